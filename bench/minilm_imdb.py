@@ -1,0 +1,234 @@
+#!/usr/bin/env python3
+"""PyTorch reference for fine-tuning MiniLM on IMDb reviews: what tinytrain's runs are compared with.
+
+needs: torch, transformers, safetensors. IMDb: the original aclImdb_v1 archive, unpacked. MiniLM: a Hugging Face folder with
+config.json, model.safetensors and vocab.txt, such as sentence-transformers/all-MiniLM-L6-v2.
+
+    # 1. the starting point of both programs: the MiniLM body with a seeded classifier of two labels
+    python bench/minilm_imdb.py --make-start start/ --minilm all-MiniLM-L6-v2/
+    # 2. loss curve: no dropout, fixed batches, float32. Writes the batches for tinytrain, and the losses
+    python bench/minilm_imdb.py --losses 50 --start start/ --imdb aclImdb/ --batches batches.safetensors --out losses.json
+    # 3. quality and speed: dropout as in config.json, length-grouped batches. Prints test accuracy and wall time
+    python bench/minilm_imdb.py --train 4000 --test 2000 --epochs 2 --batch 16 --start start/ --imdb aclImdb/
+
+Training in both modes: mean cross-entropy, AdamW (betas 0.9 0.999, eps 1e-8, weight decay 0.01 except on biases and LayerNorm
+weights), global gradient norm clipped to 1, and the learning rate --lr times, at step s = 0, 1, ... of S with W = ceil(S / 10),
+    (s + 1) / W            while s < W
+    (S - s) / (S - W)      after that, with --schedule linear;   1 with --schedule constant
+Reviews are cut to 512 tokens, [CLS] and [SEP] included. A label is 1 for pos, 0 for neg.
+
+Choice of N reviews of a split: the sorted file names of pos, shuffled by random.Random(seed), the first N/2; the same for neg with
+a fresh random.Random(seed). --losses then shuffles those N = 16 * steps reviews by random.Random(seed) and cuts them into batches
+of 16. batches.safetensors holds int32 tensors batchB.input_ids (all sequences one after another, no padding), batchB.seq_start
+(sequences + 1) and batchB.labels.
+"""
+import argparse
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import time
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertForSequenceClassification, BertTokenizer
+
+MAX_TOKENS = 512
+
+
+def make_start(args):
+    """BertForSequenceClassification with MiniLM's body; classifier weights normal(0, 0.02), bias 0"""
+    model = BertForSequenceClassification.from_pretrained(args.minilm, num_labels=2, dtype=torch.float32)
+    g = torch.Generator().manual_seed(args.seed)
+    with torch.no_grad():
+        model.classifier.weight.normal_(0, 0.02, generator=g)
+        model.classifier.bias.zero_()
+    model.save_pretrained(args.make_start)
+    for file in ("vocab.txt", "tokenizer_config.json"):
+        if os.path.exists(os.path.join(args.minilm, file)):
+            shutil.copyfile(os.path.join(args.minilm, file), os.path.join(args.make_start, file))
+    print("wrote", args.make_start)
+
+
+def reviews(folder, split, count, seed):
+    """count reviews of a split, half of them positive: a list of (text, label), positive ones first"""
+    out = []
+    for name, label in (("pos", 1), ("neg", 0)):
+        files = sorted(os.listdir(os.path.join(folder, split, name)))
+        random.Random(seed).shuffle(files)
+        for file in files[:count // 2]:
+            with open(os.path.join(folder, split, name, file), encoding="utf-8", newline="") as f:
+                out.append((f.read(), label))
+    if len(out) != count:
+        raise SystemExit(f"{folder}/{split} gives {len(out)} reviews; {count} were asked for (an even number, at most 25000)")
+    return out
+
+
+def encode(tokenizer, rows):
+    """a list of (ids, label)"""
+    ids = tokenizer([text for text, _ in rows], truncation=True, max_length=MAX_TOKENS)["input_ids"]
+    return [(x, label) for x, (_, label) in zip(ids, rows)]
+
+
+def padded(rows, device):
+    longest = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([x + [0] * (longest - len(x)) for x, _ in rows], device=device)
+    mask = torch.tensor([[1] * len(x) + [0] * (longest - len(x)) for x, _ in rows], device=device)
+    return ids, mask, torch.tensor([label for _, label in rows], device=device)
+
+
+def load_model(args, dropout):
+    off = {} if dropout else dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0)
+    return BertForSequenceClassification.from_pretrained(args.start, num_labels=2, dtype=torch.float32, **off).to(args.device)
+
+
+class Trainer:
+    def __init__(self, model, args, steps):
+        plain = [p for n, p in model.named_parameters() if n.endswith(".bias") or "LayerNorm" in n]
+        decayed = [p for n, p in model.named_parameters() if not (n.endswith(".bias") or "LayerNorm" in n)]
+        self.optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}],
+                                           lr=args.lr, betas=(0.9, 0.999), eps=1e-8)
+        self.model, self.args, self.steps, self.step_number = model, args, steps, 0
+
+    def lr(self):
+        s, warmup = self.step_number, math.ceil(self.steps / 10)
+        if s < warmup:
+            return self.args.lr * (s + 1) / warmup
+        return self.args.lr * ((self.steps - s) / (self.steps - warmup) if self.args.schedule == "linear" else 1.0)
+
+    def step(self, rows):
+        """one update on a batch; (loss, gradient norm before clipping, learning rate)"""
+        lr = self.lr()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        ids, mask, labels = padded(rows, self.args.device)
+        loss = torch.nn.functional.cross_entropy(self.model(input_ids=ids, attention_mask=mask).logits, labels)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.step_number += 1
+        return loss.item(), norm.item(), lr
+
+
+def losses(args, tokenizer):
+    rows = encode(tokenizer, reviews(args.imdb, "train", args.losses * args.batch, args.seed))
+    random.Random(args.seed).shuffle(rows)
+    tensors = {}
+    for b in range(args.losses):
+        batch = rows[b * args.batch:(b + 1) * args.batch]
+        start = [0]
+        for ids, _ in batch:
+            start.append(start[-1] + len(ids))
+        tensors[f"batch{b}.input_ids"] = torch.tensor([i for ids, _ in batch for i in ids], dtype=torch.int32)
+        tensors[f"batch{b}.seq_start"] = torch.tensor(start, dtype=torch.int32)
+        tensors[f"batch{b}.labels"] = torch.tensor([label for _, label in batch], dtype=torch.int32)
+    save_file(tensors, args.batches)
+
+    tensors = load_file(args.batches)      # train on what the file says
+    trainer = Trainer(load_model(args, dropout=False).train(), args, args.total_steps or args.losses)
+    out = {"losses": [], "grad_norms": [], "lrs": [], "seconds": []}
+    for b in range(args.losses):
+        ids, start = tensors[f"batch{b}.input_ids"].tolist(), tensors[f"batch{b}.seq_start"].tolist()
+        batch = [(ids[i:j], label) for i, j, label in zip(start, start[1:], tensors[f"batch{b}.labels"].tolist())]
+        began = time.perf_counter()
+        loss, norm, lr = trainer.step(batch)
+        for key, value in zip(out, (loss, norm, lr, round(time.perf_counter() - began, 3))):
+            out[key].append(value)
+        print(f"step {b}: loss {loss:.6f}, gradient norm {norm:.4f}, lr {lr:.3e}, {len(ids)} tokens, {out['seconds'][-1]:.2f} s", flush=True)
+    with open(args.out, "w") as f:
+        json.dump({**out, "torch": torch.__version__, "lr": args.lr, "schedule": args.schedule, "seed": args.seed}, f, indent=1)
+        f.write("\n")
+    print("wrote", args.batches, "and", args.out)
+
+
+def length_grouped(rows, batch, rng):
+    """Shuffle; sort by length within groups of 50 batches; cut; shuffle the batches."""
+    rows = rows[:]
+    rng.shuffle(rows)
+    group = 50 * batch
+    rows = [r for i in range(0, len(rows), group) for r in sorted(rows[i:i + group], key=lambda r: len(r[0]))]
+    batches = [rows[i:i + batch] for i in range(0, len(rows), batch)]
+    rng.shuffle(batches)
+    return batches
+
+
+@torch.no_grad()
+def accuracy(model, rows, args):
+    model.eval()
+    rows, right = sorted(rows, key=lambda r: len(r[0])), 0
+    for i in range(0, len(rows), 32):
+        ids, mask, labels = padded(rows[i:i + 32], args.device)
+        right += (model(input_ids=ids, attention_mask=mask).logits.argmax(-1) == labels).sum().item()
+    model.train()
+    return right / len(rows)
+
+
+def train(args, tokenizer):
+    torch.manual_seed(args.seed)
+    rng = random.Random(args.seed)
+    began = time.perf_counter()
+    train_rows = encode(tokenizer, reviews(args.imdb, "train", args.train, args.seed))
+    test_rows = encode(tokenizer, reviews(args.imdb, "test", args.test, args.seed))
+    tokens = sum(len(ids) for ids, _ in train_rows)
+    print(f"{len(train_rows)} train reviews ({tokens} tokens), {len(test_rows)} test reviews, read in {time.perf_counter() - began:.1f} s")
+    model = load_model(args, dropout=True).train()
+    per_epoch = math.ceil(len(train_rows) / args.batch)
+    trainer = Trainer(model, args, per_epoch * args.epochs)
+    seconds = 0.0
+    for epoch in range(args.epochs):
+        began, total = time.perf_counter(), 0.0
+        for i, batch in enumerate(length_grouped(train_rows, args.batch, rng)):
+            total += trainer.step(batch)[0]
+            if (i + 1) % 25 == 0:
+                spent = time.perf_counter() - began
+                print(f"  epoch {epoch + 1} step {i + 1}/{per_epoch}: mean loss {total / (i + 1):.4f}, {spent:.0f} s", flush=True)
+        spent = time.perf_counter() - began
+        seconds += spent
+        began = time.perf_counter()
+        score = accuracy(model, test_rows, args)
+        print(f"epoch {epoch + 1}: train loss {total / per_epoch:.4f}, test accuracy {score:.4f}; "
+              f"trained {spent:.1f} s ({tokens / spent:.0f} tokens/s), tested {time.perf_counter() - began:.1f} s", flush=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024      # KiB on Linux
+    print(f"training took {seconds:.1f} s with {torch.get_num_threads()} threads on {args.device}; peak resident memory {peak:.0f} MiB")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--make-start", metavar="DIR", help="write the starting folder and stop")
+    p.add_argument("--minilm", metavar="DIR", help="where MiniLM is, for --make-start")
+    p.add_argument("--losses", type=int, metavar="STEPS", help="fixed batches without dropout; writes --batches and --out")
+    p.add_argument("--total-steps", type=int, metavar="S", help="length of the schedule, when longer than --losses runs")
+    p.add_argument("--train", type=int, metavar="N", help="train on N reviews")
+    p.add_argument("--test", type=int, default=2000, metavar="N")
+    p.add_argument("--epochs", type=int, default=2)
+    p.add_argument("--batch", type=int, default=16)
+    p.add_argument("--lr", type=float, default=5e-5)
+    p.add_argument("--schedule", choices=("linear", "constant"), default="linear")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--start", metavar="DIR", help="folder made by --make-start")
+    p.add_argument("--imdb", metavar="DIR", help="folder aclImdb")
+    p.add_argument("--batches", default="batches.safetensors", metavar="FILE")
+    p.add_argument("--out", default="losses.json", metavar="FILE")
+    p.add_argument("--threads", type=int, default=os.cpu_count())
+    p.add_argument("--device", default="cpu")
+    args = p.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.make_start:
+        if not args.minilm:
+            p.error("--make-start needs --minilm")
+        return make_start(args)
+    if not (args.start and args.imdb and (args.losses or args.train)):
+        p.error("give --losses or --train, with --start and --imdb; or --make-start")
+    tokenizer = BertTokenizer.from_pretrained(args.start)
+    if args.losses:
+        losses(args, tokenizer)
+    if args.train:
+        train(args, tokenizer)
+
+
+if __name__ == "__main__":
+    main()

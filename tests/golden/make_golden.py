@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""Golden training runs of tiny BERT-family classifiers, computed by PyTorch and Hugging Face transformers.
+
+    python tests/golden/make_golden.py            writes tests/golden/{distilbert,bert,minilm}/
+    python tests/golden/make_golden.py --check    writes to a temporary folder and compares byte for byte
+
+needs: torch, transformers, safetensors, numpy. Each folder gets
+
+    config.json, model.safetensors   the starting checkpoint, named as transformers saves it. `minilm` holds the body only and
+                                     without the "bert." prefix, as the sentence-transformers MiniLM files do.
+    golden.safetensors               the reference, all float32 or int32:
+        batchB.input_ids       (tokens)       B = 0..4; all sequences one after another, no padding, never id 0
+        batchB.token_type_ids  (tokens)       random 0/1 for `bert`, zeros elsewhere
+        batchB.seq_start       (n_seqs + 1)   sequence s is tokens seq_start[s] .. seq_start[s + 1] - 1
+        batchB.labels          (n_seqs)
+        logits (n_seqs, classes), loss (1)    of batch 0 with the starting weights; loss is the mean cross-entropy
+        grad.NAME                             gradient of that loss, before clipping
+        step5.NAME                            parameter after 5 steps, on batches 0..4
+        losses (5), grad_norms (5)            of those steps; the norm is over all parameters, before clipping
+        classifier.weight, classifier.bias    `minilm` only: the starting classifier, which its checkpoint lacks
+      NAME is a name of the sequence-classification class (with "bert." for `minilm`).
+
+Optimizer: AdamW lr 1e-3, betas 0.9 0.999, eps 1e-8, weight decay 0.01 except on biases and LayerNorm weights; gradients clipped
+to a global norm of 1.0; constant learning rate; no dropout.
+
+What a comparison must know
+  - The reference runs in float64 from float32 weights; only what is stored is rounded, so it is exact for float32 purposes.
+  - Key biases (k_lin.bias, key.bias) do not change a softmax: their exact gradient is zero. What is below 1e-12 is stored as zero.
+    Float32 code sees rounding noise there, which Adam divides by its own size, so step5 of a key bias may differ by up to 5 * lr
+    and must not be compared tightly. Nothing else depends on it.
+  - The same, more mildly, holds for any element whose gradient is near float32 noise: its Adam step has the right bound, not the
+    right direction. Compare step5 by relative L2 distance of the *change* or with a tolerance, not element by element to 1e-6.
+  - Weight decay also moves embedding rows that no batch uses (by lr * decay * weight a step).
+  - transformers' word embedding has padding_idx 0: row 0 would get no gradient even if used. So id 0 is never used here.
+  - attn_implementation="eager": the sdpa path of DistilBERT and BERT picks fused kernels by shape and mask, with other rounding.
+  - PyTorch is fed padded sequences with an attention mask. The script asserts that what is in the padding does not matter.
+"""
+import argparse
+import filecmp
+import os
+import sys
+import tempfile
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (BertConfig, BertForSequenceClassification, BertModel, DistilBertConfig,
+                          DistilBertForSequenceClassification)
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+STEPS = 5
+
+
+def shapes():
+    """name -> (class, config, seed, random token types)"""
+    off = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return {
+        "distilbert": (DistilBertForSequenceClassification,
+                       DistilBertConfig(dim=36, n_heads=3, hidden_dim=52, n_layers=2, vocab_size=101, max_position_embeddings=23,
+                                        num_labels=3, activation="gelu", dropout=0.0, attention_dropout=0.0,
+                                        seq_classif_dropout=0.0), 11, False),
+        "bert": (BertForSequenceClassification,
+                 BertConfig(hidden_size=32, num_attention_heads=2, intermediate_size=44, num_hidden_layers=2, vocab_size=97,
+                            max_position_embeddings=19, type_vocab_size=2, num_labels=2, hidden_act="gelu", **off), 12, True),
+        # two layers: with three, golden.safetensors would pass 400 KB
+        "minilm": (BertForSequenceClassification,
+                   BertConfig(hidden_size=48, num_attention_heads=12, intermediate_size=64, num_hidden_layers=2, vocab_size=89,
+                              max_position_embeddings=21, type_vocab_size=2, num_labels=2, hidden_act="gelu", **off), 13, False),
+    }
+
+
+def decays(name):
+    return not (name.endswith(".bias") or "layernorm" in name.lower() or "layer_norm" in name.lower())
+
+
+def initialise(model, rng):
+    """Larger than the usual initialisation, so that every gradient is well above rounding."""
+    for name, p in sorted(model.named_parameters()):
+        x = rng.standard_normal(tuple(p.shape))
+        if name.endswith(".bias"):
+            x = 0.1 * x
+        elif p.dim() == 1:
+            x = 1 + 0.1 * x
+        else:
+            x = 0.2 * x
+        p.data = torch.from_numpy(x.astype(np.float32))
+
+
+def make_batch(rng, config, random_types):
+    """Ragged sequences: one of length 1, one of the greatest length, the others anything between."""
+    longest = config.max_position_embeddings
+    n = int(rng.randint(4, 7))
+    lengths = [1, longest] + [int(rng.randint(2, longest)) for _ in range(n - 2)]
+    lengths = [lengths[i] for i in rng.permutation(n)]
+    tokens = sum(lengths)
+    types = rng.randint(0, 2, tokens) if random_types else np.zeros(tokens)
+    as_i32 = lambda x: torch.from_numpy(np.asarray(x).astype(np.int32))
+    return {"input_ids": as_i32(rng.randint(1, config.vocab_size, tokens)), "token_type_ids": as_i32(types),
+            "seq_start": as_i32(np.concatenate([[0], np.cumsum(lengths)])),
+            "labels": as_i32(rng.randint(0, config.num_labels, n))}
+
+
+def logits_of(model, batch, pad_id=0):
+    """Pads, masks, and runs: (n_seqs, classes)"""
+    start = batch["seq_start"].tolist()
+    n, longest = len(start) - 1, max(b - a for a, b in zip(start, start[1:]))
+    ids = torch.full((n, longest), pad_id)
+    types, mask = torch.zeros(n, longest, dtype=torch.long), torch.zeros(n, longest, dtype=torch.long)
+    for s, (a, b) in enumerate(zip(start, start[1:])):
+        ids[s, :b - a], types[s, :b - a], mask[s, :b - a] = batch["input_ids"][a:b], batch["token_type_ids"][a:b], 1
+    kind = {} if model.config.model_type == "distilbert" else {"token_type_ids": types}
+    return model(input_ids=ids, attention_mask=mask, **kind).logits
+
+
+def stored(x):
+    x = x.detach().clone()
+    x[x.abs() < 1e-12] = 0
+    return x.to(torch.float32).contiguous()
+
+
+def run(name, folder):
+    cls, config, seed, random_types = shapes()[name]
+    os.makedirs(folder, exist_ok=True)
+    rng = np.random.RandomState(seed)      # legacy generator: its stream is frozen by numpy
+    config._attn_implementation = "eager"
+    model = cls(config)
+    initialise(model, rng)
+    batches = [make_batch(rng, config, random_types) for _ in range(STEPS)]
+    golden = {f"batch{i}.{k}": v for i, b in enumerate(batches) for k, v in b.items()}
+
+    if name == "minilm":
+        body = BertModel(config, add_pooling_layer=True)
+        body.load_state_dict(model.bert.state_dict())
+        body.save_pretrained(folder)
+        golden["classifier.weight"] = model.classifier.weight.detach().clone()
+        golden["classifier.bias"] = model.classifier.bias.detach().clone()
+    else:
+        model.save_pretrained(folder)
+
+    model.double().train()                 # train mode; every dropout is 0
+    named = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW([{"params": [p for n, p in named.items() if decays(n)], "weight_decay": 0.01},
+                                   {"params": [p for n, p in named.items() if not decays(n)], "weight_decay": 0.0}],
+                                  lr=1e-3, betas=(0.9, 0.999), eps=1e-8, foreach=False)
+    losses, norms = [], []
+    for step, batch in enumerate(batches):
+        logits = logits_of(model, batch)
+        other_padding = logits_of(model, batch, pad_id=config.vocab_size - 1)
+        assert (logits - other_padding).abs().max() < 1e-12, "padding changes the result"
+        loss = torch.nn.functional.cross_entropy(logits, batch["labels"].long())
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            golden["logits"], golden["loss"] = stored(logits), stored(loss.reshape(1))
+            for n, p in named.items():
+                golden["grad." + n] = stored(p.grad)
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False))
+        losses.append(loss)
+        optimizer.step()
+    golden["losses"], golden["grad_norms"] = stored(torch.stack(losses)), stored(torch.stack(norms))
+    for n, p in named.items():
+        golden["step5." + n] = stored(p)
+    save_file(golden, os.path.join(folder, "golden.safetensors"))
+    for file in os.listdir(folder):
+        os.chmod(os.path.join(folder, file), 0o644)
+    return verify(name, folder)
+
+
+def verify(name, folder):
+    """Reloads the folder as a user would, in float32, and compares logits and loss with what is stored."""
+    cls = shapes()[name][0]
+    golden = load_file(os.path.join(folder, "golden.safetensors"))
+    model = cls.from_pretrained(folder, attn_implementation="eager").eval()
+    if name == "minilm":
+        model.classifier.weight.data, model.classifier.bias.data = golden["classifier.weight"], golden["classifier.bias"]
+    batch = {k[len("batch0."):]: v for k, v in golden.items() if k.startswith("batch0.")}
+    with torch.no_grad():
+        logits = logits_of(model, batch)
+    error = (logits - golden["logits"]).abs().max().item()
+    assert error < 1e-5, (name, error)
+    # the stored gradient is the gradient of the stored loss
+    loss = torch.nn.functional.cross_entropy(logits_of(model, batch), batch["labels"].long())
+    loss.backward()
+    worst = max(((p.grad - golden["grad." + n]).norm() / (golden["grad." + n].norm() + 1e-3)).item()
+                for n, p in model.named_parameters())
+    assert worst < 1e-3 and abs(loss.item() - golden["loss"].item()) < 1e-5, (name, worst)
+    return f"{name}: float32 logits within {error:.1e}, gradients within {worst:.1e} of the float64 reference; " \
+           f"losses {[round(x, 4) for x in golden['losses'].tolist()]}, norms {[round(x, 3) for x in golden['grad_norms'].tolist()]}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare with the committed files, byte for byte")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    root = tempfile.mkdtemp() if args.check else HERE
+    bad = []
+    for name in shapes():
+        print(run(name, os.path.join(root, name)))
+        if args.check:
+            bad += filecmp.cmpfiles(os.path.join(root, name), os.path.join(HERE, name),
+                                    ["config.json", "model.safetensors", "golden.safetensors"], shallow=False)[1]
+    if bad:
+        sys.exit("differs from the committed files: " + ", ".join(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9917 @@
+/* tinytrain.h - manual to come */
+
+#if defined(TINYTRAIN_IMPLEMENTATION) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* clock_gettime, posix_memalign, sched_getaffinity under -std=c99 */
+#endif
+
+#ifndef TINYTRAIN_H
+#define TINYTRAIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TT_VERSION "0.1.0"
+
+/* ============================================================================================================
+   PUBLIC API                                                                                         >>api
+   Shapes are written (rows, D): row-major, last dimension contiguous. Sizes are in elements unless a name ends in
+   _bytes. Every function that can fail returns a tt_status (or NULL) and leaves one sentence in tt_error().
+   ============================================================================================================ */
+
+/* ------------------------------------------------------------------------------------------ status and context */
+
+typedef enum tt_status {
+    TT_OK = 0,
+    TT_ERR_ARGUMENT,    /* a value outside its documented range, or a contradiction between options          */
+    TT_ERR_SHAPE,       /* a tensor of the wrong shape or dtype                                              */
+    TT_ERR_MEMORY,      /* the allocator returned NULL                                                       */
+    TT_ERR_BUDGET,      /* the plan does not fit memory_budget                                               */
+    TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed                      */
+    TT_ERR_FORMAT,      /* a file's content is not what its format prescribes                                */
+    TT_ERR_NUMERIC,     /* a loss or gradient that is not finite                                             */
+    TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build does not have                       */
+    TT_ERR_INTERNAL     /* the verifier found a program that no user input should produce: please report it  */
+} tt_status;
+
+const char *tt_status_name(tt_status status); /* "TT_ERR_SHAPE" */
+
+typedef struct tt_context tt_context; /* owns threads, hooks and parameters; use from one thread at a time     */
+typedef struct tt_tape tt_tape;       /* a recorded program, not yet compiled                                  */
+typedef struct tt_program tt_program; /* a compiled program: instructions with places in one arena             */
+typedef struct tt_param tt_param;     /* a named tensor that outlives programs                                 */
+
+typedef enum tt_log_level { TT_LOG_DEBUG, TT_LOG_INFO, TT_LOG_WARNING, TT_LOG_ERROR } tt_log_level;
+
+/* id is a short stable word ("threads", "checkpoint"), message one sentence without a newline. */
+typedef struct tt_logger {
+    void (*log)(void *user, tt_log_level level, const char *id, const char *message);
+    void *user;
+} tt_logger;
+
+/* allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. Both are called from one
+   thread at a time per context, except for the tokenizer's background threads, which call them concurrently. */
+typedef struct tt_allocator {
+    void *(*allocate)(void *user, size_t bytes, size_t alignment);
+    void (*release)(void *user, void *memory, size_t bytes);
+    void *user;
+} tt_allocator;
+
+/* File access. open: mode 'r' or 'w' (create or truncate), NULL on failure. read/write move exactly n bytes or return
+   false; reads are positioned, writes are sequential. map may be NULL or return NULL: then files are read into memory.
+   reason() describes the last failure in words. */
+typedef struct tt_files {
+    void *(*open)(void *user, const char *path, char mode);
+    int64_t (*size)(void *user, void *file);
+    bool (*read)(void *user, void *file, uint64_t offset, void *to, size_t n);
+    bool (*write)(void *user, void *file, const void *from, size_t n);
+    bool (*sync)(void *user, void *file);
+    bool (*close)(void *user, void *file);
+    const void *(*map)(void *user, void *file, size_t n);
+    void (*unmap)(void *user, const void *memory, size_t n);
+    bool (*rename)(void *user, const char *from, const char *to);
+    bool (*remove)(void *user, const char *path);
+    bool (*make_folder)(void *user, const char *path); /* true if it exists already                                */
+    /* Calls each() for the name of every entry, in any order, until it returns false. False if path is no folder. */
+    bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
+    const char *(*reason)(void *user);
+    void *user;
+} tt_files;
+
+typedef struct tt_context_options {
+    int threads;            /* threads that compute, the caller's included; 0: all that the process may use. 0..256    */
+    uint64_t seed;          /* of initialisation, dropout, shuffling, stochastic rounding. Default 1                   */
+    bool verify;            /* run the verifier after each pass. Default: true unless NDEBUG is defined                */
+    const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512"; also TINYTRAIN_ISA          */
+    tt_logger logger;       /* default: warnings and errors to stderr                                                  */
+    tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks                            */
+    tt_files files;         /* default: POSIX                                                                          */
+} tt_context_options;
+
+tt_context_options tt_context_options_default(void);
+
+/* NULL options: the defaults. NULL result: no memory, no threads or an unknown isa; the logger is told why. */
+tt_context *tt_open(const tt_context_options *options);
+void tt_close(tt_context *ctx); /* frees the parameters too; free programs, tapes and trainers first. NULL is fine. */
+
+const char *tt_error(const tt_context *ctx); /* the last failure in one sentence; "" if none                     */
+tt_status tt_error_code(const tt_context *ctx);
+int tt_threads(const tt_context *ctx);
+const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "portable"                              */
+size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes now held through the allocator                      */
+double tt_measured_peak(tt_context *ctx); /* fp32 FLOP/s of all threads together, measured once in about 30 ms   */
+
+/* ------------------------------------------------------------------------------------------ dtypes and parameters */
+
+typedef enum tt_dtype { TT_F32, TT_BF16, TT_F16, TT_I32, TT_U8, TT_DTYPE_COUNT } tt_dtype;
+
+size_t tt_dtype_bytes(tt_dtype dtype);
+const char *tt_dtype_name(tt_dtype dtype); /* "f32" */
+
+typedef enum tt_init_kind { TT_INIT_ZEROS, TT_INIT_ONES, TT_INIT_NORMAL, TT_INIT_UNIFORM } tt_init_kind;
+
+typedef struct tt_init { /* how a parameter starts when no file or tt_param_set gives it values                     */
+    tt_init_kind kind;
+    float scale; /* standard deviation of NORMAL (mean 0); half-width of UNIFORM                                     */
+} tt_init;
+
+/* A parameter of up to 4 dimensions. The name must be unique in the context. It takes no memory until a program that
+   uses it allocates, and is then filled in place: from its file, from tt_param_set, or from `init` by the
+   counter-based generator (the same values for every dtype, device and number of threads). */
+tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_t *dims, tt_init init);
+const char *tt_param_name(const tt_param *p);
+int tt_param_ndim(const tt_param *p);
+const int64_t *tt_param_dims(const tt_param *p);
+int64_t tt_param_size(const tt_param *p);
+tt_status tt_param_set(tt_param *p, const float *values);      /* tt_param_size floats, copied                       */
+tt_status tt_param_get(const tt_param *p, float *values);      /* tt_param_size floats, converted from its dtype     */
+tt_param *tt_param_find(tt_context *ctx, const char *name);    /* NULL if there is none                              */
+
+/* Marks the parameters whose name matches a pattern ('*' any run of characters, '?' one) as frozen or trainable. A
+   frozen parameter takes no gradient, no optimizer state and no backward work in programs compiled afterwards.
+   Returns how many matched. */
+int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
+bool tt_param_frozen(const tt_param *p);
+
+/* ------------------------------------------------------------------------------------------------------ tape */
+
+typedef struct tt_value { int32_t id; } tt_value; /* a tensor on a tape; id 0 is "none"                             */
+
+tt_tape *tt_tape_new(tt_context *ctx);
+void tt_tape_free(tt_tape *t);
+
+/* Ops never fail at once: the first wrong shape marks the tape, later ops do nothing, and tt_compile returns the error.
+   tt_tape_status tells earlier. */
+tt_status tt_tape_status(const tt_tape *t);
+void tt_name(tt_tape *t, tt_value v, const char *format, ...); /* names v in plans and errors                     */
+
+/* A named number of rows with a capacity; the actual number may differ in each run. Use the result where an op asks for
+   rows. Example: tt_axis(t, "tokens", 8192). */
+int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity);
+
+tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width);
+tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs); /* i32 (seqs + 1, 1): first row of each sequence,
+                                                                       then the number of rows; strictly increasing  */
+tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand: 1-D (n) is (1, n)                      */
+void tt_output(tt_tape *t, tt_value v); /* keep v until the end of a run, for tt_get                                  */
+
+/* y = x W^T + b.  x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
+tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
+/* ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails the run, naming its row. */
+tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
+/* (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016).  x (rows, D), w (D), b (D) or NULL */
+tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
+tt_value tt_gelu(tt_tape *t, tt_value x);      /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016)                  */
+tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* its tanh form, "gelu_new"                                           */
+tt_value tt_relu(tt_tape *t, tt_value x);
+tt_value tt_tanh(tt_tape *t, tt_value x);
+tt_value tt_silu(tt_tape *t, tt_value x);      /* x / (1 + exp(-x))                                                   */
+tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* same shape                                                    */
+tt_value tt_scale(tt_tape *t, tt_value x, float s);
+/* Training: zero with probability p, else x / (1 - p); p in [0, 1). The mask is a function of (seed, step, micro-batch,
+   instruction, element) and is never stored. p acts in steps of 2^-16. Without training: x. */
+tt_value tt_dropout(tt_tape *t, tt_value x, float p);
+
+typedef struct tt_attention_options {
+    int heads;     /* divides the width of q, k and v                                                                */
+    bool causal;   /* a row sees itself and earlier rows of its sequence. Default false                              */
+    float scale;   /* of q k^T; default 0: 1 / sqrt(head size)                                                       */
+    float dropout; /* of the attention weights, in training. Default 0                                               */
+} tt_attention_options;
+tt_attention_options tt_attention_options_default(int heads);
+
+/* softmax(scale q k^T) v within each sequence, per head; O(rows) memory (Dao et al. 2022).
+   q, k, v (rows, heads * head_size), seq_start (seqs + 1, 1) -> (rows, heads * head_size) */
+tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, const tt_attention_options *o);
+
+tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index); /* x (rows, D), index i32 (n, 1) -> (n, D)           */
+tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start); /* (rows, D) -> (seqs, D), mean of each sequence  */
+tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* columns [from, from + width): a view       */
+tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width); /* a view; same number of elements, fixed
+                                                                              rows, or whole rows of an axis (rows = that
+                                                                              axis and the same width)                */
+typedef struct tt_cross_entropy_options {
+    int ignore_index;      /* a target with this value counts for nothing. Default -100                              */
+    float label_smoothing; /* in [0, 1): target (1 - s) one-hot + s / classes. Default 0                             */
+    tt_value weights;      /* f32 (rows, 1) input, >= 0; default none (all 1)                                         */
+} tt_cross_entropy_options;
+tt_cross_entropy_options tt_cross_entropy_options_default(void);
+
+/* Mean over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum of the weights of the rows that count.
+   logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL: defaults. */
+tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *o);
+/* Mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) if given. -> (1, 1) */
+tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
+
+/* -------------------------------------------------------------------------------------------------- optimizers */
+
+typedef enum tt_optimizer_kind { TT_SGD, TT_ADAM, TT_ADAMW } tt_optimizer_kind;
+
+typedef struct tt_optimizer_options {
+    tt_optimizer_kind kind;         /* default TT_ADAMW (Loshchilov, Hutter 2019)                                     */
+    float momentum;                 /* SGD; default 0                                                                 */
+    bool nesterov;                  /* SGD; default false                                                             */
+    float beta1, beta2, eps;        /* Adam(W); default 0.9, 0.999, 1e-8                                              */
+    float weight_decay;             /* default 0.01. SGD, ADAM: added to the gradient; ADAMW: decoupled               */
+    const char *const *no_decay;    /* NULL-terminated name patterns without decay; default: 1-D parameters
+                                       (biases, norms). An empty list decays all                                     */
+    float clip_norm;                /* largest global norm of the gradient; 0: no clipping. Default 0                 */
+} tt_optimizer_options;
+tt_optimizer_options tt_optimizer_options_default(void);
+
+typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_kind;
+
+typedef struct tt_schedule {
+    tt_schedule_kind kind; /* after the warm-up: constant; linearly, or along half a cosine, to min_lr at total_steps  */
+    float lr;              /* the peak                                                                                */
+    float min_lr;
+    int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps (as transformers does)                  */
+    int64_t total_steps;   /* of warm-up and decay together                                                           */
+} tt_schedule;
+float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0                                      */
+
+/* ---------------------------------------------------------------------------------------------------- programs */
+
+typedef struct tt_compile_options {
+    bool train;                     /* default true: backward and update; false: forward only, dropout off            */
+    const char *precision;          /* "32-true" (default), "bf16-mixed" (bf16 activations and matmuls, fp32 weights),
+                                       "bf16-true" (bf16 weights, gradients and optimizer state, stochastic rounding) */
+    bool accumulate;                /* steps of several micro-batches: gradients persist between them. Default false  */
+    tt_optimizer_options optimizer;
+    size_t memory_budget;           /* bytes; tt_compile fails with TT_ERR_BUDGET if the plan needs more. 0: no limit  */
+    tt_program *share;              /* a program that never runs at the same time: use its arena. Default NULL        */
+} tt_compile_options;
+tt_compile_options tt_compile_options_default(void);
+
+/* Differentiates, rewrites and places; allocates no tensor. root: the loss (1, 1) to train on, or any value when train is
+   false. The tape is copied and stays as it is, so it can be compiled again with other options; its value handles are
+   valid in every program. NULL options: defaults. NULL on error. */
+tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o);
+void tt_program_free(tt_program *p);
+
+typedef enum tt_category {
+    TT_MEM_PARAMETERS, TT_MEM_GRADIENTS, TT_MEM_OPTIMIZER, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE, TT_MEM_INPUTS,
+    TT_MEM_CATEGORIES
+} tt_category;
+const char *tt_category_name(tt_category c);
+
+typedef struct tt_plan {
+    size_t bytes;                           /* the arena: exactly this much is allocated                             */
+    size_t persistent_bytes;                /* parameters, optimizer state, accumulated gradients                    */
+    size_t lower_bound_bytes;               /* largest sum of bytes live at one instruction: no placement needs less */
+    size_t at_peak[TT_MEM_CATEGORIES];      /* bytes live at the peak instruction, by category                       */
+    int peak_instruction;                   /* its number ...                                                         */
+    char peak_name[96];                     /* ... and what it is: "attention_backward layer.3"                      */
+    int instructions, values;
+    double flops;                           /* of matmuls and attention in one run at full capacity                  */
+} tt_plan;
+tt_plan tt_program_plan(const tt_program *p); /* works before anything is allocated                                   */
+/* The plan as text, a few lines, into `to` (always terminated). Returns the length it has or would have. */
+size_t tt_plan_text(const tt_program *p, char *to, size_t capacity);
+/* One line per instruction: op, name, operands with dtype, shape and offset. Returns the length as tt_plan_text does. */
+size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
+
+/* Allocates the arena and fills the parameters. tt_set and the runs do it when it has not been done. */
+tt_status tt_allocate(tt_program *p);
+/* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Inputs keep their values until set
+   again only if nothing else uses their place, so set every input before every run. */
+tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
+/* Copies value v (an output, the root or an input's current rows) as floats, rows * width of them. */
+tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity);
+
+typedef struct tt_stats {
+    double loss;          /* mean over the targets of the step (all micro-batches)                                   */
+    double targets;       /* number of targets that counted (their weights' sum)                                     */
+    double correct;       /* of them, predicted right (cross-entropy)                                                */
+    double grad_norm;     /* before clipping; 0 when nothing was updated                                             */
+    double flops;         /* done by matmuls and attention, at the actual number of rows                             */
+    int64_t step;         /* optimizer steps done so far                                                             */
+} tt_stats;
+
+/* One training step on the inputs as set: forward, backward, update with learning rate lr. A gradient or loss that is not
+   finite gives TT_ERR_NUMERIC naming the first such tensor; parameters and optimizer stay as they were. stats may be
+   NULL. */
+tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
+/* The same in parts, for programs compiled with `accumulate`: tt_micro_step once per micro-batch, then tt_update, which
+   divides by the targets of all of them together, so 4 micro-batches of 4 equal one of 16. */
+tt_status tt_micro_step(tt_program *p, tt_stats *stats);
+tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
+/* After tt_micro_step and before tt_update: the gradient of p (tt_param_size floats), of the mean over the targets so far. */
+tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
+/* Forward only (programs with train = false). */
+tt_status tt_run(tt_program *p, tt_stats *stats);
+
+/* ------------------------------------------------------------------------------------------------------ files */
+
+/* A safetensors file (github.com/huggingface/safetensors, format of the README), memory-mapped and fully checked when
+   opened: header length, JSON, dtypes, dims, offsets inside the file, no overlap, no hole, no duplicate name, sizes. */
+typedef struct tt_safetensors tt_safetensors;
+
+typedef struct tt_tensor_info {
+    const char *name;
+    const char *dtype; /* as the format spells it: "F32", "BF16", "F16", "F64", "I64", "I32", "U8", ...                */
+    int ndim;
+    int64_t dims[8];
+    size_t bytes;
+} tt_tensor_info;
+
+tt_safetensors *tt_safetensors_open(tt_context *ctx, const char *path); /* NULL on error */
+void tt_safetensors_close(tt_safetensors *s);
+int tt_safetensors_count(const tt_safetensors *s);
+const tt_tensor_info *tt_safetensors_info(const tt_safetensors *s, int i);
+int tt_safetensors_find(const tt_safetensors *s, const char *name);       /* -1 if absent                              */
+const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key); /* of "__metadata__"; NULL if absent     */
+const void *tt_safetensors_data(const tt_safetensors *s, int i);          /* little-endian bytes, maybe unaligned      */
+/* n elements from `first` on, as floats (F64, F32, BF16, F16) or as int32 (I8 to I64, U8 to U64, BOOL). A finite number that
+   the result cannot hold fails, naming the element. */
+tt_status tt_safetensors_read_f32(const tt_safetensors *s, int i, int64_t first, int64_t n, float *to);
+tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first, int64_t n, int32_t *to);
+
+/* Writing streams: declare all tensors, then write their bytes in that order, in pieces of any size. The file appears under
+   its name, synced, only when tt_safetensors_end returns TT_OK; until then an old file of that name stays whole. */
+typedef struct tt_safetensors_writer tt_safetensors_writer;
+/* tensors: name, dtype, ndim and dims are read, bytes is not. metadata: pairs of strings key, value, ..., NULL; may be NULL. */
+tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors, int count,
+                                            const char *const *metadata);
+tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size_t n);
+tt_status tt_safetensors_end(tt_safetensors_writer *w); /* frees w in any case; fails if bytes are missing or were too many */
+
+/* ------------------------------------------------------------------------------------------------- tokenizer */
+
+/* BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), equal to transformers'
+   BertTokenizer, from a vocab.txt: one token a line, its number the id. Immutable: any number of threads may use one. */
+typedef struct tt_tokenizer tt_tokenizer;
+
+/* Uncased (`lowercase`): lower-cased and accents stripped; cased: neither. */
+tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase);
+/* From a Hugging Face folder: vocab.txt, and tokenizer_config.json's do_lower_case if that file is there (else true).
+   TT_ERR_UNSUPPORTED if that file asks for something else (strip_accents other than do_lower_case, no CJK splitting). */
+tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder);
+/* Writes vocab.txt and tokenizer_config.json into a folder, as transformers reads them. */
+tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
+void tt_tokenizer_free(tt_tokenizer *k);
+int tt_tokenizer_size(const tt_tokenizer *k);
+const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
+int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent */
+/* [CLS] pieces [SEP], cut to max_tokens (>= 2) in all, into ids (room for max_tokens). Returns how many. Invalid UTF-8 bytes
+   count as U+FFFD, which is dropped. A special token spelled out in a text ("[SEP]") is text. */
+int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
+
+/* --------------------------------------------------------------------------------------------------- datasets */
+
+/* Labelled texts in memory. */
+typedef struct tt_dataset tt_dataset;
+
+/* folder/{train,test}/{neg,pos}/N_RATING.txt (Maas et al. 2011). split "train" or "test". limit: how many reviews, half of
+   each class (an even number), chosen by the context's seed; 0: all. Order: neg, then pos, each by file name in byte order.
+   Classes: neg 0, pos 1. */
+tt_dataset *tt_dataset_imdb(tt_context *ctx, const char *folder, const char *split, int64_t limit);
+/* A CSV (.csv, comma) or TSV (any other ending, tab) file with a header that names the columns `text` and `label` and maybe
+   `split`, in any order, among others; UTF-8, RFC 4180 quoting in both, empty lines passed over. split: keep rows whose
+   split column says so; NULL keeps all. Labels are the distinct strings of the rows kept, numbered in byte order, or
+   those given by `classes` (n_classes of them; NULL, 0: none given). Errors name the line. */
+tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes);
+/* Moves n texts out of d into a new dataset: of each class its share, chosen by the context's seed. */
+tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
+void tt_dataset_free(tt_dataset *d);
+int64_t tt_dataset_count(const tt_dataset *d);
+const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes); /* a NUL behind it; bytes may be NULL      */
+int tt_dataset_label(const tt_dataset *d, int64_t i);
+int tt_dataset_classes(const tt_dataset *d);
+const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
+
+/* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches (longest first), and
+   cut into steps of `batch` sequences, whose order within the window is shuffled again; the last step of an epoch may have
+   fewer. A step is one or more micro-batches, filled in that order, each of at most max_seqs = ceil(batch / accumulate)
+   sequences and max_tokens tokens, without padding. Threads of its own tokenize ahead of the trainer; each text is tokenized
+   once and its ids are kept (2 bytes each). The dataset and the tokenizer must stay until the loader is freed. */
+typedef struct tt_loader_options {
+    int batch;        /* sequences of a step. Default 16                                                              */
+    int accumulate;   /* 1..batch; micro-batches have at most ceil(batch / accumulate) sequences. Default 1           */
+    int max_length;   /* tokens of a sequence, [CLS] and [SEP] included; longer ones are cut. Default 512             */
+    int max_tokens;   /* tokens of a micro-batch, >= max_length. Default 0: ceil(batch / accumulate) * max_length     */
+    bool shuffle;     /* Default true. False: in dataset order, unsorted (evaluation, prediction)                     */
+    int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting                                    */
+    bool drop_last;   /* leave out a last incomplete step. Default false                                              */
+    int threads;      /* that tokenize, 0..64; 0: tt_loader_next does it. Default 1                                   */
+} tt_loader_options;
+tt_loader_options tt_loader_options_default(void);
+
+typedef struct tt_batch { /* pointers are valid until the next call on the same loader */
+    int seqs;
+    int rows;                     /* tokens of all sequences together                                                */
+    const int32_t *ids;           /* (rows)                                                                          */
+    const int32_t *positions;     /* (rows) 0, 1, ... within each sequence                                           */
+    const int32_t *types;         /* (rows) 0                                                                        */
+    const int32_t *seq_start;     /* (seqs + 1)                                                                      */
+    const int32_t *labels;        /* (seqs)                                                                          */
+    const int64_t *index;         /* (seqs) which texts of the dataset                                               */
+    bool last_of_step;            /* the next micro-batch belongs to another step                                    */
+} tt_batch;
+
+typedef struct tt_loader tt_loader;
+/* At step 0 of epoch 0. NULL options: defaults. NULL on error. */
+tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k, const tt_loader_options *o);
+void tt_loader_free(tt_loader *l); /* at any time: stops its threads                                                  */
+int64_t tt_loader_steps(const tt_loader *l);                   /* steps of an epoch                                     */
+int tt_loader_max_seqs(const tt_loader *l);                    /* of a micro-batch                                      */
+int tt_loader_max_tokens(const tt_loader *l);                  /* of a micro-batch                                      */
+/* Goes to step `step` of epoch `epoch` (both from 0); order and contents depend on (seed, epoch, step) alone. */
+tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
+/* The next micro-batch; false at the end of the epoch (then seek on; tt_error_code is TT_OK) and on error (it is not). */
+bool tt_loader_next(tt_loader *l, tt_batch *batch);
+double tt_loader_waited(const tt_loader *l);                   /* seconds that tt_loader_next spent waiting for tokens  */
+
+/* ----------------------------------------------------------------------------------------------------- models */
+
+/* What a text model reads; (rows): tokens of all sequences one after another. */
+typedef struct tt_text_inputs {
+    tt_value ids;       /* i32 (rows, 1)                                                                             */
+    tt_value positions; /* i32 (rows, 1): 0, 1, ... within each sequence                                              */
+    tt_value types;     /* i32 (rows, 1): token types, or none                                                        */
+    tt_value seq_start; /* i32 (seqs + 1, 1)                                                                          */
+    tt_value first;     /* i32 (seqs, 1): the first row of each sequence                                              */
+} tt_text_inputs;
+
+/* A model that gives each sequence a class, as the trainer sees it. */
+typedef struct tt_model {
+    const void *self;
+    tt_value (*logits)(const void *self, tt_tape *t, const tt_text_inputs *in); /* -> (seqs, classes)                */
+    int classes;
+    int max_length; /* positions there are                                                                           */
+} tt_model;
+
+/* BERT (Devlin et al. 2019), DistilBERT (Sanh et al. 2019), MiniLM (Wang et al. 2020): one encoder, two spellings. Parameters
+   carry the names of transformers' (Distil)BertForSequenceClassification. */
+typedef struct tt_bert_config {
+    bool distil;              /* DistilBERT's names and head (pre_classifier, ReLU); else BERT's (pooler, tanh)       */
+    int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
+    int type_vocab_size;      /* 0: no token types                                                                   */
+    bool pooler;              /* BERT: dense + tanh on the first token before the classifier. Default true           */
+    int classes;
+    const char *activation;   /* "gelu", "gelu_new", "relu", "silu"                                                   */
+    float layer_norm_eps, initializer_range;
+    float dropout;            /* of embeddings and residual branches                                                 */
+    float attention_dropout;
+    float classifier_dropout;
+} tt_bert_config;
+tt_bert_config tt_bert_config_default(bool distil); /* the base model's sizes, 2 classes                               */
+
+typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden)                                     */
+    tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b, *attention_w, *attention_b, *attention_norm_w, *attention_norm_b;
+    tt_param *up_w, *up_b, *down_w, *down_b, *output_norm_w, *output_norm_b;
+} tt_bert_layer;
+
+typedef struct tt_bert {
+    tt_context *ctx;
+    tt_bert_config config;
+    char activation[16], class_names[64][64]; /* what `config` and config.json's id2label say                          */
+    tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab, hidden)        */
+    tt_param *norm_w, *norm_b;
+    tt_bert_layer *layer;
+    tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden)                   */
+    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes)                                          */
+} tt_bert;
+
+/* Creates the parameters, to be initialised as transformers does (normal, initializer_range; norms 1, biases 0). */
+tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
+/* From a Hugging Face folder: config.json and model.safetensors (with or without the "bert."/"distilbert." prefix). Tensors
+   stream into place when a program is allocated. classes 0: as config.json says. When the file has no classifier or one of
+   another size, it is made anew, and the logger is told; a missing or misshapen tensor of the body is an error. */
+tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
+/* Writes config.json and model.safetensors into a folder (made if need be), each atomically; transformers loads it. */
+tt_status tt_bert_save(const tt_bert *m, const char *folder);
+void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes                                 */
+
+tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_text_inputs *in);                     /* -> (rows, hidden)  */
+tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_text_inputs *in);                     /* -> (seqs, classes) */
+tt_model tt_bert_classifier(const tt_bert *m);
+
+/* ---------------------------------------------------------------------------------------------------- trainer */
+
+typedef struct tt_train_options {
+    tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up, total_steps 0 (must be set unless constant) */
+    tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1                                       */
+    const char *precision;           /* as tt_compile_options. Default "32-true"                                      */
+    float label_smoothing;           /* default 0                                                                    */
+    int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens            */
+    bool accumulate;                 /* steps may have several micro-batches. Default false                          */
+    size_t memory_budget;            /* bytes; 0: no limit                                                           */
+} tt_train_options;
+tt_train_options tt_train_options_default(void);
+
+typedef struct tt_trainer tt_trainer;
+
+/* Records, compiles and plans a training and an evaluation program in one arena. All contradictions of the options are
+   reported in one message. Nothing is allocated yet. NULL on error. */
+tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
+void tt_trainer_free(tt_trainer *t);
+const tt_program *tt_trainer_program(const tt_trainer *t); /* the training program: for plans                           */
+int64_t tt_trainer_steps(const tt_trainer *t);             /* optimizer steps done                                     */
+float tt_trainer_lr(const tt_trainer *t);                  /* of the next step                                         */
+
+/* Forward and backward of a micro-batch, and the update when it is the last of its step (then *updated is true). stats covers
+   the micro-batches of the step so far. */
+tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
+/* Mean loss, targets and hits over an epoch of the loader. */
+tt_status tt_evaluate(tt_trainer *t, tt_loader *l, tt_stats *stats);
+/* Class probabilities of a batch (labels are ignored): (seqs, classes). */
+tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities);
+
+/* Where a run stands: stored with the state, for the caller to go on from. */
+typedef struct tt_progress {
+    int64_t epoch, step;          /* the next step of the shuffled data                                              */
+    double loss_sum, targets, correct; /* of the epoch so far                                                         */
+    double best;                  /* best validation result so far                                                   */
+} tt_progress;
+
+/* The whole state in one safetensors file: parameters, optimizer state, number of steps, seed, progress. A run that loads it
+   goes on bit for bit as one that was never stopped. Loading checks model, precision, optimizer and seed, and changes nothing
+   unless all of it fits. */
+tt_status tt_trainer_save(tt_trainer *t, const char *path, const tt_progress *progress);
+tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TINYTRAIN_H */
+
+#if defined(TINYTRAIN_IMPLEMENTATION) && !defined(TT__LANES) && !defined(TT__IMPLEMENTED)
+#define TT__IMPLEMENTED
+#define TT__IMPLEMENT /* until the end of this reading of the file */
+
+#if defined(__FAST_MATH__) && !defined(TINYTRAIN_ALLOW_FAST_MATH)
+#error "tinytrain: -ffast-math (or -Ofast) breaks NaN checks and rounding; build without it, or define TINYTRAIN_ALLOW_FAST_MATH"
+#endif
+#ifndef TINYTRAIN_FILENAME
+#define TINYTRAIN_FILENAME "tinytrain.h"
+#endif
+
+/* ============================================================================================================
+   BASE                                                                                              >>base
+   Errors, logging, allocation, text, 16-bit floats, counter-based random numbers, threads, files. Uses the C library
+   and POSIX only. Everything below may use this section.
+   ============================================================================================================ */
+
+#include <errno.h>
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TT__ALIGN 64 /* of every tensor: one cache line, one AVX-512 register */
+#define TT__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+static int64_t tt__min(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t tt__max(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t tt__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static size_t tt__align_up(size_t n) { return (n + TT__ALIGN - 1) & ~(size_t)(TT__ALIGN - 1); }
+
+/* a * b for non-negative sizes; false when the product does not fit. */
+static bool tt__mul_size(size_t a, size_t b, size_t *product)
+{
+    if (b && a > SIZE_MAX / b) return false;
+    *product = a * b;
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------------- context */
+
+typedef struct tt__pool tt__pool;
+typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see >>cpu */
+
+struct tt_context {
+    tt_context_options options;
+    tt_status status;
+    char error[1024];
+    size_t allocated;
+    pthread_mutex_t mutex; /* guards `allocated` and the allocator, which background threads share */
+    tt__pool *pool;
+    const tt__isa_table *isa;
+    double measured_peak;
+    tt_param **params;
+    int n_params, cap_params;
+    char file_reason[256];
+};
+
+static void tt__log(tt_context *ctx, tt_log_level level, const char *id, const char *format, ...)
+{
+    char message[1024];
+    va_list args;
+    if (!ctx->options.logger.log) return;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    ctx->options.logger.log(ctx->options.logger.user, level, id, message);
+}
+
+static tt_status tt__failv(tt_context *ctx, tt_status status, const char *format, va_list args)
+{
+    vsnprintf(ctx->error, sizeof ctx->error, format, args);
+    ctx->status = status;
+    return status;
+}
+
+/* Records the sentence that tt_error() returns. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    tt__failv(ctx, status, format, args);
+    va_end(args);
+    return status;
+}
+
+const char *tt_status_name(tt_status status)
+{
+    static const char *const names[] = {"TT_OK", "TT_ERR_ARGUMENT", "TT_ERR_SHAPE", "TT_ERR_MEMORY", "TT_ERR_BUDGET",
+                                        "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_NUMERIC", "TT_ERR_UNSUPPORTED",
+                                        "TT_ERR_INTERNAL"};
+    return (unsigned)status < (unsigned)TT__COUNT(names) ? names[status] : "unknown status";
+}
+
+const char *tt_error(const tt_context *ctx) { return ctx ? ctx->error : "no context: tt_open failed"; }
+tt_status tt_error_code(const tt_context *ctx) { return ctx ? ctx->status : TT_ERR_ARGUMENT; }
+
+/* ------------------------------------------------------------------------------------------------ allocation */
+
+/* Every block starts with its size, so that it can be released without the caller knowing it. */
+typedef union tt__block { size_t bytes; char pad[TT__ALIGN]; } tt__block;
+
+static void *tt__alloc(tt_context *ctx, size_t bytes) /* zeroed by no one; NULL sets the error */
+{
+    size_t total = bytes + sizeof(tt__block);
+    tt__block *block = NULL;
+    pthread_mutex_lock(&ctx->mutex);
+    if (total > bytes) block = (tt__block *)ctx->options.allocator.allocate(ctx->options.allocator.user, total, TT__ALIGN);
+    if (block) {
+        block->bytes = total;
+        ctx->allocated += total;
+    } else {
+        tt__fail(ctx, TT_ERR_MEMORY, "out of memory: the allocator returned NULL for %zu bytes", bytes);
+    }
+    pthread_mutex_unlock(&ctx->mutex);
+    return block ? block + 1 : NULL;
+}
+
+static void *tt__calloc(tt_context *ctx, size_t bytes)
+{
+    void *p = tt__alloc(ctx, bytes);
+    return p ? memset(p, 0, bytes) : NULL;
+}
+
+static void tt__free(tt_context *ctx, void *memory)
+{
+    if (!memory) return;
+    tt__block *block = (tt__block *)memory - 1;
+    pthread_mutex_lock(&ctx->mutex);
+    ctx->allocated -= block->bytes;
+    ctx->options.allocator.release(ctx->options.allocator.user, block, block->bytes);
+    pthread_mutex_unlock(&ctx->mutex);
+}
+
+static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes) /* on failure NULL, and `memory` stays */
+{
+    void *bigger = tt__alloc(ctx, bytes);
+    if (bigger && memory) {
+        size_t old = ((tt__block *)memory - 1)->bytes - sizeof(tt__block);
+        memcpy(bigger, memory, old < bytes ? old : bytes);
+        tt__free(ctx, memory);
+    }
+    return bigger;
+}
+
+/* Grows `array` (count, capacity beside it) to hold one more; false when out of memory. */
+#define TT__GROW(ctx, array, count, capacity) \
+    ((count) < (capacity) || tt__grow((ctx), (void **)&(array), sizeof *(array), &(capacity)))
+
+static bool tt__grow(tt_context *ctx, void **array, size_t item, int *capacity)
+{
+    size_t bytes;
+    int larger = *capacity ? *capacity * 2 : 16;
+    if (larger < *capacity || !tt__mul_size(item, (size_t)larger, &bytes)) return false;
+    void *p = tt__realloc(ctx, *array, bytes);
+    if (!p) return false;
+    *array = p;
+    *capacity = larger;
+    return true;
+}
+
+static char *tt__strdup(tt_context *ctx, const char *text)
+{
+    size_t n = strlen(text) + 1;
+    char *copy = (char *)tt__alloc(ctx, n);
+    return copy ? (char *)memcpy(copy, text, n) : NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------ text */
+
+/* Appends to a caller's buffer as snprintf does, counting what did not fit. */
+typedef struct tt__text { char *to; size_t capacity, length; } tt__text;
+
+static void tt__print(tt__text *text, const char *format, ...)
+{
+    va_list args;
+    size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
+    va_start(args, format);
+    int n = vsnprintf(room ? text->to + text->length : NULL, room, format, args);
+    va_end(args);
+    if (n > 0) text->length += (size_t)n;
+}
+
+/* Does `name` match the pattern ('*': any run of characters, '?': one)? */
+static bool tt__match(const char *pattern, const char *name)
+{
+    const char *star = NULL, *retry = NULL;
+    while (*name) {
+        if (*pattern == '*') { star = pattern++; retry = name; }
+        else if (*pattern == '?' || *pattern == *name) { pattern++; name++; }
+        else if (star) { pattern = star + 1; name = ++retry; }
+        else return false;
+    }
+    while (*pattern == '*') pattern++;
+    return !*pattern;
+}
+
+/* ----------------------------------------------------------------------------------------------------- dtypes */
+
+size_t tt_dtype_bytes(tt_dtype dtype)
+{
+    switch (dtype) {
+    case TT_F32: case TT_I32: return 4;
+    case TT_BF16: case TT_F16: return 2;
+    case TT_U8: return 1;
+    default: return 0;
+    }
+}
+
+const char *tt_dtype_name(tt_dtype dtype)
+{
+    static const char *const names[TT_DTYPE_COUNT] = {"f32", "bf16", "f16", "i32", "u8"};
+    return (unsigned)dtype < TT_DTYPE_COUNT ? names[dtype] : "unknown dtype";
+}
+
+static bool tt__is_float(tt_dtype dtype) { return dtype == TT_F32 || dtype == TT_BF16 || dtype == TT_F16; }
+
+static uint32_t tt__bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
+static float tt__float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+
+static float tt__from_bf16(uint16_t h) { return tt__float((uint32_t)h << 16); }
+
+static uint16_t tt__to_bf16(float x) /* round to nearest even; NaN stays NaN */
+{
+    uint32_t u = tt__bits(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40);
+    return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+/* Rounds up with a probability equal to the dropped fraction; r holds 16 random bits. */
+static uint16_t tt__to_bf16_stochastic(float x, uint32_t r)
+{
+    uint32_t u = tt__bits(x);
+    if ((u & 0x7f800000u) == 0x7f800000u) return tt__to_bf16(x);
+    return (uint16_t)((u + (r & 0xffff)) >> 16);
+}
+
+static float tt__from_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 0x3ff;
+    if (exponent == 31) return tt__float(sign | 0x7f800000u | fraction << 13);
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)fraction * 0x1p-24f;
+    return tt__float(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+static uint16_t tt__to_f16(float x)
+{
+    uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00);
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00); /* rounds to infinity */
+    if (magnitude < 0x38800000u) {                                  /* subnormal: let the FPU round at 2^-24 */
+        float scaled = tt__float(magnitude) + 0.5f;                 /* ulp of [0.5, 1) is 2^-24 */
+        return (uint16_t)(sign | (tt__bits(scaled) - tt__bits(0.5f)));
+    }
+    return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
+}
+
+/* Converts n numbers between float dtypes (either side may be f32, bf16, f16). */
+static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, size_t n)
+{
+    if (to_type == from_type) { memcpy(to, from, n * tt_dtype_bytes(to_type)); return; }
+    for (size_t i = 0; i < n; i++) {
+        float x = from_type == TT_F32 ? ((const float *)from)[i]
+                : from_type == TT_BF16 ? tt__from_bf16(((const uint16_t *)from)[i]) : tt__from_f16(((const uint16_t *)from)[i]);
+        if (to_type == TT_F32) ((float *)to)[i] = x;
+        else ((uint16_t *)to)[i] = to_type == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- random numbers */
+
+/* Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the 128-bit
+   counter under the 64-bit key, so any number can be had without those before it. */
+static void tt__philox(const uint32_t counter[4], uint64_t key, uint32_t out[4])
+{
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
+        uint32_t n0 = (uint32_t)(b >> 32) ^ c1 ^ k0, n2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)b; c3 = (uint32_t)a; c0 = n0; c2 = n2;
+        k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+    }
+    out[0] = c0; out[1] = c1; out[2] = c2; out[3] = c3;
+}
+
+/* Keys one stream of random numbers: what it is for (a tag), which instance, which step. */
+static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t b)
+{
+    uint32_t counter[4] = {(uint32_t)a, (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), (uint32_t)b, (uint32_t)(b >> 32)}, out[4];
+    tt__philox(counter, seed, out);
+    return (uint64_t)out[1] << 32 | out[0];
+}
+
+enum { TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE };
+
+static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* in (0, 1) */
+
+/* Numbers [4i, 4i + 4) of a standard normal sequence (Box, Muller 1958). */
+static void tt__normal4(uint64_t key, uint64_t i, float out[4])
+{
+    uint32_t counter[4] = {(uint32_t)i, (uint32_t)(i >> 32), 0, 0}, u[4];
+    tt__philox(counter, key, u);
+    for (int k = 0; k < 4; k += 2) {
+        double radius = sqrt(-2.0 * log(tt__uniform(u[k]))), angle = 6.283185307179586 * tt__uniform(u[k + 1]);
+        out[k] = (float)(radius * cos(angle));
+        out[k + 1] = (float)(radius * sin(angle));
+    }
+}
+
+/* A permutation of 0..n-1 (Fisher, Yates), a function of the key alone. */
+static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
+{
+    for (uint32_t i = 0; i < n; i++) order[i] = i;
+    for (uint32_t i = n; i > 1; i--) {
+        uint32_t counter[4] = {i, 0, 0, 0}, u[4];
+        tt__philox(counter, key, u);
+        uint32_t j = (uint32_t)(((uint64_t)u[1] << 32 | u[0]) % i), swap = order[i - 1];
+        order[i - 1] = order[j];
+        order[j] = swap;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- threads */
+
+/* A pool that runs `count` tasks on all threads, the caller's included. Tasks are handed out dynamically; a result must
+   depend on the task alone, never on the thread, so that it is the same for any number of threads. Workers sleep when idle. */
+typedef void (*tt__task)(void *arg, int64_t task, int thread);
+
+struct tt__pool {
+    int threads, started;
+    pthread_t handles[256];
+    pthread_mutex_t mutex;
+    pthread_cond_t wake, done;
+    tt__task run;
+    void *arg;
+    int64_t count, next;     /* next: atomic */
+    uint64_t generation;     /* atomic; changes when there is work */
+    int active;              /* atomic; workers that have not finished this generation */
+    bool stop;
+};
+
+typedef struct tt__worker { tt__pool *pool; int thread; } tt__worker;
+
+static double tt__seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void tt__pool_work(tt__pool *pool, int thread)
+{
+    for (;;) {
+        int64_t task = __atomic_fetch_add(&pool->next, 1, __ATOMIC_RELAXED);
+        if (task >= pool->count) return;
+        pool->run(pool->arg, task, thread);
+    }
+}
+
+#define TT__SPINS 2000 /* about 20 microseconds: longer than the gap between two ops, shorter than a time slice */
+
+static void *tt__pool_main(void *arg)
+{
+    tt__worker worker = *(tt__worker *)arg;
+    tt__pool *pool = worker.pool;
+    uint64_t seen = 0;
+    free(arg);
+    for (;;) {
+        for (int i = 0; i < TT__SPINS && __atomic_load_n(&pool->generation, __ATOMIC_ACQUIRE) == seen; i++) {
+#if defined(__x86_64__) || defined(__i386__)
+            __builtin_ia32_pause();
+#endif
+        }
+        pthread_mutex_lock(&pool->mutex);
+        while (pool->generation == seen && !pool->stop) pthread_cond_wait(&pool->wake, &pool->mutex);
+        seen = pool->generation;
+        bool stop = pool->stop;
+        pthread_mutex_unlock(&pool->mutex);
+        if (stop) return NULL;
+        tt__pool_work(pool, worker.thread);
+        if (__atomic_sub_fetch(&pool->active, 1, __ATOMIC_ACQ_REL) == 0) {
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_signal(&pool->done);
+            pthread_mutex_unlock(&pool->mutex);
+        }
+    }
+}
+
+static void tt__parallel(tt__pool *pool, int64_t count, tt__task run, void *arg)
+{
+    if (count <= 0) return;
+    if (count == 1 || pool->threads == 1) {
+        for (int64_t i = 0; i < count; i++) run(arg, i, 0);
+        return;
+    }
+    pthread_mutex_lock(&pool->mutex);
+    pool->run = run;
+    pool->arg = arg;
+    pool->count = count;
+    pool->next = 0;
+    pool->active = pool->threads - 1;
+    __atomic_add_fetch(&pool->generation, 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->mutex);
+    tt__pool_work(pool, 0);
+    for (int i = 0; i < TT__SPINS && __atomic_load_n(&pool->active, __ATOMIC_ACQUIRE); i++) {
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#endif
+    }
+    pthread_mutex_lock(&pool->mutex);
+    while (__atomic_load_n(&pool->active, __ATOMIC_ACQUIRE)) pthread_cond_wait(&pool->done, &pool->mutex);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+static void tt__pool_free(tt_context *ctx, tt__pool *pool)
+{
+    if (!pool) return;
+    pthread_mutex_lock(&pool->mutex);
+    pool->stop = true;
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->mutex);
+    for (int i = 0; i < pool->started; i++) pthread_join(pool->handles[i], NULL);
+    pthread_cond_destroy(&pool->done);
+    pthread_cond_destroy(&pool->wake);
+    pthread_mutex_destroy(&pool->mutex);
+    tt__free(ctx, pool);
+}
+
+static tt__pool *tt__pool_new(tt_context *ctx, int threads)
+{
+    tt__pool *pool = (tt__pool *)tt__calloc(ctx, sizeof *pool);
+    if (!pool) return NULL;
+    pool->threads = threads;
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    while (pool->started < threads - 1) {
+        tt__worker *worker = (tt__worker *)malloc(sizeof *worker);
+        if (worker) { worker->pool = pool; worker->thread = pool->started + 1; }
+        if (!worker || pthread_create(&pool->handles[pool->started], NULL, tt__pool_main, worker) != 0) {
+            free(worker);
+            tt__fail(ctx, TT_ERR_MEMORY, "could not start thread %d of %d", pool->started + 2, threads);
+            tt__pool_free(ctx, pool);
+            return NULL;
+        }
+        pool->started++;
+    }
+    return pool;
+}
+
+/* CPUs this process may run on: affinity mask and cgroup quota. */
+static int tt__usable_cpus(void)
+{
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+#if defined(__linux__) && defined(CPU_COUNT)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) n = CPU_COUNT(&set);
+    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "r");
+    if (f) {
+        double quota, period;
+        if (fscanf(f, "%lf %lf", &quota, &period) == 2 && period > 0 && quota / period < (double)n) n = (long)ceil(quota / period);
+        fclose(f);
+    }
+#endif
+    return (int)tt__max(1, tt__min(n, 256));
+}
+
+/* ------------------------------------------------------------------------------------------------ default hooks */
+
+static void tt__default_log(void *user, tt_log_level level, const char *id, const char *message)
+{
+    static const char *const names[] = {"debug", "info", "warning", "error"};
+    (void)user;
+    if (level >= TT_LOG_WARNING) fprintf(stderr, "tinytrain %s [%s]: %s\n", names[level], id, message);
+}
+
+static void *tt__default_allocate(void *user, size_t bytes, size_t alignment)
+{
+    void *p = NULL;
+    (void)user;
+    if (bytes >= ((size_t)4 << 20)) alignment = (size_t)2 << 20;
+    if (posix_memalign(&p, alignment, bytes) != 0) return NULL;
+#ifdef MADV_HUGEPAGE
+    if (bytes >= ((size_t)4 << 20)) madvise(p, bytes, MADV_HUGEPAGE); /* advice only: failure is no error */
+#endif
+    return p;
+}
+
+static void tt__default_release(void *user, void *memory, size_t bytes)
+{
+    (void)user; (void)bytes;
+    free(memory);
+}
+
+/* POSIX files: a handle is a file descriptor plus one, so that NULL means failure. */
+static int tt__fd(void *file) { return (int)(intptr_t)file - 1; }
+
+static void *tt__posix_open(void *user, const char *path, char mode)
+{
+    (void)user;
+    int fd = open(path, mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC : O_RDONLY | O_CLOEXEC, 0666);
+    if (fd >= 0 && mode == 'r') {
+        struct stat info;
+        if (fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) { close(fd); errno = EISDIR; return NULL; }
+    }
+    return (void *)(intptr_t)(fd + 1);
+}
+
+static int64_t tt__posix_size(void *user, void *file)
+{
+    struct stat info;
+    (void)user;
+    return fstat(tt__fd(file), &info) == 0 ? (int64_t)info.st_size : -1;
+}
+
+static bool tt__posix_read(void *user, void *file, uint64_t offset, void *to, size_t n)
+{
+    (void)user;
+    for (size_t done = 0; done < n;) {
+        ssize_t got = pread(tt__fd(file), (char *)to + done, n - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) { if (got == 0) errno = EIO; return false; }
+        done += (size_t)got;
+    }
+    return true;
+}
+
+static bool tt__posix_write(void *user, void *file, const void *from, size_t n)
+{
+    (void)user;
+    for (size_t done = 0; done < n;) {
+        ssize_t put = write(tt__fd(file), (const char *)from + done, n - done);
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) return false;
+        done += (size_t)put;
+    }
+    return true;
+}
+
+static bool tt__posix_sync(void *user, void *file) { (void)user; return fsync(tt__fd(file)) == 0 || errno == EINVAL; }
+static bool tt__posix_close(void *user, void *file) { (void)user; return close(tt__fd(file)) == 0; }
+
+static const void *tt__posix_map(void *user, void *file, size_t n)
+{
+    (void)user;
+    void *p = n ? mmap(NULL, n, PROT_READ, MAP_PRIVATE, tt__fd(file), 0) : MAP_FAILED;
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static void tt__posix_unmap(void *user, const void *memory, size_t n) { (void)user; munmap((void *)(uintptr_t)memory, n); }
+static bool tt__posix_rename(void *user, const char *from, const char *to) { (void)user; return rename(from, to) == 0; }
+static bool tt__posix_remove(void *user, const char *path) { (void)user; return remove(path) == 0; }
+
+static bool tt__posix_make_folder(void *user, const char *path)
+{
+    struct stat info;
+    (void)user;
+    if (mkdir(path, 0777) == 0) return true;
+    return errno == EEXIST && stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg)
+{
+    (void)user;
+    DIR *folder = opendir(path);
+    if (!folder) return false;
+    for (struct dirent *entry = readdir(folder); entry; entry = readdir(folder)) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        if (!each(arg, entry->d_name)) break;
+    }
+    closedir(folder);
+    return true;
+}
+
+static const char *tt__posix_reason(void *user) { (void)user; return strerror(errno); }
+
+tt_context_options tt_context_options_default(void)
+{
+    tt_context_options o;
+    memset(&o, 0, sizeof o);
+    o.seed = 1;
+#ifndef NDEBUG
+    o.verify = true;
+#endif
+    o.logger.log = tt__default_log;
+    o.allocator.allocate = tt__default_allocate;
+    o.allocator.release = tt__default_release;
+    o.files.open = tt__posix_open;
+    o.files.size = tt__posix_size;
+    o.files.read = tt__posix_read;
+    o.files.write = tt__posix_write;
+    o.files.sync = tt__posix_sync;
+    o.files.close = tt__posix_close;
+    o.files.map = tt__posix_map;
+    o.files.unmap = tt__posix_unmap;
+    o.files.rename = tt__posix_rename;
+    o.files.remove = tt__posix_remove;
+    o.files.make_folder = tt__posix_make_folder;
+    o.files.list = tt__posix_list;
+    o.files.reason = tt__posix_reason;
+    return o;
+}
+
+/* ------------------------------------------------------------------------------------------------ whole files */
+
+/* A file's bytes, mapped where the hooks can, else read. bytes has a NUL behind it only when it was read. */
+typedef struct tt__file_bytes { const char *bytes; size_t size; bool mapped; } tt__file_bytes;
+
+static void tt__file_close(tt_context *ctx, tt__file_bytes *f)
+{
+    if (f->mapped) ctx->options.files.unmap(ctx->options.files.user, f->bytes, f->size);
+    else tt__free(ctx, (void *)(uintptr_t)f->bytes);
+    memset(f, 0, sizeof *f);
+}
+
+static tt_status tt__file_open(tt_context *ctx, const char *path, bool map, tt__file_bytes *out)
+{
+    const tt_files *files = &ctx->options.files;
+    memset(out, 0, sizeof *out);
+    void *file = files->open(files->user, path, 'r');
+    if (!file) return tt__fail(ctx, TT_ERR_FILE, "cannot open '%s': %s", path, files->reason(files->user));
+    int64_t size = files->size(files->user, file);
+    tt_status status = TT_OK;
+    if (size < 0) {
+        status = tt__fail(ctx, TT_ERR_FILE, "cannot tell the size of '%s': %s", path, files->reason(files->user));
+    } else {
+        out->size = (size_t)size;
+        if (map && files->map && files->unmap) out->bytes = (const char *)files->map(files->user, file, out->size);
+        out->mapped = out->bytes != NULL;
+        if (!out->mapped) {
+            char *buffer = (char *)tt__alloc(ctx, out->size + 1);
+            out->bytes = buffer;
+            if (!buffer) status = TT_ERR_MEMORY;
+            else if (!files->read(files->user, file, 0, buffer, out->size)) {
+                status = tt__fail(ctx, TT_ERR_FILE, "cannot read %zu bytes of '%s': %s", out->size, path, files->reason(files->user));
+                tt__file_close(ctx, out);
+            } else buffer[out->size] = 0;
+        }
+    }
+    files->close(files->user, file);
+    return status;
+}
+
+/* Writes a file under a temporary name; tt__writer_end syncs and renames it into place, so that readers find the old file
+   or the whole new one. The first failure sticks and the temporary file is removed. */
+typedef struct tt__writer {
+    tt_context *ctx;
+    void *file;
+    tt_status status;
+    size_t used;
+    char path[1024], temporary[1040];
+    char buffer[16384];
+} tt__writer;
+
+static void tt__writer_fail(tt__writer *w, const char *what)
+{
+    const tt_files *files = &w->ctx->options.files;
+    if (w->status != TT_OK) return;
+    w->status = tt__fail(w->ctx, TT_ERR_FILE, "cannot %s '%s': %s", what, w->temporary, files->reason(files->user));
+}
+
+static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *path)
+{
+    const tt_files *files = &ctx->options.files;
+    w->ctx = ctx;
+    w->status = TT_OK;
+    w->used = 0;
+    w->file = NULL;
+    if (strlen(path) >= sizeof w->path) return w->status = tt__fail(ctx, TT_ERR_ARGUMENT, "path of %zu bytes is too long", strlen(path));
+    snprintf(w->path, sizeof w->path, "%s", path);
+    snprintf(w->temporary, sizeof w->temporary, "%s.tmp", path);
+    w->file = files->open(files->user, w->temporary, 'w');
+    if (!w->file) tt__writer_fail(w, "create");
+    return w->status;
+}
+
+static void tt__writer_flush(tt__writer *w)
+{
+    const tt_files *files = &w->ctx->options.files;
+    if (w->status == TT_OK && w->used && !files->write(files->user, w->file, w->buffer, w->used)) tt__writer_fail(w, "write");
+    w->used = 0;
+}
+
+static void tt__write(tt__writer *w, const void *data, size_t n)
+{
+    const tt_files *files = &w->ctx->options.files;
+    if (w->status != TT_OK) return;
+    if (w->used + n > sizeof w->buffer) tt__writer_flush(w);
+    if (n >= sizeof w->buffer) {
+        if (w->status == TT_OK && !files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
+        return;
+    }
+    memcpy(w->buffer + w->used, data, n);
+    w->used += n;
+}
+
+static tt_status tt__writer_end(tt__writer *w)
+{
+    const tt_files *files = &w->ctx->options.files;
+    if (w->file) {
+        tt__writer_flush(w);
+        if (w->status == TT_OK && !files->sync(files->user, w->file)) tt__writer_fail(w, "sync");
+        if (!files->close(files->user, w->file)) tt__writer_fail(w, "close");
+        w->file = NULL;
+        if (w->status == TT_OK && !files->rename(files->user, w->temporary, w->path)) tt__writer_fail(w, "rename");
+        if (w->status != TT_OK) files->remove(files->user, w->temporary);
+    }
+    return w->status;
+}
+
+/* A row-major matrix as a kernel sees it: row r starts at element r * ld. */
+typedef struct tt__mat { void *data; tt_dtype dtype; int64_t rows, cols, ld; } tt__mat;
+
+typedef enum tt__act { TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU } tt__act;
+
+/* ============================================================================================================
+   TAPE                                                                                              >>tape
+   Values, instructions, the op table with its shape rules, and the functions that record ops. Uses base.
+
+   A value is a matrix (rows, cols). rows is fixed, or an axis: a capacity now, a number at run time. A view shares the
+   storage of its base. An instruction reads `in`, writes `out`; bit o of `add` says out[o] += instead of =.
+
+   The gradient rule: the first contribution to a gradient writes (=), later ones add (+=). In programs that accumulate over
+   micro-batches, the first contribution to a parameter's gradient also adds in all micro-batches but the first
+   (`add_later`).
+   ============================================================================================================ */
+
+#define TT__MAX_IN 8
+#define TT__MAX_OUT 3
+
+struct tt_param {
+    tt_context *ctx;
+    char *name;
+    int index, ndim;
+    int64_t dims[4], size;
+    tt_init init;
+    bool frozen;
+    /* where its values come from until it is allocated: `read` if not NULL, else init */
+    tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
+    void (*release)(tt_context *ctx, void *source);
+    void *source;
+    /* its place, once a program that uses it is compiled */
+    struct tt__arena *arena;
+    size_t offset;
+    tt_dtype dtype;
+};
+
+typedef enum tt__storage { TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE } tt__storage;
+
+typedef struct tt__shape {
+    tt_dtype dtype;
+    int64_t rows, cols; /* rows: the capacity when there is an axis                                                 */
+    int32_t axis;       /* 0: none                                                                                  */
+    int32_t extra;      /* actual rows = rows of the axis + extra (seq_start has one more)                           */
+} tt__shape;
+
+typedef struct tt__value {
+    tt__shape shape;
+    int64_t ld;         /* elements from one row of its storage to the next                                         */
+    tt__storage storage;
+    int32_t base;       /* the value whose storage it shares: itself unless it is a view                             */
+    int64_t offset;     /* elements from the start of base                                                          */
+    int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; -1                          */
+    bool keep;          /* readable after the run                                                                   */
+    bool persistent;    /* lives from run to run                                                                    */
+    bool pinned_f32;    /* statistics and losses: no precision pass changes it                                       */
+    bool needs_grad;    /* autodiff: a trainable parameter lies behind it                                           */
+    int32_t grad;       /* autodiff: the value that holds its gradient; 0: none yet                                 */
+    size_t place;       /* planner: byte offset in its region of the arena                                          */
+    char name[72];
+} tt__value;
+
+/* What distinguishes two instructions of the same op. */
+typedef struct tt__attr {
+    int act;                            /* tt__act: LINEAR, ACTIVATION                                               */
+    int heads;                          /* ATTENTION                                                                 */
+    bool causal;                        /* ATTENTION                                                                 */
+    bool nesterov;                      /* SGD                                                                       */
+    int ignore_index;                   /* CROSS_ENTROPY                                                             */
+    float scale;                        /* SCALE, ATTENTION; value of FILL                                           */
+    float dropout;                      /* DROPOUT, ATTENTION                                                        */
+    float eps;                          /* LAYERNORM, ADAM                                                           */
+    float smoothing;                    /* CROSS_ENTROPY                                                             */
+    float weight_decay, beta1, beta2;   /* SGD (beta1: momentum), ADAM                                               */
+    bool decoupled;                     /* ADAM: AdamW's decay                                                       */
+    float clip_norm;                    /* CLIP                                                                      */
+} tt__attr;
+
+typedef enum tt__phase { TT__FORWARD, TT__BACKWARD, TT__NORM, TT__UPDATE } tt__phase;
+
+typedef struct tt__instr {
+    int op;
+    int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: operand absent                                       */
+    uint32_t add, add_later;
+    tt__attr attr;
+    uint32_t random;    /* its stream of random numbers; a recomputed copy has the same                             */
+    tt__phase phase;
+    size_t workspace;   /* bytes of scratch while it runs, and their place                                          */
+    size_t workspace_place;
+} tt__instr;
+
+typedef struct tt__axis { char name[32]; int64_t capacity; } tt__axis;
+
+struct tt_tape {
+    tt_context *ctx;
+    tt__value *values; int n_values, cap_values;    /* values[0] is "none"                                          */
+    tt__instr *code; int n_code, cap_code;
+    tt__axis *axes; int n_axes, cap_axes;           /* axes[0] is "none"                                            */
+    uint32_t n_random;
+    tt_status status;                               /* of the first op that failed, with its sentence                */
+    char error[512];
+};
+
+/* ------------------------------------------------------------------------------------------------- the op table
+   X(OP, name, inputs, outputs, flags). OP names everything else: tt__shape_OP (here), tt__backward_OP (autodiff),
+   TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
+#define TT__GRAD 1      /* has a backward builder                                                                   */
+#define TT__INPLACE0 2  /* out[0] may take the place of in[0] when that dies here                                    */
+#define TT__INPLACE1 4  /* ... of in[1]                                                                             */
+#define TT__RMW 8       /* reads and writes its outputs: optimizer steps                                            */
+#define TT__RANDOM 16   /* draws random numbers                                                                     */
+
+#define TT__OPS(X) \
+    X(LINEAR, "linear", 4, 2, TT__GRAD)                        /* x, w, [b], [residual] -> y, [pre-activation]      */ \
+    X(EMBEDDING, "embedding", 2, 1, TT__GRAD)                  /* ids, table -> y                                    */ \
+    X(LAYERNORM, "layernorm", 3, 2, TT__GRAD | TT__INPLACE0)   /* x, w, [b] -> y, (mean, 1/std)                      */ \
+    X(ACTIVATION, "activation", 1, 1, TT__GRAD | TT__INPLACE0) /* x -> act(x)                                        */ \
+    X(ADD, "add", 2, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1)/* a, b -> a + b                                      */ \
+    X(SCALE, "scale", 1, 1, TT__GRAD | TT__INPLACE0)           /* x -> s x                                           */ \
+    X(DROPOUT, "dropout", 2, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM) /* x, [residual] -> y           */ \
+    X(ATTENTION, "attention", 4, 2, TT__GRAD | TT__RANDOM)     /* q, k, v, seq_start -> out, log-sum-exp              */ \
+    X(GATHER_ROWS, "gather_rows", 2, 1, TT__GRAD)              /* x, index -> y                                      */ \
+    X(MEAN_POOL, "mean_pool", 2, 1, TT__GRAD)                  /* x, seq_start -> y                                  */ \
+    X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__GRAD)          /* logits, targets, [weights] -> loss, lse, counts    */ \
+    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__GRAD)/* x, target, [weights] -> loss, -, counts            */ \
+    X(CAST, "cast", 1, 1, TT__GRAD)                            /* x -> x in another dtype                            */ \
+    X(FILL, "fill", 0, 1, 0)                                   /* -> constant                                        */ \
+    X(LINEAR_DX, "linear_dx", 2, 1, 0)                         /* dy, w -> dx                                        */ \
+    X(LINEAR_DW, "linear_dw", 2, 2, 0)                         /* dy, x -> dw, [db]                                  */ \
+    X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0)       /* ids, dy -> dtable                                  */ \
+    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 3, TT__INPLACE0) /* dy, x, w, stats -> [dx], [dw], [db]           */ \
+    X(ACTIVATION_BACKWARD, "activation_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, saved -> dx              */ \
+    X(ATTENTION_BACKWARD, "attention_backward", 7, 3, 0)       /* dout, q, k, v, seq_start, out, lse -> dq, dk, dv   */ \
+    X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0)   /* dy, index -> dx                                    */ \
+    X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0)       /* dy, seq_start -> dx                                */ \
+    X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1) /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
+    X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, TT__INPLACE1) /* dloss, x, target, [weights], counts -> dx */ \
+    X(SUM_SQUARES, "sum_squares", 1, 1, 0)                     /* g -> sum of g^2                                    */ \
+    X(CLIP, "clip", 1, 1, 0)                                   /* sums of squares -> factor for all gradients        */ \
+    X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM)                  /* g, factor -> p, [momentum]                         */ \
+    X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM)                /* g, factor -> p, m, v                               */
+
+enum {
+#define TT__ENUM(OP, name, inputs, outputs, flags) TT__OP_##OP,
+    TT__OPS(TT__ENUM)
+#undef TT__ENUM
+    TT__OP_COUNT
+};
+
+typedef struct tt__op {
+    const char *name;
+    int inputs, outputs;
+    unsigned flags;
+    /* Checks the operands and tells the shapes of the outputs; false after tt__tape_fail. */
+    bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
+} tt__op;
+
+static const tt__op *tt__row(int op); /* the table stands below the shape rules */
+
+static const char *tt__act_name(int act)
+{
+    static const char *const names[] = {"none", "gelu", "gelu_tanh", "relu", "tanh", "silu"};
+    return names[act];
+}
+
+static const char *tt__instr_name(const tt__instr *i)
+{
+    return i->op == TT__OP_ACTIVATION ? tt__act_name(i->attr.act) : tt__row(i->op)->name;
+}
+
+/* ------------------------------------------------------------------------------------------------- recording */
+
+static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
+{
+    va_list args;
+    if (t->status != TT_OK) return false;
+    t->status = status;
+    va_start(args, format);
+    vsnprintf(t->error, sizeof t->error, format, args);
+    va_end(args);
+    tt__fail(t->ctx, status, "%s", t->error);
+    return false;
+}
+
+tt_status tt_tape_status(const tt_tape *t) { return t->status; }
+
+void tt_tape_free(tt_tape *t)
+{
+    if (!t) return;
+    tt__free(t->ctx, t->values);
+    tt__free(t->ctx, t->code);
+    tt__free(t->ctx, t->axes);
+    tt__free(t->ctx, t);
+}
+
+static bool tt__out_of_memory(tt_tape *t) { return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape"); }
+
+/* A new value with storage of its own; 0 when out of memory. The arguments may point into the tape. */
+static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage storage, const char *format, ...)
+{
+    tt__value v;
+    va_list args;
+    memset(&v, 0, sizeof v);
+    v.shape = *shape;
+    v.ld = shape->cols;
+    v.storage = storage;
+    v.base = t->n_values;
+    v.param = -1;
+    va_start(args, format);
+    vsnprintf(v.name, sizeof v.name, format, args);
+    va_end(args);
+    if (!TT__GROW(t->ctx, t->values, t->n_values, t->cap_values)) { tt__out_of_memory(t); return 0; }
+    t->values[t->n_values] = v;
+    return t->n_values++;
+}
+
+/* A view of rows [0, rows) and columns [from, from + cols) of v, or (whole, contiguous) another shape of it. */
+static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld, const char *name)
+{
+    int32_t id = tt__new_value(t, shape, t->values[of].storage, "%s", name);
+    if (!id) return 0;
+    tt__value *v = &t->values[id], *b = &t->values[of];
+    v->base = b->base;
+    v->offset = b->offset + offset;
+    v->ld = ld;
+    v->needs_grad = b->needs_grad; /* views made by autodiff */
+    v->persistent = b->persistent;
+    v->param = b->param;
+    return id;
+}
+
+static tt__instr *tt__append(tt_tape *t, int op, tt__phase phase)
+{
+    if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) { tt__out_of_memory(t); return NULL; }
+    tt__instr *i = &t->code[t->n_code++];
+    memset(i, 0, sizeof *i);
+    i->op = op;
+    i->phase = phase;
+    if (tt__row(op)->flags & TT__RANDOM) i->random = ++t->n_random;
+    return i;
+}
+
+tt_tape *tt_tape_new(tt_context *ctx)
+{
+    tt_tape *t = (tt_tape *)tt__calloc(ctx, sizeof *t);
+    if (!t) return NULL;
+    t->ctx = ctx;
+    if (!TT__GROW(ctx, t->values, t->n_values, t->cap_values) || !TT__GROW(ctx, t->axes, t->n_axes, t->cap_axes)) {
+        tt_tape_free(t);
+        return NULL;
+    }
+    memset(&t->values[t->n_values++], 0, sizeof *t->values);
+    memset(&t->axes[t->n_axes++], 0, sizeof *t->axes);
+    return t;
+}
+
+/* An axis as a number of rows: negative, so that it cannot be taken for a fixed number. */
+static int64_t tt__axis_code(int32_t axis, int32_t extra) { return -((int64_t)axis * 4 + extra) - 1; }
+
+static bool tt__decode_rows(tt_tape *t, int64_t rows, tt__shape *shape)
+{
+    shape->axis = shape->extra = 0;
+    shape->rows = rows;
+    if (rows > 0) return true;
+    int64_t code = -(rows + 1);
+    if (rows == 0 || code / 4 < 1 || code / 4 >= t->n_axes) return false;
+    shape->axis = (int32_t)(code / 4);
+    shape->extra = (int32_t)(code % 4);
+    shape->rows = t->axes[shape->axis].capacity + shape->extra;
+    return true;
+}
+
+int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
+{
+    if (t->status != TT_OK) return 0;
+    if (capacity < 1 || capacity > INT32_MAX) {
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld is not in 1..2^31-1", name, (long long)capacity);
+        return 0;
+    }
+    if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) { tt__out_of_memory(t); return 0; }
+    tt__axis *a = &t->axes[t->n_axes];
+    snprintf(a->name, sizeof a->name, "%s", name);
+    a->capacity = capacity;
+    return tt__axis_code(t->n_axes++, 0);
+}
+
+static tt_value tt__handle(int32_t id) { tt_value v; v.id = id; return v; }
+
+/* "'h' f32 (tokens<=8192, 768)" */
+static const char *tt__describe(const tt_tape *t, int32_t id, char *to, size_t capacity)
+{
+    const tt__value *v = &t->values[id];
+    if (!id) snprintf(to, capacity, "nothing");
+    else if (v->shape.axis)
+        snprintf(to, capacity, "'%s' %s (%s%s<=%lld, %lld)", v->name, tt_dtype_name(v->shape.dtype), t->axes[v->shape.axis].name,
+                 v->shape.extra ? "+1" : "", (long long)v->shape.rows, (long long)v->shape.cols);
+    else snprintf(to, capacity, "'%s' %s (%lld, %lld)", v->name, tt_dtype_name(v->shape.dtype), (long long)v->shape.rows, (long long)v->shape.cols);
+    return to;
+}
+
+tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width)
+{
+    tt__shape shape;
+    shape.dtype = dtype;
+    shape.cols = width;
+    if (t->status != TT_OK) return tt__handle(0);
+    if (!tt__decode_rows(t, rows, &shape) || width < 1 || (unsigned)dtype >= TT_DTYPE_COUNT || shape.rows > INT64_MAX / 16 / width) {
+        tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and width must be at least 1",
+                      name, (long long)rows, (long long)width, (int)dtype);
+        return tt__handle(0);
+    }
+    return tt__handle(tt__new_value(t, &shape, TT__INPUT, "%s", name));
+}
+
+tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs)
+{
+    tt__shape shape;
+    if (t->status == TT_OK && seqs < 0 && tt__decode_rows(t, seqs, &shape) && shape.extra == 0)
+        return tt_input(t, name, TT_I32, tt__axis_code(shape.axis, 1), 1);
+    if (seqs > 0) return tt_input(t, name, TT_I32, seqs + 1, 1);
+    tt__tape_fail(t, TT_ERR_SHAPE, "sequence starts '%s': %lld is neither a positive number nor an axis", name, (long long)seqs);
+    return tt__handle(0);
+}
+
+void tt_name(tt_tape *t, tt_value v, const char *format, ...)
+{
+    va_list args;
+    if (v.id <= 0 || v.id >= t->n_values) return;
+    va_start(args, format);
+    vsnprintf(t->values[v.id].name, sizeof t->values[v.id].name, format, args);
+    va_end(args);
+}
+
+void tt_output(tt_tape *t, tt_value v)
+{
+    if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].keep = t->values[v.id].keep = true;
+    else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_output: value %d is not on this tape", (int)v.id);
+}
+
+/* Fixed operand patterns of the recorders: operand `slot` of `i` is v, which must be on the tape. */
+static bool tt__operand(tt_tape *t, tt__instr *i, int slot, tt_value v)
+{
+    if (t->status != TT_OK) return false;
+    if (v.id <= 0 || v.id >= t->n_values)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d is not a value of this tape (id %d)", tt__instr_name(i), slot, (int)v.id);
+    i->in[slot] = v.id;
+    return true;
+}
+
+/* The value that stands for parameter p on this tape. */
+static int32_t tt__param_id(tt_tape *t, tt_param *p)
+{
+    tt__shape shape;
+    for (int32_t id = 1; id < t->n_values; id++) {
+        tt__value *v = &t->values[id];
+        if (v->storage == TT__PARAMETER && v->param == p->index && v->base == id) return id;
+    }
+    shape.dtype = TT_F32;
+    shape.rows = p->ndim > 1 ? p->dims[0] : 1;
+    shape.cols = p->size / shape.rows;
+    shape.axis = shape.extra = 0;
+    int32_t id = tt__new_value(t, &shape, TT__PARAMETER, "%s", p->name);
+    if (id) {
+        t->values[id].param = p->index;
+        t->values[id].persistent = true;
+    }
+    return id;
+}
+
+static bool tt__param_operand(tt_tape *t, tt__instr *i, int slot, tt_param *p)
+{
+    if (t->status != TT_OK) return false;
+    if (!p) return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL", tt__instr_name(i), slot);
+    if (p->ctx != t->ctx) return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter '%s' belongs to another context", tt__instr_name(i), p->name);
+    i->in[slot] = tt__param_id(t, p);
+    return i->in[slot] != 0;
+}
+
+tt_value tt_param_value(tt_tape *t, tt_param *p)
+{
+    tt__instr i;
+    memset(&i, 0, sizeof i);
+    i.op = TT__OP_SCALE;
+    return tt__handle(tt__param_operand(t, &i, 0, p) ? i.in[0] : 0);
+}
+
+/* Checks `i` by its shape rule, creates its outputs, appends it. Returns out[0]. */
+static tt_value tt__record(tt_tape *t, const tt__instr *i)
+{
+    tt__shape shape[TT__MAX_OUT];
+    if (t->status != TT_OK) return tt__handle(0);
+    memset(shape, 0, sizeof shape);
+    if (!tt__row(i->op)->shape(t, i, shape)) return tt__handle(0);
+    tt__instr *to = tt__append(t, i->op, TT__FORWARD);
+    if (!to) return tt__handle(0);
+    int at = t->n_code - 1;
+    memcpy(to->in, i->in, sizeof to->in);
+    to->attr = i->attr;
+    for (int k = 0; k < tt__row(i->op)->outputs; k++) {
+        if (!shape[k].rows) continue; /* an optional output that this instruction has not */
+        int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(i), at, k);
+        if (!id) return tt__handle(0);
+        t->values[id].pinned_f32 = k > 0 || i->op == TT__OP_CROSS_ENTROPY || i->op == TT__OP_MEAN_SQUARED_ERROR;
+        t->code[at].out[k] = id;
+    }
+    return tt__handle(t->code[at].out[0]);
+}
+
+/* ------------------------------------------------------------------------------------------------ shape rules
+   in(k): the shape of operand k. A rule is also run by the verifier, so it must not depend on anything but the operands. */
+
+static const tt__shape *tt__in(const tt_tape *t, const tt__instr *i, int k) { return &t->values[i->in[k]].shape; }
+
+static bool tt__same_rows(const tt__shape *a, const tt__shape *b) { return a->rows == b->rows && a->axis == b->axis && a->extra == b->extra; }
+
+static bool tt__bad(tt_tape *t, const tt__instr *i, int k, const char *format, ...)
+{
+    char what[256], expected[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(expected, sizeof expected, format, args);
+    va_end(args);
+    return tt__tape_fail(t, TT_ERR_SHAPE, "%s: operand %d is %s, expected %s", tt__instr_name(i), k,
+                         tt__describe(t, i->in[k], what, sizeof what), expected);
+}
+
+static bool tt__float_in(tt_tape *t, const tt__instr *i, int k)
+{
+    return tt__is_float(tt__in(t, i, k)->dtype) || tt__bad(t, i, k, "a float dtype (f32, bf16, f16)");
+}
+
+static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *like, int64_t cols) /* floats, rows of `like` */
+{
+    const tt__shape *s = tt__in(t, i, k);
+    if (!tt__float_in(t, i, k)) return false;
+    if (tt__same_rows(s, like) && s->cols == cols) return true;
+    if (like->axis) return tt__bad(t, i, k, "(%s<=%lld, %lld)", t->axes[like->axis].name, (long long)like->rows, (long long)cols);
+    return tt__bad(t, i, k, "(%lld, %lld)", (long long)like->rows, (long long)cols);
+}
+
+static bool tt__fixed_in(tt_tape *t, const tt__instr *i, int k, int64_t rows, int64_t cols)
+{
+    const tt__shape *s = tt__in(t, i, k);
+    if (!tt__float_in(t, i, k)) return false;
+    return (s->rows == rows && s->cols == cols && !s->axis) || tt__bad(t, i, k, "(%lld, %lld)", (long long)rows, (long long)cols);
+}
+
+static bool tt__index_in(tt_tape *t, const tt__instr *i, int k) /* i32 (any rows, 1) */
+{
+    const tt__shape *s = tt__in(t, i, k);
+    return (s->dtype == TT_I32 && s->cols == 1) || tt__bad(t, i, k, "i32 of width 1");
+}
+
+static void tt__set_shape(tt__shape *to, tt_dtype dtype, const tt__shape *rows_of, int64_t cols)
+{
+    *to = *rows_of;
+    to->dtype = dtype;
+    to->cols = cols;
+}
+
+static void tt__set_fixed(tt__shape *to, tt_dtype dtype, int64_t rows, int64_t cols)
+{
+    memset(to, 0, sizeof *to);
+    to->dtype = dtype;
+    to->rows = rows;
+    to->cols = cols;
+}
+
+static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 1);
+    if (!tt__float_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
+    if (w->axis || w->cols != x->cols) return tt__bad(t, i, 1, "(out, %lld): the width of x is %lld", (long long)x->cols, (long long)x->cols);
+    if (i->in[2] && !tt__fixed_in(t, i, 2, 1, w->rows)) return false;
+    if (i->in[3] && !tt__shape_in(t, i, 3, x, w->rows)) return false;
+    tt__set_shape(&out[0], x->dtype, x, w->rows);
+    if (i->attr.act) out[1] = out[0];
+    return true;
+}
+
+static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__index_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
+    if (tt__in(t, i, 1)->axis) return tt__bad(t, i, 1, "a table with a fixed number of rows");
+    tt__set_shape(&out[0], tt__in(t, i, 1)->dtype, tt__in(t, i, 0), tt__in(t, i, 1)->cols);
+    return true;
+}
+
+static bool tt__shape_LAYERNORM(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0);
+    if (!tt__float_in(t, i, 0) || !tt__fixed_in(t, i, 1, 1, x->cols)) return false;
+    if (i->in[2] && !tt__fixed_in(t, i, 2, 1, x->cols)) return false;
+    if (!(i->attr.eps >= 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "layernorm: eps %g is negative", i->attr.eps);
+    out[0] = *x;
+    tt__set_shape(&out[1], TT_F32, x, 2);
+    return true;
+}
+
+static bool tt__shape_elementwise(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0)) return false;
+    out[0] = *tt__in(t, i, 0);
+    return true;
+}
+
+static bool tt__shape_ACTIVATION(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_elementwise(t, i, out); }
+static bool tt__shape_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_elementwise(t, i, out); }
+static bool tt__shape_CAST(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_elementwise(t, i, out); }
+
+static bool tt__shape_ADD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols)) return false;
+    out[0] = *tt__in(t, i, 0);
+    return true;
+}
+
+static bool tt__shape_DROPOUT(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!(i->attr.dropout >= 0 && i->attr.dropout < 1))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "dropout: probability %g is not in [0, 1)", i->attr.dropout);
+    if (i->in[1] && !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols)) return false;
+    return tt__shape_elementwise(t, i, out);
+}
+
+static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *q = tt__in(t, i, 0);
+    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, q, q->cols) || !tt__shape_in(t, i, 2, q, q->cols) || !tt__index_in(t, i, 3)) return false;
+    if (i->attr.heads < 1 || q->cols % i->attr.heads)
+        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads", (long long)q->cols, i->attr.heads);
+    if (!(i->attr.dropout >= 0 && i->attr.dropout < 1))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g is not in [0, 1)", i->attr.dropout);
+    out[0] = *q;
+    tt__set_shape(&out[1], TT_F32, q, i->attr.heads);
+    return true;
+}
+
+static bool tt__shape_GATHER_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    tt__set_shape(&out[0], tt__in(t, i, 0)->dtype, tt__in(t, i, 1), tt__in(t, i, 0)->cols);
+    return true;
+}
+
+static bool tt__shape_MEAN_POOL(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    tt__set_shape(&out[0], tt__in(t, i, 0)->dtype, tt__in(t, i, 1), tt__in(t, i, 0)->cols);
+    if (out[0].axis) out[0].extra = 0;
+    out[0].rows--;
+    return out[0].rows >= 1 || tt__bad(t, i, 1, "sequence starts of at least one sequence");
+}
+
+static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *logits = tt__in(t, i, 0);
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    if (!tt__same_rows(logits, tt__in(t, i, 1))) return tt__bad(t, i, 1, "as many rows as the logits");
+    if (i->in[2] && !tt__shape_in(t, i, 2, logits, 1)) return false;
+    if (!(i->attr.smoothing >= 0 && i->attr.smoothing < 1))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)", i->attr.smoothing);
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    tt__set_shape(&out[1], TT_F32, logits, 1);
+    tt__set_fixed(&out[2], TT_F32, 1, 4);
+    return true;
+}
+
+static bool tt__shape_MEAN_SQUARED_ERROR(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0);
+    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, x, x->cols)) return false;
+    if (i->in[2] && !tt__shape_in(t, i, 2, x, 1)) return false;
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    tt__set_fixed(&out[2], TT_F32, 1, 4);
+    return true;
+}
+
+/* The rules of instructions that only autodiff and the passes emit: their outputs exist already, so the rule says what
+   the verifier will hold them to. */
+static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out) { out[0] = t->values[i->out[0]].shape; return true; }
+
+static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *dy = tt__in(t, i, 0), *w = tt__in(t, i, 1);
+    if (!tt__float_in(t, i, 0) || w->axis || w->rows != dy->cols) return tt__bad(t, i, 1, "a weight of dy");
+    tt__set_shape(&out[0], dy->dtype, dy, w->cols);
+    return true;
+}
+
+static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *dy = tt__in(t, i, 0), *x = tt__in(t, i, 1);
+    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, dy, x->cols)) return false;
+    if (i->out[0]) tt__set_fixed(&out[0], TT_F32, dy->cols, x->cols);
+    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, dy->cols);
+    return true;
+}
+
+static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__index_in(t, i, 0) || !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 1)->cols)) return false;
+    tt__set_fixed(&out[0], TT_F32, t->values[i->out[0]].shape.rows, tt__in(t, i, 1)->cols);
+    return true;
+}
+
+static bool tt__shape_LAYERNORM_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 1);
+    if (!tt__shape_in(t, i, 0, x, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols) || !tt__shape_in(t, i, 3, x, 2)) return false;
+    if (i->out[0]) out[0] = *x;
+    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, x->cols);
+    if (i->out[2]) tt__set_fixed(&out[2], TT_F32, 1, x->cols);
+    return true;
+}
+
+static bool tt__shape_ACTIVATION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_ADD(t, i, out); }
+
+static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *q = tt__in(t, i, 1);
+    for (int k = 0; k < 6; k++)
+        if (k != 4 && !tt__shape_in(t, i, k, q, q->cols)) return false;
+    if (!tt__index_in(t, i, 4) || !tt__shape_in(t, i, 6, q, i->attr.heads)) return false;
+    for (int k = 0; k < 3; k++) if (i->out[k]) out[k] = *q;
+    return true;
+}
+
+static bool tt__shape_GATHER_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    tt__set_shape(&out[0], TT_F32, &t->values[i->out[0]].shape, tt__in(t, i, 0)->cols);
+    return true;
+}
+
+static bool tt__shape_MEAN_POOL_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_GATHER_ROWS_BACKWARD(t, i, out); }
+
+static bool tt__shape_CROSS_ENTROPY_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__fixed_in(t, i, 0, 1, 1) || !tt__float_in(t, i, 1)) return false;
+    out[0] = *tt__in(t, i, 1);
+    return true;
+}
+
+static bool tt__shape_MEAN_SQUARED_ERROR_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_CROSS_ENTROPY_BACKWARD(t, i, out); }
+
+static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0)) return false;
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    return true;
+}
+
+static bool tt__shape_CLIP(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0)) return false;
+    tt__set_fixed(&out[0], TT_F32, 1, 2);
+    return true;
+}
+
+static bool tt__shape_SGD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__fixed_in(t, i, 1, 1, 2)) return false;
+    for (int k = 0; k < tt__row(i->op)->outputs; k++) if (i->out[k]) out[k] = *tt__in(t, i, 0);
+    return true;
+}
+
+static bool tt__shape_ADAM(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_SGD(t, i, out); }
+
+static const tt__op *tt__row(int op)
+{
+    static const tt__op table[TT__OP_COUNT] = {
+#define TT__ROW(OP, name, inputs, outputs, flags) {name, inputs, outputs, flags, tt__shape_##OP},
+        TT__OPS(TT__ROW)
+#undef TT__ROW
+    };
+    return &table[op];
+}
+
+/* ------------------------------------------------------------------------------------------------------- ops */
+
+static tt__instr tt__new_instr(int op)
+{
+    tt__instr i;
+    memset(&i, 0, sizeof i);
+    i.op = op;
+    return i;
+}
+
+tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b)
+{
+    tt__instr i = tt__new_instr(TT__OP_LINEAR);
+    if (!tt__operand(t, &i, 0, x) || !tt__param_operand(t, &i, 1, w) || (b && !tt__param_operand(t, &i, 2, b))) return tt__handle(0);
+    return tt__record(t, &i);
+}
+
+tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table)
+{
+    tt__instr i = tt__new_instr(TT__OP_EMBEDDING);
+    if (!tt__operand(t, &i, 0, ids) || !tt__param_operand(t, &i, 1, table)) return tt__handle(0);
+    return tt__record(t, &i);
+}
+
+tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps)
+{
+    tt__instr i = tt__new_instr(TT__OP_LAYERNORM);
+    i.attr.eps = eps;
+    if (!tt__operand(t, &i, 0, x) || !tt__param_operand(t, &i, 1, w) || (b && !tt__param_operand(t, &i, 2, b))) return tt__handle(0);
+    return tt__record(t, &i);
+}
+
+static tt_value tt__unary(tt_tape *t, tt_value x, tt__instr i) { return tt__operand(t, &i, 0, x) ? tt__record(t, &i) : tt__handle(0); }
+
+static tt_value tt__activation(tt_tape *t, tt_value x, int act)
+{
+    tt__instr i = tt__new_instr(TT__OP_ACTIVATION);
+    i.attr.act = act;
+    return tt__unary(t, x, i);
+}
+
+tt_value tt_gelu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU); }
+tt_value tt_gelu_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU_TANH); }
+tt_value tt_relu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_RELU); }
+tt_value tt_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_TANH); }
+tt_value tt_silu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_SILU); }
+
+tt_value tt_scale(tt_tape *t, tt_value x, float s)
+{
+    tt__instr i = tt__new_instr(TT__OP_SCALE);
+    i.attr.scale = s;
+    return tt__unary(t, x, i);
+}
+
+tt_value tt_dropout(tt_tape *t, tt_value x, float p)
+{
+    tt__instr i = tt__new_instr(TT__OP_DROPOUT);
+    i.attr.dropout = p;
+    return tt__unary(t, x, i);
+}
+
+static tt_value tt__binary(tt_tape *t, int op, tt_value a, tt_value b)
+{
+    tt__instr i = tt__new_instr(op);
+    return tt__operand(t, &i, 0, a) && tt__operand(t, &i, 1, b) ? tt__record(t, &i) : tt__handle(0);
+}
+
+tt_value tt_add(tt_tape *t, tt_value a, tt_value b) { return tt__binary(t, TT__OP_ADD, a, b); }
+tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index) { return tt__binary(t, TT__OP_GATHER_ROWS, x, index); }
+tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start) { return tt__binary(t, TT__OP_MEAN_POOL, x, seq_start); }
+
+tt_attention_options tt_attention_options_default(int heads)
+{
+    tt_attention_options o;
+    memset(&o, 0, sizeof o);
+    o.heads = heads;
+    return o;
+}
+
+tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, const tt_attention_options *o)
+{
+    tt__instr i = tt__new_instr(TT__OP_ATTENTION);
+    if (!tt__operand(t, &i, 0, q) || !tt__operand(t, &i, 1, k) || !tt__operand(t, &i, 2, v) || !tt__operand(t, &i, 3, seq_start)) return tt__handle(0);
+    i.attr.heads = o->heads;
+    i.attr.causal = o->causal;
+    i.attr.dropout = o->dropout;
+    i.attr.scale = o->scale != 0 || o->heads < 1 ? o->scale : 1.0f / sqrtf((float)(tt__in(t, &i, 0)->cols / o->heads));
+    return tt__record(t, &i);
+}
+
+tt_cross_entropy_options tt_cross_entropy_options_default(void)
+{
+    tt_cross_entropy_options o;
+    memset(&o, 0, sizeof o);
+    o.ignore_index = -100;
+    return o;
+}
+
+tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *options)
+{
+    tt_cross_entropy_options o = options ? *options : tt_cross_entropy_options_default();
+    tt__instr i = tt__new_instr(TT__OP_CROSS_ENTROPY);
+    i.attr.ignore_index = o.ignore_index;
+    i.attr.smoothing = o.label_smoothing;
+    if (!tt__operand(t, &i, 0, logits) || !tt__operand(t, &i, 1, targets) || (o.weights.id && !tt__operand(t, &i, 2, o.weights))) return tt__handle(0);
+    return tt__record(t, &i);
+}
+
+tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights)
+{
+    tt__instr i = tt__new_instr(TT__OP_MEAN_SQUARED_ERROR);
+    if (!tt__operand(t, &i, 0, x) || !tt__operand(t, &i, 1, target) || (weights.id && !tt__operand(t, &i, 2, weights))) return tt__handle(0);
+    return tt__record(t, &i);
+}
+
+tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
+{
+    tt__instr i = tt__new_instr(TT__OP_SCALE); /* only to name the operand in errors */
+    char what[256];
+    if (!tt__operand(t, &i, 0, x)) return tt__handle(0);
+    tt__shape shape = t->values[x.id].shape;
+    if (from < 0 || width < 1 || from > shape.cols - width) {
+        tt__tape_fail(t, TT_ERR_SHAPE, "slice: columns [%lld, %lld) of %s", (long long)from, (long long)(from + width),
+                      tt__describe(t, x.id, what, sizeof what));
+        return tt__handle(0);
+    }
+    shape.cols = width;
+    return tt__handle(tt__new_view(t, x.id, &shape, from, t->values[x.id].ld, t->values[x.id].name));
+}
+
+tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
+{
+    tt__instr i = tt__new_instr(TT__OP_SCALE);
+    char what[256];
+    tt__shape to;
+    if (!tt__operand(t, &i, 0, x)) return tt__handle(0);
+    tt__value *v = &t->values[x.id];
+    bool ok = width >= 1 && tt__decode_rows(t, rows, &to) && v->ld == v->shape.cols;
+    if (ok && v->shape.axis) ok = to.axis == v->shape.axis && to.extra == v->shape.extra && width == v->shape.cols;
+    else if (ok) ok = !to.axis && to.rows <= INT64_MAX / width && to.rows * width == v->shape.rows * v->shape.cols;
+    if (!ok) {
+        tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of an axis cannot be split, "
+                      "and a slice cannot be reshaped", tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
+        return tt__handle(0);
+    }
+    to.dtype = v->shape.dtype;
+    to.cols = width;
+    return tt__handle(tt__new_view(t, x.id, &to, 0, width, v->name));
+}
+
+/* ------------------------------------------------------------------------------------------------- launching
+   What a backend gets to run one instruction.                                                      >>backend */
+
+typedef struct tt__run { /* the state of a run, the same for all its instructions */
+    uint64_t seed;
+    int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                                 */
+    float lr;
+    bool accumulate;
+    double loss_norm;       /* accumulate: what losses are divided by before the number of targets is known ...      */
+    double grad_scale;      /* ... and the factor that update puts on gradients for it                               */
+} tt__run;
+
+typedef struct tt__launch {
+    tt_context *ctx;
+    const tt_tape *tape;
+    const tt__instr *instr;
+    const tt__run *run;
+    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
+    bool add[TT__MAX_OUT];
+    void *workspace;
+} tt__launch;
+
+/* ============================================================================================================
+   AUTODIFF                                                                                      >>autodiff
+   Backward builders: each emits the backward instructions of one forward instruction. Uses tape.
+   ============================================================================================================ */
+
+/* Emits onto the end of a tape. `add_first`, `add_later`: see the gradient rule in >>tape. */
+typedef struct tt__builder {
+    tt_tape *t;
+    bool accumulate;      /* gradients of parameters persist over micro-batches                                      */
+    bool ok;
+} tt__builder;
+
+static tt__instr *tt__emit(tt__builder *b, int op, tt__phase phase)
+{
+    tt__instr *i = b->ok ? tt__append(b->t, op, phase) : NULL;
+    if (!i) b->ok = false;
+    return i;
+}
+
+/* The value whose gradient v's is: a cast of a parameter hands its gradient to the parameter. */
+static int32_t tt__grad_owner(const tt_tape *t, int32_t v)
+{
+    for (int k = 0; k < t->n_code; k++)
+        if (t->code[k].op == TT__OP_CAST && t->code[k].out[0] == v && t->values[t->code[k].in[0]].storage == TT__PARAMETER) return t->code[k].in[0];
+    return v;
+}
+
+static void tt__fill(tt__builder *b, int32_t v, float x, tt__phase phase)
+{
+    tt__instr *i = tt__emit(b, TT__OP_FILL, phase);
+    if (!i) return;
+    i->out[0] = v;
+    i->attr.scale = x;
+}
+
+/* A gradient with storage of its own for v, which is no view. */
+static int32_t tt__new_gradient(tt__builder *b, int32_t v)
+{
+    tt_tape *t = b->t;
+    tt__value of = t->values[v];
+    bool parameter = of.storage == TT__PARAMETER;
+    int32_t g = tt__new_value(t, &of.shape, parameter ? TT__GRADIENT : TT__TRANSIENT, "d(%.60s)", of.name);
+    if (!g) { b->ok = false; return 0; }
+    t->values[g].param = of.param;
+    t->values[g].persistent = parameter && b->accumulate;
+    t->values[g].pinned_f32 = of.pinned_f32;
+    t->values[v].grad = g;
+    return g;
+}
+
+/* Makes out[slot] of `i` (an index into the code) the gradient of v, or its next contribution; nothing if v needs none. */
+static void tt__grad_into(tt__builder *b, int at, int slot, int32_t v)
+{
+    tt_tape *t = b->t;
+    if (!b->ok || !v || !t->values[v].needs_grad) return;
+    v = tt__grad_owner(t, v);
+    int32_t base = t->values[v].base;
+    bool exists = t->values[base].grad != 0;
+    int32_t g = exists ? t->values[base].grad : tt__new_gradient(b, base);
+    if (!g) return;
+    if (base != v) {
+        tt__value view = t->values[v];
+        bool whole = view.shape.rows * view.shape.cols == t->values[base].shape.rows * t->values[base].shape.cols;
+        if (!exists && !whole) { /* the other views of base may add to the rest */
+            tt__instr moved = t->code[at];
+            t->n_code--;
+            tt__fill(b, g, 0, TT__BACKWARD);
+            tt__instr *back = tt__emit(b, moved.op, TT__BACKWARD);
+            if (!back) return;
+            *back = moved;
+            at = t->n_code - 1;
+            exists = true;
+        }
+        g = tt__new_view(t, g, &view.shape, view.offset, view.ld, view.name);
+        if (!g) { b->ok = false; return; }
+    }
+    tt__instr *i = &t->code[at];
+    i->out[slot] = g;
+    if (exists) i->add |= 1u << slot;
+    else if (t->values[g].persistent) i->add_later |= 1u << slot;
+}
+
+/* v's gradient is `g`, unchanged: takes g over when nothing else will read or add to it, else copies or adds. */
+static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
+{
+    tt_tape *t = b->t;
+    if (!b->ok || !v || !t->values[v].needs_grad) return;
+    if (may_take && !t->values[v].grad && t->values[v].base == v && t->values[g].base == g && t->values[v].storage == TT__TRANSIENT &&
+        t->values[g].shape.dtype == t->values[v].shape.dtype && tt__grad_owner(t, v) == v) {
+        t->values[v].grad = g;
+        return;
+    }
+    tt__instr *i = tt__emit(b, TT__OP_SCALE, TT__BACKWARD);
+    if (!i) return;
+    i->in[0] = g;
+    i->attr.scale = 1;
+    tt__grad_into(b, b->t->n_code - 1, 0, v);
+}
+
+static int32_t tt__grad_of(const tt_tape *t, int32_t v) /* of a forward output; views have none of their own here */
+{
+    return v ? t->values[v].grad : 0;
+}
+
+static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].needs_grad; }
+
+/* Each builder gets the forward instruction (a copy) and g, the complete gradient of its out[0]. */
+typedef void (*tt__backward)(tt__builder *b, const tt__instr *f, int32_t g);
+
+static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt_tape *t = b->t;
+    int32_t dy = g;
+    if (f->attr.act) { /* through the activation, from what it saved */
+        bool from_output = f->attr.act == TT__ACT_RELU || f->attr.act == TT__ACT_TANH;
+        if (tt__wants(t, f->in[0]) || tt__wants(t, f->in[1]) || tt__wants(t, f->in[2])) {
+            tt__instr *i = tt__emit(b, TT__OP_ACTIVATION_BACKWARD, TT__BACKWARD);
+            int32_t out = i ? tt__new_value(t, &t->values[f->out[0]].shape, TT__TRANSIENT, "d(%.56s.pre)", t->values[f->out[0]].name) : 0;
+            if (!out) { b->ok = false; return; }
+            i = &t->code[t->n_code - 1];
+            i->attr.act = f->attr.act;
+            i->in[0] = g;
+            i->in[1] = from_output ? f->out[0] : f->out[1];
+            i->out[0] = dy = out;
+        }
+    }
+    if (tt__wants(t, f->in[1]) || tt__wants(t, f->in[2])) {
+        tt__instr *i = tt__emit(b, TT__OP_LINEAR_DW, TT__BACKWARD);
+        if (!i) return;
+        i->in[0] = dy;
+        i->in[1] = f->in[0];
+        int at = t->n_code - 1;
+        tt__grad_into(b, at, 0, f->in[1]);
+        tt__grad_into(b, t->n_code - 1, 1, f->in[2]);
+    }
+    if (tt__wants(t, f->in[0])) {
+        tt__instr *i = tt__emit(b, TT__OP_LINEAR_DX, TT__BACKWARD);
+        if (!i) return;
+        i->in[0] = dy;
+        i->in[1] = f->in[1];
+        tt__grad_into(b, t->n_code - 1, 0, f->in[0]);
+    }
+    tt__grad_pass(b, g, f->in[3], true);
+}
+
+static void tt__backward_EMBEDDING(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__instr *i = tt__emit(b, TT__OP_EMBEDDING_BACKWARD, TT__BACKWARD);
+    if (!i) return;
+    i->in[0] = f->in[0];
+    i->in[1] = g;
+    tt__grad_into(b, b->t->n_code - 1, 0, f->in[1]);
+}
+
+static void tt__backward_LAYERNORM(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__instr *i = tt__emit(b, TT__OP_LAYERNORM_BACKWARD, TT__BACKWARD);
+    if (!i) return;
+    i->in[0] = g;
+    i->in[1] = f->in[0];
+    i->in[2] = f->in[1];
+    i->in[3] = f->out[1];
+    for (int k = 0; k < 3; k++) tt__grad_into(b, b->t->n_code - 1, k, f->in[k]);
+}
+
+static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    bool from_output = f->attr.act == TT__ACT_RELU || f->attr.act == TT__ACT_TANH;
+    tt__instr *i = tt__emit(b, TT__OP_ACTIVATION_BACKWARD, TT__BACKWARD);
+    if (!i) return;
+    i->attr.act = f->attr.act;
+    i->in[0] = g;
+    i->in[1] = from_output ? f->out[0] : f->in[0];
+    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+}
+
+static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__grad_pass(b, g, f->in[1], false); /* reads g before in[0] may take it over */
+    tt__grad_pass(b, g, f->in[0], true);
+}
+
+static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__instr *i = tt__emit(b, TT__OP_SCALE, TT__BACKWARD);
+    if (!i) return;
+    i->attr.scale = f->attr.scale;
+    i->in[0] = g;
+    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+}
+
+static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    if (tt__wants(b->t, f->in[0])) { /* the same mask on the gradient */
+        tt__instr *i = tt__emit(b, TT__OP_DROPOUT, TT__BACKWARD);
+        if (!i) return;
+        i->attr.dropout = f->attr.dropout;
+        i->random = f->random;
+        i->in[0] = g;
+        tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+    }
+    tt__grad_pass(b, g, f->in[1], true);
+}
+
+static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__instr *i = tt__emit(b, TT__OP_ATTENTION_BACKWARD, TT__BACKWARD);
+    if (!i) return;
+    i->attr = f->attr;
+    i->random = f->random;
+    i->in[0] = g;
+    for (int k = 0; k < 4; k++) i->in[1 + k] = f->in[k];
+    i->in[5] = f->out[0];
+    i->in[6] = f->out[1];
+    for (int k = 0; k < 3; k++) tt__grad_into(b, b->t->n_code - 1, k, f->in[k]);
+}
+
+static void tt__backward_GATHER_ROWS(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__instr *i = tt__emit(b, TT__OP_GATHER_ROWS_BACKWARD, TT__BACKWARD);
+    if (!i) return;
+    i->in[0] = g;
+    i->in[1] = f->in[1];
+    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+}
+
+static void tt__backward_MEAN_POOL(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__instr *i = tt__emit(b, TT__OP_MEAN_POOL_BACKWARD, TT__BACKWARD);
+    if (!i) return;
+    i->in[0] = g;
+    i->in[1] = f->in[1];
+    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+}
+
+static void tt__backward_CROSS_ENTROPY(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__instr *i = tt__emit(b, TT__OP_CROSS_ENTROPY_BACKWARD, TT__BACKWARD);
+    if (!i) return;
+    i->attr = f->attr;
+    i->in[0] = g;
+    for (int k = 0; k < 3; k++) i->in[1 + k] = f->in[k];
+    i->in[4] = f->out[1];
+    i->in[5] = f->out[2];
+    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+}
+
+static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    for (int side = 0; side < 2; side++) { /* the error is symmetric: swap the operands for the target */
+        if (!tt__wants(b->t, f->in[side])) continue;
+        tt__instr *i = tt__emit(b, TT__OP_MEAN_SQUARED_ERROR_BACKWARD, TT__BACKWARD);
+        if (!i) return;
+        i->in[0] = g;
+        i->in[1] = f->in[side];
+        i->in[2] = f->in[1 - side];
+        i->in[3] = f->in[2];
+        i->in[4] = f->out[2];
+        tt__grad_into(b, b->t->n_code - 1, 0, f->in[side]);
+    }
+}
+
+static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    if (b->t->values[f->in[0]].storage == TT__PARAMETER) return; /* its gradient went to the parameter directly */
+    tt__instr *i = tt__emit(b, TT__OP_CAST, TT__BACKWARD);
+    if (!i) return;
+    i->in[0] = g;
+    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+}
+
+static tt__backward tt__backward_of(int op)
+{
+    switch (op) {
+#define TT__CASE(OP) case TT__OP_##OP: return tt__backward_##OP;
+    TT__CASE(LINEAR) TT__CASE(EMBEDDING) TT__CASE(LAYERNORM) TT__CASE(ACTIVATION) TT__CASE(ADD) TT__CASE(SCALE) TT__CASE(DROPOUT)
+    TT__CASE(ATTENTION) TT__CASE(GATHER_ROWS) TT__CASE(MEAN_POOL) TT__CASE(CROSS_ENTROPY) TT__CASE(MEAN_SQUARED_ERROR) TT__CASE(CAST)
+#undef TT__CASE
+    default: return NULL;
+    }
+}
+
+/* Appends the backward instructions of the loss `root` to the tape. */
+static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
+{
+    tt__builder b = {t, accumulate, true};
+    int forward = t->n_code;
+    char what[256];
+    if (!t->values[root].needs_grad)
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the loss %s", tt__describe(t, root, what, sizeof what));
+    if (t->values[root].shape.rows != 1 || t->values[root].shape.cols != 1 || t->values[root].shape.axis || t->values[root].base != root)
+        return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s", tt__describe(t, root, what, sizeof what));
+    int32_t seed = tt__new_gradient(&b, root);
+    tt__fill(&b, seed, 1, TT__BACKWARD);
+    for (int k = forward - 1; k >= 0 && b.ok; k--) {
+        tt__instr f = t->code[k];
+        int32_t g = tt__grad_of(t, f.out[0]);
+        tt__backward backward = tt__backward_of(f.op);
+        if (!g || !t->values[f.out[0]].needs_grad) continue;
+        if (!backward) return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "op '%s' has no backward, and '%s' needs a gradient", tt__instr_name(&f), t->values[f.out[0]].name);
+        backward(&b, &f, g);
+    }
+    return b.ok ? TT_OK : t->ctx->status;
+}
+
+/* ============================================================================================================
+   PASSES                                                                                          >>passes
+   Functions that rewrite a tape, and the verifier that runs after each. In order: inference (without training), fuse,
+   precision, [differentiate], update, prune. Uses tape and autodiff.
+   ============================================================================================================ */
+
+/* ---------------------------------------------------------------------------------------------------- helpers */
+
+/* How often v is read (through views too). */
+static int tt__uses(const tt_tape *t, int32_t v)
+{
+    int n = 0;
+    for (int k = 0; k < t->n_code; k++)
+        for (int j = 0; j < TT__MAX_IN; j++)
+            n += t->code[k].in[j] && t->values[t->code[k].in[j]].base == t->values[v].base;
+    return n;
+}
+
+static void tt__replace_uses(tt_tape *t, int32_t old, int32_t with)
+{
+    for (int k = 0; k < t->n_code; k++)
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (t->code[k].in[j] == old) t->code[k].in[j] = with;
+}
+
+static int tt__producer(const tt_tape *t, int32_t v) /* the instruction that first writes v; -1 */
+{
+    for (int k = 0; k < t->n_code; k++)
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            if (t->code[k].out[j] == v) return k;
+    return -1;
+}
+
+static void tt__remove(tt_tape *t, int at)
+{
+    memmove(&t->code[at], &t->code[at + 1], sizeof *t->code * (size_t)(t->n_code - at - 1));
+    t->n_code--;
+}
+
+/* --------------------------------------------------------------------------------------------------- verifier */
+
+static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const char *what, int32_t value)
+{
+    char text[256];
+    return tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d (%s): %s: %s", pass, at, tt__instr_name(&t->code[at]), what,
+                    tt__describe(t, value, text, sizeof text));
+}
+
+/* Every use after its definition, one definition, shapes as the rules say, dtypes of the right kind. */
+static tt_status tt__verify(tt_tape *t, const char *pass)
+{
+    tt_status status = TT_OK;
+    if (!t->ctx->options.verify) return TT_OK;
+    bool *defined = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
+    if (!defined) return TT_ERR_MEMORY;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        defined[v] = x->base == v && (x->storage == TT__INPUT || x->storage == TT__PARAMETER || x->storage == TT__STATE);
+    }
+    for (int k = 0; k < t->n_code && status == TT_OK; k++) {
+        const tt__instr *i = &t->code[k];
+        const tt__op *op = tt__row(i->op);
+        tt__shape shape[TT__MAX_OUT];
+        for (int j = 0; j < TT__MAX_IN && status == TT_OK; j++) {
+            if (!i->in[j]) continue;
+            if (i->in[j] < 0 || i->in[j] >= t->n_values || j >= op->inputs) status = tt__verify_fail(t, pass, k, "operand is no value", 0);
+            else if (!defined[t->values[i->in[j]].base]) status = tt__verify_fail(t, pass, k, "reads a value that nothing has written", i->in[j]);
+        }
+        if (status != TT_OK) break;
+        memset(shape, 0, sizeof shape);
+        if (!op->shape(t, i, shape)) { status = tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d: %s", pass, k, t->error); break; }
+        for (int j = 0; j < TT__MAX_OUT && status == TT_OK; j++) {
+            if (!i->out[j]) continue;
+            const tt__value *v = &t->values[i->out[j]];
+            bool reads = (i->add >> j & 1) || (op->flags & TT__RMW) || (i->add_later >> j & 1);
+            if (j >= op->outputs || !shape[j].rows) status = tt__verify_fail(t, pass, k, "writes an output that it has not", i->out[j]);
+            else if (!tt__same_rows(&shape[j], &v->shape) || shape[j].cols != v->shape.cols) status = tt__verify_fail(t, pass, k, "result has another shape than its rule says", i->out[j]);
+            else if (tt__is_float(shape[j].dtype) != tt__is_float(v->shape.dtype) || (v->pinned_f32 && v->shape.dtype != TT_F32)) status = tt__verify_fail(t, pass, k, "result has the wrong dtype", i->out[j]);
+            else if (!(op->flags & TT__RMW) && (v->storage == TT__INPUT || v->storage == TT__PARAMETER)) status = tt__verify_fail(t, pass, k, "overwrites", i->out[j]);
+            else if ((i->add >> j & 1) && !defined[v->base]) status = tt__verify_fail(t, pass, k, "adds to a value that nothing has written", i->out[j]);
+            else if (!reads && v->base == i->out[j] && defined[v->base]) status = tt__verify_fail(t, pass, k, "writes a value a second time", i->out[j]);
+            defined[v->base] = true;
+        }
+    }
+    tt__free(t->ctx, defined);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------- inference */
+
+/* Takes dropout out: of attention always, its own instruction where its result is not asked for by name. */
+static void tt__pass_inference(tt_tape *t, bool train)
+{
+    for (int k = 0; k < t->n_code; k++) {
+        tt__instr *i = &t->code[k];
+        if (!train && i->op == TT__OP_ATTENTION) i->attr.dropout = 0;
+        if (i->op != TT__OP_DROPOUT || (train && i->attr.dropout > 0)) continue;
+        if (i->in[1]) i->op = TT__OP_ADD;
+        else { i->op = TT__OP_SCALE; i->attr.scale = 1; }
+        bool copies = i->op == TT__OP_SCALE && !t->values[i->out[0]].keep;
+        for (int32_t v = 1; v < t->n_values && copies; v++) copies = v == i->out[0] || t->values[v].base != i->out[0];
+        if (copies) {
+            tt__replace_uses(t, i->out[0], i->in[0]);
+            tt__remove(t, k--);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- fuse */
+
+/* The only reader of v is `reader`, nothing else needs its contents afterwards. */
+static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
+{
+    return v && v != root && !t->values[v].keep && t->values[v].base == v && t->values[v].storage == TT__TRANSIENT && tt__uses(t, v) == 1;
+}
+
+/* linear + activation, linear + add, dropout + add become one instruction, at the place of the second. */
+static void tt__pass_fuse(tt_tape *t, int32_t root)
+{
+    for (int k = 0; k < t->n_code; k++) {
+        tt__instr *second = &t->code[k];
+        if (second->op != TT__OP_ACTIVATION && second->op != TT__OP_ADD) continue;
+        for (int side = 0; side < (second->op == TT__OP_ADD ? 2 : 1); side++) {
+            int32_t v = second->in[side], other = second->op == TT__OP_ADD ? second->in[1 - side] : 0;
+            int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
+            if (at < 0 || v == other || t->code[at].out[0] != v) continue;
+            tt__instr first = t->code[at];
+            bool linear = first.op == TT__OP_LINEAR && !first.attr.act && !first.in[3];
+            bool dropout = first.op == TT__OP_DROPOUT && !first.in[1];
+            if (second->op == TT__OP_ACTIVATION && linear) {
+                first.attr.act = second->attr.act;
+                first.out[1] = v; /* the pre-activation, which GELU and SiLU save; prune drops it where nothing reads it */
+            } else if (second->op == TT__OP_ADD && linear) {
+                first.in[3] = other;
+            } else if (second->op == TT__OP_ADD && dropout) {
+                first.in[1] = other;
+            } else {
+                continue;
+            }
+            first.out[0] = second->out[0];
+            *second = first;
+            tt__remove(t, at);
+            k--;
+            break;
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------- precision */
+
+typedef enum tt__precision { TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE } tt__precision;
+
+static tt_status tt__parse_precision(tt_context *ctx, const char *name, tt__precision *out)
+{
+    if (!name || strcmp(name, "32-true") == 0) *out = TT__32_TRUE;
+    else if (strcmp(name, "bf16-mixed") == 0) *out = TT__BF16_MIXED;
+    else if (strcmp(name, "bf16-true") == 0) *out = TT__BF16_TRUE;
+    else return tt__fail(ctx, TT_ERR_UNSUPPORTED, "precision '%s' is unknown: use 32-true, bf16-mixed or bf16-true", name);
+    return TT_OK;
+}
+
+/* Gives values their dtypes. Mixed: matmul weights are read through a bf16 copy made once a run. Statistics, losses and what a
+   loss reads stay f32. Runs before differentiation, so gradients follow. */
+static tt_status tt__pass_precision(tt_tape *t, tt__precision precision)
+{
+    tt__builder b = {t, false, true};
+    if (precision == TT__32_TRUE) return TT_OK;
+    for (int k = 0; k < t->n_code; k++)
+        if (t->code[k].op == TT__OP_CROSS_ENTROPY || t->code[k].op == TT__OP_MEAN_SQUARED_ERROR)
+            for (int j = 0; j < 2; j++)
+                if (t->values[t->code[k].in[j]].storage == TT__TRANSIENT) t->values[t->values[t->code[k].in[j]].base].pinned_f32 = true;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        bool changes = x->storage == TT__TRANSIENT ? !t->values[x->base].pinned_f32 && !x->pinned_f32 : x->storage == TT__PARAMETER && precision == TT__BF16_TRUE;
+        if (changes && x->shape.dtype == TT_F32) x->shape.dtype = TT_BF16;
+    }
+    if (precision != TT__BF16_MIXED) return TT_OK;
+    int before = t->n_code, casts = 0;
+    for (int k = 0; k < before && b.ok; k++) {
+        int32_t w = t->code[k].op == TT__OP_LINEAR ? t->code[k].in[1] : 0;
+        if (!w || t->values[w].storage != TT__PARAMETER || t->values[w].base != w) continue;
+        int32_t copy = 0;
+        for (int c = before; c < t->n_code; c++) if (t->code[c].in[0] == w) copy = t->code[c].out[0];
+        if (!copy) {
+            tt__shape shape = t->values[w].shape;
+            shape.dtype = TT_BF16;
+            tt__instr *cast = tt__emit(&b, TT__OP_CAST, TT__FORWARD);
+            copy = cast ? tt__new_value(t, &shape, TT__TRANSIENT, "bf16(%.60s)", t->values[w].name) : 0;
+            if (!copy) return TT_ERR_MEMORY;
+            t->values[copy].needs_grad = t->values[w].needs_grad;
+            t->code[t->n_code - 1].in[0] = w;
+            t->code[t->n_code - 1].out[0] = copy;
+            casts++;
+        }
+        t->code[k].in[1] = copy;
+    }
+    /* each cast right before its first reader, so that the copy lives no longer than it must */
+    for (int c = 0; c < casts; c++) {
+        tt__instr cast = t->code[t->n_code - 1];
+        int first = 0;
+        while (t->code[first].in[1] != cast.out[0]) first++;
+        memmove(&t->code[first + 1], &t->code[first], sizeof cast * (size_t)(t->n_code - 1 - first));
+        t->code[first] = cast;
+    }
+    return b.ok ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* ----------------------------------------------------------------------------------------------------- update */
+
+static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
+{
+    tt__shape shape = b->t->values[param].shape;
+    int32_t id = tt__new_value(b->t, &shape, TT__STATE, "%s(%.60s)", what, b->t->values[param].name);
+    if (!id) { b->ok = false; return 0; }
+    b->t->values[id].persistent = true;
+    b->t->values[id].param = b->t->values[param].param;
+    return id;
+}
+
+static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param)
+{
+    if (!o->no_decay) return ctx->params[param]->ndim > 1;
+    for (int k = 0; o->no_decay[k]; k++) if (tt__match(o->no_decay[k], ctx->params[param]->name)) return false;
+    return true;
+}
+
+/* Global norm, clipping, and one optimizer instruction for each parameter with a gradient. */
+static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, int32_t *norms, int32_t *norm_and_factor)
+{
+    tt__builder b = {t, false, true};
+    tt__shape shape;
+    int values = t->n_values, n = 0;
+    for (int32_t v = 1; v < values; v++) n += t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;
+    tt__set_fixed(&shape, TT_F32, n, 1);
+    int32_t squares = tt__new_value(t, &shape, TT__TRANSIENT, "squared gradient norms");
+    tt__set_fixed(&shape, TT_F32, 1, 2);
+    int32_t factor = tt__new_value(t, &shape, TT__TRANSIENT, "gradient norm and factor");
+    if (!squares || !factor) return TT_ERR_MEMORY;
+    t->values[squares].pinned_f32 = t->values[factor].pinned_f32 = true;
+    t->values[squares].keep = t->values[factor].keep = true;
+    *norms = squares;
+    *norm_and_factor = factor;
+    for (int32_t v = 1, k = 0; v < values && b.ok; v++) {
+        if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v || !t->values[v].grad) continue;
+        int32_t g = t->values[v].grad;
+        tt__instr *i = tt__emit(&b, TT__OP_SUM_SQUARES, TT__NORM);
+        tt__set_fixed(&shape, TT_F32, 1, 1);
+        int32_t slot = i ? tt__new_view(t, squares, &shape, k++, 1, t->values[g].name) : 0;
+        if (!slot) return TT_ERR_MEMORY;
+        i = &t->code[t->n_code - 1];
+        i->in[0] = g;
+        i->out[0] = slot;
+    }
+    tt__instr *clip = tt__emit(&b, TT__OP_CLIP, TT__NORM);
+    if (!clip) return TT_ERR_MEMORY;
+    clip->attr.clip_norm = o->clip_norm;
+    clip->in[0] = squares;
+    clip->out[0] = factor;
+    for (int32_t v = 1; v < values && b.ok; v++) {
+        if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v || !t->values[v].grad) continue;
+        bool adam = o->kind != TT_SGD;
+        int32_t first = adam || o->momentum != 0 ? tt__new_state(&b, v, adam ? "m" : "momentum") : 0;
+        int32_t second = adam ? tt__new_state(&b, v, "v") : 0;
+        tt__instr *i = tt__emit(&b, adam ? TT__OP_ADAM : TT__OP_SGD, TT__UPDATE);
+        if (!i) return TT_ERR_MEMORY;
+        i->in[0] = t->values[v].grad;
+        i->in[1] = factor;
+        i->out[0] = v;
+        i->out[1] = first;
+        i->out[2] = second;
+        i->attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
+        i->attr.decoupled = o->kind == TT_ADAMW;
+        i->attr.beta1 = adam ? o->beta1 : o->momentum;
+        i->attr.beta2 = o->beta2;
+        i->attr.eps = o->eps;
+        i->attr.nesterov = o->nesterov;
+    }
+    return b.ok ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* ------------------------------------------------------------------------------------------------------ prune */
+
+/* Removes what no result needs: instructions none of whose outputs is read, kept, or persistent, and, once the backward is there, outputs
+   that would be saved for it in vain. */
+static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
+{
+    bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
+    if (!needed) return TT_ERR_MEMORY;
+    if (root) needed[t->values[root].base] = true;
+    for (int32_t v = 1; v < t->n_values; v++)
+        if (t->values[v].keep || t->values[v].persistent) needed[t->values[v].base] = true;
+    for (int k = t->n_code - 1; k >= 0; k--) {
+        tt__instr *i = &t->code[k];
+        bool live = false;
+        for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
+        for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
+        bool optional = i->op == TT__OP_LINEAR || i->op == TT__OP_LAYERNORM; /* out[1] is there for the backward only */
+        if (live && drop_saved && optional && i->out[1] && !needed[t->values[i->out[1]].base]) i->out[1] = 0;
+        if (!live) i->op = -1;
+    }
+    int kept = 0;
+    for (int k = 0; k < t->n_code; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
+    t->n_code = kept;
+    tt__free(t->ctx, needed);
+    return TT_OK;
+}
+
+/* ============================================================================================================
+   PLANNER                                                                                        >>planner
+   Gives every value a place. Lifetimes are exact: from the instruction that first writes a storage to the last that
+   reads it. Persistent values lie one after another in the persistent region; the rest is placed in the transient region by
+   greedy first and best fit over several orders (Pisarchyk, Lee: "Efficient memory management for deep neural net inference",
+   2020), keeping the best. Uses tape.
+   ============================================================================================================ */
+
+/* One arena serves a program and those that share it: persistent bytes first, then the transient bytes of the largest. */
+typedef struct tt__arena {
+    int references;     /* programs, and parameters that live here                                                  */
+    int programs;
+    size_t persistent, transient;
+    char *memory; /* NULL until allocated */
+} tt__arena;
+
+static void tt__arena_release(tt_context *ctx, tt__arena *a)
+{
+    if (!a || --a->references > 0) return;
+    tt__free(ctx, a->memory);
+    tt__free(ctx, a);
+}
+
+/* A storage that must be placed: alive at instructions first..last, both included. */
+typedef struct tt__box {
+    int first, last;
+    size_t bytes, place;
+    int32_t value;  /* base value, or 0: the workspace of instruction `first` */
+    int merged;     /* index of the box whose place it takes over; itself if none */
+} tt__box;
+
+static size_t tt__max_live(const tt__box *box, int n, int instructions, tt_context *ctx, int *at)
+{
+    int64_t *change = (int64_t *)tt__calloc(ctx, sizeof *change * ((size_t)instructions + 1));
+    size_t live = 0, most = 0;
+    if (!change) return SIZE_MAX;
+    for (int k = 0; k < n; k++) {
+        if (box[k].merged != k) continue;
+        change[box[k].first] += (int64_t)box[k].bytes;
+        change[box[k].last + 1] -= (int64_t)box[k].bytes;
+    }
+    *at = 0;
+    for (int k = 0; k <= instructions; k++) {
+        live = (size_t)((int64_t)live + change[k]);
+        if (live > most) { most = live; *at = k; }
+    }
+    tt__free(ctx, change);
+    return most;
+}
+
+typedef struct tt__placed { int first, last; size_t from, to; } tt__placed;
+
+/* Places boxes in the given order, each into the lowest (or the tightest) gap among those alive with it. Returns the height;
+   gives up above `limit`. placed: room for n. */
+static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit, tt__placed *placed)
+{
+    size_t height = 0;
+    int count = 0;
+    for (int k = 0; k < n; k++) {
+        tt__box *b = &box[order[k]];
+        size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
+        for (int j = 0; j < count; j++) { /* sorted by `from` */
+            const tt__placed *p = &placed[j];
+            if (p->first > b->last || p->last < b->first) continue;
+            if (p->from > cursor && p->from - cursor >= b->bytes && p->from - cursor < best_gap) {
+                best = cursor;
+                best_gap = p->from - cursor;
+                if (!tightest) break;
+            }
+            if (p->to > cursor) cursor = p->to;
+        }
+        if (best == SIZE_MAX) best = cursor;
+        b->place = best;
+        if (best + b->bytes > height) height = best + b->bytes;
+        if (height > limit) return height;
+        int at = count++;
+        while (at > 0 && placed[at - 1].from > best) { placed[at] = placed[at - 1]; at--; }
+        placed[at].first = b->first;
+        placed[at].last = b->last;
+        placed[at].from = best;
+        placed[at].to = best + b->bytes;
+    }
+    return height;
+}
+
+/* Sort key of the portfolio: 0 size, 1 size x duration, 2 duration, 3 time; larger first, ties by size, then index. */
+static double tt__box_key(const tt__box *b, int kind)
+{
+    double duration = b->last - b->first + 1, bytes = (double)b->bytes;
+    return kind == 0 ? bytes : kind == 1 ? bytes * duration : kind == 2 ? duration : -(double)b->first;
+}
+
+static bool tt__box_before(const tt__box *box, int a, int b, int kind)
+{
+    double x = tt__box_key(&box[a], kind), y = tt__box_key(&box[b], kind);
+    if (x != y) return x > y;
+    if (box[a].bytes != box[b].bytes) return box[a].bytes > box[b].bytes;
+    return a < b;
+}
+
+static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, int kind) /* merge sort */
+{
+    for (int width = 1; width < n; width *= 2) {
+        for (int lo = 0; lo < n; lo += 2 * width) {
+            int mid = (int)tt__min(lo + width, n), hi = (int)tt__min(lo + 2 * width, n), a = lo, b = mid;
+            for (int k = lo; k < hi; k++)
+                scratch[k] = b >= hi || (a < mid && !tt__box_before(box, order[b], order[a], kind)) ? order[a++] : order[b++];
+        }
+        memcpy(order, scratch, sizeof *order * (size_t)n);
+    }
+}
+
+/* Places the n boxes (those merged into another take its place). *height: bytes needed; *bound: the largest sum of live bytes. */
+static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, size_t *height, size_t *bound, int *peak_at)
+{
+    size_t roots = 0;
+    int *order = (int *)tt__alloc(ctx, sizeof(int) * (size_t)(n + 1) * 2);
+    size_t *best = (size_t *)tt__alloc(ctx, sizeof(size_t) * (size_t)(n + 1));
+    tt__placed *placed = (tt__placed *)tt__alloc(ctx, sizeof *placed * (size_t)(n + 1));
+    *bound = tt__max_live(box, n, instructions, ctx, peak_at);
+    *height = SIZE_MAX;
+    if (order && best && placed && *bound != SIZE_MAX) {
+        for (int attempt = 0; attempt < 8 && *height > *bound; attempt++) {
+            roots = 0;
+            for (int k = 0; k < n; k++) if (box[k].merged == k && box[k].bytes) order[roots++] = k;
+            tt__sort_boxes(box, order, order + n, (int)roots, attempt / 2);
+            size_t h = tt__place_in_order(box, order, (int)roots, attempt % 2 == 1, *height == SIZE_MAX ? SIZE_MAX : *height - 1, placed);
+            if (h >= *height) continue;
+            *height = h;
+            for (int k = 0; k < n; k++) best[k] = box[k].place;
+        }
+        if (!roots) *height = 0;
+        for (int k = 0; k < n && roots; k++) box[k].place = best[k];
+        for (int k = 0; k < n; k++) {
+            int root = k;
+            while (box[root].merged != root) root = box[root].merged;
+            box[k].place = box[root].place;
+        }
+    }
+    tt__free(ctx, placed);
+    tt__free(ctx, best);
+    tt__free(ctx, order);
+    return *height == SIZE_MAX ? TT_ERR_MEMORY : TT_OK;
+}
+
+static size_t tt__storage_bytes(const tt__value *v)
+{
+    return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
+}
+
+/* Lifetimes of the transient storages and workspaces of a tape. *box is released by the caller. */
+static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
+{
+    tt_context *ctx = t->ctx;
+    size_t most = (size_t)t->n_values + (size_t)t->n_code;
+    tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * most);
+    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* box of each base value */
+    int n = 0;
+    *out = box;
+    if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
+    for (int32_t v = 0; v < t->n_values; v++) of[v] = -1;
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+            int32_t id = j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
+            if (!id) continue;
+            int32_t base = t->values[id].base;
+            const tt__value *v = &t->values[base];
+            if (v->persistent) continue;
+            if (of[base] < 0) {
+                of[base] = n;
+                box[n].first = v->storage == TT__INPUT ? 0 : k; /* inputs are set before the run */
+                box[n].bytes = tt__storage_bytes(v);
+                box[n].value = base;
+                box[n].merged = n;
+                n++;
+            }
+            box[of[base]].last = v->keep || base == t->values[root].base ? t->n_code - 1 : k;
+        }
+        if (i->workspace) {
+            box[n].first = box[n].last = k;
+            box[n].bytes = tt__align_up(i->workspace);
+            box[n].merged = n;
+            n++;
+        }
+    }
+    /* In place: out[0] begins where in[j] ends. Chains of several links merge into the first. */
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        unsigned flags = tt__row(i->op)->flags;
+        int32_t y = i->out[0];
+        if (!y || (i->add & 1) || t->values[y].base != y || of[y] < 0 || box[of[y]].first != k) continue;
+        for (int j = 0; j < 2; j++) {
+            int32_t x = i->in[j];
+            if (!(flags & (j ? TT__INPLACE1 : TT__INPLACE0)) || !x || t->values[x].base != x || of[x] < 0) continue;
+            if (box[of[x]].last != k || box[of[x]].bytes != box[of[y]].bytes) continue;
+            if (t->values[x].shape.dtype != t->values[y].shape.dtype || t->values[x].shape.cols != t->values[y].shape.cols) continue;
+            bool read_twice = false;
+            for (int m = 0; m < TT__MAX_IN; m++) read_twice |= m != j && i->in[m] && t->values[i->in[m]].base == x;
+            if (read_twice) continue;
+            int start = of[x];
+            while (box[start].merged != start) start = box[start].merged;
+            box[of[y]].merged = start;
+            box[start].last = box[of[y]].last;
+            of[y] = start; /* later links see the joined lifetime */
+            break;
+        }
+    }
+    tt__free(ctx, of);
+    *count = n;
+    return TT_OK;
+}
+
+/* No two storages that are alive together overlap, and all lie inside. */
+static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, size_t height)
+{
+    if (!t->ctx->options.verify) return TT_OK;
+    for (int a = 0; a < n; a++) {
+        if (box[a].place % TT__ALIGN || box[a].place > height || box[a].bytes > height - box[a].place)
+            return tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its region of %zu", a, box[a].bytes, box[a].place, height);
+        if (box[a].merged != a) continue;
+        for (int b = 0; b < a; b++) {
+            if (box[b].merged != b || box[a].first > box[b].last || box[b].first > box[a].last) continue;
+            if (box[a].place < box[b].place + box[b].bytes && box[b].place < box[a].place + box[a].bytes)
+                return tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and overlap", a, b);
+        }
+    }
+    return TT_OK;
+}
+
+/* ============================================================================================================
+   CPU                                                                                                >>cpu
+   The CPU backend. The kernels between "one pass per instruction set" and its end are compiled once for each instruction set
+   (this file includes itself with TT__LANES set); the best one the CPU has is chosen when a context opens. Uses base and
+   tape.
+   ============================================================================================================ */
+
+/* C = act(A B + bias) + residual, optionally + the C there was.  A(i,k) = a[i * a_row + k * a_col], and so on; one stride
+   of A and one of B is 1. Sums are fp32 whatever the dtypes, in an order that does not depend on the number of threads. */
+typedef struct tt__gemm_args {
+    int64_t m, n, k;
+    const void *a; tt_dtype a_type; int64_t a_row, a_col;
+    const void *b; tt_dtype b_type; int64_t b_row, b_col; /* B(k,j) = b[k * b_row + j * b_col]                    */
+    void *c; tt_dtype c_type; int64_t c_row;
+    bool accumulate;
+    const void *bias; tt_dtype bias_type;                              /* (n) or NULL                              */
+    int act; void *pre; tt_dtype pre_type; int64_t pre_row;            /* pre: A B + bias, kept when not NULL      */
+    const void *residual; tt_dtype residual_type; int64_t residual_row; /* (m, n) or NULL                          */
+    void *workspace;                                                   /* of gemm_workspace bytes, 64-byte aligned */
+} tt__gemm_args;
+
+/* Attention within each sequence, per head: q, k, v, out (rows, heads * head_size), lse f32 (rows, heads).
+   Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h: 16 random bits, number j % 8
+   of Philox counter {i, j / 8, h, 0}, low half of each word first; kept if they are >= round(65536 p). */
+typedef struct tt__attention_args {
+    const int32_t *seq_start; int64_t seqs;
+    int heads; int64_t head_size;
+    bool causal; float scale; float dropout; uint64_t dropout_key;
+    tt__mat q, k, v, out;
+    float *lse;
+    tt__mat dout, dq, dk, dv;             /* backward only                                                        */
+    bool add_dq, add_dk, add_dv;          /* backward: += instead of =                                            */
+    void *workspace;                      /* of attention_workspace bytes                                         */
+} tt__attention_args;
+
+struct tt__isa_table {
+    const char *name;
+    int lanes;
+    double (*peak_loop)(int64_t rounds, float *sink); /* one thread's fastest multiply-adds; returns the FLOPs done  */
+    tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
+};
+
+/* ---- matrix product: what all instruction sets share ---- */
+
+/* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", 2008: a panel of
+   B (K x 8..32) stays in L1, a tile of A (TILE_M x K) in L2, the packed blocks of A (M x K) and B (K x N) in L3. M, TILE_M are multiples
+   of every microkernel's height, N and TILE_N of every width. */
+#define TT__GEMM_K 384
+#define TT__GEMM_M 1032
+#define TT__GEMM_N 1024
+#define TT__GEMM_TILE_M 96
+#define TT__GEMM_TILE_N 128
+#define TT__GEMM_FEW_ROWS 8 /* up to here B is not packed: it would be read and written to be used only a few times */
+
+/* n in equal blocks of at most `most`, each but the last a multiple of `multiple` (which divides `most`): their size. */
+static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
+{
+    int64_t blocks = tt__max(1, tt__ceil_div(n, most));
+    return tt__ceil_div(tt__ceil_div(n, blocks), multiple) * multiple;
+}
+
+/* Bytes of args->workspace; the same for every instruction set and number of threads. */
+static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k, int threads)
+{
+    (void)threads;
+    if (m <= TT__GEMM_FEW_ROWS) return tt__align_up((size_t)(m * k) * 4); /* A as float */
+    size_t rows = (size_t)tt__ceil_div(tt__min(m, TT__GEMM_M), 12) * 12, cols = (size_t)tt__ceil_div(tt__min(n, TT__GEMM_N), 32) * 32;
+    size_t depth = (size_t)tt__min(k, TT__GEMM_K);
+    return tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4) + (k > TT__GEMM_K ? rows * cols * 4 : 0);
+}
+
+/* ------------------------------------------------------------------------------------- attention, shared by all passes */
+
+/* Blocks of the flash-style kernels: score tiles of KEYS x QUERIES floats that stay in the cache. A forward task takes up
+   to GROUP queries, so that packing a block of keys and values pays for itself. All are multiples of 16; KEYS of 8 too,
+   because one Philox call serves 8 keys. */
+enum {
+    TT__ATTENTION_KEYS = 256,
+    TT__ATTENTION_QUERIES = 64,
+    TT__ATTENTION_GROUP = 256,
+    TT__ATTENTION_SPAN = 4096, /* queries of which the backward holds dq in fp32: it bounds the workspace */
+    TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles, in floats: an odd number of cache lines */
+};
+
+/* Row stride of packed rows: room for the widest vectors, and an odd number of cache lines, because power-of-two
+   strides would put a column of a block into a few cache sets. */
+static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
+
+static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
+
+/* The buffers of one thread; all are 64-byte aligned. stride: tt__attention_stride, tile: TT__ATTENTION_TILE. */
+typedef struct tt__attention_buffers {
+    float *k, *v;           /* (KEYS, stride)                                                                        */
+    float *weights;         /* (KEYS, tile): scores, then weights                                                    */
+    float *q, *qt;          /* (QUERIES, stride); (head_size, tile) for each block of queries that a task holds      */
+    float *out;             /* forward: (GROUP, stride)                                                              */
+    float *most, *sum;      /* forward: (GROUP): running maximum of the scores, sum of the weights                   */
+    float *dk, *dv;         /* backward: (KEYS, stride)                                                              */
+    float *dscores;         /* backward: (KEYS, tile)                                                                */
+    float *dout, *doutt;    /* backward: (QUERIES, stride), (head_size, tile)                                        */
+    float *lse, *delta;     /* backward: (SPAN): log2-sum-exp2; sum of dout * out                                    */
+    float *dq;              /* backward: (SPAN, padded head size)                                                    */
+} tt__attention_buffers;
+
+static float *tt__attention_take(char *memory, size_t *used, int64_t floats)
+{
+    float *p = memory ? (float *)(void *)(memory + *used) : NULL;
+    *used += tt__align_up((size_t)floats * sizeof(float));
+    return p;
+}
+
+/* Lays the buffers out in memory (which may be NULL) and returns the bytes that they take. rows: of the longest sequence. */
+static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, bool backward, tt__attention_buffers *b)
+{
+    int64_t stride = tt__attention_stride(head_size), tile = TT__ATTENTION_TILE, keys = TT__ATTENTION_KEYS;
+    int64_t queries = TT__ATTENTION_QUERIES, group = TT__ATTENTION_GROUP;
+    int64_t span = tt__attention_padded(tt__min(rows, TT__ATTENTION_SPAN));
+    size_t used = 0;
+    memset(b, 0, sizeof *b);
+    b->k = tt__attention_take(memory, &used, keys * stride);
+    b->v = tt__attention_take(memory, &used, keys * stride);
+    b->weights = tt__attention_take(memory, &used, keys * tile);
+    b->q = tt__attention_take(memory, &used, queries * stride);
+    if (!backward) {
+        b->qt = tt__attention_take(memory, &used, tt__ceil_div(group, queries) * head_size * tile);
+        b->out = tt__attention_take(memory, &used, group * stride);
+        b->most = tt__attention_take(memory, &used, group);
+        b->sum = tt__attention_take(memory, &used, group);
+        return used;
+    }
+    b->qt = tt__attention_take(memory, &used, head_size * tile);
+    b->dk = tt__attention_take(memory, &used, keys * stride);
+    b->dv = tt__attention_take(memory, &used, keys * stride);
+    b->dscores = tt__attention_take(memory, &used, keys * tile);
+    b->dout = tt__attention_take(memory, &used, queries * stride);
+    b->doutt = tt__attention_take(memory, &used, head_size * tile);
+    b->lse = tt__attention_take(memory, &used, span);
+    b->delta = tt__attention_take(memory, &used, span);
+    b->dq = tt__attention_take(memory, &used, span * tt__attention_padded(head_size));
+    return used;
+}
+
+/* Bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
+static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int heads, bool backward, int threads)
+{
+    tt__attention_buffers b;
+    (void)heads;
+    return tt__attention_layout(NULL, max_rows, head_size, backward, &b) * (size_t)threads;
+}
+
+static int64_t tt__attention_longest(const tt__attention_args *a)
+{
+    int64_t longest = 0;
+    for (int64_t s = 0; s < a->seqs; s++) longest = tt__max(longest, (int64_t)a->seq_start[s + 1] - a->seq_start[s]);
+    return longest;
+}
+
+/* Where this thread's buffers are depends on the thread, what is computed in them does not. */
+static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_args *a, int64_t longest, bool backward, int thread)
+{
+    tt__attention_buffers b;
+    size_t bytes = tt__attention_layout(NULL, longest, a->head_size, backward, &b);
+    tt__attention_layout((char *)a->workspace + bytes * (size_t)thread, longest, a->head_size, backward, &b);
+    return b;
+}
+
+/* Groups of queries are numbered without looking at every sequence: those of sequence s have the numbers from
+   seq_start[s] / GROUP + s on, which leaves room for as many as it can have (some numbers have no queries). */
+static int64_t tt__attention_first_group(const tt__attention_args *a, int64_t s)
+{
+    return (a->seq_start[s] - a->seq_start[0]) / TT__ATTENTION_GROUP + s;
+}
+
+static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t group)
+{
+    int64_t low = 0, high = a->seqs; /* first_group(low) <= group < first_group(high) */
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (tt__attention_first_group(a, middle) <= group) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* Splits n into blocks of at most `most`, about equal and multiples of 16 but for the last; both n, most > 0. */
+static int64_t tt__attention_block(int64_t n, int64_t most)
+{
+    return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, most)));
+}
+
+/* Of 65536; 0: no dropout. */
+static int32_t tt__attention_drop(const tt__attention_args *a) { return (int32_t)lrintf(a->dropout * 65536.0f); }
+
+static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
+{
+    return (char *)m->data + (size_t)(row * m->ld + column) * tt_dtype_bytes(m->dtype);
+}
+
+/* Rows of a head lie far apart, where the prefetchers of the CPU do not look. */
+static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t column, int64_t d)
+{
+    const char *p = (const char *)tt__attention_row(m, row, column), *end = p + (size_t)d * tt_dtype_bytes(m->dtype);
+    for (; p < end; p += 64) __builtin_prefetch(p);
+}
+
+#define TT__STR(x) #x
+#define TT__XSTR(x) TT__STR(x)
+
+/* Rows are handed out in chunks fixed by the shape. Each thread has TT__ROW_BUFFERS rows of floats to widen into. */
+#define TT__ROW_BUFFERS 5
+#define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
+
+typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
+typedef struct tt__rows_job { const tt__launch *l; tt__rows_fn fn; int64_t rows, chunk; char *scratch; size_t stride; } tt__rows_job;
+
+static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4); }
+
+static void tt__rows_task(void *arg, int64_t task, int thread)
+{
+    const tt__rows_job *job = (const tt__rows_job *)arg;
+    job->fn(job->l, task * job->chunk, tt__min((task + 1) * job->chunk, job->rows), (float *)(void *)(job->scratch + job->stride * (size_t)thread));
+}
+
+/* fn over `rows` rows in chunks of `chunk`; `skip` bytes of the workspace belong to the caller. */
+static void tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols, int64_t chunk, size_t skip, tt__rows_fn fn)
+{
+    tt__rows_job job = {l, fn, rows, chunk, (char *)l->workspace + skip, TT__ROW_BUFFERS * tt__row_bytes(cols)};
+    tt__parallel(l->ctx->pool, tt__ceil_div(rows, chunk), tt__rows_task, &job);
+}
+
+static void tt__for_rows(const tt__launch *l, int64_t rows, int64_t cols, tt__rows_fn fn)
+{
+    tt__for_chunks(l, rows, cols, tt__max(1, 8192 / cols), 0, fn);
+}
+
+/* Long vectors (parameters, their gradients and state) are worked on in chunks of this many elements. */
+#define TT__CHUNK 4096
+
+static int64_t tt__elements(const tt__mat *m) { return m->rows * m->cols; }
+static void *tt__at(const tt__mat *m, int64_t r) { return (char *)m->data + (size_t)(r * m->ld) * tt_dtype_bytes(m->dtype); }
+
+static tt_status tt__launch_fail(const tt__launch *l, int operand, tt_status status, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return tt__fail(l->ctx, status, "%s: '%s' %s", tt__instr_name(l->instr), l->tape->values[l->instr->in[operand]].name, text);
+}
+
+/* Every index in [0, limit), or equal to `ignored`. */
+static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t limit, const int32_t *ignored, const char *of_what)
+{
+    const int32_t *index = (const int32_t *)l->in[operand].data;
+    for (int64_t r = 0; r < l->in[operand].rows; r++)
+        if ((index[r] < 0 || index[r] >= limit) && !(ignored && index[r] == *ignored))
+            return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "has %d in row %lld, which is not in 0..%lld (%s)", index[r], (long long)r,
+                                   (long long)(limit - 1), of_what);
+    return TT_OK;
+}
+
+/* 0 = start[0] < start[1] < ... < start[seqs] = rows. */
+static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows)
+{
+    const int32_t *start = (const int32_t *)l->in[operand].data;
+    int64_t seqs = l->in[operand].rows - 1;
+    if (start[0] != 0) return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "begins with %d; the first sequence starts at row 0", start[0]);
+    for (int64_t s = 0; s < seqs; s++)
+        if (start[s + 1] <= start[s])
+            return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "has %d after %d at %lld: sequences must have at least one row", start[s + 1], start[s], (long long)(s + 1));
+    if (start[seqs] != rows) return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
+    return TT_OK;
+}
+
+static uint64_t tt__dropout_key(const tt__launch *l)
+{
+    return tt__stream_key(l->run->seed, TT__RANDOM_DROPOUT, (uint64_t)l->run->step, (uint64_t)l->run->micro << 32 | l->instr->random);
+}
+
+static uint32_t tt__drop_threshold(float p) { return (uint32_t)(p * 65536.0f + 0.5f); }
+
+/* Scratch of an instruction at full capacity, in bytes. */
+static size_t tt__cpu_workspace(tt_context *ctx, const tt_tape *t, const tt__instr *i)
+{
+    int threads = ctx->pool->threads;
+    int64_t cols = 1, rows = 1;
+    for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT; k++) {
+        int32_t id = k < TT__MAX_IN ? i->in[k] : i->out[k - TT__MAX_IN];
+        if (!id) continue;
+        cols = tt__max(cols, t->values[id].shape.cols);
+        rows = tt__max(rows, t->values[id].shape.rows);
+    }
+    const tt__shape *a = i->in[0] ? tt__in(t, i, 0) : NULL, *b = i->in[1] ? tt__in(t, i, 1) : NULL;
+    size_t buffers = (size_t)threads * TT__ROW_BUFFERS, widen = buffers * tt__row_bytes(cols);
+    size_t partial = (size_t)tt__ceil_div(rows, TT__SUM_ROWS) * tt__row_bytes(cols);
+    switch (i->op) {
+    case TT__OP_LINEAR: return tt__gemm_workspace(a->rows, b->rows, a->cols, threads);
+    case TT__OP_LINEAR_DX: return tt__gemm_workspace(a->rows, b->cols, a->cols, threads);
+    case TT__OP_LINEAR_DW: {
+        size_t gemm = tt__gemm_workspace(a->cols, b->cols, a->rows, threads);
+        size_t sums = (size_t)tt__ceil_div(a->rows, TT__SUM_ROWS) * tt__row_bytes(a->cols) + buffers * tt__row_bytes(a->cols);
+        return gemm > sums ? gemm : sums;
+    }
+    case TT__OP_ATTENTION: case TT__OP_ATTENTION_BACKWARD: {
+        const tt__shape *q = tt__in(t, i, i->op == TT__OP_ATTENTION ? 0 : 1);
+        return tt__attention_workspace(q->rows, q->cols / i->attr.heads, i->attr.heads, i->op == TT__OP_ATTENTION_BACKWARD, threads);
+    }
+    case TT__OP_LAYERNORM_BACKWARD: return 2 * partial + widen;
+    case TT__OP_EMBEDDING_BACKWARD: return tt__align_up((size_t)(b->rows + t->values[i->out[0]].shape.rows + 1) * 4) + widen;
+    case TT__OP_CROSS_ENTROPY: case TT__OP_MEAN_SQUARED_ERROR: return tt__align_up((size_t)rows * 8) + widen;
+    case TT__OP_SUM_SQUARES: return tt__align_up((size_t)tt__ceil_div(a->rows * a->cols, TT__CHUNK) * 8) + buffers * tt__row_bytes(TT__CHUNK);
+    case TT__OP_SGD: case TT__OP_ADAM: return buffers * tt__row_bytes(TT__CHUNK);
+    case TT__OP_FILL: case TT__OP_CLIP: return 0;
+    default: return widen;
+    }
+}
+
+static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows, double pairs) /* pairs: query-key pairs of attention */
+{
+    switch (i->op) {
+    case TT__OP_LINEAR: case TT__OP_LINEAR_DX: return 2.0 * (double)rows * (double)tt__in(t, i, 1)->rows * (double)tt__in(t, i, 1)->cols;
+    case TT__OP_LINEAR_DW: return i->out[0] ? 2.0 * (double)rows * (double)tt__in(t, i, 0)->cols * (double)tt__in(t, i, 1)->cols : 0;
+    case TT__OP_ATTENTION: return 4.0 * pairs * (double)tt__in(t, i, 0)->cols * (i->attr.causal ? 0.5 : 1.0);
+    case TT__OP_ATTENTION_BACKWARD: return 8.0 * pairs * (double)tt__in(t, i, 0)->cols * (i->attr.causal ? 0.5 : 1.0);
+    default: return 0;
+    }
+}
+
+/* ---- one pass per instruction set ---- */
+
+#define TT__LANES 4
+#define TT__ISA portable
+#define TT__TARGET
+#include TINYTRAIN_FILENAME
+#undef TT__LANES
+#undef TT__ISA
+#undef TT__TARGET
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define TT__LANES 8
+#define TT__ISA avx2
+#define TT__TARGET __attribute__((target("avx2,fma")))
+#include TINYTRAIN_FILENAME
+#undef TT__LANES
+#undef TT__ISA
+#undef TT__TARGET
+
+#define TT__LANES 16
+#define TT__ISA avx512
+#define TT__TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#include TINYTRAIN_FILENAME
+#undef TT__LANES
+#undef TT__ISA
+#undef TT__TARGET
+#endif
+
+#endif /* TT__IMPLEMENT */
+
+#ifdef TT__LANES
+
+/* ------------------------------------------------------------------------------------------------- vectors
+   A vector is TT__LANES floats, written with the vector extensions of gcc and clang, so that one text serves every
+   instruction set; only what those extensions cannot say (fused multiply-add, max, square root, transposes) is spelled out
+   for each. Names end in the instruction set through TT__K(). */
+
+#define TT__JOIN2(name, isa) tt__##name##_##isa
+#define TT__JOIN(name, isa) TT__JOIN2(name, isa)
+#define TT__K(name) TT__JOIN(name, TT__ISA)
+#define TT__FN static TT__TARGET                                            /* a kernel of this instruction set */
+#define TT__INLINE static inline TT__TARGET __attribute__((always_inline)) /* its building blocks                */
+
+typedef float TT__K(vf) __attribute__((vector_size(4 * TT__LANES)));
+typedef int32_t TT__K(vi) __attribute__((vector_size(4 * TT__LANES)));
+typedef uint32_t TT__K(vu) __attribute__((vector_size(4 * TT__LANES)));
+#define tt__vf TT__K(vf)
+#define tt__vi TT__K(vi)
+#define tt__vu TT__K(vu)
+
+TT__INLINE tt__vf TT__K(zero)(void) { tt__vf v; memset(&v, 0, sizeof v); return v; }
+TT__INLINE tt__vf TT__K(splat)(float x) { return x - TT__K(zero)(); }
+TT__INLINE tt__vu TT__K(splat_u)(uint32_t x) { tt__vu v; memset(&v, 0, sizeof v); return x - v; }
+TT__INLINE tt__vf TT__K(load)(const float *p) { tt__vf v; memcpy(&v, p, sizeof v); return v; }
+TT__INLINE void TT__K(store)(float *p, tt__vf v) { memcpy(p, &v, sizeof v); }
+
+/* The first n (0..TT__LANES) lanes; the rest is zero. */
+TT__INLINE tt__vf TT__K(load_n)(const float *p, int64_t n)
+{
+    tt__vf v = TT__K(zero)();
+    memcpy(&v, p, (size_t)n * 4);
+    return v;
+}
+TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
+
+#if TT__LANES == 16
+TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { return (tt__vf)_mm512_max_ps((__m512)a, (__m512)b); }
+TT__INLINE tt__vf TT__K(min)(tt__vf a, tt__vf b) { return (tt__vf)_mm512_min_ps((__m512)a, (__m512)b); }
+TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { return (tt__vf)_mm512_sqrt_ps((__m512)a); }
+#elif TT__LANES == 8
+TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { return (tt__vf)_mm256_max_ps((__m256)a, (__m256)b); }
+TT__INLINE tt__vf TT__K(min)(tt__vf a, tt__vf b) { return (tt__vf)_mm256_min_ps((__m256)a, (__m256)b); }
+TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { return (tt__vf)_mm256_sqrt_ps((__m256)a); }
+#else
+TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return a * b + c; }
+TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { tt__vi m = a > b; return (tt__vf)(((tt__vi)a & m) | ((tt__vi)b & ~m)); }
+TT__INLINE tt__vf TT__K(min)(tt__vf a, tt__vf b) { tt__vi m = a < b; return (tt__vf)(((tt__vi)a & m) | ((tt__vi)b & ~m)); }
+TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { for (int i = 0; i < TT__LANES; i++) a[i] = sqrtf(a[i]); return a; }
+#endif
+
+/* Lanes are added pairwise in a fixed order. */
+TT__INLINE float TT__K(sum)(tt__vf v)
+{
+    float lane[TT__LANES];
+    memcpy(lane, &v, sizeof lane);
+    for (int half = TT__LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
+}
+
+TT__INLINE float TT__K(max_lane)(tt__vf v)
+{
+    float lane[TT__LANES], m;
+    memcpy(lane, &v, sizeof lane);
+    m = lane[0];
+    for (int i = 1; i < TT__LANES; i++) m = lane[i] > m ? lane[i] : m;
+    return m;
+}
+
+/* e^x, relative error < 2e-7; 0 below -87.3 (where the result would be subnormal), clamped above 88.7; NaN in, NaN out.
+   Range reduction and polynomial after Cephes' expf. */
+TT__INLINE tt__vf TT__K(exp)(tt__vf x)
+{
+    const tt__vf magic = TT__K(splat)(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    tt__vi zero_result = x < TT__K(splat)(-87.3f), nan = x != x;
+    tt__vf y = TT__K(min)(TT__K(max)(x, TT__K(splat)(-87.3f)), TT__K(splat)(88.7f));
+    tt__vf shifted = TT__K(fma)(y, TT__K(splat)(1.44269504088896341f), magic), n = shifted - magic;
+    tt__vf r = TT__K(fma)(n, TT__K(splat)(-0.693359375f), y);
+    r = TT__K(fma)(n, TT__K(splat)(2.12194440e-4f), r);
+    tt__vf p = TT__K(splat)(1.9875691500e-4f);
+    p = TT__K(fma)(p, r, TT__K(splat)(1.3981999507e-3f));
+    p = TT__K(fma)(p, r, TT__K(splat)(8.3334519073e-3f));
+    p = TT__K(fma)(p, r, TT__K(splat)(4.1665795894e-2f));
+    p = TT__K(fma)(p, r, TT__K(splat)(1.6666665459e-1f));
+    p = TT__K(fma)(p, r, TT__K(splat)(0.5f));
+    p = TT__K(fma)(p, r * r, r + 1.0f);
+    /* 2^n in two factors, so that n = 128 does not overflow the exponent field on the way */
+    tt__vi e = (tt__vi)shifted - (tt__vi)magic, half = e >> 1;
+    p = p * (tt__vf)((half + 127) << 23) * (tt__vf)((e - half + 127) << 23);
+    tt__vi bits = ((tt__vi)p & ~zero_result & ~nan) | ((tt__vi)x & nan);
+    return (tt__vf)bits;
+}
+
+/* erf(x), absolute error < 2e-7: the rational approximation of x P(x^2) / Q(x^2) on [-4, 4] used by Eigen and XLA. */
+TT__INLINE tt__vf TT__K(erf)(tt__vf x)
+{
+    tt__vf y = TT__K(max)(TT__K(min)(x, TT__K(splat)(4.0f)), TT__K(splat)(-4.0f)), z = y * y;
+    tt__vf p = TT__K(splat)(-2.72614225801306e-10f), q = TT__K(splat)(-1.45660718464996e-05f);
+    p = TT__K(fma)(p, z, TT__K(splat)(2.77068142495902e-08f));
+    p = TT__K(fma)(p, z, TT__K(splat)(-2.10102402082508e-06f));
+    p = TT__K(fma)(p, z, TT__K(splat)(-5.69250639462346e-05f));
+    p = TT__K(fma)(p, z, TT__K(splat)(-7.34990630326855e-04f));
+    p = TT__K(fma)(p, z, TT__K(splat)(-2.95459980854025e-03f));
+    p = TT__K(fma)(p, z, TT__K(splat)(-1.60960333262415e-02f));
+    q = TT__K(fma)(q, z, TT__K(splat)(-2.13374055278905e-04f));
+    q = TT__K(fma)(q, z, TT__K(splat)(-1.68282697438203e-03f));
+    q = TT__K(fma)(q, z, TT__K(splat)(-7.37332916720468e-03f));
+    q = TT__K(fma)(q, z, TT__K(splat)(-1.42647390514189e-02f));
+    tt__vf e = y * p / q;
+    tt__vi nan = x != x;
+    return (tt__vf)(((tt__vi)e & ~nan) | ((tt__vi)x & nan));
+}
+
+/* tanh(x), relative error < 5e-7: rational approximation used by Eigen. */
+TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
+{
+    tt__vf y = TT__K(max)(TT__K(min)(x, TT__K(splat)(7.90531110763549805f)), TT__K(splat)(-7.90531110763549805f)), z = y * y;
+    tt__vf p = TT__K(splat)(-2.76076847742355e-16f), q = TT__K(splat)(1.19825839466702e-06f);
+    p = TT__K(fma)(p, z, TT__K(splat)(2.00018790482477e-13f));
+    p = TT__K(fma)(p, z, TT__K(splat)(-8.60467152213735e-11f));
+    p = TT__K(fma)(p, z, TT__K(splat)(5.12229709037114e-08f));
+    p = TT__K(fma)(p, z, TT__K(splat)(1.48572235717979e-05f));
+    p = TT__K(fma)(p, z, TT__K(splat)(6.37261928875436e-04f));
+    p = TT__K(fma)(p, z, TT__K(splat)(4.89352455891786e-03f));
+    q = TT__K(fma)(q, z, TT__K(splat)(1.18534705686654e-04f));
+    q = TT__K(fma)(q, z, TT__K(splat)(2.26843463243900e-03f));
+    q = TT__K(fma)(q, z, TT__K(splat)(4.89352518554385e-03f));
+    tt__vf t = y * p / q;
+    tt__vi nan = x != x;
+    return (tt__vf)(((tt__vi)t & ~nan) | ((tt__vi)x & nan));
+}
+
+/* The activations, and their derivatives times nothing else. kind: tt__act. */
+TT__INLINE tt__vf TT__K(act)(int kind, tt__vf x)
+{
+    switch (kind) {
+    case TT__ACT_GELU: return x * 0.5f * (1.0f + TT__K(erf)(x * 0.70710678118654752f));
+    case TT__ACT_GELU_TANH: return x * 0.5f * (1.0f + TT__K(tanh)(0.7978845608028654f * x * (1.0f + 0.044715f * x * x)));
+    case TT__ACT_RELU: { tt__vi keep = ~(x < 0.0f); return (tt__vf)((tt__vi)x & keep); } /* NaN stays NaN */
+    case TT__ACT_TANH: return TT__K(tanh)(x);
+    case TT__ACT_SILU: return x / (1.0f + TT__K(exp)(-x));
+    default: return x;
+    }
+}
+
+/* d act(x) / dx from what the table says is saved: the input x, or the output y for RELU and TANH. */
+TT__INLINE tt__vf TT__K(act_derivative)(int kind, tt__vf s)
+{
+    switch (kind) {
+    case TT__ACT_GELU: {
+        tt__vf cdf = 0.5f * (1.0f + TT__K(erf)(s * 0.70710678118654752f));
+        return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
+    }
+    case TT__ACT_GELU_TANH: {
+        tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
+        return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 0.134145f * s * s);
+    }
+    case TT__ACT_RELU: { tt__vi positive = s > 0.0f; return (tt__vf)(positive & (tt__vi)TT__K(splat)(1.0f)); }
+    case TT__ACT_TANH: return 1.0f - s * s;
+    case TT__ACT_SILU: {
+        tt__vf sig = 1.0f / (1.0f + TT__K(exp)(-s));
+        return sig * (1.0f + s * (1.0f - sig));
+    }
+    default: return TT__K(splat)(1.0f);
+    }
+}
+
+/* ---- rows as floats: a kernel that works on floats reads and writes rows of any float dtype through these ---- */
+
+TT__INLINE void TT__K(row_widen)(float *to, const void *from, tt_dtype dtype, int64_t n) /* dtype bf16 or f16 */
+{
+    const uint16_t *h = (const uint16_t *)from;
+    if (dtype == TT_BF16) for (int64_t i = 0; i < n; i++) { uint32_t u = (uint32_t)h[i] << 16; memcpy(to + i, &u, 4); }
+    else for (int64_t i = 0; i < n; i++) to[i] = tt__from_f16(h[i]);
+}
+
+TT__INLINE void TT__K(row_narrow)(void *to, const float *from, tt_dtype dtype, int64_t n)
+{
+    uint16_t *h = (uint16_t *)to;
+    if (dtype == TT_BF16) for (int64_t i = 0; i < n; i++) h[i] = tt__to_bf16(from[i]);
+    else for (int64_t i = 0; i < n; i++) h[i] = tt__to_f16(from[i]);
+}
+
+/* Row r of m as floats: in place when m is f32, else widened into scratch. */
+TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratch)
+{
+    const char *row = (const char *)m->data + (size_t)(r * m->ld) * tt_dtype_bytes(m->dtype);
+    if (m->dtype == TT_F32) return (const float *)(const void *)row;
+    TT__K(row_widen)(scratch, row, m->dtype, m->cols);
+    return scratch;
+}
+
+/* ------------------------------------------------------------------------------------------- matrix product
+   One driver for every transposition and dtype: blocks of A and B are packed into fp32 panels, [k][MR] and [k][NR], so that the
+   microkernel reads both in sequence; tiles of C are then handed out. An element of C is computed by one task, its sum
+   over k in blocks that depend on k alone, so neither tiles nor threads change a bit. */
+
+#ifndef TT__UNROLL
+#define TT__PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define TT__UNROLL(n) TT__PRAGMA(clang loop unroll(full)) /* clang 14 ignores GCC unroll */
+#else
+#define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
+#endif
+#endif
+
+/* The microkernel's height in rows and width in vectors: its accumulators, one row of B and a broadcast fill the
+   32 (AVX-512) or 16 registers. */
+#if TT__LANES == 16
+#define TT__GEMM_MR 12
+#define TT__GEMM_NV 2
+#elif TT__LANES == 8
+#define TT__GEMM_MR 6
+#define TT__GEMM_NV 2
+#else
+#define TT__GEMM_MR 4
+#define TT__GEMM_NV 2
+#endif
+#define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
+
+/* ---- 16-bit floats by the vector: the bits of tt__from_bf16 and so on ---- */
+
+typedef uint16_t TT__K(vh) __attribute__((vector_size(2 * TT__LANES)));
+
+TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b) { return (a & (tt__vu)mask) | (b & ~(tt__vu)mask); }
+
+TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
+{
+    TT__K(vh) h;
+    memcpy(&h, p, sizeof h);
+    tt__vu u = __builtin_convertvector(h, tt__vu);
+    if (dtype == TT_BF16) return (tt__vf)(u << 16);
+    tt__vu magnitude = (u & 0x7fff) << 13, sign = (u & 0x8000) << 16;
+    /* A subnormal's fraction, put below a leading 2^-14, is freed of it again by the subtraction. */
+    tt__vf subnormal = (tt__vf)(magnitude + (113u << 23)) - (tt__vf)TT__K(splat_u)(113u << 23);
+    tt__vu normal = magnitude + (112u << 23);
+    normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity, NaN */
+    return (tt__vf)(sign | TT__K(select)(magnitude < (0x400u << 13), (tt__vu)subnormal, normal));
+}
+
+TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
+{
+    tt__vu u = (tt__vu)x, magnitude = u & 0x7fffffff, r;
+    tt__vi nan = magnitude > 0x7f800000;
+    if (dtype == TT_BF16) {
+        r = TT__K(select)(nan, (u >> 16) | 0x40, (u + 0x7fff + ((u >> 16) & 1)) >> 16);
+    } else {
+        tt__vu subnormal = (tt__vu)((tt__vf)magnitude + 0.5f) - 0x3f000000;
+        r = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+        r = TT__K(select)(magnitude < 0x38800000, subnormal, r);
+        r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
+        r = TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000);
+    }
+    TT__K(vh) h = __builtin_convertvector(r, TT__K(vh));
+    memcpy(p, &h, sizeof h);
+}
+
+/* Elements [i, i + n) of a float array of any dtype, n <= TT__LANES; the rest is zero. */
+TT__INLINE tt__vf TT__K(load_as)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
+{
+    if (dtype == TT_F32) {
+        const float *f = (const float *)p + i;
+        return n == TT__LANES ? TT__K(load)(f) : TT__K(load_n)(f, n);
+    }
+    const uint16_t *h = (const uint16_t *)p + i;
+    uint16_t some[TT__LANES] = {0};
+    if (n < TT__LANES) memcpy(some, h, (size_t)n * 2);
+    return TT__K(load_16)(n < TT__LANES ? some : h, dtype);
+}
+
+TT__INLINE void TT__K(store_as)(void *p, tt_dtype dtype, int64_t i, tt__vf x, int64_t n)
+{
+    if (dtype == TT_F32) {
+        float *f = (float *)p + i;
+        if (n == TT__LANES) TT__K(store)(f, x);
+        else TT__K(store_n)(f, x, n);
+        return;
+    }
+    uint16_t *h = (uint16_t *)p + i, some[TT__LANES];
+    TT__K(store_16)(n < TT__LANES ? some : h, x, dtype);
+    if (n < TT__LANES) memcpy(h, some, (size_t)n * 2);
+}
+
+TT__FN void TT__K(gemm_widen)(float *to, const void *from, tt_dtype dtype, int64_t offset, int64_t n)
+{
+    if (dtype == TT_F32) { memcpy(to, (const float *)from + offset, (size_t)n * 4); return; }
+    const uint16_t *h = (const uint16_t *)from + offset;
+    int64_t i = 0;
+    for (; i + TT__LANES <= n; i += TT__LANES) TT__K(store)(to + i, TT__K(load_16)(h + i, dtype));
+    if (i < n) TT__K(store_n)(to + i, TT__K(load_as)(h, dtype, i, n - i), n - i);
+}
+
+/* ---- packing ---- */
+
+/* Lane j of vector i becomes lane i of vector j. */
+#if TT__LANES == 16
+/* Forms with a mask (of ones), because g++ 12 warns of an uninitialised register inside those without. */
+#define TT__LOW(a, b) _mm512_maskz_unpacklo_ps(0xffff, a, b)
+#define TT__HIGH(a, b) _mm512_maskz_unpackhi_ps(0xffff, a, b)
+#define TT__PAIRS(a, b, which) _mm512_maskz_shuffle_ps(0xffff, a, b, which)
+#define TT__QUARTERS(a, b, which) _mm512_maskz_shuffle_f32x4(0xffff, a, b, which)
+TT__INLINE void TT__K(transpose)(tt__vf r[16])
+{
+    __m512 t[16], u[16];
+    TT__UNROLL(8)
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = TT__LOW((__m512)r[i], (__m512)r[i + 1]);
+        t[i + 1] = TT__HIGH((__m512)r[i], (__m512)r[i + 1]);
+    }
+    TT__UNROLL(4)
+    for (int i = 0; i < 16; i += 4) {
+        u[i] = TT__PAIRS(t[i], t[i + 2], 0x44);
+        u[i + 1] = TT__PAIRS(t[i], t[i + 2], 0xee);
+        u[i + 2] = TT__PAIRS(t[i + 1], t[i + 3], 0x44);
+        u[i + 3] = TT__PAIRS(t[i + 1], t[i + 3], 0xee);
+    }
+    TT__UNROLL(4)
+    for (int i = 0; i < 4; i++) {
+        t[i] = TT__QUARTERS(u[i], u[4 + i], 0x88);
+        t[4 + i] = TT__QUARTERS(u[i], u[4 + i], 0xdd);
+        t[8 + i] = TT__QUARTERS(u[8 + i], u[12 + i], 0x88);
+        t[12 + i] = TT__QUARTERS(u[8 + i], u[12 + i], 0xdd);
+    }
+    TT__UNROLL(4)
+    for (int i = 0; i < 4; i++) {
+        r[i] = (tt__vf)TT__QUARTERS(t[i], t[8 + i], 0x88);
+        r[8 + i] = (tt__vf)TT__QUARTERS(t[i], t[8 + i], 0xdd);
+        r[4 + i] = (tt__vf)TT__QUARTERS(t[4 + i], t[12 + i], 0x88);
+        r[12 + i] = (tt__vf)TT__QUARTERS(t[4 + i], t[12 + i], 0xdd);
+    }
+}
+#undef TT__LOW
+#undef TT__HIGH
+#undef TT__PAIRS
+#undef TT__QUARTERS
+#elif TT__LANES == 8
+TT__INLINE void TT__K(transpose)(tt__vf r[8])
+{
+    __m256 t[8], u[8];
+    TT__UNROLL(4)
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps((__m256)r[i], (__m256)r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps((__m256)r[i], (__m256)r[i + 1]);
+    }
+    TT__UNROLL(2)
+    for (int i = 0; i < 8; i += 4) {
+        u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    TT__UNROLL(4)
+    for (int i = 0; i < 4; i++) {
+        r[i] = (tt__vf)_mm256_permute2f128_ps(u[i], u[4 + i], 0x20);
+        r[4 + i] = (tt__vf)_mm256_permute2f128_ps(u[i], u[4 + i], 0x31);
+    }
+}
+#else
+TT__INLINE void TT__K(transpose)(tt__vf r[4])
+{
+#if defined(__clang__)
+#define TT__PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define TT__PICK(a, b, i, j, k, l) __builtin_shuffle(a, b, order_##i##j##k##l)
+    const tt__vi order_0415 = {0, 4, 1, 5}, order_2637 = {2, 6, 3, 7}, order_0145 = {0, 1, 4, 5}, order_2367 = {2, 3, 6, 7};
+#endif
+    tt__vf a = TT__PICK(r[0], r[1], 0, 4, 1, 5), b = TT__PICK(r[0], r[1], 2, 6, 3, 7);
+    tt__vf c = TT__PICK(r[2], r[3], 0, 4, 1, 5), d = TT__PICK(r[2], r[3], 2, 6, 3, 7);
+    r[0] = TT__PICK(a, c, 0, 1, 4, 5);
+    r[1] = TT__PICK(a, c, 2, 3, 6, 7);
+    r[2] = TT__PICK(b, d, 0, 1, 4, 5);
+    r[3] = TT__PICK(b, d, 2, 3, 6, 7);
+#undef TT__PICK
+}
+#endif
+
+/* One operand seen as lines (rows of A, columns of B) of k elements: element (line, k) is at line * line_step + k * k_step. */
+typedef struct TT__K(gemm_operand) {
+    const void *data;
+    tt_dtype dtype;
+    int64_t lines, line_step, k_step;
+} TT__K(gemm_operand);
+
+#define TT__GEMM_CHUNK 32      /* k elements of a line widened or transposed at a time */
+#define TT__GEMM_PACK_LINES 96 /* most lines in a packing task                         */
+
+/* Packs `lines` lines from `line`, k elements from k0, as panels to[panel][k][width]; what is missing in the last panel is 0.
+   Vectors wider than the panel spill into the next k's place before that is written; the last k is stored exactly. */
+TT__INLINE void TT__K(gemm_pack_transposed)(float *to, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
+                                            int64_t k0, int64_t k)
+{
+    float copy[TT__GEMM_NR * TT__GEMM_CHUNK]; /* of lines that are not whole or not float */
+    for (int64_t done = 0; done < lines; done += width, to += width * k) {
+        int64_t present = tt__min(width, lines - done);
+        for (int64_t kk = 0; kk < k; kk += TT__GEMM_CHUNK) {
+            int64_t some = tt__min(TT__GEMM_CHUNK, k - kk), at = (line + done) * x->line_step + k0 + kk, step = x->line_step;
+            bool whole = present == width && some == TT__GEMM_CHUNK;
+            const float *from = copy;
+            if (whole && x->dtype == TT_F32) {
+                from = (const float *)x->data + at;
+            } else {
+                if (!whole) memset(copy, 0, sizeof copy);
+                for (int64_t i = 0; i < present; i++)
+                    TT__K(gemm_widen)(copy + i * TT__GEMM_CHUNK, x->data, x->dtype, at + i * step, some);
+                step = TT__GEMM_CHUNK;
+            }
+            TT__UNROLL(4)
+            for (int first = 0; first < width; first += TT__LANES) {
+                const int used = width - first < TT__LANES ? width - first : TT__LANES;
+                for (int64_t t = 0; t < some; t += TT__LANES) {
+                    tt__vf r[TT__LANES];
+                    float *out = to + (kk + t) * width + first;
+                    TT__UNROLL(16)
+                    for (int i = 0; i < TT__LANES; i++) r[i] = i < used ? TT__K(load)(from + (first + i) * step + t) : TT__K(zero)();
+                    TT__K(transpose)(r);
+                    if (t + TT__LANES <= some) {
+                        TT__UNROLL(16)
+                        for (int i = 0; i < TT__LANES - 1; i++) TT__K(store)(out + i * width, r[i]);
+                        TT__K(store_n)(out + (TT__LANES - 1) * width, r[TT__LANES - 1], used);
+                    } else {
+                        for (int i = 0; i < TT__LANES && t + i < some; i++) TT__K(store_n)(out + i * width, r[i], used);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* The same where the lines of one k lie side by side. */
+TT__INLINE void TT__K(gemm_pack_straight)(float *to, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
+                                          int64_t k0, int64_t k)
+{
+    float copy[TT__GEMM_PACK_LINES + TT__GEMM_NR + TT__LANES];
+    bool copied = x->dtype != TT_F32 || (line + lines == x->lines && (lines % width || width % TT__LANES));
+    memset(copy, 0, sizeof copy);
+    for (int64_t kk = 0; kk < k; kk++) {
+        int64_t at = (k0 + kk) * x->k_step + line;
+        const float *from = copy;
+        float *out = to + kk * width;
+        if (copied) TT__K(gemm_widen)(copy, x->data, x->dtype, at, lines);
+        else from = (const float *)x->data + at;
+        for (int64_t done = 0; done < lines; done += width, from += width, out += width * k) {
+            TT__UNROLL(4)
+            for (int first = 0; first < width; first += TT__LANES) {
+                tt__vf v = TT__K(load)(from + first);
+                if (width - first >= TT__LANES || kk < k - 1) TT__K(store)(out + first, v);
+                else TT__K(store_n)(out + first, v, width - first);
+            }
+        }
+    }
+}
+
+TT__FN void TT__K(gemm_pack)(float *to, int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines, int64_t k0, int64_t k)
+{
+    if (x->k_step != 1) {
+        if (width == TT__GEMM_MR) TT__K(gemm_pack_straight)(to, TT__GEMM_MR, x, line, lines, k0, k);
+        else TT__K(gemm_pack_straight)(to, TT__GEMM_NR, x, line, lines, k0, k);
+    } else {
+        if (width == TT__GEMM_MR) TT__K(gemm_pack_transposed)(to, TT__GEMM_MR, x, line, lines, k0, k);
+        else TT__K(gemm_pack_transposed)(to, TT__GEMM_NR, x, line, lines, k0, k);
+    }
+}
+
+/* ---- computing ---- */
+
+/* out (rows, NR) = or += panel of A times panel of B. A kernel of another kind (bf16 dot products over pairs of k) would
+   stand beside this one, with panels packed in its units. */
+TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, const float *b, float *out, int64_t ld, bool add)
+{
+    tt__vf sum[TT__GEMM_MR][TT__GEMM_NV];
+    TT__UNROLL(16)
+    for (int i = 0; i < rows; i++) {
+        __builtin_prefetch(out + i * ld, 1);
+        TT__UNROLL(4)
+        for (int v = 0; v < TT__GEMM_NV; v++) sum[i][v] = TT__K(zero)();
+    }
+    for (; k > 0; k--, a += TT__GEMM_MR, b += TT__GEMM_NR) {
+        tt__vf row[TT__GEMM_NV];
+        TT__UNROLL(4)
+        for (int v = 0; v < TT__GEMM_NV; v++) row[v] = TT__K(load)(b + v * TT__LANES);
+        TT__UNROLL(16)
+        for (int i = 0; i < rows; i++) {
+            tt__vf x = TT__K(splat)(a[i]);
+            TT__UNROLL(4)
+            for (int v = 0; v < TT__GEMM_NV; v++) sum[i][v] = TT__K(fma)(x, row[v], sum[i][v]);
+        }
+    }
+    TT__UNROLL(16)
+    for (int i = 0; i < rows; i++) {
+        TT__UNROLL(4)
+        for (int v = 0; v < TT__GEMM_NV; v++) {
+            float *p = out + i * ld + v * TT__LANES;
+            TT__K(store)(p, add ? sum[i][v] + TT__K(load)(p) : sum[i][v]);
+        }
+    }
+}
+
+/* Whole panels, or as many thirds of one (halves with 4 rows) as hold `rows`. */
+TT__FN __attribute__((noinline)) void TT__K(gemm_micro)(int64_t rows, int64_t k, const float *a, const float *b, float *out,
+                                                        int64_t ld, bool add)
+{
+    enum { STEP = TT__GEMM_MR == 4 ? 2 : TT__GEMM_MR / 3 };
+    if (rows > 2 * STEP) TT__K(gemm_rows)(TT__GEMM_MR, k, a, b, out, ld, add);
+    else if (rows > STEP) TT__K(gemm_rows)(2 * STEP, k, a, b, out, ld, add);
+    else TT__K(gemm_rows)(STEP, k, a, b, out, ld, add);
+}
+
+/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col). */
+TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols, const float *sums,
+                               int64_t sums_row, const float *more, int64_t more_row)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < cols; j += TT__LANES) {
+            int64_t n = tt__min(TT__LANES, cols - j), at = (row + i) * g->c_row + col + j;
+            tt__vf x = TT__K(load)(sums + i * sums_row + j);
+            if (more) x += TT__K(load)(more + i * more_row + j);
+            if (g->bias) x += TT__K(load_as)(g->bias, g->bias_type, col + j, n);
+            if (g->pre) TT__K(store_as)(g->pre, g->pre_type, (row + i) * g->pre_row + col + j, x, n);
+            if (g->act != TT__ACT_NONE) x = TT__K(act)(g->act, x);
+            if (g->residual) x += TT__K(load_as)(g->residual, g->residual_type, (row + i) * g->residual_row + col + j, n);
+            if (g->accumulate) x += TT__K(load_as)(g->c, g->c_type, at, n);
+            TT__K(store_as)(g->c, g->c_type, at, x, n);
+        }
+    }
+}
+
+/* ---- the packed product ---- */
+
+/* The block of work at hand: rows [row, row + rows), columns [col, col + cols), sums over k in [k0, k0 + k). */
+typedef struct TT__K(gemm_block) {
+    const tt__gemm_args *args;
+    TT__K(gemm_operand) a, b;
+    float *a_panels, *b_panels, *partial; /* partial (rows, partial_row): the sums over [0, k0), unless k0 is 0 */
+    int64_t row, rows, col, cols, k0, k, partial_row;
+    bool last;                            /* k block */
+    int64_t a_lines, b_lines, a_tasks;    /* of packing: lines per task; tasks for A, which come before those for B */
+    int64_t tile_rows, tile_cols, tiles_across;
+} TT__K(gemm_block);
+
+TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
+{
+    const TT__K(gemm_block) *w = (const TT__K(gemm_block) *)arg;
+    (void)thread;
+    if (task < w->a_tasks) {
+        int64_t line = task * w->a_lines, lines = tt__min(w->a_lines, w->rows - line);
+        TT__K(gemm_pack)(w->a_panels + line * w->k, TT__GEMM_MR, &w->a, w->row + line, lines, w->k0, w->k);
+    } else {
+        int64_t line = (task - w->a_tasks) * w->b_lines, lines = tt__min(w->b_lines, w->cols - line);
+        TT__K(gemm_pack)(w->b_panels + line * w->k, TT__GEMM_NR, &w->b, w->col + line, lines, w->k0, w->k);
+    }
+}
+
+TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
+{
+    const TT__K(gemm_block) *w = (const TT__K(gemm_block) *)arg;
+    int64_t row = task / w->tiles_across * w->tile_rows, row_end = tt__min(w->rows, row + w->tile_rows);
+    int64_t col = task % w->tiles_across * w->tile_cols, col_end = tt__min(w->cols, col + w->tile_cols);
+    int64_t c_bytes = (int64_t)tt_dtype_bytes(w->args->c_type);
+    float sums[TT__GEMM_MR * TT__GEMM_NR];
+    (void)thread;
+    for (int64_t j = col; j < col_end; j += TT__GEMM_NR) {
+        for (int64_t i = row; i < row_end; i += TT__GEMM_MR) {
+            int64_t rows = tt__min(TT__GEMM_MR, row_end - i), cols = tt__min(TT__GEMM_NR, col_end - j);
+            const float *a = w->a_panels + i * w->k, *b = w->b_panels + j * w->k;
+            float *partial = w->partial + i * w->partial_row + j;
+            if (!w->last) {
+                TT__K(gemm_micro)(rows, w->k, a, b, partial, w->partial_row, w->k0 > 0);
+            } else {
+                char *c = (char *)w->args->c + ((w->row + i) * w->args->c_row + w->col + j) * c_bytes;
+                for (int64_t r = 0; r < rows; r++) __builtin_prefetch(c + r * w->args->c_row * c_bytes, 1);
+                TT__K(gemm_micro)(rows, w->k, a, b, sums, TT__GEMM_NR, false);
+                TT__K(gemm_finish)(w->args, w->row + i, w->col + j, rows, cols, sums, TT__GEMM_NR, w->k0 ? partial : NULL,
+                                   w->partial_row);
+            }
+        }
+    }
+}
+
+/* Tiles small enough that there are some for every thread, even for few rows. */
+TT__FN int64_t TT__K(gemm_tiles)(TT__K(gemm_block) *w)
+{
+    int64_t rows = TT__GEMM_TILE_M, cols = TT__GEMM_TILE_N;
+    while (tt__ceil_div(w->rows, rows) * tt__ceil_div(w->cols, cols) < 32) {
+        if (cols > 32) cols /= 2;
+        else if (rows > 12) rows /= 2;
+        else break;
+    }
+    w->tile_rows = tt__gemm_block(w->rows, rows, TT__GEMM_MR);
+    w->tile_cols = tt__gemm_block(w->cols, cols, TT__GEMM_NR);
+    w->tiles_across = tt__ceil_div(w->cols, w->tile_cols);
+    return tt__ceil_div(w->rows, w->tile_rows) * w->tiles_across;
+}
+
+TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
+{
+    TT__K(gemm_block) w;
+    memset(&w, 0, sizeof w);
+    int64_t rows = tt__gemm_block(g->m, TT__GEMM_M, TT__GEMM_MR), cols = tt__gemm_block(g->n, TT__GEMM_N, TT__GEMM_NR);
+    int64_t depth = tt__gemm_block(g->k, TT__GEMM_K, 8);
+    w.args = g;
+    w.a.data = g->a; w.a.dtype = g->a_type; w.a.lines = g->m; w.a.line_step = g->a_row; w.a.k_step = g->a_col;
+    w.b.data = g->b; w.b.dtype = g->b_type; w.b.lines = g->n; w.b.line_step = g->b_col; w.b.k_step = g->b_row;
+    w.a_panels = (float *)g->workspace;
+    w.b_panels = w.a_panels + tt__align_up((size_t)(rows * tt__min(depth, g->k)) * 4) / 4;
+    w.partial = w.b_panels + tt__align_up((size_t)(cols * tt__min(depth, g->k)) * 4) / 4;
+    w.partial_row = cols;
+    w.a_lines = 48;
+    w.b_lines = 64;
+    for (w.col = 0; w.col < g->n; w.col += cols) {
+        w.cols = tt__min(cols, g->n - w.col);
+        for (w.row = 0; w.row < g->m; w.row += rows) {
+            w.rows = tt__min(rows, g->m - w.row);
+            int64_t tiles = TT__K(gemm_tiles)(&w);
+            w.k0 = 0;
+            do {
+                w.k = tt__min(depth, g->k - w.k0);
+                w.last = w.k0 + w.k == g->k;
+                w.a_tasks = tt__ceil_div(w.rows, w.a_lines);
+                if (w.k) tt__parallel(pool, w.a_tasks + tt__ceil_div(w.cols, w.b_lines), TT__K(gemm_pack_task), &w);
+                tt__parallel(pool, tiles, TT__K(gemm_tile_task), &w);
+                w.k0 += w.k;
+            } while (w.k0 < g->k);
+        }
+    }
+}
+
+/* ---- the product with few rows ---- */
+
+#define TT__GEMM_STRIP 64   /* columns per task                              */
+#define TT__GEMM_DEPTH 512  /* k elements of a column of B widened at a time */
+
+typedef struct TT__K(gemm_few) { const tt__gemm_args *args; const float *a; int64_t a_row; } TT__K(gemm_few); /* A as float */
+
+/* sums[i * STRIP + j] += A(i, [k0, k0 + k)) . b[j], for 4 rows at most and 2 columns: all load less often than they multiply. */
+TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row, const float *b, int64_t b_col, int64_t k,
+                                 float *sums)
+{
+    tt__vf sum[4][2];
+    TT__UNROLL(4)
+    for (int i = 0; i < rows; i++) { sum[i][0] = TT__K(zero)(); sum[i][1] = TT__K(zero)(); }
+    for (int64_t kk = 0; kk < k; kk += TT__LANES) {
+        bool whole = kk + TT__LANES <= k;
+        tt__vf y[2];
+        TT__UNROLL(2)
+        for (int j = 0; j < cols; j++) y[j] = whole ? TT__K(load)(b + j * b_col + kk) : TT__K(load_n)(b + j * b_col + kk, k - kk);
+        TT__UNROLL(4)
+        for (int i = 0; i < rows; i++) {
+            tt__vf x = whole ? TT__K(load)(a + i * a_row + kk) : TT__K(load_n)(a + i * a_row + kk, k - kk);
+            TT__UNROLL(2)
+            for (int j = 0; j < cols; j++) sum[i][j] = TT__K(fma)(x, y[j], sum[i][j]);
+        }
+    }
+    TT__UNROLL(4)
+    for (int i = 0; i < rows; i++) {
+        TT__UNROLL(2)
+        for (int j = 0; j < cols; j++) sums[i * TT__GEMM_STRIP + j] += TT__K(sum)(sum[i][j]);
+    }
+}
+
+/* Columns of B contiguous: dot products. */
+TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
+{
+    const tt__gemm_args *g = w->args;
+    float wide[2 * TT__GEMM_DEPTH];
+    for (int64_t j = 0; j < cols; j += 2) {
+        int64_t pair = tt__min(2, cols - j);
+        for (int64_t k0 = 0; k0 < g->k; k0 += TT__GEMM_DEPTH) {
+            int64_t k = tt__min(TT__GEMM_DEPTH, g->k - k0), at = (col + j) * g->b_col + k0, step = g->b_col;
+            const float *b = wide;
+            if (g->b_type == TT_F32) {
+                b = (const float *)g->b + at;
+            } else {
+                for (int64_t c = 0; c < pair; c++) TT__K(gemm_widen)(wide + c * TT__GEMM_DEPTH, g->b, g->b_type, at + c * step, k);
+                step = TT__GEMM_DEPTH;
+            }
+            for (int64_t i = 0; i < g->m; i += 4) {
+                const float *a = w->a + i * w->a_row + k0;
+                float *out = sums + i * TT__GEMM_STRIP + j;
+                if (g->m - i >= 4 && pair == 2) { TT__K(gemm_dots)(4, 2, a, w->a_row, b, step, k, out); continue; }
+                for (int64_t r = 0; r < tt__min(4, g->m - i); r++, a += w->a_row, out += TT__GEMM_STRIP) {
+                    if (pair == 2) TT__K(gemm_dots)(1, 2, a, w->a_row, b, step, k, out);
+                    else TT__K(gemm_dots)(1, 1, a, w->a_row, b, step, k, out);
+                }
+            }
+        }
+    }
+}
+
+/* Rows of B contiguous: sums of rows of B, four at a time so that the sums are loaded less often. */
+TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
+{
+    const tt__gemm_args *g = w->args;
+    float wide[4 * TT__GEMM_STRIP];
+    memset(wide, 0, sizeof wide);
+    for (int64_t k0 = 0; k0 < g->k; k0 += 4) {
+        int64_t k = tt__min(4, g->k - k0), at = k0 * g->b_row + col, step = g->b_row;
+        const float *b = wide;
+        if (g->b_type == TT_F32 && k == 4 && cols == TT__GEMM_STRIP) {
+            b = (const float *)g->b + at;
+        } else {
+            if (k < 4) memset(wide, 0, sizeof wide);
+            for (int64_t r = 0; r < k; r++) TT__K(gemm_widen)(wide + r * TT__GEMM_STRIP, g->b, g->b_type, at + r * step, cols);
+            step = TT__GEMM_STRIP;
+        }
+        for (int64_t i = 0; i < g->m; i++) {
+            const float *a = w->a + i * w->a_row + k0;
+            tt__vf x[4];
+            for (int r = 0; r < 4; r++) x[r] = TT__K(splat)(r < k ? a[r] : 0.0f);
+            for (int64_t j = 0; j < cols; j += TT__LANES) {
+                float *p = sums + i * TT__GEMM_STRIP + j;
+                tt__vf s = TT__K(load)(p);
+                TT__UNROLL(4)
+                for (int r = 0; r < 4; r++) s = TT__K(fma)(x[r], TT__K(load)(b + r * step + j), s);
+                TT__K(store)(p, s);
+            }
+        }
+    }
+}
+
+TT__FN void TT__K(gemm_few_task)(void *arg, int64_t task, int thread)
+{
+    const TT__K(gemm_few) *w = (const TT__K(gemm_few) *)arg;
+    const tt__gemm_args *g = w->args;
+    int64_t col = task * TT__GEMM_STRIP, cols = tt__min(TT__GEMM_STRIP, g->n - col);
+    float sums[TT__GEMM_FEW_ROWS * TT__GEMM_STRIP];
+    (void)thread;
+    memset(sums, 0, sizeof sums);
+    if (g->k && g->b_row == 1) TT__K(gemm_few_dots)(w, col, cols, sums);
+    else if (g->k) TT__K(gemm_few_rows)(w, col, cols, sums);
+    TT__K(gemm_finish)(g, 0, col, g->m, cols, sums, TT__GEMM_STRIP, NULL, 0);
+}
+
+TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
+{
+    TT__K(gemm_few) w;
+    w.args = g;
+    w.a = (const float *)g->a;
+    w.a_row = g->a_row;
+    if (g->a_type != TT_F32 || g->a_col != 1) {
+        float *copy = (float *)g->workspace;
+        float column[TT__GEMM_FEW_ROWS];
+        for (int64_t i = 0; i < g->m && g->a_col == 1; i++) TT__K(gemm_widen)(copy + i * g->k, g->a, g->a_type, i * g->a_row, g->k);
+        for (int64_t k = 0; k < g->k && g->a_col != 1; k++) {
+            TT__K(gemm_widen)(column, g->a, g->a_type, k * g->a_col, g->m);
+            for (int64_t i = 0; i < g->m; i++) copy[i * g->k + k] = column[i];
+        }
+        w.a = copy;
+        w.a_row = g->k;
+    }
+    tt__parallel(pool, tt__ceil_div(g->n, TT__GEMM_STRIP), TT__K(gemm_few_task), &w);
+}
+
+/* workspace: tt__gemm_workspace(m, n, k, threads) bytes. */
+TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
+{
+    if (args->m <= 0 || args->n <= 0) return;
+    if (args->m <= TT__GEMM_FEW_ROWS) TT__K(gemm_few_go)(pool, args);
+    else TT__K(gemm_packed)(pool, args);
+}
+
+/* The most that one thread can do: n rounds of multiply-adds that do not wait for each other. Returns the FLOPs done; *sink
+   keeps the compiler from dropping them. */
+TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
+{
+    tt__vf sum[12], x = TT__K(splat)(0.999f), y = TT__K(splat)(*sink);
+    TT__UNROLL(12)
+    for (int i = 0; i < 12; i++) sum[i] = TT__K(splat)((float)i);
+    for (int64_t round = 0; round < n; round++) {
+        TT__UNROLL(12)
+        for (int i = 0; i < 12; i++) sum[i] = TT__K(fma)(sum[i], x, y);
+    }
+    TT__UNROLL(12)
+    for (int i = 1; i < 12; i++) sum[0] += sum[i];
+    *sink = TT__K(sum)(sum[0]);
+    return (double)n * 12 * 2 * TT__LANES;
+}
+
+#undef TT__GEMM_MR
+#undef TT__GEMM_NV
+#undef TT__GEMM_NR
+#undef TT__GEMM_CHUNK
+#undef TT__GEMM_PACK_LINES
+#undef TT__GEMM_STRIP
+#undef TT__GEMM_DEPTH
+
+/* ------------------------------------------------------------------------------------------------------- attention
+   Flash-style (Dao et al., "FlashAttention", 2022): scores exist only as tiles, of which only the log-sum-exp of each query
+   survives the forward; the backward computes them again. Tiles are transposed, keys as rows and queries in lanes, so
+   that the softmax needs no shuffles, and both P V and P^T dO broadcast their weights straight from the tile.
+   Scores are in units of log 2 (the scale of Q includes log2 e), which makes every exp an exp2. */
+
+#ifndef TT__UNROLL
+#define TT__PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define TT__UNROLL(n) TT__PRAGMA(clang loop unroll(full))
+#else
+#define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
+#endif
+#endif
+
+#ifndef TT__SHUFFLE /* of two vectors of four floats */
+#if defined(__clang__) || __GNUC__ >= 12
+#define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+typedef int32_t tt__quad_index __attribute__((vector_size(16)));
+static inline tt__quad_index tt__quad_order(int32_t i, int32_t j, int32_t k, int32_t l)
+{
+    tt__quad_index order = {i, j, k, l};
+    return order;
+}
+#define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, tt__quad_order(i, j, k, l))
+#endif
+#endif
+
+#if TT__LANES == 16
+#define TT__ATTENTION_MR 8 /* rows of the product kernel; with two vectors a row they must fit the register file */
+#else
+#define TT__ATTENTION_MR 6
+#endif
+
+typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
+#define tt__vw TT__K(vw)
+
+/* The 64-bit products of the low halves of each 64-bit lane; the high halves are ignored. */
+TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
+{
+#if TT__LANES == 16
+    return (tt__vw)_mm512_maskz_mul_epu32((__mmask8)-1, (__m512i)a, (__m512i)b); /* as mul_epu32, which g++ 12 warns of */
+#elif TT__LANES == 8
+    return (tt__vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#else
+    return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+
+TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
+
+/* The keys of the ten rounds of Philox: two words each. */
+TT__FN void TT__K(philox_keys)(uint64_t key, tt__vw keys[20])
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        keys[2 * round] = TT__K(splat_w)(k0);
+        keys[2 * round + 1] = TT__K(splat_w)(k1);
+    }
+}
+
+/* tt__philox in every lane. The counters are held twice as 64-bit lanes whose low half is an even and an odd counter, and
+   whose high half is never looked at: that is what 32 x 32 -> 64 bit multiplications take and give. */
+TT__INLINE void TT__K(philox)(const tt__vw keys[20], tt__vu c0, tt__vu c1, tt__vu c2, tt__vu c3, tt__vu out[4])
+{
+    const tt__vw m0 = TT__K(splat_w)(0xD2511F53u), m1 = TT__K(splat_w)(0xCD9E8D57u);
+    tt__vw e0 = (tt__vw)c0, e1 = (tt__vw)c1, e2 = (tt__vw)c2, e3 = (tt__vw)c3;
+    tt__vw o0 = e0 >> 32, o1 = e1 >> 32, o2 = e2 >> 32, o3 = e3 >> 32;
+    TT__UNROLL(10)
+    for (int round = 0; round < 10; round++) {
+        tt__vw ea = TT__K(mul_low)(e0, m0), eb = TT__K(mul_low)(e2, m1);
+        tt__vw oa = TT__K(mul_low)(o0, m0), ob = TT__K(mul_low)(o2, m1);
+        e0 = (eb >> 32) ^ e1 ^ keys[2 * round];
+        o0 = (ob >> 32) ^ o1 ^ keys[2 * round];
+        e2 = (ea >> 32) ^ e3 ^ keys[2 * round + 1];
+        o2 = (oa >> 32) ^ o3 ^ keys[2 * round + 1];
+        e1 = eb; o1 = ob; e3 = ea; o3 = oa;
+    }
+    out[0] = (tt__vu)((e0 & 0xffffffffu) | (o0 << 32));
+    out[1] = (tt__vu)((e1 & 0xffffffffu) | (o1 << 32));
+    out[2] = (tt__vu)((e2 & 0xffffffffu) | (o2 << 32));
+    out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
+}
+
+/* 2^x for x <= 127, relative error < 2e-7; 2^-126 for all x below -126. NaN in, NaN out. */
+TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
+{
+    const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    x = TT__K(max)(TT__K(splat)(-126.0f), x);                /* in this order: max() gives its second operand for NaN */
+    tt__vf shifted = x + magic, r = x - (shifted - magic);
+    tt__vf p = TT__K(splat)(1.559467754e-4f); /* minimax in relative error with 2^0 = 1 */
+    p = TT__K(fma)(p, r, TT__K(splat)(1.340664390e-3f));
+    p = TT__K(fma)(p, r, TT__K(splat)(9.617692975e-3f));
+    p = TT__K(fma)(p, r, TT__K(splat)(5.550310551e-2f));
+    p = TT__K(fma)(p, r, TT__K(splat)(2.402265278e-1f));
+    p = TT__K(fma)(p, r, TT__K(splat)(6.931472150e-1f));
+    p = TT__K(fma)(p, r, TT__K(splat)(1.0f));
+    return p * (tt__vf)((tt__vi)shifted << 23); /* the low bits of shifted are the exponent, biased */
+}
+
+/* ---- products ---- */
+
+/* C (m, nv vectors) (+)= A B, A(i,k) = a[i * a_row + k * a_col]; m and nv are constants, so that sums live in registers. */
+TT__INLINE void TT__K(attention_micro)(const int m, const int nv, int64_t depth, const float *a, int64_t a_row,
+                                       int64_t a_col, const float *b, int64_t b_row, float *c, int64_t c_row,
+                                       bool accumulate)
+{
+    tt__vf sum[TT__ATTENTION_MR][2], bv[2];
+    TT__UNROLL(8)
+    for (int i = 0; i < m; i++) {
+        TT__UNROLL(2)
+        for (int v = 0; v < nv; v++) sum[i][v] = TT__K(zero)();
+    }
+    for (int64_t k = 0; k < depth; k++, a += a_col, b += b_row) {
+        TT__UNROLL(2)
+        for (int v = 0; v < nv; v++) bv[v] = TT__K(load)(b + v * TT__LANES);
+        TT__UNROLL(8)
+        for (int i = 0; i < m; i++) {
+            tt__vf av = TT__K(splat)(a[i * a_row]);
+            TT__UNROLL(2)
+            for (int v = 0; v < nv; v++) sum[i][v] = TT__K(fma)(av, bv[v], sum[i][v]);
+        }
+    }
+    if (accumulate) {
+        TT__UNROLL(8)
+        for (int i = 0; i < m; i++) {
+            TT__UNROLL(2)
+            for (int v = 0; v < nv; v++) sum[i][v] += TT__K(load)(c + i * c_row + v * TT__LANES);
+        }
+    }
+    TT__UNROLL(8)
+    for (int i = 0; i < m; i++) {
+        TT__UNROLL(2)
+        for (int v = 0; v < nv; v++) TT__K(store)(c + i * c_row + v * TT__LANES, sum[i][v]);
+    }
+}
+
+TT__INLINE void TT__K(attention_rows)(int64_t m, const int nv, int64_t depth, const float *a, int64_t a_row,
+                                      int64_t a_col, const float *b, int64_t b_row, float *c, int64_t c_row,
+                                      bool accumulate)
+{
+    switch (m) {
+    case 1: TT__K(attention_micro)(1, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
+    case 2: TT__K(attention_micro)(2, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
+    case 3: TT__K(attention_micro)(3, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
+    case 4: TT__K(attention_micro)(4, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
+    case 5: TT__K(attention_micro)(5, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
+#if TT__ATTENTION_MR == 8
+    case 6: TT__K(attention_micro)(6, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
+    case 7: TT__K(attention_micro)(7, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
+#endif
+    default: TT__K(attention_micro)(TT__ATTENTION_MR, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
+    }
+}
+
+/* A as it lies: A(i,k) = a[i * a_row + k]. */
+TT__FN void TT__K(attention_n)(int64_t m, int64_t nv, int64_t depth, const float *a, int64_t a_row, const float *b,
+                               int64_t b_row, float *c, int64_t c_row, bool accumulate)
+{
+    if (nv >= 2) TT__K(attention_rows)(m, 2, depth, a, a_row, 1, b, b_row, c, c_row, accumulate);
+    else TT__K(attention_rows)(m, 1, depth, a, a_row, 1, b, b_row, c, c_row, accumulate);
+}
+
+/* A transposed: A(i,k) = a[i + k * a_col]. */
+TT__FN void TT__K(attention_t)(int64_t m, int64_t nv, int64_t depth, const float *a, int64_t a_col, const float *b,
+                               int64_t b_row, float *c, int64_t c_row, bool accumulate)
+{
+    if (nv >= 2) TT__K(attention_rows)(m, 2, depth, a, 1, a_col, b, b_row, c, c_row, accumulate);
+    else TT__K(attention_rows)(m, 1, depth, a, 1, a_col, b, b_row, c, c_row, accumulate);
+}
+
+/* In the three products, query i of the block sees the keys of the block that are <= i + diagonal. Parts of a tile that
+   no query of a vector sees are neither computed nor read. */
+
+/* tile (keys, queries) = X (keys, d) Yt (d, queries) */
+TT__FN void TT__K(attention_scores)(int64_t keys, int64_t queries, int64_t d, int64_t diagonal, const float *x,
+                                    int64_t stride, const float *yt, float *tile)
+{
+    int64_t vectors = tt__ceil_div(queries, TT__LANES);
+    for (int64_t j = 0; j < vectors; j += 2) {
+        int64_t nv = tt__min(2, vectors - j), seen = tt__min(keys, (j + nv) * TT__LANES + diagonal);
+        for (int64_t i = 0; i < seen; i += TT__ATTENTION_MR)
+            TT__K(attention_n)(tt__min(TT__ATTENTION_MR, seen - i), nv, d, x + i * stride, stride, yt + j * TT__LANES,
+                               TT__ATTENTION_TILE, tile + i * TT__ATTENTION_TILE + j * TT__LANES, TT__ATTENTION_TILE, false);
+    }
+}
+
+/* dX (keys, d) += tile (keys, queries) Y (queries, d) */
+TT__FN void TT__K(attention_to_keys)(int64_t keys, int64_t queries, int64_t d, int64_t diagonal, const float *tile,
+                                     const float *y, int64_t stride, float *dx)
+{
+    int64_t vectors = tt__ceil_div(d, TT__LANES);
+    for (int64_t j = 0; j < vectors; j += 2)
+        for (int64_t i = 0; i < keys; i += TT__ATTENTION_MR) {
+            int64_t first = tt__max(0, i - diagonal);
+            TT__K(attention_n)(tt__min(TT__ATTENTION_MR, keys - i), tt__min(2, vectors - j), queries - first,
+                               tile + i * TT__ATTENTION_TILE + first, TT__ATTENTION_TILE,
+                               y + first * stride + j * TT__LANES, stride, dx + i * stride + j * TT__LANES, stride, true);
+        }
+}
+
+/* out (queries, d) (+)= tile^T (queries, keys) Y (keys, d). Rows of one product share their keys, with weights 0 for those that a
+   query does not see: a NaN or infinity in Y also reaches the few queries before it in the same product. */
+TT__FN void TT__K(attention_to_queries)(int64_t keys, int64_t queries, int64_t d, int64_t diagonal, const float *tile,
+                                        const float *y, int64_t stride, float *out, int64_t out_stride, bool accumulate)
+{
+    int64_t vectors = tt__ceil_div(d, TT__LANES);
+    for (int64_t j = 0; j < vectors; j += 2)
+        for (int64_t i = 0; i < queries; i += TT__ATTENTION_MR) {
+            int64_t m = tt__min(TT__ATTENTION_MR, queries - i), seen = tt__min(keys, i + m + diagonal);
+            if (seen > 0)
+                TT__K(attention_t)(m, tt__min(2, vectors - j), seen, tile + i, TT__ATTENTION_TILE, y + j * TT__LANES, stride,
+                                   out + i * out_stride + j * TT__LANES, out_stride, accumulate);
+        }
+}
+
+/* ---- rows of one head in and out of fp32 blocks ---- */
+
+typedef uint16_t TT__K(vh) __attribute__((vector_size(2 * TT__LANES)));
+
+TT__INLINE float TT__K(half_in)(uint16_t h,
+                                tt_dtype dtype) { return dtype == TT_BF16 ? tt__from_bf16(h) : tt__from_f16(h); }
+TT__INLINE uint16_t TT__K(half_out)(float x, tt_dtype dtype) { return dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x); }
+
+/* A vector of bf16 or f16 as floats. */
+TT__INLINE tt__vf TT__K(load_half)(const uint16_t *p, tt_dtype dtype)
+{
+    TT__K(vh) h;
+    memcpy(&h, p, sizeof h);
+    tt__vu u = __builtin_convertvector(h, tt__vu);
+    if (dtype == TT_BF16) return (tt__vf)(u << 16);
+    tt__vu sign = (u & 0x8000) << 16, magnitude = (u & 0x7fff) << 13, special = (tt__vu)(magnitude >= 0x0f800000u) & 0x7f800000u;
+    tt__vu scaled = (tt__vu)((tt__vf)magnitude * 0x1p112f); /* 2^(127 - 15), which gets subnormal numbers right, too */
+    return (tt__vf)(sign | scaled | special);
+}
+
+TT__INLINE void TT__K(store_half)(uint16_t *p, tt__vf v, tt_dtype dtype)
+{
+    if (dtype == TT_BF16) {
+        tt__vu u = (tt__vu)v, rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16, nan = (tt__vu)(v != v);
+        TT__K(vh) h = __builtin_convertvector((rounded & ~nan) | (((u >> 16) | 0x40) & nan), TT__K(vh));
+        memcpy(p, &h, sizeof h);
+    } else {
+        for (int i = 0; i < TT__LANES; i++) p[i] = tt__to_f16(v[i]);
+    }
+}
+
+/* to (n, stride) = scale * rows [row, row + n) of the head that starts at `column`, with zeros up to a whole vector. */
+TT__FN void TT__K(attention_pack)(const tt__mat *m, int64_t row, int64_t n, int64_t column, int64_t d, float scale,
+                                  float *to, int64_t stride)
+{
+    int64_t whole = d / TT__LANES * TT__LANES, padded = tt__ceil_div(d, TT__LANES) * TT__LANES;
+    for (int64_t i = 0; i < n; i++, to += stride) {
+        const void *memory = tt__attention_row(m, row + i, column);
+        const float *f = (const float *)memory;
+        const uint16_t *h = (const uint16_t *)memory;
+        if (i + 8 < n) tt__attention_prefetch(m, row + i + 8, column, d);
+        if (m->dtype == TT_F32) {
+            for (int64_t j = 0; j < whole; j += TT__LANES) TT__K(store)(to + j, TT__K(load)(f + j) * scale);
+            for (int64_t j = whole; j < d; j++) to[j] = f[j] * scale;
+        } else {
+            for (int64_t j = 0; j < whole; j += TT__LANES) TT__K(store)(to + j, TT__K(load_half)(h + j, m->dtype) * scale);
+            for (int64_t j = whole; j < d; j++) to[j] = TT__K(half_in)(h[j], m->dtype) * scale;
+        }
+        for (int64_t j = d; j < padded; j++) to[j] = 0;
+    }
+}
+
+/* rows [row, row + n) of the head (+)= scale * from */
+TT__FN void TT__K(attention_unpack)(const tt__mat *m, int64_t row, int64_t n, int64_t column, int64_t d, float scale,
+                                    const float *from, int64_t stride, bool add)
+{
+    int64_t whole = d / TT__LANES * TT__LANES;
+    for (int64_t i = 0; i < n; i++, from += stride) {
+        void *memory = tt__attention_row(m, row + i, column);
+        float *f = (float *)memory;
+        uint16_t *h = (uint16_t *)memory;
+        if (i + 8 < n) tt__attention_prefetch(m, row + i + 8, column, d);
+        if (m->dtype == TT_F32) {
+            for (int64_t j = 0; j < whole; j += TT__LANES) {
+                tt__vf x = TT__K(load)(from + j) * scale;
+                TT__K(store)(f + j, add ? x + TT__K(load)(f + j) : x);
+            }
+            for (int64_t j = whole; j < d; j++) f[j] = from[j] * scale + (add ? f[j] : 0.0f);
+        } else {
+            for (int64_t j = 0; j < whole; j += TT__LANES) {
+                tt__vf x = TT__K(load)(from + j) * scale;
+                TT__K(store_half)(h + j, add ? x + TT__K(load_half)(h + j, m->dtype) : x, m->dtype);
+            }
+            for (int64_t j = whole; j < d; j++)
+                h[j] = TT__K(half_out)(from[j] * scale + (add ? TT__K(half_in)(h[j], m->dtype) : 0.0f), m->dtype);
+        }
+    }
+}
+
+typedef float TT__K(quad) __attribute__((vector_size(16)));
+
+/* to (4, tile) = scale * from^T, from (4, stride) */
+TT__INLINE void TT__K(attention_transpose_4)(const float *from, int64_t stride, float scale, float *to)
+{
+    TT__K(quad) a, b, c, d;
+    memcpy(&a, from, 16);
+    memcpy(&b, from + stride, 16);
+    memcpy(&c, from + 2 * stride, 16);
+    memcpy(&d, from + 3 * stride, 16);
+    TT__K(quad) ab_low = TT__SHUFFLE(a, b, 0, 4, 1, 5) * scale, ab_high = TT__SHUFFLE(a, b, 2, 6, 3, 7) * scale;
+    TT__K(quad) cd_low = TT__SHUFFLE(c, d, 0, 4, 1, 5) * scale, cd_high = TT__SHUFFLE(c, d, 2, 6, 3, 7) * scale;
+    a = TT__SHUFFLE(ab_low, cd_low, 0, 1, 4, 5);
+    b = TT__SHUFFLE(ab_low, cd_low, 2, 3, 6, 7);
+    c = TT__SHUFFLE(ab_high, cd_high, 0, 1, 4, 5);
+    d = TT__SHUFFLE(ab_high, cd_high, 2, 3, 6, 7);
+    memcpy(to, &a, 16);
+    memcpy(to + TT__ATTENTION_TILE, &b, 16);
+    memcpy(to + 2 * TT__ATTENTION_TILE, &c, 16);
+    memcpy(to + 3 * TT__ATTENTION_TILE, &d, 16);
+}
+
+/* to (d, tile) = scale * from^T, from (n, stride); rows of from up to a whole vector become zeros. */
+TT__FN void TT__K(attention_transpose)(float *from, int64_t stride, int64_t n, int64_t d, float scale, float *to)
+{
+    int64_t padded = tt__ceil_div(n, TT__LANES) * TT__LANES;
+    memset(from + n * stride, 0, (size_t)((padded - n) * stride) * sizeof(float));
+    for (int64_t i = 0; i < padded; i += 4) {
+        int64_t j = 0;
+        for (; j + 4 <= d; j += 4)
+            TT__K(attention_transpose_4)(from + i * stride + j, stride, scale, to + j * TT__ATTENTION_TILE + i);
+        for (; j < d; j++)
+            for (int64_t k = i; k < i + 4; k++) to[j * TT__ATTENTION_TILE + k] = from[k * stride + j] * scale;
+    }
+}
+
+/* ---- softmax ---- */
+
+/* What the lanes of one vector of queries have in common. */
+typedef struct TT__K(attention_lanes) {
+    tt__vi last;          /* the last key of the block that each lane sees              */
+    int64_t full, seen;   /* keys of the block that all lanes see, that any lane sees  */
+    tt__vu row;           /* the row of the batch                                      */
+    int64_t first_key;    /* of the block                                              */
+    int32_t head, drop;
+    const tt__vw *keys;   /* of Philox                                                 */
+} TT__K(attention_lanes);
+
+TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const tt__attention_args *a, int head, int64_t first_key,
+                                                            int64_t keys, int64_t row, int64_t query, int64_t diagonal,
+                                                            const tt__vw *philox_keys)
+{
+    TT__K(attention_lanes) l;
+    l.full = tt__max(0, tt__min(keys, query + diagonal + 1));
+    l.seen = tt__max(0, tt__min(keys, query + diagonal + TT__LANES));
+    for (int i = 0; i < TT__LANES; i++) {
+        l.last[i] = (int32_t)tt__max(-1, tt__min(keys, query + i + diagonal));
+        l.row[i] = (uint32_t)(row + query + i);
+    }
+    l.first_key = first_key;
+    l.head = head;
+    l.drop = tt__attention_drop(a);
+    l.keys = philox_keys;
+    return l;
+}
+
+/* The random bits of keys r .. r + 7 of the block, r a multiple of 8: two keys a word. */
+TT__INLINE void TT__K(attention_random)(const TT__K(attention_lanes) *l, int64_t r, tt__vu bits[4])
+{
+    TT__K(philox)(l->keys, l->row, TT__K(splat_u)((uint32_t)((l->first_key + r) / 8)), TT__K(splat_u)((uint32_t)l->head),
+                  TT__K(splat_u)(0), bits);
+}
+
+TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
+
+/* All bits set where key i (0..7) is kept. */
+TT__INLINE tt__vi TT__K(attention_keep)(const tt__vu bits[4], int i, int32_t drop)
+{
+    tt__vu number = i & 1 ? bits[i / 2] >> 16 : bits[i / 2] & 0xffff;
+    return (tt__vi)number >= drop;
+}
+
+TT__INLINE tt__vi TT__K(attention_visible)(const TT__K(attention_lanes) *l, int64_t key) { return l->last >= (int32_t)key; }
+
+/* Scores in, weights out, for one vector of queries (tile: its column), with a running maximum and sum. Returns what earlier
+   sums of weights must be multiplied with. */
+TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
+                                           float *tile, float *most, float *sum)
+{
+    const tt__vf lowest = TT__K(splat)(-FLT_MAX);
+    tt__vf old = TT__K(load)(most), m0 = old, m1 = old, total0 = TT__K(zero)(), total1 = total0;
+    int64_t r = 0;
+    for (; r + 2 <= l->full; r += 2) {
+        m0 = TT__K(max)(m0, TT__K(load)(tile + r * TT__ATTENTION_TILE));
+        m1 = TT__K(max)(m1, TT__K(load)(tile + (r + 1) * TT__ATTENTION_TILE));
+    }
+    for (; r < l->seen; r++) {
+        tt__vi visible = TT__K(attention_visible)(l, r);
+        tt__vf x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
+        m0 = TT__K(max)(m0, (tt__vf)(((tt__vi)x & visible) | ((tt__vi)lowest & ~visible)));
+    }
+    m0 = TT__K(max)(m0, m1);
+    for (r = 0; r < l->seen; r += 8) {
+        tt__vu bits[4];
+        float *t = tile + r * TT__ATTENTION_TILE;
+        if (dropout) TT__K(attention_random)(l, r, bits);
+        if (r + 8 <= l->full) {
+            TT__UNROLL(8)
+            for (int i = 0; i < 8; i++) {
+                tt__vf p = TT__K(exp2)(TT__K(load)(t + i * TT__ATTENTION_TILE) - m0);
+                if (i & 1) total1 += p;
+                else total0 += p;
+                if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(bits, i, l->drop));
+                TT__K(store)(t + i * TT__ATTENTION_TILE, p);
+            }
+        } else {
+            for (int i = 0; i < 8 && r + i < l->seen; i++) {
+                tt__vf p = TT__K(exp2)(TT__K(load)(t + i * TT__ATTENTION_TILE) - m0);
+                p = TT__K(attention_and)(p, TT__K(attention_visible)(l, r + i));
+                total0 += p;
+                if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(bits, i, l->drop));
+                TT__K(store)(t + i * TT__ATTENTION_TILE, p);
+            }
+        }
+    }
+    for (r = l->seen; r < keys; r++) TT__K(store)(tile + r * TT__ATTENTION_TILE, TT__K(zero)());
+    tt__vf correction = TT__K(exp2)(old - m0);
+    TT__K(store)(most, m0);
+    TT__K(store)(sum, TT__K(fma)(TT__K(load)(sum), correction, total0 + total1));
+    return correction;
+}
+
+TT__FN tt__vf TT__K(attention_softmax_plain)(const TT__K(attention_lanes) *l, int64_t keys, float *tile, float *most,
+                                             float *sum)
+{
+    return TT__K(attention_softmax)(false, l, keys, tile, most, sum);
+}
+TT__FN tt__vf TT__K(attention_softmax_dropout)(const TT__K(attention_lanes) *l, int64_t keys, float *tile, float *most,
+                                               float *sum)
+{
+    return TT__K(attention_softmax)(true, l, keys, tile, most, sum);
+}
+
+/* Scores to dropped weights P~, and gradients of dropped weights to gradients of scores P (keep dP~ - delta). */
+TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
+                                                  float *weights, float *dscores, const float *lse, const float *delta)
+{
+    tt__vf log_sum = TT__K(load)(lse), dl = TT__K(load)(delta);
+    for (int64_t r = 0; r < l->seen; r += 8) {
+        tt__vu bits[4];
+        float *w = weights + r * TT__ATTENTION_TILE, *ds = dscores + r * TT__ATTENTION_TILE;
+        if (dropout) TT__K(attention_random)(l, r, bits);
+        if (r + 8 <= l->full) {
+            TT__UNROLL(8)
+            for (int i = 0; i < 8; i++) {
+                tt__vf p = TT__K(exp2)(TT__K(load)(w + i * TT__ATTENTION_TILE) - log_sum);
+                tt__vf dp = TT__K(load)(ds + i * TT__ATTENTION_TILE);
+                tt__vi keep;
+                if (dropout) {
+                    keep = TT__K(attention_keep)(bits, i, l->drop);
+                    dp = TT__K(attention_and)(dp, keep);
+                }
+                TT__K(store)(ds + i * TT__ATTENTION_TILE, p * (dp - dl));
+                TT__K(store)(w + i * TT__ATTENTION_TILE, dropout ? TT__K(attention_and)(p, keep) : p);
+            }
+        } else {
+            for (int i = 0; i < 8 && r + i < l->seen; i++) {
+                tt__vf p = TT__K(exp2)(TT__K(load)(w + i * TT__ATTENTION_TILE) - log_sum);
+                tt__vf dp = TT__K(load)(ds + i * TT__ATTENTION_TILE);
+                tt__vi visible = TT__K(attention_visible)(l, r + i), keep = visible;
+                if (dropout) keep &= TT__K(attention_keep)(bits, i, l->drop);
+                dp = TT__K(attention_and)(dp, keep);
+                TT__K(store)(ds + i * TT__ATTENTION_TILE, TT__K(attention_and)(p * (dp - dl), visible));
+                TT__K(store)(w + i * TT__ATTENTION_TILE, TT__K(attention_and)(p, keep));
+            }
+        }
+    }
+    for (int64_t r = l->seen; r < keys; r++) {
+        TT__K(store)(weights + r * TT__ATTENTION_TILE, TT__K(zero)());
+        TT__K(store)(dscores + r * TT__ATTENTION_TILE, TT__K(zero)());
+    }
+}
+
+TT__FN void TT__K(attention_softmax_backward_plain)(const TT__K(attention_lanes) *l, int64_t keys, float *weights,
+                                                    float *dscores, const float *lse, const float *delta)
+{
+    TT__K(attention_softmax_backward)(false, l, keys, weights, dscores, lse, delta);
+}
+TT__FN void TT__K(attention_softmax_backward_dropout)(const TT__K(attention_lanes) *l, int64_t keys, float *weights,
+                                                      float *dscores, const float *lse, const float *delta)
+{
+    TT__K(attention_softmax_backward)(true, l, keys, weights, dscores, lse, delta);
+}
+
+/* ---- the two kernels ---- */
+
+typedef struct TT__K(attention_call) {
+    const tt__attention_args *a;
+    int64_t longest;
+    float query_scale;  /* scale * log2 e                       */
+    float keep_scale;   /* 1 / (1 - p)                          */
+    tt__vw keys[20];
+} TT__K(attention_call);
+
+TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
+{
+    TT__K(attention_call) call;
+    call.a = a;
+    call.longest = tt__attention_longest(a);
+    call.query_scale = a->scale * 1.44269504088896341f;
+    call.keep_scale = 65536.0f / (float)(65536 - tt__attention_drop(a));
+    TT__K(philox_keys)(a->dropout_key, call.keys);
+    return call;
+}
+
+#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* every query sees every key */
+
+/* One block of queries against one block of keys. key, query: the first of them, in the sequence. */
+TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_call) *call, const tt__attention_buffers *b, int head,
+                                          int64_t begin, int64_t key, int64_t keys, int64_t query, int64_t n,
+                                          const float *qt, float *out, float *most, float *sum)
+{
+    const tt__attention_args *a = call->a;
+    int64_t d = a->head_size, stride = tt__attention_stride(d), diagonal = a->causal ? query - key : TT__ATTENTION_NO_DIAGONAL;
+    float correction[TT__ATTENTION_QUERIES];
+    keys = tt__min(keys, n + diagonal);
+    if (keys <= 0) return;
+    TT__K(attention_scores)(keys, n, d, diagonal, b->k, stride, qt, b->weights);
+    for (int64_t i = 0; i < n; i += TT__LANES) {
+        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, key, keys, begin + query, i, diagonal, call->keys);
+        tt__vf c = l.drop ? TT__K(attention_softmax_dropout)(&l, keys, b->weights + i, most + i, sum + i)
+                          : TT__K(attention_softmax_plain)(&l, keys, b->weights + i, most + i, sum + i);
+        TT__K(store)(correction + i, c);
+    }
+    for (int64_t i = 0; key > 0 && i < n; i++) {
+        float *row = out + i * stride;
+        if (correction[i] != 1.0f)
+            for (int64_t j = 0; j < d; j += TT__LANES) TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
+    }
+    TT__K(attention_to_queries)(keys, n, d, diagonal, b->weights, b->v, stride, out, stride, key > 0);
+}
+
+TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
+{
+    const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
+    const tt__attention_args *a = call->a;
+    int head = (int)(task % a->heads);
+    int64_t group = task / a->heads, s = tt__attention_group_sequence(a, group), begin = a->seq_start[s];
+    int64_t length = a->seq_start[s + 1] - begin, first = (group - tt__attention_first_group(a, s)) * TT__ATTENTION_GROUP;
+    int64_t queries = tt__min(TT__ATTENTION_GROUP, length - first), d = a->head_size, column = head * d;
+    int64_t stride = tt__attention_stride(d);
+    if (queries <= 0) return;
+    tt__attention_buffers b = tt__attention_thread_buffers(a, call->longest, false, thread);
+    int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES), key_end = a->causal ? first + queries : length;
+    int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS), qt_size = d * TT__ATTENTION_TILE;
+    for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
+        int64_t n = tt__min(query_block, queries - i);
+        TT__K(attention_pack)(&a->q, begin + first + i, n, column, d, call->query_scale, b.q, stride);
+        TT__K(attention_transpose)(b.q, stride, n, d, 1.0f, b.qt + block * qt_size);
+    }
+    for (int64_t i = 0; i < TT__ATTENTION_GROUP; i++) { b.most[i] = -FLT_MAX; b.sum[i] = 0; }
+    for (int64_t key = 0; key < key_end; key += key_block) {
+        int64_t keys = tt__min(key_block, key_end - key);
+        TT__K(attention_pack)(&a->k, begin + key, keys, column, d, 1.0f, b.k, stride);
+        TT__K(attention_pack)(&a->v, begin + key, keys, column, d, 1.0f, b.v, stride);
+        for (int64_t i = 0, block = 0; i < queries; i += query_block, block++)
+            TT__K(attention_forward_tile)(call, &b, head, begin, key, keys, first + i, tt__min(query_block, queries - i),
+                                          b.qt + block * qt_size, b.out + i * stride, b.most + i, b.sum + i);
+    }
+    for (int64_t i = 0; i < queries; i++) {
+        int64_t row = begin + first + i;
+        TT__K(attention_unpack)(&a->out, row, 1, column, d, call->keep_scale / b.sum[i], b.out + i * stride, stride, false);
+        a->lse[row * a->heads + head] = b.most[i] * 0.693147180559945309f + logf(b.sum[i]);
+    }
+}
+
+/* Writes out, and into lse the log-sum-exp (natural) of the scaled scores of each query. */
+TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a)
+{
+    TT__K(attention_call) call = TT__K(attention_begin)(a);
+    if (a->seqs > 0) tt__parallel(pool, tt__attention_first_group(a, a->seqs) * a->heads, TT__K(attention_forward_task), &call);
+}
+
+/* log2-sum-exp2 of the scores and sum of dout * out of n queries from `row` of the batch on */
+TT__FN void TT__K(attention_backward_rows)(const tt__attention_args *a, const tt__attention_buffers *b, int head,
+                                           int64_t row, int64_t n)
+{
+    int64_t d = a->head_size, stride = tt__attention_stride(d);
+    for (int64_t i = 0; i < n; i += TT__ATTENTION_QUERIES) {
+        int64_t block = tt__min(TT__ATTENTION_QUERIES, n - i);
+        TT__K(attention_pack)(&a->out, row + i, block, head * d, d, 1.0f, b->q, stride);
+        TT__K(attention_pack)(&a->dout, row + i, block, head * d, d, 1.0f, b->dout, stride);
+        for (int64_t k = 0; k < block; k++) {
+            tt__vf sum = TT__K(zero)();
+            for (int64_t j = 0; j < d; j += TT__LANES)
+                sum = TT__K(fma)(TT__K(load)(b->q + k * stride + j), TT__K(load)(b->dout + k * stride + j), sum);
+            b->delta[i + k] = TT__K(sum)(sum);
+            b->lse[i + k] = a->lse[(row + i + k) * a->heads + head] * 1.44269504088896341f;
+        }
+    }
+    for (int64_t i = n; i < tt__attention_padded(n); i++) b->delta[i] = b->lse[i] = 0;
+}
+
+/* span: the first query of which b holds lse, delta and dq */
+TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_call) *call, const tt__attention_buffers *b, int head,
+                                           int64_t begin, int64_t key, int64_t keys, int64_t span, int64_t query, int64_t n)
+{
+    const tt__attention_args *a = call->a;
+    int64_t d = a->head_size, stride = tt__attention_stride(d), column = head * d, dq_stride = tt__attention_padded(d);
+    int64_t diagonal = a->causal ? query - key : TT__ATTENTION_NO_DIAGONAL;
+    keys = tt__min(keys, n + diagonal);
+    if (keys <= 0) return;
+    TT__K(attention_pack)(&a->q, begin + query, n, column, d, 1.0f, b->q, stride);
+    TT__K(attention_pack)(&a->dout, begin + query, n, column, d, call->keep_scale, b->dout, stride);
+    TT__K(attention_transpose)(b->q, stride, n, d, call->query_scale, b->qt);
+    TT__K(attention_transpose)(b->dout, stride, n, d, 1.0f, b->doutt);
+    TT__K(attention_scores)(keys, n, d, diagonal, b->k, stride, b->qt, b->weights);
+    TT__K(attention_scores)(keys, n, d, diagonal, b->v, stride, b->doutt, b->dscores);
+    for (int64_t i = 0; i < n; i += TT__LANES) {
+        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, key, keys, begin + query, i, diagonal, call->keys);
+        float *w = b->weights + i, *ds = b->dscores + i;
+        const float *lse = b->lse + query - span + i, *delta = b->delta + query - span + i;
+        if (l.drop) TT__K(attention_softmax_backward_dropout)(&l, keys, w, ds, lse, delta);
+        else TT__K(attention_softmax_backward_plain)(&l, keys, w, ds, lse, delta);
+    }
+    TT__K(attention_to_keys)(keys, n, d, diagonal, b->weights, b->dout, stride, b->dv);
+    TT__K(attention_to_keys)(keys, n, d, diagonal, b->dscores, b->q, stride, b->dk);
+    TT__K(attention_to_queries)(keys, n, d, diagonal, b->dscores, b->k, stride, b->dq + (query - span) * dq_stride, dq_stride,
+                                   key > 0);
+}
+
+/* The gradients that come from n queries of a sequence. */
+TT__FN void TT__K(attention_backward_span)(const TT__K(attention_call) *call, const tt__attention_buffers *b, int head,
+                                           int64_t begin, int64_t length, int64_t span, int64_t n)
+{
+    const tt__attention_args *a = call->a;
+    int64_t d = a->head_size, column = head * d, stride = tt__attention_stride(d), key_end = a->causal ? span + n : length;
+    int64_t query_block = tt__attention_block(n, TT__ATTENTION_QUERIES);
+    int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS);
+    TT__K(attention_backward_rows)(a, b, head, begin + span, n);
+    for (int64_t key = 0; key < key_end; key += key_block) {
+        int64_t keys = tt__min(key_block, key_end - key);
+        TT__K(attention_pack)(&a->k, begin + key, keys, column, d, 1.0f, b->k, stride);
+        TT__K(attention_pack)(&a->v, begin + key, keys, column, d, 1.0f, b->v, stride);
+        memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
+        memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
+        for (int64_t query = span; query < span + n; query += query_block)
+            TT__K(attention_backward_tile)(call, b, head, begin, key, keys, span, query, tt__min(query_block, span + n - query));
+        int64_t old = span == 0 ? 0 : a->causal ? tt__max(0, tt__min(keys, span - key)) : keys; /* keys of earlier spans */
+        TT__K(attention_unpack)(&a->dk, begin + key, old, column, d, a->scale, b->dk, stride, true);
+        TT__K(attention_unpack)(&a->dv, begin + key, old, column, d, 1.0f, b->dv, stride, true);
+        TT__K(attention_unpack)(&a->dk, begin + key + old, keys - old, column, d, a->scale, b->dk + old * stride, stride,
+                                a->add_dk);
+        TT__K(attention_unpack)(&a->dv, begin + key + old, keys - old, column, d, 1.0f, b->dv + old * stride, stride,
+                                a->add_dv);
+    }
+    TT__K(attention_unpack)(&a->dq, begin + span, n, column, d, a->scale, b->dq, tt__attention_padded(d), a->add_dq);
+}
+
+TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
+{
+    const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
+    const tt__attention_args *a = call->a;
+    int head = (int)(task % a->heads);
+    int64_t begin = a->seq_start[task / a->heads], length = a->seq_start[task / a->heads + 1] - begin;
+    if (length <= 0) return;
+    tt__attention_buffers b = tt__attention_thread_buffers(a, call->longest, true, thread);
+    for (int64_t span = 0; span < length; span += TT__ATTENTION_SPAN)
+        TT__K(attention_backward_span)(call, &b, head, begin, length, span, tt__min(TT__ATTENTION_SPAN, length - span));
+}
+
+/* Writes or adds to dq, dk, dv. */
+TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *a)
+{
+    TT__K(attention_call) call = TT__K(attention_begin)(a);
+    if (a->seqs > 0) tt__parallel(pool, a->seqs * a->heads, TT__K(attention_backward_task), &call);
+}
+
+#undef tt__vw
+#undef TT__ATTENTION_MR
+#undef TT__ATTENTION_NO_DIAGONAL
+
+/* ------------------------------------------------------------------------------------------------ row kernels
+   Everything but matmul and attention works on rows of floats; other dtypes are widened on the way in and rounded on the
+   way out, a row at a time, so no kernel knows them. */
+
+/* Where row r of m is computed: in place, or in scratch when it must be rounded or added. */
+TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float *scratch)
+{
+    return m->dtype == TT_F32 && !add ? (float *)tt__at(m, r) : scratch;
+}
+
+/* Puts a row from row_begin into place. `spare`: another scratch row. */
+TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, float *row, float *spare)
+{
+    if (m->dtype == TT_F32 && !add) return;
+    if (add) {
+        const float *old = TT__K(row_in)(m, r, spare);
+        for (int64_t c = 0; c < m->cols; c++) row[c] += old[c];
+    }
+    if (m->dtype == TT_F32) memcpy(tt__at(m, r), row, (size_t)m->cols * 4);
+    else TT__K(row_narrow)(tt__at(m, r), row, m->dtype, m->cols);
+}
+
+TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k) { return (float *)(void *)((char *)(void *)scratch + (size_t)k * tt__row_bytes(cols)); }
+
+/* y = a x + b z over a row; z may be NULL. */
+TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const float *z, int64_t n)
+{
+    int64_t c = 0;
+    if (!z) {
+        for (; c + TT__LANES <= n; c += TT__LANES) TT__K(store)(y + c, TT__K(load)(x + c) * a);
+        for (; c < n; c++) y[c] = a * x[c];
+        return;
+    }
+    for (; c + TT__LANES <= n; c += TT__LANES) TT__K(store)(y + c, TT__K(load)(x + c) * a + TT__K(load)(z + c) * b);
+    for (; c < n; c++) y[c] = a * x[c] + b * z[c];
+}
+
+TT__FN void TT__K(scale_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    int64_t n = l->in[0].cols;
+    float *other = TT__K(scratch_row)(scratch, n, 1), *spare = TT__K(scratch_row)(scratch, n, 2);
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, other);
+        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        TT__K(axpby)(y, l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f, x, 0, NULL, n);
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, spare);
+    }
+}
+
+TT__FN tt_status TT__K(run_SCALE)(const tt__launch *l) { tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(scale_rows)); return TT_OK; }
+TT__FN tt_status TT__K(run_CAST)(const tt__launch *l) { return TT__K(run_SCALE)(l); }
+
+TT__FN void TT__K(add_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    int64_t n = l->in[0].cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *a = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+        const float *b = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2));
+        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        TT__K(axpby)(y, 1, a, 1, b, n);
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 3));
+    }
+}
+
+TT__FN tt_status TT__K(run_ADD)(const tt__launch *l) { tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(add_rows)); return TT_OK; }
+
+TT__FN void TT__K(fill_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    uint16_t half = l->out[0].dtype == TT_BF16 ? tt__to_bf16(l->instr->attr.scale) : tt__to_f16(l->instr->attr.scale);
+    (void)scratch;
+    for (int64_t r = from; r < to; r++) {
+        if (l->out[0].dtype == TT_F32) for (int64_t c = 0; c < l->out[0].cols; c++) ((float *)tt__at(&l->out[0], r))[c] = l->instr->attr.scale;
+        else for (int64_t c = 0; c < l->out[0].cols; c++) ((uint16_t *)tt__at(&l->out[0], r))[c] = half;
+    }
+}
+
+TT__FN tt_status TT__K(run_FILL)(const tt__launch *l) { tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(fill_rows)); return TT_OK; }
+
+TT__FN void TT__K(act_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    int64_t n = l->in[0].cols;
+    int act = l->instr->attr.act;
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        for (int64_t c = 0; c < n; c += TT__LANES) {
+            int64_t left = tt__min(TT__LANES, n - c);
+            TT__K(store_n)(y + c, TT__K(act)(act, TT__K(load_n)(x + c, left)), left);
+        }
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 2));
+    }
+}
+
+TT__FN tt_status TT__K(run_ACTIVATION)(const tt__launch *l) { tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(act_rows)); return TT_OK; }
+
+TT__FN void TT__K(act_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    int64_t n = l->in[0].cols;
+    int act = l->instr->attr.act;
+    for (int64_t r = from; r < to; r++) {
+        const float *dy = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+        const float *saved = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2));
+        float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        for (int64_t c = 0; c < n; c += TT__LANES) {
+            int64_t left = tt__min(TT__LANES, n - c);
+            TT__K(store_n)(dx + c, TT__K(load_n)(dy + c, left) * TT__K(act_derivative)(act, TT__K(load_n)(saved + c, left)), left);
+        }
+        TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 3));
+    }
+}
+
+TT__FN tt_status TT__K(run_ACTIVATION_BACKWARD)(const tt__launch *l)
+{
+    tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(act_backward_rows));
+    return TT_OK;
+}
+
+/* keep[c] = 1 / (1 - p) where element c of row r survives, else 0. Element c: 16 random bits, number c % 8 of Philox counter
+   {r, c / 8, 0, 0}. */
+TT__INLINE void TT__K(dropout_mask)(float *keep, int64_t n, const TT__K(vw) keys[20], int64_t r, float p)
+{
+    uint32_t threshold = tt__drop_threshold(p);
+    float scale = 1.0f / (1.0f - (float)threshold / 65536.0f);
+    tt__vu lane;
+    for (int k = 0; k < TT__LANES; k++) lane[k] = (uint32_t)k;
+    for (int64_t c = 0; c < n; c += 8 * TT__LANES) {
+        tt__vu bits[4], none = TT__K(splat_u)(0);
+        TT__K(philox)(keys, TT__K(splat_u)((uint32_t)r), TT__K(splat_u)((uint32_t)(c / 8)) + lane, none, none, bits);
+        int64_t groups = tt__min(TT__LANES, tt__ceil_div(n - c, 8));
+        for (int64_t k = 0; k < groups; k++) {
+            int64_t left = tt__min(8, n - c - 8 * k);
+            float group[8];
+            for (int w = 0; w < 4; w++) {
+                uint32_t u = bits[w][k];
+                group[2 * w] = (u & 0xffff) >= threshold ? scale : 0.0f;
+                group[2 * w + 1] = (u >> 16) >= threshold ? scale : 0.0f;
+            }
+            memcpy(keep + c + 8 * k, group, (size_t)left * 4);
+        }
+    }
+}
+
+TT__FN void TT__K(dropout_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    int64_t n = l->in[0].cols;
+    TT__K(vw) keys[20];
+    TT__K(philox_keys)(tt__dropout_key(l), keys);
+    float *keep = TT__K(scratch_row)(scratch, n, 3);
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+        const float *residual = l->in[1].data ? TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2)) : NULL;
+        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        TT__K(dropout_mask)(keep, n, keys, r, l->instr->attr.dropout);
+        if (residual) for (int64_t c = 0; c < n; c++) y[c] = x[c] * keep[c] + residual[c];
+        else for (int64_t c = 0; c < n; c++) y[c] = x[c] * keep[c];
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 4));
+    }
+}
+
+TT__FN tt_status TT__K(run_DROPOUT)(const tt__launch *l) { tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(dropout_rows)); return TT_OK; }
+
+/* ---- column sums: partial[chunk][col], then over the chunks in order ---- */
+
+TT__FN void TT__K(finish_column_sums)(const tt__mat *to, bool add, const float *partial, int64_t chunks, float *scratch)
+{
+    int64_t n = to->cols, stride = (int64_t)tt__row_bytes(n) / 4;
+    float *sum = TT__K(scratch_row)(scratch, n, 0);
+    memset(sum, 0, (size_t)n * 4);
+    for (int64_t k = 0; k < chunks; k++)
+        for (int64_t c = 0; c < n; c++) sum[c] += partial[k * stride + c];
+    if (to->dtype == TT_F32 && !add) memcpy(to->data, sum, (size_t)n * 4);
+    else TT__K(row_end)(to, add, 0, sum, TT__K(scratch_row)(scratch, n, 1));
+}
+
+TT__FN void TT__K(column_sum_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    int64_t n = l->in[0].cols;
+    float *sum = (float *)(void *)((char *)l->workspace + (size_t)(from / TT__SUM_ROWS) * tt__row_bytes(n));
+    memset(sum, 0, (size_t)n * 4);
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, scratch);
+        for (int64_t c = 0; c < n; c++) sum[c] += x[c];
+    }
+}
+
+/* ------------------------------------------------------------------------------------------- linear, attention */
+
+TT__FN tt_status TT__K(run_LINEAR)(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *w = &l->in[1];
+    tt__gemm_args g;
+    memset(&g, 0, sizeof g);
+    g.m = x->rows; g.n = w->rows; g.k = x->cols;
+    g.a = x->data; g.a_type = x->dtype; g.a_row = x->ld; g.a_col = 1;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = 1; g.b_col = w->ld;
+    g.c = l->out[0].data; g.c_type = l->out[0].dtype; g.c_row = l->out[0].ld;
+    g.accumulate = l->add[0];
+    g.bias = l->in[2].data; g.bias_type = l->in[2].dtype;
+    g.act = l->instr->attr.act;
+    g.pre = l->out[1].data; g.pre_type = l->out[1].dtype; g.pre_row = l->out[1].ld;
+    g.residual = l->in[3].data; g.residual_type = l->in[3].dtype; g.residual_row = l->in[3].ld;
+    g.workspace = l->workspace;
+    TT__K(gemm)(l->ctx->pool, &g);
+    return TT_OK;
+}
+
+TT__FN tt_status TT__K(run_LINEAR_DX)(const tt__launch *l)
+{
+    const tt__mat *dy = &l->in[0], *w = &l->in[1];
+    tt__gemm_args g;
+    memset(&g, 0, sizeof g);
+    g.m = dy->rows; g.n = w->cols; g.k = dy->cols;
+    g.a = dy->data; g.a_type = dy->dtype; g.a_row = dy->ld; g.a_col = 1;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1;
+    g.c = l->out[0].data; g.c_type = l->out[0].dtype; g.c_row = l->out[0].ld;
+    g.accumulate = l->add[0];
+    g.workspace = l->workspace;
+    TT__K(gemm)(l->ctx->pool, &g);
+    return TT_OK;
+}
+
+TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
+{
+    const tt__mat *dy = &l->in[0], *x = &l->in[1], *dw = &l->out[0], *db = &l->out[1];
+    if (dw->data) {
+        tt__gemm_args g;
+        memset(&g, 0, sizeof g);
+        g.m = dy->cols; g.n = x->cols; g.k = dy->rows;
+        g.a = dy->data; g.a_type = dy->dtype; g.a_row = 1; g.a_col = dy->ld;
+        g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
+        g.c = dw->data; g.c_type = dw->dtype; g.c_row = dw->ld;
+        g.accumulate = l->add[0];
+        g.workspace = l->workspace;
+        TT__K(gemm)(l->ctx->pool, &g);
+    }
+    if (db->data) {
+        int64_t chunks = tt__ceil_div(dy->rows, TT__SUM_ROWS);
+        size_t used = (size_t)chunks * tt__row_bytes(dy->cols);
+        tt__for_chunks(l, dy->rows, dy->cols, TT__SUM_ROWS, used, TT__K(column_sum_rows));
+        TT__K(finish_column_sums)(db, l->add[1], (const float *)l->workspace, chunks, (float *)(void *)((char *)l->workspace + used));
+    }
+    return TT_OK;
+}
+
+TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts)
+{
+    tt__attention_args a;
+    memset(&a, 0, sizeof a);
+    a.seq_start = (const int32_t *)l->in[starts].data;
+    a.seqs = l->in[starts].rows - 1;
+    a.heads = l->instr->attr.heads;
+    a.head_size = l->in[q].cols / a.heads;
+    a.causal = l->instr->attr.causal;
+    a.scale = l->instr->attr.scale;
+    a.dropout = l->instr->attr.dropout;
+    a.dropout_key = tt__dropout_key(l);
+    a.q = l->in[q]; a.k = l->in[q + 1]; a.v = l->in[q + 2];
+    a.workspace = l->workspace;
+    return a;
+}
+
+TT__FN tt_status TT__K(run_ATTENTION)(const tt__launch *l)
+{
+    tt_status status = tt__check_starts(l, 3, l->in[0].rows);
+    if (status != TT_OK) return status;
+    tt__attention_args a = TT__K(attention_args)(l, 0, 3);
+    a.out = l->out[0];
+    a.lse = (float *)l->out[1].data;
+    TT__K(attention_forward)(l->ctx->pool, &a);
+    return TT_OK;
+}
+
+TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
+{
+    tt__attention_args a = TT__K(attention_args)(l, 1, 4);
+    a.dout = l->in[0];
+    a.out = l->in[5];
+    a.lse = (float *)l->in[6].data;
+    a.dq = l->out[0]; a.dk = l->out[1]; a.dv = l->out[2];
+    a.add_dq = l->add[0]; a.add_dk = l->add[1]; a.add_dv = l->add[2];
+    TT__K(attention_backward)(l->ctx->pool, &a);
+    return TT_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------- layernorm */
+
+TT__FN void TT__K(layernorm_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    int64_t n = l->in[0].cols;
+    const float *w = TT__K(row_in)(&l->in[1], 0, TT__K(scratch_row)(scratch, n, 2));
+    const float *b = l->in[2].data ? TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 3)) : NULL;
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        tt__vf s0 = TT__K(zero)(), s1 = s0;
+        int64_t c = 0;
+        for (; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) { s0 += TT__K(load)(x + c); s1 += TT__K(load)(x + c + TT__LANES); }
+        for (; c < n; c += TT__LANES) s0 += TT__K(load_n)(x + c, tt__min(TT__LANES, n - c));
+        float mean = TT__K(sum)(s0 + s1) / (float)n;
+        s0 = s1 = TT__K(zero)();
+        for (c = 0; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
+            tt__vf d0 = TT__K(load)(x + c) - mean, d1 = TT__K(load)(x + c + TT__LANES) - mean;
+            s0 = TT__K(fma)(d0, d0, s0);
+            s1 = TT__K(fma)(d1, d1, s1);
+        }
+        float rest = 0;
+        for (; c < n; c++) rest += (x[c] - mean) * (x[c] - mean);
+        float rstd = 1.0f / sqrtf((TT__K(sum)(s0 + s1) + rest) / (float)n + l->instr->attr.eps);
+        if (b) for (c = 0; c < n; c++) y[c] = (x[c] - mean) * rstd * w[c] + b[c];
+        else for (c = 0; c < n; c++) y[c] = (x[c] - mean) * rstd * w[c];
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 4));
+        if (l->out[1].data) {
+            float *stats = (float *)tt__at(&l->out[1], r);
+            stats[0] = mean;
+            stats[1] = rstd;
+        }
+    }
+}
+
+TT__FN tt_status TT__K(run_LAYERNORM)(const tt__launch *l) { tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(layernorm_rows)); return TT_OK; }
+
+/* With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std,  dw = sum dy n,  db = sum dy. */
+TT__FN void TT__K(layernorm_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    int64_t n = l->in[1].cols;
+    size_t row = tt__row_bytes(n), chunks = (size_t)tt__ceil_div(l->in[1].rows, TT__SUM_ROWS), chunk = (size_t)(from / TT__SUM_ROWS);
+    float *dw = (float *)(void *)((char *)l->workspace + chunk * row), *db = (float *)(void *)((char *)l->workspace + (chunks + chunk) * row);
+    const float *w = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 3));
+    memset(dw, 0, (size_t)n * 4);
+    memset(db, 0, (size_t)n * 4);
+    for (int64_t r = from; r < to; r++) {
+        const float *dy = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+        const float *x = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2));
+        const float *stats = (const float *)tt__at(&l->in[3], r);
+        float mean = stats[0], rstd = stats[1];
+        tt__vf sg = TT__K(zero)(), sgn = sg;
+        for (int64_t c = 0; c < n; c += TT__LANES) {
+            int64_t left = tt__min(TT__LANES, n - c);
+            tt__vf d = TT__K(load_n)(dy + c, left), g = d * TT__K(load_n)(w + c, left);
+            tt__vf xn = (TT__K(load_n)(x + c, left) - mean) * rstd;
+            sg += g;
+            sgn = TT__K(fma)(g, xn, sgn);
+            TT__K(store_n)(dw + c, TT__K(fma)(d, xn, TT__K(load_n)(dw + c, left)), left);
+            TT__K(store_n)(db + c, d + TT__K(load_n)(db + c, left), left);
+        }
+        float avg_g = TT__K(sum)(sg) / (float)n, avg_gn = TT__K(sum)(sgn) / (float)n;
+        if (!l->out[0].data) continue;
+        float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        for (int64_t c = 0; c < n; c++) dx[c] = (dy[c] * w[c] - avg_g - (x[c] - mean) * rstd * avg_gn) * rstd;
+        TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 4));
+    }
+}
+
+TT__FN tt_status TT__K(run_LAYERNORM_BACKWARD)(const tt__launch *l)
+{
+    int64_t rows = l->in[1].rows, n = l->in[1].cols, chunks = tt__ceil_div(rows, TT__SUM_ROWS);
+    size_t part = (size_t)chunks * tt__row_bytes(n);
+    float *scratch = (float *)(void *)((char *)l->workspace + 2 * part);
+    tt__for_chunks(l, rows, n, TT__SUM_ROWS, 2 * part, TT__K(layernorm_backward_rows));
+    if (l->out[1].data) TT__K(finish_column_sums)(&l->out[1], l->add[1], (const float *)l->workspace, chunks, scratch);
+    if (l->out[2].data) TT__K(finish_column_sums)(&l->out[2], l->add[2], (const float *)(void *)((char *)l->workspace + part), chunks, scratch);
+    return TT_OK;
+}
+
+/* ------------------------------------------------------------------------------------- embedding, gather, pooling */
+
+TT__FN void TT__K(gather_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch) /* out[r] = table[index[r]] */
+{
+    bool embedding = l->instr->op == TT__OP_EMBEDDING;
+    const int32_t *index = (const int32_t *)l->in[embedding ? 0 : 1].data;
+    const tt__mat *table = &l->in[embedding ? 1 : 0];
+    int64_t n = table->cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(table, index[r], TT__K(scratch_row)(scratch, n, 1));
+        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        memcpy(y, x, (size_t)n * 4);
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 2));
+    }
+}
+
+TT__FN tt_status TT__K(run_EMBEDDING)(const tt__launch *l)
+{
+    tt_status status = tt__check_indices(l, 0, l->in[1].rows, NULL, "rows of the embedding table");
+    if (status == TT_OK) tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(gather_rows));
+    return status;
+}
+
+TT__FN tt_status TT__K(run_GATHER_ROWS)(const tt__launch *l)
+{
+    tt_status status = tt__check_indices(l, 1, l->in[0].rows, NULL, "rows to gather from");
+    if (status == TT_OK) tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(gather_rows));
+    return status;
+}
+
+TT__FN void TT__K(zero_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    (void)scratch;
+    for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, (size_t)l->out[0].cols * tt_dtype_bytes(l->out[0].dtype));
+}
+
+/* Rows of dy in the order of their ids (equal ids in row order): `order`; first[id]: where an id begins. Each chunk of the
+   order belongs to the task in which its id begins, so an id's rows are added by one task, in row order. */
+TT__FN void TT__K(embedding_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
+    int64_t rows = l->in[0].rows, n = l->out[0].cols, k = from;
+    float *sum = TT__K(scratch_row)(scratch, n, 0);
+    while (k > 0 && k < to && ids[order[k]] == ids[order[k - 1]]) k++;
+    while (k < to) {
+        int32_t id = ids[order[k]];
+        memset(sum, 0, (size_t)n * 4);
+        for (; k < rows && ids[order[k]] == id; k++) {
+            const float *dy = TT__K(row_in)(&l->in[1], order[k], TT__K(scratch_row)(scratch, n, 1));
+            for (int64_t c = 0; c < n; c++) sum[c] += dy[c];
+        }
+        if (l->out[0].dtype == TT_F32 && !l->add[0]) memcpy(tt__at(&l->out[0], id), sum, (size_t)n * 4);
+        else TT__K(row_end)(&l->out[0], l->add[0], id, sum, TT__K(scratch_row)(scratch, n, 2));
+    }
+}
+
+TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
+{
+    const int32_t *ids = (const int32_t *)l->in[0].data;
+    int64_t rows = l->in[0].rows, vocab = l->out[0].rows, n = l->out[0].cols;
+    int32_t *order = (int32_t *)l->workspace, *first = order + rows;
+    memset(first, 0, (size_t)(vocab + 1) * 4); /* counting sort */
+    for (int64_t r = 0; r < rows; r++) first[ids[r] + 1]++;
+    for (int64_t v = 0; v < vocab; v++) first[v + 1] += first[v];
+    for (int64_t r = 0; r < rows; r++) order[first[ids[r]]++] = (int32_t)r;
+    if (!l->add[0]) tt__for_rows(l, vocab, n, TT__K(zero_rows));
+    tt__for_chunks(l, rows, n, 64, tt__align_up((size_t)(rows + vocab + 1) * 4), TT__K(embedding_backward_rows));
+    return TT_OK;
+}
+
+TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l) /* rows may repeat: added one after another */
+{
+    const int32_t *index = (const int32_t *)l->in[1].data;
+    int64_t n = l->out[0].cols;
+    float *scratch = (float *)l->workspace;
+    if (!l->add[0]) tt__for_rows(l, l->out[0].rows, n, TT__K(zero_rows));
+    for (int64_t r = 0; r < l->in[0].rows; r++) {
+        const float *dy = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+        float *sum = TT__K(scratch_row)(scratch, n, 0);
+        memcpy(sum, dy, (size_t)n * 4);
+        TT__K(row_end)(&l->out[0], true, index[r], sum, TT__K(scratch_row)(scratch, n, 2));
+    }
+    return TT_OK;
+}
+
+TT__FN void TT__K(mean_pool_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    const int32_t *start = (const int32_t *)l->in[1].data;
+    int64_t n = l->in[0].cols;
+    float *sum = TT__K(scratch_row)(scratch, n, 0);
+    for (int64_t s = from; s < to; s++) {
+        memset(sum, 0, (size_t)n * 4);
+        for (int64_t r = start[s]; r < start[s + 1]; r++) {
+            const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+            for (int64_t c = 0; c < n; c++) sum[c] += x[c];
+        }
+        float *y = TT__K(row_begin)(&l->out[0], l->add[0], s, TT__K(scratch_row)(scratch, n, 2));
+        TT__K(axpby)(y, 1.0f / (float)(start[s + 1] - start[s]), sum, 0, NULL, n);
+        TT__K(row_end)(&l->out[0], l->add[0], s, y, TT__K(scratch_row)(scratch, n, 3));
+    }
+}
+
+TT__FN tt_status TT__K(run_MEAN_POOL)(const tt__launch *l)
+{
+    tt_status status = tt__check_starts(l, 1, l->in[0].rows);
+    if (status == TT_OK) tt__for_chunks(l, l->out[0].rows, l->out[0].cols, 1, 0, TT__K(mean_pool_rows));
+    return status;
+}
+
+TT__FN void TT__K(mean_pool_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch) /* from..to: sequences */
+{
+    const int32_t *start = (const int32_t *)l->in[1].data;
+    int64_t n = l->in[0].cols;
+    for (int64_t s = from; s < to; s++) {
+        const float *dy = TT__K(row_in)(&l->in[0], s, TT__K(scratch_row)(scratch, n, 1));
+        for (int64_t r = start[s]; r < start[s + 1]; r++) {
+            float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+            TT__K(axpby)(dx, 1.0f / (float)(start[s + 1] - start[s]), dy, 0, NULL, n);
+            TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 2));
+        }
+    }
+}
+
+TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
+{
+    tt__for_chunks(l, l->in[0].rows, l->in[0].cols, 1, 0, TT__K(mean_pool_backward_rows));
+    return TT_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ losses
+   counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0. */
+
+TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
+{
+    float scratch[1];
+    return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch) : 1.0f;
+}
+
+TT__FN void TT__K(cross_entropy_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    const tt__attr *attr = &l->instr->attr;
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
+    int64_t n = l->in[0].cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+        tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
+        int64_t c = 0, best = 0;
+        for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
+        float m = TT__K(max_lane)(top);
+        for (; c < n; c++) m = x[c] > m ? x[c] : m;
+        for (c = 0; c + TT__LANES <= n; c += TT__LANES) {
+            tt__vf v = TT__K(load)(x + c);
+            s += TT__K(exp)(v - m);
+            sx += v;
+        }
+        float sum = TT__K(sum)(s), sum_x = TT__K(sum)(sx);
+        for (; c < n; c++) { sum += expf(x[c] - m); sum_x += x[c]; }
+        float lse = m + logf(sum);
+        *(float *)tt__at(&l->out[1], r) = lse;
+        if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
+        while (best < n - 1 && x[best] != m) best++;
+        row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - (attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0);
+        row_right[r] = best == targets[r];
+    }
+}
+
+TT__INLINE void TT__K(sum_losses)(const tt__launch *l, int weights, const int32_t *targets)
+{
+    const float *row_loss = (const float *)l->workspace, *row_right = row_loss + l->in[0].rows;
+    double loss = 0, total = 0, right = 0;
+    for (int64_t r = 0; r < l->in[0].rows; r++) {
+        if (targets && targets[r] == l->instr->attr.ignore_index) continue;
+        double w = TT__K(row_weight)(l, weights, r);
+        loss += w * row_loss[r];
+        total += w;
+        right += w * row_right[r];
+    }
+    float *counts = (float *)l->out[2].data;
+    counts[0] = (float)loss; counts[1] = (float)total; counts[2] = (float)right; counts[3] = 0;
+    *(float *)l->out[0].data = (float)(loss / total);
+}
+
+TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
+{
+    tt_status status = tt__check_indices(l, 1, l->in[0].cols, &l->instr->attr.ignore_index, "classes of the logits");
+    if (status != TT_OK) return status;
+    tt__for_chunks(l, l->in[0].rows, l->in[0].cols, tt__max(1, 8192 / l->in[0].cols), tt__align_up((size_t)l->in[0].rows * 8), TT__K(cross_entropy_rows));
+    TT__K(sum_losses)(l, 2, (const int32_t *)l->in[1].data);
+    return TT_OK;
+}
+
+/* What a row's gradient is multiplied by: upstream gradient / number of targets. */
+TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
+{
+    double norm = l->run->accumulate ? l->run->loss_norm : ((const float *)counts->data)[1];
+    return norm > 0 ? (float)(*(const float *)l->in[0].data / norm) : 0.0f;
+}
+
+TT__FN void TT__K(cross_entropy_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    const tt__attr *attr = &l->instr->attr;
+    const int32_t *targets = (const int32_t *)l->in[2].data;
+    int64_t n = l->in[1].cols;
+    float factor = TT__K(loss_factor)(l, &l->in[5]);
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 1));
+        float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        float lse = *(const float *)tt__at(&l->in[4], r), w = factor * TT__K(row_weight)(l, 3, r);
+        if (targets[r] == attr->ignore_index) {
+            memset(dx, 0, (size_t)n * 4);
+        } else {
+            for (int64_t c = 0; c < n; c += TT__LANES) {
+                int64_t left = tt__min(TT__LANES, n - c);
+                TT__K(store_n)(dx + c, (TT__K(exp)(TT__K(load_n)(x + c, left) - lse) - attr->smoothing / (float)n) * w, left);
+            }
+            dx[targets[r]] -= (1 - attr->smoothing) * w;
+        }
+        TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 2));
+    }
+}
+
+TT__FN tt_status TT__K(run_CROSS_ENTROPY_BACKWARD)(const tt__launch *l)
+{
+    tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(cross_entropy_backward_rows));
+    return TT_OK;
+}
+
+TT__FN void TT__K(squared_error_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
+    int64_t n = l->in[0].cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+        const float *y = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2));
+        tt__vf s = TT__K(zero)();
+        for (int64_t c = 0; c < n; c += TT__LANES) {
+            int64_t left = tt__min(TT__LANES, n - c);
+            tt__vf d = TT__K(load_n)(x + c, left) - TT__K(load_n)(y + c, left);
+            s = TT__K(fma)(d, d, s);
+        }
+        row_loss[r] = TT__K(sum)(s) / (float)n;
+        row_right[r] = 0;
+    }
+}
+
+TT__FN tt_status TT__K(run_MEAN_SQUARED_ERROR)(const tt__launch *l)
+{
+    tt__for_chunks(l, l->in[0].rows, l->in[0].cols, tt__max(1, 8192 / l->in[0].cols), tt__align_up((size_t)l->in[0].rows * 8), TT__K(squared_error_rows));
+    TT__K(sum_losses)(l, 2, NULL);
+    return TT_OK;
+}
+
+TT__FN void TT__K(squared_error_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    int64_t n = l->in[1].cols;
+    float factor = TT__K(loss_factor)(l, &l->in[4]);
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 1));
+        const float *y = TT__K(row_in)(&l->in[2], r, TT__K(scratch_row)(scratch, n, 2));
+        float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch), w = 2 * factor * TT__K(row_weight)(l, 3, r) / (float)n;
+        TT__K(axpby)(dx, w, x, -w, y, n);
+        TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 3));
+    }
+}
+
+TT__FN tt_status TT__K(run_MEAN_SQUARED_ERROR_BACKWARD)(const tt__launch *l)
+{
+    tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(squared_error_backward_rows));
+    return TT_OK;
+}
+
+/* -------------------------------------------------------------------------------------------------- optimizers
+   Parameters, gradients and state are contiguous, so they are vectors here, in chunks of TT__CHUNK. */
+
+/* Elements [from, from + n) of m as floats. */
+TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, float *scratch)
+{
+    if (m->dtype == TT_F32) return (float *)m->data + from;
+    TT__K(row_widen)(scratch, (const uint16_t *)m->data + from, m->dtype, n);
+    return scratch;
+}
+
+/* Back into 16 bits by stochastic rounding, so that steps smaller than half a unit in the last place survive on average
+   (Gupta et al., "Deep learning with limited numerical precision", 2015). `which` tells the tensors of one instruction apart. */
+TT__INLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n, const float *x, uint32_t which)
+{
+    if (m->dtype == TT_F32) return;
+    uint16_t *h = (uint16_t *)m->data + from;
+    if (m->dtype == TT_F16) { TT__K(row_narrow)(h, x, m->dtype, n); return; }
+    uint64_t key = tt__stream_key(l->run->seed, TT__RANDOM_ROUNDING, (uint64_t)l->run->step, (uint64_t)which << 32 | l->instr->random);
+    for (int64_t c = 0; c < n; c += 8) {
+        uint32_t counter[4] = {(uint32_t)((from + c) / 8), (uint32_t)((from + c) / 8 >> 32), 0, 0}, u[4];
+        tt__philox(counter, key, u);
+        for (int64_t k = 0; k < tt__min(8, n - c); k++) h[c + k] = tt__to_bf16_stochastic(x[c + k], u[k / 2] >> (k % 2 * 16));
+    }
+}
+
+TT__FN void TT__K(sum_squares_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    const float *g = TT__K(chunk_in)(&l->in[0], from, to - from, scratch);
+    int64_t n = to - from, c = 0;
+    tt__vf s0 = TT__K(zero)(), s1 = s0;
+    for (; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
+        tt__vf a = TT__K(load)(g + c), b = TT__K(load)(g + c + TT__LANES);
+        s0 = TT__K(fma)(a, a, s0);
+        s1 = TT__K(fma)(b, b, s1);
+    }
+    float rest = 0;
+    for (; c < n; c++) rest += g[c] * g[c];
+    ((double *)l->workspace)[from / TT__CHUNK] = (double)TT__K(sum)(s0 + s1) + rest;
+}
+
+TT__FN tt_status TT__K(run_SUM_SQUARES)(const tt__launch *l)
+{
+    int64_t n = tt__elements(&l->in[0]), chunks = tt__ceil_div(n, TT__CHUNK);
+    double sum = 0;
+    tt__for_chunks(l, n, TT__CHUNK, TT__CHUNK, tt__align_up((size_t)chunks * 8), TT__K(sum_squares_rows));
+    for (int64_t k = 0; k < chunks; k++) sum += ((const double *)l->workspace)[k];
+    *(float *)l->out[0].data = (float)sum;
+    return TT_OK;
+}
+
+/* Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_). */
+TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
+{
+    const float *squares = (const float *)l->in[0].data;
+    double sum = 0;
+    for (int64_t k = 0; k < l->in[0].rows; k++) sum += squares[k];
+    double norm = sqrt(sum) * l->run->grad_scale, factor = l->run->grad_scale;
+    if (l->instr->attr.clip_norm > 0 && l->instr->attr.clip_norm < norm + 1e-6) factor *= l->instr->attr.clip_norm / (norm + 1e-6);
+    ((float *)l->out[0].data)[0] = (float)norm;
+    ((float *)l->out[0].data)[1] = (float)factor;
+    return TT_OK;
+}
+
+TT__FN void TT__K(adam_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    const tt__attr *a = &l->instr->attr;
+    int64_t n = to - from, c = 0;
+    double t = (double)l->run->step + 1;
+    const float *g = TT__K(chunk_in)(&l->in[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 0));
+    float *p = TT__K(chunk_in)(&l->out[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 1));
+    float *m = TT__K(chunk_in)(&l->out[1], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 2));
+    float *v = TT__K(chunk_in)(&l->out[2], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 3));
+    float factor = ((const float *)l->in[1].data)[1], lr = l->run->lr, b1 = a->beta1, b2 = a->beta2;
+    float step = (float)(lr / (1 - pow(b1, t))), root = (float)(1 / sqrt(1 - pow(b2, t)));
+    float l2 = a->decoupled ? 0 : a->weight_decay, keep = a->decoupled ? 1 - lr * a->weight_decay : 1;
+    for (; c < n; c += TT__LANES) {
+        int64_t left = tt__min(TT__LANES, n - c);
+        tt__vf P = TT__K(load_n)(p + c, left), G = TT__K(load_n)(g + c, left) * factor + P * l2;
+        tt__vf M = TT__K(load_n)(m + c, left) * b1 + G * (1 - b1), V = TT__K(load_n)(v + c, left) * b2 + G * G * (1 - b2);
+        P = P * keep - M * step / (TT__K(sqrt)(V) * root + a->eps);
+        TT__K(store_n)(p + c, P, left);
+        TT__K(store_n)(m + c, M, left);
+        TT__K(store_n)(v + c, V, left);
+    }
+    TT__K(chunk_out)(l, &l->out[0], from, n, p, 0);
+    TT__K(chunk_out)(l, &l->out[1], from, n, m, 1);
+    TT__K(chunk_out)(l, &l->out[2], from, n, v, 2);
+}
+
+TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l)
+{
+    tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(adam_rows));
+    return TT_OK;
+}
+
+TT__FN void TT__K(sgd_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    const tt__attr *a = &l->instr->attr;
+    int64_t n = to - from;
+    const float *g = TT__K(chunk_in)(&l->in[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 0));
+    float *p = TT__K(chunk_in)(&l->out[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 1));
+    float *m = l->out[1].data ? TT__K(chunk_in)(&l->out[1], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 2)) : NULL;
+    float factor = ((const float *)l->in[1].data)[1], lr = l->run->lr;
+    for (int64_t c = 0; c < n; c += TT__LANES) {
+        int64_t left = tt__min(TT__LANES, n - c);
+        tt__vf P = TT__K(load_n)(p + c, left), G = TT__K(load_n)(g + c, left) * factor + P * a->weight_decay;
+        if (m) {
+            tt__vf M = TT__K(load_n)(m + c, left) * a->beta1 + G;
+            TT__K(store_n)(m + c, M, left);
+            G = a->nesterov ? G + M * a->beta1 : M;
+        }
+        TT__K(store_n)(p + c, P - G * lr, left);
+    }
+    TT__K(chunk_out)(l, &l->out[0], from, n, p, 0);
+    if (m) TT__K(chunk_out)(l, &l->out[1], from, n, m, 1);
+}
+
+TT__FN tt_status TT__K(run_SGD)(const tt__launch *l)
+{
+    tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(sgd_rows));
+    return TT_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ the pass's table */
+
+static const tt__isa_table TT__K(isa_table) = {
+    TT__XSTR(TT__ISA),
+    TT__LANES,
+    TT__K(peak_loop),
+    {
+#define TT__RUN(OP, name, inputs, outputs, flags) TT__K(run_##OP),
+        TT__OPS(TT__RUN)
+#undef TT__RUN
+    },
+};
+
+#undef tt__vf
+#undef tt__vi
+#undef tt__vu
+
+#undef TT__JOIN2
+#undef TT__JOIN
+#undef TT__K
+#undef TT__FN
+#undef TT__INLINE
+
+#endif /* TT__LANES */
+
+#if defined(TT__IMPLEMENT) && !defined(TT__LANES)
+
+/* ============================================================================================================
+   PROGRAM                                                                                        >>program
+   Context, parameters, tt_compile and the runs. Uses all above.
+   ============================================================================================================ */
+
+/* --------------------------------------------------------------------------------------------------- context */
+
+static const tt__isa_table *tt__choose_isa(const char *name)
+{
+    const tt__isa_table *table[] = {&tt__isa_table_portable,
+#if defined(__x86_64__)
+                                    &tt__isa_table_avx2, &tt__isa_table_avx512,
+#endif
+    };
+    bool have[TT__COUNT(table)] = {true};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    have[1] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    have[2] = have[1] && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+              __builtin_cpu_supports("avx512vl");
+#endif
+    for (int k = TT__COUNT(table) - 1; k >= 0; k--)
+        if (have[k] && (!name || strcmp(name, table[k]->name) == 0)) return table[k];
+    return NULL;
+}
+
+tt_context *tt_open(const tt_context_options *options)
+{
+    tt_context_options o = options ? *options : tt_context_options_default();
+    tt_context *ctx = (tt_context *)o.allocator.allocate(o.allocator.user, sizeof *ctx, TT__ALIGN);
+    tt_context failed;
+    memset(&failed, 0, sizeof failed);
+    failed.options = o;
+    if (!ctx) {
+        tt__log(&failed, TT_LOG_ERROR, "open", "the allocator returned NULL for the context");
+        return NULL;
+    }
+    memset(ctx, 0, sizeof *ctx);
+    ctx->options = o;
+    pthread_mutex_init(&ctx->mutex, NULL);
+    const char *isa = o.isa ? o.isa : getenv("TINYTRAIN_ISA");
+    if (isa && !*isa) isa = NULL;
+    ctx->isa = tt__choose_isa(isa);
+    if (!ctx->isa) tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: use portable, avx2 or avx512", isa);
+    else if (o.threads < 0 || o.threads > 256) tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
+    else ctx->pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
+    if (ctx->pool) return ctx;
+    tt__log(ctx, TT_LOG_ERROR, "open", "%s", ctx->error);
+    pthread_mutex_destroy(&ctx->mutex);
+    o.allocator.release(o.allocator.user, ctx, sizeof *ctx);
+    return NULL;
+}
+
+int tt_threads(const tt_context *ctx) { return ctx->pool->threads; }
+const char *tt_isa(const tt_context *ctx) { return ctx->isa->name; }
+size_t tt_allocated_bytes(const tt_context *ctx) { return ctx->allocated; }
+
+typedef struct tt__peak_job { const tt__isa_table *isa; double flops[256]; } tt__peak_job;
+
+static void tt__peak_task(void *arg, int64_t task, int thread)
+{
+    tt__peak_job *job = (tt__peak_job *)arg;
+    float sink = 1e-3f;
+    (void)thread;
+    job->flops[task] = job->isa->peak_loop(200000, &sink);
+}
+
+double tt_measured_peak(tt_context *ctx)
+{
+    tt__peak_job job;
+    job.isa = ctx->isa;
+    for (int attempt = 0; attempt < 8 && ctx->measured_peak <= 0; attempt++) {
+        double best = 0;
+        for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour can only slow it down */
+            double start = tt__seconds(), flops = 0;
+            tt__parallel(ctx->pool, ctx->pool->threads, tt__peak_task, &job);
+            double seconds = tt__seconds() - start;
+            for (int t = 0; t < ctx->pool->threads; t++) flops += job.flops[t];
+            if (seconds > 0 && flops / seconds > best) best = flops / seconds;
+        }
+        ctx->measured_peak = best;
+    }
+    return ctx->measured_peak;
+}
+
+/* ------------------------------------------------------------------------------------------------ parameters */
+
+static uint64_t tt__hash(const char *text) /* FNV-1a */
+{
+    uint64_t h = 14695981039346656037u;
+    for (; *text; text++) h = (h ^ (unsigned char)*text) * 1099511628211u;
+    return h;
+}
+
+tt_param *tt_param_find(tt_context *ctx, const char *name)
+{
+    for (int k = 0; k < ctx->n_params; k++) if (strcmp(ctx->params[k]->name, name) == 0) return ctx->params[k];
+    return NULL;
+}
+
+tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_t *dims, tt_init init)
+{
+    int64_t size = 1;
+    if (!name || !*name) { tt__fail(ctx, TT_ERR_ARGUMENT, "a parameter needs a name"); return NULL; }
+    if (tt_param_find(ctx, name)) { tt__fail(ctx, TT_ERR_ARGUMENT, "parameter '%s' exists already", name); return NULL; }
+    if (ndim < 1 || ndim > 4) { tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s' has %d dimensions, not 1 to 4", name, ndim); return NULL; }
+    for (int k = 0; k < ndim; k++) {
+        if (dims[k] < 1 || dims[k] > INT64_MAX / 16 / size) {
+            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld", name, k, (long long)dims[k]);
+            return NULL;
+        }
+        size *= dims[k];
+    }
+    tt_param *p = (tt_param *)tt__calloc(ctx, sizeof *p);
+    if (p) p->name = tt__strdup(ctx, name);
+    if (!p || !p->name || !TT__GROW(ctx, ctx->params, ctx->n_params, ctx->cap_params)) {
+        if (p) tt__free(ctx, p->name);
+        tt__free(ctx, p);
+        return NULL;
+    }
+    p->ctx = ctx;
+    p->index = ctx->n_params;
+    p->ndim = ndim;
+    memcpy(p->dims, dims, sizeof *dims * (size_t)ndim);
+    p->size = size;
+    p->init = init;
+    ctx->params[ctx->n_params++] = p;
+    return p;
+}
+
+const char *tt_param_name(const tt_param *p) { return p->name; }
+int tt_param_ndim(const tt_param *p) { return p->ndim; }
+const int64_t *tt_param_dims(const tt_param *p) { return p->dims; }
+int64_t tt_param_size(const tt_param *p) { return p->size; }
+bool tt_param_frozen(const tt_param *p) { return p->frozen; }
+
+int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
+{
+    int n = 0;
+    for (int k = 0; k < ctx->n_params; k++) {
+        if (!tt__match(pattern, ctx->params[k]->name)) continue;
+        ctx->params[k]->frozen = frozen;
+        n++;
+    }
+    return n;
+}
+
+static void tt__param_drop_source(tt_param *p)
+{
+    if (p->release) p->release(p->ctx, p->source);
+    p->read = NULL;
+    p->release = NULL;
+    p->source = NULL;
+}
+
+static char *tt__param_memory(const tt_param *p) { return p->arena && p->arena->memory ? p->arena->memory + p->offset : NULL; }
+
+/* Elements [first, first + n) of p, from where they are now: memory, a source, or the initialiser. first is a multiple of 4. */
+static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
+{
+    const char *memory = tt__param_memory(p);
+    if (memory) {
+        tt__convert(to, TT_F32, memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, (size_t)n);
+        return TT_OK;
+    }
+    if (p->read) return p->read(p->source, first, n, to);
+    uint64_t key = tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
+    for (int64_t k = 0; k < n; k += 4) {
+        float four[4] = {0, 0, 0, 0};
+        uint64_t block = (uint64_t)(first + k) / 4;
+        if (p->init.kind == TT_INIT_ONES) four[0] = four[1] = four[2] = four[3] = 1;
+        if (p->init.kind == TT_INIT_NORMAL) {
+            tt__normal4(key, block, four);
+            for (int c = 0; c < 4; c++) four[c] *= p->init.scale;
+        }
+        if (p->init.kind == TT_INIT_UNIFORM) {
+            uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), 0, 0}, u[4];
+            tt__philox(counter, key, u);
+            for (int c = 0; c < 4; c++) four[c] = (2 * tt__uniform(u[c]) - 1) * p->init.scale;
+        }
+        memcpy(to + k, four, sizeof(float) * (size_t)tt__min(4, n - k));
+    }
+    return TT_OK;
+}
+
+#define TT__PIECE 16384 /* elements that tensors stream through between files and memory */
+
+/* Fills p's memory. */
+static tt_status tt__param_fill(tt_param *p, float *piece)
+{
+    char *memory = tt__param_memory(p);
+    struct tt__arena *arena = p->arena;
+    tt_status status = TT_OK;
+    for (int64_t first = 0; first < p->size && status == TT_OK; first += TT__PIECE) {
+        int64_t n = tt__min(TT__PIECE, p->size - first);
+        p->arena = NULL; /* read from the source, not from the memory being filled */
+        status = tt__param_read(p, first, n, piece);
+        p->arena = arena;
+        if (status == TT_OK) tt__convert(memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, piece, TT_F32, (size_t)n);
+    }
+    if (status == TT_OK) tt__param_drop_source(p);
+    return status;
+}
+
+static tt_status tt__read_copy(void *source, int64_t first, int64_t n, float *to)
+{
+    memcpy(to, (const float *)source + first, sizeof(float) * (size_t)n);
+    return TT_OK;
+}
+
+tt_status tt_param_set(tt_param *p, const float *values)
+{
+    char *memory = tt__param_memory(p);
+    if (memory) {
+        tt__convert(memory, p->dtype, values, TT_F32, (size_t)p->size);
+        return TT_OK;
+    }
+    float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
+    if (!copy) return TT_ERR_MEMORY;
+    memcpy(copy, values, sizeof(float) * (size_t)p->size);
+    tt__param_drop_source(p);
+    p->read = tt__read_copy;
+    p->release = tt__free;
+    p->source = copy;
+    return TT_OK;
+}
+
+tt_status tt_param_get(const tt_param *p, float *values) { return tt__param_read(p, 0, p->size, values); }
+
+void tt_close(tt_context *ctx)
+{
+    if (!ctx) return;
+    for (int k = 0; k < ctx->n_params; k++) {
+        tt_param *p = ctx->params[k];
+        tt__param_drop_source(p);
+        tt__arena_release(ctx, p->arena);
+        tt__free(ctx, p->name);
+        tt__free(ctx, p);
+    }
+    tt__free(ctx, ctx->params);
+    tt__pool_free(ctx, ctx->pool);
+    if (ctx->allocated) tt__log(ctx, TT_LOG_WARNING, "close", "%zu bytes are still held: free programs, tapes and trainers before the context", ctx->allocated);
+    tt_allocator allocator = ctx->options.allocator;
+    pthread_mutex_destroy(&ctx->mutex);
+    allocator.release(allocator.user, ctx, sizeof *ctx);
+}
+
+/* --------------------------------------------------------------------------------------------------- compile */
+
+struct tt_program {
+    tt_context *ctx;
+    tt_tape *t;             /* its own copy, rewritten                                                               */
+    tt_compile_options options;
+    int32_t root;
+    tt__arena *arena;
+    size_t transient;       /* bytes of its transient region                                                         */
+    size_t bound;           /* largest sum of transient bytes live at once                                           */
+    int peak_at;
+    tt__box *box;           /* places of transient storages and workspaces                                           */
+    int n_boxes;
+    int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set                                        */
+    bool *is_set;           /* of each input: set since the last run                                                 */
+    int32_t factor, squares;/* (gradient norm, factor); squared norm of each gradient                                */
+    tt__run run;
+    bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
+    bool micro_failed, norm_known;
+    double loss_sum, targets, correct, flops;
+};
+
+tt_optimizer_options tt_optimizer_options_default(void)
+{
+    tt_optimizer_options o;
+    memset(&o, 0, sizeof o);
+    o.kind = TT_ADAMW;
+    o.beta1 = 0.9f;
+    o.beta2 = 0.999f;
+    o.eps = 1e-8f;
+    o.weight_decay = 0.01f;
+    return o;
+}
+
+tt_compile_options tt_compile_options_default(void)
+{
+    tt_compile_options o;
+    memset(&o, 0, sizeof o);
+    o.train = true;
+    o.precision = "32-true";
+    o.optimizer = tt_optimizer_options_default();
+    return o;
+}
+
+static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options *o)
+{
+    char text[512];
+    tt__text all = {text, sizeof text, 0}; /* everything that is wrong, in one message */
+    if ((unsigned)o->kind > TT_ADAMW) tt__print(&all, "; kind %d is unknown", (int)o->kind);
+    if (o->kind == TT_SGD && !(o->momentum >= 0 && o->momentum < 1)) tt__print(&all, "; momentum %g is not in [0, 1)", o->momentum);
+    if (o->kind == TT_SGD && o->nesterov && !(o->momentum > 0)) tt__print(&all, "; nesterov needs a momentum above 0");
+    if (o->kind != TT_SGD && !(o->beta1 >= 0 && o->beta1 < 1)) tt__print(&all, "; beta1 %g is not in [0, 1)", o->beta1);
+    if (o->kind != TT_SGD && !(o->beta2 >= 0 && o->beta2 < 1)) tt__print(&all, "; beta2 %g is not in [0, 1)", o->beta2);
+    if (o->kind != TT_SGD && !(o->eps >= 0)) tt__print(&all, "; eps %g is negative", o->eps);
+    if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
+    if (!(o->clip_norm >= 0)) tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
+}
+
+static bool tt__copy_array(tt_context *ctx, void **to, const void *from, size_t bytes)
+{
+    *to = tt__alloc(ctx, bytes ? bytes : 1);
+    if (*to) memcpy(*to, from, bytes);
+    return *to != NULL;
+}
+
+static tt_tape *tt__copy_tape(const tt_tape *t)
+{
+    tt_tape *copy = (tt_tape *)tt__calloc(t->ctx, sizeof *copy);
+    if (!copy) return NULL;
+    copy->ctx = t->ctx;
+    copy->n_random = t->n_random;
+    copy->n_values = copy->cap_values = t->n_values;
+    copy->n_code = copy->cap_code = t->n_code;
+    copy->n_axes = copy->cap_axes = t->n_axes;
+    if (tt__copy_array(t->ctx, (void **)&copy->values, t->values, sizeof *t->values * (size_t)t->n_values) &&
+        tt__copy_array(t->ctx, (void **)&copy->code, t->code, sizeof *t->code * (size_t)t->n_code) &&
+        tt__copy_array(t->ctx, (void **)&copy->axes, t->axes, sizeof *t->axes * (size_t)t->n_axes)) return copy;
+    tt_tape_free(copy);
+    return NULL;
+}
+
+/* Parameters' dtypes and places, then those of state and accumulated gradients, in the persistent region. */
+static tt_status tt__place_persistent(tt_program *p)
+{
+    tt_tape *t = p->t;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        if (x->storage != TT__PARAMETER || x->base != v) continue;
+        tt_param *param = p->ctx->params[x->param];
+        if (param->arena && param->dtype != x->shape.dtype)
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier program holds it as %s: compile both "
+                            "with the same precision", p->options.precision, param->name, tt_dtype_name(x->shape.dtype), tt_dtype_name(param->dtype));
+    }
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        if (!x->persistent || x->base != v) continue;
+        tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
+        if (param && param->arena) continue;
+        x->place = p->arena->persistent;
+        p->arena->persistent += tt__storage_bytes(x);
+        if (param) {
+            param->arena = p->arena;
+            param->arena->references++;
+            param->offset = x->place;
+            param->dtype = x->shape.dtype;
+        }
+    }
+    return TT_OK;
+}
+
+void tt_program_free(tt_program *p)
+{
+    if (!p) return;
+    tt_context *ctx = p->ctx;
+    tt__arena *a = p->arena;
+    if (a && --a->programs == 0 && !a->memory) { /* never allocated: its parameters go back to having no place */
+        for (int k = 0; k < ctx->n_params; k++) {
+            if (ctx->params[k]->arena != a) continue;
+            ctx->params[k]->arena = NULL;
+            a->references--;
+        }
+    }
+    tt__arena_release(ctx, a);
+    tt_tape_free(p->t);
+    tt__free(ctx, p->box);
+    tt__free(ctx, p->axis_rows);
+    tt__free(ctx, p->is_set);
+    tt__free(ctx, p);
+}
+
+/* Which values have a trainable parameter behind them; parameters may have been frozen since the tape was recorded. */
+static void tt__mark_gradients(tt_tape *t)
+{
+    for (int32_t v = 1; v < t->n_values; v++)
+        t->values[v].needs_grad = t->values[v].storage == TT__PARAMETER && !t->ctx->params[t->values[v].param]->frozen;
+    for (int k = 0; k < t->n_code; k++) {
+        bool needs = false;
+        for (int j = 0; j < TT__MAX_IN; j++) needs |= t->values[t->values[t->code[k].in[j]].base].needs_grad;
+        t->values[t->code[k].out[0]].needs_grad = needs;
+    }
+    for (int32_t v = 1; v < t->n_values; v++) t->values[v].needs_grad = t->values[t->values[v].base].needs_grad;
+}
+
+static bool tt__is_loss(int op) { return op == TT__OP_CROSS_ENTROPY || op == TT__OP_MEAN_SQUARED_ERROR; }
+
+/* All passes, in order; the verifier after each. */
+static tt_status tt__run_passes(tt_program *p, tt__precision precision)
+{
+    tt_tape *t = p->t;
+    tt_status status = tt__verify(t, "record");
+    int losses = 0;
+    if (status != TT_OK) return status;
+    tt__pass_inference(t, p->options.train);
+    if ((status = tt__verify(t, "inference")) != TT_OK) return status;
+    if ((status = tt__pass_prune(t, p->root, false)) != TT_OK) return status;
+    tt__pass_fuse(t, p->root);
+    if ((status = tt__verify(t, "fuse")) != TT_OK) return status;
+    if ((status = tt__pass_precision(t, precision)) != TT_OK) return status;
+    if ((status = tt__verify(t, "precision")) != TT_OK) return status;
+    for (int k = 0; k < t->n_code; k++) {
+        if (!tt__is_loss(t->code[k].op)) continue;
+        losses++;
+        t->values[t->code[k].out[2]].keep = true;
+    }
+    if (p->options.train) {
+        if (losses != 1 && p->options.accumulate)
+            return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "accumulate divides by the targets of one loss, but the program has %d", losses);
+        if ((status = tt__differentiate(t, p->root, p->options.accumulate)) != TT_OK) return status;
+        if ((status = tt__verify(t, "differentiate")) != TT_OK) return status;
+        if ((status = tt__pass_update(t, &p->options.optimizer, &p->squares, &p->factor)) != TT_OK) return status;
+        if ((status = tt__verify(t, "update")) != TT_OK) return status;
+    }
+    if ((status = tt__pass_prune(t, p->root, true)) != TT_OK) return status;
+    return tt__verify(t, "prune");
+}
+
+static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
+{
+    tt_context *ctx = p->ctx;
+    tt__precision precision = TT__32_TRUE;
+    size_t bytes;
+    if (t->status != TT_OK) return tt__fail(ctx, t->status, "%s", t->error);
+    if (root.id <= 0 || root.id >= t->n_values) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape", (int)root.id);
+    tt_status status = tt__parse_precision(ctx, p->options.precision, &precision);
+    if (status == TT_OK && p->options.train) status = tt__check_optimizer(ctx, &p->options.optimizer);
+    if (status != TT_OK) return status;
+    if (p->options.share && p->options.share->ctx != ctx) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
+    p->t = tt__copy_tape(t);
+    p->root = root.id;
+    if (!p->t) return TT_ERR_MEMORY;
+    tt__mark_gradients(p->t);
+    if (!p->options.train) p->t->values[root.id].keep = p->t->values[p->t->values[root.id].base].keep = true;
+    if ((status = tt__run_passes(p, precision)) != TT_OK) return status;
+    for (int k = 0; k < p->t->n_code; k++) p->t->code[k].workspace = tt__cpu_workspace(ctx, p->t, &p->t->code[k]);
+    if ((status = tt__lifetimes(p->t, p->root, &p->box, &p->n_boxes)) != TT_OK) return status;
+    if ((status = tt__place(ctx, p->box, p->n_boxes, p->t->n_code, &p->transient, &p->bound, &p->peak_at)) != TT_OK) return status;
+    for (int k = 0; k < p->n_boxes; k++) {
+        if (p->box[k].value) p->t->values[p->box[k].value].place = p->box[k].place;
+        else p->t->code[p->box[k].first].workspace_place = p->box[k].place;
+    }
+    if ((status = tt__verify_places(p->t, p->box, p->n_boxes, p->transient)) != TT_OK) return status;
+    p->axis_rows = (int64_t *)tt__alloc(ctx, sizeof *p->axis_rows * (size_t)p->t->n_axes);
+    p->is_set = (bool *)tt__calloc(ctx, (size_t)p->t->n_values);
+    if (!p->axis_rows || !p->is_set) return TT_ERR_MEMORY;
+    for (int k = 0; k < p->t->n_axes; k++) p->axis_rows[k] = -1;
+
+    tt__arena *shared = p->options.share ? p->options.share->arena : NULL;
+    size_t persistent_needed = 0;
+    for (int32_t v = 1; v < p->t->n_values; v++) {
+        const tt__value *x = &p->t->values[v];
+        if (x->persistent && x->base == v && !(x->storage == TT__PARAMETER && ctx->params[x->param]->arena)) persistent_needed += tt__storage_bytes(x);
+    }
+    bytes = persistent_needed + p->transient + (shared ? shared->persistent : 0);
+    if (p->options.memory_budget && bytes > p->options.memory_budget)
+        return tt__fail(ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu: %zu are persistent (parameters, optimizer, gradients), the rest is "
+                        "proportional to the capacity of the axes; the smallest budget with these options is %zu", bytes,
+                        p->options.memory_budget, bytes - p->transient, bytes);
+    if (shared && (!shared->memory || (persistent_needed == 0 && p->transient <= shared->transient))) {
+        p->arena = shared;
+        shared->references++;
+    } else {
+        p->arena = (tt__arena *)tt__calloc(ctx, sizeof *p->arena);
+        if (!p->arena) return TT_ERR_MEMORY;
+        p->arena->references = 1;
+    }
+    p->arena->programs++;
+    if (p->transient > p->arena->transient) p->arena->transient = p->transient;
+    return tt__place_persistent(p);
+}
+
+tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
+{
+    tt_context *ctx = t->ctx;
+    tt_program *p = (tt_program *)tt__calloc(ctx, sizeof *p);
+    if (!p) return NULL;
+    p->ctx = ctx;
+    p->options = o ? *o : tt_compile_options_default();
+    p->run.seed = ctx->options.seed;
+    p->run.grad_scale = 1;
+    p->run.accumulate = p->options.train && p->options.accumulate;
+    if (tt__compile_into(p, t, root) == TT_OK) return p;
+    tt_program_free(p);
+    return NULL;
+}
+
+/* --------------------------------------------------------------------------------------------------- reports */
+
+const char *tt_category_name(tt_category c)
+{
+    static const char *const names[TT_MEM_CATEGORIES] = {"parameters", "gradients", "optimizer", "activations", "workspace", "inputs"};
+    return (unsigned)c < TT_MEM_CATEGORIES ? names[c] : "unknown category";
+}
+
+static tt_category tt__category(const tt_tape *t, int32_t base)
+{
+    if (!base) return TT_MEM_WORKSPACE;
+    switch (t->values[base].storage) {
+    case TT__PARAMETER: return TT_MEM_PARAMETERS;
+    case TT__GRADIENT: return TT_MEM_GRADIENTS;
+    case TT__STATE: return TT_MEM_OPTIMIZER;
+    case TT__INPUT: return TT_MEM_INPUTS;
+    default: return TT_MEM_ACTIVATIONS;
+    }
+}
+
+static size_t tt__axis_rows(const tt_program *p, int32_t id, bool capacity)
+{
+    const tt__shape *s = &p->t->values[id].shape;
+    return (size_t)(s->axis && !capacity ? p->axis_rows[s->axis] + s->extra : s->rows);
+}
+
+/* Query-key pairs of attention instruction i: from its sequences, or at capacity with sequences of equal length. */
+static double tt__attention_pairs(const tt_program *p, const tt__instr *i, const int32_t *start, bool capacity)
+{
+    int q = i->op == TT__OP_ATTENTION ? 0 : 1, s = i->op == TT__OP_ATTENTION ? 3 : 4;
+    double rows = (double)tt__axis_rows(p, i->in[q], capacity), seqs = (double)tt__axis_rows(p, i->in[s], capacity) - 1, pairs = 0;
+    if (capacity) return seqs > 0 ? rows * rows / seqs : 0;
+    for (int64_t k = 0; k < (int64_t)seqs; k++) pairs += (double)(start[k + 1] - start[k]) * (double)(start[k + 1] - start[k]);
+    return pairs;
+}
+
+static bool tt__is_attention(int op) { return op == TT__OP_ATTENTION || op == TT__OP_ATTENTION_BACKWARD; }
+
+tt_plan tt_program_plan(const tt_program *p)
+{
+    tt_plan plan;
+    const tt_tape *t = p->t;
+    memset(&plan, 0, sizeof plan);
+    plan.persistent_bytes = p->arena->persistent;
+    plan.bytes = p->arena->persistent + p->arena->transient;
+    plan.lower_bound_bytes = p->arena->persistent + p->bound;
+    plan.instructions = t->n_code;
+    plan.values = t->n_values - 1;
+    for (int32_t v = 1; v < t->n_values; v++)
+        if (t->values[v].persistent && t->values[v].base == v) plan.at_peak[tt__category(t, v)] += tt__storage_bytes(&t->values[v]);
+    for (int k = 0; k < p->n_boxes; k++)
+        if (p->box[k].merged == k && p->box[k].first <= p->peak_at && p->box[k].last >= p->peak_at)
+            plan.at_peak[tt__category(t, p->box[k].value)] += p->box[k].bytes;
+    plan.peak_instruction = p->peak_at;
+    if (p->peak_at < t->n_code) {
+        const tt__instr *i = &t->code[p->peak_at];
+        snprintf(plan.peak_name, sizeof plan.peak_name, "%s %.60s", tt__instr_name(i), t->values[i->out[0]].name);
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        if (!i->in[0]) continue;
+        plan.flops += tt__instr_flops(t, i, t->values[i->in[0]].shape.rows, tt__is_attention(i->op) ? tt__attention_pairs(p, i, NULL, true) : 0);
+    }
+    return plan;
+}
+
+size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
+{
+    tt__text text = {to, capacity, 0};
+    tt_plan plan = tt_program_plan(p);
+    if (capacity) to[0] = 0;
+    tt__print(&text, "memory plan: %.1f MB (%.1f persistent, %.1f transient; lower bound %.1f)\n", (double)plan.bytes / 1e6, (double)plan.persistent_bytes / 1e6,
+              (double)(plan.bytes - plan.persistent_bytes) / 1e6, (double)plan.lower_bound_bytes / 1e6);
+    for (int c = 0; c < TT_MEM_CATEGORIES; c++)
+        if (plan.at_peak[c]) tt__print(&text, "  %-12s %10.1f MB\n", tt_category_name((tt_category)c), (double)plan.at_peak[c] / 1e6);
+    tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity\n", plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
+    return text.length;
+}
+
+size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
+{
+    tt__text text = {to, capacity, 0};
+    char what[256];
+    if (capacity) to[0] = 0;
+    for (int k = 0; k < p->t->n_code; k++) {
+        const tt__instr *i = &p->t->code[k];
+        tt__print(&text, "%4d %-24s", k, tt__instr_name(i));
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            if (i->out[j]) tt__print(&text, " %s%s @%zu", tt__describe(p->t, i->out[j], what, sizeof what), (i->add >> j & 1) ? " +=" : "", p->t->values[p->t->values[i->out[j]].base].place);
+        tt__print(&text, " <-");
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (i->in[j]) tt__print(&text, " '%s'", p->t->values[i->in[j]].name);
+        tt__print(&text, "\n");
+    }
+    return text.length;
+}
+
+/* ------------------------------------------------------------------------------------------------------- run */
+
+tt_status tt_allocate(tt_program *p)
+{
+    tt__arena *a = p->arena;
+    if (a->memory) return TT_OK;
+    for (int k = 0; k < p->ctx->n_params; k++) { /* parameters that live with another program come first */
+        tt_param *param = p->ctx->params[k];
+        if (param->arena && param->arena != a && !param->arena->memory) {
+            bool used = false;
+            for (int32_t v = 1; v < p->t->n_values; v++) used |= p->t->values[v].storage == TT__PARAMETER && p->t->values[v].param == k;
+            if (used) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not allocated: allocate that one first, or compile with `share`", param->name);
+        }
+    }
+    float *piece = (float *)tt__alloc(p->ctx, sizeof(float) * TT__PIECE);
+    if (!piece) return TT_ERR_MEMORY;
+    char *memory = (char *)tt__alloc(p->ctx, a->persistent + a->transient + 1);
+    tt_status status = memory ? TT_OK : TT_ERR_MEMORY;
+    if (memory) {
+        memset(memory, 0, a->persistent); /* optimizer state starts at zero */
+        a->memory = memory;
+        for (int k = 0; k < p->ctx->n_params && status == TT_OK; k++)
+            if (p->ctx->params[k]->arena == a) status = tt__param_fill(p->ctx->params[k], piece);
+        if (status != TT_OK) {
+            a->memory = NULL;
+            tt__free(p->ctx, memory);
+        }
+    }
+    tt__free(p->ctx, piece);
+    return status;
+}
+
+/* The matrix that instruction operand `id` is in the coming run. */
+static tt__mat tt__resolve(const tt_program *p, int32_t id)
+{
+    tt__mat m;
+    memset(&m, 0, sizeof m);
+    if (!id) return m;
+    const tt__value *v = &p->t->values[id], *base = &p->t->values[v->base];
+    char *memory = base->storage == TT__PARAMETER ? tt__param_memory(p->ctx->params[base->param])
+                 : p->arena->memory + (base->persistent ? 0 : p->arena->persistent) + base->place;
+    m.data = memory + (size_t)v->offset * tt_dtype_bytes(base->shape.dtype);
+    m.dtype = v->shape.dtype;
+    m.rows = (int64_t)tt__axis_rows(p, id, false);
+    m.cols = v->shape.cols;
+    m.ld = v->ld;
+    return m;
+}
+
+tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
+{
+    tt_status status = tt_allocate(p);
+    if (status != TT_OK) return status;
+    if (v.id <= 0 || v.id >= p->t->n_values || p->t->values[v.id].storage != TT__INPUT || p->t->values[v.id].base != v.id)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: value %d is no input of this program", (int)v.id);
+    const tt__value *x = &p->t->values[v.id];
+    if (rows < 1 + x->shape.extra || rows > x->shape.rows || (!x->shape.axis && rows != x->shape.rows))
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld", (long long)rows, x->name, x->shape.axis ? "1 to " : "", (long long)x->shape.rows);
+    if (x->shape.axis) {
+        int64_t *axis = &p->axis_rows[x->shape.axis];
+        for (int32_t k = 1; k < p->t->n_values; k++)
+            if (p->is_set[k] && k != v.id && p->t->values[k].shape.axis == x->shape.axis && *axis != rows - x->shape.extra)
+                return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with %lld on the same axis '%s'", x->name, (long long)rows,
+                                p->t->values[k].name, (long long)(*axis + p->t->values[k].shape.extra), p->t->axes[x->shape.axis].name);
+        *axis = rows - x->shape.extra;
+    }
+    p->is_set[v.id] = true;
+    tt__mat m = tt__resolve(p, v.id);
+    memcpy(m.data, data, (size_t)rows * (size_t)m.cols * tt_dtype_bytes(m.dtype));
+    return TT_OK;
+}
+
+tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
+{
+    if (v.id <= 0 || v.id >= p->t->n_values || !(p->t->values[v.id].keep || p->t->values[v.id].persistent || v.id == p->root))
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: value %d is neither an output nor the root of this program: mark it with tt_output", (int)v.id);
+    const tt__value *x = &p->t->values[v.id];
+    if (!p->arena->memory || (x->shape.axis && p->axis_rows[x->shape.axis] < 0)) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents before a run", x->name);
+    tt__mat m = tt__resolve(p, v.id);
+    if (!tt__is_float(m.dtype)) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name, tt_dtype_name(m.dtype));
+    if (capacity < (size_t)(m.rows * m.cols))
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %lld floats, the buffer %zu", x->name, (long long)(m.rows * m.cols), capacity);
+    for (int64_t r = 0; r < m.rows; r++) tt__convert(to + r * m.cols, TT_F32, tt__at(&m, r), m.dtype, (size_t)m.cols);
+    return TT_OK;
+}
+
+static tt_status tt__inputs_ready(tt_program *p)
+{
+    for (int k = 0; k < p->t->n_code; k++)
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            int32_t base = p->t->values[p->t->code[k].in[j]].base;
+            if (p->t->values[base].storage == TT__INPUT && !p->is_set[base])
+                return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s' was not set before this run: tt_set it each time", p->t->values[base].name);
+        }
+    return TT_OK;
+}
+
+static void tt__poison(tt_program *p, int instruction) /* what died here becomes NaN; before the first: all but inputs */
+{
+    char *transient = p->arena->memory + p->arena->persistent;
+    for (int k = 0; k < p->n_boxes; k++)
+        if (p->box[k].merged == k && p->box[k].last == instruction && instruction < p->t->n_code - 1) memset(transient + p->box[k].place, 0xff, p->box[k].bytes);
+}
+
+/* Runs the instructions of the phases first..last. */
+static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
+{
+    tt__launch l;
+    memset(&l, 0, sizeof l);
+    l.ctx = p->ctx;
+    l.tape = p->t;
+    l.run = &p->run;
+    for (int k = 0; k < p->t->n_code; k++) {
+        const tt__instr *i = &p->t->code[k];
+        if (i->phase < first || i->phase > last) continue;
+        l.instr = i;
+        for (int j = 0; j < TT__MAX_IN; j++) l.in[j] = tt__resolve(p, i->in[j]);
+        for (int j = 0; j < TT__MAX_OUT; j++) {
+            l.out[j] = tt__resolve(p, i->out[j]);
+            l.add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
+        }
+        l.workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
+        tt_status status = p->ctx->isa->run[i->op](&l);
+        if (status != TT_OK) return status;
+        double pairs = tt__is_attention(i->op) ? tt__attention_pairs(p, i, (const int32_t *)l.in[i->op == TT__OP_ATTENTION ? 3 : 4].data, false) : 0;
+        p->flops += tt__instr_flops(p->t, i, l.in[0].rows, pairs);
+        if (p->poison) tt__poison(p, k);
+    }
+    return TT_OK;
+}
+
+static void tt__forget_inputs(tt_program *p) { memset(p->is_set, 0, (size_t)p->t->n_values); }
+
+/* Adds up loss, targets and hits of the losses of this run. */
+static void tt__collect_losses(tt_program *p)
+{
+    for (int k = 0; k < p->t->n_code; k++) {
+        const tt__instr *i = &p->t->code[k];
+        if (!tt__is_loss(i->op)) continue;
+        const float *counts = (const float *)tt__resolve(p, i->out[2]).data;
+        p->loss_sum += counts[0];
+        p->targets += counts[1];
+        p->correct += counts[2];
+    }
+}
+
+static void tt__give_stats(const tt_program *p, tt_stats *stats, double norm)
+{
+    if (!stats) return;
+    stats->loss = p->targets > 0 ? p->loss_sum / p->targets : 0;
+    stats->targets = p->targets;
+    stats->correct = p->correct;
+    stats->grad_norm = norm;
+    stats->flops = p->flops;
+    stats->step = p->run.step;
+}
+
+static void tt__begin_step(tt_program *p)
+{
+    p->loss_sum = p->targets = p->correct = p->flops = 0;
+    p->run.micro = 0;
+    p->norm_known = p->micro_failed = false;
+}
+
+tt_status tt_run(tt_program *p, tt_stats *stats)
+{
+    if (p->options.train) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_run: this program trains: use tt_step, or compile with train = false");
+    tt_status status = tt_allocate(p);
+    if (status == TT_OK) status = tt__inputs_ready(p);
+    if (status != TT_OK) return status;
+    tt__begin_step(p);
+    status = tt__run_phases(p, TT__FORWARD, TT__FORWARD);
+    tt__forget_inputs(p);
+    if (status != TT_OK) return status;
+    tt__collect_losses(p);
+    tt__give_stats(p, stats, 0);
+    return TT_OK;
+}
+
+/* Forward and backward of one micro-batch. */
+static tt_status tt__micro(tt_program *p)
+{
+    if (!p->options.train) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "this program was compiled with train = false: use tt_run");
+    tt_status status = tt_allocate(p);
+    if (status == TT_OK) status = tt__inputs_ready(p);
+    if (status != TT_OK) return status;
+    if (p->run.accumulate && !p->norm_known) { /* a power of two near the number of targets, so that undoing it is exact */
+        int exponent = 0;
+        for (int k = 0; k < p->t->n_code; k++)
+            if (tt__is_loss(p->t->code[k].op)) frexp((double)tt__axis_rows(p, p->t->code[k].in[0], false), &exponent);
+        p->run.loss_norm = ldexp(1.0, exponent);
+        p->norm_known = true;
+    }
+    double before = p->loss_sum;
+    status = tt__run_phases(p, TT__FORWARD, TT__BACKWARD);
+    tt__forget_inputs(p);
+    if (status != TT_OK) return status;
+    tt__collect_losses(p);
+    if (!isfinite(p->loss_sum - before))
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; nothing was updated: check the inputs, or lower the learning rate",
+                        (long long)p->run.step, (long long)p->run.micro, p->t->values[p->root].name);
+    return TT_OK;
+}
+
+static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
+{
+    if (!(lr >= 0) || !isfinite(lr)) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
+    if (!(p->targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing was updated", (long long)p->run.step);
+    p->run.lr = lr;
+    p->run.grad_scale = p->run.accumulate ? p->run.loss_norm / p->targets : 1;
+    /* the norm first: a gradient that is not finite must not reach a parameter */
+    tt_status status = tt__run_phases(p, TT__NORM, TT__NORM);
+    if (status != TT_OK) return status;
+    const float *squares = (const float *)tt__resolve(p, p->squares).data, *factor = (const float *)tt__resolve(p, p->factor).data;
+    if (!isfinite(factor[0])) {
+        int slot = 0;
+        for (int k = 0; k < p->t->n_code; k++) {
+            if (p->t->code[k].op != TT__OP_SUM_SQUARES) continue;
+            if (!isfinite(squares[slot++]))
+                return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite; nothing was updated", (long long)p->run.step,
+                                p->ctx->params[p->t->values[p->t->code[k].in[0]].param]->name);
+        }
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows; nothing was updated", (long long)p->run.step);
+    }
+    float norm = factor[0];
+    if ((status = tt__run_phases(p, TT__UPDATE, TT__UPDATE)) != TT_OK) return status;
+    p->run.step++;
+    tt__give_stats(p, stats, norm);
+    return TT_OK;
+}
+
+tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
+{
+    tt__begin_step(p);
+    tt_status status = tt__micro(p);
+    return status == TT_OK ? tt__finish_step(p, lr, stats) : status;
+}
+
+tt_status tt_micro_step(tt_program *p, tt_stats *stats)
+{
+    if (!p->run.accumulate) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and accumulate");
+    if (p->run.micro == 0) tt__begin_step(p);
+    tt_status status = p->micro_failed ? tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: tt_update ends the step without updating")
+                                       : tt__micro(p);
+    if (status != TT_OK && p->run.micro > 0) p->micro_failed = true; /* gradients may hold half of a micro-batch */
+    if (status != TT_OK) return status;
+    p->run.micro++;
+    tt__give_stats(p, stats, 0);
+    return TT_OK;
+}
+
+tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
+{
+    if (!p->run.accumulate) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and accumulate");
+    if (p->run.micro == 0) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
+    tt_status status = p->micro_failed ? tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed; nothing was updated", (long long)p->run.step)
+                                       : tt__finish_step(p, lr, stats);
+    p->run.micro = 0;
+    return status;
+}
+
+tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
+{
+    if (!p->run.accumulate || p->run.micro == 0)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step and tt_update of a program compiled with accumulate");
+    for (int32_t v = 1; v < p->t->n_values; v++) {
+        const tt__value *x = &p->t->values[v];
+        if (x->storage != TT__GRADIENT || x->base != v || x->param != param->index) continue;
+        tt__mat m = tt__resolve(p, v);
+        tt__convert(to, TT_F32, m.data, m.dtype, (size_t)param->size);
+        for (int64_t k = 0; k < param->size; k++) to[k] = (float)(to[k] * (p->run.loss_norm / p->targets));
+        return TT_OK;
+    }
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this program: it is frozen or not used", param->name);
+}
+
+/* ============================================================================================================
+   OPTIM                                                                                            >>optim
+   Learning-rate schedules. The optimizers themselves are ops (>>tape, >>cpu) that the update pass emits. Uses base.
+   ============================================================================================================ */
+
+float tt_schedule_lr(const tt_schedule *s, int64_t step)
+{
+    if (step < s->warmup_steps) return (float)((double)s->lr * (double)step / (double)s->warmup_steps);
+    if (s->kind == TT_CONSTANT) return s->lr;
+    double left = (double)(s->total_steps - step) / (double)tt__max(1, s->total_steps - s->warmup_steps);
+    left = left < 0 ? 0 : left > 1 ? 1 : left;
+    if (s->kind == TT_COSINE) left = 0.5 * (1 - cos(3.14159265358979323846 * left));
+    return (float)(s->min_lr + ((double)s->lr - s->min_lr) * left);
+}
+
+
+/* ============================================================================================================
+   FORMATS                                                                                        >>formats
+   JSON, safetensors, Unicode, BERT's tokenizer, datasets and batches. Uses >>base only. Files are not trusted: every
+   number that a file gives is checked before it is used, and no input makes a loop worse than n log n.
+   ============================================================================================================ */
+
+#include <locale.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "tinytrain copies the little-endian numbers of files as they are: this machine is big-endian"
+#endif
+
+/* Sorts numbers by less(arg, a, b), a strict total order. Heapsort: no memory, and n log n for every input. */
+typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
+
+static void tt__sift_down(uint32_t *items, size_t root, size_t n, tt__less less, const void *arg)
+{
+    uint32_t item = items[root];
+    for (size_t child = 2 * root + 1; child < n; child = 2 * root + 1) {
+        if (child + 1 < n && less(arg, items[child], items[child + 1])) child++;
+        if (!less(arg, item, items[child])) break;
+        items[root] = items[child];
+        root = child;
+    }
+    items[root] = item;
+}
+
+static void tt__sort_indices(uint32_t *items, size_t n, tt__less less, const void *arg)
+{
+    for (size_t i = n / 2; i-- > 0;) tt__sift_down(items, i, n, less, arg);
+    while (n > 1) {
+        uint32_t largest = items[0];
+        items[0] = items[--n];
+        items[n] = largest;
+        tt__sift_down(items, 0, n, less, arg);
+    }
+}
+
+/* Orders by bytes, as strcmp, for strings that may hold a NUL. */
+static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
+{
+    int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
+    return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
+}
+
+static bool tt__less_string(const void *arg, uint32_t a, uint32_t b) /* arg: array of strings, all different */
+{
+    const char *const *strings = (const char *const *)arg;
+    int order = strcmp(strings[a], strings[b]);
+    return order ? order < 0 : a < b;
+}
+
+/* Many small pieces of memory that are released together. Unlike tt__alloc it leaves no error when memory is out, since
+   background threads use it: the thread that talks to the user does that. */
+typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__chunk;
+
+static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
+{
+    const size_t header = TT__ALIGN;
+    tt__chunk *chunk = *chunks;
+    size_t padded = (bytes + 7) & ~(size_t)7;
+    if (padded < bytes) return NULL;
+    if (!chunk || chunk->capacity - chunk->used < padded) {
+        const tt_allocator *allocator = &ctx->options.allocator;
+        size_t capacity = padded > ((size_t)1 << 18) ? padded : (size_t)1 << 18, total = capacity + header;
+        if (total < capacity) return NULL;
+        pthread_mutex_lock(&ctx->mutex);
+        chunk = (tt__chunk *)allocator->allocate(allocator->user, total, TT__ALIGN);
+        if (chunk) ctx->allocated += total;
+        pthread_mutex_unlock(&ctx->mutex);
+        if (!chunk) return NULL;
+        chunk->capacity = capacity;
+        chunk->used = 0;
+        chunk->next = *chunks;
+        *chunks = chunk;
+    }
+    void *memory = (char *)chunk + header + chunk->used;
+    chunk->used += padded;
+    return memory;
+}
+
+static void tt__chunks_free(tt_context *ctx, tt__chunk **chunks)
+{
+    const tt_allocator *allocator = &ctx->options.allocator;
+    while (*chunks) {
+        tt__chunk *chunk = *chunks;
+        size_t total = chunk->capacity + TT__ALIGN;
+        *chunks = chunk->next;
+        pthread_mutex_lock(&ctx->mutex);
+        ctx->allocated -= total;
+        allocator->release(allocator->user, chunk, total);
+        pthread_mutex_unlock(&ctx->mutex);
+    }
+}
+
+#define TT__PATH 1024
+
+/* folder/name, with one slash between them. */
+static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char *folder, const char *name)
+{
+    size_t n = strlen(folder);
+    int length = snprintf(path, TT__PATH, "%s%s%s", folder, n && folder[n - 1] == '/' ? "" : "/", name);
+    if (length >= 0 && length < TT__PATH) return TT_OK;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "the path '%.200s...' and '%.200s' are together longer than %d bytes", folder, name, TT__PATH - 1);
+}
+
+/* ------------------------------------------------------------------------------------------------------ UTF-8 */
+
+#define TT__INVALID 0xFFFFFFFFu
+
+/* The code point at text[*at], and moves on. TT__INVALID for bytes that are no UTF-8 (overlong forms, surrogates, cut
+   sequences); then moves past the longest start of a valid sequence, as the Unicode Standard, section 3.9, advises. */
+static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF;
+    int more;
+    if (c < 0x80) return c;
+    if (c >= 0xC2 && c <= 0xDF) {
+        more = 1;
+        c &= 0x1F;
+    } else if (c >= 0xE0 && c <= 0xEF) {
+        more = 2;
+        if (c == 0xE0) low = 0xA0;
+        if (c == 0xED) high = 0x9F;
+        c &= 0x0F;
+    } else if (c >= 0xF0 && c <= 0xF4) {
+        more = 3;
+        if (c == 0xF0) low = 0x90;
+        if (c == 0xF4) high = 0x8F;
+        c &= 0x07;
+    } else {
+        return TT__INVALID;
+    }
+    for (; more; more--) {
+        if (*at == bytes || p[*at] < low || p[*at] > high) return TT__INVALID;
+        c = c << 6 | (p[(*at)++] & 0x3Fu);
+        low = 0x80;
+        high = 0xBF;
+    }
+    return c;
+}
+
+static int tt__utf8_put(uint32_t c, char to[4]) /* returns the number of bytes */
+{
+    if (c < 0x80) { to[0] = (char)c; return 1; }
+    if (c < 0x800) { to[0] = (char)(0xC0 | c >> 6); to[1] = (char)(0x80 | (c & 0x3F)); return 2; }
+    if (c < 0x10000) {
+        to[0] = (char)(0xE0 | c >> 12);
+        to[1] = (char)(0x80 | (c >> 6 & 0x3F));
+        to[2] = (char)(0x80 | (c & 0x3F));
+        return 3;
+    }
+    to[0] = (char)(0xF0 | c >> 18);
+    to[1] = (char)(0x80 | (c >> 12 & 0x3F));
+    to[2] = (char)(0x80 | (c >> 6 & 0x3F));
+    to[3] = (char)(0x80 | (c & 0x3F));
+    return 4;
+}
+
+/* Offset of the first byte that is no UTF-8; `bytes` if there is none. */
+static size_t tt__utf8_invalid(const char *text, size_t bytes)
+{
+    for (size_t at = 0; at < bytes;) {
+        size_t from = at;
+        if (tt__utf8_next(text, bytes, &at) == TT__INVALID) return from;
+    }
+    return bytes;
+}
+
+/* ------------------------------------------------------------------------------------------------------- JSON */
+
+/* RFC 8259. Stricter where the RFC leaves a choice: duplicate keys, unpaired surrogates, numbers beyond double and nesting
+   beyond TT__JSON_DEPTH are refused. A leading byte order mark is skipped. */
+#define TT__JSON_DEPTH 64
+#define TT__JSON_NUMBER 512 /* longest number, in characters */
+
+typedef enum tt__json_kind {
+    TT__JSON_NULL, TT__JSON_FALSE, TT__JSON_TRUE, TT__JSON_NUMBER_KIND, TT__JSON_STRING, TT__JSON_ARRAY, TT__JSON_OBJECT
+} tt__json_kind;
+
+/* Nodes lie in the order of the text: the first child of node i is i + 1, its next sibling is nodes[i].after. */
+typedef struct tt__json_node {
+    uint8_t kind;
+    bool exact;          /* a number written as an integer that int64 holds: `integer` is it                         */
+    int32_t count;       /* members of an array or object; bytes of a string                                         */
+    int32_t after;       /* the node behind this one and all that it holds                                           */
+    uint32_t offset;     /* of its first byte in the text                                                            */
+    uint32_t key, key_bytes; /* of a member of an object: in `pool`, with a NUL behind                               */
+    double number;
+    int64_t integer;     /* a string: where it is in `pool`; an object: where its members, sorted, are in `sorted`    */
+} tt__json_node;
+
+typedef struct tt__json {
+    tt_context *ctx;
+    const char *path;    /* for errors                                                                               */
+    const char *text;
+    size_t bytes, at;
+    size_t base;         /* offset of the text in its file, for errors                                               */
+    tt__json_node *nodes;
+    int count, capacity;
+    uint32_t *sorted;    /* of each object, its members by key: for lookups, and to find duplicates                  */
+    int n_sorted, cap_sorted;
+    char *pool;          /* all strings, without escapes, a NUL behind each                                          */
+    size_t used;
+} tt__json;
+
+static void tt__json_free(tt__json *j)
+{
+    tt__free(j->ctx, j->nodes);
+    tt__free(j->ctx, j->sorted);
+    tt__free(j->ctx, j->pool);
+    memset(j, 0, sizeof *j);
+}
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+static bool tt__json_fail(const tt__json *j, size_t offset, const char *format, ...)
+{
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: not valid JSON: %s", j->path, j->base + offset, what);
+    return false;
+}
+
+static const char *tt__json_found(const tt__json *j, char to[32]) /* what stands at j->at, in words */
+{
+    unsigned char c = j->at < j->bytes ? (unsigned char)j->text[j->at] : 0;
+    if (j->at >= j->bytes) snprintf(to, 32, "the end of the text");
+    else if (c > 0x20 && c < 0x7F) snprintf(to, 32, "'%c'", c);
+    else snprintf(to, 32, "byte 0x%02x", c);
+    return to;
+}
+
+static void tt__json_skip_space(tt__json *j)
+{
+    while (j->at < j->bytes && (j->text[j->at] == ' ' || j->text[j->at] == '\n' || j->text[j->at] == '\r' || j->text[j->at] == '\t')) j->at++;
+}
+
+static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: out of memory */
+{
+    if (!TT__GROW(j->ctx, j->nodes, j->count, j->capacity)) {
+        tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d values of '%s'", j->count + 1, j->path);
+        return -1;
+    }
+    tt__json_node *node = &j->nodes[j->count];
+    memset(node, 0, sizeof *node);
+    node->kind = (uint8_t)kind;
+    node->offset = (uint32_t)offset;
+    node->after = j->count + 1;
+    return j->count++;
+}
+
+static bool tt__json_hex4(tt__json *j, uint32_t *value) /* the four digits of \uXXXX */
+{
+    *value = 0;
+    for (int i = 0; i < 4; i++, j->at++) {
+        char found[32], c = j->at < j->bytes ? j->text[j->at] : 0;
+        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        if (digit < 0) return tt__json_fail(j, j->at, "\\u needs four hexadecimal digits, found %s", tt__json_found(j, found));
+        *value = *value << 4 | (uint32_t)digit;
+    }
+    return true;
+}
+
+static bool tt__json_escape(tt__json *j) /* at the backslash */
+{
+    size_t from = j->at++;
+    char c = j->at < j->bytes ? j->text[j->at] : 0, found[32];
+    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
+    const char *simple = c ? strchr(names, c) : NULL;
+    if (simple) {
+        j->pool[j->used++] = values[simple - names];
+        j->at++;
+        return true;
+    }
+    if (c != 'u') return tt__json_fail(j, from, "a backslash must be followed by one of \" \\ / b f n r t u, found %s", tt__json_found(j, found));
+    uint32_t code, low;
+    j->at++;
+    if (!tt__json_hex4(j, &code)) return false;
+    if (code >= 0xDC00 && code <= 0xDFFF) return tt__json_fail(j, from, "\\u%04x is the second half of a surrogate pair without the first", code);
+    if (code >= 0xD800 && code <= 0xDBFF) {
+        if (j->bytes - j->at < 2 || j->text[j->at] != '\\' || j->text[j->at + 1] != 'u')
+            return tt__json_fail(j, from, "\\u%04x is the first half of a surrogate pair without the second", code);
+        j->at += 2;
+        if (!tt__json_hex4(j, &low)) return false;
+        if (low < 0xDC00 || low > 0xDFFF) return tt__json_fail(j, from, "\\u%04x\\u%04x is no surrogate pair", code, low);
+        code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+    }
+    j->used += (size_t)tt__utf8_put(code, j->pool + j->used);
+    return true;
+}
+
+/* A string at its opening quote, into the pool. The pool never overflows: a decoded string and its NUL are shorter than the
+   same string with its quotes. */
+static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
+{
+    size_t opened = j->at++;
+    *start = (uint32_t)j->used;
+    while (j->at < j->bytes && j->text[j->at] != '"') {
+        unsigned char c = (unsigned char)j->text[j->at];
+        if (c == '\\') {
+            if (!tt__json_escape(j)) return false;
+        } else if (c < 0x20) {
+            return tt__json_fail(j, j->at, "control character 0x%02x in a string; it must be written \\u%04x", c, c);
+        } else {
+            size_t from = j->at;
+            if (tt__utf8_next(j->text, j->bytes, &j->at) == TT__INVALID) return tt__json_fail(j, from, "byte 0x%02x is not valid UTF-8", c);
+            memcpy(j->pool + j->used, j->text + from, j->at - from);
+            j->used += j->at - from;
+        }
+    }
+    if (j->at >= j->bytes) return tt__json_fail(j, opened, "the string that starts here has no closing quote");
+    j->at++;
+    *bytes = (uint32_t)(j->used - *start);
+    j->pool[j->used++] = 0;
+    return true;
+}
+
+/* strtod, whatever the locale's decimal point is. */
+static double tt__json_double(const char *number, size_t n)
+{
+    char copy[TT__JSON_NUMBER + 1], *point, *end;
+    memcpy(copy, number, n);
+    copy[n] = 0;
+    double value = strtod(copy, &end);
+    if (*end && (point = strchr(copy, '.')) != NULL) {
+        *point = localeconv()->decimal_point[0];
+        value = strtod(copy, &end);
+    }
+    return value;
+}
+
+static bool tt__json_digit(const tt__json *j) { return j->at < j->bytes && j->text[j->at] >= '0' && j->text[j->at] <= '9'; }
+
+static bool tt__json_number(tt__json *j)
+{
+    size_t from = j->at;
+    char found[32];
+    bool negative = j->text[j->at] == '-', integer = true, fits = true;
+    uint64_t magnitude = 0, limit = (uint64_t)INT64_MAX + (negative ? 1 : 0);
+    if (negative) j->at++;
+    if (!tt__json_digit(j)) return tt__json_fail(j, j->at, "expected a digit, found %s", tt__json_found(j, found));
+    if (j->text[j->at] == '0') {
+        j->at++;
+        if (tt__json_digit(j)) return tt__json_fail(j, from, "a number with a leading zero");
+    }
+    for (; tt__json_digit(j); j->at++) {
+        uint64_t digit = (uint64_t)(j->text[j->at] - '0');
+        if (magnitude > (limit - digit) / 10) fits = false;
+        else magnitude = magnitude * 10 + digit;
+    }
+    if (j->at < j->bytes && j->text[j->at] == '.') {
+        integer = false;
+        j->at++;
+        if (!tt__json_digit(j)) return tt__json_fail(j, j->at, "expected a digit after the decimal point, found %s", tt__json_found(j, found));
+        while (tt__json_digit(j)) j->at++;
+    }
+    if (j->at < j->bytes && (j->text[j->at] == 'e' || j->text[j->at] == 'E')) {
+        integer = false;
+        j->at++;
+        if (j->at < j->bytes && (j->text[j->at] == '+' || j->text[j->at] == '-')) j->at++;
+        if (!tt__json_digit(j)) return tt__json_fail(j, j->at, "expected a digit in the exponent, found %s", tt__json_found(j, found));
+        while (tt__json_digit(j)) j->at++;
+    }
+    if (j->at - from > TT__JSON_NUMBER) return tt__json_fail(j, from, "a number of %zu characters; at most %d are read", j->at - from, TT__JSON_NUMBER);
+    int self = tt__json_push(j, TT__JSON_NUMBER_KIND, from);
+    if (self < 0) return false;
+    tt__json_node *node = &j->nodes[self];
+    node->exact = integer && fits;
+    if (node->exact) node->integer = !negative ? (int64_t)magnitude : magnitude ? -(int64_t)(magnitude - 1) - 1 : 0;
+    node->number = tt__json_double(j->text + from, j->at - from);
+    if (!isfinite(node->number)) return tt__json_fail(j, from, "a number too large for a double");
+    return true;
+}
+
+static bool tt__json_word(tt__json *j, const char *word, tt__json_kind kind)
+{
+    size_t n = strlen(word);
+    if (j->bytes - j->at < n || memcmp(j->text + j->at, word, n) != 0)
+        return tt__json_fail(j, j->at, "expected a value: an object, array, string, number, true, false or null");
+    if (tt__json_push(j, kind, j->at) < 0) return false;
+    j->at += n;
+    return true;
+}
+
+static int tt__json_compare_keys(const tt__json *j, uint32_t a, uint32_t b)
+{
+    const tt__json_node *x = &j->nodes[a], *y = &j->nodes[b];
+    return tt__compare_bytes(j->pool + x->key, x->key_bytes, j->pool + y->key, y->key_bytes);
+}
+
+static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
+{
+    int order = tt__json_compare_keys((const tt__json *)arg, a, b);
+    return order ? order < 0 : a < b;
+}
+
+/* Sorts the members of a finished object by key and refuses duplicates. */
+static bool tt__json_index(tt__json *j, int object)
+{
+    int from = j->n_sorted, member = object + 1;
+    j->nodes[object].integer = from;
+    for (int i = 0; i < j->nodes[object].count; i++) {
+        if (!TT__GROW(j->ctx, j->sorted, j->n_sorted, j->cap_sorted)) {
+            tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d keys of '%s'", j->n_sorted + 1, j->path);
+            return false;
+        }
+        j->sorted[j->n_sorted++] = (uint32_t)member;
+        member = j->nodes[member].after;
+    }
+    if (j->n_sorted - from < 2) return true;
+    tt__sort_indices(j->sorted + from, (size_t)(j->n_sorted - from), tt__json_less, j);
+    for (int i = from + 1; i < j->n_sorted; i++) {
+        const tt__json_node *node = &j->nodes[j->sorted[i]];
+        if (tt__json_compare_keys(j, j->sorted[i - 1], j->sorted[i]) == 0)
+            return tt__json_fail(j, node->offset, "the key \"%.200s\" is there twice in one object; this is the value of the second", j->pool + node->key);
+    }
+    return true;
+}
+
+static bool tt__json_value(tt__json *j, int depth)
+{
+    char found[32], c = j->at < j->bytes ? j->text[j->at] : 0;
+    if (c == '-' || tt__json_digit(j)) return tt__json_number(j);
+    if (c == 't') return tt__json_word(j, "true", TT__JSON_TRUE);
+    if (c == 'f') return tt__json_word(j, "false", TT__JSON_FALSE);
+    if (c == 'n') return tt__json_word(j, "null", TT__JSON_NULL);
+    if (c == '"') {
+        uint32_t start, bytes;
+        int self = tt__json_push(j, TT__JSON_STRING, j->at);
+        if (self < 0 || !tt__json_string(j, &start, &bytes)) return false;
+        j->nodes[self].integer = start;
+        j->nodes[self].count = (int32_t)bytes;
+        return true;
+    }
+    if (c != '{' && c != '[') return tt__json_fail(j, j->at, "expected a value, found %s", tt__json_found(j, found));
+    if (depth == TT__JSON_DEPTH) return tt__json_fail(j, j->at, "arrays and objects within each other more than %d deep", TT__JSON_DEPTH);
+
+    bool object = c == '{';
+    char close = object ? '}' : ']';
+    int self = tt__json_push(j, object ? TT__JSON_OBJECT : TT__JSON_ARRAY, j->at);
+    if (self < 0) return false;
+    j->at++;
+    tt__json_skip_space(j);
+    bool more = !(j->at < j->bytes && j->text[j->at] == close);
+    while (more) {
+        uint32_t key = 0, key_bytes = 0;
+        if (object) {
+            if (j->at >= j->bytes || j->text[j->at] != '"') return tt__json_fail(j, j->at, "expected a key in double quotes, found %s", tt__json_found(j, found));
+            if (!tt__json_string(j, &key, &key_bytes)) return false;
+            tt__json_skip_space(j);
+            if (j->at >= j->bytes || j->text[j->at] != ':') return tt__json_fail(j, j->at, "expected ':' after a key, found %s", tt__json_found(j, found));
+            j->at++;
+            tt__json_skip_space(j);
+        }
+        int child = j->count;
+        if (!tt__json_value(j, depth + 1)) return false;
+        j->nodes[child].key = key;
+        j->nodes[child].key_bytes = key_bytes;
+        j->nodes[self].count++;
+        tt__json_skip_space(j);
+        more = j->at < j->bytes && j->text[j->at] == ',';
+        if (more) {
+            j->at++;
+            tt__json_skip_space(j);
+        } else if (j->at >= j->bytes || j->text[j->at] != close) {
+            return tt__json_fail(j, j->at, "expected ',' or '%c', found %s", close, tt__json_found(j, found));
+        }
+    }
+    j->at++;
+    j->nodes[self].after = j->count;
+    return !object || tt__json_index(j, self);
+}
+
+/* Reads one value and nothing behind it; node 0 is its root. The text must stay only during the call, path and context for
+   the life of j. To be freed in any case. */
+static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text, size_t bytes)
+{
+    char found[32];
+    memset(j, 0, sizeof *j);
+    j->ctx = ctx;
+    j->path = path;
+    j->text = text;
+    j->bytes = bytes;
+    j->base = base;
+    if (bytes > INT32_MAX / 2) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' holds %zu bytes of JSON; at most %d are read", path, bytes, INT32_MAX / 2);
+    j->pool = (char *)tt__alloc(ctx, bytes + 1);
+    if (!j->pool) return TT_ERR_MEMORY;
+    if (bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) j->at = 3;
+    tt__json_skip_space(j);
+    if (!tt__json_value(j, 0)) return ctx->status;
+    tt__json_skip_space(j);
+    if (j->at < bytes) { tt__json_fail(j, j->at, "expected the end after the value, found %s", tt__json_found(j, found)); return ctx->status; }
+    j->text = NULL;
+    return TT_OK;
+}
+
+static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
+{
+    tt__file_bytes file;
+    memset(j, 0, sizeof *j);
+    j->ctx = ctx;
+    tt_status status = tt__file_open(ctx, path, false, &file);
+    if (status != TT_OK) return status;
+    status = tt__json_parse(j, ctx, path, 0, file.bytes, file.size);
+    tt__file_close(ctx, &file);
+    return status;
+}
+
+/* The member `key` of an object, -1 if it has none or is no object. */
+static int tt__json_get(const tt__json *j, int object, const char *key)
+{
+    if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT) return -1;
+    const uint32_t *members = j->sorted + j->nodes[object].integer;
+    size_t low = 0, high = (size_t)j->nodes[object].count, bytes = strlen(key);
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const tt__json_node *node = &j->nodes[members[middle]];
+        int order = tt__compare_bytes(j->pool + node->key, node->key_bytes, key, bytes);
+        if (order == 0) return (int)members[middle];
+        if (order < 0) low = middle + 1;
+        else high = middle;
+    }
+    return -1;
+}
+
+/* The text of a string node; NULL for another kind, and for a string that holds a NUL. */
+static const char *tt__json_text(const tt__json *j, int node)
+{
+    if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
+    const char *text = j->pool + j->nodes[node].integer;
+    return strlen(text) == (size_t)j->nodes[node].count ? text : NULL;
+}
+
+static const char *tt__json_kind_name(const tt__json *j, int node)
+{
+    static const char *const names[] = {"null", "false", "true", "a number", "a string", "an array", "an object"};
+    return names[j->nodes[node].kind];
+}
+
+/* Reads of one member for configurations (inline: not every build uses each). The key is absent or null: *value stays as it
+   is, unless `required`. Of another kind or out of range: an error that names file, key and byte. */
+static inline tt_status tt__json_lookup(const tt__json *j, int object, const char *key, bool required, int *node)
+{
+    *node = tt__json_get(j, object, key);
+    if (*node >= 0 && j->nodes[*node].kind == TT__JSON_NULL) *node = -1;
+    if (*node >= 0 || !required) return TT_OK;
+    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"%s\", which is needed", j->path, key);
+}
+
+static inline tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *expected)
+{
+    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"%s\" is %s; expected %s", j->path, j->base + j->nodes[node].offset, key,
+                    tt__json_kind_name(j, node), expected);
+}
+
+static inline tt_status tt__json_read_int(const tt__json *j, int object, const char *key, bool required, int64_t min, int64_t max, int64_t *value)
+{
+    int node;
+    char expected[96];
+    tt_status status = tt__json_lookup(j, object, key, required, &node);
+    if (status != TT_OK || node < 0) return status;
+    snprintf(expected, sizeof expected, "an integer from %lld to %lld", (long long)min, (long long)max);
+    if (!j->nodes[node].exact) return tt__json_wrong(j, key, node, expected);
+    if (j->nodes[node].integer < min || j->nodes[node].integer > max)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"%s\" is %lld; expected %s", j->path, j->base + j->nodes[node].offset, key,
+                        (long long)j->nodes[node].integer, expected);
+    *value = j->nodes[node].integer;
+    return TT_OK;
+}
+
+static inline tt_status tt__json_read_number(const tt__json *j, int object, const char *key, bool required, double *value)
+{
+    int node;
+    tt_status status = tt__json_lookup(j, object, key, required, &node);
+    if (status != TT_OK || node < 0) return status;
+    if (j->nodes[node].kind != TT__JSON_NUMBER_KIND) return tt__json_wrong(j, key, node, "a number");
+    *value = j->nodes[node].number;
+    return TT_OK;
+}
+
+static inline tt_status tt__json_read_bool(const tt__json *j, int object, const char *key, bool required, bool *value)
+{
+    int node;
+    tt_status status = tt__json_lookup(j, object, key, required, &node);
+    if (status != TT_OK || node < 0) return status;
+    if (j->nodes[node].kind != TT__JSON_TRUE && j->nodes[node].kind != TT__JSON_FALSE) return tt__json_wrong(j, key, node, "true or false");
+    *value = j->nodes[node].kind == TT__JSON_TRUE;
+    return TT_OK;
+}
+
+static inline tt_status tt__json_read_string(const tt__json *j, int object, const char *key, bool required, const char **value) /* as long as j */
+{
+    int node;
+    tt_status status = tt__json_lookup(j, object, key, required, &node);
+    if (status != TT_OK || node < 0) return status;
+    if (!tt__json_text(j, node)) return tt__json_wrong(j, key, node, "a string without U+0000");
+    *value = tt__json_text(j, node);
+    return TT_OK;
+}
+
+static void tt__text_put(tt__text *text, const char *bytes, size_t n) /* as tt__print, for text that may be long */
+{
+    if (text->length < text->capacity) {
+        size_t room = text->capacity - text->length - 1;
+        memcpy(text->to + text->length, bytes, n < room ? n : room);
+        text->to[text->length + (n < room ? n : room)] = 0;
+    }
+    text->length += n;
+}
+
+static void tt__json_quote(tt__text *text, const char *string)
+{
+    tt__text_put(text, "\"", 1);
+    while (*string) {
+        size_t plain = 0;
+        while ((unsigned char)string[plain] >= 0x20 && string[plain] != '"' && string[plain] != '\\') plain++;
+        tt__text_put(text, string, plain);
+        string += plain;
+        if (!*string) break;
+        if (*string == '"' || *string == '\\') tt__print(text, "\\%c", *string);
+        else tt__print(text, "\\u%04x", (unsigned)*string);
+        string++;
+    }
+    tt__text_put(text, "\"", 1);
+}
+
+/* ------------------------------------------------------------------------------------------------ safetensors */
+
+/* The file: a little-endian uint64, the length of the header; the header, a JSON object of name -> {dtype, shape,
+   data_offsets: [begin, end) in the rest}, and "__metadata__", strings to strings; the tensors' bytes without a hole. */
+#define TT__SAFETENSORS_HEADER 100000000u /* the limit that the format sets */
+
+static const struct { const char *name; int bits; } tt__safetensors_types[] = {
+    {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8}, {"U8", 8}, {"BOOL", 8},
+    {"U16", 16}, {"U32", 32}, {"U64", 64}, {"C64", 64}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
+};
+enum { TT__ST_F32, TT__ST_BF16, TT__ST_F16, TT__ST_F64, TT__ST_I64, TT__ST_I32, TT__ST_I16, TT__ST_I8, TT__ST_U8, TT__ST_BOOL,
+       TT__ST_U16, TT__ST_U32, TT__ST_U64 }; /* the first rows of the table: those that can be read as floats or int32 */
+
+static int tt__safetensors_type(const char *name)
+{
+    for (int i = 0; name && i < TT__COUNT(tt__safetensors_types); i++)
+        if (strcmp(tt__safetensors_types[i].name, name) == 0) return i;
+    return -1;
+}
+
+/* Bytes of a tensor; false when they do not fit a size_t or are no whole number. */
+static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *elements, size_t *bytes)
+{
+    size_t bits;
+    *elements = 1;
+    for (int d = 0; d < info->ndim; d++)
+        if ((uint64_t)info->dims[d] > SIZE_MAX || !tt__mul_size(*elements, (size_t)info->dims[d], elements)) return false;
+    if (*elements > INT64_MAX || !tt__mul_size(*elements, (size_t)tt__safetensors_types[type].bits, &bits) || bits % 8) return false;
+    *bytes = bits / 8;
+    return true;
+}
+
+struct tt_safetensors {
+    tt_context *ctx;
+    char *path;
+    tt__file_bytes file;
+    tt__json json;         /* keeps the names and the metadata                                                       */
+    const char *data;      /* of the first tensor                                                                    */
+    int count;
+    tt_tensor_info *infos;
+    size_t *begin;         /* of each tensor, from `data`                                                            */
+    int *nodes;            /* of each tensor, ascending                                                              */
+    uint32_t *order;       /* tensors by place in the file, while it is checked                                      */
+};
+
+void tt_safetensors_close(tt_safetensors *s)
+{
+    if (!s) return;
+    tt_context *ctx = s->ctx;
+    tt__free(ctx, s->path);
+    if (s->json.ctx) tt__json_free(&s->json);
+    if (s->file.bytes) tt__file_close(ctx, &s->file);
+    tt__free(ctx, s->infos);
+    tt__free(ctx, s->begin);
+    tt__free(ctx, s->nodes);
+    tt__free(ctx, s->order);
+    tt__free(ctx, s);
+}
+
+static bool tt__safetensors_before(const void *arg, uint32_t a, uint32_t b)
+{
+    const tt_safetensors *s = (const tt_safetensors *)arg;
+    if (s->begin[a] != s->begin[b]) return s->begin[a] < s->begin[b];
+    if (s->infos[a].bytes != s->infos[b].bytes) return s->infos[a].bytes < s->infos[b].bytes; /* empty ones first */
+    return a < b;
+}
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 4, 5)))
+#endif
+static tt_status tt__safetensors_fail(const tt_safetensors *s, const char *name, int node, const char *format, ...)
+{
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s', byte %zu: tensor '%.200s' %s", s->path, s->json.base + s->json.nodes[node].offset, name, what);
+}
+
+static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, size_t data_bytes)
+{
+    const tt__json *j = &s->json;
+    tt_tensor_info *info = &s->infos[index];
+    const char *name = j->pool + j->nodes[node].key;
+    int dtype = tt__json_get(j, node, "dtype"), shape = tt__json_get(j, node, "shape"), offsets = tt__json_get(j, node, "data_offsets");
+    size_t elements;
+
+    if (strlen(name) != j->nodes[node].key_bytes) return tt__safetensors_fail(s, name, node, "has a NUL in its name");
+    if (j->nodes[node].kind != TT__JSON_OBJECT) return tt__safetensors_fail(s, name, node, "is %s; expected an object", tt__json_kind_name(j, node));
+    if (dtype < 0 || shape < 0 || offsets < 0)
+        return tt__safetensors_fail(s, name, node, "has no \"%s\"", dtype < 0 ? "dtype" : shape < 0 ? "shape" : "data_offsets");
+    int type = tt__safetensors_type(tt__json_text(j, dtype));
+    if (type < 0) {
+        const char *found = tt__json_text(j, dtype);
+        return tt__safetensors_fail(s, name, dtype, "has the dtype %.40s, which the format does not know", found ? found : tt__json_kind_name(j, dtype));
+    }
+    if (j->nodes[shape].kind != TT__JSON_ARRAY) return tt__safetensors_fail(s, name, shape, "has %s as \"shape\"; expected an array", tt__json_kind_name(j, shape));
+    if (j->nodes[shape].count > TT__COUNT(info->dims))
+        return tt__safetensors_fail(s, name, shape, "has %d dimensions; at most %d are read", j->nodes[shape].count, TT__COUNT(info->dims));
+    info->name = name;
+    info->dtype = tt__safetensors_types[type].name;
+    info->ndim = j->nodes[shape].count;
+    for (int d = 0; d < info->ndim; d++) {
+        const tt__json_node *dim = &j->nodes[shape + 1 + d];
+        if (!dim->exact || dim->integer < 0) return tt__safetensors_fail(s, name, shape + 1 + d, "has a dimension that is no integer >= 0");
+        info->dims[d] = dim->integer;
+    }
+    if (!tt__safetensors_size(info, type, &elements, &info->bytes))
+        return tt__safetensors_fail(s, name, shape, "has a shape whose bytes are too many to count or, for a dtype of less than a byte, no whole number");
+    const tt__json_node *begin = &j->nodes[offsets + 1], *end = &j->nodes[offsets + 2];
+    if (j->nodes[offsets].kind != TT__JSON_ARRAY || j->nodes[offsets].count != 2 || j->nodes[offsets].after != offsets + 3 || !begin->exact || !end->exact)
+        return tt__safetensors_fail(s, name, offsets, "has \"data_offsets\" that are no array of two integers");
+    if (begin->integer < 0 || end->integer < begin->integer || (uint64_t)end->integer > data_bytes)
+        return tt__safetensors_fail(s, name, offsets, "lies in bytes [%lld, %lld) of the data, of which the file has %zu; it may be truncated",
+                                    (long long)begin->integer, (long long)end->integer, data_bytes);
+    s->begin[index] = (size_t)begin->integer;
+    if ((size_t)(end->integer - begin->integer) != info->bytes)
+        return tt__safetensors_fail(s, name, offsets, "has %lld bytes of data; its dtype %s and shape need %zu",
+                                    (long long)(end->integer - begin->integer), info->dtype, info->bytes);
+    return TT_OK;
+}
+
+static tt_status tt__safetensors_read(tt_safetensors *s)
+{
+    tt_context *ctx = s->ctx;
+    const char *bytes = s->file.bytes;
+    size_t size = s->file.size;
+    uint64_t length = 0;
+    if (size < 8) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a safetensors file starts with 8 bytes that give the length of its header", s->path, size);
+    memcpy(&length, bytes, 8);
+    if (length > TT__SAFETENSORS_HEADER)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes; the format allows %u: is it a safetensors file?", s->path,
+                        (unsigned long long)length, TT__SAFETENSORS_HEADER);
+    if (length > size - 8)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes in a file of %zu: truncated, or no safetensors file", s->path,
+                        (unsigned long long)length, size);
+    if (length < 2 || bytes[8] != '{') return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 8: the header does not start with '{': is it a safetensors file?", s->path);
+    tt_status status = tt__json_parse(&s->json, ctx, s->path, 8, bytes + 8, (size_t)length);
+    if (status != TT_OK) return status;
+
+    const tt__json *j = &s->json;
+    size_t data_bytes = size - 8 - (size_t)length, expected = 0;
+    int members = j->nodes[0].count, metadata = tt__json_get(j, 0, "__metadata__");
+    s->data = bytes + 8 + length;
+    if (metadata >= 0 && j->nodes[metadata].kind != TT__JSON_OBJECT) return tt__json_wrong(j, "__metadata__", metadata, "an object of strings");
+    if (metadata >= 0)
+        for (int i = 0, node = metadata + 1; i < j->nodes[metadata].count; i++, node = j->nodes[node].after)
+            if (j->nodes[node].kind != TT__JSON_STRING) return tt__json_wrong(j, j->pool + j->nodes[node].key, node, "a string, as all in \"__metadata__\"");
+
+    size_t n = (size_t)(members ? members : 1);
+    s->infos = (tt_tensor_info *)tt__calloc(ctx, n * sizeof *s->infos);
+    s->begin = s->infos ? (size_t *)tt__calloc(ctx, n * sizeof *s->begin) : NULL;
+    s->nodes = s->begin ? (int *)tt__calloc(ctx, n * sizeof *s->nodes) : NULL;
+    s->order = s->nodes ? (uint32_t *)tt__calloc(ctx, n * sizeof *s->order) : NULL;
+    if (!s->order) return TT_ERR_MEMORY;
+    for (int i = 0, node = 1; i < members; i++, node = j->nodes[node].after) {
+        if (node == metadata) continue;
+        status = tt__safetensors_tensor(s, s->count, node, data_bytes);
+        if (status != TT_OK) return status;
+        s->nodes[s->count] = node;
+        s->order[s->count] = (uint32_t)s->count;
+        s->count++;
+    }
+    tt__sort_indices(s->order, (size_t)s->count, tt__safetensors_before, s);
+    for (int i = 0; i < s->count; i++) {
+        int k = (int)s->order[i];
+        if (s->begin[k] < expected)
+            return tt__safetensors_fail(s, s->infos[k].name, s->nodes[k], "starts at byte %zu of the data, within '%.200s', which ends at %zu", s->begin[k],
+                                        s->infos[s->order[i - 1]].name, expected);
+        if (s->begin[k] > expected)
+            return tt__safetensors_fail(s, s->infos[k].name, s->nodes[k], "starts at byte %zu of the data and leaves a hole from %zu", s->begin[k], expected);
+        expected = s->begin[k] + s->infos[k].bytes;
+    }
+    if (expected != data_bytes)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: %zu bytes behind the last tensor; expected the end of the file", s->path,
+                        8 + (size_t)length + expected, data_bytes - expected);
+    tt__free(ctx, s->order);
+    s->order = NULL;
+    return TT_OK;
+}
+
+tt_safetensors *tt_safetensors_open(tt_context *ctx, const char *path)
+{
+    tt_safetensors *s = (tt_safetensors *)tt__calloc(ctx, sizeof *s);
+    if (!s) return NULL;
+    s->ctx = ctx;
+    s->path = tt__strdup(ctx, path);
+    if (!s->path || tt__file_open(ctx, path, true, &s->file) != TT_OK || tt__safetensors_read(s) != TT_OK) {
+        tt_safetensors_close(s);
+        return NULL;
+    }
+    return s;
+}
+
+int tt_safetensors_count(const tt_safetensors *s) { return s->count; }
+
+const tt_tensor_info *tt_safetensors_info(const tt_safetensors *s, int i) { return i >= 0 && i < s->count ? &s->infos[i] : NULL; }
+
+int tt_safetensors_find(const tt_safetensors *s, const char *name)
+{
+    int node = tt__json_get(&s->json, 0, name), low = 0, high = s->count;
+    while (node >= 0 && low < high) {
+        int middle = low + (high - low) / 2;
+        if (s->nodes[middle] == node) return middle;
+        if (s->nodes[middle] < node) low = middle + 1;
+        else high = middle;
+    }
+    return -1;
+}
+
+const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
+{
+    return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
+}
+
+const void *tt_safetensors_data(const tt_safetensors *s, int i) { return i >= 0 && i < s->count ? s->data + s->begin[i] : NULL; }
+
+/* The bytes of n elements from `first` on, and their type; NULL and an error if the tensor does not have them. */
+static const char *tt__safetensors_range(const tt_safetensors *s, int i, int64_t first, int64_t n, int *type)
+{
+    size_t elements, bytes;
+    if (i < 0 || i >= s->count) {
+        tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s' has no tensor number %d; it has %d", s->path, i, s->count);
+        return NULL;
+    }
+    *type = tt__safetensors_type(s->infos[i].dtype);
+    if (!tt__safetensors_size(&s->infos[i], *type, &elements, &bytes)) elements = 0; /* cannot be: checked when opened */
+    if (first < 0 || n < 0 || (uint64_t)first > elements || (uint64_t)n > elements - (uint64_t)first) {
+        tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has %zu elements, not %lld from %lld on", s->path, s->infos[i].name, elements, (long long)n,
+                 (long long)first);
+        return NULL;
+    }
+    return s->data + s->begin[i] + (size_t)first * (size_t)(tt__safetensors_types[*type].bits / 8); /* not read below a byte */
+}
+
+static tt_status tt__safetensors_wrong_type(const tt_safetensors *s, int i, const char *as)
+{
+    return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' is %s, which cannot be read as %s", s->path, s->infos[i].name, s->infos[i].dtype, as);
+}
+
+tt_status tt_safetensors_read_f32(const tt_safetensors *s, int i, int64_t first, int64_t n, float *to)
+{
+    int type;
+    const char *from = tt__safetensors_range(s, i, first, n, &type);
+    if (!from) return s->ctx->status;
+    if (type == TT__ST_F32) {
+        memcpy(to, from, (size_t)n * 4);
+    } else if (type == TT__ST_BF16 || type == TT__ST_F16) {
+        for (int64_t k = 0; k < n; k++) {
+            uint16_t half;
+            memcpy(&half, from + k * 2, 2);
+            to[k] = type == TT__ST_BF16 ? tt__from_bf16(half) : tt__from_f16(half);
+        }
+    } else if (type == TT__ST_F64) {
+        for (int64_t k = 0; k < n; k++) {
+            double value;
+            memcpy(&value, from + k * 8, 8);
+            if (isfinite(value) && fabs(value) > FLT_MAX)
+                return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %g at element %lld, which a float cannot", s->path, s->infos[i].name, value,
+                                (long long)(first + k));
+            to[k] = (float)value;
+        }
+    } else {
+        return tt__safetensors_wrong_type(s, i, "floats (F64, F32, BF16 and F16 can)");
+    }
+    return TT_OK;
+}
+
+tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first, int64_t n, int32_t *to)
+{
+    int type;
+    const char *from = tt__safetensors_range(s, i, first, n, &type);
+    if (!from) return s->ctx->status;
+    if (type < TT__ST_I64 || type > TT__ST_U64) return tt__safetensors_wrong_type(s, i, "integers (BOOL, U8 to U64 and I8 to I64 can)");
+    size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
+    bool is_signed = type <= TT__ST_I8;
+    for (int64_t k = 0; k < n; k++) {
+        uint64_t raw = 0;
+        memcpy(&raw, from + (size_t)k * width, width);
+        uint64_t sign = (uint64_t)1 << (8 * width - 1);
+        bool negative = is_signed && (raw & sign);
+        uint64_t magnitude = negative ? (sign - (raw & (sign - 1))) : raw;
+        if (magnitude > (uint64_t)INT32_MAX + (negative ? 1 : 0))
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %s%llu at element %lld, which a 32-bit integer cannot", s->path, s->infos[i].name,
+                            negative ? "-" : "", (unsigned long long)magnitude, (long long)(first + k));
+        to[k] = type == TT__ST_BOOL ? raw != 0 : (int32_t)(negative ? -(int64_t)magnitude : (int64_t)magnitude);
+    }
+    return TT_OK;
+}
+
+struct tt_safetensors_writer {
+    tt_context *ctx;
+    int count;
+    size_t *ends;     /* of each tensor, from the start of the data */
+    char *names;      /* one behind the other, for errors           */
+    size_t written;
+    tt__writer file;
+};
+
+static void tt__safetensors_writer_free(tt_safetensors_writer *w)
+{
+    tt_context *ctx = w->ctx;
+    tt__free(ctx, w->ends);
+    tt__free(ctx, w->names);
+    tt__free(ctx, w);
+}
+
+/* The whole header without its padding; prints in the order of `tensors`. */
+static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors, int count, const size_t *ends, const char *const *metadata)
+{
+    const char *comma = "";
+    tt__text_put(text, "{", 1);
+    if (metadata && metadata[0]) {
+        tt__print(text, "\"__metadata__\":{");
+        for (int i = 0; metadata[i]; i += 2) {
+            if (i) tt__text_put(text, ",", 1);
+            tt__json_quote(text, metadata[i]);
+            tt__text_put(text, ":", 1);
+            tt__json_quote(text, metadata[i + 1]);
+        }
+        tt__text_put(text, "}", 1);
+        comma = ",";
+    }
+    for (int i = 0; i < count; i++) {
+        tt__print(text, "%s", comma);
+        comma = ",";
+        tt__json_quote(text, tensors[i].name);
+        tt__print(text, ":{\"dtype\":\"%s\",\"shape\":[", tensors[i].dtype);
+        for (int d = 0; d < tensors[i].ndim; d++) tt__print(text, "%s%lld", d ? "," : "", (long long)tensors[i].dims[d]);
+        tt__print(text, "],\"data_offsets\":[%zu,%zu]}", i ? ends[i - 1] : 0, ends[i]);
+    }
+    tt__text_put(text, "}", 1);
+}
+
+/* All that would make the file invalid; fills w->ends and w->names. */
+static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *path, const tt_tensor_info *tensors, int count, const char *const *metadata)
+{
+    tt_context *ctx = w->ctx;
+    size_t n = (size_t)(count > 0 ? count : 1), names_bytes = 0, at = 0, end = 0;
+    if (count < 0 || (count > 0 && !tensors)) return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d tensors to write", path, count);
+    for (int i = 0; i < count; i++) {
+        if (!tensors[i].name || tt__utf8_invalid(tensors[i].name, strlen(tensors[i].name)) < strlen(tensors[i].name) || strcmp(tensors[i].name, "__metadata__") == 0)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor %d of %d has no usable name: it must be UTF-8 and not \"__metadata__\"", path, i, count);
+        names_bytes += strlen(tensors[i].name) + 1;
+    }
+    for (int i = 0; metadata && metadata[i]; i++) {
+        if (tt__utf8_invalid(metadata[i], strlen(metadata[i])) < strlen(metadata[i])) return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': metadata string %d is not UTF-8", path, i);
+        if (i % 2) continue;
+        if (!metadata[i + 1]) return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" has no value behind it", path, metadata[i]);
+        for (int k = 0; k < i; k += 2)
+            if (strcmp(metadata[k], metadata[i]) == 0) return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" is given twice", path, metadata[i]);
+    }
+    w->ends = (size_t *)tt__calloc(ctx, n * sizeof *w->ends);
+    w->names = w->ends ? (char *)tt__alloc(ctx, names_bytes + 1) : NULL;
+    if (!w->names) return TT_ERR_MEMORY;
+    w->count = count;
+    for (int i = 0; i < count; i++) {
+        const tt_tensor_info *t = &tensors[i];
+        size_t elements, bytes, name_bytes = strlen(t->name) + 1;
+        int type = tt__safetensors_type(t->dtype);
+        bool dims = t->ndim >= 0 && t->ndim <= TT__COUNT(t->dims);
+        for (int d = 0; dims && d < t->ndim; d++) dims = t->dims[d] >= 0;
+        if (type < 0) return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has the dtype '%.40s', which the format does not know", path, t->name, t->dtype ? t->dtype : "NULL");
+        if (!dims || !tt__safetensors_size(t, type, &elements, &bytes) || bytes > (size_t)INT64_MAX - end)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' needs 0 to %d dimensions >= 0, of a size that can be counted", path, t->name, TT__COUNT(t->dims));
+        memcpy(w->names + at, t->name, name_bytes);
+        at += name_bytes;
+        w->ends[i] = end += bytes;
+    }
+
+    const char **sorted_names = (const char **)tt__alloc(ctx, n * sizeof *sorted_names);
+    uint32_t *order = sorted_names ? (uint32_t *)tt__alloc(ctx, n * sizeof *order) : NULL;
+    tt_status status = order ? TT_OK : TT_ERR_MEMORY;
+    for (int i = 0; order && i < count; i++) {
+        sorted_names[i] = tensors[i].name;
+        order[i] = (uint32_t)i;
+    }
+    if (order) tt__sort_indices(order, (size_t)count, tt__less_string, sorted_names);
+    for (int i = 1; order && status == TT_OK && i < count; i++)
+        if (strcmp(sorted_names[order[i - 1]], sorted_names[order[i]]) == 0)
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': two tensors are named '%.200s'", path, sorted_names[order[i]]);
+    tt__free(ctx, order);
+    tt__free(ctx, (void *)sorted_names);
+    return status;
+}
+
+tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors, int count, const char *const *metadata)
+{
+    tt_safetensors_writer *w = (tt_safetensors_writer *)tt__calloc(ctx, sizeof *w);
+    if (!w) return NULL;
+    w->ctx = ctx;
+    tt__text text = {NULL, 0, 0};
+    tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
+    if (status == TT_OK) {
+        tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* measures */
+        size_t padded = (text.length + 7) & ~(size_t)7;
+        if (padded > TT__SAFETENSORS_HEADER)
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %zu bytes; the format allows %u", path, padded, TT__SAFETENSORS_HEADER);
+        text.capacity = padded + 1;
+        if (status == TT_OK) {
+            text.to = (char *)tt__alloc(ctx, text.capacity);
+            status = text.to ? tt__writer_begin(&w->file, ctx, path) : TT_ERR_MEMORY;
+        }
+        if (status == TT_OK) {
+            uint64_t length = padded;
+            text.length = 0;
+            tt__safetensors_header(&text, tensors, count, w->ends, metadata);
+            memset(text.to + text.length, ' ', padded - text.length); /* so that the data starts at a multiple of 8 */
+            tt__write(&w->file, &length, sizeof length);
+            tt__write(&w->file, text.to, padded);
+            status = w->file.status;
+            if (status != TT_OK) tt__writer_end(&w->file);
+        }
+        tt__free(ctx, text.to);
+    }
+    if (status == TT_OK) return w;
+    tt__safetensors_writer_free(w);
+    return NULL;
+}
+
+tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size_t n)
+{
+    size_t total = w->count ? w->ends[w->count - 1] : 0;
+    if (w->file.status != TT_OK) return w->file.status;
+    if (n > total - w->written)
+        return w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s': %zu bytes more than the %zu of all declared tensors", w->file.path,
+                                         n - (total - w->written), total);
+    if (n) tt__write(&w->file, bytes, n);
+    w->written += n;
+    return w->file.status;
+}
+
+tt_status tt_safetensors_end(tt_safetensors_writer *w)
+{
+    size_t total = w->count ? w->ends[w->count - 1] : 0;
+    if (w->file.status == TT_OK && w->written < total) {
+        const char *name = w->names;
+        int i = 0;
+        for (; w->ends[i] <= w->written; i++) name += strlen(name) + 1;
+        w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' was ended %zu bytes too early: tensor '%.200s' (%d of %d) lacks %zu of its bytes; the file was not written",
+                                  w->file.path, total - w->written, name, i + 1, w->count, w->ends[i] - w->written);
+    }
+    tt_status status = tt__writer_end(&w->file);
+    tt__safetensors_writer_free(w);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------- Unicode */
+
+/* Unicode 14.0.0, written by tests/golden/make_unicode.py; do not edit. Ranges are inclusive and sorted. */
+
+/* category Mn: what stripping accents drops */
+static const uint32_t tt__mn_ranges[][2] = {
+    {0x300,0x36F}, {0x483,0x487}, {0x591,0x5BD}, {0x5BF,0x5BF}, {0x5C1,0x5C2}, {0x5C4,0x5C5}, {0x5C7,0x5C7},
+    {0x610,0x61A}, {0x64B,0x65F}, {0x670,0x670}, {0x6D6,0x6DC}, {0x6DF,0x6E4}, {0x6E7,0x6E8}, {0x6EA,0x6ED},
+    {0x711,0x711}, {0x730,0x74A}, {0x7A6,0x7B0}, {0x7EB,0x7F3}, {0x7FD,0x7FD}, {0x816,0x819}, {0x81B,0x823},
+    {0x825,0x827}, {0x829,0x82D}, {0x859,0x85B}, {0x898,0x89F}, {0x8CA,0x8E1}, {0x8E3,0x902}, {0x93A,0x93A},
+    {0x93C,0x93C}, {0x941,0x948}, {0x94D,0x94D}, {0x951,0x957}, {0x962,0x963}, {0x981,0x981}, {0x9BC,0x9BC},
+    {0x9C1,0x9C4}, {0x9CD,0x9CD}, {0x9E2,0x9E3}, {0x9FE,0x9FE}, {0xA01,0xA02}, {0xA3C,0xA3C}, {0xA41,0xA42},
+    {0xA47,0xA48}, {0xA4B,0xA4D}, {0xA51,0xA51}, {0xA70,0xA71}, {0xA75,0xA75}, {0xA81,0xA82}, {0xABC,0xABC},
+    {0xAC1,0xAC5}, {0xAC7,0xAC8}, {0xACD,0xACD}, {0xAE2,0xAE3}, {0xAFA,0xAFF}, {0xB01,0xB01}, {0xB3C,0xB3C},
+    {0xB3F,0xB3F}, {0xB41,0xB44}, {0xB4D,0xB4D}, {0xB55,0xB56}, {0xB62,0xB63}, {0xB82,0xB82}, {0xBC0,0xBC0},
+    {0xBCD,0xBCD}, {0xC00,0xC00}, {0xC04,0xC04}, {0xC3C,0xC3C}, {0xC3E,0xC40}, {0xC46,0xC48}, {0xC4A,0xC4D},
+    {0xC55,0xC56}, {0xC62,0xC63}, {0xC81,0xC81}, {0xCBC,0xCBC}, {0xCBF,0xCBF}, {0xCC6,0xCC6}, {0xCCC,0xCCD},
+    {0xCE2,0xCE3}, {0xD00,0xD01}, {0xD3B,0xD3C}, {0xD41,0xD44}, {0xD4D,0xD4D}, {0xD62,0xD63}, {0xD81,0xD81},
+    {0xDCA,0xDCA}, {0xDD2,0xDD4}, {0xDD6,0xDD6}, {0xE31,0xE31}, {0xE34,0xE3A}, {0xE47,0xE4E}, {0xEB1,0xEB1},
+    {0xEB4,0xEBC}, {0xEC8,0xECD}, {0xF18,0xF19}, {0xF35,0xF35}, {0xF37,0xF37}, {0xF39,0xF39}, {0xF71,0xF7E},
+    {0xF80,0xF84}, {0xF86,0xF87}, {0xF8D,0xF97}, {0xF99,0xFBC}, {0xFC6,0xFC6}, {0x102D,0x1030}, {0x1032,0x1037},
+    {0x1039,0x103A}, {0x103D,0x103E}, {0x1058,0x1059}, {0x105E,0x1060}, {0x1071,0x1074}, {0x1082,0x1082},
+    {0x1085,0x1086}, {0x108D,0x108D}, {0x109D,0x109D}, {0x135D,0x135F}, {0x1712,0x1714}, {0x1732,0x1733},
+    {0x1752,0x1753}, {0x1772,0x1773}, {0x17B4,0x17B5}, {0x17B7,0x17BD}, {0x17C6,0x17C6}, {0x17C9,0x17D3},
+    {0x17DD,0x17DD}, {0x180B,0x180D}, {0x180F,0x180F}, {0x1885,0x1886}, {0x18A9,0x18A9}, {0x1920,0x1922},
+    {0x1927,0x1928}, {0x1932,0x1932}, {0x1939,0x193B}, {0x1A17,0x1A18}, {0x1A1B,0x1A1B}, {0x1A56,0x1A56},
+    {0x1A58,0x1A5E}, {0x1A60,0x1A60}, {0x1A62,0x1A62}, {0x1A65,0x1A6C}, {0x1A73,0x1A7C}, {0x1A7F,0x1A7F},
+    {0x1AB0,0x1ABD}, {0x1ABF,0x1ACE}, {0x1B00,0x1B03}, {0x1B34,0x1B34}, {0x1B36,0x1B3A}, {0x1B3C,0x1B3C},
+    {0x1B42,0x1B42}, {0x1B6B,0x1B73}, {0x1B80,0x1B81}, {0x1BA2,0x1BA5}, {0x1BA8,0x1BA9}, {0x1BAB,0x1BAD},
+    {0x1BE6,0x1BE6}, {0x1BE8,0x1BE9}, {0x1BED,0x1BED}, {0x1BEF,0x1BF1}, {0x1C2C,0x1C33}, {0x1C36,0x1C37},
+    {0x1CD0,0x1CD2}, {0x1CD4,0x1CE0}, {0x1CE2,0x1CE8}, {0x1CED,0x1CED}, {0x1CF4,0x1CF4}, {0x1CF8,0x1CF9},
+    {0x1DC0,0x1DFF}, {0x20D0,0x20DC}, {0x20E1,0x20E1}, {0x20E5,0x20F0}, {0x2CEF,0x2CF1}, {0x2D7F,0x2D7F},
+    {0x2DE0,0x2DFF}, {0x302A,0x302D}, {0x3099,0x309A}, {0xA66F,0xA66F}, {0xA674,0xA67D}, {0xA69E,0xA69F},
+    {0xA6F0,0xA6F1}, {0xA802,0xA802}, {0xA806,0xA806}, {0xA80B,0xA80B}, {0xA825,0xA826}, {0xA82C,0xA82C},
+    {0xA8C4,0xA8C5}, {0xA8E0,0xA8F1}, {0xA8FF,0xA8FF}, {0xA926,0xA92D}, {0xA947,0xA951}, {0xA980,0xA982},
+    {0xA9B3,0xA9B3}, {0xA9B6,0xA9B9}, {0xA9BC,0xA9BD}, {0xA9E5,0xA9E5}, {0xAA29,0xAA2E}, {0xAA31,0xAA32},
+    {0xAA35,0xAA36}, {0xAA43,0xAA43}, {0xAA4C,0xAA4C}, {0xAA7C,0xAA7C}, {0xAAB0,0xAAB0}, {0xAAB2,0xAAB4},
+    {0xAAB7,0xAAB8}, {0xAABE,0xAABF}, {0xAAC1,0xAAC1}, {0xAAEC,0xAAED}, {0xAAF6,0xAAF6}, {0xABE5,0xABE5},
+    {0xABE8,0xABE8}, {0xABED,0xABED}, {0xFB1E,0xFB1E}, {0xFE00,0xFE0F}, {0xFE20,0xFE2F}, {0x101FD,0x101FD},
+    {0x102E0,0x102E0}, {0x10376,0x1037A}, {0x10A01,0x10A03}, {0x10A05,0x10A06}, {0x10A0C,0x10A0F}, {0x10A38,0x10A3A},
+    {0x10A3F,0x10A3F}, {0x10AE5,0x10AE6}, {0x10D24,0x10D27}, {0x10EAB,0x10EAC}, {0x10F46,0x10F50}, {0x10F82,0x10F85},
+    {0x11001,0x11001}, {0x11038,0x11046}, {0x11070,0x11070}, {0x11073,0x11074}, {0x1107F,0x11081}, {0x110B3,0x110B6},
+    {0x110B9,0x110BA}, {0x110C2,0x110C2}, {0x11100,0x11102}, {0x11127,0x1112B}, {0x1112D,0x11134}, {0x11173,0x11173},
+    {0x11180,0x11181}, {0x111B6,0x111BE}, {0x111C9,0x111CC}, {0x111CF,0x111CF}, {0x1122F,0x11231}, {0x11234,0x11234},
+    {0x11236,0x11237}, {0x1123E,0x1123E}, {0x112DF,0x112DF}, {0x112E3,0x112EA}, {0x11300,0x11301}, {0x1133B,0x1133C},
+    {0x11340,0x11340}, {0x11366,0x1136C}, {0x11370,0x11374}, {0x11438,0x1143F}, {0x11442,0x11444}, {0x11446,0x11446},
+    {0x1145E,0x1145E}, {0x114B3,0x114B8}, {0x114BA,0x114BA}, {0x114BF,0x114C0}, {0x114C2,0x114C3}, {0x115B2,0x115B5},
+    {0x115BC,0x115BD}, {0x115BF,0x115C0}, {0x115DC,0x115DD}, {0x11633,0x1163A}, {0x1163D,0x1163D}, {0x1163F,0x11640},
+    {0x116AB,0x116AB}, {0x116AD,0x116AD}, {0x116B0,0x116B5}, {0x116B7,0x116B7}, {0x1171D,0x1171F}, {0x11722,0x11725},
+    {0x11727,0x1172B}, {0x1182F,0x11837}, {0x11839,0x1183A}, {0x1193B,0x1193C}, {0x1193E,0x1193E}, {0x11943,0x11943},
+    {0x119D4,0x119D7}, {0x119DA,0x119DB}, {0x119E0,0x119E0}, {0x11A01,0x11A0A}, {0x11A33,0x11A38}, {0x11A3B,0x11A3E},
+    {0x11A47,0x11A47}, {0x11A51,0x11A56}, {0x11A59,0x11A5B}, {0x11A8A,0x11A96}, {0x11A98,0x11A99}, {0x11C30,0x11C36},
+    {0x11C38,0x11C3D}, {0x11C3F,0x11C3F}, {0x11C92,0x11CA7}, {0x11CAA,0x11CB0}, {0x11CB2,0x11CB3}, {0x11CB5,0x11CB6},
+    {0x11D31,0x11D36}, {0x11D3A,0x11D3A}, {0x11D3C,0x11D3D}, {0x11D3F,0x11D45}, {0x11D47,0x11D47}, {0x11D90,0x11D91},
+    {0x11D95,0x11D95}, {0x11D97,0x11D97}, {0x11EF3,0x11EF4}, {0x16AF0,0x16AF4}, {0x16B30,0x16B36}, {0x16F4F,0x16F4F},
+    {0x16F8F,0x16F92}, {0x16FE4,0x16FE4}, {0x1BC9D,0x1BC9E}, {0x1CF00,0x1CF2D}, {0x1CF30,0x1CF46}, {0x1D167,0x1D169},
+    {0x1D17B,0x1D182}, {0x1D185,0x1D18B}, {0x1D1AA,0x1D1AD}, {0x1D242,0x1D244}, {0x1DA00,0x1DA36}, {0x1DA3B,0x1DA6C},
+    {0x1DA75,0x1DA75}, {0x1DA84,0x1DA84}, {0x1DA9B,0x1DA9F}, {0x1DAA1,0x1DAAF}, {0x1E000,0x1E006}, {0x1E008,0x1E018},
+    {0x1E01B,0x1E021}, {0x1E023,0x1E024}, {0x1E026,0x1E02A}, {0x1E130,0x1E136}, {0x1E2AE,0x1E2AE}, {0x1E2EC,0x1E2EF},
+    {0x1E8D0,0x1E8D6}, {0x1E944,0x1E94A}, {0xE0100,0xE01EF},
+};
+
+/* Cc Cf Co Cs, but for tab, line feed and carriage return: what cleaning drops */
+static const uint32_t tt__control_ranges[][2] = {
+    {0,8}, {0xB,0xC}, {0xE,0x1F}, {0x7F,0x9F}, {0xAD,0xAD}, {0x600,0x605}, {0x61C,0x61C}, {0x6DD,0x6DD},
+    {0x70F,0x70F}, {0x890,0x891}, {0x8E2,0x8E2}, {0x180E,0x180E}, {0x200B,0x200F}, {0x202A,0x202E}, {0x2060,0x2064},
+    {0x2066,0x206F}, {0xD800,0xF8FF}, {0xFEFF,0xFEFF}, {0xFFF9,0xFFFB}, {0x110BD,0x110BD}, {0x110CD,0x110CD},
+    {0x13430,0x13438}, {0x1BCA0,0x1BCA3}, {0x1D173,0x1D17A}, {0xE0001,0xE0001}, {0xE0020,0xE007F}, {0xF0000,0xFFFFD},
+    {0x100000,0x10FFFD},
+};
+
+/* category P and the ASCII symbols: each a word of its own */
+static const uint32_t tt__punct_ranges[][2] = {
+    {0x21,0x2F}, {0x3A,0x40}, {0x5B,0x60}, {0x7B,0x7E}, {0xA1,0xA1}, {0xA7,0xA7}, {0xAB,0xAB}, {0xB6,0xB7},
+    {0xBB,0xBB}, {0xBF,0xBF}, {0x37E,0x37E}, {0x387,0x387}, {0x55A,0x55F}, {0x589,0x58A}, {0x5BE,0x5BE},
+    {0x5C0,0x5C0}, {0x5C3,0x5C3}, {0x5C6,0x5C6}, {0x5F3,0x5F4}, {0x609,0x60A}, {0x60C,0x60D}, {0x61B,0x61B},
+    {0x61D,0x61F}, {0x66A,0x66D}, {0x6D4,0x6D4}, {0x700,0x70D}, {0x7F7,0x7F9}, {0x830,0x83E}, {0x85E,0x85E},
+    {0x964,0x965}, {0x970,0x970}, {0x9FD,0x9FD}, {0xA76,0xA76}, {0xAF0,0xAF0}, {0xC77,0xC77}, {0xC84,0xC84},
+    {0xDF4,0xDF4}, {0xE4F,0xE4F}, {0xE5A,0xE5B}, {0xF04,0xF12}, {0xF14,0xF14}, {0xF3A,0xF3D}, {0xF85,0xF85},
+    {0xFD0,0xFD4}, {0xFD9,0xFDA}, {0x104A,0x104F}, {0x10FB,0x10FB}, {0x1360,0x1368}, {0x1400,0x1400}, {0x166E,0x166E},
+    {0x169B,0x169C}, {0x16EB,0x16ED}, {0x1735,0x1736}, {0x17D4,0x17D6}, {0x17D8,0x17DA}, {0x1800,0x180A},
+    {0x1944,0x1945}, {0x1A1E,0x1A1F}, {0x1AA0,0x1AA6}, {0x1AA8,0x1AAD}, {0x1B5A,0x1B60}, {0x1B7D,0x1B7E},
+    {0x1BFC,0x1BFF}, {0x1C3B,0x1C3F}, {0x1C7E,0x1C7F}, {0x1CC0,0x1CC7}, {0x1CD3,0x1CD3}, {0x2010,0x2027},
+    {0x2030,0x2043}, {0x2045,0x2051}, {0x2053,0x205E}, {0x207D,0x207E}, {0x208D,0x208E}, {0x2308,0x230B},
+    {0x2329,0x232A}, {0x2768,0x2775}, {0x27C5,0x27C6}, {0x27E6,0x27EF}, {0x2983,0x2998}, {0x29D8,0x29DB},
+    {0x29FC,0x29FD}, {0x2CF9,0x2CFC}, {0x2CFE,0x2CFF}, {0x2D70,0x2D70}, {0x2E00,0x2E2E}, {0x2E30,0x2E4F},
+    {0x2E52,0x2E5D}, {0x3001,0x3003}, {0x3008,0x3011}, {0x3014,0x301F}, {0x3030,0x3030}, {0x303D,0x303D},
+    {0x30A0,0x30A0}, {0x30FB,0x30FB}, {0xA4FE,0xA4FF}, {0xA60D,0xA60F}, {0xA673,0xA673}, {0xA67E,0xA67E},
+    {0xA6F2,0xA6F7}, {0xA874,0xA877}, {0xA8CE,0xA8CF}, {0xA8F8,0xA8FA}, {0xA8FC,0xA8FC}, {0xA92E,0xA92F},
+    {0xA95F,0xA95F}, {0xA9C1,0xA9CD}, {0xA9DE,0xA9DF}, {0xAA5C,0xAA5F}, {0xAADE,0xAADF}, {0xAAF0,0xAAF1},
+    {0xABEB,0xABEB}, {0xFD3E,0xFD3F}, {0xFE10,0xFE19}, {0xFE30,0xFE52}, {0xFE54,0xFE61}, {0xFE63,0xFE63},
+    {0xFE68,0xFE68}, {0xFE6A,0xFE6B}, {0xFF01,0xFF03}, {0xFF05,0xFF0A}, {0xFF0C,0xFF0F}, {0xFF1A,0xFF1B},
+    {0xFF1F,0xFF20}, {0xFF3B,0xFF3D}, {0xFF3F,0xFF3F}, {0xFF5B,0xFF5B}, {0xFF5D,0xFF5D}, {0xFF5F,0xFF65},
+    {0x10100,0x10102}, {0x1039F,0x1039F}, {0x103D0,0x103D0}, {0x1056F,0x1056F}, {0x10857,0x10857}, {0x1091F,0x1091F},
+    {0x1093F,0x1093F}, {0x10A50,0x10A58}, {0x10A7F,0x10A7F}, {0x10AF0,0x10AF6}, {0x10B39,0x10B3F}, {0x10B99,0x10B9C},
+    {0x10EAD,0x10EAD}, {0x10F55,0x10F59}, {0x10F86,0x10F89}, {0x11047,0x1104D}, {0x110BB,0x110BC}, {0x110BE,0x110C1},
+    {0x11140,0x11143}, {0x11174,0x11175}, {0x111C5,0x111C8}, {0x111CD,0x111CD}, {0x111DB,0x111DB}, {0x111DD,0x111DF},
+    {0x11238,0x1123D}, {0x112A9,0x112A9}, {0x1144B,0x1144F}, {0x1145A,0x1145B}, {0x1145D,0x1145D}, {0x114C6,0x114C6},
+    {0x115C1,0x115D7}, {0x11641,0x11643}, {0x11660,0x1166C}, {0x116B9,0x116B9}, {0x1173C,0x1173E}, {0x1183B,0x1183B},
+    {0x11944,0x11946}, {0x119E2,0x119E2}, {0x11A3F,0x11A46}, {0x11A9A,0x11A9C}, {0x11A9E,0x11AA2}, {0x11C41,0x11C45},
+    {0x11C70,0x11C71}, {0x11EF7,0x11EF8}, {0x11FFF,0x11FFF}, {0x12470,0x12474}, {0x12FF1,0x12FF2}, {0x16A6E,0x16A6F},
+    {0x16AF5,0x16AF5}, {0x16B37,0x16B3B}, {0x16B44,0x16B44}, {0x16E97,0x16E9A}, {0x16FE2,0x16FE2}, {0x1BC9F,0x1BC9F},
+    {0x1DA87,0x1DA8B}, {0x1E95E,0x1E95F},
+};
+
+/* lower(NFD(c) without Mn) where it differs from c. A run maps c to to + (c - first) / stride * step when stride divides
+   c - first; runs are sorted by first and may interleave (stride 2), so a search looks back over runs that start before c. */
+/* 454 runs; no more than 1 overlap; one that covers c starts at most 3 entries before the last with first <= c */
+enum { TT__FOLD_LOOK_BACK = 3 };
+static const struct { uint32_t first, last; uint8_t stride, step; uint32_t to; } tt__fold_runs[] = {
+    {0x41,0x5A,1,1,0x61}, {0xC0,0xC5,1,0,0x61}, {0xC6,0xC6,1,0,0xE6}, {0xC7,0xC8,1,2,0x63}, {0xC9,0xCB,1,0,0x65},
+    {0xCC,0xCF,1,0,0x69}, {0xD0,0xD0,1,0,0xF0}, {0xD1,0xD2,1,1,0x6E}, {0xD3,0xD6,1,0,0x6F}, {0xD8,0xD8,1,0,0xF8},
+    {0xD9,0xDC,1,0,0x75}, {0xDD,0xDD,1,0,0x79}, {0xDE,0xDE,1,0,0xFE}, {0xE0,0xE5,1,0,0x61}, {0xE7,0xE8,1,2,0x63},
+    {0xE9,0xEB,1,0,0x65}, {0xEC,0xEF,1,0,0x69}, {0xF1,0xF2,1,1,0x6E}, {0xF3,0xF6,1,0,0x6F}, {0xF9,0xFC,1,0,0x75},
+    {0xFD,0xFF,2,0,0x79}, {0x100,0x105,1,0,0x61}, {0x106,0x10D,1,0,0x63}, {0x10E,0x10F,1,0,0x64},
+    {0x110,0x110,1,0,0x111}, {0x112,0x11B,1,0,0x65}, {0x11C,0x123,1,0,0x67}, {0x124,0x125,1,0,0x68},
+    {0x126,0x126,1,0,0x127}, {0x128,0x130,1,0,0x69}, {0x132,0x132,1,0,0x133}, {0x134,0x135,1,0,0x6A},
+    {0x136,0x137,1,0,0x6B}, {0x139,0x13E,1,0,0x6C}, {0x13F,0x141,2,2,0x140}, {0x143,0x148,1,0,0x6E},
+    {0x14A,0x14A,1,0,0x14B}, {0x14C,0x151,1,0,0x6F}, {0x152,0x152,1,0,0x153}, {0x154,0x159,1,0,0x72},
+    {0x15A,0x161,1,0,0x73}, {0x162,0x165,1,0,0x74}, {0x166,0x166,1,0,0x167}, {0x168,0x173,1,0,0x75},
+    {0x174,0x175,1,0,0x77}, {0x176,0x178,1,0,0x79}, {0x179,0x17E,1,0,0x7A}, {0x181,0x181,1,0,0x253},
+    {0x182,0x184,2,2,0x183}, {0x186,0x186,1,0,0x254}, {0x187,0x187,1,0,0x188}, {0x189,0x18A,1,1,0x256},
+    {0x18B,0x18B,1,0,0x18C}, {0x18E,0x18E,1,0,0x1DD}, {0x18F,0x190,1,2,0x259}, {0x191,0x191,1,0,0x192},
+    {0x193,0x193,1,0,0x260}, {0x194,0x194,1,0,0x263}, {0x196,0x196,1,0,0x269}, {0x197,0x197,1,0,0x268},
+    {0x198,0x198,1,0,0x199}, {0x19C,0x19C,1,0,0x26F}, {0x19D,0x19D,1,0,0x272}, {0x19F,0x19F,1,0,0x275},
+    {0x1A0,0x1A1,1,0,0x6F}, {0x1A2,0x1A4,2,2,0x1A3}, {0x1A6,0x1A6,1,0,0x280}, {0x1A7,0x1A7,1,0,0x1A8},
+    {0x1A9,0x1A9,1,0,0x283}, {0x1AC,0x1AC,1,0,0x1AD}, {0x1AE,0x1AE,1,0,0x288}, {0x1AF,0x1B0,1,0,0x75},
+    {0x1B1,0x1B2,1,1,0x28A}, {0x1B3,0x1B5,2,2,0x1B4}, {0x1B7,0x1B7,1,0,0x292}, {0x1B8,0x1B8,1,0,0x1B9},
+    {0x1BC,0x1BC,1,0,0x1BD}, {0x1C4,0x1C5,1,0,0x1C6}, {0x1C7,0x1C8,1,0,0x1C9}, {0x1CA,0x1CB,1,0,0x1CC},
+    {0x1CD,0x1CE,1,0,0x61}, {0x1CF,0x1D0,1,0,0x69}, {0x1D1,0x1D2,1,0,0x6F}, {0x1D3,0x1DC,1,0,0x75},
+    {0x1DE,0x1E1,1,0,0x61}, {0x1E2,0x1E3,1,0,0xE6}, {0x1E4,0x1E4,1,0,0x1E5}, {0x1E6,0x1E7,1,0,0x67},
+    {0x1E8,0x1E9,1,0,0x6B}, {0x1EA,0x1ED,1,0,0x6F}, {0x1EE,0x1EF,1,0,0x292}, {0x1F0,0x1F0,1,0,0x6A},
+    {0x1F1,0x1F2,1,0,0x1F3}, {0x1F4,0x1F5,1,0,0x67}, {0x1F6,0x1F6,1,0,0x195}, {0x1F7,0x1F7,1,0,0x1BF},
+    {0x1F8,0x1F9,1,0,0x6E}, {0x1FA,0x1FB,1,0,0x61}, {0x1FC,0x1FD,1,0,0xE6}, {0x1FE,0x1FF,1,0,0xF8},
+    {0x200,0x203,1,0,0x61}, {0x204,0x207,1,0,0x65}, {0x208,0x20B,1,0,0x69}, {0x20C,0x20F,1,0,0x6F},
+    {0x210,0x213,1,0,0x72}, {0x214,0x217,1,0,0x75}, {0x218,0x219,1,0,0x73}, {0x21A,0x21B,1,0,0x74},
+    {0x21C,0x21C,1,0,0x21D}, {0x21E,0x21F,1,0,0x68}, {0x220,0x220,1,0,0x19E}, {0x222,0x224,2,2,0x223},
+    {0x226,0x227,1,0,0x61}, {0x228,0x229,1,0,0x65}, {0x22A,0x231,1,0,0x6F}, {0x232,0x233,1,0,0x79},
+    {0x23A,0x23A,1,0,0x2C65}, {0x23B,0x23B,1,0,0x23C}, {0x23D,0x23D,1,0,0x19A}, {0x23E,0x23E,1,0,0x2C66},
+    {0x241,0x241,1,0,0x242}, {0x243,0x243,1,0,0x180}, {0x244,0x244,1,0,0x289}, {0x245,0x245,1,0,0x28C},
+    {0x246,0x24E,2,2,0x247}, {0x370,0x372,2,2,0x371}, {0x374,0x374,1,0,0x2B9}, {0x376,0x376,1,0,0x377},
+    {0x37E,0x37E,1,0,0x3B}, {0x37F,0x37F,1,0,0x3F3}, {0x385,0x385,1,0,0xA8}, {0x386,0x386,1,0,0x3B1},
+    {0x387,0x387,1,0,0xB7}, {0x388,0x38A,1,2,0x3B5}, {0x38C,0x38C,1,0,0x3BF}, {0x38E,0x38E,1,0,0x3C5},
+    {0x38F,0x38F,1,0,0x3C9}, {0x390,0x390,1,0,0x3B9}, {0x391,0x3A1,1,1,0x3B1}, {0x3A3,0x3A9,1,1,0x3C3},
+    {0x3AA,0x3AA,1,0,0x3B9}, {0x3AB,0x3AB,1,0,0x3C5}, {0x3AC,0x3AC,1,0,0x3B1}, {0x3AD,0x3AF,1,2,0x3B5},
+    {0x3B0,0x3B0,1,0,0x3C5}, {0x3CA,0x3CA,1,0,0x3B9}, {0x3CB,0x3CD,2,0,0x3C5}, {0x3CC,0x3CC,1,0,0x3BF},
+    {0x3CE,0x3CE,1,0,0x3C9}, {0x3CF,0x3CF,1,0,0x3D7}, {0x3D3,0x3D4,1,0,0x3D2}, {0x3D8,0x3EE,2,2,0x3D9},
+    {0x3F4,0x3F4,1,0,0x3B8}, {0x3F7,0x3F7,1,0,0x3F8}, {0x3F9,0x3F9,1,0,0x3F2}, {0x3FA,0x3FA,1,0,0x3FB},
+    {0x3FD,0x3FF,1,1,0x37B}, {0x400,0x401,1,0,0x435}, {0x402,0x40A,2,2,0x452}, {0x403,0x403,1,0,0x433},
+    {0x405,0x407,2,1,0x455}, {0x409,0x40B,2,2,0x459}, {0x40C,0x40C,1,0,0x43A}, {0x40D,0x40D,1,0,0x438},
+    {0x40E,0x40E,1,0,0x443}, {0x40F,0x40F,1,0,0x45F}, {0x410,0x42E,2,2,0x430}, {0x411,0x417,2,2,0x431},
+    {0x419,0x419,1,0,0x438}, {0x41B,0x42F,2,2,0x43B}, {0x439,0x439,1,0,0x438}, {0x450,0x451,1,0,0x435},
+    {0x453,0x453,1,0,0x433}, {0x457,0x457,1,0,0x456}, {0x45C,0x45C,1,0,0x43A}, {0x45D,0x45D,1,0,0x438},
+    {0x45E,0x45E,1,0,0x443}, {0x460,0x474,2,2,0x461}, {0x476,0x477,1,0,0x475}, {0x478,0x480,2,2,0x479},
+    {0x48A,0x4BE,2,2,0x48B}, {0x4C0,0x4C0,1,0,0x4CF}, {0x4C1,0x4C2,1,0,0x436}, {0x4C3,0x4CD,2,2,0x4C4},
+    {0x4D0,0x4D3,1,0,0x430}, {0x4D4,0x4D4,1,0,0x4D5}, {0x4D6,0x4D7,1,0,0x435}, {0x4D8,0x4DA,2,0,0x4D9},
+    {0x4DB,0x4DB,1,0,0x4D9}, {0x4DC,0x4DD,1,0,0x436}, {0x4DE,0x4DF,1,0,0x437}, {0x4E0,0x4E0,1,0,0x4E1},
+    {0x4E2,0x4E5,1,0,0x438}, {0x4E6,0x4E7,1,0,0x43E}, {0x4E8,0x4EA,2,0,0x4E9}, {0x4EB,0x4EB,1,0,0x4E9},
+    {0x4EC,0x4ED,1,0,0x44D}, {0x4EE,0x4F3,1,0,0x443}, {0x4F4,0x4F5,1,0,0x447}, {0x4F6,0x4F6,1,0,0x4F7},
+    {0x4F8,0x4F9,1,0,0x44B}, {0x4FA,0x52E,2,2,0x4FB}, {0x531,0x556,1,1,0x561}, {0x622,0x623,1,0,0x627},
+    {0x624,0x626,2,2,0x648}, {0x625,0x625,1,0,0x627}, {0x6C0,0x6C0,1,0,0x6D5}, {0x6C2,0x6C2,1,0,0x6C1},
+    {0x6D3,0x6D3,1,0,0x6D2}, {0x929,0x929,1,0,0x928}, {0x931,0x931,1,0,0x930}, {0x934,0x934,1,0,0x933},
+    {0x958,0x95A,1,1,0x915}, {0x95B,0x95B,1,0,0x91C}, {0x95C,0x95D,1,1,0x921}, {0x95E,0x95E,1,0,0x92B},
+    {0x95F,0x95F,1,0,0x92F}, {0x9DC,0x9DD,1,1,0x9A1}, {0x9DF,0x9DF,1,0,0x9AF}, {0xA33,0xA33,1,0,0xA32},
+    {0xA36,0xA36,1,0,0xA38}, {0xA59,0xA5A,1,1,0xA16}, {0xA5B,0xA5B,1,0,0xA1C}, {0xA5E,0xA5E,1,0,0xA2B},
+    {0xB48,0xB48,1,0,0xB47}, {0xB5C,0xB5D,1,1,0xB21}, {0xCC0,0xCC0,1,0,0xCD5}, {0xCC7,0xCC8,1,1,0xCD5},
+    {0xCCA,0xCCA,1,0,0xCC2}, {0xDDA,0xDDA,1,0,0xDD9}, {0xF43,0xF43,1,0,0xF42}, {0xF4D,0xF4D,1,0,0xF4C},
+    {0xF52,0xF52,1,0,0xF51}, {0xF57,0xF57,1,0,0xF56}, {0xF5C,0xF5C,1,0,0xF5B}, {0xF69,0xF69,1,0,0xF40},
+    {0x1026,0x1026,1,0,0x1025}, {0x10A0,0x10C5,1,1,0x2D00}, {0x10C7,0x10C7,1,0,0x2D27}, {0x10CD,0x10CD,1,0,0x2D2D},
+    {0x13A0,0x13EF,1,1,0xAB70}, {0x13F0,0x13F5,1,1,0x13F8}, {0x1B3B,0x1B3D,2,0,0x1B35}, {0x1B43,0x1B43,1,0,0x1B35},
+    {0x1C90,0x1CBA,1,1,0x10D0}, {0x1CBD,0x1CBF,1,1,0x10FD}, {0x1E00,0x1E01,1,0,0x61}, {0x1E02,0x1E07,1,0,0x62},
+    {0x1E08,0x1E09,1,0,0x63}, {0x1E0A,0x1E13,1,0,0x64}, {0x1E14,0x1E1D,1,0,0x65}, {0x1E1E,0x1E22,2,1,0x66},
+    {0x1E1F,0x1E23,2,1,0x66}, {0x1E24,0x1E2B,1,0,0x68}, {0x1E2C,0x1E2F,1,0,0x69}, {0x1E30,0x1E35,1,0,0x6B},
+    {0x1E36,0x1E3D,1,0,0x6C}, {0x1E3E,0x1E43,1,0,0x6D}, {0x1E44,0x1E4B,1,0,0x6E}, {0x1E4C,0x1E53,1,0,0x6F},
+    {0x1E54,0x1E57,1,0,0x70}, {0x1E58,0x1E5F,1,0,0x72}, {0x1E60,0x1E69,1,0,0x73}, {0x1E6A,0x1E71,1,0,0x74},
+    {0x1E72,0x1E7B,1,0,0x75}, {0x1E7C,0x1E7F,1,0,0x76}, {0x1E80,0x1E89,1,0,0x77}, {0x1E8A,0x1E8D,1,0,0x78},
+    {0x1E8E,0x1E8F,1,0,0x79}, {0x1E90,0x1E95,1,0,0x7A}, {0x1E96,0x1E96,1,0,0x68}, {0x1E97,0x1E97,1,0,0x74},
+    {0x1E98,0x1E99,1,2,0x77}, {0x1E9B,0x1E9B,1,0,0x17F}, {0x1E9E,0x1E9E,1,0,0xDF}, {0x1EA0,0x1EB7,1,0,0x61},
+    {0x1EB8,0x1EC7,1,0,0x65}, {0x1EC8,0x1ECB,1,0,0x69}, {0x1ECC,0x1EE3,1,0,0x6F}, {0x1EE4,0x1EF1,1,0,0x75},
+    {0x1EF2,0x1EF9,1,0,0x79}, {0x1EFA,0x1EFE,2,2,0x1EFB}, {0x1F00,0x1F0F,1,0,0x3B1}, {0x1F10,0x1F15,1,0,0x3B5},
+    {0x1F18,0x1F1D,1,0,0x3B5}, {0x1F20,0x1F2F,1,0,0x3B7}, {0x1F30,0x1F3F,1,0,0x3B9}, {0x1F40,0x1F45,1,0,0x3BF},
+    {0x1F48,0x1F4D,1,0,0x3BF}, {0x1F50,0x1F57,1,0,0x3C5}, {0x1F59,0x1F5F,2,0,0x3C5}, {0x1F60,0x1F6F,1,0,0x3C9},
+    {0x1F70,0x1F71,1,0,0x3B1}, {0x1F72,0x1F76,2,2,0x3B5}, {0x1F73,0x1F77,2,2,0x3B5}, {0x1F78,0x1F79,1,0,0x3BF},
+    {0x1F7A,0x1F7B,1,0,0x3C5}, {0x1F7C,0x1F7D,1,0,0x3C9}, {0x1F80,0x1F8F,1,0,0x3B1}, {0x1F90,0x1F9F,1,0,0x3B7},
+    {0x1FA0,0x1FAF,1,0,0x3C9}, {0x1FB0,0x1FBC,2,0,0x3B1}, {0x1FB1,0x1FB3,2,0,0x3B1}, {0x1FB7,0x1FBB,2,0,0x3B1},
+    {0x1FBE,0x1FBE,1,0,0x3B9}, {0x1FC1,0x1FC1,1,0,0xA8}, {0x1FC2,0x1FC4,1,0,0x3B7}, {0x1FC6,0x1FC7,1,0,0x3B7},
+    {0x1FC8,0x1FC9,1,0,0x3B5}, {0x1FCA,0x1FCC,1,0,0x3B7}, {0x1FCD,0x1FCF,1,0,0x1FBF}, {0x1FD0,0x1FD3,1,0,0x3B9},
+    {0x1FD6,0x1FDB,1,0,0x3B9}, {0x1FDD,0x1FDF,1,0,0x1FFE}, {0x1FE0,0x1FE3,1,0,0x3C5}, {0x1FE4,0x1FE5,1,0,0x3C1},
+    {0x1FE6,0x1FEB,1,0,0x3C5}, {0x1FEC,0x1FEC,1,0,0x3C1}, {0x1FED,0x1FEE,1,0,0xA8}, {0x1FEF,0x1FEF,1,0,0x60},
+    {0x1FF2,0x1FF4,1,0,0x3C9}, {0x1FF6,0x1FF7,1,0,0x3C9}, {0x1FF8,0x1FF9,1,0,0x3BF}, {0x1FFA,0x1FFC,1,0,0x3C9},
+    {0x1FFD,0x1FFD,1,0,0xB4}, {0x2000,0x2001,1,1,0x2002}, {0x2126,0x2126,1,0,0x3C9}, {0x212A,0x212A,1,0,0x6B},
+    {0x212B,0x212B,1,0,0x61}, {0x2132,0x2132,1,0,0x214E}, {0x2160,0x216F,1,1,0x2170}, {0x2183,0x2183,1,0,0x2184},
+    {0x219A,0x219B,1,2,0x2190}, {0x21AE,0x21AE,1,0,0x2194}, {0x21CD,0x21CF,2,2,0x21D0}, {0x21CE,0x21CE,1,0,0x21D4},
+    {0x2204,0x2204,1,0,0x2203}, {0x2209,0x2209,1,0,0x2208}, {0x220C,0x220C,1,0,0x220B}, {0x2224,0x2226,2,2,0x2223},
+    {0x2241,0x2241,1,0,0x223C}, {0x2244,0x2244,1,0,0x2243}, {0x2247,0x2247,1,0,0x2245}, {0x2249,0x2249,1,0,0x2248},
+    {0x2260,0x2260,1,0,0x3D}, {0x2262,0x2262,1,0,0x2261}, {0x226D,0x226D,1,0,0x224D}, {0x226E,0x226F,1,2,0x3C},
+    {0x2270,0x2271,1,1,0x2264}, {0x2274,0x2275,1,1,0x2272}, {0x2278,0x2279,1,1,0x2276}, {0x2280,0x2281,1,1,0x227A},
+    {0x2284,0x2285,1,1,0x2282}, {0x2288,0x2289,1,1,0x2286}, {0x22AC,0x22AC,1,0,0x22A2}, {0x22AD,0x22AE,1,1,0x22A8},
+    {0x22AF,0x22AF,1,0,0x22AB}, {0x22E0,0x22E1,1,1,0x227C}, {0x22E2,0x22E3,1,1,0x2291}, {0x22EA,0x22ED,1,1,0x22B2},
+    {0x2329,0x232A,1,1,0x3008}, {0x24B6,0x24CF,1,1,0x24D0}, {0x2ADC,0x2ADC,1,0,0x2ADD}, {0x2C00,0x2C2F,1,1,0x2C30},
+    {0x2C60,0x2C60,1,0,0x2C61}, {0x2C62,0x2C62,1,0,0x26B}, {0x2C63,0x2C63,1,0,0x1D7D}, {0x2C64,0x2C64,1,0,0x27D},
+    {0x2C67,0x2C6B,2,2,0x2C68}, {0x2C6D,0x2C6D,1,0,0x251}, {0x2C6E,0x2C6E,1,0,0x271}, {0x2C6F,0x2C70,1,2,0x250},
+    {0x2C72,0x2C72,1,0,0x2C73}, {0x2C75,0x2C75,1,0,0x2C76}, {0x2C7E,0x2C7F,1,1,0x23F}, {0x2C80,0x2CE2,2,2,0x2C81},
+    {0x2CEB,0x2CED,2,2,0x2CEC}, {0x2CF2,0x2CF2,1,0,0x2CF3}, {0x304C,0x3062,2,2,0x304B}, {0x3065,0x3069,2,2,0x3064},
+    {0x3070,0x3071,1,0,0x306F}, {0x3073,0x3074,1,0,0x3072}, {0x3076,0x3077,1,0,0x3075}, {0x3079,0x307A,1,0,0x3078},
+    {0x307C,0x307D,1,0,0x307B}, {0x3094,0x3094,1,0,0x3046}, {0x309E,0x309E,1,0,0x309D}, {0x30AC,0x30C2,2,2,0x30AB},
+    {0x30C5,0x30C9,2,2,0x30C4}, {0x30D0,0x30D1,1,0,0x30CF}, {0x30D3,0x30D4,1,0,0x30D2}, {0x30D6,0x30D7,1,0,0x30D5},
+    {0x30D9,0x30DA,1,0,0x30D8}, {0x30DC,0x30DD,1,0,0x30DB}, {0x30F4,0x30F4,1,0,0x30A6}, {0x30F7,0x30FA,1,1,0x30EF},
+    {0x30FE,0x30FE,1,0,0x30FD}, {0xA640,0xA66C,2,2,0xA641}, {0xA680,0xA69A,2,2,0xA681}, {0xA722,0xA72E,2,2,0xA723},
+    {0xA732,0xA76E,2,2,0xA733}, {0xA779,0xA77B,2,2,0xA77A}, {0xA77D,0xA77D,1,0,0x1D79}, {0xA77E,0xA786,2,2,0xA77F},
+    {0xA78B,0xA78B,1,0,0xA78C}, {0xA78D,0xA78D,1,0,0x265}, {0xA790,0xA792,2,2,0xA791}, {0xA796,0xA7A8,2,2,0xA797},
+    {0xA7AA,0xA7AA,1,0,0x266}, {0xA7AB,0xA7AB,1,0,0x25C}, {0xA7AC,0xA7AC,1,0,0x261}, {0xA7AD,0xA7AD,1,0,0x26C},
+    {0xA7AE,0xA7AE,1,0,0x26A}, {0xA7B0,0xA7B0,1,0,0x29E}, {0xA7B1,0xA7B1,1,0,0x287}, {0xA7B2,0xA7B2,1,0,0x29D},
+    {0xA7B3,0xA7B3,1,0,0xAB53}, {0xA7B4,0xA7C2,2,2,0xA7B5}, {0xA7C4,0xA7C4,1,0,0xA794}, {0xA7C5,0xA7C5,1,0,0x282},
+    {0xA7C6,0xA7C6,1,0,0x1D8E}, {0xA7C7,0xA7C9,2,2,0xA7C8}, {0xA7D0,0xA7D0,1,0,0xA7D1}, {0xA7D6,0xA7D8,2,2,0xA7D7},
+    {0xA7F5,0xA7F5,1,0,0xA7F6}, {0xFB1D,0xFB1D,1,0,0x5D9}, {0xFB1F,0xFB1F,1,0,0x5F2}, {0xFB2A,0xFB2D,1,0,0x5E9},
+    {0xFB2E,0xFB30,1,0,0x5D0}, {0xFB31,0xFB36,1,1,0x5D1}, {0xFB38,0xFB3C,1,1,0x5D8}, {0xFB3E,0xFB40,2,2,0x5DE},
+    {0xFB41,0xFB43,2,2,0x5E1}, {0xFB44,0xFB4A,2,2,0x5E4}, {0xFB47,0xFB49,2,2,0x5E7}, {0xFB4B,0xFB4B,1,0,0x5D5},
+    {0xFB4C,0xFB4C,1,0,0x5D1}, {0xFB4D,0xFB4D,1,0,0x5DB}, {0xFB4E,0xFB4E,1,0,0x5E4}, {0xFF21,0xFF3A,1,1,0xFF41},
+    {0x10400,0x10427,1,1,0x10428}, {0x104B0,0x104D3,1,1,0x104D8}, {0x10570,0x10594,2,2,0x10597},
+    {0x10571,0x10579,2,2,0x10598}, {0x1057D,0x10589,2,2,0x105A4}, {0x1058D,0x10591,2,2,0x105B4},
+    {0x10595,0x10595,1,0,0x105BC}, {0x10C80,0x10CB2,1,1,0x10CC0}, {0x1109A,0x1109C,2,2,0x11099},
+    {0x110AB,0x110AB,1,0,0x110A5}, {0x114BB,0x114BB,1,0,0x114B9}, {0x118A0,0x118BF,1,1,0x118C0},
+    {0x16E40,0x16E5F,1,1,0x16E60}, {0x1E900,0x1E921,1,1,0x1E922},
+};
+
+/* U+F900..U+FAFF: CJK compatibility ideographs (0: itself) */
+static const uint32_t tt__fold_cjk_f900[512] = {
+    0x8C48, 0x66F4, 0x8ECA, 0x8CC8, 0x6ED1, 0x4E32, 0x53E5, 0x9F9C, 0x9F9C, 0x5951, 0x91D1, 0x5587, 0x5948, 0x61F6,
+    0x7669, 0x7F85, 0x863F, 0x87BA, 0x88F8, 0x908F, 0x6A02, 0x6D1B, 0x70D9, 0x73DE, 0x843D, 0x916A, 0x99F1, 0x4E82,
+    0x5375, 0x6B04, 0x721B, 0x862D, 0x9E1E, 0x5D50, 0x6FEB, 0x85CD, 0x8964, 0x62C9, 0x81D8, 0x881F, 0x5ECA, 0x6717,
+    0x6D6A, 0x72FC, 0x90CE, 0x4F86, 0x51B7, 0x52DE, 0x64C4, 0x6AD3, 0x7210, 0x76E7, 0x8001, 0x8606, 0x865C, 0x8DEF,
+    0x9732, 0x9B6F, 0x9DFA, 0x788C, 0x797F, 0x7DA0, 0x83C9, 0x9304, 0x9E7F, 0x8AD6, 0x58DF, 0x5F04, 0x7C60, 0x807E,
+    0x7262, 0x78CA, 0x8CC2, 0x96F7, 0x58D8, 0x5C62, 0x6A13, 0x6DDA, 0x6F0F, 0x7D2F, 0x7E37, 0x964B, 0x52D2, 0x808B,
+    0x51DC, 0x51CC, 0x7A1C, 0x7DBE, 0x83F1, 0x9675, 0x8B80, 0x62CF, 0x6A02, 0x8AFE, 0x4E39, 0x5BE7, 0x6012, 0x7387,
+    0x7570, 0x5317, 0x78FB, 0x4FBF, 0x5FA9, 0x4E0D, 0x6CCC, 0x6578, 0x7D22, 0x53C3, 0x585E, 0x7701, 0x8449, 0x8AAA,
+    0x6BBA, 0x8FB0, 0x6C88, 0x62FE, 0x82E5, 0x63A0, 0x7565, 0x4EAE, 0x5169, 0x51C9, 0x6881, 0x7CE7, 0x826F, 0x8AD2,
+    0x91CF, 0x52F5, 0x5442, 0x5973, 0x5EEC, 0x65C5, 0x6FFE, 0x792A, 0x95AD, 0x9A6A, 0x9E97, 0x9ECE, 0x529B, 0x66C6,
+    0x6B77, 0x8F62, 0x5E74, 0x6190, 0x6200, 0x649A, 0x6F23, 0x7149, 0x7489, 0x79CA, 0x7DF4, 0x806F, 0x8F26, 0x84EE,
+    0x9023, 0x934A, 0x5217, 0x52A3, 0x54BD, 0x70C8, 0x88C2, 0x8AAA, 0x5EC9, 0x5FF5, 0x637B, 0x6BAE, 0x7C3E, 0x7375,
+    0x4EE4, 0x56F9, 0x5BE7, 0x5DBA, 0x601C, 0x73B2, 0x7469, 0x7F9A, 0x8046, 0x9234, 0x96F6, 0x9748, 0x9818, 0x4F8B,
+    0x79AE, 0x91B4, 0x96B8, 0x60E1, 0x4E86, 0x50DA, 0x5BEE, 0x5C3F, 0x6599, 0x6A02, 0x71CE, 0x7642, 0x84FC, 0x907C,
+    0x9F8D, 0x6688, 0x962E, 0x5289, 0x677B, 0x67F3, 0x6D41, 0x6E9C, 0x7409, 0x7559, 0x786B, 0x7D10, 0x985E, 0x516D,
+    0x622E, 0x9678, 0x502B, 0x5D19, 0x6DEA, 0x8F2A, 0x5F8B, 0x6144, 0x6817, 0x7387, 0x9686, 0x5229, 0x540F, 0x5C65,
+    0x6613, 0x674E, 0x68A8, 0x6CE5, 0x7406, 0x75E2, 0x7F79, 0x88CF, 0x88E1, 0x91CC, 0x96E2, 0x533F, 0x6EBA, 0x541D,
+    0x71D0, 0x7498, 0x85FA, 0x96A3, 0x9C57, 0x9E9F, 0x6797, 0x6DCB, 0x81E8, 0x7ACB, 0x7B20, 0x7C92, 0x72C0, 0x7099,
+    0x8B58, 0x4EC0, 0x8336, 0x523A, 0x5207, 0x5EA6, 0x62D3, 0x7CD6, 0x5B85, 0x6D1E, 0x66B4, 0x8F3B, 0x884C, 0x964D,
+    0x898B, 0x5ED3, 0x5140, 0x55C0, 0, 0, 0x585A, 0, 0x6674, 0, 0, 0x51DE, 0x732A, 0x76CA, 0x793C, 0x795E, 0x7965,
+    0x798F, 0x9756, 0x7CBE, 0x7FBD, 0, 0x8612, 0, 0x8AF8, 0, 0, 0x9038, 0x90FD, 0, 0, 0, 0x98EF, 0x98FC, 0x9928,
+    0x9DB4, 0x90DE, 0x96B7, 0x4FAE, 0x50E7, 0x514D, 0x52C9, 0x52E4, 0x5351, 0x559D, 0x5606, 0x5668, 0x5840, 0x58A8,
+    0x5C64, 0x5C6E, 0x6094, 0x6168, 0x618E, 0x61F2, 0x654F, 0x65E2, 0x6691, 0x6885, 0x6D77, 0x6E1A, 0x6F22, 0x716E,
+    0x722B, 0x7422, 0x7891, 0x793E, 0x7949, 0x7948, 0x7950, 0x7956, 0x795D, 0x798D, 0x798E, 0x7A40, 0x7A81, 0x7BC0,
+    0x7DF4, 0x7E09, 0x7E41, 0x7F72, 0x8005, 0x81ED, 0x8279, 0x8279, 0x8457, 0x8910, 0x8996, 0x8B01, 0x8B39, 0x8CD3,
+    0x8D08, 0x8FB6, 0x9038, 0x96E3, 0x97FF, 0x983B, 0x6075, 0x242EE, 0x8218, 0, 0, 0x4E26, 0x51B5, 0x5168, 0x4F80,
+    0x5145, 0x5180, 0x52C7, 0x52FA, 0x559D, 0x5555, 0x5599, 0x55E2, 0x585A, 0x58B3, 0x5944, 0x5954, 0x5A62, 0x5B28,
+    0x5ED2, 0x5ED9, 0x5F69, 0x5FAD, 0x60D8, 0x614E, 0x6108, 0x618E, 0x6160, 0x61F2, 0x6234, 0x63C4, 0x641C, 0x6452,
+    0x6556, 0x6674, 0x6717, 0x671B, 0x6756, 0x6B79, 0x6BBA, 0x6D41, 0x6EDB, 0x6ECB, 0x6F22, 0x701E, 0x716E, 0x77A7,
+    0x7235, 0x72AF, 0x732A, 0x7471, 0x7506, 0x753B, 0x761D, 0x761F, 0x76CA, 0x76DB, 0x76F4, 0x774A, 0x7740, 0x78CC,
+    0x7AB1, 0x7BC0, 0x7C7B, 0x7D5B, 0x7DF4, 0x7F3E, 0x8005, 0x8352, 0x83EF, 0x8779, 0x8941, 0x8986, 0x8996, 0x8ABF,
+    0x8AF8, 0x8ACB, 0x8B01, 0x8AFE, 0x8AED, 0x8B39, 0x8B8A, 0x8D08, 0x8F38, 0x9072, 0x9199, 0x9276, 0x967C, 0x96E3,
+    0x9756, 0x97DB, 0x97FF, 0x980B, 0x983B, 0x9B12, 0x9F9C, 0x2284A, 0x22844, 0x233D5, 0x3B9D, 0x4018, 0x4039,
+    0x25249, 0x25CD0, 0x27ED3, 0x9F43, 0x9F8E, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+};
+
+/* U+2F800..U+2FA1F: CJK compatibility ideographs (0: itself) */
+static const uint32_t tt__fold_cjk_2f800[544] = {
+    0x4E3D, 0x4E38, 0x4E41, 0x20122, 0x4F60, 0x4FAE, 0x4FBB, 0x5002, 0x507A, 0x5099, 0x50E7, 0x50CF, 0x349E, 0x2063A,
+    0x514D, 0x5154, 0x5164, 0x5177, 0x2051C, 0x34B9, 0x5167, 0x518D, 0x2054B, 0x5197, 0x51A4, 0x4ECC, 0x51AC, 0x51B5,
+    0x291DF, 0x51F5, 0x5203, 0x34DF, 0x523B, 0x5246, 0x5272, 0x5277, 0x3515, 0x52C7, 0x52C9, 0x52E4, 0x52FA, 0x5305,
+    0x5306, 0x5317, 0x5349, 0x5351, 0x535A, 0x5373, 0x537D, 0x537F, 0x537F, 0x537F, 0x20A2C, 0x7070, 0x53CA, 0x53DF,
+    0x20B63, 0x53EB, 0x53F1, 0x5406, 0x549E, 0x5438, 0x5448, 0x5468, 0x54A2, 0x54F6, 0x5510, 0x5553, 0x5563, 0x5584,
+    0x5584, 0x5599, 0x55AB, 0x55B3, 0x55C2, 0x5716, 0x5606, 0x5717, 0x5651, 0x5674, 0x5207, 0x58EE, 0x57CE, 0x57F4,
+    0x580D, 0x578B, 0x5832, 0x5831, 0x58AC, 0x214E4, 0x58F2, 0x58F7, 0x5906, 0x591A, 0x5922, 0x5962, 0x216A8, 0x216EA,
+    0x59EC, 0x5A1B, 0x5A27, 0x59D8, 0x5A66, 0x36EE, 0x36FC, 0x5B08, 0x5B3E, 0x5B3E, 0x219C8, 0x5BC3, 0x5BD8, 0x5BE7,
+    0x5BF3, 0x21B18, 0x5BFF, 0x5C06, 0x5F53, 0x5C22, 0x3781, 0x5C60, 0x5C6E, 0x5CC0, 0x5C8D, 0x21DE4, 0x5D43, 0x21DE6,
+    0x5D6E, 0x5D6B, 0x5D7C, 0x5DE1, 0x5DE2, 0x382F, 0x5DFD, 0x5E28, 0x5E3D, 0x5E69, 0x3862, 0x22183, 0x387C, 0x5EB0,
+    0x5EB3, 0x5EB6, 0x5ECA, 0x2A392, 0x5EFE, 0x22331, 0x22331, 0x8201, 0x5F22, 0x5F22, 0x38C7, 0x232B8, 0x261DA,
+    0x5F62, 0x5F6B, 0x38E3, 0x5F9A, 0x5FCD, 0x5FD7, 0x5FF9, 0x6081, 0x393A, 0x391C, 0x6094, 0x226D4, 0x60C7, 0x6148,
+    0x614C, 0x614E, 0x614C, 0x617A, 0x618E, 0x61B2, 0x61A4, 0x61AF, 0x61DE, 0x61F2, 0x61F6, 0x6210, 0x621B, 0x625D,
+    0x62B1, 0x62D4, 0x6350, 0x22B0C, 0x633D, 0x62FC, 0x6368, 0x6383, 0x63E4, 0x22BF1, 0x6422, 0x63C5, 0x63A9, 0x3A2E,
+    0x6469, 0x647E, 0x649D, 0x6477, 0x3A6C, 0x654F, 0x656C, 0x2300A, 0x65E3, 0x66F8, 0x6649, 0x3B19, 0x6691, 0x3B08,
+    0x3AE4, 0x5192, 0x5195, 0x6700, 0x669C, 0x80AD, 0x43D9, 0x6717, 0x671B, 0x6721, 0x675E, 0x6753, 0x233C3, 0x3B49,
+    0x67FA, 0x6785, 0x6852, 0x6885, 0x2346D, 0x688E, 0x681F, 0x6914, 0x3B9D, 0x6942, 0x69A3, 0x69EA, 0x6AA8, 0x236A3,
+    0x6ADB, 0x3C18, 0x6B21, 0x238A7, 0x6B54, 0x3C4E, 0x6B72, 0x6B9F, 0x6BBA, 0x6BBB, 0x23A8D, 0x21D0B, 0x23AFA,
+    0x6C4E, 0x23CBC, 0x6CBF, 0x6CCD, 0x6C67, 0x6D16, 0x6D3E, 0x6D77, 0x6D41, 0x6D69, 0x6D78, 0x6D85, 0x23D1E, 0x6D34,
+    0x6E2F, 0x6E6E, 0x3D33, 0x6ECB, 0x6EC7, 0x23ED1, 0x6DF9, 0x6F6E, 0x23F5E, 0x23F8E, 0x6FC6, 0x7039, 0x701E, 0x701B,
+    0x3D96, 0x704A, 0x707D, 0x7077, 0x70AD, 0x20525, 0x7145, 0x24263, 0x719C, 0x243AB, 0x7228, 0x7235, 0x7250,
+    0x24608, 0x7280, 0x7295, 0x24735, 0x24814, 0x737A, 0x738B, 0x3EAC, 0x73A5, 0x3EB8, 0x3EB8, 0x7447, 0x745C, 0x7471,
+    0x7485, 0x74CA, 0x3F1B, 0x7524, 0x24C36, 0x753E, 0x24C92, 0x7570, 0x2219F, 0x7610, 0x24FA1, 0x24FB8, 0x25044,
+    0x3FFC, 0x4008, 0x76F4, 0x250F3, 0x250F2, 0x25119, 0x25133, 0x771E, 0x771F, 0x771F, 0x774A, 0x4039, 0x778B,
+    0x4046, 0x4096, 0x2541D, 0x784E, 0x788C, 0x78CC, 0x40E3, 0x25626, 0x7956, 0x2569A, 0x256C5, 0x798F, 0x79EB,
+    0x412F, 0x7A40, 0x7A4A, 0x7A4F, 0x2597C, 0x25AA7, 0x25AA7, 0x7AEE, 0x4202, 0x25BAB, 0x7BC6, 0x7BC9, 0x4227,
+    0x25C80, 0x7CD2, 0x42A0, 0x7CE8, 0x7CE3, 0x7D00, 0x25F86, 0x7D63, 0x4301, 0x7DC7, 0x7E02, 0x7E45, 0x4334, 0x26228,
+    0x26247, 0x4359, 0x262D9, 0x7F7A, 0x2633E, 0x7F95, 0x7FFA, 0x8005, 0x264DA, 0x26523, 0x8060, 0x265A8, 0x8070,
+    0x2335F, 0x43D5, 0x80B2, 0x8103, 0x440B, 0x813E, 0x5AB5, 0x267A7, 0x267B5, 0x23393, 0x2339C, 0x8201, 0x8204,
+    0x8F9E, 0x446B, 0x8291, 0x828B, 0x829D, 0x52B3, 0x82B1, 0x82B3, 0x82BD, 0x82E6, 0x26B3C, 0x82E5, 0x831D, 0x8363,
+    0x83AD, 0x8323, 0x83BD, 0x83E7, 0x8457, 0x8353, 0x83CA, 0x83CC, 0x83DC, 0x26C36, 0x26D6B, 0x26CD5, 0x452B, 0x84F1,
+    0x84F3, 0x8516, 0x273CA, 0x8564, 0x26F2C, 0x455D, 0x4561, 0x26FB1, 0x270D2, 0x456B, 0x8650, 0x865C, 0x8667,
+    0x8669, 0x86A9, 0x8688, 0x870E, 0x86E2, 0x8779, 0x8728, 0x876B, 0x8786, 0x45D7, 0x87E1, 0x8801, 0x45F9, 0x8860,
+    0x8863, 0x27667, 0x88D7, 0x88DE, 0x4635, 0x88FA, 0x34BB, 0x278AE, 0x27966, 0x46BE, 0x46C7, 0x8AA0, 0x8AED, 0x8B8A,
+    0x8C55, 0x27CA8, 0x8CAB, 0x8CC1, 0x8D1B, 0x8D77, 0x27F2F, 0x20804, 0x8DCB, 0x8DBC, 0x8DF0, 0x208DE, 0x8ED4,
+    0x8F38, 0x285D2, 0x285ED, 0x9094, 0x90F1, 0x9111, 0x2872E, 0x911B, 0x9238, 0x92D7, 0x92D8, 0x927C, 0x93F9, 0x9415,
+    0x28BFA, 0x958B, 0x4995, 0x95B7, 0x28D77, 0x49E6, 0x96C3, 0x5DB2, 0x9723, 0x29145, 0x2921A, 0x4A6E, 0x4A76,
+    0x97E0, 0x2940A, 0x4AB2, 0x29496, 0x980B, 0x980B, 0x9829, 0x295B6, 0x98E2, 0x4B33, 0x9929, 0x99A7, 0x99C2, 0x99FE,
+    0x4BCE, 0x29B30, 0x9B12, 0x9C40, 0x9CFD, 0x4CCE, 0x4CED, 0x9D67, 0x2A0CE, 0x4CF8, 0x2A105, 0x2A20E, 0x2A291,
+    0x9EBB, 0x4D56, 0x9EF9, 0x9EFE, 0x9F05, 0x9F0F, 0x9F16, 0x9F3B, 0x2A600, 0, 0,
+};
+
+/* c, then the two or three code points that it becomes */
+static const uint32_t tt__fold_many[][4] = {
+    {0x9CB,0x9C7,0x9BE,0}, {0x9CC,0x9C7,0x9D7,0}, {0xB4B,0xB47,0xB3E,0}, {0xB4C,0xB47,0xB57,0}, {0xB94,0xB92,0xBD7,0},
+    {0xBCA,0xBC6,0xBBE,0}, {0xBCB,0xBC7,0xBBE,0}, {0xBCC,0xBC6,0xBD7,0}, {0xCCB,0xCC2,0xCD5,0}, {0xD4A,0xD46,0xD3E,0},
+    {0xD4B,0xD47,0xD3E,0}, {0xD4C,0xD46,0xD57,0}, {0xDDC,0xDD9,0xDCF,0}, {0xDDD,0xDD9,0xDCF,0}, {0xDDE,0xDD9,0xDDF,0},
+    {0x1B06,0x1B05,0x1B35,0}, {0x1B08,0x1B07,0x1B35,0}, {0x1B0A,0x1B09,0x1B35,0}, {0x1B0C,0x1B0B,0x1B35,0},
+    {0x1B0E,0x1B0D,0x1B35,0}, {0x1B12,0x1B11,0x1B35,0}, {0x1B40,0x1B3E,0x1B35,0}, {0x1B41,0x1B3F,0x1B35,0},
+    {0x1134B,0x11347,0x1133E,0}, {0x1134C,0x11347,0x11357,0}, {0x114BC,0x114B9,0x114B0,0},
+    {0x114BE,0x114B9,0x114BD,0}, {0x115BA,0x115B8,0x115AF,0}, {0x115BB,0x115B9,0x115AF,0},
+    {0x11938,0x11935,0x11930,0}, {0x1D15E,0x1D157,0x1D165,0}, {0x1D15F,0x1D158,0x1D165,0},
+    {0x1D160,0x1D158,0x1D165,0x1D16E}, {0x1D161,0x1D158,0x1D165,0x1D16F}, {0x1D162,0x1D158,0x1D165,0x1D170},
+    {0x1D163,0x1D158,0x1D165,0x1D171}, {0x1D164,0x1D158,0x1D165,0x1D172}, {0x1D1BB,0x1D1B9,0x1D165,0},
+    {0x1D1BC,0x1D1BA,0x1D165,0}, {0x1D1BD,0x1D1B9,0x1D165,0x1D16E}, {0x1D1BE,0x1D1BA,0x1D165,0x1D16E},
+    {0x1D1BF,0x1D1B9,0x1D165,0x1D16F}, {0x1D1C0,0x1D1BA,0x1D165,0x1D16F},
+};
+
+/* Is c in one of n sorted ranges? */
+static bool tt__in_ranges(const uint32_t (*ranges)[2], int n, uint32_t c)
+{
+    int low = 0, high = n; /* the first range that ends at or behind c */
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (ranges[middle][1] < c) low = middle + 1;
+        else high = middle;
+    }
+    return low < n && ranges[low][0] <= c;
+}
+
+static bool tt__is_control(uint32_t c) { return tt__in_ranges(tt__control_ranges, TT__COUNT(tt__control_ranges), c); }
+static bool tt__is_accent(uint32_t c) { return tt__in_ranges(tt__mn_ranges, TT__COUNT(tt__mn_ranges), c); }
+static bool tt__is_punctuation(uint32_t c) { return tt__in_ranges(tt__punct_ranges, TT__COUNT(tt__punct_ranges), c); }
+
+/* Property White_Space, of what cleaning leaves. */
+static bool tt__is_space(uint32_t c)
+{
+    return c == ' ' || (c >= 9 && c <= 13) || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
+           c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+/* The blocks that BERT's tokenizer splits into single characters. 2B820..2B91F is missing in the Rust package `tokenizers`,
+   which is the reference, by a typing error; so it is here. */
+static bool tt__is_cjk(uint32_t c)
+{
+    return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) || (c >= 0x20000 && c <= 0x2A6DF) ||
+           (c >= 0x2A700 && c <= 0x2B81F) || (c >= 0x2B920 && c <= 0x2CEAF) || (c >= 0x2F800 && c <= 0x2FA1F);
+}
+
+/* Decomposes c (NFD), drops accents (category Mn) and lower-cases; c itself is no accent. Returns how many code points, 1 to 3.
+   Hangul by arithmetic: the Unicode Standard, section 3.12. */
+static int tt__fold(uint32_t c, uint32_t out[3])
+{
+    out[0] = c;
+    if (c >= 0xAC00 && c <= 0xD7A3) {
+        uint32_t s = c - 0xAC00;
+        out[0] = 0x1100 + s / 588;
+        out[1] = 0x1161 + s % 588 / 28;
+        out[2] = 0x11A7 + s % 28;
+        return s % 28 ? 3 : 2;
+    }
+    if (c >= 0xF900 && c <= 0xFAFF) {
+        if (tt__fold_cjk_f900[c - 0xF900]) out[0] = tt__fold_cjk_f900[c - 0xF900];
+        return 1;
+    }
+    if (c >= 0x2F800 && c <= 0x2FA1F) {
+        if (tt__fold_cjk_2f800[c - 0x2F800]) out[0] = tt__fold_cjk_2f800[c - 0x2F800];
+        return 1;
+    }
+    int low = 0, high = TT__COUNT(tt__fold_many);
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (tt__fold_many[middle][0] < c) low = middle + 1;
+        else high = middle;
+    }
+    if (low < TT__COUNT(tt__fold_many) && tt__fold_many[low][0] == c) {
+        int n = 0;
+        for (; n < 3 && tt__fold_many[low][n + 1]; n++) out[n] = tt__fold_many[low][n + 1];
+        return n;
+    }
+    low = 0; high = TT__COUNT(tt__fold_runs); /* one behind the last run with first <= c */
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (tt__fold_runs[middle].first <= c) low = middle + 1;
+        else high = middle;
+    }
+    for (int k = low - 1; k >= 0 && k >= low - 1 - TT__FOLD_LOOK_BACK; k--) {
+        uint32_t from = tt__fold_runs[k].first, stride = tt__fold_runs[k].stride;
+        if (c <= tt__fold_runs[k].last && (c - from) % stride == 0) {
+            out[0] = tt__fold_runs[k].to + (c - from) / stride * tt__fold_runs[k].step;
+            break;
+        }
+    }
+    return 1;
+}
+
+/* -------------------------------------------------------------------------------------------------- tokenizer */
+
+/* As the Rust package `tokenizers` does it, except that a special token spelled out in a text ("[SEP]") is only text. A word is
+   looked up whole, then by ever shorter starts; the hashes of all starts come from one pass over its bytes (FNV-1a). Pieces
+   that continue a word ("##ing") have the same table and another seed. */
+#define TT__WORD_CHARS 100 /* a longer word is [UNK] */
+#define TT__WORD_BYTES (TT__WORD_CHARS * 4)
+#define TT__WORD_SEED 2166136261u
+#define TT__PIECE_SEED 3735928559u
+#define TT__VOCAB_BYTES ((size_t)1 << 28) /* a larger vocab.txt is refused; offsets into it are 32 bits wide */
+
+static uint32_t tt__hash_byte(uint32_t hash, unsigned char byte) { return (hash ^ byte) * 16777619u; }
+
+enum { TT__CLASS_OTHER = 0, TT__CLASS_SPACE, TT__CLASS_DROP, TT__CLASS_PUNCTUATION }; /* of a byte; more: a letter or digit, folded */
+
+typedef struct tt__piece { uint32_t start, bytes; bool continues; } tt__piece; /* in the file, without ## */
+typedef struct tt__slot { uint32_t hash; int32_t id; } tt__slot;              /* id -1: free */
+
+struct tt_tokenizer {
+    tt_context *ctx;
+    tt__file_bytes file;    /* vocab.txt with a NUL behind each token */
+    tt__piece *pieces;      /* by id */
+    tt__slot *slots;        /* open addressing, at most half full */
+    uint32_t mask;
+    int size, capacity, longest, unk, cls, sep;
+    bool lowercase;
+    uint8_t classes[256];
+    int32_t punctuation[128]; /* id of the words that are one ASCII punctuation character */
+};
+
+void tt_tokenizer_free(tt_tokenizer *k)
+{
+    if (!k) return;
+    tt_context *ctx = k->ctx;
+    if (k->file.bytes) tt__file_close(ctx, &k->file);
+    tt__free(ctx, k->pieces);
+    tt__free(ctx, k->slots);
+    tt__free(ctx, k);
+}
+
+/* The slot that holds the piece, or the free one where it belongs. */
+static uint32_t tt__vocab_slot(const tt_tokenizer *k, const char *text, uint32_t bytes, bool continues, uint32_t hash)
+{
+    uint32_t at = (hash ^ hash >> 15) & k->mask;
+    for (; k->slots[at].id >= 0; at = (at + 1) & k->mask) {
+        if (k->slots[at].hash != hash) continue;
+        const tt__piece *piece = &k->pieces[k->slots[at].id];
+        if (piece->bytes == bytes && piece->continues == continues && memcmp(k->file.bytes + piece->start, text, bytes) == 0) break;
+    }
+    return at;
+}
+
+static uint32_t tt__vocab_hash(const char *text, size_t bytes, bool continues)
+{
+    uint32_t hash = continues ? TT__PIECE_SEED : TT__WORD_SEED;
+    for (size_t i = 0; i < bytes; i++) hash = tt__hash_byte(hash, (unsigned char)text[i]);
+    return hash;
+}
+
+int tt_tokenizer_size(const tt_tokenizer *k) { return k->size; }
+
+const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
+{
+    if (id < 0 || id >= k->size) return NULL;
+    return k->file.bytes + k->pieces[id].start - (k->pieces[id].continues ? 2 : 0);
+}
+
+int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
+{
+    size_t bytes = strlen(token);
+    bool continues = bytes > 2 && token[0] == '#' && token[1] == '#';
+    if (continues) { token += 2; bytes -= 2; }
+    if (bytes > TT__VOCAB_BYTES) return -1;
+    return k->slots[tt__vocab_slot(k, token, (uint32_t)bytes, continues, tt__vocab_hash(token, bytes, continues))].id;
+}
+
+static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
+{
+    tt_context *ctx = k->ctx;
+    tt_status status = tt__file_open(ctx, path, false, &k->file);
+    if (status != TT_OK) return status;
+    char *text = (char *)(uintptr_t)k->file.bytes; /* ours: read, not mapped */
+    if (k->file.size > TT__VOCAB_BYTES) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a vocabulary of at most %zu is read", path, k->file.size, TT__VOCAB_BYTES);
+    for (size_t at = 0; at < k->file.size;) {
+        const char *newline = (const char *)memchr(text + at, '\n', k->file.size - at);
+        size_t start = at, end = newline ? (size_t)(newline - text) : k->file.size;
+        at = end + 1;
+        if (end > start && text[end - 1] == '\r') end--;
+        text[end] = 0;
+        size_t invalid = tt__utf8_invalid(text + start, end - start);
+        if (invalid < end - start || memchr(text + start, 0, end - start))
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has one token a line", path, k->size + 1);
+        if (!TT__GROW(ctx, k->pieces, k->size, k->capacity)) return tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %d tokens of '%s'", k->size + 1, path);
+        tt__piece *piece = &k->pieces[k->size++];
+        piece->continues = end - start > 2 && text[start] == '#' && text[start + 1] == '#';
+        piece->start = (uint32_t)(start + (piece->continues ? 2 : 0));
+        piece->bytes = (uint32_t)(end - piece->start);
+    }
+    size_t slots = 64;
+    while (slots < (size_t)k->size * 2) slots *= 2;
+    k->mask = (uint32_t)(slots - 1);
+    k->slots = (tt__slot *)tt__alloc(ctx, slots * sizeof *k->slots);
+    if (!k->slots) return TT_ERR_MEMORY;
+    memset(k->slots, 0xFF, slots * sizeof *k->slots);
+    for (int id = 0; id < k->size; id++) { /* a token that is there twice has the id of the last, as in transformers */
+        const tt__piece *piece = &k->pieces[id];
+        const char *token = text + piece->start;
+        uint32_t hash = tt__vocab_hash(token, piece->bytes, piece->continues);
+        tt__slot *slot = &k->slots[tt__vocab_slot(k, token, piece->bytes, piece->continues, hash)];
+        slot->hash = hash;
+        slot->id = id;
+        if (piece->bytes <= TT__WORD_BYTES) k->longest = (int)tt__max(k->longest, (int64_t)piece->bytes);
+    }
+    static const char *const needed[] = {"[UNK]", "[CLS]", "[SEP]"};
+    for (int i = 0; i < TT__COUNT(needed); i++)
+        if (tt_tokenizer_find(k, needed[i]) < 0)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no %s among its %d tokens: is it the vocab.txt of a BERT, one token a line?", path, needed[i], k->size);
+    k->unk = tt_tokenizer_find(k, "[UNK]");
+    k->cls = tt_tokenizer_find(k, "[CLS]");
+    k->sep = tt_tokenizer_find(k, "[SEP]");
+    return TT_OK;
+}
+
+tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase)
+{
+    tt_tokenizer *k = (tt_tokenizer *)tt__calloc(ctx, sizeof *k);
+    if (!k) return NULL;
+    k->ctx = ctx;
+    k->lowercase = lowercase;
+    if (tt__vocab_read(k, vocab_path) != TT_OK) {
+        tt_tokenizer_free(k);
+        return NULL;
+    }
+    for (uint32_t c = 0; c < 128; c++) {
+        char one[2] = {(char)c, 0};
+        bool upper = c >= 'A' && c <= 'Z';
+        if (c == ' ' || c == '\t' || c == '\n' || c == '\r') k->classes[c] = TT__CLASS_SPACE;
+        else if (tt__is_control(c)) k->classes[c] = TT__CLASS_DROP;
+        else if (tt__is_punctuation(c)) k->classes[c] = TT__CLASS_PUNCTUATION;
+        else k->classes[c] = (uint8_t)(upper && lowercase ? c + 32 : c);
+        int id = c ? tt_tokenizer_find(k, one) : -1;
+        k->punctuation[c] = id < 0 ? k->unk : id;
+    }
+    return k;
+}
+
+typedef struct tt__name_search { const char *name; bool found; } tt__name_search;
+
+static bool tt__name_is(void *arg, const char *name)
+{
+    tt__name_search *search = (tt__name_search *)arg;
+    search->found = strcmp(name, search->name) == 0;
+    return !search->found;
+}
+
+/* What of tokenizer_config.json changes ids. */
+static tt_status tt__tokenizer_config(tt_context *ctx, const char *path, bool *lowercase)
+{
+    tt__json j;
+    tt_status status = tt__json_open(&j, ctx, path);
+    bool accents = true, cjk = true, basic = true;
+    if (status == TT_OK && j.nodes[0].kind != TT__JSON_OBJECT) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", path, tt__json_kind_name(&j, 0));
+    if (status == TT_OK) status = tt__json_read_bool(&j, 0, "do_lower_case", false, lowercase);
+    accents = *lowercase; /* strip_accents follows do_lower_case when it is null */
+    if (status == TT_OK) status = tt__json_read_bool(&j, 0, "strip_accents", false, &accents);
+    if (status == TT_OK) status = tt__json_read_bool(&j, 0, "tokenize_chinese_chars", false, &cjk);
+    if (status == TT_OK) status = tt__json_read_bool(&j, 0, "do_basic_tokenize", false, &basic);
+    if (status == TT_OK && (accents != *lowercase || !cjk || !basic))
+        status = tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s': \"%s\" is %s, which this tokenizer does not do", path,
+                          accents != *lowercase ? "strip_accents" : !cjk ? "tokenize_chinese_chars" : "do_basic_tokenize",
+                          accents != *lowercase ? "not as do_lower_case" : "false");
+    tt__json_free(&j);
+    return status;
+}
+
+tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
+{
+    const tt_files *files = &ctx->options.files;
+    char vocab[TT__PATH], config[TT__PATH];
+    bool lowercase = true;
+    tt__name_search search = {"tokenizer_config.json", false}; /* looked for by name: one that cannot be read is an error */
+    if (tt__path_join(ctx, vocab, folder, "vocab.txt") != TT_OK || tt__path_join(ctx, config, folder, search.name) != TT_OK) return NULL;
+    if (!files->list(files->user, folder, tt__name_is, &search)) {
+        tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s; expected a Hugging Face model with a vocab.txt", folder, files->reason(files->user));
+        return NULL;
+    }
+    if (search.found && tt__tokenizer_config(ctx, config, &lowercase) != TT_OK) return NULL;
+    return tt_tokenizer_open(ctx, vocab, lowercase);
+}
+
+typedef struct tt__word {     /* the word that is being read, and the ids so far */
+    const tt_tokenizer *k;
+    int32_t *ids;
+    int count, limit;
+    int chars, bytes;         /* chars TT__WORD_CHARS + 1: too long, the rest is not kept */
+    uint32_t hash[TT__WORD_BYTES]; /* of the first i + 1 bytes */
+    char text[TT__WORD_BYTES];
+} tt__word;
+
+static void tt__word_id(tt__word *w, int id)
+{
+    if (w->count < w->limit) w->ids[w->count++] = id;
+}
+
+static void tt__word_end(tt__word *w)
+{
+    const tt_tokenizer *k = w->k;
+    int n = w->bytes, at = 0, first = w->count;
+    if (!w->chars) return;
+    if (w->chars > TT__WORD_CHARS) at = -1;
+    while (at >= 0 && at < n) { /* to the end even when there is room for no more ids: a word without a match is one [UNK] */
+        int end = (int)tt__min(n, at + (int64_t)k->longest), id = -1;
+        if (at > 0) {
+            uint32_t hash = TT__PIECE_SEED;
+            for (int i = at; i < end; i++) w->hash[i] = hash = tt__hash_byte(hash, (unsigned char)w->text[i]);
+        }
+        for (; end > at; end--) {
+            if (end < n && ((unsigned char)w->text[end] & 0xC0) == 0x80) continue; /* within a character */
+            id = k->slots[tt__vocab_slot(k, w->text + at, (uint32_t)(end - at), at > 0, w->hash[end - 1])].id;
+            if (id >= 0) break;
+        }
+        if (id >= 0) tt__word_id(w, id);
+        at = id >= 0 ? end : -1;
+    }
+    if (at < 0) {
+        w->count = first;
+        tt__word_id(w, k->unk);
+    }
+    w->chars = w->bytes = 0;
+}
+
+static void tt__word_add(tt__word *w, uint32_t c)
+{
+    if (w->chars >= TT__WORD_CHARS) { w->chars = TT__WORD_CHARS + 1; return; }
+    uint32_t hash = w->bytes ? w->hash[w->bytes - 1] : TT__WORD_SEED;
+    int end = w->bytes + tt__utf8_put(c, w->text + w->bytes);
+    for (int i = w->bytes; i < end; i++) w->hash[i] = hash = tt__hash_byte(hash, (unsigned char)w->text[i]);
+    w->bytes = end;
+    w->chars++;
+}
+
+/* A character beyond ASCII, in the reference's order: clean, split CJK, strip accents and lower-case, split punctuation. */
+static void tt__word_other(tt__word *w, uint32_t c)
+{
+    uint32_t folded[3] = {c, 0, 0};
+    int n = 1;
+    if (c == TT__INVALID || c == 0xFFFD || tt__is_control(c)) return;
+    if (tt__is_space(c)) { tt__word_end(w); return; }
+    bool cjk = tt__is_cjk(c);
+    if (cjk) tt__word_end(w);
+    if (w->k->lowercase) n = tt__is_accent(c) ? 0 : tt__fold(c, folded);
+    for (int i = 0; i < n; i++) {
+        bool alone = tt__is_punctuation(folded[i]);
+        if (alone) tt__word_end(w);
+        tt__word_add(w, folded[i]);
+        if (alone) tt__word_end(w);
+    }
+    if (cjk) tt__word_end(w);
+}
+
+int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
+{
+    tt__word w;
+    if (max_tokens < 2) return 0;
+    w.k = k;
+    w.ids = ids;
+    w.count = w.chars = w.bytes = 0;
+    w.limit = max_tokens - 1; /* [SEP] always fits */
+    tt__word_id(&w, k->cls);
+    for (size_t at = 0; at < bytes && w.count < w.limit;) {
+        unsigned char byte = (unsigned char)text[at];
+        uint8_t c = k->classes[byte];
+        if (c > TT__CLASS_PUNCTUATION) { /* a run of ASCII letters and digits: most of a text */
+            uint32_t hash = w.bytes ? w.hash[w.bytes - 1] : TT__WORD_SEED;
+            for (; c > TT__CLASS_PUNCTUATION && w.chars < TT__WORD_CHARS; c = at < bytes ? k->classes[(unsigned char)text[at]] : (uint8_t)TT__CLASS_OTHER) {
+                hash = tt__hash_byte(hash, c);
+                w.hash[w.bytes] = hash;
+                w.text[w.bytes++] = (char)c;
+                w.chars++;
+                at++;
+            }
+            if (c > TT__CLASS_PUNCTUATION) { w.chars = TT__WORD_CHARS + 1; at++; }
+        } else if (byte >= 0x80) {
+            tt__word_other(&w, tt__utf8_next(text, bytes, &at));
+        } else {
+            at++;
+            if (c == TT__CLASS_DROP) continue;
+            tt__word_end(&w);
+            if (c == TT__CLASS_PUNCTUATION) tt__word_id(&w, k->punctuation[byte]);
+        }
+    }
+    tt__word_end(&w);
+    ids[w.count++] = k->sep;
+    return w.count;
+}
+
+/* --------------------------------------------------------------------------------------------------- datasets */
+
+typedef struct tt__example { const char *text, *label_text; size_t bytes; int label; } tt__example;
+
+struct tt_dataset {
+    tt_context *ctx;
+    tt__example *examples;
+    int count, capacity;
+    const char **classes;
+    int n_classes;
+    tt__chunk *chunks;   /* IMDb's texts */
+    tt__file_bytes file; /* a table's: texts and labels are in it, unquoted in place, a NUL behind each */
+};
+
+void tt_dataset_free(tt_dataset *d)
+{
+    if (!d) return;
+    tt_context *ctx = d->ctx;
+    tt__free(ctx, d->examples);
+    tt__free(ctx, (void *)d->classes);
+    tt__chunks_free(ctx, &d->chunks);
+    if (d->file.bytes) tt__file_close(ctx, &d->file);
+    tt__free(ctx, d);
+}
+
+int64_t tt_dataset_count(const tt_dataset *d) { return d->count; }
+
+const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes)
+{
+    if (i < 0 || i >= d->count) { if (bytes) *bytes = 0; return NULL; }
+    if (bytes) *bytes = d->examples[i].bytes;
+    return d->examples[i].text;
+}
+
+int tt_dataset_label(const tt_dataset *d, int64_t i) { return i >= 0 && i < d->count ? d->examples[i].label : -1; }
+int tt_dataset_classes(const tt_dataset *d) { return d->n_classes; }
+const char *tt_dataset_class_name(const tt_dataset *d, int class_index) { return class_index >= 0 && class_index < d->n_classes ? d->classes[class_index] : NULL; }
+
+static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
+{
+    if (!TT__GROW(d->ctx, d->examples, d->count, d->capacity)) {
+        tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %d texts of '%s'", d->count + 1, path);
+        return NULL;
+    }
+    tt__example *e = &d->examples[d->count++];
+    memset(e, 0, sizeof *e);
+    return e;
+}
+
+/* ---- IMDb */
+
+#define TT__REVIEW_BYTES ((size_t)1 << 20) /* the longest review of the corpus has 14 thousand */
+
+typedef struct tt__names {
+    tt_context *ctx;
+    const char *folder;
+    bool positive;
+    tt_status status;
+    tt__chunk *chunks;
+    const char **names;
+    int count, capacity;
+} tt__names;
+
+/* N_RATING.txt, the rating 1..4 (negative) or 7..10 (positive); other endings are passed over. */
+static bool tt__names_add(void *arg, const char *name)
+{
+    tt__names *list = (tt__names *)arg;
+    size_t bytes = strlen(name), digits = strspn(name, "0123456789");
+    if (bytes < 4 || strcmp(name + bytes - 4, ".txt") != 0) return true;
+    size_t rating_digits = name[digits] == '_' ? strspn(name + digits + 1, "0123456789") : 0;
+    int rating = rating_digits == 1 || rating_digits == 2 ? atoi(name + digits + 1) : 0;
+    if (!digits || digits + 1 + rating_digits + 4 != bytes || (list->positive ? rating < 7 || rating > 10 : rating < 1 || rating > 4)) {
+        list->status = tt__fail(list->ctx, TT_ERR_FORMAT, "'%.400s/%.200s' is not named NUMBER_RATING.txt with a rating from %s: is the folder part of aclImdb?",
+                                list->folder, name, list->positive ? "7 to 10" : "1 to 4");
+        return false;
+    }
+    char *copy = (char *)tt__chunks_take(list->ctx, &list->chunks, bytes + 1);
+    if (!copy || !TT__GROW(list->ctx, list->names, list->count, list->capacity)) {
+        list->status = tt__fail(list->ctx, TT_ERR_MEMORY, "out of memory for the %d names in '%.400s'", list->count + 1, list->folder);
+        return false;
+    }
+    memcpy(copy, name, bytes + 1);
+    list->names[list->count++] = copy;
+    return true;
+}
+
+static tt_status tt__imdb_review(tt_dataset *d, const char *folder, const char *name, int label)
+{
+    tt_context *ctx = d->ctx;
+    const tt_files *files = &ctx->options.files;
+    char path[TT__PATH];
+    tt_status status = tt__path_join(ctx, path, folder, name);
+    if (status != TT_OK) return status;
+    void *file = files->open(files->user, path, 'r');
+    if (!file) return tt__fail(ctx, TT_ERR_FILE, "cannot open '%s': %s", path, files->reason(files->user));
+    int64_t size = files->size(files->user, file);
+    if (size < 0) {
+        status = tt__fail(ctx, TT_ERR_FILE, "cannot tell the size of '%s': %s", path, files->reason(files->user));
+    } else if ((uint64_t)size > TT__REVIEW_BYTES) {
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %lld bytes; a review has at most %zu", path, (long long)size, TT__REVIEW_BYTES);
+    } else {
+        char *text = (char *)tt__chunks_take(ctx, &d->chunks, (size_t)size + 1);
+        tt__example *e = text ? tt__dataset_add(d, path) : NULL;
+        if (!e) {
+            status = tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %lld bytes of '%s'", (long long)size, path);
+        } else if (!files->read(files->user, file, 0, text, (size_t)size)) {
+            status = tt__fail(ctx, TT_ERR_FILE, "cannot read %lld bytes of '%s': %s", (long long)size, path, files->reason(files->user));
+        } else {
+            text[size] = 0;
+            e->text = text;
+            e->bytes = (size_t)size;
+            e->label = label;
+        }
+    }
+    files->close(files->user, file);
+    return status;
+}
+
+static bool tt__less_number(const void *arg, uint32_t a, uint32_t b) { (void)arg; return a < b; }
+
+enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 }; /* b of tt__stream_key, of a loader; with a = epoch. b = 1 + window for the steps */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1)                 /* ... and of tt_dataset_split; with b = texts                          */
+#define TT__SHUFFLE_IMDB UINT64_MAX                     /* a of tt__stream_key, of the choice of reviews; with b = class */
+
+/* The reviews of one class: `wanted` of them (0: all). */
+static tt_status tt__imdb_class(tt_dataset *d, const char *folder, int label, int64_t wanted)
+{
+    tt_context *ctx = d->ctx;
+    const tt_files *files = &ctx->options.files;
+    tt__names list;
+    uint32_t *order = NULL, *chosen = NULL;
+    memset(&list, 0, sizeof list);
+    list.ctx = ctx;
+    list.folder = folder;
+    list.positive = label == 1;
+    if (!files->list(files->user, folder, tt__names_add, &list))
+        list.status = tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s; expected the unpacked aclImdb_v1, with train/neg, train/pos, test/neg, test/pos",
+                               folder, files->reason(files->user));
+    if (list.status == TT_OK && !list.count) list.status = tt__fail(ctx, TT_ERR_FORMAT, "the folder '%s' holds no NUMBER_RATING.txt: expected the reviews of aclImdb", folder);
+    if (list.status == TT_OK && wanted > list.count)
+        list.status = tt__fail(ctx, TT_ERR_ARGUMENT, "%lld reviews wanted from '%s', half of the limit; it holds %d: use a limit of at most %lld, or 0 for all",
+                               (long long)wanted, folder, list.count, 2 * (long long)list.count);
+    size_t n = (size_t)list.count, used = wanted ? (size_t)wanted : n;
+    if (list.status == TT_OK) {
+        order = (uint32_t *)tt__alloc(ctx, n * sizeof *order);
+        chosen = order ? (uint32_t *)tt__alloc(ctx, n * sizeof *chosen) : NULL;
+        if (!chosen) list.status = TT_ERR_MEMORY;
+    }
+    if (list.status == TT_OK) {
+        for (uint32_t i = 0; i < (uint32_t)n; i++) order[i] = chosen[i] = i;
+        tt__sort_indices(order, n, tt__less_string, list.names);
+        if (used < n) {
+            tt__shuffle(chosen, (uint32_t)n, tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_IMDB, (uint64_t)label));
+            tt__sort_indices(chosen, used, tt__less_number, NULL);
+        }
+        for (size_t i = 0; i < used && list.status == TT_OK; i++) list.status = tt__imdb_review(d, folder, list.names[order[chosen[i]]], label);
+    }
+    tt__free(ctx, chosen);
+    tt__free(ctx, order);
+    tt__free(ctx, (void *)list.names);
+    tt__chunks_free(ctx, &list.chunks);
+    return list.status;
+}
+
+tt_dataset *tt_dataset_imdb(tt_context *ctx, const char *folder, const char *split, int64_t limit)
+{
+    static const char *const names[] = {"neg", "pos"};
+    char split_folder[TT__PATH], class_folder[TT__PATH];
+    if (!split || (strcmp(split, "train") != 0 && strcmp(split, "test") != 0)) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "IMDb has no split '%s': use \"train\" or \"test\"", split ? split : "NULL");
+        return NULL;
+    }
+    if (limit < 0 || limit % 2) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "a limit of %lld reviews cannot be half negative and half positive: use an even number, or 0 for all", (long long)limit);
+        return NULL;
+    }
+    tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
+    if (!d) return NULL;
+    d->ctx = ctx;
+    d->n_classes = 2;
+    d->classes = (const char **)tt__alloc(ctx, sizeof names);
+    tt_status status = d->classes ? tt__path_join(ctx, split_folder, folder, split) : TT_ERR_MEMORY;
+    for (int i = 0; i < 2 && status == TT_OK; i++) {
+        d->classes[i] = names[i];
+        status = tt__path_join(ctx, class_folder, split_folder, names[i]);
+        if (status == TT_OK) status = tt__imdb_class(d, class_folder, i, limit / 2);
+    }
+    if (status == TT_OK) return d;
+    tt_dataset_free(d);
+    return NULL;
+}
+
+/* ---- tables */
+
+typedef struct tt__table {
+    tt_context *ctx;
+    const char *path;
+    char *text;
+    size_t bytes, at;
+    long long line, row_line; /* now, and where the row started: a quoted field may hold newlines */
+    char separator;
+} tt__table;
+
+typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
+
+/* The field at t->at, unquoted in place, and moves behind the separator or newline that ends it (RFC 4180; a quote that does not
+   start the field is a character like others). */
+static tt_status tt__table_field(tt__table *t, tt__field *field)
+{
+    char *text = t->text, *end;
+    if (t->at < t->bytes && text[t->at] == '"') {
+        long long opened = t->line;
+        field->text = end = text + ++t->at;
+        for (;;) {
+            if (t->at == t->bytes)
+                return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: the quoted field that starts here is not closed before the end of the file", t->path, opened);
+            char c = text[t->at++];
+            if (c == '"') {
+                if (t->at == t->bytes || text[t->at] != '"') break;
+                t->at++;
+            }
+            if (c == '\n') t->line++;
+            *end++ = c;
+        }
+        if (t->at + 1 < t->bytes && text[t->at] == '\r' && text[t->at + 1] == '\n') t->at++;
+        if (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n')
+            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; a quote within a quoted field is written twice", t->path, t->line);
+    } else {
+        field->text = text + t->at;
+        while (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n') t->at++;
+        end = text + t->at;
+        if (t->at < t->bytes && text[t->at] == '\n' && end > field->text && end[-1] == '\r') end--;
+    }
+    field->last = t->at == t->bytes || text[t->at] == '\n';
+    field->bytes = (size_t)(end - field->text);
+    if (t->at < t->bytes) {
+        if (text[t->at] == '\n') t->line++;
+        t->at++;
+    }
+    *end = 0; /* over a quote, separator or newline that was read, or the NUL behind the file */
+    return TT_OK;
+}
+
+static bool tt__table_row(tt__table *t) /* moves to the next row over empty lines; false at the end */
+{
+    for (; t->at < t->bytes; t->at++) {
+        char c = t->text[t->at];
+        if (c == '\r' && t->at + 1 < t->bytes && t->text[t->at + 1] == '\n') continue;
+        if (c != '\n') break;
+        t->line++;
+    }
+    t->row_line = t->line;
+    return t->at < t->bytes;
+}
+
+enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMNS };
+
+static tt_status tt__table_header(tt__table *t, bool need_split, int column[TT__COLUMNS], int *columns)
+{
+    static const char *const names[TT__COLUMNS] = {"text", "label", "split"};
+    tt__field field = {NULL, 0, false};
+    for (int i = 0; i < TT__COLUMNS; i++) column[i] = -1;
+    if (!tt__table_row(t)) return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s' is empty; expected a header with the columns text and label", t->path);
+    for (*columns = 0; !field.last; ++*columns) {
+        tt_status status = tt__table_field(t, &field);
+        if (status != TT_OK) return status;
+        for (int i = 0; i < TT__COLUMNS; i++) {
+            if (strlen(names[i]) != field.bytes || memcmp(names[i], field.text, field.bytes) != 0) continue;
+            if (column[i] >= 0) return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: two columns are named '%s'", t->path, t->row_line, names[i]);
+            column[i] = *columns;
+        }
+        if (*columns == INT_MAX - 1) return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: too many columns", t->path, t->row_line);
+    }
+    for (int i = 0; i < TT__COLUMNS; i++)
+        if (column[i] < 0 && (i != TT__COLUMN_SPLIT || need_split))
+            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: the header's %d columns, separated by %s, have none named '%s'", t->path, t->row_line, *columns,
+                            t->separator == ',' ? "commas" : "tabs", names[i]);
+    return TT_OK;
+}
+
+static int tt__find_class(const char *const *classes, const uint32_t *order, int n, const char *label) /* -1: none */
+{
+    for (int low = 0, high = n; low < high;) {
+        int middle = low + (high - low) / 2, compared = strcmp(classes[order[middle]], label);
+        if (compared == 0) return (int)order[middle];
+        if (compared < 0) low = middle + 1;
+        else high = middle;
+    }
+    return -1;
+}
+
+static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const char *const *classes, const uint32_t *order, int n_classes)
+{
+    tt_context *ctx = d->ctx;
+    int column[TT__COLUMNS], columns = 0;
+    tt_status status = tt__table_header(t, split != NULL, column, &columns);
+    while (status == TT_OK && tt__table_row(t)) {
+        tt__field fields[TT__COLUMNS], field = {NULL, 0, false};
+        int n = 0;
+        memset(fields, 0, sizeof fields);
+        do {
+            status = tt__table_field(t, &field);
+            for (int i = 0; i < TT__COLUMNS; i++)
+                if (column[i] == n) fields[i] = field;
+            if (n < INT_MAX) n++;
+        } while (status == TT_OK && !field.last);
+        if (status != TT_OK) break;
+        if (n != columns)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: %d columns; the header has %d: put fields that hold a %s or a newline in double quotes", t->path,
+                            t->row_line, n, columns, t->separator == ',' ? "comma" : "tab");
+        const tt__field *label = &fields[TT__COLUMN_LABEL], *part = &fields[TT__COLUMN_SPLIT];
+        if (split && (strlen(split) != part->bytes || memcmp(split, part->text, part->bytes) != 0)) continue;
+        if (!label->bytes) return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label is empty", t->path, t->row_line);
+        if (strlen(label->text) != label->bytes) return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path, t->row_line);
+        tt__example *e = tt__dataset_add(d, t->path);
+        if (!e) return ctx->status;
+        e->text = fields[TT__COLUMN_TEXT].text;
+        e->bytes = fields[TT__COLUMN_TEXT].bytes;
+        e->label_text = label->text;
+        if (!classes) continue;
+        e->label = tt__find_class(classes, order, n_classes, label->text);
+        if (e->label < 0)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.200s' is none of the %d classes given, of which the first is '%.200s'", t->path,
+                            t->row_line, label->text, n_classes, classes[0]);
+    }
+    if (status == TT_OK && !d->count)
+        status = split ? tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split)
+                       : tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header and no rows", t->path);
+    return status;
+}
+
+static bool tt__less_label(const void *arg, uint32_t a, uint32_t b)
+{
+    const tt__example *examples = (const tt__example *)arg;
+    int order = strcmp(examples[a].label_text, examples[b].label_text);
+    return order ? order < 0 : a < b;
+}
+
+/* Numbers the distinct labels in byte order. */
+static tt_status tt__table_classes(tt_dataset *d)
+{
+    uint32_t *order = (uint32_t *)tt__alloc(d->ctx, (size_t)d->count * sizeof *order);
+    if (!order) return TT_ERR_MEMORY;
+    for (int i = 0; i < d->count; i++) order[i] = (uint32_t)i;
+    tt__sort_indices(order, (size_t)d->count, tt__less_label, d->examples);
+    for (int i = 0; i < d->count; i++) {
+        if (i == 0 || strcmp(d->examples[order[i - 1]].label_text, d->examples[order[i]].label_text) != 0) d->n_classes++;
+        d->examples[order[i]].label = d->n_classes - 1;
+    }
+    d->classes = (const char **)tt__alloc(d->ctx, (size_t)d->n_classes * sizeof *d->classes);
+    for (int i = 0; d->classes && i < d->count; i++) d->classes[d->examples[i].label] = d->examples[i].label_text;
+    tt__free(d->ctx, order);
+    return d->classes ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* Copies the classes that the caller gave and sorts them for lookups; *order to be freed. */
+static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
+{
+    tt_context *ctx = d->ctx;
+    *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof **order);
+    d->classes = *order ? (const char **)tt__alloc(ctx, (size_t)n * sizeof *d->classes) : NULL;
+    if (!d->classes) return TT_ERR_MEMORY;
+    for (int i = 0; i < n; i++) {
+        size_t bytes = classes[i] ? strlen(classes[i]) + 1 : 0;
+        char *copy = bytes ? (char *)tt__chunks_take(ctx, &d->chunks, bytes) : NULL;
+        if (!bytes) return tt__fail(ctx, TT_ERR_ARGUMENT, "class %d of %d is NULL", i, n);
+        if (!copy) return tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes", n);
+        d->classes[i] = (const char *)memcpy(copy, classes[i], bytes);
+        (*order)[i] = (uint32_t)i;
+    }
+    d->n_classes = n;
+    tt__sort_indices(*order, (size_t)n, tt__less_string, d->classes);
+    for (int i = 1; i < n; i++)
+        if (strcmp(classes[(*order)[i - 1]], classes[(*order)[i]]) == 0)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice", classes[(*order)[i]]);
+    return TT_OK;
+}
+
+tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes)
+{
+    size_t n = strlen(path);
+    uint32_t *order = NULL;
+    tt__table t;
+    if ((classes != NULL) != (n_classes > 0) || n_classes < 0) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to take them from the file", path, n_classes, classes ? "" : " as NULL");
+        return NULL;
+    }
+    tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
+    if (!d) return NULL;
+    d->ctx = ctx;
+    tt_status status = classes ? tt__table_given(d, classes, n_classes, &order) : TT_OK;
+    if (status == TT_OK) status = tt__file_open(ctx, path, false, &d->file);
+    if (status == TT_OK) {
+        memset(&t, 0, sizeof t);
+        t.ctx = ctx;
+        t.path = path;
+        t.text = (char *)(uintptr_t)d->file.bytes; /* ours: read, not mapped */
+        t.bytes = d->file.size;
+        t.line = 1;
+        t.separator = n >= 4 && (strcmp(path + n - 4, ".csv") == 0 || strcmp(path + n - 4, ".CSV") == 0) ? ',' : '\t';
+        if (t.bytes >= 3 && memcmp(t.text, "\xEF\xBB\xBF", 3) == 0) t.at = 3; /* byte order mark */
+        status = tt__table_read(d, &t, split, classes ? d->classes : NULL, order, n_classes);
+    }
+    if (status == TT_OK && !classes) status = tt__table_classes(d);
+    tt__free(ctx, order);
+    if (status == TT_OK) return d;
+    tt_dataset_free(d);
+    return NULL;
+}
+
+/* ----------------------------------------------------------------------------------------------------- loader */
+
+tt_loader_options tt_loader_options_default(void)
+{
+    tt_loader_options o;
+    memset(&o, 0, sizeof o);
+    o.batch = 16;
+    o.accumulate = 1;
+    o.max_length = 512;
+    o.shuffle = true;
+    o.window = 50;
+    o.threads = 1;
+    return o;
+}
+
+#define TT__LOADER_THREADS 64
+
+enum { TT__TEXT_NEW, TT__TEXT_BUSY, TT__TEXT_READY };
+
+typedef struct tt__tokens { const void *ids; int count; } tt__tokens; /* ids: uint16_t, or int32_t for a large vocabulary */
+
+typedef struct tt__tokenizing {    /* one thread that tokenizes */
+    struct tt_loader *loader;
+    pthread_t handle;
+    int32_t *scratch;              /* (max_length) */
+    tt__chunk *chunks;             /* where its ids are kept */
+} tt__tokenizing;
+
+/* Every text is tokenized once, in the order in which the first epoch needs it; later epochs find its ids. */
+struct tt_loader {
+    tt_context *ctx;
+    const tt_dataset *d;
+    const tt_tokenizer *k;
+    tt_loader_options o;
+    int max_seqs, max_tokens;
+    bool wide;                     /* ids need more than 16 bits */
+    bool sort;                     /* windows are sorted, and their steps shuffled */
+    int64_t texts, steps;          /* of an epoch */
+
+    pthread_mutex_t mutex;         /* guards the following five, and each text's `tokens` until it is READY */
+    pthread_cond_t work, ready;
+    int64_t cursor;                /* in `order`: the next text to tokenize */
+    int64_t awaited;               /* the text that tt_loader_next sleeps for; -1: none */
+    bool stop, failed;
+    uint8_t *state;                /* (count) */
+    uint32_t *order;               /* (count) this epoch's; changes under the mutex */
+    tt__tokens *tokens;            /* (count) */
+    tt__tokenizing threads[TT__LOADER_THREADS];
+    int started;
+
+    int64_t epoch, step;           /* the consumer's from here on */
+    int64_t window_at, window_steps; /* the window that `sorted` and `step_order` hold; steps of every window */
+    uint32_t *sorted, *step_order;
+    int in_step;                   /* sequences of the step that were handed out */
+    double waited;
+    int32_t *ids, *positions, *types, *seq_start, *labels;
+    int64_t *index;
+};
+
+static bool tt__loader_tokenize(tt_loader *l, tt__tokenizing *thread, uint32_t text)
+{
+    const tt__example *e = &l->d->examples[text];
+    int n = tt_tokenize(l->k, e->text, e->bytes, thread->scratch, l->o.max_length);
+    void *ids = tt__chunks_take(l->ctx, &thread->chunks, (size_t)n * (l->wide ? 4 : 2));
+    if (!ids) return false;
+    if (l->wide) memcpy(ids, thread->scratch, (size_t)n * 4);
+    else for (int i = 0; i < n; i++) ((uint16_t *)ids)[i] = (uint16_t)thread->scratch[i];
+    l->tokens[text].ids = ids;
+    l->tokens[text].count = n;
+    return true;
+}
+
+static int64_t tt__loader_take(tt_loader *l) /* the next text that nobody has; -1: none. With the mutex held */
+{
+    while (l->cursor < l->texts) {
+        uint32_t text = l->order[l->cursor++];
+        if (l->state[text] != TT__TEXT_NEW) continue;
+        l->state[text] = TT__TEXT_BUSY;
+        return text;
+    }
+    return -1;
+}
+
+static void *tt__loader_main(void *arg)
+{
+    tt__tokenizing *thread = (tt__tokenizing *)arg;
+    tt_loader *l = thread->loader;
+    pthread_mutex_lock(&l->mutex);
+    for (;;) {
+        int64_t text = -1;
+        while (!l->stop && (l->failed || (text = tt__loader_take(l)) < 0)) pthread_cond_wait(&l->work, &l->mutex);
+        if (l->stop) break;
+        pthread_mutex_unlock(&l->mutex);
+        bool ok = tt__loader_tokenize(l, thread, (uint32_t)text);
+        pthread_mutex_lock(&l->mutex);
+        l->state[text] = ok ? TT__TEXT_READY : TT__TEXT_NEW;
+        if (!ok) l->failed = true;
+        if (!ok || text == l->awaited) pthread_cond_signal(&l->ready);
+    }
+    pthread_mutex_unlock(&l->mutex);
+    return NULL;
+}
+
+/* Until the ids of `text` are there. */
+static bool tt__loader_await(tt_loader *l, uint32_t text)
+{
+    pthread_mutex_lock(&l->mutex);
+    if (l->state[text] != TT__TEXT_READY) {
+        double start = tt__seconds();
+        if (l->started) {
+            l->awaited = text;
+            while (l->state[text] != TT__TEXT_READY && !l->failed) pthread_cond_wait(&l->ready, &l->mutex);
+            l->awaited = -1;
+        } else if (tt__loader_tokenize(l, &l->threads[0], text)) {
+            l->state[text] = TT__TEXT_READY;
+        }
+        l->waited += tt__seconds() - start;
+    }
+    bool ok = l->state[text] == TT__TEXT_READY;
+    pthread_mutex_unlock(&l->mutex);
+    if (!ok) tt__fail(l->ctx, TT_ERR_MEMORY, "out of memory for the tokens of text %u of %d", text, l->d->count);
+    return ok;
+}
+
+void tt_loader_free(tt_loader *l)
+{
+    if (!l) return;
+    tt_context *ctx = l->ctx;
+    pthread_mutex_lock(&l->mutex);
+    l->stop = true;
+    pthread_cond_broadcast(&l->work);
+    pthread_mutex_unlock(&l->mutex);
+    for (int i = 0; i < l->started; i++) pthread_join(l->threads[i].handle, NULL);
+    pthread_cond_destroy(&l->ready);
+    pthread_cond_destroy(&l->work);
+    pthread_mutex_destroy(&l->mutex);
+    for (int i = 0; i < TT__LOADER_THREADS; i++) {
+        tt__free(ctx, l->threads[i].scratch);
+        tt__chunks_free(ctx, &l->threads[i].chunks);
+    }
+    tt__free(ctx, l->state);
+    tt__free(ctx, l->order);
+    tt__free(ctx, l->tokens);
+    tt__free(ctx, l->sorted);
+    tt__free(ctx, l->step_order);
+    tt__free(ctx, l->ids);
+    tt__free(ctx, l->positions);
+    tt__free(ctx, l->types);
+    tt__free(ctx, l->seq_start);
+    tt__free(ctx, l->labels);
+    tt__free(ctx, l->index);
+    tt__free(ctx, l);
+}
+
+static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
+{
+    if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", o->batch, o->accumulate);
+    if (o->max_length < 2) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_length = %d; expected at least 2, for [CLS] and [SEP]", o->max_length);
+    if (o->max_tokens != 0 && o->max_tokens < o->max_length)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_tokens = %d; expected 0 or at least max_length = %d, so that every text fits", o->max_tokens, o->max_length);
+    if (o->window < 0) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: window = %d; expected 0 (no sorting) or more batches", o->window);
+    if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
+    if (o->drop_last && d->count < o->batch)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %d texts make no whole step of batch = %d, and drop_last leaves out others", d->count, o->batch);
+    if (tt__ceil_div(o->batch, o->accumulate) > INT32_MAX / o->max_length && !o->max_tokens)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d of max_length = %d are more tokens than can be counted: set max_tokens", o->batch, o->max_length);
+    return TT_OK;
+}
+
+static bool tt__loader_allocate(tt_loader *l)
+{
+    tt_context *ctx = l->ctx;
+    size_t count = (size_t)l->d->count, seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens;
+    size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
+    for (int i = 0; i < (l->o.threads ? l->o.threads : 1); i++) {
+        l->threads[i].loader = l;
+        if (!(l->threads[i].scratch = (int32_t *)tt__alloc(ctx, (size_t)l->o.max_length * 4))) return false;
+    }
+    return (l->state = (uint8_t *)tt__calloc(ctx, count)) && (l->order = (uint32_t *)tt__alloc(ctx, count * 4)) &&
+           (l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) && (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
+           (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) && (l->ids = (int32_t *)tt__alloc(ctx, rows * 4)) &&
+           (l->positions = (int32_t *)tt__alloc(ctx, rows * 4)) && (l->types = (int32_t *)tt__calloc(ctx, rows * 4)) &&
+           (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4)) && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
+           (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index));
+}
+
+tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k, const tt_loader_options *options)
+{
+    tt_loader_options o = options ? *options : tt_loader_options_default();
+    if (tt__loader_check(ctx, d, &o) != TT_OK) return NULL;
+    tt_loader *l = (tt_loader *)tt__calloc(ctx, sizeof *l);
+    if (!l) return NULL;
+    pthread_mutex_init(&l->mutex, NULL);
+    pthread_cond_init(&l->work, NULL);
+    pthread_cond_init(&l->ready, NULL);
+    l->ctx = ctx;
+    l->d = d;
+    l->k = k;
+    l->o = o;
+    l->wide = k->size > 65536;
+    l->steps = o.drop_last ? d->count / o.batch : tt__ceil_div(d->count, o.batch);
+    l->texts = tt__min(d->count, l->steps * o.batch);
+    l->max_seqs = (int)tt__min(tt__ceil_div(o.batch, o.accumulate), d->count);
+    l->max_tokens = (int)tt__min(o.max_tokens ? o.max_tokens : INT32_MAX, (int64_t)l->max_seqs * o.max_length);
+    l->sort = o.shuffle && o.window > 1;
+    l->window_steps = l->sort ? tt__min(o.window, l->steps) : 1;
+    l->awaited = l->epoch = l->window_at = -1;
+    bool ok = tt__loader_allocate(l) && tt_loader_seek(l, 0, 0) == TT_OK;
+    while (ok && l->started < o.threads) {
+        tt__tokenizing *thread = &l->threads[l->started];
+        ok = pthread_create(&thread->handle, NULL, tt__loader_main, thread) == 0;
+        if (ok) l->started++;
+        else tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower", l->started + 1, o.threads);
+    }
+    if (ok) return l;
+    tt_loader_free(l);
+    return NULL;
+}
+
+int64_t tt_loader_steps(const tt_loader *l) { return l->steps; }
+int tt_loader_max_seqs(const tt_loader *l) { return l->max_seqs; }
+int tt_loader_max_tokens(const tt_loader *l) { return l->max_tokens; }
+double tt_loader_waited(const tt_loader *l) { return l->waited; }
+
+tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
+{
+    if (epoch < 0 || step < 0 || step > l->steps)
+        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: no step %lld of epoch %lld; an epoch has steps 0 to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
+    pthread_mutex_lock(&l->mutex);
+    if (epoch != l->epoch) {
+        uint32_t count = (uint32_t)l->d->count;
+        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch, TT__SHUFFLE_TEXTS);
+        if (l->o.shuffle) tt__shuffle(l->order, count, key);
+        else for (uint32_t i = 0; i < count; i++) l->order[i] = i;
+        l->epoch = epoch;
+        l->window_at = -1;
+    }
+    l->step = step;
+    l->in_step = 0;
+    l->cursor = tt__min(step / l->window_steps * l->window_steps * l->o.batch, l->texts);
+    l->failed = false; /* memory may be there by now */
+    pthread_cond_broadcast(&l->work);
+    pthread_mutex_unlock(&l->mutex);
+    return TT_OK;
+}
+
+static bool tt__loader_longer(const void *arg, uint32_t a, uint32_t b)
+{
+    const tt__tokens *tokens = (const tt__tokens *)arg;
+    return tokens[a].count != tokens[b].count ? tokens[a].count > tokens[b].count : a < b;
+}
+
+/* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then in random order. A
+   last incomplete step stays the last of its epoch. */
+static bool tt__loader_window(tt_loader *l, int64_t window)
+{
+    int64_t first = window * l->window_steps * l->o.batch, n = tt__min(l->window_steps * l->o.batch, l->texts - first);
+    l->window_at = -1;
+    for (int64_t i = 0; i < n; i++) {
+        l->sorted[i] = l->order[first + i];
+        if (!tt__loader_await(l, l->sorted[i])) return false;
+    }
+    if (l->sort) {
+        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->epoch, TT__SHUFFLE_STEPS + (uint64_t)window);
+        tt__sort_indices(l->sorted, (size_t)n, tt__loader_longer, l->tokens);
+        tt__shuffle(l->step_order, (uint32_t)(n / l->o.batch), key);
+        if (n % l->o.batch) l->step_order[n / l->o.batch] = (uint32_t)(n / l->o.batch);
+    } else {
+        l->step_order[0] = 0;
+    }
+    l->window_at = window;
+    return true;
+}
+
+bool tt_loader_next(tt_loader *l, tt_batch *batch)
+{
+    memset(batch, 0, sizeof *batch);
+    l->ctx->status = TT_OK; /* so that the end of the epoch is told apart from an error */
+    l->ctx->error[0] = 0;
+    if (l->step >= l->steps) return false;
+    int64_t window = l->step / l->window_steps;
+    if (window != l->window_at && !tt__loader_window(l, window)) return false;
+
+    int64_t from = (window * l->window_steps + l->step_order[l->step % l->window_steps]) * l->o.batch;
+    int in_step = (int)tt__min(l->o.batch, l->texts - from), rows = 0, seqs = 0;
+    const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
+    for (; l->in_step < in_step && seqs < l->max_seqs; seqs++, l->in_step++) {
+        uint32_t text = texts[l->in_step];
+        const tt__tokens *tokens = &l->tokens[text];
+        if (tokens->count > l->max_tokens - rows) break;
+        l->seq_start[seqs] = rows;
+        l->labels[seqs] = l->d->examples[text].label;
+        l->index[seqs] = text;
+        for (int i = 0; i < tokens->count; i++, rows++) {
+            l->ids[rows] = l->wide ? ((const int32_t *)tokens->ids)[i] : ((const uint16_t *)tokens->ids)[i];
+            l->positions[rows] = i;
+        }
+    }
+    l->seq_start[seqs] = rows;
+    batch->seqs = seqs;
+    batch->rows = rows;
+    batch->ids = l->ids;
+    batch->positions = l->positions;
+    batch->types = l->types;
+    batch->seq_start = l->seq_start;
+    batch->labels = l->labels;
+    batch->index = l->index;
+    batch->last_of_step = l->in_step == in_step;
+    if (batch->last_of_step) {
+        l->step++;
+        l->in_step = 0;
+    }
+    return true;
+}
+
+/* ---- parts of a dataset */
+
+tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
+{
+    tt_context *ctx = d->ctx;
+    if (n < 1 || n >= d->count) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: %lld texts of %d; at least one must go and one stay", (long long)n, d->count);
+        return NULL;
+    }
+    tt_dataset *part = (tt_dataset *)tt__calloc(ctx, sizeof *part);
+    uint32_t *order = (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count);
+    int64_t *quota = (int64_t *)tt__calloc(ctx, sizeof *quota * (size_t)d->n_classes);
+    size_t names = 0;
+    for (int c = 0; c < d->n_classes; c++) names += strlen(d->classes[c]) + 1;
+    if (part) {
+        part->ctx = ctx;
+        part->classes = (const char **)tt__alloc(ctx, sizeof *part->classes * (size_t)d->n_classes);
+    }
+    char *name = part ? (char *)tt__chunks_take(ctx, &part->chunks, names) : NULL;
+    bool ok = part && order && quota && part->classes && name;
+    if (ok) {
+        for (; part->n_classes < d->n_classes; part->n_classes++) {
+            const char *of = d->classes[part->n_classes];
+            part->classes[part->n_classes] = strcpy(name, of);
+            name += strlen(of) + 1;
+        }
+        for (int i = 0; i < d->count; i++) quota[d->examples[i].label]++;
+        int64_t given = 0;
+        for (int c = 0; c < d->n_classes; c++) given += quota[c] = quota[c] * n / d->count;
+        tt__shuffle(order, (uint32_t)d->count, tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_SPLIT, (uint64_t)d->count));
+        int64_t spare = n - given; /* of rounding: to whoever comes first */
+        for (int k = 0; k < d->count && ok; k++) {
+            tt__example *from = &d->examples[order[k]];
+            if (quota[from->label] > 0) quota[from->label]--;
+            else if (spare > 0) spare--;
+            else continue;
+            char *text = (char *)tt__chunks_take(ctx, &part->chunks, from->bytes + 1);
+            tt__example *to = text ? tt__dataset_add(part, "tt_dataset_split") : NULL;
+            ok = to != NULL;
+            if (!ok) break;
+            memcpy(text, from->text, from->bytes);
+            text[from->bytes] = 0;
+            *to = *from;
+            to->text = text;
+            to->label_text = NULL;
+            order[part->count - 1] = order[k]; /* the chosen, at the front */
+        }
+    }
+    if (ok) { /* take them out, keeping the order of the rest */
+        for (int k = 0; k < part->count; k++) d->examples[order[k]].text = NULL;
+        int kept = 0;
+        for (int i = 0; i < d->count; i++) if (d->examples[i].text) d->examples[kept++] = d->examples[i];
+        d->count = kept;
+    }
+    tt__free(ctx, quota);
+    tt__free(ctx, order);
+    if (ok) return part;
+    tt_dataset_free(part);
+    return NULL;
+}
+
+/* ---- a tokenizer as a Hugging Face folder holds it */
+
+tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
+{
+    tt_context *ctx = k->ctx;
+    const tt_files *files = &ctx->options.files;
+    char path[TT__PATH];
+    const char *config = k->lowercase ? "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": true}\n" : "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": false}\n";
+    if (!files->make_folder(files->user, folder)) return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
+    tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
+    if (!w) return TT_ERR_MEMORY;
+    tt_status status = tt__path_join(ctx, path, folder, "vocab.txt");
+    if (status == TT_OK && tt__writer_begin(w, ctx, path) == TT_OK)
+        for (int id = 0; id < k->size; id++) {
+            const char *token = tt_tokenizer_token(k, id);
+            tt__write(w, token, strlen(token));
+            tt__write(w, "\n", 1);
+        }
+    if (status == TT_OK) status = tt__writer_end(w);
+    if (status == TT_OK) status = tt__path_join(ctx, path, folder, "tokenizer_config.json");
+    if (status == TT_OK && tt__writer_begin(w, ctx, path) == TT_OK) tt__write(w, config, strlen(config));
+    if (status == TT_OK) status = tt__writer_end(w);
+    tt__free(ctx, w);
+    return status;
+}
+
+/* ============================================================================================================
+   MODELS                                                                                          >>models
+   Plain structs of named parameters and a forward function on the tape. Uses the public API, and formats for checkpoints.
+   ============================================================================================================ */
+
+/* ---- parameters from checkpoint files: an open file shared by the parameters that will be read from it ---- */
+
+typedef struct tt__checkpoint { tt_safetensors *file; int references; } tt__checkpoint;
+typedef struct tt__checkpoint_tensor { tt__checkpoint *checkpoint; int index; } tt__checkpoint_tensor;
+
+static void tt__checkpoint_release(tt__checkpoint *c, tt_context *ctx)
+{
+    if (!c || --c->references > 0) return;
+    tt_safetensors_close(c->file);
+    tt__free(ctx, c);
+}
+
+static tt__checkpoint *tt__checkpoint_open(tt_context *ctx, const char *path)
+{
+    tt__checkpoint *c = (tt__checkpoint *)tt__calloc(ctx, sizeof *c);
+    if (!c) return NULL;
+    c->references = 1;
+    c->file = tt_safetensors_open(ctx, path);
+    if (c->file) return c;
+    tt__free(ctx, c);
+    return NULL;
+}
+
+static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, float *to)
+{
+    tt__checkpoint_tensor *s = (tt__checkpoint_tensor *)source;
+    return tt_safetensors_read_f32(s->checkpoint->file, s->index, first, n, to);
+}
+
+static void tt__checkpoint_drop(tt_context *ctx, void *source)
+{
+    tt__checkpoint_tensor *s = (tt__checkpoint_tensor *)source;
+    tt__checkpoint_release(s->checkpoint, ctx);
+    tt__free(ctx, s);
+}
+
+/* p will be read from tensor `index` of c, whose shape must be p's. */
+static tt_status tt__param_from_checkpoint(tt_param *p, tt__checkpoint *c, int index, const char *path)
+{
+    const tt_tensor_info *info = tt_safetensors_info(c->file, index);
+    bool same = info->ndim == p->ndim;
+    for (int k = 0; k < p->ndim && same; k++) same = info->dims[k] == p->dims[k];
+    if (!same) {
+        char text[256];
+        tt__text shapes = {text, sizeof text, 0};
+        tt__print(&shapes, "(");
+        for (int k = 0; k < info->ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)info->dims[k]);
+        tt__print(&shapes, "), expected (");
+        for (int k = 0; k < p->ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)p->dims[k]);
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has shape %s) for parameter '%s'", path, info->name, text, p->name);
+    }
+    if (strcmp(info->dtype, "F32") != 0 && strcmp(info->dtype, "BF16") != 0 && strcmp(info->dtype, "F16") != 0 && strcmp(info->dtype, "F64") != 0)
+        return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, F16 or F64", path, info->name, info->dtype);
+    tt__checkpoint_tensor *s = (tt__checkpoint_tensor *)tt__alloc(p->ctx, sizeof *s);
+    if (!s) return TT_ERR_MEMORY;
+    s->checkpoint = c;
+    s->index = index;
+    c->references++;
+    tt__param_drop_source(p);
+    p->source = s;
+    p->read = tt__checkpoint_read;
+    p->release = tt__checkpoint_drop;
+    return TT_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- BERT */
+
+tt_bert_config tt_bert_config_default(bool distil)
+{
+    tt_bert_config c;
+    memset(&c, 0, sizeof c);
+    c.distil = distil;
+    c.vocab_size = 30522;
+    c.hidden_size = 768;
+    c.layers = distil ? 6 : 12;
+    c.heads = 12;
+    c.intermediate_size = 3072;
+    c.max_positions = 512;
+    c.type_vocab_size = distil ? 0 : 2;
+    c.pooler = !distil;
+    c.classes = 2;
+    c.activation = "gelu";
+    c.layer_norm_eps = 1e-12f;
+    c.initializer_range = 0.02f;
+    c.dropout = 0.1f;
+    c.attention_dropout = 0.1f;
+    c.classifier_dropout = distil ? 0.2f : 0.1f;
+    return c;
+}
+
+/* Where each parameter stands in tt_bert, how it is called in both spellings, and its shape in units of: H hidden, I intermediate,
+   V vocab, P positions, T types, C classes; 0: no second dimension. */
+typedef struct tt__bert_row { size_t offset; const char *bert, *distil; char rows, cols, init; } tt__bert_row;
+
+static const tt__bert_row *tt__bert_table(bool layer, int *count)
+{
+#define TT__B(field, bert, distil, rows, cols, init) {offsetof(tt_bert, field), bert, distil, rows, cols, init}
+#define TT__L(field, bert, distil, rows, cols, init) {offsetof(tt_bert_layer, field), bert, distil, rows, cols, init}
+    static const tt__bert_row model[] = {
+        TT__B(word, "bert.embeddings.word_embeddings.weight", "distilbert.embeddings.word_embeddings.weight", 'V', 'H', 'n'),
+        TT__B(position, "bert.embeddings.position_embeddings.weight", "distilbert.embeddings.position_embeddings.weight", 'P', 'H', 'n'),
+        TT__B(type, "bert.embeddings.token_type_embeddings.weight", NULL, 'T', 'H', 'n'),
+        TT__B(norm_w, "bert.embeddings.LayerNorm.weight", "distilbert.embeddings.LayerNorm.weight", 'H', 0, '1'),
+        TT__B(norm_b, "bert.embeddings.LayerNorm.bias", "distilbert.embeddings.LayerNorm.bias", 'H', 0, '0'),
+        TT__B(head_w, "bert.pooler.dense.weight", "pre_classifier.weight", 'H', 'H', 'n'),
+        TT__B(head_b, "bert.pooler.dense.bias", "pre_classifier.bias", 'H', 0, '0'),
+        TT__B(classifier_w, "classifier.weight", "classifier.weight", 'C', 'H', 'n'),
+        TT__B(classifier_b, "classifier.bias", "classifier.bias", 'C', 0, '0'),
+    };
+    static const tt__bert_row layers[] = {
+        TT__L(q_w, "attention.self.query.weight", "attention.q_lin.weight", 'H', 'H', 'n'),
+        TT__L(q_b, "attention.self.query.bias", "attention.q_lin.bias", 'H', 0, '0'),
+        TT__L(k_w, "attention.self.key.weight", "attention.k_lin.weight", 'H', 'H', 'n'),
+        TT__L(k_b, "attention.self.key.bias", "attention.k_lin.bias", 'H', 0, '0'),
+        TT__L(v_w, "attention.self.value.weight", "attention.v_lin.weight", 'H', 'H', 'n'),
+        TT__L(v_b, "attention.self.value.bias", "attention.v_lin.bias", 'H', 0, '0'),
+        TT__L(attention_w, "attention.output.dense.weight", "attention.out_lin.weight", 'H', 'H', 'n'),
+        TT__L(attention_b, "attention.output.dense.bias", "attention.out_lin.bias", 'H', 0, '0'),
+        TT__L(attention_norm_w, "attention.output.LayerNorm.weight", "sa_layer_norm.weight", 'H', 0, '1'),
+        TT__L(attention_norm_b, "attention.output.LayerNorm.bias", "sa_layer_norm.bias", 'H', 0, '0'),
+        TT__L(up_w, "intermediate.dense.weight", "ffn.lin1.weight", 'I', 'H', 'n'),
+        TT__L(up_b, "intermediate.dense.bias", "ffn.lin1.bias", 'I', 0, '0'),
+        TT__L(down_w, "output.dense.weight", "ffn.lin2.weight", 'H', 'I', 'n'),
+        TT__L(down_b, "output.dense.bias", "ffn.lin2.bias", 'H', 0, '0'),
+        TT__L(output_norm_w, "output.LayerNorm.weight", "output_layer_norm.weight", 'H', 0, '1'),
+        TT__L(output_norm_b, "output.LayerNorm.bias", "output_layer_norm.bias", 'H', 0, '0'),
+    };
+#undef TT__B
+#undef TT__L
+    *count = layer ? TT__COUNT(layers) : TT__COUNT(model);
+    return layer ? layers : model;
+}
+
+static int64_t tt__bert_size(const tt_bert_config *c, char unit)
+{
+    switch (unit) {
+    case 'H': return c->hidden_size;
+    case 'I': return c->intermediate_size;
+    case 'V': return c->vocab_size;
+    case 'P': return c->max_positions;
+    case 'T': return c->type_vocab_size;
+    default: return c->classes;
+    }
+}
+
+/* Parameter number k of all (model rows, then each layer's): its row, name and slot; NULL behind the last. */
+static tt_param **tt__bert_slot(const tt_bert *m, int k, const tt__bert_row **row, char *name, size_t capacity)
+{
+    int n_model, n_layer, layer;
+    const tt__bert_row *model = tt__bert_table(false, &n_model), *layers = tt__bert_table(true, &n_layer);
+    if (k < n_model) {
+        *row = &model[k];
+        snprintf(name, capacity, "%s", m->config.distil ? ((*row)->distil ? (*row)->distil : "") : (*row)->bert);
+        return (tt_param **)(void *)((char *)(uintptr_t)m + (*row)->offset);
+    }
+    layer = (k - n_model) / n_layer;
+    if (layer >= m->config.layers) return NULL;
+    *row = &layers[(k - n_model) % n_layer];
+    snprintf(name, capacity, m->config.distil ? "distilbert.transformer.layer.%d.%s" : "bert.encoder.layer.%d.%s", layer, m->config.distil ? (*row)->distil : (*row)->bert);
+    return (tt_param **)(void *)((char *)&m->layer[layer] + (*row)->offset);
+}
+
+static bool tt__bert_has(const tt_bert_config *c, const tt__bert_row *row, const char *name)
+{
+    if (!*name || (row->rows == 'T' && !c->type_vocab_size)) return false;
+    return c->distil || c->pooler || !strstr(name, ".pooler.");
+}
+
+static tt_status tt__bert_check(tt_context *ctx, const tt_bert_config *c)
+{
+    char text[512];
+    tt__text all = {text, sizeof text, 0};
+    const char *const names[] = {"vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_positions", "classes"};
+    const int sizes[] = {c->vocab_size, c->hidden_size, c->layers, c->heads, c->intermediate_size, c->max_positions, c->classes};
+    for (int k = 0; k < TT__COUNT(sizes); k++) if (sizes[k] < 1) tt__print(&all, "; %s is %d", names[k], sizes[k]);
+    if (c->heads > 0 && c->hidden_size % c->heads) tt__print(&all, "; hidden_size %d is not a multiple of %d heads", c->hidden_size, c->heads);
+    if (c->classes > 64) tt__print(&all, "; %d classes, at most 64 are supported", c->classes);
+    if (c->type_vocab_size < 0) tt__print(&all, "; type_vocab_size is %d", c->type_vocab_size);
+    const float rates[] = {c->dropout, c->attention_dropout, c->classifier_dropout};
+    for (int k = 0; k < TT__COUNT(rates); k++) if (!(rates[k] >= 0 && rates[k] < 1)) tt__print(&all, "; dropout %g is not in [0, 1)", rates[k]);
+    if (!(c->layer_norm_eps >= 0)) tt__print(&all, "; layer_norm_eps is %g", c->layer_norm_eps);
+    if (!c->activation || (strcmp(c->activation, "gelu") && strcmp(c->activation, "gelu_new") && strcmp(c->activation, "gelu_pytorch_tanh") && strcmp(c->activation, "relu") &&
+                           strcmp(c->activation, "silu") && strcmp(c->activation, "swish")))
+        tt__print(&all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)", c->activation ? c->activation : "(null)");
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "BERT config: %s", text + 2) : TT_OK;
+}
+
+tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
+{
+    char name[256];
+    const tt__bert_row *row;
+    memset(m, 0, sizeof *m);
+    tt_status status = tt__bert_check(ctx, config);
+    if (status != TT_OK) return status;
+    m->ctx = ctx;
+    m->config = *config;
+    snprintf(m->activation, sizeof m->activation, "%s", config->activation);
+    m->config.activation = NULL; /* m may be moved: m->activation says it */
+    for (int k = 0; k < config->classes; k++) snprintf(m->class_names[k], sizeof m->class_names[k], "LABEL_%d", k);
+    m->layer = (tt_bert_layer *)tt__calloc(ctx, sizeof *m->layer * (size_t)config->layers);
+    if (!m->layer) return TT_ERR_MEMORY;
+    for (int k = 0;; k++) {
+        tt_param **slot = tt__bert_slot(m, k, &row, name, sizeof name);
+        if (!slot) return TT_OK;
+        if (!tt__bert_has(config, row, name)) continue;
+        int64_t dims[2] = {tt__bert_size(config, row->rows), row->cols ? tt__bert_size(config, row->cols) : 0};
+        tt_init init = {row->init == 'n' ? TT_INIT_NORMAL : row->init == '1' ? TT_INIT_ONES : TT_INIT_ZEROS, config->initializer_range};
+        *slot = tt_param_new(ctx, name, row->cols ? 2 : 1, dims, init);
+        if (!*slot) {
+            tt_bert_free(m);
+            return ctx->status;
+        }
+    }
+}
+
+void tt_bert_free(tt_bert *m)
+{
+    if (m->ctx) tt__free(m->ctx, m->layer);
+    memset(m, 0, sizeof *m);
+}
+
+static tt_value tt__named_activation(tt_tape *t, tt_value x, const char *name)
+{
+    if (strcmp(name, "relu") == 0) return tt_relu(t, x);
+    if (strcmp(name, "silu") == 0 || strcmp(name, "swish") == 0) return tt_silu(t, x);
+    return strcmp(name, "gelu") == 0 ? tt_gelu(t, x) : tt_gelu_tanh(t, x);
+}
+
+tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_text_inputs *in)
+{
+    const tt_bert_config *c = &m->config;
+    tt_attention_options attention = tt_attention_options_default(c->heads);
+    attention.dropout = c->attention_dropout;
+    tt_value x = tt_add(t, tt_embedding(t, in->ids, m->word), tt_embedding(t, in->positions, m->position)); /* (rows, hidden) */
+    if (m->type) x = tt_add(t, x, tt_embedding(t, in->types, m->type));
+    x = tt_dropout(t, tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps), c->dropout);
+    tt_name(t, x, "embeddings");
+    for (int k = 0; k < c->layers; k++) {
+        const tt_bert_layer *l = &m->layer[k];
+        tt_value q = tt_linear(t, x, l->q_w, l->q_b), key = tt_linear(t, x, l->k_w, l->k_b), v = tt_linear(t, x, l->v_w, l->v_b);
+        tt_value o = tt_attention(t, q, key, v, in->seq_start, &attention);
+        tt_name(t, o, "layer.%d.attention", k);
+        o = tt_linear(t, o, l->attention_w, l->attention_b);
+        if (!c->distil) o = tt_dropout(t, o, c->dropout); /* DistilBERT has none here */
+        x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
+        tt_name(t, x, "layer.%d.attention_norm", k);
+        tt_value h = tt__named_activation(t, tt_linear(t, x, l->up_w, l->up_b), m->activation); /* (rows, intermediate) */
+        tt_name(t, h, "layer.%d.intermediate", k);
+        h = tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout);
+        x = tt_layernorm(t, tt_add(t, h, x), l->output_norm_w, l->output_norm_b, c->layer_norm_eps);
+        tt_name(t, x, "layer.%d", k);
+    }
+    return x;
+}
+
+tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_text_inputs *in)
+{
+    tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* (seqs, hidden): [CLS] */
+    if (m->head_w) {
+        h = tt_linear(t, h, m->head_w, m->head_b);
+        h = m->config.distil ? tt_relu(t, h) : tt_tanh(t, h);
+    }
+    tt_value logits = tt_linear(t, tt_dropout(t, h, m->config.classifier_dropout), m->classifier_w, m->classifier_b);
+    tt_name(t, logits, "logits");
+    return logits;
+}
+
+static tt_value tt__bert_model_logits(const void *self, tt_tape *t, const tt_text_inputs *in) { return tt_bert_logits((const tt_bert *)self, t, in); }
+
+tt_model tt_bert_classifier(const tt_bert *m)
+{
+    tt_model model = {m, tt__bert_model_logits, m->config.classes, m->config.max_positions};
+    return model;
+}
+
+/* ---- checkpoints ---- */
+
+static tt_status tt__read_rate(const tt__json *j, const char *key, float *rate)
+{
+    double x = *rate;
+    tt_status status = tt__json_read_number(j, 0, key, false, &x);
+    *rate = (float)x;
+    return status;
+}
+
+/* config.json of (Distil)BERT. class_names: from id2label. */
+static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char activation[16], char class_names[64][64])
+{
+    const char *type = NULL, *act = NULL;
+    tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
+    if (status != TT_OK) return status;
+    if (strcmp(type, "distilbert") != 0 && strcmp(type, "bert") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads 'bert' (BERT, MiniLM) and 'distilbert'", j->path, type);
+    *c = tt_bert_config_default(strcmp(type, "distilbert") == 0);
+    struct { const char *bert, *distil; int *to; bool required; } sizes[] = {
+        {"vocab_size", "vocab_size", &c->vocab_size, true}, {"hidden_size", "dim", &c->hidden_size, true},
+        {"num_hidden_layers", "n_layers", &c->layers, true}, {"num_attention_heads", "n_heads", &c->heads, true},
+        {"intermediate_size", "hidden_dim", &c->intermediate_size, true},
+        {"max_position_embeddings", "max_position_embeddings", &c->max_positions, true}, {"type_vocab_size", NULL, &c->type_vocab_size, false}};
+    for (int k = 0; k < TT__COUNT(sizes) && status == TT_OK; k++) {
+        const char *key = c->distil ? sizes[k].distil : sizes[k].bert;
+        int64_t x = *sizes[k].to;
+        if (!key) continue;
+        status = tt__json_read_int(j, 0, key, sizes[k].required, sizes[k].required ? 1 : 0, INT32_MAX / 4, &x);
+        *sizes[k].to = (int)x;
+    }
+    double eps = c->layer_norm_eps, range = c->initializer_range;
+    if (status == TT_OK && !c->distil) status = tt__json_read_number(j, 0, "layer_norm_eps", false, &eps);
+    if (status == TT_OK) status = tt__json_read_number(j, 0, "initializer_range", false, &range);
+    if (status == TT_OK) status = tt__read_rate(j, c->distil ? "dropout" : "hidden_dropout_prob", &c->dropout);
+    if (status == TT_OK) status = tt__read_rate(j, c->distil ? "attention_dropout" : "attention_probs_dropout_prob", &c->attention_dropout);
+    if (!c->distil) c->classifier_dropout = c->dropout;
+    if (status == TT_OK) status = tt__read_rate(j, c->distil ? "seq_classif_dropout" : "classifier_dropout", &c->classifier_dropout);
+    if (status == TT_OK) status = tt__json_read_string(j, 0, c->distil ? "activation" : "hidden_act", false, &act);
+    if (status != TT_OK) return status;
+    c->layer_norm_eps = (float)eps;
+    c->initializer_range = (float)range;
+    snprintf(activation, 16, "%s", act ? act : "gelu");
+    c->activation = activation;
+    const char *position = "absolute";
+    status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
+    if (status == TT_OK && strcmp(position, "absolute") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only 'absolute' is supported", j->path, position);
+    int labels = tt__json_get(j, 0, "id2label");
+    if (status == TT_OK && labels >= 0 && j->nodes[labels].kind == TT__JSON_OBJECT) {
+        if (j->nodes[labels].count < 1 || j->nodes[labels].count > 64)
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %d classes; 1 to 64 are supported", j->path, (int)j->nodes[labels].count);
+        c->classes = (int)j->nodes[labels].count;
+        for (int k = 0; k < c->classes && status == TT_OK; k++) {
+            char key[16];
+            const char *label = NULL;
+            snprintf(key, sizeof key, "%d", k);
+            status = tt__json_read_string(j, labels, key, true, &label);
+            if (status == TT_OK) snprintf(class_names[k], 64, "%s", label);
+        }
+    } else if (status == TT_OK) {
+        int64_t n = c->classes;
+        status = tt__json_read_int(j, 0, "num_labels", false, 1, 64, &n);
+        c->classes = (int)n;
+        for (int k = 0; k < c->classes; k++) snprintf(class_names[k], 64, "LABEL_%d", k);
+    }
+    return status;
+}
+
+/* Old spellings of layer norm parameters, and names without the model's prefix. */
+static int tt__find_tensor(const tt_safetensors *s, const char *name, bool distil)
+{
+    const char *prefix = distil ? "distilbert." : "bert.";
+    char old[256];
+    const char *plain = strncmp(name, prefix, strlen(prefix)) == 0 ? name + strlen(prefix) : name;
+    int index = tt_safetensors_find(s, name);
+    if (index < 0) index = tt_safetensors_find(s, plain);
+    const char *norm = strstr(name, "LayerNorm.");
+    for (int k = 0; k < 2 && index < 0 && norm; k++) {
+        const char *from = k ? name : plain;
+        snprintf(old, sizeof old, "%.*s%s", (int)(strstr(from, "LayerNorm.") + 10 - from), from, strcmp(norm + 10, "weight") == 0 ? "gamma" : "beta");
+        index = tt_safetensors_find(s, old);
+    }
+    return index;
+}
+
+static tt_status tt__bert_attach(tt_bert *m, tt__checkpoint *c, const char *path)
+{
+    char name[256];
+    const tt__bert_row *row;
+    int used = 0;
+    for (int k = 0;; k++) {
+        tt_param **slot = tt__bert_slot(m, k, &row, name, sizeof name);
+        if (!slot) break;
+        if (!*slot) continue;
+        int index = tt__find_tensor(c->file, name, m->config.distil);
+        bool head = strncmp(name, "bert.pooler.", 12) == 0 || strncmp(name, "pre_classifier.", 15) == 0 || strncmp(name, "classifier.", 11) == 0;
+        if (index >= 0 && strncmp(name, "classifier.", 11) == 0 && tt_safetensors_info(c->file, index)->dims[0] != m->config.classes) {
+            tt__log(m->ctx, TT_LOG_WARNING, "checkpoint", "'%s': '%s' has %lld classes, %d are asked for: it starts anew", path, name,
+                    (long long)tt_safetensors_info(c->file, index)->dims[0], m->config.classes);
+            used++;
+            continue;
+        }
+        if (index < 0 && head) {
+            tt__log(m->ctx, TT_LOG_INFO, "checkpoint", "'%s' has no '%s': it starts anew", path, name);
+            continue;
+        }
+        if (index < 0) return tt__fail(m->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for", path, name);
+        tt_status status = tt__param_from_checkpoint(*slot, c, index, path);
+        if (status != TT_OK) return status;
+        used++;
+    }
+    int unused = tt_safetensors_count(c->file) - used;
+    if (tt_safetensors_find(c->file, "embeddings.position_ids") >= 0 || tt_safetensors_find(c->file, "bert.embeddings.position_ids") >= 0) unused--;
+    if (unused > 0) tt__log(m->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were left out", path, unused);
+    return TT_OK;
+}
+
+tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
+{
+    char path[TT__PATH], activation[16], class_names[64][64];
+    tt__json j;
+    tt_bert_config config;
+    memset(m, 0, sizeof *m);
+    tt_status status = tt__path_join(ctx, path, folder, "config.json");
+    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
+    if (status != TT_OK) return status;
+    status = tt__bert_read_config(&j, &config, activation, class_names);
+    tt__json_free(&j);
+    bool same_classes = status == TT_OK && (!classes || classes == config.classes);
+    if (classes) config.classes = classes;
+    if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
+    if (status != TT_OK) return status;
+    tt__checkpoint *c = tt__checkpoint_open(ctx, path);
+    if (!c) return ctx->status;
+    status = tt_bert_new(ctx, m, &config);
+    if (status == TT_OK) status = tt__bert_attach(m, c, path);
+    if (status == TT_OK && same_classes) memcpy(m->class_names, class_names, sizeof class_names);
+    tt__checkpoint_release(c, ctx);
+    if (status != TT_OK) tt_bert_free(m);
+    return status;
+}
+
+static tt_status tt__write_text(tt_context *ctx, const char *path, const char *text)
+{
+    tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
+    if (!w) return TT_ERR_MEMORY;
+    if (tt__writer_begin(w, ctx, path) == TT_OK) tt__write(w, text, strlen(text));
+    tt_status status = tt__writer_end(w);
+    tt__free(ctx, w);
+    return status;
+}
+
+static tt_status tt__bert_save_config(const tt_bert *m, const char *path, const char *dtype)
+{
+    const tt_bert_config *c = &m->config;
+    char text[16384];
+    tt__text json = {text, sizeof text, 0};
+    tt__print(&json, "{\n  \"architectures\": [\"%sForSequenceClassification\"],\n  \"model_type\": \"%s\",\n", c->distil ? "DistilBert" : "Bert", c->distil ? "distilbert" : "bert");
+    tt__print(&json, "  \"vocab_size\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"max_position_embeddings\": %d,\n", c->vocab_size,
+              c->distil ? "dim" : "hidden_size", c->hidden_size, c->distil ? "n_layers" : "num_hidden_layers", c->layers,
+              c->distil ? "n_heads" : "num_attention_heads", c->heads, c->distil ? "hidden_dim" : "intermediate_size", c->intermediate_size, c->max_positions);
+    if (c->distil) tt__print(&json, "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n");
+    else tt__print(&json, "  \"type_vocab_size\": %d,\n  \"layer_norm_eps\": %g,\n  \"position_embedding_type\": \"absolute\",\n", c->type_vocab_size, c->layer_norm_eps);
+    tt__print(&json, "  \"%s\": \"%s\",\n  \"initializer_range\": %g,\n  \"%s\": %g,\n  \"%s\": %g,\n  \"%s\": %g,\n  \"pad_token_id\": 0,\n  \"dtype\": \"%s\",\n",
+              c->distil ? "activation" : "hidden_act", m->activation, c->initializer_range, c->distil ? "dropout" : "hidden_dropout_prob", c->dropout,
+              c->distil ? "attention_dropout" : "attention_probs_dropout_prob", c->attention_dropout,
+              c->distil ? "seq_classif_dropout" : "classifier_dropout", c->classifier_dropout, dtype);
+    for (int side = 0; side < 2; side++) {
+        tt__print(&json, side ? ",\n  \"label2id\": {" : "  \"id2label\": {");
+        for (int k = 0; k < c->classes; k++) {
+            tt__print(&json, k ? ", " : "");
+            if (side) { tt__json_quote(&json, m->class_names[k]); tt__print(&json, ": %d", k); }
+            else { tt__print(&json, "\"%d\": ", k); tt__json_quote(&json, m->class_names[k]); }
+        }
+        tt__print(&json, "}");
+    }
+    tt__print(&json, "\n}\n");
+    if (json.length >= sizeof text) return tt__fail(m->ctx, TT_ERR_INTERNAL, "config.json of %zu bytes is longer than expected", json.length);
+    return tt__write_text(m->ctx, path, text);
+}
+
+/* Streams n elements of p through `piece` into w, in dtype `as`. */
+static tt_status tt__save_param(tt_safetensors_writer *w, const tt_param *p, tt_dtype as, float *piece, void *converted)
+{
+    tt_status status = TT_OK;
+    for (int64_t first = 0; first < p->size && status == TT_OK; first += TT__PIECE) {
+        int64_t n = tt__min(TT__PIECE, p->size - first);
+        status = tt__param_read(p, first, n, piece);
+        if (status != TT_OK) break;
+        tt__convert(converted, as, piece, TT_F32, (size_t)n);
+        status = tt_safetensors_write(w, converted, (size_t)n * tt_dtype_bytes(as));
+    }
+    return status;
+}
+
+tt_status tt_bert_save(const tt_bert *m, const char *folder)
+{
+    tt_context *ctx = m->ctx;
+    const tt_files *files = &ctx->options.files;
+    static const char *const metadata[] = {"format", "pt", NULL};
+    char path[TT__PATH], name[256];
+    const tt__bert_row *row;
+    int count = 0, all = 0;
+    while (tt__bert_slot(m, all, &row, name, sizeof name)) all++;
+    if (!files->make_folder(files->user, folder)) return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
+    tt_tensor_info *info = (tt_tensor_info *)tt__calloc(ctx, sizeof *info * (size_t)all);
+    tt_param **params = (tt_param **)tt__alloc(ctx, sizeof *params * (size_t)all);
+    float *piece = (float *)tt__alloc(ctx, sizeof(float) * TT__PIECE * 2);
+    tt_status status = info && params && piece ? TT_OK : TT_ERR_MEMORY;
+    bool bf16 = m->word->arena && m->word->dtype == TT_BF16;
+    for (int k = 0; k < all && status == TT_OK; k++) {
+        tt_param *p = *tt__bert_slot(m, k, &row, name, sizeof name);
+        if (!p) continue;
+        info[count].name = p->name;
+        info[count].dtype = bf16 ? "BF16" : "F32";
+        info[count].ndim = p->ndim;
+        memcpy(info[count].dims, p->dims, sizeof p->dims);
+        info[count].bytes = (size_t)p->size * (bf16 ? 2 : 4);
+        params[count++] = p;
+    }
+    if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
+    if (status == TT_OK) {
+        tt_safetensors_writer *w = tt_safetensors_begin(ctx, path, info, count, metadata);
+        if (!w) status = ctx->status;
+        for (int k = 0; k < count && status == TT_OK; k++) status = tt__save_param(w, params[k], bf16 ? TT_BF16 : TT_F32, piece, piece + TT__PIECE);
+        if (w) {
+            tt_status end = tt_safetensors_end(w);
+            if (status == TT_OK) status = end;
+        }
+    }
+    if (status == TT_OK) status = tt__path_join(ctx, path, folder, "config.json");
+    if (status == TT_OK) status = tt__bert_save_config(m, path, bf16 ? "bfloat16" : "float32");
+    tt__free(ctx, piece);
+    tt__free(ctx, params);
+    tt__free(ctx, info);
+    return status;
+}
+
+/* ============================================================================================================
+   TRAINER                                                                                        >>trainer
+   Steps of micro-batches, evaluation, prediction, and the state of a run in one file. Uses all above.
+   ============================================================================================================ */
+
+struct tt_trainer {
+    tt_context *ctx;
+    tt_model model;
+    tt_train_options options;
+    tt_program *train, *eval;
+    tt_text_inputs in;
+    tt_value labels, logits;
+};
+
+tt_train_options tt_train_options_default(void)
+{
+    tt_train_options o;
+    memset(&o, 0, sizeof o);
+    o.schedule.kind = TT_LINEAR;
+    o.schedule.lr = 5e-5f;
+    o.optimizer = tt_optimizer_options_default();
+    o.optimizer.clip_norm = 1;
+    o.precision = "32-true";
+    return o;
+}
+
+static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
+{
+    char text[768];
+    tt__text all = {text, sizeof text, 0};
+    const tt_schedule *s = &o->schedule;
+    if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(&all, "; lr %g is not a finite number >= 0", s->lr);
+    if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(&all, "; min_lr %g is not in [0, lr]", s->min_lr);
+    if ((unsigned)s->kind > TT_COSINE) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
+    if (s->warmup_steps < 0) tt__print(&all, "; warmup_steps is %lld", (long long)s->warmup_steps);
+    if (s->kind != TT_CONSTANT && s->total_steps < 1) tt__print(&all, "; total_steps must be set for a schedule that decays");
+    if (s->kind != TT_CONSTANT && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
+        tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps, (long long)s->total_steps);
+    if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
+    if (o->max_tokens < o->max_seqs) tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
+    if (model->classes < 1) tt__print(&all, "; the model has %d classes", model->classes);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
+}
+
+static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
+{
+    int64_t rows = tt_axis(t, "tokens", r->options.max_tokens), seqs = tt_axis(t, "sequences", r->options.max_seqs);
+    tt_cross_entropy_options loss = tt_cross_entropy_options_default();
+    tt_compile_options o = tt_compile_options_default();
+    r->in.ids = tt_input(t, "ids", TT_I32, rows, 1);
+    r->in.positions = tt_input(t, "positions", TT_I32, rows, 1);
+    r->in.types = tt_input(t, "types", TT_I32, rows, 1);
+    r->in.seq_start = tt_seq_start(t, "seq_start", seqs);
+    r->in.first = tt_input(t, "first", TT_I32, seqs, 1);
+    r->labels = tt_input(t, "labels", TT_I32, seqs, 1);
+    r->logits = r->model.logits(r->model.self, t, &r->in);
+    tt_output(t, r->logits);
+    loss.label_smoothing = r->options.label_smoothing;
+    tt_value root = tt_cross_entropy(t, r->logits, r->labels, &loss);
+    tt_name(t, root, "loss");
+    o.precision = r->options.precision;
+    o.accumulate = r->options.accumulate;
+    o.optimizer = r->options.optimizer;
+    o.memory_budget = r->options.memory_budget;
+    r->train = tt_compile(t, root, &o);
+    if (!r->train) return r->ctx->status;
+    o.train = false;
+    o.share = r->train;
+    r->eval = tt_compile(t, root, &o);
+    return r->eval ? TT_OK : r->ctx->status;
+}
+
+tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
+{
+    tt_train_options o = options ? *options : tt_train_options_default();
+    if (tt__check_train_options(ctx, model, &o) != TT_OK) return NULL;
+    tt_trainer *r = (tt_trainer *)tt__calloc(ctx, sizeof *r);
+    tt_tape *t = r ? tt_tape_new(ctx) : NULL;
+    tt_status status = t ? TT_OK : TT_ERR_MEMORY;
+    if (t) {
+        r->ctx = ctx;
+        r->model = *model;
+        r->options = o;
+        status = tt__trainer_compile(r, t);
+    }
+    tt_tape_free(t);
+    if (status == TT_OK) return r;
+    tt_trainer_free(r);
+    return NULL;
+}
+
+void tt_trainer_free(tt_trainer *r)
+{
+    if (!r) return;
+    tt_program_free(r->eval);
+    tt_program_free(r->train);
+    tt__free(r->ctx, r);
+}
+
+const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train; }
+int64_t tt_trainer_steps(const tt_trainer *r) { return r->train->run.step; }
+float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.schedule, r->train->run.step); }
+
+static bool tt__reads(const tt_program *p, tt_value v)
+{
+    for (int k = 0; k < p->t->n_code; k++)
+        for (int j = 0; j < TT__MAX_IN; j++) if (p->t->code[k].in[j] == v.id) return true;
+    return false;
+}
+
+static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b)
+{
+    struct { tt_value v; const int32_t *data; int64_t rows; } set[] = {
+        {r->in.ids, b->ids, b->rows}, {r->in.positions, b->positions, b->rows}, {r->in.types, b->types, b->rows},
+        {r->in.seq_start, b->seq_start, b->seqs + 1}, {r->in.first, b->seq_start, b->seqs}, {r->labels, b->labels, b->seqs}};
+    if (b->seqs < 1 || b->rows < 1) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs, b->rows);
+    for (int k = 0; k < TT__COUNT(set); k++) {
+        if (!tt__reads(p, set[k].v)) continue; /* types, where the model has none */
+        tt_status status = tt_set(p, set[k].v, set[k].data, set[k].rows);
+        if (status != TT_OK) return status;
+    }
+    return TT_OK;
+}
+
+tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool *updated)
+{
+    float lr = tt_trainer_lr(r);
+    tt_status status = tt__set_batch(r, r->train, b);
+    if (updated) *updated = false;
+    if (status != TT_OK) return status;
+    if (!r->options.accumulate) {
+        if (!b->last_of_step) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "a step of several micro-batches needs a trainer made with accumulate = true");
+        status = tt_step(r->train, lr, stats);
+    } else {
+        status = tt_micro_step(r->train, stats);
+        if (status == TT_OK && b->last_of_step) status = tt_update(r->train, lr, stats);
+    }
+    if (updated) *updated = status == TT_OK && b->last_of_step;
+    return status;
+}
+
+tt_status tt_evaluate(tt_trainer *r, tt_loader *l, tt_stats *stats)
+{
+    tt_batch b;
+    double loss = 0;
+    memset(stats, 0, sizeof *stats);
+    tt_status status = tt_loader_seek(l, 0, 0);
+    r->ctx->status = TT_OK;
+    while (status == TT_OK && tt_loader_next(l, &b)) {
+        tt_stats s;
+        status = tt__set_batch(r, r->eval, &b);
+        if (status == TT_OK) status = tt_run(r->eval, &s);
+        if (status != TT_OK) break;
+        loss += s.loss * s.targets;
+        stats->targets += s.targets;
+        stats->correct += s.correct;
+        stats->flops += s.flops;
+    }
+    if (status == TT_OK) status = r->ctx->status; /* the loader's */
+    stats->loss = stats->targets > 0 ? loss / stats->targets : 0;
+    stats->step = tt_trainer_steps(r);
+    return status;
+}
+
+tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
+{
+    int classes = r->model.classes;
+    tt_status status = tt__set_batch(r, r->eval, b);
+    if (status == TT_OK) status = tt_run(r->eval, NULL);
+    if (status == TT_OK) status = tt_get(r->eval, r->logits, probabilities, (size_t)b->seqs * (size_t)classes);
+    for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+        float *x = probabilities + (size_t)s * (size_t)classes, most = x[0];
+        double sum = 0;
+        for (int c = 1; c < classes; c++) most = x[c] > most ? x[c] : most;
+        for (int c = 0; c < classes; c++) sum += x[c] = expf(x[c] - most);
+        for (int c = 0; c < classes; c++) x[c] = (float)(x[c] / sum);
+    }
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------ state */
+
+typedef struct tt__state_header { /* the tensor "tinytrain.run": I64                                                  */
+    int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, optimizer;
+} tt__state_header;
+
+#define TT__STATE_VERSION 1
+
+static int64_t tt__double_bits(double x) { int64_t i; memcpy(&i, &x, 8); return i; }
+static double tt__bits_double(int64_t i) { double x; memcpy(&x, &i, 8); return x; }
+
+/* The tensors of a run's state: parameters by name, optimizer state with PyTorch's words in front. Returns how many, at most
+   `most`; value[k] on the training program's tape. */
+static int tt__state_tensors(const tt_program *p, int32_t *value, char (*name)[192], int most)
+{
+    int n = 0;
+    const tt_tape *t = p->t;
+    for (int32_t v = 1; v < t->n_values && n < most; v++)
+        if (t->values[v].storage == TT__PARAMETER && t->values[v].base == v) {
+            snprintf(name[n], sizeof name[n], "%s", p->ctx->params[t->values[v].param]->name);
+            value[n++] = v;
+        }
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        if (i->op != TT__OP_ADAM && i->op != TT__OP_SGD) continue;
+        for (int j = 1; j < TT__MAX_OUT && n < most; j++) {
+            if (!i->out[j]) continue;
+            snprintf(name[n], sizeof name[n], "%s.%.170s", i->op == TT__OP_SGD ? "momentum_buffer" : j == 1 ? "exp_avg" : "exp_avg_sq",
+                     p->ctx->params[t->values[i->out[j]].param]->name);
+            value[n++] = i->out[j];
+        }
+    }
+    return n;
+}
+
+/* What saving and loading need: every tensor of the state with its name and description. */
+typedef struct tt__state {
+    int count;
+    int32_t *value;
+    char (*name)[192];
+    tt_tensor_info *info; /* [0] is the header                                                                       */
+} tt__state;
+
+static void tt__state_free(tt_context *ctx, tt__state *s)
+{
+    tt__free(ctx, s->value);
+    tt__free(ctx, s->name);
+    tt__free(ctx, s->info);
+}
+
+static tt_status tt__state_begin(const tt_program *p, tt__state *s)
+{
+    tt_context *ctx = p->ctx;
+    int most = 3 * ctx->n_params + 1;
+    s->value = (int32_t *)tt__alloc(ctx, sizeof *s->value * (size_t)most);
+    s->name = (char (*)[192])tt__alloc(ctx, sizeof *s->name * (size_t)most);
+    s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(most + 1));
+    if (!s->value || !s->name || !s->info) { tt__state_free(ctx, s); return TT_ERR_MEMORY; }
+    s->count = tt__state_tensors(p, s->value, s->name, most);
+    s->info[0].name = "tinytrain.run";
+    s->info[0].dtype = "I64";
+    s->info[0].ndim = 1;
+    s->info[0].bytes = sizeof(tt__state_header);
+    s->info[0].dims[0] = (int64_t)sizeof(tt__state_header) / 8;
+    for (int k = 0; k < s->count; k++) {
+        tt__mat m = tt__resolve(p, s->value[k]);
+        const tt_param *param = ctx->params[p->t->values[s->value[k]].param];
+        tt_tensor_info *info = &s->info[k + 1];
+        info->name = s->name[k];
+        info->dtype = m.dtype == TT_F32 ? "F32" : "BF16";
+        info->ndim = param->ndim;
+        memcpy(info->dims, param->dims, sizeof param->dims);
+        info->bytes = (size_t)param->size * tt_dtype_bytes(m.dtype);
+    }
+    return TT_OK;
+}
+
+tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *progress)
+{
+    tt_program *p = r->train;
+    tt__state s;
+    tt__state_header h;
+    tt_status status = tt_allocate(p);
+    if (status == TT_OK && p->run.micro > 0) status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the micro-batches of one");
+    if (status == TT_OK) status = tt__state_begin(p, &s);
+    if (status != TT_OK) return status;
+    memset(&h, 0, sizeof h);
+    h.version = TT__STATE_VERSION;
+    h.seed = (int64_t)p->run.seed;
+    h.step = p->run.step;
+    h.optimizer = (int64_t)p->options.optimizer.kind;
+    h.epoch = progress->epoch;
+    h.epoch_step = progress->step;
+    h.loss_sum = tt__double_bits(progress->loss_sum);
+    h.targets = tt__double_bits(progress->targets);
+    h.correct = tt__double_bits(progress->correct);
+    h.best = tt__double_bits(progress->best);
+    tt_safetensors_writer *w = tt_safetensors_begin(r->ctx, path, s.info, s.count + 1, NULL);
+    status = w ? tt_safetensors_write(w, &h, sizeof h) : r->ctx->status;
+    for (int k = 0; k < s.count && status == TT_OK; k++) status = tt_safetensors_write(w, tt__resolve(p, s.value[k]).data, s.info[k + 1].bytes);
+    if (w) {
+        tt_status end = tt_safetensors_end(w);
+        if (status == TT_OK) status = end;
+    }
+    tt__state_free(r->ctx, &s);
+    return status;
+}
+
+/* Tensor `expected` of the file: its index, or -1 after an error. */
+static int tt__state_find(tt_context *ctx, const tt_safetensors *file, const char *path, const tt_tensor_info *expected)
+{
+    int k = tt_safetensors_find(file, expected->name);
+    if (k < 0) {
+        tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it is no state of this model and optimizer", path, expected->name);
+        return -1;
+    }
+    const tt_tensor_info *found = tt_safetensors_info(file, k);
+    bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
+    for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
+    if (same) return k;
+    tt__fail(ctx, TT_ERR_FORMAT, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: the model or the precision differs", path, expected->name, found->dtype,
+             found->bytes, expected->dtype, expected->bytes);
+    return -1;
+}
+
+tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress)
+{
+    tt_program *p = r->train;
+    tt__state s;
+    tt__state_header h;
+    tt_safetensors *file = tt_safetensors_open(r->ctx, path);
+    if (!file) return r->ctx->status;
+    tt_status status = tt_allocate(p);
+    if (status == TT_OK) status = tt__state_begin(p, &s);
+    if (status != TT_OK) {
+        tt_safetensors_close(file);
+        return status;
+    }
+    int at = tt__state_find(r->ctx, file, path, &s.info[0]);
+    if (at < 0) status = r->ctx->status;
+    else memcpy(&h, tt_safetensors_data(file, at), sizeof h);
+    if (status == TT_OK && h.version != TT__STATE_VERSION) status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d", path, (long long)h.version, TT__STATE_VERSION);
+    if (status == TT_OK && (uint64_t)h.seed != p->run.seed)
+        status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with seed %llu, this run has %llu: open the context with the same seed", path, (unsigned long long)h.seed, (unsigned long long)p->run.seed);
+    if (status == TT_OK && h.optimizer != (int64_t)p->options.optimizer.kind) status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with another optimizer", path);
+    for (int k = 0; k < s.count && status == TT_OK; k++) if (tt__state_find(r->ctx, file, path, &s.info[k + 1]) < 0) status = r->ctx->status;
+    if (status == TT_OK && tt_safetensors_count(file) != s.count + 1)
+        status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are trained", path, tt_safetensors_count(file), s.count + 1);
+    for (int k = 0; k < s.count && status == TT_OK; k++)
+        memcpy(tt__resolve(p, s.value[k]).data, tt_safetensors_data(file, tt_safetensors_find(file, s.info[k + 1].name)), s.info[k + 1].bytes);
+    if (status == TT_OK) {
+        p->run.step = h.step;
+        p->run.micro = 0;
+        progress->epoch = h.epoch;
+        progress->step = h.epoch_step;
+        progress->loss_sum = tt__bits_double(h.loss_sum);
+        progress->targets = tt__bits_double(h.targets);
+        progress->correct = tt__bits_double(h.correct);
+        progress->best = tt__bits_double(h.best);
+    }
+    tt__state_free(r->ctx, &s);
+    tt_safetensors_close(file);
+    return status;
+}
+
+#undef TT__IMPLEMENT
+#endif /* TT__IMPLEMENT */
