@@ -12,8 +12,8 @@ config.json, model.safetensors and vocab.txt, such as sentence-transformers/all-
     python bench/minilm_imdb.py --train 4000 --test 2000 --epochs 2 --batch 16 --start start/ --imdb aclImdb/
 
 Training in both modes: mean cross-entropy, AdamW (betas 0.9 0.999, eps 1e-8, weight decay 0.01 except on biases and LayerNorm
-weights), global gradient norm clipped to 1, and the learning rate --lr times, at step s = 0, 1, ... of S with W = ceil(S / 10),
-    (s + 1) / W            while s < W
+weights), global gradient norm clipped to 1, and the learning rate --lr times, at step s = 0, 1, ... of S with W = S // 10,
+    s / W                  while s < W (as transformers' get_linear_schedule_with_warmup)
     (S - s) / (S - W)      after that, with --schedule linear;   1 with --schedule constant
 Reviews are cut to 512 tokens, [CLS] and [SEP] included. A label is 1 for pos, 0 for neg.
 
@@ -94,9 +94,9 @@ class Trainer:
         self.model, self.args, self.steps, self.step_number = model, args, steps, 0
 
     def lr(self):
-        s, warmup = self.step_number, math.ceil(self.steps / 10)
+        s, warmup = self.step_number, self.steps // 10
         if s < warmup:
-            return self.args.lr * (s + 1) / warmup
+            return self.args.lr * s / warmup
         return self.args.lr * ((self.steps - s) / (self.steps - warmup) if self.args.schedule == "linear" else 1.0)
 
     def step(self, rows):

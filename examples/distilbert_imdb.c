@@ -2,9 +2,7 @@
 
        make demo                                       a small DistilBERT from scratch, on examples/data/reviews.tsv
        build/distilbert_imdb --data aclImdb --model distilbert-base-uncased/       the real thing
-       build/distilbert_imdb --out run --predict "a film to remember"              classify with what was trained
-
-   One file, in order: options, data, model and trainer, the epochs, prediction. */
+       build/distilbert_imdb --out run --predict "a film to remember"              classify with what was trained */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
@@ -14,21 +12,21 @@
 /* --------------------------------------------------------------------------------------------------- options */
 
 static struct {
-    const char *data, *model, *precision, *freeze, *out, *predict;
+    const char *data, *model, *precision, *out, *predict;
+    char *freeze;
     int64_t train, test, epochs, batch, accumulate, max_tokens, seed, threads;
     double lr, warmup, dropout;
     bool resume, help;
-} opt = {"examples/data/reviews.tsv", NULL, "32-true", "", "run", NULL, 0, 0, 0, 16, 1, 0, 1, 0, 0, 0.1, -1, false, false};
+} opt = {"examples/data/reviews.tsv", NULL, "32-true", "run", NULL, NULL, 0, 0, 0, 16, 1, 0, 1, 0, 0, 0.1, -1, false, false};
 
 typedef struct flag { const char *name, *what; char type; void *to; const char *help; } flag; /* type: s, i, f, b */
-
 static const flag flags[] = {
     {"--data", "PATH", 's', &opt.data, "aclImdb folder, or a .tsv/.csv with columns text, label[, split] (examples/data/reviews.tsv)"},
     {"--model", "DIR", 's', &opt.model, "Hugging Face folder to start from: config.json, model.safetensors, vocab.txt (none: from scratch)"},
     {"--train", "N", 'i', &opt.train, "reviews to train on (0: all but those for validation)"},
     {"--test", "N", 'i', &opt.test, "reviews to test on (0: all)"},
-    {"--epochs", "N", 'i', &opt.epochs, "passes over the training reviews (0: 2 with --model, else 10)"},
-    {"--lr", "X", 'f', &opt.lr, "peak learning rate (0: 5e-5 with --model, else 1e-3)"},
+    {"--epochs", "N", 'i', &opt.epochs, "passes over the training reviews (0: 2 with --model, else 6)"},
+    {"--lr", "X", 'f', &opt.lr, "peak learning rate (0: 5e-5 with --model, else 5e-4)"},
     {"--warmup", "X", 'f', &opt.warmup, "share of the steps in which the learning rate rises, before it falls linearly (0.1)"},
     {"--batch", "N", 'i', &opt.batch, "reviews in a step (16)"},
     {"--accumulate", "N", 'i', &opt.accumulate, "micro-batches in a step, at least (1)"},
@@ -43,6 +41,7 @@ static const flag flags[] = {
     {"--predict", "TEXT", 's', &opt.predict, "classify TEXT, or with - each line of standard input, with the model in --out"},
     {"--help", "", 'b', &opt.help, "this list"},
 };
+enum { FLAGS = sizeof flags / sizeof flags[0] };
 
 static void die(const char *format, ...)
 {
@@ -51,21 +50,29 @@ static void die(const char *format, ...)
     fputs("distilbert_imdb: ", stderr);
     vfprintf(stderr, format, args);
     fputc('\n', stderr);
-    va_end(args);
     exit(1);
 }
+
+/* What a call of the library made, or the end of the program with its error. */
+static void *made(tt_context *ctx, void *p)
+{
+    if (!p) die("%s", tt_error(ctx));
+    return p;
+}
+
+static void must(tt_context *ctx, tt_status status) { if (status != TT_OK) die("%s", tt_error(ctx)); }
 
 static void parse_options(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {
         const flag *f = NULL;
         char *end = NULL;
-        for (int k = 0; k < TT__COUNT(flags); k++) if (strcmp(argv[i], flags[k].name) == 0) f = &flags[k];
+        for (int k = 0; k < FLAGS; k++) if (strcmp(argv[i], flags[k].name) == 0) f = &flags[k];
         if (!f) die("unknown option '%s'; --help lists them", argv[i]);
         if (f->type == 'b') { *(bool *)f->to = true; continue; }
         if (++i == argc) die("%s needs a value: %s", f->name, f->what);
         errno = 0;
-        if (f->type == 's') *(const char **)f->to = argv[i];
+        if (f->type == 's') *(char **)f->to = argv[i];
         if (f->type == 'i') *(int64_t *)f->to = strtoll(argv[i], &end, 10);
         if (f->type == 'f') *(double *)f->to = strtod(argv[i], &end);
         if (f->type != 's' && (end == argv[i] || *end || errno)) die("%s takes a number, not '%s'", f->name, argv[i]);
@@ -73,7 +80,7 @@ static void parse_options(int argc, char **argv)
     }
     if (!opt.help) return;
     printf("usage: distilbert_imdb [options]\n\n");
-    for (int k = 0; k < TT__COUNT(flags); k++) printf("  %-13s %-5s %s\n", flags[k].name, flags[k].what, flags[k].help);
+    for (int k = 0; k < FLAGS; k++) printf("  %-13s %-5s %s\n", flags[k].name, flags[k].what, flags[k].help);
     exit(0);
 }
 
@@ -81,19 +88,17 @@ static void parse_options(int argc, char **argv)
 
 static bool is_table(const char *path)
 {
-    size_t n = strlen(path);
-    return n > 4 && (strcmp(path + n - 4, ".tsv") == 0 || strcmp(path + n - 4, ".csv") == 0);
+    const char *ending = strrchr(path, '.');
+    return ending && (strcmp(ending, ".tsv") == 0 || strcmp(ending, ".csv") == 0);
 }
 
 /* "train" or "test"; n reviews, 0: all. */
 static tt_dataset *read_reviews(tt_context *ctx, const char *split, int64_t n)
 {
-    tt_dataset *d = is_table(opt.data) ? tt_dataset_table(ctx, opt.data, split, NULL, 0) : tt_dataset_imdb(ctx, opt.data, split, n + n % 2);
-    if (!d) die("%s", tt_error(ctx));
+    tt_dataset *d = (tt_dataset *)made(ctx, is_table(opt.data) ? tt_dataset_table(ctx, opt.data, split, NULL, 0) : tt_dataset_imdb(ctx, opt.data, split, n + n % 2));
     if (n > tt_dataset_count(d)) die("%lld reviews are asked for, '%s' has %lld for '%s'", (long long)n, opt.data, (long long)tt_dataset_count(d), split);
     if (!n || n == tt_dataset_count(d)) return d;
-    tt_dataset *part = tt_dataset_split(d, n);
-    if (!part) die("%s", tt_error(ctx));
+    tt_dataset *part = (tt_dataset *)made(ctx, tt_dataset_split(d, n));
     tt_dataset_free(d);
     return part;
 }
@@ -106,9 +111,7 @@ static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_token
     o.max_length = max_length;
     o.max_tokens = (int)opt.max_tokens;
     o.shuffle = train;
-    tt_loader *l = tt_loader_new(ctx, d, k, &o);
-    if (!l) die("%s", tt_error(ctx));
-    return l;
+    return (tt_loader *)made(ctx, tt_loader_new(ctx, d, k, &o));
 }
 
 /* ----------------------------------------------------------------------------------------- model and trainer */
@@ -116,9 +119,8 @@ static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_token
 /* The start of training: a checkpoint, or a small DistilBERT with random weights. */
 static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const tt_dataset *d)
 {
-    char list[1024];
     if (opt.model) {
-        if (tt_bert_load(ctx, m, opt.model, tt_dataset_classes(d)) != TT_OK) die("%s", tt_error(ctx));
+        must(ctx, tt_bert_load(ctx, m, opt.model, tt_dataset_classes(d)));
         if (m->config.vocab_size < tt_tokenizer_size(k)) die("vocab.txt has %d tokens, the model %d", tt_tokenizer_size(k), m->config.vocab_size);
     } else {
         tt_bert_config c = tt_bert_config_default(true);
@@ -129,109 +131,80 @@ static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const
         c.intermediate_size = 256;
         c.classes = tt_dataset_classes(d);
         if (is_table(opt.data)) c.max_positions = 128;
-        if (tt_bert_new(ctx, m, &c) != TT_OK) die("%s", tt_error(ctx));
+        must(ctx, tt_bert_new(ctx, m, &c));
     }
     for (int c = 0; c < m->config.classes; c++) snprintf(m->class_names[c], sizeof m->class_names[c], "%s", tt_dataset_class_name(d, c));
     if (opt.dropout >= 0) m->config.dropout = m->config.attention_dropout = m->config.classifier_dropout = (float)opt.dropout;
-    if (strlen(opt.freeze) >= sizeof list) die("--freeze is too long");
-    snprintf(list, sizeof list, "%s", opt.freeze);
-    for (char *pattern = strtok(list, ","); pattern; pattern = strtok(NULL, ",")) {
+    for (char *pattern = opt.freeze ? strtok(opt.freeze, ",") : NULL; pattern; pattern = strtok(NULL, ",")) {
         int n = tt_param_freeze(ctx, pattern, true);
         if (!n) die("--freeze '%s' matches no parameter", pattern);
         printf("frozen: %s (%d parameters)\n", pattern, n);
     }
 }
 
-static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_loader *l, int64_t total_steps)
+/* total_steps 0: only to evaluate and predict. */
+static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, int max_seqs, int max_tokens, int64_t total_steps)
 {
     tt_model model = tt_bert_classifier(m);
     tt_train_options o = tt_train_options_default();
+    o.train = total_steps > 0;
     o.schedule.lr = (float)opt.lr;
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(opt.warmup * (double)total_steps);
     o.precision = opt.precision;
-    o.max_seqs = (int)opt.batch;
-    o.max_tokens = tt_loader_max_tokens(l);
-    o.accumulate = tt_loader_max_seqs(l) < opt.batch || opt.batch * m->config.max_positions > o.max_tokens;
-    tt_trainer *t = tt_trainer_new(ctx, &model, &o);
-    if (!t) die("%s", tt_error(ctx));
-    return t;
-}
-
-
-static void save_model(tt_context *ctx, const tt_bert *m, const tt_tokenizer *k) /* as transformers and --predict load it */
-{
-    if (tt_bert_save(m, opt.out) != TT_OK || tt_tokenizer_save(k, opt.out) != TT_OK) die("%s", tt_error(ctx));
+    o.max_seqs = max_seqs;
+    o.max_tokens = max_tokens;
+    o.accumulate = opt.accumulate > 1 || opt.batch * m->config.max_positions > max_tokens;
+    return (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
 }
 
 /* --------------------------------------------------------------------------------------------------- progress */
 
 static volatile sig_atomic_t stop_asked;
 static void ask_to_stop(int signal_number) { (void)signal_number; stop_asked = 1; }
+static double now(void) { struct timespec t; return clock_gettime(CLOCK_MONOTONIC, &t), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec; }
+static char metrics_path[1100], old_metrics_path[1100], svg_path[1100], state_path[1100]; /* in opt.out */
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static const char *out_path(const char *name)
-{
-    static char path[2][1100];
-    static int turn;
-    turn = !turn;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", opt.out, name);
-    return path[turn];
-}
-
-/* metrics.csv: a line for each step, and one for each validation. A resumed run keeps the lines up to its step. */
+/* metrics.csv: a line for each step and each validation. A resumed run keeps the lines up to its step. */
 static FILE *open_metrics(int64_t steps_done)
 {
-    const char *path = out_path("metrics.csv"), *old_path = out_path("metrics.csv.old");
     char line[256];
-    FILE *old = steps_done && rename(path, old_path) == 0 ? fopen(old_path, "r") : NULL, *f = fopen(path, "w");
-    if (!f) die("cannot write '%s': %s", path, strerror(errno));
+    FILE *old = rename(metrics_path, old_metrics_path) == 0 ? fopen(old_metrics_path, "r") : NULL, *f = fopen(metrics_path, "w");
+    if (!f) die("cannot write '%s': %s", metrics_path, strerror(errno));
     fprintf(f, "step,epoch,split,loss,accuracy,lr,tokens_per_second\n");
-    while (old && fgets(line, sizeof line, old))
-        if (line[0] >= '0' && line[0] <= '9' && atoll(line) <= steps_done) fputs(line, f);
+    while (old && fgets(line, sizeof line, old)) if (line[0] >= '0' && line[0] <= '9' && atoll(line) <= steps_done) fputs(line, f);
     if (old) fclose(old);
-    if (steps_done) remove(old_path);
+    remove(old_metrics_path);
     return f;
 }
 
-/* loss.svg from metrics.csv: the training loss smoothed over 1/50 of the run, and the validation losses. */
+/* loss.svg from metrics.csv: the training loss, smoothed, as a line, and the validation losses as dots. */
 static void draw_loss(void)
 {
-    FILE *f = fopen(out_path("metrics.csv"), "r"), *svg = fopen(out_path("loss.svg"), "w");
+    FILE *f = fopen(metrics_path, "r"), *svg = fopen(svg_path, "w");
     char line[256], split[16];
-    double step, epoch, loss, last = 1, most = 0, mean = 0, weight = 0;
-    if (!f || !svg) die("cannot draw '%s': %s", out_path("loss.svg"), strerror(errno));
-    for (int pass = 0; pass < 3; pass++) { /* the ranges; the line; the dots */
+    double step, loss, last = 1, most = 0, mean = 0;
+    if (!f || !svg) die("cannot draw '%s': %s", svg_path, strerror(errno));
+    for (int pass = 0; pass < 3; pass++) { /* the ranges, the line, the dots */
         double keep = exp(-50 / (last > 50 ? last : 50));
         rewind(f);
-        if (pass == 1) {
+        if (pass == 1)
             fprintf(svg, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 640 360' font-family='sans-serif' font-size='12'>\n"
                          "<rect width='640' height='360' fill='white'/><path d='M50 20V320H620' fill='none' stroke='#444'/>\n"
-                         "<text x='335' y='350' text-anchor='middle'>step (0 to %.0f)</text><text x='44' y='324' text-anchor='end'>0</text>\n"
-                         "<text x='44' y='30' text-anchor='end'>%.2g</text><text x='60' y='34' fill='#1f77b4'>training loss</text>"
-                         "<text x='150' y='34' fill='#d62728'>validation loss</text>\n<polyline fill='none' stroke='#1f77b4' stroke-width='1.5' points='", last, most);
-        }
+                         "<text x='335' y='350' text-anchor='middle'>step (0 to %.0f)</text><text x='44' y='30' text-anchor='end'>%.2g</text>"
+                         "<text x='44' y='324' text-anchor='end'>0</text><text x='60' y='16' fill='#1f77b4'>training loss</text>"
+                         "<text x='150' y='16' fill='#d62728'>validation loss</text>\n<polyline fill='none' stroke='#1f77b4' points='", last, most);
         while (fgets(line, sizeof line, f)) {
-            if (sscanf(line, "%lf,%lf,%15[a-z],%lf", &step, &epoch, split, &loss) != 4) continue;
-            bool train = strcmp(split, "train") == 0;
-            if (step > last) last = step;
-            if (pass == 0 && loss > most) most = loss;
-            if (pass == 1 && train) {
-                mean = keep * mean + (1 - keep) * loss;
-                weight = keep * weight + 1 - keep;
-                fprintf(svg, "%.1f,%.1f ", 50 + 570 * step / last, 320 - 290 * mean / weight / most);
-            }
-            if (pass == 2 && !train) fprintf(svg, "<circle r='3.5' fill='#d62728' cx='%.1f' cy='%.1f'/>\n", 50 + 570 * step / last, 320 - 290 * loss / most);
+            if (sscanf(line, "%lf,%*d,%15[a-z],%lf", &step, split, &loss) != 3) continue;
+            double x = 50 + 570 * step / last, y = 320 - 290 * loss / most;
+            if (pass == 0) { last = step > last ? step : last; most = loss > most ? loss : most; }
+            else if (pass == 1 && split[0] == 't') {
+                mean = step <= 1 ? loss : keep * mean + (1 - keep) * loss;
+                fprintf(svg, "%.1f,%.1f ", x, 320 - 290 * mean / most);
+            } else if (pass == 2 && split[0] == 'v') fprintf(svg, "<circle r='3.5' fill='#d62728' cx='%.1f' cy='%.1f'/>\n", x, y);
         }
-        if (pass == 1) fprintf(svg, "'/>\n");
+        fprintf(svg, pass == 1 ? "'/>\n" : pass == 2 ? "</svg>\n" : "");
     }
-    fprintf(svg, "</svg>\n");
     fclose(f);
     fclose(svg);
 }
@@ -243,13 +216,11 @@ static void show(meter *m, const tt_progress *p, int64_t steps, int64_t done, in
 {
     double t = now(), seconds = t - m->start, left = done > m->first_step ? seconds / (double)(done - m->first_step) * (double)(total - done) : 0;
     bool last = p->step == steps;
-    char bar[21];
     if (!last && t - m->shown < (m->terminal ? 0.1 : 10)) return;
     m->shown = t;
-    for (int k = 0; k < 20; k++) bar[k] = (int64_t)k * steps < p->step * 20 ? '#' : '.';
-    bar[20] = 0;
-    printf("%sepoch %lld/%lld [%s] %lld/%lld  loss %.4f  accuracy %.3f  %.0f tokens/s  %.0f%% of peak  ETA %d:%02d%s", m->terminal ? "\r" : "",
-           (long long)p->epoch + 1, (long long)opt.epochs, bar, (long long)p->step, (long long)steps, p->loss_sum / p->targets, p->correct / p->targets,
+    int filled = (int)(20 * p->step / steps);
+    printf("%sepoch %lld/%lld [%.*s%.*s] %lld/%lld  loss %.4f  accuracy %.3f  %.0f tokens/s  %.0f%% of peak  ETA %d:%02d%s", m->terminal ? "\r" : "",
+           (long long)p->epoch + 1, (long long)opt.epochs, filled, "####################", 20 - filled, "....................", (long long)p->step, (long long)steps, p->loss_sum / p->targets, p->correct / p->targets,
            m->tokens / seconds, 100 * m->flops / seconds / m->peak, (int)left / 60, (int)left % 60, m->terminal ? (last ? "\n" : "   ") : "\n");
     fflush(stdout);
 }
@@ -264,12 +235,11 @@ static bool train_epoch(tt_context *ctx, tt_trainer *t, tt_loader *l, tt_progres
     tt_stats s;
     bool updated;
     double step_start = now(), step_tokens = 0;
-    if (tt_loader_seek(l, p->epoch, p->step) != TT_OK) die("%s", tt_error(ctx));
+    must(ctx, tt_loader_seek(l, p->epoch, p->step));
     while (tt_loader_next(l, &b)) {
         float lr = tt_trainer_lr(t);
-        tt_status status = tt_train_batch(t, &b, &s, &updated);
-        if (status != TT_OK) {
-            fprintf(stderr, "\ndistilbert_imdb: %s\n", tt_error(ctx));
+        if (tt_train_batch(t, &b, &s, &updated) != TT_OK) {
+            printf("\n%s\n", tt_error(ctx));
             return false;
         }
         m->tokens += b.rows;
@@ -286,32 +256,12 @@ static bool train_epoch(tt_context *ctx, tt_trainer *t, tt_loader *l, tt_progres
         show(m, p, steps, p->epoch * steps + p->step, total);
         if (stop_asked) return p->step == steps;
     }
-    if (tt_error_code(ctx) != TT_OK) die("%s", tt_error(ctx));
-    return true;
-}
-
-static double test(tt_context *ctx, const tt_tokenizer *k, const char *what) /* the model in opt.out on the test reviews */
-{
-    tt_bert m;
-    tt_stats s;
-    tt_dataset *d = read_reviews(ctx, "test", opt.test);
-    if (tt_bert_load(ctx, &m, opt.out, 0) != TT_OK) die("%s", tt_error(ctx));
-    tt_loader *l = loader_of(ctx, d, k, m.config.max_positions, false);
-    tt_trainer *t = make_trainer(ctx, &m, l, 1);
-    if (tt_evaluate(t, l, &s) != TT_OK) die("%s", tt_error(ctx));
-    printf("%s: accuracy %.4f, loss %.4f on %.0f test reviews\n", what, s.correct / s.targets, s.loss, s.targets);
-    tt_trainer_free(t);
-    tt_loader_free(l);
-    tt_bert_free(&m);
-    tt_dataset_free(d);
-    return s.correct / s.targets;
+    return must(ctx, tt_error_code(ctx)), true;
 }
 
 static tt_tokenizer *open_tokenizer(tt_context *ctx, const char *folder)
 {
-    tt_tokenizer *k = folder ? tt_tokenizer_load(ctx, folder) : tt_tokenizer_open(ctx, "examples/data/vocab.txt", true);
-    if (!k) die("%s", tt_error(ctx));
-    return k;
+    return (tt_tokenizer *)made(ctx, folder ? tt_tokenizer_load(ctx, folder) : tt_tokenizer_open(ctx, "examples/data/vocab.txt", true));
 }
 
 static tt_context *open_context(void)
@@ -319,32 +269,53 @@ static tt_context *open_context(void)
     tt_context_options o = tt_context_options_default();
     o.seed = (uint64_t)opt.seed;
     o.threads = (int)opt.threads;
-    tt_context *ctx = tt_open(&o);
-    if (!ctx) die("cannot start");
-    return ctx;
+    return (tt_context *)made(NULL, tt_open(&o));
 }
 
-static void train(void)
+/* Tests the best epoch's model as a user would: from its folder, in a context of its own. */
+static void test(void)
+{
+    tt_context *ctx = open_context();
+    tt_tokenizer *k = open_tokenizer(ctx, opt.out);
+    tt_dataset *d = read_reviews(ctx, "test", opt.test);
+    tt_bert m;
+    tt_stats s;
+    must(ctx, tt_bert_load(ctx, &m, opt.out, 0));
+    tt_trainer *t = make_trainer(ctx, &m, (int)opt.batch, (int)opt.max_tokens, 0);
+    tt_loader *l = loader_of(ctx, d, k, m.config.max_positions, false);
+    must(ctx, tt_evaluate(t, l, &s));
+    printf("best epoch: accuracy %.4f, loss %.4f on %.0f test reviews\nsaved: %s\n", s.correct / s.targets, s.loss, s.targets, opt.out);
+    tt_trainer_free(t);
+    tt_loader_free(l);
+    tt_bert_free(&m);
+    tt_dataset_free(d);
+    tt_tokenizer_free(k);
+    tt_close(ctx);
+}
+
+static bool train(void) /* false: stopped by an error */
 {
     tt_context *ctx = open_context();
     tt_tokenizer *k = open_tokenizer(ctx, opt.model);
     tt_dataset *d = read_reviews(ctx, "train", opt.train ? opt.train + (opt.train + 9) / 10 : 0);
-    tt_dataset *held = tt_dataset_split(d, tt_dataset_count(d) / 11); /* one for validation, ten to train on */
-    tt_progress p;
+    tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(d, tt_dataset_count(d) / 11)); /* one for validation, ten to train on */
+    tt_progress p = {0};
     tt_bert m;
     tt_stats s;
     char plan[2048];
-    memset(&p, 0, sizeof p);
-    if (!held) die("%s", tt_error(ctx));
     make_model(ctx, &m, k, d);
     tt_loader *l = loader_of(ctx, d, k, m.config.max_positions, true), *validation = loader_of(ctx, held, k, m.config.max_positions, false);
-    tt_trainer *t = make_trainer(ctx, &m, l, tt_loader_steps(l) * opt.epochs);
-    if (!ctx->options.files.make_folder(NULL, opt.out)) die("cannot make folder '%s': %s", opt.out, strerror(errno));
+    tt_trainer *t = make_trainer(ctx, &m, (int)opt.batch, tt_loader_max_tokens(l), tt_loader_steps(l) * opt.epochs);
+    snprintf(metrics_path, sizeof metrics_path, "%s/metrics.csv", opt.out);
+    snprintf(old_metrics_path, sizeof old_metrics_path, "%s/metrics.csv.old", opt.out);
+    snprintf(svg_path, sizeof svg_path, "%s/loss.svg", opt.out);
+    snprintf(state_path, sizeof state_path, "%s/state.safetensors", opt.out);
+    if (mkdir(opt.out, 0777) != 0 && errno != EEXIST) die("cannot make folder '%s': %s", opt.out, strerror(errno));
     printf("%lld reviews to train on, %lld for validation; %s, %d threads, %s\n", (long long)tt_dataset_count(d), (long long)tt_dataset_count(held),
            opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
     tt_plan_text(tt_trainer_program(t), plan, sizeof plan);
     fputs(plan, stdout);
-    if (opt.resume && tt_trainer_load(t, out_path("state.safetensors"), &p) != TT_OK) die("%s", tt_error(ctx));
+    if (opt.resume) must(ctx, tt_trainer_load(t, state_path, &p));
     if (opt.resume) printf("resumed after step %lld\n", (long long)tt_trainer_steps(t));
     FILE *metrics = open_metrics(tt_trainer_steps(t));
     meter meter = {now(), 0, 0, 0, tt_measured_peak(ctx), tt_trainer_steps(t), isatty(1) != 0};
@@ -355,20 +326,21 @@ static void train(void)
         whole = train_epoch(ctx, t, l, &p, &meter, metrics);
         if (!whole) break;
         double paused = now();
-        if (tt_evaluate(t, validation, &s) != TT_OK) die("%s", tt_error(ctx));
+        must(ctx, tt_evaluate(t, validation, &s));
         printf("  validation: loss %.4f, accuracy %.4f%s\n", s.loss, s.correct / s.targets, s.correct / s.targets > p.best ? ", kept" : "");
         fprintf(metrics, "%lld,%lld,validation,%.9g,%.4f,,\n", (long long)s.step, (long long)p.epoch + 1, s.loss, s.correct / s.targets);
         if (s.correct / s.targets > p.best) {
             p.best = s.correct / s.targets;
-            save_model(ctx, &m, k);
+            must(ctx, tt_bert_save(&m, opt.out)); /* as transformers and --predict load it */
+            must(ctx, tt_tokenizer_save(k, opt.out));
         }
         p.epoch++;
         p.step = 0;
         p.loss_sum = p.targets = p.correct = 0;
-        if (tt_trainer_save(t, out_path("state.safetensors"), &p) != TT_OK) die("%s", tt_error(ctx));
+        must(ctx, tt_trainer_save(t, state_path, &p));
         meter.start += now() - paused;
     }
-    if (!whole && tt_trainer_save(t, out_path("state.safetensors"), &p) != TT_OK) die("%s", tt_error(ctx));
+    if (!whole) must(ctx, tt_trainer_save(t, state_path, &p));
     fclose(metrics);
     draw_loss();
     bool finished = p.epoch == opt.epochs;
@@ -381,60 +353,33 @@ static void train(void)
     tt_dataset_free(held);
     tt_tokenizer_free(k);
     tt_close(ctx);
-    if (!finished) return;
-    ctx = open_context(); /* the best epoch's model is in the folder: test that one, as a user would load it */
-    k = open_tokenizer(ctx, opt.out);
-    test(ctx, k, "best epoch");
-    printf("saved: %s (model, vocab.txt, metrics.csv, loss.svg)\n", opt.out);
-    tt_tokenizer_free(k);
-    tt_close(ctx);
+    if (finished) test();
+    return finished || stop_asked;
 }
 
 /* ------------------------------------------------------------------------------------------------- prediction */
-
-static void classify(tt_trainer *t, const tt_bert *m, const tt_tokenizer *k, const char *text)
-{
-    static int32_t ids[512], positions[512], types[512];
-    int32_t start[2] = {0, 0}, label = 0;
-    float probability[64];
-    tt_batch b;
-    int best = 0;
-    memset(&b, 0, sizeof b);
-    b.seqs = 1;
-    b.rows = start[1] = tt_tokenize(k, text, strlen(text), ids, (int)tt__min(512, m->config.max_positions));
-    for (int r = 0; r < b.rows; r++) positions[r] = r;
-    b.ids = ids;
-    b.positions = positions;
-    b.types = types;
-    b.seq_start = start;
-    b.labels = &label;
-    if (tt_predict(t, &b, probability) != TT_OK) die("%s", tt_error(m->ctx));
-    for (int c = 1; c < m->config.classes; c++) if (probability[c] > probability[best]) best = c;
-    printf("%s\t%.4f\t%s\n", m->class_names[best], probability[best], text);
-    fflush(stdout);
-}
 
 static void predict(void)
 {
     tt_context *ctx = open_context();
     tt_tokenizer *k = open_tokenizer(ctx, opt.out);
     tt_bert m;
+    must(ctx, tt_bert_load(ctx, &m, opt.out, 0));
+    tt_trainer *t = make_trainer(ctx, &m, 1, m.config.max_positions, 0);
     char *line = NULL;
     size_t capacity = 0;
-    if (tt_bert_load(ctx, &m, opt.out, 0) != TT_OK) die("%s", tt_error(ctx));
-    tt_model model = tt_bert_classifier(&m);
-    tt_train_options o = tt_train_options_default();
-    o.schedule.kind = TT_CONSTANT;
-    o.max_seqs = 1;
-    o.max_tokens = (int)tt__min(512, m.config.max_positions);
-    tt_trainer *t = tt_trainer_new(ctx, &model, &o);
-    if (!t) die("%s", tt_error(ctx));
-    if (strcmp(opt.predict, "-") != 0) classify(t, &m, k, opt.predict);
-    else
-        for (ssize_t n; (n = getline(&line, &capacity, stdin)) >= 0;) {
-            while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) line[--n] = 0;
-            classify(t, &m, k, line);
-        }
+    float probability[64];
+    bool lines = strcmp(opt.predict, "-") == 0;
+    for (ssize_t n = 0; !lines || (n = getline(&line, &capacity, stdin)) >= 0;) {
+        const char *text = lines ? line : opt.predict;
+        int best = 0;
+        while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) line[--n] = 0;
+        must(ctx, tt_predict_text(t, k, text, probability));
+        for (int c = 1; c < m.config.classes; c++) if (probability[c] > probability[best]) best = c;
+        printf("%s\t%.4f\t%s\n", m.class_names[best], probability[best], text);
+        fflush(stdout);
+        if (!lines) break;
+    }
     free(line);
     tt_trainer_free(t);
     tt_bert_free(&m);
@@ -445,14 +390,10 @@ static void predict(void)
 int main(int argc, char **argv)
 {
     parse_options(argc, argv);
-    if (opt.predict) {
-        predict();
-        return 0;
-    }
-    if (!opt.epochs) opt.epochs = opt.model ? 2 : 10;
-    if (opt.lr == 0) opt.lr = opt.model ? 5e-5 : 1e-3;
+    if (opt.predict) return predict(), 0;
+    if (!opt.epochs) opt.epochs = opt.model ? 2 : 6;
+    if (opt.lr == 0) opt.lr = opt.model ? 5e-5 : 5e-4;
     if (!opt.max_tokens) opt.max_tokens = opt.model || !is_table(opt.data) ? 8192 : 2048;
     if (opt.batch < 1) die("--batch must be at least 1");
-    train();
-    return 0;
+    return train() ? 0 : 1;
 }
