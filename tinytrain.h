@@ -1,4 +1,77 @@
-/* tinytrain.h - manual to come */
+/* tinytrain.h - trains transformers from C                                              MIT license, at the end of the file
+
+   WHAT IT IS
+     One header that trains transformer models on the CPU: copy it into your project, no other file and no library but libc,
+     libm and pthreads. A training step is a straight-line program that is known before it runs: ops are recorded on a tape,
+     differentiated, rewritten by passes, and placed in one arena whose size is known before anything is allocated.
+
+   DO THIS
+     In exactly one C or C++ file, before other includes:
+
+         #define TINYTRAIN_IMPLEMENTATION
+         #include "tinytrain.h"
+
+     and link with -lm -lpthread. Six lines to a first training step of a linear classifier (tests/check_readme.py builds a whole
+     program around them):
+
+         tt_tape *t = tt_tape_new(ctx);
+         tt_value x = tt_input(t, "x", TT_F32, 64, 16), y = tt_input(t, "y", TT_I32, 64, 1);
+         tt_value loss = tt_cross_entropy(t, tt_linear(t, x, w, b), y, NULL);
+         tt_program *p = tt_compile(t, loss, NULL);
+         tt_set(p, x, features, 64), tt_set(p, y, classes, 64);
+         tt_step(p, 1e-3f, &stats);
+
+   COMPILE-TIME OPTIONS
+     TINYTRAIN_IMPLEMENTATION    in one file only: the code
+     TINYTRAIN_FILENAME          in that file: the header's name, if you renamed it (it includes itself). Default "tinytrain.h"
+     TINYTRAIN_ALLOW_FAST_MATH   in that file: do not refuse -ffast-math, which breaks NaN checks and rounding
+     TINYTRAIN_NO_AVX512, TINYTRAIN_NO_AVX2
+                                 in that file: leave these instruction sets out (NO_AVX2: both), for faster debug builds
+     NDEBUG                      in that file: the verifier, which checks the program after each pass, is off by default
+     _GNU_SOURCE is defined by that file if it is not yet; so include the header first there.
+     Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation (-O2); no -march flag
+     is needed: the instruction set is chosen at run time (environment TINYTRAIN_ISA=portable|avx2|avx512 forces one).
+
+   THREE LEVELS
+     models    tt_bert_load, tt_loader_new, tt_trainer_new, tt_train_batch, tt_evaluate, tt_predict, tt_bert_save. See
+               examples/distilbert_imdb.c.
+     tape      your own model: a struct of tt_param and a function that records ops; tt_compile, tt_set, tt_step, tt_get.
+     ops       a row in TT__OPS (>>tape), a shape rule, a backward builder (>>autodiff), a CPU kernel (>>cpu), and one line in each
+               of the two generic tests (tests/test_ops.c).
+
+   ROWS
+     Activations are (rows, width); rows are the tokens of all sequences one after another, without padding. Attention and
+     pooling read seq_start, the first row of each sequence. Rows have a capacity when recorded and a number in each run.
+
+   MEMORY
+     tt_compile says how much a program needs (tt_program_plan, tt_plan_text) and allocates nothing. tt_allocate, or the first tt_set,
+     allocates the arena, exactly that large; a step allocates nothing. A program that shares another's arena (evaluation)
+     costs the larger of the two, not the sum. Parameters are made in place, in their dtype, from file or generator.
+
+   DETERMINISM
+     The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a restart from a saved
+     state, and for any placement. Random numbers are functions of (seed, step, micro-batch, instruction, element).
+     Different instruction sets differ by rounding.
+
+   GRADIENTS
+     A loss is a mean over its targets. Over the micro-batches of a step it is the mean over the targets of all of them together.
+     A gradient or loss that is not finite is an error of the step, and the parameters stay as they were.
+
+   THREADS
+     A context has a pool of threads that sleep when idle. Use a context from one thread at a time; contexts do not know of each
+     other. A tokenizer may be used by several threads at once.
+
+   ERRORS
+     Functions return tt_status or NULL; tt_error(ctx) is one sentence that names the culprit and what to do. Nothing here exits,
+     aborts or prints; the default logger writes warnings and errors to stderr.
+
+   LIMITS
+     CPU only. fp32 arithmetic inside matmuls whatever the dtype of their operands. Little-endian machines. At most 4 dimensions for
+     parameters, 2 for activations; 2^31 rows. Cross-entropy holds its logits whole.
+
+   SECTIONS (search for the tag)
+     >>api  >>base  >>tape  >>backend  >>autodiff  >>passes  >>planner  >>cpu  >>program  >>optim  >>formats  >>models  >>trainer
+     Each stands only on those before it. */
 
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* clock_gettime, posix_memalign, sched_getaffinity under -std=c99 */
@@ -469,7 +542,7 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
 typedef struct tt_bert {
     tt_context *ctx;
     tt_bert_config config;
-    char activation[16], class_names[64][64]; /* what `config` and config.json's id2label say                          */
+    char activation[32], class_names[64][64]; /* what `config` and config.json's id2label say                          */
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab, hidden)        */
     tt_param *norm_w, *norm_b;
     tt_bert_layer *layer;
@@ -494,6 +567,7 @@ tt_model tt_bert_classifier(const tt_bert *m);
 /* ---------------------------------------------------------------------------------------------------- trainer */
 
 typedef struct tt_train_options {
+    bool train;                      /* default true; false: only tt_evaluate and tt_predict, without gradients and optimizer  */
     tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up, total_steps 0 (must be set unless constant) */
     tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1                                       */
     const char *precision;           /* as tt_compile_options. Default "32-true"                                      */
@@ -510,17 +584,19 @@ typedef struct tt_trainer tt_trainer;
    reported in one message. Nothing is allocated yet. NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
-const tt_program *tt_trainer_program(const tt_trainer *t); /* the training program: for plans                           */
+const tt_program *tt_trainer_program(const tt_trainer *t); /* the training program (or the only one): for plans         */
 int64_t tt_trainer_steps(const tt_trainer *t);             /* optimizer steps done                                     */
 float tt_trainer_lr(const tt_trainer *t);                  /* of the next step                                         */
 
 /* Forward and backward of a micro-batch, and the update when it is the last of its step (then *updated is true). stats covers
-   the micro-batches of the step so far. */
+   the micro-batches of the step so far. When one fails, its step updates nothing: the others of it are refused, up to the last. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
 /* Mean loss, targets and hits over an epoch of the loader. */
 tt_status tt_evaluate(tt_trainer *t, tt_loader *l, tt_stats *stats);
 /* Class probabilities of a batch (labels are ignored): (seqs, classes). */
 tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities);
+/* The same for one text (cut to the model's length): `classes` probabilities. */
+tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, float *probabilities);
 
 /* Where a run stands: stored with the state, for the caller to go on from. */
 typedef struct tt_progress {
@@ -885,9 +961,12 @@ static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
    depend on the task alone, never on the thread, so that it is the same for any number of threads. Workers sleep when idle. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
+typedef struct tt__worker { tt__pool *pool; int thread; } tt__worker;
+
 struct tt__pool {
     int threads, started;
     pthread_t handles[256];
+    tt__worker workers[256];
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
     tt__task run;
@@ -897,8 +976,6 @@ struct tt__pool {
     int active;              /* atomic; workers that have not finished this generation */
     bool stop;
 };
-
-typedef struct tt__worker { tt__pool *pool; int thread; } tt__worker;
 
 static double tt__seconds(void)
 {
@@ -923,7 +1000,6 @@ static void *tt__pool_main(void *arg)
     tt__worker worker = *(tt__worker *)arg;
     tt__pool *pool = worker.pool;
     uint64_t seen = 0;
-    free(arg);
     for (;;) {
         for (int i = 0; i < TT__SPINS && __atomic_load_n(&pool->generation, __ATOMIC_ACQUIRE) == seen; i++) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -995,10 +1071,10 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->done, NULL);
     while (pool->started < threads - 1) {
-        tt__worker *worker = (tt__worker *)malloc(sizeof *worker);
-        if (worker) { worker->pool = pool; worker->thread = pool->started + 1; }
-        if (!worker || pthread_create(&pool->handles[pool->started], NULL, tt__pool_main, worker) != 0) {
-            free(worker);
+        tt__worker *worker = &pool->workers[pool->started];
+        worker->pool = pool;
+        worker->thread = pool->started + 1;
+        if (pthread_create(&pool->handles[pool->started], NULL, tt__pool_main, worker) != 0) {
             tt__fail(ctx, TT_ERR_MEMORY, "could not start thread %d of %d", pool->started + 2, threads);
             tt__pool_free(ctx, pool);
             return NULL;
@@ -1718,7 +1794,8 @@ static bool tt__fixed_in(tt_tape *t, const tt__instr *i, int k, int64_t rows, in
 static bool tt__index_in(tt_tape *t, const tt__instr *i, int k) /* i32 (any rows, 1) */
 {
     const tt__shape *s = tt__in(t, i, k);
-    return (s->dtype == TT_I32 && s->cols == 1) || tt__bad(t, i, k, "i32 of width 1");
+    if (s->dtype != TT_I32 || s->cols != 1) return tt__bad(t, i, k, "i32 of width 1");
+    return t->values[i->in[k]].ld == 1 || tt__bad(t, i, k, "an input of its own, not a column of a wider one");
 }
 
 static void tt__set_shape(tt__shape *to, tt_dtype dtype, const tt__shape *rows_of, int64_t cols)
@@ -1785,10 +1862,11 @@ static bool tt__shape_ADD(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
+static bool tt__is_rate(float p) { return p >= 0 && p < 65535.0f / 65536; } /* after rounding to steps of 2^-16, still below 1 */
+
 static bool tt__shape_DROPOUT(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!(i->attr.dropout >= 0 && i->attr.dropout < 1))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "dropout: probability %g is not in [0, 1)", i->attr.dropout);
+    if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "dropout: probability %g is not in [0, 1)", i->attr.dropout);
     if (i->in[1] && !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols)) return false;
     return tt__shape_elementwise(t, i, out);
 }
@@ -1799,8 +1877,7 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, q, q->cols) || !tt__shape_in(t, i, 2, q, q->cols) || !tt__index_in(t, i, 3)) return false;
     if (i->attr.heads < 1 || q->cols % i->attr.heads)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads", (long long)q->cols, i->attr.heads);
-    if (!(i->attr.dropout >= 0 && i->attr.dropout < 1))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g is not in [0, 1)", i->attr.dropout);
+    if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g is not in [0, 1)", i->attr.dropout);
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, i->attr.heads);
     return true;
@@ -1817,6 +1894,7 @@ static bool tt__shape_MEAN_POOL(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
     tt__set_shape(&out[0], tt__in(t, i, 0)->dtype, tt__in(t, i, 1), tt__in(t, i, 0)->cols);
+    if (out[0].axis && !out[0].extra) return tt__bad(t, i, 1, "sequence starts, from tt_seq_start");
     if (out[0].axis) out[0].extra = 0;
     out[0].rows--;
     return out[0].rows >= 1 || tt__bad(t, i, 1, "sequence starts of at least one sequence");
@@ -2069,7 +2147,7 @@ tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
     if (!tt__operand(t, &i, 0, x)) return tt__handle(0);
     tt__shape shape = t->values[x.id].shape;
     if (from < 0 || width < 1 || from > shape.cols - width) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "slice: columns [%lld, %lld) of %s", (long long)from, (long long)(from + width),
+        tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s", (long long)width, (long long)from,
                       tt__describe(t, x.id, what, sizeof what));
         return tt__handle(0);
     }
@@ -2152,6 +2230,7 @@ static void tt__fill(tt__builder *b, int32_t v, float x, tt__phase phase)
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
+    if (b->t->values[v].persistent) i->add_later = 1; /* an accumulated gradient starts at x once, not in each micro-batch */
 }
 
 /* A gradient with storage of its own for v, which is no view. */
@@ -2325,6 +2404,13 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
 {
+    for (int k = 1; k < 3; k++) /* operands of one storage: dq, dk and dv all add to its gradient, as their order is the kernel's */
+        for (int j = 0; j < k; j++) {
+            int32_t base = b->t->values[f->in[k]].base;
+            if (b->t->values[f->in[j]].base != base || !tt__wants(b->t, base) || b->t->values[base].grad) continue;
+            int32_t whole = tt__new_gradient(b, base);
+            if (whole) tt__fill(b, whole, 0, TT__BACKWARD);
+        }
     tt__instr *i = tt__emit(b, TT__OP_ATTENTION_BACKWARD, TT__BACKWARD);
     if (!i) return;
     i->attr = f->attr;
@@ -2492,6 +2578,8 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
             if (i->in[j] < 0 || i->in[j] >= t->n_values || j >= op->inputs) status = tt__verify_fail(t, pass, k, "operand is no value", 0);
             else if (!defined[t->values[i->in[j]].base]) status = tt__verify_fail(t, pass, k, "reads a value that nothing has written", i->in[j]);
         }
+        for (int j = 0; j < TT__MAX_OUT && status == TT_OK; j++)
+            if (i->out[j] < 0 || i->out[j] >= t->n_values) status = tt__verify_fail(t, pass, k, "result is no value", 0);
         if (status != TT_OK) break;
         memset(shape, 0, sizeof shape);
         if (!op->shape(t, i, shape)) { status = tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d: %s", pass, k, t->error); break; }
@@ -2515,7 +2603,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
 /* -------------------------------------------------------------------------------------------------- inference */
 
 /* Takes dropout out: of attention always, its own instruction where its result is not asked for by name. */
-static void tt__pass_inference(tt_tape *t, bool train)
+static void tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     for (int k = 0; k < t->n_code; k++) {
         tt__instr *i = &t->code[k];
@@ -2523,7 +2611,7 @@ static void tt__pass_inference(tt_tape *t, bool train)
         if (i->op != TT__OP_DROPOUT || (train && i->attr.dropout > 0)) continue;
         if (i->in[1]) i->op = TT__OP_ADD;
         else { i->op = TT__OP_SCALE; i->attr.scale = 1; }
-        bool copies = i->op == TT__OP_SCALE && !t->values[i->out[0]].keep;
+        bool copies = i->op == TT__OP_SCALE && !t->values[i->out[0]].keep && i->out[0] != root;
         for (int32_t v = 1; v < t->n_values && copies; v++) copies = v == i->out[0] || t->values[v].base != i->out[0];
         if (copies) {
             tt__replace_uses(t, i->out[0], i->in[0]);
@@ -2754,6 +2842,8 @@ static void tt__arena_release(tt_context *ctx, tt__arena *a)
     tt__free(ctx, a);
 }
 
+#define TT__NO_PLACE SIZE_MAX /* of a storage that nothing uses */
+
 /* A storage that must be placed: alive at instructions first..last, both included. */
 typedef struct tt__box {
     int first, last;
@@ -2816,28 +2906,31 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Sort key of the portfolio: 0 size, 1 size x duration, 2 duration, 3 time; larger first, ties by size, then index. */
-static double tt__box_key(const tt__box *b, int kind)
+/* Sort key of the portfolio: 0 size, 1 size x duration, 2 duration, 3 time, 4 what lives at the peak by duration and then the rest by
+   size; larger first, ties by size, then index. */
+#define TT__ORDERS 5
+static double tt__box_key(const tt__box *b, int kind, int peak)
 {
     double duration = b->last - b->first + 1, bytes = (double)b->bytes;
+    if (kind == 4) return b->first <= peak && peak <= b->last ? 0x1p50 + duration : bytes;
     return kind == 0 ? bytes : kind == 1 ? bytes * duration : kind == 2 ? duration : -(double)b->first;
 }
 
-static bool tt__box_before(const tt__box *box, int a, int b, int kind)
+static bool tt__box_before(const tt__box *box, int a, int b, int kind, int peak)
 {
-    double x = tt__box_key(&box[a], kind), y = tt__box_key(&box[b], kind);
+    double x = tt__box_key(&box[a], kind, peak), y = tt__box_key(&box[b], kind, peak);
     if (x != y) return x > y;
     if (box[a].bytes != box[b].bytes) return box[a].bytes > box[b].bytes;
     return a < b;
 }
 
-static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, int kind) /* merge sort */
+static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, int kind, int peak) /* merge sort */
 {
     for (int width = 1; width < n; width *= 2) {
         for (int lo = 0; lo < n; lo += 2 * width) {
             int mid = (int)tt__min(lo + width, n), hi = (int)tt__min(lo + 2 * width, n), a = lo, b = mid;
             for (int k = lo; k < hi; k++)
-                scratch[k] = b >= hi || (a < mid && !tt__box_before(box, order[b], order[a], kind)) ? order[a++] : order[b++];
+                scratch[k] = b >= hi || (a < mid && !tt__box_before(box, order[b], order[a], kind, peak)) ? order[a++] : order[b++];
         }
         memcpy(order, scratch, sizeof *order * (size_t)n);
     }
@@ -2853,10 +2946,10 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
     *bound = tt__max_live(box, n, instructions, ctx, peak_at);
     *height = SIZE_MAX;
     if (order && best && placed && *bound != SIZE_MAX) {
-        for (int attempt = 0; attempt < 8 && *height > *bound; attempt++) {
+        for (int attempt = 0; attempt < 2 * TT__ORDERS && *height > *bound; attempt++) {
             roots = 0;
             for (int k = 0; k < n; k++) if (box[k].merged == k && box[k].bytes) order[roots++] = k;
-            tt__sort_boxes(box, order, order + n, (int)roots, attempt / 2);
+            tt__sort_boxes(box, order, order + n, (int)roots, attempt / 2, *peak_at);
             size_t h = tt__place_in_order(box, order, (int)roots, attempt % 2 == 1, *height == SIZE_MAX ? SIZE_MAX : *height - 1, placed);
             if (h >= *height) continue;
             *height = h;
@@ -2916,6 +3009,15 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             box[n].merged = n;
             n++;
         }
+    }
+    for (int32_t v = 1; v < t->n_values; v++) { /* inputs that no instruction reads, but tt_get may */
+        if (t->values[v].storage != TT__INPUT || t->values[v].base != v || of[v] >= 0 || !(t->values[v].keep || v == t->values[root].base)) continue;
+        of[v] = n;
+        box[n].last = t->n_code > 0 ? t->n_code - 1 : 0;
+        box[n].bytes = tt__storage_bytes(&t->values[v]);
+        box[n].value = v;
+        box[n].merged = n;
+        n++;
     }
     /* In place: out[0] begins where in[j] ends. Chains of several links merge into the first. */
     for (int k = 0; k < t->n_code; k++) {
@@ -3005,14 +3107,15 @@ struct tt__isa_table {
 
 /* ---- matrix product: what all instruction sets share ---- */
 
-/* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", 2008: a panel of
-   B (K x 8..32) stays in L1, a tile of A (TILE_M x K) in L2, the packed blocks of A (M x K) and B (K x N) in L3. M, TILE_M are multiples
-   of every microkernel's height, N and TILE_N of every width. */
+/* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", 2008: a panel of B
+   (K x 8..32) stays in L1, a tile of A (TILE_M x K) in L2, the packed blocks of A (M x K) and B (K x N) in L3. M and TILE_M are
+   multiples of every microkernel's height, N and TILE_N of every width. */
 #define TT__GEMM_K 384
 #define TT__GEMM_M 1032
 #define TT__GEMM_N 1024
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 128
+#define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                         */
 #define TT__GEMM_FEW_ROWS 8 /* up to here B is not packed: it would be read and written to be used only a few times */
 
 /* n in equal blocks of at most `most`, each but the last a multiple of `multiple` (which divides `most`): their size. */
@@ -3022,14 +3125,23 @@ static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
     return tt__ceil_div(tt__ceil_div(n, blocks), multiple) * multiple;
 }
 
-/* Bytes of args->workspace; the same for every instruction set and number of threads. */
+/* Bytes of args->workspace; the same for every instruction set and number of threads, and never less for a larger m, n or k, so
+   that what is planned for the most rows serves fewer. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k, int threads)
 {
+    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
+    size_t rows = (size_t)tt__ceil_div(tt__min(m, TT__GEMM_M), 12) * 12;
+    size_t cols = (size_t)tt__ceil_div(tt__min(n, TT__GEMM_N), 32) * 32, depth = (size_t)tt__min(k, TT__GEMM_K);
+    size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4) + (k > TT__GEMM_K ? rows * cols * 4 : 0);
     (void)threads;
-    if (m <= TT__GEMM_FEW_ROWS) return tt__align_up((size_t)(m * k) * 4); /* A as float */
-    size_t rows = (size_t)tt__ceil_div(tt__min(m, TT__GEMM_M), 12) * 12, cols = (size_t)tt__ceil_div(tt__min(n, TT__GEMM_N), 32) * 32;
-    size_t depth = (size_t)tt__min(k, TT__GEMM_K);
-    return tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4) + (k > TT__GEMM_K ? rows * cols * 4 : 0);
+    return m > TT__GEMM_FEW_ROWS && packed > few ? packed : few;
+}
+
+/* tt__parallel, unless the whole product is too small to share. */
+static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count, tt__task run, void *arg)
+{
+    if (g->m * g->n * g->k > TT__GEMM_ALONE) tt__parallel(pool, count, run, arg);
+    else for (int64_t task = 0; task < count; task++) run(arg, task, 0);
 }
 
 /* ------------------------------------------------------------------------------------- attention, shared by all passes */
@@ -3300,7 +3412,8 @@ static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows
 #undef TT__ISA
 #undef TT__TARGET
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(TINYTRAIN_NO_AVX2)
+#define TT__HAS_AVX2
 #include <immintrin.h>
 #define TT__LANES 8
 #define TT__ISA avx2
@@ -3310,6 +3423,8 @@ static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows
 #undef TT__ISA
 #undef TT__TARGET
 
+#ifndef TINYTRAIN_NO_AVX512
+#define TT__HAS_AVX512
 #define TT__LANES 16
 #define TT__ISA avx512
 #define TT__TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
@@ -3317,6 +3432,7 @@ static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows
 #undef TT__LANES
 #undef TT__ISA
 #undef TT__TARGET
+#endif
 #endif
 
 #endif /* TT__IMPLEMENT */
@@ -3337,6 +3453,7 @@ static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows
 typedef float TT__K(vf) __attribute__((vector_size(4 * TT__LANES)));
 typedef int32_t TT__K(vi) __attribute__((vector_size(4 * TT__LANES)));
 typedef uint32_t TT__K(vu) __attribute__((vector_size(4 * TT__LANES)));
+typedef uint16_t TT__K(vh) __attribute__((vector_size(2 * TT__LANES)));
 #define tt__vf TT__K(vf)
 #define tt__vi TT__K(vi)
 #define tt__vu TT__K(vu)
@@ -3356,11 +3473,11 @@ TT__INLINE tt__vf TT__K(load_n)(const float *p, int64_t n)
 }
 TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
 
-#if TT__LANES == 16
+#if TT__LANES == 16 /* masked with all ones: the plain forms make g++ 12 warn of uninitialised values in its own header */
 TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { return (tt__vf)_mm512_max_ps((__m512)a, (__m512)b); }
-TT__INLINE tt__vf TT__K(min)(tt__vf a, tt__vf b) { return (tt__vf)_mm512_min_ps((__m512)a, (__m512)b); }
-TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { return (tt__vf)_mm512_sqrt_ps((__m512)a); }
+TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { return (tt__vf)_mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b); }
+TT__INLINE tt__vf TT__K(min)(tt__vf a, tt__vf b) { return (tt__vf)_mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b); }
+TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { return (tt__vf)_mm512_maskz_sqrt_ps((__mmask16)-1, (__m512)a); }
 #elif TT__LANES == 8
 TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { return (tt__vf)_mm256_max_ps((__m256)a, (__m256)b); }
@@ -3436,7 +3553,8 @@ TT__INLINE tt__vf TT__K(erf)(tt__vf x)
     return (tt__vf)(((tt__vi)e & ~nan) | ((tt__vi)x & nan));
 }
 
-/* tanh(x), relative error < 5e-7: rational approximation used by Eigen. */
+/* tanh(x), relative error < 5e-7: rational approximation used by Eigen. Exactly 1 or -1 where that is as near: 1 - tanh^2 times a
+   large number must be 0 there. */
 TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
 {
     tt__vf y = TT__K(max)(TT__K(min)(x, TT__K(splat)(7.90531110763549805f)), TT__K(splat)(-7.90531110763549805f)), z = y * y;
@@ -3451,8 +3569,8 @@ TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
     q = TT__K(fma)(q, z, TT__K(splat)(2.26843463243900e-03f));
     q = TT__K(fma)(q, z, TT__K(splat)(4.89352518554385e-03f));
     tt__vf t = y * p / q;
-    tt__vi nan = x != x;
-    return (tt__vf)(((tt__vi)t & ~nan) | ((tt__vi)x & nan));
+    tt__vi nan = x != x, far = z >= TT__K(splat)(62.4f), sign = (tt__vi)TT__K(splat)(-0.0f), one = (tt__vi)TT__K(splat)(1.0f);
+    return (tt__vf)(((tt__vi)t & ~nan & ~far) | ((tt__vi)x & nan) | ((((tt__vi)x & sign) | one) & far & ~nan));
 }
 
 /* The activations, and their derivatives times nothing else. kind: tt__act. */
@@ -3490,62 +3608,7 @@ TT__INLINE tt__vf TT__K(act_derivative)(int kind, tt__vf s)
     }
 }
 
-/* ---- rows as floats: a kernel that works on floats reads and writes rows of any float dtype through these ---- */
-
-TT__INLINE void TT__K(row_widen)(float *to, const void *from, tt_dtype dtype, int64_t n) /* dtype bf16 or f16 */
-{
-    const uint16_t *h = (const uint16_t *)from;
-    if (dtype == TT_BF16) for (int64_t i = 0; i < n; i++) { uint32_t u = (uint32_t)h[i] << 16; memcpy(to + i, &u, 4); }
-    else for (int64_t i = 0; i < n; i++) to[i] = tt__from_f16(h[i]);
-}
-
-TT__INLINE void TT__K(row_narrow)(void *to, const float *from, tt_dtype dtype, int64_t n)
-{
-    uint16_t *h = (uint16_t *)to;
-    if (dtype == TT_BF16) for (int64_t i = 0; i < n; i++) h[i] = tt__to_bf16(from[i]);
-    else for (int64_t i = 0; i < n; i++) h[i] = tt__to_f16(from[i]);
-}
-
-/* Row r of m as floats: in place when m is f32, else widened into scratch. */
-TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratch)
-{
-    const char *row = (const char *)m->data + (size_t)(r * m->ld) * tt_dtype_bytes(m->dtype);
-    if (m->dtype == TT_F32) return (const float *)(const void *)row;
-    TT__K(row_widen)(scratch, row, m->dtype, m->cols);
-    return scratch;
-}
-
-/* ------------------------------------------------------------------------------------------- matrix product
-   One driver for every transposition and dtype: blocks of A and B are packed into fp32 panels, [k][MR] and [k][NR], so that the
-   microkernel reads both in sequence; tiles of C are then handed out. An element of C is computed by one task, its sum
-   over k in blocks that depend on k alone, so neither tiles nor threads change a bit. */
-
-#ifndef TT__UNROLL
-#define TT__PRAGMA(text) _Pragma(#text)
-#if defined(__clang__)
-#define TT__UNROLL(n) TT__PRAGMA(clang loop unroll(full)) /* clang 14 ignores GCC unroll */
-#else
-#define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
-#endif
-#endif
-
-/* The microkernel's height in rows and width in vectors: its accumulators, one row of B and a broadcast fill the
-   32 (AVX-512) or 16 registers. */
-#if TT__LANES == 16
-#define TT__GEMM_MR 12
-#define TT__GEMM_NV 2
-#elif TT__LANES == 8
-#define TT__GEMM_MR 6
-#define TT__GEMM_NV 2
-#else
-#define TT__GEMM_MR 4
-#define TT__GEMM_NV 2
-#endif
-#define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
-
 /* ---- 16-bit floats by the vector: the bits of tt__from_bf16 and so on ---- */
-
-typedef uint16_t TT__K(vh) __attribute__((vector_size(2 * TT__LANES)));
 
 TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b) { return (a & (tt__vu)mask) | (b & ~(tt__vu)mask); }
 
@@ -3606,13 +3669,65 @@ TT__INLINE void TT__K(store_as)(void *p, tt_dtype dtype, int64_t i, tt__vf x, in
     if (n < TT__LANES) memcpy(h, some, (size_t)n * 2);
 }
 
-TT__FN void TT__K(gemm_widen)(float *to, const void *from, tt_dtype dtype, int64_t offset, int64_t n)
+/* ---- rows as floats: a kernel that works on floats reads and writes rows of any float dtype through these ---- */
+
+TT__INLINE void TT__K(row_widen)(float *to, const void *from, tt_dtype dtype, int64_t n) /* dtype bf16 or f16 */
 {
-    if (dtype == TT_F32) { memcpy(to, (const float *)from + offset, (size_t)n * 4); return; }
-    const uint16_t *h = (const uint16_t *)from + offset;
+    const uint16_t *h = (const uint16_t *)from;
     int64_t i = 0;
     for (; i + TT__LANES <= n; i += TT__LANES) TT__K(store)(to + i, TT__K(load_16)(h + i, dtype));
     if (i < n) TT__K(store_n)(to + i, TT__K(load_as)(h, dtype, i, n - i), n - i);
+}
+
+TT__INLINE void TT__K(row_narrow)(void *to, const float *from, tt_dtype dtype, int64_t n)
+{
+    uint16_t *h = (uint16_t *)to;
+    int64_t i = 0;
+    for (; i + TT__LANES <= n; i += TT__LANES) TT__K(store_16)(h + i, TT__K(load)(from + i), dtype);
+    if (i < n) TT__K(store_as)(h, dtype, i, TT__K(load_n)(from + i, n - i), n - i);
+}
+
+/* Row r of m as floats: in place when m is f32, else widened into scratch. */
+TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratch)
+{
+    const char *row = (const char *)m->data + (size_t)(r * m->ld) * tt_dtype_bytes(m->dtype);
+    if (m->dtype == TT_F32) return (const float *)(const void *)row;
+    TT__K(row_widen)(scratch, row, m->dtype, m->cols);
+    return scratch;
+}
+
+/* ------------------------------------------------------------------------------------------- matrix product
+   One driver for every transposition and dtype: blocks of A and B are packed into fp32 panels, [k][MR] and [k][NR], so that the
+   microkernel reads both in sequence; tiles of C are then handed out. An element of C is computed by one task, its sum
+   over k in blocks that depend on k alone, so neither tiles nor threads change a bit. */
+
+#ifndef TT__UNROLL
+#define TT__PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define TT__UNROLL(n) TT__PRAGMA(clang loop unroll(full)) /* clang 14 ignores GCC unroll */
+#else
+#define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
+#endif
+#endif
+
+/* The microkernel's height in rows and width in vectors: its accumulators, one row of B and a broadcast fill the
+   32 (AVX-512) or 16 registers. */
+#if TT__LANES == 16
+#define TT__GEMM_MR 12
+#define TT__GEMM_NV 2
+#elif TT__LANES == 8
+#define TT__GEMM_MR 6
+#define TT__GEMM_NV 2
+#else
+#define TT__GEMM_MR 4
+#define TT__GEMM_NV 2
+#endif
+#define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
+
+TT__FN void TT__K(gemm_widen)(float *to, const void *from, tt_dtype dtype, int64_t offset, int64_t n)
+{
+    if (dtype == TT_F32) memcpy(to, (const float *)from + offset, (size_t)n * 4);
+    else TT__K(row_widen)(to, (const uint16_t *)from + offset, dtype, n);
 }
 
 /* ---- packing ---- */
@@ -3710,7 +3825,8 @@ typedef struct TT__K(gemm_operand) {
 #define TT__GEMM_PACK_LINES 96 /* most lines in a packing task                         */
 
 /* Packs `lines` lines from `line`, k elements from k0, as panels to[panel][k][width]; what is missing in the last panel is 0.
-   Vectors wider than the panel spill into the next k's place before that is written; the last k is stored exactly. */
+   A vector wider than the panel spills into the next k's place before that is written, the last k is stored exactly; so a
+   panel is narrower than a vector or whole vectors wide. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
 {
@@ -3736,7 +3852,8 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, const int width, const TT
                     tt__vf r[TT__LANES];
                     float *out = to + (kk + t) * width + first;
                     TT__UNROLL(16)
-                    for (int i = 0; i < TT__LANES; i++) r[i] = i < used ? TT__K(load)(from + (first + i) * step + t) : TT__K(zero)();
+                    for (int i = 0; i < TT__LANES; i++)
+                        r[i] = i < used ? TT__K(load)(from + (first + i) * step + t) : TT__K(zero)();
                     TT__K(transpose)(r);
                     if (t + TT__LANES <= some) {
                         TT__UNROLL(16)
@@ -3756,7 +3873,8 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, const int width, const TT__
                                           int64_t k0, int64_t k)
 {
     float copy[TT__GEMM_PACK_LINES + TT__GEMM_NR + TT__LANES];
-    bool copied = x->dtype != TT_F32 || (line + lines == x->lines && (lines % width || width % TT__LANES));
+    const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width; /* lines read beyond the last panel's */
+    bool copied = x->dtype != TT_F32 || lines % width || line + lines + spill > x->lines;
     memset(copy, 0, sizeof copy);
     for (int64_t kk = 0; kk < k; kk++) {
         int64_t at = (k0 + kk) * x->k_step + line;
@@ -3790,12 +3908,12 @@ TT__FN void TT__K(gemm_pack)(float *to, int width, const TT__K(gemm_operand) *x,
 
 /* out (rows, NR) = or += panel of A times panel of B. A kernel of another kind (bf16 dot products over pairs of k) would
    stand beside this one, with panels packed in its units. */
-TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, const float *b, float *out, int64_t ld, bool add)
+TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, const float *b, float *out, bool add)
 {
     tt__vf sum[TT__GEMM_MR][TT__GEMM_NV];
     TT__UNROLL(16)
     for (int i = 0; i < rows; i++) {
-        __builtin_prefetch(out + i * ld, 1);
+        __builtin_prefetch(out + i * TT__GEMM_NR, 1);
         TT__UNROLL(4)
         for (int v = 0; v < TT__GEMM_NV; v++) sum[i][v] = TT__K(zero)();
     }
@@ -3814,7 +3932,7 @@ TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, cons
     for (int i = 0; i < rows; i++) {
         TT__UNROLL(4)
         for (int v = 0; v < TT__GEMM_NV; v++) {
-            float *p = out + i * ld + v * TT__LANES;
+            float *p = out + i * TT__GEMM_NR + v * TT__LANES;
             TT__K(store)(p, add ? sum[i][v] + TT__K(load)(p) : sum[i][v]);
         }
     }
@@ -3822,23 +3940,23 @@ TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, cons
 
 /* Whole panels, or as many thirds of one (halves with 4 rows) as hold `rows`. */
 TT__FN __attribute__((noinline)) void TT__K(gemm_micro)(int64_t rows, int64_t k, const float *a, const float *b, float *out,
-                                                        int64_t ld, bool add)
+                                                        bool add)
 {
     enum { STEP = TT__GEMM_MR == 4 ? 2 : TT__GEMM_MR / 3 };
-    if (rows > 2 * STEP) TT__K(gemm_rows)(TT__GEMM_MR, k, a, b, out, ld, add);
-    else if (rows > STEP) TT__K(gemm_rows)(2 * STEP, k, a, b, out, ld, add);
-    else TT__K(gemm_rows)(STEP, k, a, b, out, ld, add);
+    if (rows > 2 * STEP) TT__K(gemm_rows)(TT__GEMM_MR, k, a, b, out, add);
+    else if (rows > STEP) TT__K(gemm_rows)(2 * STEP, k, a, b, out, add);
+    else TT__K(gemm_rows)(STEP, k, a, b, out, add);
 }
 
 /* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col). */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols, const float *sums,
-                               int64_t sums_row, const float *more, int64_t more_row)
+                               const float *more, int64_t sums_row)
 {
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t j = 0; j < cols; j += TT__LANES) {
             int64_t n = tt__min(TT__LANES, cols - j), at = (row + i) * g->c_row + col + j;
             tt__vf x = TT__K(load)(sums + i * sums_row + j);
-            if (more) x += TT__K(load)(more + i * more_row + j);
+            if (more) x += TT__K(load)(more + i * sums_row + j);
             if (g->bias) x += TT__K(load_as)(g->bias, g->bias_type, col + j, n);
             if (g->pre) TT__K(store_as)(g->pre, g->pre_type, (row + i) * g->pre_row + col + j, x, n);
             if (g->act != TT__ACT_NONE) x = TT__K(act)(g->act, x);
@@ -3855,8 +3973,8 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(gemm_operand) a, b;
-    float *a_panels, *b_panels, *partial; /* partial (rows, partial_row): the sums over [0, k0), unless k0 is 0 */
-    int64_t row, rows, col, cols, k0, k, partial_row;
+    float *a_panels, *b_panels, *partial; /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0) */
+    int64_t row, rows, col, cols, k0, k, partial_rows;
     bool last;                            /* k block */
     int64_t a_lines, b_lines, a_tasks;    /* of packing: lines per task; tasks for A, which come before those for B */
     int64_t tile_rows, tile_cols, tiles_across;
@@ -3875,27 +3993,37 @@ TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
     }
 }
 
+/* Asks for a part of C before the sums for it are begun, so that it is there when they are ready. */
+TT__INLINE void TT__K(gemm_prefetch)(const void *c, int64_t at, int64_t row, size_t item, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < rows; i++, at += row) {
+        __builtin_prefetch((const char *)c + (size_t)at * item, 1);
+        __builtin_prefetch((const char *)c + (size_t)(at + cols - 1) * item, 1);
+    }
+}
+
 TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(gemm_block) *w = (const TT__K(gemm_block) *)arg;
     int64_t row = task / w->tiles_across * w->tile_rows, row_end = tt__min(w->rows, row + w->tile_rows);
     int64_t col = task % w->tiles_across * w->tile_cols, col_end = tt__min(w->cols, col + w->tile_cols);
-    int64_t c_bytes = (int64_t)tt_dtype_bytes(w->args->c_type);
+    const tt__gemm_args *g = w->args;
     float sums[TT__GEMM_MR * TT__GEMM_NR];
     (void)thread;
     for (int64_t j = col; j < col_end; j += TT__GEMM_NR) {
         for (int64_t i = row; i < row_end; i += TT__GEMM_MR) {
             int64_t rows = tt__min(TT__GEMM_MR, row_end - i), cols = tt__min(TT__GEMM_NR, col_end - j);
             const float *a = w->a_panels + i * w->k, *b = w->b_panels + j * w->k;
-            float *partial = w->partial + i * w->partial_row + j;
+            float *partial = w->partial + j * w->partial_rows + i * TT__GEMM_NR;
             if (!w->last) {
-                TT__K(gemm_micro)(rows, w->k, a, b, partial, w->partial_row, w->k0 > 0);
+                TT__K(gemm_micro)(rows, w->k, a, b, partial, w->k0 > 0);
             } else {
-                char *c = (char *)w->args->c + ((w->row + i) * w->args->c_row + w->col + j) * c_bytes;
-                for (int64_t r = 0; r < rows; r++) __builtin_prefetch(c + r * w->args->c_row * c_bytes, 1);
-                TT__K(gemm_micro)(rows, w->k, a, b, sums, TT__GEMM_NR, false);
-                TT__K(gemm_finish)(w->args, w->row + i, w->col + j, rows, cols, sums, TT__GEMM_NR, w->k0 ? partial : NULL,
-                                   w->partial_row);
+                TT__K(gemm_prefetch)(g->c, (w->row + i) * g->c_row + w->col + j, g->c_row, tt_dtype_bytes(g->c_type), rows, cols);
+                if (g->residual)
+                    TT__K(gemm_prefetch)(g->residual, (w->row + i) * g->residual_row + w->col + j, g->residual_row,
+                                         tt_dtype_bytes(g->residual_type), rows, cols);
+                TT__K(gemm_micro)(rows, w->k, a, b, sums, false);
+                TT__K(gemm_finish)(g, w->row + i, w->col + j, rows, cols, sums, w->k0 ? partial : NULL, TT__GEMM_NR);
             }
         }
     }
@@ -3906,7 +4034,7 @@ TT__FN int64_t TT__K(gemm_tiles)(TT__K(gemm_block) *w)
 {
     int64_t rows = TT__GEMM_TILE_M, cols = TT__GEMM_TILE_N;
     while (tt__ceil_div(w->rows, rows) * tt__ceil_div(w->cols, cols) < 32) {
-        if (cols > 32) cols /= 2;
+        if (cols > 16) cols /= 2;
         else if (rows > 12) rows /= 2;
         else break;
     }
@@ -3928,7 +4056,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     w.a_panels = (float *)g->workspace;
     w.b_panels = w.a_panels + tt__align_up((size_t)(rows * tt__min(depth, g->k)) * 4) / 4;
     w.partial = w.b_panels + tt__align_up((size_t)(cols * tt__min(depth, g->k)) * 4) / 4;
-    w.partial_row = cols;
+    w.partial_rows = rows;
     w.a_lines = 48;
     w.b_lines = 64;
     for (w.col = 0; w.col < g->n; w.col += cols) {
@@ -3941,8 +4069,8 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
                 w.k = tt__min(depth, g->k - w.k0);
                 w.last = w.k0 + w.k == g->k;
                 w.a_tasks = tt__ceil_div(w.rows, w.a_lines);
-                if (w.k) tt__parallel(pool, w.a_tasks + tt__ceil_div(w.cols, w.b_lines), TT__K(gemm_pack_task), &w);
-                tt__parallel(pool, tiles, TT__K(gemm_tile_task), &w);
+                if (w.k) tt__gemm_tasks(pool, g, w.a_tasks + tt__ceil_div(w.cols, w.b_lines), TT__K(gemm_pack_task), &w);
+                tt__gemm_tasks(pool, g, tiles, TT__K(gemm_tile_task), &w);
                 w.k0 += w.k;
             } while (w.k0 < g->k);
         }
@@ -3951,35 +4079,57 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
 
 /* ---- the product with few rows ---- */
 
-#define TT__GEMM_STRIP 64   /* columns per task                              */
-#define TT__GEMM_DEPTH 512  /* k elements of a column of B widened at a time */
+#define TT__GEMM_STRIP 64   /* columns per task                                     */
+#define TT__GEMM_DEPTH 1024 /* k elements of a 16-bit column of B widened at a time */
 
 typedef struct TT__K(gemm_few) { const tt__gemm_args *args; const float *a; int64_t a_row; } TT__K(gemm_few); /* A as float */
 
-/* sums[i * STRIP + j] += A(i, [k0, k0 + k)) . b[j], for 4 rows at most and 2 columns: all load less often than they multiply. */
-TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row, const float *b, int64_t b_col, int64_t k,
-                                 float *sums)
+/* sums[i * STRIP + j] += A(i, [0, k)) . b[j], for 4 rows at most and 2 columns: that loads less often than it multiplies. */
+TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row, const float *b, int64_t b_col,
+                                 int64_t k, float *sums)
 {
-    tt__vf sum[4][2];
-    TT__UNROLL(4)
-    for (int i = 0; i < rows; i++) { sum[i][0] = TT__K(zero)(); sum[i][1] = TT__K(zero)(); }
-    for (int64_t kk = 0; kk < k; kk += TT__LANES) {
-        bool whole = kk + TT__LANES <= k;
-        tt__vf y[2];
+    tt__vf sum[8], x[4], y[2];
+    float total[16];
+    TT__UNROLL(8)
+    for (int i = 0; i < 8; i++) sum[i] = TT__K(zero)();
+    int64_t kk = 0;
+    for (; kk + TT__LANES <= k; kk += TT__LANES) {
         TT__UNROLL(2)
-        for (int j = 0; j < cols; j++) y[j] = whole ? TT__K(load)(b + j * b_col + kk) : TT__K(load_n)(b + j * b_col + kk, k - kk);
+        for (int j = 0; j < cols; j++) y[j] = TT__K(load)(b + j * b_col + kk);
         TT__UNROLL(4)
         for (int i = 0; i < rows; i++) {
-            tt__vf x = whole ? TT__K(load)(a + i * a_row + kk) : TT__K(load_n)(a + i * a_row + kk, k - kk);
+            tt__vf x1 = TT__K(load)(a + i * a_row + kk);
             TT__UNROLL(2)
-            for (int j = 0; j < cols; j++) sum[i][j] = TT__K(fma)(x, y[j], sum[i][j]);
+            for (int j = 0; j < cols; j++) sum[2 * i + j] = TT__K(fma)(x1, y[j], sum[2 * i + j]);
         }
     }
-    TT__UNROLL(4)
-    for (int i = 0; i < rows; i++) {
+    if (kk < k) {
+        TT__UNROLL(4)
+        for (int i = 0; i < rows; i++) x[i] = TT__K(load_n)(a + i * a_row + kk, k - kk);
         TT__UNROLL(2)
-        for (int j = 0; j < cols; j++) sums[i * TT__GEMM_STRIP + j] += TT__K(sum)(sum[i][j]);
+        for (int j = 0; j < cols; j++) y[j] = TT__K(load_n)(b + j * b_col + kk, k - kk);
+        TT__UNROLL(4)
+        for (int i = 0; i < rows; i++) {
+            TT__UNROLL(2)
+            for (int j = 0; j < cols; j++) sum[2 * i + j] = TT__K(fma)(x[i], y[j], sum[2 * i + j]);
+        }
     }
+    /* Transposed, the lanes of all sums are added at once. */
+    TT__UNROLL(2)
+    for (int first = 0; first < 8; first += TT__LANES) {
+        tt__vf r[TT__LANES];
+        TT__UNROLL(16)
+        for (int i = 0; i < TT__LANES; i++) r[i] = first + i < 2 * rows ? sum[(first + i) & 7] : TT__K(zero)();
+        TT__K(transpose)(r);
+        TT__UNROLL(4)
+        for (int half = TT__LANES / 2; half; half /= 2) {
+            TT__UNROLL(8)
+            for (int i = 0; i < half; i++) r[i] += r[i + half];
+        }
+        TT__K(store)(total + first, r[0]);
+    }
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < cols; j++) sums[i * TT__GEMM_STRIP + j] += total[2 * i + j];
 }
 
 /* Columns of B contiguous: dot products. */
@@ -3989,8 +4139,9 @@ TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t 
     float wide[2 * TT__GEMM_DEPTH];
     for (int64_t j = 0; j < cols; j += 2) {
         int64_t pair = tt__min(2, cols - j);
-        for (int64_t k0 = 0; k0 < g->k; k0 += TT__GEMM_DEPTH) {
-            int64_t k = tt__min(TT__GEMM_DEPTH, g->k - k0), at = (col + j) * g->b_col + k0, step = g->b_col;
+        for (int64_t k0 = 0, k; k0 < g->k; k0 += k) {
+            k = g->b_type == TT_F32 ? g->k : tt__min(TT__GEMM_DEPTH, g->k - k0);
+            int64_t at = (col + j) * g->b_col + k0, step = g->b_col;
             const float *b = wide;
             if (g->b_type == TT_F32) {
                 b = (const float *)g->b + at;
@@ -4052,7 +4203,7 @@ TT__FN void TT__K(gemm_few_task)(void *arg, int64_t task, int thread)
     memset(sums, 0, sizeof sums);
     if (g->k && g->b_row == 1) TT__K(gemm_few_dots)(w, col, cols, sums);
     else if (g->k) TT__K(gemm_few_rows)(w, col, cols, sums);
-    TT__K(gemm_finish)(g, 0, col, g->m, cols, sums, TT__GEMM_STRIP, NULL, 0);
+    TT__K(gemm_finish)(g, 0, col, g->m, cols, sums, NULL, TT__GEMM_STRIP);
 }
 
 TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
@@ -4072,7 +4223,7 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
         w.a = copy;
         w.a_row = g->k;
     }
-    tt__parallel(pool, tt__ceil_div(g->n, TT__GEMM_STRIP), TT__K(gemm_few_task), &w);
+    tt__gemm_tasks(pool, g, tt__ceil_div(g->n, TT__GEMM_STRIP), TT__K(gemm_few_task), &w);
 }
 
 /* workspace: tt__gemm_workspace(m, n, k, threads) bytes. */
@@ -4327,34 +4478,9 @@ TT__FN void TT__K(attention_to_queries)(int64_t keys, int64_t queries, int64_t d
 
 /* ---- rows of one head in and out of fp32 blocks ---- */
 
-typedef uint16_t TT__K(vh) __attribute__((vector_size(2 * TT__LANES)));
-
 TT__INLINE float TT__K(half_in)(uint16_t h,
                                 tt_dtype dtype) { return dtype == TT_BF16 ? tt__from_bf16(h) : tt__from_f16(h); }
 TT__INLINE uint16_t TT__K(half_out)(float x, tt_dtype dtype) { return dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x); }
-
-/* A vector of bf16 or f16 as floats. */
-TT__INLINE tt__vf TT__K(load_half)(const uint16_t *p, tt_dtype dtype)
-{
-    TT__K(vh) h;
-    memcpy(&h, p, sizeof h);
-    tt__vu u = __builtin_convertvector(h, tt__vu);
-    if (dtype == TT_BF16) return (tt__vf)(u << 16);
-    tt__vu sign = (u & 0x8000) << 16, magnitude = (u & 0x7fff) << 13, special = (tt__vu)(magnitude >= 0x0f800000u) & 0x7f800000u;
-    tt__vu scaled = (tt__vu)((tt__vf)magnitude * 0x1p112f); /* 2^(127 - 15), which gets subnormal numbers right, too */
-    return (tt__vf)(sign | scaled | special);
-}
-
-TT__INLINE void TT__K(store_half)(uint16_t *p, tt__vf v, tt_dtype dtype)
-{
-    if (dtype == TT_BF16) {
-        tt__vu u = (tt__vu)v, rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16, nan = (tt__vu)(v != v);
-        TT__K(vh) h = __builtin_convertvector((rounded & ~nan) | (((u >> 16) | 0x40) & nan), TT__K(vh));
-        memcpy(p, &h, sizeof h);
-    } else {
-        for (int i = 0; i < TT__LANES; i++) p[i] = tt__to_f16(v[i]);
-    }
-}
 
 /* to (n, stride) = scale * rows [row, row + n) of the head that starts at `column`, with zeros up to a whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, int64_t row, int64_t n, int64_t column, int64_t d, float scale,
@@ -4370,7 +4496,7 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, int64_t row, int64_t n, int6
             for (int64_t j = 0; j < whole; j += TT__LANES) TT__K(store)(to + j, TT__K(load)(f + j) * scale);
             for (int64_t j = whole; j < d; j++) to[j] = f[j] * scale;
         } else {
-            for (int64_t j = 0; j < whole; j += TT__LANES) TT__K(store)(to + j, TT__K(load_half)(h + j, m->dtype) * scale);
+            for (int64_t j = 0; j < whole; j += TT__LANES) TT__K(store)(to + j, TT__K(load_16)(h + j, m->dtype) * scale);
             for (int64_t j = whole; j < d; j++) to[j] = TT__K(half_in)(h[j], m->dtype) * scale;
         }
         for (int64_t j = d; j < padded; j++) to[j] = 0;
@@ -4382,6 +4508,7 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, int64_t row, int64_t n, in
                                     const float *from, int64_t stride, bool add)
 {
     int64_t whole = d / TT__LANES * TT__LANES;
+    if (!m->data) return; /* a gradient that nothing needs */
     for (int64_t i = 0; i < n; i++, from += stride) {
         void *memory = tt__attention_row(m, row + i, column);
         float *f = (float *)memory;
@@ -4396,7 +4523,7 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, int64_t row, int64_t n, in
         } else {
             for (int64_t j = 0; j < whole; j += TT__LANES) {
                 tt__vf x = TT__K(load)(from + j) * scale;
-                TT__K(store_half)(h + j, add ? x + TT__K(load_half)(h + j, m->dtype) : x, m->dtype);
+                TT__K(store_16)(h + j, add ? x + TT__K(load_16)(h + j, m->dtype) : x, m->dtype);
             }
             for (int64_t j = whole; j < d; j++)
                 h[j] = TT__K(half_out)(from[j] * scale + (add ? TT__K(half_in)(h[j], m->dtype) : 0.0f), m->dtype);
@@ -4862,7 +4989,11 @@ TT__FN void TT__K(fill_rows)(const tt__launch *l, int64_t from, int64_t to, floa
     }
 }
 
-TT__FN tt_status TT__K(run_FILL)(const tt__launch *l) { tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(fill_rows)); return TT_OK; }
+TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
+{
+    if (!l->add[0]) tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(fill_rows));
+    return TT_OK;
+}
 
 TT__FN void TT__K(act_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
@@ -5582,20 +5713,17 @@ static const tt__isa_table TT__K(isa_table) = {
 
 static const tt__isa_table *tt__choose_isa(const char *name)
 {
-    const tt__isa_table *table[] = {&tt__isa_table_portable,
-#if defined(__x86_64__)
-                                    &tt__isa_table_avx2, &tt__isa_table_avx512,
-#endif
-    };
-    bool have[TT__COUNT(table)] = {true};
-#if defined(__x86_64__)
+    const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
+#ifdef TT__HAS_AVX2
     __builtin_cpu_init();
-    have[1] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    have[2] = have[1] && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-              __builtin_cpu_supports("avx512vl");
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) table[1] = &tt__isa_table_avx2;
+#endif
+#ifdef TT__HAS_AVX512
+    if (table[1] && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        table[2] = &tt__isa_table_avx512;
 #endif
     for (int k = TT__COUNT(table) - 1; k >= 0; k--)
-        if (have[k] && (!name || strcmp(name, table[k]->name) == 0)) return table[k];
+        if (table[k] && (!name || strcmp(name, table[k]->name) == 0)) return table[k];
     return NULL;
 }
 
@@ -5760,7 +5888,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
 
 #define TT__PIECE 16384 /* elements that tensors stream through between files and memory */
 
-/* Fills p's memory. */
+/* Fills p's memory; its source stays, in case another parameter fails. */
 static tt_status tt__param_fill(tt_param *p, float *piece)
 {
     char *memory = tt__param_memory(p);
@@ -5773,7 +5901,6 @@ static tt_status tt__param_fill(tt_param *p, float *piece)
         p->arena = arena;
         if (status == TT_OK) tt__convert(memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, piece, TT_F32, (size_t)n);
     }
-    if (status == TT_OK) tt__param_drop_source(p);
     return status;
 }
 
@@ -5837,6 +5964,7 @@ struct tt_program {
     bool *is_set;           /* of each input: set since the last run                                                 */
     int32_t factor, squares;/* (gradient norm, factor); squared norm of each gradient                                */
     tt__run run;
+    bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
     double loss_sum, targets, correct, flops;
@@ -5973,7 +6101,7 @@ static tt_status tt__run_passes(tt_program *p, tt__precision precision)
     tt_status status = tt__verify(t, "record");
     int losses = 0;
     if (status != TT_OK) return status;
-    tt__pass_inference(t, p->options.train);
+    tt__pass_inference(t, p->root, p->options.train);
     if ((status = tt__verify(t, "inference")) != TT_OK) return status;
     if ((status = tt__pass_prune(t, p->root, false)) != TT_OK) return status;
     tt__pass_fuse(t, p->root);
@@ -5989,6 +6117,7 @@ static tt_status tt__run_passes(tt_program *p, tt__precision precision)
         if (losses != 1 && p->options.accumulate)
             return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "accumulate divides by the targets of one loss, but the program has %d", losses);
         if ((status = tt__differentiate(t, p->root, p->options.accumulate)) != TT_OK) return status;
+        if (!losses) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on tt_cross_entropy or tt_mean_squared_error", t->values[p->root].name);
         if ((status = tt__verify(t, "differentiate")) != TT_OK) return status;
         if ((status = tt__pass_update(t, &p->options.optimizer, &p->squares, &p->factor)) != TT_OK) return status;
         if ((status = tt__verify(t, "update")) != TT_OK) return status;
@@ -6016,7 +6145,8 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if ((status = tt__run_passes(p, precision)) != TT_OK) return status;
     for (int k = 0; k < p->t->n_code; k++) p->t->code[k].workspace = tt__cpu_workspace(ctx, p->t, &p->t->code[k]);
     if ((status = tt__lifetimes(p->t, p->root, &p->box, &p->n_boxes)) != TT_OK) return status;
-    if ((status = tt__place(ctx, p->box, p->n_boxes, p->t->n_code, &p->transient, &p->bound, &p->peak_at)) != TT_OK) return status;
+    if ((status = tt__place(ctx, p->box, p->n_boxes, (int)tt__max(1, p->t->n_code), &p->transient, &p->bound, &p->peak_at)) != TT_OK) return status;
+    for (int32_t v = 1; v < p->t->n_values; v++) p->t->values[v].place = TT__NO_PLACE;
     for (int k = 0; k < p->n_boxes; k++) {
         if (p->box[k].value) p->t->values[p->box[k].value].place = p->box[k].place;
         else p->t->code[p->box[k].first].workspace_place = p->box[k].place;
@@ -6047,8 +6177,9 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
         p->arena->references = 1;
     }
     p->arena->programs++;
+    if ((status = tt__place_persistent(p)) != TT_OK) return status;
     if (p->transient > p->arena->transient) p->arena->transient = p->transient;
-    return tt__place_persistent(p);
+    return TT_OK;
 }
 
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
@@ -6165,33 +6296,48 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 
 /* ------------------------------------------------------------------------------------------------------- run */
 
+static bool tt__uses_param(const tt_program *p, int param)
+{
+    for (int32_t v = 1; v < p->t->n_values; v++) if (p->t->values[v].storage == TT__PARAMETER && p->t->values[v].param == param) return true;
+    return false;
+}
+
+/* Parameters that live with another program must have memory there. */
+static tt_status tt__params_ready(const tt_program *p)
+{
+    for (int k = 0; k < p->ctx->n_params; k++) {
+        const tt_param *param = p->ctx->params[k];
+        if ((param->arena && (param->arena == p->arena || param->arena->memory)) || !tt__uses_param(p, k)) continue;
+        if (param->arena)
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not allocated: allocate that one first, or compile with `share`", param->name);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that held parameter '%s' was freed before it was allocated: compile this one again", param->name);
+    }
+    return TT_OK;
+}
+
 tt_status tt_allocate(tt_program *p)
 {
     tt__arena *a = p->arena;
-    if (a->memory) return TT_OK;
-    for (int k = 0; k < p->ctx->n_params; k++) { /* parameters that live with another program come first */
-        tt_param *param = p->ctx->params[k];
-        if (param->arena && param->arena != a && !param->arena->memory) {
-            bool used = false;
-            for (int32_t v = 1; v < p->t->n_values; v++) used |= p->t->values[v].storage == TT__PARAMETER && p->t->values[v].param == k;
-            if (used) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not allocated: allocate that one first, or compile with `share`", param->name);
-        }
-    }
-    float *piece = (float *)tt__alloc(p->ctx, sizeof(float) * TT__PIECE);
-    if (!piece) return TT_ERR_MEMORY;
-    char *memory = (char *)tt__alloc(p->ctx, a->persistent + a->transient + 1);
-    tt_status status = memory ? TT_OK : TT_ERR_MEMORY;
-    if (memory) {
-        memset(memory, 0, a->persistent); /* optimizer state starts at zero */
+    if (p->ready) return TT_OK;
+    tt_status status = tt__params_ready(p);
+    if (status != TT_OK) return status;
+    if (!a->memory) {
+        float *piece = (float *)tt__alloc(p->ctx, sizeof(float) * TT__PIECE);
+        char *memory = piece ? (char *)tt__alloc(p->ctx, a->persistent + a->transient + 1) : NULL;
+        if (memory) memset(memory, 0, a->persistent); /* optimizer state starts at zero */
+        else status = TT_ERR_MEMORY;
         a->memory = memory;
         for (int k = 0; k < p->ctx->n_params && status == TT_OK; k++)
             if (p->ctx->params[k]->arena == a) status = tt__param_fill(p->ctx->params[k], piece);
+        for (int k = 0; k < p->ctx->n_params && status == TT_OK; k++)
+            if (p->ctx->params[k]->arena == a) tt__param_drop_source(p->ctx->params[k]);
         if (status != TT_OK) {
             a->memory = NULL;
             tt__free(p->ctx, memory);
         }
+        tt__free(p->ctx, piece);
     }
-    tt__free(p->ctx, piece);
+    p->ready = status == TT_OK;
     return status;
 }
 
@@ -6230,6 +6376,7 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
         *axis = rows - x->shape.extra;
     }
     p->is_set[v.id] = true;
+    if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
     tt__mat m = tt__resolve(p, v.id);
     memcpy(m.data, data, (size_t)rows * (size_t)m.cols * tt_dtype_bytes(m.dtype));
     return TT_OK;
@@ -6249,13 +6396,17 @@ tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
     return TT_OK;
 }
 
+static void tt__forget_inputs(tt_program *p) { memset(p->is_set, 0, (size_t)p->t->n_values); }
+
 static tt_status tt__inputs_ready(tt_program *p)
 {
     for (int k = 0; k < p->t->n_code; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             int32_t base = p->t->values[p->t->code[k].in[j]].base;
-            if (p->t->values[base].storage == TT__INPUT && !p->is_set[base])
+            if (p->t->values[base].storage == TT__INPUT && !p->is_set[base]) {
+                tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
                 return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s' was not set before this run: tt_set it each time", p->t->values[base].name);
+            }
         }
     return TT_OK;
 }
@@ -6293,8 +6444,6 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
     }
     return TT_OK;
 }
-
-static void tt__forget_inputs(tt_program *p) { memset(p->is_set, 0, (size_t)p->t->n_values); }
 
 /* Adds up loss, targets and hits of the losses of this run. */
 static void tt__collect_losses(tt_program *p)
@@ -6428,9 +6577,10 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
 {
     if (!p->run.accumulate || p->run.micro == 0)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step and tt_update of a program compiled with accumulate");
+    if (!(p->targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored or have weight 0), so there is no mean");
     for (int32_t v = 1; v < p->t->n_values; v++) {
         const tt__value *x = &p->t->values[v];
-        if (x->storage != TT__GRADIENT || x->base != v || x->param != param->index) continue;
+        if (x->storage != TT__GRADIENT || x->base != v || x->param != param->index || param->ctx != p->ctx) continue;
         tt__mat m = tt__resolve(p, v);
         tt__convert(to, TT_F32, m.data, m.dtype, (size_t)param->size);
         for (int64_t k = 0; k < param->size; k++) to[k] = (float)(to[k] * (p->run.loss_norm / p->targets));
@@ -7199,7 +7349,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
     if (!tt__safetensors_size(info, type, &elements, &info->bytes))
         return tt__safetensors_fail(s, name, shape, "has a shape whose bytes are too many to count or, for a dtype of less than a byte, no whole number");
     const tt__json_node *begin = &j->nodes[offsets + 1], *end = &j->nodes[offsets + 2];
-    if (j->nodes[offsets].kind != TT__JSON_ARRAY || j->nodes[offsets].count != 2 || j->nodes[offsets].after != offsets + 3 || !begin->exact || !end->exact)
+    if (j->nodes[offsets].kind != TT__JSON_ARRAY || j->nodes[offsets].count != 2 || !begin->exact || !end->exact)
         return tt__safetensors_fail(s, name, offsets, "has \"data_offsets\" that are no array of two integers");
     if (begin->integer < 0 || end->integer < begin->integer || (uint64_t)end->integer > data_bytes)
         return tt__safetensors_fail(s, name, offsets, "lies in bytes [%lld, %lld) of the data, of which the file has %zu; it may be truncated",
@@ -8356,7 +8506,6 @@ static tt_status tt__imdb_review(tt_dataset *d, const char *folder, const char *
 static bool tt__less_number(const void *arg, uint32_t a, uint32_t b) { (void)arg; return a < b; }
 
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 }; /* b of tt__stream_key, of a loader; with a = epoch. b = 1 + window for the steps */
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1)                 /* ... and of tt_dataset_split; with b = texts                          */
 #define TT__SHUFFLE_IMDB UINT64_MAX                     /* a of tt__stream_key, of the choice of reviews; with b = class */
 
 /* The reviews of one class: `wanted` of them (0: all). */
@@ -8962,6 +9111,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     return true;
 }
 
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* a of tt__stream_key, of tt_dataset_split; with b = texts */
 /* ---- parts of a dataset */
 
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
@@ -9340,7 +9490,7 @@ static tt_status tt__read_rate(const tt__json *j, const char *key, float *rate)
 }
 
 /* config.json of (Distil)BERT. class_names: from id2label. */
-static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char activation[16], char class_names[64][64])
+static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char activation[32], char class_names[64][64])
 {
     const char *type = NULL, *act = NULL;
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
@@ -9371,7 +9521,7 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char
     if (status != TT_OK) return status;
     c->layer_norm_eps = (float)eps;
     c->initializer_range = (float)range;
-    snprintf(activation, 16, "%s", act ? act : "gelu");
+    snprintf(activation, 32, "%s", act ? act : "gelu");
     c->activation = activation;
     const char *position = "absolute";
     status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
@@ -9387,7 +9537,9 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char
             const char *label = NULL;
             snprintf(key, sizeof key, "%d", k);
             status = tt__json_read_string(j, labels, key, true, &label);
-            if (status == TT_OK) snprintf(class_names[k], 64, "%s", label);
+            if (status != TT_OK) break;
+            snprintf(class_names[k], 64, "%s", label);
+            class_names[k][tt__utf8_invalid(class_names[k], strlen(class_names[k]))] = 0; /* never half a character */
         }
     } else if (status == TT_OK) {
         int64_t n = c->classes;
@@ -9449,14 +9601,14 @@ static tt_status tt__bert_attach(tt_bert *m, tt__checkpoint *c, const char *path
 
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
 {
-    char path[TT__PATH], activation[16], class_names[64][64];
+    char path[TT__PATH], activation[32], class_names[64][64];
     tt__json j;
     tt_bert_config config;
     memset(m, 0, sizeof *m);
+    memset(&j, 0, sizeof j);
     tt_status status = tt__path_join(ctx, path, folder, "config.json");
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    if (status != TT_OK) return status;
-    status = tt__bert_read_config(&j, &config, activation, class_names);
+    if (status == TT_OK) status = tt__bert_read_config(&j, &config, activation, class_names);
     tt__json_free(&j);
     bool same_classes = status == TT_OK && (!classes || classes == config.classes);
     if (classes) config.classes = classes;
@@ -9482,21 +9634,32 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
     return status;
 }
 
+/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
+static const char *tt__json_float(float x, char to[32])
+{
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(to, 32, "%.*g", digits, x);
+        if (strtof(to, NULL) == x) break;
+    }
+    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
+    return to;
+}
+
 static tt_status tt__bert_save_config(const tt_bert *m, const char *path, const char *dtype)
 {
     const tt_bert_config *c = &m->config;
-    char text[16384];
+    char text[16384], number[5][32];
     tt__text json = {text, sizeof text, 0};
     tt__print(&json, "{\n  \"architectures\": [\"%sForSequenceClassification\"],\n  \"model_type\": \"%s\",\n", c->distil ? "DistilBert" : "Bert", c->distil ? "distilbert" : "bert");
     tt__print(&json, "  \"vocab_size\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"max_position_embeddings\": %d,\n", c->vocab_size,
               c->distil ? "dim" : "hidden_size", c->hidden_size, c->distil ? "n_layers" : "num_hidden_layers", c->layers,
               c->distil ? "n_heads" : "num_attention_heads", c->heads, c->distil ? "hidden_dim" : "intermediate_size", c->intermediate_size, c->max_positions);
     if (c->distil) tt__print(&json, "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n");
-    else tt__print(&json, "  \"type_vocab_size\": %d,\n  \"layer_norm_eps\": %g,\n  \"position_embedding_type\": \"absolute\",\n", c->type_vocab_size, c->layer_norm_eps);
-    tt__print(&json, "  \"%s\": \"%s\",\n  \"initializer_range\": %g,\n  \"%s\": %g,\n  \"%s\": %g,\n  \"%s\": %g,\n  \"pad_token_id\": 0,\n  \"dtype\": \"%s\",\n",
-              c->distil ? "activation" : "hidden_act", m->activation, c->initializer_range, c->distil ? "dropout" : "hidden_dropout_prob", c->dropout,
-              c->distil ? "attention_dropout" : "attention_probs_dropout_prob", c->attention_dropout,
-              c->distil ? "seq_classif_dropout" : "classifier_dropout", c->classifier_dropout, dtype);
+    else tt__print(&json, "  \"type_vocab_size\": %d,\n  \"layer_norm_eps\": %s,\n  \"position_embedding_type\": \"absolute\",\n", c->type_vocab_size, tt__json_float(c->layer_norm_eps, number[0]));
+    tt__print(&json, "  \"%s\": \"%s\",\n  \"initializer_range\": %s,\n  \"%s\": %s,\n  \"%s\": %s,\n  \"%s\": %s,\n  \"pad_token_id\": 0,\n  \"dtype\": \"%s\",\n",
+              c->distil ? "activation" : "hidden_act", m->activation, tt__json_float(c->initializer_range, number[1]), c->distil ? "dropout" : "hidden_dropout_prob", tt__json_float(c->dropout, number[2]),
+              c->distil ? "attention_dropout" : "attention_probs_dropout_prob", tt__json_float(c->attention_dropout, number[3]),
+              c->distil ? "seq_classif_dropout" : "classifier_dropout", tt__json_float(c->classifier_dropout, number[4]), dtype);
     for (int side = 0; side < 2; side++) {
         tt__print(&json, side ? ",\n  \"label2id\": {" : "  \"id2label\": {");
         for (int k = 0; k < c->classes; k++) {
@@ -9578,6 +9741,8 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
+    tt__precision precision;
+    bool step_failed; /* a micro-batch failed: the others of its step are refused                                       */
     tt_text_inputs in;
     tt_value labels, logits;
 };
@@ -9586,6 +9751,7 @@ tt_train_options tt_train_options_default(void)
 {
     tt_train_options o;
     memset(&o, 0, sizeof o);
+    o.train = true;
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
     o.optimizer = tt_optimizer_options_default();
@@ -9594,21 +9760,24 @@ tt_train_options tt_train_options_default(void)
     return o;
 }
 
-static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
+static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o, tt__precision *precision)
 {
-    char text[768];
+    char text[1024];
     tt__text all = {text, sizeof text, 0};
     const tt_schedule *s = &o->schedule;
     if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(&all, "; lr %g is not a finite number >= 0", s->lr);
     if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(&all, "; min_lr %g is not in [0, lr]", s->min_lr);
     if ((unsigned)s->kind > TT_COSINE) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
     if (s->warmup_steps < 0) tt__print(&all, "; warmup_steps is %lld", (long long)s->warmup_steps);
-    if (s->kind != TT_CONSTANT && s->total_steps < 1) tt__print(&all, "; total_steps must be set for a schedule that decays");
+    if (o->train && s->kind != TT_CONSTANT && s->total_steps < 1) tt__print(&all, "; total_steps must be set for a schedule that decays");
     if (s->kind != TT_CONSTANT && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
         tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps, (long long)s->total_steps);
     if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
     if (o->max_tokens < o->max_seqs) tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
     if (model->classes < 1) tt__print(&all, "; the model has %d classes", model->classes);
+    if (!(o->label_smoothing >= 0 && o->label_smoothing < 1)) tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
+    if (tt__parse_precision(ctx, o->precision, precision) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    if (o->train && tt__check_optimizer(ctx, &o->optimizer) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
@@ -9632,8 +9801,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     o.accumulate = r->options.accumulate;
     o.optimizer = r->options.optimizer;
     o.memory_budget = r->options.memory_budget;
-    r->train = tt_compile(t, root, &o);
-    if (!r->train) return r->ctx->status;
+    if (r->options.train && !(r->train = tt_compile(t, root, &o))) return r->ctx->status;
     o.train = false;
     o.share = r->train;
     r->eval = tt_compile(t, root, &o);
@@ -9643,16 +9811,17 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
     tt_train_options o = options ? *options : tt_train_options_default();
-    if (tt__check_train_options(ctx, model, &o) != TT_OK) return NULL;
+    tt__precision precision = TT__32_TRUE;
+    if (!o.precision) o.precision = "32-true";
+    if (tt__check_train_options(ctx, model, &o, &precision) != TT_OK) return NULL;
     tt_trainer *r = (tt_trainer *)tt__calloc(ctx, sizeof *r);
-    tt_tape *t = r ? tt_tape_new(ctx) : NULL;
-    tt_status status = t ? TT_OK : TT_ERR_MEMORY;
-    if (t) {
-        r->ctx = ctx;
-        r->model = *model;
-        r->options = o;
-        status = tt__trainer_compile(r, t);
-    }
+    if (!r) return NULL;
+    r->ctx = ctx;
+    r->model = *model;
+    r->options = o;
+    r->precision = precision;
+    tt_tape *t = tt_tape_new(ctx);
+    tt_status status = t ? tt__trainer_compile(r, t) : TT_ERR_MEMORY;
     tt_tape_free(t);
     if (status == TT_OK) return r;
     tt_trainer_free(r);
@@ -9667,9 +9836,14 @@ void tt_trainer_free(tt_trainer *r)
     tt__free(r->ctx, r);
 }
 
-const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train; }
-int64_t tt_trainer_steps(const tt_trainer *r) { return r->train->run.step; }
-float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.schedule, r->train->run.step); }
+const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
+int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? r->train->run.step : 0; }
+float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.schedule, tt_trainer_steps(r)); }
+
+static tt_status tt__must_train(const tt_trainer *r)
+{
+    return r->train ? TT_OK : tt__fail(r->ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false: it evaluates and predicts only");
+}
 
 static bool tt__reads(const tt_program *p, tt_value v)
 {
@@ -9687,7 +9861,9 @@ static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b)
     for (int k = 0; k < TT__COUNT(set); k++) {
         if (!tt__reads(p, set[k].v)) continue; /* types, where the model has none */
         tt_status status = tt_set(p, set[k].v, set[k].data, set[k].rows);
-        if (status != TT_OK) return status;
+        if (status == TT_OK) continue;
+        tt__forget_inputs(p); /* the next batch may have another number of rows */
+        return status;
     }
     return TT_OK;
 }
@@ -9695,16 +9871,15 @@ static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b)
 tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool *updated)
 {
     float lr = tt_trainer_lr(r);
-    tt_status status = tt__set_batch(r, r->train, b);
+    tt_status status = tt__must_train(r);
     if (updated) *updated = false;
     if (status != TT_OK) return status;
-    if (!r->options.accumulate) {
-        if (!b->last_of_step) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "a step of several micro-batches needs a trainer made with accumulate = true");
-        status = tt_step(r->train, lr, stats);
-    } else {
-        status = tt_micro_step(r->train, stats);
-        if (status == TT_OK && b->last_of_step) status = tt_update(r->train, lr, stats);
-    }
+    if (!r->options.accumulate && !b->last_of_step) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "a step of several micro-batches needs a trainer made with accumulate = true");
+    status = r->step_failed ? tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others are refused, up to the last, and nothing is updated") : tt__set_batch(r, r->train, b);
+    if (status == TT_OK) status = r->options.accumulate ? tt_micro_step(r->train, stats) : tt_step(r->train, lr, stats);
+    if (status == TT_OK && r->options.accumulate && b->last_of_step) status = tt_update(r->train, lr, stats);
+    if (status != TT_OK) r->train->run.micro = 0; /* what the step has gathered is forgotten */
+    r->step_failed = status != TT_OK && !b->last_of_step;
     if (updated) *updated = status == TT_OK && b->last_of_step;
     return status;
 }
@@ -9748,10 +9923,30 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
     return status;
 }
 
+tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text, float *probabilities)
+{
+    int most = (int)tt__min(r->model.max_length, r->options.max_tokens);
+    int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)most), start[2] = {0, 0}, label = 0;
+    tt_batch b;
+    memset(&b, 0, sizeof b);
+    if (!ids) return TT_ERR_MEMORY;
+    b.seqs = 1;
+    b.rows = start[1] = tt_tokenize(k, text, strlen(text), ids, most);
+    for (int32_t row = 0; row < b.rows; row++) ids[most + row] = row;
+    b.ids = ids;
+    b.positions = ids + most;
+    b.types = ids + 2 * most;
+    b.seq_start = start;
+    b.labels = &label;
+    tt_status status = tt_predict(r, &b, probabilities);
+    tt__free(r->ctx, ids);
+    return status;
+}
+
 /* ------------------------------------------------------------------------------------------------------ state */
 
 typedef struct tt__state_header { /* the tensor "tinytrain.run": I64                                                  */
-    int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, optimizer;
+    int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, optimizer, precision;
 } tt__state_header;
 
 #define TT__STATE_VERSION 1
@@ -9830,7 +10025,8 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     tt_program *p = r->train;
     tt__state s;
     tt__state_header h;
-    tt_status status = tt_allocate(p);
+    tt_status status = tt__must_train(r);
+    if (status == TT_OK) status = tt_allocate(p);
     if (status == TT_OK && p->run.micro > 0) status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the micro-batches of one");
     if (status == TT_OK) status = tt__state_begin(p, &s);
     if (status != TT_OK) return status;
@@ -9839,6 +10035,7 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     h.seed = (int64_t)p->run.seed;
     h.step = p->run.step;
     h.optimizer = (int64_t)p->options.optimizer.kind;
+    h.precision = (int64_t)r->precision;
     h.epoch = progress->epoch;
     h.epoch_step = progress->step;
     h.loss_sum = tt__double_bits(progress->loss_sum);
@@ -9878,7 +10075,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     tt_program *p = r->train;
     tt__state s;
     tt__state_header h;
-    tt_safetensors *file = tt_safetensors_open(r->ctx, path);
+    tt_safetensors *file = tt__must_train(r) == TT_OK ? tt_safetensors_open(r->ctx, path) : NULL;
     if (!file) return r->ctx->status;
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__state_begin(p, &s);
@@ -9890,9 +10087,11 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     if (at < 0) status = r->ctx->status;
     else memcpy(&h, tt_safetensors_data(file, at), sizeof h);
     if (status == TT_OK && h.version != TT__STATE_VERSION) status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d", path, (long long)h.version, TT__STATE_VERSION);
+    if (status == TT_OK && h.step < 0) status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", path, (long long)h.step);
     if (status == TT_OK && (uint64_t)h.seed != p->run.seed)
         status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with seed %llu, this run has %llu: open the context with the same seed", path, (unsigned long long)h.seed, (unsigned long long)p->run.seed);
     if (status == TT_OK && h.optimizer != (int64_t)p->options.optimizer.kind) status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with another optimizer", path);
+    if (status == TT_OK && h.precision != (int64_t)r->precision) status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with another precision than '%s'", path, r->options.precision);
     for (int k = 0; k < s.count && status == TT_OK; k++) if (tt__state_find(r->ctx, file, path, &s.info[k + 1]) < 0) status = r->ctx->status;
     if (status == TT_OK && tt_safetensors_count(file) != s.count + 1)
         status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are trained", path, tt_safetensors_count(file), s.count + 1);
@@ -9901,6 +10100,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     if (status == TT_OK) {
         p->run.step = h.step;
         p->run.micro = 0;
+        r->step_failed = false;
         progress->epoch = h.epoch;
         progress->step = h.epoch_step;
         progress->loss_sum = tt__bits_double(h.loss_sum);
@@ -9915,3 +10115,21 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
 
 #undef TT__IMPLEMENT
 #endif /* TT__IMPLEMENT */
+
+/*
+MIT License
+
+Copyright (c) 2026 tinytrain contributors
+
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated documentation files (the
+"Software"), to deal in the Software without restriction, including without limitation the rights to use, copy, modify, merge, publish,
+distribute, sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is furnished to do so, subject to
+the following conditions:
+
+The above copyright notice and this permission notice shall be included in all copies or substantial portions of the Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF
+MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY
+CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE
+SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+*/

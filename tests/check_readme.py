@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Checks that what README.md tells a reader to do can be done. Standard library only; run from the repository's root.
+
+    python3 tests/check_readme.py            B: folder of the built examples (build), CC: compiler (cc), both from the environment
+
+  - every ```c block compiles as it stands, with -Werror; one that has a main() and is marked ```c run must also run and end with 0
+  - every `make TARGET` and VARIABLE=... in a ```sh block or in `backticks` is one that the Makefile has
+  - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file: in its source)
+  - every flag in an example's --help is taken by its parser, and one that is not there is refused
+  - every relative link leads to a file
+"""
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+B, CC = os.environ.get("B", "build"), os.environ.get("CC", "cc").split()
+FLAG = r"--[a-z][a-z0-9-]*"
+counts = {"ok": 0, "FAILED": 0, "skip": 0}
+
+
+def report(word, name, why=""):
+    counts[word] += 1
+    print(f"{word} {name}{': ' + ' '.join(str(why).split())[:600] if why else ''}", flush=True)
+
+
+def call(*command, seconds=300):
+    """(exit status, stdout + stderr)"""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                          timeout=seconds)
+    return done.returncode, done.stdout
+
+
+def check(name, wrong):
+    """wrong: sentences; none is good"""
+    report("FAILED", name, "; ".join(wrong)) if wrong else report("ok", name)
+
+
+def blocks(text):
+    """(first line's number, info string, text) of each fenced block"""
+    for m in re.finditer(r"^```([^\n]*)\n(.*?)^```\s*$", text, re.M | re.S):
+        yield text.count("\n", 0, m.start()) + 1, m.group(1).split(), m.group(2)
+
+
+def commands(text):
+    """the commands that the text shows, as lists of words: lines of sh blocks, and what stands in backticks outside of blocks"""
+    shown = []
+    for _, info, body in blocks(text):
+        if info[:1] == ["sh"]:
+            shown += re.sub(r"\\\n", " ", body).splitlines()
+    prose = re.sub(r"^```.*?^```\s*$", "", text, flags=re.M | re.S)
+    shown += re.findall(r"`([^`\n]+)`", prose)
+    for line in shown:
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        for part in re.split(r"\0(?:&&|\|\||\||;)\0", "\0".join(words)):
+            if part:
+                yield part.split("\0")
+
+
+def check_snippets(text, folder):
+    for line, info, body in blocks(text):
+        if info[:1] != ["c"]:
+            continue
+        source, program = os.path.join(folder, f"readme_{line}.c"), os.path.join(folder, f"readme_{line}")
+        with open(source, "w") as f:
+            f.write(body)
+        run = "run" in info
+        status, said = call(*CC, "-O1", "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I.", source,
+                            *(["-o", program, "-lm", "-lpthread"] if run else ["-c", "-o", program + ".o"]))
+        if status == 0 and run:
+            status, said = call(program)
+        check(f"readme_snippet_line_{line}", [f"status {status}: {said[-500:]}"] if status else [])
+
+
+def check_makefile(text):
+    with open("Makefile") as f:
+        makefile = f.read()
+    known = set(re.findall(r"\$\((\w+)\)", makefile)) | set(re.findall(r"^(\w+) *[:?+]?=", makefile, re.M))
+    targets = {"all"}
+    phony = re.search(r"^\.PHONY:(.*)", makefile, re.M)
+    targets |= set(phony.group(1).split()) if phony else set()
+    wrong = []
+    for words in commands(text):
+        if words[0] != "make":
+            continue
+        for word in words[1:]:
+            name = word.split("=")[0]
+            if "=" in word and name not in known:
+                wrong.append(f"the Makefile has no variable {name} ({' '.join(words)})")
+            if "=" not in word and not word.startswith("-") and word not in targets and word.isidentifier():
+                wrong.append(f"the Makefile has no target {word} ({' '.join(words)})")
+            if "=" not in word and word in targets and call("make", "-n", word)[0]:
+                wrong.append(f"make -n {word} fails")
+    check("readme_make_targets", wrong)
+
+
+def check_flags(text):
+    wrong, used, helped = [], 0, {}
+    for words in commands(text):
+        flags = [w.split("=")[0] for w in words[1:] if re.fullmatch(FLAG + "(=.*)?", w)]
+        program = next((w for w in words[:2] if re.match(r"(\./)?(build|bench|tests|examples)/", w)), None)
+        if not flags or not program:
+            continue
+        path = re.sub(r"^(\./)?build/", B + "/", program)
+        if not os.path.exists(path):
+            wrong.append(f"there is no {program}")
+            continue
+        if path.endswith(".py"):
+            with open(path) as f:
+                known = f.read()
+        else:
+            known = helped.setdefault(path, call(path, "--help")[1])
+        for flag in flags:
+            used += 1
+            if not re.search(re.escape(flag) + r"(?![a-z0-9-])", known):
+                wrong.append(f"{program} has no {flag}")
+    check("readme_flags", wrong if used else ["no command with a flag was found"])
+
+
+def check_help(program):
+    """Its parser takes each flag that --help names, with a value if the help shows one; --help last then still succeeds."""
+    name = os.path.basename(program)
+    status, said = call(program, "--help")
+    wrong = [] if status == 0 else [f"--help ends with {status}"]
+    flags = re.findall(rf"^\s*({FLAG})(?: +([A-Z]+)\b)?", said, re.M)
+    for flag, value in flags:
+        if flag != "--help":
+            status, said = call(program, flag, *(["1"] if value else []), "--help")
+            if status:
+                wrong.append(f"{flag} is in --help but is refused: {said}")
+        if value and not call(program, flag)[0]:
+            wrong.append(f"{flag} without its value is taken")
+    status, said = call(program, "--no-such-flag", "--help")
+    if status == 0 or "--no-such-flag" not in said:
+        wrong.append("an unknown flag is not refused by name")
+    check(f"help_{name}_{len(flags)}_flags", wrong if flags else ["--help names no flag"])
+
+
+def check_links(text):
+    wrong = [f"'{to}' is not there" for to in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if not re.match(r"[a-z]+:", to) and not os.path.exists(to)]
+    check("readme_links", wrong)
+
+
+def main():
+    if os.path.exists("README.md"):
+        with open("README.md", encoding="utf-8") as f:
+            text = f.read()
+        with tempfile.TemporaryDirectory() as folder:
+            check_snippets(text, folder)
+        check_makefile(text)
+        check_flags(text)
+        check_links(text)
+    else:
+        report("FAILED", "readme", "README.md is not there")
+    for file in sorted(os.listdir("examples")):
+        if file.endswith(".c"):
+            program = os.path.join(B, file[:-2])
+            check_help(program) if os.path.exists(program) else report("FAILED", f"help_{file[:-2]}", f"{program} is not built")
+    print(f"{counts['skip']} skipped: {counts['ok']} passed, {counts['FAILED']} failed")
+    return 1 if counts["FAILED"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+#!/bin/sh
+# Runs test programs and adds up what they say. Their lines: `ok NAME`, `FAILED NAME: why`, `skip NAME: why`, and a last one that ends
+# with `N passed, N failed`. Made by the Makefile's recipes:
+#
+#   run.sh run LOG PROGRAM [ARG...]         runs one program into LOG and shows it; a program that dies is a failure in LOG
+#   run.sh total LOG...                     repeats the failures and ends with one line `N passed, N failed`; status 1 unless all is well
+#   run.sh coverage FILE PERCENT NOT_RUN    reads `gcov -t` of any number of programs; prints FILE's percentage of lines run
+set -u
+
+case $1 in
+run)
+    log=$2
+    shift 2
+    name=$(basename "$log" .log)
+    begin=$(date +%s)
+    limit=
+    command -v timeout > /dev/null && limit="timeout ${TEST_SECONDS:-1800}"
+    # shellcheck disable=SC2086
+    $limit "$@" > "$log.part" 2>&1 < /dev/null
+    status=$?
+    if ! grep -q '[0-9] passed, [0-9]* failed$' "$log.part"; then
+        echo "FAILED $name: ended with status $status before its last line" >> "$log.part"
+    elif [ "$status" -ne 0 ] && ! grep -q '^FAILED ' "$log.part"; then
+        echo "FAILED $name: ended with status $status" >> "$log.part"
+    fi
+    mv "$log.part" "$log"
+    sed "s/^\([0-9]* passed, [0-9]* failed\)\$/-- \1/" "$log"
+    echo "-- $name took $(($(date +%s) - begin)) s"
+    ;;
+total)
+    shift
+    passed=$(cat "$@" | grep -c '^ok ')
+    failed=$(cat "$@" | grep -c '^FAILED ')
+    skipped=$(cat "$@" | grep -c '^skip ')
+    echo "== $# programs, $skipped tests skipped"
+    grep -h '^FAILED ' "$@"
+    echo "$passed passed, $failed failed"
+    [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+    ;;
+coverage)
+    # A line of gcov -t: COUNT:LINE:TEXT with COUNT -, #####, ===== or a number; a line may come once for each function instance.
+    awk -F: -v file="$2" -v least="$3" -v not_run="$4" '
+        $2 ~ /^ *0$/ { if ($3 == "Source") { n = split($4, part, "/"); here = part[n] == file }; next }
+        !here || NF < 3 { next }
+        { count = $1; gsub(/[ *]/, "", count); line = $2 + 0 }
+        count == "-" || count == "" || !line { next }
+        { lines[line] = 1; if (line > last) last = line; text[line] = $0 }
+        count ~ /^[0-9]/ { run[line] = 1 }
+        END {
+            printf "" > not_run
+            for (k = 1; k <= last; k++) if (k in lines) { all++; if (k in run) good++; else { sub(/^[^:]*: */, "", text[k]); print text[k] > not_run } }
+            if (!all) { print "coverage: no line of " file " was counted"; exit 1 }
+            printf "coverage: %.1f%% of %d lines of %s (at least %s%%); the others are in %s\n", 100 * good / all, all, file, least, not_run
+            exit 100 * good < least * all
+        }'
+    ;;
+esac

@@ -1,0 +1,298 @@
+/* A small test framework. A test program includes tinytrain.h (with TINYTRAIN_IMPLEMENTATION) first, then this:
+
+       TEST(adds) { CHECK(1 + 1 == 2); }
+       static const test_case tests[] = {TEST_CASE(adds)};
+       int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+
+   It prints one line a test, `ok name`, `FAILED name: file:line: text` or `skip name: why`, then `N passed, N failed`. Arguments are
+   patterns ('*', '?') of the tests to run. Checks are made on the main thread. */
+#ifndef TINYTRAIN_TEST_H
+#define TINYTRAIN_TEST_H
+
+#define TEST(name) static void name(void)
+#define TEST_CASE(name) {#name, name}
+#define TEST_COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+typedef struct test_case { const char *name; void (*run)(void); } test_case;
+
+static struct {
+    long checks, failed_checks;
+    char failure[4096], skipped[256]; /* of the test that runs; the first failure */
+    char folder[512];                 /* "" until test_folder() is called */
+    int folders;
+} test__state;
+
+static inline bool test__check(bool ok, const char *file, int line, const char *text)
+{
+    test__state.checks++;
+    if (ok) return true;
+    if (!test__state.failed_checks++) snprintf(test__state.failure, sizeof test__state.failure, "%s:%d: %s", file, line, text);
+    return false;
+}
+
+static inline bool test__near(double a, double b, double tolerance, const char *file, int line, const char *text)
+{
+    char message[512];
+    double error = fabs(a - b);
+    bool wrong = !(error <= tolerance); /* so that NaN fails */
+    if (wrong) snprintf(message, sizeof message, "%s: %.9g and %.9g differ by %.3g, tolerance %.3g", text, a, b, error, tolerance);
+    return test__check(!wrong, file, line, wrong ? message : text);
+}
+
+static inline bool test__error(tt_context *ctx, tt_status status, const char *part, const char *file, int line)
+{
+    char message[2048];
+    bool ok = tt_error_code(ctx) == status && strstr(tt_error(ctx), part) != NULL;
+    if (!ok) snprintf(message, sizeof message, "expected %s with \"%s\", found %s: %s", tt_status_name(status), part, tt_status_name(tt_error_code(ctx)), tt_error(ctx));
+    return test__check(ok, file, line, ok ? part : message);
+}
+
+#define CHECK(cond) test__check((cond), __FILE__, __LINE__, #cond)
+#define CHECK_NEAR(a, b, tolerance) test__near((double)(a), (double)(b), (double)(tolerance), __FILE__, __LINE__, #a " ~ " #b)
+/* The context's last error is `status` and its sentence holds `part`. */
+#define CHECK_ERROR(ctx, status, part) test__error((ctx), (status), (part), __FILE__, __LINE__)
+/* Leaves the test (a function without result) when it fails: for what the rest of the test stands on. */
+#define REQUIRE(cond) do { if (!CHECK(cond)) return; } while (0)
+#define SKIP(why) do { snprintf(test__state.skipped, sizeof test__state.skipped, "%s", (why)); return; } while (0)
+
+/* ------------------------------------------------------------------------------------------------ allocation */
+
+/* Counts, fills new memory with garbage, and returns NULL at call number fail_at (from 1; 0: never). Thread-safe. */
+typedef struct test_allocator {
+    pthread_mutex_t mutex;
+    long calls, fail_at, live;
+    size_t live_bytes, peak_bytes;
+    bool failed;
+} test_allocator;
+
+static inline void *test__allocate(void *user, size_t bytes, size_t alignment)
+{
+    test_allocator *a = (test_allocator *)user;
+    void *memory = NULL;
+    pthread_mutex_lock(&a->mutex);
+    if (++a->calls == a->fail_at) a->failed = true;
+    else if (posix_memalign(&memory, alignment, bytes) == 0) {
+        memset(memory, 0xA5, bytes < 65536 ? bytes : 65536);
+        a->live++;
+        a->live_bytes += bytes;
+        if (a->live_bytes > a->peak_bytes) a->peak_bytes = a->live_bytes;
+    } else memory = NULL;
+    pthread_mutex_unlock(&a->mutex);
+    return memory;
+}
+
+static inline void test__release(void *user, void *memory, size_t bytes)
+{
+    test_allocator *a = (test_allocator *)user;
+    pthread_mutex_lock(&a->mutex);
+    a->live--;
+    a->live_bytes -= bytes;
+    pthread_mutex_unlock(&a->mutex);
+    free(memory);
+}
+
+static inline void test__no_log(void *user, tt_log_level level, const char *id, const char *message) { (void)user; (void)level; (void)id; (void)message; }
+
+/* Options with the counting allocator, one thread, no log. */
+static inline tt_context_options test_options(test_allocator *a)
+{
+    tt_context_options o = tt_context_options_default();
+    memset(a, 0, sizeof *a);
+    pthread_mutex_init(&a->mutex, NULL);
+    o.threads = 1;
+    o.logger.log = test__no_log;
+    o.allocator.allocate = test__allocate;
+    o.allocator.release = test__release;
+    o.allocator.user = a;
+    return o;
+}
+
+static inline tt_context *test_open(test_allocator *a)
+{
+    tt_context_options o = test_options(a);
+    return tt_open(&o);
+}
+
+static inline void test__close(tt_context *ctx, test_allocator *a, const char *file, int line)
+{
+    char message[128];
+    tt_close(ctx);
+    snprintf(message, sizeof message, "%ld blocks, %zu bytes leaked", a->live, a->live_bytes);
+    test__check(a->live == 0 && a->live_bytes == 0, file, line, message);
+    pthread_mutex_destroy(&a->mutex);
+}
+
+/* Closes the context and checks that nothing is left. */
+#define TEST_CLOSE(ctx, allocator) test__close((ctx), (allocator), __FILE__, __LINE__)
+
+/* ----------------------------------------------------------------------------------------------------- files */
+
+static inline void test__remove(const char *path) /* with all that is in it */
+{
+    DIR *folder = opendir(path);
+    char inner[1200];
+    if (folder) {
+        for (struct dirent *e = readdir(folder); e; e = readdir(folder)) {
+            if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+            snprintf(inner, sizeof inner, "%.900s/%s", path, e->d_name);
+            test__remove(inner);
+        }
+        closedir(folder);
+    }
+    remove(path);
+}
+
+/* A fresh empty folder below $TMPDIR or /tmp, removed when the program ends. The text is valid for the next seven calls of the
+   functions of this section. */
+static inline char *test__buffer(void)
+{
+    static char buffers[8][1024];
+    static int next;
+    return buffers[next++ % 8];
+}
+
+static inline char *test_folder(void)
+{
+    char *path = test__buffer();
+    const char *root = getenv("TMPDIR");
+    if (!test__state.folder[0]) {
+        snprintf(test__state.folder, sizeof test__state.folder, "%.400s/tinytrain_test_XXXXXX", root && *root ? root : "/tmp");
+        if (!mkdtemp(test__state.folder)) { perror(test__state.folder); exit(2); }
+    }
+    snprintf(path, 1024, "%s/%d", test__state.folder, test__state.folders++);
+    if (mkdir(path, 0777) != 0) { perror(path); exit(2); }
+    return path;
+}
+
+static inline char *test_path(const char *folder, const char *name)
+{
+    char *path = test__buffer();
+    size_t n = strlen(folder), m = strlen(name);
+    if (n + m + 2 > 1024) { fprintf(stderr, "path too long: %s\n", folder); exit(2); }
+    memcpy(path, folder, n);
+    path[n] = '/';
+    memcpy(path + n + 1, name, m + 1);
+    return path;
+}
+
+static inline const char *test_write(const char *path, const void *bytes, size_t n) /* returns path */
+{
+    FILE *f = fopen(path, "wb");
+    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) { perror(path); exit(2); }
+    return path;
+}
+
+static inline char *test_read(const char *path, size_t *n) /* NULL if it cannot be read; to be freed */
+{
+    FILE *f = fopen(path, "rb");
+    char *bytes = NULL;
+    *n = 0;
+    if (!f) return NULL;
+    if (fseek(f, 0, SEEK_END) == 0) {
+        long size = ftell(f);
+        rewind(f);
+        bytes = (char *)malloc((size_t)size + 1);
+        if (bytes) { *n = fread(bytes, 1, (size_t)size, f); bytes[*n] = 0; }
+    }
+    fclose(f);
+    return bytes;
+}
+
+/* tests/golden/NAME, found beside the test's source. */
+#define TEST_GOLDEN(name) test__golden(__FILE__, name)
+static inline char *test__golden(const char *source, const char *name)
+{
+    char *path = test__buffer();
+    const char *slash = strrchr(source, '/');
+    snprintf(path, 1024, "%.*sgolden/%s", slash ? (int)(slash - source) + 1 : 0, source, name);
+    return path;
+}
+
+/* The default file hooks, of which operation `fail` ('o'pen, si'z'e, 'r'ead, 'w'rite, 's'ync, 'c'lose, re'n'ame, 'l'ist) fails at
+   call number `at` (from 1), with the reason "injected". */
+typedef struct test_files { tt_files real; char fail; long at, calls; } test_files;
+
+static inline bool test__inject(void *user, char op)
+{
+    test_files *f = (test_files *)user;
+    return f->fail == op && ++f->calls == f->at;
+}
+static inline void *test__file_open(void *u, const char *path, char mode)
+{
+    return test__inject(u, 'o') ? NULL : ((test_files *)u)->real.open(((test_files *)u)->real.user, path, mode);
+}
+static inline int64_t test__file_size(void *u, void *f) { return test__inject(u, 'z') ? -1 : ((test_files *)u)->real.size(((test_files *)u)->real.user, f); }
+static inline bool test__file_read(void *u, void *f, uint64_t at, void *to, size_t n)
+{
+    return !test__inject(u, 'r') && ((test_files *)u)->real.read(((test_files *)u)->real.user, f, at, to, n);
+}
+static inline bool test__file_write(void *u, void *f, const void *from, size_t n)
+{
+    return !test__inject(u, 'w') && ((test_files *)u)->real.write(((test_files *)u)->real.user, f, from, n);
+}
+static inline bool test__file_sync(void *u, void *f) { return !test__inject(u, 's') && ((test_files *)u)->real.sync(((test_files *)u)->real.user, f); }
+static inline bool test__file_close(void *u, void *f)
+{
+    bool ok = ((test_files *)u)->real.close(((test_files *)u)->real.user, f);
+    return !test__inject(u, 'c') && ok;
+}
+static inline bool test__file_rename(void *u, const char *from, const char *to)
+{
+    return !test__inject(u, 'n') && ((test_files *)u)->real.rename(((test_files *)u)->real.user, from, to);
+}
+static inline bool test__file_list(void *u, const char *path, bool (*each)(void *arg, const char *name), void *arg)
+{
+    return !test__inject(u, 'l') && ((test_files *)u)->real.list(((test_files *)u)->real.user, path, each, arg);
+}
+static inline const char *test__file_reason(void *u) { (void)u; return "injected"; }
+
+static inline tt_files test_failing_files(test_files *f, char fail, long at)
+{
+    tt_files files;
+    f->real = files = tt_context_options_default().files;
+    f->fail = fail;
+    f->at = at;
+    f->calls = 0;
+    files.open = test__file_open;
+    files.size = test__file_size;
+    files.read = test__file_read;
+    files.write = test__file_write;
+    files.sync = test__file_sync;
+    files.close = test__file_close;
+    files.rename = test__file_rename;
+    files.list = test__file_list;
+    files.reason = test__file_reason;
+    files.map = NULL; /* so that reading is read() */
+    files.user = f;
+    return files;
+}
+
+/* ------------------------------------------------------------------------------------------------------ main */
+
+static inline uint32_t test_random(uint64_t *state) /* xorshift64* */
+{
+    *state ^= *state >> 12; *state ^= *state << 25; *state ^= *state >> 27;
+    return (uint32_t)((*state * 2685821657736338717ull) >> 32);
+}
+
+static inline int test_main(int argc, char **argv, const test_case *tests, int n)
+{
+    int passed = 0, failed = 0, skipped = 0;
+    for (int i = 0; i < n; i++) {
+        bool wanted = argc < 2;
+        for (int k = 1; k < argc; k++) wanted = wanted || tt__match(argv[k], tests[i].name);
+        if (!wanted) continue;
+        test__state.failed_checks = 0;
+        test__state.skipped[0] = 0;
+        tests[i].run();
+        if (test__state.failed_checks) { printf("FAILED %s: %s\n", tests[i].name, test__state.failure); failed++; }
+        else if (test__state.skipped[0]) { printf("skip %s: %s\n", tests[i].name, test__state.skipped); skipped++; }
+        else { printf("ok %s\n", tests[i].name); passed++; }
+        fflush(stdout);
+    }
+    if (test__state.folder[0]) test__remove(test__state.folder);
+    printf("%ld checks, %d skipped: %d passed, %d failed\n", test__state.checks, skipped, passed, failed);
+    return failed ? 1 : 0;
+}
+
+#endif

@@ -1,0 +1,1185 @@
+/* BERT, DistilBERT and MiniLM against transformers (tests/golden), freezing, loading and saving checkpoints: tests of >>models.
+   TINYTRAIN_TEST_VERBOSE=1 prints the differences that were measured. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define TINYTRAIN_IMPLEMENTATION
+#include "tinytrain.h"
+#include "test.h"
+
+static const char *const models[] = {"distilbert", "bert", "minilm"};
+
+/* -------------------------------------------------------------------------------------------- contexts and logs */
+
+typedef struct log_lines { int infos, warnings; char text[4096]; } log_lines; /* all messages, a newline behind each */
+
+static void keep_log(void *user, tt_log_level level, const char *id, const char *message)
+{
+    log_lines *log = (log_lines *)user;
+    size_t used = strlen(log->text);
+    (void)id;
+    log->infos += level == TT_LOG_INFO;
+    log->warnings += level == TT_LOG_WARNING;
+    snprintf(log->text + used, sizeof log->text - used, "%s\n", message);
+}
+
+static tt_context *open_logged(test_allocator *a, log_lines *log)
+{
+    tt_context_options o = test_options(a);
+    memset(log, 0, sizeof *log);
+    o.logger.log = keep_log;
+    o.logger.user = log;
+    return tt_open(&o);
+}
+
+/* --------------------------------------------------------------------------------------------------- golden runs */
+
+typedef struct golden {
+    test_allocator a;
+    tt_context *ctx;
+    tt_safetensors *file;
+    tt_bert m;
+    tt_trainer *r;
+} golden;
+
+typedef struct batch_data { int32_t ids[256], positions[256], types[256], seq_start[16], labels[16]; } batch_data;
+
+static float *golden_tensor(const golden *g, const char *prefix, const char *name, int64_t *n) /* to be freed */
+{
+    char full[256];
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    int k = tt_safetensors_find(g->file, full);
+    if (!CHECK(k >= 0)) { fprintf(stderr, "golden.safetensors has no '%s'\n", full); exit(2); }
+    *n = (int64_t)(tt_safetensors_info(g->file, k)->bytes / 4);
+    float *x = (float *)malloc(sizeof(float) * (size_t)*n);
+    CHECK(tt_safetensors_read_f32(g->file, k, 0, *n, x) == TT_OK);
+    return x;
+}
+
+static int golden_ints(const golden *g, int batch, const char *what, int32_t *to, int room)
+{
+    char name[64];
+    snprintf(name, sizeof name, "batch%d.%s", batch, what);
+    int k = tt_safetensors_find(g->file, name);
+    int n = k < 0 ? -1 : (int)(tt_safetensors_info(g->file, k)->bytes / 4);
+    if (!CHECK(n > 0 && n <= room)) { fprintf(stderr, "golden.safetensors: '%s' is not usable\n", name); exit(2); }
+    CHECK(tt_safetensors_read_i32(g->file, k, 0, n, to) == TT_OK);
+    return n;
+}
+
+static tt_batch golden_batch(const golden *g, int k, batch_data *d)
+{
+    tt_batch b;
+    memset(&b, 0, sizeof b);
+    b.rows = golden_ints(g, k, "input_ids", d->ids, TEST_COUNT(d->ids));
+    b.seqs = golden_ints(g, k, "seq_start", d->seq_start, TEST_COUNT(d->seq_start)) - 1;
+    golden_ints(g, k, "token_type_ids", d->types, TEST_COUNT(d->types));
+    golden_ints(g, k, "labels", d->labels, TEST_COUNT(d->labels));
+    for (int s = 0; s < b.seqs; s++)
+        for (int32_t r = d->seq_start[s]; r < d->seq_start[s + 1]; r++) d->positions[r] = r - d->seq_start[s];
+    b.ids = d->ids;
+    b.positions = d->positions;
+    b.types = d->types;
+    b.seq_start = d->seq_start;
+    b.labels = d->labels;
+    b.last_of_step = true;
+    return b;
+}
+
+/* The model of a golden folder, with its starting classifier and without dropout. */
+static bool golden_open(golden *g, const char *name, const char *isa, int threads)
+{
+    char path[1200];
+    tt_context_options o = test_options(&g->a);
+    o.isa = isa;
+    o.threads = threads;
+    g->r = NULL;
+    g->ctx = tt_open(&o);
+    if (!CHECK(g->ctx != NULL)) return false;
+    if (!CHECK(tt_bert_load(g->ctx, &g->m, TEST_GOLDEN(name), 0) == TT_OK)) return false;
+    g->m.config.dropout = g->m.config.attention_dropout = g->m.config.classifier_dropout = 0;
+    snprintf(path, sizeof path, "%s/golden.safetensors", TEST_GOLDEN(name));
+    g->file = tt_safetensors_open(g->ctx, path);
+    if (!CHECK(g->file != NULL)) return false;
+    for (int k = 0; k < 2; k++) { /* minilm's checkpoint lacks them */
+        const char *classifier = k ? "classifier.bias" : "classifier.weight";
+        int64_t n;
+        if (tt_safetensors_find(g->file, classifier) < 0) continue;
+        float *x = golden_tensor(g, "", classifier, &n);
+        tt_param *p = k ? g->m.classifier_b : g->m.classifier_w;
+        CHECK(n == tt_param_size(p) && tt_param_set(p, x) == TT_OK);
+        free(x);
+    }
+    return true;
+}
+
+static void golden_close(golden *g)
+{
+    tt_trainer_free(g->r);
+    tt_safetensors_close(g->file);
+    tt_bert_free(&g->m);
+    TEST_CLOSE(g->ctx, &g->a);
+}
+
+#define GOLDEN_LR 1e-3f
+
+static tt_train_options golden_options(const char *precision, bool accumulate) /* as make_golden.py trains */
+{
+    tt_train_options o = tt_train_options_default();
+    o.schedule.kind = TT_CONSTANT;
+    o.schedule.lr = GOLDEN_LR;
+    o.precision = precision;
+    o.max_seqs = 8;
+    o.max_tokens = 256;
+    o.accumulate = accumulate;
+    return o;
+}
+
+static bool golden_trainer(golden *g, const char *precision, bool accumulate)
+{
+    tt_train_options o = golden_options(precision, accumulate);
+    tt_model model = tt_bert_classifier(&g->m);
+    g->r = tt_trainer_new(g->ctx, &model, &o);
+    if (!g->r) CHECK_ERROR(g->ctx, TT_OK, "a trainer");
+    return g->r != NULL;
+}
+
+static float *param_values(const tt_param *p) /* to be freed */
+{
+    float *x = (float *)malloc(sizeof(float) * (size_t)tt_param_size(p));
+    CHECK(tt_param_get(p, x) == TT_OK);
+    return x;
+}
+
+static bool is_key_bias(const char *name) { return tt__match("*k_lin.bias", name) || tt__match("*key.bias", name); }
+
+static double distance(const float *a, const float *b, int64_t n)
+{
+    double sum = 0;
+    for (int64_t k = 0; k < n; k++) sum += ((double)a[k] - (b ? b[k] : 0)) * ((double)a[k] - (b ? b[k] : 0));
+    return sqrt(sum);
+}
+
+/* Largest differences from the reference. gradient: of each tensor, L2, relative to its reference; step5: of each parameter,
+   L2, relative to the reference's change in five steps; key biases by themselves: their gradient is zero but for rounding, and
+   Adam makes up to lr a step of rounding. losses: of batch 0 forward and of five steps; norms: relative. */
+typedef struct differences { double logits, losses, norms, gradient, key_gradient, step5, key_step5; } differences;
+
+static void golden_steps(golden *g, bool gradients, differences *d)
+{
+    int64_t n;
+    batch_data data;
+    float logits[64], *reference;
+    double losses[5], norms[5];
+    tt_stats stats;
+    tt_batch b = golden_batch(g, 0, &data);
+    int params = g->ctx->n_params;
+    float **start = (float **)malloc(sizeof *start * (size_t)params);
+    for (int k = 0; k < params; k++) start[k] = param_values(g->ctx->params[k]);
+
+    CHECK(tt_predict(g->r, &b, logits) == TT_OK);
+    CHECK(tt_get(g->r->eval, g->r->logits, logits, TEST_COUNT(logits)) == TT_OK); /* the logits behind the probabilities */
+    reference = golden_tensor(g, "", "logits", &n);
+    CHECK(n == (int64_t)b.seqs * g->m.config.classes);
+    for (int64_t k = 0; k < n; k++) d->logits = fmax(d->logits, fabs(logits[k] - reference[k]));
+    free(reference);
+
+    for (int step = 0; step < 5; step++) {
+        b = golden_batch(g, step, &data);
+        if (gradients && step == 0) {
+            b.last_of_step = false;
+            CHECK(tt_train_batch(g->r, &b, &stats, NULL) == TT_OK);
+            for (int k = 0; k < params; k++) {
+                const tt_param *p = g->ctx->params[k];
+                float *gradient = (float *)malloc(sizeof(float) * (size_t)tt_param_size(p));
+                reference = golden_tensor(g, "grad.", tt_param_name(p), &n);
+                CHECK(n == tt_param_size(p) && tt_get_gradient(g->r->train, p, gradient) == TT_OK);
+                double error = distance(gradient, reference, n), size = distance(reference, NULL, n);
+                if (is_key_bias(tt_param_name(p))) { CHECK(size == 0); d->key_gradient = fmax(d->key_gradient, error); }
+                else { CHECK(size > 0); d->gradient = fmax(d->gradient, error / size); }
+                free(gradient);
+                free(reference);
+            }
+            CHECK(tt_update(g->r->train, tt_trainer_lr(g->r), &stats) == TT_OK);
+        } else {
+            bool updated = false;
+            CHECK(tt_train_batch(g->r, &b, &stats, &updated) == TT_OK && updated);
+        }
+        CHECK(stats.targets == b.seqs && stats.step == step + 1 && tt_trainer_steps(g->r) == step + 1);
+        losses[step] = stats.loss;
+        norms[step] = stats.grad_norm;
+    }
+    reference = golden_tensor(g, "", "losses", &n);
+    for (int k = 0; k < 5; k++) d->losses = fmax(d->losses, fabs(losses[k] - reference[k]));
+    free(reference);
+    reference = golden_tensor(g, "", "loss", &n);
+    d->losses = fmax(d->losses, fabs(losses[0] - reference[0]));
+    free(reference);
+    reference = golden_tensor(g, "", "grad_norms", &n);
+    for (int k = 0; k < 5; k++) d->norms = fmax(d->norms, fabs(norms[k] - reference[k]) / reference[k]);
+    free(reference);
+    for (int k = 0; k < params; k++) {
+        const tt_param *p = g->ctx->params[k];
+        float *now = param_values(p);
+        reference = golden_tensor(g, "step5.", tt_param_name(p), &n);
+        if (is_key_bias(tt_param_name(p))) for (int64_t j = 0; j < n; j++) d->key_step5 = fmax(d->key_step5, fabs(now[j] - reference[j]));
+        else d->step5 = fmax(d->step5, distance(now, reference, n) / distance(start[k], reference, n));
+        free(reference);
+        free(now);
+        free(start[k]);
+    }
+    free(start);
+}
+
+static void compare(const char *name, const char *isa, const char *precision, const differences *most)
+{
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        golden g;
+        differences d;
+        memset(&d, 0, sizeof d);
+        if (!golden_open(&g, name, isa, 1) || !golden_trainer(&g, precision, accumulate)) return;
+        int tensors = 0;
+        for (int k = 0; k < tt_safetensors_count(g.file); k++) tensors += strncmp(tt_safetensors_info(g.file, k)->name, "grad.", 5) == 0;
+        CHECK(tensors == g.ctx->n_params); /* so that every one is compared */
+        golden_steps(&g, accumulate, &d);
+        if (getenv("TINYTRAIN_TEST_VERBOSE"))
+            printf("  %-10s %-9s %-10s%s logits %.1e, losses %.1e, norms %.1e, gradients %.1e (key biases %.1e), step 5 %.1e (%.1e)\n", name, tt_isa(g.ctx), precision,
+                   accumulate ? " +" : "  ", d.logits, d.losses, d.norms, d.gradient, d.key_gradient, d.step5, d.key_step5);
+        CHECK_NEAR(d.logits, 0, most->logits);
+        CHECK_NEAR(d.losses, 0, most->losses);
+        CHECK_NEAR(d.norms, 0, most->norms);
+        CHECK_NEAR(d.gradient, 0, most->gradient);
+        CHECK_NEAR(d.key_gradient, 0, most->key_gradient);
+        CHECK_NEAR(d.step5, 0, most->step5);
+        CHECK_NEAR(d.key_step5, 0, most->key_step5);
+        golden_close(&g);
+    }
+}
+
+static const differences fp32 = {3e-6, 3e-6, 3e-6, 5e-6, 1e-6, 1e-3, 5.1 * GOLDEN_LR};
+
+TEST(golden_distilbert) { compare("distilbert", NULL, "32-true", &fp32); }
+TEST(golden_bert) { compare("bert", NULL, "32-true", &fp32); }
+TEST(golden_minilm) { compare("minilm", NULL, "32-true", &fp32); }
+
+TEST(golden_portable)
+{
+    for (int k = 0; k < TEST_COUNT(models); k++) compare(models[k], "portable", "32-true", &fp32);
+}
+
+TEST(golden_avx2)
+{
+    if (!tt__choose_isa("avx2")) SKIP("this CPU has no AVX2");
+    for (int k = 0; k < TEST_COUNT(models); k++) compare(models[k], "avx2", "32-true", &fp32);
+}
+
+TEST(golden_bf16_mixed)
+{ /* a unit of DistilBERT's ReLU whose input is near zero may flip, which moves a norm by some percent */
+    static const differences most = {0.04, 0.03, 0.1, 0.1, 0.002, 0.3, 5.1 * GOLDEN_LR};
+    for (int k = 0; k < TEST_COUNT(models); k++) compare(models[k], NULL, "bf16-mixed", &most);
+    for (int k = 0; k < TEST_COUNT(models); k++) compare(models[k], "portable", "bf16-mixed", &most);
+}
+
+TEST(golden_bf16_true) /* near 1 a parameter is a multiple of 1/128: five steps of 1/1000 are less than their stochastic rounding */
+{
+    static const differences most = {0.06, 0.05, 0.1, 0.2, 0.004, 4, 0.02};
+    for (int k = 0; k < TEST_COUNT(models); k++) compare(models[k], NULL, "bf16-true", &most);
+    for (int k = 0; k < TEST_COUNT(models); k++) compare(models[k], "portable", "bf16-true", &most);
+}
+
+TEST(same_bits_for_any_number_of_threads)
+{
+    for (int k = 0; k < TEST_COUNT(models); k++)
+        for (int precision = 0; precision < 3; precision++) {
+            static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+            golden g[2];
+            differences d;
+            for (int t = 0; t < 2; t++) {
+                if (!golden_open(&g[t], models[k], NULL, t ? 3 : 1) || !golden_trainer(&g[t], precisions[precision], false)) return;
+                memset(&d, 0, sizeof d);
+                golden_steps(&g[t], false, &d);
+            }
+            CHECK(g[0].ctx->n_params == g[1].ctx->n_params);
+            for (int p = 0; p < g[0].ctx->n_params; p++) {
+                float *a = param_values(g[0].ctx->params[p]), *b = param_values(g[1].ctx->params[p]);
+                CHECK(memcmp(a, b, sizeof(float) * (size_t)tt_param_size(g[0].ctx->params[p])) == 0);
+                free(a);
+                free(b);
+            }
+            golden_close(&g[0]);
+            golden_close(&g[1]);
+        }
+}
+
+/* ------------------------------------------------------------------------------------------------------ freezing */
+
+/* Freezes, trains three steps, and compares: frozen parameters keep their bits, the others move, and their first gradients and
+   its norm are those of the reference. Patterns beginning with '!' thaw again. */
+static void freeze(const char *name, const char *const *patterns, int trainable)
+{
+    golden g;
+    batch_data data;
+    tt_stats stats;
+    double squares = 0;
+    int64_t n;
+    if (!golden_open(&g, name, NULL, 1)) return;
+    int params = g.ctx->n_params, found = 0;
+    for (int k = 0; patterns[k]; k++) CHECK(tt_param_freeze(g.ctx, patterns[k] + (*patterns[k] == '!'), *patterns[k] != '!') > 0);
+    float **start = (float **)malloc(sizeof *start * (size_t)params);
+    for (int k = 0; k < params; k++) {
+        start[k] = param_values(g.ctx->params[k]);
+        found += !tt_param_frozen(g.ctx->params[k]);
+    }
+    CHECK(found == trainable);
+    if (!golden_trainer(&g, "32-true", true)) return;
+
+    tt_batch b = golden_batch(&g, 0, &data);
+    b.last_of_step = false;
+    CHECK(tt_train_batch(g.r, &b, &stats, NULL) == TT_OK);
+    for (int k = 0; k < params; k++) {
+        const tt_param *p = g.ctx->params[k];
+        float *gradient = (float *)malloc(sizeof(float) * (size_t)tt_param_size(p));
+        tt_status status = tt_get_gradient(g.r->train, p, gradient);
+        if (tt_param_frozen(p)) {
+            CHECK(status == TT_ERR_ARGUMENT);
+            CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "has no gradient in this program: it is frozen or not used");
+            CHECK(strstr(tt_error(g.ctx), tt_param_name(p)) != NULL);
+        } else {
+            float *reference = golden_tensor(&g, "grad.", tt_param_name(p), &n);
+            double size = distance(reference, NULL, n);
+            CHECK(status == TT_OK);
+            CHECK_NEAR(distance(gradient, reference, n), 0, fp32.gradient * size + fp32.key_gradient);
+            squares += size * size;
+            free(reference);
+        }
+        free(gradient);
+    }
+    CHECK(tt_update(g.r->train, tt_trainer_lr(g.r), &stats) == TT_OK);
+    CHECK_NEAR(stats.grad_norm, sqrt(squares), 1e-5 * sqrt(squares));
+    for (int step = 1; step < 3; step++) {
+        b = golden_batch(&g, step, &data);
+        CHECK(tt_train_batch(g.r, &b, &stats, NULL) == TT_OK);
+    }
+    for (int k = 0; k < params; k++) {
+        const tt_param *p = g.ctx->params[k];
+        float *now = param_values(p);
+        bool same = memcmp(now, start[k], sizeof(float) * (size_t)tt_param_size(p)) == 0;
+        if (tt_param_frozen(p)) CHECK(same);
+        else CHECK(!same);
+        free(now);
+        free(start[k]);
+    }
+    free(start);
+    golden_close(&g);
+}
+
+TEST(freeze_the_body) /* its outputs are features: only the head trains */
+{
+    static const char *const distil[] = {"distilbert.*", NULL}, *const bert[] = {"bert.*", NULL};
+    freeze("distilbert", distil, 4);
+    freeze("bert", bert, 2);
+    freeze("minilm", bert, 2);
+}
+
+TEST(freeze_all_but_the_last_layer_and_head)
+{
+    static const char *const distil[] = {"distilbert.*", "!distilbert.transformer.layer.1.*", NULL};
+    static const char *const bert[] = {"bert.*", "!bert.encoder.layer.1.*", "!bert.pooler.*", NULL};
+    freeze("distilbert", distil, 20);
+    freeze("bert", bert, 20);
+    freeze("minilm", bert, 20);
+}
+
+TEST(freeze_the_head)
+{
+    static const char *const distil[] = {"pre_classifier.*", "classifier.*", NULL}, *const bert[] = {"*", "!bert.e*", NULL};
+    freeze("distilbert", distil, 36);
+    freeze("bert", bert, 37);
+    freeze("minilm", bert, 37);
+}
+
+TEST(freeze_embeddings_and_biases)
+{
+    static const char *const patterns[] = {"*embeddings*", "*.bias", NULL};
+    freeze("distilbert", patterns, 18); /* per layer six matrices and two norms, two of the head */
+    freeze("bert", patterns, 18);
+}
+
+TEST(freeze_nothing_and_all)
+{
+    static const char *const thaw[] = {"*", "!*", NULL};
+    freeze("distilbert", thaw, 40);
+    freeze("bert", thaw, 41);
+    freeze("minilm", thaw, 41);
+    for (int k = 0; k < TEST_COUNT(models); k++) {
+        golden g;
+        if (!golden_open(&g, models[k], NULL, 1)) return;
+        tt_model model = tt_bert_classifier(&g.m);
+        tt_train_options o = golden_options("32-true", false);
+        CHECK(tt_param_freeze(g.ctx, "*", true) == g.ctx->n_params);
+        CHECK(tt_trainer_new(g.ctx, &model, &o) == NULL);
+        CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the loss");
+        CHECK(tt_param_freeze(g.ctx, "no such name", true) == 0);
+        golden_close(&g);
+    }
+}
+
+TEST(frozen_parameters_take_no_memory) /* no gradient, no optimizer state, less to keep for the backward */
+{
+    golden g;
+    tt_plan all, head;
+    if (!golden_open(&g, "bert", NULL, 1) || !golden_trainer(&g, "32-true", true)) return;
+    all = tt_program_plan(tt_trainer_program(g.r));
+    tt_trainer_free(g.r);
+    tt_param_freeze(g.ctx, "bert.*", true);
+    if (!golden_trainer(&g, "32-true", true)) return;
+    head = tt_program_plan(tt_trainer_program(g.r));
+    CHECK(head.at_peak[TT_MEM_PARAMETERS] == all.at_peak[TT_MEM_PARAMETERS]);
+    CHECK(head.persistent_bytes - head.at_peak[TT_MEM_PARAMETERS] == 3 * (256 + 64)); /* (2, 32) and (2), in lines of 64 bytes */
+    CHECK(head.bytes - head.persistent_bytes < all.bytes - all.persistent_bytes);
+    golden_close(&g);
+}
+
+/* ------------------------------------------------------------------------------------------- saving and reloading */
+
+static bool same_config(const tt_bert *a, const tt_bert *b)
+{
+    const tt_bert_config *x = &a->config, *y = &b->config;
+    for (int k = 0; k < x->classes && k < y->classes; k++) if (!CHECK(strcmp(a->class_names[k], b->class_names[k]) == 0)) return false;
+    return CHECK(x->distil == y->distil && x->vocab_size == y->vocab_size && x->hidden_size == y->hidden_size && x->layers == y->layers) &&
+           CHECK(x->heads == y->heads && x->intermediate_size == y->intermediate_size && x->max_positions == y->max_positions) &&
+           CHECK(x->type_vocab_size == y->type_vocab_size && x->classes == y->classes && strcmp(a->activation, b->activation) == 0) &&
+           CHECK(x->layer_norm_eps == y->layer_norm_eps && x->initializer_range == y->initializer_range) &&
+           CHECK(x->dropout == y->dropout && x->attention_dropout == y->attention_dropout && x->classifier_dropout == y->classifier_dropout);
+}
+
+TEST(save_and_reload)
+{
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+    for (int k = 0; k < TEST_COUNT(models) * 3; k++) {
+        golden g;
+        differences d;
+        test_allocator a;
+        tt_bert m;
+        char folder[1024], path[1100];
+        bool bf16 = k / 3 == 2;
+        memset(&d, 0, sizeof d);
+        snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "made by saving"));
+        if (!golden_open(&g, models[k % 3], NULL, 1) || !golden_trainer(&g, precisions[k / 3], false)) return;
+        golden_steps(&g, false, &d);
+        for (int round = 0; round < 2; round++) { /* again, over the file that is there */
+            g.m.config.dropout = 0.1f;
+            g.m.config.attention_dropout = 0.123456789f;
+            g.m.config.classifier_dropout = 1.0f / 3;
+            g.m.config.initializer_range = 0.017f;
+            if (!g.m.config.distil) g.m.config.layer_norm_eps = 1.1e-7f; /* DistilBERT's is 1e-12, and not in its file */
+            snprintf(g.m.class_names[0], sizeof g.m.class_names[0], "n\xC3\xA4" "chster \"Film\"\\\t%d", round);
+            snprintf(g.m.class_names[1], sizeof g.m.class_names[1], "\xE5\xA5\xBD");
+            CHECK(tt_bert_save(&g.m, folder) == TT_OK);
+        }
+
+        log_lines log;
+        tt_context *ctx = open_logged(&a, &log);
+        CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK);
+        CHECK(log.infos + log.warnings == 0); /* nothing starts anew, nothing is left out */
+        CHECK(same_config(&g.m, &m));
+        CHECK(ctx->n_params == g.ctx->n_params);
+        tt_train_options o = golden_options(precisions[k / 3], false);
+        tt_model model = tt_bert_classifier(&m);
+        tt_trainer *r = tt_trainer_new(ctx, &model, &o);
+        if (CHECK(r != NULL)) CHECK(tt_allocate(r->train) == TT_OK);
+        for (int p = 0; p < ctx->n_params; p++) {
+            const tt_param *old = g.ctx->params[p], *now = ctx->params[p];
+            CHECK(strcmp(tt_param_name(old), tt_param_name(now)) == 0);
+            CHECK(old->dtype == now->dtype && memcmp(tt__param_memory(old), tt__param_memory(now), (size_t)old->size * tt_dtype_bytes(old->dtype)) == 0);
+        }
+        tt_trainer_free(r);
+
+        /* the names are transformers': those of the reference's gradients, no more and no less */
+        snprintf(path, sizeof path, "%s/model.safetensors", folder);
+        tt_safetensors *file = tt_safetensors_open(ctx, path);
+        if (CHECK(file != NULL)) {
+            CHECK(tt_safetensors_count(file) == ctx->n_params);
+            CHECK(tt_safetensors_metadata(file, "format") && strcmp(tt_safetensors_metadata(file, "format"), "pt") == 0);
+            for (int i = 0; i < tt_safetensors_count(file); i++) {
+                char name[256];
+                const tt_tensor_info *info = tt_safetensors_info(file, i), *reference;
+                snprintf(name, sizeof name, "grad.%s", info->name);
+                int j = tt_safetensors_find(g.file, name);
+                if (!CHECK(j >= 0)) continue;
+                reference = tt_safetensors_info(g.file, j);
+                CHECK(info->ndim == reference->ndim && memcmp(info->dims, reference->dims, sizeof *info->dims * (size_t)info->ndim) == 0);
+                CHECK(strcmp(info->dtype, bf16 ? "BF16" : "F32") == 0);
+            }
+        }
+        tt_safetensors_close(file);
+        tt_bert_free(&m);
+        TEST_CLOSE(ctx, &a);
+        golden_close(&g);
+    }
+}
+
+TEST(save_before_anything_is_allocated) /* straight from the checkpoint, also into its own folder */
+{
+    test_allocator a;
+    tt_bert m, again;
+    size_t n, saved_n;
+    char folder[1024];
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    tt_context *ctx = test_open(&a);
+    CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN("bert"), 0) == TT_OK && tt_bert_save(&m, folder) == TT_OK);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+    char *first = test_read(test_path(folder, "model.safetensors"), &n);
+    ctx = test_open(&a);
+    CHECK(tt_bert_load(ctx, &again, folder, 0) == TT_OK && tt_bert_save(&again, folder) == TT_OK);
+    tt_bert_free(&again);
+    TEST_CLOSE(ctx, &a);
+    char *second = test_read(test_path(folder, "model.safetensors"), &saved_n);
+    CHECK(first && second && n == saved_n && memcmp(first, second, n) == 0);
+    free(first);
+    free(second);
+}
+
+TEST(save_fails_and_the_old_files_stay)
+{
+    static const struct { char op; long at; const char *error; } faults[] = {
+        {'o', 1, "cannot create '"}, {'w', 1, "cannot write '"}, {'w', 3, "cannot write '"}, {'s', 1, "cannot sync '"}, {'c', 1, "cannot close '"}, {'n', 1, "cannot rename '"},
+        {'o', 2, "config.json.tmp': injected"}, {'s', 2, "config.json.tmp': injected"}, {'n', 2, "config.json.tmp': injected"}};
+    for (int k = 0; k < TEST_COUNT(faults); k++) {
+        test_allocator a;
+        test_files f;
+        tt_bert m;
+        size_t n[4];
+        char folder[1024], *bytes[4];
+        snprintf(folder, sizeof folder, "%s", test_folder());
+        tt_context_options o = test_options(&a);
+        o.files = test_failing_files(&f, 0, 0);
+        tt_context *ctx = tt_open(&o);
+        CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN("distilbert"), 0) == TT_OK && tt_bert_save(&m, folder) == TT_OK);
+        for (int i = 0; i < 2; i++) bytes[i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[i]);
+        m.config.dropout = 0.5f; /* so that both files would change */
+        float *zeros = (float *)calloc((size_t)tt_param_size(m.word), sizeof(float));
+        CHECK(tt_param_set(m.word, zeros) == TT_OK);
+        free(zeros);
+        f.fail = faults[k].op;
+        f.at = faults[k].at;
+        f.calls = 0;
+        CHECK(tt_bert_save(&m, folder) == TT_ERR_FILE);
+        CHECK_ERROR(ctx, TT_ERR_FILE, faults[k].error);
+        CHECK(strstr(tt_error(ctx), "injected") != NULL);
+        f.fail = 0;
+        for (int i = 0; i < 2; i++) bytes[2 + i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[2 + i]);
+        CHECK(bytes[1] && bytes[3] && n[1] == n[3] && memcmp(bytes[1], bytes[3], n[1]) == 0);
+        bool weights_done = k >= 6; /* they are in place before config.json is written */
+        CHECK(bytes[0] && bytes[2] && n[0] == n[2] && (memcmp(bytes[0], bytes[2], n[0]) == 0) == !weights_done);
+        for (int i = 0; i < 4; i++) free(bytes[i]);
+        char *left = test_read(test_path(folder, "model.safetensors.tmp"), &n[0]), *left_too = test_read(test_path(folder, "config.json.tmp"), &n[0]);
+        CHECK(!left && !left_too);
+        free(left);
+        free(left_too);
+        CHECK(tt_bert_save(&m, folder) == TT_OK);
+        CHECK(tt_bert_save(&m, test_path(folder, "no/such/folder")) == TT_ERR_FILE);
+        CHECK_ERROR(ctx, TT_ERR_FILE, "cannot make folder '");
+        tt_bert_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------- checkpoints made to order */
+
+typedef struct edit {
+    const char *strip, *put;   /* a prefix that is taken off the names where it is; one that is put before the others  */
+    bool old_norms;            /* LayerNorm.gamma and .beta                                                           */
+    const char *drop;          /* tensors whose name matches are left out                                             */
+    const char *longer;        /* this tensor gets a row more, of zeros                                               */
+    const char *flat;          /* this one is one dimension                                                           */
+    const char *retype, *dtype;/* these (a pattern) become of this dtype: converted, or zeros for integers             */
+    const char *extra;         /* a further tensor, I64 (1, 3)                                                        */
+} edit;
+
+/* Writes a golden folder's checkpoint, edited, and its config.json with `from` replaced by `to`, into a new folder. */
+static const char *edited(const char *model, const edit *e, const char *from, const char *to)
+{
+    static char folder[1024];
+    char path[1200];
+    enum { MOST = 64 };
+    static char names[MOST][160];
+    tt_tensor_info info[MOST];
+    char *bytes[MOST];
+    int count = 0;
+    test_allocator a;
+    size_t n;
+    tt_context *ctx = test_open(&a);
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    memset(info, 0, sizeof info);
+
+    snprintf(path, sizeof path, "%s/model.safetensors", TEST_GOLDEN(model));
+    tt_safetensors *file = tt_safetensors_open(ctx, path);
+    if (!file) { fprintf(stderr, "%s\n", tt_error(ctx)); exit(2); }
+    for (int k = 0; k < tt_safetensors_count(file); k++) {
+        const tt_tensor_info *old = tt_safetensors_info(file, k);
+        if (e->drop && tt__match(e->drop, old->name)) continue;
+        bool stripped = e->strip && strncmp(old->name, e->strip, strlen(e->strip)) == 0;
+        const char *norm = strstr(old->name, "LayerNorm.");
+        const char *plain = old->name + (stripped ? strlen(e->strip) : 0);
+        bool renamed = e->old_norms && norm;
+        snprintf(names[count], sizeof names[count], "%s%.*s%s", e->put ? e->put : "", renamed ? (int)(norm + 10 - plain) : 120, plain,
+                 !renamed ? "" : strcmp(norm + 10, "weight") == 0 ? "gamma" : "beta");
+        info[count] = *old;
+        info[count].name = names[count];
+        size_t elements = old->bytes / 4;
+        if (e->longer && strcmp(e->longer, old->name) == 0) {
+            elements += elements / (size_t)old->dims[0];
+            info[count].dims[0]++;
+        }
+        if (e->flat && strcmp(e->flat, old->name) == 0) {
+            info[count].ndim = 1;
+            info[count].dims[0] = (int64_t)elements;
+        }
+        bytes[count] = (char *)calloc(elements, 8);
+        info[count].bytes = elements * 4;
+        memcpy(bytes[count], tt_safetensors_data(file, k), old->bytes);
+        if (e->retype && tt__match(e->retype, old->name)) {
+            const float *x = (const float *)(const void *)bytes[count];
+            char *y = (char *)calloc(elements, 8);
+            size_t one = strcmp(e->dtype, "F64") == 0 || strcmp(e->dtype, "I64") == 0 ? 8 : strcmp(e->dtype, "I32") == 0 ? 4 : 2;
+            for (size_t i = 0; i < elements; i++) {
+                double wide = x[i];
+                uint16_t half = strcmp(e->dtype, "BF16") == 0 ? tt__to_bf16(x[i]) : tt__to_f16(x[i]);
+                if (*e->dtype == 'I') continue;
+                if (one == 8) memcpy(y + i * 8, &wide, 8);
+                else memcpy(y + i * 2, &half, 2);
+            }
+            free(bytes[count]);
+            bytes[count] = y;
+            info[count].dtype = e->dtype;
+            info[count].bytes = elements * one;
+        }
+        count++;
+    }
+    if (e->extra) {
+        snprintf(names[count], sizeof names[count], "%s", e->extra);
+        info[count].name = names[count];
+        info[count].dtype = "I64";
+        info[count].ndim = 2;
+        info[count].dims[0] = 1;
+        info[count].dims[1] = 3;
+        info[count].bytes = 24;
+        bytes[count++] = (char *)calloc(3, 8);
+    }
+    tt_safetensors_writer *w = tt_safetensors_begin(ctx, test_path(folder, "model.safetensors"), info, count, NULL);
+    CHECK(w != NULL);
+    for (int k = 0; k < count; k++) {
+        if (w) CHECK(tt_safetensors_write(w, bytes[k], info[k].bytes) == TT_OK);
+        free(bytes[k]);
+    }
+    if (w) CHECK(tt_safetensors_end(w) == TT_OK);
+    tt_safetensors_close(file);
+    TEST_CLOSE(ctx, &a);
+
+    snprintf(path, sizeof path, "%s/config.json", TEST_GOLDEN(model));
+    char *config = test_read(path, &n), *at = from && config ? strstr(config, from) : NULL;
+    if (!CHECK(config && (!from || at))) exit(2);
+    char *text = (char *)malloc(n + (to ? strlen(to) : 0) + 1);
+    size_t before = at ? (size_t)(at - config) : n;
+    memcpy(text, config, before);
+    text[before] = 0;
+    if (at) { strcat(text, to); strcat(text, at + strlen(from)); }
+    test_write(test_path(folder, "config.json"), text, strlen(text));
+    free(text);
+    free(config);
+    return folder;
+}
+
+static const edit unchanged = {NULL, NULL, false, NULL, NULL, NULL, NULL, NULL, NULL};
+
+/* Loads `folder` and compares each parameter with the golden checkpoint's; tolerance relative to the largest element. */
+static void same_parameters(const char *folder, const char *model, double tolerance)
+{
+    test_allocator a, b;
+    tt_bert m, reference;
+    log_lines log;
+    tt_context *ctx = open_logged(&a, &log), *other = test_open(&b);
+    if (CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK) && CHECK(tt_bert_load(other, &reference, TEST_GOLDEN(model), 0) == TT_OK)) {
+        CHECK(log.warnings == 0);
+        CHECK(ctx->n_params == other->n_params);
+        for (int k = 0; k < ctx->n_params; k++) {
+            int64_t n = tt_param_size(ctx->params[k]);
+            float *x = param_values(ctx->params[k]), *y = param_values(other->params[k]);
+            for (int64_t i = 0; i < n; i++) {
+                double most = tolerance * (fabs(y[i]) + 1e-4);
+                if (!(fabs(x[i] - y[i]) <= most)) { CHECK_NEAR(x[i], y[i], most); break; }
+            }
+            free(x);
+            free(y);
+        }
+    }
+    tt_bert_free(&m);
+    tt_bert_free(&reference);
+    TEST_CLOSE(ctx, &a);
+    TEST_CLOSE(other, &b);
+}
+
+TEST(names_without_prefix_and_old_names)
+{
+    for (int k = 0; k < TEST_COUNT(models); k++) {
+        const char *prefix = k ? "bert." : "distilbert.";
+        edit e = unchanged;
+        same_parameters(edited(models[k], &e, NULL, NULL), models[k], 0);
+        e.strip = prefix;
+        same_parameters(edited(models[k], &e, NULL, NULL), models[k], 0);
+        e.old_norms = true;
+        same_parameters(edited(models[k], &e, NULL, NULL), models[k], 0);
+        e.strip = NULL;
+        same_parameters(edited(models[k], &e, NULL, NULL), models[k], 0);
+        if (k == 2) { /* minilm's file has no prefix: give it one */
+            e.put = prefix;
+            same_parameters(edited(models[k], &e, NULL, NULL), models[k], 0);
+        }
+    }
+}
+
+TEST(other_dtypes)
+{
+    static const struct { const char *dtype; double tolerance; } rows[] = {{"F64", 0}, {"BF16", 1.0 / 256}, {"F16", 1.0 / 2048}};
+    for (int k = 0; k < TEST_COUNT(rows); k++)
+        for (int m = 0; m < TEST_COUNT(models); m++) {
+            edit e = unchanged;
+            e.retype = "*";
+            e.dtype = rows[k].dtype;
+            same_parameters(edited(models[m], &e, NULL, NULL), models[m], rows[k].tolerance);
+        }
+}
+
+TEST(position_ids_and_other_tensors)
+{
+    test_allocator a;
+    log_lines log;
+    tt_bert m;
+    edit e = unchanged;
+    e.extra = "bert.embeddings.position_ids"; /* a buffer that older versions of transformers saved */
+    tt_context *ctx = open_logged(&a, &log);
+    CHECK(tt_bert_load(ctx, &m, edited("bert", &e, NULL, NULL), 0) == TT_OK && log.warnings == 0);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+    e.extra = "cls.predictions.bias";
+    ctx = open_logged(&a, &log);
+    CHECK(tt_bert_load(ctx, &m, edited("bert", &e, NULL, NULL), 0) == TT_OK && log.warnings == 1);
+    CHECK(strstr(log.text, "model.safetensors': 1 tensors are not part of this model and were left out") != NULL);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(another_number_of_classes)
+{
+    for (int k = 0; k < TEST_COUNT(models); k++) {
+        test_allocator a;
+        log_lines log;
+        tt_bert m;
+        tt_context *ctx = open_logged(&a, &log);
+        CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN(models[k]), 5) == TT_OK);
+        CHECK(m.config.classes == 5 && tt_param_dims(m.classifier_w)[0] == 5 && tt_param_size(m.classifier_b) == 5);
+        CHECK(strcmp(m.class_names[4], "LABEL_4") == 0);
+        if (k < 2) {
+            CHECK(log.warnings == 2);
+            CHECK(strstr(log.text, k ? "'classifier.weight' has 2 classes, 5 are asked for: it starts anew" : "'classifier.weight' has 3 classes, 5 are asked for: it starts anew"));
+            CHECK(strstr(log.text, "'classifier.bias' has ") != NULL);
+        } else { /* no classifier in the file */
+            CHECK(log.warnings == 0 && log.infos == 2);
+            CHECK(strstr(log.text, "has no 'classifier.weight': it starts anew") && strstr(log.text, "has no 'classifier.bias': it starts anew"));
+        }
+        float *w = param_values(m.classifier_w), *b = param_values(m.classifier_b);
+        double size = distance(w, NULL, tt_param_size(m.classifier_w)) / sqrt((double)tt_param_size(m.classifier_w));
+        CHECK(size > 0.015 && size < 0.025 && distance(b, NULL, 5) == 0); /* normal, initializer_range 0.02 */
+        free(w);
+        free(b);
+        /* the body is the file's */
+        tt_param *word = tt_param_find(ctx, k ? "bert.embeddings.word_embeddings.weight" : "distilbert.embeddings.word_embeddings.weight");
+        CHECK(word && word == m.word && word->read != NULL);
+        tt_bert_free(&m);
+        TEST_CLOSE(ctx, &a);
+
+        ctx = open_logged(&a, &log);
+        CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN(models[k]), k ? 2 : 3) == TT_OK && log.warnings == 0);
+        tt_bert_free(&m);
+        CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN(models[k]), 65) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "65 classes, at most 64 are supported");
+        CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN(models[k]), -1) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "classes is -1");
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+TEST(class_names_of_a_config)
+{
+    test_allocator a;
+    tt_bert m;
+    tt_context *ctx = test_open(&a);
+    const char *old = "\"0\": \"LABEL_0\",\n    \"1\": \"LABEL_1\",\n    \"2\": \"LABEL_2\"";
+    CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, "\"2\": \"\\u00e9\", \"0\": \"bad\", \"1\": \"so \\\"so\\\"\""), 0) == TT_OK);
+    CHECK(strcmp(m.class_names[0], "bad") == 0 && strcmp(m.class_names[1], "so \"so\"") == 0 && strcmp(m.class_names[2], "\xC3\xA9") == 0);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+    ctx = test_open(&a); /* too long a name is cut, never within a character */
+    char text[400] = "\"0\": \"ab", *folder = test_folder();
+    for (int k = 0; k < 40; k++) strcat(text, "\xC3\xA9");
+    strcat(text, "\", \"1\": \"b\", \"2\": \"c\"");
+    CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, text), 0) == TT_OK);
+    CHECK(strlen(m.class_names[0]) == 62 && tt__utf8_invalid(m.class_names[0], 62) == 62);
+    CHECK(tt_bert_save(&m, folder) == TT_OK);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+    ctx = test_open(&a);
+    CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK && strlen(m.class_names[0]) == 62);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+    ctx = test_open(&a);
+    CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, "\"0\": \"a\", \"1\": \"b\", \"3\": \"c\""), 0) == TT_ERR_FORMAT);
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "has no \"2\", which is needed");
+    CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, ""), 0) == TT_ERR_UNSUPPORTED);
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "id2label has 0 classes; 1 to 64 are supported");
+    CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, "\"0\": 7"), 0) == TT_ERR_FORMAT);
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "\"0\" is a number; expected a string");
+    TEST_CLOSE(ctx, &a);
+}
+
+static void refused(const char *folder, tt_status status, const char *part, const char *part_too)
+{
+    test_allocator a;
+    tt_bert m;
+    tt_context *ctx = test_open(&a);
+    memset(&m, 0xA5, sizeof m);
+    CHECK(tt_bert_load(ctx, &m, folder, 0) == status);
+    CHECK_ERROR(ctx, status, part);
+    CHECK_ERROR(ctx, status, part_too);
+    CHECK(m.ctx == NULL && m.layer == NULL);
+    tt_bert_free(&m); /* also after a failure */
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(broken_checkpoints)
+{
+    const char *folder;
+    edit e = unchanged;
+    char *bytes, name[1100];
+    size_t n;
+    e.drop = "*layer.1.ffn.lin1.weight";
+    refused(edited("distilbert", &e, NULL, NULL), TT_ERR_FORMAT, "has no tensor 'distilbert.transformer.layer.1.ffn.lin1.weight', which config.json calls for", "model.safetensors'");
+    e.drop = "embeddings.word_embeddings.weight";
+    refused(edited("minilm", &e, NULL, NULL), TT_ERR_FORMAT, "has no tensor 'bert.embeddings.word_embeddings.weight'", "calls for");
+    e.drop = "bert.embeddings.LayerNorm.bias";
+    refused(edited("bert", &e, NULL, NULL), TT_ERR_FORMAT, "has no tensor 'bert.embeddings.LayerNorm.bias'", "calls for");
+    e = unchanged;
+    e.longer = "bert.encoder.layer.0.output.dense.weight";
+    refused(edited("bert", &e, NULL, NULL), TT_ERR_SHAPE, "tensor 'bert.encoder.layer.0.output.dense.weight' has shape (33, 44), expected (32, 44)", "for parameter '");
+    e.longer = "bert.encoder.layer.0.output.dense.bias";
+    refused(edited("bert", &e, NULL, NULL), TT_ERR_SHAPE, "has shape (33), expected (32)", "model.safetensors'");
+    e = unchanged;
+    e.flat = "classifier.weight";
+    refused(edited("bert", &e, "\"classifier_dropout\"", "\"num_labels\": 64, \"classifier_dropout\""), TT_ERR_SHAPE, "'classifier.weight' has shape (64), expected (64, 32)", "for parameter '");
+    e = unchanged;
+    e.retype = "distilbert.transformer.layer.0.attention.q_lin.weight";
+    e.dtype = "I32";
+    refused(edited("distilbert", &e, NULL, NULL), TT_ERR_FORMAT, "q_lin.weight' has dtype I32; parameters are F32, BF16, F16 or F64", "model.safetensors'");
+    e.retype = "*";
+    e.dtype = "I64";
+    refused(edited("distilbert", &e, NULL, NULL), TT_ERR_FORMAT, "has dtype I64", "F64");
+
+    /* a checkpoint of other sizes than its config says */
+    refused(edited("bert", &unchanged, "\"vocab_size\": 97", "\"vocab_size\": 98"), TT_ERR_SHAPE, "word_embeddings.weight' has shape (97, 32), expected (98, 32)", "model.safetensors'");
+    refused(edited("bert", &unchanged, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), TT_ERR_FORMAT, "has no tensor 'bert.encoder.layer.2.attention.self.query.weight'", "config.json");
+    refused(edited("bert", &unchanged, "\"model_type\": \"bert\"", "\"model_type\": \"distilbert\""), TT_ERR_FORMAT, "has no \"dim\", which is needed", "config.json'");
+
+    folder = edited("bert", &unchanged, NULL, NULL); /* truncated and damaged files */
+    snprintf(name, sizeof name, "%s/model.safetensors", folder);
+    bytes = test_read(name, &n);
+    for (int k = 0; k < 5; k++) {
+        const size_t keep[] = {0, 7, 100, 2000, n - 1};
+        test_write(name, bytes, keep[k]);
+        refused(folder, TT_ERR_FORMAT, "model.safetensors'", "model.safetensors'");
+    }
+    bytes[9] = '!';
+    test_write(name, bytes, n);
+    refused(folder, TT_ERR_FORMAT, "not valid JSON", "model.safetensors'");
+    free(bytes);
+    remove(name);
+    refused(folder, TT_ERR_FILE, "cannot open '", "model.safetensors': No such file or directory");
+}
+
+TEST(numbers_that_a_float_cannot_hold) /* found when the tensor is read, since loading only looks at the header */
+{
+    test_allocator a;
+    tt_bert m;
+    edit e = unchanged;
+    char name[1100], folder[1024];
+    size_t n;
+    double huge = 1e300;
+    e.retype = "classifier.bias";
+    e.dtype = "F64";
+    snprintf(folder, sizeof folder, "%s", edited("bert", &e, NULL, NULL));
+    snprintf(name, sizeof name, "%s/model.safetensors", folder);
+    tt_context *ctx = test_open(&a);
+    tt_safetensors *file = tt_safetensors_open(ctx, name);
+    REQUIRE(file != NULL);
+    int k = tt_safetensors_find(file, "classifier.bias");
+    char *bytes = test_read(name, &n);
+    memcpy(bytes + ((const char *)tt_safetensors_data(file, k) - file->file.bytes) + 8, &huge, 8);
+    tt_safetensors_close(file);
+    test_write(name, bytes, n);
+    free(bytes);
+    CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK);
+    tt_model model = tt_bert_classifier(&m);
+    tt_train_options o = golden_options("32-true", false);
+    tt_trainer *r = tt_trainer_new(ctx, &model, &o);
+    REQUIRE(r != NULL);
+    size_t held = tt_allocated_bytes(ctx);
+    CHECK(tt_allocate(r->train) != TT_OK);
+    CHECK(strstr(tt_error(ctx), "classifier.bias") != NULL);
+    CHECK(tt_allocated_bytes(ctx) <= held);
+    tt_trainer_free(r);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(broken_configs)
+{
+    static const struct { const char *model, *from, *to; tt_status status; const char *error; } rows[] = {
+        {"bert", "\"model_type\": \"bert\"", "\"model_type\": \"roberta\"", TT_ERR_UNSUPPORTED, "model_type is 'roberta'; this loader reads 'bert' (BERT, MiniLM) and 'distilbert'"},
+        {"bert", "\"model_type\": \"bert\"", "\"model_typ\": \"bert\"", TT_ERR_FORMAT, "has no \"model_type\", which is needed"},
+        {"bert", "\"model_type\": \"bert\"", "\"model_type\": 3", TT_ERR_FORMAT, "\"model_type\" is a number; expected a string"},
+        {"bert", "\"model_type\": \"bert\",", "\"model_type\": \"bert\"", TT_ERR_FORMAT, "not valid JSON: expected ',' or '}', found '\"'"},
+        {"bert", "{", "", TT_ERR_FORMAT, "not valid JSON"},
+        {"bert", "\"hidden_size\": 32", "\"hidden_size\": 33", TT_ERR_ARGUMENT, "hidden_size 33 is not a multiple of 2 heads"},
+        {"bert", "\"hidden_size\": 32", "\"hidden_size\": 0", TT_ERR_FORMAT, "\"hidden_size\" is 0; expected an integer from 1 to"},
+        {"bert", "\"hidden_size\": 32", "\"hidden_size\": \"32\"", TT_ERR_FORMAT, "\"hidden_size\" is a string; expected an integer"},
+        {"bert", "\"hidden_size\": 32", "\"hidden_size\": 1e9", TT_ERR_FORMAT, "\"hidden_size\" is a number; expected an integer"},
+        {"bert", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": -2", TT_ERR_FORMAT, "\"num_hidden_layers\" is -2; expected"},
+        {"bert", "\"hidden_act\": \"gelu\"", "\"hidden_act\": \"mish\"", TT_ERR_ARGUMENT, "activation 'mish' is unknown (gelu, gelu_new, relu, silu)"},
+        {"bert", "\"hidden_dropout_prob\": 0.0", "\"hidden_dropout_prob\": 1.0", TT_ERR_ARGUMENT, "dropout 1 is not in [0, 1)"},
+        {"bert", "\"attention_probs_dropout_prob\": 0.0", "\"attention_probs_dropout_prob\": -0.1", TT_ERR_ARGUMENT, "dropout -0.1 is not in [0, 1)"},
+        {"bert", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": -1", TT_ERR_ARGUMENT, "layer_norm_eps is -1"},
+        {"bert", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": true", TT_ERR_FORMAT, "\"layer_norm_eps\" is true; expected a number"},
+        {"bert", "\"use_cache\"", "\"position_embedding_type\": \"relative_key\", \"use_cache\"", TT_ERR_UNSUPPORTED, "position_embedding_type is 'relative_key'; only 'absolute' is supported"},
+        {"bert", "\"use_cache\"", "\"num_labels\": 65, \"use_cache\"", TT_ERR_FORMAT, "\"num_labels\" is 65; expected an integer from 1 to 64"},
+        {"distilbert", "\"dim\": 36,", "", TT_ERR_FORMAT, "has no \"dim\", which is needed"},
+        {"distilbert", "\"n_heads\": 3", "\"n_heads\": 5", TT_ERR_ARGUMENT, "hidden_size 36 is not a multiple of 5 heads"},
+        {"distilbert", "\"activation\": \"gelu\"", "\"activation\": \"a long name of no activation\"", TT_ERR_ARGUMENT, "' is unknown (gelu, gelu_new, relu, silu)"},
+    };
+    for (int k = 0; k < TEST_COUNT(rows); k++) refused(edited(rows[k].model, &unchanged, rows[k].from, rows[k].to), rows[k].status, rows[k].error, rows[k].status == TT_ERR_ARGUMENT ? "BERT config: " : "config.json'");
+    const char *folder = edited("bert", &unchanged, NULL, NULL);
+    char path[1100], *text;
+    size_t n;
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    text = test_read(path, &n);
+    for (size_t keep = 0; keep < n - 2; keep += 37) { /* cut anywhere */
+        test_write(path, text, keep);
+        refused(folder, TT_ERR_FORMAT, "not valid JSON", "config.json'");
+    }
+    test_write(path, "[]", 2);
+    refused(folder, TT_ERR_FORMAT, "has no \"model_type\"", "config.json'");
+    free(text);
+    remove(path);
+    refused(folder, TT_ERR_FILE, "cannot open '", "config.json': No such file or directory");
+    refused("/no such folder", TT_ERR_FILE, "cannot open '/no such folder/config.json'", "No such file");
+    char *far_away = (char *)malloc(3000);
+    memset(far_away, 'x', 2999);
+    far_away[2999] = 0;
+    refused(far_away, TT_ERR_ARGUMENT, "the path 'xxxx", "and 'config.json' are together longer than 1023 bytes");
+    free(far_away);
+}
+
+TEST(other_activations_load)
+{
+    static const char *const names[] = {"gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish"};
+    for (int k = 0; k < TEST_COUNT(names); k++) {
+        char to[64];
+        test_allocator a;
+        tt_bert m;
+        snprintf(to, sizeof to, "\"hidden_act\": \"%s\"", names[k]);
+        tt_context *ctx = test_open(&a);
+        CHECK(tt_bert_load(ctx, &m, edited("bert", &unchanged, "\"hidden_act\": \"gelu\"", to), 0) == TT_OK && strcmp(m.activation, names[k]) == 0);
+        tt_model model = tt_bert_classifier(&m);
+        tt_train_options o = golden_options("32-true", false);
+        tt_trainer *r = tt_trainer_new(ctx, &model, &o);
+        CHECK(r != NULL);
+        tt_trainer_free(r);
+        tt_bert_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ from scratch */
+
+TEST(new_models)
+{
+    for (int distil = 0; distil < 2; distil++) {
+        test_allocator a;
+        tt_bert m, twin;
+        tt_bert_config c = tt_bert_config_default(distil);
+        CHECK(c.hidden_size == 768 && c.layers == (distil ? 6 : 12) && c.vocab_size == 30522 && c.classes == 2 && c.pooler == !distil);
+        c.vocab_size = 200;
+        c.hidden_size = 40;
+        c.layers = 2;
+        c.heads = 4;
+        c.intermediate_size = 60;
+        c.max_positions = 30;
+        c.classes = 3;
+        tt_context *ctx = test_open(&a);
+        CHECK(tt_bert_new(ctx, &m, &c) == TT_OK);
+        CHECK(ctx->n_params == 32 + (distil ? 8 : 9) && (m.type == NULL) == distil && strcmp(m.class_names[2], "LABEL_2") == 0);
+        for (int k = 0; k < ctx->n_params; k++) {
+            const tt_param *p = ctx->params[k];
+            float *x = param_values(p);
+            int64_t n = tt_param_size(p);
+            double size = distance(x, NULL, n) / sqrt((double)n);
+            bool norm = tt_param_ndim(p) == 1 && (tt__match("*LayerNorm.weight", p->name) || tt__match("*layer_norm.weight", p->name));
+            if (tt_param_ndim(p) == 2) CHECK(size > 0.014 && size < 0.026);
+            else for (int64_t i = 0; i < n; i++) if (!CHECK(x[i] == (norm ? 1.0f : 0.0f))) break;
+            free(x);
+        }
+        CHECK(tt_bert_new(ctx, &twin, &c) == TT_ERR_ARGUMENT); /* names are unique in a context */
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "embeddings.word_embeddings.weight' exists already");
+        CHECK(twin.ctx == NULL && twin.layer == NULL);
+        tt_bert_free(&m);
+        tt_bert_free(&m);
+        TEST_CLOSE(ctx, &a);
+
+        ctx = test_open(&a);
+        c.vocab_size = 0;
+        c.hidden_size = 41;
+        c.classes = 70;
+        c.dropout = 1.5f;
+        c.activation = NULL;
+        CHECK(tt_bert_new(ctx, &m, &c) == TT_ERR_ARGUMENT); /* all at once */
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "BERT config: vocab_size is 0; hidden_size 41 is not a multiple of 4 heads; 70 classes, at most 64 are supported; dropout 1.5 is not in [0, 1); "
+                                          "activation '(null)' is unknown");
+        CHECK(ctx->n_params == 0);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+TEST(without_pooler_and_types)
+{
+    test_allocator a;
+    tt_bert m;
+    batch_data data;
+    float p[8];
+    tt_bert_config c = tt_bert_config_default(false);
+    c.vocab_size = 50;
+    c.hidden_size = 16;
+    c.layers = 1;
+    c.heads = 2;
+    c.intermediate_size = 24;
+    c.max_positions = 8;
+    c.type_vocab_size = 0;
+    c.pooler = false;
+    tt_context *ctx = test_open(&a);
+    CHECK(tt_bert_new(ctx, &m, &c) == TT_OK && !m.type && !m.head_w && ctx->n_params == 16 + 6);
+    tt_model model = tt_bert_classifier(&m);
+    tt_train_options o = golden_options("32-true", false);
+    tt_trainer *r = tt_trainer_new(ctx, &model, &o);
+    REQUIRE(r != NULL);
+    tt_batch b;
+    memset(&b, 0, sizeof b);
+    memset(&data, 0, sizeof data);
+    b.seqs = 2;
+    b.rows = 5;
+    for (int k = 0; k < 5; k++) { data.ids[k] = k + 1; data.positions[k] = k < 3 ? k : k - 3; }
+    data.seq_start[1] = 3;
+    data.seq_start[2] = 5;
+    b.ids = data.ids;
+    b.positions = data.positions;
+    b.types = data.types;
+    b.seq_start = data.seq_start;
+    b.labels = data.labels;
+    b.last_of_step = true;
+    CHECK(tt_train_batch(r, &b, NULL, NULL) == TT_OK && tt_predict(r, &b, p) == TT_OK);
+    data.ids[4] = 50; /* one too many for the vocabulary */
+    CHECK(tt_train_batch(r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "50");
+    data.ids[4] = 5;
+    data.positions[4] = 8; /* and for the positions */
+    CHECK(tt_predict(r, &b, p) == TT_ERR_ARGUMENT);
+    data.positions[4] = 1;
+    CHECK(tt_train_batch(r, &b, NULL, NULL) == TT_OK && tt_trainer_steps(r) == 2);
+    tt_trainer_free(r);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* ------------------------------------------------------------------------------------------- allocation failures */
+
+/* Everything from loading to a saved model, with allocation number fail_at failing. How many allocations there were. */
+static long load_and_train(const char *model_name, long fail_at, const char *folder, bool *ok)
+{
+    test_allocator a;
+    tt_bert m;
+    tt_context *ctx = test_open(&a);
+    batch_data data;
+    float p[32];
+    tt_trainer *r = NULL;
+    long before = a.calls;
+    a.fail_at = fail_at ? before + fail_at : 0;
+    tt_status status = tt_bert_load(ctx, &m, TEST_GOLDEN(model_name), 0);
+    if (status == TT_OK) {
+        tt_model model = tt_bert_classifier(&m);
+        tt_train_options o = golden_options("bf16-mixed", true);
+        r = tt_trainer_new(ctx, &model, &o);
+        if (!r) status = tt_error_code(ctx);
+    }
+    if (status == TT_OK) {
+        tt_batch b;
+        memset(&b, 0, sizeof b);
+        memset(&data, 0, sizeof data);
+        b.seqs = b.rows = 1;
+        data.ids[0] = data.seq_start[1] = 1;
+        b.ids = data.ids;
+        b.positions = data.positions;
+        b.types = data.types;
+        b.seq_start = data.seq_start;
+        b.labels = data.labels;
+        b.last_of_step = true;
+        status = tt_train_batch(r, &b, NULL, NULL);
+        if (status == TT_OK) status = tt_predict(r, &b, p);
+        if (status == TT_OK) status = tt_bert_save(&m, folder);
+        if (status != TT_OK) { /* memory is back: it goes on where it stopped */
+            CHECK(tt_train_batch(r, &b, NULL, NULL) == TT_OK && tt_bert_save(&m, folder) == TT_OK);
+            CHECK(status == TT_ERR_MEMORY);
+            tt__fail(ctx, TT_ERR_MEMORY, "out of memory");
+        }
+    }
+    *ok = status == TT_OK;
+    if (!*ok) { CHECK(a.failed); CHECK_ERROR(ctx, TT_ERR_MEMORY, "out of memory"); }
+    tt_trainer_free(r);
+    tt_bert_free(&m);
+    long calls = a.calls - before;
+    TEST_CLOSE(ctx, &a);
+    return calls;
+}
+
+TEST(allocation_failures)
+{
+    char folder[1024];
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    for (int k = 0; k < TEST_COUNT(models); k++) {
+        bool ok;
+        long calls = load_and_train(models[k], 0, folder, &ok);
+        CHECK(ok && calls > 100);
+        for (long n = 1; n <= calls; n++) {
+            load_and_train(models[k], n, folder, &ok);
+            CHECK(!ok); /* none is ignored */
+        }
+    }
+}
+
+static const test_case tests[] = {
+    TEST_CASE(golden_distilbert), TEST_CASE(golden_bert), TEST_CASE(golden_minilm), TEST_CASE(golden_portable), TEST_CASE(golden_avx2), TEST_CASE(golden_bf16_mixed),
+    TEST_CASE(golden_bf16_true), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(freeze_the_body), TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
+    TEST_CASE(freeze_embeddings_and_biases), TEST_CASE(freeze_nothing_and_all), TEST_CASE(frozen_parameters_take_no_memory), TEST_CASE(save_and_reload), TEST_CASE(save_before_anything_is_allocated),
+    TEST_CASE(save_fails_and_the_old_files_stay), TEST_CASE(names_without_prefix_and_old_names), TEST_CASE(other_dtypes), TEST_CASE(position_ids_and_other_tensors),
+    TEST_CASE(another_number_of_classes), TEST_CASE(class_names_of_a_config), TEST_CASE(broken_checkpoints), TEST_CASE(numbers_that_a_float_cannot_hold), TEST_CASE(broken_configs),
+    TEST_CASE(other_activations_load), TEST_CASE(new_models), TEST_CASE(without_pooler_and_types), TEST_CASE(allocation_failures),
+};
+
+int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -1,0 +1,1745 @@
+/* Generic tests of the ops, their gradients, and the programs made of them.
+
+   Everything hangs on one table, CASES: a line is a small program. The functions it calls (linear(), gelu(), ...) record an op
+   on a tape and, beside it, a plain float64 loop that computes the same. Two tests then run every case at every size in every
+   precision and instruction set: `reference` compares results with the loops, `gradient` compares gradients with central
+   differences of the loops. A new op is its loop below and a line in the table.
+
+   Tolerances. f32: 2e-6 per op of the longest path, relative to the largest sum of the absolute terms of a result. bf16 keeps 8 bits
+   of mantissa, so a rounding errs by at most 2^-9: 2^-8 per op of the path (operands and result). Gradients: 2e-5, in bf16 2^-8 per
+   op of the path to the loss, relative to the largest element of the parameter's gradient plus, for sums that cancel, a tenth (bf16:
+   half) of the largest of all gradients and the largest gradient that enters the case. */
+#define TINYTRAIN_IMPLEMENTATION
+#include "tinytrain.h"
+#include "test.h"
+
+#define FORWARD_F32 2e-6
+#define FORWARD_BF16 0x1p-8
+#define GRADIENT_F32 2e-5
+#define GRADIENT_BF16 0x1p-8
+
+/* ----------------------------------------------------------------------------------------------------- sizes */
+
+enum { FIXED, ROWS, SEQS, PICKED, KINDS }; /* what the rows of a value are: an axis of the tape, or just so many */
+
+typedef struct size_set {
+    const char *name;
+    int heads, head_size, out, vocab, picked;
+    int length[8];          /* of the sequences; rows is their sum                                                    */
+    const char *only;       /* a large size, for the cases of this pattern:                                            */
+} size_set;
+
+static const size_set sizes[] = {
+    {"odd", 3, 4, 7, 11, 5, {5, 1, 7}, NULL},
+    {"ones", 1, 1, 1, 1, 1, {1}, NULL},
+    {"one_row", 1, 33, 9, 3, 4, {1}, NULL},
+    {"one_sequence", 3, 5, 17, 6, 10, {9}, NULL},
+    {"short_sequences", 3, 7, 1, 4, 1, {1, 1, 1, 1, 1, 1}, NULL},
+    {"head_size_1", 2, 1, 3, 5, 40, {1, 20, 16}, NULL},
+    {"one_column", 1, 1, 18, 2, 3, {2, 3}, NULL},
+    {"blocks", 2, 19, 67, 77, 150, {257, 1, 3}, "*"},
+    {"wide", 1, 401, 19, 9, 3, {3, 18}, "*"},
+    {"tall", 1, 11, 1030, 9, 3, {1000, 35}, "linear_residual"},
+    {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention_causal"},
+    {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention"},
+};
+
+#define SIZES ((int)(sizeof sizes / sizeof sizes[0]))
+
+/* ------------------------------------------------------------------------------------------- the net of a case */
+
+enum { AS_INPUT, AS_PARAM, AS_GATHERED, MODES }; /* value operands: inputs; parameters; rows of parameters picked on an axis */
+
+typedef struct node {
+    void (*eval)(struct node *n);
+    int in[4], kind, rows, cols, depth;
+    double *v, magnitude;   /* (rows, cols); the largest sum of absolute terms                                        */
+    int32_t *index;         /* (rows) of index inputs                                                                 */
+    double a, b;            /* attributes                                                                             */
+    int k;
+    bool flag, loss, input, leaf, stale;
+    uint32_t stream;        /* of random numbers                                                                      */
+    tt_value t;
+    tt_param *param;
+} node;
+
+typedef struct net {
+    tt_context *ctx;
+    tt_tape *tape;
+    const size_set *size;
+    int mode, count[KINDS], params, n, d, starts;
+    bool axes, train, round, has_random, differencing;
+    int64_t axis[KINDS];
+    uint64_t random, seed, step, micro;
+    double upstream, gain;  /* the largest gradient that enters the case (0: unknown); factors of its scales           */
+    node nodes[128];
+} net;
+
+static net *g; /* the net that is being built or evaluated */
+
+static int new_node(void (*eval)(node *), int kind, int rows, int cols, int a, int b, int c)
+{
+    node *n = &g->nodes[++g->n]; /* node 0 is "none" */
+    memset(n, 0, sizeof *n);
+    n->eval = eval;
+    n->in[0] = a; n->in[1] = b; n->in[2] = c;
+    n->kind = kind; n->rows = rows; n->cols = cols;
+    for (int k = 0; k < 3; k++) if (g->nodes[n->in[k]].depth >= n->depth) n->depth = g->nodes[n->in[k]].depth + 1;
+    n->v = (double *)calloc((size_t)(rows * cols), sizeof(double));
+    return g->n;
+}
+
+static double uniform(void) { return (double)test_random(&g->random) / 2147483648.0 - 1; } /* [-1, 1) */
+
+static float number(double scale)
+{
+    float x = (float)(uniform() * scale);
+    return g->round ? tt__from_bf16(tt__to_bf16(x)) : x;
+}
+
+static int64_t code(int kind, int rows) { return g->axes && kind ? g->axis[kind] : rows; }
+
+static int leaf(int kind, int rows, int cols, double scale)
+{
+    int at = new_node(NULL, kind, rows, cols, 0, 0, 0);
+    node *n = &g->nodes[at];
+    n->leaf = true;
+    n->depth = 0;
+    for (int k = 0; k < rows * cols; k++) {
+        n->v[k] = number(scale);
+        if (fabs(n->v[k]) > n->magnitude) n->magnitude = fabs(n->v[k]);
+    }
+    return at;
+}
+
+static int input(int kind, int rows, int cols, double scale)
+{
+    int at = leaf(kind, rows, cols, scale);
+    char name[32];
+    snprintf(name, sizeof name, "input%d", at);
+    g->nodes[at].t = tt_input(g->tape, name, TT_F32, code(kind, rows), cols);
+    g->nodes[at].input = true;
+    return at;
+}
+
+static int new_param(int ndim, int rows, int cols, double scale)
+{
+    int at = leaf(FIXED, rows, cols, scale);
+    node *n = &g->nodes[at];
+    char name[32];
+    int64_t dims[2] = {rows, cols};
+    tt_init zeros = {TT_INIT_ZEROS, 0};
+    float *values = (float *)malloc(sizeof(float) * (size_t)(rows * cols));
+    snprintf(name, sizeof name, "param%d", at);
+    n->param = tt_param_new(g->ctx, name, ndim, ndim == 1 ? &dims[1] : dims, zeros);
+    for (int k = 0; k < rows * cols; k++) values[k] = (float)n->v[k];
+    test__check(n->param && tt_param_set(n->param, values) == TT_OK, __FILE__, __LINE__, "cannot make a parameter");
+    free(values);
+    g->params++;
+    return at;
+}
+
+static int W(int rows, int cols) { return new_param(2, rows, cols, cols > 3 ? sqrt(3.0 / cols) : 1); } /* keeps variances */
+static int B(int n) { return new_param(1, 1, n, 1); }
+
+static int new_index(int kind, int rows, int limit)
+{
+    int at = new_node(NULL, kind, rows, 1, 0, 0, 0);
+    char name[32];
+    g->nodes[at].depth = 0;
+    g->nodes[at].index = (int32_t *)malloc(sizeof(int32_t) * (size_t)rows);
+    for (int k = 0; k < rows; k++) g->nodes[at].index[k] = (int32_t)(test_random(&g->random) % (uint32_t)limit);
+    snprintf(name, sizeof name, "index%d", at);
+    g->nodes[at].t = tt_input(g->tape, name, TT_I32, code(kind, rows), 1);
+    g->nodes[at].input = true;
+    return at;
+}
+
+static int I(int kind, int limit) { return new_index(kind, g->count[kind], limit); }
+
+/* A value operand, rows of `kind`. */
+static int V(int kind, int cols)
+{
+    int rows = g->count[kind], at;
+    if (g->mode == AS_INPUT) return input(kind, rows, cols, 2);
+    at = new_param(2, rows, cols, 2);
+    g->nodes[at].t = tt_param_value(g->tape, g->nodes[at].param);
+    if (g->mode == AS_GATHERED) {
+        int all = new_index(kind, rows, rows);
+        for (int k = 0; k < rows; k++) g->nodes[all].index[k] = k;
+        g->nodes[at].t = tt_gather_rows(g->tape, g->nodes[at].t, g->nodes[all].t);
+    }
+    g->nodes[at].kind = kind;
+    return at;
+}
+
+static int starts(void) /* of the sequences; one input serves a net */
+{
+    int rows = g->count[SEQS] + 1;
+    if (g->starts) return g->starts;
+    g->starts = new_node(NULL, FIXED, rows, 1, 0, 0, 0);
+    node *n = &g->nodes[g->starts];
+    n->depth = 0;
+    n->index = (int32_t *)calloc((size_t)rows, sizeof(int32_t));
+    for (int s = 1; s < rows; s++) n->index[s] = n->index[s - 1] + g->size->length[s - 1];
+    n->t = tt_seq_start(g->tape, "seq_start", g->axes ? g->axis[SEQS] : rows - 1);
+    n->input = true;
+    return g->starts;
+}
+
+/* --------------------------------------------------------------------------------- random numbers, as documented */
+
+static void philox(const uint32_t counter[4], uint64_t key, uint32_t c[4])
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    memcpy(c, counter, 16);
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c[0], p1 = (uint64_t)0xCD9E8D57u * c[2];
+        uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ k0, (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ k1, (uint32_t)p0};
+        memcpy(c, next, 16);
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+}
+
+static uint64_t dropout_key(uint64_t seed, uint64_t step, uint64_t micro, uint32_t stream)
+{
+    uint32_t counter[4] = {(uint32_t)step, (uint32_t)(step >> 32) ^ (2 * 0x9E3779B9u), stream, (uint32_t)micro}, u[4];
+    philox(counter, seed, u);
+    return (uint64_t)u[1] << 32 | u[0];
+}
+
+/* 0, or 1 / (1 - p): number j % 8 of the 16-bit halves of block {i, j / 8, h, 0} decides. */
+static double kept(uint64_t key, uint32_t i, uint32_t j, uint32_t h, double p)
+{
+    static uint32_t last[3], u[4]; /* the block drawn before */
+    static uint64_t last_key;
+    uint32_t counter[4] = {i, j / 8, h, 0}, threshold = (uint32_t)floor(65536 * p + 0.5);
+    if (key != last_key || memcmp(counter, last, sizeof last) != 0) philox(counter, key, u);
+    last_key = key;
+    memcpy(last, counter, sizeof last);
+    uint32_t bits = u[j % 8 / 2] >> (j % 2 * 16) & 0xffff;
+    return bits >= threshold ? 65536.0 / (65536.0 - threshold) : 0;
+}
+
+static uint64_t node_key(const node *n) { return dropout_key(g->seed, g->step, g->micro, n->stream); }
+
+/* ------------------------------------------------------------------------------------------ the ops, as plain loops */
+
+#define IN(k) (&g->nodes[n->in[k]])
+
+static void note(node *n, double x) { if (fabs(x) > n->magnitude) n->magnitude = fabs(x); }
+
+static void record(int at, tt_value t)
+{
+    node *n = &g->nodes[at];
+    n->t = t;
+    for (int k = 0; k < g->tape->n_code; k++) if (g->tape->code[k].out[0] == t.id) n->stream = g->tape->code[k].random;
+}
+
+static void eval_linear(node *n)
+{
+    const double *x = IN(0)->v, *w = IN(1)->v, *b = n->in[2] ? IN(2)->v : NULL;
+    int depth = IN(0)->cols;
+    for (int r = 0; r < n->rows; r++)
+        for (int c = 0; c < n->cols; c++) {
+            double sum = b ? b[c] : 0, size = fabs(sum), part[4] = {0, 0, 0, 0};
+            if (g->differencing) { /* fast, without the magnitude */
+                int k = 0;
+                for (; k + 4 <= depth; k += 4) for (int j = 0; j < 4; j++) part[j] += x[r * depth + k + j] * w[c * depth + k + j];
+                for (; k < depth; k++) sum += x[r * depth + k] * w[c * depth + k];
+                n->v[r * n->cols + c] = sum + part[0] + part[1] + part[2] + part[3];
+                continue;
+            }
+            for (int k = 0; k < depth; k++) {
+                double term = x[r * depth + k] * w[c * depth + k];
+                sum += term;
+                size += fabs(term);
+            }
+            n->v[r * n->cols + c] = sum;
+            note(n, size);
+        }
+}
+
+static int linear(int x, int w, int b)
+{
+    int at = new_node(eval_linear, g->nodes[x].kind, g->nodes[x].rows, g->nodes[w].rows, x, w, b);
+    record(at, tt_linear(g->tape, g->nodes[x].t, g->nodes[w].param, g->nodes[b].param));
+    return at;
+}
+
+static void eval_rows(node *n) /* rows of in[0] by the index in[1] */
+{
+    for (int r = 0; r < n->rows; r++)
+        for (int c = 0; c < n->cols; c++) n->v[r * n->cols + c] = IN(0)->v[IN(1)->index[r] * n->cols + c];
+    n->magnitude = IN(0)->magnitude;
+}
+
+static int embedding(int ids, int table)
+{
+    int at = new_node(eval_rows, g->nodes[ids].kind, g->nodes[ids].rows, g->nodes[table].cols, table, ids, 0);
+    record(at, tt_embedding(g->tape, g->nodes[ids].t, g->nodes[table].param));
+    return at;
+}
+
+static int gather_rows(int x, int index)
+{
+    int at = new_node(eval_rows, g->nodes[index].kind, g->nodes[index].rows, g->nodes[x].cols, x, index, 0);
+    record(at, tt_gather_rows(g->tape, g->nodes[x].t, g->nodes[index].t));
+    return at;
+}
+
+static void eval_layernorm(node *n)
+{
+    for (int r = 0; r < n->rows; r++) {
+        const double *x = IN(0)->v + r * n->cols;
+        double mean = 0, variance = 0;
+        for (int c = 0; c < n->cols; c++) mean += x[c] / n->cols;
+        for (int c = 0; c < n->cols; c++) variance += (x[c] - mean) * (x[c] - mean) / n->cols;
+        double rstd = 1 / sqrt(variance + n->a);
+        for (int c = 0; c < n->cols; c++) {
+            double b = n->in[2] ? IN(2)->v[c] : 0;
+            n->v[r * n->cols + c] = (x[c] - mean) * rstd * IN(1)->v[c] + b;
+            note(n, (fabs(x[c]) + fabs(mean)) * rstd * fabs(IN(1)->v[c]) + fabs(b));
+        }
+    }
+}
+
+static int layernorm(int x, int w, int b, float eps)
+{
+    int at = new_node(eval_layernorm, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, w, b);
+    g->nodes[at].a = eps;
+    record(at, tt_layernorm(g->tape, g->nodes[x].t, g->nodes[w].param, g->nodes[b].param, eps));
+    return at;
+}
+
+static void eval_activation(node *n)
+{
+    if (!n->index) n->index = (int32_t *)calloc((size_t)(n->rows * n->cols), sizeof(int32_t));
+    for (int k = 0; k < n->rows * n->cols; k++) {
+        double x = IN(0)->v[k], y = 0;
+        if (!g->differencing) n->index[k] = x > 0;
+        if (n->k == TT__ACT_GELU) y = x / 2 * (1 + erf(x / sqrt(2.0)));
+        if (n->k == TT__ACT_GELU_TANH) y = x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+        if (n->k == TT__ACT_RELU) y = (g->differencing ? n->index[k] : x > 0) ? x : 0; /* no difference across the kink */
+        if (n->k == TT__ACT_TANH) y = tanh(x);
+        if (n->k == TT__ACT_SILU) y = x / (1 + exp(-x));
+        n->v[k] = y;
+        note(n, n->k == TT__ACT_TANH ? 1 : x);
+    }
+    note(n, IN(0)->magnitude);
+}
+
+static int activation(int x, int kind, tt_value t)
+{
+    int at = new_node(eval_activation, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, 0, 0);
+    g->nodes[at].k = kind;
+    record(at, t);
+    return at;
+}
+
+static int gelu(int x) { return activation(x, TT__ACT_GELU, tt_gelu(g->tape, g->nodes[x].t)); }
+static int gelu_tanh(int x) { return activation(x, TT__ACT_GELU_TANH, tt_gelu_tanh(g->tape, g->nodes[x].t)); }
+static int relu(int x) { return activation(x, TT__ACT_RELU, tt_relu(g->tape, g->nodes[x].t)); }
+static int tanh_(int x) { return activation(x, TT__ACT_TANH, tt_tanh(g->tape, g->nodes[x].t)); }
+static int silu(int x) { return activation(x, TT__ACT_SILU, tt_silu(g->tape, g->nodes[x].t)); }
+
+static void eval_add(node *n)
+{
+    for (int k = 0; k < n->rows * n->cols; k++) {
+        n->v[k] = IN(0)->v[k] + IN(1)->v[k];
+        note(n, fabs(IN(0)->v[k]) + fabs(IN(1)->v[k]));
+    }
+    note(n, IN(0)->magnitude);
+    note(n, IN(1)->magnitude);
+}
+
+static int add(int a, int b)
+{
+    int at = new_node(eval_add, g->nodes[a].kind, g->nodes[a].rows, g->nodes[a].cols, a, b, 0);
+    record(at, tt_add(g->tape, g->nodes[a].t, g->nodes[b].t));
+    return at;
+}
+
+static void eval_scale(node *n)
+{
+    for (int k = 0; k < n->rows * n->cols; k++) n->v[k] = n->a * IN(0)->v[k];
+    n->magnitude = fabs(n->a) * IN(0)->magnitude;
+}
+
+static int scale(int x, float s)
+{
+    int at = new_node(eval_scale, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, 0, 0);
+    g->nodes[at].a = s;
+    if (fabs((double)s) > g->gain) g->gain = fabs((double)s);
+    g->nodes[at].loss = g->nodes[x].loss;
+    record(at, tt_scale(g->tape, g->nodes[x].t, s));
+    return at;
+}
+
+static int cast(int x) /* recorded by passes only */
+{
+    int at = new_node(eval_scale, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, 0, 0);
+    tt__instr i = tt__new_instr(TT__OP_CAST);
+    g->nodes[at].a = 1;
+    record(at, tt__unary(g->tape, g->nodes[x].t, i));
+    return at;
+}
+
+static void eval_dropout(node *n)
+{
+    uint64_t key = node_key(n);
+    for (int r = 0; r < n->rows; r++)
+        for (int c = 0; c < n->cols; c++) {
+            n->v[r * n->cols + c] = IN(0)->v[r * n->cols + c] * (g->train && n->a > 0 ? kept(key, (uint32_t)r, (uint32_t)c, 0, n->a) : 1);
+            note(n, n->v[r * n->cols + c]);
+        }
+    note(n, IN(0)->magnitude);
+}
+
+static int dropout(int x, float p)
+{
+    int at = new_node(eval_dropout, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, 0, 0);
+    g->nodes[at].a = p;
+    g->has_random |= p > 0;
+    record(at, tt_dropout(g->tape, g->nodes[x].t, p));
+    return at;
+}
+
+static void eval_attention(node *n)
+{
+    int heads = n->k, size = n->cols / heads, width = n->cols;
+    const int32_t *start = g->nodes[g->starts].index;
+    uint64_t key = node_key(n);
+    double *w = (double *)malloc(sizeof(double) * (size_t)n->rows);
+    for (int s = 0; s < g->count[SEQS]; s++)
+        for (int h = 0; h < heads; h++)
+            for (int i = start[s]; i < start[s + 1]; i++) {
+                int last = n->flag ? i + 1 : start[s + 1];
+                double most = -INFINITY, sum = 0, *out = n->v + i * width + h * size;
+                for (int j = start[s]; j < last; j++) {
+                    double dot = 0;
+                    for (int c = h * size; c < (h + 1) * size; c++) dot += IN(0)->v[i * width + c] * IN(1)->v[j * width + c];
+                    w[j] = dot * n->a;
+                    if (w[j] > most) most = w[j];
+                }
+                for (int j = start[s]; j < last; j++) sum += w[j] = exp(w[j] - most);
+                for (int c = 0; c < size; c++) out[c] = 0;
+                for (int j = start[s]; j < last; j++) {
+                    double weight = w[j] / sum;
+                    if (g->train && n->b > 0) weight *= kept(key, (uint32_t)i, (uint32_t)(j - start[s]), (uint32_t)h, n->b);
+                    if (weight != 0) for (int c = 0; c < size; c++) out[c] += weight * IN(2)->v[j * width + h * size + c];
+                }
+            }
+    free(w);
+    for (int k = 0; k < n->rows * width; k++) note(n, n->v[k]);
+    note(n, IN(2)->magnitude);
+}
+
+static int attention(int q, int k, int v, bool causal, float scaling, float p)
+{
+    int from = starts(), heads = g->size->heads;
+    int at = new_node(eval_attention, g->nodes[q].kind, g->nodes[q].rows, g->nodes[q].cols, q, k, v);
+    node *n = &g->nodes[at];
+    tt_attention_options o = tt_attention_options_default(heads);
+    o.causal = n->flag = causal;
+    o.scale = scaling;
+    o.dropout = p;
+    n->k = heads;
+    n->a = scaling != 0 ? scaling : 1 / sqrt((double)(n->cols / heads));
+    n->b = p;
+    g->has_random |= p > 0;
+    record(at, tt_attention(g->tape, g->nodes[q].t, g->nodes[k].t, g->nodes[v].t, g->nodes[from].t, &o));
+    return at;
+}
+
+static void eval_mean_pool(node *n)
+{
+    const int32_t *start = g->nodes[g->starts].index;
+    for (int s = 0; s < n->rows; s++)
+        for (int c = 0; c < n->cols; c++) {
+            double sum = 0;
+            for (int r = start[s]; r < start[s + 1]; r++) sum += IN(0)->v[r * n->cols + c];
+            n->v[s * n->cols + c] = sum / (start[s + 1] - start[s]);
+        }
+    note(n, IN(0)->magnitude);
+}
+
+static int mean_pool(int x)
+{
+    int from = starts(), at = new_node(eval_mean_pool, SEQS, g->count[SEQS], g->nodes[x].cols, x, 0, 0);
+    record(at, tt_mean_pool(g->tape, g->nodes[x].t, g->nodes[from].t));
+    return at;
+}
+
+static void eval_slice(node *n)
+{
+    for (int r = 0; r < n->rows; r++)
+        for (int c = 0; c < n->cols; c++) n->v[r * n->cols + c] = IN(0)->v[r * IN(0)->cols + n->k + c];
+    n->magnitude = IN(0)->magnitude;
+}
+
+static int slice(int x, int from, int width)
+{
+    int at = new_node(eval_slice, g->nodes[x].kind, g->nodes[x].rows, width, x, 0, 0);
+    g->nodes[at].k = from;
+    g->nodes[at].depth--;
+    g->nodes[at].t = tt_slice(g->tape, g->nodes[x].t, from, width);
+    return at;
+}
+
+static void eval_reshape(node *n)
+{
+    memcpy(n->v, IN(0)->v, sizeof *n->v * (size_t)(n->rows * n->cols));
+    n->magnitude = IN(0)->magnitude;
+}
+
+static int reshape(int x, int rows, int cols) /* rows of an axis can only be reshaped to themselves */
+{
+    bool axis = g->axes && g->nodes[x].kind;
+    if (axis) { rows = g->nodes[x].rows; cols = g->nodes[x].cols; }
+    int at = new_node(eval_reshape, axis ? g->nodes[x].kind : FIXED, rows, cols, x, 0, 0);
+    g->nodes[at].depth--;
+    g->nodes[at].t = tt_reshape(g->tape, g->nodes[x].t, code(g->nodes[at].kind, rows), cols);
+    return at;
+}
+
+static int param_value(int w)
+{
+    int at = new_node(eval_reshape, FIXED, g->nodes[w].rows, g->nodes[w].cols, w, 0, 0);
+    g->nodes[at].depth = 0;
+    g->nodes[at].t = tt_param_value(g->tape, g->nodes[w].param);
+    return at;
+}
+
+static void eval_cross_entropy(node *n)
+{
+    int classes = IN(0)->cols;
+    double loss = 0, total = 0;
+    for (int r = 0; r < IN(0)->rows; r++) {
+        const double *x = IN(0)->v + r * classes;
+        double most = x[0], sum = 0, all = 0, w = n->in[2] ? IN(2)->v[r] : 1;
+        int target = IN(1)->index[r];
+        if (target == n->k) continue;
+        for (int c = 0; c < classes; c++) { most = x[c] > most ? x[c] : most; all += x[c]; }
+        for (int c = 0; c < classes; c++) sum += exp(x[c] - most);
+        loss += w * (most + log(sum) - (1 - n->a) * x[target] - n->a * all / classes);
+        total += w;
+        note(n, fabs(most) + log(sum) + fabs(x[target]));
+    }
+    n->v[0] = loss / total;
+}
+
+/* Targets below `classes`; with `ignored` every third counts for nothing, but not the first. */
+static int cross_entropy(int logits, bool ignored, float smoothing, bool weighted)
+{
+    node *x = &g->nodes[logits];
+    int targets = new_index(x->kind, x->rows, x->cols), weights = weighted ? input(x->kind, x->rows, 1, 1) : 0;
+    tt_cross_entropy_options o = tt_cross_entropy_options_default();
+    if (ignored) o.ignore_index = -7;
+    for (int r = 2; r < x->rows && ignored; r += 3) g->nodes[targets].index[r] = -7;
+    for (int r = 0; r < x->rows && weighted; r++) g->nodes[weights].v[r] = (double)(float)fabs(g->nodes[weights].v[r]) + 0.125 * (r == 0);
+    int at = new_node(eval_cross_entropy, FIXED, 1, 1, logits, targets, weights);
+    node *n = &g->nodes[at];
+    o.label_smoothing = smoothing;
+    o.weights = g->nodes[weights].t;
+    n->k = o.ignore_index;
+    n->a = smoothing;
+    n->loss = true;
+    record(at, tt_cross_entropy(g->tape, g->nodes[logits].t, g->nodes[targets].t, &o));
+    return at;
+}
+
+static void eval_squared_error(node *n)
+{
+    int cols = IN(0)->cols;
+    double loss = 0, total = 0;
+    for (int r = 0; r < IN(0)->rows; r++) {
+        double sum = 0, w = n->in[2] ? IN(2)->v[r] : 1;
+        for (int c = 0; c < cols; c++) {
+            double d = IN(0)->v[r * cols + c] - IN(1)->v[r * cols + c];
+            sum += d * d;
+            note(n, d * d);
+        }
+        loss += w * sum / cols;
+        total += w;
+    }
+    n->v[0] = loss / total;
+}
+
+static int squared_error(int x, int target, bool weighted)
+{
+    int weights = weighted ? input(g->nodes[x].kind, g->nodes[x].rows, 1, 1) : 0;
+    for (int r = 0; r < g->nodes[x].rows && weighted; r++) g->nodes[weights].v[r] = fabs(g->nodes[weights].v[r]) + 0.25 * (r == 0);
+    int at = new_node(eval_squared_error, FIXED, 1, 1, x, target, weights);
+    g->nodes[at].loss = true;
+    record(at, tt_mean_squared_error(g->tape, g->nodes[x].t, g->nodes[target].t, g->nodes[weights].t));
+    return at;
+}
+
+/* ------------------------------------------------------------------------------------------------------- cases */
+
+/* X(name, the op it is for, body). R rows, D = heads x head size, O another width, C classes, S a scale of scores. V: a value operand,
+   W, B: a parameter of two dimensions, of one; I: an index. */
+#define CASES(X) \
+    X(linear, LINEAR, return linear(V(ROWS, D), W(O, D), B(O));) \
+    X(linear_no_bias, LINEAR, return linear(V(ROWS, D), W(O, D), 0);) \
+    X(linear_gelu, LINEAR, return gelu(linear(V(ROWS, D), W(O, D), B(O)));) \
+    X(linear_gelu_tanh, LINEAR, return gelu_tanh(linear(V(ROWS, D), W(O, D), B(O)));) \
+    X(linear_relu, LINEAR, return relu(linear(V(ROWS, D), W(O, D), B(O)));) \
+    X(linear_tanh, LINEAR, return tanh_(linear(V(ROWS, D), W(O, D), B(O)));) \
+    X(linear_silu_no_bias, LINEAR, return silu(linear(V(ROWS, D), W(O, D), 0));) \
+    X(linear_residual, LINEAR, return add(linear(V(ROWS, D), W(O, D), B(O)), V(ROWS, O));) \
+    X(linear_residual_first, LINEAR, return add(V(ROWS, O), linear(V(ROWS, D), W(O, D), 0));) \
+    X(linear_residual_of_input, LINEAR, int x = V(ROWS, D); return add(linear(x, W(D, D), B(D)), x);) \
+    X(linear_plus_linear, LINEAR, int x = V(ROWS, D); return add(linear(x, W(O, D), B(O)), linear(x, W(O, D), B(O)));) \
+    X(linear_same_weight, LINEAR, int w = W(D, D); int b = B(D); return linear(linear(V(ROWS, D), w, b), w, b);) \
+    X(linear_bias_is_weight, LINEAR, int w = W(1, 1); return linear(V(ROWS, 1), w, w);) \
+    X(linear_gelu_residual, LINEAR, int x = V(ROWS, D); return add(gelu(linear(x, W(D, D), B(D))), x);) \
+    X(linear_used_twice, LINEAR, int h = linear(V(ROWS, D), W(D, D), B(D)); return add(gelu(h), h);) \
+    X(linear_weight_as_value, LINEAR, int w = W(D, D); return add(linear(V(ROWS, D), w, 0), gather_rows(param_value(w), I(ROWS, D)));) \
+    X(embedding, EMBEDDING, return embedding(I(ROWS, C), W(C, D));) \
+    X(embedding_tied, EMBEDDING, int w = W(C, D); return linear(embedding(I(ROWS, C), w), w, 0);) \
+    X(embedding_two, EMBEDDING, int w = W(C, D); return add(embedding(I(ROWS, C), w), embedding(I(ROWS, C), w));) \
+    X(embedding_sum, EMBEDDING, return layernorm(add(embedding(I(ROWS, C), W(C, D)), embedding(I(ROWS, 2), W(2, D))), B(D), B(D), 1e-2f);) \
+    X(layernorm, LAYERNORM, return layernorm(V(ROWS, D), B(D), B(D), 1e-3f);) \
+    X(layernorm_no_bias, LAYERNORM, return layernorm(V(ROWS, D), B(D), 0, 1e-3f);) \
+    X(layernorm_of_sum, LAYERNORM, int x = add(V(ROWS, D), V(ROWS, D)); return add(x, layernorm(x, B(D), B(D), 1e-2f));) \
+    X(layernorm_same_parameters, LAYERNORM, int w = B(D); int b = B(D); return layernorm(layernorm(V(ROWS, D), w, b, 1e-1f), w, b, 1e-1f);) \
+    X(layernorm_weight_is_bias, LAYERNORM, int w = B(D); return layernorm(V(ROWS, D), w, w, 1e-3f);) \
+    X(gelu, ACTIVATION, return gelu(V(ROWS, D));) \
+    X(gelu_tanh, ACTIVATION, return gelu_tanh(V(ROWS, D));) \
+    X(relu, ACTIVATION, return relu(V(ROWS, D));) \
+    X(tanh, ACTIVATION, return tanh_(V(ROWS, D));) \
+    X(silu, ACTIVATION, return silu(V(ROWS, D));) \
+    X(gelu_far, ACTIVATION, return gelu(scale(V(ROWS, D), 30));) \
+    X(gelu_tanh_far, ACTIVATION, return gelu_tanh(scale(V(ROWS, D), 30));) \
+    X(tanh_far, ACTIVATION, return tanh_(scale(V(ROWS, D), 30));) \
+    X(silu_far, ACTIVATION, return silu(scale(V(ROWS, D), 60));) \
+    X(activation_chain, ACTIVATION, return silu(tanh_(gelu(V(ROWS, D))));) \
+    X(add, ADD, return add(V(ROWS, D), V(ROWS, D));) \
+    X(add_self, ADD, int x = V(ROWS, D); return add(x, x);) \
+    X(add_self_computed, ADD, int x = gelu(V(ROWS, D)); return add(x, x);) \
+    X(add_chain, ADD, int x = V(ROWS, D); int y = add(gelu(x), x); int z = add(y, tanh_(y)); return add(add(z, y), x);) \
+    X(add_shared, ADD, int x = gelu(V(ROWS, D)); int y = gelu(V(ROWS, D)); return add(add(x, y), add(gelu(x), gelu(y)));) \
+    X(scale, SCALE, return scale(V(ROWS, D), 0.37f);) \
+    X(scale_negative, SCALE, return scale(gelu(V(ROWS, D)), -3);) \
+    X(scale_loss, SCALE, int x = V(ROWS, D); return scale(squared_error(gelu(x), input(ROWS, R, D, 1), false), 2.5f);) \
+    X(dropout, DROPOUT, return dropout(V(ROWS, D), 0.3f);) \
+    X(dropout_none, DROPOUT, return add(dropout(V(ROWS, D), 0), dropout(gelu(V(ROWS, D)), 0));) \
+    X(dropout_residual, DROPOUT, return add(dropout(V(ROWS, D), 0.3f), V(ROWS, D));) \
+    X(dropout_residual_first, DROPOUT, return add(V(ROWS, D), dropout(gelu(V(ROWS, D)), 0.5f));) \
+    X(dropout_residual_of_input, DROPOUT, int x = gelu(V(ROWS, D)); return add(dropout(x, 0.1f), x);) \
+    X(dropout_linear_residual, DROPOUT, int x = V(ROWS, D); return add(dropout(linear(gelu(x), W(D, D), B(D)), 0.25f), x);) \
+    X(dropout_twice, DROPOUT, int x = V(ROWS, D); return add(dropout(x, 0.4f), dropout(x, 0.4f));) \
+    X(attention, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, 0, 0);) \
+    X(attention_causal, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), true, 0, 0);) \
+    X(attention_dropout, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, 0, 0.3f);) \
+    X(attention_causal_dropout, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), true, S, 0.5f);) \
+    X(attention_scaled, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, -S, 0);) \
+    X(attention_same, ATTENTION, int x = V(ROWS, D); return attention(x, x, x, false, S, 0);) \
+    X(attention_same_computed, ATTENTION, int x = gelu(V(ROWS, D)); return add(attention(x, x, x, true, S, 0.2f), x);) \
+    X(attention_same_keys_values, ATTENTION, int x = gelu(V(ROWS, D)); return attention(V(ROWS, D), x, x, true, 0, 0);) \
+    X(attention_packed, ATTENTION, int x = linear(V(ROWS, D), W(3 * D, D), B(3 * D)); \
+        return attention(slice(x, 0, D), slice(x, D, D), slice(x, 2 * D, D), false, 0, 0.1f);) \
+    X(attention_packed_values, ATTENTION, int x = V(ROWS, 3 * D); \
+        return add(attention(slice(x, 2 * D, D), slice(x, D, D), slice(x, 0, D), true, 0, 0), slice(x, D, D));) \
+    X(gather_rows, GATHER_ROWS, return gather_rows(V(ROWS, D), I(PICKED, R));) \
+    X(gather_rows_computed, GATHER_ROWS, int x = gelu(V(ROWS, D)); return add(gather_rows(x, I(PICKED, R)), gather_rows(x, I(PICKED, R)));) \
+    X(gather_rows_slice, GATHER_ROWS, return gather_rows(slice(V(ROWS, D + 3), 2, D), I(PICKED, R));) \
+    X(mean_pool, MEAN_POOL, return mean_pool(V(ROWS, D));) \
+    X(mean_pool_computed, MEAN_POOL, int x = gelu(V(ROWS, D)); return add(mean_pool(x), tanh_(mean_pool(x)));) \
+    X(mean_pool_slice, MEAN_POOL, int x = V(ROWS, 2 * D); return gelu(mean_pool(slice(x, D, D)));) \
+    X(cross_entropy, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0, false);) \
+    X(cross_entropy_ignored, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), true, 0, false);) \
+    X(cross_entropy_smoothed, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0.1f, false);) \
+    X(cross_entropy_weighted, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0, true);) \
+    X(cross_entropy_all, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), true, 0.25f, true);) \
+    X(cross_entropy_linear, CROSS_ENTROPY, return cross_entropy(linear(V(ROWS, D), W(O, D), B(O)), true, 0.1f, true);) \
+    X(cross_entropy_slice, CROSS_ENTROPY, return cross_entropy(slice(V(ROWS, C + 5), 3, C), true, 0.1f, false);) \
+    X(squared_error, MEAN_SQUARED_ERROR, return squared_error(V(ROWS, D), input(ROWS, R, D, 1), false);) \
+    X(squared_error_weighted, MEAN_SQUARED_ERROR, return squared_error(V(ROWS, D), input(ROWS, R, D, 1), true);) \
+    X(squared_error_both, MEAN_SQUARED_ERROR, int x = gelu(V(ROWS, D)); return squared_error(x, add(gelu(x), V(ROWS, D)), true);) \
+    X(squared_error_slices, MEAN_SQUARED_ERROR, int x = V(ROWS, 2 * D); return squared_error(slice(x, 0, D), slice(x, D, D), false);) \
+    X(slice_activation, ACTIVATION, return gelu(slice(V(ROWS, D + 5), 3, D));) \
+    X(slice_overlapping, ADD, int x = V(ROWS, D + 1); return add(slice(x, 0, D), gelu(slice(x, 1, D)));) \
+    X(slice_of_slice, LINEAR, return linear(slice(slice(V(ROWS, D + 9), 4, D + 4), 1, D), W(O, D), B(O));) \
+    X(slice_residual, LINEAR, int x = gelu(V(ROWS, D + O)); return add(linear(slice(x, 0, D), W(O, D), B(O)), slice(x, D, O));) \
+    X(slice_layernorm, LAYERNORM, return layernorm(slice(V(ROWS, D + 2), 1, D), B(D), B(D), 1e-2f);) \
+    X(slice_dropout, DROPOUT, int x = gelu(V(ROWS, 2 * D)); return add(dropout(slice(x, D, D), 0.2f), slice(x, 0, D));) \
+    X(slice_of_linear, LINEAR, int x = linear(V(ROWS, D), W(2 * O, D), B(2 * O)); return add(slice(x, O, O), tanh_(slice(x, 0, O)));) \
+    X(slice_of_parameter, SCALE, int w = W(R, D + 4); return add(scale(slice(param_value(w), 1, D), 3), gelu(slice(param_value(w), 4, D)));) \
+    X(reshape_value, ACTIVATION, return gelu(reshape(V(ROWS, D), D, R));) \
+    X(reshape_computed, LINEAR, int x = tanh_(V(ROWS, D)); return linear(reshape(x, R * D, 1), W(O, g->axes ? D : 1), B(O));) \
+    X(reshape_and_slice, ADD, int x = reshape(gelu(V(ROWS, 2 * D)), R, 2 * D); return add(slice(x, 0, D), slice(x, D, D));) \
+    X(reshape_parameter, ADD, int w = W(2, 3 * D); return add(reshape(param_value(w), 6, D), gelu(reshape(param_value(w), 6, D)));) \
+    X(cast, CAST, return gelu(cast(gelu(V(ROWS, D))));) \
+    X(block, ATTENTION, int x = V(ROWS, D); int h = layernorm(x, B(D), B(D), 1e-1f); int qkv = linear(h, W(3 * D, D), B(3 * D)); \
+        h = attention(slice(qkv, 0, D), slice(qkv, D, D), slice(qkv, 2 * D, D), true, S, 0.1f); \
+        x = add(x, dropout(linear(h, W(D, D), B(D)), 0.1f)); h = layernorm(x, B(D), B(D), 1e-1f); \
+        x = add(x, linear(gelu(linear(h, W(O, D), B(O))), W(D, O), B(D))); return linear(mean_pool(x), W(O, D), B(O));)
+
+#define CASE_FUNCTION(name, op, ...) \
+    static int case_##name(void) \
+    { \
+        const int R = g->count[ROWS], D = g->d, O = g->size->out, C = g->size->vocab; \
+        const float S = 1.0f / (float)g->size->head_size; \
+        (void)R; (void)D; (void)O; (void)C; (void)S; \
+        __VA_ARGS__ \
+    }
+CASES(CASE_FUNCTION)
+
+typedef struct op_case { const char *name; int op; int (*build)(void); } op_case;
+
+static const op_case cases[] = {
+#define CASE_ROW(name, op, ...) {#name, TT__OP_##op, case_##name},
+    CASES(CASE_ROW)
+};
+
+#define CASE_COUNT ((int)(sizeof cases / sizeof cases[0]))
+
+/* --------------------------------------------------------------------------------------------- building a net */
+
+static bool has_isa(const char *isa)
+{
+    tt_context_options o = tt_context_options_default();
+    o.isa = isa;
+    o.threads = 1;
+    o.logger.log = test__no_log;
+    tt_context *ctx = tt_open(&o);
+    tt_close(ctx);
+    return ctx != NULL;
+}
+
+static void net_open(net *to, const op_case *c, const size_set *size, const char *isa, int mode, bool axes, bool round)
+{
+    static const char *const names[KINDS] = {"", "rows", "seqs", "picked"};
+    tt_context_options o = tt_context_options_default();
+    memset(to, 0, sizeof *to);
+    g = to;
+    o.isa = isa;
+    o.threads = 2;
+    o.seed = 7;
+    o.verify = true;
+    o.logger.log = test__no_log;
+    g->seed = o.seed;
+    g->ctx = tt_open(&o);
+    g->tape = tt_tape_new(g->ctx);
+    g->size = size;
+    g->mode = mode;
+    g->axes = axes;
+    g->gain = 1;
+    g->round = round;
+    g->d = size->heads * size->head_size;
+    for (int s = 0; s < 8; s++) {
+        g->count[ROWS] += size->length[s];
+        g->count[SEQS] += size->length[s] > 0;
+    }
+    g->count[PICKED] = size->picked;
+    for (int k = 1; k < KINDS && axes; k++) g->axis[k] = tt_axis(g->tape, names[k], g->count[k] + 3);
+    g->random = tt__hash(c->name) ^ tt__hash(size->name) ^ (uint64_t)mode;
+}
+
+static void net_close(void)
+{
+    for (int k = 1; k <= g->n; k++) { free(g->nodes[k].v); free(g->nodes[k].index); }
+    tt_tape_free(g->tape);
+    tt_close(g->ctx);
+}
+
+static void evaluate(void)
+{
+    for (int k = 1; k <= g->n; k++) {
+        if (!g->nodes[k].eval) continue;
+        g->nodes[k].magnitude = 0;
+        g->nodes[k].eval(&g->nodes[k]);
+    }
+}
+
+/* The loss of a case: its result, or its squared error, directly or through a linear layer to one column. The targets lie far
+   from the results, so that their difference, a factor of all gradients, has no rounding error of its own. */
+static int loss_of(int result, bool projected)
+{
+    node *n = &g->nodes[result];
+    double most = 0;
+    if (n->loss) return result;
+    if (projected) n = &g->nodes[result = linear(result, W(1, n->cols), 0)];
+    evaluate();
+    int target = input(n->kind, n->rows, n->cols, 1);
+    for (int k = 0; k < n->rows * n->cols; k++) if (fabs(n->v[k]) > most) most = fabs(n->v[k]);
+    for (int k = 0; k < n->rows * n->cols; k++) g->nodes[target].v[k] = (float)((most + 1) * (g->nodes[target].v[k] + (k % 2 ? 3 : -3)));
+    g->upstream = 8 * g->gain * (most + 1) / (n->rows * n->cols);
+    return squared_error(result, target, false);
+}
+
+static bool set_inputs(tt_program *p)
+{
+    bool ok = true;
+    for (int k = 1; k <= g->n && ok; k++) {
+        node *n = &g->nodes[k];
+        if (!n->input) continue;
+        float *values = (float *)malloc(sizeof(float) * (size_t)(n->rows * n->cols));
+        for (int e = 0; e < n->rows * n->cols && !n->index; e++) values[e] = (float)n->v[e];
+        ok = tt_set(p, n->t, n->index ? (const void *)n->index : (const void *)values, n->rows) == TT_OK;
+        free(values);
+    }
+    return ok;
+}
+
+static char where[256]; /* what is being tested, for messages */
+
+static bool report(bool ok, const char *format, ...)
+{
+    char message[768], text[400];
+    va_list args;
+    if (ok) return test__check(true, __FILE__, __LINE__, "");
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    snprintf(message, sizeof message, "%s: %s", where, text);
+    if (getenv("TT_TEST_ALL")) fprintf(stderr, "  %s\n", message);
+    return test__check(false, "test_ops.c", 0, message);
+}
+
+static bool all_near(const char *what, const float *got, const double *expected, int n, double tolerance)
+{
+    int worst = 0;
+    for (int k = 0; k < n; k++) {
+        double error = fabs(got[k] - expected[k]);
+        if (!(error <= fabs(got[worst] - expected[worst]))) worst = k;
+        if (!(error <= tolerance) && error != error) break;
+    }
+    return report(fabs(got[worst] - expected[worst]) <= tolerance, "%s: element %d of %d is %.9g, expected %.9g; they differ by %.3g, tolerance %.3g", what, worst, n,
+                  (double)got[worst], expected[worst], fabs(got[worst] - expected[worst]), tolerance);
+}
+
+static bool check_result(tt_program *p, int at, bool bf16)
+{
+    node *n = &g->nodes[at];
+    float *got = (float *)malloc(sizeof(float) * (size_t)(n->rows * n->cols));
+    bool ok = tt_get(p, n->t, got, (size_t)(n->rows * n->cols)) == TT_OK;
+    report(ok, "tt_get: %s", tt_error(g->ctx));
+    if (ok) ok = all_near("result", got, n->v, n->rows * n->cols, (bf16 ? FORWARD_BF16 : FORWARD_F32) * (1 + n->depth) * n->magnitude);
+    free(got);
+    return ok;
+}
+
+static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+
+/* ----------------------------------------------------------------------------------------- test 1: reference */
+
+static void reference_case(const op_case *c, const size_set *size, const char *isa, int precision, int mode, bool axes)
+{
+    net n;
+    tt_compile_options o = tt_compile_options_default();
+    bool train = mode != AS_INPUT;
+    net_open(&n, c, size, isa, mode, axes, precision > 0);
+    snprintf(where, sizeof where, "%s, size %s, %s, %s, %s%s", c->name, size->name, isa, precisions[precision], train ? "training" : "inference", axes ? ", axes" : "");
+    int result = c->build(), loss = train ? loss_of(result, false) : result;
+    bool used = false;
+    for (int k = 0; k < g->tape->n_code; k++) used |= g->tape->code[k].op == c->op;
+    report(used, "the case does not record the op that it is for");
+    o.train = o.accumulate = g->train = train;
+    o.precision = precisions[precision];
+    tt_output(g->tape, g->nodes[result].t);
+    tt_program *p = tt_compile(g->tape, g->nodes[loss].t, &o);
+    if (report(p != NULL, "%s", tt_error(g->ctx))) {
+        p->poison = true;
+        evaluate();
+        bool ok = set_inputs(p) && (train ? tt_micro_step(p, NULL) : tt_run(p, NULL)) == TT_OK;
+        if (report(ok, "%s", tt_error(g->ctx))) check_result(p, result, precision > 0);
+    }
+    tt_program_free(p);
+    net_close();
+}
+
+static void reference(const char *isa)
+{
+    if (!has_isa(isa)) SKIP("this CPU does not have it");
+    for (int c = 0; c < CASE_COUNT; c++)
+        for (int s = 0; s < SIZES; s++) {
+            if (sizes[s].only && !tt__match(sizes[s].only, cases[c].name)) continue;
+            for (int precision = 0; precision < 3; precision++) {
+                if (!(sizes[s].only && precision == 2)) reference_case(&cases[c], &sizes[s], isa, precision, AS_INPUT, true);
+                if (sizes[s].only) continue;
+                if (precision < 2) reference_case(&cases[c], &sizes[s], isa, precision, AS_INPUT, false);
+                reference_case(&cases[c], &sizes[s], isa, precision, AS_GATHERED, true);
+            }
+        }
+}
+
+TEST(reference_portable) { reference("portable"); }
+TEST(reference_avx2) { reference("avx2"); }
+TEST(reference_avx512) { reference("avx512"); }
+
+/* ------------------------------------------------------------------------------------------ test 2: gradient */
+
+typedef struct expected { /* gradients of a net's parameters, one after another, for micro-batches 0 and 1 */
+    double *grad[2], *direction;
+    int size;
+} expected;
+
+static expected known[CASE_COUNT][SIZES][MODES][2]; /* the same for all instruction sets and 16-bit precisions */
+static bool ran[TT__OP_COUNT];
+
+/* The loss after a change of parameter k: evaluates what depends on it. */
+static double loss_at(int loss, int k)
+{
+    for (int i = 1; i <= g->n; i++) {
+        node *n = &g->nodes[i];
+        n->stale = i == k || (n->eval && (g->nodes[n->in[0]].stale || g->nodes[n->in[1]].stale || g->nodes[n->in[2]].stale));
+        if (n->stale && n->eval) n->eval(n);
+    }
+    return g->nodes[loss].v[0];
+}
+
+/* Of many elements only the derivative along one random direction is compared: two evaluations instead of thousands. */
+static bool by_direction(const node *n) { return g->size->only || n->rows * n->cols > 400; }
+
+static void difference(expected *e, int loss)
+{
+    int size = 0;
+    for (int k = 1; k <= g->n; k++) if (g->nodes[k].param) size += g->nodes[k].rows * g->nodes[k].cols;
+    e->size = size;
+    e->direction = (double *)calloc((size_t)size, sizeof(double));
+    for (int k = 0; k < size; k++) e->direction[k] = uniform();
+    evaluate();
+    g->differencing = true;
+    for (int micro = 0; micro < (g->has_random ? 2 : 1); micro++) {
+        double *grad = e->grad[micro] = (double *)calloc((size_t)size, sizeof(double)), *direction = e->direction;
+        g->micro = (uint64_t)micro;
+        evaluate();
+        for (int k = 1; k <= g->n; k++) {
+            node *n = &g->nodes[k];
+            int count = n->param ? n->rows * n->cols : 0;
+            bool along = by_direction(n);
+            const double h = along ? 2e-5 : 2e-6;
+            double l[2];
+            for (int x = 0; x < count && !along; x++) {
+                double old = n->v[x];
+                for (int side = 0; side < 2; side++) { n->v[x] = old + (side ? h : -h); l[side] = loss_at(loss, k); }
+                n->v[x] = old;
+                if (x == count - 1) loss_at(loss, k);
+                grad[x] = (l[1] - l[0]) / (2 * h);
+            }
+            for (int side = 0; side < 2 && along && count; side++) {
+                double *old = (double *)malloc(sizeof(double) * (size_t)count);
+                memcpy(old, n->v, sizeof(double) * (size_t)count);
+                for (int x = 0; x < count; x++) n->v[x] += (side ? h : -h) * direction[x];
+                l[side] = loss_at(loss, k);
+                memcpy(n->v, old, sizeof(double) * (size_t)count);
+                free(old);
+                loss_at(loss, k);
+            }
+            if (along && count) grad[0] = (l[1] - l[0]) / (2 * h);
+            grad += count;
+            direction += count;
+        }
+    }
+    g->micro = 0;
+    g->differencing = false;
+}
+
+/* Compares a parameter's gradient (its first is number `at` of the net's) with the mean of what micro-batches 0..micros-1 have. */
+static void check_gradient(const expected *e, const node *n, int at, const float *got, int micros, bool bf16, const char *what)
+{
+    int count = n->rows * n->cols;
+    bool along = by_direction(n);
+    double *mean = (double *)malloc(sizeof(double) * (size_t)count), most = 0, most_of_all = 0, relative = bf16 ? GRADIENT_BF16 * g->nodes[g->n].depth : GRADIENT_F32;
+    float dot = 0;
+    for (int k = 0; k < count; k++) {
+        mean[k] = e->grad[1] && micros == 2 ? (e->grad[0][at + k] + e->grad[1][at + k]) / 2 : e->grad[0][at + k];
+        if (fabs(mean[k]) > most) most = fabs(mean[k]);
+    }
+    for (int k = 0; k < e->size; k++) if (fabs(e->grad[0][k]) > most_of_all) most_of_all = fabs(e->grad[0][k]);
+    if (along) {
+        double sum = 0, size = 0;
+        for (int k = 0; k < count; k++) { sum += got[k] * e->direction[at + k]; size += fabs(got[k] * e->direction[at + k]); }
+        dot = (float)sum;
+        most = size / sqrt((double)count) + fabs(sum);
+        if (most > most_of_all) most_of_all = most;
+    }
+    all_near(what, along ? &dot : got, mean, along ? 1 : count, relative * (most + (bf16 ? 0.5 : 0.1) * most_of_all + g->upstream) + 1e-9);
+    free(mean);
+}
+
+static void note_ops(const tt_program *p) { for (int k = 0; k < p->t->n_code; k++) ran[p->t->code[k].op] = true; }
+
+/* Runs `micros` micro-batches of the same inputs, checks the gradients of all trainable parameters after each. */
+static void check_accumulated(tt_program *p, const expected *e, int micros, bool bf16, const char *what)
+{
+    char name[96];
+    for (int micro = 0; micro < micros; micro++) {
+        if (!report(set_inputs(p) && tt_micro_step(p, NULL) == TT_OK, "%s: %s", what, tt_error(g->ctx))) return;
+        for (int k = 1, at = 0; k <= g->n; k++) {
+            node *n = &g->nodes[k];
+            if (!n->param) continue;
+            if (!tt_param_frozen(n->param)) {
+                float *got = (float *)malloc(sizeof(float) * (size_t)(n->rows * n->cols));
+                snprintf(name, sizeof name, "%s, gradient of %s after %d micro-batches", what, tt_param_name(n->param), micro + 1);
+                if (report(tt_get_gradient(p, n->param, got) == TT_OK, "%s: %s", name, tt_error(g->ctx))) check_gradient(e, n, at, got, micro + 1, bf16, name);
+                free(got);
+            }
+            at += n->rows * n->cols;
+        }
+    }
+}
+
+/* The gradients that plain descent shows: a step of tt_step with a large learning rate. */
+static void check_stepped(tt_program *p, const expected *e, bool bf16)
+{
+    const float lr = 1024;
+    char name[96];
+    if (!report(set_inputs(p) && tt_step(p, lr, NULL) == TT_OK, "tt_step: %s", tt_error(g->ctx))) return;
+    for (int k = 1, at = 0; k <= g->n; k++) {
+        node *n = &g->nodes[k];
+        if (!n->param) continue;
+        int count = n->rows * n->cols;
+        float *got = (float *)malloc(sizeof(float) * (size_t)count);
+        snprintf(name, sizeof name, "tt_step, gradient of %s", tt_param_name(n->param));
+        tt_param_get(n->param, got);
+        for (int x = 0; x < count; x++) got[x] = (float)((n->v[x] - got[x]) / lr);
+        check_gradient(e, n, at, got, 1, bf16, name);
+        for (int x = 0; x < count; x++) got[x] = (float)n->v[x];
+        tt_param_set(n->param, got);
+        free(got);
+        at += count;
+    }
+}
+
+static void gradient_case(int c, int s, const char *isa, int precision, int mode)
+{
+    net n;
+    tt_compile_options o = tt_compile_options_default();
+    expected *e = &known[c][s][mode][precision > 0];
+    bool bf16 = precision > 0, large = sizes[s].only != NULL;
+    net_open(&n, &cases[c], &sizes[s], isa, mode, mode == AS_GATHERED, bf16);
+    snprintf(where, sizeof where, "%s, size %s, %s, %s%s", cases[c].name, sizes[s].name, isa, precisions[precision], g->axes ? ", axes" : "");
+    int loss = loss_of(cases[c].build(), mode == AS_GATHERED);
+    g->train = true;
+    o.precision = precisions[precision];
+    o.accumulate = true;
+    tt_program *p = tt_compile(g->tape, g->nodes[loss].t, &o), *q = NULL;
+    if (report(p != NULL, "%s", tt_error(g->ctx))) {
+        if (!e->grad[0]) difference(e, loss);
+        p->poison = true;
+        note_ops(p);
+        check_accumulated(p, e, large ? 1 : 2, bf16, "all");
+        if (precision < 2) { /* stochastic rounding would hide the gradient */
+            o.accumulate = false;
+            o.optimizer.kind = TT_SGD;
+            o.optimizer.weight_decay = 0;
+            q = tt_compile(g->tape, g->nodes[loss].t, &o);
+            if (report(q != NULL, "%s", tt_error(g->ctx))) {
+                q->poison = true;
+                note_ops(q);
+                check_stepped(q, e, bf16);
+            }
+            tt_program_free(q);
+        }
+        o.accumulate = true;
+        for (int k = 1; k <= g->n && g->params > 1 && !large && !bf16; k++) { /* one parameter at a time */
+            if (!g->nodes[k].param) continue;
+            tt_param_freeze(g->ctx, "*", true);
+            tt_param_freeze(g->ctx, tt_param_name(g->nodes[k].param), false);
+            q = tt_compile(g->tape, g->nodes[loss].t, &o);
+            if (report(q != NULL, "only %s: %s", tt_param_name(g->nodes[k].param), tt_error(g->ctx))) {
+                q->poison = true;
+                check_accumulated(q, e, 1, bf16, "alone");
+            }
+            tt_program_free(q);
+        }
+    }
+    tt_program_free(p);
+    net_close();
+}
+
+static void gradient(const char *isa)
+{
+    if (!has_isa(isa)) SKIP("this CPU does not have it");
+    for (int c = 0; c < CASE_COUNT; c++)
+        for (int s = 0; s < SIZES; s++) {
+            if (sizes[s].only && !tt__match(sizes[s].only, cases[c].name)) continue;
+            for (int precision = 0; precision < (sizes[s].only ? 1 : 3); precision++)
+                for (int mode = AS_PARAM; mode <= AS_GATHERED; mode++) {
+                    bool wanted = sizes[s].only ? mode == AS_GATHERED : precision == 0 || (c + s) % 2 == mode - AS_PARAM;
+                    if (wanted) gradient_case(c, s, isa, precision, mode);
+                }
+        }
+}
+
+TEST(gradient_portable) { gradient("portable"); }
+TEST(gradient_avx2) { gradient("avx2"); }
+TEST(gradient_avx512) { gradient("avx512"); }
+
+/* Every row of the op table with a backward has a case, and every row of all was run by the gradient tests. */
+TEST(every_op_has_a_case)
+{
+    for (int op = 0; op < TT__OP_COUNT; op++) {
+        bool found = !(tt__row(op)->flags & TT__GRAD);
+        for (int c = 0; c < CASE_COUNT; c++) found |= cases[c].op == op;
+        snprintf(where, sizeof where, "op '%s'", tt__row(op)->name);
+        report(found, "has a backward, but no line in CASES");
+        report(((tt__row(op)->flags & TT__GRAD) != 0) == (tt__backward_of(op) != NULL), "the TT__GRAD flag and the backward builder contradict each other");
+    }
+    if (!ran[TT__OP_FILL]) return; /* the gradient tests were not selected */
+    for (int op = 0; op < TT__OP_COUNT; op++) {
+        snprintf(where, sizeof where, "op '%s'", tt__row(op)->name);
+        report(ran[op], "was in no program of the gradient tests");
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ dropout */
+
+/* Masks are those of the documented generator in every step and micro-batch, the same when run again, different elsewhere. */
+TEST(dropout_masks)
+{
+    static const size_set size = {"masks", 3, 37, 1, 1, 1, {150, 50}, NULL};
+    const uint32_t zero[4] = {0, 0, 0, 0};
+    uint32_t u[4];
+    double first[4] = {0, 0, 0, 0};
+    philox(zero, 0, u); /* the known answer of Random123 */
+    CHECK(u[0] == 0x6627e8d5u && u[1] == 0xe169c58du && u[2] == 0xbc57ac4cu && u[3] == 0x9b00dbd8u);
+    for (int accumulate = 0; accumulate < 2; accumulate++)
+        for (int again = 0; again < 2; again++) {
+            net n;
+            tt_compile_options o = tt_compile_options_default();
+            op_case c = {"masks", TT__OP_DROPOUT, NULL};
+            o.accumulate = accumulate;
+            net_open(&n, &c, &size, "portable", AS_PARAM, false, false);
+            int x = V(ROWS, g->d), y = dropout(x, 0.1f), z = dropout(y, 0.25f), count = 200 * g->d, loss = loss_of(z, false);
+            float *got = (float *)malloc(sizeof(float) * (size_t)count);
+            tt_output(g->tape, g->nodes[y].t);
+            tt_output(g->tape, g->nodes[z].t);
+            g->train = true;
+            tt_program *p = tt_compile(g->tape, g->nodes[loss].t, &o);
+            for (int k = 0; k < 4 && CHECK(p != NULL); k++) {
+                long kept_elements = 0;
+                snprintf(where, sizeof where, "dropout, run %d, %s", k, accumulate ? "micro-batches" : "steps");
+                g->step = accumulate ? 0 : (uint64_t)k;
+                g->micro = accumulate ? (uint64_t)k : 0;
+                evaluate();
+                CHECK(set_inputs(p) && (accumulate ? tt_micro_step(p, NULL) : tt_step(p, 0, NULL)) == TT_OK);
+                check_result(p, y, false);
+                check_result(p, z, false);
+                double sum = 0;
+                tt_get(p, g->nodes[z].t, got, (size_t)count);
+                for (int e = 0; e < count; e++) { sum += got[e] * (1 + e % 7); kept_elements += got[e] != 0; }
+                if (again) report(first[k] == sum, "another run gives another mask");
+                first[k] = sum;
+                for (int j = 0; j < k; j++) report(first[j] != sum, "two runs have the same mask");
+                double p_kept = 0.9 * 0.75;
+                CHECK_NEAR((double)kept_elements / count, p_kept, 4 * sqrt(p_kept * (1 - p_kept) / count) + 2.0 / 65536);
+            }
+            free(got);
+            tt_program_free(p);
+            net_close();
+        }
+}
+
+/* ------------------------------------------------------------------------------------------------ a small model */
+
+enum { MODEL_TOKENS = 640, MODEL_SEQS = 16, MODEL_WIDTH = 24, MODEL_VOCAB = 40, MODEL_CLASSES = 4 };
+
+typedef struct model {
+    tt_context *ctx;
+    tt_tape *t;
+    tt_value ids, start, labels, loss;
+} model;
+
+typedef struct batch {
+    int seqs, rows;
+    int32_t ids[MODEL_TOKENS], start[MODEL_SEQS + 1], labels[MODEL_SEQS];
+} batch;
+
+static tt_param *model_param(tt_context *ctx, const char *part, int layer, int rows, int cols, tt_init_kind kind)
+{
+    char name[64];
+    int64_t dims[2] = {rows, cols};
+    tt_init init = {kind, 0.2f};
+    snprintf(name, sizeof name, "layer.%d.%s", layer, part);
+    return tt_param_new(ctx, name, rows > 1 ? 2 : 1, rows > 1 ? dims : &dims[1], init);
+}
+
+/* Embedding, two attention layers, mean of each sequence, classes. */
+static void model_open(model *m, int threads, float p)
+{
+    tt_context_options o = tt_context_options_default();
+    tt_attention_options a = tt_attention_options_default(3);
+    const int D = MODEL_WIDTH;
+    o.threads = threads;
+    o.seed = 11;
+    o.logger.log = test__no_log;
+    a.dropout = p;
+    tt_context *ctx = m->ctx = tt_open(&o);
+    tt_tape *t = m->t = tt_tape_new(ctx);
+    int64_t tokens = tt_axis(t, "tokens", MODEL_TOKENS), seqs = tt_axis(t, "seqs", MODEL_SEQS);
+    m->ids = tt_input(t, "ids", TT_I32, tokens, 1);
+    m->start = tt_seq_start(t, "seq_start", seqs);
+    m->labels = tt_input(t, "labels", TT_I32, seqs, 1);
+    tt_value x = tt_embedding(t, m->ids, model_param(ctx, "embedding", 0, MODEL_VOCAB, D, TT_INIT_NORMAL));
+    for (int l = 0; l < 2; l++) {
+        tt_value h = tt_layernorm(t, x, model_param(ctx, "norm1.weight", l, 1, D, TT_INIT_ONES), model_param(ctx, "norm1.bias", l, 1, D, TT_INIT_ZEROS), 1e-5f);
+        tt_value qkv = tt_linear(t, h, model_param(ctx, "qkv.weight", l, 3 * D, D, TT_INIT_NORMAL), model_param(ctx, "qkv.bias", l, 1, 3 * D, TT_INIT_ZEROS));
+        h = tt_attention(t, tt_slice(t, qkv, 0, D), tt_slice(t, qkv, D, D), tt_slice(t, qkv, 2 * D, D), m->start, &a);
+        h = tt_linear(t, h, model_param(ctx, "out.weight", l, D, D, TT_INIT_NORMAL), model_param(ctx, "out.bias", l, 1, D, TT_INIT_ZEROS));
+        x = tt_add(t, x, tt_dropout(t, h, p));
+        h = tt_layernorm(t, x, model_param(ctx, "norm2.weight", l, 1, D, TT_INIT_ONES), model_param(ctx, "norm2.bias", l, 1, D, TT_INIT_ZEROS), 1e-5f);
+        h = tt_gelu(t, tt_linear(t, h, model_param(ctx, "up.weight", l, 2 * D, D, TT_INIT_NORMAL), model_param(ctx, "up.bias", l, 1, 2 * D, TT_INIT_ZEROS)));
+        h = tt_linear(t, h, model_param(ctx, "down.weight", l, D, 2 * D, TT_INIT_NORMAL), model_param(ctx, "down.bias", l, 1, D, TT_INIT_ZEROS));
+        x = tt_add(t, x, tt_dropout(t, h, p));
+    }
+    x = tt_linear(t, tt_mean_pool(t, x, m->start), model_param(ctx, "classes", 0, MODEL_CLASSES, D, TT_INIT_NORMAL), NULL);
+    m->loss = tt_cross_entropy(t, x, m->labels, NULL);
+}
+
+static void model_close(model *m)
+{
+    tt_tape_free(m->t);
+    tt_close(m->ctx);
+}
+
+/* Sequences of different lengths, whose tokens lean towards their class. */
+static batch make_batch(int seqs, int longest, uint64_t seed)
+{
+    batch b;
+    memset(&b, 0, sizeof b);
+    seed = seed * 7919 + 12345;
+    for (int k = 0; k < 8; k++) test_random(&seed);
+    b.seqs = seqs;
+    for (int s = 0; s < seqs; s++) {
+        int length = 1 + (int)(test_random(&seed) % (uint32_t)longest);
+        b.labels[s] = (int32_t)(test_random(&seed) % MODEL_CLASSES);
+        for (int k = 0; k < length; k++) {
+            bool leans = test_random(&seed) % 10 < 5;
+            b.ids[b.rows++] = (int32_t)(leans ? (uint32_t)b.labels[s] * 10 + test_random(&seed) % 10 : test_random(&seed) % MODEL_VOCAB);
+        }
+        b.start[s + 1] = b.rows;
+    }
+    return b;
+}
+
+static bool model_set(const model *m, tt_program *p, const batch *b)
+{
+    return tt_set(p, m->ids, b->ids, b->rows) == TT_OK && tt_set(p, m->start, b->start, b->seqs + 1) == TT_OK && tt_set(p, m->labels, b->labels, b->seqs) == TT_OK;
+}
+
+/* All parameters, one after another; *size of them. To be freed. */
+static float *all_params(tt_context *ctx, size_t *size)
+{
+    float *values = NULL;
+    *size = 0;
+    for (int k = 0; k < ctx->n_params; k++) {
+        size_t n = (size_t)tt_param_size(ctx->params[k]);
+        values = (float *)realloc(values, sizeof(float) * (*size + n));
+        CHECK(tt_param_get(ctx->params[k], values + *size) == TT_OK);
+        *size += n;
+    }
+    return values;
+}
+
+static bool same_params(const float *a, const float *b, size_t n) { return memcmp(a, b, sizeof(float) * n) == 0; }
+
+TEST(same_bits_for_any_number_of_threads)
+{
+    static const int threads[] = {1, 2, 3, 5};
+    for (int precision = 0; precision < 3; precision++) {
+        float *first = NULL;
+        tt_stats first_stats;
+        memset(&first_stats, 0, sizeof first_stats);
+        for (int k = 0; k < 4; k++) {
+            model m;
+            tt_stats stats;
+            size_t n;
+            tt_compile_options o = tt_compile_options_default();
+            o.precision = precisions[precision];
+            o.optimizer.clip_norm = 0.5f;
+            memset(&stats, 0, sizeof stats);
+            model_open(&m, threads[k], 0.1f);
+            tt_program *p = tt_compile(m.t, m.loss, &o);
+            for (int step = 0; step < 4 && CHECK(p != NULL); step++) {
+                batch b = make_batch(MODEL_SEQS - step, MODEL_TOKENS / MODEL_SEQS, (uint64_t)step);
+                CHECK(model_set(&m, p, &b) && tt_step(p, 0.01f, &stats) == TT_OK);
+            }
+            float *now = all_params(m.ctx, &n);
+            if (!first) { first = now; first_stats = stats; }
+            else {
+                snprintf(where, sizeof where, "%s, %d threads", precisions[precision], threads[k]);
+                report(same_params(first, now, n), "the parameters have other bits than with one thread");
+                report(stats.loss == first_stats.loss && stats.grad_norm == first_stats.grad_norm, "loss or gradient norm differ from one thread's");
+                free(now);
+            }
+            tt_program_free(p);
+            model_close(&m);
+        }
+        free(first);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- precision */
+
+static double train_model(int precision)
+{
+    model m;
+    tt_stats stats;
+    double last = 0;
+    tt_compile_options o = tt_compile_options_default();
+    o.precision = precisions[precision];
+    model_open(&m, 2, 0);
+    tt_program *p = tt_compile(m.t, m.loss, &o);
+    for (int step = 0; step < 60 && CHECK(p != NULL); step++) {
+        batch b = make_batch(MODEL_SEQS, 30, (uint64_t)step % 20);
+        CHECK(model_set(&m, p, &b) && tt_step(p, 3e-3f, &stats) == TT_OK);
+        if (step >= 40) last += stats.loss / 20;
+    }
+    tt_program_free(p);
+    model_close(&m);
+    return last;
+}
+
+/* The mean loss of the last 20 of 60 steps: within 0.05 of that of 32-true, which is far below that of guessing. */
+TEST(precisions_train_alike)
+{
+    double loss = train_model(0);
+    CHECK(loss < 0.6);
+    CHECK_NEAR(train_model(1), loss, 0.05);
+    CHECK_NEAR(train_model(2), loss, 0.05);
+}
+
+/* Every step moves bf16 parameters of 1.5 by a 64th of their unit in the last place, u = 2^-7. Rounding to nearest would leave them where
+   they are; stochastic rounding moves their mean as exact arithmetic does, up to 5 standard deviations of u / sqrt(4096). */
+TEST(stochastic_rounding_is_unbiased)
+{
+    enum { N = 4096 };
+    static float values[N], targets[N];
+    const double u = 0x1p-7;
+    for (int steps = 32; steps <= 64; steps += 32) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        int64_t dims[2] = {64, 64};
+        tt_init zeros = {TT_INIT_ZEROS, 0};
+        tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value y = tt_input(t, "y", TT_F32, 64, 64), loss = tt_mean_squared_error(t, tt_param_value(t, w), y, tt__handle(0));
+        tt_compile_options o = tt_compile_options_default();
+        double exact = 1.5, mean = 0;
+        o.precision = "bf16-true";
+        o.optimizer.kind = TT_SGD;
+        o.optimizer.weight_decay = 0;
+        for (int k = 0; k < N; k++) { values[k] = 1.5f; targets[k] = 0.5f; }
+        tt_param_set(w, values);
+        tt_program *p = tt_compile(t, loss, &o);
+        if (CHECK(p != NULL)) {
+            for (int s = 0; s < steps; s++) {
+                CHECK(tt_set(p, y, targets, 64) == TT_OK && tt_step(p, 0.25f, NULL) == TT_OK);
+                exact -= 0.25 * 2 * (exact - 0.5) / N;
+            }
+            tt_param_get(w, values);
+            for (int k = 0; k < N; k++) mean += values[k] / N;
+            CHECK_NEAR(mean, exact, 5 * u / 64);
+            CHECK(1.5 - mean > 0.4 * u);
+            float before[N];
+            memcpy(before, values, sizeof before);
+            CHECK(tt_set(p, y, targets, 64) == TT_OK && tt_step(p, 0, NULL) == TT_OK);
+            tt_param_get(w, values);
+            CHECK(same_params(before, values, N)); /* what bf16 holds exactly is not rounded */
+        }
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- accumulation */
+
+static batch part_of(const batch *b, int from, int n)
+{
+    batch part;
+    memset(&part, 0, sizeof part);
+    part.seqs = n;
+    part.rows = b->start[from + n] - b->start[from];
+    memcpy(part.ids, b->ids + b->start[from], sizeof *b->ids * (size_t)part.rows);
+    memcpy(part.labels, b->labels + from, sizeof *b->labels * (size_t)n);
+    for (int s = 0; s <= n; s++) part.start[s] = b->start[from + s] - b->start[from];
+    return part;
+}
+
+/* A step over `parts` (ending with 0) of 16 sequences, or one tt_step: gradient and parameters after it. */
+static float *accumulated(const int *parts, int ignored, tt_optimizer_kind kind, float **gradient, size_t *size, tt_stats *stats)
+{
+    model m;
+    tt_compile_options o = tt_compile_options_default();
+    batch all = make_batch(MODEL_SEQS, 30, 3);
+    o.accumulate = parts != NULL;
+    o.optimizer.kind = kind;
+    o.optimizer.clip_norm = 0.1f;
+    o.optimizer.eps = 1e-3f; /* or Adam would turn the rounding of a gradient near 0 into a step */
+    for (int s = 0; s < MODEL_SEQS; s++) if ((ignored & 1 && s < 4) || (ignored & 2 && s % 3 == 0)) all.labels[s] = -100;
+    model_open(&m, 2, 0);
+    tt_program *p = tt_compile(m.t, m.loss, &o);
+    CHECK(p != NULL);
+    for (int step = 0; step < 2 && p; step++) {
+        for (int k = 0, from = 0; parts && parts[k]; from += parts[k++]) {
+            batch part = part_of(&all, from, parts[k]);
+            CHECK(model_set(&m, p, &part) && tt_micro_step(p, stats) == TT_OK);
+        }
+        if (parts && step == 0) {
+            *size = 0;
+            for (int k = 0; k < m.ctx->n_params; k++) *size += (size_t)tt_param_size(m.ctx->params[k]);
+            *gradient = (float *)malloc(sizeof(float) * *size);
+            for (int k = 0, at = 0; k < m.ctx->n_params; at += (int)tt_param_size(m.ctx->params[k++])) CHECK(tt_get_gradient(p, m.ctx->params[k], *gradient + at) == TT_OK);
+        }
+        if (parts) CHECK(tt_update(p, 0.05f, stats) == TT_OK);
+        else CHECK(model_set(&m, p, &all) && tt_step(p, 0.05f, stats) == TT_OK);
+    }
+    float *params = all_params(m.ctx, size);
+    tt_program_free(p);
+    model_close(&m);
+    return params;
+}
+
+static double largest(const float *x, size_t n)
+{
+    double most = 0;
+    for (size_t k = 0; k < n; k++) if (fabs(x[k]) > most) most = fabs(x[k]);
+    return most;
+}
+
+static double distance(const float *a, const float *b, size_t n)
+{
+    double most = 0;
+    for (size_t k = 0; k < n; k++) if (!(fabs(a[k] - b[k]) <= most)) most = fabs(a[k] - b[k]);
+    return most;
+}
+
+/* One batch of 16 equals micro-batches of any sizes, with any number of targets in each, up to the rounding of sums: 1e-6. */
+TEST(micro_batches_equal_a_batch)
+{
+    static const int whole[] = {16, 0}, fours[] = {4, 4, 4, 4, 0}, uneven[] = {1, 7, 3, 5, 0};
+    for (int ignored = 0; ignored < 4; ignored++)
+        for (int kind = 0; kind < 2; kind++) {
+            float *g1 = NULL, *g2 = NULL, *g3 = NULL;
+            size_t n;
+            tt_stats s0, s1, s2, s3;
+            tt_optimizer_kind optimizer = kind ? TT_ADAMW : TT_SGD;
+            float *p0 = accumulated(NULL, ignored, optimizer, &g1, &n, &s0);
+            float *p1 = accumulated(whole, ignored, optimizer, &g1, &n, &s1);
+            float *p2 = accumulated(fours, ignored, optimizer, &g2, &n, &s2);
+            float *p3 = accumulated(uneven, ignored, optimizer, &g3, &n, &s3);
+            double scale_g = largest(g1, n), scale_p = largest(p1, n);
+            CHECK(distance(g1, g2, n) <= 1e-6 * scale_g);
+            CHECK(distance(g1, g3, n) <= 1e-6 * scale_g);
+            CHECK(distance(p0, p1, n) <= 1e-6 * scale_p);
+            CHECK(distance(p1, p2, n) <= 1e-6 * scale_p);
+            CHECK(distance(p1, p3, n) <= 1e-6 * scale_p);
+            CHECK(s1.targets == s0.targets && s1.targets == s2.targets && s1.targets == s3.targets && s1.targets == (ignored == 0 ? 16 : ignored == 1 ? 12 : ignored == 2 ? 10 : 8));
+            CHECK_NEAR(s1.loss, s0.loss, 1e-6);
+            CHECK_NEAR(s1.loss, s2.loss, 1e-6);
+            CHECK_NEAR(s1.loss, s3.loss, 1e-6);
+            CHECK_NEAR(s1.grad_norm, s2.grad_norm, 1e-5 * s1.grad_norm);
+            CHECK_NEAR(s1.grad_norm, s0.grad_norm, 1e-5 * s1.grad_norm);
+            CHECK(s1.correct == s2.correct && s1.correct == s3.correct && s1.correct == s0.correct && s1.step == 2);
+            free(p0); free(p1); free(p2); free(p3); free(g1); free(g2); free(g3);
+        }
+}
+
+/* ---------------------------------------------------------------------------------------------------- bad input */
+
+/* X(name, status, words that the message must have, the op). x (rows<=8, 6), y (rows<=8, 5), z (4, 6) f32; i (rows<=8, 1), pairs
+   (rows<=8, 2), few (4, 1) i32; s sequence starts; w (5, 6), w7 (5, 7), v (6), v5 (5) parameters. */
+#define REFUSED(X) \
+    X(linear_width, TT_ERR_SHAPE, "linear", "w7", tt_linear(t, x, w7, NULL)) \
+    X(linear_bias, TT_ERR_SHAPE, "linear", "'v'", tt_linear(t, x, w, v)) \
+    X(linear_dtype, TT_ERR_SHAPE, "linear", "'i'", tt_linear(t, i, w, NULL)) \
+    X(linear_no_weight, TT_ERR_ARGUMENT, "linear", "NULL", tt_linear(t, x, NULL, NULL)) \
+    X(linear_no_value, TT_ERR_ARGUMENT, "linear", "operand 0", tt_linear(t, tt__handle(999), w, NULL)) \
+    X(embedding_dtype, TT_ERR_SHAPE, "embedding", "'x'", tt_embedding(t, x, w)) \
+    X(embedding_width, TT_ERR_SHAPE, "embedding", "'pairs'", tt_embedding(t, pairs, w)) \
+    X(embedding_part, TT_ERR_SHAPE, "embedding", "'pairs'", tt_embedding(t, tt_slice(t, pairs, 1, 1), w)) \
+    X(layernorm_weight, TT_ERR_SHAPE, "layernorm", "'v5'", tt_layernorm(t, x, v5, NULL, 1e-5f)) \
+    X(layernorm_bias, TT_ERR_SHAPE, "layernorm", "'v5'", tt_layernorm(t, x, v, v5, 1e-5f)) \
+    X(layernorm_dtype, TT_ERR_SHAPE, "layernorm", "'i'", tt_layernorm(t, i, v, v, 1e-5f)) \
+    X(layernorm_eps, TT_ERR_ARGUMENT, "layernorm", "eps", tt_layernorm(t, x, v, v, -1)) \
+    X(layernorm_eps_nan, TT_ERR_ARGUMENT, "layernorm", "eps", tt_layernorm(t, x, v, v, NAN)) \
+    X(gelu_dtype, TT_ERR_SHAPE, "gelu", "'i'", tt_gelu(t, i)) \
+    X(gelu_tanh_dtype, TT_ERR_SHAPE, "gelu_tanh", "'i'", tt_gelu_tanh(t, i)) \
+    X(relu_dtype, TT_ERR_SHAPE, "relu", "'i'", tt_relu(t, i)) \
+    X(tanh_dtype, TT_ERR_SHAPE, "tanh", "'i'", tt_tanh(t, i)) \
+    X(silu_dtype, TT_ERR_SHAPE, "silu", "'i'", tt_silu(t, i)) \
+    X(add_width, TT_ERR_SHAPE, "add", "'y'", tt_add(t, x, y)) \
+    X(add_rows, TT_ERR_SHAPE, "add", "'z'", tt_add(t, x, z)) \
+    X(add_dtype, TT_ERR_SHAPE, "add", "'i'", tt_add(t, i, i)) \
+    X(scale_dtype, TT_ERR_SHAPE, "scale", "'i'", tt_scale(t, i, 2)) \
+    X(dropout_dtype, TT_ERR_SHAPE, "dropout", "'i'", tt_dropout(t, i, 0.1f)) \
+    X(dropout_one, TT_ERR_ARGUMENT, "dropout", "[0, 1)", tt_dropout(t, x, 1)) \
+    X(dropout_nan, TT_ERR_ARGUMENT, "dropout", "[0, 1)", tt_dropout(t, x, NAN)) \
+    X(attention_keys, TT_ERR_SHAPE, "attention", "'y'", tt_attention(t, x, y, x, s, &two)) \
+    X(attention_values, TT_ERR_SHAPE, "attention", "'z'", tt_attention(t, x, x, z, s, &two)) \
+    X(attention_starts, TT_ERR_SHAPE, "attention", "'y'", tt_attention(t, x, x, x, y, &two)) \
+    X(attention_heads, TT_ERR_SHAPE, "attention", "4 heads", tt_attention(t, x, x, x, s, &four)) \
+    X(attention_no_heads, TT_ERR_SHAPE, "attention", "0 heads", tt_attention(t, x, x, x, s, &none)) \
+    X(attention_dropout, TT_ERR_ARGUMENT, "attention", "[0, 1)", tt_attention(t, x, x, x, s, &dropped)) \
+    X(gather_index, TT_ERR_SHAPE, "gather_rows", "'y'", tt_gather_rows(t, x, y)) \
+    X(gather_part, TT_ERR_SHAPE, "gather_rows", "'pairs'", tt_gather_rows(t, x, tt_slice(t, pairs, 0, 1))) \
+    X(gather_dtype, TT_ERR_SHAPE, "gather_rows", "'i'", tt_gather_rows(t, i, i)) \
+    X(mean_pool_starts, TT_ERR_SHAPE, "mean_pool", "'y'", tt_mean_pool(t, x, y)) \
+    X(mean_pool_index, TT_ERR_SHAPE, "mean_pool", "'i'", tt_mean_pool(t, x, i)) \
+    X(mean_pool_dtype, TT_ERR_SHAPE, "mean_pool", "'i'", tt_mean_pool(t, i, s)) \
+    X(slice_outside, TT_ERR_SHAPE, "slice", "'x'", tt_slice(t, x, 3, 4)) \
+    X(slice_negative, TT_ERR_SHAPE, "slice", "'x'", tt_slice(t, x, -1, 2)) \
+    X(slice_empty, TT_ERR_SHAPE, "slice", "'x'", tt_slice(t, x, 2, 0)) \
+    X(slice_overflow, TT_ERR_SHAPE, "slice", "'x'", tt_slice(t, x, 2, INT64_MAX)) \
+    X(reshape_elements, TT_ERR_SHAPE, "reshape", "'z'", tt_reshape(t, z, 5, 5)) \
+    X(reshape_axis, TT_ERR_SHAPE, "reshape", "'x'", tt_reshape(t, x, 16, 3)) \
+    X(reshape_of_slice, TT_ERR_SHAPE, "reshape", "'z'", tt_reshape(t, tt_slice(t, z, 0, 2), 2, 4)) \
+    X(cross_entropy_rows, TT_ERR_SHAPE, "cross_entropy", "'few'", tt_cross_entropy(t, x, few, NULL)) \
+    X(cross_entropy_targets, TT_ERR_SHAPE, "cross_entropy", "'y'", tt_cross_entropy(t, x, y, NULL)) \
+    X(cross_entropy_logits, TT_ERR_SHAPE, "cross_entropy", "'i'", tt_cross_entropy(t, i, i, NULL)) \
+    X(cross_entropy_weights, TT_ERR_SHAPE, "cross_entropy", "'y'", tt_cross_entropy(t, x, i, &weighted)) \
+    X(cross_entropy_smoothing, TT_ERR_ARGUMENT, "cross_entropy", "smoothing", tt_cross_entropy(t, x, i, &smooth)) \
+    X(squared_error_shape, TT_ERR_SHAPE, "mean_squared_error", "'y'", tt_mean_squared_error(t, x, y, tt__handle(0))) \
+    X(squared_error_dtype, TT_ERR_SHAPE, "mean_squared_error", "'i'", tt_mean_squared_error(t, x, i, tt__handle(0))) \
+    X(squared_error_weights, TT_ERR_SHAPE, "mean_squared_error", "'z'", tt_mean_squared_error(t, x, x, z))
+
+enum {
+#define REFUSED_ENUM(name, status, part1, part2, call) REFUSED_##name,
+    REFUSED(REFUSED_ENUM)
+    REFUSED_COUNT
+};
+
+TEST(ops_refuse_wrong_operands)
+{
+    static const struct { const char *name, *part[2]; tt_status status; } rows[] = {
+#define REFUSED_ROW(name, status, part1, part2, call) {#name, {part1, part2}, status},
+        REFUSED(REFUSED_ROW)
+    };
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    int64_t dims[3] = {5, 6, 7}, wide[2] = {5, 7};
+    tt_init zeros = {TT_INIT_ZEROS, 0};
+    tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros), *w7 = tt_param_new(ctx, "w7", 2, wide, zeros);
+    tt_param *v = tt_param_new(ctx, "v", 1, &dims[1], zeros), *v5 = tt_param_new(ctx, "v5", 1, dims, zeros);
+    tt_attention_options two = tt_attention_options_default(2), four = tt_attention_options_default(4), none = tt_attention_options_default(0), dropped = two;
+    dropped.dropout = 1;
+    for (int k = 0; k < REFUSED_COUNT; k++) {
+        tt_tape *t = tt_tape_new(ctx);
+        int64_t axis = tt_axis(t, "rows", 8), seqs = tt_axis(t, "seqs", 3);
+        tt_value x = tt_input(t, "x", TT_F32, axis, 6), y = tt_input(t, "y", TT_F32, axis, 5), z = tt_input(t, "z", TT_F32, 4, 6), result = {0};
+        tt_value i = tt_input(t, "i", TT_I32, axis, 1), pairs = tt_input(t, "pairs", TT_I32, axis, 2), few = tt_input(t, "few", TT_I32, 4, 1);
+        tt_value s = tt_seq_start(t, "s", seqs);
+        tt_cross_entropy_options weighted = tt_cross_entropy_options_default(), smooth = weighted;
+        weighted.weights = y;
+        smooth.label_smoothing = 1;
+        CHECK(tt_tape_status(t) == TT_OK);
+        switch (k) {
+#define REFUSED_CASE(name, status, part1, part2, call) case REFUSED_##name: result = call; break;
+            REFUSED(REFUSED_CASE)
+        default: break;
+        }
+        snprintf(where, sizeof where, "%s", rows[k].name);
+        report(tt_tape_status(t) == rows[k].status && result.id == 0, "status %s, expected %s: %s", tt_status_name(tt_tape_status(t)), tt_status_name(rows[k].status), tt_error(ctx));
+        for (int j = 0; j < 2; j++) report(strstr(t->error, rows[k].part[j]) != NULL, "the message has no \"%s\": %s", rows[k].part[j], t->error);
+        report(tt_compile(t, x, NULL) == NULL && tt_error_code(ctx) == rows[k].status && strcmp(tt_error(ctx), t->error) == 0, "tt_compile must repeat the error: %s", tt_error(ctx));
+        tt_tape_free(t);
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
+/* One good step of the model, optionally `spoil` in between, and a second good step: the same bits as without it. */
+typedef struct spoiled { const char *name, *part[2]; tt_status status; void (*spoil)(batch *b); } spoiled;
+
+static void spoil_id(batch *b) { b->ids[2] = MODEL_VOCAB; }
+static void spoil_id_negative(batch *b) { b->ids[3] = -1; }
+static void spoil_label(batch *b) { b->labels[1] = MODEL_CLASSES; }
+static void spoil_label_negative(batch *b) { b->labels[1] = -2; }
+static void spoil_first_start(batch *b) { b->start[0] = 1; }
+static void spoil_empty_sequence(batch *b) { b->start[2] = b->start[1]; }
+static void spoil_order(batch *b) { b->start[1] = b->rows + 100; }
+static void spoil_last_start(batch *b) { b->start[b->seqs]++; }
+static void spoil_all_ignored(batch *b) { for (int s = 0; s < b->seqs; s++) b->labels[s] = -100; }
+
+TEST(bad_batches_change_nothing)
+{
+    static const spoiled bad[] = {
+        {"id", {"'ids' has 40 in row 2", "0..39"}, TT_ERR_ARGUMENT, spoil_id},
+        {"negative id", {"'ids' has -1 in row 3", "0..39"}, TT_ERR_ARGUMENT, spoil_id_negative},
+        {"label", {"'labels' has 4 in row 1", "0..3"}, TT_ERR_ARGUMENT, spoil_label},
+        {"negative label", {"'labels' has -2 in row 1", "classes"}, TT_ERR_ARGUMENT, spoil_label_negative},
+        {"first start", {"'seq_start' begins with 1", "attention"}, TT_ERR_ARGUMENT, spoil_first_start},
+        {"empty sequence", {"'seq_start' has", "at least one row"}, TT_ERR_ARGUMENT, spoil_empty_sequence},
+        {"order", {"'seq_start' has", "at least one row"}, TT_ERR_ARGUMENT, spoil_order},
+        {"last start", {"'seq_start' ends with", "rows"}, TT_ERR_ARGUMENT, spoil_last_start},
+        {"all ignored", {"no target counts", "nothing was updated"}, TT_ERR_NUMERIC, spoil_all_ignored},
+    };
+    float *good[2] = {NULL, NULL}; /* without anything in between */
+    size_t n;
+    for (int k = -1; k < (int)(sizeof bad / sizeof bad[0]); k++)
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            model m;
+            tt_compile_options o = tt_compile_options_default();
+            batch b = make_batch(6, 20, 1), spoiled_batch = b, second = make_batch(7, 20, 2);
+            o.accumulate = accumulate;
+            model_open(&m, 2, 0.1f);
+            tt_program *p = tt_compile(m.t, m.loss, &o);
+            REQUIRE(p != NULL);
+            CHECK(model_set(&m, p, &b) && (accumulate ? tt_micro_step(p, NULL) == TT_OK && tt_update(p, 0.01f, NULL) == TT_OK : tt_step(p, 0.01f, NULL) == TT_OK));
+            if (k >= 0) {
+                float *before = all_params(m.ctx, &n);
+                snprintf(where, sizeof where, "%s%s", bad[k].name, accumulate ? ", accumulating" : "");
+                bad[k].spoil(&spoiled_batch);
+                CHECK(model_set(&m, p, &spoiled_batch));
+                tt_status status = accumulate ? tt_micro_step(p, NULL) : tt_step(p, 0.01f, NULL);
+                if (accumulate && bad[k].status == TT_ERR_NUMERIC && report(status == TT_OK, "a micro-batch may be without targets, a step may not: %s", tt_error(m.ctx))) {
+                    float grad[MODEL_CLASSES * MODEL_WIDTH];
+                    CHECK(tt_get_gradient(p, tt_param_find(m.ctx, "layer.0.classes"), grad) == TT_ERR_NUMERIC);
+                    CHECK_ERROR(m.ctx, TT_ERR_NUMERIC, "no target counted");
+                    status = tt_update(p, 0.01f, NULL);
+                }
+                report(status == bad[k].status && tt_error_code(m.ctx) == status, "status %s", tt_status_name(status));
+                for (int j = 0; j < 2; j++) report(strstr(tt_error(m.ctx), bad[k].part[j]) != NULL, "the message has no \"%s\": %s", bad[k].part[j], tt_error(m.ctx));
+                float *after = all_params(m.ctx, &n);
+                report(same_params(before, after, n), "parameters changed");
+                free(before);
+                free(after);
+            }
+            CHECK(model_set(&m, p, &second) && (accumulate ? tt_micro_step(p, NULL) == TT_OK && tt_update(p, 0.01f, NULL) == TT_OK : tt_step(p, 0.01f, NULL) == TT_OK));
+            float *now = all_params(m.ctx, &n);
+            if (!good[accumulate]) good[accumulate] = now;
+            else { report(same_params(good[accumulate], now, n), "training went on differently"); free(now); }
+            tt_program_free(p);
+            model_close(&m);
+        }
+    free(good[0]);
+    free(good[1]);
+}
+
+/* NaN and overflow: the step fails and names the tensor; parameters and optimizer are as if it had not been. */
+TEST(numbers_that_are_not_finite)
+{
+    static const struct { const char *name, *part; float value; int batch_at; } bad[] = {
+        {"nothing", "", 1, -1},
+        {"NaN", "the loss 'the loss' is not finite", NAN, 1},
+        {"infinity", "the loss 'the loss' is not finite", INFINITY, 1},
+        {"gradient", "the gradient of 'w' is not finite", 3e38f, 1},
+    };
+    float good[2][15];
+    for (int k = 0; k < 4; k++)
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            test_allocator a;
+            tt_context *ctx = test_open(&a);
+            int64_t dims[2] = {3, 5};
+            float x[20], y[12], before[15], after[15];
+            tt_init zeros = {TT_INIT_ZEROS, 0};
+            tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros);
+            tt_tape *t = tt_tape_new(ctx);
+            tt_value in = tt_input(t, "x", TT_F32, 4, 5), target = tt_input(t, "y", TT_F32, 4, 3);
+            tt_value loss = tt_mean_squared_error(t, tt_linear(t, in, w, NULL), target, tt__handle(0));
+            tt_compile_options o = tt_compile_options_default();
+            tt_name(t, loss, "the loss");
+            o.accumulate = accumulate;
+            tt_program *p = tt_compile(t, loss, &o);
+            REQUIRE(p != NULL);
+            for (int step = 0; step < 3; step++) {
+                bool spoil = step == 1;
+                if (spoil && k == 0) continue;
+                for (int e = 0; e < 20; e++) x[e] = (float)((e * 7 + step) % 5 - 2);
+                for (int e = 0; e < 12; e++) y[e] = (float)((e * 5 + step) % 7 - 3) * (spoil ? 100.0f : 1.0f);
+                if (spoil) { x[7] = bad[k].value; memset(after, 0, sizeof after); }
+                if (spoil && k == 3) tt_param_get(w, before), tt_param_set(w, after); /* zero weights: the loss stays finite */
+                else tt_param_get(w, before);
+                CHECK(tt_set(p, in, x, 4) == TT_OK && tt_set(p, target, y, 4) == TT_OK);
+                tt_status status = accumulate ? tt_micro_step(p, NULL) : tt_step(p, 0.1f, NULL);
+                if (accumulate && status == TT_OK) status = tt_update(p, 0.1f, NULL);
+                if (spoil) {
+                    CHECK(status == TT_ERR_NUMERIC);
+                    CHECK_ERROR(ctx, TT_ERR_NUMERIC, bad[k].part);
+                    if (k == 3) { float now[15]; tt_param_get(w, now); CHECK(same_params(now, after, 15)); tt_param_set(w, before); }
+                    else { tt_param_get(w, after); CHECK(same_params(before, after, 15)); }
+                } else CHECK(status == TT_OK);
+            }
+            tt_param_get(w, after);
+            if (k == 0) memcpy(good[accumulate], after, sizeof after);
+            else CHECK(same_params(good[accumulate], after, 15));
+            tt_program_free(p);
+            tt_tape_free(t);
+            TEST_CLOSE(ctx, &a);
+        }
+}
+
+/* A failed micro-batch in the middle of a step ends the step without an update; the next step is a clean one. */
+TEST(failed_micro_batch_ends_the_step)
+{
+    model m;
+    tt_compile_options o = tt_compile_options_default();
+    batch b = make_batch(6, 20, 1), broken = b;
+    size_t n;
+    o.accumulate = true;
+    spoil_label(&broken);
+    model_open(&m, 1, 0);
+    tt_program *p = tt_compile(m.t, m.loss, &o);
+    REQUIRE(p != NULL);
+    CHECK(tt_update(p, 0.01f, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(m.ctx, TT_ERR_ARGUMENT, "no micro-batch");
+    CHECK(model_set(&m, p, &b) && tt_micro_step(p, NULL) == TT_OK);
+    float *before = all_params(m.ctx, &n);
+    CHECK(model_set(&m, p, &broken) && tt_micro_step(p, NULL) == TT_ERR_ARGUMENT);
+    CHECK(model_set(&m, p, &b) && tt_micro_step(p, NULL) == TT_ERR_NUMERIC);
+    CHECK(tt_update(p, 0.01f, NULL) == TT_ERR_NUMERIC);
+    float *after = all_params(m.ctx, &n);
+    CHECK(same_params(before, after, n));
+    free(after);
+    CHECK(model_set(&m, p, &b) && tt_micro_step(p, NULL) == TT_OK && tt_update(p, 0.01f, NULL) == TT_OK);
+    after = all_params(m.ctx, &n);
+    tt_program_free(p);
+    model_close(&m);
+    model_open(&m, 1, 0); /* the same single step from the start */
+    p = tt_compile(m.t, m.loss, &o);
+    CHECK(p && model_set(&m, p, &b) && tt_micro_step(p, NULL) == TT_OK && tt_update(p, 0.01f, NULL) == TT_OK);
+    free(before);
+    before = all_params(m.ctx, &n);
+    CHECK(same_params(before, after, n));
+    free(before);
+    free(after);
+    tt_program_free(p);
+    model_close(&m);
+}
+
+/* Inputs that the program does not need may be set: they must not disturb those that it does. */
+TEST(unused_inputs)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    int64_t dims[2] = {2, 3};
+    tt_init ones = {TT_INIT_ONES, 0};
+    tt_param *w = tt_param_new(ctx, "w", 2, dims, ones);
+    tt_tape *t = tt_tape_new(ctx);
+    int64_t rows = tt_axis(t, "rows", 5);
+    tt_value x = tt_input(t, "x", TT_F32, rows, 3), y = tt_input(t, "y", TT_I32, rows, 1), unused = tt_input(t, "unused", TT_F32, 1000, 64);
+    tt_value logits = tt_linear(t, x, w, NULL);
+    tt_cross_entropy(t, logits, y, NULL);
+    tt_compile_options o = tt_compile_options_default();
+    float in[6] = {1, 2, 3, 4, 5, 6}, out[4], *big = (float *)calloc(64000, sizeof(float));
+    int32_t labels[2] = {1, 0};
+    o.train = false;
+    tt_program *p = tt_compile(t, logits, &o);
+    if (CHECK(p != NULL)) {
+        CHECK(tt_set(p, x, in, 2) == TT_OK && tt_set(p, y, labels, 2) == TT_OK && tt_set(p, unused, big, 1000) == TT_OK);
+        CHECK(tt_run(p, NULL) == TT_OK && tt_get(p, logits, out, 4) == TT_OK);
+        CHECK(out[0] == 6 && out[1] == 6 && out[2] == 15 && out[3] == 15);
+    }
+    free(big);
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+static const test_case tests[] = {
+    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512),
+    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(every_op_has_a_case),
+    TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
+    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
+    TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
+    TEST_CASE(unused_inputs),
+};
+
+int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -1,0 +1,828 @@
+/* Tape, verifier, passes, planner and replay: planted damage, random networks, brute force, poisoned memory. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define TINYTRAIN_IMPLEMENTATION
+#include "tinytrain.h"
+#include "test.h"
+
+static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+
+static int pick(uint64_t *state, int n) { return (int)(test_random(state) % (uint32_t)n); }
+static float uniform(uint64_t *state) { return (float)(test_random(state) >> 8) * 0x1p-23f - 1; } /* [-1, 1) */
+
+static tt_init normal_init(float scale)
+{
+    tt_init init = {TT_INIT_NORMAL, 0};
+    init.scale = scale;
+    return init;
+}
+
+static tt_param *matrix(tt_context *ctx, const char *name, int64_t rows, int64_t cols)
+{
+    int64_t dims[2] = {rows, cols};
+    tt_param *p = tt_param_find(ctx, name);
+    return p ? p : tt_param_new(ctx, name, 2, dims, normal_init(1.0f / sqrtf((float)cols)));
+}
+
+static tt_param *vector(tt_context *ctx, const char *name, int64_t n, tt_init_kind kind)
+{
+    tt_init init = {kind, 0.2f};
+    tt_param *p = tt_param_find(ctx, name);
+    return p ? p : tt_param_new(ctx, name, 1, &n, init);
+}
+
+/* ------------------------------------------------------------------------------------------------- damage
+   A small program through the private API, one thing broken at a time. */
+
+typedef struct damaged { tt_context *ctx; tt_tape *t; tt_value x, h, y, target, loss; test_allocator a; } damaged;
+
+static bool intact(damaged *d) /* x -> linear -> gelu -> mean squared error */
+{
+    d->ctx = test_open(&d->a);
+    if (!d->ctx) return false;
+    d->ctx->options.verify = true;
+    d->t = tt_tape_new(d->ctx);
+    d->x = tt_input(d->t, "x", TT_F32, 6, 4);
+    d->target = tt_input(d->t, "target", TT_F32, 6, 4);
+    d->h = tt_linear(d->t, d->x, matrix(d->ctx, "w", 4, 4), vector(d->ctx, "b", 4, TT_INIT_ZEROS));
+    d->y = tt_gelu(d->t, d->h);
+    d->loss = tt_mean_squared_error(d->t, d->y, d->target, tt__handle(0));
+    return tt_tape_status(d->t) == TT_OK && tt__verify(d->t, "test") == TT_OK;
+}
+
+static void expect_damage(damaged *d, const char *text, const char *file, int line)
+{
+    test__check(tt__verify(d->t, "test") == TT_ERR_INTERNAL, file, line, text);
+    test__error(d->ctx, TT_ERR_INTERNAL, "after pass 'test'", file, line);
+    test__error(d->ctx, TT_ERR_INTERNAL, text, file, line);
+    tt_tape_free(d->t);
+    test__close(d->ctx, &d->a, file, line);
+}
+#define EXPECT_DAMAGE(d, text) expect_damage((d), (text), __FILE__, __LINE__)
+
+TEST(verifier_finds_damage)
+{
+    damaged d;
+    tt__instr swap;
+
+    REQUIRE(intact(&d)); /* gelu before its linear */
+    swap = d.t->code[0]; d.t->code[0] = d.t->code[1]; d.t->code[1] = swap;
+    EXPECT_DAMAGE(&d, "reads a value that nothing has written: 'linear.0'");
+
+    REQUIRE(intact(&d)); /* the linear is gone */
+    tt__remove(d.t, 0);
+    EXPECT_DAMAGE(&d, "instruction 0 (gelu): reads a value that nothing has written: 'linear.0'");
+
+    REQUIRE(intact(&d)); /* gelu writes what linear wrote */
+    d.t->code[1].in[0] = d.x.id;
+    d.t->code[1].out[0] = d.h.id;
+    EXPECT_DAMAGE(&d, "instruction 1 (gelu): writes a value a second time: 'linear.0'");
+
+    REQUIRE(intact(&d));
+    d.t->values[d.y.id].shape.cols = 5;
+    EXPECT_DAMAGE(&d, "result has another shape than its rule says: 'gelu.1' f32 (6, 5)");
+
+    REQUIRE(intact(&d));
+    d.t->values[d.y.id].shape.rows = 7;
+    EXPECT_DAMAGE(&d, "result has another shape than its rule says: 'gelu.1' f32 (7, 4)");
+
+    REQUIRE(intact(&d)); /* an operand of the wrong width: the rule of the op says so */
+    d.t->values[d.target.id].shape.cols = 3;
+    EXPECT_DAMAGE(&d, "mean_squared_error: operand 1 is 'target' f32 (6, 3), expected (6, 4)");
+
+    REQUIRE(intact(&d));
+    d.t->values[d.y.id].shape.dtype = TT_I32;
+    EXPECT_DAMAGE(&d, "result has the wrong dtype: 'gelu.1' i32");
+
+    REQUIRE(intact(&d)); /* statistics stay f32 */
+    d.t->values[d.loss.id].shape.dtype = TT_BF16;
+    EXPECT_DAMAGE(&d, "result has the wrong dtype: 'mean_squared_error.2' bf16");
+
+    REQUIRE(intact(&d));
+    d.t->code[1].add = 1;
+    EXPECT_DAMAGE(&d, "instruction 1 (gelu): adds to a value that nothing has written: 'gelu.1'");
+
+    REQUIRE(intact(&d));
+    d.t->code[1].out[0] = d.target.id;
+    EXPECT_DAMAGE(&d, "instruction 1 (gelu): overwrites: 'target'");
+
+    REQUIRE(intact(&d)); /* a parameter of the same shape as the result */
+    d.t->values[d.y.id].storage = TT__PARAMETER;
+    d.t->values[d.y.id].param = 0;
+    EXPECT_DAMAGE(&d, "instruction 1 (gelu): overwrites: 'gelu.1'");
+
+    REQUIRE(intact(&d));
+    d.t->code[0].in[3] = d.t->n_values;
+    EXPECT_DAMAGE(&d, "instruction 0 (linear): operand is no value");
+
+    REQUIRE(intact(&d));
+    d.t->code[1].in[1] = d.x.id;
+    EXPECT_DAMAGE(&d, "instruction 1 (gelu): operand is no value");
+
+    REQUIRE(intact(&d));
+    d.t->code[1].out[0] = d.t->n_values + 3;
+    EXPECT_DAMAGE(&d, "instruction 1 (gelu): result is no value");
+
+    REQUIRE(intact(&d));
+    d.t->code[1].out[1] = d.h.id;
+    EXPECT_DAMAGE(&d, "instruction 1 (gelu): writes an output that it has not: 'linear.0'");
+
+    REQUIRE(intact(&d)); /* with verify off nothing is looked at */
+    d.t->code[1].add = 1;
+    d.ctx->options.verify = false;
+    CHECK(tt__verify(d.t, "test") == TT_OK);
+    tt_tape_free(d.t);
+    TEST_CLOSE(d.ctx, &d.a);
+}
+
+static tt__box box_of(int first, int last, size_t bytes, size_t place)
+{
+    tt__box b;
+    memset(&b, 0, sizeof b);
+    b.first = first;
+    b.last = last;
+    b.bytes = bytes;
+    b.place = place;
+    return b;
+}
+
+TEST(verifier_finds_bad_places)
+{
+    damaged d;
+    tt__box box[3];
+    REQUIRE(intact(&d));
+    box[0] = box_of(0, 3, 128, 0);
+    box[1] = box_of(2, 5, 64, 128);
+    box[2] = box_of(4, 6, 64, 0);
+    for (int k = 0; k < 3; k++) box[k].merged = k;
+    CHECK(tt__verify_places(d.t, box, 3, 192) == TT_OK);
+    CHECK(tt__verify_places(d.t, box, 3, 191) == TT_ERR_INTERNAL);
+    CHECK_ERROR(d.ctx, TT_ERR_INTERNAL, "storage 1 of 64 bytes at 128 leaves its region of 191");
+    box[2].place = 192;
+    CHECK(tt__verify_places(d.t, box, 3, 192) == TT_ERR_INTERNAL);
+    CHECK_ERROR(d.ctx, TT_ERR_INTERNAL, "storage 2 of 64 bytes at 192 leaves its region of 192");
+    box[2].place = 96; /* not aligned */
+    CHECK(tt__verify_places(d.t, box, 3, 1024) == TT_ERR_INTERNAL);
+    box[2].place = 128;
+    CHECK(tt__verify_places(d.t, box, 3, 192) == TT_ERR_INTERNAL);
+    CHECK_ERROR(d.ctx, TT_ERR_INTERNAL, "storages 2 and 1 are alive together and overlap");
+    box[2].place = 64; /* over box 0, which is dead by then */
+    CHECK(tt__verify_places(d.t, box, 3, 192) == TT_OK);
+    box[2].first = 3;
+    CHECK(tt__verify_places(d.t, box, 3, 192) == TT_ERR_INTERNAL);
+    box[2].merged = 0; /* takes over its place: not looked at */
+    box[2].place = 0;
+    CHECK(tt__verify_places(d.t, box, 3, 192) == TT_OK);
+    tt_tape_free(d.t);
+    TEST_CLOSE(d.ctx, &d.a);
+}
+
+/* ----------------------------------------------------------------------------------------- random networks
+   Chains, branches, residuals, views, shared parameters, attention, pooling: a function of the seed. */
+
+enum { NET_ROWS = 24, NET_SEQS = 4, NET_VOCAB = 11, NET_CLASSES = 5, NET_VALUES = 40 };
+
+typedef struct net {
+    tt_tape *t;
+    tt_value x, ids, index, starts, labels, target, weights; /* id 0 where there is none */
+    tt_value loss;
+    int width;          /* of x and target */
+    bool per_sequence;  /* labels: one for each sequence */
+} net;
+
+typedef struct net_options { bool dropout, kinks; } net_options; /* kinks: ReLU, which finite differences stumble over */
+
+static tt_param *random_matrix(tt_context *ctx, uint64_t *s, int64_t rows, int64_t cols)
+{
+    char name[64];
+    snprintf(name, sizeof name, "w%d.%dx%d", pick(s, 3), (int)rows, (int)cols); /* equal names are shared parameters */
+    return matrix(ctx, name, rows, cols);
+}
+
+static tt_param *random_vector(tt_context *ctx, uint64_t *s, int64_t n, tt_init_kind kind)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s%d.%d", kind == TT_INIT_ONES ? "scale" : "bias", pick(s, 3), (int)n);
+    return vector(ctx, name, n, kind);
+}
+
+static tt_value random_attention(net *n, uint64_t *s, tt_value q, tt_value k, tt_value v, bool dropout)
+{
+    tt_attention_options o = tt_attention_options_default(1 + pick(s, 2));
+    o.causal = pick(s, 2);
+    o.dropout = dropout && pick(s, 2) ? 0.25f : 0;
+    return tt_attention(n->t, q, k, v, n->starts, &o);
+}
+
+/* One more value of the pool, of width d, 2 d or 3 d; from is one of them. */
+static tt_value random_op(net *n, uint64_t *s, const tt_value *pool, int count, tt_value from, int64_t d, net_options o)
+{
+    tt_tape *t = n->t;
+    int64_t width = t->values[from.id].shape.cols, rows = tt__axis_code(t->values[from.id].shape.axis, 0);
+    tt_value same[NET_VALUES];
+    int n_same = 0;
+    for (int k = 0; k < count; k++) if (t->values[pool[k].id].shape.cols == width) same[n_same++] = pool[k];
+    switch (pick(s, 14)) {
+    case 0: case 1: case 2: {
+        int64_t out = d * (1 + pick(s, 3));
+        tt_param *b = pick(s, 3) ? random_vector(t->ctx, s, out, TT_INIT_UNIFORM) : NULL;
+        return tt_linear(t, from, random_matrix(t->ctx, s, out, width), b);
+    }
+    case 3: return tt_layernorm(t, from, random_vector(t->ctx, s, width, TT_INIT_ONES), pick(s, 3) ? random_vector(t->ctx, s, width, TT_INIT_UNIFORM) : NULL, 1e-3f);
+    case 4: return tt_gelu(t, from);
+    case 5: return pick(s, 2) ? tt_silu(t, from) : tt_gelu_tanh(t, from);
+    case 6: return pick(s, 2) && o.kinks ? tt_relu(t, from) : tt_tanh(t, from);
+    case 7: case 8: return tt_add(t, from, same[pick(s, n_same)]);
+    case 9: return tt_scale(t, from, 0.7f);
+    case 10: return o.dropout ? tt_dropout(t, from, pick(s, 4) ? 0.25f : 0) : tt_gather_rows(t, from, n->index);
+    case 11: return pick(s, 2) || t->values[from.id].ld != width ? tt_gather_rows(t, from, n->index) : tt_reshape(t, from, rows, width);
+    case 12: if (width > d) return tt_slice(t, from, pick(s, (int)(width - d) + 1), d); /* fall through */
+    default:
+        if (width == 3 * d) return random_attention(n, s, tt_slice(t, from, 0, d), tt_slice(t, from, d, d), tt_slice(t, from, 2 * d, d), o.dropout);
+        return random_attention(n, s, from, same[pick(s, n_same)], same[pick(s, n_same)], o.dropout);
+    }
+}
+
+/* A pre-norm and a post-norm block over token and position embeddings, packed qkv, shared output embedding. */
+static tt_value small_transformer(tt_context *ctx, net *n, bool dropout)
+{
+    tt_tape *t = n->t;
+    char name[64];
+    float p = dropout ? 0.1f : 0;
+    const int d = 16;
+    tt_value h = tt_add(t, tt_embedding(t, n->ids, matrix(ctx, "tokens", NET_VOCAB, d)), tt_embedding(t, n->index, matrix(ctx, "positions", NET_ROWS, d)));
+    h = tt_dropout(t, tt_layernorm(t, h, vector(ctx, "norm.w", d, TT_INIT_ONES), vector(ctx, "norm.b", d, TT_INIT_ZEROS), 1e-5f), p);
+    for (int k = 0; k < 2; k++) {
+        tt_attention_options o = tt_attention_options_default(2);
+        tt_param *w[12];
+        static const char *const names[12] = {"norm1.w", "norm1.b", "qkv.w", "qkv.b", "out.w", "out.b", "norm2.w", "norm2.b", "up.w", "up.b", "down.w", "down.b"};
+        static const int rows[12] = {0, 0, 48, 48, 16, 16, 0, 0, 64, 64, 16, 16}, cols[12] = {0, 0, 16, 0, 16, 0, 0, 0, 16, 0, 64, 0};
+        for (int j = 0; j < 12; j++) {
+            snprintf(name, sizeof name, "layer.%d.%s", k, names[j]);
+            w[j] = cols[j] ? matrix(ctx, name, rows[j], cols[j]) : vector(ctx, name, rows[j] ? rows[j] : d, rows[j] || j % 2 ? TT_INIT_ZEROS : TT_INIT_ONES);
+        }
+        o.causal = k == 1;
+        o.dropout = p;
+        tt_value x = k ? h : tt_layernorm(t, h, w[0], w[1], 1e-5f), qkv = tt_linear(t, x, w[2], w[3]);
+        x = tt_attention(t, tt_slice(t, qkv, 0, d), tt_slice(t, qkv, d, d), tt_slice(t, qkv, 2 * d, d), n->starts, &o);
+        h = tt_add(t, h, tt_dropout(t, tt_linear(t, x, w[4], w[5]), p));
+        if (k) h = tt_layernorm(t, h, w[0], w[1], 1e-5f);
+        x = k ? h : tt_layernorm(t, h, w[6], w[7], 1e-5f);
+        x = tt_linear(t, tt_gelu(t, tt_linear(t, x, w[8], w[9])), w[10], w[11]);
+        h = tt_add(t, tt_dropout(t, x, p), h);
+        if (k) h = tt_layernorm(t, h, w[6], w[7], 1e-5f);
+    }
+    return tt_linear(t, h, matrix(ctx, "tokens", NET_VOCAB, d), NULL);
+}
+
+/* Network 0 is the small transformer, the others are random. */
+static bool random_net(tt_context *ctx, uint64_t seed, net_options o, net *n)
+{
+    uint64_t s = seed * 0x9E3779B97F4A7C15u + 1;
+    tt_value pool[NET_VALUES];
+    int count = 0, ops = 3 + pick(&s, 12);
+    int64_t d = 4 * (1 + pick(&s, 3));
+    memset(n, 0, sizeof *n);
+    tt_tape *t = n->t = tt_tape_new(ctx);
+    int64_t tokens = tt_axis(t, "tokens", NET_ROWS), seqs = tt_axis(t, "seqs", NET_SEQS);
+    n->width = (int)d;
+    n->starts = tt_seq_start(t, "starts", seqs);
+    n->index = tt_input(t, "index", TT_I32, tokens, 1);
+    n->x = tt_input(t, "x", TT_F32, tokens, d);
+    n->ids = tt_input(t, "ids", TT_I32, tokens, 1);
+    if (seed == 0) {
+        n->labels = tt_input(t, "labels", TT_I32, tokens, 1);
+        n->loss = tt_cross_entropy(t, small_transformer(ctx, n, o.dropout), n->labels, NULL);
+        return tt_tape_status(t) == TT_OK;
+    }
+    pool[count++] = n->x;
+    if (pick(&s, 2)) pool[count++] = tt_embedding(t, n->ids, random_matrix(ctx, &s, NET_VOCAB, d));
+    if (pick(&s, 2)) { /* a view of a parameter: some of its columns, or with rows of half the length */
+        tt_value table = tt_param_value(t, random_matrix(ctx, &s, NET_VOCAB, 2 * d));
+        table = pick(&s, 2) ? tt_slice(t, table, pick(&s, (int)d + 1), d) : tt_reshape(t, table, 2 * NET_VOCAB, d);
+        tt_value gathered = tt_gather_rows(t, table, n->ids);
+        pool[count++] = gathered;
+    }
+    while (ops--) {
+        tt_value from = pool[pick(&s, 2) ? count - 1 : pick(&s, count)];
+        tt_value made = random_op(n, &s, pool, count, from, d, o);
+        pool[count++] = made;
+    }
+    tt_value last = pool[count - 1], other = pool[pick(&s, count)];
+    int64_t width = t->values[last.id].shape.cols;
+    if (pick(&s, 3) == 0) tt_output(t, pick(&s, 2) ? other : tt_slice(t, other, 1, 3));
+    if (t->values[other.id].shape.cols == width) last = tt_add(t, last, other);
+    n->per_sequence = pick(&s, 2);
+    if (n->per_sequence) last = tt_mean_pool(t, last, n->starts);
+    int64_t rows = n->per_sequence ? seqs : tokens;
+    if (pick(&s, 3)) {
+        tt_cross_entropy_options c = tt_cross_entropy_options_default();
+        c.label_smoothing = pick(&s, 2) ? 0.1f : 0;
+        n->labels = tt_input(t, "labels", TT_I32, rows, 1);
+        if (pick(&s, 2)) c.weights = n->weights = tt_input(t, "weights", TT_F32, rows, 1);
+        n->loss = tt_cross_entropy(t, tt_linear(t, last, random_matrix(ctx, &s, NET_CLASSES, width), NULL), n->labels, &c);
+    } else {
+        n->target = tt_input(t, "target", TT_F32, rows, d);
+        n->loss = tt_mean_squared_error(t, tt_linear(t, last, random_matrix(ctx, &s, d, width), random_vector(ctx, &s, d, TT_INIT_ZEROS)), n->target, n->weights);
+    }
+    return tt_tape_status(t) == TT_OK;
+}
+
+/* Sets every input of the tape (also those that the program does not read), for batch number `batch`. */
+static tt_status set_inputs(const net *n, tt_program *p, uint64_t batch)
+{
+    uint64_t s = batch * 77 + 5;
+    int32_t starts[NET_SEQS + 1] = {0}, integer[NET_ROWS];
+    float numbers[NET_ROWS * 16];
+    int seqs = 1 + pick(&s, NET_SEQS);
+    for (int k = 0; k < seqs; k++) starts[k + 1] = starts[k] + 1 + pick(&s, NET_ROWS / NET_SEQS);
+    int rows = starts[seqs], labels = n->per_sequence ? seqs : rows;
+    tt_status status = tt_set(p, n->starts, starts, seqs + 1);
+    for (int k = 0; k < rows; k++) integer[k] = pick(&s, rows);
+    if (status == TT_OK) status = tt_set(p, n->index, integer, rows);
+    for (int k = 0; k < rows; k++) integer[k] = pick(&s, NET_VOCAB);
+    if (status == TT_OK) status = tt_set(p, n->ids, integer, rows);
+    for (int k = 0; k < rows * n->width; k++) numbers[k] = uniform(&s);
+    if (status == TT_OK) status = tt_set(p, n->x, numbers, rows);
+    for (int k = 0; k < labels; k++) integer[k] = pick(&s, NET_CLASSES);
+    if (labels > 1) integer[1] = -100;
+    if (status == TT_OK && n->labels.id) status = tt_set(p, n->labels, integer, labels);
+    for (int k = 0; k < labels * n->width; k++) numbers[k] = uniform(&s) + 1.5f;
+    if (status == TT_OK && n->weights.id) status = tt_set(p, n->weights, numbers, labels);
+    if (status == TT_OK && n->target.id) status = tt_set(p, n->target, numbers, labels);
+    return status;
+}
+
+/* What a few steps leave behind. */
+typedef struct outcome { double loss[8]; int n_losses; float *params; size_t n; tt_status status; char error[256]; } outcome;
+
+static bool same_outcome(const outcome *a, const outcome *b)
+{
+    return a->status == TT_OK && b->status == TT_OK && a->n_losses == b->n_losses && memcmp(a->loss, b->loss, sizeof *a->loss * (size_t)a->n_losses) == 0 &&
+           a->n == b->n && memcmp(a->params, b->params, a->n * sizeof(float)) == 0;
+}
+
+static void free_outcome(outcome *o) { free(o->params); o->params = NULL; }
+
+static void take_params(tt_context *ctx, outcome *o)
+{
+    o->n = 0;
+    for (int k = 0; k < ctx->n_params; k++) o->n += (size_t)ctx->params[k]->size;
+    o->params = (float *)malloc((o->n + 1) * sizeof(float));
+    float *to = o->params;
+    for (int k = 0; k < ctx->n_params; k++) { tt_param_get(ctx->params[k], to); to += ctx->params[k]->size; }
+}
+
+/* Gives each storage a place of its own: nothing is shared, nothing works in place. Before anything is allocated. */
+static void scatter(tt_program *p)
+{
+    size_t at = 0;
+    for (int k = 0; k < p->n_boxes; k++) {
+        p->box[k].merged = k;
+        p->box[k].place = at;
+        at += p->box[k].bytes;
+        if (p->box[k].value) p->t->values[p->box[k].value].place = p->box[k].place;
+        else p->t->code[p->box[k].first].workspace_place = p->box[k].place;
+    }
+    p->transient = p->arena->transient = at;
+}
+
+static void poison(tt_program *p) /* now, and whatever dies in each run */
+{
+    p->poison = true;
+    if (tt_allocate(p) == TT_OK) memset(p->arena->memory + p->arena->persistent, 0xff, p->arena->transient);
+}
+
+typedef enum variant { PLAIN, POISONED, SCATTERED, THREADED, EVALUATED, VARIANTS } variant;
+
+static outcome run_net(uint64_t seed, const char *precision, bool accumulate, variant how)
+{
+    static const net_options with_all = {true, true};
+    outcome o;
+    test_allocator a;
+    net n;
+    tt_stats stats;
+    tt_context_options co = test_options(&a);
+    tt_compile_options c = tt_compile_options_default();
+    memset(&o, 0, sizeof o);
+    co.threads = how == THREADED ? 3 : 1;
+    co.verify = true;
+    tt_context *ctx = tt_open(&co);
+    c.precision = precision;
+    c.accumulate = accumulate;
+    c.optimizer.clip_norm = 1;
+    tt_program *p = random_net(ctx, seed, with_all, &n) ? tt_compile(n.t, n.loss, &c) : NULL, *eval = NULL;
+    if (p && how == EVALUATED) { /* shares the arena; runs between the steps */
+        c.train = false;
+        c.share = p;
+        eval = tt_compile(n.t, n.loss, &c);
+        if (eval) CHECK(eval->arena == p->arena);
+    }
+    o.status = p && (how != EVALUATED || eval) ? TT_OK : tt_error_code(ctx);
+    if (o.status == TT_OK && how == SCATTERED) scatter(p);
+    if (o.status == TT_OK && (how == POISONED || how == EVALUATED)) poison(p);
+    for (int step = 0; step < 3 && o.status == TT_OK; step++) {
+        if (eval) {
+            poison(eval);
+            o.status = set_inputs(&n, eval, 100);
+            if (o.status == TT_OK) o.status = tt_run(eval, &stats);
+            if (o.status == TT_OK && !isfinite(stats.loss)) o.status = TT_ERR_NUMERIC;
+        }
+        for (int micro = 0; micro < (accumulate ? 2 : 1) && o.status == TT_OK; micro++) {
+            o.status = set_inputs(&n, p, (uint64_t)(step * 2 + micro));
+            if (o.status == TT_OK) o.status = accumulate ? tt_micro_step(p, &stats) : tt_step(p, 0.01f, &stats);
+        }
+        if (o.status == TT_OK && accumulate) o.status = tt_update(p, 0.01f, &stats);
+        o.loss[o.n_losses++] = stats.loss;
+        o.loss[o.n_losses++] = stats.grad_norm;
+    }
+    snprintf(o.error, sizeof o.error, "%.250s", o.status == TT_OK ? "" : tt_error(ctx));
+    take_params(ctx, &o);
+    tt_program_free(eval);
+    tt_program_free(p);
+    tt_tape_free(n.t);
+    TEST_CLOSE(ctx, &a);
+    return o;
+}
+
+TEST(random_networks_replay_bit_for_bit)
+{
+    static const char *const names[VARIANTS] = {"plain", "poisoned", "scattered", "threaded", "evaluated"};
+    char what[512];
+    for (uint64_t seed = 0; seed <= 60; seed++) {
+        for (int precision = 0; precision < 3; precision++) {
+            for (int accumulate = 0; accumulate < 2; accumulate++) {
+                outcome plain = run_net(seed, precisions[precision], accumulate, PLAIN);
+                snprintf(what, sizeof what, "network %d, %s, accumulate %d: %s", (int)seed, precisions[precision], accumulate, plain.error);
+                if (plain.status == TT_ERR_ARGUMENT && strstr(plain.error, "nothing to train")) { free_outcome(&plain); continue; }
+                test__check(plain.status == TT_OK && isfinite(plain.loss[0]), __FILE__, __LINE__, what);
+                for (int how = POISONED; how < VARIANTS; how++) {
+                    outcome other = run_net(seed, precisions[precision], accumulate, (variant)how);
+                    snprintf(what, sizeof what, "network %d, %s, accumulate %d, %s: other results (first losses %.9g, %.9g) %s", (int)seed,
+                             precisions[precision], accumulate, names[how], plain.loss[0], other.loss[0], other.error);
+                    test__check(same_outcome(&plain, &other), __FILE__, __LINE__, what);
+                    free_outcome(&other);
+                }
+                free_outcome(&plain);
+            }
+        }
+    }
+}
+
+/* Gradients of random networks against differences of the loss along each parameter tensor's gradient and along a random direction,
+   over two micro-batches. */
+static double mean_loss(const net *n, tt_program *eval)
+{
+    double loss = 0, targets = 0;
+    for (uint64_t batch = 0; batch < 2; batch++) {
+        tt_stats stats;
+        if (set_inputs(n, eval, batch) != TT_OK || tt_run(eval, &stats) != TT_OK) return NAN;
+        loss += stats.loss * stats.targets;
+        targets += stats.targets;
+    }
+    return loss / targets;
+}
+
+static double slope(const net *n, tt_program *eval, tt_param *p, const float *at, const float *direction, float *scratch)
+{
+    double loss[4];
+    static const float steps[4] = {-2, -1, 1, 2};
+    const float h = 1.0f / 128;
+    for (int k = 0; k < 4; k++) {
+        for (int64_t i = 0; i < p->size; i++) scratch[i] = at[i] + steps[k] * h * direction[i];
+        tt_param_set(p, scratch);
+        loss[k] = mean_loss(n, eval);
+    }
+    tt_param_set(p, at);
+    return (8 * (loss[2] - loss[1]) - (loss[3] - loss[0])) / (12 * h);
+}
+
+TEST(random_networks_have_true_gradients)
+{
+    static const net_options smooth = {false, false};
+    char what[512];
+    for (uint64_t seed = 0; seed <= 80; seed++) {
+        test_allocator a;
+        net n;
+        tt_context *ctx = test_open(&a);
+        tt_compile_options c = tt_compile_options_default();
+        c.accumulate = true;
+        tt_program *p = random_net(ctx, seed, smooth, &n) ? tt_compile(n.t, n.loss, &c) : NULL;
+        c.train = false;
+        c.share = p;
+        tt_program *eval = p ? tt_compile(n.t, n.loss, &c) : NULL;
+        CHECK(eval != NULL);
+        for (uint64_t batch = 0; batch < 2 && eval; batch++) CHECK(set_inputs(&n, p, batch) == TT_OK && tt_micro_step(p, NULL) == TT_OK);
+        for (int k = 0; eval && k < ctx->n_params; k++) {
+            tt_param *w = ctx->params[k];
+            uint64_t s = seed * 31 + (uint64_t)k + 1;
+            size_t size = (size_t)w->size;
+            float *all = (float *)malloc(size * 4 * sizeof(float)), *g = all, *at = all + size, *direction = at + size, *scratch = direction + size;
+            double norm = 0, along = 0, length = 0;
+            if (tt_get_gradient(p, w, g) != TT_OK) memset(g, 0, size * sizeof(float)); /* not behind the loss */
+            tt_param_get(w, at);
+            for (size_t i = 0; i < size; i++) norm += (double)g[i] * g[i];
+            norm = sqrt(norm);
+            for (size_t i = 0; i < size; i++) direction[i] = norm > 0 ? (float)(g[i] / norm) : 0;
+            double found = slope(&n, eval, w, at, direction, scratch);
+            snprintf(what, sizeof what, "network %d: gradient of '%s': slope %.6g along it, norm %.6g", (int)seed, w->name, found, norm);
+            test__check(fabs(found - norm) <= 0.01 * norm + 1e-3, __FILE__, __LINE__, what);
+            for (size_t i = 0; i < size; i++) { direction[i] = uniform(&s); length += (double)direction[i] * direction[i]; }
+            for (size_t i = 0; i < size; i++) { direction[i] /= (float)sqrt(length); along += (double)direction[i] * g[i]; }
+            found = slope(&n, eval, w, at, direction, scratch);
+            snprintf(what, sizeof what, "network %d: gradient of '%s': slope %.6g across it, expected %.6g", (int)seed, w->name, found, along);
+            test__check(fabs(found - along) <= 0.01 * fabs(along) + 0.002 * norm + 1e-3, __FILE__, __LINE__, what);
+            free(all);
+        }
+        tt_program_free(eval);
+        tt_program_free(p);
+        tt_tape_free(n.t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ placement */
+
+/* Smallest height of any placement: some order of lowest fits reaches it (put the storages of a best placement in the order of
+   their places: each lands at its place or below). */
+static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__placed *placed)
+{
+    if (fixed == n) {
+        size_t height = tt__place_in_order(box, order, n, false, best, placed);
+        return height < best ? height : best;
+    }
+    for (int k = fixed; k < n; k++) {
+        int swap = order[fixed]; order[fixed] = order[k]; order[k] = swap;
+        best = best_height(box, order, n, fixed + 1, best, placed);
+        swap = order[fixed]; order[fixed] = order[k]; order[k] = swap;
+    }
+    return best;
+}
+
+TEST(placement_against_brute_force)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_tape *t = tt_tape_new(ctx);
+    uint64_t s = 99;
+    double sum = 0, worst = 1;
+    int optimal = 0, cases = 400;
+    ctx->options.verify = true;
+    for (int c = 0; c < cases; c++) {
+        tt__box box[7];
+        tt__placed placed[8];
+        int order[7], n = 1 + pick(&s, 7), length = 2 + pick(&s, 8), at, bound_at = 0;
+        size_t height, bound, most = 0;
+        for (int k = 0; k < n; k++) {
+            int first = pick(&s, length), last = first + pick(&s, length - first);
+            box[k] = box_of(first, last, (size_t)(1 + pick(&s, 6)) * 64, 12345);
+            box[k].merged = order[k] = k;
+        }
+        for (int i = 0; i < length; i++) {
+            size_t live = 0;
+            for (int k = 0; k < n; k++) if (box[k].first <= i && i <= box[k].last) live += box[k].bytes;
+            if (live > most) { most = live; bound_at = i; }
+        }
+        REQUIRE(tt__place(ctx, box, n, length, &height, &bound, &at) == TT_OK);
+        CHECK(bound == most && at == bound_at);
+        CHECK(height >= bound);
+        CHECK(tt__verify_places(t, box, n, height) == TT_OK);
+        size_t best = best_height(box, order, n, 0, SIZE_MAX, placed);
+        CHECK(best >= bound && height >= best);
+        sum += (double)height / (double)best;
+        if ((double)height / (double)best > worst) worst = (double)height / (double)best;
+        optimal += height == best;
+    }
+    if (getenv("TEST_VERBOSE")) printf("  placement: %d of %d optimal, mean %.4f, worst %.4f of the optimum\n", optimal, cases, sum / cases, worst);
+    CHECK(optimal >= cases * 9 / 10);
+    CHECK(sum / cases <= 1.01);
+    CHECK(worst <= 1.35);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(placement_of_merged_and_empty)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt__box box[4];
+    size_t height, bound;
+    int at;
+    CHECK(tt__place(ctx, box, 0, 0, &height, &bound, &at) == TT_OK && height == 0 && bound == 0);
+    box[0] = box_of(0, 5, 128, 7); /* lives on as box 1, which lives on as box 2 */
+    box[1] = box_of(2, 4, 128, 7);
+    box[2] = box_of(4, 5, 128, 7);
+    box[3] = box_of(1, 3, 64, 7);
+    for (int k = 0; k < 4; k++) box[k].merged = k;
+    box[1].merged = 0;
+    box[2].merged = 1;
+    CHECK(tt__place(ctx, box, 4, 6, &height, &bound, &at) == TT_OK && height == 192 && bound == 192 && at == 1);
+    CHECK(box[1].place == box[0].place && box[2].place == box[0].place && box[3].place % 64 == 0);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* ------------------------------------------------------------------------------- plans of real architectures */
+
+typedef struct shape { const char *name; int layers, width, heads, mlp, seqs, length, classes; bool pre_norm; } shape;
+
+static tt_param *layer_param(tt_context *ctx, int layer, const char *what, int64_t rows, int64_t cols)
+{
+    char name[128];
+    snprintf(name, sizeof name, "layer.%d.%s", layer, what);
+    return cols ? matrix(ctx, name, rows, cols) : vector(ctx, name, rows, TT_INIT_ZEROS);
+}
+
+static tt_value encoder_norm(tt_tape *t, int layer, const char *what, tt_value x, int64_t d)
+{
+    char name[96];
+    snprintf(name, sizeof name, "%s.weight", what);
+    tt_param *w = layer_param(t->ctx, layer, name, d, 0);
+    snprintf(name, sizeof name, "%s.bias", what);
+    return tt_layernorm(t, x, w, layer_param(t->ctx, layer, name, d, 0), 1e-6f);
+}
+
+static tt_value encoder_linear(tt_tape *t, int layer, const char *what, tt_value x, int64_t out)
+{
+    char name[96];
+    snprintf(name, sizeof name, "%s.weight", what);
+    tt_param *w = layer_param(t->ctx, layer, name, out, t->values[x.id].shape.cols);
+    snprintf(name, sizeof name, "%s.bias", what);
+    return tt_linear(t, x, w, layer_param(t->ctx, layer, name, out, 0));
+}
+
+/* Post-norm with token embeddings (DistilBERT) or pre-norm with patches (ViT). */
+static tt_value encoder(tt_tape *t, const shape *e, tt_value *logits)
+{
+    int64_t rows = tt_axis(t, "tokens", (int64_t)e->seqs * e->length), seqs = tt_axis(t, "seqs", e->seqs), d = e->width;
+    tt_value starts = tt_seq_start(t, "seq_start", seqs), x;
+    tt_value positions = tt_embedding(t, tt_input(t, "positions", TT_I32, rows, 1), matrix(t->ctx, "positions", e->length, d));
+    if (e->pre_norm) x = encoder_linear(t, -1, "patches", tt_input(t, "pixels", TT_F32, rows, 768), d);
+    else x = tt_embedding(t, tt_input(t, "ids", TT_I32, rows, 1), matrix(t->ctx, "words", 30522, d));
+    x = tt_add(t, x, positions);
+    if (!e->pre_norm) x = encoder_norm(t, -1, "norm", x, d);
+    x = tt_dropout(t, x, 0.1f);
+    for (int k = 0; k < e->layers; k++) {
+        tt_attention_options o = tt_attention_options_default(e->heads);
+        if (!e->pre_norm) o.dropout = 0.1f;
+        tt_value h = e->pre_norm ? encoder_norm(t, k, "norm1", x, d) : x;
+        h = tt_attention(t, encoder_linear(t, k, "q", h, d), encoder_linear(t, k, "k", h, d), encoder_linear(t, k, "v", h, d), starts, &o);
+        x = tt_add(t, encoder_linear(t, k, "out", h, d), x);
+        if (!e->pre_norm) x = encoder_norm(t, k, "norm1", x, d);
+        h = e->pre_norm ? encoder_norm(t, k, "norm2", x, d) : x;
+        h = encoder_linear(t, k, "down", tt_gelu(t, encoder_linear(t, k, "up", h, e->mlp)), d);
+        x = tt_add(t, tt_dropout(t, h, 0.1f), x);
+        if (!e->pre_norm) x = encoder_norm(t, k, "norm2", x, d);
+    }
+    if (e->pre_norm) x = encoder_norm(t, -1, "norm", x, d);
+    x = tt_gather_rows(t, x, tt_input(t, "first", TT_I32, seqs, 1));
+    *logits = encoder_linear(t, -1, "classifier", x, e->classes);
+    return tt_cross_entropy(t, *logits, tt_input(t, "labels", TT_I32, seqs, 1), NULL);
+}
+
+TEST(plans_of_real_architectures)
+{
+    static const shape shapes[] = {{"DistilBERT-base, 12 x 512 tokens", 6, 768, 12, 3072, 12, 512, 2, false},
+                                   {"ViT-L/16, 64 x 197 tokens", 24, 1024, 16, 4096, 64, 197, 1000, true},
+                                   {"ViT-S/16, 3 x 197 tokens", 12, 384, 6, 1536, 3, 197, 10, true}};
+    char what[256];
+    for (int m = 0; m < TEST_COUNT(shapes); m++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value logits, loss = encoder(t, &shapes[m], &logits);
+        size_t trained[3] = {0, 0, 0};
+        for (int k = 0; k < 8; k++) { /* train in three precisions, with accumulation, evaluation of the loss and of the logits alone */
+            tt_compile_options c = tt_compile_options_default();
+            c.precision = precisions[k % 3];
+            c.train = k < 4;
+            c.accumulate = k == 3;
+            tt_program *p = tt_compile(t, k == 7 ? logits : loss, &c);
+            REQUIRE(p != NULL);
+            tt_plan plan = tt_program_plan(p);
+            double ratio = (double)(plan.bytes - plan.persistent_bytes) / (double)(plan.lower_bound_bytes - plan.persistent_bytes);
+            snprintf(what, sizeof what, "%s, %s, %s: transient %.1f MB is %.4f of its bound", shapes[m].name, c.precision,
+                     c.accumulate ? "accumulate" : c.train ? "train" : k == 7 ? "logits" : "eval", (double)(plan.bytes - plan.persistent_bytes) / 1e6, ratio);
+            if (getenv("TEST_VERBOSE")) printf("  %s (%d instructions)\n", what, plan.instructions);
+            test__check(ratio >= 1 && ratio <= 1.02, __FILE__, __LINE__, what);
+            CHECK(tt_allocated_bytes(ctx) < ((size_t)8 << 20)); /* nothing of the plan is allocated */
+            size_t live = 0, params = 0;
+            for (int c2 = 0; c2 < TT_MEM_CATEGORIES; c2++) live += plan.at_peak[c2];
+            CHECK(live == plan.lower_bound_bytes);
+            for (int i = 0; i < ctx->n_params; i++) params += tt__align_up((size_t)ctx->params[i]->size * (k % 3 == 2 ? 2 : 4));
+            CHECK(plan.at_peak[TT_MEM_PARAMETERS] <= params && plan.at_peak[TT_MEM_PARAMETERS] > params / 2);
+            CHECK(plan.at_peak[TT_MEM_OPTIMIZER] == (c.train ? 2 * plan.at_peak[TT_MEM_PARAMETERS] : 0));
+            CHECK(plan.peak_instruction >= 0 && plan.peak_instruction < plan.instructions && plan.peak_name[0]);
+            if (k < 3) trained[k] = plan.bytes - plan.persistent_bytes;
+            if (k == 7) CHECK(plan.bytes - plan.persistent_bytes < trained[1] / 2);
+            tt_program_free(p);
+        }
+        CHECK(trained[1] < trained[0] && trained[2] < trained[1]); /* bf16 halves activations, bf16-true gradients as well */
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- in place */
+
+TEST(elementwise_chains_work_in_place)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    size_t buffer = 640 * 48 * 4, workspace = 0;
+    c.train = false;
+    for (int kind = 0; kind < 3; kind++) { /* a chain; a chain whose input is kept; branches */
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value x = tt_input(t, "x", TT_F32, 640, 48), h = x;
+        if (kind == 1) tt_output(t, x);
+        for (int k = 0; k < 6; k++) {
+            tt_value left = tt_scale(t, tt_silu(t, tt_gelu(t, tt_tanh(t, tt_relu(t, h)))), 0.5f);
+            h = kind == 2 ? tt_add(t, left, tt_relu(t, tt_scale(t, h, 2))) : left;
+            h = tt_layernorm(t, h, vector(ctx, "w", 48, TT_INIT_ONES), NULL, 1e-5f);
+        }
+        tt_program *p = tt_compile(t, h, &c);
+        REQUIRE(p != NULL);
+        for (int k = 0; k < p->t->n_code; k++) if (p->t->code[k].workspace > workspace) workspace = p->t->code[k].workspace;
+        tt_plan plan = tt_program_plan(p);
+        CHECK(plan.bytes - plan.persistent_bytes == buffer * (kind ? 2 : 1) + workspace);
+        CHECK(plan.lower_bound_bytes == plan.bytes);
+        tt_program_free(p);
+        tt_tape_free(t);
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
+/* A value that is still needed is not worked on in place: x + x, a value that a view or a later op reads, an output. */
+TEST(in_place_spares_what_is_needed)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    tt_tape *t = tt_tape_new(ctx);
+    float numbers[8], got[8];
+    c.train = false;
+    tt_value x = tt_input(t, "x", TT_F32, 2, 4);
+    tt_value a1 = tt_scale(t, x, 2), view = tt_slice(t, a1, 1, 2), b = tt_scale(t, a1, 3), kept = tt_scale(t, b, 5), d = tt_add(t, kept, kept);
+    tt_value e = tt_add(t, tt_add(t, d, d), x), small = tt_scale(t, view, 7);
+    tt_output(t, kept);
+    tt_output(t, small);
+    tt_output(t, x);
+    tt_program *p = tt_compile(t, e, &c);
+    REQUIRE(p != NULL);
+    poison(p);
+    for (int k = 0; k < 8; k++) numbers[k] = (float)(k + 1);
+    REQUIRE(tt_set(p, x, numbers, 2) == TT_OK);
+    REQUIRE(tt_run(p, NULL) == TT_OK);
+    CHECK(tt_get(p, e, got, 8) == TT_OK && got[0] == 30 * 4 + 1 && got[7] == 8 * 121);
+    CHECK(tt_get(p, kept, got, 8) == TT_OK && got[0] == 30 && got[7] == 240);
+    CHECK(tt_get(p, small, got, 4) == TT_OK && got[0] == 28 && got[1] == 42 && got[2] == 84 && got[3] == 98);
+    CHECK(tt_get(p, x, got, 8) == TT_OK && memcmp(got, numbers, sizeof got) == 0);
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* ------------------------------------------------------------------------------------------------------ arena */
+
+TEST(arena_is_the_plan)
+{
+    for (int k = 0; k < 6; k++) {
+        static const net_options with_all = {true, true};
+        test_allocator a;
+        net n;
+        tt_stats stats;
+        tt_context *ctx = test_open(&a);
+        tt_compile_options c = tt_compile_options_default();
+        c.precision = precisions[k % 3];
+        c.accumulate = k >= 3;
+        REQUIRE(random_net(ctx, (uint64_t)(k / 2), with_all, &n));
+        tt_program *p = tt_compile(n.t, n.loss, &c);
+        REQUIRE(p != NULL);
+        tt_plan plan = tt_program_plan(p);
+        size_t before = tt_allocated_bytes(ctx);
+        long blocks = a.live;
+        REQUIRE(tt_allocate(p) == TT_OK);
+        CHECK(a.live == blocks + 1);
+        CHECK(tt_allocated_bytes(ctx) - before >= plan.bytes && tt_allocated_bytes(ctx) - before <= plan.bytes + 2 * TT__ALIGN);
+        long calls = a.calls;
+        for (int step = 0; step < 3; step++) {
+            CHECK(set_inputs(&n, p, (uint64_t)step) == TT_OK);
+            if (c.accumulate) CHECK(tt_micro_step(p, &stats) == TT_OK && tt_update(p, 0.01f, &stats) == TT_OK);
+            else CHECK(tt_step(p, 0.01f, &stats) == TT_OK);
+        }
+        CHECK(a.calls == calls); /* nothing is allocated in a step */
+        tt_program_free(p);
+        tt_tape_free(n.t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+static const test_case tests[] = {
+    TEST_CASE(verifier_finds_damage), TEST_CASE(verifier_finds_bad_places), TEST_CASE(random_networks_replay_bit_for_bit),
+    TEST_CASE(random_networks_have_true_gradients), TEST_CASE(placement_against_brute_force), TEST_CASE(placement_of_merged_and_empty),
+    TEST_CASE(plans_of_real_architectures), TEST_CASE(elementwise_chains_work_in_place), TEST_CASE(in_place_spares_what_is_needed),
+    TEST_CASE(arena_is_the_plan),
+};
+
+int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -1,0 +1,935 @@
+/* Context, parameters, budget, optimizers and misuse: what tt_open, tt_param_*, tt_compile and the runs promise. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define TINYTRAIN_IMPLEMENTATION
+#include "tinytrain.h"
+#include "test.h"
+
+static tt_init init_of(tt_init_kind kind, float scale)
+{
+    tt_init init;
+    init.kind = kind;
+    init.scale = scale;
+    return init;
+}
+
+static tt_param *param1(tt_context *ctx, const char *name, int64_t n, tt_init init) { return tt_param_new(ctx, name, 1, &n, init); }
+
+static tt_param *param2(tt_context *ctx, const char *name, int64_t rows, int64_t cols, tt_init init)
+{
+    int64_t dims[2] = {rows, cols};
+    return tt_param_new(ctx, name, 2, dims, init);
+}
+
+static float uniform(uint64_t *state) { return (float)(test_random(state) >> 8) * 0x1p-23f - 1; } /* [-1, 1) */
+
+/* ---- a logger that remembers ---- */
+
+typedef struct captured { int count; tt_log_level level; char id[64], message[512]; } captured;
+
+static void capture(void *user, tt_log_level level, const char *id, const char *message)
+{
+    captured *c = (captured *)user;
+    c->count++;
+    c->level = level;
+    snprintf(c->id, sizeof c->id, "%s", id);
+    snprintf(c->message, sizeof c->message, "%s", message);
+}
+
+/* ---- a small classifier: embedding, attention, two linears ---- */
+
+enum { ROWS = 16, SEQS = 3, VOCAB = 9, WIDTH = 8, CLASSES = 3 };
+
+typedef struct model {
+    tt_tape *t;
+    tt_value ids, starts, labels, logits, loss;
+} model;
+
+static bool model_params(tt_context *ctx)
+{
+    static const char *const names[] = {"embed.weight", "layer.0.weight", "layer.0.bias", "norm.weight", "norm.bias", "layer.1.weight", "layer.1.bias", "head.weight", "head.bias"};
+    static const int64_t dims[][2] = {{VOCAB, WIDTH}, {3 * WIDTH, WIDTH}, {3 * WIDTH, 0}, {WIDTH, 0}, {WIDTH, 0}, {WIDTH, WIDTH}, {WIDTH, 0}, {CLASSES, WIDTH}, {CLASSES, 0}};
+    for (int k = 0; k < TEST_COUNT(names); k++) {
+        bool bias = strstr(names[k], "bias") != NULL, norm = strstr(names[k], "norm") != NULL;
+        tt_init init = init_of(bias ? TT_INIT_ZEROS : norm ? TT_INIT_ONES : TT_INIT_NORMAL, 0.3f);
+        if (!tt_param_find(ctx, names[k]) && !tt_param_new(ctx, names[k], dims[k][1] ? 2 : 1, dims[k], init)) return false;
+    }
+    return true;
+}
+
+static bool model_record(tt_context *ctx, model *m)
+{
+#define P(name) tt_param_find(ctx, name)
+    tt_tape *t = m->t = tt_tape_new(ctx);
+    if (!t) return false;
+    int64_t rows = tt_axis(t, "tokens", ROWS), seqs = tt_axis(t, "seqs", SEQS);
+    tt_attention_options o = tt_attention_options_default(2);
+    o.dropout = 0.1f;
+    m->ids = tt_input(t, "ids", TT_I32, rows, 1);
+    m->starts = tt_seq_start(t, "starts", seqs);
+    m->labels = tt_input(t, "labels", TT_I32, seqs, 1);
+    tt_value x = tt_embedding(t, m->ids, P("embed.weight")), qkv = tt_linear(t, x, P("layer.0.weight"), P("layer.0.bias"));
+    tt_value y = tt_attention(t, tt_slice(t, qkv, 0, WIDTH), tt_slice(t, qkv, WIDTH, WIDTH), tt_slice(t, qkv, 2 * WIDTH, WIDTH), m->starts, &o);
+    y = tt_layernorm(t, tt_add(t, x, y), P("norm.weight"), P("norm.bias"), 1e-5f);
+    y = tt_dropout(t, tt_gelu(t, tt_linear(t, y, P("layer.1.weight"), P("layer.1.bias"))), 0.1f);
+    m->logits = tt_linear(t, tt_mean_pool(t, y, m->starts), P("head.weight"), P("head.bias"));
+    m->loss = tt_cross_entropy(t, m->logits, m->labels, NULL);
+    return tt_tape_status(t) == TT_OK;
+#undef P
+}
+
+static tt_status model_set(const model *m, tt_program *p, int batch)
+{
+    int32_t ids[ROWS], labels[SEQS], starts[SEQS + 1] = {0, 3 + batch % 3, 9, 12 + batch % 5};
+    for (int k = 0; k < ROWS; k++) ids[k] = (k * 5 + batch) % VOCAB;
+    for (int k = 0; k < SEQS; k++) labels[k] = (ids[starts[k]] + k) % CLASSES;
+    tt_status status = tt_set(p, m->ids, ids, starts[SEQS]);
+    if (status == TT_OK) status = tt_set(p, m->starts, starts, SEQS + 1);
+    if (status == TT_OK) status = tt_set(p, m->labels, labels, SEQS);
+    return status;
+}
+
+static tt_program *model_compile(const model *m, bool train, const char *precision, bool accumulate)
+{
+    tt_compile_options c = tt_compile_options_default();
+    c.train = train;
+    c.precision = precision;
+    c.accumulate = accumulate;
+    return tt_compile(m->t, m->loss, &c);
+}
+
+/* -------------------------------------------------------------------------------------------------- context */
+
+TEST(context_options)
+{
+    tt_context_options o = tt_context_options_default();
+    captured c;
+    CHECK(o.threads == 0 && o.seed == 1 && o.isa == NULL && o.logger.log && o.allocator.allocate && o.allocator.release && o.files.open);
+    static const int bad[] = {-1, 257, INT_MAX, INT_MIN};
+    o.logger.log = capture;
+    o.logger.user = &c;
+    for (int k = 0; k < TEST_COUNT(bad); k++) {
+        char text[64];
+        memset(&c, 0, sizeof c);
+        o.threads = bad[k];
+        CHECK(tt_open(&o) == NULL);
+        snprintf(text, sizeof text, "threads = %d is not in 0..256", bad[k]);
+        CHECK(c.count == 1 && c.level == TT_LOG_ERROR && strcmp(c.id, "open") == 0 && strcmp(c.message, text) == 0);
+    }
+    o.threads = 2;
+    o.isa = "sse9";
+    memset(&c, 0, sizeof c);
+    CHECK(tt_open(&o) == NULL);
+    CHECK(c.count == 1 && strstr(c.message, "'sse9'") && strstr(c.message, "portable, avx2 or avx512"));
+    static const char *const isas[] = {"portable", "avx2", "avx512"};
+    for (int k = 0; k < 3; k++) {
+        o.isa = isas[k];
+        tt_context *ctx = tt_open(&o);
+        CHECK(ctx != NULL || k > 0); /* a CPU may not have it */
+        if (ctx) CHECK(strcmp(tt_isa(ctx), isas[k]) == 0 && tt_threads(ctx) == 2 && *tt_error(ctx) == 0 && tt_error_code(ctx) == TT_OK);
+        tt_close(ctx);
+    }
+    o.isa = NULL;
+    setenv("TINYTRAIN_ISA", "portable", 1);
+    tt_context *ctx = tt_open(&o);
+    CHECK(ctx && strcmp(tt_isa(ctx), "portable") == 0);
+    tt_close(ctx);
+    setenv("TINYTRAIN_ISA", "", 1);
+    ctx = tt_open(&o);
+    CHECK(ctx != NULL);
+    tt_close(ctx);
+    unsetenv("TINYTRAIN_ISA");
+    ctx = tt_open(NULL);
+    CHECK(ctx && tt_threads(ctx) >= 1 && tt_threads(ctx) <= 256);
+    tt_close(ctx);
+    tt_close(NULL);
+    CHECK(strstr(tt_error(NULL), "tt_open failed") && tt_error_code(NULL) == TT_ERR_ARGUMENT);
+    CHECK(strcmp(tt_status_name(TT_ERR_BUDGET), "TT_ERR_BUDGET") == 0 && strcmp(tt_status_name((tt_status)99), "unknown status") == 0);
+}
+
+TEST(measured_peak_is_plausible)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    double peak = tt_measured_peak(ctx);
+    CHECK(peak > 1e8 && peak < 1e13);
+    CHECK(tt_measured_peak(ctx) == peak);
+    TEST_CLOSE(ctx, &a);
+}
+
+typedef struct counting { int *hits; int threads; bool wrong; } counting;
+
+static void count_task(void *arg, int64_t task, int thread)
+{
+    counting *c = (counting *)arg;
+    __atomic_fetch_add(&c->hits[task], 1, __ATOMIC_RELAXED);
+    if (thread < 0 || thread >= c->threads) __atomic_store_n(&c->wrong, true, __ATOMIC_RELAXED);
+}
+
+TEST(pool_runs_each_task_once)
+{
+    static int hits[1000];
+    for (int threads = 1; threads <= 8; threads++) {
+        test_allocator a;
+        tt_context_options o = test_options(&a);
+        counting c = {hits, threads, false};
+        bool once = true;
+        o.threads = threads;
+        tt_context *ctx = tt_open(&o);
+        REQUIRE(ctx != NULL && tt_threads(ctx) == threads);
+        for (int round = 0; round < 60; round++) {
+            int n = round % 3 == 0 ? round % 5 : round * 16; /* also fewer tasks than threads, and none */
+            memset(hits, 0, sizeof hits);
+            tt__parallel(ctx->pool, n, count_task, &c);
+            for (int k = 0; k < 1000; k++) once &= hits[k] == (k < n);
+        }
+        CHECK(once && !c.wrong);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+typedef struct job { pthread_t handle; double loss[6]; bool ok; } job;
+
+static void *train_alone(void *arg)
+{
+    job *j = (job *)arg;
+    test_allocator a;
+    tt_context_options o = test_options(&a);
+    model m;
+    o.threads = 2;
+    tt_context *ctx = tt_open(&o);
+    tt_program *p = ctx && model_params(ctx) && model_record(ctx, &m) ? model_compile(&m, true, "32-true", false) : NULL;
+    j->ok = p != NULL;
+    for (int k = 0; k < 6 && j->ok; k++) {
+        tt_stats stats;
+        j->ok = model_set(&m, p, k) == TT_OK && tt_step(p, 0.01f, &stats) == TT_OK;
+        j->loss[k] = stats.loss;
+    }
+    tt_program_free(p);
+    if (ctx) tt_tape_free(m.t);
+    tt_close(ctx);
+    j->ok &= a.live == 0;
+    return NULL;
+}
+
+TEST(contexts_in_parallel)
+{
+    job jobs[2], alone;
+    train_alone(&alone);
+    CHECK(alone.ok && alone.loss[5] < alone.loss[0]);
+    for (int k = 0; k < 2; k++) REQUIRE(pthread_create(&jobs[k].handle, NULL, train_alone, &jobs[k]) == 0);
+    for (int k = 0; k < 2; k++) pthread_join(jobs[k].handle, NULL);
+    for (int k = 0; k < 2; k++) CHECK(jobs[k].ok && memcmp(jobs[k].loss, alone.loss, sizeof alone.loss) == 0);
+}
+
+/* ---- every allocation fails once ---- */
+
+typedef struct scenario { test_allocator a; tt_context *ctx; model m; tt_program *train, *eval; tt_stats stats; float embedding[VOCAB * WIDTH]; } scenario;
+
+static bool scenario_stage(scenario *s, int stage)
+{
+    switch (stage) {
+    case 0: return model_params(s->ctx);
+    case 1: return tt_param_set(tt_param_find(s->ctx, "embed.weight"), s->embedding) == TT_OK;
+    case 2: {
+        bool ok = model_record(s->ctx, &s->m);
+        if (!ok) { tt_tape_free(s->m.t); s->m.t = NULL; }
+        return ok;
+    }
+    case 3: return (s->train = model_compile(&s->m, true, "bf16-mixed", true)) != NULL;
+    case 4: {
+        tt_compile_options c = tt_compile_options_default();
+        c.train = false;
+        c.share = s->train;
+        c.precision = "bf16-mixed";
+        return (s->eval = tt_compile(s->m.t, s->m.loss, &c)) != NULL;
+    }
+    case 5: return tt_allocate(s->train) == TT_OK;
+    case 6: return model_set(&s->m, s->train, 1) == TT_OK;
+    case 7: return tt_micro_step(s->train, NULL) == TT_OK;
+    case 8: return tt_update(s->train, 0.1f, NULL) == TT_OK;
+    case 9: return model_set(&s->m, s->eval, 2) == TT_OK;
+    case 10: return tt_run(s->eval, &s->stats) == TT_OK;
+    default: return false;
+    }
+}
+
+/* Runs the scenario with allocation number fail_at failing; the stage that fails is tried again. Returns its loss; *failed: whether
+   an allocation failed. */
+static double run_scenario(long fail_at, bool *failed)
+{
+    scenario s;
+    captured log;
+    uint64_t state = 3;
+    int failures = 0;
+    memset(&s, 0, sizeof s);
+    memset(&log, 0, sizeof log);
+    tt_context_options o = test_options(&s.a);
+    s.a.fail_at = fail_at;
+    o.verify = true;
+    o.threads = 2;
+    o.logger.log = capture;
+    o.logger.user = &log;
+    for (int k = 0; k < VOCAB * WIDTH; k++) s.embedding[k] = uniform(&state);
+    s.ctx = tt_open(&o);
+    if (!s.ctx) {
+        CHECK(s.a.failed && log.level == TT_LOG_ERROR && strstr(log.message, "allocator returned NULL"));
+        CHECK(s.a.live == 0);
+        failures++;
+        s.ctx = tt_open(&o);
+    }
+    for (int stage = 0; stage <= 10; stage++) {
+        if (scenario_stage(&s, stage)) continue;
+        failures++;
+        CHECK_ERROR(s.ctx, TT_ERR_MEMORY, "out of memory");
+        if (!CHECK(s.a.failed && scenario_stage(&s, stage))) break;
+    }
+    *failed = s.a.failed;
+    CHECK(failures == (s.a.failed ? 1 : 0)); /* none is swallowed */
+    tt_program_free(s.train);
+    tt_program_free(s.eval);
+    tt_tape_free(s.m.t);
+    TEST_CLOSE(s.ctx, &s.a);
+    return s.stats.loss;
+}
+
+TEST(every_allocation_may_fail)
+{
+    bool failed;
+    double expected = run_scenario(0, &failed);
+    CHECK(!failed && isfinite(expected) && expected > 0);
+    long n = 1;
+    for (;; n++) {
+        CHECK(run_scenario(n, &failed) == expected); /* trying again after the failure gives what it would have given */
+        if (!failed) break;
+        REQUIRE(n < 5000);
+    }
+    CHECK(n > 60);
+}
+
+/* ---- things left behind, and silence ---- */
+
+static void *left[4096];
+
+static void *remember(void *user, size_t bytes, size_t alignment)
+{
+    void *memory = test__allocate(user, bytes, alignment);
+    for (int k = 0; memory; k++) if (!left[k]) { left[k] = memory; break; }
+    return memory;
+}
+
+static void forget(void *user, void *memory, size_t bytes)
+{
+    for (int k = 0; k < TEST_COUNT(left); k++) if (left[k] == memory) left[k] = NULL;
+    test__release(user, memory, bytes);
+}
+
+TEST(closing_with_things_left_warns)
+{
+    test_allocator a;
+    captured log;
+    tt_context_options o = test_options(&a);
+    model m;
+    memset(&log, 0, sizeof log);
+    o.logger.log = capture;
+    o.logger.user = &log;
+    o.allocator.allocate = remember;
+    o.allocator.release = forget;
+    tt_context *ctx = tt_open(&o);
+    REQUIRE(ctx && model_params(ctx) && model_record(ctx, &m));
+    tt_program *p = model_compile(&m, true, "32-true", false);
+    REQUIRE(p && tt_allocate(p) == TT_OK && log.count == 0);
+    tt_close(ctx);
+    CHECK(log.count == 1 && log.level == TT_LOG_WARNING && strcmp(log.id, "close") == 0 && strstr(log.message, "bytes are still held"));
+    CHECK(a.live > 0);
+    for (int k = 0; k < TEST_COUNT(left); k++) { free(left[k]); left[k] = NULL; }
+}
+
+static int redirect(int fd, FILE *to)
+{
+    int saved = dup(fd);
+    fflush(stdout);
+    fflush(stderr);
+    dup2(fileno(to), fd);
+    return saved;
+}
+
+static void restore(int fd, int saved)
+{
+    fflush(stdout);
+    fflush(stderr);
+    dup2(saved, fd);
+    close(saved);
+}
+
+TEST(nothing_is_printed_but_by_the_logger)
+{
+    FILE *file = tmpfile();
+    char text[512];
+    REQUIRE(file != NULL);
+    int out = redirect(1, file), err = redirect(2, file);
+    {
+        test_allocator a;
+        model m;
+        tt_stats stats;
+        tt_context *ctx = test_open(&a);
+        tt_context_options bad = test_options(&a);
+        bad.threads = -1;
+        tt_open(&bad);
+        model_params(ctx);
+        model_record(ctx, &m);
+        tt_program *p = model_compile(&m, true, "bf16-true", false);
+        tt_run(p, NULL);
+        tt_step(p, 1, &stats);
+        model_set(&m, p, 1);
+        tt_step(p, 1, &stats);
+        tt_param_new(ctx, "embed.weight", 9, NULL, init_of(TT_INIT_ONES, 1));
+        tt_plan_text(p, text, sizeof text);
+        tt_program_text(p, text, sizeof text);
+        tt_program_free(p);
+        tt_tape_free(m.t);
+        tt_close(ctx);
+    }
+    fflush(stdout);
+    fflush(stderr);
+    long silent = ftell(file);
+    fseek(file, 0, SEEK_END);
+    silent = ftell(file);
+    tt_context_options o = tt_context_options_default(); /* the default logger writes to stderr */
+    o.threads = -1;
+    tt_open(&o);
+    restore(1, out);
+    restore(2, err);
+    rewind(file);
+    size_t n = fread(text, 1, sizeof text - 1, file);
+    text[n] = 0;
+    fclose(file);
+    CHECK(silent == 0);
+    CHECK(strcmp(text, "tinytrain error [open]: threads = -1 is not in 0..256\n") == 0);
+}
+
+/* ------------------------------------------------------------------------------------------------ parameters */
+
+static void moments(const float *x, int64_t n, double *mean, double *deviation, double *most)
+{
+    double sum = 0, squares = 0;
+    *most = 0;
+    for (int64_t k = 0; k < n; k++) { sum += x[k]; squares += (double)x[k] * x[k]; if (fabs(x[k]) > *most) *most = fabs(x[k]); }
+    *mean = sum / (double)n;
+    *deviation = sqrt(squares / (double)n - *mean * *mean);
+}
+
+TEST(initial_values)
+{
+    enum { N = 100003 };
+    float *first = (float *)malloc(N * sizeof(float)), *other = (float *)malloc(N * sizeof(float));
+    double mean, deviation, most;
+    for (int run = 0; run < 6; run++) { /* 0: before allocation; 1, 2: allocated, 1 and 3 threads; 3: bf16; 4: another seed; 5: name */
+        test_allocator a;
+        tt_context_options o = test_options(&a);
+        tt_compile_options c = tt_compile_options_default();
+        o.threads = run == 2 ? 3 : 1;
+        o.seed = run == 4 ? 2 : 1;
+        tt_context *ctx = tt_open(&o);
+        tt_param *normal = param1(ctx, run == 5 ? "other" : "normal", N, init_of(TT_INIT_NORMAL, 0.02f)), *flat = param1(ctx, "uniform", N, init_of(TT_INIT_UNIFORM, 0.5f));
+        tt_param *ones = param1(ctx, "ones", 7, init_of(TT_INIT_ONES, 0)), *zeros = param1(ctx, "zeros", 7, init_of(TT_INIT_ZEROS, 0));
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value sum = tt_add(t, tt_param_value(t, normal), tt_param_value(t, flat)), small = tt_add(t, tt_param_value(t, ones), tt_param_value(t, zeros));
+        tt_output(t, small);
+        c.train = false;
+        c.precision = run == 3 ? "bf16-true" : "32-true";
+        tt_program *p = tt_compile(t, sum, &c);
+        REQUIRE(p != NULL);
+        if (run > 0) CHECK(tt_allocate(p) == TT_OK && normal->arena->memory && normal->dtype == (run == 3 ? TT_BF16 : TT_F32));
+        CHECK(tt_param_get(normal, run ? other : first) == TT_OK);
+        if (run == 0) {
+            moments(first, N, &mean, &deviation, &most);
+            CHECK_NEAR(mean, 0, 0.02 * 4 / sqrt(N)); /* four standard errors */
+            CHECK_NEAR(deviation, 0.02, 0.02 * 4 / sqrt(2.0 * N));
+            CHECK(most > 0.02 * 3.5 && most < 0.02 * 6);
+        } else if (run < 4) {
+            bool same = true;
+            for (int k = 0; k < N; k++) same &= other[k] == (run == 3 ? tt__from_bf16(tt__to_bf16(first[k])) : first[k]);
+            CHECK(same);
+        } else {
+            int equal = 0;
+            for (int k = 0; k < N; k++) equal += other[k] == first[k];
+            CHECK(equal < 100);
+        }
+        CHECK(tt_param_get(flat, other) == TT_OK);
+        moments(other, N, &mean, &deviation, &most);
+        CHECK_NEAR(mean, 0, 0.5 / sqrt(3.0) * 4 / sqrt(N));
+        CHECK_NEAR(deviation, 0.5 / sqrt(3.0), 0.002);
+        CHECK(most <= 0.5 && most > 0.499);
+        CHECK(tt_param_get(ones, other) == TT_OK && other[0] == 1 && other[6] == 1);
+        CHECK(tt_param_get(zeros, other) == TT_OK && other[0] == 0 && other[6] == 0);
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+    free(first);
+    free(other);
+}
+
+TEST(parameters_are_made_found_set_and_read)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    int64_t dims[4] = {2, 3, 4, 5};
+    tt_init z = init_of(TT_INIT_ZEROS, 0);
+    tt_param *p = tt_param_new(ctx, "conv.weight", 4, dims, z);
+    REQUIRE(p != NULL);
+    CHECK(tt_param_size(p) == 120 && tt_param_ndim(p) == 4 && tt_param_dims(p)[3] == 5 && strcmp(tt_param_name(p), "conv.weight") == 0);
+    CHECK(tt_param_find(ctx, "conv.weight") == p && !tt_param_find(ctx, "conv") && !tt_param_frozen(p));
+    CHECK(!tt_param_new(ctx, "conv.weight", 1, dims, z));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'conv.weight' exists already");
+    CHECK(!tt_param_new(ctx, "", 1, dims, z) && !tt_param_new(ctx, NULL, 1, dims, z));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "needs a name");
+    CHECK(!tt_param_new(ctx, "x", 0, dims, z));
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x' has 0 dimensions, not 1 to 4");
+    CHECK(!tt_param_new(ctx, "x", 5, dims, z));
+    dims[1] = 0;
+    CHECK(!tt_param_new(ctx, "x", 2, dims, z));
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x': dimension 1 is 0");
+    dims[0] = dims[1] = INT64_MAX / 2;
+    CHECK(!tt_param_new(ctx, "x", 2, dims, z));
+    CHECK(!tt_param_find(ctx, "x"));
+
+    size_t before = tt_allocated_bytes(ctx); /* a large parameter takes no memory yet */
+    tt_param *w = param2(ctx, "w", 30000, 30000, z);
+    CHECK(w && tt_allocated_bytes(ctx) - before < 2000);
+    float values[15], got[15];
+    tt_param *v = param2(ctx, "v", 3, 5, init_of(TT_INIT_ONES, 0));
+    for (int k = 0; k < 15; k++) values[k] = (float)k / 7;
+    CHECK(tt_param_get(v, got) == TT_OK && got[14] == 1);
+    CHECK(tt_param_set(v, values) == TT_OK && tt_param_get(v, got) == TT_OK && memcmp(values, got, sizeof got) == 0);
+    values[0] = 9;
+    CHECK(tt_param_set(v, values) == TT_OK && tt_param_get(v, got) == TT_OK && got[0] == 9);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_compile_options c = tt_compile_options_default();
+    c.train = false;
+    tt_value root = tt_scale(t, tt_param_value(t, v), 2);
+    tt_program *program = tt_compile(t, root, &c);
+    REQUIRE(program && tt_allocate(program) == TT_OK);
+    CHECK(tt_param_get(v, got) == TT_OK && memcmp(values, got, sizeof got) == 0);
+    CHECK(v->source == NULL); /* the copy is gone */
+    values[1] = -3;
+    CHECK(tt_param_set(v, values) == TT_OK && tt_param_get(v, got) == TT_OK && got[1] == -3);
+    CHECK(tt_run(program, NULL) == TT_OK && tt_get(program, root, got, 15) == TT_OK && got[0] == 18 && got[1] == -6);
+    tt_program_free(program); /* values stay */
+    CHECK(tt_param_get(v, got) == TT_OK && got[1] == -3);
+    program = tt_compile(t, root, &c);
+    CHECK(program && tt_run(program, NULL) == TT_OK && tt_get(program, root, got, 15) == TT_OK && got[0] == 18);
+    tt_program_free(program);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* A source that fails once leaves all parameters as they were, those that were filled before it too. */
+static bool source_fails;
+
+static tt_status failing_read(void *source, int64_t first, int64_t n, float *to)
+{
+    if (source_fails) return tt__fail((tt_context *)source, TT_ERR_FILE, "the disk is gone");
+    for (int64_t k = 0; k < n; k++) to[k] = (float)(first + k);
+    return TT_OK;
+}
+
+TEST(a_failed_source_can_be_tried_again)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    tt_param *v = param1(ctx, "v", 5, init_of(TT_INIT_ZEROS, 0)), *w = param1(ctx, "w", 5, init_of(TT_INIT_ZEROS, 0));
+    float values[5] = {1, 2, 3, 4, 5}, got[5];
+    tt_param_set(v, values);
+    w->read = failing_read;
+    w->source = ctx;
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value sum = tt_add(t, tt_param_value(t, v), tt_param_value(t, w));
+    c.train = false;
+    tt_program *p = tt_compile(t, sum, &c);
+    REQUIRE(p != NULL);
+    source_fails = true;
+    size_t before = tt_allocated_bytes(ctx);
+    CHECK(tt_allocate(p) == TT_ERR_FILE);
+    CHECK_ERROR(ctx, TT_ERR_FILE, "the disk is gone");
+    CHECK(tt_allocated_bytes(ctx) == before);
+    CHECK(tt_param_get(v, got) == TT_OK && memcmp(values, got, sizeof got) == 0);
+    source_fails = false;
+    CHECK(tt_run(p, NULL) == TT_OK && tt_get(p, sum, got, 5) == TT_OK && got[0] == 1 && got[4] == 9);
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* --------------------------------------------------------------------------------------------------- freezing */
+
+static int count_lines(const char *text, const char *op, const char *name) /* instructions of op whose line mentions name */
+{
+    int n = 0;
+    char line[1024];
+    for (; *text; text += strcspn(text, "\n"), text += *text == '\n') {
+        snprintf(line, sizeof line, "%.*s", (int)strcspn(text, "\n"), text);
+        size_t length = strlen(op);
+        n += strncmp(line + 5, op, length) == 0 && line[5 + length] == ' ' && strstr(line, name) != NULL;
+    }
+    return n;
+}
+
+TEST(frozen_parameters_cost_nothing)
+{
+    static const char *const lists[][4] = {{"head.*", NULL}, {"layer.1.*", "head.*", NULL}, {"*", NULL}, {"*.bias", "head.weigh?", NULL}}; /* features only, the last layers, all */
+    test_allocator a;
+    for (int k = 0; k < TEST_COUNT(lists); k++) {
+        model m;
+        char text[32768];
+        float before[512], after[512];
+        tt_context *ctx = test_open(&a);
+        REQUIRE(model_params(ctx) && model_record(ctx, &m)); /* frozen after recording: what counts is tt_compile */
+        CHECK(tt_param_freeze(ctx, "*", true) == 9);
+        int trainable = 0;
+        size_t all = 0, trained = 0;
+        for (int j = 0; lists[k][j]; j++) CHECK(tt_param_freeze(ctx, lists[k][j], false) > 0);
+        for (int j = 0; j < ctx->n_params; j++) {
+            size_t bytes = tt__align_up((size_t)ctx->params[j]->size * 4);
+            all += bytes;
+            if (!tt_param_frozen(ctx->params[j])) { trainable++; trained += bytes; }
+        }
+        tt_program *p = model_compile(&m, true, "32-true", true);
+        REQUIRE(p != NULL);
+        tt_param_freeze(ctx, "*", k == 1); /* programs that are compiled already do not change */
+        tt_plan plan = tt_program_plan(p);
+        CHECK(plan.persistent_bytes == all + 3 * trained); /* two of AdamW, one accumulated gradient */
+        CHECK(plan.at_peak[TT_MEM_GRADIENTS] == trained && plan.at_peak[TT_MEM_OPTIMIZER] == 2 * trained && plan.at_peak[TT_MEM_PARAMETERS] == all);
+        CHECK(tt_program_text(p, text, sizeof text) < sizeof text);
+        CHECK(count_lines(text, "adam", "") == trainable && count_lines(text, "sum_squares", "") == trainable);
+        CHECK(count_lines(text, "adam", "'head.weight'") == 1 && count_lines(text, "adam", "'embed.weight'") == (k == 2));
+        CHECK(count_lines(text, "linear_dw", "") == (k == 0 ? 1 : k == 1 ? 2 : 3));
+        CHECK(count_lines(text, "linear_dw", "d(layer.0.weight)") == (k == 2));
+        CHECK(count_lines(text, "linear_dx", "") == (k == 0 ? 0 : k == 1 ? 1 : k == 2 ? 3 : 2));
+        CHECK(count_lines(text, "attention_backward", "") == (k >= 2) && count_lines(text, "embedding_backward", "") == (k == 2));
+        CHECK(count_lines(text, "layernorm_backward", "") == (k >= 2) && count_lines(text, "gelu", "") == 0);
+        CHECK(count_lines(text, "layernorm_backward", "d(norm.weight)") == (k == 2));
+        CHECK(model_set(&m, p, 1) == TT_OK && tt_micro_step(p, NULL) == TT_OK);
+        for (int j = 0; j < ctx->n_params; j++) {
+            tt_param *w = ctx->params[j];
+            bool frozen = strcmp(w->name, "embed.weight") == 0 ? k != 2 : strcmp(w->name, "head.weight") == 0 ? false : strcmp(w->name, "layer.1.weight") == 0 ? k == 0 || k == 3 : true;
+            if (strcmp(w->name, "embed.weight") && strcmp(w->name, "head.weight") && strcmp(w->name, "layer.1.weight")) continue;
+            CHECK((tt_get_gradient(p, w, before) == TT_OK) == !frozen);
+            if (frozen) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "has no gradient in this program: it is frozen or not used");
+            tt_param_get(w, before);
+            if (strcmp(w->name, "head.weight")) continue;
+            CHECK(tt_update(p, 0.01f, NULL) == TT_OK);
+            tt_param_get(w, after);
+            CHECK(memcmp(before, after, (size_t)w->size * 4) != 0);
+        }
+        tt_program_free(p);
+        tt_tape_free(m.t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+TEST(frozen_parameters_keep_their_bits)
+{
+    test_allocator a;
+    model m;
+    float before[256], after[256];
+    tt_context *ctx = test_open(&a);
+    REQUIRE(model_params(ctx));
+    CHECK(tt_param_freeze(ctx, "layer.?.weight", true) == 2 && tt_param_freeze(ctx, "nothing*", true) == 0);
+    CHECK(tt_param_frozen(tt_param_find(ctx, "layer.0.weight")) && !tt_param_frozen(tt_param_find(ctx, "layer.0.bias")));
+    REQUIRE(model_record(ctx, &m));
+    tt_program *p = model_compile(&m, true, "32-true", false);
+    REQUIRE(p && tt_allocate(p) == TT_OK);
+    for (int j = 0; j < ctx->n_params; j++) {
+        tt_param *w = ctx->params[j];
+        tt_param_get(w, before);
+        CHECK(model_set(&m, p, j) == TT_OK && tt_step(p, 0.01f, NULL) == TT_OK);
+        tt_param_get(w, after);
+        CHECK((memcmp(before, after, (size_t)w->size * 4) == 0) == tt_param_frozen(w));
+    }
+    tt_program_free(p);
+    tt_param_freeze(ctx, "*", true);
+    CHECK(!model_compile(&m, true, "32-true", false));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the loss");
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* ----------------------------------------------------------------------------------------------------- budget */
+
+TEST(memory_budget)
+{
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+    for (int k = 0; k < 6; k++) {
+        test_allocator a;
+        model m;
+        tt_context *ctx = test_open(&a);
+        tt_compile_options c = tt_compile_options_default();
+        REQUIRE(model_params(ctx) && model_record(ctx, &m));
+        c.precision = precisions[k % 3];
+        c.train = k < 3;
+        c.memory_budget = 100;
+        size_t before = tt_allocated_bytes(ctx);
+        CHECK(!tt_compile(m.t, m.loss, &c));
+        CHECK_ERROR(ctx, TT_ERR_BUDGET, "memory_budget is 100");
+        CHECK(tt_allocated_bytes(ctx) == before);
+        const char *number = strstr(tt_error(ctx), "the smallest budget with these options is ");
+        REQUIRE(number != NULL);
+        size_t smallest = (size_t)strtoull(number + strlen("the smallest budget with these options is "), NULL, 10);
+        c.memory_budget = smallest - 1;
+        CHECK(!tt_compile(m.t, m.loss, &c));
+        c.memory_budget = smallest;
+        tt_program *p = tt_compile(m.t, m.loss, &c);
+        REQUIRE(p != NULL);
+        CHECK(tt_program_plan(p).bytes == smallest);
+        before = tt_allocated_bytes(ctx);
+        CHECK(tt_allocate(p) == TT_OK && tt_allocated_bytes(ctx) - before <= smallest + 2 * TT__ALIGN);
+        tt_program_free(p);
+        tt_tape_free(m.t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ misuse */
+
+TEST(misuse_of_runs)
+{
+    test_allocator a;
+    model m;
+    tt_stats stats;
+    float got[64];
+    int32_t ids[ROWS] = {0};
+    tt_context *ctx = test_open(&a);
+    REQUIRE(model_params(ctx) && model_record(ctx, &m));
+    tt_program *train = model_compile(&m, true, "32-true", false), *eval = model_compile(&m, false, "32-true", false), *acc = model_compile(&m, true, "32-true", true);
+    REQUIRE(train && eval && acc);
+    CHECK(tt_set(eval, m.ids, ids, 1) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "lives in a program that is not allocated: allocate that one first, or compile with `share`");
+    CHECK(tt_get(train, m.loss, got, 64) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "has no contents before a run");
+    REQUIRE(tt_allocate(train) == TT_OK);
+
+    CHECK(tt_run(train, &stats) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_run: this program trains: use tt_step, or compile with train = false");
+    CHECK(tt_step(eval, 0.1f, &stats) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "compiled with train = false: use tt_run");
+    CHECK(tt_micro_step(train, &stats) == TT_ERR_ARGUMENT && tt_update(train, 0.1f, &stats) == TT_ERR_ARGUMENT && tt_micro_step(eval, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and accumulate");
+    CHECK(tt_update(acc, 0.1f, &stats) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
+    CHECK(tt_get_gradient(acc, tt_param_find(ctx, "head.bias"), got) == TT_ERR_ARGUMENT && tt_get_gradient(train, tt_param_find(ctx, "head.bias"), got) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step and tt_update");
+
+    CHECK(tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "was not set before this run: tt_set it each time");
+    CHECK(model_set(&m, train, 0) == TT_OK && tt_step(train, 0.1f, &stats) == TT_OK && stats.step == 1);
+    CHECK(tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT); /* not set again */
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'ids' was not set");
+    CHECK(tt_set(train, m.ids, ids, 4) == TT_OK && tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'starts' was not set");
+
+    CHECK(tt_set(train, m.ids, ids, ROWS + 1) == TT_ERR_SHAPE);
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "17 rows for input 'ids', which takes 1 to 16");
+    CHECK(tt_set(train, m.ids, ids, 0) == TT_ERR_SHAPE && tt_set(train, m.ids, ids, -1) == TT_ERR_SHAPE);
+    CHECK(tt_set(train, m.starts, ids, 3) == TT_OK && tt_set(train, m.labels, ids, 3) == TT_ERR_SHAPE);
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "input 'labels' has 3 rows, but 'starts' was set with 3 on the same axis 'seqs'"); /* starts has one more */
+    CHECK(tt_set(train, m.labels, ids, 2) == TT_OK && tt_set(train, m.starts, ids, 4) == TT_ERR_SHAPE && tt_set(train, m.starts, ids, 1) == TT_ERR_SHAPE);
+    CHECK(tt_set(train, m.loss, ids, 1) == TT_ERR_ARGUMENT && tt_set(train, tt__handle(0), ids, 1) == TT_ERR_ARGUMENT && tt_set(train, tt__handle(99999), ids, 1) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is no input of this program");
+
+    CHECK(tt_get(train, m.logits, got, 64) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is neither an output nor the root of this program: mark it with tt_output");
+    CHECK(tt_get(train, tt__handle(-1), got, 64) == TT_ERR_ARGUMENT && tt_get(train, tt__handle(1 << 30), got, 64) == TT_ERR_ARGUMENT);
+    CHECK(tt_get(train, m.loss, got, 0) == TT_ERR_SHAPE);
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "has 1 floats, the buffer 0");
+    CHECK(model_set(&m, train, 1) == TT_ERR_SHAPE && tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT); /* a run, failed or not, forgets what was set */
+    CHECK(model_set(&m, train, 1) == TT_OK && tt_step(train, 0.1f, &stats) == TT_OK && tt_get(train, m.loss, got, 1) == TT_OK);
+    CHECK_NEAR(got[0], stats.loss, 1e-6);
+
+    float before[WIDTH * CLASSES], after[WIDTH * CLASSES]; /* learning rates that are refused update nothing */
+    static const float rates[] = {-1, NAN, INFINITY, -INFINITY};
+    tt_param_get(tt_param_find(ctx, "head.weight"), before);
+    for (int k = 0; k < TEST_COUNT(rates); k++) {
+        CHECK(model_set(&m, train, 1) == TT_OK && tt_step(train, rates[k], &stats) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is not a finite number >= 0");
+        tt_param_get(tt_param_find(ctx, "head.weight"), after);
+        CHECK(memcmp(before, after, sizeof before) == 0);
+    }
+    CHECK(model_set(&m, train, 1) == TT_OK && tt_step(train, 0, &stats) == TT_OK && stats.step == 3);
+    tt_param_get(tt_param_find(ctx, "head.weight"), after);
+    CHECK(memcmp(before, after, sizeof before) == 0);
+    tt_program_free(train);
+    tt_program_free(eval);
+    tt_program_free(acc);
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(misuse_of_compile)
+{
+    test_allocator a, b;
+    model m;
+    tt_context *ctx = test_open(&a), *second = test_open(&b);
+    tt_compile_options c = tt_compile_options_default();
+    REQUIRE(model_params(ctx) && model_record(ctx, &m) && model_params(second));
+    CHECK(!tt_compile(m.t, m.logits, &c));
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not 'linear");
+    CHECK(!tt_compile(m.t, m.ids, &c));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "nothing to train");
+    CHECK(!tt_compile(m.t, tt__handle(0), &c) && !tt_compile(m.t, tt__handle(12345), &c));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the root (id 12345) is not on the tape");
+    c.precision = "int4";
+    CHECK(!tt_compile(m.t, m.loss, &c));
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "precision 'int4' is unknown: use 32-true, bf16-mixed or bf16-true");
+
+    model n; /* share and parameters across contexts */
+    REQUIRE(model_record(second, &n));
+    tt_program *other = model_compile(&n, true, "32-true", false);
+    c = tt_compile_options_default();
+    c.share = other;
+    CHECK(!tt_compile(m.t, m.loss, &c));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` belongs to another context");
+    tt_tape *t = tt_tape_new(ctx);
+    tt_embedding(t, tt_input(t, "ids", TT_I32, 3, 1), tt_param_find(second, "embed.weight"));
+    CHECK(tt_tape_status(t) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'embed.weight' belongs to another context");
+    CHECK(!tt_compile(t, tt__handle(1), NULL)); /* sticky: with the first sentence */
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'embed.weight' belongs to another context");
+    tt_tape_free(t);
+
+    tt_program *first = model_compile(&m, true, "bf16-mixed", false); /* one parameter, two dtypes */
+    CHECK(first && !model_compile(&m, true, "bf16-true", false));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "precision 'bf16-true' needs parameter 'embed.weight' as bf16, but an earlier program holds it as f32");
+    size_t bytes = tt_program_plan(first).bytes;
+    c = tt_compile_options_default();
+    c.precision = "bf16-true";
+    c.share = first;
+    CHECK(!tt_compile(m.t, m.loss, &c) && tt_program_plan(first).bytes == bytes);
+    tt_program_free(first);
+    first = model_compile(&m, true, "bf16-true", false); /* it was never allocated, so the choice is free again */
+    CHECK(first != NULL);
+    tt_program_free(first);
+
+    t = tt_tape_new(ctx); /* two losses */
+    tt_value x = tt_input(t, "x", TT_F32, 4, WIDTH), y = tt_input(t, "y", TT_F32, 4, WIDTH);
+    tt_value h = tt_linear(t, x, tt_param_find(ctx, "layer.1.weight"), NULL);
+    tt_value both = tt_add(t, tt_mean_squared_error(t, h, y, tt__handle(0)), tt_mean_squared_error(t, h, x, tt__handle(0)));
+    c = tt_compile_options_default();
+    tt_program *p = tt_compile(t, both, &c);
+    CHECK(p != NULL);
+    tt_program_free(p);
+    c.accumulate = true;
+    CHECK(!tt_compile(t, both, &c));
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "accumulate divides by the targets of one loss, but the program has 2");
+    tt_value scalar = tt_linear(t, tt_reshape(t, tt_param_value(t, tt_param_find(ctx, "norm.bias")), 1, WIDTH), param2(ctx, "scalar", 1, WIDTH, init_of(TT_INIT_ONES, 0)), NULL);
+    c.accumulate = false;
+    CHECK(!tt_compile(t, scalar, &c)); /* (1, 1), but no loss op: nothing counts its targets */
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "no loss");
+    tt_tape_free(t);
+
+    tt_program_free(other);
+    tt_tape_free(n.t);
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+    TEST_CLOSE(second, &b);
+}
+
+/* A dropout that is off may be the root; inputs may be the root, unread, or an output. */
+TEST(odd_roots_and_unread_inputs)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    float x[8], got[8];
+    int32_t big[4096];
+    tt_stats stats;
+    for (int k = 0; k < 8; k++) x[k] = (float)k;
+    memset(big, 0x11, sizeof big);
+    tt_compile_options c = tt_compile_options_default();
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value in = tt_input(t, "x", TT_F32, 2, 4), unread = tt_input(t, "unread", TT_I32, 4096, 1), target = tt_input(t, "target", TT_F32, 2, 4);
+    tt_value y = tt_linear(t, in, param2(ctx, "w", 4, 4, init_of(TT_INIT_NORMAL, 1)), NULL);
+    tt_value loss = tt_dropout(t, tt_mean_squared_error(t, y, target, tt__handle(0)), 0);
+    tt_output(t, in);
+    tt_program *p = tt_compile(t, loss, &c);
+    if (CHECK(p != NULL)) {
+        CHECK(tt_set(p, in, x, 2) == TT_OK && tt_set(p, target, x, 2) == TT_OK && tt_set(p, unread, big, 4096) == TT_OK);
+        CHECK(tt_step(p, 0.01f, &stats) == TT_OK && stats.grad_norm > 0);
+        CHECK(tt_get(p, loss, got, 8) == TT_OK);
+        CHECK_NEAR(got[0], stats.loss, 1e-6);
+        CHECK(tt_get(p, in, got, 8) == TT_OK && memcmp(x, got, sizeof x) == 0);
+    }
+    tt_program_free(p);
+    c.train = false;
+    p = tt_compile(t, in, &c); /* no instructions at all */
+    if (CHECK(p != NULL)) {
+        CHECK(tt_set(p, unread, big, 4096) == TT_OK && tt_set(p, in, x, 2) == TT_OK && tt_set(p, target, big, 2) == TT_OK && tt_run(p, &stats) == TT_OK);
+        CHECK(tt_get(p, in, got, 8) == TT_OK && memcmp(x, got, sizeof x) == 0);
+        CHECK(tt_program_plan(p).instructions == 0 && tt_plan_text(p, NULL, 0) > 0);
+    }
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* The program that holds the parameters is freed before it was allocated. */
+TEST(parameters_of_a_freed_program)
+{
+    test_allocator a;
+    model m;
+    tt_stats stats;
+    tt_context *ctx = test_open(&a);
+    REQUIRE(model_params(ctx) && model_record(ctx, &m));
+    tt_program *first = model_compile(&m, true, "32-true", false), *second = model_compile(&m, false, "32-true", false);
+    REQUIRE(first && second);
+    tt_program_free(first);
+    CHECK(model_set(&m, second, 0) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "was freed before it was allocated: compile this one again");
+    tt_program_free(second);
+    second = model_compile(&m, false, "32-true", false);
+    CHECK(second && model_set(&m, second, 0) == TT_OK && tt_run(second, &stats) == TT_OK && isfinite(stats.loss));
+    tt_program_free(second);
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* A loss or gradient that is not finite is named and changes nothing. */
+TEST(numbers_that_are_not_finite)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    static const float inputs[3][4] = {{NAN, 2, 3, 4}, {1, 2, 3, 4}, {1e15f, 2, 3, 4}}, all_weights[3][2] = {{1, 1}, {0, 0}, {1, 1}};
+    static const char *const messages[3] = {"the loss 'scale", "no target counts (all are ignored or have weight 0)", "the gradient of 'w' is not finite"};
+    float target[4] = {0, 0, 0, 0}, before[4], after[4];
+    tt_param *w = param2(ctx, "w", 2, 2, init_of(TT_INIT_NORMAL, 1));
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value in = tt_input(t, "x", TT_F32, 2, 2), goal = tt_input(t, "target", TT_F32, 2, 2), weights = tt_input(t, "weights", TT_F32, 2, 1);
+    tt_value loss = tt_scale(t, tt_mean_squared_error(t, tt_linear(t, in, w, NULL), goal, weights), 1e30f);
+    tt_program *p = tt_compile(t, loss, &c);
+    REQUIRE(p != NULL);
+    tt_param_get(w, before);
+    for (int k = 0; k < 3; k++) {
+        CHECK(tt_set(p, in, inputs[k], 2) == TT_OK && tt_set(p, goal, target, 2) == TT_OK && tt_set(p, weights, all_weights[k], 2) == TT_OK);
+        CHECK(tt_step(p, 0.1f, NULL) == TT_ERR_NUMERIC);
+        CHECK_ERROR(ctx, TT_ERR_NUMERIC, messages[k]);
+        CHECK_ERROR(ctx, TT_ERR_NUMERIC, "nothing was updated");
+        tt_param_get(w, after);
+        CHECK(memcmp(before, after, sizeof before) == 0 && p->run.step == 0);
+    }
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+static const test_case tests[] = {
+    TEST_CASE(context_options), TEST_CASE(measured_peak_is_plausible), TEST_CASE(pool_runs_each_task_once), TEST_CASE(contexts_in_parallel),
+    TEST_CASE(every_allocation_may_fail), TEST_CASE(closing_with_things_left_warns), TEST_CASE(nothing_is_printed_but_by_the_logger),
+    TEST_CASE(initial_values), TEST_CASE(parameters_are_made_found_set_and_read), TEST_CASE(a_failed_source_can_be_tried_again),
+    TEST_CASE(frozen_parameters_cost_nothing), TEST_CASE(frozen_parameters_keep_their_bits), TEST_CASE(memory_budget), TEST_CASE(misuse_of_runs),
+    TEST_CASE(misuse_of_compile), TEST_CASE(odd_roots_and_unread_inputs), TEST_CASE(parameters_of_a_freed_program), TEST_CASE(numbers_that_are_not_finite),
+};
+
+int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -1,0 +1,1081 @@
+/* Steps of micro-batches, evaluation, prediction, the state of a run and its faults: tests of >>trainer. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define TINYTRAIN_IMPLEMENTATION
+#include "tinytrain.h"
+#include "test.h"
+
+/* ------------------------------------------------------------------------------------------------- a small run */
+
+enum { TEXTS = 52, BATCH = 8 }; /* an epoch is seven steps, the last of four texts */
+
+/* Texts of the words of tests/golden/vocab_uncased.txt, each class with words of its own, as a table; path valid for long. */
+static const char *texts(void)
+{
+    static char path[1024];
+    static const char *const own[2][6] = {{"bad", "worst", "never", "unhappy", "noir", "ending"}, {"good", "great", "love", "happy", "best", "cafe"}};
+    static const char *const common[] = {"the", "film", "movie", "was", "is", "and", "of", "plot", "story", "acting", "watched", "2023", "play", "director"};
+    uint64_t random = 12345;
+    if (path[0]) return path;
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "texts.csv"));
+    FILE *f = fopen(path, "w");
+    if (!f) { perror(path); exit(2); }
+    fprintf(f, "text,label\n");
+    for (int k = 0; k < TEXTS; k++) {
+        int words = 2 + (int)(test_random(&random) % 17);
+        for (int w = 0; w < words; w++) {
+            bool telling = w == 0 || test_random(&random) % 3 == 0;
+            fprintf(f, "%s%s", w ? " " : "", telling ? own[k % 2][test_random(&random) % 6] : common[test_random(&random) % 14]);
+        }
+        fprintf(f, ",%s\n", k % 2 ? "pos" : "neg");
+    }
+    fclose(f);
+    return path;
+}
+
+typedef struct setup {
+    uint64_t seed;
+    int threads, hidden, layers;
+    float dropout;
+    const char *precision;
+    tt_optimizer_options optimizer;
+    tt_schedule schedule;
+    int batch, accumulate, max_tokens;
+    bool accumulating;          /* the trainer's option                                                              */
+    bool train;
+    size_t memory_budget;
+    test_files *files;          /* hooks that fail; NULL: the default ones                                           */
+} setup;
+
+static setup small(void)
+{
+    setup s;
+    memset(&s, 0, sizeof s);
+    s.seed = 7;
+    s.threads = 1;
+    s.hidden = 24;
+    s.layers = 2;
+    s.dropout = 0.1f;
+    s.precision = "32-true";
+    s.optimizer = tt_train_options_default().optimizer;
+    s.schedule.kind = TT_COSINE;
+    s.schedule.lr = 2e-3f;
+    s.schedule.warmup_steps = 3;
+    s.schedule.total_steps = 30;
+    s.batch = BATCH;
+    s.accumulate = 1;
+    s.train = true;
+    return s;
+}
+
+typedef struct world {
+    test_allocator a;
+    tt_context *ctx;
+    tt_tokenizer *k;
+    tt_dataset *d;
+    tt_loader *l, *all; /* shuffled; in the order of the dataset */
+    tt_bert m;
+    tt_trainer *r;
+    tt_progress progress;
+} world;
+
+static tt_train_options train_options(const setup *s, const tt_loader *l)
+{
+    tt_train_options o = tt_train_options_default();
+    o.train = s->train;
+    o.schedule = s->schedule;
+    o.optimizer = s->optimizer;
+    o.precision = s->precision;
+    o.max_seqs = tt_loader_max_seqs(l);
+    o.max_tokens = tt_loader_max_tokens(l);
+    o.accumulate = s->accumulating || s->accumulate > 1 || s->max_tokens;
+    o.memory_budget = s->memory_budget;
+    return o;
+}
+
+static bool open_world(world *w, const setup *s)
+{
+    memset(w, 0, sizeof *w);
+    tt_context_options o = test_options(&w->a);
+    o.seed = s->seed;
+    o.threads = s->threads;
+    if (s->files) o.files = test_failing_files(s->files, 0, 0);
+    w->ctx = tt_open(&o);
+    w->k = tt_tokenizer_open(w->ctx, TEST_GOLDEN("vocab_uncased.txt"), true);
+    w->d = tt_dataset_table(w->ctx, texts(), NULL, NULL, 0);
+    if (!CHECK(w->k && w->d)) return false;
+    tt_loader_options lo = tt_loader_options_default();
+    lo.batch = s->batch;
+    lo.accumulate = s->accumulate;
+    lo.max_length = 24;
+    lo.max_tokens = s->max_tokens;
+    lo.window = 3;
+    w->l = tt_loader_new(w->ctx, w->d, w->k, &lo);
+    lo.shuffle = false;
+    lo.threads = 0;
+    w->all = tt_loader_new(w->ctx, w->d, w->k, &lo);
+    tt_batch b;
+    if (!CHECK(w->l && w->all)) return false;
+    while (tt_loader_next(w->l, &b)) {} /* its thread has all tokens now, and allocates no more */
+    CHECK(tt_loader_seek(w->l, 0, 0) == TT_OK);
+    tt_bert_config c = tt_bert_config_default(true);
+    c.vocab_size = tt_tokenizer_size(w->k);
+    c.hidden_size = s->hidden;
+    c.layers = s->layers;
+    c.heads = 3;
+    c.intermediate_size = 40;
+    c.max_positions = 24;
+    c.initializer_range = 0.2f;
+    c.dropout = c.attention_dropout = c.classifier_dropout = s->dropout;
+    if (!CHECK(tt_bert_new(w->ctx, &w->m, &c) == TT_OK)) return false;
+    tt_model model = tt_bert_classifier(&w->m);
+    tt_train_options to = train_options(s, w->l);
+    w->r = tt_trainer_new(w->ctx, &model, &to);
+    if (!w->r) CHECK_ERROR(w->ctx, TT_OK, "a trainer");
+    return w->r != NULL;
+}
+
+static void close_world(world *w)
+{
+    tt_trainer_free(w->r);
+    tt_bert_free(&w->m);
+    tt_loader_free(w->all);
+    tt_loader_free(w->l);
+    tt_dataset_free(w->d);
+    tt_tokenizer_free(w->k);
+    TEST_CLOSE(w->ctx, &w->a);
+}
+
+/* Trains n steps from where w->progress stands, over the ends of epochs. */
+static tt_status train(world *w, int n, tt_stats *last)
+{
+    tt_batch b;
+    tt_stats stats;
+    bool updated;
+    tt_status status = tt_loader_seek(w->l, w->progress.epoch, w->progress.step);
+    while (n > 0 && status == TT_OK) {
+        if (!tt_loader_next(w->l, &b)) {
+            if (tt_error_code(w->ctx) != TT_OK) return tt_error_code(w->ctx);
+            w->progress.epoch++;
+            w->progress.step = 0;
+            w->progress.loss_sum = w->progress.targets = w->progress.correct = 0;
+            status = tt_loader_seek(w->l, w->progress.epoch, 0);
+            continue;
+        }
+        status = tt_train_batch(w->r, &b, &stats, &updated);
+        if (status != TT_OK || !updated) continue;
+        w->progress.step++;
+        w->progress.loss_sum += stats.loss * stats.targets;
+        w->progress.targets += stats.targets;
+        w->progress.correct += stats.correct;
+        if (last) *last = stats;
+        n--;
+    }
+    return status;
+}
+
+/* All that a step changes: parameters, optimizer state, gradients that are gathered, the number of steps. To be freed. */
+static char *snapshot(const world *w, size_t *bytes)
+{
+    const tt_program *p = w->r->train;
+    *bytes = (p->arena->memory ? p->arena->persistent : 0) + sizeof p->run.step;
+    char *copy = (char *)malloc(*bytes);
+    memcpy(copy, &p->run.step, sizeof p->run.step);
+    if (p->arena->memory) memcpy(copy + sizeof p->run.step, p->arena->memory, p->arena->persistent);
+    return copy;
+}
+
+static bool same_snapshots(char *a, size_t n, char *b, size_t m) /* frees both */
+{
+    bool same = n == m && memcmp(a, b, n) == 0;
+    free(a);
+    free(b);
+    return same;
+}
+
+static bool same_worlds(const world *a, const world *b)
+{
+    size_t n, m;
+    char *x = snapshot(a, &n), *y = snapshot(b, &m);
+    return same_snapshots(x, n, y, m);
+}
+
+static bool same_files(const char *a, const char *b)
+{
+    size_t n, m;
+    char *x = test_read(a, &n), *y = test_read(b, &m);
+    return x && y ? same_snapshots(x, n, y, m) : (free(x), free(y), false);
+}
+
+/* --------------------------------------------------------------------------------------------------- training */
+
+TEST(loss_falls)
+{
+    setup s = small();
+    world w;
+    tt_stats before, after, last;
+    s.threads = 2;
+    s.schedule.total_steps = 60;
+    if (!open_world(&w, &s)) return;
+    CHECK(tt_evaluate(w.r, w.all, &before) == TT_OK && tt_trainer_steps(w.r) == 0);
+    CHECK(train(&w, 56, &last) == TT_OK);
+    CHECK(w.progress.epoch == 7 && w.progress.step == 7 && w.progress.targets == TEXTS);
+    CHECK(tt_evaluate(w.r, w.all, &after) == TT_OK);
+    CHECK(before.targets == TEXTS && after.targets == TEXTS && after.step == 56);
+    CHECK(after.loss < 0.2 * before.loss && after.correct >= TEXTS - 1 && before.correct < TEXTS - 8);
+    CHECK(last.flops > 0 && last.grad_norm > 0 && last.step == 56);
+    close_world(&w);
+}
+
+TEST(schedule_and_steps)
+{
+    setup s = small();
+    world w;
+    if (!open_world(&w, &s)) return;
+    CHECK(tt_trainer_lr(w.r) == 0); /* step 0 of a warm-up, as in transformers */
+    CHECK(train(&w, 1, NULL) == TT_OK && tt_trainer_steps(w.r) == 1);
+    CHECK_NEAR(tt_trainer_lr(w.r), 2e-3 / 3, 1e-9);
+    CHECK(train(&w, 2, NULL) == TT_OK);
+    CHECK_NEAR(tt_trainer_lr(w.r), 2e-3, 1e-9);
+    CHECK(train(&w, 10, NULL) == TT_OK);
+    CHECK_NEAR(tt_trainer_lr(w.r), 2e-3 * 0.5 * (1 + cos(3.14159265358979 * 10 / 27)), 1e-9);
+    CHECK(tt_trainer_steps(w.r) == 13);
+    close_world(&w);
+}
+
+TEST(options_refused_together)
+{
+    setup s = small();
+    world w;
+    if (!open_world(&w, &s)) return;
+    tt_model model = tt_bert_classifier(&w.m);
+    tt_train_options o = tt_train_options_default();
+    size_t held = tt_allocated_bytes(w.ctx);
+    CHECK(tt_trainer_new(w.ctx, &model, NULL) == NULL);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: total_steps must be set for a schedule that decays; max_seqs is 0: set it, for example from tt_loader_max_seqs");
+    o.schedule.kind = TT_COSINE;
+    o.schedule.lr = -1;
+    o.schedule.min_lr = 2;
+    o.schedule.warmup_steps = 9;
+    o.schedule.total_steps = 5;
+    o.max_seqs = 5;
+    o.max_tokens = 4;
+    o.label_smoothing = 1;
+    o.precision = "fp4";
+    o.optimizer.beta1 = 1;
+    o.optimizer.weight_decay = -2;
+    o.optimizer.clip_norm = NAN;
+    model.classes = 0;
+    CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
+    static const char *const parts[] = {"train options: ", "lr -1 is not a finite number >= 0", "min_lr 2 is not in [0, lr]", "warmup_steps 9 exceeds total_steps 5", "max_tokens 4 is less than max_seqs 5",
+                                        "the model has 0 classes", "label_smoothing 1 is not in [0, 1)", "precision 'fp4' is unknown: use 32-true, bf16-mixed or bf16-true", "beta1 1 is not in [0, 1)",
+                                        "weight_decay -2 is negative", "clip_norm nan is negative"};
+    for (int k = 0; k < TEST_COUNT(parts); k++) CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, parts[k]);
+    o = train_options(&s, w.l);
+    o.schedule.kind = (tt_schedule_kind)9;
+    o.schedule.lr = INFINITY;
+    o.schedule.warmup_steps = -1;
+    o.optimizer.kind = (tt_optimizer_kind)9;
+    model = tt_bert_classifier(&w.m);
+    CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "lr inf is not a finite number >= 0; schedule 9 is unknown; warmup_steps is -1; optimizer options: kind 9 is unknown");
+    CHECK(tt_allocated_bytes(w.ctx) == held); /* nothing was left behind */
+    o = train_options(&s, w.l);
+    o.optimizer.kind = TT_SGD;
+    o.optimizer.nesterov = true;
+    CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "nesterov needs a momentum above 0");
+    close_world(&w);
+}
+
+TEST(micro_batches_equal_one_batch) /* of 16, as 4 x 4, as 16 x 1, and cut by max_tokens */
+{
+    static const struct { int accumulate, max_tokens; } rows[] = {{1, 0}, {4, 0}, {16, 0}, {1, 60}, {3, 60}};
+    world w[TEST_COUNT(rows)];
+    tt_stats stats[TEST_COUNT(rows)];
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        setup s = small();
+        s.dropout = 0; /* its masks depend on the micro-batch */
+        s.batch = 16;
+        s.accumulate = rows[k].accumulate;
+        s.max_tokens = rows[k].max_tokens;
+        s.optimizer.kind = TT_SGD; /* parameters move with the gradient; Adam would divide rounding by itself */
+        s.schedule.kind = TT_CONSTANT;
+        s.schedule.lr = 0.1f;
+        s.schedule.warmup_steps = 0;
+        s.optimizer.clip_norm = 0.5f;
+        if (!open_world(&w[k], &s)) return;
+        CHECK(tt_loader_max_seqs(w[k].l) == (int)tt__ceil_div(16, rows[k].accumulate));
+        CHECK(train(&w[k], 5, &stats[k]) == TT_OK); /* over the end of an epoch of four steps, the last of four texts */
+        CHECK(w[k].progress.epoch == 1 && w[k].progress.step == 1);
+        CHECK(stats[k].targets == 16 && stats[k].correct == stats[0].correct && stats[k].step == 5);
+        CHECK_NEAR(stats[k].loss, stats[0].loss, 1e-5);
+        CHECK_NEAR(stats[k].grad_norm, stats[0].grad_norm, 1e-4 * stats[0].grad_norm);
+        for (int p = 0; p < w[0].ctx->n_params; p++) {
+            const tt_param *a = w[0].ctx->params[p], *b = w[k].ctx->params[p];
+            const float *x = (const float *)(const void *)tt__param_memory(a), *y = (const float *)(const void *)tt__param_memory(b);
+            double worst = 0;
+            for (int64_t i = 0; i < a->size; i++) worst = fmax(worst, fabs(x[i] - y[i]));
+            CHECK_NEAR(worst, 0, 1e-5);
+        }
+    }
+    for (int k = 0; k < TEST_COUNT(rows); k++) close_world(&w[k]);
+}
+
+TEST(max_tokens_splits_steps)
+{
+    setup s = small();
+    world w;
+    tt_batch b;
+    tt_stats stats;
+    bool updated;
+    int micro = 0, updates = 0, seqs = 0;
+    s.batch = 16;
+    s.max_tokens = 40;
+    if (!open_world(&w, &s)) return;
+    CHECK(tt_loader_max_tokens(w.l) == 40);
+    while (tt_loader_next(w.l, &b)) {
+        CHECK(b.rows <= 40);
+        CHECK(tt_train_batch(w.r, &b, &stats, &updated) == TT_OK && updated == b.last_of_step);
+        micro++;
+        seqs += b.seqs;
+        updates += updated;
+        CHECK(tt_trainer_steps(w.r) == updates);
+        if (!updated) { /* between the micro-batches of a step */
+            CHECK(stats.grad_norm == 0);
+            CHECK(tt_trainer_save(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT);
+            CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the micro-batches of one");
+        }
+    }
+    CHECK(updates == 4 && seqs == TEXTS && micro > 12);
+    close_world(&w);
+}
+
+TEST(steps_of_several_micro_batches_need_accumulate)
+{
+    setup s = small();
+    world w;
+    tt_batch b;
+    bool updated = true;
+    if (!open_world(&w, &s)) return;
+    REQUIRE(tt_loader_next(w.l, &b));
+    b.last_of_step = false;
+    CHECK(tt_train_batch(w.r, &b, NULL, &updated) == TT_ERR_ARGUMENT && !updated);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "a step of several micro-batches needs a trainer made with accumulate = true");
+    CHECK(train(&w, 2, NULL) == TT_OK); /* of another size, and nothing is left of the first */
+    close_world(&w);
+}
+
+TEST(batches_that_do_not_fit)
+{
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        setup s = small();
+        world w, undisturbed;
+        tt_batch b, good;
+        float p[2 * BATCH];
+        static int32_t zeros[2000], starts[200];
+        s.accumulating = accumulate;
+        if (!open_world(&w, &s) || !open_world(&undisturbed, &s)) return;
+        for (int k = 0; k < 200; k++) starts[k] = k;
+        REQUIRE(tt_loader_next(w.all, &good));
+        b = good;
+        b.seqs = 0;
+        CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the batch is empty (0 sequences,");
+        b.ids = b.positions = b.types = b.labels = zeros;
+        b.seq_start = starts;
+        b.seqs = b.rows = BATCH + 1; /* more sequences than max_seqs: found after the tokens were taken */
+        CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_SHAPE);
+        CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "for input 'seq_start'");
+        CHECK(tt_predict(w.r, &b, p) == TT_ERR_SHAPE);
+        b.seqs = 1;
+        b.rows = BATCH * 24 + 1;
+        CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_SHAPE);
+        CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "for input 'ids'");
+        b = good;
+        b.labels = zeros;
+        zeros[0] = 2; /* of classes 0 and 1 */
+        CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
+        zeros[0] = 0;
+        CHECK(tt_predict(w.r, &good, p) == TT_OK);
+        CHECK(train(&w, 3, NULL) == TT_OK && train(&undisturbed, 3, NULL) == TT_OK);
+        CHECK(same_worlds(&w, &undisturbed)); /* as if nothing had been */
+        close_world(&w);
+        close_world(&undisturbed);
+    }
+}
+
+TEST(same_bits_for_any_number_of_threads)
+{
+    world w[3];
+    for (int k = 0; k < 3; k++) {
+        setup s = small();
+        s.threads = 1 + k;
+        s.precision = "bf16-true";
+        if (!open_world(&w[k], &s)) return;
+        CHECK(train(&w[k], 9, NULL) == TT_OK);
+        CHECK(same_worlds(&w[0], &w[k]));
+    }
+    for (int k = 0; k < 3; k++) close_world(&w[k]);
+}
+
+/* --------------------------------------------------------------------------------------- evaluation and prediction */
+
+TEST(evaluation_changes_nothing)
+{
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+    for (int k = 0; k < 6; k++) {
+        setup s = small();
+        world a, b;
+        tt_stats first, second;
+        tt_batch micro;
+        s.precision = precisions[k % 3];
+        s.accumulate = k < 3 ? 1 : 4;
+        if (!open_world(&a, &s) || !open_world(&b, &s)) return;
+        CHECK(tt_evaluate(a.r, a.all, &first) == TT_OK);
+        CHECK(train(&a, 4, NULL) == TT_OK && train(&b, 4, NULL) == TT_OK);
+        CHECK(tt_evaluate(a.r, a.all, &first) == TT_OK && tt_evaluate(a.r, a.all, &second) == TT_OK);
+        CHECK(memcmp(&first, &second, sizeof first) == 0 && first.targets == TEXTS && first.grad_norm == 0 && first.step == 4);
+        CHECK(same_worlds(&a, &b));
+        if (k >= 3) { /* also within a step */
+            for (int i = 0; i < 4 && tt_loader_next(a.l, &micro); i++) {
+                CHECK(tt_train_batch(a.r, &micro, NULL, NULL) == TT_OK);
+                CHECK(tt_evaluate(a.r, a.all, &second) == TT_OK);
+            }
+            a.progress.step++;
+            CHECK(train(&b, 1, NULL) == TT_OK && tt_trainer_steps(a.r) == 5);
+        }
+        CHECK(train(&a, 5, NULL) == TT_OK && train(&b, 5, NULL) == TT_OK);
+        CHECK(same_worlds(&a, &b));
+        close_world(&a);
+        close_world(&b);
+    }
+}
+
+TEST(evaluation_does_not_depend_on_the_batches)
+{
+    setup s = small(), other = small();
+    world a, b;
+    tt_stats x, y;
+    other.max_tokens = 30;
+    if (!open_world(&a, &s) || !open_world(&b, &other)) return;
+    CHECK(tt_evaluate(a.r, a.all, &x) == TT_OK && tt_evaluate(b.r, b.all, &y) == TT_OK);
+    CHECK_NEAR(x.loss, y.loss, 1e-6);
+    CHECK(x.correct == y.correct && x.targets == y.targets);
+    CHECK(tt_evaluate(a.r, a.l, &y) == TT_OK); /* a shuffled loader: the same texts */
+    CHECK_NEAR(x.loss, y.loss, 1e-6);
+    CHECK(x.correct == y.correct && x.targets == y.targets);
+    close_world(&a);
+    close_world(&b);
+}
+
+TEST(probabilities)
+{
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+    for (int k = 0; k < 6; k++) {
+        setup s = small();
+        world w;
+        tt_stats stats;
+        tt_batch b;
+        double hits = 0, loss = 0;
+        s.precision = precisions[k % 3];
+        if (!open_world(&w, &s)) return;
+        CHECK(train(&w, 12, NULL) == TT_OK);
+        if (k >= 3) { /* a trainer that only predicts, on parameters of this one */
+            tt_train_options o = train_options(&s, w.l);
+            tt_model model = tt_bert_classifier(&w.m);
+            o.train = false;
+            tt_trainer *only = tt_trainer_new(w.ctx, &model, &o);
+            REQUIRE(only != NULL);
+            tt_trainer_free(w.r);
+            w.r = only;
+            CHECK(tt_trainer_steps(w.r) == 0);
+            CHECK(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
+            CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
+            CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false: it evaluates and predicts only");
+            CHECK(tt_trainer_save(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT && tt_trainer_load(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT);
+        }
+        CHECK(tt_evaluate(w.r, w.all, &stats) == TT_OK && tt_loader_seek(w.all, 0, 0) == TT_OK);
+        while (tt_loader_next(w.all, &b)) {
+            float p[2 * BATCH];
+            CHECK(tt_predict(w.r, &b, p) == TT_OK);
+            for (int i = 0; i < b.seqs; i++) {
+                CHECK_NEAR(p[2 * i] + p[2 * i + 1], 1, 1e-6);
+                CHECK(p[2 * i] >= 0 && p[2 * i + 1] >= 0);
+                hits += (p[2 * i + 1] > p[2 * i]) == (b.labels[i] == 1);
+                loss -= log(p[2 * i + b.labels[i]]);
+            }
+        }
+        CHECK(hits == stats.correct);
+        CHECK_NEAR(loss / TEXTS, stats.loss, 1e-5);
+        close_world(&w);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ memory */
+
+TEST(planned_bytes_are_allocated_bytes)
+{
+    for (int k = 0; k < 6; k++) {
+        setup s = small();
+        world w;
+        s.precision = k % 3 == 0 ? "32-true" : k % 3 == 1 ? "bf16-mixed" : "bf16-true";
+        s.accumulate = k < 3 ? 1 : 2;
+        if (!open_world(&w, &s)) return;
+        tt_plan plan = tt_program_plan(tt_trainer_program(w.r));
+        size_t before = tt_allocated_bytes(w.ctx);
+        CHECK(tt_allocate(w.r->train) == TT_OK);
+        CHECK(tt_allocated_bytes(w.ctx) - before == plan.bytes + 1 + sizeof(tt__block));
+        CHECK(plan.persistent_bytes <= plan.lower_bound_bytes && plan.lower_bound_bytes <= plan.bytes);
+
+        tt_batch b; /* a step and an evaluation take nothing more, not for a moment */
+        REQUIRE(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
+        b.last_of_step = true;
+        long calls = w.a.calls;
+        float p[2 * BATCH];
+        for (int i = 0; i < 3; i++) CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_OK && tt_predict(w.r, &b, p) == TT_OK);
+        CHECK(w.a.calls == calls);
+        size_t arena = plan.bytes;
+        close_world(&w);
+
+        s.memory_budget = arena; /* exactly enough */
+        if (!open_world(&w, &s)) return;
+        tt_trainer_free(w.r);
+        w.r = NULL;
+        tt_model model = tt_bert_classifier(&w.m);
+        tt_train_options o = train_options(&s, w.l);
+        o.memory_budget = arena - 1;
+        CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
+        char text[64];
+        snprintf(text, sizeof text, "memory_budget is %zu", arena - 1);
+        CHECK_ERROR(w.ctx, TT_ERR_BUDGET, text);
+        close_world(&w);
+    }
+}
+
+TEST(allocation_failures) /* of the trainer, its steps, and its state's files */
+{
+    char path[1024];
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
+    long calls = 0;
+    for (long n = 0; n <= calls; n++) {
+        setup s = small();
+        world w;
+        tt_progress progress;
+        s.layers = 1;
+        s.accumulating = true;
+        if (!open_world(&w, &s)) return;
+        tt_trainer_free(w.r);
+        tt_model model = tt_bert_classifier(&w.m);
+        tt_train_options o = train_options(&s, w.l);
+        tt_batch b;
+        CHECK(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
+        b.last_of_step = true;
+        long before = w.a.calls;
+        w.a.fail_at = n ? before + n : 0;
+        tt_status status = (w.r = tt_trainer_new(w.ctx, &model, &o)) ? TT_OK : tt_error_code(w.ctx);
+        if (status == TT_OK) status = tt_train_batch(w.r, &b, NULL, NULL);
+        if (status == TT_OK) status = tt_trainer_save(w.r, path, &w.progress);
+        if (status == TT_OK) status = tt_trainer_load(w.r, path, &progress);
+        if (n == 0) {
+            CHECK(status == TT_OK);
+            calls = w.a.calls - before;
+            CHECK(calls > 50);
+        } else {
+            CHECK(status == TT_ERR_MEMORY && w.a.failed);
+            CHECK_ERROR(w.ctx, TT_ERR_MEMORY, "out of memory");
+            if (w.r) CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_OK && tt_trainer_save(w.r, path, &w.progress) == TT_OK); /* memory is back */
+        }
+        close_world(&w);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- save and resume */
+
+/* N + M steps with all closed and opened in between, and N + M without: the same bits, and the same file. */
+static void resume(const setup *s, const setup *again, int before, int after)
+{
+    char half[1024], whole[1024], resumed[1024], *folder = test_folder();
+    world a, b, c;
+    tt_progress read;
+    snprintf(half, sizeof half, "%s", test_path(folder, "half.safetensors"));
+    snprintf(whole, sizeof whole, "%s", test_path(folder, "whole.safetensors"));
+    snprintf(resumed, sizeof resumed, "%s", test_path(folder, "resumed.safetensors"));
+    if (!open_world(&a, s) || !open_world(&b, s)) return;
+    CHECK(train(&a, before + after, NULL) == TT_OK && tt_trainer_save(a.r, whole, &a.progress) == TT_OK);
+    CHECK(train(&b, before, NULL) == TT_OK);
+    b.progress.best = 0.875;
+    a.progress.best = 0.875;
+    CHECK(tt_trainer_save(a.r, whole, &a.progress) == TT_OK && tt_trainer_save(b.r, half, &b.progress) == TT_OK);
+    tt_progress saved = b.progress;
+    close_world(&b);
+
+    if (!open_world(&c, again)) return;
+    memset(&read, 0xA5, sizeof read);
+    CHECK(tt_trainer_load(c.r, half, &read) == TT_OK && tt_trainer_steps(c.r) == before);
+    CHECK(memcmp(&read, &saved, sizeof read) == 0);
+    c.progress = read;
+    CHECK(train(&c, after, NULL) == TT_OK);
+    CHECK(same_worlds(&a, &c) && memcmp(&a.progress, &c.progress, sizeof a.progress) == 0);
+    CHECK(tt_trainer_lr(a.r) == tt_trainer_lr(c.r));
+    CHECK(tt_trainer_save(c.r, resumed, &c.progress) == TT_OK && same_files(whole, resumed));
+    close_world(&a);
+    close_world(&c);
+}
+
+TEST(resume_in_every_precision_with_every_optimizer)
+{
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+    for (int k = 0; k < 15; k++) { /* in the middle of an epoch, and on into the next */
+        setup s = small();
+        s.precision = precisions[k % 3];
+        s.optimizer.kind = k / 3 == 0 ? TT_ADAMW : k / 3 == 1 ? TT_ADAM : TT_SGD;
+        s.optimizer.momentum = k / 3 >= 3 ? 0.9f : 0;
+        s.optimizer.nesterov = k / 3 == 4;
+        resume(&s, &s, 4, 5);
+    }
+}
+
+TEST(resume_at_the_end_of_an_epoch_and_elsewhere)
+{
+    static const int rows[][2] = {{7, 7}, {0, 3}, {1, 1}, {6, 2}, {7, 1}, {13, 3}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        setup s = small();
+        resume(&s, &s, rows[k][0], rows[k][1]);
+    }
+}
+
+TEST(resume_with_micro_batches_and_other_threads)
+{
+    for (int k = 0; k < 3; k++) {
+        setup s = small(), again;
+        s.accumulate = k == 1 ? 1 : 3;
+        s.max_tokens = k == 1 ? 40 : 0;
+        s.precision = k == 2 ? "bf16-true" : "32-true";
+        again = s;
+        again.threads = 2;
+        resume(&s, &again, 4, 5);
+    }
+}
+
+TEST(resume_without_new_context) /* loading over a run that has gone on */
+{
+    setup s = small();
+    world a;
+    tt_progress p;
+    size_t n, m;
+    char path[1024];
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
+    if (!open_world(&a, &s)) return;
+    CHECK(train(&a, 3, NULL) == TT_OK && tt_trainer_save(a.r, path, &a.progress) == TT_OK);
+    CHECK(train(&a, 6, NULL) == TT_OK);
+    char *first = snapshot(&a, &n);
+    CHECK(tt_trainer_load(a.r, path, &p) == TT_OK && tt_trainer_steps(a.r) == 3);
+    a.progress = p;
+    CHECK(train(&a, 6, NULL) == TT_OK);
+    char *second = snapshot(&a, &m);
+    CHECK(same_snapshots(first, n, second, m));
+    close_world(&a);
+}
+
+TEST(resume_with_frozen_parameters)
+{
+    setup s = small();
+    world w[3];
+    tt_progress p;
+    char path[1024];
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
+    for (int k = 0; k < 3; k++) {
+        if (!open_world(&w[k], &s)) return;
+        tt_trainer_free(w[k].r);
+        CHECK(tt_param_freeze(w[k].ctx, k < 2 ? "*embeddings*" : "*layer.0.*", true) > 0);
+        tt_model model = tt_bert_classifier(&w[k].m);
+        tt_train_options o = train_options(&s, w[k].l);
+        w[k].r = tt_trainer_new(w[k].ctx, &model, &o);
+        REQUIRE(w[k].r != NULL);
+    }
+    CHECK(train(&w[0], 3, NULL) == TT_OK && tt_trainer_save(w[0].r, path, &w[0].progress) == TT_OK && train(&w[0], 3, NULL) == TT_OK);
+    CHECK(tt_trainer_load(w[1].r, path, &w[1].progress) == TT_OK && train(&w[1], 3, NULL) == TT_OK);
+    CHECK(same_worlds(&w[0], &w[1]));
+    CHECK(tt_trainer_load(w[2].r, path, &p) == TT_ERR_FORMAT); /* others are trained */
+    CHECK_ERROR(w[2].ctx, TT_ERR_FORMAT, "has no tensor 'exp_avg.distilbert.embeddings.");
+    for (int k = 0; k < 3; k++) close_world(&w[k]);
+}
+
+/* ------------------------------------------------------------------------------------------------------- faults */
+
+/* Tries to load `path` and checks that it is refused and that neither the trainer nor the progress changes. */
+static void refuse(world *w, const char *path, tt_status status, const char *part)
+{
+    size_t n, m;
+    tt_progress p, before;
+    memset(&p, 0x5A, sizeof p);
+    before = p;
+    char *x = snapshot(w, &n);
+    size_t held = tt_allocated_bytes(w->ctx);
+    CHECK(tt_trainer_load(w->r, path, &p) == status);
+    CHECK_ERROR(w->ctx, status, part);
+    CHECK_ERROR(w->ctx, status, path);
+    char *y = snapshot(w, &m);
+    CHECK(same_snapshots(x, n, y, m));
+    CHECK(memcmp(&p, &before, sizeof p) == 0 && tt_allocated_bytes(w->ctx) == held);
+}
+
+TEST(states_of_other_runs)
+{
+    static const char *const what[] = {"seed", "optimizer", "optimizer too", "no momentum", "momentum", "precision", "precision too", "mixed", "hidden", "layers", "fewer layers", "classes"};
+    static const char *const errors[] = {"was made with seed 8, this run has 7: open the context with the same seed", "was made with another optimizer", "was made with another optimizer",
+                                         "tensors, this run has", "has no tensor 'momentum_buffer.", "was made with another precision than 'bf16-true'", "was made with another precision than '32-true'",
+                                         "was made with another precision than 'bf16-mixed'", "the model or the precision differs", "tensors, this run has", "has no tensor 'distilbert.transformer.layer.2.",
+                                         "'classifier.weight' is F32 of"};
+    for (int k = 0; k < TEST_COUNT(what); k++) {
+        setup s = small(), other;
+        world w, v;
+        char path[1024];
+        size_t n, m;
+        snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
+        if (k == 3) s.optimizer.kind = TT_SGD;
+        if (k == 4) { s.optimizer.kind = TT_SGD; s.optimizer.momentum = 0.9f; }
+        if (k == 5) s.precision = "bf16-true";
+        if (k == 7) s.precision = "bf16-mixed";
+        if (k == 10) s.layers = 3;
+        other = s;
+        if (k == 0) other.seed = 8;
+        if (k == 1) other.optimizer.kind = TT_SGD;
+        if (k == 2) other.optimizer.kind = TT_ADAM;
+        if (k == 3) other.optimizer.momentum = 0.9f;
+        if (k == 4) other.optimizer.momentum = 0;
+        if (k == 5 || k == 7) other.precision = "32-true";
+        if (k == 6) other.precision = "bf16-true";
+        if (k == 8) other.hidden = 30;
+        if (k == 9) other.layers = 3;
+        if (k == 10) other.layers = 2;
+        if (!open_world(&w, &s) || !open_world(&v, &other)) return;
+        if (k == 11) { /* a model of three classes */
+            tt_bert_config c = v.m.config;
+            test_allocator a;
+            tt_context_options o = test_options(&a);
+            o.seed = s.seed;
+            tt_context *ctx = tt_open(&o);
+            tt_bert three;
+            c.classes = 3;
+            c.activation = "gelu";
+            CHECK(tt_bert_new(ctx, &three, &c) == TT_OK);
+            tt_model model = tt_bert_classifier(&three);
+            tt_train_options to = train_options(&s, v.l);
+            tt_trainer *r = tt_trainer_new(ctx, &model, &to);
+            REQUIRE(r != NULL);
+            CHECK(tt_trainer_save(r, path, &v.progress) == TT_OK);
+            tt_trainer_free(r);
+            tt_bert_free(&three);
+            TEST_CLOSE(ctx, &a);
+        } else {
+            CHECK(train(&v, 2, NULL) == TT_OK && tt_trainer_save(v.r, path, &v.progress) == TT_OK);
+        }
+        CHECK(train(&w, 2, NULL) == TT_OK);
+        refuse(&w, path, k <= 2 || (k >= 5 && k <= 7) ? TT_ERR_ARGUMENT : TT_ERR_FORMAT, errors[k]);
+        CHECK(train(&w, 1, NULL) == TT_OK); /* it goes on as if nothing had been */
+        char *x = snapshot(&w, &n);
+        world u;
+        if (!open_world(&u, &s)) return;
+        CHECK(train(&u, 3, NULL) == TT_OK);
+        char *y = snapshot(&u, &m);
+        CHECK(same_snapshots(x, n, y, m));
+        close_world(&u);
+        close_world(&w);
+        close_world(&v);
+    }
+}
+
+/* Copies a state file without tensor `drop`, with a further tensor `add`, with `flatten` as one dimension, or with element
+   header_at (from 0; -1: none) of "tinytrain.run" changed. */
+static void copy_state(const char *from, const char *to, const char *drop, const char *add, const char *flatten, int header_at, int64_t header_value)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_safetensors *file = tt_safetensors_open(ctx, from);
+    tt_tensor_info info[200];
+    const void *data[200];
+    int64_t header[16], zero = 0;
+    int n = 0;
+    if (!CHECK(file != NULL)) exit(2);
+    memset(info, 0, sizeof info);
+    for (int k = 0; k < tt_safetensors_count(file); k++) {
+        info[n] = *tt_safetensors_info(file, k);
+        data[n] = tt_safetensors_data(file, k);
+        if (drop && strcmp(drop, info[n].name) == 0) continue;
+        if (flatten && strcmp(flatten, info[n].name) == 0) {
+            info[n].dims[0] *= info[n].dims[1];
+            info[n].ndim = 1;
+        }
+        if (header_at >= 0 && strcmp(info[n].name, "tinytrain.run") == 0) {
+            memcpy(header, data[n], info[n].bytes);
+            header[header_at] = header_value;
+            data[n] = header;
+        }
+        n++;
+    }
+    if (add) {
+        memset(&info[n], 0, sizeof info[n]);
+        info[n].name = add;
+        info[n].dtype = "I64";
+        info[n].ndim = 1;
+        info[n].dims[0] = 1;
+        info[n].bytes = 8;
+        data[n++] = &zero;
+    }
+    tt_safetensors_writer *w = tt_safetensors_begin(ctx, to, info, n, NULL);
+    for (int k = 0; k < n && w; k++) CHECK(tt_safetensors_write(w, data[k], info[k].bytes) == TT_OK);
+    CHECK(w && tt_safetensors_end(w) == TT_OK);
+    tt_safetensors_close(file);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(damaged_states)
+{
+    for (int allocated = 1; allocated >= 0; allocated--) { /* before the first step nothing need be in memory */
+        setup s = small();
+        world w;
+        char path[1024], bad[1024], *folder = test_folder();
+        size_t n;
+        snprintf(path, sizeof path, "%s", test_path(folder, "state.safetensors"));
+        snprintf(bad, sizeof bad, "%s", test_path(folder, "bad.safetensors"));
+        if (!open_world(&w, &s)) return;
+        CHECK(train(&w, 3, NULL) == TT_OK && tt_trainer_save(w.r, path, &w.progress) == TT_OK);
+        if (!allocated) {
+            close_world(&w);
+            if (!open_world(&w, &s)) return;
+            CHECK(tt_allocate(w.r->train) == TT_OK);
+        } else {
+            CHECK(train(&w, 2, NULL) == TT_OK);
+        }
+        char *bytes = test_read(path, &n);
+        for (int k = 0; k < 12; k++) {
+            const size_t keep[] = {0, 1, 7, 8, 9, 500, 3000, n / 4, n / 2, n - 4000, n - 2, n - 1};
+            test_write(bad, bytes, keep[k]);
+            refuse(&w, bad, TT_ERR_FORMAT, "bad.safetensors'");
+        }
+        bytes[20] ^= 0x10; /* in the header; the data has no checksum */
+        test_write(bad, bytes, n);
+        refuse(&w, bad, TT_ERR_FORMAT, "bad.safetensors'");
+        free(bytes);
+        remove(bad);
+        refuse(&w, bad, TT_ERR_FILE, "cannot open '");
+
+        copy_state(path, bad, NULL, "one.more", NULL, -1, 0);
+        refuse(&w, bad, TT_ERR_FORMAT, "tensors, this run has");
+        copy_state(path, bad, "exp_avg_sq.pre_classifier.bias", NULL, NULL, -1, 0);
+        refuse(&w, bad, TT_ERR_FORMAT, "has no tensor 'exp_avg_sq.pre_classifier.bias'");
+        copy_state(path, bad, "exp_avg_sq.pre_classifier.bias", "another", NULL, -1, 0);
+        refuse(&w, bad, TT_ERR_FORMAT, "has no tensor 'exp_avg_sq.pre_classifier.bias'");
+        copy_state(path, bad, "classifier.bias", NULL, NULL, -1, 0);
+        refuse(&w, bad, TT_ERR_FORMAT, "has no tensor 'classifier.bias'");
+        copy_state(path, bad, "tinytrain.run", NULL, NULL, -1, 0);
+        refuse(&w, bad, TT_ERR_FORMAT, "has no tensor 'tinytrain.run': it is no state of this model and optimizer");
+        copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0); /* of one element */
+        refuse(&w, bad, TT_ERR_FORMAT, "tensor 'tinytrain.run' is I64 of 8 bytes");
+        copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
+        refuse(&w, bad, TT_ERR_FORMAT, "tensor 'exp_avg.classifier.weight' is F32 of");
+        copy_state(path, bad, NULL, NULL, NULL, 0, 77); /* version */
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 1");
+        copy_state(path, bad, NULL, NULL, NULL, 2, -5); /* steps */
+        refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
+        refuse(&w, TEST_GOLDEN("distilbert/model.safetensors"), TT_ERR_FORMAT, "has no tensor 'tinytrain.run'");
+        refuse(&w, TEST_GOLDEN("distilbert/config.json"), TT_ERR_FORMAT, "config.json'");
+
+        copy_state(path, bad, NULL, NULL, NULL, -1, 0); /* and the copy itself is good */
+        CHECK(tt_trainer_load(w.r, bad, &w.progress) == TT_OK && tt_trainer_steps(w.r) == 3 && w.progress.step == 3);
+        close_world(&w);
+    }
+}
+
+TEST(files_that_fail)
+{
+    static const struct { char op; const char *verb; } faults[] = {{'o', "cannot create '"}, {'w', "cannot write '"}, {'s', "cannot sync '"}, {'c', "cannot close '"}, {'n', "cannot rename '"}};
+    static const struct { char op; const char *verb; } reads[] = {{'o', "cannot open '"}, {'z', "cannot tell the size of '"}, {'r', "cannot read "}};
+    setup s = small();
+    test_files f;
+    world w;
+    char path[1024], *folder = test_folder(), temporary[1100];
+    size_t n, m;
+    s.files = &f;
+    snprintf(path, sizeof path, "%s", test_path(folder, "state.safetensors"));
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    if (!open_world(&w, &s)) return;
+    CHECK(train(&w, 2, NULL) == TT_OK && tt_trainer_save(w.r, path, &w.progress) == TT_OK);
+    char *old = test_read(path, &n);
+    CHECK(train(&w, 2, NULL) == TT_OK);
+    for (int k = 0; k < TEST_COUNT(faults); k++)
+        for (long at = 1;; at++) { /* the n-th call of that kind fails, until there is none */
+            char *before = snapshot(&w, &m);
+            size_t held = tt_allocated_bytes(w.ctx), l;
+            f.fail = faults[k].op;
+            f.at = at;
+            f.calls = 0;
+            tt_status status = tt_trainer_save(w.r, path, &w.progress);
+            f.fail = 0;
+            char *now = test_read(path, &l), *after, *left = test_read(temporary, &l);
+            CHECK(left == NULL);
+            free(left);
+            if (status == TT_OK) { /* put the old file back for the next kind */
+                CHECK(f.calls < f.at && at > 1);
+                free(now);
+                free(before);
+                test_write(path, old, n);
+                break;
+            }
+            CHECK(status == TT_ERR_FILE);
+            CHECK_ERROR(w.ctx, TT_ERR_FILE, faults[k].verb);
+            CHECK_ERROR(w.ctx, TT_ERR_FILE, "state.safetensors.tmp': injected");
+            free(now);
+            now = test_read(path, &l);
+            CHECK(now && l == n && memcmp(now, old, n) == 0); /* the old file, whole */
+            free(now);
+            after = snapshot(&w, &l);
+            CHECK(same_snapshots(before, m, after, l) && tt_allocated_bytes(w.ctx) == held);
+        }
+    for (int k = 0; k < TEST_COUNT(reads); k++) {
+        char *before = snapshot(&w, &m);
+        size_t l;
+        tt_progress p;
+        f.fail = reads[k].op;
+        f.at = 1;
+        f.calls = 0;
+        CHECK(tt_trainer_load(w.r, path, &p) == TT_ERR_FILE);
+        f.fail = 0;
+        CHECK_ERROR(w.ctx, TT_ERR_FILE, reads[k].verb);
+        CHECK_ERROR(w.ctx, TT_ERR_FILE, "state.safetensors': injected");
+        char *after = snapshot(&w, &l);
+        CHECK(same_snapshots(before, m, after, l));
+    }
+    CHECK(tt_trainer_load(w.r, path, &w.progress) == TT_OK && tt_trainer_steps(w.r) == 2);
+    free(old);
+    close_world(&w);
+}
+
+/* A token of no text, [MASK], gets a row of NaN: only batches that hold it are poisoned. */
+static void poison(world *w, tt_batch *b, int32_t *ids)
+{
+    memcpy(ids, b->ids, sizeof *ids * (size_t)b->rows);
+    ids[1] = tt_tokenizer_find(w->k, "[MASK]");
+    b->ids = ids;
+}
+
+static void poison_row(world *w, bool nan)
+{
+    int64_t n = tt_param_size(w->m.word), hidden = w->m.config.hidden_size, row = tt_tokenizer_find(w->k, "[MASK]");
+    float *x = (float *)malloc(sizeof(float) * (size_t)n);
+    CHECK(tt_param_get(w->m.word, x) == TT_OK);
+    for (int64_t k = 0; k < hidden; k++) x[row * hidden + k] = nan ? NAN : 0.0f;
+    CHECK(tt_param_set(w->m.word, x) == TT_OK);
+    free(x);
+}
+
+TEST(nan_in_a_step_loses_nothing)
+{
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+    for (int k = 0; k < 6; k++) {
+        setup s = small();
+        world w, healthy;
+        tt_batch b;
+        tt_stats stats;
+        int32_t ids[400];
+        size_t n, m;
+        bool updated = true;
+        s.precision = precisions[k % 3];
+        s.accumulate = k < 3 ? 1 : 4;
+        if (!open_world(&w, &s) || !open_world(&healthy, &s)) return;
+        poison_row(&w, true);
+        poison_row(&healthy, true);
+        CHECK(train(&w, 2, NULL) == TT_OK && train(&healthy, 2, NULL) == TT_OK);
+        CHECK(same_worlds(&w, &healthy));
+        for (int bad = 0; bad < s.accumulate; bad++) { /* which micro-batch of the step it is */
+            char *before = snapshot(&w, &n);
+            CHECK(tt_loader_seek(w.l, 0, 2) == TT_OK);
+            for (int micro = 0; micro < s.accumulate; micro++) {
+                REQUIRE(tt_loader_next(w.l, &b));
+                if (micro == bad) poison(&w, &b, ids);
+                tt_status status = tt_train_batch(w.r, &b, &stats, &updated);
+                CHECK(!updated);
+                if (micro < bad) CHECK(status == TT_OK);
+                if (micro == bad) {
+                    CHECK(status == TT_ERR_NUMERIC);
+                    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "step 2, micro-batch ");
+                    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "the loss 'loss' is not finite; nothing was updated");
+                }
+                if (micro > bad) {
+                    CHECK(status == TT_ERR_ARGUMENT);
+                    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others are refused, up to the last, and nothing is updated");
+                }
+            }
+            CHECK(b.last_of_step && tt_trainer_steps(w.r) == 2);
+            char *after = snapshot(&w, &m);
+            if (s.accumulate == 1) CHECK(n == m && memcmp(before, after, n) == 0);
+            free(before);
+            free(after);
+        }
+        CHECK(train(&w, 4, NULL) == TT_OK && train(&healthy, 4, NULL) == TT_OK); /* the step again, and on */
+        CHECK(tt_trainer_steps(w.r) == 6);
+        /* Adam's steps leave the row NaN: without it the bytes are alike even where NaNs are not */
+        poison_row(&w, false);
+        poison_row(&healthy, false);
+        char path[1024], other[1024], *folder = test_folder();
+        snprintf(path, sizeof path, "%s", test_path(folder, "a"));
+        snprintf(other, sizeof other, "%s", test_path(folder, "b"));
+        CHECK(tt_trainer_save(w.r, path, &w.progress) == TT_OK && tt_trainer_save(healthy.r, other, &healthy.progress) == TT_OK);
+        CHECK(same_files(path, other));
+        close_world(&w);
+        close_world(&healthy);
+    }
+}
+
+TEST(a_gradient_that_is_not_finite_is_named)
+{
+    setup s = small();
+    world w;
+    size_t n, m;
+    s.dropout = 0;
+    if (!open_world(&w, &s)) return;
+    CHECK(train(&w, 1, NULL) == TT_OK);
+    float *x = (float *)malloc(sizeof(float) * (size_t)tt_param_size(w.m.classifier_w));
+    for (int64_t k = 0; k < tt_param_size(w.m.classifier_w); k++) x[k] = (k % 2 ? 1 : -1) * 1e37f; /* the loss is huge, its gradient times these overflows a square */
+    CHECK(tt_param_set(w.m.classifier_w, x) == TT_OK);
+    free(x);
+    char *before = snapshot(&w, &n);
+    CHECK(train(&w, 1, NULL) == TT_ERR_NUMERIC);
+    CHECK(strstr(tt_error(w.ctx), "step 1: ") && strstr(tt_error(w.ctx), "nothing was updated"));
+    if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("  %s\n", tt_error(w.ctx));
+    char *after = snapshot(&w, &m);
+    CHECK(same_snapshots(before, n, after, m));
+    close_world(&w);
+}
+
+TEST(an_untrained_trainer_saves_and_loads)
+{
+    setup s = small();
+    world a, b;
+    char path[1024];
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
+    if (!open_world(&a, &s) || !open_world(&b, &s)) return;
+    a.progress.best = -INFINITY;
+    a.progress.loss_sum = 1.0 / 3;
+    a.progress.targets = 1e300;
+    a.progress.epoch = INT64_MAX;
+    CHECK(tt_trainer_save(a.r, path, &a.progress) == TT_OK);
+    CHECK(tt_trainer_load(b.r, path, &b.progress) == TT_OK && tt_trainer_steps(b.r) == 0);
+    CHECK(memcmp(&a.progress, &b.progress, sizeof a.progress) == 0 && same_worlds(&a, &b));
+    close_world(&a);
+    close_world(&b);
+}
+
+static const test_case tests[] = {
+    TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together), TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
+    TEST_CASE(steps_of_several_micro_batches_need_accumulate), TEST_CASE(batches_that_do_not_fit), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(evaluation_changes_nothing),
+    TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities), TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(allocation_failures),
+    TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
+    TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
+    TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
+};
+
+int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
