@@ -5415,7 +5415,7 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
-    float scratch[1];
+    float scratch[TT__LANES]; /* one would do, but gcc cannot see it */
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch) : 1.0f;
 }
 
@@ -5831,6 +5831,28 @@ tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_
     return p;
 }
 
+static void tt__param_drop_source(tt_param *p)
+{
+    if (p->release) p->release(p->ctx, p->source);
+    p->read = NULL;
+    p->release = NULL;
+    p->source = NULL;
+}
+
+static void tt__param_free(tt_param *p)
+{
+    tt__param_drop_source(p);
+    tt__arena_release(p->ctx, p->arena);
+    tt__free(p->ctx, p->name);
+    tt__free(p->ctx, p);
+}
+
+/* Undoes the creation of all parameters but the first `count`; no tape may know them. */
+static void tt__params_undo(tt_context *ctx, int count)
+{
+    while (ctx->n_params > count) tt__param_free(ctx->params[--ctx->n_params]);
+}
+
 const char *tt_param_name(const tt_param *p) { return p->name; }
 int tt_param_ndim(const tt_param *p) { return p->ndim; }
 const int64_t *tt_param_dims(const tt_param *p) { return p->dims; }
@@ -5846,14 +5868,6 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
         n++;
     }
     return n;
-}
-
-static void tt__param_drop_source(tt_param *p)
-{
-    if (p->release) p->release(p->ctx, p->source);
-    p->read = NULL;
-    p->release = NULL;
-    p->source = NULL;
 }
 
 static char *tt__param_memory(const tt_param *p) { return p->arena && p->arena->memory ? p->arena->memory + p->offset : NULL; }
@@ -5932,13 +5946,7 @@ tt_status tt_param_get(const tt_param *p, float *values) { return tt__param_read
 void tt_close(tt_context *ctx)
 {
     if (!ctx) return;
-    for (int k = 0; k < ctx->n_params; k++) {
-        tt_param *p = ctx->params[k];
-        tt__param_drop_source(p);
-        tt__arena_release(ctx, p->arena);
-        tt__free(ctx, p->name);
-        tt__free(ctx, p);
-    }
+    tt__params_undo(ctx, 0);
     tt__free(ctx, ctx->params);
     tt__pool_free(ctx, ctx->pool);
     if (ctx->allocated) tt__log(ctx, TT_LOG_WARNING, "close", "%zu bytes are still held: free programs, tapes and trainers before the context", ctx->allocated);
@@ -6369,10 +6377,14 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld", (long long)rows, x->name, x->shape.axis ? "1 to " : "", (long long)x->shape.rows);
     if (x->shape.axis) {
         int64_t *axis = &p->axis_rows[x->shape.axis];
-        for (int32_t k = 1; k < p->t->n_values; k++)
-            if (p->is_set[k] && k != v.id && p->t->values[k].shape.axis == x->shape.axis && *axis != rows - x->shape.extra)
+        bool other = *axis != rows - x->shape.extra, again = p->is_set[v.id];
+        for (int32_t k = 1; k < p->t->n_values && other; k++) {
+            if (!p->is_set[k] || k == v.id || p->t->values[k].shape.axis != x->shape.axis) continue;
+            if (again) p->is_set[k] = false; /* set anew with another number of rows: the rest of its axis must follow */
+            else
                 return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with %lld on the same axis '%s'", x->name, (long long)rows,
                                 p->t->values[k].name, (long long)(*axis + p->t->values[k].shape.extra), p->t->axes[x->shape.axis].name);
+        }
         *axis = rows - x->shape.extra;
     }
     p->is_set[v.id] = true;
@@ -9395,6 +9407,7 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
     char name[256];
     const tt__bert_row *row;
+    int params = ctx->n_params;
     memset(m, 0, sizeof *m);
     tt_status status = tt__bert_check(ctx, config);
     if (status != TT_OK) return status;
@@ -9413,6 +9426,7 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
         tt_init init = {row->init == 'n' ? TT_INIT_NORMAL : row->init == '1' ? TT_INIT_ONES : TT_INIT_ZEROS, config->initializer_range};
         *slot = tt_param_new(ctx, name, row->cols ? 2 : 1, dims, init);
         if (!*slot) {
+            tt__params_undo(ctx, params);
             tt_bert_free(m);
             return ctx->status;
         }
@@ -9606,6 +9620,7 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
     tt_bert_config config;
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
+    int params = ctx->n_params;
     tt_status status = tt__path_join(ctx, path, folder, "config.json");
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
     if (status == TT_OK) status = tt__bert_read_config(&j, &config, activation, class_names);
@@ -9620,7 +9635,9 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
     if (status == TT_OK) status = tt__bert_attach(m, c, path);
     if (status == TT_OK && same_classes) memcpy(m->class_names, class_names, sizeof class_names);
     tt__checkpoint_release(c, ctx);
-    if (status != TT_OK) tt_bert_free(m);
+    if (status == TT_OK) return TT_OK;
+    tt__params_undo(ctx, params);
+    tt_bert_free(m);
     return status;
 }
 
@@ -9845,13 +9862,6 @@ static tt_status tt__must_train(const tt_trainer *r)
     return r->train ? TT_OK : tt__fail(r->ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false: it evaluates and predicts only");
 }
 
-static bool tt__reads(const tt_program *p, tt_value v)
-{
-    for (int k = 0; k < p->t->n_code; k++)
-        for (int j = 0; j < TT__MAX_IN; j++) if (p->t->code[k].in[j] == v.id) return true;
-    return false;
-}
-
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b)
 {
     struct { tt_value v; const int32_t *data; int64_t rows; } set[] = {
@@ -9859,7 +9869,6 @@ static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b)
         {r->in.seq_start, b->seq_start, b->seqs + 1}, {r->in.first, b->seq_start, b->seqs}, {r->labels, b->labels, b->seqs}};
     if (b->seqs < 1 || b->rows < 1) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs, b->rows);
     for (int k = 0; k < TT__COUNT(set); k++) {
-        if (!tt__reads(p, set[k].v)) continue; /* types, where the model has none */
         tt_status status = tt_set(p, set[k].v, set[k].data, set[k].rows);
         if (status == TT_OK) continue;
         tt__forget_inputs(p); /* the next batch may have another number of rows */

@@ -1089,6 +1089,43 @@ TEST(every_op_has_a_case)
     }
 }
 
+/* Far from 0 an activation is x, 0, 1 or -1, and its derivative 1 or 0: nothing may be left of 1 - 1 and multiplied by a large x. */
+TEST(activations_far_from_zero)
+{
+    static const char *const isa[] = {"portable", "avx2", "avx512"};
+    static float x[8] = {-1e4f, 1e4f, -200, 200, -90, 90, -1e10f, 1e10f};
+    for (int k = 0; k < 3; k++)
+        for (int act = TT__ACT_GELU; act <= TT__ACT_SILU && has_isa(isa[k]); act++) {
+            test_allocator a;
+            tt_context_options co = test_options(&a);
+            co.isa = isa[k];
+            tt_context *ctx = tt_open(&co);
+            int64_t dims[2] = {1, 8};
+            tt_init zeros = {TT_INIT_ZEROS, 0};
+            tt_compile_options o = tt_compile_options_default();
+            tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros);
+            tt_tape *t = tt_tape_new(ctx);
+            tt_value y = tt__activation(t, tt_param_value(t, w), act), target = tt_input(t, "target", TT_F32, 1, 8);
+            tt_value loss = tt_mean_squared_error(t, y, target, tt__handle(0));
+            float far[8], got[8], gradient_of[8];
+            tt_output(t, y);
+            tt_param_set(w, x);
+            o.accumulate = true;
+            tt_program *p = tt_compile(t, loss, &o);
+            for (int c = 0; c < 8; c++) far[c] = -4e12f; /* the gradient that enters: 1e12 */
+            if (CHECK(p && tt_set(p, target, far, 1) == TT_OK && tt_micro_step(p, NULL) == TT_OK && tt_get(p, y, got, 8) == TT_OK && tt_get_gradient(p, w, gradient_of) == TT_OK))
+                for (int c = 0; c < 8; c++) {
+                    double limit = act == TT__ACT_TANH ? (x[c] > 0 ? 1 : -1) : x[c] > 0 ? x[c] : 0;
+                    snprintf(where, sizeof where, "%s(%g), %s", tt__act_name(act), (double)x[c], isa[k]);
+                    report(fabs(got[c] - limit) <= 1e-12 * fabs((double)x[c]), "is %.9g, expected %.9g", (double)got[c], limit);
+                    report(fabs(gradient_of[c] / 1e12 - (act == TT__ACT_TANH ? 0 : limit > 0)) <= 0.003, "has the derivative %.9g", gradient_of[c] / 1e12);
+                }
+            tt_program_free(p);
+            tt_tape_free(t);
+            TEST_CLOSE(ctx, &a);
+        }
+}
+
 /* ------------------------------------------------------------------------------------------------------ dropout */
 
 /* Masks are those of the documented generator in every step and micro-batch, the same when run again, different elsewhere. */
@@ -1736,7 +1773,7 @@ TEST(unused_inputs)
 static const test_case tests[] = {
     TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512),
     TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(every_op_has_a_case),
-    TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
+    TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
     TEST_CASE(unused_inputs),
