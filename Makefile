@@ -31,7 +31,7 @@ help:
 	@echo "make test         build and run all tests; T='name*' runs those, TESTS=tests/test_x.c that program"
 	@echo 'make coverage     lines of tinytrain.h that the tests run; fails below 90% (GCOV, gcc)'
 	@echo 'make bench        build the benchmarks, as $(B)/NAME, and run those that need no data; A=--json prints one object a line'
-	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI'
+	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with'
 	@echo 'make install      header and pkg-config file, below PREFIX ($(PREFIX)) and DESTDIR'
 	@echo 'make clean        remove $(B)'
 	@echo 'Variables: CC ($(CC)), CFLAGS ($(CFLAGS)), B, PYTHON'
@@ -70,13 +70,13 @@ test: $(LOGS)
 # gcc's line counts of all programs added up; a line that one instruction set ran counts as run.
 coverage: FORCE
 	@rm -f $(B)/coverage/*.gcda
-	@$(MAKE) test B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' CFLAGS='-O1 --coverage'
+	@$(MAKE) test B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)'
 	@for f in $(B)/coverage/*.gcda; do $(GCOV) -t -o $(B)/coverage $$f; done | sh tests/run.sh coverage tinytrain.h 90 $(B)/coverage/not_run.txt
 
 bench: $(BENCHES)
 	@for b in $(MEASURED); do echo "== $$b" >&2; $$b $(A) || exit 1; done
 
-bench-peers:
+bench-peers: $(PEERS)
 	python3 -m venv build/venv
 	build/venv/bin/pip install --quiet torch transformers safetensors numpy
 	build/venv/bin/python -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)'

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does transformers compute the same logits from a folder that tinytrain saved?
 
-    python bench/check_export.py FOLDER TEXTS [--program build/bench_logits] [--count 100] [--tolerance 1e-4]
+    python bench/check_export.py FOLDER TEXTS [--program build/logits] [--count 100] [--tolerance 1e-4]
 
 TEXTS: a file with a text on each line, or a folder of .txt files (the first COUNT by name). Tokenizer and model are loaded from
 FOLDER by transformers' Auto classes. Prints the largest difference; status 1 if it exceeds the tolerance.
@@ -21,7 +21,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("folder")
     p.add_argument("texts")
-    p.add_argument("--program", default="build/bench_logits")
+    p.add_argument("--program", default="build/logits")
     p.add_argument("--count", type=int, default=100)
     p.add_argument("--tolerance", type=float, default=1e-4)
     args = p.parse_args()

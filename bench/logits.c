@@ -1,6 +1,6 @@
 /* The logits that a saved (Distil)BERT classifier gives each line of standard input, with nine digits, tab separated:
 
-       build/bench_logits FOLDER < texts.txt
+       build/logits FOLDER < texts.txt
 
    bench/check_export.py compares them with what transformers computes from the same folder. */
 
@@ -17,7 +17,7 @@ int main(int argc, char **argv)
     tt_bert m;
     tt_text_inputs in;
     tt_context *ctx = argc == 2 ? tt_open(NULL) : NULL;
-    if (!ctx) return fprintf(stderr, "usage: bench_logits FOLDER < texts\n"), 2;
+    if (!ctx) return fprintf(stderr, "usage: logits FOLDER < texts\n"), 2;
     tt_tokenizer *k = tt_tokenizer_load(ctx, argv[1]);
     tt_status status = k ? tt_bert_load(ctx, &m, argv[1], 0) : tt_error_code(ctx);
     if (status != TT_OK) return fprintf(stderr, "%s\n", tt_error(ctx)), 1;

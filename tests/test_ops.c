@@ -762,7 +762,10 @@ static int loss_of(int result, bool projected)
 {
     node *n = &g->nodes[result];
     double most = 0;
-    if (n->loss) return result;
+    if (n->loss) { /* a row's gradient is a difference of numbers up to 1 / rows, which may cancel altogether */
+        g->upstream = g->gain / g->nodes[n->in[0]].rows;
+        return result;
+    }
     if (projected) n = &g->nodes[result = linear(result, W(1, n->cols), 0)];
     evaluate();
     int target = input(n->kind, n->rows, n->cols, 1);
