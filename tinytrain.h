@@ -353,7 +353,7 @@ tt_status tt_allocate(tt_program *p);
 /* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Inputs keep their values until set
    again only if nothing else uses their place, so set every input before every run. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
-/* Copies value v (an output, the root or an input's current rows) as floats, rows * width of them. */
+/* Copies value v (the root, or marked with tt_output) as floats, rows * width of them; after a run. */
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity);
 
 typedef struct tt_stats {
@@ -1900,12 +1900,18 @@ static bool tt__shape_MEAN_POOL(tt_tape *t, const tt__instr *i, tt__shape *out)
     return out[0].rows >= 1 || tt__bad(t, i, 1, "sequence starts of at least one sequence");
 }
 
+static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows) /* of a loss: they get no gradient */
+{
+    if (!tt__shape_in(t, i, k, rows, 1)) return false;
+    return t->values[t->values[i->in[k]].base].storage == TT__INPUT || tt__bad(t, i, k, "an input: weights take no gradient");
+}
+
 static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *logits = tt__in(t, i, 0);
     if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
     if (!tt__same_rows(logits, tt__in(t, i, 1))) return tt__bad(t, i, 1, "as many rows as the logits");
-    if (i->in[2] && !tt__shape_in(t, i, 2, logits, 1)) return false;
+    if (i->in[2] && !tt__weights_in(t, i, 2, logits)) return false;
     if (!(i->attr.smoothing >= 0 && i->attr.smoothing < 1))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)", i->attr.smoothing);
     tt__set_fixed(&out[0], TT_F32, 1, 1);
@@ -1918,7 +1924,7 @@ static bool tt__shape_MEAN_SQUARED_ERROR(tt_tape *t, const tt__instr *i, tt__sha
 {
     const tt__shape *x = tt__in(t, i, 0);
     if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, x, x->cols)) return false;
-    if (i->in[2] && !tt__shape_in(t, i, 2, x, 1)) return false;
+    if (i->in[2] && !tt__weights_in(t, i, 2, x)) return false;
     tt__set_fixed(&out[0], TT_F32, 1, 1);
     tt__set_fixed(&out[2], TT_F32, 1, 4);
     return true;
@@ -6171,7 +6177,8 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
         const tt__value *x = &p->t->values[v];
         if (x->persistent && x->base == v && !(x->storage == TT__PARAMETER && ctx->params[x->param]->arena)) persistent_needed += tt__storage_bytes(x);
     }
-    bytes = persistent_needed + p->transient + (shared ? shared->persistent : 0);
+    bytes = persistent_needed + p->transient;
+    if (shared) bytes = persistent_needed + shared->persistent + (p->transient > shared->transient ? p->transient : shared->transient);
     if (p->options.memory_budget && bytes > p->options.memory_budget)
         return tt__fail(ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu: %zu are persistent (parameters, optimizer, gradients), the rest is "
                         "proportional to the capacity of the axes; the smallest budget with these options is %zu", bytes,
@@ -6528,9 +6535,13 @@ static tt_status tt__micro(tt_program *p)
     return TT_OK;
 }
 
+static tt_status tt__check_lr(tt_program *p, float lr)
+{
+    return lr >= 0 && isfinite(lr) ? TT_OK : tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
+}
+
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
-    if (!(lr >= 0) || !isfinite(lr)) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
     if (!(p->targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing was updated", (long long)p->run.step);
     p->run.lr = lr;
     p->run.grad_scale = p->run.accumulate ? p->run.loss_norm / p->targets : 1;
@@ -6557,8 +6568,10 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 
 tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
 {
+    tt_status status = tt__check_lr(p, lr);
+    if (status != TT_OK) return status;
     tt__begin_step(p);
-    tt_status status = tt__micro(p);
+    status = tt__micro(p);
     return status == TT_OK ? tt__finish_step(p, lr, stats) : status;
 }
 
@@ -6579,8 +6592,10 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 {
     if (!p->run.accumulate) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and accumulate");
     if (p->run.micro == 0) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
-    tt_status status = p->micro_failed ? tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed; nothing was updated", (long long)p->run.step)
-                                       : tt__finish_step(p, lr, stats);
+    tt_status status = tt__check_lr(p, lr);
+    if (status != TT_OK) return status;
+    status = p->micro_failed ? tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed; nothing was updated", (long long)p->run.step)
+                             : tt__finish_step(p, lr, stats);
     p->run.micro = 0;
     return status;
 }
