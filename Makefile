@@ -76,7 +76,7 @@ coverage: FORCE
 bench: $(BENCHES)
 	@for b in $(MEASURED); do echo "== $$b" >&2; $$b $(A) || exit 1; done
 
-bench-peers: $(PEERS)
+bench-peers: $(B)/minilm_losses $(B)/logits
 	python3 -m venv build/venv
 	build/venv/bin/pip install --quiet torch transformers safetensors numpy
 	build/venv/bin/python -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)'

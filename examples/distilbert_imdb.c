@@ -21,7 +21,7 @@ static struct {
 
 typedef struct flag { const char *name, *what; char type; void *to; const char *help; } flag; /* type: s, i, f, b */
 static const flag flags[] = {
-    {"--data", "PATH", 's', &opt.data, "aclImdb folder, or a .tsv/.csv with columns text, label[, split] (examples/data/reviews.tsv)"},
+    {"--data", "PATH", 's', &opt.data, "aclImdb folder, or a .tsv/.csv with columns text, label, split (examples/data/reviews.tsv)"},
     {"--model", "DIR", 's', &opt.model, "Hugging Face folder to start from: config.json, model.safetensors, vocab.txt (none: from scratch)"},
     {"--train", "N", 'i', &opt.train, "reviews to train on (0: all but those for validation)"},
     {"--test", "N", 'i', &opt.test, "reviews to test on (0: all)"},
@@ -92,10 +92,12 @@ static bool is_table(const char *path)
     return ending && (strcmp(ending, ".tsv") == 0 || strcmp(ending, ".csv") == 0);
 }
 
-/* "train" or "test"; n reviews, 0: all. */
-static tt_dataset *read_reviews(tt_context *ctx, const char *split, int64_t n)
+/* "train" or "test"; n reviews, 0: all. m: the model whose classes they have, or NULL. */
+static tt_dataset *read_reviews(tt_context *ctx, const char *split, int64_t n, const tt_bert *m)
 {
-    tt_dataset *d = (tt_dataset *)made(ctx, is_table(opt.data) ? tt_dataset_table(ctx, opt.data, split, NULL, 0) : tt_dataset_imdb(ctx, opt.data, split, n + n % 2));
+    const char *classes[64];
+    for (int c = 0; m && c < m->config.classes; c++) classes[c] = m->class_names[c];
+    tt_dataset *d = (tt_dataset *)made(ctx, is_table(opt.data) ? tt_dataset_table(ctx, opt.data, split, m ? classes : NULL, m ? m->config.classes : 0) : tt_dataset_imdb(ctx, opt.data, split, n + n % 2));
     if (n > tt_dataset_count(d)) die("%lld reviews are asked for, '%s' has %lld for '%s'", (long long)n, opt.data, (long long)tt_dataset_count(d), split);
     if (!n || n == tt_dataset_count(d)) return d;
     tt_dataset *part = (tt_dataset *)made(ctx, tt_dataset_split(d, n));
@@ -205,8 +207,7 @@ static void draw_loss(void)
         }
         fprintf(svg, pass == 1 ? "'/>\n" : pass == 2 ? "</svg>\n" : "");
     }
-    fclose(f);
-    fclose(svg);
+    fclose(f), fclose(svg);
 }
 
 typedef struct meter { double start, shown, tokens, flops, peak; int64_t first_step; bool terminal; } meter;
@@ -242,8 +243,7 @@ static bool train_epoch(tt_context *ctx, tt_trainer *t, tt_loader *l, tt_progres
             printf("\n%s\n", tt_error(ctx));
             return false;
         }
-        m->tokens += b.rows;
-        step_tokens += b.rows;
+        m->tokens += b.rows, step_tokens += b.rows;
         if (!updated) continue;
         m->flops += s.flops;
         p->step++;
@@ -251,8 +251,7 @@ static bool train_epoch(tt_context *ctx, tt_trainer *t, tt_loader *l, tt_progres
         p->targets += s.targets;
         p->correct += s.correct;
         fprintf(metrics, "%lld,%lld,train,%.9g,%.4f,%.6g,%.0f\n", (long long)s.step, (long long)p->epoch + 1, s.loss, s.correct / s.targets, lr, step_tokens / (now() - step_start));
-        step_start = now();
-        step_tokens = 0;
+        step_start = now(), step_tokens = 0;
         show(m, p, steps, p->epoch * steps + p->step, total);
         if (stop_asked) return p->step == steps;
     }
@@ -277,10 +276,10 @@ static void test(void)
 {
     tt_context *ctx = open_context();
     tt_tokenizer *k = open_tokenizer(ctx, opt.out);
-    tt_dataset *d = read_reviews(ctx, "test", opt.test);
     tt_bert m;
     tt_stats s;
     must(ctx, tt_bert_load(ctx, &m, opt.out, 0));
+    tt_dataset *d = read_reviews(ctx, "test", opt.test, &m);
     tt_trainer *t = make_trainer(ctx, &m, (int)opt.batch, (int)opt.max_tokens, 0);
     tt_loader *l = loader_of(ctx, d, k, m.config.max_positions, false);
     must(ctx, tt_evaluate(t, l, &s));
@@ -297,13 +296,14 @@ static bool train(void) /* false: stopped by an error */
 {
     tt_context *ctx = open_context();
     tt_tokenizer *k = open_tokenizer(ctx, opt.model);
-    tt_dataset *d = read_reviews(ctx, "train", opt.train ? opt.train + (opt.train + 9) / 10 : 0);
+    tt_dataset *d = read_reviews(ctx, "train", opt.train ? opt.train + (opt.train + 9) / 10 : 0, NULL);
     tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(d, tt_dataset_count(d) / 11)); /* one for validation, ten to train on */
-    tt_progress p = {0};
+    tt_progress p = {0, 0, 0, 0, 0, -1};
     tt_bert m;
     tt_stats s;
     char plan[2048];
     make_model(ctx, &m, k, d);
+    tt_dataset_free(read_reviews(ctx, "test", opt.test, &m)); /* so that what is wrong with it shows now */
     tt_loader *l = loader_of(ctx, d, k, m.config.max_positions, true), *validation = loader_of(ctx, held, k, m.config.max_positions, false);
     tt_trainer *t = make_trainer(ctx, &m, (int)opt.batch, tt_loader_max_tokens(l), tt_loader_steps(l) * opt.epochs);
     snprintf(metrics_path, sizeof metrics_path, "%s/metrics.csv", opt.out);
@@ -315,13 +315,11 @@ static bool train(void) /* false: stopped by an error */
            opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
     tt_plan_text(tt_trainer_program(t), plan, sizeof plan);
     fputs(plan, stdout);
-    if (opt.resume) must(ctx, tt_trainer_load(t, state_path, &p));
-    if (opt.resume) printf("resumed after step %lld\n", (long long)tt_trainer_steps(t));
+    if (opt.resume) must(ctx, tt_trainer_load(t, state_path, &p)), printf("resumed after step %lld\n", (long long)tt_trainer_steps(t));
     FILE *metrics = open_metrics(tt_trainer_steps(t));
     meter meter = {now(), 0, 0, 0, tt_measured_peak(ctx), tt_trainer_steps(t), isatty(1) != 0};
     bool whole = true;
-    signal(SIGINT, ask_to_stop);
-    signal(SIGTERM, ask_to_stop);
+    signal(SIGINT, ask_to_stop), signal(SIGTERM, ask_to_stop);
     while (p.epoch < opt.epochs && !stop_asked) {
         whole = train_epoch(ctx, t, l, &p, &meter, metrics);
         if (!whole) break;
@@ -334,9 +332,7 @@ static bool train(void) /* false: stopped by an error */
             must(ctx, tt_bert_save(&m, opt.out)); /* as transformers and --predict load it */
             must(ctx, tt_tokenizer_save(k, opt.out));
         }
-        p.epoch++;
-        p.step = 0;
-        p.loss_sum = p.targets = p.correct = 0;
+        p.epoch++, p.step = 0, p.loss_sum = p.targets = p.correct = 0;
         must(ctx, tt_trainer_save(t, state_path, &p));
         meter.start += now() - paused;
     }
@@ -353,6 +349,7 @@ static bool train(void) /* false: stopped by an error */
     tt_dataset_free(held);
     tt_tokenizer_free(k);
     tt_close(ctx);
+    signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL);
     if (finished) test();
     return finished || stop_asked;
 }
@@ -394,6 +391,8 @@ int main(int argc, char **argv)
     if (!opt.epochs) opt.epochs = opt.model ? 2 : 6;
     if (opt.lr == 0) opt.lr = opt.model ? 5e-5 : 5e-4;
     if (!opt.max_tokens) opt.max_tokens = opt.model || !is_table(opt.data) ? 8192 : 2048;
-    if (opt.batch < 1) die("--batch must be at least 1");
+    if (opt.batch < 1 || opt.batch > 65536) die("--batch must be in 1..65536");
+    if (!(opt.lr >= 0 && opt.lr < 1e9 && opt.warmup >= 0 && opt.warmup <= 1)) die("--lr must be a number >= 0, --warmup in [0, 1]");
+    if (!(opt.dropout == -1 || (opt.dropout >= 0 && opt.dropout < 1))) die("--dropout must be in [0, 1), or -1");
     return train() ? 0 : 1;
 }
