@@ -9970,7 +9970,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 /* ------------------------------------------------------------------------------------------------------ state */
 
 typedef struct tt__state_header { /* the tensor "tinytrain.run": I64                                                  */
-    int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, optimizer, precision;
+    int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, optimizer, precision, schedule, lr, min_lr, warmup_steps, total_steps;
 } tt__state_header;
 
 #define TT__STATE_VERSION 1
@@ -10009,6 +10009,15 @@ typedef struct tt__state {
     char (*name)[192];
     tt_tensor_info *info; /* [0] is the header                                                                       */
 } tt__state;
+
+static void tt__state_schedule(tt__state_header *h, const tt_schedule *s)
+{
+    h->schedule = (int64_t)s->kind;
+    h->lr = tt__double_bits(s->lr);
+    h->min_lr = tt__double_bits(s->min_lr);
+    h->warmup_steps = s->warmup_steps;
+    h->total_steps = s->total_steps;
+}
 
 static void tt__state_free(tt_context *ctx, tt__state *s)
 {
@@ -10060,6 +10069,7 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     h.step = p->run.step;
     h.optimizer = (int64_t)p->options.optimizer.kind;
     h.precision = (int64_t)r->precision;
+    tt__state_schedule(&h, &r->options.schedule);
     h.epoch = progress->epoch;
     h.epoch_step = progress->step;
     h.loss_sum = tt__double_bits(progress->loss_sum);
@@ -10122,6 +10132,12 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     for (int k = 0; k < s.count && status == TT_OK; k++)
         memcpy(tt__resolve(p, s.value[k]).data, tt_safetensors_data(file, tt_safetensors_find(file, s.info[k + 1].name)), s.info[k + 1].bytes);
     if (status == TT_OK) {
+        tt__state_header now = h;
+        tt__state_schedule(&now, &r->options.schedule);
+        if (memcmp(&now, &h, sizeof h) != 0)
+            tt__log(r->ctx, TT_LOG_WARNING, "resume", "'%s' was made with another schedule (learning rate %g, %lld steps, now %g, %lld): the run goes on with the new one, "
+                    "and differs from one that was never stopped", path, tt__bits_double(h.lr), (long long)h.total_steps, (double)r->options.schedule.lr,
+                    (long long)r->options.schedule.total_steps);
         p->run.step = h.step;
         p->run.micro = 0;
         r->step_failed = false;
