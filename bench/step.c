@@ -77,7 +77,7 @@ int main(int argc, char **argv)
     double grown = resident_peak() - before, plan = (double)tt_program_plan(tt_trainer_program(t)).bytes;
     bench_row("tokens a second, mean", rows * steps / seconds, "tokens/s", 0);
     bench_row("tokens a second, best step", rows / best, "tokens/s", 0);
-    bench_row("matmuls and attention, whole step, mean", s.flops * steps / seconds / 1e9, "GFLOP/s", bench.peak / 1e9);
+    bench_flops_row("matmuls and attention, whole step, mean", s.flops * steps / seconds);
     bench_row("planned memory", plan / 1e6, "MB", 0);
     bench_row("resident memory grew by", grown / 1e6, "MB", 0);
     for (int op = 0; op < TT__OP_COUNT; op++) {
@@ -86,7 +86,7 @@ int main(int argc, char **argv)
         bench_row(name, 1e3 * by_op[op] / steps, "ms", 0);
         if (flops[op] == 0) continue;
         snprintf(name, sizeof name, "%s", tt__row(op)->name);
-        bench_row(name, flops[op] / by_op[op] / 1e9, "GFLOP/s", bench.peak / 1e9);
+        bench_flops_row(name, flops[op] / by_op[op]);
     }
     tt_trainer_free(t);
     tt_bert_free(&m);
