@@ -3455,6 +3455,7 @@ static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows
 #define TT__K(name) TT__JOIN(name, TT__ISA)
 #define TT__FN static TT__TARGET                                            /* a kernel of this instruction set */
 #define TT__INLINE static inline TT__TARGET __attribute__((always_inline)) /* its building blocks                */
+#define TT__OUTLINE static TT__TARGET __attribute__((noinline))            /* what its kernels share               */
 
 typedef float TT__K(vf) __attribute__((vector_size(4 * TT__LANES)));
 typedef int32_t TT__K(vi) __attribute__((vector_size(4 * TT__LANES)));
@@ -3580,7 +3581,7 @@ TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
 }
 
 /* The activations, and their derivatives times nothing else. kind: tt__act. */
-TT__INLINE tt__vf TT__K(act)(int kind, tt__vf x)
+TT__OUTLINE tt__vf TT__K(act)(int kind, tt__vf x)
 {
     switch (kind) {
     case TT__ACT_GELU: return x * 0.5f * (1.0f + TT__K(erf)(x * 0.70710678118654752f));
@@ -3593,7 +3594,7 @@ TT__INLINE tt__vf TT__K(act)(int kind, tt__vf x)
 }
 
 /* d act(x) / dx from what the table says is saved: the input x, or the output y for RELU and TANH. */
-TT__INLINE tt__vf TT__K(act_derivative)(int kind, tt__vf s)
+TT__OUTLINE tt__vf TT__K(act_derivative)(int kind, tt__vf s)
 {
     switch (kind) {
     case TT__ACT_GELU: {
@@ -3649,35 +3650,42 @@ TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
     memcpy(p, &h, sizeof h);
 }
 
+/* The rest of load_as and store_as: fewer than TT__LANES elements, or f16. Out of line, because they are many places' and few
+   elements' path. */
+TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
+{
+    uint16_t some[TT__LANES] = {0};
+    if (dtype == TT_F32) return TT__K(load_n)((const float *)p + i, n);
+    memcpy(some, (const uint16_t *)p + i, (size_t)n * 2);
+    return TT__K(load_16)(some, dtype);
+}
+
+TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x, int64_t n)
+{
+    uint16_t some[TT__LANES];
+    if (dtype == TT_F32) { TT__K(store_n)((float *)p + i, x, n); return; }
+    TT__K(store_16)(some, x, dtype);
+    memcpy((uint16_t *)p + i, some, (size_t)n * 2);
+}
+
 /* Elements [i, i + n) of a float array of any dtype, n <= TT__LANES; the rest is zero. */
 TT__INLINE tt__vf TT__K(load_as)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
-    if (dtype == TT_F32) {
-        const float *f = (const float *)p + i;
-        return n == TT__LANES ? TT__K(load)(f) : TT__K(load_n)(f, n);
-    }
-    const uint16_t *h = (const uint16_t *)p + i;
-    uint16_t some[TT__LANES] = {0};
-    if (n < TT__LANES) memcpy(some, h, (size_t)n * 2);
-    return TT__K(load_16)(n < TT__LANES ? some : h, dtype);
+    if (n == TT__LANES && dtype == TT_F32) return TT__K(load)((const float *)p + i);
+    if (n == TT__LANES && dtype == TT_BF16) return TT__K(load_16)((const uint16_t *)p + i, TT_BF16);
+    return TT__K(load_rest)(p, dtype, i, n);
 }
 
 TT__INLINE void TT__K(store_as)(void *p, tt_dtype dtype, int64_t i, tt__vf x, int64_t n)
 {
-    if (dtype == TT_F32) {
-        float *f = (float *)p + i;
-        if (n == TT__LANES) TT__K(store)(f, x);
-        else TT__K(store_n)(f, x, n);
-        return;
-    }
-    uint16_t *h = (uint16_t *)p + i, some[TT__LANES];
-    TT__K(store_16)(n < TT__LANES ? some : h, x, dtype);
-    if (n < TT__LANES) memcpy(h, some, (size_t)n * 2);
+    if (n == TT__LANES && dtype == TT_F32) TT__K(store)((float *)p + i, x);
+    else if (n == TT__LANES && dtype == TT_BF16) TT__K(store_16)((uint16_t *)p + i, x, TT_BF16);
+    else TT__K(store_rest)(p, dtype, i, x, n);
 }
 
 /* ---- rows as floats: a kernel that works on floats reads and writes rows of any float dtype through these ---- */
 
-TT__INLINE void TT__K(row_widen)(float *to, const void *from, tt_dtype dtype, int64_t n) /* dtype bf16 or f16 */
+TT__OUTLINE void TT__K(row_widen)(float *to, const void *from, tt_dtype dtype, int64_t n) /* dtype bf16 or f16 */
 {
     const uint16_t *h = (const uint16_t *)from;
     int64_t i = 0;
@@ -3685,7 +3693,7 @@ TT__INLINE void TT__K(row_widen)(float *to, const void *from, tt_dtype dtype, in
     if (i < n) TT__K(store_n)(to + i, TT__K(load_as)(h, dtype, i, n - i), n - i);
 }
 
-TT__INLINE void TT__K(row_narrow)(void *to, const float *from, tt_dtype dtype, int64_t n)
+TT__OUTLINE void TT__K(row_narrow)(void *to, const float *from, tt_dtype dtype, int64_t n)
 {
     uint16_t *h = (uint16_t *)to;
     int64_t i = 0;
