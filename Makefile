@@ -37,7 +37,8 @@ help:
 	@echo 'Variables: CC ($(CC)), CFLAGS ($(CFLAGS)), B, PYTHON'
 
 demo: $(B)/distilbert_imdb
-	$(B)/distilbert_imdb
+	rm -rf '$(B)/demo'
+	$(B)/distilbert_imdb --out '$(B)/demo'
 
 examples: $(EXAMPLES)
 

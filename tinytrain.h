@@ -46,7 +46,8 @@
    MEMORY
      tt_compile says how much a program needs (tt_program_plan, tt_plan_text) and allocates nothing. tt_allocate, or the first tt_set,
      allocates the arena, exactly that large; a step allocates nothing. A program that shares another's arena (evaluation)
-     costs the larger of the two, not the sum. Parameters are made in place, in their dtype, from file or generator.
+     costs the larger of the two, not the sum. Parameters are made in place, in their dtype, from file or generator. The arena is
+     released with the last of its programs and parameters: by tt_close, when parameters live there.
 
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a restart from a saved
@@ -353,7 +354,8 @@ tt_status tt_allocate(tt_program *p);
 /* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Inputs keep their values until set
    again only if nothing else uses their place, so set every input before every run. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
-/* Copies value v (the root, or marked with tt_output) as floats, rows * width of them; after a run. */
+/* Copies value v (the root, or marked with tt_output) as floats, rows * width of them; after a run, before the next tt_set
+   and before a program of the same arena runs. */
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity);
 
 typedef struct tt_stats {
@@ -445,8 +447,9 @@ typedef struct tt_dataset tt_dataset;
 tt_dataset *tt_dataset_imdb(tt_context *ctx, const char *folder, const char *split, int64_t limit);
 /* A CSV (.csv, comma) or TSV (any other ending, tab) file with a header that names the columns `text` and `label` and maybe
    `split`, in any order, among others; UTF-8, RFC 4180 quoting in both, empty lines passed over. split: keep rows whose
-   split column says so; NULL keeps all. Labels are the distinct strings of the rows kept, numbered in byte order, or
-   those given by `classes` (n_classes of them; NULL, 0: none given). Errors name the line. */
+   split column says so; NULL keeps all. In a file without that column "test" is a tenth of the rows, of each class its share,
+   chosen by the context's seed, and "train" the others. Labels are the distinct strings of the rows kept, numbered in byte
+   order, or those given by `classes` (n_classes of them; NULL, 0: none given). Errors name the line. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes);
 /* Moves n texts out of d into a new dataset: of each class its share, chosen by the context's seed. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
@@ -460,7 +463,7 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
 /* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches (longest first), and
    cut into steps of `batch` sequences, whose order within the window is shuffled again; the last step of an epoch may have
    fewer. A step is one or more micro-batches, filled in that order, each of at most max_seqs = ceil(batch / accumulate)
-   sequences and max_tokens tokens, without padding. Threads of its own tokenize ahead of the trainer; each text is tokenized
+   sequences (or as many as there are, or max_tokens / 2) and max_tokens tokens, without padding. Threads of its own tokenize ahead of the trainer; each text is tokenized
    once and its ids are kept (2 bytes each). The dataset and the tokenizer must stay until the loader is freed. */
 typedef struct tt_loader_options {
     int batch;        /* sequences of a step. Default 16                                                              */
@@ -591,6 +594,8 @@ float tt_trainer_lr(const tt_trainer *t);                  /* of the next step  
 /* Forward and backward of a micro-batch, and the update when it is the last of its step (then *updated is true). stats covers
    the micro-batches of the step so far. When one fails, its step updates nothing: the others of it are refused, up to the last. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
+/* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: mean over their targets). */
+tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats);
 /* Mean loss, targets and hits over an epoch of the loader. */
 tt_status tt_evaluate(tt_trainer *t, tt_loader *l, tt_stats *stats);
 /* Class probabilities of a batch (labels are ignored): (seqs, classes). */
@@ -607,7 +612,7 @@ typedef struct tt_progress {
 
 /* The whole state in one safetensors file: parameters, optimizer state, number of steps, seed, progress. A run that loads it
    goes on bit for bit as one that was never stopped. Loading checks model, precision, optimizer and seed, and changes nothing
-   unless all of it fits. */
+   unless all of it fits; the logger is warned of another schedule, dropout or other option that makes the run differ. */
 tt_status tt_trainer_save(tt_trainer *t, const char *path, const tt_progress *progress);
 tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress);
 
@@ -785,7 +790,8 @@ static bool tt__grow(tt_context *ctx, void **array, size_t item, int *capacity)
 {
     size_t bytes;
     int larger = *capacity ? *capacity * 2 : 16;
-    if (larger < *capacity || !tt__mul_size(item, (size_t)larger, &bytes)) return false;
+    if (larger < *capacity || !tt__mul_size(item, (size_t)larger, &bytes))
+        return tt__fail(ctx, TT_ERR_MEMORY, "a list of %d entries of %zu bytes cannot grow", *capacity, item), false;
     void *p = tt__realloc(ctx, *array, bytes);
     if (!p) return false;
     *array = p;
@@ -1877,6 +1883,12 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, q, q->cols) || !tt__shape_in(t, i, 2, q, q->cols) || !tt__index_in(t, i, 3)) return false;
     if (i->attr.heads < 1 || q->cols % i->attr.heads)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads", (long long)q->cols, i->attr.heads);
+    for (int k = 1; k < 3; k++)
+        for (int j = 0; j < k; j++) { /* heads are computed at the same time: two must not add to one column's gradient */
+            const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
+            if (a->base == b->base && a->offset != b->offset && llabs(a->offset - b->offset) < q->cols)
+                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: take the same columns, or columns apart", a->name, b->name);
+        }
     if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g is not in [0, 1)", i->attr.dropout);
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, i->attr.heads);
@@ -2839,6 +2851,7 @@ typedef struct tt__arena {
     int programs;
     size_t persistent, transient;
     char *memory; /* NULL until allocated */
+    const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's          */
 } tt__arena;
 
 static void tt__arena_release(tt_context *ctx, tt__arena *a)
@@ -3602,6 +3615,7 @@ TT__OUTLINE tt__vf TT__K(act_derivative)(int kind, tt__vf s)
         return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
     }
     case TT__ACT_GELU_TANH: {
+        s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s)); /* no infinity times 0; NaN stays NaN */
         tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
         return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 0.134145f * s * s);
     }
@@ -6406,6 +6420,7 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
     if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
     tt__mat m = tt__resolve(p, v.id);
     memcpy(m.data, data, (size_t)rows * (size_t)m.cols * tt_dtype_bytes(m.dtype));
+    p->arena->results_of = NULL; /* an output may have had this place */
     return TT_OK;
 }
 
@@ -6414,7 +6429,8 @@ tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
     if (v.id <= 0 || v.id >= p->t->n_values || !(p->t->values[v.id].keep || p->t->values[v.id].persistent || v.id == p->root))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: value %d is neither an output nor the root of this program: mark it with tt_output", (int)v.id);
     const tt__value *x = &p->t->values[v.id];
-    if (!p->arena->memory || (x->shape.axis && p->axis_rows[x->shape.axis] < 0)) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents before a run", x->name);
+    if (!p->arena->memory || (!x->persistent && p->arena->results_of != p))
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this program, before the next tt_set and other programs of its arena", x->name);
     tt__mat m = tt__resolve(p, v.id);
     if (!tt__is_float(m.dtype)) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name, tt_dtype_name(m.dtype));
     if (capacity < (size_t)(m.rows * m.cols))
@@ -6449,6 +6465,7 @@ static void tt__poison(tt_program *p, int instruction) /* what died here becomes
 static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
 {
     tt__launch l;
+    if (first == TT__FORWARD) p->arena->results_of = NULL;
     memset(&l, 0, sizeof l);
     l.ctx = p->ctx;
     l.tape = p->t;
@@ -6469,6 +6486,7 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
         p->flops += tt__instr_flops(p->t, i, l.in[0].rows, pairs);
         if (p->poison) tt__poison(p, k);
     }
+    if (first == TT__FORWARD) p->arena->results_of = p;
     return TT_OK;
 }
 
@@ -8620,6 +8638,7 @@ typedef struct tt__table {
     size_t bytes, at;
     long long line, row_line; /* now, and where the row started: a quoted field may hold newlines */
     char separator;
+    bool splits; /* has a column that says so */
 } tt__table;
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
@@ -8676,7 +8695,7 @@ static bool tt__table_row(tt__table *t) /* moves to the next row over empty line
 
 enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMNS };
 
-static tt_status tt__table_header(tt__table *t, bool need_split, int column[TT__COLUMNS], int *columns)
+static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *columns)
 {
     static const char *const names[TT__COLUMNS] = {"text", "label", "split"};
     tt__field field = {NULL, 0, false};
@@ -8693,7 +8712,7 @@ static tt_status tt__table_header(tt__table *t, bool need_split, int column[TT__
         if (*columns == INT_MAX - 1) return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: too many columns", t->path, t->row_line);
     }
     for (int i = 0; i < TT__COLUMNS; i++)
-        if (column[i] < 0 && (i != TT__COLUMN_SPLIT || need_split))
+        if (column[i] < 0 && i != TT__COLUMN_SPLIT)
             return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: the header's %d columns, separated by %s, have none named '%s'", t->path, t->row_line, *columns,
                             t->separator == ',' ? "commas" : "tabs", names[i]);
     return TT_OK;
@@ -8714,7 +8733,9 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
 {
     tt_context *ctx = d->ctx;
     int column[TT__COLUMNS], columns = 0;
-    tt_status status = tt__table_header(t, split != NULL, column, &columns);
+    tt_status status = tt__table_header(t, column, &columns);
+    t->splits = column[TT__COLUMN_SPLIT] >= 0;
+    if (!t->splits) split = NULL;
     while (status == TT_OK && tt__table_row(t)) {
         tt__field fields[TT__COLUMNS], field = {NULL, 0, false};
         int n = 0;
@@ -8824,6 +8845,19 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     }
     if (status == TT_OK && !classes) status = tt__table_classes(d);
     tt__free(ctx, order);
+    if (status == TT_OK && split && !t.splits) {
+        bool test = strcmp(split, "test") == 0;
+        tt_dataset *held = NULL, *rest = d;
+        if (!test && strcmp(split, "train") != 0)
+            tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has no column 'split', so its rows are \"train\" or \"test\", not '%.200s'", path, split);
+        else if (d->count < 2)
+            tt__fail(ctx, TT_ERR_FORMAT, "'%s' has one row and no column 'split': it cannot be divided into \"train\" and \"test\"", path);
+        else
+            held = tt_dataset_split(d, (d->count + 9) / 10);
+        d = test ? held : held ? rest : NULL;
+        tt_dataset_free(d == rest ? held : rest);
+        return d;
+    }
     if (status == TT_OK) return d;
     tt_dataset_free(d);
     return NULL;
@@ -9035,6 +9069,7 @@ tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenize
     l->texts = tt__min(d->count, l->steps * o.batch);
     l->max_seqs = (int)tt__min(tt__ceil_div(o.batch, o.accumulate), d->count);
     l->max_tokens = (int)tt__min(o.max_tokens ? o.max_tokens : INT32_MAX, (int64_t)l->max_seqs * o.max_length);
+    l->max_seqs = (int)tt__min(l->max_seqs, l->max_tokens / 2); /* a text has [CLS] and [SEP] at least */
     l->sort = o.shuffle && o.window > 1;
     l->window_steps = l->sort ? tt__min(o.window, l->steps) : 1;
     l->awaited = l->epoch = l->window_at = -1;
@@ -9916,27 +9951,29 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     return status;
 }
 
+tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
+{
+    tt_stats s;
+    tt_status status = tt__set_batch(r, r->eval, b);
+    if (status == TT_OK) status = tt_run(r->eval, &s);
+    if (status != TT_OK) return status;
+    double targets = stats->targets + s.targets;
+    if (targets > 0) stats->loss = (stats->loss * stats->targets + s.loss * s.targets) / targets;
+    stats->targets = targets;
+    stats->correct += s.correct;
+    stats->flops += s.flops;
+    stats->step = tt_trainer_steps(r);
+    return TT_OK;
+}
+
 tt_status tt_evaluate(tt_trainer *r, tt_loader *l, tt_stats *stats)
 {
     tt_batch b;
-    double loss = 0;
     memset(stats, 0, sizeof *stats);
     tt_status status = tt_loader_seek(l, 0, 0);
     r->ctx->status = TT_OK;
-    while (status == TT_OK && tt_loader_next(l, &b)) {
-        tt_stats s;
-        status = tt__set_batch(r, r->eval, &b);
-        if (status == TT_OK) status = tt_run(r->eval, &s);
-        if (status != TT_OK) break;
-        loss += s.loss * s.targets;
-        stats->targets += s.targets;
-        stats->correct += s.correct;
-        stats->flops += s.flops;
-    }
-    if (status == TT_OK) status = r->ctx->status; /* the loader's */
-    stats->loss = stats->targets > 0 ? loss / stats->targets : 0;
-    stats->step = tt_trainer_steps(r);
-    return status;
+    while (status == TT_OK && tt_loader_next(l, &b)) status = tt_evaluate_batch(r, &b, stats);
+    return status == TT_OK ? r->ctx->status : status; /* the loader's */
 }
 
 tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
@@ -9978,10 +10015,10 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 /* ------------------------------------------------------------------------------------------------------ state */
 
 typedef struct tt__state_header { /* the tensor "tinytrain.run": I64                                                  */
-    int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, optimizer, precision, schedule, lr, min_lr, warmup_steps, total_steps;
+    int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, optimizer, precision, program, schedule, lr, min_lr, warmup_steps, total_steps;
 } tt__state_header;
 
-#define TT__STATE_VERSION 1
+#define TT__STATE_VERSION 2
 
 static int64_t tt__double_bits(double x) { int64_t i; memcpy(&i, &x, 8); return i; }
 static double tt__bits_double(int64_t i) { double x; memcpy(&x, &i, 8); return x; }
@@ -10018,8 +10055,27 @@ typedef struct tt__state {
     tt_tensor_info *info; /* [0] is the header                                                                       */
 } tt__state;
 
-static void tt__state_schedule(tt__state_header *h, const tt_schedule *s)
+/* What of a program decides its numbers: the capacities of its batches, and the attributes of the ops before and after the
+   backward pass. How it is placed, recomputed or run does not. */
+static uint64_t tt__program_hash(const tt_program *p)
 {
+    char text[256];
+    uint64_t hash = 0;
+    for (int k = 0; k < p->t->n_axes; k++) hash = (hash ^ (uint64_t)p->t->axes[k].capacity) * 1099511628211u;
+    for (int k = 0; k < p->t->n_code; k++) {
+        const tt__instr *i = &p->t->code[k];
+        const tt__attr *a = &i->attr;
+        if (i->phase == TT__BACKWARD) continue;
+        snprintf(text, sizeof text, "%s %d %d %d %d %d %d %a %a %a %a %a %a %a %a", tt__row(i->op)->name, a->act, a->heads, a->causal, a->nesterov, a->decoupled, a->ignore_index,
+                 a->scale, a->dropout, a->eps, a->smoothing, a->weight_decay, a->beta1, a->beta2, a->clip_norm);
+        hash = (hash ^ tt__hash(text)) * 1099511628211u;
+    }
+    return hash;
+}
+
+static void tt__state_options(tt__state_header *h, const tt_program *p, const tt_schedule *s)
+{
+    h->program = (int64_t)tt__program_hash(p);
     h->schedule = (int64_t)s->kind;
     h->lr = tt__double_bits(s->lr);
     h->min_lr = tt__double_bits(s->min_lr);
@@ -10077,7 +10133,7 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     h.step = p->run.step;
     h.optimizer = (int64_t)p->options.optimizer.kind;
     h.precision = (int64_t)r->precision;
-    tt__state_schedule(&h, &r->options.schedule);
+    tt__state_options(&h, p, &r->options.schedule);
     h.epoch = progress->epoch;
     h.epoch_step = progress->step;
     h.loss_sum = tt__double_bits(progress->loss_sum);
@@ -10141,7 +10197,11 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
         memcpy(tt__resolve(p, s.value[k]).data, tt_safetensors_data(file, tt_safetensors_find(file, s.info[k + 1].name)), s.info[k + 1].bytes);
     if (status == TT_OK) {
         tt__state_header now = h;
-        tt__state_schedule(&now, &r->options.schedule);
+        tt__state_options(&now, p, &r->options.schedule);
+        if (now.program != h.program)
+            tt__log(r->ctx, TT_LOG_WARNING, "resume", "'%s' was made with other options of the model, the optimizer or the batches (dropout, weight decay, max_tokens, ...): "
+                    "the run goes on with the new ones, and differs from one that was never stopped", path);
+        now.program = h.program;
         if (memcmp(&now, &h, sizeof h) != 0)
             tt__log(r->ctx, TT_LOG_WARNING, "resume", "'%s' was made with another schedule (learning rate %g, %lld steps, now %g, %lld): the run goes on with the new one, "
                     "and differs from one that was never stopped", path, tt__bits_double(h.lr), (long long)h.total_steps, (double)r->options.schedule.lr,

@@ -2,7 +2,7 @@
 
        make demo                                       a small DistilBERT from scratch, on examples/data/reviews.tsv
        build/distilbert_imdb --data aclImdb --model distilbert-base-uncased/       the real thing
-       build/distilbert_imdb --out run --predict "a film to remember"              classify with what was trained */
+       build/distilbert_imdb --predict "a film to remember"                        classify with what was trained */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
@@ -21,7 +21,7 @@ static struct {
 
 typedef struct flag { const char *name, *what; char type; void *to; const char *help; } flag; /* type: s, i, f, b */
 static const flag flags[] = {
-    {"--data", "PATH", 's', &opt.data, "aclImdb folder, or a .tsv/.csv with columns text, label, split (examples/data/reviews.tsv)"},
+    {"--data", "PATH", 's', &opt.data, "aclImdb folder, or a .tsv/.csv with columns text, label and maybe split (examples/data/reviews.tsv)"},
     {"--model", "DIR", 's', &opt.model, "Hugging Face folder to start from: config.json, model.safetensors, vocab.txt (none: from scratch)"},
     {"--train", "N", 'i', &opt.train, "reviews to train on (0: all but those for validation)"},
     {"--test", "N", 'i', &opt.test, "reviews to test on (0: all)"},
@@ -36,7 +36,7 @@ static const flag flags[] = {
     {"--freeze", "LIST", 's', &opt.freeze, "parameters to keep as they are: name patterns separated by commas, * and ? (none)"},
     {"--seed", "N", 'i', &opt.seed, "of initialisation, shuffling and dropout (1)"},
     {"--threads", "N", 'i', &opt.threads, "threads (0: all cores)"},
-    {"--out", "DIR", 's', &opt.out, "folder for the trained model, state, metrics.csv and loss.svg (run)"},
+    {"--out", "DIR", 's', &opt.out, "new folder for the trained model, state, metrics.csv and loss.svg (run)"},
     {"--resume", "", 'b', &opt.resume, "go on from the state in --out"},
     {"--predict", "TEXT", 's', &opt.predict, "classify TEXT, or with - each line of standard input, with the model in --out"},
     {"--help", "", 'b', &opt.help, "this list"},
@@ -47,7 +47,7 @@ static void die(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    fputs("distilbert_imdb: ", stderr);
+    fflush(stdout), fputs("distilbert_imdb: ", stderr);
     vfprintf(stderr, format, args);
     fputc('\n', stderr);
     exit(1);
@@ -92,13 +92,14 @@ static bool is_table(const char *path)
     return ending && (strcmp(ending, ".tsv") == 0 || strcmp(ending, ".csv") == 0);
 }
 
-/* "train" or "test"; n reviews, 0: all. m: the model whose classes they have, or NULL. */
+/* "train" (n of them, and a tenth more for validation) or "test" (n); n 0: all. m: the model whose classes they have, or NULL. */
 static tt_dataset *read_reviews(tt_context *ctx, const char *split, int64_t n, const tt_bert *m)
 {
     const char *classes[64];
+    if (strcmp(split, "train") == 0 && n) n += (n + 9) / 10;
     for (int c = 0; m && c < m->config.classes; c++) classes[c] = m->class_names[c];
     tt_dataset *d = (tt_dataset *)made(ctx, is_table(opt.data) ? tt_dataset_table(ctx, opt.data, split, m ? classes : NULL, m ? m->config.classes : 0) : tt_dataset_imdb(ctx, opt.data, split, n + n % 2));
-    if (n > tt_dataset_count(d)) die("%lld reviews are asked for, '%s' has %lld for '%s'", (long long)n, opt.data, (long long)tt_dataset_count(d), split);
+    if (n > tt_dataset_count(d)) die("--%s %lld needs %lld reviews%s; '%s' has %lld to %s", split, (long long)(m ? opt.test : opt.train), (long long)n, m ? "" : " with those for validation", opt.data, (long long)tt_dataset_count(d), split);
     if (!n || n == tt_dataset_count(d)) return d;
     tt_dataset *part = (tt_dataset *)made(ctx, tt_dataset_split(d, n));
     tt_dataset_free(d);
@@ -109,7 +110,7 @@ static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_token
 {
     tt_loader_options o = tt_loader_options_default();
     o.batch = (int)opt.batch;
-    o.accumulate = train ? (int)opt.accumulate : 1;
+    o.accumulate = (int)opt.accumulate;
     o.max_length = max_length;
     o.max_tokens = (int)opt.max_tokens;
     o.shuffle = train;
@@ -139,13 +140,13 @@ static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const
     if (opt.dropout >= 0) m->config.dropout = m->config.attention_dropout = m->config.classifier_dropout = (float)opt.dropout;
     for (char *pattern = opt.freeze ? strtok(opt.freeze, ",") : NULL; pattern; pattern = strtok(NULL, ",")) {
         int n = tt_param_freeze(ctx, pattern, true);
-        if (!n) die("--freeze '%s' matches no parameter", pattern);
+        if (!n) die("--freeze: no parameter is called '%s'", pattern);
         printf("frozen: %s (%d parameters)\n", pattern, n);
     }
 }
 
-/* total_steps 0: only to evaluate and predict. */
-static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, int max_seqs, int max_tokens, int64_t total_steps)
+/* For the micro-batches of l, or of one text where that is NULL. total_steps 0: only to evaluate and predict. */
+static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_loader *l, int64_t total_steps)
 {
     tt_model model = tt_bert_classifier(m);
     tt_train_options o = tt_train_options_default();
@@ -154,18 +155,19 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, int max_seqs,
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(opt.warmup * (double)total_steps);
     o.precision = opt.precision;
-    o.max_seqs = max_seqs;
-    o.max_tokens = max_tokens;
-    o.accumulate = opt.accumulate > 1 || opt.batch * m->config.max_positions > max_tokens;
+    o.max_seqs = l ? tt_loader_max_seqs(l) : 1;
+    o.max_tokens = l ? tt_loader_max_tokens(l) : m->config.max_positions;
+    o.accumulate = opt.accumulate > 1 || opt.batch * m->config.max_positions > o.max_tokens;
     return (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
 }
 
 /* --------------------------------------------------------------------------------------------------- progress */
 
 static volatile sig_atomic_t stop_asked;
-static void ask_to_stop(int signal_number) { (void)signal_number; stop_asked = 1; }
+static void ask_to_stop(int signal_number) { stop_asked = 1, signal(signal_number, SIG_DFL); } /* a second one ends the program */
 static double now(void) { struct timespec t; return clock_gettime(CLOCK_MONOTONIC, &t), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec; }
-static char metrics_path[1100], old_metrics_path[1100], svg_path[1100], state_path[1100]; /* in opt.out */
+static char metrics_path[1100], old_metrics_path[1100], svg_path[1100], state_path[1100], model_path[1100]; /* in opt.out */
+static bool exists(const char *path) { struct stat s; return stat(path, &s) == 0; }
 
 /* metrics.csv: a line for each step and each validation. A resumed run keeps the lines up to its step. */
 static FILE *open_metrics(int64_t steps_done)
@@ -210,7 +212,7 @@ static void draw_loss(void)
     fclose(f), fclose(svg);
 }
 
-typedef struct meter { double start, shown, tokens, flops, peak; int64_t first_step; bool terminal; } meter;
+typedef struct meter { double start, shown, saved, tokens, flops, peak; int64_t first_step; bool terminal; } meter;
 
 /* One line, rewritten on a terminal; elsewhere a plain line every so often. */
 static void show(meter *m, const tt_progress *p, int64_t steps, int64_t done, int64_t total)
@@ -246,16 +248,24 @@ static bool train_epoch(tt_context *ctx, tt_trainer *t, tt_loader *l, tt_progres
         m->tokens += b.rows, step_tokens += b.rows;
         if (!updated) continue;
         m->flops += s.flops;
-        p->step++;
-        p->loss_sum += s.loss * s.targets;
-        p->targets += s.targets;
-        p->correct += s.correct;
+        p->step++, p->loss_sum += s.loss * s.targets, p->targets += s.targets, p->correct += s.correct;
         fprintf(metrics, "%lld,%lld,train,%.9g,%.4f,%.6g,%.0f\n", (long long)s.step, (long long)p->epoch + 1, s.loss, s.correct / s.targets, lr, step_tokens / (now() - step_start));
         step_start = now(), step_tokens = 0;
         show(m, p, steps, p->epoch * steps + p->step, total);
-        if (stop_asked) return p->step == steps;
+        if (stop_asked) return false;
+        if (now() - m->saved > 300) must(ctx, tt_trainer_save(t, state_path, p)), m->saved = now();
     }
     return must(ctx, tt_error_code(ctx)), true;
+}
+
+/* False when it was interrupted. */
+static bool evaluate(tt_context *ctx, tt_trainer *t, tt_loader *l, tt_stats *s)
+{
+    tt_batch b;
+    memset(s, 0, sizeof *s);
+    must(ctx, tt_loader_seek(l, 0, 0));
+    while (!stop_asked && tt_loader_next(l, &b)) must(ctx, tt_evaluate_batch(t, &b, s));
+    return must(ctx, tt_error_code(ctx)), !stop_asked;
 }
 
 static tt_tokenizer *open_tokenizer(tt_context *ctx, const char *folder)
@@ -280,24 +290,22 @@ static void test(void)
     tt_stats s;
     must(ctx, tt_bert_load(ctx, &m, opt.out, 0));
     tt_dataset *d = read_reviews(ctx, "test", opt.test, &m);
-    tt_trainer *t = make_trainer(ctx, &m, (int)opt.batch, (int)opt.max_tokens, 0);
     tt_loader *l = loader_of(ctx, d, k, m.config.max_positions, false);
+    tt_trainer *t = make_trainer(ctx, &m, l, 0);
     must(ctx, tt_evaluate(t, l, &s));
     printf("best epoch: accuracy %.4f, loss %.4f on %.0f test reviews\nsaved: %s\n", s.correct / s.targets, s.loss, s.targets, opt.out);
-    tt_trainer_free(t);
-    tt_loader_free(l);
-    tt_bert_free(&m);
-    tt_dataset_free(d);
-    tt_tokenizer_free(k);
-    tt_close(ctx);
+    tt_trainer_free(t), tt_loader_free(l), tt_bert_free(&m), tt_dataset_free(d), tt_tokenizer_free(k), tt_close(ctx);
 }
 
 static bool train(void) /* false: stopped by an error */
 {
+    if (opt.resume && !exists(state_path)) die("nothing to --resume: '%s' is not there", state_path);
+    if (!opt.resume && (exists(state_path) || exists(model_path))) die("'%s' holds a run: --resume goes on with it, another --out keeps it", opt.out);
     tt_context *ctx = open_context();
     tt_tokenizer *k = open_tokenizer(ctx, opt.model);
-    tt_dataset *d = read_reviews(ctx, "train", opt.train ? opt.train + (opt.train + 9) / 10 : 0, NULL);
-    tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(d, tt_dataset_count(d) / 11)); /* one for validation, ten to train on */
+    tt_dataset *d = read_reviews(ctx, "train", opt.train, NULL);
+    if (tt_dataset_count(d) < 2 || tt_dataset_classes(d) < 2) die("'%s' has %lld reviews of %d classes to train on; two are the least", opt.data, (long long)tt_dataset_count(d), tt_dataset_classes(d));
+    tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(d, (tt_dataset_count(d) + 10) / 11)); /* one for validation, ten to train on */
     tt_progress p = {0, 0, 0, 0, 0, -1};
     tt_bert m;
     tt_stats s;
@@ -305,26 +313,21 @@ static bool train(void) /* false: stopped by an error */
     make_model(ctx, &m, k, d);
     tt_dataset_free(read_reviews(ctx, "test", opt.test, &m)); /* so that what is wrong with it shows now */
     tt_loader *l = loader_of(ctx, d, k, m.config.max_positions, true), *validation = loader_of(ctx, held, k, m.config.max_positions, false);
-    tt_trainer *t = make_trainer(ctx, &m, (int)opt.batch, tt_loader_max_tokens(l), tt_loader_steps(l) * opt.epochs);
-    snprintf(metrics_path, sizeof metrics_path, "%s/metrics.csv", opt.out);
-    snprintf(old_metrics_path, sizeof old_metrics_path, "%s/metrics.csv.old", opt.out);
-    snprintf(svg_path, sizeof svg_path, "%s/loss.svg", opt.out);
-    snprintf(state_path, sizeof state_path, "%s/state.safetensors", opt.out);
-    if (mkdir(opt.out, 0777) != 0 && errno != EEXIST) die("cannot make folder '%s': %s", opt.out, strerror(errno));
+    tt_trainer *t = make_trainer(ctx, &m, l, tt_loader_steps(l) * opt.epochs);
+    if (mkdir(opt.out, 0777) != 0 && (errno != EEXIST || access(opt.out, W_OK | X_OK) != 0)) die("--out '%s' is no folder to write to: %s", opt.out, strerror(errno));
     printf("%lld reviews to train on, %lld for validation; %s, %d threads, %s\n", (long long)tt_dataset_count(d), (long long)tt_dataset_count(held),
            opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
     tt_plan_text(tt_trainer_program(t), plan, sizeof plan);
     fputs(plan, stdout);
     if (opt.resume) must(ctx, tt_trainer_load(t, state_path, &p)), printf("resumed after step %lld\n", (long long)tt_trainer_steps(t));
+    if (p.epoch > opt.epochs || p.step > tt_loader_steps(l)) die("'%s' is %lld epochs and %lld steps into its run: that is beyond --epochs %lld of %lld steps", opt.out, (long long)p.epoch, (long long)p.step, (long long)opt.epochs, (long long)tt_loader_steps(l));
     FILE *metrics = open_metrics(tt_trainer_steps(t));
-    meter meter = {now(), 0, 0, 0, tt_measured_peak(ctx), tt_trainer_steps(t), isatty(1) != 0};
-    bool whole = true;
+    meter meter = {now(), 0, now(), 0, 0, tt_measured_peak(ctx), tt_trainer_steps(t), isatty(1) != 0};
     signal(SIGINT, ask_to_stop), signal(SIGTERM, ask_to_stop);
     while (p.epoch < opt.epochs && !stop_asked) {
-        whole = train_epoch(ctx, t, l, &p, &meter, metrics);
-        if (!whole) break;
+        if (!train_epoch(ctx, t, l, &p, &meter, metrics)) break;
         double paused = now();
-        must(ctx, tt_evaluate(t, validation, &s));
+        if (!evaluate(ctx, t, validation, &s)) break;
         printf("  validation: loss %.4f, accuracy %.4f%s\n", s.loss, s.correct / s.targets, s.correct / s.targets > p.best ? ", kept" : "");
         fprintf(metrics, "%lld,%lld,validation,%.9g,%.4f,,\n", (long long)s.step, (long long)p.epoch + 1, s.loss, s.correct / s.targets);
         if (s.correct / s.targets > p.best) {
@@ -336,19 +339,12 @@ static bool train(void) /* false: stopped by an error */
         must(ctx, tt_trainer_save(t, state_path, &p));
         meter.start += now() - paused;
     }
-    if (!whole) must(ctx, tt_trainer_save(t, state_path, &p));
-    fclose(metrics);
-    draw_loss();
     bool finished = p.epoch == opt.epochs;
+    if (!finished) must(ctx, tt_trainer_save(t, state_path, &p));
+    fclose(metrics), draw_loss();
     if (!finished) printf("\nstopped after step %lld; --resume goes on from there\n", (long long)tt_trainer_steps(t));
-    tt_trainer_free(t);
-    tt_loader_free(l);
-    tt_loader_free(validation);
-    tt_bert_free(&m);
-    tt_dataset_free(d);
-    tt_dataset_free(held);
-    tt_tokenizer_free(k);
-    tt_close(ctx);
+    tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
+    tt_bert_free(&m), tt_dataset_free(d), tt_dataset_free(held), tt_tokenizer_free(k), tt_close(ctx);
     signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL);
     if (finished) test();
     return finished || stop_asked;
@@ -358,11 +354,12 @@ static bool train(void) /* false: stopped by an error */
 
 static void predict(void)
 {
+    if (!exists(model_path)) die("'%s' holds no trained model: one is saved when the first epoch ends", opt.out);
     tt_context *ctx = open_context();
     tt_tokenizer *k = open_tokenizer(ctx, opt.out);
     tt_bert m;
     must(ctx, tt_bert_load(ctx, &m, opt.out, 0));
-    tt_trainer *t = make_trainer(ctx, &m, 1, m.config.max_positions, 0);
+    tt_trainer *t = make_trainer(ctx, &m, NULL, 0);
     char *line = NULL;
     size_t capacity = 0;
     float probability[64];
@@ -370,6 +367,7 @@ static void predict(void)
     for (ssize_t n = 0; !lines || (n = getline(&line, &capacity, stdin)) >= 0;) {
         const char *text = lines ? line : opt.predict;
         int best = 0;
+        for (ssize_t b = 0; b < n; b++) if (!line[b]) line[b] = ' ';
         while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) line[--n] = 0;
         must(ctx, tt_predict_text(t, k, text, probability));
         for (int c = 1; c < m.config.classes; c++) if (probability[c] > probability[best]) best = c;
@@ -378,15 +376,17 @@ static void predict(void)
         if (!lines) break;
     }
     free(line);
-    tt_trainer_free(t);
-    tt_bert_free(&m);
-    tt_tokenizer_free(k);
-    tt_close(ctx);
+    tt_trainer_free(t), tt_bert_free(&m), tt_tokenizer_free(k), tt_close(ctx);
 }
 
 int main(int argc, char **argv)
 {
     parse_options(argc, argv);
+    if (!*opt.out || strlen(opt.out) > 1000) die("--out needs the name of a folder");
+    if (opt.threads > 256) die("--threads must be in 0..256");
+    char *const paths[] = {metrics_path, old_metrics_path, svg_path, state_path, model_path};
+    const char *const names[] = {"metrics.csv", "metrics.csv.old", "loss.svg", "state.safetensors", "model.safetensors"};
+    for (int k = 0; k < 5; k++) snprintf(paths[k], sizeof metrics_path, "%s/%s", opt.out, names[k]);
     if (opt.predict) return predict(), 0;
     if (!opt.epochs) opt.epochs = opt.model ? 2 : 6;
     if (opt.lr == 0) opt.lr = opt.model ? 5e-5 : 5e-4;

@@ -676,6 +676,8 @@ TEST(dataset_table)
     REQUIRE(d);
     CHECK(tt_dataset_count(d) == 2 && row_is(d, 0, "a, b", 1) && row_is(d, 1, "tab\there", 0));
     tt_dataset_free(d);
+    CHECK(!table(ctx, "a.tsv", tsv, sizeof tsv - 1, "dev", NULL, 0));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "no column 'split', so its rows are \"train\" or \"test\", not 'dev'");
     tt_dataset_free(NULL);
 
     static const struct { const char *text; size_t n; const char *split, *error; } bad[] = {
@@ -684,7 +686,7 @@ TEST(dataset_table)
         {"text\tlabel\ttext\na\tb\tc\n", 0, NULL, "two columns are named 'text'"}, {"text\tlabel\na\tb\na\n", 0, NULL, "line 3: 1 columns; the header has 2"},
         {"text\tlabel\na\tb\tc\n", 0, NULL, "line 2: 3 columns"}, {"text\tlabel\n\"a\n\nb\"\tx\n\"c\nd\te\n", 0, NULL, "line 5: the quoted field that starts here is not closed"},
         {"text\tlabel\n\"a\nb\"x\tc\n", 0, NULL, "line 3: text behind a closing quote"}, {"text\tlabel\n\n\na\t\n", 0, NULL, "line 4: the label is empty"},
-        {"text\tlabel\na\tb\n", 0, "train", "have none named 'split'"}, {"text\tlabel\tsplit\na\tb\ttest\n", 0, "train", "no row whose split is 'train'"},
+        {"text\tlabel\na\tb\n", 0, "train", "cannot be divided into"}, {"text\tlabel\tsplit\na\tb\ttest\n", 0, "train", "no row whose split is 'train'"},
         {"text\tlabel\na\tb\0c\n", 17, NULL, "line 2: the label holds a NUL"}, {"text\tlabel\na\t", 0, NULL, "the label is empty"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         CHECK(!table(ctx, "bad.tsv", bad[i].text, bad[i].n ? bad[i].n : strlen(bad[i].text), bad[i].split, NULL, 0));
@@ -697,6 +699,35 @@ TEST(dataset_table)
     CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, NULL, NULL, 2) && !table(ctx, "a.csv", csv, sizeof csv - 1, NULL, classes, 0));
     CHECK(!tt_dataset_table(ctx, "/nonexistent.csv", NULL, NULL, 0));
     CHECK_ERROR(ctx, TT_ERR_FILE, "/nonexistent.csv");
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Without a split column, "train" and "test" share the rows out: each row is in one of them, a tenth of each class in "test". */
+TEST(table_without_split_is_divided)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    char csv[4096] = "text,label\n", row[32];
+    int seen[60] = {0}, tests[2] = {0, 0};
+    for (int i = 0; i < 60; i++) {
+        snprintf(row, sizeof row, "text %d,%s\n", i, i % 3 ? "a" : "b");
+        strcat(csv, row);
+    }
+    for (int part = 0; part < 2; part++)
+        for (int again = 0; again < 2; again++) {
+            tt_dataset *d = table(ctx, "whole.csv", csv, strlen(csv), part ? "test" : "train", NULL, 0);
+            REQUIRE(d);
+            CHECK(tt_dataset_count(d) == (part ? 6 : 54) && tt_dataset_classes(d) == 2);
+            for (int64_t i = 0; i < tt_dataset_count(d); i++) {
+                int k = atoi(tt_dataset_text(d, i, NULL) + 5), label = tt_dataset_label(d, i);
+                CHECK(label == (k % 3 == 0));
+                seen[k] += part ? 100 : 1;
+                tests[label] += part;
+            }
+            tt_dataset_free(d);
+        }
+    for (int i = 0; i < 60; i++) CHECK(seen[i] == 2 || seen[i] == 200);
+    CHECK(tests[0] == 8 && tests[1] == 4);
     TEST_CLOSE(ctx, &a);
 }
 
@@ -1158,7 +1189,7 @@ static const test_case tests[] = {
     TEST_CASE(json_values), TEST_CASE(json_strings), TEST_CASE(json_errors), TEST_CASE(json_many_keys), TEST_CASE(safetensors_round_trip),
     TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile), TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_writer_errors),
     TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many), TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
-    TEST_CASE(tokenizer_vocabulary), TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder), TEST_CASE(dataset_table), TEST_CASE(dataset_imdb), TEST_CASE(dataset_file_faults),
+    TEST_CASE(tokenizer_vocabulary), TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder), TEST_CASE(dataset_table), TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(dataset_file_faults),
     TEST_CASE(loader_batches), TEST_CASE(loader_micro_batches), TEST_CASE(allocation_failures), TEST_CASE(fuzz),
 };
 

@@ -614,6 +614,7 @@ static int squared_error(int x, int target, bool weighted)
     X(silu, ACTIVATION, return silu(V(ROWS, D));) \
     X(gelu_far, ACTIVATION, return gelu(scale(V(ROWS, D), 30));) \
     X(gelu_tanh_far, ACTIVATION, return gelu_tanh(scale(V(ROWS, D), 30));) \
+    X(gelu_tanh_very_far, ACTIVATION, return scale(gelu_tanh(scale(V(ROWS, D), 1e25f)), 1e-25f);) \
     X(tanh_far, ACTIVATION, return tanh_(scale(V(ROWS, D), 30));) \
     X(silu_far, ACTIVATION, return silu(scale(V(ROWS, D), 60));) \
     X(activation_chain, ACTIVATION, return silu(tanh_(gelu(V(ROWS, D))));) \
@@ -1515,6 +1516,7 @@ TEST(micro_batches_equal_a_batch)
     X(dropout_nan, TT_ERR_ARGUMENT, "dropout", "[0, 1)", tt_dropout(t, x, NAN)) \
     X(attention_keys, TT_ERR_SHAPE, "attention", "'y'", tt_attention(t, x, y, x, s, &two)) \
     X(attention_values, TT_ERR_SHAPE, "attention", "'z'", tt_attention(t, x, x, z, s, &two)) \
+    X(attention_overlap, TT_ERR_SHAPE, "attention", "slices that overlap", tt_attention(t, tt_slice(t, x, 0, 4), tt_slice(t, x, 2, 4), tt_slice(t, x, 0, 4), s, &two)) \
     X(attention_starts, TT_ERR_SHAPE, "attention", "'y'", tt_attention(t, x, x, x, y, &two)) \
     X(attention_heads, TT_ERR_SHAPE, "attention", "4 heads", tt_attention(t, x, x, x, s, &four)) \
     X(attention_no_heads, TT_ERR_SHAPE, "attention", "0 heads", tt_attention(t, x, x, x, s, &none)) \

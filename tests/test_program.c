@@ -709,8 +709,9 @@ TEST(misuse_of_runs)
     CHECK(tt_set(eval, m.ids, ids, 1) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "lives in a program that is not allocated: allocate that one first, or compile with `share`");
     CHECK(tt_get(train, m.loss, got, 64) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "has no contents before a run");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "has no contents: get it after a run");
     REQUIRE(tt_allocate(train) == TT_OK);
+    CHECK(tt_get(train, m.loss, got, 64) == TT_ERR_ARGUMENT);
 
     CHECK(tt_run(train, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_run: this program trains: use tt_step, or compile with train = false");
@@ -746,11 +747,12 @@ TEST(misuse_of_runs)
     CHECK(tt_get(train, m.logits, got, 64) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is neither an output nor the root of this program: mark it with tt_output");
     CHECK(tt_get(train, tt__handle(-1), got, 64) == TT_ERR_ARGUMENT && tt_get(train, tt__handle(1 << 30), got, 64) == TT_ERR_ARGUMENT);
-    CHECK(tt_get(train, m.loss, got, 0) == TT_ERR_SHAPE);
-    CHECK_ERROR(ctx, TT_ERR_SHAPE, "has 1 floats, the buffer 0");
+    CHECK(tt_get(train, m.loss, got, 1) == TT_ERR_ARGUMENT); /* an input was set since the run */
     CHECK(tt_set(train, m.labels, ids, 2) == TT_OK && tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT); /* forgets what was set */
     CHECK(model_set(&m, train, 1) == TT_OK && tt_step(train, 0.1f, &stats) == TT_OK && tt_get(train, m.loss, got, 1) == TT_OK);
     CHECK_NEAR(got[0], stats.loss, 1e-6);
+    CHECK(tt_get(train, m.loss, got, 0) == TT_ERR_SHAPE);
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "has 1 floats, the buffer 0");
 
     float before[WIDTH * CLASSES], after[WIDTH * CLASSES]; /* learning rates that are refused update nothing */
     static const float rates[] = {-1, NAN, INFINITY, -INFINITY};

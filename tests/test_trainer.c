@@ -436,6 +436,9 @@ TEST(evaluation_changes_nothing)
         CHECK(tt_evaluate(a.r, a.all, &first) == TT_OK);
         CHECK(train(&a, 4, NULL) == TT_OK && train(&b, 4, NULL) == TT_OK);
         CHECK(tt_evaluate(a.r, a.all, &first) == TT_OK && tt_evaluate(a.r, a.all, &second) == TT_OK);
+        memset(&second, 0, sizeof second);
+        CHECK(tt_loader_seek(a.all, 0, 0) == TT_OK);
+        while (tt_loader_next(a.all, &micro)) CHECK(tt_evaluate_batch(a.r, &micro, &second) == TT_OK);
         CHECK(memcmp(&first, &second, sizeof first) == 0 && first.targets == TEXTS && first.grad_norm == 0 && first.step == 4);
         CHECK(same_worlds(&a, &b));
         if (k >= 3) { /* also within a step */
@@ -832,6 +835,38 @@ static void copy_state(const char *from, const char *to, const char *drop, const
     TEST_CLOSE(ctx, &a);
 }
 
+static char warned[512];
+static void keep_warning(void *user, tt_log_level level, const char *id, const char *message)
+{
+    (void)user;
+    if (level == TT_LOG_WARNING) snprintf(warned, sizeof warned, "%s: %s", id, message);
+}
+
+/* Options that a state can go on with, but not to the same bits. */
+TEST(resume_warns_of_other_options)
+{
+    for (int k = 0; k < 6; k++) {
+        setup s = small(), other = s;
+        world w, v;
+        char path[1024];
+        snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
+        if (k == 1) other.dropout = 0.2f;
+        if (k == 2) other.optimizer.weight_decay = 0.3f;
+        if (k == 3) other.max_tokens = s.max_tokens ? s.max_tokens * 2 : 64;
+        if (k == 4) other.schedule.lr *= 2;
+        if (k == 5) other.threads = 3;
+        if (!open_world(&w, &s) || !open_world(&v, &other)) return;
+        CHECK(train(&w, 2, NULL) == TT_OK && tt_trainer_save(w.r, path, &w.progress) == TT_OK);
+        warned[0] = 0;
+        v.ctx->options.logger.log = keep_warning;
+        CHECK(tt_trainer_load(v.r, path, &v.progress) == TT_OK && tt_trainer_steps(v.r) == 2);
+        if (k == 0 || k == 5) CHECK(!warned[0]);
+        else CHECK(strstr(warned, k == 4 ? "with another schedule" : "other options of the model, the optimizer or the batches") != NULL);
+        close_world(&w);
+        close_world(&v);
+    }
+}
+
 TEST(damaged_states)
 {
     for (int allocated = 1; allocated >= 0; allocated--) { /* before the first step nothing need be in memory */
@@ -878,7 +913,7 @@ TEST(damaged_states)
         copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
         refuse(&w, bad, TT_ERR_FORMAT, "tensor 'exp_avg.classifier.weight' is F32 of");
         copy_state(path, bad, NULL, NULL, NULL, 0, 77); /* version */
-        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 1");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 2");
         copy_state(path, bad, NULL, NULL, NULL, 2, -5); /* steps */
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
         refuse(&w, TEST_GOLDEN("distilbert/model.safetensors"), TT_ERR_FORMAT, "has no tensor 'tinytrain.run'");
@@ -1074,7 +1109,7 @@ static const test_case tests[] = {
     TEST_CASE(steps_of_several_micro_batches_need_accumulate), TEST_CASE(batches_that_do_not_fit), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(evaluation_changes_nothing),
     TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities), TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(allocation_failures),
     TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
-    TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
+    TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
     TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
 };
 
