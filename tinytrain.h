@@ -3446,7 +3446,12 @@ static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows
 #define TT__HAS_AVX512
 #define TT__LANES 16
 #define TT__ISA avx512
-#define TT__TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#ifndef TT__AVX512_TARGET /* tests/emulate_avx512.h runs these kernels where the CPU has none of it */
+#define TT__AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+#define TT__AVX512_HERE \
+    (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+#endif
+#define TT__TARGET __attribute__((target(TT__AVX512_TARGET)))
 #include TINYTRAIN_FILENAME
 #undef TT__LANES
 #undef TT__ISA
@@ -5747,8 +5752,7 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) table[1] = &tt__isa_table_avx2;
 #endif
 #ifdef TT__HAS_AVX512
-    if (table[1] && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        table[2] = &tt__isa_table_avx512;
+    if (table[1] && TT__AVX512_HERE) table[2] = &tt__isa_table_avx512;
 #endif
     for (int k = TT__COUNT(table) - 1; k >= 0; k--)
         if (table[k] && (!name || strcmp(name, table[k]->name) == 0)) return table[k];
