@@ -463,8 +463,9 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
 /* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches (longest first), and
    cut into steps of `batch` sequences, whose order within the window is shuffled again; the last step of an epoch may have
    fewer. A step is one or more micro-batches, filled in that order, each of at most max_seqs = ceil(batch / accumulate)
-   sequences (or as many as there are, or max_tokens / 2) and max_tokens tokens, without padding. Threads of its own tokenize ahead of the trainer; each text is tokenized
-   once and its ids are kept (2 bytes each). The dataset and the tokenizer must stay until the loader is freed. */
+   sequences (or as many as there are, or max_tokens / 2) and max_tokens tokens, without padding. Threads of its own tokenize
+   ahead of the trainer; each text is tokenized once and its ids are kept (2 bytes each). The dataset and the tokenizer must
+   stay until the loader is freed. */
 typedef struct tt_loader_options {
     int batch;        /* sequences of a step. Default 16                                                              */
     int accumulate;   /* 1..batch; micro-batches have at most ceil(batch / accumulate) sequences. Default 1           */
@@ -6104,6 +6105,7 @@ void tt_program_free(tt_program *p)
     if (!p) return;
     tt_context *ctx = p->ctx;
     tt__arena *a = p->arena;
+    if (a && a->results_of == p) a->results_of = NULL;
     if (a && --a->programs == 0 && !a->memory) { /* never allocated: its parameters go back to having no place */
         for (int k = 0; k < ctx->n_params; k++) {
             if (ctx->params[k]->arena != a) continue;

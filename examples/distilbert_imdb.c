@@ -2,15 +2,15 @@
 
        make demo                                       a small DistilBERT from scratch, on examples/data/reviews.tsv
        build/distilbert_imdb --data aclImdb --model distilbert-base-uncased/       the real thing
-       build/distilbert_imdb --predict "a film to remember"                        classify with what was trained */
+       build/distilbert_imdb --out build/demo --predict "a film to remember"       classify with what was trained */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
 
 #include <signal.h>
+#include <strings.h>
 
 /* --------------------------------------------------------------------------------------------------- options */
-
 static struct {
     const char *data, *model, *precision, *out, *predict;
     char *freeze;
@@ -81,15 +81,14 @@ static void parse_options(int argc, char **argv)
     if (!opt.help) return;
     printf("usage: distilbert_imdb [options]\n\n");
     for (int k = 0; k < FLAGS; k++) printf("  %-13s %-5s %s\n", flags[k].name, flags[k].what, flags[k].help);
-    exit(0);
+    exit(fflush(stdout) != 0);
 }
 
 /* ------------------------------------------------------------------------------------------------------ data */
-
 static bool is_table(const char *path)
 {
     const char *ending = strrchr(path, '.');
-    return ending && (strcmp(ending, ".tsv") == 0 || strcmp(ending, ".csv") == 0);
+    return ending && (strcasecmp(ending, ".tsv") == 0 || strcasecmp(ending, ".csv") == 0);
 }
 
 /* "train" (n of them, and a tenth more for validation) or "test" (n); n 0: all. m: the model whose classes they have, or NULL. */
@@ -118,13 +117,13 @@ static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_token
 }
 
 /* ----------------------------------------------------------------------------------------- model and trainer */
-
 /* The start of training: a checkpoint, or a small DistilBERT with random weights. */
 static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const tt_dataset *d)
 {
     if (opt.model) {
         must(ctx, tt_bert_load(ctx, m, opt.model, tt_dataset_classes(d)));
         if (m->config.vocab_size < tt_tokenizer_size(k)) die("vocab.txt has %d tokens, the model %d", tt_tokenizer_size(k), m->config.vocab_size);
+        if (m->config.vocab_size > tt_tokenizer_size(k)) printf("note: vocab.txt has %d tokens, the model %d: are they of one folder?\n", tt_tokenizer_size(k), m->config.vocab_size);
     } else {
         tt_bert_config c = tt_bert_config_default(true);
         c.vocab_size = tt_tokenizer_size(k);
@@ -136,6 +135,7 @@ static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const
         if (is_table(opt.data)) c.max_positions = 128;
         must(ctx, tt_bert_new(ctx, m, &c));
     }
+    for (int c = 0; c < m->config.classes; c++) if (strlen(tt_dataset_class_name(d, c)) > 63) die("the label '%.40s...' has more than 63 bytes", tt_dataset_class_name(d, c));
     for (int c = 0; c < m->config.classes; c++) snprintf(m->class_names[c], sizeof m->class_names[c], "%s", tt_dataset_class_name(d, c));
     if (opt.dropout >= 0) m->config.dropout = m->config.attention_dropout = m->config.classifier_dropout = (float)opt.dropout;
     for (char *pattern = opt.freeze ? strtok(opt.freeze, ",") : NULL; pattern; pattern = strtok(NULL, ",")) {
@@ -162,7 +162,6 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_load
 }
 
 /* --------------------------------------------------------------------------------------------------- progress */
-
 static volatile sig_atomic_t stop_asked;
 static void ask_to_stop(int signal_number) { stop_asked = 1, signal(signal_number, SIG_DFL); } /* a second one ends the program */
 static double now(void) { struct timespec t; return clock_gettime(CLOCK_MONOTONIC, &t), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec; }
@@ -176,7 +175,7 @@ static FILE *open_metrics(int64_t steps_done)
     FILE *old = rename(metrics_path, old_metrics_path) == 0 ? fopen(old_metrics_path, "r") : NULL, *f = fopen(metrics_path, "w");
     if (!f) die("cannot write '%s': %s", metrics_path, strerror(errno));
     fprintf(f, "step,epoch,split,loss,accuracy,lr,tokens_per_second\n");
-    while (old && fgets(line, sizeof line, old)) if (line[0] >= '0' && line[0] <= '9' && atoll(line) <= steps_done) fputs(line, f);
+    while (old && fgets(line, sizeof line, old)) if (line[0] >= '0' && line[0] <= '9' && atoll(line) <= steps_done && strchr(line, '\n')) fputs(line, f);
     if (old) fclose(old);
     remove(old_metrics_path);
     return f;
@@ -187,7 +186,7 @@ static void draw_loss(void)
 {
     FILE *f = fopen(metrics_path, "r"), *svg = fopen(svg_path, "w");
     char line[256], split[16];
-    double step, loss, last = 1, most = 0, mean = 0;
+    double step, loss, last = 1, most = 0, mean = -1;
     if (!f || !svg) die("cannot draw '%s': %s", svg_path, strerror(errno));
     for (int pass = 0; pass < 3; pass++) { /* the ranges, the line, the dots */
         double keep = exp(-50 / (last > 50 ? last : 50));
@@ -203,7 +202,7 @@ static void draw_loss(void)
             double x = 50 + 570 * step / last, y = 320 - 290 * loss / most;
             if (pass == 0) { last = step > last ? step : last; most = loss > most ? loss : most; }
             else if (pass == 1 && split[0] == 't') {
-                mean = step <= 1 ? loss : keep * mean + (1 - keep) * loss;
+                mean = mean < 0 ? loss : keep * mean + (1 - keep) * loss;
                 fprintf(svg, "%.1f,%.1f ", x, 320 - 290 * mean / most);
             } else if (pass == 2 && split[0] == 'v') fprintf(svg, "<circle r='3.5' fill='#d62728' cx='%.1f' cy='%.1f'/>\n", x, y);
         }
@@ -229,7 +228,6 @@ static void show(meter *m, const tt_progress *p, int64_t steps, int64_t done, in
 }
 
 /* ------------------------------------------------------------------------------------------------- the epochs */
-
 /* One epoch from p->step on; false when it was interrupted. */
 static bool train_epoch(tt_context *ctx, tt_trainer *t, tt_loader *l, tt_progress *p, meter *m, FILE *metrics)
 {
@@ -242,7 +240,7 @@ static bool train_epoch(tt_context *ctx, tt_trainer *t, tt_loader *l, tt_progres
     while (tt_loader_next(l, &b)) {
         float lr = tt_trainer_lr(t);
         if (tt_train_batch(t, &b, &s, &updated) != TT_OK) {
-            printf("\n%s\n", tt_error(ctx));
+            fflush(stdout), fprintf(stderr, "\n%s\n", tt_error(ctx));
             return false;
         }
         m->tokens += b.rows, step_tokens += b.rows;
@@ -253,7 +251,7 @@ static bool train_epoch(tt_context *ctx, tt_trainer *t, tt_loader *l, tt_progres
         step_start = now(), step_tokens = 0;
         show(m, p, steps, p->epoch * steps + p->step, total);
         if (stop_asked) return false;
-        if (now() - m->saved > 300) must(ctx, tt_trainer_save(t, state_path, p)), m->saved = now();
+        if (now() - m->saved > 300) fflush(metrics), must(ctx, tt_trainer_save(t, state_path, p)), m->saved = now();
     }
     return must(ctx, tt_error_code(ctx)), true;
 }
@@ -300,7 +298,8 @@ static void test(void)
 static bool train(void) /* false: stopped by an error */
 {
     if (opt.resume && !exists(state_path)) die("nothing to --resume: '%s' is not there", state_path);
-    if (!opt.resume && (exists(state_path) || exists(model_path))) die("'%s' holds a run: --resume goes on with it, another --out keeps it", opt.out);
+    if (!opt.resume && exists(state_path)) die("'%s' holds a run: --resume goes on with it, another --out keeps it", opt.out);
+    if (!opt.resume && exists(model_path)) die("'%s' holds a model; name another folder with --out", opt.out);
     tt_context *ctx = open_context();
     tt_tokenizer *k = open_tokenizer(ctx, opt.model);
     tt_dataset *d = read_reviews(ctx, "train", opt.train, NULL);
@@ -314,13 +313,14 @@ static bool train(void) /* false: stopped by an error */
     tt_dataset_free(read_reviews(ctx, "test", opt.test, &m)); /* so that what is wrong with it shows now */
     tt_loader *l = loader_of(ctx, d, k, m.config.max_positions, true), *validation = loader_of(ctx, held, k, m.config.max_positions, false);
     tt_trainer *t = make_trainer(ctx, &m, l, tt_loader_steps(l) * opt.epochs);
-    if (mkdir(opt.out, 0777) != 0 && (errno != EEXIST || access(opt.out, W_OK | X_OK) != 0)) die("--out '%s' is no folder to write to: %s", opt.out, strerror(errno));
+    if (mkdir(opt.out, 0777) != 0 && (errno != EEXIST || access(opt.out, W_OK | X_OK) != 0)) die("--out '%s' is no folder that can be made or written to", opt.out);
     printf("%lld reviews to train on, %lld for validation; %s, %d threads, %s\n", (long long)tt_dataset_count(d), (long long)tt_dataset_count(held),
            opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
     tt_plan_text(tt_trainer_program(t), plan, sizeof plan);
     fputs(plan, stdout);
     if (opt.resume) must(ctx, tt_trainer_load(t, state_path, &p)), printf("resumed after step %lld\n", (long long)tt_trainer_steps(t));
-    if (p.epoch > opt.epochs || p.step > tt_loader_steps(l)) die("'%s' is %lld epochs and %lld steps into its run: that is beyond --epochs %lld of %lld steps", opt.out, (long long)p.epoch, (long long)p.step, (long long)opt.epochs, (long long)tt_loader_steps(l));
+    if (p.epoch > opt.epochs || p.step > tt_loader_steps(l))
+        die("'%s' has done %lld epochs and %lld steps, more than --epochs %lld of %lld steps", opt.out, (long long)p.epoch, (long long)p.step, (long long)opt.epochs, (long long)tt_loader_steps(l));
     FILE *metrics = open_metrics(tt_trainer_steps(t));
     meter meter = {now(), 0, now(), 0, 0, tt_measured_peak(ctx), tt_trainer_steps(t), isatty(1) != 0};
     signal(SIGINT, ask_to_stop), signal(SIGTERM, ask_to_stop);
@@ -336,13 +336,14 @@ static bool train(void) /* false: stopped by an error */
             must(ctx, tt_tokenizer_save(k, opt.out));
         }
         p.epoch++, p.step = 0, p.loss_sum = p.targets = p.correct = 0;
-        must(ctx, tt_trainer_save(t, state_path, &p));
+        fflush(metrics), must(ctx, tt_trainer_save(t, state_path, &p));
         meter.start += now() - paused;
     }
     bool finished = p.epoch == opt.epochs;
-    if (!finished) must(ctx, tt_trainer_save(t, state_path, &p));
-    fclose(metrics), draw_loss();
-    if (!finished) printf("\nstopped after step %lld; --resume goes on from there\n", (long long)tt_trainer_steps(t));
+    if (!finished && tt_trainer_steps(t)) must(ctx, tt_trainer_save(t, state_path, &p));
+    if (ferror(metrics) | fclose(metrics)) die("cannot write '%s'", metrics_path);
+    draw_loss();
+    if (!finished) printf("\nstopped after step %lld%s\n", (long long)tt_trainer_steps(t), tt_trainer_steps(t) ? "; --resume goes on from there" : "");
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_bert_free(&m), tt_dataset_free(d), tt_dataset_free(held), tt_tokenizer_free(k), tt_close(ctx);
     signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL);
@@ -351,7 +352,6 @@ static bool train(void) /* false: stopped by an error */
 }
 
 /* ------------------------------------------------------------------------------------------------- prediction */
-
 static void predict(void)
 {
     if (!exists(model_path)) die("'%s' holds no trained model: one is saved when the first epoch ends", opt.out);
@@ -372,9 +372,10 @@ static void predict(void)
         must(ctx, tt_predict_text(t, k, text, probability));
         for (int c = 1; c < m.config.classes; c++) if (probability[c] > probability[best]) best = c;
         printf("%s\t%.4f\t%s\n", m.class_names[best], probability[best], text);
-        fflush(stdout);
+        if (fflush(stdout) != 0) die("cannot write the output: %s", strerror(errno));
         if (!lines) break;
     }
+    if (lines && ferror(stdin)) die("cannot read standard input: %s", strerror(errno));
     free(line);
     tt_trainer_free(t), tt_bert_free(&m), tt_tokenizer_free(k), tt_close(ctx);
 }

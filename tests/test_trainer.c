@@ -800,7 +800,7 @@ static void copy_state(const char *from, const char *to, const char *drop, const
     tt_safetensors *file = tt_safetensors_open(ctx, from);
     tt_tensor_info info[200];
     const void *data[200];
-    int64_t header[16], zero = 0;
+    int64_t header[sizeof(tt__state_header) / 8], zero = 0;
     int n = 0;
     if (!CHECK(file != NULL)) exit(2);
     memset(info, 0, sizeof info);
