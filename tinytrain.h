@@ -3373,6 +3373,16 @@ static uint64_t tt__dropout_key(const tt__launch *l)
     return tt__stream_key(l->run->seed, TT__RANDOM_DROPOUT, (uint64_t)l->run->step, (uint64_t)l->run->micro << 32 | l->instr->random);
 }
 
+/* The key's words in the ten rounds of Philox, two a round. */
+static void tt__philox_keys(uint64_t key, uint64_t keys[20])
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        keys[2 * round] = k0;
+        keys[2 * round + 1] = k1;
+    }
+}
+
 static uint32_t tt__drop_threshold(float p) { return (uint32_t)(p * 65536.0f + 0.5f); }
 
 /* Scratch of an instruction at full capacity, in bytes. */
@@ -4345,19 +4355,9 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 
 TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
 
-/* The keys of the ten rounds of Philox: two words each. */
-TT__FN void TT__K(philox_keys)(uint64_t key, tt__vw keys[20])
-{
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
-        keys[2 * round] = TT__K(splat_w)(k0);
-        keys[2 * round + 1] = TT__K(splat_w)(k1);
-    }
-}
-
 /* tt__philox in every lane. The counters are held twice as 64-bit lanes whose low half is an even and an odd counter, and
    whose high half is never looked at: that is what 32 x 32 -> 64 bit multiplications take and give. */
-TT__INLINE void TT__K(philox)(const tt__vw keys[20], tt__vu c0, tt__vu c1, tt__vu c2, tt__vu c3, tt__vu out[4])
+TT__INLINE void TT__K(philox)(const uint64_t keys[20], tt__vu c0, tt__vu c1, tt__vu c2, tt__vu c3, tt__vu out[4])
 {
     const tt__vw m0 = TT__K(splat_w)(0xD2511F53u), m1 = TT__K(splat_w)(0xCD9E8D57u);
     tt__vw e0 = (tt__vw)c0, e1 = (tt__vw)c1, e2 = (tt__vw)c2, e3 = (tt__vw)c3;
@@ -4610,12 +4610,12 @@ typedef struct TT__K(attention_lanes) {
     tt__vu row;           /* the row of the batch                                      */
     int64_t first_key;    /* of the block                                              */
     int32_t head, drop;
-    const tt__vw *keys;   /* of Philox                                                 */
+    const uint64_t *keys; /* of Philox                                                 */
 } TT__K(attention_lanes);
 
 TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const tt__attention_args *a, int head, int64_t first_key,
                                                             int64_t keys, int64_t row, int64_t query, int64_t diagonal,
-                                                            const tt__vw *philox_keys)
+                                                            const uint64_t *philox_keys)
 {
     TT__K(attention_lanes) l;
     l.full = tt__max(0, tt__min(keys, query + diagonal + 1));
@@ -4766,7 +4766,7 @@ typedef struct TT__K(attention_call) {
     int64_t longest;
     float query_scale;  /* scale * log2 e                       */
     float keep_scale;   /* 1 / (1 - p)                          */
-    tt__vw keys[20];
+    uint64_t keys[20];
 } TT__K(attention_call);
 
 TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
@@ -4776,7 +4776,7 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
     call.longest = tt__attention_longest(a);
     call.query_scale = a->scale * 1.44269504088896341f;
     call.keep_scale = 65536.0f / (float)(65536 - tt__attention_drop(a));
-    TT__K(philox_keys)(a->dropout_key, call.keys);
+    tt__philox_keys(a->dropout_key, call.keys);
     return call;
 }
 
@@ -5070,7 +5070,7 @@ TT__FN tt_status TT__K(run_ACTIVATION_BACKWARD)(const tt__launch *l)
 
 /* keep[c] = 1 / (1 - p) where element c of row r survives, else 0. Element c: 16 random bits, number c % 8 of Philox counter
    {r, c / 8, 0, 0}. */
-TT__INLINE void TT__K(dropout_mask)(float *keep, int64_t n, const TT__K(vw) keys[20], int64_t r, float p)
+TT__INLINE void TT__K(dropout_mask)(float *keep, int64_t n, const uint64_t keys[20], int64_t r, float p)
 {
     uint32_t threshold = tt__drop_threshold(p);
     float scale = 1.0f / (1.0f - (float)threshold / 65536.0f);
@@ -5096,8 +5096,8 @@ TT__INLINE void TT__K(dropout_mask)(float *keep, int64_t n, const TT__K(vw) keys
 TT__FN void TT__K(dropout_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t n = l->in[0].cols;
-    TT__K(vw) keys[20];
-    TT__K(philox_keys)(tt__dropout_key(l), keys);
+    uint64_t keys[20];
+    tt__philox_keys(tt__dropout_key(l), keys);
     float *keep = TT__K(scratch_row)(scratch, n, 3);
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));

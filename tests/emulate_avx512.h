@@ -1,5 +1,7 @@
 /* For builds with -include of this file: the 16-lane kernels run on any x86-64 with AVX2, their intrinsics by SIMDe
-   (github.com/simd-everywhere/simde; Debian: libsimde-dev). The masks are all ones wherever the kernels have them. */
+   (github.com/simd-everywhere/simde; Debian: libsimde-dev). The masks are all ones wherever the kernels have them. gcc 12 at -O2
+   gets a loop wrong that stores 64-byte vectors made of a running integer, where it lowers the vector to smaller ones:
+   the kernels have no such loop. */
 #define _GNU_SOURCE /* as tinytrain.h does */
 #include <immintrin.h>
 #include <simde/x86/avx512.h>
