@@ -1478,7 +1478,7 @@ struct tt_tape {
     X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__GRAD)/* x, target, [weights] -> loss, -, counts            */ \
     X(CAST, "cast", 1, 1, TT__GRAD)                            /* x -> x in another dtype                            */ \
     X(FILL, "fill", 0, 1, 0)                                   /* -> constant                                        */ \
-    X(LINEAR_DX, "linear_dx", 2, 1, 0)                         /* dy, w -> dx                                        */ \
+    X(LINEAR_DX, "linear_dx", 3, 1, 0)                         /* dy, w, [saved by act] -> dx act'                  */ \
     X(LINEAR_DW, "linear_dw", 2, 2, 0)                         /* dy, x -> dw, [db]                                  */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0)       /* ids, dy -> dtable                                  */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 3, TT__INPLACE0) /* dy, x, w, stats -> [dx], [dw], [db]           */ \
@@ -1952,7 +1952,7 @@ static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt__shape *dy = tt__in(t, i, 0), *w = tt__in(t, i, 1);
     if (!tt__float_in(t, i, 0) || w->axis || w->rows != dy->cols) return tt__bad(t, i, 1, "a weight of dy");
     tt__set_shape(&out[0], dy->dtype, dy, w->cols);
-    return true;
+    return !i->in[2] || tt__shape_in(t, i, 2, dy, w->cols);
 }
 
 static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -2679,6 +2679,33 @@ static void tt__pass_fuse(tt_tape *t, int32_t root)
     }
 }
 
+/* linear_dx + activation_backward likewise, once the gradients are there: the gradient before the activation is never stored. */
+static void tt__pass_fuse_backward(tt_tape *t, int32_t root)
+{
+    for (int k = 0; k < t->n_code; k++) {
+        tt__instr *second = &t->code[k];
+        int32_t v = second->in[0];
+        int at = second->op == TT__OP_ACTIVATION_BACKWARD && tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
+        if (at < 0 || t->code[at].op != TT__OP_LINEAR_DX || t->code[at].in[2]) continue;
+        tt__instr first = t->code[at];
+        bool free = true; /* v has one writer, and what it reads is still there at k */
+        for (int j = at + 1; j < t->n_code && free; j++)
+            for (int o = 0; o < TT__MAX_OUT; o++) {
+                int32_t written = t->values[t->code[j].out[o]].base;
+                free &= !written || (written != v && (j >= k || (written != t->values[first.in[0]].base && written != t->values[first.in[1]].base)));
+            }
+        if (!free) continue;
+        first.attr.act = second->attr.act;
+        first.in[2] = second->in[1];
+        first.out[0] = second->out[0];
+        first.add = second->add;
+        first.add_later = second->add_later;
+        *second = first;
+        tt__remove(t, at);
+        k--;
+    }
+}
+
 /* -------------------------------------------------------------------------------------------------- precision */
 
 typedef enum tt__precision { TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE } tt__precision;
@@ -3090,7 +3117,7 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, size_t
    tape.
    ============================================================================================================ */
 
-/* C = act(A B + bias) + residual, optionally + the C there was.  A(i,k) = a[i * a_row + k * a_col], and so on; one stride
+/* C = act(A B + bias) + residual, or act'(saved) A B, optionally + the C there was.  A(i,k) = a[i * a_row + k * a_col], and so on; one stride
    of A and one of B is 1. Sums are fp32 whatever the dtypes, in an order that does not depend on the number of threads. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
@@ -3101,6 +3128,7 @@ typedef struct tt__gemm_args {
     const void *bias; tt_dtype bias_type;                              /* (n) or NULL                              */
     int act; void *pre; tt_dtype pre_type; int64_t pre_row;            /* pre: A B + bias, kept when not NULL      */
     const void *residual; tt_dtype residual_type; int64_t residual_row; /* (m, n) or NULL                          */
+    const void *saved; tt_dtype saved_type; int64_t saved_row;         /* (m, n) or NULL: what act saved             */
     void *workspace;                                                   /* of gemm_workspace bytes, 64-byte aligned */
 } tt__gemm_args;
 
@@ -3136,6 +3164,7 @@ struct tt__isa_table {
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 128
 #define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                         */
+#define TT__GEMM_STRIP 64   /* columns of a task where B is not packed: at least every microkernel's width */
 #define TT__GEMM_FEW_ROWS 8 /* up to here B is not packed: it would be read and written to be used only a few times */
 
 /* n in equal blocks of at most `most`, each but the last a multiple of `multiple` (which divides `most`): their size. */
@@ -3500,14 +3529,21 @@ TT__INLINE tt__vu TT__K(splat_u)(uint32_t x) { tt__vu v; memset(&v, 0, sizeof v)
 TT__INLINE tt__vf TT__K(load)(const float *p) { tt__vf v; memcpy(&v, p, sizeof v); return v; }
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { memcpy(p, &v, sizeof v); }
 
-/* The first n (0..TT__LANES) lanes; the rest is zero. */
-TT__INLINE tt__vf TT__K(load_n)(const float *p, int64_t n)
+/* The first n (0..TT__LANES) lanes; the rest is zero. Mostly n is TT__LANES: what is not, is out of line. */
+TT__OUTLINE tt__vf TT__K(load_some)(const float *p, int64_t n)
 {
     tt__vf v = TT__K(zero)();
     memcpy(&v, p, (size_t)n * 4);
     return v;
 }
-TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
+TT__OUTLINE void TT__K(store_some)(float *p, tt__vf v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
+
+TT__INLINE tt__vf TT__K(load_n)(const float *p, int64_t n) { return n == TT__LANES ? TT__K(load)(p) : TT__K(load_some)(p, n); }
+TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
+{
+    if (n == TT__LANES) TT__K(store)(p, v);
+    else TT__K(store_some)(p, v, n);
+}
 
 #if TT__LANES == 16 /* masked with all ones: the plain forms make g++ 12 warn of uninitialised values in its own header */
 TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
@@ -3609,8 +3645,7 @@ TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
     return (tt__vf)(((tt__vi)t & ~nan & ~far) | ((tt__vi)x & nan) | ((((tt__vi)x & sign) | one) & far & ~nan));
 }
 
-/* The activations, and their derivatives times nothing else. kind: tt__act. */
-TT__OUTLINE tt__vf TT__K(act)(int kind, tt__vf x)
+TT__INLINE tt__vf TT__K(act)(const int kind, tt__vf x) /* kind: tt__act */
 {
     switch (kind) {
     case TT__ACT_GELU: return x * 0.5f * (1.0f + TT__K(erf)(x * 0.70710678118654752f));
@@ -3623,7 +3658,7 @@ TT__OUTLINE tt__vf TT__K(act)(int kind, tt__vf x)
 }
 
 /* d act(x) / dx from what the table says is saved: the input x, or the output y for RELU and TANH. */
-TT__OUTLINE tt__vf TT__K(act_derivative)(int kind, tt__vf s)
+TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
 {
     switch (kind) {
     case TT__ACT_GELU: {
@@ -3644,6 +3679,44 @@ TT__OUTLINE tt__vf TT__K(act_derivative)(int kind, tt__vf s)
     default: return TT__K(splat)(1.0f);
     }
 }
+
+TT__INLINE void TT__K(act_each)(const int kind, float *y, const float *x, int64_t n)
+{
+    for (int64_t c = 0, left; c < n; c += TT__LANES) {
+        left = tt__min(TT__LANES, n - c);
+        TT__K(store_n)(y + c, TT__K(act)(kind, TT__K(load_n)(x + c, left)), left);
+    }
+}
+
+TT__INLINE void TT__K(act_each_backward)(const int kind, float *dx, const float *dy, const float *saved, int64_t n)
+{
+    for (int64_t c = 0, left; c < n; c += TT__LANES) {
+        left = tt__min(TT__LANES, n - c);
+        TT__K(store_n)(dx + c, TT__K(load_n)(dy + c, left) * TT__K(act_derivative)(kind, TT__K(load_n)(saved + c, left)), left);
+    }
+}
+
+#define TT__EACH_ACT(call) \
+    switch (kind) { \
+    case TT__ACT_GELU: { enum { ACT = TT__ACT_GELU }; call; break; } \
+    case TT__ACT_GELU_TANH: { enum { ACT = TT__ACT_GELU_TANH }; call; break; } \
+    case TT__ACT_RELU: { enum { ACT = TT__ACT_RELU }; call; break; } \
+    case TT__ACT_TANH: { enum { ACT = TT__ACT_TANH }; call; break; } \
+    case TT__ACT_SILU: { enum { ACT = TT__ACT_SILU }; call; break; } \
+    default: { enum { ACT = TT__ACT_NONE }; call; break; } \
+    }
+
+/* y = act(x); dx = dy act'(saved). y may be x, and dx dy. */
+TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, int64_t n)
+{
+    TT__EACH_ACT(TT__K(act_each)(ACT, y, x, n))
+}
+
+TT__OUTLINE void TT__K(act_backward_row)(int kind, float *dx, const float *dy, const float *saved, int64_t n)
+{
+    TT__EACH_ACT(TT__K(act_each_backward)(ACT, dx, dy, saved, n))
+}
+#undef TT__EACH_ACT
 
 /* ---- 16-bit floats by the vector: the bits of tt__from_bf16 and so on ---- */
 
@@ -3685,7 +3758,7 @@ TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};
-    if (dtype == TT_F32) return TT__K(load_n)((const float *)p + i, n);
+    if (dtype == TT_F32) return TT__K(load_some)((const float *)p + i, n);
     memcpy(some, (const uint16_t *)p + i, (size_t)n * 2);
     return TT__K(load_16)(some, dtype);
 }
@@ -3693,7 +3766,7 @@ TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, in
 TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x, int64_t n)
 {
     uint16_t some[TT__LANES];
-    if (dtype == TT_F32) { TT__K(store_n)((float *)p + i, x, n); return; }
+    if (dtype == TT_F32) { TT__K(store_some)((float *)p + i, x, n); return; }
     TT__K(store_16)(some, x, dtype);
     memcpy((uint16_t *)p + i, some, (size_t)n * 2);
 }
@@ -3740,6 +3813,17 @@ TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratc
     return scratch;
 }
 
+/* y = a x + b z over a row; z may be NULL. */
+TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const float *z, int64_t n)
+{
+    for (int64_t c = 0, left; c < n; c += TT__LANES) {
+        left = tt__min(TT__LANES, n - c);
+        tt__vf v = TT__K(load_n)(x + c, left) * a;
+        if (z) v += TT__K(load_n)(z + c, left) * b;
+        TT__K(store_n)(y + c, v, left);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------- matrix product
    One driver for every transposition and dtype: blocks of A and B are packed into fp32 panels, [k][MR] and [k][NR], so that the
    microkernel reads both in sequence; tiles of C are then handed out. An element of C is computed by one task, its sum
@@ -3776,34 +3860,34 @@ TT__FN void TT__K(gemm_widen)(float *to, const void *from, tt_dtype dtype, int64
 
 /* ---- packing ---- */
 
-/* Lane j of vector i becomes lane i of vector j. */
+/* transpose: lane j of vector i becomes lane i of vector j. transpose_quads: so within each four lanes. */
 #if TT__LANES == 16
 /* Forms with a mask (of ones), because g++ 12 warns of an uninitialised register inside those without. */
 #define TT__LOW(a, b) _mm512_maskz_unpacklo_ps(0xffff, a, b)
 #define TT__HIGH(a, b) _mm512_maskz_unpackhi_ps(0xffff, a, b)
 #define TT__PAIRS(a, b, which) _mm512_maskz_shuffle_ps(0xffff, a, b, which)
 #define TT__QUARTERS(a, b, which) _mm512_maskz_shuffle_f32x4(0xffff, a, b, which)
+TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
+{
+    __m512 a = TT__LOW((__m512)r[0], (__m512)r[1]), b = TT__HIGH((__m512)r[0], (__m512)r[1]);
+    __m512 c = TT__LOW((__m512)r[2], (__m512)r[3]), d = TT__HIGH((__m512)r[2], (__m512)r[3]);
+    r[0] = (tt__vf)TT__PAIRS(a, c, 0x44);
+    r[1] = (tt__vf)TT__PAIRS(a, c, 0xee);
+    r[2] = (tt__vf)TT__PAIRS(b, d, 0x44);
+    r[3] = (tt__vf)TT__PAIRS(b, d, 0xee);
+}
+
 TT__INLINE void TT__K(transpose)(tt__vf r[16])
 {
-    __m512 t[16], u[16];
-    TT__UNROLL(8)
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = TT__LOW((__m512)r[i], (__m512)r[i + 1]);
-        t[i + 1] = TT__HIGH((__m512)r[i], (__m512)r[i + 1]);
-    }
+    __m512 t[16];
     TT__UNROLL(4)
-    for (int i = 0; i < 16; i += 4) {
-        u[i] = TT__PAIRS(t[i], t[i + 2], 0x44);
-        u[i + 1] = TT__PAIRS(t[i], t[i + 2], 0xee);
-        u[i + 2] = TT__PAIRS(t[i + 1], t[i + 3], 0x44);
-        u[i + 3] = TT__PAIRS(t[i + 1], t[i + 3], 0xee);
-    }
+    for (int i = 0; i < 16; i += 4) TT__K(transpose_quads)(r + i);
     TT__UNROLL(4)
     for (int i = 0; i < 4; i++) {
-        t[i] = TT__QUARTERS(u[i], u[4 + i], 0x88);
-        t[4 + i] = TT__QUARTERS(u[i], u[4 + i], 0xdd);
-        t[8 + i] = TT__QUARTERS(u[8 + i], u[12 + i], 0x88);
-        t[12 + i] = TT__QUARTERS(u[8 + i], u[12 + i], 0xdd);
+        t[i] = TT__QUARTERS((__m512)r[i], (__m512)r[4 + i], 0x88);
+        t[4 + i] = TT__QUARTERS((__m512)r[i], (__m512)r[4 + i], 0xdd);
+        t[8 + i] = TT__QUARTERS((__m512)r[8 + i], (__m512)r[12 + i], 0x88);
+        t[12 + i] = TT__QUARTERS((__m512)r[8 + i], (__m512)r[12 + i], 0xdd);
     }
     TT__UNROLL(4)
     for (int i = 0; i < 4; i++) {
@@ -3818,29 +3902,29 @@ TT__INLINE void TT__K(transpose)(tt__vf r[16])
 #undef TT__PAIRS
 #undef TT__QUARTERS
 #elif TT__LANES == 8
+TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
+{
+    __m256 a = _mm256_unpacklo_ps((__m256)r[0], (__m256)r[1]), b = _mm256_unpackhi_ps((__m256)r[0], (__m256)r[1]);
+    __m256 c = _mm256_unpacklo_ps((__m256)r[2], (__m256)r[3]), d = _mm256_unpackhi_ps((__m256)r[2], (__m256)r[3]);
+    r[0] = (tt__vf)_mm256_shuffle_ps(a, c, 0x44);
+    r[1] = (tt__vf)_mm256_shuffle_ps(a, c, 0xee);
+    r[2] = (tt__vf)_mm256_shuffle_ps(b, d, 0x44);
+    r[3] = (tt__vf)_mm256_shuffle_ps(b, d, 0xee);
+}
+
 TT__INLINE void TT__K(transpose)(tt__vf r[8])
 {
-    __m256 t[8], u[8];
-    TT__UNROLL(4)
-    for (int i = 0; i < 8; i += 2) {
-        t[i] = _mm256_unpacklo_ps((__m256)r[i], (__m256)r[i + 1]);
-        t[i + 1] = _mm256_unpackhi_ps((__m256)r[i], (__m256)r[i + 1]);
-    }
-    TT__UNROLL(2)
-    for (int i = 0; i < 8; i += 4) {
-        u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-        u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-        u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-        u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-    }
+    TT__K(transpose_quads)(r);
+    TT__K(transpose_quads)(r + 4);
     TT__UNROLL(4)
     for (int i = 0; i < 4; i++) {
-        r[i] = (tt__vf)_mm256_permute2f128_ps(u[i], u[4 + i], 0x20);
-        r[4 + i] = (tt__vf)_mm256_permute2f128_ps(u[i], u[4 + i], 0x31);
+        __m256 a = (__m256)r[i], b = (__m256)r[4 + i];
+        r[i] = (tt__vf)_mm256_permute2f128_ps(a, b, 0x20);
+        r[4 + i] = (tt__vf)_mm256_permute2f128_ps(a, b, 0x31);
     }
 }
 #else
-TT__INLINE void TT__K(transpose)(tt__vf r[4])
+TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
 {
 #if defined(__clang__)
 #define TT__PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
@@ -3856,6 +3940,8 @@ TT__INLINE void TT__K(transpose)(tt__vf r[4])
     r[3] = TT__PICK(b, d, 2, 3, 6, 7);
 #undef TT__PICK
 }
+
+TT__INLINE void TT__K(transpose)(tt__vf r[4]) { TT__K(transpose_quads)(r); }
 #endif
 
 /* One operand seen as lines (rows of A, columns of B) of k elements: element (line, k) is at line * line_step + k * k_step. */
@@ -3992,21 +4078,40 @@ TT__FN __attribute__((noinline)) void TT__K(gemm_micro)(int64_t rows, int64_t k,
     else TT__K(gemm_rows)(STEP, k, a, b, out, add);
 }
 
-/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col). */
-TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols, const float *sums,
+/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col); changes sums. */
+TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols, float *sums,
                                const float *more, int64_t sums_row)
 {
-    for (int64_t i = 0; i < rows; i++) {
+    for (int64_t i = 0; i < rows; i++, sums += sums_row) {
+        int64_t at = (row + i) * g->c_row + col, pre = (row + i) * g->pre_row + col, residual = (row + i) * g->residual_row + col;
+        if (g->saved) {
+            float wide[TT__GEMM_STRIP];
+            int64_t from = (row + i) * g->saved_row + col;
+            const float *saved = g->saved_type == TT_F32 ? (const float *)g->saved + from : wide;
+            if (g->saved_type != TT_F32) TT__K(gemm_widen)(wide, g->saved, g->saved_type, from, cols);
+            if (more) TT__K(axpby)(sums, 1, sums, 1, more + i * sums_row, cols);
+            TT__K(act_backward_row)(g->act, sums, sums, saved, cols);
+        } else if (g->act != TT__ACT_NONE) {
+            for (int64_t j = 0; j < cols; j += TT__LANES) {
+                int64_t n = tt__min(TT__LANES, cols - j);
+                tt__vf x = TT__K(load)(sums + j);
+                if (more) x += TT__K(load)(more + i * sums_row + j);
+                if (g->bias) x += TT__K(load_as)(g->bias, g->bias_type, col + j, n);
+                if (g->pre) TT__K(store_as)(g->pre, g->pre_type, pre + j, x, n);
+                TT__K(store)(sums + j, x);
+            }
+            TT__K(act_row)(g->act, sums, sums, tt__ceil_div(cols, TT__LANES) * TT__LANES);
+        }
         for (int64_t j = 0; j < cols; j += TT__LANES) {
-            int64_t n = tt__min(TT__LANES, cols - j), at = (row + i) * g->c_row + col + j;
-            tt__vf x = TT__K(load)(sums + i * sums_row + j);
-            if (more) x += TT__K(load)(more + i * sums_row + j);
-            if (g->bias) x += TT__K(load_as)(g->bias, g->bias_type, col + j, n);
-            if (g->pre) TT__K(store_as)(g->pre, g->pre_type, (row + i) * g->pre_row + col + j, x, n);
-            if (g->act != TT__ACT_NONE) x = TT__K(act)(g->act, x);
-            if (g->residual) x += TT__K(load_as)(g->residual, g->residual_type, (row + i) * g->residual_row + col + j, n);
-            if (g->accumulate) x += TT__K(load_as)(g->c, g->c_type, at, n);
-            TT__K(store_as)(g->c, g->c_type, at, x, n);
+            int64_t n = tt__min(TT__LANES, cols - j);
+            tt__vf x = TT__K(load)(sums + j);
+            if (g->act == TT__ACT_NONE) { /* saved goes with an act */
+                if (more) x += TT__K(load)(more + i * sums_row + j);
+                if (g->bias) x += TT__K(load_as)(g->bias, g->bias_type, col + j, n);
+            }
+            if (g->residual) x += TT__K(load_as)(g->residual, g->residual_type, residual + j, n);
+            if (g->accumulate) x += TT__K(load_as)(g->c, g->c_type, at + j, n);
+            TT__K(store_as)(g->c, g->c_type, at + j, x, n);
         }
     }
 }
@@ -4063,6 +4168,9 @@ TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
                 TT__K(gemm_micro)(rows, w->k, a, b, partial, w->k0 > 0);
             } else {
                 TT__K(gemm_prefetch)(g->c, (w->row + i) * g->c_row + w->col + j, g->c_row, tt_dtype_bytes(g->c_type), rows, cols);
+                if (g->saved)
+                    TT__K(gemm_prefetch)(g->saved, (w->row + i) * g->saved_row + w->col + j, g->saved_row, tt_dtype_bytes(g->saved_type),
+                                         rows, cols);
                 if (g->residual)
                     TT__K(gemm_prefetch)(g->residual, (w->row + i) * g->residual_row + w->col + j, g->residual_row,
                                          tt_dtype_bytes(g->residual_type), rows, cols);
@@ -4123,7 +4231,6 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
 
 /* ---- the product with few rows ---- */
 
-#define TT__GEMM_STRIP 64   /* columns per task                                     */
 #define TT__GEMM_DEPTH 1024 /* k elements of a 16-bit column of B widened at a time */
 
 typedef struct TT__K(gemm_few) { const tt__gemm_args *args; const float *a; int64_t a_row; } TT__K(gemm_few); /* A as float */
@@ -4300,7 +4407,6 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 #undef TT__GEMM_NR
 #undef TT__GEMM_CHUNK
 #undef TT__GEMM_PACK_LINES
-#undef TT__GEMM_STRIP
 #undef TT__GEMM_DEPTH
 
 /* ------------------------------------------------------------------------------------------------------- attention
@@ -4961,28 +5067,12 @@ TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float 
 TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, float *row, float *spare)
 {
     if (m->dtype == TT_F32 && !add) return;
-    if (add) {
-        const float *old = TT__K(row_in)(m, r, spare);
-        for (int64_t c = 0; c < m->cols; c++) row[c] += old[c];
-    }
+    if (add) TT__K(axpby)(row, 1, row, 1, TT__K(row_in)(m, r, spare), m->cols);
     if (m->dtype == TT_F32) memcpy(tt__at(m, r), row, (size_t)m->cols * 4);
     else TT__K(row_narrow)(tt__at(m, r), row, m->dtype, m->cols);
 }
 
 TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k) { return (float *)(void *)((char *)(void *)scratch + (size_t)k * tt__row_bytes(cols)); }
-
-/* y = a x + b z over a row; z may be NULL. */
-TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const float *z, int64_t n)
-{
-    int64_t c = 0;
-    if (!z) {
-        for (; c + TT__LANES <= n; c += TT__LANES) TT__K(store)(y + c, TT__K(load)(x + c) * a);
-        for (; c < n; c++) y[c] = a * x[c];
-        return;
-    }
-    for (; c + TT__LANES <= n; c += TT__LANES) TT__K(store)(y + c, TT__K(load)(x + c) * a + TT__K(load)(z + c) * b);
-    for (; c < n; c++) y[c] = a * x[c] + b * z[c];
-}
 
 TT__FN void TT__K(scale_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
@@ -5032,14 +5122,10 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
 TT__FN void TT__K(act_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t n = l->in[0].cols;
-    int act = l->instr->attr.act;
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        for (int64_t c = 0; c < n; c += TT__LANES) {
-            int64_t left = tt__min(TT__LANES, n - c);
-            TT__K(store_n)(y + c, TT__K(act)(act, TT__K(load_n)(x + c, left)), left);
-        }
+        TT__K(act_row)(l->instr->attr.act, y, x, n);
         TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 2));
     }
 }
@@ -5049,15 +5135,11 @@ TT__FN tt_status TT__K(run_ACTIVATION)(const tt__launch *l) { tt__for_rows(l, l-
 TT__FN void TT__K(act_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t n = l->in[0].cols;
-    int act = l->instr->attr.act;
     for (int64_t r = from; r < to; r++) {
         const float *dy = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
         const float *saved = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2));
         float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        for (int64_t c = 0; c < n; c += TT__LANES) {
-            int64_t left = tt__min(TT__LANES, n - c);
-            TT__K(store_n)(dx + c, TT__K(load_n)(dy + c, left) * TT__K(act_derivative)(act, TT__K(load_n)(saved + c, left)), left);
-        }
+        TT__K(act_backward_row)(l->instr->attr.act, dx, dy, saved, n);
         TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 3));
     }
 }
@@ -5068,27 +5150,32 @@ TT__FN tt_status TT__K(run_ACTIVATION_BACKWARD)(const tt__launch *l)
     return TT_OK;
 }
 
-/* keep[c] = 1 / (1 - p) where element c of row r survives, else 0. Element c: 16 random bits, number c % 8 of Philox counter
-   {r, c / 8, 0, 0}. */
-TT__INLINE void TT__K(dropout_mask)(float *keep, int64_t n, const uint64_t keys[20], int64_t r, float p)
+/* y = x / (1 - p) where the element of row r survives, else 0; + residual, which may be NULL. Element c: 16 random bits, number
+   c % 8 of Philox counter {r, c / 8, 0, 0}. */
+TT__INLINE void TT__K(dropout_row)(float *y, const float *x, const float *residual, int64_t n, const uint64_t keys[20], int64_t r, float p)
 {
-    uint32_t threshold = tt__drop_threshold(p);
-    float scale = 1.0f / (1.0f - (float)threshold / 65536.0f);
-    tt__vu lane;
-    for (int k = 0; k < TT__LANES; k++) lane[k] = (uint32_t)k;
+    const tt__vu none = TT__K(splat_u)(0);
+    int32_t drop = (int32_t)tt__drop_threshold(p);
+    float scale = 65536.0f / (float)(65536 - drop);
+    tt__vu groups; /* in such an order that the four words of a group, and those of the next, become neighbours */
+    uint16_t numbers[8 * TT__LANES];
+    for (int i = 0; i < TT__LANES; i++) groups[i] = (uint32_t)(i % 4 * (TT__LANES / 4) + i / 4);
     for (int64_t c = 0; c < n; c += 8 * TT__LANES) {
-        tt__vu bits[4], none = TT__K(splat_u)(0);
-        TT__K(philox)(keys, TT__K(splat_u)((uint32_t)r), TT__K(splat_u)((uint32_t)(c / 8)) + lane, none, none, bits);
-        int64_t groups = tt__min(TT__LANES, tt__ceil_div(n - c, 8));
-        for (int64_t k = 0; k < groups; k++) {
-            int64_t left = tt__min(8, n - c - 8 * k);
-            float group[8];
-            for (int w = 0; w < 4; w++) {
-                uint32_t u = bits[w][k];
-                group[2 * w] = (u & 0xffff) >= threshold ? scale : 0.0f;
-                group[2 * w + 1] = (u >> 16) >= threshold ? scale : 0.0f;
-            }
-            memcpy(keep + c + 8 * k, group, (size_t)left * 4);
+        tt__vu bits[4];
+        tt__vf words[4];
+        TT__K(philox)(keys, TT__K(splat_u)((uint32_t)r), TT__K(splat_u)((uint32_t)(c / 8)) + groups, none, none, bits);
+        for (int i = 0; i < 4; i++) words[i] = (tt__vf)bits[i];
+        TT__K(transpose_quads)(words);
+        memcpy(numbers, words, sizeof numbers);
+        int64_t end = tt__min(n, c + 8 * TT__LANES);
+        for (int64_t i = c, left; i < end; i += TT__LANES) {
+            TT__K(vh) number;
+            left = tt__min(TT__LANES, n - i);
+            memcpy(&number, numbers + (i - c), sizeof number);
+            tt__vi keep = __builtin_convertvector(number, tt__vi) >= drop;
+            tt__vf v = (tt__vf)((tt__vi)(TT__K(load_n)(x + i, left) * scale) & keep);
+            if (residual) v += TT__K(load_n)(residual + i, left);
+            TT__K(store_n)(y + i, v, left);
         }
     }
 }
@@ -5098,15 +5185,12 @@ TT__FN void TT__K(dropout_rows)(const tt__launch *l, int64_t from, int64_t to, f
     int64_t n = l->in[0].cols;
     uint64_t keys[20];
     tt__philox_keys(tt__dropout_key(l), keys);
-    float *keep = TT__K(scratch_row)(scratch, n, 3);
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
         const float *residual = l->in[1].data ? TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2)) : NULL;
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        TT__K(dropout_mask)(keep, n, keys, r, l->instr->attr.dropout);
-        if (residual) for (int64_t c = 0; c < n; c++) y[c] = x[c] * keep[c] + residual[c];
-        else for (int64_t c = 0; c < n; c++) y[c] = x[c] * keep[c];
-        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 4));
+        TT__K(dropout_row)(y, x, residual, n, keys, r, l->instr->attr.dropout);
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 3));
     }
 }
 
@@ -5119,8 +5203,7 @@ TT__FN void TT__K(finish_column_sums)(const tt__mat *to, bool add, const float *
     int64_t n = to->cols, stride = (int64_t)tt__row_bytes(n) / 4;
     float *sum = TT__K(scratch_row)(scratch, n, 0);
     memset(sum, 0, (size_t)n * 4);
-    for (int64_t k = 0; k < chunks; k++)
-        for (int64_t c = 0; c < n; c++) sum[c] += partial[k * stride + c];
+    for (int64_t k = 0; k < chunks; k++) TT__K(axpby)(sum, 1, sum, 1, partial + k * stride, n);
     if (to->dtype == TT_F32 && !add) memcpy(to->data, sum, (size_t)n * 4);
     else TT__K(row_end)(to, add, 0, sum, TT__K(scratch_row)(scratch, n, 1));
 }
@@ -5131,8 +5214,7 @@ TT__FN void TT__K(column_sum_rows)(const tt__launch *l, int64_t from, int64_t to
     float *sum = (float *)(void *)((char *)l->workspace + (size_t)(from / TT__SUM_ROWS) * tt__row_bytes(n));
     memset(sum, 0, (size_t)n * 4);
     for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(&l->in[0], r, scratch);
-        for (int64_t c = 0; c < n; c++) sum[c] += x[c];
+        TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(&l->in[0], r, scratch), n);
     }
 }
 
@@ -5167,6 +5249,8 @@ TT__FN tt_status TT__K(run_LINEAR_DX)(const tt__launch *l)
     g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1;
     g.c = l->out[0].data; g.c_type = l->out[0].dtype; g.c_row = l->out[0].ld;
     g.accumulate = l->add[0];
+    g.act = l->instr->attr.act;
+    g.saved = l->in[2].data; g.saved_type = l->in[2].dtype; g.saved_row = l->in[2].ld;
     g.workspace = l->workspace;
     TT__K(gemm)(l->ctx->pool, &g);
     return TT_OK;
@@ -5259,8 +5343,12 @@ TT__FN void TT__K(layernorm_rows)(const tt__launch *l, int64_t from, int64_t to,
         float rest = 0;
         for (; c < n; c++) rest += (x[c] - mean) * (x[c] - mean);
         float rstd = 1.0f / sqrtf((TT__K(sum)(s0 + s1) + rest) / (float)n + l->instr->attr.eps);
-        if (b) for (c = 0; c < n; c++) y[c] = (x[c] - mean) * rstd * w[c] + b[c];
-        else for (c = 0; c < n; c++) y[c] = (x[c] - mean) * rstd * w[c];
+        for (c = 0; c < n; c += TT__LANES) {
+            int64_t left = tt__min(TT__LANES, n - c);
+            tt__vf v = (TT__K(load_n)(x + c, left) - mean) * rstd * TT__K(load_n)(w + c, left);
+            if (b) v += TT__K(load_n)(b + c, left);
+            TT__K(store_n)(y + c, v, left);
+        }
         TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 4));
         if (l->out[1].data) {
             float *stats = (float *)tt__at(&l->out[1], r);
@@ -5299,7 +5387,11 @@ TT__FN void TT__K(layernorm_backward_rows)(const tt__launch *l, int64_t from, in
         float avg_g = TT__K(sum)(sg) / (float)n, avg_gn = TT__K(sum)(sgn) / (float)n;
         if (!l->out[0].data) continue;
         float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        for (int64_t c = 0; c < n; c++) dx[c] = (dy[c] * w[c] - avg_g - (x[c] - mean) * rstd * avg_gn) * rstd;
+        for (int64_t c = 0; c < n; c += TT__LANES) {
+            int64_t left = tt__min(TT__LANES, n - c);
+            tt__vf g = TT__K(load_n)(dy + c, left) * TT__K(load_n)(w + c, left), xn = (TT__K(load_n)(x + c, left) - mean) * rstd;
+            TT__K(store_n)(dx + c, (g - avg_g - xn * avg_gn) * rstd, left);
+        }
         TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 4));
     }
 }
@@ -6161,6 +6253,8 @@ static tt_status tt__run_passes(tt_program *p, tt__precision precision)
         if ((status = tt__differentiate(t, p->root, p->options.accumulate)) != TT_OK) return status;
         if (!losses) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on tt_cross_entropy or tt_mean_squared_error", t->values[p->root].name);
         if ((status = tt__verify(t, "differentiate")) != TT_OK) return status;
+        tt__pass_fuse_backward(t, p->root);
+        if ((status = tt__verify(t, "fuse backward")) != TT_OK) return status;
         if ((status = tt__pass_update(t, &p->options.optimizer, &p->squares, &p->factor)) != TT_OK) return status;
         if ((status = tt__verify(t, "update")) != TT_OK) return status;
     }
