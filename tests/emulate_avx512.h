@@ -8,6 +8,9 @@
 
 #define TT__AVX512_TARGET "avx2,fma"
 #define TT__AVX512_HERE 1
+#define TT__AVX512_DOT(sum, a, b) (tt__vf)simde_mm512_dpbf16_ps((simde__m512)(sum), (simde__m512bh)(a), (simde__m512bh)(b))
+#define TT__AVX512_DOT_TARGET __attribute__((target(TT__AVX512_TARGET)))
+#define TT__AVX512_DOT_HERE 1
 #define __m512 simde__m512
 #define __m512i simde__m512i
 #define _mm512_fmadd_ps simde_mm512_fmadd_ps

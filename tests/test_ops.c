@@ -701,13 +701,26 @@ static const op_case cases[] = {
 
 /* --------------------------------------------------------------------------------------------- building a net */
 
+/* isa: an instruction set's name, with _dot behind it for bf16 products by dot products. */
+static bool is_dot(const char *isa) { return strstr(isa, "_dot") != NULL; }
+
+static tt_context *open_isa(tt_context_options o, const char *isa)
+{
+    char name[32];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(isa, "_"), isa);
+    o.isa = name;
+    o.bf16 = is_dot(isa) ? "dot" : "convert";
+    tt_context *ctx = tt_open(&o);
+    if (ctx) ctx->options.isa = ctx->options.bf16 = NULL;
+    return ctx;
+}
+
 static bool has_isa(const char *isa)
 {
     tt_context_options o = tt_context_options_default();
-    o.isa = isa;
     o.threads = 1;
     o.logger.log = test__no_log;
-    tt_context *ctx = tt_open(&o);
+    tt_context *ctx = open_isa(o, isa);
     tt_close(ctx);
     return ctx != NULL;
 }
@@ -718,13 +731,12 @@ static void net_open(net *to, const op_case *c, const size_set *size, const char
     tt_context_options o = tt_context_options_default();
     memset(to, 0, sizeof *to);
     g = to;
-    o.isa = isa;
     o.threads = 2;
     o.seed = 7;
     o.verify = true;
     o.logger.log = test__no_log;
     g->seed = o.seed;
-    g->ctx = tt_open(&o);
+    g->ctx = open_isa(o, isa);
     g->tape = tt_tape_new(g->ctx);
     g->size = size;
     g->mode = mode;
@@ -863,7 +875,7 @@ static void reference(const char *isa)
     for (int c = 0; c < CASE_COUNT; c++)
         for (int s = 0; s < SIZES; s++) {
             if (sizes[s].only && !tt__match(sizes[s].only, cases[c].name)) continue;
-            for (int precision = 0; precision < 3; precision++) {
+            for (int precision = is_dot(isa); precision < 3; precision++) {
                 if (!(sizes[s].only && precision == 2)) reference_case(&cases[c], &sizes[s], isa, precision, AS_INPUT, true);
                 if (sizes[s].only) continue;
                 if (precision < 2) reference_case(&cases[c], &sizes[s], isa, precision, AS_INPUT, false);
@@ -875,6 +887,7 @@ static void reference(const char *isa)
 TEST(reference_portable) { reference("portable"); }
 TEST(reference_avx2) { reference("avx2"); }
 TEST(reference_avx512) { reference("avx512"); }
+TEST(reference_avx512_dot) { reference("avx512_dot"); }
 
 /* ------------------------------------------------------------------------------------------ test 2: gradient */
 
@@ -1064,7 +1077,7 @@ static void gradient(const char *isa)
     for (int c = 0; c < CASE_COUNT; c++)
         for (int s = 0; s < SIZES; s++) {
             if (sizes[s].only && !tt__match(sizes[s].only, cases[c].name)) continue;
-            for (int precision = 0; precision < (sizes[s].only ? 1 : 3); precision++)
+            for (int precision = is_dot(isa); precision < (sizes[s].only ? 1 : 3); precision++)
                 for (int mode = AS_PARAM; mode <= AS_GATHERED; mode++) {
                     bool wanted = sizes[s].only ? mode == AS_GATHERED : precision == 0 || (c + s) % 2 == mode - AS_PARAM;
                     if (wanted) gradient_case(c, s, isa, precision, mode);
@@ -1075,6 +1088,7 @@ static void gradient(const char *isa)
 TEST(gradient_portable) { gradient("portable"); }
 TEST(gradient_avx2) { gradient("avx2"); }
 TEST(gradient_avx512) { gradient("avx512"); }
+TEST(gradient_avx512_dot) { gradient("avx512_dot"); }
 
 /* Every row of the op table with a backward has a case, and every row of all was run by the gradient tests. */
 TEST(every_op_has_a_case)
@@ -1102,8 +1116,7 @@ TEST(activations_far_from_zero)
         for (int act = TT__ACT_GELU; act <= TT__ACT_SILU && has_isa(isa[k]); act++) {
             test_allocator a;
             tt_context_options co = test_options(&a);
-            co.isa = isa[k];
-            tt_context *ctx = tt_open(&co);
+            tt_context *ctx = open_isa(co, isa[k]);
             int64_t dims[2] = {1, 8};
             tt_init zeros = {TT_INIT_ZEROS, 0};
             tt_compile_options o = tt_compile_options_default();
@@ -1776,8 +1789,8 @@ TEST(unused_inputs)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512),
-    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(every_op_has_a_case),
+    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot),
+    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(every_op_has_a_case),
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),

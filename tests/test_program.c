@@ -130,7 +130,17 @@ TEST(context_options)
         if (ctx) CHECK(strcmp(tt_isa(ctx), isas[k]) == 0 && tt_threads(ctx) == 2 && *tt_error(ctx) == 0 && tt_error_code(ctx) == TT_OK);
         tt_close(ctx);
     }
-    o.isa = NULL;
+    o.isa = "portable";
+    static const char *const bf16s[] = {"fast", "dot", "convert"};
+    for (int k = 0; k < 3; k++) {
+        o.bf16 = bf16s[k];
+        memset(&c, 0, sizeof c);
+        tt_context *ctx = tt_open(&o);
+        CHECK((ctx != NULL) == (k == 2)); /* portable kernels have no dot products */
+        CHECK(k == 2 || (c.count == 1 && strstr(c.message, bf16s[k]) && strstr(c.message, "convert") && strstr(c.message, "portable")));
+        tt_close(ctx);
+    }
+    o.isa = o.bf16 = NULL;
     setenv("TINYTRAIN_ISA", "portable", 1);
     tt_context *ctx = tt_open(&o);
     CHECK(ctx && strcmp(tt_isa(ctx), "portable") == 0);
