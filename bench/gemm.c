@@ -28,9 +28,19 @@ int main(int argc, char **argv)
         {"MiniLM 2048 x 384 -> 384", 2048, 384, 384}, {"MiniLM 2048 x 384 -> 1536", 2048, 384, 1536}, {"16 rows 768 -> 768", 16, 768, 768},
         {"odd 1001 x 333 -> 777", 1001, 333, 777},    {"square 1024", 1024, 1024, 1024},
     };
+    int only_rows = 0, only_in = 0, only_out = 0;
+    const bench_flag flags[] = {
+        {"--rows", &only_rows, NULL, NULL, "with --in and --out: only this layer"}, {"--in", &only_in, NULL, NULL, ""}, {"--out", &only_out, NULL, NULL, ""}};
     bench_cost all = {0, 0, 0, false};
     char name[128];
-    bench_open(argc, argv, NULL, 0);
+    bench_open(argc, argv, flags, TT__COUNT(flags));
+    if (only_rows || only_in || only_out) {
+        if (!only_rows || !only_in || !only_out) bench_die("--rows, --in and --out go together");
+        snprintf(name, sizeof name, "%d x %d -> %d", only_rows, only_in, only_out);
+        layer(name, only_rows, only_in, only_out);
+        bench_close();
+        return 0;
+    }
     for (int k = 0; k < TT__COUNT(models); k++) {
         int64_t rows = models[k].rows, d = models[k].d, ff = models[k].ff;
         const int64_t shapes[3][2] = {{d, d}, {d, ff}, {ff, d}};
