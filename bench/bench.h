@@ -125,20 +125,22 @@ static inline double bench_peak(const char *precision, double flops)
     return bench.peak[peak];
 }
 
-/* Streams over arrays that no cache holds, bytes as the program sees them: stores to memory that was not read cost a hidden read. */
-enum { BENCH_ARRAY = 1 << 24, BENCH_STREAM_TASK = 1 << 16 };
+/* Streams over arrays as large as the tensors of bench/rows.c, 50 MB; bytes as the program sees them: a store to memory that was
+   not read costs a hidden read. */
+enum { BENCH_ARRAY = 16384 * 768, BENCH_STREAM_TASK = 1 << 16 };
 typedef float bench_f32x8 __attribute__((vector_size(32)));
 typedef struct bench_stream_job { int kind; bench_f32x8 sums[BENCH_ARRAY / BENCH_STREAM_TASK]; } bench_stream_job;
 
 static void bench__stream_task(void *arg, int64_t task, int thread)
 {
     bench_stream_job *job = (bench_stream_job *)arg;
-    bench_f32x8 *a[4], sum = {0, 0, 0, 0, 0, 0, 0, 0};
+    bench_f32x8 *a[4], sum[4];
     (void)thread;
+    memset(sum, 0, sizeof sum);
     for (int k = 0; k < 4; k++) a[k] = (bench_f32x8 *)(void *)(bench.array[k] + task * BENCH_STREAM_TASK);
-    for (int64_t i = 0; i < BENCH_STREAM_TASK / 8; i++) {
-        switch (job->kind) { /* the compiler moves it out of the loop, or the predictor hides it */
-        case BENCH_READ: sum += a[0][i]; break;
+    for (int64_t i = 0; i < BENCH_STREAM_TASK / 8; i += job->kind == BENCH_READ ? 4 : 1) {
+        switch (job->kind) {
+        case BENCH_READ: for (int k = 0; k < 4; k++) sum[k] += a[0][i + k]; break;
         case BENCH_COPY: a[1][i] = a[0][i]; break;
         case BENCH_COPY_IN_PLACE: a[0][i] = a[0][i] * 0.5f; break;
         case BENCH_TRIAD: a[2][i] = a[0][i] + a[1][i] * 0.5f; break;
@@ -149,7 +151,7 @@ static void bench__stream_task(void *arg, int64_t task, int thread)
             a[3][i] = a[3][i] * 0.5f + a[1][i] + a[2][i];
         }
     }
-    job->sums[task] = sum;
+    job->sums[task] = sum[0] + sum[1] + sum[2] + sum[3];
 }
 
 /* Bytes a second of such a stream, all threads. */
@@ -165,7 +167,8 @@ static inline double bench_stream(int kind)
         memset(bench.array[k], 0, BENCH_ARRAY * sizeof(float));
     }
     job->kind = kind;
-    for (int run = 0; run < 5; run++) {
+    double first = tt__seconds();
+    for (int run = 0; run < 3 || tt__seconds() - first < bench.least / 2; run++) {
         double begin = tt__seconds();
         tt__parallel(bench.ctx->pool, BENCH_ARRAY / BENCH_STREAM_TASK, bench__stream_task, job);
         double speed = passes[kind] * (double)BENCH_ARRAY * sizeof(float) / (tt__seconds() - begin);

@@ -207,7 +207,7 @@ def gemm(args, report):
                 flops, ours_s, theirs_s, peak = groups.get(group, (0, 0, 0, 0))
                 work = key[0] * key[1] * key[2]
                 groups[group] = (flops + work, ours_s + work / mine[key], theirs_s + work / peer[key], max(peak, peaks[key[:3]]))
-        for group, (flops, ours_s, theirs_s, peak) in sorted(groups.items(), key=str):
+        for group, (flops, ours_s, theirs_s, peak) in sorted(groups.items(), key=lambda g: isinstance(g[0], str)):
             name = group if isinstance(group, str) else f"{group[0]} rows, D {group[1]}: all nine"
             report.row(f"{precision}: {name}, by flops", flops / ours_s, "GFLOP/s", flops / theirs_s, peak)
 
