@@ -15,7 +15,9 @@ TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 BENCHES  := $(patsubst bench/%.c,$(B)/%,$(wildcard bench/*.c))
-MEASURED := $(addprefix $(B)/,gemm attention step tokenize)
+MEASURED := $(addprefix $(B)/,gemm attention rows step tokenize)
+# make bench-peers LLMC=dir, a checkout of github.com/karpathy/llm.c: its CPU program too, with the flags of its Makefile.
+LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
 PROGRAMS := $(patsubst tests/%.c,$(B)/%,$(TESTS))
 LOGS     := $(addsuffix .log,$(PROGRAMS)) $(if $(T),,$(CHECKS:tests/%.py=$(B)/%.log))
 
@@ -31,7 +33,8 @@ help:
 	@echo "make test         build and run all tests; T='name*' runs those, TESTS=tests/test_x.c that program"
 	@echo 'make coverage     lines of tinytrain.h that the tests run; fails below 90% (GCOV, gcc)'
 	@echo 'make bench        build the benchmarks, as $(B)/NAME, and run those that need no data; A=--json prints one object a line'
-	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with'
+	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with;'
+	@echo '                  LLMC=dir: also those of llm.c, from a checkout'
 	@echo 'make install      header and pkg-config file, below PREFIX ($(PREFIX)) and DESTDIR'
 	@echo 'make clean        remove $(B)'
 	@echo 'Variables: CC ($(CC)), CFLAGS ($(CFLAGS)), B, PYTHON'
@@ -52,6 +55,13 @@ $(EXAMPLES): $(B)/%: examples/%.c tinytrain.h $(B)/flags
 
 $(BENCHES): $(B)/%: bench/%.c bench/bench.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -I. $< -o $@ $(LDFLAGS) $(LIBS)
+
+$(B)/gpt2_step: bench/peers/gpt2_step.c bench/bench.h tinytrain.h $(B)/flags
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -I. $< -o $@ $(LDFLAGS) $(LIBS)
+
+$(B)/llmc: bench/peers/llmc.c $(B)/flags
+	@[ -f '$(LLMC)/train_gpt2.c' ] || { echo "LLMC='$(LLMC)': there is no train_gpt2.c; LLMC=dir names a checkout of github.com/karpathy/llm.c" >&2; exit 1; }
+	$(CC) -w $(LLMC_FLAGS) -I'$(LLMC)' $< -o $@ -lm
 
 $(PROGRAMS): $(B)/%: tests/%.c tests/test.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -Werror -I. $< -o $@ $(LDFLAGS) $(LIBS)
@@ -77,7 +87,9 @@ coverage: FORCE
 bench: $(BENCHES)
 	@for b in $(MEASURED); do echo "== $$b" >&2; $$b $(A) || exit 1; done
 
-bench-peers: $(B)/minilm_losses $(B)/logits
+bench-programs: $(BENCHES) $(B)/gpt2_step $(B)/distilbert_imdb
+
+bench-peers: bench-programs $(if $(LLMC),$(B)/llmc)
 	python3 -m venv build/venv
 	build/venv/bin/pip install --quiet torch transformers safetensors numpy
 	build/venv/bin/python -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)'
@@ -94,4 +106,4 @@ clean:
 
 FORCE:
 .DELETE_ON_ERROR:
-.PHONY: help demo examples test coverage bench bench-peers install clean FORCE
+.PHONY: help demo examples test coverage bench bench-programs bench-peers install clean FORCE

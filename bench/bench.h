@@ -1,154 +1,369 @@
 /* What the benchmarks share. A program includes this file alone; it holds the implementation.
 
    Kernels are timed inside real programs: bench_open() puts a table of kernels into the context that times each op as it calls
-   the real one. Rows: name, value, unit, and where there is one the machine's peak in that unit: the best that tt_measured_peak
-   (multiply-adds in registers, all threads) found so far. It is measured again for each row, as others may have slowed it down. With --json each row is an object on a line of its own. */
+   the real one. What is printed of a kernel is the best of its runs, because others on the machine can only slow it down.
+
+   Rows: name, value, unit, and where there is one the machine's limit in that unit: bench_peak (multiply-adds in registers) or
+   bench_stream (memory), the best that all threads of the context have done so far. Both are measured again for each row, as
+   others may have slowed them down. With --json each row is an object on a line of its own, with the keys name, value, unit,
+   peak, of_peak, peer, ratio (value / peer); null where there is none. */
 #ifndef TINYTRAIN_BENCH_H
 #define TINYTRAIN_BENCH_H
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 
+#include <sys/resource.h>
+
+enum { BENCH_FP32, BENCH_BF16, BENCH_PEAKS };
+enum { BENCH_READ, BENCH_COPY, BENCH_COPY_IN_PLACE, BENCH_TRIAD, BENCH_TRIAD_IN_PLACE, BENCH_4R_3W, BENCH_STREAMS };
+
+typedef struct bench_cost { double seconds, flops, bytes; bool in_place; } bench_cost;
+
 static struct {
     tt_context *ctx;
+    tt_context_options options;
+    const char *program, *precision;
     bool json;
-    const char *precision;
+    double least; /* seconds for which a kernel is measured */
     tt__isa_table timed;
     const tt__isa_table *real;
-    double peak;                                                              /* FLOP/s                                  */
-    double seconds[TT__OP_COUNT], flops[TT__OP_COUNT], best[TT__OP_COUNT];    /* of this run; best: over the runs        */
-} bench = {NULL, false, "32-true", {0}, NULL, 0, {0}, {0}, {0}};
+    double peak[BENCH_PEAKS], stream[BENCH_STREAMS]; /* FLOP/s and bytes/s, best so far */
+    float *array[4];                                 /* of the streams                  */
+    bench_cost run[TT__OP_COUNT], best[TT__OP_COUNT]; /* by op: of this run, of the fastest run */
+} bench;
 
-static inline void bench_die(const char *what)
+#if defined(__GNUC__)
+__attribute__((format(printf, 1, 2), noreturn))
+#endif
+static inline void bench_die(const char *format, ...)
 {
-    fprintf(stderr, "benchmark: %s\n", what);
+    va_list args;
+    va_start(args, format);
+    fflush(stdout);
+    fprintf(stderr, "%s: ", bench.program ? bench.program : "benchmark");
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
     exit(1);
+}
+
+static inline double bench_resident_peak(void) /* bytes; ru_maxrss is in KiB on Linux, in bytes on macOS */
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+#if defined(__APPLE__)
+    return (double)u.ru_maxrss;
+#else
+    return 1024.0 * (double)u.ru_maxrss;
+#endif
+}
+
+/* ----------------------------------------------------------------------------------------------------- timing */
+
+static double bench__size(const tt__mat *m) { return m->data ? (double)m->rows * (double)m->cols * (double)tt_dtype_bytes(m->dtype) : 0; }
+
+/* Bytes that the program sees: operands read, results written, both where a result is added to or updated. */
+static double bench__bytes(const tt__launch *l)
+{
+    double n = 0;
+    for (int j = 0; j < TT__MAX_IN; j++) n += l->instr->op == TT__OP_EMBEDDING && j == 1 ? bench__size(&l->out[0]) : bench__size(&l->in[j]);
+    for (int j = 0; j < TT__MAX_OUT; j++) n += (l->add[j] || tt__row(l->instr->op)->flags & TT__RMW ? 2 : 1) * bench__size(&l->out[j]);
+    return n;
 }
 
 static tt_status bench__run(const tt__launch *l)
 {
     int op = l->instr->op;
+    bench_cost *c = &bench.run[op];
     double begin = tt__seconds(), pairs = 0;
     tt_status status = bench.real->run[op](l);
-    bench.seconds[op] += tt__seconds() - begin;
+    c->seconds += tt__seconds() - begin;
     if (op == TT__OP_ATTENTION || op == TT__OP_ATTENTION_BACKWARD) {
         const tt__mat *starts = &l->in[op == TT__OP_ATTENTION ? 3 : 4];
         const int32_t *start = (const int32_t *)starts->data;
         for (int64_t s = 0; s + 1 < starts->rows; s++) pairs += (double)(start[s + 1] - start[s]) * (start[s + 1] - start[s]);
     }
-    bench.flops[op] += tt__instr_flops(l->tape, l->instr, l->in[0].rows, pairs);
+    c->flops += tt__instr_flops(l->tape, l->instr, l->in[0].rows, pairs);
+    c->bytes += bench__bytes(l);
+    for (int j = 0; j < TT__MAX_IN; j++) c->in_place |= l->in[j].data && l->in[j].data == l->out[0].data;
     return status;
 }
 
-/* At least once, and until the peak is not below `flops`, which would only say that the machine was busy then. */
-static inline void bench_measure_peak(double flops)
+static inline void bench_begin_run(void) { memset(bench.run, 0, sizeof bench.run); }
+
+static inline void bench_end_run(void)
 {
-    for (int k = 0; k == 0 || (k < 50 && bench.peak < flops); k++) {
-        bench.ctx->measured_peak = 0;
-        double peak = tt_measured_peak(bench.ctx);
-        if (peak > bench.peak) bench.peak = peak;
-    }
+    for (int op = 0; op < TT__OP_COUNT; op++)
+        if (bench.run[op].seconds > 0 && (bench.best[op].seconds == 0 || bench.run[op].seconds < bench.best[op].seconds)) bench.best[op] = bench.run[op];
 }
 
-/* Reads --json, --precision P and the program's own flags (name, int), then opens a context. */
-typedef struct bench_flag { const char *name; int *to; const char *help; } bench_flag;
-
-static inline tt_context *bench_open(int argc, char **argv, const bench_flag *flags, int n)
+static inline bench_cost bench_sum(bench_cost a, bench_cost b)
 {
-    for (int i = 1; i < argc; i++) {
-        const bench_flag *f = NULL;
-        for (int k = 0; k < n; k++) if (strcmp(argv[i], flags[k].name) == 0) f = &flags[k];
-        if (strcmp(argv[i], "--json") == 0) bench.json = true;
-        else if (strcmp(argv[i], "--precision") == 0 && i + 1 < argc) bench.precision = argv[++i];
-        else if (f && i + 1 < argc && atoi(argv[i + 1]) > 0) *f->to = atoi(argv[++i]);
-        else {
-            bool help = strcmp(argv[i], "--help") == 0;
-            printf("usage: %s [--json] [--precision 32-true|bf16-mixed|bf16-true]\n", argv[0]);
-            for (int k = 0; k < n; k++) printf("  %s N  %s (%d)\n", flags[k].name, flags[k].help, *flags[k].to);
-            exit(help ? 0 : 2);
+    bench_cost c = {a.seconds + b.seconds, a.flops + b.flops, a.bytes + b.bytes, a.in_place || b.in_place};
+    return c;
+}
+
+/* ----------------------------------------------------------------------------------------------------- limits */
+
+static double bench__measure(int peak)
+{
+    bench.ctx->measured_peak = 0;
+    double fp32 = tt_measured_peak(bench.ctx);
+    if (peak == BENCH_FP32) return fp32;
+    return fp32; /* BENCH_BF16: the better of this and of bf16 dot products, once there are kernels that use them */
+}
+
+/* FLOP/s of the fastest multiply-adds that a precision may use. Measured at least once, and until it is not below `flops`, which
+   would only say that the machine was busy then. */
+static inline double bench_peak(const char *precision, double flops)
+{
+    int peak = strncmp(precision, "bf16", 4) == 0 ? BENCH_BF16 : BENCH_FP32;
+    for (int k = 0; k == 0 || (k < 50 && bench.peak[peak] < flops); k++) {
+        double now = bench__measure(peak);
+        if (now > bench.peak[peak]) bench.peak[peak] = now;
+    }
+    return bench.peak[peak];
+}
+
+/* Streams over arrays as large as the tensors of bench/rows.c, 50 MB; bytes as the program sees them: a store to memory that was
+   not read costs a hidden read. */
+enum { BENCH_ARRAY = 16384 * 768, BENCH_STREAM_TASK = 1 << 16 };
+typedef float bench_f32x8 __attribute__((vector_size(32)));
+typedef struct bench_stream_job { int kind; bench_f32x8 sums[BENCH_ARRAY / BENCH_STREAM_TASK]; } bench_stream_job;
+
+static void bench__stream_task(void *arg, int64_t task, int thread)
+{
+    bench_stream_job *job = (bench_stream_job *)arg;
+    bench_f32x8 *a[4], sum[4];
+    (void)thread;
+    memset(sum, 0, sizeof sum);
+    for (int k = 0; k < 4; k++) a[k] = (bench_f32x8 *)(void *)(bench.array[k] + task * BENCH_STREAM_TASK);
+    for (int64_t i = 0; i < BENCH_STREAM_TASK / 8; i += job->kind == BENCH_READ ? 4 : 1) {
+        switch (job->kind) {
+        case BENCH_READ: for (int k = 0; k < 4; k++) sum[k] += a[0][i + k]; break;
+        case BENCH_COPY: a[1][i] = a[0][i]; break;
+        case BENCH_COPY_IN_PLACE: a[0][i] = a[0][i] * 0.5f; break;
+        case BENCH_TRIAD: a[2][i] = a[0][i] + a[1][i] * 0.5f; break;
+        case BENCH_TRIAD_IN_PLACE: a[0][i] = a[0][i] * 0.5f + a[1][i]; break;
+        default:
+            a[1][i] = a[1][i] * 0.5f + a[0][i];
+            a[2][i] = a[2][i] * 0.5f + a[0][i];
+            a[3][i] = a[3][i] * 0.5f + a[1][i] + a[2][i];
         }
     }
-    tt_context *ctx = tt_open(NULL);
-    if (!ctx) bench_die("the context does not open");
-    bench.ctx = ctx;
-    bench_measure_peak(0);
-    bench.real = ctx->isa;
-    bench.timed = *ctx->isa;
+    job->sums[task] = sum[0] + sum[1] + sum[2] + sum[3];
+}
+
+/* Bytes a second of such a stream, all threads. */
+static inline double bench_stream(int kind)
+{
+    static const int passes[BENCH_STREAMS] = {1, 2, 2, 3, 3, 7};
+    bench_stream_job *job = (bench_stream_job *)tt__alloc(bench.ctx, sizeof *job);
+    if (!job) bench_die("%s", tt_error(bench.ctx));
+    for (int k = 0; k < 4; k++) {
+        if (bench.array[k]) continue;
+        bench.array[k] = (float *)bench.options.allocator.allocate(bench.options.allocator.user, BENCH_ARRAY * sizeof(float), TT__ALIGN);
+        if (!bench.array[k]) bench_die("no memory for the streams");
+        memset(bench.array[k], 0, BENCH_ARRAY * sizeof(float));
+    }
+    job->kind = kind;
+    double first = tt__seconds();
+    for (int run = 0; run < 3 || tt__seconds() - first < bench.least / 2; run++) {
+        double begin = tt__seconds();
+        tt__parallel(bench.ctx->pool, BENCH_ARRAY / BENCH_STREAM_TASK, bench__stream_task, job);
+        double speed = passes[kind] * (double)BENCH_ARRAY * sizeof(float) / (tt__seconds() - begin);
+        if (speed > bench.stream[kind]) bench.stream[kind] = speed;
+    }
+    tt__free(bench.ctx, job);
+    return bench.stream[kind];
+}
+
+/* ------------------------------------------------------------------------------------------------ options, rows */
+
+/* A program's own option: a number above 0, a text, or nothing behind it. */
+typedef struct bench_flag { const char *name; int *number; const char **text; bool *on; const char *help; } bench_flag;
+
+static inline void bench__usage(const bench_flag *flags, int n)
+{
+    printf("usage: %s [options]\n", bench.program);
+    printf("  --json         an object a line\n  --precision P  32-true, bf16-mixed or bf16-true (32-true)\n  --threads N    0: all (0)\n");
+    printf("  --seconds X    that each kernel is measured for, at least (0.5)\n");
+    for (int k = 0; k < n; k++) {
+        printf("  %-14s %s", flags[k].name, flags[k].help);
+        if (flags[k].number) printf(" (%d)", *flags[k].number);
+        printf("\n");
+    }
+    exit(fflush(stdout) != 0);
+}
+
+/* A new context, without the parameters and arenas of the one there was. */
+static inline tt_context *bench_reopen(void)
+{
+    tt_close(bench.ctx);
+    bench.ctx = tt_open(&bench.options);
+    if (!bench.ctx) bench_die("the context does not open");
+    bench.real = bench.ctx->isa;
+    bench.timed = *bench.ctx->isa;
     for (int op = 0; op < TT__OP_COUNT; op++) bench.timed.run[op] = bench__run;
-    ctx->isa = &bench.timed;
+    bench.ctx->isa = &bench.timed;
+    return bench.ctx;
+}
+
+/* Reads the options, then opens a context whose ops are timed. */
+static inline tt_context *bench_open(int argc, char **argv, const bench_flag *flags, int n)
+{
+    const char *slash = strrchr(argv[0], '/');
+    bench.options = tt_context_options_default();
+    bench.program = slash ? slash + 1 : argv[0];
+    bench.precision = "32-true";
+    bench.least = 0.5;
+    for (int i = 1; i < argc; i++) {
+        const bench_flag *f = NULL;
+        const char *name = argv[i];
+        char *end = NULL;
+        double number = 0;
+        bool threads = strcmp(name, "--threads") == 0, seconds = strcmp(name, "--seconds") == 0, precision = strcmp(name, "--precision") == 0;
+        for (int k = 0; k < n; k++) if (strcmp(name, flags[k].name) == 0) f = &flags[k];
+        if (strcmp(name, "--help") == 0) bench__usage(flags, n);
+        if (strcmp(name, "--json") == 0) { bench.json = true; continue; }
+        if (f && f->on) { *f->on = true; continue; }
+        if (!f && !threads && !seconds && !precision) bench_die("unknown option '%s'; --help lists them", name);
+        if (++i == argc) bench_die("%s needs a value", name);
+        if (precision) { bench.precision = argv[i]; continue; }
+        if (f && f->text) { *f->text = argv[i]; continue; }
+        number = strtod(argv[i], &end);
+        if (end == argv[i] || *end || !(number >= (f ? 1 : 0)) || number > 1e9 || (!seconds && number != (int)number))
+            bench_die("%s takes a %s, not '%s'", name, f ? "whole number above 0" : threads ? "number of threads" : "number of seconds", argv[i]);
+        if (f) *f->number = (int)number;
+        else if (threads) bench.options.threads = (int)number;
+        else bench.least = number;
+    }
+    tt_context *ctx = bench_reopen();
     if (!bench.json) printf("%s, %d threads, %s\n", tt_isa(ctx), tt_threads(ctx), bench.precision);
     return ctx;
 }
 
-static inline void bench_row(const char *name, double value, const char *unit, double peak) /* peak 0: none */
+static inline void bench_close(void)
 {
-    if (!bench.json) {
-        printf("%-44s %10.4g %-9s", name, value, unit);
-        if (peak > 0) printf(" %5.1f%% of %.4g", 100 * value / peak, peak);
-        printf("\n");
-    } else if (peak > 0) {
-        printf("{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"peak\": %.6g, \"of_peak\": %.4f}\n", name, value, unit, peak, value / peak);
+    for (int k = 0; k < 4; k++)
+        if (bench.array[k]) bench.options.allocator.release(bench.options.allocator.user, bench.array[k], BENCH_ARRAY * sizeof(float));
+    tt_close(bench.ctx);
+}
+
+static inline const char *bench__number(char to[32], double x)
+{
+    if (x > 0 && isfinite(x)) snprintf(to, 32, "%.6g", x);
+    else snprintf(to, 32, "null");
+    return to;
+}
+
+static inline void bench_peer_row(const char *name, double value, const char *unit, double peak, double peer) /* peak, peer 0: none */
+{
+    char text[5][32];
+    if (bench.json) {
+        printf("{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"peak\": %s, \"of_peak\": %s, \"peer\": %s, \"ratio\": %s}\n", name, value, unit,
+               bench__number(text[0], peak), bench__number(text[1], peak > 0 ? value / peak : 0), bench__number(text[2], peer),
+               bench__number(text[3], peer > 0 ? value / peer : 0));
     } else {
-        printf("{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"peak\": null, \"of_peak\": null}\n", name, value, unit);
+        printf("%-48s %10.4g %-9s", name, value, unit);
+        if (peak > 0) printf(" %5.1f%% of %.4g", 100 * value / peak, peak);
+        if (peer > 0) printf(" %6.2f times %.4g", value / peer, peer);
+        printf("\n");
     }
     fflush(stdout);
 }
 
-static inline void bench_begin_run(void)
+static inline void bench_row(const char *name, double value, const char *unit, double peak) { bench_peer_row(name, value, unit, peak, 0); }
+
+static inline void bench_flops_row(const char *name, double flops) /* FLOP/s */
 {
-    memset(bench.seconds, 0, sizeof bench.seconds);
-    memset(bench.flops, 0, sizeof bench.flops);
+    bench_row(name, flops / 1e9, "GFLOP/s", bench_peak(bench.precision, flops) / 1e9);
 }
 
-/* Best GFLOP/s of an op over the runs since bench.best was cleared. */
-static inline void bench_end_run(void)
+static inline void bench_cost_row(const char *name, bench_cost c) { bench_flops_row(name, c.flops / c.seconds); }
+
+/* Bytes a second of a cost, beside those of a stream, or of its in-place form. */
+static inline void bench_bytes_row(const char *name, bench_cost c, int stream)
 {
-    for (int op = 0; op < TT__OP_COUNT; op++) {
-        double speed = bench.seconds[op] > 0 ? bench.flops[op] / bench.seconds[op] : 0;
-        if (speed > bench.best[op]) bench.best[op] = speed;
-    }
+    if ((stream == BENCH_COPY || stream == BENCH_TRIAD) && c.in_place) stream++;
+    bench_row(name, c.bytes / c.seconds / 1e9, "GB/s", bench_stream(stream) / 1e9);
 }
 
-static inline void bench_flops_row(const char *name, double flops)
+/* For programs that take turns with others, --turns: waits for a line on standard input; false at its end. */
+static inline bool bench_turn(void)
 {
-    bench_measure_peak(flops);
-    bench_row(name, flops / 1e9, "GFLOP/s", bench.peak / 1e9);
+    int c;
+    while ((c = getchar()) != EOF) if (c == '\n') return true;
+    return false;
 }
 
-static inline void bench_op_row(const char *name, int op) { bench_flops_row(name, bench.best[op]); }
+/* --------------------------------------------------------------------------------------------------- programs */
+
+static inline tt_param *bench_param(tt_context *ctx, const char *name, int64_t rows, int64_t cols, float scale) /* rows 0: 1-D */
+{
+    int64_t dims[2] = {rows ? rows : cols, cols};
+    tt_init init = {TT_INIT_NORMAL, scale};
+    tt_param *p = tt_param_new(ctx, name, rows ? 2 : 1, dims, init);
+    if (!p) bench_die("%s", tt_error(ctx));
+    return p;
+}
 
 /* An embedding of rows ids: a value (rows, width) that has a gradient and costs next to nothing. */
 enum { BENCH_VOCAB = 64 };
 static inline tt_value bench_source(tt_context *ctx, tt_tape *t, const char *name, tt_value ids, int64_t width)
 {
-    int64_t dims[2] = {BENCH_VOCAB, width};
-    tt_init init = {TT_INIT_NORMAL, 1};
-    tt_param *table = tt_param_new(ctx, name, 2, dims, init);
-    if (!table) bench_die(tt_error(ctx));
-    return tt_embedding(t, ids, table);
+    return tt_embedding(t, ids, bench_param(ctx, name, BENCH_VOCAB, width, 1));
 }
 
-/* Trains on mean(y^2) for at least `seconds` and 3 steps, timing each. seq_start may be none. Frees the tape. */
-static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, tt_value ids, tt_value seq_start, const int32_t *starts, int64_t seqs, int64_t rows,
-                        int64_t width, double seconds)
+/* What a kernel's program reads. */
+typedef struct bench_inputs {
+    tt_value ids, target, seq_start; /* i32 (rows, 1); f32 (rows, width) of zeros, or i32 (rows, 1) when width is 0; or none */
+    int64_t rows, width, seqs;
+    const int32_t *starts;           /* (seqs + 1) */
+    int vocab;                       /* of ids; 0: BENCH_VOCAB */
+    tt_optimizer_kind optimizer;
+    float clip_norm;
+} bench_inputs;
+
+static inline bench_inputs bench_inputs_new(tt_tape *t, int64_t rows, int64_t width)
 {
-    tt_value zero = tt_input(t, "zero", TT_F32, rows, width), none = {0};
+    bench_inputs in;
+    memset(&in, 0, sizeof in);
+    in.rows = rows;
+    in.width = width;
+    in.ids = tt_input(t, "ids", TT_I32, rows, 1);
+    in.target = width ? tt_input(t, "zero", TT_F32, rows, width) : tt_input(t, "target", TT_I32, rows, 1);
+    in.vocab = BENCH_VOCAB;
+    in.optimizer = TT_SGD;
+    return in;
+}
+
+/* Trains on mean(y^2), or on the loss y when there is no width, for at least bench.least seconds and 3 steps, timing each. Frees
+   the tape. */
+static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const bench_inputs *in)
+{
+    tt_value none = {0};
     tt_compile_options o = tt_compile_options_default();
-    o.optimizer.kind = TT_SGD;
+    o.optimizer.kind = in->optimizer;
+    o.optimizer.clip_norm = in->clip_norm;
     o.precision = bench.precision;
-    tt_program *p = tt_compile(t, tt_mean_squared_error(t, y, zero, none), &o);
-    int32_t *id = (int32_t *)malloc((size_t)rows * sizeof *id);
-    float *zeros = (float *)calloc((size_t)(rows * width), sizeof *zeros);
-    if (!p) bench_die(tt_error(ctx));
+    tt_program *p = tt_compile(t, in->width ? tt_mean_squared_error(t, y, in->target, none) : y, &o);
+    int32_t *id = (int32_t *)malloc((size_t)in->rows * sizeof *id);
+    void *zeros = calloc((size_t)(in->rows * tt__max(in->width, 1)), 4);
+    uint32_t random = 1;
+    if (!p) bench_die("%s", tt_error(ctx));
     if (!id || !zeros) bench_die("no memory");
-    for (int64_t r = 0; r < rows; r++) id[r] = (int32_t)(r * 7 % BENCH_VOCAB);
+    for (int64_t r = 0; r < in->rows; r++) {
+        random = random * 1664525u + 1013904223u;
+        id[r] = (int32_t)(random >> 8) % in->vocab;
+    }
     memset(bench.best, 0, sizeof bench.best);
     double begin = tt__seconds();
-    for (int step = 0; step < 3 || tt__seconds() - begin < seconds; step++) {
-        bool ok = tt_set(p, ids, id, rows) == TT_OK && tt_set(p, zero, zeros, rows) == TT_OK;
-        if (ok && seq_start.id) ok = tt_set(p, seq_start, starts, seqs + 1) == TT_OK;
+    for (int step = 0; step < 3 || tt__seconds() - begin < bench.least; step++) {
+        bool ok = tt_set(p, in->ids, id, in->rows) == TT_OK && tt_set(p, in->target, zeros, in->rows) == TT_OK;
+        if (ok && in->seq_start.id) ok = tt_set(p, in->seq_start, in->starts, in->seqs + 1) == TT_OK;
         bench_begin_run();
-        if (!ok || tt_step(p, 1e-3f, NULL) != TT_OK) bench_die(tt_error(ctx));
+        if (!ok || tt_step(p, 1e-3f, NULL) != TT_OK) bench_die("%s", tt_error(ctx));
         bench_end_run();
     }
     tt_program_free(p);

@@ -1,96 +1,206 @@
-/* A whole training step of DistilBERT-base (66 million parameters, random weights and tokens, AdamW, dropout as in its config):
-   tokens/s, GFLOP/s against the peak, seconds by op, and the plan's bytes against what the process grew by. */
+/* Whole training steps of DistilBERT-base (66 million parameters, random weights, AdamW, decay 0.01, clipping 1, dropout as in its
+   config): tokens/s, GFLOP/s against the peak, where the time goes, and the plan's bytes against what the process grew by.
+
+   Tokens are random, or those of --batches: a safetensors file of int32 tensors batchB.input_ids (all sequences one after another),
+   batchB.seq_start (sequences + 1) and batchB.labels for B = 0, 1, ..., as bench/pytorch.py and bench/minilm_imdb.py write them. With
+   --turns each step waits for a line on standard input and reports itself, so that two programs can take turns. */
 
 #include "bench.h"
 
-#include <sys/resource.h>
+typedef struct batches { int n, max_seqs, max_rows; tt_batch *batch; } batches;
 
-static double resident_peak(void) /* bytes; ru_maxrss is in KiB on Linux, in bytes on macOS */
+static int32_t *numbers(int64_t n)
 {
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-#if defined(__APPLE__)
-    return (double)u.ru_maxrss;
-#else
-    return 1024.0 * (double)u.ru_maxrss;
-#endif
+    int32_t *x = (int32_t *)calloc((size_t)n, sizeof *x);
+    if (!x) bench_die("no memory");
+    return x;
+}
+
+/* Takes ids, starts and labels, and adds what else there is in a batch. */
+static void add_batch(batches *all, int seqs, const int32_t *ids, const int32_t *starts, const int32_t *labels)
+{
+    int rows = starts[seqs];
+    int32_t *positions = numbers(rows);
+    all->batch = (tt_batch *)realloc(all->batch, (size_t)(all->n + 1) * sizeof *all->batch);
+    if (!all->batch) bench_die("no memory");
+    tt_batch *b = &all->batch[all->n++];
+    memset(b, 0, sizeof *b);
+    for (int s = 0; s < seqs; s++) for (int r = starts[s]; r < starts[s + 1]; r++) positions[r] = r - starts[s];
+    b->seqs = seqs;
+    b->rows = rows;
+    b->ids = ids;
+    b->positions = positions;
+    b->types = numbers(rows);
+    b->seq_start = starts;
+    b->labels = labels;
+    b->last_of_step = true;
+    if (seqs > all->max_seqs) all->max_seqs = seqs;
+    if (rows > all->max_rows) all->max_rows = rows;
+}
+
+static void random_batch(batches *all, int seqs, int length, int vocab)
+{
+    int32_t *ids = numbers((int64_t)seqs * length), *starts = numbers(seqs + 1), *labels = numbers(seqs);
+    uint32_t random = 1;
+    for (int r = 0; r < seqs * length; r++) {
+        random = random * 1664525u + 1013904223u;
+        ids[r] = (int32_t)(random >> 8) % vocab;
+    }
+    for (int s = 0; s < seqs; s++) {
+        starts[s + 1] = starts[s] + length;
+        labels[s] = s % 2;
+    }
+    add_batch(all, seqs, ids, starts, labels);
+}
+
+static int32_t *read_tensor(tt_context *ctx, const tt_safetensors *file, int batch, const char *name, int64_t *n)
+{
+    char full[64];
+    snprintf(full, sizeof full, "batch%d.%s", batch, name);
+    int k = tt_safetensors_find(file, full);
+    *n = 0;
+    if (k < 0) return NULL;
+    const tt_tensor_info *info = tt_safetensors_info(file, k);
+    if (info->ndim != 1 || info->dims[0] > INT32_MAX) bench_die("tensor '%s' is not a list of numbers", full);
+    int32_t *x = numbers(info->dims[0]);
+    *n = info->dims[0];
+    if (tt_safetensors_read_i32(file, k, 0, *n, x) != TT_OK) bench_die("%s", tt_error(ctx));
+    return x;
+}
+
+static void read_batches(tt_context *ctx, batches *all, const char *path)
+{
+    tt_safetensors *file = tt_safetensors_open(ctx, path);
+    if (!file) bench_die("%s", tt_error(ctx));
+    for (int b = 0;; b++) {
+        int64_t rows, starts, labels;
+        int32_t *ids = read_tensor(ctx, file, b, "input_ids", &rows), *start = read_tensor(ctx, file, b, "seq_start", &starts), *label = read_tensor(ctx, file, b, "labels", &labels);
+        if (!ids && b > 0) break;
+        if (!ids || !start || !label || starts < 2 || labels != starts - 1 || start[0] != 0 || start[starts - 1] != rows)
+            bench_die("'%s': batch %d lacks batch%d.input_ids, .seq_start or .labels, or they disagree", path, b, b);
+        for (int64_t s = 0; s + 1 < starts; s++)
+            if (start[s + 1] <= start[s] || start[s + 1] - start[s] > 512) bench_die("'%s': sequence %lld of batch %d has no token, or more than 512", path, (long long)s, b);
+        add_batch(all, (int)(starts - 1), ids, start, label);
+    }
+    tt_safetensors_close(file);
+}
+
+/* Where the time of a step goes. */
+enum { MATMULS, ATTENTION, ROWS, OPTIMIZER, REST, PARTS };
+static const char *const part_names[PARTS] = {"matmuls", "attention", "rows (all other ops)", "optimizer and clipping", "rest (outside of ops)"};
+
+static int part_of(int op)
+{
+    switch (op) {
+    case TT__OP_LINEAR: case TT__OP_LINEAR_DX: case TT__OP_LINEAR_DW: return MATMULS;
+    case TT__OP_ATTENTION: case TT__OP_ATTENTION_BACKWARD: return ATTENTION;
+    case TT__OP_SUM_SQUARES: case TT__OP_CLIP: case TT__OP_SGD: case TT__OP_ADAM: return OPTIMIZER;
+    default: return ROWS;
+    }
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
 }
 
 int main(int argc, char **argv)
 {
-    int seqs = 16, length = 128, layers = 6, steps = 5;
-    const bench_flag flags[] = {{"--seqs", &seqs, "sequences in a step"}, {"--length", &length, "tokens of each, up to 512"},
-                                {"--layers", &layers, "layers of the model"}, {"--steps", &steps, "steps measured, after one that is not"}};
+    int seqs = 16, length = 128, layers = 6, steps = 5, done = 0;
+    bool turns = false, updated;
+    const char *path = NULL;
+    const bench_flag flags[] = {
+        {"--seqs", &seqs, NULL, NULL, "sequences in a step"},
+        {"--length", &length, NULL, NULL, "tokens of each, up to 512"},
+        {"--layers", &layers, NULL, NULL, "layers of the model"},
+        {"--steps", &steps, NULL, NULL, "steps measured, after one that is not; of --batches at least once each"},
+        {"--batches", NULL, &path, NULL, "FILE.safetensors of token ids to train on, instead of --seqs and --length"},
+        {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},
+    };
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     tt_bert_config c = tt_bert_config_default(true);
     tt_bert m;
     tt_stats s;
-    tt_batch b;
+    batches all = {0, 0, 0, NULL};
     char name[128];
-    uint32_t random = 1;
-    bool updated;
-    int rows = seqs * length;
-    int32_t *memory = (int32_t *)malloc((size_t)(3 * rows + 2 * seqs + 1) * sizeof *memory);
-    int32_t *ids = memory, *positions = ids + rows, *types = positions + rows, *starts = types + rows, *labels = starts + seqs + 1;
-    if (!memory) bench_die("no memory");
-    for (int r = 0; r < rows; r++) {
-        random = random * 1664525u + 1013904223u;
-        ids[r] = (int32_t)(random >> 8) % c.vocab_size;
-        positions[r] = r % length;
-        types[r] = 0;
-    }
-    for (int k = 0; k <= seqs; k++) starts[k] = k * length;
-    for (int k = 0; k < seqs; k++) labels[k] = k % 2;
-    memset(&b, 0, sizeof b);
-    b.seqs = seqs;
-    b.rows = rows;
-    b.ids = ids;
-    b.positions = positions;
-    b.types = types;
-    b.seq_start = starts;
-    b.labels = labels;
-    b.last_of_step = true;
+    if (length > c.max_positions) bench_die("--length %d: the model has %d positions", length, c.max_positions);
+    if (path) read_batches(ctx, &all, path);
+    else random_batch(&all, seqs, length, c.vocab_size);
+    if (steps < all.n) steps = all.n;
 
-    double before = resident_peak();
+    double before = bench_resident_peak();
     c.layers = layers;
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
     o.precision = bench.precision;
-    o.max_seqs = seqs;
-    o.max_tokens = rows;
-    if (tt_bert_new(ctx, &m, &c) != TT_OK) bench_die(tt_error(ctx));
+    o.max_seqs = all.max_seqs;
+    o.max_tokens = all.max_rows;
+    if (tt_bert_new(ctx, &m, &c) != TT_OK) bench_die("%s", tt_error(ctx));
     tt_model model = tt_bert_classifier(&m);
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
-    if (!t) bench_die(tt_error(ctx));
+    if (!t) bench_die("%s", tt_error(ctx));
 
-    double seconds = 0, best = 0, by_op[TT__OP_COUNT] = {0}, flops[TT__OP_COUNT] = {0};
-    for (int step = 0; step <= steps; step++) {
+    double seconds = 0, tokens = 0, step_flops = 0, part[PARTS] = {0}, *speeds = NULL;
+    bench_cost by_op[TT__OP_COUNT];
+    memset(by_op, 0, sizeof by_op);
+    for (int step = 0; turns ? bench_turn() : step <= steps; step++) {
+        const tt_batch *b = &all.batch[(step + all.n - 1) % all.n]; /* the one before the first is not counted */
         bench_begin_run();
         double begin = tt__seconds();
-        if (tt_train_batch(t, &b, &s, &updated) != TT_OK) bench_die(tt_error(ctx));
-        double took = tt__seconds() - begin;
+        if (tt_train_batch(t, b, &s, &updated) != TT_OK) bench_die("%s", tt_error(ctx));
+        double now = tt__seconds() - begin;
+        if (turns) bench_row("step", now, "s", 0);
         if (step == 0) continue;
-        seconds += took;
-        if (best == 0 || took < best) best = took;
-        for (int op = 0; op < TT__OP_COUNT; op++) { by_op[op] += bench.seconds[op]; flops[op] += bench.flops[op]; }
+        speeds = (double *)realloc(speeds, (size_t)(done + 1) * sizeof *speeds);
+        if (!speeds) bench_die("no memory");
+        speeds[done++] = b->rows / now;
+        seconds += now;
+        tokens += b->rows;
+        step_flops += s.flops;
+        part[REST] += now;
+        for (int op = 0; op < TT__OP_COUNT; op++) {
+            by_op[op] = bench_sum(by_op[op], bench.run[op]);
+            part[part_of(op)] += bench.run[op].seconds;
+            part[REST] -= bench.run[op].seconds;
+        }
     }
-    double grown = resident_peak() - before, plan = (double)tt_program_plan(tt_trainer_program(t)).bytes;
-    bench_row("tokens a second, mean", rows * steps / seconds, "tokens/s", 0);
-    bench_row("tokens a second, best step", rows / best, "tokens/s", 0);
-    bench_flops_row("matmuls and attention, whole step, mean", s.flops * steps / seconds);
+    double grown = bench_resident_peak() - before, plan = (double)tt_program_plan(tt_trainer_program(t)).bytes;
+    if (done) {
+        qsort(speeds, (size_t)done, sizeof *speeds, compare);
+        bench_row("tokens a second, mean", tokens / seconds, "tokens/s", 0);
+        bench_row("tokens a second, median step", speeds[done / 2], "tokens/s", 0);
+        bench_row("tokens a second, best step", speeds[done - 1], "tokens/s", 0);
+        bench_flops_row("matmuls and attention, whole step, mean", step_flops / seconds);
+    }
     bench_row("planned memory", plan / 1e6, "MB", 0);
     bench_row("resident memory grew by", grown / 1e6, "MB", 0);
-    for (int op = 0; op < TT__OP_COUNT; op++) {
-        if (by_op[op] == 0) continue;
-        snprintf(name, sizeof name, "%s, time of a step", tt__row(op)->name);
-        bench_row(name, 1e3 * by_op[op] / steps, "ms", 0);
-        if (flops[op] == 0) continue;
-        snprintf(name, sizeof name, "%s", tt__row(op)->name);
-        bench_flops_row(name, flops[op] / by_op[op]);
+    bench_row("peak resident memory", bench_resident_peak() / 1e6, "MB", 0);
+    for (int k = 0; k < PARTS && done; k++) {
+        double ms = 1e3 * part[k] / done, share = 100 * part[k] / seconds;
+        if (!bench.json) { printf("%-48s %10.4g ms        %5.1f%% of the step\n", part_names[k], ms, share); continue; }
+        snprintf(name, sizeof name, "a step's %s", part_names[k]);
+        bench_row(name, ms, "ms", 0);
+        snprintf(name, sizeof name, "share of a step's %s", part_names[k]);
+        bench_row(name, share, "%", 0);
     }
+    for (int op = 0; op < TT__OP_COUNT && done; op++) {
+        if (by_op[op].seconds == 0) continue;
+        snprintf(name, sizeof name, "%s, time of a step", tt__row(op)->name);
+        bench_row(name, 1e3 * by_op[op].seconds / done, "ms", 0);
+        if (by_op[op].flops > 0) bench_cost_row(tt__row(op)->name, by_op[op]);
+    }
+    for (int k = 0; k < all.n; k++) {
+        free((void *)(uintptr_t)all.batch[k].ids);
+        free((void *)(uintptr_t)all.batch[k].positions);
+        free((void *)(uintptr_t)all.batch[k].types);
+        free((void *)(uintptr_t)all.batch[k].seq_start);
+        free((void *)(uintptr_t)all.batch[k].labels);
+    }
+    free(all.batch);
+    free(speeds);
     tt_trainer_free(t);
     tt_bert_free(&m);
-    tt_close(ctx);
-    free(memory);
+    bench_close();
     return 0;
 }

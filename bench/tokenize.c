@@ -10,7 +10,7 @@ int main(int argc, char **argv)
     double best = 0, seconds = 0;
     size_t bytes = 0;
     int64_t tokens = 0;
-    if (!k) bench_die(tt_error(ctx));
+    if (!k) bench_die("%s", tt_error(ctx));
     for (int round = 0; round < 5 || seconds < 1; round++) {
         double begin = tt__seconds();
         bytes = 0;
@@ -30,6 +30,6 @@ int main(int argc, char **argv)
     bench_row("tokenize, one thread, tokens", (double)tokens / best, "tokens/s", 0);
     tt_tokenizer_free(k);
     tt_dataset_free(d);
-    tt_close(ctx);
+    bench_close();
     return 0;
 }

@@ -1,0 +1,363 @@
+#!/usr/bin/env python3
+"""tinytrain against PyTorch on this machine: the same model, tokens, optimizer, dropout and number of threads, in turn.
+
+    python bench/pytorch.py gemm                                      F.linear of the shapes in bench/gemm.c: forward, dX, dW
+    python bench/pytorch.py step                                      training steps of DistilBERT-base on 8 x 256 tokens
+    python bench/pytorch.py imdb --imdb aclImdb --vocab DIR           the same on batches of 16 reviews: padding against none
+    python bench/pytorch.py epoch --imdb aclImdb --start DIR          one epoch of MiniLM, from process start to end
+
+DIR: a Hugging Face folder with vocab.txt; for `epoch` as bench/minilm_imdb.py --make-start writes it. The C side is build/gemm,
+build/step and build/distilbert_imdb, made by `make bench-programs`. With --json each figure is an object on a line of its own: name,
+value, unit, peak, of_peak, peer (PyTorch's value), ratio (ours / theirs); null where there is none.
+
+Training on both sides: random weights, mean cross-entropy, AdamW (PyTorch: fused) 5e-5, decay 0.01 except on biases and norms,
+gradient norm clipped to 1, dropout as in DistilBERT's config (0.1; 0.2 before the classifier). PyTorch attends by
+scaled_dot_product_attention. In `step` and `imdb` the programs run one step each in turn, A B A B ..., after a step that is not
+counted; every PyTorch variant is a process of its own. Precisions stand side by side so: 32-true with fp32; bf16-mixed with autocast to
+bf16; bf16-true with weights in bf16.
+
+needs: torch, transformers, safetensors, numpy."""
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")      # torch and transformers are imported where they run: this process stays small,
+PAIRS = {"32-true": "fp32", "bf16-mixed": "bf16 autocast", "bf16-true": "bf16 weights"}      # as ru_maxrss survives an exec
+GEMMS = [(rows, n, m) for rows, d, ff in ((512, 768, 3072), (1536, 768, 3072), (6144, 768, 3072), (788, 1024, 4096), (3152, 1024, 4096))
+         for n, m in ((d, d), (d, ff), (ff, d))]
+
+
+# ------------------------------------------------------------------------------------------------------ reporting
+class Report:
+    def __init__(self, as_json):
+        self.json = as_json
+
+    def say(self, text):
+        print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
+
+    def row(self, name, value, unit, peer=None, peak=None):
+        """a figure of ours, PyTorch's beside it"""
+        ratio = value / peer if peer else None
+        if self.json:
+            print(json.dumps({"name": name, "value": value, "unit": unit, "peak": peak, "of_peak": value / peak if peak else None,
+                              "peer": peer, "ratio": ratio}), flush=True)
+            return
+        of_peak = f"{100 * value / peak:5.1f}% of {peak:.4g}" if peak else ""
+        print(f"{name:<52} {value:10.4g} {unit:<8} {of_peak:<16}" + (f" PyTorch {peer:10.4g}   ratio {ratio:.2f}" if peer else ""), flush=True)
+
+
+def program(args, name):
+    path = os.path.join(args.build, name)
+    if not os.access(path, os.X_OK):
+        sys.exit(f"pytorch.py: {path} is not there: make bench-programs builds it (--build names another folder)")
+    return path
+
+
+def rows_of(text):
+    """the objects among the lines that a program printed, by name"""
+    return {r["name"]: r for r in (json.loads(line) for line in text.splitlines() if line.startswith("{"))}
+
+
+class Turns:
+    """A program that does a step for each line that it reads, and says how long it took."""
+
+    def __init__(self, label, command):
+        self.label, self.seconds, self.rows = label, [], {}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def turn(self, count=True):
+        try:
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        for line in self.process.stdout:
+            row = json.loads(line) if line.startswith("{") else {}
+            if row.get("name") == "step":
+                if count:
+                    self.seconds.append(row["value"])
+                return
+        sys.exit(f"pytorch.py: {self.label} ended with status {self.process.wait()}")
+
+    def finish(self):
+        self.process.stdin.close()
+        self.rows = rows_of(self.process.stdout.read())
+        if self.process.wait() != 0:
+            sys.exit(f"pytorch.py: {self.label} ended with status {self.process.returncode}")
+
+    def memory(self):
+        return self.rows["peak resident memory"]["value"]
+
+
+def ours(args, precision, batches):
+    return Turns(f"tinytrain {precision}", [program(args, "step"), "--json", "--turns", "--precision", precision, "--batches", batches,
+                                            "--layers", str(args.layers), "--threads", str(args.threads)])
+
+
+def theirs(args, variant, batches):
+    return Turns(f"PyTorch {variant}", [sys.executable, os.path.abspath(__file__), "turns", "--variant", variant, "--batches", batches,
+                                        "--layers", str(args.layers), "--threads", str(args.threads)])
+
+
+def in_turn(programs, rounds, warm=1):
+    for _ in range(warm):
+        for p in programs:
+            p.turn(count=False)
+    for _ in range(rounds):
+        for p in programs:
+            p.turn()
+    for p in programs:
+        p.finish()
+
+
+# --------------------------------------------------------------------------------------------------- PyTorch's side
+def threads(n):
+    import torch
+    torch.set_num_threads(n)
+    return torch
+
+
+def turns(args):
+    """DistilBERT-base in one variant, a step for each line of standard input, on the batches of a file, as build/step --turns"""
+    torch = threads(args.threads)
+    from safetensors.torch import load_file
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+    torch.manual_seed(1)
+    kind = args.variant.replace(" compiled", "")
+    model = DistilBertForSequenceClassification(DistilBertConfig(n_layers=args.layers, num_labels=2, attn_implementation="sdpa"))
+    model = model.to(torch.bfloat16 if kind == "bf16 weights" else torch.float32).train()
+    plain = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW([{"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.01},
+                                   {"params": plain, "weight_decay": 0.0}], lr=5e-5, fused=True)
+    forward = torch.compile(model) if args.variant.endswith(" compiled") else model
+    tensors, batches = load_file(args.batches), []
+    while f"batch{len(batches)}.input_ids" in tensors:
+        b = f"batch{len(batches)}."
+        start = tensors[b + "seq_start"].tolist()
+        lengths = [j - i for i, j in zip(start, start[1:])]
+        ids = torch.nn.utils.rnn.pad_sequence(list(tensors[b + "input_ids"].long().split(lengths)), batch_first=True)
+        mask = (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).long() if len(set(lengths)) > 1 else None
+        batches.append((ids, mask, tensors[b + "labels"].long()))
+    step = len(batches) - 1      # the one before the first is not counted
+    for _ in sys.stdin:
+        ids, mask, labels = batches[step % len(batches)]
+        step += 1
+        began = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16) if kind == "bf16 autocast" else contextlib.nullcontext():
+            loss = torch.nn.functional.cross_entropy(forward(input_ids=ids, attention_mask=mask).logits, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss.item()
+        print(json.dumps({"name": "step", "value": time.perf_counter() - began, "unit": "s"}), flush=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    print(json.dumps({"name": "peak resident memory", "value": peak / 1e6, "unit": "MB"}))
+
+
+def linear_speeds(torch, rows, n_in, n_out, dtype, least):
+    """GFLOP/s of F.linear's forward, dX and dW (as autograd computes them), the best of the runs of at least so many seconds"""
+    x, w, dy = (torch.randn(*shape).to(dtype) for shape in ((rows, n_in), (n_out, n_in), (rows, n_out)))
+    ops = {"forward": lambda: torch.nn.functional.linear(x, w), "dX": lambda: dy.mm(w), "dW": lambda: dy.t().mm(x)}
+    best = {}
+    with torch.no_grad():
+        for name, op in ops.items():
+            op()
+            end = time.perf_counter() + least
+            while name not in best or time.perf_counter() < end:
+                began = time.perf_counter()
+                op()
+                best[name] = min(best.get(name, 1e9), time.perf_counter() - began)
+    return {name: 2e-9 * rows * n_in * n_out / s for name, s in best.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------- gemm
+def gemm(args, report):
+    torch = threads(args.threads)
+    gemm_program, shapes = program(args, "gemm"), [s for s in GEMMS if not args.rows or s[0] in args.rows]
+    report.say(f"GFLOP/s of the products of a layer, {args.threads} threads; tinytrain and PyTorch {torch.__version__} in turn, each the best of a turn's runs, medians of {args.rounds} turns")
+    for precision in args.precisions:
+        if precision == "bf16-mixed":
+            continue      # its products are those of bf16-true
+        dtype = torch.float32 if precision == "32-true" else torch.bfloat16
+        mine, peer, peaks = {}, {}, {}
+        for _ in range(args.rounds):
+            for rows, n_in, n_out in shapes:
+                command = [gemm_program, "--json", "--precision", precision, "--threads", str(args.threads), "--seconds", str(args.seconds),
+                           "--rows", str(rows), "--in", str(n_in), "--out", str(n_out)]
+                for name, r in rows_of(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout).items():
+                    mine.setdefault((rows, n_in, n_out, name.split()[-1]), []).append(r["value"])
+                    peaks[rows, n_in, n_out] = max(peaks.get((rows, n_in, n_out), 0), r["peak"])
+                for op, speed in linear_speeds(torch, rows, n_in, n_out, dtype, args.seconds / 3).items():
+                    peer.setdefault((rows, n_in, n_out, op), []).append(speed)
+        mine, peer = ({k: statistics.median(v) for k, v in x.items()} for x in (mine, peer))
+        groups = {}
+        for key in mine:
+            report.row(f"{precision}: {key[0]} x {key[1]} -> {key[2]} {key[3]}", mine[key], "GFLOP/s", peer[key], peaks[key[:3]])
+            for group in ((key[0], min(key[1:3])), "all of these"):
+                flops, ours_s, theirs_s, peak = groups.get(group, (0, 0, 0, 0))
+                work = key[0] * key[1] * key[2]
+                groups[group] = (flops + work, ours_s + work / mine[key], theirs_s + work / peer[key], max(peak, peaks[key[:3]]))
+        for group, (flops, ours_s, theirs_s, peak) in sorted(groups.items(), key=lambda g: isinstance(g[0], str)):
+            name = group if isinstance(group, str) else f"{group[0]} rows, D {group[1]}: all nine"
+            report.row(f"{precision}: {name}, by flops", flops / ours_s, "GFLOP/s", flops / theirs_s, peak)
+
+
+# ------------------------------------------------------------------------------------------------------------- step
+def write_batches(path, batches):
+    """batches: lists of (ids, label)"""
+    import numpy
+    from safetensors.numpy import save_file
+    tensors = {}
+    for b, batch in enumerate(batches):
+        lengths = [len(ids) for ids, _ in batch]
+        tensors[f"batch{b}.input_ids"] = numpy.concatenate([numpy.asarray(ids, numpy.int32) for ids, _ in batch])
+        tensors[f"batch{b}.seq_start"] = numpy.cumsum([0] + lengths).astype(numpy.int32)
+        tensors[f"batch{b}.labels"] = numpy.asarray([label for _, label in batch], numpy.int32)
+    save_file(tensors, path)
+
+
+def step(args, report):
+    with tempfile.TemporaryDirectory() as folder:
+        path, rng, tokens = os.path.join(folder, "batches.safetensors"), random.Random(1), args.seqs * args.length
+        write_batches(path, [[([rng.randrange(30522) for _ in range(args.length)], s % 2) for s in range(args.seqs)]])
+        what, results = f"{args.seqs} x {args.length}", {}
+        report.say(f"a training step of DistilBERT-base ({args.layers} layers), {what} tokens, {args.threads} threads, medians of {args.rounds} steps each, in turn")
+        for group in (("32-true",), ("bf16-mixed", "bf16-true")):      # not all at once, for the memory
+            group = [p for p in group if p in args.precisions]
+            variants = [PAIRS[p] for p in group] + ([PAIRS[p] + " compiled" for p in group] if args.compile else [])
+            programs = [ours(args, p, path) for p in group] + [theirs(args, v, path) for v in variants]
+            in_turn(programs, args.rounds, 2 if args.compile else 1)
+            results.update({p.label: p for p in programs})
+    flops = {}
+    for label, p in results.items():
+        p.speed = tokens / statistics.median(p.seconds)
+        if label.startswith("tinytrain"):
+            row = p.rows["matmuls and attention, whole step, mean"]
+            p.peak, flops[label] = row["peak"], row["value"] * statistics.mean(p.seconds) / tokens      # GFLOP of a token
+    for label, p in results.items():
+        report.say(f"  {label:<32} {1e3 * tokens / p.speed:8.0f} ms {p.speed:8.0f} tokens/s {p.memory():8.0f} MB at most")
+    pairs = [(a, "PyTorch " + PAIRS[a.split()[-1]] + end) for a in results if a.startswith("tinytrain") for end in ("", " compiled")]
+    best = [max((l for l in results if l.startswith(side)), key=lambda l: results[l].speed) for side in ("tinytrain", "PyTorch")]
+    for a, b, note in [(a, b, "") for a, b in pairs if b in results] + [(*best, "fastest of each: ")]:
+        mine, peer, name = results[a], results[b], f"{note}{what}, {a.split()[-1]}, {b}"
+        report.row(name, mine.speed, "tokens/s", peer.speed)
+        report.row(name, mine.speed * flops[a], "GFLOP/s", peer.speed * flops[a], mine.peak)
+        report.row(name + ", memory", mine.memory(), "MB", peer.memory())
+
+
+# ------------------------------------------------------------------------------------------------------------- imdb
+def imdb_batches(args, shuffled, grouped):
+    """Two files of --batches batches of one window of 50 batches of 16 reviews: in random order, and sorted by length within the window
+    (transformers' group_by_length), evenly spaced over it"""
+    import minilm_imdb
+    from transformers import BertTokenizer
+    rows = minilm_imdb.encode(BertTokenizer.from_pretrained(args.vocab), minilm_imdb.reviews(args.imdb, "train", 50 * args.batch, args.seed))
+    random.Random(args.seed).shuffle(rows)
+    cut = lambda x: [x[i:i + args.batch] for i in range(0, len(x), args.batch)]
+    n, by_length = args.batches, cut(sorted(rows, key=lambda r: len(r[0])))
+    write_batches(shuffled, cut(rows)[:n])
+    write_batches(grouped, [by_length[(2 * k + 1) * len(by_length) // (2 * n)] for k in range(n)])
+
+
+def lengths_of(path):
+    """tokens and padded tokens of a file of batches"""
+    from safetensors.numpy import load_file
+    starts = [t for name, t in load_file(path).items() if name.endswith("seq_start")]
+    return sum(int(t[-1]) for t in starts), sum(int((t[1:] - t[:-1]).max()) * (len(t) - 1) for t in starts)
+
+
+def imdb(args, report):
+    if not 1 <= args.batches <= 50:
+        sys.exit("pytorch.py: --batches must be in 1..50")
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"random order": os.path.join(folder, "random.safetensors"), "grouped by length": os.path.join(folder, "grouped.safetensors")}
+        writer = multiprocessing.Process(target=imdb_batches, args=(args, *files.values()))
+        writer.start()
+        writer.join()
+        if writer.exitcode:
+            sys.exit("pytorch.py: the batches were not written")
+        for precision in args.precisions:
+            for order, path in files.items():
+                tokens, padded = lengths_of(path)
+                report.say(f"{args.batches} batches of {args.batch} reviews, {order}: {tokens} tokens, {padded} with padding ({padded / tokens:.2f} times)")
+                programs = [ours(args, precision, path), theirs(args, PAIRS[precision], path)]
+                in_turn(programs, args.batches)
+                mine, peer = programs
+                name = f"imdb, {order}, {precision}, {peer.label}"
+                report.row(name, tokens / sum(mine.seconds), "tokens/s", tokens / sum(peer.seconds))
+                report.row(name + ", memory", mine.memory(), "MB", peer.memory())
+
+
+# ------------------------------------------------------------------------------------------------------------ epoch
+def epoch(args, report):
+    """PyTorch tests on as many more reviews as tinytrain's example holds out for validation."""
+    report.say(f"one epoch of MiniLM on {args.train} reviews (and a look at {args.test + args.train // 10} others), {args.threads} threads, from process start to end, fp32")
+    with tempfile.TemporaryDirectory() as folder:
+        common = ["--epochs", "1", "--batch", "16", "--lr", "5e-5", "--threads", str(args.threads), "--train", str(args.train)]
+        commands = [[program(args, "distilbert_imdb"), "--data", args.imdb, "--model", args.start, "--test", str(args.test), "--out", os.path.join(folder, "run")] + common,
+                    [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "minilm_imdb.py"), "--start", args.start, "--imdb", args.imdb,
+                     "--test", str((args.test + args.train // 10) // 2 * 2)] + common]
+        seconds = []
+        for command in commands:
+            began = time.perf_counter()
+            out = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            seconds.append(time.perf_counter() - began)
+            if out.returncode:
+                sys.exit(f"pytorch.py: '{' '.join(command)}' ended with status {out.returncode}")
+            report.say("  " + "\n  ".join(line for line in out.stdout.splitlines() if "accuracy" in line and "%" not in line))
+    report.row("epoch of MiniLM on IMDb, wall time", seconds[0], "s", seconds[1])
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sub = p.add_subparsers(dest="what", required=True, metavar="gemm|step|imdb|epoch")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    subs = {name: sub.add_parser(name) for name in ("gemm", "step", "imdb", "epoch", "turns")}
+    for name, s in subs.items():
+        s.add_argument("--threads", type=int, default=cores, metavar="N", help=f"of both sides ({cores})")
+        s.add_argument("--json", action="store_true", help="an object a line")
+        s.add_argument("--build", default="build", metavar="DIR", help="where the C programs are (build)")
+        if name != "epoch":
+            s.add_argument("--precisions", nargs="+", choices=list(PAIRS), default=["32-true"] if name == "imdb" else list(PAIRS))
+        if name in ("gemm", "step"):
+            s.add_argument("--rounds", type=int, default=3 if name == "gemm" else 5, metavar="N", help="turns of each side")
+        if name in ("imdb", "step", "turns"):
+            s.add_argument("--layers", type=int, default=6, metavar="N", help="of the model (6)")
+        if name in ("imdb", "epoch"):
+            s.add_argument("--imdb", required=True, metavar="DIR", help="folder aclImdb")
+    subs["gemm"].add_argument("--seconds", type=float, default=0.5, metavar="X", help="of a turn, for one shape (0.5)")
+    subs["gemm"].add_argument("--rows", type=int, nargs="+", help="only shapes with so many rows")
+    subs["step"].add_argument("--seqs", type=int, default=8, metavar="N", help="sequences in a step (8)")
+    subs["step"].add_argument("--length", type=int, default=256, metavar="N", help="tokens of each (256)")
+    subs["step"].add_argument("--compile", action="store_true", help="torch.compile beside eager; it takes a minute to compile")
+    subs["imdb"].add_argument("--vocab", required=True, metavar="DIR", help="folder with vocab.txt of bert-base-uncased")
+    subs["imdb"].add_argument("--batches", type=int, default=12, metavar="N", help="batches of each order (12)")
+    subs["imdb"].add_argument("--batch", type=int, default=16, metavar="N", help="reviews in a batch (16)")
+    subs["imdb"].add_argument("--seed", type=int, default=1, metavar="N", help="of the choice of reviews (1)")
+    subs["epoch"].add_argument("--start", required=True, metavar="DIR", help="written by bench/minilm_imdb.py --make-start")
+    subs["epoch"].add_argument("--train", type=int, default=4000, metavar="N", help="reviews to train on (4000)")
+    subs["epoch"].add_argument("--test", type=int, default=200, metavar="N", help="reviews to test on (200)")
+    subs["turns"].add_argument("--variant", required=True)
+    subs["turns"].add_argument("--batches", required=True)
+    args = p.parse_args()
+    for option, file in (("imdb", "train"), ("vocab", "vocab.txt"), ("start", "model.safetensors")):
+        folder = getattr(args, option, None)
+        if folder and not os.path.exists(os.path.join(folder, file)):
+            p.error(f"--{option} {folder}: there is no {file} in it")
+    if args.what == "turns":
+        return turns(args)
+    return {"gemm": gemm, "step": step, "imdb": imdb, "epoch": epoch}[args.what](args, Report(args.json))
+
+
+if __name__ == "__main__":
+    main()
