@@ -37,7 +37,7 @@ help:
 	@echo '                  LLMC=dir: also those of llm.c, from a checkout'
 	@echo 'make install      header and pkg-config file, below PREFIX ($(PREFIX)) and DESTDIR'
 	@echo 'make clean        remove $(B)'
-	@echo 'Variables: CC ($(CC)), CFLAGS ($(CFLAGS)), B, PYTHON'
+	@echo "Variables: CC ($(CC)), CFLAGS ($(CFLAGS)), B, PYTHON, RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' before each test program"
 
 demo: $(B)/distilbert_imdb
 	rm -rf '$(B)/demo'
@@ -66,9 +66,10 @@ $(B)/llmc: bench/peers/llmc.c $(B)/flags
 $(PROGRAMS): $(B)/%: tests/%.c tests/test.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -Werror -I. $< -o $@ $(LDFLAGS) $(LIBS)
 
+# RUN stands before a test program's name: an emulator, for what another machine's compiler built.
 # tests/run.sh shows each program's output when it has ended, and at last one line: N passed, N failed
 $(addsuffix .log,$(PROGRAMS)): $(B)/%.log: $(B)/% FORCE
-	@sh tests/run.sh run $@ $< $(foreach t,$(T),'$(t)')
+	@sh tests/run.sh run $@ $(RUN) $< $(foreach t,$(T),'$(t)')
 
 # Checks that need Python: the README's against the built examples, and whatever else tests/check_*.py holds.
 $(B)/check_%.log: tests/check_%.py $(EXAMPLES) FORCE

@@ -30,7 +30,7 @@
      NDEBUG                      in that file: the verifier, which checks the program after each pass, is off by default
      _GNU_SOURCE is defined by that file if it is not yet; so include the header first there.
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation (-O2); no -march flag
-     is needed: the instruction set is chosen at run time (environment TINYTRAIN_ISA=portable|avx2|avx512 forces one).
+     is needed: the instruction set is chosen at run time (environment TINYTRAIN_ISA=portable|avx2|avx512|neon forces one).
 
    THREE LEVELS
      models    tt_bert_load, tt_loader_new, tt_trainer_new, tt_train_batch, tt_evaluate, tt_predict, tt_bert_save. See
@@ -160,7 +160,7 @@ typedef struct tt_context_options {
     int threads;            /* threads that compute, the caller's included; 0: all that the process may use. 0..256    */
     uint64_t seed;          /* of initialisation, dropout, shuffling, stochastic rounding. Default 1                   */
     bool verify;            /* run the verifier after each pass. Default: true unless NDEBUG is defined                */
-    const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512"; also TINYTRAIN_ISA          */
+    const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512", "neon"; also TINYTRAIN_ISA  */
     const char *bf16;       /* products of two bf16 matrices: NULL (faster on this CPU model), "dot" (bf16 dot-product */
                             /* instructions), "convert" (to fp32, while packing); also TINYTRAIN_BF16                  */
     tt_logger logger;       /* default: warnings and errors to stderr                                                  */
@@ -3515,6 +3515,20 @@ static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows
 #endif
 #endif
 
+#ifdef __aarch64__ /* NEON is part of it */
+#define TT__HAS_NEON
+#include <arm_neon.h>
+#define TT__LANES 4
+#define TT__NEON
+#define TT__ISA neon
+#define TT__TARGET
+#include TINYTRAIN_FILENAME
+#undef TT__LANES
+#undef TT__NEON
+#undef TT__ISA
+#undef TT__TARGET
+#endif
+
 #endif /* TT__IMPLEMENT */
 
 #ifdef TT__LANES
@@ -3542,8 +3556,13 @@ typedef uint16_t TT__K(vh) __attribute__((vector_size(2 * TT__LANES)));
 TT__INLINE tt__vf TT__K(zero)(void) { tt__vf v; memset(&v, 0, sizeof v); return v; }
 TT__INLINE tt__vf TT__K(splat)(float x) { return x - TT__K(zero)(); }
 TT__INLINE tt__vu TT__K(splat_u)(uint32_t x) { tt__vu v; memset(&v, 0, sizeof v); return x - v; }
+#ifdef TT__NEON /* gcc moves through two integer registers what memcpy copies */
+TT__INLINE tt__vf TT__K(load)(const float *p) { return (tt__vf)vld1q_f32(p); }
+TT__INLINE void TT__K(store)(float *p, tt__vf v) { vst1q_f32(p, (float32x4_t)v); }
+#else
 TT__INLINE tt__vf TT__K(load)(const float *p) { tt__vf v; memcpy(&v, p, sizeof v); return v; }
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { memcpy(p, &v, sizeof v); }
+#endif
 
 /* The first n (0..TT__LANES) lanes; the rest is zero. Mostly n is TT__LANES: what is not, is out of line. */
 TT__OUTLINE tt__vf TT__K(load_some)(const float *p, int64_t n)
@@ -3571,6 +3590,11 @@ TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)_mm2
 TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { return (tt__vf)_mm256_max_ps((__m256)a, (__m256)b); }
 TT__INLINE tt__vf TT__K(min)(tt__vf a, tt__vf b) { return (tt__vf)_mm256_min_ps((__m256)a, (__m256)b); }
 TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { return (tt__vf)_mm256_sqrt_ps((__m256)a); }
+#elif defined(TT__NEON) /* maximum and minimum as x86 has them: the second operand for NaN */
+TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { return (tt__vf)vbslq_f32((uint32x4_t)(a > b), (float32x4_t)a, (float32x4_t)b); }
+TT__INLINE tt__vf TT__K(min)(tt__vf a, tt__vf b) { return (tt__vf)vbslq_f32((uint32x4_t)(a < b), (float32x4_t)a, (float32x4_t)b); }
+TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { return (tt__vf)vsqrtq_f32((float32x4_t)a); }
 #else
 TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return a * b + c; }
 TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { tt__vi m = a > b; return (tt__vf)(((tt__vi)a & m) | ((tt__vi)b & ~m)); }
@@ -3738,11 +3762,17 @@ TT__OUTLINE void TT__K(act_backward_row)(int kind, float *dx, const float *dy, c
 
 TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b) { return (a & (tt__vu)mask) | (b & ~(tt__vu)mask); }
 
+#ifdef TT__NEON /* of the conversion below gcc makes one for each lane */
+TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { return (tt__vu)vmovl_u16(vld1_u16(p)); }
+TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { vst1_u16(p, vmovn_u32((uint32x4_t)u)); }
+#else
+TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { TT__K(vh) h; memcpy(&h, p, sizeof h); return __builtin_convertvector(h, tt__vu); }
+TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { TT__K(vh) h = __builtin_convertvector(u, TT__K(vh)); memcpy(p, &h, sizeof h); }
+#endif
+
 TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
 {
-    TT__K(vh) h;
-    memcpy(&h, p, sizeof h);
-    tt__vu u = __builtin_convertvector(h, tt__vu);
+    tt__vu u = TT__K(load_h)(p);
     if (dtype == TT_BF16) return (tt__vf)(u << 16);
     tt__vu magnitude = (u & 0x7fff) << 13, sign = (u & 0x8000) << 16;
     /* A subnormal's fraction, put below a leading 2^-14, is freed of it again by the subtraction. */
@@ -3765,8 +3795,7 @@ TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
         r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
         r = TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000);
     }
-    TT__K(vh) h = __builtin_convertvector(r, TT__K(vh));
-    memcpy(p, &h, sizeof h);
+    TT__K(store_h)(p, r);
 }
 
 /* The rest of load_as and store_as: fewer than TT__LANES elements, or f16. Out of line, because they are many places' and few
@@ -3855,8 +3884,8 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #endif
 
 /* The microkernel's height in rows and width in vectors: its accumulators, one row of B and a broadcast fill the
-   32 (AVX-512) or 16 registers. */
-#if TT__LANES == 16
+   32 (AVX-512, NEON) or 16 registers. */
+#if TT__LANES == 16 || defined(TT__NEON)
 #define TT__GEMM_MR 12
 #define TT__GEMM_NV 2
 #elif TT__LANES == 8
@@ -3867,6 +3896,7 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #define TT__GEMM_NV 2
 #endif
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
+#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* panel */
 
 TT__FN void TT__K(gemm_widen)(float *to, const void *from, tt_dtype dtype, int64_t offset, int64_t n)
 {
@@ -4012,7 +4042,7 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
 {
-    float copy[TT__GEMM_NR * TT__GEMM_CHUNK]; /* of lines that are not whole or not float */
+    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* of lines that are not whole or not float */
     for (int64_t done = 0; done < lines; done += width, to += width * k) {
         int64_t present = tt__min(width, lines - done);
         for (int64_t kk = 0; kk < k; kk += TT__GEMM_CHUNK) {
@@ -4053,7 +4083,7 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, const int width, const TT
 TT__INLINE void TT__K(gemm_pack_straight)(float *to, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                           int64_t k0, int64_t k)
 {
-    float copy[TT__GEMM_PACK_LINES + TT__GEMM_NR + TT__LANES];
+    float copy[TT__GEMM_PACK_LINES + TT__GEMM_WIDEST + TT__LANES];
     const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width; /* lines read beyond the last panel's */
     bool copied = x->dtype != TT_F32 || lines % width || line + lines + spill > x->lines;
     memset(copy, 0, sizeof copy);
@@ -4100,9 +4130,18 @@ TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, cons
         tt__vf row[TT__GEMM_NV];
         TT__UNROLL(4)
         for (int v = 0; v < TT__GEMM_NV; v++) row[v] = TT__K(load)(b + v * TT__LANES);
+#ifdef TT__NEON /* multiplies by a lane: loads of single floats would take most of the registers */
+        tt__vf column[TT__GEMM_MR / TT__LANES];
+        TT__UNROLL(4)
+        for (int v = 0; v < rows / TT__LANES; v++) column[v] = TT__K(load)(a + v * TT__LANES);
+#endif
         TT__UNROLL(16)
         for (int i = 0; i < rows; i++) {
+#ifdef TT__NEON
+            tt__vf x = TT__K(splat)(column[i / TT__LANES][i % TT__LANES]);
+#else
             tt__vf x = TT__K(splat)(a[i]);
+#endif
             TT__UNROLL(4)
             for (int v = 0; v < TT__GEMM_NV; v++) sum[i][v] = TT__K(fma)(x, row[v], sum[i][v]);
         }
@@ -4506,22 +4545,28 @@ TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
    keeps the compiler from dropping them. */
 TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 {
-    tt__vf sum[12], x = TT__K(splat)(0.999f), y = TT__K(splat)(*sink);
-    TT__UNROLL(12)
-    for (int i = 0; i < 12; i++) sum[i] = TT__K(splat)((float)i);
+    enum { SUMS = TT__GEMM_MR == 12 ? 24 : 12 }; /* of 32 or 16 registers */
+    tt__vf sum[SUMS], x = TT__K(splat)(0.999f), y = TT__K(splat)(*sink);
+    TT__UNROLL(24)
+    for (int i = 0; i < SUMS; i++) sum[i] = TT__K(splat)((float)i);
     for (int64_t round = 0; round < n; round++) {
-        TT__UNROLL(12)
-        for (int i = 0; i < 12; i++) sum[i] = TT__K(fma)(sum[i], x, y);
+        TT__UNROLL(24)
+#ifdef TT__NEON /* its instruction overwrites what it adds to: the other way round would copy y */
+        for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(x, y, sum[i]);
+#else
+        for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(sum[i], x, y);
+#endif
     }
-    TT__UNROLL(12)
-    for (int i = 1; i < 12; i++) sum[0] += sum[i];
+    TT__UNROLL(24)
+    for (int i = 1; i < SUMS; i++) sum[0] += sum[i];
     *sink = TT__K(sum)(sum[0]);
-    return (double)n * 12 * 2 * TT__LANES;
+    return (double)n * SUMS * 2 * TT__LANES;
 }
 
 #undef TT__GEMM_MR
 #undef TT__GEMM_NV
 #undef TT__GEMM_NR
+#undef TT__GEMM_WIDEST
 #undef TT__GEMM_CHUNK
 #undef TT__GEMM_PACK_LINES
 #undef TT__GEMM_DEPTH
@@ -4555,7 +4600,7 @@ static inline tt__quad_index tt__quad_order(int32_t i, int32_t j, int32_t k, int
 #endif
 #endif
 
-#if TT__LANES == 16
+#if TT__LANES == 16 || defined(TT__NEON)
 #define TT__ATTENTION_MR 8 /* rows of the product kernel; with two vectors a row they must fit the register file */
 #else
 #define TT__ATTENTION_MR 6
@@ -4571,6 +4616,8 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
     return (tt__vw)_mm512_maskz_mul_epu32((__mmask8)-1, (__m512i)a, (__m512i)b); /* as mul_epu32, which g++ 12 warns of */
 #elif TT__LANES == 8
     return (tt__vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(TT__NEON)
+    return (tt__vw)vmull_u32(vmovn_u64((uint64x2_t)a), vmovn_u64((uint64x2_t)b));
 #else
     return (a & 0xffffffffu) * (b & 0xffffffffu);
 #endif
@@ -5972,6 +6019,9 @@ static const tt__isa_table *tt__choose_isa(const char *name)
 #ifdef TT__HAS_AVX512
     if (table[1] && TT__AVX512_HERE) table[2] = &tt__isa_table_avx512;
 #endif
+#ifdef TT__HAS_NEON
+    table[1] = &tt__isa_table_neon;
+#endif
     for (int k = TT__COUNT(table) - 1; k >= 0; k--)
         if (table[k] && (!name || strcmp(name, table[k]->name) == 0)) return table[k];
     return NULL;
@@ -6012,7 +6062,7 @@ tt_context *tt_open(const tt_context_options *options)
     ctx->isa = tt__choose_isa(isa);
     const char *bf16 = o.bf16 ? o.bf16 : getenv("TINYTRAIN_BF16");
     if (bf16 && !*bf16) bf16 = NULL;
-    if (!ctx->isa) tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: use portable, avx2 or avx512", isa);
+    if (!ctx->isa) tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: use portable, avx2, avx512 or neon", isa);
     else if (!tt__choose_bf16(ctx->isa, bf16, &ctx->bf16_dot))
         tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot where kernels (%s) and CPU have bf16 dot products", bf16, ctx->isa->name);
     else if (o.threads < 0 || o.threads > 256) tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);

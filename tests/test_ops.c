@@ -888,6 +888,7 @@ TEST(reference_portable) { reference("portable"); }
 TEST(reference_avx2) { reference("avx2"); }
 TEST(reference_avx512) { reference("avx512"); }
 TEST(reference_avx512_dot) { reference("avx512_dot"); }
+TEST(reference_neon) { reference("neon"); }
 
 /* ------------------------------------------------------------------------------------------ test 2: gradient */
 
@@ -1089,6 +1090,7 @@ TEST(gradient_portable) { gradient("portable"); }
 TEST(gradient_avx2) { gradient("avx2"); }
 TEST(gradient_avx512) { gradient("avx512"); }
 TEST(gradient_avx512_dot) { gradient("avx512_dot"); }
+TEST(gradient_neon) { gradient("neon"); }
 
 /* Every row of the op table with a backward has a case, and every row of all was run by the gradient tests. */
 TEST(every_op_has_a_case)
@@ -1110,9 +1112,9 @@ TEST(every_op_has_a_case)
 /* Far from 0 an activation is x, 0, 1 or -1, and its derivative 1 or 0: nothing may be left of 1 - 1 and multiplied by a large x. */
 TEST(activations_far_from_zero)
 {
-    static const char *const isa[] = {"portable", "avx2", "avx512"};
+    static const char *const isa[] = {"portable", "avx2", "avx512", "neon"};
     static float x[8] = {-1e4f, 1e4f, -200, 200, -90, 90, -1e10f, 1e10f};
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < 4; k++)
         for (int act = TT__ACT_GELU; act <= TT__ACT_SILU && has_isa(isa[k]); act++) {
             test_allocator a;
             tt_context_options co = test_options(&a);
@@ -1789,8 +1791,9 @@ TEST(unused_inputs)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot),
-    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(every_op_has_a_case),
+    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot), TEST_CASE(reference_neon),
+    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon),
+    TEST_CASE(every_op_has_a_case),
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),

@@ -121,9 +121,9 @@ TEST(context_options)
     o.isa = "sse9";
     memset(&c, 0, sizeof c);
     CHECK(tt_open(&o) == NULL);
-    CHECK(c.count == 1 && strstr(c.message, "'sse9'") && strstr(c.message, "portable, avx2 or avx512"));
-    static const char *const isas[] = {"portable", "avx2", "avx512"};
-    for (int k = 0; k < 3; k++) {
+    CHECK(c.count == 1 && strstr(c.message, "'sse9'") && strstr(c.message, "portable, avx2, avx512 or neon"));
+    static const char *const isas[] = {"portable", "avx2", "avx512", "neon"};
+    for (int k = 0; k < 4; k++) {
         o.isa = isas[k];
         tt_context *ctx = tt_open(&o);
         CHECK(ctx != NULL || k > 0); /* a CPU may not have it */
