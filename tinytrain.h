@@ -3170,7 +3170,8 @@ struct tt__isa_table {
 #define TT__GEMM_TILE_N 128
 #define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                         */
 #define TT__GEMM_STRIP 64   /* columns of a task where B is not packed: at least every microkernel's width */
-#define TT__GEMM_FEW_ROWS 8 /* up to here B is not packed: it would be read and written to be used only a few times */
+#define TT__GEMM_FEW_ROWS 24 /* up to here B is not packed, as it would be used only a few times: dot products with its columns   */
+#define TT__GEMM_FEW_SUMS 4  /* the same where its rows are contiguous: sums of rows                                             */
 
 /* n in equal blocks of at most `most`, each but the last a multiple of `multiple` (which divides `most`): their size. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
@@ -3188,7 +3189,7 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k, int threads)
     size_t cols = (size_t)tt__ceil_div(tt__min(n, TT__GEMM_N), 32) * 32, depth = (size_t)tt__min(k, TT__GEMM_K);
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4) + (k > TT__GEMM_K ? rows * cols * 4 : 0);
     (void)threads;
-    return m > TT__GEMM_FEW_ROWS && packed > few ? packed : few;
+    return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
 }
 
 /* tt__parallel, unless the whole product is too small to share. */
@@ -4537,7 +4538,7 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
 TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
 {
     if (args->m <= 0 || args->n <= 0) return;
-    if (args->m <= TT__GEMM_FEW_ROWS) TT__K(gemm_few_go)(pool, args);
+    if (args->m <= (args->b_row == 1 ? TT__GEMM_FEW_ROWS : TT__GEMM_FEW_SUMS)) TT__K(gemm_few_go)(pool, args);
     else TT__K(gemm_packed)(pool, args);
 }
 
