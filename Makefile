@@ -61,7 +61,7 @@ $(B)/gpt2_step: bench/peers/gpt2_step.c bench/bench.h tinytrain.h $(B)/flags
 
 $(B)/llmc: bench/peers/llmc.c $(B)/flags
 	@[ -f '$(LLMC)/train_gpt2.c' ] || { echo "LLMC='$(LLMC)': there is no train_gpt2.c; LLMC=dir names a checkout of github.com/karpathy/llm.c" >&2; exit 1; }
-	$(CC) -w $(LLMC_FLAGS) -I'$(LLMC)' $< -o $@ -lm
+	$(CC) $(STRICT) $(LLMC_FLAGS) -isystem '$(LLMC)' $< -o $@ $(LIBS)
 
 $(PROGRAMS): $(B)/%: tests/%.c tests/test.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -Werror -I. $< -o $@ $(LDFLAGS) $(LIBS)

@@ -90,7 +90,7 @@ class Trainer:
         plain = [p for n, p in model.named_parameters() if n.endswith(".bias") or "LayerNorm" in n]
         decayed = [p for n, p in model.named_parameters() if not (n.endswith(".bias") or "LayerNorm" in n)]
         self.optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}],
-                                           lr=args.lr, betas=(0.9, 0.999), eps=1e-8)
+                                           lr=args.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
         self.model, self.args, self.steps, self.step_number = model, args, steps, 0
 
     def lr(self):

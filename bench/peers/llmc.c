@@ -6,8 +6,9 @@
    train_gpt2.c is included as it is, without its main. It gets a checkpoint of GPT-2's 124 million parameters with random weights,
    written to a file without a name, and random tokens. AdamW 1e-4 without decay, as its main has it. */
 
+#define _GNU_SOURCE
 #define TESTING
-#include "train_gpt2.c"
+#include <train_gpt2.c> /* a system folder's, as far as warnings go */
 
 static double now(void)
 {
