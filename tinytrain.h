@@ -27,6 +27,8 @@
      TINYTRAIN_ALLOW_FAST_MATH   in that file: do not refuse -ffast-math, which breaks NaN checks and rounding
      TINYTRAIN_NO_AVX512, TINYTRAIN_NO_AVX2
                                  in that file: leave these instruction sets out (NO_AVX2: both), for faster debug builds
+     TINYTRAIN_CBLAS             in that file: a CBLAS (<cblas.h>; link one, for example -lopenblas) multiplies matrices of fp32, but
+                                 for those of few rows. Its threads are its own (OpenBLAS: environment OPENBLAS_NUM_THREADS)
      NDEBUG                      in that file: the verifier, which checks the program after each pass, is off by default
      _GNU_SOURCE is defined by that file if it is not yet; so include the header first there.
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation (-O2); no -march flag
@@ -52,7 +54,7 @@
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a restart from a saved
      state, and for any placement. Random numbers are functions of (seed, step, micro-batch, instruction, element).
-     Different instruction sets differ by rounding.
+     Different instruction sets differ by rounding. With TINYTRAIN_CBLAS all of this is as the library has it.
 
    GRADIENTS
      A loss is a mean over its targets. Over the micro-batches of a step it is the mean over the targets of all of them together.
@@ -3169,9 +3171,13 @@ struct tt__isa_table {
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 128
 #define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                         */
-#define TT__GEMM_STRIP 64   /* columns of a task where B is not packed: at least every microkernel's width */
-#define TT__GEMM_FEW_ROWS 24 /* up to here B is not packed, as it would be used only a few times: dot products with its columns   */
-#define TT__GEMM_FEW_SUMS 4  /* the same where its rows are contiguous: sums of rows                                             */
+#define TT__GEMM_STRIP 64     /* columns of a task where B is not packed                                           */
+#define TT__GEMM_FEW_ROWS 24  /* up to here B is not packed, as it would be used only a few times: dot products     */
+#define TT__GEMM_FEW_SUMS 4   /* the same where B's rows are contiguous: sums of rows                               */
+#ifdef TINYTRAIN_CBLAS
+#include <cblas.h>
+#define TT__CBLAS_M 192     /* rows, and at most GEMM_N columns, that are finished while they are in the cache    */
+#endif
 
 /* n in equal blocks of at most `most`, each but the last a multiple of `multiple` (which divides `most`): their size. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
@@ -3188,9 +3194,31 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k, int threads)
     size_t rows = (size_t)tt__ceil_div(tt__min(m, TT__GEMM_M), 12) * 12;
     size_t cols = (size_t)tt__ceil_div(tt__min(n, TT__GEMM_N), 32) * 32, depth = (size_t)tt__min(k, TT__GEMM_K);
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4) + (k > TT__GEMM_K ? rows * cols * 4 : 0);
+#ifdef TINYTRAIN_CBLAS
+    size_t sums = (size_t)tt__min(m, TT__CBLAS_M) * cols * 4;
+    if (packed < sums) packed = sums;
+#endif
     (void)threads;
     return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
 }
+
+#ifdef TINYTRAIN_CBLAS
+/* Operands and strides that a CBLAS takes. */
+static bool tt__cblas_takes(const tt__gemm_args *g)
+{
+    int64_t most = tt__max(tt__max(tt__max(g->m, g->n), tt__max(g->k, g->c_row)), tt__max(tt__max(g->a_row, g->a_col), tt__max(g->b_row, g->b_col)));
+    return g->a_type == TT_F32 && g->b_type == TT_F32 && g->k > 0 && most <= INT32_MAX;
+}
+
+/* c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
+static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows, int64_t col, int64_t cols, float *c, int64_t c_row, bool add)
+{
+    const float *a = (const float *)g->a + row * g->a_row, *b = (const float *)g->b + col * g->b_col;
+    bool a_lies = g->a_col == 1 && g->a_row >= g->k, b_lies = g->b_col == 1 && g->b_row >= g->n; /* else transposed */
+    cblas_sgemm(CblasRowMajor, a_lies ? CblasNoTrans : CblasTrans, b_lies ? CblasNoTrans : CblasTrans, (int)rows, (int)cols, (int)g->k, 1, a,
+                (int)(a_lies ? g->a_row : g->a_col), b, (int)(b_lies ? g->b_row : g->b_col), add ? 1.0f : 0.0f, c, (int)c_row);
+}
+#endif
 
 /* tt__parallel, unless the whole product is too small to share. */
 static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count, tt__task run, void *arg)
@@ -4231,12 +4259,14 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
     for (int64_t i = 0; i < rows; i++, sums += sums_row) {
         int64_t at = (row + i) * g->c_row + col, pre = (row + i) * g->pre_row + col, residual = (row + i) * g->residual_row + col;
         if (g->saved) {
-            float wide[TT__GEMM_STRIP];
-            int64_t from = (row + i) * g->saved_row + col;
-            const float *saved = g->saved_type == TT_F32 ? (const float *)g->saved + from : wide;
-            if (g->saved_type != TT_F32) TT__K(gemm_widen)(wide, g->saved, g->saved_type, from, cols);
             if (more) TT__K(axpby)(sums, 1, sums, 1, more + i * sums_row, cols);
-            TT__K(act_backward_row)(g->act, sums, sums, saved, cols);
+            for (int64_t j = 0; j < cols; j += TT__GEMM_STRIP) {
+                float wide[TT__GEMM_STRIP];
+                int64_t n = tt__min(TT__GEMM_STRIP, cols - j), from = (row + i) * g->saved_row + col + j;
+                const float *saved = g->saved_type == TT_F32 ? (const float *)g->saved + from : wide;
+                if (saved == wide) TT__K(gemm_widen)(wide, g->saved, g->saved_type, from, n);
+                TT__K(act_backward_row)(g->act, sums + j, sums + j, saved, n);
+            }
         } else if (g->act != TT__ACT_NONE) {
             for (int64_t j = 0; j < cols; j += TT__LANES) {
                 int64_t n = tt__min(TT__LANES, cols - j);
@@ -4534,11 +4564,47 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
     tt__gemm_tasks(pool, g, tt__ceil_div(g->n, TT__GEMM_STRIP), TT__K(gemm_few_task), &w);
 }
 
+#ifdef TINYTRAIN_CBLAS
+/* ---- the product by a CBLAS: into C, or by the block into the workspace, where it is finished ---- */
+
+typedef struct TT__K(gemm_sums) { const tt__gemm_args *args; int64_t row, rows, col, cols, stride; } TT__K(gemm_sums);
+
+TT__FN void TT__K(gemm_sums_task)(void *arg, int64_t task, int thread)
+{
+    const TT__K(gemm_sums) *w = (const TT__K(gemm_sums) *)arg;
+    int64_t i = task * 8;
+    (void)thread;
+    TT__K(gemm_finish)(w->args, w->row + i, w->col, tt__min(8, w->rows - i), w->cols, (float *)w->args->workspace + i * w->stride, NULL, w->stride);
+}
+
+TT__FN void TT__K(gemm_cblas)(tt__pool *pool, const tt__gemm_args *g)
+{
+    TT__K(gemm_sums) w;
+    if (g->c_type == TT_F32 && !g->bias && !g->pre && g->act == TT__ACT_NONE && !g->residual) {
+        tt__cblas_product(g, 0, g->m, 0, g->n, (float *)g->c, g->c_row, g->accumulate);
+        return;
+    }
+    w.args = g;
+    w.stride = tt__gemm_block(tt__min(g->n, TT__GEMM_N), TT__GEMM_N, 32);
+    for (w.row = 0; w.row < g->m; w.row += TT__CBLAS_M) {
+        for (w.col = 0; w.col < g->n; w.col += TT__GEMM_N) {
+            w.rows = tt__min(TT__CBLAS_M, g->m - w.row);
+            w.cols = tt__min(TT__GEMM_N, g->n - w.col);
+            tt__cblas_product(g, w.row, w.rows, w.col, w.cols, (float *)g->workspace, w.stride, false);
+            tt__gemm_tasks(pool, g, tt__ceil_div(w.rows, 8), TT__K(gemm_sums_task), &w);
+        }
+    }
+}
+#endif
+
 /* workspace: tt__gemm_workspace(m, n, k, threads) bytes. */
 TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
 {
     if (args->m <= 0 || args->n <= 0) return;
     if (args->m <= (args->b_row == 1 ? TT__GEMM_FEW_ROWS : TT__GEMM_FEW_SUMS)) TT__K(gemm_few_go)(pool, args);
+#ifdef TINYTRAIN_CBLAS
+    else if (tt__cblas_takes(args)) TT__K(gemm_cblas)(pool, args);
+#endif
     else TT__K(gemm_packed)(pool, args);
 }
 
