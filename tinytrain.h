@@ -4145,13 +4145,14 @@ TT__FN void TT__K(gemm_pack)(float *to, int width, const TT__K(gemm_operand) *x,
 
 /* ---- computing ---- */
 
-/* out (rows, NR) = or += panel of A times panel of B. */
-TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, const float *b, float *out, bool add)
+/* out (rows, NR) = panel of A times panel of B + base, which may be NULL, or out itself. */
+TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, const float *b, float *out, int64_t out_row, const float *base,
+                                 int64_t base_row)
 {
     tt__vf sum[TT__GEMM_MR][TT__GEMM_NV];
     TT__UNROLL(16)
     for (int i = 0; i < rows; i++) {
-        __builtin_prefetch(out + i * TT__GEMM_NR, 1);
+        __builtin_prefetch(out + i * out_row, 1);
         TT__UNROLL(4)
         for (int v = 0; v < TT__GEMM_NV; v++) sum[i][v] = TT__K(zero)();
     }
@@ -4179,27 +4180,29 @@ TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, cons
     for (int i = 0; i < rows; i++) {
         TT__UNROLL(4)
         for (int v = 0; v < TT__GEMM_NV; v++) {
-            float *p = out + i * TT__GEMM_NR + v * TT__LANES;
-            TT__K(store)(p, add ? sum[i][v] + TT__K(load)(p) : sum[i][v]);
+            tt__vf x = sum[i][v];
+            if (base) x += TT__K(load)(base + i * base_row + v * TT__LANES);
+            TT__K(store)(out + i * out_row + v * TT__LANES, x);
         }
     }
 }
 
 /* Whole panels, or as many thirds of one (halves with 4 rows) as hold `rows`. */
 TT__FN __attribute__((noinline)) void TT__K(gemm_micro)(int64_t rows, int64_t k, const float *a, const float *b, float *out,
-                                                        bool add)
+                                                        int64_t out_row, const float *base, int64_t base_row)
 {
     enum { STEP = TT__GEMM_MR == 4 ? 2 : TT__GEMM_MR / 3 };
-    if (rows > 2 * STEP) TT__K(gemm_rows)(TT__GEMM_MR, k, a, b, out, add);
-    else if (rows > STEP) TT__K(gemm_rows)(2 * STEP, k, a, b, out, add);
-    else TT__K(gemm_rows)(STEP, k, a, b, out, add);
+    if (rows > 2 * STEP) TT__K(gemm_rows)(TT__GEMM_MR, k, a, b, out, out_row, base, base_row);
+    else if (rows > STEP) TT__K(gemm_rows)(2 * STEP, k, a, b, out, out_row, base, base_row);
+    else TT__K(gemm_rows)(STEP, k, a, b, out, out_row, base, base_row);
 }
 
 #ifdef TT__DOT
 /* The same for panels of pairs: k counts pairs, and one instruction multiplies and adds two. A kernel for matrix tiles (AMX) would
    stand beside this one. */
 TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(gemm_dot_rows)(const int rows, int64_t k, const float *a, const float *b,
-                                                                                      float *out, bool add)
+                                                                                      float *out, int64_t out_row, const float *base,
+                                                                                      int64_t base_row)
 {
     tt__vf sum[TT__GEMM_MR][TT__GEMM_NV];
     TT__UNROLL(16)
@@ -4224,16 +4227,18 @@ TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(gemm_dot_
     for (int i = 0; i < rows; i++) {
         TT__UNROLL(4)
         for (int v = 0; v < TT__GEMM_NV; v++) {
-            float *p = out + i * TT__GEMM_NR + v * TT__LANES;
-            TT__K(store)(p, add ? sum[i][v] + TT__K(load)(p) : sum[i][v]);
+            tt__vf x = sum[i][v];
+            if (base) x += TT__K(load)(base + i * base_row + v * TT__LANES);
+            TT__K(store)(out + i * out_row + v * TT__LANES, x);
         }
     }
 }
 
-TT__DOT_TARGET static __attribute__((noinline)) void TT__K(gemm_dot_micro)(int64_t rows, int64_t k, const float *a, const float *b, float *out, bool add)
+TT__DOT_TARGET static __attribute__((noinline)) void TT__K(gemm_dot_micro)(int64_t rows, int64_t k, const float *a, const float *b, float *out,
+                                                                           int64_t out_row, const float *base, int64_t base_row)
 {
-    if (rows > TT__GEMM_MR / 2) TT__K(gemm_dot_rows)(TT__GEMM_MR, k, a, b, out, add);
-    else TT__K(gemm_dot_rows)(TT__GEMM_MR / 2, k, a, b, out, add);
+    if (rows > TT__GEMM_MR / 2) TT__K(gemm_dot_rows)(TT__GEMM_MR, k, a, b, out, out_row, base, base_row);
+    else TT__K(gemm_dot_rows)(TT__GEMM_MR / 2, k, a, b, out, out_row, base, base_row);
 }
 
 TT__DOT_TARGET static double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
@@ -4297,7 +4302,10 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
 /* The block of work at hand: rows [row, row + rows), columns [col, col + cols), sums over k in [k0, k0 + k). */
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
-    void (*micro)(int64_t rows, int64_t k, const float *a, const float *b, float *out, bool add);
+    void (*micro)(int64_t rows, int64_t k, const float *a, const float *b, float *out, int64_t out_row, const float *base, int64_t base_row);
+    bool direct;                          /* sums are kept in C itself, on top of what base[i * base_row + j] has, if anything */
+    const float *base;
+    int64_t base_row;
     TT__K(gemm_operand) a, b;
     float *a_panels, *b_panels, *partial; /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0) */
     int64_t row, rows, col, cols, k0, k, partial_rows;
@@ -4328,6 +4336,20 @@ TT__INLINE void TT__K(gemm_prefetch)(const void *c, int64_t at, int64_t row, siz
     }
 }
 
+/* A tile that needs no more than sums; one at the edge of C, and so smaller than the microkernel's, is computed in a copy. */
+TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows, int64_t cols, const float *a, const float *b)
+{
+    const tt__gemm_args *g = w->args;
+    float *c = (float *)g->c + (w->row + i) * g->c_row + w->col + j, copy[TT__GEMM_MR * TT__GEMM_NR];
+    int64_t base_row = w->k0 ? g->c_row : w->base_row;
+    const float *base = w->k0 ? c : w->base ? w->base + (w->row + i) * base_row + w->col + j : NULL;
+    if (rows == TT__GEMM_MR && cols == TT__GEMM_NR) { w->micro(rows, w->k, a, b, c, g->c_row, base, base_row); return; }
+    memset(copy, 0, sizeof copy);
+    for (int64_t r = 0; r < rows && base; r++) memcpy(copy + r * TT__GEMM_NR, base + r * base_row, (size_t)cols * 4);
+    w->micro(rows, w->k, a, b, copy, TT__GEMM_NR, copy, TT__GEMM_NR);
+    for (int64_t r = 0; r < rows; r++) memcpy(c + r * g->c_row, copy + r * TT__GEMM_NR, (size_t)cols * 4);
+}
+
 TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(gemm_block) *w = (const TT__K(gemm_block) *)arg;
@@ -4341,8 +4363,10 @@ TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
             int64_t rows = tt__min(TT__GEMM_MR, row_end - i), cols = tt__min(TT__GEMM_NR, col_end - j);
             const float *a = w->a_panels + i * w->k, *b = w->b_panels + j * w->k;
             float *partial = w->partial + j * w->partial_rows + i * TT__GEMM_NR;
-            if (!w->last) {
-                w->micro(rows, w->k, a, b, partial, w->k0 > 0);
+            if (w->direct) {
+                TT__K(gemm_direct)(w, i, j, rows, cols, a, b);
+            } else if (!w->last) {
+                w->micro(rows, w->k, a, b, partial, TT__GEMM_NR, w->k0 ? partial : NULL, TT__GEMM_NR);
             } else {
                 TT__K(gemm_prefetch)(g->c, (w->row + i) * g->c_row + w->col + j, g->c_row, tt_dtype_bytes(g->c_type), rows, cols);
                 if (g->saved)
@@ -4351,7 +4375,7 @@ TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
                 if (g->residual)
                     TT__K(gemm_prefetch)(g->residual, (w->row + i) * g->residual_row + w->col + j, g->residual_row,
                                          tt_dtype_bytes(g->residual_type), rows, cols);
-                w->micro(rows, w->k, a, b, sums, false);
+                w->micro(rows, w->k, a, b, sums, TT__GEMM_NR, NULL, 0);
                 TT__K(gemm_finish)(g, w->row + i, w->col + j, rows, cols, sums, w->k0 ? partial : NULL, TT__GEMM_NR);
             }
         }
@@ -4389,6 +4413,10 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
         units = tt__ceil_div(g->k, 2);
     }
 #endif
+    w.direct = g->c_type == TT_F32 && g->act == TT__ACT_NONE && !g->pre && (g->bias != NULL) + (g->residual != NULL) + g->accumulate <= 1 &&
+               (!g->bias || g->bias_type == TT_F32) && (!g->residual || g->residual_type == TT_F32);
+    w.base = (const float *)(g->bias ? g->bias : g->residual ? g->residual : g->accumulate ? g->c : NULL);
+    w.base_row = g->bias ? 0 : g->residual ? g->residual_row : g->c_row;
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 8);
     w.a.data = g->a; w.a.dtype = g->a_type; w.a.lines = g->m; w.a.line_step = g->a_row; w.a.k_step = g->a_col;
     w.b.data = g->b; w.b.dtype = g->b_type; w.b.lines = g->n; w.b.line_step = g->b_col; w.b.k_step = g->b_row;
@@ -5788,7 +5816,7 @@ TT__FN void TT__K(cross_entropy_rows)(const tt__launch *l, int64_t from, int64_t
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
         tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
-        int64_t c = 0, best = 0;
+        int64_t c = 0;
         for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
         float m = TT__K(max_lane)(top);
         for (; c < n; c++) m = x[c] > m ? x[c] : m;
@@ -5802,9 +5830,10 @@ TT__FN void TT__K(cross_entropy_rows)(const tt__launch *l, int64_t from, int64_t
         float lse = m + logf(sum);
         *(float *)tt__at(&l->out[1], r) = lse;
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
-        while (best < n - 1 && x[best] != m) best++;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - (attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0);
-        row_right[r] = best == targets[r];
+        bool right = x[targets[r]] == m; /* the first of those that are greatest, as argmax */
+        for (c = 0; c < targets[r] && right; c++) right = x[c] != m;
+        row_right[r] = right;
     }
 }
 
