@@ -32,7 +32,8 @@
      NDEBUG                      in that file: the verifier, which checks the program after each pass, is off by default
      _GNU_SOURCE is defined by that file if it is not yet; so include the header first there.
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation (-O2); no -march flag
-     is needed: the instruction set is chosen at run time (environment TINYTRAIN_ISA=portable|avx2|avx512|neon forces one).
+     is needed: the instruction set is chosen at run time (environment TINYTRAIN_ISA=portable|avx2|avx512|neon forces one), and so is
+     how bf16 matrices are multiplied (TINYTRAIN_BF16=dot|convert, see tt_context_options.bf16).
 
    THREE LEVELS
      models    tt_bert_load, tt_loader_new, tt_trainer_new, tt_train_batch, tt_evaluate, tt_predict, tt_bert_save. See
@@ -54,7 +55,7 @@
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a restart from a saved
      state, and for any placement. Random numbers are functions of (seed, step, micro-batch, instruction, element).
-     Different instruction sets differ by rounding. With TINYTRAIN_CBLAS all of this is as the library has it.
+     Different instruction sets, and dot products of bf16 against conversion, differ by rounding. With TINYTRAIN_CBLAS all of this is as the library has it.
 
    GRADIENTS
      A loss is a mean over its targets. Over the micro-batches of a step it is the mean over the targets of all of them together.

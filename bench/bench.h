@@ -24,7 +24,7 @@ static struct {
     tt_context *ctx;
     tt_context_options options;
     const char *program, *precision;
-    bool json;
+    bool json, has_dot; /* has_dot: bf16 dot products */
     double least; /* seconds for which a kernel is measured */
     tt__isa_table timed;
     const tt__isa_table *real;
@@ -107,10 +107,9 @@ static inline bench_cost bench_sum(bench_cost a, bench_cost b)
 
 static double bench__measure(int peak)
 {
-    bench.ctx->measured_peak = 0;
-    double fp32 = tt_measured_peak(bench.ctx);
-    if (peak == BENCH_FP32) return fp32;
-    return fp32; /* BENCH_BF16: the better of this and of bf16 dot products, once there are kernels that use them */
+    double fp32 = tt__measure_peak(bench.ctx, bench.real->peak_loop), dot = 0;
+    if (peak == BENCH_BF16 && bench.has_dot) dot = tt__measure_peak(bench.ctx, bench.real->peak_dot);
+    return dot > fp32 ? dot : fp32;
 }
 
 /* FLOP/s of the fastest multiply-adds that a precision may use. Measured at least once, and until it is not below `flops`, which
@@ -202,7 +201,9 @@ static inline tt_context *bench_reopen(void)
     tt_close(bench.ctx);
     bench.ctx = tt_open(&bench.options);
     if (!bench.ctx) bench_die("the context does not open");
+    bool dot;
     bench.real = bench.ctx->isa;
+    bench.has_dot = tt__choose_bf16(bench.real, "dot", &dot);
     bench.timed = *bench.ctx->isa;
     for (int op = 0; op < TT__OP_COUNT; op++) bench.timed.run[op] = bench__run;
     bench.ctx->isa = &bench.timed;
