@@ -287,7 +287,7 @@ def imdb(args, report):
         if writer.exitcode:
             sys.exit("pytorch.py: the batches were not written")
         for precision in args.precisions:
-            for order, path in files.items():
+            for order, path in ((o, f) for o, f in files.items() if o.split()[0] in args.orders):
                 tokens, padded = lengths_of(path)
                 report.say(f"{args.batches} batches of {args.batch} reviews, {order}: {tokens} tokens, {padded} with padding ({padded / tokens:.2f} times)")
                 programs = [ours(args, precision, path), theirs(args, PAIRS[precision], path)]
@@ -342,6 +342,7 @@ def main():
     subs["step"].add_argument("--compile", action="store_true", help="torch.compile beside eager; it takes a minute to compile")
     subs["imdb"].add_argument("--vocab", required=True, metavar="DIR", help="folder with vocab.txt of bert-base-uncased")
     subs["imdb"].add_argument("--batches", type=int, default=12, metavar="N", help="batches of each order (12)")
+    subs["imdb"].add_argument("--orders", nargs="+", choices=["random", "grouped"], default=["random", "grouped"], help="of the reviews (both)")
     subs["imdb"].add_argument("--batch", type=int, default=16, metavar="N", help="reviews in a batch (16)")
     subs["imdb"].add_argument("--seed", type=int, default=1, metavar="N", help="of the choice of reviews (1)")
     subs["epoch"].add_argument("--start", required=True, metavar="DIR", help="written by bench/minilm_imdb.py --make-start")
