@@ -55,7 +55,8 @@
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a restart from a saved
      state, and for any placement. Random numbers are functions of (seed, step, micro-batch, instruction, element).
-     Different instruction sets, and dot products of bf16 against conversion, differ by rounding. With TINYTRAIN_CBLAS all of this is as the library has it.
+     Different instruction sets, and dot products of bf16 against conversion, differ by rounding. With TINYTRAIN_CBLAS all of this is
+     as the library has it.
 
    GRADIENTS
      A loss is a mean over its targets. Over the micro-batches of a step it is the mean over the targets of all of them together.
@@ -3123,8 +3124,8 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, size_t
    tape.
    ============================================================================================================ */
 
-/* C = act(A B + bias) + residual, or act'(saved) A B, optionally + the C there was.  A(i,k) = a[i * a_row + k * a_col], and so on; one stride
-   of A and one of B is 1. Sums are fp32 whatever the dtypes, in an order that does not depend on the number of threads. */
+/* C = act(A B + bias) + residual, or act'(saved) A B, optionally + the C there was.  A(i,k) = a[i * a_row + k * a_col], and so
+   on; one stride of A and one of B is 1. Sums are fp32 whatever the dtypes, in an order that does not depend on the number of threads. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     const void *a; tt_dtype a_type; int64_t a_row, a_col;
@@ -3939,10 +3940,7 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 {
     int64_t i = 0;
     for (; i + TT__LANES <= n && odd; i += TT__LANES) {
-        TT__K(vh) low, high;
-        memcpy(&low, even + i, sizeof low);
-        memcpy(&high, odd + i, sizeof high);
-        tt__vu pair = __builtin_convertvector(low, tt__vu) | __builtin_convertvector(high, tt__vu) << 16;
+        tt__vu pair = TT__K(load_h)(even + i) | TT__K(load_h)(odd + i) << 16;
         memcpy(to + i, &pair, sizeof pair);
     }
     for (; i < n; i++) {
@@ -5429,10 +5427,8 @@ TT__INLINE void TT__K(dropout_row)(float *y, const float *x, const float *residu
         memcpy(numbers, words, sizeof numbers);
         int64_t end = tt__min(n, c + 8 * TT__LANES);
         for (int64_t i = c, left; i < end; i += TT__LANES) {
-            TT__K(vh) number;
             left = tt__min(TT__LANES, n - i);
-            memcpy(&number, numbers + (i - c), sizeof number);
-            tt__vi keep = __builtin_convertvector(number, tt__vi) >= drop;
+            tt__vi keep = (tt__vi)TT__K(load_h)(numbers + (i - c)) >= drop;
             tt__vf v = (tt__vf)((tt__vi)(TT__K(load_n)(x + i, left) * scale) & keep);
             if (residual) v += TT__K(load_n)(residual + i, left);
             TT__K(store_n)(y + i, v, left);
