@@ -2686,6 +2686,20 @@ static void tt__pass_fuse(tt_tape *t, int32_t root)
     }
 }
 
+/* Instruction `at` may run at `later`, and be all that writes v: nobody else writes it, or until then writes what `at` reads. */
+static bool tt__may_wait(const tt_tape *t, int at, int later, int32_t v)
+{
+    for (int k = 0; k < t->n_code; k++)
+        for (int o = 0; o < TT__MAX_OUT && k != at; o++) {
+            int32_t written = t->values[t->code[k].out[o]].base;
+            if (!written) continue;
+            if (written == v) return false;
+            for (int j = 0; j < TT__MAX_IN && k > at && k <= later; j++)
+                if (t->code[at].in[j] && t->values[t->code[at].in[j]].base == written) return false;
+        }
+    return true;
+}
+
 /* linear_dx + activation_backward likewise, once the gradients are there: the gradient before the activation is never stored. */
 static void tt__pass_fuse_backward(tt_tape *t, int32_t root)
 {
@@ -2693,15 +2707,8 @@ static void tt__pass_fuse_backward(tt_tape *t, int32_t root)
         tt__instr *second = &t->code[k];
         int32_t v = second->in[0];
         int at = second->op == TT__OP_ACTIVATION_BACKWARD && tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
-        if (at < 0 || t->code[at].op != TT__OP_LINEAR_DX || t->code[at].in[2]) continue;
+        if (at < 0 || t->code[at].op != TT__OP_LINEAR_DX || t->code[at].in[2] || !tt__may_wait(t, at, k, v)) continue;
         tt__instr first = t->code[at];
-        bool free = true; /* v has one writer, and what it reads is still there at k */
-        for (int j = at + 1; j < t->n_code && free; j++)
-            for (int o = 0; o < TT__MAX_OUT; o++) {
-                int32_t written = t->values[t->code[j].out[o]].base;
-                free &= !written || (written != v && (j >= k || (written != t->values[first.in[0]].base && written != t->values[first.in[1]].base)));
-            }
-        if (!free) continue;
         first.attr.act = second->attr.act;
         first.in[2] = second->in[1];
         first.out[0] = second->out[0];

@@ -40,6 +40,7 @@ static const size_set sizes[] = {
     {"one_column", 1, 1, 18, 2, 3, {2, 3}, NULL},
     {"blocks", 2, 19, 67, 77, 150, {257, 1, 3}, "*"},
     {"wide", 1, 401, 19, 9, 3, {3, 18}, "*"},
+    {"few_rows", 1, 129, 5, 3, 3, {3}, "*act*"},
     {"tall", 1, 11, 1030, 9, 3, {1000, 35}, "linear_residual"},
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention_causal"},
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention"},
@@ -675,6 +676,9 @@ static int squared_error(int x, int target, bool weighted)
     X(reshape_computed, LINEAR, int x = tanh_(V(ROWS, D)); return linear(reshape(x, R * D, 1), W(O, g->axes ? D : 1), B(O));) \
     X(reshape_and_slice, ADD, int x = reshape(gelu(V(ROWS, 2 * D)), R, 2 * D); return add(slice(x, 0, D), slice(x, D, D));) \
     X(reshape_parameter, ADD, int w = W(2, 3 * D); return add(reshape(param_value(w), 6, D), gelu(reshape(param_value(w), 6, D)));) \
+    X(residual_before_act, LINEAR, int h = linear(V(ROWS, D), W(D, D), B(D)); return add(linear(gelu(h), W(D, D), B(D)), h);) \
+    X(slice_of_act_used_again, LINEAR, int h = gelu(linear(V(ROWS, D), W(D, D), B(D))); \
+        return add(scale(linear(h, W(D, D), B(D)), 0.5f), linear(slice(h, 0, D), W(D, D), B(D)));) \
     X(cast, CAST, return gelu(cast(gelu(V(ROWS, D))));) \
     X(block, ATTENTION, int x = V(ROWS, D); int h = layernorm(x, B(D), B(D), 1e-1f); int qkv = linear(h, W(3 * D, D), B(3 * D)); \
         h = attention(slice(qkv, 0, D), slice(qkv, D, D), slice(qkv, 2 * D, D), true, S, 0.1f); \
