@@ -48,7 +48,7 @@
 
    MEMORY
      tt_compile says how much a program needs (tt_program_plan, tt_plan_text) and allocates nothing. tt_allocate, or the first tt_set,
-     allocates the arena, exactly that large; a step allocates nothing. A program that shares another's arena (evaluation)
+     allocates the arena, exactly that large; a step allocates nothing (but a CBLAS may). A program that shares another's arena (evaluation)
      costs the larger of the two, not the sum. Parameters are made in place, in their dtype, from file or generator. The arena is
      released with the last of its programs and parameters: by tt_close, when parameters live there.
 
@@ -71,8 +71,8 @@
      aborts or prints; the default logger writes warnings and errors to stderr.
 
    LIMITS
-     CPU only. fp32 arithmetic inside matmuls whatever the dtype of their operands. Little-endian machines. At most 4 dimensions for
-     parameters, 2 for activations; 2^31 rows. Cross-entropy holds its logits whole.
+     CPU only. Matmuls add up in fp32 whatever the dtype of their operands; dot products of bf16 take subnormals as 0. Little-endian
+     machines. At most 4 dimensions for parameters, 2 for activations; 2^31 rows. Cross-entropy holds its logits whole.
 
    SECTIONS (search for the tag)
      >>api  >>base  >>tape  >>backend  >>autodiff  >>passes  >>planner  >>cpu  >>program  >>optim  >>formats  >>models  >>trainer
@@ -174,14 +174,15 @@ typedef struct tt_context_options {
 
 tt_context_options tt_context_options_default(void);
 
-/* NULL options: the defaults. NULL result: no memory, no threads or an unknown isa; the logger is told why. */
+/* NULL options: the defaults. NULL result: no memory, no threads, or an isa or bf16 that this CPU has not; the logger is told
+   why. */
 tt_context *tt_open(const tt_context_options *options);
 void tt_close(tt_context *ctx); /* frees the parameters too; free programs, tapes and trainers first. NULL is fine. */
 
 const char *tt_error(const tt_context *ctx); /* the last failure in one sentence; "" if none                     */
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
-const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "portable"                              */
+const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable"                      */
 size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes now held through the allocator                      */
 double tt_measured_peak(tt_context *ctx); /* fp32 FLOP/s of all threads together, measured once in about 30 ms   */
 
@@ -2539,7 +2540,7 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 /* ============================================================================================================
    PASSES                                                                                          >>passes
    Functions that rewrite a tape, and the verifier that runs after each. In order: inference (without training), fuse,
-   precision, [differentiate], update, prune. Uses tape and autodiff.
+   precision, [differentiate], fuse backward, update, prune. Uses tape and autodiff.
    ============================================================================================================ */
 
 /* ---------------------------------------------------------------------------------------------------- helpers */
@@ -3141,7 +3142,7 @@ typedef struct tt__gemm_args {
     bool accumulate;
     bool dot;                                                          /* bf16 by dot products where it can be       */
     const void *bias; tt_dtype bias_type;                              /* (n) or NULL                              */
-    int act; void *pre; tt_dtype pre_type; int64_t pre_row;            /* pre: A B + bias, kept when not NULL      */
+    int act; void *pre; tt_dtype pre_type; int64_t pre_row;            /* pre: A B + bias; with an act, NULL or kept */
     const void *residual; tt_dtype residual_type; int64_t residual_row; /* (m, n) or NULL                          */
     const void *saved; tt_dtype saved_type; int64_t saved_row;         /* (m, n) or NULL: what act saved             */
     void *workspace;                                                   /* of gemm_workspace bytes, 64-byte aligned */
@@ -3573,8 +3574,8 @@ static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows
 
 /* ------------------------------------------------------------------------------------------------- vectors
    A vector is TT__LANES floats, written with the vector extensions of gcc and clang, so that one text serves every
-   instruction set; only what those extensions cannot say (fused multiply-add, max, square root, transposes) is spelled out
-   for each. Names end in the instruction set through TT__K(). */
+   instruction set; only what those extensions cannot say, or say slowly (fused multiply-add, max, square root, transposes, some
+   loads) is spelled out for each. Names end in the instruction set through TT__K(). */
 
 #define TT__JOIN2(name, isa) tt__##name##_##isa
 #define TT__JOIN(name, isa) TT__JOIN2(name, isa)
@@ -3908,8 +3909,8 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 }
 
 /* ------------------------------------------------------------------------------------------- matrix product
-   One driver for every transposition and dtype: blocks of A and B are packed into fp32 panels, [k][MR] and [k][NR], so that the
-   microkernel reads both in sequence; tiles of C are then handed out. An element of C is computed by one task, its sum
+   One driver for every transposition and dtype: blocks of A and B are packed into panels, [k][MR] and [k][NR], of fp32 or pairs of
+   bf16, so that the microkernel reads both in sequence; tiles of C are then handed out. An element of C is computed by one task, its sum
    over k in blocks that depend on k alone, so neither tiles nor threads change a bit. */
 
 #ifndef TT__UNROLL
@@ -4068,10 +4069,10 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     TT__K(gemm_interleave)(to, even, 2 * k + 1 < x->elements ? even + x->k_step : NULL, n);
 }
 
-#define TT__GEMM_CHUNK 32      /* k elements of a line widened or transposed at a time */
+#define TT__GEMM_CHUNK 32      /* units of a line widened or transposed at a time */
 #define TT__GEMM_PACK_LINES 96 /* most lines in a packing task                         */
 
-/* Packs `lines` lines from `line`, k elements from k0, as panels to[panel][k][width]; what is missing in the last panel is 0.
+/* Packs `lines` lines from `line`, k units from k0, as panels to[panel][k][width]; what is missing in the last panel is 0.
    A vector wider than the panel spills into the next k's place before that is written, the last k is stored exactly; so a
    panel is narrower than a vector or whole vectors wide. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
@@ -4305,7 +4306,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
 
 /* ---- the packed product ---- */
 
-/* The block of work at hand: rows [row, row + rows), columns [col, col + cols), sums over k in [k0, k0 + k). */
+/* The block of work at hand: rows [row, row + rows), columns [col, col + cols), sums over the units [k0, k0 + k). */
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     void (*micro)(int64_t rows, int64_t k, const float *a, const float *b, float *out, int64_t out_row, const float *base, int64_t base_row);
@@ -4419,7 +4420,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
         units = tt__ceil_div(g->k, 2);
     }
 #endif
-    w.direct = g->c_type == TT_F32 && g->act == TT__ACT_NONE && !g->pre && (g->bias != NULL) + (g->residual != NULL) + g->accumulate <= 1 &&
+    w.direct = g->c_type == TT_F32 && g->act == TT__ACT_NONE && (g->bias != NULL) + (g->residual != NULL) + g->accumulate <= 1 &&
                (!g->bias || g->bias_type == TT_F32) && (!g->residual || g->residual_type == TT_F32);
     w.base = (const float *)(g->bias ? g->bias : g->residual ? g->residual : g->accumulate ? g->c : NULL);
     w.base_row = g->bias ? 0 : g->residual ? g->residual_row : g->c_row;
@@ -4614,7 +4615,7 @@ TT__FN void TT__K(gemm_sums_task)(void *arg, int64_t task, int thread)
 TT__FN void TT__K(gemm_cblas)(tt__pool *pool, const tt__gemm_args *g)
 {
     TT__K(gemm_sums) w;
-    if (g->c_type == TT_F32 && !g->bias && !g->pre && g->act == TT__ACT_NONE && !g->residual) {
+    if (g->c_type == TT_F32 && !g->bias && g->act == TT__ACT_NONE && !g->residual) {
         tt__cblas_product(g, 0, g->m, 0, g->n, (float *)g->c, g->c_row, g->accumulate);
         return;
     }

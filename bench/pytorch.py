@@ -184,6 +184,8 @@ def linear_speeds(torch, rows, n_in, n_out, dtype, least):
 def gemm(args, report):
     torch = threads(args.threads)
     gemm_program, shapes = program(args, "gemm"), [s for s in GEMMS if not args.rows or s[0] in args.rows]
+    if not shapes or args.precisions == ["bf16-mixed"]:
+        sys.exit("pytorch.py: nothing to measure: " + (f"no shape has {args.rows} rows" if not shapes else "the products of bf16-mixed are those of bf16-true"))
     report.say(f"GFLOP/s of the products of a layer, {args.threads} threads; tinytrain and PyTorch {torch.__version__} in turn, each the best of a turn's runs, medians of {args.rounds} turns")
     for precision in args.precisions:
         if precision == "bf16-mixed":
@@ -243,7 +245,7 @@ def step(args, report):
         p.speed = tokens / statistics.median(p.seconds)
         if label.startswith("tinytrain"):
             row = p.rows["matmuls and attention, whole step, mean"]
-            p.peak, flops[label] = row["peak"], row["value"] * statistics.mean(p.seconds) / tokens      # GFLOP of a token
+            p.peak, flops[label] = row["peak"], row["value"] / p.rows["tokens a second, mean"]["value"]      # GFLOP of a token
     for label, p in results.items():
         report.say(f"  {label:<32} {1e3 * tokens / p.speed:8.0f} ms {p.speed:8.0f} tokens/s {p.memory():8.0f} MB at most")
     pairs = [(a, "PyTorch " + PAIRS[a.split()[-1]] + end) for a in results if a.startswith("tinytrain") for end in ("", " compiled")]
@@ -318,36 +320,43 @@ def epoch(args, report):
     report.row("epoch of MiniLM on IMDb, wall time", seconds[0], "s", seconds[1])
 
 
+def positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sub = p.add_subparsers(dest="what", required=True, metavar="gemm|step|imdb|epoch")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     subs = {name: sub.add_parser(name) for name in ("gemm", "step", "imdb", "epoch", "turns")}
     for name, s in subs.items():
-        s.add_argument("--threads", type=int, default=cores, metavar="N", help=f"of both sides ({cores})")
+        s.add_argument("--threads", type=positive, default=cores, metavar="N", help=f"of both sides ({cores})")
         s.add_argument("--json", action="store_true", help="an object a line")
         s.add_argument("--build", default="build", metavar="DIR", help="where the C programs are (build)")
         if name != "epoch":
             s.add_argument("--precisions", nargs="+", choices=list(PAIRS), default=["32-true"] if name == "imdb" else list(PAIRS))
         if name in ("gemm", "step"):
-            s.add_argument("--rounds", type=int, default=3 if name == "gemm" else 5, metavar="N", help="turns of each side")
+            s.add_argument("--rounds", type=positive, default=3 if name == "gemm" else 5, metavar="N", help="turns of each side")
         if name in ("imdb", "step", "turns"):
-            s.add_argument("--layers", type=int, default=6, metavar="N", help="of the model (6)")
+            s.add_argument("--layers", type=positive, default=6, metavar="N", help="of the model (6)")
         if name in ("imdb", "epoch"):
             s.add_argument("--imdb", required=True, metavar="DIR", help="folder aclImdb")
     subs["gemm"].add_argument("--seconds", type=float, default=0.5, metavar="X", help="of a turn, for one shape (0.5)")
-    subs["gemm"].add_argument("--rows", type=int, nargs="+", help="only shapes with so many rows")
-    subs["step"].add_argument("--seqs", type=int, default=8, metavar="N", help="sequences in a step (8)")
-    subs["step"].add_argument("--length", type=int, default=256, metavar="N", help="tokens of each (256)")
+    subs["gemm"].add_argument("--rows", type=positive, nargs="+", help="only shapes with so many rows")
+    subs["step"].add_argument("--seqs", type=positive, default=8, metavar="N", help="sequences in a step (8)")
+    subs["step"].add_argument("--length", type=positive, default=256, metavar="N", help="tokens of each (256)")
     subs["step"].add_argument("--compile", action="store_true", help="torch.compile beside eager; it takes a minute to compile")
     subs["imdb"].add_argument("--vocab", required=True, metavar="DIR", help="folder with vocab.txt of bert-base-uncased")
-    subs["imdb"].add_argument("--batches", type=int, default=12, metavar="N", help="batches of each order (12)")
+    subs["imdb"].add_argument("--batches", type=positive, default=12, metavar="N", help="batches of each order (12)")
     subs["imdb"].add_argument("--orders", nargs="+", choices=["random", "grouped"], default=["random", "grouped"], help="of the reviews (both)")
-    subs["imdb"].add_argument("--batch", type=int, default=16, metavar="N", help="reviews in a batch (16)")
+    subs["imdb"].add_argument("--batch", type=positive, default=16, metavar="N", help="reviews in a batch (16)")
     subs["imdb"].add_argument("--seed", type=int, default=1, metavar="N", help="of the choice of reviews (1)")
     subs["epoch"].add_argument("--start", required=True, metavar="DIR", help="written by bench/minilm_imdb.py --make-start")
-    subs["epoch"].add_argument("--train", type=int, default=4000, metavar="N", help="reviews to train on (4000)")
-    subs["epoch"].add_argument("--test", type=int, default=200, metavar="N", help="reviews to test on (200)")
+    subs["epoch"].add_argument("--train", type=positive, default=4000, metavar="N", help="reviews to train on (4000)")
+    subs["epoch"].add_argument("--test", type=positive, default=200, metavar="N", help="reviews to test on (200)")
     subs["turns"].add_argument("--variant", required=True)
     subs["turns"].add_argument("--batches", required=True)
     args = p.parse_args()

@@ -40,6 +40,7 @@ static void add_batch(batches *all, int seqs, const int32_t *ids, const int32_t 
 
 static void random_batch(batches *all, int seqs, int length, int vocab)
 {
+    if ((int64_t)seqs * length > INT32_MAX) bench_die("%d sequences of %d tokens are more than 2^31 rows", seqs, length);
     int32_t *ids = numbers((int64_t)seqs * length), *starts = numbers(seqs + 1), *labels = numbers(seqs);
     uint32_t random = 1;
     for (int r = 0; r < seqs * length; r++) {
