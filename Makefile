@@ -35,6 +35,7 @@ help:
 	@echo 'make bench        build the benchmarks, as $(B)/NAME, and run those that need no data; A=--json prints one object a line'
 	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with;'
 	@echo '                  LLMC=dir: also those of llm.c, from a checkout'
+	@echo 'make bench-programs  build what those comparisons run here, without the environment'
 	@echo 'make install      header and pkg-config file, below PREFIX ($(PREFIX)) and DESTDIR'
 	@echo 'make clean        remove $(B)'
 	@echo "Variables: CC ($(CC)), CFLAGS ($(CFLAGS)), B, PYTHON, RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' before each test program"

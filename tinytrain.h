@@ -3584,6 +3584,29 @@ static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows
 #define TT__INLINE static inline TT__TARGET __attribute__((always_inline)) /* its building blocks                */
 #define TT__OUTLINE static TT__TARGET __attribute__((noinline))            /* what its kernels share               */
 
+#ifndef TT__UNROLL
+#define TT__PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define TT__UNROLL(n) TT__PRAGMA(clang loop unroll(full)) /* clang 14 ignores GCC unroll */
+#else
+#define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
+#endif
+#endif
+
+#ifndef TT__SHUFFLE /* of two vectors of four floats */
+#if defined(__clang__) || __GNUC__ >= 12
+#define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+typedef int32_t tt__quad_index __attribute__((vector_size(16)));
+static inline tt__quad_index tt__quad_order(int32_t i, int32_t j, int32_t k, int32_t l)
+{
+    tt__quad_index order = {i, j, k, l};
+    return order;
+}
+#define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, tt__quad_order(i, j, k, l))
+#endif
+#endif
+
 typedef float TT__K(vf) __attribute__((vector_size(4 * TT__LANES)));
 typedef int32_t TT__K(vi) __attribute__((vector_size(4 * TT__LANES)));
 typedef uint32_t TT__K(vu) __attribute__((vector_size(4 * TT__LANES)));
@@ -3913,15 +3936,6 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
    bf16, so that the microkernel reads both in sequence; tiles of C are then handed out. An element of C is computed by one task, its sum
    over k in blocks that depend on k alone, so neither tiles nor threads change a bit. */
 
-#ifndef TT__UNROLL
-#define TT__PRAGMA(text) _Pragma(#text)
-#if defined(__clang__)
-#define TT__UNROLL(n) TT__PRAGMA(clang loop unroll(full)) /* clang 14 ignores GCC unroll */
-#else
-#define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
-#endif
-#endif
-
 /* The microkernel's height in rows and width in vectors: its accumulators, one row of B and a broadcast fill the
    32 (AVX-512, NEON) or 16 registers. */
 #if TT__LANES == 16 || defined(TT__NEON)
@@ -3959,89 +3973,72 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* transpose: lane j of vector i becomes lane i of vector j. transpose_quads: so within each four lanes. */
-#if TT__LANES == 16
-/* Forms with a mask (of ones), because g++ 12 warns of an uninitialised register inside those without. */
-#define TT__LOW(a, b) _mm512_maskz_unpacklo_ps(0xffff, a, b)
-#define TT__HIGH(a, b) _mm512_maskz_unpackhi_ps(0xffff, a, b)
-#define TT__PAIRS(a, b, which) _mm512_maskz_shuffle_ps(0xffff, a, b, which)
-#define TT__QUARTERS(a, b, which) _mm512_maskz_shuffle_f32x4(0xffff, a, b, which)
+/* LOW, HIGH: the first and the last two of each four lanes of a and b, alternating; FIRST, LAST: those of a, then those of b. */
+#if TT__LANES == 16 /* forms with a mask (of ones), because g++ 12 warns of an uninitialised register inside those without */
+#define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
+#define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
+#define TT__FIRST(a, b) (tt__vf)_mm512_maskz_shuffle_ps(0xffff, (__m512)(a), (__m512)(b), 0x44)
+#define TT__LAST(a, b) (tt__vf)_mm512_maskz_shuffle_ps(0xffff, (__m512)(a), (__m512)(b), 0xee)
+#define TT__QUARTERS(a, b, which) (tt__vf)_mm512_maskz_shuffle_f32x4(0xffff, (__m512)(a), (__m512)(b), which)
+#elif TT__LANES == 8
+#define TT__LOW(a, b) (tt__vf)_mm256_unpacklo_ps((__m256)(a), (__m256)(b))
+#define TT__HIGH(a, b) (tt__vf)_mm256_unpackhi_ps((__m256)(a), (__m256)(b))
+#define TT__FIRST(a, b) (tt__vf)_mm256_shuffle_ps((__m256)(a), (__m256)(b), 0x44)
+#define TT__LAST(a, b) (tt__vf)_mm256_shuffle_ps((__m256)(a), (__m256)(b), 0xee)
+#define TT__HALVES(a, b, which) (tt__vf)_mm256_permute2f128_ps((__m256)(a), (__m256)(b), which)
+#else
+#define TT__LOW(a, b) TT__SHUFFLE(a, b, 0, 4, 1, 5)
+#define TT__HIGH(a, b) TT__SHUFFLE(a, b, 2, 6, 3, 7)
+#define TT__FIRST(a, b) TT__SHUFFLE(a, b, 0, 1, 4, 5)
+#define TT__LAST(a, b) TT__SHUFFLE(a, b, 2, 3, 6, 7)
+#endif
+
+/* In each four lanes, lane j of vector i becomes lane i of vector j. */
 TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
 {
-    __m512 a = TT__LOW((__m512)r[0], (__m512)r[1]), b = TT__HIGH((__m512)r[0], (__m512)r[1]);
-    __m512 c = TT__LOW((__m512)r[2], (__m512)r[3]), d = TT__HIGH((__m512)r[2], (__m512)r[3]);
-    r[0] = (tt__vf)TT__PAIRS(a, c, 0x44);
-    r[1] = (tt__vf)TT__PAIRS(a, c, 0xee);
-    r[2] = (tt__vf)TT__PAIRS(b, d, 0x44);
-    r[3] = (tt__vf)TT__PAIRS(b, d, 0xee);
+    tt__vf a = TT__LOW(r[0], r[1]), b = TT__HIGH(r[0], r[1]), c = TT__LOW(r[2], r[3]), d = TT__HIGH(r[2], r[3]);
+    r[0] = TT__FIRST(a, c);
+    r[1] = TT__LAST(a, c);
+    r[2] = TT__FIRST(b, d);
+    r[3] = TT__LAST(b, d);
 }
 
-TT__INLINE void TT__K(transpose)(tt__vf r[16])
+/* Lane j of vector i becomes lane i of vector j. */
+TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 {
-    __m512 t[16];
     TT__UNROLL(4)
-    for (int i = 0; i < 16; i += 4) TT__K(transpose_quads)(r + i);
+    for (int i = 0; i < TT__LANES; i += 4) TT__K(transpose_quads)(r + i);
+#if TT__LANES == 16
+    tt__vf t[16];
     TT__UNROLL(4)
     for (int i = 0; i < 4; i++) {
-        t[i] = TT__QUARTERS((__m512)r[i], (__m512)r[4 + i], 0x88);
-        t[4 + i] = TT__QUARTERS((__m512)r[i], (__m512)r[4 + i], 0xdd);
-        t[8 + i] = TT__QUARTERS((__m512)r[8 + i], (__m512)r[12 + i], 0x88);
-        t[12 + i] = TT__QUARTERS((__m512)r[8 + i], (__m512)r[12 + i], 0xdd);
+        t[i] = TT__QUARTERS(r[i], r[4 + i], 0x88);
+        t[4 + i] = TT__QUARTERS(r[i], r[4 + i], 0xdd);
+        t[8 + i] = TT__QUARTERS(r[8 + i], r[12 + i], 0x88);
+        t[12 + i] = TT__QUARTERS(r[8 + i], r[12 + i], 0xdd);
     }
     TT__UNROLL(4)
     for (int i = 0; i < 4; i++) {
-        r[i] = (tt__vf)TT__QUARTERS(t[i], t[8 + i], 0x88);
-        r[8 + i] = (tt__vf)TT__QUARTERS(t[i], t[8 + i], 0xdd);
-        r[4 + i] = (tt__vf)TT__QUARTERS(t[4 + i], t[12 + i], 0x88);
-        r[12 + i] = (tt__vf)TT__QUARTERS(t[4 + i], t[12 + i], 0xdd);
+        r[i] = TT__QUARTERS(t[i], t[8 + i], 0x88);
+        r[8 + i] = TT__QUARTERS(t[i], t[8 + i], 0xdd);
+        r[4 + i] = TT__QUARTERS(t[4 + i], t[12 + i], 0x88);
+        r[12 + i] = TT__QUARTERS(t[4 + i], t[12 + i], 0xdd);
     }
+#elif TT__LANES == 8
+    TT__UNROLL(4)
+    for (int i = 0; i < 4; i++) {
+        tt__vf a = r[i], b = r[4 + i];
+        r[i] = TT__HALVES(a, b, 0x20);
+        r[4 + i] = TT__HALVES(a, b, 0x31);
+    }
+#endif
 }
 #undef TT__LOW
 #undef TT__HIGH
-#undef TT__PAIRS
+#undef TT__FIRST
+#undef TT__LAST
 #undef TT__QUARTERS
-#elif TT__LANES == 8
-TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
-{
-    __m256 a = _mm256_unpacklo_ps((__m256)r[0], (__m256)r[1]), b = _mm256_unpackhi_ps((__m256)r[0], (__m256)r[1]);
-    __m256 c = _mm256_unpacklo_ps((__m256)r[2], (__m256)r[3]), d = _mm256_unpackhi_ps((__m256)r[2], (__m256)r[3]);
-    r[0] = (tt__vf)_mm256_shuffle_ps(a, c, 0x44);
-    r[1] = (tt__vf)_mm256_shuffle_ps(a, c, 0xee);
-    r[2] = (tt__vf)_mm256_shuffle_ps(b, d, 0x44);
-    r[3] = (tt__vf)_mm256_shuffle_ps(b, d, 0xee);
-}
-
-TT__INLINE void TT__K(transpose)(tt__vf r[8])
-{
-    TT__K(transpose_quads)(r);
-    TT__K(transpose_quads)(r + 4);
-    TT__UNROLL(4)
-    for (int i = 0; i < 4; i++) {
-        __m256 a = (__m256)r[i], b = (__m256)r[4 + i];
-        r[i] = (tt__vf)_mm256_permute2f128_ps(a, b, 0x20);
-        r[4 + i] = (tt__vf)_mm256_permute2f128_ps(a, b, 0x31);
-    }
-}
-#else
-TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
-{
-#if defined(__clang__)
-#define TT__PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
-#else
-#define TT__PICK(a, b, i, j, k, l) __builtin_shuffle(a, b, order_##i##j##k##l)
-    const tt__vi order_0415 = {0, 4, 1, 5}, order_2637 = {2, 6, 3, 7}, order_0145 = {0, 1, 4, 5}, order_2367 = {2, 3, 6, 7};
-#endif
-    tt__vf a = TT__PICK(r[0], r[1], 0, 4, 1, 5), b = TT__PICK(r[0], r[1], 2, 6, 3, 7);
-    tt__vf c = TT__PICK(r[2], r[3], 0, 4, 1, 5), d = TT__PICK(r[2], r[3], 2, 6, 3, 7);
-    r[0] = TT__PICK(a, c, 0, 1, 4, 5);
-    r[1] = TT__PICK(a, c, 2, 3, 6, 7);
-    r[2] = TT__PICK(b, d, 0, 1, 4, 5);
-    r[3] = TT__PICK(b, d, 2, 3, 6, 7);
-#undef TT__PICK
-}
-
-TT__INLINE void TT__K(transpose)(tt__vf r[4]) { TT__K(transpose_quads)(r); }
-#endif
+#undef TT__HALVES
 
 /* One operand seen as lines (rows of A, columns of B) of k elements: element (line, k) is at line * line_step + k * k_step.
    Panels hold them as floats or, for dot products, as pairs of bf16; a unit is one of either, and k counts units below. */
@@ -4069,7 +4066,7 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     TT__K(gemm_interleave)(to, even, 2 * k + 1 < x->elements ? even + x->k_step : NULL, n);
 }
 
-#define TT__GEMM_CHUNK 32      /* units of a line widened or transposed at a time */
+#define TT__GEMM_CHUNK 32      /* units of a line widened or transposed at a time      */
 #define TT__GEMM_PACK_LINES 96 /* most lines in a packing task                         */
 
 /* Packs `lines` lines from `line`, k units from k0, as panels to[panel][k][width]; what is missing in the last panel is 0.
@@ -4152,17 +4149,37 @@ TT__FN void TT__K(gemm_pack)(float *to, int width, const TT__K(gemm_operand) *x,
 
 /* ---- computing ---- */
 
-/* out (rows, NR) = panel of A times panel of B + base, which may be NULL, or out itself. */
-TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, const float *b, float *out, int64_t out_row, const float *base,
-                                 int64_t base_row)
+typedef tt__vf TT__K(gemm_sums)[TT__GEMM_MR][TT__GEMM_NV]; /* of a microkernel, in registers */
+
+TT__INLINE void TT__K(gemm_begin)(const int rows, TT__K(gemm_sums) sum, const float *out, int64_t out_row)
 {
-    tt__vf sum[TT__GEMM_MR][TT__GEMM_NV];
     TT__UNROLL(16)
     for (int i = 0; i < rows; i++) {
         __builtin_prefetch(out + i * out_row, 1);
         TT__UNROLL(4)
         for (int v = 0; v < TT__GEMM_NV; v++) sum[i][v] = TT__K(zero)();
     }
+}
+
+TT__INLINE void TT__K(gemm_end)(const int rows, TT__K(gemm_sums) sum, float *out, int64_t out_row, const float *base, int64_t base_row)
+{
+    TT__UNROLL(16)
+    for (int i = 0; i < rows; i++) {
+        TT__UNROLL(4)
+        for (int v = 0; v < TT__GEMM_NV; v++) {
+            tt__vf x = sum[i][v];
+            if (base) x += TT__K(load)(base + i * base_row + v * TT__LANES);
+            TT__K(store)(out + i * out_row + v * TT__LANES, x);
+        }
+    }
+}
+
+/* out (rows, NR) = panel of A times panel of B + base, which may be NULL, or out itself. */
+TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, const float *b, float *out, int64_t out_row, const float *base,
+                                 int64_t base_row)
+{
+    TT__K(gemm_sums) sum;
+    TT__K(gemm_begin)(rows, sum, out, out_row);
     for (; k > 0; k--, a += TT__GEMM_MR, b += TT__GEMM_NR) {
         tt__vf row[TT__GEMM_NV];
         TT__UNROLL(4)
@@ -4183,15 +4200,7 @@ TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, cons
             for (int v = 0; v < TT__GEMM_NV; v++) sum[i][v] = TT__K(fma)(x, row[v], sum[i][v]);
         }
     }
-    TT__UNROLL(16)
-    for (int i = 0; i < rows; i++) {
-        TT__UNROLL(4)
-        for (int v = 0; v < TT__GEMM_NV; v++) {
-            tt__vf x = sum[i][v];
-            if (base) x += TT__K(load)(base + i * base_row + v * TT__LANES);
-            TT__K(store)(out + i * out_row + v * TT__LANES, x);
-        }
-    }
+    TT__K(gemm_end)(rows, sum, out, out_row, base, base_row);
 }
 
 /* Whole panels, or as many thirds of one (halves with 4 rows) as hold `rows`. */
@@ -4211,12 +4220,8 @@ TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(gemm_dot_
                                                                                       float *out, int64_t out_row, const float *base,
                                                                                       int64_t base_row)
 {
-    tt__vf sum[TT__GEMM_MR][TT__GEMM_NV];
-    TT__UNROLL(16)
-    for (int i = 0; i < rows; i++) {
-        TT__UNROLL(4)
-        for (int v = 0; v < TT__GEMM_NV; v++) sum[i][v] = TT__K(zero)();
-    }
+    TT__K(gemm_sums) sum;
+    TT__K(gemm_begin)(rows, sum, out, out_row);
     for (; k > 0; k--, a += TT__GEMM_MR, b += TT__GEMM_NR) {
         tt__vf row[TT__GEMM_NV];
         TT__UNROLL(4)
@@ -4230,15 +4235,7 @@ TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(gemm_dot_
             for (int v = 0; v < TT__GEMM_NV; v++) sum[i][v] = TT__DOT(sum[i][v], x, row[v]);
         }
     }
-    TT__UNROLL(16)
-    for (int i = 0; i < rows; i++) {
-        TT__UNROLL(4)
-        for (int v = 0; v < TT__GEMM_NV; v++) {
-            tt__vf x = sum[i][v];
-            if (base) x += TT__K(load)(base + i * base_row + v * TT__LANES);
-            TT__K(store)(out + i * out_row + v * TT__LANES, x);
-        }
-    }
+    TT__K(gemm_end)(rows, sum, out, out_row, base, base_row);
 }
 
 TT__DOT_TARGET static __attribute__((noinline)) void TT__K(gemm_dot_micro)(int64_t rows, int64_t k, const float *a, const float *b, float *out,
@@ -4602,11 +4599,11 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
 #ifdef TINYTRAIN_CBLAS
 /* ---- the product by a CBLAS: into C, or by the block into the workspace, where it is finished ---- */
 
-typedef struct TT__K(gemm_sums) { const tt__gemm_args *args; int64_t row, rows, col, cols, stride; } TT__K(gemm_sums);
+typedef struct TT__K(gemm_product) { const tt__gemm_args *args; int64_t row, rows, col, cols, stride; } TT__K(gemm_product);
 
-TT__FN void TT__K(gemm_sums_task)(void *arg, int64_t task, int thread)
+TT__FN void TT__K(gemm_product_task)(void *arg, int64_t task, int thread)
 {
-    const TT__K(gemm_sums) *w = (const TT__K(gemm_sums) *)arg;
+    const TT__K(gemm_product) *w = (const TT__K(gemm_product) *)arg;
     int64_t i = task * 8;
     (void)thread;
     TT__K(gemm_finish)(w->args, w->row + i, w->col, tt__min(8, w->rows - i), w->cols, (float *)w->args->workspace + i * w->stride, NULL, w->stride);
@@ -4614,7 +4611,7 @@ TT__FN void TT__K(gemm_sums_task)(void *arg, int64_t task, int thread)
 
 TT__FN void TT__K(gemm_cblas)(tt__pool *pool, const tt__gemm_args *g)
 {
-    TT__K(gemm_sums) w;
+    TT__K(gemm_product) w;
     if (g->c_type == TT_F32 && !g->bias && g->act == TT__ACT_NONE && !g->residual) {
         tt__cblas_product(g, 0, g->m, 0, g->n, (float *)g->c, g->c_row, g->accumulate);
         return;
@@ -4626,7 +4623,7 @@ TT__FN void TT__K(gemm_cblas)(tt__pool *pool, const tt__gemm_args *g)
             w.rows = tt__min(TT__CBLAS_M, g->m - w.row);
             w.cols = tt__min(TT__GEMM_N, g->n - w.col);
             tt__cblas_product(g, w.row, w.rows, w.col, w.cols, (float *)g->workspace, w.stride, false);
-            tt__gemm_tasks(pool, g, tt__ceil_div(w.rows, 8), TT__K(gemm_sums_task), &w);
+            tt__gemm_tasks(pool, g, tt__ceil_div(w.rows, 8), TT__K(gemm_product_task), &w);
         }
     }
 }
@@ -4678,29 +4675,6 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
    survives the forward; the backward computes them again. Tiles are transposed, keys as rows and queries in lanes, so
    that the softmax needs no shuffles, and both P V and P^T dO broadcast their weights straight from the tile.
    Scores are in units of log 2 (the scale of Q includes log2 e), which makes every exp an exp2. */
-
-#ifndef TT__UNROLL
-#define TT__PRAGMA(text) _Pragma(#text)
-#if defined(__clang__)
-#define TT__UNROLL(n) TT__PRAGMA(clang loop unroll(full))
-#else
-#define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
-#endif
-#endif
-
-#ifndef TT__SHUFFLE /* of two vectors of four floats */
-#if defined(__clang__) || __GNUC__ >= 12
-#define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
-#else
-typedef int32_t tt__quad_index __attribute__((vector_size(16)));
-static inline tt__quad_index tt__quad_order(int32_t i, int32_t j, int32_t k, int32_t l)
-{
-    tt__quad_index order = {i, j, k, l};
-    return order;
-}
-#define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, tt__quad_order(i, j, k, l))
-#endif
-#endif
 
 #if TT__LANES == 16 || defined(TT__NEON)
 #define TT__ATTENTION_MR 8 /* rows of the product kernel; with two vectors a row they must fit the register file */
