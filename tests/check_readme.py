@@ -5,7 +5,8 @@
 
   - every ```c block compiles as it stands, with -Werror; one that has a main() and is marked ```c run must also run and end with 0
   - every `make TARGET` and VARIABLE=... in a ```sh block or in `backticks` is one that the Makefile has
-  - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file: in its source)
+  - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file, and for a bench, which
+    the tests do not build: in its source)
   - every flag in an example's --help is taken by its parser, and one that is not there is refused
   - every relative link leads to a file
 """
@@ -107,10 +108,12 @@ def check_flags(text):
         if not flags or not program:
             continue
         path = re.sub(r"^(\./)?build/", B + "/", program)
-        if not os.path.exists(path):
+        name = os.path.basename(program)
+        path = next((p for p in (f"bench/{name}.c", f"bench/peers/{name}.c", path) if os.path.exists(p)), None)
+        if not path:
             wrong.append(f"there is no {program}")
             continue
-        if path.endswith(".py"):
+        if path.endswith((".py", ".c")):
             with open(path) as f:
                 known = f.read()
         else:
