@@ -1470,16 +1470,17 @@ struct tt_tape {
 #define TT__INPLACE1 4  /* ... of in[1]                                                                             */
 #define TT__RMW 8       /* reads and writes its outputs: optimizer steps                                            */
 #define TT__RANDOM 16   /* draws random numbers                                                                     */
+#define TT__BY_ROW(slots) ((slots) << 8) /* row r of out[0] depends on row r of these operands, and on no other     */
 
 #define TT__OPS(X) \
-    X(LINEAR, "linear", 4, 2, TT__GRAD)                        /* x, w, [b], [residual] -> y, [pre-activation]      */ \
+    X(LINEAR, "linear", 4, 2, TT__GRAD | TT__BY_ROW(1 | 8))     /* x, w, [b], [residual] -> y, [pre-activation]      */ \
     X(EMBEDDING, "embedding", 2, 1, TT__GRAD)                  /* ids, table -> y                                    */ \
-    X(LAYERNORM, "layernorm", 3, 2, TT__GRAD | TT__INPLACE0)   /* x, w, [b] -> y, (mean, 1/std)                      */ \
-    X(ACTIVATION, "activation", 1, 1, TT__GRAD | TT__INPLACE0) /* x -> act(x)                                        */ \
-    X(ADD, "add", 2, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1)/* a, b -> a + b                                      */ \
-    X(SCALE, "scale", 1, 1, TT__GRAD | TT__INPLACE0)           /* x -> s x                                           */ \
-    X(DROPOUT, "dropout", 2, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM) /* x, [residual] -> y           */ \
-    X(ATTENTION, "attention", 4, 2, TT__GRAD | TT__RANDOM)     /* q, k, v, seq_start -> out, log-sum-exp              */ \
+    X(LAYERNORM, "layernorm", 3, 2, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x, w, [b] -> y, (mean, 1/std)                      */ \
+    X(ACTIVATION, "activation", 1, 1, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> act(x)                        */ \
+    X(ADD, "add", 2, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2)) /* a, b -> a + b                 */ \
+    X(SCALE, "scale", 1, 1, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> s x                                     */ \
+    X(DROPOUT, "dropout", 3, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__BY_ROW(1 | 2)) /* x, [residual], [row numbers of the mask] -> y */ \
+    X(ATTENTION, "attention", 5, 2, TT__GRAD | TT__RANDOM | TT__BY_ROW(1)) /* q, k, v, seq_start, [row numbers of q] -> out, log-sum-exp */ \
     X(GATHER_ROWS, "gather_rows", 2, 1, TT__GRAD)              /* x, index -> y                                      */ \
     X(MEAN_POOL, "mean_pool", 2, 1, TT__GRAD)                  /* x, seq_start -> y                                  */ \
     X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__GRAD)          /* logits, targets, [weights] -> loss, lse, counts    */ \
@@ -1491,7 +1492,7 @@ struct tt_tape {
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0)       /* ids, dy -> dtable                                  */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 3, TT__INPLACE0) /* dy, x, w, stats -> [dx], [dw], [db]           */ \
     X(ACTIVATION_BACKWARD, "activation_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, saved -> dx              */ \
-    X(ATTENTION_BACKWARD, "attention_backward", 7, 3, 0)       /* dout, q, k, v, seq_start, out, lse -> dq, dk, dv   */ \
+    X(ATTENTION_BACKWARD, "attention_backward", 8, 3, 0)       /* dout, q, k, v, seq_start, out, lse, [row numbers of q] -> dq, dk, dv */ \
     X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0)   /* dy, index -> dx                                    */ \
     X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0)       /* dy, seq_start -> dx                                */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1) /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
@@ -1883,13 +1884,15 @@ static bool tt__shape_DROPOUT(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "dropout: probability %g is not in [0, 1)", i->attr.dropout);
     if (i->in[1] && !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols)) return false;
+    if (i->in[2] && (!tt__index_in(t, i, 2) || !tt__same_rows(tt__in(t, i, 2), tt__in(t, i, 0)))) return tt__bad(t, i, 2, "one number a row");
     return tt__shape_elementwise(t, i, out);
 }
 
 static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    const tt__shape *q = tt__in(t, i, 0);
-    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, q, q->cols) || !tt__shape_in(t, i, 2, q, q->cols) || !tt__index_in(t, i, 3)) return false;
+    const tt__shape *q = tt__in(t, i, 0), *k = i->in[4] ? tt__in(t, i, 1) : q;
+    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, k, q->cols) || !tt__shape_in(t, i, 2, k, q->cols) || !tt__index_in(t, i, 3)) return false;
+    if (i->in[4] && (!tt__index_in(t, i, 4) || !tt__same_rows(tt__in(t, i, 4), q))) return tt__bad(t, i, 4, "one number a row of q");
     if (i->attr.heads < 1 || q->cols % i->attr.heads)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads", (long long)q->cols, i->attr.heads);
     for (int k = 1; k < 3; k++)
@@ -1993,11 +1996,12 @@ static bool tt__shape_ACTIVATION_BACKWARD(tt_tape *t, const tt__instr *i, tt__sh
 
 static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    const tt__shape *q = tt__in(t, i, 1);
+    const tt__shape *q = tt__in(t, i, 1), *keys = i->in[7] ? tt__in(t, i, 2) : q;
     for (int k = 0; k < 6; k++)
-        if (k != 4 && !tt__shape_in(t, i, k, q, q->cols)) return false;
+        if (k != 4 && !tt__shape_in(t, i, k, k == 2 || k == 3 ? keys : q, q->cols)) return false;
     if (!tt__index_in(t, i, 4) || !tt__shape_in(t, i, 6, q, i->attr.heads)) return false;
-    for (int k = 0; k < 3; k++) if (i->out[k]) out[k] = *q;
+    if (i->in[7] && (!tt__index_in(t, i, 7) || !tt__same_rows(tt__in(t, i, 7), q))) return tt__bad(t, i, 7, "one number a row of q");
+    for (int k = 0; k < 3; k++) if (i->out[k]) out[k] = k ? *keys : *q;
     return true;
 }
 
@@ -2424,6 +2428,7 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
         i->attr.dropout = f->attr.dropout;
         i->random = f->random;
         i->in[0] = g;
+        i->in[2] = f->in[2];
         tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
     }
     tt__grad_pass(b, g, f->in[1], true);
@@ -2446,6 +2451,7 @@ static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g
     for (int k = 0; k < 4; k++) i->in[1 + k] = f->in[k];
     i->in[5] = f->out[0];
     i->in[6] = f->out[1];
+    i->in[7] = f->in[4];
     for (int k = 0; k < 3; k++) tt__grad_into(b, b->t->n_code - 1, k, f->in[k]);
 }
 
@@ -2539,8 +2545,8 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 
 /* ============================================================================================================
    PASSES                                                                                          >>passes
-   Functions that rewrite a tape, and the verifier that runs after each. In order: inference (without training), fuse,
-   precision, [differentiate], fuse backward, update, prune. Uses tape and autodiff.
+   Functions that rewrite a tape, and the verifier that runs after each. In order: inference (without training), rows,
+   fuse, precision, [differentiate], fuse backward, update, prune. Uses tape and autodiff.
    ============================================================================================================ */
 
 /* ---------------------------------------------------------------------------------------------------- helpers */
@@ -2574,6 +2580,14 @@ static void tt__remove(tt_tape *t, int at)
 {
     memmove(&t->code[at], &t->code[at + 1], sizeof *t->code * (size_t)(t->n_code - at - 1));
     t->n_code--;
+}
+
+static bool tt__insert(tt_tape *t, int at, const tt__instr *i)
+{
+    if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
+    memmove(&t->code[at + 1], &t->code[at], sizeof *t->code * (size_t)(t->n_code++ - at));
+    t->code[at] = *i;
+    return true;
 }
 
 /* --------------------------------------------------------------------------------------------------- verifier */
@@ -2647,12 +2661,69 @@ static void tt__pass_inference(tt_tape *t, int32_t root, bool train)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- fuse */
+/* ------------------------------------------------------------------------------------------------------- rows */
 
 /* The only reader of v is `reader`, nothing else needs its contents afterwards. */
 static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
 {
     return v && v != root && !t->values[v].keep && t->values[v].base == v && t->values[v].storage == TT__TRANSIENT && tt__uses(t, v) == 1;
+}
+
+/* The rows `index` of v for the instruction that will stand at `at`, which moves on if they are gathered there; 0 when out of memory.
+   One instruction gathers for all that want the same. */
+static int32_t tt__gathered(tt_tape *t, int *at, int32_t v, int32_t index)
+{
+    tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
+    for (int k = 0; k < t->n_code; k++) {
+        if (t->code[k].op != TT__OP_GATHER_ROWS || t->code[k].in[0] != v || t->code[k].in[1] != index) continue;
+        if (k < *at) return t->code[k].out[0];
+        gather = t->code[k];
+        tt__remove(t, k);
+        break;
+    }
+    if (!gather.out[0]) {
+        tt__shape shape;
+        tt__set_shape(&shape, t->values[v].shape.dtype, &t->values[index].shape, t->values[v].shape.cols);
+        gather.in[0] = v;
+        gather.in[1] = index;
+        gather.out[0] = tt__new_value(t, &shape, TT__TRANSIENT, "rows of %.60s", t->values[v].name);
+        t->values[gather.out[0]].needs_grad = t->values[v].needs_grad;
+    }
+    return gather.out[0] && tt__insert(t, (*at)++, &gather) ? gather.out[0] : 0;
+}
+
+/* Where only some rows of a result are read, only they are computed: gather_rows(op(x)) becomes op(gather_rows(x)), up to where all
+   rows are needed. So a classifier that reads [CLS] computes one row of each sequence from the last attention on. Dropout draws the
+   masks that it would have drawn. */
+static tt_status tt__pass_rows(tt_tape *t, int32_t root)
+{
+    for (int k = t->n_code - 1; k >= 0; k--) {
+        int32_t v = t->code[k].op == TT__OP_GATHER_ROWS ? t->code[k].in[0] : 0, index = t->code[k].in[1];
+        int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
+        if (at < 0 || t->values[index].shape.rows >= t->values[v].shape.rows) continue;
+        tt__instr i = t->code[at];
+        unsigned slots = tt__row(i.op)->flags / TT__BY_ROW(1);
+        tt__shape shape[TT__MAX_OUT];
+        int numbers = i.op == TT__OP_DROPOUT ? 2 : i.op == TT__OP_ATTENTION ? 4 : -1; /* the operand that says which rows these are */
+        if (!slots || i.out[0] != v || (numbers >= 0 && i.in[numbers])) continue;
+        if (i.attr.causal && 2 * t->values[index].shape.rows > t->values[v].shape.rows) continue; /* whole tiles that nobody sees are skipped */
+        i.out[0] = t->code[k].out[0];
+        tt__remove(t, k--);
+        tt__remove(t, at);
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (i.in[j] && slots >> j & 1 && !(i.in[j] = tt__gathered(t, &k, i.in[j], index))) return TT_ERR_MEMORY;
+        if (numbers >= 0) i.in[numbers] = index;
+        memset(shape, 0, sizeof shape);
+        if (!tt__row(i.op)->shape(t, &i, shape)) return t->status;
+        for (int o = 1; o < TT__MAX_OUT; o++) {
+            if (!i.out[o]) continue;
+            i.out[o] = tt__new_value(t, &shape[o], TT__TRANSIENT, "%s", t->values[i.out[o]].name);
+            if (!i.out[o]) return TT_ERR_MEMORY;
+            t->values[i.out[o]].pinned_f32 = true;
+        }
+        if (!tt__insert(t, k, &i)) return TT_ERR_MEMORY;
+    }
+    return TT_OK;
 }
 
 /* linear + activation, linear + add, dropout + add become one instruction, at the place of the second. */
@@ -3148,11 +3219,14 @@ typedef struct tt__gemm_args {
     void *workspace;                                                   /* of gemm_workspace bytes, 64-byte aligned */
 } tt__gemm_args;
 
-/* Attention within each sequence, per head: q, k, v, out (rows, heads * head_size), lse f32 (rows, heads).
+/* Attention within each sequence, per head: k, v (rows, heads * head_size), q, out (queries, heads * head_size), lse f32 (queries,
+   heads). Every row asks, or those that query_row lists, in any order.
    Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h: 16 random bits, number j % 8
    of Philox counter {i, j / 8, h, 0}, low half of each word first; kept if they are >= round(65536 p). */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
+    const int32_t *query_start;           /* (seqs + 1): number of the first query of each sequence                   */
+    const int32_t *query_row, *query_at;  /* of a query: its row of the batch and its row in q; NULL: its number      */
     int heads; int64_t head_size;
     bool causal; float scale; float dropout; uint64_t dropout_key;
     tt__mat q, k, v, out;
@@ -3308,6 +3382,18 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
     return used;
 }
 
+/* The sequence that a row lies in. */
+static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
+{
+    int64_t low = 0, high = seqs; /* start[low] <= row < start[high] */
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (start[middle] <= row) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
 /* Bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
 static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int heads, bool backward, int threads)
 {
@@ -3316,10 +3402,47 @@ static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int h
     return tt__attention_layout(NULL, max_rows, head_size, backward, &b) * (size_t)threads;
 }
 
-static int64_t tt__attention_longest(const tt__attention_args *a)
+/* Numbers the queries, of which index (n) has the rows, by sequences, in memory of tt__attention_queries_bytes. */
+static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n) { return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t)); }
+
+static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
+{
+    int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
+    memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
+    for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
+    for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
+    for (int64_t j = n - 1; j >= 0; j--) { /* from behind: start[s + 1] moves down to where it belongs, the start of s + 1 being that of s */
+        int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
+        row[number] = index[j];
+        at[number] = (int32_t)j;
+    }
+    memmove(start, start + 1, (size_t)a->seqs * sizeof *start);
+    start[a->seqs] = (int32_t)n;
+    a->query_start = start;
+    a->query_row = row;
+    a->query_at = at;
+}
+
+/* Rows [begin, begin + length) of the batch, and queries [first, first + queries). */
+typedef struct tt__attention_sequence {
+    int64_t begin, length, first, queries;
+    bool diagonal; /* query i is row i of the sequence and sees its keys up to i */
+} tt__attention_sequence;
+
+static tt__attention_sequence tt__attention_sequence_at(const tt__attention_args *a, int64_t s)
+{
+    tt__attention_sequence x = {a->seq_start[s], a->seq_start[s + 1] - a->seq_start[s], a->query_start[s],
+                                a->query_start[s + 1] - a->query_start[s], a->causal && !a->query_row};
+    return x;
+}
+
+static int64_t tt__attention_longest(const tt__attention_args *a) /* rows or queries of a sequence */
 {
     int64_t longest = 0;
-    for (int64_t s = 0; s < a->seqs; s++) longest = tt__max(longest, (int64_t)a->seq_start[s + 1] - a->seq_start[s]);
+    for (int64_t s = 0; s < a->seqs; s++) {
+        tt__attention_sequence x = tt__attention_sequence_at(a, s);
+        longest = tt__max(longest, tt__max(x.length, x.queries));
+    }
     return longest;
 }
 
@@ -3333,10 +3456,10 @@ static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_ar
 }
 
 /* Groups of queries are numbered without looking at every sequence: those of sequence s have the numbers from
-   seq_start[s] / GROUP + s on, which leaves room for as many as it can have (some numbers have no queries). */
+   query_start[s] / GROUP + s on, which leaves room for as many as it can have (some numbers have no queries). */
 static int64_t tt__attention_first_group(const tt__attention_args *a, int64_t s)
 {
-    return (a->seq_start[s] - a->seq_start[0]) / TT__ATTENTION_GROUP + s;
+    return a->query_start[s] / TT__ATTENTION_GROUP + s;
 }
 
 static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t group)
@@ -3481,8 +3604,10 @@ static size_t tt__cpu_workspace(tt_context *ctx, const tt_tape *t, const tt__ins
         return gemm > sums ? gemm : sums;
     }
     case TT__OP_ATTENTION: case TT__OP_ATTENTION_BACKWARD: {
-        const tt__shape *q = tt__in(t, i, i->op == TT__OP_ATTENTION ? 0 : 1);
-        return tt__attention_workspace(q->rows, q->cols / i->attr.heads, i->attr.heads, i->op == TT__OP_ATTENTION_BACKWARD, threads);
+        const int back = i->op == TT__OP_ATTENTION_BACKWARD;
+        const tt__shape *k = tt__in(t, i, 1 + back), *starts = tt__in(t, i, 3 + back);
+        size_t bytes = tt__attention_workspace(tt__max(tt__in(t, i, back)->rows, k->rows), k->cols / i->attr.heads, i->attr.heads, back, threads);
+        return bytes + (i->in[4 + 3 * back] ? tt__attention_queries_bytes(starts->rows - 1, tt__in(t, i, back)->rows) : 0);
     }
     case TT__OP_LAYERNORM_BACKWARD: return 2 * partial + widen;
     case TT__OP_EMBEDDING_BACKWARD: return tt__align_up((size_t)(b->rows + t->values[i->out[0]].shape.rows + 1) * 4) + widen;
@@ -3503,6 +3628,29 @@ static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows
     case TT__OP_ATTENTION_BACKWARD: return 8.0 * pairs * (double)tt__in(t, i, 0)->cols * (i->attr.causal ? 0.5 : 1.0);
     default: return 0;
     }
+}
+
+/* Pairs of a query and a key of attention, 0 for other ops: of this run, and at capacity with sequences of equal length. */
+static double tt__attention_pairs(const tt__launch *l)
+{
+    const int back = l->instr->op == TT__OP_ATTENTION_BACKWARD;
+    const int32_t *start = (const int32_t *)l->in[3 + back].data, *row = (const int32_t *)l->in[4 + 3 * back].data;
+    double pairs = 0;
+    if (l->instr->op != TT__OP_ATTENTION && !back) return 0;
+    int64_t seqs = l->in[3 + back].rows - 1, queries = row ? l->in[back].rows : seqs;
+    for (int64_t k = 0; k < queries; k++) {
+        int64_t s = row ? tt__sequence_of(start, seqs, row[k]) : k, length = start[s + 1] - start[s];
+        pairs += (double)length * (double)(row ? 1 : length);
+    }
+    return pairs;
+}
+
+static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr *i)
+{
+    const int back = i->op == TT__OP_ATTENTION_BACKWARD;
+    if (i->op != TT__OP_ATTENTION && !back) return 0;
+    int64_t seqs = tt__in(t, i, 3 + back)->rows - 1;
+    return (double)tt__in(t, i, back)->rows * (double)tt__in(t, i, 1 + back)->rows / (double)tt__max(1, seqs);
 }
 
 /* ---- one pass per instruction set ---- */
@@ -4862,16 +5010,17 @@ TT__INLINE float TT__K(half_in)(uint16_t h,
                                 tt_dtype dtype) { return dtype == TT_BF16 ? tt__from_bf16(h) : tt__from_f16(h); }
 TT__INLINE uint16_t TT__K(half_out)(float x, tt_dtype dtype) { return dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x); }
 
-/* to (n, stride) = scale * rows [row, row + n) of the head that starts at `column`, with zeros up to a whole vector. */
-TT__FN void TT__K(attention_pack)(const tt__mat *m, int64_t row, int64_t n, int64_t column, int64_t d, float scale,
+/* to (n, stride) = scale * rows [row, row + n), or those that `at` has there, of the head that starts at `column`, with zeros up to a
+   whole vector. */
+TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column, int64_t d, float scale,
                                   float *to, int64_t stride)
 {
     int64_t whole = d / TT__LANES * TT__LANES, padded = tt__ceil_div(d, TT__LANES) * TT__LANES;
     for (int64_t i = 0; i < n; i++, to += stride) {
-        const void *memory = tt__attention_row(m, row + i, column);
+        const void *memory = tt__attention_row(m, at ? at[row + i] : row + i, column);
         const float *f = (const float *)memory;
         const uint16_t *h = (const uint16_t *)memory;
-        if (i + 8 < n) tt__attention_prefetch(m, row + i + 8, column, d);
+        if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d);
         if (m->dtype == TT_F32) {
             for (int64_t j = 0; j < whole; j += TT__LANES) TT__K(store)(to + j, TT__K(load)(f + j) * scale);
             for (int64_t j = whole; j < d; j++) to[j] = f[j] * scale;
@@ -4883,17 +5032,17 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, int64_t row, int64_t n, int6
     }
 }
 
-/* rows [row, row + n) of the head (+)= scale * from */
-TT__FN void TT__K(attention_unpack)(const tt__mat *m, int64_t row, int64_t n, int64_t column, int64_t d, float scale,
+/* The same rows of the head (+)= scale * from. */
+TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column, int64_t d, float scale,
                                     const float *from, int64_t stride, bool add)
 {
     int64_t whole = d / TT__LANES * TT__LANES;
     if (!m->data) return; /* a gradient that nothing needs */
     for (int64_t i = 0; i < n; i++, from += stride) {
-        void *memory = tt__attention_row(m, row + i, column);
+        void *memory = tt__attention_row(m, at ? at[row + i] : row + i, column);
         float *f = (float *)memory;
         uint16_t *h = (uint16_t *)memory;
-        if (i + 8 < n) tt__attention_prefetch(m, row + i + 8, column, d);
+        if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d);
         if (m->dtype == TT_F32) {
             for (int64_t j = 0; j < whole; j += TT__LANES) {
                 tt__vf x = TT__K(load)(from + j) * scale;
@@ -4959,16 +5108,21 @@ typedef struct TT__K(attention_lanes) {
     const uint64_t *keys; /* of Philox                                                 */
 } TT__K(attention_lanes);
 
-TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const tt__attention_args *a, int head, int64_t first_key,
-                                                            int64_t keys, int64_t row, int64_t query, int64_t diagonal,
-                                                            const uint64_t *philox_keys)
+/* query: of the first lane, in the sequence x */
+TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const tt__attention_args *a, int head, const tt__attention_sequence *x,
+                                                            int64_t first_key, int64_t keys, int64_t query, const uint64_t *philox_keys)
 {
     TT__K(attention_lanes) l;
-    l.full = tt__max(0, tt__min(keys, query + diagonal + 1));
-    l.seen = tt__max(0, tt__min(keys, query + diagonal + TT__LANES));
+    l.full = keys;
+    l.seen = 0;
     for (int i = 0; i < TT__LANES; i++) {
-        l.last[i] = (int32_t)tt__max(-1, tt__min(keys, query + i + diagonal));
-        l.row[i] = (uint32_t)(row + query + i);
+        int64_t row = x->begin + query + i;
+        if (a->query_row) row = a->query_row[x->first + tt__min(query + i, x->queries - 1)];
+        int64_t last = a->causal ? tt__max(-1, tt__min(keys, row - x->begin - first_key)) : keys;
+        l.last[i] = (int32_t)last;
+        l.row[i] = (uint32_t)row;
+        l.full = tt__min(l.full, last + 1);
+        l.seen = tt__max(l.seen, tt__min(keys, last + 1));
     }
     l.first_key = first_key;
     l.head = head;
@@ -5130,17 +5284,17 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
 
 /* One block of queries against one block of keys. key, query: the first of them, in the sequence. */
 TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_call) *call, const tt__attention_buffers *b, int head,
-                                          int64_t begin, int64_t key, int64_t keys, int64_t query, int64_t n,
+                                          const tt__attention_sequence *x, int64_t key, int64_t keys, int64_t query, int64_t n,
                                           const float *qt, float *out, float *most, float *sum)
 {
     const tt__attention_args *a = call->a;
-    int64_t d = a->head_size, stride = tt__attention_stride(d), diagonal = a->causal ? query - key : TT__ATTENTION_NO_DIAGONAL;
+    int64_t d = a->head_size, stride = tt__attention_stride(d), diagonal = x->diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
     float correction[TT__ATTENTION_QUERIES];
     keys = tt__min(keys, n + diagonal);
     if (keys <= 0) return;
     TT__K(attention_scores)(keys, n, d, diagonal, b->k, stride, qt, b->weights);
     for (int64_t i = 0; i < n; i += TT__LANES) {
-        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, key, keys, begin + query, i, diagonal, call->keys);
+        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, x, key, keys, query + i, call->keys);
         tt__vf c = l.drop ? TT__K(attention_softmax_dropout)(&l, keys, b->weights + i, most + i, sum + i)
                           : TT__K(attention_softmax_plain)(&l, keys, b->weights + i, most + i, sum + i);
         TT__K(store)(correction + i, c);
@@ -5158,31 +5312,32 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
     const tt__attention_args *a = call->a;
     int head = (int)(task % a->heads);
-    int64_t group = task / a->heads, s = tt__attention_group_sequence(a, group), begin = a->seq_start[s];
-    int64_t length = a->seq_start[s + 1] - begin, first = (group - tt__attention_first_group(a, s)) * TT__ATTENTION_GROUP;
-    int64_t queries = tt__min(TT__ATTENTION_GROUP, length - first), d = a->head_size, column = head * d;
+    int64_t group = task / a->heads, s = tt__attention_group_sequence(a, group);
+    tt__attention_sequence x = tt__attention_sequence_at(a, s);
+    int64_t first = (group - tt__attention_first_group(a, s)) * TT__ATTENTION_GROUP;
+    int64_t queries = tt__min(TT__ATTENTION_GROUP, x.queries - first), d = a->head_size, column = head * d;
     int64_t stride = tt__attention_stride(d);
     if (queries <= 0) return;
     tt__attention_buffers b = tt__attention_thread_buffers(a, call->longest, false, thread);
-    int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES), key_end = a->causal ? first + queries : length;
+    int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES), key_end = x.diagonal ? first + queries : x.length;
     int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS), qt_size = d * TT__ATTENTION_TILE;
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
-        TT__K(attention_pack)(&a->q, begin + first + i, n, column, d, call->query_scale, b.q, stride);
+        TT__K(attention_pack)(&a->q, a->query_at, x.first + first + i, n, column, d, call->query_scale, b.q, stride);
         TT__K(attention_transpose)(b.q, stride, n, d, 1.0f, b.qt + block * qt_size);
     }
     for (int64_t i = 0; i < TT__ATTENTION_GROUP; i++) { b.most[i] = -FLT_MAX; b.sum[i] = 0; }
     for (int64_t key = 0; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
-        TT__K(attention_pack)(&a->k, begin + key, keys, column, d, 1.0f, b.k, stride);
-        TT__K(attention_pack)(&a->v, begin + key, keys, column, d, 1.0f, b.v, stride);
+        TT__K(attention_pack)(&a->k, NULL, x.begin + key, keys, column, d, 1.0f, b.k, stride);
+        TT__K(attention_pack)(&a->v, NULL, x.begin + key, keys, column, d, 1.0f, b.v, stride);
         for (int64_t i = 0, block = 0; i < queries; i += query_block, block++)
-            TT__K(attention_forward_tile)(call, &b, head, begin, key, keys, first + i, tt__min(query_block, queries - i),
+            TT__K(attention_forward_tile)(call, &b, head, &x, key, keys, first + i, tt__min(query_block, queries - i),
                                           b.qt + block * qt_size, b.out + i * stride, b.most + i, b.sum + i);
     }
     for (int64_t i = 0; i < queries; i++) {
-        int64_t row = begin + first + i;
-        TT__K(attention_unpack)(&a->out, row, 1, column, d, call->keep_scale / b.sum[i], b.out + i * stride, stride, false);
+        int64_t number = x.first + first + i, row = a->query_at ? a->query_at[number] : number;
+        TT__K(attention_unpack)(&a->out, NULL, row, 1, column, d, call->keep_scale / b.sum[i], b.out + i * stride, stride, false);
         a->lse[row * a->heads + head] = b.most[i] * 0.693147180559945309f + logf(b.sum[i]);
     }
 }
@@ -5194,21 +5349,22 @@ TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a
     if (a->seqs > 0) tt__parallel(pool, tt__attention_first_group(a, a->seqs) * a->heads, TT__K(attention_forward_task), &call);
 }
 
-/* log2-sum-exp2 of the scores and sum of dout * out of n queries from `row` of the batch on */
+/* log2-sum-exp2 of the scores and sum of dout * out of n queries from number `first` on */
 TT__FN void TT__K(attention_backward_rows)(const tt__attention_args *a, const tt__attention_buffers *b, int head,
-                                           int64_t row, int64_t n)
+                                           int64_t first, int64_t n)
 {
     int64_t d = a->head_size, stride = tt__attention_stride(d);
     for (int64_t i = 0; i < n; i += TT__ATTENTION_QUERIES) {
         int64_t block = tt__min(TT__ATTENTION_QUERIES, n - i);
-        TT__K(attention_pack)(&a->out, row + i, block, head * d, d, 1.0f, b->q, stride);
-        TT__K(attention_pack)(&a->dout, row + i, block, head * d, d, 1.0f, b->dout, stride);
+        TT__K(attention_pack)(&a->out, a->query_at, first + i, block, head * d, d, 1.0f, b->q, stride);
+        TT__K(attention_pack)(&a->dout, a->query_at, first + i, block, head * d, d, 1.0f, b->dout, stride);
         for (int64_t k = 0; k < block; k++) {
             tt__vf sum = TT__K(zero)();
             for (int64_t j = 0; j < d; j += TT__LANES)
                 sum = TT__K(fma)(TT__K(load)(b->q + k * stride + j), TT__K(load)(b->dout + k * stride + j), sum);
             b->delta[i + k] = TT__K(sum)(sum);
-            b->lse[i + k] = a->lse[(row + i + k) * a->heads + head] * 1.44269504088896341f;
+            int64_t number = first + i + k, row = a->query_at ? a->query_at[number] : number;
+            b->lse[i + k] = a->lse[row * a->heads + head] * 1.44269504088896341f;
         }
     }
     for (int64_t i = n; i < tt__attention_padded(n); i++) b->delta[i] = b->lse[i] = 0;
@@ -5216,21 +5372,22 @@ TT__FN void TT__K(attention_backward_rows)(const tt__attention_args *a, const tt
 
 /* span: the first query of which b holds lse, delta and dq */
 TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_call) *call, const tt__attention_buffers *b, int head,
-                                           int64_t begin, int64_t key, int64_t keys, int64_t span, int64_t query, int64_t n)
+                                           const tt__attention_sequence *x, int64_t key, int64_t keys, int64_t span, int64_t query,
+                                           int64_t n)
 {
     const tt__attention_args *a = call->a;
     int64_t d = a->head_size, stride = tt__attention_stride(d), column = head * d, dq_stride = tt__attention_padded(d);
-    int64_t diagonal = a->causal ? query - key : TT__ATTENTION_NO_DIAGONAL;
+    int64_t diagonal = x->diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
     keys = tt__min(keys, n + diagonal);
     if (keys <= 0) return;
-    TT__K(attention_pack)(&a->q, begin + query, n, column, d, 1.0f, b->q, stride);
-    TT__K(attention_pack)(&a->dout, begin + query, n, column, d, call->keep_scale, b->dout, stride);
+    TT__K(attention_pack)(&a->q, a->query_at, x->first + query, n, column, d, 1.0f, b->q, stride);
+    TT__K(attention_pack)(&a->dout, a->query_at, x->first + query, n, column, d, call->keep_scale, b->dout, stride);
     TT__K(attention_transpose)(b->q, stride, n, d, call->query_scale, b->qt);
     TT__K(attention_transpose)(b->dout, stride, n, d, 1.0f, b->doutt);
     TT__K(attention_scores)(keys, n, d, diagonal, b->k, stride, b->qt, b->weights);
     TT__K(attention_scores)(keys, n, d, diagonal, b->v, stride, b->doutt, b->dscores);
     for (int64_t i = 0; i < n; i += TT__LANES) {
-        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, key, keys, begin + query, i, diagonal, call->keys);
+        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, x, key, keys, query + i, call->keys);
         float *w = b->weights + i, *ds = b->dscores + i;
         const float *lse = b->lse + query - span + i, *delta = b->delta + query - span + i;
         if (l.drop) TT__K(attention_softmax_backward_dropout)(&l, keys, w, ds, lse, delta);
@@ -5242,32 +5399,32 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_call) *call, co
                                    key > 0);
 }
 
-/* The gradients that come from n queries of a sequence. */
+/* The gradients that come from n queries of a sequence; where there are none, zeros for its keys and values. */
 TT__FN void TT__K(attention_backward_span)(const TT__K(attention_call) *call, const tt__attention_buffers *b, int head,
-                                           int64_t begin, int64_t length, int64_t span, int64_t n)
+                                           const tt__attention_sequence *x, int64_t span, int64_t n)
 {
     const tt__attention_args *a = call->a;
-    int64_t d = a->head_size, column = head * d, stride = tt__attention_stride(d), key_end = a->causal ? span + n : length;
-    int64_t query_block = tt__attention_block(n, TT__ATTENTION_QUERIES);
+    int64_t d = a->head_size, column = head * d, stride = tt__attention_stride(d), key_end = x->diagonal ? span + n : x->length;
+    int64_t query_block = tt__attention_block(tt__max(1, n), TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS);
-    TT__K(attention_backward_rows)(a, b, head, begin + span, n);
+    TT__K(attention_backward_rows)(a, b, head, x->first + span, n);
     for (int64_t key = 0; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
-        TT__K(attention_pack)(&a->k, begin + key, keys, column, d, 1.0f, b->k, stride);
-        TT__K(attention_pack)(&a->v, begin + key, keys, column, d, 1.0f, b->v, stride);
+        TT__K(attention_pack)(&a->k, NULL, x->begin + key, keys, column, d, 1.0f, b->k, stride);
+        TT__K(attention_pack)(&a->v, NULL, x->begin + key, keys, column, d, 1.0f, b->v, stride);
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
         memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
         for (int64_t query = span; query < span + n; query += query_block)
-            TT__K(attention_backward_tile)(call, b, head, begin, key, keys, span, query, tt__min(query_block, span + n - query));
-        int64_t old = span == 0 ? 0 : a->causal ? tt__max(0, tt__min(keys, span - key)) : keys; /* keys of earlier spans */
-        TT__K(attention_unpack)(&a->dk, begin + key, old, column, d, a->scale, b->dk, stride, true);
-        TT__K(attention_unpack)(&a->dv, begin + key, old, column, d, 1.0f, b->dv, stride, true);
-        TT__K(attention_unpack)(&a->dk, begin + key + old, keys - old, column, d, a->scale, b->dk + old * stride, stride,
+            TT__K(attention_backward_tile)(call, b, head, x, key, keys, span, query, tt__min(query_block, span + n - query));
+        int64_t old = span == 0 ? 0 : x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys; /* keys of earlier spans */
+        TT__K(attention_unpack)(&a->dk, NULL, x->begin + key, old, column, d, a->scale, b->dk, stride, true);
+        TT__K(attention_unpack)(&a->dv, NULL, x->begin + key, old, column, d, 1.0f, b->dv, stride, true);
+        TT__K(attention_unpack)(&a->dk, NULL, x->begin + key + old, keys - old, column, d, a->scale, b->dk + old * stride, stride,
                                 a->add_dk);
-        TT__K(attention_unpack)(&a->dv, begin + key + old, keys - old, column, d, 1.0f, b->dv + old * stride, stride,
+        TT__K(attention_unpack)(&a->dv, NULL, x->begin + key + old, keys - old, column, d, 1.0f, b->dv + old * stride, stride,
                                 a->add_dv);
     }
-    TT__K(attention_unpack)(&a->dq, begin + span, n, column, d, a->scale, b->dq, tt__attention_padded(d), a->add_dq);
+    TT__K(attention_unpack)(&a->dq, a->query_at, x->first + span, n, column, d, a->scale, b->dq, tt__attention_padded(d), a->add_dq);
 }
 
 TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
@@ -5275,11 +5432,10 @@ TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
     const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
     const tt__attention_args *a = call->a;
     int head = (int)(task % a->heads);
-    int64_t begin = a->seq_start[task / a->heads], length = a->seq_start[task / a->heads + 1] - begin;
-    if (length <= 0) return;
+    tt__attention_sequence x = tt__attention_sequence_at(a, task / a->heads);
     tt__attention_buffers b = tt__attention_thread_buffers(a, call->longest, true, thread);
-    for (int64_t span = 0; span < length; span += TT__ATTENTION_SPAN)
-        TT__K(attention_backward_span)(call, &b, head, begin, length, span, tt__min(TT__ATTENTION_SPAN, length - span));
+    for (int64_t span = 0; span == 0 || span < x.queries; span += TT__ATTENTION_SPAN)
+        TT__K(attention_backward_span)(call, &b, head, &x, span, tt__min(TT__ATTENTION_SPAN, x.queries - span));
 }
 
 /* Writes or adds to dq, dk, dv. */
@@ -5427,7 +5583,8 @@ TT__FN void TT__K(dropout_rows)(const tt__launch *l, int64_t from, int64_t to, f
         const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
         const float *residual = l->in[1].data ? TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2)) : NULL;
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        TT__K(dropout_row)(y, x, residual, n, keys, r, l->instr->attr.dropout);
+        int64_t number = l->in[2].data ? ((const int32_t *)l->in[2].data)[r] : r;
+        TT__K(dropout_row)(y, x, residual, n, keys, number, l->instr->attr.dropout);
         TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 3));
     }
 }
@@ -5520,11 +5677,11 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
     return TT_OK;
 }
 
-TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts)
+TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;
     memset(&a, 0, sizeof a);
-    a.seq_start = (const int32_t *)l->in[starts].data;
+    a.seq_start = a.query_start = (const int32_t *)l->in[starts].data;
     a.seqs = l->in[starts].rows - 1;
     a.heads = l->instr->attr.heads;
     a.head_size = l->in[q].cols / a.heads;
@@ -5534,14 +5691,20 @@ TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, 
     a.dropout_key = tt__dropout_key(l);
     a.q = l->in[q]; a.k = l->in[q + 1]; a.v = l->in[q + 2];
     a.workspace = l->workspace;
+    if (l->in[numbers].data) {
+        int64_t n = l->in[numbers].rows;
+        tt__attention_queries(&a, (const int32_t *)l->in[numbers].data, n, l->workspace);
+        a.workspace = (char *)l->workspace + tt__attention_queries_bytes(a.seqs, n);
+    }
     return a;
 }
 
 TT__FN tt_status TT__K(run_ATTENTION)(const tt__launch *l)
 {
-    tt_status status = tt__check_starts(l, 3, l->in[0].rows);
+    tt_status status = tt__check_starts(l, 3, l->in[1].rows);
+    if (status == TT_OK && l->in[4].data) status = tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from");
     if (status != TT_OK) return status;
-    tt__attention_args a = TT__K(attention_args)(l, 0, 3);
+    tt__attention_args a = TT__K(attention_args)(l, 0, 3, 4);
     a.out = l->out[0];
     a.lse = (float *)l->out[1].data;
     TT__K(attention_forward)(l->ctx->pool, &a);
@@ -5550,7 +5713,7 @@ TT__FN tt_status TT__K(run_ATTENTION)(const tt__launch *l)
 
 TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
 {
-    tt__attention_args a = TT__K(attention_args)(l, 1, 4);
+    tt__attention_args a = TT__K(attention_args)(l, 1, 4, 7);
     a.dout = l->in[0];
     a.out = l->in[5];
     a.lse = (float *)l->in[6].data;
@@ -6512,6 +6675,8 @@ static tt_status tt__run_passes(tt_program *p, tt__precision precision)
     tt__pass_inference(t, p->root, p->options.train);
     if ((status = tt__verify(t, "inference")) != TT_OK) return status;
     if ((status = tt__pass_prune(t, p->root, false)) != TT_OK) return status;
+    if ((status = tt__pass_rows(t, p->root)) != TT_OK) return status;
+    if ((status = tt__verify(t, "rows")) != TT_OK) return status;
     tt__pass_fuse(t, p->root);
     if ((status = tt__verify(t, "fuse")) != TT_OK) return status;
     if ((status = tt__pass_precision(t, precision)) != TT_OK) return status;
@@ -6628,23 +6793,11 @@ static tt_category tt__category(const tt_tape *t, int32_t base)
     }
 }
 
-static size_t tt__axis_rows(const tt_program *p, int32_t id, bool capacity)
+static int64_t tt__actual_rows(const tt_program *p, int32_t id)
 {
     const tt__shape *s = &p->t->values[id].shape;
-    return (size_t)(s->axis && !capacity ? p->axis_rows[s->axis] + s->extra : s->rows);
+    return s->axis ? p->axis_rows[s->axis] + s->extra : s->rows;
 }
-
-/* Query-key pairs of attention instruction i: from its sequences, or at capacity with sequences of equal length. */
-static double tt__attention_pairs(const tt_program *p, const tt__instr *i, const int32_t *start, bool capacity)
-{
-    int q = i->op == TT__OP_ATTENTION ? 0 : 1, s = i->op == TT__OP_ATTENTION ? 3 : 4;
-    double rows = (double)tt__axis_rows(p, i->in[q], capacity), seqs = (double)tt__axis_rows(p, i->in[s], capacity) - 1, pairs = 0;
-    if (capacity) return seqs > 0 ? rows * rows / seqs : 0;
-    for (int64_t k = 0; k < (int64_t)seqs; k++) pairs += (double)(start[k + 1] - start[k]) * (double)(start[k + 1] - start[k]);
-    return pairs;
-}
-
-static bool tt__is_attention(int op) { return op == TT__OP_ATTENTION || op == TT__OP_ATTENTION_BACKWARD; }
 
 tt_plan tt_program_plan(const tt_program *p)
 {
@@ -6669,7 +6822,7 @@ tt_plan tt_program_plan(const tt_program *p)
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         if (!i->in[0]) continue;
-        plan.flops += tt__instr_flops(t, i, t->values[i->in[0]].shape.rows, tt__is_attention(i->op) ? tt__attention_pairs(p, i, NULL, true) : 0);
+        plan.flops += tt__instr_flops(t, i, t->values[i->in[0]].shape.rows, tt__attention_pairs_at_capacity(t, i));
     }
     return plan;
 }
@@ -6763,7 +6916,7 @@ static tt__mat tt__resolve(const tt_program *p, int32_t id)
                  : p->arena->memory + (base->persistent ? 0 : p->arena->persistent) + base->place;
     m.data = memory + (size_t)v->offset * tt_dtype_bytes(base->shape.dtype);
     m.dtype = v->shape.dtype;
-    m.rows = (int64_t)tt__axis_rows(p, id, false);
+    m.rows = tt__actual_rows(p, id);
     m.cols = v->shape.cols;
     m.ld = v->ld;
     return m;
@@ -6856,8 +7009,7 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
         l.workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
         tt_status status = p->ctx->isa->run[i->op](&l);
         if (status != TT_OK) return status;
-        double pairs = tt__is_attention(i->op) ? tt__attention_pairs(p, i, (const int32_t *)l.in[i->op == TT__OP_ATTENTION ? 3 : 4].data, false) : 0;
-        p->flops += tt__instr_flops(p->t, i, l.in[0].rows, pairs);
+        p->flops += tt__instr_flops(p->t, i, l.in[0].rows, tt__attention_pairs(&l));
         if (p->poison) tt__poison(p, k);
     }
     if (first == TT__FORWARD) p->arena->results_of = p;
@@ -6920,7 +7072,7 @@ static tt_status tt__micro(tt_program *p)
     if (p->run.accumulate && !p->norm_known) { /* a power of two near the number of targets, so that undoing it is exact */
         int exponent = 0;
         for (int k = 0; k < p->t->n_code; k++)
-            if (tt__is_loss(p->t->code[k].op)) frexp((double)tt__axis_rows(p, p->t->code[k].in[0], false), &exponent);
+            if (tt__is_loss(p->t->code[k].op)) frexp((double)tt__actual_rows(p, p->t->code[k].in[0]), &exponent);
         p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }

@@ -75,15 +75,10 @@ static tt_status bench__run(const tt__launch *l)
 {
     int op = l->instr->op;
     bench_cost *c = &bench.run[op];
-    double begin = tt__seconds(), pairs = 0;
+    double begin = tt__seconds();
     tt_status status = bench.real->run[op](l);
     c->seconds += tt__seconds() - begin;
-    if (op == TT__OP_ATTENTION || op == TT__OP_ATTENTION_BACKWARD) {
-        const tt__mat *starts = &l->in[op == TT__OP_ATTENTION ? 3 : 4];
-        const int32_t *start = (const int32_t *)starts->data;
-        for (int64_t s = 0; s + 1 < starts->rows; s++) pairs += (double)(start[s + 1] - start[s]) * (start[s + 1] - start[s]);
-    }
-    c->flops += tt__instr_flops(l->tape, l->instr, l->in[0].rows, pairs);
+    c->flops += tt__instr_flops(l->tape, l->instr, l->in[0].rows, tt__attention_pairs(l));
     c->bytes += bench__bytes(l);
     for (int j = 0; j < TT__MAX_IN; j++) c->in_place |= l->in[j].data && l->in[j].data == l->out[0].data;
     return status;
