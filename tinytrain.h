@@ -3736,8 +3736,10 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 #define TT__PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define TT__UNROLL(n) TT__PRAGMA(clang loop unroll(full)) /* clang 14 ignores GCC unroll */
+#define TT__UNROLL_BY(n) TT__PRAGMA(clang loop unroll_count(n))
 #else
 #define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
+#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* of a loop of any length: left to the compiler, which spills no registers for it */
 #endif
 #endif
 
@@ -4328,6 +4330,7 @@ TT__INLINE void TT__K(gemm_rows)(const int rows, int64_t k, const float *a, cons
 {
     TT__K(gemm_sums) sum;
     TT__K(gemm_begin)(rows, sum, out, out_row);
+    TT__UNROLL_BY(4) /* where two threads share a core, what is short is instructions beside the multiplications */
     for (; k > 0; k--, a += TT__GEMM_MR, b += TT__GEMM_NR) {
         tt__vf row[TT__GEMM_NV];
         TT__UNROLL(4)
@@ -4370,6 +4373,7 @@ TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(gemm_dot_
 {
     TT__K(gemm_sums) sum;
     TT__K(gemm_begin)(rows, sum, out, out_row);
+    TT__UNROLL_BY(4) /* where two threads share a core, what is short is instructions beside the multiplications */
     for (; k > 0; k--, a += TT__GEMM_MR, b += TT__GEMM_NR) {
         tt__vf row[TT__GEMM_NV];
         TT__UNROLL(4)
@@ -4495,6 +4499,8 @@ TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_
     float *c = (float *)g->c + (w->row + i) * g->c_row + w->col + j, copy[TT__GEMM_MR * TT__GEMM_NR];
     int64_t base_row = w->k0 ? g->c_row : w->base_row;
     const float *base = w->k0 ? c : w->base ? w->base + (w->row + i) * base_row + w->col + j : NULL;
+    TT__K(gemm_prefetch)(c, 0, g->c_row, sizeof *c, rows, cols);
+    if (base && base != c) TT__K(gemm_prefetch)(base, 0, base_row, sizeof *c, base_row ? rows : 1, cols);
     if (rows == TT__GEMM_MR && cols == TT__GEMM_NR) { w->micro(rows, w->k, a, b, c, g->c_row, base, base_row); return; }
     memset(copy, 0, sizeof copy);
     for (int64_t r = 0; r < rows && base; r++) memcpy(copy + r * TT__GEMM_NR, base + r * base_row, (size_t)cols * 4);
@@ -4901,6 +4907,7 @@ TT__INLINE void TT__K(attention_micro)(const int m, const int nv, int64_t depth,
         TT__UNROLL(2)
         for (int v = 0; v < nv; v++) sum[i][v] = TT__K(zero)();
     }
+    TT__UNROLL_BY(4) /* as in gemm_rows */
     for (int64_t k = 0; k < depth; k++, a += a_col, b += b_row) {
         TT__UNROLL(2)
         for (int v = 0; v < nv; v++) bv[v] = TT__K(load)(b + v * TT__LANES);

@@ -311,6 +311,64 @@ TEST(same_bits_for_any_number_of_threads)
         }
 }
 
+/* Losses of four steps of a small DistilBERT with dropout, and the FLOPs of one; with the last hidden rows asked for, or only [CLS]. */
+static double train_on_first_rows(bool all, float loss[4])
+{
+    enum { SEQS = 3, LENGTH = 7, TOKENS = SEQS * LENGTH };
+    test_allocator a;
+    tt_bert m;
+    tt_bert_config c = tt_bert_config_default(true);
+    int32_t id[TOKENS], position[TOKENS], start[SEQS + 1], label[SEQS];
+    tt_compile_options o = tt_compile_options_default();
+    tt_context *ctx = test_open(&a);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_text_inputs in;
+    memset(&in, 0, sizeof in);
+    c.vocab_size = 50;
+    c.hidden_size = 24;
+    c.layers = 2;
+    c.heads = 3;
+    c.intermediate_size = 40;
+    c.max_positions = LENGTH;
+    c.dropout = c.attention_dropout = 0.3f;
+    o.optimizer.kind = TT_SGD;
+    o.optimizer.weight_decay = 0;
+    if (!CHECK(tt_bert_new(ctx, &m, &c) == TT_OK)) return 0;
+    int64_t rows = tt_axis(t, "tokens", TOKENS), seqs = tt_axis(t, "seqs", SEQS);
+    in.ids = tt_input(t, "ids", TT_I32, rows, 1);
+    in.positions = tt_input(t, "positions", TT_I32, rows, 1);
+    in.seq_start = tt_seq_start(t, "starts", seqs);
+    in.first = tt_input(t, "first", TT_I32, seqs, 1);
+    tt_value labels = tt_input(t, "labels", TT_I32, seqs, 1), h = tt_bert_encode(&m, t, &in);
+    if (all) tt_output(t, h);
+    tt_program *p = tt_compile(t, tt_cross_entropy(t, tt_linear(t, tt_gather_rows(t, h, in.first), m.classifier_w, m.classifier_b), labels, NULL), &o);
+    for (int r = 0; r < TOKENS; r++) { id[r] = r * 7 % 50; position[r] = r % LENGTH; }
+    for (int s = 0; s <= SEQS; s++) start[s] = s * LENGTH;
+    for (int s = 0; s < SEQS; s++) label[s] = s % 2;
+    for (int step = 0; step < 4; step++) {
+        tt_stats stats;
+        CHECK(tt_set(p, in.ids, id, TOKENS) == TT_OK && tt_set(p, in.positions, position, TOKENS) == TT_OK && tt_set(p, in.seq_start, start, SEQS + 1) == TT_OK);
+        CHECK(tt_set(p, in.first, start, SEQS) == TT_OK && tt_set(p, labels, label, SEQS) == TT_OK && tt_step(p, 0.5f, &stats) == TT_OK);
+        loss[step] = (float)stats.loss;
+    }
+    double flops = tt_program_plan(p).flops;
+    tt_program_free(p);
+    tt_tape_free(t);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+    return flops;
+}
+
+/* The rows that only all hidden states need are computed for them alone, with the same dropout masks. */
+TEST(rows_after_the_last_attention)
+{
+    float some[4], all[4];
+    double fewer = train_on_first_rows(true, all) - train_on_first_rows(false, some);
+    CHECK(fewer == 6.0 * (21 - 3) * (2 * 24 * 24 + 2 * 24 * 40) + 12.0 * (21 - 3) * 7 * 24); /* q, out, up, down; attention */
+    for (int k = 0; k < 4; k++) CHECK_NEAR(some[k], all[k], 1e-5 * all[k]);
+    CHECK(all[0] != all[1] && all[3] > 0);
+}
+
 /* ------------------------------------------------------------------------------------------------------ freezing */
 
 /* Freezes, trains three steps, and compares: frozen parameters keep their bits, the others move, and their first gradients and
@@ -1175,7 +1233,7 @@ TEST(allocation_failures)
 
 static const test_case tests[] = {
     TEST_CASE(golden_distilbert), TEST_CASE(golden_bert), TEST_CASE(golden_minilm), TEST_CASE(golden_portable), TEST_CASE(golden_avx2), TEST_CASE(golden_bf16_mixed),
-    TEST_CASE(golden_bf16_true), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(freeze_the_body), TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
+    TEST_CASE(golden_bf16_true), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(rows_after_the_last_attention), TEST_CASE(freeze_the_body), TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
     TEST_CASE(freeze_embeddings_and_biases), TEST_CASE(freeze_nothing_and_all), TEST_CASE(frozen_parameters_take_no_memory), TEST_CASE(save_and_reload), TEST_CASE(save_before_anything_is_allocated),
     TEST_CASE(save_fails_and_the_old_files_stay), TEST_CASE(names_without_prefix_and_old_names), TEST_CASE(other_dtypes), TEST_CASE(position_ids_and_other_tensors),
     TEST_CASE(another_number_of_classes), TEST_CASE(class_names_of_a_config), TEST_CASE(broken_checkpoints), TEST_CASE(numbers_that_a_float_cannot_hold), TEST_CASE(broken_configs),
