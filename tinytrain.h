@@ -45,6 +45,8 @@
    ROWS
      Activations are (rows, width); rows are the tokens of all sequences one after another, without padding. Attention and
      pooling read seq_start, the first row of each sequence. Rows have a capacity when recorded and a number in each run.
+     What is read of some rows only is computed for these only: tt_gather_rows moves up through ops that work row by row and through
+     the queries of attention. So a classifier that reads [CLS] skips most of its last layer; the results are those of all rows.
 
    MEMORY
      tt_compile says how much a program needs (tt_program_plan, tt_plan_text) and allocates nothing. tt_allocate, or the first tt_set,

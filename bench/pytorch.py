@@ -253,7 +253,7 @@ def step(args, report):
     for a, b, note in [(a, b, "") for a, b in pairs if b in results] + [(*best, "fastest of each: ")]:
         mine, peer, name = results[a], results[b], f"{note}{what}, {a.split()[-1]}, {b}"
         report.row(name, mine.speed, "tokens/s", peer.speed)
-        report.row(name, mine.speed * flops[a], "GFLOP/s", peer.speed * flops[a], mine.peak)
+        report.row(name, mine.speed * flops[a], "GFLOP/s", peak=mine.peak)
         report.row(name + ", memory", mine.memory(), "MB", peer.memory())
 
 
