@@ -241,6 +241,7 @@ tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs); /* i32 (seqs 
                                                                        then the number of rows; strictly increasing  */
 tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand: 1-D (n) is (1, n)                      */
 void tt_output(tt_tape *t, tt_value v); /* keep v until the end of a run, for tt_get                                  */
+void tt_block_end(tt_tape *t, tt_value v); /* v ends a block of the model: tt_compile_options.recompute "blocks" keeps it */
 
 /* y = x W^T + b.  x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
@@ -323,6 +324,11 @@ typedef struct tt_compile_options {
     bool train;                     /* default true: backward and update; false: forward only, dropout off            */
     const char *precision;          /* "32-true" (default), "bf16-mixed" (bf16 activations and matmuls, fp32 weights),
                                        "bf16-true" (bf16 weights, gradients and optimizer state, stochastic rounding) */
+    const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits. "none";
+                                       "cheap" (default): results of layer norm, GELU and SiLU, and bf16 copies of weights, at no
+                                       matrix products; "attention": its results too; "blocks": whatever the backward reads of
+                                       the blocks that tt_block_end marks, but for the last, with which the backward begins
+                                       (Chen et al., "Training deep nets with sublinear memory cost", 2016)             */
     bool accumulate;                /* steps of several micro-batches: gradients persist between them. Default false  */
     tt_optimizer_options optimizer;
     size_t memory_budget;           /* bytes; tt_compile fails with TT_ERR_BUDGET if the plan needs more. 0: no limit  */
@@ -351,6 +357,7 @@ typedef struct tt_plan {
     char peak_name[96];                     /* ... and what it is: "attention_backward layer.3"                      */
     int instructions, values;
     double flops;                           /* of matmuls and attention in one run at full capacity                  */
+    double extra_flops;                     /* of these, what is computed again                                      */
 } tt_plan;
 tt_plan tt_program_plan(const tt_program *p); /* works before anything is allocated                                   */
 /* The plan as text, a few lines, into `to` (always terminated). Returns the length it has or would have. */
@@ -584,6 +591,7 @@ typedef struct tt_train_options {
     tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up, total_steps 0 (must be set unless constant) */
     tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1                                       */
     const char *precision;           /* as tt_compile_options. Default "32-true"                                      */
+    const char *recompute;           /* as tt_compile_options. Default "cheap"                                        */
     float label_smoothing;           /* default 0                                                                    */
     int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens            */
     bool accumulate;                 /* steps may have several micro-batches. Default false                          */
@@ -1415,6 +1423,7 @@ typedef struct tt__value {
     int64_t offset;     /* elements from the start of base                                                          */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; -1                          */
     bool keep;          /* readable after the run                                                                   */
+    bool block_end;     /* recompute: the backward finds it rather than computes it again                           */
     bool persistent;    /* lives from run to run                                                                    */
     bool pinned_f32;    /* statistics and losses: no precision pass changes it                                       */
     bool needs_grad;    /* autodiff: a trainable parameter lies behind it                                           */
@@ -1448,6 +1457,7 @@ typedef struct tt__instr {
     tt__attr attr;
     uint32_t random;    /* its stream of random numbers; a recomputed copy has the same                             */
     tt__phase phase;
+    bool again;         /* a copy that recomputes                                                                   */
     size_t workspace;   /* bytes of scratch while it runs, and their place                                          */
     size_t workspace_place;
 } tt__instr;
@@ -1648,6 +1658,11 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
     return tt__axis_code(t->n_axes++, 0);
 }
 
+static size_t tt__storage_bytes(const tt__value *v)
+{
+    return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
+}
+
 static tt_value tt__handle(int32_t id) { tt_value v; v.id = id; return v; }
 
 /* "'h' f32 (tokens<=8192, 768)" */
@@ -1699,6 +1714,12 @@ void tt_output(tt_tape *t, tt_value v)
 {
     if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].keep = t->values[v.id].keep = true;
     else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_output: value %d is not on this tape", (int)v.id);
+}
+
+void tt_block_end(tt_tape *t, tt_value v)
+{
+    if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].block_end = true;
+    else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_block_end: value %d is not on this tape", (int)v.id);
 }
 
 /* Fixed operand patterns of the recorders: operand `slot` of `i` is v, which must be on the tape. */
@@ -2548,10 +2569,12 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 /* ============================================================================================================
    PASSES                                                                                          >>passes
    Functions that rewrite a tape, and the verifier that runs after each. In order: inference (without training), rows,
-   fuse, precision, [differentiate], fuse backward, update, prune. Uses tape and autodiff.
+   fuse, precision, [differentiate], fuse backward, recompute, update, prune. Uses tape and autodiff.
    ============================================================================================================ */
 
 /* ---------------------------------------------------------------------------------------------------- helpers */
+
+static bool tt__is_loss(int op) { return op == TT__OP_CROSS_ENTROPY || op == TT__OP_MEAN_SQUARED_ERROR; }
 
 /* How often v is read (through views too). */
 static int tt__uses(const tt_tape *t, int32_t v)
@@ -2853,6 +2876,134 @@ static tt_status tt__pass_precision(tt_tape *t, tt__precision precision)
     return b.ok ? TT_OK : TT_ERR_MEMORY;
 }
 
+/* -------------------------------------------------------------------------------------------------- recompute */
+
+typedef enum tt__recompute { TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS } tt__recompute;
+
+static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__recompute *out)
+{
+    static const char *const names[] = {"none", "cheap", "attention", "blocks"};
+    for (int k = 0; k < 4; k++)
+        if (strcmp(name ? name : "cheap", names[k]) == 0) { *out = (tt__recompute)k; return TT_OK; }
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "recompute '%s' is unknown: use none, cheap, attention or blocks", name);
+}
+
+typedef struct tt__recomputer {
+    tt_tape *t;
+    tt__recompute policy;
+    int at;          /* where instructions are put in: before the one that needs them                                */
+    int *producer;   /* of a value that the forward computes, its instruction there; else -1                         */
+    bool *saved;     /* values that the backward reads anyway                                                        */
+    int32_t *again;  /* of a value, what the backward reads instead; 0: nothing yet                                  */
+    tt__instr *forward;
+    int whole;       /* "blocks": all that the first so many instructions compute is computed again                   */
+} tt__recomputer;
+
+/* What computes v again, from values that are there; op -1 where v is kept. */
+static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v)
+{
+    const tt__value *x = &r->t->values[v];
+    tt__instr i = tt__new_instr(-1);
+    if (r->producer[v] < 0 || x->keep || x->persistent || x->block_end) return i;
+    const tt__instr *f = &r->forward[r->producer[v]];
+    if (r->producer[v] < r->whole) return tt__is_loss(f->op) ? i : *f;
+    if (f->out[0] != v) return i; /* statistics are small */
+    if (f->op == TT__OP_LINEAR && f->attr.act && f->out[1] && r->saved[f->out[1]]) { /* from what the activation saved */
+        i.op = TT__OP_ACTIVATION;
+        i.attr = f->attr;
+        i.in[0] = f->out[1];
+        i.out[0] = v;
+    } else if (f->op == TT__OP_LAYERNORM || f->op == TT__OP_ACTIVATION || (f->op == TT__OP_ATTENTION && r->policy == TT__RECOMPUTE_ATTENTION)) {
+        if (r->saved[r->t->values[f->in[0]].base]) i = *f;
+    } else if (f->op == TT__OP_CAST && r->t->values[f->in[0]].storage == TT__PARAMETER) {
+        i = *f;
+    }
+    return i;
+}
+
+/* What the backward reads instead of operand v; 0 when out of memory. */
+static int32_t tt__read_again(tt__recomputer *r, int32_t v)
+{
+    tt_tape *t = r->t;
+    int32_t base = t->values[v].base;
+    if (!r->again[base]) {
+        tt__instr i = tt__recomputation(r, base);
+        if (i.op < 0) return v;
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (i.in[j] && !(i.in[j] = tt__read_again(r, i.in[j]))) return 0;
+        for (int o = 0; o < TT__MAX_OUT; o++) {
+            int32_t old = i.out[o], id;
+            if (!old) continue;
+            tt__value like = t->values[old];
+            id = tt__new_value(t, &like.shape, TT__TRANSIENT, "%s", like.name);
+            if (!id) return 0;
+            t->values[id].pinned_f32 = like.pinned_f32;
+            r->again[old] = i.out[o] = id;
+        }
+        i.phase = TT__BACKWARD;
+        i.again = true;
+        if (!tt__insert(t, r->at++, &i)) return 0;
+    }
+    if (v == base) return r->again[base];
+    tt__value view = t->values[v];
+    return tt__new_view(t, r->again[base], &view.shape, view.offset, view.ld, view.name);
+}
+
+/* The instructions before the last block. Without marks, 0. */
+static int tt__blocks_to_recompute(const tt_tape *t, int forward)
+{
+    int end[2] = {0, 0}; /* of the last two marks: where what they mark is computed, and one more */
+    double bytes[2] = {0, 0}; /* of what is computed between them, and after the last */
+    for (int k = 0; k < forward; k++)
+        for (int o = 0; o < TT__MAX_OUT; o++)
+            if (t->code[k].out[o] && t->values[t->code[k].out[o]].block_end) { end[0] = end[1]; end[1] = k + 1; }
+    for (int k = end[0]; k < forward; k++)
+        for (int o = 0; o < TT__MAX_OUT; o++)
+            if (t->code[k].out[o]) bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
+    return bytes[1] < bytes[0] / 2 ? end[0] : end[1]; /* what follows the last mark is a head, or a block of its own */
+}
+
+/* The backward reads fresh results of copies of forward instructions instead of what the forward computed, which so need not be kept.
+   A copy stands before the first instruction that reads its result, and runs only what that needs. */
+static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy)
+{
+    tt__recomputer r;
+    int forward = 0, values = t->n_values;
+    bool ok = true;
+    if (policy == TT__RECOMPUTE_NONE) return TT_OK;
+    memset(&r, 0, sizeof r);
+    r.t = t;
+    r.policy = policy;
+    while (forward < t->n_code && t->code[forward].phase == TT__FORWARD) forward++;
+    r.producer = (int *)tt__calloc(t->ctx, (size_t)values * sizeof *r.producer);
+    r.saved = (bool *)tt__calloc(t->ctx, (size_t)values * sizeof *r.saved);
+    r.again = (int32_t *)tt__calloc(t->ctx, (size_t)values * sizeof *r.again);
+    r.forward = (tt__instr *)tt__calloc(t->ctx, (size_t)forward * sizeof *r.forward + 1);
+    if (r.producer && r.saved && r.again && r.forward) {
+        memcpy(r.forward, t->code, (size_t)forward * sizeof *r.forward);
+        if (policy == TT__RECOMPUTE_BLOCKS) r.whole = tt__blocks_to_recompute(t, forward);
+        for (int32_t v = 0; v < values; v++) r.producer[v] = -1;
+        for (int k = 0; k < t->n_code; k++)
+            for (int j = 0; j < TT__MAX_IN; j++) {
+                if (k < forward && j < TT__MAX_OUT && t->code[k].out[j]) r.producer[t->code[k].out[j]] = k;
+                if (k >= forward) r.saved[t->values[t->code[k].in[j]].base] = true;
+            }
+        for (r.at = forward; r.at < t->n_code && ok; r.at++)
+            for (int j = 0; j < TT__MAX_IN && ok && t->code[r.at].phase == TT__BACKWARD; j++) {
+                int32_t with = t->code[r.at].in[j] ? tt__read_again(&r, t->code[r.at].in[j]) : 0;
+                ok = with || !t->code[r.at].in[j];
+                t->code[r.at].in[j] = with;
+            }
+    } else {
+        ok = false;
+    }
+    tt__free(t->ctx, r.producer);
+    tt__free(t->ctx, r.saved);
+    tt__free(t->ctx, r.again);
+    tt__free(t->ctx, r.forward);
+    return ok ? TT_OK : TT_ERR_MEMORY;
+}
+
 /* ----------------------------------------------------------------------------------------------------- update */
 
 static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
@@ -2943,7 +3094,8 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
         bool optional = i->op == TT__OP_LINEAR || i->op == TT__OP_LAYERNORM; /* out[1] is there for the backward only */
-        if (live && drop_saved && optional && i->out[1] && !needed[t->values[i->out[1]].base]) i->out[1] = 0;
+        bool same = i->out[1] && (i->op == TT__OP_LAYERNORM || t->values[i->out[0]].shape.dtype == t->values[i->out[1]].shape.dtype); /* see gemm_finish */
+        if (live && drop_saved && optional && same && !needed[t->values[i->out[1]].base]) i->out[1] = 0;
         if (!live) i->op = -1;
     }
     int kept = 0;
@@ -3102,11 +3254,6 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
     tt__free(ctx, best);
     tt__free(ctx, order);
     return *height == SIZE_MAX ? TT_ERR_MEMORY : TT_OK;
-}
-
-static size_t tt__storage_bytes(const tt__value *v)
-{
-    return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
 }
 
 /* Lifetimes of the transient storages and workspaces of a tape. *box is released by the caller. */
@@ -4419,6 +4566,8 @@ TT__DOT_TARGET static double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols, float *sums,
                                const float *more, int64_t sums_row)
 {
+    tt_dtype kept = g->pre ? g->pre_type : g->c_type; /* act works on what would be kept, so that it can be computed again from that */
+    uint16_t half[TT__LANES];
     for (int64_t i = 0; i < rows; i++, sums += sums_row) {
         int64_t at = (row + i) * g->c_row + col, pre = (row + i) * g->pre_row + col, residual = (row + i) * g->residual_row + col;
         if (g->saved) {
@@ -4437,6 +4586,10 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                 if (more) x += TT__K(load)(more + i * sums_row + j);
                 if (g->bias) x += TT__K(load_as)(g->bias, g->bias_type, col + j, n);
                 if (g->pre) TT__K(store_as)(g->pre, g->pre_type, pre + j, x, n);
+                if (kept != TT_F32) {
+                    TT__K(store_as)(half, kept, 0, x, n);
+                    x = TT__K(load_as)(half, kept, 0, n);
+                }
                 TT__K(store)(sums + j, x);
             }
             TT__K(act_row)(g->act, sums, sums, tt__ceil_div(cols, TT__LANES) * TT__LANES);
@@ -6567,6 +6720,7 @@ tt_compile_options tt_compile_options_default(void)
     memset(&o, 0, sizeof o);
     o.train = true;
     o.precision = "32-true";
+    o.recompute = "cheap";
     o.optimizer = tt_optimizer_options_default();
     return o;
 }
@@ -6672,10 +6826,8 @@ static void tt__mark_gradients(tt_tape *t)
     for (int32_t v = 1; v < t->n_values; v++) t->values[v].needs_grad = t->values[t->values[v].base].needs_grad;
 }
 
-static bool tt__is_loss(int op) { return op == TT__OP_CROSS_ENTROPY || op == TT__OP_MEAN_SQUARED_ERROR; }
-
 /* All passes, in order; the verifier after each. */
-static tt_status tt__run_passes(tt_program *p, tt__precision precision)
+static tt_status tt__run_passes(tt_program *p, tt__precision precision, tt__recompute recompute)
 {
     tt_tape *t = p->t;
     tt_status status = tt__verify(t, "record");
@@ -6703,6 +6855,8 @@ static tt_status tt__run_passes(tt_program *p, tt__precision precision)
         if ((status = tt__verify(t, "differentiate")) != TT_OK) return status;
         tt__pass_fuse_backward(t, p->root);
         if ((status = tt__verify(t, "fuse backward")) != TT_OK) return status;
+        if ((status = tt__pass_recompute(t, recompute)) != TT_OK) return status;
+        if ((status = tt__verify(t, "recompute")) != TT_OK) return status;
         if ((status = tt__pass_update(t, &p->options.optimizer, &p->squares, &p->factor)) != TT_OK) return status;
         if ((status = tt__verify(t, "update")) != TT_OK) return status;
     }
@@ -6714,10 +6868,12 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
 {
     tt_context *ctx = p->ctx;
     tt__precision precision = TT__32_TRUE;
+    tt__recompute recompute = TT__RECOMPUTE_NONE;
     size_t bytes;
     if (t->status != TT_OK) return tt__fail(ctx, t->status, "%s", t->error);
     if (root.id <= 0 || root.id >= t->n_values) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape", (int)root.id);
     tt_status status = tt__parse_precision(ctx, p->options.precision, &precision);
+    if (status == TT_OK) status = tt__parse_recompute(ctx, p->options.recompute, &recompute);
     if (status == TT_OK && p->options.train) status = tt__check_optimizer(ctx, &p->options.optimizer);
     if (status != TT_OK) return status;
     if (p->options.share && p->options.share->ctx != ctx) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
@@ -6726,7 +6882,7 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if (!p->t) return TT_ERR_MEMORY;
     tt__mark_gradients(p->t);
     if (!p->options.train) p->t->values[root.id].keep = p->t->values[p->t->values[root.id].base].keep = true;
-    if ((status = tt__run_passes(p, precision)) != TT_OK) return status;
+    if ((status = tt__run_passes(p, precision, recompute)) != TT_OK) return status;
     for (int k = 0; k < p->t->n_code; k++) p->t->code[k].workspace = tt__cpu_workspace(ctx, p->t, &p->t->code[k]);
     if ((status = tt__lifetimes(p->t, p->root, &p->box, &p->n_boxes)) != TT_OK) return status;
     if ((status = tt__place(ctx, p->box, p->n_boxes, (int)tt__max(1, p->t->n_code), &p->transient, &p->bound, &p->peak_at)) != TT_OK) return status;
@@ -6831,7 +6987,9 @@ tt_plan tt_program_plan(const tt_program *p)
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         if (!i->in[0]) continue;
-        plan.flops += tt__instr_flops(t, i, t->values[i->in[0]].shape.rows, tt__attention_pairs_at_capacity(t, i));
+        double flops = tt__instr_flops(t, i, t->values[i->in[0]].shape.rows, tt__attention_pairs_at_capacity(t, i));
+        plan.flops += flops;
+        if (i->again) plan.extra_flops += flops;
     }
     return plan;
 }
@@ -6845,7 +7003,9 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
               (double)(plan.bytes - plan.persistent_bytes) / 1e6, (double)plan.lower_bound_bytes / 1e6);
     for (int c = 0; c < TT_MEM_CATEGORIES; c++)
         if (plan.at_peak[c]) tt__print(&text, "  %-12s %10.1f MB\n", tt_category_name((tt_category)c), (double)plan.at_peak[c] / 1e6);
-    tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity\n", plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
+    tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity", plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
+    if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);
+    tt__print(&text, "\n");
     return text.length;
 }
 
@@ -10060,7 +10220,9 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_text_inputs *in)
         tt_value h = tt__named_activation(t, tt_linear(t, x, l->up_w, l->up_b), m->activation); /* (rows, intermediate) */
         tt_name(t, h, "layer.%d.intermediate", k);
         h = tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout);
-        x = tt_layernorm(t, tt_add(t, h, x), l->output_norm_w, l->output_norm_b, c->layer_norm_eps);
+        x = tt_add(t, h, x);
+        tt_block_end(t, x); /* not the norm, whose backward reads this */
+        x = tt_layernorm(t, x, l->output_norm_w, l->output_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d", k);
     }
     return x;
@@ -10367,6 +10529,7 @@ tt_train_options tt_train_options_default(void)
     o.optimizer = tt_optimizer_options_default();
     o.optimizer.clip_norm = 1;
     o.precision = "32-true";
+    o.recompute = "cheap";
     return o;
 }
 
@@ -10387,6 +10550,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (model->classes < 1) tt__print(&all, "; the model has %d classes", model->classes);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1)) tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
     if (tt__parse_precision(ctx, o->precision, precision) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    tt__recompute recompute;
+    if (tt__parse_recompute(ctx, o->recompute, &recompute) != TT_OK) tt__print(&all, "; %s", ctx->error);
     if (o->train && tt__check_optimizer(ctx, &o->optimizer) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
@@ -10408,6 +10573,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     tt_value root = tt_cross_entropy(t, r->logits, r->labels, &loss);
     tt_name(t, root, "loss");
     o.precision = r->options.precision;
+    o.recompute = r->options.recompute;
     o.accumulate = r->options.accumulate;
     o.optimizer = r->options.optimizer;
     o.memory_budget = r->options.memory_budget;

@@ -311,8 +311,8 @@ TEST(same_bits_for_any_number_of_threads)
         }
 }
 
-/* Losses of four steps of a small DistilBERT with dropout, and the FLOPs of one; with the last hidden rows asked for, or only [CLS]. */
-static double train_on_first_rows(bool all, float loss[4])
+/* Losses of four steps of a small DistilBERT with dropout, and its plan; with the last hidden rows asked for, or only [CLS]. */
+static tt_plan train_on_first_rows(bool all, const char *precision, const char *recompute, float loss[4])
 {
     enum { SEQS = 3, LENGTH = 7, TOKENS = SEQS * LENGTH };
     test_allocator a;
@@ -323,17 +323,21 @@ static double train_on_first_rows(bool all, float loss[4])
     tt_context *ctx = test_open(&a);
     tt_tape *t = tt_tape_new(ctx);
     tt_text_inputs in;
+    tt_plan plan;
     memset(&in, 0, sizeof in);
+    memset(&plan, 0, sizeof plan);
     c.vocab_size = 50;
     c.hidden_size = 24;
-    c.layers = 2;
+    c.layers = 4;
     c.heads = 3;
     c.intermediate_size = 40;
     c.max_positions = LENGTH;
     c.dropout = c.attention_dropout = 0.3f;
     o.optimizer.kind = TT_SGD;
     o.optimizer.weight_decay = 0;
-    if (!CHECK(tt_bert_new(ctx, &m, &c) == TT_OK)) return 0;
+    o.precision = precision;
+    o.recompute = recompute;
+    if (!CHECK(tt_bert_new(ctx, &m, &c) == TT_OK)) return plan;
     int64_t rows = tt_axis(t, "tokens", TOKENS), seqs = tt_axis(t, "seqs", SEQS);
     in.ids = tt_input(t, "ids", TT_I32, rows, 1);
     in.positions = tt_input(t, "positions", TT_I32, rows, 1);
@@ -351,22 +355,73 @@ static double train_on_first_rows(bool all, float loss[4])
         CHECK(tt_set(p, in.first, start, SEQS) == TT_OK && tt_set(p, labels, label, SEQS) == TT_OK && tt_step(p, 0.5f, &stats) == TT_OK);
         loss[step] = (float)stats.loss;
     }
-    double flops = tt_program_plan(p).flops;
+    plan = tt_program_plan(p);
     tt_program_free(p);
     tt_tape_free(t);
     tt_bert_free(&m);
     TEST_CLOSE(ctx, &a);
-    return flops;
+    return plan;
 }
 
 /* The rows that only all hidden states need are computed for them alone, with the same dropout masks. */
 TEST(rows_after_the_last_attention)
 {
     float some[4], all[4];
-    double fewer = train_on_first_rows(true, all) - train_on_first_rows(false, some);
+    double fewer = train_on_first_rows(true, "32-true", "none", all).flops - train_on_first_rows(false, "32-true", "none", some).flops;
     CHECK(fewer == 6.0 * (21 - 3) * (2 * 24 * 24 + 2 * 24 * 40) + 12.0 * (21 - 3) * 7 * 24); /* q, out, up, down; attention */
     for (int k = 0; k < 4; k++) CHECK_NEAR(some[k], all[k], 1e-5 * all[k]);
     CHECK(all[0] != all[1] && all[3] > 0);
+}
+
+/* What a training step of DistilBERT-base on 16 x 512 tokens would need; nothing is allocated. */
+static tt_plan plan_of_base(const char *precision, const char *recompute)
+{
+    test_allocator a;
+    tt_bert m;
+    tt_bert_config c = tt_bert_config_default(true);
+    tt_train_options o = tt_train_options_default();
+    tt_context *ctx = test_open(&a);
+    tt_plan plan;
+    memset(&plan, 0, sizeof plan);
+    o.precision = precision;
+    o.recompute = recompute;
+    o.schedule.kind = TT_CONSTANT;
+    o.max_seqs = 16;
+    o.max_tokens = 16 * 512;
+    if (!CHECK(tt_bert_new(ctx, &m, &c) == TT_OK)) return plan;
+    tt_model model = tt_bert_classifier(&m);
+    tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+    if (CHECK(t != NULL)) plan = tt_program_plan(tt_trainer_program(t));
+    CHECK(plan.bytes <= 1.02 * (double)plan.lower_bound_bytes);
+    tt_trainer_free(t);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+    return plan;
+}
+
+/* What is computed again takes no memory meanwhile, and gives the same bits. */
+TEST(recompute_policies)
+{
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"}, *const policies[] = {"none", "cheap", "attention", "blocks"};
+    const double rows = 21, d = 24, ff = 40, block = 2 * rows * (4 * d * d + 2 * d * ff) + 4 * rows * 7 * d;
+    for (int k = 0; k < 3; k++) {
+        float loss[4][4];
+        tt_plan plan[4];
+        for (int p = 0; p < 4; p++) {
+            plan[p] = train_on_first_rows(true, precisions[k], policies[p], loss[p]);
+            CHECK(memcmp(loss[p], loss[0], sizeof loss[0]) == 0);
+            CHECK_NEAR(plan[p].flops - plan[p].extra_flops, plan[0].flops, 0);
+        }
+        CHECK(plan[0].extra_flops == 0 && plan[1].extra_flops == 0);
+        CHECK_NEAR(plan[2].extra_flops, 4 * 4 * rows * 7 * d, 0);                    /* four attentions                     */
+        CHECK_NEAR(plan[3].extra_flops, 3 * (block - 2 * rows * d * ff), 0);         /* three blocks, but not their last product */
+        for (int p = 0; p < 4; p++) {
+            plan[p] = plan_of_base(precisions[k], policies[p]);
+            if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("  DistilBERT-base 16 x 512, %s, %s: %.1f MB, %.1f%% more FLOPs\n", precisions[k], policies[p], (double)plan[p].bytes / 1e6,
+                      100 * plan[p].extra_flops / (plan[p].flops - plan[p].extra_flops));
+            CHECK(p == 0 || plan[p].bytes < plan[p - 1].bytes);
+        }
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------ freezing */
@@ -1233,7 +1288,7 @@ TEST(allocation_failures)
 
 static const test_case tests[] = {
     TEST_CASE(golden_distilbert), TEST_CASE(golden_bert), TEST_CASE(golden_minilm), TEST_CASE(golden_portable), TEST_CASE(golden_avx2), TEST_CASE(golden_bf16_mixed),
-    TEST_CASE(golden_bf16_true), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(rows_after_the_last_attention), TEST_CASE(freeze_the_body), TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
+    TEST_CASE(golden_bf16_true), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(rows_after_the_last_attention), TEST_CASE(recompute_policies), TEST_CASE(freeze_the_body), TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
     TEST_CASE(freeze_embeddings_and_biases), TEST_CASE(freeze_nothing_and_all), TEST_CASE(frozen_parameters_take_no_memory), TEST_CASE(save_and_reload), TEST_CASE(save_before_anything_is_allocated),
     TEST_CASE(save_fails_and_the_old_files_stay), TEST_CASE(names_without_prefix_and_old_names), TEST_CASE(other_dtypes), TEST_CASE(position_ids_and_other_tensors),
     TEST_CASE(another_number_of_classes), TEST_CASE(class_names_of_a_config), TEST_CASE(broken_checkpoints), TEST_CASE(numbers_that_a_float_cannot_hold), TEST_CASE(broken_configs),

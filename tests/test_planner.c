@@ -394,7 +394,7 @@ static void poison(tt_program *p) /* now, and whatever dies in each run */
     if (tt_allocate(p) == TT_OK) memset(p->arena->memory + p->arena->persistent, 0xff, p->arena->transient);
 }
 
-typedef enum variant { PLAIN, POISONED, SCATTERED, THREADED, EVALUATED, VARIANTS } variant;
+typedef enum variant { PLAIN, POISONED, SCATTERED, THREADED, EVALUATED, KEEPING, ATTENTION, BLOCKS, VARIANTS } variant;
 
 static outcome run_net(uint64_t seed, const char *precision, bool accumulate, variant how)
 {
@@ -412,7 +412,11 @@ static outcome run_net(uint64_t seed, const char *precision, bool accumulate, va
     c.precision = precision;
     c.accumulate = accumulate;
     c.optimizer.clip_norm = 1;
-    tt_program *p = random_net(ctx, seed, with_all, &n) ? tt_compile(n.t, n.loss, &c) : NULL, *eval = NULL;
+    c.recompute = how == KEEPING ? "none" : how == ATTENTION ? "attention" : how == BLOCKS ? "blocks" : "cheap";
+    bool built = random_net(ctx, seed, with_all, &n);
+    for (int32_t v = 1; built && how == BLOCKS && v < n.t->n_values; v++)
+        if ((v * 7 + (int32_t)seed) % 9 == 0) tt_block_end(n.t, tt__handle(v));
+    tt_program *p = built ? tt_compile(n.t, n.loss, &c) : NULL, *eval = NULL;
     if (p && how == EVALUATED) { /* shares the arena; runs between the steps */
         c.train = false;
         c.share = p;
@@ -421,7 +425,7 @@ static outcome run_net(uint64_t seed, const char *precision, bool accumulate, va
     }
     o.status = p && (how != EVALUATED || eval) ? TT_OK : tt_error_code(ctx);
     if (o.status == TT_OK && how == SCATTERED) scatter(p);
-    if (o.status == TT_OK && (how == POISONED || how == EVALUATED)) poison(p);
+    if (o.status == TT_OK && (how == POISONED || how >= EVALUATED)) poison(p);
     for (int step = 0; step < 3 && o.status == TT_OK; step++) {
         if (eval) {
             poison(eval);
@@ -448,7 +452,7 @@ static outcome run_net(uint64_t seed, const char *precision, bool accumulate, va
 
 TEST(random_networks_replay_bit_for_bit)
 {
-    static const char *const names[VARIANTS] = {"plain", "poisoned", "scattered", "threaded", "evaluated"};
+    static const char *const names[VARIANTS] = {"plain", "poisoned", "scattered", "threaded", "evaluated", "keeping all", "recomputing attention", "recomputing blocks"};
     char what[512];
     for (uint64_t seed = 0; seed <= 60; seed++) {
         for (int precision = 0; precision < 3; precision++) {
