@@ -46,7 +46,8 @@
      Activations are (rows, width); rows are the tokens of all sequences one after another, without padding. Attention and
      pooling read seq_start, the first row of each sequence. Rows have a capacity when recorded and a number in each run.
      What is read of some rows only is computed for these only: tt_gather_rows moves up through ops that work row by row and through
-     the queries of attention. So a classifier that reads [CLS] skips most of its last layer; the results are those of all rows.
+     the queries of attention. So a classifier that reads [CLS] skips most of its last layer, and gets what all rows would give (up
+     to rounding; with bf16, operands of a loss are not rounded).
 
    MEMORY
      tt_compile says how much a program needs (tt_program_plan, tt_plan_text) and allocates nothing. tt_allocate, or the first tt_set,
@@ -1913,8 +1914,8 @@ static bool tt__shape_DROPOUT(tt_tape *t, const tt__instr *i, tt__shape *out)
 
 static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    const tt__shape *q = tt__in(t, i, 0), *k = i->in[4] ? tt__in(t, i, 1) : q;
-    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, k, q->cols) || !tt__shape_in(t, i, 2, k, q->cols) || !tt__index_in(t, i, 3)) return false;
+    const tt__shape *q = tt__in(t, i, 0), *keys = i->in[4] ? tt__in(t, i, 1) : q;
+    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, keys, q->cols) || !tt__shape_in(t, i, 2, keys, q->cols) || !tt__index_in(t, i, 3)) return false;
     if (i->in[4] && (!tt__index_in(t, i, 4) || !tt__same_rows(tt__in(t, i, 4), q))) return tt__bad(t, i, 4, "one number a row of q");
     if (i->attr.heads < 1 || q->cols % i->attr.heads)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads", (long long)q->cols, i->attr.heads);
@@ -2607,6 +2608,12 @@ static void tt__remove(tt_tape *t, int at)
     t->n_code--;
 }
 
+/* v is read once, and nothing else needs its contents afterwards. */
+static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
+{
+    return v && v != root && !t->values[v].keep && t->values[v].base == v && t->values[v].storage == TT__TRANSIENT && tt__uses(t, v) == 1;
+}
+
 static bool tt__insert(tt_tape *t, int at, const tt__instr *i)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
@@ -2688,12 +2695,6 @@ static void tt__pass_inference(tt_tape *t, int32_t root, bool train)
 
 /* ------------------------------------------------------------------------------------------------------- rows */
 
-/* The only reader of v is `reader`, nothing else needs its contents afterwards. */
-static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
-{
-    return v && v != root && !t->values[v].keep && t->values[v].base == v && t->values[v].storage == TT__TRANSIENT && tt__uses(t, v) == 1;
-}
-
 /* The rows `index` of v for the instruction that will stand at `at`, which moves on if they are gathered there; 0 when out of memory.
    One instruction gathers for all that want the same. */
 static int32_t tt__gathered(tt_tape *t, int *at, int32_t v, int32_t index)
@@ -2712,17 +2713,19 @@ static int32_t tt__gathered(tt_tape *t, int *at, int32_t v, int32_t index)
         gather.in[0] = v;
         gather.in[1] = index;
         gather.out[0] = tt__new_value(t, &shape, TT__TRANSIENT, "rows of %.60s", t->values[v].name);
+        if (!gather.out[0]) return 0;
         t->values[gather.out[0]].needs_grad = t->values[v].needs_grad;
+        t->values[gather.out[0]].pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* as exact as an input */
     }
-    return gather.out[0] && tt__insert(t, (*at)++, &gather) ? gather.out[0] : 0;
+    return tt__insert(t, (*at)++, &gather) ? gather.out[0] : 0;
 }
 
 /* Where only some rows of a result are read, only they are computed: gather_rows(op(x)) becomes op(gather_rows(x)), up to where all
    rows are needed. So a classifier that reads [CLS] computes one row of each sequence from the last attention on. Dropout draws the
-   masks that it would have drawn. */
+   masks that it would have drawn. The gathers stand where op stood (an index is an input), so that nothing lives longer. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
-    for (int k = t->n_code - 1; k >= 0; k--) {
+    for (int k = t->n_code - 1; k >= 0; k--) { /* anew from the end after each move */
         int32_t v = t->code[k].op == TT__OP_GATHER_ROWS ? t->code[k].in[0] : 0, index = t->code[k].in[1];
         int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
         if (at < 0 || t->values[index].shape.rows >= t->values[v].shape.rows) continue;
@@ -2733,10 +2736,11 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
         if (!slots || i.out[0] != v || (numbers >= 0 && i.in[numbers])) continue;
         if (i.attr.causal && 2 * t->values[index].shape.rows > t->values[v].shape.rows) continue; /* whole tiles that nobody sees are skipped */
         i.out[0] = t->code[k].out[0];
-        tt__remove(t, k--);
+        if (strncmp(t->values[i.out[0]].name, "gather_rows.", 12) == 0) memcpy(t->values[i.out[0]].name, t->values[v].name, sizeof t->values[v].name);
+        tt__remove(t, k);
         tt__remove(t, at);
         for (int j = 0; j < TT__MAX_IN; j++)
-            if (i.in[j] && slots >> j & 1 && !(i.in[j] = tt__gathered(t, &k, i.in[j], index))) return TT_ERR_MEMORY;
+            if (i.in[j] && slots >> j & 1 && !(i.in[j] = tt__gathered(t, &at, i.in[j], index))) return TT_ERR_MEMORY;
         if (numbers >= 0) i.in[numbers] = index;
         memset(shape, 0, sizeof shape);
         if (!tt__row(i.op)->shape(t, &i, shape)) return t->status;
@@ -2746,10 +2750,13 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
             if (!i.out[o]) return TT_ERR_MEMORY;
             t->values[i.out[o]].pinned_f32 = true;
         }
-        if (!tt__insert(t, k, &i)) return TT_ERR_MEMORY;
+        if (!tt__insert(t, at, &i)) return TT_ERR_MEMORY;
+        k = t->n_code;
     }
     return TT_OK;
 }
+
+/* ------------------------------------------------------------------------------------------------------- fuse */
 
 /* linear + activation, linear + add, dropout + add become one instruction, at the place of the second. */
 static void tt__pass_fuse(tt_tape *t, int32_t root)
@@ -3789,7 +3796,8 @@ static double tt__attention_pairs(const tt__launch *l)
     int64_t seqs = l->in[3 + back].rows - 1, queries = row ? l->in[back].rows : seqs;
     for (int64_t k = 0; k < queries; k++) {
         int64_t s = row ? tt__sequence_of(start, seqs, row[k]) : k, length = start[s + 1] - start[s];
-        pairs += (double)length * (double)(row ? 1 : length);
+        if (!row) pairs += (double)length * (double)length;
+        else pairs += l->instr->attr.causal ? 2.0 * (row[k] - start[s] + 1) : (double)length; /* causal: counted half, see tt__instr_flops */
     }
     return pairs;
 }
@@ -3888,7 +3896,7 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 #define TT__UNROLL_BY(n) TT__PRAGMA(clang loop unroll_count(n))
 #else
 #define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
-#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* of a loop of any length: left to the compiler, which spills no registers for it */
+#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* of a loop of any length */
 #endif
 #endif
 
@@ -4655,7 +4663,7 @@ TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_
     int64_t base_row = w->k0 ? g->c_row : w->base_row;
     const float *base = w->k0 ? c : w->base ? w->base + (w->row + i) * base_row + w->col + j : NULL;
     TT__K(gemm_prefetch)(c, 0, g->c_row, sizeof *c, rows, cols);
-    if (base && base != c) TT__K(gemm_prefetch)(base, 0, base_row, sizeof *c, base_row ? rows : 1, cols);
+    if (base && base != c && base_row) TT__K(gemm_prefetch)(base, 0, base_row, sizeof *c, rows, cols);
     if (rows == TT__GEMM_MR && cols == TT__GEMM_NR) { w->micro(rows, w->k, a, b, c, g->c_row, base, base_row); return; }
     memset(copy, 0, sizeof copy);
     for (int64_t r = 0; r < rows && base; r++) memcpy(copy + r * TT__GEMM_NR, base + r * base_row, (size_t)cols * 4);
@@ -5122,7 +5130,7 @@ TT__FN void TT__K(attention_t)(int64_t m, int64_t nv, int64_t depth, const float
 }
 
 /* In the three products, query i of the block sees the keys of the block that are <= i + diagonal. Parts of a tile that
-   no query of a vector sees are neither computed nor read. */
+   no query of a vector sees are neither computed nor read; with listed queries all are, and the softmax leaves weights of 0 there. */
 
 /* tile (keys, queries) = X (keys, d) Yt (d, queries) */
 TT__FN void TT__K(attention_scores)(int64_t keys, int64_t queries, int64_t d, int64_t diagonal, const float *x,
@@ -5152,7 +5160,8 @@ TT__FN void TT__K(attention_to_keys)(int64_t keys, int64_t queries, int64_t d, i
 }
 
 /* out (queries, d) (+)= tile^T (queries, keys) Y (keys, d). Rows of one product share their keys, with weights 0 for those that a
-   query does not see: a NaN or infinity in Y also reaches the few queries before it in the same product. */
+   query does not see: a NaN or infinity in Y also reaches the few queries before it in the same product (listed queries: all of the
+   sequence). */
 TT__FN void TT__K(attention_to_queries)(int64_t keys, int64_t queries, int64_t d, int64_t diagonal, const float *tile,
                                         const float *y, int64_t stride, float *out, int64_t out_stride, bool accumulate)
 {
@@ -5442,7 +5451,7 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
     return call;
 }
 
-#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* every query sees every key */
+#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* the products take every key for every query */
 
 /* One block of queries against one block of keys. key, query: the first of them, in the sequence. */
 TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_call) *call, const tt__attention_buffers *b, int head,

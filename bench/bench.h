@@ -5,8 +5,8 @@
 
    Rows: name, value, unit, and where there is one the machine's limit in that unit, the best that all threads of the context do:
    multiply-adds in registers, or a stream through memory (bench_stream). Beside a single kernel the multiply-adds run between its
-   runs, as long as these take; elsewhere they are the best of short bursts so far (bench_peak). With --json each row is an object on a line of its own, with the keys name, value, unit,
-   peak, of_peak, peer, ratio (value / peer); null where there is none. */
+   runs, as long as these take; elsewhere they are the best of short bursts so far (bench_peak). With --json each row is an object on a
+   line of its own, with the keys name, value, unit, peak, of_peak, peer, ratio (value / peer); null where there is none. */
 #ifndef TINYTRAIN_BENCH_H
 #define TINYTRAIN_BENCH_H
 
@@ -28,7 +28,7 @@ static struct {
     tt_context *ctx;
     tt_context_options options;
     const char *program, *precision;
-    bool json, has_dot; /* has_dot: bf16 dot products */
+    bool json, has_dot, dot_is_faster; /* has_dot: bf16 dot products */
     double least; /* seconds for which a kernel is measured */
     tt__isa_table timed;
     const tt__isa_table *real;
@@ -116,14 +116,17 @@ static double bench__measure(int peak)
 {
     double fp32 = tt__measure_peak(bench.ctx, bench.real->peak_loop), dot = 0;
     if (peak == BENCH_BF16 && bench.has_dot) dot = tt__measure_peak(bench.ctx, bench.real->peak_dot);
+    if (peak == BENCH_BF16) bench.dot_is_faster = dot > fp32;
     return dot > fp32 ? dot : fp32;
 }
+
+static inline int bench__peak_of(const char *precision) { return strncmp(precision, "bf16", 4) == 0 ? BENCH_BF16 : BENCH_FP32; }
 
 /* FLOP/s of the fastest multiply-adds that a precision may use. Measured at least once, and until it is not below `flops`, which
    would only say that the machine was busy then. */
 static inline double bench_peak(const char *precision, double flops)
 {
-    int peak = strncmp(precision, "bf16", 4) == 0 ? BENCH_BF16 : BENCH_FP32;
+    int peak = bench__peak_of(precision);
     for (int k = 0; k == 0 || (k < 50 && bench.peak[peak] < flops); k++) {
         double now = bench__measure(peak);
         if (now > bench.peak[peak]) bench.peak[peak] = now;
@@ -146,9 +149,9 @@ static inline void bench_run_beside(double seconds)
 {
     bench_burst b;
     int threads = tt_threads(bench.ctx);
-    double flops = 0, rate = bench_peak(bench.precision, 0);
-    bool dot = strncmp(bench.precision, "bf16", 4) == 0 && bench.has_dot;
-    b.loop = dot ? bench.real->peak_dot : bench.real->peak_loop;
+    int peak = bench__peak_of(bench.precision);
+    double flops = 0, rate = bench.peak[peak] > 0 ? bench.peak[peak] : bench_peak(bench.precision, 0);
+    b.loop = peak == BENCH_BF16 && bench.dot_is_faster ? bench.real->peak_dot : bench.real->peak_loop;
     b.rounds = 1;
     bench__burst_task(&b, 0, 0);
     b.rounds = tt__max(1000, (int64_t)(seconds * rate / threads / b.flops[0]));

@@ -373,6 +373,61 @@ TEST(rows_after_the_last_attention)
     CHECK(all[0] != all[1] && all[3] > 0);
 }
 
+/* Rows gathered at the end from every layer: what is moved for them lives no longer than it did. */
+TEST(rows_of_every_layer)
+{
+    size_t bytes[2];
+    for (int all = 0; all < 2; all++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_compile_options o = tt_compile_options_default();
+        int64_t dims[2] = {32, 32};
+        tt_init init = {TT_INIT_NORMAL, 0.1f};
+        tt_param *w = tt_param_new(ctx, "w", 2, dims, init);
+        tt_value x = tt_input(t, "x", TT_F32, 512, 32), index = tt_input(t, "index", TT_I32, 4, 1), layer[6], sum = {0};
+        for (int k = 0; k < 6; k++) {
+            x = tt_gelu(t, tt_linear(t, x, w, NULL));
+            layer[k] = tt_linear(t, x, w, NULL);
+            if (all) tt_output(t, layer[k]);
+        }
+        for (int k = 0; k < 6; k++) {
+            tt_value rows = tt_gather_rows(t, layer[k], index);
+            sum = k ? tt_add(t, sum, rows) : rows;
+        }
+        o.train = false;
+        tt_program *p = tt_compile(t, sum, &o);
+        CHECK(p != NULL);
+        bytes[all] = tt_program_plan(p).bytes;
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+    CHECK(bytes[0] < bytes[1] / 2); /* six results of 512 rows against three or four values at a time */
+}
+
+/* Inputs stay as exact as they are where their rows are read by an op that has moved. */
+TEST(rows_of_inputs_are_not_rounded)
+{
+    static const float x[2] = {1000.5f, 1000.5f}, y[2] = {-1000, -1000}, zero = 0;
+    static const int32_t first = 0;
+    test_allocator a;
+    tt_stats stats;
+    tt_context *ctx = test_open(&a);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_compile_options o = tt_compile_options_default();
+    tt_value none = {0}, vx = tt_input(t, "x", TT_F32, 2, 1), vy = tt_input(t, "y", TT_F32, 2, 1), index = tt_input(t, "index", TT_I32, 1, 1), target = tt_input(t, "target", TT_F32, 1, 1);
+    o.train = false;
+    o.precision = "bf16-mixed";
+    tt_program *p = tt_compile(t, tt_mean_squared_error(t, tt_gather_rows(t, tt_add(t, vx, vy), index), target, none), &o);
+    CHECK(p && tt_set(p, vx, x, 2) == TT_OK && tt_set(p, vy, y, 2) == TT_OK && tt_set(p, index, &first, 1) == TT_OK && tt_set(p, target, &zero, 1) == TT_OK);
+    CHECK(tt_run(p, &stats) == TT_OK);
+    CHECK_NEAR(stats.loss, 0.25, 1e-6);
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* What a training step of DistilBERT-base on 16 x 512 tokens would need; nothing is allocated. */
 static tt_plan plan_of_base(const char *precision, const char *recompute)
 {
@@ -1288,7 +1343,8 @@ TEST(allocation_failures)
 
 static const test_case tests[] = {
     TEST_CASE(golden_distilbert), TEST_CASE(golden_bert), TEST_CASE(golden_minilm), TEST_CASE(golden_portable), TEST_CASE(golden_avx2), TEST_CASE(golden_bf16_mixed),
-    TEST_CASE(golden_bf16_true), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(rows_after_the_last_attention), TEST_CASE(recompute_policies), TEST_CASE(freeze_the_body), TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
+    TEST_CASE(golden_bf16_true), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(rows_after_the_last_attention), TEST_CASE(rows_of_every_layer), TEST_CASE(rows_of_inputs_are_not_rounded),
+    TEST_CASE(recompute_policies), TEST_CASE(freeze_the_body), TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
     TEST_CASE(freeze_embeddings_and_biases), TEST_CASE(freeze_nothing_and_all), TEST_CASE(frozen_parameters_take_no_memory), TEST_CASE(save_and_reload), TEST_CASE(save_before_anything_is_allocated),
     TEST_CASE(save_fails_and_the_old_files_stay), TEST_CASE(names_without_prefix_and_old_names), TEST_CASE(other_dtypes), TEST_CASE(position_ids_and_other_tensors),
     TEST_CASE(another_number_of_classes), TEST_CASE(class_names_of_a_config), TEST_CASE(broken_checkpoints), TEST_CASE(numbers_that_a_float_cannot_hold), TEST_CASE(broken_configs),

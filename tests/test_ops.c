@@ -42,6 +42,7 @@ static const size_set sizes[] = {
     {"wide", 1, 401, 19, 9, 3, {3, 18}, "*"},
     {"few_rows", 1, 129, 5, 3, 3, {3}, "*act*"},
     {"tall", 1, 11, 1030, 9, 3, {1000, 35}, "linear_residual"},
+    {"causal_picked", 1, 5, 2, 2, 60, {300, 80}, "rows_of_attention_packed"},
     {"many_picked", 1, 3, 2, 2, 600, {20, 300, 300, 99}, "rows_of_attention_first"},
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention_causal"},
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention"},
