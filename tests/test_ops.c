@@ -652,26 +652,26 @@ static int squared_error(int x, int target, bool weighted)
     X(gather_rows, GATHER_ROWS, return gather_rows(V(ROWS, D), I(PICKED, R));) \
     X(gather_rows_computed, GATHER_ROWS, int x = gelu(V(ROWS, D)); return add(gather_rows(x, I(PICKED, R)), gather_rows(x, I(PICKED, R)));) \
     X(gather_rows_slice, GATHER_ROWS, return gather_rows(slice(V(ROWS, D + 3), 2, D), I(PICKED, R));) \
-    X(rows_of_linear, LINEAR, int x = V(ROWS, D); return gather_rows(tanh_(add(linear(x, W(D, D), B(D)), x)), I(PICKED, R));) \
-    X(rows_of_dropout, DROPOUT, int x = gelu(V(ROWS, D)); return gather_rows(add(dropout(scale(x, 2), 0.3f), x), I(PICKED, R));) \
-    X(rows_of_layernorm, LAYERNORM, int x = linear(V(ROWS, D), W(D, D), B(D)); int y = layernorm(add(gelu(x), x), B(D), B(D), 1e-1f); \
-        return gather_rows(add(silu(linear(y, W(D, D), 0)), dropout(y, 0.2f)), I(PICKED, R));) \
-    X(rows_of_same, ADD, int x = gelu(V(ROWS, D)); int y = tanh_(x); return gather_rows(add(add(y, y), add(x, y)), I(PICKED, R));) \
+    X(rows_of_linear, LINEAR, int i = I(PICKED, R); int x = V(ROWS, D); return gather_rows(tanh_(add(linear(x, W(D, D), B(D)), x)), i);) \
+    X(rows_of_dropout, DROPOUT, int i = I(PICKED, R); int x = gelu(V(ROWS, D)); return gather_rows(add(dropout(scale(x, 2), 0.3f), x), i);) \
+    X(rows_of_layernorm, LAYERNORM, int i = I(PICKED, R); int x = linear(V(ROWS, D), W(D, D), B(D)); int y = layernorm(add(gelu(x), x), B(D), B(D), 1e-1f); \
+        return gather_rows(add(silu(linear(y, W(D, D), 0)), dropout(y, 0.2f)), i);) \
+    X(rows_of_same, ADD, int i = I(PICKED, R); int x = gelu(V(ROWS, D)); int y = tanh_(x); return gather_rows(add(add(y, y), add(x, y)), i);) \
     X(rows_twice, ACTIVATION, int x = gelu(V(ROWS, D)); int i = I(PICKED, R); \
         return add(gather_rows(tanh_(x), i), add(gather_rows(silu(x), i), gather_rows(gelu(x), I(PICKED, R))));) \
-    X(rows_of_slice, LINEAR, int x = gelu(V(ROWS, D + O)); \
-        return gather_rows(add(linear(slice(x, 0, D), W(O, D), B(O)), gelu(slice(x, D, O))), I(PICKED, R));) \
-    X(rows_of_attention, ATTENTION, return gather_rows(attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, S, 0.2f), I(PICKED, R));) \
-    X(rows_of_attention_first, ATTENTION, \
-        return gather_rows(attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, S, 0), I(PICKED, g->size->length[0]));) \
-    X(rows_of_attention_same, ATTENTION, int x = gelu(V(ROWS, D)); \
-        return gather_rows(add(attention(linear(x, W(D, D), B(D)), x, x, false, S, 0), x), I(PICKED, R));) \
-    X(rows_of_attention_packed, ATTENTION, int x = linear(V(ROWS, D), W(3 * D, D), B(3 * D)); \
-        return gather_rows(attention(slice(x, 0, D), slice(x, D, D), slice(x, 2 * D, D), true, S, 0.1f), I(PICKED, R));) \
-    X(rows_of_block, ATTENTION, int x = V(ROWS, D); int h = layernorm(x, B(D), B(D), 1e-1f); \
+    X(rows_of_slice, LINEAR, int i = I(PICKED, R); int x = gelu(V(ROWS, D + O)); \
+        return gather_rows(add(linear(slice(x, 0, D), W(O, D), B(O)), gelu(slice(x, D, O))), i);) \
+    X(rows_of_attention, ATTENTION, int i = I(PICKED, R); return gather_rows(attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, S, 0.2f), i);) \
+    X(rows_of_attention_first, ATTENTION, int i = I(PICKED, g->size->length[0]); \
+        return gather_rows(attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, S, 0), i);) \
+    X(rows_of_attention_same, ATTENTION, int i = I(PICKED, R); int x = gelu(V(ROWS, D)); \
+        return gather_rows(add(attention(linear(x, W(D, D), B(D)), x, x, false, S, 0), x), i);) \
+    X(rows_of_attention_packed, ATTENTION, int i = I(PICKED, R); int x = linear(V(ROWS, D), W(3 * D, D), B(3 * D)); \
+        return gather_rows(attention(slice(x, 0, D), slice(x, D, D), slice(x, 2 * D, D), true, S, 0.1f), i);) \
+    X(rows_of_block, ATTENTION, int i = I(PICKED, R); int x = V(ROWS, D); int h = layernorm(x, B(D), B(D), 1e-1f); \
         h = attention(linear(h, W(D, D), B(D)), linear(h, W(D, D), B(D)), linear(h, W(D, D), B(D)), true, S, 0.1f); \
         x = add(x, dropout(linear(h, W(D, D), B(D)), 0.1f)); h = layernorm(x, B(D), B(D), 1e-1f); \
-        x = add(x, linear(gelu(linear(h, W(O, D), B(O))), W(D, O), B(D))); return linear(gather_rows(x, I(PICKED, R)), W(O, D), B(O));) \
+        x = add(x, linear(gelu(linear(h, W(O, D), B(O))), W(D, O), B(D))); return linear(gather_rows(x, i), W(O, D), B(O));) \
     X(mean_pool, MEAN_POOL, return mean_pool(V(ROWS, D));) \
     X(mean_pool_computed, MEAN_POOL, int x = gelu(V(ROWS, D)); return add(mean_pool(x), tanh_(mean_pool(x)));) \
     X(mean_pool_slice, MEAN_POOL, int x = V(ROWS, 2 * D); return gelu(mean_pool(slice(x, D, D)));) \
