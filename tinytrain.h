@@ -1483,17 +1483,18 @@ struct tt_tape {
 #define TT__INPLACE1 4  /* ... of in[1]                                                                             */
 #define TT__RMW 8       /* reads and writes its outputs: optimizer steps                                            */
 #define TT__RANDOM 16   /* draws random numbers                                                                     */
-#define TT__BY_ROW(slots) ((slots) << 8) /* row r of out[0] depends on row r of these operands, and on no other     */
+#define TT__BY_ROW(slots) ((slots) << 8) /* row r of out[0] depends on row r of these operands, and on no other. "row numbers",
+                           i32 (rows, 1): which rows of the batch these are, when not all are computed (tt__pass_rows) */
 
 #define TT__OPS(X) \
-    X(LINEAR, "linear", 4, 2, TT__GRAD | TT__BY_ROW(1 | 8))     /* x, w, [b], [residual] -> y, [pre-activation]      */ \
+    X(LINEAR, "linear", 4, 2, TT__GRAD | TT__BY_ROW(1 | 8))    /* x, w, [b], [residual] -> y, [pre-activation]      */ \
     X(EMBEDDING, "embedding", 2, 1, TT__GRAD)                  /* ids, table -> y                                    */ \
-    X(LAYERNORM, "layernorm", 3, 2, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x, w, [b] -> y, (mean, 1/std)                      */ \
+    X(LAYERNORM, "layernorm", 3, 2, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x, w, [b] -> y, (mean, 1/std)        */ \
     X(ACTIVATION, "activation", 1, 1, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> act(x)                        */ \
     X(ADD, "add", 2, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2)) /* a, b -> a + b                 */ \
     X(SCALE, "scale", 1, 1, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> s x                                     */ \
-    X(DROPOUT, "dropout", 3, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__BY_ROW(1 | 2)) /* x, [residual], [row numbers of the mask] -> y */ \
-    X(ATTENTION, "attention", 5, 2, TT__GRAD | TT__RANDOM | TT__BY_ROW(1)) /* q, k, v, seq_start, [row numbers of q] -> out, log-sum-exp */ \
+    X(DROPOUT, "dropout", 3, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__BY_ROW(1 | 2)) /* x, [residual], [row numbers] -> y */ \
+    X(ATTENTION, "attention", 5, 2, TT__GRAD | TT__RANDOM | TT__BY_ROW(1)) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
     X(GATHER_ROWS, "gather_rows", 2, 1, TT__GRAD)              /* x, index -> y                                      */ \
     X(MEAN_POOL, "mean_pool", 2, 1, TT__GRAD)                  /* x, seq_start -> y                                  */ \
     X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__GRAD)          /* logits, targets, [weights] -> loss, lse, counts    */ \
@@ -1505,7 +1506,7 @@ struct tt_tape {
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0)       /* ids, dy -> dtable                                  */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 3, TT__INPLACE0) /* dy, x, w, stats -> [dx], [dw], [db]           */ \
     X(ACTIVATION_BACKWARD, "activation_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, saved -> dx              */ \
-    X(ATTENTION_BACKWARD, "attention_backward", 8, 3, 0)       /* dout, q, k, v, seq_start, out, lse, [row numbers of q] -> dq, dk, dv */ \
+    X(ATTENTION_BACKWARD, "attention_backward", 8, 3, 0)       /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv */ \
     X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0)   /* dy, index -> dx                                    */ \
     X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0)       /* dy, seq_start -> dx                                */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1) /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
@@ -2587,6 +2588,12 @@ static int tt__uses(const tt_tape *t, int32_t v)
     return n;
 }
 
+/* v is read once, and nothing else needs its contents afterwards. */
+static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
+{
+    return v && v != root && !t->values[v].keep && t->values[v].base == v && t->values[v].storage == TT__TRANSIENT && tt__uses(t, v) == 1;
+}
+
 static void tt__replace_uses(tt_tape *t, int32_t old, int32_t with)
 {
     for (int k = 0; k < t->n_code; k++)
@@ -2606,12 +2613,6 @@ static void tt__remove(tt_tape *t, int at)
 {
     memmove(&t->code[at], &t->code[at + 1], sizeof *t->code * (size_t)(t->n_code - at - 1));
     t->n_code--;
-}
-
-/* v is read once, and nothing else needs its contents afterwards. */
-static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
-{
-    return v && v != root && !t->values[v].keep && t->values[v].base == v && t->values[v].storage == TT__TRANSIENT && tt__uses(t, v) == 1;
 }
 
 static bool tt__insert(tt_tape *t, int at, const tt__instr *i)
@@ -3538,6 +3539,14 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
     return used;
 }
 
+/* Bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
+static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int heads, bool backward, int threads)
+{
+    tt__attention_buffers b;
+    (void)heads;
+    return tt__attention_layout(NULL, max_rows, head_size, backward, &b) * (size_t)threads;
+}
+
 /* The sequence that a row lies in. */
 static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
 {
@@ -3550,17 +3559,9 @@ static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
     return low;
 }
 
-/* Bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
-static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int heads, bool backward, int threads)
-{
-    tt__attention_buffers b;
-    (void)heads;
-    return tt__attention_layout(NULL, max_rows, head_size, backward, &b) * (size_t)threads;
-}
-
-/* Numbers the queries, of which index (n) has the rows, by sequences, in memory of tt__attention_queries_bytes. */
 static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n) { return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t)); }
 
+/* Numbers the queries, of which index (n) has the rows, by sequences, in memory of tt__attention_queries_bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
@@ -5848,6 +5849,7 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
     return TT_OK;
 }
 
+/* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that ask, which are put in order in the workspace. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;

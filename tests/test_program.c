@@ -799,6 +799,15 @@ TEST(misuse_of_compile)
     c.precision = "int4";
     CHECK(!tt_compile(m.t, m.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "precision 'int4' is unknown: use 32-true, bf16-mixed or bf16-true");
+    c.precision = "32-true";
+    c.recompute = "most";
+    CHECK(!tt_compile(m.t, m.loss, &c));
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "recompute 'most' is unknown: use none, cheap, attention or blocks");
+    tt_tape *marked = tt_tape_new(ctx);
+    tt_block_end(marked, tt__handle(7));
+    CHECK(!tt_compile(marked, tt__handle(1), NULL));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_block_end: value 7 is not on this tape");
+    tt_tape_free(marked);
 
     model n; /* share and parameters across contexts */
     REQUIRE(model_record(second, &n));
