@@ -36,7 +36,7 @@
      how bf16 matrices are multiplied (TINYTRAIN_BF16=dot|convert, see tt_context_options.bf16).
 
    THREE LEVELS
-     models    tt_bert_load, tt_loader_new, tt_trainer_new, tt_train_batch, tt_evaluate, tt_predict, tt_bert_save. See
+     models    tt_bert_load or tt_vit_load, tt_loader_new, tt_trainer_new, tt_train_batch, tt_evaluate, tt_predict, tt_bert_save. See
                examples/distilbert_imdb.c.
      tape      your own model: a struct of tt_param and a function that records ops; tt_compile, tt_set, tt_step, tt_get.
      ops       a row in TT__OPS (>>tape), a shape rule, a backward builder (>>autodiff), a CPU kernel (>>cpu), and one line in each
@@ -275,6 +275,21 @@ tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value s
 
 tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index); /* x (rows, D), index i32 (n, 1) -> (n, D)           */
 tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start); /* (rows, D) -> (seqs, D), mean of each sequence  */
+/* x with `row` in the rows that index lists: class and mask tokens.  x (rows, D), index i32 (n, 1), row (D) -> (rows, D) */
+tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row);
+
+typedef struct tt_patch_options {
+    int height, width, channels; /* of the images; channels 1..4                                                      */
+    int patch;                   /* side of a patch, divides height and width                                        */
+    float mean[4], std[4];       /* of each channel: patches hold (pixel / 255 - mean) / std. Default 0.5, 0.5        */
+} tt_patch_options;
+tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
+
+/* Patches of images as rows (Dosovitskiy et al. 2021). pixels u8 (seqs, height * width * channels): rows of the image from the top, the
+   channels of a pixel together. positions i32 (rows, 1): p > 0 is patch p - 1, counted along the rows of patches; 0 gives a row of zeros,
+   for a class token. seq_start (seqs + 1, 1): which rows belong to which image; any selection of patches in any order.
+   -> (rows, channels * patch * patch), in the order channel, y, x (that of a convolution's weight). */
+tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start, const tt_patch_options *o);
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* columns [from, from + width): a view       */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width); /* a view; same number of elements, fixed
                                                                               rows, or whole rows of an axis (rows = that
@@ -503,6 +518,7 @@ typedef struct tt_batch { /* pointers are valid until the next call on the same 
     const int32_t *types;         /* (rows) 0                                                                        */
     const int32_t *seq_start;     /* (seqs + 1)                                                                      */
     const int32_t *labels;        /* (seqs)                                                                          */
+    const uint8_t *pixels;        /* images: (seqs, height * width * channels); of the fields above only seqs, labels */
     const int64_t *index;         /* (seqs) which texts of the dataset                                               */
     bool last_of_step;            /* the next micro-batch belongs to another step                                    */
 } tt_batch;
@@ -522,21 +538,23 @@ double tt_loader_waited(const tt_loader *l);                   /* seconds that t
 
 /* ----------------------------------------------------------------------------------------------------- models */
 
-/* What a text model reads; (rows): tokens of all sequences one after another. */
-typedef struct tt_text_inputs {
-    tt_value ids;       /* i32 (rows, 1)                                                                             */
+/* What a model reads; (rows): tokens of all sequences one after another. An image is a sequence: a class token, then its patches. */
+typedef struct tt_inputs {
     tt_value positions; /* i32 (rows, 1): 0, 1, ... within each sequence                                              */
-    tt_value types;     /* i32 (rows, 1): token types, or none                                                        */
     tt_value seq_start; /* i32 (seqs + 1, 1)                                                                          */
     tt_value first;     /* i32 (seqs, 1): the first row of each sequence                                              */
-} tt_text_inputs;
+    tt_value ids;       /* text: i32 (rows, 1)                                                                       */
+    tt_value types;     /* text: i32 (rows, 1): token types, or none                                                  */
+    tt_value pixels;    /* images: u8 (seqs, image_bytes)                                                             */
+} tt_inputs;
 
 /* A model that gives each sequence a class, as the trainer sees it. */
 typedef struct tt_model {
     const void *self;
-    tt_value (*logits)(const void *self, tt_tape *t, const tt_text_inputs *in); /* -> (seqs, classes)                */
+    tt_value (*logits)(const void *self, tt_tape *t, const tt_inputs *in); /* -> (seqs, classes)                     */
     int classes;
-    int max_length; /* positions there are                                                                           */
+    int max_length;      /* text: positions there are; images: tokens of each                                        */
+    int64_t image_bytes; /* height * width * channels; 0: a model of text                                            */
 } tt_model;
 
 /* BERT (Devlin et al. 2019), DistilBERT (Sanh et al. 2019), MiniLM (Wang et al. 2020): one encoder, two spellings. Parameters
@@ -563,7 +581,7 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
 typedef struct tt_bert {
     tt_context *ctx;
     tt_bert_config config;
-    char activation[32], class_names[64][64]; /* what `config` and config.json's id2label say                          */
+    char activation[32], (*class_names)[64]; /* what `config` and config.json's id2label say: (classes) names          */
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab, hidden)        */
     tt_param *norm_w, *norm_b;
     tt_bert_layer *layer;
@@ -581,9 +599,56 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes                                 */
 
-tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_text_inputs *in);                     /* -> (rows, hidden)  */
-tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_text_inputs *in);                     /* -> (seqs, classes) */
+tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);                          /* -> (rows, hidden)  */
+tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);                          /* -> (seqs, classes) */
 tt_model tt_bert_classifier(const tt_bert *m);
+
+/* ViT (Dosovitskiy et al. 2021). Parameters carry the names of transformers' ViTForImageClassification. */
+typedef struct tt_vit_config {
+    int image_size, patch_size, channels; /* images are square; channels 1..4                                         */
+    int hidden_size, layers, heads, intermediate_size;
+    int classes;
+    bool qkv_bias;            /* default true                                                                        */
+    const char *activation;   /* as BERT's                                                                           */
+    float layer_norm_eps, initializer_range;
+    float dropout;            /* of embeddings and residual branches. Default 0                                      */
+    float attention_dropout;  /* default 0                                                                           */
+    float mean[4], std[4];    /* of each channel; the model sees (pixel / 255 - mean) / std. Default 0.5, 0.5          */
+} tt_vit_config;
+/* size "Ti/16", "S/16", "B/16", "L/16", "H/14" or with another patch size: images of 224 x 224, 1000 classes. Another size is 0 and
+   refused by tt_vit_new. */
+tt_vit_config tt_vit_config_default(const char *size);
+
+typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden)                                      */
+    tt_param *before_w, *before_b, *q_w, *q_b, *k_w, *k_b, *v_w, *v_b, *attention_w, *attention_b;
+    tt_param *after_w, *after_b, *up_w, *up_b, *down_w, *down_b;
+} tt_vit_layer;
+
+typedef struct tt_vit {
+    tt_context *ctx;
+    tt_vit_config config;
+    char activation[32], (*class_names)[64]; /* what `config` and config.json's id2label say: (classes) names          */
+    bool torchvision;                       /* tt_vit_save spells names as torchvision does: as the loaded file did    */
+    tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden)                             */
+    tt_param *token, *position;             /* (hidden), (1 + patches, hidden)                                       */
+    tt_vit_layer *layer;
+    tt_param *norm_w, *norm_b, *classifier_w, *classifier_b;
+} tt_vit;
+
+/* Creates the parameters, to be initialised as transformers does (normal, initializer_range; norms 1, biases 0). */
+tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
+/* path: a folder with model.safetensors, or a .safetensors file; config.json and preprocessor_config.json are read if they are in that
+   folder. The names of tensors are those of transformers (with or without "vit.") or torchvision's vit_b_16 and so on. Without
+   config.json the shapes of the tensors tell the sizes (with heads of 64 columns, in H/14 of 80). image_size, classes 0: as the checkpoint's. Positions are interpolated (bicubic, as transformers does) when the image size
+   differs; a classifier that is missing or of another size is made anew, and the logger is told. Else as tt_bert_load. */
+tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes);
+/* Writes model.safetensors, config.json and preprocessor_config.json into a folder (made if need be), each atomically. */
+tt_status tt_vit_save(const tt_vit *m, const char *folder);
+void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes                                  */
+
+tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);                            /* -> (rows, hidden)  */
+tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);                            /* -> (seqs, classes) */
+tt_model tt_vit_classifier(const tt_vit *m);
 
 /* ---------------------------------------------------------------------------------------------------- trainer */
 
@@ -594,7 +659,7 @@ typedef struct tt_train_options {
     const char *precision;           /* as tt_compile_options. Default "32-true"                                      */
     const char *recompute;           /* as tt_compile_options. Default "cheap"                                        */
     float label_smoothing;           /* default 0                                                                    */
-    int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens            */
+    int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens. max_tokens: text only */
     bool accumulate;                 /* steps may have several micro-batches. Default false                          */
     size_t memory_budget;            /* bytes; 0: no limit                                                           */
 } tt_train_options;
@@ -1447,6 +1512,7 @@ typedef struct tt__attr {
     float weight_decay, beta1, beta2;   /* SGD (beta1: momentum), ADAM                                               */
     bool decoupled;                     /* ADAM: AdamW's decay                                                       */
     float clip_norm;                    /* CLIP                                                                      */
+    tt_patch_options image;             /* PATCHES                                                                   */
 } tt__attr;
 
 typedef enum tt__phase { TT__FORWARD, TT__BACKWARD, TT__NORM, TT__UPDATE } tt__phase;
@@ -1497,6 +1563,8 @@ struct tt_tape {
     X(ATTENTION, "attention", 5, 2, TT__GRAD | TT__RANDOM | TT__BY_ROW(1)) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
     X(GATHER_ROWS, "gather_rows", 2, 1, TT__GRAD)              /* x, index -> y                                      */ \
     X(MEAN_POOL, "mean_pool", 2, 1, TT__GRAD)                  /* x, seq_start -> y                                  */ \
+    X(SET_ROWS, "set_rows", 3, 1, TT__GRAD | TT__INPLACE0)     /* x, index, row -> y                                 */ \
+    X(PATCHES, "patches", 3, 1, 0)                             /* pixels, positions, seq_start -> y                  */ \
     X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__GRAD)          /* logits, targets, [weights] -> loss, lse, counts    */ \
     X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__GRAD)/* x, target, [weights] -> loss, -, counts            */ \
     X(CAST, "cast", 1, 1, TT__GRAD)                            /* x -> x in another dtype                            */ \
@@ -1509,6 +1577,7 @@ struct tt_tape {
     X(ATTENTION_BACKWARD, "attention_backward", 8, 3, 0)       /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv */ \
     X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0)   /* dy, index -> dx                                    */ \
     X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0)       /* dy, seq_start -> dx                                */ \
+    X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow]                       */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1) /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
     X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, TT__INPLACE1) /* dloss, x, target, [weights], counts -> dx */ \
     X(SUM_SQUARES, "sum_squares", 1, 1, 0)                     /* g -> sum of g^2                                    */ \
@@ -1949,6 +2018,30 @@ static bool tt__shape_MEAN_POOL(tt_tape *t, const tt__instr *i, tt__shape *out)
     return out[0].rows >= 1 || tt__bad(t, i, 1, "sequence starts of at least one sequence");
 }
 
+static bool tt__shape_SET_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__fixed_in(t, i, 2, 1, tt__in(t, i, 0)->cols)) return false;
+    out[0] = *tt__in(t, i, 0);
+    return true;
+}
+
+static bool tt__shape_PATCHES(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *pixels = tt__in(t, i, 0), *starts = tt__in(t, i, 2);
+    const tt_patch_options *o = &i->attr.image;
+    if (o->height < 1 || o->width < 1 || o->channels < 1 || o->channels > 4 || o->patch < 1 || o->height % o->patch || o->width % o->patch)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: images of %d x %d pixels and %d channels (1 to 4) cannot be cut into patches of %d x %d", o->width, o->height,
+                             o->channels, o->patch, o->patch);
+    for (int c = 0; c < o->channels; c++)
+        if (!isfinite(o->mean[c]) || !(o->std[c] > 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: mean %g and std %g of channel %d", o->mean[c], o->std[c], c);
+    int64_t size = (int64_t)o->height * o->width * o->channels;
+    if (pixels->dtype != TT_U8 || pixels->cols != size) return tt__bad(t, i, 0, "u8 of width %lld (height * width * channels)", (long long)size);
+    if (!tt__index_in(t, i, 1) || !tt__index_in(t, i, 2)) return false;
+    if (starts->axis != pixels->axis || starts->rows != pixels->rows + 1) return tt__bad(t, i, 2, "one row more than there are images");
+    tt__set_shape(&out[0], TT_F32, tt__in(t, i, 1), (int64_t)o->channels * o->patch * o->patch);
+    return true;
+}
+
 static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows) /* of a loss: they get no gradient */
 {
     if (!tt__shape_in(t, i, k, rows, 1)) return false;
@@ -2038,6 +2131,14 @@ static bool tt__shape_GATHER_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__s
 }
 
 static bool tt__shape_MEAN_POOL_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_GATHER_ROWS_BACKWARD(t, i, out); }
+
+static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    if (i->out[0]) out[0] = *tt__in(t, i, 0);
+    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, tt__in(t, i, 0)->cols);
+    return true;
+}
 
 static bool tt__shape_CROSS_ENTROPY_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -2151,6 +2252,33 @@ static tt_value tt__binary(tt_tape *t, int op, tt_value a, tt_value b)
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b) { return tt__binary(t, TT__OP_ADD, a, b); }
 tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index) { return tt__binary(t, TT__OP_GATHER_ROWS, x, index); }
 tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start) { return tt__binary(t, TT__OP_MEAN_POOL, x, seq_start); }
+
+tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row)
+{
+    tt__instr i = tt__new_instr(TT__OP_SET_ROWS);
+    if (!tt__operand(t, &i, 0, x) || !tt__operand(t, &i, 1, index) || !tt__param_operand(t, &i, 2, row)) return tt__handle(0);
+    return tt__record(t, &i);
+}
+
+tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch)
+{
+    tt_patch_options o;
+    memset(&o, 0, sizeof o);
+    o.height = height;
+    o.width = width;
+    o.channels = channels;
+    o.patch = patch;
+    for (int c = 0; c < 4; c++) o.mean[c] = o.std[c] = 0.5f;
+    return o;
+}
+
+tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start, const tt_patch_options *o)
+{
+    tt__instr i = tt__new_instr(TT__OP_PATCHES);
+    i.attr.image = *o;
+    if (!tt__operand(t, &i, 0, pixels) || !tt__operand(t, &i, 1, positions) || !tt__operand(t, &i, 2, seq_start)) return tt__handle(0);
+    return tt__record(t, &i);
+}
 
 tt_attention_options tt_attention_options_default(int heads)
 {
@@ -2498,6 +2626,16 @@ static void tt__backward_MEAN_POOL(tt__builder *b, const tt__instr *f, int32_t g
     tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
 }
 
+static void tt__backward_SET_ROWS(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__instr *i = tt__emit(b, TT__OP_SET_ROWS_BACKWARD, TT__BACKWARD);
+    if (!i) return;
+    i->in[0] = g;
+    i->in[1] = f->in[1];
+    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+    tt__grad_into(b, b->t->n_code - 1, 1, f->in[2]);
+}
+
 static void tt__backward_CROSS_ENTROPY(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__instr *i = tt__emit(b, TT__OP_CROSS_ENTROPY_BACKWARD, TT__BACKWARD);
@@ -2539,7 +2677,7 @@ static tt__backward tt__backward_of(int op)
     switch (op) {
 #define TT__CASE(OP) case TT__OP_##OP: return tt__backward_##OP;
     TT__CASE(LINEAR) TT__CASE(EMBEDDING) TT__CASE(LAYERNORM) TT__CASE(ACTIVATION) TT__CASE(ADD) TT__CASE(SCALE) TT__CASE(DROPOUT)
-    TT__CASE(ATTENTION) TT__CASE(GATHER_ROWS) TT__CASE(MEAN_POOL) TT__CASE(CROSS_ENTROPY) TT__CASE(MEAN_SQUARED_ERROR) TT__CASE(CAST)
+    TT__CASE(ATTENTION) TT__CASE(GATHER_ROWS) TT__CASE(MEAN_POOL) TT__CASE(SET_ROWS) TT__CASE(CROSS_ENTROPY) TT__CASE(MEAN_SQUARED_ERROR) TT__CASE(CAST)
 #undef TT__CASE
     default: return NULL;
     }
@@ -2737,6 +2875,7 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
         if (!slots || i.out[0] != v || (numbers >= 0 && i.in[numbers])) continue;
         if (i.attr.causal && 2 * t->values[index].shape.rows > t->values[v].shape.rows) continue; /* whole tiles that nobody sees are skipped */
         i.out[0] = t->code[k].out[0];
+        t->values[i.out[0]].block_end |= t->values[v].block_end;
         if (strncmp(t->values[i.out[0]].name, "gather_rows.", 12) == 0) memcpy(t->values[i.out[0]].name, t->values[v].name, sizeof t->values[v].name);
         tt__remove(t, k);
         tt__remove(t, at);
@@ -2923,7 +3062,7 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v)
         i.out[0] = v;
     } else if (f->op == TT__OP_LAYERNORM || f->op == TT__OP_ACTIVATION || (f->op == TT__OP_ATTENTION && r->policy == TT__RECOMPUTE_ATTENTION)) {
         if (r->saved[r->t->values[f->in[0]].base]) i = *f;
-    } else if (f->op == TT__OP_CAST && r->t->values[f->in[0]].storage == TT__PARAMETER) {
+    } else if ((f->op == TT__OP_CAST && r->t->values[f->in[0]].storage == TT__PARAMETER) || f->op == TT__OP_PATCHES) {
         i = *f;
     }
     return i;
@@ -3767,6 +3906,8 @@ static size_t tt__cpu_workspace(tt_context *ctx, const tt_tape *t, const tt__ins
         return bytes + (i->in[4 + 3 * back] ? tt__attention_queries_bytes(starts->rows - 1, tt__in(t, i, back)->rows) : 0);
     }
     case TT__OP_LAYERNORM_BACKWARD: return 2 * partial + widen;
+    case TT__OP_PATCHES: return buffers * tt__row_bytes(t->values[i->out[0]].shape.cols);
+    case TT__OP_SET_ROWS_BACKWARD: return tt__align_up((size_t)a->rows) + widen;
     case TT__OP_EMBEDDING_BACKWARD: return tt__align_up((size_t)(b->rows + t->values[i->out[0]].shape.rows + 1) * 4) + widen;
     case TT__OP_CROSS_ENTROPY: case TT__OP_MEAN_SQUARED_ERROR: return tt__align_up((size_t)rows * 8) + widen;
     case TT__OP_SUM_SQUARES: return tt__align_up((size_t)tt__ceil_div(a->rows * a->cols, TT__CHUNK) * 8) + buffers * tt__row_bytes(TT__CHUNK);
@@ -6067,6 +6208,95 @@ TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l) /* rows ma
         TT__K(row_end)(&l->out[0], true, index[r], sum, TT__K(scratch_row)(scratch, n, 2));
     }
     return TT_OK;
+}
+
+TT__FN void TT__K(copy_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch) /* of in[0] */
+{
+    int64_t n = l->in[0].cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        memcpy(y, x, (size_t)n * 4);
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 2));
+    }
+}
+
+TT__FN tt_status TT__K(run_SET_ROWS)(const tt__launch *l)
+{
+    const int32_t *index = (const int32_t *)l->in[1].data;
+    int64_t n = l->out[0].cols;
+    float *scratch = (float *)l->workspace;
+    tt_status status = tt__check_indices(l, 1, l->out[0].rows, NULL, "rows to set");
+    if (status != TT_OK) return status;
+    if (l->in[0].data != l->out[0].data) tt__for_rows(l, l->out[0].rows, n, TT__K(copy_rows));
+    for (int64_t k = 0; k < l->in[1].rows; k++) {
+        const float *row = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 1));
+        float *y = TT__K(row_begin)(&l->out[0], false, index[k], scratch);
+        memcpy(y, row, (size_t)n * 4);
+        TT__K(row_end)(&l->out[0], false, index[k], y, TT__K(scratch_row)(scratch, n, 2));
+    }
+    return TT_OK;
+}
+
+TT__FN void TT__K(set_rows_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    const uint8_t *set = (const uint8_t *)l->workspace;
+    for (int64_t r = from; r < to; r++) {
+        if (!set[r] && (l->add[0] || l->in[0].data != l->out[0].data)) TT__K(copy_rows)(l, r, r + 1, scratch);
+        if (set[r] && !l->add[0]) TT__K(zero_rows)(l, r, r + 1, scratch);
+    }
+}
+
+TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l) /* a row may be listed twice, but was set once */
+{
+    const int32_t *index = (const int32_t *)l->in[1].data;
+    int64_t rows = l->in[0].rows, n = l->in[0].cols;
+    uint8_t *set = (uint8_t *)l->workspace;
+    size_t skip = tt__align_up((size_t)rows);
+    float *scratch = (float *)(void *)((char *)l->workspace + skip);
+    memset(set, 0, (size_t)rows);
+    for (int64_t k = 0; k < l->in[1].rows; k++) set[index[k]] = 1;
+    if (l->out[1].data) {
+        float *sum = TT__K(row_begin)(&l->out[1], l->add[1], 0, scratch);
+        memset(sum, 0, (size_t)n * 4);
+        for (int64_t r = 0; r < rows; r++) {
+            if (!set[r]) continue;
+            const float *dy = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+            for (int64_t c = 0; c < n; c++) sum[c] += dy[c];
+        }
+        TT__K(row_end)(&l->out[1], l->add[1], 0, sum, TT__K(scratch_row)(scratch, n, 2));
+    }
+    if (l->out[0].data) tt__for_chunks(l, rows, n, tt__max(1, 8192 / n), skip, TT__K(set_rows_backward_rows));
+    return TT_OK;
+}
+
+TT__FN void TT__K(patches_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    const tt_patch_options *o = &l->instr->attr.image;
+    const int32_t *position = (const int32_t *)l->in[1].data, *start = (const int32_t *)l->in[2].data;
+    int64_t seqs = l->in[2].rows - 1, n = l->out[0].cols, s = tt__sequence_of(start, seqs, from);
+    for (int64_t r = from; r < to; r++) {
+        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch), *to_y = y;
+        while (r >= start[s + 1]) s++;
+        int p = position[r] - 1, across = o->width / o->patch;
+        if (p < 0) memset(y, 0, (size_t)n * 4);
+        for (int c = 0; c < o->channels && p >= 0; c++) {
+            const uint8_t *from_x = (const uint8_t *)tt__at(&l->in[0], s) + (((int64_t)p / across * o->width + p % across) * o->patch) * o->channels + c;
+            float scale = 1 / (255 * o->std[c]), shift = -o->mean[c] / o->std[c];
+            for (int line = 0; line < o->patch; line++, from_x += (int64_t)o->width * o->channels)
+                for (int x = 0; x < o->patch; x++) *to_y++ = (float)from_x[x * o->channels] * scale + shift;
+        }
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 1));
+    }
+}
+
+TT__FN tt_status TT__K(run_PATCHES)(const tt__launch *l)
+{
+    const tt_patch_options *o = &l->instr->attr.image;
+    tt_status status = tt__check_starts(l, 2, l->out[0].rows);
+    if (status == TT_OK) status = tt__check_indices(l, 1, (int64_t)(o->height / o->patch) * (o->width / o->patch) + 1, NULL, "0 or the number of a patch");
+    if (status == TT_OK) tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(patches_rows));
+    return status;
 }
 
 TT__FN void TT__K(mean_pool_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
@@ -9980,10 +10210,74 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
    Plain structs of named parameters and a forward function on the tape. Uses the public API, and formats for checkpoints.
    ============================================================================================================ */
 
-/* ---- parameters from checkpoint files: an open file shared by the parameters that will be read from it ---- */
+/* ---------------------------------------------------------------------------------------- parameters of a model
+   Tables say where the parameters of a model stand in its struct, how files call them and which shape they have. Creating, loading and
+   saving them is the same for all models. */
+
+/* A tensor. Its shape is spelled in letters, of which the layout tells the sizes ('1' is 1); a model has not what has a size of 0.
+   The parameter has no leading ones. */
+typedef struct tt__tensor_row {
+    size_t offset;       /* of its tt_param * in the struct of the model or of a layer                               */
+    const char *name[2]; /* in the two spellings of the model; NULL: not there                                       */
+    const char *shape;
+    char init;           /* 'n' normal, '1' ones, '0' zeros                                                          */
+    char part;           /* spelling 1 packs three parameters in one tensor: which; 0: it does not                   */
+    bool head;           /* starts anew where a checkpoint has none                                                  */
+} tt__tensor_row;
+
+typedef struct tt__layout {
+    tt_context *ctx;
+    const tt__tensor_row *model, *layer;
+    int n_model, n_layer, layers;
+    char *self, *layer_self;          /* the model's struct, the first layer's                                       */
+    size_t layer_bytes;               /* of a layer's struct                                                         */
+    const char *layer_format[2];      /* how names in layers begin, with %d for the layer and %s for the rest         */
+    const char *prefix[2];            /* which names may lack in files                                               */
+    int64_t size['Z' - 'A' + 1];
+} tt__layout;
+
+/* Parameter number k of all (the model's, then each layer's): its row, name and slot; NULL behind the last. */
+static tt_param **tt__layout_slot(const tt__layout *l, int spelling, int k, const tt__tensor_row **row, char *name, size_t capacity)
+{
+    int in_layers = k - l->n_model, layer = in_layers / l->n_layer;
+    if (in_layers >= 0 && layer >= l->layers) return NULL;
+    *row = in_layers < 0 ? &l->model[k] : &l->layer[in_layers % l->n_layer];
+    const char *plain = (*row)->name[spelling] ? (*row)->name[spelling] : "";
+    if (in_layers < 0) snprintf(name, capacity, "%s", plain);
+    else snprintf(name, capacity, l->layer_format[spelling], layer, plain);
+    return (tt_param **)(void *)((in_layers < 0 ? l->self : l->layer_self + (size_t)layer * l->layer_bytes) + (*row)->offset);
+}
+
+/* The dimensions that files give it; how many, 0 when the model has it not. */
+static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
+{
+    int n = 0;
+    for (const char *s = row->shape; *s; s++) {
+        dims[n] = *s == '1' ? 1 : l->size[*s - 'A'];
+        if (dims[n++] == 0) return 0;
+    }
+    return n;
+}
+
+/* Creates the parameters, named in `spelling`, to be initialised with a normal distribution of standard deviation `scale`. */
+static tt_status tt__layout_new(const tt__layout *l, int spelling, float scale)
+{
+    const tt__tensor_row *row;
+    char name[256];
+    tt_param **slot;
+    for (int k = 0; (slot = tt__layout_slot(l, spelling, k, &row, name, sizeof name)) != NULL; k++) {
+        int64_t dims[4];
+        int n = row->name[spelling] ? tt__row_dims(l, row, dims) : 0, lead = (int)strspn(row->shape, "1");
+        tt_init init = {row->init == 'n' ? TT_INIT_NORMAL : row->init == '1' ? TT_INIT_ONES : TT_INIT_ZEROS, scale};
+        if (n && !(*slot = tt_param_new(l->ctx, name, n - lead, dims + lead, init))) return l->ctx->status;
+    }
+    return TT_OK;
+}
+
+/* ---- from checkpoint files: an open file shared by the parameters that will be read from it ---- */
 
 typedef struct tt__checkpoint { tt_safetensors *file; int references; } tt__checkpoint;
-typedef struct tt__checkpoint_tensor { tt__checkpoint *checkpoint; int index; } tt__checkpoint_tensor;
+typedef struct tt__checkpoint_tensor { tt__checkpoint *checkpoint; int index; int64_t first; } tt__checkpoint_tensor;
 
 static void tt__checkpoint_release(tt__checkpoint *c, tt_context *ctx)
 {
@@ -10006,7 +10300,7 @@ static tt__checkpoint *tt__checkpoint_open(tt_context *ctx, const char *path)
 static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, float *to)
 {
     tt__checkpoint_tensor *s = (tt__checkpoint_tensor *)source;
-    return tt_safetensors_read_f32(s->checkpoint->file, s->index, first, n, to);
+    return tt_safetensors_read_f32(s->checkpoint->file, s->index, s->first + first, n, to);
 }
 
 static void tt__checkpoint_drop(tt_context *ctx, void *source)
@@ -10016,33 +10310,286 @@ static void tt__checkpoint_drop(tt_context *ctx, void *source)
     tt__free(ctx, s);
 }
 
-/* p will be read from tensor `index` of c, whose shape must be p's. */
-static tt_status tt__param_from_checkpoint(tt_param *p, tt__checkpoint *c, int index, const char *path)
+/* p will be read from tensor `index` of c, whose shape must be `dims`; with `part`, from that third of it. */
+static tt_status tt__param_from_checkpoint(tt_param *p, tt__checkpoint *c, int index, int ndim, const int64_t *dims, int part)
 {
     const tt_tensor_info *info = tt_safetensors_info(c->file, index);
-    bool same = info->ndim == p->ndim;
-    for (int k = 0; k < p->ndim && same; k++) same = info->dims[k] == p->dims[k];
+    bool same = info->ndim == ndim;
+    for (int k = 0; k < ndim && same; k++) same = info->dims[k] == dims[k] * (part && k == 0 ? 3 : 1);
     if (!same) {
         char text[256];
         tt__text shapes = {text, sizeof text, 0};
         tt__print(&shapes, "(");
         for (int k = 0; k < info->ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)info->dims[k]);
         tt__print(&shapes, "), expected (");
-        for (int k = 0; k < p->ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)p->dims[k]);
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has shape %s) for parameter '%s'", path, info->name, text, p->name);
+        for (int k = 0; k < ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)dims[k] * (part && k == 0 ? 3 : 1));
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has shape %s) for parameter '%s'", c->file->path, info->name, text, p->name);
     }
     if (strcmp(info->dtype, "F32") != 0 && strcmp(info->dtype, "BF16") != 0 && strcmp(info->dtype, "F16") != 0 && strcmp(info->dtype, "F64") != 0)
-        return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, F16 or F64", path, info->name, info->dtype);
+        return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, F16 or F64", c->file->path, info->name, info->dtype);
     tt__checkpoint_tensor *s = (tt__checkpoint_tensor *)tt__alloc(p->ctx, sizeof *s);
     if (!s) return TT_ERR_MEMORY;
     s->checkpoint = c;
     s->index = index;
+    s->first = part ? (part - 1) * p->size : 0;
     c->references++;
     tt__param_drop_source(p);
     p->source = s;
     p->read = tt__checkpoint_read;
     p->release = tt__checkpoint_drop;
     return TT_OK;
+}
+
+/* Names without the model's prefix, and old spellings, are found too. */
+static int tt__find_tensor(const tt_safetensors *s, const char *name, const char *prefix)
+{
+    static const char *const old[][2] = {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}, {"mlp.0.", "mlp.linear_1."}, {"mlp.3.", "mlp.linear_2."}};
+    char other[256];
+    const char *plain = strncmp(name, prefix, strlen(prefix)) == 0 ? name + strlen(prefix) : name;
+    int index = tt_safetensors_find(s, name);
+    if (index < 0) index = tt_safetensors_find(s, plain);
+    for (int k = 0; k < 2 * TT__COUNT(old) && index < 0; k++) {
+        const char *from = k % 2 ? name : plain, *at = strstr(from, old[k / 2][0]);
+        if (!at) continue;
+        snprintf(other, sizeof other, "%.*s%s%s", (int)(at - from), from, old[k / 2][1], at + strlen(old[k / 2][0]));
+        index = tt_safetensors_find(s, other);
+    }
+    return index;
+}
+
+/* Reads a tensor whose shape is not the parameter's in a way of its own. TT_OK with *done false: it cannot. */
+typedef tt_status (*tt__adapt)(const tt__tensor_row *row, tt_param *p, tt__checkpoint *c, int index, bool *done);
+
+/* The parameters will be read from c. A head that the file lacks starts anew, and a classifier (rows of C) of another size. */
+static tt_status tt__layout_attach(const tt__layout *l, int spelling, tt__checkpoint *c, tt__adapt adapt)
+{
+    const tt__tensor_row *row;
+    char name[256];
+    tt_param **slot;
+    int used = 0;
+    for (int k = 0; (slot = tt__layout_slot(l, spelling, k, &row, name, sizeof name)) != NULL; k++) {
+        int64_t dims[4];
+        int ndim = tt__row_dims(l, row, dims);
+        bool done = false;
+        if (!*slot) continue;
+        int index = tt__find_tensor(c->file, name, l->prefix[spelling]);
+        const tt_tensor_info *info = index < 0 ? NULL : tt_safetensors_info(c->file, index);
+        if (info && row->head && row->shape[0] == 'C' && info->dims[0] != dims[0]) {
+            tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': '%s' has %lld classes, %lld are asked for: it starts anew", c->file->path, name, (long long)info->dims[0],
+                    (long long)dims[0]);
+            used++;
+            continue;
+        }
+        if (!info && row->head) {
+            tt__log(l->ctx, TT_LOG_INFO, "checkpoint", "'%s' has no '%s': it starts anew", c->file->path, name);
+            continue;
+        }
+        if (!info) return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for", c->file->path, name);
+        tt_status status = adapt ? adapt(row, *slot, c, index, &done) : TT_OK;
+        if (status == TT_OK && !done) status = tt__param_from_checkpoint(*slot, c, index, ndim, dims, spelling == 1 ? row->part : 0);
+        if (status != TT_OK) return status;
+        used += spelling == 0 || row->part < 2;
+    }
+    int unused = tt_safetensors_count(c->file) - used;
+    for (int k = 0; k < tt_safetensors_count(c->file) && unused > 0; k++) unused -= tt__match("*embeddings.position_ids", tt_safetensors_info(c->file, k)->name);
+    if (unused > 0) tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were left out", c->file->path, unused);
+    return TT_OK;
+}
+
+/* ---- to checkpoint files ---- */
+
+/* Streams n elements of p through `piece` into w, in dtype `as`. */
+static tt_status tt__save_param(tt_safetensors_writer *w, const tt_param *p, tt_dtype as, float *piece, void *converted)
+{
+    tt_status status = TT_OK;
+    for (int64_t first = 0; first < p->size && status == TT_OK; first += TT__PIECE) {
+        int64_t n = tt__min(TT__PIECE, p->size - first);
+        status = tt__param_read(p, first, n, piece);
+        if (status != TT_OK) break;
+        tt__convert(converted, as, piece, TT_F32, (size_t)n);
+        status = tt_safetensors_write(w, converted, (size_t)n * tt_dtype_bytes(as));
+    }
+    return status;
+}
+
+/* Writes model.safetensors into a folder, which is made if need be; in the dtype of the parameters, which is returned. */
+static tt_status tt__layout_save(const tt__layout *l, int spelling, const char *folder, tt_dtype *dtype)
+{
+    tt_context *ctx = l->ctx;
+    const tt_files *files = &ctx->options.files;
+    static const char *const metadata[] = {"format", "pt", NULL};
+    const tt__tensor_row *row;
+    char path[TT__PATH], name[256];
+    tt_param **slot;
+    int all = l->n_model + l->n_layer * l->layers, tensors = 0, params = 0;
+    *dtype = TT_F32;
+    if (!files->make_folder(files->user, folder)) return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
+    tt_tensor_info *info = (tt_tensor_info *)tt__calloc(ctx, sizeof *info * (size_t)all);
+    char(*names)[256] = (char(*)[256])tt__alloc(ctx, sizeof *names * (size_t)all);
+    const tt_param **param = (const tt_param **)tt__alloc(ctx, sizeof *param * (size_t)all);
+    float *piece = (float *)tt__alloc(ctx, sizeof(float) * TT__PIECE * 2);
+    tt_status status = info && names && param && piece ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; status == TT_OK && (slot = tt__layout_slot(l, spelling, k, &row, name, sizeof name)) != NULL; k++) {
+        if (!*slot) continue;
+        if (!params && (*slot)->arena) *dtype = (*slot)->dtype;
+        param[params++] = *slot;
+        int part = spelling == 1 ? row->part : 0;
+        if (part > 1) continue; /* behind the first part, in one tensor */
+        snprintf(names[tensors], sizeof names[tensors], "%s", name);
+        info[tensors].name = names[tensors];
+        info[tensors].dtype = *dtype == TT_BF16 ? "BF16" : "F32";
+        info[tensors].ndim = tt__row_dims(l, row, info[tensors].dims);
+        if (part) info[tensors].dims[0] *= 3;
+        tensors++;
+    }
+    if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
+    tt_safetensors_writer *w = status == TT_OK ? tt_safetensors_begin(ctx, path, info, tensors, metadata) : NULL;
+    if (status == TT_OK && !w) status = ctx->status;
+    for (int k = 0; k < params && status == TT_OK; k++) status = tt__save_param(w, param[k], *dtype, piece, piece + TT__PIECE);
+    tt_status end = w ? tt_safetensors_end(w) : TT_OK;
+    tt__free(ctx, piece);
+    tt__free(ctx, (void *)(uintptr_t)param);
+    tt__free(ctx, names);
+    tt__free(ctx, info);
+    return status == TT_OK ? end : status;
+}
+
+static tt_status tt__write_text(tt_context *ctx, const char *path, const char *text)
+{
+    tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
+    if (!w) return TT_ERR_MEMORY;
+    if (tt__writer_begin(w, ctx, path) == TT_OK) tt__write(w, text, strlen(text));
+    tt_status status = tt__writer_end(w);
+    tt__free(ctx, w);
+    return status;
+}
+
+/* Writes what `print` prints into a file of a folder. */
+static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file, void (*print)(tt__text *to, const void *arg), const void *arg)
+{
+    char path[TT__PATH];
+    tt__text text = {NULL, 0, 0};
+    tt_status status = tt__path_join(ctx, path, folder, file);
+    if (status != TT_OK) return status;
+    print(&text, arg); /* how long it is */
+    text.capacity = text.length + 1;
+    text.length = 0;
+    text.to = (char *)tt__alloc(ctx, text.capacity);
+    if (!text.to) return TT_ERR_MEMORY;
+    print(&text, arg);
+    status = tt__write_text(ctx, path, text.to);
+    tt__free(ctx, text.to);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------- config.json, as models share it */
+
+/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
+static const char *tt__json_float(float x, char to[32])
+{
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(to, 32, "%.*g", digits, x);
+        if (strtof(to, NULL) == x) break;
+    }
+    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
+    return to;
+}
+
+static void tt__print_labels(tt__text *json, const char (*names)[64], int classes)
+{
+    for (int side = 0; side < 2; side++) {
+        tt__print(json, side ? ",\n  \"label2id\": {" : "  \"id2label\": {");
+        for (int k = 0; k < classes; k++) {
+            tt__print(json, k ? ", " : "");
+            if (side) { tt__json_quote(json, names[k]); tt__print(json, ": %d", k); }
+            else { tt__print(json, "\"%d\": ", k); tt__json_quote(json, names[k]); }
+        }
+        tt__print(json, "}");
+    }
+}
+
+#define TT__MOST_CLASSES 100000
+
+/* The number of classes, from id2label or num_labels; as it is when there is neither. */
+static tt_status tt__read_classes(const tt__json *j, int *classes)
+{
+    int labels = tt__json_get(j, 0, "id2label");
+    int64_t n = *classes;
+    tt_status status = TT_OK;
+    if (labels >= 0 && j->nodes[labels].kind == TT__JSON_OBJECT) n = j->nodes[labels].count;
+    else status = tt__json_read_int(j, 0, "num_labels", false, 1, TT__MOST_CLASSES, &n);
+    if (status == TT_OK && (n < 1 || n > TT__MOST_CLASSES))
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %lld classes; 1 to %d are supported", j->path, (long long)n, TT__MOST_CLASSES);
+    *classes = (int)n;
+    return status;
+}
+
+/* names (classes, 64) from id2label, where it is there; cut at 63 bytes, never within a character. */
+static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int classes)
+{
+    int labels = tt__json_get(j, 0, "id2label");
+    if (labels < 0 || j->nodes[labels].kind != TT__JSON_OBJECT) return TT_OK;
+    for (int k = 0; k < classes; k++) {
+        char key[16];
+        const char *label = NULL;
+        snprintf(key, sizeof key, "%d", k);
+        tt_status status = tt__json_read_string(j, labels, key, true, &label);
+        if (status != TT_OK) return status;
+        snprintf(names[k], sizeof names[k], "%s", label);
+        names[k][tt__utf8_invalid(names[k], strlen(names[k]))] = 0;
+    }
+    return TT_OK;
+}
+
+/* LABEL_0, LABEL_1, ...: (classes, 64) */
+static char (*tt__new_labels(tt_context *ctx, int classes))[64]
+{
+    char(*names)[64] = (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes);
+    for (int k = 0; k < classes && names; k++) snprintf(names[k], sizeof names[k], "LABEL_%d", k);
+    return names;
+}
+
+static tt_status tt__read_float(const tt__json *j, const char *key, float *to)
+{
+    double x = *to;
+    tt_status status = tt__json_read_number(j, 0, key, false, &x);
+    *to = (float)x;
+    return status;
+}
+
+/* A size of a config, at least 1 where it must be there. */
+static tt_status tt__read_size(const tt__json *j, const char *key, bool required, int *to)
+{
+    int64_t x = *to;
+    tt_status status = tt__json_read_int(j, 0, key, required, required ? 1 : 0, INT32_MAX / 4, &x);
+    *to = (int)x;
+    return status;
+}
+
+static bool tt__is_activation(const char *name)
+{
+    static const char *const names[] = {"gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish"};
+    for (int k = 0; k < TT__COUNT(names); k++) if (name && strcmp(name, names[k]) == 0) return true;
+    return false;
+}
+
+static tt_value tt__named_activation(tt_tape *t, tt_value x, const char *name)
+{
+    if (strcmp(name, "relu") == 0) return tt_relu(t, x);
+    if (strcmp(name, "silu") == 0 || strcmp(name, "swish") == 0) return tt_silu(t, x);
+    return strcmp(name, "gelu") == 0 ? tt_gelu(t, x) : tt_gelu_tanh(t, x);
+}
+
+/* What is wrong with sizes (the last: classes) and rates that transformers have. */
+static void tt__check_sizes(tt__text *all, const char *const *names, const int *sizes, int n)
+{
+    for (int k = 0; k < n; k++) if (sizes[k] < 1) tt__print(all, "; %s is %d", names[k], sizes[k]);
+    if (sizes[n - 1] > TT__MOST_CLASSES) tt__print(all, "; %d classes, at most %d are supported", sizes[n - 1], TT__MOST_CLASSES);
+}
+
+static void tt__check_rates(tt__text *all, const float *rates, int n)
+{
+    for (int k = 0; k < n; k++) if (!(rates[k] >= 0 && rates[k] < 1)) tt__print(all, "; dropout %g is not in [0, 1)", rates[k]);
 }
 
 /* ------------------------------------------------------------------------------------------------------- BERT */
@@ -10070,82 +10617,66 @@ tt_bert_config tt_bert_config_default(bool distil)
     return c;
 }
 
-/* Where each parameter stands in tt_bert, how it is called in both spellings, and its shape in units of: H hidden, I intermediate,
-   V vocab, P positions, T types, C classes; 0: no second dimension. */
-typedef struct tt__bert_row { size_t offset; const char *bert, *distil; char rows, cols, init; } tt__bert_row;
-
-static const tt__bert_row *tt__bert_table(bool layer, int *count)
+/* H hidden, I intermediate, V vocab, P positions, T types, C classes; Q: hidden, of the head. Spelling 1 is DistilBERT's. */
+static tt__layout tt__bert_layout(const tt_bert *m)
 {
-#define TT__B(field, bert, distil, rows, cols, init) {offsetof(tt_bert, field), bert, distil, rows, cols, init}
-#define TT__L(field, bert, distil, rows, cols, init) {offsetof(tt_bert_layer, field), bert, distil, rows, cols, init}
-    static const tt__bert_row model[] = {
-        TT__B(word, "bert.embeddings.word_embeddings.weight", "distilbert.embeddings.word_embeddings.weight", 'V', 'H', 'n'),
-        TT__B(position, "bert.embeddings.position_embeddings.weight", "distilbert.embeddings.position_embeddings.weight", 'P', 'H', 'n'),
-        TT__B(type, "bert.embeddings.token_type_embeddings.weight", NULL, 'T', 'H', 'n'),
-        TT__B(norm_w, "bert.embeddings.LayerNorm.weight", "distilbert.embeddings.LayerNorm.weight", 'H', 0, '1'),
-        TT__B(norm_b, "bert.embeddings.LayerNorm.bias", "distilbert.embeddings.LayerNorm.bias", 'H', 0, '0'),
-        TT__B(head_w, "bert.pooler.dense.weight", "pre_classifier.weight", 'H', 'H', 'n'),
-        TT__B(head_b, "bert.pooler.dense.bias", "pre_classifier.bias", 'H', 0, '0'),
-        TT__B(classifier_w, "classifier.weight", "classifier.weight", 'C', 'H', 'n'),
-        TT__B(classifier_b, "classifier.bias", "classifier.bias", 'C', 0, '0'),
+#define TT__B(field, bert, distil, shape, init, head) {offsetof(tt_bert, field), {bert, distil}, shape, init, 0, head}
+#define TT__L(field, bert, distil, shape, init) {offsetof(tt_bert_layer, field), {bert, distil}, shape, init, 0, false}
+    static const tt__tensor_row model[] = {
+        TT__B(word, "bert.embeddings.word_embeddings.weight", "distilbert.embeddings.word_embeddings.weight", "VH", 'n', false),
+        TT__B(position, "bert.embeddings.position_embeddings.weight", "distilbert.embeddings.position_embeddings.weight", "PH", 'n', false),
+        TT__B(type, "bert.embeddings.token_type_embeddings.weight", NULL, "TH", 'n', false),
+        TT__B(norm_w, "bert.embeddings.LayerNorm.weight", "distilbert.embeddings.LayerNorm.weight", "H", '1', false),
+        TT__B(norm_b, "bert.embeddings.LayerNorm.bias", "distilbert.embeddings.LayerNorm.bias", "H", '0', false),
+        TT__B(head_w, "bert.pooler.dense.weight", "pre_classifier.weight", "QH", 'n', true),
+        TT__B(head_b, "bert.pooler.dense.bias", "pre_classifier.bias", "Q", '0', true),
+        TT__B(classifier_w, "classifier.weight", "classifier.weight", "CH", 'n', true),
+        TT__B(classifier_b, "classifier.bias", "classifier.bias", "C", '0', true),
     };
-    static const tt__bert_row layers[] = {
-        TT__L(q_w, "attention.self.query.weight", "attention.q_lin.weight", 'H', 'H', 'n'),
-        TT__L(q_b, "attention.self.query.bias", "attention.q_lin.bias", 'H', 0, '0'),
-        TT__L(k_w, "attention.self.key.weight", "attention.k_lin.weight", 'H', 'H', 'n'),
-        TT__L(k_b, "attention.self.key.bias", "attention.k_lin.bias", 'H', 0, '0'),
-        TT__L(v_w, "attention.self.value.weight", "attention.v_lin.weight", 'H', 'H', 'n'),
-        TT__L(v_b, "attention.self.value.bias", "attention.v_lin.bias", 'H', 0, '0'),
-        TT__L(attention_w, "attention.output.dense.weight", "attention.out_lin.weight", 'H', 'H', 'n'),
-        TT__L(attention_b, "attention.output.dense.bias", "attention.out_lin.bias", 'H', 0, '0'),
-        TT__L(attention_norm_w, "attention.output.LayerNorm.weight", "sa_layer_norm.weight", 'H', 0, '1'),
-        TT__L(attention_norm_b, "attention.output.LayerNorm.bias", "sa_layer_norm.bias", 'H', 0, '0'),
-        TT__L(up_w, "intermediate.dense.weight", "ffn.lin1.weight", 'I', 'H', 'n'),
-        TT__L(up_b, "intermediate.dense.bias", "ffn.lin1.bias", 'I', 0, '0'),
-        TT__L(down_w, "output.dense.weight", "ffn.lin2.weight", 'H', 'I', 'n'),
-        TT__L(down_b, "output.dense.bias", "ffn.lin2.bias", 'H', 0, '0'),
-        TT__L(output_norm_w, "output.LayerNorm.weight", "output_layer_norm.weight", 'H', 0, '1'),
-        TT__L(output_norm_b, "output.LayerNorm.bias", "output_layer_norm.bias", 'H', 0, '0'),
+    static const tt__tensor_row layer[] = {
+        TT__L(q_w, "attention.self.query.weight", "attention.q_lin.weight", "HH", 'n'),
+        TT__L(q_b, "attention.self.query.bias", "attention.q_lin.bias", "H", '0'),
+        TT__L(k_w, "attention.self.key.weight", "attention.k_lin.weight", "HH", 'n'),
+        TT__L(k_b, "attention.self.key.bias", "attention.k_lin.bias", "H", '0'),
+        TT__L(v_w, "attention.self.value.weight", "attention.v_lin.weight", "HH", 'n'),
+        TT__L(v_b, "attention.self.value.bias", "attention.v_lin.bias", "H", '0'),
+        TT__L(attention_w, "attention.output.dense.weight", "attention.out_lin.weight", "HH", 'n'),
+        TT__L(attention_b, "attention.output.dense.bias", "attention.out_lin.bias", "H", '0'),
+        TT__L(attention_norm_w, "attention.output.LayerNorm.weight", "sa_layer_norm.weight", "H", '1'),
+        TT__L(attention_norm_b, "attention.output.LayerNorm.bias", "sa_layer_norm.bias", "H", '0'),
+        TT__L(up_w, "intermediate.dense.weight", "ffn.lin1.weight", "IH", 'n'),
+        TT__L(up_b, "intermediate.dense.bias", "ffn.lin1.bias", "I", '0'),
+        TT__L(down_w, "output.dense.weight", "ffn.lin2.weight", "HI", 'n'),
+        TT__L(down_b, "output.dense.bias", "ffn.lin2.bias", "H", '0'),
+        TT__L(output_norm_w, "output.LayerNorm.weight", "output_layer_norm.weight", "H", '1'),
+        TT__L(output_norm_b, "output.LayerNorm.bias", "output_layer_norm.bias", "H", '0'),
     };
 #undef TT__B
 #undef TT__L
-    *count = layer ? TT__COUNT(layers) : TT__COUNT(model);
-    return layer ? layers : model;
-}
-
-static int64_t tt__bert_size(const tt_bert_config *c, char unit)
-{
-    switch (unit) {
-    case 'H': return c->hidden_size;
-    case 'I': return c->intermediate_size;
-    case 'V': return c->vocab_size;
-    case 'P': return c->max_positions;
-    case 'T': return c->type_vocab_size;
-    default: return c->classes;
-    }
-}
-
-/* Parameter number k of all (model rows, then each layer's): its row, name and slot; NULL behind the last. */
-static tt_param **tt__bert_slot(const tt_bert *m, int k, const tt__bert_row **row, char *name, size_t capacity)
-{
-    int n_model, n_layer, layer;
-    const tt__bert_row *model = tt__bert_table(false, &n_model), *layers = tt__bert_table(true, &n_layer);
-    if (k < n_model) {
-        *row = &model[k];
-        snprintf(name, capacity, "%s", m->config.distil ? ((*row)->distil ? (*row)->distil : "") : (*row)->bert);
-        return (tt_param **)(void *)((char *)(uintptr_t)m + (*row)->offset);
-    }
-    layer = (k - n_model) / n_layer;
-    if (layer >= m->config.layers) return NULL;
-    *row = &layers[(k - n_model) % n_layer];
-    snprintf(name, capacity, m->config.distil ? "distilbert.transformer.layer.%d.%s" : "bert.encoder.layer.%d.%s", layer, m->config.distil ? (*row)->distil : (*row)->bert);
-    return (tt_param **)(void *)((char *)&m->layer[layer] + (*row)->offset);
-}
-
-static bool tt__bert_has(const tt_bert_config *c, const tt__bert_row *row, const char *name)
-{
-    if (!*name || (row->rows == 'T' && !c->type_vocab_size)) return false;
-    return c->distil || c->pooler || !strstr(name, ".pooler.");
+    const tt_bert_config *c = &m->config;
+    tt__layout l;
+    memset(&l, 0, sizeof l);
+    l.ctx = m->ctx;
+    l.model = model;
+    l.layer = layer;
+    l.n_model = TT__COUNT(model);
+    l.n_layer = TT__COUNT(layer);
+    l.layers = c->layers;
+    l.self = (char *)(uintptr_t)m;
+    l.layer_self = (char *)m->layer;
+    l.layer_bytes = sizeof *m->layer;
+    l.layer_format[0] = "bert.encoder.layer.%d.%s";
+    l.layer_format[1] = "distilbert.transformer.layer.%d.%s";
+    l.prefix[0] = "bert.";
+    l.prefix[1] = "distilbert.";
+    l.size['H' - 'A'] = c->hidden_size;
+    l.size['I' - 'A'] = c->intermediate_size;
+    l.size['V' - 'A'] = c->vocab_size;
+    l.size['P' - 'A'] = c->max_positions;
+    l.size['T' - 'A'] = c->type_vocab_size;
+    l.size['C' - 'A'] = c->classes;
+    l.size['Q' - 'A'] = c->distil || c->pooler ? c->hidden_size : 0;
+    return l;
 }
 
 static tt_status tt__bert_check(tt_context *ctx, const tt_bert_config *c)
@@ -10154,23 +10685,18 @@ static tt_status tt__bert_check(tt_context *ctx, const tt_bert_config *c)
     tt__text all = {text, sizeof text, 0};
     const char *const names[] = {"vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_positions", "classes"};
     const int sizes[] = {c->vocab_size, c->hidden_size, c->layers, c->heads, c->intermediate_size, c->max_positions, c->classes};
-    for (int k = 0; k < TT__COUNT(sizes); k++) if (sizes[k] < 1) tt__print(&all, "; %s is %d", names[k], sizes[k]);
-    if (c->heads > 0 && c->hidden_size % c->heads) tt__print(&all, "; hidden_size %d is not a multiple of %d heads", c->hidden_size, c->heads);
-    if (c->classes > 64) tt__print(&all, "; %d classes, at most 64 are supported", c->classes);
-    if (c->type_vocab_size < 0) tt__print(&all, "; type_vocab_size is %d", c->type_vocab_size);
     const float rates[] = {c->dropout, c->attention_dropout, c->classifier_dropout};
-    for (int k = 0; k < TT__COUNT(rates); k++) if (!(rates[k] >= 0 && rates[k] < 1)) tt__print(&all, "; dropout %g is not in [0, 1)", rates[k]);
+    tt__check_sizes(&all, names, sizes, TT__COUNT(sizes));
+    if (c->heads > 0 && c->hidden_size % c->heads) tt__print(&all, "; hidden_size %d is not a multiple of %d heads", c->hidden_size, c->heads);
+    if (c->type_vocab_size < 0) tt__print(&all, "; type_vocab_size is %d", c->type_vocab_size);
+    tt__check_rates(&all, rates, TT__COUNT(rates));
     if (!(c->layer_norm_eps >= 0)) tt__print(&all, "; layer_norm_eps is %g", c->layer_norm_eps);
-    if (!c->activation || (strcmp(c->activation, "gelu") && strcmp(c->activation, "gelu_new") && strcmp(c->activation, "gelu_pytorch_tanh") && strcmp(c->activation, "relu") &&
-                           strcmp(c->activation, "silu") && strcmp(c->activation, "swish")))
-        tt__print(&all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)", c->activation ? c->activation : "(null)");
+    if (!tt__is_activation(c->activation)) tt__print(&all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)", c->activation ? c->activation : "(null)");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "BERT config: %s", text + 2) : TT_OK;
 }
 
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
-    char name[256];
-    const tt__bert_row *row;
     int params = ctx->n_params;
     memset(m, 0, sizeof *m);
     tt_status status = tt__bert_check(ctx, config);
@@ -10179,38 +10705,29 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
     m->config = *config;
     snprintf(m->activation, sizeof m->activation, "%s", config->activation);
     m->config.activation = NULL; /* m may be moved: m->activation says it */
-    for (int k = 0; k < config->classes; k++) snprintf(m->class_names[k], sizeof m->class_names[k], "LABEL_%d", k);
+    m->class_names = tt__new_labels(ctx, config->classes);
     m->layer = (tt_bert_layer *)tt__calloc(ctx, sizeof *m->layer * (size_t)config->layers);
-    if (!m->layer) return TT_ERR_MEMORY;
-    for (int k = 0;; k++) {
-        tt_param **slot = tt__bert_slot(m, k, &row, name, sizeof name);
-        if (!slot) return TT_OK;
-        if (!tt__bert_has(config, row, name)) continue;
-        int64_t dims[2] = {tt__bert_size(config, row->rows), row->cols ? tt__bert_size(config, row->cols) : 0};
-        tt_init init = {row->init == 'n' ? TT_INIT_NORMAL : row->init == '1' ? TT_INIT_ONES : TT_INIT_ZEROS, config->initializer_range};
-        *slot = tt_param_new(ctx, name, row->cols ? 2 : 1, dims, init);
-        if (!*slot) {
-            tt__params_undo(ctx, params);
-            tt_bert_free(m);
-            return ctx->status;
-        }
+    status = m->layer && m->class_names ? TT_OK : TT_ERR_MEMORY;
+    if (status == TT_OK) {
+        tt__layout l = tt__bert_layout(m);
+        status = tt__layout_new(&l, config->distil, config->initializer_range);
     }
+    if (status == TT_OK) return TT_OK;
+    tt__params_undo(ctx, params);
+    tt_bert_free(m);
+    return status;
 }
 
 void tt_bert_free(tt_bert *m)
 {
-    if (m->ctx) tt__free(m->ctx, m->layer);
+    if (m->ctx) {
+        tt__free(m->ctx, m->layer);
+        tt__free(m->ctx, m->class_names);
+    }
     memset(m, 0, sizeof *m);
 }
 
-static tt_value tt__named_activation(tt_tape *t, tt_value x, const char *name)
-{
-    if (strcmp(name, "relu") == 0) return tt_relu(t, x);
-    if (strcmp(name, "silu") == 0 || strcmp(name, "swish") == 0) return tt_silu(t, x);
-    return strcmp(name, "gelu") == 0 ? tt_gelu(t, x) : tt_gelu_tanh(t, x);
-}
-
-tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_text_inputs *in)
+tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
     tt_attention_options attention = tt_attention_options_default(c->heads);
@@ -10239,7 +10756,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_text_inputs *in)
     return x;
 }
 
-tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_text_inputs *in)
+tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* (seqs, hidden): [CLS] */
     if (m->head_w) {
@@ -10251,28 +10768,20 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_text_inputs *in)
     return logits;
 }
 
-static tt_value tt__bert_model_logits(const void *self, tt_tape *t, const tt_text_inputs *in) { return tt_bert_logits((const tt_bert *)self, t, in); }
+static tt_value tt__bert_model_logits(const void *self, tt_tape *t, const tt_inputs *in) { return tt_bert_logits((const tt_bert *)self, t, in); }
 
 tt_model tt_bert_classifier(const tt_bert *m)
 {
-    tt_model model = {m, tt__bert_model_logits, m->config.classes, m->config.max_positions};
+    tt_model model = {m, tt__bert_model_logits, m->config.classes, m->config.max_positions, 0};
     return model;
 }
 
 /* ---- checkpoints ---- */
 
-static tt_status tt__read_rate(const tt__json *j, const char *key, float *rate)
+/* config.json of (Distil)BERT. */
+static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char activation[32])
 {
-    double x = *rate;
-    tt_status status = tt__json_read_number(j, 0, key, false, &x);
-    *rate = (float)x;
-    return status;
-}
-
-/* config.json of (Distil)BERT. class_names: from id2label. */
-static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char activation[32], char class_names[64][64])
-{
-    const char *type = NULL, *act = NULL;
+    const char *type = NULL, *act = NULL, *position = "absolute";
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
     if (strcmp(type, "distilbert") != 0 && strcmp(type, "bert") != 0)
@@ -10285,121 +10794,49 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char
         {"max_position_embeddings", "max_position_embeddings", &c->max_positions, true}, {"type_vocab_size", NULL, &c->type_vocab_size, false}};
     for (int k = 0; k < TT__COUNT(sizes) && status == TT_OK; k++) {
         const char *key = c->distil ? sizes[k].distil : sizes[k].bert;
-        int64_t x = *sizes[k].to;
-        if (!key) continue;
-        status = tt__json_read_int(j, 0, key, sizes[k].required, sizes[k].required ? 1 : 0, INT32_MAX / 4, &x);
-        *sizes[k].to = (int)x;
+        if (key) status = tt__read_size(j, key, sizes[k].required, sizes[k].to);
     }
-    double eps = c->layer_norm_eps, range = c->initializer_range;
-    if (status == TT_OK && !c->distil) status = tt__json_read_number(j, 0, "layer_norm_eps", false, &eps);
-    if (status == TT_OK) status = tt__json_read_number(j, 0, "initializer_range", false, &range);
-    if (status == TT_OK) status = tt__read_rate(j, c->distil ? "dropout" : "hidden_dropout_prob", &c->dropout);
-    if (status == TT_OK) status = tt__read_rate(j, c->distil ? "attention_dropout" : "attention_probs_dropout_prob", &c->attention_dropout);
+    if (status == TT_OK && !c->distil) status = tt__read_float(j, "layer_norm_eps", &c->layer_norm_eps);
+    if (status == TT_OK) status = tt__read_float(j, "initializer_range", &c->initializer_range);
+    if (status == TT_OK) status = tt__read_float(j, c->distil ? "dropout" : "hidden_dropout_prob", &c->dropout);
+    if (status == TT_OK) status = tt__read_float(j, c->distil ? "attention_dropout" : "attention_probs_dropout_prob", &c->attention_dropout);
     if (!c->distil) c->classifier_dropout = c->dropout;
-    if (status == TT_OK) status = tt__read_rate(j, c->distil ? "seq_classif_dropout" : "classifier_dropout", &c->classifier_dropout);
+    if (status == TT_OK) status = tt__read_float(j, c->distil ? "seq_classif_dropout" : "classifier_dropout", &c->classifier_dropout);
     if (status == TT_OK) status = tt__json_read_string(j, 0, c->distil ? "activation" : "hidden_act", false, &act);
+    if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
     if (status != TT_OK) return status;
-    c->layer_norm_eps = (float)eps;
-    c->initializer_range = (float)range;
+    if (strcmp(position, "absolute") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only 'absolute' is supported", j->path, position);
     snprintf(activation, 32, "%s", act ? act : "gelu");
     c->activation = activation;
-    const char *position = "absolute";
-    status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
-    if (status == TT_OK && strcmp(position, "absolute") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only 'absolute' is supported", j->path, position);
-    int labels = tt__json_get(j, 0, "id2label");
-    if (status == TT_OK && labels >= 0 && j->nodes[labels].kind == TT__JSON_OBJECT) {
-        if (j->nodes[labels].count < 1 || j->nodes[labels].count > 64)
-            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %d classes; 1 to 64 are supported", j->path, (int)j->nodes[labels].count);
-        c->classes = (int)j->nodes[labels].count;
-        for (int k = 0; k < c->classes && status == TT_OK; k++) {
-            char key[16];
-            const char *label = NULL;
-            snprintf(key, sizeof key, "%d", k);
-            status = tt__json_read_string(j, labels, key, true, &label);
-            if (status != TT_OK) break;
-            snprintf(class_names[k], 64, "%s", label);
-            class_names[k][tt__utf8_invalid(class_names[k], strlen(class_names[k]))] = 0; /* never half a character */
-        }
-    } else if (status == TT_OK) {
-        int64_t n = c->classes;
-        status = tt__json_read_int(j, 0, "num_labels", false, 1, 64, &n);
-        c->classes = (int)n;
-        for (int k = 0; k < c->classes; k++) snprintf(class_names[k], 64, "LABEL_%d", k);
-    }
-    return status;
-}
-
-/* Old spellings of layer norm parameters, and names without the model's prefix. */
-static int tt__find_tensor(const tt_safetensors *s, const char *name, bool distil)
-{
-    const char *prefix = distil ? "distilbert." : "bert.";
-    char old[256];
-    const char *plain = strncmp(name, prefix, strlen(prefix)) == 0 ? name + strlen(prefix) : name;
-    int index = tt_safetensors_find(s, name);
-    if (index < 0) index = tt_safetensors_find(s, plain);
-    const char *norm = strstr(name, "LayerNorm.");
-    for (int k = 0; k < 2 && index < 0 && norm; k++) {
-        const char *from = k ? name : plain;
-        snprintf(old, sizeof old, "%.*s%s", (int)(strstr(from, "LayerNorm.") + 10 - from), from, strcmp(norm + 10, "weight") == 0 ? "gamma" : "beta");
-        index = tt_safetensors_find(s, old);
-    }
-    return index;
-}
-
-static tt_status tt__bert_attach(tt_bert *m, tt__checkpoint *c, const char *path)
-{
-    char name[256];
-    const tt__bert_row *row;
-    int used = 0;
-    for (int k = 0;; k++) {
-        tt_param **slot = tt__bert_slot(m, k, &row, name, sizeof name);
-        if (!slot) break;
-        if (!*slot) continue;
-        int index = tt__find_tensor(c->file, name, m->config.distil);
-        bool head = strncmp(name, "bert.pooler.", 12) == 0 || strncmp(name, "pre_classifier.", 15) == 0 || strncmp(name, "classifier.", 11) == 0;
-        if (index >= 0 && strncmp(name, "classifier.", 11) == 0 && tt_safetensors_info(c->file, index)->dims[0] != m->config.classes) {
-            tt__log(m->ctx, TT_LOG_WARNING, "checkpoint", "'%s': '%s' has %lld classes, %d are asked for: it starts anew", path, name,
-                    (long long)tt_safetensors_info(c->file, index)->dims[0], m->config.classes);
-            used++;
-            continue;
-        }
-        if (index < 0 && head) {
-            tt__log(m->ctx, TT_LOG_INFO, "checkpoint", "'%s' has no '%s': it starts anew", path, name);
-            continue;
-        }
-        if (index < 0) return tt__fail(m->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for", path, name);
-        tt_status status = tt__param_from_checkpoint(*slot, c, index, path);
-        if (status != TT_OK) return status;
-        used++;
-    }
-    int unused = tt_safetensors_count(c->file) - used;
-    if (tt_safetensors_find(c->file, "embeddings.position_ids") >= 0 || tt_safetensors_find(c->file, "bert.embeddings.position_ids") >= 0) unused--;
-    if (unused > 0) tt__log(m->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were left out", path, unused);
-    return TT_OK;
+    return tt__read_classes(j, &c->classes);
 }
 
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
 {
-    char path[TT__PATH], activation[32], class_names[64][64];
+    char path[TT__PATH], activation[32];
     tt__json j;
     tt_bert_config config;
+    tt__checkpoint *c = NULL;
+    int params = ctx->n_params, own_classes = 0;
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
-    int params = ctx->n_params;
     tt_status status = tt__path_join(ctx, path, folder, "config.json");
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    if (status == TT_OK) status = tt__bert_read_config(&j, &config, activation, class_names);
+    if (status == TT_OK) status = tt__bert_read_config(&j, &config, activation);
+    if (status == TT_OK) {
+        own_classes = config.classes;
+        if (classes) config.classes = classes;
+        status = tt_bert_new(ctx, m, &config);
+    }
+    if (status == TT_OK && config.classes == own_classes) status = tt__read_labels(&j, m->class_names, own_classes);
     tt__json_free(&j);
-    bool same_classes = status == TT_OK && (!classes || classes == config.classes);
-    if (classes) config.classes = classes;
     if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
-    if (status != TT_OK) return status;
-    tt__checkpoint *c = tt__checkpoint_open(ctx, path);
-    if (!c) return ctx->status;
-    status = tt_bert_new(ctx, m, &config);
-    if (status == TT_OK) status = tt__bert_attach(m, c, path);
-    if (status == TT_OK && same_classes) memcpy(m->class_names, class_names, sizeof class_names);
+    if (status == TT_OK && !(c = tt__checkpoint_open(ctx, path))) status = ctx->status;
+    if (status == TT_OK) {
+        tt__layout l = tt__bert_layout(m);
+        status = tt__layout_attach(&l, config.distil, c, NULL);
+    }
     tt__checkpoint_release(c, ctx);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -10407,111 +10844,484 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
     return status;
 }
 
-static tt_status tt__write_text(tt_context *ctx, const char *path, const char *text)
-{
-    tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
-    if (!w) return TT_ERR_MEMORY;
-    if (tt__writer_begin(w, ctx, path) == TT_OK) tt__write(w, text, strlen(text));
-    tt_status status = tt__writer_end(w);
-    tt__free(ctx, w);
-    return status;
-}
+typedef struct tt__bert_saved { const tt_bert *m; const char *dtype; } tt__bert_saved;
 
-/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
-static const char *tt__json_float(float x, char to[32])
+static void tt__bert_print_config(tt__text *json, const void *arg)
 {
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(to, 32, "%.*g", digits, x);
-        if (strtof(to, NULL) == x) break;
-    }
-    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
-    return to;
-}
-
-static tt_status tt__bert_save_config(const tt_bert *m, const char *path, const char *dtype)
-{
+    const tt__bert_saved *saved = (const tt__bert_saved *)arg;
+    const tt_bert *m = saved->m;
     const tt_bert_config *c = &m->config;
-    char text[16384], number[5][32];
-    tt__text json = {text, sizeof text, 0};
-    tt__print(&json, "{\n  \"architectures\": [\"%sForSequenceClassification\"],\n  \"model_type\": \"%s\",\n", c->distil ? "DistilBert" : "Bert", c->distil ? "distilbert" : "bert");
-    tt__print(&json, "  \"vocab_size\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"max_position_embeddings\": %d,\n", c->vocab_size,
+    char number[5][32];
+    tt__print(json, "{\n  \"architectures\": [\"%sForSequenceClassification\"],\n  \"model_type\": \"%s\",\n", c->distil ? "DistilBert" : "Bert", c->distil ? "distilbert" : "bert");
+    tt__print(json, "  \"vocab_size\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"max_position_embeddings\": %d,\n", c->vocab_size,
               c->distil ? "dim" : "hidden_size", c->hidden_size, c->distil ? "n_layers" : "num_hidden_layers", c->layers,
               c->distil ? "n_heads" : "num_attention_heads", c->heads, c->distil ? "hidden_dim" : "intermediate_size", c->intermediate_size, c->max_positions);
-    if (c->distil) tt__print(&json, "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n");
-    else tt__print(&json, "  \"type_vocab_size\": %d,\n  \"layer_norm_eps\": %s,\n  \"position_embedding_type\": \"absolute\",\n", c->type_vocab_size, tt__json_float(c->layer_norm_eps, number[0]));
-    tt__print(&json, "  \"%s\": \"%s\",\n  \"initializer_range\": %s,\n  \"%s\": %s,\n  \"%s\": %s,\n  \"%s\": %s,\n  \"pad_token_id\": 0,\n  \"dtype\": \"%s\",\n",
+    if (c->distil) tt__print(json, "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n");
+    else tt__print(json, "  \"type_vocab_size\": %d,\n  \"layer_norm_eps\": %s,\n  \"position_embedding_type\": \"absolute\",\n", c->type_vocab_size, tt__json_float(c->layer_norm_eps, number[0]));
+    tt__print(json, "  \"%s\": \"%s\",\n  \"initializer_range\": %s,\n  \"%s\": %s,\n  \"%s\": %s,\n  \"%s\": %s,\n  \"pad_token_id\": 0,\n  \"dtype\": \"%s\",\n",
               c->distil ? "activation" : "hidden_act", m->activation, tt__json_float(c->initializer_range, number[1]), c->distil ? "dropout" : "hidden_dropout_prob", tt__json_float(c->dropout, number[2]),
               c->distil ? "attention_dropout" : "attention_probs_dropout_prob", tt__json_float(c->attention_dropout, number[3]),
-              c->distil ? "seq_classif_dropout" : "classifier_dropout", tt__json_float(c->classifier_dropout, number[4]), dtype);
-    for (int side = 0; side < 2; side++) {
-        tt__print(&json, side ? ",\n  \"label2id\": {" : "  \"id2label\": {");
-        for (int k = 0; k < c->classes; k++) {
-            tt__print(&json, k ? ", " : "");
-            if (side) { tt__json_quote(&json, m->class_names[k]); tt__print(&json, ": %d", k); }
-            else { tt__print(&json, "\"%d\": ", k); tt__json_quote(&json, m->class_names[k]); }
-        }
-        tt__print(&json, "}");
-    }
-    tt__print(&json, "\n}\n");
-    if (json.length >= sizeof text) return tt__fail(m->ctx, TT_ERR_INTERNAL, "config.json of %zu bytes is longer than expected", json.length);
-    return tt__write_text(m->ctx, path, text);
+              c->distil ? "seq_classif_dropout" : "classifier_dropout", tt__json_float(c->classifier_dropout, number[4]), saved->dtype);
+    tt__print_labels(json, (const char(*)[64])m->class_names, c->classes);
+    tt__print(json, "\n}\n");
 }
 
-/* Streams n elements of p through `piece` into w, in dtype `as`. */
-static tt_status tt__save_param(tt_safetensors_writer *w, const tt_param *p, tt_dtype as, float *piece, void *converted)
-{
-    tt_status status = TT_OK;
-    for (int64_t first = 0; first < p->size && status == TT_OK; first += TT__PIECE) {
-        int64_t n = tt__min(TT__PIECE, p->size - first);
-        status = tt__param_read(p, first, n, piece);
-        if (status != TT_OK) break;
-        tt__convert(converted, as, piece, TT_F32, (size_t)n);
-        status = tt_safetensors_write(w, converted, (size_t)n * tt_dtype_bytes(as));
-    }
-    return status;
-}
+static const char *tt__torch_dtype(tt_dtype dtype) { return dtype == TT_BF16 ? "bfloat16" : "float32"; }
 
 tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
-    tt_context *ctx = m->ctx;
-    const tt_files *files = &ctx->options.files;
-    static const char *const metadata[] = {"format", "pt", NULL};
-    char path[TT__PATH], name[256];
-    const tt__bert_row *row;
-    int count = 0, all = 0;
-    while (tt__bert_slot(m, all, &row, name, sizeof name)) all++;
-    if (!files->make_folder(files->user, folder)) return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
-    tt_tensor_info *info = (tt_tensor_info *)tt__calloc(ctx, sizeof *info * (size_t)all);
-    tt_param **params = (tt_param **)tt__alloc(ctx, sizeof *params * (size_t)all);
-    float *piece = (float *)tt__alloc(ctx, sizeof(float) * TT__PIECE * 2);
-    tt_status status = info && params && piece ? TT_OK : TT_ERR_MEMORY;
-    bool bf16 = m->word->arena && m->word->dtype == TT_BF16;
-    for (int k = 0; k < all && status == TT_OK; k++) {
-        tt_param *p = *tt__bert_slot(m, k, &row, name, sizeof name);
-        if (!p) continue;
-        info[count].name = p->name;
-        info[count].dtype = bf16 ? "BF16" : "F32";
-        info[count].ndim = p->ndim;
-        memcpy(info[count].dims, p->dims, sizeof p->dims);
-        info[count].bytes = (size_t)p->size * (bf16 ? 2 : 4);
-        params[count++] = p;
+    tt__layout l = tt__bert_layout(m);
+    tt_dtype dtype;
+    tt_status status = tt__layout_save(&l, m->config.distil, folder, &dtype);
+    tt__bert_saved saved = {m, tt__torch_dtype(dtype)};
+    return status == TT_OK ? tt__save_printed(m->ctx, folder, "config.json", tt__bert_print_config, &saved) : status;
+}
+
+/* -------------------------------------------------------------------------------------------------------- ViT */
+
+tt_vit_config tt_vit_config_default(const char *size)
+{
+    static const struct { const char *name; int hidden, layers, heads; } sizes[] = {{"Ti", 192, 12, 3}, {"S", 384, 12, 6}, {"B", 768, 12, 12}, {"L", 1024, 24, 16}, {"H", 1280, 32, 16}};
+    tt_vit_config c;
+    memset(&c, 0, sizeof c);
+    c.image_size = 224;
+    c.channels = 3;
+    c.classes = 1000;
+    c.activation = "gelu";
+    c.layer_norm_eps = 1e-12f;
+    c.initializer_range = 0.02f;
+    c.qkv_bias = true;
+    for (int k = 0; k < 4; k++) c.mean[k] = c.std[k] = 0.5f;
+    const char *slash = size ? strchr(size, '/') : NULL;
+    for (int k = 0; k < TT__COUNT(sizes) && slash; k++) {
+        if (strlen(sizes[k].name) != (size_t)(slash - size) || strncmp(sizes[k].name, size, (size_t)(slash - size)) != 0) continue;
+        c.hidden_size = sizes[k].hidden;
+        c.layers = sizes[k].layers;
+        c.heads = sizes[k].heads;
+        c.intermediate_size = 4 * c.hidden_size;
+        c.patch_size = atoi(slash + 1);
     }
-    if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
+    return c;
+}
+
+static int tt__vit_grid(const tt_vit_config *c) { return c->image_size / c->patch_size; }
+static int tt__vit_tokens(const tt_vit_config *c) { return tt__vit_grid(c) * tt__vit_grid(c) + 1; }
+
+/* H hidden, I intermediate, D channels, P patch, N tokens, C classes; B: hidden, of biases of q, k and v. Spelling 1 is torchvision's. */
+static tt__layout tt__vit_layout(const tt_vit *m)
+{
+#define TT__V(field, transformers, torchvision, shape, init, head) {offsetof(tt_vit, field), {transformers, torchvision}, shape, init, 0, head}
+#define TT__L(field, transformers, torchvision, shape, init, part) {offsetof(tt_vit_layer, field), {transformers, torchvision}, shape, init, part, false}
+    static const tt__tensor_row model[] = {
+        TT__V(token, "vit.embeddings.cls_token", "class_token", "11H", 'n', false),
+        TT__V(position, "vit.embeddings.position_embeddings", "encoder.pos_embedding", "1NH", 'n', false),
+        TT__V(patch_w, "vit.embeddings.patch_embeddings.projection.weight", "conv_proj.weight", "HDPP", 'n', false),
+        TT__V(patch_b, "vit.embeddings.patch_embeddings.projection.bias", "conv_proj.bias", "H", '0', false),
+        TT__V(norm_w, "vit.layernorm.weight", "encoder.ln.weight", "H", '1', false),
+        TT__V(norm_b, "vit.layernorm.bias", "encoder.ln.bias", "H", '0', false),
+        TT__V(classifier_w, "classifier.weight", "heads.head.weight", "CH", 'n', true),
+        TT__V(classifier_b, "classifier.bias", "heads.head.bias", "C", '0', true),
+    };
+    static const tt__tensor_row layer[] = { /* parts of one tensor stand together */
+        TT__L(before_w, "layernorm_before.weight", "ln_1.weight", "H", '1', 0),
+        TT__L(before_b, "layernorm_before.bias", "ln_1.bias", "H", '0', 0),
+        TT__L(q_w, "attention.attention.query.weight", "self_attention.in_proj_weight", "HH", 'n', 1),
+        TT__L(k_w, "attention.attention.key.weight", "self_attention.in_proj_weight", "HH", 'n', 2),
+        TT__L(v_w, "attention.attention.value.weight", "self_attention.in_proj_weight", "HH", 'n', 3),
+        TT__L(q_b, "attention.attention.query.bias", "self_attention.in_proj_bias", "B", '0', 1),
+        TT__L(k_b, "attention.attention.key.bias", "self_attention.in_proj_bias", "B", '0', 2),
+        TT__L(v_b, "attention.attention.value.bias", "self_attention.in_proj_bias", "B", '0', 3),
+        TT__L(attention_w, "attention.output.dense.weight", "self_attention.out_proj.weight", "HH", 'n', 0),
+        TT__L(attention_b, "attention.output.dense.bias", "self_attention.out_proj.bias", "H", '0', 0),
+        TT__L(after_w, "layernorm_after.weight", "ln_2.weight", "H", '1', 0),
+        TT__L(after_b, "layernorm_after.bias", "ln_2.bias", "H", '0', 0),
+        TT__L(up_w, "intermediate.dense.weight", "mlp.0.weight", "IH", 'n', 0),
+        TT__L(up_b, "intermediate.dense.bias", "mlp.0.bias", "I", '0', 0),
+        TT__L(down_w, "output.dense.weight", "mlp.3.weight", "HI", 'n', 0),
+        TT__L(down_b, "output.dense.bias", "mlp.3.bias", "H", '0', 0),
+    };
+#undef TT__V
+#undef TT__L
+    const tt_vit_config *c = &m->config;
+    tt__layout l;
+    memset(&l, 0, sizeof l);
+    l.ctx = m->ctx;
+    l.model = model;
+    l.layer = layer;
+    l.n_model = TT__COUNT(model);
+    l.n_layer = TT__COUNT(layer);
+    l.layers = c->layers;
+    l.self = (char *)(uintptr_t)m;
+    l.layer_self = (char *)m->layer;
+    l.layer_bytes = sizeof *m->layer;
+    l.layer_format[0] = "vit.encoder.layer.%d.%s";
+    l.layer_format[1] = "encoder.layers.encoder_layer_%d.%s";
+    l.prefix[0] = "vit.";
+    l.prefix[1] = "";
+    l.size['H' - 'A'] = c->hidden_size;
+    l.size['I' - 'A'] = c->intermediate_size;
+    l.size['D' - 'A'] = c->channels;
+    l.size['P' - 'A'] = c->patch_size;
+    l.size['N' - 'A'] = tt__vit_tokens(c);
+    l.size['C' - 'A'] = c->classes;
+    l.size['B' - 'A'] = c->qkv_bias ? c->hidden_size : 0;
+    return l;
+}
+
+static tt_status tt__vit_check(tt_context *ctx, const tt_vit_config *c)
+{
+    char text[512];
+    tt__text all = {text, sizeof text, 0};
+    const char *const names[] = {"image_size", "patch_size", "channels", "hidden_size", "layers", "heads", "intermediate_size", "classes"};
+    const int sizes[] = {c->image_size, c->patch_size, c->channels, c->hidden_size, c->layers, c->heads, c->intermediate_size, c->classes};
+    const float rates[] = {c->dropout, c->attention_dropout};
+    tt__check_sizes(&all, names, sizes, TT__COUNT(sizes));
+    if (c->patch_size > 0 && c->image_size % c->patch_size) tt__print(&all, "; image_size %d is not a multiple of patch_size %d", c->image_size, c->patch_size);
+    if (c->image_size > 16384) tt__print(&all, "; image_size %d is above 16384", c->image_size);
+    if (c->channels > 4) tt__print(&all, "; channels is %d, at most 4 are supported", c->channels);
+    if (c->heads > 0 && c->hidden_size % c->heads) tt__print(&all, "; hidden_size %d is not a multiple of %d heads", c->hidden_size, c->heads);
+    for (int k = 0; k < c->channels && k < 4; k++)
+        if (!isfinite(c->mean[k]) || !(c->std[k] > 0)) tt__print(&all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
+    tt__check_rates(&all, rates, TT__COUNT(rates));
+    if (!(c->layer_norm_eps >= 0)) tt__print(&all, "; layer_norm_eps is %g", c->layer_norm_eps);
+    if (!tt__is_activation(c->activation)) tt__print(&all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)", c->activation ? c->activation : "(null)");
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "ViT config: %s", text + 2) : TT_OK;
+}
+
+tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
+{
+    int params = ctx->n_params;
+    memset(m, 0, sizeof *m);
+    tt_status status = tt__vit_check(ctx, config);
+    if (status != TT_OK) return status;
+    m->ctx = ctx;
+    m->config = *config;
+    snprintf(m->activation, sizeof m->activation, "%s", config->activation);
+    m->config.activation = NULL; /* m may be moved: m->activation says it */
+    m->class_names = tt__new_labels(ctx, config->classes);
+    m->layer = (tt_vit_layer *)tt__calloc(ctx, sizeof *m->layer * (size_t)config->layers);
+    status = m->layer && m->class_names ? TT_OK : TT_ERR_MEMORY;
     if (status == TT_OK) {
-        tt_safetensors_writer *w = tt_safetensors_begin(ctx, path, info, count, metadata);
-        if (!w) status = ctx->status;
-        for (int k = 0; k < count && status == TT_OK; k++) status = tt__save_param(w, params[k], bf16 ? TT_BF16 : TT_F32, piece, piece + TT__PIECE);
-        if (w) {
-            tt_status end = tt_safetensors_end(w);
-            if (status == TT_OK) status = end;
+        tt__layout l = tt__vit_layout(m);
+        status = tt__layout_new(&l, 0, config->initializer_range);
+    }
+    if (status == TT_OK) return TT_OK;
+    tt__params_undo(ctx, params);
+    tt_vit_free(m);
+    return status;
+}
+
+void tt_vit_free(tt_vit *m)
+{
+    if (m->ctx) {
+        tt__free(m->ctx, m->layer);
+        tt__free(m->ctx, m->class_names);
+    }
+    memset(m, 0, sizeof *m);
+}
+
+tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
+{
+    const tt_vit_config *c = &m->config;
+    tt_attention_options attention = tt_attention_options_default(c->heads);
+    tt_patch_options patches = tt_patch_options_default(c->image_size, c->image_size, c->channels, c->patch_size);
+    attention.dropout = c->attention_dropout;
+    memcpy(patches.mean, c->mean, sizeof patches.mean);
+    memcpy(patches.std, c->std, sizeof patches.std);
+    tt_value x = tt_patches(t, in->pixels, in->positions, in->seq_start, &patches); /* (rows, channels * patch * patch) */
+    tt_name(t, x, "patches");
+    x = tt_set_rows(t, tt_linear(t, x, m->patch_w, m->patch_b), in->first, m->token); /* (rows, hidden) */
+    x = tt_dropout(t, tt_add(t, x, tt_embedding(t, in->positions, m->position)), c->dropout);
+    tt_name(t, x, "embeddings");
+    for (int k = 0; k < c->layers; k++) {
+        const tt_vit_layer *l = &m->layer[k];
+        tt_value h = tt_layernorm(t, x, l->before_w, l->before_b, c->layer_norm_eps);
+        tt_name(t, h, "layer.%d.norm_before", k);
+        tt_value q = tt_linear(t, h, l->q_w, l->q_b), key = tt_linear(t, h, l->k_w, l->k_b), v = tt_linear(t, h, l->v_w, l->v_b);
+        tt_name(t, q, "layer.%d.query", k);
+        tt_name(t, key, "layer.%d.key", k);
+        tt_name(t, v, "layer.%d.value", k);
+        h = tt_attention(t, q, key, v, in->seq_start, &attention);
+        tt_name(t, h, "layer.%d.attention", k);
+        x = tt_add(t, tt_dropout(t, tt_linear(t, h, l->attention_w, l->attention_b), c->dropout), x);
+        tt_name(t, x, "layer.%d.attention_residual", k);
+        h = tt_layernorm(t, x, l->after_w, l->after_b, c->layer_norm_eps);
+        tt_name(t, h, "layer.%d.norm_after", k);
+        h = tt_linear(t, h, l->up_w, l->up_b); /* (rows, intermediate) */
+        tt_name(t, h, "layer.%d.intermediate", k);
+        h = tt__named_activation(t, h, m->activation);
+        tt_name(t, h, "layer.%d.activation", k);
+        x = tt_add(t, tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout), x);
+        tt_name(t, x, "layer.%d", k);
+        tt_block_end(t, x);
+    }
+    x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
+    tt_name(t, x, "norm");
+    return x;
+}
+
+tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in)
+{
+    tt_value logits = tt_linear(t, tt_gather_rows(t, tt_vit_encode(m, t, in), in->first), m->classifier_w, m->classifier_b);
+    tt_name(t, logits, "logits");
+    return logits;
+}
+
+static tt_value tt__vit_model_logits(const void *self, tt_tape *t, const tt_inputs *in) { return tt_vit_logits((const tt_vit *)self, t, in); }
+
+tt_model tt_vit_classifier(const tt_vit *m)
+{
+    const tt_vit_config *c = &m->config;
+    tt_model model = {m, tt__vit_model_logits, c->classes, tt__vit_tokens(c), (int64_t)c->image_size * c->image_size * c->channels};
+    return model;
+}
+
+/* ---- checkpoints ---- */
+
+/* Weights of the four pixels around, at distance x in [0, 1) from the second (Keys 1981, with a = -3/4). */
+static void tt__cubic_weights(float x, float w[4])
+{
+    const float a = -0.75f;
+    for (int k = 0; k < 4; k++) {
+        float d = fabsf((float)(k - 1) - x);
+        w[k] = d <= 1 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a;
+    }
+}
+
+/* Positions of a grid of from x from patches, for one of to x to: bicubic, pixel centres aligned, edges repeated, as transformers does;
+   the class token's stays. old (1 + from^2, n) -> now (1 + to^2, n) */
+static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
+{
+    memcpy(now, old, sizeof *now * (size_t)n);
+    for (int y = 0; y < to; y++)
+        for (int x = 0; x < to; x++) {
+            float sy = ((float)y + 0.5f) * (float)from / (float)to - 0.5f, sx = ((float)x + 0.5f) * (float)from / (float)to - 0.5f, wy[4], wx[4];
+            float *sum = now + (1 + (int64_t)y * to + x) * n;
+            tt__cubic_weights(sy - floorf(sy), wy);
+            tt__cubic_weights(sx - floorf(sx), wx);
+            memset(sum, 0, sizeof *sum * (size_t)n);
+            for (int k = 0; k < 16; k++) {
+                int64_t row = tt__max(0, tt__min(from - 1, (int)floorf(sy) + k / 4 - 1)), column = tt__max(0, tt__min(from - 1, (int)floorf(sx) + k % 4 - 1));
+                const float *p = old + (1 + row * from + column) * n, w = wy[k / 4] * wx[k % 4];
+                for (int64_t c = 0; c < n; c++) sum[c] += w * p[c];
+            }
+        }
+}
+
+static int tt__square_root(int64_t n) /* of a square; else 0 */
+{
+    int root = (int)(sqrt((double)n) + 0.5);
+    return (int64_t)root * root == n ? root : 0;
+}
+
+/* Positions of a checkpoint for images of another size. */
+static tt_status tt__vit_adapt(const tt__tensor_row *row, tt_param *p, tt__checkpoint *c, int index, bool *done)
+{
+    const tt_tensor_info *info = tt_safetensors_info(c->file, index);
+    if (strcmp(row->shape, "1NH") != 0 || info->ndim != 3 || info->dims[0] != 1 || info->dims[2] != p->dims[1] || info->dims[1] == p->dims[0]) return TT_OK;
+    int from = tt__square_root(info->dims[1] - 1), to = tt__square_root(p->dims[0] - 1);
+    int64_t n = info->dims[1] * info->dims[2];
+    if (!from) return TT_OK;
+    float *old = (float *)tt__alloc(p->ctx, sizeof *old * (size_t)n), *now = (float *)tt__alloc(p->ctx, sizeof *now * (size_t)p->size);
+    tt_status status = old && now ? tt_safetensors_read_f32(c->file, index, 0, n, old) : TT_ERR_MEMORY;
+    if (status == TT_OK) {
+        tt__interpolate_positions(old, from, now, to, p->dims[1]);
+        tt__param_drop_source(p);
+        p->read = tt__read_copy;
+        p->release = tt__free;
+        p->source = now;
+        *done = true;
+        tt__log(p->ctx, TT_LOG_INFO, "checkpoint", "'%s': positions of %d x %d patches are interpolated to %d x %d", c->file->path, from, from, to, to);
+    } else {
+        tt__free(p->ctx, now);
+    }
+    tt__free(p->ctx, old);
+    return status;
+}
+
+/* config.json of transformers' ViT. */
+static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c, char activation[32])
+{
+    const char *type = NULL, *act = NULL;
+    tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
+    if (status != TT_OK) return status;
+    if (strcmp(type, "vit") != 0) return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads 'vit'", j->path, type);
+    *c = tt_vit_config_default("B/16");
+    c->classes = 2; /* transformers' default */
+    struct { const char *key; int *to; bool required; } sizes[] = {
+        {"hidden_size", &c->hidden_size, true}, {"num_hidden_layers", &c->layers, true}, {"num_attention_heads", &c->heads, true},
+        {"intermediate_size", &c->intermediate_size, true}, {"image_size", &c->image_size, false}, {"patch_size", &c->patch_size, false}, {"num_channels", &c->channels, false}};
+    for (int k = 0; k < TT__COUNT(sizes) && status == TT_OK; k++) status = tt__read_size(j, sizes[k].key, sizes[k].required, sizes[k].to);
+    if (status == TT_OK) status = tt__read_float(j, "layer_norm_eps", &c->layer_norm_eps);
+    if (status == TT_OK) status = tt__read_float(j, "initializer_range", &c->initializer_range);
+    if (status == TT_OK) status = tt__read_float(j, "hidden_dropout_prob", &c->dropout);
+    if (status == TT_OK) status = tt__read_float(j, "attention_probs_dropout_prob", &c->attention_dropout);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "qkv_bias", false, &c->qkv_bias);
+    if (status == TT_OK) status = tt__json_read_string(j, 0, "hidden_act", false, &act);
+    if (status != TT_OK) return status;
+    snprintf(activation, 32, "%s", act ? act : "gelu");
+    c->activation = activation;
+    return tt__read_classes(j, &c->classes);
+}
+
+/* Size k of tensor `name`, 0 when there is none. */
+static int tt__tensor_size(const tt_safetensors *s, const char *name, const char *prefix, int k)
+{
+    int index = tt__find_tensor(s, name, prefix);
+    const tt_tensor_info *info = index < 0 ? NULL : tt_safetensors_info(s, index);
+    return info && k < info->ndim && info->dims[k] <= INT32_MAX / 4 ? (int)info->dims[k] : 0;
+}
+
+/* The config of a file without one, from the shapes of its tensors. */
+static tt_status tt__vit_infer_config(tt_context *ctx, const tt__checkpoint *c, int spelling, tt_vit_config *config)
+{
+    static const char *const position[] = {"vit.embeddings.position_embeddings", "encoder.pos_embedding"};
+    static const char *const patch[] = {"vit.embeddings.patch_embeddings.projection.weight", "conv_proj.weight"};
+    static const char *const up[] = {"vit.encoder.layer.%d.intermediate.dense.weight", "encoder.layers.encoder_layer_%d.mlp.0.weight"};
+    static const char *const head[] = {"classifier.weight", "heads.head.weight"}, *const prefix[] = {"vit.", ""};
+    char name[128];
+    const char *p = prefix[spelling];
+    *config = tt_vit_config_default("B/16");
+    config->hidden_size = tt__tensor_size(c->file, position[spelling], p, 2);
+    config->patch_size = tt__tensor_size(c->file, patch[spelling], p, 2);
+    config->channels = tt__tensor_size(c->file, patch[spelling], p, 1);
+    config->image_size = tt__square_root(tt__tensor_size(c->file, position[spelling], p, 1) - 1) * config->patch_size;
+    int head_size = config->hidden_size == 1280 ? 80 : 64; /* of the published sizes Ti, S, B, L; H */
+    config->heads = config->hidden_size / head_size;
+    if (spelling == 1) {
+        static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f}; /* as torchvision's models were trained */
+        memcpy(config->mean, mean, sizeof mean);
+        memcpy(config->std, std, sizeof std);
+        config->layer_norm_eps = 1e-6f;
+    }
+    for (config->layers = 0; config->layers < 1000; config->layers++) {
+        snprintf(name, sizeof name, up[spelling], config->layers);
+        int size = tt__tensor_size(c->file, name, p, 0);
+        if (!size) break;
+        config->intermediate_size = size;
+    }
+    int classes = tt__tensor_size(c->file, head[spelling], p, 0);
+    if (classes) config->classes = classes;
+    if (config->hidden_size % head_size)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': a width of %d does not tell how many heads there are: put a config.json beside the file", c->file->path, config->hidden_size);
+    if (config->hidden_size && config->patch_size && config->image_size && config->layers) return TT_OK;
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is no ViT: '%s', '%s' or the first layer is not there, or not of the shape of one", c->file->path, position[spelling], patch[spelling]);
+}
+
+/* image_mean and image_std of preprocessor_config.json. */
+static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
+{
+    for (int side = 0; side < 2; side++) {
+        const char *key = side ? "image_std" : "image_mean";
+        int list = tt__json_get(j, 0, key);
+        if (list < 0) continue;
+        if (j->nodes[list].kind != TT__JSON_ARRAY || j->nodes[list].count != c->channels)
+            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': '%s' must be a list of %d numbers", j->path, key, c->channels);
+        for (int k = 0, node = list + 1; k < c->channels; k++, node = j->nodes[node].after) {
+            if (j->nodes[node].kind != TT__JSON_NUMBER_KIND) return tt__json_wrong(j, key, node, "numbers");
+            (side ? c->std : c->mean)[k] = (float)j->nodes[node].number;
         }
     }
-    if (status == TT_OK) status = tt__path_join(ctx, path, folder, "config.json");
-    if (status == TT_OK) status = tt__bert_save_config(m, path, bf16 ? "bfloat16" : "float32");
-    tt__free(ctx, piece);
-    tt__free(ctx, params);
-    tt__free(ctx, info);
+    return TT_OK;
+}
+
+static bool tt__file_is_there(tt_context *ctx, const char *path)
+{
+    const tt_files *files = &ctx->options.files;
+    void *file = files->open(files->user, path, 'r');
+    if (file) files->close(files->user, file);
+    return file != NULL;
+}
+
+tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes)
+{
+    char folder[TT__PATH], file[TT__PATH], activation[32];
+    tt__json j, preprocessor;
+    tt_vit_config config;
+    int params = ctx->n_params, own_classes = 0;
+    bool is_file = tt__match("*.safetensors", path), has_config = false;
+    const char *slash = is_file ? strrchr(path, '/') : NULL;
+    memset(m, 0, sizeof *m);
+    memset(&j, 0, sizeof j);
+    memset(&preprocessor, 0, sizeof preprocessor);
+    tt_status status = tt__path_join(ctx, file, path, "model.safetensors"); /* long enough for all that follows */
+    if (status != TT_OK) return status;
+    strcpy(folder, !is_file || slash ? path : ".");
+    if (slash) folder[slash - path + 1] = 0;
+    tt__checkpoint *c = tt__checkpoint_open(ctx, is_file ? path : file);
+    if (!c) return ctx->status;
+    int spelling = tt_safetensors_find(c->file, "class_token") >= 0;
+    status = tt__path_join(ctx, file, folder, "config.json");
+    has_config = status == TT_OK && tt__file_is_there(ctx, file);
+    if (has_config) status = tt__json_open(&j, ctx, file);
+    if (status == TT_OK) status = has_config ? tt__vit_read_config(&j, &config, activation) : tt__vit_infer_config(ctx, c, spelling, &config);
+    if (status == TT_OK) status = tt__path_join(ctx, file, folder, "preprocessor_config.json");
+    if (status == TT_OK && tt__file_is_there(ctx, file)) {
+        status = tt__json_open(&preprocessor, ctx, file);
+        if (status == TT_OK) status = tt__vit_read_preprocessor(&preprocessor, &config);
+    }
+    if (status == TT_OK) {
+        own_classes = config.classes;
+        if (classes) config.classes = classes;
+        if (image_size) config.image_size = image_size;
+        status = tt_vit_new(ctx, m, &config);
+    }
+    if (status == TT_OK && has_config && config.classes == own_classes) status = tt__read_labels(&j, m->class_names, own_classes);
+    if (status == TT_OK) {
+        tt__layout l = tt__vit_layout(m);
+        m->torchvision = spelling == 1;
+        status = tt__layout_attach(&l, spelling, c, tt__vit_adapt);
+    }
+    tt__json_free(&preprocessor);
+    tt__json_free(&j);
+    tt__checkpoint_release(c, ctx);
+    if (status == TT_OK) return TT_OK;
+    tt__params_undo(ctx, params);
+    tt_vit_free(m);
     return status;
+}
+
+typedef struct tt__vit_saved { const tt_vit *m; const char *dtype; } tt__vit_saved;
+
+static void tt__vit_print_config(tt__text *json, const void *arg)
+{
+    const tt__vit_saved *saved = (const tt__vit_saved *)arg;
+    const tt_vit *m = saved->m;
+    const tt_vit_config *c = &m->config;
+    char number[4][32];
+    tt__print(json, "{\n  \"architectures\": [\"ViTForImageClassification\"],\n  \"model_type\": \"vit\",\n  \"hidden_size\": %d,\n  \"num_hidden_layers\": %d,\n"
+              "  \"num_attention_heads\": %d,\n  \"intermediate_size\": %d,\n  \"image_size\": %d,\n  \"patch_size\": %d,\n  \"num_channels\": %d,\n", c->hidden_size, c->layers,
+              c->heads, c->intermediate_size, c->image_size, c->patch_size, c->channels);
+    tt__print(json, "  \"hidden_act\": \"%s\",\n  \"layer_norm_eps\": %s,\n  \"initializer_range\": %s,\n  \"hidden_dropout_prob\": %s,\n  \"attention_probs_dropout_prob\": %s,\n"
+              "  \"qkv_bias\": %s,\n  \"dtype\": \"%s\",\n", m->activation, tt__json_float(c->layer_norm_eps, number[0]), tt__json_float(c->initializer_range, number[1]),
+              tt__json_float(c->dropout, number[2]), tt__json_float(c->attention_dropout, number[3]), c->qkv_bias ? "true" : "false", saved->dtype);
+    tt__print_labels(json, (const char(*)[64])m->class_names, c->classes);
+    tt__print(json, "\n}\n");
+}
+
+static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
+{
+    const tt_vit_config *c = &((const tt__vit_saved *)arg)->m->config;
+    char number[32];
+    tt__print(json, "{\n  \"image_processor_type\": \"ViTImageProcessor\",\n  \"do_resize\": true,\n  \"size\": {\"height\": %d, \"width\": %d},\n  \"resample\": 2,\n"
+              "  \"do_rescale\": true,\n  \"rescale_factor\": 0.00392156862745098,\n  \"do_normalize\": true", c->image_size, c->image_size);
+    for (int side = 0; side < 2; side++) {
+        tt__print(json, ",\n  \"%s\": [", side ? "image_std" : "image_mean");
+        for (int k = 0; k < c->channels; k++) tt__print(json, k ? ", %s" : "%s", tt__json_float((side ? c->std : c->mean)[k], number));
+        tt__print(json, "]");
+    }
+    tt__print(json, "\n}\n");
+}
+
+tt_status tt_vit_save(const tt_vit *m, const char *folder)
+{
+    tt__layout l = tt__vit_layout(m);
+    tt_dtype dtype;
+    if (m->torchvision && !m->config.qkv_bias) return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "torchvision's ViT has biases of q, k and v: set torchvision to false");
+    tt_status status = tt__layout_save(&l, m->torchvision, folder, &dtype);
+    tt__vit_saved saved = {m, tt__torch_dtype(dtype)};
+    if (status == TT_OK) status = tt__save_printed(m->ctx, folder, "config.json", tt__vit_print_config, &saved);
+    return status == TT_OK ? tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &saved) : status;
 }
 
 /* ============================================================================================================
@@ -10526,8 +11336,9 @@ struct tt_trainer {
     tt_program *train, *eval;
     tt__precision precision;
     bool step_failed; /* a micro-batch failed: the others of its step are refused                                       */
-    tt_text_inputs in;
+    tt_inputs in;
     tt_value labels, logits;
+    int32_t *positions, *seq_start; /* of max_seqs images                                                            */
 };
 
 tt_train_options tt_train_options_default(void)
@@ -10557,7 +11368,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (s->kind != TT_CONSTANT && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
         tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps, (long long)s->total_steps);
     if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
-    if (o->max_tokens < o->max_seqs) tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
+    if (!model->image_bytes && o->max_tokens < o->max_seqs) tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
     if (model->classes < 1) tt__print(&all, "; the model has %d classes", model->classes);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1)) tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
     if (tt__parse_precision(ctx, o->precision, precision) != TT_OK) tt__print(&all, "; %s", ctx->error);
@@ -10569,12 +11380,17 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
 
 static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 {
-    int64_t rows = tt_axis(t, "tokens", r->options.max_tokens), seqs = tt_axis(t, "sequences", r->options.max_seqs);
+    int64_t tokens = r->model.image_bytes ? (int64_t)r->options.max_seqs * r->model.max_length : r->options.max_tokens;
+    int64_t rows = tt_axis(t, "tokens", tokens), seqs = tt_axis(t, "sequences", r->options.max_seqs);
     tt_cross_entropy_options loss = tt_cross_entropy_options_default();
     tt_compile_options o = tt_compile_options_default();
-    r->in.ids = tt_input(t, "ids", TT_I32, rows, 1);
     r->in.positions = tt_input(t, "positions", TT_I32, rows, 1);
-    r->in.types = tt_input(t, "types", TT_I32, rows, 1);
+    if (r->model.image_bytes) {
+        r->in.pixels = tt_input(t, "pixels", TT_U8, seqs, r->model.image_bytes);
+    } else {
+        r->in.ids = tt_input(t, "ids", TT_I32, rows, 1);
+        r->in.types = tt_input(t, "types", TT_I32, rows, 1);
+    }
     r->in.seq_start = tt_seq_start(t, "seq_start", seqs);
     r->in.first = tt_input(t, "first", TT_I32, seqs, 1);
     r->labels = tt_input(t, "labels", TT_I32, seqs, 1);
@@ -10595,6 +11411,18 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     return r->eval ? TT_OK : r->ctx->status;
 }
 
+/* Which rows images have: all the same number. */
+static tt_status tt__image_rows(tt_trainer *r)
+{
+    int seqs = r->options.max_seqs, length = r->model.max_length;
+    r->positions = (int32_t *)tt__alloc(r->ctx, sizeof(int32_t) * (size_t)seqs * (size_t)length);
+    r->seq_start = (int32_t *)tt__alloc(r->ctx, sizeof(int32_t) * ((size_t)seqs + 1));
+    if (!r->positions || !r->seq_start) return TT_ERR_MEMORY;
+    for (int k = 0; k < seqs * length; k++) r->positions[k] = k % length;
+    for (int k = 0; k <= seqs; k++) r->seq_start[k] = k * length;
+    return TT_OK;
+}
+
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
     tt_train_options o = options ? *options : tt_train_options_default();
@@ -10610,6 +11438,7 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape *t = tt_tape_new(ctx);
     tt_status status = t ? tt__trainer_compile(r, t) : TT_ERR_MEMORY;
     tt_tape_free(t);
+    if (status == TT_OK && model->image_bytes) status = tt__image_rows(r);
     if (status == TT_OK) return r;
     tt_trainer_free(r);
     return NULL;
@@ -10620,6 +11449,8 @@ void tt_trainer_free(tt_trainer *r)
     if (!r) return;
     tt_program_free(r->eval);
     tt_program_free(r->train);
+    tt__free(r->ctx, r->positions);
+    tt__free(r->ctx, r->seq_start);
     tt__free(r->ctx, r);
 }
 
@@ -10634,11 +11465,17 @@ static tt_status tt__must_train(const tt_trainer *r)
 
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b)
 {
-    struct { tt_value v; const int32_t *data; int64_t rows; } set[] = {
-        {r->in.ids, b->ids, b->rows}, {r->in.positions, b->positions, b->rows}, {r->in.types, b->types, b->rows},
-        {r->in.seq_start, b->seq_start, b->seqs + 1}, {r->in.first, b->seq_start, b->seqs}, {r->labels, b->labels, b->seqs}};
-    if (b->seqs < 1 || b->rows < 1) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs, b->rows);
+    bool images = r->model.image_bytes > 0;
+    int64_t rows = images ? (int64_t)b->seqs * r->model.max_length : b->rows;
+    const int32_t *start = images ? r->seq_start : b->seq_start;
+    struct { tt_value v; const void *data; int64_t rows; } set[] = {
+        {r->in.pixels, b->pixels, b->seqs}, {r->in.ids, b->ids, rows}, {r->in.types, b->types, rows}, {r->in.positions, images ? r->positions : b->positions, rows},
+        {r->in.seq_start, start, b->seqs + 1}, {r->in.first, start, b->seqs}, {r->labels, b->labels, b->seqs}};
+    if (b->seqs < 1 || rows < 1) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs, b->rows);
+    if (images && b->seqs > r->options.max_seqs) return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, max_seqs is %d", b->seqs, r->options.max_seqs);
+    if (images != (b->pixels != NULL)) return tt__fail(r->ctx, TT_ERR_ARGUMENT, images ? "the model reads images, but the batch has text" : "the model reads text, but the batch has images");
     for (int k = 0; k < TT__COUNT(set); k++) {
+        if (!set[k].v.id) continue;
         tt_status status = tt_set(p, set[k].v, set[k].data, set[k].rows);
         if (status == TT_OK) continue;
         tt__forget_inputs(p); /* the next batch may have another number of rows */

@@ -15,7 +15,7 @@ int main(int argc, char **argv)
     char *line = NULL;
     size_t capacity = 0;
     tt_bert m;
-    tt_text_inputs in;
+    tt_inputs in;
     tt_context *ctx = argc == 2 ? tt_open(NULL) : NULL;
     if (!ctx) return fprintf(stderr, "usage: logits FOLDER < texts\n"), 2;
     tt_tokenizer *k = tt_tokenizer_load(ctx, argv[1]);

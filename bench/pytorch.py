@@ -3,6 +3,7 @@
 
     python bench/pytorch.py gemm                                      F.linear of the shapes in bench/gemm.c: forward, dX, dW
     python bench/pytorch.py step                                      training steps of DistilBERT-base on 8 x 256 tokens
+    python bench/pytorch.py step --vit L/16 --seqs 4                  the same of a vision transformer, on images
     python bench/pytorch.py imdb --imdb aclImdb --vocab DIR           the same on batches of 16 reviews: padding against none
     python bench/pytorch.py epoch --imdb aclImdb --start DIR          one epoch of MiniLM, from process start to end
 
@@ -98,14 +99,17 @@ class Turns:
         return self.rows["peak resident memory"]["value"]
 
 
+def model_options(args):
+    vit = ["--vit", args.vit, "--pixels", str(args.pixels)] if getattr(args, "vit", None) else []
+    return ["--threads", str(args.threads)] + vit + (["--layers", str(args.layers)] if args.layers else [])
+
+
 def ours(args, precision, batches):
-    return Turns(f"tinytrain {precision}", [program(args, "step"), "--json", "--turns", "--precision", precision, "--batches", batches,
-                                            "--layers", str(args.layers), "--threads", str(args.threads)])
+    return Turns(f"tinytrain {precision}", [program(args, "step"), "--json", "--turns", "--precision", precision, "--batches", batches] + model_options(args))
 
 
 def theirs(args, variant, batches):
-    return Turns(f"PyTorch {variant}", [sys.executable, os.path.abspath(__file__), "turns", "--variant", variant, "--batches", batches,
-                                        "--layers", str(args.layers), "--threads", str(args.threads)])
+    return Turns(f"PyTorch {variant}", [sys.executable, os.path.abspath(__file__), "turns", "--variant", variant, "--batches", batches] + model_options(args))
 
 
 def in_turn(programs, rounds, warm=1):
@@ -126,35 +130,57 @@ def threads(n):
     return torch
 
 
+VITS = {"Ti": (192, 12, 3), "S": (384, 12, 6), "B": (768, 12, 12), "L": (1024, 24, 16), "H": (1280, 32, 16)}      # width, layers, heads
+
+
+def model_of(args):
+    """in PyTorch, with random weights"""
+    if not args.vit:
+        from transformers import DistilBertConfig, DistilBertForSequenceClassification
+        return DistilBertForSequenceClassification(DistilBertConfig(n_layers=args.layers or 6, num_labels=2, attn_implementation="sdpa"))
+    from transformers import ViTConfig, ViTForImageClassification
+    size, patch = args.vit.split("/")
+    width, layers, heads = VITS[size]
+    return ViTForImageClassification(ViTConfig(hidden_size=width, num_hidden_layers=args.layers or layers, num_attention_heads=heads, intermediate_size=4 * width,
+                                               image_size=args.pixels, patch_size=int(patch), num_labels=2, attn_implementation="sdpa"))
+
+
+def inputs_of(tensors, b, args, dtype):
+    """what the model reads, and the labels, of a batch in a file; images are normalised here, outside of the step"""
+    import torch
+    labels = tensors[b + "labels"].long()
+    if args.vit:
+        return {"pixel_values": ((tensors[b + "pixels"].permute(0, 3, 1, 2).contiguous().float() / 255 - 0.5) / 0.5).to(dtype)}, labels
+    start = tensors[b + "seq_start"].tolist()
+    lengths = [j - i for i, j in zip(start, start[1:])]
+    ids = torch.nn.utils.rnn.pad_sequence(list(tensors[b + "input_ids"].long().split(lengths)), batch_first=True)
+    mask = (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).long() if len(set(lengths)) > 1 else None
+    return {"input_ids": ids, "attention_mask": mask}, labels
+
+
 def turns(args):
-    """DistilBERT-base in one variant, a step for each line of standard input, on the batches of a file, as build/step --turns"""
+    """the model in one variant, a step for each line of standard input, on the batches of a file, as build/step --turns"""
     torch = threads(args.threads)
     from safetensors.torch import load_file
-    from transformers import DistilBertConfig, DistilBertForSequenceClassification
     torch.manual_seed(1)
     kind = args.variant.replace(" compiled", "")
-    model = DistilBertForSequenceClassification(DistilBertConfig(n_layers=args.layers, num_labels=2, attn_implementation="sdpa"))
+    model = model_of(args)
     model = model.to(torch.bfloat16 if kind == "bf16 weights" else torch.float32).train()
     plain = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW([{"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.01},
                                    {"params": plain, "weight_decay": 0.0}], lr=5e-5, fused=True)
     forward = torch.compile(model) if args.variant.endswith(" compiled") else model
     tensors, batches = load_file(args.batches), []
-    while f"batch{len(batches)}.input_ids" in tensors:
-        b = f"batch{len(batches)}."
-        start = tensors[b + "seq_start"].tolist()
-        lengths = [j - i for i, j in zip(start, start[1:])]
-        ids = torch.nn.utils.rnn.pad_sequence(list(tensors[b + "input_ids"].long().split(lengths)), batch_first=True)
-        mask = (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).long() if len(set(lengths)) > 1 else None
-        batches.append((ids, mask, tensors[b + "labels"].long()))
+    while f"batch{len(batches)}.labels" in tensors:
+        batches.append(inputs_of(tensors, f"batch{len(batches)}.", args, next(model.parameters()).dtype))
     step = len(batches) - 1      # the one before the first is not counted
     for _ in sys.stdin:
-        ids, mask, labels = batches[step % len(batches)]
+        inputs, labels = batches[step % len(batches)]
         step += 1
         began = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16) if kind == "bf16 autocast" else contextlib.nullcontext():
-            loss = torch.nn.functional.cross_entropy(forward(input_ids=ids, attention_mask=mask).logits, labels)
+            loss = torch.nn.functional.cross_entropy(forward(**inputs).logits, labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -228,12 +254,26 @@ def write_batches(path, batches):
     save_file(tensors, path)
 
 
+def write_images(path, images, side):
+    import numpy
+    from safetensors.numpy import save_file
+    rng = numpy.random.RandomState(1)
+    save_file({"batch0.pixels": rng.randint(0, 256, (images, side, side, 3)).astype(numpy.uint8), "batch0.labels": numpy.arange(images, dtype=numpy.int32) % 2}, path)
+
+
 def step(args, report):
     with tempfile.TemporaryDirectory() as folder:
-        path, rng, tokens = os.path.join(folder, "batches.safetensors"), random.Random(1), args.seqs * args.length
-        write_batches(path, [[([rng.randrange(30522) for _ in range(args.length)], s % 2) for s in range(args.seqs)]])
-        what, results = f"{args.seqs} x {args.length}", {}
-        report.say(f"a training step of DistilBERT-base ({args.layers} layers), {what} tokens, {args.threads} threads, medians of {args.rounds} steps each, in turn")
+        path, rng, results = os.path.join(folder, "batches.safetensors"), random.Random(1), {}
+        if args.vit:
+            args.length = (args.pixels // int(args.vit.split("/")[1])) ** 2 + 1
+            what, model = f"{args.seqs} images of {args.pixels} x {args.pixels}", "ViT-" + args.vit
+            write_images(path, args.seqs, args.pixels)
+        else:
+            what, model = f"{args.seqs} x {args.length}", "DistilBERT-base"
+            write_batches(path, [[([rng.randrange(30522) for _ in range(args.length)], s % 2) for s in range(args.seqs)]])
+        tokens = args.seqs * args.length
+        layers = f" ({args.layers} layers)" if args.layers else ""
+        report.say(f"a training step of {model}{layers}, {what}, {args.threads} threads, medians of {args.rounds} steps each, in turn")
         for group in (("32-true",), ("bf16-mixed", "bf16-true")):      # not all at once, for the memory
             group = [p for p in group if p in args.precisions]
             variants = [PAIRS[p] for p in group] + ([PAIRS[p] + " compiled" for p in group] if args.compile else [])
@@ -341,12 +381,15 @@ def main():
         if name in ("gemm", "step"):
             s.add_argument("--rounds", type=positive, default=3 if name == "gemm" else 5, metavar="N", help="turns of each side")
         if name in ("imdb", "step", "turns"):
-            s.add_argument("--layers", type=positive, default=6, metavar="N", help="of the model (6)")
+            s.add_argument("--layers", type=positive, metavar="N", help="of the model, if not its own number")
+        if name in ("step", "turns"):
+            s.add_argument("--vit", metavar="SIZE", help="a vision transformer (Ti/16, S/16, B/16, L/16 or H/14) instead of DistilBERT")
+            s.add_argument("--pixels", type=positive, default=224, metavar="N", help="height and width of its images (224)")
         if name in ("imdb", "epoch"):
             s.add_argument("--imdb", required=True, metavar="DIR", help="folder aclImdb")
     subs["gemm"].add_argument("--seconds", type=float, default=0.5, metavar="X", help="of a turn, for one shape (0.5)")
     subs["gemm"].add_argument("--rows", type=positive, nargs="+", help="only shapes with so many rows")
-    subs["step"].add_argument("--seqs", type=positive, default=8, metavar="N", help="sequences in a step (8)")
+    subs["step"].add_argument("--seqs", type=positive, default=8, metavar="N", help="sequences or images in a step (8)")
     subs["step"].add_argument("--length", type=positive, default=256, metavar="N", help="tokens of each (256)")
     subs["step"].add_argument("--compile", action="store_true", help="torch.compile beside eager; it takes a minute to compile")
     subs["imdb"].add_argument("--vocab", required=True, metavar="DIR", help="folder with vocab.txt of bert-base-uncased")

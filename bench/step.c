@@ -1,8 +1,10 @@
 /* Whole training steps of DistilBERT-base (66 million parameters, random weights, AdamW, decay 0.01, clipping 1, dropout as in its
-   config): tokens/s, GFLOP/s against the peak, where the time goes, and the plan's bytes against what the process grew by.
+   config), or with --vit of a vision transformer: tokens/s, GFLOP/s against the peak, where the time goes, and the plan's bytes against
+   what the process grew by.
 
    Tokens are random, or those of --batches: a safetensors file of int32 tensors batchB.input_ids (all sequences one after another),
-   batchB.seq_start (sequences + 1) and batchB.labels for B = 0, 1, ..., as bench/pytorch.py and bench/minilm_imdb.py write them. With
+   batchB.seq_start (sequences + 1) and batchB.labels for B = 0, 1, ..., as bench/pytorch.py and bench/minilm_imdb.py write them; so are
+   images, of uint8 tensors batchB.pixels (images, height, width, 3). With
    --turns each step waits for a line on standard input and reports itself, so that two programs can take turns. */
 
 #include "bench.h"
@@ -86,6 +88,55 @@ static void read_batches(tt_context *ctx, batches *all, const char *path)
     tt_safetensors_close(file);
 }
 
+static void add_images(batches *all, int images, const uint8_t *pixels, const int32_t *labels, int tokens)
+{
+    all->batch = (tt_batch *)realloc(all->batch, (size_t)(all->n + 1) * sizeof *all->batch);
+    if (!all->batch) bench_die("no memory");
+    tt_batch *b = &all->batch[all->n++];
+    memset(b, 0, sizeof *b);
+    b->seqs = images;
+    b->rows = images * tokens; /* for the speeds */
+    b->pixels = pixels;
+    b->labels = labels;
+    b->last_of_step = true;
+    if (images > all->max_seqs) all->max_seqs = images;
+}
+
+static void random_images(batches *all, int images, int bytes, int tokens)
+{
+    uint8_t *pixels = (uint8_t *)malloc((size_t)images * (size_t)bytes);
+    int32_t *labels = numbers(images);
+    uint32_t random = 1;
+    if (!pixels) bench_die("no memory");
+    for (int64_t k = 0; k < (int64_t)images * bytes; k++) {
+        random = random * 1664525u + 1013904223u;
+        pixels[k] = (uint8_t)(random >> 24);
+    }
+    for (int k = 0; k < images; k++) labels[k] = k % 2;
+    add_images(all, images, pixels, labels, tokens);
+}
+
+static void read_images(tt_context *ctx, batches *all, const char *path, int64_t bytes, int tokens)
+{
+    tt_safetensors *file = tt_safetensors_open(ctx, path);
+    if (!file) bench_die("%s", tt_error(ctx));
+    for (int b = 0;; b++) {
+        char name[64];
+        int64_t images;
+        snprintf(name, sizeof name, "batch%d.pixels", b);
+        int k = tt_safetensors_find(file, name);
+        int32_t *label = read_tensor(ctx, file, b, "labels", &images);
+        if (k < 0 && b > 0) break;
+        if (k < 0 || !label || strcmp(tt_safetensors_info(file, k)->dtype, "U8") != 0 || (int64_t)tt_safetensors_info(file, k)->bytes != images * bytes)
+            bench_die("'%s': batch %d lacks batch%d.pixels or .labels, or they are not of the model's size", path, b, b);
+        uint8_t *pixels = (uint8_t *)malloc((size_t)(images * bytes));
+        if (!pixels) bench_die("no memory");
+        memcpy(pixels, tt_safetensors_data(file, k), (size_t)(images * bytes));
+        add_images(all, (int)images, pixels, label, tokens);
+    }
+    tt_safetensors_close(file);
+}
+
 /* Where the time of a step goes. */
 enum { MATMULS, ATTENTION, ROWS, OPTIMIZER, REST, PARTS };
 static const char *const part_names[PARTS] = {"matmuls", "attention", "rows (all other ops)", "optimizer and clipping", "rest (outside of ops)"};
@@ -108,37 +159,47 @@ static int compare(const void *a, const void *b)
 
 int main(int argc, char **argv)
 {
-    int seqs = 16, length = 128, layers = 6, steps = 5, done = 0;
+    int seqs = 16, length = 128, layers = 0, steps = 5, side = 224, done = 0;
     bool turns = false, updated;
-    const char *path = NULL;
+    const char *path = NULL, *size = NULL;
     const bench_flag flags[] = {
-        {"--seqs", &seqs, NULL, NULL, "sequences in a step"},
+        {"--seqs", &seqs, NULL, NULL, "sequences or images in a step"},
         {"--length", &length, NULL, NULL, "tokens of each, up to 512"},
-        {"--layers", &layers, NULL, NULL, "layers of the model"},
+        {"--layers", &layers, NULL, NULL, "layers of the model, if not its own number"},
+        {"--vit", NULL, &size, NULL, "SIZE of a vision transformer, such as L/16, instead of DistilBERT"},
+        {"--pixels", &side, NULL, NULL, "height and width of its images"},
         {"--steps", &steps, NULL, NULL, "steps measured, after one that is not; of --batches at least once each"},
         {"--batches", NULL, &path, NULL, "FILE.safetensors of token ids to train on, instead of --seqs and --length"},
         {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},
     };
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     tt_bert_config c = tt_bert_config_default(true);
+    tt_vit_config v = tt_vit_config_default(size);
     tt_bert m;
+    tt_vit vit;
     tt_stats s;
     batches all = {0, 0, 0, NULL};
     char name[128];
-    if (length > c.max_positions) bench_die("--length %d: the model has %d positions", length, c.max_positions);
-    if (path) read_batches(ctx, &all, path);
+    memset(&m, 0, sizeof m);
+    memset(&vit, 0, sizeof vit);
+    v.image_size = side;
+    v.classes = 2;
+    if (layers) c.layers = v.layers = layers;
+    if ((size ? tt_vit_new(ctx, &vit, &v) : tt_bert_new(ctx, &m, &c)) != TT_OK) bench_die("%s", tt_error(ctx));
+    tt_model model = size ? tt_vit_classifier(&vit) : tt_bert_classifier(&m);
+    if (!size && length > c.max_positions) bench_die("--length %d: the model has %d positions", length, c.max_positions);
+    if (size && path) read_images(ctx, &all, path, model.image_bytes, model.max_length);
+    else if (size) random_images(&all, seqs, (int)model.image_bytes, model.max_length);
+    else if (path) read_batches(ctx, &all, path);
     else random_batch(&all, seqs, length, c.vocab_size);
     if (steps < all.n) steps = all.n;
 
     double before = bench_resident_peak();
-    c.layers = layers;
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
     o.precision = bench.precision;
     o.max_seqs = all.max_seqs;
     o.max_tokens = all.max_rows;
-    if (tt_bert_new(ctx, &m, &c) != TT_OK) bench_die("%s", tt_error(ctx));
-    tt_model model = tt_bert_classifier(&m);
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     if (!t) bench_die("%s", tt_error(ctx));
 
@@ -197,11 +258,13 @@ int main(int argc, char **argv)
         free((void *)(uintptr_t)all.batch[k].types);
         free((void *)(uintptr_t)all.batch[k].seq_start);
         free((void *)(uintptr_t)all.batch[k].labels);
+        free((void *)(uintptr_t)all.batch[k].pixels);
     }
     free(all.batch);
     free(speeds);
     tt_trainer_free(t);
     tt_bert_free(&m);
+    tt_vit_free(&vit);
     bench_close();
     return 0;
 }

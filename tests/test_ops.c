@@ -59,6 +59,7 @@ typedef struct node {
     int in[4], kind, rows, cols, depth;
     double *v, magnitude;   /* (rows, cols); the largest sum of absolute terms                                        */
     int32_t *index;         /* (rows) of index inputs                                                                 */
+    uint8_t *bytes;         /* (rows, cols) of u8 inputs                                                              */
     double a, b;            /* attributes                                                                             */
     int k;
     bool flag, loss, input, leaf, stale;
@@ -155,6 +156,17 @@ static int new_index(int kind, int rows, int limit)
     for (int k = 0; k < rows; k++) g->nodes[at].index[k] = (int32_t)(test_random(&g->random) % (uint32_t)limit);
     snprintf(name, sizeof name, "index%d", at);
     g->nodes[at].t = tt_input(g->tape, name, TT_I32, code(kind, rows), 1);
+    g->nodes[at].input = true;
+    return at;
+}
+
+static int pixels(int images, int size)
+{
+    int at = new_node(NULL, SEQS, images, size, 0, 0, 0);
+    g->nodes[at].depth = 0;
+    g->nodes[at].bytes = (uint8_t *)malloc((size_t)(images * size));
+    for (int k = 0; k < images * size; k++) g->nodes[at].bytes[k] = (uint8_t)(test_random(&g->random) >> 11);
+    g->nodes[at].t = tt_input(g->tape, "pixels", TT_U8, code(SEQS, images), size);
     g->nodes[at].input = true;
     return at;
 }
@@ -476,6 +488,49 @@ static int mean_pool(int x)
     return at;
 }
 
+static void eval_set_rows(node *n)
+{
+    memcpy(n->v, IN(0)->v, sizeof *n->v * (size_t)(n->rows * n->cols));
+    for (int k = 0; k < IN(1)->rows; k++) memcpy(n->v + IN(1)->index[k] * n->cols, IN(2)->v, sizeof *n->v * (size_t)n->cols);
+    note(n, IN(0)->magnitude);
+    note(n, IN(2)->magnitude);
+}
+
+static int set_rows(int x, int index, int row)
+{
+    int at = new_node(eval_set_rows, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, index, row);
+    record(at, tt_set_rows(g->tape, g->nodes[x].t, g->nodes[index].t, g->nodes[row].param));
+    return at;
+}
+
+/* Images of 2 x 3 patches of k x k pixels and 3 channels, one a sequence. */
+static void eval_patches(node *n)
+{
+    int side = n->k, width = 3 * side;
+    const int32_t *start = g->nodes[g->starts].index;
+    for (int s = 0; s < g->count[SEQS]; s++)
+        for (int r = start[s]; r < start[s + 1]; r++)
+            for (int c = 0; c < 3; c++)
+                for (int y = 0; y < side; y++)
+                    for (int x = 0; x < side; x++) {
+                        int p = IN(1)->index[r] - 1, at = ((p / 3 * side + y) * width + p % 3 * side + x) * 3 + c;
+                        double mean = (float)(0.25 * (c + 1)), std = (float)(0.5 + 0.125 * c);
+                        n->v[((r * 3 + c) * side + y) * side + x] = p < 0 ? 0 : (IN(0)->bytes[s * 6 * side * side * 3 + at] / 255.0 - mean) / std;
+                    }
+    note(n, 4);
+}
+
+static int patches(int side)
+{
+    int from = starts(), images = pixels(g->count[SEQS], 6 * side * side * 3), positions = new_index(ROWS, g->count[ROWS], 7);
+    int at = new_node(eval_patches, ROWS, g->count[ROWS], 3 * side * side, images, positions, 0);
+    tt_patch_options o = tt_patch_options_default(2 * side, 3 * side, 3, side);
+    for (int c = 0; c < 3; c++) { o.mean[c] = 0.25f * (float)(c + 1); o.std[c] = 0.5f + 0.125f * (float)c; }
+    g->nodes[at].k = side;
+    record(at, tt_patches(g->tape, g->nodes[images].t, g->nodes[positions].t, g->nodes[from].t, &o));
+    return at;
+}
+
 static void eval_slice(node *n)
 {
     for (int r = 0; r < n->rows; r++)
@@ -675,6 +730,14 @@ static int squared_error(int x, int target, bool weighted)
     X(mean_pool, MEAN_POOL, return mean_pool(V(ROWS, D));) \
     X(mean_pool_computed, MEAN_POOL, int x = gelu(V(ROWS, D)); return add(mean_pool(x), tanh_(mean_pool(x)));) \
     X(mean_pool_slice, MEAN_POOL, int x = V(ROWS, 2 * D); return gelu(mean_pool(slice(x, D, D)));) \
+    X(set_rows, SET_ROWS, return set_rows(V(ROWS, D), I(PICKED, R), B(D));) \
+    X(set_rows_computed, SET_ROWS, int x = gelu(V(ROWS, D)); return set_rows(linear(x, W(D, D), B(D)), I(PICKED, R), B(D));) \
+    X(set_rows_of_shared, SET_ROWS, int x = gelu(V(ROWS, D)); return add(set_rows(tanh_(x), I(PICKED, R), B(D)), set_rows(x, I(PICKED, R), B(D)));) \
+    X(set_rows_again, SET_ROWS, int row = B(D); return add(set_rows(set_rows(silu(V(ROWS, D)), I(PICKED, R), row), I(SEQS, R), row), V(ROWS, D));) \
+    X(set_rows_of_frozen, SET_ROWS, return set_rows(input(ROWS, R, D, 1), I(PICKED, R), B(D));) \
+    X(patches, PATCHES, return linear(patches(2), W(O, 12), B(O));) \
+    X(patches_of_a_pixel, PATCHES, return linear(set_rows(add(linear(patches(1), W(D, 3), B(D)), V(ROWS, D)), I(SEQS, R), B(D)), W(O, D), 0);) \
+    X(patches_used_twice, PATCHES, int x = patches(3); return add(linear(x, W(O, 27), B(O)), tanh_(linear(x, W(O, 27), 0)));) \
     X(cross_entropy, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0, false);) \
     X(cross_entropy_ignored, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), true, 0, false);) \
     X(cross_entropy_smoothed, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0.1f, false);) \
@@ -782,7 +845,7 @@ static void net_open(net *to, const op_case *c, const size_set *size, const char
 
 static void net_close(void)
 {
-    for (int k = 1; k <= g->n; k++) { free(g->nodes[k].v); free(g->nodes[k].index); }
+    for (int k = 1; k <= g->n; k++) { free(g->nodes[k].v); free(g->nodes[k].index); free(g->nodes[k].bytes); }
     tt_tape_free(g->tape);
     tt_close(g->ctx);
 }
@@ -823,7 +886,8 @@ static bool set_inputs(tt_program *p)
         if (!n->input) continue;
         float *values = (float *)malloc(sizeof(float) * (size_t)(n->rows * n->cols));
         for (int e = 0; e < n->rows * n->cols && !n->index; e++) values[e] = (float)n->v[e];
-        ok = tt_set(p, n->t, n->index ? (const void *)n->index : (const void *)values, n->rows) == TT_OK;
+        const void *data = n->index ? (const void *)n->index : n->bytes ? (const void *)n->bytes : (const void *)values;
+        ok = tt_set(p, n->t, data, n->rows) == TT_OK;
         free(values);
     }
     return ok;

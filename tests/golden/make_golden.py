@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Golden training runs of tiny BERT-family classifiers, computed by PyTorch and Hugging Face transformers.
+"""Golden training runs of tiny BERT-family and ViT classifiers, computed by PyTorch and Hugging Face transformers.
 
-    python tests/golden/make_golden.py            writes tests/golden/{distilbert,bert,minilm}/
+    python tests/golden/make_golden.py            writes tests/golden/{distilbert,bert,minilm,vit}/
     python tests/golden/make_golden.py --check    writes to a temporary folder and compares byte for byte
 
-needs: torch, transformers, safetensors, numpy. Each folder gets
+needs: torch, torchvision, transformers, safetensors, numpy. Each folder gets
 
     config.json, model.safetensors   the starting checkpoint, named as transformers saves it. `minilm` holds the body only and
                                      without the "bert." prefix, as the sentence-transformers MiniLM files do.
@@ -13,14 +13,17 @@ needs: torch, transformers, safetensors, numpy. Each folder gets
         batchB.token_type_ids  (tokens)       random 0/1 for `bert`, zeros elsewhere
         batchB.seq_start       (n_seqs + 1)   sequence s is tokens seq_start[s] .. seq_start[s + 1] - 1
         batchB.labels          (n_seqs)
+        batchB.pixels          (n_seqs, 12 * 12 * 3)  `vit`, instead of the first three: 8-bit images, rows from the top, R G B together
         logits (n_seqs, classes), loss (1)    of batch 0 with the starting weights; loss is the mean cross-entropy
         grad.NAME                             gradient of that loss, before clipping
         step5.NAME                            parameter after 5 steps, on batches 0..4
         losses (5), grad_norms (5)            of those steps; the norm is over all parameters, before clipping
         classifier.weight, classifier.bias    `minilm` only: the starting classifier, which its checkpoint lacks
+        positions.20           (26, hidden)   `vit` only: position embeddings interpolated to images of 20 x 20
+      torchvision.safetensors                 `vit` only: the same weights in torchvision's spelling
       NAME is a name of the sequence-classification class (with "bert." for `minilm`).
 
-Optimizer: AdamW lr 1e-3, betas 0.9 0.999, eps 1e-8, weight decay 0.01 except on biases and LayerNorm weights; gradients clipped
+Optimizer: AdamW lr 1e-3, betas 0.9 0.999, eps 1e-8, weight decay 0.01 except on biases, LayerNorm weights and class tokens; gradients clipped
 to a global norm of 1.0; constant learning rate; no dropout.
 
 What a comparison must know
@@ -33,6 +36,7 @@ What a comparison must know
   - Weight decay also moves embedding rows that no batch uses (by lr * decay * weight a step).
   - transformers' word embedding has padding_idx 0: row 0 would get no gradient even if used. So id 0 is never used here.
   - attn_implementation="eager": the sdpa path of DistilBERT and BERT picks fused kernels by shape and mask, with other rounding.
+    ViT's eager path takes its softmax in float32; its sdpa path does not, and is taken.
   - PyTorch is fed padded sequences with an attention mask. The script asserts that what is in the padding does not matter.
 """
 import argparse
@@ -48,7 +52,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (BertConfig, BertForSequenceClassification, BertModel, DistilBertConfig,
-                          DistilBertForSequenceClassification)
+                          DistilBertForSequenceClassification, ViTConfig, ViTForImageClassification)
+from torchvision.models.vision_transformer import VisionTransformer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 STEPS = 5
@@ -69,16 +74,27 @@ def shapes():
         "minilm": (BertForSequenceClassification,
                    BertConfig(hidden_size=48, num_attention_heads=12, intermediate_size=64, num_hidden_layers=2, vocab_size=89,
                               max_position_embeddings=21, type_vocab_size=2, num_labels=2, hidden_act="gelu", **off), 13, False),
+        "vit": (ViTForImageClassification,
+                ViTConfig(hidden_size=36, num_attention_heads=3, intermediate_size=52, num_hidden_layers=2, image_size=12, patch_size=4,
+                          num_labels=3, hidden_act="gelu", **off), 14, False),
     }
 
 
+def spelled(name):
+    """The name in checkpoints, of which transformers 5 spells some otherwise inside its ViT."""
+    for old, new in (("vit.layers.", "vit.encoder.layer."), ("attention.q_proj", "attention.attention.query"), ("attention.k_proj", "attention.attention.key"),
+                     ("attention.v_proj", "attention.attention.value"), ("attention.o_proj", "attention.output.dense"), ("mlp.fc1", "intermediate.dense"), ("mlp.fc2", "output.dense")):
+        name = name.replace(old, new) if name.startswith("vit.") else name
+    return name
+
+
 def decays(name):
-    return not (name.endswith(".bias") or "layernorm" in name.lower() or "layer_norm" in name.lower())
+    return not (name.endswith(".bias") or "layernorm" in name.lower() or "layer_norm" in name.lower() or name.endswith("cls_token"))
 
 
 def initialise(model, rng):
     """Larger than the usual initialisation, so that every gradient is well above rounding."""
-    for name, p in sorted(model.named_parameters()):
+    for name, p in sorted((spelled(n), p) for n, p in model.named_parameters()):
         x = rng.standard_normal(tuple(p.shape))
         if name.endswith(".bias"):
             x = 0.1 * x
@@ -89,8 +105,16 @@ def initialise(model, rng):
         p.data = torch.from_numpy(x.astype(np.float32))
 
 
+def make_images(rng, config):
+    n = int(rng.randint(3, 6))
+    pixels = rng.randint(0, 256, (n, config.image_size * config.image_size * config.num_channels))
+    return {"pixels": torch.from_numpy(pixels.astype(np.uint8)), "labels": torch.from_numpy(rng.randint(0, config.num_labels, n).astype(np.int32))}
+
+
 def make_batch(rng, config, random_types):
     """Ragged sequences: one of length 1, one of the greatest length, the others anything between."""
+    if config.model_type == "vit":
+        return make_images(rng, config)
     longest = config.max_position_embeddings
     n = int(rng.randint(4, 7))
     lengths = [1, longest] + [int(rng.randint(2, longest)) for _ in range(n - 2)]
@@ -105,6 +129,8 @@ def make_batch(rng, config, random_types):
 
 def logits_of(model, batch, pad_id=0):
     """Pads, masks, and runs: (n_seqs, classes)"""
+    if model.config.model_type == "vit":
+        return model(pixel_values=normalised(batch, model)).logits
     start = batch["seq_start"].tolist()
     n, longest = len(start) - 1, max(b - a for a, b in zip(start, start[1:]))
     ids = torch.full((n, longest), pad_id)
@@ -113,6 +139,36 @@ def logits_of(model, batch, pad_id=0):
         ids[s, :b - a], types[s, :b - a], mask[s, :b - a] = batch["input_ids"][a:b], batch["token_type_ids"][a:b], 1
     kind = {} if model.config.model_type == "distilbert" else {"token_type_ids": types}
     return model(input_ids=ids, attention_mask=mask, **kind).logits
+
+
+def normalised(batch, model):
+    """(n, channels, height, width), with mean and deviation 0.5"""
+    side = model.config.image_size
+    x = batch["pixels"].reshape(-1, side, side, 3).permute(0, 3, 1, 2).to(next(model.parameters()).dtype)
+    return (x / 255 - 0.5) / 0.5
+
+
+def save_torchvision(model, batch, path):
+    """The weights in torchvision's spelling: what its own model, with these weights and the same logits, saves."""
+    c, old = model.config, {spelled(n): x for n, x in model.state_dict().items()}
+    other = VisionTransformer(c.image_size, c.patch_size, c.num_hidden_layers, c.num_attention_heads, c.hidden_size, c.intermediate_size,
+                              num_classes=c.num_labels, norm_layer=lambda n: torch.nn.LayerNorm(n, eps=c.layer_norm_eps)).double()
+    new = {"class_token": old["vit.embeddings.cls_token"], "encoder.pos_embedding": old["vit.embeddings.position_embeddings"]}
+    for side in ("weight", "bias"):
+        new[f"conv_proj.{side}"] = old[f"vit.embeddings.patch_embeddings.projection.{side}"]
+        new[f"encoder.ln.{side}"] = old[f"vit.layernorm.{side}"]
+        new[f"heads.head.{side}"] = old[f"classifier.{side}"]
+        for k in range(c.num_hidden_layers):
+            a, b = f"vit.encoder.layer.{k}.", f"encoder.layers.encoder_layer_{k}."
+            new[b + f"self_attention.in_proj_{side}"] = torch.cat([old[a + f"attention.attention.{x}.{side}"] for x in ("query", "key", "value")])
+            for x, y in (("ln_1", "layernorm_before"), ("self_attention.out_proj", "attention.output.dense"), ("ln_2", "layernorm_after"),
+                         ("mlp.0", "intermediate.dense"), ("mlp.3", "output.dense")):
+                new[b + f"{x}.{side}"] = old[a + f"{y}.{side}"]
+    other.load_state_dict(new)
+    other.eval()
+    error = (other(normalised(batch, model)) - logits_of(model, batch)).abs().max().item()
+    assert error < 1e-12, f"torchvision's model differs by {error}"
+    save_file({n: stored(x) for n, x in other.state_dict().items()}, path)
 
 
 def stored(x):
@@ -125,7 +181,7 @@ def run(name, folder):
     cls, config, seed, random_types = shapes()[name]
     os.makedirs(folder, exist_ok=True)
     rng = np.random.RandomState(seed)      # legacy generator: its stream is frozen by numpy
-    config._attn_implementation = "eager"
+    config._attn_implementation = "sdpa" if name == "vit" else "eager"
     model = cls(config)
     initialise(model, rng)
     batches = [make_batch(rng, config, random_types) for _ in range(STEPS)]
@@ -141,14 +197,17 @@ def run(name, folder):
         model.save_pretrained(folder)
 
     model.double().train()                 # train mode; every dropout is 0
-    named = dict(model.named_parameters())
+    named = {spelled(n): p for n, p in model.named_parameters()}
     optimizer = torch.optim.AdamW([{"params": [p for n, p in named.items() if decays(n)], "weight_decay": 0.01},
                                    {"params": [p for n, p in named.items() if not decays(n)], "weight_decay": 0.0}],
                                   lr=1e-3, betas=(0.9, 0.999), eps=1e-8, foreach=False)
     losses, norms = [], []
     for step, batch in enumerate(batches):
         logits = logits_of(model, batch)
-        other_padding = logits_of(model, batch, pad_id=config.vocab_size - 1)
+        if name == "vit" and step == 0:
+            save_torchvision(model, batch, os.path.join(folder, "torchvision.safetensors"))
+            golden["positions.20"] = stored(model.vit.embeddings.interpolate_pos_encoding(torch.zeros(1, 26, config.hidden_size).double(), 20, 20)[0])
+        other_padding = logits if name == "vit" else logits_of(model, batch, pad_id=config.vocab_size - 1)
         assert (logits - other_padding).abs().max() < 1e-12, "padding changes the result"
         loss = torch.nn.functional.cross_entropy(logits, batch["labels"].long())
         optimizer.zero_grad()
@@ -184,7 +243,7 @@ def verify(name, folder):
     # the stored gradient is the gradient of the stored loss
     loss = torch.nn.functional.cross_entropy(logits_of(model, batch), batch["labels"].long())
     loss.backward()
-    worst = max(((p.grad - golden["grad." + n]).norm() / (golden["grad." + n].norm() + 1e-3)).item()
+    worst = max(((p.grad - golden["grad." + spelled(n)]).norm() / (golden["grad." + spelled(n)].norm() + 1e-3)).item()
                 for n, p in model.named_parameters())
     assert worst < 1e-3 and abs(loss.item() - golden["loss"].item()) < 1e-5, (name, worst)
     return f"{name}: float32 logits within {error:.1e}, gradients within {worst:.1e} of the float64 reference; " \
@@ -203,7 +262,7 @@ def main():
         print(run(name, os.path.join(root, name)))
         if args.check:
             bad += filecmp.cmpfiles(os.path.join(root, name), os.path.join(HERE, name),
-                                    ["config.json", "model.safetensors", "golden.safetensors"], shallow=False)[1]
+                                    os.listdir(os.path.join(HERE, name)), shallow=False)[1]
     if bad:
         sys.exit("differs from the committed files: " + ", ".join(bad))
 

@@ -1,0 +1,540 @@
+/* Vision transformers: checkpoints in both spellings, sizes told by shapes, interpolated positions, images in the trainer, and the memory
+   ladder that bench/memory_ladder prints. Golden runs of ViT stand in tests/test_models.c. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define TINYTRAIN_IMPLEMENTATION
+#include "tinytrain.h"
+#include "test.h"
+
+typedef struct log_lines { int infos, warnings; char text[4096]; } log_lines;
+
+static void keep_log(void *user, tt_log_level level, const char *id, const char *message)
+{
+    log_lines *log = (log_lines *)user;
+    size_t used = strlen(log->text);
+    (void)id;
+    log->infos += level == TT_LOG_INFO;
+    log->warnings += level == TT_LOG_WARNING;
+    snprintf(log->text + used, sizeof log->text - used, "%s\n", message);
+}
+
+static tt_context *open_logged(test_allocator *a, log_lines *log)
+{
+    tt_context_options o = test_options(a);
+    memset(log, 0, sizeof *log);
+    o.logger.log = keep_log;
+    o.logger.user = log;
+    return tt_open(&o);
+}
+
+static float *values_of(const tt_param *p) /* to be freed */
+{
+    float *x = (float *)malloc(sizeof(float) * (size_t)tt_param_size(p));
+    CHECK(tt_param_get(p, x) == TT_OK);
+    return x;
+}
+
+static tt_vit_config tiny(void) /* the sizes of the golden model */
+{
+    tt_vit_config c = tt_vit_config_default("Ti/16");
+    c.image_size = 12;
+    c.patch_size = 4;
+    c.hidden_size = 36;
+    c.heads = 3;
+    c.layers = 2;
+    c.intermediate_size = 52;
+    c.classes = 3;
+    return c;
+}
+
+static bool same_config(const tt_vit *a, const tt_vit *b)
+{
+    tt_vit_config x = a->config, y = b->config;
+    return CHECK(x.image_size == y.image_size && x.patch_size == y.patch_size && x.channels == y.channels && x.hidden_size == y.hidden_size) &&
+           CHECK(x.layers == y.layers && x.heads == y.heads && x.intermediate_size == y.intermediate_size && x.classes == y.classes && x.qkv_bias == y.qkv_bias) &&
+           CHECK(strcmp(a->activation, b->activation) == 0 && x.layer_norm_eps == y.layer_norm_eps && x.initializer_range == y.initializer_range) &&
+           CHECK(x.dropout == y.dropout && x.attention_dropout == y.attention_dropout) &&
+           CHECK(memcmp(x.mean, y.mean, sizeof(float) * (size_t)x.channels) == 0 && memcmp(x.std, y.std, sizeof(float) * (size_t)x.channels) == 0);
+}
+
+static void same_parameters(const tt_context *a, const tt_context *b)
+{
+    if (!CHECK(a->n_params == b->n_params)) return;
+    for (int k = 0; k < a->n_params; k++) {
+        const tt_param *p = a->params[k], *q = b->params[k];
+        if (!CHECK(strcmp(p->name, q->name) == 0 && p->size == q->size && p->ndim == q->ndim)) continue;
+        float *x = values_of(p), *y = values_of(q);
+        CHECK(memcmp(x, y, sizeof *x * (size_t)p->size) == 0);
+        free(x);
+        free(y);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ checkpoints */
+
+TEST(save_and_reload_in_both_spellings)
+{
+    for (int torchvision = 0; torchvision < 2; torchvision++) {
+        test_allocator a, b;
+        log_lines log;
+        tt_vit m, again;
+        char folder[1024], path[1100];
+        snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "new"));
+        snprintf(path, sizeof path, "%s/model.safetensors", folder);
+        tt_context *ctx = open_logged(&a, &log), *other;
+        CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 0) == TT_OK && !m.torchvision && log.infos + log.warnings == 0);
+        m.torchvision = torchvision;
+        m.config.dropout = 0.1f;
+        m.config.attention_dropout = 0.123456789f;
+        m.config.mean[1] = 0.456f;
+        m.config.std[2] = 0.225f;
+        snprintf(m.class_names[1], sizeof m.class_names[1], "a \"cat\"");
+        CHECK(tt_vit_save(&m, folder) == TT_OK && tt_vit_save(&m, folder) == TT_OK);
+
+        other = open_logged(&b, &log);
+        CHECK(tt_vit_load(other, &again, folder, 0, 0) == TT_OK && again.torchvision == torchvision && log.infos + log.warnings == 0);
+        same_config(&m, &again);
+        CHECK(strcmp(again.class_names[1], "a \"cat\"") == 0 && strcmp(again.class_names[2], "LABEL_2") == 0);
+        same_parameters(ctx, other);
+
+        /* tensor by tensor what transformers, or torchvision, saved */
+        tt_safetensors *saved = tt_safetensors_open(ctx, path), *reference = tt_safetensors_open(ctx, TEST_GOLDEN(torchvision ? "vit/torchvision.safetensors" : "vit/model.safetensors"));
+        if (CHECK(saved && reference && tt_safetensors_count(saved) == tt_safetensors_count(reference))) {
+            for (int k = 0; k < tt_safetensors_count(saved); k++) {
+                const tt_tensor_info *x = tt_safetensors_info(saved, k);
+                int at = tt_safetensors_find(reference, x->name);
+                if (!CHECK(at >= 0)) continue;
+                const tt_tensor_info *y = tt_safetensors_info(reference, at);
+                CHECK(x->ndim == y->ndim && memcmp(x->dims, y->dims, sizeof *x->dims * (size_t)x->ndim) == 0 && strcmp(x->dtype, y->dtype) == 0);
+                CHECK(memcmp(tt_safetensors_data(saved, k), tt_safetensors_data(reference, at), x->bytes) == 0);
+            }
+        }
+        tt_safetensors_close(saved);
+        tt_safetensors_close(reference);
+        tt_vit_free(&again);
+        TEST_CLOSE(other, &b);
+        tt_vit_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+TEST(sizes_told_by_shapes) /* a file alone, in both spellings */
+{
+    for (int torchvision = 0; torchvision < 2; torchvision++) {
+        test_allocator a, b;
+        tt_vit m, again;
+        tt_vit_config c = tiny();
+        char folder[1024], path[1100];
+        snprintf(folder, sizeof folder, "%s", test_folder());
+        c.hidden_size = 128;
+        c.heads = 2;
+        c.layers = 3;
+        c.channels = 1;
+        c.classes = 7;
+        c.layer_norm_eps = torchvision ? 1e-6f : 1e-12f;
+        if (torchvision) { c.mean[0] = 0.485f; c.std[0] = 0.229f; }
+        tt_context *ctx = test_open(&a), *other = test_open(&b);
+        CHECK(tt_vit_new(ctx, &m, &c) == TT_OK);
+        m.torchvision = torchvision;
+        CHECK(tt_vit_save(&m, folder) == TT_OK);
+        snprintf(path, sizeof path, "%s/config.json", folder);
+        CHECK(remove(path) == 0);
+        snprintf(path, sizeof path, "%s/preprocessor_config.json", folder);
+        CHECK(remove(path) == 0);
+        snprintf(path, sizeof path, "%s/model.safetensors", folder);
+        CHECK(tt_vit_load(other, &again, path, 0, 0) == TT_OK && again.torchvision == torchvision);
+        same_config(&m, &again);
+        same_parameters(ctx, other);
+        tt_vit_free(&again);
+        TEST_CLOSE(other, &b);
+        tt_vit_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+TEST(positions_of_another_image_size)
+{
+    test_allocator a;
+    log_lines log;
+    tt_vit m;
+    tt_context *ctx = open_logged(&a, &log);
+    CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 20, 0) == TT_OK && m.config.image_size == 20);
+    CHECK(log.warnings == 0 && strstr(log.text, "positions of 3 x 3 patches are interpolated to 5 x 5") != NULL);
+    CHECK(tt_param_dims(m.position)[0] == 26 && tt_param_dims(m.position)[1] == 36);
+    tt_safetensors *golden = tt_safetensors_open(ctx, TEST_GOLDEN("vit/golden.safetensors"));
+    float *now = values_of(m.position), reference[26 * 36];
+    CHECK(golden && tt_safetensors_read_f32(golden, tt_safetensors_find(golden, "positions.20"), 0, 26 * 36, reference) == TT_OK);
+    for (int k = 0; k < 26 * 36; k++) CHECK_NEAR(now[k], reference[k], 1e-6);
+    free(now);
+    tt_safetensors_close(golden);
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(another_head)
+{
+    test_allocator a;
+    log_lines log;
+    tt_vit m;
+    tt_context *ctx = open_logged(&a, &log);
+    CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 10) == TT_OK && m.config.classes == 10 && tt_param_dims(m.classifier_w)[0] == 10);
+    CHECK(log.warnings == 2 && strstr(log.text, "'classifier.weight' has 3 classes, 10 are asked for: it starts anew") != NULL);
+    CHECK(m.token->read != NULL && m.classifier_w->read == NULL);
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
+    ctx = open_logged(&a, &log);
+    CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit/torchvision.safetensors"), 0, 10) == TT_OK && log.warnings == 2);
+    CHECK(strstr(log.text, "'heads.head.bias' has 3 classes, 10 are asked for: it starts anew") != NULL);
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* A copy of the golden folder with a file's text changed; NULL: without that file. */
+static const char *edited(const char *file, const char *old, const char *now)
+{
+    static const char *const files[] = {"config.json", "model.safetensors"};
+    static char folder[1024];
+    char path[1100], golden[64];
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    for (int k = 0; k < TEST_COUNT(files); k++) {
+        size_t n;
+        snprintf(golden, sizeof golden, "vit/%s", files[k]);
+        char *bytes = test_read(TEST_GOLDEN(golden), &n), *at = NULL;
+        snprintf(path, sizeof path, "%s/%s", folder, files[k]);
+        if (strcmp(file, files[k]) != 0) { test_write(path, bytes, n); free(bytes); continue; }
+        for (size_t i = 0; i + strlen(old) <= n && !at; i++) if (memcmp(bytes + i, old, strlen(old)) == 0) at = bytes + i;
+        if (CHECK(at != NULL) && now) {
+            char *text = (char *)malloc(n + strlen(now) + 1);
+            size_t before = (size_t)(at - bytes), after = n - before - strlen(old);
+            memcpy(text, bytes, before);
+            memcpy(text + before, now, strlen(now));
+            memcpy(text + before + strlen(now), at + strlen(old), after);
+            test_write(path, text, before + strlen(now) + after);
+            free(text);
+        }
+        free(bytes);
+    }
+    return folder;
+}
+
+static void refused(const char *path, int image_size, int classes, tt_status status, const char *part, const char *part_too)
+{
+    test_allocator a;
+    log_lines log;
+    tt_vit m;
+    tt_context *ctx = open_logged(&a, &log);
+    memset(&m, 0xA5, sizeof m);
+    CHECK(tt_vit_load(ctx, &m, path, image_size, classes) == status);
+    CHECK_ERROR(ctx, status, part);
+    CHECK_ERROR(ctx, status, part_too);
+    CHECK(m.ctx == NULL && m.layer == NULL && ctx->n_params == 0);
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(broken_checkpoints)
+{
+    char path[1100];
+    refused(edited("config.json", "\"model_type\": \"vit\"", "\"model_type\": \"bert\""), 0, 0, TT_ERR_UNSUPPORTED, "model_type is 'bert'; this loader reads 'vit'", "config.json");
+    refused(edited("config.json", "\"hidden_size\": 36", "\"hidden_size\": 39"), 0, 0, TT_ERR_SHAPE, "cls_token' has shape (1, 1, 36), expected (1, 1, 39)", "model.safetensors");
+    refused(edited("config.json", "\"num_attention_heads\": 3", "\"num_attention_heads\": 5"), 0, 0, TT_ERR_ARGUMENT, "hidden_size 36 is not a multiple of 5 heads", "ViT config");
+    refused(edited("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), 0, 0, TT_ERR_FORMAT, "has no tensor 'vit.encoder.layer.2.layernorm_before.weight'", "calls for");
+    refused(edited("config.json", "\"patch_size\": 4", "\"patch_size\": 5"), 0, 0, TT_ERR_ARGUMENT, "image_size 12 is not a multiple of patch_size 5", "ViT config");
+    refused(edited("config.json", "\"image_size\": 12", "\"image_size\": \"12\""), 0, 0, TT_ERR_FORMAT, "\"image_size\" is a string; expected an integer", "config.json");
+    refused(edited("model.safetensors", "vit.embeddings.cls_token", "vit.embeddings.cls_tokem"), 0, 0, TT_ERR_FORMAT, "has no tensor 'vit.embeddings.cls_token'", "calls for");
+    refused(TEST_GOLDEN("vit"), 14, 0, TT_ERR_ARGUMENT, "image_size 14 is not a multiple of patch_size 4", "ViT config");
+    refused(TEST_GOLDEN("vit"), 0, 100001, TT_ERR_ARGUMENT, "100001 classes, at most 100000 are supported", "ViT config");
+    refused(TEST_GOLDEN("vit"), -4, 0, TT_ERR_ARGUMENT, "image_size is -4", "ViT config");
+    refused(TEST_GOLDEN("nothing"), 0, 0, TT_ERR_FILE, "cannot open '", "model.safetensors': No such file");
+    refused(TEST_GOLDEN("nothing.safetensors"), 0, 0, TT_ERR_FILE, "cannot open '", "nothing.safetensors': No such file");
+    snprintf(path, sizeof path, "%s/model.safetensors", edited("config.json", "{", NULL));
+    refused(path, 0, 0, TT_ERR_FORMAT, "a width of 36 does not tell how many heads there are: put a config.json beside the file", "model.safetensors");
+    size_t n;
+    char *bert = test_read(TEST_GOLDEN("bert/model.safetensors"), &n);
+    test_write(path, bert, n);
+    free(bert);
+    refused(path, 0, 0, TT_ERR_FORMAT, "is no ViT: 'vit.embeddings.position_embeddings'", "first layer");
+    const char *folder = edited("config.json", "{", "{");
+    snprintf(path, sizeof path, "%s/preprocessor_config.json", folder);
+    test_write(path, "{\"image_mean\": [0.1, 0.2]}", 26);
+    refused(folder, 0, 0, TT_ERR_FORMAT, "'image_mean' must be a list of 3 numbers", "preprocessor_config.json");
+    test_write(path, "{\"image_mean\": [0.1, 0.2, 0.3], \"image_std\": [0.1, 0, 0.3]}", 59);
+    refused(folder, 0, 0, TT_ERR_ARGUMENT, "mean 0.2 and std 0 of channel 1", "ViT config");
+    test_write(path, "{\"image_std\": [0.1, \"x\", 0.3]}", 30);
+    refused(folder, 0, 0, TT_ERR_FORMAT, "\"image_std\" is a string; expected numbers", "preprocessor_config.json");
+}
+
+TEST(configs)
+{
+    static const struct { const char *size; int64_t parameters; } rows[] = { /* with 1000 classes, as published */
+        {"Ti/16", 5717416}, {"S/16", 22050664}, {"B/16", 86567656}, {"B/32", 88224232}, {"L/16", 304326632}, {"H/14", 632045800}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        test_allocator a;
+        tt_vit m;
+        tt_vit_config c = tt_vit_config_default(rows[k].size);
+        int64_t n = 0;
+        tt_context *ctx = test_open(&a);
+        CHECK(tt_vit_new(ctx, &m, &c) == TT_OK);
+        for (int p = 0; p < ctx->n_params; p++) n += tt_param_size(ctx->params[p]);
+        CHECK(n == rows[k].parameters);
+        tt_vit_free(&m);
+        CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT); /* the parameters are there already */
+        TEST_CLOSE(ctx, &a);
+    }
+    test_allocator a;
+    tt_vit m;
+    tt_context *ctx = test_open(&a);
+    tt_vit_config c = tt_vit_config_default("XL/16");
+    CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "patch_size is 0; hidden_size is 0; layers is 0; heads is 0; intermediate_size is 0");
+    c = tiny();
+    c.channels = 5;
+    c.dropout = 1;
+    c.std[0] = 0;
+    c.activation = "sine";
+    CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "channels is 5, at most 4 are supported; mean 0.5 and std 0 of channel 0; dropout 1 is not in [0, 1); activation 'sine' is unknown");
+    c = tiny();
+    c.qkv_bias = false;
+    CHECK(tt_vit_new(ctx, &m, &c) == TT_OK && m.layer[0].q_b == NULL);
+    m.torchvision = true;
+    CHECK(tt_vit_save(&m, test_folder()) == TT_ERR_UNSUPPORTED);
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "torchvision's ViT has biases of q, k and v");
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* ----------------------------------------------------------------------------------------------- the trainer */
+
+enum { SIDE = 12, IMAGES = 6, IMAGE = SIDE * SIDE * 3 };
+
+static void draw(uint8_t pixels[IMAGES * IMAGE], int32_t labels[IMAGES]) /* of class c the channel c is bright */
+{
+    uint64_t random = 5;
+    for (int k = 0; k < IMAGES; k++) {
+        labels[k] = k % 3;
+        for (int p = 0; p < IMAGE; p++) pixels[k * IMAGE + p] = (uint8_t)(test_random(&random) % 128 + (p % 3 == labels[k] ? 127 : 0));
+    }
+}
+
+static tt_batch batch_of(const uint8_t *pixels, const int32_t *labels, int from, int n, bool last)
+{
+    tt_batch b;
+    memset(&b, 0, sizeof b);
+    b.seqs = n;
+    b.pixels = pixels + from * IMAGE;
+    b.labels = labels + from;
+    b.last_of_step = last;
+    return b;
+}
+
+static tt_trainer *trainer_of(tt_context *ctx, tt_vit *m, const char *recompute, float dropout, int max_seqs, bool accumulate)
+{
+    tt_vit_config c = tiny();
+    tt_train_options o = tt_train_options_default();
+    c.dropout = c.attention_dropout = dropout;
+    o.schedule.kind = TT_CONSTANT;
+    o.schedule.lr = 3e-3f;
+    o.recompute = recompute;
+    o.max_seqs = max_seqs;
+    o.accumulate = accumulate;
+    if (!CHECK(tt_vit_new(ctx, m, &c) == TT_OK)) return NULL;
+    tt_model model = tt_vit_classifier(m);
+    CHECK(model.max_length == 10 && model.image_bytes == IMAGE);
+    tt_trainer *r = tt_trainer_new(ctx, &model, &o);
+    if (!r) CHECK_ERROR(ctx, TT_OK, "a trainer");
+    return r;
+}
+
+TEST(learns_and_predicts)
+{
+    uint8_t pixels[IMAGES * IMAGE];
+    int32_t labels[IMAGES];
+    float p[IMAGES * 3];
+    test_allocator a;
+    tt_vit m;
+    tt_stats s;
+    tt_context *ctx = test_open(&a);
+    tt_trainer *r = trainer_of(ctx, &m, NULL, 0, IMAGES, false);
+    draw(pixels, labels);
+    tt_batch b = batch_of(pixels, labels, 0, IMAGES, true);
+    for (int k = 0; k < 30; k++) CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK);
+    CHECK(s.correct == IMAGES && s.loss < 0.2);
+    CHECK(tt_predict(r, &b, p) == TT_OK);
+    for (int k = 0; k < IMAGES; k++) CHECK(p[3 * k + labels[k]] > 0.7f && p[3 * k] + p[3 * k + 1] + p[3 * k + 2] > 0.999f);
+    float one[3];
+    for (int k = 0; k < IMAGES; k++) { /* each alone as among others */
+        b = batch_of(pixels, labels, k, 1, true);
+        CHECK(tt_predict(r, &b, one) == TT_OK);
+        for (int c = 0; c < 3; c++) CHECK_NEAR(one[c], p[3 * k + c], 1e-5);
+    }
+    tt_trainer_free(r);
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(same_bits_when_recomputed)
+{
+    static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
+    uint8_t pixels[IMAGES * IMAGE];
+    int32_t labels[IMAGES];
+    double loss[4][5];
+    tt_plan plan[4];
+    draw(pixels, labels);
+    for (int k = 0; k < 4; k++) {
+        test_allocator a;
+        tt_vit m;
+        tt_stats s;
+        tt_context *ctx = test_open(&a);
+        tt_trainer *r = trainer_of(ctx, &m, policies[k], 0.2f, IMAGES, false);
+        tt_batch b = batch_of(pixels, labels, 0, IMAGES, true);
+        r->train->poison = true;
+        for (int step = 0; step < 5; step++) {
+            if (!CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK)) fprintf(stderr, "%s\n", tt_error(ctx));
+            loss[k][step] = s.loss;
+        }
+        plan[k] = tt_program_plan(tt_trainer_program(r));
+        CHECK(memcmp(loss[k], loss[0], sizeof loss[0]) == 0);
+        tt_trainer_free(r);
+        tt_vit_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+    CHECK(plan[1].extra_flops == 0 && plan[2].extra_flops > 0 && plan[3].extra_flops > 0);
+}
+
+TEST(micro_batches_of_images)
+{
+    uint8_t pixels[IMAGES * IMAGE];
+    int32_t labels[IMAGES];
+    double loss[2], norm[2];
+    draw(pixels, labels);
+    for (int k = 0; k < 2; k++) {
+        test_allocator a;
+        tt_vit m;
+        tt_stats s;
+        bool updated = false;
+        tt_context *ctx = test_open(&a);
+        tt_trainer *r = trainer_of(ctx, &m, NULL, 0, IMAGES, true);
+        tt_batch all = batch_of(pixels, labels, 0, IMAGES, true), first = batch_of(pixels, labels, 0, 4, false), second = batch_of(pixels, labels, 4, 2, true);
+        if (!k) CHECK(tt_train_batch(r, &all, &s, &updated) == TT_OK && updated);
+        else CHECK(tt_train_batch(r, &first, &s, &updated) == TT_OK && !updated && tt_train_batch(r, &second, &s, &updated) == TT_OK && updated);
+        loss[k] = s.loss;
+        norm[k] = s.grad_norm;
+        tt_trainer_free(r);
+        tt_vit_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+    CHECK_NEAR(loss[1], loss[0], 1e-6);
+    CHECK_NEAR(norm[1], norm[0], 1e-5 * norm[0]);
+}
+
+TEST(misuse)
+{
+    uint8_t pixels[IMAGES * IMAGE];
+    int32_t labels[IMAGES], ids[4] = {1, 2, 3, 4}, start[2] = {0, 4};
+    test_allocator a;
+    tt_vit m;
+    tt_bert text;
+    tt_stats s;
+    float p[8];
+    tt_context *ctx = test_open(&a);
+    tt_trainer *r = trainer_of(ctx, &m, NULL, 0, 4, false);
+    draw(pixels, labels);
+    tt_batch b = batch_of(pixels, labels, 0, 5, true);
+    CHECK(tt_train_batch(r, &b, &s, NULL) == TT_ERR_SHAPE);
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "the batch has 5 images, max_seqs is 4");
+    b.seqs = 0;
+    CHECK(tt_train_batch(r, &b, &s, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the batch is empty");
+    b.seqs = 2;
+    labels[1] = 3;
+    CHECK(tt_train_batch(r, &b, &s, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "has 3 in row 1");
+    b.pixels = NULL;
+    b.ids = ids;
+    CHECK(tt_train_batch(r, &b, &s, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the model reads images, but the batch has text");
+    labels[1] = 1;
+    b = batch_of(pixels, labels, 1, 3, true);
+    CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK && s.targets == 3); /* nothing was lost */
+    tt_trainer_free(r);
+
+    tt_bert_config c = tt_bert_config_default(true);
+    tt_train_options o = tt_train_options_default();
+    c.vocab_size = 10;
+    c.hidden_size = 8;
+    c.heads = 2;
+    c.layers = 1;
+    c.intermediate_size = 8;
+    c.max_positions = 4;
+    o.train = false;
+    o.max_seqs = 4;
+    o.max_tokens = 16;
+    CHECK(tt_bert_new(ctx, &text, &c) != TT_OK); /* ViT's classifier is there */
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'classifier.weight' exists already");
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
+    ctx = test_open(&a);
+    CHECK(tt_bert_new(ctx, &text, &c) == TT_OK);
+    tt_model model = tt_bert_classifier(&text);
+    r = tt_trainer_new(ctx, &model, &o);
+    CHECK(r != NULL && tt_predict(r, &b, p) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the batch is empty (3 sequences, 0 tokens)");
+    b.rows = start[1];
+    b.seq_start = start;
+    CHECK(tt_predict(r, &b, p) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the model reads text, but the batch has images");
+    tt_trainer_free(r);
+    tt_bert_free(&text);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(misuse_of_patches)
+{
+    static const struct { int height, width, channels, patch; const char *message; } rows[] = {
+        {8, 8, 3, 3, "images of 8 x 8 pixels and 3 channels (1 to 4) cannot be cut into patches of 3 x 3"},
+        {8, 8, 5, 4, "5 channels (1 to 4)"}, {0, 8, 3, 4, "images of 8 x 0 pixels"}, {8, 8, 3, 0, "patches of 0 x 0"},
+        {8, 12, 3, 4, "operand 0 is 'pixels' u8 (2, 192), expected u8 of width 288 (height * width * channels)"},
+    };
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value pixels = tt_input(t, "pixels", TT_U8, 2, 192), positions = tt_input(t, "positions", TT_I32, 10, 1);
+        tt_patch_options o = tt_patch_options_default(rows[k].height, rows[k].width, rows[k].channels, rows[k].patch);
+        tt_patches(t, pixels, positions, tt_seq_start(t, "starts", 2), &o);
+        CHECK(tt_tape_status(t) != TT_OK);
+        CHECK_ERROR(ctx, tt_tape_status(t), rows[k].message);
+        tt_tape_free(t);
+    }
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value pixels = tt_input(t, "pixels", TT_U8, 2, 192), positions = tt_input(t, "positions", TT_I32, 10, 1);
+    tt_patch_options o = tt_patch_options_default(8, 8, 3, 4);
+    tt_patches(t, pixels, positions, tt_seq_start(t, "starts", 3), &o);
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "expected one row more than there are images");
+    tt_tape_free(t);
+
+    t = tt_tape_new(ctx); /* a position beyond the last patch is found in the run */
+    uint8_t image[2 * 192] = {0};
+    int32_t position[10] = {0, 1, 2, 3, 4, 0, 1, 2, 3, 5}, start[3] = {0, 5, 10};
+    tt_compile_options c = tt_compile_options_default();
+    pixels = tt_input(t, "pixels", TT_U8, 2, 192);
+    positions = tt_input(t, "positions", TT_I32, 10, 1);
+    tt_value starts = tt_seq_start(t, "starts", 2), patches = tt_patches(t, pixels, positions, starts, &o);
+    c.train = false;
+    tt_program *p = tt_compile(t, patches, &c);
+    CHECK(p && tt_set(p, pixels, image, 2) == TT_OK && tt_set(p, positions, position, 10) == TT_OK && tt_set(p, starts, start, 3) == TT_OK);
+    CHECK(tt_run(p, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "patches: 'positions' has 5 in row 9, which is not in 0..4");
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+static const test_case tests[] = {
+    TEST_CASE(save_and_reload_in_both_spellings), TEST_CASE(sizes_told_by_shapes), TEST_CASE(positions_of_another_image_size), TEST_CASE(another_head), TEST_CASE(broken_checkpoints),
+    TEST_CASE(configs), TEST_CASE(learns_and_predicts), TEST_CASE(same_bits_when_recomputed), TEST_CASE(micro_batches_of_images), TEST_CASE(misuse), TEST_CASE(misuse_of_patches),
+};
+
+int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
