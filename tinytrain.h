@@ -2875,7 +2875,6 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
         if (!slots || i.out[0] != v || (numbers >= 0 && i.in[numbers])) continue;
         if (i.attr.causal && 2 * t->values[index].shape.rows > t->values[v].shape.rows) continue; /* whole tiles that nobody sees are skipped */
         i.out[0] = t->code[k].out[0];
-        t->values[i.out[0]].block_end |= t->values[v].block_end;
         if (strncmp(t->values[i.out[0]].name, "gather_rows.", 12) == 0) memcpy(t->values[i.out[0]].name, t->values[v].name, sizeof t->values[v].name);
         tt__remove(t, k);
         tt__remove(t, at);

@@ -334,6 +334,7 @@ static tt_trainer *trainer_of(tt_context *ctx, tt_vit *m, const char *recompute,
     tt_vit_config c = tiny();
     tt_train_options o = tt_train_options_default();
     c.dropout = c.attention_dropout = dropout;
+    c.layers = 3;
     o.schedule.kind = TT_CONSTANT;
     o.schedule.lr = 3e-3f;
     o.recompute = recompute;
