@@ -700,6 +700,37 @@ typedef struct tt_progress {
 tt_status tt_trainer_save(tt_trainer *t, const char *path, const tt_progress *progress);
 tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress);
 
+/* Where tt_fit stands, after each step and each validation. */
+typedef struct tt_fit_event {
+    int64_t epoch, epochs;         /* epoch counts from 0                                                            */
+    int64_t step, steps;           /* steps done of this epoch; of an epoch                                          */
+    double loss, accuracy;         /* mean over this epoch so far                                                    */
+    double tokens_per_second;      /* since tt_fit began, validation left out; of images: images                     */
+    double flops_per_second;
+    double seconds_left;           /* of all epochs, validation left out                                             */
+    const tt_stats *validation;    /* after the last step of an epoch; else NULL                                     */
+    bool best;                     /* its accuracy is the best so far: `keep` has been called                        */
+} tt_fit_event;
+
+typedef struct tt_fit_options {
+    int64_t epochs;                /* default 1                                                                      */
+    const char *folder;            /* where state.safetensors, metrics.csv (a line a step and a validation) and loss.svg are
+                                      written, made if need be. Default NULL: none of these                           */
+    bool resume;                   /* go on from the state in folder; without it, a folder that holds one is refused  */
+    double save_seconds;           /* the state is saved after each epoch, and within one after so long. Default 300  */
+    const volatile int *stop;      /* not 0: stop after the step or the batch of validation at hand; a signal handler may
+                                      set it (sig_atomic_t). Default NULL                                             */
+    tt_status (*keep)(void *user); /* save the model: an epoch is over whose validation accuracy is the best so far, or, without
+                                      validation, any. Default NULL                                                   */
+    void (*report)(void *user, const tt_fit_event *event);
+    void *user;
+} tt_fit_options;
+tt_fit_options tt_fit_options_default(void);
+
+/* Trains over epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished: all epochs are done; else it was
+   stopped, or failed, and the state of the last whole step is saved, to be resumed bit for bit. */
+tt_status tt_fit(tt_trainer *t, tt_loader *train, tt_loader *validation, const tt_fit_options *o, bool *finished);
+
 #ifdef __cplusplus
 }
 #endif
@@ -11766,6 +11797,285 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     }
     tt__state_free(r->ctx, &s);
     tt_safetensors_close(file);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------------- fit */
+
+typedef struct tt__fit_point { int64_t step; double loss; bool validation; } tt__fit_point;
+
+typedef struct tt__fit {
+    tt_trainer *r;
+    tt_loader *train, *validation;
+    tt_fit_options o;
+    tt_progress p;
+    int64_t steps, first_step;   /* of an epoch; done when tt_fit began                                              */
+    double started, saved;       /* seconds on the clock; `started` moves on by what validation takes                 */
+    double tokens, flops;
+    char state[TT__PATH];
+    char *csv;                   /* metrics.csv so far                                                               */
+    size_t csv_bytes, csv_room;
+    tt__fit_point *point;
+    int points, cap_points;
+} tt__fit;
+
+tt_fit_options tt_fit_options_default(void)
+{
+    tt_fit_options o;
+    memset(&o, 0, sizeof o);
+    o.epochs = 1;
+    o.save_seconds = 300;
+    return o;
+}
+
+static bool tt__fit_stopped(const tt__fit *f) { return f->o.stop && *f->o.stop; }
+
+/* Adds a line to the metrics, and what it says to the picture. */
+static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
+{
+    tt_context *ctx = f->r->ctx;
+    const char *end = line + n, *epoch = (const char *)memchr(line, ',', n), *split = epoch ? (const char *)memchr(epoch + 1, ',', (size_t)(end - epoch - 1)) : NULL;
+    const char *loss = split ? (const char *)memchr(split + 1, ',', (size_t)(end - split - 1)) : NULL, *behind = loss ? (const char *)memchr(loss + 1, ',', (size_t)(end - loss - 1)) : NULL;
+    if (f->csv_bytes + n + 1 > f->csv_room) {
+        size_t room = 2 * (f->csv_bytes + n) + 4096;
+        char *more = (char *)tt__alloc(ctx, room);
+        if (!more) return TT_ERR_MEMORY;
+        if (f->csv) memcpy(more, f->csv, f->csv_bytes);
+        tt__free(ctx, f->csv);
+        f->csv = more;
+        f->csv_room = room;
+    }
+    memcpy(f->csv + f->csv_bytes, line, n);
+    f->csv[f->csv_bytes += n] = 0;
+    if (!behind || behind - loss > 40) return TT_OK; /* the heading */
+    if (!TT__GROW(ctx, f->point, f->points, f->cap_points)) return TT_ERR_MEMORY;
+    tt__fit_point *point = &f->point[f->points++];
+    point->step = strtoll(line, NULL, 10);
+    point->loss = tt__json_double(loss + 1, (size_t)(behind - loss - 1));
+    point->validation = split[1] == 'v';
+    return TT_OK;
+}
+
+static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double tokens_per_second)
+{
+    char line[256], number[4][32];
+    tt__text text = {line, sizeof line, 0};
+    tt__print(&text, "%lld,%lld,%s,%s,%s,", (long long)s->step, (long long)f->p.epoch + 1, validation ? "validation" : "train", tt__json_float((float)s->loss, number[0]),
+              tt__json_float((float)(s->correct / s->targets), number[1]));
+    if (validation) tt__print(&text, ",\n");
+    else tt__print(&text, "%s,%.0f\n", tt__json_float(lr, number[2]), tokens_per_second);
+    return tt__fit_line(f, line, text.length);
+}
+
+/* The metrics of the run that is resumed, up to its last step. */
+static tt_status tt__fit_read_metrics(tt__fit *f, const char *path)
+{
+    tt__file_bytes file;
+    int64_t done = tt_trainer_steps(f->r);
+    if (!tt__file_is_there(f->r->ctx, path)) return TT_OK;
+    tt_status status = tt__file_open(f->r->ctx, path, false, &file);
+    if (status != TT_OK) return status;
+    for (const char *line = file.bytes, *end; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1)
+        if (*line >= '0' && *line <= '9' && strtoll(line, NULL, 10) <= done) status = tt__fit_line(f, line, (size_t)(end + 1 - line));
+    tt__file_close(f->r->ctx, &file);
+    return status;
+}
+
+static void tt__print_place(tt__text *svg, double x, double y) /* in tenths, with a point in any locale */
+{
+    int64_t a = (int64_t)(10 * x + 0.5), b = (int64_t)(10 * y + 0.5);
+    tt__print(svg, "%lld.%lld,%lld.%lld ", (long long)a / 10, (long long)a % 10, (long long)b / 10, (long long)b % 10);
+}
+
+/* The training loss, smoothed, as a line, and the validation losses as dots. */
+static void tt__fit_draw(tt__text *svg, const void *arg)
+{
+    const tt__fit *f = (const tt__fit *)arg;
+    double last = 1, most = 0, mean = -1;
+    char number[32];
+    for (int k = 0; k < f->points; k++) {
+        last = f->point[k].step > last ? (double)f->point[k].step : last;
+        most = f->point[k].loss > most ? f->point[k].loss : most;
+    }
+    double keep = exp(-50 / (last > 50 ? last : 50));
+    tt__print(svg, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 640 360' font-family='sans-serif' font-size='12'>\n"
+              "<rect width='640' height='360' fill='white'/><path d='M50 20V320H620' fill='none' stroke='#444'/>\n"
+              "<text x='335' y='350' text-anchor='middle'>step (0 to %.0f)</text><text x='44' y='30' text-anchor='end'>%s</text>"
+              "<text x='44' y='324' text-anchor='end'>0</text><text x='60' y='16' fill='#1f77b4'>training loss</text>"
+              "<text x='150' y='16' fill='#d62728'>validation loss</text>\n<polyline fill='none' stroke='#1f77b4' points='", last,
+              tt__json_float((float)most, number));
+    for (int k = 0; k < f->points && most > 0; k++) {
+        if (f->point[k].validation) continue;
+        mean = mean < 0 ? f->point[k].loss : keep * mean + (1 - keep) * f->point[k].loss;
+        tt__print_place(svg, 50 + 570 * (double)f->point[k].step / last, 320 - 290 * mean / most);
+    }
+    tt__print(svg, "'/>\n<path fill='none' stroke='#d62728' stroke-width='7' stroke-linecap='round' d='");
+    for (int k = 0; k < f->points && most > 0; k++) {
+        if (!f->point[k].validation) continue;
+        tt__print(svg, "M");
+        tt__print_place(svg, 50 + 570 * (double)f->point[k].step / last, 320 - 290 * f->point[k].loss / most);
+        tt__print(svg, "h0");
+    }
+    tt__print(svg, "'/>\n</svg>\n");
+}
+
+/* The metrics first: what is in them beyond the state is dropped when it is resumed. */
+static tt_status tt__fit_save(tt__fit *f)
+{
+    char path[TT__PATH];
+    tt_context *ctx = f->r->ctx;
+    if (!f->o.folder) return TT_OK;
+    tt_status status = tt__path_join(ctx, path, f->o.folder, "metrics.csv");
+    if (status == TT_OK) status = tt__write_text(ctx, path, f->csv);
+    if (status == TT_OK) status = tt__save_printed(ctx, f->o.folder, "loss.svg", tt__fit_draw, f);
+    if (status == TT_OK && tt_trainer_steps(f->r)) status = tt_trainer_save(f->r, f->state, &f->p);
+    f->saved = tt__seconds();
+    return status;
+}
+
+static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool best)
+{
+    tt_fit_event e;
+    if (!f->o.report) return;
+    memset(&e, 0, sizeof e);
+    double seconds = tt__seconds() - f->started;
+    int64_t done = f->p.epoch * f->steps + f->p.step;
+    e.epoch = f->p.epoch;
+    e.epochs = f->o.epochs;
+    e.step = f->p.step;
+    e.steps = f->steps;
+    e.loss = f->p.targets > 0 ? f->p.loss_sum / f->p.targets : 0;
+    e.accuracy = f->p.targets > 0 ? f->p.correct / f->p.targets : 0;
+    e.tokens_per_second = seconds > 0 ? f->tokens / seconds : 0;
+    e.flops_per_second = seconds > 0 ? f->flops / seconds : 0;
+    e.seconds_left = done > f->first_step ? seconds / (double)(done - f->first_step) * (double)(f->o.epochs * f->steps - done) : 0;
+    e.validation = validation;
+    e.best = best;
+    f->o.report(f->o.user, &e);
+}
+
+/* Steps from f->p.step on, to the end of the epoch or until it is stopped. */
+static tt_status tt__fit_epoch(tt__fit *f)
+{
+    tt_context *ctx = f->r->ctx;
+    tt_batch b;
+    tt_stats s;
+    bool updated;
+    double began = tt__seconds(), tokens = 0;
+    tt_status status = tt_loader_seek(f->train, f->p.epoch, f->p.step);
+    ctx->status = TT_OK;
+    while (status == TT_OK && (f->r->train->run.micro || !tt__fit_stopped(f)) && tt_loader_next(f->train, &b)) { /* steps stay whole */
+        float lr = tt_trainer_lr(f->r);
+        status = tt_train_batch(f->r, &b, &s, &updated);
+        tokens += b.pixels ? b.seqs : b.rows;
+        if (status != TT_OK || !updated) continue;
+        f->tokens += tokens;
+        f->flops += s.flops;
+        f->p.step++;
+        f->p.loss_sum += s.loss * s.targets;
+        f->p.targets += s.targets;
+        f->p.correct += s.correct;
+        double now = tt__seconds();
+        status = tt__fit_metrics(f, &s, false, lr, tokens / (now - began));
+        tt__fit_report(f, NULL, false);
+        if (status == TT_OK && now - f->saved > f->o.save_seconds) status = tt__fit_save(f);
+        began = now;
+        tokens = 0;
+    }
+    return status == TT_OK ? ctx->status : status; /* the loader's */
+}
+
+/* What stands at the end of an epoch. */
+static tt_status tt__fit_validate(tt__fit *f)
+{
+    tt_context *ctx = f->r->ctx;
+    tt_batch b;
+    tt_stats s;
+    double began = tt__seconds();
+    bool best = !f->validation;
+    tt_status status = f->validation ? tt_loader_seek(f->validation, 0, 0) : TT_OK;
+    memset(&s, 0, sizeof s);
+    ctx->status = TT_OK;
+    while (status == TT_OK && f->validation && !tt__fit_stopped(f) && tt_loader_next(f->validation, &b)) status = tt_evaluate_batch(f->r, &b, &s);
+    if (status == TT_OK) status = ctx->status;
+    if (status != TT_OK || tt__fit_stopped(f)) return status;
+    if (f->validation) {
+        status = tt__fit_metrics(f, &s, true, 0, 0);
+        if (s.correct / s.targets > f->p.best) {
+            best = true;
+            f->p.best = s.correct / s.targets;
+        }
+    }
+    if (status == TT_OK && best && f->o.keep) status = f->o.keep(f->o.user);
+    if (status == TT_OK && f->validation) tt__fit_report(f, &s, best);
+    if (status != TT_OK) return status;
+    f->p.epoch++;
+    f->p.step = 0;
+    f->p.loss_sum = f->p.targets = f->p.correct = 0;
+    status = tt__fit_save(f);
+    f->started += tt__seconds() - began;
+    return status;
+}
+
+static tt_status tt__fit_begin(tt__fit *f)
+{
+    static const char heading[] = "step,epoch,split,loss,accuracy,lr,tokens_per_second\n";
+    char path[TT__PATH];
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    tt_status status = tt__must_train(f->r);
+    if (status != TT_OK) return status;
+    if (f->o.epochs < 1) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
+    if (f->o.resume && !f->o.folder) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
+    status = tt__fit_line(f, heading, sizeof heading - 1);
+    if (status != TT_OK || !f->o.folder) return status;
+    status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
+    if (status == TT_OK) status = tt__path_join(ctx, path, f->o.folder, "metrics.csv");
+    if (status != TT_OK) return status;
+    bool there = tt__file_is_there(ctx, f->state);
+    if (there && !f->o.resume) return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds a run: resume it, or name another folder", f->o.folder);
+    if (!there && f->o.resume) return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
+    if (!files->make_folder(files->user, f->o.folder)) return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", f->o.folder, files->reason(files->user));
+    if (!f->o.resume) return TT_OK;
+    status = tt_trainer_load(f->r, f->state, &f->p);
+    if (status == TT_OK && (f->p.epoch > f->o.epochs || f->p.step > f->steps || f->p.epoch < 0 || f->p.step < 0))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has done %lld epochs and %lld steps, more than %lld epochs of %lld steps", f->o.folder, (long long)f->p.epoch,
+                        (long long)f->p.step, (long long)f->o.epochs, (long long)f->steps);
+    return status == TT_OK ? tt__fit_read_metrics(f, path) : status;
+}
+
+tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const tt_fit_options *o, bool *finished)
+{
+    tt_context *ctx = r->ctx;
+    tt__fit *f = (tt__fit *)tt__calloc(ctx, sizeof *f);
+    if (finished) *finished = false;
+    if (!f) return TT_ERR_MEMORY;
+    f->r = r;
+    f->train = train;
+    f->validation = validation;
+    f->o = o ? *o : tt_fit_options_default();
+    f->p.best = -1;
+    f->steps = tt_loader_steps(train);
+    tt_status status = tt__fit_begin(f);
+    bool began = status == TT_OK;
+    f->first_step = f->p.epoch * f->steps + f->p.step;
+    f->started = f->saved = tt__seconds();
+    while (status == TT_OK && f->p.epoch < f->o.epochs && !tt__fit_stopped(f)) {
+        status = tt__fit_epoch(f);
+        if (status == TT_OK && !tt__fit_stopped(f)) status = tt__fit_validate(f);
+    }
+    bool done = status == TT_OK && f->p.epoch == f->o.epochs;
+    if (began && !done && r->train->run.micro == 0) { /* so that nothing is lost; the first error is the one to tell */
+        char error[sizeof ctx->error];
+        memcpy(error, ctx->error, sizeof error);
+        tt_status saved = tt__fit_save(f);
+        if (status == TT_OK) status = saved;
+        else tt__fail(ctx, status, "%s", error);
+    }
+    if (finished) *finished = done;
+    tt__free(ctx, f->csv);
+    tt__free(ctx, f->point);
+    tt__free(ctx, f);
     return status;
 }
 

@@ -1104,6 +1104,186 @@ TEST(an_untrained_trainer_saves_and_loads)
     close_world(&b);
 }
 
+/* -------------------------------------------------------------------------------------------------------- fit */
+
+typedef struct fitting {
+    world *w;
+    int steps, validations, kept, stop_at, poison_at; /* events so far; steps after which to stop, or to spoil a parameter */
+    bool stop_in_validation;
+    volatile int stop;
+    double best;
+} fitting;
+
+static tt_status fit_keep(void *user) { ((fitting *)user)->kept++; return TT_OK; }
+
+static void fit_report(void *user, const tt_fit_event *e)
+{
+    fitting *f = (fitting *)user;
+    CHECK(e->epochs == 3 && e->steps == 7 && e->epoch >= 0 && e->epoch < 3 && e->step >= 1 && e->step <= 7 && e->accuracy >= 0 && e->accuracy <= 1);
+    CHECK(e->loss > 0 && e->seconds_left >= 0 && (e->validation || (e->tokens_per_second > 0 && e->flops_per_second > 0)));
+    if (e->validation) {
+        CHECK(e->step == 7 && e->validation->targets == TEXTS && e->best == (e->validation->correct / TEXTS > f->best));
+        if (e->best) f->best = e->validation->correct / TEXTS;
+        f->validations++;
+        return;
+    }
+    f->steps++;
+    if (f->stop_at && f->steps == f->stop_at) f->stop = 1;
+    static const float nan[2] = {NAN, NAN};
+    if (f->poison_at && f->steps == f->poison_at) CHECK(tt_param_set(f->w->m.classifier_b, nan) == TT_OK);
+}
+
+static tt_status fit(world *w, const char *folder, bool resume, fitting *f, bool *finished)
+{
+    tt_fit_options o = tt_fit_options_default();
+    f->w = w;
+    f->stop = 0;
+    if (f->steps + f->validations == 0) f->best = -1;
+    o.epochs = 3;
+    o.folder = folder;
+    o.resume = resume;
+    o.stop = &f->stop;
+    o.keep = fit_keep;
+    o.report = fit_report;
+    o.user = f;
+    return tt_fit(w->r, w->l, w->all, &o, finished);
+}
+
+/* metrics.csv without its last column, the speed; to be freed. */
+static char *metrics_of(const char *folder, int *lines)
+{
+    size_t n, kept = 0;
+    char path[1200], *text;
+    snprintf(path, sizeof path, "%s/metrics.csv", folder);
+    text = test_read(path, &n);
+    *lines = 0;
+    for (char *line = text, *end; line && (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        char *last = end;
+        while (last > line && *last != ',') last--;
+        memmove(text + kept, line, (size_t)(last - line));
+        kept += (size_t)(last - line);
+        ++*lines;
+    }
+    if (text) text[kept] = 0;
+    return text;
+}
+
+TEST(fit_stopped_and_resumed) /* after the 3rd, 7th and 10th step, also of several micro-batches: as if it had not been stopped */
+{
+    for (int k = 0; k < 4; k++) {
+        static const int stop_at[] = {3, 7, 10, 10};
+        setup s = small();
+        world a, b, c;
+        fitting whole, parts;
+        bool finished;
+        char first[1024], second[1024], x[1200], y[1200];
+        int lines[2];
+        size_t bytes;
+        memset(&whole, 0, sizeof whole);
+        memset(&parts, 0, sizeof parts);
+        if (k == 3) s.accumulate = 4;
+        s.schedule.total_steps = 21;
+        snprintf(first, sizeof first, "%s", test_path(test_folder(), "whole"));
+        snprintf(second, sizeof second, "%s", test_path(test_folder(), "parts"));
+        if (!open_world(&a, &s) || !open_world(&b, &s) || !open_world(&c, &s)) return;
+        CHECK(fit(&a, first, false, &whole, &finished) == TT_OK && finished);
+        CHECK(whole.steps == 21 && whole.validations == 3 && whole.kept >= 1 && whole.best > 0.5 && tt_trainer_steps(a.r) == 21);
+        parts.stop_at = stop_at[k];
+        CHECK(fit(&b, second, false, &parts, &finished) == TT_OK && !finished && tt_trainer_steps(b.r) == stop_at[k]);
+        CHECK(fit(&c, second, true, &parts, &finished) == TT_OK && finished && tt_trainer_steps(c.r) == 21);
+        CHECK(parts.steps == 21 && parts.validations == 3 && parts.kept == whole.kept && parts.best == whole.best);
+        CHECK(same_worlds(&a, &c));
+        snprintf(x, sizeof x, "%s/state.safetensors", first);
+        snprintf(y, sizeof y, "%s/state.safetensors", second);
+        CHECK(same_files(x, y));
+        char *m = metrics_of(first, &lines[0]), *n = metrics_of(second, &lines[1]);
+        CHECK(lines[0] == 1 + 21 + 3 && lines[1] == lines[0] && strcmp(m, n) == 0 && strncmp(m, "step,epoch,split,loss,accuracy,lr1,1,train,", 43) == 0);
+        free(m);
+        free(n);
+        snprintf(x, sizeof x, "%s/loss.svg", first);
+        snprintf(y, sizeof y, "%s/loss.svg", second);
+        CHECK(same_files(x, y));
+        char *svg = test_read(x, &bytes);
+        CHECK(svg && strstr(svg, "step (0 to 21)") && strstr(svg, "</svg>\n"));
+        int dots = 0;
+        for (const char *at = svg; at && (at = strstr(at, "h0")) != NULL; at++) dots++;
+        CHECK(dots == 3);
+        free(svg);
+        close_world(&a);
+        close_world(&b);
+        close_world(&c);
+    }
+}
+
+TEST(fit_without_folder_or_validation)
+{
+    setup s = small();
+    world w;
+    fitting f;
+    bool finished;
+    tt_fit_options o = tt_fit_options_default();
+    memset(&f, 0, sizeof f);
+    if (!open_world(&w, &s)) return;
+    CHECK(fit(&w, NULL, false, &f, &finished) == TT_OK && finished && f.steps == 21 && f.validations == 3);
+    o.epochs = 2;
+    o.keep = fit_keep;
+    o.user = &f;
+    f.kept = 0;
+    CHECK(tt_fit(w.r, w.l, NULL, &o, NULL) == TT_OK && f.kept == 2 && tt_trainer_steps(w.r) == 35);
+    close_world(&w);
+}
+
+TEST(fit_refuses)
+{
+    setup s = small();
+    world w, v;
+    fitting f;
+    bool finished = true;
+    char folder[1024];
+    tt_fit_options o = tt_fit_options_default();
+    memset(&f, 0, sizeof f);
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+    if (!open_world(&w, &s) || !open_world(&v, &s)) return;
+    o.epochs = 0;
+    CHECK(tt_fit(w.r, w.l, w.all, &o, &finished) == TT_ERR_ARGUMENT && !finished);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 0");
+    o.epochs = 1;
+    o.resume = true;
+    CHECK(tt_fit(w.r, w.l, w.all, &o, &finished) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "to resume, name the folder that holds the run");
+    CHECK(fit(&w, folder, true, &f, &finished) == TT_ERR_FILE);
+    CHECK_ERROR(w.ctx, TT_ERR_FILE, "nothing to resume: '");
+    CHECK(access(folder, F_OK) != 0); /* and no folder was made for it */
+    CHECK(fit(&w, "/dev/null/run", false, &f, &finished) == TT_ERR_FILE);
+    CHECK_ERROR(w.ctx, TT_ERR_FILE, "cannot make folder '/dev/null/run'");
+    CHECK(fit(&w, folder, false, &f, &finished) == TT_OK && finished);
+    CHECK(fit(&v, folder, false, &f, &finished) == TT_ERR_ARGUMENT && tt_trainer_steps(v.r) == 0);
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "run' holds a run: resume it, or name another folder");
+    o.folder = folder;
+    CHECK(tt_fit(v.r, v.l, v.all, &o, &finished) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 3 epochs and 0 steps, more than 1 epochs of 7 steps");
+    close_world(&w);
+    close_world(&v);
+}
+
+TEST(fit_stops_at_a_failed_step_and_saves)
+{
+    setup s = small();
+    world w;
+    fitting f;
+    bool finished;
+    char folder[1024], path[1200];
+    memset(&f, 0, sizeof f);
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+    if (!open_world(&w, &s)) return;
+    f.poison_at = 9;
+    CHECK(fit(&w, folder, false, &f, &finished) == TT_ERR_NUMERIC && !finished && tt_trainer_steps(w.r) == 9 && f.steps == 9);
+    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "step 9");
+    snprintf(path, sizeof path, "%s/state.safetensors", folder);
+    CHECK(tt_trainer_load(w.r, path, &w.progress) == TT_OK && w.progress.epoch == 1 && w.progress.step == 2);
+    close_world(&w);
+}
+
 static const test_case tests[] = {
     TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together), TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
     TEST_CASE(steps_of_several_micro_batches_need_accumulate), TEST_CASE(batches_that_do_not_fit), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(evaluation_changes_nothing),
@@ -1111,6 +1291,7 @@ static const test_case tests[] = {
     TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
     TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
     TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
+    TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation), TEST_CASE(fit_refuses), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
