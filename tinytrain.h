@@ -64,6 +64,9 @@
    GRADIENTS
      A loss is a mean over its targets. Over the micro-batches of a step it is the mean over the targets of all of them together.
      A gradient or loss that is not finite is an error of the step, and the parameters stay as they were.
+     With f16 ("16-mixed", "16-true") the backward starts from a loss scale instead of 1, so that small gradients do not vanish, and the
+     update divides it out again: norms, tt_get_gradient and the optimizer see true gradients. A gradient that is not finite then
+     lowers the scale and skips the update (tt_stats.skipped), which is no error until no scale helps.
 
    THREADS
      A context has a pool of threads that sleep when idle. Use a context from one thread at a time; contexts do not know of each
@@ -334,12 +337,29 @@ typedef struct tt_schedule {
 } tt_schedule;
 float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0                                      */
 
+/* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), with PyTorch's names and defaults (GradScaler). All three
+   numbers are powers of two, so that scaling is exact. */
+typedef struct tt_loss_scale {
+    float init;            /* what the backward of the first step starts from. 1..2^40, default 65536                 */
+    float growth;          /* its factor after `interval` steps without overflow, up to 2^40. >= 1, default 2         */
+    float backoff;         /* its factor after a step that overflowed. Below 1, default 0.5. A scale below 1 is an error */
+    int interval;          /* >= 1, default 2000                                                                      */
+} tt_loss_scale;
+tt_loss_scale tt_loss_scale_default(void);
+
 /* ---------------------------------------------------------------------------------------------------- programs */
 
 typedef struct tt_compile_options {
     bool train;                     /* default true: backward and update; false: forward only, dropout off            */
-    const char *precision;          /* "32-true" (default), "bf16-mixed" (bf16 activations and matmuls, fp32 weights),
-                                       "bf16-true" (bf16 weights, gradients and optimizer state, stochastic rounding) */
+    const char *precision;          /* "32-true" (default); "bf16-mixed" (bf16 activations and matmuls; fp32 weights, their gradients and
+                                       optimizer state); "bf16-true" (bf16 weights, gradients and optimizer state, stochastic rounding);
+                                       "16-mixed", "16-true": as these with f16 and loss scaling, but that the optimizer state of
+                                       "16-true" is bf16, with stochastic rounding: Adam's v is often less than f16 can hold */
+    const char *residual;           /* mixed precisions: sums of residual additions, what flows into the first of them, and their
+                                       gradients. "f32", as PyTorch's autocast has them, "16-bit". NULL (default): "f32" with
+                                       "16-mixed", whose range such sums could leave, "16-bit" with "bf16-mixed". Results of norms,
+                                       activations and attention are 16-bit in any case                               */
+    tt_loss_scale loss_scale;       /* read with "16-mixed" and "16-true" only                                        */
     const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits. "none";
                                        "cheap" (default): results of layer norm, GELU and SiLU, and bf16 copies of weights, at no
                                        matrix products; "attention": its results too; "blocks": whatever the backward reads of
@@ -397,11 +417,13 @@ typedef struct tt_stats {
     double grad_norm;     /* before clipping; 0 when nothing was updated                                             */
     double flops;         /* done by matmuls and attention, at the actual number of rows                             */
     int64_t step;         /* optimizer steps done so far                                                             */
+    double loss_scale;    /* of the next step; 1 without loss scaling                                                */
+    int64_t skipped;      /* steps without an update so far, because a scaled gradient overflowed                     */
 } tt_stats;
 
 /* One training step on the inputs as set: forward, backward, update with learning rate lr. A gradient or loss that is not
-   finite gives TT_ERR_NUMERIC naming the first such tensor; parameters and optimizer stay as they were. stats may be
-   NULL. */
+   finite gives TT_ERR_NUMERIC naming the first such tensor; parameters and optimizer stay as they were. With loss scaling, such a
+   gradient gives TT_OK and a step that is skipped, unless the scale would fall below 1. stats may be NULL. */
 tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
 /* The same in parts, for programs compiled with `accumulate`: tt_micro_step once per micro-batch, then tt_update, which
    divides by the targets of all of them together, so 4 micro-batches of 4 equal one of 16. */
@@ -656,7 +678,8 @@ typedef struct tt_train_options {
     bool train;                      /* default true; false: only tt_evaluate and tt_predict, without gradients and optimizer  */
     tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up, total_steps 0 (must be set unless constant) */
     tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1                                       */
-    const char *precision;           /* as tt_compile_options. Default "32-true"                                      */
+    const char *precision, *residual; /* as tt_compile_options. Default "32-true", NULL                                */
+    tt_loss_scale loss_scale;        /* as tt_compile_options                                                         */
     const char *recompute;           /* as tt_compile_options. Default "cheap"                                        */
     float label_smoothing;           /* default 0                                                                    */
     int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens. max_tokens: text only */
@@ -672,11 +695,13 @@ typedef struct tt_trainer tt_trainer;
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
 const tt_program *tt_trainer_program(const tt_trainer *t); /* the training program (or the only one): for plans         */
-int64_t tt_trainer_steps(const tt_trainer *t);             /* optimizer steps done                                     */
-float tt_trainer_lr(const tt_trainer *t);                  /* of the next step                                         */
+int64_t tt_trainer_steps(const tt_trainer *t);             /* optimizer steps done: those skipped by loss scaling are not */
+float tt_trainer_lr(const tt_trainer *t);                  /* of the next step: the schedule at tt_trainer_steps, so that a skipped
+                                                              step does not move it                                    */
 
-/* Forward and backward of a micro-batch, and the update when it is the last of its step (then *updated is true). stats covers
-   the micro-batches of the step so far. When one fails, its step updates nothing: the others of it are refused, up to the last. */
+/* Forward and backward of a micro-batch, and the update when it is the last of its step (then *updated is true; also where loss
+   scaling skipped the update, since the step is over). stats covers the micro-batches of the step so far. When one fails, its step
+   updates nothing: the others of it are refused, up to the last. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
 /* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: mean over their targets). */
 tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats);
@@ -694,7 +719,7 @@ typedef struct tt_progress {
     double best;                  /* best validation result so far                                                   */
 } tt_progress;
 
-/* The whole state in one safetensors file: parameters, optimizer state, number of steps, seed, progress. A run that loads it
+/* The whole state in one safetensors file: parameters, optimizer state, number of steps, loss scale, seed, progress. A run that loads it
    goes on bit for bit as one that was never stopped. Loading checks model, precision, optimizer and seed, and changes nothing
    unless all of it fits; the logger is warned of another schedule, dropout or other option that makes the run differ. */
 tt_status tt_trainer_save(tt_trainer *t, const char *path, const tt_progress *progress);
@@ -1009,6 +1034,16 @@ static uint16_t tt__to_f16(float x)
         return (uint16_t)(sign | (tt__bits(scaled) - tt__bits(0.5f)));
     }
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
+}
+
+/* As tt__to_bf16_stochastic, where nearest does not overflow either. */
+static uint16_t tt__to_f16_stochastic(float x, uint32_t r)
+{
+    uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
+    if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 65504 and more */
+    if (magnitude >= 0x38800000u) return (uint16_t)(sign | ((magnitude - 0x38000000u + (r & 0x1fff)) >> 13));
+    float units = tt__float(magnitude) * 0x1p24f; /* of the subnormals; exact */
+    return (uint16_t)(sign | ((uint32_t)units + ((units - (float)(uint32_t)units) * 65536 + (float)(r & 0xffff) >= 65536)));
 }
 
 /* Converts n numbers between float dtypes (either side may be f32, bf16, f16). */
@@ -1523,6 +1558,7 @@ typedef struct tt__value {
     bool block_end;     /* recompute: the backward finds it rather than computes it again                           */
     bool persistent;    /* lives from run to run                                                                    */
     bool pinned_f32;    /* statistics and losses: no precision pass changes it                                       */
+    bool residual;      /* precision: of the residual stream                                                         */
     bool needs_grad;    /* autodiff: a trainable parameter lies behind it                                           */
     int32_t grad;       /* autodiff: the value that holds its gradient; 0: none yet                                 */
     size_t place;       /* planner: byte offset in its region of the arena                                          */
@@ -1537,6 +1573,7 @@ typedef struct tt__attr {
     bool nesterov;                      /* SGD                                                                       */
     int ignore_index;                   /* CROSS_ENTROPY                                                             */
     float scale;                        /* SCALE, ATTENTION; value of FILL                                           */
+    bool loss_scale;                    /* FILL: times the run's loss scale                                          */
     float dropout;                      /* DROPOUT, ATTENTION                                                        */
     float eps;                          /* LAYERNORM, ADAM                                                           */
     float smoothing;                    /* CROSS_ENTROPY                                                             */
@@ -2399,7 +2436,8 @@ typedef struct tt__run { /* the state of a run, the same for all its instruction
     float lr;
     bool accumulate;
     double loss_norm;       /* accumulate: what losses are divided by before the number of targets is known ...      */
-    double grad_scale;      /* ... and the factor that update puts on gradients for it                               */
+    double grad_scale;      /* ... and the factor that update puts on gradients for it and for the loss scale        */
+    double loss_scale;      /* the gradient of the loss: a power of two                                              */
 } tt__run;
 
 typedef struct tt__launch {
@@ -2591,8 +2629,10 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
 
 static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__grad_pass(b, g, f->in[1], false); /* reads g before in[0] may take it over */
-    tt__grad_pass(b, g, f->in[0], true);
+    const tt__value *v = b->t->values;
+    int take = v[f->in[0]].shape.dtype != v[g].shape.dtype && v[f->in[1]].shape.dtype == v[g].shape.dtype;
+    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before the other may take it over */
+    tt__grad_pass(b, g, f->in[take], true);
 }
 
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
@@ -2726,6 +2766,7 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
         return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s", tt__describe(t, root, what, sizeof what));
     int32_t seed = tt__new_gradient(&b, root);
     tt__fill(&b, seed, 1, TT__BACKWARD);
+    if (b.ok) t->code[t->n_code - 1].attr.loss_scale = true;
     for (int k = forward - 1; k >= 0 && b.ok; k--) {
         tt__instr f = t->code[k];
         int32_t g = tt__grad_of(t, f.out[0]);
@@ -2996,33 +3037,86 @@ static void tt__pass_fuse_backward(tt_tape *t, int32_t root)
 
 /* -------------------------------------------------------------------------------------------------- precision */
 
-typedef enum tt__precision { TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE } tt__precision;
+typedef enum tt__kind { TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE, TT__16_MIXED, TT__16_TRUE } tt__kind; /* as states number them */
 
-static tt_status tt__parse_precision(tt_context *ctx, const char *name, tt__precision *out)
+/* What the options `precision` and `residual` say. */
+typedef struct tt__precision {
+    tt__kind kind;
+    bool mixed;
+    bool residual_f32;
+    tt_dtype half;      /* of 16-bit values; f32: there are none. f16: with loss scaling                              */
+} tt__precision;
+
+static tt_status tt__parse_precision(tt_context *ctx, const char *name, const char *residual, tt__precision *out)
 {
-    if (!name || strcmp(name, "32-true") == 0) *out = TT__32_TRUE;
-    else if (strcmp(name, "bf16-mixed") == 0) *out = TT__BF16_MIXED;
-    else if (strcmp(name, "bf16-true") == 0) *out = TT__BF16_TRUE;
-    else return tt__fail(ctx, TT_ERR_UNSUPPORTED, "precision '%s' is unknown: use 32-true, bf16-mixed or bf16-true", name);
+    static const char *const names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+    int k = 0;
+    memset(out, 0, sizeof *out);
+    while (name && k < TT__COUNT(names) && strcmp(name, names[k]) != 0) k++;
+    if (k == TT__COUNT(names)) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "precision '%s' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", name);
+    out->kind = (tt__kind)k;
+    out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
+    out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
+    out->residual_f32 = residual ? strcmp(residual, "f32") == 0 : k == TT__16_MIXED;
+    if (residual && strcmp(residual, "f32") != 0 && strcmp(residual, "16-bit") != 0)
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "residual '%s' is unknown: use f32 or 16-bit, or NULL for what suits the precision", residual);
+    if (residual && !out->mixed)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "residual '%s': precision '%s' has one dtype for all values; leave residual NULL, or use 16-mixed or bf16-mixed",
+                        residual, names[k]);
     return TT_OK;
 }
 
-/* Gives values their dtypes. Mixed: matmul weights are read through a bf16 copy made once a run. Statistics, losses and what a
-   loss reads stay f32. Runs before differentiation, so gradients follow. */
-static tt_status tt__pass_precision(tt_tape *t, tt__precision precision)
+/* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to 16 bits for the matmuls
+   that read it (norms, activations, attention), or is part of something wider. */
+static bool tt__into_residual(tt_tape *t, int32_t v)
+{
+    const tt__value *x = &t->values[v], *base = &t->values[x->base];
+    int at = x->base == v ? tt__producer(t, v) : -1;
+    if (base->residual || base->pinned_f32 || x->storage != TT__TRANSIENT) return true;
+    if (at < 0 || t->code[at].out[0] != v || t->code[at].attr.act) return false;
+    const tt__instr *i = &t->code[at];
+    bool moves = i->op == TT__OP_SCALE || i->op == TT__OP_DROPOUT || i->op == TT__OP_GATHER_ROWS;
+    bool begins = i->op == TT__OP_LINEAR || i->op == TT__OP_EMBEDDING || i->op == TT__OP_MEAN_POOL;
+    return t->values[v].residual = begins || (moves && tt__into_residual(t, i->in[0]));
+}
+
+/* Marks the residual streams: sums of residual additions, rows gathered of them, and what flows into the first of them. */
+static void tt__mark_residual(tt_tape *t)
+{
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        int from = i->op == TT__OP_LINEAR ? 3 : i->op == TT__OP_DROPOUT ? 1 : 0, to = i->op == TT__OP_ADD ? 1 : from;
+        bool gathers = i->op == TT__OP_GATHER_ROWS, in = false;
+        if (!gathers && i->op != TT__OP_ADD && (from == 0 || !i->in[from])) continue;
+        for (int j = from; j <= to; j++) in |= t->values[t->values[i->in[j]].base].residual;
+        for (int j = from; j <= to && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
+        if (in || !gathers) t->values[i->out[0]].residual = true;
+    }
+}
+
+/* Gives values their dtypes. Mixed: matmul weights are read through a 16-bit copy made once a run. Statistics, losses, what a
+   loss reads and what is computed from one stay f32. Runs before differentiation, so gradients follow. */
+static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 {
     tt__builder b = {t, false, true};
-    if (precision == TT__32_TRUE) return TT_OK;
-    for (int k = 0; k < t->n_code; k++)
-        if (t->code[k].op == TT__OP_CROSS_ENTROPY || t->code[k].op == TT__OP_MEAN_SQUARED_ERROR)
-            for (int j = 0; j < 2; j++)
-                if (t->values[t->code[k].in[j]].storage == TT__TRANSIENT) t->values[t->values[t->code[k].in[j]].base].pinned_f32 = true;
-    for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
-        bool changes = x->storage == TT__TRANSIENT ? !t->values[x->base].pinned_f32 && !x->pinned_f32 : x->storage == TT__PARAMETER && precision == TT__BF16_TRUE;
-        if (changes && x->shape.dtype == TT_F32) x->shape.dtype = TT_BF16;
+    if (precision->kind == TT__32_TRUE) return TT_OK;
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        tt__value *y = &t->values[i->out[0]];
+        bool number = y->shape.rows == 1 && y->shape.cols == 1 && !y->shape.axis && (i->op == TT__OP_ADD || i->op == TT__OP_SCALE);
+        for (int j = 0; j < 2; j++) {
+            tt__value *x = &t->values[t->values[i->in[j]].base];
+            if (tt__is_loss(i->op) && x->storage == TT__TRANSIENT) x->pinned_f32 = true;
+            if (number && x->pinned_f32) y->pinned_f32 = true;
+        }
     }
-    if (precision != TT__BF16_MIXED) return TT_OK;
+    if (precision->residual_f32) tt__mark_residual(t);
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v], *base = &t->values[x->base];
+        bool changes = x->storage == TT__TRANSIENT ? !base->pinned_f32 && !x->pinned_f32 && !base->residual : x->storage == TT__PARAMETER && !precision->mixed;
+        if (changes && x->shape.dtype == TT_F32) x->shape.dtype = precision->half;
+    }
+    if (!precision->mixed) return TT_OK;
     int before = t->n_code, casts = 0;
     for (int k = 0; k < before && b.ok; k++) {
         int32_t w = t->code[k].op == TT__OP_LINEAR ? t->code[k].in[1] : 0;
@@ -3031,9 +3125,9 @@ static tt_status tt__pass_precision(tt_tape *t, tt__precision precision)
         for (int c = before; c < t->n_code; c++) if (t->code[c].in[0] == w) copy = t->code[c].out[0];
         if (!copy) {
             tt__shape shape = t->values[w].shape;
-            shape.dtype = TT_BF16;
+            shape.dtype = precision->half;
             tt__instr *cast = tt__emit(&b, TT__OP_CAST, TT__FORWARD);
-            copy = cast ? tt__new_value(t, &shape, TT__TRANSIENT, "bf16(%.60s)", t->values[w].name) : 0;
+            copy = cast ? tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(shape.dtype), t->values[w].name) : 0;
             if (!copy) return TT_ERR_MEMORY;
             t->values[copy].needs_grad = t->values[w].needs_grad;
             t->code[t->n_code - 1].in[0] = w;
@@ -3186,6 +3280,7 @@ static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy)
 static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
 {
     tt__shape shape = b->t->values[param].shape;
+    if (shape.dtype == TT_F16) shape.dtype = TT_BF16; /* squares of small gradients would be 0 */
     int32_t id = tt__new_value(b->t, &shape, TT__STATE, "%s(%.60s)", what, b->t->values[param].name);
     if (!id) { b->ok = false; return 0; }
     b->t->values[id].persistent = true;
@@ -3994,14 +4089,19 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 
 #if defined(__x86_64__) && !defined(TINYTRAIN_NO_AVX2)
 #define TT__HAS_AVX2
+#include <cpuid.h>
 #include <immintrin.h>
 #define TT__LANES 8
 #define TT__ISA avx2
-#define TT__TARGET __attribute__((target("avx2,fma")))
+#define TT__TARGET __attribute__((target("avx2,fma,f16c")))
+#define TT__WIDEN_F16(p) (tt__vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p)))
+#define TT__NARROW_F16(p, x) _mm_storeu_si128((__m128i *)(void *)(p), _mm256_cvtps_ph((__m256)(x), _MM_FROUND_TO_NEAREST_INT))
 #include TINYTRAIN_FILENAME
 #undef TT__LANES
 #undef TT__ISA
 #undef TT__TARGET
+#undef TT__WIDEN_F16
+#undef TT__NARROW_F16
 
 #ifndef TINYTRAIN_NO_AVX512
 #define TT__HAS_AVX512
@@ -4009,6 +4109,9 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 #define TT__ISA avx512
 #ifndef TT__AVX512_TARGET /* tests/emulate_avx512.h runs these kernels where the CPU has none of it */
 #define TT__AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+#define TT__WIDEN_F16(p) (tt__vf)_mm512_maskz_cvtph_ps((__mmask16)-1, _mm256_loadu_si256((const __m256i *)(const void *)(p)))
+#define TT__NARROW_F16(p, x) \
+    _mm256_storeu_si256((__m256i *)(void *)(p), _mm512_maskz_cvtps_ph((__mmask16)-1, (__m512)(x), _MM_FROUND_TO_NEAREST_INT))
 #define TT__AVX512_HERE \
     (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
 #endif
@@ -4028,6 +4131,8 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 #undef TT__LANES
 #undef TT__ISA
 #undef TT__TARGET
+#undef TT__WIDEN_F16
+#undef TT__NARROW_F16
 #endif
 #endif
 
@@ -4038,11 +4143,15 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 #define TT__NEON
 #define TT__ISA neon
 #define TT__TARGET
+#define TT__WIDEN_F16(p) (tt__vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
+#define TT__NARROW_F16(p, x) vst1_u16((p), vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)(x))))
 #include TINYTRAIN_FILENAME
 #undef TT__LANES
 #undef TT__NEON
 #undef TT__ISA
 #undef TT__TARGET
+#undef TT__WIDEN_F16
+#undef TT__NARROW_F16
 #endif
 
 #endif /* TT__IMPLEMENT */
@@ -4299,7 +4408,7 @@ TT__OUTLINE void TT__K(act_backward_row)(int kind, float *dx, const float *dy, c
 }
 #undef TT__EACH_ACT
 
-/* ---- 16-bit floats by the vector: the bits of tt__from_bf16 and so on ---- */
+/* ---- 16-bit floats by the vector: the bits of tt__from_bf16 and so on, but of NaNs where f16 is converted by an instruction ---- */
 
 TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b) { return (a & (tt__vu)mask) | (b & ~(tt__vu)mask); }
 
@@ -4313,34 +4422,40 @@ TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { TT__K(vh) h = __builtin_
 
 TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
 {
-    tt__vu u = TT__K(load_h)(p);
-    if (dtype == TT_BF16) return (tt__vf)(u << 16);
-    tt__vu magnitude = (u & 0x7fff) << 13, sign = (u & 0x8000) << 16;
+    if (dtype == TT_BF16) return (tt__vf)(TT__K(load_h)(p) << 16);
+#ifdef TT__WIDEN_F16
+    return TT__WIDEN_F16(p);
+#else
+    tt__vu u = TT__K(load_h)(p), magnitude = (u & 0x7fff) << 13, sign = (u & 0x8000) << 16;
     /* A subnormal's fraction, put below a leading 2^-14, is freed of it again by the subtraction. */
     tt__vf subnormal = (tt__vf)(magnitude + (113u << 23)) - (tt__vf)TT__K(splat_u)(113u << 23);
     tt__vu normal = magnitude + (112u << 23);
     normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity, NaN */
     return (tt__vf)(sign | TT__K(select)(magnitude < (0x400u << 13), (tt__vu)subnormal, normal));
+#endif
 }
 
 TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
 {
-    tt__vu u = (tt__vu)x, magnitude = u & 0x7fffffff, r;
+    tt__vu u = (tt__vu)x, magnitude = u & 0x7fffffff;
     tt__vi nan = magnitude > 0x7f800000;
     if (dtype == TT_BF16) {
-        r = TT__K(select)(nan, (u >> 16) | 0x40, (u + 0x7fff + ((u >> 16) & 1)) >> 16);
-    } else {
-        tt__vu subnormal = (tt__vu)((tt__vf)magnitude + 0.5f) - 0x3f000000;
-        r = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-        r = TT__K(select)(magnitude < 0x38800000, subnormal, r);
-        r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
-        r = TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000);
+        TT__K(store_h)(p, TT__K(select)(nan, (u >> 16) | 0x40, (u + 0x7fff + ((u >> 16) & 1)) >> 16));
+        return;
     }
+#ifdef TT__NARROW_F16
+    TT__NARROW_F16(p, x);
+#else
+    tt__vu subnormal = (tt__vu)((tt__vf)magnitude + 0.5f) - 0x3f000000;
+    tt__vu r = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    r = TT__K(select)(magnitude < 0x38800000, subnormal, r);
+    r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
+    r = TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000);
     TT__K(store_h)(p, r);
+#endif
 }
 
-/* The rest of load_as and store_as: fewer than TT__LANES elements, or f16. Out of line, because they are many places' and few
-   elements' path. */
+/* The rest of load_as and store_as: fewer than TT__LANES elements. Out of line, because they are many places' and few elements' path. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};
@@ -4361,14 +4476,14 @@ TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x,
 TT__INLINE tt__vf TT__K(load_as)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     if (n == TT__LANES && dtype == TT_F32) return TT__K(load)((const float *)p + i);
-    if (n == TT__LANES && dtype == TT_BF16) return TT__K(load_16)((const uint16_t *)p + i, TT_BF16);
+    if (n == TT__LANES) return TT__K(load_16)((const uint16_t *)p + i, dtype);
     return TT__K(load_rest)(p, dtype, i, n);
 }
 
 TT__INLINE void TT__K(store_as)(void *p, tt_dtype dtype, int64_t i, tt__vf x, int64_t n)
 {
     if (n == TT__LANES && dtype == TT_F32) TT__K(store)((float *)p + i, x);
-    else if (n == TT__LANES && dtype == TT_BF16) TT__K(store_16)((uint16_t *)p + i, x, TT_BF16);
+    else if (n == TT__LANES) TT__K(store_16)((uint16_t *)p + i, x, dtype);
     else TT__K(store_rest)(p, dtype, i, x, n);
 }
 
@@ -5844,10 +5959,11 @@ TT__FN tt_status TT__K(run_ADD)(const tt__launch *l) { tt__for_rows(l, l->out[0]
 
 TT__FN void TT__K(fill_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
-    uint16_t half = l->out[0].dtype == TT_BF16 ? tt__to_bf16(l->instr->attr.scale) : tt__to_f16(l->instr->attr.scale);
+    float x = l->instr->attr.scale * (l->instr->attr.loss_scale ? (float)l->run->loss_scale : 1.0f);
+    uint16_t half = l->out[0].dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
     (void)scratch;
     for (int64_t r = from; r < to; r++) {
-        if (l->out[0].dtype == TT_F32) for (int64_t c = 0; c < l->out[0].cols; c++) ((float *)tt__at(&l->out[0], r))[c] = l->instr->attr.scale;
+        if (l->out[0].dtype == TT_F32) for (int64_t c = 0; c < l->out[0].cols; c++) ((float *)tt__at(&l->out[0], r))[c] = x;
         else for (int64_t c = 0; c < l->out[0].cols; c++) ((uint16_t *)tt__at(&l->out[0], r))[c] = half;
     }
 }
@@ -6534,12 +6650,14 @@ TT__INLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t 
 {
     if (m->dtype == TT_F32) return;
     uint16_t *h = (uint16_t *)m->data + from;
-    if (m->dtype == TT_F16) { TT__K(row_narrow)(h, x, m->dtype, n); return; }
     uint64_t key = tt__stream_key(l->run->seed, TT__RANDOM_ROUNDING, (uint64_t)l->run->step, (uint64_t)which << 32 | l->instr->random);
     for (int64_t c = 0; c < n; c += 8) {
         uint32_t counter[4] = {(uint32_t)((from + c) / 8), (uint32_t)((from + c) / 8 >> 32), 0, 0}, u[4];
         tt__philox(counter, key, u);
-        for (int64_t k = 0; k < tt__min(8, n - c); k++) h[c + k] = tt__to_bf16_stochastic(x[c + k], u[k / 2] >> (k % 2 * 16));
+        for (int64_t k = 0; k < tt__min(8, n - c); k++) {
+            uint32_t bits = u[k / 2] >> (k % 2 * 16);
+            h[c + k] = m->dtype == TT_BF16 ? tt__to_bf16_stochastic(x[c + k], bits) : tt__to_f16_stochastic(x[c + k], bits);
+        }
     }
 }
 
@@ -6684,8 +6802,10 @@ static const tt__isa_table *tt__choose_isa(const char *name)
 {
     const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
 #ifdef TT__HAS_AVX2
+    unsigned a, b, c = 0, d;
+    bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* which __builtin_cpu_supports of old compilers does not know */
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) table[1] = &tt__isa_table_avx2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c) table[1] = &tt__isa_table_avx2;
 #endif
 #ifdef TT__HAS_AVX512
     if (table[1] && TT__AVX512_HERE) table[2] = &tt__isa_table_avx512;
@@ -6895,6 +7015,16 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     return TT_OK;
 }
 
+/* Finite numbers that would become infinite are refused. */
+static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t first, int64_t n)
+{
+    for (int64_t k = 0; k < n && p->dtype == TT_F16; k++)
+        if (fabsf(values[k]) >= 65520 && isfinite(values[k]))
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s': element %lld is %g, more than f16 can hold (65504): use precision 16-mixed or bf16-true", p->name,
+                            (long long)(first + k), (double)values[k]);
+    return TT_OK;
+}
+
 #define TT__PIECE 16384 /* elements that tensors stream through between files and memory */
 
 /* Fills p's memory; its source stays, in case another parameter fails. */
@@ -6908,6 +7038,7 @@ static tt_status tt__param_fill(tt_param *p, float *piece)
         p->arena = NULL; /* read from the source, not from the memory being filled */
         status = tt__param_read(p, first, n, piece);
         p->arena = arena;
+        if (status == TT_OK) status = tt__param_fits(p, piece, first, n);
         if (status == TT_OK) tt__convert(memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, piece, TT_F32, (size_t)n);
     }
     return status;
@@ -6923,8 +7054,9 @@ tt_status tt_param_set(tt_param *p, const float *values)
 {
     char *memory = tt__param_memory(p);
     if (memory) {
-        tt__convert(memory, p->dtype, values, TT_F32, (size_t)p->size);
-        return TT_OK;
+        tt_status status = tt__param_fits(p, values, 0, p->size);
+        if (status == TT_OK) tt__convert(memory, p->dtype, values, TT_F32, (size_t)p->size);
+        return status;
     }
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -6970,6 +7102,8 @@ struct tt_program {
     bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
+    bool scales;            /* the loss: run.loss_scale changes                                                      */
+    int64_t good_steps, skipped; /* steps since the loss scale changed; steps without an update                       */
     double loss_sum, targets, correct, flops;
 };
 
@@ -6985,12 +7119,19 @@ tt_optimizer_options tt_optimizer_options_default(void)
     return o;
 }
 
+tt_loss_scale tt_loss_scale_default(void)
+{
+    tt_loss_scale s = {65536, 2, 0.5f, 2000};
+    return s;
+}
+
 tt_compile_options tt_compile_options_default(void)
 {
     tt_compile_options o;
     memset(&o, 0, sizeof o);
     o.train = true;
     o.precision = "32-true";
+    o.loss_scale = tt_loss_scale_default();
     o.recompute = "cheap";
     o.optimizer = tt_optimizer_options_default();
     return o;
@@ -7009,6 +7150,25 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
     if (!(o->clip_norm >= 0)) tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
+}
+
+#define TT__LOSS_SCALE_MOST 0x1p40
+
+static bool tt__is_power_of_two(double x)
+{
+    int exponent;
+    return x > 0 && isfinite(x) && frexp(x, &exponent) == 0.5;
+}
+
+static tt_status tt__check_loss_scale(tt_context *ctx, const tt_loss_scale *s)
+{
+    char text[512];
+    tt__text all = {text, sizeof text, 0};
+    if (!tt__is_power_of_two(s->init) || s->init < 1 || s->init > TT__LOSS_SCALE_MOST) tt__print(&all, "; init %g is not a power of two in 1..2^40", (double)s->init);
+    if (!tt__is_power_of_two(s->growth) || s->growth < 1) tt__print(&all, "; growth %g is not a power of two >= 1", (double)s->growth);
+    if (!tt__is_power_of_two(s->backoff) || s->backoff >= 1) tt__print(&all, "; backoff %g is not a power of two below 1", (double)s->backoff);
+    if (s->interval < 1) tt__print(&all, "; interval %d is less than 1", s->interval);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loss_scale: %s", text + 2) : TT_OK;
 }
 
 static bool tt__copy_array(tt_context *ctx, void **to, const void *from, size_t bytes)
@@ -7098,7 +7258,7 @@ static void tt__mark_gradients(tt_tape *t)
 }
 
 /* All passes, in order; the verifier after each. */
-static tt_status tt__run_passes(tt_program *p, tt__precision precision, tt__recompute recompute)
+static tt_status tt__run_passes(tt_program *p, const tt__precision *precision, tt__recompute recompute)
 {
     tt_tape *t = p->t;
     tt_status status = tt__verify(t, "record");
@@ -7138,12 +7298,15 @@ static tt_status tt__run_passes(tt_program *p, tt__precision precision, tt__reco
 static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
 {
     tt_context *ctx = p->ctx;
-    tt__precision precision = TT__32_TRUE;
+    tt__precision precision;
     tt__recompute recompute = TT__RECOMPUTE_NONE;
     size_t bytes;
     if (t->status != TT_OK) return tt__fail(ctx, t->status, "%s", t->error);
     if (root.id <= 0 || root.id >= t->n_values) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape", (int)root.id);
-    tt_status status = tt__parse_precision(ctx, p->options.precision, &precision);
+    tt_status status = tt__parse_precision(ctx, p->options.precision, p->options.residual, &precision);
+    p->scales = p->options.train && precision.half == TT_F16;
+    if (status == TT_OK && p->scales) status = tt__check_loss_scale(ctx, &p->options.loss_scale);
+    p->run.loss_scale = p->scales ? p->options.loss_scale.init : 1;
     if (status == TT_OK) status = tt__parse_recompute(ctx, p->options.recompute, &recompute);
     if (status == TT_OK && p->options.train) status = tt__check_optimizer(ctx, &p->options.optimizer);
     if (status != TT_OK) return status;
@@ -7153,7 +7316,7 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if (!p->t) return TT_ERR_MEMORY;
     tt__mark_gradients(p->t);
     if (!p->options.train) p->t->values[root.id].keep = p->t->values[p->t->values[root.id].base].keep = true;
-    if ((status = tt__run_passes(p, precision, recompute)) != TT_OK) return status;
+    if ((status = tt__run_passes(p, &precision, recompute)) != TT_OK) return status;
     for (int k = 0; k < p->t->n_code; k++) p->t->code[k].workspace = tt__cpu_workspace(ctx, p->t, &p->t->code[k]);
     if ((status = tt__lifetimes(p->t, p->root, &p->box, &p->n_boxes)) != TT_OK) return status;
     if ((status = tt__place(ctx, p->box, p->n_boxes, (int)tt__max(1, p->t->n_code), &p->transient, &p->bound, &p->peak_at)) != TT_OK) return status;
@@ -7478,6 +7641,8 @@ static void tt__give_stats(const tt_program *p, tt_stats *stats, double norm)
     stats->grad_norm = norm;
     stats->flops = p->flops;
     stats->step = p->run.step;
+    stats->loss_scale = p->run.loss_scale;
+    stats->skipped = p->skipped;
 }
 
 static void tt__begin_step(tt_program *p)
@@ -7532,28 +7697,48 @@ static tt_status tt__check_lr(tt_program *p, float lr)
     return lr >= 0 && isfinite(lr) ? TT_OK : tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
 
+/* Skips a step and lowers the loss scale; false where it is as low as it gets. */
+static bool tt__loss_overflowed(tt_program *p)
+{
+    double lower = p->run.loss_scale * p->options.loss_scale.backoff;
+    if (lower < 1) return false;
+    p->run.loss_scale = lower;
+    p->good_steps = 0;
+    p->skipped++;
+    return true;
+}
+
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     if (!(p->targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing was updated", (long long)p->run.step);
     p->run.lr = lr;
-    p->run.grad_scale = p->run.accumulate ? p->run.loss_norm / p->targets : 1;
+    p->run.grad_scale = (p->run.accumulate ? p->run.loss_norm / p->targets : 1) / p->run.loss_scale;
     /* the norm first: a gradient that is not finite must not reach a parameter */
     tt_status status = tt__run_phases(p, TT__NORM, TT__NORM);
     if (status != TT_OK) return status;
     const float *squares = (const float *)tt__resolve(p, p->squares).data, *factor = (const float *)tt__resolve(p, p->factor).data;
     if (!isfinite(factor[0])) {
+        const char *lowest = p->scales ? " at the lowest loss scale" : "";
         int slot = 0;
+        if (p->scales && tt__loss_overflowed(p)) {
+            tt__give_stats(p, stats, 0);
+            return TT_OK;
+        }
         for (int k = 0; k < p->t->n_code; k++) {
             if (p->t->code[k].op != TT__OP_SUM_SQUARES) continue;
             if (!isfinite(squares[slot++]))
-                return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite; nothing was updated", (long long)p->run.step,
-                                p->ctx->params[p->t->values[p->t->code[k].in[0]].param]->name);
+                return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite%s; nothing was updated", (long long)p->run.step,
+                                p->ctx->params[p->t->values[p->t->code[k].in[0]].param]->name, lowest);
         }
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows; nothing was updated", (long long)p->run.step);
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was updated", (long long)p->run.step, lowest);
     }
     float norm = factor[0];
     if ((status = tt__run_phases(p, TT__UPDATE, TT__UPDATE)) != TT_OK) return status;
     p->run.step++;
+    if (p->scales && ++p->good_steps >= p->options.loss_scale.interval) {
+        p->run.loss_scale = fmin(p->run.loss_scale * p->options.loss_scale.growth, TT__LOSS_SCALE_MOST);
+        p->good_steps = 0;
+    }
     tt__give_stats(p, stats, norm);
     return TT_OK;
 }
@@ -7602,7 +7787,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
         if (x->storage != TT__GRADIENT || x->base != v || x->param != param->index || param->ctx != p->ctx) continue;
         tt__mat m = tt__resolve(p, v);
         tt__convert(to, TT_F32, m.data, m.dtype, (size_t)param->size);
-        for (int64_t k = 0; k < param->size; k++) to[k] = (float)(to[k] * (p->run.loss_norm / p->targets));
+        for (int64_t k = 0; k < param->size; k++) to[k] = (float)(to[k] * (p->run.loss_norm / p->targets / p->run.loss_scale));
         return TT_OK;
     }
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this program: it is frozen or not used", param->name);
@@ -10442,6 +10627,9 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt_param *p, tt_
     return status;
 }
 
+static const char *tt__safetensors_dtype(tt_dtype dtype) { return dtype == TT_F32 ? "F32" : dtype == TT_F16 ? "F16" : "BF16"; }
+static const char *tt__torch_dtype(tt_dtype dtype) { return dtype == TT_F32 ? "float32" : dtype == TT_F16 ? "float16" : "bfloat16"; }
+
 /* Writes model.safetensors into a folder, which is made if need be; in the dtype of the parameters, which is returned. */
 static tt_status tt__layout_save(const tt__layout *l, int spelling, const char *folder, tt_dtype *dtype)
 {
@@ -10467,7 +10655,7 @@ static tt_status tt__layout_save(const tt__layout *l, int spelling, const char *
         if (part > 1) continue; /* behind the first part, in one tensor */
         snprintf(names[tensors], sizeof names[tensors], "%s", name);
         info[tensors].name = names[tensors];
-        info[tensors].dtype = *dtype == TT_BF16 ? "BF16" : "F32";
+        info[tensors].dtype = tt__safetensors_dtype(*dtype);
         info[tensors].ndim = tt__row_dims(l, row, info[tensors].dims);
         if (part) info[tensors].dims[0] *= 3;
         tensors++;
@@ -10895,8 +11083,6 @@ static void tt__bert_print_config(tt__text *json, const void *arg)
     tt__print_labels(json, (const char(*)[64])m->class_names, c->classes);
     tt__print(json, "\n}\n");
 }
-
-static const char *tt__torch_dtype(tt_dtype dtype) { return dtype == TT_BF16 ? "bfloat16" : "float32"; }
 
 tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
@@ -11364,7 +11550,7 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    tt__precision precision;
+    tt__kind precision;
     bool step_failed; /* a micro-batch failed: the others of its step are refused                                       */
     tt_inputs in;
     tt_value labels, logits;
@@ -11381,6 +11567,7 @@ tt_train_options tt_train_options_default(void)
     o.optimizer = tt_optimizer_options_default();
     o.optimizer.clip_norm = 1;
     o.precision = "32-true";
+    o.loss_scale = tt_loss_scale_default();
     o.recompute = "cheap";
     return o;
 }
@@ -11401,7 +11588,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!model->image_bytes && o->max_tokens < o->max_seqs) tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
     if (model->classes < 1) tt__print(&all, "; the model has %d classes", model->classes);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1)) tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
-    if (tt__parse_precision(ctx, o->precision, precision) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    if (tt__parse_precision(ctx, o->precision, o->residual, precision) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    if (o->train && precision->half == TT_F16 && tt__check_loss_scale(ctx, &o->loss_scale) != TT_OK) tt__print(&all, "; %s", ctx->error);
     tt__recompute recompute;
     if (tt__parse_recompute(ctx, o->recompute, &recompute) != TT_OK) tt__print(&all, "; %s", ctx->error);
     if (o->train && tt__check_optimizer(ctx, &o->optimizer) != TT_OK) tt__print(&all, "; %s", ctx->error);
@@ -11430,6 +11618,8 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     tt_value root = tt_cross_entropy(t, r->logits, r->labels, &loss);
     tt_name(t, root, "loss");
     o.precision = r->options.precision;
+    o.residual = r->options.residual;
+    o.loss_scale = r->options.loss_scale;
     o.recompute = r->options.recompute;
     o.accumulate = r->options.accumulate;
     o.optimizer = r->options.optimizer;
@@ -11456,7 +11646,7 @@ static tt_status tt__image_rows(tt_trainer *r)
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
     tt_train_options o = options ? *options : tt_train_options_default();
-    tt__precision precision = TT__32_TRUE;
+    tt__precision precision;
     if (!o.precision) o.precision = "32-true";
     if (tt__check_train_options(ctx, model, &o, &precision) != TT_OK) return NULL;
     tt_trainer *r = (tt_trainer *)tt__calloc(ctx, sizeof *r);
@@ -11464,7 +11654,7 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     r->ctx = ctx;
     r->model = *model;
     r->options = o;
-    r->precision = precision;
+    r->precision = precision.kind;
     tt_tape *t = tt_tape_new(ctx);
     tt_status status = t ? tt__trainer_compile(r, t) : TT_ERR_MEMORY;
     tt_tape_free(t);
@@ -11595,9 +11785,10 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 
 typedef struct tt__state_header { /* the tensor "tinytrain.run": I64                                                  */
     int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, optimizer, precision, program, schedule, lr, min_lr, warmup_steps, total_steps;
+    int64_t loss_scale, good_steps, skipped;
 } tt__state_header;
 
-#define TT__STATE_VERSION 2
+#define TT__STATE_VERSION 3
 
 static int64_t tt__double_bits(double x) { int64_t i; memcpy(&i, &x, 8); return i; }
 static double tt__bits_double(int64_t i) { double x; memcpy(&x, &i, 8); return x; }
@@ -11634,18 +11825,21 @@ typedef struct tt__state {
     tt_tensor_info *info; /* [0] is the header                                                                       */
 } tt__state;
 
-/* What of a program decides its numbers: the capacities of its batches, and the attributes of the ops before and after the
-   backward pass. How it is placed, recomputed or run does not. */
+/* What of a program decides its numbers: the capacities of its batches, and attributes and dtypes of the ops before and after the
+   backward pass, and how the loss is scaled. How it is placed, recomputed or run does not. */
 static uint64_t tt__program_hash(const tt_program *p)
 {
     char text[256];
     uint64_t hash = 0;
+    const tt_loss_scale *s = &p->options.loss_scale;
+    snprintf(text, sizeof text, "loss scale %a %a %d", s->growth, s->backoff, s->interval);
+    if (p->scales) hash = tt__hash(text);
     for (int k = 0; k < p->t->n_axes; k++) hash = (hash ^ (uint64_t)p->t->axes[k].capacity) * 1099511628211u;
     for (int k = 0; k < p->t->n_code; k++) {
         const tt__instr *i = &p->t->code[k];
         const tt__attr *a = &i->attr;
         if (i->phase == TT__BACKWARD) continue;
-        snprintf(text, sizeof text, "%s %d %d %d %d %d %d %a %a %a %a %a %a %a %a", tt__row(i->op)->name, a->act, a->heads, a->causal, a->nesterov, a->decoupled, a->ignore_index,
+        snprintf(text, sizeof text, "%s %d %d %d %d %d %d %d %a %a %a %a %a %a %a %a", tt__row(i->op)->name, (int)p->t->values[i->out[0]].shape.dtype, a->act, a->heads, a->causal, a->nesterov, a->decoupled, a->ignore_index,
                  a->scale, a->dropout, a->eps, a->smoothing, a->weight_decay, a->beta1, a->beta2, a->clip_norm);
         hash = (hash ^ tt__hash(text)) * 1099511628211u;
     }
@@ -11688,7 +11882,7 @@ static tt_status tt__state_begin(const tt_program *p, tt__state *s)
         const tt_param *param = ctx->params[p->t->values[s->value[k]].param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->name[k];
-        info->dtype = m.dtype == TT_F32 ? "F32" : "BF16";
+        info->dtype = tt__safetensors_dtype(m.dtype);
         info->ndim = param->ndim;
         memcpy(info->dims, param->dims, sizeof param->dims);
         info->bytes = (size_t)param->size * tt_dtype_bytes(m.dtype);
@@ -11719,6 +11913,9 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     h.targets = tt__double_bits(progress->targets);
     h.correct = tt__double_bits(progress->correct);
     h.best = tt__double_bits(progress->best);
+    h.loss_scale = tt__double_bits(p->run.loss_scale);
+    h.good_steps = p->good_steps;
+    h.skipped = p->skipped;
     tt_safetensors_writer *w = tt_safetensors_begin(r->ctx, path, s.info, s.count + 1, NULL);
     status = w ? tt_safetensors_write(w, &h, sizeof h) : r->ctx->status;
     for (int k = 0; k < s.count && status == TT_OK; k++) status = tt_safetensors_write(w, tt__resolve(p, s.value[k]).data, s.info[k + 1].bytes);
@@ -11760,11 +11957,17 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
         tt_safetensors_close(file);
         return status;
     }
-    int at = tt__state_find(r->ctx, file, path, &s.info[0]);
-    if (at < 0) status = r->ctx->status;
-    else memcpy(&h, tt_safetensors_data(file, at), sizeof h);
-    if (status == TT_OK && h.version != TT__STATE_VERSION) status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d", path, (long long)h.version, TT__STATE_VERSION);
+    int at = tt_safetensors_find(file, s.info[0].name);
+    if (at >= 0 && tt_safetensors_info(file, at)->bytes >= sizeof h.version) { /* first: a header of another version has another size */
+        memcpy(&h.version, tt_safetensors_data(file, at), sizeof h.version);
+        if (h.version != TT__STATE_VERSION) status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d", path, (long long)h.version, TT__STATE_VERSION);
+    }
+    if (status == TT_OK && tt__state_find(r->ctx, file, path, &s.info[0]) < 0) status = r->ctx->status;
+    if (status == TT_OK) memcpy(&h, tt_safetensors_data(file, at), sizeof h);
     if (status == TT_OK && h.step < 0) status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", path, (long long)h.step);
+    double scale = status == TT_OK ? tt__bits_double(h.loss_scale) : 1;
+    if (status == TT_OK && (!tt__is_power_of_two(scale) || scale < 1 || scale > TT__LOSS_SCALE_MOST || h.good_steps < 0 || h.skipped < 0))
+        status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were skipped, and %lld done with loss scale %g", path, (long long)h.skipped, (long long)h.good_steps, scale);
     if (status == TT_OK && (uint64_t)h.seed != p->run.seed)
         status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with seed %llu, this run has %llu: open the context with the same seed", path, (unsigned long long)h.seed, (unsigned long long)p->run.seed);
     if (status == TT_OK && h.optimizer != (int64_t)p->options.optimizer.kind) status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with another optimizer", path);
@@ -11787,6 +11990,9 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
                     (long long)r->options.schedule.total_steps);
         p->run.step = h.step;
         p->run.micro = 0;
+        p->run.loss_scale = scale;
+        p->good_steps = h.good_steps;
+        p->skipped = h.skipped;
         r->step_failed = false;
         progress->epoch = h.epoch;
         progress->step = h.epoch_step;

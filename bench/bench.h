@@ -223,7 +223,7 @@ typedef struct bench_flag { const char *name; int *number; const char **text; bo
 static inline void bench__usage(const bench_flag *flags, int n)
 {
     printf("usage: %s [options]\n", bench.program);
-    printf("  --json         an object a line\n  --precision P  32-true, bf16-mixed or bf16-true (32-true)\n  --threads N    0: all (0)\n");
+    printf("  --json         an object a line\n  --precision P  32-true, 16-mixed, 16-true, bf16-mixed or bf16-true (32-true)\n  --threads N    0: all (0)\n");
     printf("  --seconds X    that each kernel is measured for, at least (0.5)\n");
     for (int k = 0; k < n; k++) {
         printf("  %-14s %s", flags[k].name, flags[k].help);

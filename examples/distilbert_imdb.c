@@ -31,7 +31,7 @@ static const flag flags[] = {
     {"--batch", "N", 'i', &opt.batch, "reviews in a step (16)"},
     {"--accumulate", "N", 'i', &opt.accumulate, "micro-batches in a step, at least (1)"},
     {"--max-tokens", "N", 'i', &opt.max_tokens, "tokens in a micro-batch; it is filled up to this (0: 8192 with --model, else 2048)"},
-    {"--precision", "P", 's', &opt.precision, "32-true, bf16-mixed or bf16-true (32-true)"},
+    {"--precision", "P", 's', &opt.precision, "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true (32-true)"},
     {"--dropout", "X", 'f', &opt.dropout, "dropout everywhere, in [0, 1) (-1: as the model's config says)"},
     {"--freeze", "LIST", 's', &opt.freeze, "parameters to keep as they are: name patterns separated by commas, * and ? (none)"},
     {"--seed", "N", 'i', &opt.seed, "of initialisation, shuffling and dropout (1)"},

@@ -6,18 +6,30 @@
    differences of the loops. A new op is its loop below and a line in the table.
 
    Tolerances. f32: 2e-6 per op of the longest path, relative to the largest sum of the absolute terms of a result. bf16 keeps 8 bits
-   of mantissa, so a rounding errs by at most 2^-9: 2^-8 per op of the path (operands and result). Gradients: 2e-5, in bf16 2^-8 per
-   op of the path to the loss, relative to the largest element of the parameter's gradient plus, for sums that cancel, a tenth (bf16:
-   half) of the largest of all gradients and the largest gradient that enters the case. */
+   of mantissa, so a rounding errs by at most 2^-9: 2^-8 per op of the path (operands and result). f16 keeps 11: 2^-11. Gradients:
+   2e-5, in bf16 and f16 as many 2^-8 or 2^-11 as there are ops on the path to the loss, relative to the largest element of the
+   parameter's gradient plus, for sums that cancel, a tenth (16 bits: half) of the largest of all gradients and the largest gradient
+   that enters the case. */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
 #undef I /* of complex.h, which some <cblas.h> include */
 
 #define FORWARD_F32 2e-6
-#define FORWARD_BF16 0x1p-8
 #define GRADIENT_F32 2e-5
-#define GRADIENT_BF16 0x1p-8
+
+/* The last two, which differ from others in the residual stream only, take half of the cases. */
+typedef struct precision_case { const char *name, *residual; tt_dtype half; double rounding; bool mixed, halved; } precision_case;
+static const precision_case precisions[] = {
+    {"32-true", NULL, TT_F32, 0, false, false},
+    {"bf16-mixed", NULL, TT_BF16, 0x1p-8, true, false},
+    {"bf16-true", NULL, TT_BF16, 0x1p-8, false, false},
+    {"16-mixed", NULL, TT_F16, 0x1p-11, true, false},
+    {"16-true", NULL, TT_F16, 0x1p-11, false, false},
+    {"bf16-mixed", "f32", TT_BF16, 0x1p-8, true, true},
+    {"16-mixed", "16-bit", TT_F16, 0x1p-11, true, true},
+};
+enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 
 /* ----------------------------------------------------------------------------------------------------- sizes */
 
@@ -920,41 +932,56 @@ static bool all_near(const char *what, const float *got, const double *expected,
                   (double)got[worst], expected[worst], fabs(got[worst] - expected[worst]), tolerance);
 }
 
-static bool check_result(tt_program *p, int at, bool bf16)
+static bool check_result(tt_program *p, int at, const precision_case *precision)
 {
     node *n = &g->nodes[at];
     float *got = (float *)malloc(sizeof(float) * (size_t)(n->rows * n->cols));
     bool ok = tt_get(p, n->t, got, (size_t)(n->rows * n->cols)) == TT_OK;
     report(ok, "tt_get: %s", tt_error(g->ctx));
-    if (ok) ok = all_near("result", got, n->v, n->rows * n->cols, (bf16 ? FORWARD_BF16 : FORWARD_F32) * (1 + n->depth) * n->magnitude);
+    if (ok) ok = all_near("result", got, n->v, n->rows * n->cols, (precision->rounding > 0 ? precision->rounding : FORWARD_F32) * (1 + n->depth) * n->magnitude);
     free(got);
     return ok;
 }
 
-static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+static void compile_in(tt_compile_options *o, const precision_case *precision)
+{
+    o->precision = precision->name;
+    o->residual = precision->residual;
+}
+
+/* f16 holds no more than 65504. */
+static bool fits_f16(void)
+{
+    for (int k = 1; k <= g->n; k++)
+        for (int e = 0; e < g->nodes[k].rows * g->nodes[k].cols; e++) if (fabs(g->nodes[k].v[e]) > 32768) return false;
+    return true;
+}
 
 /* ----------------------------------------------------------------------------------------- test 1: reference */
 
-static void reference_case(const op_case *c, const size_set *size, const char *isa, int precision, int mode, bool axes)
+static void reference_case(const op_case *c, const size_set *size, const char *isa, const precision_case *precision, int mode, bool axes)
 {
     net n;
     tt_compile_options o = tt_compile_options_default();
     bool train = mode != AS_INPUT;
-    net_open(&n, c, size, isa, mode, axes, precision > 0);
-    snprintf(where, sizeof where, "%s, size %s, %s, %s, %s%s", c->name, size->name, isa, precisions[precision], train ? "training" : "inference", axes ? ", axes" : "");
+    net_open(&n, c, size, isa, mode, axes, precision->half != TT_F32);
+    snprintf(where, sizeof where, "%s, size %s, %s, %s%s, %s%s", c->name, size->name, isa, precision->name, precision->halved ? " with the other residual" : "",
+             train ? "training" : "inference", axes ? ", axes" : "");
     int result = c->build(), loss = train ? loss_of(result, false) : result;
     bool used = false;
     for (int k = 0; k < g->tape->n_code; k++) used |= g->tape->code[k].op == c->op;
     report(used, "the case does not record the op that it is for");
     o.train = o.accumulate = g->train = train;
-    o.precision = precisions[precision];
+    compile_in(&o, precision);
     tt_output(g->tape, g->nodes[result].t);
-    tt_program *p = tt_compile(g->tape, g->nodes[loss].t, &o);
-    if (report(p != NULL, "%s", tt_error(g->ctx))) {
+    evaluate();
+    tt_program *p = NULL;
+    bool fits = precision->half != TT_F16 || fits_f16();
+    if (fits) p = tt_compile(g->tape, g->nodes[loss].t, &o);
+    if (fits && report(p != NULL, "%s", tt_error(g->ctx))) {
         p->poison = true;
-        evaluate();
         bool ok = set_inputs(p) && (train ? tt_micro_step(p, NULL) : tt_run(p, NULL)) == TT_OK;
-        if (report(ok, "%s", tt_error(g->ctx))) check_result(p, result, precision > 0);
+        if (report(ok, "%s", tt_error(g->ctx))) check_result(p, result, precision);
     }
     tt_program_free(p);
     net_close();
@@ -966,11 +993,13 @@ static void reference(const char *isa)
     for (int c = 0; c < CASE_COUNT; c++)
         for (int s = 0; s < SIZES; s++) {
             if (sizes[s].only && !tt__match(sizes[s].only, cases[c].name)) continue;
-            for (int precision = is_dot(isa); precision < 3; precision++) {
-                if (!(sizes[s].only && precision == 2)) reference_case(&cases[c], &sizes[s], isa, precision, AS_INPUT, true);
+            for (int k = 0; k < PRECISIONS; k++) {
+                const precision_case *p = &precisions[k];
+                if ((is_dot(isa) && p->half != TT_BF16) || (p->halved && (sizes[s].only || (c + s) % 2))) continue;
+                if (!sizes[s].only || p->mixed || k == 0) reference_case(&cases[c], &sizes[s], isa, p, AS_INPUT, true);
                 if (sizes[s].only) continue;
-                if (precision < 2) reference_case(&cases[c], &sizes[s], isa, precision, AS_INPUT, false);
-                reference_case(&cases[c], &sizes[s], isa, precision, AS_GATHERED, true);
+                if ((p->mixed && !p->halved) || k == 0) reference_case(&cases[c], &sizes[s], isa, p, AS_INPUT, false);
+                reference_case(&cases[c], &sizes[s], isa, p, AS_GATHERED, true);
             }
         }
 }
@@ -1050,11 +1079,12 @@ static void difference(expected *e, int loss)
 }
 
 /* Compares a parameter's gradient (its first is number `at` of the net's) with the mean of what micro-batches 0..micros-1 have. */
-static void check_gradient(const expected *e, const node *n, int at, const float *got, int micros, bool bf16, const char *what)
+static void check_gradient(const expected *e, const node *n, int at, const float *got, int micros, const precision_case *precision, const char *what)
 {
     int count = n->rows * n->cols;
     bool along = by_direction(n);
-    double *mean = (double *)malloc(sizeof(double) * (size_t)count), most = 0, most_of_all = 0, relative = bf16 ? GRADIENT_BF16 * g->nodes[g->n].depth : GRADIENT_F32;
+    double *mean = (double *)malloc(sizeof(double) * (size_t)count), most = 0, most_of_all = 0;
+    double relative = precision->rounding > 0 ? precision->rounding * g->nodes[g->n].depth : GRADIENT_F32;
     float dot = 0;
     for (int k = 0; k < count; k++) {
         mean[k] = e->grad[1] && micros == 2 ? (e->grad[0][at + k] + e->grad[1][at + k]) / 2 : e->grad[0][at + k];
@@ -1068,14 +1098,14 @@ static void check_gradient(const expected *e, const node *n, int at, const float
         most = size / sqrt((double)count) + fabs(sum);
         if (most > most_of_all) most_of_all = most;
     }
-    all_near(what, along ? &dot : got, mean, along ? 1 : count, relative * (most + (bf16 ? 0.5 : 0.1) * most_of_all + g->upstream) + 1e-9);
+    all_near(what, along ? &dot : got, mean, along ? 1 : count, relative * (most + (precision->rounding > 0 ? 0.5 : 0.1) * most_of_all + g->upstream) + 1e-9);
     free(mean);
 }
 
 static void note_ops(const tt_program *p) { for (int k = 0; k < p->t->n_code; k++) ran[p->t->code[k].op] = true; }
 
 /* Runs `micros` micro-batches of the same inputs, checks the gradients of all trainable parameters after each. */
-static void check_accumulated(tt_program *p, const expected *e, int micros, bool bf16, const char *what)
+static void check_accumulated(tt_program *p, const expected *e, int micros, const precision_case *precision, const char *what)
 {
     char name[96];
     for (int micro = 0; micro < micros; micro++) {
@@ -1086,7 +1116,7 @@ static void check_accumulated(tt_program *p, const expected *e, int micros, bool
             if (!tt_param_frozen(n->param)) {
                 float *got = (float *)malloc(sizeof(float) * (size_t)(n->rows * n->cols));
                 snprintf(name, sizeof name, "%s, gradient of %s after %d micro-batches", what, tt_param_name(n->param), micro + 1);
-                if (report(tt_get_gradient(p, n->param, got) == TT_OK, "%s: %s", name, tt_error(g->ctx))) check_gradient(e, n, at, got, micro + 1, bf16, name);
+                if (report(tt_get_gradient(p, n->param, got) == TT_OK, "%s: %s", name, tt_error(g->ctx))) check_gradient(e, n, at, got, micro + 1, precision, name);
                 free(got);
             }
             at += n->rows * n->cols;
@@ -1095,7 +1125,7 @@ static void check_accumulated(tt_program *p, const expected *e, int micros, bool
 }
 
 /* The gradients that plain descent shows: a step of tt_step with a large learning rate. */
-static void check_stepped(tt_program *p, const expected *e, bool bf16)
+static void check_stepped(tt_program *p, const expected *e, const precision_case *precision)
 {
     const float lr = 1024;
     char name[96];
@@ -1108,7 +1138,7 @@ static void check_stepped(tt_program *p, const expected *e, bool bf16)
         snprintf(name, sizeof name, "tt_step, gradient of %s", tt_param_name(n->param));
         tt_param_get(n->param, got);
         for (int x = 0; x < count; x++) got[x] = (float)((n->v[x] - got[x]) / lr);
-        check_gradient(e, n, at, got, 1, bf16, name);
+        check_gradient(e, n, at, got, 1, precision, name);
         for (int x = 0; x < count; x++) got[x] = (float)n->v[x];
         tt_param_set(n->param, got);
         free(got);
@@ -1116,25 +1146,31 @@ static void check_stepped(tt_program *p, const expected *e, bool bf16)
     }
 }
 
-static void gradient_case(int c, int s, const char *isa, int precision, int mode)
+static void gradient_case(int c, int s, const char *isa, const precision_case *precision, int mode)
 {
     net n;
     tt_compile_options o = tt_compile_options_default();
-    expected *e = &known[c][s][mode][precision > 0];
-    bool bf16 = precision > 0, large = sizes[s].only != NULL;
-    net_open(&n, &cases[c], &sizes[s], isa, mode, mode == AS_GATHERED, bf16);
-    snprintf(where, sizeof where, "%s, size %s, %s, %s%s", cases[c].name, sizes[s].name, isa, precisions[precision], g->axes ? ", axes" : "");
+    bool half = precision->half != TT_F32, large = sizes[s].only != NULL;
+    expected *e = &known[c][s][mode][half];
+    net_open(&n, &cases[c], &sizes[s], isa, mode, mode == AS_GATHERED, half);
+    snprintf(where, sizeof where, "%s, size %s, %s, %s%s%s", cases[c].name, sizes[s].name, isa, precision->name, precision->halved ? " with the other residual" : "",
+             g->axes ? ", axes" : "");
     int loss = loss_of(cases[c].build(), mode == AS_GATHERED);
     g->train = true;
-    o.precision = precisions[precision];
+    evaluate();
+    bool fits = precision->half != TT_F16 || fits_f16();
+    compile_in(&o, precision);
+    o.loss_scale.init = 65536;
+    while (o.loss_scale.init > 1 && o.loss_scale.init * g->upstream > 256) o.loss_scale.init /= 2; /* room for the sums of the backward */
     o.accumulate = true;
-    tt_program *p = tt_compile(g->tape, g->nodes[loss].t, &o), *q = NULL;
-    if (report(p != NULL, "%s", tt_error(g->ctx))) {
+    tt_program *p = NULL, *q = NULL;
+    if (fits) p = tt_compile(g->tape, g->nodes[loss].t, &o);
+    if (fits && report(p != NULL, "%s", tt_error(g->ctx))) {
         if (!e->grad[0]) difference(e, loss);
         p->poison = true;
         note_ops(p);
-        check_accumulated(p, e, large ? 1 : 2, bf16, "all");
-        if (precision < 2) { /* stochastic rounding would hide the gradient */
+        check_accumulated(p, e, large ? 1 : 2, precision, "all");
+        if (precision->mixed || !half) { /* stochastic rounding would hide the gradient */
             o.accumulate = false;
             o.optimizer.kind = TT_SGD;
             o.optimizer.weight_decay = 0;
@@ -1142,19 +1178,19 @@ static void gradient_case(int c, int s, const char *isa, int precision, int mode
             if (report(q != NULL, "%s", tt_error(g->ctx))) {
                 q->poison = true;
                 note_ops(q);
-                check_stepped(q, e, bf16);
+                check_stepped(q, e, precision);
             }
             tt_program_free(q);
         }
         o.accumulate = true;
-        for (int k = 1; k <= g->n && g->params > 1 && !large && !bf16; k++) { /* one parameter at a time */
+        for (int k = 1; k <= g->n && g->params > 1 && !large && !half; k++) { /* one parameter at a time */
             if (!g->nodes[k].param) continue;
             tt_param_freeze(g->ctx, "*", true);
             tt_param_freeze(g->ctx, tt_param_name(g->nodes[k].param), false);
             q = tt_compile(g->tape, g->nodes[loss].t, &o);
             if (report(q != NULL, "only %s: %s", tt_param_name(g->nodes[k].param), tt_error(g->ctx))) {
                 q->poison = true;
-                check_accumulated(q, e, 1, bf16, "alone");
+                check_accumulated(q, e, 1, precision, "alone");
             }
             tt_program_free(q);
         }
@@ -1169,10 +1205,12 @@ static void gradient(const char *isa)
     for (int c = 0; c < CASE_COUNT; c++)
         for (int s = 0; s < SIZES; s++) {
             if (sizes[s].only && !tt__match(sizes[s].only, cases[c].name)) continue;
-            for (int precision = is_dot(isa); precision < (sizes[s].only ? 1 : 3); precision++)
+            for (int k = 0; k < (sizes[s].only ? 1 : PRECISIONS); k++)
                 for (int mode = AS_PARAM; mode <= AS_GATHERED; mode++) {
-                    bool wanted = sizes[s].only ? mode == AS_GATHERED : precision == 0 || (c + s) % 2 == mode - AS_PARAM;
-                    if (wanted) gradient_case(c, s, isa, precision, mode);
+                    const precision_case *p = &precisions[k];
+                    bool wanted = sizes[s].only ? mode == AS_GATHERED : k == 0 || (c + s) % 2 == mode - AS_PARAM;
+                    if (p->halved) wanted = (c + s) % 4 == mode;
+                    if (wanted && (!is_dot(isa) || p->half == TT_BF16)) gradient_case(c, s, isa, p, mode);
                 }
         }
 }
@@ -1267,8 +1305,8 @@ TEST(dropout_masks)
                 g->micro = accumulate ? (uint64_t)k : 0;
                 evaluate();
                 CHECK(set_inputs(p) && (accumulate ? tt_micro_step(p, NULL) : tt_step(p, 0, NULL)) == TT_OK);
-                check_result(p, y, false);
-                check_result(p, z, false);
+                check_result(p, y, &precisions[0]);
+                check_result(p, z, &precisions[0]);
                 double sum = 0;
                 tt_get(p, g->nodes[z].t, got, (size_t)count);
                 for (int e = 0; e < count; e++) { sum += got[e] * (1 + e % 7); kept_elements += got[e] != 0; }
@@ -1390,7 +1428,7 @@ static bool same_params(const float *a, const float *b, size_t n) { return memcm
 TEST(same_bits_for_any_number_of_threads)
 {
     static const int threads[] = {1, 2, 3, 5};
-    for (int precision = 0; precision < 3; precision++) {
+    for (int precision = 0; precision < PRECISIONS; precision++) {
         float *first = NULL;
         tt_stats first_stats;
         memset(&first_stats, 0, sizeof first_stats);
@@ -1399,7 +1437,8 @@ TEST(same_bits_for_any_number_of_threads)
             tt_stats stats;
             size_t n;
             tt_compile_options o = tt_compile_options_default();
-            o.precision = precisions[precision];
+            compile_in(&o, &precisions[precision]);
+            o.loss_scale.init = 256;
             o.optimizer.clip_norm = 0.5f;
             memset(&stats, 0, sizeof stats);
             model_open(&m, threads[k], 0.1f);
@@ -1411,7 +1450,7 @@ TEST(same_bits_for_any_number_of_threads)
             float *now = all_params(m.ctx, &n);
             if (!first) { first = now; first_stats = stats; }
             else {
-                snprintf(where, sizeof where, "%s, %d threads", precisions[precision], threads[k]);
+                snprintf(where, sizeof where, "%s, %d threads", precisions[precision].name, threads[k]);
                 report(same_params(first, now, n), "the parameters have other bits than with one thread");
                 report(stats.loss == first_stats.loss && stats.grad_norm == first_stats.grad_norm, "loss or gradient norm differ from one thread's");
                 free(now);
@@ -1425,42 +1464,54 @@ TEST(same_bits_for_any_number_of_threads)
 
 /* ---------------------------------------------------------------------------------------------------- precision */
 
-static double train_model(int precision)
+/* The mean loss of the last 20 of 60 steps; the first losses; steps skipped. */
+static double train_model(int precision, double first[10], int64_t *skipped)
 {
     model m;
     tt_stats stats;
     double last = 0;
     tt_compile_options o = tt_compile_options_default();
-    o.precision = precisions[precision];
+    compile_in(&o, &precisions[precision]);
+    o.loss_scale.init = 1024;
     model_open(&m, 2, 0);
     tt_program *p = tt_compile(m.t, m.loss, &o);
     for (int step = 0; step < 60 && CHECK(p != NULL); step++) {
         batch b = make_batch(MODEL_SEQS, 30, (uint64_t)step % 20);
         CHECK(model_set(&m, p, &b) && tt_step(p, 3e-3f, &stats) == TT_OK);
         if (step >= 40) last += stats.loss / 20;
+        if (step < 10) first[step] = stats.loss;
+        *skipped = stats.skipped;
     }
     tt_program_free(p);
     model_close(&m);
     return last;
 }
 
-/* The mean loss of the last 20 of 60 steps: within 0.05 of that of 32-true, which is far below that of guessing. */
+/* The mean loss of the last 20 of 60 steps: within 0.05 of that of 32-true, which is far below that of guessing. The losses of the first
+   ten steps, of about 1.5, differ by what rounds in two layers: 2^-8 and 2^-11 in each of 16 ops. */
 TEST(precisions_train_alike)
 {
-    double loss = train_model(0);
-    CHECK(loss < 0.6);
-    CHECK_NEAR(train_model(1), loss, 0.05);
-    CHECK_NEAR(train_model(2), loss, 0.05);
+    double first[10], others[10];
+    int64_t skipped;
+    double loss = train_model(0, first, &skipped);
+    CHECK(loss < 0.6 && skipped == 0);
+    for (int k = 1; k < PRECISIONS; k++) {
+        CHECK_NEAR(train_model(k, others, &skipped), loss, 0.05);
+        CHECK(skipped == 0); /* so that steps can be compared */
+        for (int step = 0; step < 10; step++) CHECK_NEAR(others[step], first[step], 16 * precisions[k].rounding * 1.5);
+    }
 }
 
-/* Every step moves bf16 parameters of 1.5 by a 64th of their unit in the last place, u = 2^-7. Rounding to nearest would leave them where
-   they are; stochastic rounding moves their mean as exact arithmetic does, up to 5 standard deviations of u / sqrt(4096). */
+/* Every step moves 16-bit parameters of 1.5 by a 64th of their unit in the last place, u = 2^-7 or 2^-10. Rounding to nearest would leave
+   them where they are; stochastic rounding moves their mean as exact arithmetic does, up to 5 standard deviations of u / sqrt(4096). */
 TEST(stochastic_rounding_is_unbiased)
 {
     enum { N = 4096 };
     static float values[N], targets[N];
-    const double u = 0x1p-7;
-    for (int steps = 32; steps <= 64; steps += 32) {
+    for (int k = 0; k < 4; k++) {
+        const int steps = k % 2 ? 64 : 32;
+        const bool f16 = k >= 2;
+        const double u = f16 ? 0x1p-10 : 0x1p-7, lr = 32 * u;
         test_allocator a;
         tt_context *ctx = test_open(&a);
         int64_t dims[2] = {64, 64};
@@ -1470,31 +1521,164 @@ TEST(stochastic_rounding_is_unbiased)
         tt_value y = tt_input(t, "y", TT_F32, 64, 64), loss = tt_mean_squared_error(t, tt_param_value(t, w), y, tt__handle(0));
         tt_compile_options o = tt_compile_options_default();
         double exact = 1.5, mean = 0;
-        o.precision = "bf16-true";
+        o.precision = f16 ? "16-true" : "bf16-true";
         o.optimizer.kind = TT_SGD;
         o.optimizer.weight_decay = 0;
-        for (int k = 0; k < N; k++) { values[k] = 1.5f; targets[k] = 0.5f; }
+        for (int e = 0; e < N; e++) { values[e] = 1.5f; targets[e] = 0.5f; }
         tt_param_set(w, values);
         tt_program *p = tt_compile(t, loss, &o);
         if (CHECK(p != NULL)) {
             for (int s = 0; s < steps; s++) {
-                CHECK(tt_set(p, y, targets, 64) == TT_OK && tt_step(p, 0.25f, NULL) == TT_OK);
-                exact -= 0.25 * 2 * (exact - 0.5) / N;
+                CHECK(tt_set(p, y, targets, 64) == TT_OK && tt_step(p, (float)lr, NULL) == TT_OK);
+                exact -= lr * 2 * (exact - 0.5) / N;
             }
             tt_param_get(w, values);
-            for (int k = 0; k < N; k++) mean += values[k] / N;
+            for (int e = 0; e < N; e++) mean += values[e] / N;
             CHECK_NEAR(mean, exact, 5 * u / 64);
             CHECK(1.5 - mean > 0.4 * u);
             float before[N];
             memcpy(before, values, sizeof before);
             CHECK(tt_set(p, y, targets, 64) == TT_OK && tt_step(p, 0, NULL) == TT_OK);
             tt_param_get(w, values);
-            CHECK(same_params(before, values, N)); /* what bf16 holds exactly is not rounded */
+            CHECK(same_params(before, values, N)); /* what 16 bits hold exactly is not rounded */
         }
         tt_program_free(p);
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
     }
+}
+
+/* A deep pre-norm stack, each layer of which adds little to the stream: its last norm and the gradient of its first weight. */
+enum { DEEP_LAYERS = 24, DEEP_ROWS = 40, DEEP_WIDTH = 32 };
+
+static void deep_stack(const char *precision, const char *residual, float *result, float *gradient_of)
+{
+    const int D = DEEP_WIDTH;
+    static float x[DEEP_ROWS * DEEP_WIDTH], y[DEEP_ROWS * DEEP_WIDTH];
+    tt_context_options co = tt_context_options_default();
+    tt_compile_options o = tt_compile_options_default();
+    char name[64];
+    uint64_t s = 17;
+    co.threads = 1;
+    tt_context *ctx = tt_open(&co);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value in = tt_input(t, "x", TT_F32, DEEP_ROWS, D), target = tt_input(t, "y", TT_F32, DEEP_ROWS, D);
+    tt_param *first = model_param(ctx, "first", 0, D, D, TT_INIT_NORMAL);
+    const int64_t down[2] = {DEEP_WIDTH, 2 * DEEP_WIDTH};
+    const tt_init small = {TT_INIT_NORMAL, 0.02f};
+    tt_value h = tt_linear(t, in, first, NULL);
+    for (int l = 0; l < DEEP_LAYERS; l++) {
+        tt_value b = tt_layernorm(t, h, model_param(ctx, "norm.weight", l, 1, D, TT_INIT_ONES), model_param(ctx, "norm.bias", l, 1, D, TT_INIT_ZEROS), 1e-5f);
+        b = tt_gelu(t, tt_linear(t, b, model_param(ctx, "up", l, 2 * D, D, TT_INIT_NORMAL), NULL));
+        snprintf(name, sizeof name, "layer.%d.down", l);
+        h = tt_add(t, h, tt_linear(t, b, tt_param_new(ctx, name, 2, down, small), model_param(ctx, "down.bias", l, 1, D, TT_INIT_ZEROS)));
+    }
+    h = tt_layernorm(t, h, model_param(ctx, "norm.weight", DEEP_LAYERS, 1, D, TT_INIT_ONES), model_param(ctx, "norm.bias", DEEP_LAYERS, 1, D, TT_INIT_ZEROS), 1e-5f);
+    tt_output(t, h);
+    o.precision = precision;
+    o.residual = residual;
+    o.accumulate = true;
+    tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, target, tt__handle(0)), &o);
+    for (int k = 0; k < DEEP_ROWS * D; k++) { x[k] = (float)test_random(&s) * 0x1p-31f - 1; y[k] = (float)test_random(&s) * 0x1p-31f - 1; }
+    CHECK(p && tt_set(p, in, x, DEEP_ROWS) == TT_OK && tt_set(p, target, y, DEEP_ROWS) == TT_OK && tt_micro_step(p, NULL) == TT_OK);
+    CHECK(tt_get(p, h, result, DEEP_ROWS * DEEP_WIDTH) == TT_OK && tt_get_gradient(p, first, gradient_of) == TT_OK);
+    tt_program_free(p);
+    tt_tape_free(t);
+    tt_close(ctx);
+}
+
+static double relative_error(const float *x, const float *reference, int n)
+{
+    double error = 0, size = 0;
+    for (int k = 0; k < n; k++) { error += (x[k] - reference[k]) * (x[k] - reference[k]); size += reference[k] * reference[k]; }
+    return sqrt(error / size);
+}
+
+/* A stream kept in f32 is rounded by none of its additions: nearer to 32-true than one of 16 bits, in results and gradients. */
+TEST(residual_stream_in_f32)
+{
+    enum { N = DEEP_ROWS * DEEP_WIDTH, M = DEEP_WIDTH * DEEP_WIDTH };
+    static const char *const names[] = {"bf16-mixed", "16-mixed"};
+    static float exact[N], exact_gradient[M], got[N], got_gradient[M];
+    deep_stack("32-true", NULL, exact, exact_gradient);
+    for (int k = 0; k < 2; k++) {
+        double error[3], gradient_error[3];
+        for (int r = 0; r < 3; r++) {
+            deep_stack(names[k], r == 0 ? "16-bit" : r == 1 ? "f32" : NULL, got, got_gradient);
+            error[r] = relative_error(got, exact, N);
+            gradient_error[r] = relative_error(got_gradient, exact_gradient, M);
+        }
+        if (getenv("TINYTRAIN_TEST_VERBOSE"))
+            printf("  %s, 24 layers: results differ by %.2e (16-bit), %.2e (f32); gradients by %.2e, %.2e\n", names[k], error[0], error[1], gradient_error[0], gradient_error[1]);
+        CHECK(error[1] > 0 && error[1] < 0.5 * error[0] && gradient_error[1] < 0.5 * gradient_error[0]);
+        CHECK(error[2] == error[k] && gradient_error[2] == gradient_error[k]); /* the default: 16-bit with bf16, f32 with f16 */
+    }
+}
+
+/* Every number of f16 and, between each two neighbours, f32 numbers below, at and above the middle: each instruction set widens and
+   narrows as the scalar functions do, which are checked against ldexp and what is known of nearest even. */
+TEST(f16_conversions)
+{
+    enum { PATTERNS = 65536, COLS = 64, ROWS = 4 * PATTERNS / COLS };
+    static const char *const isa[] = {"portable", "avx2", "avx512", "neon"};
+    uint16_t *half = (uint16_t *)calloc(4 * PATTERNS, sizeof(uint16_t));
+    float *wide = (float *)calloc(4 * PATTERNS, sizeof(float)), *zero = (float *)calloc(4 * PATTERNS, sizeof(float)), *got = (float *)calloc(4 * PATTERNS, sizeof(float));
+    for (int k = 0; k < PATTERNS; k++) {
+        int exponent = k >> 10 & 31, fraction = k & 1023;
+        double x = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24), above = exponent ? ldexp(1025 + fraction, exponent - 25) : ldexp(fraction + 1, -24);
+        float sign = k >> 15 ? -1.0f : 1.0f, f = tt__from_f16((uint16_t)k);
+        if (exponent == 31) CHECK(fraction ? f != f : f == sign * INFINITY);
+        else CHECK(f == sign * (float)x && tt__to_f16(f) == k);
+        for (int part = 0; part < 4; part++) { /* itself, and a third, a half and two thirds of the way to the next: all are f32 */
+            float y = exponent == 31 ? f : sign * (float)(part == 2 ? (x + above) / 2 : x + (above - x) * (part == 3 ? 0.6875 : part * 0.3125));
+            uint16_t expected = part < 2 || (part == 2 && k % 2 == 0) ? (uint16_t)k : (uint16_t)(k + 1);
+            if (exponent < 31) CHECK(tt__to_f16(y) == expected);
+            wide[4 * k + part] = y;
+            half[4 * k + part] = (uint16_t)k;
+        }
+    }
+    for (int k = 0; k < 4; k++) {
+        if (!has_isa(isa[k])) continue;
+        test_allocator a;
+        tt_context *ctx = open_isa(test_options(&a), isa[k]);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_compile_options o = tt_compile_options_default();
+        int wrong = 0;
+        tt_value h = tt_input(t, "half", TT_F16, ROWS, COLS), w = tt_input(t, "wide", TT_F32, ROWS, COLS), z = tt_input(t, "zero", TT_F32, ROWS, COLS);
+        tt_value zh = tt_input(t, "zero half", TT_F16, ROWS, COLS), widened = tt_add(t, z, h), narrowed = tt_add(t, zh, w); /* dtype of the first operand */
+        tt_output(t, narrowed);
+        o.train = false;
+        tt_program *p = tt_compile(t, widened, &o);
+        for (int part = 0; part < 2 && CHECK(p != NULL); part++) {
+            CHECK(tt_set(p, h, half, ROWS) == TT_OK && tt_set(p, w, wide, ROWS) == TT_OK && tt_set(p, z, zero, ROWS) == TT_OK && tt_set(p, zh, zero, ROWS) == TT_OK);
+            CHECK(tt_run(p, NULL) == TT_OK && tt_get(p, part ? narrowed : widened, got, 4 * PATTERNS) == TT_OK);
+            for (int e = 0; e < 4 * PATTERNS; e++) {
+                float expected = part ? tt__from_f16(tt__to_f16(wide[e])) : tt__from_f16(half[e]);
+                wrong += expected != expected ? got[e] == got[e] : got[e] != expected;
+            }
+        }
+        snprintf(where, sizeof where, "f16, %s", isa[k]);
+        report(wrong == 0, "%d of %d numbers are converted wrongly", wrong, 8 * PATTERNS);
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+    for (int k = 0; k < 2 * PATTERNS; k++) { /* stochastic rounding: to one of both neighbours, up as often as the distance says */
+        float x = wide[2 * k];
+        uint32_t ups = 0, draws = 64;
+        int pattern = k / 2;
+        if ((pattern & 0x7fff) > 0x7bfe) continue;
+        for (uint32_t r = 0; r < draws; r++) { /* evenly over 16 bits, and over the lower 13 */
+            uint16_t y = tt__to_f16_stochastic(x, r * 1024);
+            CHECK(y == pattern || y == pattern + 1);
+            ups += y != pattern;
+        }
+        CHECK(ups == (k % 2 ? draws / 2 : 0));
+    }
+    free(half);
+    free(wide);
+    free(zero);
+    free(got);
 }
 
 /* ------------------------------------------------------------------------------------------------- accumulation */
@@ -1891,7 +2075,7 @@ static const test_case tests[] = {
     TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon),
     TEST_CASE(every_op_has_a_case),
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
-    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
+    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
     TEST_CASE(unused_inputs),
 };

@@ -316,6 +316,293 @@ TEST(contradictory_options_are_refused_together)
     TEST_CLOSE(ctx, &a);
 }
 
+/* ------------------------------------------------------------------------------------------------ loss scaling
+   y = x W1 W2 of two rows, all x 1/2, both weights the identity, error (y - target)^2: where target is y - 4 g, the gradients of y, of
+   x W1 (which is f16) and of both weights are all g. f16 holds 65504 at most: 40 overflows with a scale of 2048, and not with 1024. */
+
+enum { WIDE = 4, PAIR = 2 };
+
+typedef struct chain { test_allocator a; tt_context *ctx; tt_tape *t; tt_program *p; tt_param *w[2]; tt_value x, target; bool accumulate; } chain;
+
+static bool chain_open(chain *c, const char *precision, bool accumulate, const tt_loss_scale *scale)
+{
+    int64_t dims[2] = {WIDE, WIDE};
+    float identity[WIDE * WIDE] = {0};
+    tt_init zeros = {TT_INIT_ZEROS, 0};
+    tt_compile_options o = tt_compile_options_default();
+    c->ctx = test_open(&c->a);
+    c->t = tt_tape_new(c->ctx);
+    c->accumulate = accumulate;
+    for (int k = 0; k < WIDE; k++) identity[k * WIDE + k] = 1;
+    for (int k = 0; k < 2; k++) {
+        c->w[k] = tt_param_new(c->ctx, k ? "w2" : "w1", 2, dims, zeros);
+        CHECK(tt_param_set(c->w[k], identity) == TT_OK);
+    }
+    c->x = tt_input(c->t, "x", TT_F32, PAIR, WIDE);
+    c->target = tt_input(c->t, "target", TT_F32, PAIR, WIDE);
+    tt_value y = tt_linear(c->t, tt_linear(c->t, c->x, c->w[0], NULL), c->w[1], NULL);
+    o.precision = precision;
+    o.accumulate = accumulate;
+    if (scale) o.loss_scale = *scale;
+    c->p = tt_compile(c->t, tt_mean_squared_error(c->t, y, c->target, tt__handle(0)), &o);
+    return CHECK(c->p != NULL);
+}
+
+static void chain_close(chain *c)
+{
+    tt_program_free(c->p);
+    tt_tape_free(c->t);
+    TEST_CLOSE(c->ctx, &c->a);
+}
+
+static tt_status chain_set(chain *c, float g)
+{
+    float x[PAIR * WIDE], target[PAIR * WIDE];
+    for (int k = 0; k < PAIR * WIDE; k++) { x[k] = 0.5f; target[k] = 0.5f - 4 * g; }
+    tt_status status = tt_set(c->p, c->x, x, PAIR);
+    return status == TT_OK ? tt_set(c->p, c->target, target, PAIR) : status;
+}
+
+/* A step with gradients of g. Where it is accumulated: of micro-batches whose mean that is, the first with a gradient of 1; before their
+   number is known, losses are divided by 4 instead of 2, so that the second has a value of g as well. */
+static tt_status chain_step(chain *c, float g, tt_stats *stats)
+{
+    const float lr = 1e-4f;
+    if (!c->accumulate) return chain_set(c, g) == TT_OK ? tt_step(c->p, lr, stats) : tt_error_code(c->ctx);
+    tt_status status = chain_set(c, 1);
+    if (status == TT_OK) status = tt_micro_step(c->p, stats);
+    if (status == TT_OK) status = chain_set(c, 2 * g - 1);
+    if (status == TT_OK) status = tt_micro_step(c->p, stats);
+    return status == TT_OK ? tt_update(c->p, lr, stats) : status;
+}
+
+/* Parameters and optimizer state: to be freed. */
+static char *chain_state(const chain *c, size_t *bytes)
+{
+    char *all = NULL;
+    *bytes = 0;
+    for (int32_t v = 1; v < c->p->t->n_values; v++) {
+        const tt__value *x = &c->p->t->values[v];
+        if ((x->storage != TT__PARAMETER && x->storage != TT__STATE) || x->base != v) continue;
+        size_t n = (size_t)(x->shape.rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype);
+        all = (char *)realloc(all, *bytes + n);
+        memcpy(all + *bytes, tt__resolve(c->p, v).data, n);
+        *bytes += n;
+    }
+    return all;
+}
+
+static const char *const scaled[] = {"16-mixed", "16-true"};
+
+/* Six scales overflow, from 65536 to 2048; then every third good step doubles the scale, which the next step takes back. */
+TEST(loss_scale_falls_and_grows)
+{
+    for (int k = 0; k < 4; k++) {
+        chain c;
+        tt_stats stats;
+        tt_loss_scale scale = tt_loss_scale_default();
+        double expected = 65536;
+        int good = 0, skipped = 0, done = 0;
+        size_t n;
+        CHECK(scale.init == 65536 && scale.growth == 2 && scale.backoff == 0.5f && scale.interval == 2000);
+        scale.interval = 3;
+        if (!chain_open(&c, scaled[k % 2], k >= 2, &scale)) return;
+        CHECK(tt_allocate(c.p) == TT_OK);
+        for (int step = 0; step < 15; step++) {
+            char *before = chain_state(&c, &n);
+            CHECK(chain_step(&c, 40, &stats) == TT_OK);
+            char *after = chain_state(&c, &n);
+            bool overflow = expected > 1024, same = memcmp(before, after, n) == 0;
+            free(before);
+            free(after);
+            if (overflow) { expected /= 2; good = 0; skipped++; }
+            else { done++; if (++good == 3) { expected *= 2; good = 0; } }
+            CHECK(same == overflow);
+            CHECK(stats.loss_scale == expected && stats.skipped == skipped && stats.step == done);
+            if (overflow) CHECK(stats.grad_norm == 0);
+            else CHECK_NEAR(stats.grad_norm, 40 * sqrt(2.0 * WIDE * WIDE), 0.01 * 40 * sqrt(2.0 * WIDE * WIDE)); /* of the true gradient */
+            CHECK(stats.loss > 10 && isfinite(stats.loss));
+        }
+        CHECK(skipped == 8 && done == 7);
+        chain_close(&c);
+    }
+}
+
+TEST(loss_scale_grows_where_nothing_overflows)
+{
+    static const struct { tt_loss_scale scale; float g; double after[5]; } rows[] = {
+        {{1024, 2, 0.5f, 2}, 0.01f, {1024, 2048, 2048, 4096, 4096}}, {{1, 16, 0.25f, 1}, 0.01f, {16, 256, 4096, 65536, 1048576}},
+        {{256, 1, 0.5f, 1}, 0.01f, {256, 256, 256, 256, 256}},       {{0x1p39f, 2, 0.5f, 1}, 0, {0x1p40, 0x1p40, 0x1p40, 0x1p40, 0x1p40}}, /* the most */
+        {{4096, 2, 0x1p-4f, 1}, 40, {256, 512, 1024, 2048, 128}}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        chain c;
+        tt_stats stats;
+        if (!chain_open(&c, "16-mixed", false, &rows[k].scale)) return;
+        for (int step = 0; step < 5; step++) CHECK(chain_step(&c, rows[k].g, &stats) == TT_OK && stats.loss_scale == rows[k].after[step]);
+        chain_close(&c);
+    }
+}
+
+/* A power of two is divided out without a trace, so that all scales that neither overflow nor underflow train to the same bits; and what
+   tt_get_gradient and the norm show is the gradient that 32-true has, up to f16's rounding. */
+TEST(loss_scale_leaves_true_gradients)
+{
+    static const float scales[] = {1, 16, 1024};
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        float reference[2][WIDE * WIDE], bits[2][WIDE * WIDE], got[WIDE * WIDE];
+        double norm = 0;
+        for (int k = -1; k < 3; k++) {
+            chain c;
+            tt_stats stats;
+            tt_loss_scale scale = tt_loss_scale_default();
+            if (k >= 0) scale.init = scales[k];
+            if (!chain_open(&c, k < 0 ? "32-true" : "16-mixed", accumulate, &scale)) return;
+            for (int micro = 0; micro < 2 && accumulate; micro++) {
+                CHECK(chain_set(&c, micro ? 7 : 3) == TT_OK && tt_micro_step(c.p, &stats) == TT_OK);
+                CHECK(stats.loss_scale == (k < 0 ? 1 : scales[k]));
+                for (int w = 0; w < 2; w++) {
+                    CHECK(tt_get_gradient(c.p, c.w[w], got) == TT_OK);
+                    for (int e = 0; e < WIDE * WIDE; e++) CHECK_NEAR(got[e], micro ? 5 : 3, k < 0 ? 1e-5 : 0x1p-9);
+                }
+            }
+            if (accumulate) CHECK(tt_update(c.p, 0, &stats) == TT_OK);
+            for (int step = 0; step < 5; step++) CHECK(chain_step(&c, 3.7f, &stats) == TT_OK);
+            if (k < 0) norm = stats.grad_norm;
+            CHECK_NEAR(stats.grad_norm, norm, norm * 0x1p-9);
+            CHECK(stats.skipped == 0);
+            for (int w = 0; w < 2; w++) {
+                CHECK(tt_param_get(c.w[w], k <= 0 ? reference[w] : bits[w]) == TT_OK);
+                if (k > 0) CHECK(memcmp(reference[w], bits[w], sizeof bits[w]) == 0);
+            }
+            chain_close(&c);
+        }
+    }
+}
+
+/* An overflow that no scale helps against is an error, once, that names the gradient; nothing has changed, and a better batch trains on. */
+TEST(loss_scale_has_a_floor)
+{
+    for (int k = 0; k < 4; k++) {
+        chain c;
+        tt_stats stats;
+        tt_loss_scale scale = tt_loss_scale_default();
+        size_t n;
+        scale.init = 4;
+        if (!chain_open(&c, scaled[k % 2], k >= 2, &scale)) return;
+        CHECK(tt_allocate(c.p) == TT_OK);
+        char *before = chain_state(&c, &n);
+        for (int step = 0; step < 4; step++) {
+            tt_status status = chain_step(&c, 1e5f, &stats);
+            if (step < 2) CHECK(status == TT_OK && stats.loss_scale == (step ? 1 : 2) && stats.skipped == step + 1 && stats.step == 0);
+            else CHECK(status == TT_ERR_NUMERIC);
+            if (step >= 2) CHECK_ERROR(c.ctx, TT_ERR_NUMERIC, "step 0: the gradient of 'w1' is not finite at the lowest loss scale; nothing was updated");
+        }
+        char *after = chain_state(&c, &n);
+        CHECK(memcmp(before, after, n) == 0);
+        free(before);
+        free(after);
+        CHECK(chain_step(&c, NAN, &stats) == TT_ERR_NUMERIC); /* a loss that is not finite is one at any scale */
+        CHECK_ERROR(c.ctx, TT_ERR_NUMERIC, "is not finite; nothing was updated: check the inputs");
+        if (c.accumulate) CHECK(tt_update(c.p, 0, &stats) == TT_ERR_NUMERIC);
+        CHECK(chain_step(&c, 2, &stats) == TT_OK && stats.loss_scale == 1 && stats.skipped == 2 && stats.step == 1);
+        chain_close(&c);
+    }
+}
+
+/* 16-true with gradients of 2^-12, of whose squares f16 would hold nothing: Adam's steps are of the learning rate all the same. */
+TEST(optimizer_state_of_f16_weights)
+{
+    enum { N = 4096, SMALL_STEPS = 40 };
+    static float values[N], targets[N];
+    const double lr = 1e-4;
+    test_allocator a;
+    tt_stats stats;
+    tt_context *ctx = test_open(&a);
+    int64_t n = N;
+    tt_init ones = {TT_INIT_ONES, 0};
+    tt_param *p = tt_param_new(ctx, "p", 1, &n, ones);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_compile_options c = tt_compile_options_default();
+    tt_value target = tt_input(t, "target", TT_F32, 1, N);
+    double moved = 0;
+    int states = 0;
+    c.precision = "16-true";
+    tt_program *program = tt_compile(t, tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0)), &c);
+    REQUIRE(program != NULL);
+    for (int k = 0; k < N; k++) targets[k] = 0.5f; /* gradient 2 (1 - 1/2) / N */
+    for (int step = 0; step < SMALL_STEPS; step++) CHECK(tt_set(program, target, targets, 1) == TT_OK && tt_step(program, (float)lr, &stats) == TT_OK);
+    CHECK(stats.skipped == 0 && p->dtype == TT_F16);
+    for (int32_t v = 1; v < program->t->n_values; v++) {
+        if (program->t->values[v].storage != TT__STATE) continue;
+        CHECK(program->t->values[v].shape.dtype == TT_BF16);
+        states++;
+    }
+    CHECK(states == 2 && tt_param_get(p, values) == TT_OK);
+    for (int k = 0; k < N; k++) moved += (1 - values[k]) / N;
+    CHECK_NEAR(moved, SMALL_STEPS * lr, 0.05 * SMALL_STEPS * lr);
+    tt_program_free(program);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(precision_options)
+{
+    static const struct { const char *precision, *residual, *error; tt_status status; } rows[] = {
+        {"16-mixed", "f16", "residual 'f16' is unknown: use f32 or 16-bit", TT_ERR_UNSUPPORTED},
+        {"32-true", "f32", "residual 'f32': precision '32-true' has one dtype for all values; leave residual NULL, or use 16-mixed or bf16-mixed", TT_ERR_ARGUMENT},
+        {"bf16-true", "16-bit", "residual '16-bit': precision 'bf16-true' has one dtype", TT_ERR_ARGUMENT},
+        {"16-true", "f32", "residual 'f32': precision '16-true' has one dtype", TT_ERR_ARGUMENT},
+        {"16", NULL, "precision '16' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", TT_ERR_UNSUPPORTED}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    int64_t n = 3;
+    tt_init zeros = {TT_INIT_ZEROS, 0};
+    tt_param *p = tt_param_new(ctx, "p", 1, &n, zeros);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value target = tt_input(t, "target", TT_F32, 1, n), loss = tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0));
+    tt_compile_options c = tt_compile_options_default();
+    CHECK(c.residual == NULL && tt_train_options_default().residual == NULL && tt_train_options_default().loss_scale.init == 65536);
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        c.precision = rows[k].precision;
+        c.residual = rows[k].residual;
+        CHECK(!tt_compile(t, loss, &c));
+        CHECK_ERROR(ctx, rows[k].status, rows[k].error);
+    }
+    c.residual = NULL;
+    c.precision = "16-mixed";
+    c.loss_scale.init = 3;
+    c.loss_scale.growth = 0.5f;
+    c.loss_scale.backoff = 1;
+    c.loss_scale.interval = 0;
+    CHECK(!tt_compile(t, loss, &c));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "loss_scale: init 3 is not a power of two in 1..2^40; growth 0.5 is not a power of two >= 1; backoff 1 is not a power of two below 1; "
+                "interval 0 is less than 1");
+    static const tt_loss_scale bad[] = {{0.5f, 2, 0.5f, 9}, {0x1p41f, 2, 0.5f, 9}, {NAN, 2, 0.5f, 9}, {0, 2, 0.5f, 9}, {-4, 2, 0.5f, 9}, {4, INFINITY, 0.5f, 9}, {4, 3, 0.5f, 9},
+                                        {4, NAN, 0.5f, 9}, {4, 2, 0, 9}, {4, 2, 0.3f, 9}, {4, 2, -0.5f, 9}, {4, 2, NAN, 9}, {4, 2, 0.5f, -1}};
+    for (int k = 0; k < TEST_COUNT(bad); k++) {
+        c.loss_scale = bad[k];
+        CHECK(!tt_compile(t, loss, &c) && tt_error_code(ctx) == TT_ERR_ARGUMENT);
+    }
+    c.precision = "bf16-mixed"; /* does not scale; nor does an evaluation */
+    tt_program *program = tt_compile(t, loss, &c);
+    CHECK(program != NULL);
+    tt_program_free(program);
+    c.precision = "16-true";
+    c.train = false;
+    program = tt_compile(t, loss, &c);
+    CHECK(program != NULL);
+
+    const float large[3] = {1, -70000, 3}, infinite[3] = {INFINITY, 65519, NAN}; /* what f16 cannot hold */
+    CHECK(tt_param_set(p, large) == TT_OK && tt_allocate(program) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'p': element 1 is -70000, more than f16 can hold (65504)");
+    CHECK(tt_param_set(p, infinite) == TT_OK && tt_allocate(program) == TT_OK && tt_param_set(p, large) == TT_ERR_ARGUMENT);
+    float got[3];
+    CHECK(tt_param_get(p, got) == TT_OK && got[0] == INFINITY && got[1] == 65504 && got[2] != got[2]);
+    tt_program_free(program);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* -------------------------------------------------------------------------------------------------- schedules */
 
 TEST(schedules)
@@ -355,7 +642,9 @@ TEST(schedules)
 
 static const test_case tests[] = {
     TEST_CASE(sgd), TEST_CASE(adam), TEST_CASE(decay_rules), TEST_CASE(bias_correction), TEST_CASE(stochastic_rounding_moves_bf16_weights),
-    TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(contradictory_options_are_refused_together), TEST_CASE(schedules),
+    TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(contradictory_options_are_refused_together), TEST_CASE(loss_scale_falls_and_grows),
+    TEST_CASE(loss_scale_grows_where_nothing_overflows), TEST_CASE(loss_scale_leaves_true_gradients), TEST_CASE(loss_scale_has_a_floor),
+    TEST_CASE(optimizer_state_of_f16_weights), TEST_CASE(precision_options), TEST_CASE(schedules),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

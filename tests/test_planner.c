@@ -6,7 +6,18 @@
 #include "tinytrain.h"
 #include "test.h"
 
-static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+typedef struct precision_case { const char *name, *residual; } precision_case;
+static const precision_case precisions[] = {{"32-true", NULL}, {"bf16-mixed", NULL}, {"bf16-true", NULL}, {"16-mixed", NULL}, {"16-true", NULL}, {"bf16-mixed", "f32"}, {"16-mixed", "16-bit"}};
+enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
+
+static tt_compile_options options_of(const precision_case *precision)
+{
+    tt_compile_options c = tt_compile_options_default();
+    c.precision = precision->name;
+    c.residual = precision->residual;
+    c.loss_scale.init = 256; /* so that the steps of small networks are not skipped */
+    return c;
+}
 
 static int pick(uint64_t *state, int n) { return (int)(test_random(state) % (uint32_t)n); }
 static float uniform(uint64_t *state) { return (float)(test_random(state) >> 8) * 0x1p-23f - 1; } /* [-1, 1) */
@@ -396,7 +407,7 @@ static void poison(tt_program *p) /* now, and whatever dies in each run */
 
 typedef enum variant { PLAIN, POISONED, SCATTERED, THREADED, EVALUATED, KEEPING, ATTENTION, BLOCKS, VARIANTS } variant;
 
-static outcome run_net(uint64_t seed, const char *precision, bool accumulate, variant how)
+static outcome run_net(uint64_t seed, const precision_case *precision, bool accumulate, variant how)
 {
     static const net_options with_all = {true, true};
     outcome o;
@@ -404,12 +415,11 @@ static outcome run_net(uint64_t seed, const char *precision, bool accumulate, va
     net n;
     tt_stats stats;
     tt_context_options co = test_options(&a);
-    tt_compile_options c = tt_compile_options_default();
+    tt_compile_options c = options_of(precision);
     memset(&o, 0, sizeof o);
     co.threads = how == THREADED ? 3 : 1;
     co.verify = true;
     tt_context *ctx = tt_open(&co);
-    c.precision = precision;
     c.accumulate = accumulate;
     c.optimizer.clip_norm = 1;
     c.recompute = how == KEEPING ? "none" : how == ATTENTION ? "attention" : how == BLOCKS ? "blocks" : "cheap";
@@ -455,16 +465,18 @@ TEST(random_networks_replay_bit_for_bit)
     static const char *const names[VARIANTS] = {"plain", "poisoned", "scattered", "threaded", "evaluated", "keeping all", "recomputing attention", "recomputing blocks"};
     char what[512];
     for (uint64_t seed = 0; seed <= 60; seed++) {
-        for (int precision = 0; precision < 3; precision++) {
+        for (int precision = 0; precision < PRECISIONS; precision++) {
+            if (precision >= 5 && (int)seed % 2 == precision % 2) continue; /* half of the networks each */
             for (int accumulate = 0; accumulate < 2; accumulate++) {
-                outcome plain = run_net(seed, precisions[precision], accumulate, PLAIN);
-                snprintf(what, sizeof what, "network %d, %s, accumulate %d: %s", (int)seed, precisions[precision], accumulate, plain.error);
+                const precision_case *in = &precisions[precision];
+                outcome plain = run_net(seed, in, accumulate, PLAIN);
+                snprintf(what, sizeof what, "network %d, %s, accumulate %d: %s", (int)seed, in->name, accumulate, plain.error);
                 if (plain.status == TT_ERR_ARGUMENT && strstr(plain.error, "nothing to train")) { free_outcome(&plain); continue; }
                 test__check(plain.status == TT_OK && isfinite(plain.loss[0]), __FILE__, __LINE__, what);
                 for (int how = POISONED; how < VARIANTS; how++) {
-                    outcome other = run_net(seed, precisions[precision], accumulate, (variant)how);
+                    outcome other = run_net(seed, in, accumulate, (variant)how);
                     snprintf(what, sizeof what, "network %d, %s, accumulate %d, %s: other results (first losses %.9g, %.9g) %s", (int)seed,
-                             precisions[precision], accumulate, names[how], plain.loss[0], other.loss[0], other.error);
+                             in->name, accumulate, names[how], plain.loss[0], other.loss[0], other.error);
                     test__check(same_outcome(&plain, &other), __FILE__, __LINE__, what);
                     free_outcome(&other);
                 }
@@ -684,6 +696,28 @@ static tt_value encoder(tt_tape *t, const shape *e, tt_value *logits)
     return tt_cross_entropy(t, *logits, tt_input(t, "labels", TT_I32, seqs, 1), NULL);
 }
 
+/* What is f32 of all rows in 16-bit precisions, but for statistics: `sums` values of the residual stream (two a layer but for the last,
+   of which only [CLS] is computed, and three at its beginning) and their gradients. */
+static void check_f32_values(const tt_program *p, int64_t rows, int sums)
+{
+    const tt_tape *t = p->t;
+    int found = 0, stray = 0;
+    if (strcmp(p->options.precision, "32-true") == 0) return;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__value *x = &t->values[v];
+        if (x->storage != TT__TRANSIENT || x->base != v || x->shape.rows != rows || x->shape.dtype != TT_F32 || x->pinned_f32 || tt__producer(t, v) < 0) continue;
+        const tt__instr *i = &t->code[tt__producer(t, v)];
+        bool gradient = i->phase == TT__BACKWARD && !i->again;
+        if (i->again) continue;
+        if (!gradient) found++;
+        bool of_sum = false;
+        for (int32_t k = 1; k < t->n_values && gradient; k++) of_sum |= t->values[k].grad == v && t->values[k].residual;
+        stray += gradient ? !of_sum : !x->residual;
+    }
+    CHECK(stray == 0);
+    CHECK(found == sums);
+}
+
 TEST(plans_of_real_architectures)
 {
     static const shape shapes[] = {{"DistilBERT-base, 12 x 512 tokens", 6, 768, 12, 3072, 12, 512, 2, false},
@@ -695,33 +729,39 @@ TEST(plans_of_real_architectures)
         tt_context *ctx = test_open(&a);
         tt_tape *t = tt_tape_new(ctx);
         tt_value logits, loss = encoder(t, &shapes[m], &logits);
-        size_t trained[3] = {0, 0, 0};
-        for (int k = 0; k < 8; k++) { /* train in three precisions, with accumulation, evaluation of the loss and of the logits alone */
-            tt_compile_options c = tt_compile_options_default();
-            c.precision = precisions[k % 3];
-            c.train = k < 4;
-            c.accumulate = k == 3;
-            tt_program *p = tt_compile(t, k == 7 ? logits : loss, &c);
+        size_t trained[PRECISIONS];
+        for (int k = 0; k < PRECISIONS + 6; k++) { /* train in all precisions, with accumulation, evaluation of the loss and of the logits alone */
+            tt_compile_options c = options_of(&precisions[k % PRECISIONS]);
+            bool logits_only = k == PRECISIONS + 5;
+            c.train = k <= PRECISIONS;
+            c.accumulate = k == PRECISIONS;
+            tt_program *p = tt_compile(t, logits_only ? logits : loss, &c);
             REQUIRE(p != NULL);
             tt_plan plan = tt_program_plan(p);
             double ratio = (double)(plan.bytes - plan.persistent_bytes) / (double)(plan.lower_bound_bytes - plan.persistent_bytes);
             snprintf(what, sizeof what, "%s, %s, %s: transient %.1f MB is %.4f of its bound", shapes[m].name, c.precision,
-                     c.accumulate ? "accumulate" : c.train ? "train" : k == 7 ? "logits" : "eval", (double)(plan.bytes - plan.persistent_bytes) / 1e6, ratio);
+                     c.accumulate ? "accumulate" : c.train ? "train" : logits_only ? "logits" : "eval", (double)(plan.bytes - plan.persistent_bytes) / 1e6, ratio);
             if (getenv("TEST_VERBOSE")) printf("  %s (%d instructions)\n", what, plan.instructions);
             test__check(ratio >= 1 && ratio <= 1.02, __FILE__, __LINE__, what);
             CHECK(tt_allocated_bytes(ctx) < ((size_t)8 << 20)); /* nothing of the plan is allocated */
             size_t live = 0, params = 0;
             for (int c2 = 0; c2 < TT_MEM_CATEGORIES; c2++) live += plan.at_peak[c2];
             CHECK(live == plan.lower_bound_bytes);
-            for (int i = 0; i < ctx->n_params; i++) params += tt__align_up((size_t)ctx->params[i]->size * (k % 3 == 2 ? 2 : 4));
+            for (int i = 0; i < ctx->n_params; i++) params += tt__align_up((size_t)ctx->params[i]->size * (strstr(c.precision, "16-true") ? 2 : 4));
             CHECK(plan.at_peak[TT_MEM_PARAMETERS] <= params && plan.at_peak[TT_MEM_PARAMETERS] > params / 2);
             CHECK(plan.at_peak[TT_MEM_OPTIMIZER] == (c.train ? 2 * plan.at_peak[TT_MEM_PARAMETERS] : 0));
             CHECK(plan.peak_instruction >= 0 && plan.peak_instruction < plan.instructions && plan.peak_name[0]);
-            if (k < 3) trained[k] = plan.bytes - plan.persistent_bytes;
-            if (k == 7) CHECK(plan.bytes - plan.persistent_bytes < trained[1] / 2);
+            if (k < PRECISIONS) trained[k] = plan.bytes - plan.persistent_bytes;
+            if (logits_only) CHECK(plan.bytes - plan.persistent_bytes < trained[1] / 2);
+            if (c.train) check_f32_values(p, (int64_t)shapes[m].seqs * shapes[m].length, k % PRECISIONS == 3 || k % PRECISIONS == 5 ? 2 * shapes[m].layers + 1 : 0);
             tt_program_free(p);
         }
         CHECK(trained[1] < trained[0] && trained[2] < trained[1]); /* bf16 halves activations, bf16-true gradients as well */
+        CHECK(trained[6] == trained[1] && trained[4] == trained[2] && trained[5] == trained[3]); /* f16 takes what bf16 takes */
+        /* the sums of two additions a layer are kept for the norms, but for the last layer, and gradients of one or two of them at a time */
+        size_t sum = (size_t)shapes[m].seqs * (size_t)shapes[m].length * (size_t)shapes[m].width * 2;
+        CHECK(m == 2 || trained[3] >= trained[1] + (size_t)(2 * shapes[m].layers - 2) * sum); /* the peak of the smallest is in the update */
+        CHECK(trained[3] <= trained[1] + (size_t)(2 * shapes[m].layers) * sum);
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
     }
@@ -791,14 +831,13 @@ TEST(in_place_spares_what_is_needed)
 
 TEST(arena_is_the_plan)
 {
-    for (int k = 0; k < 6; k++) {
+    for (int k = 0; k < 2 * PRECISIONS; k++) {
         static const net_options with_all = {true, true};
         test_allocator a;
         net n;
         tt_stats stats;
         tt_context *ctx = test_open(&a);
-        tt_compile_options c = tt_compile_options_default();
-        c.precision = precisions[k % 3];
+        tt_compile_options c = options_of(&precisions[k % PRECISIONS]);
         c.accumulate = k >= 3;
         REQUIRE(random_net(ctx, (uint64_t)(k / 2), with_all, &n));
         tt_program *p = tt_compile(n.t, n.loss, &c);

@@ -435,7 +435,7 @@ TEST(initial_values)
     enum { N = 100003 };
     float *first = (float *)malloc(N * sizeof(float)), *other = (float *)malloc(N * sizeof(float));
     double mean, deviation, most;
-    for (int run = 0; run < 6; run++) { /* 0: before allocation; 1, 2: allocated, 1 and 3 threads; 3: bf16; 4: another seed; 5: name */
+    for (int run = 0; run < 7; run++) { /* 0: before allocation; 1, 2: allocated, 1 and 3 threads; 3: bf16; 4: another seed; 5: name; 6: f16 */
         test_allocator a;
         tt_context_options o = test_options(&a);
         tt_compile_options c = tt_compile_options_default();
@@ -448,10 +448,10 @@ TEST(initial_values)
         tt_value sum = tt_add(t, tt_param_value(t, normal), tt_param_value(t, flat)), small = tt_add(t, tt_param_value(t, ones), tt_param_value(t, zeros));
         tt_output(t, small);
         c.train = false;
-        c.precision = run == 3 ? "bf16-true" : "32-true";
+        c.precision = run == 3 ? "bf16-true" : run == 6 ? "16-true" : "32-true";
         tt_program *p = tt_compile(t, sum, &c);
         REQUIRE(p != NULL);
-        if (run > 0) CHECK(tt_allocate(p) == TT_OK && normal->arena->memory && normal->dtype == (run == 3 ? TT_BF16 : TT_F32));
+        if (run > 0) CHECK(tt_allocate(p) == TT_OK && normal->arena->memory && normal->dtype == (run == 3 ? TT_BF16 : run == 6 ? TT_F16 : TT_F32));
         CHECK(tt_param_get(normal, run ? other : first) == TT_OK);
         if (run == 0) {
             moments(first, N, &mean, &deviation, &most);
@@ -672,15 +672,15 @@ TEST(frozen_parameters_keep_their_bits)
 
 TEST(memory_budget)
 {
-    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
-    for (int k = 0; k < 6; k++) {
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+    for (int k = 0; k < 10; k++) {
         test_allocator a;
         model m;
         tt_context *ctx = test_open(&a);
         tt_compile_options c = tt_compile_options_default();
         REQUIRE(model_params(ctx) && model_record(ctx, &m));
-        c.precision = precisions[k % 3];
-        c.train = k < 3;
+        c.precision = precisions[k % 5];
+        c.train = k < 5;
         c.memory_budget = 100;
         size_t before = tt_allocated_bytes(ctx);
         CHECK(!tt_compile(m.t, m.loss, &c));
@@ -798,7 +798,7 @@ TEST(misuse_of_compile)
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the root (id 12345) is not on the tape");
     c.precision = "int4";
     CHECK(!tt_compile(m.t, m.loss, &c));
-    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "precision 'int4' is unknown: use 32-true, bf16-mixed or bf16-true");
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "precision 'int4' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true");
     c.precision = "32-true";
     c.recompute = "most";
     CHECK(!tt_compile(m.t, m.loss, &c));

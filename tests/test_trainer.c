@@ -38,7 +38,8 @@ typedef struct setup {
     uint64_t seed;
     int threads, hidden, layers;
     float dropout;
-    const char *precision;
+    const char *precision, *residual;
+    tt_loss_scale loss_scale;
     tt_optimizer_options optimizer;
     tt_schedule schedule;
     int batch, accumulate, max_tokens;
@@ -58,6 +59,8 @@ static setup small(void)
     s.layers = 2;
     s.dropout = 0.1f;
     s.precision = "32-true";
+    s.loss_scale = tt_loss_scale_default();
+    s.loss_scale.init = 256; /* no step is skipped */
     s.optimizer = tt_train_options_default().optimizer;
     s.schedule.kind = TT_COSINE;
     s.schedule.lr = 2e-3f;
@@ -87,6 +90,8 @@ static tt_train_options train_options(const setup *s, const tt_loader *l)
     o.schedule = s->schedule;
     o.optimizer = s->optimizer;
     o.precision = s->precision;
+    o.residual = s->residual;
+    o.loss_scale = s->loss_scale;
     o.max_seqs = tt_loader_max_seqs(l);
     o.max_tokens = tt_loader_max_tokens(l);
     o.accumulate = s->accumulating || s->accumulate > 1 || s->max_tokens;
@@ -175,14 +180,15 @@ static tt_status train(world *w, int n, tt_stats *last)
     return status;
 }
 
-/* All that a step changes: parameters, optimizer state, gradients that are gathered, the number of steps. To be freed. */
+/* All that a step changes: parameters, optimizer state, gradients that are gathered, the number of steps, the loss scale. To be freed. */
 static char *snapshot(const world *w, size_t *bytes)
 {
     const tt_program *p = w->r->train;
-    *bytes = (p->arena->memory ? p->arena->persistent : 0) + sizeof p->run.step;
+    const int64_t numbers[4] = {p->run.step, p->good_steps, p->skipped, (int64_t)p->run.loss_scale};
+    *bytes = (p->arena->memory ? p->arena->persistent : 0) + sizeof numbers;
     char *copy = (char *)malloc(*bytes);
-    memcpy(copy, &p->run.step, sizeof p->run.step);
-    if (p->arena->memory) memcpy(copy + sizeof p->run.step, p->arena->memory, p->arena->persistent);
+    memcpy(copy, numbers, sizeof numbers);
+    if (p->arena->memory) memcpy(copy + sizeof numbers, p->arena->memory, p->arena->persistent);
     return copy;
 }
 
@@ -263,15 +269,24 @@ TEST(options_refused_together)
     o.max_tokens = 4;
     o.label_smoothing = 1;
     o.precision = "fp4";
+    o.residual = "f32";
     o.optimizer.beta1 = 1;
     o.optimizer.weight_decay = -2;
     o.optimizer.clip_norm = NAN;
     model.classes = 0;
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     static const char *const parts[] = {"train options: ", "lr -1 is not a finite number >= 0", "min_lr 2 is not in [0, lr]", "warmup_steps 9 exceeds total_steps 5", "max_tokens 4 is less than max_seqs 5",
-                                        "the model has 0 classes", "label_smoothing 1 is not in [0, 1)", "precision 'fp4' is unknown: use 32-true, bf16-mixed or bf16-true", "beta1 1 is not in [0, 1)",
+                                        "the model has 0 classes", "label_smoothing 1 is not in [0, 1)", "precision 'fp4' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", "beta1 1 is not in [0, 1)",
                                         "weight_decay -2 is negative", "clip_norm nan is negative"};
     for (int k = 0; k < TEST_COUNT(parts); k++) CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, parts[k]);
+    o = train_options(&s, w.l);
+    o.precision = "16-mixed";
+    o.residual = "fp32";
+    o.loss_scale.interval = -1;
+    model = tt_bert_classifier(&w.m);
+    CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: residual 'fp32' is unknown: use f32 or 16-bit");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "; loss_scale: interval -1 is less than 1");
     o = train_options(&s, w.l);
     o.schedule.kind = (tt_schedule_kind)9;
     o.schedule.lr = INFINITY;
@@ -424,14 +439,14 @@ TEST(same_bits_for_any_number_of_threads)
 
 TEST(evaluation_changes_nothing)
 {
-    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
-    for (int k = 0; k < 6; k++) {
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+    for (int k = 0; k < 10; k++) {
         setup s = small();
         world a, b;
         tt_stats first, second;
         tt_batch micro;
-        s.precision = precisions[k % 3];
-        s.accumulate = k < 3 ? 1 : 4;
+        s.precision = precisions[k % 5];
+        s.accumulate = k < 5 ? 1 : 4;
         if (!open_world(&a, &s) || !open_world(&b, &s)) return;
         CHECK(tt_evaluate(a.r, a.all, &first) == TT_OK);
         CHECK(train(&a, 4, NULL) == TT_OK && train(&b, 4, NULL) == TT_OK);
@@ -441,7 +456,7 @@ TEST(evaluation_changes_nothing)
         while (tt_loader_next(a.all, &micro)) CHECK(tt_evaluate_batch(a.r, &micro, &second) == TT_OK);
         CHECK(memcmp(&first, &second, sizeof first) == 0 && first.targets == TEXTS && first.grad_norm == 0 && first.step == 4);
         CHECK(same_worlds(&a, &b));
-        if (k >= 3) { /* also within a step */
+        if (k >= 5) { /* also within a step */
             for (int i = 0; i < 4 && tt_loader_next(a.l, &micro); i++) {
                 CHECK(tt_train_batch(a.r, &micro, NULL, NULL) == TT_OK);
                 CHECK(tt_evaluate(a.r, a.all, &second) == TT_OK);
@@ -475,17 +490,17 @@ TEST(evaluation_does_not_depend_on_the_batches)
 
 TEST(probabilities)
 {
-    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
-    for (int k = 0; k < 6; k++) {
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+    for (int k = 0; k < 10; k++) {
         setup s = small();
         world w;
         tt_stats stats;
         tt_batch b;
         double hits = 0, loss = 0;
-        s.precision = precisions[k % 3];
+        s.precision = precisions[k % 5];
         if (!open_world(&w, &s)) return;
         CHECK(train(&w, 12, NULL) == TT_OK);
-        if (k >= 3) { /* a trainer that only predicts, on parameters of this one */
+        if (k >= 5) { /* a trainer that only predicts, on parameters of this one */
             tt_train_options o = train_options(&s, w.l);
             tt_model model = tt_bert_classifier(&w.m);
             o.train = false;
@@ -520,11 +535,12 @@ TEST(probabilities)
 
 TEST(planned_bytes_are_allocated_bytes)
 {
-    for (int k = 0; k < 6; k++) {
+    for (int k = 0; k < 10; k++) {
         setup s = small();
         world w;
-        s.precision = k % 3 == 0 ? "32-true" : k % 3 == 1 ? "bf16-mixed" : "bf16-true";
-        s.accumulate = k < 3 ? 1 : 2;
+        static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+        s.precision = precisions[k % 5];
+        s.accumulate = k < 5 ? 1 : 2;
         if (!open_world(&w, &s)) return;
         tt_plan plan = tt_program_plan(tt_trainer_program(w.r));
         size_t before = tt_allocated_bytes(w.ctx);
@@ -616,7 +632,7 @@ static void resume(const setup *s, const setup *again, int before, int after)
 
     if (!open_world(&c, again)) return;
     memset(&read, 0xA5, sizeof read);
-    CHECK(tt_trainer_load(c.r, half, &read) == TT_OK && tt_trainer_steps(c.r) == before);
+    CHECK(tt_trainer_load(c.r, half, &read) == TT_OK && tt_trainer_steps(c.r) == before - c.r->train->skipped);
     CHECK(memcmp(&read, &saved, sizeof read) == 0);
     c.progress = read;
     CHECK(train(&c, after, NULL) == TT_OK);
@@ -629,14 +645,45 @@ static void resume(const setup *s, const setup *again, int before, int after)
 
 TEST(resume_in_every_precision_with_every_optimizer)
 {
-    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
-    for (int k = 0; k < 15; k++) { /* in the middle of an epoch, and on into the next */
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+    for (int k = 0; k < 25; k++) { /* in the middle of an epoch, and on into the next */
         setup s = small();
-        s.precision = precisions[k % 3];
-        s.optimizer.kind = k / 3 == 0 ? TT_ADAMW : k / 3 == 1 ? TT_ADAM : TT_SGD;
-        s.optimizer.momentum = k / 3 >= 3 ? 0.9f : 0;
-        s.optimizer.nesterov = k / 3 == 4;
+        s.precision = precisions[k % 5];
+        s.optimizer.kind = k / 5 == 0 ? TT_ADAMW : k / 5 == 1 ? TT_ADAM : TT_SGD;
+        s.optimizer.momentum = k / 5 >= 3 ? 0.9f : 0;
+        s.optimizer.nesterov = k / 5 == 4;
         resume(&s, &s, 4, 5);
+    }
+}
+
+/* From a scale that overflows, growing after every second good step: what was skipped, how often, and what comes next goes into the state.
+   A skipped step ends like any other, but the learning rate stays. */
+TEST(resume_with_loss_scaling)
+{
+    for (int k = 0; k < 8; k++) {
+        setup s = small();
+        world w;
+        tt_stats stats = {0};
+        s.precision = k % 2 ? "16-true" : "16-mixed";
+        s.residual = k == 4 ? "16-bit" : NULL;
+        s.accumulate = k >= 6 ? 3 : 1;
+        s.loss_scale.init = 0x1p22f;
+        s.loss_scale.growth = 8;
+        s.loss_scale.interval = 2;
+        resume(&s, &s, 2 + k, 9);
+        if (!open_world(&w, &s)) return;
+        int64_t last = 0, falls = 0, grown = 0;
+        double scale = s.loss_scale.init;
+        for (int step = 1; step <= 20; step++) {
+            float lr = tt_trainer_lr(w.r);
+            CHECK(train(&w, 1, &stats) == TT_OK && stats.step + stats.skipped == step && tt_trainer_steps(w.r) == stats.step);
+            if (stats.skipped > last) { CHECK(stats.loss_scale == scale / 2 && stats.grad_norm == 0 && tt_trainer_lr(w.r) == lr); falls++; }
+            else { CHECK((stats.loss_scale == scale || stats.loss_scale == 8 * scale) && stats.grad_norm > 0 && tt_trainer_lr(w.r) != lr); grown += stats.loss_scale > scale; }
+            last = stats.skipped;
+            scale = stats.loss_scale;
+        }
+        CHECK(falls >= 4 && grown >= 2);
+        close_world(&w);
     }
 }
 
@@ -727,11 +774,11 @@ static void refuse(world *w, const char *path, tt_status status, const char *par
 
 TEST(states_of_other_runs)
 {
-    static const char *const what[] = {"seed", "optimizer", "optimizer too", "no momentum", "momentum", "precision", "precision too", "mixed", "hidden", "layers", "fewer layers", "classes"};
+    static const char *const what[] = {"seed", "optimizer", "optimizer too", "no momentum", "momentum", "precision", "precision too", "mixed", "hidden", "layers", "fewer layers", "classes", "f16"};
     static const char *const errors[] = {"was made with seed 8, this run has 7: open the context with the same seed", "was made with another optimizer", "was made with another optimizer",
                                          "tensors, this run has", "has no tensor 'momentum_buffer.", "was made with another precision than 'bf16-true'", "was made with another precision than '32-true'",
                                          "was made with another precision than 'bf16-mixed'", "the model or the precision differs", "tensors, this run has", "has no tensor 'distilbert.transformer.layer.2.",
-                                         "'classifier.weight' is F32 of"};
+                                         "'classifier.weight' is F32 of", "was made with another precision than '16-mixed'"};
     for (int k = 0; k < TEST_COUNT(what); k++) {
         setup s = small(), other;
         world w, v;
@@ -742,6 +789,7 @@ TEST(states_of_other_runs)
         if (k == 4) { s.optimizer.kind = TT_SGD; s.optimizer.momentum = 0.9f; }
         if (k == 5) s.precision = "bf16-true";
         if (k == 7) s.precision = "bf16-mixed";
+        if (k == 12) s.precision = "16-mixed";
         if (k == 10) s.layers = 3;
         other = s;
         if (k == 0) other.seed = 8;
@@ -750,6 +798,7 @@ TEST(states_of_other_runs)
         if (k == 3) other.optimizer.momentum = 0.9f;
         if (k == 4) other.optimizer.momentum = 0;
         if (k == 5 || k == 7) other.precision = "32-true";
+        if (k == 12) other.precision = "bf16-mixed";
         if (k == 6) other.precision = "bf16-true";
         if (k == 8) other.hidden = 30;
         if (k == 9) other.layers = 3;
@@ -777,7 +826,7 @@ TEST(states_of_other_runs)
             CHECK(train(&v, 2, NULL) == TT_OK && tt_trainer_save(v.r, path, &v.progress) == TT_OK);
         }
         CHECK(train(&w, 2, NULL) == TT_OK);
-        refuse(&w, path, k <= 2 || (k >= 5 && k <= 7) ? TT_ERR_ARGUMENT : TT_ERR_FORMAT, errors[k]);
+        refuse(&w, path, k <= 2 || (k >= 5 && k <= 7) || k == 12 ? TT_ERR_ARGUMENT : TT_ERR_FORMAT, errors[k]);
         CHECK(train(&w, 1, NULL) == TT_OK); /* it goes on as if nothing had been */
         char *x = snapshot(&w, &n);
         world u;
@@ -845,11 +894,17 @@ static void keep_warning(void *user, tt_log_level level, const char *id, const c
 /* Options that a state can go on with, but not to the same bits. */
 TEST(resume_warns_of_other_options)
 {
-    for (int k = 0; k < 6; k++) {
-        setup s = small(), other = s;
+    for (int k = 0; k < 9; k++) {
+        setup s = small(), other;
         world w, v;
         char path[1024];
         snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
+        if (k >= 6) s.precision = "16-mixed";
+        s.loss_scale.init = 1024;
+        other = s;
+        if (k == 6) other.residual = "16-bit";
+        if (k == 7) other.loss_scale.interval = 7;
+        if (k == 8) other.loss_scale.init = 8; /* the state's scale goes on */
         if (k == 1) other.dropout = 0.2f;
         if (k == 2) other.optimizer.weight_decay = 0.3f;
         if (k == 3) other.max_tokens = s.max_tokens ? s.max_tokens * 2 : 64;
@@ -860,7 +915,8 @@ TEST(resume_warns_of_other_options)
         warned[0] = 0;
         v.ctx->options.logger.log = keep_warning;
         CHECK(tt_trainer_load(v.r, path, &v.progress) == TT_OK && tt_trainer_steps(v.r) == 2);
-        if (k == 0 || k == 5) CHECK(!warned[0]);
+        CHECK(v.r->train->run.loss_scale == w.r->train->run.loss_scale);
+        if (k == 0 || k == 5 || k == 8) CHECK(!warned[0]);
         else CHECK(strstr(warned, k == 4 ? "with another schedule" : "other options of the model, the optimizer or the batches") != NULL);
         close_world(&w);
         close_world(&v);
@@ -909,13 +965,18 @@ TEST(damaged_states)
         copy_state(path, bad, "tinytrain.run", NULL, NULL, -1, 0);
         refuse(&w, bad, TT_ERR_FORMAT, "has no tensor 'tinytrain.run': it is no state of this model and optimizer");
         copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0); /* of one element */
-        refuse(&w, bad, TT_ERR_FORMAT, "tensor 'tinytrain.run' is I64 of 8 bytes");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 3");
         copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
         refuse(&w, bad, TT_ERR_FORMAT, "tensor 'exp_avg.classifier.weight' is F32 of");
         copy_state(path, bad, NULL, NULL, NULL, 0, 77); /* version */
-        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 2");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 3");
         copy_state(path, bad, NULL, NULL, NULL, 2, -5); /* steps */
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
+        for (int k = 0; k < 6; k++) { /* loss scale, good steps, skipped ones: the last of the header */
+            const int64_t values[] = {tt__double_bits(3), tt__double_bits(0.5), tt__double_bits(NAN), tt__double_bits(0x1p41), -1, -2};
+            copy_state(path, bad, NULL, NULL, NULL, (int)(sizeof(tt__state_header) / 8) - (k < 4 ? 3 : k == 4 ? 2 : 1), values[k]);
+            refuse(&w, bad, TT_ERR_FORMAT, "steps were skipped, and");
+        }
         refuse(&w, TEST_GOLDEN("distilbert/model.safetensors"), TT_ERR_FORMAT, "has no tensor 'tinytrain.run'");
         refuse(&w, TEST_GOLDEN("distilbert/config.json"), TT_ERR_FORMAT, "config.json'");
 
@@ -1009,8 +1070,8 @@ static void poison_row(world *w, bool nan)
 
 TEST(nan_in_a_step_loses_nothing)
 {
-    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
-    for (int k = 0; k < 6; k++) {
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+    for (int k = 0; k < 10; k++) {
         setup s = small();
         world w, healthy;
         tt_batch b;
@@ -1018,8 +1079,8 @@ TEST(nan_in_a_step_loses_nothing)
         int32_t ids[400];
         size_t n, m;
         bool updated = true;
-        s.precision = precisions[k % 3];
-        s.accumulate = k < 3 ? 1 : 4;
+        s.precision = precisions[k % 5];
+        s.accumulate = k < 5 ? 1 : 4;
         if (!open_world(&w, &s) || !open_world(&healthy, &s)) return;
         poison_row(&w, true);
         poison_row(&healthy, true);
@@ -1288,7 +1349,7 @@ static const test_case tests[] = {
     TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together), TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
     TEST_CASE(steps_of_several_micro_batches_need_accumulate), TEST_CASE(batches_that_do_not_fit), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(evaluation_changes_nothing),
     TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities), TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(allocation_failures),
-    TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
+    TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_with_loss_scaling), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
     TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
     TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
     TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation), TEST_CASE(fit_refuses), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
