@@ -138,7 +138,7 @@ typedef struct tt_logger {
 } tt_logger;
 
 /* allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. Both are called from one
-   thread at a time per context, except for the tokenizer's background threads, which call them concurrently. */
+   thread at a time per context, except for a loader's background threads, which call them concurrently. */
 typedef struct tt_allocator {
     void *(*allocate)(void *user, size_t bytes, size_t alignment);
     void (*release)(void *user, void *memory, size_t bytes);
@@ -492,7 +492,7 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
 
 /* --------------------------------------------------------------------------------------------------- datasets */
 
-/* Labelled texts in memory. */
+/* Labelled texts in memory, or labelled images. */
 typedef struct tt_dataset tt_dataset;
 
 /* folder/{train,test}/{neg,pos}/N_RATING.txt (Maas et al. 2011). split "train" or "test". limit: how many reviews, half of
@@ -505,11 +505,46 @@ tt_dataset *tt_dataset_imdb(tt_context *ctx, const char *folder, const char *spl
    chosen by the context's seed, and "train" the others. Labels are the distinct strings of the rows kept, numbered in byte
    order, or those given by `classes` (n_classes of them; NULL, 0: none given). Errors name the line. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes);
-/* Moves n texts out of d into a new dataset: of each class its share, chosen by the context's seed. */
+
+/* 8 bits a channel; rows from the top, the channels of a pixel together: (height, width, channels). */
+typedef struct tt_image {
+    const uint8_t *pixels;
+    int height, width; /* 1..65535                                                                                   */
+    int channels;      /* 1: grey, 2: grey and alpha, 3: red, green, blue, 4: these and alpha                          */
+} tt_image;
+
+/* Writes the image, resized, to `to` (height, width, image->channels), which must not overlap it. Bilinear, over a neighbourhood
+   that grows with the reduction (antialiasing); equal to Pillow's Image.resize((width, height), BILINEAR), and so to torchvision's
+   Resize of such an image: first the width, then the height, with weights of 22 bits, rounded to grey levels in between (later
+   versions than 12.1 at times begin with the height, and differ by a level). Where there is alpha, a pixel's colour weighs by it. */
+tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, int width, uint8_t *to);
+
+/* Images that the caller reads when they are needed. */
+typedef struct tt_image_source {
+    int64_t count;
+    const int *labels;               /* (count) 0..classes - 1; copied                                               */
+    const char *const *class_names;  /* (classes); copied                                                            */
+    int classes;
+    /* Decodes image `index`, 0..count - 1, of any size and channels. NULL, or words that say why it cannot. A loader's threads
+       call read and release, several at a time. */
+    const char *(*read)(void *user, int64_t index, tt_image *image);
+    void (*release)(void *user, tt_image *image); /* what read gave, soon after. May be NULL                           */
+    const char *(*name)(void *user, int64_t index); /* of an image in an error, such as its path. NULL: its number      */
+    void *user;
+} tt_image_source;
+tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
+
+/* CIFAR-10 (Krizhevsky 2009), the binary version: folder/data_batch_1.bin to data_batch_5.bin, those that are there, for split
+   "train", folder/test_batch.bin for "test". Images of 32 x 32, RGB, in the order of the files. limit: how many, of each class its
+   share, chosen by the context's seed; 0: all. Classes as in folder/batches.meta.txt, or "airplane" to "truck" without that file. */
+tt_dataset *tt_dataset_cifar10(tt_context *ctx, const char *folder, const char *split, int64_t limit);
+
+/* Moves n texts or images out of d into a new dataset: of each class its share, chosen by the context's seed. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
-const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes); /* a NUL behind it; bytes may be NULL      */
+const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes); /* a NUL behind it; bytes may be NULL. "" of
+                                                                               images                                 */
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
@@ -521,42 +556,61 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
    ahead of the trainer; each text is tokenized once and its ids are kept (2 bytes each). The dataset and the tokenizer must
    stay until the loader is freed. */
 typedef struct tt_loader_options {
-    int batch;        /* sequences of a step. Default 16                                                              */
+    int batch;        /* sequences, or images, of a step. Default 16                                                  */
     int accumulate;   /* 1..batch; micro-batches have at most ceil(batch / accumulate) sequences. Default 1           */
     int max_length;   /* tokens of a sequence, [CLS] and [SEP] included; longer ones are cut. Default 512             */
     int max_tokens;   /* tokens of a micro-batch, >= max_length. Default 0: ceil(batch / accumulate) * max_length     */
     bool shuffle;     /* Default true. False: in dataset order, unsorted (evaluation, prediction)                     */
     int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting                                    */
     bool drop_last;   /* leave out a last incomplete step. Default false                                              */
-    int threads;      /* that tokenize, 0..64; 0: tt_loader_next does it. Default 1                                   */
+    int threads;      /* that tokenize or make images, 0..64; 0: tt_loader_next does it. Default 1                    */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
+/* What a loader makes of an image, in this order: resized, padded, cropped, flipped. */
+typedef struct tt_image_options {
+    int height, width;               /* of the result, cropped out. 1..65535                                         */
+    int channels;                    /* of the result, 1..4; an image has as many, or for 3 also 1 (grey, put into all
+                                        three) or 4 (alpha is dropped). Default 3                                    */
+    int resize_height, resize_width; /* 1..65535, see tt_image_resize; default 0, 0: not resized                      */
+    int pad;                         /* zeros on all four sides; 0..65535. Default 0                                   */
+    bool random_crop;                /* each place is as likely; else the centre (half of the rest, rounded down, at top
+                                        and left). Default false                                                     */
+    bool flip;                       /* mirror left and right with probability 1/2. Default false                    */
+} tt_image_options;
+tt_image_options tt_image_options_default(int height, int width);
+
 typedef struct tt_batch { /* pointers are valid until the next call on the same loader */
-    int seqs;
-    int rows;                     /* tokens of all sequences together                                                */
+    int seqs;                     /* sequences, or images                                                            */
+    int rows;                     /* tokens of all sequences together. Of images 0, and the next four are NULL        */
     const int32_t *ids;           /* (rows)                                                                          */
     const int32_t *positions;     /* (rows) 0, 1, ... within each sequence                                           */
     const int32_t *types;         /* (rows) 0                                                                        */
     const int32_t *seq_start;     /* (seqs + 1)                                                                      */
     const int32_t *labels;        /* (seqs)                                                                          */
-    const uint8_t *pixels;        /* images: (seqs, height * width * channels); of the fields above only seqs, labels */
-    const int64_t *index;         /* (seqs) which texts of the dataset                                               */
+    const int64_t *index;         /* (seqs) which of the dataset                                                     */
+    const uint8_t *pixels;        /* images: (seqs, image_bytes); of texts NULL                                       */
+    int64_t image_bytes;          /* height * width * channels                                                       */
     bool last_of_step;            /* the next micro-batch belongs to another step                                    */
 } tt_batch;
 
 typedef struct tt_loader tt_loader;
 /* At step 0 of epoch 0. NULL options: defaults. NULL on error. */
 tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k, const tt_loader_options *o);
+/* The same of images; max_length, max_tokens and window mean nothing here. Threads of its own read images and make of them what
+   `image` says, ahead of the trainer, into a ring of a few micro-batches that is allocated here. Crops and flips depend on (seed,
+   epoch, index of the image) alone. An image that cannot be read, or does not fit the options, is an error of the micro-batch that
+   it belongs to; those before it are still given. tt_loader_seek to where the loader stands keeps what was made ahead. */
+tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image, const tt_loader_options *o);
 void tt_loader_free(tt_loader *l); /* at any time: stops its threads                                                  */
 int64_t tt_loader_steps(const tt_loader *l);                   /* steps of an epoch                                     */
 int tt_loader_max_seqs(const tt_loader *l);                    /* of a micro-batch                                      */
-int tt_loader_max_tokens(const tt_loader *l);                  /* of a micro-batch                                      */
+int tt_loader_max_tokens(const tt_loader *l);                  /* of a micro-batch; 0: images                           */
 /* Goes to step `step` of epoch `epoch` (both from 0); order and contents depend on (seed, epoch, step) alone. */
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
 /* The next micro-batch; false at the end of the epoch (then seek on; tt_error_code is TT_OK) and on error (it is not). */
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
-double tt_loader_waited(const tt_loader *l);                   /* seconds that tt_loader_next spent waiting for tokens  */
+double tt_loader_waited(const tt_loader *l);                   /* seconds that tt_loader_next spent waiting             */
 
 /* ----------------------------------------------------------------------------------------------------- models */
 
@@ -880,7 +934,7 @@ tt_status tt_error_code(const tt_context *ctx) { return ctx ? ctx->status : TT_E
 /* Every block starts with its size, so that it can be released without the caller knowing it. */
 typedef union tt__block { size_t bytes; char pad[TT__ALIGN]; } tt__block;
 
-static void *tt__alloc(tt_context *ctx, size_t bytes) /* zeroed by no one; NULL sets the error */
+static void *tt__try_alloc(tt_context *ctx, size_t bytes) /* zeroed by no one; NULL sets no error: for background threads */
 {
     size_t total = bytes + sizeof(tt__block);
     tt__block *block = NULL;
@@ -889,11 +943,16 @@ static void *tt__alloc(tt_context *ctx, size_t bytes) /* zeroed by no one; NULL 
     if (block) {
         block->bytes = total;
         ctx->allocated += total;
-    } else {
-        tt__fail(ctx, TT_ERR_MEMORY, "out of memory: the allocator returned NULL for %zu bytes", bytes);
     }
     pthread_mutex_unlock(&ctx->mutex);
     return block ? block + 1 : NULL;
+}
+
+static void *tt__alloc(tt_context *ctx, size_t bytes) /* zeroed by no one; NULL sets the error */
+{
+    void *p = tt__try_alloc(ctx, bytes);
+    if (!p) tt__fail(ctx, TT_ERR_MEMORY, "out of memory: the allocator returned NULL for %zu bytes", bytes);
+    return p;
 }
 
 static void *tt__calloc(tt_context *ctx, size_t bytes)
@@ -1083,7 +1142,7 @@ static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t
     return (uint64_t)out[1] << 32 | out[0];
 }
 
-enum { TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE };
+enum { TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE };
 
 static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* in (0, 1) */
 
@@ -7811,7 +7870,7 @@ float tt_schedule_lr(const tt_schedule *s, int64_t step)
 
 /* ============================================================================================================
    FORMATS                                                                                        >>formats
-   JSON, safetensors, Unicode, BERT's tokenizer, datasets and batches. Uses >>base only. Files are not trusted: every
+   JSON, safetensors, Unicode, BERT's tokenizer, images, datasets and batches. Uses >>base only. Files are not trusted: every
    number that a file gives is checked before it is used, and no input makes a loop worse than n log n.
    ============================================================================================================ */
 
@@ -9589,9 +9648,201 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
     return w.count;
 }
 
+/* ------------------------------------------------------------------------------------------------------ images */
+
+#define TT__IMAGE_SIDE 65535 /* the largest height and width: that of JPEG */
+#define TT__WEIGHT_BITS 22   /* a weight's fraction: with the 8 bits of a pixel and 2 to spare, 32 */
+
+typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
+
+/* Room for n items of which the contents do not matter. NULL leaves no error: loader threads use it. */
+static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
+{
+    size_t bytes;
+    if (!tt__mul_size(n, item, &bytes)) return NULL;
+    if (bytes > b->bytes || !b->memory) {
+        tt__free(ctx, b->memory);
+        b->memory = tt__try_alloc(ctx, bytes);
+        b->bytes = bytes;
+    }
+    return b->memory;
+}
+
+/* One axis resampled from `in` to `out` places: output x is the sum of weights[x * taps + t] times input first[x] + t, t < used[x]. */
+typedef struct tt__filter {
+    int in, out, taps;
+    int32_t *first, *used; /* (out) */
+    int32_t *weights;      /* (out, taps) times 2^TT__WEIGHT_BITS; those of an output add up to 1, but for their rounding */
+    tt__buffer memory;
+} tt__filter;
+
+static double tt__triangle(double x) { x = fabs(x); return x < 1 ? 1 - x : 0; }
+
+/* The bilinear filter of Pillow (src/libImaging/Resample.c): a triangle over one input to both sides, stretched by the factor of a
+   reduction, and normalised over the inputs that there are. */
+static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out)
+{
+    double scale = (double)in / out, support = scale < 1 ? 1 : scale, narrow = 1 / support;
+    if (f->in == in && f->out == out) return true;
+    f->in = 0;
+    f->taps = 2 * (int)ceil(support) + 1;
+    double half = f->taps < 1 << 14 ? 0.5 : 0; /* the rounding of more weights could add up to a level of 256: truncate those */
+    if (!(f->first = (int32_t *)tt__buffer_get(ctx, &f->memory, (size_t)out, ((size_t)f->taps + 2) * sizeof(int32_t)))) return false;
+    f->used = f->first + out;
+    f->weights = f->used + out;
+    for (int x = 0; x < out; x++) {
+        double center = (x + 0.5) * scale, sum = 0;
+        int first = (int)tt__max(0, (int)(center - support + 0.5)), end = (int)tt__min(in, (int)(center + support + 0.5));
+        int32_t *w = f->weights + (size_t)x * (size_t)f->taps;
+        for (int k = first; k < end; k++) sum += tt__triangle((k - center + 0.5) * narrow);
+        for (int k = first; k < end; k++) w[k - first] = (int32_t)(half + tt__triangle((k - center + 0.5) * narrow) / sum * (1 << TT__WEIGHT_BITS));
+        while (end > first + 1 && !w[end - 1 - first]) end--; /* so that without resizing there is one tap, of weight 1 */
+        f->first[x] = first;
+        f->used[x] = end - first;
+    }
+    f->in = in;
+    f->out = out;
+    return true;
+}
+
+/* Rows [top, top + height) and columns [left, left + width), these from right to left if mirrored. */
+typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
+
+/* One row across: the window's columns. A pixel of `in` has `stride` channels, of which channel c * step becomes c. */
+static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride, int step, int channels, uint32_t *out)
+{
+    const uint32_t half = 1u << (TT__WEIGHT_BITS - 1);
+    for (int k = 0; k < window->width; k++, out += channels) {
+        int x = window->left + (window->mirror ? window->width - 1 - k : k), used = f->used[x];
+        const int32_t *w = f->weights + (size_t)x * (size_t)f->taps;
+        const uint8_t *from = in + (size_t)f->first[x] * (size_t)stride;
+        if (used == 1) {
+            for (int c = 0; c < channels; c++) out[c] = from[c * step];
+        } else if (channels == 3) {
+            uint32_t sum0 = half, sum1 = half, sum2 = half;
+            for (int t = 0; t < used; t++, from += stride) {
+                sum0 += (uint32_t)w[t] * from[0];
+                sum1 += (uint32_t)w[t] * from[step];
+                sum2 += (uint32_t)w[t] * from[2 * step];
+            }
+            out[0] = sum0 >> TT__WEIGHT_BITS;
+            out[1] = sum1 >> TT__WEIGHT_BITS;
+            out[2] = sum2 >> TT__WEIGHT_BITS;
+        } else {
+            for (int c = 0; c < channels; c++) {
+                uint32_t sum = half;
+                for (int t = 0; t < used; t++) sum += (uint32_t)w[t] * from[t * stride + c * step];
+                out[c] = sum >> TT__WEIGHT_BITS;
+            }
+        }
+    }
+}
+
+/* One row of n outputs: `taps` rows of `pitch` numbers, a multiple of 4, weighed; two to a multiplication, as no sum has over 32 bits. */
+static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n, uint8_t *out)
+{
+    const uint64_t half = (uint64_t)1 << (TT__WEIGHT_BITS - 1) | (uint64_t)1 << (TT__WEIGHT_BITS + 31);
+    if (taps == 1) { /* of weight 1 */
+        for (size_t i = 0; i < n; i++) out[i] = (uint8_t)in[i];
+        return;
+    }
+    for (size_t i = 0; i < n; i += 4) {
+        const uint32_t *from = in + i;
+        uint64_t sum0 = half, sum1 = half, two[2];
+        uint8_t four[4];
+        for (int t = 0; t < taps; t++, from += pitch) {
+            memcpy(two, from, sizeof two);
+            sum0 += (uint32_t)w[t] * two[0];
+            sum1 += (uint32_t)w[t] * two[1];
+        }
+        four[0] = (uint8_t)(sum0 >> TT__WEIGHT_BITS);
+        four[1] = (uint8_t)(sum0 >> (TT__WEIGHT_BITS + 32));
+        four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
+        four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
+        if (n - i >= 4) memcpy(out + i, four, 4);
+        else memcpy(out + i, four, n - i);
+    }
+}
+
+/* Colours times alpha / 255, rounded, and back; the last channel is alpha. */
+static void tt__multiply_alpha(const uint8_t *in, size_t pixels, int channels, uint8_t *out)
+{
+    for (size_t i = 0; i < pixels; i++, in += channels, out += channels) {
+        uint32_t alpha = in[channels - 1];
+        for (int c = 0; c < channels - 1; c++) out[c] = (uint8_t)((2 * in[c] * alpha + 255) / 510);
+        out[channels - 1] = (uint8_t)alpha;
+    }
+}
+
+static void tt__divide_alpha(uint8_t *x, size_t pixels, int channels)
+{
+    for (size_t i = 0; i < pixels; i++, x += channels) {
+        uint32_t alpha = x[channels - 1];
+        for (int c = 0; alpha && c < channels - 1; c++) x[c] = (uint8_t)tt__min(255, x[c] * 255u / alpha);
+    }
+}
+
+typedef struct tt__resampler { /* of one thread */
+    tt__filter across, down;
+    tt__buffer rows, opaque;
+} tt__resampler;
+
+static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
+{
+    tt__free(ctx, r->across.memory.memory);
+    tt__free(ctx, r->down.memory.memory);
+    tt__free(ctx, r->rows.memory);
+    tt__free(ctx, r->opaque.memory);
+}
+
+/* A window of the image resized to height x width, to rows of `to` that are `pitch` bytes apart. channels: the image's; or 3 of 4;
+   or any number of 1, which is repeated. False: out of memory. */
+static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width, int channels, const tt__window *window, uint8_t *to, size_t pitch)
+{
+    int stride = image->channels, end = 0;
+    if (!tt__filter_make(ctx, &r->across, image->width, width) || !tt__filter_make(ctx, &r->down, image->height, height)) return false;
+    int first = r->down.first[window->top];
+    for (int y = window->top; y < window->top + window->height; y++) end = (int)tt__max(end, r->down.first[y] + r->down.used[y]);
+    bool alpha = channels == stride && channels % 2 == 0 && (height != image->height || width != image->width);
+    size_t n = (size_t)window->width * (size_t)channels, row = (n + 3) & ~(size_t)3, image_row = (size_t)image->width * (size_t)stride;
+    uint32_t *rows = (uint32_t *)tt__buffer_get(ctx, &r->rows, (size_t)(end - first), row * sizeof *rows);
+    uint8_t *opaque = alpha ? (uint8_t *)tt__buffer_get(ctx, &r->opaque, image_row, 1) : NULL;
+    if (!rows || (alpha && !opaque)) return false;
+    for (int y = first; y < end; y++) {
+        const uint8_t *in = image->pixels + (size_t)y * image_row;
+        if (alpha) tt__multiply_alpha(in, (size_t)image->width, channels, opaque);
+        uint32_t *out = rows + (size_t)(y - first) * row;
+        tt__resample_across(&r->across, window, alpha ? opaque : in, stride, stride > 1, channels, out);
+        for (size_t i = n; i < row; i++) out[i] = 0;
+    }
+    for (int y = window->top; y < window->top + window->height; y++, to += pitch) {
+        tt__resample_down(r->down.weights + (size_t)y * (size_t)r->down.taps, r->down.used[y], rows + (size_t)(r->down.first[y] - first) * row, row, n, to);
+        if (alpha) tt__divide_alpha(to, (size_t)window->width, channels);
+    }
+    return true;
+}
+
+static bool tt__side(int n) { return n >= 1 && n <= TT__IMAGE_SIDE; }
+
+static bool tt__image_valid(const tt_image *image) { return image->pixels && tt__side(image->height) && tt__side(image->width) && image->channels >= 1 && image->channels <= 4; }
+
+tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, int width, uint8_t *to)
+{
+    tt__resampler r;
+    tt__window whole = {0, 0, height, width, false};
+    if (!tt__image_valid(image) || !tt__side(height) || !tt__side(width))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_resize: %d x %d pixels%s of %d channels to %d x %d; expected sides of 1 to %d and 1 to 4 channels", image->height,
+                        image->width, image->pixels ? "" : " (NULL)", image->channels, height, width, TT__IMAGE_SIDE);
+    memset(&r, 0, sizeof r);
+    bool ok = tt__resample(ctx, &r, image, height, width, image->channels, &whole, to, (size_t)width * (size_t)image->channels);
+    tt__resampler_free(ctx, &r);
+    return ok ? TT_OK : tt__fail(ctx, TT_ERR_MEMORY, "tt_image_resize: out of memory for %d x %d pixels to %d x %d", image->height, image->width, height, width);
+}
+
 /* --------------------------------------------------------------------------------------------------- datasets */
 
-typedef struct tt__example { const char *text, *label_text; size_t bytes; int label; } tt__example;
+/* A text, or an image: its pixels as the text where they are in memory, else its number in the source. */
+typedef struct tt__example { const char *text, *label_text; size_t bytes; int64_t number; int label; } tt__example;
 
 struct tt_dataset {
     tt_context *ctx;
@@ -9599,8 +9850,11 @@ struct tt_dataset {
     int count, capacity;
     const char **classes;
     int n_classes;
-    tt__chunk *chunks;   /* IMDb's texts */
-    tt__file_bytes file; /* a table's: texts and labels are in it, unquoted in place, a NUL behind each */
+    tt__chunk *chunks;       /* IMDb's texts, CIFAR's pixels, names of classes */
+    tt__file_bytes file;     /* a table's: texts and labels are in it, unquoted in place, a NUL behind each */
+    bool images;
+    tt_image memory;         /* sizes of the images in memory */
+    tt_image_source source;  /* of others */
 };
 
 void tt_dataset_free(tt_dataset *d)
@@ -9619,8 +9873,8 @@ int64_t tt_dataset_count(const tt_dataset *d) { return d->count; }
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes)
 {
     if (i < 0 || i >= d->count) { if (bytes) *bytes = 0; return NULL; }
-    if (bytes) *bytes = d->examples[i].bytes;
-    return d->examples[i].text;
+    if (bytes) *bytes = d->images ? 0 : d->examples[i].bytes;
+    return d->images ? "" : d->examples[i].text;
 }
 
 int tt_dataset_label(const tt_dataset *d, int64_t i) { return i >= 0 && i < d->count ? d->examples[i].label : -1; }
@@ -9630,12 +9884,46 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index) { return
 static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
 {
     if (!TT__GROW(d->ctx, d->examples, d->count, d->capacity)) {
-        tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %d texts of '%s'", d->count + 1, path);
+        tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %d %s of '%s'", d->count + 1, d->images ? "images" : "texts", path);
         return NULL;
     }
     tt__example *e = &d->examples[d->count++];
     memset(e, 0, sizeof *e);
     return e;
+}
+
+static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, int n) /* copies them */
+{
+    d->classes = (const char **)tt__alloc(d->ctx, (size_t)n * sizeof *d->classes);
+    if (!d->classes) return TT_ERR_MEMORY;
+    for (d->n_classes = 0; d->n_classes < n; d->n_classes++) {
+        const char *name = names[d->n_classes];
+        if (!name) return tt__fail(d->ctx, TT_ERR_ARGUMENT, "class %d of %d is NULL", d->n_classes, n);
+        char *copy = (char *)tt__chunks_take(d->ctx, &d->chunks, strlen(name) + 1);
+        if (!copy) return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes", n);
+        d->classes[d->n_classes] = strcpy(copy, name);
+    }
+    return TT_OK;
+}
+
+/* n of the examples, of each class its share (what rounding leaves goes to whoever comes first): their numbers, in random order, in
+   the first n of `order` (count). */
+static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
+{
+    int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
+    if (!quota) return TT_ERR_MEMORY;
+    for (int i = 0; i < d->count; i++) quota[d->examples[i].label]++;
+    for (int c = 0; c < d->n_classes; c++) spare -= quota[c] = quota[c] * n / d->count;
+    tt__shuffle(order, (uint32_t)d->count, key);
+    for (int k = 0, chosen = 0; k < d->count; k++) {
+        int label = d->examples[order[k]].label;
+        if (quota[label] > 0) quota[label]--;
+        else if (spare > 0) spare--;
+        else continue;
+        order[chosen++] = order[k];
+    }
+    tt__free(d->ctx, quota);
+    return TT_OK;
 }
 
 /* ---- IMDb */
@@ -9711,6 +9999,8 @@ static bool tt__less_number(const void *arg, uint32_t a, uint32_t b) { (void)arg
 
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 }; /* b of tt__stream_key, of a loader; with a = epoch. b = 1 + window for the steps */
 #define TT__SHUFFLE_IMDB UINT64_MAX                     /* a of tt__stream_key, of the choice of reviews; with b = class */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1)              /* of tt_dataset_split; with b = examples */
+#define TT__SHUFFLE_CIFAR (UINT64_MAX - 2)              /* of the choice of images; with b = examples */
 
 /* The reviews of one class: `wanted` of them (0: all). */
 static tt_status tt__imdb_class(tt_dataset *d, const char *folder, int label, int64_t wanted)
@@ -9951,17 +10241,9 @@ static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int 
 {
     tt_context *ctx = d->ctx;
     *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof **order);
-    d->classes = *order ? (const char **)tt__alloc(ctx, (size_t)n * sizeof *d->classes) : NULL;
-    if (!d->classes) return TT_ERR_MEMORY;
-    for (int i = 0; i < n; i++) {
-        size_t bytes = classes[i] ? strlen(classes[i]) + 1 : 0;
-        char *copy = bytes ? (char *)tt__chunks_take(ctx, &d->chunks, bytes) : NULL;
-        if (!bytes) return tt__fail(ctx, TT_ERR_ARGUMENT, "class %d of %d is NULL", i, n);
-        if (!copy) return tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes", n);
-        d->classes[i] = (const char *)memcpy(copy, classes[i], bytes);
-        (*order)[i] = (uint32_t)i;
-    }
-    d->n_classes = n;
+    tt_status status = *order ? tt__dataset_classes(d, classes, n) : TT_ERR_MEMORY;
+    if (status != TT_OK) return status;
+    for (int i = 0; i < n; i++) (*order)[i] = (uint32_t)i;
     tt__sort_indices(*order, (size_t)n, tt__less_string, d->classes);
     for (int i = 1; i < n; i++)
         if (strcmp(classes[(*order)[i - 1]], classes[(*order)[i]]) == 0)
@@ -10014,6 +10296,162 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     return NULL;
 }
 
+/* ---- CIFAR-10 */
+
+enum { TT__CIFAR_CLASSES = 10, TT__CIFAR_SIDE = 32, TT__CIFAR_PLANE = 1024, TT__CIFAR_PIXELS = 3072, TT__CIFAR_RECORD = 3073, TT__CIFAR_BATCHES = 6, TT__CIFAR_META = 6 };
+
+static const char *const tt__cifar_files[TT__CIFAR_META + 1] = { /* the training set, the test set, the names of the classes */
+    "data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin", "test_batch.bin", "batches.meta.txt"};
+
+static bool tt__cifar_find(void *arg, const char *name) /* sets the bits of the files that are there */
+{
+    for (int i = 0; i < TT__COUNT(tt__cifar_files); i++)
+        if (strcmp(name, tt__cifar_files[i]) == 0) *(unsigned *)arg |= 1u << i;
+    return true;
+}
+
+static tt_status tt__cifar_names(tt_dataset *d, const char *path) /* a name a line; NULL: the known ones */
+{
+    const char *names[TT__CIFAR_CLASSES] = {"airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"};
+    tt__file_bytes file = {NULL, 0, false};
+    tt_status status = path ? tt__file_open(d->ctx, path, false, &file) : TT_OK;
+    if (status == TT_OK && path) {
+        int n = 0;
+        for (char *at = (char *)(uintptr_t)file.bytes; *(at += strspn(at, "\r\n")); n++) { /* ours: read, a NUL behind it */
+            size_t length = strcspn(at, "\r\n");
+            if (n < TT__CIFAR_CLASSES) names[n] = at;
+            at += length;
+            if (*at) *at++ = 0;
+        }
+        if (n != TT__CIFAR_CLASSES) status = tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' holds %d names, one a line; CIFAR-10 has ten classes", path, n);
+    }
+    if (status == TT_OK) status = tt__dataset_classes(d, names, TT__CIFAR_CLASSES);
+    if (file.bytes) tt__file_close(d->ctx, &file);
+    return status;
+}
+
+/* Adds a file's records, whose pixels stay in it for now. */
+static tt_status tt__cifar_add(tt_dataset *d, const char *path, const tt__file_bytes *file)
+{
+    size_t records = file->size / TT__CIFAR_RECORD;
+    if (!file->size || file->size % TT__CIFAR_RECORD || records > (size_t)(INT_MAX - d->count))
+        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %zu bytes, and not a number of records of %d: after %zu whole ones it breaks off at byte %zu", path, file->size,
+                        TT__CIFAR_RECORD, records, records * TT__CIFAR_RECORD);
+    for (size_t at = 0; at < file->size; at += TT__CIFAR_RECORD) {
+        int label = (uint8_t)file->bytes[at];
+        if (label >= TT__CIFAR_CLASSES)
+            return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s', byte %zu: label %d; CIFAR-10 has labels 0 to 9", path, at, label);
+        tt__example *e = tt__dataset_add(d, path);
+        if (!e) return d->ctx->status;
+        e->text = file->bytes + at + 1;
+        e->label = label;
+    }
+    return TT_OK;
+}
+
+/* Keeps `limit` of the images (0: all), in their order, and copies their pixels: from planes of a colour to colours of a pixel. */
+static tt_status tt__cifar_keep(tt_dataset *d, int64_t limit)
+{
+    tt_context *ctx = d->ctx;
+    tt_status status = TT_OK;
+    if (limit && limit < d->count) {
+        uint32_t *order = (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count);
+        status = order ? tt__dataset_choose(d, limit, tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_CIFAR, (uint64_t)d->count), order) : TT_ERR_MEMORY;
+        if (status == TT_OK) {
+            tt__sort_indices(order, (size_t)limit, tt__less_number, NULL);
+            for (int i = 0; i < (int)limit; i++) d->examples[i] = d->examples[order[i]];
+            d->count = (int)limit;
+        }
+        tt__free(ctx, order);
+    }
+    for (int i = 0; i < d->count && status == TT_OK; i++) {
+        tt__example *e = &d->examples[i];
+        char *pixels = (char *)tt__chunks_take(ctx, &d->chunks, TT__CIFAR_PIXELS);
+        if (!pixels) return tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %d images of CIFAR-10", d->count);
+        for (int p = 0; p < TT__CIFAR_PLANE; p++)
+            for (int c = 0; c < 3; c++) pixels[3 * p + c] = e->text[c * TT__CIFAR_PLANE + p];
+        e->text = pixels;
+        e->bytes = TT__CIFAR_PIXELS;
+    }
+    return status;
+}
+
+tt_dataset *tt_dataset_cifar10(tt_context *ctx, const char *folder, const char *split, int64_t limit)
+{
+    const tt_files *files = &ctx->options.files;
+    char path[TT__PATH];
+    tt__file_bytes file[TT__CIFAR_BATCHES];
+    unsigned found = 0;
+    bool test = split && strcmp(split, "test") == 0;
+    if (!test && (!split || strcmp(split, "train") != 0)) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "CIFAR-10 has no split '%s': use \"train\" or \"test\"", split ? split : "NULL");
+        return NULL;
+    }
+    tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
+    if (!d) return NULL;
+    d->ctx = ctx;
+    d->images = true;
+    d->memory.height = d->memory.width = TT__CIFAR_SIDE;
+    d->memory.channels = 3;
+    memset(file, 0, sizeof file);
+    tt_status status = TT_OK;
+    if (!files->list(files->user, folder, tt__cifar_find, &found))
+        status = tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s; expected the unpacked binary version of CIFAR-10, cifar-10-batches-bin", folder, files->reason(files->user));
+    unsigned wanted = found & (test ? 1u << 5 : 31u);
+    if (status == TT_OK && !wanted)
+        status = tt__fail(ctx, TT_ERR_FILE, "the folder '%s' holds no %s: expected the unpacked binary version of CIFAR-10, cifar-10-batches-bin", folder,
+                          test ? tt__cifar_files[5] : "data_batch_1.bin to data_batch_5.bin");
+    if (status == TT_OK && found >> TT__CIFAR_META & 1) status = tt__path_join(ctx, path, folder, tt__cifar_files[TT__CIFAR_META]);
+    if (status == TT_OK) status = tt__cifar_names(d, found >> TT__CIFAR_META & 1 ? path : NULL);
+    for (int i = 0; i < TT__CIFAR_BATCHES && status == TT_OK; i++) {
+        if (!(wanted >> i & 1)) continue;
+        status = tt__path_join(ctx, path, folder, tt__cifar_files[i]);
+        if (status == TT_OK) status = tt__file_open(ctx, path, true, &file[i]);
+        if (status == TT_OK) status = tt__cifar_add(d, path, &file[i]);
+    }
+    if (status == TT_OK && (limit < 0 || limit > d->count))
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "%lld images wanted; '%s' holds %d of split \"%s\": use a limit of at most that, or 0 for all", (long long)limit, folder, d->count, split);
+    if (status == TT_OK) status = tt__cifar_keep(d, limit);
+    for (int i = 0; i < TT__CIFAR_BATCHES; i++)
+        if (file[i].bytes) tt__file_close(ctx, &file[i]);
+    if (status == TT_OK) return d;
+    tt_dataset_free(d);
+    return NULL;
+}
+
+/* ---- images of the caller */
+
+tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
+{
+    size_t bytes;
+    if (source->count < 1 || source->count > INT_MAX || source->classes < 1 || !source->labels || !source->class_names || !source->read ||
+        !tt__mul_size((size_t)source->count, sizeof(tt__example), &bytes)) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: %lld images%s of %d classes%s%s; expected at least one image and one class, and labels, class_names and read",
+                 (long long)source->count, source->labels ? "" : " without labels", source->classes, source->class_names ? "" : " without class_names",
+                 source->read ? "" : " without read");
+        return NULL;
+    }
+    tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
+    if (!d) return NULL;
+    d->ctx = ctx;
+    d->images = true;
+    d->source = *source;
+    d->source.labels = NULL; /* the caller may free them now */
+    d->source.class_names = NULL;
+    tt_status status = tt__dataset_classes(d, source->class_names, source->classes);
+    if (status == TT_OK) status = (d->examples = (tt__example *)tt__calloc(ctx, bytes)) ? TT_OK : TT_ERR_MEMORY;
+    for (; status == TT_OK && d->count < source->count; d->count++) {
+        tt__example *e = &d->examples[d->count];
+        e->number = d->count;
+        e->label = source->labels[d->count];
+        if (e->label < 0 || e->label >= d->n_classes)
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: image %d has label %d; labels go from 0 to %d", d->count, e->label, d->n_classes - 1);
+    }
+    if (status == TT_OK) return d;
+    tt_dataset_free(d);
+    return NULL;
+}
+
 /* ----------------------------------------------------------------------------------------------------- loader */
 
 tt_loader_options tt_loader_options_default(void)
@@ -10035,14 +10473,24 @@ enum { TT__TEXT_NEW, TT__TEXT_BUSY, TT__TEXT_READY };
 
 typedef struct tt__tokens { const void *ids; int count; } tt__tokens; /* ids: uint16_t, or int32_t for a large vocabulary */
 
-typedef struct tt__tokenizing {    /* one thread that tokenizes */
+typedef struct tt__loader_thread {
     struct tt_loader *loader;
     pthread_t handle;
     int32_t *scratch;              /* (max_length) */
     tt__chunk *chunks;             /* where its ids are kept */
-} tt__tokenizing;
+    tt__resampler resampler;       /* images */
+} tt__loader_thread;
 
-/* Every text is tokenized once, in the order in which the first epoch needs it; later epochs find its ids. */
+typedef struct tt__ring_slot {          /* of a micro-batch of images */
+    uint8_t *pixels;
+    int done;                      /* images that are made, or failed */
+    int failed;                    /* the first that failed; max_seqs: none */
+    tt_status status;              /* of that */
+    char why[256];
+} tt__ring_slot;
+
+/* Every text is tokenized once, in the order in which the first epoch needs it; later epochs find its ids. Images are made anew in each
+   epoch, micro-batches `base` to `base` + slots - 1 ahead of the trainer, which reads `base`. */
 struct tt_loader {
     tt_context *ctx;
     const tt_dataset *d;
@@ -10053,16 +10501,23 @@ struct tt_loader {
     bool sort;                     /* windows are sorted, and their steps shuffled */
     int64_t texts, steps;          /* of an epoch */
 
-    pthread_mutex_t mutex;         /* guards the following five, and each text's `tokens` until it is READY */
+    pthread_mutex_t mutex;         /* guards the following six, each text's `tokens` until it is READY, and a slot but its pixels */
     pthread_cond_t work, ready;
-    int64_t cursor;                /* in `order`: the next text to tokenize */
+    int64_t cursor;                /* in `order`: the next text to tokenize, or image to make */
     int64_t awaited;               /* the text that tt_loader_next sleeps for; -1: none */
     bool stop, failed;
     uint8_t *state;                /* (count) */
     uint32_t *order;               /* (count) this epoch's; changes under the mutex */
     tt__tokens *tokens;            /* (count) */
-    tt__tokenizing threads[TT__LOADER_THREADS];
+    tt__loader_thread threads[TT__LOADER_THREADS];
     int started;
+
+    tt_image_options image;
+    size_t image_bytes;            /* of a result */
+    int slots;
+    tt__ring_slot *ring;                /* micro-batch m of the epoch is in slot m % slots; NULL: texts */
+    int64_t base;                  /* with `busy` guarded by the mutex, as `epoch` when a thread is busy */
+    int busy;                      /* threads that make an image */
 
     int64_t epoch, step;           /* the consumer's from here on */
     int64_t window_at, window_steps; /* the window that `sorted` and `step_order` hold; steps of every window */
@@ -10073,7 +10528,7 @@ struct tt_loader {
     int64_t *index;
 };
 
-static bool tt__loader_tokenize(tt_loader *l, tt__tokenizing *thread, uint32_t text)
+static bool tt__loader_tokenize(tt_loader *l, tt__loader_thread *thread, uint32_t text)
 {
     const tt__example *e = &l->d->examples[text];
     int n = tt_tokenize(l->k, e->text, e->bytes, thread->scratch, l->o.max_length);
@@ -10099,7 +10554,7 @@ static int64_t tt__loader_take(tt_loader *l) /* the next text that nobody has; -
 
 static void *tt__loader_main(void *arg)
 {
-    tt__tokenizing *thread = (tt__tokenizing *)arg;
+    tt__loader_thread *thread = (tt__loader_thread *)arg;
     tt_loader *l = thread->loader;
     pthread_mutex_lock(&l->mutex);
     for (;;) {
@@ -10138,6 +10593,167 @@ static bool tt__loader_await(tt_loader *l, uint32_t text)
     return ok;
 }
 
+/* ---- images of a loader */
+
+/* The micro-batch of place `at` of the epoch, its first place, and how many images it has. */
+static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
+{
+    int64_t step = at / l->o.batch, within = at % l->o.batch / l->max_seqs;
+    *first = step * l->o.batch + within * l->max_seqs;
+    *seqs = (int)tt__min(tt__min(l->max_seqs, (step + 1) * l->o.batch - *first), l->texts - *first);
+    return step * tt__ceil_div(l->o.batch, l->max_seqs) + within;
+}
+
+/* Does a result fit into an image of that size (after resizing), padded? */
+static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
+{
+    if (o->height <= height + 2 * o->pad && o->width <= width + 2 * o->pad) return true;
+    snprintf(why, 256, "%d x %d pixels cannot be cropped out of %d x %d with %d zeros on each side: set resize_height and resize_width, or more pad", o->height, o->width,
+             height, width, o->pad);
+    return false;
+}
+
+static bool tt__image_channels(const tt_image_options *o, int channels, char why[256])
+{
+    if (channels == o->channels || (o->channels == 3 && (channels == 1 || channels == 4))) return true;
+    snprintf(why, 256, "%d channels cannot become %d: set channels of the image options (3 takes 1 and 4 too)", channels, o->channels);
+    return false;
+}
+
+/* What the options say of one image, to `to` (height, width, channels). */
+static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt_image_options *o, const tt_image *image, uint64_t key, uint8_t *to, char why[256])
+{
+    const uint32_t zero[4] = {0, 0, 0, 0};
+    uint32_t u[4];
+    if (!tt__image_valid(image)) {
+        snprintf(why, 256, "read gave %d x %d pixels%s of %d channels; expected sides of 1 to %d and 1 to 4 channels", image->height, image->width,
+                 image->pixels ? "" : " (NULL)", image->channels, TT__IMAGE_SIDE);
+        return TT_ERR_ARGUMENT;
+    }
+    int height = o->resize_height ? o->resize_height : image->height, width = o->resize_width ? o->resize_width : image->width;
+    if (!tt__image_channels(o, image->channels, why) || !tt__image_fits(o, height, width, why)) return TT_ERR_ARGUMENT;
+    int spare_height = height + 2 * o->pad - o->height, spare_width = width + 2 * o->pad - o->width;
+    tt__philox(zero, key, u);
+    int top = (o->random_crop ? (int)((uint64_t)u[0] * ((unsigned)spare_height + 1) >> 32) : spare_height / 2) - o->pad;
+    int left = (o->random_crop ? (int)((uint64_t)u[1] * ((unsigned)spare_width + 1) >> 32) : spare_width / 2) - o->pad;
+
+    /* the part of the crop that is image, from place (y, x) of the result on */
+    tt__window w = {(int)tt__max(top, 0), (int)tt__max(left, 0), 0, 0, o->flip && u[2] >> 31};
+    w.height = (int)tt__min(top + o->height, height) - w.top;
+    w.width = (int)tt__min(left + o->width, width) - w.left;
+    if (w.height < o->height || w.width < o->width) memset(to, 0, (size_t)o->height * (size_t)o->width * (size_t)o->channels);
+    if (w.height < 1 || w.width < 1) return TT_OK; /* all of it is padding */
+    size_t y = (size_t)(w.top - top), x = (size_t)(w.mirror ? left + o->width - w.left - w.width : w.left - left), pitch = (size_t)o->width * (size_t)o->channels;
+    if (tt__resample(ctx, r, image, height, width, o->channels, &w, to + y * pitch + x * (size_t)o->channels, pitch)) return TT_OK;
+    snprintf(why, 256, "out of memory for %d x %d pixels to %d x %d", image->height, image->width, height, width);
+    return TT_ERR_MEMORY;
+}
+
+/* Makes the image at the cursor. With the mutex held, but for the work. */
+static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
+{
+    const tt_image_source *source = &l->d->source;
+    int64_t first, at = l->cursor++;
+    int seqs;
+    uint32_t index = l->order[at];
+    tt__ring_slot *slot = &l->ring[tt__image_micro(l, at, &first, &seqs) % l->slots];
+    uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_IMAGE, (uint64_t)l->epoch, index);
+    l->busy++;
+    pthread_mutex_unlock(&l->mutex);
+
+    const tt__example *e = &l->d->examples[index];
+    tt_image image = l->d->memory;
+    const char *failed = NULL;
+    tt_status status = TT_ERR_FILE;
+    char why[256] = "";
+    image.pixels = (const uint8_t *)e->text;
+    if (!e->text) failed = source->read(source->user, e->number, &image);
+    if (failed) snprintf(why, sizeof why, "%s", failed);
+    else {
+        status = tt__image_transform(l->ctx, &thread->resampler, &l->image, &image, key, slot->pixels + (size_t)(at - first) * l->image_bytes, why);
+        if (!e->text && source->release) source->release(source->user, &image);
+    }
+
+    pthread_mutex_lock(&l->mutex);
+    if (status != TT_OK && at - first < slot->failed) {
+        slot->failed = (int)(at - first);
+        slot->status = status;
+        strcpy(slot->why, why);
+        l->failed = true;
+    }
+    slot->done++;
+    l->busy--;
+    pthread_cond_signal(&l->ready);
+}
+
+static void *tt__image_main(void *arg)
+{
+    tt__loader_thread *thread = (tt__loader_thread *)arg;
+    tt_loader *l = thread->loader;
+    int64_t first;
+    int seqs;
+    pthread_mutex_lock(&l->mutex);
+    while (!l->stop) {
+        if (l->cursor < l->texts && tt__image_micro(l, l->cursor, &first, &seqs) < l->base + l->slots) tt__image_make(l, thread);
+        else pthread_cond_wait(&l->work, &l->mutex);
+    }
+    pthread_mutex_unlock(&l->mutex);
+    return NULL;
+}
+
+static void tt__image_empty(tt_loader *l, tt__ring_slot *slot)
+{
+    slot->done = 0;
+    slot->failed = l->max_seqs;
+}
+
+/* The next micro-batch, once all its images are made. */
+static bool tt__image_next(tt_loader *l, tt_batch *batch)
+{
+    int64_t first, micro;
+    int seqs;
+    pthread_mutex_lock(&l->mutex);
+    micro = tt__image_micro(l, l->step * l->o.batch + l->in_step, &first, &seqs);
+    if (micro > l->base) { /* the trainer is done with the one before it */
+        tt__image_empty(l, &l->ring[l->base++ % l->slots]);
+        pthread_cond_broadcast(&l->work);
+    }
+    tt__ring_slot *slot = &l->ring[micro % l->slots];
+    if (slot->done < seqs) {
+        double start = tt__seconds();
+        while (slot->done < seqs) {
+            if (l->started) pthread_cond_wait(&l->ready, &l->mutex);
+            else tt__image_make(l, &l->threads[0]);
+        }
+        l->waited += tt__seconds() - start;
+    }
+    pthread_mutex_unlock(&l->mutex);
+    if (slot->failed < seqs) {
+        const tt_image_source *source = &l->d->source;
+        uint32_t index = l->order[first + slot->failed];
+        const char *name = source->name ? source->name(source->user, l->d->examples[index].number) : NULL;
+        if (name) tt__fail(l->ctx, slot->status, "loader: image '%.500s': %s", name, slot->why);
+        else tt__fail(l->ctx, slot->status, "loader: image %lld: %s", (long long)(source->read ? l->d->examples[index].number : index), slot->why);
+        return false;
+    }
+    for (int i = 0; i < seqs; i++) {
+        l->index[i] = l->order[first + i];
+        l->labels[i] = l->d->examples[l->index[i]].label;
+    }
+    batch->seqs = seqs;
+    batch->labels = l->labels;
+    batch->index = l->index;
+    batch->pixels = slot->pixels;
+    batch->image_bytes = (int64_t)l->image_bytes;
+    l->in_step += seqs;
+    batch->last_of_step = l->in_step == l->o.batch || first + seqs == l->texts;
+    if (batch->last_of_step) {
+        l->step++;
+        l->in_step = 0;
+    }
+    return true;
+}
+
 void tt_loader_free(tt_loader *l)
 {
     if (!l) return;
@@ -10153,7 +10769,10 @@ void tt_loader_free(tt_loader *l)
     for (int i = 0; i < TT__LOADER_THREADS; i++) {
         tt__free(ctx, l->threads[i].scratch);
         tt__chunks_free(ctx, &l->threads[i].chunks);
+        tt__resampler_free(ctx, &l->threads[i].resampler);
     }
+    for (int i = 0; l->ring && i < l->slots; i++) tt__free(ctx, l->ring[i].pixels);
+    tt__free(ctx, l->ring);
     tt__free(ctx, l->state);
     tt__free(ctx, l->order);
     tt__free(ctx, l->tokens);
@@ -10172,40 +10791,51 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
 {
     if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", o->batch, o->accumulate);
+    if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
+    if (o->drop_last && d->count < o->batch)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %d %s make no whole step of batch = %d, and drop_last leaves out others", d->count, d->images ? "images" : "texts", o->batch);
+    if (d->images) return TT_OK;
     if (o->max_length < 2) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_length = %d; expected at least 2, for [CLS] and [SEP]", o->max_length);
     if (o->max_tokens != 0 && o->max_tokens < o->max_length)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_tokens = %d; expected 0 or at least max_length = %d, so that every text fits", o->max_tokens, o->max_length);
     if (o->window < 0) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: window = %d; expected 0 (no sorting) or more batches", o->window);
-    if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
-    if (o->drop_last && d->count < o->batch)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %d texts make no whole step of batch = %d, and drop_last leaves out others", d->count, o->batch);
     if (tt__ceil_div(o->batch, o->accumulate) > INT32_MAX / o->max_length && !o->max_tokens)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d of max_length = %d are more tokens than can be counted: set max_tokens", o->batch, o->max_length);
     return TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l)
+static bool tt__loader_allocate(tt_loader *l) /* what texts need */
 {
     tt_context *ctx = l->ctx;
     size_t count = (size_t)l->d->count, seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
-    for (int i = 0; i < (l->o.threads ? l->o.threads : 1); i++) {
-        l->threads[i].loader = l;
+    for (int i = 0; i < (l->o.threads ? l->o.threads : 1); i++)
         if (!(l->threads[i].scratch = (int32_t *)tt__alloc(ctx, (size_t)l->o.max_length * 4))) return false;
-    }
-    return (l->state = (uint8_t *)tt__calloc(ctx, count)) && (l->order = (uint32_t *)tt__alloc(ctx, count * 4)) &&
-           (l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) && (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
-           (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) && (l->ids = (int32_t *)tt__alloc(ctx, rows * 4)) &&
-           (l->positions = (int32_t *)tt__alloc(ctx, rows * 4)) && (l->types = (int32_t *)tt__calloc(ctx, rows * 4)) &&
-           (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4)) && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
-           (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index));
+    return (l->state = (uint8_t *)tt__calloc(ctx, count)) && (l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) &&
+           (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) && (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
+           (l->ids = (int32_t *)tt__alloc(ctx, rows * 4)) && (l->positions = (int32_t *)tt__alloc(ctx, rows * 4)) &&
+           (l->types = (int32_t *)tt__calloc(ctx, rows * 4)) && (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k, const tt_loader_options *options)
+static bool tt__image_allocate(tt_loader *l) /* what images need */
 {
-    tt_loader_options o = options ? *options : tt_loader_options_default();
-    if (tt__loader_check(ctx, d, &o) != TT_OK) return NULL;
+    const tt_image_options *o = &l->image;
+    size_t bytes;
+    l->image_bytes = (size_t)o->height * (size_t)o->width * (size_t)o->channels;
+    if (!tt__mul_size(l->image_bytes, (size_t)l->max_seqs, &bytes))
+        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory can hold: set batch lower", l->max_seqs, o->height, o->width), false;
+    /* one that the trainer reads, one that is ready, and as many as give every thread two images to make */
+    l->slots = l->o.threads ? 2 + (int)tt__ceil_div(2 * l->o.threads, l->max_seqs) : 1;
+    if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
+    for (int i = 0; i < l->slots; i++)
+        if (!(l->ring[i].pixels = (uint8_t *)tt__alloc(l->ctx, bytes))) return false;
+    return true;
+}
+
+/* A loader whose options are checked, with what texts and images share. */
+static tt_loader *tt__loader_begin(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
+{
     tt_loader *l = (tt_loader *)tt__calloc(ctx, sizeof *l);
     if (!l) return NULL;
     pthread_mutex_init(&l->mutex, NULL);
@@ -10213,27 +10843,89 @@ tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenize
     pthread_cond_init(&l->ready, NULL);
     l->ctx = ctx;
     l->d = d;
-    l->k = k;
-    l->o = o;
-    l->wide = k->size > 65536;
-    l->steps = o.drop_last ? d->count / o.batch : tt__ceil_div(d->count, o.batch);
-    l->texts = tt__min(d->count, l->steps * o.batch);
-    l->max_seqs = (int)tt__min(tt__ceil_div(o.batch, o.accumulate), d->count);
-    l->max_tokens = (int)tt__min(o.max_tokens ? o.max_tokens : INT32_MAX, (int64_t)l->max_seqs * o.max_length);
-    l->max_seqs = (int)tt__min(l->max_seqs, l->max_tokens / 2); /* a text has [CLS] and [SEP] at least */
-    l->sort = o.shuffle && o.window > 1;
-    l->window_steps = l->sort ? tt__min(o.window, l->steps) : 1;
+    l->o = *o;
+    l->steps = o->drop_last ? d->count / o->batch : tt__ceil_div(d->count, o->batch);
+    l->texts = tt__min(d->count, l->steps * o->batch);
+    l->max_seqs = (int)tt__min(tt__ceil_div(o->batch, o->accumulate), d->count);
+    l->window_steps = 1;
     l->awaited = l->epoch = l->window_at = -1;
-    bool ok = tt__loader_allocate(l) && tt_loader_seek(l, 0, 0) == TT_OK;
-    while (ok && l->started < o.threads) {
-        tt__tokenizing *thread = &l->threads[l->started];
-        ok = pthread_create(&thread->handle, NULL, tt__loader_main, thread) == 0;
+    return l;
+}
+
+/* Allocates the rest, goes to the first step and starts the threads. Frees it on failure. */
+static tt_loader *tt__loader_end(tt_loader *l, bool (*allocate)(tt_loader *), void *(*run)(void *))
+{
+    tt_context *ctx = l->ctx;
+    size_t seqs = (size_t)l->max_seqs;
+    bool ok = (l->order = (uint32_t *)tt__alloc(ctx, (size_t)l->d->count * 4)) && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
+              (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) && allocate(l) && tt_loader_seek(l, 0, 0) == TT_OK;
+    for (int i = 0; i < TT__LOADER_THREADS; i++) l->threads[i].loader = l;
+    while (ok && l->started < l->o.threads) {
+        tt__loader_thread *thread = &l->threads[l->started];
+        ok = pthread_create(&thread->handle, NULL, run, thread) == 0;
         if (ok) l->started++;
-        else tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower", l->started + 1, o.threads);
+        else tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower", l->started + 1, l->o.threads);
     }
     if (ok) return l;
     tt_loader_free(l);
     return NULL;
+}
+
+tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k, const tt_loader_options *options)
+{
+    tt_loader_options o = options ? *options : tt_loader_options_default();
+    if (d->images) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "tt_loader_new: the dataset holds images: use tt_image_loader_new");
+        return NULL;
+    }
+    tt_loader *l = tt__loader_check(ctx, d, &o) == TT_OK ? tt__loader_begin(ctx, d, &o) : NULL;
+    if (!l) return NULL;
+    l->k = k;
+    l->wide = k->size > 65536;
+    l->max_tokens = (int)tt__min(o.max_tokens ? o.max_tokens : INT32_MAX, (int64_t)l->max_seqs * o.max_length);
+    l->max_seqs = (int)tt__min(l->max_seqs, l->max_tokens / 2); /* a text has [CLS] and [SEP] at least */
+    l->sort = o.shuffle && o.window > 1;
+    if (l->sort) l->window_steps = tt__min(o.window, l->steps);
+    return tt__loader_end(l, tt__loader_allocate, tt__loader_main);
+}
+
+tt_image_options tt_image_options_default(int height, int width)
+{
+    tt_image_options o;
+    memset(&o, 0, sizeof o);
+    o.height = height;
+    o.width = width;
+    o.channels = 3;
+    return o;
+}
+
+/* What can be said before an image is read. */
+static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_image_options *o)
+{
+    char why[256];
+    if (!o) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the image options are NULL: how large are the results to be?");
+    if (!d->images) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the dataset holds texts: use tt_loader_new");
+    if (!tt__side(o->height) || !tt__side(o->width) || o->channels < 1 || o->channels > 4)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: results of %d x %d pixels of %d channels; expected sides of 1 to %d and 1 to 4 channels", o->height, o->width,
+                        o->channels, TT__IMAGE_SIDE);
+    if ((o->resize_height || o->resize_width) && (!tt__side(o->resize_height) || !tt__side(o->resize_width)))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height = %d and resize_width = %d; expected both 0, or both 1 to %d", o->resize_height, o->resize_width,
+                        TT__IMAGE_SIDE);
+    if (o->pad < 0 || o->pad > TT__IMAGE_SIDE) return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad = %d; expected 0 to %d", o->pad, TT__IMAGE_SIDE);
+    int height = o->resize_height ? o->resize_height : d->memory.height, width = o->resize_width ? o->resize_width : d->memory.width;
+    if ((height && !tt__image_fits(o, height, width, why)) || (d->memory.channels && !tt__image_channels(o, d->memory.channels, why)))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: %s", why);
+    return TT_OK;
+}
+
+tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image, const tt_loader_options *options)
+{
+    tt_loader_options o = options ? *options : tt_loader_options_default();
+    bool ok = tt__image_check(ctx, d, image) == TT_OK && tt__loader_check(ctx, d, &o) == TT_OK;
+    tt_loader *l = ok ? tt__loader_begin(ctx, d, &o) : NULL;
+    if (!l) return NULL;
+    l->image = *image;
+    return tt__loader_end(l, tt__image_allocate, tt__image_main);
 }
 
 int64_t tt_loader_steps(const tt_loader *l) { return l->steps; }
@@ -10246,6 +10938,9 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     if (epoch < 0 || step < 0 || step > l->steps)
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: no step %lld of epoch %lld; an epoch has steps 0 to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
     pthread_mutex_lock(&l->mutex);
+    if (l->ring && epoch == l->epoch && step == l->step && !l->in_step && !l->failed) return pthread_mutex_unlock(&l->mutex), TT_OK;
+    l->cursor = l->texts; /* nothing more is begun */
+    while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->epoch) {
         uint32_t count = (uint32_t)l->d->count;
         uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch, TT__SHUFFLE_TEXTS);
@@ -10258,6 +10953,8 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     l->in_step = 0;
     l->cursor = tt__min(step / l->window_steps * l->window_steps * l->o.batch, l->texts);
     l->failed = false; /* memory may be there by now */
+    for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
+    l->base = step * tt__ceil_div(l->o.batch, l->max_seqs);
     pthread_cond_broadcast(&l->work);
     pthread_mutex_unlock(&l->mutex);
     return TT_OK;
@@ -10297,6 +10994,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     l->ctx->status = TT_OK; /* so that the end of the epoch is told apart from an error */
     l->ctx->error[0] = 0;
     if (l->step >= l->steps) return false;
+    if (l->ring) return tt__image_next(l, batch);
     int64_t window = l->step / l->window_steps;
     if (window != l->window_at && !tt__loader_window(l, window)) return false;
 
@@ -10332,64 +11030,45 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     return true;
 }
 
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* a of tt__stream_key, of tt_dataset_split; with b = texts */
 /* ---- parts of a dataset */
 
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
 {
     tt_context *ctx = d->ctx;
     if (n < 1 || n >= d->count) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: %lld texts of %d; at least one must go and one stay", (long long)n, d->count);
+        tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: %lld %s of %d; at least one must go and one stay", (long long)n, d->images ? "images" : "texts", d->count);
         return NULL;
     }
     tt_dataset *part = (tt_dataset *)tt__calloc(ctx, sizeof *part);
     uint32_t *order = (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count);
-    int64_t *quota = (int64_t *)tt__calloc(ctx, sizeof *quota * (size_t)d->n_classes);
-    size_t names = 0;
-    for (int c = 0; c < d->n_classes; c++) names += strlen(d->classes[c]) + 1;
+    uint64_t key = tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_SPLIT, (uint64_t)d->count);
+    tt_status status = part && order ? tt__dataset_choose(d, n, key, order) : TT_ERR_MEMORY;
     if (part) {
         part->ctx = ctx;
-        part->classes = (const char **)tt__alloc(ctx, sizeof *part->classes * (size_t)d->n_classes);
+        part->images = d->images;
+        part->memory = d->memory;
+        part->source = d->source;
     }
-    char *name = part ? (char *)tt__chunks_take(ctx, &part->chunks, names) : NULL;
-    bool ok = part && order && quota && part->classes && name;
-    if (ok) {
-        for (; part->n_classes < d->n_classes; part->n_classes++) {
-            const char *of = d->classes[part->n_classes];
-            part->classes[part->n_classes] = strcpy(name, of);
-            name += strlen(of) + 1;
-        }
-        for (int i = 0; i < d->count; i++) quota[d->examples[i].label]++;
-        int64_t given = 0;
-        for (int c = 0; c < d->n_classes; c++) given += quota[c] = quota[c] * n / d->count;
-        tt__shuffle(order, (uint32_t)d->count, tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_SPLIT, (uint64_t)d->count));
-        int64_t spare = n - given; /* of rounding: to whoever comes first */
-        for (int k = 0; k < d->count && ok; k++) {
-            tt__example *from = &d->examples[order[k]];
-            if (quota[from->label] > 0) quota[from->label]--;
-            else if (spare > 0) spare--;
-            else continue;
-            char *text = (char *)tt__chunks_take(ctx, &part->chunks, from->bytes + 1);
-            tt__example *to = text ? tt__dataset_add(part, "tt_dataset_split") : NULL;
-            ok = to != NULL;
-            if (!ok) break;
-            memcpy(text, from->text, from->bytes);
-            text[from->bytes] = 0;
+    if (status == TT_OK) status = tt__dataset_classes(part, d->classes, d->n_classes);
+    for (int k = 0; k < (int)n && status == TT_OK; k++) {
+        tt__example *from = &d->examples[order[k]], *to = tt__dataset_add(part, "tt_dataset_split");
+        char *text = to && from->text ? (char *)tt__chunks_take(ctx, &part->chunks, from->bytes + 1) : NULL;
+        if (!to || (from->text && !text)) status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld of %d", (long long)n, d->count);
+        else {
             *to = *from;
-            to->text = text;
+            to->text = text ? (const char *)memcpy(text, from->text, from->bytes) : NULL;
             to->label_text = NULL;
-            order[part->count - 1] = order[k]; /* the chosen, at the front */
+            if (text) text[from->bytes] = 0;
         }
     }
-    if (ok) { /* take them out, keeping the order of the rest */
-        for (int k = 0; k < part->count; k++) d->examples[order[k]].text = NULL;
+    if (status == TT_OK) { /* take them out, keeping the order of the rest */
+        for (int k = 0; k < (int)n; k++) d->examples[order[k]].label = -1;
         int kept = 0;
-        for (int i = 0; i < d->count; i++) if (d->examples[i].text) d->examples[kept++] = d->examples[i];
+        for (int i = 0; i < d->count; i++) if (d->examples[i].label >= 0) d->examples[kept++] = d->examples[i];
         d->count = kept;
     }
-    tt__free(ctx, quota);
     tt__free(ctx, order);
-    if (ok) return part;
+    if (status == TT_OK) return part;
     tt_dataset_free(part);
     return NULL;
 }
@@ -11694,6 +12373,8 @@ static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b)
     if (b->seqs < 1 || rows < 1) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs, b->rows);
     if (images && b->seqs > r->options.max_seqs) return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, max_seqs is %d", b->seqs, r->options.max_seqs);
     if (images != (b->pixels != NULL)) return tt__fail(r->ctx, TT_ERR_ARGUMENT, images ? "the model reads images, but the batch has text" : "the model reads text, but the batch has images");
+    if (images && b->image_bytes != r->model.image_bytes)
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the images of the batch have %lld bytes (height * width * channels), those of the model %lld", (long long)b->image_bytes, (long long)r->model.image_bytes);
     for (int k = 0; k < TT__COUNT(set); k++) {
         if (!set[k].v.id) continue;
         tt_status status = tt_set(p, set[k].v, set[k].data, set[k].rows);

@@ -88,7 +88,7 @@ static void read_batches(tt_context *ctx, batches *all, const char *path)
     tt_safetensors_close(file);
 }
 
-static void add_images(batches *all, int images, const uint8_t *pixels, const int32_t *labels, int tokens)
+static void add_images(batches *all, int images, const uint8_t *pixels, int64_t bytes, const int32_t *labels, int tokens)
 {
     all->batch = (tt_batch *)realloc(all->batch, (size_t)(all->n + 1) * sizeof *all->batch);
     if (!all->batch) bench_die("no memory");
@@ -97,6 +97,7 @@ static void add_images(batches *all, int images, const uint8_t *pixels, const in
     b->seqs = images;
     b->rows = images * tokens; /* for the speeds */
     b->pixels = pixels;
+    b->image_bytes = bytes;
     b->labels = labels;
     b->last_of_step = true;
     if (images > all->max_seqs) all->max_seqs = images;
@@ -113,7 +114,7 @@ static void random_images(batches *all, int images, int bytes, int tokens)
         pixels[k] = (uint8_t)(random >> 24);
     }
     for (int k = 0; k < images; k++) labels[k] = k % 2;
-    add_images(all, images, pixels, labels, tokens);
+    add_images(all, images, pixels, bytes, labels, tokens);
 }
 
 static void read_images(tt_context *ctx, batches *all, const char *path, int64_t bytes, int tokens)
@@ -132,7 +133,7 @@ static void read_images(tt_context *ctx, batches *all, const char *path, int64_t
         uint8_t *pixels = (uint8_t *)malloc((size_t)(images * bytes));
         if (!pixels) bench_die("no memory");
         memcpy(pixels, tt_safetensors_data(file, k), (size_t)(images * bytes));
-        add_images(all, (int)images, pixels, label, tokens);
+        add_images(all, (int)images, pixels, bytes, label, tokens);
     }
     tt_safetensors_close(file);
 }

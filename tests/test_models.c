@@ -83,6 +83,7 @@ static tt_batch golden_batch(const golden *g, int k, batch_data *d)
         CHECK(k >= 0 && tt_safetensors_info(g->file, k)->bytes == (size_t)b.seqs * 12 * 12 * 3 && tt_safetensors_info(g->file, k)->bytes <= sizeof d->pixels);
         memcpy(d->pixels, tt_safetensors_data(g->file, k), (size_t)b.seqs * 12 * 12 * 3);
         b.pixels = d->pixels;
+        b.image_bytes = 12 * 12 * 3;
         return b;
     }
     b.rows = golden_ints(g, k, "input_ids", d->ids, TEST_COUNT(d->ids));

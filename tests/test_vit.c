@@ -324,6 +324,7 @@ static tt_batch batch_of(const uint8_t *pixels, const int32_t *labels, int from,
     memset(&b, 0, sizeof b);
     b.seqs = n;
     b.pixels = pixels + from * IMAGE;
+    b.image_bytes = IMAGE;
     b.labels = labels + from;
     b.last_of_step = last;
     return b;
@@ -458,6 +459,10 @@ TEST(misuse)
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the model reads images, but the batch has text");
     labels[1] = 1;
     b = batch_of(pixels, labels, 1, 3, true);
+    b.image_bytes = 32 * 32 * 3;
+    CHECK(tt_train_batch(r, &b, &s, NULL) == TT_ERR_SHAPE);
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "the images of the batch have 3072 bytes (height * width * channels), those of the model 432");
+    b.image_bytes = IMAGE;
     CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK && s.targets == 3); /* nothing was lost */
     tt_trainer_free(r);
 

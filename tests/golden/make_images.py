@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Golden images: small ones of every number of channels, and what Pillow's bilinear resize makes of them.
+
+    python tests/golden/make_images.py            writes tests/golden/resize.safetensors
+    python tests/golden/make_images.py --check    compares with what is there, byte for byte
+
+needs: pillow 12.1 or older, numpy, safetensors. Tensors NAME.from and NAME.to, U8 (height, width, channels). With alpha (2 or 4
+channels) Pillow multiplies the colours by it before resizing and divides them afterwards.
+
+Later versions of Pillow resize the height before the width where it shrinks much more (12.2 a very tall image, 13.0 when it loses more
+than twice as many pixels as the width), so that the rounding in between differs: by one grey level at most, before alpha divides it.
+"""
+import os
+import sys
+
+import numpy as np
+from PIL import Image, __version__ as pillow
+from safetensors.numpy import save
+
+PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "resize.safetensors")
+CASES = [  # channels, (height, width) from, to
+    (3, (32, 32), (48, 48)), (3, (13, 7), (29, 31)), (3, (37, 53), (16, 16)), (3, (61, 90), (7, 5)), (3, (24, 24), (23, 25)), (3, (8, 8), (64, 3)),
+    (3, (1, 1), (4, 6)), (3, (9, 7), (1, 1)), (3, (1, 8), (5, 3)), (3, (8, 1), (3, 2)), (3, (12, 10), (12, 5)), (3, (10, 12), (5, 12)), (3, (6, 5), (6, 5)),
+    (1, (40, 200), (3, 2)), (1, (17, 23), (20, 11)), (1, (1, 300), (1, 7)), (1, (5, 5), (41, 37)),
+    (2, (15, 9), (8, 14)), (2, (6, 5), (6, 5)), (4, (14, 11), (23, 6)), (4, (6, 6), (19, 19)), (4, (30, 20), (9, 7)), (4, (7, 9), (7, 4)), (3, (25, 19), (11, 13)),
+]
+
+
+def image(rng, channels, height, width):
+    """A gradient with noise, and a part that is black or white; alpha of all sorts."""
+    y, x, c = np.mgrid[0:height, 0:width, 0:channels]
+    pixels = 255 * (y + (1 + c) * x) / (height + (1 + c) * width) + rng.randint(-60, 61, (height, width, channels))
+    extreme = rng.randint(0, 4, (height, width, 1)) == 0
+    pixels = np.where(extreme, 255 * rng.randint(0, 2, pixels.shape), pixels)
+    if channels % 2 == 0:
+        alpha = rng.randint(0, 256, (height, width))
+        pixels[..., -1] = np.where(rng.randint(0, 3, alpha.shape) == 0, 255 * (alpha > 127), alpha)
+    return np.clip(pixels, 0, 255).astype(np.uint8)
+
+
+def main():
+    assert tuple(map(int, pillow.split(".")[:2])) <= (12, 1), f"pillow {pillow} goes another way"
+    rng = np.random.RandomState(5)  # legacy generator: its stream is frozen by numpy
+    golden = {}
+    for n, (channels, size, to) in enumerate(CASES):
+        pixels = image(rng, channels, *size)
+        if n == len(CASES) - 1:
+            pixels[:] = 255  # stays so: the weights add up to one
+        resized = Image.fromarray(pixels[..., 0] if channels == 1 else pixels).resize((to[1], to[0]), Image.Resampling.BILINEAR)
+        golden[f"{n:02}.from"], golden[f"{n:02}.to"] = pixels, np.asarray(resized).reshape(*to, channels).copy()
+    data = save(golden)
+    if "--check" not in sys.argv[1:]:
+        with open(PATH, "wb") as f:
+            f.write(data)
+    elif open(PATH, "rb").read() != data:
+        sys.exit("differs from the committed file")
+
+
+if __name__ == "__main__":
+    main()
