@@ -47,7 +47,7 @@
      pooling read seq_start, the first row of each sequence. Rows have a capacity when recorded and a number in each run.
      What is read of some rows only is computed for these only: tt_gather_rows moves up through ops that work row by row and through
      the queries of attention. So a classifier that reads [CLS] skips most of its last layer, and gets what all rows would give (up
-     to rounding; with bf16, operands of a loss are not rounded).
+     to rounding; in 16 bits, operands of a loss are not rounded).
 
    MEMORY
      tt_compile says how much a program needs (tt_program_plan, tt_plan_text) and allocates nothing. tt_allocate, or the first tt_set,
@@ -361,7 +361,7 @@ typedef struct tt_compile_options {
                                        activations and attention are 16-bit in any case                               */
     tt_loss_scale loss_scale;       /* read with "16-mixed" and "16-true" only                                        */
     const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits. "none";
-                                       "cheap" (default): results of layer norm, GELU and SiLU, and bf16 copies of weights, at no
+                                       "cheap" (default): results of layer norm, GELU and SiLU, and 16-bit copies of weights, at no
                                        matrix products; "attention": its results too; "blocks": whatever the backward reads of
                                        the blocks that tt_block_end marks, but for the last, with which the backward begins
                                        (Chen et al., "Training deep nets with sublinear memory cost", 2016)             */

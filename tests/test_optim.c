@@ -424,6 +424,8 @@ TEST(loss_scale_falls_and_grows)
             CHECK(stats.loss > 10 && isfinite(stats.loss));
         }
         CHECK(skipped == 8 && done == 7);
+        CHECK(chain_step(&c, 100, &stats) == TT_OK && stats.loss_scale == 512 && stats.skipped == 9); /* good steps before it count no more */
+        for (int step = 0; step < 3; step++) CHECK(chain_step(&c, 40, &stats) == TT_OK && stats.loss_scale == (step < 2 ? 512 : 1024));
         chain_close(&c);
     }
 }
