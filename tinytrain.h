@@ -3147,13 +3147,14 @@ typedef struct tt__box {
     int merged;     /* index of the box whose place it takes over; itself if none */
 } tt__box;
 
-static size_t tt__max_live(const tt__box *box, int n, int instructions, tt_context *ctx, int *at)
+/* The largest sum of bytes alive at once, of boxes of at least `least` bytes, and where it is. */
+static size_t tt__max_live(const tt__box *box, int n, int instructions, size_t least, tt_context *ctx, int *at)
 {
     int64_t *change = (int64_t *)tt__calloc(ctx, sizeof *change * ((size_t)instructions + 1));
     size_t live = 0, most = 0;
     if (!change) return SIZE_MAX;
     for (int k = 0; k < n; k++) {
-        if (box[k].merged != k) continue;
+        if (box[k].merged != k || box[k].bytes < least) continue;
         change[box[k].first] += (int64_t)box[k].bytes;
         change[box[k].last + 1] -= (int64_t)box[k].bytes;
     }
@@ -3168,17 +3169,59 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt_conte
 
 typedef struct tt__placed { int first, last; size_t from, to; } tt__placed;
 
+/* What is placed already, on shelves: one for each stretch of instructions, with what is alive in it, and one with all. Most boxes live for
+   a few instructions, and so look at few others. */
+enum { TT__SHELVES = 64 };
+typedef struct tt__shelves {
+    tt__placed *placed;
+    int *list;                  /* of shelf s: indices in placed, sorted by `from`, at list[begin[s]]                */
+    int begin[TT__SHELVES + 2], count[TT__SHELVES + 1], stretch;
+} tt__shelves;
+
+/* Room for the n boxes, of which those merged into another take none. */
+static bool tt__shelves_open(tt_context *ctx, tt__shelves *s, const tt__box *box, int n, int instructions)
+{
+    memset(s, 0, sizeof *s);
+    s->stretch = instructions / TT__SHELVES + 1;
+    for (int k = 0; k < n; k++)
+        for (int j = box[k].first / s->stretch; j <= box[k].last / s->stretch && box[k].merged == k; j++) s->begin[j + 1]++;
+    for (int j = 0; j < TT__SHELVES; j++) s->begin[j + 1] += s->begin[j];
+    s->placed = (tt__placed *)tt__alloc(ctx, sizeof *s->placed * (size_t)(n + 1));
+    s->list = (int *)tt__alloc(ctx, sizeof *s->list * (size_t)(s->begin[TT__SHELVES] + n + 1));
+    return s->placed && s->list;
+}
+
+static void tt__shelves_close(tt_context *ctx, tt__shelves *s)
+{
+    tt__free(ctx, s->list);
+    tt__free(ctx, s->placed);
+}
+
+static void tt__shelve(tt__shelves *s, int shelf, int item)
+{
+    int *list = s->list + s->begin[shelf], at = 0, end = s->count[shelf]++, after = end;
+    while (at < end) { /* behind those that begin no higher */
+        int middle = (at + end) / 2;
+        if (s->placed[list[middle]].from > s->placed[item].from) end = middle;
+        else at = middle + 1;
+    }
+    memmove(list + at + 1, list + at, sizeof *list * (size_t)(after - at));
+    list[at] = item;
+}
+
 /* Places boxes in the given order, each into the lowest (or the tightest) gap among those alive with it. Returns the height;
-   gives up above `limit`. placed: room for n. */
-static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit, tt__placed *placed)
+   gives up above `limit`. */
+static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit, tt__shelves *s)
 {
     size_t height = 0;
-    int count = 0;
+    memset(s->count, 0, sizeof s->count);
     for (int k = 0; k < n; k++) {
         tt__box *b = &box[order[k]];
+        int first = b->first / s->stretch, last = b->last / s->stretch, look = first == last ? first : TT__SHELVES;
+        const int *list = s->list + s->begin[look];
         size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
-        for (int j = 0; j < count; j++) { /* sorted by `from` */
-            const tt__placed *p = &placed[j];
+        for (int j = 0; j < s->count[look]; j++) {
+            const tt__placed *p = &s->placed[list[j]];
             if (p->first > b->last || p->last < b->first) continue;
             if (p->from > cursor && p->from - cursor >= b->bytes && p->from - cursor < best_gap) {
                 best = cursor;
@@ -3191,12 +3234,12 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
         b->place = best;
         if (best + b->bytes > height) height = best + b->bytes;
         if (height > limit) return height;
-        int at = count++;
-        while (at > 0 && placed[at - 1].from > best) { placed[at] = placed[at - 1]; at--; }
-        placed[at].first = b->first;
-        placed[at].last = b->last;
-        placed[at].from = best;
-        placed[at].to = best + b->bytes;
+        s->placed[k].first = b->first;
+        s->placed[k].last = b->last;
+        s->placed[k].from = best;
+        s->placed[k].to = best + b->bytes;
+        for (int j = first; j <= last; j++) tt__shelve(s, j, k);
+        tt__shelve(s, TT__SHELVES, k);
     }
     return height;
 }
@@ -3231,35 +3274,37 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
     }
 }
 
-/* Places the n boxes (those merged into another take its place). *height: bytes needed; *bound: the largest sum of live bytes. */
+/* Places the n boxes (those merged into another take its place). *height: bytes needed; *bound: the largest sum of live bytes. Orders are
+   tried until one is within 1/256 of the bound, with the boxes that matter; those below 1/1024 of it then find room between these. */
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, size_t *height, size_t *bound, int *peak_at)
 {
-    size_t roots = 0;
-    int *order = (int *)tt__alloc(ctx, sizeof(int) * (size_t)(n + 1) * 2);
-    size_t *best = (size_t *)tt__alloc(ctx, sizeof(size_t) * (size_t)(n + 1));
-    tt__placed *placed = (tt__placed *)tt__alloc(ctx, sizeof *placed * (size_t)(n + 1));
-    *bound = tt__max_live(box, n, instructions, ctx, peak_at);
+    int *order = (int *)tt__alloc(ctx, sizeof(int) * (size_t)(n + 1) * 2), large = 0, all, winner = 0, at;
+    tt__shelves shelves;
+    bool room = tt__shelves_open(ctx, &shelves, box, n, instructions);
+    *bound = tt__max_live(box, n, instructions, 0, ctx, peak_at);
     *height = SIZE_MAX;
-    if (order && best && placed && *bound != SIZE_MAX) {
-        for (int attempt = 0; attempt < 2 * TT__ORDERS && *height > *bound; attempt++) {
-            roots = 0;
-            for (int k = 0; k < n; k++) if (box[k].merged == k && box[k].bytes) order[roots++] = k;
-            tt__sort_boxes(box, order, order + n, (int)roots, attempt / 2, *peak_at);
-            size_t h = tt__place_in_order(box, order, (int)roots, attempt % 2 == 1, *height == SIZE_MAX ? SIZE_MAX : *height - 1, placed);
-            if (h >= *height) continue;
-            *height = h;
-            for (int k = 0; k < n; k++) best[k] = box[k].place;
+    size_t least = *bound / 1024, goal = tt__max_live(box, n, instructions, least, ctx, &at), best = SIZE_MAX;
+    if (order && room && *bound != SIZE_MAX && goal != SIZE_MAX) {
+        for (int k = 0; k < n; k++) if (box[k].merged == k && box[k].bytes && box[k].bytes >= least) order[large++] = k;
+        all = large;
+        for (int k = 0; k < n; k++) if (box[k].merged == k && box[k].bytes && box[k].bytes < least) order[all++] = k;
+        for (int attempt = 0; attempt < 2 * TT__ORDERS && best > goal + goal / 256; attempt++) {
+            tt__sort_boxes(box, order, order + n, large, attempt / 2, *peak_at);
+            size_t h = tt__place_in_order(box, order, large, attempt % 2 == 1, best - 1, &shelves);
+            if (h >= best) continue;
+            best = h;
+            winner = attempt;
         }
-        if (!roots) *height = 0;
-        for (int k = 0; k < n && roots; k++) box[k].place = best[k];
+        tt__sort_boxes(box, order, order + n, large, winner / 2, *peak_at);
+        tt__sort_boxes(box, order + large, order + n, all - large, 0, *peak_at);
+        *height = tt__place_in_order(box, order, all, winner % 2 == 1, SIZE_MAX, &shelves);
         for (int k = 0; k < n; k++) {
             int root = k;
             while (box[root].merged != root) root = box[root].merged;
             box[k].place = box[root].place;
         }
     }
-    tt__free(ctx, placed);
-    tt__free(ctx, best);
+    tt__shelves_close(ctx, &shelves);
     tt__free(ctx, order);
     return *height == SIZE_MAX ? TT_ERR_MEMORY : TT_OK;
 }

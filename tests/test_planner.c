@@ -550,15 +550,15 @@ TEST(random_networks_have_true_gradients)
 
 /* Smallest height of any placement: some order of lowest fits reaches it (put the storages of a best placement in the order of
    their places: each lands at its place or below). */
-static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__placed *placed)
+static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__shelves *shelves)
 {
     if (fixed == n) {
-        size_t height = tt__place_in_order(box, order, n, false, best, placed);
+        size_t height = tt__place_in_order(box, order, n, false, best, shelves);
         return height < best ? height : best;
     }
     for (int k = fixed; k < n; k++) {
         int swap = order[fixed]; order[fixed] = order[k]; order[k] = swap;
-        best = best_height(box, order, n, fixed + 1, best, placed);
+        best = best_height(box, order, n, fixed + 1, best, shelves);
         swap = order[fixed]; order[fixed] = order[k]; order[k] = swap;
     }
     return best;
@@ -575,7 +575,7 @@ TEST(placement_against_brute_force)
     ctx->options.verify = true;
     for (int c = 0; c < cases; c++) {
         tt__box box[7];
-        tt__placed placed[8];
+        tt__shelves shelves;
         int order[7], n = 1 + pick(&s, 7), length = 2 + pick(&s, 8), at, bound_at = 0;
         size_t height, bound, most = 0;
         for (int k = 0; k < n; k++) {
@@ -592,7 +592,9 @@ TEST(placement_against_brute_force)
         CHECK(bound == most && at == bound_at);
         CHECK(height >= bound);
         CHECK(tt__verify_places(t, box, n, height) == TT_OK);
-        size_t best = best_height(box, order, n, 0, SIZE_MAX, placed);
+        REQUIRE(tt__shelves_open(ctx, &shelves, box, n, length));
+        size_t best = best_height(box, order, n, 0, SIZE_MAX, &shelves);
+        tt__shelves_close(ctx, &shelves);
         CHECK(best >= bound && height >= best);
         sum += (double)height / (double)best;
         if ((double)height / (double)best > worst) worst = (double)height / (double)best;
