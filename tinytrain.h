@@ -50,8 +50,9 @@
      to rounding; in 16 bits, operands of a loss are not rounded).
 
    MEMORY
-     tt_compile says how much a program needs (tt_program_plan, tt_plan_text) and allocates nothing. tt_allocate, or the first tt_set,
-     allocates the arena, exactly that large; a step allocates nothing (but a CBLAS may). A program that shares another's arena (evaluation)
+     tt_compile says how much a program needs (tt_program_plan, tt_plan_text, tt_plan_svg) and allocates nothing. tt_allocate, or the
+     first tt_set, allocates the arena, exactly that large; a step allocates nothing (but a CBLAS may). What a program would need on
+     another kind of device can be planned without one (tt_compile_options.device). A program that shares another's arena (evaluation)
      costs the larger of the two, not the sum. Parameters are made in place, in their dtype, from file or generator. The arena is
      released with the last of its programs and parameters: by tt_close, when parameters live there.
 
@@ -77,8 +78,9 @@
      aborts or prints; the default logger writes warnings and errors to stderr.
 
    LIMITS
-     CPU only. Matmuls add up in fp32 whatever the dtype of their operands; dot products of bf16 take subnormals as 0. Little-endian
-     machines. At most 4 dimensions for parameters, 2 for activations; 2^31 rows. Cross-entropy holds its logits whole.
+     Runs on CPUs only; CUDA devices are planned for. Matmuls add up in fp32 whatever the dtype of their operands; dot products of bf16
+     take subnormals as 0. Little-endian machines. At most 4 dimensions for parameters, 2 for activations; 2^31 rows. Cross-entropy
+     holds its logits whole.
 
    SECTIONS (search for the tag)
      >>api  >>base  >>tape  >>backend  >>autodiff  >>passes  >>planner  >>cpu  >>program  >>optim  >>formats  >>models  >>trainer
@@ -368,7 +370,10 @@ typedef struct tt_compile_options {
     bool accumulate;                /* steps of several micro-batches: gradients persist between them. Default false  */
     tt_optimizer_options optimizer;
     size_t memory_budget;           /* bytes; tt_compile fails with TT_ERR_BUDGET if the plan needs more. 0: no limit  */
-    tt_program *share;              /* a program that never runs at the same time: use its arena. Default NULL        */
+    const char *device;             /* kind of device: "cpu" (also NULL, the default) or "cuda". A program for one that this build
+                                       cannot run is there to be planned: it takes no part of the parameters' memory, its plan
+                                       counts them whole, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED */
+    tt_program *share;              /* a program that never runs at the same time: use its arena. Of the same device. Default NULL */
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
 
@@ -385,8 +390,11 @@ typedef enum tt_category {
 const char *tt_category_name(tt_category c);
 
 typedef struct tt_plan {
+    const char *device;                     /* the kind that it is for: "cpu", "cuda"                                */
     size_t bytes;                           /* the arena: exactly this much is allocated                             */
-    size_t persistent_bytes;                /* parameters, optimizer state, accumulated gradients                    */
+    size_t persistent_bytes;                /* parameters, optimizer state, accumulated gradients, resident workspace */
+    size_t init_bytes;                      /* in use while parameters are initialised or loaded: they, the resident
+                                               workspace and the buffer that they stream through                    */
     size_t lower_bound_bytes;               /* largest sum of bytes live at one instruction: no placement needs less */
     size_t at_peak[TT_MEM_CATEGORIES];      /* bytes live at the peak instruction, by category                       */
     int peak_instruction;                   /* its number ...                                                         */
@@ -396,8 +404,21 @@ typedef struct tt_plan {
     double extra_flops;                     /* of these, what is computed again                                      */
 } tt_plan;
 tt_plan tt_program_plan(const tt_program *p); /* works before anything is allocated                                   */
-/* The plan as text, a few lines, into `to` (always terminated). Returns the length it has or would have. */
+
+typedef struct tt_plan_value { /* a storage: what works in place on another's, or views it, is no second one           */
+    const char *name;       /* of the value that it holds at the peak; of a workspace, the op's. As long as the program */
+    tt_category category;
+    size_t bytes;
+    int first, last;        /* the instructions from which to which it is occupied                                   */
+} tt_plan_value;
+/* What lives at the peak instruction, largest first: at most `capacity` into `to`. Returns how many there are; their bytes add
+   up to tt_plan.at_peak. */
+int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity);
+/* The plan as text, some lines, into `to` (always terminated). Returns the length it has or would have. */
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity);
+/* The same as a picture: an SVG of the bytes in use at each instruction, by category. Returns the length as tt_plan_text does; 0
+   when out of memory. */
+size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity);
 /* One line per instruction: op, name, operands with dtype, shape and offset. Returns the length as tt_plan_text does. */
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
@@ -735,6 +756,7 @@ typedef struct tt_train_options {
     const char *precision, *residual; /* as tt_compile_options. Default "32-true", NULL                                */
     tt_loss_scale loss_scale;        /* as tt_compile_options                                                         */
     const char *recompute;           /* as tt_compile_options. Default "cheap"                                        */
+    const char *device;              /* as tt_compile_options. Default "cpu"                                          */
     float label_smoothing;           /* default 0                                                                    */
     int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens. max_tokens: text only */
     bool accumulate;                 /* steps may have several micro-batches. Default false                          */
@@ -857,7 +879,8 @@ tt_status tt_fit(tt_trainer *t, tt_loader *train, tt_loader *validation, const t
 static int64_t tt__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t tt__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t tt__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static size_t tt__align_up(size_t n) { return (n + TT__ALIGN - 1) & ~(size_t)(TT__ALIGN - 1); }
+static size_t tt__align_to(size_t n, size_t alignment) { return (n + alignment - 1) & ~(alignment - 1); } /* a power of two */
+static size_t tt__align_up(size_t n) { return tt__align_to(n, TT__ALIGN); }
 
 /* a * b for non-negative sizes; false when the product does not fit. */
 static bool tt__mul_size(size_t a, size_t b, size_t *product)
@@ -1664,6 +1687,7 @@ struct tt_tape {
     tt__instr *code; int n_code, cap_code;
     tt__axis *axes; int n_axes, cap_axes;           /* axes[0] is "none"                                            */
     uint32_t n_random;
+    size_t alignment;                               /* of storages: what the kind of device that it is compiled for wants */
     tt_status status;                               /* of the first op that failed, with its sentence                */
     char error[512];
 };
@@ -1817,6 +1841,7 @@ tt_tape *tt_tape_new(tt_context *ctx)
     tt_tape *t = (tt_tape *)tt__calloc(ctx, sizeof *t);
     if (!t) return NULL;
     t->ctx = ctx;
+    t->alignment = TT__ALIGN;
     if (!TT__GROW(ctx, t->values, t->n_values, t->cap_values) || !TT__GROW(ctx, t->axes, t->n_axes, t->cap_axes)) {
         tt_tape_free(t);
         return NULL;
@@ -2508,6 +2533,53 @@ typedef struct tt__launch {
     bool add[TT__MAX_OUT];
     void *workspace;
 } tt__launch;
+
+/* What a plan must know of a kind of device, whether this build can run it or not. */
+typedef struct tt__device_kind {
+    const char *name;
+    bool runs;          /* this build has its kernels                                                               */
+    size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                          */
+    size_t resident;    /* bytes of workspace that stay between instructions and runs                                */
+    size_t (*workspace)(tt_context *ctx, const tt_tape *t, const tt__instr *i); /* bytes that i needs beside it, at full capacity */
+} tt__device_kind;
+
+static size_t tt__cpu_workspace(tt_context *ctx, const tt_tape *t, const tt__instr *i); /* >>cpu */
+
+/* Storages begin at multiples of 256 bytes, as those of cudaMalloc do, which is enough for any vector load. */
+#define TT__CUDA_ALIGN 256
+/* What cuBLAS recommends on Hopper (its documentation, cublasSetWorkspace); with less it leaves its faster kernels out. Instructions run
+   one after another, so others use it too: partial sums of biases, norms, losses and squares, at most some hundred rows of fp32, fit in. */
+#define TT__CUDA_RESIDENT ((size_t)32 << 20)
+
+static size_t tt__cuda_workspace(tt_context *ctx, const tt_tape *t, const tt__instr *i)
+{
+    (void)ctx;
+    if (i->op == TT__OP_ATTENTION_BACKWARD) {
+        /* A block of threads owns keys and goes through the queries, so dq is added to by many: in fp32, whatever dq's dtype. Beside it
+           the sum of dout * out of each row and head, which all of them read (Dao: "FlashAttention-2", 2023, algorithm 2). */
+        size_t rows = (size_t)tt__in(t, i, 1)->rows, width = (size_t)tt__in(t, i, 1)->cols;
+        return tt__align_to(rows * width * 4, TT__CUDA_ALIGN) + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN);
+    }
+    if (i->op == TT__OP_EMBEDDING_BACKWARD) /* radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident */
+        return 4 * tt__align_to((size_t)tt__in(t, i, 0)->rows * 4, TT__CUDA_ALIGN);
+    return 0; /* the others work row by row, tile by tile, or with partial sums */
+}
+
+static const tt__device_kind tt__device_kinds[] = {{"cpu", true, TT__ALIGN, 0, tt__cpu_workspace},
+                                                   {"cuda", false, TT__CUDA_ALIGN, TT__CUDA_RESIDENT, tt__cuda_workspace}};
+
+/* NULL, after tt__fail, if there is none of that name. */
+static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name)
+{
+    char known[128];
+    tt__text text = {known, sizeof known, 0};
+    for (int k = 0; k < TT__COUNT(tt__device_kinds); k++) {
+        if (strcmp(name ? name : "cpu", tt__device_kinds[k].name) == 0) return &tt__device_kinds[k];
+        tt__print(&text, "%s%s", k ? " or " : "", tt__device_kinds[k].name);
+    }
+    tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
+    return NULL;
+}
 
 /* ============================================================================================================
    AUTODIFF                                                                                      >>autodiff
@@ -3448,16 +3520,39 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 typedef struct tt__arena {
     int references;     /* programs, and parameters that live here                                                  */
     int programs;
-    size_t persistent, transient;
+    const tt__device_kind *kind;
+    size_t persistent, transient; /* persistent: first the kind's resident workspace                                */
     char *memory; /* NULL until allocated */
     const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's          */
+    tt_param *planned; int n_planned; /* of a kind that does not run here, see tt__home                             */
 } tt__arena;
 
 static void tt__arena_release(tt_context *ctx, tt__arena *a)
 {
     if (!a || --a->references > 0) return;
     tt__free(ctx, a->memory);
+    tt__free(ctx, a->planned);
     tt__free(ctx, a);
+}
+
+/* Holds the place (arena, offset, dtype) of a parameter: itself, or where `a` is of a kind that does not run here, and so must leave
+   parameters where they are, a stand-in that a has for it. NULL: nothing does. */
+static tt_param *tt__home(tt_context *ctx, const tt__arena *a, bool runs, int param)
+{
+    if (runs) return ctx->params[param];
+    return a && param < a->n_planned ? &a->planned[param] : NULL;
+}
+
+static tt_status tt__plan_params(tt_context *ctx, tt__arena *a)
+{
+    size_t had = sizeof *a->planned * (size_t)a->n_planned, wanted = sizeof *a->planned * (size_t)ctx->n_params;
+    if (a->kind->runs || wanted <= had) return TT_OK;
+    tt_param *planned = (tt_param *)tt__realloc(ctx, a->planned, wanted);
+    if (!planned) return TT_ERR_MEMORY;
+    memset((char *)planned + had, 0, wanted - had);
+    a->planned = planned;
+    a->n_planned = ctx->n_params;
+    return TT_OK;
 }
 
 #define TT__NO_PLACE SIZE_MAX /* of a storage that nothing uses */
@@ -3470,13 +3565,14 @@ typedef struct tt__box {
     int merged;     /* index of the box whose place it takes over; itself if none */
 } tt__box;
 
-static size_t tt__max_live(const tt__box *box, int n, int instructions, tt_context *ctx, int *at)
+/* The largest sum of bytes alive at once, of boxes of at least `least` bytes, and where it is. */
+static size_t tt__max_live(const tt__box *box, int n, int instructions, size_t least, tt_context *ctx, int *at)
 {
     int64_t *change = (int64_t *)tt__calloc(ctx, sizeof *change * ((size_t)instructions + 1));
     size_t live = 0, most = 0;
     if (!change) return SIZE_MAX;
     for (int k = 0; k < n; k++) {
-        if (box[k].merged != k) continue;
+        if (box[k].merged != k || box[k].bytes < least) continue;
         change[box[k].first] += (int64_t)box[k].bytes;
         change[box[k].last + 1] -= (int64_t)box[k].bytes;
     }
@@ -3491,17 +3587,59 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt_conte
 
 typedef struct tt__placed { int first, last; size_t from, to; } tt__placed;
 
+/* What is placed already, on shelves: one for each stretch of instructions, with what is alive in it, and one with all. Most boxes live for
+   a few instructions, and so look at few others. */
+enum { TT__SHELVES = 64 };
+typedef struct tt__shelves {
+    tt__placed *placed;
+    int *list;                  /* of shelf s: indices in placed, sorted by `from`, at list[begin[s]]                */
+    int begin[TT__SHELVES + 2], count[TT__SHELVES + 1], stretch;
+} tt__shelves;
+
+/* Room for the n boxes, of which those merged into another take none. */
+static bool tt__shelves_open(tt_context *ctx, tt__shelves *s, const tt__box *box, int n, int instructions)
+{
+    memset(s, 0, sizeof *s);
+    s->stretch = instructions / TT__SHELVES + 1;
+    for (int k = 0; k < n; k++)
+        for (int j = box[k].first / s->stretch; j <= box[k].last / s->stretch && box[k].merged == k; j++) s->begin[j + 1]++;
+    for (int j = 0; j < TT__SHELVES; j++) s->begin[j + 1] += s->begin[j];
+    s->placed = (tt__placed *)tt__alloc(ctx, sizeof *s->placed * (size_t)(n + 1));
+    s->list = (int *)tt__alloc(ctx, sizeof *s->list * (size_t)(s->begin[TT__SHELVES] + n + 1));
+    return s->placed && s->list;
+}
+
+static void tt__shelves_close(tt_context *ctx, tt__shelves *s)
+{
+    tt__free(ctx, s->list);
+    tt__free(ctx, s->placed);
+}
+
+static void tt__shelve(tt__shelves *s, int shelf, int item)
+{
+    int *list = s->list + s->begin[shelf], at = 0, end = s->count[shelf]++, after = end;
+    while (at < end) { /* behind those that begin no higher */
+        int middle = (at + end) / 2;
+        if (s->placed[list[middle]].from > s->placed[item].from) end = middle;
+        else at = middle + 1;
+    }
+    memmove(list + at + 1, list + at, sizeof *list * (size_t)(after - at));
+    list[at] = item;
+}
+
 /* Places boxes in the given order, each into the lowest (or the tightest) gap among those alive with it. Returns the height;
-   gives up above `limit`. placed: room for n. */
-static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit, tt__placed *placed)
+   gives up above `limit`. */
+static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit, tt__shelves *s)
 {
     size_t height = 0;
-    int count = 0;
+    memset(s->count, 0, sizeof s->count);
     for (int k = 0; k < n; k++) {
         tt__box *b = &box[order[k]];
+        int first = b->first / s->stretch, last = b->last / s->stretch, look = first == last ? first : TT__SHELVES;
+        const int *list = s->list + s->begin[look];
         size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
-        for (int j = 0; j < count; j++) { /* sorted by `from` */
-            const tt__placed *p = &placed[j];
+        for (int j = 0; j < s->count[look]; j++) {
+            const tt__placed *p = &s->placed[list[j]];
             if (p->first > b->last || p->last < b->first) continue;
             if (p->from > cursor && p->from - cursor >= b->bytes && p->from - cursor < best_gap) {
                 best = cursor;
@@ -3514,12 +3652,12 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
         b->place = best;
         if (best + b->bytes > height) height = best + b->bytes;
         if (height > limit) return height;
-        int at = count++;
-        while (at > 0 && placed[at - 1].from > best) { placed[at] = placed[at - 1]; at--; }
-        placed[at].first = b->first;
-        placed[at].last = b->last;
-        placed[at].from = best;
-        placed[at].to = best + b->bytes;
+        s->placed[k].first = b->first;
+        s->placed[k].last = b->last;
+        s->placed[k].from = best;
+        s->placed[k].to = best + b->bytes;
+        for (int j = first; j <= last; j++) tt__shelve(s, j, k);
+        tt__shelve(s, TT__SHELVES, k);
     }
     return height;
 }
@@ -3554,38 +3692,42 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
     }
 }
 
-/* Places the n boxes (those merged into another take its place). *height: bytes needed; *bound: the largest sum of live bytes. */
+/* Places the n boxes (those merged into another take its place). *height: bytes needed; *bound: the largest sum of live bytes. Orders are
+   tried until one is within 1/256 of the bound, with the boxes that matter; those below 1/1024 of it then find room between these. */
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, size_t *height, size_t *bound, int *peak_at)
 {
-    size_t roots = 0;
-    int *order = (int *)tt__alloc(ctx, sizeof(int) * (size_t)(n + 1) * 2);
-    size_t *best = (size_t *)tt__alloc(ctx, sizeof(size_t) * (size_t)(n + 1));
-    tt__placed *placed = (tt__placed *)tt__alloc(ctx, sizeof *placed * (size_t)(n + 1));
-    *bound = tt__max_live(box, n, instructions, ctx, peak_at);
+    int *order = (int *)tt__alloc(ctx, sizeof(int) * (size_t)(n + 1) * 2), large = 0, all, winner = 0, at;
+    tt__shelves shelves;
+    bool room = tt__shelves_open(ctx, &shelves, box, n, instructions);
+    *bound = tt__max_live(box, n, instructions, 0, ctx, peak_at);
     *height = SIZE_MAX;
-    if (order && best && placed && *bound != SIZE_MAX) {
-        for (int attempt = 0; attempt < 2 * TT__ORDERS && *height > *bound; attempt++) {
-            roots = 0;
-            for (int k = 0; k < n; k++) if (box[k].merged == k && box[k].bytes) order[roots++] = k;
-            tt__sort_boxes(box, order, order + n, (int)roots, attempt / 2, *peak_at);
-            size_t h = tt__place_in_order(box, order, (int)roots, attempt % 2 == 1, *height == SIZE_MAX ? SIZE_MAX : *height - 1, placed);
-            if (h >= *height) continue;
-            *height = h;
-            for (int k = 0; k < n; k++) best[k] = box[k].place;
+    size_t least = *bound / 1024, goal = tt__max_live(box, n, instructions, least, ctx, &at), best = SIZE_MAX;
+    if (order && room && *bound != SIZE_MAX && goal != SIZE_MAX) {
+        for (int k = 0; k < n; k++) if (box[k].merged == k && box[k].bytes && box[k].bytes >= least) order[large++] = k;
+        all = large;
+        for (int k = 0; k < n; k++) if (box[k].merged == k && box[k].bytes && box[k].bytes < least) order[all++] = k;
+        for (int attempt = 0; attempt < 2 * TT__ORDERS && best > goal + goal / 256; attempt++) {
+            tt__sort_boxes(box, order, order + n, large, attempt / 2, *peak_at);
+            size_t h = tt__place_in_order(box, order, large, attempt % 2 == 1, best - 1, &shelves);
+            if (h >= best) continue;
+            best = h;
+            winner = attempt;
         }
-        if (!roots) *height = 0;
-        for (int k = 0; k < n && roots; k++) box[k].place = best[k];
+        tt__sort_boxes(box, order, order + n, large, winner / 2, *peak_at);
+        tt__sort_boxes(box, order + large, order + n, all - large, 0, *peak_at);
+        *height = tt__place_in_order(box, order, all, winner % 2 == 1, SIZE_MAX, &shelves);
         for (int k = 0; k < n; k++) {
             int root = k;
             while (box[root].merged != root) root = box[root].merged;
             box[k].place = box[root].place;
         }
     }
-    tt__free(ctx, placed);
-    tt__free(ctx, best);
+    tt__shelves_close(ctx, &shelves);
     tt__free(ctx, order);
     return *height == SIZE_MAX ? TT_ERR_MEMORY : TT_OK;
 }
+
+static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v) { return tt__align_to(tt__storage_bytes(v), t->alignment); }
 
 /* Lifetimes of the transient storages and workspaces of a tape. *box is released by the caller. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
@@ -3609,7 +3751,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             if (of[base] < 0) {
                 of[base] = n;
                 box[n].first = v->storage == TT__INPUT ? 0 : k; /* inputs are set before the run */
-                box[n].bytes = tt__storage_bytes(v);
+                box[n].bytes = tt__arena_bytes(t, v);
                 box[n].value = base;
                 box[n].merged = n;
                 n++;
@@ -3618,7 +3760,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         }
         if (i->workspace) {
             box[n].first = box[n].last = k;
-            box[n].bytes = tt__align_up(i->workspace);
+            box[n].bytes = tt__align_to(i->workspace, t->alignment);
             box[n].merged = n;
             n++;
         }
@@ -3627,7 +3769,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         if (t->values[v].storage != TT__INPUT || t->values[v].base != v || of[v] >= 0 || !(t->values[v].keep || v == t->values[root].base)) continue;
         of[v] = n;
         box[n].last = t->n_code > 0 ? t->n_code - 1 : 0;
-        box[n].bytes = tt__storage_bytes(&t->values[v]);
+        box[n].bytes = tt__arena_bytes(t, &t->values[v]);
         box[n].value = v;
         box[n].merged = n;
         n++;
@@ -3664,7 +3806,7 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, size_t
 {
     if (!t->ctx->options.verify) return TT_OK;
     for (int a = 0; a < n; a++) {
-        if (box[a].place % TT__ALIGN || box[a].place > height || box[a].bytes > height - box[a].place)
+        if (box[a].place % t->alignment || box[a].place > height || box[a].bytes > height - box[a].place)
             return tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its region of %zu", a, box[a].bytes, box[a].place, height);
         if (box[a].merged != a) continue;
         for (int b = 0; b < a; b++) {
@@ -7147,6 +7289,7 @@ struct tt_program {
     tt_context *ctx;
     tt_tape *t;             /* its own copy, rewritten                                                               */
     tt_compile_options options;
+    const tt__device_kind *kind;
     int32_t root;
     tt__arena *arena;
     size_t transient;       /* bytes of its transient region                                                         */
@@ -7260,23 +7403,23 @@ static tt_status tt__place_persistent(tt_program *p)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
-        tt_param *param = p->ctx->params[x->param];
-        if (param->arena && param->dtype != x->shape.dtype)
+        const tt_param *home = tt__home(p->ctx, p->arena, p->kind->runs, x->param);
+        if (home->arena && home->dtype != x->shape.dtype)
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier program holds it as %s: compile both "
-                            "with the same precision", p->options.precision, param->name, tt_dtype_name(x->shape.dtype), tt_dtype_name(param->dtype));
+                            "with the same precision", p->options.precision, p->ctx->params[x->param]->name, tt_dtype_name(x->shape.dtype), tt_dtype_name(home->dtype));
     }
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
         if (!x->persistent || x->base != v) continue;
-        tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
-        if (param && param->arena) continue;
+        tt_param *home = x->storage == TT__PARAMETER ? tt__home(p->ctx, p->arena, p->kind->runs, x->param) : NULL;
+        if (home && home->arena) continue;
         x->place = p->arena->persistent;
-        p->arena->persistent += tt__storage_bytes(x);
-        if (param) {
-            param->arena = p->arena;
-            param->arena->references++;
-            param->offset = x->place;
-            param->dtype = x->shape.dtype;
+        p->arena->persistent += tt__arena_bytes(t, x);
+        if (home) {
+            home->arena = p->arena;
+            home->offset = x->place;
+            home->dtype = x->shape.dtype;
+            p->arena->references += p->kind->runs;
         }
     }
     return TT_OK;
@@ -7370,13 +7513,17 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if (status == TT_OK && p->options.train) status = tt__check_optimizer(ctx, &p->options.optimizer);
     if (status != TT_OK) return status;
     if (p->options.share && p->options.share->ctx != ctx) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
+    if (!(p->kind = tt__find_device(ctx, p->options.device))) return ctx->status;
+    if (p->options.share && p->options.share->kind != p->kind)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this one is for '%s'", p->options.share->kind->name, p->kind->name);
     p->t = tt__copy_tape(t);
     p->root = root.id;
     if (!p->t) return TT_ERR_MEMORY;
+    p->t->alignment = p->kind->alignment;
     tt__mark_gradients(p->t);
     if (!p->options.train) p->t->values[root.id].keep = p->t->values[p->t->values[root.id].base].keep = true;
     if ((status = tt__run_passes(p, &precision, recompute)) != TT_OK) return status;
-    for (int k = 0; k < p->t->n_code; k++) p->t->code[k].workspace = tt__cpu_workspace(ctx, p->t, &p->t->code[k]);
+    for (int k = 0; k < p->t->n_code; k++) p->t->code[k].workspace = p->kind->workspace(ctx, p->t, &p->t->code[k]);
     if ((status = tt__lifetimes(p->t, p->root, &p->box, &p->n_boxes)) != TT_OK) return status;
     if ((status = tt__place(ctx, p->box, p->n_boxes, (int)tt__max(1, p->t->n_code), &p->transient, &p->bound, &p->peak_at)) != TT_OK) return status;
     for (int32_t v = 1; v < p->t->n_values; v++) p->t->values[v].place = TT__NO_PLACE;
@@ -7394,9 +7541,10 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     size_t persistent_needed = 0;
     for (int32_t v = 1; v < p->t->n_values; v++) {
         const tt__value *x = &p->t->values[v];
-        if (x->persistent && x->base == v && !(x->storage == TT__PARAMETER && ctx->params[x->param]->arena)) persistent_needed += tt__storage_bytes(x);
+        const tt_param *home = x->storage == TT__PARAMETER ? tt__home(ctx, shared, p->kind->runs, x->param) : NULL;
+        if (x->persistent && x->base == v && !(home && home->arena)) persistent_needed += tt__arena_bytes(p->t, x);
     }
-    bytes = persistent_needed + p->transient;
+    bytes = p->kind->resident + persistent_needed + p->transient;
     if (shared) bytes = persistent_needed + shared->persistent + (p->transient > shared->transient ? p->transient : shared->transient);
     if (p->options.memory_budget && bytes > p->options.memory_budget)
         return tt__fail(ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu: %zu are persistent (parameters, optimizer, gradients), the rest is "
@@ -7409,9 +7557,11 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
         p->arena = (tt__arena *)tt__calloc(ctx, sizeof *p->arena);
         if (!p->arena) return TT_ERR_MEMORY;
         p->arena->references = 1;
+        p->arena->kind = p->kind;
+        p->arena->persistent = p->kind->resident;
     }
     p->arena->programs++;
-    if ((status = tt__place_persistent(p)) != TT_OK) return status;
+    if ((status = tt__plan_params(ctx, p->arena)) != TT_OK || (status = tt__place_persistent(p)) != TT_OK) return status;
     if (p->transient > p->arena->transient) p->arena->transient = p->transient;
     return TT_OK;
 }
@@ -7457,21 +7607,45 @@ static int64_t tt__actual_rows(const tt_program *p, int32_t id)
     return s->axis ? p->axis_rows[s->axis] + s->extra : s->rows;
 }
 
+/* Storage k of the program, 0 <= k < tt__storages(p): the resident workspace, then persistent values, then boxes. False if there is none
+   of that number. */
+static int tt__storages(const tt_program *p) { return p->t->n_values + p->n_boxes; }
+
+static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
+{
+    const tt_tape *t = p->t;
+    memset(to, 0, sizeof *to);
+    if (k >= t->n_values) {
+        const tt__box *box = &p->box[k - t->n_values];
+        to->name = box->value ? t->values[box->value].name : tt__instr_name(&t->code[box->first]);
+        to->category = tt__category(t, box->value);
+        to->bytes = box->bytes;
+        to->first = box->first;
+        to->last = box->last;
+        return box->merged == k - t->n_values && box->bytes;
+    }
+    to->name = k ? t->values[k].name : "matmul";
+    to->category = tt__category(t, k);
+    to->bytes = k ? tt__arena_bytes(t, &t->values[k]) : p->kind->resident;
+    to->last = (int)tt__max(1, t->n_code) - 1;
+    return k ? t->values[k].persistent && t->values[k].base == k : to->bytes > 0;
+}
+
 tt_plan tt_program_plan(const tt_program *p)
 {
     tt_plan plan;
+    tt_plan_value v;
     const tt_tape *t = p->t;
     memset(&plan, 0, sizeof plan);
+    plan.device = p->kind->name;
     plan.persistent_bytes = p->arena->persistent;
     plan.bytes = p->arena->persistent + p->arena->transient;
     plan.lower_bound_bytes = p->arena->persistent + p->bound;
     plan.instructions = t->n_code;
     plan.values = t->n_values - 1;
-    for (int32_t v = 1; v < t->n_values; v++)
-        if (t->values[v].persistent && t->values[v].base == v) plan.at_peak[tt__category(t, v)] += tt__storage_bytes(&t->values[v]);
-    for (int k = 0; k < p->n_boxes; k++)
-        if (p->box[k].merged == k && p->box[k].first <= p->peak_at && p->box[k].last >= p->peak_at)
-            plan.at_peak[tt__category(t, p->box[k].value)] += p->box[k].bytes;
+    for (int k = 0; k < tt__storages(p); k++)
+        if (tt__storage_of(p, k, &v) && v.first <= p->peak_at && v.last >= p->peak_at) plan.at_peak[v.category] += v.bytes;
+    plan.init_bytes = plan.at_peak[TT_MEM_PARAMETERS] + p->kind->resident + sizeof(float) * TT__PIECE;
     plan.peak_instruction = p->peak_at;
     if (p->peak_at < t->n_code) {
         const tt__instr *i = &t->code[p->peak_at];
@@ -7487,18 +7661,217 @@ tt_plan tt_program_plan(const tt_program *p)
     return plan;
 }
 
+int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity)
+{
+    int n = 0;
+    for (int k = 0; k < tt__storages(p); k++) {
+        tt_plan_value v;
+        if (!tt__storage_of(p, k, &v) || v.first > p->peak_at || v.last < p->peak_at) continue;
+        int box = k - p->t->n_values, kept = n < capacity ? n : capacity, at = kept;
+        for (int b = box + 1; box >= 0 && b < p->n_boxes; b++) /* those that took over its place, in order of time */
+            if (p->box[b].merged == box && p->box[b].first <= p->peak_at) v.name = p->t->values[p->box[b].value].name;
+        n++;
+        while (at > 0 && to[at - 1].bytes < v.bytes) at--;
+        if (at >= capacity) continue;
+        memmove(&to[at + 1], &to[at], sizeof v * (size_t)(kept - at - (kept == capacity)));
+        to[at] = v;
+    }
+    return n;
+}
+
+static bool tt__is_alphanumeric(char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+/* The name with '*' for each number that stands alone: "layer.*.norm1" for "layer.3.norm1". */
+static void tt__without_numbers(const char *name, char *to, size_t capacity)
+{
+    size_t n = 0;
+    bool inside = false; /* of a word */
+    while (*name && n + 1 < capacity) {
+        size_t digits = inside ? 0 : strspn(name, "0123456789");
+        bool number = digits && !tt__is_alphanumeric(name[digits]);
+        inside = !number && tt__is_alphanumeric(*name);
+        to[n++] = number ? '*' : *name;
+        name += number ? digits : 1;
+    }
+    to[n] = 0;
+}
+
+typedef struct tt__plan_group { char name[72]; tt_category category; size_t bytes; int count; } tt__plan_group;
+
+/* The largest values at the peak, those of one size whose names differ in numbers only taken together: one line for 24 layers. */
+static void tt__print_largest(const tt_program *p, tt__text *text)
+{
+    tt__plan_group largest[8];
+    int n = tt_plan_values(p, NULL, 0), groups = 0, others = n;
+    size_t rest = 0;
+    tt_plan_value *all = (tt_plan_value *)tt__alloc(p->ctx, sizeof *all * (size_t)(n + 1));
+    if (!all) return; /* the rest of the report is worth having */
+    tt_plan_values(p, all, n);
+    for (int i = 0; i < n; i++) {
+        tt__plan_group g = {"", all[i].category, 0, 0};
+        rest += all[i].bytes;
+        if (!all[i].name) continue; /* it is in a group */
+        tt__without_numbers(all[i].name, g.name, sizeof g.name);
+        for (int j = i; j < n && all[j].bytes == all[i].bytes; j++) {
+            char name[sizeof g.name];
+            if (!all[j].name || all[j].category != g.category) continue;
+            tt__without_numbers(all[j].name, name, sizeof name);
+            if (strcmp(name, g.name) != 0) continue;
+            g.bytes += all[j].bytes;
+            if (g.count++) all[j].name = NULL;
+        }
+        if (g.count == 1) snprintf(g.name, sizeof g.name, "%s", all[i].name);
+        int at = groups;
+        while (at > 0 && largest[at - 1].bytes < g.bytes) at--;
+        if (at == TT__COUNT(largest)) continue;
+        if (groups < TT__COUNT(largest)) groups++;
+        memmove(&largest[at + 1], &largest[at], sizeof g * (size_t)(groups - 1 - at));
+        largest[at] = g;
+    }
+    tt__free(p->ctx, all);
+    for (int k = 0; k < groups; k++) {
+        tt__print(text, "  %8s %10.1f MB  ", k ? "" : "largest:", (double)largest[k].bytes / 1e6);
+        if (largest[k].count > 1) tt__print(text, "%d x ", largest[k].count);
+        tt__print(text, "%s (%s)\n", largest[k].name, tt_category_name(largest[k].category));
+        rest -= largest[k].bytes;
+        others -= largest[k].count;
+    }
+    if (others) tt__print(text, "  %8s %10.1f MB  %d others\n", "", (double)rest / 1e6, others);
+}
+
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
     tt_plan plan = tt_program_plan(p);
     if (capacity) to[0] = 0;
-    tt__print(&text, "memory plan: %.1f MB (%.1f persistent, %.1f transient; lower bound %.1f)\n", (double)plan.bytes / 1e6, (double)plan.persistent_bytes / 1e6,
-              (double)(plan.bytes - plan.persistent_bytes) / 1e6, (double)plan.lower_bound_bytes / 1e6);
-    for (int c = 0; c < TT_MEM_CATEGORIES; c++)
-        if (plan.at_peak[c]) tt__print(&text, "  %-12s %10.1f MB\n", tt_category_name((tt_category)c), (double)plan.at_peak[c] / 1e6);
+    tt__print(&text, "memory plan for %s: %.1f MB (%.1f persistent, %.1f transient; lower bound %.1f; %.1f to initialise the parameters)\n", plan.device,
+              (double)plan.bytes / 1e6, (double)plan.persistent_bytes / 1e6, (double)(plan.bytes - plan.persistent_bytes) / 1e6,
+              (double)plan.lower_bound_bytes / 1e6, (double)plan.init_bytes / 1e6);
     tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity", plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
     if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);
     tt__print(&text, "\n");
+    for (int c = 0; c < TT_MEM_CATEGORIES; c++)
+        if (plan.at_peak[c]) tt__print(&text, "  %-12s %6.1f MB\n", tt_category_name((tt_category)c), (double)plan.at_peak[c] / 1e6);
+    tt__print_largest(p, &text);
+    return text.length;
+}
+
+/* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
+static double tt__axis_step(double length, int marks)
+{
+    double step = pow(10, floor(log10(length / marks)));
+    return length <= step * marks ? step : length <= 2 * step * marks ? 2 * step : length <= 5 * step * marks ? 5 * step : 10 * step;
+}
+
+static void tt__print_xml(tt__text *text, const char *name)
+{
+    for (; *name; name++) {
+        if (*name == '&') tt__print(text, "&amp;");
+        else if (*name == '<') tt__print(text, "&lt;");
+        else tt__print(text, "%c", *name >= ' ' && *name <= '~' ? *name : '?');
+    }
+}
+
+/* live[k * N + c]: bytes in use in column k, of the categories layer[0..c]. A column is one of n instructions or, where several share it, the
+   one that needs most. NULL when out of memory. */
+static int64_t *tt__live_layers(const tt_program *p, const tt_category *layer, int n, int columns)
+{
+    enum { N = TT_MEM_CATEGORIES };
+    int64_t *live = (int64_t *)tt__calloc(p->ctx, sizeof *live * (size_t)(n + 1) * N);
+    tt_plan_value v;
+    for (int k = 0; live && k < tt__storages(p); k++) {
+        int c = 0;
+        if (!tt__storage_of(p, k, &v)) continue;
+        while (layer[c] != v.category) c++;
+        for (; c < N; c++) {
+            live[v.first * N + c] += (int64_t)v.bytes;
+            live[(v.last + 1) * N + c] -= (int64_t)v.bytes;
+        }
+    }
+    for (int k = N; live && k < n * N; k++) live[k] += live[k - N];
+    for (int k = 0; live && k < columns; k++) {
+        int most = (int)((int64_t)k * n / columns);
+        for (int j = most + 1; j < (int64_t)(k + 1) * n / columns; j++) if (live[j * N + N - 1] > live[most * N + N - 1]) most = j;
+        memmove(&live[k * N], &live[most * N], sizeof *live * N);
+    }
+    return live;
+}
+
+size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
+{
+    enum { LEFT = 64, TOP = 66, WIDTH = 600, HEIGHT = 290, RIGHT = LEFT + WIDTH, BOTTOM = TOP + HEIGHT, N = TT_MEM_CATEGORIES }; /* pixels */
+    static const tt_category layer[N] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
+    static const char *const colour[N] = {"#4e79a7", "#a0cbe8", "#f28e2b", "#b07aa1", "#59a14f", "#9c9490"}; /* from below */
+    static const char *const phase_names[] = {"forward", "backward", "update"};
+    const tt_plan plan = tt_program_plan(p);
+    const int n = (int)tt__max(1, plan.instructions), columns = (int)tt__min(n, WIDTH);
+    size_t peak = 0;
+    for (int c = 0; c < N; c++) peak += plan.at_peak[c];
+    const double most = (double)(peak > plan.bytes ? peak : plan.bytes) + 1, full = 1.2 * most, scale = 10 * HEIGHT / full, unit = most < 1e9 ? 1e6 : 1e9;
+    const char *unit_name = most < 1e9 ? "MB" : "GB";
+    const int decimals = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1;
+    int64_t *live = tt__live_layers(p, layer, n, columns);
+    bool drawn[N] = {false};
+    tt__text text = {to, capacity, 0};
+    if (capacity) to[0] = 0;
+    if (!live) return 0;
+    tt__print(&text, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 880 %d' width='880' height='%d' font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'>\n"
+                     "<rect x='.5' y='.5' width='879' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n"
+                     "<text x='%d' y='28' font-size='15' font-weight='bold'>Memory of one %s on %s, by instruction</text>\n",
+              BOTTOM + 64, BOTTOM + 64, BOTTOM + 63, LEFT, p->options.train ? "training step" : "run", plan.device);
+    /* in tenths of a pixel from the lower left corner, upwards */
+    tt__print(&text, "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10'>\n<path stroke='#e2e2e2' d='", LEFT, BOTTOM);
+    const double step = tt__axis_step(full / unit, 6);
+    for (int k = 1; k * step * unit < full; k++) tt__print(&text, "M0 %dh%d", (int)(k * step * unit * scale + 0.5), 10 * WIDTH);
+    tt__print(&text, "'/>\n");
+    for (int c = N - 1; c >= 0; c--) { /* each down to the axis, the next over it */
+        int height = 0, x = 0;
+        for (int k = 0; k < columns && !drawn[c]; k++) drawn[c] = live[k * N + c] > (c ? live[k * N + c - 1] : 0);
+        if (!drawn[c]) continue;
+        tt__print(&text, "<path fill='%s' d='M0 0", colour[c]);
+        for (int k = 0; k < columns; k++) {
+            int from = (int)(10 * (int64_t)WIDTH * k / columns), h = (int)((double)live[k * N + c] * scale + 0.5);
+            if (h == height) continue;
+            if (from > x) tt__print(&text, "h%d", from - x);
+            tt__print(&text, "v%d", h - height);
+            x = from;
+            height = h;
+        }
+        tt__print(&text, "H%dV0z'><title>%s</title></path>\n", 10 * WIDTH, tt_category_name(layer[c]));
+    }
+    tt__free(p->ctx, live);
+    const int peak_x = (int)((plan.peak_instruction + 0.5) / n * 10 * WIDTH), peak_y = (int)((double)peak * scale + 0.5);
+    const int arena_y = (int)((double)plan.bytes * scale + 0.5);
+    tt__print(&text, "<path stroke='#222' stroke-dasharray='60 40' d='M0 %dH%d'/>\n<path stroke='#222' d='M0 %dV0H%dM%d %dV%d'/><circle cx='%d' cy='%d' r='35' fill='#222'/>\n</g>\n",
+              arena_y, 10 * WIDTH, 10 * HEIGHT, 10 * WIDTH, peak_x, peak_y, 10 * HEIGHT - 190, peak_x, peak_y);
+    for (int phase = 0, from = 0; phase < 3; phase++) { /* below the axis */
+        int upto = from;
+        while (upto < plan.instructions && (int)tt__min(p->t->code[upto].phase, TT__NORM) <= phase) upto++;
+        int x = LEFT + WIDTH * from / n, width = LEFT + WIDTH * upto / n - x;
+        if (upto > from) tt__print(&text, "<rect x='%d' y='%d' width='%d' height='17' fill='%s'/>", x, BOTTOM + 1, width, phase == 1 ? "#dcdcdc" : "#ececec");
+        if (width > 60) tt__print(&text, "<text x='%d' y='%d' text-anchor='middle'>%s</text>\n", x + width / 2, BOTTOM + 14, phase_names[phase]);
+        from = upto;
+    }
+    for (int k = 0; k * step * unit < full; k++)
+        tt__print(&text, "<text x='%d' y='%d' text-anchor='end'>%g</text>\n", LEFT - 6, BOTTOM + 4 - (int)(k * step * unit * scale / 10 + 0.5), k * step);
+    const int x_step = (int)tt__max(1, (int64_t)tt__axis_step(n, 8));
+    for (int k = 0; k <= n; k += x_step)
+        tt__print(&text, "<text x='%d' y='%d' text-anchor='middle'>%d</text>\n", LEFT + (int)((int64_t)WIDTH * k / n), BOTTOM + 33, k);
+    tt__print(&text, "<text x='%d' y='%d' text-anchor='end'>%s</text>\n<text x='%d' y='%d' text-anchor='middle'>instruction</text>\n", LEFT - 6, TOP - 8, unit_name,
+              LEFT + WIDTH / 2, BOTTOM + 52);
+    const int label = 7 * (24 + (int)strlen(plan.peak_name)); /* about as wide as it is */
+    tt__print(&text, "<text x='%d' y='%d'><tspan font-weight='bold'>peak %.*f %s</tspan> at %d: ", (int)tt__max(LEFT + 8, tt__min(LEFT + (peak_x - 5 * label) / 10, 872 - label)),
+              TOP + 13, decimals, (double)peak / unit, unit_name, plan.peak_instruction);
+    tt__print_xml(&text, plan.peak_name);
+    tt__print(&text, "</text>\n<text x='%d' y='%d'>arena %.*f %s</text>\n<text x='%d' y='%d' fill='#666'>at the peak</text>\n", RIGHT + 8, BOTTOM + 4 - arena_y / 10,
+              decimals, (double)plan.bytes / unit, unit_name, RIGHT + 24, TOP + 92);
+    for (int c = N - 1, y = TOP + 100; c >= 0; c--) {
+        if (!drawn[c]) continue;
+        tt__print(&text, "<rect x='%d' y='%d' width='13' height='13' fill='%s'/><text x='%d' y='%d'>%s</text><text x='864' y='%d' text-anchor='end'>%.*f %s</text>\n", RIGHT + 24, y,
+                  colour[c], RIGHT + 43, y + 11, tt_category_name(layer[c]), y + 11, decimals, (double)plan.at_peak[layer[c]] / unit, unit_name);
+        y += 22;
+    }
+    tt__print(&text, "</svg>\n");
     return text.length;
 }
 
@@ -7545,6 +7918,8 @@ tt_status tt_allocate(tt_program *p)
 {
     tt__arena *a = p->arena;
     if (p->ready) return TT_OK;
+    if (!p->kind->runs)
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot run them: compile for \"cpu\" to run this one", p->kind->name);
     tt_status status = tt__params_ready(p);
     if (status != TT_OK) return status;
     if (!a->memory) {
@@ -12271,6 +12646,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (o->train && precision->half == TT_F16 && tt__check_loss_scale(ctx, &o->loss_scale) != TT_OK) tt__print(&all, "; %s", ctx->error);
     tt__recompute recompute;
     if (tt__parse_recompute(ctx, o->recompute, &recompute) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    if (!tt__find_device(ctx, o->device)) tt__print(&all, "; %s", ctx->error);
     if (o->train && tt__check_optimizer(ctx, &o->optimizer) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
@@ -12300,6 +12676,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     o.residual = r->options.residual;
     o.loss_scale = r->options.loss_scale;
     o.recompute = r->options.recompute;
+    o.device = r->options.device;
     o.accumulate = r->options.accumulate;
     o.optimizer = r->options.optimizer;
     o.memory_budget = r->options.memory_budget;

@@ -12,12 +12,12 @@
 
 /* --------------------------------------------------------------------------------------------------- options */
 static struct {
-    const char *data, *model, *precision, *out, *predict;
+    const char *data, *model, *precision, *device, *out, *predict;
     char *freeze;
     int64_t train, test, epochs, batch, accumulate, max_tokens, seed, threads;
     double lr, warmup, dropout;
-    bool resume, help;
-} opt = {"examples/data/reviews.tsv", NULL, "32-true", "run", NULL, NULL, 0, 0, 0, 16, 1, 0, 1, 0, 0, 0.1, -1, false, false};
+    bool plan, resume, help;
+} opt = {"examples/data/reviews.tsv", NULL, "32-true", "cpu", "run", NULL, NULL, 0, 0, 0, 16, 1, 0, 1, 0, 0, 0.1, -1, false, false, false};
 
 typedef struct flag { const char *name, *what; char type; void *to; const char *help; } flag; /* type: s, i, f, b */
 static const flag flags[] = {
@@ -32,11 +32,13 @@ static const flag flags[] = {
     {"--accumulate", "N", 'i', &opt.accumulate, "micro-batches in a step, at least (1)"},
     {"--max-tokens", "N", 'i', &opt.max_tokens, "tokens in a micro-batch; it is filled up to this (0: 8192 with --model, else 2048)"},
     {"--precision", "P", 's', &opt.precision, "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true (32-true)"},
+    {"--device", "KIND", 's', &opt.device, "cpu, or cuda, for which there is a --plan only (cpu)"},
     {"--dropout", "X", 'f', &opt.dropout, "dropout everywhere, in [0, 1) (-1: as the model's config says)"},
     {"--freeze", "LIST", 's', &opt.freeze, "parameters to keep as they are: name patterns separated by commas, * and ? (none)"},
     {"--seed", "N", 'i', &opt.seed, "of initialisation, shuffling and dropout (1)"},
     {"--threads", "N", 'i', &opt.threads, "threads (0: all cores)"},
     {"--out", "DIR", 's', &opt.out, "new folder for the trained model, state, metrics.csv and loss.svg (run)"},
+    {"--plan", "", 'b', &opt.plan, "say how much memory training will need, draw it as plan.svg in --out, and end"},
     {"--resume", "", 'b', &opt.resume, "go on from the state in --out"},
     {"--predict", "TEXT", 's', &opt.predict, "classify TEXT, or with - each line of standard input, with the model in --out"},
     {"--help", "", 'b', &opt.help, "this list"},
@@ -85,11 +87,8 @@ static void parse_options(int argc, char **argv)
 }
 
 /* ------------------------------------------------------------------------------------------------------ data */
-static bool is_table(const char *path)
-{
-    const char *ending = strrchr(path, '.');
-    return ending && (strcasecmp(ending, ".tsv") == 0 || strcasecmp(ending, ".csv") == 0);
-}
+static bool ends_with(const char *path, const char *end) { return strlen(path) >= strlen(end) && strcasecmp(path + strlen(path) - strlen(end), end) == 0; }
+static bool is_table(const char *path) { return ends_with(path, ".tsv") || ends_with(path, ".csv"); }
 
 /* "train" (n of them, and a tenth more for validation) or "test" (n); n 0: all. m: the model whose classes they have, or NULL. */
 static tt_dataset *read_reviews(tt_context *ctx, const char *split, int64_t n, const tt_bert *m)
@@ -110,9 +109,9 @@ static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_token
     tt_loader_options o = tt_loader_options_default();
     o.batch = (int)opt.batch;
     o.accumulate = (int)opt.accumulate;
-    o.max_length = max_length;
-    o.max_tokens = (int)opt.max_tokens;
+    o.max_length = max_length, o.max_tokens = (int)opt.max_tokens;
     o.shuffle = train;
+    if (opt.plan) o.threads = 0; /* nothing will be read */
     return (tt_loader *)made(ctx, tt_loader_new(ctx, d, k, &o));
 }
 
@@ -127,16 +126,13 @@ static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const
     } else {
         tt_bert_config c = tt_bert_config_default(true);
         c.vocab_size = tt_tokenizer_size(k);
-        c.hidden_size = 128;
-        c.layers = 2;
-        c.heads = 4;
-        c.intermediate_size = 256;
+        c.layers = 2, c.hidden_size = 128, c.heads = 4, c.intermediate_size = 256;
         c.classes = tt_dataset_classes(d);
         if (is_table(opt.data)) c.max_positions = 128;
         must(ctx, tt_bert_new(ctx, m, &c));
     }
-    for (int c = 0; c < m->config.classes; c++) if (strlen(tt_dataset_class_name(d, c)) > 63) die("the label '%.40s...' has more than 63 bytes", tt_dataset_class_name(d, c));
-    for (int c = 0; c < m->config.classes; c++) snprintf(m->class_names[c], sizeof m->class_names[c], "%s", tt_dataset_class_name(d, c));
+    for (int c = 0; c < m->config.classes; c++)
+        if (snprintf(m->class_names[c], sizeof m->class_names[c], "%s", tt_dataset_class_name(d, c)) > 63) die("the label '%.40s...' has more than 63 bytes", m->class_names[c]);
     if (opt.dropout >= 0) m->config.dropout = m->config.attention_dropout = m->config.classifier_dropout = (float)opt.dropout;
     for (char *pattern = opt.freeze ? strtok(opt.freeze, ",") : NULL; pattern; pattern = strtok(NULL, ",")) {
         int n = tt_param_freeze(ctx, pattern, true);
@@ -155,6 +151,7 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_load
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(opt.warmup * (double)total_steps);
     o.precision = opt.precision;
+    o.device = opt.device;
     o.max_seqs = l ? tt_loader_max_seqs(l) : 1;
     o.max_tokens = l ? tt_loader_max_tokens(l) : m->config.max_positions;
     o.accumulate = opt.accumulate > 1 || opt.batch * m->config.max_positions > o.max_tokens;
@@ -165,29 +162,29 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_load
 static volatile sig_atomic_t stop_asked;
 static void ask_to_stop(int signal_number) { stop_asked = 1, signal(signal_number, SIG_DFL); } /* a second one ends the program */
 static double now(void) { struct timespec t; return clock_gettime(CLOCK_MONOTONIC, &t), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec; }
-static char metrics_path[1100], old_metrics_path[1100], svg_path[1100], state_path[1100], model_path[1100]; /* in opt.out */
+static char metrics_path[1100], loss_path[1100], plan_path[1100], state_path[1100], model_path[1100]; /* in opt.out */
 static bool exists(const char *path) { struct stat s; return stat(path, &s) == 0; }
 
-/* metrics.csv: a line for each step and each validation. A resumed run keeps the lines up to its step. */
+/* metrics.csv: a line for each step and each validation. A resumed run goes on behind the lines up to its step. */
 static FILE *open_metrics(int64_t steps_done)
 {
     char line[256];
-    FILE *old = rename(metrics_path, old_metrics_path) == 0 ? fopen(old_metrics_path, "r") : NULL, *f = fopen(metrics_path, "w");
+    long end = 0;
+    FILE *f = fopen(metrics_path, exists(metrics_path) ? "r+" : "w+");
     if (!f) die("cannot write '%s': %s", metrics_path, strerror(errno));
-    fprintf(f, "step,epoch,split,loss,accuracy,lr,tokens_per_second\n");
-    while (old && fgets(line, sizeof line, old)) if (line[0] >= '0' && line[0] <= '9' && atoll(line) <= steps_done && strchr(line, '\n')) fputs(line, f);
-    if (old) fclose(old);
-    remove(old_metrics_path);
+    while (fgets(line, sizeof line, f) && (end == 0 || atoll(line) <= steps_done) && strchr(line, '\n')) end = ftell(f);
+    if (fseek(f, end, SEEK_SET) != 0 || ftruncate(fileno(f), end) != 0) die("cannot write '%s': %s", metrics_path, strerror(errno));
+    if (!end) fprintf(f, "step,epoch,split,loss,accuracy,lr,tokens_per_second\n");
     return f;
 }
 
 /* loss.svg from metrics.csv: the training loss, smoothed, as a line, and the validation losses as dots. */
 static void draw_loss(void)
 {
-    FILE *f = fopen(metrics_path, "r"), *svg = fopen(svg_path, "w");
+    FILE *f = fopen(metrics_path, "r"), *svg = fopen(loss_path, "w");
     char line[256], split[16];
     double step, loss, last = 1, most = 0, mean = -1;
-    if (!f || !svg) die("cannot draw '%s': %s", svg_path, strerror(errno));
+    if (!f || !svg) die("cannot draw '%s': %s", loss_path, strerror(errno));
     for (int pass = 0; pass < 3; pass++) { /* the ranges, the line, the dots */
         double keep = exp(-50 / (last > 50 ? last : 50));
         rewind(f);
@@ -297,9 +294,8 @@ static void test(void)
 
 static bool train(void) /* false: stopped by an error */
 {
-    if (opt.resume && !exists(state_path)) die("nothing to --resume: '%s' is not there", state_path);
-    if (!opt.resume && exists(state_path)) die("'%s' holds a run: --resume goes on with it, another --out keeps it", opt.out);
-    if (!opt.resume && exists(model_path)) die("'%s' holds a model; name another folder with --out", opt.out);
+    if (opt.resume && !opt.plan && !exists(state_path)) die("nothing to --resume: '%s' is not there", state_path);
+    if (!opt.resume && !opt.plan && (exists(state_path) || exists(model_path))) die("'%s' holds a run or a model: --resume goes on with a run, another --out keeps it", opt.out);
     tt_context *ctx = open_context();
     tt_tokenizer *k = open_tokenizer(ctx, opt.model);
     tt_dataset *d = read_reviews(ctx, "train", opt.train, NULL);
@@ -308,9 +304,9 @@ static bool train(void) /* false: stopped by an error */
     tt_progress p = {0, 0, 0, 0, 0, -1};
     tt_bert m;
     tt_stats s;
-    char plan[2048];
+    static char plan[1 << 16];
     make_model(ctx, &m, k, d);
-    tt_dataset_free(read_reviews(ctx, "test", opt.test, &m)); /* so that what is wrong with it shows now */
+    if (!opt.plan) tt_dataset_free(read_reviews(ctx, "test", opt.test, &m)); /* so that what is wrong with it shows now */
     tt_loader *l = loader_of(ctx, d, k, m.config.max_positions, true), *validation = loader_of(ctx, held, k, m.config.max_positions, false);
     tt_trainer *t = make_trainer(ctx, &m, l, tt_loader_steps(l) * opt.epochs);
     if (mkdir(opt.out, 0777) != 0 && (errno != EEXIST || access(opt.out, W_OK | X_OK) != 0)) die("--out '%s' is no folder that can be made or written to", opt.out);
@@ -318,6 +314,11 @@ static bool train(void) /* false: stopped by an error */
            opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
     tt_plan_text(tt_trainer_program(t), plan, sizeof plan);
     fputs(plan, stdout);
+    if (opt.plan) {
+        FILE *f = fopen(plan_path, "w");
+        if (!f || tt_plan_svg(tt_trainer_program(t), plan, sizeof plan) == 0 || fputs(plan, f) < 0 || fclose(f) != 0) die("cannot write '%s': %s", plan_path, strerror(errno));
+        exit(fflush(stdout) != 0);
+    }
     if (opt.resume) must(ctx, tt_trainer_load(t, state_path, &p)), printf("resumed after step %lld\n", (long long)tt_trainer_steps(t));
     if (p.epoch > opt.epochs || p.step > tt_loader_steps(l))
         die("'%s' has done %lld epochs and %lld steps, more than --epochs %lld of %lld steps", opt.out, (long long)p.epoch, (long long)p.step, (long long)opt.epochs, (long long)tt_loader_steps(l));
@@ -384,9 +385,8 @@ int main(int argc, char **argv)
 {
     parse_options(argc, argv);
     if (!*opt.out || strlen(opt.out) > 1000) die("--out needs the name of a folder");
-    if (opt.threads > 256) die("--threads must be in 0..256");
-    char *const paths[] = {metrics_path, old_metrics_path, svg_path, state_path, model_path};
-    const char *const names[] = {"metrics.csv", "metrics.csv.old", "loss.svg", "state.safetensors", "model.safetensors"};
+    char *const paths[] = {metrics_path, loss_path, plan_path, state_path, model_path};
+    const char *const names[] = {"metrics.csv", "loss.svg", "plan.svg", "state.safetensors", "model.safetensors"};
     for (int k = 0; k < 5; k++) snprintf(paths[k], sizeof metrics_path, "%s/%s", opt.out, names[k]);
     if (opt.predict) return predict(), 0;
     if (!opt.epochs) opt.epochs = opt.model ? 2 : 6;

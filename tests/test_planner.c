@@ -405,7 +405,7 @@ static void poison(tt_program *p) /* now, and whatever dies in each run */
     if (tt_allocate(p) == TT_OK) memset(p->arena->memory + p->arena->persistent, 0xff, p->arena->transient);
 }
 
-typedef enum variant { PLAIN, POISONED, SCATTERED, THREADED, EVALUATED, KEEPING, ATTENTION, BLOCKS, VARIANTS } variant;
+typedef enum variant { PLAIN, POISONED, SCATTERED, THREADED, PLANNED, EVALUATED, KEEPING, ATTENTION, BLOCKS, VARIANTS } variant;
 
 static outcome run_net(uint64_t seed, const precision_case *precision, bool accumulate, variant how)
 {
@@ -426,6 +426,10 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
     bool built = random_net(ctx, seed, with_all, &n);
     for (int32_t v = 1; built && how == BLOCKS && v < n.t->n_values; v++)
         if ((v * 7 + (int32_t)seed) % 9 == 0) tt_block_end(n.t, tt__handle(v));
+    tt_program *planned[2] = {NULL, NULL}; /* for another kind of device, before and after */
+    c.device = "cuda";
+    if (built && how == PLANNED) planned[0] = tt_compile(n.t, n.loss, &c);
+    c.device = "cpu";
     tt_program *p = built ? tt_compile(n.t, n.loss, &c) : NULL, *eval = NULL;
     if (p && how == EVALUATED) { /* shares the arena; runs between the steps */
         c.train = false;
@@ -450,9 +454,16 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
         if (o.status == TT_OK && accumulate) o.status = tt_update(p, 0.01f, &stats);
         o.loss[o.n_losses++] = stats.loss;
         o.loss[o.n_losses++] = stats.grad_norm;
+        if (!planned[0]) continue;
+        c.device = "cuda";
+        tt_program_free(planned[1]);
+        planned[1] = tt_compile(n.t, n.loss, &c);
+        CHECK(planned[1] && tt_program_plan(planned[1]).bytes == tt_program_plan(planned[0]).bytes);
     }
     snprintf(o.error, sizeof o.error, "%.250s", o.status == TT_OK ? "" : tt_error(ctx));
     take_params(ctx, &o);
+    tt_program_free(planned[0]);
+    tt_program_free(planned[1]);
     tt_program_free(eval);
     tt_program_free(p);
     tt_tape_free(n.t);
@@ -462,7 +473,7 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
 
 TEST(random_networks_replay_bit_for_bit)
 {
-    static const char *const names[VARIANTS] = {"plain", "poisoned", "scattered", "threaded", "evaluated", "keeping all", "recomputing attention", "recomputing blocks"};
+    static const char *const names[VARIANTS] = {"plain", "poisoned", "scattered", "threaded", "planned elsewhere", "evaluated", "keeping all", "recomputing attention", "recomputing blocks"};
     char what[512];
     for (uint64_t seed = 0; seed <= 60; seed++) {
         for (int precision = 0; precision < PRECISIONS; precision++) {
@@ -562,15 +573,15 @@ TEST(random_networks_have_true_gradients)
 
 /* Smallest height of any placement: some order of lowest fits reaches it (put the storages of a best placement in the order of
    their places: each lands at its place or below). */
-static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__placed *placed)
+static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__shelves *shelves)
 {
     if (fixed == n) {
-        size_t height = tt__place_in_order(box, order, n, false, best, placed);
+        size_t height = tt__place_in_order(box, order, n, false, best, shelves);
         return height < best ? height : best;
     }
     for (int k = fixed; k < n; k++) {
         int swap = order[fixed]; order[fixed] = order[k]; order[k] = swap;
-        best = best_height(box, order, n, fixed + 1, best, placed);
+        best = best_height(box, order, n, fixed + 1, best, shelves);
         swap = order[fixed]; order[fixed] = order[k]; order[k] = swap;
     }
     return best;
@@ -587,7 +598,7 @@ TEST(placement_against_brute_force)
     ctx->options.verify = true;
     for (int c = 0; c < cases; c++) {
         tt__box box[7];
-        tt__placed placed[8];
+        tt__shelves shelves;
         int order[7], n = 1 + pick(&s, 7), length = 2 + pick(&s, 8), at, bound_at = 0;
         size_t height, bound, most = 0;
         for (int k = 0; k < n; k++) {
@@ -604,7 +615,9 @@ TEST(placement_against_brute_force)
         CHECK(bound == most && at == bound_at);
         CHECK(height >= bound);
         CHECK(tt__verify_places(t, box, n, height) == TT_OK);
-        size_t best = best_height(box, order, n, 0, SIZE_MAX, placed);
+        REQUIRE(tt__shelves_open(ctx, &shelves, box, n, length));
+        size_t best = best_height(box, order, n, 0, SIZE_MAX, &shelves);
+        tt__shelves_close(ctx, &shelves);
         CHECK(best >= bound && height >= best);
         sum += (double)height / (double)best;
         if ((double)height / (double)best > worst) worst = (double)height / (double)best;
@@ -729,17 +742,20 @@ TEST(plans_of_real_architectures)
         tt_context *ctx = test_open(&a);
         tt_tape *t = tt_tape_new(ctx);
         tt_value logits, loss = encoder(t, &shapes[m], &logits);
-        size_t trained[PRECISIONS];
-        for (int k = 0; k < PRECISIONS + 6; k++) { /* train in all precisions, with accumulation, evaluation of the loss and of the logits alone */
-            tt_compile_options c = options_of(&precisions[k % PRECISIONS]);
-            bool logits_only = k == PRECISIONS + 5;
-            c.train = k <= PRECISIONS;
-            c.accumulate = k == PRECISIONS;
+        enum { KINDS_OF_PROGRAMS = PRECISIONS + 6 }; /* train in all precisions, with accumulation, evaluation of the loss and of the logits alone */
+        size_t trained[PRECISIONS] = {0};
+        for (int k = 0; k < 2 * KINDS_OF_PROGRAMS; k++) {
+            int kind = k % KINDS_OF_PROGRAMS;
+            tt_compile_options c = options_of(&precisions[kind % PRECISIONS]);
+            bool logits_only = kind == KINDS_OF_PROGRAMS - 1;
+            c.device = k < KINDS_OF_PROGRAMS ? "cpu" : "cuda";
+            c.train = kind <= PRECISIONS;
+            c.accumulate = kind == PRECISIONS;
             tt_program *p = tt_compile(t, logits_only ? logits : loss, &c);
             REQUIRE(p != NULL);
             tt_plan plan = tt_program_plan(p);
             double ratio = (double)(plan.bytes - plan.persistent_bytes) / (double)(plan.lower_bound_bytes - plan.persistent_bytes);
-            snprintf(what, sizeof what, "%s, %s, %s: transient %.1f MB is %.4f of its bound", shapes[m].name, c.precision,
+            snprintf(what, sizeof what, "%s, %s, %s, %s: transient %.1f MB is %.4f of its bound", shapes[m].name, c.device, c.precision,
                      c.accumulate ? "accumulate" : c.train ? "train" : logits_only ? "logits" : "eval", (double)(plan.bytes - plan.persistent_bytes) / 1e6, ratio);
             if (getenv("TEST_VERBOSE")) printf("  %s (%d instructions)\n", what, plan.instructions);
             test__check(ratio >= 1 && ratio <= 1.02, __FILE__, __LINE__, what);
@@ -747,13 +763,13 @@ TEST(plans_of_real_architectures)
             size_t live = 0, params = 0;
             for (int c2 = 0; c2 < TT_MEM_CATEGORIES; c2++) live += plan.at_peak[c2];
             CHECK(live == plan.lower_bound_bytes);
-            for (int i = 0; i < ctx->n_params; i++) params += tt__align_up((size_t)ctx->params[i]->size * (strstr(c.precision, "16-true") ? 2 : 4));
+            for (int i = 0; i < ctx->n_params; i++) params += tt__align_to((size_t)ctx->params[i]->size * (strstr(c.precision, "16-true") ? 2 : 4), p->kind->alignment);
             CHECK(plan.at_peak[TT_MEM_PARAMETERS] <= params && plan.at_peak[TT_MEM_PARAMETERS] > params / 2);
             CHECK(plan.at_peak[TT_MEM_OPTIMIZER] == (c.train ? 2 * plan.at_peak[TT_MEM_PARAMETERS] : 0));
             CHECK(plan.peak_instruction >= 0 && plan.peak_instruction < plan.instructions && plan.peak_name[0]);
             if (k < PRECISIONS) trained[k] = plan.bytes - plan.persistent_bytes;
             if (logits_only) CHECK(plan.bytes - plan.persistent_bytes < trained[1] / 2);
-            if (c.train) check_f32_values(p, (int64_t)shapes[m].seqs * shapes[m].length, k % PRECISIONS == 3 || k % PRECISIONS == 5 ? 2 * shapes[m].layers + 1 : 0);
+            if (c.train) check_f32_values(p, (int64_t)shapes[m].seqs * shapes[m].length, kind % PRECISIONS == 3 || kind % PRECISIONS == 5 ? 2 * shapes[m].layers + 1 : 0);
             tt_program_free(p);
         }
         CHECK(trained[1] < trained[0] && trained[2] < trained[1]); /* bf16 halves activations, bf16-true gradients as well */
@@ -763,6 +779,375 @@ TEST(plans_of_real_architectures)
         CHECK(m == 2 || trained[3] >= trained[1] + (size_t)(2 * shapes[m].layers - 2) * sum); /* the peak of the smallest is in the update */
         CHECK(trained[3] <= trained[1] + (size_t)(2 * shapes[m].layers) * sum);
         tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------- kinds of devices */
+
+TEST(plans_for_another_device)
+{
+    static const shape vit = {"ViT", 2, 128, 4, 512, 3, 197, 10, true}, bert = {"DistilBERT", 2, 128, 4, 512, 3, 100, 2, false};
+    for (int k = 0; k < 8; k++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        const shape *e = k % 2 ? &vit : &bert;
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value logits, loss = encoder(t, e, &logits);
+        tt_compile_options c = tt_compile_options_default();
+        size_t rows = (size_t)(e->seqs * e->length), resident = (size_t)32 << 20, attention = 0, embedding = 0, seen = 0;
+        c.device = "cuda";
+        c.precision = precisions[k % 3].name;
+        c.accumulate = k >= 4;
+        tt_program *p = tt_compile(t, loss, &c);
+        REQUIRE(p != NULL);
+        tt_plan plan = tt_program_plan(p);
+        for (int i = 0; i < plan.instructions; i++) {
+            const tt__instr *in = &p->t->code[i];
+            size_t q = in->op == TT__OP_ATTENTION_BACKWARD ? (size_t)p->t->values[in->in[1]].shape.rows : 0; /* the last attention has one query a sequence */
+            size_t wanted = in->op == TT__OP_ATTENTION_BACKWARD ? (q * (size_t)e->width * 4 + 255) / 256 * 256 + (q * (size_t)e->heads * 4 + 255) / 256 * 256
+                          : in->op == TT__OP_EMBEDDING_BACKWARD ? (rows * 4 + 255) / 256 * 256 * 4 : 0;
+            CHECK(in->workspace == wanted && in->workspace_place % 256 == 0);
+            CHECK(!q || q == rows || q == (size_t)e->seqs);
+            attention += in->op == TT__OP_ATTENTION_BACKWARD && q == rows;
+            embedding += in->op == TT__OP_EMBEDDING_BACKWARD;
+        }
+        CHECK(attention == 1 && embedding == (e->pre_norm ? 1 : 2)); /* the other attention is read in its first rows only */
+        for (int32_t v = 1; v < p->t->n_values; v++) {
+            const tt__value *x = &p->t->values[v];
+            if (x->base != v || x->place == TT__NO_PLACE) continue;
+            CHECK(x->place % 256 == 0);
+            if (!x->persistent) continue;
+            CHECK(x->place >= resident && x->place + tt__storage_bytes(x) <= plan.persistent_bytes);
+            seen += (tt__storage_bytes(x) + 255) / 256 * 256;
+        }
+        CHECK(strcmp(plan.device, "cuda") == 0 && plan.persistent_bytes == seen + resident);
+        CHECK(plan.at_peak[TT_MEM_WORKSPACE] >= resident);
+        CHECK(plan.init_bytes == plan.at_peak[TT_MEM_PARAMETERS] + resident + 65536);
+        for (int i = 0; i < ctx->n_params; i++) CHECK(ctx->params[i]->arena == NULL);
+
+        /* an evaluation in the same arena adds nothing; one alone has parameters and workspace of its own */
+        c.train = false;
+        c.share = p;
+        tt_program *eval = tt_compile(t, loss, &c);
+        REQUIRE(eval != NULL);
+        CHECK(eval->arena == p->arena && tt_program_plan(p).bytes == plan.bytes && tt_program_plan(eval).bytes == plan.bytes);
+        c.share = eval; /* whose tape may be all that is left */
+        tt_program_free(p);
+        tt_program *again = tt_compile(t, loss, &c);
+        CHECK(again && tt_program_plan(again).bytes == plan.bytes);
+        c.share = NULL;
+        tt_program *alone = tt_compile(t, loss, &c);
+        REQUIRE(alone != NULL);
+        plan = tt_program_plan(alone);
+        CHECK(plan.persistent_bytes == resident + plan.at_peak[TT_MEM_PARAMETERS] && plan.at_peak[TT_MEM_PARAMETERS] == tt_program_plan(eval).at_peak[TT_MEM_PARAMETERS]);
+
+        /* none of them can run */
+        int32_t labels[3] = {0, 0, 0};
+        CHECK(tt_allocate(alone) == TT_ERR_UNSUPPORTED);
+        CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "plans programs for device 'cuda' and cannot run them");
+        CHECK(tt_set(eval, tt__handle(loss.id - 1), labels, 3) == TT_ERR_UNSUPPORTED && tt_run(alone, NULL) == TT_ERR_UNSUPPORTED);
+
+        /* nor with programs of another kind or precision */
+        c.share = alone;
+        c.precision = precisions[(k + 1) % 3].name;
+        p = tt_compile(t, loss, &c);
+        CHECK((p == NULL) == (k % 3 != 0)); /* 32-true and bf16-mixed hold parameters alike */
+        tt_program_free(p);
+        if (k % 3) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "but an earlier program holds it as");
+        c.device = "cpu";
+        CHECK(tt_compile(t, loss, &c) == NULL);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` is a program for device 'cuda', and this one is for 'cpu'");
+        c.device = "abacus";
+        CHECK(tt_compile(t, loss, &c) == NULL);
+        CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'abacus' is unknown: use cpu or cuda");
+        tt_program_free(alone);
+        tt_program_free(again);
+        tt_program_free(eval);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+TEST(a_plan_has_a_budget_too)
+{
+    test_allocator a;
+    net n;
+    static const net_options with_all = {true, true};
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    c.device = "cuda";
+    REQUIRE(random_net(ctx, 0, with_all, &n));
+    tt_program *p = tt_compile(n.t, n.loss, &c);
+    REQUIRE(p != NULL);
+    c.memory_budget = tt_program_plan(p).bytes;
+    tt_program_free(p);
+    p = tt_compile(n.t, n.loss, &c);
+    CHECK(p != NULL);
+    tt_program_free(p);
+    c.memory_budget--;
+    CHECK(tt_compile(n.t, n.loss, &c) == NULL);
+    CHECK_ERROR(ctx, TT_ERR_BUDGET, "the smallest budget with these options is");
+    tt_tape_free(n.t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* ---------------------------------------------------------------------------------------------------- reports */
+
+/* Some value of that name is written by, and read after, the peak: from the instructions, not from the planner's boxes. */
+static bool lives_at_peak(const tt_program *p, const char *name, int peak)
+{
+    const tt_tape *t = p->t;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        int first = t->values[v].storage == TT__INPUT ? 0 : INT_MAX, last = t->values[v].keep || v == t->values[p->root].base ? INT_MAX : -1;
+        if (t->values[v].base != v || strcmp(t->values[v].name, name) != 0) continue;
+        if (t->values[v].persistent) return true;
+        for (int k = t->n_code - 1; k >= 0; k--)
+            for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+                int32_t id = j < TT__MAX_IN ? t->code[k].in[j] : t->code[k].out[j - TT__MAX_IN];
+                if (!id || t->values[id].base != v) continue;
+                if (k > last) last = k;
+                if (j >= TT__MAX_IN && k < first) first = k;
+            }
+        if (first <= peak && peak <= last) return true;
+    }
+    return false;
+}
+
+/* A plan's values: largest first, alive at the peak, and as many bytes as it says, whatever part of them is asked for. */
+static void check_values(const tt_program *p)
+{
+    tt_plan plan = tt_program_plan(p);
+    size_t at_peak[TT_MEM_CATEGORIES] = {0}, all = 0;
+    int n = tt_plan_values(p, NULL, 0);
+    tt_plan_value *v = (tt_plan_value *)calloc((size_t)n + 1, sizeof *v), *some = (tt_plan_value *)calloc((size_t)n + 1, sizeof *some);
+    CHECK(tt_plan_values(p, v, n) == n && v[n].name == NULL);
+    for (int k = 0; k < n; k++) {
+        CHECK(v[k].bytes > 0 && (k == 0 || v[k].bytes <= v[k - 1].bytes));
+        CHECK(v[k].first >= 0 && v[k].first <= plan.peak_instruction && plan.peak_instruction <= v[k].last && v[k].last < (plan.instructions ? plan.instructions : 1));
+        test__check(v[k].category == TT_MEM_WORKSPACE || lives_at_peak(p, v[k].name, plan.peak_instruction), __FILE__, __LINE__, v[k].name);
+        at_peak[v[k].category] += v[k].bytes;
+        all += v[k].bytes;
+    }
+    CHECK(memcmp(at_peak, plan.at_peak, sizeof at_peak) == 0);
+    CHECK(all == plan.lower_bound_bytes);
+    for (int part = 0; part <= n; part += 1 + n / 7) {
+        memset(some, 0, sizeof *some * (size_t)(n + 1));
+        CHECK(tt_plan_values(p, some, part) == n && memcmp(some, v, sizeof *v * (size_t)part) == 0 && some[part].name == NULL);
+    }
+    free(v);
+    free(some);
+}
+
+/* The heights of each layer of the picture, `points` a layer, in its own unit, bottom first; -1: no such layer. Returns the arena's. */
+static int read_picture(const char *svg, int points, int *heights)
+{
+    static const char *const layers[] = {"parameters", "optimizer", "gradients", "inputs", "activations", "workspace"};
+    const char *dashed = strstr(svg, "stroke-dasharray='60 40' d='M0 ");
+    for (int c = 0; c < 6; c++) {
+        char title[64];
+        int *to = heights + c * points, x = 0, height = 0;
+        snprintf(title, sizeof title, "'><title>%s</title></path>", layers[c]);
+        const char *end = strstr(svg, title), *at = end;
+        for (int k = 0; k < points; k++) to[k] = -1;
+        if (!end) continue;
+        while (at > svg && *at != 'M') at--;
+        at += strlen("M0 0");
+        for (int k = 0; k < points; k++) { /* up and down at x, then on */
+            while ((*at == 'v' || *at == 'h') && (int)((int64_t)6000 * k / points) >= x + (*at == 'h' ? atoi(at + 1) : 0)) {
+                if (*at == 'v') height += atoi(at + 1);
+                else x += atoi(at + 1);
+                at += 1 + strspn(at + 1, "-0123456789");
+            }
+            to[k] = height;
+        }
+        CHECK(strncmp(at, "H6000V0z'>", 10) == 0);
+    }
+    return dashed ? atoi(dashed + strlen("stroke-dasharray='60 40' d='M0 ")) : -1;
+}
+
+/* Layers, arena and peak of the picture against sums over the program's storages. */
+static void check_picture(const tt_program *p, const char *svg)
+{
+    static const tt_category layers[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
+    tt_plan plan = tt_program_plan(p);
+    int n = plan.instructions, points = n < 600 ? n : 600, highest = 0;
+    int *heights = (int *)malloc(sizeof(int) * 6 * (size_t)points);
+    int arena = read_picture(svg, points, heights);
+    double unit = (double)plan.bytes / arena, drawn[6] = {0}, summed[6] = {0};
+    CHECK(arena > 2000);
+    for (int k = 0; k < points; k++) {
+        double from_below = 0;
+        int below = 0;
+        for (int c = 0; c < 6; c++) {
+            double bytes = 0;
+            int height = heights[c * points + k] >= 0 ? heights[c * points + k] : below;
+            if (layers[c] == TT_MEM_WORKSPACE) bytes = (double)p->kind->resident;
+            for (int32_t v = 1; v < p->t->n_values; v++)
+                if (p->t->values[v].persistent && p->t->values[v].base == v && tt__category(p->t, v) == layers[c]) bytes += (double)tt__arena_bytes(p->t, &p->t->values[v]);
+            for (int b = 0; b < p->n_boxes; b++)
+                if (p->box[b].merged == b && p->box[b].first <= k && k <= p->box[b].last && tt__category(p->t, p->box[b].value) == layers[c]) bytes += (double)p->box[b].bytes;
+            from_below += bytes;
+            if (points == n) CHECK(fabs(height - from_below / unit) <= 1.5); /* rounded, as the unit is */
+            drawn[c] += height - below;
+            summed[c] += bytes;
+            below = height;
+        }
+        if (below > highest) highest = below;
+    }
+    if (points == n) for (int c = 0; c < 6; c++) CHECK(fabs(drawn[c] - summed[c] / unit) <= 2.0 * points && (drawn[c] > 0) >= (summed[c] / unit > points));
+    CHECK(fabs(highest - (double)plan.lower_bound_bytes / unit) <= 1.5);
+    free(heights);
+}
+
+typedef size_t (*report)(const tt_program *p, char *to, size_t capacity);
+
+/* What any capacity leaves of a report: its beginning, terminated, and nothing behind it. Returns the whole, to be freed. */
+static char *check_report(const tt_program *p, report write, size_t every)
+{
+    size_t length = write(p, NULL, 0);
+    char *all = (char *)malloc(length + 1), *part = (char *)malloc(length + 8);
+    CHECK(length > 0 && write(p, all, length + 1) == length && strlen(all) == length);
+    for (size_t capacity = 0; capacity <= length + 3; capacity += capacity < 400 || capacity + 50 > length ? 1 : every) {
+        memset(part, '#', length + 8);
+        CHECK(write(p, part, capacity) == length && part[capacity] == '#');
+        if (capacity) CHECK(strncmp(part, all, capacity - 1) == 0 && strlen(part) == (capacity - 1 < length ? capacity - 1 : length));
+    }
+    free(part);
+    return all;
+}
+
+TEST(reports)
+{
+    static const net_options with_all = {true, true};
+    for (uint64_t seed = 0; seed < 12; seed++) {
+        test_allocator a;
+        net n;
+        tt_context *ctx = test_open(&a);
+        tt_compile_options c = tt_compile_options_default();
+        c.device = seed % 2 ? "cuda" : "cpu";
+        c.precision = precisions[seed % 3].name;
+        c.accumulate = seed % 5 == 4;
+        c.recompute = seed % 4 < 2 ? "blocks" : "cheap";
+        c.train = seed % 6 != 5;
+        REQUIRE(random_net(ctx, seed, with_all, &n));
+        tt_name(n.t, n.x, "<x> & \"\x80\"");
+        tt_program *p = tt_compile(n.t, n.loss, &c);
+        if (!p) { CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "nothing to train"); tt_tape_free(n.t); TEST_CLOSE(ctx, &a); continue; }
+        long live = a.live;
+        check_values(p);
+        char *text = check_report(p, tt_plan_text, 50), *svg = check_report(p, tt_plan_svg, 500), line[64];
+        snprintf(line, sizeof line, "memory plan for %s: %.1f MB (", c.device, (double)tt_program_plan(p).bytes / 1e6);
+        CHECK(strncmp(text, line, strlen(line)) == 0 && strstr(text, "largest:"));
+        check_picture(p, svg);
+        CHECK(strncmp(svg, "<svg ", 5) == 0 && strstr(svg, "</svg>\n") && !strstr(svg, "<x>") && !strchr(svg, '\x80'));
+        CHECK(a.live == live);
+        free(text);
+        free(svg);
+        tt_program_free(p);
+        tt_tape_free(n.t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+TEST(reports_of_a_deep_network)
+{
+    static const shape vit = {"ViT", 24, 64, 4, 256, 2, 50, 10, true};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value logits, loss = encoder(t, &vit, &logits);
+    tt_compile_options c = tt_compile_options_default();
+    c.recompute = "none";
+    tt_program *p = tt_compile(t, loss, &c);
+    REQUIRE(p != NULL);
+    check_values(p);
+    char *text = check_report(p, tt_plan_text, 500), *svg = check_report(p, tt_plan_svg, 5000);
+    CHECK(tt_program_plan(p).instructions > 600);
+    check_picture(p, svg);
+    CHECK(strlen(svg) < 60000 && strlen(text) < 2048);
+    CHECK(strstr(text, "24 x layer.*.up.weight (parameters)\n") && strstr(text, "24 x m(layer.*.up.weight) (optimizer)\n"));
+    CHECK(strstr(text, "23 x linear.* (activations)\n")); /* before the GELU; the last layer has few rows */
+    free(text);
+    free(svg);
+
+    /* a report that gets no memory: the text is shorter, the picture is not there */
+    size_t length = tt_plan_text(p, NULL, 0);
+    a.fail_at = a.calls + 1;
+    CHECK(tt_plan_text(p, NULL, 0) < length && a.failed);
+    a.fail_at = a.calls + 1;
+    CHECK(tt_plan_svg(p, NULL, 0) == 0);
+    CHECK_ERROR(ctx, TT_ERR_MEMORY, "out of memory");
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(names_of_what_works_in_place) /* a storage is called by what it holds at the peak */
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    tt_plan_value v[8];
+    int found = 0;
+    c.train = false;
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value x = tt_input(t, "x", TT_F32, 640, 48), r = tt_relu(t, x), h = tt_tanh(t, r), large = tt_linear(t, h, matrix(ctx, "w", 480, 48), NULL);
+    tt_value small = tt_slice(t, large, 7, 48), end = tt_gelu(t, tt_scale(t, small, 2));
+    tt_name(t, r, "relu");
+    tt_name(t, h, "tanh");
+    tt_name(t, large, "large");
+    tt_program *p = tt_compile(t, end, &c);
+    REQUIRE(p != NULL);
+    check_values(p);
+    int n = tt_plan_values(p, v, 8);
+    REQUIRE(n <= 8 && strcmp(tt_program_plan(p).peak_name, "linear large") == 0);
+    for (int k = 0; k < n; k++) {
+        CHECK(strcmp(v[k].name, "x") != 0 && strcmp(v[k].name, "relu") != 0);
+        found += strcmp(v[k].name, "tanh") == 0 || strcmp(v[k].name, "w") == 0 || (strcmp(v[k].name, "large") == 0 && k == 0);
+    }
+    CHECK(found == 3);
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(numbers_in_names)
+{
+    static const char *const names[][2] = {{"layer.3.norm1.weight", "layer.*.norm1.weight"}, {"d(layer.23.up)", "d(layer.*.up)"}, {"12", "*"}, {"1x", "1x"}, {"x1", "x1"},
+                                           {"h.0_7-8", "h.*_*-*"}, {"", ""}, {"conv2d.10", "conv2d.*"}, {"a12b.3c4.5", "a12b.3c4.*"}};
+    char text[32];
+    for (int k = 0; k < TEST_COUNT(names); k++) {
+        tt__without_numbers(names[k][0], text, sizeof text);
+        test__check(strcmp(text, names[k][1]) == 0, __FILE__, __LINE__, text);
+        for (size_t capacity = 1; capacity < sizeof text; capacity++) {
+            tt__without_numbers(names[k][0], text, capacity);
+            CHECK(strlen(text) < capacity && strncmp(text, names[k][1], strlen(text)) == 0);
+        }
+    }
+}
+
+TEST(allocation_failures) /* of plans that share an arena, and of their reports */
+{
+    static const net_options with_all = {true, true};
+    bool failed = true;
+    for (long at = 1; failed; at++) {
+        test_allocator a;
+        net n;
+        tt_context *ctx = test_open(&a);
+        tt_compile_options c = tt_compile_options_default();
+        REQUIRE(random_net(ctx, 0, with_all, &n));
+        a.fail_at = a.calls + at;
+        c.device = "cuda";
+        tt_program *p = tt_compile(n.t, n.loss, &c);
+        c.train = false;
+        c.share = p;
+        tt_program *eval = p ? tt_compile(n.t, n.loss, &c) : NULL;
+        failed = a.failed;
+        if (failed) CHECK(!eval && tt_error_code(ctx) == TT_ERR_MEMORY);
+        tt_program_free(p);
+        tt_program_free(eval);
+        tt_tape_free(n.t);
         TEST_CLOSE(ctx, &a);
     }
 }
@@ -865,7 +1250,8 @@ static const test_case tests[] = {
     TEST_CASE(verifier_finds_damage), TEST_CASE(verifier_finds_bad_places), TEST_CASE(random_networks_replay_bit_for_bit),
     TEST_CASE(random_networks_have_true_gradients), TEST_CASE(placement_against_brute_force), TEST_CASE(placement_of_merged_and_empty),
     TEST_CASE(plans_of_real_architectures), TEST_CASE(elementwise_chains_work_in_place), TEST_CASE(in_place_spares_what_is_needed),
-    TEST_CASE(arena_is_the_plan),
+    TEST_CASE(arena_is_the_plan), TEST_CASE(plans_for_another_device), TEST_CASE(a_plan_has_a_budget_too), TEST_CASE(reports),
+    TEST_CASE(reports_of_a_deep_network), TEST_CASE(names_of_what_works_in_place), TEST_CASE(numbers_in_names), TEST_CASE(allocation_failures),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

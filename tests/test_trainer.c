@@ -573,6 +573,33 @@ TEST(planned_bytes_are_allocated_bytes)
     }
 }
 
+TEST(planned_for_another_device)
+{
+    setup s = small();
+    world w;
+    tt_batch b;
+    tt_stats stats;
+    float p[2 * BATCH];
+    if (!open_world(&w, &s)) return;
+    REQUIRE(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
+    tt_model model = tt_bert_classifier(&w.m);
+    tt_train_options o = train_options(&s, w.l);
+    o.device = "cuda";
+    tt_trainer *planned = tt_trainer_new(w.ctx, &model, &o);
+    REQUIRE(planned != NULL);
+    CHECK(strcmp(tt_program_plan(tt_trainer_program(planned)).device, "cuda") == 0 && strcmp(tt_program_plan(tt_trainer_program(w.r)).device, "cpu") == 0);
+    CHECK(tt_train_batch(planned, &b, &stats, NULL) == TT_ERR_UNSUPPORTED && tt_predict(planned, &b, p) == TT_ERR_UNSUPPORTED);
+    CHECK(tt_trainer_load(planned, "not-there", NULL) != TT_OK && tt_trainer_save(planned, "never-written", NULL) == TT_ERR_UNSUPPORTED);
+    CHECK_ERROR(w.ctx, TT_ERR_UNSUPPORTED, "compile for \"cpu\"");
+    CHECK(tt_train_batch(w.r, &b, &stats, NULL) == TT_OK); /* beside it */
+    tt_trainer_free(planned);
+    CHECK(tt_train_batch(w.r, &b, &stats, NULL) == TT_OK);
+    o.device = "abacus";
+    CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: device 'abacus' is unknown: use cpu or cuda");
+    close_world(&w);
+}
+
 TEST(allocation_failures) /* of the trainer, its steps, and its state's files */
 {
     char path[1024];
@@ -1348,7 +1375,7 @@ TEST(fit_stops_at_a_failed_step_and_saves)
 static const test_case tests[] = {
     TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together), TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
     TEST_CASE(steps_of_several_micro_batches_need_accumulate), TEST_CASE(batches_that_do_not_fit), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(evaluation_changes_nothing),
-    TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities), TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(allocation_failures),
+    TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities), TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(planned_for_another_device), TEST_CASE(allocation_failures),
     TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_with_loss_scaling), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
     TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
     TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
