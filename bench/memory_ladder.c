@@ -1,0 +1,187 @@
+/* The memory of fine-tuning a vision transformer, rung by rung: what each technique leaves of it, known before anything is allocated.
+
+   The rungs are those of S. Raschka, "Optimizing memory usage for training LLMs and vision transformers in PyTorch" (2023), which takes
+   ViT-L/16 on 224 x 224 pixels and ten classes from 26.84 to 2.02 GB, and what tinytrain has beyond them. GB are 10^9 bytes; planned is
+   all that the step's one arena holds on the device kind named by --device, measured what the allocator gave for it in a real step here
+   (--measure, only on "cpu") and what the resident memory grew by. --json: an object a line with rung, planned_bytes, measured_bytes,
+   extra_flops (a share of the step's), article_gb; null where there is none. */
+
+#include "bench.h"
+
+#include <sys/wait.h>
+
+typedef struct rung {
+    const char *name, *precision, *recompute;
+    tt_optimizer_kind optimizer;
+    int batch, accumulate;      /* images of a micro-batch; micro-batches                                            */
+    double article_gb;          /* 0: not in the article                                                             */
+    bool initialise;            /* only the parameters                                                               */
+} rung;
+
+static const rung rungs[] = {
+    {"fp32, Adam", "32-true", "cheap", TT_ADAM, 64, 1, 26.84, false},
+    {"16-mixed", "16-mixed", "cheap", TT_ADAM, 64, 1, 18.21, false},
+    {"bf16-true", "bf16-true", "cheap", TT_ADAM, 64, 1, 13.82, false},
+    {"bf16-true, a quarter of the batch", "bf16-true", "cheap", TT_ADAM, 16, 1, 5.69, false},
+    {"and accumulation, 4 x 4", "bf16-true", "cheap", TT_ADAM, 4, 4, 3.91, false},
+    {"and SGD with cosine schedule", "bf16-true", "cheap", TT_SGD, 4, 4, 2.02, false},
+    {"initialisation in bf16", "bf16-true", "cheap", TT_SGD, 4, 4, 0.65, true},
+    {"bf16-true, nothing recomputed", "bf16-true", "none", TT_ADAM, 64, 1, 0, false},
+    {"bf16-true, attention recomputed", "bf16-true", "attention", TT_ADAM, 64, 1, 0, false},
+    {"bf16-true, blocks recomputed", "bf16-true", "blocks", TT_ADAM, 64, 1, 0, false},
+    {"bf16-true, blocks, SGD, 4 x 4", "bf16-true", "blocks", TT_SGD, 4, 4, 0, false},
+};
+
+typedef struct result { double planned, measured, resident, extra, seconds; bool ok; } result;
+
+static struct { const char *size, *device; int pixels, batch; } opt = {"L/16", "cuda", 224, 64};
+
+static int batch_of(const rung *g) { return (int)tt__max(1, (int64_t)g->batch * opt.batch / 64); }
+
+/* What a step of DistilBERT-base on 12 x 512 tokens needs in bf16 with Adam: the article's other model. */
+static result plan_distilbert(void)
+{
+    result r;
+    tt_bert m;
+    tt_context *ctx = bench_reopen();
+    tt_bert_config c = tt_bert_config_default(true);
+    tt_train_options o = tt_train_options_default();
+    memset(&r, 0, sizeof r);
+    o.schedule.kind = TT_CONSTANT;
+    o.optimizer.kind = TT_ADAM;
+    o.precision = "bf16-true";
+    o.device = opt.device;
+    o.max_seqs = 12;
+    o.max_tokens = 12 * 512;
+    if (tt_bert_new(ctx, &m, &c) != TT_OK) bench_die("%s", tt_error(ctx));
+    tt_model model = tt_bert_classifier(&m);
+    tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+    if (!t) bench_die("%s", tt_error(ctx));
+    r.planned = (double)tt_program_plan(tt_trainer_program(t)).bytes;
+    r.ok = true;
+    tt_trainer_free(t);
+    tt_bert_free(&m);
+    return r;
+}
+
+/* A step of one rung on random images. */
+static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung *g, result *out)
+{
+    int n = batch_of(g), labels[64] = {0};
+    size_t bytes = (size_t)n * (size_t)(m->config.image_size * m->config.image_size * m->config.channels), held = tt_allocated_bytes(ctx);
+    uint8_t *pixels = (uint8_t *)malloc(bytes);
+    double before = bench_resident_peak(), begin = tt__seconds();
+    tt_batch b;
+    memset(&b, 0, sizeof b);
+    if (!pixels) bench_die("no memory");
+    for (size_t k = 0; k < bytes; k++) pixels[k] = (uint8_t)(k * 2654435761u >> 13);
+    for (int k = 0; k < n; k++) labels[k] = k % m->config.classes;
+    b.seqs = n;
+    b.pixels = pixels;
+    b.image_bytes = (int64_t)bytes / n;
+    b.labels = labels;
+    for (int k = 0; k < g->accumulate; k++) {
+        b.last_of_step = k + 1 == g->accumulate;
+        if (tt_train_batch(t, &b, NULL, NULL) != TT_OK) bench_die("%s: %s", g->name, tt_error(ctx));
+    }
+    out->seconds = tt__seconds() - begin;
+    out->measured = (double)(tt_allocated_bytes(ctx) - held);
+    out->resident = bench_resident_peak() - before;
+    free(pixels);
+}
+
+static result climb(const rung *g, bool run)
+{
+    result r;
+    tt_vit m;
+    tt_context *ctx = bench_reopen();
+    tt_vit_config c = tt_vit_config_default(opt.size);
+    tt_train_options o = tt_train_options_default();
+    memset(&r, 0, sizeof r);
+    c.image_size = opt.pixels;
+    c.classes = 10;
+    o.schedule.kind = TT_COSINE;
+    o.schedule.total_steps = 1000;
+    o.optimizer.kind = g->optimizer;
+    o.optimizer.clip_norm = 0;
+    o.optimizer.weight_decay = 0;
+    o.precision = g->precision;
+    o.recompute = g->recompute;
+    o.device = opt.device;
+    o.accumulate = g->accumulate > 1;
+    o.max_seqs = batch_of(g);
+    if (tt_vit_new(ctx, &m, &c) != TT_OK) bench_die("%s", tt_error(ctx));
+    tt_model model = tt_vit_classifier(&m);
+    tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+    if (!t) bench_die("%s: %s", g->name, tt_error(ctx));
+    tt_plan plan = tt_program_plan(tt_trainer_program(t));
+    r.planned = (double)(g->initialise ? plan.init_bytes : plan.bytes);
+    r.extra = plan.extra_flops / (plan.flops - plan.extra_flops);
+    if (run && !g->initialise) measure(ctx, t, &m, g, &r);
+    r.ok = true;
+    tt_trainer_free(t);
+    tt_vit_free(&m);
+    return r;
+}
+
+/* The same in a process of its own, so that its resident memory is its own. */
+static result climb_apart(const rung *g)
+{
+    int ends[2], status = 0;
+    result r;
+    memset(&r, 0, sizeof r);
+    fflush(stdout);
+    if (pipe(ends) != 0) bench_die("no pipe: %s", strerror(errno));
+    pid_t child = fork();
+    if (child < 0) bench_die("no process: %s", strerror(errno));
+    if (child == 0) {
+        bench.ctx = NULL; /* its threads are the parent's */
+        r = climb(g, true);
+        bool sent = write(ends[1], &r, sizeof r) == (ssize_t)sizeof r;
+        _exit(!sent);
+    }
+    close(ends[1]);
+    bool got = read(ends[0], &r, sizeof r) == (ssize_t)sizeof r;
+    close(ends[0]);
+    r.ok = waitpid(child, &status, 0) == child && got && status == 0;
+    return r;
+}
+
+int main(int argc, char **argv)
+{
+    bool run = false;
+    const bench_flag flags[] = {
+        {"--vit", NULL, &opt.size, NULL, "SIZE: Ti/16, S/16, B/16, L/16 or H/14"},
+        {"--pixels", &opt.pixels, NULL, NULL, "height and width of the images"},
+        {"--batch", &opt.batch, NULL, NULL, "images of the first rung, up to 64; the others in proportion"},
+        {"--device", NULL, &opt.device, NULL, "KIND for which to plan: cpu or cuda (cuda)"},
+        {"--measure", NULL, NULL, &run, "a step of each rung (with --device cpu)"},
+    };
+    bench_open(argc, argv, flags, TT__COUNT(flags));
+    if (opt.batch > 64) bench_die("--batch %d is above 64", opt.batch);
+    if (run && strcmp(opt.device, "cpu") != 0) bench_die("--measure needs --device cpu");
+    if (!bench.json) printf("ViT-%s, %d x %d pixels, batch %d, device kind %s\n%-36s %8s %9s %9s %9s %8s\n", opt.size, opt.pixels, opt.pixels, opt.batch, opt.device, "rung",
+                            "planned", "measured", "resident", "FLOPs", "article");
+    for (int k = 0; k <= TT__COUNT(rungs); k++) {
+        static const rung distilbert = {"DistilBERT-base, 12 x 512, bf16-true", "bf16-true", "cheap", TT_ADAM, 12, 1, 0, false};
+        const rung *g = k < TT__COUNT(rungs) ? &rungs[k] : &distilbert;
+        bool article = g->article_gb > 0 && opt.batch == 64 && opt.pixels == 224 && strcmp(opt.size, "L/16") == 0;
+        result r = g == &distilbert ? plan_distilbert() : run ? climb_apart(g) : climb(g, false);
+        char text[3][32];
+        if (!r.ok) bench_die("%s: the step failed", g->name);
+        if (bench.json) {
+            printf("{\"rung\": \"%s\", \"planned_bytes\": %.0f, \"measured_bytes\": %s, \"extra_flops\": %.6g, \"article_gb\": %s}\n", g->name, r.planned,
+                   r.measured > 0 ? (snprintf(text[0], 32, "%.0f", r.measured), text[0]) : "null", r.extra, article ? bench__number(text[1], g->article_gb) : "null");
+            continue;
+        }
+        printf("%-36s %8.3f", g->name, r.planned / 1e9);
+        if (r.measured > 0) printf(" %9.3f %9.3f", r.measured / 1e9, r.resident / 1e9);
+        else printf(" %9s %9s", "-", "-");
+        printf(" %+8.1f%%", 100 * r.extra);
+        if (article) printf(" %8.2f", g->article_gb);
+        printf("\n");
+        fflush(stdout);
+    }
+    bench_close();
+    return 0;
+}
