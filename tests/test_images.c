@@ -388,6 +388,10 @@ TEST(image_dataset)
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the dataset holds texts: use tt_loader_new");
     CHECK(!tt_image_loader_new(ctx, d, NULL, NULL));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "image options are NULL");
+    tt_loader *l = tt_loader_new(ctx, texts, k, NULL);
+    tt_batch b;
+    CHECK(l && tt_loader_next(l, &b) && b.ids && !b.pixels);
+    tt_loader_free(l);
     tt_dataset_free(texts);
     tt_tokenizer_free(k);
 
@@ -771,11 +775,11 @@ TEST(image_loader_seeks_while_its_threads_work)
     o.accumulate = 2;
     o.threads = 0;
     image.random_crop = true;
+    s.slow = 20;
     tt_loader *plain = d ? tt_image_loader_new(ctx, d, &image, &o) : NULL;
     o.threads = 4;
     tt_loader *l = plain ? tt_image_loader_new(ctx, d, &image, &o) : NULL;
     REQUIRE(l);
-    s.slow = 20;
     for (int i = 0; i < 200; i++) {
         int64_t epoch = test_random(&seed) % 2, step = test_random(&seed) % 12;
         CHECK(tt_loader_seek(l, epoch, step) == TT_OK && tt_loader_seek(plain, epoch, step) == TT_OK);
