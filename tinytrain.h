@@ -10856,7 +10856,7 @@ typedef struct tt__loader_thread {
     tt__resampler resampler;       /* images */
 } tt__loader_thread;
 
-typedef struct tt__ring_slot {          /* of a micro-batch of images */
+typedef struct tt__ring_slot {     /* of a micro-batch of images */
     uint8_t *pixels;
     int done;                      /* images that are made, or failed */
     int failed;                    /* the first that failed; max_seqs: none */
@@ -10876,7 +10876,7 @@ struct tt_loader {
     bool sort;                     /* windows are sorted, and their steps shuffled */
     int64_t texts, steps;          /* of an epoch */
 
-    pthread_mutex_t mutex;         /* guards the following six, each text's `tokens` until it is READY, and a slot but its pixels */
+    pthread_mutex_t mutex;         /* guards the following five, each text's `tokens` until it is READY, and a slot but its pixels */
     pthread_cond_t work, ready;
     int64_t cursor;                /* in `order`: the next text to tokenize, or image to make */
     int64_t awaited;               /* the text that tt_loader_next sleeps for; -1: none */
@@ -10890,7 +10890,7 @@ struct tt_loader {
     tt_image_options image;
     size_t image_bytes;            /* of a result */
     int slots;
-    tt__ring_slot *ring;                /* micro-batch m of the epoch is in slot m % slots; NULL: texts */
+    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots; NULL: texts */
     int64_t base;                  /* with `busy` guarded by the mutex, as `epoch` when a thread is busy */
     int busy;                      /* threads that make an image */
 
