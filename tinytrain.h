@@ -13329,7 +13329,7 @@ tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const t
         if (status == TT_OK && !tt__fit_stopped(f)) status = tt__fit_validate(f);
     }
     bool done = status == TT_OK && f->p.epoch == f->o.epochs;
-    if (began && !done && r->train->run.micro == 0) { /* so that nothing is lost; the first error is the one to tell */
+    if (began && !done && tt_trainer_steps(r) && r->train->run.micro == 0) { /* so that nothing is lost; the first error is the one to tell */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);

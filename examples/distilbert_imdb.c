@@ -58,7 +58,7 @@ static void die(const char *format, ...)
 /* What a call of the library made, or the end of the program with its error. */
 static void *made(tt_context *ctx, void *p)
 {
-    if (!p) die("%s", tt_error(ctx));
+    if (!p) die("%s", ctx ? tt_error(ctx) : "no memory");
     return p;
 }
 
@@ -93,10 +93,11 @@ static bool is_table(const char *path) { return ends_with(path, ".tsv") || ends_
 /* "train" (n of them, and a tenth more for validation) or "test" (n); n 0: all. m: the model whose classes they have, or NULL. */
 static tt_dataset *read_reviews(tt_context *ctx, const char *split, int64_t n, const tt_bert *m)
 {
-    const char *classes[64];
+    const char **classes = (const char **)made(NULL, calloc(m ? (size_t)m->config.classes : 1, sizeof *classes));
     if (strcmp(split, "train") == 0 && n) n += (n + 9) / 10;
     for (int c = 0; m && c < m->config.classes; c++) classes[c] = m->class_names[c];
     tt_dataset *d = (tt_dataset *)made(ctx, is_table(opt.data) ? tt_dataset_table(ctx, opt.data, split, m ? classes : NULL, m ? m->config.classes : 0) : tt_dataset_imdb(ctx, opt.data, split, n + n % 2));
+    free((void *)(uintptr_t)classes);
     if (n > tt_dataset_count(d)) die("--%s %lld needs %lld reviews%s; '%s' has %lld to %s", split, (long long)(m ? opt.test : opt.train), (long long)n, m ? "" : " with those for validation", opt.data, (long long)tt_dataset_count(d), split);
     if (!n || n == tt_dataset_count(d)) return d;
     tt_dataset *part = (tt_dataset *)made(ctx, tt_dataset_split(d, n));
@@ -158,109 +159,38 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_load
     return (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
 }
 
-/* --------------------------------------------------------------------------------------------------- progress */
+/* --------------------------------------------------------------------------------------------------- training */
 static volatile sig_atomic_t stop_asked;
 static void ask_to_stop(int signal_number) { stop_asked = 1, signal(signal_number, SIG_DFL); } /* a second one ends the program */
 static double now(void) { struct timespec t; return clock_gettime(CLOCK_MONOTONIC, &t), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec; }
-static char metrics_path[1100], loss_path[1100], plan_path[1100], state_path[1100], model_path[1100]; /* in opt.out */
 static bool exists(const char *path) { struct stat s; return stat(path, &s) == 0; }
+static char plan_path[1100], state_path[1100], model_path[1100]; /* in opt.out */
 
-/* metrics.csv: a line for each step and each validation. A resumed run goes on behind the lines up to its step. */
-static FILE *open_metrics(int64_t steps_done)
+typedef struct run { const tt_bert *m; const tt_tokenizer *k; double peak, shown; bool terminal; } run;
+
+static tt_status keep(void *user) /* as transformers and --predict load it */
 {
-    char line[256];
-    long end = 0;
-    FILE *f = fopen(metrics_path, exists(metrics_path) ? "r+" : "w+");
-    if (!f) die("cannot write '%s': %s", metrics_path, strerror(errno));
-    while (fgets(line, sizeof line, f) && (end == 0 || atoll(line) <= steps_done) && strchr(line, '\n')) end = ftell(f);
-    if (fseek(f, end, SEEK_SET) != 0 || ftruncate(fileno(f), end) != 0) die("cannot write '%s': %s", metrics_path, strerror(errno));
-    if (!end) fprintf(f, "step,epoch,split,loss,accuracy,lr,tokens_per_second\n");
-    return f;
+    run *r = (run *)user;
+    tt_status status = tt_bert_save(r->m, opt.out);
+    return status == TT_OK ? tt_tokenizer_save(r->k, opt.out) : status;
 }
-
-/* loss.svg from metrics.csv: the training loss, smoothed, as a line, and the validation losses as dots. */
-static void draw_loss(void)
-{
-    FILE *f = fopen(metrics_path, "r"), *svg = fopen(loss_path, "w");
-    char line[256], split[16];
-    double step, loss, last = 1, most = 0, mean = -1;
-    if (!f || !svg) die("cannot draw '%s': %s", loss_path, strerror(errno));
-    for (int pass = 0; pass < 3; pass++) { /* the ranges, the line, the dots */
-        double keep = exp(-50 / (last > 50 ? last : 50));
-        rewind(f);
-        if (pass == 1)
-            fprintf(svg, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 640 360' font-family='sans-serif' font-size='12'>\n"
-                         "<rect width='640' height='360' fill='white'/><path d='M50 20V320H620' fill='none' stroke='#444'/>\n"
-                         "<text x='335' y='350' text-anchor='middle'>step (0 to %.0f)</text><text x='44' y='30' text-anchor='end'>%.2g</text>"
-                         "<text x='44' y='324' text-anchor='end'>0</text><text x='60' y='16' fill='#1f77b4'>training loss</text>"
-                         "<text x='150' y='16' fill='#d62728'>validation loss</text>\n<polyline fill='none' stroke='#1f77b4' points='", last, most);
-        while (fgets(line, sizeof line, f)) {
-            if (sscanf(line, "%lf,%*d,%15[a-z],%lf", &step, split, &loss) != 3) continue;
-            double x = 50 + 570 * step / last, y = 320 - 290 * loss / most;
-            if (pass == 0) { last = step > last ? step : last; most = loss > most ? loss : most; }
-            else if (pass == 1 && split[0] == 't') {
-                mean = mean < 0 ? loss : keep * mean + (1 - keep) * loss;
-                fprintf(svg, "%.1f,%.1f ", x, 320 - 290 * mean / most);
-            } else if (pass == 2 && split[0] == 'v') fprintf(svg, "<circle r='3.5' fill='#d62728' cx='%.1f' cy='%.1f'/>\n", x, y);
-        }
-        fprintf(svg, pass == 1 ? "'/>\n" : pass == 2 ? "</svg>\n" : "");
-    }
-    fclose(f), fclose(svg);
-}
-
-typedef struct meter { double start, shown, saved, tokens, flops, peak; int64_t first_step; bool terminal; } meter;
 
 /* One line, rewritten on a terminal; elsewhere a plain line every so often. */
-static void show(meter *m, const tt_progress *p, int64_t steps, int64_t done, int64_t total)
+static void report(void *user, const tt_fit_event *e)
 {
-    double t = now(), seconds = t - m->start, left = done > m->first_step ? seconds / (double)(done - m->first_step) * (double)(total - done) : 0;
-    bool last = p->step == steps;
-    if (!last && t - m->shown < (m->terminal ? 0.1 : 10)) return;
-    m->shown = t;
-    int filled = (int)(20 * p->step / steps);
-    printf("%sepoch %lld/%lld [%.*s%.*s] %lld/%lld  loss %.4f  accuracy %.3f  %.0f tokens/s  %.0f%% of peak  ETA %d:%02d%s", m->terminal ? "\r" : "",
-           (long long)p->epoch + 1, (long long)opt.epochs, filled, "####################", 20 - filled, "....................", (long long)p->step, (long long)steps, p->loss_sum / p->targets, p->correct / p->targets,
-           m->tokens / seconds, 100 * m->flops / seconds / m->peak, (int)left / 60, (int)left % 60, m->terminal ? (last ? "\n" : "   ") : "\n");
-    fflush(stdout);
-}
-
-/* ------------------------------------------------------------------------------------------------- the epochs */
-/* One epoch from p->step on; false when it was interrupted. */
-static bool train_epoch(tt_context *ctx, tt_trainer *t, tt_loader *l, tt_progress *p, meter *m, FILE *metrics)
-{
-    int64_t steps = tt_loader_steps(l), total = steps * opt.epochs;
-    tt_batch b;
-    tt_stats s;
-    bool updated;
-    double step_start = now(), step_tokens = 0;
-    must(ctx, tt_loader_seek(l, p->epoch, p->step));
-    while (tt_loader_next(l, &b)) {
-        float lr = tt_trainer_lr(t);
-        if (tt_train_batch(t, &b, &s, &updated) != TT_OK) {
-            fflush(stdout), fprintf(stderr, "\n%s\n", tt_error(ctx));
-            return false;
-        }
-        m->tokens += b.rows, step_tokens += b.rows;
-        if (!updated) continue;
-        m->flops += s.flops;
-        p->step++, p->loss_sum += s.loss * s.targets, p->targets += s.targets, p->correct += s.correct;
-        fprintf(metrics, "%lld,%lld,train,%.9g,%.4f,%.6g,%.0f\n", (long long)s.step, (long long)p->epoch + 1, s.loss, s.correct / s.targets, lr, step_tokens / (now() - step_start));
-        step_start = now(), step_tokens = 0;
-        show(m, p, steps, p->epoch * steps + p->step, total);
-        if (stop_asked) return false;
-        if (now() - m->saved > 300) fflush(metrics), must(ctx, tt_trainer_save(t, state_path, p)), m->saved = now();
+    run *r = (run *)user;
+    bool last = e->step == e->steps;
+    if (e->validation) {
+        printf("  validation: loss %.4f, accuracy %.4f%s\n", e->validation->loss, e->validation->correct / e->validation->targets, e->best ? ", kept" : "");
+        return;
     }
-    return must(ctx, tt_error_code(ctx)), true;
-}
-
-/* False when it was interrupted. */
-static bool evaluate(tt_context *ctx, tt_trainer *t, tt_loader *l, tt_stats *s)
-{
-    tt_batch b;
-    memset(s, 0, sizeof *s);
-    must(ctx, tt_loader_seek(l, 0, 0));
-    while (!stop_asked && tt_loader_next(l, &b)) must(ctx, tt_evaluate_batch(t, &b, s));
-    return must(ctx, tt_error_code(ctx)), !stop_asked;
+    if (!last && now() - r->shown < (r->terminal ? 0.1 : 10)) return;
+    r->shown = now();
+    int filled = (int)(20 * e->step / e->steps);
+    printf("%sepoch %lld/%lld [%.*s%.*s] %lld/%lld  loss %.4f  accuracy %.3f  %.0f tokens/s  %.0f%% of peak  ETA %d:%02d%s", r->terminal ? "\r" : "", (long long)e->epoch + 1,
+           (long long)e->epochs, filled, "####################", 20 - filled, "....................", (long long)e->step, (long long)e->steps, e->loss, e->accuracy,
+           e->tokens_per_second, 100 * e->flops_per_second / r->peak, (int)e->seconds_left / 60, (int)e->seconds_left % 60, r->terminal ? (last ? "\n" : "   ") : "\n");
+    fflush(stdout);
 }
 
 static tt_tokenizer *open_tokenizer(tt_context *ctx, const char *folder)
@@ -273,7 +203,9 @@ static tt_context *open_context(void)
     tt_context_options o = tt_context_options_default();
     o.seed = (uint64_t)opt.seed;
     o.threads = (int)opt.threads;
-    return (tt_context *)made(NULL, tt_open(&o));
+    tt_context *ctx = tt_open(&o);
+    if (!ctx) exit(1); /* the log says why */
+    return ctx;
 }
 
 /* Tests the best epoch's model as a user would: from its folder, in a context of its own. */
@@ -301,55 +233,40 @@ static bool train(void) /* false: stopped by an error */
     tt_dataset *d = read_reviews(ctx, "train", opt.train, NULL);
     if (tt_dataset_count(d) < 2 || tt_dataset_classes(d) < 2) die("'%s' has %lld reviews of %d classes to train on; two are the least", opt.data, (long long)tt_dataset_count(d), tt_dataset_classes(d));
     tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(d, (tt_dataset_count(d) + 10) / 11)); /* one for validation, ten to train on */
-    tt_progress p = {0, 0, 0, 0, 0, -1};
     tt_bert m;
-    tt_stats s;
+    bool finished;
     static char plan[1 << 16];
     make_model(ctx, &m, k, d);
     if (!opt.plan) tt_dataset_free(read_reviews(ctx, "test", opt.test, &m)); /* so that what is wrong with it shows now */
     tt_loader *l = loader_of(ctx, d, k, m.config.max_positions, true), *validation = loader_of(ctx, held, k, m.config.max_positions, false);
     tt_trainer *t = make_trainer(ctx, &m, l, tt_loader_steps(l) * opt.epochs);
-    if (mkdir(opt.out, 0777) != 0 && (errno != EEXIST || access(opt.out, W_OK | X_OK) != 0)) die("--out '%s' is no folder that can be made or written to", opt.out);
     printf("%lld reviews to train on, %lld for validation; %s, %d threads, %s\n", (long long)tt_dataset_count(d), (long long)tt_dataset_count(held),
            opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
     tt_plan_text(tt_trainer_program(t), plan, sizeof plan);
     fputs(plan, stdout);
     if (opt.plan) {
-        FILE *f = fopen(plan_path, "w");
+        FILE *f = mkdir(opt.out, 0777) == 0 || errno == EEXIST ? fopen(plan_path, "w") : NULL;
         if (!f || tt_plan_svg(tt_trainer_program(t), plan, sizeof plan) == 0 || fputs(plan, f) < 0 || fclose(f) != 0) die("cannot write '%s': %s", plan_path, strerror(errno));
         exit(fflush(stdout) != 0);
     }
-    if (opt.resume) must(ctx, tt_trainer_load(t, state_path, &p)), printf("resumed after step %lld\n", (long long)tt_trainer_steps(t));
-    if (p.epoch > opt.epochs || p.step > tt_loader_steps(l))
-        die("'%s' has done %lld epochs and %lld steps, more than --epochs %lld of %lld steps", opt.out, (long long)p.epoch, (long long)p.step, (long long)opt.epochs, (long long)tt_loader_steps(l));
-    FILE *metrics = open_metrics(tt_trainer_steps(t));
-    meter meter = {now(), 0, now(), 0, 0, tt_measured_peak(ctx), tt_trainer_steps(t), isatty(1) != 0};
+    run r = {&m, k, tt_measured_peak(ctx), 0, isatty(1) != 0};
+    tt_fit_options o = tt_fit_options_default();
+    o.epochs = opt.epochs;
+    o.folder = opt.out;
+    o.resume = opt.resume;
+    o.stop = &stop_asked;
+    o.keep = keep;
+    o.report = report;
+    o.user = &r;
     signal(SIGINT, ask_to_stop), signal(SIGTERM, ask_to_stop);
-    while (p.epoch < opt.epochs && !stop_asked) {
-        if (!train_epoch(ctx, t, l, &p, &meter, metrics)) break;
-        double paused = now();
-        if (!evaluate(ctx, t, validation, &s)) break;
-        printf("  validation: loss %.4f, accuracy %.4f%s\n", s.loss, s.correct / s.targets, s.correct / s.targets > p.best ? ", kept" : "");
-        fprintf(metrics, "%lld,%lld,validation,%.9g,%.4f,,\n", (long long)s.step, (long long)p.epoch + 1, s.loss, s.correct / s.targets);
-        if (s.correct / s.targets > p.best) {
-            p.best = s.correct / s.targets;
-            must(ctx, tt_bert_save(&m, opt.out)); /* as transformers and --predict load it */
-            must(ctx, tt_tokenizer_save(k, opt.out));
-        }
-        p.epoch++, p.step = 0, p.loss_sum = p.targets = p.correct = 0;
-        fflush(metrics), must(ctx, tt_trainer_save(t, state_path, &p));
-        meter.start += now() - paused;
-    }
-    bool finished = p.epoch == opt.epochs;
-    if (!finished && tt_trainer_steps(t)) must(ctx, tt_trainer_save(t, state_path, &p));
-    if (ferror(metrics) | fclose(metrics)) die("cannot write '%s'", metrics_path);
-    draw_loss();
+    tt_status status = tt_fit(t, l, validation, &o, &finished);
+    if (status != TT_OK) fflush(stdout), fprintf(stderr, "\ndistilbert_imdb: %s\n", tt_error(ctx));
     if (!finished) printf("\nstopped after step %lld%s\n", (long long)tt_trainer_steps(t), tt_trainer_steps(t) ? "; --resume goes on from there" : "");
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_bert_free(&m), tt_dataset_free(d), tt_dataset_free(held), tt_tokenizer_free(k), tt_close(ctx);
     signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL);
     if (finished) test();
-    return finished || stop_asked;
+    return status == TT_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------- prediction */
@@ -363,7 +280,7 @@ static void predict(void)
     tt_trainer *t = make_trainer(ctx, &m, NULL, 0);
     char *line = NULL;
     size_t capacity = 0;
-    float probability[64];
+    float *probability = (float *)made(NULL, calloc((size_t)m.config.classes, sizeof *probability));
     bool lines = strcmp(opt.predict, "-") == 0;
     for (ssize_t n = 0; !lines || (n = getline(&line, &capacity, stdin)) >= 0;) {
         const char *text = lines ? line : opt.predict;
@@ -377,7 +294,7 @@ static void predict(void)
         if (!lines) break;
     }
     if (lines && ferror(stdin)) die("cannot read standard input: %s", strerror(errno));
-    free(line);
+    free(line), free(probability);
     tt_trainer_free(t), tt_bert_free(&m), tt_tokenizer_free(k), tt_close(ctx);
 }
 
@@ -385,9 +302,9 @@ int main(int argc, char **argv)
 {
     parse_options(argc, argv);
     if (!*opt.out || strlen(opt.out) > 1000) die("--out needs the name of a folder");
-    char *const paths[] = {metrics_path, loss_path, plan_path, state_path, model_path};
-    const char *const names[] = {"metrics.csv", "loss.svg", "plan.svg", "state.safetensors", "model.safetensors"};
-    for (int k = 0; k < 5; k++) snprintf(paths[k], sizeof metrics_path, "%s/%s", opt.out, names[k]);
+    snprintf(plan_path, sizeof plan_path, "%s/plan.svg", opt.out);
+    snprintf(state_path, sizeof state_path, "%s/state.safetensors", opt.out);
+    snprintf(model_path, sizeof model_path, "%s/model.safetensors", opt.out);
     if (opt.predict) return predict(), 0;
     if (!opt.epochs) opt.epochs = opt.model ? 2 : 6;
     if (opt.lr == 0) opt.lr = opt.model ? 5e-5 : 5e-4;

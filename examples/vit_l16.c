@@ -1,0 +1,495 @@
+/* Trains a vision transformer to tell images apart.
+
+       make build/vit_l16 && build/vit_l16            a small ViT from scratch, on images of ten shapes that it draws itself
+       build/vit_l16 --data cifar-10-batches-bin --model vit-large-patch16-224/ --batch 4 --accumulate 4      ViT-L/16 on CIFAR-10
+       build/vit_l16 --data photos --vit S/16 --size 224 --augment     from scratch, on photos/{train,test}/CLASS/... or photos/CLASS/...
+       build/vit_l16 --out run --predict cat.jpg      classify with what was trained
+
+   Image files are decoded by stb_image.h, where it is installed (Debian: libstb-dev) when this is built. */
+
+#define TINYTRAIN_IMPLEMENTATION
+#include "../tinytrain.h"
+
+#include <signal.h>
+#include <strings.h>
+#if defined(__has_include)
+#if __has_include(<stb/stb_image.h>)
+#define STB_IMAGE_STATIC
+#define STB_IMAGE_IMPLEMENTATION
+#include <stb/stb_image.h>
+#define HAS_STB
+#endif
+#endif
+
+/* --------------------------------------------------------------------------------------------------- options */
+static struct {
+    const char *data, *model, *vit, *optimizer, *precision, *recompute, *device, *out, *predict;
+    char *freeze;
+    int64_t size, train, test, epochs, batch, accumulate, seed, threads;
+    double lr, warmup, decay, dropout;
+    bool augment, plan, resume, help;
+} opt = {NULL, NULL, NULL, "adamw", "32-true", "cheap", "cpu", "run", NULL, NULL, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0.1, 0.01, -1, false, false, false, false};
+
+typedef struct flag { const char *name, *what; char type; void *to; const char *help; } flag; /* type: s, i, f, b */
+static const flag flags[] = {
+    {"--data", "DIR", 's', &opt.data, "cifar-10-batches-bin, or a folder of images: DIR/train/CLASS/FILE and DIR/test/..., or DIR/CLASS/FILE (none: shapes, drawn here)"},
+    {"--model", "PATH", 's', &opt.model, "checkpoint to start from: a folder or a .safetensors file, of transformers or torchvision (none: from scratch)"},
+    {"--vit", "SIZE", 's', &opt.vit, "from scratch: Ti/16, S/16, B/16, L/16 or H/14, or with patches of another size (none: a small one)"},
+    {"--size", "N", 'i', &opt.size, "height and width of what the model sees; images are resized to it (0: as the model says; from scratch 32)"},
+    {"--augment", "", 'b', &opt.augment, "training images: shifted by up to an eighth and mirrored at random"},
+    {"--train", "N", 'i', &opt.train, "images to train on (0: all but those for validation)"},
+    {"--test", "N", 'i', &opt.test, "images to test on (0: all)"},
+    {"--epochs", "N", 'i', &opt.epochs, "passes over the training images (0: 3 with --model, else 12)"},
+    {"--lr", "X", 'f', &opt.lr, "peak learning rate (0: 5e-5 with --model, else 1e-3)"},
+    {"--warmup", "X", 'f', &opt.warmup, "share of the steps in which the learning rate rises, before it falls along a cosine (0.1)"},
+    {"--optimizer", "NAME", 's', &opt.optimizer, "adamw, adam or sgd (adamw)"},
+    {"--decay", "X", 'f', &opt.decay, "weight decay, of all but biases, norms and the class token (0.01)"},
+    {"--batch", "N", 'i', &opt.batch, "images in a step (0: 16 with --model, else 50)"},
+    {"--accumulate", "N", 'i', &opt.accumulate, "micro-batches in a step (1)"},
+    {"--precision", "P", 's', &opt.precision, "32-true, 16-mixed, bf16-mixed, 16-true or bf16-true (32-true)"},
+    {"--recompute", "R", 's', &opt.recompute, "none, cheap, attention or blocks: what the backward computes again (cheap)"},
+    {"--device", "KIND", 's', &opt.device, "cpu, or cuda, for which there is a --plan only (cpu)"},
+    {"--dropout", "X", 'f', &opt.dropout, "dropout everywhere, in [0, 1) (-1: as the model's config says)"},
+    {"--freeze", "LIST", 's', &opt.freeze, "parameters to keep as they are: name patterns separated by commas, * and ? (none)"},
+    {"--seed", "N", 'i', &opt.seed, "of initialisation, shuffling, augmentation and dropout (1)"},
+    {"--threads", "N", 'i', &opt.threads, "threads (0: all cores)"},
+    {"--out", "DIR", 's', &opt.out, "new folder for the trained model, state, metrics.csv and loss.svg (run)"},
+    {"--resume", "", 'b', &opt.resume, "go on from the state in --out"},
+    {"--plan", "", 'b', &opt.plan, "print what memory training would take, draw it as plan.svg in --out, and end"},
+    {"--predict", "FILE", 's', &opt.predict, "classify an image file with the model in --out"},
+    {"--help", "", 'b', &opt.help, "this list"},
+};
+enum { FLAGS = sizeof flags / sizeof flags[0] };
+
+static void die(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fflush(stdout), fputs("vit_l16: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    exit(1);
+}
+
+/* What a call of the library made, or the end of the program with its error. */
+static void *made(tt_context *ctx, void *p)
+{
+    if (!p) die("%s", ctx ? tt_error(ctx) : "no memory");
+    return p;
+}
+
+static void must(tt_context *ctx, tt_status status) { if (status != TT_OK) die("%s", tt_error(ctx)); }
+
+static void parse_options(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        const flag *f = NULL;
+        char *end = NULL;
+        for (int k = 0; k < FLAGS; k++) if (strcmp(argv[i], flags[k].name) == 0) f = &flags[k];
+        if (!f) die("unknown option '%s'; --help lists them", argv[i]);
+        if (f->type == 'b') { *(bool *)f->to = true; continue; }
+        if (++i == argc) die("%s needs a value: %s", f->name, f->what);
+        errno = 0;
+        if (f->type == 's') *(char **)f->to = argv[i];
+        if (f->type == 'i') *(int64_t *)f->to = strtoll(argv[i], &end, 10);
+        if (f->type == 'f') *(double *)f->to = strtod(argv[i], &end);
+        if (f->type != 's' && (end == argv[i] || *end || errno)) die("%s takes a number, not '%s'", f->name, argv[i]);
+        if (f->type == 'i' && (*(int64_t *)f->to < 0 || *(int64_t *)f->to > 1000000000)) die("%s %s is out of range", f->name, argv[i]);
+    }
+    if (!opt.help) return;
+    printf("usage: vit_l16 [options]\n\n");
+    for (int k = 0; k < FLAGS; k++) printf("  %-13s %-5s %s\n", flags[k].name, flags[k].what, flags[k].help);
+    exit(fflush(stdout) != 0);
+}
+
+/* ------------------------------------------------------------------------------------------- images of shapes */
+enum { SHAPE_SIDE = 32, SHAPES = 10, SHAPES_TRAIN = 6600, SHAPES_TEST = 1000 };
+static const char *const shape_names[SHAPES] = {"disc", "ring", "half disc", "triangle", "square", "bar", "cross", "star", "heart", "crescent"};
+
+/* Is (x, y) inside of a shape of about unit size? */
+static bool inside(int shape, double x, double y)
+{
+    double r = sqrt(x * x + y * y), fifth = 2 * 3.14159265358979 / 5;
+    switch (shape) {
+    case 0: return r < 0.9;
+    case 1: return r < 0.95 && r > 0.55;
+    case 2: return r < 1.0 && y > -0.1;
+    case 3: return y > -0.55 && fabs(x) < (1.05 - y) * 0.6;
+    case 4: return fabs(x) < 0.75 && fabs(y) < 0.75;
+    case 5: return fabs(x) < 1.05 && fabs(y) < 0.32;
+    case 6: return (fabs(x) < 0.28 && fabs(y) < 0.95) || (fabs(y) < 0.28 && fabs(x) < 0.95);
+    case 7: return r * (0.38 + fabs(fmod(atan2(y, x) + 10 * fifth, fifth) - fifth / 2) / (fifth / 2) * 0.62) < 0.45;
+    case 8: { double a = 1.15 * x, b = 1.15 * y + 0.1, c = a * a + b * b - 0.6; return c * c * c - a * a * b * b * b < 0; }
+    default: return r < 0.95 && (x - 0.45) * (x - 0.45) + y * y > 0.55;
+    }
+}
+
+typedef struct shapes { uint64_t seed; uint64_t first; } shapes;
+
+static double uniform(uint64_t *state) /* [0, 1); splitmix64 (Steele, Lea, Flood 2014) */
+{
+    uint64_t z = *state += 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
+}
+
+/* Image number i shows shape i % 10 at a random place, in a random size, colour and rotation, with noise. */
+static const char *draw_shape(void *user, int64_t i, tt_image *image)
+{
+    const shapes *s = (const shapes *)user;
+    uint64_t random = s->seed * 1000003u + (s->first + (uint64_t)i) * 0x632BE59BD9B4E019u;
+    uint8_t *pixels = (uint8_t *)malloc(SHAPE_SIDE * SHAPE_SIDE * 3);
+    double radius = 7 + 5 * uniform(&random), cx = radius + (SHAPE_SIDE - 2 * radius) * uniform(&random), cy = radius + (SHAPE_SIDE - 2 * radius) * uniform(&random);
+    double turn = 2 * 3.14159265358979 * uniform(&random), noise = 10 + 30 * uniform(&random), apart = 0, ground[3], colour[3];
+    if (!pixels) return "no memory";
+    while (apart < 120) { /* bright on dark */
+        apart = 0;
+        for (int c = 0; c < 3; c++) apart += (colour[c] = 100 + 155 * uniform(&random)) - (ground[c] = 120 * uniform(&random));
+    }
+    for (int y = 0; y < SHAPE_SIDE; y++)
+        for (int x = 0; x < SHAPE_SIDE; x++) {
+            double cover = 0;
+            for (int k = 0; k < 9; k++) {
+                double dx = (x + (k % 3 + 0.5) / 3 - cx) / radius, dy = (y + (k / 3 + 0.5) / 3 - cy) / radius;
+                cover += inside((int)(i % SHAPES), cos(turn) * dx + sin(turn) * dy, cos(turn) * dy - sin(turn) * dx) / 9.0;
+            }
+            for (int c = 0; c < 3; c++) {
+                double v = ground[c] + cover * (colour[c] - ground[c]) + noise * (uniform(&random) + uniform(&random) - 1);
+                pixels[(y * SHAPE_SIDE + x) * 3 + c] = (uint8_t)(v < 0 ? 0 : v > 255 ? 255 : v);
+            }
+        }
+    image->pixels = pixels;
+    image->height = image->width = SHAPE_SIDE;
+    image->channels = 3;
+    return NULL;
+}
+
+static void free_pixels(void *user, tt_image *image) { (void)user, free((void *)(uintptr_t)image->pixels); }
+
+/* --------------------------------------------------------------------------------------------- images of files */
+typedef struct folder { char **path; int *label; char **class_name; int count, classes; } folder;
+
+static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+/* The sorted names of what lies in a folder, dot files left out; how many. */
+static int list(const char *path, char ***names)
+{
+    DIR *d = opendir(path);
+    int n = 0;
+    *names = NULL;
+    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
+        if (e->d_name[0] == '.') continue;
+        *names = (char **)made(NULL, realloc(*names, (size_t)(n + 1) * sizeof **names));
+        (*names)[n++] = (char *)made(NULL, strdup(e->d_name));
+    }
+    if (d) closedir(d);
+    if (n) qsort(*names, (size_t)n, sizeof **names, by_name);
+    return n;
+}
+
+static char *join(const char *folder, const char *name) /* to be freed */
+{
+    size_t bytes = strlen(folder) + strlen(name) + 2;
+    char *path = (char *)made(NULL, malloc(bytes));
+    snprintf(path, bytes, "%s/%s", folder, name);
+    return path;
+}
+
+static bool is_folder(const char *path) { struct stat s; return stat(path, &s) == 0 && S_ISDIR(s.st_mode); }
+static bool exists(const char *path) { struct stat s; return stat(path, &s) == 0; }
+
+/* Images of DIR/split/CLASS, or of DIR/CLASS: then every tenth of a class is "test". */
+static folder *read_folder(const char *split)
+{
+    folder *f = (folder *)made(NULL, calloc(1, sizeof *f));
+    char *root = join(opt.data, split), **files;
+    bool splits = is_folder(root);
+    int names = list(splits ? root : opt.data, &f->class_name);
+    for (int c = 0; c < names; c++) {
+        char *path = join(splits ? root : opt.data, f->class_name[c]);
+        int n = list(path, &files);
+        if (!is_folder(path)) free(f->class_name[c]);
+        else f->class_name[f->classes++] = f->class_name[c];
+        for (int k = 0; k < n; k++) {
+            bool test = k % 10 == 9;
+            if (splits || test == (strcmp(split, "test") == 0)) {
+                f->path = (char **)made(NULL, realloc(f->path, (size_t)(f->count + 1) * sizeof *f->path));
+                f->label = (int *)made(NULL, realloc(f->label, (size_t)(f->count + 1) * sizeof *f->label));
+                f->path[f->count] = join(path, files[k]);
+                f->label[f->count++] = f->classes - 1;
+            }
+            free(files[k]);
+        }
+        free(files), free(path);
+    }
+    free(root);
+    if (!f->count) die("'%s' has no images to %s: it needs folders of images, one a class%s", opt.data, split, exists(opt.data) ? "" : " (and is not there)");
+    return f;
+}
+
+static void free_folder(folder *f)
+{
+    for (int k = 0; k < f->count; k++) free(f->path[k]);
+    for (int c = 0; c < f->classes; c++) free(f->class_name[c]);
+    free(f->path), free(f->label), free(f->class_name), free(f);
+}
+
+static const char *decode(const char *path, tt_image *image)
+{
+#ifdef HAS_STB
+    image->pixels = stbi_load(path, &image->width, &image->height, NULL, 3);
+    image->channels = 3;
+    return image->pixels ? NULL : stbi_failure_reason();
+#else
+    (void)path, (void)image;
+    return "this program was built without stb_image.h (Debian: apt-get install libstb-dev, then build again)";
+#endif
+}
+
+static const char *read_file(void *user, int64_t i, tt_image *image) { return decode(((const folder *)user)->path[i], image); }
+static const char *file_name(void *user, int64_t i) { return ((const folder *)user)->path[i]; }
+
+/* ------------------------------------------------------------------------------------------------------- data */
+typedef struct images { tt_dataset *d; shapes drawn; folder *files; } images;
+
+/* "train" (n of them, and a tenth more for validation) or "test" (n); n 0: all. */
+static void read_images(tt_context *ctx, images *x, const char *split, int64_t n)
+{
+    bool train = strcmp(split, "train") == 0;
+    tt_image_source s = {0, NULL, NULL, 0, NULL, free_pixels, NULL, NULL};
+    char *cifar = join(opt.data ? opt.data : "", "test_batch.bin");
+    int *labels = NULL;
+    memset(x, 0, sizeof *x);
+    if (train && n) n += (n + 9) / 10;
+    if (opt.data && exists(cifar)) {
+        x->d = (tt_dataset *)made(ctx, tt_dataset_cifar10(ctx, opt.data, split, 0));
+    } else {
+        if (opt.data) {
+            x->files = read_folder(split);
+            s.count = x->files->count, s.labels = x->files->label, s.class_names = (const char *const *)x->files->class_name, s.classes = x->files->classes;
+            s.read = read_file, s.name = file_name, s.user = x->files;
+        } else {
+            s.count = n ? n : train ? SHAPES_TRAIN : SHAPES_TEST;
+            labels = (int *)made(NULL, calloc((size_t)s.count, sizeof *labels));
+            for (int64_t k = 0; k < s.count; k++) labels[k] = (int)(k % SHAPES);
+            x->drawn.seed = (uint64_t)opt.seed, x->drawn.first = train ? 0 : (uint64_t)1 << 40;
+            s.labels = labels, s.class_names = shape_names, s.classes = SHAPES;
+            s.read = draw_shape, s.user = &x->drawn;
+        }
+        x->d = (tt_dataset *)made(ctx, tt_dataset_images(ctx, &s));
+        free(labels);
+    }
+    free(cifar);
+    if (n > tt_dataset_count(x->d)) die("--%s needs %lld images%s; '%s' has %lld to %s", split, (long long)n, train ? " with those for validation" : "", opt.data, (long long)tt_dataset_count(x->d), split);
+    if (!n || n == tt_dataset_count(x->d)) return;
+    tt_dataset *part = (tt_dataset *)made(ctx, tt_dataset_split(x->d, n));
+    tt_dataset_free(x->d);
+    x->d = part;
+}
+
+static void free_images(images *x)
+{
+    tt_dataset_free(x->d);
+    if (x->files) free_folder(x->files);
+}
+
+static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_vit *m, bool train)
+{
+    int side = m->config.image_size;
+    tt_image_options image = tt_image_options_default(side, side);
+    tt_loader_options o = tt_loader_options_default();
+    image.resize_height = image.resize_width = side;
+    image.flip = image.random_crop = train && opt.augment;
+    image.pad = image.random_crop ? side / 8 : 0;
+    o.batch = (int)opt.batch;
+    o.accumulate = (int)opt.accumulate;
+    o.shuffle = train;
+    return (tt_loader *)made(ctx, tt_image_loader_new(ctx, d, &image, &o));
+}
+
+/* ----------------------------------------------------------------------------------------- model and trainer */
+/* The start of training: a checkpoint, or random weights. */
+static void make_model(tt_context *ctx, tt_vit *m, const tt_dataset *d)
+{
+    if (opt.model) {
+        must(ctx, tt_vit_load(ctx, m, opt.model, (int)opt.size, tt_dataset_classes(d)));
+    } else {
+        tt_vit_config c = tt_vit_config_default(opt.vit ? opt.vit : "Ti/4");
+        if (!opt.vit) c.hidden_size = 96, c.layers = 5, c.heads = 3, c.intermediate_size = 192;
+        c.image_size = opt.size ? (int)opt.size : opt.vit ? 224 : 32;
+        c.classes = tt_dataset_classes(d);
+        must(ctx, tt_vit_new(ctx, m, &c));
+    }
+    for (int c = 0; c < m->config.classes; c++) snprintf(m->class_names[c], sizeof m->class_names[c], "%s", tt_dataset_class_name(d, c));
+    if (opt.dropout >= 0) m->config.dropout = m->config.attention_dropout = (float)opt.dropout;
+    for (char *pattern = opt.freeze ? strtok(opt.freeze, ",") : NULL; pattern; pattern = strtok(NULL, ",")) {
+        int n = tt_param_freeze(ctx, pattern, true);
+        if (!n) die("--freeze: no parameter is called '%s'", pattern);
+        printf("frozen: %s (%d parameters)\n", pattern, n);
+    }
+}
+
+/* total_steps 0: only to evaluate and predict. */
+static tt_trainer *make_trainer(tt_context *ctx, const tt_vit *m, int max_images, int64_t total_steps)
+{
+    tt_model model = tt_vit_classifier(m);
+    tt_train_options o = tt_train_options_default();
+    o.train = total_steps > 0;
+    o.schedule.kind = TT_COSINE;
+    o.schedule.lr = (float)opt.lr;
+    o.schedule.total_steps = total_steps;
+    o.schedule.warmup_steps = (int64_t)(opt.warmup * (double)total_steps);
+    o.optimizer.kind = strcmp(opt.optimizer, "sgd") == 0 ? TT_SGD : strcmp(opt.optimizer, "adam") == 0 ? TT_ADAM : TT_ADAMW;
+    o.optimizer.weight_decay = (float)opt.decay;
+    o.precision = opt.precision;
+    o.recompute = opt.recompute;
+    o.device = opt.device;
+    o.max_seqs = max_images;
+    o.accumulate = opt.accumulate > 1;
+    return (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
+}
+
+static tt_context *open_context(void)
+{
+    tt_context_options o = tt_context_options_default();
+    o.seed = (uint64_t)opt.seed;
+    o.threads = (int)opt.threads;
+    tt_context *ctx = tt_open(&o);
+    if (!ctx) exit(1); /* the log says why */
+    return ctx;
+}
+
+/* --------------------------------------------------------------------------------------------------- training */
+static volatile sig_atomic_t stop_asked;
+static void ask_to_stop(int signal_number) { stop_asked = 1, signal(signal_number, SIG_DFL); } /* a second one ends the program */
+static double now(void) { struct timespec t; return clock_gettime(CLOCK_MONOTONIC, &t), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec; }
+
+typedef struct run { const tt_vit *m; double peak, shown; bool terminal; } run;
+
+static tt_status keep(void *user) { return tt_vit_save(((run *)user)->m, opt.out); }
+
+/* One line, rewritten on a terminal; elsewhere a plain line every so often. */
+static void report(void *user, const tt_fit_event *e)
+{
+    run *r = (run *)user;
+    bool last = e->step == e->steps;
+    if (e->validation) {
+        printf("  validation: loss %.4f, accuracy %.4f%s\n", e->validation->loss, e->validation->correct / e->validation->targets, e->best ? ", kept" : "");
+        return;
+    }
+    if (!last && now() - r->shown < (r->terminal ? 0.1 : 10)) return;
+    r->shown = now();
+    int filled = (int)(20 * e->step / e->steps);
+    printf("%sepoch %lld/%lld [%.*s%.*s] %lld/%lld  loss %.4f  accuracy %.3f  %.1f images/s  %.0f%% of peak  ETA %d:%02d%s", r->terminal ? "\r" : "", (long long)e->epoch + 1,
+           (long long)e->epochs, filled, "####################", 20 - filled, "....................", (long long)e->step, (long long)e->steps, e->loss, e->accuracy,
+           e->tokens_per_second, 100 * e->flops_per_second / r->peak, (int)e->seconds_left / 60, (int)e->seconds_left % 60, r->terminal ? (last ? "\n" : "   ") : "\n");
+    fflush(stdout);
+}
+
+/* Tests the best epoch's model as a user would: from its folder, in a context of its own. */
+static void test(void)
+{
+    tt_context *ctx = open_context();
+    images x;
+    tt_vit m;
+    tt_stats s;
+    must(ctx, tt_vit_load(ctx, &m, opt.out, 0, 0));
+    read_images(ctx, &x, "test", opt.test);
+    if (tt_dataset_classes(x.d) != m.config.classes) die("'%s' has %d classes to test on, the model %d", opt.data, tt_dataset_classes(x.d), m.config.classes);
+    tt_loader *l = loader_of(ctx, x.d, &m, false);
+    tt_trainer *t = make_trainer(ctx, &m, tt_loader_max_seqs(l), 0);
+    must(ctx, tt_evaluate(t, l, &s));
+    printf("best epoch: accuracy %.4f, loss %.4f on %.0f test images\nsaved: %s\n", s.correct / s.targets, s.loss, s.targets, opt.out);
+    tt_trainer_free(t), tt_loader_free(l), tt_vit_free(&m), free_images(&x), tt_close(ctx);
+}
+
+static bool train(void) /* false: stopped by an error */
+{
+    tt_context *ctx = open_context();
+    images x;
+    tt_vit m;
+    static char plan[1 << 16];
+    bool finished;
+    read_images(ctx, &x, "train", opt.train);
+    if (tt_dataset_count(x.d) < 2 || tt_dataset_classes(x.d) < 2) die("'%s' has %lld images of %d classes to train on; two are the least", opt.data, (long long)tt_dataset_count(x.d), tt_dataset_classes(x.d));
+    tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(x.d, (tt_dataset_count(x.d) + 10) / 11)); /* one for validation, ten to train on */
+    make_model(ctx, &m, x.d);
+    tt_loader *l = loader_of(ctx, x.d, &m, true), *validation = loader_of(ctx, held, &m, false);
+    tt_trainer *t = make_trainer(ctx, &m, tt_loader_max_seqs(l), tt_loader_steps(l) * opt.epochs);
+    printf("%lld images to train on, %lld for validation; %s, %d threads, %s\n", (long long)tt_dataset_count(x.d), (long long)tt_dataset_count(held),
+           opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
+    tt_plan_text(tt_trainer_program(t), plan, sizeof plan);
+    fputs(plan, stdout);
+    if (opt.plan) {
+        char *path = join(opt.out, "plan.svg");
+        FILE *f = mkdir(opt.out, 0777) == 0 || errno == EEXIST ? fopen(path, "w") : NULL;
+        if (!f || tt_plan_svg(tt_trainer_program(t), plan, sizeof plan) == 0 || fputs(plan, f) < 0 || fclose(f) != 0) die("cannot write '%s': %s", path, strerror(errno));
+        exit(fflush(stdout) != 0);
+    }
+    run r = {&m, tt_measured_peak(ctx), 0, isatty(1) != 0};
+    tt_fit_options o = tt_fit_options_default();
+    o.epochs = opt.epochs;
+    o.folder = opt.out;
+    o.resume = opt.resume;
+    o.stop = &stop_asked;
+    o.keep = keep;
+    o.report = report;
+    o.user = &r;
+    signal(SIGINT, ask_to_stop), signal(SIGTERM, ask_to_stop);
+    tt_status status = tt_fit(t, l, validation, &o, &finished);
+    if (status != TT_OK) fflush(stdout), fprintf(stderr, "\nvit_l16: %s\n", tt_error(ctx));
+    if (!finished) printf("\nstopped after step %lld%s\n", (long long)tt_trainer_steps(t), tt_trainer_steps(t) ? "; --resume goes on from there" : "");
+    else printf("waited %.1f s for images\n", tt_loader_waited(l));
+    tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
+    tt_vit_free(&m), tt_dataset_free(held), free_images(&x), tt_close(ctx);
+    signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL);
+    if (finished) test();
+    return status == TT_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------- prediction */
+static void predict(void)
+{
+    tt_context *ctx = open_context();
+    tt_vit m;
+    tt_image image;
+    tt_batch b;
+    int32_t label = 0;
+    must(ctx, tt_vit_load(ctx, &m, opt.out, 0, 0));
+    int side = m.config.image_size, best = 0;
+    tt_trainer *t = make_trainer(ctx, &m, 1, 0);
+    const char *wrong = decode(opt.predict, &image);
+    if (wrong) die("cannot read '%s': %s", opt.predict, wrong);
+    uint8_t *pixels = (uint8_t *)made(NULL, malloc((size_t)side * (size_t)side * 3));
+    float *probability = (float *)made(NULL, calloc((size_t)m.config.classes, sizeof *probability));
+    must(ctx, tt_image_resize(ctx, &image, side, side, pixels));
+    memset(&b, 0, sizeof b);
+    b.seqs = 1;
+    b.pixels = pixels;
+    b.image_bytes = (int64_t)side * side * 3;
+    b.labels = &label;
+    must(ctx, tt_predict(t, &b, probability));
+    for (int c = 1; c < m.config.classes; c++) if (probability[c] > probability[best]) best = c;
+    printf("%s\t%.4f\t%s\n", m.class_names[best], probability[best], opt.predict);
+    free(probability), free(pixels), free_pixels(NULL, &image);
+    tt_trainer_free(t), tt_vit_free(&m), tt_close(ctx);
+}
+
+int main(int argc, char **argv)
+{
+    parse_options(argc, argv);
+    if (!*opt.out) die("--out needs the name of a folder");
+    if (opt.threads > 256) die("--threads must be in 0..256");
+    if (opt.model && opt.vit) die("--vit is for training from scratch; --model says its own size");
+    if (strcmp(opt.optimizer, "adamw") && strcmp(opt.optimizer, "adam") && strcmp(opt.optimizer, "sgd")) die("--optimizer '%s' is unknown: use adamw, adam or sgd", opt.optimizer);
+    if (!opt.epochs) opt.epochs = opt.model ? 3 : 12;
+    if (opt.lr == 0) opt.lr = opt.model ? 5e-5 : 1e-3;
+    if (!opt.batch) opt.batch = opt.model ? 16 : 50;
+    if (opt.batch > 65536 || opt.accumulate < 1 || opt.accumulate > opt.batch) die("--batch must be in 1..65536, --accumulate in 1..batch");
+    if (opt.size > 16384) die("--size must be in 1..16384");
+    if (!(opt.lr >= 0 && opt.lr < 1e9 && opt.decay >= 0 && opt.warmup >= 0 && opt.warmup <= 1)) die("--lr and --decay must be numbers >= 0, --warmup in [0, 1]");
+    if (!(opt.dropout == -1 || (opt.dropout >= 0 && opt.dropout < 1))) die("--dropout must be in [0, 1), or -1");
+    if (opt.predict) return predict(), 0;
+    return train() ? 0 : 1;
+}
