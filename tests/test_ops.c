@@ -949,12 +949,15 @@ static void compile_in(tt_compile_options *o, const precision_case *precision)
     o->residual = precision->residual;
 }
 
-/* f16 holds no more than 65504. */
-static bool fits_f16(void)
+/* f16 holds no more than 65504: only a case that is made of larger numbers is left out. */
+static bool fits(const op_case *c, const precision_case *precision)
 {
-    for (int k = 1; k <= g->n; k++)
-        for (int e = 0; e < g->nodes[k].rows * g->nodes[k].cols; e++) if (fabs(g->nodes[k].v[e]) > 32768) return false;
-    return true;
+    double most = 0;
+    for (int k = 1; k <= g->n; k++) /* losses are f32 */
+        for (int e = 0; e < g->nodes[k].rows * g->nodes[k].cols && !g->nodes[k].loss; e++) if (fabs(g->nodes[k].v[e]) > most) most = fabs(g->nodes[k].v[e]);
+    bool ok = precision->half != TT_F16 || most < 32768;
+    report(ok || strcmp(c->name, "gelu_tanh_very_far") == 0, "values of %g are more than f16 can hold", most);
+    return ok;
 }
 
 /* ----------------------------------------------------------------------------------------- test 1: reference */
@@ -975,10 +978,9 @@ static void reference_case(const op_case *c, const size_set *size, const char *i
     compile_in(&o, precision);
     tt_output(g->tape, g->nodes[result].t);
     evaluate();
-    tt_program *p = NULL;
-    bool fits = precision->half != TT_F16 || fits_f16();
-    if (fits) p = tt_compile(g->tape, g->nodes[loss].t, &o);
-    if (fits && report(p != NULL, "%s", tt_error(g->ctx))) {
+    bool wanted = fits(c, precision);
+    tt_program *p = wanted ? tt_compile(g->tape, g->nodes[loss].t, &o) : NULL;
+    if (wanted && report(p != NULL, "%s", tt_error(g->ctx))) {
         p->poison = true;
         bool ok = set_inputs(p) && (train ? tt_micro_step(p, NULL) : tt_run(p, NULL)) == TT_OK;
         if (report(ok, "%s", tt_error(g->ctx))) check_result(p, result, precision);
@@ -1158,14 +1160,13 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
     int loss = loss_of(cases[c].build(), mode == AS_GATHERED);
     g->train = true;
     evaluate();
-    bool fits = precision->half != TT_F16 || fits_f16();
+    bool wanted = fits(&cases[c], precision);
     compile_in(&o, precision);
     o.loss_scale.init = 65536;
     while (o.loss_scale.init > 1 && o.loss_scale.init * g->upstream > 256) o.loss_scale.init /= 2; /* room for the sums of the backward */
     o.accumulate = true;
-    tt_program *p = NULL, *q = NULL;
-    if (fits) p = tt_compile(g->tape, g->nodes[loss].t, &o);
-    if (fits && report(p != NULL, "%s", tt_error(g->ctx))) {
+    tt_program *p = wanted ? tt_compile(g->tape, g->nodes[loss].t, &o) : NULL, *q = NULL;
+    if (wanted && report(p != NULL, "%s", tt_error(g->ctx))) {
         if (!e->grad[0]) difference(e, loss);
         p->poison = true;
         note_ops(p);
