@@ -13111,7 +13111,7 @@ static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
     }
     memcpy(f->csv + f->csv_bytes, line, n);
     f->csv[f->csv_bytes += n] = 0;
-    if (!behind || behind - loss > 40) return TT_OK; /* the heading */
+    if (!behind || behind - loss > 40 || *line < '0' || *line > '9') return TT_OK; /* the heading */
     if (!TT__GROW(ctx, f->point, f->points, f->cap_points)) return TT_ERR_MEMORY;
     tt__fit_point *point = &f->point[f->points++];
     point->step = strtoll(line, NULL, 10);
@@ -13156,7 +13156,6 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
 {
     const tt__fit *f = (const tt__fit *)arg;
     double last = 1, most = 0, mean = -1;
-    char number[32];
     for (int k = 0; k < f->points; k++) {
         last = f->point[k].step > last ? (double)f->point[k].step : last;
         most = f->point[k].loss > most ? f->point[k].loss : most;
@@ -13164,10 +13163,10 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
     double keep = exp(-50 / (last > 50 ? last : 50));
     tt__print(svg, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 640 360' font-family='sans-serif' font-size='12'>\n"
               "<rect width='640' height='360' fill='white'/><path d='M50 20V320H620' fill='none' stroke='#444'/>\n"
-              "<text x='335' y='350' text-anchor='middle'>step (0 to %.0f)</text><text x='44' y='30' text-anchor='end'>%s</text>"
+              "<text x='335' y='350' text-anchor='middle'>step (0 to %.0f)</text><text x='44' y='30' text-anchor='end'>%lld.%02lld</text>"
               "<text x='44' y='324' text-anchor='end'>0</text><text x='60' y='16' fill='#1f77b4'>training loss</text>"
               "<text x='150' y='16' fill='#d62728'>validation loss</text>\n<polyline fill='none' stroke='#1f77b4' points='", last,
-              tt__json_float((float)most, number));
+              (long long)(100 * most + 0.5) / 100, (long long)(100 * most + 0.5) % 100);
     for (int k = 0; k < f->points && most > 0; k++) {
         if (f->point[k].validation) continue;
         mean = mean < 0 ? f->point[k].loss : keep * mean + (1 - keep) * f->point[k].loss;

@@ -44,7 +44,7 @@ static const flag flags[] = {
     {"--warmup", "X", 'f', &opt.warmup, "share of the steps in which the learning rate rises, before it falls along a cosine (0.1)"},
     {"--optimizer", "NAME", 's', &opt.optimizer, "adamw, adam or sgd (adamw)"},
     {"--decay", "X", 'f', &opt.decay, "weight decay, of all but biases, norms and the class token (0.01)"},
-    {"--batch", "N", 'i', &opt.batch, "images in a step (0: 16 with --model, else 50)"},
+    {"--batch", "N", 'i', &opt.batch, "images in a step (0: 16 with --model, else 20)"},
     {"--accumulate", "N", 'i', &opt.accumulate, "micro-batches in a step (1)"},
     {"--precision", "P", 's', &opt.precision, "32-true, 16-mixed, bf16-mixed, 16-true or bf16-true (32-true)"},
     {"--recompute", "R", 's', &opt.recompute, "none, cheap, attention or blocks: what the backward computes again (cheap)"},
@@ -140,8 +140,8 @@ static const char *draw_shape(void *user, int64_t i, tt_image *image)
     const shapes *s = (const shapes *)user;
     uint64_t random = s->seed * 1000003u + (s->first + (uint64_t)i) * 0x632BE59BD9B4E019u;
     uint8_t *pixels = (uint8_t *)malloc(SHAPE_SIDE * SHAPE_SIDE * 3);
-    double radius = 7 + 5 * uniform(&random), cx = radius + (SHAPE_SIDE - 2 * radius) * uniform(&random), cy = radius + (SHAPE_SIDE - 2 * radius) * uniform(&random);
-    double turn = 2 * 3.14159265358979 * uniform(&random), noise = 10 + 30 * uniform(&random), apart = 0, ground[3], colour[3];
+    double radius = 8 + 5 * uniform(&random), cx = radius + (SHAPE_SIDE - 2 * radius) * uniform(&random), cy = radius + (SHAPE_SIDE - 2 * radius) * uniform(&random);
+    double turn = 2 * 3.14159265358979 * uniform(&random), noise = 5 + 20 * uniform(&random), apart = 0, ground[3], colour[3];
     if (!pixels) return "no memory";
     while (apart < 120) { /* bright on dark */
         apart = 0;
@@ -315,8 +315,8 @@ static void make_model(tt_context *ctx, tt_vit *m, const tt_dataset *d)
     if (opt.model) {
         must(ctx, tt_vit_load(ctx, m, opt.model, (int)opt.size, tt_dataset_classes(d)));
     } else {
-        tt_vit_config c = tt_vit_config_default(opt.vit ? opt.vit : "Ti/4");
-        if (!opt.vit) c.hidden_size = 96, c.layers = 5, c.heads = 3, c.intermediate_size = 192;
+        tt_vit_config c = tt_vit_config_default(opt.vit ? opt.vit : "Ti/8");
+        if (!opt.vit) c.hidden_size = 128, c.layers = 4, c.heads = 4, c.intermediate_size = 256;
         c.image_size = opt.size ? (int)opt.size : opt.vit ? 224 : 32;
         c.classes = tt_dataset_classes(d);
         must(ctx, tt_vit_new(ctx, m, &c));
@@ -485,7 +485,7 @@ int main(int argc, char **argv)
     if (strcmp(opt.optimizer, "adamw") && strcmp(opt.optimizer, "adam") && strcmp(opt.optimizer, "sgd")) die("--optimizer '%s' is unknown: use adamw, adam or sgd", opt.optimizer);
     if (!opt.epochs) opt.epochs = opt.model ? 3 : 12;
     if (opt.lr == 0) opt.lr = opt.model ? 5e-5 : 1e-3;
-    if (!opt.batch) opt.batch = opt.model ? 16 : 50;
+    if (!opt.batch) opt.batch = opt.model ? 16 : 20;
     if (opt.batch > 65536 || opt.accumulate < 1 || opt.accumulate > opt.batch) die("--batch must be in 1..65536, --accumulate in 1..batch");
     if (opt.size > 16384) die("--size must be in 1..16384");
     if (!(opt.lr >= 0 && opt.lr < 1e9 && opt.decay >= 0 && opt.warmup >= 0 && opt.warmup <= 1)) die("--lr and --decay must be numbers >= 0, --warmup in [0, 1]");
