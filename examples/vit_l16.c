@@ -16,7 +16,10 @@
 #if __has_include(<stb/stb_image.h>)
 #define STB_IMAGE_STATIC
 #define STB_IMAGE_IMPLEMENTATION
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"
 #include <stb/stb_image.h>
+#pragma GCC diagnostic pop
 #define HAS_STB
 #endif
 #endif
@@ -317,6 +320,7 @@ static void make_model(tt_context *ctx, tt_vit *m, const tt_dataset *d)
     } else {
         tt_vit_config c = tt_vit_config_default(opt.vit ? opt.vit : "Ti/8");
         if (!opt.vit) c.hidden_size = 128, c.layers = 4, c.heads = 4, c.intermediate_size = 256;
+        if (!c.hidden_size || c.patch_size < 1) die("--vit '%s' is unknown: use Ti, S, B, L or H, a slash and the size of a patch, as in S/16", opt.vit);
         c.image_size = opt.size ? (int)opt.size : opt.vit ? 224 : 32;
         c.classes = tt_dataset_classes(d);
         must(ctx, tt_vit_new(ctx, m, &c));
