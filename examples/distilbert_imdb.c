@@ -261,7 +261,7 @@ static bool train(void) /* false: stopped by an error */
     signal(SIGINT, ask_to_stop), signal(SIGTERM, ask_to_stop);
     tt_status status = tt_fit(t, l, validation, &o, &finished);
     if (status != TT_OK) fflush(stdout), fprintf(stderr, "\ndistilbert_imdb: %s\n", tt_error(ctx));
-    if (!finished) printf("\nstopped after step %lld%s\n", (long long)tt_trainer_steps(t), tt_trainer_steps(t) ? "; --resume goes on from there" : "");
+    if (!finished && (status == TT_OK || tt_trainer_steps(t))) printf("\nstopped after step %lld%s\n", (long long)tt_trainer_steps(t), tt_trainer_steps(t) ? "; --resume goes on from there" : "");
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_bert_free(&m), tt_dataset_free(d), tt_dataset_free(held), tt_tokenizer_free(k), tt_close(ctx);
     signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL);

@@ -14,12 +14,9 @@
 #include <strings.h>
 #if defined(__has_include)
 #if __has_include(<stb/stb_image.h>)
-#define STB_IMAGE_STATIC
+#define STBIDEF static __attribute__((unused))
 #define STB_IMAGE_IMPLEMENTATION
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-function"
 #include <stb/stb_image.h>
-#pragma GCC diagnostic pop
 #define HAS_STB
 #endif
 #endif
@@ -443,8 +440,8 @@ static bool train(void) /* false: stopped by an error */
     signal(SIGINT, ask_to_stop), signal(SIGTERM, ask_to_stop);
     tt_status status = tt_fit(t, l, validation, &o, &finished);
     if (status != TT_OK) fflush(stdout), fprintf(stderr, "\nvit_l16: %s\n", tt_error(ctx));
-    if (!finished) printf("\nstopped after step %lld%s\n", (long long)tt_trainer_steps(t), tt_trainer_steps(t) ? "; --resume goes on from there" : "");
-    else printf("waited %.1f s for images\n", tt_loader_waited(l));
+    if (!finished && (status == TT_OK || tt_trainer_steps(t))) printf("\nstopped after step %lld%s\n", (long long)tt_trainer_steps(t), tt_trainer_steps(t) ? "; --resume goes on from there" : "");
+    if (finished) printf("waited %.1f s for images\n", tt_loader_waited(l));
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_vit_free(&m), tt_dataset_free(held), free_images(&x), tt_close(ctx);
     signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL);
