@@ -4656,6 +4656,27 @@ TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
 #endif
 }
 
+/* tt__to_bf16_stochastic or tt__to_f16_stochastic with the 16 random bits of each lane. */
+TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype dtype)
+{
+    tt__vu u = (tt__vu)x, magnitude = u & 0x7fffffff;
+    tt__vi nan = magnitude > 0x7f800000;
+    if (dtype == TT_BF16) {
+        TT__K(store_h)(p, TT__K(select)(magnitude >= 0x7f800000, (u >> 16) | ((tt__vu)nan & 0x40), (u + random) >> 16));
+        return;
+    }
+    tt__vi subnormal = magnitude < 0x38800000;
+    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* exact, below 1024 */
+    tt__vi whole = __builtin_convertvector(units, tt__vi);
+    tt__vf fraction = units - __builtin_convertvector(whole, tt__vf);
+    tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
+    tt__vu r = (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
+    r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* up: 0 or -1 */
+    r = TT__K(select)(magnitude >= 0x477fe000, TT__K(splat_u)(0x7bff), r); /* 65504 and more: to the nearest */
+    r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
+    TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
+}
+
 /* The rest of load_as and store_as: fewer than TT__LANES elements. Out of line, because they are many places' and few elements' path. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
@@ -5529,6 +5550,26 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[20], tt__vu c0, tt__vu c1, tt_
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
+/* 16-bit numbers of as many counters as there are lanes, eight of each, the low half of a word first: of the counters {c0, c1, 0, 0} in
+   their order, when they are given in that of philox_groups, which makes the four words of a counter, and those of the next, neighbours. */
+TT__INLINE tt__vu TT__K(philox_groups)(void)
+{
+    tt__vu groups;
+    for (int i = 0; i < TT__LANES; i++) groups[i] = (uint32_t)(i % 4 * (TT__LANES / 4) + i / 4);
+    return groups;
+}
+
+TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[20], tt__vu c0, tt__vu c1, uint16_t numbers[8 * TT__LANES])
+{
+    const tt__vu none = TT__K(splat_u)(0);
+    tt__vu bits[4];
+    tt__vf words[4];
+    TT__K(philox)(keys, c0, c1, none, none, bits);
+    for (int i = 0; i < 4; i++) words[i] = (tt__vf)bits[i];
+    TT__K(transpose_quads)(words);
+    memcpy(numbers, words, sizeof words);
+}
+
 /* 2^x for x <= 127, relative error < 2e-7; 2^-126 for all x below -126. NaN in, NaN out. */
 TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
 {
@@ -6210,19 +6251,12 @@ TT__FN tt_status TT__K(run_ACTIVATION_BACKWARD)(const tt__launch *l)
    c % 8 of Philox counter {r, c / 8, 0, 0}. */
 TT__INLINE void TT__K(dropout_row)(float *y, const float *x, const float *residual, int64_t n, const uint64_t keys[20], int64_t r, float p)
 {
-    const tt__vu none = TT__K(splat_u)(0);
+    const tt__vu groups = TT__K(philox_groups)();
     int32_t drop = (int32_t)tt__drop_threshold(p);
     float scale = 65536.0f / (float)(65536 - drop);
-    tt__vu groups; /* in such an order that the four words of a group, and those of the next, become neighbours */
     uint16_t numbers[8 * TT__LANES];
-    for (int i = 0; i < TT__LANES; i++) groups[i] = (uint32_t)(i % 4 * (TT__LANES / 4) + i / 4);
     for (int64_t c = 0; c < n; c += 8 * TT__LANES) {
-        tt__vu bits[4];
-        tt__vf words[4];
-        TT__K(philox)(keys, TT__K(splat_u)((uint32_t)r), TT__K(splat_u)((uint32_t)(c / 8)) + groups, none, none, bits);
-        for (int i = 0; i < 4; i++) words[i] = (tt__vf)bits[i];
-        TT__K(transpose_quads)(words);
-        memcpy(numbers, words, sizeof numbers);
+        TT__K(philox_numbers)(keys, TT__K(splat_u)((uint32_t)r), TT__K(splat_u)((uint32_t)(c / 8)) + groups, numbers);
         int64_t end = tt__min(n, c + 8 * TT__LANES);
         for (int64_t i = c, left; i < end; i += TT__LANES) {
             left = tt__min(TT__LANES, n - i);
@@ -6847,17 +6881,20 @@ TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, flo
 
 /* Back into 16 bits by stochastic rounding, so that steps smaller than half a unit in the last place survive on average
    (Gupta et al., "Deep learning with limited numerical precision", 2015). `which` tells the tensors of one instruction apart. */
-TT__INLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n, const float *x, uint32_t which)
+TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n, const float *x, uint32_t which)
 {
     if (m->dtype == TT_F32) return;
-    uint16_t *h = (uint16_t *)m->data + from;
-    uint64_t key = tt__stream_key(l->run->seed, TT__RANDOM_ROUNDING, (uint64_t)l->run->step, (uint64_t)which << 32 | l->instr->random);
-    for (int64_t c = 0; c < n; c += 8) {
-        uint32_t counter[4] = {(uint32_t)((from + c) / 8), (uint32_t)((from + c) / 8 >> 32), 0, 0}, u[4];
-        tt__philox(counter, key, u);
-        for (int64_t k = 0; k < tt__min(8, n - c); k++) {
-            uint32_t bits = u[k / 2] >> (k % 2 * 16);
-            h[c + k] = m->dtype == TT_BF16 ? tt__to_bf16_stochastic(x[c + k], bits) : tt__to_f16_stochastic(x[c + k], bits);
+    const tt__vu groups = TT__K(philox_groups)();
+    uint16_t *h = (uint16_t *)m->data + from, numbers[8 * TT__LANES], some[TT__LANES];
+    uint64_t keys[20], group = (uint64_t)from / 8; /* TT__CHUNK is a multiple of 8 * TT__LANES: below, no carry into the high word */
+    tt__philox_keys(tt__stream_key(l->run->seed, TT__RANDOM_ROUNDING, (uint64_t)l->run->step, (uint64_t)which << 32 | l->instr->random), keys);
+    for (int64_t c = 0; c < n; c += 8 * TT__LANES) {
+        TT__K(philox_numbers)(keys, TT__K(splat_u)((uint32_t)group + (uint32_t)(c / 8)) + groups, TT__K(splat_u)((uint32_t)(group >> 32)), numbers);
+        int64_t end = tt__min(n, c + 8 * TT__LANES);
+        for (int64_t i = c, left; i < end; i += TT__LANES) {
+            left = tt__min(TT__LANES, n - i);
+            TT__K(round_16)(left == TT__LANES ? h + i : some, TT__K(load_n)(x + i, left), TT__K(load_h)(numbers + (i - c)), m->dtype);
+            if (left < TT__LANES) memcpy(h + i, some, (size_t)left * 2);
         }
     }
 }
