@@ -59,6 +59,7 @@
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a restart from a saved
      state, and for any placement. Random numbers are functions of (seed, step, micro-batch, instruction, element).
+     So does the caller's floating-point mode (rounding, subnormals to 0): what is computed, is in the default mode.
      Different instruction sets, and dot products of bf16 against conversion, differ by rounding. With TINYTRAIN_CBLAS all of this is
      as the library has it.
 
@@ -169,7 +170,8 @@ typedef struct tt_files {
 } tt_files;
 
 typedef struct tt_context_options {
-    int threads;            /* threads that compute, the caller's included; 0: all that the process may use. 0..256    */
+    int threads;            /* threads that compute, the caller's included, 0..256; 0: all that the calling thread may */
+                            /* use, by its affinity mask and the CPU quotas of its control groups                     */
     uint64_t seed;          /* of initialisation, dropout, shuffling, stochastic rounding. Default 1                   */
     bool verify;            /* run the verifier after each pass. Default: true unless NDEBUG is defined                */
     const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512", "neon"; also TINYTRAIN_ISA  */
@@ -856,6 +858,7 @@ tt_status tt_fit(tt_trainer *t, tt_loader *train, tt_loader *validation, const t
    ============================================================================================================ */
 
 #include <errno.h>
+#include <fenv.h>
 #include <float.h>
 #include <limits.h>
 #include <math.h>
@@ -868,6 +871,7 @@ tt_status tt_fit(tt_trainer *t, tt_loader *train, tt_loader *validation, const t
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -1090,14 +1094,6 @@ static uint16_t tt__to_bf16(float x) /* round to nearest even; NaN stays NaN */
     return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-/* Rounds up with a probability equal to the dropped fraction; r holds 16 random bits. */
-static uint16_t tt__to_bf16_stochastic(float x, uint32_t r)
-{
-    uint32_t u = tt__bits(x);
-    if ((u & 0x7f800000u) == 0x7f800000u) return tt__to_bf16(x);
-    return (uint16_t)((u + (r & 0xffff)) >> 16);
-}
-
 static float tt__from_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 0x3ff;
@@ -1116,16 +1112,6 @@ static uint16_t tt__to_f16(float x)
         return (uint16_t)(sign | (tt__bits(scaled) - tt__bits(0.5f)));
     }
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
-}
-
-/* As tt__to_bf16_stochastic, where nearest does not overflow either. */
-static uint16_t tt__to_f16_stochastic(float x, uint32_t r)
-{
-    uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
-    if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 65504 and more */
-    if (magnitude >= 0x38800000u) return (uint16_t)(sign | ((magnitude - 0x38000000u + (r & 0x1fff)) >> 13));
-    float units = tt__float(magnitude) * 0x1p24f; /* of the subnormals; exact */
-    return (uint16_t)(sign | ((uint32_t)units + ((units - (float)(uint32_t)units) * 65536 + (float)(r & 0xffff) >= 65536)));
 }
 
 /* Converts n numbers between float dtypes (either side may be f32, bf16, f16). */
@@ -1196,6 +1182,56 @@ static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
 
 /* ---------------------------------------------------------------------------------------------------- threads */
 
+/* The floating-point mode (rounding, subnormals, traps) of a thread. What the library computes is computed in the default mode, whatever
+   the caller's, so that bits depend on neither. tt__float_default sets it and returns the mode to be set again afterwards. */
+#if defined(__x86_64__)
+typedef uint32_t tt__float_mode; /* MXCSR: flags in bits 0 to 5 */
+static tt__float_mode tt__float_default(void)
+{
+    tt__float_mode before = __builtin_ia32_stmxcsr();
+    if ((before & ~63u) != 0x1f80) __builtin_ia32_ldmxcsr(0x1f80);
+    return before;
+}
+static void tt__float_restore(tt__float_mode mode) { if ((mode & ~63u) != 0x1f80) __builtin_ia32_ldmxcsr(mode); }
+#elif defined(__aarch64__)
+typedef uint64_t tt__float_mode; /* FPCR */
+static tt__float_mode tt__float_default(void)
+{
+    tt__float_mode before;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+    if (before) __asm__ volatile("msr fpcr, %0" : : "r"((tt__float_mode)0) : "memory");
+    return before;
+}
+static void tt__float_restore(tt__float_mode mode) { if (mode) __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
+#else
+typedef fenv_t tt__float_mode;
+static tt__float_mode tt__float_default(void)
+{
+    tt__float_mode before;
+    fegetenv(&before);
+    fesetenv(FE_DFL_ENV);
+    return before;
+}
+static void tt__float_restore(tt__float_mode mode) { fesetenv(&mode); }
+#endif
+
+/* Starts a thread that takes none of the signals that are sent to the process: they are for the host's threads. Those that an
+   instruction raises go to its thread in any case, so the host's handlers for them stay in force. False on failure. */
+static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
+{
+    sigset_t most, before;
+    sigfillset(&most);
+    sigdelset(&most, SIGSEGV);
+    sigdelset(&most, SIGBUS);
+    sigdelset(&most, SIGFPE);
+    sigdelset(&most, SIGILL);
+    sigdelset(&most, SIGTRAP);
+    pthread_sigmask(SIG_BLOCK, &most, &before);
+    int failed = pthread_create(handle, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed == 0;
+}
+
 /* A pool that runs `count` tasks on all threads, the caller's included. Tasks are handed out dynamically; a result must
    depend on the task alone, never on the thread, so that it is the same for any number of threads. Workers sleep when idle. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
@@ -1239,6 +1275,7 @@ static void *tt__pool_main(void *arg)
     tt__worker worker = *(tt__worker *)arg;
     tt__pool *pool = worker.pool;
     uint64_t seen = 0;
+    tt__float_default();
     for (;;) {
         for (int i = 0; i < TT__SPINS && __atomic_load_n(&pool->generation, __ATOMIC_ACQUIRE) == seen; i++) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -1263,8 +1300,10 @@ static void *tt__pool_main(void *arg)
 static void tt__parallel(tt__pool *pool, int64_t count, tt__task run, void *arg)
 {
     if (count <= 0) return;
+    tt__float_mode mode = tt__float_default();
     if (count == 1 || pool->threads == 1) {
         for (int64_t i = 0; i < count; i++) run(arg, i, 0);
+        tt__float_restore(mode);
         return;
     }
     pthread_mutex_lock(&pool->mutex);
@@ -1277,6 +1316,7 @@ static void tt__parallel(tt__pool *pool, int64_t count, tt__task run, void *arg)
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->mutex);
     tt__pool_work(pool, 0);
+    tt__float_restore(mode);
     for (int i = 0; i < TT__SPINS && __atomic_load_n(&pool->active, __ATOMIC_ACQUIRE); i++) {
 #if defined(__x86_64__) || defined(__i386__)
         __builtin_ia32_pause();
@@ -1313,7 +1353,7 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
         tt__worker *worker = &pool->workers[pool->started];
         worker->pool = pool;
         worker->thread = pool->started + 1;
-        if (pthread_create(&pool->handles[pool->started], NULL, tt__pool_main, worker) != 0) {
+        if (!tt__thread_start(&pool->handles[pool->started], tt__pool_main, worker)) {
             tt__fail(ctx, TT_ERR_MEMORY, "could not start thread %d of %d", pool->started + 2, threads);
             tt__pool_free(ctx, pool);
             return NULL;
@@ -1323,19 +1363,63 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
     return pool;
 }
 
-/* CPUs this process may run on: affinity mask and cgroup quota. */
+#if defined(__linux__)
+/* CPUs that the quota in a control group's folder is worth (version 2: cpu.max; version 1: the pair of cpu.cfs_*_us); HUGE_VAL: no limit. */
+static double tt__quota_in(const char *folder)
+{
+    static const char *const names[] = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"};
+    double value[4] = {0, 0, 0, 0}, quota = HUGE_VAL;
+    char path[8192];
+    for (int k = 0; k < 3; k++) {
+        FILE *f = snprintf(path, sizeof path, "%s/%s", folder, names[k]) < (int)sizeof path ? fopen(path, "r") : NULL;
+        if (!f) continue;
+        if (fscanf(f, k == 0 ? "%lf %lf" : "%lf", &value[k + (k > 0)], &value[1]) < 1) value[k + (k > 0)] = 0; /* "max" */
+        fclose(f);
+    }
+    for (int k = 0; k < 4; k += 2) if (value[k] > 0 && value[k + 1] > 0) quota = fmin(quota, value[k] / value[k + 1]);
+    return quota;
+}
+
+/* The smallest of these on the way from the process's groups to the top, below `root` ("" but in tests). A container may see the
+   groups of its host in /proc but only its own folder, as the top: what is not there limits nothing. */
+static double tt__cgroup_quota(const char *root)
+{
+    char line[4096], folder[8192];
+    double quota = HUGE_VAL;
+    FILE *f = snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) < (int)sizeof folder ? fopen(folder, "r") : NULL;
+    if (!f) return quota;
+    while (fgets(line, sizeof line, f)) { /* number:controllers:/path; no controllers: version 2 */
+        char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
+        if (!group) continue;
+        *group++ = 0;
+        group[strcspn(group, "\n")] = 0;
+        bool second = !*controllers, cpu = false;
+        for (const char *c = controllers; *c; c += strcspn(c, ","), c += *c == ',') cpu = cpu || (strcspn(c, ",") == 3 && strncmp(c, "cpu", 3) == 0);
+        if (!second && !cpu) continue;
+        const char *mounts[2] = {second ? "" : controllers, second ? "unified" : "cpu"}; /* below sys/fs/cgroup */
+        for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
+            *end = 0;
+            for (int k = 0; k < 2; k++)
+                if (snprintf(folder, sizeof folder, "%s/sys/fs/cgroup/%s%s", root, mounts[k], group) < (int)sizeof folder)
+                    quota = fmin(quota, tt__quota_in(folder));
+        }
+    }
+    fclose(f);
+    return quota;
+}
+#endif
+
+/* CPUs that the calling thread may run on (its affinity mask, which threads inherit), no more than the process's control groups allow. */
 static int tt__usable_cpus(void)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
-#if defined(__linux__) && defined(CPU_COUNT)
+#if defined(__linux__)
+    double quota = tt__cgroup_quota("");
+#ifdef CPU_COUNT
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) n = CPU_COUNT(&set);
-    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "r");
-    if (f) {
-        double quota, period;
-        if (fscanf(f, "%lf %lf", &quota, &period) == 2 && period > 0 && quota / period < (double)n) n = (long)ceil(quota / period);
-        fclose(f);
-    }
+#endif
+    if (quota < (double)n) n = (long)ceil(quota);
 #endif
     return (int)tt__max(1, tt__min(n, 256));
 }
@@ -4656,6 +4740,28 @@ TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
 #endif
 }
 
+/* Stochastic rounding: up with a probability equal to the dropped fraction, by 16 random bits in each lane. To the nearest instead what is
+   not finite and, in f16, from 65504 on, where nearest overflows no sooner. */
+TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype dtype)
+{
+    tt__vu u = (tt__vu)x, magnitude = u & 0x7fffffff;
+    tt__vi nan = magnitude > 0x7f800000;
+    if (dtype == TT_BF16) {
+        TT__K(store_h)(p, TT__K(select)(magnitude >= 0x7f800000, (u >> 16) | ((tt__vu)nan & 0x40), (u + random) >> 16));
+        return;
+    }
+    tt__vi subnormal = magnitude < 0x38800000;
+    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* exact, below 1024 */
+    tt__vi whole = __builtin_convertvector(units, tt__vi);
+    tt__vf fraction = units - __builtin_convertvector(whole, tt__vf);
+    tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
+    tt__vu r = (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
+    r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* up: 0 or -1 */
+    r = TT__K(select)(magnitude >= 0x477fe000, TT__K(splat_u)(0x7bff), r); /* 65504 and more: to the nearest */
+    r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
+    TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
+}
+
 /* The rest of load_as and store_as: fewer than TT__LANES elements. Out of line, because they are many places' and few elements' path. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
@@ -5529,6 +5635,26 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[20], tt__vu c0, tt__vu c1, tt_
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
+/* 16-bit numbers of as many counters as there are lanes, eight of each, the low half of a word first: of the counters {c0, c1, 0, 0} in
+   their order, when they are given in that of philox_groups, which makes the four words of a counter, and those of the next, neighbours. */
+TT__INLINE tt__vu TT__K(philox_groups)(void)
+{
+    tt__vu groups;
+    for (int i = 0; i < TT__LANES; i++) groups[i] = (uint32_t)(i % 4 * (TT__LANES / 4) + i / 4);
+    return groups;
+}
+
+TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[20], tt__vu c0, tt__vu c1, uint16_t numbers[8 * TT__LANES])
+{
+    const tt__vu none = TT__K(splat_u)(0);
+    tt__vu bits[4];
+    tt__vf words[4];
+    TT__K(philox)(keys, c0, c1, none, none, bits);
+    for (int i = 0; i < 4; i++) words[i] = (tt__vf)bits[i];
+    TT__K(transpose_quads)(words);
+    memcpy(numbers, words, sizeof words);
+}
+
 /* 2^x for x <= 127, relative error < 2e-7; 2^-126 for all x below -126. NaN in, NaN out. */
 TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
 {
@@ -6210,19 +6336,12 @@ TT__FN tt_status TT__K(run_ACTIVATION_BACKWARD)(const tt__launch *l)
    c % 8 of Philox counter {r, c / 8, 0, 0}. */
 TT__INLINE void TT__K(dropout_row)(float *y, const float *x, const float *residual, int64_t n, const uint64_t keys[20], int64_t r, float p)
 {
-    const tt__vu none = TT__K(splat_u)(0);
+    const tt__vu groups = TT__K(philox_groups)();
     int32_t drop = (int32_t)tt__drop_threshold(p);
     float scale = 65536.0f / (float)(65536 - drop);
-    tt__vu groups; /* in such an order that the four words of a group, and those of the next, become neighbours */
     uint16_t numbers[8 * TT__LANES];
-    for (int i = 0; i < TT__LANES; i++) groups[i] = (uint32_t)(i % 4 * (TT__LANES / 4) + i / 4);
     for (int64_t c = 0; c < n; c += 8 * TT__LANES) {
-        tt__vu bits[4];
-        tt__vf words[4];
-        TT__K(philox)(keys, TT__K(splat_u)((uint32_t)r), TT__K(splat_u)((uint32_t)(c / 8)) + groups, none, none, bits);
-        for (int i = 0; i < 4; i++) words[i] = (tt__vf)bits[i];
-        TT__K(transpose_quads)(words);
-        memcpy(numbers, words, sizeof numbers);
+        TT__K(philox_numbers)(keys, TT__K(splat_u)((uint32_t)r), TT__K(splat_u)((uint32_t)(c / 8)) + groups, numbers);
         int64_t end = tt__min(n, c + 8 * TT__LANES);
         for (int64_t i = c, left; i < end; i += TT__LANES) {
             left = tt__min(TT__LANES, n - i);
@@ -6845,21 +6964,32 @@ TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, flo
     return scratch;
 }
 
-/* Back into 16 bits by stochastic rounding, so that steps smaller than half a unit in the last place survive on average
-   (Gupta et al., "Deep learning with limited numerical precision", 2015). `which` tells the tensors of one instruction apart. */
-TT__INLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n, const float *x, uint32_t which)
+/* x to 16 bits by stochastic rounding; group: the number of h's first eight elements, of which the low word does not wrap in here. */
+TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dtype, int64_t n, const uint64_t keys[20], uint64_t group)
 {
-    if (m->dtype == TT_F32) return;
-    uint16_t *h = (uint16_t *)m->data + from;
-    uint64_t key = tt__stream_key(l->run->seed, TT__RANDOM_ROUNDING, (uint64_t)l->run->step, (uint64_t)which << 32 | l->instr->random);
-    for (int64_t c = 0; c < n; c += 8) {
-        uint32_t counter[4] = {(uint32_t)((from + c) / 8), (uint32_t)((from + c) / 8 >> 32), 0, 0}, u[4];
-        tt__philox(counter, key, u);
-        for (int64_t k = 0; k < tt__min(8, n - c); k++) {
-            uint32_t bits = u[k / 2] >> (k % 2 * 16);
-            h[c + k] = m->dtype == TT_BF16 ? tt__to_bf16_stochastic(x[c + k], bits) : tt__to_f16_stochastic(x[c + k], bits);
-        }
+    const tt__vu groups = TT__K(philox_groups)() + (uint32_t)group, high = TT__K(splat_u)((uint32_t)(group >> 32));
+    uint16_t numbers[8 * TT__LANES], some[TT__LANES];
+    for (int64_t c = 0; c < n; c += 8 * TT__LANES) {
+        int64_t i = 0, left = tt__min(n - c, 8 * TT__LANES);
+        TT__K(philox_numbers)(keys, groups + (uint32_t)(c / 8), high, numbers);
+        for (; i + TT__LANES <= left; i += TT__LANES) TT__K(round_16)(h + c + i, TT__K(load)(x + c + i), TT__K(load_h)(numbers + i), dtype);
+        if (i == left) continue;
+        TT__K(round_16)(some, TT__K(load_some)(x + c + i, left - i), TT__K(load_h)(numbers + i), dtype);
+        memcpy(h + c + i, some, (size_t)(left - i) * 2);
     }
+}
+
+/* Back into 16 bits, so that steps smaller than half a unit in the last place survive on average (Gupta et al., "Deep learning with
+   limited numerical precision", 2015): an element is rounded up with a probability equal to the dropped fraction, by number e % 8 of
+   Philox counter {e / 8}. `which` tells the tensors of one instruction apart. */
+TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n, const float *x, uint32_t which)
+{
+    uint16_t *h = (uint16_t *)m->data + from;
+    uint64_t keys[20];
+    if (m->dtype == TT_F32) return;
+    tt__philox_keys(tt__stream_key(l->run->seed, TT__RANDOM_ROUNDING, (uint64_t)l->run->step, (uint64_t)which << 32 | l->instr->random), keys);
+    if (m->dtype == TT_BF16) TT__K(round_row)(h, x, TT_BF16, n, keys, (uint64_t)from / 8);
+    else TT__K(round_row)(h, x, TT_F16, n, keys, (uint64_t)from / 8);
 }
 
 TT__FN void TT__K(sum_squares_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
@@ -7198,6 +7328,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     }
     if (p->read) return p->read(p->source, first, n, to);
     uint64_t key = tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
+    tt__float_mode mode = tt__float_default();
     for (int64_t k = 0; k < n; k += 4) {
         float four[4] = {0, 0, 0, 0};
         uint64_t block = (uint64_t)(first + k) / 4;
@@ -7213,6 +7344,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
         }
         memcpy(to + k, four, sizeof(float) * (size_t)tt__min(4, n - k));
     }
+    tt__float_restore(mode);
     return TT_OK;
 }
 
@@ -7234,6 +7366,7 @@ static tt_status tt__param_fill(tt_param *p, float *piece)
     char *memory = tt__param_memory(p);
     struct tt__arena *arena = p->arena;
     tt_status status = TT_OK;
+    tt__float_mode mode = tt__float_default();
     for (int64_t first = 0; first < p->size && status == TT_OK; first += TT__PIECE) {
         int64_t n = tt__min(TT__PIECE, p->size - first);
         p->arena = NULL; /* read from the source, not from the memory being filled */
@@ -7242,6 +7375,7 @@ static tt_status tt__param_fill(tt_param *p, float *piece)
         if (status == TT_OK) status = tt__param_fits(p, piece, first, n);
         if (status == TT_OK) tt__convert(memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, piece, TT_F32, (size_t)n);
     }
+    tt__float_restore(mode);
     return status;
 }
 
@@ -8029,12 +8163,14 @@ static void tt__poison(tt_program *p, int instruction) /* what died here becomes
 static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
 {
     tt__launch l;
+    tt_status status = TT_OK;
+    tt__float_mode mode = tt__float_default();
     if (first == TT__FORWARD) p->arena->results_of = NULL;
     memset(&l, 0, sizeof l);
     l.ctx = p->ctx;
     l.tape = p->t;
     l.run = &p->run;
-    for (int k = 0; k < p->t->n_code; k++) {
+    for (int k = 0; k < p->t->n_code && status == TT_OK; k++) {
         const tt__instr *i = &p->t->code[k];
         if (i->phase < first || i->phase > last) continue;
         l.instr = i;
@@ -8044,13 +8180,13 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
             l.add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
         }
         l.workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
-        tt_status status = p->ctx->isa->run[i->op](&l);
-        if (status != TT_OK) return status;
+        status = p->ctx->isa->run[i->op](&l);
         p->flops += tt__instr_flops(p->t, i, l.in[0].rows, tt__attention_pairs(&l));
         if (p->poison) tt__poison(p, k);
     }
-    if (first == TT__FORWARD) p->arena->results_of = p;
-    return TT_OK;
+    tt__float_restore(mode);
+    if (first == TT__FORWARD && status == TT_OK) p->arena->results_of = p;
+    return status;
 }
 
 /* Adds up loss, targets and hits of the losses of this run. */
@@ -11045,7 +11181,9 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     if (!e->text) failed = source->read(source->user, e->number, &image);
     if (failed) snprintf(why, sizeof why, "%s", failed);
     else {
+        tt__float_mode mode = tt__float_default();
         status = tt__image_transform(l->ctx, &thread->resampler, &l->image, &image, key, slot->pixels + (size_t)(at - first) * l->image_bytes, why);
+        tt__float_restore(mode);
         if (!e->text && source->release) source->release(source->user, &image);
     }
 
@@ -11237,7 +11375,7 @@ static tt_loader *tt__loader_end(tt_loader *l, bool (*allocate)(tt_loader *), vo
     for (int i = 0; i < TT__LOADER_THREADS; i++) l->threads[i].loader = l;
     while (ok && l->started < l->o.threads) {
         tt__loader_thread *thread = &l->threads[l->started];
-        ok = pthread_create(&thread->handle, NULL, run, thread) == 0;
+        ok = tt__thread_start(&thread->handle, run, thread);
         if (ok) l->started++;
         else tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower", l->started + 1, l->o.threads);
     }

@@ -59,6 +59,15 @@ int main(int argc, char **argv)
     bench_bytes_row("norm of the gradient", best[TT__OP_SUM_SQUARES], BENCH_READ);
     bench_bytes_row("AdamW (4r 3w)", best[TT__OP_ADAM], BENCH_4R_3W);
     bench_bytes_row("AdamW with clipping (5r 3w)", bench_sum(best[TT__OP_ADAM], best[TT__OP_SUM_SQUARES]), BENCH_4R_3W);
+
+    bench.precision = "bf16-true"; /* 2-byte parameters and state, which are rounded stochastically */
+    ctx = bench_reopen();
+    t = tt_tape_new(ctx);
+    in = bench_inputs_new(t, ROWS, WIDTH);
+    in.vocab = VOCAB;
+    in.optimizer = TT_ADAMW;
+    bench_train(ctx, t, tt_embedding(t, in.ids, bench_param(ctx, "table", VOCAB, WIDTH, 1)), &in);
+    bench_bytes_row("AdamW in bf16-true (4r 3w)", best[TT__OP_ADAM], BENCH_4R_3W);
     bench_close();
     return 0;
 }

@@ -1503,6 +1503,24 @@ TEST(precisions_train_alike)
     }
 }
 
+/* Rounds up with a probability equal to the dropped fraction; r holds 16 random bits. */
+static uint16_t bf16_stochastic(float x, uint32_t r)
+{
+    uint32_t u = tt__bits(x);
+    if ((u & 0x7f800000u) == 0x7f800000u) return tt__to_bf16(x);
+    return (uint16_t)((u + (r & 0xffff)) >> 16);
+}
+
+/* As bf16_stochastic, where nearest does not overflow either. */
+static uint16_t f16_stochastic(float x, uint32_t r)
+{
+    uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
+    if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 65504 and more */
+    if (magnitude >= 0x38800000u) return (uint16_t)(sign | ((magnitude - 0x38000000u + (r & 0x1fff)) >> 13));
+    float units = tt__float(magnitude) * 0x1p24f; /* of the subnormals; exact */
+    return (uint16_t)(sign | ((uint32_t)units + ((units - (float)(uint32_t)units) * 65536 + (float)(r & 0xffff) >= 65536)));
+}
+
 /* Every step moves 16-bit parameters of 1.5 by a 64th of their unit in the last place, u = 2^-7 or 2^-10. Rounding to nearest would leave
    them where they are; stochastic rounding moves their mean as exact arithmetic does, up to 5 standard deviations of u / sqrt(4096). */
 TEST(stochastic_rounding_is_unbiased)
@@ -1546,6 +1564,71 @@ TEST(stochastic_rounding_is_unbiased)
         tt_program_free(p);
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* Each instruction set rounds as the functions above do with the documented numbers: halves of the words of Philox counter {element / 8}
+   under the key of step, tensor and instruction. From 0 with a rate of 1, a step of SGD leaves the gradient's negative: numbers of every
+   size, near the limits of both dtypes, infinite and not a number, in a last chunk that is no whole number of vectors. */
+TEST(stochastic_rounding_of_each_isa)
+{
+    enum { N = 2 * TT__CHUNK + 1237 };
+    static const char *const isa[] = {"portable", "avx2", "avx512", "neon"};
+    static const uint32_t edges[] = {0, 0x80000000, 1, 0x7fffff, 0x800000, 0x33000000, 0x33800001, 0x387fffff, 0x38800000, 0x477fdfff, 0x477fe000,
+                                     0x477fefff, 0x477ff000, 0xc7800000, 0x7f7f0000, 0x7f7fffff, 0x7f800000, 0xff800000, 0x7f800001, 0xffc12345};
+    static float g[N];
+    static uint16_t h[N];
+    uint64_t s = 23;
+    for (int e = 0; e < N; e++)
+        g[e] = tt__float(e % 3 == 0 ? edges[e / 3 % TT__COUNT(edges)] : e % 3 == 1 ? test_random(&s) : (test_random(&s) & 0x8fffffff) + 0x32000000);
+    for (int k = 0; k < 4; k++) {
+        if (!has_isa(isa[k])) continue;
+        for (int threads = 1; threads <= 2; threads++) {
+            for (int f16 = 0; f16 < 2; f16++) {
+                test_allocator a;
+                tt_context_options co = test_options(&a);
+                co.threads = threads;
+                tt_context *ctx = open_isa(co, isa[k]);
+                tt__instr i = tt__new_instr(TT__OP_SGD);
+                float clip[2] = {1, 1};
+                tt__run run;
+                tt__launch l;
+                int wrong = 0;
+                memset(&run, 0, sizeof run);
+                memset(&l, 0, sizeof l);
+                memset(h, 0, sizeof h);
+                run.seed = 5;
+                run.step = 3;
+                run.lr = 1;
+                i.random = 7;
+                l.ctx = ctx;
+                l.instr = &i;
+                l.run = &run;
+                l.in[0].data = g;
+                l.in[0].dtype = TT_F32;
+                l.in[1].data = clip;
+                l.out[0].data = h;
+                l.out[0].dtype = f16 ? TT_F16 : TT_BF16;
+                l.out[0].rows = 1;
+                l.out[0].cols = l.out[0].ld = N;
+                l.workspace = calloc((size_t)threads * TT__ROW_BUFFERS, tt__row_bytes(TT__CHUNK));
+                CHECK(ctx->isa->run[TT__OP_SGD](&l) == TT_OK);
+                uint64_t key = tt__stream_key(run.seed, TT__RANDOM_ROUNDING, 3, 7);
+                for (int e = 0; e < N; e++) {
+                    uint32_t counter[4] = {(uint32_t)e / 8, 0, 0, 0}, u[4];
+                    tt__philox(counter, key, u);
+                    uint32_t bits = u[e % 8 / 2] >> (e % 2 * 16);
+                    float x = 0.0f - (g[e] + 0.0f);
+                    uint16_t expected = f16 ? f16_stochastic(x, bits) : bf16_stochastic(x, bits);
+                    if (x != x) wrong += f16 ? tt__from_f16(h[e]) == tt__from_f16(h[e]) : tt__from_bf16(h[e]) == tt__from_bf16(h[e]);
+                    else wrong += h[e] != expected;
+                }
+                snprintf(where, sizeof where, "%s, %s, %d threads", isa[k], f16 ? "f16" : "bf16", threads);
+                report(wrong == 0, "%d of %d numbers are rounded wrongly", wrong, N);
+                free(l.workspace);
+                TEST_CLOSE(ctx, &a);
+            }
+        }
     }
 }
 
@@ -1670,7 +1753,7 @@ TEST(f16_conversions)
         int pattern = k / 2;
         if ((pattern & 0x7fff) > 0x7bfe) continue;
         for (uint32_t r = 0; r < draws; r++) { /* evenly over 16 bits, and over the lower 13 */
-            uint16_t y = tt__to_f16_stochastic(x, r * 1024);
+            uint16_t y = f16_stochastic(x, r * 1024);
             CHECK(y == pattern || y == pattern + 1);
             ups += y != pattern;
         }
@@ -2076,7 +2159,7 @@ static const test_case tests[] = {
     TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon),
     TEST_CASE(every_op_has_a_case),
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
-    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
+    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
     TEST_CASE(unused_inputs),
 };

@@ -199,6 +199,166 @@ TEST(pool_runs_each_task_once)
     }
 }
 
+static volatile sig_atomic_t handled;
+static void handle(int number) { (void)number; handled++; }
+
+static void *masked(void *arg) /* [0]: signals of the process are kept from this thread; [1]: those of its own instructions are not */
+{
+    bool *is = (bool *)arg;
+    sigset_t mask;
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    is[0] = sigismember(&mask, SIGUSR1) == 1 && sigismember(&mask, SIGINT) == 1 && sigismember(&mask, SIGCHLD) == 1;
+    is[1] = sigismember(&mask, SIGSEGV) == 0 && sigismember(&mask, SIGFPE) == 0;
+    return NULL;
+}
+
+/* A signal that the host's thread holds back stays there: no worker takes it. */
+TEST(threads_leave_signals_to_the_host)
+{
+    test_allocator a;
+    tt_context_options o = test_options(&a);
+    struct sigaction action, before;
+    struct timespec moment = {0, 50000000};
+    sigset_t set, mask, now, pending;
+    pthread_t thread;
+    bool is[2] = {false, false};
+    int number = 0;
+    o.threads = 4;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    memset(&action, 0, sizeof action);
+    action.sa_handler = handle;
+    sigaction(SIGUSR1, &action, &before);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    tt_context *ctx = tt_open(&o);
+    REQUIRE(ctx != NULL && tt__thread_start(&thread, masked, is));
+    pthread_join(thread, NULL);
+    CHECK(is[0] && is[1]);
+    pthread_sigmask(SIG_SETMASK, NULL, &now);
+    CHECK(sigismember(&now, SIGUSR1) == 0 && sigismember(&now, SIGINT) == 0); /* the caller's mask is as it was */
+    pthread_sigmask(SIG_BLOCK, &set, &mask);
+    handled = 0;
+    CHECK(kill(getpid(), SIGUSR1) == 0);
+    nanosleep(&moment, NULL); /* for a worker that would take it */
+    sigpending(&pending);
+    if (CHECK(handled == 0 && sigismember(&pending, SIGUSR1) == 1)) CHECK(sigwait(&set, &number) == 0 && number == SIGUSR1);
+    pthread_sigmask(SIG_SETMASK, &mask, NULL);
+    sigaction(SIGUSR1, &before, NULL);
+    TEST_CLOSE(ctx, &a);
+}
+
+#if defined(__x86_64__) || defined(__aarch64__)
+/* Subnormals to 0, as -ffast-math of another library sets it, and rounding up. */
+static tt__float_mode odd_mode(void)
+{
+#if defined(__x86_64__)
+    return 0x1f80 | 0x8000 | 0x40 | 0x4000;
+#else
+    return 1 << 24 | 1 << 22;
+#endif
+}
+
+/* Two steps on subnormal rows of a table: parameters after them, and whether the caller's mode survived. */
+static void steps_in_mode(int threads, bool odd_when_opened, bool odd_later, float *table)
+{
+    enum { ROWS = 300, WIDTH = 40 };
+    const tt__float_mode odd = odd_mode(), plain = tt__float_default();
+    test_allocator a;
+    tt_context_options o = test_options(&a);
+    tt_compile_options c = tt_compile_options_default();
+    static float zero[ROWS * WIDTH];
+    int32_t id[ROWS];
+    volatile float small = 1e-39f;
+    o.threads = threads;
+    c.optimizer.kind = TT_SGD;
+    for (int r = 0; r < ROWS; r++) id[r] = r;
+    tt__float_restore(odd_when_opened ? odd : plain);
+    tt_context *ctx = tt_open(&o);
+    tt__float_default();
+    tt__float_restore(odd_later ? odd : plain);
+    tt_param *w = param2(ctx, "table", ROWS, WIDTH, init_of(TT_INIT_NORMAL, 1e-39f));
+    tt_param *b = param1(ctx, "bias", WIDTH, init_of(TT_INIT_NORMAL, 1));
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value ids = tt_input(t, "ids", TT_I32, ROWS, 1), target = tt_input(t, "target", TT_F32, ROWS, WIDTH), none = {0};
+    tt_value y = tt_scale(t, tt_embedding(t, ids, w), 0.3f), loss = tt_mean_squared_error(t, y, target, none);
+    tt_value normal = tt_embedding(t, ids, param2(ctx, "normal", ROWS, WIDTH, init_of(TT_INIT_NORMAL, 1)));
+    tt_value other = tt_mean_squared_error(t, tt_linear(t, normal, param2(ctx, "w", WIDTH, WIDTH, init_of(TT_INIT_NORMAL, 1)), b), target, none);
+    tt_program *p = tt_compile(t, tt_add(t, loss, other), &c);
+    CHECK(p != NULL);
+    for (int k = 0; k < 2 && p; k++)
+        CHECK(tt_set(p, ids, id, ROWS) == TT_OK && tt_set(p, target, zero, ROWS) == TT_OK && tt_step(p, 0.1f, NULL) == TT_OK);
+    if (odd_later) CHECK(small * 0.5f == 0); /* the mode is still the caller's */
+    CHECK(p && tt_param_get(w, table) == TT_OK && tt_param_get(b, table + ROWS * WIDTH) == TT_OK);
+    tt__float_default();
+    CHECK(small * 0.5f > 0);
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+#endif
+
+TEST(callers_float_mode_changes_no_bit)
+{
+#if defined(__x86_64__) || defined(__aarch64__)
+    enum { N = 301 * 40 };
+    static float expected[N], got[N];
+    int subnormal = 0;
+    steps_in_mode(1, false, false, expected);
+    for (int k = 0; k < N; k++) subnormal += expected[k] != 0 && fabsf(expected[k]) < FLT_MIN;
+    CHECK(subnormal > N / 2);
+    for (int k = 0; k < 8; k++) {
+        steps_in_mode(k / 4 + 1, k & 1, k & 2, got);
+        CHECK(memcmp(got, expected, sizeof got) == 0);
+    }
+#else
+    SKIP("the floating-point mode of this CPU is not known here");
+#endif
+}
+
+/* Quotas of control groups, of both versions and their mixture, as trees of files below a folder. */
+TEST(quotas_of_control_groups)
+{
+    static const struct { const char *cgroup, *file[3], *content[3]; double quota; } cases[] = {
+        {"0::/\n", {"cpu.max"}, {"150000 100000\n"}, 1.5},
+        {"0::/\n", {"cpu.max"}, {"max 100000\n"}, HUGE_VAL},
+        {"0::/\n", {"cpu.max"}, {"0 100000\n"}, HUGE_VAL},
+        {"0::/a/b\n", {"cpu.max", "a/cpu.max", "a/b/cpu.max"}, {"max 100000\n", "200000 100000\n", "300000 100000\n"}, 2},
+        {"0::/a/b\n", {"cpu.max", "a/cpu.max", "a/b/cpu.max"}, {"400000 100000\n", "max 100000\n", "30000 10000\n"}, 3},
+        {"0::/a\n", {"a/b/cpu.max", "ab/cpu.max"}, {"100000 100000\n", "100000 100000\n"}, HUGE_VAL}, /* not on the way */
+        {"0::/host/path\n", {"cpu.max"}, {"250000 100000"}, 2.5}, /* a container: only the top is there */
+        {"4:memory:/x\n3:cpu,cpuacct:/docker/1\n", {"cpu,cpuacct/docker/1/cpu.cfs_quota_us", "cpu,cpuacct/docker/1/cpu.cfs_period_us", "cpu,cpuacct/docker/cpu.cfs_quota_us"},
+         {"50000\n", "100000\n", "-1\n"}, 0.5},
+        {"3:cpuacct,cpu:/x\n", {"cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"}, {"300000\n", "100000\n"}, 3},
+        {"1:cpu:/\n", {"cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"}, {"-1\n", "100000\n"}, HUGE_VAL},
+        {"1:cpuacct:/\n2:cpuset:/\n", {"cpuacct/cpu.cfs_quota_us", "cpuacct/cpu.cfs_period_us"}, {"100000\n", "100000\n"}, HUGE_VAL},
+        {"1:cpu:/a\n0::/b\n", {"cpu/a/cpu.cfs_quota_us", "cpu/a/cpu.cfs_period_us", "unified/b/cpu.max"}, {"300000\n", "100000\n", "220000 100000"}, 2.2},
+        {"nonsense\n:\n::\n1:cpu\n", {"cpu.max"}, {"100000 100000\n"}, 1}, {"", {"cpu.max"}, {"100000 100000\n"}, HUGE_VAL},
+    };
+#if defined(__linux__)
+    CHECK(tt__cgroup_quota(test_folder()) == HUGE_VAL); /* no /proc */
+    for (int k = 0; k < TEST_COUNT(cases); k++) {
+        char root[512], path[1024];
+        snprintf(root, sizeof root, "%s", test_folder());
+        for (int j = -1; j < 3; j++) {
+            const char *file = j < 0 ? "cgroup" : cases[k].file[j], *content = j < 0 ? cases[k].cgroup : cases[k].content[j];
+            if (!file) continue;
+            snprintf(path, sizeof path, "%s/%s/%s", root, j < 0 ? "proc/self" : "sys/fs/cgroup", file);
+            for (char *c = path + strlen(root) + 1; *c; c++) {
+                if (*c != '/') continue;
+                *c = 0;
+                mkdir(path, 0777);
+                *c = '/';
+            }
+            test_write(path, content, strlen(content));
+        }
+        CHECK(tt__cgroup_quota(root) == cases[k].quota);
+    }
+#else
+    (void)cases;
+    SKIP("control groups are Linux's");
+#endif
+}
+
 typedef struct job { pthread_t handle; double loss[6]; bool ok; } job;
 
 static void *train_alone(void *arg)
@@ -950,6 +1110,7 @@ TEST(numbers_that_are_not_finite)
 
 static const test_case tests[] = {
     TEST_CASE(context_options), TEST_CASE(measured_peak_is_plausible), TEST_CASE(pool_runs_each_task_once), TEST_CASE(contexts_in_parallel),
+    TEST_CASE(threads_leave_signals_to_the_host), TEST_CASE(callers_float_mode_changes_no_bit), TEST_CASE(quotas_of_control_groups),
     TEST_CASE(every_allocation_may_fail), TEST_CASE(closing_with_things_left_warns), TEST_CASE(nothing_is_printed_but_by_the_logger),
     TEST_CASE(initial_values), TEST_CASE(parameters_are_made_found_set_and_read), TEST_CASE(a_failed_source_can_be_tried_again),
     TEST_CASE(frozen_parameters_cost_nothing), TEST_CASE(frozen_parameters_keep_their_bits), TEST_CASE(memory_budget), TEST_CASE(misuse_of_runs),
