@@ -14,7 +14,6 @@
 #include <strings.h>
 #if defined(__has_include)
 #if __has_include(<stb/stb_image.h>)
-#define STBIDEF static __attribute__((unused))
 #define STB_IMAGE_IMPLEMENTATION
 #include <stb/stb_image.h>
 #define HAS_STB
@@ -407,6 +406,10 @@ static void test(void)
 
 static bool train(void) /* false: stopped by an error */
 {
+    char *state = join(opt.out, "state.safetensors"), *model = join(opt.out, "model.safetensors");
+    if (opt.resume && !opt.plan && !exists(state)) die("nothing to --resume: '%s' is not there", state);
+    if (!opt.resume && !opt.plan && (exists(state) || exists(model))) die("'%s' holds a run or a model: --resume goes on with a run, another --out keeps it", opt.out);
+    free(state), free(model);
     tt_context *ctx = open_context();
     images x;
     tt_vit m;
