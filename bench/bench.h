@@ -264,7 +264,14 @@ static inline tt_context *bench_open(int argc, char **argv, const bench_flag *fl
         if (f && f->on) { *f->on = true; continue; }
         if (!f && !threads && !seconds && !precision) bench_die("unknown option '%s'; --help lists them", name);
         if (++i == argc) bench_die("%s needs a value", name);
-        if (precision) { bench.precision = argv[i]; continue; }
+        if (precision) {
+            static const char *const known[] = {"32-true", "16-mixed", "16-true", "bf16-mixed", "bf16-true"};
+            bool is = false;
+            for (int k = 0; k < TT__COUNT(known); k++) is = is || strcmp(argv[i], known[k]) == 0;
+            if (!is) bench_die("--precision '%s' is unknown; --help lists them", argv[i]);
+            bench.precision = argv[i];
+            continue;
+        }
         if (f && f->text) { *f->text = argv[i]; continue; }
         number = strtod(argv[i], &end);
         if (end == argv[i] || *end || !(number >= (f ? 1 : 0)) || number > 1e9 || (!seconds && number != (int)number))
