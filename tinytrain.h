@@ -1990,7 +1990,12 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
     shape.dtype = dtype;
     shape.cols = width;
     if (t->status != TT_OK) return tt__handle(0);
-    if (!tt__decode_rows(t, rows, &shape) || width < 1 || (unsigned)dtype >= TT_DTYPE_COUNT || shape.rows > INT64_MAX / 16 / width) {
+    bool ok = tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT;
+    if (ok && shape.rows > INT64_MAX / 16 / width) {
+        tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld are 2^59 elements or more", name, (long long)shape.rows, (long long)width);
+        return tt__handle(0);
+    }
+    if (!ok) {
         tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and width must be at least 1",
                       name, (long long)rows, (long long)width, (int)dtype);
         return tt__handle(0);
@@ -2212,7 +2217,7 @@ static bool tt__is_rate(float p) { return p >= 0 && p < 65535.0f / 65536; } /* a
 
 static bool tt__shape_DROPOUT(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "dropout: probability %g is not in [0, 1)", i->attr.dropout);
+    if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "dropout: probability %g must be at least 0 and below 65535/65536", i->attr.dropout);
     if (i->in[1] && !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols)) return false;
     if (i->in[2] && (!tt__index_in(t, i, 2) || !tt__same_rows(tt__in(t, i, 2), tt__in(t, i, 0)))) return tt__bad(t, i, 2, "one number a row");
     return tt__shape_elementwise(t, i, out);
@@ -2231,7 +2236,7 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
             if (a->base == b->base && a->offset != b->offset && llabs(a->offset - b->offset) < q->cols)
                 return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: take the same columns, or columns apart", a->name, b->name);
         }
-    if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g is not in [0, 1)", i->attr.dropout);
+    if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g must be at least 0 and below 65535/65536", i->attr.dropout);
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, i->attr.heads);
     return true;
@@ -3942,9 +3947,11 @@ typedef struct tt__attention_args {
     void *workspace;                      /* of attention_workspace bytes                                         */
 } tt__attention_args;
 
+/* Dropout: of 16 random bits, those below this drop. */
+static int32_t tt__drop_threshold(float p) { return (int32_t)(p * 65536.0f + 0.5f); }
+
 struct tt__isa_table {
     const char *name;
-    int lanes;
     double (*peak_loop)(int64_t rounds, float *sink); /* one thread's fastest multiply-adds; returns the FLOPs done  */
     double (*peak_dot)(int64_t rounds, float *sink);  /* the same with dot products of bf16; NULL: it has none       */
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
@@ -3978,7 +3985,7 @@ static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 
 /* Bytes of args->workspace; the same for every instruction set and number of threads, and never less for a larger m, n or k, so
    that what is planned for the most rows serves fewer. */
-static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k, int threads)
+static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
     size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
     size_t rows = (size_t)tt__ceil_div(tt__min(m, TT__GEMM_M), 12) * 12;
@@ -3988,7 +3995,6 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k, int threads)
     size_t sums = (size_t)tt__min(m, TT__CBLAS_M) * cols * 4;
     if (packed < sums) packed = sums;
 #endif
-    (void)threads;
     return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
 }
 
@@ -4089,10 +4095,9 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
 }
 
 /* Bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
-static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int heads, bool backward, int threads)
+static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, bool backward, int threads)
 {
     tt__attention_buffers b;
-    (void)heads;
     return tt__attention_layout(NULL, max_rows, head_size, backward, &b) * (size_t)threads;
 }
 
@@ -4186,7 +4191,6 @@ static int64_t tt__attention_block(int64_t n, int64_t most)
 }
 
 /* Of 65536; 0: no dropout. */
-static int32_t tt__attention_drop(const tt__attention_args *a) { return (int32_t)lrintf(a->dropout * 65536.0f); }
 
 static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
 {
@@ -4285,8 +4289,6 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[20])
     }
 }
 
-static uint32_t tt__drop_threshold(float p) { return (uint32_t)(p * 65536.0f + 0.5f); }
-
 /* Scratch of an instruction at full capacity, in bytes. */
 static size_t tt__cpu_workspace(tt_context *ctx, const tt_tape *t, const tt__instr *i)
 {
@@ -4302,17 +4304,17 @@ static size_t tt__cpu_workspace(tt_context *ctx, const tt_tape *t, const tt__ins
     size_t buffers = (size_t)threads * TT__ROW_BUFFERS, widen = buffers * tt__row_bytes(cols);
     size_t partial = (size_t)tt__ceil_div(rows, TT__SUM_ROWS) * tt__row_bytes(cols);
     switch (i->op) {
-    case TT__OP_LINEAR: return tt__gemm_workspace(a->rows, b->rows, a->cols, threads);
-    case TT__OP_LINEAR_DX: return tt__gemm_workspace(a->rows, b->cols, a->cols, threads);
+    case TT__OP_LINEAR: return tt__gemm_workspace(a->rows, b->rows, a->cols);
+    case TT__OP_LINEAR_DX: return tt__gemm_workspace(a->rows, b->cols, a->cols);
     case TT__OP_LINEAR_DW: {
-        size_t gemm = tt__gemm_workspace(a->cols, b->cols, a->rows, threads);
+        size_t gemm = tt__gemm_workspace(a->cols, b->cols, a->rows);
         size_t sums = (size_t)tt__ceil_div(a->rows, TT__SUM_ROWS) * tt__row_bytes(a->cols) + buffers * tt__row_bytes(a->cols);
         return gemm > sums ? gemm : sums;
     }
     case TT__OP_ATTENTION: case TT__OP_ATTENTION_BACKWARD: {
         const int back = i->op == TT__OP_ATTENTION_BACKWARD;
         const tt__shape *k = tt__in(t, i, 1 + back), *starts = tt__in(t, i, 3 + back);
-        size_t bytes = tt__attention_workspace(tt__max(tt__in(t, i, back)->rows, k->rows), k->cols / i->attr.heads, i->attr.heads, back, threads);
+        size_t bytes = tt__attention_workspace(tt__max(tt__in(t, i, back)->rows, k->rows), k->cols / i->attr.heads, back, threads);
         return bytes + (i->in[4 + 3 * back] ? tt__attention_queries_bytes(starts->rows - 1, tt__in(t, i, back)->rows) : 0);
     }
     case TT__OP_LAYERNORM_BACKWARD: return 2 * partial + widen;
@@ -5540,7 +5542,7 @@ TT__FN void TT__K(gemm_cblas)(tt__pool *pool, const tt__gemm_args *g)
 }
 #endif
 
-/* workspace: tt__gemm_workspace(m, n, k, threads) bytes. */
+/* workspace: tt__gemm_workspace(m, n, k) bytes. */
 TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
 {
     if (args->m <= 0 || args->n <= 0) return;
@@ -5911,7 +5913,7 @@ TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const tt__attention_
     }
     l.first_key = first_key;
     l.head = head;
-    l.drop = tt__attention_drop(a);
+    l.drop = tt__drop_threshold(a->dropout);
     l.keys = philox_keys;
     return l;
 }
@@ -6060,7 +6062,7 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
     call.a = a;
     call.longest = tt__attention_longest(a);
     call.query_scale = a->scale * 1.44269504088896341f;
-    call.keep_scale = 65536.0f / (float)(65536 - tt__attention_drop(a));
+    call.keep_scale = 65536.0f / (float)(65536 - tt__drop_threshold(a->dropout));
     tt__philox_keys(a->dropout_key, call.keys);
     return call;
 }
@@ -6337,7 +6339,7 @@ TT__FN tt_status TT__K(run_ACTIVATION_BACKWARD)(const tt__launch *l)
 TT__INLINE void TT__K(dropout_row)(float *y, const float *x, const float *residual, int64_t n, const uint64_t keys[20], int64_t r, float p)
 {
     const tt__vu groups = TT__K(philox_groups)();
-    int32_t drop = (int32_t)tt__drop_threshold(p);
+    int32_t drop = tt__drop_threshold(p);
     float scale = 65536.0f / (float)(65536 - drop);
     uint16_t numbers[8 * TT__LANES];
     for (int64_t c = 0; c < n; c += 8 * TT__LANES) {
@@ -6640,7 +6642,7 @@ TT__FN void TT__K(embedding_backward_rows)(const tt__launch *l, int64_t from, in
         memset(sum, 0, (size_t)n * 4);
         for (; k < rows && ids[order[k]] == id; k++) {
             const float *dy = TT__K(row_in)(&l->in[1], order[k], TT__K(scratch_row)(scratch, n, 1));
-            for (int64_t c = 0; c < n; c++) sum[c] += dy[c];
+            TT__K(axpby)(sum, 1, sum, 1, dy, n);
         }
         if (l->out[0].dtype == TT_F32 && !l->add[0]) memcpy(tt__at(&l->out[0], id), sum, (size_t)n * 4);
         else TT__K(row_end)(&l->out[0], l->add[0], id, sum, TT__K(scratch_row)(scratch, n, 2));
@@ -6728,7 +6730,7 @@ TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l) /* a row may 
         for (int64_t r = 0; r < rows; r++) {
             if (!set[r]) continue;
             const float *dy = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
-            for (int64_t c = 0; c < n; c++) sum[c] += dy[c];
+            TT__K(axpby)(sum, 1, sum, 1, dy, n);
         }
         TT__K(row_end)(&l->out[1], l->add[1], 0, sum, TT__K(scratch_row)(scratch, n, 2));
     }
@@ -6774,7 +6776,7 @@ TT__FN void TT__K(mean_pool_rows)(const tt__launch *l, int64_t from, int64_t to,
         memset(sum, 0, (size_t)n * 4);
         for (int64_t r = start[s]; r < start[s + 1]; r++) {
             const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
-            for (int64_t c = 0; c < n; c++) sum[c] += x[c];
+            TT__K(axpby)(sum, 1, sum, 1, x, n);
         }
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], s, TT__K(scratch_row)(scratch, n, 2));
         TT__K(axpby)(y, 1.0f / (float)(start[s + 1] - start[s]), sum, 0, NULL, n);
@@ -7094,7 +7096,6 @@ TT__FN tt_status TT__K(run_SGD)(const tt__launch *l)
 
 static const tt__isa_table TT__K(isa_table) = {
     TT__XSTR(TT__ISA),
-    TT__LANES,
     TT__K(peak_loop),
 #ifdef TT__DOT
     TT__K(peak_dot),
@@ -7200,14 +7201,14 @@ int tt_threads(const tt_context *ctx) { return ctx->pool->threads; }
 const char *tt_isa(const tt_context *ctx) { return ctx->isa->name; }
 size_t tt_allocated_bytes(const tt_context *ctx) { return ctx->allocated; }
 
-typedef struct tt__peak_job { double (*loop)(int64_t rounds, float *sink); double flops[256]; } tt__peak_job;
+typedef struct tt__peak_job { double (*loop)(int64_t rounds, float *sink); int64_t rounds; double flops[256]; } tt__peak_job; /* flops: by task */
 
 static void tt__peak_task(void *arg, int64_t task, int thread)
 {
     tt__peak_job *job = (tt__peak_job *)arg;
     float sink = 1e-3f;
     (void)thread;
-    job->flops[task] = job->loop(200000, &sink);
+    job->flops[task] = job->loop(job->rounds, &sink);
 }
 
 static double tt__measure_peak(tt_context *ctx, double (*loop)(int64_t rounds, float *sink))
@@ -7215,6 +7216,7 @@ static double tt__measure_peak(tt_context *ctx, double (*loop)(int64_t rounds, f
     tt__peak_job job;
     double best = 0;
     job.loop = loop;
+    job.rounds = 200000;
     for (int attempt = 0; attempt < 8 && best <= 0; attempt++)
         for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour can only slow it down */
             double start = tt__seconds(), flops = 0;
@@ -7254,10 +7256,10 @@ tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_
     if (tt_param_find(ctx, name)) { tt__fail(ctx, TT_ERR_ARGUMENT, "parameter '%s' exists already", name); return NULL; }
     if (ndim < 1 || ndim > 4) { tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s' has %d dimensions, not 1 to 4", name, ndim); return NULL; }
     for (int k = 0; k < ndim; k++) {
-        if (dims[k] < 1 || dims[k] > INT64_MAX / 16 / size) {
-            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld", name, k, (long long)dims[k]);
-            return NULL;
-        }
+        if (dims[k] < 1) tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld; each must be at least 1", name, k, (long long)dims[k]);
+        else if (dims[k] > INT64_MAX / 16 / size)
+            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': with dimension %d, %lld, it has 2^59 elements or more", name, k, (long long)dims[k]);
+        if (dims[k] < 1 || dims[k] > INT64_MAX / 16 / size) return NULL;
         size *= dims[k];
     }
     tt_param *p = (tt_param *)tt__calloc(ctx, sizeof *p);
@@ -8278,6 +8280,17 @@ static bool tt__loss_overflowed(tt_program *p)
     return true;
 }
 
+static bool tt__all_finite(const tt__mat *m)
+{
+    float x;
+    for (int64_t r = 0; r < m->rows; r++)
+        for (int64_t c = 0; c < m->cols; c++) {
+            tt__convert(&x, TT_F32, (char *)tt__at(m, r) + (size_t)c * tt_dtype_bytes(m->dtype), m->dtype, 1);
+            if (!isfinite(x)) return false;
+        }
+    return true;
+}
+
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     if (!(p->targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing was updated", (long long)p->run.step);
@@ -8296,9 +8309,12 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
         }
         for (int k = 0; k < p->t->n_code; k++) {
             if (p->t->code[k].op != TT__OP_SUM_SQUARES) continue;
-            if (!isfinite(squares[slot++]))
-                return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite%s; nothing was updated", (long long)p->run.step,
-                                p->ctx->params[p->t->values[p->t->code[k].in[0]].param]->name, lowest);
+            if (!isfinite(squares[slot++])) {
+                tt__mat g = tt__resolve(p, p->t->code[k].in[0]);
+                return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was updated", (long long)p->run.step,
+                                tt__all_finite(&g) ? "sum of squares of the " : "", p->ctx->params[p->t->values[p->t->code[k].in[0]].param]->name,
+                                tt__all_finite(&g) ? "overflows" : "is not finite", lowest);
+            }
         }
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was updated", (long long)p->run.step, lowest);
     }

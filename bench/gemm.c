@@ -31,7 +31,7 @@ int main(int argc, char **argv)
     int only_rows = 0, only_in = 0, only_out = 0;
     const bench_flag flags[] = {
         {"--rows", &only_rows, NULL, NULL, "with --in and --out: only this layer"}, {"--in", &only_in, NULL, NULL, ""}, {"--out", &only_out, NULL, NULL, ""}};
-    bench_cost all = {0, 0, 0, 0, false};
+    bench_cost all = {0, 0, 0, 0, false, false};
     char name[128];
     bench_open(argc, argv, flags, TT__COUNT(flags));
     if (only_rows || only_in || only_out) {
@@ -44,7 +44,7 @@ int main(int argc, char **argv)
     for (int k = 0; k < TT__COUNT(models); k++) {
         int64_t rows = models[k].rows, d = models[k].d, ff = models[k].ff;
         const int64_t shapes[3][2] = {{d, d}, {d, ff}, {ff, d}};
-        bench_cost sum = {0, 0, 0, 0, false};
+        bench_cost sum = {0, 0, 0, 0, false, false};
         for (int j = 0; j < 3; j++) {
             snprintf(name, sizeof name, "%lld x %lld -> %lld", (long long)rows, (long long)shapes[j][0], (long long)shapes[j][1]);
             sum = bench_sum(sum, layer(name, rows, shapes[j][0], shapes[j][1]));

@@ -152,12 +152,6 @@ static int part_of(int op)
     }
 }
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 int main(int argc, char **argv)
 {
     int seqs = 16, length = 128, layers = 0, steps = 5, side = 224, done = 0;
@@ -230,7 +224,7 @@ int main(int argc, char **argv)
     }
     double grown = bench_resident_peak() - before, plan = (double)tt_program_plan(tt_trainer_program(t)).bytes;
     if (done) {
-        qsort(speeds, (size_t)done, sizeof *speeds, compare);
+        qsort(speeds, (size_t)done, sizeof *speeds, bench_ascending);
         bench_row("tokens a second, mean", tokens / seconds, "tokens/s", 0);
         bench_row("tokens a second, median step", speeds[done / 2], "tokens/s", 0);
         bench_row("tokens a second, best step", speeds[done - 1], "tokens/s", 0);
