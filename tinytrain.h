@@ -59,7 +59,7 @@
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a restart from a saved
      state, and for any placement. Random numbers are functions of (seed, step, micro-batch, instruction, element).
-     So does the caller's floating-point mode (rounding, subnormals to 0): what is computed, is in the default mode.
+     The caller's floating-point mode (rounding, subnormals to 0) does not matter: the library computes in the default one.
      Different instruction sets, and dot products of bf16 against conversion, differ by rounding. With TINYTRAIN_CBLAS all of this is
      as the library has it.
 
