@@ -426,7 +426,7 @@ static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const be
         id[r] = (int32_t)(random >> 8) % in->vocab;
     }
     bench_peak(bench.precision, 0);
-    for (int attempt = 0; attempt < BENCH_ATTEMPTS; attempt++) {
+    for (int attempt = 0; attempt < (bench.least > 0 ? BENCH_ATTEMPTS : 1); attempt++) {
         bench_cost best[TT__OP_COUNT];
         double beside = bench.beside;
         memcpy(best, bench.best, sizeof best);

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Runs each of the benchmarks for a moment with --json, and checks that every line is an object with the keys that bench/bench.h promises.
+Standard library only; run from the repository's root. Skipped where they are not built (make bench-programs).
+
+    python3 tests/check_bench.py             B: folder of the built benchmarks (build), from the environment
+"""
+import json
+import math
+import os
+import subprocess
+import sys
+
+B = os.environ.get("B", "build")
+KEYS = ["name", "value", "unit", "peak", "of_peak", "peer", "ratio"]
+RUNS = ["gemm --seconds 0 --rows 64 --in 96 --out 80", "gemm --seconds 0 --rows 9 --in 33 --out 17 --precision bf16-true --threads 1",
+        "attention --seconds 0", "rows --seconds 0", "tokenize", "step --layers 1 --seqs 1 --length 16 --steps 1",
+        "step --vit Ti/16 --pixels 32 --layers 1 --seqs 1 --steps 1"]
+REFUSED = ["gemm --precision foo", "tokenize --precision x", "rows --seconds", "attention --nonsense", "step --length 600", "gemm --rows 4"]
+failed = passed = 0
+
+
+def check(name, wrong):
+    global failed, passed
+    failed, passed = failed + bool(wrong), passed + (not wrong)
+    print(f"FAILED {name}: {'; '.join(wrong[:3])}" if wrong else f"ok {name}", flush=True)
+
+
+def run(arguments):
+    program, *rest = arguments.split()
+    return subprocess.run([os.path.join(B, program), "--json"] + rest, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def number(x, least=0.0):
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x) and x >= least
+
+
+def line_wrong(line):
+    """what is wrong with a line, or None"""
+    try:
+        row = json.loads(line)
+    except ValueError as e:
+        return f"no JSON ({e}): {line[:100]}"
+    if not isinstance(row, dict) or list(row) != KEYS:
+        return f"not the keys {KEYS}: {line[:100]}"
+    if not (row["name"] and isinstance(row["name"], str) and isinstance(row["unit"], str) and number(row["value"])):
+        return f"name, value or unit: {line[:100]}"
+    if not all(row[k] is None or number(row[k]) for k in KEYS[3:]):
+        return f"neither a number nor null: {line[:100]}"
+    for share, whole in (("of_peak", "peak"), ("ratio", "peer")):
+        if row[share] is not None and (row[whole] is None or not abs(row[share] * row[whole] - row["value"]) <= 1e-4 * row["value"]):
+            return f"{share} is not value / {whole}: {line[:100]}"
+    return None
+
+
+def main():
+    missing = [p for p in sorted({r.split()[0] for r in RUNS}) if not os.access(os.path.join(B, p), os.X_OK)]
+    if missing:
+        print(f"skip bench: {B}/{missing[0]} is not built: make bench-programs")
+    for arguments in [] if missing else RUNS:
+        out = run(arguments)
+        lines = out.stdout.splitlines()
+        wrong = [w for w in map(line_wrong, lines) if w]
+        if out.returncode or out.stderr or not lines:
+            wrong.insert(0, f"status {out.returncode}, {len(lines)} lines, {out.stderr.strip()[:200]}")
+        if not wrong and len({(r["name"], r["unit"]) for r in map(json.loads, lines)}) < len(lines):
+            wrong.append("two rows have the same name and unit")
+        check("bench " + arguments, wrong)
+    for arguments in [] if missing else REFUSED:
+        out = run(arguments)
+        check("bench refuses " + arguments, [] if out.returncode and not out.stdout and len(out.stderr.splitlines()) == 1 else
+              [f"status {out.returncode}, says {out.stdout[:100]!r} and {out.stderr[:200]!r}"])
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
