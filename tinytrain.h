@@ -36,8 +36,8 @@
      how bf16 matrices are multiplied (TINYTRAIN_BF16=dot|convert, see tt_context_options.bf16).
 
    THREE LEVELS
-     models    tt_bert_load or tt_vit_load, tt_loader_new, tt_trainer_new, tt_train_batch, tt_evaluate, tt_predict, tt_bert_save. See
-               examples/distilbert_imdb.c.
+     models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or tt_train_batch and
+               tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See examples/distilbert_imdb.c and examples/vit_l16.c.
      tape      your own model: a struct of tt_param and a function that records ops; tt_compile, tt_set, tt_step, tt_get.
      ops       a row in TT__OPS (>>tape), a shape rule, a backward builder (>>autodiff), a CPU kernel (>>cpu), and one line in each
                of the two generic tests (tests/test_ops.c).
