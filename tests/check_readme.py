@@ -115,7 +115,7 @@ def check_flags(text):
             continue
         if path.endswith((".py", ".c")):
             known = ""
-            for file in [path] + ["bench/bench.h"] * path.endswith(".c"): # the flags that all benches have
+            for file in [path] + ["bench/bench.h"] * path.endswith(".c"):      # the flags that all benches have
                 with open(file) as f:
                     known += f.read()
         else:
