@@ -738,8 +738,9 @@ typedef struct tt_vit {
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
 /* path: a folder with model.safetensors, or a .safetensors file; config.json and preprocessor_config.json are read if they are in that
    folder. The names of tensors are those of transformers (with or without "vit.") or torchvision's vit_b_16 and so on. Without
-   config.json the shapes of the tensors tell the sizes (with heads of 64 columns, in H/14 of 80). image_size, classes 0: as the checkpoint's. Positions are interpolated (bicubic, as transformers does) when the image size
-   differs; a classifier that is missing or of another size is made anew, and the logger is told. Else as tt_bert_load. */
+   config.json the shapes of the tensors tell the sizes (with heads of 64 columns, in H/14 of 80). image_size, classes 0: as the
+   checkpoint's. Positions are interpolated (bicubic, as transformers does) when the image size differs; a classifier that is missing or
+   of another size is made anew, and the logger is told. Else as tt_bert_load. */
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes);
 /* Writes model.safetensors, config.json and preprocessor_config.json into a folder (made if need be), each atomically. */
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
@@ -809,11 +810,15 @@ typedef struct tt_fit_event {
     int64_t step, steps;           /* steps done of this epoch; of an epoch                                          */
     double loss, accuracy;         /* mean over this epoch so far                                                    */
     double tokens_per_second;      /* since tt_fit began, validation left out; of images: images                     */
-    double flops_per_second;
+    double of_peak;                /* share of tt_measured_peak that matmuls and attention reach, over the same time  */
+    bool images;                   /* the model reads these                                                          */
     double seconds_left;           /* of all epochs, validation left out                                             */
     const tt_stats *validation;    /* after the last step of an epoch; else NULL                                     */
     bool best;                     /* its accuracy is the best so far: `keep` has been called                        */
 } tt_fit_event;
+
+/* One line on it, without a newline, as a progress display shows it. Returns the length as tt_plan_text does. */
+size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
     int64_t epochs;                /* default 1                                                                      */
@@ -2632,8 +2637,6 @@ typedef struct tt__device_kind {
     size_t (*workspace)(tt_context *ctx, const tt_tape *t, const tt__instr *i); /* bytes that i needs beside it, at full capacity */
 } tt__device_kind;
 
-static size_t tt__cpu_workspace(tt_context *ctx, const tt_tape *t, const tt__instr *i); /* >>cpu */
-
 /* Storages begin at multiples of 256 bytes, as those of cudaMalloc do, which is enough for any vector load. */
 #define TT__CUDA_ALIGN 256
 /* What cuBLAS recommends on Hopper (its documentation, cublasSetWorkspace); with less it leaves its faster kernels out. Instructions run
@@ -2652,22 +2655,6 @@ static size_t tt__cuda_workspace(tt_context *ctx, const tt_tape *t, const tt__in
     if (i->op == TT__OP_EMBEDDING_BACKWARD) /* radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident */
         return 4 * tt__align_to((size_t)tt__in(t, i, 0)->rows * 4, TT__CUDA_ALIGN);
     return 0; /* the others work row by row, tile by tile, or with partial sums */
-}
-
-static const tt__device_kind tt__device_kinds[] = {{"cpu", true, TT__ALIGN, 0, tt__cpu_workspace},
-                                                   {"cuda", false, TT__CUDA_ALIGN, TT__CUDA_RESIDENT, tt__cuda_workspace}};
-
-/* NULL, after tt__fail, if there is none of that name. */
-static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name)
-{
-    char known[128];
-    tt__text text = {known, sizeof known, 0};
-    for (int k = 0; k < TT__COUNT(tt__device_kinds); k++) {
-        if (strcmp(name ? name : "cpu", tt__device_kinds[k].name) == 0) return &tt__device_kinds[k];
-        tt__print(&text, "%s%s", k ? " or " : "", tt__device_kinds[k].name);
-    }
-    tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
-    return NULL;
 }
 
 /* ============================================================================================================
@@ -3257,11 +3244,11 @@ static void tt__pass_fuse_backward(tt_tape *t, int32_t root)
 
 /* -------------------------------------------------------------------------------------------------- precision */
 
-typedef enum tt__kind { TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE, TT__16_MIXED, TT__16_TRUE } tt__kind; /* as states number them */
+typedef enum tt__precision_kind { TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE, TT__16_MIXED, TT__16_TRUE } tt__precision_kind; /* as states number them */
 
 /* What the options `precision` and `residual` say. */
 typedef struct tt__precision {
-    tt__kind kind;
+    tt__precision_kind kind;
     bool mixed;
     bool residual_f32;
     tt_dtype half;      /* of 16-bit values; f32: there are none. f16: with loss scaling                              */
@@ -3274,7 +3261,7 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     memset(out, 0, sizeof *out);
     while (name && k < TT__COUNT(names) && strcmp(name, names[k]) != 0) k++;
     if (k == TT__COUNT(names)) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "precision '%s' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", name);
-    out->kind = (tt__kind)k;
+    out->kind = (tt__precision_kind)k;
     out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
     out->residual_f32 = residual ? strcmp(residual, "f32") == 0 : k == TT__16_MIXED;
@@ -4190,8 +4177,6 @@ static int64_t tt__attention_block(int64_t n, int64_t most)
     return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, most)));
 }
 
-/* Of 65536; 0: no dropout. */
-
 static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
 {
     return (char *)m->data + (size_t)(row * m->ld + column) * tt_dtype_bytes(m->dtype);
@@ -4769,6 +4754,7 @@ TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, in
 {
     uint16_t some[TT__LANES] = {0};
     if (dtype == TT_F32) return TT__K(load_some)((const float *)p + i, n);
+    if (n == TT__LANES) return TT__K(load_16)((const uint16_t *)p + i, dtype);
     memcpy(some, (const uint16_t *)p + i, (size_t)n * 2);
     return TT__K(load_16)(some, dtype);
 }
@@ -4777,6 +4763,7 @@ TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x,
 {
     uint16_t some[TT__LANES];
     if (dtype == TT_F32) { TT__K(store_some)((float *)p + i, x, n); return; }
+    if (n == TT__LANES) { TT__K(store_16)((uint16_t *)p + i, x, dtype); return; }
     TT__K(store_16)(some, x, dtype);
     memcpy((uint16_t *)p + i, some, (size_t)n * 2);
 }
@@ -4785,14 +4772,14 @@ TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x,
 TT__INLINE tt__vf TT__K(load_as)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     if (n == TT__LANES && dtype == TT_F32) return TT__K(load)((const float *)p + i);
-    if (n == TT__LANES) return TT__K(load_16)((const uint16_t *)p + i, dtype);
+    if (n == TT__LANES && dtype == TT_BF16) return TT__K(load_16)((const uint16_t *)p + i, TT_BF16);
     return TT__K(load_rest)(p, dtype, i, n);
 }
 
 TT__INLINE void TT__K(store_as)(void *p, tt_dtype dtype, int64_t i, tt__vf x, int64_t n)
 {
     if (n == TT__LANES && dtype == TT_F32) TT__K(store)((float *)p + i, x);
-    else if (n == TT__LANES) TT__K(store_16)((uint16_t *)p + i, x, dtype);
+    else if (n == TT__LANES && dtype == TT_BF16) TT__K(store_16)((uint16_t *)p + i, x, TT_BF16);
     else TT__K(store_rest)(p, dtype, i, x, n);
 }
 
@@ -7419,6 +7406,24 @@ void tt_close(tt_context *ctx)
     allocator.release(allocator.user, ctx, sizeof *ctx);
 }
 
+/* ---------------------------------------------------------------------------------------------------- devices */
+
+static const tt__device_kind tt__device_kinds[] = {{"cpu", true, TT__ALIGN, 0, tt__cpu_workspace},
+                                                   {"cuda", false, TT__CUDA_ALIGN, TT__CUDA_RESIDENT, tt__cuda_workspace}};
+
+/* NULL, after tt__fail, if there is none of that name. */
+static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name)
+{
+    char known[128];
+    tt__text text = {known, sizeof known, 0};
+    for (int k = 0; k < TT__COUNT(tt__device_kinds); k++) {
+        if (strcmp(name ? name : "cpu", tt__device_kinds[k].name) == 0) return &tt__device_kinds[k];
+        tt__print(&text, "%s%s", k ? " or " : "", tt__device_kinds[k].name);
+    }
+    tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
+    return NULL;
+}
+
 /* --------------------------------------------------------------------------------------------------- compile */
 
 struct tt_program {
@@ -8311,9 +8316,10 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
             if (p->t->code[k].op != TT__OP_SUM_SQUARES) continue;
             if (!isfinite(squares[slot++])) {
                 tt__mat g = tt__resolve(p, p->t->code[k].in[0]);
+                bool finite = tt__all_finite(&g);
                 return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was updated", (long long)p->run.step,
-                                tt__all_finite(&g) ? "sum of squares of the " : "", p->ctx->params[p->t->values[p->t->code[k].in[0]].param]->name,
-                                tt__all_finite(&g) ? "overflows" : "is not finite", lowest);
+                                finite ? "sum of squares of the " : "", p->ctx->params[p->t->values[p->t->code[k].in[0]].param]->name,
+                                finite ? "overflows" : "is not finite", lowest);
             }
         }
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was updated", (long long)p->run.step, lowest);
@@ -12006,16 +12012,19 @@ static tt_value tt__named_activation(tt_tape *t, tt_value x, const char *name)
     return strcmp(name, "gelu") == 0 ? tt_gelu(t, x) : tt_gelu_tanh(t, x);
 }
 
-/* What is wrong with sizes (the last: classes) and rates that transformers have. */
+/* What is wrong with the sizes (the last: classes), and the rest that transformers have in common. */
 static void tt__check_sizes(tt__text *all, const char *const *names, const int *sizes, int n)
 {
     for (int k = 0; k < n; k++) if (sizes[k] < 1) tt__print(all, "; %s is %d", names[k], sizes[k]);
     if (sizes[n - 1] > TT__MOST_CLASSES) tt__print(all, "; %d classes, at most %d are supported", sizes[n - 1], TT__MOST_CLASSES);
 }
 
-static void tt__check_rates(tt__text *all, const float *rates, int n)
+static void tt__check_transformer(tt__text *all, int hidden, int heads, const float *rates, int n, float eps, const char *activation)
 {
+    if (heads > 0 && hidden % heads) tt__print(all, "; hidden_size %d is not a multiple of %d heads", hidden, heads);
     for (int k = 0; k < n; k++) if (!(rates[k] >= 0 && rates[k] < 1)) tt__print(all, "; dropout %g is not in [0, 1)", rates[k]);
+    if (!(eps >= 0)) tt__print(all, "; layer_norm_eps is %g", eps);
+    if (!tt__is_activation(activation)) tt__print(all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)", activation ? activation : "(null)");
 }
 
 /* ------------------------------------------------------------------------------------------------------- BERT */
@@ -12113,11 +12122,8 @@ static tt_status tt__bert_check(tt_context *ctx, const tt_bert_config *c)
     const int sizes[] = {c->vocab_size, c->hidden_size, c->layers, c->heads, c->intermediate_size, c->max_positions, c->classes};
     const float rates[] = {c->dropout, c->attention_dropout, c->classifier_dropout};
     tt__check_sizes(&all, names, sizes, TT__COUNT(sizes));
-    if (c->heads > 0 && c->hidden_size % c->heads) tt__print(&all, "; hidden_size %d is not a multiple of %d heads", c->hidden_size, c->heads);
     if (c->type_vocab_size < 0) tt__print(&all, "; type_vocab_size is %d", c->type_vocab_size);
-    tt__check_rates(&all, rates, TT__COUNT(rates));
-    if (!(c->layer_norm_eps >= 0)) tt__print(&all, "; layer_norm_eps is %g", c->layer_norm_eps);
-    if (!tt__is_activation(c->activation)) tt__print(&all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)", c->activation ? c->activation : "(null)");
+    tt__check_transformer(&all, c->hidden_size, c->heads, rates, TT__COUNT(rates), c->layer_norm_eps, c->activation);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "BERT config: %s", text + 2) : TT_OK;
 }
 
@@ -12403,12 +12409,9 @@ static tt_status tt__vit_check(tt_context *ctx, const tt_vit_config *c)
     if (c->patch_size > 0 && c->image_size % c->patch_size) tt__print(&all, "; image_size %d is not a multiple of patch_size %d", c->image_size, c->patch_size);
     if (c->image_size > 16384) tt__print(&all, "; image_size %d is above 16384", c->image_size);
     if (c->channels > 4) tt__print(&all, "; channels is %d, at most 4 are supported", c->channels);
-    if (c->heads > 0 && c->hidden_size % c->heads) tt__print(&all, "; hidden_size %d is not a multiple of %d heads", c->hidden_size, c->heads);
     for (int k = 0; k < c->channels && k < 4; k++)
         if (!isfinite(c->mean[k]) || !(c->std[k] > 0)) tt__print(&all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
-    tt__check_rates(&all, rates, TT__COUNT(rates));
-    if (!(c->layer_norm_eps >= 0)) tt__print(&all, "; layer_norm_eps is %g", c->layer_norm_eps);
-    if (!tt__is_activation(c->activation)) tt__print(&all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)", c->activation ? c->activation : "(null)");
+    tt__check_transformer(&all, c->hidden_size, c->heads, rates, TT__COUNT(rates), c->layer_norm_eps, c->activation);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "ViT config: %s", text + 2) : TT_OK;
 }
 
@@ -12758,7 +12761,7 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    tt__kind precision;
+    tt__precision_kind precision;
     bool step_failed; /* a micro-batch failed: the others of its step are refused                                       */
     tt_inputs in;
     tt_value labels, logits;
@@ -13229,7 +13232,7 @@ typedef struct tt__fit {
     tt_progress p;
     int64_t steps, first_step;   /* of an epoch; done when tt_fit began                                              */
     double started, saved;       /* seconds on the clock; `started` moves on by what validation takes                 */
-    double tokens, flops;
+    double tokens, flops, peak;
     char state[TT__PATH];
     char *csv;                   /* metrics.csv so far                                                               */
     size_t csv_bytes, csv_room;
@@ -13244,6 +13247,21 @@ tt_fit_options tt_fit_options_default(void)
     o.epochs = 1;
     o.save_seconds = 300;
     return o;
+}
+
+size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
+{
+    tt__text text = {to, capacity, 0};
+    if (capacity) to[0] = 0;
+    if (e->validation) {
+        tt__print(&text, "  validation: loss %.4f, accuracy %.4f%s", e->validation->loss, e->validation->correct / e->validation->targets, e->best ? ", kept" : "");
+        return text.length;
+    }
+    tt__print(&text, "epoch %lld/%lld [", (long long)e->epoch + 1, (long long)e->epochs);
+    for (int k = 1; k <= 20; k++) tt__print(&text, "%c", k * e->steps <= 20 * e->step ? '#' : '.');
+    tt__print(&text, "] %lld/%lld  loss %.4f  accuracy %.3f  %.0f %s/s  %.0f%% of peak  ETA %d:%02d", (long long)e->step, (long long)e->steps, e->loss, e->accuracy,
+              e->tokens_per_second, e->images ? "images" : "tokens", 100 * e->of_peak, (int)e->seconds_left / 60, (int)e->seconds_left % 60);
+    return text.length;
 }
 
 static bool tt__fit_stopped(const tt__fit *f) { return f->o.stop && *f->o.stop; }
@@ -13364,7 +13382,8 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
     e.loss = f->p.targets > 0 ? f->p.loss_sum / f->p.targets : 0;
     e.accuracy = f->p.targets > 0 ? f->p.correct / f->p.targets : 0;
     e.tokens_per_second = seconds > 0 ? f->tokens / seconds : 0;
-    e.flops_per_second = seconds > 0 ? f->flops / seconds : 0;
+    e.of_peak = seconds > 0 ? f->flops / seconds / f->peak : 0;
+    e.images = f->r->model.image_bytes > 0;
     e.seconds_left = done > f->first_step ? seconds / (double)(done - f->first_step) * (double)(f->o.epochs * f->steps - done) : 0;
     e.validation = validation;
     e.best = best;
@@ -13475,6 +13494,7 @@ tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const t
     f->steps = tt_loader_steps(train);
     tt_status status = tt__fit_begin(f);
     bool began = status == TT_OK;
+    f->peak = tt_measured_peak(ctx);
     f->first_step = f->p.epoch * f->steps + f->p.step;
     f->started = f->saved = tt__seconds();
     while (status == TT_OK && f->p.epoch < f->o.epochs && !tt__fit_stopped(f)) {

@@ -166,7 +166,7 @@ static double now(void) { struct timespec t; return clock_gettime(CLOCK_MONOTONI
 static bool exists(const char *path) { struct stat s; return stat(path, &s) == 0; }
 static char plan_path[1100], state_path[1100], model_path[1100]; /* in opt.out */
 
-typedef struct run { const tt_bert *m; const tt_tokenizer *k; double peak, shown; bool terminal; } run;
+typedef struct run { const tt_bert *m; const tt_tokenizer *k; double shown; bool terminal; } run;
 
 static tt_status keep(void *user) /* as transformers and --predict load it */
 {
@@ -179,17 +179,12 @@ static tt_status keep(void *user) /* as transformers and --predict load it */
 static void report(void *user, const tt_fit_event *e)
 {
     run *r = (run *)user;
-    bool last = e->step == e->steps;
-    if (e->validation) {
-        printf("  validation: loss %.4f, accuracy %.4f%s\n", e->validation->loss, e->validation->correct / e->validation->targets, e->best ? ", kept" : "");
-        return;
-    }
+    char line[256];
+    bool last = e->step == e->steps, rewrite = r->terminal && !e->validation;
     if (!last && now() - r->shown < (r->terminal ? 0.1 : 10)) return;
     r->shown = now();
-    int filled = (int)(20 * e->step / e->steps);
-    printf("%sepoch %lld/%lld [%.*s%.*s] %lld/%lld  loss %.4f  accuracy %.3f  %.0f tokens/s  %.0f%% of peak  ETA %d:%02d%s", r->terminal ? "\r" : "", (long long)e->epoch + 1,
-           (long long)e->epochs, filled, "####################", 20 - filled, "....................", (long long)e->step, (long long)e->steps, e->loss, e->accuracy,
-           e->tokens_per_second, 100 * e->flops_per_second / r->peak, (int)e->seconds_left / 60, (int)e->seconds_left % 60, r->terminal ? (last ? "\n" : "   ") : "\n");
+    tt_fit_text(e, line, sizeof line);
+    printf("%s%s%s", rewrite ? "\r" : "", line, rewrite && !last ? "   " : "\n");
     fflush(stdout);
 }
 
@@ -249,7 +244,7 @@ static bool train(void) /* false: stopped by an error */
         if (!f || tt_plan_svg(tt_trainer_program(t), plan, sizeof plan) == 0 || fputs(plan, f) < 0 || fclose(f) != 0) die("cannot write '%s': %s", plan_path, strerror(errno));
         exit(fflush(stdout) != 0);
     }
-    run r = {&m, k, tt_measured_peak(ctx), 0, isatty(1) != 0};
+    run r = {&m, k, 0, isatty(1) != 0};
     tt_fit_options o = tt_fit_options_default();
     o.epochs = opt.epochs;
     o.folder = opt.out;

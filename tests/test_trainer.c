@@ -1208,7 +1208,7 @@ static void fit_report(void *user, const tt_fit_event *e)
 {
     fitting *f = (fitting *)user;
     CHECK(e->epochs == 3 && e->steps == 7 && e->epoch >= 0 && e->epoch < 3 && e->step >= 1 && e->step <= 7 && e->accuracy >= 0 && e->accuracy <= 1);
-    CHECK(e->loss > 0 && e->seconds_left >= 0 && (e->validation || (e->tokens_per_second > 0 && e->flops_per_second > 0)));
+    CHECK(e->loss > 0 && e->seconds_left >= 0 && (e->validation || (e->tokens_per_second > 0 && e->of_peak > 0)));
     if (e->validation) {
         CHECK(e->step == 7 && e->validation->targets == TEXTS && e->best == (e->validation->correct / TEXTS > f->best));
         if (e->best) f->best = e->validation->correct / TEXTS;
@@ -1219,6 +1219,27 @@ static void fit_report(void *user, const tt_fit_event *e)
     if (f->stop_at && f->steps == f->stop_at) f->stop = 1;
     static const float nan[2] = {NAN, NAN};
     if (f->poison_at && f->steps == f->poison_at) CHECK(tt_param_set(f->w->m.classifier_b, nan) == TT_OK);
+}
+
+TEST(fit_in_a_line)
+{
+    tt_stats s;
+    tt_fit_event e;
+    char line[256], cut[8];
+    memset(&e, 0, sizeof e);
+    memset(&s, 0, sizeof s);
+    e.epoch = 1, e.epochs = 6, e.step = 13, e.steps = 52;
+    e.loss = 0.12345, e.accuracy = 0.98765, e.tokens_per_second = 55692.3, e.of_peak = 0.287, e.seconds_left = 125;
+    CHECK(tt_fit_text(&e, line, sizeof line) == strlen(line));
+    CHECK(strcmp(line, "epoch 2/6 [#####...............] 13/52  loss 0.1235  accuracy 0.988  55692 tokens/s  29% of peak  ETA 2:05") == 0);
+    CHECK(tt_fit_text(&e, cut, sizeof cut) == strlen(line) && strcmp(cut, "epoch 2") == 0 && tt_fit_text(&e, NULL, 0) == strlen(line));
+    e.images = true, e.step = 52, e.seconds_left = 0;
+    tt_fit_text(&e, line, sizeof line);
+    CHECK(strcmp(line, "epoch 2/6 [####################] 52/52  loss 0.1235  accuracy 0.988  55692 images/s  29% of peak  ETA 0:00") == 0);
+    s.loss = 0.5, s.correct = 3, s.targets = 4;
+    e.validation = &s, e.best = true;
+    tt_fit_text(&e, line, sizeof line);
+    CHECK(strcmp(line, "  validation: loss 0.5000, accuracy 0.7500, kept") == 0);
 }
 
 static tt_status fit(world *w, const char *folder, bool resume, fitting *f, bool *finished)
@@ -1379,7 +1400,7 @@ static const test_case tests[] = {
     TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_with_loss_scaling), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
     TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
     TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
-    TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation), TEST_CASE(fit_refuses), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
+    TEST_CASE(fit_in_a_line), TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation), TEST_CASE(fit_refuses), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
