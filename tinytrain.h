@@ -309,7 +309,8 @@ typedef struct tt_cross_entropy_options {
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
 
 /* Mean over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum of the weights of the rows that count.
-   logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL: defaults. */
+   logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL: defaults. Where they come from tt_linear, are read by nothing else, take
+   16 MiB or more and the gradients of parameters are f32, only those of 256 rows at a time are ever stored. */
 tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *o);
 /* Mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) if given. -> (1, 1) */
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
@@ -1690,7 +1691,7 @@ typedef enum tt__act { TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RE
    ============================================================================================================ */
 
 #define TT__MAX_IN 8
-#define TT__MAX_OUT 3
+#define TT__MAX_OUT 5
 
 struct tt_param {
     tt_context *ctx;
@@ -1820,6 +1821,7 @@ struct tt_tape {
     X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow]                       */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1) /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
     X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, TT__INPLACE1) /* dloss, x, target, [weights], counts -> dx */ \
+    X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, 0)   /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
     X(SUM_SQUARES, "sum_squares", 1, 1, 0)                     /* g -> sum of g^2                                    */ \
     X(CLIP, "clip", 1, 1, 0)                                   /* sums of squares -> factor for all gradients        */ \
     X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM)                  /* g, factor -> p, [momentum]                         */ \
@@ -2395,6 +2397,19 @@ static bool tt__shape_CROSS_ENTROPY_BACKWARD(tt_tape *t, const tt__instr *i, tt_
 
 static bool tt__shape_MEAN_SQUARED_ERROR_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_CROSS_ENTROPY_BACKWARD(t, i, out); }
 
+static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 3);
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || (i->in[2] && !tt__weights_in(t, i, 2, x)) || !tt__fixed_in(t, i, 3, w->rows, x->cols)) return false;
+    if ((i->in[4] && !tt__fixed_in(t, i, 4, 1, w->rows)) || (i->in[5] && !tt__fixed_in(t, i, 5, 1, 1))) return false;
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    tt__set_fixed(&out[2], TT_F32, 1, 4);
+    if (i->out[1]) out[1] = *x;
+    if (i->out[3]) tt__set_fixed(&out[3], TT_F32, w->rows, w->cols);
+    if (i->out[4]) tt__set_fixed(&out[4], TT_F32, 1, w->rows);
+    return true;
+}
+
 static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     if (!tt__float_in(t, i, 0)) return false;
@@ -2628,6 +2643,12 @@ typedef struct tt__launch {
     void *workspace;
 } tt__launch;
 
+/* linear_cross_entropy works on so many rows at a time: enough that adding to the weight's gradient each time (a read and a write of it)
+   is little beside the product. Their logits are f32, and their gradients take the same place. */
+#ifndef TT__LOSS_CHUNK /* tests make both smaller */
+#define TT__LOSS_CHUNK 256
+#endif
+
 /* What a plan must know of a kind of device, whether this build can run it or not. */
 typedef struct tt__device_kind {
     const char *name;
@@ -2654,6 +2675,10 @@ static size_t tt__cuda_workspace(tt_context *ctx, const tt_tape *t, const tt__in
     }
     if (i->op == TT__OP_EMBEDDING_BACKWARD) /* radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident */
         return 4 * tt__align_to((size_t)tt__in(t, i, 0)->rows * 4, TT__CUDA_ALIGN);
+    if (i->op == TT__OP_LINEAR_CROSS_ENTROPY) { /* logits of a chunk; loss and hit of each row */
+        size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = (size_t)tt__in(t, i, 3)->rows;
+        return tt__align_to((rows < TT__LOSS_CHUNK ? rows : TT__LOSS_CHUNK) * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);
+    }
     return 0; /* the others work row by row, tile by tile, or with partial sums */
 }
 
@@ -2993,7 +3018,8 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 
 /* ---------------------------------------------------------------------------------------------------- helpers */
 
-static bool tt__is_loss(int op) { return op == TT__OP_CROSS_ENTROPY || op == TT__OP_MEAN_SQUARED_ERROR; }
+/* They all have their targets in in[1], weights in in[2], the loss in out[0] and counts in out[2]. */
+static bool tt__is_loss(int op) { return op == TT__OP_CROSS_ENTROPY || op == TT__OP_MEAN_SQUARED_ERROR || op == TT__OP_LINEAR_CROSS_ENTROPY; }
 
 /* How often v is read (through views too). */
 static int tt__uses(const tt_tape *t, int32_t v)
@@ -3239,6 +3265,60 @@ static void tt__pass_fuse_backward(tt_tape *t, int32_t root)
         *second = first;
         tt__remove(t, at);
         k--;
+    }
+}
+
+/* Logits of fewer bytes than this are stored whole. */
+#ifndef TT__LOSS_WHOLE
+#define TT__LOSS_WHOLE ((int64_t)16 << 20)
+#endif
+
+/* linear + cross_entropy of many logits, and their backward, become one instruction that computes loss and gradients chunk by chunk of
+   rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al., arXiv 2410.10989). It stands where the
+   last of them stood, so nothing may have read the loss until then; a program that sums several losses keeps them apart. So does one
+   with 16-bit gradients, which adding chunk by chunk would round as often. */
+static void tt__pass_fuse_loss(tt_tape *t, int32_t root)
+{
+    for (int k = 0; k < t->n_code; k++) {
+        tt__instr ce = t->code[k], fused = ce;
+        int32_t logits = ce.op == TT__OP_CROSS_ENTROPY ? ce.in[0] : 0, d = 0;
+        int at = logits ? tt__producer(t, logits) : -1, back = -1, last = k, reads = 0;
+        const tt__value *v = &t->values[logits];
+        if (at < 0 || v->base != logits || v->keep || logits == root || v->shape.rows <= TT__LOSS_CHUNK) continue;
+        if (t->code[at].op != TT__OP_LINEAR || t->code[at].out[0] != logits || t->code[at].attr.act || t->code[at].in[3]) continue;
+        if (v->shape.rows * v->shape.cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) continue;
+        for (int b = k + 1; b < t->n_code; b++) if (t->code[b].op == TT__OP_CROSS_ENTROPY_BACKWARD && t->code[b].in[1] == logits) back = b;
+        fused.op = TT__OP_LINEAR_CROSS_ENTROPY;
+        fused.in[0] = t->code[at].in[0];
+        fused.in[3] = t->code[at].in[1];
+        fused.in[4] = t->code[at].in[2];
+        fused.out[1] = 0;
+        if (back >= 0) {
+            d = t->code[back].out[0];
+            fused.phase = TT__BACKWARD;
+            fused.in[5] = t->code[back].in[0];
+            for (last = back; last + 1 < t->n_code; last++) { /* the gradients come right after it */
+                const tt__instr *i = &t->code[last + 1];
+                bool dw = i->op == TT__OP_LINEAR_DW, dx = i->op == TT__OP_LINEAR_DX;
+                if ((!dw && !dx) || i->in[0] != d) break;
+                for (int o = 0; o < 1 + dw; o++) {
+                    int to = dx ? 1 : 3 + o;
+                    fused.out[to] = i->out[o];
+                    fused.add |= (i->add >> o & 1) << to;
+                    fused.add_later |= (i->add_later >> o & 1) << to;
+                }
+            }
+            for (int b = k + 1; b <= last; b++)
+                for (int j = 0; j < TT__MAX_IN; j++) reads += t->code[b].in[j] && t->values[t->code[b].in[j]].base == ce.out[0];
+            if (fused.out[3] && t->values[fused.out[3]].shape.dtype != TT_F32) continue;
+            if (reads || t->code[back].add || t->values[d].base != d || tt__uses(t, d) != last - back) continue;
+        }
+        if (tt__uses(t, logits) != 1 + (back >= 0)) continue;
+        t->code[last] = fused;
+        for (int b = last - 1; b >= back && back >= 0; b--) tt__remove(t, b);
+        if (back >= 0) tt__remove(t, k);
+        tt__remove(t, at);
+        k = -1; /* anew: the places have moved */
     }
 }
 
@@ -4225,6 +4305,14 @@ static void tt__for_rows(const tt__launch *l, int64_t rows, int64_t cols, tt__ro
 static int64_t tt__elements(const tt__mat *m) { return m->rows * m->cols; }
 static void *tt__at(const tt__mat *m, int64_t r) { return (char *)m->data + (size_t)(r * m->ld) * tt_dtype_bytes(m->dtype); }
 
+static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
+{
+    tt__mat part = *m;
+    part.data = tt__at(m, first);
+    part.rows = n;
+    return part;
+}
+
 static tt_status tt__launch_fail(const tt__launch *l, int operand, tt_status status, const char *format, ...)
 {
     char text[512];
@@ -4274,6 +4362,13 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[20])
     }
 }
 
+/* What linear_cross_entropy keeps: loss and hit of each row; of a chunk, log-sum-exp and logits. */
+static size_t tt__loss_bytes(int64_t rows, int64_t classes)
+{
+    int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);
+    return tt__align_up((size_t)rows * 8) + tt__align_up((size_t)chunk * 4) + tt__align_up((size_t)(chunk * classes) * 4);
+}
+
 /* Scratch of an instruction at full capacity, in bytes. */
 static size_t tt__cpu_workspace(tt_context *ctx, const tt_tape *t, const tt__instr *i)
 {
@@ -4302,6 +4397,14 @@ static size_t tt__cpu_workspace(tt_context *ctx, const tt_tape *t, const tt__ins
         size_t bytes = tt__attention_workspace(tt__max(tt__in(t, i, back)->rows, k->rows), k->cols / i->attr.heads, back, threads);
         return bytes + (i->in[4 + 3 * back] ? tt__attention_queries_bytes(starts->rows - 1, tt__in(t, i, back)->rows) : 0);
     }
+    case TT__OP_LINEAR_CROSS_ENTROPY: {
+        int64_t chunk = tt__min(a->rows, TT__LOSS_CHUNK), classes = tt__in(t, i, 3)->rows;
+        size_t parts[] = {tt__gemm_workspace(chunk, classes, a->cols), tt__gemm_workspace(chunk, a->cols, classes), tt__gemm_workspace(classes, a->cols, chunk),
+                          (size_t)tt__ceil_div(chunk, TT__SUM_ROWS) * tt__row_bytes(classes) + buffers * tt__row_bytes(classes),
+                          tt__align_up((size_t)chunk * 8) + buffers * tt__row_bytes(classes)}, most = 0;
+        for (int k = 0; k < TT__COUNT(parts); k++) most = parts[k] > most ? parts[k] : most;
+        return tt__loss_bytes(a->rows, classes) + most;
+    }
     case TT__OP_LAYERNORM_BACKWARD: return 2 * partial + widen;
     case TT__OP_PATCHES: return buffers * tt__row_bytes(t->values[i->out[0]].shape.cols);
     case TT__OP_SET_ROWS_BACKWARD: return tt__align_up((size_t)a->rows) + widen;
@@ -4319,6 +4422,8 @@ static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows
     switch (i->op) {
     case TT__OP_LINEAR: case TT__OP_LINEAR_DX: return 2.0 * (double)rows * (double)tt__in(t, i, 1)->rows * (double)tt__in(t, i, 1)->cols;
     case TT__OP_LINEAR_DW: return i->out[0] ? 2.0 * (double)rows * (double)tt__in(t, i, 0)->cols * (double)tt__in(t, i, 1)->cols : 0;
+    case TT__OP_LINEAR_CROSS_ENTROPY:
+        return 2.0 * (double)rows * (double)tt__in(t, i, 3)->rows * (double)tt__in(t, i, 3)->cols * (1 + (i->out[1] != 0) + (i->out[3] != 0));
     case TT__OP_ATTENTION: return 4.0 * pairs * (double)tt__in(t, i, 0)->cols * (i->attr.causal ? 0.5 : 1.0);
     case TT__OP_ATTENTION_BACKWARD: return 8.0 * pairs * (double)tt__in(t, i, 0)->cols * (i->attr.causal ? 0.5 : 1.0);
     default: return 0;
@@ -6898,6 +7003,71 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY_BACKWARD)(const tt__launch *l)
     return TT_OK;
 }
 
+/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (tt__pass_fuse_loss), by the kernels of the ops that
+   it stands for. Gradients of logits have the dtype of x, in the place of the logits. */
+TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    const int64_t rows = x->rows, classes = w->rows, chunk = tt__ceil_div(rows, tt__ceil_div(rows, TT__LOSS_CHUNK));
+    float *row_loss = (float *)l->workspace, *row_right = row_loss + rows, *lse = row_loss + tt__align_up((size_t)rows * 8) / 4;
+    float *logits = lse + tt__align_up((size_t)chunk * 4) / 4; /* see tt__loss_bytes */
+    double total = 0;
+    tt__launch forward = *l, loss = *l, back = *l, part = *l;
+    tt_status status = tt__check_indices(l, 1, classes, &l->instr->attr.ignore_index, "classes of the logits");
+    if (status != TT_OK) return status;
+    for (int64_t r = 0; r < rows; r++) if (targets[r] != l->instr->attr.ignore_index) total += TT__K(row_weight)(l, 2, r);
+    ((float *)l->out[2].data)[1] = (float)total;
+    forward.workspace = loss.workspace = back.workspace = part.workspace = (char *)l->workspace + tt__loss_bytes(rows, classes);
+    for (int64_t r = 0, n; r < rows; r += n) {
+        n = tt__min(chunk, rows - r);
+        tt__mat z = {logits, TT_F32, n, classes, classes}, dz = z, xs = tt__rows_of(x, r, n), lses = {lse, TT_F32, n, 1, 1};
+        dz.dtype = x->dtype;
+        dz.ld = classes * (int64_t)(sizeof(float) / tt_dtype_bytes(x->dtype));
+        memset(forward.in, 0, sizeof forward.in);
+        memset(forward.out, 0, sizeof forward.out);
+        forward.add[0] = false;
+        forward.in[0] = xs;
+        forward.in[1] = *w;
+        forward.in[2] = l->in[4];
+        forward.out[0] = z;
+        TT__K(run_LINEAR)(&forward);
+        loss.in[0] = z;
+        loss.in[1] = tt__rows_of(&l->in[1], r, n);
+        loss.out[1] = lses;
+        tt__for_chunks(&loss, n, classes, tt__max(1, 8192 / classes), tt__align_up((size_t)n * 8), TT__K(cross_entropy_rows));
+        memcpy(row_loss + r, loss.workspace, (size_t)n * 4);
+        memcpy(row_right + r, (const float *)loss.workspace + n, (size_t)n * 4);
+        if (!dx->data && !l->out[3].data && !l->out[4].data) continue;
+        back.in[0] = l->in[5];
+        back.in[1] = z;
+        back.in[2] = loss.in[1];
+        back.in[3] = weights->data ? tt__rows_of(weights, r, n) : *weights;
+        back.in[4] = lses;
+        back.in[5] = l->out[2];
+        back.out[0] = dz;
+        back.add[0] = false;
+        tt__for_chunks(&back, n, classes, tt__max(1, 8192 / classes), 0, TT__K(cross_entropy_backward_rows));
+        memset(part.in, 0, sizeof part.in);
+        memset(part.out, 0, sizeof part.out);
+        part.in[0] = dz;
+        if (dx->data) {
+            part.in[1] = *w;
+            part.out[0] = tt__rows_of(dx, r, n);
+            part.add[0] = l->add[1];
+            TT__K(run_LINEAR_DX)(&part);
+        }
+        part.in[1] = xs;
+        part.out[0] = l->out[3];
+        part.out[1] = l->out[4];
+        part.add[0] = l->add[3] || r > 0;
+        part.add[1] = l->add[4] || r > 0;
+        TT__K(run_LINEAR_DW)(&part);
+    }
+    TT__K(sum_losses)(l, 2, targets);
+    return TT_OK;
+}
+
 TT__FN void TT__K(squared_error_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
@@ -7627,12 +7797,15 @@ static tt_status tt__run_passes(tt_program *p, const tt__precision *precision, t
         if ((status = tt__differentiate(t, p->root, p->options.accumulate)) != TT_OK) return status;
         if (!losses) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on tt_cross_entropy or tt_mean_squared_error", t->values[p->root].name);
         if ((status = tt__verify(t, "differentiate")) != TT_OK) return status;
+        tt__pass_fuse_loss(t, p->root);
         tt__pass_fuse_backward(t, p->root);
         if ((status = tt__verify(t, "fuse backward")) != TT_OK) return status;
         if ((status = tt__pass_recompute(t, recompute)) != TT_OK) return status;
         if ((status = tt__verify(t, "recompute")) != TT_OK) return status;
         if ((status = tt__pass_update(t, &p->options.optimizer, &p->squares, &p->factor)) != TT_OK) return status;
         if ((status = tt__verify(t, "update")) != TT_OK) return status;
+    } else {
+        tt__pass_fuse_loss(t, p->root);
     }
     if ((status = tt__pass_prune(t, p->root, true)) != TT_OK) return status;
     return tt__verify(t, "prune");

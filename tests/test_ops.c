@@ -11,6 +11,8 @@
    parameter's gradient plus, for sums that cancel, a tenth (16 bits: half) of the largest of all gradients and the largest gradient
    that enters the case. */
 #define TINYTRAIN_IMPLEMENTATION
+#define TT__LOSS_CHUNK 5 /* so that linear_cross_entropy stands for every linear layer before a cross-entropy, in several chunks */
+#define TT__LOSS_WHOLE 0
 #include "tinytrain.h"
 #include "test.h"
 #undef I /* of complex.h, which some <cblas.h> include */
@@ -756,6 +758,11 @@ static int squared_error(int x, int target, bool weighted)
     X(cross_entropy_weighted, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0, true);) \
     X(cross_entropy_all, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), true, 0.25f, true);) \
     X(cross_entropy_linear, CROSS_ENTROPY, return cross_entropy(linear(V(ROWS, D), W(O, D), B(O)), true, 0.1f, true);) \
+    X(cross_entropy_linear_no_bias, CROSS_ENTROPY, return cross_entropy(linear(gelu(V(ROWS, D)), W(C, D), 0), false, 0, false);) \
+    X(cross_entropy_linear_all, CROSS_ENTROPY, int x = gelu(V(ROWS, D)); return cross_entropy(linear(add(x, tanh_(x)), W(C, D), B(C)), true, 0.2f, true);) \
+    X(cross_entropy_linear_tied, CROSS_ENTROPY, int w = W(C, D); \
+        return cross_entropy(linear(silu(add(V(ROWS, D), embedding(I(ROWS, C), w))), w, 0), true, 0, true);) \
+    X(cross_entropy_linear_of_input, CROSS_ENTROPY, return cross_entropy(linear(input(ROWS, R, D, 1), W(C, D), B(C)), false, 0.1f, false);) \
     X(cross_entropy_slice, CROSS_ENTROPY, return cross_entropy(slice(V(ROWS, C + 5), 3, C), true, 0.1f, false);) \
     X(squared_error, MEAN_SQUARED_ERROR, return squared_error(V(ROWS, D), input(ROWS, R, D, 1), false);) \
     X(squared_error_weighted, MEAN_SQUARED_ERROR, return squared_error(V(ROWS, D), input(ROWS, R, D, 1), true);) \

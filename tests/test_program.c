@@ -831,6 +831,72 @@ TEST(frozen_parameters_keep_their_bits)
 
 /* ----------------------------------------------------------------------------------------------------- budget */
 
+/* Many logits are never stored whole, which changes no result, unless somebody else reads them. */
+TEST(logits_of_a_large_vocabulary)
+{
+    enum { MOST = 600, D = 8, V = 8192 };
+    static const int rows[] = {MOST, 257, 256, 5};
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+    static float x[MOST * D], grads[2][4][V * D];
+    static int32_t y[MOST];
+    static char text[32768];
+    test_allocator a;
+    uint64_t state = 5;
+    for (int k = 0; k < MOST * D; k++) x[k] = uniform(&state);
+    for (int k = 0; k < MOST; k++) y[k] = k % 7 == 3 ? -100 : (int32_t)(test_random(&state) % V);
+    for (int k = 0; k < 9; k++) {
+        bool train = k % 3 < 2, accumulate = k % 3 == 1;
+        const char *precision = precisions[k / 3];
+        tt_context *ctx = test_open(&a);
+        tt_param *w[4] = {param2(ctx, "a", D, D, init_of(TT_INIT_NORMAL, 1)), param1(ctx, "a.bias", D, init_of(TT_INIT_NORMAL, 1)),
+                          param2(ctx, "w", V, D, init_of(TT_INIT_NORMAL, 0.5f)), param1(ctx, "w.bias", V, init_of(TT_INIT_NORMAL, 0.5f))};
+        size_t peak[2];
+        tt_stats stats[2][4];
+        for (int whole = 0; whole < 2; whole++) {
+            tt_compile_options o = tt_compile_options_default();
+            tt_tape *t = tt_tape_new(ctx);
+            int64_t axis = tt_axis(t, "rows", MOST);
+            tt_value in = tt_input(t, "x", TT_F32, axis, D), labels = tt_input(t, "y", TT_I32, axis, 1);
+            tt_value logits = tt_linear(t, tt_gelu(t, tt_linear(t, in, w[0], w[1])), w[2], w[3]), loss = tt_cross_entropy(t, logits, labels, NULL);
+            if (whole) tt_output(t, logits);
+            o.train = train;
+            o.accumulate = accumulate;
+            o.precision = precision;
+            tt_program *p = tt_compile(t, loss, &o);
+            REQUIRE(p != NULL);
+            tt_plan plan = tt_program_plan(p);
+            peak[whole] = plan.bytes - plan.persistent_bytes;
+            tt_program_text(p, text, sizeof text);
+            CHECK(count_lines(text, "linear_cross_entropy", "") == (!whole && (!train || k / 3 < 2))); /* bf16 gradients do not add chunk by chunk */
+            CHECK(plan.flops == 2.0 * MOST * D * (D * (train ? 2 : 1) + V * (train ? 3.0 : 1.0))); /* x needs no gradient */
+            for (int r = 0; r < TEST_COUNT(rows); r++) {
+                CHECK(tt_set(p, in, x, rows[r]) == TT_OK && tt_set(p, labels, y, rows[r]) == TT_OK);
+                CHECK((accumulate ? tt_micro_step(p, NULL) : train ? tt_step(p, 0, &stats[whole][r]) : tt_run(p, &stats[whole][r])) == TT_OK);
+                if (accumulate && r == 0)
+                    for (int j = 0; j < 4; j++) CHECK(tt_get_gradient(p, w[j], grads[whole][j]) == TT_OK);
+                if (accumulate) CHECK(tt_update(p, 0, &stats[whole][r]) == TT_OK);
+            }
+            tt_program_free(p);
+            tt_tape_free(t);
+        }
+        double rounding = strcmp(precision, "32-true") == 0 ? 2e-6 : 0x1p-7;
+        for (int r = 0; r < TEST_COUNT(rows); r++) {
+            CHECK_NEAR(stats[0][r].loss, stats[1][r].loss, 1e-6 * stats[1][r].loss);
+            CHECK(stats[0][r].targets == stats[1][r].targets && stats[0][r].correct == stats[1][r].correct);
+            if (train) CHECK_NEAR(stats[0][r].grad_norm, stats[1][r].grad_norm, rounding * stats[1][r].grad_norm);
+        }
+        for (int j = 0; j < 4 && accumulate; j++) {
+            int64_t n = tt_param_size(w[j]);
+            double most = 0;
+            for (int64_t i = 0; i < n; i++) most = fabs(grads[1][j][i]) > most ? fabs(grads[1][j][i]) : most;
+            CHECK(most > 0);
+            for (int64_t i = 0; i < n; i++) CHECK_NEAR(grads[0][j][i], grads[1][j][i], rounding * most);
+        }
+        if (k / 3 < 2) CHECK(peak[0] < MOST * V * 4 && peak[1] > MOST * V * 4);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 TEST(memory_budget)
 {
     static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
@@ -1115,7 +1181,7 @@ static const test_case tests[] = {
     TEST_CASE(threads_leave_signals_to_the_host), TEST_CASE(callers_float_mode_changes_no_bit), TEST_CASE(quotas_of_control_groups),
     TEST_CASE(every_allocation_may_fail), TEST_CASE(closing_with_things_left_warns), TEST_CASE(nothing_is_printed_but_by_the_logger),
     TEST_CASE(initial_values), TEST_CASE(parameters_are_made_found_set_and_read), TEST_CASE(a_failed_source_can_be_tried_again),
-    TEST_CASE(frozen_parameters_cost_nothing), TEST_CASE(frozen_parameters_keep_their_bits), TEST_CASE(memory_budget), TEST_CASE(misuse_of_runs),
+    TEST_CASE(frozen_parameters_cost_nothing), TEST_CASE(frozen_parameters_keep_their_bits), TEST_CASE(logits_of_a_large_vocabulary), TEST_CASE(memory_budget), TEST_CASE(misuse_of_runs),
     TEST_CASE(misuse_of_compile), TEST_CASE(odd_roots_and_unread_inputs), TEST_CASE(parameters_of_a_freed_program), TEST_CASE(numbers_that_are_not_finite),
 };
 
