@@ -122,6 +122,7 @@ typedef enum tt_status {
     TT_ERR_FORMAT,      /* a file's content is not what its format prescribes                                */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite                                             */
     TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build does not have                       */
+    TT_ERR_DEVICE,      /* a device is not there, or failed                                                  */
     TT_ERR_INTERNAL     /* the verifier found a program that no user input should produce: please report it  */
 } tt_status;
 
@@ -846,6 +847,183 @@ tt_status tt_fit(tt_trainer *t, tt_loader *train, tt_loader *validation, const t
 
 #endif /* TINYTRAIN_H */
 
+/* ============================================================================================================
+   BACKEND API                                                                                    >>backend
+   What a backend (the CPU's below, tinytrain_cuda.cu) gets to run one instruction, and the functions that it has. Uses the
+   public API only. A file that brings a backend defines TINYTRAIN_BACKEND before it includes this one.
+   ============================================================================================================ */
+
+#if (defined(TINYTRAIN_IMPLEMENTATION) || defined(TINYTRAIN_BACKEND)) && !defined(TT__LANES) && !defined(TT__BACKEND_API)
+#define TT__BACKEND_API
+
+/* A row-major matrix as a kernel sees it: row r starts at element r * ld. */
+typedef struct tt__mat { void *data; tt_dtype dtype; int64_t rows, cols, ld; } tt__mat;
+
+typedef enum tt__act { TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU } tt__act;
+
+#define TT__MAX_IN 8
+#define TT__MAX_OUT 5
+
+/* What distinguishes two instructions of the same op. */
+typedef struct tt__attr {
+    int act;                            /* tt__act: LINEAR, ACTIVATION                                               */
+    int heads;                          /* ATTENTION                                                                 */
+    bool causal;                        /* ATTENTION                                                                 */
+    bool nesterov;                      /* SGD                                                                       */
+    int ignore_index;                   /* CROSS_ENTROPY                                                             */
+    float scale;                        /* SCALE, ATTENTION; value of FILL                                           */
+    bool loss_scale;                    /* FILL: times the run's loss scale                                          */
+    float dropout;                      /* DROPOUT, ATTENTION                                                        */
+    float eps;                          /* LAYERNORM, ADAM                                                           */
+    float smoothing;                    /* CROSS_ENTROPY                                                             */
+    float weight_decay, beta1, beta2;   /* SGD (beta1: momentum), ADAM                                               */
+    bool decoupled;                     /* ADAM: AdamW's decay                                                       */
+    float clip_norm;                    /* CLIP                                                                      */
+    tt_patch_options image;             /* PATCHES                                                                   */
+} tt__attr;
+
+typedef enum tt__phase { TT__FORWARD, TT__BACKWARD, TT__NORM, TT__UPDATE } tt__phase;
+
+typedef struct tt__instr {
+    int op;
+    int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: operand absent                                       */
+    uint32_t add, add_later;
+    tt__attr attr;
+    uint32_t random;    /* its stream of random numbers; a recomputed copy has the same                             */
+    tt__phase phase;
+    bool again;         /* a copy that recomputes                                                                   */
+    size_t workspace;   /* bytes of scratch while it runs, and their place                                          */
+    size_t workspace_place;
+} tt__instr;
+
+/* ------------------------------------------------------------------------------------------------- the op table
+   X(OP, name, inputs, outputs, flags). OP names everything else: tt__shape_OP (here), tt__backward_OP (autodiff),
+   TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
+#define TT__GRAD 1      /* has a backward builder                                                                   */
+#define TT__INPLACE0 2  /* out[0] may take the place of in[0] when that dies here                                    */
+#define TT__INPLACE1 4  /* ... of in[1]                                                                             */
+#define TT__RMW 8       /* reads and writes its outputs: optimizer steps                                            */
+#define TT__RANDOM 16   /* draws random numbers                                                                     */
+#define TT__BY_ROW(slots) ((slots) << 8) /* row r of out[0] depends on row r of these operands, and on no other. "row numbers",
+                           i32 (rows, 1): which rows of the batch these are, when not all are computed (tt__pass_rows) */
+
+#define TT__OPS(X) \
+    X(LINEAR, "linear", 4, 2, TT__GRAD | TT__BY_ROW(1 | 8))    /* x, w, [b], [residual] -> y, [pre-activation]      */ \
+    X(EMBEDDING, "embedding", 2, 1, TT__GRAD)                  /* ids, table -> y                                    */ \
+    X(LAYERNORM, "layernorm", 3, 2, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x, w, [b] -> y, (mean, 1/std)        */ \
+    X(ACTIVATION, "activation", 1, 1, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> act(x)                        */ \
+    X(ADD, "add", 2, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2)) /* a, b -> a + b                 */ \
+    X(SCALE, "scale", 1, 1, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> s x                                     */ \
+    X(DROPOUT, "dropout", 3, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__BY_ROW(1 | 2)) /* x, [residual], [row numbers] -> y */ \
+    X(ATTENTION, "attention", 5, 2, TT__GRAD | TT__RANDOM | TT__BY_ROW(1)) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
+    X(GATHER_ROWS, "gather_rows", 2, 1, TT__GRAD)              /* x, index -> y                                      */ \
+    X(MEAN_POOL, "mean_pool", 2, 1, TT__GRAD)                  /* x, seq_start -> y                                  */ \
+    X(SET_ROWS, "set_rows", 3, 1, TT__GRAD | TT__INPLACE0)     /* x, index, row -> y                                 */ \
+    X(PATCHES, "patches", 3, 1, 0)                             /* pixels, positions, seq_start -> y                  */ \
+    X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__GRAD)          /* logits, targets, [weights] -> loss, lse, counts    */ \
+    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__GRAD)/* x, target, [weights] -> loss, -, counts            */ \
+    X(CAST, "cast", 1, 1, TT__GRAD)                            /* x -> x in another dtype                            */ \
+    X(FILL, "fill", 0, 1, 0)                                   /* -> constant                                        */ \
+    X(LINEAR_DX, "linear_dx", 3, 1, 0)                         /* dy, w, [saved by act] -> dx act'                  */ \
+    X(LINEAR_DW, "linear_dw", 2, 2, 0)                         /* dy, x -> dw, [db]                                  */ \
+    X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0)       /* ids, dy -> dtable                                  */ \
+    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 3, TT__INPLACE0) /* dy, x, w, stats -> [dx], [dw], [db]           */ \
+    X(ACTIVATION_BACKWARD, "activation_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, saved -> dx              */ \
+    X(ATTENTION_BACKWARD, "attention_backward", 8, 3, 0)       /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv */ \
+    X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0)   /* dy, index -> dx                                    */ \
+    X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0)       /* dy, seq_start -> dx                                */ \
+    X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow]                       */ \
+    X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1) /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
+    X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, TT__INPLACE1) /* dloss, x, target, [weights], counts -> dx */ \
+    X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, 0)   /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
+    X(SUM_SQUARES, "sum_squares", 1, 1, 0)                     /* g -> sum of g^2                                    */ \
+    X(CLIP, "clip", 1, 1, 0)                                   /* sums of squares -> factor for all gradients        */ \
+    X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM)                  /* g, factor -> p, [momentum]                         */ \
+    X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM)                /* g, factor -> p, m, v                               */
+
+enum {
+#define TT__ENUM(OP, name, inputs, outputs, flags) TT__OP_##OP,
+    TT__OPS(TT__ENUM)
+#undef TT__ENUM
+    TT__OP_COUNT
+};
+
+typedef struct tt__run { /* the state of a run, the same for all its instructions */
+    uint64_t seed;
+    int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                                 */
+    float lr;
+    bool accumulate;
+    double loss_norm;       /* accumulate: what gradients are divided by before the number of targets is known       */
+    double loss_scale;      /* the gradient of the loss: a power of two                                              */
+} tt__run;
+
+/* Sums over the losses of a step's micro-batches so far, and what CLIP found. */
+typedef struct tt__results {
+    double loss, targets, correct;
+    float norm;             /* of the gradients, before clipping; not finite: no parameter was changed               */
+    float factor;           /* that each gradient was multiplied by                                                  */
+} tt__results;
+
+/* What a program keeps on its device from instruction to instruction beside its arena. */
+typedef struct tt__slot { tt__results results; tt__run run; } tt__slot;
+
+typedef struct tt__launch {
+    tt_context *ctx;        /* the header's own, as is the tape: backends elsewhere do not see into them              */
+    const tt_tape *tape;
+    const tt__instr *instr;
+    const tt__run *run;     /* the host's; slot->run is the same on the device                                       */
+    tt__slot *slot;
+    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
+    bool add[TT__MAX_OUT];
+    void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                           */
+    void *resident;         /* as many as the kind's `resident`, but for the slots; any instruction may use them      */
+} tt__launch;
+
+/* linear_cross_entropy works on so many rows at a time: enough that adding to the weight's gradient each time (a read and a write of it)
+   is little beside the product. Their logits are f32, and their gradients take the same place. */
+#ifndef TT__LOSS_CHUNK /* tests make both smaller */
+#define TT__LOSS_CHUNK 256
+#endif
+
+/* ---------------------------------------------------------------------------------------------- a backend's functions
+   Pointers called memory are the device's: only the backend looks into them. Everything is done in the order of the calls, and may
+   be done after they return, but for read, results and wait. Where a function fails it returns a status or NULL, and error() tells
+   why in a sentence. One thread uses a device at a time. */
+
+typedef struct tt__device tt__device; /* one that is open; what it is only its backend knows                           */
+
+typedef struct tt__backend {
+    tt__device *(*open)(tt_context *ctx, int index, char *error, size_t capacity);
+    void (*close)(tt__device *d);
+    const char *(*error)(tt__device *d);
+    void *(*allocate)(tt__device *d, size_t bytes);           /* with any contents                                      */
+    void (*release)(tt__device *d, void *memory);
+    void *(*allocate_host)(tt__device *d, size_t bytes);      /* for write                                              */
+    void (*release_host)(tt__device *d, void *host);
+    tt_status (*write)(tt__device *d, void *memory, const void *from, size_t bytes); /* `from`, of allocate_host, stays until the next wait */
+    tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
+    tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
+    tt_status (*wait)(tt__device *d);
+    tt_status (*begin)(tt__device *d, tt__slot *slot, const tt__run *run); /* before launches with other values of run    */
+    tt_status (*launch)(tt__device *d, const tt__launch *l);
+    tt_status (*collect)(tt__device *d, tt__slot *slot, const float *counts, bool first); /* adds up a loss's counts; first: of a step */
+    tt_status (*results)(tt__device *d, const tt__slot *slot, tt__results *to);
+    /* NULL, or what of it the backend has not, to follow "cannot run". Operands are at capacity, their data NULL. */
+    const char *(*refuses)(const tt__launch *l);
+} tt__backend;
+
+#if defined(TINYTRAIN_CUDA) || defined(TINYTRAIN_BACKEND)
+#ifdef __cplusplus
+extern "C" {
+#endif
+extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                                                           */
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+#endif /* TT__BACKEND_API */
+
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(TT__LANES) && !defined(TT__IMPLEMENTED)
 #define TT__IMPLEMENTED
 #define TT__IMPLEMENT /* until the end of this reading of the file */
@@ -915,6 +1093,7 @@ struct tt_context {
     const tt__isa_table *isa;
     double measured_peak;
     bool bf16_dot;
+    tt__device *devices[2];     /* by their kind, see tt__device_kinds; NULL until used                                */
     tt_param **params;
     int n_params, cap_params;
     char file_reason[256];
@@ -955,7 +1134,7 @@ const char *tt_status_name(tt_status status)
 {
     static const char *const names[] = {"TT_OK", "TT_ERR_ARGUMENT", "TT_ERR_SHAPE", "TT_ERR_MEMORY", "TT_ERR_BUDGET",
                                         "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_NUMERIC", "TT_ERR_UNSUPPORTED",
-                                        "TT_ERR_INTERNAL"};
+                                        "TT_ERR_DEVICE", "TT_ERR_INTERNAL"};
     return (unsigned)status < (unsigned)TT__COUNT(names) ? names[status] : "unknown status";
 }
 
@@ -1673,11 +1852,6 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* A row-major matrix as a kernel sees it: row r starts at element r * ld. */
-typedef struct tt__mat { void *data; tt_dtype dtype; int64_t rows, cols, ld; } tt__mat;
-
-typedef enum tt__act { TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU } tt__act;
-
 /* ============================================================================================================
    TAPE                                                                                              >>tape
    Values, instructions, the op table with its shape rules, and the functions that record ops. Uses base.
@@ -1689,9 +1863,6 @@ typedef enum tt__act { TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RE
    micro-batches, the first contribution to a parameter's gradient also adds in all micro-batches but the first
    (`add_later`).
    ============================================================================================================ */
-
-#define TT__MAX_IN 8
-#define TT__MAX_OUT 5
 
 struct tt_param {
     tt_context *ctx;
@@ -1737,38 +1908,6 @@ typedef struct tt__value {
     char name[72];
 } tt__value;
 
-/* What distinguishes two instructions of the same op. */
-typedef struct tt__attr {
-    int act;                            /* tt__act: LINEAR, ACTIVATION                                               */
-    int heads;                          /* ATTENTION                                                                 */
-    bool causal;                        /* ATTENTION                                                                 */
-    bool nesterov;                      /* SGD                                                                       */
-    int ignore_index;                   /* CROSS_ENTROPY                                                             */
-    float scale;                        /* SCALE, ATTENTION; value of FILL                                           */
-    bool loss_scale;                    /* FILL: times the run's loss scale                                          */
-    float dropout;                      /* DROPOUT, ATTENTION                                                        */
-    float eps;                          /* LAYERNORM, ADAM                                                           */
-    float smoothing;                    /* CROSS_ENTROPY                                                             */
-    float weight_decay, beta1, beta2;   /* SGD (beta1: momentum), ADAM                                               */
-    bool decoupled;                     /* ADAM: AdamW's decay                                                       */
-    float clip_norm;                    /* CLIP                                                                      */
-    tt_patch_options image;             /* PATCHES                                                                   */
-} tt__attr;
-
-typedef enum tt__phase { TT__FORWARD, TT__BACKWARD, TT__NORM, TT__UPDATE } tt__phase;
-
-typedef struct tt__instr {
-    int op;
-    int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: operand absent                                       */
-    uint32_t add, add_later;
-    tt__attr attr;
-    uint32_t random;    /* its stream of random numbers; a recomputed copy has the same                             */
-    tt__phase phase;
-    bool again;         /* a copy that recomputes                                                                   */
-    size_t workspace;   /* bytes of scratch while it runs, and their place                                          */
-    size_t workspace_place;
-} tt__instr;
-
 typedef struct tt__axis { char name[32]; int64_t capacity; } tt__axis;
 
 struct tt_tape {
@@ -1780,58 +1919,6 @@ struct tt_tape {
     size_t alignment;                               /* of storages: what the kind of device that it is compiled for wants */
     tt_status status;                               /* of the first op that failed, with its sentence                */
     char error[512];
-};
-
-/* ------------------------------------------------------------------------------------------------- the op table
-   X(OP, name, inputs, outputs, flags). OP names everything else: tt__shape_OP (here), tt__backward_OP (autodiff),
-   TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
-#define TT__GRAD 1      /* has a backward builder                                                                   */
-#define TT__INPLACE0 2  /* out[0] may take the place of in[0] when that dies here                                    */
-#define TT__INPLACE1 4  /* ... of in[1]                                                                             */
-#define TT__RMW 8       /* reads and writes its outputs: optimizer steps                                            */
-#define TT__RANDOM 16   /* draws random numbers                                                                     */
-#define TT__BY_ROW(slots) ((slots) << 8) /* row r of out[0] depends on row r of these operands, and on no other. "row numbers",
-                           i32 (rows, 1): which rows of the batch these are, when not all are computed (tt__pass_rows) */
-
-#define TT__OPS(X) \
-    X(LINEAR, "linear", 4, 2, TT__GRAD | TT__BY_ROW(1 | 8))    /* x, w, [b], [residual] -> y, [pre-activation]      */ \
-    X(EMBEDDING, "embedding", 2, 1, TT__GRAD)                  /* ids, table -> y                                    */ \
-    X(LAYERNORM, "layernorm", 3, 2, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x, w, [b] -> y, (mean, 1/std)        */ \
-    X(ACTIVATION, "activation", 1, 1, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> act(x)                        */ \
-    X(ADD, "add", 2, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2)) /* a, b -> a + b                 */ \
-    X(SCALE, "scale", 1, 1, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> s x                                     */ \
-    X(DROPOUT, "dropout", 3, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__BY_ROW(1 | 2)) /* x, [residual], [row numbers] -> y */ \
-    X(ATTENTION, "attention", 5, 2, TT__GRAD | TT__RANDOM | TT__BY_ROW(1)) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
-    X(GATHER_ROWS, "gather_rows", 2, 1, TT__GRAD)              /* x, index -> y                                      */ \
-    X(MEAN_POOL, "mean_pool", 2, 1, TT__GRAD)                  /* x, seq_start -> y                                  */ \
-    X(SET_ROWS, "set_rows", 3, 1, TT__GRAD | TT__INPLACE0)     /* x, index, row -> y                                 */ \
-    X(PATCHES, "patches", 3, 1, 0)                             /* pixels, positions, seq_start -> y                  */ \
-    X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__GRAD)          /* logits, targets, [weights] -> loss, lse, counts    */ \
-    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__GRAD)/* x, target, [weights] -> loss, -, counts            */ \
-    X(CAST, "cast", 1, 1, TT__GRAD)                            /* x -> x in another dtype                            */ \
-    X(FILL, "fill", 0, 1, 0)                                   /* -> constant                                        */ \
-    X(LINEAR_DX, "linear_dx", 3, 1, 0)                         /* dy, w, [saved by act] -> dx act'                  */ \
-    X(LINEAR_DW, "linear_dw", 2, 2, 0)                         /* dy, x -> dw, [db]                                  */ \
-    X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0)       /* ids, dy -> dtable                                  */ \
-    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 3, TT__INPLACE0) /* dy, x, w, stats -> [dx], [dw], [db]           */ \
-    X(ACTIVATION_BACKWARD, "activation_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, saved -> dx              */ \
-    X(ATTENTION_BACKWARD, "attention_backward", 8, 3, 0)       /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv */ \
-    X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0)   /* dy, index -> dx                                    */ \
-    X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0)       /* dy, seq_start -> dx                                */ \
-    X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow]                       */ \
-    X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1) /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
-    X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, TT__INPLACE1) /* dloss, x, target, [weights], counts -> dx */ \
-    X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, 0)   /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
-    X(SUM_SQUARES, "sum_squares", 1, 1, 0)                     /* g -> sum of g^2                                    */ \
-    X(CLIP, "clip", 1, 1, 0)                                   /* sums of squares -> factor for all gradients        */ \
-    X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM)                  /* g, factor -> p, [momentum]                         */ \
-    X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM)                /* g, factor -> p, m, v                               */
-
-enum {
-#define TT__ENUM(OP, name, inputs, outputs, flags) TT__OP_##OP,
-    TT__OPS(TT__ENUM)
-#undef TT__ENUM
-    TT__OP_COUNT
 };
 
 typedef struct tt__op {
@@ -2620,41 +2707,15 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     return tt__handle(tt__new_view(t, x.id, &to, 0, width, v->name));
 }
 
-/* ------------------------------------------------------------------------------------------------- launching
-   What a backend gets to run one instruction.                                                      >>backend */
-
-typedef struct tt__run { /* the state of a run, the same for all its instructions */
-    uint64_t seed;
-    int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                                 */
-    float lr;
-    bool accumulate;
-    double loss_norm;       /* accumulate: what losses are divided by before the number of targets is known ...      */
-    double grad_scale;      /* ... and the factor that update puts on gradients for it and for the loss scale        */
-    double loss_scale;      /* the gradient of the loss: a power of two                                              */
-} tt__run;
-
-typedef struct tt__launch {
-    tt_context *ctx;
-    const tt_tape *tape;
-    const tt__instr *instr;
-    const tt__run *run;
-    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
-    bool add[TT__MAX_OUT];
-    void *workspace;
-} tt__launch;
-
-/* linear_cross_entropy works on so many rows at a time: enough that adding to the weight's gradient each time (a read and a write of it)
-   is little beside the product. Their logits are f32, and their gradients take the same place. */
-#ifndef TT__LOSS_CHUNK /* tests make both smaller */
-#define TT__LOSS_CHUNK 256
-#endif
+/* ------------------------------------------------------------------------------------------------ devices */
 
 /* What a plan must know of a kind of device, whether this build can run it or not. */
 typedef struct tt__device_kind {
     const char *name;
-    bool runs;          /* this build has its kernels                                                               */
+    const tt__backend *backend; /* NULL: this build has none, and only plans                                         */
     size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                          */
     size_t resident;    /* bytes of workspace that stay between instructions and runs                                */
+    bool host;          /* its memory is the host's, and a launch is done when it returns                            */
     size_t (*workspace)(tt_context *ctx, const tt_tape *t, const tt__instr *i); /* bytes that i needs beside it, at full capacity */
 } tt__device_kind;
 
@@ -3677,6 +3738,9 @@ typedef struct tt__arena {
     int references;     /* programs, and parameters that live here                                                  */
     int programs;
     const tt__device_kind *kind;
+    tt__device *device; /* NULL until allocated                                                                     */
+    char *bounce;       /* TT__PIECE floats of host memory, on the way to or from memory that is the device's; else NULL */
+    unsigned slots;     /* bit k: slot k is in use                                                                   */
     size_t persistent, transient; /* persistent: first the kind's resident workspace                                */
     char *memory; /* NULL until allocated */
     const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's          */
@@ -3686,23 +3750,24 @@ typedef struct tt__arena {
 static void tt__arena_release(tt_context *ctx, tt__arena *a)
 {
     if (!a || --a->references > 0) return;
-    tt__free(ctx, a->memory);
+    if (a->memory) a->kind->backend->release(a->device, a->memory);
+    if (a->bounce) a->kind->backend->release_host(a->device, a->bounce);
     tt__free(ctx, a->planned);
     tt__free(ctx, a);
 }
 
 /* Holds the place (arena, offset, dtype) of a parameter: itself, or where `a` is of a kind that does not run here, and so must leave
    parameters where they are, a stand-in that a has for it. NULL: nothing does. */
-static tt_param *tt__home(tt_context *ctx, const tt__arena *a, bool runs, int param)
+static tt_param *tt__home(tt_context *ctx, const tt__arena *a, const tt__backend *backend, int param)
 {
-    if (runs) return ctx->params[param];
+    if (backend) return ctx->params[param];
     return a && param < a->n_planned ? &a->planned[param] : NULL;
 }
 
 static tt_status tt__plan_params(tt_context *ctx, tt__arena *a)
 {
     size_t had = sizeof *a->planned * (size_t)a->n_planned, wanted = sizeof *a->planned * (size_t)ctx->n_params;
-    if (a->kind->runs || wanted <= had) return TT_OK;
+    if (a->kind->backend || wanted <= had) return TT_OK;
     tt_param *planned = (tt_param *)tt__realloc(ctx, a->planned, wanted);
     if (!planned) return TT_ERR_MEMORY;
     memset((char *)planned + had, 0, wanted - had);
@@ -4311,40 +4376,6 @@ static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
     part.data = tt__at(m, first);
     part.rows = n;
     return part;
-}
-
-static tt_status tt__launch_fail(const tt__launch *l, int operand, tt_status status, const char *format, ...)
-{
-    char text[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return tt__fail(l->ctx, status, "%s: '%s' %s", tt__instr_name(l->instr), l->tape->values[l->instr->in[operand]].name, text);
-}
-
-/* Every index in [0, limit), or equal to `ignored`. */
-static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t limit, const int32_t *ignored, const char *of_what)
-{
-    const int32_t *index = (const int32_t *)l->in[operand].data;
-    for (int64_t r = 0; r < l->in[operand].rows; r++)
-        if ((index[r] < 0 || index[r] >= limit) && !(ignored && index[r] == *ignored))
-            return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "has %d in row %lld, which is not in 0..%lld (%s)", index[r], (long long)r,
-                                   (long long)(limit - 1), of_what);
-    return TT_OK;
-}
-
-/* 0 = start[0] < start[1] < ... < start[seqs] = rows. */
-static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows)
-{
-    const int32_t *start = (const int32_t *)l->in[operand].data;
-    int64_t seqs = l->in[operand].rows - 1;
-    if (start[0] != 0) return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "begins with %d; the first sequence starts at row 0", start[0]);
-    for (int64_t s = 0; s < seqs; s++)
-        if (start[s + 1] <= start[s])
-            return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "has %d after %d at %lld: sequences must have at least one row", start[s + 1], start[s], (long long)(s + 1));
-    if (start[seqs] != rows) return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
-    return TT_OK;
 }
 
 static uint64_t tt__dropout_key(const tt__launch *l)
@@ -6575,9 +6606,6 @@ TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, 
 
 TT__FN tt_status TT__K(run_ATTENTION)(const tt__launch *l)
 {
-    tt_status status = tt__check_starts(l, 3, l->in[1].rows);
-    if (status == TT_OK && l->in[4].data) status = tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from");
-    if (status != TT_OK) return status;
     tt__attention_args a = TT__K(attention_args)(l, 0, 3, 4);
     a.out = l->out[0];
     a.lse = (float *)l->out[1].data;
@@ -6703,16 +6731,14 @@ TT__FN void TT__K(gather_rows)(const tt__launch *l, int64_t from, int64_t to, fl
 
 TT__FN tt_status TT__K(run_EMBEDDING)(const tt__launch *l)
 {
-    tt_status status = tt__check_indices(l, 0, l->in[1].rows, NULL, "rows of the embedding table");
-    if (status == TT_OK) tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(gather_rows));
-    return status;
+    tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(gather_rows));
+    return TT_OK;
 }
 
 TT__FN tt_status TT__K(run_GATHER_ROWS)(const tt__launch *l)
 {
-    tt_status status = tt__check_indices(l, 1, l->in[0].rows, NULL, "rows to gather from");
-    if (status == TT_OK) tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(gather_rows));
-    return status;
+    tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(gather_rows));
+    return TT_OK;
 }
 
 TT__FN void TT__K(zero_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
@@ -6786,8 +6812,6 @@ TT__FN tt_status TT__K(run_SET_ROWS)(const tt__launch *l)
     const int32_t *index = (const int32_t *)l->in[1].data;
     int64_t n = l->out[0].cols;
     float *scratch = (float *)l->workspace;
-    tt_status status = tt__check_indices(l, 1, l->out[0].rows, NULL, "rows to set");
-    if (status != TT_OK) return status;
     if (l->in[0].data != l->out[0].data) tt__for_rows(l, l->out[0].rows, n, TT__K(copy_rows));
     for (int64_t k = 0; k < l->in[1].rows; k++) {
         const float *row = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 1));
@@ -6852,11 +6876,8 @@ TT__FN void TT__K(patches_rows)(const tt__launch *l, int64_t from, int64_t to, f
 
 TT__FN tt_status TT__K(run_PATCHES)(const tt__launch *l)
 {
-    const tt_patch_options *o = &l->instr->attr.image;
-    tt_status status = tt__check_starts(l, 2, l->out[0].rows);
-    if (status == TT_OK) status = tt__check_indices(l, 1, (int64_t)(o->height / o->patch) * (o->width / o->patch) + 1, NULL, "0 or the number of a patch");
-    if (status == TT_OK) tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(patches_rows));
-    return status;
+    tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(patches_rows));
+    return TT_OK;
 }
 
 TT__FN void TT__K(mean_pool_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
@@ -6878,9 +6899,8 @@ TT__FN void TT__K(mean_pool_rows)(const tt__launch *l, int64_t from, int64_t to,
 
 TT__FN tt_status TT__K(run_MEAN_POOL)(const tt__launch *l)
 {
-    tt_status status = tt__check_starts(l, 1, l->in[0].rows);
-    if (status == TT_OK) tt__for_chunks(l, l->out[0].rows, l->out[0].cols, 1, 0, TT__K(mean_pool_rows));
-    return status;
+    tt__for_chunks(l, l->out[0].rows, l->out[0].cols, 1, 0, TT__K(mean_pool_rows));
+    return TT_OK;
 }
 
 TT__FN void TT__K(mean_pool_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch) /* from..to: sequences */
@@ -6960,8 +6980,6 @@ TT__INLINE void TT__K(sum_losses)(const tt__launch *l, int weights, const int32_
 
 TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
 {
-    tt_status status = tt__check_indices(l, 1, l->in[0].cols, &l->instr->attr.ignore_index, "classes of the logits");
-    if (status != TT_OK) return status;
     tt__for_chunks(l, l->in[0].rows, l->in[0].cols, tt__max(1, 8192 / l->in[0].cols), tt__align_up((size_t)l->in[0].rows * 8), TT__K(cross_entropy_rows));
     TT__K(sum_losses)(l, 2, (const int32_t *)l->in[1].data);
     return TT_OK;
@@ -7014,8 +7032,6 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
     float *logits = lse + tt__align_up((size_t)chunk * 4) / 4; /* see tt__loss_bytes */
     double total = 0;
     tt__launch forward = *l, loss = *l, back = *l, part = *l;
-    tt_status status = tt__check_indices(l, 1, classes, &l->instr->attr.ignore_index, "classes of the logits");
-    if (status != TT_OK) return status;
     for (int64_t r = 0; r < rows; r++) if (targets[r] != l->instr->attr.ignore_index) total += TT__K(row_weight)(l, 2, r);
     ((float *)l->out[2].data)[1] = (float)total;
     forward.workspace = loss.workspace = back.workspace = part.workspace = (char *)l->workspace + tt__loss_bytes(rows, classes);
@@ -7182,10 +7198,12 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     const float *squares = (const float *)l->in[0].data;
     double sum = 0;
     for (int64_t k = 0; k < l->in[0].rows; k++) sum += squares[k];
-    double norm = sqrt(sum) * l->run->grad_scale, factor = l->run->grad_scale;
+    const tt__results *r = &l->slot->results;
+    double scale = (l->run->accumulate ? l->run->loss_norm / r->targets : 1) / l->run->loss_scale, norm = sqrt(sum) * scale, factor = scale;
+    if (!isfinite(r->loss) || !(r->targets > 0)) norm = NAN; /* nothing is updated */
     if (l->instr->attr.clip_norm > 0 && l->instr->attr.clip_norm < norm + 1e-6) factor *= l->instr->attr.clip_norm / (norm + 1e-6);
-    ((float *)l->out[0].data)[0] = (float)norm;
-    ((float *)l->out[0].data)[1] = (float)factor;
+    ((float *)l->out[0].data)[0] = l->slot->results.norm = (float)norm;
+    ((float *)l->out[0].data)[1] = l->slot->results.factor = (float)factor;
     return TT_OK;
 }
 
@@ -7217,7 +7235,7 @@ TT__FN void TT__K(adam_rows)(const tt__launch *l, int64_t from, int64_t to, floa
 
 TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l)
 {
-    tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(adam_rows));
+    if (isfinite(((const float *)l->in[1].data)[0])) tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(adam_rows));
     return TT_OK;
 }
 
@@ -7245,7 +7263,7 @@ TT__FN void TT__K(sgd_rows)(const tt__launch *l, int64_t from, int64_t to, float
 
 TT__FN tt_status TT__K(run_SGD)(const tt__launch *l)
 {
-    tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(sgd_rows));
+    if (isfinite(((const float *)l->in[1].data)[0])) tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(sgd_rows));
     return TT_OK;
 }
 
@@ -7284,6 +7302,130 @@ static const tt__isa_table TT__K(isa_table) = {
    PROGRAM                                                                                        >>program
    Context, parameters, tt_compile and the runs. Uses all above.
    ============================================================================================================ */
+
+/* ---------------------------------------------------------------------------------------------------- devices */
+
+/* Elements that tensors stream through between files, host and device. */
+#define TT__PIECE 16384
+
+/* The CPU's backend. Its device is the context. */
+static tt__device *tt__cpu_open(tt_context *ctx, int index, char *error, size_t capacity) { (void)index; (void)error; (void)capacity; return (tt__device *)(void *)ctx; }
+static void tt__cpu_close(tt__device *d) { (void)d; }
+static const char *tt__cpu_error(tt__device *d) { return ((tt_context *)(void *)d)->error; }
+static void *tt__cpu_allocate(tt__device *d, size_t bytes) { return tt__alloc((tt_context *)(void *)d, bytes); }
+static void tt__cpu_release(tt__device *d, void *memory) { tt__free((tt_context *)(void *)d, memory); }
+static tt_status tt__cpu_copy(tt__device *d, void *to, const void *from, size_t bytes) { (void)d; return memcpy(to, from, bytes), TT_OK; }
+static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t bytes) { (void)d; return memset(memory, byte, bytes), TT_OK; }
+static tt_status tt__cpu_wait(tt__device *d) { (void)d; return TT_OK; }
+static tt_status tt__cpu_begin(tt__device *d, tt__slot *slot, const tt__run *run) { (void)d; slot->run = *run; return TT_OK; }
+static tt_status tt__cpu_launch(tt__device *d, const tt__launch *l) { (void)d; return l->ctx->isa->run[l->instr->op](l); }
+static tt_status tt__cpu_results(tt__device *d, const tt__slot *slot, tt__results *to) { (void)d; *to = slot->results; return TT_OK; }
+static const char *tt__cpu_refuses(const tt__launch *l) { (void)l; return NULL; }
+
+static tt_status tt__cpu_collect(tt__device *d, tt__slot *slot, const float *counts, bool first)
+{
+    tt__results *r = &slot->results;
+    (void)d;
+    if (first) memset(r, 0, sizeof *r);
+    r->loss += counts[0];
+    r->targets += counts[1];
+    r->correct += counts[2];
+    return TT_OK;
+}
+
+static const tt__backend tt__cpu_backend = {
+    tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill,
+    tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, tt__cpu_refuses,
+};
+
+static const tt__device_kind tt__device_kinds[] = {
+    {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
+#ifdef TINYTRAIN_CUDA
+    {"cuda", &tt__cuda_backend, TT__CUDA_ALIGN, TT__CUDA_RESIDENT, false, tt__cuda_workspace},
+#else
+    {"cuda", NULL, TT__CUDA_ALIGN, TT__CUDA_RESIDENT, false, tt__cuda_workspace},
+#endif
+};
+
+/* The device of a kind that has a backend, opened when first asked for; NULL after tt__fail. */
+static tt__device *tt__open_device(tt_context *ctx, const tt__device_kind *kind)
+{
+    char why[512] = "no reason given";
+    tt__device **d = &ctx->devices[kind - tt__device_kinds];
+    if (!*d && !(*d = kind->backend->open(ctx, 0, why, sizeof why))) tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s", kind->name, why);
+    return *d;
+}
+
+/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
+static tt_status tt__device_status(tt_context *ctx, const tt__arena *a, tt_status status)
+{
+    if (status == TT_OK || a->kind->host) return status; /* the CPU's functions have called tt__fail */
+    return tt__fail(ctx, status, "device '%s': %s", a->kind->name, a->kind->backend->error(a->device));
+}
+
+/* Copies from and to memory of a's device, which need not be the host's. */
+static tt_status tt__read_bytes(tt_context *ctx, const tt__arena *a, void *to, const void *memory, size_t bytes)
+{
+    return tt__device_status(ctx, a, a->kind->backend->read(a->device, to, memory, bytes));
+}
+
+static tt_status tt__write_bytes(tt_context *ctx, const tt__arena *a, void *memory, const void *from, size_t bytes)
+{
+    const tt__backend *b = a->kind->backend;
+    tt_status status = TT_OK;
+    if (a->kind->host) return b->write(a->device, memory, from, bytes);
+    for (size_t done = 0, n; done < bytes && status == TT_OK; done += n) {
+        n = bytes - done < TT__PIECE * sizeof(float) ? bytes - done : TT__PIECE * sizeof(float);
+        memcpy(a->bounce, (const char *)from + done, n);
+        status = b->write(a->device, (char *)memory + done, a->bounce, n);
+        if (status == TT_OK) status = b->wait(a->device);
+    }
+    return tt__device_status(ctx, a, status);
+}
+
+/* The same, of n numbers of a dtype there and floats here. */
+static tt_status tt__read_floats(tt_context *ctx, const tt__arena *a, float *to, const void *memory, tt_dtype dtype, size_t n)
+{
+    uint16_t piece[4096];
+    tt_status status = TT_OK;
+    if (a->kind->host) { tt__convert(to, TT_F32, memory, dtype, n); return TT_OK; }
+    if (dtype == TT_F32) return tt__read_bytes(ctx, a, to, memory, n * sizeof(float));
+    for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
+        m = n - done < sizeof piece / 2 ? n - done : sizeof piece / 2;
+        status = tt__read_bytes(ctx, a, piece, (const char *)memory + 2 * done, 2 * m);
+        if (status == TT_OK) tt__convert(to + done, TT_F32, piece, dtype, m);
+    }
+    return status;
+}
+
+static tt_status tt__write_floats(tt_context *ctx, const tt__arena *a, void *memory, tt_dtype dtype, const float *from, size_t n)
+{
+    const tt__backend *b = a->kind->backend;
+    size_t item = tt_dtype_bytes(dtype);
+    tt_status status = TT_OK;
+    if (a->kind->host) { tt__convert(memory, dtype, from, TT_F32, n); return TT_OK; }
+    for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
+        m = n - done < TT__PIECE ? n - done : TT__PIECE;
+        tt__convert(a->bounce, dtype, from + done, TT_F32, m);
+        status = b->write(a->device, (char *)memory + done * item, a->bounce, m * item);
+        if (status == TT_OK) status = b->wait(a->device);
+    }
+    return tt__device_status(ctx, a, status);
+}
+
+/* NULL, after tt__fail, if there is none of that name. */
+static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name)
+{
+    char known[128];
+    tt__text text = {known, sizeof known, 0};
+    for (int k = 0; k < TT__COUNT(tt__device_kinds); k++) {
+        if (strcmp(name ? name : "cpu", tt__device_kinds[k].name) == 0) return &tt__device_kinds[k];
+        tt__print(&text, "%s%s", k ? " or " : "", tt__device_kinds[k].name);
+    }
+    tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
+    return NULL;
+}
+
 
 /* --------------------------------------------------------------------------------------------------- context */
 
@@ -7481,10 +7623,7 @@ static char *tt__param_memory(const tt_param *p) { return p->arena && p->arena->
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     const char *memory = tt__param_memory(p);
-    if (memory) {
-        tt__convert(to, TT_F32, memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, (size_t)n);
-        return TT_OK;
-    }
+    if (memory) return tt__read_floats(p->ctx, p->arena, to, memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, (size_t)n);
     if (p->read) return p->read(p->source, first, n, to);
     uint64_t key = tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
     tt__float_mode mode = tt__float_default();
@@ -7517,8 +7656,6 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-#define TT__PIECE 16384 /* elements that tensors stream through between files and memory */
-
 /* Fills p's memory; its source stays, in case another parameter fails. */
 static tt_status tt__param_fill(tt_param *p, float *piece)
 {
@@ -7532,7 +7669,7 @@ static tt_status tt__param_fill(tt_param *p, float *piece)
         status = tt__param_read(p, first, n, piece);
         p->arena = arena;
         if (status == TT_OK) status = tt__param_fits(p, piece, first, n);
-        if (status == TT_OK) tt__convert(memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, piece, TT_F32, (size_t)n);
+        if (status == TT_OK) status = tt__write_floats(p->ctx, arena, memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, piece, (size_t)n);
     }
     tt__float_restore(mode);
     return status;
@@ -7549,8 +7686,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     char *memory = tt__param_memory(p);
     if (memory) {
         tt_status status = tt__param_fits(p, values, 0, p->size);
-        if (status == TT_OK) tt__convert(memory, p->dtype, values, TT_F32, (size_t)p->size);
-        return status;
+        return status == TT_OK ? tt__write_floats(p->ctx, p->arena, memory, p->dtype, values, (size_t)p->size) : status;
     }
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -7568,30 +7704,13 @@ void tt_close(tt_context *ctx)
 {
     if (!ctx) return;
     tt__params_undo(ctx, 0);
+    for (int k = 0; k < TT__COUNT(tt__device_kinds); k++) if (ctx->devices[k]) tt__device_kinds[k].backend->close(ctx->devices[k]);
     tt__free(ctx, ctx->params);
     tt__pool_free(ctx, ctx->pool);
     if (ctx->allocated) tt__log(ctx, TT_LOG_WARNING, "close", "%zu bytes are still held: free programs, tapes and trainers before the context", ctx->allocated);
     tt_allocator allocator = ctx->options.allocator;
     pthread_mutex_destroy(&ctx->mutex);
     allocator.release(allocator.user, ctx, sizeof *ctx);
-}
-
-/* ---------------------------------------------------------------------------------------------------- devices */
-
-static const tt__device_kind tt__device_kinds[] = {{"cpu", true, TT__ALIGN, 0, tt__cpu_workspace},
-                                                   {"cuda", false, TT__CUDA_ALIGN, TT__CUDA_RESIDENT, tt__cuda_workspace}};
-
-/* NULL, after tt__fail, if there is none of that name. */
-static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name)
-{
-    char known[128];
-    tt__text text = {known, sizeof known, 0};
-    for (int k = 0; k < TT__COUNT(tt__device_kinds); k++) {
-        if (strcmp(name ? name : "cpu", tt__device_kinds[k].name) == 0) return &tt__device_kinds[k];
-        tt__print(&text, "%s%s", k ? " or " : "", tt__device_kinds[k].name);
-    }
-    tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
-    return NULL;
 }
 
 /* --------------------------------------------------------------------------------------------------- compile */
@@ -7612,12 +7731,17 @@ struct tt_program {
     bool *is_set;           /* of each input: set since the last run                                                 */
     int32_t factor, squares;/* (gradient norm, factor); squared norm of each gradient                                */
     tt__run run;
+    unsigned slot_bit;      /* of arena->slots                                                                       */
+    tt__slot host_slot, *slot; /* on the device; of the host's kind, host_slot                                         */
+    tt__results results;    /* as read last                                                                          */
+    char *staging;          /* inputs on their way to memory that is not the host's; else NULL                       */
+    size_t *staged;         /* of each input, its place there                                                        */
     bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
     bool scales;            /* the loss: run.loss_scale changes                                                      */
     int64_t good_steps, skipped; /* steps since the loss scale changed; steps without an update                       */
-    double loss_sum, targets, correct, flops;
+    double flops;
 };
 
 tt_optimizer_options tt_optimizer_options_default(void)
@@ -7714,7 +7838,10 @@ static tt_status tt__place_persistent(tt_program *p)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
-        const tt_param *home = tt__home(p->ctx, p->arena, p->kind->runs, x->param);
+        const tt_param *home = tt__home(p->ctx, p->arena, p->kind->backend, x->param);
+        if (home->arena && home->arena->kind != p->kind)
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier program has put it, and this program is for '%s'",
+                            p->ctx->params[x->param]->name, home->arena->kind->name, p->kind->name);
         if (home->arena && home->dtype != x->shape.dtype)
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier program holds it as %s: compile both "
                             "with the same precision", p->options.precision, p->ctx->params[x->param]->name, tt_dtype_name(x->shape.dtype), tt_dtype_name(home->dtype));
@@ -7722,7 +7849,7 @@ static tt_status tt__place_persistent(tt_program *p)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
         if (!x->persistent || x->base != v) continue;
-        tt_param *home = x->storage == TT__PARAMETER ? tt__home(p->ctx, p->arena, p->kind->runs, x->param) : NULL;
+        tt_param *home = x->storage == TT__PARAMETER ? tt__home(p->ctx, p->arena, p->kind->backend, x->param) : NULL;
         if (home && home->arena) continue;
         x->place = p->arena->persistent;
         p->arena->persistent += tt__arena_bytes(t, x);
@@ -7730,7 +7857,7 @@ static tt_status tt__place_persistent(tt_program *p)
             home->arena = p->arena;
             home->offset = x->place;
             home->dtype = x->shape.dtype;
-            p->arena->references += p->kind->runs;
+            p->arena->references += p->kind->backend != NULL;
         }
     }
     return TT_OK;
@@ -7741,6 +7868,8 @@ void tt_program_free(tt_program *p)
     if (!p) return;
     tt_context *ctx = p->ctx;
     tt__arena *a = p->arena;
+    if (p->staging) a->kind->backend->release_host(a->device, p->staging);
+    if (a && p->slot_bit) a->slots &= ~p->slot_bit;
     if (a && a->results_of == p) a->results_of = NULL;
     if (a && --a->programs == 0 && !a->memory) { /* never allocated: its parameters go back to having no place */
         for (int k = 0; k < ctx->n_params; k++) {
@@ -7754,6 +7883,7 @@ void tt_program_free(tt_program *p)
     tt__free(ctx, p->box);
     tt__free(ctx, p->axis_rows);
     tt__free(ctx, p->is_set);
+    tt__free(ctx, p->staged);
     tt__free(ctx, p);
 }
 
@@ -7811,6 +7941,53 @@ static tt_status tt__run_passes(tt_program *p, const tt__precision *precision, t
     return tt__verify(t, "prune");
 }
 
+/* The matrix that operand `id` is at full capacity, without data. */
+static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
+{
+    tt__mat m;
+    memset(&m, 0, sizeof m);
+    if (!id) return m;
+    m.dtype = t->values[id].shape.dtype;
+    m.rows = t->values[id].shape.rows;
+    m.cols = t->values[id].shape.cols;
+    m.ld = t->values[id].ld;
+    return m;
+}
+
+/* Slots of programs that share an arena lie at the end of its resident bytes. */
+enum { TT__SLOTS = 16, TT__SLOT_BYTES = 256 };
+
+static tt_status tt__take_slot(tt_program *p)
+{
+    int k = 0;
+    if (p->kind->host || !p->kind->backend) return TT_OK;
+    while (k < TT__SLOTS && p->arena->slots >> k & 1) k++;
+    if (k == TT__SLOTS) return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%d programs share an arena on device '%s' already, the most that can", TT__SLOTS, p->kind->name);
+    p->slot_bit = 1u << k;
+    p->arena->slots |= p->slot_bit;
+    return TT_OK;
+}
+
+/* Fails if the backend has not got an instruction. */
+static tt_status tt__refused(tt_program *p)
+{
+    tt__launch l;
+    memset(&l, 0, sizeof l);
+    l.ctx = p->ctx;
+    l.tape = p->t;
+    l.run = &p->run;
+    for (int k = 0; k < p->t->n_code && p->kind->backend; k++) {
+        const char *why;
+        l.instr = &p->t->code[k];
+        for (int j = 0; j < TT__MAX_IN; j++) l.in[j] = tt__at_capacity(p->t, l.instr->in[j]);
+        for (int j = 0; j < TT__MAX_OUT; j++) l.out[j] = tt__at_capacity(p->t, l.instr->out[j]);
+        if (!(why = p->kind->backend->refuses(&l))) continue;
+        int32_t named = l.instr->out[0] ? l.instr->out[0] : l.instr->out[1] ? l.instr->out[1] : l.instr->in[0];
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run %s, for '%s': %s", p->kind->name, tt__instr_name(l.instr), p->t->values[named].name, why);
+    }
+    return TT_OK;
+}
+
 static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
 {
     tt_context *ctx = p->ctx;
@@ -7848,14 +8025,15 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if ((status = tt__verify_places(p->t, p->box, p->n_boxes, p->transient)) != TT_OK) return status;
     p->axis_rows = (int64_t *)tt__alloc(ctx, sizeof *p->axis_rows * (size_t)p->t->n_axes);
     p->is_set = (bool *)tt__calloc(ctx, (size_t)p->t->n_values);
-    if (!p->axis_rows || !p->is_set) return TT_ERR_MEMORY;
+    p->staged = (size_t *)tt__calloc(ctx, (size_t)p->t->n_values * sizeof *p->staged);
+    if (!p->axis_rows || !p->is_set || !p->staged) return TT_ERR_MEMORY;
     for (int k = 0; k < p->t->n_axes; k++) p->axis_rows[k] = -1;
 
     tt__arena *shared = p->options.share ? p->options.share->arena : NULL;
     size_t persistent_needed = 0;
     for (int32_t v = 1; v < p->t->n_values; v++) {
         const tt__value *x = &p->t->values[v];
-        const tt_param *home = x->storage == TT__PARAMETER ? tt__home(ctx, shared, p->kind->runs, x->param) : NULL;
+        const tt_param *home = x->storage == TT__PARAMETER ? tt__home(ctx, shared, p->kind->backend, x->param) : NULL;
         if (x->persistent && x->base == v && !(home && home->arena)) persistent_needed += tt__arena_bytes(p->t, x);
     }
     bytes = p->kind->resident + persistent_needed + p->transient;
@@ -7875,6 +8053,7 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
         p->arena->persistent = p->kind->resident;
     }
     p->arena->programs++;
+    if ((status = tt__take_slot(p)) != TT_OK || (status = tt__refused(p)) != TT_OK) return status;
     if ((status = tt__plan_params(ctx, p->arena)) != TT_OK || (status = tt__place_persistent(p)) != TT_OK) return status;
     if (p->transient > p->arena->transient) p->arena->transient = p->transient;
     return TT_OK;
@@ -7888,7 +8067,6 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     p->ctx = ctx;
     p->options = o ? *o : tt_compile_options_default();
     p->run.seed = ctx->options.seed;
-    p->run.grad_scale = 1;
     p->run.accumulate = p->options.train && p->options.accumulate;
     if (tt__compile_into(p, t, root) == TT_OK) return p;
     tt_program_free(p);
@@ -8228,32 +8406,57 @@ static tt_status tt__params_ready(const tt_program *p)
     return TT_OK;
 }
 
+/* The arena's memory, with parameters filled and the other persistent bytes 0. */
+static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
+{
+    const tt__backend *b = a->kind->backend;
+    tt_status status = TT_OK;
+    if (!(a->device = tt__open_device(ctx, a->kind))) return ctx->status;
+    float *piece = (float *)tt__alloc(ctx, sizeof(float) * TT__PIECE);
+    char *memory = piece ? (char *)b->allocate(a->device, a->persistent + a->transient + !(a->persistent + a->transient)) : NULL;
+    a->bounce = memory && !a->kind->host ? (char *)b->allocate_host(a->device, sizeof(float) * TT__PIECE) : NULL;
+    if (!memory || (!a->bounce && !a->kind->host)) status = piece ? tt__device_status(ctx, a, TT_ERR_MEMORY) : TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__device_status(ctx, a, b->fill(a->device, memory, 0, a->persistent)); /* optimizer state starts at zero */
+    a->memory = memory;
+    for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
+        if (ctx->params[k]->arena == a) status = tt__param_fill(ctx->params[k], piece);
+    for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
+        if (ctx->params[k]->arena == a) tt__param_drop_source(ctx->params[k]);
+    if (status != TT_OK) {
+        if (a->bounce) b->release_host(a->device, a->bounce);
+        if (memory) b->release(a->device, memory);
+        a->memory = a->bounce = NULL;
+    }
+    tt__free(ctx, piece);
+    return status;
+}
+
 tt_status tt_allocate(tt_program *p)
 {
     tt__arena *a = p->arena;
+    size_t bytes = 0;
     if (p->ready) return TT_OK;
-    if (!p->kind->runs)
+    if (!p->kind->backend)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot run them: compile for \"cpu\" to run this one", p->kind->name);
     tt_status status = tt__params_ready(p);
+    if (status == TT_OK && !a->memory) status = tt__allocate_arena(p->ctx, a);
     if (status != TT_OK) return status;
-    if (!a->memory) {
-        float *piece = (float *)tt__alloc(p->ctx, sizeof(float) * TT__PIECE);
-        char *memory = piece ? (char *)tt__alloc(p->ctx, a->persistent + a->transient + 1) : NULL;
-        if (memory) memset(memory, 0, a->persistent); /* optimizer state starts at zero */
-        else status = TT_ERR_MEMORY;
-        a->memory = memory;
-        for (int k = 0; k < p->ctx->n_params && status == TT_OK; k++)
-            if (p->ctx->params[k]->arena == a) status = tt__param_fill(p->ctx->params[k], piece);
-        for (int k = 0; k < p->ctx->n_params && status == TT_OK; k++)
-            if (p->ctx->params[k]->arena == a) tt__param_drop_source(p->ctx->params[k]);
-        if (status != TT_OK) {
-            a->memory = NULL;
-            tt__free(p->ctx, memory);
+    p->slot = &p->host_slot;
+    if (!p->kind->host) {
+        int k = 0;
+        while (p->slot_bit >> k > 1) k++;
+        p->slot = (tt__slot *)(void *)(a->memory + p->kind->resident - (size_t)(k + 1) * TT__SLOT_BYTES);
+        for (int32_t v = 1; v < p->t->n_values; v++) {
+            const tt__value *x = &p->t->values[v];
+            if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
+            p->staged[v] = bytes;
+            bytes += tt__storage_bytes(x);
         }
-        tt__free(p->ctx, piece);
+        p->staging = bytes ? (char *)a->kind->backend->allocate_host(a->device, bytes) : NULL;
+        if (bytes && !p->staging) return tt__device_status(p->ctx, a, TT_ERR_MEMORY);
     }
-    p->ready = status == TT_OK;
-    return status;
+    p->ready = true;
+    return TT_OK;
 }
 
 /* The matrix that instruction operand `id` is in the coming run. */
@@ -8297,9 +8500,11 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
     p->is_set[v.id] = true;
     if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
     tt__mat m = tt__resolve(p, v.id);
-    memcpy(m.data, data, (size_t)rows * (size_t)m.cols * tt_dtype_bytes(m.dtype));
+    const size_t bytes = (size_t)rows * (size_t)m.cols * tt_dtype_bytes(m.dtype);
+    const char *from = p->staging ? p->staging + p->staged[v.id] : (const char *)data;
+    if (p->staging) memcpy(p->staging + p->staged[v.id], data, bytes); /* every run ends with a wait, so the last copy from there is done */
     p->arena->results_of = NULL; /* an output may have had this place */
-    return TT_OK;
+    return tt__device_status(p->ctx, p->arena, p->kind->backend->write(p->arena->device, m.data, from, bytes));
 }
 
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
@@ -8313,8 +8518,9 @@ tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
     if (!tt__is_float(m.dtype)) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name, tt_dtype_name(m.dtype));
     if (capacity < (size_t)(m.rows * m.cols))
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %lld floats, the buffer %zu", x->name, (long long)(m.rows * m.cols), capacity);
-    for (int64_t r = 0; r < m.rows; r++) tt__convert(to + r * m.cols, TT_F32, tt__at(&m, r), m.dtype, (size_t)m.cols);
-    return TT_OK;
+    tt_status status = TT_OK;
+    for (int64_t r = 0; r < m.rows && status == TT_OK; r++) status = tt__read_floats(p->ctx, p->arena, to + r * m.cols, tt__at(&m, r), m.dtype, (size_t)m.cols);
+    return status;
 }
 
 static void tt__forget_inputs(tt_program *p) { memset(p->is_set, 0, (size_t)p->t->n_values); }
@@ -8336,20 +8542,106 @@ static void tt__poison(tt_program *p, int instruction) /* what died here becomes
 {
     char *transient = p->arena->memory + p->arena->persistent;
     for (int k = 0; k < p->n_boxes; k++)
-        if (p->box[k].merged == k && p->box[k].last == instruction && instruction < p->t->n_code - 1) memset(transient + p->box[k].place, 0xff, p->box[k].bytes);
+        if (p->box[k].merged == k && p->box[k].last == instruction && instruction < p->t->n_code - 1)
+            p->kind->backend->fill(p->arena->device, transient + p->box[k].place, 0xff, p->box[k].bytes);
+}
+
+/* Input `id` as the host has it; else, on a host's device, the operand itself. */
+static tt__mat tt__on_host(const tt_program *p, int32_t id)
+{
+    tt__mat m = tt__resolve(p, id);
+    if (p->staging && id && p->t->values[id].storage == TT__INPUT) m.data = p->staging + p->staged[id];
+    return m;
+}
+
+static tt_status tt__launch_fail(const tt__launch *l, int operand, tt_status status, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return tt__fail(l->ctx, status, "%s: '%s' %s", tt__instr_name(l->instr), l->tape->values[l->instr->in[operand]].name, text);
+}
+
+/* Every index in [0, limit), or equal to `ignored`. */
+static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t limit, const int32_t *ignored, const char *of_what)
+{
+    const int32_t *index = (const int32_t *)l->in[operand].data;
+    for (int64_t r = 0; r < l->in[operand].rows; r++)
+        if ((index[r] < 0 || index[r] >= limit) && !(ignored && index[r] == *ignored))
+            return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "has %d in row %lld, which is not in 0..%lld (%s)", index[r], (long long)r,
+                                   (long long)(limit - 1), of_what);
+    return TT_OK;
+}
+
+/* 0 = start[0] < start[1] < ... < start[seqs] = rows. */
+static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows)
+{
+    const int32_t *start = (const int32_t *)l->in[operand].data;
+    int64_t seqs = l->in[operand].rows - 1;
+    if (start[0] != 0) return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "begins with %d; the first sequence starts at row 0", start[0]);
+    for (int64_t s = 0; s < seqs; s++)
+        if (start[s + 1] <= start[s])
+            return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "has %d after %d at %lld: sequences must have at least one row", start[s + 1], start[s], (long long)(s + 1));
+    if (start[seqs] != rows) return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
+    return TT_OK;
+}
+
+/* What the kernels of l rely on. */
+static tt_status tt__check_operands(const tt__launch *l)
+{
+    const tt_patch_options *image = &l->instr->attr.image;
+    const int32_t *ignored = &l->instr->attr.ignore_index;
+    tt_status status = TT_OK;
+    switch (l->instr->op) {
+    case TT__OP_EMBEDDING: return tt__check_indices(l, 0, l->in[1].rows, NULL, "rows of the embedding table");
+    case TT__OP_GATHER_ROWS: return tt__check_indices(l, 1, l->in[0].rows, NULL, "rows to gather from");
+    case TT__OP_SET_ROWS: return tt__check_indices(l, 1, l->out[0].rows, NULL, "rows to set");
+    case TT__OP_MEAN_POOL: return tt__check_starts(l, 1, l->in[0].rows);
+    case TT__OP_CROSS_ENTROPY: return tt__check_indices(l, 1, l->in[0].cols, ignored, "classes of the logits");
+    case TT__OP_LINEAR_CROSS_ENTROPY: return tt__check_indices(l, 1, l->in[3].rows, ignored, "classes of the logits");
+    case TT__OP_ATTENTION:
+        status = tt__check_starts(l, 3, l->in[1].rows);
+        return status == TT_OK && l->in[4].data ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
+    case TT__OP_PATCHES:
+        status = tt__check_starts(l, 2, l->out[0].rows);
+        if (status != TT_OK) return status;
+        return tt__check_indices(l, 1, (int64_t)(image->height / image->patch) * (image->width / image->patch) + 1, NULL, "0 or the number of a patch");
+    default: return TT_OK;
+    }
+}
+
+/* Indices and starts of sequences are inputs: before anything runs, all are as the ops that read them need them. */
+static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < p->t->n_code && status == TT_OK; k++) {
+        l->instr = &p->t->code[k];
+        if (l->instr->phase > TT__BACKWARD) break;
+        for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__on_host(p, l->instr->in[j]);
+        for (int j = 0; j < TT__MAX_OUT; j++) l->out[j] = tt__resolve(p, l->instr->out[j]);
+        status = tt__check_operands(l);
+        if (status == TT_OK) p->flops += tt__instr_flops(p->t, l->instr, l->in[0].rows, tt__attention_pairs(l));
+    }
+    return status;
 }
 
 /* Runs the instructions of the phases first..last. */
 static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
 {
+    const tt__backend *b = p->kind->backend;
     tt__launch l;
-    tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    if (first == TT__FORWARD) p->arena->results_of = NULL;
     memset(&l, 0, sizeof l);
     l.ctx = p->ctx;
     l.tape = p->t;
     l.run = &p->run;
+    l.slot = p->slot;
+    l.resident = p->arena->memory;
+    tt_status status = first == TT__FORWARD ? tt__check_inputs(p, &l) : TT_OK;
+    if (first == TT__FORWARD) p->arena->results_of = NULL;
+    if (status == TT_OK) status = tt__device_status(p->ctx, p->arena, b->begin(p->arena->device, p->slot, &p->run));
     for (int k = 0; k < p->t->n_code && status == TT_OK; k++) {
         const tt__instr *i = &p->t->code[k];
         if (i->phase < first || i->phase > last) continue;
@@ -8360,8 +8652,7 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
             l.add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
         }
         l.workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
-        status = p->ctx->isa->run[i->op](&l);
-        p->flops += tt__instr_flops(p->t, i, l.in[0].rows, tt__attention_pairs(&l));
+        status = tt__device_status(p->ctx, p->arena, b->launch(p->arena->device, &l));
         if (p->poison) tt__poison(p, k);
     }
     tt__float_restore(mode);
@@ -8370,24 +8661,30 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
 }
 
 /* Adds up loss, targets and hits of the losses of this run. */
-static void tt__collect_losses(tt_program *p)
+static tt_status tt__collect_losses(tt_program *p)
 {
-    for (int k = 0; k < p->t->n_code; k++) {
+    tt_status status = TT_OK;
+    bool first = p->run.micro == 0;
+    for (int k = 0; k < p->t->n_code && status == TT_OK; k++) {
         const tt__instr *i = &p->t->code[k];
         if (!tt__is_loss(i->op)) continue;
-        const float *counts = (const float *)tt__resolve(p, i->out[2]).data;
-        p->loss_sum += counts[0];
-        p->targets += counts[1];
-        p->correct += counts[2];
+        status = p->kind->backend->collect(p->arena->device, p->slot, (const float *)tt__resolve(p, i->out[2]).data, first);
+        first = false;
     }
+    return tt__device_status(p->ctx, p->arena, status);
+}
+
+static tt_status tt__read_results(tt_program *p)
+{
+    return tt__device_status(p->ctx, p->arena, p->kind->backend->results(p->arena->device, p->slot, &p->results));
 }
 
 static void tt__give_stats(const tt_program *p, tt_stats *stats, double norm)
 {
     if (!stats) return;
-    stats->loss = p->targets > 0 ? p->loss_sum / p->targets : 0;
-    stats->targets = p->targets;
-    stats->correct = p->correct;
+    stats->loss = p->results.targets > 0 ? p->results.loss / p->results.targets : 0;
+    stats->targets = p->results.targets;
+    stats->correct = p->results.correct;
     stats->grad_norm = norm;
     stats->flops = p->flops;
     stats->step = p->run.step;
@@ -8397,7 +8694,8 @@ static void tt__give_stats(const tt_program *p, tt_stats *stats, double norm)
 
 static void tt__begin_step(tt_program *p)
 {
-    p->loss_sum = p->targets = p->correct = p->flops = 0;
+    memset(&p->results, 0, sizeof p->results);
+    p->flops = 0;
     p->run.micro = 0;
     p->norm_known = p->micro_failed = false;
 }
@@ -8411,14 +8709,22 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
     tt__begin_step(p);
     status = tt__run_phases(p, TT__FORWARD, TT__FORWARD);
     tt__forget_inputs(p);
-    if (status != TT_OK) return status;
-    tt__collect_losses(p);
-    tt__give_stats(p, stats, 0);
-    return TT_OK;
+    if (status == TT_OK) status = tt__collect_losses(p);
+    if (status == TT_OK) status = tt__read_results(p);
+    if (status == TT_OK) tt__give_stats(p, stats, 0);
+    return status;
 }
 
-/* Forward and backward of one micro-batch. */
-static tt_status tt__micro(tt_program *p)
+static tt_status tt__check_loss(tt_program *p, int64_t micro)
+{
+    if (isfinite(p->results.loss)) return TT_OK;
+    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; nothing was updated: check the inputs, or lower the learning rate",
+                    (long long)p->run.step, (long long)micro, p->t->values[p->root].name);
+}
+
+/* Forward and backward of one micro-batch. Results that the device has yet to compute are read if the caller wants them, else not waited
+   for: a loss that is not finite shows when the step ends. */
+static tt_status tt__micro(tt_program *p, bool wanted)
 {
     if (!p->options.train) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "this program was compiled with train = false: use tt_run");
     tt_status status = tt_allocate(p);
@@ -8431,15 +8737,11 @@ static tt_status tt__micro(tt_program *p)
         p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
-    double before = p->loss_sum;
     status = tt__run_phases(p, TT__FORWARD, TT__BACKWARD);
     tt__forget_inputs(p);
-    if (status != TT_OK) return status;
-    tt__collect_losses(p);
-    if (!isfinite(p->loss_sum - before))
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; nothing was updated: check the inputs, or lower the learning rate",
-                        (long long)p->run.step, (long long)p->run.micro, p->t->values[p->root].name);
-    return TT_OK;
+    if (status == TT_OK) status = tt__collect_losses(p);
+    if (status == TT_OK && (wanted || p->kind->host)) status = tt__read_results(p);
+    return status == TT_OK ? tt__check_loss(p, p->run.micro) : status;
 }
 
 static tt_status tt__check_lr(tt_program *p, float lr)
@@ -8458,53 +8760,51 @@ static bool tt__loss_overflowed(tt_program *p)
     return true;
 }
 
-static bool tt__all_finite(const tt__mat *m)
+static bool tt__all_finite(tt_program *p, int32_t v)
 {
-    float x;
-    for (int64_t r = 0; r < m->rows; r++)
-        for (int64_t c = 0; c < m->cols; c++) {
-            tt__convert(&x, TT_F32, (char *)tt__at(m, r) + (size_t)c * tt_dtype_bytes(m->dtype), m->dtype, 1);
-            if (!isfinite(x)) return false;
+    tt__mat m = tt__resolve(p, v);
+    float x[256];
+    for (int64_t r = 0; r < m.rows; r++)
+        for (int64_t c = 0, n; c < m.cols; c += n) {
+            n = tt__min(TT__COUNT(x), m.cols - c);
+            if (tt__read_floats(p->ctx, p->arena, x, (char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype), m.dtype, (size_t)n) != TT_OK) return false;
+            for (int64_t k = 0; k < n; k++) if (!isfinite(x[k])) return false;
         }
     return true;
 }
 
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
-    if (!(p->targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing was updated", (long long)p->run.step);
     p->run.lr = lr;
-    p->run.grad_scale = (p->run.accumulate ? p->run.loss_norm / p->targets : 1) / p->run.loss_scale;
-    /* the norm first: a gradient that is not finite must not reach a parameter */
-    tt_status status = tt__run_phases(p, TT__NORM, TT__NORM);
+    tt_status status = tt__run_phases(p, TT__NORM, TT__UPDATE); /* which leaves all as it is where a loss or gradient is not finite */
+    if (status == TT_OK) status = tt__read_results(p);
     if (status != TT_OK) return status;
-    const float *squares = (const float *)tt__resolve(p, p->squares).data, *factor = (const float *)tt__resolve(p, p->factor).data;
-    if (!isfinite(factor[0])) {
+    if (!(p->results.targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing was updated", (long long)p->run.step);
+    if ((status = tt__check_loss(p, p->run.micro)) != TT_OK) return status;
+    if (!isfinite(p->results.norm)) {
         const char *lowest = p->scales ? " at the lowest loss scale" : "";
-        int slot = 0;
         if (p->scales && tt__loss_overflowed(p)) {
             tt__give_stats(p, stats, 0);
             return TT_OK;
         }
         for (int k = 0; k < p->t->n_code; k++) {
+            float square;
             if (p->t->code[k].op != TT__OP_SUM_SQUARES) continue;
-            if (!isfinite(squares[slot++])) {
-                tt__mat g = tt__resolve(p, p->t->code[k].in[0]);
-                bool finite = tt__all_finite(&g);
-                return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was updated", (long long)p->run.step,
-                                finite ? "sum of squares of the " : "", p->ctx->params[p->t->values[p->t->code[k].in[0]].param]->name,
-                                finite ? "overflows" : "is not finite", lowest);
-            }
+            if ((status = tt__read_bytes(p->ctx, p->arena, &square, tt__resolve(p, p->t->code[k].out[0]).data, sizeof square)) != TT_OK) return status;
+            if (isfinite(square)) continue;
+            bool finite = tt__all_finite(p, p->t->code[k].in[0]);
+            return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was updated", (long long)p->run.step,
+                            finite ? "sum of squares of the " : "", p->ctx->params[p->t->values[p->t->code[k].in[0]].param]->name,
+                            finite ? "overflows" : "is not finite", lowest);
         }
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was updated", (long long)p->run.step, lowest);
     }
-    float norm = factor[0];
-    if ((status = tt__run_phases(p, TT__UPDATE, TT__UPDATE)) != TT_OK) return status;
     p->run.step++;
     if (p->scales && ++p->good_steps >= p->options.loss_scale.interval) {
         p->run.loss_scale = fmin(p->run.loss_scale * p->options.loss_scale.growth, TT__LOSS_SCALE_MOST);
         p->good_steps = 0;
     }
-    tt__give_stats(p, stats, norm);
+    tt__give_stats(p, stats, p->results.norm);
     return TT_OK;
 }
 
@@ -8513,7 +8813,7 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
     tt__begin_step(p);
-    status = tt__micro(p);
+    status = tt__micro(p, false);
     return status == TT_OK ? tt__finish_step(p, lr, stats) : status;
 }
 
@@ -8522,7 +8822,7 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
     if (!p->run.accumulate) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and accumulate");
     if (p->run.micro == 0) tt__begin_step(p);
     tt_status status = p->micro_failed ? tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: tt_update ends the step without updating")
-                                       : tt__micro(p);
+                                       : tt__micro(p, stats != NULL);
     if (status != TT_OK && p->run.micro > 0) p->micro_failed = true; /* gradients may hold half of a micro-batch */
     if (status != TT_OK) return status;
     p->run.micro++;
@@ -8546,14 +8846,16 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
 {
     if (!p->run.accumulate || p->run.micro == 0)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step and tt_update of a program compiled with accumulate");
-    if (!(p->targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored or have weight 0), so there is no mean");
+    tt_status status = tt__read_results(p);
+    if (status != TT_OK) return status;
+    if (!(p->results.targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored or have weight 0), so there is no mean");
     for (int32_t v = 1; v < p->t->n_values; v++) {
         const tt__value *x = &p->t->values[v];
         if (x->storage != TT__GRADIENT || x->base != v || x->param != param->index || param->ctx != p->ctx) continue;
         tt__mat m = tt__resolve(p, v);
-        tt__convert(to, TT_F32, m.data, m.dtype, (size_t)param->size);
-        for (int64_t k = 0; k < param->size; k++) to[k] = (float)(to[k] * (p->run.loss_norm / p->targets / p->run.loss_scale));
-        return TT_OK;
+        status = tt__read_floats(p->ctx, p->arena, to, m.data, m.dtype, (size_t)param->size);
+        for (int64_t k = 0; k < param->size && status == TT_OK; k++) to[k] = (float)(to[k] * (p->run.loss_norm / p->results.targets / p->run.loss_scale));
+        return status;
     }
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this program: it is frozen or not used", param->name);
 }
@@ -10074,13 +10376,13 @@ static uint32_t tt__hash_byte(uint32_t hash, unsigned char byte) { return (hash 
 enum { TT__CLASS_OTHER = 0, TT__CLASS_SPACE, TT__CLASS_DROP, TT__CLASS_PUNCTUATION }; /* of a byte; more: a letter or digit, folded */
 
 typedef struct tt__piece { uint32_t start, bytes; bool continues; } tt__piece; /* in the file, without ## */
-typedef struct tt__slot { uint32_t hash; int32_t id; } tt__slot;              /* id -1: free */
+typedef struct tt__bucket { uint32_t hash; int32_t id; } tt__bucket;              /* id -1: free */
 
 struct tt_tokenizer {
     tt_context *ctx;
     tt__file_bytes file;    /* vocab.txt with a NUL behind each token */
     tt__piece *pieces;      /* by id */
-    tt__slot *slots;        /* open addressing, at most half full */
+    tt__bucket *slots;        /* open addressing, at most half full */
     uint32_t mask;
     int size, capacity, longest, unk, cls, sep;
     bool lowercase;
@@ -10159,14 +10461,14 @@ static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
     size_t slots = 64;
     while (slots < (size_t)k->size * 2) slots *= 2;
     k->mask = (uint32_t)(slots - 1);
-    k->slots = (tt__slot *)tt__alloc(ctx, slots * sizeof *k->slots);
+    k->slots = (tt__bucket *)tt__alloc(ctx, slots * sizeof *k->slots);
     if (!k->slots) return TT_ERR_MEMORY;
     memset(k->slots, 0xFF, slots * sizeof *k->slots);
     for (int id = 0; id < k->size; id++) { /* a token that is there twice has the id of the last, as in transformers */
         const tt__piece *piece = &k->pieces[id];
         const char *token = text + piece->start;
         uint32_t hash = tt__vocab_hash(token, piece->bytes, piece->continues);
-        tt__slot *slot = &k->slots[tt__vocab_slot(k, token, piece->bytes, piece->continues, hash)];
+        tt__bucket *slot = &k->slots[tt__vocab_slot(k, token, piece->bytes, piece->continues, hash)];
         slot->hash = hash;
         slot->id = id;
         if (piece->bytes <= TT__WORD_BYTES) k->longest = (int)tt__max(k->longest, (int64_t)piece->bytes);
@@ -13306,7 +13608,13 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     h.skipped = p->skipped;
     tt_safetensors_writer *w = tt_safetensors_begin(r->ctx, path, s.info, s.count + 1, NULL);
     status = w ? tt_safetensors_write(w, &h, sizeof h) : r->ctx->status;
-    for (int k = 0; k < s.count && status == TT_OK; k++) status = tt_safetensors_write(w, tt__resolve(p, s.value[k]).data, s.info[k + 1].bytes);
+    for (int k = 0; k < s.count && status == TT_OK; k++)
+        for (size_t done = 0, n; done < s.info[k + 1].bytes && status == TT_OK; done += n) {
+            char piece[16384];
+            n = s.info[k + 1].bytes - done < sizeof piece ? s.info[k + 1].bytes - done : sizeof piece;
+            status = tt__read_bytes(r->ctx, p->arena, piece, (const char *)tt__resolve(p, s.value[k]).data + done, n);
+            if (status == TT_OK) status = tt_safetensors_write(w, piece, n);
+        }
     if (w) {
         tt_status end = tt_safetensors_end(w);
         if (status == TT_OK) status = end;
@@ -13364,7 +13672,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     if (status == TT_OK && tt_safetensors_count(file) != s.count + 1)
         status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are trained", path, tt_safetensors_count(file), s.count + 1);
     for (int k = 0; k < s.count && status == TT_OK; k++)
-        memcpy(tt__resolve(p, s.value[k]).data, tt_safetensors_data(file, tt_safetensors_find(file, s.info[k + 1].name)), s.info[k + 1].bytes);
+        status = tt__write_bytes(r->ctx, p->arena, tt__resolve(p, s.value[k]).data, tt_safetensors_data(file, tt_safetensors_find(file, s.info[k + 1].name)), s.info[k + 1].bytes);
     if (status == TT_OK) {
         tt__state_header now = h;
         tt__state_options(&now, p, &r->options.schedule);

@@ -813,11 +813,14 @@ static const op_case cases[] = {
 /* isa: an instruction set's name, with _dot behind it for bf16 products by dot products. */
 static bool is_dot(const char *isa) { return strstr(isa, "_dot") != NULL; }
 
+/* What runs the kernels: an instruction set of the CPU, or device "cuda" of a build with that backend. */
+static bool is_cuda(const char *isa) { return strcmp(isa, "cuda") == 0; }
+
 static tt_context *open_isa(tt_context_options o, const char *isa)
 {
     char name[32];
     snprintf(name, sizeof name, "%.*s", (int)strcspn(isa, "_"), isa);
-    o.isa = name;
+    o.isa = is_cuda(isa) ? NULL : name;
     o.bf16 = is_dot(isa) ? "dot" : "convert";
     tt_context *ctx = tt_open(&o);
     if (ctx) ctx->options.isa = ctx->options.bf16 = NULL;
@@ -826,6 +829,9 @@ static tt_context *open_isa(tt_context_options o, const char *isa)
 
 static bool has_isa(const char *isa)
 {
+#ifndef TINYTRAIN_CUDA
+    if (is_cuda(isa)) return false;
+#endif
     tt_context_options o = tt_context_options_default();
     o.threads = 1;
     o.logger.log = test__no_log;
@@ -950,8 +956,9 @@ static bool check_result(tt_program *p, int at, const precision_case *precision)
     return ok;
 }
 
-static void compile_in(tt_compile_options *o, const precision_case *precision)
+static void compile_in(tt_compile_options *o, const char *isa, const precision_case *precision)
 {
+    o->device = is_cuda(isa) ? "cuda" : "cpu";
     o->precision = precision->name;
     o->residual = precision->residual;
 }
@@ -966,6 +973,9 @@ static bool fits(const op_case *c, const precision_case *precision)
     report(ok || strcmp(c->name, "gelu_tanh_very_far") == 0, "values of %g are more than f16 can hold", most);
     return ok;
 }
+
+/* TT_TEST_CASE='linear*': only these cases. */
+static bool asked_for(const op_case *c) { return !getenv("TT_TEST_CASE") || tt__match(getenv("TT_TEST_CASE"), c->name); }
 
 /* ----------------------------------------------------------------------------------------- test 1: reference */
 
@@ -982,7 +992,7 @@ static void reference_case(const op_case *c, const size_set *size, const char *i
     for (int k = 0; k < g->tape->n_code; k++) used |= g->tape->code[k].op == c->op;
     report(used, "the case does not record the op that it is for");
     o.train = o.accumulate = g->train = train;
-    compile_in(&o, precision);
+    compile_in(&o, isa, precision);
     tt_output(g->tape, g->nodes[result].t);
     evaluate();
     bool wanted = fits(c, precision);
@@ -998,10 +1008,10 @@ static void reference_case(const op_case *c, const size_set *size, const char *i
 
 static void reference(const char *isa)
 {
-    if (!has_isa(isa)) SKIP("this CPU does not have it");
+    if (!has_isa(isa)) SKIP(is_cuda(isa) ? "this build is without TINYTRAIN_CUDA" : "this CPU does not have it");
     for (int c = 0; c < CASE_COUNT; c++)
         for (int s = 0; s < SIZES; s++) {
-            if (sizes[s].only && !tt__match(sizes[s].only, cases[c].name)) continue;
+            if ((sizes[s].only && !tt__match(sizes[s].only, cases[c].name)) || !asked_for(&cases[c])) continue;
             for (int k = 0; k < PRECISIONS; k++) {
                 const precision_case *p = &precisions[k];
                 if ((is_dot(isa) && p->half != TT_BF16) || (p->halved && (sizes[s].only || (c + s) % 2))) continue;
@@ -1018,6 +1028,7 @@ TEST(reference_avx2) { reference("avx2"); }
 TEST(reference_avx512) { reference("avx512"); }
 TEST(reference_avx512_dot) { reference("avx512_dot"); }
 TEST(reference_neon) { reference("neon"); }
+TEST(reference_cuda) { reference("cuda"); }
 
 /* ------------------------------------------------------------------------------------------ test 2: gradient */
 
@@ -1168,7 +1179,7 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
     g->train = true;
     evaluate();
     bool wanted = fits(&cases[c], precision);
-    compile_in(&o, precision);
+    compile_in(&o, isa, precision);
     o.loss_scale.init = 65536;
     while (o.loss_scale.init > 1 && o.loss_scale.init * g->upstream > 256) o.loss_scale.init /= 2; /* room for the sums of the backward */
     o.accumulate = true;
@@ -1209,10 +1220,10 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
 
 static void gradient(const char *isa)
 {
-    if (!has_isa(isa)) SKIP("this CPU does not have it");
+    if (!has_isa(isa)) SKIP(is_cuda(isa) ? "this build is without TINYTRAIN_CUDA" : "this CPU does not have it");
     for (int c = 0; c < CASE_COUNT; c++)
         for (int s = 0; s < SIZES; s++) {
-            if (sizes[s].only && !tt__match(sizes[s].only, cases[c].name)) continue;
+            if ((sizes[s].only && !tt__match(sizes[s].only, cases[c].name)) || !asked_for(&cases[c])) continue;
             for (int k = 0; k < (sizes[s].only ? 1 : PRECISIONS); k++)
                 for (int mode = AS_PARAM; mode <= AS_GATHERED; mode++) {
                     const precision_case *p = &precisions[k];
@@ -1228,6 +1239,7 @@ TEST(gradient_avx2) { gradient("avx2"); }
 TEST(gradient_avx512) { gradient("avx512"); }
 TEST(gradient_avx512_dot) { gradient("avx512_dot"); }
 TEST(gradient_neon) { gradient("neon"); }
+TEST(gradient_cuda) { gradient("cuda"); }
 
 /* Every row of the op table with a backward has a case, and every row of all was run by the gradient tests. */
 TEST(every_op_has_a_case)
@@ -1445,7 +1457,7 @@ TEST(same_bits_for_any_number_of_threads)
             tt_stats stats;
             size_t n;
             tt_compile_options o = tt_compile_options_default();
-            compile_in(&o, &precisions[precision]);
+            compile_in(&o, "portable", &precisions[precision]);
             o.loss_scale.init = 256;
             o.optimizer.clip_norm = 0.5f;
             memset(&stats, 0, sizeof stats);
@@ -1479,7 +1491,7 @@ static double train_model(int precision, double first[10], int64_t *skipped)
     tt_stats stats;
     double last = 0;
     tt_compile_options o = tt_compile_options_default();
-    compile_in(&o, &precisions[precision]);
+    compile_in(&o, "portable", &precisions[precision]);
     o.loss_scale.init = 1024;
     model_open(&m, 2, 0);
     tt_program *p = tt_compile(m.t, m.loss, &o);
@@ -2162,8 +2174,8 @@ TEST(unused_inputs)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot), TEST_CASE(reference_neon),
-    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon),
+    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot), TEST_CASE(reference_neon), TEST_CASE(reference_cuda),
+    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon), TEST_CASE(gradient_cuda),
     TEST_CASE(every_op_has_a_case),
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
