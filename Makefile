@@ -68,7 +68,7 @@ GEMM_PEERS         := $(B)/gemm_openblas $(B)/gemm_onednn
 GEMM_openblas      := -DPEER_OPENBLAS -lopenblas
 GEMM_onednn        := -isystem build/venv/include -Lbuild/venv/lib -Wl,-rpath,'$(CURDIR)/build/venv/lib' -ldnnl
 GEMM_NEED_openblas := OpenBLAS (Debian: libopenblas-dev)
-GEMM_NEED_onednn   := oneDNN 3 (PyPI: onednn-devel-cpu-gomp, which make bench-peers installs; Debian from 13 on: libdnnl-dev)
+GEMM_NEED_onednn   := oneDNN 3 (PyPI: onednn-devel-cpu-gomp, which make bench-peers installs; Debian: libdnnl-dev, where it is 3)
 $(GEMM_PEERS): $(B)/gemm_%: bench/peers/gemm.c $(B)/flags
 	@if $(CC) $(GEMM_$*) -E $< > /dev/null 2>&1; then set -x; $(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $< -o $@ $(LDFLAGS) $(GEMM_$*) $(LIBS); \
 	else echo 'left out: $@ needs $(GEMM_NEED_$*)'; fi
