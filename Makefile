@@ -16,6 +16,9 @@ CHECKS   ?= $(wildcard tests/check_*.py)
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 BENCHES  := $(patsubst bench/%.c,$(B)/%,$(wildcard bench/*.c))
 MEASURED := $(addprefix $(B)/,gemm attention rows step tokenize)
+# What make bench-peers has pip install for PyTorch: a requirement and options. PyPI's torch for Linux brings CUDA (5.6 GB); PyTorch's own
+# index of CPU builds does not: TORCH='torch --index-url URL'.
+TORCH  ?= torch
 # make bench-peers LLMC=dir, a checkout of github.com/karpathy/llm.c: its CPU program too, with the flags of its Makefile.
 LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
 PROGRAMS := $(patsubst tests/%.c,$(B)/%,$(TESTS))
@@ -34,7 +37,7 @@ help:
 	@echo 'make coverage     lines of tinytrain.h that the tests run; fails below 90% (GCOV, gcc)'
 	@echo 'make bench        build the benchmarks, as $(B)/NAME, and run those that need no data; A=--json prints one object a line'
 	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with;'
-	@echo '                  LLMC=dir: also those of llm.c, from a checkout'
+	@echo '                  LLMC=dir: also those of llm.c, from a checkout; TORCH=...: what pip installs as PyTorch (torch)'
 	@echo 'make bench-programs  build what those comparisons run here, without the environment'
 	@echo 'make install      header and pkg-config file, below PREFIX ($(PREFIX)) and DESTDIR'
 	@echo 'make clean        remove $(B)'
@@ -59,6 +62,16 @@ $(BENCHES): $(B)/%: bench/%.c bench/bench.h tinytrain.h $(B)/flags
 
 $(B)/gpt2_step: bench/peers/gpt2_step.c bench/bench.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -I. $< -o $@ $(LDFLAGS) $(LIBS)
+
+# Other libraries' matrix products, where the library is: oneDNN below build/venv, or as OpenBLAS where compilers look.
+GEMM_PEERS         := $(B)/gemm_openblas $(B)/gemm_onednn
+GEMM_openblas      := -DPEER_OPENBLAS -lopenblas
+GEMM_onednn        := -isystem build/venv/include -Lbuild/venv/lib -Wl,-rpath,'$(CURDIR)/build/venv/lib' -ldnnl
+GEMM_NEED_openblas := OpenBLAS (Debian: libopenblas-dev)
+GEMM_NEED_onednn   := oneDNN 3 (PyPI: onednn-devel-cpu-gomp, which make bench-peers installs; Debian: libdnnl-dev, where it is 3)
+$(GEMM_PEERS): $(B)/gemm_%: bench/peers/gemm.c $(B)/flags
+	@if $(CC) $(GEMM_$*) -E $< > /dev/null 2>&1; then set -x; $(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $< -o $@ $(LDFLAGS) $(GEMM_$*) $(LIBS); \
+	else echo 'left out: $@ needs $(GEMM_NEED_$*)'; fi
 
 $(B)/llmc: bench/peers/llmc.c $(or $(wildcard $(LLMC)/train_gpt2.c),FORCE) $(B)/flags
 	@[ -f '$(LLMC)/train_gpt2.c' ] || { echo "LLMC='$(LLMC)': there is no train_gpt2.c; LLMC=dir names a checkout of github.com/karpathy/llm.c" >&2; exit 1; }
@@ -89,11 +102,14 @@ coverage: FORCE
 bench: $(BENCHES)
 	@for b in $(MEASURED); do echo "== $$b" >&2; $$b $(A) || exit 1; done
 
-bench-programs: $(BENCHES) $(B)/gpt2_step $(B)/distilbert_imdb
+bench-programs: $(BENCHES) $(B)/gpt2_step $(B)/distilbert_imdb $(GEMM_PEERS)
 
 bench-peers: bench-programs $(if $(LLMC),$(B)/llmc)
 	python3 -m venv build/venv
-	build/venv/bin/pip install --quiet torch transformers safetensors numpy
+	build/venv/bin/pip install --quiet $(TORCH)
+	build/venv/bin/pip install --quiet transformers safetensors numpy
+	build/venv/bin/pip install --quiet onednn-devel-cpu-gomp || echo 'PyPI has no oneDNN for this machine'
+	$(MAKE) $(B)/gemm_onednn
 	build/venv/bin/python -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)'
 
 VERSION = $(shell sed -n 's/^\#define TT_VERSION "\(.*\)"/\1/p' tinytrain.h)
