@@ -123,8 +123,10 @@ struct tt__device {
     cudaStream_t stream;    // all work, in order
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
+    struct tt_matmul_choice *choices; // TT_MATMUL_CHOICES of them, see >>matmuls
     char error[512];
 };
+enum { TT_MATMUL_CHOICES = 1024 };
 
 static tt_status tt_fail(tt__device *d, tt_status status, const char *format, ...)
 {
@@ -150,6 +152,7 @@ static void cuda_close(tt__device *d)
     if (d->stream) cudaStreamSynchronize(d->stream);
     if (d->lt) cublasLtDestroy(d->lt);
     if (d->stream) cudaStreamDestroy(d->stream);
+    free(d->choices);
     free(d);
 }
 
@@ -354,6 +357,37 @@ static inline bool tt_wide(const tt__mat *m) { return (uintptr_t)m->data % 16 ==
 
 __device__ __forceinline__ float tt_exp(float x) { return tt_exp2(x * 1.4426950408889634f); }
 
+// Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the others. Where exp or tanh have
+// run into 0 or 1, nothing is left of a product with a large x.
+__device__ __forceinline__ float tt_act(int act, float x)
+{
+    switch (act) {
+    case TT__ACT_GELU: return 0.5f * x * erfcf(-0.70710678118654752f * x);
+    case TT__ACT_GELU_TANH: return x / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))); // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u))
+    case TT__ACT_RELU: return x > 0 ? x : 0.0f;
+    case TT__ACT_TANH: return tanhf(x);
+    case TT__ACT_SILU: return x / (1 + expf(-x));
+    default: return x;
+    }
+}
+__device__ __forceinline__ float tt_act_slope(int act, float x)
+{
+    switch (act) {
+    case TT__ACT_GELU: return 0.5f * erfcf(-0.70710678118654752f * x) + x * (0.39894228040143268f * expf(-0.5f * x * x));
+    case TT__ACT_GELU_TANH: {
+        float s = 1 / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))), ds = s * (1 - s);
+        return ds > 0 ? s + x * ds * 1.5957691216057308f * (1 + 0.134145f * x * x) : s;
+    }
+    case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
+    case TT__ACT_TANH: return 1 - x * x;
+    case TT__ACT_SILU: {
+        float s = 1 / (1 + expf(-x)), ds = s * (1 - s);
+        return ds > 0 ? s + x * ds : s;
+    }
+    default: return 1;
+    }
+}
+
 // Philox4x32-10, as in tinytrain.h.
 __device__ __forceinline__ void tt_philox(const uint32_t (&counter)[4], uint64_t key, uint32_t (&out)[4])
 {
@@ -539,7 +573,7 @@ template <int GROUP> __global__ void __launch_bounds__(256) cross_entropy(tt__ma
     tt_store_partial<256>(sums, partial);
 }
 
-static cudaError_t run_CROSS_ENTROPY(tt__device *d, const tt__launch *l)
+static cudaError_t run_cross_entropy(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[0];
     const tt__attr *a = &l->instr->attr;
@@ -586,7 +620,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
 
 enum { TT_ELEMENT_BLOCKS = 4096 }; // of kernels that go through elements: enough to fill any GPU a few times
 
-static cudaError_t run_CROSS_ENTROPY_BACKWARD(tt__device *d, const tt__launch *l)
+static cudaError_t run_cross_entropy_backward(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[1], *dx = &l->out[0];
     const tt__attr *a = &l->instr->attr;
@@ -614,7 +648,7 @@ __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__m
     tt_store_partial<256>(sums, partial);
 }
 
-static cudaError_t run_MEAN_SQUARED_ERROR(tt__device *d, const tt__launch *l)
+static cudaError_t run_mean_squared_error(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *y = &l->in[1];
     const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_LOSS_BLOCKS);
@@ -642,7 +676,7 @@ __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss
     }
 }
 
-static cudaError_t run_MEAN_SQUARED_ERROR_BACKWARD(tt__device *d, const tt__launch *l)
+static cudaError_t run_mean_squared_error_backward(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
     const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_ELEMENT_BLOCKS);
@@ -655,6 +689,325 @@ static cudaError_t run_MEAN_SQUARED_ERROR_BACKWARD(tt__device *d, const tt__laun
 // ================================================================================================== attention
 
 // ================================================================================================== matmuls
+// By cuBLASLt, with its epilogues where they fit, and then a pass over the result for what they leave; where cuBLASLt has nothing (operands of
+// different dtypes) by a kernel of our own. Linear layers take x (rows, in), w (out, in), and give y (rows, out).
+
+// C = A B, A (m, k), B (k, n): element (i, j) of A at i * a_row + j * a_col. What becomes of a sum v:
+//     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
+//     C[i, j] = v + residual[i, j] + (accumulate ? C[i, j] : 0)
+struct tt_matmul {
+    int64_t m, n, k;
+    const void *a, *b;
+    tt_dtype a_type, b_type;
+    int64_t a_row, a_col, b_row, b_col;
+    tt__mat c, pre, saved, residual; // without data: absent
+    const void *bias;
+    tt_dtype bias_type;
+    int act;
+    bool accumulate;
+};
+
+__device__ __forceinline__ float tt_at(const tt__mat &m, int64_t i, int64_t j) { return tt_load_any(m.data, m.dtype, i * m.ld + j); }
+
+__device__ __forceinline__ void tt_finish(const tt_matmul &g, int64_t i, int64_t j, float v)
+{
+    if (g.bias) v += tt_load_any(g.bias, g.bias_type, j);
+    if (g.saved.data) {
+        v *= tt_act_slope(g.act, tt_at(g.saved, i, j));
+    } else if (g.act) {
+        if (g.pre.data) {
+            tt_store_any(g.pre.data, g.pre.dtype, i * g.pre.ld + j, v);
+            v = tt_at(g.pre, i, j); // as it will be read for the backward
+        }
+        v = tt_act(g.act, v);
+    }
+    if (g.residual.data) v += tt_at(g.residual, i, j);
+    if (g.accumulate) v += tt_at(g.c, i, j);
+    tt_store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
+}
+
+// Tiles of 64 x 64 by 256 threads, 4 x 4 sums each, in steps of 16. For what cuBLASLt has not: small or rare products.
+__global__ void __launch_bounds__(256) any_matmul(tt_matmul g)
+{
+    TT_SHARED(float, a, [16][68]);
+    TT_SHARED(float, b, [16][68]);
+    const int64_t tiles = (g.n + 63) / 64, i0 = (int64_t)blockIdx.x / tiles * 64, j0 = (int64_t)blockIdx.x % tiles * 64;
+    const int t = threadIdx.x, ti = t / 16 * 4, tj = t % 16 * 4;
+    float sum[4][4] = {};
+    for (int64_t k0 = 0; k0 < g.k; k0 += 16) {
+        for (int e = t; e < 1024; e += 256) {
+            int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64; // neighbours in memory to neighbouring threads
+            int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
+            a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k ? tt_load_any(g.a, g.a_type, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
+            b[kb][jb] = j0 + jb < g.n && k0 + kb < g.k ? tt_load_any(g.b, g.b_type, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
+        }
+        __syncthreads();
+        TT_UNROLL for (int k = 0; k < 16; k++) {
+            float x[4], y[4];
+            TT_UNROLL for (int r = 0; r < 4; r++) { x[r] = a[k][ti + r]; y[r] = b[k][tj + r]; }
+            TT_UNROLL for (int r = 0; r < 4; r++) {
+                TT_UNROLL for (int c = 0; c < 4; c++) sum[r][c] += x[r] * y[c];
+            }
+        }
+        __syncthreads();
+    }
+    for (int r = 0; r < 4; r++) {
+        for (int c = 0; c < 4; c++) {
+            if (i0 + ti + r < g.m && j0 + tj + c < g.n) tt_finish(g, i0 + ti + r, j0 + tj + c, sum[r][c]);
+        }
+    }
+}
+
+// What an epilogue could not do, on v in `from`, which may be C.
+__global__ void __launch_bounds__(256) finish_matmul(tt_matmul g, tt__mat from)
+{
+    for (int64_t e = (int64_t)blockIdx.x * 256 + threadIdx.x; e < g.m * g.n; e += (int64_t)gridDim.x * 256)
+        tt_finish(g, e / g.n, e % g.n, tt_at(from, e / g.n, e % g.n));
+}
+
+__global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (i < n) tt_store_any(to, to_type, i, tt_load_any(from, from_type, i));
+}
+
+enum { TT_BIAS_BYTES = 1 << 20, TT_SLOTS_BYTES = 4096 }; // of the resident bytes, beside cuBLASLt's workspace; the slots are the program's
+#define TT_RESIDENT ((size_t)32 << 20)                   // as tt__device_kinds has it
+#define TT_LT_WORKSPACE (TT_RESIDENT - TT_BIAS_BYTES - TT_SLOTS_BYTES)
+
+// The algorithm for a product of a shape, chosen by cuBLASLt when it is first met.
+struct tt_matmul_key {
+    int64_t m, n, k, lda, ldb, ldc, ldd;
+    int types, epilogue, aligned;
+};
+struct tt_matmul_choice { tt_matmul_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
+
+static int alignment_of(const void *p)
+{
+    int k = 4;
+    while (k < 256 && (uintptr_t)p % (2 * k) == 0) k *= 2;
+    return (uintptr_t)p % 4 ? 2 : k;
+}
+
+static cudaDataType_t lt_type(tt_dtype t) { return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F; }
+
+// The product (+ bias) (+ addend) by cuBLASLt; *done is false where it has no algorithm. In its column-major view this is C^T = B^T A^T.
+static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul *g, const tt__mat *to, const tt__mat *addend, const void *bias, bool *done)
+{
+    const bool b_plain = g->b_col == 1, a_plain = g->a_col == 1;
+    const int64_t b_ld = b_plain ? g->b_row : g->b_col, a_ld = a_plain ? g->a_row : g->a_col;
+    const float one = 1, zero = 0;
+    const cublasOperation_t op_b = b_plain ? CUBLAS_OP_N : CUBLAS_OP_T, op_a = a_plain ? CUBLAS_OP_N : CUBLAS_OP_T;
+    const cublasLtEpilogue_t epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const void *c = addend ? addend->data : to->data;
+    cublasLtMatmulDesc_t desc = NULL;
+    cublasLtMatrixLayout_t a = NULL, b = NULL, cl = NULL, dl = NULL;
+    cublasLtMatmulPreference_t preference = NULL;
+    tt_matmul_key key;
+    *done = false;
+    if (g->a_type != g->b_type || (to->dtype != TT_F32 && to->dtype != g->a_type) || !g->k) return cudaSuccess;
+    if (!d->choices && !(d->choices = (tt_matmul_choice *)calloc(TT_MATMUL_CHOICES, sizeof *d->choices))) return cudaErrorMemoryAllocation;
+    memset(&key, 0, sizeof key);
+    key.m = g->m; key.n = g->n; key.k = g->k;
+    key.lda = a_ld; key.ldb = b_ld; key.ldc = addend ? addend->ld : to->ld; key.ldd = to->ld;
+    key.types = (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
+    key.epilogue = (int)epilogue;
+    const int aligned[4] = {alignment_of(g->b), alignment_of(g->a), alignment_of(c), alignment_of(to->data)};
+    for (int k = 0; k < 4; k++) key.aligned = key.aligned * 256 + aligned[k] / 2;
+    uint64_t hash = 1469598103934665603u; // FNV-1a
+    for (size_t k = 0; k < sizeof key; k++) hash = (hash ^ ((const unsigned char *)&key)[k]) * 1099511628211u;
+    tt_matmul_choice *choice = &d->choices[hash % TT_MATMUL_CHOICES]; // a second shape of that place displaces the first
+    bool known = choice->used && memcmp(&choice->key, &key, sizeof key) == 0;
+    if (known && !choice->possible) return cudaSuccess;
+
+    cublasStatus_t s = cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    if (s == CUBLAS_STATUS_SUCCESS && bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&b, lt_type(g->b_type), (uint64_t)(b_plain ? g->n : g->k), (uint64_t)(b_plain ? g->k : g->n), b_ld);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&a, lt_type(g->a_type), (uint64_t)(a_plain ? g->k : g->m), (uint64_t)(a_plain ? g->m : g->k), a_ld);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&cl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, key.ldc);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&dl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, to->ld);
+    if (s == CUBLAS_STATUS_SUCCESS && !known) {
+        static const cublasLtMatmulPreferenceAttributes_t names[4] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                                                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+        cublasLtMatmulHeuristicResult_t found;
+        size_t workspace = TT_LT_WORKSPACE;
+        int count = 0;
+        s = cublasLtMatmulPreferenceCreate(&preference);
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+        for (int k = 0; k < 4 && s == CUBLAS_STATUS_SUCCESS; k++) {
+            uint32_t bytes = (uint32_t)aligned[k];
+            s = cublasLtMatmulPreferenceSetAttribute(preference, names[k], &bytes, sizeof bytes);
+        }
+        if (s == CUBLAS_STATUS_SUCCESS) {
+            cublasStatus_t none = cublasLtMatmulAlgoGetHeuristic(d->lt, desc, b, a, cl, dl, preference, 1, &found, &count);
+            choice->key = key;
+            choice->used = true;
+            choice->possible = none == CUBLAS_STATUS_SUCCESS && count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
+            if (choice->possible) choice->algo = found.algo;
+        }
+    }
+    if (s == CUBLAS_STATUS_SUCCESS && choice->possible) {
+        s = cublasLtMatmul(d->lt, desc, &one, g->b, b, g->a, a, addend ? &one : &zero, c, cl, to->data, dl, &choice->algo, l->resident, TT_LT_WORKSPACE, d->stream);
+        *done = s == CUBLAS_STATUS_SUCCESS;
+    }
+    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+    if (dl) cublasLtMatrixLayoutDestroy(dl);
+    if (cl) cublasLtMatrixLayoutDestroy(cl);
+    if (a) cublasLtMatrixLayoutDestroy(a);
+    if (b) cublasLtMatrixLayoutDestroy(b);
+    if (desc) cublasLtMatmulDescDestroy(desc);
+    if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
+    tt_fail(d, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m, (long long)g->n, (long long)g->k, (int)s);
+    return cudaErrorUnknown;
+}
+
+static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g)
+{
+    const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
+    tt__mat to = passes && g->pre.data ? g->pre : g->c;
+    const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual : NULL;
+    const void *bias = g->bias;
+    cudaError_t e = cudaSuccess;
+    bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) && !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
+    if (g->m <= 0 || g->n <= 0) return cudaSuccess;
+    if (fits && bias && g->bias_type != to.dtype) {
+        if ((size_t)g->n * tt_dtype_bytes(to.dtype) <= TT_BIAS_BYTES) {
+            void *copy = (char *)l->resident + TT_LT_WORKSPACE;
+            e = TT_LAUNCH(cast_bias, tt_blocks(g->n, 256), 256, 0, d->stream, copy, to.dtype, bias, g->bias_type, g->n);
+            bias = copy;
+        } else {
+            fits = false;
+        }
+    }
+    if (fits && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, bias, &done);
+    if (e != cudaSuccess) return e;
+    if (!done) {
+        int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
+        return TT_LAUNCH(any_matmul, (unsigned)tiles, 256, 0, d->stream, *g);
+    }
+    if (!passes) return cudaSuccess;
+    tt_matmul rest = *g;
+    rest.bias = rest.pre.data = NULL;
+    int64_t blocks = (g->m * g->n + 1023) / 1024;
+    return TT_LAUNCH(finish_matmul, (unsigned)(blocks < 65536 ? blocks : 65536), 256, 0, d->stream, rest, to);
+}
+
+static tt_matmul linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
+{
+    tt_matmul g;
+    memset(&g, 0, sizeof g);
+    g.m = x->rows; g.n = w->rows; g.k = x->cols;
+    g.a = x->data; g.a_type = x->dtype; g.a_row = x->ld; g.a_col = 1;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = 1; g.b_col = w->ld;
+    g.c = *y;
+    g.bias = b->data; g.bias_type = b->dtype;
+    return g;
+}
+
+static tt_matmul linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
+{
+    tt_matmul g;
+    memset(&g, 0, sizeof g);
+    g.m = dy->rows; g.n = w->cols; g.k = dy->cols;
+    g.a = dy->data; g.a_type = dy->dtype; g.a_row = dy->ld; g.a_col = 1;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1;
+    g.c = *dx;
+    g.accumulate = add;
+    return g;
+}
+
+static cudaError_t tt_linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
+{
+    tt_matmul g = linear_of(x, w, b, y);
+    return matmul(d, l, &g);
+}
+
+static cudaError_t tt_linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
+{
+    tt_matmul g = linear_dx_of(dy, w, dx, add);
+    return matmul(d, l, &g);
+}
+
+// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of up to TT_SUM_CHUNKS chunks of rows, then over the chunks. Moves one
+// read of dy. Blocks of 32 columns by 8 rows.
+enum { TT_SUM_CHUNKS = 64 };
+__global__ void __launch_bounds__(256) column_sums(float *partial, tt__mat dy, int64_t rows_per_chunk)
+{
+    TT_SHARED(float, part, [8][33]);
+    const int64_t j = (int64_t)blockIdx.x * 32 + threadIdx.x % 32, from = blockIdx.y * rows_per_chunk;
+    const int64_t to = from + rows_per_chunk < dy.rows ? from + rows_per_chunk : dy.rows;
+    float sum = 0;
+    if (j < dy.cols) {
+        for (int64_t r = from + threadIdx.x / 32; r < to; r += 8) sum += tt_at(dy, r, j);
+    }
+    part[threadIdx.x / 32][threadIdx.x % 32] = sum;
+    __syncthreads();
+    if (threadIdx.x < 32 && j < dy.cols) {
+        for (int k = 1; k < 8; k++) sum += part[k][threadIdx.x];
+        partial[blockIdx.y * dy.cols + j] = sum;
+    }
+}
+
+__global__ void __launch_bounds__(256) finish_column_sums(tt__mat to, const float *partial, int64_t chunks, bool add)
+{
+    int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    float sum = 0;
+    if (j >= to.cols) return;
+    for (int64_t c = 0; c < chunks; c++) sum += partial[c * to.cols + j];
+    tt_store_any(to.data, to.dtype, j, add ? sum + tt_load_any(to.data, to.dtype, j) : sum);
+}
+
+static cudaError_t tt_column_sums(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
+{
+    float *partial = (float *)l->resident;
+    int64_t chunks = (dy->rows + 63) / 64, most = (int64_t)(TT_LT_WORKSPACE / 4) / dy->cols;
+    if (chunks > TT_SUM_CHUNKS) chunks = TT_SUM_CHUNKS;
+    if (chunks > most) chunks = most;
+    int64_t rows = (dy->rows + chunks - 1) / chunks;
+    chunks = (dy->rows + rows - 1) / rows;
+    cudaError_t e = TT_LAUNCH(column_sums, dim3(tt_blocks(dy->cols, 32), (unsigned)chunks), 256, 0, d->stream, partial, *dy, rows);
+    if (e == cudaSuccess) e = TT_LAUNCH(finish_column_sums, tt_blocks(dy->cols, 256), 256, 0, d->stream, *to, partial, chunks, add);
+    return e;
+}
+
+static cudaError_t tt_linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
+{
+    tt_matmul g;
+    memset(&g, 0, sizeof g);
+    g.m = dy->cols; g.n = x->cols; g.k = dy->rows;
+    g.a = dy->data; g.a_type = dy->dtype; g.a_row = 1; g.a_col = dy->ld;
+    g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
+    g.c = *dw;
+    g.accumulate = add_w;
+    cudaError_t e = dw->data ? matmul(d, l, &g) : cudaSuccess;
+    return e == cudaSuccess && db->data ? tt_column_sums(d, l, dy, db, add_b) : e;
+}
+
+static cudaError_t run_linear(tt__device *d, const tt__launch *l)
+{
+    tt_matmul g = linear_of(&l->in[0], &l->in[1], &l->in[2], &l->out[0]);
+    g.act = l->instr->attr.act;
+    g.pre = l->out[1];
+    g.residual = l->in[3];
+    g.accumulate = l->add[0];
+    return matmul(d, l, &g);
+}
+
+static cudaError_t run_linear_dx(tt__device *d, const tt__launch *l)
+{
+    tt_matmul g = linear_dx_of(&l->in[0], &l->in[1], &l->out[0], l->add[0]);
+    g.act = l->instr->attr.act;
+    g.saved = l->in[2];
+    return matmul(d, l, &g);
+}
+
+static cudaError_t run_linear_dw(tt__device *d, const tt__launch *l)
+{
+    return tt_linear_dw(d, l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
+}
 
 // ================================================================================================== table
 
@@ -663,10 +1016,13 @@ typedef cudaError_t (*tt_run_fn)(tt__device *d, const tt__launch *l);
 static tt_run_fn kernels_of(int op) // NULL: there are none
 {
     switch (op) {
-    case TT__OP_CROSS_ENTROPY: return run_CROSS_ENTROPY;
-    case TT__OP_MEAN_SQUARED_ERROR: return run_MEAN_SQUARED_ERROR;
-    case TT__OP_CROSS_ENTROPY_BACKWARD: return run_CROSS_ENTROPY_BACKWARD;
-    case TT__OP_MEAN_SQUARED_ERROR_BACKWARD: return run_MEAN_SQUARED_ERROR_BACKWARD;
+    case TT__OP_CROSS_ENTROPY: return run_cross_entropy;
+    case TT__OP_MEAN_SQUARED_ERROR: return run_mean_squared_error;
+    case TT__OP_CROSS_ENTROPY_BACKWARD: return run_cross_entropy_backward;
+    case TT__OP_MEAN_SQUARED_ERROR_BACKWARD: return run_mean_squared_error_backward;
+    case TT__OP_LINEAR: return run_linear;
+    case TT__OP_LINEAR_DX: return run_linear_dx;
+    case TT__OP_LINEAR_DW: return run_linear_dw;
     default: return NULL;
     }
 }

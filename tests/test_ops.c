@@ -15,6 +15,9 @@
 #define TT__LOSS_WHOLE 0
 #include "tinytrain.h"
 #include "test.h"
+#ifdef TT_EMULATE
+#include "emu_control.h"
+#endif
 #undef I /* of complex.h, which some <cblas.h> include */
 
 #define FORWARD_F32 2e-6
@@ -851,6 +854,10 @@ static void net_open(net *to, const op_case *c, const size_set *size, const char
     o.verify = true;
     o.logger.log = test__no_log;
     g->seed = o.seed;
+#ifdef TT_EMULATE /* a new device in each case, with another order of all that CUDA leaves open */
+    static uint64_t seed;
+    if (is_cuda(isa)) emu_configure(1, (size_t)128 << 20, 1, ++seed);
+#endif
     g->ctx = open_isa(o, isa);
     g->tape = tt_tape_new(g->ctx);
     g->size = size;
@@ -868,11 +875,17 @@ static void net_open(net *to, const op_case *c, const size_set *size, const char
     g->random = tt__hash(c->name) ^ tt__hash(size->name) ^ (uint64_t)mode;
 }
 
+static bool report(bool ok, const char *format, ...);
+
 static void net_close(void)
 {
     for (int k = 1; k <= g->n; k++) { free(g->nodes[k].v); free(g->nodes[k].index); free(g->nodes[k].bytes); }
     tt_tape_free(g->tape);
     tt_close(g->ctx);
+#ifdef TT_EMULATE
+    char left[256] = "";
+    if (emu_live_objects(left, sizeof left)) report(false, "left on the device: %s", left);
+#endif
 }
 
 static void evaluate(void)
