@@ -306,6 +306,57 @@ __device__ __forceinline__ void tt_store_any(void *p, tt_dtype dtype, int64_t i,
     else ((f16 *)p)[i] = tt_round<f16>(x);
 }
 
+// Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says that p is one of 16 bytes.
+__device__ __forceinline__ void tt_load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, float absent = 0)
+{
+    if (!wide || left < 8) {
+        TT_UNROLL for (int k = 0; k < 8; k++) x[k] = k < left ? tt_load_any(p, dtype, i + k) : absent;
+    } else if (dtype == TT_F32) {
+        const float4 a = ((const float4 *)p)[i / 4], b = ((const float4 *)p)[i / 4 + 1];
+        x[0] = a.x; x[1] = a.y; x[2] = a.z; x[3] = a.w; x[4] = b.x; x[5] = b.y; x[6] = b.z; x[7] = b.w;
+    } else {
+        const uint4 q = ((const uint4 *)p)[i / 8];
+        const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+        TT_UNROLL for (int k = 0; k < 8; k++) {
+            const unsigned short h = (unsigned short)(words[k / 2] >> (k % 2 * 16));
+            x[k] = dtype == TT_BF16 ? tt_float(__ushort_as_bfloat16(h)) : tt_float(__ushort_as_half(h));
+        }
+    }
+}
+
+// The same for the bits of 16-bit numbers.
+__device__ __forceinline__ void tt_store8_bits(void *p, int64_t i, int64_t left, bool wide, const uint32_t (&h)[8])
+{
+    if (!wide || left < 8) {
+        TT_UNROLL for (int k = 0; k < 8; k++) if (k < left) ((uint16_t *)p)[i + k] = (uint16_t)h[k];
+    } else {
+        ((uint4 *)p)[i / 8] = make_uint4(h[0] | h[1] << 16, h[2] | h[3] << 16, h[4] | h[5] << 16, h[6] | h[7] << 16);
+    }
+}
+
+__device__ __forceinline__ void tt_store8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, const float (&x)[8])
+{
+    uint32_t h[8];
+    if (dtype == TT_F32) {
+        if (wide && left >= 8) {
+            ((float4 *)p)[i / 4] = make_float4(x[0], x[1], x[2], x[3]);
+            ((float4 *)p)[i / 4 + 1] = make_float4(x[4], x[5], x[6], x[7]);
+        } else {
+            TT_UNROLL for (int k = 0; k < 8; k++) if (k < left) ((float *)p)[i + k] = x[k];
+        }
+        return;
+    }
+    TT_UNROLL for (int k = 0; k < 8; k++) h[k] = dtype == TT_BF16 ? __bfloat16_as_ushort(tt_round<bf16>(x[k])) : __half_as_ushort(tt_round<f16>(x[k]));
+    tt_store8_bits(p, i, left, wide, h);
+}
+
+__device__ __forceinline__ void *tt_row(const tt__mat &m, int64_t r) { return (char *)m.data + r * m.ld * (m.dtype == TT_F32 ? 4 : 2); }
+
+// Whether every row of m begins at a multiple of 16 bytes.
+static inline bool tt_wide(const tt__mat *m) { return (uintptr_t)m->data % 16 == 0 && (m->rows < 2 || m->ld * (m->dtype == TT_F32 ? 4 : 2) % 16 == 0); }
+
+__device__ __forceinline__ float tt_exp(float x) { return tt_exp2(x * 1.4426950408889634f); }
+
 // Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the others. Where exp or tanh have
 // run into 0 or 1, nothing is left of a product with a large x.
 __device__ __forceinline__ float tt_act(int act, float x)
@@ -384,12 +435,254 @@ template <int THREADS> __device__ __forceinline__ float tt_block_sum(float v)
     return sum;
 }
 
+static inline int64_t tt_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline unsigned tt_blocks(int64_t n, int64_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
 
 // ================================================================================================== rows
 // Ops that work row by row or element by element.
 
 // ================================================================================================== losses
+// counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
+
+enum { TT_LOSS_BLOCKS = 1024 }; // at most; each leaves one partial sum in the resident workspace
+
+struct tt_loss_sums { double loss, weight, right; };
+
+// The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
+template <int THREADS> __device__ __forceinline__ double tt_block_sum(double v)
+{
+    TT_SHARED(double, part, [THREADS / 32]);
+    TT_UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
+    __syncthreads(); // an earlier call may still be read
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    double sum = 0;
+    TT_UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
+    return sum;
+}
+
+__device__ __forceinline__ float tt_row_weight(const tt__mat &weights, int64_t r)
+{
+    return weights.data ? tt_load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
+}
+
+// What a row's gradient is multiplied by: upstream gradient / number of targets.
+__device__ __forceinline__ float tt_loss_factor(const tt__run *run, const float *dloss, const float *counts)
+{
+    double norm = run->accumulate ? run->loss_norm : counts[1];
+    return norm > 0 ? (float)(*dloss / norm) : 0.0f;
+}
+
+template <int THREADS> __device__ __forceinline__ void tt_store_counts(tt_loss_sums sums, float *counts, float *loss)
+{
+    sums.loss = tt_block_sum<THREADS>(sums.loss);
+    sums.weight = tt_block_sum<THREADS>(sums.weight);
+    sums.right = tt_block_sum<THREADS>(sums.right);
+    if (threadIdx.x) return;
+    counts[0] = (float)sums.loss; counts[1] = (float)sums.weight; counts[2] = (float)sums.right; counts[3] = 0;
+    *loss = (float)(sums.loss / sums.weight);
+}
+
+template <int THREADS> __device__ __forceinline__ void tt_store_partial(tt_loss_sums sums, tt_loss_sums *partial)
+{
+    sums.loss = tt_block_sum<THREADS>(sums.loss);
+    sums.weight = tt_block_sum<THREADS>(sums.weight);
+    sums.right = tt_block_sum<THREADS>(sums.right);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sums;
+}
+
+__global__ void __launch_bounds__(256) loss_counts(const tt_loss_sums *partial, int n, float *counts, float *loss)
+{
+    tt_loss_sums sums = {0, 0, 0};
+    for (int k = (int)threadIdx.x; k < n; k += 256) {
+        sums.loss += partial[k].loss;
+        sums.weight += partial[k].weight;
+        sums.right += partial[k].right;
+    }
+    tt_store_counts<256>(sums, counts, loss);
+}
+
+// What a row's logits say; the same in every thread that works on it.
+struct tt_row_loss { float lse, loss; bool right; };
+
+// Of a row of n logits, by a warp or by a block of THREADS; target -1: only lse is wanted. The sum of exponentials is kept relative to the
+// greatest logit so far (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018), so that one pass is enough. `cache`, in
+// shared memory and a multiple of 8 long, gets the logits; each thread reads what it wrote itself.
+template <int THREADS> __device__ __forceinline__ tt_row_loss tt_row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide, int64_t target,
+                                                                                   float smoothing, float *cache)
+{
+    const int thread = (int)threadIdx.x % THREADS;
+    const float own = target >= 0 ? tt_load_any(x, dtype, target) : 0;
+    float m = -INFINITY, s = 0, sx = 0;
+    bool right = own == own; // the first of those that are greatest, as argmax
+    for (int64_t c = 8 * thread; c < n; c += 8 * THREADS) {
+        float v[8], top, some = 0;
+        tt_load8(v, x, dtype, c, n - c, wide, -INFINITY);
+        if (cache) tt_store8(cache, TT_F32, c, 8, true, v);
+        top = fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7])));
+        const float to = fmaxf(m, top), base = to == -INFINITY ? 0 : to;
+        TT_UNROLL for (int k = 0; k < 8; k++) some += tt_exp(v[k] - base);
+        s = s * tt_exp(m - base) + some;
+        m = to;
+        if (smoothing > 0) TT_UNROLL for (int k = 0; k < 8; k++) sx += c + k < n ? v[k] : 0;
+        if (target >= c + 8) right &= !(top >= own);
+        else if (target < c) right &= !(top > own);
+        else TT_UNROLL for (int k = 0; k < 8; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
+    }
+    float warp_top = tt_warp_max(m), base = warp_top == -INFINITY ? 0 : warp_top;
+    s = tt_warp_sum(s * tt_exp(m - base));
+    sx = tt_warp_sum(sx);
+    right = __all_sync(0xffffffffu, right);
+    m = warp_top;
+    if (THREADS > 32) {
+        TT_SHARED(float4, part, [(THREADS + 31) / 32]);
+        __syncthreads(); // those of the last row may still be read
+        if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
+        __syncthreads();
+        for (int k = 0; k < THREADS / 32; k++) m = fmaxf(m, part[k].x);
+        base = m == -INFINITY ? 0 : m;
+        s = sx = 0;
+        right = true;
+        for (int k = 0; k < THREADS / 32; k++) {
+            s += part[k].y * tt_exp(part[k].x - base);
+            sx += part[k].z;
+            right &= part[k].w != 0;
+        }
+    }
+    const float log_s = logf(s);
+    return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
+}
+
+// Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for many.
+template <int GROUP> __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights, tt__mat lse, int ignore, float smoothing,
+                                                                          bool wide, tt_loss_sums *partial)
+{
+    const int64_t groups = 256 / GROUP;
+    tt_loss_sums sums = {0, 0, 0};
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
+        const int32_t target = targets[r];
+        const tt_row_loss row = tt_row_cross_entropy<GROUP>(tt_row(x, r), x.dtype, x.cols, wide, target == ignore ? -1 : target, smoothing, NULL);
+        if (threadIdx.x % GROUP) continue;
+        ((float *)lse.data)[r * lse.ld] = row.lse;
+        if (target == ignore) continue;
+        const double w = tt_row_weight(weights, r);
+        sums.loss += w * row.loss;
+        sums.weight += w;
+        sums.right += row.right ? w : 0;
+    }
+    tt_store_partial<256>(sums, partial);
+}
+
+static cudaError_t run_cross_entropy(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0];
+    const tt__attr *a = &l->instr->attr;
+    const bool many = x->cols > 2048;
+    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows, many ? 1 : 8), TT_LOSS_BLOCKS);
+    tt_loss_sums *partial = (tt_loss_sums *)l->resident;
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    cudaError_t e = many ? TT_LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, tt_wide(x), partial)
+                         : TT_LAUNCH((cross_entropy<32>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, tt_wide(x), partial);
+    if (e != cudaSuccess) return e;
+    return TT_LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data, (float *)l->out[0].data);
+}
+
+// Gradient of eight logits from column c on: (softmax - target) w, where the target has 1 - smoothing more than the smoothing / n of all.
+__device__ __forceinline__ void tt_cross_entropy_gradient(float (&x)[8], int64_t c, int64_t n, int64_t target, float lse, float smoothing, float w)
+{
+    TT_UNROLL for (int k = 0; k < 8; k++) {
+        x[k] = (tt_exp(x[k] - lse) - smoothing / (float)n) * w;
+        if (c + k == target) x[k] -= (1 - smoothing) * w;
+    }
+}
+
+// dx (rows, n) [+]= ...: x and dx cross memory once. A thread does eight elements of a row at a time.
+__global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x, const int32_t *targets, tt__mat weights, tt__mat lse, const float *counts,
+                                                              tt__mat dx, bool add, int ignore, float smoothing, bool wide, const tt__run *run)
+{
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = tt_loss_factor(run, dloss, counts);
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const int32_t target = targets[r];
+        float v[8] = {0}, old[8];
+        if (target != ignore) {
+            tt_load8(v, tt_row(x, r), x.dtype, c, n - c, wide);
+            tt_cross_entropy_gradient(v, c, n, target, ((const float *)lse.data)[r * lse.ld], smoothing, factor * tt_row_weight(weights, r));
+        }
+        if (add) {
+            tt_load8(old, tt_row(dx, r), dx.dtype, c, n - c, wide);
+            TT_UNROLL for (int k = 0; k < 8; k++) v[k] += old[k];
+        }
+        tt_store8(tt_row(dx, r), dx.dtype, c, n - c, wide, v);
+    }
+}
+
+enum { TT_ELEMENT_BLOCKS = 4096 }; // of kernels that go through elements: enough to fill any GPU a few times
+
+static cudaError_t run_cross_entropy_backward(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[1], *dx = &l->out[0];
+    const tt__attr *a = &l->instr->attr;
+    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_ELEMENT_BLOCKS);
+    return TT_LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, (const int32_t *)l->in[2].data, l->in[3], l->in[4],
+                     (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing, tt_wide(x) && tt_wide(dx), &l->slot->run);
+}
+
+// Sum over x, y (rows, n) of w (x - y)^2 / n; x and y cross memory once.
+__global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide, tt_loss_sums *partial)
+{
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    tt_loss_sums sums = {0, 0, 0};
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const double w = tt_row_weight(weights, r);
+        float a[8], b[8], s = 0;
+        tt_load8(a, tt_row(x, r), x.dtype, c, n - c, wide);
+        tt_load8(b, tt_row(y, r), y.dtype, c, n - c, wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) s += (a[k] - b[k]) * (a[k] - b[k]);
+        sums.loss += w * s;
+        if (c == 0) sums.weight += w;
+    }
+    sums.loss /= (double)n;
+    tt_store_partial<256>(sums, partial);
+}
+
+static cudaError_t run_mean_squared_error(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *y = &l->in[1];
+    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_LOSS_BLOCKS);
+    tt_loss_sums *partial = (tt_loss_sums *)l->resident;
+    cudaError_t e = TT_LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2], tt_wide(x) && tt_wide(y), partial);
+    if (e != cudaSuccess) return e;
+    return TT_LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data, (float *)l->out[0].data);
+}
+
+// dx [+]= 2 w (x - y) / n; x, y and dx cross memory once.
+__global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y, tt__mat weights, const float *counts, tt__mat dx, bool add,
+                                                              bool wide, const tt__run *run)
+{
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = tt_loss_factor(run, dloss, counts);
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const float w = 2 * factor * tt_row_weight(weights, r) / (float)n;
+        float a[8], b[8], old[8] = {0};
+        tt_load8(a, tt_row(x, r), x.dtype, c, n - c, wide);
+        tt_load8(b, tt_row(y, r), y.dtype, c, n - c, wide);
+        if (add) tt_load8(old, tt_row(dx, r), dx.dtype, c, n - c, wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) a[k] = (a[k] - b[k]) * w + old[k];
+        tt_store8(tt_row(dx, r), dx.dtype, c, n - c, wide, a);
+    }
+}
+
+static cudaError_t run_mean_squared_error_backward(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
+    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_ELEMENT_BLOCKS);
+    return TT_LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y, l->in[3], (const float *)l->in[4].data, *dx, l->add[0],
+                     tt_wide(x) && tt_wide(y) && tt_wide(dx), &l->slot->run);
+}
 
 // ================================================================================================== optimizers
 
@@ -723,6 +1016,10 @@ typedef cudaError_t (*tt_run_fn)(tt__device *d, const tt__launch *l);
 static tt_run_fn kernels_of(int op) // NULL: there are none
 {
     switch (op) {
+    case TT__OP_CROSS_ENTROPY: return run_cross_entropy;
+    case TT__OP_MEAN_SQUARED_ERROR: return run_mean_squared_error;
+    case TT__OP_CROSS_ENTROPY_BACKWARD: return run_cross_entropy_backward;
+    case TT__OP_MEAN_SQUARED_ERROR_BACKWARD: return run_mean_squared_error_backward;
     case TT__OP_LINEAR: return run_linear;
     case TT__OP_LINEAR_DX: return run_linear_dx;
     case TT__OP_LINEAR_DW: return run_linear_dw;
