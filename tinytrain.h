@@ -374,7 +374,8 @@ typedef struct tt_compile_options {
     bool accumulate;                /* steps of several micro-batches: gradients persist between them. Default false  */
     tt_optimizer_options optimizer;
     size_t memory_budget;           /* bytes; tt_compile fails with TT_ERR_BUDGET if the plan needs more. 0: no limit  */
-    const char *device;             /* kind of device: "cpu" (also NULL, the default) or "cuda". A program for one that this build
+    const char *device;             /* kind of device: "cpu" or "cuda"; NULL, the default: what the environment's TINYTRAIN_DEVICE says,
+                                       else "cpu". A program for one that this build
                                        cannot run is there to be planned: it takes no part of the parameters' memory, its plan
                                        counts them whole, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED */
     tt_program *share;              /* a program that never runs at the same time: use its arena. Of the same device. Default NULL */
@@ -7491,8 +7492,9 @@ static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name)
 {
     char known[128];
     tt__text text = {known, sizeof known, 0};
+    if (!name) name = getenv("TINYTRAIN_DEVICE");
     for (int k = 0; k < TT__COUNT(tt__device_kinds); k++) {
-        if (strcmp(name ? name : "cpu", tt__device_kinds[k].name) == 0) return &tt__device_kinds[k];
+        if (strcmp(name && *name ? name : "cpu", tt__device_kinds[k].name) == 0) return &tt__device_kinds[k];
         tt__print(&text, "%s%s", k ? " or " : "", tt__device_kinds[k].name);
     }
     tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
