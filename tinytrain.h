@@ -2729,11 +2729,13 @@ typedef struct tt__device_kind {
 static size_t tt__cuda_workspace(tt_context *ctx, const tt_tape *t, const tt__instr *i)
 {
     (void)ctx;
-    if (i->op == TT__OP_ATTENTION_BACKWARD) {
-        /* A block of threads owns keys and goes through the queries, so dq is added to by many: in fp32, whatever dq's dtype. Beside it
-           the sum of dout * out of each row and head, which all of them read (Dao: "FlashAttention-2", 2023, algorithm 2). */
-        size_t rows = (size_t)tt__in(t, i, 1)->rows, width = (size_t)tt__in(t, i, 1)->cols;
-        return tt__align_to(rows * width * 4, TT__CUDA_ALIGN) + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN);
+    if (i->op == TT__OP_ATTENTION || i->op == TT__OP_ATTENTION_BACKWARD) {
+        /* Row numbers put in order: starts, rows and places. Backward: the sum of dout * out of each row and head, which all blocks that own
+           queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2). */
+        const int back = i->op == TT__OP_ATTENTION_BACKWARD;
+        size_t rows = (size_t)tt__in(t, i, back)->rows, starts = (size_t)tt__in(t, i, 3 + back)->rows;
+        return (i->in[4 + 3 * back] ? tt__align_to((starts + 2 * rows) * 4, TT__CUDA_ALIGN) : 0) +
+               (back ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
     }
     if (i->op == TT__OP_EMBEDDING_BACKWARD) /* radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident */
         return 4 * tt__align_to((size_t)tt__in(t, i, 0)->rows * 4, TT__CUDA_ALIGN);
