@@ -205,6 +205,8 @@ static struct {
     int copy_group[EMU_MOST_THREADS];
 } block;
 
+void emu_kernel_begins() { emu_block.in_kernel = true; }
+
 static void set_current(int thread)
 {
     emu_block.current = thread;
@@ -285,8 +287,7 @@ static void run_threads()
             fiber->thread = thread;
             emu_block.thread[thread].fiber = fiber;
             set_current(thread);
-            emu_block.in_kernel = true;
-            (*block.kernel)();
+            (*block.kernel)(); // which calls emu_kernel_begins
             emu_block.in_kernel = false;
             if (!block.copies[thread].empty()) emu_fatal("the thread ends with cp.async copies that it never waited for");
             emu_block.thread[thread].done = true;

@@ -245,6 +245,7 @@ cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 blo
 cudaError_t emu_function_set(const void *kernel, cudaFuncAttribute a, int value);
 cudaError_t emu_function_get(cudaFuncAttributes *a, const void *kernel);
 cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t shared);
+void emu_kernel_begins();
 void *emu_shared(void *key, size_t n, const char *name);
 void *emu_dynamic_shared();
 int emu_lane();
@@ -266,7 +267,12 @@ template <class... P, class... A>
 cudaError_t emu_launch_kernel(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A &&...arguments)
 {
     std::tuple<std::decay_t<P>...> copies(std::forward<A>(arguments)...); // converted to the parameters' types, as <<<>>> does
-    return emu_launch(name, (const void *)kernel, grid, block, shared, s, [kernel, copies] { std::apply(kernel, copies); });
+    return emu_launch(name, (const void *)kernel, grid, block, shared, s, [kernel, copies] {
+        void (*function)(P...) = kernel; // on the thread's stack: what it reads elsewhere from here on is the kernel's doing
+        std::tuple<std::decay_t<P>...> own = copies;
+        emu_kernel_begins();
+        std::apply(function, std::move(own));
+    });
 }
 template <class F> cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute a, int value) { return emu_function_set((const void *)kernel, a, value); }
 template <class F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F *kernel) { return emu_function_get(a, (const void *)kernel); }

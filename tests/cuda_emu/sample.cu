@@ -1,5 +1,6 @@
 // sample.cu - kernels and host code as tinytrain_cuda.cu has them, in small: a sample of what the emulator runs, and what its mutants are made
-// of. Also builds with nvcc, and then runs on a GPU: nvcc -gencode arch=compute_90a,code=sm_90a sample.cu -lcublasLt -lcublas
+// of. Also builds with nvcc, and then runs on a GPU: nvcc -gencode arch=compute_90a,code=sm_90a tests/cuda_emu/sample.cu (from another folder
+// than this, as nvcc looks for its own cuda_runtime.h here otherwise)
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
