@@ -311,7 +311,7 @@ struct ring {
     cudaEvent_t ready[MOST_RANKS], sent[MOST_RANKS][MOST_RANKS], added[MOST_RANKS][MOST_RANKS], gathered[MOST_RANKS][MOST_RANKS];
 };
 
-static void ring_free(ring *R)
+inline void ring_free(ring *R)
 {
     for (int r = 0; r < R->ranks; r++) { // before anything is freed: a peer may still be writing to it
         cudaSetDevice(r);
@@ -334,7 +334,7 @@ static void ring_free(ring *R)
     memset(R, 0, sizeof *R);
 }
 
-static cudaError_t ring_init(ring *R, int ranks, size_t n)
+inline cudaError_t ring_init(ring *R, int ranks, size_t n)
 {
     cudaError_t err;
     memset(R, 0, sizeof *R);
@@ -359,7 +359,7 @@ fail:
     return err;
 }
 
-static cudaError_t ring_all_reduce(ring *R)
+inline cudaError_t ring_all_reduce(ring *R)
 {
     const int n = R->ranks;
     const size_t c = R->chunk;
@@ -407,7 +407,7 @@ fail:
 // ================================================================================================== tests
 #include "emu_test.h"
 
-static float random_number()
+inline float random_number()
 {
     static uint64_t state = 88172645463325252ull;
     state ^= state << 13;
@@ -423,7 +423,7 @@ template <class T> struct buffer { // the same on the host and on the current de
     void up() { OK(cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice)); }
     void down() { OK(cudaMemcpy(host.data(), device, host.size() * sizeof(T), cudaMemcpyDeviceToHost)); }
 };
-static void randomise(buffer<bf16> &b, float scale = 1)
+inline void randomise(buffer<bf16> &b, float scale = 1)
 {
     for (auto &v : b.host) v = __float2bfloat16(scale * random_number());
     b.up();
@@ -431,7 +431,7 @@ static void randomise(buffer<bf16> &b, float scale = 1)
 
 #ifdef TT_EMULATE
 #define FOR_SEEDS(n, devices, peers) for (uint64_t seed = 0; seed < (n); emu_leaks(), seed++) if (emu_configure(devices, (size_t)8 << 20, peers, seed), true)
-static void emu_leaks()
+inline void emu_leaks()
 {
     char what[200];
     CHECK(emu_live_objects(what, sizeof what) == 0);
@@ -440,6 +440,7 @@ static void emu_leaks()
 #define FOR_SEEDS(n, devices, peers) for (uint64_t seed = 0; seed < 1; seed++)
 #endif
 
+#ifndef SAMPLE_WITHOUT_TESTS
 TEST(residual_adds)
 {
     FOR_SEEDS(5, 1, 1) {
@@ -529,7 +530,7 @@ TEST(attention_is_softmax_of_scores)
     }
 }
 
-static cudaError_t ring_rounds(int ranks, size_t n, int rounds, bool *wrong) // rounds overlap as far as the events allow
+inline cudaError_t ring_rounds(int ranks, size_t n, int rounds, bool *wrong) // rounds overlap as far as the events allow
 {
     ring R;
     float *total[MOST_RANKS] = {};
@@ -612,3 +613,4 @@ static const test_case tests[] = {
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+#endif
