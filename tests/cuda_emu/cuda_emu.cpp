@@ -768,7 +768,8 @@ static void run_slice(emu_stream *s) // of the operation at the head of the stre
 {
     emu_op_ptr op = s->queue.front();
     if (op->work.body) {
-        if (!op->parts) op->parts = scheduler == EMU_EAGER ? 1 : 1 + (int)random_below((size_t)std::min(op->work.most_parts, 4));
+        const int least = op->work.least_parts, more = op->work.most_parts - least;
+        if (!op->parts) op->parts = scheduler == EMU_EAGER ? 1 : least + (int)random_below((size_t)more + 1);
         set_access(op->work.devices);
         emu_current_op = op.get();
         slices++;

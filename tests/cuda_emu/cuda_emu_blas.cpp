@@ -217,7 +217,7 @@ static cublasStatus_t submit(cudaStream_t s, const char *name, std::vector<produ
     work.kind = EMU_GEMM;
     work.name = name;
     work.devices = 1u << emu_stream_device(s);
-    work.most_parts = 2;
+    work.least_parts = work.most_parts = 2;
     work.body = [=](int part, int parts) {
         const unsigned char mine = (unsigned char)(emu_current_op->number * 37 + 11);
         if (workspace_bytes) emu_touch(workspace, workspace_bytes, EMU_WRITES);

@@ -200,6 +200,9 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
         int device = emu_device_of(p);
         if (device < 0) {
             if (!kernel || (p >= &__executable_start && p < &_end) || of_a_stack(p)) return;
+            if (text_of_address(p, false).find("far beyond") != std::string::npos) {
+                emu_fatal("%s of %zu bytes%s: %s", verb, n, text_of(at).c_str(), text_of_address(p, false).c_str());
+            }
             cudaPointerAttributes attributes;
             emu_op *op = emu_current_op;
             emu_current_op = nullptr; // it is us who ask

@@ -39,7 +39,8 @@ struct emu_work { // what a stream, or a node of a graph, is asked to do
     emu_kind kind = EMU_MARK;
     std::string name;
     unsigned devices = 0; // mask of those whose memory it may use; bit 31: and no others (kernels)
-    int most_parts = 1;   // it may be done in so many slices, with other streams' work in between
+    int least_parts = 1;  // it may be done in so many slices, with other streams' work in between
+    int most_parts = 1;
     emu_body body;
     std::vector<emu_pin> pins;
 };
