@@ -192,8 +192,8 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
         bool inside = p + n <= emu_shared_arena + emu_block.dynamic;
         for (auto &s : emu_block.slots) inside = inside || (p >= s.p && p + n <= s.p + s.n);
         if (!inside) {
-            emu_fatal("shared memory out of bounds: %s of %zu bytes%s, byte %ld of %zu dynamic ones", verb, n, text_of(at).c_str(),
-                      (long)(p - emu_shared_arena), emu_block.dynamic);
+            emu_fatal("shared memory out of bounds: %s of %zu bytes%s, in no array of the block and not in its %zu dynamic bytes", verb, n,
+                      text_of(at).c_str(), emu_block.dynamic);
         }
         c = shared_cells + (p - emu_shared_arena) / 2;
     } else {

@@ -514,7 +514,7 @@ static int cuda_call_in_host_function()
 struct death { const char *name; int (*run)(); const char *plain, *asan, *trace; };
 #define DEATH(name, plain, asan, trace) {#name, name, plain, asan, trace}
 static const death deaths[] = {
-    DEATH(missing_syncthreads, "~wrong result", "~wrong result", "RACE between threads: read at death.cu|read at death.cu:51 of memory that was never written"),
+    DEATH(missing_syncthreads, "~wrong result", "~wrong result", "RACE between threads: read at death.cu|was never written: byte"),
     DEATH(write_after_read, "~wrong result", "~wrong result", "RACE between threads"),
     DEATH(missing_syncwarp, nullptr, nullptr, "RACE between threads: read at death.cu|was never written"),
     DEATH(exit_before_barrier, "divergence: no thread", "divergence: no thread", "divergence: no thread"),
@@ -581,8 +581,10 @@ static std::string output_of(const death &d, uint64_t seed, int *status)
     return out;
 }
 
-static bool holds_one_of(const std::string &text, std::string parts)
+static bool holds_one_of(std::string text, std::string parts)
 {
+    const std::string folder = std::string(__FILE__).substr(0, std::string(__FILE__).find_last_of('/') + 1); // lines come with it or without
+    for (size_t at = folder.empty() ? std::string::npos : text.find(folder); at != std::string::npos; at = text.find(folder)) text.erase(at, folder.size());
 #if defined(__aarch64__) // the lines of accesses come from a tool that a cross-compiler's host may lack
     for (size_t at = parts.find(" at death.cu"); at != std::string::npos; at = parts.find(" at death.cu")) {
         parts.erase(at, parts.find_first_of(" |", at + 4) == std::string::npos ? std::string::npos : parts.find_first_of(" |", at + 4) - at);
