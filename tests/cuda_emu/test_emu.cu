@@ -31,8 +31,8 @@ static uint64_t conversion_hash(int which)
             __half half_value;
             bf16 bf16_value;
             uint16_t u = (uint16_t)i;
-            memcpy(&half_value, &u, 2);
-            memcpy(&bf16_value, &u, 2);
+            memcpy((void *)&half_value, &u, 2);
+            memcpy((void *)&bf16_value, &u, 2);
             mix(bits(which ? __bfloat162float(bf16_value) : __half2float(half_value)));
         }
     } else if (which < 4) {
