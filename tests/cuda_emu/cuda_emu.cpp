@@ -217,7 +217,9 @@ static int next_thread() // -1: none can run
 {
     const int ring = 2 * EMU_MOST_THREADS, unborn = emu_block.threads - block.started, n = block.ready_count;
     if (unborn + n == 0) return -1;
-    bool start = n == 0 || (unborn > 0 && (block.order == IN_ORDER || (block.order == SHUFFLED && (int)random_below((size_t)(unborn + n)) < unborn)));
+    bool start = n == 0;
+    if (unborn > 0 && block.order == IN_ORDER) start = true;
+    else if (unborn > 0 && n > 0 && block.order == SHUFFLED) start = (int)random_below((size_t)(unborn + n)) < unborn;
     if (start) {
         int i = block.started++;
         if (block.order == IN_ORDER) return i;
@@ -563,7 +565,8 @@ static void require_shared(const void *p, size_t n, size_t alignment, const char
 {
     const char *c = (const char *)p;
     emu_block.in_kernel = false;
-    if (c < emu_shared_arena || c + n > emu_shared_arena + EMU_SHARED_ARENA) emu_fatal("%s at %s:%d: address %p is not in shared memory", what, file, line, p);
+    bool somewhere = c >= emu_shared_arena && c + n <= emu_shared_arena + EMU_SHARED_ARENA;
+    if (!somewhere) emu_fatal("%s at %s:%d: address %p is not in shared memory", what, file, line, p);
     if ((uintptr_t)c % alignment) emu_fatal("%s at %s:%d: the address is not aligned to %zu bytes", what, file, line, alignment);
     bool inside = c + n <= emu_shared_arena + emu_block.dynamic;
     for (auto &s : emu_block.slots) inside = inside || (c >= s.p && c + n <= s.p + s.n);
@@ -890,7 +893,9 @@ cudaError_t emu_enqueue(cudaStream_t handle, emu_work work)
     emu_stream *s = actual(handle);
     if (s->capture) { add_node(s, std::move(work)); return cudaSuccess; }
     if (s == emu_devices[s->device].legacy) { // would wait for a stream that is being captured
-        for (auto t : streams) if (t->capture && t->device == s->device && !(t->flags & cudaStreamNonBlocking)) return emu_error(cudaErrorStreamCaptureImplicit);
+        for (auto t : streams) {
+            if (t->capture && t->device == s->device && !(t->flags & cudaStreamNonBlocking)) return emu_error(cudaErrorStreamCaptureImplicit);
+        }
     }
     add_op(s, std::move(work));
     progress();
@@ -969,7 +974,7 @@ static void first_configuration()
     if (watched != getpid()) { // a child of fork has no threads
         watched = getpid();
         const char *seconds = getenv("EMU_WATCHDOG");
-        std::thread(watchdog, seconds ? atol(seconds) : 60).detach();
+        std::thread(watchdog, seconds ? atol(seconds) : 120).detach();
     }
 }
 
@@ -1177,7 +1182,9 @@ cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t s
 static cudaError_t forbidden_in_capture(bool whatever_mode) // calls that would wait for, or disturb, streams being captured
 {
     for (auto g : captures) {
-        if (!whatever_mode && (g->mode == cudaStreamCaptureModeRelaxed || (g->mode == cudaStreamCaptureModeThreadLocal && g->thread != std::this_thread::get_id()))) continue;
+        bool mine = g->thread == std::this_thread::get_id();
+        bool allowed = g->mode == cudaStreamCaptureModeRelaxed || (g->mode == cudaStreamCaptureModeThreadLocal && !mine);
+        if (allowed && !whatever_mode) continue;
         g->invalid = true;
         return emu_error(cudaErrorStreamCaptureUnsupported);
     }

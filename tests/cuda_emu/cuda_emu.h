@@ -16,7 +16,7 @@
 // How it works. All device work runs on the host thread that synchronises or enqueues, under one lock. Threads of a block are fibers. Streams
 // are chains of a graph of operations, of which a seeded scheduler picks the next. See emu_control.h for what a test can set and ask.
 //
-// Rules for the .cu (what breaks them does not compile, or is reported, or is nobody's to blame the emulator for):
+// Rules for the .cu; what breaks them does not compile, or is reported, or makes results differ from a GPU's:
 //   1. Launch with TT_LAUNCH, shared memory with TT_SHARED and TT_DYN_SHARED, inline assembly only in the portability block (sample.cu).
 //   2. No __device__ or __constant__ variables, no static variables in kernels: virtual devices would share them.
 //   3. Blocks are multiples of 32 threads. Every thread reaches every __syncthreads; every lane of a mask reaches its warp operation.
@@ -266,7 +266,7 @@ void emu_atomic(void *p, size_t n, const char *file, int line);
 template <class... P, class... A>
 cudaError_t emu_launch_kernel(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A &&...arguments)
 {
-    std::tuple<std::decay_t<P>...> copies(std::forward<A>(arguments)...); // converted to the parameters' types, as <<<>>> does
+    std::tuple<std::decay_t<P>...> copies(std::forward<A>(arguments)...); // of the parameters' types, as <<<>>> makes them
     return emu_launch(name, (const void *)kernel, grid, block, shared, s, [kernel, copies] {
         void (*function)(P...) = kernel; // on the thread's stack: what it reads elsewhere from here on is the kernel's doing
         std::tuple<std::decay_t<P>...> own = copies;
@@ -274,7 +274,10 @@ cudaError_t emu_launch_kernel(const char *name, void (*kernel)(P...), dim3 grid,
         std::apply(function, std::move(own));
     });
 }
-template <class F> cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute a, int value) { return emu_function_set((const void *)kernel, a, value); }
+template <class F> cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute a, int value)
+{
+    return emu_function_set((const void *)kernel, a, value);
+}
 template <class F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F *kernel) { return emu_function_get(a, (const void *)kernel); }
 template <class F> cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *kernel, int threads, size_t shared)
 {
@@ -572,7 +575,10 @@ template <class T> void tt_mma_16816(float (&d)[4], const uint32_t (&a)[4], cons
     static_assert(std::is_same<T, __half>::value || std::is_same<T, __nv_bfloat16>::value, "mma of __half or __nv_bfloat16");
     emu_mma_16816(d, a, b, std::is_same<T, __half>::value, emu_file, emu_line);
 }
-inline void tt_mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE) { emu_mma_1688_tf32(d, a, b, emu_file, emu_line); }
+inline void tt_mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE)
+{
+    emu_mma_1688_tf32(d, a, b, emu_file, emu_line);
+}
 inline void tt_ldmatrix_x1(uint32_t &r, const void *row, EMU_HERE) { emu_ldmatrix(&r, 1, false, row, emu_file, emu_line); }
 inline void tt_ldmatrix_x2(uint32_t (&r)[2], const void *row, EMU_HERE) { emu_ldmatrix(r, 2, false, row, emu_file, emu_line); }
 inline void tt_ldmatrix_x4(uint32_t (&r)[4], const void *row, EMU_HERE) { emu_ldmatrix(r, 4, false, row, emu_file, emu_line); }

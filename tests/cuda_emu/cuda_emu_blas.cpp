@@ -145,7 +145,8 @@ static void compute(const product &g)
     matrix aux = {g.aux, g.aux_type, g.aux_ld};
     if (g.reads_aux()) touch_matrix(aux, g.m, g.n, EMU_READS);
     if (g.adds_bias()) emu_touch(g.bias, (size_t)g.m * size_of(g.bias_type), EMU_READS);
-    float scale = g.alpha * scale_at(g.scale_a) * scale_at(g.scale_b), scale_c = g.beta * scale_at(g.scale_c), scale_d = scale_at(g.scale_d), largest = 0;
+    float scale = g.alpha * scale_at(g.scale_a) * scale_at(g.scale_b), scale_c = g.beta * scale_at(g.scale_c), scale_d = scale_at(g.scale_d);
+    float largest = 0;
     auto input = [&](const matrix &x, int64_t i) {
         float v = load(x.p, x.type, i);
         return g.tf32 && x.type == CUDA_R_32F ? __uint_as_float(tt_tf32(v)) : v;
@@ -212,7 +213,8 @@ static cublasStatus_t submit(cudaStream_t s, const char *name, std::vector<produ
         }
     }
     if (products.empty() || !products[0].m || !products[0].n) return CUBLAS_STATUS_SUCCESS;
-    if (workspace_bytes && (emu_device_of(workspace) < 0 || emu_bad_range(workspace, workspace_bytes))) emu_fatal("%s: the workspace is not device memory of that size", name);
+    bool outside = emu_device_of(workspace) < 0 || emu_bad_range(workspace, workspace_bytes);
+    if (workspace_bytes && outside) emu_fatal("%s: the workspace is not device memory of that size", name);
     emu_work work;
     work.kind = EMU_GEMM;
     work.name = name;
@@ -309,7 +311,8 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta
     if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (batch < 0 || !alpha || !beta || emu_stream_device(h->stream) < 0) return CUBLAS_STATUS_INVALID_VALUE;
     if (emu_current_device() != h->device || emu_stream_device(h->stream) != h->device) return CUBLAS_STATUS_EXECUTION_FAILED; // bound to its device
-    if (a_type != b_type || is_fp8(a_type) || is_fp8(c_type) || !known(a_type) || !known(c_type) || (c_type != a_type && c_type != CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (a_type != b_type || is_fp8(a_type) || is_fp8(c_type) || !known(a_type) || !known(c_type)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (c_type != a_type && c_type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     bool tf32 = (h->tf32 && compute_type == CUBLAS_COMPUTE_32F) || compute_type == CUBLAS_COMPUTE_32F_FAST_TF32;
     std::vector<product> products;
     for (int i = 0; i < batch; i++) {
@@ -463,16 +466,19 @@ static bool epilogue_known(uint32_t e)
 // What holds for every algorithm: shapes, types, the epilogue's operands.
 static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, const emu_lt_layout &b, const emu_lt_layout &c, const emu_lt_layout &out)
 {
-    uint64_t k = d.transpose_a ? a.rows : a.cols;
-    if (k != (d.transpose_b ? b.cols : b.rows) || (d.transpose_a ? a.cols : a.rows) != out.rows || (d.transpose_b ? b.rows : b.cols) != out.cols) return CUBLAS_STATUS_INVALID_VALUE;
-    if (c.rows != out.rows || c.cols != out.cols || a.batch != out.batch || b.batch != out.batch || c.batch != out.batch) return CUBLAS_STATUS_INVALID_VALUE;
-    if (!k || !out.rows || !out.cols || out.batch < 1 || d.pointer_mode != 0 || !epilogue_known(d.epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (a.ld < (int64_t)a.rows || b.ld < (int64_t)b.rows || c.ld < (int64_t)c.rows || out.ld < (int64_t)out.rows) return CUBLAS_STATUS_INVALID_VALUE;
-    if (d.compute != CUBLAS_COMPUTE_32F && d.compute != CUBLAS_COMPUTE_32F_FAST_TF32 && d.compute != CUBLAS_COMPUTE_32F_PEDANTIC) return CUBLAS_STATUS_NOT_SUPPORTED;
+    uint64_t m = d.transpose_a ? a.cols : a.rows, k = d.transpose_a ? a.rows : a.cols;
+    uint64_t n = d.transpose_b ? b.rows : b.cols, also_k = d.transpose_b ? b.cols : b.rows;
+    bool shapes = k == also_k && m == out.rows && n == out.cols && c.rows == out.rows && c.cols == out.cols && m && n && k;
+    bool batches = out.batch >= 1 && a.batch == out.batch && b.batch == out.batch && c.batch == out.batch;
+    bool lds = a.ld >= (int64_t)a.rows && b.ld >= (int64_t)b.rows && c.ld >= (int64_t)c.rows && out.ld >= (int64_t)out.rows;
+    if (!shapes || !batches || !lds || d.pointer_mode != 0 || !epilogue_known(d.epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
+    bool computes = d.compute == CUBLAS_COMPUTE_32F || d.compute == CUBLAS_COMPUTE_32F_FAST_TF32 || d.compute == CUBLAS_COMPUTE_32F_PEDANTIC;
+    if (!computes) return CUBLAS_STATUS_NOT_SUPPORTED;
     product g = product();
     g.epilogue = d.epilogue;
     cudaDataType bias_type = d.bias_type < 0 ? (is_fp8(out.type) ? CUDA_R_16BF : out.type) : (cudaDataType)d.bias_type;
-    bool aux = g.writes_aux() || g.reads_aux(), bias = g.adds_bias() || d.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD || d.epilogue >= CUBLASLT_EPILOGUE_BGRADA;
+    bool aux = g.writes_aux() || g.reads_aux();
+    bool bias = g.adds_bias() || d.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD || d.epilogue >= CUBLASLT_EPILOGUE_BGRADA;
     if (is_fp8(a.type) || is_fp8(b.type)) { // cublasLtMatmul(), "To use FP8 kernels"
         if (!is_fp8(a.type) || !is_fp8(b.type) || (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2)) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (!d.transpose_a || d.transpose_b || d.compute != CUBLAS_COMPUTE_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -480,12 +486,14 @@ static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, 
         if (d.epilogue == CUBLASLT_EPILOGUE_BGRADA || d.epilogue == CUBLASLT_EPILOGUE_BGRADB) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (bias && bias_type == CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     } else {
-        if (a.type != b.type || c.type != out.type || is_fp8(out.type) || (out.type != a.type && out.type != CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (a.type != b.type || c.type != out.type || is_fp8(out.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (out.type != a.type && out.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (d.scale_a || d.scale_b || d.scale_c || d.scale_d || d.largest_d) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (bias && bias_type != out.type && bias_type != a.type) return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     if (!is_fp8(out.type) && (d.scale_d || d.largest_d)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (aux && (!d.aux || (uintptr_t)d.aux % 16 || d.aux_ld % 8 || d.aux_ld < (int64_t)out.rows || d.aux_stride % 8)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    bool aux_fits = d.aux && (uintptr_t)d.aux % 16 == 0 && d.aux_ld % 8 == 0 && d.aux_ld >= (int64_t)out.rows && d.aux_stride % 8 == 0;
+    if (aux && !aux_fits) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (bias && (!d.bias || (uintptr_t)d.bias % size_of(bias_type))) return CUBLAS_STATUS_INVALID_VALUE;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -505,7 +513,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     const emu_lt_layout *layouts[4] = {a, b, c, out};
     for (auto &x : algorithms) {
         bool fits = x.workspace <= p->workspace && *found < wanted && !(is_fp8(a->type) && !x.alignment);
-        for (int i = 0; i < 4; i++) fits = fits && alignment_of(*layouts[i]) >= least_alignment(x, *layouts[i]) && p->alignment[i] >= least_alignment(x, *layouts[i]);
+        for (int i = 0; i < 4; i++) fits = fits && std::min<size_t>(alignment_of(*layouts[i]), p->alignment[i]) >= least_alignment(x, *layouts[i]);
         if (!fits) continue;
         cublasLtMatmulHeuristicResult_t &r = results[(*found)++];
         r = cublasLtMatmulHeuristicResult_t();
@@ -523,7 +531,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 {
     EMU_BLAS("cublasLtMatmul", CUBLAS_STATUS_EXECUTION_FAILED);
     if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (dead(d) || dead(a_layout) || dead(b_layout) || dead(c_layout) || dead(out_layout) || !alpha || !beta || !a || !b || !c || !out) return CUBLAS_STATUS_INVALID_VALUE;
+    if (dead(d) || dead(a_layout) || dead(b_layout) || dead(c_layout) || dead(out_layout)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!alpha || !beta || !a || !b || !c || !out) return CUBLAS_STATUS_INVALID_VALUE;
     if (emu_current_device() != h->device) return CUBLAS_STATUS_INVALID_VALUE;
     if (emu_stream_device(s) != h->device) return CUBLAS_STATUS_EXECUTION_FAILED;
     cublasStatus_t status = supported(*d, *a_layout, *b_layout, *c_layout, *out_layout);

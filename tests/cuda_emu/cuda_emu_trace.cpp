@@ -143,7 +143,8 @@ static void against_readers(const cell &c, const usage &a, const void *p, bool s
     } else if (c.read_epoch == a.epoch) {
         bool same_warp = c.read_thread / 32 == a.thread / 32;
         bool other_lane = c.read_warp_epoch == a.warp_epoch && (c.other_readers & OTHER_LANES || c.read_thread != a.thread);
-        if (c.other_readers & OTHER_WARPS || !same_warp || other_lane) report_race("threads", p, shared, true, false, c.read_op, c.read_block, c.read_thread, a.at);
+        bool race = c.other_readers & OTHER_WARPS || !same_warp || other_lane;
+        if (race) report_race("threads", p, shared, true, false, c.read_op, c.read_block, c.read_thread, a.at);
     }
 }
 
@@ -208,8 +209,8 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
             emu_current_op = nullptr; // it is us who ask
             cudaPointerGetAttributes(&attributes, p);
             emu_current_op = op;
-            if (attributes.type != cudaMemoryTypeHost) emu_fatal("a kernel's %s of %zu bytes%s: %p is memory of the host that is not pinned", verb, n, text_of(at).c_str(), p);
-            return;
+            if (attributes.type == cudaMemoryTypeHost) return;
+            emu_fatal("a kernel's %s of %zu bytes%s: %p is memory of the host that is not pinned", verb, n, text_of(at).c_str(), p);
         }
         if (emu_bad_range(p, n)) emu_fatal("%s of %zu bytes%s: %s", verb, n, text_of(at).c_str(), text_of_address(p, false).c_str());
         if (!(emu_current_op->work.devices >> device & 1)) {
@@ -270,8 +271,8 @@ static void check_host(const char *p, size_t n, bool write, void *pc)
         const op_record &r = ops[u.op];
         if (emu_host_clock.size() > r.stream && emu_host_clock[r.stream] >= r.ticket) continue; // synchronised with since
         if (p < u.pin.p + u.pin.n && u.pin.p < p + n && (write || u.pin.device_writes)) {
-            emu_fatal("RACE of the host with the device: %s%s of pinned memory that operation %u '%s' %s, and nothing waited for it", write ? "write" : "read",
-                      text_of({pc, nullptr, 0}).c_str(), u.op, r.name.c_str(), u.pin.device_writes ? "writes" : "reads");
+            emu_fatal("RACE of the host with the device: %s%s of pinned memory that operation %u '%s' %s, and nothing waited for it",
+                      write ? "write" : "read", text_of({pc, nullptr, 0}).c_str(), u.op, r.name.c_str(), u.pin.device_writes ? "writes" : "reads");
         }
         pinned_uses[kept++] = u;
     }

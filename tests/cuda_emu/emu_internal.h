@@ -105,7 +105,7 @@ extern size_t emu_address_space; // a device
 extern emu_running_block emu_block;
 extern emu_fiber *emu_current_fiber;
 extern emu_op *emu_current_op;
-extern emu_clock emu_host_clock;
+extern emu_clock emu_host_clock; // of all host threads together: what one of them waited for, all know of
 extern char *emu_shared_arena;
 extern emu_counts emu_stats;
 
@@ -122,6 +122,8 @@ bool emu_bad_range(const void *p, size_t n); // begins in device memory and leav
 uint64_t emu_random();
 
 // ---------------------------------------------------------------------------------------------------- the trace build's checks
+// emu_touch: an access of the running operation that no __tsan_ function sees.
+enum emu_access { EMU_READS, EMU_WRITES, EMU_COPIES_FROM }; // copying bytes that were never written is allowed
 #ifdef EMU_TRACE
 void emu_trace_reset();
 void emu_trace_device(emu_device &d);
@@ -129,8 +131,6 @@ void emu_trace_device_gone(emu_device &d);
 void emu_trace_op(const emu_op &op);
 void emu_trace_pins(const emu_op &op);
 void emu_trace_undefined(const void *p, size_t n); // shared memory that a cp.async is under way to
-// An access of the running operation that no __tsan_ function sees.
-enum emu_access { EMU_READS, EMU_WRITES, EMU_COPIES_FROM }; // copying bytes that were never written is allowed
 void emu_touch(const void *p, size_t n, emu_access access, const char *file = nullptr, int line = 0);
 #else
 inline void emu_trace_reset() {}
@@ -139,7 +139,6 @@ inline void emu_trace_device_gone(emu_device &) {}
 inline void emu_trace_op(const emu_op &) {}
 inline void emu_trace_pins(const emu_op &) {}
 inline void emu_trace_undefined(const void *, size_t) {}
-enum emu_access { EMU_READS, EMU_WRITES, EMU_COPIES_FROM };
 inline void emu_touch(const void *, size_t, emu_access, const char * = nullptr, int = 0) {}
 #endif
 #endif

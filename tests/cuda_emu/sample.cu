@@ -149,7 +149,8 @@ template <int THREADS> __device__ float block_sum(float v)
 }
 
 // Rows of n: out = (x - mean) / std * w, with the variance from a second sum.
-template <int THREADS> __global__ void __launch_bounds__(THREADS) layernorm(float *__restrict__ out, const float *__restrict__ x, const float *__restrict__ w, int n)
+template <int THREADS> __global__ void __launch_bounds__(THREADS)
+layernorm(float *__restrict__ out, const float *__restrict__ x, const float *__restrict__ w, int n)
 {
     const float *row = x + (size_t)blockIdx.x * n;
     float sum = 0, squares = 0;
@@ -294,7 +295,8 @@ __global__ void __launch_bounds__(128) attention(bf16 *o, float *lse, const bf16
         z += __shfl_xor_sync(0xffffffffu, z, 1);
         z += __shfl_xor_sync(0xffffffffu, z, 2);
         int row = q0 + warp * 16 + (lane >> 2) + h * 8;
-        for (int j = 0; j < 8; j++) *(uint32_t *)(o + head + (size_t)row * 64 + j * 8 + (lane & 3) * 2) = tt_pack(out[j][h * 2] / z, out[j][h * 2 + 1] / z);
+        uint32_t *to = (uint32_t *)(o + head + (size_t)row * 64);
+        for (int j = 0; j < 8; j++) to[j * 4 + (lane & 3)] = tt_pack(out[j][h * 2] / z, out[j][h * 2 + 1] / z);
         if ((lane & 3) == 0) lse[(size_t)blockIdx.y * T + row] = largest[h] + logf(z);
     }
 }

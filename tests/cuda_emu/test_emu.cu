@@ -810,8 +810,12 @@ TEST(a_host_thread_for_each_device)
                 error |= cudaMallocHost(&pinned, 4000);
                 for (int round = 0; round < 10; round++) {
                     error |= TT_LAUNCH(fill, 2, 64, 0, s, x, 1000, d, round) | TT_LAUNCH(fill, 2, 64, 0, s, y, 1000, d, round + 1);
-                    error |= TT_LAUNCH(add, 2, 64, 0, s, x, y, 1000) | cudaMemcpyAsync(pinned, x, 4000, cudaMemcpyDeviceToHost, s) | cudaStreamSynchronize(s);
-                    for (int i = 0; i < 1000; i++) bad[d] += pinned[i] != (float)((i * 7 + d * 13 + round * 5) % 101 + (i * 7 + d * 13 + round * 5 + 5) % 101);
+                    error |= TT_LAUNCH(add, 2, 64, 0, s, x, y, 1000) | cudaMemcpyAsync(pinned, x, 4000, cudaMemcpyDeviceToHost, s);
+                    error |= cudaStreamSynchronize(s);
+                    for (int i = 0; i < 1000; i++) {
+                        int first = i * 7 + d * 13 + round * 5;
+                        bad[d] += pinned[i] != (float)(first % 101 + (first + 5) % 101);
+                    }
                 }
                 error |= cudaFree(x) | cudaFree(y) | cudaFreeHost(pinned) | cudaStreamDestroy(s);
             });
@@ -844,7 +848,10 @@ template <class T> static void random_values(buffer<T> &b)
     b.up();
 }
 // Element (row, column) of op(x), x column-major
-template <class T> static double at(const buffer<T> &x, bool transpose, int row, int column, int ld) { return to_float(x.host[(size_t)(transpose ? column + row * ld : row + column * ld)]); }
+template <class T> static double at(const buffer<T> &x, bool transpose, int row, int column, int ld, int first = 0)
+{
+    return to_float(x.host[(size_t)(first + (transpose ? column + row * ld : row + column * ld))]);
+}
 
 template <class T, class C> static void check_gemm(cublasHandle_t h, bool ta, bool tb, int batch, double tolerance)
 {
@@ -871,9 +878,7 @@ template <class T, class C> static void check_gemm(cublasHandle_t h, bool ta, bo
             for (int i = 0; i < ldc; i++) {
                 size_t e = (size_t)(q * stride_c + j * ldc + i);
                 double sum = i < m ? 2 * to_float(before[e]) : to_float(before[e]); // rows between m and ldc stay as they were
-                for (int l = 0; l < k && i < m; l++) {
-                    sum += 0.5 * to_float(a.host[(size_t)(q * stride_a + (ta ? l + i * lda : i + l * lda))]) * to_float(b.host[(size_t)(q * stride_b + (tb ? j + l * ldb : l + j * ldb))]);
-                }
+                for (int l = 0; l < k && i < m; l++) sum += 0.5 * at(a, ta, i, l, lda, q * stride_a) * at(b, tb, l, j, ldb, q * stride_b);
                 CHECK_NEAR(to_float(c.host[e]), sum, tolerance);
             }
         }
@@ -906,7 +911,8 @@ struct lt_call { // one cublasLtMatmul, with its descriptors
     cublasLtMatmulPreference_t p = nullptr;
     cublasLtMatmulHeuristicResult_t results[8];
     int found = 0;
-    lt_call(cublasComputeType_t compute, cudaDataType ta, cudaDataType tb, cudaDataType tc, cudaDataType td, int m, int n, int k, bool transpose_a, bool transpose_b)
+    lt_call(cublasComputeType_t compute, cudaDataType ta, cudaDataType tb, cudaDataType tc, cudaDataType td, int m, int n, int k, bool transpose_a,
+            bool transpose_b)
     {
         int32_t ta_ = transpose_a, tb_ = transpose_b;
         OK(cublasLtCreate(&h));
@@ -965,7 +971,8 @@ template <class T, class D> static void check_epilogue(cublasLtEpilogue_t epilog
     CHECK(call.found >= 1);
     if (!call.found) return;
     OK(cudaMemset(workspace.device, 0, 4096));
-    OK(cublasLtMatmul(call.h, call.d, &alpha, a.device, call.a, b.device, call.b, &beta, c.device, call.c, d.device, call.out, &call.results[0].algo, workspace.device, 4096, 0));
+    OK(cublasLtMatmul(call.h, call.d, &alpha, a.device, call.a, b.device, call.b, &beta, c.device, call.c, d.device, call.out,
+                      &call.results[0].algo, workspace.device, 4096, 0));
     d.down();
     std::vector<D> aux_before = aux.host, bias_before = bias.host;
     aux.down();
@@ -1063,7 +1070,8 @@ TEST(cublaslt_offers_and_refuses)
         randomise(x);
         lt_call call(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 16, 8, 24, false, false);
         auto run = [&](bf16 *a, const cublasLtMatmulAlgo_t *algo, size_t workspace_bytes) {
-            return cublasLtMatmul(call.h, call.d, &one, a, call.a, x.device, call.b, &zero, x.device + 512, call.c, x.device + 512, call.out, algo, workspace.device, workspace_bytes, 0);
+            return cublasLtMatmul(call.h, call.d, &one, a, call.a, x.device, call.b, &zero, x.device + 512, call.c, x.device + 512, call.out, algo,
+                                  workspace.device, workspace_bytes, 0);
         };
         OK(call.query()); // without workspace
         CHECK_EQUAL(call.found, 2);
