@@ -210,7 +210,7 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
             cudaPointerGetAttributes(&attributes, p);
             emu_current_op = op;
             if (attributes.type == cudaMemoryTypeHost) return;
-            emu_fatal("a kernel's %s of %zu bytes%s: %p is memory of the host that is not pinned", verb, n, text_of(at).c_str(), p);
+            emu_fatal("a kernel's %s of %zu bytes%s: %p is memory of the host that is not pinned", verb, n, text_of(at).c_str(), address);
         }
         if (emu_bad_range(p, n)) emu_fatal("%s of %zu bytes%s: %s", verb, n, text_of(at).c_str(), text_of_address(p, false).c_str());
         if (!(emu_current_op->work.devices >> device & 1)) {
