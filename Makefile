@@ -1,5 +1,6 @@
 # tinytrain. `make help` lists what can be made; GNU make, a C99 compiler, nothing else.
-# CC and CFLAGS are the caller's (make test CC=clang CFLAGS='-O1 -fsanitize=address'); what is built lies below B.
+# CC and CFLAGS are the caller's (make test CC=clang CFLAGS='-O1 -fsanitize=address'); what is built lies below B. The emulator of CUDA,
+# for tests only, needs the C++ compiler that goes with CC.
 
 CFLAGS ?= -O2
 PREFIX ?= /usr/local
@@ -10,6 +11,19 @@ PYTHON ?= $(if $(wildcard build/venv/bin/python),build/venv/bin/python,python3)
 
 STRICT := -std=c99 -Wall -Wextra -Wpedantic
 LIBS   := -lm -lpthread
+
+# CUDA code is tested on an emulator, in three builds (tests/cuda_emu/cuda_emu.h), with all tests unless TESTS= names some.
+ifeq ($(origin EMU_BUILDS)$(origin TESTS),undefinedundefined)
+EMU_BUILDS := plain asan trace
+endif
+EMU_TESTS  ?= $(wildcard tests/cuda_emu/*.cu tests/test_*.cu)
+ifeq ($(origin CXX),default)
+CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC))))
+endif
+ifneq ($(EMU_BUILDS),)
+HAVE_CXX := $(shell command -v $(firstword $(CXX)))
+EMU_LOGS := $(if $(HAVE_CXX),$(foreach b,$(EMU_BUILDS),$(patsubst %.cu,$(B)/cuda_emu/%.$(b).log,$(notdir $(EMU_TESTS)))),$(B)/cuda_emu.log)
+endif
 
 TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
@@ -22,7 +36,7 @@ TORCH  ?= torch
 # make bench-peers LLMC=dir, a checkout of github.com/karpathy/llm.c: its CPU program too, with the flags of its Makefile.
 LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
 PROGRAMS := $(patsubst tests/%.c,$(B)/%,$(TESTS))
-LOGS     := $(addsuffix .log,$(PROGRAMS)) $(if $(T),,$(CHECKS:tests/%.py=$(B)/%.log))
+LOGS     := $(addsuffix .log,$(PROGRAMS)) $(EMU_LOGS) $(if $(T),,$(CHECKS:tests/%.py=$(B)/%.log))
 
 # As many jobs as processors, unless the caller says how many.
 ifeq ($(MAKELEVEL)$(filter -j% --jobs% --jobserver%,$(MAKEFLAGS)),0)
@@ -52,7 +66,7 @@ examples: $(EXAMPLES)
 # Rebuilds all when compiler or flags change.
 $(B)/flags: FORCE
 	@mkdir -p $(B)
-	@echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' | cmp -s - $@ || echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' > $@
+	@echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' | cmp -s - $@ || echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' > $@
 
 $(EXAMPLES): $(B)/%: examples/%.c tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -I. $< -o $@ $(LDFLAGS) $(LIBS)
@@ -90,13 +104,49 @@ $(B)/check_%.log: tests/check_%.py $(EXAMPLES) FORCE
 	@if $(PYTHON) -c '' 2>/dev/null; then B=$(B) CC='$(CC)' sh tests/run.sh run $@ $(PYTHON) $<; \
 	else echo 'skip $(<:tests/%.py=%): $(PYTHON) is not there' > $@; echo '0 passed, 0 failed' >> $@; cat $@ | sed '$$d'; fi
 
+# ---- the emulator. Its runtime is never compiled with -fsanitize=thread: in the trace build it is what that option calls.
+EMU_STRICT        := -std=c++17 -g -Wall -Wextra -Wpedantic -Werror
+EMU_SANITIZE      := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+EMU_PATTERN        = $(shell $(CXX) -ftrivial-auto-var-init=pattern -E -x c++ /dev/null > /dev/null 2>&1 && echo -ftrivial-auto-var-init=pattern)
+EMU_FLAGS_plain    = -O2 $(EMU_PATTERN)
+EMU_FLAGS_asan    := $(EMU_SANITIZE)
+EMU_FLAGS_trace   := -O1 -fsanitize=thread
+EMU_RUNTIME_plain := -O1
+EMU_RUNTIME_asan  := -O1 -fno-omit-frame-pointer -fsanitize=address
+EMU_RUNTIME_trace := -O1 -DEMU_TRACE
+EMU_LINK_asan     := $(EMU_SANITIZE)
+EMU_PARTS         := cuda_emu cuda_emu_blas
+EMU_PARTS_trace   := cuda_emu_trace
+EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/cuda_emu/sample.cu
+
+define emu_rules
+EMU_OBJECTS_$(1) := $(patsubst %,$(B)/cuda_emu/%.$(1).o,$(EMU_PARTS) $(EMU_PARTS_$(1)))
+$$(EMU_OBJECTS_$(1)): $(B)/cuda_emu/%.$(1).o: tests/cuda_emu/%.cpp $(wildcard tests/cuda_emu/*.h) $(B)/flags
+	@mkdir -p $$(@D)
+	$$(CXX) $$(EMU_STRICT) $$(EMU_RUNTIME_$(1)) -c $$< -o $$@
+$(B)/cuda_emu/%.$(1): tests/cuda_emu/%.cu $$(EMU_SOURCES) $$(EMU_OBJECTS_$(1)) $(B)/flags
+	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) -Itests/cuda_emu -I. -x c++ -c $$< -o $$@.o
+	$$(CXX) $$(EMU_LINK_$(1)) $$@.o $$(EMU_OBJECTS_$(1)) -o $$@ $$(LIBS)
+$(B)/cuda_emu/%.$(1): tests/%.cu $(wildcard tinytrain_cuda.cu) tinytrain.h $$(EMU_SOURCES) $$(EMU_OBJECTS_$(1)) $(B)/flags
+	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) -Itests/cuda_emu -I. -x c++ -c $$< -o $$@.o
+	$$(CXX) $$(EMU_LINK_$(1)) $$@.o $$(EMU_OBJECTS_$(1)) -o $$@ $$(LIBS)
+$(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
+	@sh tests/run.sh run $$@ $$(RUN) $$< $$(foreach t,$$(T),'$$(t)')
+endef
+$(foreach b,plain asan trace,$(eval $(call emu_rules,$(b))))
+.PRECIOUS: $(B)/cuda_emu/%.plain $(B)/cuda_emu/%.asan $(B)/cuda_emu/%.trace
+
+$(B)/cuda_emu.log: FORCE
+	@mkdir -p $(B)
+	@echo 'skip cuda_emu: $(CXX) is not there' > $@; echo '0 passed, 0 failed' >> $@; cat $@ | sed '$$d'
+
 test: $(LOGS)
 	@sh tests/run.sh total $(LOGS)
 
 # gcc's line counts of all programs added up; a line that one instruction set ran counts as run.
 coverage: FORCE
 	@rm -f $(B)/coverage/*.gcda
-	@$(MAKE) test B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)'
+	@$(MAKE) test B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
 	@for f in $(B)/coverage/*.gcda; do $(GCOV) -t -o $(B)/coverage $$f; done | sh tests/run.sh coverage tinytrain.h 90 $(B)/coverage/not_run.txt
 
 bench: $(BENCHES)
