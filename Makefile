@@ -20,11 +20,14 @@ EMU_TESTS  ?= $(wildcard tests/cuda_emu/*.cu tests/test_*.cu)
 ifeq ($(origin CXX),default)
 CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC))))
 endif
+# Of tests/NAME.c, those that run with tinytrain_cuda.cu on the emulator too, with TINYTRAIN_DEVICE=cuda.
+CUDA_TESTS      ?= test_ops
+CUDA_T_test_ops := reference_cuda gradient_cuda
 ifneq ($(EMU_BUILDS),)
 HAVE_CXX := $(shell command -v $(firstword $(CXX)))
-EMU_LOGS := $(if $(HAVE_CXX),$(foreach b,$(EMU_BUILDS),$(patsubst %.cu,$(B)/cuda_emu/%.$(b).log,$(notdir $(EMU_TESTS)))),$(B)/cuda_emu.log)
+EMU_LOGS := $(if $(HAVE_CXX),$(foreach b,$(EMU_BUILDS),$(patsubst %.cu,$(B)/cuda_emu/%.$(b).log,$(notdir $(EMU_TESTS))) \
+            $(addprefix $(B)/cuda_emu/,$(CUDA_TESTS:%=%.$(b).log))),$(B)/cuda_emu.log)
 endif
-
 TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
@@ -36,7 +39,17 @@ TORCH  ?= torch
 # make bench-peers LLMC=dir, a checkout of github.com/karpathy/llm.c: its CPU program too, with the flags of its Makefile.
 LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
 PROGRAMS := $(patsubst tests/%.c,$(B)/%,$(TESTS))
-LOGS     := $(addsuffix .log,$(PROGRAMS)) $(EMU_LOGS) $(if $(T),,$(CHECKS:tests/%.py=$(B)/%.log))
+# make cuda: for these GPUs, and PTX for later ones. TINYTRAIN_CUDA=1 make test also runs CUDA_TESTS on a GPU.
+CUDA_HOME  ?= /usr/local/cuda
+NVCC       ?= $(CUDA_HOME)/bin/nvcc
+CUDA_ARCHS ?= 80 90a 100
+CUDA_CODE   = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_90,code=compute_90
+CUDA_LIBS  := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart -lstdc++
+CUDA_PROGRAMS := $(patsubst examples/%.c,$(B)/cuda/%,$(wildcard examples/*.c)) $(B)/cuda/step $(CUDA_TESTS:%=$(B)/cuda/%)
+ifneq ($(TINYTRAIN_CUDA),)
+GPU_LOGS := $(CUDA_TESTS:%=$(B)/cuda/%.log)
+endif
+LOGS     := $(addsuffix .log,$(PROGRAMS)) $(EMU_LOGS) $(GPU_LOGS) $(if $(T),,$(CHECKS:tests/%.py=$(B)/%.log))
 
 # As many jobs as processors, unless the caller says how many.
 ifeq ($(MAKELEVEL)$(filter -j% --jobs% --jobserver%,$(MAKEFLAGS)),0)
@@ -53,6 +66,8 @@ help:
 	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with;'
 	@echo '                  LLMC=dir: also those of llm.c, from a checkout; TORCH=...: what pip installs as PyTorch (torch)'
 	@echo 'make bench-programs  build what those comparisons run here, without the environment'
+	@echo 'make cuda         examples, the step benchmark and tests for NVIDIA GPUs, as $(B)/cuda/NAME (CUDA_HOME, NVCC, CUDA_ARCHS);'
+	@echo '                  TINYTRAIN_CUDA=1 make test runs these tests too'
 	@echo 'make install      header and pkg-config file, below PREFIX ($(PREFIX)) and DESTDIR'
 	@echo 'make clean        remove $(B)'
 	@echo "Variables: CC ($(CC)), CFLAGS ($(CFLAGS)), B, PYTHON, RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' before each test program"
@@ -132,6 +147,14 @@ $(B)/cuda_emu/%.$(1): tests/%.cu $(wildcard tinytrain_cuda.cu) tinytrain.h $$(EM
 	$$(CXX) $$(EMU_LINK_$(1)) $$@.o $$(EMU_OBJECTS_$(1)) -o $$@ $$(LIBS)
 $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
 	@sh tests/run.sh run $$@ $$(RUN) $$< $$(foreach t,$$(T),'$$(t)')
+$(B)/cuda_emu/tinytrain_cuda.$(1).o: tinytrain_cuda.cu tinytrain.h $(wildcard tests/cuda_emu/*.h) $(B)/flags
+	@mkdir -p $$(@D)
+	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) -Itests/cuda_emu -I. -x c++ -c $$< -o $$@
+$(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1)): $(B)/cuda_emu/%.$(1): tests/%.c tests/test.h tinytrain.h $(B)/cuda_emu/tinytrain_cuda.$(1).o $$(EMU_OBJECTS_$(1)) $(B)/flags
+	$$(CC) $$(CPPFLAGS) $$(STRICT) -Werror -g $$(or $$(EMU_LINK_$(1)),-O2) -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX512 -Itests/cuda_emu -I. -c $$< -o $$@.o
+	$$(CXX) $$(EMU_LINK_$(1)) $$@.o $(B)/cuda_emu/tinytrain_cuda.$(1).o $$(EMU_OBJECTS_$(1)) -o $$@ $$(LIBS)
+$(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).log): $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
+	@sh tests/run.sh run $$@ env TINYTRAIN_DEVICE=cuda $$(RUN) $$< $$(foreach t,$$(or $$(T),$$(CUDA_T_$$*)),'$$(t)')
 endef
 $(foreach b,plain asan trace,$(eval $(call emu_rules,$(b))))
 .PRECIOUS: $(B)/cuda_emu/%.plain $(B)/cuda_emu/%.asan $(B)/cuda_emu/%.trace
@@ -139,6 +162,23 @@ $(foreach b,plain asan trace,$(eval $(call emu_rules,$(b))))
 $(B)/cuda_emu.log: FORCE
 	@mkdir -p $(B)
 	@echo 'skip cuda_emu: $(CXX) is not there' > $@; echo '0 passed, 0 failed' >> $@; cat $@ | sed '$$d'
+
+# ---- NVIDIA GPUs
+cuda: $(CUDA_PROGRAMS)
+
+$(B)/cuda/tinytrain_cuda.o: tinytrain_cuda.cu tinytrain.h $(B)/flags
+	@mkdir -p $(@D)
+	$(NVCC) -O3 -std=c++17 -Werror all-warnings -Xptxas -v $(CUDA_CODE) -I. -c $< -o $@ 2> $@.txt || { cat $@.txt >&2; exit 1; }
+	@grep -B 1 -E 'spill' $@.txt | grep -E -v '^--|0 bytes spill stores, 0 bytes spill loads' | grep -A 1 Function || true
+
+$(B)/cuda/%: examples/%.c $(B)/cuda/tinytrain_cuda.o
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. $< $(B)/cuda/tinytrain_cuda.o -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
+$(B)/cuda/%: bench/%.c bench/bench.h $(B)/cuda/tinytrain_cuda.o
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. $< $(B)/cuda/tinytrain_cuda.o -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
+$(B)/cuda/%: tests/%.c tests/test.h $(B)/cuda/tinytrain_cuda.o
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. $< $(B)/cuda/tinytrain_cuda.o -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
+$(B)/cuda/%.log: $(B)/cuda/% FORCE
+	@sh tests/run.sh run $@ env TINYTRAIN_DEVICE=cuda $< $(foreach t,$(or $(T),$(CUDA_T_$*)),'$(t)')
 
 test: $(LOGS)
 	@sh tests/run.sh total $(LOGS)
@@ -174,4 +214,4 @@ clean:
 
 FORCE:
 .DELETE_ON_ERROR:
-.PHONY: help demo examples test coverage bench bench-programs bench-peers install clean FORCE
+.PHONY: help cuda demo examples test coverage bench bench-programs bench-peers install clean FORCE
