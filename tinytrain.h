@@ -1009,6 +1009,12 @@ typedef struct tt__backend {
     tt_status (*launch)(tt__device *d, const tt__launch *l);
     tt_status (*collect)(tt__device *d, tt__slot *slot, const float *counts, bool first); /* adds up a loss's counts; first: of a step */
     tt_status (*results)(tt__device *d, const tt__slot *slot, tt__results *to);
+    /* Launches after capture are recorded and not done; captured ends that, and replay does what was recorded, any number of times,
+       until forget. NULL where there is no such thing. captured returns NULL where it failed, and then nothing is left. */
+    tt_status (*capture)(tt__device *d);
+    void *(*captured)(tt__device *d);
+    tt_status (*replay)(tt__device *d, void *recording);
+    void (*forget)(tt__device *d, void *recording);
     /* NULL, or what of it the backend has not, to follow "cannot run". Operands are at capacity, their data NULL. */
     const char *(*refuses)(const tt__launch *l);
 } tt__backend;
@@ -7411,7 +7417,7 @@ static tt_status tt__cpu_collect(tt__device *d, tt__slot *slot, const float *cou
 
 static const tt__backend tt__cpu_backend = {
     tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill,
-    tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, tt__cpu_refuses,
+    tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, NULL, NULL, NULL, NULL, tt__cpu_refuses,
 };
 
 static const tt__device_kind tt__device_kinds[] = {
@@ -7795,6 +7801,16 @@ void tt_close(tt_context *ctx)
 
 /* --------------------------------------------------------------------------------------------------- compile */
 
+/* The launches of some phases as a device has recorded them, for runs with the same numbers of rows. */
+typedef struct tt__recording {
+    void *made;             /* the device's; NULL: these rows were met once                                          */
+    tt__phase first;
+    bool later;             /* micro-batches but the first of a step: they add to gradients                          */
+    int64_t *rows;          /* of each axis; NULL: this entry is free                                                */
+    uint64_t used;          /* when                                                                                  */
+} tt__recording;
+enum { TT__RECORDINGS = 16 };
+
 struct tt_program {
     tt_context *ctx;
     tt_tape *t;             /* its own copy, rewritten                                                               */
@@ -7816,6 +7832,8 @@ struct tt_program {
     tt__results results;    /* as read last                                                                          */
     char *staging;          /* inputs on their way to memory that is not the host's; else NULL                       */
     size_t *staged;         /* of each input, its place there                                                        */
+    tt__recording recordings[TT__RECORDINGS];
+    uint64_t runs;
     bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
@@ -7949,6 +7967,10 @@ void tt_program_free(tt_program *p)
     tt_context *ctx = p->ctx;
     tt__arena *a = p->arena;
     if (p->staging) a->kind->backend->release_host(a->device, p->staging);
+    for (int k = 0; k < TT__RECORDINGS; k++) {
+        if (p->recordings[k].made) a->kind->backend->forget(a->device, p->recordings[k].made);
+        tt__free(ctx, p->recordings[k].rows);
+    }
     if (a && p->slot_bit) a->slots &= ~p->slot_bit;
     if (a && a->results_of == p) a->results_of = NULL;
     if (a && --a->programs == 0 && !a->memory) { /* never allocated: its parameters go back to having no place */
@@ -8707,10 +8729,55 @@ static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
     return status;
 }
 
-/* Runs the instructions of the phases first..last. */
+/* The entry for this run's rows: one that is there, else a free one or that of the longest ago, made anew; NULL if there can be none. */
+static tt__recording *tt__recording_of(tt_program *p, tt__phase first, bool *met)
+{
+    tt__recording *oldest = &p->recordings[0];
+    const size_t bytes = sizeof *p->axis_rows * (size_t)p->t->n_axes;
+    const bool later = first == TT__FORWARD && p->run.micro > 0;
+    *met = true;
+    p->runs++;
+    for (int k = 0; k < TT__RECORDINGS; k++) {
+        tt__recording *r = &p->recordings[k];
+        if (r->rows && r->first == first && r->later == later && memcmp(r->rows, p->axis_rows, bytes) == 0) { r->used = p->runs; return r; }
+        if (r->used < oldest->used) oldest = r;
+    }
+    *met = false;
+    if (oldest->made) p->kind->backend->forget(p->arena->device, oldest->made);
+    if (!oldest->rows) oldest->rows = (int64_t *)tt__alloc(p->ctx, bytes);
+    oldest->made = NULL;
+    oldest->first = first;
+    oldest->later = later;
+    oldest->used = p->runs;
+    if (oldest->rows) memcpy(oldest->rows, p->axis_rows, bytes);
+    return oldest->rows ? oldest : NULL;
+}
+
+/* Launches the instructions of the phases first..last. */
+static tt_status tt__launch_phases(tt_program *p, tt__launch *l, tt__phase first, tt__phase last)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < p->t->n_code && status == TT_OK; k++) {
+        const tt__instr *i = &p->t->code[k];
+        if (i->phase < first || i->phase > last) continue;
+        l->instr = i;
+        for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__resolve(p, i->in[j]);
+        for (int j = 0; j < TT__MAX_OUT; j++) {
+            l->out[j] = tt__resolve(p, i->out[j]);
+            l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
+        }
+        l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
+        status = p->kind->backend->launch(p->arena->device, l);
+        if (p->poison) tt__poison(p, k);
+    }
+    return status;
+}
+
+/* Runs the phases first..last. A device that can records them when it meets the same numbers of rows again, and replays that from then on. */
 static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
 {
     const tt__backend *b = p->kind->backend;
+    tt__device *d = p->arena->device;
     tt__launch l;
     tt__float_mode mode = tt__float_default();
     memset(&l, 0, sizeof l);
@@ -8721,19 +8788,18 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
     l.resident = p->arena->memory;
     tt_status status = first == TT__FORWARD ? tt__check_inputs(p, &l) : TT_OK;
     if (first == TT__FORWARD) p->arena->results_of = NULL;
-    if (status == TT_OK) status = tt__device_status(p->ctx, p->arena, b->begin(p->arena->device, p->slot, &p->run));
-    for (int k = 0; k < p->t->n_code && status == TT_OK; k++) {
-        const tt__instr *i = &p->t->code[k];
-        if (i->phase < first || i->phase > last) continue;
-        l.instr = i;
-        for (int j = 0; j < TT__MAX_IN; j++) l.in[j] = tt__resolve(p, i->in[j]);
-        for (int j = 0; j < TT__MAX_OUT; j++) {
-            l.out[j] = tt__resolve(p, i->out[j]);
-            l.add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
+    if (status == TT_OK) {
+        bool met = false;
+        tt__recording *r = b->capture ? tt__recording_of(p, first, &met) : NULL;
+        status = b->begin(d, p->slot, &p->run);
+        if (status == TT_OK && met && !r->made && b->capture(d) == TT_OK) {
+            status = tt__launch_phases(p, &l, first, last);
+            r->made = b->captured(d); /* in any case, to end it */
+            if (status == TT_OK && !r->made) status = TT_ERR_DEVICE;
+            if (status != TT_OK && r->made) { b->forget(d, r->made); r->made = NULL; }
         }
-        l.workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
-        status = tt__device_status(p->ctx, p->arena, b->launch(p->arena->device, &l));
-        if (p->poison) tt__poison(p, k);
+        if (status == TT_OK) status = r && r->made ? b->replay(d, r->made) : tt__launch_phases(p, &l, first, last);
+        status = tt__device_status(p->ctx, p->arena, status);
     }
     tt__float_restore(mode);
     if (first == TT__FORWARD && status == TT_OK) p->arena->results_of = p;

@@ -269,6 +269,37 @@ static tt_status cuda_collect(tt__device *d, tt__slot *slot, const float *counts
     return tt_check(d, TT_LAUNCH(add_counts, 1, 32, 0, d->stream, slot, counts, first), "collect");
 }
 
+// A graph of what the stream would have done.
+static tt_status cuda_capture(tt__device *d)
+{
+    cudaSetDevice(d->index);
+    return tt_check(d, cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "begin of a capture");
+}
+
+static void *cuda_captured(tt__device *d)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t ready = NULL;
+    cudaSetDevice(d->index);
+    tt_status status = tt_check(d, cudaStreamEndCapture(d->stream, &graph), "end of a capture");
+    if (status == TT_OK) status = tt_check(d, cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
+    if (graph) cudaGraphDestroy(graph);
+    return status == TT_OK ? ready : NULL;
+}
+
+static tt_status cuda_replay(tt__device *d, void *recording)
+{
+    cudaSetDevice(d->index);
+    return tt_check(d, cudaGraphLaunch((cudaGraphExec_t)recording, d->stream), "cudaGraphLaunch");
+}
+
+static void cuda_forget(tt__device *d, void *recording)
+{
+    cudaSetDevice(d->index);
+    cudaStreamSynchronize(d->stream);
+    cudaGraphExecDestroy((cudaGraphExec_t)recording);
+}
+
 static tt_status cuda_results(tt__device *d, const tt__slot *slot, tt__results *to) { return cuda_read(d, to, &slot->results, sizeof *to); }
 
 // ================================================================================================== numbers
@@ -1525,5 +1556,5 @@ static tt_status cuda_launch(tt__device *d, const tt__launch *l)
 
 extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill,
-    cuda_read, cuda_wait, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_refuses,
+    cuda_read, cuda_wait, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
 };
