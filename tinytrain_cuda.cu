@@ -337,6 +337,35 @@ __device__ __forceinline__ void tt_store_any(void *p, tt_dtype dtype, int64_t i,
     else ((f16 *)p)[i] = tt_round<f16>(x);
 }
 
+// Eight 16-bit floats in 16 bytes, the first in the lowest bits.
+__device__ __forceinline__ void tt_widen_8(float (&v)[8], const uint4 &u, tt_dtype dtype)
+{
+    const uint32_t w[4] = {u.x, u.y, u.z, u.w};
+    TT_UNROLL for (int k = 0; k < 4; k++) {
+        if (dtype == TT_BF16) {
+            v[2 * k] = __uint_as_float(w[k] << 16);
+            v[2 * k + 1] = __uint_as_float(w[k] & 0xffff0000u);
+        } else {
+            v[2 * k] = __half2float(__ushort_as_half((unsigned short)w[k]));
+            v[2 * k + 1] = __half2float(__ushort_as_half((unsigned short)(w[k] >> 16)));
+        }
+    }
+}
+__device__ __forceinline__ uint4 tt_narrow_8(const float (&v)[8], tt_dtype dtype)
+{
+    uint32_t w[4];
+    TT_UNROLL for (int k = 0; k < 4; k++) {
+        if (dtype == TT_BF16) {
+            const __nv_bfloat162 p = __floats2bfloat162_rn(v[2 * k], v[2 * k + 1]);
+            w[k] = __bfloat16_as_ushort(p.x) | (uint32_t)__bfloat16_as_ushort(p.y) << 16;
+        } else {
+            const __half2 p = __floats2half2_rn(v[2 * k], v[2 * k + 1]);
+            w[k] = __half_as_ushort(p.x) | (uint32_t)__half_as_ushort(p.y) << 16;
+        }
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
 // Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says that p is one of 16 bytes.
 __device__ __forceinline__ void tt_load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, float absent = 0)
 {
@@ -395,7 +424,7 @@ __device__ __forceinline__ float tt_act(int act, float x)
     switch (act) {
     case TT__ACT_GELU: return 0.5f * x * erfcf(-0.70710678118654752f * x);
     case TT__ACT_GELU_TANH: return x / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))); // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u))
-    case TT__ACT_RELU: return x > 0 ? x : 0.0f;
+    case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
     case TT__ACT_TANH: return tanhf(x);
     case TT__ACT_SILU: return x / (1 + expf(-x));
     default: return x;
@@ -471,6 +500,146 @@ static inline unsigned tt_blocks(int64_t n, int64_t per_block) { return (unsigne
 
 // ================================================================================================== rows
 // Ops that work row by row or element by element.
+
+#define TT_ROW_THREADS 256
+// Bytes of a launch's resident scratch.
+#define TT_RESIDENT (((size_t)32 << 20) - 4096)
+
+static size_t tt_type_bytes(tt_dtype dtype) { return dtype == TT_F32 ? 4 : 2; }
+
+// Elements [c, c + 8) of row r, of which the first n count; the others become 0. vector: the row begins at a multiple of 16 bytes, and c is a
+// multiple of 8.
+__device__ __forceinline__ void tt_load_8(float (&v)[8], const tt__mat &m, int64_t r, int64_t c, int n, bool vector)
+{
+    const int64_t at = r * m.ld + c;
+    if (!vector || n < 8) {
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = j < n ? tt_load_any(m.data, m.dtype, at + j) : 0;
+    } else if (m.dtype == TT_F32) {
+        const float4 *p = (const float4 *)((const float *)m.data + at), a = p[0], b = p[1];
+        v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w; v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
+    } else {
+        const uint4 u = *(const uint4 *)((const uint16_t *)m.data + at);
+        tt_widen_8(v, u, m.dtype);
+    }
+}
+
+__device__ __forceinline__ void tt_store_8(const tt__mat &m, int64_t r, int64_t c, int n, bool vector, const float (&v)[8])
+{
+    const int64_t at = r * m.ld + c;
+    if (!vector || n < 8) {
+        TT_UNROLL for (int j = 0; j < 8; j++) if (j < n) tt_store_any(m.data, m.dtype, at + j, v[j]);
+    } else if (m.dtype == TT_F32) {
+        float4 *p = (float4 *)((float *)m.data + at);
+        p[0] = make_float4(v[0], v[1], v[2], v[3]);
+        p[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+        *(uint4 *)((uint16_t *)m.data + at) = tt_narrow_8(v, m.dtype);
+    }
+}
+
+// Whether rows of m begin at multiples of 16 bytes.
+static bool tt_vectors(const tt__mat *m)
+{
+    return ((uintptr_t)m->data | (m->rows > 1 ? (size_t)m->ld * tt_type_bytes(m->dtype) : 0)) % 16 == 0;
+}
+
+// An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which all threads of a block call, and
+// get(): the results v of the group of n columns that begins at column c of row r, or false where nothing is to be written.
+struct tt_groups { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
+
+template <class OP> __global__ void __launch_bounds__(TT_ROW_THREADS) each_group(tt_groups g, OP op)
+{
+    op.begin();
+    for (int64_t k = (int64_t)blockIdx.x * TT_ROW_THREADS + threadIdx.x; k < g.all; k += (int64_t)gridDim.x * TT_ROW_THREADS) {
+        const int64_t row = g.all == g.per_row ? 0 : (uint32_t)k / (uint32_t)g.per_row, c = (k - row * g.per_row) * 8, r = g.first + row;
+        const int n = (int)min(g.y.cols - c, (int64_t)8);
+        float v[8], old[8];
+        if (!op.get(g, r, c, n, v)) continue;
+        if (g.add) {
+            tt_load_8(old, g.y, r, c, n, g.vector);
+            TT_UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+        }
+        tt_store_8(g.y, r, c, n, g.vector, v);
+    }
+}
+
+// by_row: the op asks for its row or column, so matrices without gaps are not taken as one row. Operands whose data is NULL are left alone.
+template <class OP> static cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
+{
+    tt_groups g = {a, b, y, add, true, 1, 0, 0};
+    tt__mat *const all[3] = {&g.a, &g.b, &g.y};
+    for (int k = 0; k < 3; k++) {
+        g.vector = g.vector && tt_vectors(all[k]);
+        by_row = by_row || (all[k]->data && all[k]->rows > 1 && all[k]->ld != all[k]->cols);
+    }
+    for (int k = 0; k < 3 && !by_row; k++) {
+        all[k]->ld = all[k]->cols *= all[k]->rows;
+        all[k]->rows = 1;
+    }
+    if (!by_row) g.vector = ((uintptr_t)a.data | (uintptr_t)b.data | (uintptr_t)y.data) % 16 == 0;
+    g.per_row = (g.y.cols + 7) / 8;
+    cudaError_t e = cudaSuccess;
+    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
+    for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
+        g.all = min(rows, g.y.rows - g.first) * g.per_row;
+        const int64_t blocks = min((g.all + TT_ROW_THREADS - 1) / TT_ROW_THREADS, (int64_t)2112); // twice as many as run at a time on 132 processors
+        e = TT_LAUNCH((each_group<OP>), (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, g, op);
+    }
+    return e;
+}
+
+static const tt__mat tt_no_operand = {NULL, TT_F32, 0, 0, 0};
+
+// y = s x. Bytes: x and y once.
+struct op_scale {
+    float s;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        tt_load_8(v, g.a, r, c, n, g.vector);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] *= s;
+        return true;
+    }
+};
+
+static cudaError_t run_scale(tt__device *d, const tt__launch *l)
+{
+    const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // CAST: 1
+    return run_groups(d, l->in[0], tt_no_operand, l->out[0], l->add[0], false, op);
+}
+
+// y = a + b. Bytes: a, b and y once.
+struct op_add {
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        float b[8];
+        tt_load_8(v, g.a, r, c, n, g.vector);
+        tt_load_8(b, g.b, r, c, n, g.vector);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] += b[j];
+        return true;
+    }
+};
+
+static cudaError_t run_add(tt__device *d, const tt__launch *l) { return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add()); }
+
+// y = a constant, times the run's loss scale if `run` is not NULL. Bytes: y once.
+struct op_fill {
+    float x;
+    const tt__run *run;
+    __device__ void begin() { if (run) x *= (float)run->loss_scale; }
+    __device__ bool get(const tt_groups &, int64_t, int64_t, int, float (&v)[8]) const
+    {
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = x;
+        return true;
+    }
+};
+
+static cudaError_t run_fill(tt__device *d, const tt__launch *l)
+{
+    const op_fill op = {l->instr->attr.scale, l->instr->attr.loss_scale ? &l->slot->run : NULL};
+    return l->add[0] ? cudaSuccess : run_groups(d, tt_no_operand, tt_no_operand, l->out[0], false, false, op);
+}
 
 // ================================================================================================== losses
 // counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
@@ -1535,6 +1704,9 @@ static tt_run_fn kernels_of(int op) // NULL: there are none
     case TT__OP_LINEAR_DW: return run_linear_dw;
     case TT__OP_ATTENTION: return run_attention;
     case TT__OP_ATTENTION_BACKWARD: return run_attention_backward;
+    case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
+    case TT__OP_ADD: return run_add;
+    case TT__OP_FILL: return run_fill;
     default: return NULL;
     }
 }
