@@ -123,8 +123,10 @@ struct tt__device {
     cudaStream_t stream;    // all work, in order
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
+    struct tt_matmul_choice *choices; // TT_MATMUL_CHOICES of them, see >>matmuls
     char error[512];
 };
+enum { TT_MATMUL_CHOICES = 1024 };
 
 static tt_status tt_fail(tt__device *d, tt_status status, const char *format, ...)
 {
@@ -150,6 +152,7 @@ static void cuda_close(tt__device *d)
     if (d->stream) cudaStreamSynchronize(d->stream);
     if (d->lt) cublasLtDestroy(d->lt);
     if (d->stream) cudaStreamDestroy(d->stream);
+    free(d->choices);
     free(d);
 }
 
@@ -303,63 +306,98 @@ __device__ __forceinline__ void tt_store_any(void *p, tt_dtype dtype, int64_t i,
     else ((f16 *)p)[i] = tt_round<f16>(x);
 }
 
-// Eight 16-bit floats in 16 bytes, the first in the lowest bits.
-__device__ __forceinline__ void tt_widen_8(float (&v)[8], const uint4 &u, tt_dtype dtype)
+// Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says that p is one of 16 bytes.
+__device__ __forceinline__ void tt_load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, float absent = 0)
 {
-    const uint32_t w[4] = {u.x, u.y, u.z, u.w};
-    TT_UNROLL for (int k = 0; k < 4; k++) {
-        if (dtype == TT_BF16) {
-            v[2 * k] = __uint_as_float(w[k] << 16);
-            v[2 * k + 1] = __uint_as_float(w[k] & 0xffff0000u);
-        } else {
-            v[2 * k] = __half2float(__ushort_as_half((unsigned short)w[k]));
-            v[2 * k + 1] = __half2float(__ushort_as_half((unsigned short)(w[k] >> 16)));
+    if (!wide || left < 8) {
+        TT_UNROLL for (int k = 0; k < 8; k++) x[k] = k < left ? tt_load_any(p, dtype, i + k) : absent;
+    } else if (dtype == TT_F32) {
+        const float4 a = ((const float4 *)p)[i / 4], b = ((const float4 *)p)[i / 4 + 1];
+        x[0] = a.x; x[1] = a.y; x[2] = a.z; x[3] = a.w; x[4] = b.x; x[5] = b.y; x[6] = b.z; x[7] = b.w;
+    } else {
+        const uint4 q = ((const uint4 *)p)[i / 8];
+        const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+        TT_UNROLL for (int k = 0; k < 8; k++) {
+            const unsigned short h = (unsigned short)(words[k / 2] >> (k % 2 * 16));
+            x[k] = dtype == TT_BF16 ? tt_float(__ushort_as_bfloat16(h)) : tt_float(__ushort_as_half(h));
         }
     }
-}
-__device__ __forceinline__ uint4 tt_narrow_8(const float (&v)[8], tt_dtype dtype)
-{
-    uint32_t w[4];
-    TT_UNROLL for (int k = 0; k < 4; k++) {
-        if (dtype == TT_BF16) {
-            const __nv_bfloat162 p = __floats2bfloat162_rn(v[2 * k], v[2 * k + 1]);
-            w[k] = __bfloat16_as_ushort(p.x) | (uint32_t)__bfloat16_as_ushort(p.y) << 16;
-        } else {
-            const __half2 p = __floats2half2_rn(v[2 * k], v[2 * k + 1]);
-            w[k] = __half_as_ushort(p.x) | (uint32_t)__half_as_ushort(p.y) << 16;
-        }
-    }
-    return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-// Activations and their derivatives by s, which is the input, or for RELU and TANH the output.
-__device__ __forceinline__ float tt_act(int kind, float x)
+// Eight 16-bit floats in 16 bytes, the first in the lowest bits.
+template <class T> __device__ __forceinline__ void tt_widen8(float (&x)[8], const uint4 &q);
+template <> __device__ __forceinline__ void tt_widen8<bf16>(float (&x)[8], const uint4 &q)
 {
-    switch (kind) {
-    case TT__ACT_GELU: return x * 0.5f * (1.0f + erff(x * 0.70710678118654752f));
-    case TT__ACT_GELU_TANH: return x * 0.5f * (1.0f + tanhf(0.7978845608028654f * x * (1.0f + 0.044715f * x * x)));
-    case TT__ACT_RELU: return x < 0 ? 0 : x; // NaN stays NaN
+    const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+    TT_UNROLL for (int k = 0; k < 8; k++) x[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16);
+}
+template <> __device__ __forceinline__ void tt_widen8<f16>(float (&x)[8], const uint4 &q)
+{
+    const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+    TT_UNROLL for (int k = 0; k < 8; k++) x[k] = tt_float(__ushort_as_half((unsigned short)(words[k / 2] >> (k % 2 * 16))));
+}
+
+// The same for the bits of 16-bit numbers.
+__device__ __forceinline__ void tt_store8_bits(void *p, int64_t i, int64_t left, bool wide, const uint32_t (&h)[8])
+{
+    if (!wide || left < 8) {
+        TT_UNROLL for (int k = 0; k < 8; k++) if (k < left) ((uint16_t *)p)[i + k] = (uint16_t)h[k];
+    } else {
+        ((uint4 *)p)[i / 8] = make_uint4(h[0] | h[1] << 16, h[2] | h[3] << 16, h[4] | h[5] << 16, h[6] | h[7] << 16);
+    }
+}
+
+__device__ __forceinline__ void tt_store8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, const float (&x)[8])
+{
+    uint32_t h[8];
+    if (dtype == TT_F32) {
+        if (wide && left >= 8) {
+            ((float4 *)p)[i / 4] = make_float4(x[0], x[1], x[2], x[3]);
+            ((float4 *)p)[i / 4 + 1] = make_float4(x[4], x[5], x[6], x[7]);
+        } else {
+            TT_UNROLL for (int k = 0; k < 8; k++) if (k < left) ((float *)p)[i + k] = x[k];
+        }
+        return;
+    }
+    TT_UNROLL for (int k = 0; k < 8; k++) h[k] = dtype == TT_BF16 ? __bfloat16_as_ushort(tt_round<bf16>(x[k])) : __half_as_ushort(tt_round<f16>(x[k]));
+    tt_store8_bits(p, i, left, wide, h);
+}
+
+__device__ __forceinline__ void *tt_row(const tt__mat &m, int64_t r) { return (char *)m.data + r * m.ld * (m.dtype == TT_F32 ? 4 : 2); }
+
+// Whether every row of m begins at a multiple of 16 bytes.
+static inline bool tt_wide(const tt__mat *m) { return (uintptr_t)m->data % 16 == 0 && (m->rows < 2 || m->ld * (m->dtype == TT_F32 ? 4 : 2) % 16 == 0); }
+
+__device__ __forceinline__ float tt_exp(float x) { return tt_exp2(x * 1.4426950408889634f); }
+
+// Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the others. Where exp or tanh have
+// run into 0 or 1, nothing is left of a product with a large x.
+__device__ __forceinline__ float tt_act(int act, float x)
+{
+    switch (act) {
+    case TT__ACT_GELU: return 0.5f * x * erfcf(-0.70710678118654752f * x);
+    case TT__ACT_GELU_TANH: return x / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))); // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u))
+    case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
     case TT__ACT_TANH: return tanhf(x);
-    case TT__ACT_SILU: return x / (1.0f + expf(-x));
+    case TT__ACT_SILU: return x / (1 + expf(-x));
     default: return x;
     }
 }
-__device__ __forceinline__ float tt_act_derivative(int kind, float s)
+__device__ __forceinline__ float tt_act_slope(int act, float x)
 {
-    switch (kind) {
-    case TT__ACT_GELU: return 0.5f * (1.0f + erff(s * 0.70710678118654752f)) + s * 0.3989422804014327f * expf(s * s * -0.5f);
+    switch (act) {
+    case TT__ACT_GELU: return 0.5f * erfcf(-0.70710678118654752f * x) + x * (0.39894228040143268f * expf(-0.5f * x * x));
     case TT__ACT_GELU_TANH: {
-        s = s < -100.0f ? -100.0f : s > 100.0f ? 100.0f : s; // no infinity times 0; NaN stays NaN
-        const float t = tanhf(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
-        return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 0.134145f * s * s);
+        float s = 1 / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))), ds = s * (1 - s);
+        return ds > 0 ? s + x * ds * 1.5957691216057308f * (1 + 0.134145f * x * x) : s;
     }
-    case TT__ACT_RELU: return s > 0 ? 1.0f : 0.0f;
-    case TT__ACT_TANH: return 1.0f - s * s;
+    case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
+    case TT__ACT_TANH: return 1 - x * x;
     case TT__ACT_SILU: {
-        const float p = 1.0f / (1.0f + expf(-s));
-        return p * (1.0f + s * (1.0f - p));
+        float s = 1 / (1 + expf(-x)), ds = s * (1 - s);
+        return ds > 0 ? s + x * ds : s;
     }
-    default: return 1.0f;
+    default: return 1;
     }
 }
 
@@ -410,51 +448,20 @@ template <int THREADS> __device__ __forceinline__ float tt_block_sum(float v)
     return sum;
 }
 
+static inline int64_t tt_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline unsigned tt_blocks(int64_t n, int64_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
 
 // ================================================================================================== rows
 // Ops that work row by row or element by element.
 
 #define TT_ROW_THREADS 256
-// Bytes of a launch's resident scratch.
-#define TT_RESIDENT (((size_t)32 << 20) - 4096)
+#ifndef TT_PARTIAL_BYTES // tests make it smaller
+#define TT_PARTIAL_BYTES (((size_t)32 << 20) - 4096) // room for sums in a launch's resident bytes
+#endif
 
-static size_t tt_type_bytes(tt_dtype dtype) { return dtype == TT_F32 ? 4 : 2; }
-
-// Elements [c, c + 8) of row r, of which the first n count; the others become 0. vector: the row begins at a multiple of 16 bytes, and c is a
-// multiple of 8.
 __device__ __forceinline__ void tt_load_8(float (&v)[8], const tt__mat &m, int64_t r, int64_t c, int n, bool vector)
 {
-    const int64_t at = r * m.ld + c;
-    if (!vector || n < 8) {
-        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = j < n ? tt_load_any(m.data, m.dtype, at + j) : 0;
-    } else if (m.dtype == TT_F32) {
-        const float4 *p = (const float4 *)((const float *)m.data + at), a = p[0], b = p[1];
-        v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w; v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
-    } else {
-        const uint4 u = *(const uint4 *)((const uint16_t *)m.data + at);
-        tt_widen_8(v, u, m.dtype);
-    }
-}
-
-__device__ __forceinline__ void tt_store_8(const tt__mat &m, int64_t r, int64_t c, int n, bool vector, const float (&v)[8])
-{
-    const int64_t at = r * m.ld + c;
-    if (!vector || n < 8) {
-        TT_UNROLL for (int j = 0; j < 8; j++) if (j < n) tt_store_any(m.data, m.dtype, at + j, v[j]);
-    } else if (m.dtype == TT_F32) {
-        float4 *p = (float4 *)((float *)m.data + at);
-        p[0] = make_float4(v[0], v[1], v[2], v[3]);
-        p[1] = make_float4(v[4], v[5], v[6], v[7]);
-    } else {
-        *(uint4 *)((uint16_t *)m.data + at) = tt_narrow_8(v, m.dtype);
-    }
-}
-
-// Whether rows of m begin at multiples of 16 bytes.
-static bool tt_vectors(const tt__mat *m)
-{
-    return ((uintptr_t)m->data | (m->rows > 1 ? (size_t)m->ld * tt_type_bytes(m->dtype) : 0)) % 16 == 0;
+    tt_load8(v, tt_row(m, r), m.dtype, c, n, vector);
 }
 
 // An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which all threads of a block call, and
@@ -473,7 +480,7 @@ template <class OP> __global__ void __launch_bounds__(TT_ROW_THREADS) each_group
             tt_load_8(old, g.y, r, c, n, g.vector);
             TT_UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
         }
-        tt_store_8(g.y, r, c, n, g.vector, v);
+        tt_store8(tt_row(g.y, r), g.y.dtype, c, n, g.vector, v);
     }
 }
 
@@ -483,7 +490,7 @@ template <class OP> static cudaError_t run_groups(tt__device *d, tt__mat a, tt__
     tt_groups g = {a, b, y, add, true, 1, 0, 0};
     tt__mat *const all[3] = {&g.a, &g.b, &g.y};
     for (int k = 0; k < 3; k++) {
-        g.vector = g.vector && tt_vectors(all[k]);
+        g.vector = g.vector && tt_wide(all[k]);
         by_row = by_row || (all[k]->data && all[k]->rows > 1 && all[k]->ld != all[k]->cols);
     }
     for (int k = 0; k < 3 && !by_row; k++) {
@@ -555,13 +562,1806 @@ static cudaError_t run_fill(tt__device *d, const tt__launch *l)
     return l->add[0] ? cudaSuccess : run_groups(d, tt_no_operand, tt_no_operand, l->out[0], false, false, op);
 }
 
+// y = act(x), and dx = dy act'(saved). Bytes: x and y, or dy, saved and dx once.
+struct op_act {
+    int kind;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        tt_load_8(v, g.a, r, c, n, g.vector);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = tt_act(kind, v[j]);
+        return true;
+    }
+};
+
+struct op_act_backward {
+    int kind;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        float saved[8];
+        tt_load_8(v, g.a, r, c, n, g.vector);
+        tt_load_8(saved, g.b, r, c, n, g.vector);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] *= tt_act_slope(kind, saved[j]);
+        return true;
+    }
+};
+
+static cudaError_t run_activation(tt__device *d, const tt__launch *l)
+{
+    const op_act op = {l->instr->attr.act};
+    return run_groups(d, l->in[0], tt_no_operand, l->out[0], l->add[0], false, op);
+}
+
+static cudaError_t run_activation_backward(tt__device *d, const tt__launch *l)
+{
+    const op_act_backward op = {l->instr->attr.act};
+    return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op);
+}
+
+// y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox block {r, c / 8, 0, 0}; r is
+// number[r] if that is not NULL. Bytes: x, residual and y once; some 12 integer operations an element for the random numbers.
+struct op_dropout {
+    const tt__run *run;
+    const int32_t *number;
+    uint32_t stream, drop;
+    float scale;
+    uint64_t key;
+    __device__ void begin()
+    {
+        TT_SHARED(uint64_t, shared, );
+        if (threadIdx.x == 0) shared = tt_stream_key(run->seed, 2, (uint64_t)run->step, (uint64_t)run->micro << 32 | stream); // TT__RANDOM_DROPOUT
+        __syncthreads();
+        key = shared;
+    }
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        const uint32_t counter[4] = {(uint32_t)(number ? number[r] : r), (uint32_t)(c / 8), 0, 0};
+        uint32_t u[4];
+        tt_load_8(v, g.a, r, c, n, g.vector);
+        tt_philox(counter, key, u);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
+        if (g.b.data) {
+            float residual[8];
+            tt_load_8(residual, g.b, r, c, n, g.vector);
+            TT_UNROLL for (int j = 0; j < 8; j++) v[j] += residual[j];
+        }
+        return true;
+    }
+};
+
+static cudaError_t run_dropout(tt__device *d, const tt__launch *l)
+{
+    const uint32_t drop = (uint32_t)(l->instr->attr.dropout * 65536.0f + 0.5f);
+    const op_dropout op = {&l->slot->run, (const int32_t *)l->in[2].data, l->instr->random, drop, 65536.0f / (float)(65536 - drop), 0};
+    return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], true, op);
+}
+
+// y[r] = x[index[r]]. Bytes: the rows of y twice.
+struct op_gather {
+    const int32_t *index;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        tt_load_8(v, g.a, index[r], c, n, g.vector);
+        return true;
+    }
+};
+
+static cudaError_t run_gather(tt__device *d, const tt__launch *l)
+{
+    const bool embedding = l->instr->op == TT__OP_EMBEDDING;
+    const op_gather op = {(const int32_t *)l->in[embedding ? 0 : 1].data};
+    return run_groups(d, l->in[embedding ? 1 : 0], tt_no_operand, l->out[0], l->add[0], true, op);
+}
+
+// The sequence that row r belongs to: start[s] <= r < start[s + 1].
+__device__ __forceinline__ int64_t tt_sequence_of(const int32_t *start, int64_t seqs, int64_t r)
+{
+    int64_t low = 0, high = seqs;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (start[middle] <= r) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// dx[r] = dy[s] / length of r's sequence s. Bytes: dx once.
+struct op_mean_pool_backward {
+    const int32_t *start;
+    int64_t seqs;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        const int64_t s = tt_sequence_of(start, seqs, r);
+        const float scale = 1.0f / (float)(start[s + 1] - start[s]);
+        tt_load_8(v, g.a, s, c, n, g.vector);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
+        return true;
+    }
+};
+
+static cudaError_t run_mean_pool_backward(tt__device *d, const tt__launch *l)
+{
+    const op_mean_pool_backward op = {(const int32_t *)l->in[1].data, l->in[0].rows};
+    return run_groups(d, l->in[0], tt_no_operand, l->out[0], l->add[0], true, op);
+}
+
+// y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. Bytes: the pixels and y once.
+struct op_patches {
+    const uint8_t *pixels;
+    int64_t ld, seqs;
+    const int32_t *position, *start;
+    tt_patch_options o;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        const int p = position[r] - 1, across = o.width / o.patch, area = o.patch * o.patch;
+        if (p < 0) {
+            TT_UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
+            return true;
+        }
+        const uint8_t *from = pixels + tt_sequence_of(start, seqs, r) * ld + ((int64_t)(p / across) * o.width + p % across) * o.patch * o.channels;
+        int channel = (int)(c / area), line = (int)(c % area) / o.patch, x = (int)(c % area) % o.patch;
+        TT_UNROLL for (int j = 0; j < 8; j++) {
+            if (j >= n) continue;
+            // a chain of choices, as an index would put the options into local memory
+            const float mean = channel == 0 ? o.mean[0] : channel == 1 ? o.mean[1] : channel == 2 ? o.mean[2] : o.mean[3];
+            const float std = channel == 0 ? o.std[0] : channel == 1 ? o.std[1] : channel == 2 ? o.std[2] : o.std[3];
+            v[j] = (float)from[((int64_t)line * o.width + x) * o.channels + channel] * (1 / (255 * std)) - mean / std;
+            if (++x < o.patch) continue;
+            x = 0;
+            if (++line < o.patch) continue;
+            line = 0;
+            channel++;
+        }
+        return true;
+    }
+};
+
+static cudaError_t run_patches(tt__device *d, const tt__launch *l)
+{
+    const op_patches op = {(const uint8_t *)l->in[0].data, l->in[0].ld, l->in[2].rows - 1, (const int32_t *)l->in[1].data, (const int32_t *)l->in[2].data,
+                           l->instr->attr.image};
+    return run_groups(d, tt_no_operand, tt_no_operand, l->out[0], l->add[0], true, op);
+}
+
+// ---- sums over rows: parts in f32, then over the parts
+
+// Columns [c, c + n) of N rows, of which those below 0 are zeros; all loads are under way before the first result is needed.
+template <int N> __device__ __forceinline__ void tt_load_rows(float (&v)[N][8], const tt__mat &m, const int64_t (&rows)[N], int64_t c, int n, bool vector)
+{
+    if (!vector || n < 8) {
+        TT_UNROLL for (int k = 0; k < N; k++) tt_load_8(v[k], m, rows[k] < 0 ? 0 : rows[k], c, rows[k] < 0 ? 0 : n, false);
+    } else if (m.dtype == TT_F32) {
+        TT_UNROLL for (int k = 0; k < N; k++) {
+            const float4 zero = make_float4(0, 0, 0, 0), *p = (const float4 *)((const float *)m.data + rows[k] * m.ld + c);
+            const float4 a = rows[k] < 0 ? zero : p[0], b = rows[k] < 0 ? zero : p[1];
+            v[k][0] = a.x; v[k][1] = a.y; v[k][2] = a.z; v[k][3] = a.w; v[k][4] = b.x; v[k][5] = b.y; v[k][6] = b.z; v[k][7] = b.w;
+        }
+    } else {
+        uint4 u[N];
+        TT_UNROLL for (int k = 0; k < N; k++) u[k] = rows[k] < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4 *)((const uint16_t *)m.data + rows[k] * m.ld + c);
+        if (m.dtype == TT_BF16) {
+            TT_UNROLL for (int k = 0; k < N; k++) tt_widen8<bf16>(v[k], u[k]);
+        } else {
+            TT_UNROLL for (int k = 0; k < N; k++) tt_widen8<f16>(v[k], u[k]);
+        }
+    }
+}
+
+// to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. 32 columns a block; its warps take every eighth part.
+__global__ void __launch_bounds__(TT_ROW_THREADS) finish_sums(const float *partial, int64_t parts, int64_t stride, tt__mat to, bool add)
+{
+    TT_SHARED(float, sums, [8][33]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t c = (int64_t)blockIdx.x * 32 + lane;
+    float sum = 0;
+    for (int64_t k = warp; k < parts && c < to.cols; k += 8) sum += partial[k * stride + c];
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp || c >= to.cols) return;
+    for (int k = 1; k < 8; k++) sum += sums[k][lane];
+    if (add) sum += tt_load_any(to.data, to.dtype, c);
+    tt_store_any(to.data, to.dtype, c, sum);
+}
+
+static cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, int64_t stride, const tt__mat *to, bool add)
+{
+    return TT_LAUNCH(finish_sums, tt_blocks(to->cols, 32), TT_ROW_THREADS, 0, d->stream, partial, parts, stride, *to, add);
+}
+
+// Sums of a block of 8 warps: lane i has columns [8 i, 8 i + 8) of 256. Thread k gets column k.
+__device__ __forceinline__ float tt_sum_warps(const float (&v)[8])
+{
+    TT_SHARED(float, part, [8][256]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    TT_UNROLL for (int j = 0; j < 8; j++) part[warp][lane * 8 + j] = v[j];
+    __syncthreads();
+    float sum = 0;
+    TT_UNROLL for (int w = 0; w < 8; w++) sum += part[w][threadIdx.x];
+    return sum;
+}
+
+// y[s] = the mean of sequence s. A block takes 256 columns of a sequence, a warp every eighth of its rows. Bytes: x once.
+__global__ void __launch_bounds__(TT_ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y, bool add, bool vector)
+{
+    const int64_t s = blockIdx.x, from = start[s], to = start[s + 1], column = (int64_t)blockIdx.y * 256, c = column + threadIdx.x % 32 * 8;
+    const int n = (int)min(x.cols - c, (int64_t)8);
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[4][8];
+    for (int64_t r = from + threadIdx.x / 32; r < to && n > 0; r += 32) {
+        const int64_t rows[4] = {r, r + 8 < to ? r + 8 : -1, r + 16 < to ? r + 16 : -1, r + 24 < to ? r + 24 : -1};
+        tt_load_rows(v, x, rows, c, n, vector);
+        TT_UNROLL for (int k = 0; k < 4; k++)
+            TT_UNROLL for (int j = 0; j < 8; j++) sum[j] += v[k][j];
+    }
+    float mean = tt_sum_warps(sum) * (1.0f / (float)(to - from));
+    const int64_t at = s * y.ld + column + threadIdx.x;
+    if (column + threadIdx.x >= y.cols) return;
+    if (add) mean += tt_load_any(y.data, y.dtype, at);
+    tt_store_any(y.data, y.dtype, at, mean);
+}
+
+static cudaError_t run_mean_pool(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *y = &l->out[0];
+    if (!y->rows) return cudaSuccess;
+    return TT_LAUNCH(mean_pool, dim3((unsigned)y->rows, tt_blocks(y->cols, 256)), TT_ROW_THREADS, 0, d->stream, l->in[0], (const int32_t *)l->in[1].data, *y,
+                     l->add[0], tt_wide(&l->in[0]));
+}
+
+// ---- set rows: a bit for each row that is listed, as a row may be listed twice
+
+__global__ void __launch_bounds__(TT_ROW_THREADS) mark_rows(const int32_t *index, int64_t n, unsigned *bits)
+{
+    const int64_t k = (int64_t)blockIdx.x * TT_ROW_THREADS + threadIdx.x;
+    if (k < n) atomicOr(bits + (index[k] >> 5), 1u << (index[k] & 31));
+}
+
+static size_t tt_bits_bytes(int64_t rows) { return ((size_t)rows + 2047) / 2048 * 256; }
+
+static cudaError_t run_mark_rows(tt__device *d, const tt__launch *l, int64_t rows)
+{
+    cudaError_t e = cudaMemsetAsync(l->resident, 0, tt_bits_bytes(rows), d->stream);
+    if (e != cudaSuccess || !l->in[1].rows) return e;
+    return TT_LAUNCH(mark_rows, tt_blocks(l->in[1].rows, TT_ROW_THREADS), TT_ROW_THREADS, 0, d->stream, (const int32_t *)l->in[1].data, l->in[1].rows,
+                     (unsigned *)l->resident);
+}
+
+// y[r] = b where r is set, else x[r], which is not read when it is in place. Bytes: x and y once, or of the set rows only. As a backward:
+// 0 where r is set, which leaves alone what is added to.
+struct op_set_rows {
+    const unsigned *bits;
+    bool in_place, add; // add: to what is there, where r is not set
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        const bool set = bits[r >> 5] >> (r & 31) & 1;
+        if (!set) {
+            if (in_place) return false;
+            tt_load_8(v, g.a, r, c, n, g.vector);
+            if (add) {
+                float old[8];
+                tt_load_8(old, g.y, r, c, n, g.vector);
+                TT_UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+            }
+        } else if (g.b.data) {
+            tt_load_8(v, g.b, 0, c, n, g.vector);
+        } else {
+            if (add) return false;
+            TT_UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
+        }
+        return true;
+    }
+};
+
+static cudaError_t run_set_rows(tt__device *d, const tt__launch *l)
+{
+    const op_set_rows op = {(const unsigned *)l->resident, l->in[0].data == l->out[0].data, l->add[0]};
+    cudaError_t e = run_mark_rows(d, l, l->out[0].rows);
+    return e == cudaSuccess ? run_groups(d, l->in[0], l->in[2], l->out[0], false, true, op) : e;
+}
+
+// partial[blockIdx.x][c] = the sum of dy's set rows among `words` words of 32 rows. 256 columns a block, every eighth word a warp.
+__global__ void __launch_bounds__(TT_ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits, int64_t words, float *partial, bool vector)
+{
+    const int64_t column = (int64_t)blockIdx.y * 256, c = column + threadIdx.x % 32 * 8, end = min((blockIdx.x + 1) * words, (dy.rows + 31) / 32);
+    const int n = (int)min(dy.cols - c, (int64_t)8);
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
+    for (int64_t k = blockIdx.x * words + threadIdx.x / 32; k < end && n > 0; k += 8) {
+        for (unsigned left = bits[k]; left; left &= left - 1) {
+            tt_load_8(v, dy, k * 32 + __ffs((int)left) - 1, c, n, vector);
+            TT_UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
+        }
+    }
+    const float all = tt_sum_warps(sum);
+    if (column + threadIdx.x < dy.cols) partial[blockIdx.x * dy.cols + column + threadIdx.x] = all;
+}
+
+// How many blocks sum rows: two for each of 132 processors, if there is room for their f32 sums of so many bytes.
+static int64_t tt_sum_blocks(int64_t pieces, size_t used, size_t bytes)
+{
+    const int64_t room = (int64_t)((TT_PARTIAL_BYTES - used) / bytes);
+    return max((int64_t)1, min(min(pieces, (int64_t)264), room));
+}
+
+static cudaError_t run_set_rows_backward(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *dy = &l->in[0];
+    const size_t used = tt_bits_bytes(dy->rows);
+    const unsigned *bits = (const unsigned *)l->resident;
+    float *partial = (float *)((char *)l->resident + used);
+    cudaError_t e = run_mark_rows(d, l, dy->rows);
+    if (e == cudaSuccess && l->out[1].data) { // first, as dx may take the place of dy
+        const int64_t all = (dy->rows + 31) / 32, blocks = tt_sum_blocks((all + 7) / 8, used, (size_t)dy->cols * 4), words = (all + blocks - 1) / blocks;
+        e = TT_LAUNCH(sum_set_rows, dim3((unsigned)blocks, tt_blocks(dy->cols, 256)), TT_ROW_THREADS, 0, d->stream, *dy, bits, words, partial, tt_wide(dy));
+        if (e == cudaSuccess) e = run_finish_sums(d, partial, blocks, dy->cols, &l->out[1], l->add[1]);
+    }
+    if (e != cudaSuccess || !l->out[0].data) return e;
+    const op_set_rows op = {bits, dy->data == l->out[0].data && !l->add[0], l->add[0]};
+    return run_groups(d, *dy, tt_no_operand, l->out[0], false, true, op);
+}
+
+// ---- layernorm
+
+// A row in registers: V groups of 8 columns in each of LANES threads. vector: a group is 8 neighbours; otherwise they are LANES apart.
+template <int LANES> __device__ __forceinline__ int64_t tt_column(int group, int j, int lane, bool vector)
+{
+    return vector ? ((int64_t)group * LANES + lane) * 8 + j : ((int64_t)group * 8 + j) * LANES + lane;
+}
+
+template <int V, int LANES> __device__ __forceinline__ void tt_load_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
+{
+    if (!vector) {
+        TT_UNROLL for (int k = 0; k < V; k++)
+            TT_UNROLL for (int j = 0; j < 8; j++) {
+                const int64_t c = tt_column<LANES>(k, j, lane, false);
+                v[k][j] = c < m.cols ? tt_load_any(m.data, m.dtype, r * m.ld + c) : 0;
+            }
+    } else if (m.dtype == TT_F32) {
+        TT_UNROLL for (int k = 0; k < V; k++) {
+            const int64_t c = tt_column<LANES>(k, 0, lane, true);
+            tt_load_8(v[k], m, r, c, c < m.cols ? 8 : 0, true);
+        }
+    } else {
+        uint4 u[V];
+        TT_UNROLL for (int k = 0; k < V; k++) {
+            const int64_t c = tt_column<LANES>(k, 0, lane, true);
+            u[k] = c < m.cols ? *(const uint4 *)((const uint16_t *)m.data + r * m.ld + c) : make_uint4(0, 0, 0, 0);
+        }
+        if (m.dtype == TT_BF16) {
+            TT_UNROLL for (int k = 0; k < V; k++) tt_widen8<bf16>(v[k], u[k]);
+        } else {
+            TT_UNROLL for (int k = 0; k < V; k++) tt_widen8<f16>(v[k], u[k]);
+        }
+    }
+}
+
+// m[r] = or += v.
+template <int V, int LANES> __device__ __forceinline__ void tt_store_row(const tt__mat &m, int64_t r, int lane, bool vector, bool add, const float (&v)[V][8])
+{
+    TT_UNROLL for (int k = 0; k < V; k++) {
+        if (vector) {
+            const int64_t c = tt_column<LANES>(k, 0, lane, true);
+            float y[8], old[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+            if (c >= m.cols) continue;
+            if (add) tt_load_8(old, m, r, c, 8, true);
+            TT_UNROLL for (int j = 0; j < 8; j++) y[j] = v[k][j] + old[j];
+            tt_store8(tt_row(m, r), m.dtype, c, 8, true, y);
+        } else {
+            TT_UNROLL for (int j = 0; j < 8; j++) {
+                const int64_t c = tt_column<LANES>(k, j, lane, false), at = r * m.ld + c;
+                if (c < m.cols) tt_store_any(m.data, m.dtype, at, v[k][j] + (add ? tt_load_any(m.data, m.dtype, at) : 0.0f));
+            }
+        }
+    }
+}
+
+// The sum over the threads of a row: a warp, or the block.
+template <int LANES> __device__ __forceinline__ float tt_row_sum(float v) { return LANES == 32 ? tt_warp_sum(v) : tt_block_sum<TT_ROW_THREADS>(v); }
+
+// y = (x - mean) / std w + b; stats gets mean and 1 / std. A row in the registers of LANES threads (a warp, or the block), read once.
+template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
+    layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool add, bool vector)
+{
+    const int64_t r = (int64_t)blockIdx.x * (TT_ROW_THREADS / LANES) + threadIdx.x / LANES;
+    const int lane = threadIdx.x % LANES;
+    if (r >= x.rows) return; // a whole warp
+    float v[V][8], u[V][8], sum = 0, squares = 0;
+    tt_load_row<V, LANES>(v, x, r, lane, vector);
+    TT_UNROLL for (int k = 0; k < V; k++)
+        TT_UNROLL for (int j = 0; j < 8; j++) sum += v[k][j];
+    const float mean = tt_row_sum<LANES>(sum) / (float)x.cols;
+    TT_UNROLL for (int k = 0; k < V; k++)
+        TT_UNROLL for (int j = 0; j < 8; j++) {
+            v[k][j] -= mean;
+            if (tt_column<LANES>(k, j, lane, vector) < x.cols) squares += v[k][j] * v[k][j];
+        }
+    const float rstd = 1.0f / sqrtf(tt_row_sum<LANES>(squares) / (float)x.cols + eps);
+    tt_load_row<V, LANES>(u, w, 0, lane, vector);
+    TT_UNROLL for (int k = 0; k < V; k++)
+        TT_UNROLL for (int j = 0; j < 8; j++) v[k][j] *= rstd * u[k][j];
+    if (b.data) {
+        tt_load_row<V, LANES>(u, b, 0, lane, vector);
+        TT_UNROLL for (int k = 0; k < V; k++)
+            TT_UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[k][j];
+    }
+    tt_store_row<V, LANES>(y, r, lane, vector, add, v);
+    if (stats.data && lane == 0) {
+        ((float *)stats.data)[r * stats.ld] = mean;
+        ((float *)stats.data)[r * stats.ld + 1] = rstd;
+    }
+}
+
+// The same for wider rows: a block a row, which is read three times.
+__global__ void __launch_bounds__(TT_ROW_THREADS) layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool add)
+{
+    const int64_t r = blockIdx.x;
+    float sum = 0, squares = 0;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) sum += tt_load_any(x.data, x.dtype, r * x.ld + c);
+    const float mean = tt_block_sum<TT_ROW_THREADS>(sum) / (float)x.cols;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) {
+        const float v = tt_load_any(x.data, x.dtype, r * x.ld + c) - mean;
+        squares += v * v;
+    }
+    const float rstd = 1.0f / sqrtf(tt_block_sum<TT_ROW_THREADS>(squares) / (float)x.cols + eps);
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) {
+        float v = (tt_load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd * tt_load_any(w.data, w.dtype, c);
+        if (b.data) v += tt_load_any(b.data, b.dtype, c);
+        if (add) v += tt_load_any(y.data, y.dtype, r * y.ld + c);
+        tt_store_any(y.data, y.dtype, r * y.ld + c, v);
+    }
+    if (stats.data && threadIdx.x == 0) {
+        ((float *)stats.data)[r * stats.ld] = mean;
+        ((float *)stats.data)[r * stats.ld + 1] = rstd;
+    }
+}
+
+// Runs CODE with V and LANES for rows of so many columns, up to TT_ROW_COLUMNS.
+#define TT_ROW_COLUMNS 8192
+#define TT_WITH_ROW(cols, ...)                                                        \
+    do {                                                                              \
+        if ((cols) <= 256) { constexpr int V = 1, LANES = 32; __VA_ARGS__; }          \
+        else if ((cols) <= 512) { constexpr int V = 2, LANES = 32; __VA_ARGS__; }     \
+        else if ((cols) <= 768) { constexpr int V = 3, LANES = 32; __VA_ARGS__; }     \
+        else if ((cols) <= 1024) { constexpr int V = 4, LANES = 32; __VA_ARGS__; }    \
+        else if ((cols) <= 2048) { constexpr int V = 1, LANES = 256; __VA_ARGS__; }   \
+        else if ((cols) <= 4096) { constexpr int V = 2, LANES = 256; __VA_ARGS__; }   \
+        else { constexpr int V = 4, LANES = 256; __VA_ARGS__; }                       \
+    } while (0)
+
+static cudaError_t run_layernorm(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *w = &l->in[1], *b = &l->in[2], *y = &l->out[0];
+    const bool vector = x->cols % 8 == 0 && tt_wide(x) && tt_wide(w) && tt_wide(b) && tt_wide(y);
+    if (!x->rows) return cudaSuccess;
+    if (x->cols > TT_ROW_COLUMNS)
+        return TT_LAUNCH(layernorm_wide, (unsigned)x->rows, TT_ROW_THREADS, 0, d->stream, *x, *w, *b, *y, l->out[1], l->instr->attr.eps, l->add[0]);
+    TT_WITH_ROW(x->cols, return TT_LAUNCH((layernorm<V, LANES>), tt_blocks(x->rows, TT_ROW_THREADS / LANES), TT_ROW_THREADS, 0, d->stream, *x, *w, *b, *y,
+                                          l->out[1], l->instr->attr.eps, l->add[0], vector));
+}
+
+// With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw = sum dy n, db = sum dy: partial
+// holds `columns` of dw, then of db, for each block. Rows are in registers; dx.data may be NULL. Bytes: dy, x and dx once.
+template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
+    layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each, float *partial, bool add, bool vector)
+{
+    constexpr int TEAMS = TT_ROW_THREADS / LANES;
+    const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
+    const int64_t from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
+    float dw[V][8], db[V][8];
+    TT_UNROLL for (int k = 0; k < V; k++)
+        TT_UNROLL for (int j = 0; j < 8; j++) dw[k][j] = db[k][j] = 0;
+    for (int64_t r = from + team; r < to; r += TEAMS) {
+        float g[V][8], n[V][8], scale[V][8], sum_g = 0, sum_gn = 0;
+        tt_load_row<V, LANES>(g, dy, r, lane, vector);
+        tt_load_row<V, LANES>(n, x, r, lane, vector);
+        tt_load_row<V, LANES>(scale, w, 0, lane, vector);
+        const float mean = ((const float *)stats.data)[r * stats.ld], rstd = ((const float *)stats.data)[r * stats.ld + 1];
+        TT_UNROLL for (int k = 0; k < V; k++)
+            TT_UNROLL for (int j = 0; j < 8; j++) { // beyond the last column g is 0
+                n[k][j] = (n[k][j] - mean) * rstd;
+                dw[k][j] += g[k][j] * n[k][j];
+                db[k][j] += g[k][j];
+                g[k][j] *= scale[k][j];
+                sum_g += g[k][j];
+                sum_gn += g[k][j] * n[k][j];
+            }
+        if (!dx.data) continue;
+        const float avg_g = tt_row_sum<LANES>(sum_g) / (float)x.cols, avg_gn = tt_row_sum<LANES>(sum_gn) / (float)x.cols;
+        TT_UNROLL for (int k = 0; k < V; k++)
+            TT_UNROLL for (int j = 0; j < 8; j++) g[k][j] = (g[k][j] - avg_g - n[k][j] * avg_gn) * rstd;
+        tt_store_row<V, LANES>(dx, r, lane, vector, add, g);
+    }
+    float *to_dw = partial + (int64_t)blockIdx.x * 2 * x.cols, *to_db = to_dw + x.cols;
+    TT_UNROLL for (int k = 0; k < V; k++)
+        if (TEAMS == 1) {
+            TT_UNROLL for (int j = 0; j < 8; j++) {
+                const int64_t c = tt_column<LANES>(k, j, lane, vector);
+                if (c >= x.cols) continue;
+                to_dw[c] = dw[k][j];
+                to_db[c] = db[k][j];
+            }
+        } else { // one of the warps' 256 columns k a thread
+            TT_SHARED(float, part, [2][8][256]);
+            const int64_t c = (int64_t)k * 256 + threadIdx.x;
+            __syncthreads();
+            TT_UNROLL for (int j = 0; j < 8; j++) {
+                part[0][team % 8][tt_column<LANES>(0, j, lane, vector) % 256] = dw[k][j];
+                part[1][team % 8][tt_column<LANES>(0, j, lane, vector) % 256] = db[k][j];
+            }
+            __syncthreads();
+            float sum_dw = 0, sum_db = 0;
+            TT_UNROLL for (int t = 0; t < 8; t++) { sum_dw += part[0][t][threadIdx.x]; sum_db += part[1][t][threadIdx.x]; }
+            if (c < x.cols) { to_dw[c] = sum_dw; to_db[c] = sum_db; }
+        }
+}
+
+// The same for wider rows: dx, a block a row.
+__global__ void __launch_bounds__(TT_ROW_THREADS) layernorm_backward_wide(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, bool add)
+{
+    const int64_t r = blockIdx.x;
+    const float mean = ((const float *)stats.data)[r * stats.ld], rstd = ((const float *)stats.data)[r * stats.ld + 1];
+    float sum_g = 0, sum_gn = 0;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) {
+        const float g = tt_load_any(dy.data, dy.dtype, r * dy.ld + c) * tt_load_any(w.data, w.dtype, c);
+        sum_g += g;
+        sum_gn += g * (tt_load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd;
+    }
+    const float avg_g = tt_block_sum<TT_ROW_THREADS>(sum_g) / (float)x.cols, avg_gn = tt_block_sum<TT_ROW_THREADS>(sum_gn) / (float)x.cols;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) {
+        const float g = tt_load_any(dy.data, dy.dtype, r * dy.ld + c) * tt_load_any(w.data, w.dtype, c);
+        const float n = (tt_load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd, v = (g - avg_g - n * avg_gn) * rstd;
+        tt_store_any(dx.data, dx.dtype, r * dx.ld + c, v + (add ? tt_load_any(dx.data, dx.dtype, r * dx.ld + c) : 0.0f));
+    }
+}
+
+// ... and the sums of dw and db over a block's rows, a column a thread.
+__global__ void __launch_bounds__(TT_ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats, int64_t rows_each, float *partial)
+{
+    const int64_t c = (int64_t)blockIdx.y * TT_ROW_THREADS + threadIdx.x, from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
+    float dw = 0, db = 0;
+    if (c >= x.cols) return;
+    for (int64_t r = from; r < to; r++) {
+        const float g = tt_load_any(dy.data, dy.dtype, r * dy.ld + c), *at = (const float *)stats.data + r * stats.ld;
+        dw += g * (tt_load_any(x.data, x.dtype, r * x.ld + c) - at[0]) * at[1];
+        db += g;
+    }
+    partial[(int64_t)blockIdx.x * 2 * x.cols + c] = dw;
+    partial[((int64_t)blockIdx.x * 2 + 1) * x.cols + c] = db;
+}
+
+static cudaError_t run_layernorm_backward(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *dy = &l->in[0], *x = &l->in[1], *w = &l->in[2], *stats = &l->in[3], *dx = &l->out[0];
+    const bool vector = x->cols % 8 == 0 && tt_wide(dy) && tt_wide(x) && tt_wide(w) && tt_wide(dx);
+    float *partial = (float *)l->resident;
+    const int64_t most = tt_sum_blocks((x->rows + 7) / 8, 0, (size_t)x->cols * 8), each = ((x->rows + most - 1) / most + 7) / 8 * 8, blocks = (x->rows + each - 1) / each;
+    cudaError_t e = cudaSuccess;
+    if (x->cols > TT_ROW_COLUMNS) {
+        e = TT_LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, tt_blocks(x->cols, TT_ROW_THREADS)), TT_ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
+        if (e == cudaSuccess && dx->data) // last, as dx may take the place of dy
+            e = TT_LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT_ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats, *dx, l->add[0]);
+    } else {
+        TT_WITH_ROW(x->cols, e = TT_LAUNCH((layernorm_backward<V, LANES>), (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats, *dx, each, partial,
+                                           l->add[0], vector));
+    }
+    if (e == cudaSuccess && l->out[1].data) e = run_finish_sums(d, partial, blocks, 2 * x->cols, &l->out[1], l->add[1]);
+    if (e == cudaSuccess && l->out[2].data) e = run_finish_sums(d, partial + x->cols, blocks, 2 * x->cols, &l->out[2], l->add[2]);
+    return e;
+}
+
+// ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums of equal ids
+
+enum { TT_SORT_TILES = 128, TT_SORT_STEP = 1024 }; // at most so many blocks, each of which takes so many numbers at a time
+
+// counts[block][digit] = how many of the block's ids have this digit of 8 bits.
+__global__ void __launch_bounds__(TT_ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift, int64_t tile, unsigned *counts)
+{
+    TT_SHARED(unsigned, count, [256]);
+    const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
+    count[threadIdx.x] = 0;
+    __syncthreads();
+    for (int64_t k = from + threadIdx.x; k < to; k += TT_ROW_THREADS) atomicAdd(&count[(uint32_t)ids[k] >> shift & 255], 1u);
+    __syncthreads();
+    counts[(int64_t)blockIdx.x * 256 + threadIdx.x] = count[threadIdx.x];
+}
+
+// Moves ids and rows (NULL: 0, 1, ...) behind those with a lesser digit, in the order that they had. Thread k of a block looks after digit k.
+__global__ void __launch_bounds__(TT_ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows, int64_t n, int shift, int64_t tile, const unsigned *counts,
+                                                                  int32_t *to_ids, int32_t *to_rows)
+{
+    TT_SHARED(unsigned, place, [8][256]); // of each warp's next id with a digit
+    TT_SHARED(unsigned, totals, [8]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
+    unsigned before = 0, all = 0;
+    for (unsigned b = 0; b < gridDim.x; b++) {
+        const unsigned count = counts[(int64_t)b * 256 + threadIdx.x];
+        if (b < blockIdx.x) before += count;
+        all += count;
+    }
+    unsigned sum = all; // of the digits of this warp up to this one
+    for (int m = 1; m < 32; m *= 2) {
+        const unsigned other = __shfl_up_sync(0xffffffffu, sum, m);
+        if (lane >= m) sum += other;
+    }
+    if (lane == 31) totals[warp] = sum;
+    __syncthreads();
+    for (int w = 0; w < warp; w++) before += totals[w];
+    before += sum - all;
+    for (int64_t at = from; at < to; at += TT_SORT_STEP) {
+        unsigned rank[4];
+        int32_t id[4];
+        for (int k = lane; k < 256; k += 32) place[warp][k] = 0;
+        __syncwarp();
+        TT_UNROLL for (int u = 0; u < 4; u++) { // how many ids with the same digit the warp has before each of its 128
+            const int64_t k = at + warp * 128 + u * 32 + lane;
+            id[u] = k < to ? ids[k] : 0;
+            const unsigned digit = (uint32_t)id[u] >> shift & 255;
+            unsigned same = __ballot_sync(0xffffffffu, k < to);
+            TT_UNROLL for (int bit = 0; bit < 8; bit++) {
+                const unsigned ones = __ballot_sync(0xffffffffu, (int)(digit >> bit & 1));
+                same &= digit >> bit & 1 ? ones : ~ones;
+            }
+            const unsigned lower = same & ((1u << lane) - 1);
+            rank[u] = place[warp][digit] + (unsigned)__popc(lower);
+            __syncwarp();
+            if (k < to && !lower) place[warp][digit] += (unsigned)__popc(same);
+            __syncwarp();
+        }
+        __syncthreads();
+        for (int w = 0; w < 8; w++) {
+            const unsigned count = place[w][threadIdx.x];
+            place[w][threadIdx.x] = before;
+            before += count;
+        }
+        __syncthreads();
+        TT_UNROLL for (int u = 0; u < 4; u++) {
+            const int64_t k = at + warp * 128 + u * 32 + lane;
+            if (k >= to) continue;
+            const unsigned p = place[warp][(uint32_t)id[u] >> shift & 255] + rank[u];
+            to_ids[p] = id[u];
+            to_rows[p] = rows ? rows[k] : (int32_t)k;
+        }
+        __syncwarp();
+    }
+}
+
+// Sums the rows of dy with equal ids, `chunk` of them a block. A sum of rows that are all in the chunk goes to its row of `to`; of those that
+// go on from the chunk before to partial[block][0], of those that begin here and go on to partial[block][1]. Bytes: dy and the rows of `to`.
+__global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy, tt__mat to, bool add, bool vector, int64_t chunk,
+                                               float *partial)
+{
+    const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk), c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
+    const int width = (int)min(dy.cols - c, (int64_t)8);
+    if (width <= 0) return;
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[4][8];
+    bool began = from > 0 && ids[from - 1] == ids[from];
+    for (int64_t k = from; k < end; k += 4) {
+        int64_t at[4];
+        TT_UNROLL for (int u = 0; u < 4; u++) at[u] = k + u < end ? rows[k + u] : -1;
+        tt_load_rows(v, dy, at, c, width, vector);
+        TT_UNROLL for (int u = 0; u < 4; u++) {
+            if (k + u >= end) continue;
+            const int32_t id = ids[k + u];
+            const bool last = k + u + 1 == n || ids[k + u + 1] != id;
+            TT_UNROLL for (int j = 0; j < 8; j++) sum[j] += v[u][j];
+            if (!last && k + u + 1 < end) continue;
+            if (began || !last) {
+                float *p = partial + ((int64_t)blockIdx.x * 2 + !began) * dy.cols + c;
+                TT_UNROLL for (int j = 0; j < 8; j++) if (j < width) p[j] = sum[j];
+            } else {
+                if (add) {
+                    float old[8];
+                    tt_load_8(old, to, id, c, width, vector);
+                    TT_UNROLL for (int j = 0; j < 8; j++) sum[j] += old[j];
+                }
+                tt_store8(tt_row(to, id), to.dtype, c, width, vector, sum);
+            }
+            began = false;
+            TT_UNROLL for (int j = 0; j < 8; j++) sum[j] = 0;
+        }
+    }
+}
+
+// Adds up what ids whose rows lie in several chunks left in `partial`: the chunk in which they begin does. A column a thread.
+__global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, bool add, int64_t chunk, const float *partial)
+{
+    const int64_t from = (int64_t)blockIdx.x * chunk, end = from + chunk, c = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
+    if (end >= n || c >= to.cols || ids[end] != ids[end - 1]) return;
+    const int32_t id = ids[end];
+    if (from > 0 && ids[from - 1] == id) return;
+    int64_t low = end, high = n; // ids[low] == id, and those from high on are greater
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (ids[middle] == id) low = middle;
+        else high = middle;
+    }
+    float sum = partial[((int64_t)blockIdx.x * 2 + 1) * to.cols + c];
+    TT_UNROLL for (int64_t b = blockIdx.x + 1; b <= low / chunk; b++) sum += partial[b * 2 * to.cols + c];
+    if (add) sum += tt_load_any(to.data, to.dtype, id * to.ld + c);
+    tt_store_any(to.data, to.dtype, id * to.ld + c, sum);
+}
+
+static cudaError_t run_table_backward(tt__device *d, const tt__launch *l)
+{
+    const bool embedding = l->instr->op == TT__OP_EMBEDDING_BACKWARD;
+    const tt__mat *index = &l->in[embedding ? 0 : 1], *dy = &l->in[embedding ? 1 : 0], *to = &l->out[0];
+    const int64_t n = index->rows;
+    const op_fill zero = {0, NULL};
+    cudaError_t e = l->add[0] ? cudaSuccess : run_groups(d, tt_no_operand, tt_no_operand, *to, false, false, zero);
+    if (!n) return e;
+    const int64_t tiles = min((n + TT_SORT_STEP - 1) / TT_SORT_STEP, (int64_t)TT_SORT_TILES);
+    const int64_t tile = ((n + tiles - 1) / tiles + TT_SORT_STEP - 1) / TT_SORT_STEP * TT_SORT_STEP, blocks = (n + tile - 1) / tile;
+    int32_t *array[4]; // ids and rows, and again
+    for (int k = 0; k < 4; k++) array[k] = (int32_t *)l->workspace + k * ((n + 63) / 64 * 64);
+    const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
+    for (int shift = 0; e == cudaSuccess && (shift == 0 || (to->rows - 1) >> shift > 0); shift += 8) {
+        int32_t *to_ids = array[shift / 8 % 2 * 2], *to_rows = array[shift / 8 % 2 * 2 + 1];
+        e = TT_LAUNCH(count_digits, (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, ids, n, shift, tile, (unsigned *)l->resident);
+        if (e == cudaSuccess)
+            e = TT_LAUNCH(scatter_digits, (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, ids, rows, n, shift, tile, (const unsigned *)l->resident, to_ids, to_rows);
+        ids = to_ids;
+        rows = to_rows;
+    }
+    const int64_t room = max((int64_t)1, (int64_t)(TT_PARTIAL_BYTES / ((size_t)dy->cols * 8))), chunk = max((int64_t)32, (n + room - 1) / room);
+    const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
+    if (e == cudaSuccess)
+        e = TT_LAUNCH(sum_ids, dim3(tt_blocks(n, chunk), tt_blocks(dy->cols, threads * 8)), threads, 0, d->stream, ids, rows, n, *dy, *to, l->add[0],
+                      tt_wide(dy) && tt_wide(to), chunk, (float *)l->resident);
+    if (e == cudaSuccess && n > chunk)
+        e = TT_LAUNCH(join_ids, dim3(tt_blocks(n, chunk), tt_blocks(dy->cols, 128)), 128, 0, d->stream, ids, n, *to, l->add[0], chunk, (const float *)l->resident);
+    return e;
+}
+
 // ================================================================================================== losses
+// counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
+
+enum { TT_LOSS_BLOCKS = 1024 }; // at most; each leaves one partial sum in the resident workspace
+
+struct tt_loss_sums { double loss, weight, right; };
+
+// The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
+template <int THREADS> __device__ __forceinline__ double tt_block_sum(double v)
+{
+    TT_SHARED(double, part, [THREADS / 32]);
+    TT_UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
+    __syncthreads(); // an earlier call may still be read
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    double sum = 0;
+    TT_UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
+    return sum;
+}
+
+__device__ __forceinline__ float tt_row_weight(const tt__mat &weights, int64_t r)
+{
+    return weights.data ? tt_load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
+}
+
+// What a row's gradient is multiplied by: upstream gradient / number of targets.
+__device__ __forceinline__ float tt_loss_factor(const tt__run *run, const float *dloss, const float *counts)
+{
+    double norm = run->accumulate ? run->loss_norm : counts[1];
+    return norm > 0 ? (float)(*dloss / norm) : 0.0f;
+}
+
+template <int THREADS> __device__ __forceinline__ void tt_store_counts(tt_loss_sums sums, float *counts, float *loss)
+{
+    sums.loss = tt_block_sum<THREADS>(sums.loss);
+    sums.weight = tt_block_sum<THREADS>(sums.weight);
+    sums.right = tt_block_sum<THREADS>(sums.right);
+    if (threadIdx.x) return;
+    counts[0] = (float)sums.loss; counts[1] = (float)sums.weight; counts[2] = (float)sums.right; counts[3] = 0;
+    *loss = (float)(sums.loss / sums.weight);
+}
+
+template <int THREADS> __device__ __forceinline__ void tt_store_partial(tt_loss_sums sums, tt_loss_sums *partial)
+{
+    sums.loss = tt_block_sum<THREADS>(sums.loss);
+    sums.weight = tt_block_sum<THREADS>(sums.weight);
+    sums.right = tt_block_sum<THREADS>(sums.right);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sums;
+}
+
+__global__ void __launch_bounds__(256) loss_counts(const tt_loss_sums *partial, int n, float *counts, float *loss)
+{
+    tt_loss_sums sums = {0, 0, 0};
+    for (int k = (int)threadIdx.x; k < n; k += 256) {
+        sums.loss += partial[k].loss;
+        sums.weight += partial[k].weight;
+        sums.right += partial[k].right;
+    }
+    tt_store_counts<256>(sums, counts, loss);
+}
+
+// What a row's logits say; the same in every thread that works on it.
+struct tt_row_loss { float lse, loss; bool right; };
+
+// Of a row of n logits, by a warp or by a block of THREADS; target -1: only lse is wanted. The sum of exponentials is kept relative to the
+// greatest logit so far (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018), so that one pass is enough. `cache`, in
+// shared memory and a multiple of 8 long, gets the logits; each thread reads what it wrote itself.
+template <int THREADS> __device__ __forceinline__ tt_row_loss tt_row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide, int64_t target,
+                                                                                   float smoothing, float *cache)
+{
+    const int thread = (int)threadIdx.x % THREADS;
+    const float own = target >= 0 ? tt_load_any(x, dtype, target) : 0;
+    float m = -INFINITY, s = 0, sx = 0;
+    bool right = own == own; // the first of those that are greatest, as argmax
+    for (int64_t c = 8 * thread; c < n; c += 8 * THREADS) {
+        float v[8], top, some = 0;
+        tt_load8(v, x, dtype, c, n - c, wide, -INFINITY);
+        if (cache) tt_store8(cache, TT_F32, c, 8, true, v);
+        top = fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7])));
+        const float to = fmaxf(m, top), base = to == -INFINITY ? 0 : to;
+        TT_UNROLL for (int k = 0; k < 8; k++) some += tt_exp(v[k] - base);
+        s = s * tt_exp(m - base) + some;
+        m = to;
+        if (smoothing > 0) TT_UNROLL for (int k = 0; k < 8; k++) sx += c + k < n ? v[k] : 0;
+        if (target >= c + 8) right &= !(top >= own);
+        else if (target < c) right &= !(top > own);
+        else TT_UNROLL for (int k = 0; k < 8; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
+    }
+    float warp_top = tt_warp_max(m), base = warp_top == -INFINITY ? 0 : warp_top;
+    s = tt_warp_sum(s * tt_exp(m - base));
+    sx = tt_warp_sum(sx);
+    right = __all_sync(0xffffffffu, right);
+    m = warp_top;
+    if (THREADS > 32) {
+        TT_SHARED(float4, part, [(THREADS + 31) / 32]);
+        __syncthreads(); // those of the last row may still be read
+        if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
+        __syncthreads();
+        for (int k = 0; k < THREADS / 32; k++) m = fmaxf(m, part[k].x);
+        base = m == -INFINITY ? 0 : m;
+        s = sx = 0;
+        right = true;
+        for (int k = 0; k < THREADS / 32; k++) {
+            s += part[k].y * tt_exp(part[k].x - base);
+            sx += part[k].z;
+            right &= part[k].w != 0;
+        }
+    }
+    const float log_s = logf(s);
+    return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
+}
+
+// Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for many.
+template <int GROUP> __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights, tt__mat lse, int ignore, float smoothing,
+                                                                          bool wide, tt_loss_sums *partial)
+{
+    const int64_t groups = 256 / GROUP;
+    tt_loss_sums sums = {0, 0, 0};
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
+        const int32_t target = targets[r];
+        const tt_row_loss row = tt_row_cross_entropy<GROUP>(tt_row(x, r), x.dtype, x.cols, wide, target == ignore ? -1 : target, smoothing, NULL);
+        if (threadIdx.x % GROUP) continue;
+        ((float *)lse.data)[r * lse.ld] = row.lse;
+        if (target == ignore) continue;
+        const double w = tt_row_weight(weights, r);
+        sums.loss += w * row.loss;
+        sums.weight += w;
+        sums.right += row.right ? w : 0;
+    }
+    tt_store_partial<256>(sums, partial);
+}
+
+static cudaError_t run_cross_entropy(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0];
+    const tt__attr *a = &l->instr->attr;
+    const bool many = x->cols > 2048;
+    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows, many ? 1 : 8), TT_LOSS_BLOCKS);
+    tt_loss_sums *partial = (tt_loss_sums *)l->resident;
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    cudaError_t e = many ? TT_LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, tt_wide(x), partial)
+                         : TT_LAUNCH((cross_entropy<32>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, tt_wide(x), partial);
+    if (e != cudaSuccess) return e;
+    return TT_LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data, (float *)l->out[0].data);
+}
+
+// Gradient of eight logits from column c on: (softmax - target) w, where the target has 1 - smoothing more than the smoothing / n of all.
+__device__ __forceinline__ void tt_cross_entropy_gradient(float (&x)[8], int64_t c, int64_t n, int64_t target, float lse, float smoothing, float w)
+{
+    TT_UNROLL for (int k = 0; k < 8; k++) {
+        x[k] = (tt_exp(x[k] - lse) - smoothing / (float)n) * w;
+        if (c + k == target) x[k] -= (1 - smoothing) * w;
+    }
+}
+
+// dx (rows, n) [+]= ...: x and dx cross memory once. A thread does eight elements of a row at a time.
+__global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x, const int32_t *targets, tt__mat weights, tt__mat lse, const float *counts,
+                                                              tt__mat dx, bool add, int ignore, float smoothing, bool wide, const tt__run *run)
+{
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = tt_loss_factor(run, dloss, counts);
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const int32_t target = targets[r];
+        float v[8] = {0}, old[8];
+        if (target != ignore) {
+            tt_load8(v, tt_row(x, r), x.dtype, c, n - c, wide);
+            tt_cross_entropy_gradient(v, c, n, target, ((const float *)lse.data)[r * lse.ld], smoothing, factor * tt_row_weight(weights, r));
+        }
+        if (add) {
+            tt_load8(old, tt_row(dx, r), dx.dtype, c, n - c, wide);
+            TT_UNROLL for (int k = 0; k < 8; k++) v[k] += old[k];
+        }
+        tt_store8(tt_row(dx, r), dx.dtype, c, n - c, wide, v);
+    }
+}
+
+enum { TT_ELEMENT_BLOCKS = 4096 }; // of kernels that go through elements: enough to fill any GPU a few times
+
+static cudaError_t run_cross_entropy_backward(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[1], *dx = &l->out[0];
+    const tt__attr *a = &l->instr->attr;
+    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_ELEMENT_BLOCKS);
+    return TT_LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, (const int32_t *)l->in[2].data, l->in[3], l->in[4],
+                     (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing, tt_wide(x) && tt_wide(dx), &l->slot->run);
+}
+
+// Sum over x, y (rows, n) of w (x - y)^2 / n; x and y cross memory once.
+__global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide, tt_loss_sums *partial)
+{
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    tt_loss_sums sums = {0, 0, 0};
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const double w = tt_row_weight(weights, r);
+        float a[8], b[8], s = 0;
+        tt_load8(a, tt_row(x, r), x.dtype, c, n - c, wide);
+        tt_load8(b, tt_row(y, r), y.dtype, c, n - c, wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) s += (a[k] - b[k]) * (a[k] - b[k]);
+        sums.loss += w * s;
+        if (c == 0) sums.weight += w;
+    }
+    sums.loss /= (double)n;
+    tt_store_partial<256>(sums, partial);
+}
+
+static cudaError_t run_mean_squared_error(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *y = &l->in[1];
+    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_LOSS_BLOCKS);
+    tt_loss_sums *partial = (tt_loss_sums *)l->resident;
+    cudaError_t e = TT_LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2], tt_wide(x) && tt_wide(y), partial);
+    if (e != cudaSuccess) return e;
+    return TT_LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data, (float *)l->out[0].data);
+}
+
+// dx [+]= 2 w (x - y) / n; x, y and dx cross memory once.
+__global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y, tt__mat weights, const float *counts, tt__mat dx, bool add,
+                                                              bool wide, const tt__run *run)
+{
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = tt_loss_factor(run, dloss, counts);
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const float w = 2 * factor * tt_row_weight(weights, r) / (float)n;
+        float a[8], b[8], old[8] = {0};
+        tt_load8(a, tt_row(x, r), x.dtype, c, n - c, wide);
+        tt_load8(b, tt_row(y, r), y.dtype, c, n - c, wide);
+        if (add) tt_load8(old, tt_row(dx, r), dx.dtype, c, n - c, wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) a[k] = (a[k] - b[k]) * w + old[k];
+        tt_store8(tt_row(dx, r), dx.dtype, c, n - c, wide, a);
+    }
+}
+
+static cudaError_t run_mean_squared_error_backward(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
+    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_ELEMENT_BLOCKS);
+    return TT_LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y, l->in[3], (const float *)l->in[4].data, *dx, l->add[0],
+                     tt_wide(x) && tt_wide(y) && tt_wide(dx), &l->slot->run);
+}
 
 // ================================================================================================== optimizers
 
 // ================================================================================================== attention
+// Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2", 2023). A block of threads takes
+// a tile of queries (or of keys) of one head and goes through the sequence's keys (or queries). The backward is three kernels: sums of
+// dout * out of each row and head; dq, by tiles of queries; dk and dv, by tiles of keys. Scores are thus computed twice, seven products
+// in place of five, but nothing is added to by two blocks: no atomics, no dq in fp32.
+//
+// Tiles of ragged sequences: those of SIZE rows that begin in sequence s are numbered from start[s] / SIZE + s on, which leaves room for
+// all of them, so rows / SIZE + seqs blocks are enough and the host need not know the lengths; numbers that are left over do nothing.
+
+struct attention_args {
+    tt__mat q, k, v, out, dout, dq, dk, dv;
+    const int32_t *seq_start, *query_start; // (seqs + 1): first row, first query of each sequence
+    const int32_t *query_row, *query_at;    // of a query: its row of the batch and its row in q; NULL: its number
+    float *lse, *delta;                     // (rows of q, heads): log-sum-exp of the scores; sum of dout * out
+    const tt__run *run;
+    int seqs, heads, head_size;
+    bool causal, add_dq, add_dk, add_dv;
+    float scale, keep_scale;                // of the scores; of kept weights
+    int drop;                               // of 16 random bits, those below this drop
+    uint32_t random;
+};
+
+#define TT_LOG2E 1.44269504088896341f
+
+__device__ __forceinline__ uint64_t attention_key(const attention_args &p)
+{
+    const uint32_t dropout = 2; // TT__RANDOM_DROPOUT of tinytrain.h
+    return p.drop ? tt_stream_key(p.run->seed, dropout, (uint64_t)p.run->step, (uint64_t)p.run->micro << 32 | p.random) : 0;
+}
+
+// Which of the weights of a query (a row of the batch) for keys 8 group ... 8 group + 7 of its sequence are kept, a bit each.
+__device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group, int head)
+{
+    const uint32_t counter[4] = {(uint32_t)row, (uint32_t)group, (uint32_t)head, 0}, drop = (uint32_t)p.drop;
+    uint32_t u[4], bits = 0;
+    tt_philox(counter, key, u);
+    TT_UNROLL for (int i = 0; i < 4; i++) bits |= (uint32_t)((u[i] & 0xffff) >= drop) << (2 * i) | (uint32_t)(u[i] >> 16 >= drop) << (2 * i + 1);
+    return bits;
+}
+
+// A tile of a sequence: of its queries or of its keys.
+struct attention_tile {
+    int begin, length;  // rows of the batch
+    int first, queries; // numbers of queries
+    int at;             // where in these or in those the tile begins
+};
+
+// Tile `number` of SIZE rows that start[] divides; at < 0: there is none.
+template <int SIZE> __device__ __forceinline__ attention_tile attention_find(const attention_args &p, const int32_t *start, int number)
+{
+    const int lane = threadIdx.x % 32;
+    int s = 0, n = p.seqs; // it is one of s ... s + n - 1; each round asks 32 of them
+    while (n > 1) {
+        int step = (n + 31) / 32, probe = s + lane * step;
+        bool before = lane * step < n && start[probe] / SIZE + probe <= number;
+        int last = __popc(__ballot_sync(0xffffffffu, before)) - 1;
+        s += last * step;
+        n = min(step, n - last * step);
+    }
+    attention_tile t;
+    t.begin = p.seq_start[s];
+    t.length = p.seq_start[s + 1] - t.begin;
+    t.first = p.query_start[s];
+    t.queries = p.query_start[s + 1] - t.first;
+    t.at = (number - start[s] / SIZE - s) * SIZE;
+    if (t.at >= start[s + 1] - start[s]) t.at = -1;
+    return t;
+}
+
+// Numbers the queries, of which index (n) has the rows, by sequences, and those of a sequence in the order of index. n^2 comparisons, which for
+// tens of thousands is less work than one tile of scores of each.
+__global__ __launch_bounds__(256) void attention_order(const int32_t *index, int n, const int32_t *seq_start, int seqs, int32_t *query_start,
+                                                       int32_t *query_row, int32_t *query_at)
+{
+    TT_SHARED(int32_t, rows, [256]);
+    const int j = (int)(blockIdx.x * 256 + threadIdx.x); // a query, then the start of a sequence
+    int begin = 0, end = 0, row = 0, rank = 0;
+    if (j < n) {
+        int low = 0, high = seqs;
+        row = index[j];
+        while (high - low > 1) {
+            int middle = (low + high) / 2;
+            if (seq_start[middle] <= row) low = middle;
+            else high = middle;
+        }
+        begin = seq_start[low];
+        end = seq_start[low + 1];
+    } else if (j <= n + seqs) begin = end = seq_start[j - n];
+    for (int from = 0; from < n; from += 256) {
+        __syncthreads();
+        if (from + (int)threadIdx.x < n) rows[threadIdx.x] = index[from + threadIdx.x];
+        __syncthreads();
+        for (int i = 0; i < min(256, n - from); i++) rank += rows[i] < begin || (from + i < j && rows[i] < end);
+    }
+    if (j < n) {
+        query_row[rank] = row;
+        query_at[rank] = j;
+    } else if (j <= n + seqs) query_start[j - n] = rank;
+}
+
+// Sums of dout * out of each row and head, by vectors of 16 bytes: a thread multiplies one of each, the first of a head's adds up.
+template <class T> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
+{
+    const int lanes = 16 / (int)sizeof(T), parts = p.head_size / lanes, heads = 256 / parts;
+    TT_SHARED(float, part, [256]);
+    const int64_t number = (int64_t)blockIdx.x * heads + threadIdx.x / parts, row = number / p.heads;
+    const bool mine = (int)threadIdx.x < heads * parts && row < p.q.rows;
+    float sum = 0;
+    if (mine) {
+        const int64_t column = number % p.heads * p.head_size + (int)threadIdx.x % parts * lanes;
+        const uint4 a = *(const uint4 *)((const T *)p.out.data + row * p.out.ld + column);
+        const uint4 b = *(const uint4 *)((const T *)p.dout.data + row * p.dout.ld + column);
+        TT_UNROLL for (int i = 0; i < lanes; i++) sum += tt_float(((const T *)&a)[i]) * tt_float(((const T *)&b)[i]);
+    }
+    part[threadIdx.x] = sum;
+    __syncthreads();
+    if (!mine || threadIdx.x % parts) return;
+    for (int i = 1; i < parts; i++) sum += part[threadIdx.x + i];
+    p.delta[number] = sum;
+}
+
+// The same for any dtypes and addresses, a warp for each.
+__global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
+{
+    const int64_t number = (int64_t)blockIdx.x * 8 + threadIdx.x / 32, row = number / p.heads, column = number % p.heads * p.head_size;
+    const int lane = threadIdx.x % 32;
+    float sum = 0;
+    for (int i = lane; i < p.head_size && row < p.q.rows; i += 32)
+        sum += tt_load_any(p.out.data, p.out.dtype, row * p.out.ld + column + i) * tt_load_any(p.dout.data, p.dout.dtype, row * p.dout.ld + column + i);
+    sum = tt_warp_sum(sum);
+    if (lane == 0 && row < p.q.rows) p.delta[number] = sum;
+}
+
+// ---- in f32 arithmetic: any dtypes, strides and head sizes. Tiles of 64 queries and 64 keys, 256 threads. Thread (x, y) of 16 x 16 has the scores of
+// rows y + 16 a and columns x + 16 b, and of outputs rows y + 16 a and columns 4 x ... 4 x + 3 of the 64 that a block makes; a larger head is made by
+// several blocks, all of which compute the scores.
+
+struct attention_rows { // `count` rows of a matrix, in the columns of a head
+    const tt__mat *m;
+    const int32_t *at; // where they lie; NULL: from `first` on
+    int first, count;
+};
+
+// to (64, PITCH) = `columns` columns from `column` on, up to COLUMNS with zeros, as are rows from count on.
+template <int COLUMNS, int PITCH> __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column, int columns)
+{
+    const tt__mat &m = *x.m;
+    const bool whole = m.dtype == TT_F32 && columns >= COLUMNS && m.ld % 4 == 0 && column % 4 == 0 && (uintptr_t)m.data % 16 == 0;
+    for (int i = (int)threadIdx.x; i < 64 * COLUMNS / 4; i += 256) {
+        const int r = i / (COLUMNS / 4), c = i % (COLUMNS / 4) * 4;
+        float4 v = make_float4(0, 0, 0, 0);
+        if (r < x.count) {
+            const int64_t from = (int64_t)(x.at ? x.at[x.first + r] : x.first + r) * m.ld + column + c;
+            if (whole) v = *(const float4 *)((const float *)m.data + from);
+            else {
+                if (c < columns) v.x = tt_load_any(m.data, m.dtype, from);
+                if (c + 1 < columns) v.y = tt_load_any(m.data, m.dtype, from + 1);
+                if (c + 2 < columns) v.z = tt_load_any(m.data, m.dtype, from + 2);
+                if (c + 3 < columns) v.w = tt_load_any(m.data, m.dtype, from + 3);
+            }
+        }
+        *(float4 *)(to + r * PITCH + c) = v;
+    }
+}
+
+enum { ATTENTION_STAGE = 2 * 64 * 36, ATTENTION_PITCH = 68 }; // floats; pitches spread the rows that a warp reads over the banks
+
+// s = a b^T over the columns of head `head`. Barriers at its beginning and before its end; then `stage` may be read still.
+__device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage, const attention_rows &a, const attention_rows &b, int head, int head_size)
+{
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const float *as = stage + y * 36, *bs = stage + 64 * 36 + x * 36;
+    TT_UNROLL for (int i = 0; i < 4; i++) TT_UNROLL for (int j = 0; j < 4; j++) s[i][j] = 0;
+    for (int c = 0; c < head_size; c += 32) {
+        __syncthreads();
+        attention_stage<32, 36>(stage, a, (int64_t)head * head_size + c, head_size - c);
+        attention_stage<32, 36>(stage + 64 * 36, b, (int64_t)head * head_size + c, head_size - c);
+        __syncthreads();
+        for (int k = 0; k < 32; k += 4) {
+            float4 u[4], w[4];
+            TT_UNROLL for (int i = 0; i < 4; i++) u[i] = *(const float4 *)(as + i * 16 * 36 + k);
+            TT_UNROLL for (int i = 0; i < 4; i++) w[i] = *(const float4 *)(bs + i * 16 * 36 + k);
+            TT_UNROLL for (int i = 0; i < 4; i++)
+                TT_UNROLL for (int j = 0; j < 4; j++) {
+                    s[i][j] = fmaf(u[i].x, w[j].x, s[i][j]);
+                    s[i][j] = fmaf(u[i].y, w[j].y, s[i][j]);
+                    s[i][j] = fmaf(u[i].z, w[j].z, s[i][j]);
+                    s[i][j] = fmaf(u[i].w, w[j].w, s[i][j]);
+                }
+        }
+    }
+}
+
+// to += tile (64, ATTENTION_PITCH) y, `columns` columns of y from `column` on. Barriers: after the writes to the tile, and none after its last use.
+__device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage, const attention_rows &y, int64_t column, int columns)
+{
+    const float *ts = tile + threadIdx.x / 16 * ATTENTION_PITCH, *ys = stage + threadIdx.x % 16 * 4;
+    __syncthreads();
+    attention_stage<64, ATTENTION_PITCH>(stage, y, column, columns);
+    __syncthreads();
+    for (int k = 0; k < 64; k += 4) {
+        float4 u[4], w[4];
+        TT_UNROLL for (int i = 0; i < 4; i++) u[i] = *(const float4 *)(ts + i * 16 * ATTENTION_PITCH + k);
+        TT_UNROLL for (int i = 0; i < 4; i++) w[i] = *(const float4 *)(ys + (k + i) * ATTENTION_PITCH);
+        TT_UNROLL for (int i = 0; i < 4; i++) {
+            to[i][0] = fmaf(u[i].w, w[3].x, fmaf(u[i].z, w[2].x, fmaf(u[i].y, w[1].x, fmaf(u[i].x, w[0].x, to[i][0]))));
+            to[i][1] = fmaf(u[i].w, w[3].y, fmaf(u[i].z, w[2].y, fmaf(u[i].y, w[1].y, fmaf(u[i].x, w[0].y, to[i][1]))));
+            to[i][2] = fmaf(u[i].w, w[3].z, fmaf(u[i].z, w[2].z, fmaf(u[i].y, w[1].z, fmaf(u[i].x, w[0].z, to[i][2]))));
+            to[i][3] = fmaf(u[i].w, w[3].w, fmaf(u[i].z, w[2].w, fmaf(u[i].y, w[1].w, fmaf(u[i].x, w[0].w, to[i][3]))));
+        }
+    }
+}
+
+// The rows of an output (+)= scale * from.
+__device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns, const float (&from)[4], float scale, bool add)
+{
+    const int x = threadIdx.x % 16 * 4;
+    TT_UNROLL for (int j = 0; j < 4; j++) {
+        if (x + j >= columns) break;
+        const int64_t at = row * m.ld + column + x + j;
+        tt_store_any(m.data, m.dtype, at, from[j] * scale + (add ? tt_load_any(m.data, m.dtype, at) : 0));
+    }
+}
+
+// keep (64 queries, 8): attention_keep for 64 keys from `key` on. A barrier comes between this and its use.
+__device__ __forceinline__ void attention_draw(unsigned char *keep, const attention_args &p, uint64_t random, const int32_t *rows, int first, int count, int key,
+                                               int head)
+{
+    for (int i = (int)threadIdx.x; i < 64 * 8; i += 256) {
+        const int r = i % 64, query = first + min(r, count - 1);
+        keep[r * 8 + i / 64] = (unsigned char)attention_keep(p, random, rows ? rows[query] : query, key / 8 + i / 64, head);
+    }
+}
+
+// What a block of the f32 kernels works on.
+struct attention_block { attention_tile t; int head, column, columns; };
+
+__device__ __forceinline__ attention_block attention_block_at(const attention_args &p, const int32_t *start, int64_t block)
+{
+    attention_block b;
+    const int parts = (p.head_size + 63) / 64, part = (int)(block % parts);
+    b.head = (int)(block / parts % p.heads);
+    b.column = b.head * p.head_size + part * 64;
+    b.columns = p.head_size - part * 64;
+    b.t = attention_find<64>(p, start, (int)(block / parts / p.heads));
+    return b;
+}
+
+__global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p)
+{
+    TT_SHARED(float, stage, [ATTENTION_STAGE]);
+    TT_SHARED(float, tile, [64 * ATTENTION_PITCH]);
+    TT_SHARED(unsigned char, keep, [64 * 8]);
+    const attention_block b = attention_block_at(p, p.query_start, blockIdx.x);
+    const attention_tile t = b.t;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    if (t.at < 0) return;
+    const uint64_t random = attention_key(p);
+    const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)};
+    const int end = p.causal && !p.query_row ? min(t.length, t.at + q.count) : t.length; // of the keys that anyone sees
+    float most[4], sum[4], out[4][4];
+    int last[4]; // key that row y + 16 a sees
+    TT_UNROLL for (int a = 0; a < 4; a++) {
+        const int query = q.first + min(y + 16 * a, q.count - 1);
+        last[a] = p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
+        most[a] = -3.4028235e38f;
+        sum[a] = 0;
+        TT_UNROLL for (int c = 0; c < 4; c++) out[a][c] = 0;
+    }
+    for (int key = 0; key < end; key += 64) {
+        const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)}, v = {&p.v, NULL, k.first, k.count};
+        float s[4][4];
+        if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
+        attention_scores(s, stage, q, k, b.head, p.head_size);
+        TT_UNROLL for (int a = 0; a < 4; a++) {
+            float now = most[a], factor, total = 0;
+            TT_UNROLL for (int c = 0; c < 4; c++) {
+                s[a][c] = key + x + 16 * c <= last[a] ? s[a][c] * p.scale * TT_LOG2E : -INFINITY;
+                now = fmaxf(now, s[a][c]);
+            }
+            TT_UNROLL for (int m = 8; m; m >>= 1) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, m));
+            factor = exp2f(most[a] - now);
+            most[a] = now;
+            TT_UNROLL for (int c = 0; c < 4; c++) {
+                const int i = x + 16 * c;
+                float weight = exp2f(s[a][c] - now);
+                total += weight;
+                if (p.drop && !(keep[(y + 16 * a) * 8 + i / 8] >> i % 8 & 1)) weight = 0;
+                tile[(y + 16 * a) * ATTENTION_PITCH + i] = weight;
+                out[a][c] *= factor;
+            }
+            sum[a] = sum[a] * factor + total;
+        }
+        attention_add(out, tile, stage, v, b.column, b.columns);
+    }
+    TT_UNROLL for (int a = 0; a < 4; a++) {
+        TT_UNROLL for (int m = 8; m; m >>= 1) sum[a] += __shfl_xor_sync(0xffffffffu, sum[a], m);
+        if (y + 16 * a >= q.count) continue;
+        const int query = q.first + y + 16 * a;
+        const int64_t row = p.query_at ? p.query_at[query] : query;
+        attention_write(p.out, row, b.column, b.columns, out[a], p.keep_scale / sum[a], false);
+        if (x == 0 && b.column == b.head * p.head_size) p.lse[row * p.heads + b.head] = most[a] / TT_LOG2E + logf(sum[a]);
+    }
+}
+
+// Weights and the gradients of scores without the factor `scale`, of which element (i, j) of a tile, from its score and that of dout v^T.
+__device__ __forceinline__ void attention_gradient(const attention_args &p, float &weight, float &dscore, bool seen, bool kept, float lse, float delta)
+{
+    const float w = seen ? exp2f((weight * p.scale - lse) * TT_LOG2E) : 0;
+    dscore = seen ? w * ((kept ? dscore * p.keep_scale : 0) - delta) : 0;
+    weight = kept ? w : 0;
+}
+
+__global__ __launch_bounds__(256, 2) void attention_dq_any(attention_args p)
+{
+    TT_SHARED(float, stage, [ATTENTION_STAGE]);
+    TT_SHARED(float, tile, [64 * ATTENTION_PITCH]);
+    TT_SHARED(unsigned char, keep, [64 * 8]);
+    const attention_block b = attention_block_at(p, p.query_start, blockIdx.x);
+    const attention_tile t = b.t;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    if (t.at < 0) return;
+    const uint64_t random = attention_key(p);
+    const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)}, dout = {&p.dout, p.query_at, q.first, q.count};
+    const int end = p.causal && !p.query_row ? min(t.length, t.at + q.count) : t.length;
+    float lse[4], delta[4], dq[4][4];
+    int last[4];
+    TT_UNROLL for (int a = 0; a < 4; a++) {
+        const int query = q.first + min(y + 16 * a, q.count - 1);
+        const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + b.head;
+        last[a] = p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
+        lse[a] = p.lse[at];
+        delta[a] = p.delta[at];
+        TT_UNROLL for (int c = 0; c < 4; c++) dq[a][c] = 0;
+    }
+    for (int key = 0; key < end; key += 64) {
+        const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)}, v = {&p.v, NULL, k.first, k.count};
+        float s[4][4], ds[4][4];
+        if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
+        attention_scores(s, stage, q, k, b.head, p.head_size);
+        attention_scores(ds, stage, dout, v, b.head, p.head_size);
+        TT_UNROLL for (int a = 0; a < 4; a++)
+            TT_UNROLL for (int c = 0; c < 4; c++) {
+                const int i = x + 16 * c;
+                const bool kept = !p.drop || (keep[(y + 16 * a) * 8 + i / 8] >> i % 8 & 1);
+                attention_gradient(p, s[a][c], ds[a][c], key + i <= last[a], kept, lse[a], delta[a]);
+                tile[(y + 16 * a) * ATTENTION_PITCH + i] = ds[a][c];
+            }
+        attention_add(dq, tile, stage, k, b.column, b.columns);
+    }
+    TT_UNROLL for (int a = 0; a < 4; a++) {
+        if (y + 16 * a >= q.count) continue;
+        const int query = q.first + y + 16 * a;
+        attention_write(p.dq, p.query_at ? p.query_at[query] : query, b.column, b.columns, dq[a], p.scale, p.add_dq);
+    }
+}
+
+// A row of scores is here a key, a column a query.
+__global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
+{
+    TT_SHARED(float, stage, [ATTENTION_STAGE]);
+    TT_SHARED(float, tile, [64 * ATTENTION_PITCH]);
+    TT_SHARED(unsigned char, keep, [64 * 8]);
+    const attention_block b = attention_block_at(p, p.seq_start, blockIdx.x);
+    const attention_tile t = b.t;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    if (t.at < 0) return;
+    const uint64_t random = attention_key(p);
+    const attention_rows k = {&p.k, NULL, t.begin + t.at, min(64, t.length - t.at)}, v = {&p.v, NULL, k.first, k.count};
+    float dk[4][4], dv[4][4];
+    TT_UNROLL for (int a = 0; a < 4; a++) TT_UNROLL for (int c = 0; c < 4; c++) dk[a][c] = dv[a][c] = 0;
+    for (int from = p.causal && !p.query_row ? t.at : 0; from < t.queries; from += 64) {
+        const attention_rows q = {&p.q, p.query_at, t.first + from, min(64, t.queries - from)}, dout = {&p.dout, p.query_at, q.first, q.count};
+        float s[4][4], ds[4][4];
+        if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, t.at, b.head);
+        attention_scores(s, stage, k, q, b.head, p.head_size);
+        attention_scores(ds, stage, v, dout, b.head, p.head_size);
+        TT_UNROLL for (int c = 0; c < 4; c++) {
+            const int i = x + 16 * c, query = q.first + min(i, q.count - 1);
+            const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + b.head;
+            const int last = i >= q.count ? -1 : p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
+            const float lse = p.lse[at], delta = p.delta[at];
+            TT_UNROLL for (int a = 0; a < 4; a++) {
+                const int r = y + 16 * a;
+                const bool kept = !p.drop || (keep[i * 8 + r / 8] >> r % 8 & 1);
+                attention_gradient(p, s[a][c], ds[a][c], t.at + r <= last, kept, lse, delta);
+                tile[r * ATTENTION_PITCH + i] = s[a][c];
+            }
+        }
+        attention_add(dv, tile, stage, dout, b.column, b.columns);
+        __syncthreads();
+        TT_UNROLL for (int a = 0; a < 4; a++) TT_UNROLL for (int c = 0; c < 4; c++) tile[(y + 16 * a) * ATTENTION_PITCH + x + 16 * c] = ds[a][c];
+        attention_add(dk, tile, stage, q, b.column, b.columns);
+    }
+    TT_UNROLL for (int a = 0; a < 4; a++) { // one thread has an element of dk and of dv, which may be the same
+        if (y + 16 * a >= k.count) continue;
+        if (p.dk.data) attention_write(p.dk, k.first + y + 16 * a, b.column, b.columns, dk[a], p.scale, p.add_dk);
+        if (p.dv.data) attention_write(p.dv, k.first + y + 16 * a, b.column, b.columns, dv[a], p.keep_scale, p.add_dv);
+    }
+}
+
+// ---- the ops
+
+// Operands q ... q + 2: q, k, v; `numbers`: of the rows that ask, which are put in order in the workspace, of which *used bytes are taken.
+static cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, int seq_start, int numbers, attention_args *p, size_t *used)
+{
+    const tt__attr *attr = &l->instr->attr;
+    const tt__mat *starts = &l->in[seq_start];
+    memset(p, 0, sizeof *p);
+    *used = 0;
+    p->q = l->in[q]; p->k = l->in[q + 1]; p->v = l->in[q + 2];
+    p->seq_start = p->query_start = (const int32_t *)starts->data;
+    p->seqs = (int)(starts->rows - 1);
+    p->run = &l->slot->run;
+    p->heads = attr->heads;
+    p->head_size = (int)(p->q.cols / p->heads);
+    p->causal = attr->causal;
+    p->scale = attr->scale;
+    p->drop = (int)(attr->dropout * 65536.0f + 0.5f);
+    p->keep_scale = 65536.0f / (float)(65536 - p->drop);
+    p->random = l->instr->random;
+    if (!l->in[numbers].data || p->q.rows == 0) return cudaSuccess;
+    const int n = (int)p->q.rows;
+    int32_t *start = (int32_t *)l->workspace, *row = start + p->seqs + 1, *at = row + n;
+    p->query_start = start; p->query_row = row; p->query_at = at;
+    *used = ((size_t)(p->seqs + 1 + 2 * n) * 4 + 255) / 256 * 256;
+    return TT_LAUNCH(attention_order, tt_blocks((int64_t)n + p->seqs + 1, 256), 256, 0, d->stream, (const int32_t *)l->in[numbers].data, n, p->seq_start, p->seqs,
+                     start, row, at);
+}
+
+// Blocks of `size` rows or queries, times heads.
+static unsigned attention_blocks(const attention_args *p, int64_t rows, int size) { return (unsigned)((rows / size + p->seqs) * p->heads); }
+
+static cudaError_t run_attention(tt__device *d, const tt__launch *l)
+{
+    attention_args p;
+    size_t used;
+    cudaError_t e = attention_begin(d, l, 0, 3, 4, &p, &used);
+    p.out = l->out[0];
+    p.lse = (float *)l->out[1].data;
+    if (e != cudaSuccess || p.seqs < 1 || p.q.rows < 1) return e;
+    const unsigned parts = (unsigned)(p.head_size + 63) / 64;
+    return TT_LAUNCH(attention_forward_any, attention_blocks(&p, p.q.rows, 64) * parts, 256, 0, d->stream, p);
+}
+
+static bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 bytes
+{
+    return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
+}
+
+static cudaError_t attention_deltas(tt__device *d, const attention_args *p)
+{
+    const tt_dtype dtype = p->out.dtype;
+    const int64_t n = p->q.rows * p->heads;
+    const int lanes = dtype == TT_F32 ? 4 : 8, parts = p->head_size / lanes;
+    if (p->head_size % lanes || parts > 256 || !attention_aligned(&p->out, dtype) || !attention_aligned(&p->dout, dtype))
+        return TT_LAUNCH(attention_delta_any, tt_blocks(n, 8), 256, 0, d->stream, *p);
+    TT_WITH_TYPE(dtype, T, return TT_LAUNCH((attention_delta<T>), tt_blocks(n, 256 / parts), 256, 0, d->stream, *p));
+}
+
+static cudaError_t run_attention_backward(tt__device *d, const tt__launch *l)
+{
+    attention_args p;
+    size_t used;
+    cudaError_t e = attention_begin(d, l, 1, 4, 7, &p, &used);
+    p.dout = l->in[0];
+    p.out = l->in[5];
+    p.lse = (float *)l->in[6].data;
+    p.delta = (float *)((char *)l->workspace + used);
+    p.dq = l->out[0]; p.dk = l->out[1]; p.dv = l->out[2];
+    p.add_dq = l->add[0]; p.add_dk = l->add[1]; p.add_dv = l->add[2];
+    if (e != cudaSuccess || p.seqs < 1) return e;
+    const unsigned parts = (unsigned)(p.head_size + 63) / 64;
+    if (p.q.rows > 0) e = attention_deltas(d, &p);
+    if (e == cudaSuccess && p.dq.data && p.q.rows > 0)
+        e = TT_LAUNCH(attention_dq_any, attention_blocks(&p, p.q.rows, 64) * parts, 256, 0, d->stream, p);
+    if (e == cudaSuccess && (p.dk.data || p.dv.data)) // also where nobody asks: zeros
+        e = TT_LAUNCH(attention_dkdv_any, attention_blocks(&p, p.k.rows, 64) * parts, 256, 0, d->stream, p);
+    return e;
+}
 
 // ================================================================================================== matmuls
+// By cuBLASLt, with its epilogues where they fit, and then a pass over the result for what they leave; where cuBLASLt has nothing (operands of
+// different dtypes) by a kernel of our own. Linear layers take x (rows, in), w (out, in), and give y (rows, out).
+
+// C = A B, A (m, k), B (k, n): element (i, j) of A at i * a_row + j * a_col. What becomes of a sum v:
+//     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
+//     C[i, j] = v + residual[i, j] + (accumulate ? C[i, j] : 0)
+struct tt_matmul {
+    int64_t m, n, k;
+    const void *a, *b;
+    tt_dtype a_type, b_type;
+    int64_t a_row, a_col, b_row, b_col;
+    tt__mat c, pre, saved, residual; // without data: absent
+    const void *bias;
+    tt_dtype bias_type;
+    int act;
+    bool accumulate;
+};
+
+__device__ __forceinline__ float tt_at(const tt__mat &m, int64_t i, int64_t j) { return tt_load_any(m.data, m.dtype, i * m.ld + j); }
+
+__device__ __forceinline__ void tt_finish(const tt_matmul &g, int64_t i, int64_t j, float v)
+{
+    if (g.bias) v += tt_load_any(g.bias, g.bias_type, j);
+    if (g.saved.data) {
+        v *= tt_act_slope(g.act, tt_at(g.saved, i, j));
+    } else if (g.act) {
+        if (g.pre.data) {
+            tt_store_any(g.pre.data, g.pre.dtype, i * g.pre.ld + j, v);
+            v = tt_at(g.pre, i, j); // as it will be read for the backward
+        }
+        v = tt_act(g.act, v);
+    }
+    if (g.residual.data) v += tt_at(g.residual, i, j);
+    if (g.accumulate) v += tt_at(g.c, i, j);
+    tt_store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
+}
+
+// Tiles of 64 x 64 by 256 threads, 4 x 4 sums each, in steps of 16. For what cuBLASLt has not: small or rare products.
+__global__ void __launch_bounds__(256) any_matmul(tt_matmul g)
+{
+    TT_SHARED(float, a, [16][68]);
+    TT_SHARED(float, b, [16][68]);
+    const int64_t tiles = (g.n + 63) / 64, i0 = (int64_t)blockIdx.x / tiles * 64, j0 = (int64_t)blockIdx.x % tiles * 64;
+    const int t = threadIdx.x, ti = t / 16 * 4, tj = t % 16 * 4;
+    float sum[4][4] = {};
+    for (int64_t k0 = 0; k0 < g.k; k0 += 16) {
+        for (int e = t; e < 1024; e += 256) {
+            int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64; // neighbours in memory to neighbouring threads
+            int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
+            a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k ? tt_load_any(g.a, g.a_type, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
+            b[kb][jb] = j0 + jb < g.n && k0 + kb < g.k ? tt_load_any(g.b, g.b_type, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
+        }
+        __syncthreads();
+        TT_UNROLL for (int k = 0; k < 16; k++) {
+            float x[4], y[4];
+            TT_UNROLL for (int r = 0; r < 4; r++) { x[r] = a[k][ti + r]; y[r] = b[k][tj + r]; }
+            TT_UNROLL for (int r = 0; r < 4; r++) {
+                TT_UNROLL for (int c = 0; c < 4; c++) sum[r][c] += x[r] * y[c];
+            }
+        }
+        __syncthreads();
+    }
+    for (int r = 0; r < 4; r++) {
+        for (int c = 0; c < 4; c++) {
+            if (i0 + ti + r < g.m && j0 + tj + c < g.n) tt_finish(g, i0 + ti + r, j0 + tj + c, sum[r][c]);
+        }
+    }
+}
+
+// What an epilogue could not do, on v in `from`, which may be C.
+__global__ void __launch_bounds__(256) finish_matmul(tt_matmul g, tt__mat from)
+{
+    for (int64_t e = (int64_t)blockIdx.x * 256 + threadIdx.x; e < g.m * g.n; e += (int64_t)gridDim.x * 256)
+        tt_finish(g, e / g.n, e % g.n, tt_at(from, e / g.n, e % g.n));
+}
+
+__global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (i < n) tt_store_any(to, to_type, i, tt_load_any(from, from_type, i));
+}
+
+enum { TT_BIAS_BYTES = 1 << 20, TT_SLOTS_BYTES = 4096 }; // of the resident bytes, beside cuBLASLt's workspace; the slots are the program's
+#define TT_RESIDENT ((size_t)32 << 20)                   // as tt__device_kinds has it
+#define TT_LT_WORKSPACE (TT_RESIDENT - TT_BIAS_BYTES - TT_SLOTS_BYTES)
+
+// The algorithm for a product of a shape, chosen by cuBLASLt when it is first met.
+struct tt_matmul_key {
+    int64_t m, n, k, lda, ldb, ldc, ldd;
+    int types, epilogue, aligned;
+};
+struct tt_matmul_choice { tt_matmul_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
+
+static int alignment_of(const void *p)
+{
+    int k = 4;
+    while (k < 256 && (uintptr_t)p % (2 * k) == 0) k *= 2;
+    return (uintptr_t)p % 4 ? 2 : k;
+}
+
+static cudaDataType_t lt_type(tt_dtype t) { return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F; }
+
+// The product (+ bias) (+ addend) by cuBLASLt; *done is false where it has no algorithm. In its column-major view this is C^T = B^T A^T.
+static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul *g, const tt__mat *to, const tt__mat *addend, const void *bias, bool *done)
+{
+    const bool b_plain = g->b_col == 1, a_plain = g->a_col == 1;
+    const int64_t b_ld = b_plain ? g->b_row : g->b_col, a_ld = a_plain ? g->a_row : g->a_col;
+    const float one = 1, zero = 0;
+    const cublasOperation_t op_b = b_plain ? CUBLAS_OP_N : CUBLAS_OP_T, op_a = a_plain ? CUBLAS_OP_N : CUBLAS_OP_T;
+    const cublasLtEpilogue_t epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const void *c = addend ? addend->data : to->data;
+    cublasLtMatmulDesc_t desc = NULL;
+    cublasLtMatrixLayout_t a = NULL, b = NULL, cl = NULL, dl = NULL;
+    cublasLtMatmulPreference_t preference = NULL;
+    tt_matmul_key key;
+    *done = false;
+    if (g->a_type != g->b_type || (to->dtype != TT_F32 && to->dtype != g->a_type) || !g->k) return cudaSuccess;
+    if (!d->choices && !(d->choices = (tt_matmul_choice *)calloc(TT_MATMUL_CHOICES, sizeof *d->choices))) return cudaErrorMemoryAllocation;
+    memset(&key, 0, sizeof key);
+    key.m = g->m; key.n = g->n; key.k = g->k;
+    key.lda = a_ld; key.ldb = b_ld; key.ldc = addend ? addend->ld : to->ld; key.ldd = to->ld;
+    key.types = (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
+    key.epilogue = (int)epilogue;
+    const int aligned[4] = {alignment_of(g->b), alignment_of(g->a), alignment_of(c), alignment_of(to->data)};
+    for (int k = 0; k < 4; k++) key.aligned = key.aligned * 256 + aligned[k] / 2;
+    uint64_t hash = 1469598103934665603u; // FNV-1a
+    for (size_t k = 0; k < sizeof key; k++) hash = (hash ^ ((const unsigned char *)&key)[k]) * 1099511628211u;
+    tt_matmul_choice *choice = &d->choices[hash % TT_MATMUL_CHOICES]; // a second shape of that place displaces the first
+    bool known = choice->used && memcmp(&choice->key, &key, sizeof key) == 0;
+    if (known && !choice->possible) return cudaSuccess;
+
+    cublasStatus_t s = cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    if (s == CUBLAS_STATUS_SUCCESS && bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&b, lt_type(g->b_type), (uint64_t)(b_plain ? g->n : g->k), (uint64_t)(b_plain ? g->k : g->n), b_ld);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&a, lt_type(g->a_type), (uint64_t)(a_plain ? g->k : g->m), (uint64_t)(a_plain ? g->m : g->k), a_ld);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&cl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, key.ldc);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&dl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, to->ld);
+    if (s == CUBLAS_STATUS_SUCCESS && !known) {
+        static const cublasLtMatmulPreferenceAttributes_t names[4] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                                                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+        cublasLtMatmulHeuristicResult_t found;
+        size_t workspace = TT_LT_WORKSPACE;
+        int count = 0;
+        s = cublasLtMatmulPreferenceCreate(&preference);
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+        for (int k = 0; k < 4 && s == CUBLAS_STATUS_SUCCESS; k++) {
+            uint32_t bytes = (uint32_t)aligned[k];
+            s = cublasLtMatmulPreferenceSetAttribute(preference, names[k], &bytes, sizeof bytes);
+        }
+        if (s == CUBLAS_STATUS_SUCCESS) {
+            cublasStatus_t none = cublasLtMatmulAlgoGetHeuristic(d->lt, desc, b, a, cl, dl, preference, 1, &found, &count);
+            choice->key = key;
+            choice->used = true;
+            choice->possible = none == CUBLAS_STATUS_SUCCESS && count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
+            if (choice->possible) choice->algo = found.algo;
+        }
+    }
+    if (s == CUBLAS_STATUS_SUCCESS && choice->possible) {
+        s = cublasLtMatmul(d->lt, desc, &one, g->b, b, g->a, a, addend ? &one : &zero, c, cl, to->data, dl, &choice->algo, l->resident, TT_LT_WORKSPACE, d->stream);
+        *done = s == CUBLAS_STATUS_SUCCESS;
+    }
+    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+    if (dl) cublasLtMatrixLayoutDestroy(dl);
+    if (cl) cublasLtMatrixLayoutDestroy(cl);
+    if (a) cublasLtMatrixLayoutDestroy(a);
+    if (b) cublasLtMatrixLayoutDestroy(b);
+    if (desc) cublasLtMatmulDescDestroy(desc);
+    if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
+    tt_fail(d, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m, (long long)g->n, (long long)g->k, (int)s);
+    return cudaErrorUnknown;
+}
+
+static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g)
+{
+    const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
+    tt__mat to = passes && g->pre.data ? g->pre : g->c;
+    const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual : NULL;
+    const void *bias = g->bias;
+    cudaError_t e = cudaSuccess;
+    bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) && !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
+    if (g->m <= 0 || g->n <= 0) return cudaSuccess;
+    if (fits && bias && g->bias_type != to.dtype) {
+        if ((size_t)g->n * tt_dtype_bytes(to.dtype) <= TT_BIAS_BYTES) {
+            void *copy = (char *)l->resident + TT_LT_WORKSPACE;
+            e = TT_LAUNCH(cast_bias, tt_blocks(g->n, 256), 256, 0, d->stream, copy, to.dtype, bias, g->bias_type, g->n);
+            bias = copy;
+        } else {
+            fits = false;
+        }
+    }
+    if (fits && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, bias, &done);
+    if (e != cudaSuccess) return e;
+    if (!done) {
+        int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
+        return TT_LAUNCH(any_matmul, (unsigned)tiles, 256, 0, d->stream, *g);
+    }
+    if (!passes) return cudaSuccess;
+    tt_matmul rest = *g;
+    rest.bias = rest.pre.data = NULL;
+    int64_t blocks = (g->m * g->n + 1023) / 1024;
+    return TT_LAUNCH(finish_matmul, (unsigned)(blocks < 65536 ? blocks : 65536), 256, 0, d->stream, rest, to);
+}
+
+static tt_matmul linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
+{
+    tt_matmul g;
+    memset(&g, 0, sizeof g);
+    g.m = x->rows; g.n = w->rows; g.k = x->cols;
+    g.a = x->data; g.a_type = x->dtype; g.a_row = x->ld; g.a_col = 1;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = 1; g.b_col = w->ld;
+    g.c = *y;
+    g.bias = b->data; g.bias_type = b->dtype;
+    return g;
+}
+
+static tt_matmul linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
+{
+    tt_matmul g;
+    memset(&g, 0, sizeof g);
+    g.m = dy->rows; g.n = w->cols; g.k = dy->cols;
+    g.a = dy->data; g.a_type = dy->dtype; g.a_row = dy->ld; g.a_col = 1;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1;
+    g.c = *dx;
+    g.accumulate = add;
+    return g;
+}
+
+static cudaError_t tt_linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
+{
+    tt_matmul g = linear_of(x, w, b, y);
+    return matmul(d, l, &g);
+}
+
+static cudaError_t tt_linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
+{
+    tt_matmul g = linear_dx_of(dy, w, dx, add);
+    return matmul(d, l, &g);
+}
+
+// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of up to TT_SUM_CHUNKS chunks of rows, then over the chunks. Moves one
+// read of dy. Blocks of 32 columns by 8 rows.
+enum { TT_SUM_CHUNKS = 64 };
+__global__ void __launch_bounds__(256) column_sums(float *partial, tt__mat dy, int64_t rows_per_chunk)
+{
+    TT_SHARED(float, part, [8][33]);
+    const int64_t j = (int64_t)blockIdx.x * 32 + threadIdx.x % 32, from = blockIdx.y * rows_per_chunk;
+    const int64_t to = from + rows_per_chunk < dy.rows ? from + rows_per_chunk : dy.rows;
+    float sum = 0;
+    if (j < dy.cols) {
+        for (int64_t r = from + threadIdx.x / 32; r < to; r += 8) sum += tt_at(dy, r, j);
+    }
+    part[threadIdx.x / 32][threadIdx.x % 32] = sum;
+    __syncthreads();
+    if (threadIdx.x < 32 && j < dy.cols) {
+        for (int k = 1; k < 8; k++) sum += part[k][threadIdx.x];
+        partial[blockIdx.y * dy.cols + j] = sum;
+    }
+}
+
+__global__ void __launch_bounds__(256) finish_column_sums(tt__mat to, const float *partial, int64_t chunks, bool add)
+{
+    int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    float sum = 0;
+    if (j >= to.cols) return;
+    for (int64_t c = 0; c < chunks; c++) sum += partial[c * to.cols + j];
+    tt_store_any(to.data, to.dtype, j, add ? sum + tt_load_any(to.data, to.dtype, j) : sum);
+}
+
+static cudaError_t tt_column_sums(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
+{
+    float *partial = (float *)l->resident;
+    int64_t chunks = (dy->rows + 63) / 64, most = (int64_t)(TT_LT_WORKSPACE / 4) / dy->cols;
+    if (chunks > TT_SUM_CHUNKS) chunks = TT_SUM_CHUNKS;
+    if (chunks > most) chunks = most;
+    int64_t rows = (dy->rows + chunks - 1) / chunks;
+    chunks = (dy->rows + rows - 1) / rows;
+    cudaError_t e = TT_LAUNCH(column_sums, dim3(tt_blocks(dy->cols, 32), (unsigned)chunks), 256, 0, d->stream, partial, *dy, rows);
+    if (e == cudaSuccess) e = TT_LAUNCH(finish_column_sums, tt_blocks(dy->cols, 256), 256, 0, d->stream, *to, partial, chunks, add);
+    return e;
+}
+
+static cudaError_t tt_linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
+{
+    tt_matmul g;
+    memset(&g, 0, sizeof g);
+    g.m = dy->cols; g.n = x->cols; g.k = dy->rows;
+    g.a = dy->data; g.a_type = dy->dtype; g.a_row = 1; g.a_col = dy->ld;
+    g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
+    g.c = *dw;
+    g.accumulate = add_w;
+    cudaError_t e = dw->data ? matmul(d, l, &g) : cudaSuccess;
+    return e == cudaSuccess && db->data ? tt_column_sums(d, l, dy, db, add_b) : e;
+}
+
+static cudaError_t run_linear(tt__device *d, const tt__launch *l)
+{
+    tt_matmul g = linear_of(&l->in[0], &l->in[1], &l->in[2], &l->out[0]);
+    g.act = l->instr->attr.act;
+    g.pre = l->out[1];
+    g.residual = l->in[3];
+    g.accumulate = l->add[0];
+    return matmul(d, l, &g);
+}
+
+static cudaError_t run_linear_dx(tt__device *d, const tt__launch *l)
+{
+    tt_matmul g = linear_dx_of(&l->in[0], &l->in[1], &l->out[0], l->add[0]);
+    g.act = l->instr->attr.act;
+    g.saved = l->in[2];
+    return matmul(d, l, &g);
+}
+
+static cudaError_t run_linear_dw(tt__device *d, const tt__launch *l)
+{
+    return tt_linear_dw(d, l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
+}
 
 // ================================================================================================== table
 
@@ -573,13 +2373,38 @@ static tt_run_fn kernels_of(int op) // NULL: there are none
     case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
     case TT__OP_ADD: return run_add;
     case TT__OP_FILL: return run_fill;
+    case TT__OP_ACTIVATION: return run_activation;
+    case TT__OP_ACTIVATION_BACKWARD: return run_activation_backward;
+    case TT__OP_DROPOUT: return run_dropout;
+    case TT__OP_LAYERNORM: return run_layernorm;
+    case TT__OP_LAYERNORM_BACKWARD: return run_layernorm_backward;
+    case TT__OP_EMBEDDING: case TT__OP_GATHER_ROWS: return run_gather;
+    case TT__OP_EMBEDDING_BACKWARD: case TT__OP_GATHER_ROWS_BACKWARD: return run_table_backward;
+    case TT__OP_MEAN_POOL: return run_mean_pool;
+    case TT__OP_MEAN_POOL_BACKWARD: return run_mean_pool_backward;
+    case TT__OP_SET_ROWS: return run_set_rows;
+    case TT__OP_SET_ROWS_BACKWARD: return run_set_rows_backward;
+    case TT__OP_PATCHES: return run_patches;
+    case TT__OP_CROSS_ENTROPY: return run_cross_entropy;
+    case TT__OP_MEAN_SQUARED_ERROR: return run_mean_squared_error;
+    case TT__OP_CROSS_ENTROPY_BACKWARD: return run_cross_entropy_backward;
+    case TT__OP_MEAN_SQUARED_ERROR_BACKWARD: return run_mean_squared_error_backward;
+    case TT__OP_LINEAR: return run_linear;
+    case TT__OP_LINEAR_DX: return run_linear_dx;
+    case TT__OP_LINEAR_DW: return run_linear_dw;
+    case TT__OP_ATTENTION: return run_attention;
+    case TT__OP_ATTENTION_BACKWARD: return run_attention_backward;
     default: return NULL;
     }
 }
 
 static const char *cuda_refuses(const tt__launch *l)
 {
-    if (!kernels_of(l->instr->op)) return "the CUDA backend has no kernel for it";
+    const int op = l->instr->op;
+    if (!kernels_of(op)) return "the CUDA backend has no kernel for it";
+    const bool sums_rows = op == TT__OP_LAYERNORM_BACKWARD || op == TT__OP_EMBEDDING_BACKWARD || op == TT__OP_GATHER_ROWS_BACKWARD || op == TT__OP_SET_ROWS_BACKWARD;
+    if (sums_rows && l->in[op == TT__OP_EMBEDDING_BACKWARD].cols > 1 << 20) return "the CUDA backend's kernel for it takes at most 2^20 columns";
+    if ((op == TT__OP_SET_ROWS || op == TT__OP_SET_ROWS_BACKWARD) && l->in[0].rows > 1 << 27) return "the CUDA backend's kernel for it takes at most 2^27 rows";
     return NULL;
 }
 
