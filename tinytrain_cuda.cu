@@ -269,6 +269,37 @@ static tt_status cuda_collect(tt__device *d, tt__slot *slot, const float *counts
     return tt_check(d, TT_LAUNCH(add_counts, 1, 32, 0, d->stream, slot, counts, first), "collect");
 }
 
+// A graph of what the stream would have done.
+static tt_status cuda_capture(tt__device *d)
+{
+    cudaSetDevice(d->index);
+    return tt_check(d, cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "begin of a capture");
+}
+
+static void *cuda_captured(tt__device *d)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t ready = NULL;
+    cudaSetDevice(d->index);
+    tt_status status = tt_check(d, cudaStreamEndCapture(d->stream, &graph), "end of a capture");
+    if (status == TT_OK) status = tt_check(d, cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
+    if (graph) cudaGraphDestroy(graph);
+    return status == TT_OK ? ready : NULL;
+}
+
+static tt_status cuda_replay(tt__device *d, void *recording)
+{
+    cudaSetDevice(d->index);
+    return tt_check(d, cudaGraphLaunch((cudaGraphExec_t)recording, d->stream), "cudaGraphLaunch");
+}
+
+static void cuda_forget(tt__device *d, void *recording)
+{
+    cudaSetDevice(d->index);
+    cudaStreamSynchronize(d->stream);
+    cudaGraphExecDestroy((cudaGraphExec_t)recording);
+}
+
 static tt_status cuda_results(tt__device *d, const tt__slot *slot, tt__results *to) { return cuda_read(d, to, &slot->results, sizeof *to); }
 
 // ================================================================================================== numbers
@@ -304,6 +335,35 @@ __device__ __forceinline__ void tt_store_any(void *p, tt_dtype dtype, int64_t i,
     if (dtype == TT_F32) ((float *)p)[i] = x;
     else if (dtype == TT_BF16) ((bf16 *)p)[i] = tt_round<bf16>(x);
     else ((f16 *)p)[i] = tt_round<f16>(x);
+}
+
+// Eight 16-bit floats in 16 bytes, the first in the lowest bits.
+__device__ __forceinline__ void tt_widen_8(float (&v)[8], const uint4 &u, tt_dtype dtype)
+{
+    const uint32_t w[4] = {u.x, u.y, u.z, u.w};
+    TT_UNROLL for (int k = 0; k < 4; k++) {
+        if (dtype == TT_BF16) {
+            v[2 * k] = __uint_as_float(w[k] << 16);
+            v[2 * k + 1] = __uint_as_float(w[k] & 0xffff0000u);
+        } else {
+            v[2 * k] = __half2float(__ushort_as_half((unsigned short)w[k]));
+            v[2 * k + 1] = __half2float(__ushort_as_half((unsigned short)(w[k] >> 16)));
+        }
+    }
+}
+__device__ __forceinline__ uint4 tt_narrow_8(const float (&v)[8], tt_dtype dtype)
+{
+    uint32_t w[4];
+    TT_UNROLL for (int k = 0; k < 4; k++) {
+        if (dtype == TT_BF16) {
+            const __nv_bfloat162 p = __floats2bfloat162_rn(v[2 * k], v[2 * k + 1]);
+            w[k] = __bfloat16_as_ushort(p.x) | (uint32_t)__bfloat16_as_ushort(p.y) << 16;
+        } else {
+            const __half2 p = __floats2half2_rn(v[2 * k], v[2 * k + 1]);
+            w[k] = __half_as_ushort(p.x) | (uint32_t)__half_as_ushort(p.y) << 16;
+        }
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
 // Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says that p is one of 16 bytes.
@@ -364,7 +424,7 @@ __device__ __forceinline__ float tt_act(int act, float x)
     switch (act) {
     case TT__ACT_GELU: return 0.5f * x * erfcf(-0.70710678118654752f * x);
     case TT__ACT_GELU_TANH: return x / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))); // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u))
-    case TT__ACT_RELU: return x > 0 ? x : 0.0f;
+    case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
     case TT__ACT_TANH: return tanhf(x);
     case TT__ACT_SILU: return x / (1 + expf(-x));
     default: return x;
@@ -441,6 +501,146 @@ static inline unsigned tt_grid(int64_t n, int64_t per_block, int64_t most) { ret
 
 // ================================================================================================== rows
 // Ops that work row by row or element by element.
+
+#define TT_ROW_THREADS 256
+// Bytes of a launch's resident scratch.
+#define TT_RESIDENT (((size_t)32 << 20) - 4096)
+
+static size_t tt_type_bytes(tt_dtype dtype) { return dtype == TT_F32 ? 4 : 2; }
+
+// Elements [c, c + 8) of row r, of which the first n count; the others become 0. vector: the row begins at a multiple of 16 bytes, and c is a
+// multiple of 8.
+__device__ __forceinline__ void tt_load_8(float (&v)[8], const tt__mat &m, int64_t r, int64_t c, int n, bool vector)
+{
+    const int64_t at = r * m.ld + c;
+    if (!vector || n < 8) {
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = j < n ? tt_load_any(m.data, m.dtype, at + j) : 0;
+    } else if (m.dtype == TT_F32) {
+        const float4 *p = (const float4 *)((const float *)m.data + at), a = p[0], b = p[1];
+        v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w; v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
+    } else {
+        const uint4 u = *(const uint4 *)((const uint16_t *)m.data + at);
+        tt_widen_8(v, u, m.dtype);
+    }
+}
+
+__device__ __forceinline__ void tt_store_8(const tt__mat &m, int64_t r, int64_t c, int n, bool vector, const float (&v)[8])
+{
+    const int64_t at = r * m.ld + c;
+    if (!vector || n < 8) {
+        TT_UNROLL for (int j = 0; j < 8; j++) if (j < n) tt_store_any(m.data, m.dtype, at + j, v[j]);
+    } else if (m.dtype == TT_F32) {
+        float4 *p = (float4 *)((float *)m.data + at);
+        p[0] = make_float4(v[0], v[1], v[2], v[3]);
+        p[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+        *(uint4 *)((uint16_t *)m.data + at) = tt_narrow_8(v, m.dtype);
+    }
+}
+
+// Whether rows of m begin at multiples of 16 bytes.
+static bool tt_vectors(const tt__mat *m)
+{
+    return ((uintptr_t)m->data | (m->rows > 1 ? (size_t)m->ld * tt_type_bytes(m->dtype) : 0)) % 16 == 0;
+}
+
+// An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which all threads of a block call, and
+// get(): the results v of the group of n columns that begins at column c of row r, or false where nothing is to be written.
+struct tt_groups { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
+
+template <class OP> __global__ void __launch_bounds__(TT_ROW_THREADS) each_group(tt_groups g, OP op)
+{
+    op.begin();
+    for (int64_t k = (int64_t)blockIdx.x * TT_ROW_THREADS + threadIdx.x; k < g.all; k += (int64_t)gridDim.x * TT_ROW_THREADS) {
+        const int64_t row = g.all == g.per_row ? 0 : (uint32_t)k / (uint32_t)g.per_row, c = (k - row * g.per_row) * 8, r = g.first + row;
+        const int n = (int)min(g.y.cols - c, (int64_t)8);
+        float v[8], old[8];
+        if (!op.get(g, r, c, n, v)) continue;
+        if (g.add) {
+            tt_load_8(old, g.y, r, c, n, g.vector);
+            TT_UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+        }
+        tt_store_8(g.y, r, c, n, g.vector, v);
+    }
+}
+
+// by_row: the op asks for its row or column, so matrices without gaps are not taken as one row. Operands whose data is NULL are left alone.
+template <class OP> static cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
+{
+    tt_groups g = {a, b, y, add, true, 1, 0, 0};
+    tt__mat *const all[3] = {&g.a, &g.b, &g.y};
+    for (int k = 0; k < 3; k++) {
+        g.vector = g.vector && tt_vectors(all[k]);
+        by_row = by_row || (all[k]->data && all[k]->rows > 1 && all[k]->ld != all[k]->cols);
+    }
+    for (int k = 0; k < 3 && !by_row; k++) {
+        all[k]->ld = all[k]->cols *= all[k]->rows;
+        all[k]->rows = 1;
+    }
+    if (!by_row) g.vector = ((uintptr_t)a.data | (uintptr_t)b.data | (uintptr_t)y.data) % 16 == 0;
+    g.per_row = (g.y.cols + 7) / 8;
+    cudaError_t e = cudaSuccess;
+    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
+    for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
+        g.all = min(rows, g.y.rows - g.first) * g.per_row;
+        const int64_t blocks = min((g.all + TT_ROW_THREADS - 1) / TT_ROW_THREADS, (int64_t)2112); // twice as many as run at a time on 132 processors
+        e = TT_LAUNCH((each_group<OP>), (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, g, op);
+    }
+    return e;
+}
+
+static const tt__mat tt_no_operand = {NULL, TT_F32, 0, 0, 0};
+
+// y = s x. Bytes: x and y once.
+struct op_scale {
+    float s;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        tt_load_8(v, g.a, r, c, n, g.vector);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] *= s;
+        return true;
+    }
+};
+
+static cudaError_t run_scale(tt__device *d, const tt__launch *l)
+{
+    const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // CAST: 1
+    return run_groups(d, l->in[0], tt_no_operand, l->out[0], l->add[0], false, op);
+}
+
+// y = a + b. Bytes: a, b and y once.
+struct op_add {
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        float b[8];
+        tt_load_8(v, g.a, r, c, n, g.vector);
+        tt_load_8(b, g.b, r, c, n, g.vector);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] += b[j];
+        return true;
+    }
+};
+
+static cudaError_t run_add(tt__device *d, const tt__launch *l) { return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add()); }
+
+// y = a constant, times the run's loss scale if `run` is not NULL. Bytes: y once.
+struct op_fill {
+    float x;
+    const tt__run *run;
+    __device__ void begin() { if (run) x *= (float)run->loss_scale; }
+    __device__ bool get(const tt_groups &, int64_t, int64_t, int, float (&v)[8]) const
+    {
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = x;
+        return true;
+    }
+};
+
+static cudaError_t run_fill(tt__device *d, const tt__launch *l)
+{
+    const op_fill op = {l->instr->attr.scale, l->instr->attr.loss_scale ? &l->slot->run : NULL};
+    return l->add[0] ? cudaSuccess : run_groups(d, tt_no_operand, tt_no_operand, l->out[0], false, false, op);
+}
 
 // ================================================================================================== losses
 // counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
@@ -953,6 +1153,485 @@ template <bool ADAM> static cudaError_t run_update(tt__device *d, const tt__laun
 }
 
 // ================================================================================================== attention
+// Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2", 2023). A block of threads takes
+// a tile of queries (or of keys) of one head and goes through the sequence's keys (or queries). The backward is three kernels: sums of
+// dout * out of each row and head; dq, by tiles of queries; dk and dv, by tiles of keys. Scores are thus computed twice, seven products
+// in place of five, but nothing is added to by two blocks: no atomics, no dq in fp32.
+//
+// Tiles of ragged sequences: those of SIZE rows that begin in sequence s are numbered from start[s] / SIZE + s on, which leaves room for
+// all of them, so rows / SIZE + seqs blocks are enough and the host need not know the lengths; numbers that are left over do nothing.
+
+struct attention_args {
+    tt__mat q, k, v, out, dout, dq, dk, dv;
+    const int32_t *seq_start, *query_start; // (seqs + 1): first row, first query of each sequence
+    const int32_t *query_row, *query_at;    // of a query: its row of the batch and its row in q; NULL: its number
+    float *lse, *delta;                     // (rows of q, heads): log-sum-exp of the scores; sum of dout * out
+    const tt__run *run;
+    int seqs, heads, head_size;
+    bool causal, add_dq, add_dk, add_dv;
+    float scale, keep_scale;                // of the scores; of kept weights
+    int drop;                               // of 16 random bits, those below this drop
+    uint32_t random;
+};
+
+#define TT_LOG2E 1.44269504088896341f
+
+__device__ __forceinline__ uint64_t attention_key(const attention_args &p)
+{
+    const uint32_t dropout = 2; // TT__RANDOM_DROPOUT of tinytrain.h
+    return p.drop ? tt_stream_key(p.run->seed, dropout, (uint64_t)p.run->step, (uint64_t)p.run->micro << 32 | p.random) : 0;
+}
+
+// Which of the weights of a query (a row of the batch) for keys 8 group ... 8 group + 7 of its sequence are kept, a bit each.
+__device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group, int head)
+{
+    const uint32_t counter[4] = {(uint32_t)row, (uint32_t)group, (uint32_t)head, 0}, drop = (uint32_t)p.drop;
+    uint32_t u[4], bits = 0;
+    tt_philox(counter, key, u);
+    TT_UNROLL for (int i = 0; i < 4; i++) bits |= (uint32_t)((u[i] & 0xffff) >= drop) << (2 * i) | (uint32_t)(u[i] >> 16 >= drop) << (2 * i + 1);
+    return bits;
+}
+
+// A tile of a sequence: of its queries or of its keys.
+struct attention_tile {
+    int begin, length;  // rows of the batch
+    int first, queries; // numbers of queries
+    int at;             // where in these or in those the tile begins
+};
+
+// Tile `number` of SIZE rows that start[] divides; at < 0: there is none.
+template <int SIZE> __device__ __forceinline__ attention_tile attention_find(const attention_args &p, const int32_t *start, int number)
+{
+    const int lane = threadIdx.x % 32;
+    int s = 0, n = p.seqs; // it is one of s ... s + n - 1; each round asks 32 of them
+    while (n > 1) {
+        int step = (n + 31) / 32, probe = s + lane * step;
+        bool before = lane * step < n && start[probe] / SIZE + probe <= number;
+        int last = __popc(__ballot_sync(0xffffffffu, before)) - 1;
+        s += last * step;
+        n = min(step, n - last * step);
+    }
+    attention_tile t;
+    t.begin = p.seq_start[s];
+    t.length = p.seq_start[s + 1] - t.begin;
+    t.first = p.query_start[s];
+    t.queries = p.query_start[s + 1] - t.first;
+    t.at = (number - start[s] / SIZE - s) * SIZE;
+    if (t.at >= start[s + 1] - start[s]) t.at = -1;
+    return t;
+}
+
+// Numbers the queries, of which index (n) has the rows, by sequences, and those of a sequence in the order of index. n^2 comparisons, which for
+// tens of thousands is less work than one tile of scores of each.
+__global__ __launch_bounds__(256) void attention_order(const int32_t *index, int n, const int32_t *seq_start, int seqs, int32_t *query_start,
+                                                       int32_t *query_row, int32_t *query_at)
+{
+    TT_SHARED(int32_t, rows, [256]);
+    const int j = (int)(blockIdx.x * 256 + threadIdx.x); // a query, then the start of a sequence
+    int begin = 0, end = 0, row = 0, rank = 0;
+    if (j < n) {
+        int low = 0, high = seqs;
+        row = index[j];
+        while (high - low > 1) {
+            int middle = (low + high) / 2;
+            if (seq_start[middle] <= row) low = middle;
+            else high = middle;
+        }
+        begin = seq_start[low];
+        end = seq_start[low + 1];
+    } else if (j <= n + seqs) begin = end = seq_start[j - n];
+    for (int from = 0; from < n; from += 256) {
+        __syncthreads();
+        if (from + (int)threadIdx.x < n) rows[threadIdx.x] = index[from + threadIdx.x];
+        __syncthreads();
+        for (int i = 0; i < min(256, n - from); i++) rank += rows[i] < begin || (from + i < j && rows[i] < end);
+    }
+    if (j < n) {
+        query_row[rank] = row;
+        query_at[rank] = j;
+    } else if (j <= n + seqs) query_start[j - n] = rank;
+}
+
+// Sums of dout * out of each row and head, by vectors of 16 bytes: a thread multiplies one of each, the first of a head's adds up.
+template <class T> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
+{
+    const int lanes = 16 / (int)sizeof(T), parts = p.head_size / lanes, heads = 256 / parts;
+    TT_SHARED(float, part, [256]);
+    const int64_t number = (int64_t)blockIdx.x * heads + threadIdx.x / parts, row = number / p.heads;
+    const bool mine = (int)threadIdx.x < heads * parts && row < p.q.rows;
+    float sum = 0;
+    if (mine) {
+        const int64_t column = number % p.heads * p.head_size + (int)threadIdx.x % parts * lanes;
+        const uint4 a = *(const uint4 *)((const T *)p.out.data + row * p.out.ld + column);
+        const uint4 b = *(const uint4 *)((const T *)p.dout.data + row * p.dout.ld + column);
+        TT_UNROLL for (int i = 0; i < lanes; i++) sum += tt_float(((const T *)&a)[i]) * tt_float(((const T *)&b)[i]);
+    }
+    part[threadIdx.x] = sum;
+    __syncthreads();
+    if (!mine || threadIdx.x % parts) return;
+    for (int i = 1; i < parts; i++) sum += part[threadIdx.x + i];
+    p.delta[number] = sum;
+}
+
+// The same for any dtypes and addresses, a warp for each.
+__global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
+{
+    const int64_t number = (int64_t)blockIdx.x * 8 + threadIdx.x / 32, row = number / p.heads, column = number % p.heads * p.head_size;
+    const int lane = threadIdx.x % 32;
+    float sum = 0;
+    for (int i = lane; i < p.head_size && row < p.q.rows; i += 32)
+        sum += tt_load_any(p.out.data, p.out.dtype, row * p.out.ld + column + i) * tt_load_any(p.dout.data, p.dout.dtype, row * p.dout.ld + column + i);
+    sum = tt_warp_sum(sum);
+    if (lane == 0 && row < p.q.rows) p.delta[number] = sum;
+}
+
+// ---- in f32 arithmetic: any dtypes, strides and head sizes. Tiles of 64 queries and 64 keys, 256 threads. Thread (x, y) of 16 x 16 has the scores of
+// rows y + 16 a and columns x + 16 b, and of outputs rows y + 16 a and columns 4 x ... 4 x + 3 of the 64 that a block makes; a larger head is made by
+// several blocks, all of which compute the scores.
+
+struct attention_rows { // `count` rows of a matrix, in the columns of a head
+    const tt__mat *m;
+    const int32_t *at; // where they lie; NULL: from `first` on
+    int first, count;
+};
+
+// to (64, PITCH) = `columns` columns from `column` on, up to COLUMNS with zeros, as are rows from count on.
+template <int COLUMNS, int PITCH> __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column, int columns)
+{
+    const tt__mat &m = *x.m;
+    const bool whole = m.dtype == TT_F32 && columns >= COLUMNS && m.ld % 4 == 0 && column % 4 == 0 && (uintptr_t)m.data % 16 == 0;
+    for (int i = (int)threadIdx.x; i < 64 * COLUMNS / 4; i += 256) {
+        const int r = i / (COLUMNS / 4), c = i % (COLUMNS / 4) * 4;
+        float4 v = make_float4(0, 0, 0, 0);
+        if (r < x.count) {
+            const int64_t from = (int64_t)(x.at ? x.at[x.first + r] : x.first + r) * m.ld + column + c;
+            if (whole) v = *(const float4 *)((const float *)m.data + from);
+            else {
+                if (c < columns) v.x = tt_load_any(m.data, m.dtype, from);
+                if (c + 1 < columns) v.y = tt_load_any(m.data, m.dtype, from + 1);
+                if (c + 2 < columns) v.z = tt_load_any(m.data, m.dtype, from + 2);
+                if (c + 3 < columns) v.w = tt_load_any(m.data, m.dtype, from + 3);
+            }
+        }
+        *(float4 *)(to + r * PITCH + c) = v;
+    }
+}
+
+enum { ATTENTION_STAGE = 2 * 64 * 36, ATTENTION_PITCH = 68 }; // floats; pitches spread the rows that a warp reads over the banks
+
+// s = a b^T over the columns of head `head`. Barriers at its beginning and before its end; then `stage` may be read still.
+__device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage, const attention_rows &a, const attention_rows &b, int head, int head_size)
+{
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const float *as = stage + y * 36, *bs = stage + 64 * 36 + x * 36;
+    TT_UNROLL for (int i = 0; i < 4; i++) TT_UNROLL for (int j = 0; j < 4; j++) s[i][j] = 0;
+    for (int c = 0; c < head_size; c += 32) {
+        __syncthreads();
+        attention_stage<32, 36>(stage, a, (int64_t)head * head_size + c, head_size - c);
+        attention_stage<32, 36>(stage + 64 * 36, b, (int64_t)head * head_size + c, head_size - c);
+        __syncthreads();
+        for (int k = 0; k < 32; k += 4) {
+            float4 u[4], w[4];
+            TT_UNROLL for (int i = 0; i < 4; i++) u[i] = *(const float4 *)(as + i * 16 * 36 + k);
+            TT_UNROLL for (int i = 0; i < 4; i++) w[i] = *(const float4 *)(bs + i * 16 * 36 + k);
+            TT_UNROLL for (int i = 0; i < 4; i++)
+                TT_UNROLL for (int j = 0; j < 4; j++) {
+                    s[i][j] = fmaf(u[i].x, w[j].x, s[i][j]);
+                    s[i][j] = fmaf(u[i].y, w[j].y, s[i][j]);
+                    s[i][j] = fmaf(u[i].z, w[j].z, s[i][j]);
+                    s[i][j] = fmaf(u[i].w, w[j].w, s[i][j]);
+                }
+        }
+    }
+}
+
+// to += tile (64, ATTENTION_PITCH) y, `columns` columns of y from `column` on. Barriers: after the writes to the tile, and none after its last use.
+__device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage, const attention_rows &y, int64_t column, int columns)
+{
+    const float *ts = tile + threadIdx.x / 16 * ATTENTION_PITCH, *ys = stage + threadIdx.x % 16 * 4;
+    __syncthreads();
+    attention_stage<64, ATTENTION_PITCH>(stage, y, column, columns);
+    __syncthreads();
+    for (int k = 0; k < 64; k += 4) {
+        float4 u[4], w[4];
+        TT_UNROLL for (int i = 0; i < 4; i++) u[i] = *(const float4 *)(ts + i * 16 * ATTENTION_PITCH + k);
+        TT_UNROLL for (int i = 0; i < 4; i++) w[i] = *(const float4 *)(ys + (k + i) * ATTENTION_PITCH);
+        TT_UNROLL for (int i = 0; i < 4; i++) {
+            to[i][0] = fmaf(u[i].w, w[3].x, fmaf(u[i].z, w[2].x, fmaf(u[i].y, w[1].x, fmaf(u[i].x, w[0].x, to[i][0]))));
+            to[i][1] = fmaf(u[i].w, w[3].y, fmaf(u[i].z, w[2].y, fmaf(u[i].y, w[1].y, fmaf(u[i].x, w[0].y, to[i][1]))));
+            to[i][2] = fmaf(u[i].w, w[3].z, fmaf(u[i].z, w[2].z, fmaf(u[i].y, w[1].z, fmaf(u[i].x, w[0].z, to[i][2]))));
+            to[i][3] = fmaf(u[i].w, w[3].w, fmaf(u[i].z, w[2].w, fmaf(u[i].y, w[1].w, fmaf(u[i].x, w[0].w, to[i][3]))));
+        }
+    }
+}
+
+// The rows of an output (+)= scale * from.
+__device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns, const float (&from)[4], float scale, bool add)
+{
+    const int x = threadIdx.x % 16 * 4;
+    TT_UNROLL for (int j = 0; j < 4; j++) {
+        if (x + j >= columns) break;
+        const int64_t at = row * m.ld + column + x + j;
+        tt_store_any(m.data, m.dtype, at, from[j] * scale + (add ? tt_load_any(m.data, m.dtype, at) : 0));
+    }
+}
+
+// keep (64 queries, 8): attention_keep for 64 keys from `key` on. A barrier comes between this and its use.
+__device__ __forceinline__ void attention_draw(unsigned char *keep, const attention_args &p, uint64_t random, const int32_t *rows, int first, int count, int key,
+                                               int head)
+{
+    for (int i = (int)threadIdx.x; i < 64 * 8; i += 256) {
+        const int r = i % 64, query = first + min(r, count - 1);
+        keep[r * 8 + i / 64] = (unsigned char)attention_keep(p, random, rows ? rows[query] : query, key / 8 + i / 64, head);
+    }
+}
+
+// What a block of the f32 kernels works on.
+struct attention_block { attention_tile t; int head, column, columns; };
+
+__device__ __forceinline__ attention_block attention_block_at(const attention_args &p, const int32_t *start, int64_t block)
+{
+    attention_block b;
+    const int parts = (p.head_size + 63) / 64, part = (int)(block % parts);
+    b.head = (int)(block / parts % p.heads);
+    b.column = b.head * p.head_size + part * 64;
+    b.columns = p.head_size - part * 64;
+    b.t = attention_find<64>(p, start, (int)(block / parts / p.heads));
+    return b;
+}
+
+__global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p)
+{
+    TT_SHARED(float, stage, [ATTENTION_STAGE]);
+    TT_SHARED(float, tile, [64 * ATTENTION_PITCH]);
+    TT_SHARED(unsigned char, keep, [64 * 8]);
+    const attention_block b = attention_block_at(p, p.query_start, blockIdx.x);
+    const attention_tile t = b.t;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    if (t.at < 0) return;
+    const uint64_t random = attention_key(p);
+    const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)};
+    const int end = p.causal && !p.query_row ? min(t.length, t.at + q.count) : t.length; // of the keys that anyone sees
+    float most[4], sum[4], out[4][4];
+    int last[4]; // key that row y + 16 a sees
+    TT_UNROLL for (int a = 0; a < 4; a++) {
+        const int query = q.first + min(y + 16 * a, q.count - 1);
+        last[a] = p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
+        most[a] = -3.4028235e38f;
+        sum[a] = 0;
+        TT_UNROLL for (int c = 0; c < 4; c++) out[a][c] = 0;
+    }
+    for (int key = 0; key < end; key += 64) {
+        const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)}, v = {&p.v, NULL, k.first, k.count};
+        float s[4][4];
+        if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
+        attention_scores(s, stage, q, k, b.head, p.head_size);
+        TT_UNROLL for (int a = 0; a < 4; a++) {
+            float now = most[a], factor, total = 0;
+            TT_UNROLL for (int c = 0; c < 4; c++) {
+                s[a][c] = key + x + 16 * c <= last[a] ? s[a][c] * p.scale * TT_LOG2E : -INFINITY;
+                now = fmaxf(now, s[a][c]);
+            }
+            TT_UNROLL for (int m = 8; m; m >>= 1) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, m));
+            factor = exp2f(most[a] - now);
+            most[a] = now;
+            TT_UNROLL for (int c = 0; c < 4; c++) {
+                const int i = x + 16 * c;
+                float weight = exp2f(s[a][c] - now);
+                total += weight;
+                if (p.drop && !(keep[(y + 16 * a) * 8 + i / 8] >> i % 8 & 1)) weight = 0;
+                tile[(y + 16 * a) * ATTENTION_PITCH + i] = weight;
+                out[a][c] *= factor;
+            }
+            sum[a] = sum[a] * factor + total;
+        }
+        attention_add(out, tile, stage, v, b.column, b.columns);
+    }
+    TT_UNROLL for (int a = 0; a < 4; a++) {
+        TT_UNROLL for (int m = 8; m; m >>= 1) sum[a] += __shfl_xor_sync(0xffffffffu, sum[a], m);
+        if (y + 16 * a >= q.count) continue;
+        const int query = q.first + y + 16 * a;
+        const int64_t row = p.query_at ? p.query_at[query] : query;
+        attention_write(p.out, row, b.column, b.columns, out[a], p.keep_scale / sum[a], false);
+        if (x == 0 && b.column == b.head * p.head_size) p.lse[row * p.heads + b.head] = most[a] / TT_LOG2E + logf(sum[a]);
+    }
+}
+
+// Weights and the gradients of scores without the factor `scale`, of which element (i, j) of a tile, from its score and that of dout v^T.
+__device__ __forceinline__ void attention_gradient(const attention_args &p, float &weight, float &dscore, bool seen, bool kept, float lse, float delta)
+{
+    const float w = seen ? exp2f((weight * p.scale - lse) * TT_LOG2E) : 0;
+    dscore = seen ? w * ((kept ? dscore * p.keep_scale : 0) - delta) : 0;
+    weight = kept ? w : 0;
+}
+
+__global__ __launch_bounds__(256, 2) void attention_dq_any(attention_args p)
+{
+    TT_SHARED(float, stage, [ATTENTION_STAGE]);
+    TT_SHARED(float, tile, [64 * ATTENTION_PITCH]);
+    TT_SHARED(unsigned char, keep, [64 * 8]);
+    const attention_block b = attention_block_at(p, p.query_start, blockIdx.x);
+    const attention_tile t = b.t;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    if (t.at < 0) return;
+    const uint64_t random = attention_key(p);
+    const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)}, dout = {&p.dout, p.query_at, q.first, q.count};
+    const int end = p.causal && !p.query_row ? min(t.length, t.at + q.count) : t.length;
+    float lse[4], delta[4], dq[4][4];
+    int last[4];
+    TT_UNROLL for (int a = 0; a < 4; a++) {
+        const int query = q.first + min(y + 16 * a, q.count - 1);
+        const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + b.head;
+        last[a] = p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
+        lse[a] = p.lse[at];
+        delta[a] = p.delta[at];
+        TT_UNROLL for (int c = 0; c < 4; c++) dq[a][c] = 0;
+    }
+    for (int key = 0; key < end; key += 64) {
+        const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)}, v = {&p.v, NULL, k.first, k.count};
+        float s[4][4], ds[4][4];
+        if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
+        attention_scores(s, stage, q, k, b.head, p.head_size);
+        attention_scores(ds, stage, dout, v, b.head, p.head_size);
+        TT_UNROLL for (int a = 0; a < 4; a++)
+            TT_UNROLL for (int c = 0; c < 4; c++) {
+                const int i = x + 16 * c;
+                const bool kept = !p.drop || (keep[(y + 16 * a) * 8 + i / 8] >> i % 8 & 1);
+                attention_gradient(p, s[a][c], ds[a][c], key + i <= last[a], kept, lse[a], delta[a]);
+                tile[(y + 16 * a) * ATTENTION_PITCH + i] = ds[a][c];
+            }
+        attention_add(dq, tile, stage, k, b.column, b.columns);
+    }
+    TT_UNROLL for (int a = 0; a < 4; a++) {
+        if (y + 16 * a >= q.count) continue;
+        const int query = q.first + y + 16 * a;
+        attention_write(p.dq, p.query_at ? p.query_at[query] : query, b.column, b.columns, dq[a], p.scale, p.add_dq);
+    }
+}
+
+// A row of scores is here a key, a column a query.
+__global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
+{
+    TT_SHARED(float, stage, [ATTENTION_STAGE]);
+    TT_SHARED(float, tile, [64 * ATTENTION_PITCH]);
+    TT_SHARED(unsigned char, keep, [64 * 8]);
+    const attention_block b = attention_block_at(p, p.seq_start, blockIdx.x);
+    const attention_tile t = b.t;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    if (t.at < 0) return;
+    const uint64_t random = attention_key(p);
+    const attention_rows k = {&p.k, NULL, t.begin + t.at, min(64, t.length - t.at)}, v = {&p.v, NULL, k.first, k.count};
+    float dk[4][4], dv[4][4];
+    TT_UNROLL for (int a = 0; a < 4; a++) TT_UNROLL for (int c = 0; c < 4; c++) dk[a][c] = dv[a][c] = 0;
+    for (int from = p.causal && !p.query_row ? t.at : 0; from < t.queries; from += 64) {
+        const attention_rows q = {&p.q, p.query_at, t.first + from, min(64, t.queries - from)}, dout = {&p.dout, p.query_at, q.first, q.count};
+        float s[4][4], ds[4][4];
+        if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, t.at, b.head);
+        attention_scores(s, stage, k, q, b.head, p.head_size);
+        attention_scores(ds, stage, v, dout, b.head, p.head_size);
+        TT_UNROLL for (int c = 0; c < 4; c++) {
+            const int i = x + 16 * c, query = q.first + min(i, q.count - 1);
+            const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + b.head;
+            const int last = i >= q.count ? -1 : p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
+            const float lse = p.lse[at], delta = p.delta[at];
+            TT_UNROLL for (int a = 0; a < 4; a++) {
+                const int r = y + 16 * a;
+                const bool kept = !p.drop || (keep[i * 8 + r / 8] >> r % 8 & 1);
+                attention_gradient(p, s[a][c], ds[a][c], t.at + r <= last, kept, lse, delta);
+                tile[r * ATTENTION_PITCH + i] = s[a][c];
+            }
+        }
+        attention_add(dv, tile, stage, dout, b.column, b.columns);
+        __syncthreads();
+        TT_UNROLL for (int a = 0; a < 4; a++) TT_UNROLL for (int c = 0; c < 4; c++) tile[(y + 16 * a) * ATTENTION_PITCH + x + 16 * c] = ds[a][c];
+        attention_add(dk, tile, stage, q, b.column, b.columns);
+    }
+    TT_UNROLL for (int a = 0; a < 4; a++) { // one thread has an element of dk and of dv, which may be the same
+        if (y + 16 * a >= k.count) continue;
+        if (p.dk.data) attention_write(p.dk, k.first + y + 16 * a, b.column, b.columns, dk[a], p.scale, p.add_dk);
+        if (p.dv.data) attention_write(p.dv, k.first + y + 16 * a, b.column, b.columns, dv[a], p.keep_scale, p.add_dv);
+    }
+}
+
+// ---- the ops
+
+// Operands q ... q + 2: q, k, v; `numbers`: of the rows that ask, which are put in order in the workspace, of which *used bytes are taken.
+static cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, int seq_start, int numbers, attention_args *p, size_t *used)
+{
+    const tt__attr *attr = &l->instr->attr;
+    const tt__mat *starts = &l->in[seq_start];
+    memset(p, 0, sizeof *p);
+    *used = 0;
+    p->q = l->in[q]; p->k = l->in[q + 1]; p->v = l->in[q + 2];
+    p->seq_start = p->query_start = (const int32_t *)starts->data;
+    p->seqs = (int)(starts->rows - 1);
+    p->run = &l->slot->run;
+    p->heads = attr->heads;
+    p->head_size = (int)(p->q.cols / p->heads);
+    p->causal = attr->causal;
+    p->scale = attr->scale;
+    p->drop = (int)(attr->dropout * 65536.0f + 0.5f);
+    p->keep_scale = 65536.0f / (float)(65536 - p->drop);
+    p->random = l->instr->random;
+    if (!l->in[numbers].data || p->q.rows == 0) return cudaSuccess;
+    const int n = (int)p->q.rows;
+    int32_t *start = (int32_t *)l->workspace, *row = start + p->seqs + 1, *at = row + n;
+    p->query_start = start; p->query_row = row; p->query_at = at;
+    *used = ((size_t)(p->seqs + 1 + 2 * n) * 4 + 255) / 256 * 256;
+    return TT_LAUNCH(attention_order, tt_blocks((int64_t)n + p->seqs + 1, 256), 256, 0, d->stream, (const int32_t *)l->in[numbers].data, n, p->seq_start, p->seqs,
+                     start, row, at);
+}
+
+// Blocks of `size` rows or queries, times heads.
+static unsigned attention_blocks(const attention_args *p, int64_t rows, int size) { return (unsigned)((rows / size + p->seqs) * p->heads); }
+
+static cudaError_t run_attention(tt__device *d, const tt__launch *l)
+{
+    attention_args p;
+    size_t used;
+    cudaError_t e = attention_begin(d, l, 0, 3, 4, &p, &used);
+    p.out = l->out[0];
+    p.lse = (float *)l->out[1].data;
+    if (e != cudaSuccess || p.seqs < 1 || p.q.rows < 1) return e;
+    const unsigned parts = (unsigned)(p.head_size + 63) / 64;
+    return TT_LAUNCH(attention_forward_any, attention_blocks(&p, p.q.rows, 64) * parts, 256, 0, d->stream, p);
+}
+
+static bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 bytes
+{
+    return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
+}
+
+static cudaError_t attention_deltas(tt__device *d, const attention_args *p)
+{
+    const tt_dtype dtype = p->out.dtype;
+    const int64_t n = p->q.rows * p->heads;
+    const int lanes = dtype == TT_F32 ? 4 : 8, parts = p->head_size / lanes;
+    if (p->head_size % lanes || parts > 256 || !attention_aligned(&p->out, dtype) || !attention_aligned(&p->dout, dtype))
+        return TT_LAUNCH(attention_delta_any, tt_blocks(n, 8), 256, 0, d->stream, *p);
+    TT_WITH_TYPE(dtype, T, return TT_LAUNCH((attention_delta<T>), tt_blocks(n, 256 / parts), 256, 0, d->stream, *p));
+}
+
+static cudaError_t run_attention_backward(tt__device *d, const tt__launch *l)
+{
+    attention_args p;
+    size_t used;
+    cudaError_t e = attention_begin(d, l, 1, 4, 7, &p, &used);
+    p.dout = l->in[0];
+    p.out = l->in[5];
+    p.lse = (float *)l->in[6].data;
+    p.delta = (float *)((char *)l->workspace + used);
+    p.dq = l->out[0]; p.dk = l->out[1]; p.dv = l->out[2];
+    p.add_dq = l->add[0]; p.add_dk = l->add[1]; p.add_dv = l->add[2];
+    if (e != cudaSuccess || p.seqs < 1) return e;
+    const unsigned parts = (unsigned)(p.head_size + 63) / 64;
+    if (p.q.rows > 0) e = attention_deltas(d, &p);
+    if (e == cudaSuccess && p.dq.data && p.q.rows > 0)
+        e = TT_LAUNCH(attention_dq_any, attention_blocks(&p, p.q.rows, 64) * parts, 256, 0, d->stream, p);
+    if (e == cudaSuccess && (p.dk.data || p.dv.data)) // also where nobody asks: zeros
+        e = TT_LAUNCH(attention_dkdv_any, attention_blocks(&p, p.k.rows, 64) * parts, 256, 0, d->stream, p);
+    return e;
+}
 
 // ================================================================================================== matmuls
 // By cuBLASLt, with its epilogues where they fit, and then a pass over the result for what they leave; where cuBLASLt has nothing (operands of
@@ -1294,6 +1973,11 @@ static tt_run_fn kernels_of(int op) // NULL: there are none
     case TT__OP_LINEAR: return run_linear;
     case TT__OP_LINEAR_DX: return run_linear_dx;
     case TT__OP_LINEAR_DW: return run_linear_dw;
+    case TT__OP_ATTENTION: return run_attention;
+    case TT__OP_ATTENTION_BACKWARD: return run_attention_backward;
+    case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
+    case TT__OP_ADD: return run_add;
+    case TT__OP_FILL: return run_fill;
     default: return NULL;
     }
 }
@@ -1315,5 +1999,5 @@ static tt_status cuda_launch(tt__device *d, const tt__launch *l)
 
 extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill,
-    cuda_read, cuda_wait, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_refuses,
+    cuda_read, cuda_wait, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
 };

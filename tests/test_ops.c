@@ -1041,6 +1041,7 @@ TEST(reference_avx2) { reference("avx2"); }
 TEST(reference_avx512) { reference("avx512"); }
 TEST(reference_avx512_dot) { reference("avx512_dot"); }
 TEST(reference_neon) { reference("neon"); }
+TEST(reference_neon_dot) { reference("neon_dot"); }
 TEST(reference_cuda) { reference("cuda"); }
 
 /* ------------------------------------------------------------------------------------------ test 2: gradient */
@@ -1252,6 +1253,7 @@ TEST(gradient_avx2) { gradient("avx2"); }
 TEST(gradient_avx512) { gradient("avx512"); }
 TEST(gradient_avx512_dot) { gradient("avx512_dot"); }
 TEST(gradient_neon) { gradient("neon"); }
+TEST(gradient_neon_dot) { gradient("neon_dot"); }
 TEST(gradient_cuda) { gradient("cuda"); }
 
 /* Every row of the op table with a backward has a case, and every row of all was run by the gradient tests. */
@@ -2187,8 +2189,8 @@ TEST(unused_inputs)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot), TEST_CASE(reference_neon), TEST_CASE(reference_cuda),
-    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon), TEST_CASE(gradient_cuda),
+    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot), TEST_CASE(reference_neon), TEST_CASE(reference_neon_dot), TEST_CASE(reference_cuda),
+    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot), TEST_CASE(gradient_cuda),
     TEST_CASE(every_op_has_a_case),
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),

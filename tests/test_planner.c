@@ -805,7 +805,8 @@ TEST(plans_for_another_device)
         for (int i = 0; i < plan.instructions; i++) {
             const tt__instr *in = &p->t->code[i];
             size_t q = in->op == TT__OP_ATTENTION_BACKWARD ? (size_t)p->t->values[in->in[1]].shape.rows : 0; /* the last attention has one query a sequence */
-            size_t wanted = in->op == TT__OP_ATTENTION_BACKWARD ? (q * (size_t)e->width * 4 + 255) / 256 * 256 + (q * (size_t)e->heads * 4 + 255) / 256 * 256
+            bool listed = q ? in->in[7] != 0 : in->op == TT__OP_ATTENTION && in->in[4]; /* which rows ask: their order takes starts and two numbers a row */
+            size_t wanted = q || listed ? (q * (size_t)e->heads * 4 + 255) / 256 * 256 + (listed ? ((size_t)(3 * e->seqs + 1) * 4 + 255) / 256 * 256 : 0)
                           : in->op == TT__OP_EMBEDDING_BACKWARD ? (rows * 4 + 255) / 256 * 256 * 4 : 0;
             CHECK(in->workspace == wanted && in->workspace_place % 256 == 0);
             CHECK(!q || q == rows || q == (size_t)e->seqs);
