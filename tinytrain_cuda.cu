@@ -481,6 +481,7 @@ template <int THREADS> __device__ __forceinline__ float tt_block_sum(float v)
 
 static inline int64_t tt_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline unsigned tt_blocks(int64_t n, int64_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
+static inline unsigned tt_grid(int64_t n, int64_t per_block, int64_t most) { return n > 0 ? (unsigned)tt_min((n + per_block - 1) / per_block, most) : 1; }
 
 // ================================================================================================== rows
 // Ops that work row by row or element by element.
@@ -1411,6 +1412,16 @@ __global__ void __launch_bounds__(256) loss_counts(const tt_loss_sums *partial, 
 // What a row's logits say; the same in every thread that works on it.
 struct tt_row_loss { float lse, loss; bool right; };
 
+// What the lanes of a warp know of a row, together: greatest logit, sum of exponentials relative to it, sum.
+__device__ __forceinline__ void tt_merge_rows(float &m, float &s, float &sx, bool &right)
+{
+    const float top = tt_warp_max(m);
+    s = tt_warp_sum(s * tt_exp(m - (top == -INFINITY ? 0 : top)));
+    sx = tt_warp_sum(sx);
+    right = __all_sync(0xffffffffu, right);
+    m = top;
+}
+
 // Of a row of n logits, by a warp or by a block of THREADS; target -1: only lse is wanted. The sum of exponentials is kept relative to the
 // greatest logit so far (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018), so that one pass is enough. `cache`, in
 // shared memory and a multiple of 8 long, gets the logits; each thread reads what it wrote itself.
@@ -1435,25 +1446,15 @@ template <int THREADS> __device__ __forceinline__ tt_row_loss tt_row_cross_entro
         else if (target < c) right &= !(top > own);
         else TT_UNROLL for (int k = 0; k < 8; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
     }
-    float warp_top = tt_warp_max(m), base = warp_top == -INFINITY ? 0 : warp_top;
-    s = tt_warp_sum(s * tt_exp(m - base));
-    sx = tt_warp_sum(sx);
-    right = __all_sync(0xffffffffu, right);
-    m = warp_top;
+    tt_merge_rows(m, s, sx, right);
     if (THREADS > 32) {
         TT_SHARED(float4, part, [(THREADS + 31) / 32]);
         __syncthreads(); // those of the last row may still be read
         if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
         __syncthreads();
-        for (int k = 0; k < THREADS / 32; k++) m = fmaxf(m, part[k].x);
-        base = m == -INFINITY ? 0 : m;
-        s = sx = 0;
-        right = true;
-        for (int k = 0; k < THREADS / 32; k++) {
-            s += part[k].y * tt_exp(part[k].x - base);
-            sx += part[k].z;
-            right &= part[k].w != 0;
-        }
+        const float4 of = thread % 32 < THREADS / 32 ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
+        m = of.x; s = of.y; sx = of.z; right = of.w != 0;
+        tt_merge_rows(m, s, sx, right);
     }
     const float log_s = logf(s);
     return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
@@ -1484,7 +1485,7 @@ static cudaError_t run_cross_entropy(tt__device *d, const tt__launch *l)
     const tt__mat *x = &l->in[0];
     const tt__attr *a = &l->instr->attr;
     const bool many = x->cols > 2048;
-    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows, many ? 1 : 8), TT_LOSS_BLOCKS);
+    const unsigned blocks = tt_grid(x->rows, many ? 1 : 8, TT_LOSS_BLOCKS);
     tt_loss_sums *partial = (tt_loss_sums *)l->resident;
     const int32_t *targets = (const int32_t *)l->in[1].data;
     cudaError_t e = many ? TT_LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, tt_wide(x), partial)
@@ -1530,7 +1531,7 @@ static cudaError_t run_cross_entropy_backward(tt__device *d, const tt__launch *l
 {
     const tt__mat *x = &l->in[1], *dx = &l->out[0];
     const tt__attr *a = &l->instr->attr;
-    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_ELEMENT_BLOCKS);
+    const unsigned blocks = tt_grid(x->rows * ((x->cols + 7) / 8), 256, TT_ELEMENT_BLOCKS);
     return TT_LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, (const int32_t *)l->in[2].data, l->in[3], l->in[4],
                      (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing, tt_wide(x) && tt_wide(dx), &l->slot->run);
 }
@@ -1557,7 +1558,7 @@ __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__m
 static cudaError_t run_mean_squared_error(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *y = &l->in[1];
-    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_LOSS_BLOCKS);
+    const unsigned blocks = tt_grid(x->rows * ((x->cols + 7) / 8), 256, TT_LOSS_BLOCKS);
     tt_loss_sums *partial = (tt_loss_sums *)l->resident;
     cudaError_t e = TT_LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2], tt_wide(x) && tt_wide(y), partial);
     if (e != cudaSuccess) return e;
@@ -1585,12 +1586,277 @@ __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss
 static cudaError_t run_mean_squared_error_backward(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
-    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_ELEMENT_BLOCKS);
+    const unsigned blocks = tt_grid(x->rows * ((x->cols + 7) / 8), 256, TT_ELEMENT_BLOCKS);
     return TT_LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y, l->in[3], (const float *)l->in[4].data, *dx, l->add[0],
                      tt_wide(x) && tt_wide(y) && tt_wide(dx), &l->slot->run);
 }
 
+// Sums over all rows of what linear_cross_entropy left of each, loss and hit, or with NULL of the weights only. Moves up to 16 bytes a row.
+__global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows, const int32_t *targets, tt__mat weights, int ignore, float *counts, float *loss)
+{
+    tt_loss_sums sums = {0, 0, 0};
+    for (int64_t r = threadIdx.x; r < rows; r += 1024) {
+        if (targets[r] == ignore) continue;
+        const double w = tt_row_weight(weights, r);
+        const float2 row = row_loss ? row_loss[r] : make_float2(0, 0);
+        sums.loss += w * row.x;
+        sums.weight += w;
+        sums.right += w * row.y;
+    }
+    tt_store_counts<1024>(sums, counts, loss);
+}
+
+// A chunk's logits z (rows, n), f32 in rows of whole 32 bytes: loss and hit of each row and, unless dz.data is NULL, their gradients dz in
+// the rows' place, in the dtype that it says. A block a row; with `cached` the row stays in shared memory in between. Moves n (4 + dz's size)
+// bytes a row, of which most come from L2, as the product wrote them just before.
+__global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights, const float *dloss, const float *counts,
+                                                             float2 *row_loss, int ignore, float smoothing, bool cached, const tt__run *run)
+{
+    TT_DYN_SHARED(float, logits);
+    const int64_t r = blockIdx.x, n = z.cols;
+    const int32_t target = targets[r];
+    const float *x = (const float *)tt_row(z, r);
+    const tt_row_loss row = tt_row_cross_entropy<1024>(x, TT_F32, n, true, target == ignore ? -1 : target, smoothing, cached ? logits : NULL);
+    if (threadIdx.x == 0) row_loss[r] = target == ignore ? make_float2(0, 0) : make_float2(row.loss, row.right ? 1.0f : 0.0f);
+    if (!dz.data) return;
+    const float w = tt_loss_factor(run, dloss, counts) * tt_row_weight(weights, r);
+    for (int64_t c0 = 0; c0 < n; c0 += 8 * 1024) {
+        const int64_t c = c0 + 8 * threadIdx.x;
+        float v[8] = {0};
+        if (c < n && target != ignore) {
+            tt_load8(v, cached ? logits : x, TT_F32, c, cached ? 8 : n - c, true);
+            tt_cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+        }
+        __syncthreads(); // 16-bit gradients take the place of logits that other threads read in this round
+        if (c < n) tt_store8(tt_row(dz, r), dz.dtype, c, n - c, true, v);
+    }
+}
+
+static cudaError_t tt_linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y);
+static cudaError_t tt_linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add);
+static cudaError_t tt_linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b);
+
+static tt__mat tt_rows_of(const tt__mat *m, int64_t first, int64_t n)
+{
+    tt__mat part = *m;
+    if (m->data) part.data = (char *)m->data + (size_t)(first * m->ld) * tt_dtype_bytes(m->dtype);
+    part.rows = n;
+    return part;
+}
+
+// As the CPU's, chunk by chunk of rows. The workspace has loss and hit of each row, and then the logits of a chunk.
+static cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *b = &l->in[4], *dx = &l->out[1], *dw = &l->out[3], *db = &l->out[4];
+    const tt__attr *a = &l->instr->attr;
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    const int64_t rows = x->rows, classes = w->rows, ld = (classes + 7) / 8 * 8;
+    const size_t kept = ((size_t)rows * 8 + 255) / 256 * 256;
+    const int64_t most = tt_min(TT__LOSS_CHUNK, (int64_t)((l->instr->workspace - kept) / ((size_t)ld * 4))), chunks = (rows + most - 1) / most;
+    const bool back = dx->data || dw->data || db->data;
+    const size_t cache = (size_t)ld * 4, spare = 2048;
+    const bool cached = back && cache + spare <= d->properties.sharedMemPerBlockOptin;
+    float2 *row_loss = (float2 *)l->workspace;
+    float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
+    cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(d->properties.sharedMemPerBlockOptin - spare));
+    if (e == cudaSuccess) e = TT_LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets, *weights, a->ignore_index, counts, loss);
+    for (int64_t r = 0, n; r < rows && e == cudaSuccess; r += n) {
+        n = tt_min((rows + chunks - 1) / chunks, rows - r);
+        tt__mat z = {(char *)l->workspace + kept, TT_F32, n, classes, ld}, dz = z, xs = tt_rows_of(x, r, n), dxs = tt_rows_of(dx, r, n);
+        dz.dtype = x->dtype;
+        dz.ld = ld * (int64_t)(4 / tt_dtype_bytes(x->dtype));
+        if (!back) dz.data = NULL;
+        e = tt_linear(d, l, &xs, w, b, &z);
+        if (e == cudaSuccess)
+            e = TT_LAUNCH(linear_cross_entropy, (unsigned)n, 1024, cached ? cache : 0, d->stream, z, dz, targets + r, tt_rows_of(weights, r, n), (const float *)l->in[5].data,
+                          counts, row_loss + r, a->ignore_index, a->smoothing, cached, &l->slot->run);
+        if (e == cudaSuccess && dx->data) e = tt_linear_dx(d, l, &dz, w, &dxs, l->add[1]);
+        if (e == cudaSuccess && back) e = tt_linear_dw(d, l, &dz, &xs, dw, db, l->add[3] || r > 0, l->add[4] || r > 0);
+    }
+    if (e == cudaSuccess) e = TT_LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, row_loss, rows, targets, *weights, a->ignore_index, counts, loss);
+    return e;
+}
+
 // ================================================================================================== optimizers
+// Parameters, gradients and state are contiguous, so they are vectors here.
+
+enum { TT_SQUARES_BLOCKS = 1024, TT_RANDOM_ROUNDING = 3 /* as TT__RANDOM_ROUNDING */ };
+
+// Sum of squares of g (n); g crosses memory once. Eight at a time in f32, and these sums in double.
+__global__ void __launch_bounds__(256) sum_squares(const void *g, tt_dtype dtype, int64_t n, bool wide, double *partial)
+{
+    double sum = 0;
+    for (int64_t i = 8 * (blockIdx.x * (int64_t)256 + threadIdx.x); i < n; i += 8 * (gridDim.x * (int64_t)256)) {
+        float x[8];
+        tt_load8(x, g, dtype, i, n - i, wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) x[k] *= x[k];
+        sum += ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+    }
+    sum = tt_block_sum<256>(sum);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(256) finish_sum_squares(const double *partial, int n, float *to)
+{
+    double sum = 0;
+    for (int k = (int)threadIdx.x; k < n; k += 256) sum += partial[k];
+    sum = tt_block_sum<256>(sum);
+    if (threadIdx.x == 0) *to = (float)sum;
+}
+
+static cudaError_t run_sum_squares(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *g = &l->in[0];
+    const int64_t n = g->rows * g->cols;
+    const unsigned blocks = tt_grid(n, 4 * 2048, TT_SQUARES_BLOCKS);
+    double *partial = (double *)l->resident;
+    cudaError_t e = TT_LAUNCH(sum_squares, blocks, 256, 0, d->stream, g->data, g->dtype, n, tt_wide(g), partial);
+    if (e != cudaSuccess) return e;
+    return TT_LAUNCH(finish_sum_squares, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[0].data);
+}
+
+// Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_), from the n gradients' sums of squares.
+__global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm, tt__slot *slot, float *out)
+{
+    double sum = 0;
+    for (int64_t k = threadIdx.x; k < n; k += 256) sum += squares[k];
+    sum = tt_block_sum<256>(sum);
+    if (threadIdx.x) return;
+    const tt__run *run = &slot->run;
+    tt__results *r = &slot->results;
+    double scale = (run->accumulate ? run->loss_norm / r->targets : 1) / run->loss_scale, norm = sqrt(sum) * scale, factor = scale;
+    if (!isfinite(r->loss) || !(r->targets > 0)) norm = NAN; // nothing is updated
+    if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
+    out[0] = r->norm = (float)norm;
+    out[1] = r->factor = (float)factor;
+}
+
+static cudaError_t run_clip(tt__device *d, const tt__launch *l)
+{
+    return TT_LAUNCH(clip, 1, 256, 0, d->stream, (const float *)l->in[0].data, l->in[0].rows, l->instr->attr.clip_norm, l->slot, (float *)l->out[0].data);
+}
+
+// x to 16 bits by stochastic rounding (the CPU's round_16): up with a probability equal to the dropped fraction, by 16 random bits. To the
+// nearest instead what is not finite and, in f16, from 65504 on, where nearest overflows no sooner.
+__device__ __forceinline__ uint32_t tt_round_16(float x, uint32_t random, tt_dtype dtype)
+{
+    const uint32_t u = __float_as_uint(x), magnitude = u & 0x7fffffff, sign = u >> 16 & 0x8000;
+    const bool nan = magnitude > 0x7f800000;
+    if (dtype == TT_BF16) return magnitude >= 0x7f800000 ? u >> 16 | (nan ? 0x40 : 0) : (u + random) >> 16;
+    if (nan) return sign | 0x7e00;
+    if (magnitude >= 0x477ff000) return sign | 0x7c00;
+    if (magnitude >= 0x477fe000) return sign | 0x7bff;
+    if (magnitude >= 0x38800000) return sign | (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
+    const float units = __uint_as_float(magnitude) * 0x1p24f; // subnormal: exact, below 1024
+    const uint32_t whole = (uint32_t)units;
+    return sign | (whole + ((units - (float)whole) * 65536.0f + (float)random >= 65536.0f));
+}
+
+// Elements [i, i + 8) of a vector back into its dtype. Element e of a 16-bit one is rounded by number e % 8 of Philox counter {e / 8}, so that
+// steps smaller than half a unit in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015).
+__device__ __forceinline__ void tt_update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, const float (&x)[8], uint64_t key)
+{
+    if (dtype == TT_F32) {
+        tt_store8(p, TT_F32, i, left, wide, x);
+        return;
+    }
+    const uint32_t counter[4] = {(uint32_t)(i / 8), (uint32_t)((uint64_t)i / 8 >> 32), 0, 0};
+    uint32_t random[4], h[8];
+    tt_philox(counter, key, random);
+    TT_UNROLL for (int k = 0; k < 8; k++) h[k] = tt_round_16(x[k], random[k / 2] >> (k % 2 * 16) & 0xffff, dtype);
+    tt_store8_bits(p, i, left, wide, h);
+}
+
+// Optimizer steps of up to TT_UPDATES parameters in one launch.
+enum { TT_UPDATES = 16, TT_UPDATE_CHUNK = 4 * 2048 }; // elements of a block
+
+struct tt_param_update {
+    const void *g;
+    void *p, *m, *v;    // m, v: Adam's moments; SGD: momentum or NULL, and none
+    int64_t n;
+    tt_dtype types[4];  // of g, p, m, v
+    float weight_decay;
+    uint32_t random;    // the instruction's stream of random numbers
+    bool wide;
+};
+
+struct tt_param_updates {
+    int count;
+    unsigned first[TT_UPDATES + 1]; // block of each parameter, and the number of blocks
+    float beta1, beta2, eps;
+    bool nesterov, decoupled;
+    const float *clip;              // norm; factor on gradients
+    tt_param_update of[TT_UPDATES];
+};
+
+// Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16 bits half of that.
+template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(tt_param_updates u, const tt__run *run)
+{
+    TT_SHARED(uint64_t, keys, [3]);
+    TT_SHARED(float, of_step, [2]);
+    if (!isfinite(u.clip[0])) return; // for all threads alike
+    int at = 0;
+    while (blockIdx.x >= u.first[at + 1]) at++;
+    const tt_param_update &t = u.of[at];
+    const int64_t from = (int64_t)(blockIdx.x - u.first[at]) * TT_UPDATE_CHUNK, to = from + TT_UPDATE_CHUNK < t.n ? from + TT_UPDATE_CHUNK : t.n;
+    const float factor = u.clip[1], lr = run->lr, b1 = u.beta1, b2 = u.beta2, decay = t.weight_decay;
+    if (threadIdx.x < 3) keys[threadIdx.x] = tt_stream_key(run->seed, TT_RANDOM_ROUNDING, (uint64_t)run->step, (uint64_t)threadIdx.x << 32 | t.random);
+    if (ADAM && threadIdx.x / 2 == 16) { // bias corrections: a thread of the second warp for each, a power by squaring
+        double power = 1, b = threadIdx.x % 2 ? b2 : b1;
+        for (uint64_t e = (uint64_t)run->step + 1; e; e >>= 1, b *= b) if (e & 1) power *= b;
+        of_step[threadIdx.x % 2] = threadIdx.x % 2 ? (float)(1 / sqrt(1 - power)) : (float)(lr / (1 - power));
+    }
+    __syncthreads();
+    const float step = ADAM ? of_step[0] : 0, root = ADAM ? of_step[1] : 0;
+    const float l2 = ADAM && u.decoupled ? 0 : decay, keep = ADAM && u.decoupled ? 1 - lr * decay : 1;
+    for (int64_t i = from + 8 * threadIdx.x; i < to; i += 2048) {
+        const int64_t left = to - i;
+        float g[8], p[8], m[8] = {0}, v[8];
+        tt_load8(g, t.g, t.types[0], i, left, t.wide);
+        tt_load8(p, t.p, t.types[1], i, left, t.wide);
+        if (ADAM || t.m) tt_load8(m, t.m, t.types[2], i, left, t.wide);
+        if (ADAM) tt_load8(v, t.v, t.types[3], i, left, t.wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) {
+            float d = g[k] * factor + p[k] * l2;
+            if (ADAM) {
+                m[k] = m[k] * b1 + d * (1 - b1);
+                v[k] = v[k] * b2 + d * d * (1 - b2);
+                p[k] = p[k] * keep - m[k] * step / (sqrtf(v[k]) * root + u.eps);
+            } else {
+                m[k] = m[k] * b1 + d;
+                if (t.m) d = u.nesterov ? d + m[k] * b1 : m[k];
+                p[k] -= d * lr;
+            }
+        }
+        tt_update8(t.p, t.types[1], i, left, t.wide, p, keys[0]);
+        if (ADAM || t.m) tt_update8(t.m, t.types[2], i, left, t.wide, m, keys[1]);
+        if (ADAM) tt_update8(t.v, t.types[3], i, left, t.wide, v, keys[2]);
+    }
+}
+
+template <bool ADAM> static cudaError_t run_update(tt__device *d, const tt__launch *l)
+{
+    const tt__attr *a = &l->instr->attr;
+    const tt__mat *mats[4] = {&l->in[0], &l->out[0], &l->out[1], &l->out[2]};
+    tt_param_updates u;
+    memset(&u, 0, sizeof u);
+    tt_param_update *t = &u.of[0];
+    u.count = 1;
+    t->g = mats[0]->data; t->p = mats[1]->data; t->m = mats[2]->data; t->v = mats[3]->data;
+    t->n = mats[1]->rows * mats[1]->cols;
+    t->weight_decay = a->weight_decay;
+    t->random = l->instr->random;
+    t->wide = true;
+    for (int k = 0; k < 4; k++) {
+        t->types[k] = mats[k]->dtype;
+        t->wide &= (uintptr_t)mats[k]->data % 16 == 0;
+    }
+    u.beta1 = a->beta1; u.beta2 = a->beta2; u.eps = a->eps;
+    u.nesterov = a->nesterov; u.decoupled = a->decoupled;
+    u.clip = (const float *)l->in[1].data;
+    u.first[1] = tt_blocks(t->n, TT_UPDATE_CHUNK);
+    return TT_LAUNCH((update_parameters<ADAM>), u.first[1], 256, 0, d->stream, u, &l->slot->run);
+}
 
 // ================================================================================================== attention
 // Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2", 2023). A block of threads takes
@@ -2420,6 +2686,11 @@ static tt_run_fn kernels_of(int op) // NULL: there are none
     case TT__OP_MEAN_SQUARED_ERROR: return run_mean_squared_error;
     case TT__OP_CROSS_ENTROPY_BACKWARD: return run_cross_entropy_backward;
     case TT__OP_MEAN_SQUARED_ERROR_BACKWARD: return run_mean_squared_error_backward;
+    case TT__OP_LINEAR_CROSS_ENTROPY: return run_linear_cross_entropy;
+    case TT__OP_SUM_SQUARES: return run_sum_squares;
+    case TT__OP_CLIP: return run_clip;
+    case TT__OP_SGD: return run_update<false>;
+    case TT__OP_ADAM: return run_update<true>;
     case TT__OP_LINEAR: return run_linear;
     case TT__OP_LINEAR_DX: return run_linear_dx;
     case TT__OP_LINEAR_DW: return run_linear_dw;
