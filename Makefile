@@ -1,5 +1,6 @@
 # tinytrain. `make help` lists what can be made; GNU make, a C99 compiler, nothing else.
-# CC and CFLAGS are the caller's (make test CC=clang CFLAGS='-O1 -fsanitize=address'); what is built lies below B.
+# CC and CFLAGS are the caller's (make test CC=clang CFLAGS='-O1 -fsanitize=address'); what is built lies below B. The emulator of CUDA,
+# for tests only, needs the C++ compiler that goes with CC.
 
 CFLAGS ?= -O2
 PREFIX ?= /usr/local
@@ -11,15 +12,44 @@ PYTHON ?= $(if $(wildcard build/venv/bin/python),build/venv/bin/python,python3)
 STRICT := -std=c99 -Wall -Wextra -Wpedantic
 LIBS   := -lm -lpthread
 
+# CUDA code is tested on an emulator, in three builds (tests/cuda_emu/cuda_emu.h), with all tests unless TESTS= names some.
+ifeq ($(origin EMU_BUILDS)$(origin TESTS),undefinedundefined)
+EMU_BUILDS := plain asan trace
+endif
+EMU_TESTS  ?= $(wildcard tests/cuda_emu/*.cu tests/test_*.cu)
+ifeq ($(origin CXX),default)
+CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC))))
+endif
+# Of tests/NAME.c, those that run with tinytrain_cuda.cu on the emulator too, with TINYTRAIN_DEVICE=cuda.
+CUDA_TESTS      ?= test_ops
+CUDA_T_test_ops := reference_cuda gradient_cuda
+ifneq ($(EMU_BUILDS),)
+HAVE_CXX := $(shell command -v $(firstword $(CXX)))
+EMU_LOGS := $(if $(HAVE_CXX),$(foreach b,$(EMU_BUILDS),$(patsubst %.cu,$(B)/cuda_emu/%.$(b).log,$(notdir $(EMU_TESTS))) \
+            $(addprefix $(B)/cuda_emu/,$(CUDA_TESTS:%=%.$(b).log))),$(B)/cuda_emu.log)
+endif
 TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 BENCHES  := $(patsubst bench/%.c,$(B)/%,$(wildcard bench/*.c))
 MEASURED := $(addprefix $(B)/,gemm attention rows step tokenize)
+# What make bench-peers has pip install for PyTorch: a requirement and options. PyPI's torch for Linux brings CUDA (5.6 GB); PyTorch's own
+# index of CPU builds does not: TORCH='torch --index-url URL'.
+TORCH  ?= torch
 # make bench-peers LLMC=dir, a checkout of github.com/karpathy/llm.c: its CPU program too, with the flags of its Makefile.
 LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
 PROGRAMS := $(patsubst tests/%.c,$(B)/%,$(TESTS))
-LOGS     := $(addsuffix .log,$(PROGRAMS)) $(if $(T),,$(CHECKS:tests/%.py=$(B)/%.log))
+# make cuda: for these GPUs, and PTX for later ones. TINYTRAIN_CUDA=1 make test also runs CUDA_TESTS on a GPU.
+CUDA_HOME  ?= /usr/local/cuda
+NVCC       ?= $(CUDA_HOME)/bin/nvcc
+CUDA_ARCHS ?= 80 90a 100
+CUDA_CODE   = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_90,code=compute_90
+CUDA_LIBS  := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart -lstdc++
+CUDA_PROGRAMS := $(patsubst examples/%.c,$(B)/cuda/%,$(wildcard examples/*.c)) $(B)/cuda/step $(CUDA_TESTS:%=$(B)/cuda/%)
+ifneq ($(TINYTRAIN_CUDA),)
+GPU_LOGS := $(CUDA_TESTS:%=$(B)/cuda/%.log)
+endif
+LOGS     := $(addsuffix .log,$(PROGRAMS)) $(EMU_LOGS) $(GPU_LOGS) $(if $(T),,$(CHECKS:tests/%.py=$(B)/%.log))
 
 # As many jobs as processors, unless the caller says how many.
 ifeq ($(MAKELEVEL)$(filter -j% --jobs% --jobserver%,$(MAKEFLAGS)),0)
@@ -34,8 +64,10 @@ help:
 	@echo 'make coverage     lines of tinytrain.h that the tests run; fails below 90% (GCOV, gcc)'
 	@echo 'make bench        build the benchmarks, as $(B)/NAME, and run those that need no data; A=--json prints one object a line'
 	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with;'
-	@echo '                  LLMC=dir: also those of llm.c, from a checkout'
+	@echo '                  LLMC=dir: also those of llm.c, from a checkout; TORCH=...: what pip installs as PyTorch (torch)'
 	@echo 'make bench-programs  build what those comparisons run here, without the environment'
+	@echo 'make cuda         examples, the step benchmark and tests for NVIDIA GPUs, as $(B)/cuda/NAME (CUDA_HOME, NVCC, CUDA_ARCHS);'
+	@echo '                  TINYTRAIN_CUDA=1 make test runs these tests too'
 	@echo 'make install      header and pkg-config file, below PREFIX ($(PREFIX)) and DESTDIR'
 	@echo 'make clean        remove $(B)'
 	@echo "Variables: CC ($(CC)), CFLAGS ($(CFLAGS)), B, PYTHON, RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' before each test program"
@@ -49,7 +81,7 @@ examples: $(EXAMPLES)
 # Rebuilds all when compiler or flags change.
 $(B)/flags: FORCE
 	@mkdir -p $(B)
-	@echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' | cmp -s - $@ || echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' > $@
+	@echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' | cmp -s - $@ || echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' > $@
 
 $(EXAMPLES): $(B)/%: examples/%.c tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -I. $< -o $@ $(LDFLAGS) $(LIBS)
@@ -59,6 +91,16 @@ $(BENCHES): $(B)/%: bench/%.c bench/bench.h tinytrain.h $(B)/flags
 
 $(B)/gpt2_step: bench/peers/gpt2_step.c bench/bench.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -I. $< -o $@ $(LDFLAGS) $(LIBS)
+
+# Other libraries' matrix products, where the library is: oneDNN below build/venv, or as OpenBLAS where compilers look.
+GEMM_PEERS         := $(B)/gemm_openblas $(B)/gemm_onednn
+GEMM_openblas      := -DPEER_OPENBLAS -lopenblas
+GEMM_onednn        := -isystem build/venv/include -Lbuild/venv/lib -Wl,-rpath,'$(CURDIR)/build/venv/lib' -ldnnl
+GEMM_NEED_openblas := OpenBLAS (Debian: libopenblas-dev)
+GEMM_NEED_onednn   := oneDNN 3 (PyPI: onednn-devel-cpu-gomp, which make bench-peers installs; Debian: libdnnl-dev, where it is 3)
+$(GEMM_PEERS): $(B)/gemm_%: bench/peers/gemm.c $(B)/flags
+	@if $(CC) $(GEMM_$*) -E $< > /dev/null 2>&1; then set -x; $(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $< -o $@ $(LDFLAGS) $(GEMM_$*) $(LIBS); \
+	else echo 'left out: $@ needs $(GEMM_NEED_$*)'; fi
 
 $(B)/llmc: bench/peers/llmc.c $(or $(wildcard $(LLMC)/train_gpt2.c),FORCE) $(B)/flags
 	@[ -f '$(LLMC)/train_gpt2.c' ] || { echo "LLMC='$(LLMC)': there is no train_gpt2.c; LLMC=dir names a checkout of github.com/karpathy/llm.c" >&2; exit 1; }
@@ -77,23 +119,87 @@ $(B)/check_%.log: tests/check_%.py $(EXAMPLES) FORCE
 	@if $(PYTHON) -c '' 2>/dev/null; then B=$(B) CC='$(CC)' sh tests/run.sh run $@ $(PYTHON) $<; \
 	else echo 'skip $(<:tests/%.py=%): $(PYTHON) is not there' > $@; echo '0 passed, 0 failed' >> $@; cat $@ | sed '$$d'; fi
 
+# ---- the emulator. Its runtime is never compiled with -fsanitize=thread: in the trace build it is what that option calls.
+EMU_STRICT        := -std=c++17 -g -Wall -Wextra -Wpedantic -Werror
+EMU_SANITIZE      := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+EMU_PATTERN        = $(shell $(CXX) -ftrivial-auto-var-init=pattern -E -x c++ /dev/null > /dev/null 2>&1 && echo -ftrivial-auto-var-init=pattern)
+EMU_FLAGS_plain    = -O2 $(EMU_PATTERN)
+EMU_FLAGS_asan    := $(EMU_SANITIZE)
+EMU_FLAGS_trace   := -O1 -fsanitize=thread
+EMU_RUNTIME_plain := -O1
+EMU_RUNTIME_asan  := -O1 -fno-omit-frame-pointer -fsanitize=address
+EMU_RUNTIME_trace := -O1 -DEMU_TRACE
+EMU_LINK_asan     := $(EMU_SANITIZE)
+EMU_PARTS         := cuda_emu cuda_emu_blas
+EMU_PARTS_trace   := cuda_emu_trace
+EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/cuda_emu/sample.cu
+
+define emu_rules
+EMU_OBJECTS_$(1) := $(patsubst %,$(B)/cuda_emu/%.$(1).o,$(EMU_PARTS) $(EMU_PARTS_$(1)))
+$$(EMU_OBJECTS_$(1)): $(B)/cuda_emu/%.$(1).o: tests/cuda_emu/%.cpp $(wildcard tests/cuda_emu/*.h) $(B)/flags
+	@mkdir -p $$(@D)
+	$$(CXX) $$(EMU_STRICT) $$(EMU_RUNTIME_$(1)) -c $$< -o $$@
+$(B)/cuda_emu/%.$(1): tests/cuda_emu/%.cu $$(EMU_SOURCES) $$(EMU_OBJECTS_$(1)) $(B)/flags
+	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) -Itests/cuda_emu -I. -x c++ -c $$< -o $$@.o
+	$$(CXX) $$(EMU_LINK_$(1)) $$@.o $$(EMU_OBJECTS_$(1)) -o $$@ $$(LIBS)
+$(B)/cuda_emu/%.$(1): tests/%.cu $(wildcard tinytrain_cuda.cu) tinytrain.h $$(EMU_SOURCES) $$(EMU_OBJECTS_$(1)) $(B)/flags
+	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) -Itests/cuda_emu -I. -x c++ -c $$< -o $$@.o
+	$$(CXX) $$(EMU_LINK_$(1)) $$@.o $$(EMU_OBJECTS_$(1)) -o $$@ $$(LIBS)
+$(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
+	@sh tests/run.sh run $$@ $$(RUN) $$< $$(foreach t,$$(T),'$$(t)')
+$(B)/cuda_emu/tinytrain_cuda.$(1).o: tinytrain_cuda.cu tinytrain.h $(wildcard tests/cuda_emu/*.h) $(B)/flags
+	@mkdir -p $$(@D)
+	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) -Itests/cuda_emu -I. -x c++ -c $$< -o $$@
+$(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1)): $(B)/cuda_emu/%.$(1): tests/%.c tests/test.h tinytrain.h $(B)/cuda_emu/tinytrain_cuda.$(1).o $$(EMU_OBJECTS_$(1)) $(B)/flags
+	$$(CC) $$(CPPFLAGS) $$(STRICT) -Werror -g $$(or $$(EMU_LINK_$(1)),-O2) -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX512 -Itests/cuda_emu -I. -c $$< -o $$@.o
+	$$(CXX) $$(EMU_LINK_$(1)) $$@.o $(B)/cuda_emu/tinytrain_cuda.$(1).o $$(EMU_OBJECTS_$(1)) -o $$@ $$(LIBS)
+$(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).log): $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
+	@sh tests/run.sh run $$@ env TINYTRAIN_DEVICE=cuda $$(RUN) $$< $$(foreach t,$$(or $$(T),$$(CUDA_T_$$*)),'$$(t)')
+endef
+$(foreach b,plain asan trace,$(eval $(call emu_rules,$(b))))
+.PRECIOUS: $(B)/cuda_emu/%.plain $(B)/cuda_emu/%.asan $(B)/cuda_emu/%.trace
+
+$(B)/cuda_emu.log: FORCE
+	@mkdir -p $(B)
+	@echo 'skip cuda_emu: $(CXX) is not there' > $@; echo '0 passed, 0 failed' >> $@; cat $@ | sed '$$d'
+
+# ---- NVIDIA GPUs
+cuda: $(CUDA_PROGRAMS)
+
+$(B)/cuda/tinytrain_cuda.o: tinytrain_cuda.cu tinytrain.h $(B)/flags
+	@mkdir -p $(@D)
+	$(NVCC) -O3 -std=c++17 -Werror all-warnings -Xptxas -v $(CUDA_CODE) -I. -c $< -o $@ 2> $@.txt || { cat $@.txt >&2; exit 1; }
+	@grep -B 1 -E 'spill' $@.txt | grep -E -v '^--|0 bytes spill stores, 0 bytes spill loads' | grep -A 1 Function || true
+
+$(B)/cuda/%: examples/%.c $(B)/cuda/tinytrain_cuda.o
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. $< $(B)/cuda/tinytrain_cuda.o -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
+$(B)/cuda/%: bench/%.c bench/bench.h $(B)/cuda/tinytrain_cuda.o
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. $< $(B)/cuda/tinytrain_cuda.o -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
+$(B)/cuda/%: tests/%.c tests/test.h $(B)/cuda/tinytrain_cuda.o
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. $< $(B)/cuda/tinytrain_cuda.o -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
+$(B)/cuda/%.log: $(B)/cuda/% FORCE
+	@sh tests/run.sh run $@ env TINYTRAIN_DEVICE=cuda $< $(foreach t,$(or $(T),$(CUDA_T_$*)),'$(t)')
+
 test: $(LOGS)
 	@sh tests/run.sh total $(LOGS)
 
 # gcc's line counts of all programs added up; a line that one instruction set ran counts as run.
 coverage: FORCE
 	@rm -f $(B)/coverage/*.gcda
-	@$(MAKE) test B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)'
+	@$(MAKE) test B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
 	@for f in $(B)/coverage/*.gcda; do $(GCOV) -t -o $(B)/coverage $$f; done | sh tests/run.sh coverage tinytrain.h 90 $(B)/coverage/not_run.txt
 
 bench: $(BENCHES)
 	@for b in $(MEASURED); do echo "== $$b" >&2; $$b $(A) || exit 1; done
 
-bench-programs: $(BENCHES) $(B)/gpt2_step $(B)/distilbert_imdb
+bench-programs: $(BENCHES) $(B)/gpt2_step $(B)/distilbert_imdb $(GEMM_PEERS)
 
 bench-peers: bench-programs $(if $(LLMC),$(B)/llmc)
 	python3 -m venv build/venv
-	build/venv/bin/pip install --quiet torch transformers safetensors numpy
+	build/venv/bin/pip install --quiet $(TORCH)
+	build/venv/bin/pip install --quiet transformers safetensors numpy
+	build/venv/bin/pip install --quiet onednn-devel-cpu-gomp || echo 'PyPI has no oneDNN for this machine'
+	$(MAKE) $(B)/gemm_onednn
 	build/venv/bin/python -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)'
 
 VERSION = $(shell sed -n 's/^\#define TT_VERSION "\(.*\)"/\1/p' tinytrain.h)
@@ -108,4 +214,4 @@ clean:
 
 FORCE:
 .DELETE_ON_ERROR:
-.PHONY: help demo examples test coverage bench bench-programs bench-peers install clean FORCE
+.PHONY: help cuda demo examples test coverage bench bench-programs bench-peers install clean FORCE

@@ -80,8 +80,8 @@
 
    LIMITS
      Runs on CPUs only; CUDA devices are planned for. Matmuls add up in fp32 whatever the dtype of their operands; dot products of bf16
-     take subnormals as 0. Little-endian machines. At most 4 dimensions for parameters, 2 for activations; 2^31 rows. Cross-entropy
-     holds its logits whole.
+     take subnormals as 0 and, on Arm, round to odd. Little-endian machines. At most 4 dimensions for parameters, 2 for activations;
+     2^31 rows. Cross-entropy holds its logits whole.
 
    SECTIONS (search for the tag)
      >>api  >>base  >>tape  >>backend  >>autodiff  >>passes  >>planner  >>cpu  >>program  >>optim  >>formats  >>models  >>trainer
@@ -374,7 +374,8 @@ typedef struct tt_compile_options {
     bool accumulate;                /* steps of several micro-batches: gradients persist between them. Default false  */
     tt_optimizer_options optimizer;
     size_t memory_budget;           /* bytes; tt_compile fails with TT_ERR_BUDGET if the plan needs more. 0: no limit  */
-    const char *device;             /* kind of device: "cpu" (also NULL, the default) or "cuda". A program for one that this build
+    const char *device;             /* kind of device: "cpu" or "cuda"; NULL, the default: what the environment's TINYTRAIN_DEVICE says,
+                                       else "cpu". A program for one that this build
                                        cannot run is there to be planned: it takes no part of the parameters' memory, its plan
                                        counts them whole, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED */
     tt_program *share;              /* a program that never runs at the same time: use its arena. Of the same device. Default NULL */
@@ -1008,6 +1009,12 @@ typedef struct tt__backend {
     tt_status (*launch)(tt__device *d, const tt__launch *l);
     tt_status (*collect)(tt__device *d, tt__slot *slot, const float *counts, bool first); /* adds up a loss's counts; first: of a step */
     tt_status (*results)(tt__device *d, const tt__slot *slot, tt__results *to);
+    /* Launches after capture are recorded and not done; captured ends that, and replay does what was recorded, any number of times,
+       until forget. NULL where there is no such thing. captured returns NULL where it failed, and then nothing is left. */
+    tt_status (*capture)(tt__device *d);
+    void *(*captured)(tt__device *d);
+    tt_status (*replay)(tt__device *d, void *recording);
+    void (*forget)(tt__device *d, void *recording);
     /* NULL, or what of it the backend has not, to follow "cannot run". Operands are at capacity, their data NULL. */
     const char *(*refuses)(const tt__launch *l);
 } tt__backend;
@@ -4123,7 +4130,8 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
     size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
     size_t rows = (size_t)tt__ceil_div(tt__min(m, TT__GEMM_M), 12) * 12;
-    size_t cols = (size_t)tt__ceil_div(tt__min(n, TT__GEMM_N), 32) * 32, depth = (size_t)tt__min(k, TT__GEMM_K);
+    size_t cols = (size_t)tt__ceil_div(tt__min(n, TT__GEMM_N), 32) * 32;
+    size_t depth = (size_t)tt__min(tt__max(k, 2), TT__GEMM_K); /* 2: BFMMLA takes two pairs at a time */
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4) + (k > TT__GEMM_K ? rows * cols * 4 : 0);
 #ifdef TINYTRAIN_CBLAS
     size_t sums = (size_t)tt__min(m, TT__CBLAS_M) * cols * 4;
@@ -4534,10 +4542,12 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 #endif
 #define TT__DOT TT__AVX512_DOT
 #define TT__DOT_TARGET TT__AVX512_DOT_TARGET
+#define TT__DOT_DEPTH 2
 #endif
 #include TINYTRAIN_FILENAME
 #undef TT__DOT
 #undef TT__DOT_TARGET
+#undef TT__DOT_DEPTH
 #undef TT__LANES
 #undef TT__ISA
 #undef TT__TARGET
@@ -4555,7 +4565,32 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 #define TT__TARGET
 #define TT__WIDEN_F16(p) (tt__vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
 #define TT__NARROW_F16(p, x) vst1_u16((p), vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)(x))))
+#if defined(__linux__) && (defined(__clang__) || __GNUC__ >= 10)
+#include <sys/auxv.h>
+#define TT__NEON_DOT_HERE ((getauxval(AT_HWCAP2) >> 14 & 1) != 0) /* HWCAP2_BF16, which old headers do not name */
+#ifdef __clang__
+#define TT__DOT_TARGET __attribute__((target("bf16")))
+#else
+#define TT__DOT_TARGET __attribute__((target("+bf16")))
+#endif
+/* BFMMLA, not BFDOT: it multiplies 2 rows of 4 elements by 2 columns, 16 products where BFDOT has 8 and a fused multiply-add of fp32 has 4,
+   and Neoverse V1 and N2 begin as many of either in a cycle (Arm's software optimization guides, as LLVM's AArch64SchedNeoverseV1.td
+   and N2.td have them). For that, panels are regrouped after packing. It is two BFDOTs one after the other, so an element of C does not
+   depend on its neighbours; products and sums are rounded to odd, subnormals are 0 (Arm ARM, BFMMLA with FPCR.EBF = 0).
+   As assembly, because gcc 12 inlines the intrinsic only into functions for armv8.2-a or more, into which the kernels' building blocks,
+   compiled for what the user asks for, then may not be inlined. */
+TT__DOT_TARGET static inline __attribute__((always_inline)) float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
+{
+    __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum) : "w"(rows), "w"(columns));
+    return sum;
+}
+#define TT__DOT(sum, rows, columns) (tt__vf)tt__bfmmla((float32x4_t)(sum), (float32x4_t)(rows), (float32x4_t)(columns))
+#define TT__DOT_DEPTH 4
+#endif
 #include TINYTRAIN_FILENAME
+#undef TT__DOT
+#undef TT__DOT_TARGET
+#undef TT__DOT_DEPTH
 #undef TT__LANES
 #undef TT__NEON
 #undef TT__ISA
@@ -5082,7 +5117,7 @@ TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_
 {
     if (!x->pairs) { TT__K(gemm_widen)(to, x->data, x->dtype, line * x->line_step + k, n); return; }
     int64_t present = tt__min(2 * n, x->elements - 2 * k);
-    if (present < 2 * n) memset(to + n - 1, 0, sizeof *to);
+    if (present < 2 * n) memset(to + present / 2, 0, (size_t)(n - present / 2) * sizeof *to);
     memcpy(to, (const uint16_t *)x->data + line * x->line_step + 2 * k, (size_t)present * 2);
 }
 
@@ -5090,6 +5125,7 @@ TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_
 TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
 {
     if (!x->pairs) { TT__K(gemm_widen)(to, x->data, x->dtype, k * x->k_step + line, n); return; }
+    if (2 * k >= x->elements) { memset(to, 0, (size_t)n * sizeof *to); return; }
     const uint16_t *even = (const uint16_t *)x->data + 2 * k * x->k_step + line;
     TT__K(gemm_interleave)(to, even, 2 * k + 1 < x->elements ? even + x->k_step : NULL, n);
 }
@@ -5164,6 +5200,23 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, const int width, const TT__
     }
 }
 
+#if defined(TT__DOT) && TT__DOT_DEPTH == 4
+/* Two units of a line side by side: [k / 2][width][2]. */
+TT__INLINE void TT__K(gemm_regroup)(float *panels, const int width, int64_t lines, int64_t k)
+{
+    for (float *end = panels + tt__ceil_div(lines, width) * width * k; panels < end; panels += 2 * width) {
+        float32x4x2_t both[TT__GEMM_WIDEST / 4];
+        TT__UNROLL(4)
+        for (int v = 0; v < width / 4; v++) {
+            both[v].val[0] = vld1q_f32(panels + 4 * v);
+            both[v].val[1] = vld1q_f32(panels + width + 4 * v);
+        }
+        TT__UNROLL(4)
+        for (int v = 0; v < width / 4; v++) vst2q_f32(panels + 8 * v, both[v]);
+    }
+}
+#endif
+
 TT__FN void TT__K(gemm_pack)(float *to, int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines, int64_t k0, int64_t k)
 {
     if (x->k_step != 1) {
@@ -5173,6 +5226,10 @@ TT__FN void TT__K(gemm_pack)(float *to, int width, const TT__K(gemm_operand) *x,
         if (width == TT__GEMM_MR) TT__K(gemm_pack_transposed)(to, TT__GEMM_MR, x, line, lines, k0, k);
         else TT__K(gemm_pack_transposed)(to, TT__GEMM_NR, x, line, lines, k0, k);
     }
+#if defined(TT__DOT) && TT__DOT_DEPTH == 4
+    if (x->pairs && width == TT__GEMM_MR) TT__K(gemm_regroup)(to, TT__GEMM_MR, lines, k);
+    else if (x->pairs) TT__K(gemm_regroup)(to, TT__GEMM_NR, lines, k);
+#endif
 }
 
 /* ---- computing ---- */
@@ -5243,14 +5300,36 @@ TT__FN __attribute__((noinline)) void TT__K(gemm_micro)(int64_t rows, int64_t k,
 }
 
 #ifdef TT__DOT
-/* The same for panels of pairs: k counts pairs, and one instruction multiplies and adds two. A kernel for matrix tiles (AMX) would
-   stand beside this one. */
+/* The same for panels of pairs: k counts pairs, and one instruction multiplies and adds TT__DOT_DEPTH elements of a row and a column.
+   A kernel for matrix tiles (AMX) would stand beside this one. */
 TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(gemm_dot_rows)(const int rows, int64_t k, const float *a, const float *b,
                                                                                       float *out, int64_t out_row, const float *base,
                                                                                       int64_t base_row)
 {
     TT__K(gemm_sums) sum;
     TT__K(gemm_begin)(rows, sum, out, out_row);
+#if TT__DOT_DEPTH == 4 /* sums of rows i and i + 1: those of columns 4 v and 4 v + 1 are in sum[i][v], of the next two in sum[i + 1][v] */
+    for (; k > 0; k -= 2, a += 2 * TT__GEMM_MR, b += 2 * TT__GEMM_NR) {
+        tt__vf columns[4];
+        TT__UNROLL(4)
+        for (int j = 0; j < 4; j++) columns[j] = TT__K(load)(b + 4 * j);
+        TT__UNROLL(16)
+        for (int i = 0; i < rows; i += 2) {
+            tt__vf x = TT__K(load)(a + 2 * i);
+            TT__UNROLL(4)
+            for (int j = 0; j < 4; j++) sum[i + j % 2][j / 2] = TT__DOT(sum[i + j % 2][j / 2], x, columns[j]);
+        }
+    }
+    TT__UNROLL(16)
+    for (int i = 0; i < rows; i += 2) {
+        TT__UNROLL(4)
+        for (int v = 0; v < TT__GEMM_NV; v++) {
+            tt__vf x = sum[i][v], y = sum[i + 1][v];
+            sum[i][v] = TT__SHUFFLE(x, y, 0, 1, 4, 5);
+            sum[i + 1][v] = TT__SHUFFLE(x, y, 2, 3, 6, 7);
+        }
+    }
+#else
     TT__UNROLL_BY(4) /* where two threads share a core, what is short is instructions beside the multiplications */
     for (; k > 0; k--, a += TT__GEMM_MR, b += TT__GEMM_NR) {
         tt__vf row[TT__GEMM_NV];
@@ -5265,6 +5344,7 @@ TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(gemm_dot_
             for (int v = 0; v < TT__GEMM_NV; v++) sum[i][v] = TT__DOT(sum[i][v], x, row[v]);
         }
     }
+#endif
     TT__K(gemm_end)(rows, sum, out, out_row, base, base_row);
 }
 
@@ -5287,7 +5367,7 @@ TT__DOT_TARGET static double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_
     TT__UNROLL(12)
     for (int i = 1; i < 12; i++) sum[0] += sum[i];
     *sink = TT__K(sum)(sum[0]);
-    return (double)n * 12 * 4 * TT__LANES;
+    return (double)n * 12 * 2 * TT__DOT_DEPTH * TT__LANES;
 }
 #endif
 
@@ -5452,7 +5532,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
         w.micro = TT__K(gemm_dot_micro);
         w.a.pairs = w.b.pairs = true;
         w.a.elements = w.b.elements = g->k;
-        units = tt__ceil_div(g->k, 2);
+        units = tt__ceil_div(g->k, TT__DOT_DEPTH) * (TT__DOT_DEPTH / 2);
     }
 #endif
     w.direct = g->c_type == TT_F32 && g->act == TT__ACT_NONE && (g->bias != NULL) + (g->residual != NULL) + g->accumulate <= 1 &&
@@ -7337,7 +7417,7 @@ static tt_status tt__cpu_collect(tt__device *d, tt__slot *slot, const float *cou
 
 static const tt__backend tt__cpu_backend = {
     tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill,
-    tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, tt__cpu_refuses,
+    tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, NULL, NULL, NULL, NULL, tt__cpu_refuses,
 };
 
 static const tt__device_kind tt__device_kinds[] = {
@@ -7420,8 +7500,9 @@ static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name)
 {
     char known[128];
     tt__text text = {known, sizeof known, 0};
+    if (!name) name = getenv("TINYTRAIN_DEVICE");
     for (int k = 0; k < TT__COUNT(tt__device_kinds); k++) {
-        if (strcmp(name ? name : "cpu", tt__device_kinds[k].name) == 0) return &tt__device_kinds[k];
+        if (strcmp(name && *name ? name : "cpu", tt__device_kinds[k].name) == 0) return &tt__device_kinds[k];
         tt__print(&text, "%s%s", k ? " or " : "", tt__device_kinds[k].name);
     }
     tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
@@ -7451,8 +7532,8 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     return NULL;
 }
 
-/* Dot products of bf16 run at twice the rate of fp32 on AMD's CPUs, and at half of it on Intel's (where the tiles of AMX are the fast
-   way). */
+/* Dot products of bf16 run at twice the rate of fp32 on AMD's CPUs, at four times on Arm's (see tt__bfmmla), and at half of it on Intel's
+   (where the tiles of AMX are the fast way). */
 static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, bool *dot)
 {
     bool has = false, fast = false;
@@ -7461,6 +7542,9 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, bool *do
         has = TT__AVX512_DOT_HERE;
         fast = __builtin_cpu_is("amd");
     }
+#endif
+#ifdef TT__NEON_DOT_HERE
+    if (isa == &tt__isa_table_neon) has = fast = TT__NEON_DOT_HERE;
 #endif
     (void)isa;
     *dot = has && (name ? strcmp(name, "dot") == 0 : fast);
@@ -7717,6 +7801,16 @@ void tt_close(tt_context *ctx)
 
 /* --------------------------------------------------------------------------------------------------- compile */
 
+/* The launches of some phases as a device has recorded them, for runs with the same numbers of rows. */
+typedef struct tt__recording {
+    void *made;             /* the device's; NULL: these rows were met once                                          */
+    tt__phase first;
+    bool later;             /* micro-batches but the first of a step: they add to gradients                          */
+    int64_t *rows;          /* of each axis; NULL: this entry is free                                                */
+    uint64_t used;          /* when                                                                                  */
+} tt__recording;
+enum { TT__RECORDINGS = 16 };
+
 struct tt_program {
     tt_context *ctx;
     tt_tape *t;             /* its own copy, rewritten                                                               */
@@ -7738,6 +7832,8 @@ struct tt_program {
     tt__results results;    /* as read last                                                                          */
     char *staging;          /* inputs on their way to memory that is not the host's; else NULL                       */
     size_t *staged;         /* of each input, its place there                                                        */
+    tt__recording recordings[TT__RECORDINGS];
+    uint64_t runs;
     bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
@@ -7871,6 +7967,10 @@ void tt_program_free(tt_program *p)
     tt_context *ctx = p->ctx;
     tt__arena *a = p->arena;
     if (p->staging) a->kind->backend->release_host(a->device, p->staging);
+    for (int k = 0; k < TT__RECORDINGS; k++) {
+        if (p->recordings[k].made) a->kind->backend->forget(a->device, p->recordings[k].made);
+        tt__free(ctx, p->recordings[k].rows);
+    }
     if (a && p->slot_bit) a->slots &= ~p->slot_bit;
     if (a && a->results_of == p) a->results_of = NULL;
     if (a && --a->programs == 0 && !a->memory) { /* never allocated: its parameters go back to having no place */
@@ -8629,10 +8729,55 @@ static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
     return status;
 }
 
-/* Runs the instructions of the phases first..last. */
+/* The entry for this run's rows: one that is there, else a free one or that of the longest ago, made anew; NULL if there can be none. */
+static tt__recording *tt__recording_of(tt_program *p, tt__phase first, bool *met)
+{
+    tt__recording *oldest = &p->recordings[0];
+    const size_t bytes = sizeof *p->axis_rows * (size_t)p->t->n_axes;
+    const bool later = first == TT__FORWARD && p->run.micro > 0;
+    *met = true;
+    p->runs++;
+    for (int k = 0; k < TT__RECORDINGS; k++) {
+        tt__recording *r = &p->recordings[k];
+        if (r->rows && r->first == first && r->later == later && memcmp(r->rows, p->axis_rows, bytes) == 0) { r->used = p->runs; return r; }
+        if (r->used < oldest->used) oldest = r;
+    }
+    *met = false;
+    if (oldest->made) p->kind->backend->forget(p->arena->device, oldest->made);
+    if (!oldest->rows) oldest->rows = (int64_t *)tt__alloc(p->ctx, bytes);
+    oldest->made = NULL;
+    oldest->first = first;
+    oldest->later = later;
+    oldest->used = p->runs;
+    if (oldest->rows) memcpy(oldest->rows, p->axis_rows, bytes);
+    return oldest->rows ? oldest : NULL;
+}
+
+/* Launches the instructions of the phases first..last. */
+static tt_status tt__launch_phases(tt_program *p, tt__launch *l, tt__phase first, tt__phase last)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < p->t->n_code && status == TT_OK; k++) {
+        const tt__instr *i = &p->t->code[k];
+        if (i->phase < first || i->phase > last) continue;
+        l->instr = i;
+        for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__resolve(p, i->in[j]);
+        for (int j = 0; j < TT__MAX_OUT; j++) {
+            l->out[j] = tt__resolve(p, i->out[j]);
+            l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
+        }
+        l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
+        status = p->kind->backend->launch(p->arena->device, l);
+        if (p->poison) tt__poison(p, k);
+    }
+    return status;
+}
+
+/* Runs the phases first..last. A device that can records them when it meets the same numbers of rows again, and replays that from then on. */
 static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
 {
     const tt__backend *b = p->kind->backend;
+    tt__device *d = p->arena->device;
     tt__launch l;
     tt__float_mode mode = tt__float_default();
     memset(&l, 0, sizeof l);
@@ -8643,19 +8788,18 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
     l.resident = p->arena->memory;
     tt_status status = first == TT__FORWARD ? tt__check_inputs(p, &l) : TT_OK;
     if (first == TT__FORWARD) p->arena->results_of = NULL;
-    if (status == TT_OK) status = tt__device_status(p->ctx, p->arena, b->begin(p->arena->device, p->slot, &p->run));
-    for (int k = 0; k < p->t->n_code && status == TT_OK; k++) {
-        const tt__instr *i = &p->t->code[k];
-        if (i->phase < first || i->phase > last) continue;
-        l.instr = i;
-        for (int j = 0; j < TT__MAX_IN; j++) l.in[j] = tt__resolve(p, i->in[j]);
-        for (int j = 0; j < TT__MAX_OUT; j++) {
-            l.out[j] = tt__resolve(p, i->out[j]);
-            l.add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
+    if (status == TT_OK) {
+        bool met = false;
+        tt__recording *r = b->capture ? tt__recording_of(p, first, &met) : NULL;
+        status = b->begin(d, p->slot, &p->run);
+        if (status == TT_OK && met && !r->made && b->capture(d) == TT_OK) {
+            status = tt__launch_phases(p, &l, first, last);
+            r->made = b->captured(d); /* in any case, to end it */
+            if (status == TT_OK && !r->made) status = TT_ERR_DEVICE;
+            if (status != TT_OK && r->made) { b->forget(d, r->made); r->made = NULL; }
         }
-        l.workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
-        status = tt__device_status(p->ctx, p->arena, b->launch(p->arena->device, &l));
-        if (p->poison) tt__poison(p, k);
+        if (status == TT_OK) status = r && r->made ? b->replay(d, r->made) : tt__launch_phases(p, &l, first, last);
+        status = tt__device_status(p->ctx, p->arena, status);
     }
     tt__float_restore(mode);
     if (first == TT__FORWARD && status == TT_OK) p->arena->results_of = p;

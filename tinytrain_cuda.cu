@@ -123,8 +123,10 @@ struct tt__device {
     cudaStream_t stream;    // all work, in order
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
+    struct tt_matmul_choice *choices; // TT_MATMUL_CHOICES of them, see >>matmuls
     char error[512];
 };
+enum { TT_MATMUL_CHOICES = 1024 };
 
 static tt_status tt_fail(tt__device *d, tt_status status, const char *format, ...)
 {
@@ -150,6 +152,7 @@ static void cuda_close(tt__device *d)
     if (d->stream) cudaStreamSynchronize(d->stream);
     if (d->lt) cublasLtDestroy(d->lt);
     if (d->stream) cudaStreamDestroy(d->stream);
+    free(d->choices);
     free(d);
 }
 
@@ -266,6 +269,37 @@ static tt_status cuda_collect(tt__device *d, tt__slot *slot, const float *counts
     return tt_check(d, TT_LAUNCH(add_counts, 1, 32, 0, d->stream, slot, counts, first), "collect");
 }
 
+// A graph of what the stream would have done.
+static tt_status cuda_capture(tt__device *d)
+{
+    cudaSetDevice(d->index);
+    return tt_check(d, cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "begin of a capture");
+}
+
+static void *cuda_captured(tt__device *d)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t ready = NULL;
+    cudaSetDevice(d->index);
+    tt_status status = tt_check(d, cudaStreamEndCapture(d->stream, &graph), "end of a capture");
+    if (status == TT_OK) status = tt_check(d, cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
+    if (graph) cudaGraphDestroy(graph);
+    return status == TT_OK ? ready : NULL;
+}
+
+static tt_status cuda_replay(tt__device *d, void *recording)
+{
+    cudaSetDevice(d->index);
+    return tt_check(d, cudaGraphLaunch((cudaGraphExec_t)recording, d->stream), "cudaGraphLaunch");
+}
+
+static void cuda_forget(tt__device *d, void *recording)
+{
+    cudaSetDevice(d->index);
+    cudaStreamSynchronize(d->stream);
+    cudaGraphExecDestroy((cudaGraphExec_t)recording);
+}
+
 static tt_status cuda_results(tt__device *d, const tt__slot *slot, tt__results *to) { return cuda_read(d, to, &slot->results, sizeof *to); }
 
 // ================================================================================================== numbers
@@ -301,6 +335,117 @@ __device__ __forceinline__ void tt_store_any(void *p, tt_dtype dtype, int64_t i,
     if (dtype == TT_F32) ((float *)p)[i] = x;
     else if (dtype == TT_BF16) ((bf16 *)p)[i] = tt_round<bf16>(x);
     else ((f16 *)p)[i] = tt_round<f16>(x);
+}
+
+// Eight 16-bit floats in 16 bytes, the first in the lowest bits.
+__device__ __forceinline__ void tt_widen_8(float (&v)[8], const uint4 &u, tt_dtype dtype)
+{
+    const uint32_t w[4] = {u.x, u.y, u.z, u.w};
+    TT_UNROLL for (int k = 0; k < 4; k++) {
+        if (dtype == TT_BF16) {
+            v[2 * k] = __uint_as_float(w[k] << 16);
+            v[2 * k + 1] = __uint_as_float(w[k] & 0xffff0000u);
+        } else {
+            v[2 * k] = __half2float(__ushort_as_half((unsigned short)w[k]));
+            v[2 * k + 1] = __half2float(__ushort_as_half((unsigned short)(w[k] >> 16)));
+        }
+    }
+}
+__device__ __forceinline__ uint4 tt_narrow_8(const float (&v)[8], tt_dtype dtype)
+{
+    uint32_t w[4];
+    TT_UNROLL for (int k = 0; k < 4; k++) {
+        if (dtype == TT_BF16) {
+            const __nv_bfloat162 p = __floats2bfloat162_rn(v[2 * k], v[2 * k + 1]);
+            w[k] = __bfloat16_as_ushort(p.x) | (uint32_t)__bfloat16_as_ushort(p.y) << 16;
+        } else {
+            const __half2 p = __floats2half2_rn(v[2 * k], v[2 * k + 1]);
+            w[k] = __half_as_ushort(p.x) | (uint32_t)__half_as_ushort(p.y) << 16;
+        }
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+// Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says that p is one of 16 bytes.
+__device__ __forceinline__ void tt_load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, float absent = 0)
+{
+    if (!wide || left < 8) {
+        TT_UNROLL for (int k = 0; k < 8; k++) x[k] = k < left ? tt_load_any(p, dtype, i + k) : absent;
+    } else if (dtype == TT_F32) {
+        const float4 a = ((const float4 *)p)[i / 4], b = ((const float4 *)p)[i / 4 + 1];
+        x[0] = a.x; x[1] = a.y; x[2] = a.z; x[3] = a.w; x[4] = b.x; x[5] = b.y; x[6] = b.z; x[7] = b.w;
+    } else {
+        const uint4 q = ((const uint4 *)p)[i / 8];
+        const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+        TT_UNROLL for (int k = 0; k < 8; k++) {
+            const unsigned short h = (unsigned short)(words[k / 2] >> (k % 2 * 16));
+            x[k] = dtype == TT_BF16 ? tt_float(__ushort_as_bfloat16(h)) : tt_float(__ushort_as_half(h));
+        }
+    }
+}
+
+// The same for the bits of 16-bit numbers.
+__device__ __forceinline__ void tt_store8_bits(void *p, int64_t i, int64_t left, bool wide, const uint32_t (&h)[8])
+{
+    if (!wide || left < 8) {
+        TT_UNROLL for (int k = 0; k < 8; k++) if (k < left) ((uint16_t *)p)[i + k] = (uint16_t)h[k];
+    } else {
+        ((uint4 *)p)[i / 8] = make_uint4(h[0] | h[1] << 16, h[2] | h[3] << 16, h[4] | h[5] << 16, h[6] | h[7] << 16);
+    }
+}
+
+__device__ __forceinline__ void tt_store8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, const float (&x)[8])
+{
+    uint32_t h[8];
+    if (dtype == TT_F32) {
+        if (wide && left >= 8) {
+            ((float4 *)p)[i / 4] = make_float4(x[0], x[1], x[2], x[3]);
+            ((float4 *)p)[i / 4 + 1] = make_float4(x[4], x[5], x[6], x[7]);
+        } else {
+            TT_UNROLL for (int k = 0; k < 8; k++) if (k < left) ((float *)p)[i + k] = x[k];
+        }
+        return;
+    }
+    TT_UNROLL for (int k = 0; k < 8; k++) h[k] = dtype == TT_BF16 ? __bfloat16_as_ushort(tt_round<bf16>(x[k])) : __half_as_ushort(tt_round<f16>(x[k]));
+    tt_store8_bits(p, i, left, wide, h);
+}
+
+__device__ __forceinline__ void *tt_row(const tt__mat &m, int64_t r) { return (char *)m.data + r * m.ld * (m.dtype == TT_F32 ? 4 : 2); }
+
+// Whether every row of m begins at a multiple of 16 bytes.
+static inline bool tt_wide(const tt__mat *m) { return (uintptr_t)m->data % 16 == 0 && (m->rows < 2 || m->ld * (m->dtype == TT_F32 ? 4 : 2) % 16 == 0); }
+
+__device__ __forceinline__ float tt_exp(float x) { return tt_exp2(x * 1.4426950408889634f); }
+
+// Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the others. Where exp or tanh have
+// run into 0 or 1, nothing is left of a product with a large x.
+__device__ __forceinline__ float tt_act(int act, float x)
+{
+    switch (act) {
+    case TT__ACT_GELU: return 0.5f * x * erfcf(-0.70710678118654752f * x);
+    case TT__ACT_GELU_TANH: return x / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))); // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u))
+    case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
+    case TT__ACT_TANH: return tanhf(x);
+    case TT__ACT_SILU: return x / (1 + expf(-x));
+    default: return x;
+    }
+}
+__device__ __forceinline__ float tt_act_slope(int act, float x)
+{
+    switch (act) {
+    case TT__ACT_GELU: return 0.5f * erfcf(-0.70710678118654752f * x) + x * (0.39894228040143268f * expf(-0.5f * x * x));
+    case TT__ACT_GELU_TANH: {
+        float s = 1 / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))), ds = s * (1 - s);
+        return ds > 0 ? s + x * ds * 1.5957691216057308f * (1 + 0.134145f * x * x) : s;
+    }
+    case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
+    case TT__ACT_TANH: return 1 - x * x;
+    case TT__ACT_SILU: {
+        float s = 1 / (1 + expf(-x)), ds = s * (1 - s);
+        return ds > 0 ? s + x * ds : s;
+    }
+    default: return 1;
+    }
 }
 
 // Philox4x32-10, as in tinytrain.h.
@@ -350,12 +495,394 @@ template <int THREADS> __device__ __forceinline__ float tt_block_sum(float v)
     return sum;
 }
 
+static inline int64_t tt_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline unsigned tt_blocks(int64_t n, int64_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
 
 // ================================================================================================== rows
 // Ops that work row by row or element by element.
 
+#define TT_ROW_THREADS 256
+// Bytes of a launch's resident scratch.
+#define TT_RESIDENT (((size_t)32 << 20) - 4096)
+
+static size_t tt_type_bytes(tt_dtype dtype) { return dtype == TT_F32 ? 4 : 2; }
+
+// Elements [c, c + 8) of row r, of which the first n count; the others become 0. vector: the row begins at a multiple of 16 bytes, and c is a
+// multiple of 8.
+__device__ __forceinline__ void tt_load_8(float (&v)[8], const tt__mat &m, int64_t r, int64_t c, int n, bool vector)
+{
+    const int64_t at = r * m.ld + c;
+    if (!vector || n < 8) {
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = j < n ? tt_load_any(m.data, m.dtype, at + j) : 0;
+    } else if (m.dtype == TT_F32) {
+        const float4 *p = (const float4 *)((const float *)m.data + at), a = p[0], b = p[1];
+        v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w; v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
+    } else {
+        const uint4 u = *(const uint4 *)((const uint16_t *)m.data + at);
+        tt_widen_8(v, u, m.dtype);
+    }
+}
+
+__device__ __forceinline__ void tt_store_8(const tt__mat &m, int64_t r, int64_t c, int n, bool vector, const float (&v)[8])
+{
+    const int64_t at = r * m.ld + c;
+    if (!vector || n < 8) {
+        TT_UNROLL for (int j = 0; j < 8; j++) if (j < n) tt_store_any(m.data, m.dtype, at + j, v[j]);
+    } else if (m.dtype == TT_F32) {
+        float4 *p = (float4 *)((float *)m.data + at);
+        p[0] = make_float4(v[0], v[1], v[2], v[3]);
+        p[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+        *(uint4 *)((uint16_t *)m.data + at) = tt_narrow_8(v, m.dtype);
+    }
+}
+
+// Whether rows of m begin at multiples of 16 bytes.
+static bool tt_vectors(const tt__mat *m)
+{
+    return ((uintptr_t)m->data | (m->rows > 1 ? (size_t)m->ld * tt_type_bytes(m->dtype) : 0)) % 16 == 0;
+}
+
+// An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which all threads of a block call, and
+// get(): the results v of the group of n columns that begins at column c of row r, or false where nothing is to be written.
+struct tt_groups { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
+
+template <class OP> __global__ void __launch_bounds__(TT_ROW_THREADS) each_group(tt_groups g, OP op)
+{
+    op.begin();
+    for (int64_t k = (int64_t)blockIdx.x * TT_ROW_THREADS + threadIdx.x; k < g.all; k += (int64_t)gridDim.x * TT_ROW_THREADS) {
+        const int64_t row = g.all == g.per_row ? 0 : (uint32_t)k / (uint32_t)g.per_row, c = (k - row * g.per_row) * 8, r = g.first + row;
+        const int n = (int)min(g.y.cols - c, (int64_t)8);
+        float v[8], old[8];
+        if (!op.get(g, r, c, n, v)) continue;
+        if (g.add) {
+            tt_load_8(old, g.y, r, c, n, g.vector);
+            TT_UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+        }
+        tt_store_8(g.y, r, c, n, g.vector, v);
+    }
+}
+
+// by_row: the op asks for its row or column, so matrices without gaps are not taken as one row. Operands whose data is NULL are left alone.
+template <class OP> static cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
+{
+    tt_groups g = {a, b, y, add, true, 1, 0, 0};
+    tt__mat *const all[3] = {&g.a, &g.b, &g.y};
+    for (int k = 0; k < 3; k++) {
+        g.vector = g.vector && tt_vectors(all[k]);
+        by_row = by_row || (all[k]->data && all[k]->rows > 1 && all[k]->ld != all[k]->cols);
+    }
+    for (int k = 0; k < 3 && !by_row; k++) {
+        all[k]->ld = all[k]->cols *= all[k]->rows;
+        all[k]->rows = 1;
+    }
+    if (!by_row) g.vector = ((uintptr_t)a.data | (uintptr_t)b.data | (uintptr_t)y.data) % 16 == 0;
+    g.per_row = (g.y.cols + 7) / 8;
+    cudaError_t e = cudaSuccess;
+    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
+    for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
+        g.all = min(rows, g.y.rows - g.first) * g.per_row;
+        const int64_t blocks = min((g.all + TT_ROW_THREADS - 1) / TT_ROW_THREADS, (int64_t)2112); // twice as many as run at a time on 132 processors
+        e = TT_LAUNCH((each_group<OP>), (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, g, op);
+    }
+    return e;
+}
+
+static const tt__mat tt_no_operand = {NULL, TT_F32, 0, 0, 0};
+
+// y = s x. Bytes: x and y once.
+struct op_scale {
+    float s;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        tt_load_8(v, g.a, r, c, n, g.vector);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] *= s;
+        return true;
+    }
+};
+
+static cudaError_t run_scale(tt__device *d, const tt__launch *l)
+{
+    const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // CAST: 1
+    return run_groups(d, l->in[0], tt_no_operand, l->out[0], l->add[0], false, op);
+}
+
+// y = a + b. Bytes: a, b and y once.
+struct op_add {
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        float b[8];
+        tt_load_8(v, g.a, r, c, n, g.vector);
+        tt_load_8(b, g.b, r, c, n, g.vector);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] += b[j];
+        return true;
+    }
+};
+
+static cudaError_t run_add(tt__device *d, const tt__launch *l) { return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add()); }
+
+// y = a constant, times the run's loss scale if `run` is not NULL. Bytes: y once.
+struct op_fill {
+    float x;
+    const tt__run *run;
+    __device__ void begin() { if (run) x *= (float)run->loss_scale; }
+    __device__ bool get(const tt_groups &, int64_t, int64_t, int, float (&v)[8]) const
+    {
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = x;
+        return true;
+    }
+};
+
+static cudaError_t run_fill(tt__device *d, const tt__launch *l)
+{
+    const op_fill op = {l->instr->attr.scale, l->instr->attr.loss_scale ? &l->slot->run : NULL};
+    return l->add[0] ? cudaSuccess : run_groups(d, tt_no_operand, tt_no_operand, l->out[0], false, false, op);
+}
+
 // ================================================================================================== losses
+// counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
+
+enum { TT_LOSS_BLOCKS = 1024 }; // at most; each leaves one partial sum in the resident workspace
+
+struct tt_loss_sums { double loss, weight, right; };
+
+// The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
+template <int THREADS> __device__ __forceinline__ double tt_block_sum(double v)
+{
+    TT_SHARED(double, part, [THREADS / 32]);
+    TT_UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
+    __syncthreads(); // an earlier call may still be read
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    double sum = 0;
+    TT_UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
+    return sum;
+}
+
+__device__ __forceinline__ float tt_row_weight(const tt__mat &weights, int64_t r)
+{
+    return weights.data ? tt_load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
+}
+
+// What a row's gradient is multiplied by: upstream gradient / number of targets.
+__device__ __forceinline__ float tt_loss_factor(const tt__run *run, const float *dloss, const float *counts)
+{
+    double norm = run->accumulate ? run->loss_norm : counts[1];
+    return norm > 0 ? (float)(*dloss / norm) : 0.0f;
+}
+
+template <int THREADS> __device__ __forceinline__ void tt_store_counts(tt_loss_sums sums, float *counts, float *loss)
+{
+    sums.loss = tt_block_sum<THREADS>(sums.loss);
+    sums.weight = tt_block_sum<THREADS>(sums.weight);
+    sums.right = tt_block_sum<THREADS>(sums.right);
+    if (threadIdx.x) return;
+    counts[0] = (float)sums.loss; counts[1] = (float)sums.weight; counts[2] = (float)sums.right; counts[3] = 0;
+    *loss = (float)(sums.loss / sums.weight);
+}
+
+template <int THREADS> __device__ __forceinline__ void tt_store_partial(tt_loss_sums sums, tt_loss_sums *partial)
+{
+    sums.loss = tt_block_sum<THREADS>(sums.loss);
+    sums.weight = tt_block_sum<THREADS>(sums.weight);
+    sums.right = tt_block_sum<THREADS>(sums.right);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sums;
+}
+
+__global__ void __launch_bounds__(256) loss_counts(const tt_loss_sums *partial, int n, float *counts, float *loss)
+{
+    tt_loss_sums sums = {0, 0, 0};
+    for (int k = (int)threadIdx.x; k < n; k += 256) {
+        sums.loss += partial[k].loss;
+        sums.weight += partial[k].weight;
+        sums.right += partial[k].right;
+    }
+    tt_store_counts<256>(sums, counts, loss);
+}
+
+// What a row's logits say; the same in every thread that works on it.
+struct tt_row_loss { float lse, loss; bool right; };
+
+// Of a row of n logits, by a warp or by a block of THREADS; target -1: only lse is wanted. The sum of exponentials is kept relative to the
+// greatest logit so far (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018), so that one pass is enough. `cache`, in
+// shared memory and a multiple of 8 long, gets the logits; each thread reads what it wrote itself.
+template <int THREADS> __device__ __forceinline__ tt_row_loss tt_row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide, int64_t target,
+                                                                                   float smoothing, float *cache)
+{
+    const int thread = (int)threadIdx.x % THREADS;
+    const float own = target >= 0 ? tt_load_any(x, dtype, target) : 0;
+    float m = -INFINITY, s = 0, sx = 0;
+    bool right = own == own; // the first of those that are greatest, as argmax
+    for (int64_t c = 8 * thread; c < n; c += 8 * THREADS) {
+        float v[8], top, some = 0;
+        tt_load8(v, x, dtype, c, n - c, wide, -INFINITY);
+        if (cache) tt_store8(cache, TT_F32, c, 8, true, v);
+        top = fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7])));
+        const float to = fmaxf(m, top), base = to == -INFINITY ? 0 : to;
+        TT_UNROLL for (int k = 0; k < 8; k++) some += tt_exp(v[k] - base);
+        s = s * tt_exp(m - base) + some;
+        m = to;
+        if (smoothing > 0) TT_UNROLL for (int k = 0; k < 8; k++) sx += c + k < n ? v[k] : 0;
+        if (target >= c + 8) right &= !(top >= own);
+        else if (target < c) right &= !(top > own);
+        else TT_UNROLL for (int k = 0; k < 8; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
+    }
+    float warp_top = tt_warp_max(m), base = warp_top == -INFINITY ? 0 : warp_top;
+    s = tt_warp_sum(s * tt_exp(m - base));
+    sx = tt_warp_sum(sx);
+    right = __all_sync(0xffffffffu, right);
+    m = warp_top;
+    if (THREADS > 32) {
+        TT_SHARED(float4, part, [(THREADS + 31) / 32]);
+        __syncthreads(); // those of the last row may still be read
+        if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
+        __syncthreads();
+        for (int k = 0; k < THREADS / 32; k++) m = fmaxf(m, part[k].x);
+        base = m == -INFINITY ? 0 : m;
+        s = sx = 0;
+        right = true;
+        for (int k = 0; k < THREADS / 32; k++) {
+            s += part[k].y * tt_exp(part[k].x - base);
+            sx += part[k].z;
+            right &= part[k].w != 0;
+        }
+    }
+    const float log_s = logf(s);
+    return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
+}
+
+// Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for many.
+template <int GROUP> __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights, tt__mat lse, int ignore, float smoothing,
+                                                                          bool wide, tt_loss_sums *partial)
+{
+    const int64_t groups = 256 / GROUP;
+    tt_loss_sums sums = {0, 0, 0};
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
+        const int32_t target = targets[r];
+        const tt_row_loss row = tt_row_cross_entropy<GROUP>(tt_row(x, r), x.dtype, x.cols, wide, target == ignore ? -1 : target, smoothing, NULL);
+        if (threadIdx.x % GROUP) continue;
+        ((float *)lse.data)[r * lse.ld] = row.lse;
+        if (target == ignore) continue;
+        const double w = tt_row_weight(weights, r);
+        sums.loss += w * row.loss;
+        sums.weight += w;
+        sums.right += row.right ? w : 0;
+    }
+    tt_store_partial<256>(sums, partial);
+}
+
+static cudaError_t run_cross_entropy(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0];
+    const tt__attr *a = &l->instr->attr;
+    const bool many = x->cols > 2048;
+    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows, many ? 1 : 8), TT_LOSS_BLOCKS);
+    tt_loss_sums *partial = (tt_loss_sums *)l->resident;
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    cudaError_t e = many ? TT_LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, tt_wide(x), partial)
+                         : TT_LAUNCH((cross_entropy<32>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, tt_wide(x), partial);
+    if (e != cudaSuccess) return e;
+    return TT_LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data, (float *)l->out[0].data);
+}
+
+// Gradient of eight logits from column c on: (softmax - target) w, where the target has 1 - smoothing more than the smoothing / n of all.
+__device__ __forceinline__ void tt_cross_entropy_gradient(float (&x)[8], int64_t c, int64_t n, int64_t target, float lse, float smoothing, float w)
+{
+    TT_UNROLL for (int k = 0; k < 8; k++) {
+        x[k] = (tt_exp(x[k] - lse) - smoothing / (float)n) * w;
+        if (c + k == target) x[k] -= (1 - smoothing) * w;
+    }
+}
+
+// dx (rows, n) [+]= ...: x and dx cross memory once. A thread does eight elements of a row at a time.
+__global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x, const int32_t *targets, tt__mat weights, tt__mat lse, const float *counts,
+                                                              tt__mat dx, bool add, int ignore, float smoothing, bool wide, const tt__run *run)
+{
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = tt_loss_factor(run, dloss, counts);
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const int32_t target = targets[r];
+        float v[8] = {0}, old[8];
+        if (target != ignore) {
+            tt_load8(v, tt_row(x, r), x.dtype, c, n - c, wide);
+            tt_cross_entropy_gradient(v, c, n, target, ((const float *)lse.data)[r * lse.ld], smoothing, factor * tt_row_weight(weights, r));
+        }
+        if (add) {
+            tt_load8(old, tt_row(dx, r), dx.dtype, c, n - c, wide);
+            TT_UNROLL for (int k = 0; k < 8; k++) v[k] += old[k];
+        }
+        tt_store8(tt_row(dx, r), dx.dtype, c, n - c, wide, v);
+    }
+}
+
+enum { TT_ELEMENT_BLOCKS = 4096 }; // of kernels that go through elements: enough to fill any GPU a few times
+
+static cudaError_t run_cross_entropy_backward(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[1], *dx = &l->out[0];
+    const tt__attr *a = &l->instr->attr;
+    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_ELEMENT_BLOCKS);
+    return TT_LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, (const int32_t *)l->in[2].data, l->in[3], l->in[4],
+                     (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing, tt_wide(x) && tt_wide(dx), &l->slot->run);
+}
+
+// Sum over x, y (rows, n) of w (x - y)^2 / n; x and y cross memory once.
+__global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide, tt_loss_sums *partial)
+{
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    tt_loss_sums sums = {0, 0, 0};
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const double w = tt_row_weight(weights, r);
+        float a[8], b[8], s = 0;
+        tt_load8(a, tt_row(x, r), x.dtype, c, n - c, wide);
+        tt_load8(b, tt_row(y, r), y.dtype, c, n - c, wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) s += (a[k] - b[k]) * (a[k] - b[k]);
+        sums.loss += w * s;
+        if (c == 0) sums.weight += w;
+    }
+    sums.loss /= (double)n;
+    tt_store_partial<256>(sums, partial);
+}
+
+static cudaError_t run_mean_squared_error(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *y = &l->in[1];
+    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_LOSS_BLOCKS);
+    tt_loss_sums *partial = (tt_loss_sums *)l->resident;
+    cudaError_t e = TT_LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2], tt_wide(x) && tt_wide(y), partial);
+    if (e != cudaSuccess) return e;
+    return TT_LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data, (float *)l->out[0].data);
+}
+
+// dx [+]= 2 w (x - y) / n; x, y and dx cross memory once.
+__global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y, tt__mat weights, const float *counts, tt__mat dx, bool add,
+                                                              bool wide, const tt__run *run)
+{
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = tt_loss_factor(run, dloss, counts);
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const float w = 2 * factor * tt_row_weight(weights, r) / (float)n;
+        float a[8], b[8], old[8] = {0};
+        tt_load8(a, tt_row(x, r), x.dtype, c, n - c, wide);
+        tt_load8(b, tt_row(y, r), y.dtype, c, n - c, wide);
+        if (add) tt_load8(old, tt_row(dx, r), dx.dtype, c, n - c, wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) a[k] = (a[k] - b[k]) * w + old[k];
+        tt_store8(tt_row(dx, r), dx.dtype, c, n - c, wide, a);
+    }
+}
+
+static cudaError_t run_mean_squared_error_backward(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
+    const unsigned blocks = (unsigned)tt_min(tt_blocks(x->rows * ((x->cols + 7) / 8), 256), TT_ELEMENT_BLOCKS);
+    return TT_LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y, l->in[3], (const float *)l->in[4].data, *dx, l->add[0],
+                     tt_wide(x) && tt_wide(y) && tt_wide(dx), &l->slot->run);
+}
 
 // ================================================================================================== optimizers
 
@@ -1253,6 +1780,325 @@ static cudaError_t run_attention_backward(tt__device *d, const tt__launch *l)
 }
 
 // ================================================================================================== matmuls
+// By cuBLASLt, with its epilogues where they fit, and then a pass over the result for what they leave; where cuBLASLt has nothing (operands of
+// different dtypes) by a kernel of our own. Linear layers take x (rows, in), w (out, in), and give y (rows, out).
+
+// C = A B, A (m, k), B (k, n): element (i, j) of A at i * a_row + j * a_col. What becomes of a sum v:
+//     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
+//     C[i, j] = v + residual[i, j] + (accumulate ? C[i, j] : 0)
+struct tt_matmul {
+    int64_t m, n, k;
+    const void *a, *b;
+    tt_dtype a_type, b_type;
+    int64_t a_row, a_col, b_row, b_col;
+    tt__mat c, pre, saved, residual; // without data: absent
+    const void *bias;
+    tt_dtype bias_type;
+    int act;
+    bool accumulate;
+};
+
+__device__ __forceinline__ float tt_at(const tt__mat &m, int64_t i, int64_t j) { return tt_load_any(m.data, m.dtype, i * m.ld + j); }
+
+__device__ __forceinline__ void tt_finish(const tt_matmul &g, int64_t i, int64_t j, float v)
+{
+    if (g.bias) v += tt_load_any(g.bias, g.bias_type, j);
+    if (g.saved.data) {
+        v *= tt_act_slope(g.act, tt_at(g.saved, i, j));
+    } else if (g.act) {
+        if (g.pre.data) {
+            tt_store_any(g.pre.data, g.pre.dtype, i * g.pre.ld + j, v);
+            v = tt_at(g.pre, i, j); // as it will be read for the backward
+        }
+        v = tt_act(g.act, v);
+    }
+    if (g.residual.data) v += tt_at(g.residual, i, j);
+    if (g.accumulate) v += tt_at(g.c, i, j);
+    tt_store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
+}
+
+// Tiles of 64 x 64 by 256 threads, 4 x 4 sums each, in steps of 16. For what cuBLASLt has not: small or rare products.
+__global__ void __launch_bounds__(256) any_matmul(tt_matmul g)
+{
+    TT_SHARED(float, a, [16][68]);
+    TT_SHARED(float, b, [16][68]);
+    const int64_t tiles = (g.n + 63) / 64, i0 = (int64_t)blockIdx.x / tiles * 64, j0 = (int64_t)blockIdx.x % tiles * 64;
+    const int t = threadIdx.x, ti = t / 16 * 4, tj = t % 16 * 4;
+    float sum[4][4] = {};
+    for (int64_t k0 = 0; k0 < g.k; k0 += 16) {
+        for (int e = t; e < 1024; e += 256) {
+            int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64; // neighbours in memory to neighbouring threads
+            int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
+            a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k ? tt_load_any(g.a, g.a_type, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
+            b[kb][jb] = j0 + jb < g.n && k0 + kb < g.k ? tt_load_any(g.b, g.b_type, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
+        }
+        __syncthreads();
+        TT_UNROLL for (int k = 0; k < 16; k++) {
+            float x[4], y[4];
+            TT_UNROLL for (int r = 0; r < 4; r++) { x[r] = a[k][ti + r]; y[r] = b[k][tj + r]; }
+            TT_UNROLL for (int r = 0; r < 4; r++) {
+                TT_UNROLL for (int c = 0; c < 4; c++) sum[r][c] += x[r] * y[c];
+            }
+        }
+        __syncthreads();
+    }
+    for (int r = 0; r < 4; r++) {
+        for (int c = 0; c < 4; c++) {
+            if (i0 + ti + r < g.m && j0 + tj + c < g.n) tt_finish(g, i0 + ti + r, j0 + tj + c, sum[r][c]);
+        }
+    }
+}
+
+// What an epilogue could not do, on v in `from`, which may be C.
+__global__ void __launch_bounds__(256) finish_matmul(tt_matmul g, tt__mat from)
+{
+    for (int64_t e = (int64_t)blockIdx.x * 256 + threadIdx.x; e < g.m * g.n; e += (int64_t)gridDim.x * 256)
+        tt_finish(g, e / g.n, e % g.n, tt_at(from, e / g.n, e % g.n));
+}
+
+__global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (i < n) tt_store_any(to, to_type, i, tt_load_any(from, from_type, i));
+}
+
+enum { TT_BIAS_BYTES = 1 << 20, TT_SLOTS_BYTES = 4096 }; // of the resident bytes, beside cuBLASLt's workspace; the slots are the program's
+#define TT_RESIDENT ((size_t)32 << 20)                   // as tt__device_kinds has it
+#define TT_LT_WORKSPACE (TT_RESIDENT - TT_BIAS_BYTES - TT_SLOTS_BYTES)
+
+// The algorithm for a product of a shape, chosen by cuBLASLt when it is first met.
+struct tt_matmul_key {
+    int64_t m, n, k, lda, ldb, ldc, ldd;
+    int types, epilogue, aligned;
+};
+struct tt_matmul_choice { tt_matmul_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
+
+static int alignment_of(const void *p)
+{
+    int k = 4;
+    while (k < 256 && (uintptr_t)p % (2 * k) == 0) k *= 2;
+    return (uintptr_t)p % 4 ? 2 : k;
+}
+
+static cudaDataType_t lt_type(tt_dtype t) { return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F; }
+
+// The product (+ bias) (+ addend) by cuBLASLt; *done is false where it has no algorithm. In its column-major view this is C^T = B^T A^T.
+static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul *g, const tt__mat *to, const tt__mat *addend, const void *bias, bool *done)
+{
+    const bool b_plain = g->b_col == 1, a_plain = g->a_col == 1;
+    const int64_t b_ld = b_plain ? g->b_row : g->b_col, a_ld = a_plain ? g->a_row : g->a_col;
+    const float one = 1, zero = 0;
+    const cublasOperation_t op_b = b_plain ? CUBLAS_OP_N : CUBLAS_OP_T, op_a = a_plain ? CUBLAS_OP_N : CUBLAS_OP_T;
+    const cublasLtEpilogue_t epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const void *c = addend ? addend->data : to->data;
+    cublasLtMatmulDesc_t desc = NULL;
+    cublasLtMatrixLayout_t a = NULL, b = NULL, cl = NULL, dl = NULL;
+    cublasLtMatmulPreference_t preference = NULL;
+    tt_matmul_key key;
+    *done = false;
+    if (g->a_type != g->b_type || (to->dtype != TT_F32 && to->dtype != g->a_type) || !g->k) return cudaSuccess;
+    if (!d->choices && !(d->choices = (tt_matmul_choice *)calloc(TT_MATMUL_CHOICES, sizeof *d->choices))) return cudaErrorMemoryAllocation;
+    memset(&key, 0, sizeof key);
+    key.m = g->m; key.n = g->n; key.k = g->k;
+    key.lda = a_ld; key.ldb = b_ld; key.ldc = addend ? addend->ld : to->ld; key.ldd = to->ld;
+    key.types = (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
+    key.epilogue = (int)epilogue;
+    const int aligned[4] = {alignment_of(g->b), alignment_of(g->a), alignment_of(c), alignment_of(to->data)};
+    for (int k = 0; k < 4; k++) key.aligned = key.aligned * 256 + aligned[k] / 2;
+    uint64_t hash = 1469598103934665603u; // FNV-1a
+    for (size_t k = 0; k < sizeof key; k++) hash = (hash ^ ((const unsigned char *)&key)[k]) * 1099511628211u;
+    tt_matmul_choice *choice = &d->choices[hash % TT_MATMUL_CHOICES]; // a second shape of that place displaces the first
+    bool known = choice->used && memcmp(&choice->key, &key, sizeof key) == 0;
+    if (known && !choice->possible) return cudaSuccess;
+
+    cublasStatus_t s = cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    if (s == CUBLAS_STATUS_SUCCESS && bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&b, lt_type(g->b_type), (uint64_t)(b_plain ? g->n : g->k), (uint64_t)(b_plain ? g->k : g->n), b_ld);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&a, lt_type(g->a_type), (uint64_t)(a_plain ? g->k : g->m), (uint64_t)(a_plain ? g->m : g->k), a_ld);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&cl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, key.ldc);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&dl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, to->ld);
+    if (s == CUBLAS_STATUS_SUCCESS && !known) {
+        static const cublasLtMatmulPreferenceAttributes_t names[4] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                                                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+        cublasLtMatmulHeuristicResult_t found;
+        size_t workspace = TT_LT_WORKSPACE;
+        int count = 0;
+        s = cublasLtMatmulPreferenceCreate(&preference);
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+        for (int k = 0; k < 4 && s == CUBLAS_STATUS_SUCCESS; k++) {
+            uint32_t bytes = (uint32_t)aligned[k];
+            s = cublasLtMatmulPreferenceSetAttribute(preference, names[k], &bytes, sizeof bytes);
+        }
+        if (s == CUBLAS_STATUS_SUCCESS) {
+            cublasStatus_t none = cublasLtMatmulAlgoGetHeuristic(d->lt, desc, b, a, cl, dl, preference, 1, &found, &count);
+            choice->key = key;
+            choice->used = true;
+            choice->possible = none == CUBLAS_STATUS_SUCCESS && count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
+            if (choice->possible) choice->algo = found.algo;
+        }
+    }
+    if (s == CUBLAS_STATUS_SUCCESS && choice->possible) {
+        s = cublasLtMatmul(d->lt, desc, &one, g->b, b, g->a, a, addend ? &one : &zero, c, cl, to->data, dl, &choice->algo, l->resident, TT_LT_WORKSPACE, d->stream);
+        *done = s == CUBLAS_STATUS_SUCCESS;
+    }
+    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+    if (dl) cublasLtMatrixLayoutDestroy(dl);
+    if (cl) cublasLtMatrixLayoutDestroy(cl);
+    if (a) cublasLtMatrixLayoutDestroy(a);
+    if (b) cublasLtMatrixLayoutDestroy(b);
+    if (desc) cublasLtMatmulDescDestroy(desc);
+    if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
+    tt_fail(d, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m, (long long)g->n, (long long)g->k, (int)s);
+    return cudaErrorUnknown;
+}
+
+static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g)
+{
+    const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
+    tt__mat to = passes && g->pre.data ? g->pre : g->c;
+    const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual : NULL;
+    const void *bias = g->bias;
+    cudaError_t e = cudaSuccess;
+    bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) && !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
+    if (g->m <= 0 || g->n <= 0) return cudaSuccess;
+    if (fits && bias && g->bias_type != to.dtype) {
+        if ((size_t)g->n * tt_dtype_bytes(to.dtype) <= TT_BIAS_BYTES) {
+            void *copy = (char *)l->resident + TT_LT_WORKSPACE;
+            e = TT_LAUNCH(cast_bias, tt_blocks(g->n, 256), 256, 0, d->stream, copy, to.dtype, bias, g->bias_type, g->n);
+            bias = copy;
+        } else {
+            fits = false;
+        }
+    }
+    if (fits && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, bias, &done);
+    if (e != cudaSuccess) return e;
+    if (!done) {
+        int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
+        return TT_LAUNCH(any_matmul, (unsigned)tiles, 256, 0, d->stream, *g);
+    }
+    if (!passes) return cudaSuccess;
+    tt_matmul rest = *g;
+    rest.bias = rest.pre.data = NULL;
+    int64_t blocks = (g->m * g->n + 1023) / 1024;
+    return TT_LAUNCH(finish_matmul, (unsigned)(blocks < 65536 ? blocks : 65536), 256, 0, d->stream, rest, to);
+}
+
+static tt_matmul linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
+{
+    tt_matmul g;
+    memset(&g, 0, sizeof g);
+    g.m = x->rows; g.n = w->rows; g.k = x->cols;
+    g.a = x->data; g.a_type = x->dtype; g.a_row = x->ld; g.a_col = 1;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = 1; g.b_col = w->ld;
+    g.c = *y;
+    g.bias = b->data; g.bias_type = b->dtype;
+    return g;
+}
+
+static tt_matmul linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
+{
+    tt_matmul g;
+    memset(&g, 0, sizeof g);
+    g.m = dy->rows; g.n = w->cols; g.k = dy->cols;
+    g.a = dy->data; g.a_type = dy->dtype; g.a_row = dy->ld; g.a_col = 1;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1;
+    g.c = *dx;
+    g.accumulate = add;
+    return g;
+}
+
+static cudaError_t tt_linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
+{
+    tt_matmul g = linear_of(x, w, b, y);
+    return matmul(d, l, &g);
+}
+
+static cudaError_t tt_linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
+{
+    tt_matmul g = linear_dx_of(dy, w, dx, add);
+    return matmul(d, l, &g);
+}
+
+// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of up to TT_SUM_CHUNKS chunks of rows, then over the chunks. Moves one
+// read of dy. Blocks of 32 columns by 8 rows.
+enum { TT_SUM_CHUNKS = 64 };
+__global__ void __launch_bounds__(256) column_sums(float *partial, tt__mat dy, int64_t rows_per_chunk)
+{
+    TT_SHARED(float, part, [8][33]);
+    const int64_t j = (int64_t)blockIdx.x * 32 + threadIdx.x % 32, from = blockIdx.y * rows_per_chunk;
+    const int64_t to = from + rows_per_chunk < dy.rows ? from + rows_per_chunk : dy.rows;
+    float sum = 0;
+    if (j < dy.cols) {
+        for (int64_t r = from + threadIdx.x / 32; r < to; r += 8) sum += tt_at(dy, r, j);
+    }
+    part[threadIdx.x / 32][threadIdx.x % 32] = sum;
+    __syncthreads();
+    if (threadIdx.x < 32 && j < dy.cols) {
+        for (int k = 1; k < 8; k++) sum += part[k][threadIdx.x];
+        partial[blockIdx.y * dy.cols + j] = sum;
+    }
+}
+
+__global__ void __launch_bounds__(256) finish_column_sums(tt__mat to, const float *partial, int64_t chunks, bool add)
+{
+    int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    float sum = 0;
+    if (j >= to.cols) return;
+    for (int64_t c = 0; c < chunks; c++) sum += partial[c * to.cols + j];
+    tt_store_any(to.data, to.dtype, j, add ? sum + tt_load_any(to.data, to.dtype, j) : sum);
+}
+
+static cudaError_t tt_column_sums(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
+{
+    float *partial = (float *)l->resident;
+    int64_t chunks = (dy->rows + 63) / 64, most = (int64_t)(TT_LT_WORKSPACE / 4) / dy->cols;
+    if (chunks > TT_SUM_CHUNKS) chunks = TT_SUM_CHUNKS;
+    if (chunks > most) chunks = most;
+    int64_t rows = (dy->rows + chunks - 1) / chunks;
+    chunks = (dy->rows + rows - 1) / rows;
+    cudaError_t e = TT_LAUNCH(column_sums, dim3(tt_blocks(dy->cols, 32), (unsigned)chunks), 256, 0, d->stream, partial, *dy, rows);
+    if (e == cudaSuccess) e = TT_LAUNCH(finish_column_sums, tt_blocks(dy->cols, 256), 256, 0, d->stream, *to, partial, chunks, add);
+    return e;
+}
+
+static cudaError_t tt_linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
+{
+    tt_matmul g;
+    memset(&g, 0, sizeof g);
+    g.m = dy->cols; g.n = x->cols; g.k = dy->rows;
+    g.a = dy->data; g.a_type = dy->dtype; g.a_row = 1; g.a_col = dy->ld;
+    g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
+    g.c = *dw;
+    g.accumulate = add_w;
+    cudaError_t e = dw->data ? matmul(d, l, &g) : cudaSuccess;
+    return e == cudaSuccess && db->data ? tt_column_sums(d, l, dy, db, add_b) : e;
+}
+
+static cudaError_t run_linear(tt__device *d, const tt__launch *l)
+{
+    tt_matmul g = linear_of(&l->in[0], &l->in[1], &l->in[2], &l->out[0]);
+    g.act = l->instr->attr.act;
+    g.pre = l->out[1];
+    g.residual = l->in[3];
+    g.accumulate = l->add[0];
+    return matmul(d, l, &g);
+}
+
+static cudaError_t run_linear_dx(tt__device *d, const tt__launch *l)
+{
+    tt_matmul g = linear_dx_of(&l->in[0], &l->in[1], &l->out[0], l->add[0]);
+    g.act = l->instr->attr.act;
+    g.saved = l->in[2];
+    return matmul(d, l, &g);
+}
+
+static cudaError_t run_linear_dw(tt__device *d, const tt__launch *l)
+{
+    return tt_linear_dw(d, l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
+}
 
 // ================================================================================================== table
 
@@ -1261,8 +2107,18 @@ typedef cudaError_t (*tt_run_fn)(tt__device *d, const tt__launch *l);
 static tt_run_fn kernels_of(int op) // NULL: there are none
 {
     switch (op) {
+    case TT__OP_CROSS_ENTROPY: return run_cross_entropy;
+    case TT__OP_MEAN_SQUARED_ERROR: return run_mean_squared_error;
+    case TT__OP_CROSS_ENTROPY_BACKWARD: return run_cross_entropy_backward;
+    case TT__OP_MEAN_SQUARED_ERROR_BACKWARD: return run_mean_squared_error_backward;
+    case TT__OP_LINEAR: return run_linear;
+    case TT__OP_LINEAR_DX: return run_linear_dx;
+    case TT__OP_LINEAR_DW: return run_linear_dw;
     case TT__OP_ATTENTION: return run_attention;
     case TT__OP_ATTENTION_BACKWARD: return run_attention_backward;
+    case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
+    case TT__OP_ADD: return run_add;
+    case TT__OP_FILL: return run_fill;
     default: return NULL;
     }
 }
@@ -1284,5 +2140,5 @@ static tt_status cuda_launch(tt__device *d, const tt__launch *l)
 
 extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill,
-    cuda_read, cuda_wait, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_refuses,
+    cuda_read, cuda_wait, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
 };

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """tinytrain against PyTorch on this machine: the same model, tokens, optimizer, dropout and number of threads, in turn.
 
-    python bench/pytorch.py gemm                                      F.linear of the shapes in bench/gemm.c: forward, dX, dW
+    python bench/pytorch.py gemm                                      F.linear of the shapes in bench/gemm.c: forward, dX, dW; OpenBLAS, oneDNN
     python bench/pytorch.py step                                      training steps of DistilBERT-base on 8 x 256 tokens
     python bench/pytorch.py step --vit L/16 --seqs 4                  the same of a vision transformer, on images
     python bench/pytorch.py imdb --imdb aclImdb --vocab DIR           the same on batches of 16 reviews: padding against none
     python bench/pytorch.py epoch --imdb aclImdb --start DIR          one epoch of MiniLM, from process start to end
 
 DIR: a Hugging Face folder with vocab.txt; for `epoch` as bench/minilm_imdb.py --make-start writes it. The C side is build/gemm,
-build/step and build/distilbert_imdb, made by `make bench-programs`. With --json each figure is an object on a line of its own: name,
-value, unit, peak, of_peak, peer (PyTorch's value), ratio (ours / theirs); null where there is none.
+build/step and build/distilbert_imdb, made by `make bench-programs`, as are build/gemm_openblas and build/gemm_onednn (bench/peers/gemm.c)
+where those libraries are. PyTorch's products are MKL's in fp32 and oneDNN's in bf16, where it is built with them. With --json each figure is an object on a line of its own: name,
+value, unit, peak, of_peak, peer (PyTorch's value; in `gemm` that of the fastest library, unless the name says which), ratio (ours /
+theirs); null where there is none.
 
 Training on both sides: random weights, mean cross-entropy, AdamW (PyTorch: fused) 5e-5, decay 0.01 except on biases and norms,
 gradient norm clipped to 1, dropout as in DistilBERT's config (0.1; 0.2 before the classifier). PyTorch attends by
@@ -45,15 +47,15 @@ class Report:
     def say(self, text):
         print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
 
-    def row(self, name, value, unit, peer=None, peak=None):
-        """a figure of ours, PyTorch's beside it"""
+    def row(self, name, value, unit, peer=None, peak=None, who="PyTorch"):
+        """a figure of ours, a peer's beside it"""
         ratio = value / peer if peer else None
         if self.json:
             print(json.dumps({"name": name, "value": value, "unit": unit, "peak": peak, "of_peak": value / peak if peak else None,
                               "peer": peer, "ratio": ratio}), flush=True)
             return
         of_peak = f"{100 * value / peak:5.1f}% of {peak:.4g}" if peak else ""
-        print(f"{name:<52} {value:10.4g} {unit:<8} {of_peak:<16}" + (f" PyTorch {peer:10.4g}   ratio {ratio:.2f}" if peer else ""), flush=True)
+        print(f"{name:<60} {value:10.4g} {unit:<8} {of_peak:<16}" + (f" {peer:10.4g} {who:<8} ratio {ratio:.2f}" if peer else ""), flush=True)
 
 
 def program(args, name):
@@ -214,37 +216,70 @@ def linear_speeds(torch, rows, n_in, n_out, dtype, least):
 
 
 # ------------------------------------------------------------------------------------------------------------- gemm
+LIBRARIES = {"OpenBLAS": ("gemm_openblas", "libopenblas-dev"), "oneDNN": ("gemm_onednn", "oneDNN 3 (PyPI: onednn-devel-cpu-gomp, as make bench-peers installs it)")}
+
+
+def library_speeds(path, shape, precision, threads, least):
+    """as linear_speeds, by a program of bench/peers/gemm.c; None if its library has no such products"""
+    out = subprocess.run([path, *map(str, shape), str(least)] + (["bf16"] if precision != "32-true" else []), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                         env=dict(os.environ, OMP_NUM_THREADS=str(threads), OPENBLAS_NUM_THREADS=str(threads)), text=True)
+    if out.returncode not in (0, 2):
+        sys.exit(f"pytorch.py: {path} ended with status {out.returncode}: {out.stderr.strip()}")
+    return None if out.returncode else {name: float(speed) for name, speed in (line.split() for line in out.stdout.splitlines())}
+
+
 def gemm(args, report):
     torch = threads(args.threads)
     gemm_program, shapes = program(args, "gemm"), [s for s in GEMMS if not args.rows or s[0] in args.rows]
     if not shapes or args.precisions == ["bf16-mixed"]:
         sys.exit("pytorch.py: nothing to measure: " + (f"no shape has {args.rows} rows" if not shapes else "the products of bf16-mixed are those of bf16-true"))
-    report.say(f"GFLOP/s of the products of a layer, {args.threads} threads; tinytrain and PyTorch {torch.__version__} in turn, each the best of a turn's runs, medians of {args.rounds} turns")
+    libraries, versions = {}, [f"PyTorch {torch.__version__} ({'MKL' if torch.backends.mkl.is_available() else 'without MKL'})"]
+    for library, (name, what) in LIBRARIES.items():
+        path = os.path.join(args.build, name)
+        if os.access(path, os.X_OK):
+            libraries[library] = path
+            versions.append(output_of([path, "--version"]).strip())
+        else:
+            report.say(f"without {library}: {path} is not there; make bench-programs builds it where {what} is installed")
+    report.say(f"GFLOP/s of the products of a layer, {args.threads} threads; tinytrain and {', '.join(versions)} in turn, each the best of a turn's runs, medians of "
+               f"{args.rounds} turns; beside each the fastest of the others")
     for precision in args.precisions:
         if precision == "bf16-mixed":
             continue      # its products are those of bf16-true
         dtype = torch.float32 if precision == "32-true" else torch.bfloat16
-        mine, peer, peaks = {}, {}, {}
-        for _ in range(args.rounds):
-            for rows, n_in, n_out in shapes:
+        mine, peers, peaks = {}, {}, {}      # of peers: by name, then product
+        for turn in range(args.rounds):
+            for shape in shapes:
+                rows, n_in, n_out = shape
                 command = [gemm_program, "--json", "--precision", precision, "--threads", str(args.threads), "--seconds", str(args.seconds),
                            "--rows", str(rows), "--in", str(n_in), "--out", str(n_out)]
                 for name, r in rows_of(output_of(command)).items():
-                    mine.setdefault((rows, n_in, n_out, name.split()[-1]), []).append(r["value"])
-                    peaks[rows, n_in, n_out] = max(peaks.get((rows, n_in, n_out), 0), r["peak"])
-                for op, speed in linear_speeds(torch, rows, n_in, n_out, dtype, args.seconds / 3).items():
-                    peer.setdefault((rows, n_in, n_out, op), []).append(speed)
-        mine, peer = ({k: statistics.median(v) for k, v in x.items()} for x in (mine, peer))
+                    mine.setdefault((*shape, name.split()[-1]), []).append(r["value"])
+                    peaks[shape] = max(peaks.get(shape, 0), r["peak"])
+                speeds = {"PyTorch": linear_speeds(torch, *shape, dtype, args.seconds / 3)}
+                speeds.update({library: library_speeds(path, shape, precision, args.threads, args.seconds / 3) for library, path in libraries.items()
+                               if turn == 0 or library in peers})
+                for who, of in speeds.items():
+                    for op, speed in (of or {}).items():
+                        peers.setdefault(who, {}).setdefault((*shape, op), []).append(speed)
+        mine = {k: statistics.median(v) for k, v in mine.items()}
+        peers = {who: {k: statistics.median(v) for k, v in x.items()} for who, x in peers.items()}
+        for library in (x for x in libraries if x not in peers):
+            report.say(f"{precision}: without {library}, which has no such products on this CPU")
         groups = {}
         for key in mine:
-            report.row(f"{precision}: {key[0]} x {key[1]} -> {key[2]} {key[3]}", mine[key], "GFLOP/s", peer[key], peaks[key[:3]])
+            who = max(peers, key=lambda p: peers[p][key])
+            report.row(f"{precision}: {key[0]} x {key[1]} -> {key[2]} {key[3]}", mine[key], "GFLOP/s", peers[who][key], peaks[key[:3]], who)
             for group in ((key[0], min(key[1:3])), "all of these"):
-                flops, ours_s, theirs_s, peak = groups.get(group, (0, 0, 0, 0))
-                work = key[0] * key[1] * key[2]
-                groups[group] = (flops + work, ours_s + work / mine[key], theirs_s + work / peer[key], max(peak, peaks[key[:3]]))
-        for group, (flops, ours_s, theirs_s, peak) in sorted(groups.items(), key=lambda g: isinstance(g[0], str)):
-            name = group if isinstance(group, str) else f"{group[0]} rows, D {group[1]}: all nine"
-            report.row(f"{precision}: {name}, by flops", flops / ours_s, "GFLOP/s", flops / theirs_s, peak)
+                groups.setdefault(group, []).append(key)
+        for group, keys in sorted(groups.items(), key=lambda g: isinstance(g[0], str)):
+            name = f"{precision}: " + (group if isinstance(group, str) else f"{group[0]} rows, D {group[1]}: all nine") + ", by flops"
+            over = lambda speed: sum(k[0] * k[1] * k[2] for k in keys) / sum(k[0] * k[1] * k[2] / speed(k) for k in keys)
+            value, peak = over(lambda k: mine[k]), max(peaks[k[:3]] for k in keys)
+            for who in peers:
+                report.row(f"{name}, {who}", value, "GFLOP/s", over(lambda k: peers[who][k]), peak, who)
+            if len(peers) > 1:
+                report.row(name + ", the fastest", value, "GFLOP/s", over(lambda k: max(p[k] for p in peers.values())), peak, "the fastest of each")
 
 
 # ------------------------------------------------------------------------------------------------------------- step

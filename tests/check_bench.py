@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs each of the benchmarks for a moment with --json, and checks that every line is an object with the keys that bench/bench.h promises.
+"""Runs each of the benchmarks for a moment with --json, and checks that every line is an object with the keys that bench/bench.h promises; and those
+of bench/peers/gemm.c of which the library was there.
 Standard library only; run from the repository's root. Skipped where they are not built (make bench-programs).
 
     python3 tests/check_bench.py             B: folder of the built benchmarks (build), from the environment
@@ -16,6 +17,7 @@ RUNS = ["gemm --seconds 0 --rows 64 --in 96 --out 80", "gemm --seconds 0 --rows 
         "attention --seconds 0", "rows --seconds 0", "tokenize", "step --layers 1 --seqs 1 --length 16 --steps 1",
         "step --vit Ti/16 --pixels 32 --layers 1 --seqs 1 --steps 1"]
 REFUSED = ["gemm --precision foo", "tokenize --precision x", "rows --seconds", "attention --nonsense", "step --length 600", "gemm --rows 4"]
+LIBRARIES = ["gemm_openblas", "gemm_onednn"]
 failed = passed = 0
 
 
@@ -68,6 +70,11 @@ def main():
     for arguments in [] if missing else REFUSED:
         out = run(arguments)
         check("bench refuses " + arguments, [] if out.returncode and not out.stdout and len(out.stderr.splitlines()) == 1 else
+              [f"status {out.returncode}, says {out.stdout[:100]!r} and {out.stderr[:200]!r}"])
+    for program in (p for p in LIBRARIES if os.access(os.path.join(B, p), os.X_OK)):
+        out = subprocess.run([os.path.join(B, program), "9", "33", "17", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        lines = [line.split() for line in out.stdout.splitlines()]
+        check(program, [] if out.returncode == 0 and [name for name, _ in lines] == ["forward", "dX", "dW"] and all(float(speed) > 0 for _, speed in lines) else
               [f"status {out.returncode}, says {out.stdout[:100]!r} and {out.stderr[:200]!r}"])
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0

@@ -299,8 +299,9 @@ TEST(golden_avx2)
 }
 
 TEST(golden_bf16_mixed)
-{ /* a unit of DistilBERT's ReLU whose input is near zero may flip, which moves a norm by some percent */
-    static const differences most = {0.04, 0.03, 0.1, 0.1, 0.002, 0.3, 5.1 * GOLDEN_LR};
+{ /* a unit of DistilBERT's ReLU whose input is near zero may flip, which moves a norm by some percent; the gradients of ViT's key biases, which
+     rounding alone keeps from 0, are 0.0020 here and with PyTorch's autocast, 0.0021 where sums are rounded to odd (BFMMLA) */
+    static const differences most = {0.04, 0.03, 0.1, 0.1, 0.0025, 0.3, 5.1 * GOLDEN_LR};
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "bf16-mixed", &most);
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "bf16-mixed", &most);
 }

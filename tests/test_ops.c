@@ -15,6 +15,9 @@
 #define TT__LOSS_WHOLE 0
 #include "tinytrain.h"
 #include "test.h"
+#ifdef TT_EMULATE
+#include "emu_control.h"
+#endif
 #undef I /* of complex.h, which some <cblas.h> include */
 
 #define FORWARD_F32 2e-6
@@ -851,6 +854,10 @@ static void net_open(net *to, const op_case *c, const size_set *size, const char
     o.verify = true;
     o.logger.log = test__no_log;
     g->seed = o.seed;
+#ifdef TT_EMULATE /* a new device in each case, with another order of all that CUDA leaves open */
+    static uint64_t seed;
+    if (is_cuda(isa)) emu_configure(1, (size_t)128 << 20, 1, ++seed);
+#endif
     g->ctx = open_isa(o, isa);
     g->tape = tt_tape_new(g->ctx);
     g->size = size;
@@ -868,11 +875,17 @@ static void net_open(net *to, const op_case *c, const size_set *size, const char
     g->random = tt__hash(c->name) ^ tt__hash(size->name) ^ (uint64_t)mode;
 }
 
+static bool report(bool ok, const char *format, ...);
+
 static void net_close(void)
 {
     for (int k = 1; k <= g->n; k++) { free(g->nodes[k].v); free(g->nodes[k].index); free(g->nodes[k].bytes); }
     tt_tape_free(g->tape);
     tt_close(g->ctx);
+#ifdef TT_EMULATE
+    char left[256] = "";
+    if (emu_live_objects(left, sizeof left)) report(false, "left on the device: %s", left);
+#endif
 }
 
 static void evaluate(void)
@@ -1028,6 +1041,7 @@ TEST(reference_avx2) { reference("avx2"); }
 TEST(reference_avx512) { reference("avx512"); }
 TEST(reference_avx512_dot) { reference("avx512_dot"); }
 TEST(reference_neon) { reference("neon"); }
+TEST(reference_neon_dot) { reference("neon_dot"); }
 TEST(reference_cuda) { reference("cuda"); }
 
 /* ------------------------------------------------------------------------------------------ test 2: gradient */
@@ -1239,6 +1253,7 @@ TEST(gradient_avx2) { gradient("avx2"); }
 TEST(gradient_avx512) { gradient("avx512"); }
 TEST(gradient_avx512_dot) { gradient("avx512_dot"); }
 TEST(gradient_neon) { gradient("neon"); }
+TEST(gradient_neon_dot) { gradient("neon_dot"); }
 TEST(gradient_cuda) { gradient("cuda"); }
 
 /* Every row of the op table with a backward has a case, and every row of all was run by the gradient tests. */
@@ -2174,8 +2189,8 @@ TEST(unused_inputs)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot), TEST_CASE(reference_neon), TEST_CASE(reference_cuda),
-    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon), TEST_CASE(gradient_cuda),
+    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot), TEST_CASE(reference_neon), TEST_CASE(reference_neon_dot), TEST_CASE(reference_cuda),
+    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot), TEST_CASE(gradient_cuda),
     TEST_CASE(every_op_has_a_case),
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),

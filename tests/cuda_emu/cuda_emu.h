@@ -1,0 +1,601 @@
+// cuda_emu.h - enough of CUDA for a C++17 compiler to build tinytrain_cuda.cu, and to run it on a CPU with an adversary at the wheel.
+//
+// A test double, never a backend. Of all that CUDA leaves open (order of threads, warps, blocks, operations of different streams; what
+// fresh memory holds; when an asynchronous copy reads its source) it takes, for each seed, another legal choice, so that a missing
+// barrier or event shows as a wrong result; and a good part of the mistakes it reports itself: one message that begins `emu error:`, exit
+// status 86. Three builds of one runtime:
+//
+//     plain   divergence, far accesses, writes beyond an allocation, missing peer access, host code in device memory, stack overflow
+//     asan    -fsanitize=address,undefined: also reads beyond allocations, use after free, misaligned vectors, undefined arithmetic
+//     trace   the .cu (not the runtime) with -fsanitize=thread, linked with our own __tsan_* functions and not with libtsan: every load
+//             and store of a kernel is checked for bounds, for memory never written, and for races within a block, between blocks and
+//             between operations, which vector clocks decide; the host's accesses to pinned memory too; with file and line
+//
+//     c++ -std=c++17 -g -O2 -I tests/cuda_emu -x c++ my.cu -x none cuda_emu.o cuda_emu_blas.o -lpthread
+//
+// How it works. All device work runs on the host thread that synchronises or enqueues, under one lock. Threads of a block are fibers. Streams
+// are chains of a graph of operations, of which a seeded scheduler picks the next. See emu_control.h for what a test can set and ask.
+//
+// Rules for the .cu; what breaks them does not compile, or is reported, or makes results differ from a GPU's:
+//   1. Launch with TT_LAUNCH, shared memory with TT_SHARED and TT_DYN_SHARED, inline assembly only in the portability block (sample.cu).
+//   2. No __device__ or __constant__ variables, no static variables in kernels: virtual devices would share them.
+//   3. Blocks are multiples of 32 threads. Every thread reaches every __syncthreads; every lane of a mask reaches its warp operation.
+//      Shuffles do not order memory, __syncwarp does.
+//   4. No waiting for other blocks, devices or the host within a kernel, and no plain access by two blocks to an address that one writes.
+//   5. 16-bit and 8-bit floats have no arithmetic: convert, compute in float, convert back.
+//   6. No memcpy or memset of device memory in kernels; vector accesses through float4 and the like.
+#ifndef TT_CUDA_EMU_H
+#define TT_CUDA_EMU_H
+#ifdef __CUDACC__
+#error "cuda_emu.h is for plain C++ compilers; take its folder out of nvcc's include path"
+#endif
+#ifndef TT_EMULATE
+#define TT_EMULATE 1
+#endif
+#include <assert.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <functional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include "emu_control.h"
+
+// ================================================================================================== language
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+#define __grid_constant__
+#define __shared__ static_assert(false, "shared memory is declared with TT_SHARED or TT_DYN_SHARED");
+#define __constant__ static_assert(false, "no __constant__ variables: virtual devices would share them");
+// Not defined: __noinline__, which libstdc++ spells __attribute__((__noinline__)).
+
+// The line of the call, without a macro around it.
+#define EMU_HERE const char *emu_file = __builtin_FILE(), int emu_line = __builtin_LINE()
+// Out of the trace build's sight. noinline, as inlined code is instrumented with its caller.
+#define EMU_UNTRACED __attribute__((no_sanitize("thread"), noinline))
+
+#define TT_UNROLL
+// A shared array: TT_SHARED(float, tile, [32][33]); a shared scalar: TT_SHARED(int, count, );
+#define TT_SHARED(T, name, dims) \
+    static char name##_key; \
+    using name##_type = T dims; \
+    name##_type &name = *(name##_type *)emu_shared(&name##_key, sizeof(name##_type), #name)
+// The launch's dynamic shared memory, aligned to 128 bytes.
+#define TT_DYN_SHARED(T, name) T *name = (T *)emu_dynamic_shared()
+// TT_LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in parentheses: (kernel<64, 2>).
+#define TT_LAUNCH(kernel, grid, block, shared, ...) emu_launch_kernel(#kernel, kernel, grid, block, shared, __VA_ARGS__)
+
+// ================================================================================================== vector types
+struct uint3 { unsigned x, y, z; };
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+#define EMU_VECTORS(T, name, align2, align4) \
+    struct alignas(align2) name##2 { T x, y; }; \
+    struct name##3 { T x, y, z; }; \
+    struct alignas(align4) name##4 { T x, y, z, w; }; \
+    inline name##2 make_##name##2(T x, T y) { return {x, y}; } \
+    inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; } \
+    inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+#define uint3 emu_uint3 // made above, as threadIdx needs it whole
+EMU_VECTORS(float, float, 8, 16)
+EMU_VECTORS(int, int, 8, 16)
+EMU_VECTORS(unsigned, uint, 8, 16)
+EMU_VECTORS(short, short, 4, 8)
+EMU_VECTORS(unsigned short, ushort, 4, 8)
+EMU_VECTORS(unsigned char, uchar, 2, 4)
+EMU_VECTORS(long long, longlong, 16, 16)
+EMU_VECTORS(double, double, 16, 16)
+#undef uint3
+
+// ================================================================================================== runtime API: types
+#define EMU_ERRORS(X) \
+    X(cudaSuccess, 0, "no error") \
+    X(cudaErrorInvalidValue, 1, "an argument is out of range") \
+    X(cudaErrorMemoryAllocation, 2, "out of memory") \
+    X(cudaErrorInitializationError, 3, "CUDA could not be initialised") \
+    X(cudaErrorInvalidConfiguration, 9, "the launch asks for more than the device has") \
+    X(cudaErrorInvalidPitchValue, 12, "a pitch is smaller than the width") \
+    X(cudaErrorInvalidMemcpyDirection, 21, "the direction of the copy is not one") \
+    X(cudaErrorInsufficientDriver, 35, "the driver is older than the runtime") \
+    X(cudaErrorInvalidDeviceFunction, 98, "the function is not a kernel of this device") \
+    X(cudaErrorNoDevice, 100, "there is no CUDA device") \
+    X(cudaErrorInvalidDevice, 101, "there is no device with this number") \
+    X(cudaErrorPeerAccessUnsupported, 217, "the devices cannot reach each other's memory") \
+    X(cudaErrorInvalidResourceHandle, 400, "the handle is not valid here") \
+    X(cudaErrorNotReady, 600, "the work is not done yet") \
+    X(cudaErrorIllegalAddress, 700, "a kernel used an address that it may not") \
+    X(cudaErrorLaunchOutOfResources, 701, "a launch asked for too many resources") \
+    X(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is on already") \
+    X(cudaErrorPeerAccessNotEnabled, 705, "peer access is not on") \
+    X(cudaErrorHostMemoryAlreadyRegistered, 712, "the host memory is registered already") \
+    X(cudaErrorHostMemoryNotRegistered, 713, "the host memory is not registered") \
+    X(cudaErrorLaunchFailure, 719, "a kernel failed") \
+    X(cudaErrorNotSupported, 801, "not supported") \
+    X(cudaErrorStreamCaptureUnsupported, 900, "not allowed while a stream is captured") \
+    X(cudaErrorStreamCaptureInvalidated, 901, "an earlier error made the capture invalid") \
+    X(cudaErrorStreamCaptureMerge, 902, "two captures would merge") \
+    X(cudaErrorStreamCaptureUnmatched, 903, "the capture did not begin on this stream") \
+    X(cudaErrorStreamCaptureUnjoined, 904, "a stream forked off in the capture was not joined") \
+    X(cudaErrorStreamCaptureIsolation, 905, "a dependency crosses the border of the capture") \
+    X(cudaErrorStreamCaptureImplicit, 906, "the legacy stream cannot take part in a capture") \
+    X(cudaErrorCapturedEvent, 907, "the event was last recorded in a capture") \
+    X(cudaErrorStreamCaptureWrongThread, 908, "the capture began on another thread") \
+    X(cudaErrorGraphExecUpdateFailure, 910, "the graph cannot be updated in place") \
+    X(cudaErrorUnknown, 999, "unknown error")
+#define EMU_ERROR_ENUM(name, number, text) name = number,
+enum cudaError { EMU_ERRORS(EMU_ERROR_ENUM) };
+typedef enum cudaError cudaError_t;
+
+enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4 };
+enum { cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2, cudaHostRegisterReadOnly = 8 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive, cudaStreamCaptureStatusInvalidated };
+enum cudaGraphExecUpdateResult {
+    cudaGraphExecUpdateSuccess, cudaGraphExecUpdateError, cudaGraphExecUpdateErrorTopologyChanged, cudaGraphExecUpdateErrorNodeTypeChanged,
+    cudaGraphExecUpdateErrorFunctionChanged, cudaGraphExecUpdateErrorParametersChanged, cudaGraphExecUpdateErrorNotSupported
+};
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
+enum cudaDeviceAttr {
+    cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxSharedMemoryPerBlock = 8, cudaDevAttrWarpSize = 10, cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrConcurrentKernels = 31, cudaDevAttrL2CacheSize = 38, cudaDevAttrAsyncEngineCount = 40, cudaDevAttrUnifiedAddressing = 41,
+    cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76, cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+};
+typedef struct emu_stream *cudaStream_t;
+typedef struct emu_event *cudaEvent_t;
+typedef struct emu_graph *cudaGraph_t;
+typedef struct emu_graph_exec *cudaGraphExec_t;
+typedef struct emu_node *cudaGraphNode_t;
+typedef void (*cudaHostFn_t)(void *);
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
+    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, maxThreadsPerMultiProcessor, regsPerBlock, l2CacheSize, asyncEngineCount;
+    int concurrentKernels, unifiedAddressing, canMapHostMemory, pciBusID, pciDeviceID, pciDomainID;
+};
+struct cudaFuncAttributes { size_t sharedSizeBytes, constSizeBytes, localSizeBytes; int maxThreadsPerBlock, numRegs, maxDynamicSharedSizeBytes; };
+struct cudaPointerAttributes { cudaMemoryType type; int device; void *devicePointer, *hostPointer; };
+struct cudaGraphExecUpdateResultInfo { cudaGraphExecUpdateResult result; cudaGraphNode_t errorNode, errorFromNode; };
+
+// ================================================================================================== runtime API: functions
+const char *cudaGetErrorName(cudaError_t e);
+const char *cudaGetErrorString(cudaError_t e);
+cudaError_t cudaGetLastError();
+cudaError_t cudaPeekAtLastError();
+
+cudaError_t cudaGetDeviceCount(int *n);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDevice(int *device);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device);
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr a, int device);
+cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaDriverGetVersion(int *version);
+cudaError_t cudaRuntimeGetVersion(int *version);
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer);
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
+cudaError_t cudaDeviceDisablePeerAccess(int peer);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
+
+cudaError_t cudaMalloc(void **p, size_t n);
+cudaError_t cudaFree(void *p);
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total);
+cudaError_t cudaHostAlloc(void **p, size_t n, unsigned flags);
+cudaError_t cudaFreeHost(void *p);
+cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags);
+cudaError_t cudaHostUnregister(void *p);
+cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags);
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p);
+inline cudaError_t cudaMallocHost(void **p, size_t n) { return cudaHostAlloc(p, n, 0); }
+template <class T> cudaError_t cudaMalloc(T **p, size_t n) { return cudaMalloc((void **)p, n); }
+template <class T> cudaError_t cudaMallocHost(T **p, size_t n) { return cudaHostAlloc((void **)p, n, 0); }
+template <class T> cudaError_t cudaHostAlloc(T **p, size_t n, unsigned flags) { return cudaHostAlloc((void **)p, n, flags); }
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t n, cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind kind, cudaStream_t s = 0);
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind);
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t s = 0);
+cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n);
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n, cudaStream_t s = 0);
+cudaError_t cudaMemset(void *p, int value, size_t n);
+cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s = 0);
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority);
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) { return cudaStreamCreateWithPriority(s, flags, 0); }
+inline cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithPriority(s, 0, 0); }
+cudaError_t cudaStreamDestroy(cudaStream_t s);
+cudaError_t cudaStreamSynchronize(cudaStream_t s);
+cudaError_t cudaStreamQuery(cudaStream_t s);
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags = 0);
+cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *user);
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
+inline cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t e);
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = 0);
+cudaError_t cudaEventSynchronize(cudaEvent_t e);
+cudaError_t cudaEventQuery(cudaEvent_t e);
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g);
+cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *status);
+cudaError_t cudaGraphGetNodes(cudaGraph_t g, cudaGraphNode_t *nodes, size_t *n);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned long long flags = 0);
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t x, cudaGraph_t g, cudaGraphExecUpdateResultInfo *info);
+cudaError_t cudaGraphUpload(cudaGraphExec_t x, cudaStream_t s);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s);
+cudaError_t cudaGraphDestroy(cudaGraph_t g);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x);
+
+// ================================================================================================== what the emulator is called for
+[[noreturn]] void emu_fatal(const char *format, ...) __attribute__((format(printf, 1, 2)));
+cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s, std::function<void()> body);
+cudaError_t emu_function_set(const void *kernel, cudaFuncAttribute a, int value);
+cudaError_t emu_function_get(cudaFuncAttributes *a, const void *kernel);
+cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t shared);
+void emu_kernel_begins();
+void *emu_shared(void *key, size_t n, const char *name);
+void *emu_dynamic_shared();
+int emu_lane();
+void emu_block_barrier(const char *file, int line);
+int emu_block_vote(int predicate, int how, const char *file, int line); // how: 0 count, 1 and, 2 or
+void emu_shuffle(unsigned mask, const void *in, void *out, size_t n, int from, const char *file, int line);
+unsigned emu_ballot(unsigned mask, int predicate, const char *file, int line);
+unsigned emu_reduce(unsigned mask, unsigned v, int how, const char *file, int line); // how: a character of "+&|^" or < > (signed), ( ) (unsigned)
+void emu_warp_barrier(unsigned mask, const char *file, int line);
+void emu_mma_16816(float *d, const uint32_t *a, const uint32_t *b, bool half, const char *file, int line);
+void emu_mma_1688_tf32(float *d, const uint32_t *a, const uint32_t *b, const char *file, int line);
+void emu_ldmatrix(uint32_t *r, int matrices, bool transposed, const void *row, const char *file, int line);
+void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file, int line);
+void emu_cp_async_commit();
+void emu_cp_async_wait(int groups_left, const char *file, int line);
+void emu_atomic(void *p, size_t n, const char *file, int line);
+
+template <class... P, class... A>
+cudaError_t emu_launch_kernel(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A &&...arguments)
+{
+    std::tuple<std::decay_t<P>...> copies(std::forward<A>(arguments)...); // of the parameters' types, as <<<>>> makes them
+    return emu_launch(name, (const void *)kernel, grid, block, shared, s, [kernel, copies] {
+        void (*function)(P...) = kernel; // on the thread's stack: what it reads elsewhere from here on is the kernel's doing
+        std::tuple<std::decay_t<P>...> own = copies;
+        emu_kernel_begins();
+        std::apply(function, std::move(own));
+    });
+}
+template <class F> cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute a, int value)
+{
+    return emu_function_set((const void *)kernel, a, value);
+}
+template <class F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F *kernel) { return emu_function_get(a, (const void *)kernel); }
+template <class F> cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *kernel, int threads, size_t shared)
+{
+    return emu_occupancy(blocks, (const void *)kernel, threads, shared);
+}
+template <class F> cudaError_t cudaOccupancyMaxPotentialBlockSize(int *grid, int *block, F *kernel, size_t shared = 0, int limit = 0)
+{
+    *block = limit && limit < 1024 ? limit / 32 * 32 : 1024;
+    *grid = 0;
+    cudaError_t e = emu_occupancy(grid, (const void *)kernel, *block, shared);
+    int device = 0, processors = 0;
+    if (!e) e = cudaGetDevice(&device);
+    if (!e) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    *grid *= processors;
+    return e;
+}
+
+// ================================================================================================== device code: threads and warps
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+enum { warpSize = 32 };
+
+inline void __syncthreads(EMU_HERE) { emu_block_barrier(emu_file, emu_line); }
+inline int __syncthreads_count(int p, EMU_HERE) { return emu_block_vote(p, 0, emu_file, emu_line); }
+inline int __syncthreads_and(int p, EMU_HERE) { return emu_block_vote(p, 1, emu_file, emu_line); }
+inline int __syncthreads_or(int p, EMU_HERE) { return emu_block_vote(p, 2, emu_file, emu_line); }
+inline void __syncwarp(unsigned mask = ~0u, EMU_HERE) { emu_warp_barrier(mask, emu_file, emu_line); }
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+inline void __threadfence_system() {}
+inline void __trap(EMU_HERE) { emu_fatal("__trap at %s:%d", emu_file, emu_line); }
+
+template <class T> T __shfl_sync(unsigned mask, T v, int lane, int width = 32, EMU_HERE)
+{
+    T r;
+    emu_shuffle(mask, &v, &r, sizeof v, (emu_lane() & ~(width - 1)) | (lane & (width - 1)), emu_file, emu_line);
+    return r;
+}
+template <class T> T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, EMU_HERE)
+{
+    T r;
+    int me = emu_lane(), from = me ^ bits;
+    if (from >= (me & ~(width - 1)) + width) from = me;
+    emu_shuffle(mask, &v, &r, sizeof v, from, emu_file, emu_line);
+    return r;
+}
+template <class T> T __shfl_down_sync(unsigned mask, T v, unsigned by, int width = 32, EMU_HERE)
+{
+    T r;
+    int me = emu_lane(), from = (me & (width - 1)) + (int)by >= width ? me : me + (int)by;
+    emu_shuffle(mask, &v, &r, sizeof v, from, emu_file, emu_line);
+    return r;
+}
+template <class T> T __shfl_up_sync(unsigned mask, T v, unsigned by, int width = 32, EMU_HERE)
+{
+    T r;
+    int me = emu_lane(), from = me - (int)by < (me & ~(width - 1)) ? me : me - (int)by;
+    emu_shuffle(mask, &v, &r, sizeof v, from, emu_file, emu_line);
+    return r;
+}
+inline unsigned __ballot_sync(unsigned mask, int p, EMU_HERE) { return emu_ballot(mask, p, emu_file, emu_line); }
+inline int __any_sync(unsigned mask, int p, EMU_HERE) { return emu_ballot(mask, p, emu_file, emu_line) != 0; }
+inline int __all_sync(unsigned mask, int p, EMU_HERE) { return emu_ballot(mask, p, emu_file, emu_line) == mask; }
+inline unsigned __reduce_add_sync(unsigned mask, unsigned v, EMU_HERE) { return emu_reduce(mask, v, '+', emu_file, emu_line); }
+inline int __reduce_add_sync(unsigned mask, int v, EMU_HERE) { return (int)emu_reduce(mask, (unsigned)v, '+', emu_file, emu_line); }
+inline unsigned __reduce_min_sync(unsigned mask, unsigned v, EMU_HERE) { return emu_reduce(mask, v, '(', emu_file, emu_line); }
+inline int __reduce_min_sync(unsigned mask, int v, EMU_HERE) { return (int)emu_reduce(mask, (unsigned)v, '<', emu_file, emu_line); }
+inline unsigned __reduce_max_sync(unsigned mask, unsigned v, EMU_HERE) { return emu_reduce(mask, v, ')', emu_file, emu_line); }
+inline int __reduce_max_sync(unsigned mask, int v, EMU_HERE) { return (int)emu_reduce(mask, (unsigned)v, '>', emu_file, emu_line); }
+inline unsigned __reduce_and_sync(unsigned mask, unsigned v, EMU_HERE) { return emu_reduce(mask, v, '&', emu_file, emu_line); }
+inline unsigned __reduce_or_sync(unsigned mask, unsigned v, EMU_HERE) { return emu_reduce(mask, v, '|', emu_file, emu_line); }
+inline unsigned __reduce_xor_sync(unsigned mask, unsigned v, EMU_HERE) { return emu_reduce(mask, v, '^', emu_file, emu_line); }
+
+// ================================================================================================== device code: atomics
+// One thread runs at a time, so plain code is atomic. The trace build checks them as atomic accesses.
+#define EMU_ATOMIC(name, T, result) \
+    EMU_UNTRACED inline T name(T *p, T v, EMU_HERE) \
+    { \
+        emu_atomic(p, sizeof(T), emu_file, emu_line); \
+        T old = *p; \
+        *p = (result); \
+        return old; \
+    }
+#define EMU_ATOMIC_INTEGER(T) \
+    EMU_ATOMIC(atomicMin, T, old < v ? old : v) EMU_ATOMIC(atomicMax, T, old > v ? old : v) EMU_ATOMIC(atomicExch, T, v) \
+    EMU_ATOMIC(atomicAnd, T, old & v) EMU_ATOMIC(atomicOr, T, old | v) EMU_ATOMIC(atomicXor, T, old ^ v) \
+    EMU_UNTRACED inline T atomicCAS(T *p, T expected, T v, EMU_HERE) \
+    { \
+        emu_atomic(p, sizeof(T), emu_file, emu_line); \
+        T old = *p; \
+        if (old == expected) *p = v; \
+        return old; \
+    }
+EMU_ATOMIC_INTEGER(int)
+EMU_ATOMIC_INTEGER(unsigned)
+EMU_ATOMIC_INTEGER(unsigned long long)
+EMU_ATOMIC(atomicAdd, int, (int)((unsigned)old + (unsigned)v))
+EMU_ATOMIC(atomicAdd, unsigned, old + v)
+EMU_ATOMIC(atomicAdd, unsigned long long, old + v)
+EMU_ATOMIC(atomicAdd, float, old + v)
+EMU_ATOMIC(atomicAdd, double, old + v)
+EMU_ATOMIC(atomicSub, int, (int)((unsigned)old - (unsigned)v))
+EMU_ATOMIC(atomicSub, unsigned, old - v)
+EMU_ATOMIC(atomicExch, float, v)
+
+// ================================================================================================== device code: arithmetic
+template <class T> T __ldg(const T *p) { return *p; }
+template <class T> T __ldcs(const T *p) { return *p; }
+template <class T> T __ldcg(const T *p) { return *p; }
+template <class T> T __ldca(const T *p) { return *p; }
+template <class T> T __ldlu(const T *p) { return *p; }
+template <class T> void __stcs(T *p, T v) { *p = v; }
+template <class T> void __stcg(T *p, T v) { *p = v; }
+template <class T> void __stwt(T *p, T v) { *p = v; }
+
+#define __expf(x) expf(x) // macros, as old C libraries declare functions of these names
+#define __exp10f(x) exp10f(x)
+#define __logf(x) logf(x)
+#define __log2f(x) log2f(x)
+#define __powf(x, y) powf(x, y)
+#define __sinf(x) sinf(x)
+#define __cosf(x) cosf(x)
+#define __tanhf(x) tanhf(x)
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fsqrt_rn(float x) { return sqrtf(x); }
+inline float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __saturatef(float x) { return x > 0 ? x < 1 ? x : 1.0f : 0.0f; } // NaN becomes 0
+inline int __float_as_int(float f) { int i; memcpy(&i, &f, 4); return i; }
+inline unsigned __float_as_uint(float f) { unsigned i; memcpy(&i, &f, 4); return i; }
+inline float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
+inline float __uint_as_float(unsigned i) { float f; memcpy(&f, &i, 4); return f; }
+inline int __float2int_rn(float f) { return (int)lrintf(f); }
+inline int __float2int_rz(float f) { return (int)f; }
+inline float __int2float_rn(int i) { return (float)i; }
+inline float __uint2float_rn(unsigned i) { return (float)i; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((uint64_t)a * b) >> 32); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
+{
+    uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32, middle = a1 * b0 + (a0 * b0 >> 32);
+    return a1 * b1 + (middle >> 32) + ((a0 * b1 + (uint32_t)middle) >> 32);
+}
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) { return by & 31 ? high << (by & 31) | low >> (32 - (by & 31)) : high; }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) { return by & 31 ? low >> (by & 31) | high << (32 - (by & 31)) : low; }
+#define EMU_MIN_MAX(T) inline T min(T a, T b) { return a < b ? a : b; } inline T max(T a, T b) { return a > b ? a : b; }
+EMU_MIN_MAX(int)
+EMU_MIN_MAX(unsigned)
+EMU_MIN_MAX(long)
+EMU_MIN_MAX(unsigned long)
+EMU_MIN_MAX(long long)
+EMU_MIN_MAX(unsigned long long)
+inline float min(float a, float b) { return fminf(a, b); }
+inline float max(float a, float b) { return fmaxf(a, b); }
+
+// ================================================================================================== 16-bit floats
+// Our own types, so that no toolkit is needed, and without arithmetic: bf16 arithmetic by accident does not compile. The conversions give
+// the bits of NVIDIA's (test_emu.cu).
+struct __nv_bfloat16 { uint16_t emu_bits; };
+struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
+struct __half { uint16_t emu_bits; };
+struct alignas(4) __half2 { __half x, y; };
+typedef __nv_bfloat16 nv_bfloat16;
+typedef __nv_bfloat162 nv_bfloat162;
+typedef __half half;
+typedef __half2 half2;
+
+inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 b) { return b.emu_bits; }
+inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short u) { return {u}; }
+inline unsigned short __half_as_ushort(__half h) { return h.emu_bits; }
+inline __half __ushort_as_half(unsigned short u) { return {u}; }
+
+inline float __bfloat162float(__nv_bfloat16 b) { return __uint_as_float((unsigned)b.emu_bits << 16); }
+inline __nv_bfloat16 __float2bfloat16_rn(float f) // nearest, ties to even
+{
+    unsigned u = __float_as_uint(f);
+    if ((u & 0x7fffffff) > 0x7f800000) return {0x7fff};
+    return {(uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16)};
+}
+inline __nv_bfloat16 __float2bfloat16_rz(float f) // towards zero
+{
+    unsigned u = __float_as_uint(f);
+    if ((u & 0x7fffffff) > 0x7f800000) return {0x7fff};
+    return {(uint16_t)(u >> 16)};
+}
+inline __nv_bfloat16 __float2bfloat16(float f) { return __float2bfloat16_rn(f); }
+
+inline float __half2float(__half h)
+{
+    unsigned sign = (unsigned)(h.emu_bits & 0x8000) << 16, exponent = h.emu_bits >> 10 & 31, mantissa = h.emu_bits & 1023;
+    if (exponent == 31) return __uint_as_float(mantissa ? 0x7fffffff : sign | 0x7f800000);
+    if (exponent) return __uint_as_float(sign | (exponent + 112) << 23 | mantissa << 13);
+    float f = (float)mantissa * 0x1p-24f; // subnormal
+    return sign ? -f : f;
+}
+inline __half __float2half_rn(float f) // nearest, ties to even
+{
+    unsigned u = __float_as_uint(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
+    if (a > 0x7f800000) return {0x7fff};
+    if (a >= 0x477ff000) return {(uint16_t)(sign | 0x7c00)}; // from 65520 on it is infinity
+    if (a >= 0x38800000) {
+        a -= 0x38000000;
+        return {(uint16_t)(sign | (a + 0xfff + (a >> 13 & 1)) >> 13)};
+    }
+    return {(uint16_t)(sign | (unsigned)lrintf(__uint_as_float(a) * 0x1p24f))}; // subnormals are multiples of 2^-24
+}
+inline __half __float2half_rz(float f) // towards zero
+{
+    unsigned u = __float_as_uint(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
+    if (a > 0x7f800000) return {0x7fff};
+    if (a == 0x7f800000) return {(uint16_t)(sign | 0x7c00)};
+    if (a >= 0x47800000) return {(uint16_t)(sign | 0x7bff)};
+    if (a >= 0x38800000) return {(uint16_t)(sign | (a - 0x38000000) >> 13)};
+    return {(uint16_t)(sign | (unsigned)(__uint_as_float(a) * 0x1p24f))};
+}
+inline __half __float2half(float f) { return __float2half_rn(f); }
+
+#define EMU_PAIR(T, T2, to, from, name_floats, name_float22, name_2float2, name_halves, name_low, name_high, name_both) \
+    inline T2 name_floats(float a, float b) { return {to(a), to(b)}; } \
+    inline T2 name_float22(float2 v) { return {to(v.x), to(v.y)}; } \
+    inline float2 name_2float2(T2 v) { return {from(v.x), from(v.y)}; } \
+    inline T2 name_halves(T a, T b) { return {a, b}; } \
+    inline T name_low(T2 v) { return v.x; } \
+    inline T name_high(T2 v) { return v.y; } \
+    inline T2 name_both(float a) { return {to(a), to(a)}; } \
+    inline float __low2float(T2 v) { return from(v.x); } \
+    inline float __high2float(T2 v) { return from(v.y); } \
+    EMU_ATOMIC(atomicAdd, T, to(from(old) + from(v))) \
+    EMU_ATOMIC(atomicAdd, T2, (T2{to(from(old.x) + from(v.x)), to(from(old.y) + from(v.y))}))
+EMU_PAIR(__nv_bfloat16, __nv_bfloat162, __float2bfloat16_rn, __bfloat162float, __floats2bfloat162_rn, __float22bfloat162_rn, __bfloat1622float2,
+         __halves2bfloat162, __low2bfloat16, __high2bfloat16, __float2bfloat162_rn)
+EMU_PAIR(__half, __half2, __float2half_rn, __half2float, __floats2half2_rn, __float22half2_rn, __half22float2, __halves2half2, __low2half,
+         __high2half, __float2half2_rn)
+
+// ================================================================================================== 8-bit floats
+typedef unsigned char __nv_fp8_storage_t;
+typedef unsigned short __nv_fp8x2_storage_t;
+typedef unsigned __nv_fp8x4_storage_t;
+enum __nv_saturation_t { __NV_NOSAT, __NV_SATFINITE };
+enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
+struct __half_raw { unsigned short x; };
+
+inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float f, __nv_saturation_t saturate, __nv_fp8_interpretation_t kind)
+{
+    const bool e4m3 = kind == __NV_E4M3;
+    const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
+    unsigned u = __float_as_uint(f), sign = u >> 24 & 0x80, a = u & 0x7fffffff;
+    float x = __uint_as_float(a);
+    if (a > 0x7f800000) return 0x7f; // NaN, of either kind
+    if (e4m3 ? x > 464.0f : x >= 61440.0f) // rounds beyond the largest finite number (464 itself is a tie that goes down, to even)
+        return (__nv_fp8_storage_t)(sign | (saturate == __NV_SATFINITE ? (e4m3 ? 0x7e : 0x7b) : (e4m3 ? 0x7f : 0x7c)));
+    int exponent = (int)(a >> 23) - 127;
+    if (exponent < 1 - bias) // subnormal: multiples of the smallest
+        return (__nv_fp8_storage_t)(sign | (unsigned)lrintf(x * (e4m3 ? 0x1p9f : 0x1p16f)));
+    int drop = 23 - mantissa_bits;
+    unsigned r = a - ((unsigned)(127 - bias) << 23);
+    r += (1u << (drop - 1)) - 1 + (r >> drop & 1);
+    return (__nv_fp8_storage_t)(sign | r >> drop);
+}
+inline __half_raw __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t v, __nv_fp8_interpretation_t kind)
+{
+    unsigned u = (unsigned)v << 8;
+    if (kind == __NV_E5M2) return {(unsigned short)((u & 0x7fff) > 0x7c00 ? 0x7fff : u)};
+    unsigned sign = u & 0x8000, magnitude = v & 0x7f;
+    if (magnitude == 0x7f) return {0x7fff};
+    if (magnitude < 8) return {(unsigned short)(sign | __float2half_rn((float)magnitude * 0x1p-9f).emu_bits)}; // subnormal
+    return {(unsigned short)(sign | (magnitude + (8 << 3)) << 7)}; // the bias goes from 7 to 15
+}
+inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 v, __nv_saturation_t saturate, __nv_fp8_interpretation_t kind)
+{
+    return (__nv_fp8x2_storage_t)(__nv_cvt_float_to_fp8(v.x, saturate, kind) | __nv_cvt_float_to_fp8(v.y, saturate, kind) << 8);
+}
+#define EMU_FP8(T, kind) \
+    struct T { \
+        __nv_fp8_storage_t __x; \
+        T() = default; \
+        explicit T(float f) : __x(__nv_cvt_float_to_fp8(f, __NV_SATFINITE, kind)) {} \
+        explicit operator float() const { return __half2float({__nv_cvt_fp8_to_halfraw(__x, kind).x}); } \
+    };
+EMU_FP8(__nv_fp8_e4m3, __NV_E4M3)
+EMU_FP8(__nv_fp8_e5m2, __NV_E5M2)
+
+// ================================================================================================== the portability block's functions
+// What tinytrain_cuda.cu gets from inline assembly under nvcc; sample.cu has those twins and says what each does.
+template <class T> void tt_mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE)
+{
+    static_assert(std::is_same<T, __half>::value || std::is_same<T, __nv_bfloat16>::value, "mma of __half or __nv_bfloat16");
+    emu_mma_16816(d, a, b, std::is_same<T, __half>::value, emu_file, emu_line);
+}
+inline void tt_mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE)
+{
+    emu_mma_1688_tf32(d, a, b, emu_file, emu_line);
+}
+inline void tt_ldmatrix_x1(uint32_t &r, const void *row, EMU_HERE) { emu_ldmatrix(&r, 1, false, row, emu_file, emu_line); }
+inline void tt_ldmatrix_x2(uint32_t (&r)[2], const void *row, EMU_HERE) { emu_ldmatrix(r, 2, false, row, emu_file, emu_line); }
+inline void tt_ldmatrix_x4(uint32_t (&r)[4], const void *row, EMU_HERE) { emu_ldmatrix(r, 4, false, row, emu_file, emu_line); }
+inline void tt_ldmatrix_x1_trans(uint32_t &r, const void *row, EMU_HERE) { emu_ldmatrix(&r, 1, true, row, emu_file, emu_line); }
+inline void tt_ldmatrix_x2_trans(uint32_t (&r)[2], const void *row, EMU_HERE) { emu_ldmatrix(r, 2, true, row, emu_file, emu_line); }
+inline void tt_ldmatrix_x4_trans(uint32_t (&r)[4], const void *row, EMU_HERE) { emu_ldmatrix(r, 4, true, row, emu_file, emu_line); }
+inline void tt_cp_async_4(void *to, const void *from, int bytes = 4, EMU_HERE) { emu_cp_async(to, from, 4, bytes, emu_file, emu_line); }
+inline void tt_cp_async_8(void *to, const void *from, int bytes = 8, EMU_HERE) { emu_cp_async(to, from, 8, bytes, emu_file, emu_line); }
+inline void tt_cp_async_16(void *to, const void *from, int bytes = 16, EMU_HERE) { emu_cp_async(to, from, 16, bytes, emu_file, emu_line); }
+inline void tt_cp_async_commit() { emu_cp_async_commit(); }
+template <int N> void tt_cp_async_wait(EMU_HERE) { emu_cp_async_wait(N, emu_file, emu_line); }
+inline uint32_t tt_tf32(float f) // nearest, ties away from zero
+{
+    unsigned u = __float_as_uint(f);
+    return (u & 0x7f800000) == 0x7f800000 ? u : (u + 0x1000) & 0xffffe000;
+}
+inline float tt_exp2(float x) { return exp2f(x); }
+
+#include "emu_cublas.h"
+#endif

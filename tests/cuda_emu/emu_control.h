@@ -1,0 +1,55 @@
+/* What a test says to the CUDA emulator, and what it may ask. C and C++. The emulator itself is described in cuda_emu.h. */
+#ifndef TT_EMU_CONTROL_H
+#define TT_EMU_CONTROL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Which of the operations that may run does run next. Every one of these orders is legal for CUDA. */
+typedef enum emu_scheduler {
+    EMU_NEWEST,  /* the youngest: consumers before producers that nothing orders */
+    EMU_UNIFORM, /* any */
+    EMU_PCT,     /* streams have random priorities that change now and then (Burckhardt et al., ASPLOS 2010) */
+    EMU_LAZY,    /* nothing before the host waits for it, and then only what that needs */
+    EMU_EAGER,   /* at once and in order, like CUDA_LAUNCH_BLOCKING=1 */
+    EMU_SCHEDULERS
+} emu_scheduler;
+
+/* Starts afresh: everything that the emulator held is gone. `peers`: 1, every device can reach every other; 0, none can.
+   Without this call the first CUDA call takes EMU_DEVICES (1), EMU_MEMORY (256 MiB), EMU_PEERS (1) and EMU_SEED (0). */
+void emu_configure(int devices, size_t bytes_per_device, int peers, uint64_t seed);
+
+/* Restarts the random numbers behind all orders (operations, blocks, warps, threads). The scheduler becomes seed % EMU_SCHEDULERS. */
+void emu_reseed(uint64_t seed);
+void emu_set_scheduler(emu_scheduler s);
+
+/* API calls number `nth` ... nth + count - 1 from now fail with this cudaError_t (nth 0: none). Releases, synchronisations included,
+   do their work all the same, as calls of CUDA that return the error of earlier work do. */
+void emu_inject_fault(long nth, int cuda_error, long count);
+long emu_api_calls(void); /* since emu_configure */
+
+/* How many allocations, streams, events, graphs and handles are alive; `text` (may be NULL) gets their kinds. */
+int emu_live_objects(char *text, size_t size);
+
+typedef struct emu_counts {
+    long operations, kernels, blocks, threads, switches; /* what has run */
+    long launches, graph_launches;                       /* what was asked for */
+    long copies, memsets, gemms;
+    long pageable_async;                                 /* cudaMemcpyAsync from or to memory that is not pinned */
+    long host_syncs;                                     /* waits of the host: synchronise calls and blocking copies */
+    long allocations;                                    /* cudaMalloc, cudaFree and those of pinned memory */
+} emu_counts;
+emu_counts emu_get_counts(void);
+void emu_reset_counts(void);
+
+/* "plain", "asan" or "trace" */
+const char *emu_build(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,144 @@
+// What cuda_emu.cpp, cuda_emu_trace.cpp and cuda_emu_blas.cpp share. Never compiled with -fsanitize=thread.
+#ifndef TT_EMU_INTERNAL_H
+#define TT_EMU_INTERNAL_H
+#include "cuda_emu.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define EMU_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EMU_ASAN 1
+#endif
+#endif
+
+enum {
+    EMU_MOST_DEVICES = 16,
+    EMU_MOST_THREADS = 1024,
+    EMU_SHARED_ARENA = 384 * 1024, // more than a block may have, as slots lie apart
+    EMU_STATIC_SHARED = 48 * 1024, // limits of compute capability 9.0
+    EMU_OPTIN_SHARED = 227 * 1024,
+    EMU_REDZONE = 256,             // before and behind each allocation
+    EMU_EXIT_STATUS = 86
+};
+
+// ---------------------------------------------------------------------------------------------------- operations
+typedef std::function<void(int part, int parts)> emu_body; // called once for each part 0 ... parts-1
+typedef std::vector<uint32_t> emu_clock;                   // vector clock, one component a stream
+enum emu_kind { EMU_KERNEL, EMU_COPY, EMU_MEMSET, EMU_GEMM, EMU_HOST_FUNCTION, EMU_MARK };
+
+struct emu_pin { const char *p; size_t n; bool device_writes; }; // pinned memory that an operation uses
+
+struct emu_work { // what a stream, or a node of a graph, is asked to do
+    emu_kind kind = EMU_MARK;
+    std::string name;
+    unsigned devices = 0; // mask of those whose memory it may use; bit 31: and no others (kernels)
+    int least_parts = 1;  // it may be done in so many slices, with other streams' work in between
+    int most_parts = 1;
+    emu_body body;
+    std::vector<emu_pin> pins;
+};
+struct emu_op {
+    emu_work work;
+    struct emu_stream *stream = nullptr;
+    std::vector<std::shared_ptr<emu_op>> after;
+    int part = 0, parts = 0;
+    bool done = false;
+    double finished_us = 0; // virtual time
+    uint32_t number = 0;    // of all operations, from 1
+    uint32_t ticket = 0;    // of its stream's: the component of `clock`
+    emu_clock clock;        // what happens before the operation's end, itself included
+};
+typedef std::shared_ptr<emu_op> emu_op_ptr;
+
+struct emu_stream {
+    int id, device;
+    unsigned flags;
+    std::deque<emu_op_ptr> queue;
+    emu_op_ptr last;
+    std::vector<emu_op_ptr> waits; // events that the next operation waits for
+    uint32_t tickets = 0;
+    uint64_t priority = 0;         // for EMU_PCT
+    struct emu_graph *capture = nullptr;
+    bool capture_origin = false;
+    int capture_lane = 0, capture_last = -1;
+    std::vector<int> capture_waits;
+};
+
+// ---------------------------------------------------------------------------------------------------- devices
+struct emu_allocation { char *p; size_t n, charged; bool freed; int serial; };
+struct emu_device {
+    char *base = nullptr, *top = nullptr, *end = nullptr; // addresses are handed out once and never again
+    char *shadow = nullptr;                               // trace build
+    size_t used = 0, limit = 0;
+    std::vector<emu_allocation> allocations; // by address
+    unsigned peers = 0;                      // mask of those it may reach
+    bool readable = false;                   // the access rights of [base, top) at the moment
+    emu_stream *legacy = nullptr;
+};
+
+// ---------------------------------------------------------------------------------------------------- the block that runs
+struct emu_fiber { void *sp; char *stack; size_t size; void *fake; int thread; };
+struct emu_thread { emu_fiber *fiber; const char *what, *file; int line; bool done; uint16_t warp_epoch; };
+struct emu_slot { void *key; char *p; size_t n; const char *name; }; // a TT_SHARED of this block
+struct emu_running_block {
+    int current = -1;         // thread, or -1: no kernel runs
+    bool in_kernel = false;   // the kernel's own code runs, and not ours on its behalf
+    int threads = 0;
+    uint32_t index = 0;       // of the block within the grid
+    uint16_t epoch = 0;       // barriers so far
+    size_t dynamic = 0;       // shared memory of the launch
+    emu_thread thread[EMU_MOST_THREADS];
+    std::vector<emu_slot> slots;
+};
+
+extern std::recursive_mutex emu_lock;
+extern emu_device emu_devices[EMU_MOST_DEVICES];
+extern int emu_device_count;
+extern size_t emu_address_space; // a device
+extern emu_running_block emu_block;
+extern emu_fiber *emu_current_fiber;
+extern emu_op *emu_current_op;
+extern emu_clock emu_host_clock; // of all host threads together: what one of them waited for, all know of
+extern char *emu_shared_arena;
+extern emu_counts emu_stats;
+
+int emu_device_of(const void *p); // -1: host memory
+emu_allocation *emu_find_allocation(int device, const void *p);
+void emu_describe(const void *p, char *text, size_t size);
+cudaError_t emu_enter(const char *call); // of every API call, under the lock: counts, injects faults
+cudaError_t emu_error(cudaError_t e);    // notes it for cudaGetLastError
+cudaError_t emu_enqueue(cudaStream_t s, emu_work work);
+int emu_stream_device(cudaStream_t s); // -1: no such stream
+int emu_current_device();
+void emu_count_object(int by); // handles of cuBLAS, for emu_live_objects
+bool emu_bad_range(const void *p, size_t n); // begins in device memory and leaves a live allocation
+uint64_t emu_random();
+
+// ---------------------------------------------------------------------------------------------------- the trace build's checks
+// emu_touch: an access of the running operation that no __tsan_ function sees.
+enum emu_access { EMU_READS, EMU_WRITES, EMU_COPIES_FROM }; // copying bytes that were never written is allowed
+#ifdef EMU_TRACE
+void emu_trace_reset();
+void emu_trace_device(emu_device &d);
+void emu_trace_device_gone(emu_device &d);
+void emu_trace_op(const emu_op &op);
+void emu_trace_pins(const emu_op &op);
+void emu_trace_undefined(const void *p, size_t n); // shared memory that a cp.async is under way to
+void emu_touch(const void *p, size_t n, emu_access access, const char *file = nullptr, int line = 0);
+#else
+inline void emu_trace_reset() {}
+inline void emu_trace_device(emu_device &) {}
+inline void emu_trace_device_gone(emu_device &) {}
+inline void emu_trace_op(const emu_op &) {}
+inline void emu_trace_pins(const emu_op &) {}
+inline void emu_trace_undefined(const void *, size_t) {}
+inline void emu_touch(const void *, size_t, emu_access, const char * = nullptr, int = 0) {}
+#endif
+#endif
