@@ -2259,6 +2259,367 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     }
 }
 
+// ---- on tensor cores: q, k, v and dout in the same 16-bit dtype T, rows and heads at multiples of 16 bytes, head sizes up to 128. D: the next of
+// 32, 64, 80, 96, 128, its surplus columns zero. Blocks of 4 warps, each with 16 MT rows of the tile that the block owns; the other tiles come
+// two at a time, one in use and one under way. Rows in shared memory are 16 bytes longer than D, so that eight of them lie in different banks.
+
+template <class T> __device__ __forceinline__ uint32_t attention_pack(float low, float high);
+template <> __device__ __forceinline__ uint32_t attention_pack<bf16>(float low, float high)
+{
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return (uint32_t)__bfloat16_as_ushort(v.x) | (uint32_t)__bfloat16_as_ushort(v.y) << 16;
+}
+template <> __device__ __forceinline__ uint32_t attention_pack<f16>(float low, float high)
+{
+    const __half2 v = __floats2half2_rn(low, high);
+    return (uint32_t)__half_as_ushort(v.x) | (uint32_t)__half_as_ushort(v.y) << 16;
+}
+
+// to (ROWS, D + 8) = rows first ... first + count - 1 of a head, or where `at` says that they lie; the rest zeros. In the background.
+template <class T, int D, int ROWS>
+__device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first, int count, int head, int head_size)
+{
+    enum { PARTS = D / 8, STEP = 128 / PARTS }; // vectors of a row, rows at a time; 8 threads of 128 idle where D is 80 or 96
+    const int r = (int)threadIdx.x / PARTS, c = (int)threadIdx.x % PARTS * 8;
+    const T *from = (const T *)m.data + (int64_t)head * head_size + c;
+    to += r * (D + 8) + c;
+    if (r >= STEP) return;
+    if (c >= head_size) count = 0;
+    TT_UNROLL for (int i = 0; i < ROWS; i += STEP) {
+        if (ROWS % STEP != 0 && r + i >= ROWS) break;
+        const bool there = r + i < count;
+        const int row = at && there ? at[first + r + i] : first + r + i;
+        tt_cp_async_16(to + i * (D + 8), there ? from + row * m.ld : (const T *)m.data, there ? 16 : 0);
+    }
+}
+
+// s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
+template <class T, int D, int MT, int N> __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T *a, const T *b)
+{
+    const int lane = threadIdx.x % 32;
+    a += lane % 16 * (D + 8) + lane / 16 * 8;
+    b += (lane % 8 + lane / 16 * 8) * (D + 8) + lane / 8 % 2 * 8;
+    TT_UNROLL for (int m = 0; m < MT; m++) TT_UNROLL for (int n = 0; n < N / 8; n++) TT_UNROLL for (int i = 0; i < 4; i++) s[m][n][i] = 0;
+    TT_UNROLL for (int k = 0; k < D; k += 16) {
+        uint32_t af[MT][4];
+        TT_UNROLL for (int m = 0; m < MT; m++) tt_ldmatrix_x4(af[m], a + m * 16 * (D + 8) + k);
+        TT_UNROLL for (int n = 0; n < N; n += 16) {
+            uint32_t r[4];
+            tt_ldmatrix_x4(r, b + n * (D + 8) + k);
+            const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
+            TT_UNROLL for (int m = 0; m < MT; m++) {
+                tt_mma_16816<T>(s[m][n / 8], af[m], b0);
+                tt_mma_16816<T>(s[m][n / 8 + 1], af[m], b1);
+            }
+        }
+    }
+}
+
+// to (16 MT, D) += w y of w (16 MT, N) in registers, rounded to T, and y (N, D) in shared memory
+template <class T, int D, int MT, int N>
+__device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], const float (&w)[MT][N / 8][4], const T *y)
+{
+    const int lane = threadIdx.x % 32;
+    y += lane % 16 * (D + 8) + lane / 16 * 8;
+    TT_UNROLL for (int k = 0; k < N; k += 16) {
+        uint32_t af[MT][4];
+        TT_UNROLL for (int m = 0; m < MT; m++)
+            TT_UNROLL for (int i = 0; i < 4; i++) af[m][i] = attention_pack<T>(w[m][k / 8 + i / 2][i % 2 * 2], w[m][k / 8 + i / 2][i % 2 * 2 + 1]);
+        TT_UNROLL for (int n = 0; n < D; n += 16) {
+            uint32_t r[4];
+            tt_ldmatrix_x4_trans(r, y + k * (D + 8) + n);
+            const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
+            TT_UNROLL for (int m = 0; m < MT; m++) {
+                tt_mma_16816<T>(to[m][n / 8], af[m], b0);
+                tt_mma_16816<T>(to[m][n / 8 + 1], af[m], b1);
+            }
+        }
+    }
+}
+
+// Row `row` of a head of an output (+)= scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns.
+template <class T, int D>
+__device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size, const float (&from)[D / 8][4], int h, float scale, bool add)
+{
+    const int64_t start = row * m.ld + (int64_t)head * head_size + threadIdx.x % 4 * 2;
+    TT_UNROLL for (int n = 0; n < D / 8; n++) {
+        if (8 * n >= head_size) break;
+        float x = from[n][2 * h] * scale, y = from[n][2 * h + 1] * scale;
+        if (m.dtype == TT_F32) {
+            float2 *to = (float2 *)((float *)m.data + start + 8 * n);
+            *to = add ? make_float2(x + to->x, y + to->y) : make_float2(x, y);
+        } else {
+            T *to = (T *)m.data + start + 8 * n;
+            if (add) { x += tt_float(to[0]); y += tt_float(to[1]); }
+            *(uint32_t *)to = attention_pack<T>(x, y);
+        }
+    }
+}
+
+// Rows of the batch of a warp's queries, in the forward and dq: [m][h] is that of row 16 m + 8 h + lane / 4. Those from count on are the last's.
+template <int MT> __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first, int count)
+{
+    TT_UNROLL for (int m = 0; m < MT; m++)
+        TT_UNROLL for (int h = 0; h < 2; h++) {
+            const int query = first + max(0, min(16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1));
+            row[m][h] = p.query_row ? p.query_row[query] : query;
+        }
+}
+
+// Which of the weights for keys key ... key + KEYS - 1 the warp keeps; see attention_kept. Drawn before there are scores, which take the registers.
+// The four threads of a row draw for 8 keys each.
+template <int MT, int KEYS>
+__device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p, uint64_t random, const int (&row)[MT][2], int key,
+                                                    int head)
+{
+    const int t = threadIdx.x % 4;
+    TT_UNROLL for (int i = 0; i < MT * KEYS / 64; i++) keep[i] = p.drop ? 0 : 0xffffffffu;
+    if (!p.drop) return;
+    TT_UNROLL for (int i = 0; i < MT * KEYS / 16; i++) {
+        uint32_t bits = attention_keep(p, random, row[i / (KEYS / 16)][i / (KEYS / 32) % 2], key / 8 + i % (KEYS / 32) * 4 + t, head) << 8 * t;
+        bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+        bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
+        keep[i / 4] |= (bits >> 2 * t & 0x03030303u) << i % 4 * 2;
+    }
+}
+
+// That for row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e.
+template <int MT, int KEYS> __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n, int e)
+{
+    const int i = (2 * m + h) * (KEYS / 32) + n / 4;
+    return keep[i / 4] >> (n % 4 * 8 + i % 4 * 2 + e) & 1;
+}
+
+template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
+{
+    enum { QUERIES = 64 * MT, PITCH = D + 8 };
+    TT_SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT_DYN_SHARED(T, qs);
+    T *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
+    const int number = (int)(blockIdx.x / p.heads), head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT, pair = threadIdx.x % 4 * 2;
+    const attention_tile t = attention_find<QUERIES>(p, p.query_start, p.causal ? (int)(gridDim.x / p.heads) - 1 - number : number); // long ones first
+    if (t.at < 0) return;
+    const int first = t.first + t.at, count = min(QUERIES + 0, t.queries - t.at), end = p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
+    const float factor = fabsf(p.scale) * TT_LOG2E;
+    if (threadIdx.x == 0) random = attention_key(p);
+    attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
+    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin, t.length, head, p.head_size);
+    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin, t.length, head, p.head_size);
+    tt_cp_async_commit();
+    const int all = !p.causal ? t.length : p.query_row ? 1 : t.at + mine + 1; // keys that all of the warp's queries see
+    int row[MT][2];
+    attention_rows_of(row, p, first + mine, count - mine);
+    float most[MT][2], sum[MT][2], out[MT][D / 8][4];
+    TT_UNROLL for (int m = 0; m < MT; m++) {
+        TT_UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
+        TT_UNROLL for (int n = 0; n < D / 8; n++) TT_UNROLL for (int i = 0; i < 4; i++) out[m][n][i] = 0;
+    }
+    for (int key = 0, stage = 0; key < end; key += KEYS, stage ^= 1) {
+        const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
+        tt_cp_async_wait<0>();
+        __syncthreads(); // the tile is there, and the other one was used
+        if (key == 0 && p.scale < 0) { // then the largest score is the smallest product: turn the queries round
+            for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128) if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
+            __syncthreads();
+        }
+        if (key + KEYS < end) {
+            attention_fetch<T, D, KEYS>(ks + (stage ^ 1) * KEYS * PITCH, p.k, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
+            attention_fetch<T, D, KEYS>(vs + (stage ^ 1) * KEYS * PITCH, p.v, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
+            tt_cp_async_commit();
+        }
+        if (mine >= count) continue; // the warp has no queries
+        uint32_t keep[MT * KEYS / 64];
+        float s[MT][KEYS / 8][4];
+        attention_draw_rows<MT, KEYS>(keep, p, random, row, key, head);
+        attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
+        if (key + KEYS > all)
+            TT_UNROLL for (int m = 0; m < MT; m++)
+                TT_UNROLL for (int i = 0; i < 4; i++) {
+                    const int last = (p.causal ? row[m][i / 2] - t.begin : t.length - 1) - key - pair - i % 2;
+                    TT_UNROLL for (int n = 0; n < KEYS / 8; n++) if (8 * n > last) s[m][n][i] = -INFINITY;
+                }
+        TT_UNROLL for (int m = 0; m < MT; m++)
+            TT_UNROLL for (int h = 0; h < 2; h++) {
+                float now = most[m][h], total = 0;
+                TT_UNROLL for (int n = 0; n < KEYS / 8; n++) now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
+                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
+                const float correction = tt_exp2((most[m][h] - now) * factor), offset = -now * factor;
+                most[m][h] = now;
+                TT_UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT_UNROLL for (int i = 2 * h; i < 2 * h + 2; i++) {
+                        s[m][n][i] = tt_exp2(fmaf(s[m][n][i], factor, offset));
+                        total += s[m][n][i];
+                    }
+                sum[m][h] = sum[m][h] * correction + total;
+                TT_UNROLL for (int n = 0; n < D / 8; n++) { out[m][n][2 * h] *= correction; out[m][n][2 * h + 1] *= correction; }
+                if (p.drop)
+                    TT_UNROLL for (int n = 0; n < KEYS / 8; n++)
+                        TT_UNROLL for (int i = 0; i < 2; i++) if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
+            }
+        attention_mma_add<T, D, MT, KEYS>(out, s, vt);
+    }
+    TT_UNROLL for (int m = 0; m < MT; m++)
+        TT_UNROLL for (int h = 0; h < 2; h++) {
+            float total = sum[m][h] + __shfl_xor_sync(0xffffffffu, sum[m][h], 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            const int i = mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, at = i >= count ? -1 : p.query_at ? p.query_at[first + i] : first + i;
+            if (at < 0) continue;
+            attention_store<T, D>(p.out, at, head, p.head_size, out[m], h, p.keep_scale / total, false);
+            if (pair == 0) p.lse[(int64_t)at * p.heads + head] = most[m][h] * fabsf(p.scale) + logf(total);
+        }
+}
+
+template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
+{
+    enum { QUERIES = 64 * MT, PITCH = D + 8 };
+    TT_SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT_DYN_SHARED(T, qs);
+    T *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
+    const int number = (int)(blockIdx.x / p.heads), head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT, pair = threadIdx.x % 4 * 2;
+    const attention_tile t = attention_find<QUERIES>(p, p.query_start, p.causal ? (int)(gridDim.x / p.heads) - 1 - number : number);
+    if (t.at < 0) return;
+    const int first = t.first + t.at, count = min(QUERIES + 0, t.queries - t.at), end = p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
+    const float factor = p.scale * TT_LOG2E;
+    if (threadIdx.x == 0) random = attention_key(p);
+    attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
+    attention_fetch<T, D, QUERIES>(ds, p.dout, p.query_at, first, count, head, p.head_size);
+    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin, t.length, head, p.head_size);
+    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin, t.length, head, p.head_size);
+    tt_cp_async_commit();
+    const int all = !p.causal ? t.length : p.query_row ? 1 : t.at + mine + 1; // keys that all of the warp's queries see
+    int row[MT][2];
+    attention_rows_of(row, p, first + mine, count - mine);
+    float lse[MT][2], delta[MT][2], dq[MT][D / 8][4];
+    TT_UNROLL for (int m = 0; m < MT; m++) {
+        TT_UNROLL for (int h = 0; h < 2; h++) {
+            const int query = first + min(mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1);
+            const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
+            lse[m][h] = p.lse[at] * TT_LOG2E;
+            delta[m][h] = p.delta[at];
+        }
+        TT_UNROLL for (int n = 0; n < D / 8; n++) TT_UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
+    }
+    for (int key = 0, stage = 0; key < end; key += KEYS, stage ^= 1) {
+        const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
+        tt_cp_async_wait<0>();
+        __syncthreads();
+        if (key + KEYS < end) {
+            attention_fetch<T, D, KEYS>(ks + (stage ^ 1) * KEYS * PITCH, p.k, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
+            attention_fetch<T, D, KEYS>(vs + (stage ^ 1) * KEYS * PITCH, p.v, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
+            tt_cp_async_commit();
+        }
+        if (mine >= count) continue;
+        uint32_t keep[MT * KEYS / 64];
+        float s[MT][KEYS / 8][4], g[MT][KEYS / 8][4];
+        attention_draw_rows<MT, KEYS>(keep, p, random, row, key, head);
+        attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
+        attention_mma<T, D, MT, KEYS>(g, ds + mine * PITCH, vt);
+        TT_UNROLL for (int m = 0; m < MT; m++)
+            TT_UNROLL for (int h = 0; h < 2; h++) {
+                const int last = key + KEYS <= all ? KEYS + 0 : (p.causal ? row[m][h] - t.begin : t.length - 1) - key - pair;
+                TT_UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT_UNROLL for (int i = 0; i < 2; i++) {
+                        float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
+                        x = 8 * n + i > last ? 0 : tt_exp2(fmaf(x, factor, -lse[m][h]));
+                        y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale : 0) - delta[m][h]);
+                    }
+            }
+        attention_mma_add<T, D, MT, KEYS>(dq, g, kt);
+    }
+    TT_UNROLL for (int m = 0; m < MT; m++)
+        TT_UNROLL for (int h = 0; h < 2; h++) {
+            const int i = mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4;
+            if (i < count) attention_store<T, D>(p.dq, p.query_at ? p.query_at[first + i] : first + i, head, p.head_size, dq[m], h, p.scale, p.add_dq);
+        }
+}
+
+// A row of scores is here a key, a column a query.
+template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
+{
+    enum { KEYS = 64 * MT, PITCH = D + 8 };
+    TT_SHARED(uint64_t, random, );
+    TT_DYN_SHARED(T, ks);
+    T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
+    float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
+    int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
+    const int head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT, group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    const attention_tile t = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / p.heads));
+    if (t.at < 0) return;
+    const int count = min(KEYS + 0, t.length - t.at);
+    const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
+    const float factor = p.scale * TT_LOG2E;
+    if (threadIdx.x == 0) random = attention_key(p);
+    float dk[MT][D / 8][4], dv[MT][D / 8][4];
+    TT_UNROLL for (int m = 0; m < MT; m++)
+        TT_UNROLL for (int n = 0; n < D / 8; n++) TT_UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
+    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin + t.at, count, head, p.head_size);
+    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin + t.at, count, head, p.head_size);
+    tt_cp_async_commit();
+    const auto fetch = [&](int from, int stage) { // queries from ... of the sequence
+        const int first = t.first + from, n = t.queries - from, i = threadIdx.x;
+        attention_fetch<T, D, QUERIES>(qs + stage * QUERIES * PITCH, p.q, p.query_at, first, n, head, p.head_size);
+        attention_fetch<T, D, QUERIES>(ds + stage * QUERIES * PITCH, p.dout, p.query_at, first, n, head, p.head_size);
+        if (i < QUERIES) {
+            const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0;
+            const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
+            tt_cp_async_4(lses + stage * QUERIES + i, p.lse + at, bytes);
+            tt_cp_async_4(deltas + stage * QUERIES + i, p.delta + at, bytes);
+            rows[stage * QUERIES + i] = p.query_row ? p.query_row[query] : query;
+        }
+        tt_cp_async_commit();
+    };
+    const int begin = diagonal ? t.at : 0;
+    if (begin < t.queries) fetch(begin, 0);
+    for (int from = begin, stage = 0; from < t.queries; from += QUERIES, stage ^= 1) {
+        const T *qt = qs + stage * QUERIES * PITCH, *dt = ds + stage * QUERIES * PITCH;
+        const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
+        const int *row = rows + stage * QUERIES;
+        tt_cp_async_wait<0>();
+        __syncthreads();
+        if (from + QUERIES < t.queries) fetch(from + QUERIES, stage ^ 1);
+        if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue; // no keys, or none of them is seen
+        const bool masked = p.causal && (!diagonal || t.at + mine + 16 * MT - 1 > from);
+        static_assert(MT * QUERIES <= 64, "the thread's weights are bits of keep: 8 (2 e + h) + m QUERIES / 8 + n");
+        uint32_t keep = p.drop ? 0 : 0xffffffffu;
+        if (p.drop)
+            TT_UNROLL for (int i = 0; i < MT * QUERIES / 8; i += 2) { // two tiles of 8 columns; the eight threads of a column draw for one query and 8 keys each
+                const int m = i / (QUERIES / 8), n = i % (QUERIES / 8), query = row[8 * (n + group / 4) + pair + group / 2 % 2];
+                uint32_t bits = attention_keep(p, random, query, (t.at + mine + 16 * m) / 8 + group % 2, head) << 8 * (group % 4);
+                bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
+                bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
+                const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, 16);
+                keep |= ((group < 4 ? bits : other) >> group & 0x01010101u) << i | ((group < 4 ? other : bits) >> group & 0x01010101u) << (i + 1);
+            }
+        float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
+        attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
+        attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
+        TT_UNROLL for (int n = 0; n < QUERIES / 8; n++)
+            TT_UNROLL for (int e = 0; e < 2; e++) {
+                const int c = 8 * n + e, last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT; // of the warp's keys that the query sees
+                const float log_sum = lse[c] * TT_LOG2E, sum = delta[c];
+                TT_UNROLL for (int m = 0; m < MT; m++)
+                    TT_UNROLL for (int h = 0; h < 2; h++) {
+                        const bool kept = keep >> (8 * (2 * e + h) + m * (QUERIES / 8) + n) & 1;
+                        float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
+                        x = 16 * m + 8 * h > last ? 0 : tt_exp2(fmaf(x, factor, -log_sum));
+                        y = x * ((kept ? y * p.keep_scale : 0) - sum);
+                        if (!kept) x = 0;
+                    }
+            }
+        attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
+        attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
+    }
+    TT_UNROLL for (int m = 0; m < MT; m++)
+        TT_UNROLL for (int h = 0; h < 2; h++) { // one thread has an element of dk and of dv, which may be the same
+            const int r = mine + 16 * m + 8 * h + group, row = t.begin + t.at + r;
+            if (r >= count) continue;
+            if (p.dk.data) attention_store<T, D>(p.dk, row, head, p.head_size, dk[m], h, p.scale, p.add_dk);
+            if (p.dv.data) attention_store<T, D>(p.dv, row, head, p.head_size, dv[m], h, p.keep_scale, p.add_dv);
+        }
+    tt_cp_async_wait<0>(); // where no query came, of k and v
+}
+
 // ---- the ops
 
 // Operands q ... q + 2: q, k, v; `numbers`: of the rows that ask, which are put in order in the workspace, of which *used bytes are taken.
@@ -2283,13 +2644,70 @@ static cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, in
     const int n = (int)p->q.rows;
     int32_t *start = (int32_t *)l->workspace, *row = start + p->seqs + 1, *at = row + n;
     p->query_start = start; p->query_row = row; p->query_at = at;
-    *used = ((size_t)(p->seqs + 1 + 2 * n) * 4 + 255) / 256 * 256;
+    *used = ((size_t)p->seqs + 1 + 2 * (size_t)n) * 4;
+    *used = (*used + 255) / 256 * 256;
     return TT_LAUNCH(attention_order, tt_blocks((int64_t)n + p->seqs + 1, 256), 256, 0, d->stream, (const int32_t *)l->in[numbers].data, n, p->seq_start, p->seqs,
                      start, row, at);
 }
 
-// Blocks of `size` rows or queries, times heads.
-static unsigned attention_blocks(const attention_args *p, int64_t rows, int size) { return (unsigned)((rows / size + p->seqs) * p->heads); }
+static bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 bytes
+{
+    return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
+}
+
+static bool attention_paired(const tt__mat *m, tt_dtype dtype) // for stores of two elements
+{
+    return !m->data || ((m->dtype == dtype || m->dtype == TT_F32) && (uintptr_t)m->data % 8 == 0 && m->ld % 2 == 0);
+}
+
+// Whether the kernels on tensor cores can run.
+static bool attention_fast(const attention_args *p)
+{
+    const tt_dtype dtype = p->q.dtype;
+    return dtype != TT_F32 && p->head_size % 8 == 0 && p->head_size <= 128 && attention_aligned(&p->q, dtype) && attention_aligned(&p->k, dtype) &&
+           attention_aligned(&p->v, dtype) && (!p->dout.data || attention_aligned(&p->dout, dtype)) && (p->dout.data || attention_paired(&p->out, dtype)) &&
+           attention_paired(&p->dq, dtype) && attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
+}
+
+// Launches with a block of `threads` for each tile of `size` of these rows, each head and each of `parts`.
+template <class K>
+static cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size, int parts, unsigned threads, size_t shared)
+{
+    const unsigned blocks = (unsigned)((rows / size + p->seqs) * p->heads * parts);
+    cudaError_t e = shared > 48 << 10 ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared) : cudaSuccess;
+    return e == cudaSuccess ? TT_LAUNCH(kernel, blocks, threads, shared, d->stream, *p) : e;
+}
+
+// Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread, without spills).
+template <class T, int D> static cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
+{
+    enum { MT = 2, KEYS = D <= 64 ? 64 : 32 };
+    return attention_launch(d, attention_forward<T, D, MT, KEYS>, p, p->q.rows, 64 * MT, 1, 128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
+}
+
+template <class T, int D> static cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
+{
+    enum { QMT = D <= 96 ? 2 : 1, KEYS = D <= 96 ? 32 : 64, KMT = D <= 64 ? 2 : 1, QUERIES = D <= 64 || D > 96 ? 32 : 64 };
+    cudaError_t e = cudaSuccess;
+    if (p->dq.data && p->q.rows > 0)
+        e = attention_launch(d, attention_dq<T, D, QMT, KEYS>, p, p->q.rows, 64 * QMT, 1, 128, (2 * 64 * QMT + 4 * KEYS) * (D + 8) * sizeof(T));
+    if (e == cudaSuccess && (p->dk.data || p->dv.data))
+        e = attention_launch(d, attention_dkdv<T, D, KMT, QUERIES>, p, p->k.rows, 64 * KMT, 1, 128,
+                             (2 * 64 * KMT + 4 * QUERIES) * (D + 8) * sizeof(T) + 6 * QUERIES * sizeof(float));
+    return e;
+}
+
+template <class T> static cudaError_t attention_on(tt__device *d, const attention_args *p)
+{
+#define TT_ATTENTION_SIZE(D) if (p->head_size <= D) return p->dout.data ? attention_backward_on<T, D>(d, p) : attention_forward_on<T, D>(d, p)
+    TT_ATTENTION_SIZE(32);
+    TT_ATTENTION_SIZE(64);
+    TT_ATTENTION_SIZE(80);
+    TT_ATTENTION_SIZE(96);
+    TT_ATTENTION_SIZE(128);
+#undef TT_ATTENTION_SIZE
+    return cudaErrorInvalidValue;
+}
 
 static cudaError_t run_attention(tt__device *d, const tt__launch *l)
 {
@@ -2299,13 +2717,8 @@ static cudaError_t run_attention(tt__device *d, const tt__launch *l)
     p.out = l->out[0];
     p.lse = (float *)l->out[1].data;
     if (e != cudaSuccess || p.seqs < 1 || p.q.rows < 1) return e;
-    const unsigned parts = (unsigned)(p.head_size + 63) / 64;
-    return TT_LAUNCH(attention_forward_any, attention_blocks(&p, p.q.rows, 64) * parts, 256, 0, d->stream, p);
-}
-
-static bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 bytes
-{
-    return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
+    if (attention_fast(&p)) return p.q.dtype == TT_BF16 ? attention_on<bf16>(d, &p) : attention_on<f16>(d, &p);
+    return attention_launch(d, attention_forward_any, &p, p.q.rows, 64, (p.head_size + 63) / 64, 256, 0);
 }
 
 static cudaError_t attention_deltas(tt__device *d, const attention_args *p)
@@ -2330,12 +2743,11 @@ static cudaError_t run_attention_backward(tt__device *d, const tt__launch *l)
     p.dq = l->out[0]; p.dk = l->out[1]; p.dv = l->out[2];
     p.add_dq = l->add[0]; p.add_dk = l->add[1]; p.add_dv = l->add[2];
     if (e != cudaSuccess || p.seqs < 1) return e;
-    const unsigned parts = (unsigned)(p.head_size + 63) / 64;
     if (p.q.rows > 0) e = attention_deltas(d, &p);
-    if (e == cudaSuccess && p.dq.data && p.q.rows > 0)
-        e = TT_LAUNCH(attention_dq_any, attention_blocks(&p, p.q.rows, 64) * parts, 256, 0, d->stream, p);
-    if (e == cudaSuccess && (p.dk.data || p.dv.data)) // also where nobody asks: zeros
-        e = TT_LAUNCH(attention_dkdv_any, attention_blocks(&p, p.k.rows, 64) * parts, 256, 0, d->stream, p);
+    if (e == cudaSuccess && attention_fast(&p)) return p.q.dtype == TT_BF16 ? attention_on<bf16>(d, &p) : attention_on<f16>(d, &p);
+    const int parts = (p.head_size + 63) / 64;
+    if (e == cudaSuccess && p.dq.data && p.q.rows > 0) e = attention_launch(d, attention_dq_any, &p, p.q.rows, 64, parts, 256, 0);
+    if (e == cudaSuccess && (p.dk.data || p.dv.data)) e = attention_launch(d, attention_dkdv_any, &p, p.k.rows, 64, parts, 256, 0); // zeros where nobody asks
     return e;
 }
 
