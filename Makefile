@@ -130,6 +130,8 @@ EMU_RUNTIME_plain := -O1
 EMU_RUNTIME_asan  := -O1 -fno-omit-frame-pointer -fsanitize=address
 EMU_RUNTIME_trace := -O1 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
+# Less resident workspace than on a GPU: the emulator's time goes with the memory that is touched.
+EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x80000 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace
 EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/cuda_emu/sample.cu
@@ -149,9 +151,9 @@ $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
 	@sh tests/run.sh run $$@ $$(RUN) $$< $$(foreach t,$$(T),'$$(t)')
 $(B)/cuda_emu/tinytrain_cuda.$(1).o: tinytrain_cuda.cu tinytrain.h $(wildcard tests/cuda_emu/*.h) $(B)/flags
 	@mkdir -p $$(@D)
-	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) -Itests/cuda_emu -I. -x c++ -c $$< -o $$@
+	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) $$(EMU_DEFINES) -x c++ -c $$< -o $$@
 $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1)): $(B)/cuda_emu/%.$(1): tests/%.c tests/test.h tinytrain.h $(B)/cuda_emu/tinytrain_cuda.$(1).o $$(EMU_OBJECTS_$(1)) $(B)/flags
-	$$(CC) $$(CPPFLAGS) $$(STRICT) -Werror -g $$(or $$(EMU_LINK_$(1)),-O2) -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX512 -Itests/cuda_emu -I. -c $$< -o $$@.o
+	$$(CC) $$(CPPFLAGS) $$(STRICT) -Werror -g $$(or $$(EMU_LINK_$(1)),-O2) -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX512 $$(EMU_DEFINES) -c $$< -o $$@.o
 	$$(CXX) $$(EMU_LINK_$(1)) $$@.o $(B)/cuda_emu/tinytrain_cuda.$(1).o $$(EMU_OBJECTS_$(1)) -o $$@ $$(LIBS)
 $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).log): $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
 	@sh tests/run.sh run $$@ env TINYTRAIN_DEVICE=cuda $$(RUN) $$< $$(foreach t,$$(or $$(T),$$(CUDA_T_$$*)),'$$(t)')

@@ -977,7 +977,7 @@ typedef struct tt__launch {
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
     bool add[TT__MAX_OUT];
     void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                           */
-    void *resident;         /* as many as the kind's `resident`, but for the slots; any instruction may use them      */
+    void *resident;         /* as many as the kind's `resident` less TT__SLOTS slots; any instruction may use them   */
 } tt__launch;
 
 /* linear_cross_entropy works on so many rows at a time: enough that adding to the weight's gradient each time (a read and a write of it)
@@ -985,6 +985,14 @@ typedef struct tt__launch {
 #ifndef TT__LOSS_CHUNK /* tests make both smaller */
 #define TT__LOSS_CHUNK 256
 #endif
+
+/* CUDA's resident workspace: what cuBLAS recommends on Hopper (its documentation, cublasSetWorkspace); with less it leaves its faster kernels
+   out. Instructions run one after another, so others use it too: partial sums of biases, norms, losses and squares. */
+#ifndef TT__CUDA_RESIDENT /* tests make it smaller */
+#define TT__CUDA_RESIDENT ((size_t)32 << 20)
+#endif
+/* A program's slot lies at the end of its arena's resident bytes. */
+enum { TT__SLOTS = 16, TT__SLOT_BYTES = 256 };
 
 /* ---------------------------------------------------------------------------------------------- a backend's functions
    Pointers called memory are the device's: only the backend looks into them. Everything is done in the order of the calls, and may
@@ -2728,10 +2736,6 @@ typedef struct tt__device_kind {
 
 /* Storages begin at multiples of 256 bytes, as those of cudaMalloc do, which is enough for any vector load. */
 #define TT__CUDA_ALIGN 256
-/* What cuBLAS recommends on Hopper (its documentation, cublasSetWorkspace); with less it leaves its faster kernels out. Instructions run
-   one after another, so others use it too: partial sums of biases, norms, losses and squares, at most some hundred rows of fp32, fit in. */
-#define TT__CUDA_RESIDENT ((size_t)32 << 20)
-
 static size_t tt__cuda_workspace(tt_context *ctx, const tt_tape *t, const tt__instr *i)
 {
     (void)ctx;
@@ -8056,9 +8060,6 @@ static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
     m.ld = t->values[id].ld;
     return m;
 }
-
-/* Slots of programs that share an arena lie at the end of its resident bytes. */
-enum { TT__SLOTS = 16, TT__SLOT_BYTES = 256 };
 
 static tt_status tt__take_slot(tt_program *p)
 {

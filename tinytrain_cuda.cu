@@ -362,6 +362,11 @@ template <> __device__ __forceinline__ void tt_widen8<bf16>(float (&x)[8], const
     const uint32_t words[4] = {q.x, q.y, q.z, q.w};
     TT_UNROLL for (int k = 0; k < 8; k++) x[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16);
 }
+template <> __device__ __forceinline__ void tt_widen8<float>(float (&x)[8], const uint4 &q) // the four that there are
+{
+    x[0] = __uint_as_float(q.x); x[1] = __uint_as_float(q.y); x[2] = __uint_as_float(q.z); x[3] = __uint_as_float(q.w);
+    x[4] = x[5] = x[6] = x[7] = 0;
+}
 template <> __device__ __forceinline__ void tt_widen8<f16>(float (&x)[8], const uint4 &q)
 {
     const uint32_t words[4] = {q.x, q.y, q.z, q.w};
@@ -487,9 +492,7 @@ static inline unsigned tt_grid(int64_t n, int64_t per_block, int64_t most) { ret
 // Ops that work row by row or element by element.
 
 #define TT_ROW_THREADS 256
-#ifndef TT_PARTIAL_BYTES // tests make it smaller
-#define TT_PARTIAL_BYTES (((size_t)32 << 20) - 4096) // room for sums in a launch's resident bytes
-#endif
+#define TT_PARTIAL_BYTES (TT__CUDA_RESIDENT - TT__SLOTS * TT__SLOT_BYTES) // room for sums in a launch's resident bytes
 
 __device__ __forceinline__ void tt_load_8(float (&v)[8], const tt__mat &m, int64_t r, int64_t c, int n, bool vector)
 {
@@ -1970,7 +1973,10 @@ template <class T> __global__ __launch_bounds__(256) void attention_delta(attent
         const int64_t column = number % p.heads * p.head_size + (int)threadIdx.x % parts * lanes;
         const uint4 a = *(const uint4 *)((const T *)p.out.data + row * p.out.ld + column);
         const uint4 b = *(const uint4 *)((const T *)p.dout.data + row * p.dout.ld + column);
-        TT_UNROLL for (int i = 0; i < lanes; i++) sum += tt_float(((const T *)&a)[i]) * tt_float(((const T *)&b)[i]);
+        float x[8], y[8];
+        tt_widen8<T>(x, a);
+        tt_widen8<T>(y, b);
+        TT_UNROLL for (int i = 0; i < lanes; i++) sum += x[i] * y[i];
     }
     part[threadIdx.x] = sum;
     __syncthreads();
@@ -2834,14 +2840,14 @@ __global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype
     if (i < n) tt_store_any(to, to_type, i, tt_load_any(from, from_type, i));
 }
 
-enum { TT_BIAS_BYTES = 1 << 20, TT_SLOTS_BYTES = 4096 }; // of the resident bytes, beside cuBLASLt's workspace; the slots are the program's
-#define TT_RESIDENT ((size_t)32 << 20)                   // as tt__device_kinds has it
-#define TT_LT_WORKSPACE (TT_RESIDENT - TT_BIAS_BYTES - TT_SLOTS_BYTES)
+#define TT_BIAS_BYTES (TT__CUDA_RESIDENT / 32) // of the resident bytes, for a bias in another dtype; cuBLASLt has the others
+#define TT_LT_WORKSPACE (TT_PARTIAL_BYTES - TT_BIAS_BYTES)
 
 // The algorithm for a product of a shape, chosen by cuBLASLt when it is first met.
 struct tt_matmul_key {
     int64_t m, n, k, lda, ldb, ldc, ldd;
-    int types, epilogue, aligned;
+    int types, epilogue;
+    uint64_t aligned;
 };
 struct tt_matmul_choice { tt_matmul_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
 
@@ -2876,7 +2882,7 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     key.types = (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
     key.epilogue = (int)epilogue;
     const int aligned[4] = {alignment_of(g->b), alignment_of(g->a), alignment_of(c), alignment_of(to->data)};
-    for (int k = 0; k < 4; k++) key.aligned = key.aligned * 256 + aligned[k] / 2;
+    for (int k = 0; k < 4; k++) key.aligned = key.aligned * 256 + (uint64_t)aligned[k] / 2;
     uint64_t hash = 1469598103934665603u; // FNV-1a
     for (size_t k = 0; k < sizeof key; k++) hash = (hash ^ ((const unsigned char *)&key)[k]) * 1099511628211u;
     tt_matmul_choice *choice = &d->choices[hash % TT_MATMUL_CHOICES]; // a second shape of that place displaces the first
