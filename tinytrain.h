@@ -2743,8 +2743,9 @@ static size_t tt__cuda_workspace(tt_context *ctx, const tt_tape *t, const tt__in
         return (i->in[4 + 3 * back] ? tt__align_to((starts + 2 * rows) * 4, TT__CUDA_ALIGN) : 0) +
                (back ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
     }
-    if (i->op == TT__OP_EMBEDDING_BACKWARD) /* radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident */
-        return 4 * tt__align_to((size_t)tt__in(t, i, 0)->rows * 4, TT__CUDA_ALIGN);
+    if (i->op == TT__OP_EMBEDDING_BACKWARD || i->op == TT__OP_GATHER_ROWS_BACKWARD) /* radix sort of (id, row) by id, from one pair of arrays into
+                                                                                         another; its counts are resident */
+        return 4 * tt__align_to((size_t)tt__in(t, i, i->op == TT__OP_GATHER_ROWS_BACKWARD)->rows * 4, TT__CUDA_ALIGN);
     if (i->op == TT__OP_LINEAR_CROSS_ENTROPY) { /* logits of a chunk, whose rows are multiples of 8; loss and hit of each row */
         size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = ((size_t)tt__in(t, i, 3)->rows + 7) / 8 * 8;
         return tt__align_to((rows < TT__LOSS_CHUNK ? rows : TT__LOSS_CHUNK) * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);

@@ -337,35 +337,6 @@ __device__ __forceinline__ void tt_store_any(void *p, tt_dtype dtype, int64_t i,
     else ((f16 *)p)[i] = tt_round<f16>(x);
 }
 
-// Eight 16-bit floats in 16 bytes, the first in the lowest bits.
-__device__ __forceinline__ void tt_widen_8(float (&v)[8], const uint4 &u, tt_dtype dtype)
-{
-    const uint32_t w[4] = {u.x, u.y, u.z, u.w};
-    TT_UNROLL for (int k = 0; k < 4; k++) {
-        if (dtype == TT_BF16) {
-            v[2 * k] = __uint_as_float(w[k] << 16);
-            v[2 * k + 1] = __uint_as_float(w[k] & 0xffff0000u);
-        } else {
-            v[2 * k] = __half2float(__ushort_as_half((unsigned short)w[k]));
-            v[2 * k + 1] = __half2float(__ushort_as_half((unsigned short)(w[k] >> 16)));
-        }
-    }
-}
-__device__ __forceinline__ uint4 tt_narrow_8(const float (&v)[8], tt_dtype dtype)
-{
-    uint32_t w[4];
-    TT_UNROLL for (int k = 0; k < 4; k++) {
-        if (dtype == TT_BF16) {
-            const __nv_bfloat162 p = __floats2bfloat162_rn(v[2 * k], v[2 * k + 1]);
-            w[k] = __bfloat16_as_ushort(p.x) | (uint32_t)__bfloat16_as_ushort(p.y) << 16;
-        } else {
-            const __half2 p = __floats2half2_rn(v[2 * k], v[2 * k + 1]);
-            w[k] = __half_as_ushort(p.x) | (uint32_t)__half_as_ushort(p.y) << 16;
-        }
-    }
-    return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
 // Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says that p is one of 16 bytes.
 __device__ __forceinline__ void tt_load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, float absent = 0)
 {
@@ -382,6 +353,19 @@ __device__ __forceinline__ void tt_load8(float (&x)[8], const void *p, tt_dtype 
             x[k] = dtype == TT_BF16 ? tt_float(__ushort_as_bfloat16(h)) : tt_float(__ushort_as_half(h));
         }
     }
+}
+
+// Eight 16-bit floats in 16 bytes, the first in the lowest bits.
+template <class T> __device__ __forceinline__ void tt_widen8(float (&x)[8], const uint4 &q);
+template <> __device__ __forceinline__ void tt_widen8<bf16>(float (&x)[8], const uint4 &q)
+{
+    const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+    TT_UNROLL for (int k = 0; k < 8; k++) x[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16);
+}
+template <> __device__ __forceinline__ void tt_widen8<f16>(float (&x)[8], const uint4 &q)
+{
+    const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+    TT_UNROLL for (int k = 0; k < 8; k++) x[k] = tt_float(__ushort_as_half((unsigned short)(words[k / 2] >> (k % 2 * 16))));
 }
 
 // The same for the bits of 16-bit numbers.
@@ -503,45 +487,13 @@ static inline unsigned tt_grid(int64_t n, int64_t per_block, int64_t most) { ret
 // Ops that work row by row or element by element.
 
 #define TT_ROW_THREADS 256
-// Bytes of a launch's resident scratch.
-#define TT_RESIDENT (((size_t)32 << 20) - 4096)
+#ifndef TT_PARTIAL_BYTES // tests make it smaller
+#define TT_PARTIAL_BYTES (((size_t)32 << 20) - 4096) // room for sums in a launch's resident bytes
+#endif
 
-static size_t tt_type_bytes(tt_dtype dtype) { return dtype == TT_F32 ? 4 : 2; }
-
-// Elements [c, c + 8) of row r, of which the first n count; the others become 0. vector: the row begins at a multiple of 16 bytes, and c is a
-// multiple of 8.
 __device__ __forceinline__ void tt_load_8(float (&v)[8], const tt__mat &m, int64_t r, int64_t c, int n, bool vector)
 {
-    const int64_t at = r * m.ld + c;
-    if (!vector || n < 8) {
-        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = j < n ? tt_load_any(m.data, m.dtype, at + j) : 0;
-    } else if (m.dtype == TT_F32) {
-        const float4 *p = (const float4 *)((const float *)m.data + at), a = p[0], b = p[1];
-        v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w; v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
-    } else {
-        const uint4 u = *(const uint4 *)((const uint16_t *)m.data + at);
-        tt_widen_8(v, u, m.dtype);
-    }
-}
-
-__device__ __forceinline__ void tt_store_8(const tt__mat &m, int64_t r, int64_t c, int n, bool vector, const float (&v)[8])
-{
-    const int64_t at = r * m.ld + c;
-    if (!vector || n < 8) {
-        TT_UNROLL for (int j = 0; j < 8; j++) if (j < n) tt_store_any(m.data, m.dtype, at + j, v[j]);
-    } else if (m.dtype == TT_F32) {
-        float4 *p = (float4 *)((float *)m.data + at);
-        p[0] = make_float4(v[0], v[1], v[2], v[3]);
-        p[1] = make_float4(v[4], v[5], v[6], v[7]);
-    } else {
-        *(uint4 *)((uint16_t *)m.data + at) = tt_narrow_8(v, m.dtype);
-    }
-}
-
-// Whether rows of m begin at multiples of 16 bytes.
-static bool tt_vectors(const tt__mat *m)
-{
-    return ((uintptr_t)m->data | (m->rows > 1 ? (size_t)m->ld * tt_type_bytes(m->dtype) : 0)) % 16 == 0;
+    tt_load8(v, tt_row(m, r), m.dtype, c, n, vector);
 }
 
 // An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which all threads of a block call, and
@@ -560,7 +512,7 @@ template <class OP> __global__ void __launch_bounds__(TT_ROW_THREADS) each_group
             tt_load_8(old, g.y, r, c, n, g.vector);
             TT_UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
         }
-        tt_store_8(g.y, r, c, n, g.vector, v);
+        tt_store8(tt_row(g.y, r), g.y.dtype, c, n, g.vector, v);
     }
 }
 
@@ -570,7 +522,7 @@ template <class OP> static cudaError_t run_groups(tt__device *d, tt__mat a, tt__
     tt_groups g = {a, b, y, add, true, 1, 0, 0};
     tt__mat *const all[3] = {&g.a, &g.b, &g.y};
     for (int k = 0; k < 3; k++) {
-        g.vector = g.vector && tt_vectors(all[k]);
+        g.vector = g.vector && tt_wide(all[k]);
         by_row = by_row || (all[k]->data && all[k]->rows > 1 && all[k]->ld != all[k]->cols);
     }
     for (int k = 0; k < 3 && !by_row; k++) {
@@ -640,6 +592,760 @@ static cudaError_t run_fill(tt__device *d, const tt__launch *l)
 {
     const op_fill op = {l->instr->attr.scale, l->instr->attr.loss_scale ? &l->slot->run : NULL};
     return l->add[0] ? cudaSuccess : run_groups(d, tt_no_operand, tt_no_operand, l->out[0], false, false, op);
+}
+
+// y = act(x), and dx = dy act'(saved). Bytes: x and y, or dy, saved and dx once.
+struct op_act {
+    int kind;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        tt_load_8(v, g.a, r, c, n, g.vector);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = tt_act(kind, v[j]);
+        return true;
+    }
+};
+
+struct op_act_backward {
+    int kind;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        float saved[8];
+        tt_load_8(v, g.a, r, c, n, g.vector);
+        tt_load_8(saved, g.b, r, c, n, g.vector);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] *= tt_act_slope(kind, saved[j]);
+        return true;
+    }
+};
+
+static cudaError_t run_activation(tt__device *d, const tt__launch *l)
+{
+    const op_act op = {l->instr->attr.act};
+    return run_groups(d, l->in[0], tt_no_operand, l->out[0], l->add[0], false, op);
+}
+
+static cudaError_t run_activation_backward(tt__device *d, const tt__launch *l)
+{
+    const op_act_backward op = {l->instr->attr.act};
+    return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op);
+}
+
+// y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox block {r, c / 8, 0, 0}; r is
+// number[r] if that is not NULL. Bytes: x, residual and y once; some 12 integer operations an element for the random numbers.
+struct op_dropout {
+    const tt__run *run;
+    const int32_t *number;
+    uint32_t stream, drop;
+    float scale;
+    uint64_t key;
+    __device__ void begin()
+    {
+        TT_SHARED(uint64_t, shared, );
+        if (threadIdx.x == 0) shared = tt_stream_key(run->seed, 2, (uint64_t)run->step, (uint64_t)run->micro << 32 | stream); // TT__RANDOM_DROPOUT
+        __syncthreads();
+        key = shared;
+    }
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        const uint32_t counter[4] = {(uint32_t)(number ? number[r] : r), (uint32_t)(c / 8), 0, 0};
+        uint32_t u[4];
+        tt_load_8(v, g.a, r, c, n, g.vector);
+        tt_philox(counter, key, u);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
+        if (g.b.data) {
+            float residual[8];
+            tt_load_8(residual, g.b, r, c, n, g.vector);
+            TT_UNROLL for (int j = 0; j < 8; j++) v[j] += residual[j];
+        }
+        return true;
+    }
+};
+
+static cudaError_t run_dropout(tt__device *d, const tt__launch *l)
+{
+    const uint32_t drop = (uint32_t)(l->instr->attr.dropout * 65536.0f + 0.5f);
+    const op_dropout op = {&l->slot->run, (const int32_t *)l->in[2].data, l->instr->random, drop, 65536.0f / (float)(65536 - drop), 0};
+    return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], true, op);
+}
+
+// y[r] = x[index[r]]. Bytes: the rows of y twice.
+struct op_gather {
+    const int32_t *index;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        tt_load_8(v, g.a, index[r], c, n, g.vector);
+        return true;
+    }
+};
+
+static cudaError_t run_gather(tt__device *d, const tt__launch *l)
+{
+    const bool embedding = l->instr->op == TT__OP_EMBEDDING;
+    const op_gather op = {(const int32_t *)l->in[embedding ? 0 : 1].data};
+    return run_groups(d, l->in[embedding ? 1 : 0], tt_no_operand, l->out[0], l->add[0], true, op);
+}
+
+// The sequence that row r belongs to: start[s] <= r < start[s + 1].
+__device__ __forceinline__ int64_t tt_sequence_of(const int32_t *start, int64_t seqs, int64_t r)
+{
+    int64_t low = 0, high = seqs;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (start[middle] <= r) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// dx[r] = dy[s] / length of r's sequence s. Bytes: dx once.
+struct op_mean_pool_backward {
+    const int32_t *start;
+    int64_t seqs;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        const int64_t s = tt_sequence_of(start, seqs, r);
+        const float scale = 1.0f / (float)(start[s + 1] - start[s]);
+        tt_load_8(v, g.a, s, c, n, g.vector);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
+        return true;
+    }
+};
+
+static cudaError_t run_mean_pool_backward(tt__device *d, const tt__launch *l)
+{
+    const op_mean_pool_backward op = {(const int32_t *)l->in[1].data, l->in[0].rows};
+    return run_groups(d, l->in[0], tt_no_operand, l->out[0], l->add[0], true, op);
+}
+
+// y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. Bytes: the pixels and y once.
+struct op_patches {
+    const uint8_t *pixels;
+    int64_t ld, seqs;
+    const int32_t *position, *start;
+    tt_patch_options o;
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        const int p = position[r] - 1, across = o.width / o.patch, area = o.patch * o.patch;
+        if (p < 0) {
+            TT_UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
+            return true;
+        }
+        const uint8_t *from = pixels + tt_sequence_of(start, seqs, r) * ld + ((int64_t)(p / across) * o.width + p % across) * o.patch * o.channels;
+        int channel = (int)(c / area), line = (int)(c % area) / o.patch, x = (int)(c % area) % o.patch;
+        TT_UNROLL for (int j = 0; j < 8; j++) {
+            if (j >= n) continue;
+            // a chain of choices, as an index would put the options into local memory
+            const float mean = channel == 0 ? o.mean[0] : channel == 1 ? o.mean[1] : channel == 2 ? o.mean[2] : o.mean[3];
+            const float std = channel == 0 ? o.std[0] : channel == 1 ? o.std[1] : channel == 2 ? o.std[2] : o.std[3];
+            v[j] = (float)from[((int64_t)line * o.width + x) * o.channels + channel] * (1 / (255 * std)) - mean / std;
+            if (++x < o.patch) continue;
+            x = 0;
+            if (++line < o.patch) continue;
+            line = 0;
+            channel++;
+        }
+        return true;
+    }
+};
+
+static cudaError_t run_patches(tt__device *d, const tt__launch *l)
+{
+    const op_patches op = {(const uint8_t *)l->in[0].data, l->in[0].ld, l->in[2].rows - 1, (const int32_t *)l->in[1].data, (const int32_t *)l->in[2].data,
+                           l->instr->attr.image};
+    return run_groups(d, tt_no_operand, tt_no_operand, l->out[0], l->add[0], true, op);
+}
+
+// ---- sums over rows: parts in f32, then over the parts
+
+// Columns [c, c + n) of N rows, of which those below 0 are zeros; all loads are under way before the first result is needed.
+template <int N> __device__ __forceinline__ void tt_load_rows(float (&v)[N][8], const tt__mat &m, const int64_t (&rows)[N], int64_t c, int n, bool vector)
+{
+    if (!vector || n < 8) {
+        TT_UNROLL for (int k = 0; k < N; k++) tt_load_8(v[k], m, rows[k] < 0 ? 0 : rows[k], c, rows[k] < 0 ? 0 : n, false);
+    } else if (m.dtype == TT_F32) {
+        TT_UNROLL for (int k = 0; k < N; k++) {
+            const float4 zero = make_float4(0, 0, 0, 0), *p = (const float4 *)((const float *)m.data + rows[k] * m.ld + c);
+            const float4 a = rows[k] < 0 ? zero : p[0], b = rows[k] < 0 ? zero : p[1];
+            v[k][0] = a.x; v[k][1] = a.y; v[k][2] = a.z; v[k][3] = a.w; v[k][4] = b.x; v[k][5] = b.y; v[k][6] = b.z; v[k][7] = b.w;
+        }
+    } else {
+        uint4 u[N];
+        TT_UNROLL for (int k = 0; k < N; k++) u[k] = rows[k] < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4 *)((const uint16_t *)m.data + rows[k] * m.ld + c);
+        if (m.dtype == TT_BF16) {
+            TT_UNROLL for (int k = 0; k < N; k++) tt_widen8<bf16>(v[k], u[k]);
+        } else {
+            TT_UNROLL for (int k = 0; k < N; k++) tt_widen8<f16>(v[k], u[k]);
+        }
+    }
+}
+
+// to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. 32 columns a block; its warps take every eighth part.
+__global__ void __launch_bounds__(TT_ROW_THREADS) finish_sums(const float *partial, int64_t parts, int64_t stride, tt__mat to, bool add)
+{
+    TT_SHARED(float, sums, [8][33]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t c = (int64_t)blockIdx.x * 32 + lane;
+    float sum = 0;
+    for (int64_t k = warp; k < parts && c < to.cols; k += 8) sum += partial[k * stride + c];
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp || c >= to.cols) return;
+    for (int k = 1; k < 8; k++) sum += sums[k][lane];
+    if (add) sum += tt_load_any(to.data, to.dtype, c);
+    tt_store_any(to.data, to.dtype, c, sum);
+}
+
+static cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, int64_t stride, const tt__mat *to, bool add)
+{
+    return TT_LAUNCH(finish_sums, tt_blocks(to->cols, 32), TT_ROW_THREADS, 0, d->stream, partial, parts, stride, *to, add);
+}
+
+// Sums of a block of 8 warps: lane i has columns [8 i, 8 i + 8) of 256. Thread k gets column k.
+__device__ __forceinline__ float tt_sum_warps(const float (&v)[8])
+{
+    TT_SHARED(float, part, [8][256]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    TT_UNROLL for (int j = 0; j < 8; j++) part[warp][lane * 8 + j] = v[j];
+    __syncthreads();
+    float sum = 0;
+    TT_UNROLL for (int w = 0; w < 8; w++) sum += part[w][threadIdx.x];
+    return sum;
+}
+
+// y[s] = the mean of sequence s. A block takes 256 columns of a sequence, a warp every eighth of its rows. Bytes: x once.
+__global__ void __launch_bounds__(TT_ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y, bool add, bool vector)
+{
+    const int64_t s = blockIdx.x, from = start[s], to = start[s + 1], column = (int64_t)blockIdx.y * 256, c = column + threadIdx.x % 32 * 8;
+    const int n = (int)min(x.cols - c, (int64_t)8);
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[4][8];
+    for (int64_t r = from + threadIdx.x / 32; r < to && n > 0; r += 32) {
+        const int64_t rows[4] = {r, r + 8 < to ? r + 8 : -1, r + 16 < to ? r + 16 : -1, r + 24 < to ? r + 24 : -1};
+        tt_load_rows(v, x, rows, c, n, vector);
+        TT_UNROLL for (int k = 0; k < 4; k++)
+            TT_UNROLL for (int j = 0; j < 8; j++) sum[j] += v[k][j];
+    }
+    float mean = tt_sum_warps(sum) * (1.0f / (float)(to - from));
+    const int64_t at = s * y.ld + column + threadIdx.x;
+    if (column + threadIdx.x >= y.cols) return;
+    if (add) mean += tt_load_any(y.data, y.dtype, at);
+    tt_store_any(y.data, y.dtype, at, mean);
+}
+
+static cudaError_t run_mean_pool(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *y = &l->out[0];
+    if (!y->rows) return cudaSuccess;
+    return TT_LAUNCH(mean_pool, dim3((unsigned)y->rows, tt_blocks(y->cols, 256)), TT_ROW_THREADS, 0, d->stream, l->in[0], (const int32_t *)l->in[1].data, *y,
+                     l->add[0], tt_wide(&l->in[0]));
+}
+
+// ---- set rows: a bit for each row that is listed, as a row may be listed twice
+
+__global__ void __launch_bounds__(TT_ROW_THREADS) mark_rows(const int32_t *index, int64_t n, unsigned *bits)
+{
+    const int64_t k = (int64_t)blockIdx.x * TT_ROW_THREADS + threadIdx.x;
+    if (k < n) atomicOr(bits + (index[k] >> 5), 1u << (index[k] & 31));
+}
+
+static size_t tt_bits_bytes(int64_t rows) { return ((size_t)rows + 2047) / 2048 * 256; }
+
+static cudaError_t run_mark_rows(tt__device *d, const tt__launch *l, int64_t rows)
+{
+    cudaError_t e = cudaMemsetAsync(l->resident, 0, tt_bits_bytes(rows), d->stream);
+    if (e != cudaSuccess || !l->in[1].rows) return e;
+    return TT_LAUNCH(mark_rows, tt_blocks(l->in[1].rows, TT_ROW_THREADS), TT_ROW_THREADS, 0, d->stream, (const int32_t *)l->in[1].data, l->in[1].rows,
+                     (unsigned *)l->resident);
+}
+
+// y[r] = b where r is set, else x[r], which is not read when it is in place. Bytes: x and y once, or of the set rows only. As a backward:
+// 0 where r is set, which leaves alone what is added to.
+struct op_set_rows {
+    const unsigned *bits;
+    bool in_place, add; // add: to what is there, where r is not set
+    __device__ void begin() {}
+    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        const bool set = bits[r >> 5] >> (r & 31) & 1;
+        if (!set) {
+            if (in_place) return false;
+            tt_load_8(v, g.a, r, c, n, g.vector);
+            if (add) {
+                float old[8];
+                tt_load_8(old, g.y, r, c, n, g.vector);
+                TT_UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+            }
+        } else if (g.b.data) {
+            tt_load_8(v, g.b, 0, c, n, g.vector);
+        } else {
+            if (add) return false;
+            TT_UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
+        }
+        return true;
+    }
+};
+
+static cudaError_t run_set_rows(tt__device *d, const tt__launch *l)
+{
+    const op_set_rows op = {(const unsigned *)l->resident, l->in[0].data == l->out[0].data, l->add[0]};
+    cudaError_t e = run_mark_rows(d, l, l->out[0].rows);
+    return e == cudaSuccess ? run_groups(d, l->in[0], l->in[2], l->out[0], false, true, op) : e;
+}
+
+// partial[blockIdx.x][c] = the sum of dy's set rows among `words` words of 32 rows. 256 columns a block, every eighth word a warp.
+__global__ void __launch_bounds__(TT_ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits, int64_t words, float *partial, bool vector)
+{
+    const int64_t column = (int64_t)blockIdx.y * 256, c = column + threadIdx.x % 32 * 8, end = min((blockIdx.x + 1) * words, (dy.rows + 31) / 32);
+    const int n = (int)min(dy.cols - c, (int64_t)8);
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
+    for (int64_t k = blockIdx.x * words + threadIdx.x / 32; k < end && n > 0; k += 8) {
+        for (unsigned left = bits[k]; left; left &= left - 1) {
+            tt_load_8(v, dy, k * 32 + __ffs((int)left) - 1, c, n, vector);
+            TT_UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
+        }
+    }
+    const float all = tt_sum_warps(sum);
+    if (column + threadIdx.x < dy.cols) partial[blockIdx.x * dy.cols + column + threadIdx.x] = all;
+}
+
+// How many blocks sum rows: two for each of 132 processors, if there is room for their f32 sums of so many bytes.
+static int64_t tt_sum_blocks(int64_t pieces, size_t used, size_t bytes)
+{
+    const int64_t room = (int64_t)((TT_PARTIAL_BYTES - used) / bytes);
+    return max((int64_t)1, min(min(pieces, (int64_t)264), room));
+}
+
+static cudaError_t run_set_rows_backward(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *dy = &l->in[0];
+    const size_t used = tt_bits_bytes(dy->rows);
+    const unsigned *bits = (const unsigned *)l->resident;
+    float *partial = (float *)((char *)l->resident + used);
+    cudaError_t e = run_mark_rows(d, l, dy->rows);
+    if (e == cudaSuccess && l->out[1].data) { // first, as dx may take the place of dy
+        const int64_t all = (dy->rows + 31) / 32, blocks = tt_sum_blocks((all + 7) / 8, used, (size_t)dy->cols * 4), words = (all + blocks - 1) / blocks;
+        e = TT_LAUNCH(sum_set_rows, dim3((unsigned)blocks, tt_blocks(dy->cols, 256)), TT_ROW_THREADS, 0, d->stream, *dy, bits, words, partial, tt_wide(dy));
+        if (e == cudaSuccess) e = run_finish_sums(d, partial, blocks, dy->cols, &l->out[1], l->add[1]);
+    }
+    if (e != cudaSuccess || !l->out[0].data) return e;
+    const op_set_rows op = {bits, dy->data == l->out[0].data && !l->add[0], l->add[0]};
+    return run_groups(d, *dy, tt_no_operand, l->out[0], false, true, op);
+}
+
+// ---- layernorm
+
+// A row in registers: V groups of 8 columns in each of LANES threads. vector: a group is 8 neighbours; otherwise they are LANES apart.
+template <int LANES> __device__ __forceinline__ int64_t tt_column(int group, int j, int lane, bool vector)
+{
+    return vector ? ((int64_t)group * LANES + lane) * 8 + j : ((int64_t)group * 8 + j) * LANES + lane;
+}
+
+template <int V, int LANES> __device__ __forceinline__ void tt_load_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
+{
+    if (!vector) {
+        TT_UNROLL for (int k = 0; k < V; k++)
+            TT_UNROLL for (int j = 0; j < 8; j++) {
+                const int64_t c = tt_column<LANES>(k, j, lane, false);
+                v[k][j] = c < m.cols ? tt_load_any(m.data, m.dtype, r * m.ld + c) : 0;
+            }
+    } else if (m.dtype == TT_F32) {
+        TT_UNROLL for (int k = 0; k < V; k++) {
+            const int64_t c = tt_column<LANES>(k, 0, lane, true);
+            tt_load_8(v[k], m, r, c, c < m.cols ? 8 : 0, true);
+        }
+    } else {
+        uint4 u[V];
+        TT_UNROLL for (int k = 0; k < V; k++) {
+            const int64_t c = tt_column<LANES>(k, 0, lane, true);
+            u[k] = c < m.cols ? *(const uint4 *)((const uint16_t *)m.data + r * m.ld + c) : make_uint4(0, 0, 0, 0);
+        }
+        if (m.dtype == TT_BF16) {
+            TT_UNROLL for (int k = 0; k < V; k++) tt_widen8<bf16>(v[k], u[k]);
+        } else {
+            TT_UNROLL for (int k = 0; k < V; k++) tt_widen8<f16>(v[k], u[k]);
+        }
+    }
+}
+
+// m[r] = or += v.
+template <int V, int LANES> __device__ __forceinline__ void tt_store_row(const tt__mat &m, int64_t r, int lane, bool vector, bool add, const float (&v)[V][8])
+{
+    TT_UNROLL for (int k = 0; k < V; k++) {
+        if (vector) {
+            const int64_t c = tt_column<LANES>(k, 0, lane, true);
+            float y[8], old[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+            if (c >= m.cols) continue;
+            if (add) tt_load_8(old, m, r, c, 8, true);
+            TT_UNROLL for (int j = 0; j < 8; j++) y[j] = v[k][j] + old[j];
+            tt_store8(tt_row(m, r), m.dtype, c, 8, true, y);
+        } else {
+            TT_UNROLL for (int j = 0; j < 8; j++) {
+                const int64_t c = tt_column<LANES>(k, j, lane, false), at = r * m.ld + c;
+                if (c < m.cols) tt_store_any(m.data, m.dtype, at, v[k][j] + (add ? tt_load_any(m.data, m.dtype, at) : 0.0f));
+            }
+        }
+    }
+}
+
+// The sum over the threads of a row: a warp, or the block.
+template <int LANES> __device__ __forceinline__ float tt_row_sum(float v) { return LANES == 32 ? tt_warp_sum(v) : tt_block_sum<TT_ROW_THREADS>(v); }
+
+// y = (x - mean) / std w + b; stats gets mean and 1 / std. A row in the registers of LANES threads (a warp, or the block), read once.
+template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
+    layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool add, bool vector)
+{
+    const int64_t r = (int64_t)blockIdx.x * (TT_ROW_THREADS / LANES) + threadIdx.x / LANES;
+    const int lane = threadIdx.x % LANES;
+    if (r >= x.rows) return; // a whole warp
+    float v[V][8], u[V][8], sum = 0, squares = 0;
+    tt_load_row<V, LANES>(v, x, r, lane, vector);
+    TT_UNROLL for (int k = 0; k < V; k++)
+        TT_UNROLL for (int j = 0; j < 8; j++) sum += v[k][j];
+    const float mean = tt_row_sum<LANES>(sum) / (float)x.cols;
+    TT_UNROLL for (int k = 0; k < V; k++)
+        TT_UNROLL for (int j = 0; j < 8; j++) {
+            v[k][j] -= mean;
+            if (tt_column<LANES>(k, j, lane, vector) < x.cols) squares += v[k][j] * v[k][j];
+        }
+    const float rstd = 1.0f / sqrtf(tt_row_sum<LANES>(squares) / (float)x.cols + eps);
+    tt_load_row<V, LANES>(u, w, 0, lane, vector);
+    TT_UNROLL for (int k = 0; k < V; k++)
+        TT_UNROLL for (int j = 0; j < 8; j++) v[k][j] *= rstd * u[k][j];
+    if (b.data) {
+        tt_load_row<V, LANES>(u, b, 0, lane, vector);
+        TT_UNROLL for (int k = 0; k < V; k++)
+            TT_UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[k][j];
+    }
+    tt_store_row<V, LANES>(y, r, lane, vector, add, v);
+    if (stats.data && lane == 0) {
+        ((float *)stats.data)[r * stats.ld] = mean;
+        ((float *)stats.data)[r * stats.ld + 1] = rstd;
+    }
+}
+
+// The same for wider rows: a block a row, which is read three times.
+__global__ void __launch_bounds__(TT_ROW_THREADS) layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool add)
+{
+    const int64_t r = blockIdx.x;
+    float sum = 0, squares = 0;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) sum += tt_load_any(x.data, x.dtype, r * x.ld + c);
+    const float mean = tt_block_sum<TT_ROW_THREADS>(sum) / (float)x.cols;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) {
+        const float v = tt_load_any(x.data, x.dtype, r * x.ld + c) - mean;
+        squares += v * v;
+    }
+    const float rstd = 1.0f / sqrtf(tt_block_sum<TT_ROW_THREADS>(squares) / (float)x.cols + eps);
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) {
+        float v = (tt_load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd * tt_load_any(w.data, w.dtype, c);
+        if (b.data) v += tt_load_any(b.data, b.dtype, c);
+        if (add) v += tt_load_any(y.data, y.dtype, r * y.ld + c);
+        tt_store_any(y.data, y.dtype, r * y.ld + c, v);
+    }
+    if (stats.data && threadIdx.x == 0) {
+        ((float *)stats.data)[r * stats.ld] = mean;
+        ((float *)stats.data)[r * stats.ld + 1] = rstd;
+    }
+}
+
+// Runs CODE with V and LANES for rows of so many columns, up to TT_ROW_COLUMNS.
+#define TT_ROW_COLUMNS 8192
+#define TT_WITH_ROW(cols, ...)                                                        \
+    do {                                                                              \
+        if ((cols) <= 256) { constexpr int V = 1, LANES = 32; __VA_ARGS__; }          \
+        else if ((cols) <= 512) { constexpr int V = 2, LANES = 32; __VA_ARGS__; }     \
+        else if ((cols) <= 768) { constexpr int V = 3, LANES = 32; __VA_ARGS__; }     \
+        else if ((cols) <= 1024) { constexpr int V = 4, LANES = 32; __VA_ARGS__; }    \
+        else if ((cols) <= 2048) { constexpr int V = 1, LANES = 256; __VA_ARGS__; }   \
+        else if ((cols) <= 4096) { constexpr int V = 2, LANES = 256; __VA_ARGS__; }   \
+        else { constexpr int V = 4, LANES = 256; __VA_ARGS__; }                       \
+    } while (0)
+
+static cudaError_t run_layernorm(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *w = &l->in[1], *b = &l->in[2], *y = &l->out[0];
+    const bool vector = x->cols % 8 == 0 && tt_wide(x) && tt_wide(w) && tt_wide(b) && tt_wide(y);
+    if (!x->rows) return cudaSuccess;
+    if (x->cols > TT_ROW_COLUMNS)
+        return TT_LAUNCH(layernorm_wide, (unsigned)x->rows, TT_ROW_THREADS, 0, d->stream, *x, *w, *b, *y, l->out[1], l->instr->attr.eps, l->add[0]);
+    TT_WITH_ROW(x->cols, return TT_LAUNCH((layernorm<V, LANES>), tt_blocks(x->rows, TT_ROW_THREADS / LANES), TT_ROW_THREADS, 0, d->stream, *x, *w, *b, *y,
+                                          l->out[1], l->instr->attr.eps, l->add[0], vector));
+}
+
+// With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw = sum dy n, db = sum dy: partial
+// holds `columns` of dw, then of db, for each block. Rows are in registers; dx.data may be NULL. Bytes: dy, x and dx once.
+template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
+    layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each, float *partial, bool add, bool vector)
+{
+    constexpr int TEAMS = TT_ROW_THREADS / LANES;
+    const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
+    const int64_t from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
+    float dw[V][8], db[V][8];
+    TT_UNROLL for (int k = 0; k < V; k++)
+        TT_UNROLL for (int j = 0; j < 8; j++) dw[k][j] = db[k][j] = 0;
+    for (int64_t r = from + team; r < to; r += TEAMS) {
+        float g[V][8], n[V][8], scale[V][8], sum_g = 0, sum_gn = 0;
+        tt_load_row<V, LANES>(g, dy, r, lane, vector);
+        tt_load_row<V, LANES>(n, x, r, lane, vector);
+        tt_load_row<V, LANES>(scale, w, 0, lane, vector);
+        const float mean = ((const float *)stats.data)[r * stats.ld], rstd = ((const float *)stats.data)[r * stats.ld + 1];
+        TT_UNROLL for (int k = 0; k < V; k++)
+            TT_UNROLL for (int j = 0; j < 8; j++) { // beyond the last column g is 0
+                n[k][j] = (n[k][j] - mean) * rstd;
+                dw[k][j] += g[k][j] * n[k][j];
+                db[k][j] += g[k][j];
+                g[k][j] *= scale[k][j];
+                sum_g += g[k][j];
+                sum_gn += g[k][j] * n[k][j];
+            }
+        if (!dx.data) continue;
+        const float avg_g = tt_row_sum<LANES>(sum_g) / (float)x.cols, avg_gn = tt_row_sum<LANES>(sum_gn) / (float)x.cols;
+        TT_UNROLL for (int k = 0; k < V; k++)
+            TT_UNROLL for (int j = 0; j < 8; j++) g[k][j] = (g[k][j] - avg_g - n[k][j] * avg_gn) * rstd;
+        tt_store_row<V, LANES>(dx, r, lane, vector, add, g);
+    }
+    float *to_dw = partial + (int64_t)blockIdx.x * 2 * x.cols, *to_db = to_dw + x.cols;
+    TT_UNROLL for (int k = 0; k < V; k++)
+        if (TEAMS == 1) {
+            TT_UNROLL for (int j = 0; j < 8; j++) {
+                const int64_t c = tt_column<LANES>(k, j, lane, vector);
+                if (c >= x.cols) continue;
+                to_dw[c] = dw[k][j];
+                to_db[c] = db[k][j];
+            }
+        } else { // one of the warps' 256 columns k a thread
+            TT_SHARED(float, part, [2][8][256]);
+            const int64_t c = (int64_t)k * 256 + threadIdx.x;
+            __syncthreads();
+            TT_UNROLL for (int j = 0; j < 8; j++) {
+                part[0][team % 8][tt_column<LANES>(0, j, lane, vector) % 256] = dw[k][j];
+                part[1][team % 8][tt_column<LANES>(0, j, lane, vector) % 256] = db[k][j];
+            }
+            __syncthreads();
+            float sum_dw = 0, sum_db = 0;
+            TT_UNROLL for (int t = 0; t < 8; t++) { sum_dw += part[0][t][threadIdx.x]; sum_db += part[1][t][threadIdx.x]; }
+            if (c < x.cols) { to_dw[c] = sum_dw; to_db[c] = sum_db; }
+        }
+}
+
+// The same for wider rows: dx, a block a row.
+__global__ void __launch_bounds__(TT_ROW_THREADS) layernorm_backward_wide(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, bool add)
+{
+    const int64_t r = blockIdx.x;
+    const float mean = ((const float *)stats.data)[r * stats.ld], rstd = ((const float *)stats.data)[r * stats.ld + 1];
+    float sum_g = 0, sum_gn = 0;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) {
+        const float g = tt_load_any(dy.data, dy.dtype, r * dy.ld + c) * tt_load_any(w.data, w.dtype, c);
+        sum_g += g;
+        sum_gn += g * (tt_load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd;
+    }
+    const float avg_g = tt_block_sum<TT_ROW_THREADS>(sum_g) / (float)x.cols, avg_gn = tt_block_sum<TT_ROW_THREADS>(sum_gn) / (float)x.cols;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) {
+        const float g = tt_load_any(dy.data, dy.dtype, r * dy.ld + c) * tt_load_any(w.data, w.dtype, c);
+        const float n = (tt_load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd, v = (g - avg_g - n * avg_gn) * rstd;
+        tt_store_any(dx.data, dx.dtype, r * dx.ld + c, v + (add ? tt_load_any(dx.data, dx.dtype, r * dx.ld + c) : 0.0f));
+    }
+}
+
+// ... and the sums of dw and db over a block's rows, a column a thread.
+__global__ void __launch_bounds__(TT_ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats, int64_t rows_each, float *partial)
+{
+    const int64_t c = (int64_t)blockIdx.y * TT_ROW_THREADS + threadIdx.x, from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
+    float dw = 0, db = 0;
+    if (c >= x.cols) return;
+    for (int64_t r = from; r < to; r++) {
+        const float g = tt_load_any(dy.data, dy.dtype, r * dy.ld + c), *at = (const float *)stats.data + r * stats.ld;
+        dw += g * (tt_load_any(x.data, x.dtype, r * x.ld + c) - at[0]) * at[1];
+        db += g;
+    }
+    partial[(int64_t)blockIdx.x * 2 * x.cols + c] = dw;
+    partial[((int64_t)blockIdx.x * 2 + 1) * x.cols + c] = db;
+}
+
+static cudaError_t run_layernorm_backward(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *dy = &l->in[0], *x = &l->in[1], *w = &l->in[2], *stats = &l->in[3], *dx = &l->out[0];
+    const bool vector = x->cols % 8 == 0 && tt_wide(dy) && tt_wide(x) && tt_wide(w) && tt_wide(dx);
+    float *partial = (float *)l->resident;
+    const int64_t most = tt_sum_blocks((x->rows + 7) / 8, 0, (size_t)x->cols * 8), each = ((x->rows + most - 1) / most + 7) / 8 * 8, blocks = (x->rows + each - 1) / each;
+    cudaError_t e = cudaSuccess;
+    if (x->cols > TT_ROW_COLUMNS) {
+        e = TT_LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, tt_blocks(x->cols, TT_ROW_THREADS)), TT_ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
+        if (e == cudaSuccess && dx->data) // last, as dx may take the place of dy
+            e = TT_LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT_ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats, *dx, l->add[0]);
+    } else {
+        TT_WITH_ROW(x->cols, e = TT_LAUNCH((layernorm_backward<V, LANES>), (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats, *dx, each, partial,
+                                           l->add[0], vector));
+    }
+    if (e == cudaSuccess && l->out[1].data) e = run_finish_sums(d, partial, blocks, 2 * x->cols, &l->out[1], l->add[1]);
+    if (e == cudaSuccess && l->out[2].data) e = run_finish_sums(d, partial + x->cols, blocks, 2 * x->cols, &l->out[2], l->add[2]);
+    return e;
+}
+
+// ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums of equal ids
+
+enum { TT_SORT_TILES = 128, TT_SORT_STEP = 1024 }; // at most so many blocks, each of which takes so many numbers at a time
+
+// counts[block][digit] = how many of the block's ids have this digit of 8 bits.
+__global__ void __launch_bounds__(TT_ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift, int64_t tile, unsigned *counts)
+{
+    TT_SHARED(unsigned, count, [256]);
+    const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
+    count[threadIdx.x] = 0;
+    __syncthreads();
+    for (int64_t k = from + threadIdx.x; k < to; k += TT_ROW_THREADS) atomicAdd(&count[(uint32_t)ids[k] >> shift & 255], 1u);
+    __syncthreads();
+    counts[(int64_t)blockIdx.x * 256 + threadIdx.x] = count[threadIdx.x];
+}
+
+// Moves ids and rows (NULL: 0, 1, ...) behind those with a lesser digit, in the order that they had. Thread k of a block looks after digit k.
+__global__ void __launch_bounds__(TT_ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows, int64_t n, int shift, int64_t tile, const unsigned *counts,
+                                                                  int32_t *to_ids, int32_t *to_rows)
+{
+    TT_SHARED(unsigned, place, [8][256]); // of each warp's next id with a digit
+    TT_SHARED(unsigned, totals, [8]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
+    unsigned before = 0, all = 0;
+    for (unsigned b = 0; b < gridDim.x; b++) {
+        const unsigned count = counts[(int64_t)b * 256 + threadIdx.x];
+        if (b < blockIdx.x) before += count;
+        all += count;
+    }
+    unsigned sum = all; // of the digits of this warp up to this one
+    for (int m = 1; m < 32; m *= 2) {
+        const unsigned other = __shfl_up_sync(0xffffffffu, sum, m);
+        if (lane >= m) sum += other;
+    }
+    if (lane == 31) totals[warp] = sum;
+    __syncthreads();
+    for (int w = 0; w < warp; w++) before += totals[w];
+    before += sum - all;
+    for (int64_t at = from; at < to; at += TT_SORT_STEP) {
+        unsigned rank[4];
+        int32_t id[4];
+        for (int k = lane; k < 256; k += 32) place[warp][k] = 0;
+        __syncwarp();
+        TT_UNROLL for (int u = 0; u < 4; u++) { // how many ids with the same digit the warp has before each of its 128
+            const int64_t k = at + warp * 128 + u * 32 + lane;
+            id[u] = k < to ? ids[k] : 0;
+            const unsigned digit = (uint32_t)id[u] >> shift & 255;
+            unsigned same = __ballot_sync(0xffffffffu, k < to);
+            TT_UNROLL for (int bit = 0; bit < 8; bit++) {
+                const unsigned ones = __ballot_sync(0xffffffffu, (int)(digit >> bit & 1));
+                same &= digit >> bit & 1 ? ones : ~ones;
+            }
+            const unsigned lower = same & ((1u << lane) - 1);
+            rank[u] = place[warp][digit] + (unsigned)__popc(lower);
+            __syncwarp();
+            if (k < to && !lower) place[warp][digit] += (unsigned)__popc(same);
+            __syncwarp();
+        }
+        __syncthreads();
+        for (int w = 0; w < 8; w++) {
+            const unsigned count = place[w][threadIdx.x];
+            place[w][threadIdx.x] = before;
+            before += count;
+        }
+        __syncthreads();
+        TT_UNROLL for (int u = 0; u < 4; u++) {
+            const int64_t k = at + warp * 128 + u * 32 + lane;
+            if (k >= to) continue;
+            const unsigned p = place[warp][(uint32_t)id[u] >> shift & 255] + rank[u];
+            to_ids[p] = id[u];
+            to_rows[p] = rows ? rows[k] : (int32_t)k;
+        }
+        __syncwarp();
+    }
+}
+
+// Sums the rows of dy with equal ids, `chunk` of them a block. A sum of rows that are all in the chunk goes to its row of `to`; of those that
+// go on from the chunk before to partial[block][0], of those that begin here and go on to partial[block][1]. Bytes: dy and the rows of `to`.
+__global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy, tt__mat to, bool add, bool vector, int64_t chunk,
+                                               float *partial)
+{
+    const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk), c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
+    const int width = (int)min(dy.cols - c, (int64_t)8);
+    if (width <= 0) return;
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[4][8];
+    bool began = from > 0 && ids[from - 1] == ids[from];
+    for (int64_t k = from; k < end; k += 4) {
+        int64_t at[4];
+        TT_UNROLL for (int u = 0; u < 4; u++) at[u] = k + u < end ? rows[k + u] : -1;
+        tt_load_rows(v, dy, at, c, width, vector);
+        TT_UNROLL for (int u = 0; u < 4; u++) {
+            if (k + u >= end) continue;
+            const int32_t id = ids[k + u];
+            const bool last = k + u + 1 == n || ids[k + u + 1] != id;
+            TT_UNROLL for (int j = 0; j < 8; j++) sum[j] += v[u][j];
+            if (!last && k + u + 1 < end) continue;
+            if (began || !last) {
+                float *p = partial + ((int64_t)blockIdx.x * 2 + !began) * dy.cols + c;
+                TT_UNROLL for (int j = 0; j < 8; j++) if (j < width) p[j] = sum[j];
+            } else {
+                if (add) {
+                    float old[8];
+                    tt_load_8(old, to, id, c, width, vector);
+                    TT_UNROLL for (int j = 0; j < 8; j++) sum[j] += old[j];
+                }
+                tt_store8(tt_row(to, id), to.dtype, c, width, vector, sum);
+            }
+            began = false;
+            TT_UNROLL for (int j = 0; j < 8; j++) sum[j] = 0;
+        }
+    }
+}
+
+// Adds up what ids whose rows lie in several chunks left in `partial`: the chunk in which they begin does. A column a thread.
+__global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, bool add, int64_t chunk, const float *partial)
+{
+    const int64_t from = (int64_t)blockIdx.x * chunk, end = from + chunk, c = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
+    if (end >= n || c >= to.cols || ids[end] != ids[end - 1]) return;
+    const int32_t id = ids[end];
+    if (from > 0 && ids[from - 1] == id) return;
+    int64_t low = end, high = n; // ids[low] == id, and those from high on are greater
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (ids[middle] == id) low = middle;
+        else high = middle;
+    }
+    float sum = partial[((int64_t)blockIdx.x * 2 + 1) * to.cols + c];
+    TT_UNROLL for (int64_t b = blockIdx.x + 1; b <= low / chunk; b++) sum += partial[b * 2 * to.cols + c];
+    if (add) sum += tt_load_any(to.data, to.dtype, id * to.ld + c);
+    tt_store_any(to.data, to.dtype, id * to.ld + c, sum);
+}
+
+static cudaError_t run_table_backward(tt__device *d, const tt__launch *l)
+{
+    const bool embedding = l->instr->op == TT__OP_EMBEDDING_BACKWARD;
+    const tt__mat *index = &l->in[embedding ? 0 : 1], *dy = &l->in[embedding ? 1 : 0], *to = &l->out[0];
+    const int64_t n = index->rows;
+    const op_fill zero = {0, NULL};
+    cudaError_t e = l->add[0] ? cudaSuccess : run_groups(d, tt_no_operand, tt_no_operand, *to, false, false, zero);
+    if (!n) return e;
+    const int64_t tiles = min((n + TT_SORT_STEP - 1) / TT_SORT_STEP, (int64_t)TT_SORT_TILES);
+    const int64_t tile = ((n + tiles - 1) / tiles + TT_SORT_STEP - 1) / TT_SORT_STEP * TT_SORT_STEP, blocks = (n + tile - 1) / tile;
+    int32_t *array[4]; // ids and rows, and again
+    for (int k = 0; k < 4; k++) array[k] = (int32_t *)l->workspace + k * ((n + 63) / 64 * 64);
+    const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
+    for (int shift = 0; e == cudaSuccess && (shift == 0 || (to->rows - 1) >> shift > 0); shift += 8) {
+        int32_t *to_ids = array[shift / 8 % 2 * 2], *to_rows = array[shift / 8 % 2 * 2 + 1];
+        e = TT_LAUNCH(count_digits, (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, ids, n, shift, tile, (unsigned *)l->resident);
+        if (e == cudaSuccess)
+            e = TT_LAUNCH(scatter_digits, (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, ids, rows, n, shift, tile, (const unsigned *)l->resident, to_ids, to_rows);
+        ids = to_ids;
+        rows = to_rows;
+    }
+    const int64_t room = max((int64_t)1, (int64_t)(TT_PARTIAL_BYTES / ((size_t)dy->cols * 8))), chunk = max((int64_t)32, (n + room - 1) / room);
+    const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
+    if (e == cudaSuccess)
+        e = TT_LAUNCH(sum_ids, dim3(tt_blocks(n, chunk), tt_blocks(dy->cols, threads * 8)), threads, 0, d->stream, ids, rows, n, *dy, *to, l->add[0],
+                      tt_wide(dy) && tt_wide(to), chunk, (float *)l->resident);
+    if (e == cudaSuccess && n > chunk)
+        e = TT_LAUNCH(join_ids, dim3(tt_blocks(n, chunk), tt_blocks(dy->cols, 128)), 128, 0, d->stream, ids, n, *to, l->add[0], chunk, (const float *)l->resident);
+    return e;
 }
 
 // ================================================================================================== losses
@@ -1553,6 +2259,367 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     }
 }
 
+// ---- on tensor cores: q, k, v and dout in the same 16-bit dtype T, rows and heads at multiples of 16 bytes, head sizes up to 128. D: the next of
+// 32, 64, 80, 96, 128, its surplus columns zero. Blocks of 4 warps, each with 16 MT rows of the tile that the block owns; the other tiles come
+// two at a time, one in use and one under way. Rows in shared memory are 16 bytes longer than D, so that eight of them lie in different banks.
+
+template <class T> __device__ __forceinline__ uint32_t attention_pack(float low, float high);
+template <> __device__ __forceinline__ uint32_t attention_pack<bf16>(float low, float high)
+{
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return (uint32_t)__bfloat16_as_ushort(v.x) | (uint32_t)__bfloat16_as_ushort(v.y) << 16;
+}
+template <> __device__ __forceinline__ uint32_t attention_pack<f16>(float low, float high)
+{
+    const __half2 v = __floats2half2_rn(low, high);
+    return (uint32_t)__half_as_ushort(v.x) | (uint32_t)__half_as_ushort(v.y) << 16;
+}
+
+// to (ROWS, D + 8) = rows first ... first + count - 1 of a head, or where `at` says that they lie; the rest zeros. In the background.
+template <class T, int D, int ROWS>
+__device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first, int count, int head, int head_size)
+{
+    enum { PARTS = D / 8, STEP = 128 / PARTS }; // vectors of a row, rows at a time; 8 threads of 128 idle where D is 80 or 96
+    const int r = (int)threadIdx.x / PARTS, c = (int)threadIdx.x % PARTS * 8;
+    const T *from = (const T *)m.data + (int64_t)head * head_size + c;
+    to += r * (D + 8) + c;
+    if (r >= STEP) return;
+    if (c >= head_size) count = 0;
+    TT_UNROLL for (int i = 0; i < ROWS; i += STEP) {
+        if (ROWS % STEP != 0 && r + i >= ROWS) break;
+        const bool there = r + i < count;
+        const int row = at && there ? at[first + r + i] : first + r + i;
+        tt_cp_async_16(to + i * (D + 8), there ? from + row * m.ld : (const T *)m.data, there ? 16 : 0);
+    }
+}
+
+// s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
+template <class T, int D, int MT, int N> __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T *a, const T *b)
+{
+    const int lane = threadIdx.x % 32;
+    a += lane % 16 * (D + 8) + lane / 16 * 8;
+    b += (lane % 8 + lane / 16 * 8) * (D + 8) + lane / 8 % 2 * 8;
+    TT_UNROLL for (int m = 0; m < MT; m++) TT_UNROLL for (int n = 0; n < N / 8; n++) TT_UNROLL for (int i = 0; i < 4; i++) s[m][n][i] = 0;
+    TT_UNROLL for (int k = 0; k < D; k += 16) {
+        uint32_t af[MT][4];
+        TT_UNROLL for (int m = 0; m < MT; m++) tt_ldmatrix_x4(af[m], a + m * 16 * (D + 8) + k);
+        TT_UNROLL for (int n = 0; n < N; n += 16) {
+            uint32_t r[4];
+            tt_ldmatrix_x4(r, b + n * (D + 8) + k);
+            const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
+            TT_UNROLL for (int m = 0; m < MT; m++) {
+                tt_mma_16816<T>(s[m][n / 8], af[m], b0);
+                tt_mma_16816<T>(s[m][n / 8 + 1], af[m], b1);
+            }
+        }
+    }
+}
+
+// to (16 MT, D) += w y of w (16 MT, N) in registers, rounded to T, and y (N, D) in shared memory
+template <class T, int D, int MT, int N>
+__device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], const float (&w)[MT][N / 8][4], const T *y)
+{
+    const int lane = threadIdx.x % 32;
+    y += lane % 16 * (D + 8) + lane / 16 * 8;
+    TT_UNROLL for (int k = 0; k < N; k += 16) {
+        uint32_t af[MT][4];
+        TT_UNROLL for (int m = 0; m < MT; m++)
+            TT_UNROLL for (int i = 0; i < 4; i++) af[m][i] = attention_pack<T>(w[m][k / 8 + i / 2][i % 2 * 2], w[m][k / 8 + i / 2][i % 2 * 2 + 1]);
+        TT_UNROLL for (int n = 0; n < D; n += 16) {
+            uint32_t r[4];
+            tt_ldmatrix_x4_trans(r, y + k * (D + 8) + n);
+            const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
+            TT_UNROLL for (int m = 0; m < MT; m++) {
+                tt_mma_16816<T>(to[m][n / 8], af[m], b0);
+                tt_mma_16816<T>(to[m][n / 8 + 1], af[m], b1);
+            }
+        }
+    }
+}
+
+// Row `row` of a head of an output (+)= scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns.
+template <class T, int D>
+__device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size, const float (&from)[D / 8][4], int h, float scale, bool add)
+{
+    const int64_t start = row * m.ld + (int64_t)head * head_size + threadIdx.x % 4 * 2;
+    TT_UNROLL for (int n = 0; n < D / 8; n++) {
+        if (8 * n >= head_size) break;
+        float x = from[n][2 * h] * scale, y = from[n][2 * h + 1] * scale;
+        if (m.dtype == TT_F32) {
+            float2 *to = (float2 *)((float *)m.data + start + 8 * n);
+            *to = add ? make_float2(x + to->x, y + to->y) : make_float2(x, y);
+        } else {
+            T *to = (T *)m.data + start + 8 * n;
+            if (add) { x += tt_float(to[0]); y += tt_float(to[1]); }
+            *(uint32_t *)to = attention_pack<T>(x, y);
+        }
+    }
+}
+
+// Rows of the batch of a warp's queries, in the forward and dq: [m][h] is that of row 16 m + 8 h + lane / 4. Those from count on are the last's.
+template <int MT> __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first, int count)
+{
+    TT_UNROLL for (int m = 0; m < MT; m++)
+        TT_UNROLL for (int h = 0; h < 2; h++) {
+            const int query = first + max(0, min(16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1));
+            row[m][h] = p.query_row ? p.query_row[query] : query;
+        }
+}
+
+// Which of the weights for keys key ... key + KEYS - 1 the warp keeps; see attention_kept. Drawn before there are scores, which take the registers.
+// The four threads of a row draw for 8 keys each.
+template <int MT, int KEYS>
+__device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p, uint64_t random, const int (&row)[MT][2], int key,
+                                                    int head)
+{
+    const int t = threadIdx.x % 4;
+    TT_UNROLL for (int i = 0; i < MT * KEYS / 64; i++) keep[i] = p.drop ? 0 : 0xffffffffu;
+    if (!p.drop) return;
+    TT_UNROLL for (int i = 0; i < MT * KEYS / 16; i++) {
+        uint32_t bits = attention_keep(p, random, row[i / (KEYS / 16)][i / (KEYS / 32) % 2], key / 8 + i % (KEYS / 32) * 4 + t, head) << 8 * t;
+        bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+        bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
+        keep[i / 4] |= (bits >> 2 * t & 0x03030303u) << i % 4 * 2;
+    }
+}
+
+// That for row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e.
+template <int MT, int KEYS> __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n, int e)
+{
+    const int i = (2 * m + h) * (KEYS / 32) + n / 4;
+    return keep[i / 4] >> (n % 4 * 8 + i % 4 * 2 + e) & 1;
+}
+
+template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
+{
+    enum { QUERIES = 64 * MT, PITCH = D + 8 };
+    TT_SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT_DYN_SHARED(T, qs);
+    T *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
+    const int number = (int)(blockIdx.x / p.heads), head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT, pair = threadIdx.x % 4 * 2;
+    const attention_tile t = attention_find<QUERIES>(p, p.query_start, p.causal ? (int)(gridDim.x / p.heads) - 1 - number : number); // long ones first
+    if (t.at < 0) return;
+    const int first = t.first + t.at, count = min(QUERIES + 0, t.queries - t.at), end = p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
+    const float factor = fabsf(p.scale) * TT_LOG2E;
+    if (threadIdx.x == 0) random = attention_key(p);
+    attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
+    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin, t.length, head, p.head_size);
+    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin, t.length, head, p.head_size);
+    tt_cp_async_commit();
+    const int all = !p.causal ? t.length : p.query_row ? 1 : t.at + mine + 1; // keys that all of the warp's queries see
+    int row[MT][2];
+    attention_rows_of(row, p, first + mine, count - mine);
+    float most[MT][2], sum[MT][2], out[MT][D / 8][4];
+    TT_UNROLL for (int m = 0; m < MT; m++) {
+        TT_UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
+        TT_UNROLL for (int n = 0; n < D / 8; n++) TT_UNROLL for (int i = 0; i < 4; i++) out[m][n][i] = 0;
+    }
+    for (int key = 0, stage = 0; key < end; key += KEYS, stage ^= 1) {
+        const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
+        tt_cp_async_wait<0>();
+        __syncthreads(); // the tile is there, and the other one was used
+        if (key == 0 && p.scale < 0) { // then the largest score is the smallest product: turn the queries round
+            for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128) if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
+            __syncthreads();
+        }
+        if (key + KEYS < end) {
+            attention_fetch<T, D, KEYS>(ks + (stage ^ 1) * KEYS * PITCH, p.k, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
+            attention_fetch<T, D, KEYS>(vs + (stage ^ 1) * KEYS * PITCH, p.v, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
+            tt_cp_async_commit();
+        }
+        if (mine >= count) continue; // the warp has no queries
+        uint32_t keep[MT * KEYS / 64];
+        float s[MT][KEYS / 8][4];
+        attention_draw_rows<MT, KEYS>(keep, p, random, row, key, head);
+        attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
+        if (key + KEYS > all)
+            TT_UNROLL for (int m = 0; m < MT; m++)
+                TT_UNROLL for (int i = 0; i < 4; i++) {
+                    const int last = (p.causal ? row[m][i / 2] - t.begin : t.length - 1) - key - pair - i % 2;
+                    TT_UNROLL for (int n = 0; n < KEYS / 8; n++) if (8 * n > last) s[m][n][i] = -INFINITY;
+                }
+        TT_UNROLL for (int m = 0; m < MT; m++)
+            TT_UNROLL for (int h = 0; h < 2; h++) {
+                float now = most[m][h], total = 0;
+                TT_UNROLL for (int n = 0; n < KEYS / 8; n++) now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
+                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
+                const float correction = tt_exp2((most[m][h] - now) * factor), offset = -now * factor;
+                most[m][h] = now;
+                TT_UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT_UNROLL for (int i = 2 * h; i < 2 * h + 2; i++) {
+                        s[m][n][i] = tt_exp2(fmaf(s[m][n][i], factor, offset));
+                        total += s[m][n][i];
+                    }
+                sum[m][h] = sum[m][h] * correction + total;
+                TT_UNROLL for (int n = 0; n < D / 8; n++) { out[m][n][2 * h] *= correction; out[m][n][2 * h + 1] *= correction; }
+                if (p.drop)
+                    TT_UNROLL for (int n = 0; n < KEYS / 8; n++)
+                        TT_UNROLL for (int i = 0; i < 2; i++) if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
+            }
+        attention_mma_add<T, D, MT, KEYS>(out, s, vt);
+    }
+    TT_UNROLL for (int m = 0; m < MT; m++)
+        TT_UNROLL for (int h = 0; h < 2; h++) {
+            float total = sum[m][h] + __shfl_xor_sync(0xffffffffu, sum[m][h], 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            const int i = mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, at = i >= count ? -1 : p.query_at ? p.query_at[first + i] : first + i;
+            if (at < 0) continue;
+            attention_store<T, D>(p.out, at, head, p.head_size, out[m], h, p.keep_scale / total, false);
+            if (pair == 0) p.lse[(int64_t)at * p.heads + head] = most[m][h] * fabsf(p.scale) + logf(total);
+        }
+}
+
+template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
+{
+    enum { QUERIES = 64 * MT, PITCH = D + 8 };
+    TT_SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT_DYN_SHARED(T, qs);
+    T *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
+    const int number = (int)(blockIdx.x / p.heads), head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT, pair = threadIdx.x % 4 * 2;
+    const attention_tile t = attention_find<QUERIES>(p, p.query_start, p.causal ? (int)(gridDim.x / p.heads) - 1 - number : number);
+    if (t.at < 0) return;
+    const int first = t.first + t.at, count = min(QUERIES + 0, t.queries - t.at), end = p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
+    const float factor = p.scale * TT_LOG2E;
+    if (threadIdx.x == 0) random = attention_key(p);
+    attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
+    attention_fetch<T, D, QUERIES>(ds, p.dout, p.query_at, first, count, head, p.head_size);
+    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin, t.length, head, p.head_size);
+    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin, t.length, head, p.head_size);
+    tt_cp_async_commit();
+    const int all = !p.causal ? t.length : p.query_row ? 1 : t.at + mine + 1; // keys that all of the warp's queries see
+    int row[MT][2];
+    attention_rows_of(row, p, first + mine, count - mine);
+    float lse[MT][2], delta[MT][2], dq[MT][D / 8][4];
+    TT_UNROLL for (int m = 0; m < MT; m++) {
+        TT_UNROLL for (int h = 0; h < 2; h++) {
+            const int query = first + min(mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1);
+            const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
+            lse[m][h] = p.lse[at] * TT_LOG2E;
+            delta[m][h] = p.delta[at];
+        }
+        TT_UNROLL for (int n = 0; n < D / 8; n++) TT_UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
+    }
+    for (int key = 0, stage = 0; key < end; key += KEYS, stage ^= 1) {
+        const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
+        tt_cp_async_wait<0>();
+        __syncthreads();
+        if (key + KEYS < end) {
+            attention_fetch<T, D, KEYS>(ks + (stage ^ 1) * KEYS * PITCH, p.k, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
+            attention_fetch<T, D, KEYS>(vs + (stage ^ 1) * KEYS * PITCH, p.v, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
+            tt_cp_async_commit();
+        }
+        if (mine >= count) continue;
+        uint32_t keep[MT * KEYS / 64];
+        float s[MT][KEYS / 8][4], g[MT][KEYS / 8][4];
+        attention_draw_rows<MT, KEYS>(keep, p, random, row, key, head);
+        attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
+        attention_mma<T, D, MT, KEYS>(g, ds + mine * PITCH, vt);
+        TT_UNROLL for (int m = 0; m < MT; m++)
+            TT_UNROLL for (int h = 0; h < 2; h++) {
+                const int last = key + KEYS <= all ? KEYS + 0 : (p.causal ? row[m][h] - t.begin : t.length - 1) - key - pair;
+                TT_UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT_UNROLL for (int i = 0; i < 2; i++) {
+                        float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
+                        x = 8 * n + i > last ? 0 : tt_exp2(fmaf(x, factor, -lse[m][h]));
+                        y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale : 0) - delta[m][h]);
+                    }
+            }
+        attention_mma_add<T, D, MT, KEYS>(dq, g, kt);
+    }
+    TT_UNROLL for (int m = 0; m < MT; m++)
+        TT_UNROLL for (int h = 0; h < 2; h++) {
+            const int i = mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4;
+            if (i < count) attention_store<T, D>(p.dq, p.query_at ? p.query_at[first + i] : first + i, head, p.head_size, dq[m], h, p.scale, p.add_dq);
+        }
+}
+
+// A row of scores is here a key, a column a query.
+template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
+{
+    enum { KEYS = 64 * MT, PITCH = D + 8 };
+    TT_SHARED(uint64_t, random, );
+    TT_DYN_SHARED(T, ks);
+    T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
+    float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
+    int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
+    const int head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT, group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    const attention_tile t = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / p.heads));
+    if (t.at < 0) return;
+    const int count = min(KEYS + 0, t.length - t.at);
+    const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
+    const float factor = p.scale * TT_LOG2E;
+    if (threadIdx.x == 0) random = attention_key(p);
+    float dk[MT][D / 8][4], dv[MT][D / 8][4];
+    TT_UNROLL for (int m = 0; m < MT; m++)
+        TT_UNROLL for (int n = 0; n < D / 8; n++) TT_UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
+    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin + t.at, count, head, p.head_size);
+    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin + t.at, count, head, p.head_size);
+    tt_cp_async_commit();
+    const auto fetch = [&](int from, int stage) { // queries from ... of the sequence
+        const int first = t.first + from, n = t.queries - from, i = threadIdx.x;
+        attention_fetch<T, D, QUERIES>(qs + stage * QUERIES * PITCH, p.q, p.query_at, first, n, head, p.head_size);
+        attention_fetch<T, D, QUERIES>(ds + stage * QUERIES * PITCH, p.dout, p.query_at, first, n, head, p.head_size);
+        if (i < QUERIES) {
+            const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0;
+            const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
+            tt_cp_async_4(lses + stage * QUERIES + i, p.lse + at, bytes);
+            tt_cp_async_4(deltas + stage * QUERIES + i, p.delta + at, bytes);
+            rows[stage * QUERIES + i] = p.query_row ? p.query_row[query] : query;
+        }
+        tt_cp_async_commit();
+    };
+    const int begin = diagonal ? t.at : 0;
+    if (begin < t.queries) fetch(begin, 0);
+    for (int from = begin, stage = 0; from < t.queries; from += QUERIES, stage ^= 1) {
+        const T *qt = qs + stage * QUERIES * PITCH, *dt = ds + stage * QUERIES * PITCH;
+        const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
+        const int *row = rows + stage * QUERIES;
+        tt_cp_async_wait<0>();
+        __syncthreads();
+        if (from + QUERIES < t.queries) fetch(from + QUERIES, stage ^ 1);
+        if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue; // no keys, or none of them is seen
+        const bool masked = p.causal && (!diagonal || t.at + mine + 16 * MT - 1 > from);
+        static_assert(MT * QUERIES <= 64, "the thread's weights are bits of keep: 8 (2 e + h) + m QUERIES / 8 + n");
+        uint32_t keep = p.drop ? 0 : 0xffffffffu;
+        if (p.drop)
+            TT_UNROLL for (int i = 0; i < MT * QUERIES / 8; i += 2) { // two tiles of 8 columns; the eight threads of a column draw for one query and 8 keys each
+                const int m = i / (QUERIES / 8), n = i % (QUERIES / 8), query = row[8 * (n + group / 4) + pair + group / 2 % 2];
+                uint32_t bits = attention_keep(p, random, query, (t.at + mine + 16 * m) / 8 + group % 2, head) << 8 * (group % 4);
+                bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
+                bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
+                const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, 16);
+                keep |= ((group < 4 ? bits : other) >> group & 0x01010101u) << i | ((group < 4 ? other : bits) >> group & 0x01010101u) << (i + 1);
+            }
+        float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
+        attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
+        attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
+        TT_UNROLL for (int n = 0; n < QUERIES / 8; n++)
+            TT_UNROLL for (int e = 0; e < 2; e++) {
+                const int c = 8 * n + e, last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT; // of the warp's keys that the query sees
+                const float log_sum = lse[c] * TT_LOG2E, sum = delta[c];
+                TT_UNROLL for (int m = 0; m < MT; m++)
+                    TT_UNROLL for (int h = 0; h < 2; h++) {
+                        const bool kept = keep >> (8 * (2 * e + h) + m * (QUERIES / 8) + n) & 1;
+                        float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
+                        x = 16 * m + 8 * h > last ? 0 : tt_exp2(fmaf(x, factor, -log_sum));
+                        y = x * ((kept ? y * p.keep_scale : 0) - sum);
+                        if (!kept) x = 0;
+                    }
+            }
+        attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
+        attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
+    }
+    TT_UNROLL for (int m = 0; m < MT; m++)
+        TT_UNROLL for (int h = 0; h < 2; h++) { // one thread has an element of dk and of dv, which may be the same
+            const int r = mine + 16 * m + 8 * h + group, row = t.begin + t.at + r;
+            if (r >= count) continue;
+            if (p.dk.data) attention_store<T, D>(p.dk, row, head, p.head_size, dk[m], h, p.scale, p.add_dk);
+            if (p.dv.data) attention_store<T, D>(p.dv, row, head, p.head_size, dv[m], h, p.keep_scale, p.add_dv);
+        }
+    tt_cp_async_wait<0>(); // where no query came, of k and v
+}
+
 // ---- the ops
 
 // Operands q ... q + 2: q, k, v; `numbers`: of the rows that ask, which are put in order in the workspace, of which *used bytes are taken.
@@ -1577,13 +2644,70 @@ static cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, in
     const int n = (int)p->q.rows;
     int32_t *start = (int32_t *)l->workspace, *row = start + p->seqs + 1, *at = row + n;
     p->query_start = start; p->query_row = row; p->query_at = at;
-    *used = ((size_t)(p->seqs + 1 + 2 * n) * 4 + 255) / 256 * 256;
+    *used = ((size_t)p->seqs + 1 + 2 * (size_t)n) * 4;
+    *used = (*used + 255) / 256 * 256;
     return TT_LAUNCH(attention_order, tt_blocks((int64_t)n + p->seqs + 1, 256), 256, 0, d->stream, (const int32_t *)l->in[numbers].data, n, p->seq_start, p->seqs,
                      start, row, at);
 }
 
-// Blocks of `size` rows or queries, times heads.
-static unsigned attention_blocks(const attention_args *p, int64_t rows, int size) { return (unsigned)((rows / size + p->seqs) * p->heads); }
+static bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 bytes
+{
+    return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
+}
+
+static bool attention_paired(const tt__mat *m, tt_dtype dtype) // for stores of two elements
+{
+    return !m->data || ((m->dtype == dtype || m->dtype == TT_F32) && (uintptr_t)m->data % 8 == 0 && m->ld % 2 == 0);
+}
+
+// Whether the kernels on tensor cores can run.
+static bool attention_fast(const attention_args *p)
+{
+    const tt_dtype dtype = p->q.dtype;
+    return dtype != TT_F32 && p->head_size % 8 == 0 && p->head_size <= 128 && attention_aligned(&p->q, dtype) && attention_aligned(&p->k, dtype) &&
+           attention_aligned(&p->v, dtype) && (!p->dout.data || attention_aligned(&p->dout, dtype)) && (p->dout.data || attention_paired(&p->out, dtype)) &&
+           attention_paired(&p->dq, dtype) && attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
+}
+
+// Launches with a block of `threads` for each tile of `size` of these rows, each head and each of `parts`.
+template <class K>
+static cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size, int parts, unsigned threads, size_t shared)
+{
+    const unsigned blocks = (unsigned)((rows / size + p->seqs) * p->heads * parts);
+    cudaError_t e = shared > 48 << 10 ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared) : cudaSuccess;
+    return e == cudaSuccess ? TT_LAUNCH(kernel, blocks, threads, shared, d->stream, *p) : e;
+}
+
+// Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread, without spills).
+template <class T, int D> static cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
+{
+    enum { MT = 2, KEYS = D <= 64 ? 64 : 32 };
+    return attention_launch(d, attention_forward<T, D, MT, KEYS>, p, p->q.rows, 64 * MT, 1, 128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
+}
+
+template <class T, int D> static cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
+{
+    enum { QMT = D <= 96 ? 2 : 1, KEYS = D <= 96 ? 32 : 64, KMT = D <= 64 ? 2 : 1, QUERIES = D <= 64 || D > 96 ? 32 : 64 };
+    cudaError_t e = cudaSuccess;
+    if (p->dq.data && p->q.rows > 0)
+        e = attention_launch(d, attention_dq<T, D, QMT, KEYS>, p, p->q.rows, 64 * QMT, 1, 128, (2 * 64 * QMT + 4 * KEYS) * (D + 8) * sizeof(T));
+    if (e == cudaSuccess && (p->dk.data || p->dv.data))
+        e = attention_launch(d, attention_dkdv<T, D, KMT, QUERIES>, p, p->k.rows, 64 * KMT, 1, 128,
+                             (2 * 64 * KMT + 4 * QUERIES) * (D + 8) * sizeof(T) + 6 * QUERIES * sizeof(float));
+    return e;
+}
+
+template <class T> static cudaError_t attention_on(tt__device *d, const attention_args *p)
+{
+#define TT_ATTENTION_SIZE(D) if (p->head_size <= D) return p->dout.data ? attention_backward_on<T, D>(d, p) : attention_forward_on<T, D>(d, p)
+    TT_ATTENTION_SIZE(32);
+    TT_ATTENTION_SIZE(64);
+    TT_ATTENTION_SIZE(80);
+    TT_ATTENTION_SIZE(96);
+    TT_ATTENTION_SIZE(128);
+#undef TT_ATTENTION_SIZE
+    return cudaErrorInvalidValue;
+}
 
 static cudaError_t run_attention(tt__device *d, const tt__launch *l)
 {
@@ -1593,13 +2717,8 @@ static cudaError_t run_attention(tt__device *d, const tt__launch *l)
     p.out = l->out[0];
     p.lse = (float *)l->out[1].data;
     if (e != cudaSuccess || p.seqs < 1 || p.q.rows < 1) return e;
-    const unsigned parts = (unsigned)(p.head_size + 63) / 64;
-    return TT_LAUNCH(attention_forward_any, attention_blocks(&p, p.q.rows, 64) * parts, 256, 0, d->stream, p);
-}
-
-static bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 bytes
-{
-    return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
+    if (attention_fast(&p)) return p.q.dtype == TT_BF16 ? attention_on<bf16>(d, &p) : attention_on<f16>(d, &p);
+    return attention_launch(d, attention_forward_any, &p, p.q.rows, 64, (p.head_size + 63) / 64, 256, 0);
 }
 
 static cudaError_t attention_deltas(tt__device *d, const attention_args *p)
@@ -1624,12 +2743,11 @@ static cudaError_t run_attention_backward(tt__device *d, const tt__launch *l)
     p.dq = l->out[0]; p.dk = l->out[1]; p.dv = l->out[2];
     p.add_dq = l->add[0]; p.add_dk = l->add[1]; p.add_dv = l->add[2];
     if (e != cudaSuccess || p.seqs < 1) return e;
-    const unsigned parts = (unsigned)(p.head_size + 63) / 64;
     if (p.q.rows > 0) e = attention_deltas(d, &p);
-    if (e == cudaSuccess && p.dq.data && p.q.rows > 0)
-        e = TT_LAUNCH(attention_dq_any, attention_blocks(&p, p.q.rows, 64) * parts, 256, 0, d->stream, p);
-    if (e == cudaSuccess && (p.dk.data || p.dv.data)) // also where nobody asks: zeros
-        e = TT_LAUNCH(attention_dkdv_any, attention_blocks(&p, p.k.rows, 64) * parts, 256, 0, d->stream, p);
+    if (e == cudaSuccess && attention_fast(&p)) return p.q.dtype == TT_BF16 ? attention_on<bf16>(d, &p) : attention_on<f16>(d, &p);
+    const int parts = (p.head_size + 63) / 64;
+    if (e == cudaSuccess && p.dq.data && p.q.rows > 0) e = attention_launch(d, attention_dq_any, &p, p.q.rows, 64, parts, 256, 0);
+    if (e == cudaSuccess && (p.dk.data || p.dv.data)) e = attention_launch(d, attention_dkdv_any, &p, p.k.rows, 64, parts, 256, 0); // zeros where nobody asks
     return e;
 }
 
@@ -1961,6 +3079,21 @@ typedef cudaError_t (*tt_run_fn)(tt__device *d, const tt__launch *l);
 static tt_run_fn kernels_of(int op) // NULL: there are none
 {
     switch (op) {
+    case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
+    case TT__OP_ADD: return run_add;
+    case TT__OP_FILL: return run_fill;
+    case TT__OP_ACTIVATION: return run_activation;
+    case TT__OP_ACTIVATION_BACKWARD: return run_activation_backward;
+    case TT__OP_DROPOUT: return run_dropout;
+    case TT__OP_LAYERNORM: return run_layernorm;
+    case TT__OP_LAYERNORM_BACKWARD: return run_layernorm_backward;
+    case TT__OP_EMBEDDING: case TT__OP_GATHER_ROWS: return run_gather;
+    case TT__OP_EMBEDDING_BACKWARD: case TT__OP_GATHER_ROWS_BACKWARD: return run_table_backward;
+    case TT__OP_MEAN_POOL: return run_mean_pool;
+    case TT__OP_MEAN_POOL_BACKWARD: return run_mean_pool_backward;
+    case TT__OP_SET_ROWS: return run_set_rows;
+    case TT__OP_SET_ROWS_BACKWARD: return run_set_rows_backward;
+    case TT__OP_PATCHES: return run_patches;
     case TT__OP_CROSS_ENTROPY: return run_cross_entropy;
     case TT__OP_MEAN_SQUARED_ERROR: return run_mean_squared_error;
     case TT__OP_CROSS_ENTROPY_BACKWARD: return run_cross_entropy_backward;
@@ -1975,16 +3108,17 @@ static tt_run_fn kernels_of(int op) // NULL: there are none
     case TT__OP_LINEAR_DW: return run_linear_dw;
     case TT__OP_ATTENTION: return run_attention;
     case TT__OP_ATTENTION_BACKWARD: return run_attention_backward;
-    case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
-    case TT__OP_ADD: return run_add;
-    case TT__OP_FILL: return run_fill;
     default: return NULL;
     }
 }
 
 static const char *cuda_refuses(const tt__launch *l)
 {
-    if (!kernels_of(l->instr->op)) return "the CUDA backend has no kernel for it";
+    const int op = l->instr->op;
+    if (!kernels_of(op)) return "the CUDA backend has no kernel for it";
+    const bool sums_rows = op == TT__OP_LAYERNORM_BACKWARD || op == TT__OP_EMBEDDING_BACKWARD || op == TT__OP_GATHER_ROWS_BACKWARD || op == TT__OP_SET_ROWS_BACKWARD;
+    if (sums_rows && l->in[op == TT__OP_EMBEDDING_BACKWARD].cols > 1 << 20) return "the CUDA backend's kernel for it takes at most 2^20 columns";
+    if ((op == TT__OP_SET_ROWS || op == TT__OP_SET_ROWS_BACKWARD) && l->in[0].rows > 1 << 27) return "the CUDA backend's kernel for it takes at most 2^27 rows";
     return NULL;
 }
 
