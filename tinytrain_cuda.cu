@@ -1824,7 +1824,7 @@ template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(tt
             if (ADAM) {
                 m[k] = m[k] * b1 + d * (1 - b1);
                 v[k] = v[k] * b2 + d * d * (1 - b2);
-                p[k] = p[k] * keep - m[k] * step / (sqrtf(v[k]) * root + u.eps);
+                p[k] = p[k] * keep - __fdividef(m[k] * step, sqrtf(v[k]) * root + u.eps); // within 2 ulp of the step
             } else {
                 m[k] = m[k] * b1 + d;
                 if (t.m) d = u.nesterov ? d + m[k] * b1 : m[k];

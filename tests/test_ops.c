@@ -1627,13 +1627,44 @@ TEST(stochastic_rounding_is_unbiased)
     }
 }
 
+#ifdef TINYTRAIN_CUDA
+/* Runs an instruction, whose operands are the host's, on a GPU. */
+static bool run_on_cuda(const tt__launch *host)
+{
+    const tt__backend *b = &tt__cuda_backend;
+    char error[256] = "";
+    void *memory[TT__MAX_IN + TT__MAX_OUT + 1] = {0};
+    tt__launch l = *host;
+    tt__device *d = b->open(l.ctx, 0, error, sizeof error);
+    bool ok = report(d != NULL, "%s", error);
+    if (ok) ok = (l.slot = (tt__slot *)(memory[TT__MAX_IN + TT__MAX_OUT] = b->allocate(d, sizeof *l.slot))) != NULL && b->begin(d, l.slot, l.run) == TT_OK;
+    for (int to = 0; to < 2; to++) {
+        for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT && ok; k++) {
+            tt__mat *m = k < TT__MAX_IN ? &l.in[k] : &l.out[k - TT__MAX_IN];
+            const tt__mat *h = k < TT__MAX_IN ? &host->in[k] : &host->out[k - TT__MAX_IN];
+            size_t bytes = (size_t)(h->rows * h->ld) * tt_dtype_bytes(h->dtype);
+            if (!h->data) continue;
+            if (to) ok = b->read(d, h->data, m->data, bytes) == TT_OK;
+            else ok = (m->data = memory[k] = b->allocate(d, bytes)) != NULL && b->write(d, m->data, h->data, bytes) == TT_OK && b->wait(d) == TT_OK;
+        }
+        if (ok && !to) ok = b->launch(d, &l) == TT_OK;
+    }
+    if (d) report(ok, "%s", b->error(d));
+    for (int k = 0; k <= TT__MAX_IN + TT__MAX_OUT; k++) if (memory[k]) b->release(d, memory[k]);
+    b->close(d);
+    return ok;
+}
+#else
+static bool run_on_cuda(const tt__launch *host) { (void)host; return false; }
+#endif
+
 /* Each instruction set rounds as the functions above do with the documented numbers: halves of the words of Philox counter {element / 8}
    under the key of step, tensor and instruction. From 0 with a rate of 1, a step of SGD leaves the gradient's negative: numbers of every
    size, near the limits of both dtypes, infinite and not a number, in a last chunk that is no whole number of vectors. */
 TEST(stochastic_rounding_of_each_isa)
 {
     enum { N = 2 * TT__CHUNK + 1237 };
-    static const char *const isa[] = {"portable", "avx2", "avx512", "neon"};
+    static const char *const isa[] = {"portable", "avx2", "avx512", "neon", "cuda"};
     static const uint32_t edges[] = {0, 0x80000000, 1, 0x7fffff, 0x800000, 0x33000000, 0x33800001, 0x387fffff, 0x38800000, 0x477fdfff, 0x477fe000,
                                      0x477fefff, 0x477ff000, 0xc7800000, 0x7f7f0000, 0x7f7fffff, 0x7f800000, 0xff800000, 0x7f800001, 0xffc12345};
     static float g[N];
@@ -1641,9 +1672,9 @@ TEST(stochastic_rounding_of_each_isa)
     uint64_t s = 23;
     for (int e = 0; e < N; e++)
         g[e] = tt__float(e % 3 == 0 ? edges[e / 3 % TT__COUNT(edges)] : e % 3 == 1 ? test_random(&s) : (test_random(&s) & 0x8fffffff) + 0x32000000);
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < TT__COUNT(isa); k++) {
         if (!has_isa(isa[k])) continue;
-        for (int threads = 1; threads <= 2; threads++) {
+        for (int threads = 1; threads <= (is_cuda(isa[k]) ? 1 : 2); threads++) {
             for (int f16 = 0; f16 < 2; f16++) {
                 test_allocator a;
                 tt_context_options co = test_options(&a);
@@ -1666,13 +1697,17 @@ TEST(stochastic_rounding_of_each_isa)
                 l.run = &run;
                 l.in[0].data = g;
                 l.in[0].dtype = TT_F32;
+                l.in[0].rows = 1;
+                l.in[0].cols = l.in[0].ld = N;
                 l.in[1].data = clip;
+                l.in[1].rows = 1;
+                l.in[1].cols = l.in[1].ld = 2;
                 l.out[0].data = h;
                 l.out[0].dtype = f16 ? TT_F16 : TT_BF16;
                 l.out[0].rows = 1;
                 l.out[0].cols = l.out[0].ld = N;
                 l.workspace = calloc((size_t)threads * TT__ROW_BUFFERS, tt__row_bytes(TT__CHUNK));
-                CHECK(ctx->isa->run[TT__OP_SGD](&l) == TT_OK);
+                CHECK(is_cuda(isa[k]) ? run_on_cuda(&l) : ctx->isa->run[TT__OP_SGD](&l) == TT_OK);
                 uint64_t key = tt__stream_key(run.seed, TT__RANDOM_ROUNDING, 3, 7);
                 for (int e = 0; e < N; e++) {
                     uint32_t counter[4] = {(uint32_t)e / 8, 0, 0, 0}, u[4];
