@@ -598,41 +598,41 @@ static cudaError_t run_fill(tt__device *d, const tt__launch *l)
 }
 
 // y = act(x), and dx = dy act'(saved). Bytes: x and y, or dy, saved and dx once.
-struct op_act {
-    int kind;
+template <int ACT> struct op_act {
     __device__ void begin() {}
     __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         tt_load_8(v, g.a, r, c, n, g.vector);
-        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = tt_act(kind, v[j]);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = tt_act(ACT, v[j]);
         return true;
     }
 };
 
-struct op_act_backward {
-    int kind;
+template <int ACT> struct op_act_backward {
     __device__ void begin() {}
     __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         float saved[8];
         tt_load_8(v, g.a, r, c, n, g.vector);
         tt_load_8(saved, g.b, r, c, n, g.vector);
-        TT_UNROLL for (int j = 0; j < 8; j++) v[j] *= tt_act_slope(kind, saved[j]);
+        TT_UNROLL for (int j = 0; j < 8; j++) v[j] *= tt_act_slope(ACT, saved[j]);
         return true;
     }
 };
 
-static cudaError_t run_activation(tt__device *d, const tt__launch *l)
+template <template <int> class OP> static cudaError_t run_act(tt__device *d, const tt__launch *l)
 {
-    const op_act op = {l->instr->attr.act};
-    return run_groups(d, l->in[0], tt_no_operand, l->out[0], l->add[0], false, op);
+    switch (l->instr->attr.act) {
+    case TT__ACT_GELU: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_GELU>());
+    case TT__ACT_GELU_TANH: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_GELU_TANH>());
+    case TT__ACT_RELU: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_RELU>());
+    case TT__ACT_TANH: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_TANH>());
+    default: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_SILU>());
+    }
 }
 
-static cudaError_t run_activation_backward(tt__device *d, const tt__launch *l)
-{
-    const op_act_backward op = {l->instr->attr.act};
-    return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op);
-}
+static cudaError_t run_activation(tt__device *d, const tt__launch *l) { return run_act<op_act>(d, l); }
+static cudaError_t run_activation_backward(tt__device *d, const tt__launch *l) { return run_act<op_act_backward>(d, l); }
 
 // y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox block {r, c / 8, 0, 0}; r is
 // number[r] if that is not NULL. Bytes: x, residual and y once; some 12 integer operations an element for the random numbers.
@@ -946,31 +946,37 @@ template <int LANES> __device__ __forceinline__ int64_t tt_column(int group, int
     return vector ? ((int64_t)group * LANES + lane) * 8 + j : ((int64_t)group * 8 + j) * LANES + lane;
 }
 
-template <int V, int LANES> __device__ __forceinline__ void tt_load_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
+// Row r as it is, 16-bit numbers in vectors packed in the first half of their group; tt_widen_row makes them floats. In two steps so that loads
+// of several rows are under way at a time.
+template <int V, int LANES> __device__ __forceinline__ void tt_fetch_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
 {
-    if (!vector) {
-        TT_UNROLL for (int k = 0; k < V; k++)
-            TT_UNROLL for (int j = 0; j < 8; j++) {
-                const int64_t c = tt_column<LANES>(k, j, lane, false);
-                v[k][j] = c < m.cols ? tt_load_any(m.data, m.dtype, r * m.ld + c) : 0;
-            }
-    } else if (m.dtype == TT_F32) {
-        TT_UNROLL for (int k = 0; k < V; k++) {
-            const int64_t c = tt_column<LANES>(k, 0, lane, true);
+    TT_UNROLL for (int k = 0; k < V; k++) {
+        const int64_t c = tt_column<LANES>(k, 0, lane, vector), at = r * m.ld + c;
+        if (!vector) {
+            TT_UNROLL for (int j = 0; j < 8; j++) v[k][j] = c + j * LANES < m.cols ? tt_load_any(m.data, m.dtype, at + j * LANES) : 0;
+        } else if (m.dtype == TT_F32) {
             tt_load_8(v[k], m, r, c, c < m.cols ? 8 : 0, true);
-        }
-    } else {
-        uint4 u[V];
-        TT_UNROLL for (int k = 0; k < V; k++) {
-            const int64_t c = tt_column<LANES>(k, 0, lane, true);
-            u[k] = c < m.cols ? *(const uint4 *)((const uint16_t *)m.data + r * m.ld + c) : make_uint4(0, 0, 0, 0);
-        }
-        if (m.dtype == TT_BF16) {
-            TT_UNROLL for (int k = 0; k < V; k++) tt_widen8<bf16>(v[k], u[k]);
         } else {
-            TT_UNROLL for (int k = 0; k < V; k++) tt_widen8<f16>(v[k], u[k]);
+            const uint4 u = c < m.cols ? *(const uint4 *)((const uint16_t *)m.data + at) : make_uint4(0, 0, 0, 0);
+            v[k][0] = __uint_as_float(u.x); v[k][1] = __uint_as_float(u.y); v[k][2] = __uint_as_float(u.z); v[k][3] = __uint_as_float(u.w);
         }
     }
+}
+
+template <int V> __device__ __forceinline__ void tt_widen_row(float (&v)[V][8], tt_dtype dtype, bool vector)
+{
+    if (!vector || dtype == TT_F32) return;
+    TT_UNROLL for (int k = 0; k < V; k++) {
+        const uint4 u = make_uint4(__float_as_uint(v[k][0]), __float_as_uint(v[k][1]), __float_as_uint(v[k][2]), __float_as_uint(v[k][3]));
+        if (dtype == TT_BF16) tt_widen8<bf16>(v[k], u);
+        else tt_widen8<f16>(v[k], u);
+    }
+}
+
+template <int V, int LANES> __device__ __forceinline__ void tt_load_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
+{
+    tt_fetch_row<V, LANES>(v, m, r, lane, vector);
+    tt_widen_row(v, m.dtype, vector);
 }
 
 // m[r] = or += v.
@@ -1007,13 +1013,13 @@ template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
     tt_load_row<V, LANES>(v, x, r, lane, vector);
     TT_UNROLL for (int k = 0; k < V; k++)
         TT_UNROLL for (int j = 0; j < 8; j++) sum += v[k][j];
-    const float mean = tt_row_sum<LANES>(sum) / (float)x.cols;
+    const float each = 1.0f / (float)x.cols, mean = tt_row_sum<LANES>(sum) * each;
     TT_UNROLL for (int k = 0; k < V; k++)
         TT_UNROLL for (int j = 0; j < 8; j++) {
             v[k][j] -= mean;
             if (tt_column<LANES>(k, j, lane, vector) < x.cols) squares += v[k][j] * v[k][j];
         }
-    const float rstd = 1.0f / sqrtf(tt_row_sum<LANES>(squares) / (float)x.cols + eps);
+    const float rstd = rsqrtf(tt_row_sum<LANES>(squares) * each + eps);
     tt_load_row<V, LANES>(u, w, 0, lane, vector);
     TT_UNROLL for (int k = 0; k < V; k++)
         TT_UNROLL for (int j = 0; j < 8; j++) v[k][j] *= rstd * u[k][j];
@@ -1083,6 +1089,7 @@ template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each, float *partial, bool add, bool vector)
 {
     constexpr int TEAMS = TT_ROW_THREADS / LANES;
+    const float each = 1.0f / (float)x.cols;
     const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
     const int64_t from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
     float dw[V][8], db[V][8];
@@ -1090,9 +1097,11 @@ template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
         TT_UNROLL for (int j = 0; j < 8; j++) dw[k][j] = db[k][j] = 0;
     for (int64_t r = from + team; r < to; r += TEAMS) {
         float g[V][8], n[V][8], scale[V][8], sum_g = 0, sum_gn = 0;
-        tt_load_row<V, LANES>(g, dy, r, lane, vector);
-        tt_load_row<V, LANES>(n, x, r, lane, vector);
+        tt_fetch_row<V, LANES>(g, dy, r, lane, vector);
+        tt_fetch_row<V, LANES>(n, x, r, lane, vector);
         tt_load_row<V, LANES>(scale, w, 0, lane, vector);
+        tt_widen_row(g, dy.dtype, vector);
+        tt_widen_row(n, x.dtype, vector);
         const float mean = ((const float *)stats.data)[r * stats.ld], rstd = ((const float *)stats.data)[r * stats.ld + 1];
         TT_UNROLL for (int k = 0; k < V; k++)
             TT_UNROLL for (int j = 0; j < 8; j++) { // beyond the last column g is 0
@@ -1104,7 +1113,7 @@ template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
                 sum_gn += g[k][j] * n[k][j];
             }
         if (!dx.data) continue;
-        const float avg_g = tt_row_sum<LANES>(sum_g) / (float)x.cols, avg_gn = tt_row_sum<LANES>(sum_gn) / (float)x.cols;
+        const float avg_g = tt_row_sum<LANES>(sum_g) * each, avg_gn = tt_row_sum<LANES>(sum_gn) * each;
         TT_UNROLL for (int k = 0; k < V; k++)
             TT_UNROLL for (int j = 0; j < 8; j++) g[k][j] = (g[k][j] - avg_g - n[k][j] * avg_gn) * rstd;
         tt_store_row<V, LANES>(dx, r, lane, vector, add, g);
@@ -1243,7 +1252,7 @@ __global__ void __launch_bounds__(TT_ROW_THREADS) scatter_digits(const int32_t *
             const unsigned lower = same & ((1u << lane) - 1);
             rank[u] = place[warp][digit] + (unsigned)__popc(lower);
             __syncwarp();
-            if (k < to && !lower) place[warp][digit] += (unsigned)__popc(same);
+            if (k < to && !lower) place[warp][digit] = rank[u] + (unsigned)__popc(same);
             __syncwarp();
         }
         __syncthreads();

@@ -807,7 +807,8 @@ TEST(plans_for_another_device)
             size_t q = in->op == TT__OP_ATTENTION_BACKWARD ? (size_t)p->t->values[in->in[1]].shape.rows : 0; /* the last attention has one query a sequence */
             bool listed = q ? in->in[7] != 0 : in->op == TT__OP_ATTENTION && in->in[4]; /* which rows ask: their order takes starts and two numbers a row */
             size_t wanted = q || listed ? (q * (size_t)e->heads * 4 + 255) / 256 * 256 + (listed ? ((size_t)(3 * e->seqs + 1) * 4 + 255) / 256 * 256 : 0)
-                          : in->op == TT__OP_EMBEDDING_BACKWARD ? (rows * 4 + 255) / 256 * 256 * 4 : 0;
+                          : in->op == TT__OP_EMBEDDING_BACKWARD ? (rows * 4 + 255) / 256 * 256 * 4
+                          : in->op == TT__OP_GATHER_ROWS_BACKWARD ? ((size_t)e->seqs * 4 + 255) / 256 * 256 * 4 : 0;
             CHECK(in->workspace == wanted && in->workspace_place % 256 == 0);
             CHECK(!q || q == rows || q == (size_t)e->seqs);
             attention += in->op == TT__OP_ATTENTION_BACKWARD && q == rows;
