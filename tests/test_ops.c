@@ -1321,7 +1321,7 @@ TEST(activations_far_from_zero)
 /* Masks are those of the documented generator in every step and micro-batch, the same when run again, different elsewhere. */
 TEST(dropout_masks)
 {
-    static const size_set size = {"masks", 3, 37, 1, 1, 1, {150, 50}, NULL};
+    static const size_set size = {"masks", 3, 37, 1, 1, 1, {150, 50}, NULL, false};
     const uint32_t zero[4] = {0, 0, 0, 0};
     uint32_t u[4];
     double first[4] = {0, 0, 0, 0};
