@@ -21,12 +21,17 @@ ifeq ($(origin CXX),default)
 CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC))))
 endif
 # Of tests/NAME.c, those that run with tinytrain_cuda.cu on the emulator too, with TINYTRAIN_DEVICE=cuda.
-CUDA_TESTS      ?= test_ops
-CUDA_T_test_ops := reference_cuda gradient_cuda
+CUDA_TESTS         ?= test_ops test_models
+CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa
+CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true
+# Whole models: on a GPU, and in the fastest of the emulator's builds.
+EMU_CUDA_plain := $(CUDA_TESTS)
+EMU_CUDA_asan  := $(filter-out test_models,$(CUDA_TESTS))
+EMU_CUDA_trace := $(EMU_CUDA_asan)
 ifneq ($(EMU_BUILDS),)
 HAVE_CXX := $(shell command -v $(firstword $(CXX)))
 EMU_LOGS := $(if $(HAVE_CXX),$(foreach b,$(EMU_BUILDS),$(patsubst %.cu,$(B)/cuda_emu/%.$(b).log,$(notdir $(EMU_TESTS))) \
-            $(addprefix $(B)/cuda_emu/,$(CUDA_TESTS:%=%.$(b).log))),$(B)/cuda_emu.log)
+            $(addprefix $(B)/cuda_emu/,$(EMU_CUDA_$(b):%=%.$(b).log))),$(B)/cuda_emu.log)
 endif
 TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)

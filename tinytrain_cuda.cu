@@ -2371,12 +2371,12 @@ __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int h
     }
 }
 
-// Rows of the batch of a warp's queries, in the forward and dq: [m][h] is that of row 16 m + 8 h + lane / 4. Those from count on are the last's.
-template <int MT> __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first, int count)
+// Rows of the batch of a warp's queries, in the forward and dq: [m][h] is that of row mine + 16 m + 8 h + lane / 4 of the tile. Those from count on are the last's.
+template <int MT> __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first, int count, int mine)
 {
     TT_UNROLL for (int m = 0; m < MT; m++)
         TT_UNROLL for (int h = 0; h < 2; h++) {
-            const int query = first + max(0, min(16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1));
+            const int query = first + min(mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1);
             row[m][h] = p.query_row ? p.query_row[query] : query;
         }
 }
@@ -2423,7 +2423,7 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
     tt_cp_async_commit();
     const int all = !p.causal ? t.length : p.query_row ? 1 : t.at + mine + 1; // keys that all of the warp's queries see
     int row[MT][2];
-    attention_rows_of(row, p, first + mine, count - mine);
+    attention_rows_of(row, p, first, count, mine);
     float most[MT][2], sum[MT][2], out[MT][D / 8][4];
     TT_UNROLL for (int m = 0; m < MT; m++) {
         TT_UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
@@ -2504,7 +2504,7 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
     tt_cp_async_commit();
     const int all = !p.causal ? t.length : p.query_row ? 1 : t.at + mine + 1; // keys that all of the warp's queries see
     int row[MT][2];
-    attention_rows_of(row, p, first + mine, count - mine);
+    attention_rows_of(row, p, first, count, mine);
     float lse[MT][2], delta[MT][2], dq[MT][D / 8][4];
     TT_UNROLL for (int m = 0; m < MT; m++) {
         TT_UNROLL for (int h = 0; h < 2; h++) {
