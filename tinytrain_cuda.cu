@@ -2186,7 +2186,7 @@ __device__ __forceinline__ void attention_gradient(const attention_args &p, floa
     weight = kept ? w : 0;
 }
 
-__global__ __launch_bounds__(256, 2) void attention_dq_any(attention_args p)
+__global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
 {
     TT_SHARED(float, stage, [ATTENTION_STAGE]);
     TT_SHARED(float, tile, [64 * ATTENTION_PITCH]);
