@@ -29,6 +29,8 @@
                                  in that file: leave these instruction sets out (NO_AVX2: both), for faster debug builds
      TINYTRAIN_CBLAS             in that file: a CBLAS (<cblas.h>; link one, for example -lopenblas) multiplies matrices of fp32, but
                                  for those of few rows. Its threads are its own (OpenBLAS: environment OPENBLAS_NUM_THREADS)
+     TINYTRAIN_CUDA              in that file: device "cuda" runs; compile tinytrain_cuda.cu with nvcc and link it, cublasLt and cudart
+     TINYTRAIN_BACKEND           in a file that is a backend, as tinytrain_cuda.cu: what it gets and must have (>>backend)
      NDEBUG                      in that file: the verifier, which checks the program after each pass, is off by default
      _GNU_SOURCE is defined by that file if it is not yet; so include the header first there.
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation (-O2); no -march flag
@@ -39,8 +41,8 @@
      models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or tt_train_batch and
                tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See examples/distilbert_imdb.c and examples/vit_l16.c.
      tape      your own model: a struct of tt_param and a function that records ops; tt_compile, tt_set, tt_step, tt_get.
-     ops       a row in TT__OPS (>>tape), a shape rule, a backward builder (>>autodiff), a CPU kernel (>>cpu), and one line in each
-               of the two generic tests (tests/test_ops.c).
+     ops       a row in TT__OPS (>>backend), a shape rule (>>tape), a backward builder (>>autodiff), a CPU kernel (>>cpu), and one line in each
+               of the two generic tests (tests/test_ops.c); its CUDA kernels in tinytrain_cuda.cu.
 
    ROWS
      Activations are (rows, width); rows are the tokens of all sequences one after another, without padding. Attention and
@@ -79,12 +81,12 @@
      aborts or prints; the default logger writes warnings and errors to stderr.
 
    LIMITS
-     Runs on CPUs only; CUDA devices are planned for. Matmuls add up in fp32 whatever the dtype of their operands; dot products of bf16
+     One device; on device "cuda" (compute capability 8.0 and later) all ops. Matmuls add up in fp32 whatever the dtype of their operands; dot products of bf16
      take subnormals as 0 and, on Arm, round to odd. Little-endian machines. At most 4 dimensions for parameters, 2 for activations;
-     2^31 rows. Cross-entropy holds its logits whole.
+     2^31 rows. Cross-entropy with 16-bit gradients, or of logits that something else reads too, holds them whole.
 
    SECTIONS (search for the tag)
-     >>api  >>base  >>tape  >>backend  >>autodiff  >>passes  >>planner  >>cpu  >>program  >>optim  >>formats  >>models  >>trainer
+     >>api  >>backend  >>base  >>tape  >>autodiff  >>passes  >>planner  >>cpu  >>program  >>optim  >>formats  >>models  >>trainer
      Each stands only on those before it. */
 
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(_GNU_SOURCE)
@@ -898,7 +900,7 @@ typedef struct tt__instr {
 } tt__instr;
 
 /* ------------------------------------------------------------------------------------------------- the op table
-   X(OP, name, inputs, outputs, flags). OP names everything else: tt__shape_OP (here), tt__backward_OP (autodiff),
+   X(OP, name, inputs, outputs, flags). OP names everything else: tt__shape_OP (tape), tt__backward_OP (autodiff),
    TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
 #define TT__GRAD 1      /* has a backward builder                                                                   */
 #define TT__INPLACE0 2  /* out[0] may take the place of in[0] when that dies here                                    */
