@@ -107,7 +107,7 @@ def check_flags(text):
         program = next((w for w in words[:2] if re.match(r"(\./)?(build|bench|tests|examples)/", w)), None)
         if not flags or not program:
             continue
-        path = re.sub(r"^(\./)?build/", B + "/", program)
+        path = re.sub(r"^(\./)?build/(cuda/)?", B + "/", program)   # the same program, built for a GPU
         name = os.path.basename(program)
         path = next((p for p in (f"bench/{name}.c", f"bench/peers/{name}.c", path) if os.path.exists(p)), None)
         if not path:
