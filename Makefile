@@ -176,7 +176,7 @@ cuda: $(CUDA_PROGRAMS)
 $(B)/cuda/tinytrain_cuda.o: tinytrain_cuda.cu tinytrain.h $(B)/flags
 	@mkdir -p $(@D)
 	$(NVCC) -O3 -std=c++17 -Werror all-warnings -Xptxas -v $(CUDA_CODE) -I. -c $< -o $@ 2> $@.txt || { cat $@.txt >&2; exit 1; }
-	@grep -B 1 -E 'spill' $@.txt | grep -E -v '^--|0 bytes spill stores, 0 bytes spill loads' | grep -A 1 Function || true
+	@! grep -B 1 -E '[1-9][0-9]* bytes spill' $@.txt || { echo 'registers are spilled' >&2; rm $@; exit 1; }
 
 $(B)/cuda/%: examples/%.c $(B)/cuda/tinytrain_cuda.o
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. $< $(B)/cuda/tinytrain_cuda.o -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)

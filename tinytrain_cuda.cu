@@ -1827,7 +1827,9 @@ template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(tt
         tt_load8(g, t.g, t.types[0], i, left, t.wide);
         tt_load8(p, t.p, t.types[1], i, left, t.wide);
         if (ADAM || t.m) tt_load8(m, t.m, t.types[2], i, left, t.wide);
-        if (ADAM) tt_load8(v, t.v, t.types[3], i, left, t.wide);
+        if (ADAM) {
+            tt_load8(v, t.v, t.types[3], i, left, t.wide);
+        }
         TT_UNROLL for (int k = 0; k < 8; k++) {
             float d = g[k] * factor + p[k] * l2;
             if (ADAM) {
