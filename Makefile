@@ -15,7 +15,7 @@ TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 BENCHES  := $(patsubst bench/%.c,$(B)/%,$(wildcard bench/*.c))
-MEASURED := $(addprefix $(B)/,gemm attention rows step tokenize)
+MEASURED := $(addprefix $(B)/,gemm attention rows step tokenize images)
 # make bench-peers LLMC=dir, a checkout of github.com/karpathy/llm.c: its CPU program too, with the flags of its Makefile.
 LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
 PROGRAMS := $(patsubst tests/%.c,$(B)/%,$(TESTS))
