@@ -37,14 +37,10 @@ TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 BENCHES  := $(patsubst bench/%.c,$(B)/%,$(wildcard bench/*.c))
-<<<<<<< HEAD
-MEASURED := $(addprefix $(B)/,gemm attention rows step tokenize)
+MEASURED := $(addprefix $(B)/,gemm attention rows step tokenize images)
 # What make bench-peers has pip install for PyTorch: a requirement and options. PyPI's torch for Linux brings CUDA (5.6 GB); PyTorch's own
 # index of CPU builds does not: TORCH='torch --index-url URL'.
 TORCH  ?= torch
-=======
-MEASURED := $(addprefix $(B)/,gemm attention rows step tokenize images)
->>>>>>> bbce98a41ef5e8d33fd86eb482962c1b86b4d32c
 # make bench-peers LLMC=dir, a checkout of github.com/karpathy/llm.c: its CPU program too, with the flags of its Makefile.
 LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
 PROGRAMS := $(patsubst tests/%.c,$(B)/%,$(TESTS))

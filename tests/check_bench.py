@@ -15,15 +15,10 @@ B = os.environ.get("B", "build")
 KEYS = ["name", "value", "unit", "peak", "of_peak", "peer", "ratio"]
 RUNS = ["gemm --seconds 0 --rows 64 --in 96 --out 80", "gemm --seconds 0 --rows 9 --in 33 --out 17 --precision bf16-true --threads 1",
         "attention --seconds 0", "rows --seconds 0", "tokenize", "step --layers 1 --seqs 1 --length 16 --steps 1",
-<<<<<<< HEAD
-        "step --vit Ti/16 --pixels 32 --layers 1 --seqs 1 --steps 1"]
-REFUSED = ["gemm --precision foo", "tokenize --precision x", "rows --seconds", "attention --nonsense", "step --length 600", "gemm --rows 4"]
-LIBRARIES = ["gemm_openblas", "gemm_onednn"]
-=======
         "step --vit Ti/16 --pixels 32 --layers 1 --seqs 1 --steps 1", "images --seconds 0 --vit Ti/16 --from 48 --pixels 32 --seqs 1 --steps 1"]
 REFUSED = ["gemm --precision foo", "tokenize --precision x", "rows --seconds", "attention --nonsense", "step --length 600", "gemm --rows 4",
            "images --from 70000"]
->>>>>>> bbce98a41ef5e8d33fd86eb482962c1b86b4d32c
+LIBRARIES = ["gemm_openblas", "gemm_onednn"]
 failed = passed = 0
 
 
