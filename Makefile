@@ -50,7 +50,7 @@ NVCC       ?= $(CUDA_HOME)/bin/nvcc
 CUDA_ARCHS ?= 80 90a 100
 CUDA_CODE   = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_90,code=compute_90
 CUDA_LIBS  := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart -lstdc++
-CUDA_PROGRAMS := $(patsubst examples/%.c,$(B)/cuda/%,$(wildcard examples/*.c)) $(B)/cuda/step $(CUDA_TESTS:%=$(B)/cuda/%)
+CUDA_PROGRAMS := $(patsubst examples/%.c,$(B)/cuda/%,$(wildcard examples/*.c)) $(CUDA_TESTS:%=$(B)/cuda/%)
 ifneq ($(TINYTRAIN_CUDA),)
 GPU_LOGS := $(CUDA_TESTS:%=$(B)/cuda/%.log)
 endif
@@ -71,7 +71,7 @@ help:
 	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with;'
 	@echo '                  LLMC=dir: also those of llm.c, from a checkout; TORCH=...: what pip installs as PyTorch (torch)'
 	@echo 'make bench-programs  build what those comparisons run here, without the environment'
-	@echo 'make cuda         examples, the step benchmark and tests for NVIDIA GPUs, as $(B)/cuda/NAME (CUDA_HOME, NVCC, CUDA_ARCHS);'
+	@echo 'make cuda         examples and tests for NVIDIA GPUs, as $(B)/cuda/NAME (CUDA_HOME, NVCC, CUDA_ARCHS);'
 	@echo '                  TINYTRAIN_CUDA=1 make test runs these tests too'
 	@echo 'make install      header and pkg-config file, below PREFIX ($(PREFIX)) and DESTDIR'
 	@echo 'make clean        remove $(B)'
@@ -139,7 +139,7 @@ EMU_LINK_asan     := $(EMU_SANITIZE)
 EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x80000 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace
-EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/cuda_emu/sample.cu
+EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/cuda_emu/sample.cu tinytrain_cuda.cu
 
 define emu_rules
 EMU_OBJECTS_$(1) := $(patsubst %,$(B)/cuda_emu/%.$(1).o,$(EMU_PARTS) $(EMU_PARTS_$(1)))
@@ -149,7 +149,7 @@ $$(EMU_OBJECTS_$(1)): $(B)/cuda_emu/%.$(1).o: tests/cuda_emu/%.cpp $(wildcard te
 $(B)/cuda_emu/%.$(1): tests/cuda_emu/%.cu $$(EMU_SOURCES) $$(EMU_OBJECTS_$(1)) $(B)/flags
 	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) -Itests/cuda_emu -I. -x c++ -c $$< -o $$@.o
 	$$(CXX) $$(EMU_LINK_$(1)) $$@.o $$(EMU_OBJECTS_$(1)) -o $$@ $$(LIBS)
-$(B)/cuda_emu/%.$(1): tests/%.cu $(wildcard tinytrain_cuda.cu) tinytrain.h $$(EMU_SOURCES) $$(EMU_OBJECTS_$(1)) $(B)/flags
+$(B)/cuda_emu/%.$(1): tests/%.cu tinytrain.h $$(EMU_SOURCES) $$(EMU_OBJECTS_$(1)) $(B)/flags
 	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) -Itests/cuda_emu -I. -x c++ -c $$< -o $$@.o
 	$$(CXX) $$(EMU_LINK_$(1)) $$@.o $$(EMU_OBJECTS_$(1)) -o $$@ $$(LIBS)
 $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
@@ -179,8 +179,6 @@ $(B)/cuda/tinytrain_cuda.o: tinytrain_cuda.cu tinytrain.h $(B)/flags
 	@! grep -B 1 -E '[1-9][0-9]* bytes spill' $@.txt || { echo 'registers are spilled' >&2; rm $@; exit 1; }
 
 $(B)/cuda/%: examples/%.c $(B)/cuda/tinytrain_cuda.o
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. $< $(B)/cuda/tinytrain_cuda.o -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
-$(B)/cuda/%: bench/%.c bench/bench.h $(B)/cuda/tinytrain_cuda.o
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. $< $(B)/cuda/tinytrain_cuda.o -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
 $(B)/cuda/%: tests/%.c tests/test.h $(B)/cuda/tinytrain_cuda.o
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. $< $(B)/cuda/tinytrain_cuda.o -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)

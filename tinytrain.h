@@ -41,8 +41,8 @@
      models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or tt_train_batch and
                tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See examples/distilbert_imdb.c and examples/vit_l16.c.
      tape      your own model: a struct of tt_param and a function that records ops; tt_compile, tt_set, tt_step, tt_get.
-     ops       a row in TT__OPS (>>backend), a shape rule (>>tape), a backward builder (>>autodiff), a CPU kernel (>>cpu), and one line in each
-               of the two generic tests (tests/test_ops.c); its CUDA kernels in tinytrain_cuda.cu.
+     ops       a row in TT__OPS (>>backend), a shape rule (>>tape), a backward builder (>>autodiff), a CPU kernel (>>cpu), CUDA's
+               (tinytrain_cuda.cu), and one line in each of the two generic tests (tests/test_ops.c).
 
    ROWS
      Activations are (rows, width); rows are the tokens of all sequences one after another, without padding. Attention and
@@ -81,9 +81,9 @@
      aborts or prints; the default logger writes warnings and errors to stderr.
 
    LIMITS
-     One device; on device "cuda" (compute capability 8.0 and later) all ops. Matmuls add up in fp32 whatever the dtype of their operands; dot products of bf16
-     take subnormals as 0 and, on Arm, round to odd. Little-endian machines. At most 4 dimensions for parameters, 2 for activations;
-     2^31 rows. Cross-entropy with 16-bit gradients, or of logits that something else reads too, holds them whole.
+     One device. "cuda" has all ops and needs compute capability 8.0. Matmuls add up in fp32 whatever the dtype of their operands; dot
+     products of bf16 take subnormals as 0 and, on Arm, round to odd. Little-endian machines. At most 4 dimensions for parameters, 2 for
+     activations; 2^31 rows. Cross-entropy with 16-bit gradients, or of logits that something else reads too, holds them whole.
 
    SECTIONS (search for the tag)
      >>api  >>backend  >>base  >>tape  >>autodiff  >>passes  >>planner  >>cpu  >>program  >>optim  >>formats  >>models  >>trainer
@@ -376,10 +376,10 @@ typedef struct tt_compile_options {
     bool accumulate;                /* steps of several micro-batches: gradients persist between them. Default false  */
     tt_optimizer_options optimizer;
     size_t memory_budget;           /* bytes; tt_compile fails with TT_ERR_BUDGET if the plan needs more. 0: no limit  */
-    const char *device;             /* kind of device: "cpu" or "cuda"; NULL, the default: what the environment's TINYTRAIN_DEVICE says,
-                                       else "cpu". A program for one that this build
-                                       cannot run is there to be planned: it takes no part of the parameters' memory, its plan
-                                       counts them whole, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED */
+    const char *device;             /* kind of device: "cpu" or "cuda"; NULL, the default: what the environment's TINYTRAIN_DEVICE
+                                       says, else "cpu". A program for one that this build cannot run is there to be planned: it takes
+                                       no part of the parameters' memory, its plan counts them whole, and tt_allocate, tt_set and runs
+                                       fail with TT_ERR_UNSUPPORTED. TT_ERR_DEVICE from these: the device is not there, or failed */
     tt_program *share;              /* a program that never runs at the same time: use its arena. Of the same device. Default NULL */
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
@@ -815,7 +815,8 @@ typedef struct tt_fit_event {
     int64_t step, steps;           /* steps done of this epoch; of an epoch                                          */
     double loss, accuracy;         /* mean over this epoch so far                                                    */
     double tokens_per_second;      /* since tt_fit began, validation left out; of images: images                     */
-    double of_peak;                /* share of tt_measured_peak that matmuls and attention reach, over the same time  */
+    double of_peak;                /* share of tt_measured_peak that matmuls and attention reach, over the same time; 0 where that
+                                      is not the device's peak                                                        */
     bool images;                   /* the model reads these                                                          */
     double seconds_left;           /* of all epochs, validation left out                                             */
     const tt_stats *validation;    /* after the last step of an epoch; else NULL                                     */
@@ -3387,7 +3388,9 @@ static void tt__pass_fuse_loss(tt_tape *t, int32_t root)
             }
             for (int b = k + 1; b <= last; b++)
                 for (int j = 0; j < TT__MAX_IN; j++) reads += t->code[b].in[j] && t->values[t->code[b].in[j]].base == ce.out[0];
-            if (fused.out[3] && t->values[fused.out[3]].shape.dtype != TT_F32) continue;
+            bool rounds = false;
+            for (int o = 3; o < 5; o++) rounds |= fused.out[o] && t->values[fused.out[o]].shape.dtype != TT_F32;
+            if (rounds) continue;
             if (reads || t->code[back].add || t->values[d].base != d || tt__uses(t, d) != last - back) continue;
         }
         if (tt__uses(t, logits) != 1 + (back >= 0)) continue;
@@ -13890,8 +13893,10 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
     }
     tt__print(&text, "epoch %lld/%lld [", (long long)e->epoch + 1, (long long)e->epochs);
     for (int k = 1; k <= 20; k++) tt__print(&text, "%c", k * e->steps <= 20 * e->step ? '#' : '.');
-    tt__print(&text, "] %lld/%lld  loss %.4f  accuracy %.3f  %.0f %s/s  %.0f%% of peak  ETA %d:%02d", (long long)e->step, (long long)e->steps, e->loss, e->accuracy,
-              e->tokens_per_second, e->images ? "images" : "tokens", 100 * e->of_peak, (int)e->seconds_left / 60, (int)e->seconds_left % 60);
+    tt__print(&text, "] %lld/%lld  loss %.4f  accuracy %.3f  %.0f %s/s", (long long)e->step, (long long)e->steps, e->loss, e->accuracy, e->tokens_per_second,
+              e->images ? "images" : "tokens");
+    if (e->of_peak > 0) tt__print(&text, "  %.0f%% of peak", 100 * e->of_peak);
+    tt__print(&text, "  ETA %d:%02d", (int)e->seconds_left / 60, (int)e->seconds_left % 60);
     return text.length;
 }
 
@@ -14013,7 +14018,7 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
     e.loss = f->p.targets > 0 ? f->p.loss_sum / f->p.targets : 0;
     e.accuracy = f->p.targets > 0 ? f->p.correct / f->p.targets : 0;
     e.tokens_per_second = seconds > 0 ? f->tokens / seconds : 0;
-    e.of_peak = seconds > 0 ? f->flops / seconds / f->peak : 0;
+    e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
     e.images = f->r->model.image_bytes > 0;
     e.seconds_left = done > f->first_step ? seconds / (double)(done - f->first_step) * (double)(f->o.epochs * f->steps - done) : 0;
     e.validation = validation;
@@ -14125,7 +14130,7 @@ tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const t
     f->steps = tt_loader_steps(train);
     tt_status status = tt__fit_begin(f);
     bool began = status == TT_OK;
-    f->peak = tt_measured_peak(ctx);
+    f->peak = r->train->kind->host ? tt_measured_peak(ctx) : 0;
     f->first_step = f->p.epoch * f->steps + f->p.step;
     f->started = f->saved = tt__seconds();
     while (status == TT_OK && f->p.epoch < f->o.epochs && !tt__fit_stopped(f)) {

@@ -1,7 +1,7 @@
 // tinytrain_cuda.cu - tinytrain's backend for NVIDIA GPUs.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -c tinytrain_cuda.cu
-//     cc -O2 -DTINYTRAIN_CUDA program.c tinytrain_cuda.o -lcudart -lcublas -lcublasLt -lstdc++ -lm -lpthread
+//     cc -O2 -DTINYTRAIN_CUDA program.c tinytrain_cuda.o -lcublasLt -lcudart -lstdc++ -lm -lpthread
 //
 // Compile a program with device = "cuda" and it runs here: the same tape, passes and plan as on the CPU, other kernels.
 //
@@ -21,8 +21,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef TT_PORTABILITY_ONLY // what the emulator's own tests want of this file
 #define TINYTRAIN_BACKEND
 #include "tinytrain.h"
+#endif
 
 // ================================================================================================== portability
 // The only place with inline assembly, and the only one that knows of the emulator (tests/cuda_emu), whose header defines TT_EMULATE and
@@ -114,6 +116,8 @@ __device__ __forceinline__ void tt_cp_async_16(void *to, const void *from, int b
 __device__ __forceinline__ void tt_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void tt_cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 #endif
+
+#ifndef TT_PORTABILITY_ONLY
 
 // ================================================================================================== device
 // Memory, copies, and what a program keeps on the device.
@@ -3031,15 +3035,6 @@ __global__ void __launch_bounds__(256) column_sums(float *partial, tt__mat dy, i
     }
 }
 
-__global__ void __launch_bounds__(256) finish_column_sums(tt__mat to, const float *partial, int64_t chunks, bool add)
-{
-    int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    float sum = 0;
-    if (j >= to.cols) return;
-    for (int64_t c = 0; c < chunks; c++) sum += partial[c * to.cols + j];
-    tt_store_any(to.data, to.dtype, j, add ? sum + tt_load_any(to.data, to.dtype, j) : sum);
-}
-
 static cudaError_t tt_column_sums(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
 {
     float *partial = (float *)l->resident;
@@ -3049,7 +3044,7 @@ static cudaError_t tt_column_sums(tt__device *d, const tt__launch *l, const tt__
     int64_t rows = (dy->rows + chunks - 1) / chunks;
     chunks = (dy->rows + rows - 1) / rows;
     cudaError_t e = TT_LAUNCH(column_sums, dim3(tt_blocks(dy->cols, 32), (unsigned)chunks), 256, 0, d->stream, partial, *dy, rows);
-    if (e == cudaSuccess) e = TT_LAUNCH(finish_column_sums, tt_blocks(dy->cols, 256), 256, 0, d->stream, *to, partial, chunks, add);
+    if (e == cudaSuccess) e = run_finish_sums(d, partial, chunks, dy->cols, to, add);
     return e;
 }
 
@@ -3152,3 +3147,5 @@ extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill,
     cuda_read, cuda_wait, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
 };
+
+#endif // TT_PORTABILITY_ONLY

@@ -1236,6 +1236,9 @@ TEST(fit_in_a_line)
     e.images = true, e.step = 52, e.seconds_left = 0;
     tt_fit_text(&e, line, sizeof line);
     CHECK(strcmp(line, "epoch 2/6 [####################] 52/52  loss 0.1235  accuracy 0.988  55692 images/s  29% of peak  ETA 0:00") == 0);
+    e.of_peak = 0;
+    tt_fit_text(&e, line, sizeof line);
+    CHECK(strcmp(line, "epoch 2/6 [####################] 52/52  loss 0.1235  accuracy 0.988  55692 images/s  ETA 0:00") == 0);
     s.loss = 0.5, s.correct = 3, s.targets = 4;
     e.validation = &s, e.best = true;
     tt_fit_text(&e, line, sizeof line);

@@ -17,7 +17,7 @@
 // are chains of a graph of operations, of which a seeded scheduler picks the next. See emu_control.h for what a test can set and ask.
 //
 // Rules for the .cu; what breaks them does not compile, or is reported, or makes results differ from a GPU's:
-//   1. Launch with TT_LAUNCH, shared memory with TT_SHARED and TT_DYN_SHARED, inline assembly only in the portability block (sample.cu).
+//   1. Launch with TT_LAUNCH, shared memory with TT_SHARED and TT_DYN_SHARED, inline assembly only in its portability block.
 //   2. No __device__ or __constant__ variables, no static variables in kernels: virtual devices would share them.
 //   3. Blocks are multiples of 32 threads. Every thread reaches every __syncthreads; every lane of a mask reaches its warp operation.
 //      Shuffles do not order memory, __syncwarp does.
@@ -569,7 +569,7 @@ EMU_FP8(__nv_fp8_e4m3, __NV_E4M3)
 EMU_FP8(__nv_fp8_e5m2, __NV_E5M2)
 
 // ================================================================================================== the portability block's functions
-// What tinytrain_cuda.cu gets from inline assembly under nvcc; sample.cu has those twins and says what each does.
+// What tinytrain_cuda.cu gets from inline assembly under nvcc; its portability block has those twins and says what each does.
 template <class T> void tt_mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE)
 {
     static_assert(std::is_same<T, __half>::value || std::is_same<T, __nv_bfloat16>::value, "mma of __half or __nv_bfloat16");
