@@ -764,7 +764,7 @@ typedef struct tt_train_options {
     const char *precision, *residual; /* as tt_compile_options. Default "32-true", NULL                                */
     tt_loss_scale loss_scale;        /* as tt_compile_options                                                         */
     const char *recompute;           /* as tt_compile_options. Default "cheap"                                        */
-    const char *device;              /* as tt_compile_options. Default "cpu"                                          */
+    const char *device;              /* as tt_compile_options. Default NULL: as the environment says, else "cpu"       */
     float label_smoothing;           /* default 0                                                                    */
     int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens. max_tokens: text only */
     bool accumulate;                 /* steps may have several micro-batches. Default false                          */

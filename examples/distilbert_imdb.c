@@ -17,7 +17,7 @@ static struct {
     int64_t train, test, epochs, batch, accumulate, max_tokens, seed, threads;
     double lr, warmup, dropout;
     bool plan, resume, help;
-} opt = {"examples/data/reviews.tsv", NULL, "32-true", "cpu", "run", NULL, NULL, 0, 0, 0, 16, 1, 0, 1, 0, 0, 0.1, -1, false, false, false};
+} opt = {"examples/data/reviews.tsv", NULL, "32-true", NULL, "run", NULL, NULL, 0, 0, 0, 16, 1, 0, 1, 0, 0, 0.1, -1, false, false, false};
 
 typedef struct flag { const char *name, *what; char type; void *to; const char *help; } flag; /* type: s, i, f, b */
 static const flag flags[] = {
@@ -32,7 +32,7 @@ static const flag flags[] = {
     {"--accumulate", "N", 'i', &opt.accumulate, "micro-batches in a step, at least (1)"},
     {"--max-tokens", "N", 'i', &opt.max_tokens, "tokens in a micro-batch; it is filled up to this (0: 8192 with --model, else 2048)"},
     {"--precision", "P", 's', &opt.precision, "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true (32-true)"},
-    {"--device", "KIND", 's', &opt.device, "cpu, or cuda, for which there is a --plan only (cpu)"},
+    {"--device", "KIND", 's', &opt.device, "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"},
     {"--dropout", "X", 'f', &opt.dropout, "dropout everywhere, in [0, 1) (-1: as the model's config says)"},
     {"--freeze", "LIST", 's', &opt.freeze, "parameters to keep as they are: name patterns separated by commas, * and ? (none)"},
     {"--seed", "N", 'i', &opt.seed, "of initialisation, shuffling and dropout (1)"},

@@ -27,7 +27,7 @@ static struct {
     int64_t size, train, test, epochs, batch, accumulate, seed, threads;
     double lr, warmup, decay, dropout;
     bool augment, plan, resume, help;
-} opt = {NULL, NULL, NULL, "adamw", "32-true", "cheap", "cpu", "run", NULL, NULL, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0.1, 0.01, -1, false, false, false, false};
+} opt = {NULL, NULL, NULL, "adamw", "32-true", "cheap", NULL, "run", NULL, NULL, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0.1, 0.01, -1, false, false, false, false};
 
 typedef struct flag { const char *name, *what; char type; void *to; const char *help; } flag; /* type: s, i, f, b */
 static const flag flags[] = {
@@ -47,7 +47,7 @@ static const flag flags[] = {
     {"--accumulate", "N", 'i', &opt.accumulate, "micro-batches in a step (1)"},
     {"--precision", "P", 's', &opt.precision, "32-true, 16-mixed, bf16-mixed, 16-true or bf16-true (32-true)"},
     {"--recompute", "R", 's', &opt.recompute, "none, cheap, attention or blocks: what the backward computes again (cheap)"},
-    {"--device", "KIND", 's', &opt.device, "cpu, or cuda, for which there is a --plan only (cpu)"},
+    {"--device", "KIND", 's', &opt.device, "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"},
     {"--dropout", "X", 'f', &opt.dropout, "dropout everywhere, in [0, 1) (-1: as the model's config says)"},
     {"--freeze", "LIST", 's', &opt.freeze, "parameters to keep as they are: name patterns separated by commas, * and ? (none)"},
     {"--seed", "N", 'i', &opt.seed, "of initialisation, shuffling, augmentation and dropout (1)"},
