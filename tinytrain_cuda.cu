@@ -624,19 +624,26 @@ template <int ACT> struct op_act_backward {
     }
 };
 
-template <template <int> class OP> static cudaError_t run_act(tt__device *d, const tt__launch *l)
+template <template <int> class OP> static cudaError_t run_act(tt__device *d, int act, const tt__mat &a, const tt__mat &b, const tt__mat &y, bool add)
 {
-    switch (l->instr->attr.act) {
-    case TT__ACT_GELU: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_GELU>());
-    case TT__ACT_GELU_TANH: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_GELU_TANH>());
-    case TT__ACT_RELU: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_RELU>());
-    case TT__ACT_TANH: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_TANH>());
-    default: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_SILU>());
+    switch (act) {
+    case TT__ACT_GELU: return run_groups(d, a, b, y, add, false, OP<TT__ACT_GELU>());
+    case TT__ACT_GELU_TANH: return run_groups(d, a, b, y, add, false, OP<TT__ACT_GELU_TANH>());
+    case TT__ACT_RELU: return run_groups(d, a, b, y, add, false, OP<TT__ACT_RELU>());
+    case TT__ACT_TANH: return run_groups(d, a, b, y, add, false, OP<TT__ACT_TANH>());
+    default: return run_groups(d, a, b, y, add, false, OP<TT__ACT_SILU>());
     }
 }
 
-static cudaError_t run_activation(tt__device *d, const tt__launch *l) { return run_act<op_act>(d, l); }
-static cudaError_t run_activation_backward(tt__device *d, const tt__launch *l) { return run_act<op_act_backward>(d, l); }
+static cudaError_t run_activation(tt__device *d, const tt__launch *l)
+{
+    return run_act<op_act>(d, l->instr->attr.act, l->in[0], tt_no_operand, l->out[0], l->add[0]);
+}
+
+static cudaError_t run_activation_backward(tt__device *d, const tt__launch *l)
+{
+    return run_act<op_act_backward>(d, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0]);
+}
 
 // y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox block {r, c / 8, 0, 0}; r is
 // number[r] if that is not NULL. Bytes: x, residual and y once; some 12 integer operations an element for the random numbers.
@@ -2842,13 +2849,6 @@ __global__ void __launch_bounds__(256) any_matmul(tt_matmul g)
     }
 }
 
-// What an epilogue could not do, on v in `from`, which may be C.
-__global__ void __launch_bounds__(256) finish_matmul(tt_matmul g, tt__mat from)
-{
-    for (int64_t e = (int64_t)blockIdx.x * 256 + threadIdx.x; e < g.m * g.n; e += (int64_t)gridDim.x * 256)
-        tt_finish(g, e / g.n, e % g.n, tt_at(from, e / g.n, e % g.n));
-}
-
 __global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
@@ -2860,7 +2860,7 @@ __global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype
 
 // The algorithm for a product of a shape, chosen by cuBLASLt when it is first met.
 struct tt_matmul_key {
-    int64_t m, n, k, lda, ldb, ldc, ldd;
+    int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int types, epilogue;
     uint64_t aligned;
 };
@@ -2875,14 +2875,17 @@ static int alignment_of(const void *p)
 
 static cudaDataType_t lt_type(tt_dtype t) { return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F; }
 
-// The product (+ bias) (+ addend) by cuBLASLt; *done is false where it has no algorithm. In its column-major view this is C^T = B^T A^T.
-static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul *g, const tt__mat *to, const tt__mat *addend, const void *bias, bool *done)
+// What cuBLASLt does beside the product: `bias` is added, or gets the sums over the rows of A^T (BGRADB); `aux`, what goes into GELU, is written
+// or read.
+struct tt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
+
+// The product (+ addend) with that by cuBLASLt; *done is false where it has no algorithm. In its column-major view this is C^T = B^T A^T.
+static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul *g, const tt__mat *to, const tt__mat *addend, const tt_epilogue *more, bool *done)
 {
     const bool b_plain = g->b_col == 1, a_plain = g->a_col == 1;
     const int64_t b_ld = b_plain ? g->b_row : g->b_col, a_ld = a_plain ? g->a_row : g->a_col;
     const float one = 1, zero = 0;
     const cublasOperation_t op_b = b_plain ? CUBLAS_OP_N : CUBLAS_OP_T, op_a = a_plain ? CUBLAS_OP_N : CUBLAS_OP_T;
-    const cublasLtEpilogue_t epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const void *c = addend ? addend->data : to->data;
     cublasLtMatmulDesc_t desc = NULL;
     cublasLtMatrixLayout_t a = NULL, b = NULL, cl = NULL, dl = NULL;
@@ -2895,9 +2898,10 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     key.m = g->m; key.n = g->n; key.k = g->k;
     key.lda = a_ld; key.ldb = b_ld; key.ldc = addend ? addend->ld : to->ld; key.ldd = to->ld;
     key.types = (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
-    key.epilogue = (int)epilogue;
-    const int aligned[4] = {alignment_of(g->b), alignment_of(g->a), alignment_of(c), alignment_of(to->data)};
-    for (int k = 0; k < 4; k++) key.aligned = key.aligned * 256 + (uint64_t)aligned[k] / 2;
+    key.epilogue = (int)more->kind;
+    key.ld_aux = more->aux.data ? more->aux.ld : 0;
+    const int aligned[6] = {alignment_of(g->b), alignment_of(g->a), alignment_of(c), alignment_of(to->data), alignment_of(more->bias), alignment_of(more->aux.data)};
+    for (int k = 0; k < 6; k++) key.aligned = key.aligned * 256 + (uint64_t)aligned[k] / 2;
     uint64_t hash = 1469598103934665603u; // FNV-1a
     for (size_t k = 0; k < sizeof key; k++) hash = (hash ^ ((const unsigned char *)&key)[k]) * 1099511628211u;
     tt_matmul_choice *choice = &d->choices[hash % TT_MATMUL_CHOICES]; // a second shape of that place displaces the first
@@ -2907,8 +2911,12 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     cublasStatus_t s = cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (s == CUBLAS_STATUS_SUCCESS && bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &more->kind, sizeof more->kind);
+    if (s == CUBLAS_STATUS_SUCCESS && more->bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &more->bias, sizeof more->bias);
+    if (more->aux.data) {
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &more->aux.data, sizeof more->aux.data);
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &more->aux.ld, sizeof more->aux.ld);
+    }
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&b, lt_type(g->b_type), (uint64_t)(b_plain ? g->n : g->k), (uint64_t)(b_plain ? g->k : g->n), b_ld);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&a, lt_type(g->a_type), (uint64_t)(a_plain ? g->k : g->m), (uint64_t)(a_plain ? g->m : g->k), a_ld);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&cl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, key.ldc);
@@ -2948,35 +2956,50 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     return cudaErrorUnknown;
 }
 
+// Whether cuBLASLt's GELU will do. It is the tanh approximation (github.com/pytorch/pytorch/pull/104061); what goes into it has the result's dtype
+// and rows that are a multiple of 8 elements apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
+static bool lt_gelu(const tt_matmul *g, const tt__mat *aux)
+{
+    if (g->act != TT__ACT_GELU_TANH || g->accumulate || g->residual.data) return false;
+    return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
+}
+
 static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g)
 {
     const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
     tt__mat to = passes && g->pre.data ? g->pre : g->c;
-    const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual : NULL;
-    const void *bias = g->bias;
+    const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual : NULL, *aux = g->saved.data ? &g->saved : &g->pre;
+    tt_epilogue more = {CUBLASLT_EPILOGUE_DEFAULT, g->bias, tt_no_operand};
     cudaError_t e = cudaSuccess;
     bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) && !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
     if (g->m <= 0 || g->n <= 0) return cudaSuccess;
-    if (fits && bias && g->bias_type != to.dtype) {
+    if (fits && g->bias && g->bias_type != to.dtype) {
         if ((size_t)g->n * tt_dtype_bytes(to.dtype) <= TT_BIAS_BYTES) {
             void *copy = (char *)l->resident + TT_LT_WORKSPACE;
-            e = TT_LAUNCH(cast_bias, tt_blocks(g->n, 256), 256, 0, d->stream, copy, to.dtype, bias, g->bias_type, g->n);
-            bias = copy;
+            e = TT_LAUNCH(cast_bias, tt_blocks(g->n, 256), 256, 0, d->stream, copy, to.dtype, g->bias, g->bias_type, g->n);
+            more.bias = copy;
         } else {
             fits = false;
         }
     }
-    if (fits && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, bias, &done);
+    if (fits && e == cudaSuccess && lt_gelu(g, aux)) {
+        more.aux = *aux;
+        if (g->saved.data) more.kind = CUBLASLT_EPILOGUE_DGELU;
+        else if (g->bias) more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
+        else more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
+        e = lt_matmul(d, l, g, &g->c, NULL, &more, &done);
+        if (e != cudaSuccess || done) return e;
+        more.aux = tt_no_operand;
+    }
+    more.kind = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    if (fits && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, &more, &done);
     if (e != cudaSuccess) return e;
     if (!done) {
         int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
         return TT_LAUNCH(any_matmul, (unsigned)tiles, 256, 0, d->stream, *g);
     }
-    if (!passes) return cudaSuccess;
-    tt_matmul rest = *g;
-    rest.bias = rest.pre.data = NULL;
-    int64_t blocks = (g->m * g->n + 1023) / 1024;
-    return TT_LAUNCH(finish_matmul, (unsigned)(blocks < 65536 ? blocks : 65536), 256, 0, d->stream, rest, to);
+    if (g->saved.data) return run_act<op_act_backward>(d, g->act, to, g->saved, g->c, false);
+    return g->act ? run_act<op_act>(d, g->act, to, tt_no_operand, g->c, false) : cudaSuccess;
 }
 
 static tt_matmul linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
@@ -3057,7 +3080,16 @@ static cudaError_t tt_linear_dw(tt__device *d, const tt__launch *l, const tt__ma
     g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
     g.c = *dw;
     g.accumulate = add_w;
-    cudaError_t e = dw->data ? matmul(d, l, &g) : cudaSuccess;
+    cudaError_t e = cudaSuccess;
+    bool done = false;
+    if (dw->data && db->data && db->dtype == dw->dtype && (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= TT_BIAS_BYTES))) {
+        // with the product, that reads dy anyway; cuBLASLt does not add to what is there
+        float *sums = (float *)((char *)l->resident + TT_LT_WORKSPACE);
+        tt_epilogue more = {CUBLASLT_EPILOGUE_BGRADB, add_b ? sums : db->data, tt_no_operand};
+        e = lt_matmul(d, l, &g, dw, add_w ? dw : NULL, &more, &done);
+        if (e == cudaSuccess && done) return add_b ? run_finish_sums(d, sums, 1, db->cols, db, true) : e;
+    }
+    if (e == cudaSuccess && dw->data) e = matmul(d, l, &g);
     return e == cudaSuccess && db->data ? tt_column_sums(d, l, dy, db, add_b) : e;
 }
 

@@ -2227,6 +2227,56 @@ TEST(failed_micro_batch_ends_the_step)
     model_close(&m);
 }
 
+#ifdef TT_EMULATE
+static const op_case *case_named(const char *name)
+{
+    for (int c = 0; c < CASE_COUNT; c++) if (strcmp(cases[c].name, name) == 0) return &cases[c];
+    return NULL;
+}
+
+/* What cuBLASLt did with a micro-batch of a case, whose loss is the squared error of a linear layer to one column. */
+static emu_counts products_of(const char *name, const size_set *size, const char *precision)
+{
+    const op_case *c = case_named(name);
+    tt_compile_options o = tt_compile_options_default();
+    net n;
+    emu_counts counts;
+    memset(&counts, 0, sizeof counts);
+    net_open(&n, c, size, "cuda", AS_PARAM, false, false);
+    snprintf(where, sizeof where, "%s, size %s, %s", name, size->name, precision);
+    int loss = loss_of(c->build(), true);
+    o.device = "cuda";
+    o.precision = precision;
+    o.accumulate = g->train = true;
+    tt_program *p = tt_compile(g->tape, g->nodes[loss].t, &o);
+    bool ok = p && set_inputs(p) && (emu_reset_counts(), tt_micro_step(p, NULL)) == TT_OK;
+    if (report(ok, "%s", tt_error(g->ctx))) counts = emu_get_counts();
+    tt_program_free(p);
+    net_close();
+    return counts;
+}
+
+/* The epilogues are used where they fit, and only there: for GELU by tanh, not by erf, with rows of a multiple of 8 elements. That results are
+   right either way is what `reference` and `gradient` see. */
+TEST(cuda_epilogues)
+{
+    static const size_set even = {"even", 2, 8, 24, 2, 2, {5, 1, 7}, NULL, false}, odd = {"odd", 3, 4, 7, 2, 2, {5, 1, 7}, NULL, false};
+    for (int k = 0; k < 5; k++) {
+        const char *precision = precisions[k].name;
+        emu_counts c = products_of("linear_gelu_tanh", &even, precision);
+        CHECK(c.gelus == 1 && c.gelu_slopes == 1 && c.bias_gradients == 1);
+        c = products_of("linear_gelu_tanh", &odd, precision);
+        CHECK(c.gelus == 0 && c.gelu_slopes == 0 && c.bias_gradients == 1);
+        c = products_of("linear_gelu", &even, precision);
+        CHECK(c.gelus == 0 && c.gelu_slopes == 0 && c.bias_gradients == 1);
+        c = products_of("linear_no_bias", &even, precision);
+        CHECK(c.gemms > 0 && c.gelus == 0 && c.gelu_slopes == 0 && c.bias_gradients == 0);
+    }
+}
+#else
+TEST(cuda_epilogues) { SKIP("only the emulator counts them"); }
+#endif
+
 /* Inputs that the program does not need may be set: they must not disturb those that it does. */
 TEST(unused_inputs)
 {
@@ -2263,7 +2313,7 @@ static const test_case tests[] = {
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
-    TEST_CASE(unused_inputs),
+    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
