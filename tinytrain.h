@@ -979,6 +979,7 @@ typedef struct tt__launch {
     tt__slot *slot;
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
     bool add[TT__MAX_OUT];
+    bool more;              /* the next launch is of the same op: for sum_squares, sgd and adam, all may be done with the last of them */
     void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                           */
     void *resident;         /* as many as the kind's `resident` less TT__SLOTS slots; any instruction may use them   */
 } tt__launch;
@@ -8773,6 +8774,7 @@ static tt_status tt__launch_phases(tt_program *p, tt__launch *l, tt__phase first
             l->out[j] = tt__resolve(p, i->out[j]);
             l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
         }
+        l->more = k + 1 < p->t->n_code && i[1].op == i->op && i[1].phase <= last && !p->poison;
         l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
         status = p->kind->backend->launch(p->arena->device, l);
         if (p->poison) tt__poison(p, k);

@@ -128,6 +128,8 @@ struct tt__device {
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
     struct tt_matmul_choice *choices; // TT_MATMUL_CHOICES of them, see >>matmuls
+    struct tt_waiting *waiting; // tensors that share a launch, see >>optimizers
+    int waiting_count;
     char error[512];
 };
 enum { TT_MATMUL_CHOICES = 1024 };
@@ -157,6 +159,7 @@ static void cuda_close(tt__device *d)
     if (d->lt) cublasLtDestroy(d->lt);
     if (d->stream) cudaStreamDestroy(d->stream);
     free(d->choices);
+    free(d->waiting);
     free(d);
 }
 
@@ -254,6 +257,7 @@ __global__ void set_run(tt__slot *slot, tt__run run)
 static tt_status cuda_begin(tt__device *d, tt__slot *slot, const tt__run *run)
 {
     cudaSetDevice(d->index);
+    d->waiting_count = 0; // of a run that failed
     return tt_check(d, TT_LAUNCH(set_run, 1, 32, 0, d->stream, slot, *run), "begin");
 }
 
@@ -1705,37 +1709,61 @@ static cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
 
 enum { TT_SQUARES_BLOCKS = 1024, TT_RANDOM_ROUNDING = 3 /* as TT__RANDOM_ROUNDING */ };
 
-// Sum of squares of g (n); g crosses memory once. Eight at a time in f32, and these sums in double.
-__global__ void __launch_bounds__(256) sum_squares(const void *g, tt_dtype dtype, int64_t n, bool wide, double *partial)
+// Tensors that share a launch, as its arguments: the program's next launch is of the same op (tt__launch.more). Tests make it smaller.
+#ifndef TT_TENSORS
+#define TT_TENSORS (CUDART_VERSION >= 12010 ? 448 : 60) // arguments may have 32,764 bytes; before CUDA 12.1, 4,096
+#endif
+
+// The tensor that a block is for, of `count` in the order of their first blocks.
+template <class T> __device__ __forceinline__ int tt_tensor_of_block(const T *of, int count)
 {
+    int low = 0;
+    for (int high = count; high - low > 1;) {
+        const int middle = (low + high) / 2;
+        if (of[middle].first <= blockIdx.x) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+struct tt_square {
+    const void *g;
+    float *to;
+    int64_t n;
+    unsigned first, blocks;
+    uint8_t type;
+    bool wide;
+};
+
+struct tt_squares {
+    int count;
+    double *partial; // a block's each
+    tt_square of[TT_TENSORS];
+};
+
+// Sums of squares of tensors; each crosses memory once. Eight at a time in f32, and these sums in double.
+__global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ tt_squares s)
+{
+    const tt_square &t = s.of[tt_tensor_of_block(s.of, s.count)];
+    const tt_dtype type = (tt_dtype)t.type;
     double sum = 0;
-    for (int64_t i = 8 * (blockIdx.x * (int64_t)256 + threadIdx.x); i < n; i += 8 * (gridDim.x * (int64_t)256)) {
+    for (int64_t i = 8 * ((blockIdx.x - t.first) * (int64_t)256 + threadIdx.x); i < t.n; i += 8 * (t.blocks * (int64_t)256)) {
         float x[8];
-        tt_load8(x, g, dtype, i, n - i, wide);
+        tt_load8(x, t.g, type, i, t.n - i, t.wide);
         TT_UNROLL for (int k = 0; k < 8; k++) x[k] *= x[k];
         sum += ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
     }
     sum = tt_block_sum<256>(sum);
-    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+    if (threadIdx.x == 0) s.partial[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(256) finish_sum_squares(const double *partial, int n, float *to)
+__global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant__ tt_squares s)
 {
+    const tt_square &t = s.of[blockIdx.x];
     double sum = 0;
-    for (int k = (int)threadIdx.x; k < n; k += 256) sum += partial[k];
+    for (unsigned k = threadIdx.x; k < t.blocks; k += 256) sum += s.partial[t.first + k];
     sum = tt_block_sum<256>(sum);
-    if (threadIdx.x == 0) *to = (float)sum;
-}
-
-static cudaError_t run_sum_squares(tt__device *d, const tt__launch *l)
-{
-    const tt__mat *g = &l->in[0];
-    const int64_t n = g->rows * g->cols;
-    const unsigned blocks = tt_grid(n, 4 * 2048, TT_SQUARES_BLOCKS);
-    double *partial = (double *)l->resident;
-    cudaError_t e = TT_LAUNCH(sum_squares, blocks, 256, 0, d->stream, g->data, g->dtype, n, tt_wide(g), partial);
-    if (e != cudaSuccess) return e;
-    return TT_LAUNCH(finish_sum_squares, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[0].data);
+    if (threadIdx.x == 0) *t.to = (float)sum;
 }
 
 // Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_), from the n gradients' sums of squares.
@@ -1790,39 +1818,73 @@ __device__ __forceinline__ void tt_update8(void *p, tt_dtype dtype, int64_t i, i
     tt_store8_bits(p, i, left, wide, h);
 }
 
-// Optimizer steps of up to TT_UPDATES parameters in one launch.
-enum { TT_UPDATES = 16, TT_UPDATE_CHUNK = 4 * 2048 }; // elements of a block
-
-struct tt_param_update {
+struct tt_param_update { // of a parameter
     const void *g;
     void *p, *m, *v;    // m, v: Adam's moments; SGD: momentum or NULL, and none
     int64_t n;
-    tt_dtype types[4];  // of g, p, m, v
+    unsigned first;
     float weight_decay;
     uint32_t random;    // the instruction's stream of random numbers
+    uint8_t types[3];   // of g, p, and m and v
     bool wide;
+};
+
+struct tt_update_rule {
+    float beta1, beta2, eps;
+    int nesterov, decoupled;
 };
 
 struct tt_param_updates {
     int count;
-    unsigned first[TT_UPDATES + 1]; // block of each parameter, and the number of blocks
-    float beta1, beta2, eps;
-    bool nesterov, decoupled;
-    const float *clip;              // norm; factor on gradients
-    tt_param_update of[TT_UPDATES];
+    tt_update_rule rule;
+    const float *clip;  // norm; factor on gradients
+    tt_param_update of[TT_TENSORS];
 };
 
-// Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16 bits half of that.
-template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(tt_param_updates u, const tt__run *run)
+struct tt_waiting { tt_squares squares; tt_param_updates updates; };
+static_assert(sizeof(tt_squares) <= 32764 && sizeof(tt_param_updates) + sizeof(void *) <= 32764, "a kernel's arguments");
+static_assert(TT_TENSORS * TT_SQUARES_BLOCKS * sizeof(double) <= TT_PARTIAL_BYTES, "the partial sums of a launch");
+
+static cudaError_t tt_make_waiting(tt__device *d)
+{
+    if (!d->waiting) d->waiting = (tt_waiting *)calloc(1, sizeof *d->waiting);
+    return d->waiting ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+static cudaError_t run_sum_squares(tt__device *d, const tt__launch *l)
+{
+    if (tt_make_waiting(d) != cudaSuccess) return cudaErrorMemoryAllocation;
+    const tt__mat *g = &l->in[0];
+    const int64_t n = g->rows * g->cols;
+    tt_squares *s = &d->waiting->squares;
+    tt_square *t = &s->of[d->waiting_count];
+    t->g = g->data; t->to = (float *)l->out[0].data;
+    t->n = n;
+    t->first = d->waiting_count ? t[-1].first + t[-1].blocks : 0;
+    t->blocks = tt_grid(n, 4 * 2048, TT_SQUARES_BLOCKS);
+    t->type = (uint8_t)g->dtype;
+    t->wide = tt_wide(g);
+    s->count = ++d->waiting_count;
+    s->partial = (double *)l->resident;
+    if (l->more && s->count < TT_TENSORS) return cudaSuccess;
+    d->waiting_count = 0;
+    cudaError_t e = TT_LAUNCH(sum_squares, t->first + t->blocks, 256, 0, d->stream, *s);
+    if (e != cudaSuccess) return e;
+    return TT_LAUNCH(finish_sum_squares, (unsigned)s->count, 256, 0, d->stream, *s);
+}
+
+enum { TT_UPDATE_CHUNK = 4 * 2048 }; // elements of a block
+
+// Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16 bits half of that.
+template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(const __grid_constant__ tt_param_updates u, const tt__run *run)
 {
     TT_SHARED(uint64_t, keys, [3]);
     TT_SHARED(float, of_step, [2]);
     if (!isfinite(u.clip[0])) return; // for all threads alike
-    int at = 0;
-    while (blockIdx.x >= u.first[at + 1]) at++;
-    const tt_param_update &t = u.of[at];
-    const int64_t from = (int64_t)(blockIdx.x - u.first[at]) * TT_UPDATE_CHUNK, to = from + TT_UPDATE_CHUNK < t.n ? from + TT_UPDATE_CHUNK : t.n;
-    const float factor = u.clip[1], lr = run->lr, b1 = u.beta1, b2 = u.beta2, decay = t.weight_decay;
+    const tt_param_update &t = u.of[tt_tensor_of_block(u.of, u.count)];
+    const tt_dtype type_g = (tt_dtype)t.types[0], type_p = (tt_dtype)t.types[1], type_m = (tt_dtype)t.types[2];
+    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT_UPDATE_CHUNK, to = from + TT_UPDATE_CHUNK < t.n ? from + TT_UPDATE_CHUNK : t.n;
+    const float factor = u.clip[1], lr = run->lr, b1 = u.rule.beta1, b2 = u.rule.beta2, decay = t.weight_decay;
     if (threadIdx.x < 3) keys[threadIdx.x] = tt_stream_key(run->seed, TT_RANDOM_ROUNDING, (uint64_t)run->step, (uint64_t)threadIdx.x << 32 | t.random);
     if (ADAM && threadIdx.x / 2 == 16) { // bias corrections: a thread of the second warp for each, a power by squaring
         double power = 1, b = threadIdx.x % 2 ? b2 : b1;
@@ -1831,56 +1893,63 @@ template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(tt
     }
     __syncthreads();
     const float step = ADAM ? of_step[0] : 0, root = ADAM ? of_step[1] : 0;
-    const float l2 = ADAM && u.decoupled ? 0 : decay, keep = ADAM && u.decoupled ? 1 - lr * decay : 1;
+    const float l2 = ADAM && u.rule.decoupled ? 0 : decay, keep = ADAM && u.rule.decoupled ? 1 - lr * decay : 1;
     for (int64_t i = from + 8 * threadIdx.x; i < to; i += 2048) {
         const int64_t left = to - i;
         float g[8], p[8], m[8] = {0}, v[8];
-        tt_load8(g, t.g, t.types[0], i, left, t.wide);
-        tt_load8(p, t.p, t.types[1], i, left, t.wide);
-        if (ADAM || t.m) tt_load8(m, t.m, t.types[2], i, left, t.wide);
+        tt_load8(g, t.g, type_g, i, left, t.wide);
+        tt_load8(p, t.p, type_p, i, left, t.wide);
+        if (ADAM || t.m) tt_load8(m, t.m, type_m, i, left, t.wide);
         if (ADAM) {
-            tt_load8(v, t.v, t.types[3], i, left, t.wide);
+            tt_load8(v, t.v, type_m, i, left, t.wide);
         }
         TT_UNROLL for (int k = 0; k < 8; k++) {
             float d = g[k] * factor + p[k] * l2;
             if (ADAM) {
                 m[k] = m[k] * b1 + d * (1 - b1);
                 v[k] = v[k] * b2 + d * d * (1 - b2);
-                p[k] = p[k] * keep - __fdividef(m[k] * step, sqrtf(v[k]) * root + u.eps); // within 2 ulp of the step
+                p[k] = p[k] * keep - __fdividef(m[k] * step, sqrtf(v[k]) * root + u.rule.eps); // within 2 ulp of the step
             } else {
                 m[k] = m[k] * b1 + d;
-                if (t.m) d = u.nesterov ? d + m[k] * b1 : m[k];
+                if (t.m) d = u.rule.nesterov ? d + m[k] * b1 : m[k];
                 p[k] -= d * lr;
             }
         }
-        tt_update8(t.p, t.types[1], i, left, t.wide, p, keys[0]);
-        if (ADAM || t.m) tt_update8(t.m, t.types[2], i, left, t.wide, m, keys[1]);
-        if (ADAM) tt_update8(t.v, t.types[3], i, left, t.wide, v, keys[2]);
+        tt_update8(t.p, type_p, i, left, t.wide, p, keys[0]);
+        if (ADAM || t.m) tt_update8(t.m, type_m, i, left, t.wide, m, keys[1]);
+        if (ADAM) tt_update8(t.v, type_m, i, left, t.wide, v, keys[2]);
     }
 }
 
 template <bool ADAM> static cudaError_t run_update(tt__device *d, const tt__launch *l)
 {
+    if (tt_make_waiting(d) != cudaSuccess) return cudaErrorMemoryAllocation;
     const tt__attr *a = &l->instr->attr;
-    const tt__mat *mats[4] = {&l->in[0], &l->out[0], &l->out[1], &l->out[2]};
-    tt_param_updates u;
-    memset(&u, 0, sizeof u);
-    tt_param_update *t = &u.of[0];
-    u.count = 1;
-    t->g = mats[0]->data; t->p = mats[1]->data; t->m = mats[2]->data; t->v = mats[3]->data;
-    t->n = mats[1]->rows * mats[1]->cols;
+    const tt__mat *g = &l->in[0], *p = &l->out[0], *m = &l->out[1], *v = &l->out[2];
+    const tt_update_rule rule = {a->beta1, a->beta2, a->eps, a->nesterov, a->decoupled};
+    const float *clip = (const float *)l->in[1].data;
+    tt_param_updates *u = &d->waiting->updates;
+    const auto launch = [&] {
+        const tt_param_update *last = &u->of[d->waiting_count - 1];
+        u->count = d->waiting_count;
+        d->waiting_count = 0;
+        return TT_LAUNCH((update_parameters<ADAM>), last->first + tt_blocks(last->n, TT_UPDATE_CHUNK), 256, 0, d->stream, *u, &l->slot->run);
+    };
+    if (d->waiting_count && (memcmp(&u->rule, &rule, sizeof rule) != 0 || u->clip != clip)) {
+        cudaError_t e = launch();
+        if (e != cudaSuccess) return e;
+    }
+    tt_param_update *t = &u->of[d->waiting_count];
+    t->g = g->data; t->p = p->data; t->m = m->data; t->v = v->data;
+    t->n = p->rows * p->cols;
+    t->first = d->waiting_count ? t[-1].first + tt_blocks(t[-1].n, TT_UPDATE_CHUNK) : 0;
     t->weight_decay = a->weight_decay;
     t->random = l->instr->random;
-    t->wide = true;
-    for (int k = 0; k < 4; k++) {
-        t->types[k] = mats[k]->dtype;
-        t->wide &= (uintptr_t)mats[k]->data % 16 == 0;
-    }
-    u.beta1 = a->beta1; u.beta2 = a->beta2; u.eps = a->eps;
-    u.nesterov = a->nesterov; u.decoupled = a->decoupled;
-    u.clip = (const float *)l->in[1].data;
-    u.first[1] = tt_blocks(t->n, TT_UPDATE_CHUNK);
-    return TT_LAUNCH((update_parameters<ADAM>), u.first[1], 256, 0, d->stream, u, &l->slot->run);
+    t->types[0] = (uint8_t)g->dtype; t->types[1] = (uint8_t)p->dtype; t->types[2] = (uint8_t)m->dtype;
+    t->wide = ((uintptr_t)g->data | (uintptr_t)p->data | (uintptr_t)m->data | (uintptr_t)v->data) % 16 == 0;
+    u->rule = rule;
+    u->clip = clip;
+    return ++d->waiting_count < TT_TENSORS && l->more ? cudaSuccess : launch();
 }
 
 // ================================================================================================== attention

@@ -2234,14 +2234,12 @@ static const op_case *case_named(const char *name)
     return NULL;
 }
 
-/* What cuBLASLt did with a micro-batch of a case, whose loss is the squared error of a linear layer to one column. */
-static emu_counts products_of(const char *name, const size_set *size, const char *precision)
+/* What cuBLASLt did in a micro-batch of a case, whose loss is the squared error of a linear layer to one column. */
+static void check_products(const char *name, const size_set *size, const char *precision, int gelus, int slopes, int bias_gradients)
 {
     const op_case *c = case_named(name);
     tt_compile_options o = tt_compile_options_default();
     net n;
-    emu_counts counts;
-    memset(&counts, 0, sizeof counts);
     net_open(&n, c, size, "cuda", AS_PARAM, false, false);
     snprintf(where, sizeof where, "%s, size %s, %s", name, size->name, precision);
     int loss = loss_of(c->build(), true);
@@ -2249,11 +2247,16 @@ static emu_counts products_of(const char *name, const size_set *size, const char
     o.precision = precision;
     o.accumulate = g->train = true;
     tt_program *p = tt_compile(g->tape, g->nodes[loss].t, &o);
-    bool ok = p && set_inputs(p) && (emu_reset_counts(), tt_micro_step(p, NULL)) == TT_OK;
-    if (report(ok, "%s", tt_error(g->ctx))) counts = emu_get_counts();
+    bool ok = p && set_inputs(p);
+    emu_reset_counts();
+    if (report(ok && tt_micro_step(p, NULL) == TT_OK, "%s", tt_error(g->ctx))) {
+        emu_counts got = emu_get_counts();
+        report(got.gemms >= 3 && got.gelus == gelus && got.gelu_slopes == slopes && got.bias_gradients == bias_gradients,
+               "of %ld products, %ld have GELU, %ld its derivative, %ld a bias gradient; expected %d, %d, %d", got.gemms, got.gelus, got.gelu_slopes, got.bias_gradients,
+               gelus, slopes, bias_gradients);
+    }
     tt_program_free(p);
     net_close();
-    return counts;
 }
 
 /* The epilogues are used where they fit, and only there: for GELU by tanh, not by erf, with rows of a multiple of 8 elements. That results are
@@ -2262,19 +2265,96 @@ TEST(cuda_epilogues)
 {
     static const size_set even = {"even", 2, 8, 24, 2, 2, {5, 1, 7}, NULL, false}, odd = {"odd", 3, 4, 7, 2, 2, {5, 1, 7}, NULL, false};
     for (int k = 0; k < 5; k++) {
-        const char *precision = precisions[k].name;
-        emu_counts c = products_of("linear_gelu_tanh", &even, precision);
-        CHECK(c.gelus == 1 && c.gelu_slopes == 1 && c.bias_gradients == 1);
-        c = products_of("linear_gelu_tanh", &odd, precision);
-        CHECK(c.gelus == 0 && c.gelu_slopes == 0 && c.bias_gradients == 1);
-        c = products_of("linear_gelu", &even, precision);
-        CHECK(c.gelus == 0 && c.gelu_slopes == 0 && c.bias_gradients == 1);
-        c = products_of("linear_no_bias", &even, precision);
-        CHECK(c.gemms > 0 && c.gelus == 0 && c.gelu_slopes == 0 && c.bias_gradients == 0);
+        check_products("linear_gelu_tanh", &even, precisions[k].name, 1, 1, 1);
+        check_products("linear_gelu_tanh", &odd, precisions[k].name, 0, 0, 1);
+        check_products("linear_gelu", &even, precisions[k].name, 0, 0, 1);
+        check_products("linear_no_bias", &even, precisions[k].name, 0, 0, 0);
     }
 }
 #else
 TEST(cuda_epilogues) { SKIP("only the emulator counts them"); }
+#endif
+
+#ifdef TINYTRAIN_CUDA
+enum { SHARED_LAYERS = 6, SHARED_WIDTH = 40 };
+
+/* Two steps of a chain of linear layers with biases; the parameters after them, and the launches of the second update. */
+static long train_chain(tt_optimizer_kind kind, const char *precision, bool alone, float *to)
+{
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)64 << 20, 1, 3);
+#endif
+    co.seed = 11;
+    tt_context *ctx = tt_open(&co);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_param *params[2 * SHARED_LAYERS];
+    int64_t dims[2] = {SHARED_WIDTH, SHARED_WIDTH};
+    tt_init normal = {TT_INIT_NORMAL, 0.2f};
+    tt_value x = tt_input(t, "x", TT_F32, 5, SHARED_WIDTH), y = tt_input(t, "y", TT_F32, 5, SHARED_WIDTH), h = x;
+    tt_value no_weights = {0};
+    float values[5 * SHARED_WIDTH];
+    long launches = 0;
+    uint64_t s = 1;
+    for (int k = 0; k < 2 * SHARED_LAYERS; k++) {
+        char name[16];
+        snprintf(name, sizeof name, "p%d", k);
+        params[k] = tt_param_new(ctx, name, k % 2 ? 1 : 2, dims, normal);
+        if (k % 2) h = tt_linear(t, h, params[k - 1], params[k]);
+    }
+    tt_value loss = tt_mean_squared_error(t, h, y, no_weights);
+    for (int k = 0; k < 5 * SHARED_WIDTH; k++) values[k] = (float)(test_random(&s) % 1000) / 500 - 1;
+    tt_compile_options o = tt_compile_options_default();
+    o.device = "cuda";
+    o.precision = precision;
+    o.accumulate = true;
+    o.optimizer.kind = kind;
+    o.optimizer.momentum = 0.9f;
+    o.optimizer.nesterov = true;
+    tt_program *p = tt_compile(t, loss, &o);
+    if (CHECK(p != NULL)) {
+        p->poison = alone;
+        for (int step = 0; step < 2; step++) {
+            CHECK(tt_set(p, x, values, 5) == TT_OK && tt_set(p, y, values, 5) == TT_OK && tt_micro_step(p, NULL) == TT_OK);
+#ifdef TT_EMULATE
+            emu_reset_counts();
+#endif
+            CHECK(tt_update(p, 0.01f, NULL) == TT_OK);
+#ifdef TT_EMULATE
+            launches = emu_get_counts().launches;
+#endif
+        }
+        for (int k = 0; k < 2 * SHARED_LAYERS; k++) CHECK(tt_param_get(params[k], to + k * SHARED_WIDTH * SHARED_WIDTH) == TT_OK);
+    }
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+    return launches;
+}
+
+/* Norms and updates of many parameters share launches, for the same bits as one by one. */
+TEST(cuda_tensors_share_launches)
+{
+    enum { N = 2 * SHARED_LAYERS * SHARED_WIDTH * SHARED_WIDTH };
+    static const char *const names[] = {"32-true", "bf16-mixed", "bf16-true", "16-true"};
+    float *one = (float *)calloc(N, sizeof(float)), *all = (float *)calloc(N, sizeof(float)), *start = (float *)calloc(N, sizeof(float));
+    for (int k = 0; k < 8; k++) {
+        tt_optimizer_kind kind = k % 2 ? TT_SGD : TT_ADAMW;
+        long alone = train_chain(kind, names[k / 2], true, one), together = train_chain(kind, names[k / 2], false, all);
+        CHECK(memcmp(one, all, N * sizeof(float)) == 0 && memcmp(one, start, N * sizeof(float)) != 0);
+#ifdef TT_EMULATE /* of 12 parameters, 5 at a time: 2 launches for squares, 1 for the update; and set_run, clip */
+        CHECK(alone == 12 * 3 + 2 && together == 3 * 3 + 2);
+#else
+        (void)alone; (void)together;
+#endif
+    }
+    free(one);
+    free(all);
+    free(start);
+}
+#else
+TEST(cuda_tensors_share_launches) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
 /* Inputs that the program does not need may be set: they must not disturb those that it does. */
@@ -2313,7 +2393,7 @@ static const test_case tests[] = {
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
-    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues),
+    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
