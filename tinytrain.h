@@ -367,6 +367,10 @@ typedef struct tt_compile_options {
                                        gradients. "f32", as PyTorch's autocast has them, "16-bit". NULL (default): "f32" with
                                        "16-mixed", whose range such sums could leave, "16-bit" with "bf16-mixed". Results of norms,
                                        activations and attention are 16-bit in any case                               */
+    const char *matmul;             /* products of fp32 matrices: "fp32" (default), or "tf32", which lets tensor cores of device "cuda"
+                                       round their operands to TF32, 10 bits of mantissa, and adds up in fp32 (as PyTorch's
+                                       set_float32_matmul_precision("high")). Where that is not to be had, on the CPU for one, and in
+                                       attention, they are as exact as with "fp32"                                    */
     tt_loss_scale loss_scale;       /* read with "16-mixed" and "16-true" only                                        */
     const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits. "none";
                                        "cheap" (default): results of layer norm, GELU and SiLU, and 16-bit copies of weights, at no
@@ -762,6 +766,7 @@ typedef struct tt_train_options {
     tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up, total_steps 0 (must be set unless constant) */
     tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1                                       */
     const char *precision, *residual; /* as tt_compile_options. Default "32-true", NULL                                */
+    const char *matmul;              /* as tt_compile_options. Default "fp32"                                         */
     tt_loss_scale loss_scale;        /* as tt_compile_options                                                         */
     const char *recompute;           /* as tt_compile_options. Default "cheap"                                        */
     const char *device;              /* as tt_compile_options. Default NULL: as the environment says, else "cpu"       */
@@ -979,6 +984,7 @@ typedef struct tt__launch {
     tt__slot *slot;
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
     bool add[TT__MAX_OUT];
+    bool tf32;              /* operands of matrix products may be rounded to TF32                                    */
     bool more;              /* the next launch is of the same op: for sum_squares, sgd and adam, all may be done with the last of them */
     void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                           */
     void *resident;         /* as many as the kind's `resident` less TT__SLOTS slots; any instruction may use them   */
@@ -3432,6 +3438,13 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
         return tt__fail(ctx, TT_ERR_ARGUMENT, "residual '%s': precision '%s' has one dtype for all values; leave residual NULL, or use 16-mixed or bf16-mixed",
                         residual, names[k]);
     return TT_OK;
+}
+
+static tt_status tt__parse_matmul(tt_context *ctx, const char *name, bool *tf32)
+{
+    *tf32 = name && strcmp(name, "tf32") == 0;
+    if (!name || *tf32 || strcmp(name, "fp32") == 0) return TT_OK;
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul '%s' is unknown: use fp32 or tf32", name);
 }
 
 /* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to 16 bits for the matmuls
@@ -7848,6 +7861,7 @@ struct tt_program {
     bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
+    bool tf32;              /* options.matmul                                                                        */
     bool scales;            /* the loss: run.loss_scale changes                                                      */
     int64_t good_steps, skipped; /* steps since the loss scale changed; steps without an update                       */
     double flops;
@@ -7877,6 +7891,7 @@ tt_compile_options tt_compile_options_default(void)
     memset(&o, 0, sizeof o);
     o.train = true;
     o.precision = "32-true";
+    o.matmul = "fp32";
     o.loss_scale = tt_loss_scale_default();
     o.recompute = "cheap";
     o.optimizer = tt_optimizer_options_default();
@@ -8107,6 +8122,7 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if (t->status != TT_OK) return tt__fail(ctx, t->status, "%s", t->error);
     if (root.id <= 0 || root.id >= t->n_values) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape", (int)root.id);
     tt_status status = tt__parse_precision(ctx, p->options.precision, p->options.residual, &precision);
+    if (status == TT_OK) status = tt__parse_matmul(ctx, p->options.matmul, &p->tf32);
     p->scales = p->options.train && precision.half == TT_F16;
     if (status == TT_OK && p->scales) status = tt__check_loss_scale(ctx, &p->options.loss_scale);
     p->run.loss_scale = p->scales ? p->options.loss_scale.init : 1;
@@ -8794,6 +8810,7 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
     l.tape = p->t;
     l.run = &p->run;
     l.slot = p->slot;
+    l.tf32 = p->tf32;
     l.resident = p->arena->memory;
     tt_status status = first == TT__FORWARD ? tt__check_inputs(p, &l) : TT_OK;
     if (first == TT__FORWARD) p->arena->results_of = NULL;
@@ -13408,6 +13425,7 @@ tt_train_options tt_train_options_default(void)
     o.optimizer = tt_optimizer_options_default();
     o.optimizer.clip_norm = 1;
     o.precision = "32-true";
+    o.matmul = "fp32";
     o.loss_scale = tt_loss_scale_default();
     o.recompute = "cheap";
     return o;
@@ -13431,6 +13449,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1)) tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
     if (tt__parse_precision(ctx, o->precision, o->residual, precision) != TT_OK) tt__print(&all, "; %s", ctx->error);
     if (o->train && precision->half == TT_F16 && tt__check_loss_scale(ctx, &o->loss_scale) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    bool tf32;
+    if (tt__parse_matmul(ctx, o->matmul, &tf32) != TT_OK) tt__print(&all, "; %s", ctx->error);
     tt__recompute recompute;
     if (tt__parse_recompute(ctx, o->recompute, &recompute) != TT_OK) tt__print(&all, "; %s", ctx->error);
     if (!tt__find_device(ctx, o->device)) tt__print(&all, "; %s", ctx->error);
@@ -13461,6 +13481,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     tt_name(t, root, "loss");
     o.precision = r->options.precision;
     o.residual = r->options.residual;
+    o.matmul = r->options.matmul;
     o.loss_scale = r->options.loss_scale;
     o.recompute = r->options.recompute;
     o.device = r->options.device;
@@ -13679,6 +13700,7 @@ static uint64_t tt__program_hash(const tt_program *p)
     const tt_loss_scale *s = &p->options.loss_scale;
     snprintf(text, sizeof text, "loss scale %a %a %d", s->growth, s->backoff, s->interval);
     if (p->scales) hash = tt__hash(text);
+    hash ^= p->tf32;
     for (int k = 0; k < p->t->n_axes; k++) hash = (hash ^ (uint64_t)p->t->axes[k].capacity) * 1099511628211u;
     for (int k = 0; k < p->t->n_code; k++) {
         const tt__instr *i = &p->t->code[k];

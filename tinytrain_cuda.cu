@@ -2954,6 +2954,7 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     const bool b_plain = g->b_col == 1, a_plain = g->a_col == 1;
     const int64_t b_ld = b_plain ? g->b_row : g->b_col, a_ld = a_plain ? g->a_row : g->a_col;
     const float one = 1, zero = 0;
+    const bool tf32 = l->tf32 && g->a_type == TT_F32;
     const cublasOperation_t op_b = b_plain ? CUBLAS_OP_N : CUBLAS_OP_T, op_a = a_plain ? CUBLAS_OP_N : CUBLAS_OP_T;
     const void *c = addend ? addend->data : to->data;
     cublasLtMatmulDesc_t desc = NULL;
@@ -2966,7 +2967,7 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     memset(&key, 0, sizeof key);
     key.m = g->m; key.n = g->n; key.k = g->k;
     key.lda = a_ld; key.ldb = b_ld; key.ldc = addend ? addend->ld : to->ld; key.ldd = to->ld;
-    key.types = (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
+    key.types = tf32 * 512 + (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
     key.epilogue = (int)more->kind;
     key.ld_aux = more->aux.data ? more->aux.ld : 0;
     const int aligned[6] = {alignment_of(g->b), alignment_of(g->a), alignment_of(c), alignment_of(to->data), alignment_of(more->bias), alignment_of(more->aux.data)};
@@ -2977,7 +2978,7 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     bool known = choice->used && memcmp(&choice->key, &key, sizeof key) == 0;
     if (known && !choice->possible) return cudaSuccess;
 
-    cublasStatus_t s = cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasStatus_t s = cublasLtMatmulDescCreate(&desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &more->kind, sizeof more->kind);

@@ -2357,6 +2357,77 @@ TEST(cuda_tensors_share_launches)
 TEST(cuda_tensors_share_launches) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
+/* A linear layer (33, 70) -> (33, 50) on a device; its products that were in TF32, as the emulator counts them. */
+static long run_linear_layer(const char *device, const char *matmul, float *y)
+{
+    enum { ROWS_ = 33, IN_ = 70, OUT_ = 50 };
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)64 << 20, 1, 3);
+#endif
+    co.seed = 5;
+    tt_context *ctx = tt_open(&co);
+    tt_tape *t = tt_tape_new(ctx);
+    int64_t dims[2] = {OUT_, IN_};
+    tt_init normal = {TT_INIT_NORMAL, 1};
+    float x[ROWS_ * IN_];
+    uint64_t s = 1;
+    long tf32 = 0;
+    for (int k = 0; k < ROWS_ * IN_; k++) x[k] = (float)(test_random(&s) % 100003) / 50000 - 1;
+    tt_value in = tt_input(t, "x", TT_F32, ROWS_, IN_), out = tt_linear(t, in, tt_param_new(ctx, "w", 2, dims, normal), NULL);
+    tt_compile_options o = tt_compile_options_default();
+    CHECK(strcmp(o.matmul, "fp32") == 0);
+    o.train = false;
+    o.device = device;
+    o.matmul = matmul;
+    tt_program *p = tt_compile(t, out, &o);
+    if (CHECK(p != NULL)) CHECK(tt_set(p, in, x, ROWS_) == TT_OK && tt_run(p, NULL) == TT_OK && tt_get(p, out, y, ROWS_ * OUT_) == TT_OK);
+#ifdef TT_EMULATE
+    tf32 = emu_get_counts().tf32;
+#endif
+    tt_program_free(p);
+    o.matmul = "tf16";
+    CHECK(tt_compile(t, out, &o) == NULL);
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "matmul 'tf16' is unknown: use fp32 or tf32");
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+    return tf32;
+}
+
+/* Products of fp32 matrices in TF32 differ from those in fp32, by as much as operands of 11 bits do: 2^-11 of each term, here up to 4. The CPU
+   computes the same with either. */
+TEST(matmul_in_tf32)
+{
+    enum { N = 33 * 50 };
+    static float exact[N], rounded[N], none[N];
+    run_linear_layer("cpu", "fp32", exact);
+    run_linear_layer("cpu", "tf32", rounded);
+    run_linear_layer("cpu", NULL, none);
+    CHECK(memcmp(exact, rounded, sizeof exact) == 0 && memcmp(exact, none, sizeof exact) == 0);
+#ifdef TINYTRAIN_CUDA
+    static float fp32[N];
+    int other = 0, far = 0, far_fp32 = 0;
+    double squares = 0, all = 0;
+    long without = run_linear_layer("cuda", "fp32", fp32), with = run_linear_layer("cuda", "tf32", rounded);
+    for (int k = 0; k < N; k++) {
+        double error = fabs((double)rounded[k] - exact[k]);
+        other += rounded[k] != fp32[k];
+        far += !(error <= 70 * 4 * 0x1p-11);
+        far_fp32 += !(fabs((double)fp32[k] - exact[k]) <= 70 * 4 * 0x1p-23);
+        squares += error * error;
+        all += (double)exact[k] * exact[k];
+    }
+    CHECK(other > N / 2 && far == 0 && far_fp32 == 0);
+    CHECK(squares > all * 0x1p-26 && squares < all * 0x1p-20); /* both operands rounded by up to 2^-11, a third of that squared on average */
+#ifdef TT_EMULATE
+    CHECK(without == 0 && with == 1);
+#else
+    (void)without; (void)with;
+#endif
+#endif
+}
+
 /* Inputs that the program does not need may be set: they must not disturb those that it does. */
 TEST(unused_inputs)
 {
@@ -2393,7 +2464,7 @@ static const test_case tests[] = {
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
-    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches),
+    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(matmul_in_tf32),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
