@@ -367,10 +367,13 @@ typedef struct tt_compile_options {
                                        gradients. "f32", as PyTorch's autocast has them, "16-bit". NULL (default): "f32" with
                                        "16-mixed", whose range such sums could leave, "16-bit" with "bf16-mixed". Results of norms,
                                        activations and attention are 16-bit in any case                               */
-    const char *matmul;             /* products of fp32 matrices: "fp32" (default), or "tf32", which lets tensor cores of device "cuda"
-                                       round their operands to TF32, 10 bits of mantissa, and adds up in fp32 (as PyTorch's
-                                       set_float32_matmul_precision("high")). Where that is not to be had, on the CPU for one, and in
-                                       attention, they are as exact as with "fp32"                                    */
+    const char *matmul;             /* products of matrices: "fp32" (default), or what device "cuda" may round their operands to.
+                                       "tf32": of fp32 matrices, 10 bits of mantissa (as PyTorch's
+                                       set_float32_matmul_precision("high")); where that is not to be had, on the CPU for one, and in
+                                       attention, they are as exact as with "fp32". "fp8": of linear layers with 16-bit operands and
+                                       widths that are multiples of 16, E4M3, gradients E5M2, each matrix scaled by the power of two
+                                       that its largest number allows (Micikevicius et al.: "FP8 formats for deep learning", 2022);
+                                       device "cuda" of compute capability 8.9. Sums are fp32 with all of them        */
     tt_loss_scale loss_scale;       /* read with "16-mixed" and "16-true" only                                        */
     const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits. "none";
                                        "cheap" (default): results of layer norm, GELU and SiLU, and 16-bit copies of weights, at no
@@ -889,6 +892,7 @@ typedef struct tt__attr {
     bool decoupled;                     /* ADAM: AdamW's decay                                                       */
     float clip_norm;                    /* CLIP                                                                      */
     tt_patch_options image;             /* PATCHES                                                                   */
+    bool fp8;                           /* LINEAR, LINEAR_DX, LINEAR_DW: operands are rounded to fp8                  */
     tt_dtype narrow;                    /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: w is f32 and rounded to this when read (TT_F32: is not) */
 } tt__attr;
 
@@ -985,7 +989,7 @@ typedef struct tt__launch {
     tt__slot *slot;
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
     bool add[TT__MAX_OUT];
-    bool tf32;              /* operands of matrix products may be rounded to TF32                                    */
+    bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                               */
     bool more;              /* the next launch is of the same op: for sum_squares, sgd and adam, all may be done with the last of them */
     void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                           */
     void *resident;         /* as many as the kind's `resident` less TT__SLOTS slots; any instruction may use them   */
@@ -2765,6 +2769,12 @@ static size_t tt__cuda_workspace(tt_context *ctx, const tt_tape *t, const tt__in
         size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = ((size_t)tt__in(t, i, 3)->rows + 7) / 8 * 8;
         return tt__align_to((rows < TT__LOSS_CHUNK ? rows : TT__LOSS_CHUNK) * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);
     }
+    if (i->attr.fp8) { /* the operands, (m, k) and (n, k) of a product (m, n), and their scales */
+        const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1);
+        const bool dw = i->op == TT__OP_LINEAR_DW;
+        const size_t m = (size_t)(dw ? a->cols : a->rows), n = (size_t)(i->op == TT__OP_LINEAR ? b->rows : b->cols), k = (size_t)(dw ? a->rows : a->cols);
+        return TT__CUDA_ALIGN + tt__align_to(m * tt__align_to(k, 16), TT__CUDA_ALIGN) + tt__align_to(n * tt__align_to(k, 16), TT__CUDA_ALIGN);
+    }
     return 0; /* the others work row by row, tile by tile, or with partial sums */
 }
 
@@ -3441,11 +3451,14 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     return TT_OK;
 }
 
-static tt_status tt__parse_matmul(tt_context *ctx, const char *name, bool *tf32)
+typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
+
+static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul *out)
 {
-    *tf32 = name && strcmp(name, "tf32") == 0;
-    if (!name || *tf32 || strcmp(name, "fp32") == 0) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul '%s' is unknown: use fp32 or tf32", name);
+    static const char *const names[] = {"fp32", "tf32", "fp8"};
+    for (int k = 0; k < 3; k++)
+        if (strcmp(name ? name : "fp32", names[k]) == 0) { *out = (tt__matmul)k; return TT_OK; }
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul '%s' is unknown: use fp32, tf32 or fp8", name);
 }
 
 /* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to 16 bits for the matmuls
@@ -3527,6 +3540,18 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         t->code[first] = cast;
     }
     return b.ok ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* The products of linear layers whose operands are to be rounded to fp8. Those that a cross-entropy reads in chunks stay as they are. */
+static void tt__pass_fp8(tt_tape *t)
+{
+    for (int k = 0; k < t->n_code; k++) {
+        tt__instr *i = &t->code[k];
+        const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1); /* x, w; dy, w; dy, x */
+        if (i->op != TT__OP_LINEAR && i->op != TT__OP_LINEAR_DX && (i->op != TT__OP_LINEAR_DW || !i->out[0])) continue;
+        const int64_t width = i->op == TT__OP_LINEAR ? b->rows : b->cols;
+        i->attr.fp8 = a->dtype != TT_F32 && a->dtype == b->dtype && width % 16 == 0;
+    }
 }
 
 /* On a device whose matmuls can round while they read: mixed precision's copies of the weights go, as does the time to make them. */
@@ -7902,7 +7927,7 @@ struct tt_program {
     bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
-    bool tf32;              /* options.matmul                                                                        */
+    tt__matmul matmul;      /* options.matmul                                                                        */
     bool scales;            /* the loss: run.loss_scale changes                                                      */
     int64_t good_steps, skipped; /* steps since the loss scale changed; steps without an update                       */
     double flops;
@@ -8108,6 +8133,7 @@ static tt_status tt__run_passes(tt_program *p, const tt__precision *precision, t
         tt__pass_fuse_loss(t, p->root);
         if (p->kind->host) tt__pass_fold_casts(t);
     }
+    if (p->matmul == TT__MATMUL_FP8) tt__pass_fp8(t);
     if ((status = tt__pass_prune(t, p->root, true)) != TT_OK) return status;
     return tt__verify(t, "prune");
 }
@@ -8156,6 +8182,15 @@ static tt_status tt__refused(tt_program *p)
     return TT_OK;
 }
 
+/* Whether products can be had so on a kind of device. */
+static tt_status tt__check_matmul(tt_context *ctx, tt__matmul matmul, const tt__precision *precision, const tt__device_kind *kind)
+{
+    if (matmul != TT__MATMUL_FP8) return TT_OK;
+    if (kind->host) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'", kind->name);
+    if (precision->kind == TT__32_TRUE) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none");
+    return TT_OK;
+}
+
 static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
 {
     tt_context *ctx = p->ctx;
@@ -8165,7 +8200,7 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if (t->status != TT_OK) return tt__fail(ctx, t->status, "%s", t->error);
     if (root.id <= 0 || root.id >= t->n_values) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape", (int)root.id);
     tt_status status = tt__parse_precision(ctx, p->options.precision, p->options.residual, &precision);
-    if (status == TT_OK) status = tt__parse_matmul(ctx, p->options.matmul, &p->tf32);
+    if (status == TT_OK) status = tt__parse_matmul(ctx, p->options.matmul, &p->matmul);
     p->scales = p->options.train && precision.half == TT_F16;
     if (status == TT_OK && p->scales) status = tt__check_loss_scale(ctx, &p->options.loss_scale);
     p->run.loss_scale = p->scales ? p->options.loss_scale.init : 1;
@@ -8174,6 +8209,7 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if (status != TT_OK) return status;
     if (p->options.share && p->options.share->ctx != ctx) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
     if (!(p->kind = tt__find_device(ctx, p->options.device))) return ctx->status;
+    if ((status = tt__check_matmul(ctx, p->matmul, &precision, p->kind)) != TT_OK) return status;
     if (p->options.share && p->options.share->kind != p->kind)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this one is for '%s'", p->options.share->kind->name, p->kind->name);
     p->t = tt__copy_tape(t);
@@ -8853,7 +8889,7 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
     l.tape = p->t;
     l.run = &p->run;
     l.slot = p->slot;
-    l.tf32 = p->tf32;
+    l.tf32 = p->matmul == TT__MATMUL_TF32;
     l.resident = p->arena->memory;
     tt_status status = first == TT__FORWARD ? tt__check_inputs(p, &l) : TT_OK;
     if (first == TT__FORWARD) p->arena->results_of = NULL;
@@ -13492,11 +13528,12 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1)) tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
     if (tt__parse_precision(ctx, o->precision, o->residual, precision) != TT_OK) tt__print(&all, "; %s", ctx->error);
     if (o->train && precision->half == TT_F16 && tt__check_loss_scale(ctx, &o->loss_scale) != TT_OK) tt__print(&all, "; %s", ctx->error);
-    bool tf32;
-    if (tt__parse_matmul(ctx, o->matmul, &tf32) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    tt__matmul matmul;
+    const tt__device_kind *kind = tt__find_device(ctx, o->device);
+    if (!kind) tt__print(&all, "; %s", ctx->error);
+    if (tt__parse_matmul(ctx, o->matmul, &matmul) != TT_OK || (kind && tt__check_matmul(ctx, matmul, precision, kind) != TT_OK)) tt__print(&all, "; %s", ctx->error);
     tt__recompute recompute;
     if (tt__parse_recompute(ctx, o->recompute, &recompute) != TT_OK) tt__print(&all, "; %s", ctx->error);
-    if (!tt__find_device(ctx, o->device)) tt__print(&all, "; %s", ctx->error);
     if (o->train && tt__check_optimizer(ctx, &o->optimizer) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
@@ -13743,7 +13780,7 @@ static uint64_t tt__program_hash(const tt_program *p)
     const tt_loss_scale *s = &p->options.loss_scale;
     snprintf(text, sizeof text, "loss scale %a %a %d", s->growth, s->backoff, s->interval);
     if (p->scales) hash = tt__hash(text);
-    hash ^= p->tf32;
+    hash ^= (uint64_t)p->matmul;
     for (int k = 0; k < p->t->n_axes; k++) hash = (hash ^ (uint64_t)p->t->axes[k].capacity) * 1099511628211u;
     for (int k = 0; k < p->t->n_code; k++) {
         const tt__instr *i = &p->t->code[k];

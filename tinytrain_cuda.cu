@@ -13,6 +13,7 @@
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cublasLt.h>
 #include <math.h>
 #include <stdarg.h>
@@ -493,6 +494,7 @@ template <int THREADS> __device__ __forceinline__ float tt_block_sum(float v)
 }
 
 static inline int64_t tt_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t tt_max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline unsigned tt_blocks(int64_t n, int64_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
 static inline unsigned tt_grid(int64_t n, int64_t per_block, int64_t most) { return n > 0 ? (unsigned)tt_min((n + per_block - 1) / per_block, most) : 1; }
 
@@ -2865,6 +2867,8 @@ struct tt_matmul {
     tt_dtype bias_type;
     int act;
     bool accumulate;
+    bool gradient;         // A is one: E5M2 where operands are rounded to fp8
+    const float *unscale;  // not NULL: A and B are in fp8 (a_type and b_type what they were), to be multiplied by [0] and [1], in device memory
 };
 
 __device__ __forceinline__ float tt_at(const tt__mat &m, int64_t i, int64_t j) { return tt_load_any(m.data, m.dtype, i * m.ld + j); }
@@ -2955,6 +2959,8 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     const int64_t b_ld = b_plain ? g->b_row : g->b_col, a_ld = a_plain ? g->a_row : g->a_col;
     const float one = 1, zero = 0;
     const bool tf32 = l->tf32 && g->a_type == TT_F32;
+    const cudaDataType a_type = !g->unscale ? lt_type(g->a_type) : g->gradient ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
+    const cudaDataType b_type = !g->unscale ? lt_type(g->b_type) : CUDA_R_8F_E4M3;
     const cublasOperation_t op_b = b_plain ? CUBLAS_OP_N : CUBLAS_OP_T, op_a = a_plain ? CUBLAS_OP_N : CUBLAS_OP_T;
     const void *c = addend ? addend->data : to->data;
     cublasLtMatmulDesc_t desc = NULL;
@@ -2967,7 +2973,7 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     memset(&key, 0, sizeof key);
     key.m = g->m; key.n = g->n; key.k = g->k;
     key.lda = a_ld; key.ldb = b_ld; key.ldc = addend ? addend->ld : to->ld; key.ldd = to->ld;
-    key.types = tf32 * 512 + (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
+    key.types = (g->unscale ? 1024 + g->gradient * 2048 : 0) + tf32 * 512 + (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
     key.epilogue = (int)more->kind;
     key.ld_aux = more->aux.data ? more->aux.ld : 0;
     const int aligned[6] = {alignment_of(g->b), alignment_of(g->a), alignment_of(c), alignment_of(to->data), alignment_of(more->bias), alignment_of(more->aux.data)};
@@ -2983,12 +2989,19 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &more->kind, sizeof more->kind);
     if (s == CUBLAS_STATUS_SUCCESS && more->bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &more->bias, sizeof more->bias);
+    if (g->unscale) {
+        const float *of_a = g->unscale, *of_b = g->unscale + 1;
+        const cudaDataType bias_type = to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF; // cuBLASLt has no other
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b);
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a);
+        if (s == CUBLAS_STATUS_SUCCESS && more->bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type);
+    }
     if (more->aux.data) {
         if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &more->aux.data, sizeof more->aux.data);
         if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &more->aux.ld, sizeof more->aux.ld);
     }
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&b, lt_type(g->b_type), (uint64_t)(b_plain ? g->n : g->k), (uint64_t)(b_plain ? g->k : g->n), b_ld);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&a, lt_type(g->a_type), (uint64_t)(a_plain ? g->k : g->m), (uint64_t)(a_plain ? g->m : g->k), a_ld);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&b, b_type, (uint64_t)(b_plain ? g->n : g->k), (uint64_t)(b_plain ? g->k : g->n), b_ld);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&a, a_type, (uint64_t)(a_plain ? g->k : g->m), (uint64_t)(a_plain ? g->m : g->k), a_ld);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&cl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, key.ldc);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&dl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, to->ld);
     if (s == CUBLAS_STATUS_SUCCESS && !known) {
@@ -3034,6 +3047,100 @@ static bool lt_gelu(const tt_matmul *g, const tt__mat *aux)
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
 }
 
+// ---- fp8: both operands rounded in the workspace, where k lies contiguous, as cuBLASLt wants them, padded with zeros to a multiple of 16
+
+struct tt_fp8_operand {
+    tt__mat m;             // (lines, k), or `across` (k, lines)
+    bool across, wide, e5m2;
+    int64_t lines, k, ld;  // ld: k to a multiple of 16
+    unsigned char *to;     // (lines, ld)
+};
+struct tt_fp8_operands { tt_fp8_operand of[2]; unsigned *largest; float *unscale; }; // of each operand; both in device memory
+
+// The bits of the largest magnitude, NaN above infinity. Reads each operand once; grid (any, 2).
+__global__ void __launch_bounds__(256) fp8_largest(tt_fp8_operands both)
+{
+    TT_SHARED(unsigned, part, [8]);
+    const tt_fp8_operand &x = both.of[blockIdx.y];
+    const int64_t groups = (x.m.cols + 7) / 8;
+    unsigned most = 0;
+    for (int64_t g = (int64_t)blockIdx.x * 256 + threadIdx.x; g < x.m.rows * groups; g += (int64_t)gridDim.x * 256) {
+        const int64_t r = g / groups, c = g % groups * 8;
+        float v[8];
+        tt_load8(v, tt_row(x.m, r), x.m.dtype, c, x.m.cols - c, x.wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) most = max(most, __float_as_uint(v[k]) & 0x7fffffffu);
+    }
+    TT_UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int k = 1; k < 8; k++) most = max(most, part[k]);
+        atomicMax(&both.largest[blockIdx.y], most); // the same in any order
+    }
+}
+
+// What an operand is multiplied by: the largest power of two that keeps it within fp8's range. NaN if it is not finite, for the product to show.
+__device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
+{
+    const float most = __uint_as_float(largest);
+    if (largest >= 0x7f800000u) return __uint_as_float(0x7fc00000u);
+    if (most < 0x1p-100f) return 0x1p100f;
+    return __uint_as_float(__float_as_uint((e5m2 ? 57344.0f : 448.0f) / most) & 0x7f800000u);
+}
+
+// Tiles of 64 lines x 64 k, turned in shared memory if they lie across: reads 16 bytes a thread and writes as many. Grid (tiles of the larger, 2).
+__global__ void __launch_bounds__(256) fp8_round(tt_fp8_operands both)
+{
+    TT_SHARED(unsigned char, tile, [64][80]);
+    const tt_fp8_operand &x = both.of[blockIdx.y];
+    const int t = threadIdx.x;
+    const int64_t across = (x.ld + 63) / 64, line0 = blockIdx.x / across * 64, k0 = blockIdx.x % across * 64;
+    const int64_t r0 = x.across ? k0 : line0, c0 = x.across ? line0 : k0;
+    const float scale = fp8_scale(both.largest[blockIdx.y], x.e5m2);
+    const __nv_fp8_interpretation_t kind = x.e5m2 ? __NV_E5M2 : __NV_E4M3;
+    if (line0 >= x.lines) return;
+    if (blockIdx.x == 0 && t == 0) both.unscale[blockIdx.y] = 1 / scale;
+    for (int e = t; e < 512; e += 256) {
+        const int r = e / 8, c = e % 8 * 8;
+        float v[8] = {};
+        if (r0 + r < x.m.rows && c0 + c < x.m.cols) tt_load8(v, tt_row(x.m, r0 + r), x.m.dtype, c0 + c, x.m.cols - c0 - c, x.wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) {
+            const unsigned char q = __nv_cvt_float_to_fp8(v[k] * scale, __NV_SATFINITE, kind);
+            if (x.across) tile[c + k][r] = q;
+            else tile[r][c + k] = q;
+        }
+    }
+    __syncthreads();
+    const int line = t / 4, k = t % 4 * 16;
+    if (line0 + line < x.lines && k0 + k < x.ld) *(uint4 *)&x.to[(line0 + line) * x.ld + k0 + k] = *(const uint4 *)&tile[line][k];
+}
+
+// Rounds the operands of g into the workspace; `low` is the product of those.
+static cudaError_t to_fp8(tt__device *d, const tt__launch *l, const tt_matmul *g, tt_matmul *low)
+{
+    const int64_t ld = (g->k + 15) / 16 * 16;
+    unsigned char *memory = (unsigned char *)l->workspace, *a = memory + 256, *b = a + (g->m * ld + 255) / 256 * 256;
+    tt_fp8_operands both = {{{{(void *)g->a, g->a_type, g->m, g->k, g->a_row}, g->a_col != 1, false, g->gradient, g->m, g->k, ld, a},
+                             {{(void *)g->b, g->b_type, g->n, g->k, g->b_col}, g->b_row != 1, false, false, g->n, g->k, ld, b}}, (unsigned *)memory, (float *)memory + 2};
+    int64_t tiles = 0, groups = 0;
+    for (int k = 0; k < 2; k++) {
+        tt_fp8_operand *x = &both.of[k];
+        if (x->across) { x->m.rows = g->k; x->m.cols = x->lines; x->m.ld = k ? g->b_row : g->a_col; }
+        x->wide = tt_wide(&x->m);
+        tiles = tt_max(tiles, (x->lines + 63) / 64 * ((ld + 63) / 64));
+        groups = tt_max(groups, x->m.rows * ((x->m.cols + 7) / 8));
+    }
+    cudaError_t e = cudaMemsetAsync(both.largest, 0, 2 * sizeof *both.largest, d->stream);
+    if (e == cudaSuccess) e = TT_LAUNCH(fp8_largest, dim3(tt_grid(groups, 2048, 512), 2), 256, 0, d->stream, both);
+    if (e == cudaSuccess) e = TT_LAUNCH(fp8_round, dim3((unsigned)tiles, 2), 256, 0, d->stream, both);
+    *low = *g;
+    low->a = a; low->a_row = ld; low->a_col = 1;
+    low->b = b; low->b_row = 1; low->b_col = ld;
+    low->k = ld;
+    low->unscale = both.unscale;
+    return e;
+}
+
 static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g)
 {
     const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
@@ -3043,16 +3150,24 @@ static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g
     cudaError_t e = cudaSuccess;
     bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) && !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
     if (g->m <= 0 || g->n <= 0) return cudaSuccess;
-    if (fits && g->bias && g->bias_type != to.dtype) {
-        if ((size_t)g->n * tt_dtype_bytes(to.dtype) <= TT_BIAS_BYTES) {
+    const bool fp8 = fits && l->instr->attr.fp8 && g->k > 0;
+    const tt_dtype bias_type = !fp8 || to.dtype != TT_F32 ? to.dtype : TT_BF16; // that cuBLASLt adds
+    if (fits && g->bias && g->bias_type != bias_type) {
+        if ((size_t)g->n * tt_dtype_bytes(bias_type) <= TT_BIAS_BYTES) {
             void *copy = (char *)l->resident + TT_LT_WORKSPACE;
-            e = TT_LAUNCH(cast_bias, tt_blocks(g->n, 256), 256, 0, d->stream, copy, to.dtype, g->bias, g->bias_type, g->n);
+            e = TT_LAUNCH(cast_bias, tt_blocks(g->n, 256), 256, 0, d->stream, copy, bias_type, g->bias, g->bias_type, g->n);
             more.bias = copy;
         } else {
             fits = false;
         }
     }
-    if (fits && e == cudaSuccess && lt_gelu(g, aux)) {
+    if (fits && fp8 && e == cudaSuccess) {
+        tt_matmul low;
+        more.kind = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+        e = to_fp8(d, l, g, &low);
+        if (e == cudaSuccess) e = lt_matmul(d, l, &low, &to, addend, &more, &done);
+        if (!done) fits = bias_type == to.dtype;
+    } else if (fits && e == cudaSuccess && lt_gelu(g, aux)) {
         more.aux = *aux;
         if (g->saved.data) more.kind = CUBLASLT_EPILOGUE_DGELU;
         else if (g->bias) more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
@@ -3062,7 +3177,7 @@ static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g
         more.aux = tt_no_operand;
     }
     more.kind = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    if (fits && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, &more, &done);
+    if (fits && !done && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, &more, &done);
     if (e != cudaSuccess) return e;
     if (!done) {
         int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
@@ -3093,6 +3208,7 @@ static tt_matmul linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat
     g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1;
     g.c = *dx;
     g.accumulate = add;
+    g.gradient = true;
     return g;
 }
 
@@ -3150,9 +3266,10 @@ static cudaError_t tt_linear_dw(tt__device *d, const tt__launch *l, const tt__ma
     g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
     g.c = *dw;
     g.accumulate = add_w;
+    g.gradient = true;
     cudaError_t e = cudaSuccess;
     bool done = false;
-    if (dw->data && db->data && db->dtype == dw->dtype && (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= TT_BIAS_BYTES))) {
+    if (dw->data && db->data && !l->instr->attr.fp8 && db->dtype == dw->dtype && (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= TT_BIAS_BYTES))) {
         // with the product, that reads dy anyway; cuBLASLt does not add to what is there
         float *sums = (float *)((char *)l->resident + TT_LT_WORKSPACE);
         tt_epilogue more = {CUBLASLT_EPILOGUE_BGRADB, add_b ? sums : db->data, tt_no_operand};
@@ -3230,6 +3347,10 @@ static const char *cuda_refuses(const tt__launch *l)
 {
     const int op = l->instr->op;
     if (!kernels_of(op)) return "the CUDA backend has no kernel for it";
+    int major = 9, minor = 0; // unless there is a device that says otherwise
+    if (l->instr->attr.fp8 && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess && major * 10 + minor < 89)
+        return "matmul 'fp8' needs compute capability 8.9";
     const bool sums_rows = op == TT__OP_LAYERNORM_BACKWARD || op == TT__OP_EMBEDDING_BACKWARD || op == TT__OP_GATHER_ROWS_BACKWARD || op == TT__OP_SET_ROWS_BACKWARD;
     if (sums_rows && l->in[op == TT__OP_EMBEDDING_BACKWARD].cols > 1 << 20) return "the CUDA backend's kernel for it takes at most 2^20 columns";
     if ((op == TT__OP_SET_ROWS || op == TT__OP_SET_ROWS_BACKWARD) && l->in[0].rows > 1 << 27) return "the CUDA backend's kernel for it takes at most 2^27 rows";
