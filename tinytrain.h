@@ -372,7 +372,8 @@ typedef struct tt_compile_options {
                                        set_float32_matmul_precision("high")). Where that is not to be had, on the CPU for one, and in
                                        attention, they are as exact as with "fp32"                                    */
     tt_loss_scale loss_scale;       /* read with "16-mixed" and "16-true" only                                        */
-    const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits. "none";
+    const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits (on "cuda", those of a
+                                       tanh-GELU after a linear layer differ by rounding: cuBLASLt computes it in the product). "none";
                                        "cheap" (default): results of layer norm, GELU and SiLU, and 16-bit copies of weights, at no
                                        matrix products; "attention": its results too; "blocks": whatever the backward reads of
                                        the blocks that tt_block_end marks, but for the last, with which the backward begins
@@ -8819,7 +8820,7 @@ static tt_status tt__launch_phases(tt_program *p, tt__launch *l, tt__phase first
             l->out[j] = tt__resolve(p, i->out[j]);
             l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
         }
-        l->more = k + 1 < p->t->n_code && i[1].op == i->op && i[1].phase <= last && !p->poison;
+        l->more = k + 1 < p->t->n_code && i[1].op == i->op && i[1].phase == i->phase && !p->poison;
         l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
         status = p->kind->backend->launch(p->arena->device, l);
         if (p->poison) tt__poison(p, k);
