@@ -890,6 +890,7 @@ typedef struct tt__attr {
     bool decoupled;                     /* ADAM: AdamW's decay                                                       */
     float clip_norm;                    /* CLIP                                                                      */
     tt_patch_options image;             /* PATCHES                                                                   */
+    tt_dtype narrow;                    /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: w is f32 and rounded to this when read (TT_F32: is not) */
 } tt__attr;
 
 typedef enum tt__phase { TT__FORWARD, TT__BACKWARD, TT__NORM, TT__UPDATE } tt__phase;
@@ -3530,6 +3531,23 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     return b.ok ? TT_OK : TT_ERR_MEMORY;
 }
 
+/* On a device whose matmuls can round while they read: mixed precision's copies of the weights go, as does the time to make them. */
+static void tt__pass_fold_casts(tt_tape *t)
+{
+    for (int c = 0; c < t->n_code; c++) {
+        const tt__instr *cast = &t->code[c];
+        if (cast->op != TT__OP_CAST || t->values[cast->in[0]].storage != TT__PARAMETER || t->values[cast->in[0]].shape.dtype != TT_F32) continue;
+        int32_t copy = cast->out[0];
+        for (int k = c + 1; k < t->n_code; k++) {
+            tt__instr *i = &t->code[k];
+            int w = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DX ? 1 : i->op == TT__OP_LINEAR_CROSS_ENTROPY ? 3 : 0;
+            if (!w || i->in[w] != copy) continue;
+            i->in[w] = cast->in[0];
+            i->attr.narrow = t->values[copy].shape.dtype;
+        }
+    }
+}
+
 /* -------------------------------------------------------------------------------------------------- recompute */
 
 typedef enum tt__recompute { TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS } tt__recompute;
@@ -4087,6 +4105,7 @@ typedef struct tt__gemm_args {
     int64_t m, n, k;
     const void *a; tt_dtype a_type; int64_t a_row, a_col;
     const void *b; tt_dtype b_type; int64_t b_row, b_col; /* B(k,j) = b[k * b_row + j * b_col]                    */
+    tt_dtype b_narrow;                                    /* B is float, and rounded to this when read; TT_F32: is not */
     void *c; tt_dtype c_type; int64_t c_row;
     bool accumulate;
     bool dot;                                                          /* bf16 by dot products where it can be       */
@@ -4171,7 +4190,7 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 static bool tt__cblas_takes(const tt__gemm_args *g)
 {
     int64_t most = tt__max(tt__max(tt__max(g->m, g->n), tt__max(g->k, g->c_row)), tt__max(tt__max(g->a_row, g->a_col), tt__max(g->b_row, g->b_col)));
-    return g->a_type == TT_F32 && g->b_type == TT_F32 && g->k > 0 && most <= INT32_MAX;
+    return g->a_type == TT_F32 && g->b_type == TT_F32 && g->b_narrow == TT_F32 && g->k > 0 && most <= INT32_MAX;
 }
 
 /* c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
@@ -5046,6 +5065,18 @@ TT__FN void TT__K(gemm_widen)(float *to, const void *from, tt_dtype dtype, int64
     else TT__K(row_widen)(to, (const uint16_t *)from + offset, dtype, n);
 }
 
+/* The same of numbers that, if they are float, are rounded to `narrow` on the way. */
+TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dtype narrow, int64_t offset, int64_t n)
+{
+    uint16_t half[64];
+    if (narrow == TT_F32) { TT__K(gemm_widen)(to, from, dtype, offset, n); return; }
+    for (int64_t c = 0, some; c < n; c += some) {
+        some = tt__min(TT__COUNT(half), n - c);
+        TT__K(row_narrow)(half, (const float *)from + offset + c, narrow, some);
+        TT__K(row_widen)(to + c, half, narrow, some);
+    }
+}
+
 /* Pairs of bf16, the lower k in the low half, in what is otherwise a row of floats; odd may be NULL, for zeros. */
 TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16_t *odd, int64_t n)
 {
@@ -5133,7 +5164,7 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
    Panels hold them as floats or, for dot products, as pairs of bf16; a unit is one of either, and k counts units below. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
-    tt_dtype dtype;
+    tt_dtype dtype, narrow; /* narrow: see gemm_args.b_narrow */
     bool pairs;
     int64_t lines, line_step, k_step, elements; /* elements: of a line */
 } TT__K(gemm_operand);
@@ -5141,23 +5172,32 @@ typedef struct TT__K(gemm_operand) {
 /* n units of a line from unit k on; for k_step 1. */
 TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
 {
-    if (!x->pairs) { TT__K(gemm_widen)(to, x->data, x->dtype, line * x->line_step + k, n); return; }
+    if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, line * x->line_step + k, n); return; }
     int64_t present = tt__min(2 * n, x->elements - 2 * k);
     if (present < 2 * n) memset(to + present / 2, 0, (size_t)(n - present / 2) * sizeof *to);
-    memcpy(to, (const uint16_t *)x->data + line * x->line_step + 2 * k, (size_t)present * 2);
-}
-
-/* Unit k of n lines; for line_step 1. */
-TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
-{
-    if (!x->pairs) { TT__K(gemm_widen)(to, x->data, x->dtype, k * x->k_step + line, n); return; }
-    if (2 * k >= x->elements) { memset(to, 0, (size_t)n * sizeof *to); return; }
-    const uint16_t *even = (const uint16_t *)x->data + 2 * k * x->k_step + line;
-    TT__K(gemm_interleave)(to, even, 2 * k + 1 < x->elements ? even + x->k_step : NULL, n);
+    if (x->dtype == TT_F32) TT__K(row_narrow)(to, (const float *)x->data + line * x->line_step + 2 * k, x->narrow, present);
+    else memcpy(to, (const uint16_t *)x->data + line * x->line_step + 2 * k, (size_t)present * 2);
 }
 
 #define TT__GEMM_CHUNK 32      /* units of a line widened or transposed at a time      */
 #define TT__GEMM_PACK_LINES 96 /* most lines in a packing task                         */
+
+/* Unit k of n lines, at most PACK_LINES; for line_step 1. */
+TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
+{
+    uint16_t half[2][TT__GEMM_PACK_LINES];
+    int64_t at = 2 * k * x->k_step + line;
+    bool odd = 2 * k + 1 < x->elements;
+    if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, k * x->k_step + line, n); return; }
+    if (2 * k >= x->elements) { memset(to, 0, (size_t)n * sizeof *to); return; }
+    if (x->dtype == TT_F32) {
+        for (int r = 0; r <= odd; r++) TT__K(row_narrow)(half[r], (const float *)x->data + at + r * x->k_step, x->narrow, n);
+        TT__K(gemm_interleave)(to, half[0], odd ? half[1] : NULL, n);
+    } else {
+        const uint16_t *even = (const uint16_t *)x->data + at;
+        TT__K(gemm_interleave)(to, even, odd ? even + x->k_step : NULL, n);
+    }
+}
 
 /* Packs `lines` lines from `line`, k units from k0, as panels to[panel][k][width]; what is missing in the last panel is 0.
    A vector wider than the panel spills into the next k's place before that is written, the last k is stored exactly; so a
@@ -5172,7 +5212,7 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, const int width, const TT
             int64_t some = tt__min(TT__GEMM_CHUNK, k - kk), step = x->line_step;
             bool whole = present == width && some == TT__GEMM_CHUNK;
             const float *from = copy;
-            if (whole && x->dtype == TT_F32) {
+            if (whole && x->dtype == TT_F32 && x->narrow == TT_F32) {
                 from = (const float *)x->data + (line + done) * step + k0 + kk;
             } else {
                 if (!whole) memset(copy, 0, sizeof copy);
@@ -5208,7 +5248,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, const int width, const TT__
 {
     float copy[TT__GEMM_PACK_LINES + TT__GEMM_WIDEST + TT__LANES];
     const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width; /* lines read beyond the last panel's */
-    bool copied = x->dtype != TT_F32 || lines % width || line + lines + spill > x->lines;
+    bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || lines % width || line + lines + spill > x->lines;
     memset(copy, 0, sizeof copy);
     for (int64_t kk = 0; kk < k; kk++) {
         const float *from = copy;
@@ -5554,7 +5594,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     w.args = g;
     w.micro = TT__K(gemm_micro);
 #ifdef TT__DOT
-    if (g->dot && g->a_type == TT_BF16 && g->b_type == TT_BF16) {
+    if (g->dot && g->a_type == TT_BF16 && (g->b_type == TT_BF16 || g->b_narrow == TT_BF16)) {
         w.micro = TT__K(gemm_dot_micro);
         w.a.pairs = w.b.pairs = true;
         w.a.elements = w.b.elements = g->k;
@@ -5567,7 +5607,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     w.base_row = g->bias ? 0 : g->residual ? g->residual_row : g->c_row;
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 8);
     w.a.data = g->a; w.a.dtype = g->a_type; w.a.lines = g->m; w.a.line_step = g->a_row; w.a.k_step = g->a_col;
-    w.b.data = g->b; w.b.dtype = g->b_type; w.b.lines = g->n; w.b.line_step = g->b_col; w.b.k_step = g->b_row;
+    w.b.data = g->b; w.b.dtype = g->b_type; w.b.narrow = g->b_narrow; w.b.lines = g->n; w.b.line_step = g->b_col; w.b.k_step = g->b_row;
     w.a_panels = (float *)g->workspace;
     w.b_panels = w.a_panels + tt__align_up((size_t)(rows * tt__min(depth, units)) * 4) / 4;
     w.partial = w.b_panels + tt__align_up((size_t)(cols * tt__min(depth, units)) * 4) / 4;
@@ -5650,17 +5690,18 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
 TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
+    const bool in_place = g->b_type == TT_F32 && g->b_narrow == TT_F32;
     float wide[2 * TT__GEMM_DEPTH];
     for (int64_t j = 0; j < cols; j += 2) {
         int64_t pair = tt__min(2, cols - j);
         for (int64_t k0 = 0, k; k0 < g->k; k0 += k) {
-            k = g->b_type == TT_F32 ? g->k : tt__min(TT__GEMM_DEPTH, g->k - k0);
+            k = in_place ? g->k : tt__min(TT__GEMM_DEPTH, g->k - k0);
             int64_t at = (col + j) * g->b_col + k0, step = g->b_col;
             const float *b = wide;
-            if (g->b_type == TT_F32) {
+            if (in_place) {
                 b = (const float *)g->b + at;
             } else {
-                for (int64_t c = 0; c < pair; c++) TT__K(gemm_widen)(wide + c * TT__GEMM_DEPTH, g->b, g->b_type, at + c * step, k);
+                for (int64_t c = 0; c < pair; c++) TT__K(gemm_read)(wide + c * TT__GEMM_DEPTH, g->b, g->b_type, g->b_narrow, at + c * step, k);
                 step = TT__GEMM_DEPTH;
             }
             for (int64_t i = 0; i < g->m; i += 4) {
@@ -5685,11 +5726,11 @@ TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t 
     for (int64_t k0 = 0; k0 < g->k; k0 += 4) {
         int64_t k = tt__min(4, g->k - k0), at = k0 * g->b_row + col, step = g->b_row;
         const float *b = wide;
-        if (g->b_type == TT_F32 && k == 4 && cols == TT__GEMM_STRIP) {
+        if (g->b_type == TT_F32 && g->b_narrow == TT_F32 && k == 4 && cols == TT__GEMM_STRIP) {
             b = (const float *)g->b + at;
         } else {
             if (k < 4) memset(wide, 0, sizeof wide);
-            for (int64_t r = 0; r < k; r++) TT__K(gemm_widen)(wide + r * TT__GEMM_STRIP, g->b, g->b_type, at + r * step, cols);
+            for (int64_t r = 0; r < k; r++) TT__K(gemm_read)(wide + r * TT__GEMM_STRIP, g->b, g->b_type, g->b_narrow, at + r * step, cols);
             step = TT__GEMM_STRIP;
         }
         for (int64_t i = 0; i < g->m; i++) {
@@ -6642,7 +6683,7 @@ TT__FN tt_status TT__K(run_LINEAR)(const tt__launch *l)
     tt__gemm_args g = TT__K(gemm_args)(l);
     g.m = x->rows; g.n = w->rows; g.k = x->cols;
     g.a = x->data; g.a_type = x->dtype; g.a_row = x->ld; g.a_col = 1;
-    g.b = w->data; g.b_type = w->dtype; g.b_row = 1; g.b_col = w->ld;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = 1; g.b_col = w->ld; g.b_narrow = l->instr->attr.narrow;
     g.c = l->out[0].data; g.c_type = l->out[0].dtype; g.c_row = l->out[0].ld;
     g.accumulate = l->add[0];
     g.bias = l->in[2].data; g.bias_type = l->in[2].dtype;
@@ -6659,7 +6700,7 @@ TT__FN tt_status TT__K(run_LINEAR_DX)(const tt__launch *l)
     tt__gemm_args g = TT__K(gemm_args)(l);
     g.m = dy->rows; g.n = w->cols; g.k = dy->cols;
     g.a = dy->data; g.a_type = dy->dtype; g.a_row = dy->ld; g.a_col = 1;
-    g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1; g.b_narrow = l->instr->attr.narrow;
     g.c = l->out[0].data; g.c_type = l->out[0].dtype; g.c_row = l->out[0].ld;
     g.accumulate = l->add[0];
     g.act = l->instr->attr.act;
@@ -8090,10 +8131,12 @@ static tt_status tt__run_passes(tt_program *p, const tt__precision *precision, t
         if ((status = tt__verify(t, "fuse backward")) != TT_OK) return status;
         if ((status = tt__pass_recompute(t, recompute)) != TT_OK) return status;
         if ((status = tt__verify(t, "recompute")) != TT_OK) return status;
+        if (p->kind->host) tt__pass_fold_casts(t);
         if ((status = tt__pass_update(t, &p->options.optimizer, &p->squares, &p->factor)) != TT_OK) return status;
         if ((status = tt__verify(t, "update")) != TT_OK) return status;
     } else {
         tt__pass_fuse_loss(t, p->root);
+        if (p->kind->host) tt__pass_fold_casts(t);
     }
     if ((status = tt__pass_prune(t, p->root, true)) != TT_OK) return status;
     return tt__verify(t, "prune");
@@ -13735,7 +13778,7 @@ static uint64_t tt__program_hash(const tt_program *p)
     for (int k = 0; k < p->t->n_code; k++) {
         const tt__instr *i = &p->t->code[k];
         const tt__attr *a = &i->attr;
-        if (i->phase == TT__BACKWARD) continue;
+        if (i->phase == TT__BACKWARD || i->op == TT__OP_CAST) continue; /* copies of weights: some devices do without */
         snprintf(text, sizeof text, "%s %d %d %d %d %d %d %d %a %a %a %a %a %a %a %a", tt__row(i->op)->name, (int)p->t->values[i->out[0]].shape.dtype, a->act, a->heads, a->causal, a->nesterov, a->decoupled, a->ignore_index,
                  a->scale, a->dropout, a->eps, a->smoothing, a->weight_decay, a->beta1, a->beta2, a->clip_norm);
         hash = (hash ^ tt__hash(text)) * 1099511628211u;

@@ -1736,6 +1736,78 @@ TEST(stochastic_rounding_of_each_isa)
     }
 }
 
+/* A weight that is rounded while it is read gives the bits of a rounded copy: products of few rows, of few sums and packed ones, with cut tiles. */
+TEST(weights_narrowed_while_read)
+{
+    enum { MOST = 600 * 130 };
+    static const char *const isa[] = {"portable", "avx2", "avx512", "avx512_dot", "neon", "neon_dot"};
+    static const int shape[][3] = {{1, 1, 1}, {3, 40, 130}, {20, 130, 70}, {31, 7, 600}, {100, 130, 33}}; /* rows, out, width */
+    static float w[MOST], got[2][MOST];
+    static uint16_t x[MOST], copy[MOST];
+    for (int k = 0; k < TT__COUNT(isa); k++) {
+        if (!has_isa(isa[k])) continue;
+        for (int f16 = 0; f16 < (is_dot(isa[k]) ? 1 : 2); f16++)
+            for (int s = 0; s < 2 * TT__COUNT(shape); s++) {
+                const int *z = shape[s / 2], rows = z[0], from = s % 2 ? z[1] : z[2], to = s % 2 ? z[2] : z[1]; /* odd: the gradient of x */
+                const tt_dtype half = f16 ? TT_F16 : TT_BF16;
+                uint64_t random = (uint64_t)s + 99;
+                test_allocator a;
+                tt_context_options co = test_options(&a);
+                co.threads = 2;
+                tt_context *ctx = open_isa(co, isa[k]);
+                for (int e = 0; e < MOST; e++) w[e] = (float)test_random(&random) * 0x1p-31f - 1;
+                for (int e = 0; e < MOST; e++) tt__convert(&copy[e], half, &w[e], TT_F32, 1);
+                for (int e = 0; e < MOST; e++) { float y = (float)test_random(&random) * 0x1p-31f - 1; tt__convert(&x[e], half, &y, TT_F32, 1); }
+                memset(got, 0, sizeof got);
+                for (int narrow = 0; narrow < 2; narrow++) {
+                    tt__instr i = tt__new_instr(s % 2 ? TT__OP_LINEAR_DX : TT__OP_LINEAR);
+                    tt__launch l;
+                    memset(&l, 0, sizeof l);
+                    i.attr.narrow = narrow ? half : TT_F32;
+                    l.ctx = ctx;
+                    l.instr = &i;
+                    tt__mat in = {x, half, rows, from, from}, weight = {copy, half, z[1], z[2], z[2]}, out = {got[narrow], TT_F32, rows, to, to};
+                    if (narrow) { weight.data = w; weight.dtype = TT_F32; }
+                    l.in[0] = in;
+                    l.in[1] = weight;
+                    l.out[0] = out;
+                    size_t bytes = tt__gemm_workspace(rows, to, from);
+                    l.workspace = tt__alloc(ctx, bytes);
+                    CHECK(l.workspace && ctx->isa->run[i.op](&l) == TT_OK);
+                    tt__free(ctx, l.workspace);
+                }
+                snprintf(where, sizeof where, "%s, %s, %d x %d, %s of width %d", isa[k], tt_dtype_name(half), z[1], z[2], s % 2 ? "gradients" : "rows", from);
+                report(memcmp(got[0], got[1], sizeof got[0]) == 0, "bits differ");
+                report(rows * to == 1 || got[0][0] != got[0][1], "nothing is computed");
+                TEST_CLOSE(ctx, &a);
+            }
+    }
+}
+
+/* ... so on the CPU mixed precision makes no copies of weights, not even for a second time in the backward. */
+TEST(mixed_precision_without_copies)
+{
+    static const char *const device[] = {"cpu", "cuda"};
+    for (int d = 0; d < 2; d++)
+        for (int train = 0; train < 2; train++) {
+            model m;
+            tt_compile_options o = tt_compile_options_default();
+            int casts = 0, narrow = 0;
+            o.precision = "bf16-mixed";
+            o.device = device[d];
+            o.train = train;
+            model_open(&m, 1, 0.1f);
+            tt_program *p = tt_compile(m.t, m.loss, &o);
+            for (int k = 0; CHECK(p != NULL) && k < p->t->n_code; k++) {
+                casts += p->t->code[k].op == TT__OP_CAST;
+                narrow += p->t->code[k].attr.narrow == TT_BF16;
+            }
+            report(d == 0 ? casts == 0 && narrow > 0 : casts > 0 && narrow == 0, "%s: %d copies, %d products that round", device[d], casts, narrow);
+            tt_program_free(p);
+            model_close(&m);
+        }
+}
+
 /* A deep pre-norm stack, each layer of which adds little to the stream: its last norm and the gradient of its first weight. */
 enum { DEEP_LAYERS = 24, DEEP_ROWS = 40, DEEP_WIDTH = 32 };
 
@@ -2533,7 +2605,7 @@ static const test_case tests[] = {
     TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot), TEST_CASE(gradient_cuda),
     TEST_CASE(every_op_has_a_case),
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
-    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
+    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read), TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
     TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(matmul_in_tf32), TEST_CASE(parameters_begin_on_the_device),
 };
