@@ -2972,7 +2972,7 @@ static int alignment_of(const void *p)
 
 static cudaDataType_t lt_type(tt_dtype t) { return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F; }
 
-// What cuBLASLt does beside the product: `bias` is added, or gets the sums over the rows of A^T (BGRADB); `aux`, what goes into GELU, is written
+// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB); `aux`, what goes into GELU, is written
 // or read.
 struct tt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
