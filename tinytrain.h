@@ -62,7 +62,7 @@
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a restart from a saved
      state, and for any placement. Random numbers are functions of (seed, step, micro-batch, instruction, element).
      The caller's floating-point mode (rounding, subnormals to 0) does not matter: the library computes in the default one.
-     Different instruction sets, and dot products of bf16 against conversion, differ by rounding. With TINYTRAIN_CBLAS all of this is
+     Different devices and instruction sets, and dot products of bf16 against conversion, differ by rounding. With TINYTRAIN_CBLAS all of this is
      as the library has it.
 
    GRADIENTS
@@ -375,7 +375,8 @@ typedef struct tt_compile_options {
                                        that its largest number allows (Micikevicius et al.: "FP8 formats for deep learning", 2022);
                                        device "cuda" of compute capability 8.9. Sums are fp32 with all of them        */
     tt_loss_scale loss_scale;       /* read with "16-mixed" and "16-true" only                                        */
-    const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits. "none";
+    const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits (on "cuda", those of a
+                                       tanh-GELU after a linear layer differ by rounding: cuBLASLt computes it in the product). "none";
                                        "cheap" (default): results of layer norm, GELU and SiLU, and 16-bit copies of weights, at no
                                        matrix products; "attention": its results too; "blocks": whatever the backward reads of
                                        the blocks that tt_block_end marks, but for the last, with which the backward begins
@@ -1026,6 +1027,7 @@ typedef struct tt__backend {
     void (*release_host)(tt__device *d, void *host);
     tt_status (*write)(tt__device *d, void *memory, const void *from, size_t bytes); /* `from`, of allocate_host, stays until the next wait */
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
+    tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key); /* as tt__init_values */
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
     tt_status (*begin)(tt__device *d, tt__slot *slot, const tt__run *run); /* before launches with other values of run    */
@@ -7488,6 +7490,39 @@ static void *tt__cpu_allocate(tt__device *d, size_t bytes) { return tt__alloc((t
 static void tt__cpu_release(tt__device *d, void *memory) { tt__free((tt_context *)(void *)d, memory); }
 static tt_status tt__cpu_copy(tt__device *d, void *to, const void *from, size_t bytes) { (void)d; return memcpy(to, from, bytes), TT_OK; }
 static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t bytes) { (void)d; return memset(memory, byte, bytes), TT_OK; }
+
+/* Elements [first, first + n) of what an initialiser gives under a key: of four each, from a Philox block. first is a multiple of 4. */
+static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
+{
+    for (int64_t k = 0; k < n; k += 4) {
+        float four[4] = {0, 0, 0, 0};
+        uint64_t block = (uint64_t)(first + k) / 4;
+        if (init.kind == TT_INIT_ONES) four[0] = four[1] = four[2] = four[3] = 1;
+        if (init.kind == TT_INIT_NORMAL) {
+            tt__normal4(key, block, four);
+            for (int c = 0; c < 4; c++) four[c] *= init.scale;
+        }
+        if (init.kind == TT_INIT_UNIFORM) {
+            uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), 0, 0}, u[4];
+            tt__philox(counter, key, u);
+            for (int c = 0; c < 4; c++) four[c] = (2 * tt__uniform(u[c]) - 1) * init.scale;
+        }
+        memcpy(to + k, four, sizeof(float) * (size_t)tt__min(4, n - k));
+    }
+}
+
+static tt_status tt__cpu_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
+{
+    float piece[4096];
+    (void)d;
+    for (int64_t first = 0, m; first < n; first += m) {
+        m = tt__min(TT__COUNT(piece), n - first);
+        tt__init_values(init, key, first, m, piece);
+        tt__convert((char *)memory + (size_t)first * tt_dtype_bytes(dtype), dtype, piece, TT_F32, (size_t)m);
+    }
+    return TT_OK;
+}
+
 static tt_status tt__cpu_wait(tt__device *d) { (void)d; return TT_OK; }
 static tt_status tt__cpu_begin(tt__device *d, tt__slot *slot, const tt__run *run) { (void)d; slot->run = *run; return TT_OK; }
 static tt_status tt__cpu_launch(tt__device *d, const tt__launch *l) { (void)d; return l->ctx->isa->run[l->instr->op](l); }
@@ -7506,7 +7541,7 @@ static tt_status tt__cpu_collect(tt__device *d, tt__slot *slot, const float *cou
 }
 
 static const tt__backend tt__cpu_backend = {
-    tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill,
+    tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init,
     tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, NULL, NULL, NULL, NULL, tt__cpu_refuses,
 };
 
@@ -7795,29 +7830,16 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
 
 static char *tt__param_memory(const tt_param *p) { return p->arena && p->arena->memory ? p->arena->memory + p->offset : NULL; }
 
+static uint64_t tt__init_key(const tt_param *p) { return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0); }
+
 /* Elements [first, first + n) of p, from where they are now: memory, a source, or the initialiser. first is a multiple of 4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     const char *memory = tt__param_memory(p);
     if (memory) return tt__read_floats(p->ctx, p->arena, to, memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, (size_t)n);
     if (p->read) return p->read(p->source, first, n, to);
-    uint64_t key = tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
     tt__float_mode mode = tt__float_default();
-    for (int64_t k = 0; k < n; k += 4) {
-        float four[4] = {0, 0, 0, 0};
-        uint64_t block = (uint64_t)(first + k) / 4;
-        if (p->init.kind == TT_INIT_ONES) four[0] = four[1] = four[2] = four[3] = 1;
-        if (p->init.kind == TT_INIT_NORMAL) {
-            tt__normal4(key, block, four);
-            for (int c = 0; c < 4; c++) four[c] *= p->init.scale;
-        }
-        if (p->init.kind == TT_INIT_UNIFORM) {
-            uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), 0, 0}, u[4];
-            tt__philox(counter, key, u);
-            for (int c = 0; c < 4; c++) four[c] = (2 * tt__uniform(u[c]) - 1) * p->init.scale;
-        }
-        memcpy(to + k, four, sizeof(float) * (size_t)tt__min(4, n - k));
-    }
+    tt__init_values(p->init, tt__init_key(p), first, n, to);
     tt__float_restore(mode);
     return TT_OK;
 }
@@ -7832,14 +7854,22 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
+/* What the initialiser gives is less than f16 can hold: normal numbers are at most sqrt(-2 log(2^-25)) = 5.9 standard deviations. */
+static bool tt__init_fits(const tt_param *p)
+{
+    return p->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || fabsf(p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1) < 65504;
+}
+
 /* Fills p's memory; its source stays, in case another parameter fails. */
 static tt_status tt__param_fill(tt_param *p, float *piece)
 {
     char *memory = tt__param_memory(p);
     struct tt__arena *arena = p->arena;
     tt_status status = TT_OK;
+    const bool there = !p->read && tt__init_fits(p); /* made where it stays */
     tt__float_mode mode = tt__float_default();
-    for (int64_t first = 0; first < p->size && status == TT_OK; first += TT__PIECE) {
+    if (there) status = tt__device_status(p->ctx, arena, arena->kind->backend->init(arena->device, memory, p->dtype, p->size, p->init, tt__init_key(p)));
+    for (int64_t first = there ? p->size : 0; first < p->size && status == TT_OK; first += TT__PIECE) {
         int64_t n = tt__min(TT__PIECE, p->size - first);
         p->arena = NULL; /* read from the source, not from the memory being filled */
         status = tt__param_read(p, first, n, piece);
@@ -8869,7 +8899,7 @@ static tt_status tt__launch_phases(tt_program *p, tt__launch *l, tt__phase first
             l->out[j] = tt__resolve(p, i->out[j]);
             l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
         }
-        l->more = k + 1 < p->t->n_code && i[1].op == i->op && i[1].phase <= last && !p->poison;
+        l->more = k + 1 < p->t->n_code && i[1].op == i->op && i[1].phase == i->phase && !p->poison;
         l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
         status = p->kind->backend->launch(p->arena->device, l);
         if (p->poison) tt__poison(p, k);

@@ -498,6 +498,34 @@ static inline int64_t tt_max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline unsigned tt_blocks(int64_t n, int64_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
 static inline unsigned tt_grid(int64_t n, int64_t per_block, int64_t most) { return n > 0 ? (unsigned)tt_min((n + per_block - 1) / per_block, most) : 1; }
 
+// Elements [4 i, 4 i + 4) of a parameter's first values from Philox block i, by the CPU's formulas (tt__init_values, tt__normal4).
+__global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
+{
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; 4 * i < n; i += gridDim.x * (int64_t)256) {
+        const uint32_t counter[4] = {(uint32_t)i, (uint32_t)((uint64_t)i >> 32), 0, 0};
+        uint32_t u[4];
+        float x[4];
+        tt_philox(counter, key, u);
+        TT_UNROLL for (int k = 0; k < 4; k++) x[k] = ((float)(u[k] >> 8) + 0.5f) * 0x1p-24f; // in (0, 1)
+        if (init.kind == TT_INIT_NORMAL) {
+            TT_UNROLL for (int k = 0; k < 4; k += 2) { // Box, Muller 1958
+                const double radius = sqrt(-2.0 * log((double)x[k])), angle = 6.283185307179586 * (double)x[k + 1];
+                x[k] = (float)(radius * cos(angle)) * init.scale;
+                x[k + 1] = (float)(radius * sin(angle)) * init.scale;
+            }
+        } else {
+            TT_UNROLL for (int k = 0; k < 4; k++) x[k] = init.kind == TT_INIT_UNIFORM ? (2 * x[k] - 1) * init.scale : init.kind == TT_INIT_ONES ? 1.0f : 0.0f;
+        }
+        TT_UNROLL for (int k = 0; k < 4; k++) if (4 * i + k < n) tt_store_any(memory, dtype, 4 * i + k, x[k]);
+    }
+}
+
+static tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
+{
+    cudaSetDevice(d->index);
+    return tt_check(d, TT_LAUNCH(init_values, tt_grid(n, 1024, 4096), 256, 0, d->stream, memory, dtype, n, init, key), "initial values");
+}
+
 // ================================================================================================== rows
 // Ops that work row by row or element by element.
 
@@ -2948,7 +2976,7 @@ static int alignment_of(const void *p)
 
 static cudaDataType_t lt_type(tt_dtype t) { return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F; }
 
-// What cuBLASLt does beside the product: `bias` is added, or gets the sums over the rows of A^T (BGRADB); `aux`, what goes into GELU, is written
+// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB); `aux`, what goes into GELU, is written
 // or read.
 struct tt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
@@ -3367,7 +3395,7 @@ static tt_status cuda_launch(tt__device *d, const tt__launch *l)
 }
 
 extern "C" const tt__backend tt__cuda_backend = {
-    cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill,
+    cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill, cuda_init,
     cuda_read, cuda_wait, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
 };
 

@@ -59,6 +59,7 @@ static const size_set sizes[] = {
     {"blocks", 2, 19, 67, 77, 150, {257, 1, 3}, "*", false},
     {"wide", 1, 401, 19, 9, 3, {3, 18}, "*", false},
     {"few_rows", 1, 129, 5, 3, 3, {3}, "*act*", false},
+    {"octets", 2, 8, 24, 3, 6, {9, 1, 5}, "linear_gelu_tanh*", true},
     {"tall", 1, 11, 1030, 9, 3, {1000, 35}, "linear_residual", false},
     {"causal_picked", 1, 5, 2, 2, 60, {300, 80}, "rows_of_attention_packed", false},
     {"many_picked", 1, 3, 2, 2, 600, {20, 300, 300, 99}, "rows_of_attention_first", false},
@@ -668,6 +669,7 @@ static int squared_error(int x, int target, bool weighted)
     X(linear_no_bias, LINEAR, return linear(V(ROWS, D), W(O, D), 0);) \
     X(linear_gelu, LINEAR, return gelu(linear(V(ROWS, D), W(O, D), B(O)));) \
     X(linear_gelu_tanh, LINEAR, return gelu_tanh(linear(V(ROWS, D), W(O, D), B(O)));) \
+    X(linear_gelu_tanh_linear, LINEAR, int x = gelu(V(ROWS, D)); return gelu(linear(gelu_tanh(linear(x, W(O, D), B(O))), W(D, O), B(D)));) \
     X(linear_relu, LINEAR, return relu(linear(V(ROWS, D), W(O, D), B(O)));) \
     X(linear_tanh, LINEAR, return tanh_(linear(V(ROWS, D), W(O, D), B(O)));) \
     X(linear_silu_no_bias, LINEAR, return silu(linear(V(ROWS, D), W(O, D), 0));) \
@@ -2302,47 +2304,51 @@ TEST(failed_micro_batch_ends_the_step)
 }
 
 #ifdef TT_EMULATE
-static const op_case *case_named(const char *name)
+/* What cuBLASLt did in a micro-batch of gelu(second(act(first(gelu(x))))) and its backward. The loss reads something else, since what it reads is
+   never 16-bit. */
+static void check_products(int act(int), int width, bool biases, const precision_case *precision, int gelus, int slopes, int bias_gradients)
 {
-    for (int c = 0; c < CASE_COUNT; c++) if (strcmp(cases[c].name, name) == 0) return &cases[c];
-    return NULL;
-}
-
-/* What cuBLASLt did in a micro-batch of a case, whose loss is the squared error of a linear layer to one column. */
-static void check_products(const char *name, const size_set *size, const char *precision, int gelus, int slopes, int bias_gradients)
-{
-    const op_case *c = case_named(name);
+    static const op_case c = {"products", TT__OP_LINEAR, NULL};
+    static const size_set size = {"products", 2, 8, 24, 2, 2, {5, 1, 7}, NULL, false};
     tt_compile_options o = tt_compile_options_default();
     net n;
-    net_open(&n, c, size, "cuda", AS_PARAM, false, false);
-    snprintf(where, sizeof where, "%s, size %s, %s", name, size->name, precision);
-    int loss = loss_of(c->build(), true);
-    o.device = "cuda";
-    o.precision = precision;
-    o.accumulate = g->train = true;
+    net_open(&n, &c, &size, "cuda", AS_PARAM, false, precision->half != TT_F32);
+    int x = gelu(V(ROWS, g->d)), first = linear(x, W(width, g->d), biases ? B(width) : 0);
+    int loss = loss_of(scale(gelu(linear(act(first), W(g->d, width), biases ? B(g->d) : 0)), 2), false);
+    g->train = o.accumulate = true;
+    compile_in(&o, "cuda", precision);
     tt_program *p = tt_compile(g->tape, g->nodes[loss].t, &o);
     bool ok = p && set_inputs(p);
+    snprintf(where, sizeof where, "width %d, %s biases, %s", width, biases ? "with" : "without", precision->name);
     emu_reset_counts();
     if (report(ok && tt_micro_step(p, NULL) == TT_OK, "%s", tt_error(g->ctx))) {
         emu_counts got = emu_get_counts();
-        report(got.gemms >= 3 && got.gelus == gelus && got.gelu_slopes == slopes && got.bias_gradients == bias_gradients,
-               "of %ld products, %ld have GELU, %ld its derivative, %ld a bias gradient; expected %d, %d, %d", got.gemms, got.gelus, got.gelu_slopes, got.bias_gradients,
+        report(got.gemms == 6 && got.gelus == gelus && got.gelu_slopes == slopes && got.bias_gradients == bias_gradients,
+               "of %ld products, %ld have GELU, %ld its derivative, %ld a bias gradient; expected of 6 %d, %d, %d", got.gemms, got.gelus, got.gelu_slopes, got.bias_gradients,
                gelus, slopes, bias_gradients);
     }
     tt_program_free(p);
     net_close();
 }
 
-/* The epilogues are used where they fit, and only there: for GELU by tanh, not by erf, with rows of a multiple of 8 elements. That results are
-   right either way is what `reference` and `gradient` see. */
+/* The epilogues are used where they fit, and only there: for GELU by tanh, not by erf, with rows of a multiple of 8 elements. The results are
+   right with them: also of micro-batches that add to gradients. */
 TEST(cuda_epilogues)
 {
-    static const size_set even = {"even", 2, 8, 24, 2, 2, {5, 1, 7}, NULL, false}, odd = {"odd", 3, 4, 7, 2, 2, {5, 1, 7}, NULL, false};
-    for (int k = 0; k < 5; k++) {
-        check_products("linear_gelu_tanh", &even, precisions[k].name, 1, 1, 1);
-        check_products("linear_gelu_tanh", &odd, precisions[k].name, 0, 0, 1);
-        check_products("linear_gelu", &even, precisions[k].name, 0, 0, 1);
-        check_products("linear_no_bias", &even, precisions[k].name, 0, 0, 0);
+    for (int k = 0; k < PRECISIONS; k++) {
+        const precision_case *precision = &precisions[k];
+        check_products(gelu_tanh, 24, true, precision, 1, 1, 2);
+        check_products(gelu_tanh, 24, false, precision, 1, 1, 0);
+        check_products(gelu_tanh, 23, true, precision, 0, 0, 2);
+        check_products(gelu, 24, true, precision, 0, 0, 2);
+        for (int c = 0; c < CASE_COUNT; c++)
+            for (int s = 0; s < SIZES; s++) {
+                if (strcmp(sizes[s].name, "octets") != 0 || !tt__match(sizes[s].only, cases[c].name)) continue;
+                reference_case(&cases[c], &sizes[s], "cuda", precision, AS_INPUT, true);
+                reference_case(&cases[c], &sizes[s], "cuda", precision, AS_GATHERED, true);
+                gradient_case(c, s, "cuda", precision, AS_PARAM);
+                gradient_case(c, s, "cuda", precision, AS_GATHERED);
+            }
     }
 }
 #else
@@ -2652,6 +2658,70 @@ TEST(training_in_fp8)
     CHECK(same == 0 && loss[1][STEPS - 1] < 0.5 * loss[1][0]);
 #endif
 }
+#ifdef TINYTRAIN_CUDA
+/* On a device, parameters that no file fills are made there, in their dtype, without a copy; with the CPU's bits on the emulator, and on a GPU
+   as near to them as its logarithm and sine are. */
+TEST(parameters_begin_on_the_device)
+{
+    enum { LARGE = 33 * 1031 };
+    static const char *const precision[] = {"32-true", "bf16-true", "16-true"};
+    static const double near[] = {0x1p-22, 0x1p-7, 0x1p-10}; /* of a number: a unit in the last place or two */
+    float *expected = (float *)malloc(sizeof(float) * LARGE), *got = (float *)malloc(sizeof(float) * LARGE);
+    for (int how = 0; how < TT__COUNT(precision); how++)
+        for (int kind = 0; kind <= TT_INIT_UNIFORM; kind++)
+            for (int large = 0; large < 2; large++) {
+                test_allocator a;
+                tt_context_options co = test_options(&a);
+#ifdef TT_EMULATE
+                emu_configure(1, (size_t)64 << 20, 1, (uint64_t)kind);
+#endif
+                co.seed = 3;
+                tt_context *ctx = tt_open(&co);
+                tt_tape *t = tt_tape_new(ctx);
+                int64_t dims[2] = {large ? 33 : 1, large ? 1031 : 7}, n = dims[0] * dims[1];
+                tt_init init = {(tt_init_kind)kind, 0.3f};
+                tt_dtype dtype = how == 0 ? TT_F32 : how == 1 ? TT_BF16 : TT_F16;
+                tt_param *w = tt_param_new(ctx, "w", 2, dims, init);
+                tt_value out = tt_linear(t, tt_input(t, "x", TT_F32, 1, dims[1]), w, NULL);
+                tt_compile_options o = tt_compile_options_default();
+                int wrong = 0;
+                o.device = "cuda";
+                o.train = false;
+                o.precision = precision[how];
+                CHECK(tt_param_get(w, expected) == TT_OK); /* from the initialiser */
+                tt_program *p = tt_compile(t, out, &o);
+                if (CHECK(p != NULL)) {
+#ifdef TT_EMULATE
+                    emu_reset_counts();
+#endif
+                    CHECK(tt_allocate(p) == TT_OK && w->dtype == dtype);
+#ifdef TT_EMULATE
+                    CHECK(emu_get_counts().copies == 0 && emu_get_counts().launches == 1);
+#endif
+                    CHECK(tt_param_get(w, got) == TT_OK);
+                    for (int64_t k = 0; k < n; k++) {
+                        uint16_t h[2];
+                        if (dtype != TT_F32) {
+                            tt__convert(h, dtype, &expected[k], TT_F32, 1);
+                            tt__convert(&expected[k], TT_F32, h, dtype, 1);
+                        }
+#ifdef TT_EMULATE
+                        wrong += memcmp(&got[k], &expected[k], sizeof(float)) != 0;
+#endif
+                        wrong += !(fabs((double)got[k] - expected[k]) <= near[how] * fabs((double)expected[k]));
+                    }
+                    CHECK(wrong == 0);
+                }
+                tt_program_free(p);
+                tt_tape_free(t);
+                TEST_CLOSE(ctx, &a);
+            }
+    free(expected);
+    free(got);
+}
+#else
+TEST(parameters_begin_on_the_device) { SKIP("this build is without TINYTRAIN_CUDA"); }
+#endif
 
 /* Inputs that the program does not need may be set: they must not disturb those that it does. */
 TEST(unused_inputs)
@@ -2689,7 +2759,7 @@ static const test_case tests[] = {
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read), TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
-    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(matmul_in_tf32), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8),
+    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(matmul_in_tf32), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
