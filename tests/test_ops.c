@@ -2640,7 +2640,7 @@ TEST(training_in_fp8)
         for (int step = 0; CHECK(p != NULL) && step < STEPS; step++) {
             tt_stats stats;
             batch b = make_batch(6, 12, 3);
-            CHECK(model_set(&m, p, &b) && tt_step(p, 0.02f, &stats) == TT_OK);
+            CHECK(model_set(&m, p, &b) && tt_step(p, 0.003f, &stats) == TT_OK);
             loss[fp8][step] = stats.loss;
         }
         tt_program_free(p);
