@@ -199,6 +199,11 @@ const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon",
 size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes now held through the allocator                      */
 double tt_measured_peak(tt_context *ctx); /* fp32 FLOP/s of all threads together, measured once in about 30 ms   */
 
+/* What this machine has of a kind of device ("cpu", "cuda"; NULL: as tt_compile_options.device), which of it programs use and why: lines
+   of text into `to` (always terminated, cut at capacity). TT_OK if programs can run there; else tt_error says why not and what to do.
+   examples/tt_doctor.c prints it. */
+tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);
+
 /* ------------------------------------------------------------------------------------------ dtypes and parameters */
 
 typedef enum tt_dtype { TT_F32, TT_BF16, TT_F16, TT_I32, TT_U8, TT_DTYPE_COUNT } tt_dtype;
@@ -1042,6 +1047,7 @@ typedef struct tt__backend {
     void (*forget)(tt__device *d, void *recording);
     /* NULL, or what of it the backend has not, to follow "cannot run". Operands are at capacity, their data NULL. */
     const char *(*refuses)(const tt__launch *l);
+    void (*describe)(tt_context *ctx, char *to, size_t capacity); /* tt_device_text's lines, whether there is a device or not */
 } tt__backend;
 
 #if defined(TINYTRAIN_CUDA) || defined(TINYTRAIN_BACKEND)
@@ -7540,9 +7546,26 @@ static tt_status tt__cpu_collect(tt__device *d, tt__slot *slot, const float *cou
     return TT_OK;
 }
 
+/* What follows `key` and a colon in the first line of a file that begins with key (all of the first line, with key ""); "" if there is none. */
+static void tt__line_of(const char *path, const char *key, char to[128])
+{
+    char line[1024];
+    FILE *f = fopen(path, "r");
+    *to = 0;
+    while (f && !*to && fgets(line, sizeof line, f)) {
+        const char *from = *key ? strchr(line, ':') : line;
+        if (!from || strncmp(line, key, strlen(key)) != 0) continue;
+        from += strspn(from, ": \t");
+        snprintf(to, 128, "%.*s", (int)strcspn(from, "\n"), from);
+    }
+    if (f) fclose(f);
+}
+
+static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity);
+
 static const tt__backend tt__cpu_backend = {
     tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init,
-    tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, NULL, NULL, NULL, NULL, tt__cpu_refuses,
+    tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, NULL, NULL, NULL, NULL, tt__cpu_refuses, tt__cpu_describe,
 };
 
 static const tt__device_kind tt__device_kinds[] = {
@@ -7634,6 +7657,16 @@ static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name)
     return NULL;
 }
 
+tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t capacity)
+{
+    const tt__device_kind *kind = tt__find_device(ctx, name);
+    if (capacity) *to = 0;
+    if (!kind) return ctx->status;
+    if (!kind->backend)
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", kind->name);
+    kind->backend->describe(ctx, to, capacity);
+    return tt__open_device(ctx, kind) ? TT_OK : ctx->status;
+}
 
 /* --------------------------------------------------------------------------------------------------- context */
 
@@ -7705,6 +7738,36 @@ tt_context *tt_open(const tt_context_options *options)
     pthread_mutex_destroy(&ctx->mutex);
     o.allocator.release(o.allocator.user, ctx, sizeof *ctx);
     return NULL;
+}
+
+static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity)
+{
+    static const char *const isas[] = {"portable", "avx2", "avx512", "neon"};
+    tt__text text = {to, capacity, 0};
+    char line[128], available[128];
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    bool dot, forced = ctx->options.isa || (getenv("TINYTRAIN_ISA") && *getenv("TINYTRAIN_ISA"));
+    tt__line_of("/proc/cpuinfo", "model name", line);
+    tt__print(&text, "processor: %s, %ld online\n", *line ? line : "of unknown name", online);
+    tt__print(&text, "instruction set: %s, %s", tt_isa(ctx), forced ? "which was asked for, of" : "the best of");
+    for (int k = 0; k < TT__COUNT(isas); k++) if (tt__choose_isa(isas[k])) tt__print(&text, " %s", isas[k]);
+    tt__print(&text, "; bf16 matrices: %s\n", ctx->bf16_dot ? "bf16 dot products" : tt__choose_bf16(ctx->isa, "dot", &dot) ? "converted to fp32, though there are bf16 dot products" : "converted to fp32");
+    tt__print(&text, "threads: %d, %s", tt_threads(ctx), ctx->options.threads ? "as the options say" : "all that it may use");
+#if defined(__linux__)
+    double quota = tt__cgroup_quota("");
+#ifdef CPU_COUNT
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) tt__print(&text, "; the affinity mask allows %d", CPU_COUNT(&set));
+#endif
+    if (isfinite(quota)) tt__print(&text, "; control groups allow the time of %.4g", quota);
+    else tt__print(&text, "; control groups set no limit");
+#endif
+    tt__print(&text, "\n");
+    tt__line_of("/proc/meminfo", "MemAvailable", available);
+    tt__line_of("/proc/meminfo", "MemTotal", line);
+    if (*line && *available) tt__print(&text, "memory: %.1f GB, of which %.1f GB are available\n", 1024e-9 * strtod(line, NULL), 1024e-9 * strtod(available, NULL));
+    tt__line_of("/sys/kernel/mm/transparent_hugepage/enabled", "", line);
+    if (*line) tt__print(&text, "huge pages for large tensors: %s\n", strstr(line, "[never]") ? "never, which is slower; madvise in /sys/kernel/mm/transparent_hugepage/enabled allows them" : "yes");
 }
 
 int tt_threads(const tt_context *ctx) { return ctx->pool->threads; }

@@ -164,6 +164,71 @@ static void cuda_close(tt__device *d)
     free(d);
 }
 
+// CUDA's spelling of versions: 1000 * major + 10 * minor.
+#define TT_VERSION_OF(version) (version) / 1000, (version) % 1000 / 10
+
+#ifdef __CUDA_ARCH_LIST__
+static const int tt_archs[] = {__CUDA_ARCH_LIST__}; // 100 * major + 10 * minor, of what nvcc compiles this for
+#else
+static const int tt_archs[] = {0};
+#endif
+
+// A text that is cut at its capacity.
+struct tt_text { char *to; size_t capacity, length; };
+
+static void tt_print(tt_text *text, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = text->length < text->capacity ? vsnprintf(text->to + text->length, text->capacity - text->length, format, args) : 0;
+    va_end(args);
+    if (n > 0) text->length += (size_t)n;
+}
+
+static void tt_print_archs(tt_text *text)
+{
+    for (size_t k = 0; k < sizeof tt_archs / sizeof *tt_archs; k++) tt_print(text, "%s%d.%d", k ? ", " : "", tt_archs[k] / 100, tt_archs[k] / 10 % 10);
+}
+
+// Why there is no device.
+static void tt_explain(cudaError_t e, char *to, size_t capacity)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    if (e != cudaErrorNoDevice && !driver)
+        snprintf(to, capacity, "there is no NVIDIA driver: install one for CUDA %d.%d or later", TT_VERSION_OF(runtime));
+    else if (e == cudaErrorInsufficientDriver)
+        snprintf(to, capacity, "the driver is for CUDA %d.%d, which is too old for this build with CUDA %d.%d: update the driver, or build with an older toolkit",
+                 TT_VERSION_OF(driver), TT_VERSION_OF(runtime));
+    else if (e == cudaErrorNoDevice)
+        snprintf(to, capacity, "the driver finds no GPU%s%s%s", visible ? " that CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "", visible ? " leaves" : "");
+    else
+        snprintf(to, capacity, "%s (%s)", cudaGetErrorString(e), cudaGetErrorName(e));
+}
+
+__global__ void set_run(tt__slot *slot, tt__run run)
+{
+    if (threadIdx.x == 0) slot->run = run;
+}
+
+// Has the device machine code of the kernels, or can its driver make it from their PTX?
+static tt_status tt_check_kernels(tt__device *d)
+{
+    const int major = d->properties.major, minor = d->properties.minor;
+    cudaFuncAttributes attributes;
+    char archs[128] = "";
+    tt_text text = {archs, sizeof archs, 0};
+    if (major < 8) return tt_fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and at least 8.0 is needed; CUDA_VISIBLE_DEVICES chooses among several", d->properties.name, major, minor);
+    cudaError_t e = cudaFuncGetAttributes(&attributes, set_run);
+    if (e != cudaErrorNoKernelImageForDevice && e != cudaErrorInvalidDeviceFunction) return tt_check(d, e, "kernels");
+    cudaGetLastError();
+    tt_print_archs(&text);
+    return tt_fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and the kernels were built for %s: build them with CUDA_ARCHS=%d%d", d->properties.name, major, minor, archs,
+                   major, minor);
+}
+
 static tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t capacity)
 {
     int devices = 0;
@@ -171,7 +236,8 @@ static tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t cap
     cudaError_t e = cudaGetDeviceCount(&devices);
     if (e != cudaSuccess || index >= devices) {
         cudaGetLastError();
-        snprintf(error, capacity, "number %d asked for, %d found%s%s", index, devices, e == cudaSuccess ? "" : ": ", e == cudaSuccess ? "" : cudaGetErrorString(e));
+        if (e != cudaSuccess) tt_explain(e, error, capacity);
+        else snprintf(error, capacity, "number %d asked for, %d found", index, devices);
         return NULL;
     }
     tt__device *d = (tt__device *)calloc(1, sizeof *d);
@@ -179,14 +245,80 @@ static tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t cap
     d->index = index;
     tt_status status = tt_check(d, cudaSetDevice(index), "cudaSetDevice");
     if (status == TT_OK) status = tt_check(d, cudaGetDeviceProperties(&d->properties, index), "cudaGetDeviceProperties");
-    if (status == TT_OK && d->properties.major < 8)
-        status = tt_fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and at least 8.0 is needed", d->properties.name, d->properties.major, d->properties.minor);
+    if (status == TT_OK) status = tt_check_kernels(d);
     if (status == TT_OK) status = tt_check(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "cudaStreamCreate");
     if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS) status = tt_fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
     if (status == TT_OK) return d;
     snprintf(error, capacity, "%s", d->error);
     cuda_close(d);
     return NULL;
+}
+
+// A line of a file, or "".
+static void tt_first_line(const char *path, char to[128])
+{
+    FILE *f = fopen(path, "r");
+    if (!f || !fgets(to, 128, f)) *to = 0;
+    to[strcspn(to, "\n")] = 0;
+    if (f) fclose(f);
+}
+
+static void tt_describe(tt_text *text, int index)
+{
+    cudaDeviceProp p;
+    int clock = 0, memory_clock = 0, bus = 0;
+    size_t available = 0, total = 0;
+    char path[128], speed[128], width[128];
+    cudaError_t e = cudaGetDeviceProperties(&p, index);
+    if (e == cudaSuccess) e = cudaSetDevice(index);
+    if (e == cudaSuccess) e = cudaMemGetInfo(&available, &total);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, index); // kHz
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&memory_clock, cudaDevAttrMemoryClockRate, index);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&bus, cudaDevAttrGlobalMemoryBusWidth, index);
+    if (e != cudaSuccess) {
+        cudaGetLastError();
+        tt_print(text, "device %d: %s (%s)\n", index, cudaGetErrorString(e), cudaGetErrorName(e));
+        return;
+    }
+    tt_print(text, "device %d: %s, compute capability %d.%d, %.1f GB of memory, of which %.1f GB are free\n", index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
+    tt_print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n", p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID, p.pciBusID, p.pciDeviceID); // slower while nothing runs
+    tt_first_line(path, speed);
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/current_link_width", p.pciDomainID, p.pciBusID, p.pciDeviceID);
+    tt_first_line(path, width);
+    tt_print(text, "    PCI %04x:%02x:%02x, %s%s%s\n", p.pciDomainID, p.pciBusID, p.pciDeviceID, *speed ? speed : "link unknown", *width ? ", lanes: " : "", width);
+}
+
+static void cuda_describe(tt_context *ctx, char *to, size_t capacity)
+{
+    tt_text text = {to, capacity, 0};
+    int devices = 0, driver = 0, runtime = 0, peer = 0, now = 0;
+    char line[128];
+    (void)ctx;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    tt_first_line("/proc/driver/nvidia/version", line);
+    if (driver) tt_print(&text, "driver: for CUDA up to %d.%d%s%s\n", TT_VERSION_OF(driver), *line ? "; " : "", line);
+    else tt_print(&text, "driver: none\n");
+    tt_print(&text, "CUDA: runtime %d.%d, built with toolkit %d.%d; cuBLASLt %d.%d.%d\n", TT_VERSION_OF(runtime), TT_VERSION_OF(CUDART_VERSION), (int)(cublasLtGetVersion() / 10000),
+             (int)(cublasLtGetVersion() / 100 % 100), (int)(cublasLtGetVersion() % 100));
+    tt_print(&text, "kernels: built for compute capability ");
+    tt_print_archs(&text);
+    tt_print(&text, "\n");
+    if (cudaGetDeviceCount(&devices) != cudaSuccess) cudaGetLastError();
+    if (devices) cudaGetDevice(&now);
+    for (int k = 0; k < devices; k++) tt_describe(&text, k);
+    for (int k = -1; k < devices && devices > 1; k++) { // who reaches whose memory without the host
+        tt_print(&text, k < 0 ? "peers:" : "%6d", k);
+        for (int j = 0; j < devices; j++) {
+            if (k < 0) tt_print(&text, " %3d", j);
+            else if (j == k) tt_print(&text, "   -");
+            else tt_print(&text, " %3s", cudaDeviceCanAccessPeer(&peer, k, j) != cudaSuccess ? "?" : peer ? "yes" : "no");
+        }
+        tt_print(&text, "\n");
+    }
+    if (devices) tt_print(&text, "used: device 0, the first%s\n", getenv("CUDA_VISIBLE_DEVICES") ? " of CUDA_VISIBLE_DEVICES" : "; CUDA_VISIBLE_DEVICES chooses and orders them");
+    if (devices) cudaSetDevice(now);
 }
 
 static const char *cuda_error(tt__device *d) { return d->error; }
@@ -248,11 +380,6 @@ static tt_status cuda_read(tt__device *d, void *to, const void *memory, size_t b
     cudaSetDevice(d->index);
     tt_status status = tt_check(d, cudaMemcpyAsync(to, memory, bytes, cudaMemcpyDeviceToHost, d->stream), "copy from the device");
     return status == TT_OK ? cuda_wait(d) : status;
-}
-
-__global__ void set_run(tt__slot *slot, tt__run run)
-{
-    if (threadIdx.x == 0) slot->run = run;
 }
 
 static tt_status cuda_begin(tt__device *d, tt__slot *slot, const tt__run *run)
@@ -3397,6 +3524,7 @@ static tt_status cuda_launch(tt__device *d, const tt__launch *l)
 extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill, cuda_init,
     cuda_read, cuda_wait, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
+    cuda_describe,
 };
 
 #endif // TT_PORTABILITY_ONLY

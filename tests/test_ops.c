@@ -2752,6 +2752,63 @@ TEST(unused_inputs)
     TEST_CLOSE(ctx, &a);
 }
 
+/* What tt_device_text says of GPUs; on emulated ones also why there is none to be used. */
+TEST(device_described_cuda)
+{
+#ifdef TINYTRAIN_CUDA
+    test_allocator a;
+    char text[8192];
+#ifdef TT_EMULATE
+    emu_configure(3, (size_t)64 << 20, 1, 1);
+#endif
+    tt_context *ctx = test_open(&a);
+    REQUIRE(ctx != NULL);
+    tt_status status = tt_device_text(ctx, "cuda", text, sizeof text);
+    if (!CHECK(status == TT_OK)) printf("%s%s\n", text, tt_error(ctx));
+    CHECK(strstr(text, "driver: for CUDA up to ") && strstr(text, "cuBLASLt ") && strstr(text, "\ndevice 0: ") && strstr(text, "\nused: device 0"));
+    CHECK(tt_device_text(ctx, "cuda", text, 10) == TT_OK && strlen(text) == 9);
+    TEST_CLOSE(ctx, &a);
+#ifdef TT_EMULATE
+    static const struct { int error; const char *part; } reasons[] = {
+        {35, "the driver is for CUDA 13.0, which is too old for this build with CUDA 13.0"}, {35, "there is no NVIDIA driver: install one for CUDA "},
+        {209, "emulated device 0 has compute capability 9.0, and the kernels were built for 9.0: build them with CUDA_ARCHS=90"},
+        {2, "cudaStreamCreate: out of memory (cudaErrorMemoryAllocation)"}};
+    for (int peers = 0; peers < 2; peers++) {
+        emu_configure(2, (size_t)64 << 20, peers, 1);
+        ctx = test_open(&a);
+        CHECK(tt_device_text(ctx, "cuda", text, sizeof text) == TT_OK && strstr(text, "\ndevice 1: emulated device 1, compute capability 9.0, 0.1 GB"));
+        CHECK(strstr(text, peers ? "\npeers:   0   1\n     0   - yes\n     1 yes   -\n" : "\npeers:   0   1\n     0   -  no\n     1  no   -\n"));
+        TEST_CLOSE(ctx, &a);
+    }
+    for (int r = 0; r < TEST_COUNT(reasons); r++) {
+        bool said = false;
+        for (long nth = 1, calls = 2; nth < calls; nth++) { /* each call of CUDA fails once, or all from there on */
+            for (int all = 0; all < 2; all++) {
+                emu_configure(1, (size_t)64 << 20, 1, 1);
+                ctx = test_open(&a);
+                emu_inject_fault(nth, reasons[r].error, all ? 1000 : 1);
+                status = tt_device_text(ctx, "cuda", text, sizeof text);
+                CHECK(status == TT_OK || strstr(tt_error(ctx), "device 'cuda' cannot be opened: "));
+                said = said || (status == TT_ERR_DEVICE && strstr(tt_error(ctx), reasons[r].part));
+                calls = emu_api_calls() > calls ? emu_api_calls() : calls;
+                emu_inject_fault(0, 0, 0);
+                TEST_CLOSE(ctx, &a);
+                CHECK(emu_live_objects(text, sizeof text) == 0);
+            }
+        }
+        test__check(said, __FILE__, __LINE__, reasons[r].part);
+    }
+    emu_configure(0, 0, 0, 1);
+    ctx = test_open(&a);
+    CHECK(tt_device_text(ctx, "cuda", text, sizeof text) == TT_ERR_DEVICE && !strstr(text, "used: "));
+    CHECK_ERROR(ctx, TT_ERR_DEVICE, "the driver finds no GPU");
+    TEST_CLOSE(ctx, &a);
+#endif
+#else
+    SKIP("this build is without TINYTRAIN_CUDA");
+#endif
+}
+
 static const test_case tests[] = {
     TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot), TEST_CASE(reference_neon), TEST_CASE(reference_neon_dot), TEST_CASE(reference_cuda),
     TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot), TEST_CASE(gradient_cuda),
@@ -2759,7 +2816,7 @@ static const test_case tests[] = {
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read), TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
-    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(matmul_in_tf32), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device),
+    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(matmul_in_tf32), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device), TEST_CASE(device_described_cuda),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
