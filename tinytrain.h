@@ -196,7 +196,7 @@ const char *tt_error(const tt_context *ctx); /* the last failure in one sentence
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable"                      */
-size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes now held through the allocator                      */
+size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes now held through the allocator, less 64 for each block */
 double tt_measured_peak(tt_context *ctx); /* fp32 FLOP/s of all threads together, measured once in about 30 ms   */
 
 /* What this machine has of a kind of device ("cpu", "cuda"; NULL: as tt_compile_options.device), which of it programs use and why: lines
@@ -413,8 +413,9 @@ typedef struct tt_plan {
     const char *device;                     /* the kind that it is for: "cpu", "cuda"                                */
     size_t bytes;                           /* the arena: exactly this much is allocated                             */
     size_t persistent_bytes;                /* parameters, optimizer state, accumulated gradients, resident workspace */
-    size_t init_bytes;                      /* in use while parameters are initialised or loaded: they, the resident
-                                               workspace and the buffer that they stream through                    */
+    size_t init_bytes;                      /* in use while parameters are initialised or loaded: they, the resident workspace and the
+                                               buffer that they stream through. Of the arena, allocated in one piece, nothing else is
+                                               touched before the first step                                        */
     size_t lower_bound_bytes;               /* largest sum of bytes live at one instruction: no placement needs less */
     size_t at_peak[TT_MEM_CATEGORIES];      /* bytes live at the peak instruction, by category                       */
     int peak_instruction;                   /* its number ...                                                         */
@@ -557,7 +558,8 @@ typedef struct tt_image {
 /* Writes the image, resized, to `to` (height, width, image->channels), which must not overlap it. Bilinear, over a neighbourhood
    that grows with the reduction (antialiasing); equal to Pillow's Image.resize((width, height), BILINEAR), and so to torchvision's
    Resize of such an image: first the width, then the height, with weights of 22 bits, rounded to grey levels in between (later
-   versions than 12.1 at times begin with the height, and differ by a level). Where there is alpha, a pixel's colour weighs by it. */
+   versions than 12.1 at times begin with the height, and differ by a level; with alpha, they round otherwise). Where there is alpha,
+   a pixel's colour weighs by it. */
 tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, int width, uint8_t *to);
 
 /* Images that the caller reads when they are needed. */
@@ -830,7 +832,7 @@ typedef struct tt_fit_event {
     double loss, accuracy;         /* mean over this epoch so far                                                    */
     double tokens_per_second;      /* since tt_fit began, validation left out; of images: images                     */
     double of_peak;                /* share of tt_measured_peak that matmuls and attention reach, over the same time; 0 where that
-                                      is not the device's peak                                                        */
+                                      is not known                                                                    */
     bool images;                   /* the model reads these                                                          */
     double seconds_left;           /* of all epochs, validation left out                                             */
     const tt_stats *validation;    /* after the last step of an epoch; else NULL                                     */
@@ -1192,7 +1194,7 @@ static void *tt__try_alloc(tt_context *ctx, size_t bytes) /* zeroed by no one; N
     if (total > bytes) block = (tt__block *)ctx->options.allocator.allocate(ctx->options.allocator.user, total, TT__ALIGN);
     if (block) {
         block->bytes = total;
-        ctx->allocated += total;
+        ctx->allocated += bytes;
     }
     pthread_mutex_unlock(&ctx->mutex);
     return block ? block + 1 : NULL;
@@ -1216,7 +1218,7 @@ static void tt__free(tt_context *ctx, void *memory)
     if (!memory) return;
     tt__block *block = (tt__block *)memory - 1;
     pthread_mutex_lock(&ctx->mutex);
-    ctx->allocated -= block->bytes;
+    ctx->allocated -= block->bytes - sizeof *block;
     ctx->options.allocator.release(ctx->options.allocator.user, block, block->bytes);
     pthread_mutex_unlock(&ctx->mutex);
 }
@@ -8020,6 +8022,7 @@ struct tt_program {
     bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
+    bool zeroed;            /* tt__zero_states has run                                                               */
     tt__matmul matmul;      /* options.matmul                                                                        */
     bool scales;            /* the loss: run.loss_scale changes                                                      */
     int64_t good_steps, skipped; /* steps since the loss scale changed; steps without an update                       */
@@ -8704,7 +8707,21 @@ static tt_status tt__params_ready(const tt_program *p)
     return TT_OK;
 }
 
-/* The arena's memory, with parameters filled and the other persistent bytes 0. */
+/* Optimizer state and accumulated gradients begin at 0: once, right before they are first used, so that until then nothing but parameters
+   takes memory where pages that nobody has touched take none. */
+static tt_status tt__zero_states(tt_program *p)
+{
+    tt_status status = TT_OK;
+    for (int32_t v = 1; v < p->t->n_values && !p->zeroed && status == TT_OK; v++) {
+        const tt__value *x = &p->t->values[v];
+        if (!x->persistent || x->base != v || x->storage == TT__PARAMETER) continue;
+        status = tt__device_status(p->ctx, p->arena, p->kind->backend->fill(p->arena->device, p->arena->memory + x->place, 0, tt__storage_bytes(x)));
+    }
+    p->zeroed = status == TT_OK;
+    return status;
+}
+
+/* The arena's memory, with parameters filled. */
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
     const tt__backend *b = a->kind->backend;
@@ -8714,7 +8731,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
     char *memory = piece ? (char *)b->allocate(a->device, a->persistent + a->transient + !(a->persistent + a->transient)) : NULL;
     a->bounce = memory && !a->kind->host ? (char *)b->allocate_host(a->device, sizeof(float) * TT__PIECE) : NULL;
     if (!memory || (!a->bounce && !a->kind->host)) status = piece ? tt__device_status(ctx, a, TT_ERR_MEMORY) : TT_ERR_MEMORY;
-    if (status == TT_OK) status = tt__device_status(ctx, a, b->fill(a->device, memory, 0, a->persistent)); /* optimizer state starts at zero */
+    if (status == TT_OK && a->kind->resident) status = tt__device_status(ctx, a, b->fill(a->device, memory, 0, a->kind->resident));
     a->memory = memory;
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
         if (ctx->params[k]->arena == a) status = tt__param_fill(ctx->params[k], piece);
@@ -8816,7 +8833,7 @@ tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
     if (!tt__is_float(m.dtype)) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name, tt_dtype_name(m.dtype));
     if (capacity < (size_t)(m.rows * m.cols))
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %lld floats, the buffer %zu", x->name, (long long)(m.rows * m.cols), capacity);
-    tt_status status = TT_OK;
+    tt_status status = x->persistent ? tt__zero_states(p) : TT_OK;
     for (int64_t r = 0; r < m.rows && status == TT_OK; r++) status = tt__read_floats(p->ctx, p->arena, to + r * m.cols, tt__at(&m, r), m.dtype, (size_t)m.cols);
     return status;
 }
@@ -8985,6 +9002,7 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
     l.tf32 = p->matmul == TT__MATMUL_TF32;
     l.resident = p->arena->memory;
     tt_status status = first == TT__FORWARD ? tt__check_inputs(p, &l) : TT_OK;
+    if (status == TT_OK) status = tt__zero_states(p);
     if (first == TT__FORWARD) p->arena->results_of = NULL;
     if (status == TT_OK) {
         bool met = false;
@@ -9059,11 +9077,34 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
     return status;
 }
 
+static bool tt__all_finite(tt_program *p, int32_t v)
+{
+    tt__mat m = tt__resolve(p, v);
+    float x[256];
+    for (int64_t r = 0; r < m.rows; r++)
+        for (int64_t c = 0, n; c < m.cols; c += n) {
+            n = tt__min(TT__COUNT(x), m.cols - c);
+            if (tt__read_floats(p->ctx, p->arena, x, (char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype), m.dtype, (size_t)n) != TT_OK) return false;
+            for (int64_t k = 0; k < n; k++) if (!isfinite(x[k])) return false;
+        }
+    return true;
+}
+
+/* Of a program whose results are not finite: the first parameter that is not, else NULL. */
+static const char *tt__bad_parameter(tt_program *p)
+{
+    for (int32_t v = 1; v < p->t->n_values; v++)
+        if (p->t->values[v].storage == TT__PARAMETER && p->t->values[v].base == v && !tt__all_finite(p, v)) return p->t->values[v].name;
+    return NULL;
+}
+
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
     if (isfinite(p->results.loss)) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; nothing was updated: check the inputs, or lower the learning rate",
-                    (long long)p->run.step, (long long)micro, p->t->values[p->root].name);
+    const char *bad = tt__bad_parameter(p);
+    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; nothing was updated: %s%s%s", (long long)p->run.step,
+                    (long long)micro, p->t->values[p->root].name, bad ? "parameter '" : "check the inputs, or lower the learning rate", bad ? bad : "",
+                    bad ? "' has a number that is not finite" : "");
 }
 
 /* Forward and backward of one micro-batch. Results that the device has yet to compute are read if the caller wants them, else not waited
@@ -9101,19 +9142,6 @@ static bool tt__loss_overflowed(tt_program *p)
     p->run.loss_scale = lower;
     p->good_steps = 0;
     p->skipped++;
-    return true;
-}
-
-static bool tt__all_finite(tt_program *p, int32_t v)
-{
-    tt__mat m = tt__resolve(p, v);
-    float x[256];
-    for (int64_t r = 0; r < m.rows; r++)
-        for (int64_t c = 0, n; c < m.cols; c += n) {
-            n = tt__min(TT__COUNT(x), m.cols - c);
-            if (tt__read_floats(p->ctx, p->arena, x, (char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype), m.dtype, (size_t)n) != TT_OK) return false;
-            for (int64_t k = 0; k < n; k++) if (!isfinite(x[k])) return false;
-        }
     return true;
 }
 
@@ -12632,7 +12660,7 @@ static tt_status tt__layout_attach(const tt__layout *l, int spelling, tt__checkp
             tt__log(l->ctx, TT_LOG_INFO, "checkpoint", "'%s' has no '%s': it starts anew", c->file->path, name);
             continue;
         }
-        if (!info) return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for", c->file->path, name);
+        if (!info) return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or without one the other tensors do", c->file->path, name);
         tt_status status = adapt ? adapt(row, *slot, c, index, &done) : TT_OK;
         if (status == TT_OK && !done) status = tt__param_from_checkpoint(*slot, c, index, ndim, dims, spelling == 1 ? row->part : 0);
         if (status != TT_OK) return status;
@@ -13128,6 +13156,8 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
 
 /* -------------------------------------------------------------------------------------------------------- ViT */
 
+#define TT__MAX_PATCH 16384 /* pixels; so that sizes multiply without overflow */
+
 tt_vit_config tt_vit_config_default(const char *size)
 {
     static const struct { const char *name; int hidden, layers, heads; } sizes[] = {{"Ti", 192, 12, 3}, {"S", 384, 12, 6}, {"B", 768, 12, 12}, {"L", 1024, 24, 16}, {"H", 1280, 32, 16}};
@@ -13148,7 +13178,10 @@ tt_vit_config tt_vit_config_default(const char *size)
         c.layers = sizes[k].layers;
         c.heads = sizes[k].heads;
         c.intermediate_size = 4 * c.hidden_size;
-        c.patch_size = atoi(slash + 1);
+        char *end;
+        long patch = strtol(slash + 1, &end, 10);
+        if (*end || patch < 1 || patch > TT__MAX_PATCH) c.hidden_size = 0; /* as an unknown size */
+        else c.patch_size = (int)patch;
     }
     return c;
 }
@@ -13431,6 +13464,7 @@ static tt_status tt__vit_infer_config(tt_context *ctx, const tt__checkpoint *c, 
     config->hidden_size = tt__tensor_size(c->file, position[spelling], p, 2);
     config->patch_size = tt__tensor_size(c->file, patch[spelling], p, 2);
     config->channels = tt__tensor_size(c->file, patch[spelling], p, 1);
+    if (config->patch_size > TT__MAX_PATCH) return tt__fail(ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d", c->file->path, config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(c->file, position[spelling], p, 1) - 1) * config->patch_size;
     int head_size = config->hidden_size == 1280 ? 80 : 64; /* of the published sizes Ti, S, B, L; H */
     config->heads = config->hidden_size / head_size;
@@ -13454,7 +13488,7 @@ static tt_status tt__vit_infer_config(tt_context *ctx, const tt__checkpoint *c, 
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is no ViT: '%s', '%s' or the first layer is not there, or not of the shape of one", c->file->path, position[spelling], patch[spelling]);
 }
 
-/* image_mean and image_std of preprocessor_config.json. */
+/* image_mean and image_std of preprocessor_config.json, and whether they are used. */
 static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
 {
     for (int side = 0; side < 2; side++) {
@@ -13468,7 +13502,15 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
             (side ? c->std : c->mean)[k] = (float)j->nodes[node].number;
         }
     }
-    return TT_OK;
+    bool rescales = true, normalizes = true;
+    double factor = 1.0 / 255;
+    tt_status status = tt__json_read_bool(j, 0, "do_rescale", false, &rescales);
+    if (status == TT_OK) status = tt__json_read_number(j, 0, "rescale_factor", false, &factor);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_normalize", false, &normalizes);
+    if (status == TT_OK && (!rescales || !(fabs(factor * 255 - 1) < 1e-6)))
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': pixels are taken divided by 255, and this file asks for another \"rescale_factor\" or none", j->path);
+    for (int k = 0; k < c->channels && !normalizes; k++) { c->mean[k] = 0; c->std[k] = 1; }
+    return status;
 }
 
 static bool tt__file_is_there(tt_context *ctx, const char *path)
@@ -13481,7 +13523,7 @@ static bool tt__file_is_there(tt_context *ctx, const char *path)
 
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes)
 {
-    char folder[TT__PATH], file[TT__PATH], activation[32];
+    char folder[TT__PATH], file[TT__PATH], beside[TT__PATH], activation[32];
     tt__json j, preprocessor;
     tt_vit_config config;
     int params = ctx->n_params, own_classes = 0;
@@ -13496,14 +13538,14 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     if (slash) folder[slash - path + 1] = 0;
     tt__checkpoint *c = tt__checkpoint_open(ctx, is_file ? path : file);
     if (!c) return ctx->status;
-    int spelling = tt_safetensors_find(c->file, "class_token") >= 0;
+    int spelling = tt_safetensors_find(c->file, "class_token") >= 0 || tt_safetensors_find(c->file, "conv_proj.weight") >= 0;
     status = tt__path_join(ctx, file, folder, "config.json");
     has_config = status == TT_OK && tt__file_is_there(ctx, file);
     if (has_config) status = tt__json_open(&j, ctx, file);
     if (status == TT_OK) status = has_config ? tt__vit_read_config(&j, &config, activation) : tt__vit_infer_config(ctx, c, spelling, &config);
-    if (status == TT_OK) status = tt__path_join(ctx, file, folder, "preprocessor_config.json");
-    if (status == TT_OK && tt__file_is_there(ctx, file)) {
-        status = tt__json_open(&preprocessor, ctx, file);
+    if (status == TT_OK) status = tt__path_join(ctx, beside, folder, "preprocessor_config.json");
+    if (status == TT_OK && tt__file_is_there(ctx, beside)) {
+        status = tt__json_open(&preprocessor, ctx, beside);
         if (status == TT_OK) status = tt__vit_read_preprocessor(&preprocessor, &config);
     }
     if (status == TT_OK) {
@@ -13585,6 +13627,7 @@ struct tt_trainer {
     tt_inputs in;
     tt_value labels, logits;
     int32_t *positions, *seq_start; /* of max_seqs images                                                            */
+    int32_t *no_labels;             /* max_seqs zeros, for predictions                                               */
 };
 
 tt_train_options tt_train_options_default(void)
@@ -13696,6 +13739,7 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_status status = t ? tt__trainer_compile(r, t) : TT_ERR_MEMORY;
     tt_tape_free(t);
     if (status == TT_OK && model->image_bytes) status = tt__image_rows(r);
+    if (status == TT_OK && !(r->no_labels = (int32_t *)tt__calloc(ctx, sizeof(int32_t) * (size_t)o.max_seqs))) status = TT_ERR_MEMORY;
     if (status == TT_OK) return r;
     tt_trainer_free(r);
     return NULL;
@@ -13708,6 +13752,7 @@ void tt_trainer_free(tt_trainer *r)
     tt_program_free(r->train);
     tt__free(r->ctx, r->positions);
     tt__free(r->ctx, r->seq_start);
+    tt__free(r->ctx, r->no_labels);
     tt__free(r->ctx, r);
 }
 
@@ -13720,22 +13765,25 @@ static tt_status tt__must_train(const tt_trainer *r)
     return r->train ? TT_OK : tt__fail(r->ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false: it evaluates and predicts only");
 }
 
-static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b)
+static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b, const int32_t *labels)
 {
     bool images = r->model.image_bytes > 0;
     int64_t rows = images ? (int64_t)b->seqs * r->model.max_length : b->rows;
     const int32_t *start = images ? r->seq_start : b->seq_start;
-    struct { tt_value v; const void *data; int64_t rows; } set[] = {
-        {r->in.pixels, b->pixels, b->seqs}, {r->in.ids, b->ids, rows}, {r->in.types, b->types, rows}, {r->in.positions, images ? r->positions : b->positions, rows},
-        {r->in.seq_start, start, b->seqs + 1}, {r->in.first, start, b->seqs}, {r->labels, b->labels, b->seqs}};
+    struct { const char *name; tt_value v; const void *data; int64_t rows; } set[] = {
+        {"pixels", r->in.pixels, b->pixels, b->seqs}, {"ids", r->in.ids, b->ids, rows}, {"types", r->in.types, b->types, rows},
+        {"positions", r->in.positions, images ? r->positions : b->positions, rows}, {"seq_start", r->in.seq_start, start, b->seqs + 1},
+        {"seq_start", r->in.first, start, b->seqs}, {"labels", r->labels, labels, b->seqs}};
     if (b->seqs < 1 || rows < 1) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs, b->rows);
     if (images && b->seqs > r->options.max_seqs) return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, max_seqs is %d", b->seqs, r->options.max_seqs);
-    if (images != (b->pixels != NULL)) return tt__fail(r->ctx, TT_ERR_ARGUMENT, images ? "the model reads images, but the batch has text" : "the model reads text, but the batch has images");
+    if (images != (b->pixels != NULL) && (b->pixels || b->ids))
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, images ? "the model reads images, but the batch has text" : "the model reads text, but the batch has images");
     if (images && b->image_bytes != r->model.image_bytes)
         return tt__fail(r->ctx, TT_ERR_SHAPE, "the images of the batch have %lld bytes (height * width * channels), those of the model %lld", (long long)b->image_bytes, (long long)r->model.image_bytes);
     for (int k = 0; k < TT__COUNT(set); k++) {
         if (!set[k].v.id) continue;
-        tt_status status = tt_set(p, set[k].v, set[k].data, set[k].rows);
+        bool there = set[k].data || p->t->values[set[k].v.id].place == TT__NO_PLACE; /* or not read */
+        tt_status status = there ? tt_set(p, set[k].v, set[k].data, set[k].rows) : tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", set[k].name);
         if (status == TT_OK) continue;
         tt__forget_inputs(p); /* the next batch may have another number of rows */
         return status;
@@ -13750,7 +13798,7 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (updated) *updated = false;
     if (status != TT_OK) return status;
     if (!r->options.accumulate && !b->last_of_step) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "a step of several micro-batches needs a trainer made with accumulate = true");
-    status = r->step_failed ? tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others are refused, up to the last, and nothing is updated") : tt__set_batch(r, r->train, b);
+    status = r->step_failed ? tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others are refused, up to the last, and nothing is updated") : tt__set_batch(r, r->train, b, b->labels);
     if (status == TT_OK) status = r->options.accumulate ? tt_micro_step(r->train, stats) : tt_step(r->train, lr, stats);
     if (status == TT_OK && r->options.accumulate && b->last_of_step) status = tt_update(r->train, lr, stats);
     if (status != TT_OK) r->train->run.micro = 0; /* what the step has gathered is forgotten */
@@ -13762,7 +13810,7 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
 tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
 {
     tt_stats s;
-    tt_status status = tt__set_batch(r, r->eval, b);
+    tt_status status = tt__set_batch(r, r->eval, b, b->labels);
     if (status == TT_OK) status = tt_run(r->eval, &s);
     if (status != TT_OK) return status;
     double targets = stats->targets + s.targets;
@@ -13787,7 +13835,8 @@ tt_status tt_evaluate(tt_trainer *r, tt_loader *l, tt_stats *stats)
 tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
 {
     int classes = r->model.classes;
-    tt_status status = tt__set_batch(r, r->eval, b);
+    if (b->seqs > r->options.max_seqs) return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d sequences, max_seqs is %d", b->seqs, r->options.max_seqs);
+    tt_status status = tt__set_batch(r, r->eval, b, r->no_labels);
     if (status == TT_OK) status = tt_run(r->eval, NULL);
     if (status == TT_OK) status = tt_get(r->eval, r->logits, probabilities, (size_t)b->seqs * (size_t)classes);
     for (int s = 0; s < b->seqs && status == TT_OK; s++) {
@@ -13795,6 +13844,11 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
         double sum = 0;
         for (int c = 1; c < classes; c++) most = x[c] > most ? x[c] : most;
         for (int c = 0; c < classes; c++) sum += x[c] = expf(x[c] - most);
+        if (!isfinite(sum)) {
+            const char *bad = tt__bad_parameter(r->eval);
+            return tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for sequence %d is not finite%s%s%s", s, bad ? ": parameter '" : "", bad ? bad : "",
+                            bad ? "' has a number that is not" : "");
+        }
         for (int c = 0; c < classes; c++) x[c] = (float)(x[c] / sum);
     }
     return status;
@@ -13938,6 +13992,7 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     tt_status status = tt__must_train(r);
     if (status == TT_OK) status = tt_allocate(p);
     if (status == TT_OK && p->run.micro > 0) status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the micro-batches of one");
+    if (status == TT_OK) status = tt__zero_states(p);
     if (status == TT_OK) status = tt__state_begin(p, &s);
     if (status != TT_OK) return status;
     memset(&h, 0, sizeof h);
@@ -13998,6 +14053,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     tt_safetensors *file = tt__must_train(r) == TT_OK ? tt_safetensors_open(r->ctx, path) : NULL;
     if (!file) return r->ctx->status;
     tt_status status = tt_allocate(p);
+    if (status == TT_OK) status = tt__zero_states(p);
     if (status == TT_OK) status = tt__state_begin(p, &s);
     if (status != TT_OK) {
         tt_safetensors_close(file);
@@ -14216,6 +14272,7 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
     e.accuracy = f->p.targets > 0 ? f->p.correct / f->p.targets : 0;
     e.tokens_per_second = seconds > 0 ? f->tokens / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
+    if (e.of_peak > 1) e.of_peak = 0; /* the machine was busier when the peak was measured than it is now */
     e.images = f->r->model.image_bytes > 0;
     e.seconds_left = done > f->first_step ? seconds / (double)(done - f->first_step) * (double)(f->o.epochs * f->steps - done) : 0;
     e.validation = validation;

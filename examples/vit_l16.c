@@ -1,7 +1,7 @@
 /* Trains a vision transformer to tell images apart.
 
        make build/vit_l16 && build/vit_l16            a small ViT from scratch, on images of ten shapes that it draws itself
-       build/vit_l16 --data cifar-10-batches-bin --model vit-large-patch16-224/ --batch 4 --accumulate 4      ViT-L/16 on CIFAR-10
+       build/vit_l16 --data cifar-10-batches-bin --model vit-large-patch16-224/ --batch 16 --accumulate 4      ViT-L/16 on CIFAR-10
        build/vit_l16 --data photos --vit S/16 --size 224 --augment     from scratch, on photos/{train,test}/CLASS/... or photos/CLASS/...
        build/vit_l16 --out run --predict cat.jpg      classify with what was trained
 
@@ -33,7 +33,7 @@ typedef struct flag { const char *name, *what; char type; void *to; const char *
 static const flag flags[] = {
     {"--data", "DIR", 's', &opt.data, "cifar-10-batches-bin, or a folder of images: DIR/train/CLASS/FILE and DIR/test/..., or DIR/CLASS/FILE (none: shapes, drawn here)"},
     {"--model", "PATH", 's', &opt.model, "checkpoint to start from: a folder or a .safetensors file, of transformers or torchvision (none: from scratch)"},
-    {"--vit", "SIZE", 's', &opt.vit, "from scratch: Ti/16, S/16, B/16, L/16 or H/14, or with patches of another size (none: a small one)"},
+    {"--vit", "SIZE", 's', &opt.vit, "from scratch: Ti/16, S/16, B/16, L/16 or H/14, or with patches of another size (none: L/16 for CIFAR-10 at --size 224, else a small one)"},
     {"--size", "N", 'i', &opt.size, "height and width of what the model sees; images are resized to it (0: as the model says; from scratch 32)"},
     {"--augment", "", 'b', &opt.augment, "training images: shifted by up to an eighth and mirrored at random"},
     {"--train", "N", 'i', &opt.train, "images to train on (0: all but those for validation)"},
@@ -253,16 +253,23 @@ static const char *file_name(void *user, int64_t i) { return ((const folder *)us
 /* ------------------------------------------------------------------------------------------------------- data */
 typedef struct images { tt_dataset *d; shapes drawn; folder *files; } images;
 
+static bool is_cifar(void)
+{
+    char *train = join(opt.data ? opt.data : "", "data_batch_1.bin"), *test = join(opt.data ? opt.data : "", "test_batch.bin");
+    bool is = opt.data && (exists(train) || exists(test));
+    free(train), free(test);
+    return is;
+}
+
 /* "train" (n of them, and a tenth more for validation) or "test" (n); n 0: all. */
 static void read_images(tt_context *ctx, images *x, const char *split, int64_t n)
 {
     bool train = strcmp(split, "train") == 0;
     tt_image_source s = {0, NULL, NULL, 0, NULL, free_pixels, NULL, NULL};
-    char *cifar = join(opt.data ? opt.data : "", "test_batch.bin");
     int *labels = NULL;
     memset(x, 0, sizeof *x);
     if (train && n) n += (n + 9) / 10;
-    if (opt.data && exists(cifar)) {
+    if (is_cifar()) {
         x->d = (tt_dataset *)made(ctx, tt_dataset_cifar10(ctx, opt.data, split, 0));
     } else {
         if (opt.data) {
@@ -280,13 +287,22 @@ static void read_images(tt_context *ctx, images *x, const char *split, int64_t n
         x->d = (tt_dataset *)made(ctx, tt_dataset_images(ctx, &s));
         free(labels);
     }
-    free(cifar);
     if (n > tt_dataset_count(x->d)) die("--%s needs %lld images%s; '%s' has %lld to %s", split, (long long)n, train ? " with those for validation" : "", opt.data, (long long)tt_dataset_count(x->d), split);
     if (!n || n == tt_dataset_count(x->d)) return;
     tt_dataset *part = (tt_dataset *)made(ctx, tt_dataset_split(x->d, n));
     tt_dataset_free(x->d);
     x->d = part;
 }
+
+static void check_classes(const tt_dataset *d, const char *split, int classes, const char *(*name)(const void *, int), const void *of, const char *what)
+{
+    if (tt_dataset_classes(d) != classes) die("'%s' has %d classes to %s, %s %d", opt.data, tt_dataset_classes(d), split, what, classes);
+    for (int c = 0; c < classes; c++)
+        if (strcmp(tt_dataset_class_name(d, c), name(of, c))) die("'%s': class %d to %s is '%s', and of %s '%s'", opt.data, c, split, tt_dataset_class_name(d, c), what, name(of, c));
+}
+
+static const char *class_of_data(const void *d, int c) { return tt_dataset_class_name((const tt_dataset *)d, c); }
+static const char *class_of_model(const void *m, int c) { return ((const tt_vit *)m)->class_names[c]; }
 
 static void free_images(images *x)
 {
@@ -315,6 +331,7 @@ static void make_model(tt_context *ctx, tt_vit *m, const tt_dataset *d)
     if (opt.model) {
         must(ctx, tt_vit_load(ctx, m, opt.model, (int)opt.size, tt_dataset_classes(d)));
     } else {
+        if (!opt.vit && opt.size == 224 && is_cifar()) opt.vit = "L/16";
         tt_vit_config c = tt_vit_config_default(opt.vit ? opt.vit : "Ti/8");
         if (!opt.vit) c.hidden_size = 128, c.layers = 4, c.heads = 4, c.intermediate_size = 256;
         if (!c.hidden_size || c.patch_size < 1) die("--vit '%s' is unknown: use Ti, S, B, L or H, a slash and the size of a patch, as in S/16", opt.vit);
@@ -393,12 +410,28 @@ static void test(void)
     tt_stats s;
     must(ctx, tt_vit_load(ctx, &m, opt.out, 0, 0));
     read_images(ctx, &x, "test", opt.test);
-    if (tt_dataset_classes(x.d) != m.config.classes) die("'%s' has %d classes to test on, the model %d", opt.data, tt_dataset_classes(x.d), m.config.classes);
+    check_classes(x.d, "test on", m.config.classes, class_of_model, &m, "the model");
     tt_loader *l = loader_of(ctx, x.d, &m, false);
     tt_trainer *t = make_trainer(ctx, &m, tt_loader_max_seqs(l), 0);
     must(ctx, tt_evaluate(t, l, &s));
     printf("best epoch: accuracy %.4f, loss %.4f on %.0f test images\nsaved: %s\n", s.correct / s.targets, s.loss, s.targets, opt.out);
     tt_trainer_free(t), tt_loader_free(l), tt_vit_free(&m), free_images(&x), tt_close(ctx);
+}
+
+/* What would end the run at its end: test images that are not there or not of the classes to train on, or a saved run of other classes. */
+static void check_before(tt_context *ctx, const tt_dataset *d)
+{
+    images x;
+    tt_vit m;
+    char *model = join(opt.out, "model.safetensors");
+    if (opt.data) read_images(ctx, &x, "test", opt.test), check_classes(x.d, "test on", tt_dataset_classes(d), class_of_data, d, "those to train on"), free_images(&x);
+    if (opt.data && opt.resume && exists(model)) {
+        tt_context *own = open_context();
+        must(own, tt_vit_load(own, &m, opt.out, 0, 0));
+        check_classes(d, "train on", m.config.classes, class_of_model, &m, "the run to resume");
+        tt_vit_free(&m), tt_close(own);
+    }
+    free(model);
 }
 
 static bool train(void) /* false: stopped by an error */
@@ -414,6 +447,7 @@ static bool train(void) /* false: stopped by an error */
     bool finished;
     read_images(ctx, &x, "train", opt.train);
     if (tt_dataset_count(x.d) < 2 || tt_dataset_classes(x.d) < 2) die("'%s' has %lld images of %d classes to train on; two are the least", opt.data, (long long)tt_dataset_count(x.d), tt_dataset_classes(x.d));
+    check_before(ctx, x.d);
     tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(x.d, (tt_dataset_count(x.d) + 10) / 11)); /* one for validation, ten to train on */
     make_model(ctx, &m, x.d);
     tt_loader *l = loader_of(ctx, x.d, &m, true), *validation = loader_of(ctx, held, &m, false);
@@ -456,7 +490,6 @@ static void predict(void)
     tt_vit m;
     tt_image image;
     tt_batch b;
-    int32_t label = 0;
     must(ctx, tt_vit_load(ctx, &m, opt.out, 0, 0));
     int side = m.config.image_size, best = 0;
     tt_trainer *t = make_trainer(ctx, &m, 1, 0);
@@ -469,7 +502,6 @@ static void predict(void)
     b.seqs = 1;
     b.pixels = pixels;
     b.image_bytes = (int64_t)side * side * 3;
-    b.labels = &label;
     must(ctx, tt_predict(t, &b, probability));
     for (int c = 1; c < m.config.classes; c++) if (probability[c] > probability[best]) best = c;
     printf("%s\t%.4f\t%s\n", m.class_names[best], probability[best], opt.predict);
@@ -489,7 +521,7 @@ int main(int argc, char **argv)
     if (!opt.batch) opt.batch = opt.model ? 16 : 20;
     if (opt.batch > 65536 || opt.accumulate < 1 || opt.accumulate > opt.batch) die("--batch must be in 1..65536, --accumulate in 1..batch");
     if (opt.size > 16384) die("--size must be in 1..16384");
-    if (!(opt.lr >= 0 && opt.lr < 1e9 && opt.decay >= 0 && opt.warmup >= 0 && opt.warmup <= 1)) die("--lr and --decay must be numbers >= 0, --warmup in [0, 1]");
+    if (!(opt.lr >= 0 && opt.lr < 1e9 && opt.decay >= 0 && opt.decay < 1e9 && opt.warmup >= 0 && opt.warmup <= 1)) die("--lr and --decay must be numbers >= 0, --warmup in [0, 1]");
     if (!(opt.dropout == -1 || (opt.dropout >= 0 && opt.dropout < 1))) die("--dropout must be in [0, 1), or -1");
     if (opt.predict) return predict(), 0;
     return train() ? 0 : 1;

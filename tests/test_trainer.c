@@ -183,12 +183,19 @@ static tt_status train(world *w, int n, tt_stats *last)
 /* All that a step changes: parameters, optimizer state, gradients that are gathered, the number of steps, the loss scale. To be freed. */
 static char *snapshot(const world *w, size_t *bytes)
 {
-    const tt_program *p = w->r->train;
+    tt_program *p = w->r->train;
     const int64_t numbers[4] = {p->run.step, p->good_steps, p->skipped, (int64_t)p->run.loss_scale};
-    *bytes = (p->arena->memory ? p->arena->persistent : 0) + sizeof numbers;
-    char *copy = (char *)malloc(*bytes);
+    char *copy = (char *)calloc(1, (p->arena->memory ? p->arena->persistent : 0) + sizeof numbers);
     memcpy(copy, numbers, sizeof numbers);
-    if (p->arena->memory) memcpy(copy + sizeof numbers, p->arena->memory, p->arena->persistent);
+    *bytes = sizeof numbers;
+    CHECK(!p->arena->memory || tt__zero_states(p) == TT_OK);
+    for (int32_t v = 1; v < p->t->n_values && p->arena->memory; v++) {
+        const tt__value *x = &p->t->values[v];
+        if (!x->persistent || x->base != v) continue;
+        tt__mat m = tt__resolve(p, v);
+        memcpy(copy + *bytes, m.data, (size_t)(m.rows * m.ld) * tt_dtype_bytes(m.dtype));
+        *bytes += (size_t)(m.rows * m.ld) * tt_dtype_bytes(m.dtype);
+    }
     return copy;
 }
 
@@ -382,6 +389,44 @@ TEST(steps_of_several_micro_batches_need_accumulate)
     close_world(&w);
 }
 
+/* Predictions need no labels, training does. What is not finite is an error that names the parameter. */
+TEST(predictions_without_labels_and_of_nan)
+{
+    setup s = small();
+    world w;
+    tt_batch b;
+    float with[2 * BATCH], without[2 * BATCH];
+    if (!open_world(&w, &s)) return;
+    REQUIRE(tt_allocate(w.r->train) == TT_OK);
+    for (int32_t v = 1, seen = 0; v < w.r->train->t->n_values && seen < 3; v++) { /* no more than parameters is touched before the first step */
+        const tt__value *x = &w.r->train->t->values[v];
+        const unsigned char *memory = (const unsigned char *)tt__resolve(w.r->train, v).data;
+        if (x->storage != TT__STATE || x->base != v) continue;
+        seen++;
+        for (size_t k = 0; k < tt__storage_bytes(x) && memory + k < (unsigned char *)w.r->train->arena->memory + 60000; k++) CHECK(memory[k] == 0xA5);
+    }
+    REQUIRE(tt_loader_next(w.all, &b));
+    b.last_of_step = true;
+    CHECK(tt_predict(w.r, &b, with) == TT_OK);
+    b.labels = NULL;
+    CHECK(tt_predict(w.r, &b, without) == TT_OK && memcmp(with, without, sizeof(float) * 2 * (size_t)b.seqs) == 0);
+    CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the batch has no labels (NULL)");
+    REQUIRE(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
+    b.last_of_step = true;
+    tt_param *last = w.ctx->params[w.ctx->n_params - 1];
+    float *values = (float *)calloc((size_t)tt_param_size(last), sizeof *values);
+    values[0] = NAN;
+    CHECK(tt_param_set(last, values) == TT_OK);
+    CHECK(tt_predict(w.r, &b, with) == TT_ERR_NUMERIC);
+    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "is not finite: parameter '");
+    CHECK(strstr(tt_error(w.ctx), last->name) != NULL);
+    CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_NUMERIC);
+    CHECK(strstr(tt_error(w.ctx), last->name) != NULL);
+    free(values);
+    close_world(&w);
+}
+
 TEST(batches_that_do_not_fit)
 {
     for (int accumulate = 0; accumulate < 2; accumulate++) {
@@ -545,7 +590,7 @@ TEST(planned_bytes_are_allocated_bytes)
         tt_plan plan = tt_program_plan(tt_trainer_program(w.r));
         size_t before = tt_allocated_bytes(w.ctx);
         CHECK(tt_allocate(w.r->train) == TT_OK);
-        CHECK(tt_allocated_bytes(w.ctx) - before == plan.bytes + sizeof(tt__block));
+        CHECK(tt_allocated_bytes(w.ctx) - before == plan.bytes);
         CHECK(plan.persistent_bytes <= plan.lower_bound_bytes && plan.lower_bound_bytes <= plan.bytes);
 
         tt_batch b; /* a step and an evaluation take nothing more, not for a moment */
@@ -1406,7 +1451,7 @@ static const test_case tests[] = {
     TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities), TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(planned_for_another_device), TEST_CASE(allocation_failures),
     TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_with_loss_scaling), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
     TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
-    TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
+    TEST_CASE(predictions_without_labels_and_of_nan), TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
     TEST_CASE(fit_in_a_line), TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation), TEST_CASE(fit_refuses), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
 };
 
