@@ -22,7 +22,7 @@ CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC)))
 endif
 # Of tests/NAME.c, those that run with tinytrain_cuda.cu on the emulator too, with TINYTRAIN_DEVICE=cuda.
 CUDA_TESTS         ?= test_ops test_models
-CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa cuda_epilogues cuda_tensors_share_launches matmul_in_tf32 parameters_begin_on_the_device
+CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa cuda_epilogues cuda_tensors_share_launches matmul_in_tf32 matmul_in_fp8 training_in_fp8 parameters_begin_on_the_device device_described_cuda
 CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true
 # Whole models: on a GPU, and in the fastest of the emulator's builds.
 EMU_CUDA_plain := $(CUDA_TESTS)
@@ -48,9 +48,9 @@ PROGRAMS := $(patsubst tests/%.c,$(B)/%,$(TESTS))
 CUDA_HOME  ?= /usr/local/cuda
 NVCC       ?= $(CUDA_HOME)/bin/nvcc
 CUDA_ARCHS ?= 80 90a 100
-CUDA_CODE   = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_90,code=compute_90
+CUDA_CODE  ?= $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_90,code=compute_90
 CUDA_LIBS  := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart -lstdc++
-CUDA_PROGRAMS := $(patsubst examples/%.c,$(B)/cuda/%,$(wildcard examples/*.c)) $(CUDA_TESTS:%=$(B)/cuda/%)
+CUDA_PROGRAMS := $(patsubst examples/%.c,$(B)/cuda/%,$(wildcard examples/*.c)) $(CUDA_TESTS:%=$(B)/cuda/%) $(B)/cuda/step
 ifneq ($(TINYTRAIN_CUDA),)
 GPU_LOGS := $(CUDA_TESTS:%=$(B)/cuda/%.log)
 endif
@@ -71,7 +71,7 @@ help:
 	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with;'
 	@echo '                  LLMC=dir: also those of llm.c, from a checkout; TORCH=...: what pip installs as PyTorch (torch)'
 	@echo 'make bench-programs  build what those comparisons run here, without the environment'
-	@echo 'make cuda         examples and tests for NVIDIA GPUs, as $(B)/cuda/NAME (CUDA_HOME, NVCC, CUDA_ARCHS);'
+	@echo 'make cuda         examples, tests and the benchmark of steps for NVIDIA GPUs, as $(B)/cuda/NAME (CUDA_HOME, NVCC, CUDA_ARCHS);'
 	@echo '                  TINYTRAIN_CUDA=1 make test runs these tests too'
 	@echo 'make install      header and pkg-config file, below PREFIX ($(PREFIX)) and DESTDIR'
 	@echo 'make clean        remove $(B)'
@@ -164,7 +164,15 @@ $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).log): $(B)/cuda_emu/%.$(1).log: $(B)/cuda_em
 	@sh tests/run.sh run $$@ env TINYTRAIN_DEVICE=cuda $$(RUN) $$< $$(foreach t,$$(or $$(T),$$(CUDA_T_$$*)),'$$(t)')
 endef
 $(foreach b,plain asan trace,$(eval $(call emu_rules,$(b))))
+$(B)/cuda_emu/step.plain: bench/step.c bench/bench.h bench/gpu.cu tinytrain.h $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(B)/flags
+	$(CXX) $(EMU_STRICT) -O1 $(EMU_DEFINES) -x c++ -c bench/gpu.cu -o $@.gpu.o
+	$(CC) $(CPPFLAGS) $(STRICT) -Werror -O1 -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX512 $(EMU_DEFINES) -c $< -o $@.o
+	$(CXX) $@.o $@.gpu.o $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) -o $@ $(LIBS)
 .PRECIOUS: $(B)/cuda_emu/%.plain $(B)/cuda_emu/%.asan $(B)/cuda_emu/%.trace
+
+ifneq ($(and $(HAVE_CXX),$(filter plain,$(EMU_BUILDS))),)
+$(B)/check_bench.log: $(B)/cuda_emu/step.plain
+endif
 
 $(B)/cuda_emu.log: FORCE
 	@mkdir -p $(B)
@@ -178,10 +186,26 @@ $(B)/cuda/tinytrain_cuda.o: tinytrain_cuda.cu tinytrain.h $(B)/flags
 	$(NVCC) -O3 -std=c++17 -Werror all-warnings -Xptxas -v $(CUDA_CODE) -I. -c $< -o $@ 2> $@.txt || { cat $@.txt >&2; exit 1; }
 	@! grep -B 1 -E '[1-9][0-9]* bytes spill' $@.txt || { echo 'registers are spilled' >&2; rm $@; exit 1; }
 
-$(B)/cuda/%: examples/%.c $(B)/cuda/tinytrain_cuda.o
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. $< $(B)/cuda/tinytrain_cuda.o -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
-$(B)/cuda/%: tests/%.c tests/test.h $(B)/cuda/tinytrain_cuda.o
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. $< $(B)/cuda/tinytrain_cuda.o -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
+# In two steps, so that nothing waits for nvcc.
+define cuda_compile
+@mkdir -p $(@D)
+$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. -c $< -o $@
+endef
+$(B)/cuda/%.c.o: examples/%.c tinytrain.h $(B)/flags
+	$(cuda_compile)
+$(B)/cuda/%.c.o: tests/%.c tests/test.h tinytrain.h $(B)/flags
+	$(cuda_compile)
+$(B)/cuda/%.c.o: bench/%.c bench/bench.h tinytrain.h $(B)/flags
+	$(cuda_compile)
+$(B)/cuda/%: $(B)/cuda/%.c.o $(B)/cuda/tinytrain_cuda.o
+	$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
+.PRECIOUS: $(B)/cuda/%.c.o
+
+# The benchmark of whole steps, and what a GPU can do, for comparison.
+$(B)/cuda/gpu.o: bench/gpu.cu $(B)/flags
+	@mkdir -p $(@D)
+	$(NVCC) -O3 -std=c++17 -Werror all-warnings $(CUDA_CODE) -c $< -o $@
+$(B)/cuda/step: $(B)/cuda/gpu.o
 $(B)/cuda/%.log: $(B)/cuda/% FORCE
 	@sh tests/run.sh run $@ env TINYTRAIN_DEVICE=cuda $< $(foreach t,$(or $(T),$(CUDA_T_$*)),'$(t)')
 

@@ -199,6 +199,11 @@ const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon",
 size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes now held through the allocator                      */
 double tt_measured_peak(tt_context *ctx); /* fp32 FLOP/s of all threads together, measured once in about 30 ms   */
 
+/* What this machine has of a kind of device ("cpu", "cuda"; NULL: as tt_compile_options.device), which of it programs use and why: lines
+   of text into `to` (always terminated, cut at capacity). TT_OK if programs can run there; else tt_error says why not and what to do.
+   examples/tt_doctor.c prints it. */
+tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);
+
 /* ------------------------------------------------------------------------------------------ dtypes and parameters */
 
 typedef enum tt_dtype { TT_F32, TT_BF16, TT_F16, TT_I32, TT_U8, TT_DTYPE_COUNT } tt_dtype;
@@ -367,10 +372,13 @@ typedef struct tt_compile_options {
                                        gradients. "f32", as PyTorch's autocast has them, "16-bit". NULL (default): "f32" with
                                        "16-mixed", whose range such sums could leave, "16-bit" with "bf16-mixed". Results of norms,
                                        activations and attention are 16-bit in any case                               */
-    const char *matmul;             /* products of fp32 matrices: "fp32" (default), or "tf32", which lets tensor cores of device "cuda"
-                                       round their operands to TF32, 10 bits of mantissa, and adds up in fp32 (as PyTorch's
-                                       set_float32_matmul_precision("high")). Where that is not to be had, on the CPU for one, and in
-                                       attention, they are as exact as with "fp32"                                    */
+    const char *matmul;             /* products of matrices: "fp32" (default), or what device "cuda" may round their operands to.
+                                       "tf32": of fp32 matrices, 10 bits of mantissa (as PyTorch's
+                                       set_float32_matmul_precision("high")); where that is not to be had, on the CPU for one, and in
+                                       attention, they are as exact as with "fp32". "fp8": of linear layers with 16-bit operands and
+                                       widths that are multiples of 16, E4M3, gradients E5M2, each matrix scaled by the power of two
+                                       that its largest number allows (Micikevicius et al.: "FP8 formats for deep learning", 2022);
+                                       device "cuda" of compute capability 8.9. Sums are fp32 with all of them        */
     tt_loss_scale loss_scale;       /* read with "16-mixed" and "16-true" only                                        */
     const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits (on "cuda", those of a
                                        tanh-GELU after a linear layer differ by rounding: cuBLASLt computes it in the product). "none";
@@ -890,6 +898,7 @@ typedef struct tt__attr {
     bool decoupled;                     /* ADAM: AdamW's decay                                                       */
     float clip_norm;                    /* CLIP                                                                      */
     tt_patch_options image;             /* PATCHES                                                                   */
+    bool fp8;                           /* LINEAR, LINEAR_DX, LINEAR_DW: operands are rounded to fp8                  */
     tt_dtype narrow;                    /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: w is f32 and rounded to this when read (TT_F32: is not) */
 } tt__attr;
 
@@ -986,7 +995,7 @@ typedef struct tt__launch {
     tt__slot *slot;
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
     bool add[TT__MAX_OUT];
-    bool tf32;              /* operands of matrix products may be rounded to TF32                                    */
+    bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                               */
     bool more;              /* the next launch is of the same op: for sum_squares, sgd and adam, all may be done with the last of them */
     void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                           */
     void *resident;         /* as many as the kind's `resident` less TT__SLOTS slots; any instruction may use them   */
@@ -1038,6 +1047,7 @@ typedef struct tt__backend {
     void (*forget)(tt__device *d, void *recording);
     /* NULL, or what of it the backend has not, to follow "cannot run". Operands are at capacity, their data NULL. */
     const char *(*refuses)(const tt__launch *l);
+    void (*describe)(tt_context *ctx, char *to, size_t capacity); /* tt_device_text's lines, whether there is a device or not */
 } tt__backend;
 
 #if defined(TINYTRAIN_CUDA) || defined(TINYTRAIN_BACKEND)
@@ -2767,6 +2777,12 @@ static size_t tt__cuda_workspace(tt_context *ctx, const tt_tape *t, const tt__in
         size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = ((size_t)tt__in(t, i, 3)->rows + 7) / 8 * 8;
         return tt__align_to((rows < TT__LOSS_CHUNK ? rows : TT__LOSS_CHUNK) * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);
     }
+    if (i->attr.fp8) { /* the operands, (m, k) and (n, k) of a product (m, n), and their scales */
+        const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1);
+        const bool dw = i->op == TT__OP_LINEAR_DW;
+        const size_t m = (size_t)(dw ? a->cols : a->rows), n = (size_t)(i->op == TT__OP_LINEAR ? b->rows : b->cols), k = (size_t)(dw ? a->rows : a->cols);
+        return TT__CUDA_ALIGN + tt__align_to(m * tt__align_to(k, 16), TT__CUDA_ALIGN) + tt__align_to(n * tt__align_to(k, 16), TT__CUDA_ALIGN);
+    }
     return 0; /* the others work row by row, tile by tile, or with partial sums */
 }
 
@@ -3443,11 +3459,14 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     return TT_OK;
 }
 
-static tt_status tt__parse_matmul(tt_context *ctx, const char *name, bool *tf32)
+typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
+
+static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul *out)
 {
-    *tf32 = name && strcmp(name, "tf32") == 0;
-    if (!name || *tf32 || strcmp(name, "fp32") == 0) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul '%s' is unknown: use fp32 or tf32", name);
+    static const char *const names[] = {"fp32", "tf32", "fp8"};
+    for (int k = 0; k < 3; k++)
+        if (strcmp(name ? name : "fp32", names[k]) == 0) { *out = (tt__matmul)k; return TT_OK; }
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul '%s' is unknown: use fp32, tf32 or fp8", name);
 }
 
 /* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to 16 bits for the matmuls
@@ -3529,6 +3548,18 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         t->code[first] = cast;
     }
     return b.ok ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* The products of linear layers whose operands are to be rounded to fp8. Those that a cross-entropy reads in chunks stay as they are. */
+static void tt__pass_fp8(tt_tape *t)
+{
+    for (int k = 0; k < t->n_code; k++) {
+        tt__instr *i = &t->code[k];
+        const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1); /* x, w; dy, w; dy, x */
+        if (i->op != TT__OP_LINEAR && i->op != TT__OP_LINEAR_DX && (i->op != TT__OP_LINEAR_DW || !i->out[0])) continue;
+        const int64_t width = i->op == TT__OP_LINEAR ? b->rows : b->cols;
+        i->attr.fp8 = a->dtype != TT_F32 && a->dtype == b->dtype && width % 16 == 0;
+    }
 }
 
 /* On a device whose matmuls can round while they read: mixed precision's copies of the weights go, as does the time to make them. */
@@ -7515,9 +7546,26 @@ static tt_status tt__cpu_collect(tt__device *d, tt__slot *slot, const float *cou
     return TT_OK;
 }
 
+/* What follows `key` and a colon in the first line of a file that begins with key (all of the first line, with key ""); "" if there is none. */
+static void tt__line_of(const char *path, const char *key, char to[128])
+{
+    char line[1024];
+    FILE *f = fopen(path, "r");
+    *to = 0;
+    while (f && !*to && fgets(line, sizeof line, f)) {
+        const char *from = *key ? strchr(line, ':') : line;
+        if (!from || strncmp(line, key, strlen(key)) != 0) continue;
+        from += strspn(from, ": \t");
+        snprintf(to, 128, "%.*s", (int)strcspn(from, "\n"), from);
+    }
+    if (f) fclose(f);
+}
+
+static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity);
+
 static const tt__backend tt__cpu_backend = {
     tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init,
-    tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, NULL, NULL, NULL, NULL, tt__cpu_refuses,
+    tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, NULL, NULL, NULL, NULL, tt__cpu_refuses, tt__cpu_describe,
 };
 
 static const tt__device_kind tt__device_kinds[] = {
@@ -7609,6 +7657,16 @@ static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name)
     return NULL;
 }
 
+tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t capacity)
+{
+    const tt__device_kind *kind = tt__find_device(ctx, name);
+    if (capacity) *to = 0;
+    if (!kind) return ctx->status;
+    if (!kind->backend)
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", kind->name);
+    kind->backend->describe(ctx, to, capacity);
+    return tt__open_device(ctx, kind) ? TT_OK : ctx->status;
+}
 
 /* --------------------------------------------------------------------------------------------------- context */
 
@@ -7680,6 +7738,36 @@ tt_context *tt_open(const tt_context_options *options)
     pthread_mutex_destroy(&ctx->mutex);
     o.allocator.release(o.allocator.user, ctx, sizeof *ctx);
     return NULL;
+}
+
+static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity)
+{
+    static const char *const isas[] = {"portable", "avx2", "avx512", "neon"};
+    tt__text text = {to, capacity, 0};
+    char line[128], available[128];
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    bool dot, forced = ctx->options.isa || (getenv("TINYTRAIN_ISA") && *getenv("TINYTRAIN_ISA"));
+    tt__line_of("/proc/cpuinfo", "model name", line);
+    tt__print(&text, "processor: %s, %ld online\n", *line ? line : "of unknown name", online);
+    tt__print(&text, "instruction set: %s, %s", tt_isa(ctx), forced ? "which was asked for, of" : "the best of");
+    for (int k = 0; k < TT__COUNT(isas); k++) if (tt__choose_isa(isas[k])) tt__print(&text, " %s", isas[k]);
+    tt__print(&text, "; bf16 matrices: %s\n", ctx->bf16_dot ? "bf16 dot products" : tt__choose_bf16(ctx->isa, "dot", &dot) ? "converted to fp32, though there are bf16 dot products" : "converted to fp32");
+    tt__print(&text, "threads: %d, %s", tt_threads(ctx), ctx->options.threads ? "as the options say" : "all that it may use");
+#if defined(__linux__)
+    double quota = tt__cgroup_quota("");
+#ifdef CPU_COUNT
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) tt__print(&text, "; the affinity mask allows %d", CPU_COUNT(&set));
+#endif
+    if (isfinite(quota)) tt__print(&text, "; control groups allow the time of %.4g", quota);
+    else tt__print(&text, "; control groups set no limit");
+#endif
+    tt__print(&text, "\n");
+    tt__line_of("/proc/meminfo", "MemAvailable", available);
+    tt__line_of("/proc/meminfo", "MemTotal", line);
+    if (*line && *available) tt__print(&text, "memory: %.1f GB, of which %.1f GB are available\n", 1024e-9 * strtod(line, NULL), 1024e-9 * strtod(available, NULL));
+    tt__line_of("/sys/kernel/mm/transparent_hugepage/enabled", "", line);
+    if (*line) tt__print(&text, "huge pages for large tensors: %s\n", strstr(line, "[never]") ? "never, which is slower; madvise in /sys/kernel/mm/transparent_hugepage/enabled allows them" : "yes");
 }
 
 int tt_threads(const tt_context *ctx) { return ctx->pool->threads; }
@@ -7932,7 +8020,7 @@ struct tt_program {
     bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
-    bool tf32;              /* options.matmul                                                                        */
+    tt__matmul matmul;      /* options.matmul                                                                        */
     bool scales;            /* the loss: run.loss_scale changes                                                      */
     int64_t good_steps, skipped; /* steps since the loss scale changed; steps without an update                       */
     double flops;
@@ -8138,6 +8226,7 @@ static tt_status tt__run_passes(tt_program *p, const tt__precision *precision, t
         tt__pass_fuse_loss(t, p->root);
         if (p->kind->host) tt__pass_fold_casts(t);
     }
+    if (p->matmul == TT__MATMUL_FP8) tt__pass_fp8(t);
     if ((status = tt__pass_prune(t, p->root, true)) != TT_OK) return status;
     return tt__verify(t, "prune");
 }
@@ -8186,6 +8275,15 @@ static tt_status tt__refused(tt_program *p)
     return TT_OK;
 }
 
+/* Whether products can be had so on a kind of device. */
+static tt_status tt__check_matmul(tt_context *ctx, tt__matmul matmul, const tt__precision *precision, const tt__device_kind *kind)
+{
+    if (matmul != TT__MATMUL_FP8) return TT_OK;
+    if (kind->host) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'", kind->name);
+    if (precision->kind == TT__32_TRUE) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none");
+    return TT_OK;
+}
+
 static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
 {
     tt_context *ctx = p->ctx;
@@ -8195,7 +8293,7 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if (t->status != TT_OK) return tt__fail(ctx, t->status, "%s", t->error);
     if (root.id <= 0 || root.id >= t->n_values) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape", (int)root.id);
     tt_status status = tt__parse_precision(ctx, p->options.precision, p->options.residual, &precision);
-    if (status == TT_OK) status = tt__parse_matmul(ctx, p->options.matmul, &p->tf32);
+    if (status == TT_OK) status = tt__parse_matmul(ctx, p->options.matmul, &p->matmul);
     p->scales = p->options.train && precision.half == TT_F16;
     if (status == TT_OK && p->scales) status = tt__check_loss_scale(ctx, &p->options.loss_scale);
     p->run.loss_scale = p->scales ? p->options.loss_scale.init : 1;
@@ -8204,6 +8302,7 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if (status != TT_OK) return status;
     if (p->options.share && p->options.share->ctx != ctx) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
     if (!(p->kind = tt__find_device(ctx, p->options.device))) return ctx->status;
+    if ((status = tt__check_matmul(ctx, p->matmul, &precision, p->kind)) != TT_OK) return status;
     if (p->options.share && p->options.share->kind != p->kind)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this one is for '%s'", p->options.share->kind->name, p->kind->name);
     p->t = tt__copy_tape(t);
@@ -8883,7 +8982,7 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
     l.tape = p->t;
     l.run = &p->run;
     l.slot = p->slot;
-    l.tf32 = p->tf32;
+    l.tf32 = p->matmul == TT__MATMUL_TF32;
     l.resident = p->arena->memory;
     tt_status status = first == TT__FORWARD ? tt__check_inputs(p, &l) : TT_OK;
     if (first == TT__FORWARD) p->arena->results_of = NULL;
@@ -13522,11 +13621,12 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1)) tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
     if (tt__parse_precision(ctx, o->precision, o->residual, precision) != TT_OK) tt__print(&all, "; %s", ctx->error);
     if (o->train && precision->half == TT_F16 && tt__check_loss_scale(ctx, &o->loss_scale) != TT_OK) tt__print(&all, "; %s", ctx->error);
-    bool tf32;
-    if (tt__parse_matmul(ctx, o->matmul, &tf32) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    tt__matmul matmul;
+    const tt__device_kind *kind = tt__find_device(ctx, o->device);
+    if (!kind) tt__print(&all, "; %s", ctx->error);
+    if (tt__parse_matmul(ctx, o->matmul, &matmul) != TT_OK || (kind && tt__check_matmul(ctx, matmul, precision, kind) != TT_OK)) tt__print(&all, "; %s", ctx->error);
     tt__recompute recompute;
     if (tt__parse_recompute(ctx, o->recompute, &recompute) != TT_OK) tt__print(&all, "; %s", ctx->error);
-    if (!tt__find_device(ctx, o->device)) tt__print(&all, "; %s", ctx->error);
     if (o->train && tt__check_optimizer(ctx, &o->optimizer) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
@@ -13773,7 +13873,7 @@ static uint64_t tt__program_hash(const tt_program *p)
     const tt_loss_scale *s = &p->options.loss_scale;
     snprintf(text, sizeof text, "loss scale %a %a %d", s->growth, s->backoff, s->interval);
     if (p->scales) hash = tt__hash(text);
-    hash ^= p->tf32;
+    hash ^= (uint64_t)p->matmul;
     for (int k = 0; k < p->t->n_axes; k++) hash = (hash ^ (uint64_t)p->t->axes[k].capacity) * 1099511628211u;
     for (int k = 0; k < p->t->n_code; k++) {
         const tt__instr *i = &p->t->code[k];

@@ -13,6 +13,7 @@
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cublasLt.h>
 #include <math.h>
 #include <stdarg.h>
@@ -163,6 +164,71 @@ static void cuda_close(tt__device *d)
     free(d);
 }
 
+// CUDA's spelling of versions: 1000 * major + 10 * minor.
+#define TT_VERSION_OF(version) (version) / 1000, (version) % 1000 / 10
+
+#ifdef __CUDA_ARCH_LIST__
+static const int tt_archs[] = {__CUDA_ARCH_LIST__}; // 100 * major + 10 * minor, of what nvcc compiles this for
+#else
+static const int tt_archs[] = {0};
+#endif
+
+// A text that is cut at its capacity.
+struct tt_text { char *to; size_t capacity, length; };
+
+static void tt_print(tt_text *text, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = text->length < text->capacity ? vsnprintf(text->to + text->length, text->capacity - text->length, format, args) : 0;
+    va_end(args);
+    if (n > 0) text->length += (size_t)n;
+}
+
+static void tt_print_archs(tt_text *text)
+{
+    for (size_t k = 0; k < sizeof tt_archs / sizeof *tt_archs; k++) tt_print(text, "%s%d.%d", k ? ", " : "", tt_archs[k] / 100, tt_archs[k] / 10 % 10);
+}
+
+// Why there is no device.
+static void tt_explain(cudaError_t e, char *to, size_t capacity)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    if (e != cudaErrorNoDevice && !driver)
+        snprintf(to, capacity, "there is no NVIDIA driver: install one for CUDA %d.%d or later", TT_VERSION_OF(runtime));
+    else if (e == cudaErrorInsufficientDriver)
+        snprintf(to, capacity, "the driver is for CUDA %d.%d, which is too old for this build with CUDA %d.%d: update the driver, or build with an older toolkit",
+                 TT_VERSION_OF(driver), TT_VERSION_OF(runtime));
+    else if (e == cudaErrorNoDevice)
+        snprintf(to, capacity, "the driver finds no GPU%s%s%s", visible ? " that CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "", visible ? " leaves" : "");
+    else
+        snprintf(to, capacity, "%s (%s)", cudaGetErrorString(e), cudaGetErrorName(e));
+}
+
+__global__ void set_run(tt__slot *slot, tt__run run)
+{
+    if (threadIdx.x == 0) slot->run = run;
+}
+
+// Has the device machine code of the kernels, or can its driver make it from their PTX?
+static tt_status tt_check_kernels(tt__device *d)
+{
+    const int major = d->properties.major, minor = d->properties.minor;
+    cudaFuncAttributes attributes;
+    char archs[128] = "";
+    tt_text text = {archs, sizeof archs, 0};
+    if (major < 8) return tt_fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and at least 8.0 is needed; CUDA_VISIBLE_DEVICES chooses among several", d->properties.name, major, minor);
+    cudaError_t e = cudaFuncGetAttributes(&attributes, set_run);
+    if (e != cudaErrorNoKernelImageForDevice && e != cudaErrorInvalidDeviceFunction) return tt_check(d, e, "kernels");
+    cudaGetLastError();
+    tt_print_archs(&text);
+    return tt_fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and the kernels were built for %s: build them with CUDA_ARCHS=%d%d", d->properties.name, major, minor, archs,
+                   major, minor);
+}
+
 static tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t capacity)
 {
     int devices = 0;
@@ -170,7 +236,8 @@ static tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t cap
     cudaError_t e = cudaGetDeviceCount(&devices);
     if (e != cudaSuccess || index >= devices) {
         cudaGetLastError();
-        snprintf(error, capacity, "number %d asked for, %d found%s%s", index, devices, e == cudaSuccess ? "" : ": ", e == cudaSuccess ? "" : cudaGetErrorString(e));
+        if (e != cudaSuccess) tt_explain(e, error, capacity);
+        else snprintf(error, capacity, "number %d asked for, %d found", index, devices);
         return NULL;
     }
     tt__device *d = (tt__device *)calloc(1, sizeof *d);
@@ -178,14 +245,80 @@ static tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t cap
     d->index = index;
     tt_status status = tt_check(d, cudaSetDevice(index), "cudaSetDevice");
     if (status == TT_OK) status = tt_check(d, cudaGetDeviceProperties(&d->properties, index), "cudaGetDeviceProperties");
-    if (status == TT_OK && d->properties.major < 8)
-        status = tt_fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and at least 8.0 is needed", d->properties.name, d->properties.major, d->properties.minor);
+    if (status == TT_OK) status = tt_check_kernels(d);
     if (status == TT_OK) status = tt_check(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "cudaStreamCreate");
     if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS) status = tt_fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
     if (status == TT_OK) return d;
     snprintf(error, capacity, "%s", d->error);
     cuda_close(d);
     return NULL;
+}
+
+// A line of a file, or "".
+static void tt_first_line(const char *path, char to[128])
+{
+    FILE *f = fopen(path, "r");
+    if (!f || !fgets(to, 128, f)) *to = 0;
+    to[strcspn(to, "\n")] = 0;
+    if (f) fclose(f);
+}
+
+static void tt_describe(tt_text *text, int index)
+{
+    cudaDeviceProp p;
+    int clock = 0, memory_clock = 0, bus = 0;
+    size_t available = 0, total = 0;
+    char path[128], speed[128], width[128];
+    cudaError_t e = cudaGetDeviceProperties(&p, index);
+    if (e == cudaSuccess) e = cudaSetDevice(index);
+    if (e == cudaSuccess) e = cudaMemGetInfo(&available, &total);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, index); // kHz
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&memory_clock, cudaDevAttrMemoryClockRate, index);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&bus, cudaDevAttrGlobalMemoryBusWidth, index);
+    if (e != cudaSuccess) {
+        cudaGetLastError();
+        tt_print(text, "device %d: %s (%s)\n", index, cudaGetErrorString(e), cudaGetErrorName(e));
+        return;
+    }
+    tt_print(text, "device %d: %s, compute capability %d.%d, %.1f GB of memory, of which %.1f GB are free\n", index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
+    tt_print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n", p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID, p.pciBusID, p.pciDeviceID); // slower while nothing runs
+    tt_first_line(path, speed);
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/current_link_width", p.pciDomainID, p.pciBusID, p.pciDeviceID);
+    tt_first_line(path, width);
+    tt_print(text, "    PCI %04x:%02x:%02x, %s%s%s\n", p.pciDomainID, p.pciBusID, p.pciDeviceID, *speed ? speed : "link unknown", *width ? ", lanes: " : "", width);
+}
+
+static void cuda_describe(tt_context *ctx, char *to, size_t capacity)
+{
+    tt_text text = {to, capacity, 0};
+    int devices = 0, driver = 0, runtime = 0, peer = 0, now = 0;
+    char line[128];
+    (void)ctx;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    tt_first_line("/proc/driver/nvidia/version", line);
+    if (driver) tt_print(&text, "driver: for CUDA up to %d.%d%s%s\n", TT_VERSION_OF(driver), *line ? "; " : "", line);
+    else tt_print(&text, "driver: none\n");
+    tt_print(&text, "CUDA: runtime %d.%d, built with toolkit %d.%d; cuBLASLt %d.%d.%d\n", TT_VERSION_OF(runtime), TT_VERSION_OF(CUDART_VERSION), (int)(cublasLtGetVersion() / 10000),
+             (int)(cublasLtGetVersion() / 100 % 100), (int)(cublasLtGetVersion() % 100));
+    tt_print(&text, "kernels: built for compute capability ");
+    tt_print_archs(&text);
+    tt_print(&text, "\n");
+    if (cudaGetDeviceCount(&devices) != cudaSuccess) cudaGetLastError();
+    if (devices) cudaGetDevice(&now);
+    for (int k = 0; k < devices; k++) tt_describe(&text, k);
+    for (int k = -1; k < devices && devices > 1; k++) { // who reaches whose memory without the host
+        tt_print(&text, k < 0 ? "peers:" : "%6d", k);
+        for (int j = 0; j < devices; j++) {
+            if (k < 0) tt_print(&text, " %3d", j);
+            else if (j == k) tt_print(&text, "   -");
+            else tt_print(&text, " %3s", cudaDeviceCanAccessPeer(&peer, k, j) != cudaSuccess ? "?" : peer ? "yes" : "no");
+        }
+        tt_print(&text, "\n");
+    }
+    if (devices) tt_print(&text, "used: device 0, the first%s\n", getenv("CUDA_VISIBLE_DEVICES") ? " of CUDA_VISIBLE_DEVICES" : "; CUDA_VISIBLE_DEVICES chooses and orders them");
+    if (devices) cudaSetDevice(now);
 }
 
 static const char *cuda_error(tt__device *d) { return d->error; }
@@ -247,11 +380,6 @@ static tt_status cuda_read(tt__device *d, void *to, const void *memory, size_t b
     cudaSetDevice(d->index);
     tt_status status = tt_check(d, cudaMemcpyAsync(to, memory, bytes, cudaMemcpyDeviceToHost, d->stream), "copy from the device");
     return status == TT_OK ? cuda_wait(d) : status;
-}
-
-__global__ void set_run(tt__slot *slot, tt__run run)
-{
-    if (threadIdx.x == 0) slot->run = run;
 }
 
 static tt_status cuda_begin(tt__device *d, tt__slot *slot, const tt__run *run)
@@ -493,6 +621,7 @@ template <int THREADS> __device__ __forceinline__ float tt_block_sum(float v)
 }
 
 static inline int64_t tt_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t tt_max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline unsigned tt_blocks(int64_t n, int64_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
 static inline unsigned tt_grid(int64_t n, int64_t per_block, int64_t most) { return n > 0 ? (unsigned)tt_min((n + per_block - 1) / per_block, most) : 1; }
 
@@ -2893,6 +3022,8 @@ struct tt_matmul {
     tt_dtype bias_type;
     int act;
     bool accumulate;
+    bool gradient;         // A is one: E5M2 where operands are rounded to fp8
+    const float *unscale;  // not NULL: A and B are in fp8 (a_type and b_type what they were), to be multiplied by [0] and [1], in device memory
 };
 
 __device__ __forceinline__ float tt_at(const tt__mat &m, int64_t i, int64_t j) { return tt_load_any(m.data, m.dtype, i * m.ld + j); }
@@ -2983,6 +3114,8 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     const int64_t b_ld = b_plain ? g->b_row : g->b_col, a_ld = a_plain ? g->a_row : g->a_col;
     const float one = 1, zero = 0;
     const bool tf32 = l->tf32 && g->a_type == TT_F32;
+    const cudaDataType a_type = !g->unscale ? lt_type(g->a_type) : g->gradient ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
+    const cudaDataType b_type = !g->unscale ? lt_type(g->b_type) : CUDA_R_8F_E4M3;
     const cublasOperation_t op_b = b_plain ? CUBLAS_OP_N : CUBLAS_OP_T, op_a = a_plain ? CUBLAS_OP_N : CUBLAS_OP_T;
     const void *c = addend ? addend->data : to->data;
     cublasLtMatmulDesc_t desc = NULL;
@@ -2995,7 +3128,7 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     memset(&key, 0, sizeof key);
     key.m = g->m; key.n = g->n; key.k = g->k;
     key.lda = a_ld; key.ldb = b_ld; key.ldc = addend ? addend->ld : to->ld; key.ldd = to->ld;
-    key.types = tf32 * 512 + (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
+    key.types = (g->unscale ? 1024 + g->gradient * 2048 : 0) + tf32 * 512 + (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
     key.epilogue = (int)more->kind;
     key.ld_aux = more->aux.data ? more->aux.ld : 0;
     const int aligned[6] = {alignment_of(g->b), alignment_of(g->a), alignment_of(c), alignment_of(to->data), alignment_of(more->bias), alignment_of(more->aux.data)};
@@ -3011,12 +3144,19 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &more->kind, sizeof more->kind);
     if (s == CUBLAS_STATUS_SUCCESS && more->bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &more->bias, sizeof more->bias);
+    if (g->unscale) {
+        const float *of_a = g->unscale, *of_b = g->unscale + 1;
+        const cudaDataType bias_type = to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF; // cuBLASLt has no other
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b);
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a);
+        if (s == CUBLAS_STATUS_SUCCESS && more->bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type);
+    }
     if (more->aux.data) {
         if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &more->aux.data, sizeof more->aux.data);
         if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &more->aux.ld, sizeof more->aux.ld);
     }
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&b, lt_type(g->b_type), (uint64_t)(b_plain ? g->n : g->k), (uint64_t)(b_plain ? g->k : g->n), b_ld);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&a, lt_type(g->a_type), (uint64_t)(a_plain ? g->k : g->m), (uint64_t)(a_plain ? g->m : g->k), a_ld);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&b, b_type, (uint64_t)(b_plain ? g->n : g->k), (uint64_t)(b_plain ? g->k : g->n), b_ld);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&a, a_type, (uint64_t)(a_plain ? g->k : g->m), (uint64_t)(a_plain ? g->m : g->k), a_ld);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&cl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, key.ldc);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&dl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, to->ld);
     if (s == CUBLAS_STATUS_SUCCESS && !known) {
@@ -3062,6 +3202,100 @@ static bool lt_gelu(const tt_matmul *g, const tt__mat *aux)
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
 }
 
+// ---- fp8: both operands rounded in the workspace, where k lies contiguous, as cuBLASLt wants them, padded with zeros to a multiple of 16
+
+struct tt_fp8_operand {
+    tt__mat m;             // (lines, k), or `across` (k, lines)
+    bool across, wide, e5m2;
+    int64_t lines, k, ld;  // ld: k to a multiple of 16
+    unsigned char *to;     // (lines, ld)
+};
+struct tt_fp8_operands { tt_fp8_operand of[2]; unsigned *largest; float *unscale; }; // of each operand; both in device memory
+
+// The bits of the largest magnitude, NaN above infinity. Reads each operand once; grid (any, 2).
+__global__ void __launch_bounds__(256) fp8_largest(tt_fp8_operands both)
+{
+    TT_SHARED(unsigned, part, [8]);
+    const tt_fp8_operand &x = both.of[blockIdx.y];
+    const int64_t groups = (x.m.cols + 7) / 8;
+    unsigned most = 0;
+    for (int64_t g = (int64_t)blockIdx.x * 256 + threadIdx.x; g < x.m.rows * groups; g += (int64_t)gridDim.x * 256) {
+        const int64_t r = g / groups, c = g % groups * 8;
+        float v[8];
+        tt_load8(v, tt_row(x.m, r), x.m.dtype, c, x.m.cols - c, x.wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) most = max(most, __float_as_uint(v[k]) & 0x7fffffffu);
+    }
+    TT_UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int k = 1; k < 8; k++) most = max(most, part[k]);
+        atomicMax(&both.largest[blockIdx.y], most); // the same in any order
+    }
+}
+
+// What an operand is multiplied by: the largest power of two that keeps it within fp8's range. NaN if it is not finite, for the product to show.
+__device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
+{
+    const float most = __uint_as_float(largest);
+    if (largest >= 0x7f800000u) return __uint_as_float(0x7fc00000u);
+    if (most < 0x1p-100f) return 0x1p100f;
+    return __uint_as_float(__float_as_uint((e5m2 ? 57344.0f : 448.0f) / most) & 0x7f800000u);
+}
+
+// Tiles of 64 lines x 64 k, turned in shared memory if they lie across: reads 16 bytes a thread and writes as many. Grid (tiles of the larger, 2).
+__global__ void __launch_bounds__(256) fp8_round(tt_fp8_operands both)
+{
+    TT_SHARED(unsigned char, tile, [64][80]);
+    const tt_fp8_operand &x = both.of[blockIdx.y];
+    const int t = threadIdx.x;
+    const int64_t across = (x.ld + 63) / 64, line0 = blockIdx.x / across * 64, k0 = blockIdx.x % across * 64;
+    const int64_t r0 = x.across ? k0 : line0, c0 = x.across ? line0 : k0;
+    const float scale = fp8_scale(both.largest[blockIdx.y], x.e5m2);
+    const __nv_fp8_interpretation_t kind = x.e5m2 ? __NV_E5M2 : __NV_E4M3;
+    if (line0 >= x.lines) return;
+    if (blockIdx.x == 0 && t == 0) both.unscale[blockIdx.y] = 1 / scale;
+    for (int e = t; e < 512; e += 256) {
+        const int r = e / 8, c = e % 8 * 8;
+        float v[8] = {};
+        if (r0 + r < x.m.rows && c0 + c < x.m.cols) tt_load8(v, tt_row(x.m, r0 + r), x.m.dtype, c0 + c, x.m.cols - c0 - c, x.wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) {
+            const unsigned char q = __nv_cvt_float_to_fp8(v[k] * scale, __NV_SATFINITE, kind);
+            if (x.across) tile[c + k][r] = q;
+            else tile[r][c + k] = q;
+        }
+    }
+    __syncthreads();
+    const int line = t / 4, k = t % 4 * 16;
+    if (line0 + line < x.lines && k0 + k < x.ld) *(uint4 *)&x.to[(line0 + line) * x.ld + k0 + k] = *(const uint4 *)&tile[line][k];
+}
+
+// Rounds the operands of g into the workspace; `low` is the product of those.
+static cudaError_t to_fp8(tt__device *d, const tt__launch *l, const tt_matmul *g, tt_matmul *low)
+{
+    const int64_t ld = (g->k + 15) / 16 * 16;
+    unsigned char *memory = (unsigned char *)l->workspace, *a = memory + 256, *b = a + (g->m * ld + 255) / 256 * 256;
+    tt_fp8_operands both = {{{{(void *)g->a, g->a_type, g->m, g->k, g->a_row}, g->a_col != 1, false, g->gradient, g->m, g->k, ld, a},
+                             {{(void *)g->b, g->b_type, g->n, g->k, g->b_col}, g->b_row != 1, false, false, g->n, g->k, ld, b}}, (unsigned *)memory, (float *)memory + 2};
+    int64_t tiles = 0, groups = 0;
+    for (int k = 0; k < 2; k++) {
+        tt_fp8_operand *x = &both.of[k];
+        if (x->across) { x->m.rows = g->k; x->m.cols = x->lines; x->m.ld = k ? g->b_row : g->a_col; }
+        x->wide = tt_wide(&x->m);
+        tiles = tt_max(tiles, (x->lines + 63) / 64 * ((ld + 63) / 64));
+        groups = tt_max(groups, x->m.rows * ((x->m.cols + 7) / 8));
+    }
+    cudaError_t e = cudaMemsetAsync(both.largest, 0, 2 * sizeof *both.largest, d->stream);
+    if (e == cudaSuccess) e = TT_LAUNCH(fp8_largest, dim3(tt_grid(groups, 2048, 512), 2), 256, 0, d->stream, both);
+    if (e == cudaSuccess) e = TT_LAUNCH(fp8_round, dim3((unsigned)tiles, 2), 256, 0, d->stream, both);
+    *low = *g;
+    low->a = a; low->a_row = ld; low->a_col = 1;
+    low->b = b; low->b_row = 1; low->b_col = ld;
+    low->k = ld;
+    low->unscale = both.unscale;
+    return e;
+}
+
 static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g)
 {
     const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
@@ -3071,16 +3305,24 @@ static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g
     cudaError_t e = cudaSuccess;
     bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) && !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
     if (g->m <= 0 || g->n <= 0) return cudaSuccess;
-    if (fits && g->bias && g->bias_type != to.dtype) {
-        if ((size_t)g->n * tt_dtype_bytes(to.dtype) <= TT_BIAS_BYTES) {
+    const bool fp8 = fits && l->instr->attr.fp8 && g->k > 0;
+    const tt_dtype bias_type = !fp8 || to.dtype != TT_F32 ? to.dtype : TT_BF16; // that cuBLASLt adds
+    if (fits && g->bias && g->bias_type != bias_type) {
+        if ((size_t)g->n * tt_dtype_bytes(bias_type) <= TT_BIAS_BYTES) {
             void *copy = (char *)l->resident + TT_LT_WORKSPACE;
-            e = TT_LAUNCH(cast_bias, tt_blocks(g->n, 256), 256, 0, d->stream, copy, to.dtype, g->bias, g->bias_type, g->n);
+            e = TT_LAUNCH(cast_bias, tt_blocks(g->n, 256), 256, 0, d->stream, copy, bias_type, g->bias, g->bias_type, g->n);
             more.bias = copy;
         } else {
             fits = false;
         }
     }
-    if (fits && e == cudaSuccess && lt_gelu(g, aux)) {
+    if (fits && fp8 && e == cudaSuccess) {
+        tt_matmul low;
+        more.kind = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+        e = to_fp8(d, l, g, &low);
+        if (e == cudaSuccess) e = lt_matmul(d, l, &low, &to, addend, &more, &done);
+        if (!done) fits = bias_type == to.dtype;
+    } else if (fits && e == cudaSuccess && lt_gelu(g, aux)) {
         more.aux = *aux;
         if (g->saved.data) more.kind = CUBLASLT_EPILOGUE_DGELU;
         else if (g->bias) more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
@@ -3090,7 +3332,7 @@ static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g
         more.aux = tt_no_operand;
     }
     more.kind = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    if (fits && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, &more, &done);
+    if (fits && !done && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, &more, &done);
     if (e != cudaSuccess) return e;
     if (!done) {
         int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
@@ -3121,6 +3363,7 @@ static tt_matmul linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat
     g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1;
     g.c = *dx;
     g.accumulate = add;
+    g.gradient = true;
     return g;
 }
 
@@ -3178,9 +3421,10 @@ static cudaError_t tt_linear_dw(tt__device *d, const tt__launch *l, const tt__ma
     g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
     g.c = *dw;
     g.accumulate = add_w;
+    g.gradient = true;
     cudaError_t e = cudaSuccess;
     bool done = false;
-    if (dw->data && db->data && db->dtype == dw->dtype && (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= TT_BIAS_BYTES))) {
+    if (dw->data && db->data && !l->instr->attr.fp8 && db->dtype == dw->dtype && (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= TT_BIAS_BYTES))) {
         // with the product, that reads dy anyway; cuBLASLt does not add to what is there
         float *sums = (float *)((char *)l->resident + TT_LT_WORKSPACE);
         tt_epilogue more = {CUBLASLT_EPILOGUE_BGRADB, add_b ? sums : db->data, tt_no_operand};
@@ -3258,6 +3502,10 @@ static const char *cuda_refuses(const tt__launch *l)
 {
     const int op = l->instr->op;
     if (!kernels_of(op)) return "the CUDA backend has no kernel for it";
+    int major = 9, minor = 0; // unless there is a device that says otherwise
+    if (l->instr->attr.fp8 && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess && major * 10 + minor < 89)
+        return "matmul 'fp8' needs compute capability 8.9";
     const bool sums_rows = op == TT__OP_LAYERNORM_BACKWARD || op == TT__OP_EMBEDDING_BACKWARD || op == TT__OP_GATHER_ROWS_BACKWARD || op == TT__OP_SET_ROWS_BACKWARD;
     if (sums_rows && l->in[op == TT__OP_EMBEDDING_BACKWARD].cols > 1 << 20) return "the CUDA backend's kernel for it takes at most 2^20 columns";
     if ((op == TT__OP_SET_ROWS || op == TT__OP_SET_ROWS_BACKWARD) && l->in[0].rows > 1 << 27) return "the CUDA backend's kernel for it takes at most 2^27 rows";
@@ -3276,6 +3524,7 @@ static tt_status cuda_launch(tt__device *d, const tt__launch *l)
 extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill, cuda_init,
     cuda_read, cuda_wait, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
+    cuda_describe,
 };
 
 #endif // TT_PORTABILITY_ONLY

@@ -211,6 +211,25 @@ static inline double bench_stream(int kind)
     return bench.stream[kind];
 }
 
+/* ------------------------------------------------------------------------------------------------------ GPUs */
+
+#if defined(TINYTRAIN_CUDA) /* bench/gpu.cu says what they do */
+#ifdef __cplusplus
+extern "C" {
+#endif
+size_t bench_gpu_used(void);
+double bench_gpu_copy(size_t bytes, double seconds, char error[256]);
+double bench_gpu_product(const char *type, int n, double seconds, char error[256]);
+#ifdef __cplusplus
+}
+#endif
+#else
+static inline double bench__gpu_none(char error[256]) { return snprintf(error, 256, "this build is without CUDA"), 0; }
+static inline size_t bench_gpu_used(void) { return 0; }
+static inline double bench_gpu_copy(size_t bytes, double seconds, char error[256]) { (void)bytes; (void)seconds; return bench__gpu_none(error); }
+static inline double bench_gpu_product(const char *type, int n, double seconds, char error[256]) { (void)type; (void)n; (void)seconds; return bench__gpu_none(error); }
+#endif
+
 /* ------------------------------------------------------------------------------------------------ options, rows */
 
 /* A program's own option: a number above 0, a text, or nothing behind it. */

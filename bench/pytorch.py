@@ -19,9 +19,11 @@ scaled_dot_product_attention. In `step` and `imdb` the programs run one step eac
 counted; every PyTorch variant is a process of its own. Precisions stand side by side so: 32-true with fp32; bf16-mixed with autocast to
 bf16; bf16-true with weights in bf16.
 
-needs: torch, transformers, safetensors, numpy."""
+needs: torch, transformers, safetensors. On a GPU: bench/gpu.sh."""
 import argparse
+import array
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -167,36 +169,49 @@ def inputs_of(tensors, b, args, dtype):
     return {"input_ids": ids, "attention_mask": mask}, labels
 
 
-def turns(args):
-    """the model in one variant, a step for each line of standard input, on the batches of a file, as build/step --turns"""
+def training(args, device="cpu"):
+    """the model in one variant, as a function that does a step on a batch and returns the loss, and the batches of a file"""
     torch = threads(args.threads)
     from safetensors.torch import load_file
     torch.manual_seed(1)
     kind = args.variant.replace(" compiled", "")
     model = model_of(args)
-    model = model.to(torch.bfloat16 if kind == "bf16 weights" else torch.float32).train()
+    model = model.to(device, torch.bfloat16 if kind == "bf16 weights" else torch.float32).train()
     plain = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW([{"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.01},
                                    {"params": plain, "weight_decay": 0.0}], lr=5e-5, fused=True)
     forward = torch.compile(model) if args.variant.endswith(" compiled") else model
     tensors, batches = load_file(args.batches), []
     while f"batch{len(batches)}.labels" in tensors:
-        batches.append(inputs_of(tensors, f"batch{len(batches)}.", args, next(model.parameters()).dtype))
-    step = len(batches) - 1      # the one before the first is not counted
-    for _ in sys.stdin:
-        inputs, labels = batches[step % len(batches)]
-        step += 1
-        began = time.perf_counter()
+        inputs, labels = inputs_of(tensors, f"batch{len(batches)}.", args, next(model.parameters()).dtype)
+        batches.append(({name: x if x is None else x.to(device) for name, x in inputs.items()}, labels.to(device)))
+
+    def step(inputs, labels):
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16) if kind == "bf16 autocast" else contextlib.nullcontext():
+        with torch.autocast(device, torch.bfloat16) if kind == "bf16 autocast" else contextlib.nullcontext():
             loss = torch.nn.functional.cross_entropy(forward(**inputs).logits, labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        loss.item()
+        return loss
+    return step, batches
+
+
+def peak_resident():
+    """bytes"""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def turns(args):
+    """a step for each line of standard input, as build/step --turns"""
+    step, batches = training(args)
+    k = len(batches) - 1      # the one before the first is not counted
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        step(*batches[k % len(batches)]).item()
+        k += 1
         print(json.dumps({"name": "step", "value": time.perf_counter() - began, "unit": "s"}), flush=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    print(json.dumps({"name": "peak resident memory", "value": peak / 1e6, "unit": "MB"}))
+    print(json.dumps({"name": "peak resident memory", "value": peak_resident() / 1e6, "unit": "MB"}))
 
 
 def linear_speeds(torch, rows, n_in, n_out, dtype, least):
@@ -283,24 +298,36 @@ def gemm(args, report):
 
 
 # ------------------------------------------------------------------------------------------------------------- step
+def write_tensors(path, tensors):
+    """a safetensors file, by the standard library alone; tensors: lists of numbers below 2^31, or (bytes, shape)"""
+    header, data = {}, []
+    for name, x in tensors.items():
+        raw, shape, dtype = (*x, "U8") if isinstance(x, tuple) else (array.array("i", x).tobytes(), [len(x)], "I32")
+        at = sum(map(len, data))
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(raw)]}
+        data.append(raw)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(b"".join([len(text).to_bytes(8, "little"), text] + data))
+
+
 def write_batches(path, batches):
     """batches: lists of (ids, label)"""
-    import numpy
-    from safetensors.numpy import save_file
     tensors = {}
     for b, batch in enumerate(batches):
-        lengths = [len(ids) for ids, _ in batch]
-        tensors[f"batch{b}.input_ids"] = numpy.concatenate([numpy.asarray(ids, numpy.int32) for ids, _ in batch])
-        tensors[f"batch{b}.seq_start"] = numpy.cumsum([0] + lengths).astype(numpy.int32)
-        tensors[f"batch{b}.labels"] = numpy.asarray([label for _, label in batch], numpy.int32)
-    save_file(tensors, path)
+        tensors[f"batch{b}.input_ids"] = [i for ids, _ in batch for i in ids]
+        tensors[f"batch{b}.seq_start"] = list(itertools.accumulate([0] + [len(ids) for ids, _ in batch]))
+        tensors[f"batch{b}.labels"] = [label for _, label in batch]
+    write_tensors(path, tensors)
 
 
-def write_images(path, images, side):
-    import numpy
-    from safetensors.numpy import save_file
-    rng = numpy.random.RandomState(1)
-    save_file({"batch0.pixels": rng.randint(0, 256, (images, side, side, 3)).astype(numpy.uint8), "batch0.labels": numpy.arange(images, dtype=numpy.int32) % 2}, path)
+def write_images(path, images, side, batches=1):
+    rng, tensors = random.Random(1), {}
+    for b in range(batches):
+        tensors[f"batch{b}.pixels"] = (rng.randbytes(images * side * side * 3), [images, side, side, 3])
+        tensors[f"batch{b}.labels"] = [k % 2 for k in range(images)]
+    write_tensors(path, tensors)
 
 
 def step(args, report):

@@ -5,7 +5,12 @@
    Tokens are random, or those of --batches: a safetensors file of int32 tensors batchB.input_ids (all sequences one after another),
    batchB.seq_start (sequences + 1) and batchB.labels for B = 0, 1, ..., as bench/pytorch.py and bench/minilm_imdb.py write them; so are
    images, of uint8 tensors batchB.pixels (images, height, width, 3). With
-   --turns each step waits for a line on standard input and reports itself, so that two programs can take turns. */
+   --turns each step waits for a line on standard input and reports itself, so that two programs can take turns.
+
+   On a GPU (--device cuda, in a build with tinytrain_cuda.cu and bench/gpu.cu) steps are timed as a whole, from a call of tt_train_batch
+   to its return, by when their results are on the host. The peak is cuBLASLt's, measured before and after the steps: the larger one.
+   Memory is what of the device's is in use (cudaMemGetInfo) after the steps, less what was before the model was there, when the CUDA
+   context and cuBLASLt's kernels of that peak were: so kernels, graphs and whatever else CUDA keeps come on top of the plan. */
 
 #include "bench.h"
 
@@ -152,18 +157,50 @@ static int part_of(int op)
     }
 }
 
+/* TFLOP/s of cuBLASLt's products in the type that a precision multiplies in, or 0 if they cannot be measured (again, for want of memory). */
+static double gpu_peak(const char *precision, int n)
+{
+    char error[256];
+    const char *type = strncmp(precision, "bf16", 4) == 0 ? "bf16" : strncmp(precision, "16", 2) == 0 ? "fp16" : "fp32";
+    double flops = bench_gpu_product(type, n, bench.least, error);
+    if (!(flops > 0)) fprintf(stderr, "%s: the peak is not measured: %s\n", bench.program, error);
+    return flops / 1e12;
+}
+
+/* --peaks: what a device can do at most. */
+static void peaks(bool gpu, int n)
+{
+    static const char *const types[] = {"fp32", "tf32", "fp16", "bf16"};
+    char name[128], error[256] = "";
+    for (int k = 0; k < TT__COUNT(types) && gpu; k++) {
+        double flops = bench_gpu_product(types[k], n, bench.least, error);
+        if (!(flops > 0)) bench_die("%s", error);
+        snprintf(name, sizeof name, "matrix products of %s, %d x %d", types[k], n, n);
+        bench_row(name, flops / 1e12, "TFLOP/s", 0);
+    }
+    double bytes = gpu ? bench_gpu_copy(16 * (size_t)n * (size_t)n, bench.least, error) : bench_stream(BENCH_COPY);
+    if (!(bytes > 0)) bench_die("%s", error);
+    if (!gpu) bench_row("multiply-adds of fp32", bench_peak("32-true", 0) / 1e9, "GFLOP/s", 0);
+    if (!gpu) bench_row("multiply-adds of bf16", bench_peak("bf16-true", 0) / 1e9, "GFLOP/s", 0);
+    bench_row("copies of memory, bytes read and written", bytes / 1e9, "GB/s", 0);
+}
+
 int main(int argc, char **argv)
 {
-    int seqs = 16, length = 128, layers = 0, steps = 5, side = 224, done = 0;
-    bool turns = false, updated;
-    const char *path = NULL, *size = NULL;
+    int seqs = 16, length = 128, layers = 0, steps = 5, warm = 1, side = 224, product = 8192, done = 0;
+    bool turns = false, only_peaks = false, updated;
+    const char *path = NULL, *size = NULL, *device = NULL;
     const bench_flag flags[] = {
         {"--seqs", &seqs, NULL, NULL, "sequences or images in a step"},
         {"--length", &length, NULL, NULL, "tokens of each, up to 512"},
         {"--layers", &layers, NULL, NULL, "layers of the model, if not its own number"},
         {"--vit", NULL, &size, NULL, "SIZE of a vision transformer, such as L/16, instead of DistilBERT"},
         {"--pixels", &side, NULL, NULL, "height and width of its images"},
-        {"--steps", &steps, NULL, NULL, "steps measured, after one that is not; of --batches at least once each"},
+        {"--steps", &steps, NULL, NULL, "steps measured; of --batches at least once each"},
+        {"--warm", &warm, NULL, NULL, "steps before them"},
+        {"--device", NULL, &device, NULL, "KIND, cpu or cuda (TINYTRAIN_DEVICE, else cpu)"},
+        {"--product", &product, NULL, NULL, "rows, columns and depth of the matrix products that are a GPU's peak"},
+        {"--peaks", NULL, NULL, &only_peaks, "what the device can do at most, and no step"},
         {"--batches", NULL, &path, NULL, "FILE.safetensors of token ids to train on, instead of --seqs and --length"},
         {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},
     };
@@ -177,6 +214,12 @@ int main(int argc, char **argv)
     char name[128];
     memset(&m, 0, sizeof m);
     memset(&vit, 0, sizeof vit);
+    if (!device || !*device) device = getenv("TINYTRAIN_DEVICE");
+    if (!device || !*device) device = "cpu";
+    if (tt_device_text(ctx, device, NULL, 0) != TT_OK) bench_die("%s", tt_error(ctx));
+    bool gpu = strcmp(device, "cuda") == 0;
+    if (only_peaks) return peaks(gpu, product), bench_close(), 0;
+    double peak = gpu ? gpu_peak(bench.precision, product) : 0;
     v.image_size = side;
     v.classes = 2;
     if (layers) c.layers = v.layers = layers;
@@ -189,10 +232,11 @@ int main(int argc, char **argv)
     else random_batch(&all, seqs, length, c.vocab_size);
     if (steps < all.n) steps = all.n;
 
-    double before = bench_resident_peak();
+    double before = gpu ? (double)bench_gpu_used() : bench_resident_peak();
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
     o.precision = bench.precision;
+    o.device = device;
     o.max_seqs = all.max_seqs;
     o.max_tokens = all.max_rows;
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
@@ -201,14 +245,14 @@ int main(int argc, char **argv)
     double seconds = 0, tokens = 0, step_flops = 0, part[PARTS] = {0}, *speeds = NULL;
     bench_cost by_op[TT__OP_COUNT];
     memset(by_op, 0, sizeof by_op);
-    for (int step = 0; turns ? bench_turn() : step <= steps; step++) {
-        const tt_batch *b = &all.batch[(step + all.n - 1) % all.n]; /* the one before the first is not counted */
+    for (int step = 0; turns ? bench_turn() : step < warm + steps; step++) {
+        const tt_batch *b = &all.batch[(step + all.n * warm - warm) % all.n]; /* those before the first are not counted */
         bench_begin_run();
         double begin = tt__seconds();
         if (tt_train_batch(t, b, &s, &updated) != TT_OK) bench_die("%s", tt_error(ctx));
         double now = tt__seconds() - begin;
         if (turns) bench_row("step", now, "s", 0);
-        if (step == 0) continue;
+        if (step < warm) continue;
         speeds = (double *)realloc(speeds, (size_t)(done + 1) * sizeof *speeds);
         if (!speeds) bench_die("no memory");
         speeds[done++] = b->rows / now;
@@ -222,18 +266,26 @@ int main(int argc, char **argv)
             part[REST] -= bench.run[op].seconds;
         }
     }
-    double grown = bench_resident_peak() - before, plan = (double)tt_program_plan(tt_trainer_program(t)).bytes;
+    double grown = (gpu ? (double)bench_gpu_used() : bench_resident_peak()) - before, plan = (double)tt_program_plan(tt_trainer_program(t)).bytes;
     if (done) {
         qsort(speeds, (size_t)done, sizeof *speeds, bench_ascending);
         bench_row("tokens a second, mean", tokens / seconds, "tokens/s", 0);
         bench_row("tokens a second, median step", speeds[done / 2], "tokens/s", 0);
         bench_row("tokens a second, best step", speeds[done - 1], "tokens/s", 0);
-        bench_flops_row("matmuls and attention, whole step, mean", step_flops / seconds);
+        bench_row("time of a step, mean", 1e3 * seconds / done, "ms", 0);
+        if (!gpu) bench_flops_row("matmuls and attention, whole step, mean", step_flops / seconds);
+    }
+    if (gpu && done) {
+        double after = gpu_peak(bench.precision, product);
+        if (size) bench_row("images a second, mean", tokens / model.max_length / seconds, "images/s", 0);
+        bench_row("matmuls and attention, whole step, mean", step_flops / seconds / 1e12, "TFLOP/s", fmax(peak, after));
+        bench_row("matrix products of the peak, before", peak, "TFLOP/s", 0);
+        bench_row("matrix products of the peak, after", after, "TFLOP/s", 0);
     }
     bench_row("planned memory", plan / 1e6, "MB", 0);
-    bench_row("resident memory grew by", grown / 1e6, "MB", 0);
+    bench_row(gpu ? "device memory grew by" : "resident memory grew by", grown / 1e6, "MB", 0);
     bench_row("peak resident memory", bench_resident_peak() / 1e6, "MB", 0);
-    for (int k = 0; k < PARTS && done; k++) {
+    for (int k = 0; k < PARTS && done && !gpu; k++) {
         double ms = 1e3 * part[k] / done, share = 100 * part[k] / seconds;
         if (!bench.json) { printf("%-48s %10.4g ms        %5.1f%% of the step\n", part_names[k], ms, share); continue; }
         snprintf(name, sizeof name, "a step's %s", part_names[k]);

@@ -32,7 +32,7 @@ static const flag flags[] = {
     {"--accumulate", "N", 'i', &opt.accumulate, "micro-batches in a step, at least (1)"},
     {"--max-tokens", "N", 'i', &opt.max_tokens, "tokens in a micro-batch; it is filled up to this (0: 8192 with --model, else 2048)"},
     {"--precision", "P", 's', &opt.precision, "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true (32-true)"},
-    {"--matmul", "M", 's', &opt.matmul, "fp32, or tf32: products of fp32 matrices on a GPU's tensor cores, operands rounded to 11 bits (fp32)"},
+    {"--matmul", "M", 's', &opt.matmul, "fp32; on a GPU also tf32, fp32 matrices rounded to 11 bits, and fp8, 16-bit matrices rounded to 4 or 3 (fp32)"},
     {"--device", "KIND", 's', &opt.device, "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"},
     {"--dropout", "X", 'f', &opt.dropout, "dropout everywhere, in [0, 1) (-1: as the model's config says)"},
     {"--freeze", "LIST", 's', &opt.freeze, "parameters to keep as they are: name patterns separated by commas, * and ? (none)"},

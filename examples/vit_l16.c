@@ -46,7 +46,7 @@ static const flag flags[] = {
     {"--batch", "N", 'i', &opt.batch, "images in a step (0: 16 with --model, else 20)"},
     {"--accumulate", "N", 'i', &opt.accumulate, "micro-batches in a step (1)"},
     {"--precision", "P", 's', &opt.precision, "32-true, 16-mixed, bf16-mixed, 16-true or bf16-true (32-true)"},
-    {"--matmul", "M", 's', &opt.matmul, "fp32, or tf32: products of fp32 matrices on a GPU's tensor cores, operands rounded to 11 bits (fp32)"},
+    {"--matmul", "M", 's', &opt.matmul, "fp32; on a GPU also tf32, fp32 matrices rounded to 11 bits, and fp8, 16-bit matrices rounded to 4 or 3 (fp32)"},
     {"--recompute", "R", 's', &opt.recompute, "none, cheap, attention or blocks: what the backward computes again (cheap)"},
     {"--device", "KIND", 's', &opt.device, "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"},
     {"--dropout", "X", 'f', &opt.dropout, "dropout everywhere, in [0, 1) (-1: as the model's config says)"},

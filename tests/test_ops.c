@@ -1638,15 +1638,17 @@ TEST(stochastic_rounding_is_unbiased)
 
 #ifdef TINYTRAIN_CUDA
 /* Runs an instruction, whose operands are the host's, on a GPU. */
-static bool run_on_cuda(const tt__launch *host)
+static bool run_on_cuda(const tt__launch *host, size_t workspace)
 {
     const tt__backend *b = &tt__cuda_backend;
     char error[256] = "";
-    void *memory[TT__MAX_IN + TT__MAX_OUT + 1] = {0};
+    enum { SLOT = TT__MAX_IN + TT__MAX_OUT, WORKSPACE, RESIDENT, MEMORIES };
+    void *memory[MEMORIES] = {0};
     tt__launch l = *host;
     tt__device *d = b->open(l.ctx, 0, error, sizeof error);
     bool ok = report(d != NULL, "%s", error);
-    if (ok) ok = (l.slot = (tt__slot *)(memory[TT__MAX_IN + TT__MAX_OUT] = b->allocate(d, sizeof *l.slot))) != NULL && b->begin(d, l.slot, l.run) == TT_OK;
+    if (ok) ok = (l.slot = (tt__slot *)(memory[SLOT] = b->allocate(d, sizeof *l.slot))) != NULL && b->begin(d, l.slot, l.run) == TT_OK;
+    if (ok && workspace) ok = (l.workspace = memory[WORKSPACE] = b->allocate(d, workspace)) && (l.resident = memory[RESIDENT] = b->allocate(d, TT__CUDA_RESIDENT));
     for (int to = 0; to < 2; to++) {
         for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT && ok; k++) {
             tt__mat *m = k < TT__MAX_IN ? &l.in[k] : &l.out[k - TT__MAX_IN];
@@ -1659,12 +1661,12 @@ static bool run_on_cuda(const tt__launch *host)
         if (ok && !to) ok = b->launch(d, &l) == TT_OK;
     }
     if (d) report(ok, "%s", b->error(d));
-    for (int k = 0; k <= TT__MAX_IN + TT__MAX_OUT; k++) if (memory[k]) b->release(d, memory[k]);
+    for (int k = 0; k < MEMORIES; k++) if (memory[k]) b->release(d, memory[k]);
     b->close(d);
     return ok;
 }
 #else
-static bool run_on_cuda(const tt__launch *host) { (void)host; return false; }
+static bool run_on_cuda(const tt__launch *host, size_t workspace) { (void)host; (void)workspace; return false; }
 #endif
 
 /* Each instruction set rounds as the functions above do with the documented numbers: halves of the words of Philox counter {element / 8}
@@ -1716,7 +1718,7 @@ TEST(stochastic_rounding_of_each_isa)
                 l.out[0].rows = 1;
                 l.out[0].cols = l.out[0].ld = N;
                 l.workspace = calloc((size_t)threads * TT__ROW_BUFFERS, tt__row_bytes(TT__CHUNK));
-                CHECK(is_cuda(isa[k]) ? run_on_cuda(&l) : ctx->isa->run[TT__OP_SGD](&l) == TT_OK);
+                CHECK(is_cuda(isa[k]) ? run_on_cuda(&l, 0) : ctx->isa->run[TT__OP_SGD](&l) == TT_OK);
                 uint64_t key = tt__stream_key(run.seed, TT__RANDOM_ROUNDING, 3, 7);
                 for (int e = 0; e < N; e++) {
                     uint32_t counter[4] = {(uint32_t)e / 8, 0, 0, 0}, u[4];
@@ -2467,7 +2469,7 @@ static long run_linear_layer(const char *device, const char *matmul, float *y)
     tt_program_free(p);
     o.matmul = "tf16";
     CHECK(tt_compile(t, out, &o) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "matmul 'tf16' is unknown: use fp32 or tf32");
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "matmul 'tf16' is unknown: use fp32, tf32 or fp8");
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);
     return tf32;
@@ -2506,6 +2508,156 @@ TEST(matmul_in_tf32)
 #endif
 }
 
+/* fp8 by its definition: 3 or 2 bits of mantissa, exponents from -6 or -14 on, E4M3 up to 448, E5M2 up to 57344. */
+static double to_fp8(double x, bool e5m2)
+{
+    int e;
+    if (x == 0) return 0;
+    frexp(x, &e);
+    double unit = ldexp(1, (e - 1 < (e5m2 ? -14 : -6) ? (e5m2 ? -14 : -6) : e - 1) - (e5m2 ? 2 : 3)), most = e5m2 ? 57344 : 448, y = nearbyint(x / unit) * unit;
+    return y > most ? most : y < -most ? -most : y;
+}
+
+/* v[n] rounded to fp8, scaled by the largest power of two that keeps the largest of them in range. */
+static void round_to_fp8(double *v, int n, bool e5m2)
+{
+    double most = 0, scale = 1;
+    for (int k = 0; k < n; k++) if (fabs(v[k]) > most) most = fabs(v[k]);
+    if (most == 0) return;
+    while (most * scale * 2 <= (e5m2 ? 57344 : 448)) scale *= 2;
+    while (most * scale > (e5m2 ? 57344 : 448)) scale /= 2;
+    for (int k = 0; k < n; k++) v[k] = to_fp8(v[k] * scale, e5m2) / scale;
+}
+
+/* Forward, gradient of x and gradient of w of a linear layer (33, IN) -> (33, OUT), all of which are products (m, n) of (m, k) and (n, k). */
+TEST(matmul_in_fp8)
+{
+#ifndef TINYTRAIN_CUDA
+    SKIP("this build is without TINYTRAIN_CUDA");
+#else
+    enum { ROWS_ = 33, WIDE = 80, ANY = 70, MOST = WIDE * WIDE };
+    static const char *const names[] = {"linear", "linear_dx", "linear_dw"};
+    static uint16_t operand[2][MOST];
+    static double exact[2][MOST], low[2][MOST];
+    static float got[MOST], bias[WIDE];
+    for (int c = 0; c < 3 * 2 * 4; c++) { /* which product, dtype, values */
+        const int which = c % 3, values = c / 6; /* 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite */
+        const tt_dtype half = c / 3 % 2 ? TT_F16 : TT_BF16;
+        const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW}, out = which == 1 ? ANY : WIDE, in = which == 1 ? WIDE : which ? WIDE : ANY;
+        const int rows[2] = {ROWS_, which == 2 ? ROWS_ : out}, cols[2] = {which ? out : in, in};
+        const int m = which == 2 ? out : ROWS_, n = which == 0 ? out : in, k = which == 0 ? in : which == 1 ? out : ROWS_;
+        uint64_t s = (uint64_t)c + 1;
+        int wrong = 0, same = 0;
+        for (int o = 0; o < 2; o++) {
+            float size = o ? 0.02f : values == 1 && which ? (half == TT_F16 ? 1e-3f : 1e-9f) : values == 2 ? 0.0f : 3.0f;
+            for (int e = 0; e < rows[o] * cols[o]; e++) {
+                float x = size * ((float)test_random(&s) * 0x1p-31f - 1);
+                if (values == 3 && o == 0 && e == 5) x = INFINITY;
+                tt__convert(&operand[o][e], half, &x, TT_F32, 1);
+                tt__convert(&x, TT_F32, &operand[o][e], half, 1);
+                exact[o][e] = low[o][e] = x;
+            }
+            round_to_fp8(low[o], rows[o] * cols[o], which && o == 0);
+        }
+        for (int e = 0; e < WIDE; e++) bias[e] = (float)(test_random(&s) % 16) / 8; /* bf16 has these */
+        test_allocator a;
+        tt_context_options co = test_options(&a);
+#ifdef TT_EMULATE
+        emu_configure(1, (size_t)64 << 20, 1, (uint64_t)c);
+#endif
+        tt_context *ctx = tt_open(&co);
+        tt__instr i = tt__new_instr(op[which]);
+        tt__run run;
+        tt__launch l;
+        memset(&run, 0, sizeof run);
+        memset(&l, 0, sizeof l);
+        memset(got, 0, sizeof got);
+        i.attr.fp8 = true;
+        l.ctx = ctx;
+        l.instr = &i;
+        l.run = &run;
+        tt__mat x = {operand[0], half, rows[0], cols[0], cols[0]}, y = {operand[1], half, rows[1], cols[1], cols[1]};
+        tt__mat b = {bias, TT_F32, 1, n, n}, to = {got, TT_F32, m, n, n};
+        l.in[0] = x;
+        l.in[1] = y;
+        if (which == 0) l.in[2] = b;
+        l.out[0] = to;
+        CHECK(run_on_cuda(&l, 256 + 2 * (size_t)(WIDE * WIDE + 256)));
+#ifdef TT_EMULATE
+        CHECK(emu_get_counts().fp8 == 1);
+#endif
+        snprintf(where, sizeof where, "%s, %s, values %d", names[which], tt_dtype_name(half), values);
+        for (int r = 0; r < m; r++)
+            for (int j = 0; j < n; j++) {
+                double sum = 0, terms = 0, other = 0;
+                for (int e = 0; e < k; e++) {
+                    int at = which == 2 ? e * cols[0] + r : r * cols[0] + e, bt = which == 0 ? j * cols[1] + e : e * cols[1] + j;
+                    sum += low[0][at] * low[1][bt];
+                    terms += fabs(low[0][at] * low[1][bt]);
+                    other += exact[0][at] * exact[1][bt];
+                }
+                if (which == 0) { sum += bias[j]; other += bias[j]; }
+                wrong += values == 3 ? isfinite(got[r * n + j]) : !(fabs(got[r * n + j] - sum) <= 1e-6 * terms + 1e-7 * fabs(sum));
+                same += fabs(got[r * n + j] - other) <= 1e-6 * terms;
+            }
+        report(wrong == 0, "%d of %d numbers are not those of fp8", wrong, m * n);
+        report(values > 1 || same < m * n / 10, "%d of %d numbers are those of 16 bits", same, m * n);
+        TEST_CLOSE(ctx, &a);
+    }
+#endif
+}
+
+/* A model some of whose products have widths for fp8, some not: trains as with bf16. Where fp8 cannot be had, that is said. */
+TEST(training_in_fp8)
+{
+    static const struct { const char *device, *precision, *error; } refused[] = {
+        {"cpu", "bf16-mixed", "matmul 'fp8' is for device 'cuda', and the device is 'cpu'"},
+        {"cuda", "32-true", "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none"},
+    };
+    tt_compile_options o = tt_compile_options_default();
+    model m;
+    o.matmul = "fp8";
+    model_open(&m, 1, 0);
+    for (int k = 0; k < TT__COUNT(refused); k++) {
+        o.device = refused[k].device;
+        o.precision = refused[k].precision;
+        CHECK(tt_compile(m.t, m.loss, &o) == NULL);
+        CHECK_ERROR(m.ctx, TT_ERR_UNSUPPORTED, refused[k].error);
+    }
+    model_close(&m);
+#ifdef TINYTRAIN_CUDA
+    enum { STEPS = 8 };
+    double loss[2][STEPS];
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+#ifdef TT_EMULATE
+        emu_configure(1, (size_t)64 << 20, 1, 7);
+#endif
+        model_open(&m, 1, 0.1f);
+        o.device = "cuda";
+        o.precision = "bf16-mixed";
+        o.matmul = fp8 ? "fp8" : "fp32";
+        tt_program *p = tt_compile(m.t, m.loss, &o);
+        for (int step = 0; CHECK(p != NULL) && step < STEPS; step++) {
+            tt_stats stats;
+            batch b = make_batch(6, 12, 3);
+            CHECK(model_set(&m, p, &b) && tt_step(p, 0.003f, &stats) == TT_OK);
+            loss[fp8][step] = stats.loss;
+        }
+        tt_program_free(p);
+        model_close(&m);
+#ifdef TT_EMULATE
+        CHECK(emu_get_counts().fp8 == (fp8 ? 12 : 0)); /* up forward, down backward (x and w), of two layers, in a step that is run and one that is
+                                                            captured */
+#endif
+    }
+    int same = 0;
+    for (int step = 0; step < STEPS; step++) {
+        CHECK_NEAR(loss[1][step], loss[0][step], 0.05);
+        same += loss[1][step] == loss[0][step];
+    }
+    CHECK(same == 0 && loss[1][STEPS - 1] < 0.5 * loss[1][0]);
+#endif
+}
 #ifdef TINYTRAIN_CUDA
 /* On a device, parameters that no file fills are made there, in their dtype, without a copy; with the CPU's bits on the emulator, and on a GPU
    as near to them as its logarithm and sine are. */
@@ -2600,6 +2752,63 @@ TEST(unused_inputs)
     TEST_CLOSE(ctx, &a);
 }
 
+/* What tt_device_text says of GPUs; on emulated ones also why there is none to be used. */
+TEST(device_described_cuda)
+{
+#ifdef TINYTRAIN_CUDA
+    test_allocator a;
+    char text[8192];
+#ifdef TT_EMULATE
+    emu_configure(3, (size_t)64 << 20, 1, 1);
+#endif
+    tt_context *ctx = test_open(&a);
+    REQUIRE(ctx != NULL);
+    tt_status status = tt_device_text(ctx, "cuda", text, sizeof text);
+    if (!CHECK(status == TT_OK)) printf("%s%s\n", text, tt_error(ctx));
+    CHECK(strstr(text, "driver: for CUDA up to ") && strstr(text, "cuBLASLt ") && strstr(text, "\ndevice 0: ") && strstr(text, "\nused: device 0"));
+    CHECK(tt_device_text(ctx, "cuda", text, 10) == TT_OK && strlen(text) == 9);
+    TEST_CLOSE(ctx, &a);
+#ifdef TT_EMULATE
+    static const struct { int error; const char *part; } reasons[] = {
+        {35, "the driver is for CUDA 13.0, which is too old for this build with CUDA 13.0"}, {35, "there is no NVIDIA driver: install one for CUDA "},
+        {209, "emulated device 0 has compute capability 9.0, and the kernels were built for 9.0: build them with CUDA_ARCHS=90"},
+        {2, "cudaStreamCreate: out of memory (cudaErrorMemoryAllocation)"}};
+    for (int peers = 0; peers < 2; peers++) {
+        emu_configure(2, (size_t)64 << 20, peers, 1);
+        ctx = test_open(&a);
+        CHECK(tt_device_text(ctx, "cuda", text, sizeof text) == TT_OK && strstr(text, "\ndevice 1: emulated device 1, compute capability 9.0, 0.1 GB"));
+        CHECK(strstr(text, peers ? "\npeers:   0   1\n     0   - yes\n     1 yes   -\n" : "\npeers:   0   1\n     0   -  no\n     1  no   -\n"));
+        TEST_CLOSE(ctx, &a);
+    }
+    for (int r = 0; r < TEST_COUNT(reasons); r++) {
+        bool said = false;
+        for (long nth = 1, calls = 2; nth < calls; nth++) { /* each call of CUDA fails once, or all from there on */
+            for (int all = 0; all < 2; all++) {
+                emu_configure(1, (size_t)64 << 20, 1, 1);
+                ctx = test_open(&a);
+                emu_inject_fault(nth, reasons[r].error, all ? 1000 : 1);
+                status = tt_device_text(ctx, "cuda", text, sizeof text);
+                CHECK(status == TT_OK || strstr(tt_error(ctx), "device 'cuda' cannot be opened: "));
+                said = said || (status == TT_ERR_DEVICE && strstr(tt_error(ctx), reasons[r].part));
+                calls = emu_api_calls() > calls ? emu_api_calls() : calls;
+                emu_inject_fault(0, 0, 0);
+                TEST_CLOSE(ctx, &a);
+                CHECK(emu_live_objects(text, sizeof text) == 0);
+            }
+        }
+        test__check(said, __FILE__, __LINE__, reasons[r].part);
+    }
+    emu_configure(0, 0, 0, 1);
+    ctx = test_open(&a);
+    CHECK(tt_device_text(ctx, "cuda", text, sizeof text) == TT_ERR_DEVICE && !strstr(text, "used: "));
+    CHECK_ERROR(ctx, TT_ERR_DEVICE, "the driver finds no GPU");
+    TEST_CLOSE(ctx, &a);
+#endif
+#else
+    SKIP("this build is without TINYTRAIN_CUDA");
+#endif
+}
+
 static const test_case tests[] = {
     TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot), TEST_CASE(reference_neon), TEST_CASE(reference_neon_dot), TEST_CASE(reference_cuda),
     TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot), TEST_CASE(gradient_cuda),
@@ -2607,7 +2816,7 @@ static const test_case tests[] = {
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read), TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
-    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(matmul_in_tf32), TEST_CASE(parameters_begin_on_the_device),
+    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(matmul_in_tf32), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device), TEST_CASE(device_described_cuda),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

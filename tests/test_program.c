@@ -316,6 +316,40 @@ TEST(callers_float_mode_changes_no_bit)
 }
 
 /* Quotas of control groups, of both versions and their mixture, as trees of files below a folder. */
+TEST(the_cpu_described)
+{
+    test_allocator a;
+    char text[2048], small[20], wanted[64];
+    tt_context *ctx = test_open(&a);
+    REQUIRE(ctx != NULL);
+    CHECK(tt_device_text(ctx, "cpu", text, sizeof text) == TT_OK);
+    snprintf(wanted, sizeof wanted, "instruction set: %s, the best of portable", tt_isa(ctx));
+    CHECK(getenv("TINYTRAIN_ISA") || strstr(text, wanted));
+    CHECK(strstr(text, "\nthreads: 1, as the options say") && strlen(text) + 1 < sizeof text);
+#if defined(__linux__)
+    CHECK(strstr(text, "; the affinity mask allows ") && strstr(text, "\nmemory: ") && strtod(strstr(text, "\nmemory: ") + 9, NULL) > 0.1);
+#endif
+    CHECK(tt_device_text(ctx, "cpu", small, sizeof small) == TT_OK && strlen(small) == sizeof small - 1 && strncmp(small, text, sizeof small - 1) == 0);
+    CHECK(tt_device_text(ctx, "cpu", NULL, 0) == TT_OK);
+    setenv("TINYTRAIN_DEVICE", "abacus", 1); /* what NULL then means */
+    CHECK(tt_device_text(ctx, NULL, text, sizeof text) == TT_ERR_UNSUPPORTED && !*text);
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'abacus' is unknown: use cpu or cuda");
+    unsetenv("TINYTRAIN_DEVICE");
+#ifndef TINYTRAIN_CUDA
+    CHECK(tt_device_text(ctx, "cuda", text, sizeof text) == TT_ERR_UNSUPPORTED);
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "define TINYTRAIN_CUDA");
+#endif
+    TEST_CLOSE(ctx, &a);
+    setenv("TINYTRAIN_ISA", "portable", 1);
+    ctx = test_open(&a);
+    unsetenv("TINYTRAIN_ISA");
+    REQUIRE(ctx != NULL);
+    setenv("TINYTRAIN_ISA", "portable", 1);
+    CHECK(tt_device_text(ctx, "cpu", text, sizeof text) == TT_OK && strstr(text, "instruction set: portable, which was asked for, of portable"));
+    unsetenv("TINYTRAIN_ISA");
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(quotas_of_control_groups)
 {
     static const struct { const char *cgroup, *file[3], *content[3]; double quota; } cases[] = {
@@ -1201,7 +1235,7 @@ TEST(numbers_that_are_not_finite)
 
 static const test_case tests[] = {
     TEST_CASE(context_options), TEST_CASE(measured_peak_is_plausible), TEST_CASE(pool_runs_each_task_once), TEST_CASE(contexts_in_parallel),
-    TEST_CASE(threads_leave_signals_to_the_host), TEST_CASE(callers_float_mode_changes_no_bit), TEST_CASE(quotas_of_control_groups),
+    TEST_CASE(threads_leave_signals_to_the_host), TEST_CASE(callers_float_mode_changes_no_bit), TEST_CASE(the_cpu_described), TEST_CASE(quotas_of_control_groups),
     TEST_CASE(every_allocation_may_fail), TEST_CASE(closing_with_things_left_warns), TEST_CASE(nothing_is_printed_but_by_the_logger),
     TEST_CASE(initial_values), TEST_CASE(initial_values_too_large_for_f16), TEST_CASE(parameters_are_made_found_set_and_read), TEST_CASE(a_failed_source_can_be_tried_again),
     TEST_CASE(frozen_parameters_cost_nothing), TEST_CASE(frozen_parameters_keep_their_bits), TEST_CASE(logits_of_a_large_vocabulary), TEST_CASE(memory_budget), TEST_CASE(misuse_of_runs),

@@ -600,7 +600,7 @@ TEST(planned_for_another_device)
     o.device = "cpu";
     o.matmul = "tf16";
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: matmul 'tf16' is unknown: use fp32 or tf32");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: matmul 'tf16' is unknown: use fp32, tf32 or fp8");
     close_world(&w);
 }
 

@@ -1255,7 +1255,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr a, int device)
     case cudaDevAttrMaxThreadsPerBlock: *value = EMU_MOST_THREADS; break;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = EMU_STATIC_SHARED; break;
     case cudaDevAttrWarpSize: *value = 32; break;
+    case cudaDevAttrClockRate: case cudaDevAttrMemoryClockRate: *value = 1000000; break;
     case cudaDevAttrMultiProcessorCount: *value = 4; break;
+    case cudaDevAttrGlobalMemoryBusWidth: *value = 64; break;
     case cudaDevAttrConcurrentKernels: *value = 1; break;
     case cudaDevAttrL2CacheSize: *value = 1 << 20; break;
     case cudaDevAttrAsyncEngineCount: *value = 2; break;
@@ -1271,13 +1273,13 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr a, int device)
 cudaError_t cudaDriverGetVersion(int *version)
 {
     EMU_API("cudaDriverGetVersion");
-    *version = 13000;
+    *version = CUDART_VERSION;
     return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int *version)
 {
     EMU_API("cudaRuntimeGetVersion");
-    *version = 13000;
+    *version = CUDART_VERSION;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize()

@@ -108,6 +108,7 @@ EMU_VECTORS(double, double, 16, 16)
     X(cudaErrorInvalidDeviceFunction, 98, "the function is not a kernel of this device") \
     X(cudaErrorNoDevice, 100, "there is no CUDA device") \
     X(cudaErrorInvalidDevice, 101, "there is no device with this number") \
+    X(cudaErrorNoKernelImageForDevice, 209, "there is no code of the kernel for this device") \
     X(cudaErrorPeerAccessUnsupported, 217, "the devices cannot reach each other's memory") \
     X(cudaErrorInvalidResourceHandle, 400, "the handle is not valid here") \
     X(cudaErrorNotReady, 600, "the work is not done yet") \
@@ -134,6 +135,9 @@ EMU_VECTORS(double, double, 16, 16)
 enum cudaError { EMU_ERRORS(EMU_ERROR_ENUM) };
 typedef enum cudaError cudaError_t;
 
+#define CUDART_VERSION 13000
+#define __CUDA_ARCH_LIST__ 900
+
 enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4 };
@@ -147,8 +151,9 @@ enum cudaGraphExecUpdateResult {
 };
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
 enum cudaDeviceAttr {
-    cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxSharedMemoryPerBlock = 8, cudaDevAttrWarpSize = 10, cudaDevAttrMultiProcessorCount = 16,
-    cudaDevAttrConcurrentKernels = 31, cudaDevAttrL2CacheSize = 38, cudaDevAttrAsyncEngineCount = 40, cudaDevAttrUnifiedAddressing = 41,
+    cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxSharedMemoryPerBlock = 8, cudaDevAttrWarpSize = 10, cudaDevAttrClockRate = 13,
+    cudaDevAttrMultiProcessorCount = 16, cudaDevAttrConcurrentKernels = 31, cudaDevAttrMemoryClockRate = 36, cudaDevAttrGlobalMemoryBusWidth = 37,
+    cudaDevAttrL2CacheSize = 38, cudaDevAttrAsyncEngineCount = 40, cudaDevAttrUnifiedAddressing = 41,
     cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76, cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };

@@ -238,6 +238,7 @@ static cublasStatus_t submit(cudaStream_t s, const char *name, std::vector<produ
     emu_stats.gelu_slopes += products[0].reads_aux();
     emu_stats.bias_gradients += products[0].bias_gradient() > 0;
     emu_stats.tf32 += products[0].tf32;
+    emu_stats.fp8 += is_fp8(products[0].a.type);
     return emu_enqueue(s, std::move(work)) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 
