@@ -1314,8 +1314,8 @@ template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
         }
 }
 
-// The same for wider rows: dx, a block a row.
-__global__ void __launch_bounds__(TT_ROW_THREADS) layernorm_backward_wide(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, bool add)
+// The same for wider rows: dx, a block a row. Four blocks a processor: for eight, the compiler spills registers on compute capability 10.0.
+__global__ void __launch_bounds__(TT_ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, bool add)
 {
     const int64_t r = blockIdx.x;
     const float mean = ((const float *)stats.data)[r * stats.ld], rstd = ((const float *)stats.data)[r * stats.ld + 1];

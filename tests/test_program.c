@@ -676,6 +676,29 @@ TEST(initial_values)
     free(other);
 }
 
+/* Initial values that f16 cannot hold are refused, however many there are before them; those just below are not. */
+TEST(initial_values_too_large_for_f16)
+{
+    static const struct { tt_init_kind kind; float scale; bool fits; } cases[] = {
+        {TT_INIT_UNIFORM, 65000, true}, {TT_INIT_UNIFORM, 70000, false}, {TT_INIT_NORMAL, 10000, true}, {TT_INIT_NORMAL, -20000, false}};
+    for (int k = 0; k < TEST_COUNT(cases); k++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_param *p = param1(ctx, "p", 100003, init_of(cases[k].kind, cases[k].scale));
+        tt_tape *t = tt_tape_new(ctx);
+        tt_compile_options c = tt_compile_options_default();
+        c.train = false;
+        c.precision = "16-true";
+        tt_program *program = tt_compile(t, tt_scale(t, tt_param_value(t, p), 1), &c);
+        REQUIRE(program != NULL);
+        CHECK(tt_allocate(program) == (cases[k].fits ? TT_OK : TT_ERR_ARGUMENT));
+        if (!cases[k].fits) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "more than f16 can hold (65504)");
+        tt_program_free(program);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 TEST(parameters_are_made_found_set_and_read)
 {
     test_allocator a;
@@ -1214,7 +1237,7 @@ static const test_case tests[] = {
     TEST_CASE(context_options), TEST_CASE(measured_peak_is_plausible), TEST_CASE(pool_runs_each_task_once), TEST_CASE(contexts_in_parallel),
     TEST_CASE(threads_leave_signals_to_the_host), TEST_CASE(callers_float_mode_changes_no_bit), TEST_CASE(the_cpu_described), TEST_CASE(quotas_of_control_groups),
     TEST_CASE(every_allocation_may_fail), TEST_CASE(closing_with_things_left_warns), TEST_CASE(nothing_is_printed_but_by_the_logger),
-    TEST_CASE(initial_values), TEST_CASE(parameters_are_made_found_set_and_read), TEST_CASE(a_failed_source_can_be_tried_again),
+    TEST_CASE(initial_values), TEST_CASE(initial_values_too_large_for_f16), TEST_CASE(parameters_are_made_found_set_and_read), TEST_CASE(a_failed_source_can_be_tried_again),
     TEST_CASE(frozen_parameters_cost_nothing), TEST_CASE(frozen_parameters_keep_their_bits), TEST_CASE(logits_of_a_large_vocabulary), TEST_CASE(memory_budget), TEST_CASE(misuse_of_runs),
     TEST_CASE(misuse_of_compile), TEST_CASE(odd_roots_and_unread_inputs), TEST_CASE(parameters_of_a_freed_program), TEST_CASE(numbers_that_are_not_finite),
 };
