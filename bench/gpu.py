@@ -64,7 +64,8 @@ def run_torch(args):
         before = in_use()
     step, all_batches = pytorch.training(args, args.device)
     if args.steps == 0:      # to have compiled: the files that torch.compile keeps make the next process faster
-        step(*all_batches[0])
+        for batch in all_batches[:3]:      # another length has it compile again, for any length
+            step(*batch)
         return wait()
     n = len(all_batches)
     tokens = [tokens_of(inputs, args) for inputs, _ in all_batches]
