@@ -22,7 +22,7 @@ CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC)))
 endif
 # Of tests/NAME.c, those that run with tinytrain_cuda.cu on the emulator too, with TINYTRAIN_DEVICE=cuda.
 CUDA_TESTS         ?= test_ops test_models
-CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa device_described_cuda
+CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa cuda_epilogues cuda_tensors_share_launches matmul_in_tf32 matmul_in_fp8 training_in_fp8 parameters_begin_on_the_device device_described_cuda
 CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true
 # Whole models: on a GPU, and in the fastest of the emulator's builds.
 EMU_CUDA_plain := $(CUDA_TESTS)
@@ -135,8 +135,8 @@ EMU_RUNTIME_plain := -O1
 EMU_RUNTIME_asan  := -O1 -fno-omit-frame-pointer -fsanitize=address
 EMU_RUNTIME_trace := -O1 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
-# Less resident workspace than on a GPU: the emulator's time goes with the memory that is touched.
-EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x80000 -Itests/cuda_emu -I.
+# Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer tensors a launch.
+EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x80000 -DTT_TENSORS=5 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace
 EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/cuda_emu/sample.cu tinytrain_cuda.cu

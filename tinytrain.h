@@ -62,7 +62,7 @@
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a restart from a saved
      state, and for any placement. Random numbers are functions of (seed, step, micro-batch, instruction, element).
      The caller's floating-point mode (rounding, subnormals to 0) does not matter: the library computes in the default one.
-     Different instruction sets, and dot products of bf16 against conversion, differ by rounding. With TINYTRAIN_CBLAS all of this is
+     Different devices and instruction sets, and dot products of bf16 against conversion, differ by rounding. With TINYTRAIN_CBLAS all of this is
      as the library has it.
 
    GRADIENTS
@@ -372,8 +372,16 @@ typedef struct tt_compile_options {
                                        gradients. "f32", as PyTorch's autocast has them, "16-bit". NULL (default): "f32" with
                                        "16-mixed", whose range such sums could leave, "16-bit" with "bf16-mixed". Results of norms,
                                        activations and attention are 16-bit in any case                               */
+    const char *matmul;             /* products of matrices: "fp32" (default), or what device "cuda" may round their operands to.
+                                       "tf32": of fp32 matrices, 10 bits of mantissa (as PyTorch's
+                                       set_float32_matmul_precision("high")); where that is not to be had, on the CPU for one, and in
+                                       attention, they are as exact as with "fp32". "fp8": of linear layers with 16-bit operands and
+                                       widths that are multiples of 16, E4M3, gradients E5M2, each matrix scaled by the power of two
+                                       that its largest number allows (Micikevicius et al.: "FP8 formats for deep learning", 2022);
+                                       device "cuda" of compute capability 8.9. Sums are fp32 with all of them        */
     tt_loss_scale loss_scale;       /* read with "16-mixed" and "16-true" only                                        */
-    const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits. "none";
+    const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits (on "cuda", those of a
+                                       tanh-GELU after a linear layer differ by rounding: cuBLASLt computes it in the product). "none";
                                        "cheap" (default): results of layer norm, GELU and SiLU, and 16-bit copies of weights, at no
                                        matrix products; "attention": its results too; "blocks": whatever the backward reads of
                                        the blocks that tt_block_end marks, but for the last, with which the backward begins
@@ -767,6 +775,7 @@ typedef struct tt_train_options {
     tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up, total_steps 0 (must be set unless constant) */
     tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1                                       */
     const char *precision, *residual; /* as tt_compile_options. Default "32-true", NULL                                */
+    const char *matmul;              /* as tt_compile_options. Default "fp32"                                         */
     tt_loss_scale loss_scale;        /* as tt_compile_options                                                         */
     const char *recompute;           /* as tt_compile_options. Default "cheap"                                        */
     const char *device;              /* as tt_compile_options. Default NULL: as the environment says, else "cpu"       */
@@ -889,6 +898,8 @@ typedef struct tt__attr {
     bool decoupled;                     /* ADAM: AdamW's decay                                                       */
     float clip_norm;                    /* CLIP                                                                      */
     tt_patch_options image;             /* PATCHES                                                                   */
+    bool fp8;                           /* LINEAR, LINEAR_DX, LINEAR_DW: operands are rounded to fp8                  */
+    tt_dtype narrow;                    /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: w is f32 and rounded to this when read (TT_F32: is not) */
 } tt__attr;
 
 typedef enum tt__phase { TT__FORWARD, TT__BACKWARD, TT__NORM, TT__UPDATE } tt__phase;
@@ -984,6 +995,8 @@ typedef struct tt__launch {
     tt__slot *slot;
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
     bool add[TT__MAX_OUT];
+    bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                               */
+    bool more;              /* the next launch is of the same op: for sum_squares, sgd and adam, all may be done with the last of them */
     void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                           */
     void *resident;         /* as many as the kind's `resident` less TT__SLOTS slots; any instruction may use them   */
 } tt__launch;
@@ -1019,6 +1032,7 @@ typedef struct tt__backend {
     void (*release_host)(tt__device *d, void *host);
     tt_status (*write)(tt__device *d, void *memory, const void *from, size_t bytes); /* `from`, of allocate_host, stays until the next wait */
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
+    tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key); /* as tt__init_values */
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
     tt_status (*begin)(tt__device *d, tt__slot *slot, const tt__run *run); /* before launches with other values of run    */
@@ -2763,6 +2777,12 @@ static size_t tt__cuda_workspace(tt_context *ctx, const tt_tape *t, const tt__in
         size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = ((size_t)tt__in(t, i, 3)->rows + 7) / 8 * 8;
         return tt__align_to((rows < TT__LOSS_CHUNK ? rows : TT__LOSS_CHUNK) * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);
     }
+    if (i->attr.fp8) { /* the operands, (m, k) and (n, k) of a product (m, n), and their scales */
+        const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1);
+        const bool dw = i->op == TT__OP_LINEAR_DW;
+        const size_t m = (size_t)(dw ? a->cols : a->rows), n = (size_t)(i->op == TT__OP_LINEAR ? b->rows : b->cols), k = (size_t)(dw ? a->rows : a->cols);
+        return TT__CUDA_ALIGN + tt__align_to(m * tt__align_to(k, 16), TT__CUDA_ALIGN) + tt__align_to(n * tt__align_to(k, 16), TT__CUDA_ALIGN);
+    }
     return 0; /* the others work row by row, tile by tile, or with partial sums */
 }
 
@@ -3439,6 +3459,16 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     return TT_OK;
 }
 
+typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
+
+static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul *out)
+{
+    static const char *const names[] = {"fp32", "tf32", "fp8"};
+    for (int k = 0; k < 3; k++)
+        if (strcmp(name ? name : "fp32", names[k]) == 0) { *out = (tt__matmul)k; return TT_OK; }
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul '%s' is unknown: use fp32, tf32 or fp8", name);
+}
+
 /* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to 16 bits for the matmuls
    that read it (norms, activations, attention), or is part of something wider. */
 static bool tt__into_residual(tt_tape *t, int32_t v)
@@ -3518,6 +3548,35 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         t->code[first] = cast;
     }
     return b.ok ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* The products of linear layers whose operands are to be rounded to fp8. Those that a cross-entropy reads in chunks stay as they are. */
+static void tt__pass_fp8(tt_tape *t)
+{
+    for (int k = 0; k < t->n_code; k++) {
+        tt__instr *i = &t->code[k];
+        const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1); /* x, w; dy, w; dy, x */
+        if (i->op != TT__OP_LINEAR && i->op != TT__OP_LINEAR_DX && (i->op != TT__OP_LINEAR_DW || !i->out[0])) continue;
+        const int64_t width = i->op == TT__OP_LINEAR ? b->rows : b->cols;
+        i->attr.fp8 = a->dtype != TT_F32 && a->dtype == b->dtype && width % 16 == 0;
+    }
+}
+
+/* On a device whose matmuls can round while they read: mixed precision's copies of the weights go, as does the time to make them. */
+static void tt__pass_fold_casts(tt_tape *t)
+{
+    for (int c = 0; c < t->n_code; c++) {
+        const tt__instr *cast = &t->code[c];
+        if (cast->op != TT__OP_CAST || t->values[cast->in[0]].storage != TT__PARAMETER || t->values[cast->in[0]].shape.dtype != TT_F32) continue;
+        int32_t copy = cast->out[0];
+        for (int k = c + 1; k < t->n_code; k++) {
+            tt__instr *i = &t->code[k];
+            int w = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DX ? 1 : i->op == TT__OP_LINEAR_CROSS_ENTROPY ? 3 : 0;
+            if (!w || i->in[w] != copy) continue;
+            i->in[w] = cast->in[0];
+            i->attr.narrow = t->values[copy].shape.dtype;
+        }
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------- recompute */
@@ -4077,6 +4136,7 @@ typedef struct tt__gemm_args {
     int64_t m, n, k;
     const void *a; tt_dtype a_type; int64_t a_row, a_col;
     const void *b; tt_dtype b_type; int64_t b_row, b_col; /* B(k,j) = b[k * b_row + j * b_col]                    */
+    tt_dtype b_narrow;                                    /* B is float, and rounded to this when read; TT_F32: is not */
     void *c; tt_dtype c_type; int64_t c_row;
     bool accumulate;
     bool dot;                                                          /* bf16 by dot products where it can be       */
@@ -4161,7 +4221,7 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 static bool tt__cblas_takes(const tt__gemm_args *g)
 {
     int64_t most = tt__max(tt__max(tt__max(g->m, g->n), tt__max(g->k, g->c_row)), tt__max(tt__max(g->a_row, g->a_col), tt__max(g->b_row, g->b_col)));
-    return g->a_type == TT_F32 && g->b_type == TT_F32 && g->k > 0 && most <= INT32_MAX;
+    return g->a_type == TT_F32 && g->b_type == TT_F32 && g->b_narrow == TT_F32 && g->k > 0 && most <= INT32_MAX;
 }
 
 /* c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
@@ -5036,6 +5096,18 @@ TT__FN void TT__K(gemm_widen)(float *to, const void *from, tt_dtype dtype, int64
     else TT__K(row_widen)(to, (const uint16_t *)from + offset, dtype, n);
 }
 
+/* The same of numbers that, if they are float, are rounded to `narrow` on the way. */
+TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dtype narrow, int64_t offset, int64_t n)
+{
+    uint16_t half[64];
+    if (narrow == TT_F32) { TT__K(gemm_widen)(to, from, dtype, offset, n); return; }
+    for (int64_t c = 0, some; c < n; c += some) {
+        some = tt__min(TT__COUNT(half), n - c);
+        TT__K(row_narrow)(half, (const float *)from + offset + c, narrow, some);
+        TT__K(row_widen)(to + c, half, narrow, some);
+    }
+}
+
 /* Pairs of bf16, the lower k in the low half, in what is otherwise a row of floats; odd may be NULL, for zeros. */
 TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16_t *odd, int64_t n)
 {
@@ -5123,7 +5195,7 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
    Panels hold them as floats or, for dot products, as pairs of bf16; a unit is one of either, and k counts units below. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
-    tt_dtype dtype;
+    tt_dtype dtype, narrow; /* narrow: see gemm_args.b_narrow */
     bool pairs;
     int64_t lines, line_step, k_step, elements; /* elements: of a line */
 } TT__K(gemm_operand);
@@ -5131,23 +5203,32 @@ typedef struct TT__K(gemm_operand) {
 /* n units of a line from unit k on; for k_step 1. */
 TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
 {
-    if (!x->pairs) { TT__K(gemm_widen)(to, x->data, x->dtype, line * x->line_step + k, n); return; }
+    if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, line * x->line_step + k, n); return; }
     int64_t present = tt__min(2 * n, x->elements - 2 * k);
     if (present < 2 * n) memset(to + present / 2, 0, (size_t)(n - present / 2) * sizeof *to);
-    memcpy(to, (const uint16_t *)x->data + line * x->line_step + 2 * k, (size_t)present * 2);
-}
-
-/* Unit k of n lines; for line_step 1. */
-TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
-{
-    if (!x->pairs) { TT__K(gemm_widen)(to, x->data, x->dtype, k * x->k_step + line, n); return; }
-    if (2 * k >= x->elements) { memset(to, 0, (size_t)n * sizeof *to); return; }
-    const uint16_t *even = (const uint16_t *)x->data + 2 * k * x->k_step + line;
-    TT__K(gemm_interleave)(to, even, 2 * k + 1 < x->elements ? even + x->k_step : NULL, n);
+    if (x->dtype == TT_F32) TT__K(row_narrow)(to, (const float *)x->data + line * x->line_step + 2 * k, x->narrow, present);
+    else memcpy(to, (const uint16_t *)x->data + line * x->line_step + 2 * k, (size_t)present * 2);
 }
 
 #define TT__GEMM_CHUNK 32      /* units of a line widened or transposed at a time      */
 #define TT__GEMM_PACK_LINES 96 /* most lines in a packing task                         */
+
+/* Unit k of n lines, at most PACK_LINES; for line_step 1. */
+TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
+{
+    uint16_t half[2][TT__GEMM_PACK_LINES];
+    int64_t at = 2 * k * x->k_step + line;
+    bool odd = 2 * k + 1 < x->elements;
+    if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, k * x->k_step + line, n); return; }
+    if (2 * k >= x->elements) { memset(to, 0, (size_t)n * sizeof *to); return; }
+    if (x->dtype == TT_F32) {
+        for (int r = 0; r <= odd; r++) TT__K(row_narrow)(half[r], (const float *)x->data + at + r * x->k_step, x->narrow, n);
+        TT__K(gemm_interleave)(to, half[0], odd ? half[1] : NULL, n);
+    } else {
+        const uint16_t *even = (const uint16_t *)x->data + at;
+        TT__K(gemm_interleave)(to, even, odd ? even + x->k_step : NULL, n);
+    }
+}
 
 /* Packs `lines` lines from `line`, k units from k0, as panels to[panel][k][width]; what is missing in the last panel is 0.
    A vector wider than the panel spills into the next k's place before that is written, the last k is stored exactly; so a
@@ -5162,7 +5243,7 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, const int width, const TT
             int64_t some = tt__min(TT__GEMM_CHUNK, k - kk), step = x->line_step;
             bool whole = present == width && some == TT__GEMM_CHUNK;
             const float *from = copy;
-            if (whole && x->dtype == TT_F32) {
+            if (whole && x->dtype == TT_F32 && x->narrow == TT_F32) {
                 from = (const float *)x->data + (line + done) * step + k0 + kk;
             } else {
                 if (!whole) memset(copy, 0, sizeof copy);
@@ -5198,7 +5279,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, const int width, const TT__
 {
     float copy[TT__GEMM_PACK_LINES + TT__GEMM_WIDEST + TT__LANES];
     const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width; /* lines read beyond the last panel's */
-    bool copied = x->dtype != TT_F32 || lines % width || line + lines + spill > x->lines;
+    bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || lines % width || line + lines + spill > x->lines;
     memset(copy, 0, sizeof copy);
     for (int64_t kk = 0; kk < k; kk++) {
         const float *from = copy;
@@ -5544,7 +5625,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     w.args = g;
     w.micro = TT__K(gemm_micro);
 #ifdef TT__DOT
-    if (g->dot && g->a_type == TT_BF16 && g->b_type == TT_BF16) {
+    if (g->dot && g->a_type == TT_BF16 && (g->b_type == TT_BF16 || g->b_narrow == TT_BF16)) {
         w.micro = TT__K(gemm_dot_micro);
         w.a.pairs = w.b.pairs = true;
         w.a.elements = w.b.elements = g->k;
@@ -5557,7 +5638,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     w.base_row = g->bias ? 0 : g->residual ? g->residual_row : g->c_row;
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 8);
     w.a.data = g->a; w.a.dtype = g->a_type; w.a.lines = g->m; w.a.line_step = g->a_row; w.a.k_step = g->a_col;
-    w.b.data = g->b; w.b.dtype = g->b_type; w.b.lines = g->n; w.b.line_step = g->b_col; w.b.k_step = g->b_row;
+    w.b.data = g->b; w.b.dtype = g->b_type; w.b.narrow = g->b_narrow; w.b.lines = g->n; w.b.line_step = g->b_col; w.b.k_step = g->b_row;
     w.a_panels = (float *)g->workspace;
     w.b_panels = w.a_panels + tt__align_up((size_t)(rows * tt__min(depth, units)) * 4) / 4;
     w.partial = w.b_panels + tt__align_up((size_t)(cols * tt__min(depth, units)) * 4) / 4;
@@ -5640,17 +5721,18 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
 TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
+    const bool in_place = g->b_type == TT_F32 && g->b_narrow == TT_F32;
     float wide[2 * TT__GEMM_DEPTH];
     for (int64_t j = 0; j < cols; j += 2) {
         int64_t pair = tt__min(2, cols - j);
         for (int64_t k0 = 0, k; k0 < g->k; k0 += k) {
-            k = g->b_type == TT_F32 ? g->k : tt__min(TT__GEMM_DEPTH, g->k - k0);
+            k = in_place ? g->k : tt__min(TT__GEMM_DEPTH, g->k - k0);
             int64_t at = (col + j) * g->b_col + k0, step = g->b_col;
             const float *b = wide;
-            if (g->b_type == TT_F32) {
+            if (in_place) {
                 b = (const float *)g->b + at;
             } else {
-                for (int64_t c = 0; c < pair; c++) TT__K(gemm_widen)(wide + c * TT__GEMM_DEPTH, g->b, g->b_type, at + c * step, k);
+                for (int64_t c = 0; c < pair; c++) TT__K(gemm_read)(wide + c * TT__GEMM_DEPTH, g->b, g->b_type, g->b_narrow, at + c * step, k);
                 step = TT__GEMM_DEPTH;
             }
             for (int64_t i = 0; i < g->m; i += 4) {
@@ -5675,11 +5757,11 @@ TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t 
     for (int64_t k0 = 0; k0 < g->k; k0 += 4) {
         int64_t k = tt__min(4, g->k - k0), at = k0 * g->b_row + col, step = g->b_row;
         const float *b = wide;
-        if (g->b_type == TT_F32 && k == 4 && cols == TT__GEMM_STRIP) {
+        if (g->b_type == TT_F32 && g->b_narrow == TT_F32 && k == 4 && cols == TT__GEMM_STRIP) {
             b = (const float *)g->b + at;
         } else {
             if (k < 4) memset(wide, 0, sizeof wide);
-            for (int64_t r = 0; r < k; r++) TT__K(gemm_widen)(wide + r * TT__GEMM_STRIP, g->b, g->b_type, at + r * step, cols);
+            for (int64_t r = 0; r < k; r++) TT__K(gemm_read)(wide + r * TT__GEMM_STRIP, g->b, g->b_type, g->b_narrow, at + r * step, cols);
             step = TT__GEMM_STRIP;
         }
         for (int64_t i = 0; i < g->m; i++) {
@@ -6632,7 +6714,7 @@ TT__FN tt_status TT__K(run_LINEAR)(const tt__launch *l)
     tt__gemm_args g = TT__K(gemm_args)(l);
     g.m = x->rows; g.n = w->rows; g.k = x->cols;
     g.a = x->data; g.a_type = x->dtype; g.a_row = x->ld; g.a_col = 1;
-    g.b = w->data; g.b_type = w->dtype; g.b_row = 1; g.b_col = w->ld;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = 1; g.b_col = w->ld; g.b_narrow = l->instr->attr.narrow;
     g.c = l->out[0].data; g.c_type = l->out[0].dtype; g.c_row = l->out[0].ld;
     g.accumulate = l->add[0];
     g.bias = l->in[2].data; g.bias_type = l->in[2].dtype;
@@ -6649,7 +6731,7 @@ TT__FN tt_status TT__K(run_LINEAR_DX)(const tt__launch *l)
     tt__gemm_args g = TT__K(gemm_args)(l);
     g.m = dy->rows; g.n = w->cols; g.k = dy->cols;
     g.a = dy->data; g.a_type = dy->dtype; g.a_row = dy->ld; g.a_col = 1;
-    g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1; g.b_narrow = l->instr->attr.narrow;
     g.c = l->out[0].data; g.c_type = l->out[0].dtype; g.c_row = l->out[0].ld;
     g.accumulate = l->add[0];
     g.act = l->instr->attr.act;
@@ -7414,6 +7496,39 @@ static void *tt__cpu_allocate(tt__device *d, size_t bytes) { return tt__alloc((t
 static void tt__cpu_release(tt__device *d, void *memory) { tt__free((tt_context *)(void *)d, memory); }
 static tt_status tt__cpu_copy(tt__device *d, void *to, const void *from, size_t bytes) { (void)d; return memcpy(to, from, bytes), TT_OK; }
 static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t bytes) { (void)d; return memset(memory, byte, bytes), TT_OK; }
+
+/* Elements [first, first + n) of what an initialiser gives under a key: of four each, from a Philox block. first is a multiple of 4. */
+static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
+{
+    for (int64_t k = 0; k < n; k += 4) {
+        float four[4] = {0, 0, 0, 0};
+        uint64_t block = (uint64_t)(first + k) / 4;
+        if (init.kind == TT_INIT_ONES) four[0] = four[1] = four[2] = four[3] = 1;
+        if (init.kind == TT_INIT_NORMAL) {
+            tt__normal4(key, block, four);
+            for (int c = 0; c < 4; c++) four[c] *= init.scale;
+        }
+        if (init.kind == TT_INIT_UNIFORM) {
+            uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), 0, 0}, u[4];
+            tt__philox(counter, key, u);
+            for (int c = 0; c < 4; c++) four[c] = (2 * tt__uniform(u[c]) - 1) * init.scale;
+        }
+        memcpy(to + k, four, sizeof(float) * (size_t)tt__min(4, n - k));
+    }
+}
+
+static tt_status tt__cpu_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
+{
+    float piece[4096];
+    (void)d;
+    for (int64_t first = 0, m; first < n; first += m) {
+        m = tt__min(TT__COUNT(piece), n - first);
+        tt__init_values(init, key, first, m, piece);
+        tt__convert((char *)memory + (size_t)first * tt_dtype_bytes(dtype), dtype, piece, TT_F32, (size_t)m);
+    }
+    return TT_OK;
+}
+
 static tt_status tt__cpu_wait(tt__device *d) { (void)d; return TT_OK; }
 static tt_status tt__cpu_begin(tt__device *d, tt__slot *slot, const tt__run *run) { (void)d; slot->run = *run; return TT_OK; }
 static tt_status tt__cpu_launch(tt__device *d, const tt__launch *l) { (void)d; return l->ctx->isa->run[l->instr->op](l); }
@@ -7449,7 +7564,7 @@ static void tt__line_of(const char *path, const char *key, char to[128])
 static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity);
 
 static const tt__backend tt__cpu_backend = {
-    tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill,
+    tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init,
     tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, NULL, NULL, NULL, NULL, tt__cpu_refuses, tt__cpu_describe,
 };
 
@@ -7778,29 +7893,16 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
 
 static char *tt__param_memory(const tt_param *p) { return p->arena && p->arena->memory ? p->arena->memory + p->offset : NULL; }
 
+static uint64_t tt__init_key(const tt_param *p) { return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0); }
+
 /* Elements [first, first + n) of p, from where they are now: memory, a source, or the initialiser. first is a multiple of 4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     const char *memory = tt__param_memory(p);
     if (memory) return tt__read_floats(p->ctx, p->arena, to, memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, (size_t)n);
     if (p->read) return p->read(p->source, first, n, to);
-    uint64_t key = tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
     tt__float_mode mode = tt__float_default();
-    for (int64_t k = 0; k < n; k += 4) {
-        float four[4] = {0, 0, 0, 0};
-        uint64_t block = (uint64_t)(first + k) / 4;
-        if (p->init.kind == TT_INIT_ONES) four[0] = four[1] = four[2] = four[3] = 1;
-        if (p->init.kind == TT_INIT_NORMAL) {
-            tt__normal4(key, block, four);
-            for (int c = 0; c < 4; c++) four[c] *= p->init.scale;
-        }
-        if (p->init.kind == TT_INIT_UNIFORM) {
-            uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), 0, 0}, u[4];
-            tt__philox(counter, key, u);
-            for (int c = 0; c < 4; c++) four[c] = (2 * tt__uniform(u[c]) - 1) * p->init.scale;
-        }
-        memcpy(to + k, four, sizeof(float) * (size_t)tt__min(4, n - k));
-    }
+    tt__init_values(p->init, tt__init_key(p), first, n, to);
     tt__float_restore(mode);
     return TT_OK;
 }
@@ -7815,14 +7917,22 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
+/* What the initialiser gives is less than f16 can hold: normal numbers are at most sqrt(-2 log(2^-25)) = 5.9 standard deviations. */
+static bool tt__init_fits(const tt_param *p)
+{
+    return p->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || fabsf(p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1) < 65504;
+}
+
 /* Fills p's memory; its source stays, in case another parameter fails. */
 static tt_status tt__param_fill(tt_param *p, float *piece)
 {
     char *memory = tt__param_memory(p);
     struct tt__arena *arena = p->arena;
     tt_status status = TT_OK;
+    const bool there = !p->read && tt__init_fits(p); /* made where it stays */
     tt__float_mode mode = tt__float_default();
-    for (int64_t first = 0; first < p->size && status == TT_OK; first += TT__PIECE) {
+    if (there) status = tt__device_status(p->ctx, arena, arena->kind->backend->init(arena->device, memory, p->dtype, p->size, p->init, tt__init_key(p)));
+    for (int64_t first = there ? p->size : 0; first < p->size && status == TT_OK; first += TT__PIECE) {
         int64_t n = tt__min(TT__PIECE, p->size - first);
         p->arena = NULL; /* read from the source, not from the memory being filled */
         status = tt__param_read(p, first, n, piece);
@@ -7910,6 +8020,7 @@ struct tt_program {
     bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
+    tt__matmul matmul;      /* options.matmul                                                                        */
     bool scales;            /* the loss: run.loss_scale changes                                                      */
     int64_t good_steps, skipped; /* steps since the loss scale changed; steps without an update                       */
     double flops;
@@ -7939,6 +8050,7 @@ tt_compile_options tt_compile_options_default(void)
     memset(&o, 0, sizeof o);
     o.train = true;
     o.precision = "32-true";
+    o.matmul = "fp32";
     o.loss_scale = tt_loss_scale_default();
     o.recompute = "cheap";
     o.optimizer = tt_optimizer_options_default();
@@ -8107,11 +8219,14 @@ static tt_status tt__run_passes(tt_program *p, const tt__precision *precision, t
         if ((status = tt__verify(t, "fuse backward")) != TT_OK) return status;
         if ((status = tt__pass_recompute(t, recompute)) != TT_OK) return status;
         if ((status = tt__verify(t, "recompute")) != TT_OK) return status;
+        if (p->kind->host) tt__pass_fold_casts(t);
         if ((status = tt__pass_update(t, &p->options.optimizer, &p->squares, &p->factor)) != TT_OK) return status;
         if ((status = tt__verify(t, "update")) != TT_OK) return status;
     } else {
         tt__pass_fuse_loss(t, p->root);
+        if (p->kind->host) tt__pass_fold_casts(t);
     }
+    if (p->matmul == TT__MATMUL_FP8) tt__pass_fp8(t);
     if ((status = tt__pass_prune(t, p->root, true)) != TT_OK) return status;
     return tt__verify(t, "prune");
 }
@@ -8160,6 +8275,15 @@ static tt_status tt__refused(tt_program *p)
     return TT_OK;
 }
 
+/* Whether products can be had so on a kind of device. */
+static tt_status tt__check_matmul(tt_context *ctx, tt__matmul matmul, const tt__precision *precision, const tt__device_kind *kind)
+{
+    if (matmul != TT__MATMUL_FP8) return TT_OK;
+    if (kind->host) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'", kind->name);
+    if (precision->kind == TT__32_TRUE) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none");
+    return TT_OK;
+}
+
 static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
 {
     tt_context *ctx = p->ctx;
@@ -8169,6 +8293,7 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if (t->status != TT_OK) return tt__fail(ctx, t->status, "%s", t->error);
     if (root.id <= 0 || root.id >= t->n_values) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape", (int)root.id);
     tt_status status = tt__parse_precision(ctx, p->options.precision, p->options.residual, &precision);
+    if (status == TT_OK) status = tt__parse_matmul(ctx, p->options.matmul, &p->matmul);
     p->scales = p->options.train && precision.half == TT_F16;
     if (status == TT_OK && p->scales) status = tt__check_loss_scale(ctx, &p->options.loss_scale);
     p->run.loss_scale = p->scales ? p->options.loss_scale.init : 1;
@@ -8177,6 +8302,7 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if (status != TT_OK) return status;
     if (p->options.share && p->options.share->ctx != ctx) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
     if (!(p->kind = tt__find_device(ctx, p->options.device))) return ctx->status;
+    if ((status = tt__check_matmul(ctx, p->matmul, &precision, p->kind)) != TT_OK) return status;
     if (p->options.share && p->options.share->kind != p->kind)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this one is for '%s'", p->options.share->kind->name, p->kind->name);
     p->t = tt__copy_tape(t);
@@ -8836,6 +8962,7 @@ static tt_status tt__launch_phases(tt_program *p, tt__launch *l, tt__phase first
             l->out[j] = tt__resolve(p, i->out[j]);
             l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
         }
+        l->more = k + 1 < p->t->n_code && i[1].op == i->op && i[1].phase == i->phase && !p->poison;
         l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
         status = p->kind->backend->launch(p->arena->device, l);
         if (p->poison) tt__poison(p, k);
@@ -8855,6 +8982,7 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
     l.tape = p->t;
     l.run = &p->run;
     l.slot = p->slot;
+    l.tf32 = p->matmul == TT__MATMUL_TF32;
     l.resident = p->arena->memory;
     tt_status status = first == TT__FORWARD ? tt__check_inputs(p, &l) : TT_OK;
     if (first == TT__FORWARD) p->arena->results_of = NULL;
@@ -13469,6 +13597,7 @@ tt_train_options tt_train_options_default(void)
     o.optimizer = tt_optimizer_options_default();
     o.optimizer.clip_norm = 1;
     o.precision = "32-true";
+    o.matmul = "fp32";
     o.loss_scale = tt_loss_scale_default();
     o.recompute = "cheap";
     return o;
@@ -13492,9 +13621,12 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1)) tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
     if (tt__parse_precision(ctx, o->precision, o->residual, precision) != TT_OK) tt__print(&all, "; %s", ctx->error);
     if (o->train && precision->half == TT_F16 && tt__check_loss_scale(ctx, &o->loss_scale) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    tt__matmul matmul;
+    const tt__device_kind *kind = tt__find_device(ctx, o->device);
+    if (!kind) tt__print(&all, "; %s", ctx->error);
+    if (tt__parse_matmul(ctx, o->matmul, &matmul) != TT_OK || (kind && tt__check_matmul(ctx, matmul, precision, kind) != TT_OK)) tt__print(&all, "; %s", ctx->error);
     tt__recompute recompute;
     if (tt__parse_recompute(ctx, o->recompute, &recompute) != TT_OK) tt__print(&all, "; %s", ctx->error);
-    if (!tt__find_device(ctx, o->device)) tt__print(&all, "; %s", ctx->error);
     if (o->train && tt__check_optimizer(ctx, &o->optimizer) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
@@ -13522,6 +13654,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     tt_name(t, root, "loss");
     o.precision = r->options.precision;
     o.residual = r->options.residual;
+    o.matmul = r->options.matmul;
     o.loss_scale = r->options.loss_scale;
     o.recompute = r->options.recompute;
     o.device = r->options.device;
@@ -13740,11 +13873,12 @@ static uint64_t tt__program_hash(const tt_program *p)
     const tt_loss_scale *s = &p->options.loss_scale;
     snprintf(text, sizeof text, "loss scale %a %a %d", s->growth, s->backoff, s->interval);
     if (p->scales) hash = tt__hash(text);
+    hash ^= (uint64_t)p->matmul;
     for (int k = 0; k < p->t->n_axes; k++) hash = (hash ^ (uint64_t)p->t->axes[k].capacity) * 1099511628211u;
     for (int k = 0; k < p->t->n_code; k++) {
         const tt__instr *i = &p->t->code[k];
         const tt__attr *a = &i->attr;
-        if (i->phase == TT__BACKWARD) continue;
+        if (i->phase == TT__BACKWARD || i->op == TT__OP_CAST) continue; /* copies of weights: some devices do without */
         snprintf(text, sizeof text, "%s %d %d %d %d %d %d %d %a %a %a %a %a %a %a %a", tt__row(i->op)->name, (int)p->t->values[i->out[0]].shape.dtype, a->act, a->heads, a->causal, a->nesterov, a->decoupled, a->ignore_index,
                  a->scale, a->dropout, a->eps, a->smoothing, a->weight_decay, a->beta1, a->beta2, a->clip_norm);
         hash = (hash ^ tt__hash(text)) * 1099511628211u;

@@ -13,6 +13,7 @@
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cublasLt.h>
 #include <math.h>
 #include <stdarg.h>
@@ -128,6 +129,8 @@ struct tt__device {
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
     struct tt_matmul_choice *choices; // TT_MATMUL_CHOICES of them, see >>matmuls
+    struct tt_waiting *waiting; // tensors that share a launch, see >>optimizers
+    int waiting_count;
     char error[512];
 };
 enum { TT_MATMUL_CHOICES = 1024 };
@@ -157,6 +160,7 @@ static void cuda_close(tt__device *d)
     if (d->lt) cublasLtDestroy(d->lt);
     if (d->stream) cudaStreamDestroy(d->stream);
     free(d->choices);
+    free(d->waiting);
     free(d);
 }
 
@@ -382,6 +386,7 @@ static tt_status cuda_read(tt__device *d, void *to, const void *memory, size_t b
 static tt_status cuda_begin(tt__device *d, tt__slot *slot, const tt__run *run)
 {
     cudaSetDevice(d->index);
+    d->waiting_count = 0; // of a run that failed
     return tt_check(d, TT_LAUNCH(set_run, 1, 32, 0, d->stream, slot, *run), "begin");
 }
 
@@ -617,8 +622,37 @@ template <int THREADS> __device__ __forceinline__ float tt_block_sum(float v)
 }
 
 static inline int64_t tt_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t tt_max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline unsigned tt_blocks(int64_t n, int64_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
 static inline unsigned tt_grid(int64_t n, int64_t per_block, int64_t most) { return n > 0 ? (unsigned)tt_min((n + per_block - 1) / per_block, most) : 1; }
+
+// Elements [4 i, 4 i + 4) of a parameter's first values from Philox block i, by the CPU's formulas (tt__init_values, tt__normal4).
+__global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
+{
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; 4 * i < n; i += gridDim.x * (int64_t)256) {
+        const uint32_t counter[4] = {(uint32_t)i, (uint32_t)((uint64_t)i >> 32), 0, 0};
+        uint32_t u[4];
+        float x[4];
+        tt_philox(counter, key, u);
+        TT_UNROLL for (int k = 0; k < 4; k++) x[k] = ((float)(u[k] >> 8) + 0.5f) * 0x1p-24f; // in (0, 1)
+        if (init.kind == TT_INIT_NORMAL) {
+            TT_UNROLL for (int k = 0; k < 4; k += 2) { // Box, Muller 1958
+                const double radius = sqrt(-2.0 * log((double)x[k])), angle = 6.283185307179586 * (double)x[k + 1];
+                x[k] = (float)(radius * cos(angle)) * init.scale;
+                x[k + 1] = (float)(radius * sin(angle)) * init.scale;
+            }
+        } else {
+            TT_UNROLL for (int k = 0; k < 4; k++) x[k] = init.kind == TT_INIT_UNIFORM ? (2 * x[k] - 1) * init.scale : init.kind == TT_INIT_ONES ? 1.0f : 0.0f;
+        }
+        TT_UNROLL for (int k = 0; k < 4; k++) if (4 * i + k < n) tt_store_any(memory, dtype, 4 * i + k, x[k]);
+    }
+}
+
+static tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
+{
+    cudaSetDevice(d->index);
+    return tt_check(d, TT_LAUNCH(init_values, tt_grid(n, 1024, 4096), 256, 0, d->stream, memory, dtype, n, init, key), "initial values");
+}
 
 // ================================================================================================== rows
 // Ops that work row by row or element by element.
@@ -752,19 +786,26 @@ template <int ACT> struct op_act_backward {
     }
 };
 
-template <template <int> class OP> static cudaError_t run_act(tt__device *d, const tt__launch *l)
+template <template <int> class OP> static cudaError_t run_act(tt__device *d, int act, const tt__mat &a, const tt__mat &b, const tt__mat &y, bool add)
 {
-    switch (l->instr->attr.act) {
-    case TT__ACT_GELU: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_GELU>());
-    case TT__ACT_GELU_TANH: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_GELU_TANH>());
-    case TT__ACT_RELU: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_RELU>());
-    case TT__ACT_TANH: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_TANH>());
-    default: return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, OP<TT__ACT_SILU>());
+    switch (act) {
+    case TT__ACT_GELU: return run_groups(d, a, b, y, add, false, OP<TT__ACT_GELU>());
+    case TT__ACT_GELU_TANH: return run_groups(d, a, b, y, add, false, OP<TT__ACT_GELU_TANH>());
+    case TT__ACT_RELU: return run_groups(d, a, b, y, add, false, OP<TT__ACT_RELU>());
+    case TT__ACT_TANH: return run_groups(d, a, b, y, add, false, OP<TT__ACT_TANH>());
+    default: return run_groups(d, a, b, y, add, false, OP<TT__ACT_SILU>());
     }
 }
 
-static cudaError_t run_activation(tt__device *d, const tt__launch *l) { return run_act<op_act>(d, l); }
-static cudaError_t run_activation_backward(tt__device *d, const tt__launch *l) { return run_act<op_act_backward>(d, l); }
+static cudaError_t run_activation(tt__device *d, const tt__launch *l)
+{
+    return run_act<op_act>(d, l->instr->attr.act, l->in[0], tt_no_operand, l->out[0], l->add[0]);
+}
+
+static cudaError_t run_activation_backward(tt__device *d, const tt__launch *l)
+{
+    return run_act<op_act_backward>(d, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0]);
+}
 
 // y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox block {r, c / 8, 0, 0}; r is
 // number[r] if that is not NULL. Bytes: x, residual and y once; some 12 integer operations an element for the random numbers.
@@ -1826,37 +1867,61 @@ static cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
 
 enum { TT_SQUARES_BLOCKS = 1024, TT_RANDOM_ROUNDING = 3 /* as TT__RANDOM_ROUNDING */ };
 
-// Sum of squares of g (n); g crosses memory once. Eight at a time in f32, and these sums in double.
-__global__ void __launch_bounds__(256) sum_squares(const void *g, tt_dtype dtype, int64_t n, bool wide, double *partial)
+// Tensors that share a launch, as its arguments: the program's next launch is of the same op (tt__launch.more). Tests make it smaller.
+#ifndef TT_TENSORS
+#define TT_TENSORS (CUDART_VERSION >= 12010 ? 448 : 60) // arguments may have 32,764 bytes; before CUDA 12.1, 4,096
+#endif
+
+// The tensor that a block is for, of `count` in the order of their first blocks.
+template <class T> __device__ __forceinline__ int tt_tensor_of_block(const T *of, int count)
 {
+    int low = 0;
+    for (int high = count; high - low > 1;) {
+        const int middle = (low + high) / 2;
+        if (of[middle].first <= blockIdx.x) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+struct tt_square {
+    const void *g;
+    float *to;
+    int64_t n;
+    unsigned first, blocks;
+    uint8_t type;
+    bool wide;
+};
+
+struct tt_squares {
+    int count;
+    double *partial; // a block's each
+    tt_square of[TT_TENSORS];
+};
+
+// Sums of squares of tensors; each crosses memory once. Eight at a time in f32, and these sums in double.
+__global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ tt_squares s)
+{
+    const tt_square &t = s.of[tt_tensor_of_block(s.of, s.count)];
+    const tt_dtype type = (tt_dtype)t.type;
     double sum = 0;
-    for (int64_t i = 8 * (blockIdx.x * (int64_t)256 + threadIdx.x); i < n; i += 8 * (gridDim.x * (int64_t)256)) {
+    for (int64_t i = 8 * ((blockIdx.x - t.first) * (int64_t)256 + threadIdx.x); i < t.n; i += 8 * (t.blocks * (int64_t)256)) {
         float x[8];
-        tt_load8(x, g, dtype, i, n - i, wide);
+        tt_load8(x, t.g, type, i, t.n - i, t.wide);
         TT_UNROLL for (int k = 0; k < 8; k++) x[k] *= x[k];
         sum += ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
     }
     sum = tt_block_sum<256>(sum);
-    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+    if (threadIdx.x == 0) s.partial[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(256) finish_sum_squares(const double *partial, int n, float *to)
+__global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant__ tt_squares s)
 {
+    const tt_square &t = s.of[blockIdx.x];
     double sum = 0;
-    for (int k = (int)threadIdx.x; k < n; k += 256) sum += partial[k];
+    for (unsigned k = threadIdx.x; k < t.blocks; k += 256) sum += s.partial[t.first + k];
     sum = tt_block_sum<256>(sum);
-    if (threadIdx.x == 0) *to = (float)sum;
-}
-
-static cudaError_t run_sum_squares(tt__device *d, const tt__launch *l)
-{
-    const tt__mat *g = &l->in[0];
-    const int64_t n = g->rows * g->cols;
-    const unsigned blocks = tt_grid(n, 4 * 2048, TT_SQUARES_BLOCKS);
-    double *partial = (double *)l->resident;
-    cudaError_t e = TT_LAUNCH(sum_squares, blocks, 256, 0, d->stream, g->data, g->dtype, n, tt_wide(g), partial);
-    if (e != cudaSuccess) return e;
-    return TT_LAUNCH(finish_sum_squares, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[0].data);
+    if (threadIdx.x == 0) *t.to = (float)sum;
 }
 
 // Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_), from the n gradients' sums of squares.
@@ -1911,39 +1976,73 @@ __device__ __forceinline__ void tt_update8(void *p, tt_dtype dtype, int64_t i, i
     tt_store8_bits(p, i, left, wide, h);
 }
 
-// Optimizer steps of up to TT_UPDATES parameters in one launch.
-enum { TT_UPDATES = 16, TT_UPDATE_CHUNK = 4 * 2048 }; // elements of a block
-
-struct tt_param_update {
+struct tt_param_update { // of a parameter
     const void *g;
     void *p, *m, *v;    // m, v: Adam's moments; SGD: momentum or NULL, and none
     int64_t n;
-    tt_dtype types[4];  // of g, p, m, v
+    unsigned first;
     float weight_decay;
     uint32_t random;    // the instruction's stream of random numbers
+    uint8_t types[3];   // of g, p, and m and v
     bool wide;
+};
+
+struct tt_update_rule {
+    float beta1, beta2, eps;
+    int nesterov, decoupled;
 };
 
 struct tt_param_updates {
     int count;
-    unsigned first[TT_UPDATES + 1]; // block of each parameter, and the number of blocks
-    float beta1, beta2, eps;
-    bool nesterov, decoupled;
-    const float *clip;              // norm; factor on gradients
-    tt_param_update of[TT_UPDATES];
+    tt_update_rule rule;
+    const float *clip;  // norm; factor on gradients
+    tt_param_update of[TT_TENSORS];
 };
 
-// Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16 bits half of that.
-template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(tt_param_updates u, const tt__run *run)
+struct tt_waiting { tt_squares squares; tt_param_updates updates; };
+static_assert(sizeof(tt_squares) <= 32764 && sizeof(tt_param_updates) + sizeof(void *) <= 32764, "a kernel's arguments");
+static_assert(TT_TENSORS * TT_SQUARES_BLOCKS * sizeof(double) <= TT_PARTIAL_BYTES, "the partial sums of a launch");
+
+static cudaError_t tt_make_waiting(tt__device *d)
+{
+    if (!d->waiting) d->waiting = (tt_waiting *)calloc(1, sizeof *d->waiting);
+    return d->waiting ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+static cudaError_t run_sum_squares(tt__device *d, const tt__launch *l)
+{
+    if (tt_make_waiting(d) != cudaSuccess) return cudaErrorMemoryAllocation;
+    const tt__mat *g = &l->in[0];
+    const int64_t n = g->rows * g->cols;
+    tt_squares *s = &d->waiting->squares;
+    tt_square *t = &s->of[d->waiting_count];
+    t->g = g->data; t->to = (float *)l->out[0].data;
+    t->n = n;
+    t->first = d->waiting_count ? t[-1].first + t[-1].blocks : 0;
+    t->blocks = tt_grid(n, 4 * 2048, TT_SQUARES_BLOCKS);
+    t->type = (uint8_t)g->dtype;
+    t->wide = tt_wide(g);
+    s->count = ++d->waiting_count;
+    s->partial = (double *)l->resident;
+    if (l->more && s->count < TT_TENSORS) return cudaSuccess;
+    d->waiting_count = 0;
+    cudaError_t e = TT_LAUNCH(sum_squares, t->first + t->blocks, 256, 0, d->stream, *s);
+    if (e != cudaSuccess) return e;
+    return TT_LAUNCH(finish_sum_squares, (unsigned)s->count, 256, 0, d->stream, *s);
+}
+
+enum { TT_UPDATE_CHUNK = 4 * 2048 }; // elements of a block
+
+// Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16 bits half of that.
+template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(const __grid_constant__ tt_param_updates u, const tt__run *run)
 {
     TT_SHARED(uint64_t, keys, [3]);
     TT_SHARED(float, of_step, [2]);
     if (!isfinite(u.clip[0])) return; // for all threads alike
-    int at = 0;
-    while (blockIdx.x >= u.first[at + 1]) at++;
-    const tt_param_update &t = u.of[at];
-    const int64_t from = (int64_t)(blockIdx.x - u.first[at]) * TT_UPDATE_CHUNK, to = from + TT_UPDATE_CHUNK < t.n ? from + TT_UPDATE_CHUNK : t.n;
-    const float factor = u.clip[1], lr = run->lr, b1 = u.beta1, b2 = u.beta2, decay = t.weight_decay;
+    const tt_param_update &t = u.of[tt_tensor_of_block(u.of, u.count)];
+    const tt_dtype type_g = (tt_dtype)t.types[0], type_p = (tt_dtype)t.types[1], type_m = (tt_dtype)t.types[2];
+    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT_UPDATE_CHUNK, to = from + TT_UPDATE_CHUNK < t.n ? from + TT_UPDATE_CHUNK : t.n;
+    const float factor = u.clip[1], lr = run->lr, b1 = u.rule.beta1, b2 = u.rule.beta2, decay = t.weight_decay;
     if (threadIdx.x < 3) keys[threadIdx.x] = tt_stream_key(run->seed, TT_RANDOM_ROUNDING, (uint64_t)run->step, (uint64_t)threadIdx.x << 32 | t.random);
     if (ADAM && threadIdx.x / 2 == 16) { // bias corrections: a thread of the second warp for each, a power by squaring
         double power = 1, b = threadIdx.x % 2 ? b2 : b1;
@@ -1952,56 +2051,63 @@ template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(tt
     }
     __syncthreads();
     const float step = ADAM ? of_step[0] : 0, root = ADAM ? of_step[1] : 0;
-    const float l2 = ADAM && u.decoupled ? 0 : decay, keep = ADAM && u.decoupled ? 1 - lr * decay : 1;
+    const float l2 = ADAM && u.rule.decoupled ? 0 : decay, keep = ADAM && u.rule.decoupled ? 1 - lr * decay : 1;
     for (int64_t i = from + 8 * threadIdx.x; i < to; i += 2048) {
         const int64_t left = to - i;
         float g[8], p[8], m[8] = {0}, v[8];
-        tt_load8(g, t.g, t.types[0], i, left, t.wide);
-        tt_load8(p, t.p, t.types[1], i, left, t.wide);
-        if (ADAM || t.m) tt_load8(m, t.m, t.types[2], i, left, t.wide);
+        tt_load8(g, t.g, type_g, i, left, t.wide);
+        tt_load8(p, t.p, type_p, i, left, t.wide);
+        if (ADAM || t.m) tt_load8(m, t.m, type_m, i, left, t.wide);
         if (ADAM) {
-            tt_load8(v, t.v, t.types[3], i, left, t.wide);
+            tt_load8(v, t.v, type_m, i, left, t.wide);
         }
         TT_UNROLL for (int k = 0; k < 8; k++) {
             float d = g[k] * factor + p[k] * l2;
             if (ADAM) {
                 m[k] = m[k] * b1 + d * (1 - b1);
                 v[k] = v[k] * b2 + d * d * (1 - b2);
-                p[k] = p[k] * keep - __fdividef(m[k] * step, sqrtf(v[k]) * root + u.eps); // within 2 ulp of the step
+                p[k] = p[k] * keep - __fdividef(m[k] * step, sqrtf(v[k]) * root + u.rule.eps); // within 2 ulp of the step
             } else {
                 m[k] = m[k] * b1 + d;
-                if (t.m) d = u.nesterov ? d + m[k] * b1 : m[k];
+                if (t.m) d = u.rule.nesterov ? d + m[k] * b1 : m[k];
                 p[k] -= d * lr;
             }
         }
-        tt_update8(t.p, t.types[1], i, left, t.wide, p, keys[0]);
-        if (ADAM || t.m) tt_update8(t.m, t.types[2], i, left, t.wide, m, keys[1]);
-        if (ADAM) tt_update8(t.v, t.types[3], i, left, t.wide, v, keys[2]);
+        tt_update8(t.p, type_p, i, left, t.wide, p, keys[0]);
+        if (ADAM || t.m) tt_update8(t.m, type_m, i, left, t.wide, m, keys[1]);
+        if (ADAM) tt_update8(t.v, type_m, i, left, t.wide, v, keys[2]);
     }
 }
 
 template <bool ADAM> static cudaError_t run_update(tt__device *d, const tt__launch *l)
 {
+    if (tt_make_waiting(d) != cudaSuccess) return cudaErrorMemoryAllocation;
     const tt__attr *a = &l->instr->attr;
-    const tt__mat *mats[4] = {&l->in[0], &l->out[0], &l->out[1], &l->out[2]};
-    tt_param_updates u;
-    memset(&u, 0, sizeof u);
-    tt_param_update *t = &u.of[0];
-    u.count = 1;
-    t->g = mats[0]->data; t->p = mats[1]->data; t->m = mats[2]->data; t->v = mats[3]->data;
-    t->n = mats[1]->rows * mats[1]->cols;
+    const tt__mat *g = &l->in[0], *p = &l->out[0], *m = &l->out[1], *v = &l->out[2];
+    const tt_update_rule rule = {a->beta1, a->beta2, a->eps, a->nesterov, a->decoupled};
+    const float *clip = (const float *)l->in[1].data;
+    tt_param_updates *u = &d->waiting->updates;
+    const auto launch = [&] {
+        const tt_param_update *last = &u->of[d->waiting_count - 1];
+        u->count = d->waiting_count;
+        d->waiting_count = 0;
+        return TT_LAUNCH((update_parameters<ADAM>), last->first + tt_blocks(last->n, TT_UPDATE_CHUNK), 256, 0, d->stream, *u, &l->slot->run);
+    };
+    if (d->waiting_count && (memcmp(&u->rule, &rule, sizeof rule) != 0 || u->clip != clip)) {
+        cudaError_t e = launch();
+        if (e != cudaSuccess) return e;
+    }
+    tt_param_update *t = &u->of[d->waiting_count];
+    t->g = g->data; t->p = p->data; t->m = m->data; t->v = v->data;
+    t->n = p->rows * p->cols;
+    t->first = d->waiting_count ? t[-1].first + tt_blocks(t[-1].n, TT_UPDATE_CHUNK) : 0;
     t->weight_decay = a->weight_decay;
     t->random = l->instr->random;
-    t->wide = true;
-    for (int k = 0; k < 4; k++) {
-        t->types[k] = mats[k]->dtype;
-        t->wide &= (uintptr_t)mats[k]->data % 16 == 0;
-    }
-    u.beta1 = a->beta1; u.beta2 = a->beta2; u.eps = a->eps;
-    u.nesterov = a->nesterov; u.decoupled = a->decoupled;
-    u.clip = (const float *)l->in[1].data;
-    u.first[1] = tt_blocks(t->n, TT_UPDATE_CHUNK);
-    return TT_LAUNCH((update_parameters<ADAM>), u.first[1], 256, 0, d->stream, u, &l->slot->run);
+    t->types[0] = (uint8_t)g->dtype; t->types[1] = (uint8_t)p->dtype; t->types[2] = (uint8_t)m->dtype;
+    t->wide = ((uintptr_t)g->data | (uintptr_t)p->data | (uintptr_t)m->data | (uintptr_t)v->data) % 16 == 0;
+    u->rule = rule;
+    u->clip = clip;
+    return ++d->waiting_count < TT_TENSORS && l->more ? cudaSuccess : launch();
 }
 
 // ================================================================================================== attention
@@ -2917,6 +3023,8 @@ struct tt_matmul {
     tt_dtype bias_type;
     int act;
     bool accumulate;
+    bool gradient;         // A is one: E5M2 where operands are rounded to fp8
+    const float *unscale;  // not NULL: A and B are in fp8 (a_type and b_type what they were), to be multiplied by [0] and [1], in device memory
 };
 
 __device__ __forceinline__ float tt_at(const tt__mat &m, int64_t i, int64_t j) { return tt_load_any(m.data, m.dtype, i * m.ld + j); }
@@ -2970,13 +3078,6 @@ __global__ void __launch_bounds__(256) any_matmul(tt_matmul g)
     }
 }
 
-// What an epilogue could not do, on v in `from`, which may be C.
-__global__ void __launch_bounds__(256) finish_matmul(tt_matmul g, tt__mat from)
-{
-    for (int64_t e = (int64_t)blockIdx.x * 256 + threadIdx.x; e < g.m * g.n; e += (int64_t)gridDim.x * 256)
-        tt_finish(g, e / g.n, e % g.n, tt_at(from, e / g.n, e % g.n));
-}
-
 __global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
@@ -2988,7 +3089,7 @@ __global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype
 
 // The algorithm for a product of a shape, chosen by cuBLASLt when it is first met.
 struct tt_matmul_key {
-    int64_t m, n, k, lda, ldb, ldc, ldd;
+    int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int types, epilogue;
     uint64_t aligned;
 };
@@ -3003,14 +3104,20 @@ static int alignment_of(const void *p)
 
 static cudaDataType_t lt_type(tt_dtype t) { return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F; }
 
-// The product (+ bias) (+ addend) by cuBLASLt; *done is false where it has no algorithm. In its column-major view this is C^T = B^T A^T.
-static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul *g, const tt__mat *to, const tt__mat *addend, const void *bias, bool *done)
+// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB); `aux`, what goes into GELU, is written
+// or read.
+struct tt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
+
+// The product (+ addend) with that by cuBLASLt; *done is false where it has no algorithm. In its column-major view this is C^T = B^T A^T.
+static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul *g, const tt__mat *to, const tt__mat *addend, const tt_epilogue *more, bool *done)
 {
     const bool b_plain = g->b_col == 1, a_plain = g->a_col == 1;
     const int64_t b_ld = b_plain ? g->b_row : g->b_col, a_ld = a_plain ? g->a_row : g->a_col;
     const float one = 1, zero = 0;
+    const bool tf32 = l->tf32 && g->a_type == TT_F32;
+    const cudaDataType a_type = !g->unscale ? lt_type(g->a_type) : g->gradient ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
+    const cudaDataType b_type = !g->unscale ? lt_type(g->b_type) : CUDA_R_8F_E4M3;
     const cublasOperation_t op_b = b_plain ? CUBLAS_OP_N : CUBLAS_OP_T, op_a = a_plain ? CUBLAS_OP_N : CUBLAS_OP_T;
-    const cublasLtEpilogue_t epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const void *c = addend ? addend->data : to->data;
     cublasLtMatmulDesc_t desc = NULL;
     cublasLtMatrixLayout_t a = NULL, b = NULL, cl = NULL, dl = NULL;
@@ -3022,23 +3129,35 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     memset(&key, 0, sizeof key);
     key.m = g->m; key.n = g->n; key.k = g->k;
     key.lda = a_ld; key.ldb = b_ld; key.ldc = addend ? addend->ld : to->ld; key.ldd = to->ld;
-    key.types = (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
-    key.epilogue = (int)epilogue;
-    const int aligned[4] = {alignment_of(g->b), alignment_of(g->a), alignment_of(c), alignment_of(to->data)};
-    for (int k = 0; k < 4; k++) key.aligned = key.aligned * 256 + (uint64_t)aligned[k] / 2;
+    key.types = (g->unscale ? 1024 + g->gradient * 2048 : 0) + tf32 * 512 + (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
+    key.epilogue = (int)more->kind;
+    key.ld_aux = more->aux.data ? more->aux.ld : 0;
+    const int aligned[6] = {alignment_of(g->b), alignment_of(g->a), alignment_of(c), alignment_of(to->data), alignment_of(more->bias), alignment_of(more->aux.data)};
+    for (int k = 0; k < 6; k++) key.aligned = key.aligned * 256 + (uint64_t)aligned[k] / 2;
     uint64_t hash = 1469598103934665603u; // FNV-1a
     for (size_t k = 0; k < sizeof key; k++) hash = (hash ^ ((const unsigned char *)&key)[k]) * 1099511628211u;
     tt_matmul_choice *choice = &d->choices[hash % TT_MATMUL_CHOICES]; // a second shape of that place displaces the first
     bool known = choice->used && memcmp(&choice->key, &key, sizeof key) == 0;
     if (known && !choice->possible) return cudaSuccess;
 
-    cublasStatus_t s = cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasStatus_t s = cublasLtMatmulDescCreate(&desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (s == CUBLAS_STATUS_SUCCESS && bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&b, lt_type(g->b_type), (uint64_t)(b_plain ? g->n : g->k), (uint64_t)(b_plain ? g->k : g->n), b_ld);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&a, lt_type(g->a_type), (uint64_t)(a_plain ? g->k : g->m), (uint64_t)(a_plain ? g->m : g->k), a_ld);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &more->kind, sizeof more->kind);
+    if (s == CUBLAS_STATUS_SUCCESS && more->bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &more->bias, sizeof more->bias);
+    if (g->unscale) {
+        const float *of_a = g->unscale, *of_b = g->unscale + 1;
+        const cudaDataType bias_type = to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF; // cuBLASLt has no other
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b);
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a);
+        if (s == CUBLAS_STATUS_SUCCESS && more->bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type);
+    }
+    if (more->aux.data) {
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &more->aux.data, sizeof more->aux.data);
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &more->aux.ld, sizeof more->aux.ld);
+    }
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&b, b_type, (uint64_t)(b_plain ? g->n : g->k), (uint64_t)(b_plain ? g->k : g->n), b_ld);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&a, a_type, (uint64_t)(a_plain ? g->k : g->m), (uint64_t)(a_plain ? g->m : g->k), a_ld);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&cl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, key.ldc);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&dl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, to->ld);
     if (s == CUBLAS_STATUS_SUCCESS && !known) {
@@ -3076,35 +3195,152 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     return cudaErrorUnknown;
 }
 
+// Whether cuBLASLt's GELU will do. It is the tanh approximation (github.com/pytorch/pytorch/pull/104061); what goes into it has the result's dtype
+// and rows that are a multiple of 8 elements apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
+static bool lt_gelu(const tt_matmul *g, const tt__mat *aux)
+{
+    if (g->act != TT__ACT_GELU_TANH || g->accumulate || g->residual.data) return false;
+    return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
+}
+
+// ---- fp8: both operands rounded in the workspace, where k lies contiguous, as cuBLASLt wants them, padded with zeros to a multiple of 16
+
+struct tt_fp8_operand {
+    tt__mat m;             // (lines, k), or `across` (k, lines)
+    bool across, wide, e5m2;
+    int64_t lines, k, ld;  // ld: k to a multiple of 16
+    unsigned char *to;     // (lines, ld)
+};
+struct tt_fp8_operands { tt_fp8_operand of[2]; unsigned *largest; float *unscale; }; // of each operand; both in device memory
+
+// The bits of the largest magnitude, NaN above infinity. Reads each operand once; grid (any, 2).
+__global__ void __launch_bounds__(256) fp8_largest(tt_fp8_operands both)
+{
+    TT_SHARED(unsigned, part, [8]);
+    const tt_fp8_operand &x = both.of[blockIdx.y];
+    const int64_t groups = (x.m.cols + 7) / 8;
+    unsigned most = 0;
+    for (int64_t g = (int64_t)blockIdx.x * 256 + threadIdx.x; g < x.m.rows * groups; g += (int64_t)gridDim.x * 256) {
+        const int64_t r = g / groups, c = g % groups * 8;
+        float v[8];
+        tt_load8(v, tt_row(x.m, r), x.m.dtype, c, x.m.cols - c, x.wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) most = max(most, __float_as_uint(v[k]) & 0x7fffffffu);
+    }
+    TT_UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int k = 1; k < 8; k++) most = max(most, part[k]);
+        atomicMax(&both.largest[blockIdx.y], most); // the same in any order
+    }
+}
+
+// What an operand is multiplied by: the largest power of two that keeps it within fp8's range. NaN if it is not finite, for the product to show.
+__device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
+{
+    const float most = __uint_as_float(largest);
+    if (largest >= 0x7f800000u) return __uint_as_float(0x7fc00000u);
+    if (most < 0x1p-100f) return 0x1p100f;
+    return __uint_as_float(__float_as_uint((e5m2 ? 57344.0f : 448.0f) / most) & 0x7f800000u);
+}
+
+// Tiles of 64 lines x 64 k, turned in shared memory if they lie across: reads 16 bytes a thread and writes as many. Grid (tiles of the larger, 2).
+__global__ void __launch_bounds__(256) fp8_round(tt_fp8_operands both)
+{
+    TT_SHARED(unsigned char, tile, [64][80]);
+    const tt_fp8_operand &x = both.of[blockIdx.y];
+    const int t = threadIdx.x;
+    const int64_t across = (x.ld + 63) / 64, line0 = blockIdx.x / across * 64, k0 = blockIdx.x % across * 64;
+    const int64_t r0 = x.across ? k0 : line0, c0 = x.across ? line0 : k0;
+    const float scale = fp8_scale(both.largest[blockIdx.y], x.e5m2);
+    const __nv_fp8_interpretation_t kind = x.e5m2 ? __NV_E5M2 : __NV_E4M3;
+    if (line0 >= x.lines) return;
+    if (blockIdx.x == 0 && t == 0) both.unscale[blockIdx.y] = 1 / scale;
+    for (int e = t; e < 512; e += 256) {
+        const int r = e / 8, c = e % 8 * 8;
+        float v[8] = {};
+        if (r0 + r < x.m.rows && c0 + c < x.m.cols) tt_load8(v, tt_row(x.m, r0 + r), x.m.dtype, c0 + c, x.m.cols - c0 - c, x.wide);
+        TT_UNROLL for (int k = 0; k < 8; k++) {
+            const unsigned char q = __nv_cvt_float_to_fp8(v[k] * scale, __NV_SATFINITE, kind);
+            if (x.across) tile[c + k][r] = q;
+            else tile[r][c + k] = q;
+        }
+    }
+    __syncthreads();
+    const int line = t / 4, k = t % 4 * 16;
+    if (line0 + line < x.lines && k0 + k < x.ld) *(uint4 *)&x.to[(line0 + line) * x.ld + k0 + k] = *(const uint4 *)&tile[line][k];
+}
+
+// Rounds the operands of g into the workspace; `low` is the product of those.
+static cudaError_t to_fp8(tt__device *d, const tt__launch *l, const tt_matmul *g, tt_matmul *low)
+{
+    const int64_t ld = (g->k + 15) / 16 * 16;
+    unsigned char *memory = (unsigned char *)l->workspace, *a = memory + 256, *b = a + (g->m * ld + 255) / 256 * 256;
+    tt_fp8_operands both = {{{{(void *)g->a, g->a_type, g->m, g->k, g->a_row}, g->a_col != 1, false, g->gradient, g->m, g->k, ld, a},
+                             {{(void *)g->b, g->b_type, g->n, g->k, g->b_col}, g->b_row != 1, false, false, g->n, g->k, ld, b}}, (unsigned *)memory, (float *)memory + 2};
+    int64_t tiles = 0, groups = 0;
+    for (int k = 0; k < 2; k++) {
+        tt_fp8_operand *x = &both.of[k];
+        if (x->across) { x->m.rows = g->k; x->m.cols = x->lines; x->m.ld = k ? g->b_row : g->a_col; }
+        x->wide = tt_wide(&x->m);
+        tiles = tt_max(tiles, (x->lines + 63) / 64 * ((ld + 63) / 64));
+        groups = tt_max(groups, x->m.rows * ((x->m.cols + 7) / 8));
+    }
+    cudaError_t e = cudaMemsetAsync(both.largest, 0, 2 * sizeof *both.largest, d->stream);
+    if (e == cudaSuccess) e = TT_LAUNCH(fp8_largest, dim3(tt_grid(groups, 2048, 512), 2), 256, 0, d->stream, both);
+    if (e == cudaSuccess) e = TT_LAUNCH(fp8_round, dim3((unsigned)tiles, 2), 256, 0, d->stream, both);
+    *low = *g;
+    low->a = a; low->a_row = ld; low->a_col = 1;
+    low->b = b; low->b_row = 1; low->b_col = ld;
+    low->k = ld;
+    low->unscale = both.unscale;
+    return e;
+}
+
 static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g)
 {
     const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
     tt__mat to = passes && g->pre.data ? g->pre : g->c;
-    const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual : NULL;
-    const void *bias = g->bias;
+    const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual : NULL, *aux = g->saved.data ? &g->saved : &g->pre;
+    tt_epilogue more = {CUBLASLT_EPILOGUE_DEFAULT, g->bias, tt_no_operand};
     cudaError_t e = cudaSuccess;
     bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) && !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
     if (g->m <= 0 || g->n <= 0) return cudaSuccess;
-    if (fits && bias && g->bias_type != to.dtype) {
-        if ((size_t)g->n * tt_dtype_bytes(to.dtype) <= TT_BIAS_BYTES) {
+    const bool fp8 = fits && l->instr->attr.fp8 && g->k > 0;
+    const tt_dtype bias_type = !fp8 || to.dtype != TT_F32 ? to.dtype : TT_BF16; // that cuBLASLt adds
+    if (fits && g->bias && g->bias_type != bias_type) {
+        if ((size_t)g->n * tt_dtype_bytes(bias_type) <= TT_BIAS_BYTES) {
             void *copy = (char *)l->resident + TT_LT_WORKSPACE;
-            e = TT_LAUNCH(cast_bias, tt_blocks(g->n, 256), 256, 0, d->stream, copy, to.dtype, bias, g->bias_type, g->n);
-            bias = copy;
+            e = TT_LAUNCH(cast_bias, tt_blocks(g->n, 256), 256, 0, d->stream, copy, bias_type, g->bias, g->bias_type, g->n);
+            more.bias = copy;
         } else {
             fits = false;
         }
     }
-    if (fits && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, bias, &done);
+    if (fits && fp8 && e == cudaSuccess) {
+        tt_matmul low;
+        more.kind = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+        e = to_fp8(d, l, g, &low);
+        if (e == cudaSuccess) e = lt_matmul(d, l, &low, &to, addend, &more, &done);
+        if (!done) fits = bias_type == to.dtype;
+    } else if (fits && e == cudaSuccess && lt_gelu(g, aux)) {
+        more.aux = *aux;
+        if (g->saved.data) more.kind = CUBLASLT_EPILOGUE_DGELU;
+        else if (g->bias) more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
+        else more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
+        e = lt_matmul(d, l, g, &g->c, NULL, &more, &done);
+        if (e != cudaSuccess || done) return e;
+        more.aux = tt_no_operand;
+    }
+    more.kind = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    if (fits && !done && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, &more, &done);
     if (e != cudaSuccess) return e;
     if (!done) {
         int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
         return TT_LAUNCH(any_matmul, (unsigned)tiles, 256, 0, d->stream, *g);
     }
-    if (!passes) return cudaSuccess;
-    tt_matmul rest = *g;
-    rest.bias = rest.pre.data = NULL;
-    int64_t blocks = (g->m * g->n + 1023) / 1024;
-    return TT_LAUNCH(finish_matmul, (unsigned)(blocks < 65536 ? blocks : 65536), 256, 0, d->stream, rest, to);
+    if (g->saved.data) return run_act<op_act_backward>(d, g->act, to, g->saved, g->c, false);
+    return g->act ? run_act<op_act>(d, g->act, to, tt_no_operand, g->c, false) : cudaSuccess;
 }
 
 static tt_matmul linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
@@ -3128,6 +3364,7 @@ static tt_matmul linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat
     g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1;
     g.c = *dx;
     g.accumulate = add;
+    g.gradient = true;
     return g;
 }
 
@@ -3185,7 +3422,17 @@ static cudaError_t tt_linear_dw(tt__device *d, const tt__launch *l, const tt__ma
     g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
     g.c = *dw;
     g.accumulate = add_w;
-    cudaError_t e = dw->data ? matmul(d, l, &g) : cudaSuccess;
+    g.gradient = true;
+    cudaError_t e = cudaSuccess;
+    bool done = false;
+    if (dw->data && db->data && !l->instr->attr.fp8 && db->dtype == dw->dtype && (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= TT_BIAS_BYTES))) {
+        // with the product, that reads dy anyway; cuBLASLt does not add to what is there
+        float *sums = (float *)((char *)l->resident + TT_LT_WORKSPACE);
+        tt_epilogue more = {CUBLASLT_EPILOGUE_BGRADB, add_b ? sums : db->data, tt_no_operand};
+        e = lt_matmul(d, l, &g, dw, add_w ? dw : NULL, &more, &done);
+        if (e == cudaSuccess && done) return add_b ? run_finish_sums(d, sums, 1, db->cols, db, true) : e;
+    }
+    if (e == cudaSuccess && dw->data) e = matmul(d, l, &g);
     return e == cudaSuccess && db->data ? tt_column_sums(d, l, dy, db, add_b) : e;
 }
 
@@ -3256,6 +3503,10 @@ static const char *cuda_refuses(const tt__launch *l)
 {
     const int op = l->instr->op;
     if (!kernels_of(op)) return "the CUDA backend has no kernel for it";
+    int major = 9, minor = 0; // unless there is a device that says otherwise
+    if (l->instr->attr.fp8 && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess && major * 10 + minor < 89)
+        return "matmul 'fp8' needs compute capability 8.9";
     const bool sums_rows = op == TT__OP_LAYERNORM_BACKWARD || op == TT__OP_EMBEDDING_BACKWARD || op == TT__OP_GATHER_ROWS_BACKWARD || op == TT__OP_SET_ROWS_BACKWARD;
     if (sums_rows && l->in[op == TT__OP_EMBEDDING_BACKWARD].cols > 1 << 20) return "the CUDA backend's kernel for it takes at most 2^20 columns";
     if ((op == TT__OP_SET_ROWS || op == TT__OP_SET_ROWS_BACKWARD) && l->in[0].rows > 1 << 27) return "the CUDA backend's kernel for it takes at most 2^27 rows";
@@ -3272,7 +3523,7 @@ static tt_status cuda_launch(tt__device *d, const tt__launch *l)
 }
 
 extern "C" const tt__backend tt__cuda_backend = {
-    cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill,
+    cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill, cuda_init,
     cuda_read, cuda_wait, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
     cuda_describe,
 };

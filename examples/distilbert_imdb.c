@@ -12,12 +12,12 @@
 
 /* --------------------------------------------------------------------------------------------------- options */
 static struct {
-    const char *data, *model, *precision, *device, *out, *predict;
+    const char *data, *model, *precision, *matmul, *device, *out, *predict;
     char *freeze;
     int64_t train, test, epochs, batch, accumulate, max_tokens, seed, threads;
     double lr, warmup, dropout;
     bool plan, resume, help;
-} opt = {"examples/data/reviews.tsv", NULL, "32-true", NULL, "run", NULL, NULL, 0, 0, 0, 16, 1, 0, 1, 0, 0, 0.1, -1, false, false, false};
+} opt = {"examples/data/reviews.tsv", NULL, "32-true", "fp32", NULL, "run", NULL, NULL, 0, 0, 0, 16, 1, 0, 1, 0, 0, 0.1, -1, false, false, false};
 
 typedef struct flag { const char *name, *what; char type; void *to; const char *help; } flag; /* type: s, i, f, b */
 static const flag flags[] = {
@@ -32,6 +32,7 @@ static const flag flags[] = {
     {"--accumulate", "N", 'i', &opt.accumulate, "micro-batches in a step, at least (1)"},
     {"--max-tokens", "N", 'i', &opt.max_tokens, "tokens in a micro-batch; it is filled up to this (0: 8192 with --model, else 2048)"},
     {"--precision", "P", 's', &opt.precision, "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true (32-true)"},
+    {"--matmul", "M", 's', &opt.matmul, "fp32; on a GPU also tf32, fp32 matrices rounded to 11 bits, and fp8, 16-bit matrices rounded to 4 or 3 (fp32)"},
     {"--device", "KIND", 's', &opt.device, "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"},
     {"--dropout", "X", 'f', &opt.dropout, "dropout everywhere, in [0, 1) (-1: as the model's config says)"},
     {"--freeze", "LIST", 's', &opt.freeze, "parameters to keep as they are: name patterns separated by commas, * and ? (none)"},
@@ -152,6 +153,7 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_load
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(opt.warmup * (double)total_steps);
     o.precision = opt.precision;
+    o.matmul = opt.matmul;
     o.device = opt.device;
     o.max_seqs = l ? tt_loader_max_seqs(l) : 1;
     o.max_tokens = l ? tt_loader_max_tokens(l) : m->config.max_positions;

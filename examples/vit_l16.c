@@ -22,12 +22,12 @@
 
 /* --------------------------------------------------------------------------------------------------- options */
 static struct {
-    const char *data, *model, *vit, *optimizer, *precision, *recompute, *device, *out, *predict;
+    const char *data, *model, *vit, *optimizer, *precision, *matmul, *recompute, *device, *out, *predict;
     char *freeze;
     int64_t size, train, test, epochs, batch, accumulate, seed, threads;
     double lr, warmup, decay, dropout;
     bool augment, plan, resume, help;
-} opt = {NULL, NULL, NULL, "adamw", "32-true", "cheap", NULL, "run", NULL, NULL, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0.1, 0.01, -1, false, false, false, false};
+} opt = {NULL, NULL, NULL, "adamw", "32-true", "fp32", "cheap", NULL, "run", NULL, NULL, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0.1, 0.01, -1, false, false, false, false};
 
 typedef struct flag { const char *name, *what; char type; void *to; const char *help; } flag; /* type: s, i, f, b */
 static const flag flags[] = {
@@ -46,6 +46,7 @@ static const flag flags[] = {
     {"--batch", "N", 'i', &opt.batch, "images in a step (0: 16 with --model, else 20)"},
     {"--accumulate", "N", 'i', &opt.accumulate, "micro-batches in a step (1)"},
     {"--precision", "P", 's', &opt.precision, "32-true, 16-mixed, bf16-mixed, 16-true or bf16-true (32-true)"},
+    {"--matmul", "M", 's', &opt.matmul, "fp32; on a GPU also tf32, fp32 matrices rounded to 11 bits, and fp8, 16-bit matrices rounded to 4 or 3 (fp32)"},
     {"--recompute", "R", 's', &opt.recompute, "none, cheap, attention or blocks: what the backward computes again (cheap)"},
     {"--device", "KIND", 's', &opt.device, "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"},
     {"--dropout", "X", 'f', &opt.dropout, "dropout everywhere, in [0, 1) (-1: as the model's config says)"},
@@ -343,6 +344,7 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_vit *m, int max_images
     o.optimizer.kind = strcmp(opt.optimizer, "sgd") == 0 ? TT_SGD : strcmp(opt.optimizer, "adam") == 0 ? TT_ADAM : TT_ADAMW;
     o.optimizer.weight_decay = (float)opt.decay;
     o.precision = opt.precision;
+    o.matmul = opt.matmul;
     o.recompute = opt.recompute;
     o.device = opt.device;
     o.max_seqs = max_images;

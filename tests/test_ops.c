@@ -59,6 +59,7 @@ static const size_set sizes[] = {
     {"blocks", 2, 19, 67, 77, 150, {257, 1, 3}, "*", false},
     {"wide", 1, 401, 19, 9, 3, {3, 18}, "*", false},
     {"few_rows", 1, 129, 5, 3, 3, {3}, "*act*", false},
+    {"octets", 2, 8, 24, 3, 6, {9, 1, 5}, "linear_gelu_tanh*", true},
     {"tall", 1, 11, 1030, 9, 3, {1000, 35}, "linear_residual", false},
     {"causal_picked", 1, 5, 2, 2, 60, {300, 80}, "rows_of_attention_packed", false},
     {"many_picked", 1, 3, 2, 2, 600, {20, 300, 300, 99}, "rows_of_attention_first", false},
@@ -668,6 +669,7 @@ static int squared_error(int x, int target, bool weighted)
     X(linear_no_bias, LINEAR, return linear(V(ROWS, D), W(O, D), 0);) \
     X(linear_gelu, LINEAR, return gelu(linear(V(ROWS, D), W(O, D), B(O)));) \
     X(linear_gelu_tanh, LINEAR, return gelu_tanh(linear(V(ROWS, D), W(O, D), B(O)));) \
+    X(linear_gelu_tanh_linear, LINEAR, int x = gelu(V(ROWS, D)); return gelu(linear(gelu_tanh(linear(x, W(O, D), B(O))), W(D, O), B(D)));) \
     X(linear_relu, LINEAR, return relu(linear(V(ROWS, D), W(O, D), B(O)));) \
     X(linear_tanh, LINEAR, return tanh_(linear(V(ROWS, D), W(O, D), B(O)));) \
     X(linear_silu_no_bias, LINEAR, return silu(linear(V(ROWS, D), W(O, D), 0));) \
@@ -1636,15 +1638,17 @@ TEST(stochastic_rounding_is_unbiased)
 
 #ifdef TINYTRAIN_CUDA
 /* Runs an instruction, whose operands are the host's, on a GPU. */
-static bool run_on_cuda(const tt__launch *host)
+static bool run_on_cuda(const tt__launch *host, size_t workspace)
 {
     const tt__backend *b = &tt__cuda_backend;
     char error[256] = "";
-    void *memory[TT__MAX_IN + TT__MAX_OUT + 1] = {0};
+    enum { SLOT = TT__MAX_IN + TT__MAX_OUT, WORKSPACE, RESIDENT, MEMORIES };
+    void *memory[MEMORIES] = {0};
     tt__launch l = *host;
     tt__device *d = b->open(l.ctx, 0, error, sizeof error);
     bool ok = report(d != NULL, "%s", error);
-    if (ok) ok = (l.slot = (tt__slot *)(memory[TT__MAX_IN + TT__MAX_OUT] = b->allocate(d, sizeof *l.slot))) != NULL && b->begin(d, l.slot, l.run) == TT_OK;
+    if (ok) ok = (l.slot = (tt__slot *)(memory[SLOT] = b->allocate(d, sizeof *l.slot))) != NULL && b->begin(d, l.slot, l.run) == TT_OK;
+    if (ok && workspace) ok = (l.workspace = memory[WORKSPACE] = b->allocate(d, workspace)) && (l.resident = memory[RESIDENT] = b->allocate(d, TT__CUDA_RESIDENT));
     for (int to = 0; to < 2; to++) {
         for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT && ok; k++) {
             tt__mat *m = k < TT__MAX_IN ? &l.in[k] : &l.out[k - TT__MAX_IN];
@@ -1657,12 +1661,12 @@ static bool run_on_cuda(const tt__launch *host)
         if (ok && !to) ok = b->launch(d, &l) == TT_OK;
     }
     if (d) report(ok, "%s", b->error(d));
-    for (int k = 0; k <= TT__MAX_IN + TT__MAX_OUT; k++) if (memory[k]) b->release(d, memory[k]);
+    for (int k = 0; k < MEMORIES; k++) if (memory[k]) b->release(d, memory[k]);
     b->close(d);
     return ok;
 }
 #else
-static bool run_on_cuda(const tt__launch *host) { (void)host; return false; }
+static bool run_on_cuda(const tt__launch *host, size_t workspace) { (void)host; (void)workspace; return false; }
 #endif
 
 /* Each instruction set rounds as the functions above do with the documented numbers: halves of the words of Philox counter {element / 8}
@@ -1714,7 +1718,7 @@ TEST(stochastic_rounding_of_each_isa)
                 l.out[0].rows = 1;
                 l.out[0].cols = l.out[0].ld = N;
                 l.workspace = calloc((size_t)threads * TT__ROW_BUFFERS, tt__row_bytes(TT__CHUNK));
-                CHECK(is_cuda(isa[k]) ? run_on_cuda(&l) : ctx->isa->run[TT__OP_SGD](&l) == TT_OK);
+                CHECK(is_cuda(isa[k]) ? run_on_cuda(&l, 0) : ctx->isa->run[TT__OP_SGD](&l) == TT_OK);
                 uint64_t key = tt__stream_key(run.seed, TT__RANDOM_ROUNDING, 3, 7);
                 for (int e = 0; e < N; e++) {
                     uint32_t counter[4] = {(uint32_t)e / 8, 0, 0, 0}, u[4];
@@ -1732,6 +1736,78 @@ TEST(stochastic_rounding_of_each_isa)
             }
         }
     }
+}
+
+/* A weight that is rounded while it is read gives the bits of a rounded copy: products of few rows, of few sums and packed ones, with cut tiles. */
+TEST(weights_narrowed_while_read)
+{
+    enum { MOST = 600 * 130 };
+    static const char *const isa[] = {"portable", "avx2", "avx512", "avx512_dot", "neon", "neon_dot"};
+    static const int shape[][3] = {{1, 1, 1}, {3, 40, 130}, {20, 130, 70}, {31, 7, 600}, {100, 130, 33}}; /* rows, out, width */
+    static float w[MOST], got[2][MOST];
+    static uint16_t x[MOST], copy[MOST];
+    for (int k = 0; k < TT__COUNT(isa); k++) {
+        if (!has_isa(isa[k])) continue;
+        for (int f16 = 0; f16 < (is_dot(isa[k]) ? 1 : 2); f16++)
+            for (int s = 0; s < 2 * TT__COUNT(shape); s++) {
+                const int *z = shape[s / 2], rows = z[0], from = s % 2 ? z[1] : z[2], to = s % 2 ? z[2] : z[1]; /* odd: the gradient of x */
+                const tt_dtype half = f16 ? TT_F16 : TT_BF16;
+                uint64_t random = (uint64_t)s + 99;
+                test_allocator a;
+                tt_context_options co = test_options(&a);
+                co.threads = 2;
+                tt_context *ctx = open_isa(co, isa[k]);
+                for (int e = 0; e < MOST; e++) w[e] = (float)test_random(&random) * 0x1p-31f - 1;
+                for (int e = 0; e < MOST; e++) tt__convert(&copy[e], half, &w[e], TT_F32, 1);
+                for (int e = 0; e < MOST; e++) { float y = (float)test_random(&random) * 0x1p-31f - 1; tt__convert(&x[e], half, &y, TT_F32, 1); }
+                memset(got, 0, sizeof got);
+                for (int narrow = 0; narrow < 2; narrow++) {
+                    tt__instr i = tt__new_instr(s % 2 ? TT__OP_LINEAR_DX : TT__OP_LINEAR);
+                    tt__launch l;
+                    memset(&l, 0, sizeof l);
+                    i.attr.narrow = narrow ? half : TT_F32;
+                    l.ctx = ctx;
+                    l.instr = &i;
+                    tt__mat in = {x, half, rows, from, from}, weight = {copy, half, z[1], z[2], z[2]}, out = {got[narrow], TT_F32, rows, to, to};
+                    if (narrow) { weight.data = w; weight.dtype = TT_F32; }
+                    l.in[0] = in;
+                    l.in[1] = weight;
+                    l.out[0] = out;
+                    size_t bytes = tt__gemm_workspace(rows, to, from);
+                    l.workspace = tt__alloc(ctx, bytes);
+                    CHECK(l.workspace && ctx->isa->run[i.op](&l) == TT_OK);
+                    tt__free(ctx, l.workspace);
+                }
+                snprintf(where, sizeof where, "%s, %s, %d x %d, %s of width %d", isa[k], tt_dtype_name(half), z[1], z[2], s % 2 ? "gradients" : "rows", from);
+                report(memcmp(got[0], got[1], sizeof got[0]) == 0, "bits differ");
+                report(rows * to == 1 || got[0][0] != got[0][1], "nothing is computed");
+                TEST_CLOSE(ctx, &a);
+            }
+    }
+}
+
+/* ... so on the CPU mixed precision makes no copies of weights, not even for a second time in the backward. */
+TEST(mixed_precision_without_copies)
+{
+    static const char *const device[] = {"cpu", "cuda"};
+    for (int d = 0; d < 2; d++)
+        for (int train = 0; train < 2; train++) {
+            model m;
+            tt_compile_options o = tt_compile_options_default();
+            int casts = 0, narrow = 0;
+            o.precision = "bf16-mixed";
+            o.device = device[d];
+            o.train = train;
+            model_open(&m, 1, 0.1f);
+            tt_program *p = tt_compile(m.t, m.loss, &o);
+            for (int k = 0; CHECK(p != NULL) && k < p->t->n_code; k++) {
+                casts += p->t->code[k].op == TT__OP_CAST;
+                narrow += p->t->code[k].attr.narrow == TT_BF16;
+            }
+            report(d == 0 ? casts == 0 && narrow > 0 : casts > 0 && narrow == 0, "%s: %d copies, %d products that round", device[d], casts, narrow);
+            tt_program_free(p);
+            model_close(&m);
+        }
 }
 
 /* A deep pre-norm stack, each layer of which adds little to the stream: its last norm and the gradient of its first weight. */
@@ -2227,6 +2303,426 @@ TEST(failed_micro_batch_ends_the_step)
     model_close(&m);
 }
 
+#ifdef TT_EMULATE
+/* What cuBLASLt did in a micro-batch of gelu(second(act(first(gelu(x))))) and its backward. The loss reads something else, since what it reads is
+   never 16-bit. */
+static void check_products(int act(int), int width, bool biases, const precision_case *precision, int gelus, int slopes, int bias_gradients)
+{
+    static const op_case c = {"products", TT__OP_LINEAR, NULL};
+    static const size_set size = {"products", 2, 8, 24, 2, 2, {5, 1, 7}, NULL, false};
+    tt_compile_options o = tt_compile_options_default();
+    net n;
+    net_open(&n, &c, &size, "cuda", AS_PARAM, false, precision->half != TT_F32);
+    int x = gelu(V(ROWS, g->d)), first = linear(x, W(width, g->d), biases ? B(width) : 0);
+    int loss = loss_of(scale(gelu(linear(act(first), W(g->d, width), biases ? B(g->d) : 0)), 2), false);
+    g->train = o.accumulate = true;
+    compile_in(&o, "cuda", precision);
+    tt_program *p = tt_compile(g->tape, g->nodes[loss].t, &o);
+    bool ok = p && set_inputs(p);
+    snprintf(where, sizeof where, "width %d, %s biases, %s", width, biases ? "with" : "without", precision->name);
+    emu_reset_counts();
+    if (report(ok && tt_micro_step(p, NULL) == TT_OK, "%s", tt_error(g->ctx))) {
+        emu_counts got = emu_get_counts();
+        report(got.gemms == 6 && got.gelus == gelus && got.gelu_slopes == slopes && got.bias_gradients == bias_gradients,
+               "of %ld products, %ld have GELU, %ld its derivative, %ld a bias gradient; expected of 6 %d, %d, %d", got.gemms, got.gelus, got.gelu_slopes, got.bias_gradients,
+               gelus, slopes, bias_gradients);
+    }
+    tt_program_free(p);
+    net_close();
+}
+
+/* The epilogues are used where they fit, and only there: for GELU by tanh, not by erf, with rows of a multiple of 8 elements. The results are
+   right with them: also of micro-batches that add to gradients. */
+TEST(cuda_epilogues)
+{
+    for (int k = 0; k < PRECISIONS; k++) {
+        const precision_case *precision = &precisions[k];
+        check_products(gelu_tanh, 24, true, precision, 1, 1, 2);
+        check_products(gelu_tanh, 24, false, precision, 1, 1, 0);
+        check_products(gelu_tanh, 23, true, precision, 0, 0, 2);
+        check_products(gelu, 24, true, precision, 0, 0, 2);
+        for (int c = 0; c < CASE_COUNT; c++)
+            for (int s = 0; s < SIZES; s++) {
+                if (strcmp(sizes[s].name, "octets") != 0 || !tt__match(sizes[s].only, cases[c].name)) continue;
+                reference_case(&cases[c], &sizes[s], "cuda", precision, AS_INPUT, true);
+                reference_case(&cases[c], &sizes[s], "cuda", precision, AS_GATHERED, true);
+                gradient_case(c, s, "cuda", precision, AS_PARAM);
+                gradient_case(c, s, "cuda", precision, AS_GATHERED);
+            }
+    }
+}
+#else
+TEST(cuda_epilogues) { SKIP("only the emulator counts them"); }
+#endif
+
+#ifdef TINYTRAIN_CUDA
+enum { SHARED_LAYERS = 6, SHARED_WIDTH = 40 };
+
+/* Two steps of a chain of linear layers with biases; the parameters after them, and the launches of the second update. */
+static long train_chain(tt_optimizer_kind kind, const char *precision, bool alone, float *to)
+{
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)64 << 20, 1, 3);
+#endif
+    co.seed = 11;
+    tt_context *ctx = tt_open(&co);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_param *params[2 * SHARED_LAYERS];
+    int64_t dims[2] = {SHARED_WIDTH, SHARED_WIDTH};
+    tt_init normal = {TT_INIT_NORMAL, 0.2f};
+    tt_value x = tt_input(t, "x", TT_F32, 5, SHARED_WIDTH), y = tt_input(t, "y", TT_F32, 5, SHARED_WIDTH), h = x;
+    tt_value no_weights = {0};
+    float values[5 * SHARED_WIDTH];
+    long launches = 0;
+    uint64_t s = 1;
+    for (int k = 0; k < 2 * SHARED_LAYERS; k++) {
+        char name[16];
+        snprintf(name, sizeof name, "p%d", k);
+        params[k] = tt_param_new(ctx, name, k % 2 ? 1 : 2, dims, normal);
+        if (k % 2) h = tt_linear(t, h, params[k - 1], params[k]);
+    }
+    tt_value loss = tt_mean_squared_error(t, h, y, no_weights);
+    for (int k = 0; k < 5 * SHARED_WIDTH; k++) values[k] = (float)(test_random(&s) % 1000) / 500 - 1;
+    tt_compile_options o = tt_compile_options_default();
+    o.device = "cuda";
+    o.precision = precision;
+    o.accumulate = true;
+    o.optimizer.kind = kind;
+    o.optimizer.momentum = 0.9f;
+    o.optimizer.nesterov = true;
+    tt_program *p = tt_compile(t, loss, &o);
+    if (CHECK(p != NULL)) {
+        p->poison = alone;
+        for (int step = 0; step < 2; step++) {
+            CHECK(tt_set(p, x, values, 5) == TT_OK && tt_set(p, y, values, 5) == TT_OK && tt_micro_step(p, NULL) == TT_OK);
+#ifdef TT_EMULATE
+            emu_reset_counts();
+#endif
+            CHECK(tt_update(p, 0.01f, NULL) == TT_OK);
+#ifdef TT_EMULATE
+            launches = emu_get_counts().launches;
+#endif
+        }
+        for (int k = 0; k < 2 * SHARED_LAYERS; k++) CHECK(tt_param_get(params[k], to + k * SHARED_WIDTH * SHARED_WIDTH) == TT_OK);
+    }
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+    return launches;
+}
+
+/* Norms and updates of many parameters share launches, for the same bits as one by one. */
+TEST(cuda_tensors_share_launches)
+{
+    enum { N = 2 * SHARED_LAYERS * SHARED_WIDTH * SHARED_WIDTH };
+    static const char *const names[] = {"32-true", "bf16-mixed", "bf16-true", "16-true"};
+    float *one = (float *)calloc(N, sizeof(float)), *all = (float *)calloc(N, sizeof(float)), *start = (float *)calloc(N, sizeof(float));
+    for (int k = 0; k < 8; k++) {
+        tt_optimizer_kind kind = k % 2 ? TT_SGD : TT_ADAMW;
+        long alone = train_chain(kind, names[k / 2], true, one), together = train_chain(kind, names[k / 2], false, all);
+        CHECK(memcmp(one, all, N * sizeof(float)) == 0 && memcmp(one, start, N * sizeof(float)) != 0);
+#ifdef TT_EMULATE /* of 12 parameters, 5 at a time: 2 launches for squares, 1 for the update; and set_run, clip */
+        CHECK(alone == 12 * 3 + 2 && together == 3 * 3 + 2);
+#else
+        (void)alone; (void)together;
+#endif
+    }
+    free(one);
+    free(all);
+    free(start);
+}
+#else
+TEST(cuda_tensors_share_launches) { SKIP("this build is without TINYTRAIN_CUDA"); }
+#endif
+
+/* A linear layer (33, 70) -> (33, 50) on a device; its products that were in TF32, as the emulator counts them. */
+static long run_linear_layer(const char *device, const char *matmul, float *y)
+{
+    enum { ROWS_ = 33, IN_ = 70, OUT_ = 50 };
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)64 << 20, 1, 3);
+#endif
+    co.seed = 5;
+    tt_context *ctx = tt_open(&co);
+    tt_tape *t = tt_tape_new(ctx);
+    int64_t dims[2] = {OUT_, IN_};
+    tt_init normal = {TT_INIT_NORMAL, 1};
+    float x[ROWS_ * IN_];
+    uint64_t s = 1;
+    long tf32 = 0;
+    for (int k = 0; k < ROWS_ * IN_; k++) x[k] = (float)(test_random(&s) % 100003) / 50000 - 1;
+    tt_value in = tt_input(t, "x", TT_F32, ROWS_, IN_), out = tt_linear(t, in, tt_param_new(ctx, "w", 2, dims, normal), NULL);
+    tt_compile_options o = tt_compile_options_default();
+    CHECK(strcmp(o.matmul, "fp32") == 0);
+    o.train = false;
+    o.device = device;
+    o.matmul = matmul;
+    tt_program *p = tt_compile(t, out, &o);
+    if (CHECK(p != NULL)) CHECK(tt_set(p, in, x, ROWS_) == TT_OK && tt_run(p, NULL) == TT_OK && tt_get(p, out, y, ROWS_ * OUT_) == TT_OK);
+#ifdef TT_EMULATE
+    tf32 = emu_get_counts().tf32;
+#endif
+    tt_program_free(p);
+    o.matmul = "tf16";
+    CHECK(tt_compile(t, out, &o) == NULL);
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "matmul 'tf16' is unknown: use fp32, tf32 or fp8");
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+    return tf32;
+}
+
+/* Products of fp32 matrices in TF32 differ from those in fp32, by as much as operands of 11 bits do: 2^-11 of each term, here up to 4. The CPU
+   computes the same with either. */
+TEST(matmul_in_tf32)
+{
+    enum { N = 33 * 50 };
+    static float exact[N], rounded[N], none[N];
+    run_linear_layer("cpu", "fp32", exact);
+    run_linear_layer("cpu", "tf32", rounded);
+    run_linear_layer("cpu", NULL, none);
+    CHECK(memcmp(exact, rounded, sizeof exact) == 0 && memcmp(exact, none, sizeof exact) == 0);
+#ifdef TINYTRAIN_CUDA
+    static float fp32[N];
+    int other = 0, far = 0, far_fp32 = 0;
+    double squares = 0, all = 0;
+    long without = run_linear_layer("cuda", "fp32", fp32), with = run_linear_layer("cuda", "tf32", rounded);
+    for (int k = 0; k < N; k++) {
+        double error = fabs((double)rounded[k] - exact[k]);
+        other += rounded[k] != fp32[k];
+        far += !(error <= 70 * 4 * 0x1p-11);
+        far_fp32 += !(fabs((double)fp32[k] - exact[k]) <= 70 * 4 * 0x1p-23);
+        squares += error * error;
+        all += (double)exact[k] * exact[k];
+    }
+    CHECK(other > N / 2 && far == 0 && far_fp32 == 0);
+    CHECK(squares > all * 0x1p-26 && squares < all * 0x1p-20); /* both operands rounded by up to 2^-11, a third of that squared on average */
+#ifdef TT_EMULATE
+    CHECK(without == 0 && with == 1);
+#else
+    (void)without; (void)with;
+#endif
+#endif
+}
+
+/* fp8 by its definition: 3 or 2 bits of mantissa, exponents from -6 or -14 on, E4M3 up to 448, E5M2 up to 57344. */
+static double to_fp8(double x, bool e5m2)
+{
+    int e;
+    if (x == 0) return 0;
+    frexp(x, &e);
+    double unit = ldexp(1, (e - 1 < (e5m2 ? -14 : -6) ? (e5m2 ? -14 : -6) : e - 1) - (e5m2 ? 2 : 3)), most = e5m2 ? 57344 : 448, y = nearbyint(x / unit) * unit;
+    return y > most ? most : y < -most ? -most : y;
+}
+
+/* v[n] rounded to fp8, scaled by the largest power of two that keeps the largest of them in range. */
+static void round_to_fp8(double *v, int n, bool e5m2)
+{
+    double most = 0, scale = 1;
+    for (int k = 0; k < n; k++) if (fabs(v[k]) > most) most = fabs(v[k]);
+    if (most == 0) return;
+    while (most * scale * 2 <= (e5m2 ? 57344 : 448)) scale *= 2;
+    while (most * scale > (e5m2 ? 57344 : 448)) scale /= 2;
+    for (int k = 0; k < n; k++) v[k] = to_fp8(v[k] * scale, e5m2) / scale;
+}
+
+/* Forward, gradient of x and gradient of w of a linear layer (33, IN) -> (33, OUT), all of which are products (m, n) of (m, k) and (n, k). */
+TEST(matmul_in_fp8)
+{
+#ifndef TINYTRAIN_CUDA
+    SKIP("this build is without TINYTRAIN_CUDA");
+#else
+    enum { ROWS_ = 33, WIDE = 80, ANY = 70, MOST = WIDE * WIDE };
+    static const char *const names[] = {"linear", "linear_dx", "linear_dw"};
+    static uint16_t operand[2][MOST];
+    static double exact[2][MOST], low[2][MOST];
+    static float got[MOST], bias[WIDE];
+    for (int c = 0; c < 3 * 2 * 4; c++) { /* which product, dtype, values */
+        const int which = c % 3, values = c / 6; /* 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite */
+        const tt_dtype half = c / 3 % 2 ? TT_F16 : TT_BF16;
+        const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW}, out = which == 1 ? ANY : WIDE, in = which == 1 ? WIDE : which ? WIDE : ANY;
+        const int rows[2] = {ROWS_, which == 2 ? ROWS_ : out}, cols[2] = {which ? out : in, in};
+        const int m = which == 2 ? out : ROWS_, n = which == 0 ? out : in, k = which == 0 ? in : which == 1 ? out : ROWS_;
+        uint64_t s = (uint64_t)c + 1;
+        int wrong = 0, same = 0;
+        for (int o = 0; o < 2; o++) {
+            float size = o ? 0.02f : values == 1 && which ? (half == TT_F16 ? 1e-3f : 1e-9f) : values == 2 ? 0.0f : 3.0f;
+            for (int e = 0; e < rows[o] * cols[o]; e++) {
+                float x = size * ((float)test_random(&s) * 0x1p-31f - 1);
+                if (values == 3 && o == 0 && e == 5) x = INFINITY;
+                tt__convert(&operand[o][e], half, &x, TT_F32, 1);
+                tt__convert(&x, TT_F32, &operand[o][e], half, 1);
+                exact[o][e] = low[o][e] = x;
+            }
+            round_to_fp8(low[o], rows[o] * cols[o], which && o == 0);
+        }
+        for (int e = 0; e < WIDE; e++) bias[e] = (float)(test_random(&s) % 16) / 8; /* bf16 has these */
+        test_allocator a;
+        tt_context_options co = test_options(&a);
+#ifdef TT_EMULATE
+        emu_configure(1, (size_t)64 << 20, 1, (uint64_t)c);
+#endif
+        tt_context *ctx = tt_open(&co);
+        tt__instr i = tt__new_instr(op[which]);
+        tt__run run;
+        tt__launch l;
+        memset(&run, 0, sizeof run);
+        memset(&l, 0, sizeof l);
+        memset(got, 0, sizeof got);
+        i.attr.fp8 = true;
+        l.ctx = ctx;
+        l.instr = &i;
+        l.run = &run;
+        tt__mat x = {operand[0], half, rows[0], cols[0], cols[0]}, y = {operand[1], half, rows[1], cols[1], cols[1]};
+        tt__mat b = {bias, TT_F32, 1, n, n}, to = {got, TT_F32, m, n, n};
+        l.in[0] = x;
+        l.in[1] = y;
+        if (which == 0) l.in[2] = b;
+        l.out[0] = to;
+        CHECK(run_on_cuda(&l, 256 + 2 * (size_t)(WIDE * WIDE + 256)));
+#ifdef TT_EMULATE
+        CHECK(emu_get_counts().fp8 == 1);
+#endif
+        snprintf(where, sizeof where, "%s, %s, values %d", names[which], tt_dtype_name(half), values);
+        for (int r = 0; r < m; r++)
+            for (int j = 0; j < n; j++) {
+                double sum = 0, terms = 0, other = 0;
+                for (int e = 0; e < k; e++) {
+                    int at = which == 2 ? e * cols[0] + r : r * cols[0] + e, bt = which == 0 ? j * cols[1] + e : e * cols[1] + j;
+                    sum += low[0][at] * low[1][bt];
+                    terms += fabs(low[0][at] * low[1][bt]);
+                    other += exact[0][at] * exact[1][bt];
+                }
+                if (which == 0) { sum += bias[j]; other += bias[j]; }
+                wrong += values == 3 ? isfinite(got[r * n + j]) : !(fabs(got[r * n + j] - sum) <= 1e-6 * terms + 1e-7 * fabs(sum));
+                same += fabs(got[r * n + j] - other) <= 1e-6 * terms;
+            }
+        report(wrong == 0, "%d of %d numbers are not those of fp8", wrong, m * n);
+        report(values > 1 || same < m * n / 10, "%d of %d numbers are those of 16 bits", same, m * n);
+        TEST_CLOSE(ctx, &a);
+    }
+#endif
+}
+
+/* A model some of whose products have widths for fp8, some not: trains as with bf16. Where fp8 cannot be had, that is said. */
+TEST(training_in_fp8)
+{
+    static const struct { const char *device, *precision, *error; } refused[] = {
+        {"cpu", "bf16-mixed", "matmul 'fp8' is for device 'cuda', and the device is 'cpu'"},
+        {"cuda", "32-true", "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none"},
+    };
+    tt_compile_options o = tt_compile_options_default();
+    model m;
+    o.matmul = "fp8";
+    model_open(&m, 1, 0);
+    for (int k = 0; k < TT__COUNT(refused); k++) {
+        o.device = refused[k].device;
+        o.precision = refused[k].precision;
+        CHECK(tt_compile(m.t, m.loss, &o) == NULL);
+        CHECK_ERROR(m.ctx, TT_ERR_UNSUPPORTED, refused[k].error);
+    }
+    model_close(&m);
+#ifdef TINYTRAIN_CUDA
+    enum { STEPS = 8 };
+    double loss[2][STEPS];
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+#ifdef TT_EMULATE
+        emu_configure(1, (size_t)64 << 20, 1, 7);
+#endif
+        model_open(&m, 1, 0.1f);
+        o.device = "cuda";
+        o.precision = "bf16-mixed";
+        o.matmul = fp8 ? "fp8" : "fp32";
+        tt_program *p = tt_compile(m.t, m.loss, &o);
+        for (int step = 0; CHECK(p != NULL) && step < STEPS; step++) {
+            tt_stats stats;
+            batch b = make_batch(6, 12, 3);
+            CHECK(model_set(&m, p, &b) && tt_step(p, 0.003f, &stats) == TT_OK);
+            loss[fp8][step] = stats.loss;
+        }
+        tt_program_free(p);
+        model_close(&m);
+#ifdef TT_EMULATE
+        CHECK(emu_get_counts().fp8 == (fp8 ? 12 : 0)); /* up forward, down backward (x and w), of two layers, in a step that is run and one that is
+                                                            captured */
+#endif
+    }
+    int same = 0;
+    for (int step = 0; step < STEPS; step++) {
+        CHECK_NEAR(loss[1][step], loss[0][step], 0.05);
+        same += loss[1][step] == loss[0][step];
+    }
+    CHECK(same == 0 && loss[1][STEPS - 1] < 0.5 * loss[1][0]);
+#endif
+}
+#ifdef TINYTRAIN_CUDA
+/* On a device, parameters that no file fills are made there, in their dtype, without a copy; with the CPU's bits on the emulator, and on a GPU
+   as near to them as its logarithm and sine are. */
+TEST(parameters_begin_on_the_device)
+{
+    enum { LARGE = 33 * 1031 };
+    static const char *const precision[] = {"32-true", "bf16-true", "16-true"};
+    static const double near[] = {0x1p-22, 0x1p-7, 0x1p-10}; /* of a number: a unit in the last place or two */
+    float *expected = (float *)malloc(sizeof(float) * LARGE), *got = (float *)malloc(sizeof(float) * LARGE);
+    for (int how = 0; how < TT__COUNT(precision); how++)
+        for (int kind = 0; kind <= TT_INIT_UNIFORM; kind++)
+            for (int large = 0; large < 2; large++) {
+                test_allocator a;
+                tt_context_options co = test_options(&a);
+#ifdef TT_EMULATE
+                emu_configure(1, (size_t)64 << 20, 1, (uint64_t)kind);
+#endif
+                co.seed = 3;
+                tt_context *ctx = tt_open(&co);
+                tt_tape *t = tt_tape_new(ctx);
+                int64_t dims[2] = {large ? 33 : 1, large ? 1031 : 7}, n = dims[0] * dims[1];
+                tt_init init = {(tt_init_kind)kind, 0.3f};
+                tt_dtype dtype = how == 0 ? TT_F32 : how == 1 ? TT_BF16 : TT_F16;
+                tt_param *w = tt_param_new(ctx, "w", 2, dims, init);
+                tt_value out = tt_linear(t, tt_input(t, "x", TT_F32, 1, dims[1]), w, NULL);
+                tt_compile_options o = tt_compile_options_default();
+                int wrong = 0;
+                o.device = "cuda";
+                o.train = false;
+                o.precision = precision[how];
+                CHECK(tt_param_get(w, expected) == TT_OK); /* from the initialiser */
+                tt_program *p = tt_compile(t, out, &o);
+                if (CHECK(p != NULL)) {
+#ifdef TT_EMULATE
+                    emu_reset_counts();
+#endif
+                    CHECK(tt_allocate(p) == TT_OK && w->dtype == dtype);
+#ifdef TT_EMULATE
+                    CHECK(emu_get_counts().copies == 0 && emu_get_counts().launches == 1);
+#endif
+                    CHECK(tt_param_get(w, got) == TT_OK);
+                    for (int64_t k = 0; k < n; k++) {
+                        uint16_t h[2];
+                        if (dtype != TT_F32) {
+                            tt__convert(h, dtype, &expected[k], TT_F32, 1);
+                            tt__convert(&expected[k], TT_F32, h, dtype, 1);
+                        }
+#ifdef TT_EMULATE
+                        wrong += memcmp(&got[k], &expected[k], sizeof(float)) != 0;
+#endif
+                        wrong += !(fabs((double)got[k] - expected[k]) <= near[how] * fabs((double)expected[k]));
+                    }
+                    CHECK(wrong == 0);
+                }
+                tt_program_free(p);
+                tt_tape_free(t);
+                TEST_CLOSE(ctx, &a);
+            }
+    free(expected);
+    free(got);
+}
+#else
+TEST(parameters_begin_on_the_device) { SKIP("this build is without TINYTRAIN_CUDA"); }
+#endif
+
 /* Inputs that the program does not need may be set: they must not disturb those that it does. */
 TEST(unused_inputs)
 {
@@ -2318,9 +2814,9 @@ static const test_case tests[] = {
     TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot), TEST_CASE(gradient_cuda),
     TEST_CASE(every_op_has_a_case),
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
-    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
+    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read), TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
-    TEST_CASE(unused_inputs), TEST_CASE(device_described_cuda),
+    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(matmul_in_tf32), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device), TEST_CASE(device_described_cuda),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -597,6 +597,10 @@ TEST(planned_for_another_device)
     o.device = "abacus";
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: device 'abacus' is unknown: use cpu or cuda");
+    o.device = "cpu";
+    o.matmul = "tf16";
+    CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: matmul 'tf16' is unknown: use fp32, tf32 or fp8");
     close_world(&w);
 }
 

@@ -234,6 +234,11 @@ static cublasStatus_t submit(cudaStream_t s, const char *name, std::vector<produ
         for (auto &g : products) compute(g);
     };
     emu_stats.gemms++;
+    emu_stats.gelus += products[0].applies_gelu();
+    emu_stats.gelu_slopes += products[0].reads_aux();
+    emu_stats.bias_gradients += products[0].bias_gradient() > 0;
+    emu_stats.tf32 += products[0].tf32;
+    emu_stats.fp8 += is_fp8(products[0].a.type);
     return emu_enqueue(s, std::move(work)) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 

@@ -39,6 +39,7 @@ typedef struct emu_counts {
     long operations, kernels, blocks, threads, switches; /* what has run */
     long launches, graph_launches;                       /* what was asked for */
     long copies, memsets, gemms;
+    long gelus, gelu_slopes, bias_gradients, tf32, fp8;  /* of the matrix products, those with such an epilogue or operands */
     long pageable_async;                                 /* cudaMemcpyAsync from or to memory that is not pinned */
     long host_syncs;                                     /* waits of the host: synchronise calls and blocking copies */
     long allocations;                                    /* cudaMalloc, cudaFree and those of pinned memory */
