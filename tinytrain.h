@@ -200,8 +200,8 @@ size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes now held through th
 double tt_measured_peak(tt_context *ctx); /* fp32 FLOP/s of all threads together, measured once in about 30 ms   */
 
 /* What this machine has of a kind of device ("cpu", "cuda"; NULL: as tt_compile_options.device), which of it programs use and why: lines
-   of text into `to` (always terminated, cut at capacity). TT_OK if programs can run there; else tt_error says why not and what to do.
-   examples/tt_doctor.c prints it. */
+   of text into `to` (always terminated, cut at capacity; capacity 0: none). Opens the device: TT_OK if programs can run there, else tt_error
+   says why not and what to do. examples/tt_doctor.c prints it. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);
 
 /* ------------------------------------------------------------------------------------------ dtypes and parameters */
@@ -7666,7 +7666,7 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
     if (!kind) return ctx->status;
     if (!kind->backend)
         return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", kind->name);
-    kind->backend->describe(ctx, to, capacity);
+    if (capacity) kind->backend->describe(ctx, to, capacity);
     return tt__open_device(ctx, kind) ? TT_OK : ctx->status;
 }
 

@@ -319,6 +319,7 @@ static void cuda_describe(tt_context *ctx, char *to, size_t capacity)
     }
     if (devices) tt_print(&text, "used: device 0, the first%s\n", getenv("CUDA_VISIBLE_DEVICES") ? " of CUDA_VISIBLE_DEVICES" : "; CUDA_VISIBLE_DEVICES chooses and orders them");
     if (devices) cudaSetDevice(now);
+    cudaGetLastError();
 }
 
 static const char *cuda_error(tt__device *d) { return d->error; }

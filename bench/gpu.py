@@ -60,11 +60,12 @@ def run_torch(args):
     in_use = lambda: torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]
     if on_gpu:
         x = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
-        wait((x @ x).sum().item())      # so that CUDA's context and cuBLAS are there
+        (x @ x).sum().item()      # so that CUDA's context and cuBLAS are there
         before = in_use()
     step, all_batches = pytorch.training(args, args.device)
     if args.steps == 0:      # to have compiled: the files that torch.compile keeps make the next process faster
-        step(*all_batches[0])
+        for batch in all_batches[:3]:      # another length has it compile again, for any length
+            step(*batch)
         return wait()
     n = len(all_batches)
     tokens = [tokens_of(inputs, args) for inputs, _ in all_batches]

@@ -146,7 +146,7 @@ if part test && [ -n "$dry" ]; then
     skip tests 'no GPU'
 elif part test; then
     stage doctor 60 "$B/cuda/tt_doctor" --device cuda
-    stage tests $most env TINYTRAIN_CUDA=1 make test TESTS= CHECKS= & # beside the sanitizers, where these are asked for
+    stage tests $most env TINYTRAIN_CUDA=1 TEST_SECONDS=$((most - 20)) make test TESTS= CHECKS= & # beside the sanitizers, where these are asked for
 fi
 
 # A tool on a few ops, as many as there is time for. Arguments: compute-sanitizer, tool, program, seconds.
