@@ -21,7 +21,7 @@ ifeq ($(origin CXX),default)
 CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC))))
 endif
 # Of tests/NAME.c, those that run with tinytrain_cuda.cu on the emulator too, with TINYTRAIN_DEVICE=cuda.
-CUDA_TESTS         ?= test_ops test_models
+CUDA_TESTS         ?= test_ops test_models test_cuda
 CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa
 CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true
 # Whole models: on a GPU, and in the fastest of the emulator's builds.

@@ -128,6 +128,7 @@ struct tt__device {
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
     struct tt_matmul_choice *choices; // TT_MATMUL_CHOICES of them, see >>matmuls
+    tt__results *results;   // pinned: a copy to other memory is made by way of a buffer of CUDA's
     char error[512];
 };
 enum { TT_MATMUL_CHOICES = 1024 };
@@ -156,6 +157,7 @@ static void cuda_close(tt__device *d)
     if (d->stream) cudaStreamSynchronize(d->stream);
     if (d->lt) cublasLtDestroy(d->lt);
     if (d->stream) cudaStreamDestroy(d->stream);
+    if (d->results) cudaFreeHost(d->results);
     free(d->choices);
     free(d);
 }
@@ -179,6 +181,7 @@ static tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t cap
         status = tt_fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and at least 8.0 is needed", d->properties.name, d->properties.major, d->properties.minor);
     if (status == TT_OK) status = tt_check(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "cudaStreamCreate");
     if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS) status = tt_fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
+    if (status == TT_OK) status = tt_check(d, cudaMallocHost(&d->results, sizeof *d->results), "cudaMallocHost");
     if (status == TT_OK) return d;
     snprintf(error, capacity, "%s", d->error);
     cuda_close(d);
@@ -192,8 +195,10 @@ static void *cuda_allocate(tt__device *d, size_t bytes)
     void *memory = NULL;
     size_t unused = 0, total = 0;
     cudaSetDevice(d->index);
-    if (cudaMalloc(&memory, bytes) == cudaSuccess) return memory;
-    cudaGetLastError();
+    cudaError_t e = cudaMalloc(&memory, bytes);
+    if (e == cudaSuccess) return memory;
+    tt_check(d, e, "cudaMalloc");
+    if (e != cudaErrorMemoryAllocation) return NULL;
     cudaMemGetInfo(&unused, &total);
     tt_fail(d, TT_ERR_MEMORY, "%zu bytes wanted, %zu of its %zu are free", bytes, unused, total);
     return NULL;
@@ -304,7 +309,12 @@ static void cuda_forget(tt__device *d, void *recording)
     cudaGraphExecDestroy((cudaGraphExec_t)recording);
 }
 
-static tt_status cuda_results(tt__device *d, const tt__slot *slot, tt__results *to) { return cuda_read(d, to, &slot->results, sizeof *to); }
+static tt_status cuda_results(tt__device *d, const tt__slot *slot, tt__results *to)
+{
+    tt_status status = cuda_read(d, d->results, &slot->results, sizeof *to);
+    if (status == TT_OK) *to = *d->results;
+    return status;
+}
 
 // ================================================================================================== numbers
 // Conversions, random numbers, sums over warps and blocks.
@@ -3124,6 +3134,14 @@ static tt_run_fn kernels_of(int op) // NULL: there are none
     }
 }
 
+static const char *name_of(int op)
+{
+#define TT_OP_NAME(OP, name, inputs, outputs, flags) name,
+    static const char *const names[] = {TT__OPS(TT_OP_NAME)};
+#undef TT_OP_NAME
+    return names[op];
+}
+
 static const char *cuda_refuses(const tt__launch *l)
 {
     const int op = l->instr->op;
@@ -3136,11 +3154,14 @@ static const char *cuda_refuses(const tt__launch *l)
 
 static tt_status cuda_launch(tt__device *d, const tt__launch *l)
 {
+    char what[64];
     cudaError_t e = cudaSetDevice(d->index);
     d->error[0] = 0;
     if (e == cudaSuccess) e = kernels_of(l->instr->op)(d, l);
-    if (e != cudaSuccess && d->error[0]) return TT_ERR_DEVICE; // the op has said more
-    return tt_check(d, e, "launch");
+    if (e == cudaSuccess) return TT_OK;
+    if (d->error[0]) return TT_ERR_DEVICE; // the op has said more
+    snprintf(what, sizeof what, "launch of %s", name_of(l->instr->op));
+    return tt_check(d, e, what);
 }
 
 extern "C" const tt__backend tt__cuda_backend = {

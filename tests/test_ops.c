@@ -996,12 +996,13 @@ static bool fits(const op_case *c, const precision_case *precision)
 /* TT_TEST_CASE='linear*': only these cases. */
 static bool asked_for(const op_case *c) { return !getenv("TT_TEST_CASE") || tt__match(getenv("TT_TEST_CASE"), c->name); }
 
-/* The emulator is slow: each of its three builds takes another part of all combinations, the fastest the largest. TT_TEST_CASE: all. */
+/* The emulator is slow: each of its three builds takes another part of all combinations, the fastest the largest. TT_TEST_CASE: all,
+   unless TT_TEST_SHARE is there too. */
 static bool left_out(const char *isa, int combination)
 {
 #ifdef TT_EMULATE
     const int part = combination % 16;
-    if (!is_cuda(isa) || getenv("TT_TEST_CASE")) return false;
+    if (!is_cuda(isa) || (getenv("TT_TEST_CASE") && !getenv("TT_TEST_SHARE"))) return false;
     return strcmp(emu_build(), "plain") == 0 ? part > 5 : strcmp(emu_build(), "asan") == 0 ? part != 6 : part != 7 && part != 8;
 #else
     (void)isa; (void)combination;
