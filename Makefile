@@ -32,6 +32,11 @@ ifneq ($(EMU_BUILDS),)
 HAVE_CXX := $(shell command -v $(firstword $(CXX)))
 EMU_LOGS := $(if $(HAVE_CXX),$(foreach b,$(EMU_BUILDS),$(patsubst %.cu,$(B)/cuda_emu/%.$(b).log,$(notdir $(EMU_TESTS))) \
             $(addprefix $(B)/cuda_emu/,$(EMU_CUDA_$(b):%=%.$(b).log))),$(B)/cuda_emu.log)
+# Which kernels these ran, as a test of its own where all the tests of ops are among them.
+EMU_RAN := $(if $(HAVE_CXX),$(foreach b,$(EMU_BUILDS),$(EMU_CUDA_$(b):%=$(B)/cuda_emu/%.$(b))))
+ifeq ($(T)$(RUN)$(filter $(B)/cuda_emu/test_ops.plain,$(EMU_RAN)),$(B)/cuda_emu/test_ops.plain)
+EMU_LOGS += $(B)/cuda_emu/all_kernels.log
+endif
 endif
 TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
@@ -161,10 +166,15 @@ $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1)): $(B)/cuda_emu/%.$(1): tests/%.c tests/test
 	$$(CC) $$(CPPFLAGS) $$(STRICT) -Werror -g $$(or $$(EMU_LINK_$(1)),-O2) -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX512 $$(EMU_DEFINES) -c $$< -o $$@.o
 	$$(CXX) $$(EMU_LINK_$(1)) $$@.o $(B)/cuda_emu/tinytrain_cuda.$(1).o $$(EMU_OBJECTS_$(1)) -o $$@ $$(LIBS)
 $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).log): $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
-	@sh tests/run.sh run $$@ env TINYTRAIN_DEVICE=cuda $$(RUN) $$< $$(foreach t,$$(or $$(T),$$(CUDA_T_$$*)),'$$(t)')
+	@rm -f $$<.kernels
+	@sh tests/run.sh run $$@ env TINYTRAIN_DEVICE=cuda EMU_KERNELS=$$<.kernels $$(RUN) $$< $$(foreach t,$$(or $$(T),$$(CUDA_T_$$*)),'$$(t)')
 endef
 $(foreach b,plain asan trace,$(eval $(call emu_rules,$(b))))
 .PRECIOUS: $(B)/cuda_emu/%.plain $(B)/cuda_emu/%.asan $(B)/cuda_emu/%.trace
+
+$(B)/cuda_emu/all_kernels.log: $(addsuffix .log,$(EMU_RAN)) FORCE
+	@if $(PYTHON) -c '' 2>/dev/null; then sh tests/run.sh run $@ $(PYTHON) tests/cuda_emu/kernels.py tinytrain_cuda.cu $(addsuffix .kernels,$(EMU_RAN)); \
+	else echo 'skip all_kernels: $(PYTHON) is not there' > $@; echo '0 passed, 0 failed' >> $@; cat $@ | sed '$$d'; fi
 
 $(B)/cuda_emu.log: FORCE
 	@mkdir -p $(B)

@@ -1,13 +1,20 @@
 /* The CUDA backend as a whole: training beside the CPU's, waits of the host, and calls of CUDA that fail. On a GPU (TINYTRAIN_CUDA=1 make test) or
-   on the emulator; what needs the emulator's knobs is skipped on a GPU, and everything in a build without the backend. */
+   on the emulator, which some of it needs. */
+#ifndef TINYTRAIN_CUDA
+#include <stdio.h>
+
+int main(void) /* without the header, whose code takes a minute to compile */
+{
+    return puts("skip test_cuda: this build is without TINYTRAIN_CUDA\n0 checks, 1 skipped: 0 passed, 0 failed") < 0;
+}
+
+#else
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
 #ifdef TT_EMULATE
 #include "emu_control.h"
 #endif
-
-#ifdef TINYTRAIN_CUDA
 
 /* ------------------------------------------------------------------------------------------------- training */
 
@@ -125,6 +132,7 @@ static bool train_on(outcome *to, const char *device, bool images, float dropout
     trained t;
     tt_stats stats;
     memset(to, 0, sizeof *to);
+    memset(&stats, 0, sizeof stats);
     bool ok = open_training(&t, device, images, dropout, accumulate);
     for (int k = 0; k < STEPS && ok; k++) {
         ok = one_step(&t, k, images, accumulate, &stats) == TT_OK;
@@ -172,14 +180,6 @@ static void compare_with_cpu(bool images, float dropout, bool accumulate)
 
 TEST(trains_distilbert_as_the_cpu_does) { compare_with_cpu(false, 0.1f, true); }
 TEST(trains_vit_as_the_cpu_does) { compare_with_cpu(true, 0, false); }
-
-#else
-
-#define NEEDS_CUDA SKIP("this build is without TINYTRAIN_CUDA")
-TEST(trains_distilbert_as_the_cpu_does) { NEEDS_CUDA; }
-TEST(trains_vit_as_the_cpu_does) { NEEDS_CUDA; }
-
-#endif
 
 #ifdef TT_EMULATE
 
@@ -299,8 +299,8 @@ static bool same_results(const small_result *a, const small_result *b) /* a faul
     return same;
 }
 
-/* Call n of CUDA fails, or all from it on do, for each n until a run needs no more calls. A run that fails says why, and one that does not has the
-   right results. After a single failure the program goes on. */
+/* Call n of CUDA fails, or all from it on do, for each n up to the last of closing. A run that fails says why, and one that does not has the right
+   results. After a single failure the program goes on. */
 static void sweep(long count)
 {
     small_result reference;
@@ -311,14 +311,14 @@ static void sweep(long count)
         small_result result;
         tt_stats stats;
         memset(&net, 0, sizeof net);
+        memset(&result, 0, sizeof result);
         emu_configure(1, (size_t)16 << 20, 1, (uint64_t)n);
         tt_context *ctx = test_open(&a);
         if (n) emu_inject_fault(n, FAULT, count);
         tt_status status = small_run(ctx, &net, &result);
-        reached = n == 0 || emu_api_calls() >= n;
         if (n == 0) reference = result;
         if (status == TT_OK) {
-            tolerated += n > 0 && reached;
+            tolerated += n > 0 && emu_api_calls() >= n; /* the others fail in the close */
             if (!same_results(&result, &reference)) fault_failed(n, count, "TT_OK", "and wrong results");
         } else if ((status != TT_ERR_DEVICE && status != TT_ERR_MEMORY) || tt_error_code(ctx) != status || !names_the_fault(tt_error(ctx))) {
             fault_failed(n, count, tt_status_name(status), tt_error(ctx));
@@ -328,6 +328,7 @@ static void sweep(long count)
         tt_program_free(net.p);
         tt_tape_free(net.t);
         TEST_CLOSE(ctx, &a);
+        reached = n == 0 || emu_api_calls() >= n;
         check_nothing_left(n, count);
     }
     CHECK(n > 200 && tolerated < n / 2); /* most calls matter */
@@ -359,28 +360,26 @@ TEST(any_call_may_fail_while_saving)
             CHECK(saved == (access(state, F_OK) == 0));
             if (saved) status = tt_bert_save(&t.text, folder);
             if (status == TT_OK) status = tt_trainer_load(t.trainer, state, &progress);
-            reached = n == 0 || emu_api_calls() >= calls + n;
+            const bool failed = n > 0 && emu_api_calls() >= calls + n;
             if (status != TT_OK && (status != TT_ERR_DEVICE || !names_the_fault(tt_error(t.ctx)))) fault_failed(n, count, tt_status_name(status), tt_error(t.ctx));
-            CHECK(status != TT_OK || !n || !reached || !endless);
+            CHECK(status != TT_OK || !failed || !endless);
             remove(state);
             close_training(&t);
+            reached = n == 0 || emu_api_calls() >= calls + n;
             check_nothing_left(n, count);
         }
         CHECK(n > 300);
     }
 }
 
-#elif defined(TINYTRAIN_CUDA)
-#define NEEDS_EMULATOR SKIP("only the emulator counts waits and makes calls fail")
 #else
-#define NEEDS_EMULATOR NEEDS_CUDA
-#endif
 
-#ifndef TT_EMULATE
+#define NEEDS_EMULATOR SKIP("only the emulator counts waits and makes calls fail")
 TEST(a_step_waits_once_for_its_results) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_once) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_for_ever) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
+
 #endif
 
 static const test_case tests[] = {
@@ -389,3 +388,5 @@ static const test_case tests[] = {
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+
+#endif

@@ -146,24 +146,27 @@ def build_runtime(cxx, build, folder):
 
 def build_programs(options, build, folder, name):
     """The programs of a build: their paths."""
-    objects, programs = build_runtime(options.cxx, build, folder), []
+    def compiled(p):
+        target = os.path.join(folder, "%s.%s.o" % (p, build))
+        subprocess.run([options.cxx, "-std=c++17", "-g", "-w", *FLAGS[build].split(), *DEFINES, "-x", "c++", "-c", os.path.join(folder, p), "-o", target], check=True)
+        return target
+
+    def linked(p, objects):
+        target = os.path.join(folder, "%s.%s" % (os.path.basename(p), build))
+        subprocess.run([options.cxx, *sanitize, *objects, "-o", target, "-lm", "-lpthread"], check=True)
+        return target
+
+    runtime = build_runtime(options.cxx, build, folder)
     sanitize = FLAGS[build].split() if build == "asan" else []
-    linked = sorted({p for p, *_ in LINKED.get(name, [])}) if not options.programs else []
-    for p in [name] if linked else [os.path.basename(p) for p in options.programs] or [name]:
-        subprocess.run([options.cxx, "-std=c++17", "-g", "-w", *FLAGS[build].split(), *DEFINES, "-x", "c++", "-c", os.path.join(folder, p),
-                        "-o", os.path.join(folder, "%s.%s.o" % (p, build))], check=True)
-        if not linked:
-            programs.append((os.path.join(folder, "%s.%s.o" % (p, build)), p))
-    for p in linked:
-        target = os.path.join(folder, "%s.%s.o" % (os.path.basename(p), build))
-        subprocess.run([options.cc, "-std=c99", "-g", *(sanitize or ["-O2"]), "-DTINYTRAIN_CUDA", "-DTT_EMULATE", "-DTINYTRAIN_NO_AVX512", *DEFINES, "-c",
-                        os.path.join(ROOT, p), "-o", target], check=True)
-        programs.append((target, p))
-        objects = [o for o in objects if not o.endswith(name)] + [os.path.join(folder, "%s.%s.o" % (name, build))] * (p == linked[0])
-    paths = {}
-    for target, p in programs:
-        paths[p] = target[:-2]
-        subprocess.run([options.cxx, *sanitize, target, *objects, "-o", target[:-2], "-lm", "-lpthread"], check=True)
+    if options.programs or name not in LINKED:
+        return {p: linked(p, [compiled(p), *runtime]) for p in [os.path.basename(p) for p in options.programs] or [name]}
+    paths, runtime = {}, [compiled(name), *runtime]
+    for p in sorted({p for p, *_ in LINKED[name]}):
+        target = os.path.join(folder, "%s%s.o" % (os.path.basename(p), ".asan" * bool(sanitize)))
+        if not os.path.exists(target): # the host's code is the same in the other builds
+            subprocess.run([options.cc, "-std=c99", "-g", *(sanitize or ["-O2"]), "-DTINYTRAIN_CUDA", "-DTT_EMULATE", "-DTINYTRAIN_NO_AVX2", *DEFINES, "-c",
+                            os.path.join(ROOT, p), "-o", target], check=True)
+        paths[p] = linked(p, [target, *runtime])
     return paths
 
 
@@ -184,13 +187,13 @@ def runs_of(options, name):
 def verdict(paths, one, mutant=-1, reached=None):
     """None, or how the run noticed."""
     program, arguments, extra = one
-    environment = dict(os.environ, EMU_WATCHDOG="5", EMU_MUTANT=str(mutant), **extra)
+    environment = dict(os.environ, EMU_WATCHDOG="20", EMU_MUTANT=str(mutant), **extra)
     if reached:
         environment["EMU_REACHED"] = reached
     try:
-        result = run([paths[program], *arguments], timeout=120, env=environment)
+        result = run([paths[program], *arguments], timeout=300, env=environment)
     except subprocess.TimeoutExpired:
-        return "takes more than 120 s"
+        return "takes more than 300 s"
     if result.returncode == 0:
         return None
     lines = [x for x in result.stdout.split("\n") if re.match(r"emu error|FAILED|.*ERROR: AddressSanitizer|.*runtime error", x)]
