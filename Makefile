@@ -140,8 +140,8 @@ EMU_RUNTIME_plain := -O1
 EMU_RUNTIME_asan  := -O1 -fno-omit-frame-pointer -fsanitize=address
 EMU_RUNTIME_trace := -O1 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
-# Less resident workspace than on a GPU: the emulator's time goes with the memory that is touched.
-EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x80000 -Itests/cuda_emu -I.
+# Less resident workspace than on a GPU: the emulator's time goes with the memory that is touched. Fewer blocks, each of which does more.
+EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x80000 -DTT_SORT_TILES=2 -DTT_LOSS_BLOCKS=3 -DTT_LOSS_CACHE=256 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace
 EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/cuda_emu/sample.cu tinytrain_cuda.cu

@@ -1212,7 +1212,10 @@ static cudaError_t run_layernorm_backward(tt__device *d, const tt__launch *l)
 
 // ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums of equal ids
 
-enum { TT_SORT_TILES = 128, TT_SORT_STEP = 1024 }; // at most so many blocks, each of which takes so many numbers at a time
+#ifndef TT_SORT_TILES // at most so many blocks; tests make it smaller
+#define TT_SORT_TILES 128
+#endif
+enum { TT_SORT_STEP = 1024 }; // each of which takes so many numbers at a time
 
 // counts[block][digit] = how many of the block's ids have this digit of 8 bits.
 __global__ void __launch_bounds__(TT_ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift, int64_t tile, unsigned *counts)
@@ -1377,7 +1380,9 @@ static cudaError_t run_table_backward(tt__device *d, const tt__launch *l)
 // ================================================================================================== losses
 // counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
 
-enum { TT_LOSS_BLOCKS = 1024 }; // at most; each leaves one partial sum in the resident workspace
+#ifndef TT_LOSS_BLOCKS // at most; each leaves one partial sum in the resident workspace. Tests make it smaller
+#define TT_LOSS_BLOCKS 1024
+#endif
 
 struct tt_loss_sums { double loss, weight, right; };
 
@@ -1670,6 +1675,10 @@ static tt__mat tt_rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
+#ifndef TT_LOSS_CACHE // the most bytes of a row's logits that stay in shared memory; tests make it smaller
+#define TT_LOSS_CACHE ((size_t)1 << 20)
+#endif
+
 // As the CPU's, chunk by chunk of rows. The workspace has loss and hit of each row, and then the logits of a chunk.
 static cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
 {
@@ -1681,7 +1690,7 @@ static cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
     const int64_t most = tt_min(TT__LOSS_CHUNK, (int64_t)((l->instr->workspace - kept) / ((size_t)ld * 4))), chunks = (rows + most - 1) / most;
     const bool back = dx->data || dw->data || db->data;
     const size_t cache = (size_t)ld * 4, spare = 2048;
-    const bool cached = back && cache + spare <= d->properties.sharedMemPerBlockOptin;
+    const bool cached = back && cache + spare <= d->properties.sharedMemPerBlockOptin && cache <= TT_LOSS_CACHE;
     float2 *row_loss = (float2 *)l->workspace;
     float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
     cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(d->properties.sharedMemPerBlockOptin - spare));
