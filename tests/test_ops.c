@@ -71,6 +71,7 @@ static const size_set sizes[] = {
     {"heads_of_32", 2, 32, 2, 2, 50, {140, 9, 2}, "rows_of_attention*", true},
     {"many_classes", 1, 1, 2, 2100, 2, {7}, "cross_entropy_slice", true},
     {"many_ids", 1, 3, 2, 5, 3, {2000, 100}, "embedding", true},
+    {"very_wide", 1, 8200, 2, 2, 2, {3}, "layernorm_same_parameters", true},
 };
 
 #define SIZES ((int)(sizeof sizes / sizeof sizes[0]))
