@@ -21,7 +21,7 @@ ifeq ($(origin CXX),default)
 CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC))))
 endif
 # Of tests/NAME.c, those that run with tinytrain_cuda.cu on the emulator too, with TINYTRAIN_DEVICE=cuda.
-CUDA_TESTS         ?= test_ops test_models
+CUDA_TESTS         ?= test_ops test_models test_cuda
 CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa cuda_epilogues cuda_tensors_share_launches matmul_in_tf32 matmul_in_fp8 training_in_fp8 parameters_begin_on_the_device device_described_cuda
 CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true
 # Whole models: on a GPU, and in the fastest of the emulator's builds.
@@ -32,6 +32,11 @@ ifneq ($(EMU_BUILDS),)
 HAVE_CXX := $(shell command -v $(firstword $(CXX)))
 EMU_LOGS := $(if $(HAVE_CXX),$(foreach b,$(EMU_BUILDS),$(patsubst %.cu,$(B)/cuda_emu/%.$(b).log,$(notdir $(EMU_TESTS))) \
             $(addprefix $(B)/cuda_emu/,$(EMU_CUDA_$(b):%=%.$(b).log))),$(B)/cuda_emu.log)
+# Which kernels these ran, as a test of its own where all the tests of ops are among them.
+EMU_RAN := $(if $(HAVE_CXX),$(foreach b,$(EMU_BUILDS),$(EMU_CUDA_$(b):%=$(B)/cuda_emu/%.$(b))))
+ifeq ($(T)$(RUN)$(filter $(B)/cuda_emu/test_ops.plain,$(EMU_RAN)),$(B)/cuda_emu/test_ops.plain)
+EMU_LOGS += $(B)/cuda_emu/all_kernels.log
+endif
 endif
 TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
@@ -135,8 +140,9 @@ EMU_RUNTIME_plain := -O1
 EMU_RUNTIME_asan  := -O1 -fno-omit-frame-pointer -fsanitize=address
 EMU_RUNTIME_trace := -O1 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
-# Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer tensors a launch.
-EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x80000 -DTT_TENSORS=5 -Itests/cuda_emu -I.
+# Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer tensors a launch, and fewer
+# blocks, each of which does more.
+EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x80000 -DTT_TENSORS=5 -DTT_SORT_TILES=2 -DTT_LOSS_BLOCKS=3 -DTT_LOSS_CACHE=256 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace
 EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/cuda_emu/sample.cu tinytrain_cuda.cu
@@ -161,7 +167,8 @@ $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1)): $(B)/cuda_emu/%.$(1): tests/%.c tests/test
 	$$(CC) $$(CPPFLAGS) $$(STRICT) -Werror -g $$(or $$(EMU_LINK_$(1)),-O2) -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX512 $$(EMU_DEFINES) -c $$< -o $$@.o
 	$$(CXX) $$(EMU_LINK_$(1)) $$@.o $(B)/cuda_emu/tinytrain_cuda.$(1).o $$(EMU_OBJECTS_$(1)) -o $$@ $$(LIBS)
 $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).log): $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
-	@sh tests/run.sh run $$@ env TINYTRAIN_DEVICE=cuda $$(RUN) $$< $$(foreach t,$$(or $$(T),$$(CUDA_T_$$*)),'$$(t)')
+	@rm -f $$<.kernels
+	@sh tests/run.sh run $$@ env TINYTRAIN_DEVICE=cuda EMU_KERNELS=$$<.kernels $$(RUN) $$< $$(foreach t,$$(or $$(T),$$(CUDA_T_$$*)),'$$(t)')
 endef
 $(foreach b,plain asan trace,$(eval $(call emu_rules,$(b))))
 $(B)/cuda_emu/step.plain: bench/step.c bench/bench.h bench/gpu.cu tinytrain.h $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(B)/flags
@@ -173,6 +180,9 @@ $(B)/cuda_emu/step.plain: bench/step.c bench/bench.h bench/gpu.cu tinytrain.h $(
 ifneq ($(and $(HAVE_CXX),$(filter plain,$(EMU_BUILDS))),)
 $(B)/check_bench.log: $(B)/cuda_emu/step.plain
 endif
+$(B)/cuda_emu/all_kernels.log: $(addsuffix .log,$(EMU_RAN)) FORCE
+	@if $(PYTHON) -c '' 2>/dev/null; then sh tests/run.sh run $@ $(PYTHON) tests/cuda_emu/kernels.py tinytrain_cuda.cu $(addsuffix .kernels,$(EMU_RAN)); \
+	else echo 'skip all_kernels: $(PYTHON) is not there' > $@; echo '0 passed, 0 failed' >> $@; cat $@ | sed '$$d'; fi
 
 $(B)/cuda_emu.log: FORCE
 	@mkdir -p $(B)

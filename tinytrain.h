@@ -10329,6 +10329,14 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
     return status;
 }
 
+/* The same where what was to be written could not all be had, if `status` is an error: its sentence stays. NULL is fine. */
+static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
+{
+    if (!w) return status;
+    if (w->file.status == TT_OK) w->file.status = status;
+    return tt_safetensors_end(w);
+}
+
 /* ---------------------------------------------------------------------------------------------------- Unicode */
 
 /* Unicode 14.0.0, written by tests/golden/make_unicode.py; do not edit. Ranges are inclusive and sorted. */
@@ -12725,12 +12733,12 @@ static tt_status tt__layout_save(const tt__layout *l, int spelling, const char *
     tt_safetensors_writer *w = status == TT_OK ? tt_safetensors_begin(ctx, path, info, tensors, metadata) : NULL;
     if (status == TT_OK && !w) status = ctx->status;
     for (int k = 0; k < params && status == TT_OK; k++) status = tt__save_param(w, param[k], *dtype, piece, piece + TT__PIECE);
-    tt_status end = w ? tt_safetensors_end(w) : TT_OK;
+    status = tt__safetensors_end(w, status);
     tt__free(ctx, piece);
     tt__free(ctx, (void *)(uintptr_t)param);
     tt__free(ctx, names);
     tt__free(ctx, info);
-    return status == TT_OK ? end : status;
+    return status;
 }
 
 static tt_status tt__write_text(tt_context *ctx, const char *path, const char *text)
@@ -14020,10 +14028,7 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
             status = tt__read_bytes(r->ctx, p->arena, piece, (const char *)tt__resolve(p, s.value[k]).data + done, n);
             if (status == TT_OK) status = tt_safetensors_write(w, piece, n);
         }
-    if (w) {
-        tt_status end = tt_safetensors_end(w);
-        if (status == TT_OK) status = end;
-    }
+    status = tt__safetensors_end(w, status);
     tt__state_free(r->ctx, &s);
     return status;
 }

@@ -131,6 +131,7 @@ struct tt__device {
     struct tt_matmul_choice *choices; // TT_MATMUL_CHOICES of them, see >>matmuls
     struct tt_waiting *waiting; // tensors that share a launch, see >>optimizers
     int waiting_count;
+    tt__results *results;   // pinned: a copy to other memory is made by way of a buffer of CUDA's
     char error[512];
 };
 enum { TT_MATMUL_CHOICES = 1024 };
@@ -159,6 +160,7 @@ static void cuda_close(tt__device *d)
     if (d->stream) cudaStreamSynchronize(d->stream);
     if (d->lt) cublasLtDestroy(d->lt);
     if (d->stream) cudaStreamDestroy(d->stream);
+    if (d->results) cudaFreeHost(d->results);
     free(d->choices);
     free(d->waiting);
     free(d);
@@ -248,6 +250,7 @@ static tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t cap
     if (status == TT_OK) status = tt_check_kernels(d);
     if (status == TT_OK) status = tt_check(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "cudaStreamCreate");
     if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS) status = tt_fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
+    if (status == TT_OK) status = tt_check(d, cudaMallocHost(&d->results, sizeof *d->results), "cudaMallocHost");
     if (status == TT_OK) return d;
     snprintf(error, capacity, "%s", d->error);
     cuda_close(d);
@@ -329,8 +332,10 @@ static void *cuda_allocate(tt__device *d, size_t bytes)
     void *memory = NULL;
     size_t unused = 0, total = 0;
     cudaSetDevice(d->index);
-    if (cudaMalloc(&memory, bytes) == cudaSuccess) return memory;
-    cudaGetLastError();
+    cudaError_t e = cudaMalloc(&memory, bytes);
+    if (e == cudaSuccess) return memory;
+    tt_check(d, e, "cudaMalloc");
+    if (e != cudaErrorMemoryAllocation) return NULL;
     cudaMemGetInfo(&unused, &total);
     tt_fail(d, TT_ERR_MEMORY, "%zu bytes wanted, %zu of its %zu are free", bytes, unused, total);
     return NULL;
@@ -437,7 +442,12 @@ static void cuda_forget(tt__device *d, void *recording)
     cudaGraphExecDestroy((cudaGraphExec_t)recording);
 }
 
-static tt_status cuda_results(tt__device *d, const tt__slot *slot, tt__results *to) { return cuda_read(d, to, &slot->results, sizeof *to); }
+static tt_status cuda_results(tt__device *d, const tt__slot *slot, tt__results *to)
+{
+    tt_status status = cuda_read(d, d->results, &slot->results, sizeof *to);
+    if (status == TT_OK) *to = *d->results;
+    return status;
+}
 
 // ================================================================================================== numbers
 // Conversions, random numbers, sums over warps and blocks.
@@ -1371,7 +1381,10 @@ static cudaError_t run_layernorm_backward(tt__device *d, const tt__launch *l)
 
 // ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums of equal ids
 
-enum { TT_SORT_TILES = 128, TT_SORT_STEP = 1024 }; // at most so many blocks, each of which takes so many numbers at a time
+#ifndef TT_SORT_TILES // at most so many blocks; tests make it smaller
+#define TT_SORT_TILES 128
+#endif
+enum { TT_SORT_STEP = 1024 }; // each of which takes so many numbers at a time
 
 // counts[block][digit] = how many of the block's ids have this digit of 8 bits.
 __global__ void __launch_bounds__(TT_ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift, int64_t tile, unsigned *counts)
@@ -1536,7 +1549,9 @@ static cudaError_t run_table_backward(tt__device *d, const tt__launch *l)
 // ================================================================================================== losses
 // counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
 
-enum { TT_LOSS_BLOCKS = 1024 }; // at most; each leaves one partial sum in the resident workspace
+#ifndef TT_LOSS_BLOCKS // at most; each leaves one partial sum in the resident workspace. Tests make it smaller
+#define TT_LOSS_BLOCKS 1024
+#endif
 
 struct tt_loss_sums { double loss, weight, right; };
 
@@ -1829,6 +1844,10 @@ static tt__mat tt_rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
+#ifndef TT_LOSS_CACHE // the most bytes of a row's logits that stay in shared memory; tests make it smaller
+#define TT_LOSS_CACHE ((size_t)1 << 20)
+#endif
+
 // As the CPU's, chunk by chunk of rows. The workspace has loss and hit of each row, and then the logits of a chunk.
 static cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
 {
@@ -1840,7 +1859,7 @@ static cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
     const int64_t most = tt_min(TT__LOSS_CHUNK, (int64_t)((l->instr->workspace - kept) / ((size_t)ld * 4))), chunks = (rows + most - 1) / most;
     const bool back = dx->data || dw->data || db->data;
     const size_t cache = (size_t)ld * 4, spare = 2048;
-    const bool cached = back && cache + spare <= d->properties.sharedMemPerBlockOptin;
+    const bool cached = back && cache + spare <= d->properties.sharedMemPerBlockOptin && cache <= TT_LOSS_CACHE;
     float2 *row_loss = (float2 *)l->workspace;
     float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
     cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(d->properties.sharedMemPerBlockOptin - spare));
@@ -3499,6 +3518,14 @@ static tt_run_fn kernels_of(int op) // NULL: there are none
     }
 }
 
+static const char *name_of(int op)
+{
+#define TT_OP_NAME(OP, name, inputs, outputs, flags) name,
+    static const char *const names[] = {TT__OPS(TT_OP_NAME)};
+#undef TT_OP_NAME
+    return names[op];
+}
+
 static const char *cuda_refuses(const tt__launch *l)
 {
     const int op = l->instr->op;
@@ -3515,11 +3542,14 @@ static const char *cuda_refuses(const tt__launch *l)
 
 static tt_status cuda_launch(tt__device *d, const tt__launch *l)
 {
+    char what[64];
     cudaError_t e = cudaSetDevice(d->index);
     d->error[0] = 0;
     if (e == cudaSuccess) e = kernels_of(l->instr->op)(d, l);
-    if (e != cudaSuccess && d->error[0]) return TT_ERR_DEVICE; // the op has said more
-    return tt_check(d, e, "launch");
+    if (e == cudaSuccess) return TT_OK;
+    if (d->error[0]) return TT_ERR_DEVICE; // the op has said more
+    snprintf(what, sizeof what, "launch of %s", name_of(l->instr->op));
+    return tt_check(d, e, what);
 }
 
 extern "C" const tt__backend tt__cuda_backend = {

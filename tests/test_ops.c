@@ -62,7 +62,7 @@ static const size_set sizes[] = {
     {"octets", 2, 8, 24, 3, 6, {9, 1, 5}, "linear_gelu_tanh*", true},
     {"tall", 1, 11, 1030, 9, 3, {1000, 35}, "linear_residual", false},
     {"causal_picked", 1, 5, 2, 2, 60, {300, 80}, "rows_of_attention_packed", false},
-    {"many_picked", 1, 3, 2, 2, 600, {20, 300, 300, 99}, "rows_of_attention_first", false},
+    {"many_picked", 1, 3, 2, 2, 600, {20, 300, 300, 99}, "rows_of_attention_*s*", false},
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention_causal", false},
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention", false},
     {"heads_of_64", 2, 64, 2, 2, 40, {150, 1, 67}, "attention*", true},
@@ -70,6 +70,9 @@ static const size_set sizes[] = {
     {"heads_of_96", 1, 96, 2, 2, 60, {70, 3}, "attention_dropout", true},
     {"heads_of_120", 1, 120, 2, 2, 60, {70, 30}, "attention_causal*", true},
     {"heads_of_32", 2, 32, 2, 2, 50, {140, 9, 2}, "rows_of_attention*", true},
+    {"many_classes", 1, 1, 2, 2100, 2, {7}, "cross_entropy_slice", true},
+    {"many_ids", 1, 3, 2, 5, 3, {2000, 100}, "embedding", true},
+    {"very_wide", 1, 8200, 2, 2, 2, {3}, "layernorm_same_parameters", true},
 };
 
 #define SIZES ((int)(sizeof sizes / sizeof sizes[0]))
@@ -998,12 +1001,13 @@ static bool fits(const op_case *c, const precision_case *precision)
 /* TT_TEST_CASE='linear*': only these cases. */
 static bool asked_for(const op_case *c) { return !getenv("TT_TEST_CASE") || tt__match(getenv("TT_TEST_CASE"), c->name); }
 
-/* The emulator is slow: each of its three builds takes another part of all combinations, the fastest the largest. TT_TEST_CASE: all. */
+/* The emulator is slow: each of its three builds takes another part of all combinations, the fastest the largest. TT_TEST_CASE: all,
+   unless TT_TEST_SHARE is there too. */
 static bool left_out(const char *isa, int combination)
 {
 #ifdef TT_EMULATE
     const int part = combination % 16;
-    if (!is_cuda(isa) || getenv("TT_TEST_CASE")) return false;
+    if (!is_cuda(isa) || (getenv("TT_TEST_CASE") && !getenv("TT_TEST_SHARE"))) return false;
     return strcmp(emu_build(), "plain") == 0 ? part > 5 : strcmp(emu_build(), "asan") == 0 ? part != 6 : part != 7 && part != 8;
 #else
     (void)isa; (void)combination;
@@ -1017,7 +1021,7 @@ static bool fits_case(const size_set *size, const op_case *c, const char *isa)
     int rows = 0;
     for (int k = 0; k < TEST_COUNT(size->length); k++) rows += size->length[k];
 #ifdef TT_EMULATE
-    if (is_cuda(isa) && rows > 1100) return false;
+    if (is_cuda(isa) && rows > 2200) return false;
 #endif
     (void)isa;
     return asked_for(c) && rows > 0 && (!size->only || tt__match(size->only, c->name));

@@ -1082,6 +1082,17 @@ extern "C" int emu_live_objects(char *text, size_t size)
 }
 
 // ================================================================================================== kernels
+extern "C" char __executable_start;
+static std::map<const void *, long> kernel_runs;
+
+// EMU_KERNELS=file: at the end of the program how often each kernel has run, by the address that nm prints of it (see kernels.py).
+static void write_kernel_runs()
+{
+    FILE *f = fopen(getenv("EMU_KERNELS"), "w");
+    for (auto &k : kernel_runs) if (f) fprintf(f, "%lx %ld\n", (unsigned long)((const char *)k.first - &__executable_start), k.second);
+    if (f) fclose(f);
+}
+
 static uint64_t block_position(uint64_t i, uint64_t n, int part_count, thread_order order, uint32_t number)
 {
     if (part_count > 1) return number & 1 ? i : n - 1 - i; // slices need an order that all of them share
@@ -1122,7 +1133,11 @@ cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 sha
             for (unsigned i = 0; i < threads; i++) block.thread_index[i] = {i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y};
             block.shape = shape;
         }
-        emu_stats.kernels += part == 0;
+        if (part == 0) {
+            emu_stats.kernels++;
+            if (kernel_runs.empty() && getenv("EMU_KERNELS")) atexit(write_kernel_runs);
+            kernel_runs[kernel]++;
+        }
         thread_order order = scheduler == EMU_EAGER ? IN_ORDER : (thread_order)random_below(3);
         for (uint64_t i = blocks * (unsigned)part / (unsigned)parts; i < blocks * (unsigned)(part + 1) / (unsigned)parts; i++) {
             uint64_t k = block_position(i, blocks, parts, order, emu_current_op->number);

@@ -168,8 +168,9 @@ static void note_read(cell &c, const usage &a, uint8_t mask)
         others = c.other_readers & OTHER_BLOCKS;
         if (c.read_block != a.in_block) others |= OTHER_BLOCKS;
         else if (c.read_epoch == a.epoch) {
-            others |= c.other_readers;
-            if (c.read_thread != a.thread) others |= c.read_thread / 32 == a.thread / 32 ? OTHER_LANES : OTHER_WARPS;
+            const bool same_warp = c.read_thread / 32 == a.thread / 32, ordered = same_warp && c.read_warp_epoch != a.warp_epoch;
+            others |= c.other_readers & (ordered ? OTHER_WARPS | OTHER_BLOCKS : ~0); // a __syncwarp lies behind what the warp's lanes read
+            if (c.read_thread != a.thread && !ordered) others |= same_warp ? OTHER_LANES : OTHER_WARPS;
         }
     }
     c.read_op = a.op;

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Removes one barrier, wait or bound at a time from a .cu, builds test programs with it on the emulator, and tells which of them notice.
+"""Removes one barrier, wait or bound at a time from a .cu, and tells which tests on the emulator notice.
 
-    mutate.py FILE.cu [PROGRAM.cu ...] [--builds plain,trace] [--only TEXT] [--cxx g++] [--list]
+    mutate.py FILE.cu [PROGRAM.cu ...] [--builds plain,trace] [--only TEXT] [--first] [--seconds 60] [--cxx g++] [--cc gcc] [--list]
 
-Without a program FILE.cu is one itself. A program includes FILE.cu by its name alone. A mutant that no build notices is a hole in the
-tests, unless EQUIVALENT says why it does the same as the original. Status 1 if there is such a hole, or if the original itself fails.
-What lies in the portability block (#ifndef TT_EMULATE) and behind #include "emu_test.h" is left alone.
+All mutants are compiled at once, each behind a switch that the environment's EMU_MUTANT=number turns, and the first run of each test notes
+which of them it reaches. A mutant then runs the tests that reach it, the quickest first, until one notices or --seconds worth of them have
+passed. Programs include FILE.cu by its name alone; without one FILE.cu is one itself, but tinytrain_cuda.cu is linked with LINKED below.
+A mutant that no build notices is a hole in the tests, unless EQUIVALENT says why it does the same as the original. Status 1 if there is
+such a hole, or if the original itself fails. What lies in the portability block (#ifndef TT_EMULATE) and behind #include "emu_test.h" is
+left alone.
 """
 import argparse
 import os
@@ -14,33 +17,74 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
 FLAGS = {"plain": "-O1 -ftrivial-auto-var-init=pattern", "trace": "-O1 -fsanitize=thread",
          "asan": "-O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"}
 RUNTIME = {"plain": "-O1", "trace": "-O1 -DEMU_TRACE", "asan": "-O1 -fsanitize=address"}
+DEFINES = ["-DTT__CUDA_RESIDENT=0x80000", "-DTT_SORT_TILES=2", "-DTT_LOSS_BLOCKS=3", "-DTT_LOSS_CACHE=256", "-I" + HERE, "-I" + ROOT] # as the Makefile's EMU_DEFINES
 
-# name, what to look for, what stands there instead. ARGS is replaced by a pattern for balanced parentheses.
+# Linked with tinytrain_cuda.cu: a program, arguments of all its runs, and what divides it into runs: (pattern, environment or argument).
+LINKED = {
+    "tinytrain_cuda.cu": [
+        ("tests/test_ops.c", ["reference_cuda", "gradient_cuda"], r"^    X\((\w+), [A-Z]", "TT_TEST_CASE"),
+        ("tests/test_ops.c", [], r"TEST_CASE\((stochastic_rounding_of_each_isa)\)", None),
+        ("tests/test_cuda.c", [], r"TEST_CASE\((\w+)\)", None),
+    ],
+}
+
+# What bounds compare with: numbers of rows, columns, elements.
+EXTENT = r"(?:(?:\w+\.)?(?:cols|rows|n|length|queries|count|head_size|end|to|all|parts|left|width|columns)|g\.[mk])"
+TERM = r"(?:\(int\))?[\w.]+(?:\[\w+\])?"
+SUM = TERM + r"(?: [+*/%] " + TERM + r")*"
+BEFORE = r"(?:(?<=\()|(?<=!)|(?<=[=?:;,] )|(?<=&& )|(?<=\|\| ))"
+ARGS = r"(?:[^()]|\([^()]*\))*"
+
+# name, what to look for (ARGS: balanced parentheses), what stands there in the mutant. Of a pattern with (?P<at>) that part is replaced.
 MUTATIONS = [
-    ("no barrier", r"__syncthreads\(\);", ";"),
-    ("no warp barrier", r"__syncwarp\([^)]*\);", ";"),
+    ("no barrier", r"__syncthreads\(\)", "(void)0"),
+    ("no warp barrier", r"__syncwarp\([^)]*\)", "(void)0"),
     ("no wait for cp.async", r"tt_cp_async_wait<\d+>\(\)", "(void)0"),
-    ("a group too many under way", r"tt_cp_async_wait<(\d+)>\(\)", lambda m: "tt_cp_async_wait<%d>()" % (int(m.group(1)) + 1)),
+    ("a group too many under way", r"tt_cp_async_wait<(\d+)>\(\)", r"tt_cp_async_wait<\1 + 1>()"),
     ("no wait for the event", r"cudaStreamWaitEvent\(ARGS\)", "cudaSuccess"),
     ("no record of the event", r"cudaEventRecord\(ARGS\)", "cudaSuccess"),
-    ("no zero fill", r"[^,;()]+? \? 16 : 0\)", " 16)"),
-    ("one too many in the loop", r"(for \([^;]*(?:threadIdx\.x|= t); \w+) < (\w+;)", r"\1 <= \2"), # loops that the block shares
-    ("one too many past the guard", r"(if \(\w+) >= (\w+\) return)", r"\1 > \2"),
-    ("no bound on the left", r"if \((\w+ < \w+) && (\w+ < \w+)\)", r"if (\2)"),
-    ("no bound on the right", r"if \((\w+ < \w+) && (\w+ < \w+)\)", r"if (\1)"),
+    ("no wait for the stream", r"cudaStreamSynchronize\(ARGS\)", "cudaSuccess"),
+    ("no zero fill", r"(?P<at>[^,;()?]+ \? 16 : 0)\)", "16"),
+    ("one too many", BEFORE + r"(%s) < (%s)(?![\w.(\[]| [*/%%+-])" % (SUM, EXTENT), r"\1 <= \2"),
+    ("one too many", BEFORE + r"(%s) >= (%s)(?![\w.(\[]| [*/%%+-])" % (SUM, EXTENT), r"\1 > \2"),
+    ("no bound", r"if \((?P<at>%s < %s) && \w+ < \w+\)" % (SUM, TERM), "true"),
+    ("no bound", r"if \(%s < %s && (?P<at>\w+ < \w+)\)" % (SUM, TERM), "true"),
 ]
-ARGS = r"(?:[^()]|\([^()]*\))*"
 
 # (file, mutation, the line or a part of it): why the mutant is as right as the original
 EQUIVALENT = {
     ("sample.cu", "no zero fill", "tt_cp_async_16(to_"):
         "rows past the end then hold row 0, which is as good: the sums that they enter are not stored",
+    ("tinytrain_cuda.cu", "no wait for the stream", "cudaStreamSynchronize(d->stream);"):
+        "cudaFree, cudaFreeHost and the end of a graph or a stream wait for what is under way; here it is said",
 }
+
+SWITCH = """#include <stdio.h>
+#include <stdlib.h>
+static const int emu_mutant = getenv("EMU_MUTANT") ? atoi(getenv("EMU_MUTANT")) : -1;
+static struct emu_reached_sites {
+    bool at[%d];
+    ~emu_reached_sites()
+    {
+        FILE *f = getenv("EMU_REACHED") ? fopen(getenv("EMU_REACHED"), "w") : NULL;
+        for (int k = 0; f && k < %d; k++) if (at[k]) fprintf(f, "%%d\\n", k);
+        if (f) fclose(f);
+    }
+} emu_reached;
+__attribute__((no_sanitize("thread"), noinline)) static bool emu_is(int k) // on the device too, which may not read the host's memory
+{
+    emu_reached.at[k] = true;
+    return k == emu_mutant;
+}
+#line 1 "%s"
+"""
 
 
 def code_regions(text):
@@ -53,17 +97,41 @@ def code_regions(text):
     return begin, tests if tests >= 0 else end
 
 
+def on_device(text, at):
+    """Whether a place lies in a function, or in a struct's function, of the device."""
+    header = max(m.start() for m in re.finditer(r"^(?:template|static|struct|extern|inline|__)", text[:at], re.M))
+    return bool(re.search(r"__global__|__device__", text[header:at]))
+
+
 def mutants(text):
+    """(name, line number, line, begin, end, what stands there instead), by place."""
     begin, end = code_regions(text)
+    found = []
     for name, pattern, instead in MUTATIONS:
         for m in re.finditer(pattern.replace("ARGS", ARGS), text[begin:end]):
-            at, until = begin + m.start(), begin + m.end()
-            line_begin = text.rfind("\n", 0, at) + 1
-            line = text[line_begin:text.index("\n", at)].strip()
-            if "//" in text[line_begin:at]:
+            first, last = (begin + x for x in m.span("at" if "at" in m.groupdict() else 0))
+            line_begin = text.rfind("\n", 0, first) + 1
+            line = text[line_begin:text.index("\n", first)]
+            if "//" in text[line_begin:first] or line.startswith("#") or (name == "one too many" and not on_device(text, first)):
                 continue
-            replacement = instead(m) if callable(instead) else m.expand(instead)
-            yield name, text.count("\n", 0, at) + 1, line, text[:at] + replacement + text[until:]
+            found.append((name, text.count("\n", 0, first) + 1, line.strip(), first, last, m.expand(instead)))
+    return sorted(found, key=lambda x: (x[3], x[4]))
+
+
+def switched(text, found, name):
+    """The source with all mutants."""
+    out, at, k = [SWITCH % (len(found), len(found), name)], 0, 0
+    while k < len(found):
+        first, last = found[k][3:5]
+        choice = ""
+        out.append(text[at:first])
+        while k < len(found) and found[k][3] < last: # several mutants of one place
+            assert found[k][3:5] == (first, last), found[k]
+            choice += "emu_is(%d) ? %s : " % (k, found[k][5])
+            k += 1
+        out.append("(%s%s)" % (choice, text[first:last]))
+        at = last
+    return "".join(out) + text[at:]
 
 
 def run(command, **options):
@@ -78,25 +146,60 @@ def build_runtime(cxx, build, folder):
     return [os.path.join(folder, "%s.%s.o" % (part, build)) for part in parts]
 
 
-def verdict(cxx, build, objects, folder, programs):
-    """None, or how a program noticed."""
-    for program in programs:
-        target = os.path.join(folder, "program")
-        compiled = run([cxx, "-std=c++17", "-g", "-w", *FLAGS[build].split(), "-I" + HERE, "-I" + os.path.join(HERE, "../.."), "-x", "c++", "-c",
-                        os.path.join(folder, program), "-o", target + ".o"])
-        if compiled.returncode == 0:
-            link = [] if build == "trace" else FLAGS[build].split()
-            compiled = run([cxx, *link, target + ".o", *objects, "-o", target, "-lm", "-lpthread"])
-        if compiled.returncode != 0:
-            return "does not compile: " + compiled.stdout.split("\n")[0]
-        try:
-            result = run([target], timeout=120, env=dict(os.environ, EMU_WATCHDOG="5"))
-        except subprocess.TimeoutExpired:
-            return "takes more than 120 s"
-        if result.returncode != 0:
-            lines = [x for x in result.stdout.split("\n") if re.match(r"emu error|FAILED|.*ERROR: AddressSanitizer|.*runtime error", x)]
-            return (lines[0] if lines else "status %d" % result.returncode)[:110]
-    return None
+def build_programs(options, build, folder, name):
+    """The programs of a build: their paths."""
+    def compiled(p):
+        target = os.path.join(folder, "%s.%s.o" % (p, build))
+        subprocess.run([options.cxx, "-std=c++17", "-g", "-w", *FLAGS[build].split(), *DEFINES, "-x", "c++", "-c", os.path.join(folder, p), "-o", target], check=True)
+        return target
+
+    def linked(p, objects):
+        target = os.path.join(folder, "%s.%s" % (os.path.basename(p), build))
+        subprocess.run([options.cxx, *sanitize, *objects, "-o", target, "-lm", "-lpthread"], check=True)
+        return target
+
+    runtime = build_runtime(options.cxx, build, folder)
+    sanitize = FLAGS[build].split() if build == "asan" else []
+    if options.programs or name not in LINKED:
+        return {p: linked(p, [compiled(p), *runtime]) for p in [os.path.basename(p) for p in options.programs] or [name]}
+    paths, runtime = {}, [compiled(name), *runtime]
+    for p in sorted({p for p, *_ in LINKED[name]}):
+        target = os.path.join(folder, "%s%s.o" % (os.path.basename(p), ".asan" * bool(sanitize)))
+        if not os.path.exists(target): # the host's code is the same in the other builds
+            subprocess.run([options.cc, "-std=c99", "-g", *(sanitize or ["-O2"]), "-DTINYTRAIN_CUDA", "-DTT_EMULATE", "-DTINYTRAIN_NO_AVX2", *DEFINES, "-c",
+                            os.path.join(ROOT, p), "-o", target], check=True)
+        paths[p] = linked(p, [target, *runtime])
+    return paths
+
+
+def runs_of(options, name):
+    """What the programs are run with: (program, arguments, environment)."""
+    if options.programs or name not in LINKED:
+        return [(os.path.basename(p), [], {}) for p in options.programs or [name]]
+    all_runs = []
+    for p, arguments, pattern, variable in LINKED[name]:
+        with open(os.path.join(ROOT, p)) as f:
+            parts = list(dict.fromkeys(re.findall(pattern, f.read(), re.M)))
+        for part in parts:
+            extra = {"TINYTRAIN_DEVICE": "cuda", "TT_TEST_SHARE": "1"}
+            all_runs.append((p, arguments if variable else [part], dict(extra, **{variable: part}) if variable else extra))
+    return all_runs
+
+
+def verdict(paths, one, mutant=-1, reached=None):
+    """None, or how the run noticed."""
+    program, arguments, extra = one
+    environment = dict(os.environ, EMU_WATCHDOG="20", EMU_MUTANT=str(mutant), **extra)
+    if reached:
+        environment["EMU_REACHED"] = reached
+    try:
+        result = run([paths[program], *arguments], timeout=300, env=environment)
+    except subprocess.TimeoutExpired:
+        return "takes more than 300 s"
+    if result.returncode == 0:
+        return None
+    lines = [x for x in result.stdout.split("\n") if re.match(r"emu error|FAILED|.*ERROR: AddressSanitizer|.*runtime error", x)]
+    return (lines[0] if lines else "status %d" % result.returncode)[:150]
 
 
 def main():
@@ -104,46 +207,72 @@ def main():
     parser.add_argument("file")
     parser.add_argument("programs", nargs="*")
     parser.add_argument("--builds", default="plain,trace")
-    parser.add_argument("--only", default="", help="mutants whose name or line holds this text")
+    parser.add_argument("--only", default="", help="mutants whose name, line number or line match this expression")
+    parser.add_argument("--first", action="store_true", help="one build that notices is enough; the last one is asked first")
+    parser.add_argument("--seconds", type=float, default=60, help="of tests, for each mutant and build")
     parser.add_argument("--cxx", default="g++")
+    parser.add_argument("--cc", default="gcc")
     parser.add_argument("--list", action="store_true", help="do not build any")
     options = parser.parse_args()
     with open(options.file) as f:
         original = f.read()
     name = os.path.basename(options.file)
-    all_mutants = [m for m in mutants(original) if options.only in m[0] + " " + m[2]]
+    found = mutants(original)
+    wanted = [k for k, m in enumerate(found) if re.search(options.only, "%s %d: %s" % m[:3])]
     if options.list:
-        for what, number, line, _ in all_mutants:
-            print("%s:%d: %s: %s" % (name, number, what, line))
-        print(len(all_mutants), "mutants")
+        for k in wanted:
+            print("%s:%d: %s: %s" % (name, found[k][1], found[k][0], found[k][2]))
+        print(len(wanted), "mutants")
         return 0
     builds = options.builds.split(",")
     folder = tempfile.mkdtemp(prefix="mutate_")
     try:
-        objects = {b: build_runtime(options.cxx, b, folder) for b in builds}
-        programs = [os.path.basename(p) for p in options.programs] or [name]
         for p in options.programs:
             shutil.copy(p, folder)
-
-        def write(text):
-            with open(os.path.join(folder, name), "w") as f:
-                f.write(text)
-
-        write(original)
+        with open(os.path.join(folder, name), "w") as f:
+            f.write(switched(original, found, name))
+        runs, paths, originals, reached = runs_of(options, name), {}, {}, os.path.join(folder, "reached")
         for b in builds:
-            wrong = verdict(options.cxx, b, objects[b], folder, programs)
-            if wrong:
-                print("the original fails in the %s build: %s" % (b, wrong))
-                return 1
+            paths[b] = build_programs(options, b, folder, name)
+
+        def original_run(b, k): # of run k: seconds, and which mutants it reaches
+            if (b, k) not in originals:
+                begin = time.time()
+                wrong = verdict(paths[b], runs[k], reached=reached)
+                if wrong:
+                    sys.exit("the original fails in the %s build, %s: %s" % (b, " ".join([runs[k][0], *runs[k][1], *runs[k][2].values()]), wrong))
+                with open(reached) as f:
+                    originals[b, k] = time.time() - begin, set(map(int, f))
+            return originals[b, k]
+
+        for k in range(len(runs)): # builds may leave out other parts of a test: theirs are run when they are needed
+            original_run(builds[0], k)
+        quickest = sorted(range(len(runs)), key=lambda k: original_run(builds[0], k)[0])
+        print("%s: %d runs of the original in %.0f s" % (builds[0], len(runs), sum(x[0] for x in originals.values())))
+        sys.stdout.flush()
         caught = equivalent = 0
         holes = []
         by_build = dict.fromkeys(builds, 0)
-        for what, number, line, text in all_mutants:
-            write(text)
-            seen = {b: verdict(options.cxx, b, objects[b], folder, programs) for b in builds}
-            reason = next((r for (f, w, part), r in EQUIVALENT.items() if f == name and w == what and part in line), None)
-            for b in builds:
+        for k in wanted:
+            what, number, line = found[k][:3]
+            seen, tried = {}, {}
+            for b in reversed(builds): # the first one made knows best what is reached, the last one notices most
+                seen[b], tried[b], spent = None, 0, 0
+                if options.first and any(seen.values()):
+                    continue
+                for i in (i for i in quickest if k in original_run(builds[0], i)[1]):
+                    if spent > options.seconds:
+                        break
+                    seconds, reaches = original_run(b, i)
+                    if k not in reaches:
+                        continue
+                    seen[b] = verdict(paths[b], runs[i], k)
+                    spent += seconds
+                    tried[b] += 1
+                    if seen[b]:
+                        break
                 by_build[b] += seen[b] is not None
+            reason = next((r for (f, w, part), r in EQUIVALENT.items() if f == name and w == what and part in line), None)
             if any(seen.values()):
                 caught += 1
                 state = "caught" if not reason else "caught, although listed as equivalent"
@@ -155,10 +284,10 @@ def main():
                 state = "NOT CAUGHT"
             print("%s:%d: %s: %s: %s" % (name, number, what, line[:70], state))
             for b in builds:
-                print("    %-5s %s" % (b, seen[b] or "passes"))
+                print("    %-5s %s" % (b, seen[b] or "passes %d runs that reach it" % tried[b]))
             sys.stdout.flush()
         print("%d mutants: %d caught (%s), %d equivalent, %d not caught" % (
-            len(all_mutants), caught, ", ".join("%s %d" % (b, by_build[b]) for b in builds), equivalent, len(holes)))
+            len(wanted), caught, ", ".join("%s %d" % (b, by_build[b]) for b in builds), equivalent, len(holes)))
         for what, number, line in holes:
             print("NOT CAUGHT %s:%d: %s: %s" % (name, number, what, line))
         return 1 if holes else 0

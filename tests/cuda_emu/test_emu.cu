@@ -266,6 +266,31 @@ TEST(warp_functions_agree_with_loops)
     }
 }
 
+// Lanes read what one of them writes behind the __syncwarp, having read it again: no race.
+__global__ void warp_counter(int *out)
+{
+    TT_SHARED(int, count, [2]);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (lane == 0) count[warp] = 0;
+    __syncwarp();
+    for (int turn = 0; turn < 24; turn++) {
+        const int before = count[warp];
+        __syncwarp();
+        if (lane == turn) count[warp] = count[warp] + before + 1;
+        __syncwarp();
+    }
+    out[threadIdx.x] = count[warp];
+}
+TEST(syncwarp_orders_reads_and_a_write)
+{
+    FOR_SEEDS(5, 1, 1) {
+        buffer<int> out(64);
+        OK(TT_LAUNCH(warp_counter, 1, 64, 0, 0, out.device));
+        out.down();
+        for (int t = 0; t < 64; t++) CHECK_EQUAL(out.host[t], (1 << 24) - 1);
+    }
+}
+
 __global__ void atomics(float *f, int *i, unsigned *u, __nv_bfloat162 *b)
 {
     int t = blockIdx.x * blockDim.x + threadIdx.x;
@@ -1113,7 +1138,7 @@ TEST(cublaslt_offers_and_refuses)
 
 static const test_case tests[] = {
     TEST_CASE(conversions_have_the_bits_of_nvidias), TEST_CASE(mma_fragments_lie_as_the_manual_says), TEST_CASE(tf32_rounds_to_nearest_away_from_zero),
-    TEST_CASE(ldmatrix_gives_each_lane_its_part), TEST_CASE(cp_async_copies_and_zero_fills), TEST_CASE(warp_functions_agree_with_loops),
+    TEST_CASE(ldmatrix_gives_each_lane_its_part), TEST_CASE(cp_async_copies_and_zero_fills), TEST_CASE(warp_functions_agree_with_loops), TEST_CASE(syncwarp_orders_reads_and_a_write),
     TEST_CASE(atomics_add_up), TEST_CASE(shared_memory_beyond_48_kib_is_asked_for), TEST_CASE(copies_in_one_and_two_dimensions),
     TEST_CASE(events_order_streams), TEST_CASE(legacy_stream_waits_for_blocking_streams), TEST_CASE(host_functions_run_in_order),
     TEST_CASE(events_tell_time), TEST_CASE(graphs_are_captured_replayed_and_updated), TEST_CASE(graphs_read_pinned_memory_when_they_run),

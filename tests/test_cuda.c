@@ -1,0 +1,392 @@
+/* The CUDA backend as a whole: training beside the CPU's, waits of the host, and calls of CUDA that fail. On a GPU (TINYTRAIN_CUDA=1 make test) or
+   on the emulator, which some of it needs. */
+#ifndef TINYTRAIN_CUDA
+#include <stdio.h>
+
+int main(void) /* without the header, whose code takes a minute to compile */
+{
+    return puts("skip test_cuda: this build is without TINYTRAIN_CUDA\n0 checks, 1 skipped: 0 passed, 0 failed") < 0;
+}
+
+#else
+#define TINYTRAIN_IMPLEMENTATION
+#include "tinytrain.h"
+#include "test.h"
+#ifdef TT_EMULATE
+#include "emu_control.h"
+#endif
+
+/* ------------------------------------------------------------------------------------------------- training */
+
+enum { STEPS = 20, MOST_SEQS = 5, MOST_ROWS = 48, IMAGE = 12, IMAGE_BYTES = IMAGE * IMAGE * 3, VOCAB = 50, CLASSES = 3 };
+
+typedef struct made_batch { /* what a tt_batch points to */
+    tt_batch b;
+    int32_t ids[MOST_ROWS], positions[MOST_ROWS], types[MOST_ROWS], seq_start[MOST_SEQS + 1], labels[MOST_SEQS];
+    int64_t index[MOST_SEQS];
+    uint8_t pixels[MOST_SEQS * IMAGE_BYTES];
+} made_batch;
+
+/* Micro-batch `number`: of one of two shapes in turn, with other contents each. */
+static void make_batch(made_batch *m, int number, bool images, bool last)
+{
+    static const int lengths[2][MOST_SEQS] = {{9, 5, 17, 3, 11}, {14, 8, 12, 0, 0}};
+    uint64_t random = 0x9E3779B97F4A7C15ull * (uint64_t)(number + 1);
+    memset(m, 0, sizeof *m);
+    m->b.seqs = number % 2 ? 3 : MOST_SEQS;
+    for (int s = 0; s < m->b.seqs; s++) {
+        m->labels[s] = (int32_t)(test_random(&random) % CLASSES);
+        for (int k = 0; k < lengths[number % 2][s] && !images; k++) {
+            m->ids[m->b.rows] = (int32_t)(test_random(&random) % VOCAB);
+            m->positions[m->b.rows++] = k;
+        }
+        m->seq_start[s + 1] = m->b.rows;
+    }
+    for (int k = 0; k < m->b.seqs * IMAGE_BYTES && images; k++) m->pixels[k] = (uint8_t)test_random(&random);
+    m->b.labels = m->labels;
+    m->b.index = m->index;
+    m->b.last_of_step = last;
+    if (images) {
+        m->b.pixels = m->pixels;
+        m->b.image_bytes = IMAGE_BYTES;
+    } else {
+        m->b.ids = m->ids;
+        m->b.positions = m->positions;
+        m->b.types = m->types;
+        m->b.seq_start = m->seq_start;
+    }
+}
+
+typedef struct outcome { /* of a training run */
+    double loss[STEPS], norm[STEPS];
+    float *parameters; /* one after another; to be freed */
+    size_t n;
+} outcome;
+
+typedef struct trained { test_allocator a; tt_context *ctx; tt_bert text; tt_vit vision; tt_trainer *trainer; } trained;
+
+static bool open_training(trained *t, const char *device, bool images, float dropout, bool accumulate)
+{
+    tt_train_options o = tt_train_options_default();
+    memset(t, 0, sizeof *t);
+    t->ctx = test_open(&t->a);
+    if (images) {
+        tt_vit_config c = tt_vit_config_default("Ti/4");
+        c.image_size = IMAGE;
+        c.hidden_size = 36;
+        c.heads = 3;
+        c.layers = 2;
+        c.intermediate_size = 52;
+        c.classes = CLASSES;
+        c.initializer_range = 0.2f;
+        c.dropout = c.attention_dropout = dropout;
+        if (!CHECK(tt_vit_new(t->ctx, &t->vision, &c) == TT_OK)) return false;
+    } else {
+        tt_bert_config c = tt_bert_config_default(true);
+        c.vocab_size = VOCAB;
+        c.hidden_size = 24;
+        c.heads = 3;
+        c.layers = 2;
+        c.intermediate_size = 40;
+        c.max_positions = 20;
+        c.classes = CLASSES;
+        c.initializer_range = 0.2f;
+        c.dropout = c.attention_dropout = c.classifier_dropout = dropout;
+        if (!CHECK(tt_bert_new(t->ctx, &t->text, &c) == TT_OK)) return false;
+    }
+    o.schedule.kind = TT_CONSTANT;
+    o.schedule.lr = 1e-3f;
+    o.optimizer.clip_norm = 1;
+    o.optimizer.eps = 1e-5f; /* else elements whose gradient is rounding errors alone, as of keys' biases, take steps of full size */
+    o.device = device;
+    o.accumulate = accumulate;
+    o.max_seqs = MOST_SEQS;
+    o.max_tokens = images ? 0 : MOST_ROWS;
+    tt_model model = images ? tt_vit_classifier(&t->vision) : tt_bert_classifier(&t->text);
+    t->trainer = tt_trainer_new(t->ctx, &model, &o);
+    if (!t->trainer) CHECK_ERROR(t->ctx, TT_OK, "a trainer");
+    return t->trainer != NULL;
+}
+
+static void close_training(trained *t)
+{
+    tt_trainer_free(t->trainer);
+    tt_bert_free(&t->text);
+    tt_vit_free(&t->vision);
+    TEST_CLOSE(t->ctx, &t->a);
+}
+
+static tt_status one_step(trained *t, int step, bool images, bool accumulate, tt_stats *stats)
+{
+    made_batch m;
+    tt_status status = TT_OK;
+    for (int micro = 0; micro <= (int)accumulate && status == TT_OK; micro++) {
+        make_batch(&m, accumulate ? 2 * step + micro : step, images, micro == (int)accumulate);
+        status = tt_train_batch(t->trainer, &m.b, stats, NULL);
+    }
+    return status;
+}
+
+static bool train_on(outcome *to, const char *device, bool images, float dropout, bool accumulate)
+{
+    trained t;
+    tt_stats stats;
+    memset(to, 0, sizeof *to);
+    memset(&stats, 0, sizeof stats);
+    bool ok = open_training(&t, device, images, dropout, accumulate);
+    for (int k = 0; k < STEPS && ok; k++) {
+        ok = one_step(&t, k, images, accumulate, &stats) == TT_OK;
+        if (!ok) CHECK_ERROR(t.ctx, TT_OK, "a step");
+        to->loss[k] = stats.loss;
+        to->norm[k] = stats.grad_norm;
+    }
+    for (int k = 0; k < t.ctx->n_params; k++) to->n += (size_t)t.ctx->params[k]->size;
+    to->parameters = (float *)malloc(to->n * sizeof *to->parameters);
+    for (int k = 0; k < t.ctx->n_params && ok; k++) {
+        to->n = k ? to->n : 0;
+        ok = CHECK(tt_param_get(t.ctx->params[k], to->parameters + to->n) == TT_OK);
+        to->n += (size_t)t.ctx->params[k]->size;
+    }
+    close_training(&t);
+    return ok;
+}
+
+/* Twenty steps with both: losses to 1e-5 relative, parameters to 2e-5, a fiftieth of what one step may change. */
+static void compare_with_cpu(bool images, float dropout, bool accumulate)
+{
+    outcome cpu = {{0}, {0}, NULL, 0}, cuda = cpu;
+    double worst = 0;
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)64 << 20, 1, 3);
+#endif
+    if (train_on(&cpu, "cpu", images, dropout, accumulate) && train_on(&cuda, "cuda", images, dropout, accumulate) && CHECK(cpu.n == cuda.n)) {
+        for (int k = 0; k < STEPS; k++) {
+            CHECK_NEAR(cuda.loss[k], cpu.loss[k], 1e-5 * cpu.loss[k]);
+            CHECK_NEAR(cuda.norm[k], cpu.norm[k], 1e-4 * cpu.norm[k]);
+        }
+        CHECK(cpu.loss[0] > 0.5 && fabs(cpu.loss[STEPS - 1] - cpu.loss[STEPS - 3]) > 1e-3); /* it is training */
+        for (size_t k = 0; k < cpu.n; k++) {
+            double error = fabs((double)cuda.parameters[k] - cpu.parameters[k]);
+            if (!(error <= worst)) worst = error;
+        }
+        CHECK_NEAR(worst, 0, 2e-5);
+    }
+    free(cpu.parameters);
+    free(cuda.parameters);
+#ifdef TT_EMULATE
+    CHECK(emu_get_counts().graph_launches >= (accumulate ? 3 : 2) * (STEPS - 6)); /* most runs are replays of both shapes */
+#endif
+}
+
+TEST(trains_distilbert_as_the_cpu_does) { compare_with_cpu(false, 0.1f, true); }
+TEST(trains_vit_as_the_cpu_does) { compare_with_cpu(true, 0, false); }
+
+#ifdef TT_EMULATE
+
+/* ---------------------------------------------------------------------------------------------------- waits */
+
+static emu_counts since(emu_counts before) /* what was counted since then */
+{
+    emu_counts now = emu_get_counts();
+    now.host_syncs -= before.host_syncs;
+    now.pageable_async -= before.pageable_async;
+    now.allocations -= before.allocations;
+    now.graph_launches -= before.graph_launches;
+    now.kernels -= before.kernels;
+    return now;
+}
+
+/* Once every shape has been met twice, a step waits once, for its results, and allocates nothing; so does each micro-batch whose results are asked
+   for, and one whose results are not does not wait. */
+TEST(a_step_waits_once_for_its_results)
+{
+    for (int accumulate = 0; accumulate < 2; accumulate++)
+        for (int asked = 0; asked < 2; asked++) {
+            trained t;
+            tt_stats stats;
+            emu_counts n;
+            emu_configure(1, (size_t)64 << 20, 1, 4);
+            if (!open_training(&t, "cuda", true, 0, accumulate)) { close_training(&t); return; }
+            for (int k = 0; k < 4; k++) CHECK(one_step(&t, k, true, accumulate, &stats) == TT_OK);
+            n = emu_get_counts();
+            for (int k = 4; k < 8; k++) CHECK(one_step(&t, k, true, accumulate, asked ? &stats : NULL) == TT_OK);
+            n = since(n);
+            CHECK_NEAR((double)n.host_syncs, accumulate && asked ? 4 * 3 : 4, 0);
+            CHECK_NEAR((double)n.graph_launches, accumulate ? 4 * 3 : 4 * 2, 0); /* a micro-batch each, and an update */
+            CHECK(n.pageable_async == 0 && n.allocations == 0 && n.kernels > 0);
+            close_training(&t);
+        }
+}
+
+/* --------------------------------------------------------------------------------------------------- faults */
+
+enum { FAULT = 719 /* cudaErrorLaunchFailure */ };
+
+typedef struct small_net { tt_tape *t; tt_value x, y, ids, out; tt_program *p; tt_param *w, *table; } small_net;
+
+/* What a run of a small program gives: losses of its steps, its output and a parameter. */
+typedef struct small_result { double loss[4]; float out[6 * 5], w[5 * 4]; } small_result;
+
+static tt_status small_step(small_net *n, int step, tt_stats *stats)
+{
+    const int rows = step == 3 ? 4 : 6;
+    float x[6 * 4];
+    int32_t y[6], ids[6];
+    for (int k = 0; k < 6 * 4; k++) x[k] = (float)(k * 7 % 11) / 11 - 0.4f;
+    for (int k = 0; k < 6; k++) { y[k] = k * 3 % 5; ids[k] = k % 3; }
+    tt_status status = tt_set(n->p, n->x, x, rows);
+    if (status == TT_OK) status = tt_set(n->p, n->y, y, rows);
+    if (status == TT_OK) status = tt_set(n->p, n->ids, ids, rows);
+    return status == TT_OK ? tt_step(n->p, 0.1f, stats) : status;
+}
+
+/* Opens, compiles, allocates, takes four steps (the second makes a graph, the third replays it, the fourth has other rows), reads. */
+static tt_status small_run(tt_context *ctx, small_net *n, small_result *to)
+{
+    static const int64_t dims[2] = {5, 4}, table[2] = {3, 4}, four = 4, five = 5;
+    const tt_init normal = {TT_INIT_NORMAL, 0.5f}, ones = {TT_INIT_ONES, 0}, zeros = {TT_INIT_ZEROS, 0};
+    tt_compile_options o = tt_compile_options_default();
+    tt_stats stats;
+    tt_status status;
+    n->t = tt_tape_new(ctx);
+    int64_t rows = tt_axis(n->t, "rows", 8);
+    n->w = tt_param_new(ctx, "w", 2, dims, normal);
+    n->table = tt_param_new(ctx, "table", 2, table, normal);
+    n->x = tt_input(n->t, "x", TT_F32, rows, 4);
+    n->y = tt_input(n->t, "y", TT_I32, rows, 1);
+    n->ids = tt_input(n->t, "ids", TT_I32, rows, 1);
+    tt_value h = tt_add(n->t, n->x, tt_embedding(n->t, n->ids, n->table));
+    h = tt_layernorm(n->t, h, tt_param_new(ctx, "norm", 1, &four, ones), NULL, 1e-5f);
+    n->out = tt_linear(n->t, tt_gelu(n->t, h), n->w, tt_param_new(ctx, "b", 1, &five, zeros));
+    tt_output(n->t, n->out);
+    o.device = "cuda";
+    o.optimizer.clip_norm = 1;
+    n->p = tt_compile(n->t, tt_cross_entropy(n->t, n->out, n->y, NULL), &o);
+    if (!n->p) return tt_error_code(ctx);
+    for (int k = 0; k < 4; k++) {
+        if ((status = small_step(n, k, &stats)) != TT_OK) return status;
+        to->loss[k] = stats.loss;
+    }
+    status = tt_get(n->p, n->out, to->out, TEST_COUNT(to->out));
+    return status == TT_OK ? tt_param_get(n->w, to->w) : status;
+}
+
+static void fault_failed(long n, long count, const char *what, const char *more)
+{
+    char text[1024];
+    snprintf(text, sizeof text, "call %ld fails%s: %s: %.700s", n, count == 1 ? "" : ", and all after it", what, more);
+    test__check(false, "test_cuda.c", 0, text);
+}
+
+/* A sentence that names the device, and the call or product that failed. */
+static bool names_the_fault(const char *text)
+{
+    return strstr(text, "device 'cuda'") && (strstr(text, "a kernel failed") || strstr(text, "cublasLtCreate") || strstr(text, "cuBLASLt"));
+}
+
+static void check_nothing_left(long n, long count)
+{
+    char left[256];
+    if (emu_live_objects(left, sizeof left)) fault_failed(n, count, "left on the device", left);
+}
+
+static bool same_results(const small_result *a, const small_result *b) /* a fault may have a product made by other means */
+{
+    bool same = true;
+    for (int k = 0; k < 4; k++) same &= fabs(a->loss[k] - b->loss[k]) <= 1e-6;
+    for (int k = 0; k < TEST_COUNT(a->w); k++) same &= fabsf(a->w[k] - b->w[k]) <= 1e-5f;
+    for (int k = 0; k < 4 * 5; k++) same &= fabsf(a->out[k] - b->out[k]) <= 1e-5f; /* the last step has 4 rows */
+    return same;
+}
+
+/* Call n of CUDA fails, or all from it on do, for each n up to the last of closing. A run that fails says why, and one that does not has the right
+   results. After a single failure the program goes on. */
+static void sweep(long count)
+{
+    small_result reference;
+    long tolerated = 0, n = 0;
+    for (bool reached = true; reached; n++) { /* 0: none fails */
+        test_allocator a;
+        small_net net;
+        small_result result;
+        tt_stats stats;
+        memset(&net, 0, sizeof net);
+        memset(&result, 0, sizeof result);
+        emu_configure(1, (size_t)16 << 20, 1, (uint64_t)n);
+        tt_context *ctx = test_open(&a);
+        if (n) emu_inject_fault(n, FAULT, count);
+        tt_status status = small_run(ctx, &net, &result);
+        if (n == 0) reference = result;
+        if (status == TT_OK) {
+            tolerated += n > 0 && emu_api_calls() >= n; /* the others fail in the close */
+            if (!same_results(&result, &reference)) fault_failed(n, count, "TT_OK", "and wrong results");
+        } else if ((status != TT_ERR_DEVICE && status != TT_ERR_MEMORY) || tt_error_code(ctx) != status || !names_the_fault(tt_error(ctx))) {
+            fault_failed(n, count, tt_status_name(status), tt_error(ctx));
+        } else if (count == 1 && (small_step(&net, 0, &stats) != TT_OK || !(stats.loss > 0))) {
+            fault_failed(n, count, "the next step", tt_error(ctx));
+        }
+        tt_program_free(net.p);
+        tt_tape_free(net.t);
+        TEST_CLOSE(ctx, &a);
+        reached = n == 0 || emu_api_calls() >= n;
+        check_nothing_left(n, count);
+    }
+    CHECK(n > 200 && tolerated < n / 2); /* most calls matter */
+}
+
+TEST(any_call_may_fail_once) { sweep(1); }
+TEST(any_call_may_fail_for_ever) { sweep(1L << 40); }
+
+/* The same where a trainer's state and its model are saved, and loaded again. A state that could not be written is not there. */
+TEST(any_call_may_fail_while_saving)
+{
+    char state[1100], folder[1100];
+    snprintf(state, sizeof state, "%s", test_path(test_folder(), "state.safetensors"));
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "model"));
+    for (int endless = 0; endless < 2; endless++) {
+        const long count = endless ? 1L << 40 : 1;
+        long n = 0;
+        for (bool reached = true; reached; n += n < 6 ? 1 : 29) { /* one function reads, another writes, each of them many parameters */
+            trained t;
+            tt_progress progress;
+            memset(&progress, 0, sizeof progress);
+            emu_configure(1, (size_t)16 << 20, 1, (uint64_t)n);
+            if (!open_training(&t, "cuda", false, 0, false)) { close_training(&t); return; }
+            CHECK(tt_allocate(t.trainer->train) == TT_OK);
+            const long calls = emu_api_calls();
+            if (n) emu_inject_fault(n, FAULT, count);
+            tt_status status = tt_trainer_save(t.trainer, state, &progress);
+            const bool saved = status == TT_OK;
+            CHECK(saved == (access(state, F_OK) == 0));
+            if (saved) status = tt_bert_save(&t.text, folder);
+            if (status == TT_OK) status = tt_trainer_load(t.trainer, state, &progress);
+            const bool failed = n > 0 && emu_api_calls() >= calls + n;
+            if (status != TT_OK && (status != TT_ERR_DEVICE || !names_the_fault(tt_error(t.ctx)))) fault_failed(n, count, tt_status_name(status), tt_error(t.ctx));
+            CHECK(status != TT_OK || !failed || !endless);
+            remove(state);
+            close_training(&t);
+            reached = n == 0 || emu_api_calls() >= calls + n;
+            check_nothing_left(n, count);
+        }
+        CHECK(n > 300);
+    }
+}
+
+#else
+
+#define NEEDS_EMULATOR SKIP("only the emulator counts waits and makes calls fail")
+TEST(a_step_waits_once_for_its_results) { NEEDS_EMULATOR; }
+TEST(any_call_may_fail_once) { NEEDS_EMULATOR; }
+TEST(any_call_may_fail_for_ever) { NEEDS_EMULATOR; }
+TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
+
+#endif
+
+static const test_case tests[] = {
+    TEST_CASE(trains_distilbert_as_the_cpu_does), TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(a_step_waits_once_for_its_results),
+    TEST_CASE(any_call_may_fail_once), TEST_CASE(any_call_may_fail_for_ever), TEST_CASE(any_call_may_fail_while_saving),
+};
+
+int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+
+#endif
