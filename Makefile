@@ -24,9 +24,9 @@ endif
 CUDA_TESTS         ?= test_ops test_models test_cuda
 CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa cuda_epilogues cuda_tensors_share_launches matmul_in_tf32 matmul_in_fp8 training_in_fp8 parameters_begin_on_the_device device_described_cuda
 CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true
-# Whole models: on a GPU, and in the fastest of the emulator's builds.
+# Whole models, and runs of a program for each call of CUDA: on a GPU, and in the fastest of the emulator's builds.
 EMU_CUDA_plain := $(CUDA_TESTS)
-EMU_CUDA_asan  := $(filter-out test_models,$(CUDA_TESTS))
+EMU_CUDA_asan  := $(filter-out test_models test_cuda,$(CUDA_TESTS))
 EMU_CUDA_trace := $(EMU_CUDA_asan)
 ifneq ($(EMU_BUILDS),)
 HAVE_CXX := $(shell command -v $(firstword $(CXX)))
@@ -142,7 +142,7 @@ EMU_RUNTIME_trace := -O1 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
 # Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer tensors a launch, and fewer
 # blocks, each of which does more.
-EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x80000 -DTT_TENSORS=5 -DTT_SORT_TILES=2 -DTT_LOSS_BLOCKS=3 -DTT_LOSS_CACHE=256 -Itests/cuda_emu -I.
+EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x80000 -DTT_TENSORS=5 -DTT_SORT_TILES=2 -DTT_LOSS_BLOCKS=3 -DTT_LOSS_CACHE=32 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace
 EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/cuda_emu/sample.cu tinytrain_cuda.cu

@@ -24,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 FLAGS = {"plain": "-O1 -ftrivial-auto-var-init=pattern", "trace": "-O1 -fsanitize=thread",
          "asan": "-O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"}
 RUNTIME = {"plain": "-O1", "trace": "-O1 -DEMU_TRACE", "asan": "-O1 -fsanitize=address"}
-DEFINES = ["-DTT__CUDA_RESIDENT=0x80000", "-DTT_SORT_TILES=2", "-DTT_LOSS_BLOCKS=3", "-DTT_LOSS_CACHE=256", "-I" + HERE, "-I" + ROOT] # as the Makefile's EMU_DEFINES
+DEFINES = ["-DTT__CUDA_RESIDENT=0x80000", "-DTT_SORT_TILES=2", "-DTT_LOSS_BLOCKS=3", "-DTT_LOSS_CACHE=32", "-I" + HERE, "-I" + ROOT] # as the Makefile's EMU_DEFINES
 
 # Linked with tinytrain_cuda.cu: a program, arguments of all its runs, and what divides it into runs: (pattern, environment or argument).
 LINKED = {
