@@ -381,6 +381,7 @@ static char *chain_state(const chain *c, size_t *bytes)
 {
     char *all = NULL;
     *bytes = 0;
+    CHECK(tt__zero_states(c->p) == TT_OK);
     for (int32_t v = 1; v < c->p->t->n_values; v++) {
         const tt__value *x = &c->p->t->values[v];
         if ((x->storage != TT__PARAMETER && x->storage != TT__STATE) || x->base != v) continue;
