@@ -199,7 +199,7 @@ static void tt_explain(cudaError_t e, char *to, size_t capacity)
     int driver = 0, runtime = 0;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
-    if (e != cudaErrorNoDevice && !driver)
+    if (e == cudaErrorInsufficientDriver && !driver)
         snprintf(to, capacity, "there is no NVIDIA driver: install one for CUDA %d.%d or later", TT_VERSION_OF(runtime));
     else if (e == cudaErrorInsufficientDriver)
         snprintf(to, capacity, "the driver is for CUDA %d.%d, which is too old for this build with CUDA %d.%d: update the driver, or build with an older toolkit",
