@@ -24,13 +24,14 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 FLAGS = {"plain": "-O1 -ftrivial-auto-var-init=pattern", "trace": "-O1 -fsanitize=thread",
          "asan": "-O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"}
 RUNTIME = {"plain": "-O1", "trace": "-O1 -DEMU_TRACE", "asan": "-O1 -fsanitize=address"}
-DEFINES = ["-DTT__CUDA_RESIDENT=0x80000", "-DTT_SORT_TILES=2", "-DTT_LOSS_BLOCKS=3", "-DTT_LOSS_CACHE=32", "-I" + HERE, "-I" + ROOT] # as the Makefile's EMU_DEFINES
+with open(os.path.join(ROOT, "Makefile")) as makefile:
+    DEFINES = re.findall(r"-D\S+", re.search(r"^EMU_DEFINES\s*:= (.*)", makefile.read(), re.M).group(1)) + ["-I" + HERE, "-I" + ROOT]
 
 # Linked with tinytrain_cuda.cu: a program, arguments of all its runs, and what divides it into runs: (pattern, environment or argument).
 LINKED = {
     "tinytrain_cuda.cu": [
         ("tests/test_ops.c", ["reference_cuda", "gradient_cuda"], r"^    X\((\w+), [A-Z]", "TT_TEST_CASE"),
-        ("tests/test_ops.c", [], r"TEST_CASE\((stochastic_rounding_of_each_isa)\)", None),
+        ("tests/test_ops.c", [], r"TEST_CASE\((stochastic_rounding_of_each_isa|cuda_\w+|matmul_in_\w+|training_in_fp8|parameters_begin_on_the_device)\)", None),
         ("tests/test_cuda.c", [], r"TEST_CASE\((\w+)\)", None),
     ],
 }
