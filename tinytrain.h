@@ -35,7 +35,7 @@
      _GNU_SOURCE is defined by that file if it is not yet; so include the header first there.
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation (-O2); no -march flag
      is needed: the instruction set is chosen at run time (environment TINYTRAIN_ISA=portable|avx2|avx512|neon forces one), and so is
-     how bf16 matrices are multiplied (TINYTRAIN_BF16=dot|convert, see tt_context_options.bf16).
+     how bf16 matrices are multiplied (TINYTRAIN_BF16=dot|tiles|convert, see tt_context_options.bf16).
 
    THREE LEVELS
      models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or tt_train_batch and
@@ -178,8 +178,9 @@ typedef struct tt_context_options {
     uint64_t seed;          /* of initialisation, dropout, shuffling, stochastic rounding. Default 1                   */
     bool verify;            /* run the verifier after each pass. Default: true unless NDEBUG is defined                */
     const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512", "neon"; also TINYTRAIN_ISA  */
-    const char *bf16;       /* products of two bf16 matrices: NULL (faster on this CPU model), "dot" (bf16 dot-product */
-                            /* instructions), "convert" (to fp32, while packing); also TINYTRAIN_BF16                  */
+    const char *bf16;       /* products of two bf16 matrices: NULL (fastest on this CPU model), "dot" (bf16            */
+                            /* dot-product instructions), "tiles" (Intel AMX), "convert" (to fp32, while packing);     */
+                            /* also TINYTRAIN_BF16                                                                     */
     tt_logger logger;       /* default: warnings and errors to stderr                                                  */
     tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks                            */
     tt_files files;         /* default: POSIX                                                                          */
@@ -1122,6 +1123,7 @@ static bool tt__mul_size(size_t a, size_t b, size_t *product)
 
 typedef struct tt__pool tt__pool;
 typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see >>cpu */
+typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16; /* how bf16 matrices are multiplied, see tt_context_options */
 
 struct tt_context {
     tt_context_options options;
@@ -1132,7 +1134,7 @@ struct tt_context {
     tt__pool *pool;
     const tt__isa_table *isa;
     double measured_peak;
-    bool bf16_dot;
+    tt__bf16 bf16;
     tt__device *devices[2];     /* by their kind, see tt__device_kinds; NULL until used                                */
     tt_param **params;
     int n_params, cap_params;
@@ -1457,21 +1459,21 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A pool that runs `count` tasks on all threads, the caller's included. Tasks are handed out dynamically; a result must
-   depend on the task alone, never on the thread, so that it is the same for any number of threads. Workers sleep when idle. */
+/* A pool that runs `count` tasks on all threads, the caller's included. Each thread has a slice of them, in order, so that what it worked
+   on in one call is in its cache in the next, and then takes what is left of the others'. A result must depend on the task alone, never on
+   the thread, so that it is the same for any number of threads. Workers sleep when idle. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
-typedef struct tt__worker { tt__pool *pool; int thread; } tt__worker;
+typedef struct tt__worker { tt__pool *pool; int thread; int64_t next, end; char apart[40]; } tt__worker; /* next: atomic, of the thread's slice */
 
 struct tt__pool {
     int threads, started;
     pthread_t handles[256];
-    tt__worker workers[256];
+    tt__worker workers[256]; /* [0]: the caller */
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
     tt__task run;
     void *arg;
-    int64_t count, next;     /* next: atomic */
     uint64_t generation;     /* atomic; changes when there is work */
     int active;              /* atomic; workers that have not finished this generation */
     bool stop;
@@ -1486,10 +1488,9 @@ static double tt__seconds(void)
 
 static void tt__pool_work(tt__pool *pool, int thread)
 {
-    for (;;) {
-        int64_t task = __atomic_fetch_add(&pool->next, 1, __ATOMIC_RELAXED);
-        if (task >= pool->count) return;
-        pool->run(pool->arg, task, thread);
+    for (int k = 0; k < pool->threads; k++) {
+        tt__worker *slice = &pool->workers[(thread + k) % pool->threads];
+        for (int64_t task; (task = __atomic_fetch_add(&slice->next, 1, __ATOMIC_RELAXED)) < slice->end;) pool->run(pool->arg, task, thread);
     }
 }
 
@@ -1497,8 +1498,8 @@ static void tt__pool_work(tt__pool *pool, int thread)
 
 static void *tt__pool_main(void *arg)
 {
-    tt__worker worker = *(tt__worker *)arg;
-    tt__pool *pool = worker.pool;
+    const int thread = ((tt__worker *)arg)->thread;
+    tt__pool *pool = ((tt__worker *)arg)->pool;
     uint64_t seen = 0;
     tt__float_default();
     for (;;) {
@@ -1513,7 +1514,7 @@ static void *tt__pool_main(void *arg)
         bool stop = pool->stop;
         pthread_mutex_unlock(&pool->mutex);
         if (stop) return NULL;
-        tt__pool_work(pool, worker.thread);
+        tt__pool_work(pool, thread);
         if (__atomic_sub_fetch(&pool->active, 1, __ATOMIC_ACQ_REL) == 0) {
             pthread_mutex_lock(&pool->mutex);
             pthread_cond_signal(&pool->done);
@@ -1534,8 +1535,10 @@ static void tt__parallel(tt__pool *pool, int64_t count, tt__task run, void *arg)
     pthread_mutex_lock(&pool->mutex);
     pool->run = run;
     pool->arg = arg;
-    pool->count = count;
-    pool->next = 0;
+    for (int t = 0; t < pool->threads; t++) {
+        pool->workers[t].next = count * t / pool->threads;
+        pool->workers[t].end = count * (t + 1) / pool->threads;
+    }
     pool->active = pool->threads - 1;
     __atomic_add_fetch(&pool->generation, 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&pool->wake);
@@ -1575,7 +1578,7 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->done, NULL);
     while (pool->started < threads - 1) {
-        tt__worker *worker = &pool->workers[pool->started];
+        tt__worker *worker = &pool->workers[pool->started + 1];
         worker->pool = pool;
         worker->thread = pool->started + 1;
         if (!tt__thread_start(&pool->handles[pool->started], tt__pool_main, worker)) {
@@ -4141,7 +4144,7 @@ typedef struct tt__gemm_args {
     tt_dtype b_narrow;                                    /* B is float, and rounded to this when read; TT_F32: is not */
     void *c; tt_dtype c_type; int64_t c_row;
     bool accumulate;
-    bool dot;                                                          /* bf16 by dot products where it can be       */
+    tt__bf16 bf16;                                                     /* how, where both are bf16                  */
     const void *bias; tt_dtype bias_type;                              /* (n) or NULL                              */
     int act; void *pre; tt_dtype pre_type; int64_t pre_row;            /* pre: A B + bias; with an act, NULL or kept */
     const void *residual; tt_dtype residual_type; int64_t residual_row; /* (m, n) or NULL                          */
@@ -4171,8 +4174,8 @@ static int32_t tt__drop_threshold(float p) { return (int32_t)(p * 65536.0f + 0.5
 
 struct tt__isa_table {
     const char *name;
-    double (*peak_loop)(int64_t rounds, float *sink); /* one thread's fastest multiply-adds; returns the FLOPs done  */
-    double (*peak_dot)(int64_t rounds, float *sink);  /* the same with dot products of bf16; NULL: it has none       */
+    double (*peak[3])(int64_t rounds, float *sink); /* one thread's fastest multiply-adds, of fp32 and by tt__bf16; returns the FLOPs */
+                                                    /* done; NULL: it has none                                                        */
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
 };
 
@@ -4182,7 +4185,7 @@ struct tt__isa_table {
    (K x 8..32) stays in L1, a tile of A (TILE_M x K) in L2, the packed blocks of A (M x K) and B (K x N) in L3. M and TILE_M are
    multiples of every microkernel's height, N and TILE_N of every width. */
 #define TT__GEMM_K 384
-#define TT__GEMM_M 1032
+#define TT__GEMM_M 1056
 #define TT__GEMM_N 1024
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 128
@@ -4207,9 +4210,8 @@ static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
     size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
-    size_t rows = (size_t)tt__ceil_div(tt__min(m, TT__GEMM_M), 12) * 12;
-    size_t cols = (size_t)tt__ceil_div(tt__min(n, TT__GEMM_N), 32) * 32;
-    size_t depth = (size_t)tt__min(tt__max(k, 2), TT__GEMM_K); /* 2: BFMMLA takes two pairs at a time */
+    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M), cols = (size_t)tt__min(n + 31, TT__GEMM_N); /* in whole panels of 32 at most */
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K);                                   /* 16: units of a tile           */
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4) + (k > TT__GEMM_K ? rows * cols * 4 : 0);
 #ifdef TINYTRAIN_CBLAS
     size_t sums = (size_t)tt__min(m, TT__CBLAS_M) * cols * 4;
@@ -4622,7 +4624,24 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 #define TT__DOT_TARGET TT__AVX512_DOT_TARGET
 #define TT__DOT_DEPTH 2
 #endif
+#if defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+#define TT__TILES
+#ifndef TT__TILES_TARGET
+#include <sys/syscall.h>
+#define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET ",amx-tile,amx-bf16")))
+#define TT__TILES_HERE tt__tiles_here()
+#define TT__TILES_FENCE __asm__ volatile("" ::: "memory") /* gcc 12's intrinsics do not say that they read and write memory */
+/* AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX), and the kernel lets this process have its registers, which it must ask for:
+   ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux, Documentation/arch/x86/xstate.rst). */
+static bool tt__tiles_here(void)
+{
+    unsigned a, b, c, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 22 & 1) && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+}
+#endif
+#endif
 #include TINYTRAIN_FILENAME
+#undef TT__TILES
 #undef TT__DOT
 #undef TT__DOT_TARGET
 #undef TT__DOT_DEPTH
@@ -5091,6 +5110,12 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #endif
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
 #define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* panel */
+#define TT__GEMM_TILES 32 /* rows and columns of the microkernel that works on tiles */
+#ifdef TT__TILES
+#define TT__GEMM_SUMS (TT__GEMM_TILES * TT__GEMM_TILES)
+#else
+#define TT__GEMM_SUMS (TT__GEMM_MR * TT__GEMM_NR)
+#endif
 
 TT__FN void TT__K(gemm_widen)(float *to, const void *from, tt_dtype dtype, int64_t offset, int64_t n)
 {
@@ -5247,6 +5272,9 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, const int width, const TT
             const float *from = copy;
             if (whole && x->dtype == TT_F32 && x->narrow == TT_F32) {
                 from = (const float *)x->data + (line + done) * step + k0 + kk;
+            } else if (whole && x->pairs && x->dtype == TT_BF16 && step % 2 == 0 && 2 * (k0 + kk + some) <= x->elements) {
+                step /= 2;
+                from = (const float *)x->data + (line + done) * step + k0 + kk;
             } else {
                 if (!whole) memset(copy, 0, sizeof copy);
                 step = TT__GEMM_CHUNK;
@@ -5312,6 +5340,35 @@ TT__INLINE void TT__K(gemm_regroup)(float *panels, const int width, int64_t line
         }
         TT__UNROLL(4)
         for (int v = 0; v < width / 4; v++) vst2q_f32(panels + 8 * v, both[v]);
+    }
+}
+#endif
+
+#ifdef TT__TILES
+/* Panels of 32 lines for the rows of tiles, [k / 16][32][16] units; what is missing in the last panel is left as it is. */
+TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t lines, int64_t k0, int64_t k)
+{
+    for (int64_t done = 0; done < lines; done += 32) {
+        int64_t present = tt__min(32, lines - done);
+        for (int64_t kk = 0; kk < k; kk += 16, to += 32 * 16) {
+            if (x->k_step == 1) {
+                int64_t at = (line + done) * x->line_step + 2 * (k0 + kk);
+                if (x->dtype == TT_BF16 && 2 * (k0 + kk + 16) <= x->elements)
+                    for (int64_t i = 0; i < present; i++, at += x->line_step) memcpy(to + i * 16, (const uint16_t *)x->data + at, 64);
+                else for (int64_t i = 0; i < present; i++) TT__K(gemm_line)(to + i * 16, x, line + done + i, k0 + kk, 16);
+            } else {
+                tt__vf r[16];
+                float units[16][32];
+                for (int64_t t = 0; t < 16; t++) TT__K(gemm_column)(units[t], x, line + done, k0 + kk + t, present);
+                for (int half = 0; half < (present > 16 ? 2 : 1); half++) {
+                    TT__UNROLL(16)
+                    for (int t = 0; t < 16; t++) r[t] = TT__K(load)(units[t] + 16 * half);
+                    TT__K(transpose)(r);
+                    TT__UNROLL(16)
+                    for (int t = 0; t < 16; t++) TT__K(store)(to + (16 * half + t) * 16, r[t]);
+                }
+            }
+        }
     }
 }
 #endif
@@ -5470,6 +5527,76 @@ TT__DOT_TARGET static double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_
 }
 #endif
 
+#ifdef TT__TILES
+/* Tiles are eight registers of 16 rows of 64 bytes: 0 to 3 are 32 x 32 of C, 4 and 5 are 32 rows of A, 6 and 7 are 32 columns of B.
+   Before a thread's work on them, and where `rows` of C (1 to 32) are another number than before. */
+TT__TILES_TARGET static void TT__K(tiles_begin)(int64_t rows)
+{
+    struct { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } volatile config;
+    const uint8_t upper = (uint8_t)tt__min(16, rows), lower = (uint8_t)(rows > 16 ? rows - 16 : 16);
+    const uint8_t of[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
+    memset((void *)&config, 0, sizeof config);
+    config.palette = 1;
+    for (int k = 0; k < 8; k++) {
+        config.row_bytes[k] = 64;
+        config.rows[k] = of[k];
+    }
+    TT__TILES_FENCE;
+    _tile_loadconfig((const void *)&config);
+}
+
+TT__TILES_TARGET static void TT__K(tiles_end)(void) { _tile_release(); }
+
+/* As gemm_rows, of as many rows as tiles_begin was told. k counts units, 16 at a time. A: rows a_row bytes apart, the next 16 units a_next
+   bytes on. */
+TT__TILES_TARGET static __attribute__((noinline)) void TT__K(gemm_tiles)(bool both, int64_t k, const char *a, int64_t a_row, int64_t a_next,
+                                                                         const float *b, float *out, const float *base, int64_t row)
+{
+    TT__TILES_FENCE;
+    if (base) {
+        _tile_loadd(0, base, row * 4);
+        _tile_loadd(1, base + 16, row * 4);
+        if (both) _tile_loadd(2, base + 16 * row, row * 4);
+        if (both) _tile_loadd(3, base + 16 * row + 16, row * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (const char *lower = a + 16 * a_row; k > 0; k -= 16, a += a_next, lower += a_next, b += 512) {
+        _tile_loadd(4, a, a_row);
+        _tile_loadd(6, b, 128);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + 16, 128);
+        _tile_dpbf16ps(1, 4, 7);
+        if (!both) continue;
+        _tile_loadd(5, lower, a_row);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, out, row * 4);
+    _tile_stored(1, out + 16, row * 4);
+    if (both) _tile_stored(2, out + 16 * row, row * 4);
+    if (both) _tile_stored(3, out + 16 * row + 16, row * 4);
+    TT__TILES_FENCE;
+}
+
+TT__TILES_TARGET static double TT__K(peak_tiles)(int64_t n, float *sink) /* as peak_loop */
+{
+    TT__K(tiles_begin)(32);
+    for (int64_t round = 0; round < n; round++) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    TT__K(tiles_end)();
+    (void)sink; /* the compiler drops no operation on tiles */
+    return (double)n * 4 * 2 * 16 * 16 * 32;
+}
+#endif
+
 /* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col); changes sums. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols, float *sums,
                                const float *more, int64_t sums_row)
@@ -5522,6 +5649,8 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     void (*micro)(int64_t rows, int64_t k, const float *a, const float *b, float *out, int64_t out_row, const float *base, int64_t base_row);
+    int mr, nr;                           /* rows and columns that micro makes: the panels' */
+    bool tiles, in_place;                 /* by tiles; rows of A where they are */
     bool direct;                          /* sums are kept in C itself, on top of what base[i * base_row + j] has, if anything */
     const float *base;
     int64_t base_row;
@@ -5529,20 +5658,25 @@ typedef struct TT__K(gemm_block) {
     float *a_panels, *b_panels, *partial; /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0) */
     int64_t row, rows, col, cols, k0, k, partial_rows;
     bool last;                            /* k block */
-    int64_t a_lines, b_lines, a_tasks;    /* of packing: lines per task; tasks for A, which come before those for B */
+    int64_t a_lines, b_lines, a_tasks, pack_tasks; /* of packing: lines per task; tasks for A, and in all: those for B lie between them */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
 
 TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(gemm_block) *w = (const TT__K(gemm_block) *)arg;
+    int64_t a = task * w->a_tasks / w->pack_tasks;
     (void)thread;
-    if (task < w->a_tasks) {
+    if ((task + 1) * w->a_tasks / w->pack_tasks > a) {
+        task = a;
         int64_t line = task * w->a_lines, lines = tt__min(w->a_lines, w->rows - line);
-        TT__K(gemm_pack)(w->a_panels + line * w->k, TT__GEMM_MR, &w->a, w->row + line, lines, w->k0, w->k);
+#ifdef TT__TILES
+        if (w->tiles) { TT__K(gemm_pack_tiles)(w->a_panels + line * w->k, &w->a, w->row + line, lines, w->k0, w->k); return; }
+#endif
+        TT__K(gemm_pack)(w->a_panels + line * w->k, w->mr, &w->a, w->row + line, lines, w->k0, w->k);
     } else {
-        int64_t line = (task - w->a_tasks) * w->b_lines, lines = tt__min(w->b_lines, w->cols - line);
-        TT__K(gemm_pack)(w->b_panels + line * w->k, TT__GEMM_NR, &w->b, w->col + line, lines, w->k0, w->k);
+        int64_t line = (task - a) * w->b_lines, lines = tt__min(w->b_lines, w->cols - line);
+        TT__K(gemm_pack)(w->b_panels + line * w->k, w->nr, &w->b, w->col + line, lines, w->k0, w->k);
     }
 }
 
@@ -5555,20 +5689,28 @@ TT__INLINE void TT__K(gemm_prefetch)(const void *c, int64_t at, int64_t row, siz
     }
 }
 
+/* The same of all that gemm_finish reads and writes there. */
+TT__INLINE void TT__K(gemm_prefetch_all)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    TT__K(gemm_prefetch)(g->c, row * g->c_row + col, g->c_row, tt_dtype_bytes(g->c_type), rows, cols);
+    if (g->saved) TT__K(gemm_prefetch)(g->saved, row * g->saved_row + col, g->saved_row, tt_dtype_bytes(g->saved_type), rows, cols);
+    if (g->residual) TT__K(gemm_prefetch)(g->residual, row * g->residual_row + col, g->residual_row, tt_dtype_bytes(g->residual_type), rows, cols);
+}
+
 /* A tile that needs no more than sums; one at the edge of C, and so smaller than the microkernel's, is computed in a copy. */
 TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows, int64_t cols, const float *a, const float *b)
 {
     const tt__gemm_args *g = w->args;
-    float *c = (float *)g->c + (w->row + i) * g->c_row + w->col + j, copy[TT__GEMM_MR * TT__GEMM_NR];
+    float *c = (float *)g->c + (w->row + i) * g->c_row + w->col + j, copy[TT__GEMM_SUMS];
     int64_t base_row = w->k0 ? g->c_row : w->base_row;
     const float *base = w->k0 ? c : w->base ? w->base + (w->row + i) * base_row + w->col + j : NULL;
     TT__K(gemm_prefetch)(c, 0, g->c_row, sizeof *c, rows, cols);
     if (base && base != c && base_row) TT__K(gemm_prefetch)(base, 0, base_row, sizeof *c, rows, cols);
-    if (rows == TT__GEMM_MR && cols == TT__GEMM_NR) { w->micro(rows, w->k, a, b, c, g->c_row, base, base_row); return; }
+    if (rows == w->mr && cols == w->nr) { w->micro(rows, w->k, a, b, c, g->c_row, base, base_row); return; }
     memset(copy, 0, sizeof copy);
-    for (int64_t r = 0; r < rows && base; r++) memcpy(copy + r * TT__GEMM_NR, base + r * base_row, (size_t)cols * 4);
-    w->micro(rows, w->k, a, b, copy, TT__GEMM_NR, copy, TT__GEMM_NR);
-    for (int64_t r = 0; r < rows; r++) memcpy(c + r * g->c_row, copy + r * TT__GEMM_NR, (size_t)cols * 4);
+    for (int64_t r = 0; r < rows && base; r++) memcpy(copy + r * w->nr, base + r * base_row, (size_t)cols * 4);
+    w->micro(rows, w->k, a, b, copy, w->nr, copy, w->nr);
+    for (int64_t r = 0; r < rows; r++) memcpy(c + r * g->c_row, copy + r * w->nr, (size_t)cols * 4);
 }
 
 TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
@@ -5577,34 +5719,64 @@ TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
     int64_t row = task / w->tiles_across * w->tile_rows, row_end = tt__min(w->rows, row + w->tile_rows);
     int64_t col = task % w->tiles_across * w->tile_cols, col_end = tt__min(w->cols, col + w->tile_cols);
     const tt__gemm_args *g = w->args;
-    float sums[TT__GEMM_MR * TT__GEMM_NR];
+    float sums[TT__GEMM_SUMS];
     (void)thread;
-    for (int64_t j = col; j < col_end; j += TT__GEMM_NR) {
-        for (int64_t i = row; i < row_end; i += TT__GEMM_MR) {
-            int64_t rows = tt__min(TT__GEMM_MR, row_end - i), cols = tt__min(TT__GEMM_NR, col_end - j);
+    for (int64_t j = col; j < col_end; j += w->nr) {
+        for (int64_t i = row; i < row_end; i += w->mr) {
+            int64_t rows = tt__min(w->mr, row_end - i), cols = tt__min(w->nr, col_end - j);
             const float *a = w->a_panels + i * w->k, *b = w->b_panels + j * w->k;
-            float *partial = w->partial + j * w->partial_rows + i * TT__GEMM_NR;
+            float *partial = w->partial + j * w->partial_rows + i * w->nr;
             if (w->direct) {
                 TT__K(gemm_direct)(w, i, j, rows, cols, a, b);
             } else if (!w->last) {
-                w->micro(rows, w->k, a, b, partial, TT__GEMM_NR, w->k0 ? partial : NULL, TT__GEMM_NR);
+                w->micro(rows, w->k, a, b, partial, w->nr, w->k0 ? partial : NULL, w->nr);
             } else {
-                TT__K(gemm_prefetch)(g->c, (w->row + i) * g->c_row + w->col + j, g->c_row, tt_dtype_bytes(g->c_type), rows, cols);
-                if (g->saved)
-                    TT__K(gemm_prefetch)(g->saved, (w->row + i) * g->saved_row + w->col + j, g->saved_row, tt_dtype_bytes(g->saved_type),
-                                         rows, cols);
-                if (g->residual)
-                    TT__K(gemm_prefetch)(g->residual, (w->row + i) * g->residual_row + w->col + j, g->residual_row,
-                                         tt_dtype_bytes(g->residual_type), rows, cols);
-                w->micro(rows, w->k, a, b, sums, TT__GEMM_NR, NULL, 0);
-                TT__K(gemm_finish)(g, w->row + i, w->col + j, rows, cols, sums, w->k0 ? partial : NULL, TT__GEMM_NR);
+                TT__K(gemm_prefetch_all)(g, w->row + i, w->col + j, rows, cols);
+                w->micro(rows, w->k, a, b, sums, w->nr, NULL, 0);
+                TT__K(gemm_finish)(g, w->row + i, w->col + j, rows, cols, sums, w->k0 ? partial : NULL, w->nr);
             }
         }
     }
 }
 
+#ifdef TT__TILES
+#define TT__TILES_K 192 /* units that are summed at a time, so that the panel of B stays in L1 */
+
+TT__FN void TT__K(gemm_tiles_task)(void *arg, int64_t task, int thread)
+{
+    const TT__K(gemm_block) *w = (const TT__K(gemm_block) *)arg;
+    int64_t row = task / w->tiles_across * w->tile_rows, rows = tt__min(w->tile_rows, w->rows - row);
+    int64_t col = task % w->tiles_across * w->tile_cols, cols = tt__min(w->tile_cols, w->cols - col);
+    float tile[TT__GEMM_TILE_M * TT__GEMM_TILE_N] __attribute__((aligned(64)));
+    float *partial = w->partial + row * tt__ceil_div(w->cols, 32) * 32 + tt__ceil_div(rows, 32) * 32 * col;
+    float *to = w->last ? tile : partial;
+    int64_t across = tt__ceil_div(cols, 32) * 32, set = 0;
+    (void)thread;
+    for (int64_t k = 0; k < w->k; k += TT__TILES_K) {
+        const float *from = k ? to : w->k0 ? partial : NULL;
+        int64_t depth = tt__min(TT__TILES_K, w->k - k);
+        for (int64_t j = 0; j < cols; j += 32) {
+            for (int64_t i = 0; i < rows; i += 32) {
+                int64_t n = tt__min(32, rows - i), at = i * across + j, a_row = 64, a_next = 2048;
+                const char *a = (const char *)(w->a_panels + (row + i) * w->k + k * 32);
+                if (w->in_place) {
+                    a = (const char *)((const uint16_t *)w->a.data + (w->row + row + i) * w->a.line_step + 2 * (w->k0 + k));
+                    a_row = w->a.line_step * 2;
+                    a_next = 64;
+                }
+                if (n != set) TT__K(tiles_begin)(set = n);
+                TT__K(gemm_tiles)(n > 16, depth, a, a_row, a_next, w->b_panels + (col + j) * w->k + k * 32, to + at, from ? from + at : NULL,
+                                  across);
+            }
+        }
+    }
+    TT__K(tiles_end)();
+    if (w->last) TT__K(gemm_finish)(w->args, w->row + row, w->col + col, rows, cols, tile, NULL, across);
+}
+#endif
+
 /* Tiles small enough that there are some for every thread, even for few rows. */
-TT__FN int64_t TT__K(gemm_tiles)(TT__K(gemm_block) *w)
+TT__FN int64_t TT__K(gemm_tile_count)(TT__K(gemm_block) *w)
 {
     int64_t rows = TT__GEMM_TILE_M, cols = TT__GEMM_TILE_N;
     while (tt__ceil_div(w->rows, rows) * tt__ceil_div(w->cols, cols) < 32) {
@@ -5612,8 +5784,8 @@ TT__FN int64_t TT__K(gemm_tiles)(TT__K(gemm_block) *w)
         else if (rows > 12) rows /= 2;
         else break;
     }
-    w->tile_rows = tt__gemm_block(w->rows, rows, TT__GEMM_MR);
-    w->tile_cols = tt__gemm_block(w->cols, cols, TT__GEMM_NR);
+    w->tile_rows = tt__gemm_block(w->rows, rows, w->mr);
+    w->tile_cols = tt__gemm_block(w->cols, cols, w->nr);
     w->tiles_across = tt__ceil_div(w->cols, w->tile_cols);
     return tt__ceil_div(w->rows, w->tile_rows) * w->tiles_across;
 }
@@ -5622,43 +5794,59 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
 {
     TT__K(gemm_block) w;
     memset(&w, 0, sizeof w);
-    int64_t rows = tt__gemm_block(g->m, TT__GEMM_M, TT__GEMM_MR), cols = tt__gemm_block(g->n, TT__GEMM_N, TT__GEMM_NR);
+    tt__task tile_task = TT__K(gemm_tile_task);
     int64_t units = g->k;
+    tt__bf16 bf16 = g->a_type == TT_BF16 && (g->b_type == TT_BF16 || g->b_narrow == TT_BF16) ? g->bf16 : TT__BF16_CONVERT;
+    (void)bf16;
     w.args = g;
     w.micro = TT__K(gemm_micro);
+    w.mr = TT__GEMM_MR;
+    w.nr = TT__GEMM_NR;
 #ifdef TT__DOT
-    if (g->dot && g->a_type == TT_BF16 && (g->b_type == TT_BF16 || g->b_narrow == TT_BF16)) {
+    if (bf16 == TT__BF16_DOT) {
         w.micro = TT__K(gemm_dot_micro);
         w.a.pairs = w.b.pairs = true;
         w.a.elements = w.b.elements = g->k;
         units = tt__ceil_div(g->k, TT__DOT_DEPTH) * (TT__DOT_DEPTH / 2);
     }
 #endif
+#ifdef TT__TILES
+    if (bf16 == TT__BF16_TILES) {
+        w.in_place = g->a_col == 1 && g->k % 32 == 0 && g->a_row % 32 == 0 && (uintptr_t)g->a % 64 == 0;
+        tile_task = TT__K(gemm_tiles_task);
+        w.mr = w.nr = TT__GEMM_TILES;
+        w.tiles = w.a.pairs = w.b.pairs = true;
+        w.a.elements = w.b.elements = g->k;
+        units = tt__ceil_div(g->k, 32) * 16;
+    }
+#endif
+    int64_t rows = tt__gemm_block(g->m, TT__GEMM_M, w.mr), cols = tt__gemm_block(g->n, TT__GEMM_N, w.nr);
     w.direct = g->c_type == TT_F32 && g->act == TT__ACT_NONE && (g->bias != NULL) + (g->residual != NULL) + g->accumulate <= 1 &&
                (!g->bias || g->bias_type == TT_F32) && (!g->residual || g->residual_type == TT_F32);
     w.base = (const float *)(g->bias ? g->bias : g->residual ? g->residual : g->accumulate ? g->c : NULL);
     w.base_row = g->bias ? 0 : g->residual ? g->residual_row : g->c_row;
-    int64_t depth = tt__gemm_block(units, TT__GEMM_K, 8);
+    int64_t depth = tt__gemm_block(units, TT__GEMM_K, 16);
     w.a.data = g->a; w.a.dtype = g->a_type; w.a.lines = g->m; w.a.line_step = g->a_row; w.a.k_step = g->a_col;
     w.b.data = g->b; w.b.dtype = g->b_type; w.b.narrow = g->b_narrow; w.b.lines = g->n; w.b.line_step = g->b_col; w.b.k_step = g->b_row;
     w.a_panels = (float *)g->workspace;
     w.b_panels = w.a_panels + tt__align_up((size_t)(rows * tt__min(depth, units)) * 4) / 4;
     w.partial = w.b_panels + tt__align_up((size_t)(cols * tt__min(depth, units)) * 4) / 4;
     w.partial_rows = rows;
-    w.a_lines = 48;
+    w.a_lines = w.tiles ? 64 : 48;
     w.b_lines = 64;
     for (w.col = 0; w.col < g->n; w.col += cols) {
         w.cols = tt__min(cols, g->n - w.col);
         for (w.row = 0; w.row < g->m; w.row += rows) {
             w.rows = tt__min(rows, g->m - w.row);
-            int64_t tiles = TT__K(gemm_tiles)(&w);
+            int64_t tiles = TT__K(gemm_tile_count)(&w);
             w.k0 = 0;
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                w.a_tasks = tt__ceil_div(w.rows, w.a_lines);
-                if (w.k) tt__gemm_tasks(pool, g, w.a_tasks + tt__ceil_div(w.cols, w.b_lines), TT__K(gemm_pack_task), &w);
-                tt__gemm_tasks(pool, g, tiles, TT__K(gemm_tile_task), &w);
+                w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, w.a_lines);
+                w.pack_tasks = w.a_tasks + tt__ceil_div(w.cols, w.b_lines);
+                if (w.k) tt__gemm_tasks(pool, g, w.pack_tasks, TT__K(gemm_pack_task), &w);
+                tt__gemm_tasks(pool, g, tiles, tile_task, &w);
                 w.k0 += w.k;
             } while (w.k0 < units);
         }
@@ -5884,6 +6072,8 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 #undef TT__GEMM_NV
 #undef TT__GEMM_NR
 #undef TT__GEMM_WIDEST
+#undef TT__GEMM_TILES
+#undef TT__GEMM_SUMS
 #undef TT__GEMM_CHUNK
 #undef TT__GEMM_PACK_LINES
 #undef TT__GEMM_DEPTH
@@ -6706,7 +6896,7 @@ TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l)
     tt__gemm_args g;
     memset(&g, 0, sizeof g);
     g.workspace = l->workspace;
-    g.dot = l->ctx->bf16_dot;
+    g.bf16 = l->ctx->bf16;
     return g;
 }
 
@@ -7453,12 +7643,19 @@ TT__FN tt_status TT__K(run_SGD)(const tt__launch *l)
 
 static const tt__isa_table TT__K(isa_table) = {
     TT__XSTR(TT__ISA),
-    TT__K(peak_loop),
+    {
+        TT__K(peak_loop),
 #ifdef TT__DOT
-    TT__K(peak_dot),
+        TT__K(peak_dot),
 #else
-    NULL,
+        NULL,
 #endif
+#ifdef TT__TILES
+        TT__K(peak_tiles),
+#else
+        NULL,
+#endif
+    },
     {
 #define TT__RUN(OP, name, inputs, outputs, flags) TT__K(run_##OP),
         TT__OPS(TT__RUN)
@@ -7692,23 +7889,38 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     return NULL;
 }
 
-/* Dot products of bf16 run at twice the rate of fp32 on AMD's CPUs, at four times on Arm's (see tt__bfmmla), and at half of it on Intel's
-   (where the tiles of AMX are the fast way). */
-static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, bool *dot)
+static const char *const tt__bf16_name[] = {"convert", "dot", "tiles"};
+
+/* Dot products of bf16 run at twice the rate of fp32 on AMD's CPUs, at four times on Arm's (see tt__bfmmla), and at half of it on Intel's,
+   where tiles run at 16 times. */
+static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16 *how)
 {
-    bool has = false, fast = false;
+    bool has[TT__COUNT(tt__bf16_name)] = {true, false, false};
+    *how = TT__BF16_CONVERT;
 #ifdef TT__AVX512_DOT
     if (isa == &tt__isa_table_avx512) {
-        has = TT__AVX512_DOT_HERE;
-        fast = __builtin_cpu_is("amd");
+        has[TT__BF16_DOT] = TT__AVX512_DOT_HERE;
+        if (has[TT__BF16_DOT] && __builtin_cpu_is("amd")) *how = TT__BF16_DOT;
+    }
+#endif
+#ifdef TT__TILES_HERE
+    if (isa == &tt__isa_table_avx512) {
+        has[TT__BF16_TILES] = TT__TILES_HERE;
+        if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
     }
 #endif
 #ifdef TT__NEON_DOT_HERE
-    if (isa == &tt__isa_table_neon) has = fast = TT__NEON_DOT_HERE;
+    if (isa == &tt__isa_table_neon) {
+        has[TT__BF16_DOT] = TT__NEON_DOT_HERE;
+        if (has[TT__BF16_DOT]) *how = TT__BF16_DOT;
+    }
 #endif
     (void)isa;
-    *dot = has && (name ? strcmp(name, "dot") == 0 : fast);
-    return !name || (has && *dot) || strcmp(name, "convert") == 0;
+    for (int k = 0; name; k++) {
+        if (k == TT__COUNT(tt__bf16_name)) return false;
+        if (strcmp(name, tt__bf16_name[k]) == 0) return *how = (tt__bf16)k, has[k];
+    }
+    return true;
 }
 
 tt_context *tt_open(const tt_context_options *options)
@@ -7731,8 +7943,8 @@ tt_context *tt_open(const tt_context_options *options)
     const char *bf16 = o.bf16 ? o.bf16 : getenv("TINYTRAIN_BF16");
     if (bf16 && !*bf16) bf16 = NULL;
     if (!ctx->isa) tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: use portable, avx2, avx512 or neon", isa);
-    else if (!tt__choose_bf16(ctx->isa, bf16, &ctx->bf16_dot))
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot where kernels (%s) and CPU have bf16 dot products", bf16, ctx->isa->name);
+    else if (!tt__choose_bf16(ctx->isa, bf16, &ctx->bf16))
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot or tiles where kernels (%s) and CPU have dot products or tiles of bf16", bf16, ctx->isa->name);
     else if (o.threads < 0 || o.threads > 256) tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
     else ctx->pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
     if (ctx->pool) return ctx;
@@ -7745,15 +7957,18 @@ tt_context *tt_open(const tt_context_options *options)
 static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity)
 {
     static const char *const isas[] = {"portable", "avx2", "avx512", "neon"};
+    static const char *const text_of_bf16[] = {"converted to fp32", "bf16 dot products", "tiles (AMX)"};
     tt__text text = {to, capacity, 0};
     char line[128], available[128];
     long online = sysconf(_SC_NPROCESSORS_ONLN);
-    bool dot, forced = ctx->options.isa || (getenv("TINYTRAIN_ISA") && *getenv("TINYTRAIN_ISA"));
+    bool forced = ctx->options.isa || (getenv("TINYTRAIN_ISA") && *getenv("TINYTRAIN_ISA"));
     tt__line_of("/proc/cpuinfo", "model name", line);
     tt__print(&text, "processor: %s, %ld online\n", *line ? line : "of unknown name", online);
     tt__print(&text, "instruction set: %s, %s", tt_isa(ctx), forced ? "which was asked for, of" : "the best of");
     for (int k = 0; k < TT__COUNT(isas); k++) if (tt__choose_isa(isas[k])) tt__print(&text, " %s", isas[k]);
-    tt__print(&text, "; bf16 matrices: %s\n", ctx->bf16_dot ? "bf16 dot products" : tt__choose_bf16(ctx->isa, "dot", &dot) ? "converted to fp32, though there are bf16 dot products" : "converted to fp32");
+    tt__bf16 how;
+    tt__print(&text, "; bf16 matrices: %s%s\n", text_of_bf16[ctx->bf16],
+              ctx->bf16 == TT__BF16_CONVERT && tt__choose_bf16(ctx->isa, "dot", &how) ? ", though there are bf16 dot products" : "");
     tt__print(&text, "threads: %d, %s", tt_threads(ctx), ctx->options.threads ? "as the options say" : "all that it may use");
 #if defined(__linux__)
     double quota = tt__cgroup_quota("");
@@ -7805,7 +8020,7 @@ static double tt__measure_peak(tt_context *ctx, double (*loop)(int64_t rounds, f
 
 double tt_measured_peak(tt_context *ctx)
 {
-    if (ctx->measured_peak <= 0) ctx->measured_peak = tt__measure_peak(ctx, ctx->isa->peak_loop);
+    if (ctx->measured_peak <= 0) ctx->measured_peak = tt__measure_peak(ctx, ctx->isa->peak[TT__BF16_CONVERT]);
     return ctx->measured_peak;
 }
 

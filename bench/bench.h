@@ -30,7 +30,8 @@ static struct {
     tt_context *ctx;
     tt_context_options options;
     const char *program, *precision;
-    bool json, has_dot, dot_is_faster; /* has_dot: bf16 dot products */
+    bool json, has[3];                 /* has: by tt__bf16 */
+    tt__bf16 fastest;
     double least; /* seconds for which a kernel is measured */
     tt__isa_table timed;
     const tt__isa_table *real;
@@ -116,10 +117,13 @@ static inline bench_cost bench_sum(bench_cost a, bench_cost b)
 
 static double bench__measure(int peak)
 {
-    double fp32 = tt__measure_peak(bench.ctx, bench.real->peak_loop), dot = 0;
-    if (peak == BENCH_BF16 && bench.has_dot) dot = tt__measure_peak(bench.ctx, bench.real->peak_dot);
-    if (peak == BENCH_BF16) bench.dot_is_faster = dot > fp32;
-    return dot > fp32 ? dot : fp32;
+    double best = 0;
+    for (int how = 0; how < (peak == BENCH_BF16 ? 3 : 1); how++) {
+        double now = bench.has[how] ? tt__measure_peak(bench.ctx, bench.real->peak[how]) : 0;
+        if (now > best && peak == BENCH_BF16) bench.fastest = (tt__bf16)how;
+        if (now > best) best = now;
+    }
+    return best;
 }
 
 static inline int bench__peak_of(const char *precision) { return strncmp(precision, "bf16", 4) == 0 ? BENCH_BF16 : BENCH_FP32; }
@@ -146,7 +150,7 @@ static inline void bench_run_beside(double seconds)
     int peak = bench__peak_of(bench.precision);
     double flops = 0, rate = bench.peak[peak] > 0 ? bench.peak[peak] : bench_peak(bench.precision, 0);
     if (seconds < BENCH_BURST) seconds = BENCH_BURST;
-    b.loop = peak == BENCH_BF16 && bench.dot_is_faster ? bench.real->peak_dot : bench.real->peak_loop;
+    b.loop = bench.real->peak[peak == BENCH_BF16 ? bench.fastest : TT__BF16_CONVERT];
     b.rounds = 1;
     tt__peak_task(&b, 0, 0);
     b.rounds = tt__max(1000, (int64_t)(seconds * rate / threads / b.flops[0]));
@@ -254,9 +258,9 @@ static inline tt_context *bench_reopen(void)
     tt_close(bench.ctx);
     bench.ctx = tt_open(&bench.options);
     if (!bench.ctx) bench_die("the context does not open");
-    bool dot;
+    tt__bf16 how;
     bench.real = bench.ctx->isa;
-    bench.has_dot = tt__choose_bf16(bench.real, "dot", &dot);
+    for (int k = 0; k < 3; k++) bench.has[k] = tt__choose_bf16(bench.real, tt__bf16_name[k], &how);
     bench.timed = *bench.ctx->isa;
     for (int op = 0; op < TT__OP_COUNT; op++) bench.timed.run[op] = bench__run;
     bench.ctx->isa = &bench.timed;

@@ -1,9 +1,12 @@
 /* For builds with -include of this file: the 16-lane kernels run on any x86-64 with AVX2, their intrinsics by SIMDe
    (github.com/simd-everywhere/simde; Debian: libsimde-dev). The masks are all ones wherever the kernels have them. gcc 12 at -O2
    gets a loop wrong that stores 64-byte vectors made of a running integer, where it lowers the vector to smaller ones:
-   the kernels have no such loop. */
+   the kernels have no such loop. Tiles (AMX), which SIMDe has not, are below. */
 #define _GNU_SOURCE /* as tinytrain.h does */
 #include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
 #include <simde/x86/avx512.h>
 
 #define TT__AVX512_TARGET "avx2,fma"
@@ -23,3 +26,84 @@
 #define _mm512_maskz_shuffle_ps(ones, a, b, which) simde_mm512_shuffle_ps(a, b, which)
 #define _mm512_maskz_shuffle_f32x4(ones, a, b, which) simde_mm512_shuffle_f32x4(a, b, which)
 #undef I /* of complex.h */
+
+/* ---- tiles: registers of each thread, with the shapes that it configured; what it did not configure is a NaN ---- */
+
+#define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET)))
+#define TT__TILES_HERE 1
+#define TT__TILES_FENCE ((void)0)
+
+typedef struct emulated_tile { int rows, row_bytes; union { uint16_t bf16[16][32]; float f32[16][16]; } of; } emulated_tile;
+static __thread emulated_tile emulated_tiles[8];
+
+static inline void emulate_tile_loadconfig(const void *config)
+{
+    const uint8_t *bytes = (const uint8_t *)config;
+    memset(emulated_tiles, 0xff, sizeof emulated_tiles);
+    for (int t = 0; t < 8; t++) {
+        emulated_tile *tile = &emulated_tiles[t];
+        tile->rows = bytes[48 + t];
+        tile->row_bytes = bytes[16 + 2 * t] | bytes[17 + 2 * t] << 8;
+        memset(&tile->of, 0, sizeof tile->of);
+        if (bytes[0] != 1 || tile->rows > 16 || tile->row_bytes > 64 || tile->row_bytes % 4) __builtin_trap();
+    }
+}
+
+static inline void emulate_tile_release(void) { memset(emulated_tiles, 0xff, sizeof emulated_tiles); }
+
+static inline void emulate_tile_zero(int t)
+{
+    if (emulated_tiles[t].rows < 0) __builtin_trap(); /* not configured */
+    memset(&emulated_tiles[t].of, 0, sizeof emulated_tiles[t].of);
+}
+
+static inline void emulate_tile_loadd(int t, const void *from, int64_t stride)
+{
+    emulate_tile_zero(t);
+    for (int r = 0; r < emulated_tiles[t].rows; r++)
+        memcpy(emulated_tiles[t].of.bf16[r], (const char *)from + r * stride, (size_t)emulated_tiles[t].row_bytes);
+}
+
+static inline void emulate_tile_stored(int t, void *to, int64_t stride)
+{
+    for (int r = 0; r < emulated_tiles[t].rows; r++)
+        memcpy((char *)to + r * stride, emulated_tiles[t].of.bf16[r], (size_t)emulated_tiles[t].row_bytes);
+}
+
+static inline float emulated_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; } /* subnormals are zeros */
+
+static inline float emulated_bf16(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float x;
+    memcpy(&x, &wide, sizeof x);
+    return emulated_flush(x);
+}
+
+/* TDPBF16PS of Intel's manual: sums of the even and of the odd products, each by fused multiply-adds, then both and what there was. */
+static inline void emulate_tile_dpbf16ps(int c, int a, int b)
+{
+    emulated_tile *sum = &emulated_tiles[c];
+    const emulated_tile *x = &emulated_tiles[a], *y = &emulated_tiles[b];
+    if (sum->rows < 0 || x->rows != sum->rows || y->row_bytes != sum->row_bytes || x->row_bytes != 4 * y->rows) __builtin_trap();
+    for (int i = 0; i < sum->rows; i++)
+        for (int j = 0; j < sum->row_bytes / 4; j++) {
+            float part[2] = {0, 0};
+            for (int k = 0; k < x->row_bytes / 2; k++)
+                part[k % 2] = emulated_flush(fmaf(emulated_bf16(x->of.bf16[i][k]), emulated_bf16(y->of.bf16[k / 2][2 * j + k % 2]), part[k % 2]));
+            sum->of.f32[i][j] = emulated_flush(emulated_flush(sum->of.f32[i][j]) + emulated_flush(part[0] + part[1]));
+        }
+}
+
+#undef _tile_loadconfig
+#undef _tile_release
+#undef _tile_zero
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_dpbf16ps
+#define _tile_loadconfig emulate_tile_loadconfig
+#define _tile_release emulate_tile_release
+#define _tile_zero emulate_tile_zero
+#define _tile_loadd emulate_tile_loadd
+#define _tile_stored emulate_tile_stored
+#define _tile_dpbf16ps emulate_tile_dpbf16ps

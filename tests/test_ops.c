@@ -824,8 +824,8 @@ static const op_case cases[] = {
 
 /* --------------------------------------------------------------------------------------------- building a net */
 
-/* isa: an instruction set's name, with _dot behind it for bf16 products by dot products. */
-static bool is_dot(const char *isa) { return strstr(isa, "_dot") != NULL; }
+/* isa: an instruction set's name, with _dot or _tiles behind it for bf16 products that are so computed. */
+static bool is_bf16(const char *isa) { return strchr(isa, '_') != NULL; }
 
 /* What runs the kernels: an instruction set of the CPU, or device "cuda" of a build with that backend. */
 static bool is_cuda(const char *isa) { return strcmp(isa, "cuda") == 0; }
@@ -835,7 +835,7 @@ static tt_context *open_isa(tt_context_options o, const char *isa)
     char name[32];
     snprintf(name, sizeof name, "%.*s", (int)strcspn(isa, "_"), isa);
     o.isa = is_cuda(isa) ? NULL : name;
-    o.bf16 = is_dot(isa) ? "dot" : "convert";
+    o.bf16 = is_bf16(isa) ? strchr(isa, '_') + 1 : "convert";
     tt_context *ctx = tt_open(&o);
     if (ctx) ctx->options.isa = ctx->options.bf16 = NULL;
     return ctx;
@@ -1064,7 +1064,7 @@ static void reference(const char *isa)
             if (!fits_case(&sizes[s], &cases[c], isa)) continue;
             for (int k = 0; k < PRECISIONS; k++) {
                 const precision_case *p = &precisions[k];
-                if (left_out(isa, c + s + k) || (is_dot(isa) && p->half != TT_BF16) || (p->halved && (sizes[s].only || (c + s) % 2))) continue;
+                if (left_out(isa, c + s + k) || (is_bf16(isa) && p->half != TT_BF16) || (p->halved && (sizes[s].only || (c + s) % 2))) continue;
                 if (!sizes[s].only || p->mixed || k == 0) reference_case(&cases[c], &sizes[s], isa, p, AS_INPUT, true);
                 if (sizes[s].only) continue;
                 if ((p->mixed && !p->halved) || k == 0) reference_case(&cases[c], &sizes[s], isa, p, AS_INPUT, false);
@@ -1077,6 +1077,7 @@ TEST(reference_portable) { reference("portable"); }
 TEST(reference_avx2) { reference("avx2"); }
 TEST(reference_avx512) { reference("avx512"); }
 TEST(reference_avx512_dot) { reference("avx512_dot"); }
+TEST(reference_avx512_tiles) { reference("avx512_tiles"); }
 TEST(reference_neon) { reference("neon"); }
 TEST(reference_neon_dot) { reference("neon_dot"); }
 TEST(reference_cuda) { reference("cuda"); }
@@ -1282,7 +1283,7 @@ static void gradient(const char *isa)
                     bool wanted = sizes[s].only ? mode == AS_GATHERED : k == 0 || (c + s) % 2 == mode - AS_PARAM;
                     if (p->halved) wanted = (c + s) % 4 == mode;
                     if (left_out(isa, c + s + k)) wanted = false;
-                    if (wanted && (!is_dot(isa) || p->half == TT_BF16)) gradient_case(c, s, isa, p, mode);
+                    if (wanted && (!is_bf16(isa) || p->half == TT_BF16)) gradient_case(c, s, isa, p, mode);
                 }
         }
 }
@@ -1291,6 +1292,7 @@ TEST(gradient_portable) { gradient("portable"); }
 TEST(gradient_avx2) { gradient("avx2"); }
 TEST(gradient_avx512) { gradient("avx512"); }
 TEST(gradient_avx512_dot) { gradient("avx512_dot"); }
+TEST(gradient_avx512_tiles) { gradient("avx512_tiles"); }
 TEST(gradient_neon) { gradient("neon"); }
 TEST(gradient_neon_dot) { gradient("neon_dot"); }
 TEST(gradient_cuda) { gradient("cuda"); }
@@ -1746,13 +1748,13 @@ TEST(stochastic_rounding_of_each_isa)
 TEST(weights_narrowed_while_read)
 {
     enum { MOST = 600 * 130 };
-    static const char *const isa[] = {"portable", "avx2", "avx512", "avx512_dot", "neon", "neon_dot"};
+    static const char *const isa[] = {"portable", "avx2", "avx512", "avx512_dot", "avx512_tiles", "neon", "neon_dot"};
     static const int shape[][3] = {{1, 1, 1}, {3, 40, 130}, {20, 130, 70}, {31, 7, 600}, {100, 130, 33}}; /* rows, out, width */
     static float w[MOST], got[2][MOST];
     static uint16_t x[MOST], copy[MOST];
     for (int k = 0; k < TT__COUNT(isa); k++) {
         if (!has_isa(isa[k])) continue;
-        for (int f16 = 0; f16 < (is_dot(isa[k]) ? 1 : 2); f16++)
+        for (int f16 = 0; f16 < (is_bf16(isa[k]) ? 1 : 2); f16++)
             for (int s = 0; s < 2 * TT__COUNT(shape); s++) {
                 const int *z = shape[s / 2], rows = z[0], from = s % 2 ? z[1] : z[2], to = s % 2 ? z[2] : z[1]; /* odd: the gradient of x */
                 const tt_dtype half = f16 ? TT_F16 : TT_BF16;
@@ -2814,8 +2816,8 @@ TEST(device_described_cuda)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot), TEST_CASE(reference_neon), TEST_CASE(reference_neon_dot), TEST_CASE(reference_cuda),
-    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot), TEST_CASE(gradient_cuda),
+    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot), TEST_CASE(reference_avx512_tiles), TEST_CASE(reference_neon), TEST_CASE(reference_neon_dot), TEST_CASE(reference_cuda),
+    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_avx512_tiles), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot), TEST_CASE(gradient_cuda),
     TEST_CASE(every_op_has_a_case),
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read), TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),

@@ -131,13 +131,13 @@ TEST(context_options)
         tt_close(ctx);
     }
     o.isa = "portable";
-    static const char *const bf16s[] = {"fast", "dot", "convert"};
-    for (int k = 0; k < 3; k++) {
+    static const char *const bf16s[] = {"fast", "dot", "tiles", "convert"};
+    for (int k = 0; k < 4; k++) {
         o.bf16 = bf16s[k];
         memset(&c, 0, sizeof c);
         tt_context *ctx = tt_open(&o);
-        CHECK((ctx != NULL) == (k == 2)); /* portable kernels have no dot products */
-        CHECK(k == 2 || (c.count == 1 && strstr(c.message, bf16s[k]) && strstr(c.message, "convert") && strstr(c.message, "portable")));
+        CHECK((ctx != NULL) == (k == 3)); /* portable kernels have no dot products, and no tiles */
+        CHECK(k == 3 || (c.count == 1 && strstr(c.message, bf16s[k]) && strstr(c.message, "convert") && strstr(c.message, "portable")));
         tt_close(ctx);
     }
     o.isa = o.bf16 = NULL;
