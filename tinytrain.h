@@ -5378,13 +5378,15 @@ TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int6
 
 TT__FN void TT__K(gemm_pack)(float *to, int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines, int64_t k0, int64_t k)
 {
-    if (x->k_step != 1) {
-        if (width == TT__GEMM_MR) TT__K(gemm_pack_straight)(to, TT__GEMM_MR, x, line, lines, k0, k);
-        else TT__K(gemm_pack_straight)(to, TT__GEMM_NR, x, line, lines, k0, k);
-    } else {
-        if (width == TT__GEMM_MR) TT__K(gemm_pack_transposed)(to, TT__GEMM_MR, x, line, lines, k0, k);
-        else TT__K(gemm_pack_transposed)(to, TT__GEMM_NR, x, line, lines, k0, k);
-    }
+    const bool straight = x->k_step != 1;
+    if (width == TT__GEMM_MR && straight) TT__K(gemm_pack_straight)(to, TT__GEMM_MR, x, line, lines, k0, k);
+    else if (width == TT__GEMM_MR) TT__K(gemm_pack_transposed)(to, TT__GEMM_MR, x, line, lines, k0, k);
+    else if (width == TT__GEMM_NR && straight) TT__K(gemm_pack_straight)(to, TT__GEMM_NR, x, line, lines, k0, k);
+    else if (width == TT__GEMM_NR) TT__K(gemm_pack_transposed)(to, TT__GEMM_NR, x, line, lines, k0, k);
+#ifdef TT__TILES
+    else if (straight) TT__K(gemm_pack_straight)(to, TT__GEMM_TILES, x, line, lines, k0, k);
+    else TT__K(gemm_pack_transposed)(to, TT__GEMM_TILES, x, line, lines, k0, k);
+#endif
 #if defined(TT__DOT) && TT__DOT_DEPTH == 4
     if (x->pairs && width == TT__GEMM_MR) TT__K(gemm_regroup)(to, TT__GEMM_MR, lines, k);
     else if (x->pairs) TT__K(gemm_regroup)(to, TT__GEMM_NR, lines, k);
