@@ -4958,7 +4958,14 @@ TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b) { return (a & (
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { return (tt__vu)vmovl_u16(vld1_u16(p)); }
 TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { vst1_u16(p, vmovn_u32((uint32x4_t)u)); }
 #else
+#if TT__LANES == 16 /* gcc 12 converts halves */
+TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p)
+{
+    return (tt__vu)_mm512_maskz_cvtepu16_epi32((__mmask16)-1, _mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+#else
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { TT__K(vh) h; memcpy(&h, p, sizeof h); return __builtin_convertvector(h, tt__vu); }
+#endif
 TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { TT__K(vh) h = __builtin_convertvector(u, TT__K(vh)); memcpy(p, &h, sizeof h); }
 #endif
 
@@ -5351,25 +5358,23 @@ TT__INLINE void TT__K(gemm_regroup)(float *panels, const int width, int64_t line
 /* Panels of 32 lines for the rows of tiles, [k / 16][32][16] units; what is missing in the last panel is left as it is. */
 TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t lines, int64_t k0, int64_t k)
 {
-    for (int64_t done = 0; done < lines; done += 32) {
-        int64_t present = tt__min(32, lines - done);
-        for (int64_t kk = 0; kk < k; kk += 16, to += 32 * 16) {
+    for (int64_t kk = 0; kk < k; kk += 16) {
+        for (int64_t done = 0; done < lines; done += 32) {
+            int64_t present = tt__min(32, lines - done);
+            float *tile = to + done * k + kk * 32;
             if (x->k_step == 1) {
-                int64_t at = (line + done) * x->line_step + 2 * (k0 + kk);
-                if (x->dtype == TT_BF16 && 2 * (k0 + kk + 16) <= x->elements)
-                    for (int64_t i = 0; i < present; i++, at += x->line_step) memcpy(to + i * 16, (const uint16_t *)x->data + at, 64);
-                else for (int64_t i = 0; i < present; i++) TT__K(gemm_line)(to + i * 16, x, line + done + i, k0 + kk, 16);
-            } else {
-                tt__vf r[16];
-                float units[16][32];
-                for (int64_t t = 0; t < 16; t++) TT__K(gemm_column)(units[t], x, line + done, k0 + kk + t, present);
-                for (int half = 0; half < (present > 16 ? 2 : 1); half++) {
-                    TT__UNROLL(16)
-                    for (int t = 0; t < 16; t++) r[t] = TT__K(load)(units[t] + 16 * half);
-                    TT__K(transpose)(r);
-                    TT__UNROLL(16)
-                    for (int t = 0; t < 16; t++) TT__K(store)(to + (16 * half + t) * 16, r[t]);
-                }
+                for (int64_t i = 0; i < present; i++) TT__K(gemm_line)(tile + i * 16, x, line + done + i, k0 + kk, 16);
+                continue;
+            }
+            tt__vf r[16];
+            float units[16][32];
+            for (int64_t t = 0; t < 16; t++) TT__K(gemm_column)(units[t], x, line + done, k0 + kk + t, present);
+            for (int half = 0; half < (present > 16 ? 2 : 1); half++) {
+                TT__UNROLL(16)
+                for (int t = 0; t < 16; t++) r[t] = TT__K(load)(units[t] + 16 * half);
+                TT__K(transpose)(r);
+                TT__UNROLL(16)
+                for (int t = 0; t < 16; t++) TT__K(store)(tile + (16 * half + t) * 16, r[t]);
             }
         }
     }
@@ -5605,48 +5610,51 @@ TT__TILES_TARGET static double TT__K(peak_tiles)(int64_t n, float *sink) /* as p
 }
 #endif
 
-/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col); changes sums. */
+/* sums += elements [at, at + n) of x */
+TT__INLINE void TT__K(gemm_add)(float *sums, const void *x, tt_dtype dtype, int64_t at, int64_t n)
+{
+    int64_t j = 0;
+    if (dtype == TT_F32)
+        for (; j + TT__LANES <= n; j += TT__LANES) TT__K(store)(sums + j, TT__K(load)(sums + j) + TT__K(load)((const float *)x + at + j));
+    for (; j < n; j += TT__LANES) TT__K(store)(sums + j, TT__K(load)(sums + j) + TT__K(load_as)(x, dtype, at + j, tt__min(TT__LANES, n - j)));
+}
+
+TT__INLINE void TT__K(gemm_keep)(void *to, tt_dtype dtype, int64_t at, const float *sums, int64_t n)
+{
+    if (dtype == TT_F32) memcpy((float *)to + at, sums, (size_t)n * 4);
+    else TT__K(row_narrow)((uint16_t *)to + at, sums, dtype, n);
+}
+
+/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col); changes sums, whose rows are whole vectors. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols, float *sums,
                                const float *more, int64_t sums_row)
 {
+    enum { STRIP = TT__GEMM_TILE_N };
     tt_dtype kept = g->pre ? g->pre_type : g->c_type; /* act works on what would be kept, so that it can be computed again from that */
-    uint16_t half[TT__LANES];
-    for (int64_t i = 0; i < rows; i++, sums += sums_row) {
-        int64_t at = (row + i) * g->c_row + col, pre = (row + i) * g->pre_row + col, residual = (row + i) * g->residual_row + col;
-        if (g->saved) {
-            if (more) TT__K(axpby)(sums, 1, sums, 1, more + i * sums_row, cols);
-            for (int64_t j = 0; j < cols; j += TT__GEMM_STRIP) {
-                float wide[TT__GEMM_STRIP];
-                int64_t n = tt__min(TT__GEMM_STRIP, cols - j), from = (row + i) * g->saved_row + col + j;
-                const float *saved = g->saved_type == TT_F32 ? (const float *)g->saved + from : wide;
-                if (saved == wide) TT__K(gemm_widen)(wide, g->saved, g->saved_type, from, n);
-                TT__K(act_backward_row)(g->act, sums + j, sums + j, saved, n);
-            }
-        } else if (g->act != TT__ACT_NONE) {
-            for (int64_t j = 0; j < cols; j += TT__LANES) {
-                int64_t n = tt__min(TT__LANES, cols - j);
-                tt__vf x = TT__K(load)(sums + j);
-                if (more) x += TT__K(load)(more + i * sums_row + j);
-                if (g->bias) x += TT__K(load_as)(g->bias, g->bias_type, col + j, n);
-                if (g->pre) TT__K(store_as)(g->pre, g->pre_type, pre + j, x, n);
+    uint16_t half[STRIP];
+    float bias[STRIP], saved[STRIP];
+    for (int64_t j = 0; j < cols; j += STRIP) {
+        int64_t n = tt__min(STRIP, cols - j), whole = tt__ceil_div(n, TT__LANES) * TT__LANES, at = col + j;
+        if (g->bias) TT__K(gemm_widen)(bias, g->bias, g->bias_type, at, n);
+        for (int64_t i = 0; i < rows; i++) {
+            float *x = sums + i * sums_row + j;
+            int64_t r = row + i;
+            if (more) TT__K(gemm_add)(x, more, TT_F32, i * sums_row + j, n);
+            if (g->bias) TT__K(gemm_add)(x, bias, TT_F32, 0, n);
+            if (g->saved) { /* without a bias */
+                TT__K(gemm_widen)(saved, g->saved, g->saved_type, r * g->saved_row + at, n);
+                TT__K(act_backward_row)(g->act, x, x, saved, n);
+            } else if (g->act != TT__ACT_NONE) {
+                if (g->pre) TT__K(gemm_keep)(g->pre, g->pre_type, r * g->pre_row + at, x, n);
                 if (kept != TT_F32) {
-                    TT__K(store_as)(half, kept, 0, x, n);
-                    x = TT__K(load_as)(half, kept, 0, n);
+                    TT__K(row_narrow)(half, x, kept, n);
+                    TT__K(row_widen)(x, half, kept, n);
                 }
-                TT__K(store)(sums + j, x);
+                TT__K(act_row)(g->act, x, x, whole);
             }
-            TT__K(act_row)(g->act, sums, sums, tt__ceil_div(cols, TT__LANES) * TT__LANES);
-        }
-        for (int64_t j = 0; j < cols; j += TT__LANES) {
-            int64_t n = tt__min(TT__LANES, cols - j);
-            tt__vf x = TT__K(load)(sums + j);
-            if (g->act == TT__ACT_NONE) { /* saved goes with an act */
-                if (more) x += TT__K(load)(more + i * sums_row + j);
-                if (g->bias) x += TT__K(load_as)(g->bias, g->bias_type, col + j, n);
-            }
-            if (g->residual) x += TT__K(load_as)(g->residual, g->residual_type, residual + j, n);
-            if (g->accumulate) x += TT__K(load_as)(g->c, g->c_type, at + j, n);
-            TT__K(store_as)(g->c, g->c_type, at + j, x, n);
+            if (g->residual) TT__K(gemm_add)(x, g->residual, g->residual_type, r * g->residual_row + at, n);
+            if (g->accumulate) TT__K(gemm_add)(x, g->c, g->c_type, r * g->c_row + at, n);
+            TT__K(gemm_keep)(g->c, g->c_type, r * g->c_row + at, x, n);
         }
     }
 }

@@ -9,6 +9,9 @@
 #include <string.h>
 #include <simde/x86/avx512.h>
 
+typedef unsigned short emulated_u16x16 __attribute__((vector_size(32)));
+typedef unsigned emulated_u32x16 __attribute__((vector_size(64)));
+
 #define TT__AVX512_TARGET "avx2,fma"
 #define TT__AVX512_HERE 1
 #define TT__AVX512_DOT(sum, a, b) (tt__vf)simde_mm512_dpbf16_ps((simde__m512)(sum), (simde__m512bh)(a), (simde__m512bh)(b))
@@ -17,6 +20,7 @@
 #define __m512 simde__m512
 #define __m512i simde__m512i
 #define _mm512_fmadd_ps simde_mm512_fmadd_ps
+#define _mm512_maskz_cvtepu16_epi32(ones, a) __builtin_convertvector((emulated_u16x16)(a), emulated_u32x16)
 #define _mm512_maskz_max_ps(ones, a, b) simde_mm512_max_ps(a, b)
 #define _mm512_maskz_min_ps(ones, a, b) simde_mm512_min_ps(a, b)
 #define _mm512_maskz_sqrt_ps(ones, a) simde_mm512_sqrt_ps(a)
