@@ -6101,10 +6101,16 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
    that the softmax needs no shuffles, and both P V and P^T dO broadcast their weights straight from the tile.
    Scores are in units of log 2 (the scale of Q includes log2 e), which makes every exp an exp2. */
 
-#if TT__LANES == 16 || defined(TT__NEON)
-#define TT__ATTENTION_MR 8 /* rows of the product kernel; with two vectors a row they must fit the register file */
+/* The product kernel's rows and most vectors a row, which must fit the register file. */
+#if TT__LANES == 16
+#define TT__ATTENTION_MR 6
+#define TT__ATTENTION_NV 4
+#elif defined(TT__NEON)
+#define TT__ATTENTION_MR 8
+#define TT__ATTENTION_NV 2
 #else
 #define TT__ATTENTION_MR 6
+#define TT__ATTENTION_NV 2
 #endif
 
 typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
@@ -6192,33 +6198,33 @@ TT__INLINE void TT__K(attention_micro)(const int m, const int nv, int64_t depth,
                                        int64_t a_col, const float *b, int64_t b_row, float *c, int64_t c_row,
                                        bool accumulate)
 {
-    tt__vf sum[TT__ATTENTION_MR][2], bv[2];
+    tt__vf sum[TT__ATTENTION_MR][TT__ATTENTION_NV], bv[TT__ATTENTION_NV];
     TT__UNROLL(8)
     for (int i = 0; i < m; i++) {
-        TT__UNROLL(2)
+        TT__UNROLL(4)
         for (int v = 0; v < nv; v++) sum[i][v] = TT__K(zero)();
     }
     TT__UNROLL_BY(4) /* as in gemm_rows */
     for (int64_t k = 0; k < depth; k++, a += a_col, b += b_row) {
-        TT__UNROLL(2)
+        TT__UNROLL(4)
         for (int v = 0; v < nv; v++) bv[v] = TT__K(load)(b + v * TT__LANES);
         TT__UNROLL(8)
         for (int i = 0; i < m; i++) {
             tt__vf av = TT__K(splat)(a[i * a_row]);
-            TT__UNROLL(2)
+            TT__UNROLL(4)
             for (int v = 0; v < nv; v++) sum[i][v] = TT__K(fma)(av, bv[v], sum[i][v]);
         }
     }
     if (accumulate) {
         TT__UNROLL(8)
         for (int i = 0; i < m; i++) {
-            TT__UNROLL(2)
+            TT__UNROLL(4)
             for (int v = 0; v < nv; v++) sum[i][v] += TT__K(load)(c + i * c_row + v * TT__LANES);
         }
     }
     TT__UNROLL(8)
     for (int i = 0; i < m; i++) {
-        TT__UNROLL(2)
+        TT__UNROLL(4)
         for (int v = 0; v < nv; v++) TT__K(store)(c + i * c_row + v * TT__LANES, sum[i][v]);
     }
 }
@@ -6245,16 +6251,28 @@ TT__INLINE void TT__K(attention_rows)(int64_t m, const int nv, int64_t depth, co
 TT__FN void TT__K(attention_n)(int64_t m, int64_t nv, int64_t depth, const float *a, int64_t a_row, const float *b,
                                int64_t b_row, float *c, int64_t c_row, bool accumulate)
 {
-    if (nv >= 2) TT__K(attention_rows)(m, 2, depth, a, a_row, 1, b, b_row, c, c_row, accumulate);
-    else TT__K(attention_rows)(m, 1, depth, a, a_row, 1, b, b_row, c, c_row, accumulate);
+    switch (nv) {
+    case 1: TT__K(attention_rows)(m, 1, depth, a, a_row, 1, b, b_row, c, c_row, accumulate); break;
+#if TT__ATTENTION_NV == 4
+    case 3: TT__K(attention_rows)(m, 3, depth, a, a_row, 1, b, b_row, c, c_row, accumulate); break;
+    case 4: TT__K(attention_rows)(m, 4, depth, a, a_row, 1, b, b_row, c, c_row, accumulate); break;
+#endif
+    default: TT__K(attention_rows)(m, 2, depth, a, a_row, 1, b, b_row, c, c_row, accumulate); break;
+    }
 }
 
 /* A transposed: A(i,k) = a[i + k * a_col]. */
 TT__FN void TT__K(attention_t)(int64_t m, int64_t nv, int64_t depth, const float *a, int64_t a_col, const float *b,
                                int64_t b_row, float *c, int64_t c_row, bool accumulate)
 {
-    if (nv >= 2) TT__K(attention_rows)(m, 2, depth, a, 1, a_col, b, b_row, c, c_row, accumulate);
-    else TT__K(attention_rows)(m, 1, depth, a, 1, a_col, b, b_row, c, c_row, accumulate);
+    switch (nv) {
+    case 1: TT__K(attention_rows)(m, 1, depth, a, 1, a_col, b, b_row, c, c_row, accumulate); break;
+#if TT__ATTENTION_NV == 4
+    case 3: TT__K(attention_rows)(m, 3, depth, a, 1, a_col, b, b_row, c, c_row, accumulate); break;
+    case 4: TT__K(attention_rows)(m, 4, depth, a, 1, a_col, b, b_row, c, c_row, accumulate); break;
+#endif
+    default: TT__K(attention_rows)(m, 2, depth, a, 1, a_col, b, b_row, c, c_row, accumulate); break;
+    }
 }
 
 /* In the three products, query i of the block sees the keys of the block that are <= i + diagonal. Parts of a tile that
@@ -6265,8 +6283,8 @@ TT__FN void TT__K(attention_scores)(int64_t keys, int64_t queries, int64_t d, in
                                     int64_t stride, const float *yt, float *tile)
 {
     int64_t vectors = tt__ceil_div(queries, TT__LANES);
-    for (int64_t j = 0; j < vectors; j += 2) {
-        int64_t nv = tt__min(2, vectors - j), seen = tt__min(keys, (j + nv) * TT__LANES + diagonal);
+    for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV) {
+        int64_t nv = tt__min(TT__ATTENTION_NV, vectors - j), seen = tt__min(keys, (j + nv) * TT__LANES + diagonal);
         for (int64_t i = 0; i < seen; i += TT__ATTENTION_MR)
             TT__K(attention_n)(tt__min(TT__ATTENTION_MR, seen - i), nv, d, x + i * stride, stride, yt + j * TT__LANES,
                                TT__ATTENTION_TILE, tile + i * TT__ATTENTION_TILE + j * TT__LANES, TT__ATTENTION_TILE, false);
@@ -6278,10 +6296,10 @@ TT__FN void TT__K(attention_to_keys)(int64_t keys, int64_t queries, int64_t d, i
                                      const float *y, int64_t stride, float *dx)
 {
     int64_t vectors = tt__ceil_div(d, TT__LANES);
-    for (int64_t j = 0; j < vectors; j += 2)
+    for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV)
         for (int64_t i = 0; i < keys; i += TT__ATTENTION_MR) {
             int64_t first = tt__max(0, i - diagonal);
-            TT__K(attention_n)(tt__min(TT__ATTENTION_MR, keys - i), tt__min(2, vectors - j), queries - first,
+            TT__K(attention_n)(tt__min(TT__ATTENTION_MR, keys - i), tt__min(TT__ATTENTION_NV, vectors - j), queries - first,
                                tile + i * TT__ATTENTION_TILE + first, TT__ATTENTION_TILE,
                                y + first * stride + j * TT__LANES, stride, dx + i * stride + j * TT__LANES, stride, true);
         }
@@ -6294,11 +6312,11 @@ TT__FN void TT__K(attention_to_queries)(int64_t keys, int64_t queries, int64_t d
                                         const float *y, int64_t stride, float *out, int64_t out_stride, bool accumulate)
 {
     int64_t vectors = tt__ceil_div(d, TT__LANES);
-    for (int64_t j = 0; j < vectors; j += 2)
+    for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV)
         for (int64_t i = 0; i < queries; i += TT__ATTENTION_MR) {
             int64_t m = tt__min(TT__ATTENTION_MR, queries - i), seen = tt__min(keys, i + m + diagonal);
             if (seen > 0)
-                TT__K(attention_t)(m, tt__min(2, vectors - j), seen, tile + i, TT__ATTENTION_TILE, y + j * TT__LANES, stride,
+                TT__K(attention_t)(m, tt__min(TT__ATTENTION_NV, vectors - j), seen, tile + i, TT__ATTENTION_TILE, y + j * TT__LANES, stride,
                                    out + i * out_stride + j * TT__LANES, out_stride, accumulate);
         }
 }
@@ -6746,6 +6764,7 @@ TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *
 
 #undef tt__vw
 #undef TT__ATTENTION_MR
+#undef TT__ATTENTION_NV
 #undef TT__ATTENTION_NO_DIAGONAL
 
 /* ------------------------------------------------------------------------------------------------ row kernels
