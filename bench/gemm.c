@@ -11,7 +11,8 @@ static bench_cost layer(const char *name, int64_t rows, int64_t in, int64_t out)
     bench_inputs inputs = bench_inputs_new(t, rows, out);
     tt_value x = bench_source(ctx, t, "table", inputs.ids, in);
     char row[128];
-    bench_train(ctx, t, tt_linear(t, x, bench_param(ctx, "w", out, in, 0.02f), NULL), &inputs);
+    tt_value y = tt_linear(t, x, bench_param(ctx, "w", out, in, 0.02f), NULL);
+    bench_train(ctx, t, tt_scale(t, y, 0.5f), &inputs); /* so that y and its gradient have the dtype of a layer's in a model, not of a loss's */
     snprintf(row, sizeof row, "%s forward", name);
     bench_cost_row(row, bench.best[TT__OP_LINEAR]);
     snprintf(row, sizeof row, "%s dX", name);
