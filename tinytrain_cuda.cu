@@ -3227,7 +3227,7 @@ static bool lt_gelu(const tt_matmul *g, const tt__mat *aux)
 struct tt_fp8_operand {
     tt__mat m;             // (lines, k), or `across` (k, lines)
     bool across, wide, e5m2;
-    int64_t lines, k, ld;  // ld: k to a multiple of 16
+    int64_t lines, ld;     // ld: k to a multiple of 16
     unsigned char *to;     // (lines, ld)
 };
 struct tt_fp8_operands { tt_fp8_operand of[2]; unsigned *largest; float *unscale; }; // of each operand; both in device memory
@@ -3295,8 +3295,8 @@ static cudaError_t to_fp8(tt__device *d, const tt__launch *l, const tt_matmul *g
 {
     const int64_t ld = (g->k + 15) / 16 * 16;
     unsigned char *memory = (unsigned char *)l->workspace, *a = memory + 256, *b = a + (g->m * ld + 255) / 256 * 256;
-    tt_fp8_operands both = {{{{(void *)g->a, g->a_type, g->m, g->k, g->a_row}, g->a_col != 1, false, g->gradient, g->m, g->k, ld, a},
-                             {{(void *)g->b, g->b_type, g->n, g->k, g->b_col}, g->b_row != 1, false, false, g->n, g->k, ld, b}}, (unsigned *)memory, (float *)memory + 2};
+    tt_fp8_operands both = {{{{(void *)g->a, g->a_type, g->m, g->k, g->a_row}, g->a_col != 1, false, g->gradient, g->m, ld, a},
+                             {{(void *)g->b, g->b_type, g->n, g->k, g->b_col}, g->b_row != 1, false, false, g->n, ld, b}}, (unsigned *)memory, (float *)memory + 2};
     int64_t tiles = 0, groups = 0;
     for (int k = 0; k < 2; k++) {
         tt_fp8_operand *x = &both.of[k];
@@ -3321,7 +3321,8 @@ static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g
     const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
     tt__mat to = passes && g->pre.data ? g->pre : g->c;
     const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual : NULL, *aux = g->saved.data ? &g->saved : &g->pre;
-    tt_epilogue more = {CUBLASLT_EPILOGUE_DEFAULT, g->bias, tt_no_operand};
+    const cublasLtEpilogue_t plain = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    tt_epilogue more = {plain, g->bias, tt_no_operand};
     cudaError_t e = cudaSuccess;
     bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) && !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
     if (g->m <= 0 || g->n <= 0) return cudaSuccess;
@@ -3338,7 +3339,6 @@ static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g
     }
     if (fits && fp8 && e == cudaSuccess) {
         tt_matmul low;
-        more.kind = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
         e = to_fp8(d, l, g, &low);
         if (e == cudaSuccess) e = lt_matmul(d, l, &low, &to, addend, &more, &done);
         if (!done) fits = bias_type == to.dtype;
@@ -3349,9 +3349,9 @@ static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g
         else more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
         e = lt_matmul(d, l, g, &g->c, NULL, &more, &done);
         if (e != cudaSuccess || done) return e;
+        more.kind = plain;
         more.aux = tt_no_operand;
     }
-    more.kind = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     if (fits && !done && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, &more, &done);
     if (e != cudaSuccess) return e;
     if (!done) {
@@ -3531,9 +3531,12 @@ static const char *cuda_refuses(const tt__launch *l)
     const int op = l->instr->op;
     if (!kernels_of(op)) return "the CUDA backend has no kernel for it";
     int major = 9, minor = 0; // unless there is a device that says otherwise
-    if (l->instr->attr.fp8 && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess && major * 10 + minor < 89)
-        return "matmul 'fp8' needs compute capability 8.9";
+    if (l->instr->attr.fp8) {
+        if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess ||
+            cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) != cudaSuccess)
+            (void)cudaGetLastError(); // no device is no reason to refuse a program that is only planned
+        if (major * 10 + minor < 89) return "matmul 'fp8' needs compute capability 8.9";
+    }
     const bool sums_rows = op == TT__OP_LAYERNORM_BACKWARD || op == TT__OP_EMBEDDING_BACKWARD || op == TT__OP_GATHER_ROWS_BACKWARD || op == TT__OP_SET_ROWS_BACKWARD;
     if (sums_rows && l->in[op == TT__OP_EMBEDDING_BACKWARD].cols > 1 << 20) return "the CUDA backend's kernel for it takes at most 2^20 columns";
     if ((op == TT__OP_SET_ROWS || op == TT__OP_SET_ROWS_BACKWARD) && l->in[0].rows > 1 << 27) return "the CUDA backend's kernel for it takes at most 2^27 rows";

@@ -64,7 +64,6 @@ static result plan_distilbert(void)
     return r;
 }
 
-/* A step of one rung on random images. */
 /* What parameters take until the first step. Of the arena, allocated in one piece, only they are touched: resident memory shows it. */
 static void measure_init(tt_context *ctx, tt_trainer *t, result *out)
 {
@@ -73,6 +72,7 @@ static void measure_init(tt_context *ctx, tt_trainer *t, result *out)
     out->resident = bench_resident_peak() - before;
 }
 
+/* A step of one rung on random images. */
 static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung *g, result *out)
 {
     int n = batch_of(g), labels[64] = {0};

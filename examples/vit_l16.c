@@ -294,15 +294,13 @@ static void read_images(tt_context *ctx, images *x, const char *split, int64_t n
     x->d = part;
 }
 
-static void check_classes(const tt_dataset *d, const char *split, int classes, const char *(*name)(const void *, int), const void *of, const char *what)
+/* names: a model's, cut to what it holds */
+static void check_classes(const tt_dataset *d, const char *split, int classes, char (*names)[64], const char *whose)
 {
-    if (tt_dataset_classes(d) != classes) die("'%s' has %d classes to %s, %s %d", opt.data, tt_dataset_classes(d), split, what, classes);
+    if (tt_dataset_classes(d) != classes) die("'%s' has %d classes to %s, %s %d", opt.data, tt_dataset_classes(d), split, whose, classes);
     for (int c = 0; c < classes; c++)
-        if (strcmp(tt_dataset_class_name(d, c), name(of, c))) die("'%s': class %d to %s is '%s', and of %s '%s'", opt.data, c, split, tt_dataset_class_name(d, c), what, name(of, c));
+        if (strncmp(tt_dataset_class_name(d, c), names[c], sizeof names[c] - 1)) die("'%s': class %d to %s is '%s', and of %s '%s'", opt.data, c, split, tt_dataset_class_name(d, c), whose, names[c]);
 }
-
-static const char *class_of_data(const void *d, int c) { return tt_dataset_class_name((const tt_dataset *)d, c); }
-static const char *class_of_model(const void *m, int c) { return ((const tt_vit *)m)->class_names[c]; }
 
 static void free_images(images *x)
 {
@@ -410,7 +408,7 @@ static void test(void)
     tt_stats s;
     must(ctx, tt_vit_load(ctx, &m, opt.out, 0, 0));
     read_images(ctx, &x, "test", opt.test);
-    check_classes(x.d, "test on", m.config.classes, class_of_model, &m, "the model");
+    check_classes(x.d, "test on", m.config.classes, m.class_names, "the model");
     tt_loader *l = loader_of(ctx, x.d, &m, false);
     tt_trainer *t = make_trainer(ctx, &m, tt_loader_max_seqs(l), 0);
     must(ctx, tt_evaluate(t, l, &s));
@@ -419,18 +417,19 @@ static void test(void)
 }
 
 /* What would end the run at its end: test images that are not there or not of the classes to train on, or a saved run of other classes. */
-static void check_before(tt_context *ctx, const tt_dataset *d)
+static void check_before(const tt_dataset *d, const tt_vit *m)
 {
     images x;
-    tt_vit m;
+    tt_vit saved;
     char *model = join(opt.out, "model.safetensors");
-    if (opt.data) read_images(ctx, &x, "test", opt.test), check_classes(x.d, "test on", tt_dataset_classes(d), class_of_data, d, "those to train on"), free_images(&x);
+    tt_context *own = open_context();
+    if (opt.data) read_images(own, &x, "test", opt.test), check_classes(x.d, "test on", m->config.classes, m->class_names, "those to train on"), free_images(&x);
     if (opt.data && opt.resume && exists(model)) {
-        tt_context *own = open_context();
-        must(own, tt_vit_load(own, &m, opt.out, 0, 0));
-        check_classes(d, "train on", m.config.classes, class_of_model, &m, "the run to resume");
-        tt_vit_free(&m), tt_close(own);
+        must(own, tt_vit_load(own, &saved, opt.out, 0, 0));
+        check_classes(d, "train on", saved.config.classes, saved.class_names, "the run to resume");
+        tt_vit_free(&saved);
     }
+    tt_close(own);
     free(model);
 }
 
@@ -447,9 +446,9 @@ static bool train(void) /* false: stopped by an error */
     bool finished;
     read_images(ctx, &x, "train", opt.train);
     if (tt_dataset_count(x.d) < 2 || tt_dataset_classes(x.d) < 2) die("'%s' has %lld images of %d classes to train on; two are the least", opt.data, (long long)tt_dataset_count(x.d), tt_dataset_classes(x.d));
-    check_before(ctx, x.d);
     tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(x.d, (tt_dataset_count(x.d) + 10) / 11)); /* one for validation, ten to train on */
     make_model(ctx, &m, x.d);
+    check_before(x.d, &m);
     tt_loader *l = loader_of(ctx, x.d, &m, true), *validation = loader_of(ctx, held, &m, false);
     tt_trainer *t = make_trainer(ctx, &m, tt_loader_max_seqs(l), tt_loader_steps(l) * opt.epochs);
     printf("%lld images to train on, %lld for validation; %s, %d threads, %s\n", (long long)tt_dataset_count(x.d), (long long)tt_dataset_count(held),

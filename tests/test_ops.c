@@ -2547,7 +2547,7 @@ TEST(matmul_in_fp8)
     for (int c = 0; c < 3 * 2 * 4; c++) { /* which product, dtype, values */
         const int which = c % 3, values = c / 6; /* 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite */
         const tt_dtype half = c / 3 % 2 ? TT_F16 : TT_BF16;
-        const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW}, out = which == 1 ? ANY : WIDE, in = which == 1 ? WIDE : which ? WIDE : ANY;
+        const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW}, out = which == 1 ? ANY : WIDE, in = which ? WIDE : ANY;
         const int rows[2] = {ROWS_, which == 2 ? ROWS_ : out}, cols[2] = {which ? out : in, in};
         const int m = which == 2 ? out : ROWS_, n = which == 0 ? out : in, k = which == 0 ? in : which == 1 ? out : ROWS_;
         uint64_t s = (uint64_t)c + 1;
