@@ -4166,6 +4166,7 @@ typedef struct tt__attention_args {
     float *lse;
     tt__mat dout, dq, dk, dv;             /* backward only                                                        */
     bool add_dq, add_dk, add_dv;          /* backward: += instead of =                                            */
+    bool tiles;                           /* products by tiles, of operands rounded to bf16                       */
     void *workspace;                      /* of attention_workspace bytes                                         */
 } tt__attention_args;
 
@@ -4276,6 +4277,9 @@ typedef struct tt__attention_buffers {
     float *dout, *doutt;    /* backward: (QUERIES, stride), (head_size, tile)                                        */
     float *lse, *delta;     /* backward: (SPAN): log2-sum-exp2; sum of dout * out                                    */
     float *dq;              /* backward: (SPAN, padded head size)                                                    */
+    float *left, *right;    /* operands of tiles, in bf16: (KEYS, the larger of QUERIES and head size) or that transposed, and pairs of */
+                            /* the rows of (KEYS, QUERIES), (QUERIES, head size) or that transposed                  */
+    float *across;          /* their product, (head size, QUERIES)                                                   */
 } tt__attention_buffers;
 
 static float *tt__attention_take(char *memory, size_t *used, int64_t floats)
@@ -4291,8 +4295,12 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
     int64_t stride = tt__attention_stride(head_size), tile = TT__ATTENTION_TILE, keys = TT__ATTENTION_KEYS;
     int64_t queries = TT__ATTENTION_QUERIES, group = TT__ATTENTION_GROUP;
     int64_t span = tt__attention_padded(tt__min(rows, TT__ATTENTION_SPAN));
+    int64_t whole = tt__ceil_div(head_size, 32) * 32;
     size_t used = 0;
     memset(b, 0, sizeof *b);
+    b->left = tt__attention_take(memory, &used, keys * tt__max(whole, queries) / 2);
+    b->right = tt__attention_take(memory, &used, tt__max(keys, whole) * queries / 2);
+    b->across = tt__attention_take(memory, &used, whole * queries);
     b->k = tt__attention_take(memory, &used, keys * stride);
     b->v = tt__attention_take(memory, &used, keys * stride);
     b->weights = tt__attention_take(memory, &used, keys * tile);
@@ -4628,7 +4636,7 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 #define TT__TILES
 #ifndef TT__TILES_TARGET
 #include <sys/syscall.h>
-#define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET ",amx-tile,amx-bf16")))
+#define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
 #define TT__TILES_HERE tt__tiles_here()
 #define TT__TILES_FENCE __asm__ volatile("" ::: "memory") /* gcc 12's intrinsics do not say that they read and write memory */
 /* AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX), and the kernel lets this process have its registers, which it must ask for:
@@ -4636,7 +4644,8 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 static bool tt__tiles_here(void)
 {
     unsigned a, b, c, d = 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 22 & 1) && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    return __builtin_cpu_supports("avx512bf16") && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 22 & 1) &&
+           syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 #endif
 #endif
@@ -6321,6 +6330,143 @@ TT__FN void TT__K(attention_to_queries)(int64_t keys, int64_t queries, int64_t d
         }
 }
 
+#ifdef TT__TILES
+/* ---- the same products by tiles: of both operands rounded to bf16 ---- */
+
+/* n vectors as bf16, to a multiple of 32 elements; what is more than n is 0. */
+TT__TILES_TARGET static inline __attribute__((always_inline)) void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
+{
+    for (int64_t v = 0; v < n; v += 2) {
+        __m512 low = (__m512)TT__K(load)(from + 16 * v), high = v + 1 < n ? (__m512)TT__K(load)(from + 16 * (v + 1)) : (__m512)TT__K(zero)();
+        TT__K(store)(to + 8 * v, (tt__vf)_mm512_cvtne2ps_pbh(high, low));
+    }
+}
+
+/* Pairs of n vectors of two rows, of which either may be NULL, for zeros: as gemm_interleave. */
+TT__TILES_TARGET static inline __attribute__((always_inline)) void TT__K(attention_pairs)(float *to, const float *even, const float *odd, int64_t n)
+{
+    uint16_t order[32];
+    for (int k = 0; k < 32; k++) order[k] = (uint16_t)(k / 2 + k % 2 * 16);
+    const __m512i alternate = _mm512_loadu_si512((const void *)order);
+    for (int64_t v = 0; v < n; v++) {
+        __m512 x = even ? (__m512)TT__K(load)(even + 16 * v) : (__m512)TT__K(zero)(), y = odd ? (__m512)TT__K(load)(odd + 16 * v) : (__m512)TT__K(zero)();
+        TT__K(store)(to + 16 * v, (tt__vf)_mm512_permutexvar_epi16(alternate, (__m512i)_mm512_cvtne2ps_pbh(y, x)));
+    }
+}
+
+/* C (m, n) (+)= A B: m and n are multiples of 16, k of 32. A: rows of k bf16; B: rows of n pairs. */
+TT__TILES_TARGET static void TT__K(attention_block)(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_row,
+                                                    float *c, int64_t c_row, bool add)
+{
+    const bool below = m > 16, beside = n > 16;
+    float *c2 = c + 16 * c_row;
+    TT__TILES_FENCE;
+    if (add) {
+        _tile_loadd(0, c, c_row * 4);
+        if (beside) _tile_loadd(1, c + 16, c_row * 4);
+        if (below) _tile_loadd(2, c2, c_row * 4);
+        if (below && beside) _tile_loadd(3, c2 + 16, c_row * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (; k > 0; k -= 32, a += 16, b += 16 * b_row) {
+        _tile_loadd(4, a, a_row * 4);
+        _tile_loadd(6, b, b_row * 4);
+        _tile_dpbf16ps(0, 4, 6);
+        if (beside) {
+            _tile_loadd(7, b + 16, b_row * 4);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (below) {
+            _tile_loadd(5, a + 16 * a_row, a_row * 4);
+            _tile_dpbf16ps(2, 5, 6);
+            if (beside) _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, c, c_row * 4);
+    if (beside) _tile_stored(1, c + 16, c_row * 4);
+    if (below) _tile_stored(2, c2, c_row * 4);
+    if (below && beside) _tile_stored(3, c2 + 16, c_row * 4);
+    TT__TILES_FENCE;
+}
+
+/* ..., times scale */
+TT__TILES_TARGET static void TT__K(attention_scores_tiles)(const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
+                                                           int64_t diagonal, float scale, const float *x, int64_t stride, const float *yt, float *tile)
+{
+    const int64_t whole = tt__ceil_div(d, 32) * 32, n = tt__attention_padded(queries), m = tt__attention_padded(keys);
+    float *a = buffers->left, *b = buffers->right;
+    for (int64_t i = 0; i < keys; i++) TT__K(attention_narrow)(a + i * whole / 2, x + i * stride, tt__attention_padded(d) / 16);
+    for (int64_t k = 0; k < whole; k += 2)
+        TT__K(attention_pairs)(b + k / 2 * n, k < d ? yt + k * TT__ATTENTION_TILE : NULL, k + 1 < d ? yt + (k + 1) * TT__ATTENTION_TILE : NULL, n / 16);
+    for (int64_t j = 0; j < n; j += 32)
+        for (int64_t i = 0; i < tt__min(m, j + 32 + diagonal); i += 32)
+            TT__K(attention_block)(m - i, n - j, whole, a + i * whole / 2, whole / 2, b + j, n, tile + i * TT__ATTENTION_TILE + j, TT__ATTENTION_TILE, false);
+    for (int64_t i = 0; i < keys; i++)
+        for (int64_t j = 0; j < n; j += 16) TT__K(store)(tile + i * TT__ATTENTION_TILE + j, TT__K(load)(tile + i * TT__ATTENTION_TILE + j) * scale);
+}
+
+TT__TILES_TARGET static void TT__K(attention_to_keys_tiles)(const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
+                                                            int64_t diagonal, const float *tile, const float *y, int64_t stride, float *dx)
+{
+    const int64_t whole = tt__ceil_div(queries, 32) * 32, n = tt__attention_padded(d), m = tt__attention_padded(keys);
+    float *a = buffers->left, *b = buffers->right;
+    for (int64_t i = 0; i < keys; i++) TT__K(attention_narrow)(a + i * whole / 2, tile + i * TT__ATTENTION_TILE, tt__attention_padded(queries) / 16);
+    for (int64_t k = 0; k < whole; k += 2)
+        TT__K(attention_pairs)(b + k / 2 * n, k < queries ? y + k * stride : NULL, k + 1 < queries ? y + (k + 1) * stride : NULL, n / 16);
+    for (int64_t i = 0; i < m; i += 32) {
+        int64_t first = tt__max(0, i - diagonal) / 32 * 32;
+        for (int64_t j = 0; j < n && first < whole; j += 32)
+            TT__K(attention_block)(m - i, n - j, whole - first, a + (i * whole + first) / 2, whole / 2, b + first / 2 * n + j, n, dx + i * stride + j,
+                                   stride, true);
+    }
+}
+
+/* Of out^T: tiles want the rows of their left operand along the sum, which tile^T has not. */
+TT__TILES_TARGET static void TT__K(attention_to_queries_tiles)(const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
+                                                               int64_t diagonal, const float *tile, const float *y, int64_t stride, float *out,
+                                                               int64_t out_stride, bool accumulate)
+{
+    const int64_t whole = tt__ceil_div(keys, 32) * 32, n = tt__attention_padded(queries), m = tt__attention_padded(d);
+    float *a = buffers->left, *b = buffers->right, *c = buffers->across;
+    tt__vf r[16];
+    for (int64_t k = 0; k < whole; k += 32)
+        for (int64_t i = 0; i < m; i += 16) {
+            TT__UNROLL(16)
+            for (int t = 0; t < 16; t++) {
+                const float *even = y + (k + 2 * t) * stride + i;
+                float pairs[16];
+                TT__K(attention_pairs)(pairs, k + 2 * t < keys ? even : NULL, k + 2 * t + 1 < keys ? even + stride : NULL, 1);
+                r[t] = TT__K(load)(pairs);
+            }
+            TT__K(transpose)(r);
+            TT__UNROLL(16)
+            for (int t = 0; t < 16; t++) TT__K(store)(a + (i + t) * whole / 2 + k / 2, r[t]);
+        }
+    for (int64_t k = 0; k < whole; k += 2) {
+        const float *even = tile + k * TT__ATTENTION_TILE;
+        TT__K(attention_pairs)(b + k / 2 * n, k < keys ? even : NULL, k + 1 < keys ? even + TT__ATTENTION_TILE : NULL, n / 16);
+    }
+    for (int64_t j = 0; j < n; j += 32) {
+        int64_t seen = tt__max(0, tt__min(whole, tt__ceil_div(j + 32 + diagonal, 32) * 32));
+        for (int64_t i = 0; i < m; i += 32) TT__K(attention_block)(m - i, n - j, seen, a + i * whole / 2, whole / 2, b + j, n, c + i * n + j, n, false);
+    }
+    for (int64_t i = 0; i < m; i += 16)
+        for (int64_t j = 0; j < n; j += 16) {
+            TT__UNROLL(16)
+            for (int t = 0; t < 16; t++) r[t] = TT__K(load)(c + (i + t) * n + j);
+            TT__K(transpose)(r);
+            for (int t = 0; t < tt__min(16, queries - j); t++) {
+                float *to = out + (j + t) * out_stride + i;
+                TT__K(store)(to, accumulate ? r[t] + TT__K(load)(to) : r[t]);
+            }
+        }
+}
+#endif
+
 /* ---- rows of one head in and out of fp32 blocks ---- */
 
 TT__INLINE float TT__K(half_in)(uint16_t h,
@@ -6609,7 +6755,11 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_call) *call, con
     float correction[TT__ATTENTION_QUERIES];
     keys = tt__min(keys, n + diagonal);
     if (keys <= 0) return;
-    TT__K(attention_scores)(keys, n, d, diagonal, b->k, stride, qt, b->weights);
+#ifdef TT__TILES
+    if (a->tiles) TT__K(attention_scores_tiles)(b, keys, n, d, diagonal, call->query_scale, b->k, stride, qt, b->weights);
+    else
+#endif
+        TT__K(attention_scores)(keys, n, d, diagonal, b->k, stride, qt, b->weights);
     for (int64_t i = 0; i < n; i += TT__LANES) {
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, x, key, keys, query + i, call->keys);
         tt__vf c = l.drop ? TT__K(attention_softmax_dropout)(&l, keys, b->weights + i, most + i, sum + i)
@@ -6621,7 +6771,11 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_call) *call, con
         if (correction[i] != 1.0f)
             for (int64_t j = 0; j < d; j += TT__LANES) TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-    TT__K(attention_to_queries)(keys, n, d, diagonal, b->weights, b->v, stride, out, stride, key > 0);
+#ifdef TT__TILES
+    if (a->tiles) TT__K(attention_to_queries_tiles)(b, keys, n, d, diagonal, b->weights, b->v, stride, out, stride, key > 0);
+    else
+#endif
+        TT__K(attention_to_queries)(keys, n, d, diagonal, b->weights, b->v, stride, out, stride, key > 0);
 }
 
 TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
@@ -6640,10 +6794,13 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS), qt_size = d * TT__ATTENTION_TILE;
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
-        TT__K(attention_pack)(&a->q, a->query_at, x.first + first + i, n, column, d, call->query_scale, b.q, stride);
+        TT__K(attention_pack)(&a->q, a->query_at, x.first + first + i, n, column, d, a->tiles ? 1.0f : call->query_scale, b.q, stride);
         TT__K(attention_transpose)(b.q, stride, n, d, 1.0f, b.qt + block * qt_size);
     }
     for (int64_t i = 0; i < TT__ATTENTION_GROUP; i++) { b.most[i] = -FLT_MAX; b.sum[i] = 0; }
+#ifdef TT__TILES
+    if (a->tiles) TT__K(tiles_begin)(32);
+#endif
     for (int64_t key = 0; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         TT__K(attention_pack)(&a->k, NULL, x.begin + key, keys, column, d, 1.0f, b.k, stride);
@@ -6652,6 +6809,9 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
             TT__K(attention_forward_tile)(call, &b, head, &x, key, keys, first + i, tt__min(query_block, queries - i),
                                           b.qt + block * qt_size, b.out + i * stride, b.most + i, b.sum + i);
     }
+#ifdef TT__TILES
+    if (a->tiles) TT__K(tiles_end)();
+#endif
     for (int64_t i = 0; i < queries; i++) {
         int64_t number = x.first + first + i, row = a->query_at ? a->query_at[number] : number;
         TT__K(attention_unpack)(&a->out, NULL, row, 1, column, d, call->keep_scale / b.sum[i], b.out + i * stride, stride, false);
@@ -6698,11 +6858,19 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_call) *call, co
     keys = tt__min(keys, n + diagonal);
     if (keys <= 0) return;
     TT__K(attention_pack)(&a->q, a->query_at, x->first + query, n, column, d, 1.0f, b->q, stride);
-    TT__K(attention_pack)(&a->dout, a->query_at, x->first + query, n, column, d, call->keep_scale, b->dout, stride);
-    TT__K(attention_transpose)(b->q, stride, n, d, call->query_scale, b->qt);
+    TT__K(attention_pack)(&a->dout, a->query_at, x->first + query, n, column, d, a->tiles ? 1.0f : call->keep_scale, b->dout, stride);
+    TT__K(attention_transpose)(b->q, stride, n, d, a->tiles ? 1.0f : call->query_scale, b->qt);
     TT__K(attention_transpose)(b->dout, stride, n, d, 1.0f, b->doutt);
-    TT__K(attention_scores)(keys, n, d, diagonal, b->k, stride, b->qt, b->weights);
-    TT__K(attention_scores)(keys, n, d, diagonal, b->v, stride, b->doutt, b->dscores);
+#ifdef TT__TILES
+    if (a->tiles) {
+        TT__K(attention_scores_tiles)(b, keys, n, d, diagonal, call->query_scale, b->k, stride, b->qt, b->weights);
+        TT__K(attention_scores_tiles)(b, keys, n, d, diagonal, call->keep_scale, b->v, stride, b->doutt, b->dscores);
+    } else
+#endif
+    {
+        TT__K(attention_scores)(keys, n, d, diagonal, b->k, stride, b->qt, b->weights);
+        TT__K(attention_scores)(keys, n, d, diagonal, b->v, stride, b->doutt, b->dscores);
+    }
     for (int64_t i = 0; i < n; i += TT__LANES) {
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, x, key, keys, query + i, call->keys);
         float *w = b->weights + i, *ds = b->dscores + i;
@@ -6710,10 +6878,18 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_call) *call, co
         if (l.drop) TT__K(attention_softmax_backward_dropout)(&l, keys, w, ds, lse, delta);
         else TT__K(attention_softmax_backward_plain)(&l, keys, w, ds, lse, delta);
     }
+    float *dq = b->dq + (query - span) * dq_stride;
+#ifdef TT__TILES
+    if (a->tiles) {
+        TT__K(attention_to_keys_tiles)(b, keys, n, d, diagonal, b->weights, b->dout, stride, b->dv);
+        TT__K(attention_to_keys_tiles)(b, keys, n, d, diagonal, b->dscores, b->q, stride, b->dk);
+        TT__K(attention_to_queries_tiles)(b, keys, n, d, diagonal, b->dscores, b->k, stride, dq, dq_stride, key > 0);
+        return;
+    }
+#endif
     TT__K(attention_to_keys)(keys, n, d, diagonal, b->weights, b->dout, stride, b->dv);
     TT__K(attention_to_keys)(keys, n, d, diagonal, b->dscores, b->q, stride, b->dk);
-    TT__K(attention_to_queries)(keys, n, d, diagonal, b->dscores, b->k, stride, b->dq + (query - span) * dq_stride, dq_stride,
-                                   key > 0);
+    TT__K(attention_to_queries)(keys, n, d, diagonal, b->dscores, b->k, stride, dq, dq_stride, key > 0);
 }
 
 /* The gradients that come from n queries of a sequence; where there are none, zeros for its keys and values. */
@@ -6724,6 +6900,7 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_call) *call, co
     int64_t d = a->head_size, column = head * d, stride = tt__attention_stride(d), key_end = x->diagonal ? span + n : x->length;
     int64_t query_block = tt__attention_block(tt__max(1, n), TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS);
+    const float dv_scale = a->tiles ? call->keep_scale : 1.0f; /* tiles take dout as it is */
     TT__K(attention_backward_rows)(a, b, head, x->first + span, n);
     for (int64_t key = 0; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
@@ -6735,10 +6912,10 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_call) *call, co
             TT__K(attention_backward_tile)(call, b, head, x, key, keys, span, query, tt__min(query_block, span + n - query));
         int64_t old = span == 0 ? 0 : x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys; /* keys of earlier spans */
         TT__K(attention_unpack)(&a->dk, NULL, x->begin + key, old, column, d, a->scale, b->dk, stride, true);
-        TT__K(attention_unpack)(&a->dv, NULL, x->begin + key, old, column, d, 1.0f, b->dv, stride, true);
+        TT__K(attention_unpack)(&a->dv, NULL, x->begin + key, old, column, d, dv_scale, b->dv, stride, true);
         TT__K(attention_unpack)(&a->dk, NULL, x->begin + key + old, keys - old, column, d, a->scale, b->dk + old * stride, stride,
                                 a->add_dk);
-        TT__K(attention_unpack)(&a->dv, NULL, x->begin + key + old, keys - old, column, d, 1.0f, b->dv + old * stride, stride,
+        TT__K(attention_unpack)(&a->dv, NULL, x->begin + key + old, keys - old, column, d, dv_scale, b->dv + old * stride, stride,
                                 a->add_dv);
     }
     TT__K(attention_unpack)(&a->dq, a->query_at, x->first + span, n, column, d, a->scale, b->dq, tt__attention_padded(d), a->add_dq);
@@ -6751,8 +6928,14 @@ TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
     int head = (int)(task % a->heads);
     tt__attention_sequence x = tt__attention_sequence_at(a, task / a->heads);
     tt__attention_buffers b = tt__attention_thread_buffers(a, call->longest, true, thread);
+#ifdef TT__TILES
+    if (a->tiles) TT__K(tiles_begin)(32);
+#endif
     for (int64_t span = 0; span == 0 || span < x.queries; span += TT__ATTENTION_SPAN)
         TT__K(attention_backward_span)(call, &b, head, &x, span, tt__min(TT__ATTENTION_SPAN, x.queries - span));
+#ifdef TT__TILES
+    if (a->tiles) TT__K(tiles_end)();
+#endif
 }
 
 /* Writes or adds to dq, dk, dv. */
@@ -7003,6 +7186,7 @@ TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, 
     a.dropout = l->instr->attr.dropout;
     a.dropout_key = tt__dropout_key(l);
     a.q = l->in[q]; a.k = l->in[q + 1]; a.v = l->in[q + 2];
+    a.tiles = l->ctx->bf16 == TT__BF16_TILES && a.q.dtype == TT_BF16 && a.k.dtype == TT_BF16 && a.v.dtype == TT_BF16;
     a.workspace = l->workspace;
     if (l->in[numbers].data) {
         int64_t n = l->in[numbers].rows;

@@ -99,6 +99,28 @@ static inline void emulate_tile_dpbf16ps(int c, int a, int b)
         }
 }
 
+/* VCVTNE2PS2BF16: to the nearest, subnormals are zeros; b in the low half. No NaNs come here but from NaNs. */
+static inline simde__m512i emulate_cvtne2ps_pbh(simde__m512 a, simde__m512 b)
+{
+    float x[32];
+    uint16_t out[32];
+    simde__m512i result;
+    memcpy(x, &b, 64);
+    memcpy(x + 16, &a, 64);
+    for (int k = 0; k < 32; k++) {
+        float y = emulated_flush(x[k]);
+        uint32_t bits;
+        memcpy(&bits, &y, sizeof bits);
+        out[k] = (uint16_t)(isnan(y) ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    memcpy(&result, out, 64);
+    return result;
+}
+
+#define __m512bh simde__m512i
+#define _mm512_cvtne2ps_pbh emulate_cvtne2ps_pbh
+#define _mm512_permutexvar_epi16 simde_mm512_permutexvar_epi16
+#define _mm512_loadu_si512 simde_mm512_loadu_si512
 #undef _tile_loadconfig
 #undef _tile_release
 #undef _tile_zero
