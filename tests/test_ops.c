@@ -1792,6 +1792,136 @@ TEST(weights_narrowed_while_read)
     }
 }
 
+/* Products of which every sum is exact in fp32, in any order: all bits are known. Cut panels, tiles and blocks in each direction, and so many
+   sums that they are taken up in a second and third block. */
+TEST(products_exact)
+{
+    enum { MOST = 1100 * 200 };
+    static const char *const isa[] = {"portable", "avx2", "avx512", "avx512_dot", "avx512_tiles", "neon", "neon_dot"};
+    static const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW}, shape[][3] = {{1100, 40, 200}, {40, 1100, 200}, {33, 29, 1700}, {161, 97, 129}, {64, 96, 64}};
+    static const char *const names[] = {"forward", "dx", "dw"};
+    static float x[2][MOST], got[MOST], expected[MOST];
+    static uint16_t half[2][MOST];
+    uint64_t random = 5;
+    for (int k = 0; k < 2; k++)
+        for (int e = 0; e < MOST; e++) {
+            x[k][e] = (float)((int)(test_random(&random) % 17) - 8) / 8;
+            tt__convert(&half[k][e], TT_BF16, &x[k][e], TT_F32, 1);
+        }
+    for (int c = 0; c < TT__COUNT(op) * TT__COUNT(shape); c++) {
+        const int which = c % TT__COUNT(op), *z = shape[c / TT__COUNT(op)], m = z[0], n = z[1], k = z[2]; /* (m, n), k products each */
+        const int a_row = which == 2 ? 1 : k, a_col = which == 2 ? m : 1, b_row = which == 0 ? 1 : n, b_col = which == 0 ? k : 1;
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < n; j++) {
+                double sum = 0;
+                for (int e = 0; e < k; e++) sum += (double)x[0][i * a_row + e * a_col] * (double)x[1][e * b_row + j * b_col];
+                expected[i * n + j] = (float)sum;
+            }
+        for (int s = 0; s < TT__COUNT(isa); s++)
+            for (int f32 = is_bf16(isa[s]); has_isa(isa[s]) && f32 < 2; f32++) {
+                test_allocator a;
+                tt_context_options co = test_options(&a);
+                co.threads = 2;
+                tt_context *ctx = open_isa(co, isa[s]);
+                tt__instr i = tt__new_instr(op[which]);
+                tt__launch l;
+                size_t bytes = tt__gemm_workspace(m, n, k);
+                bool wide = f32 && !is_bf16(isa[s]);
+                memset(&l, 0, sizeof l);
+                memset(got, 0xff, sizeof got);
+                i.attr.narrow = TT_F32;
+                l.ctx = ctx;
+                l.instr = &i;
+                tt__mat left = {wide ? (void *)x[0] : (void *)half[0], wide ? TT_F32 : TT_BF16, which == 2 ? k : m, which == 2 ? m : k, which == 2 ? m : k};
+                tt__mat right = {wide ? (void *)x[1] : (void *)half[1], wide ? TT_F32 : TT_BF16, which == 0 ? n : k, which == 0 ? k : n, which == 0 ? k : n};
+                tt__mat to = {got, TT_F32, m, n, n};
+                l.in[0] = left;
+                l.in[1] = right;
+                l.out[0] = to;
+                l.workspace = tt__alloc(ctx, bytes);
+                memset(l.workspace, 0xff, bytes);
+                CHECK(ctx->isa->run[i.op](&l) == TT_OK);
+                tt__free(ctx, l.workspace);
+                snprintf(where, sizeof where, "%s, %s, %s, %d x %d x %d", isa[s], wide ? "f32" : "bf16", names[which], m, n, k);
+                report(memcmp(got, expected, sizeof *got * (size_t)(m * n)) == 0, "other bits than those of exact sums");
+                TEST_CLOSE(ctx, &a);
+            }
+    }
+}
+
+/* Attention by tiles against attention in fp32 of the same bf16 numbers: several blocks of keys and queries, head sizes that fill no tile. */
+TEST(attention_by_tiles)
+{
+    enum { ROWS = 434, WIDTH = 160, MOST = ROWS * WIDTH, LISTED = 40 };
+    static const int sizes[] = {64, 32, 80, 20, 160, 1};
+    static int32_t starts[] = {0, 300, 301, 400, ROWS}, index[LISTED]; /* LISTED: as many queries, in any order */
+    static uint16_t x[4][MOST], out[2][4][MOST], kept[MOST];
+    static float lse[2][ROWS * WIDTH];
+    uint64_t random = 11;
+    if (!has_isa("avx512_tiles")) SKIP("this CPU has no tiles");
+    for (int k = 0; k < 4; k++)
+        for (int e = 0; e < MOST; e++) { float y = (float)test_random(&random) * 0x1p-31f - 1; tt__convert(&x[k][e], TT_BF16, &y, TT_F32, 1); }
+    for (int k = 0; k < LISTED; k++) index[k] = (int32_t)(test_random(&random) % ROWS);
+    for (int c = 0; c < 8 * TT__COUNT(sizes); c++) {
+        const bool causal = c % 2, drop = c / 2 % 2, listed = c / 4 % 2;
+        const int d = sizes[c / 8], heads = tt__max(1, tt__min(3, WIDTH / d)), width = heads * d, queries = listed ? LISTED : ROWS;
+        static const char *const names[] = {"out", "dq", "dk", "dv"};
+        for (int tiles = 0; tiles < 2; tiles++) {
+            test_allocator a;
+            tt_context_options co = test_options(&a);
+            co.threads = 2;
+            tt_context *ctx = open_isa(co, tiles ? "avx512_tiles" : "avx512");
+            tt__run run;
+            memset(&run, 0, sizeof run);
+            for (int back = 0; back < 2; back++) {
+                tt__instr i = tt__new_instr(back ? TT__OP_ATTENTION_BACKWARD : TT__OP_ATTENTION);
+                tt__launch l;
+                size_t bytes = tt__attention_workspace(ROWS, d, back, 2) + tt__attention_queries_bytes(4, LISTED);
+                memset(&l, 0, sizeof l);
+                i.attr.heads = heads;
+                i.attr.causal = causal;
+                i.attr.dropout = drop ? 0.25f : 0;
+                i.attr.scale = c % 3 ? 1.5f / sqrtf((float)d) : -0.5f;
+                l.ctx = ctx;
+                l.instr = &i;
+                l.run = &run;
+                for (int k = 0; k < 3; k++) { tt__mat m = {x[k], TT_BF16, k ? ROWS : queries, width, width}; l.in[back + k] = m; }
+                tt__mat begin = {starts, TT_I32, TT__COUNT(starts), 1, 1}, list = {index, TT_I32, LISTED, 1, 1};
+                tt__mat o = {back ? kept : out[tiles][0], TT_BF16, queries, width, width}, sums = {lse[tiles], TT_F32, queries, heads, heads};
+                l.in[3 + back] = begin;
+                if (listed) l.in[back ? 7 : 4] = list;
+                if (back) {
+                    tt__mat dout = {x[3], TT_BF16, queries, width, width};
+                    if (!tiles) memcpy(kept, out[0][0], sizeof kept);
+                    sums.data = lse[0];
+                    l.in[0] = dout;
+                    l.in[5] = o;
+                    l.in[6] = sums;
+                    for (int k = 0; k < 3; k++) { tt__mat m = {out[tiles][1 + k], TT_BF16, k ? ROWS : queries, width, width}; l.out[k] = m; }
+                } else {
+                    l.out[0] = o;
+                    l.out[1] = sums;
+                }
+                l.workspace = tt__alloc(ctx, bytes);
+                memset(l.workspace, 0xff, bytes);
+                CHECK(ctx->isa->run[i.op](&l) == TT_OK);
+                tt__free(ctx, l.workspace);
+            }
+            TEST_CLOSE(ctx, &a);
+        }
+        for (int k = 0; k < 4; k++) {
+            double most = 0, off = 0;
+            for (int e = 0; e < (k < 2 ? queries : ROWS) * width; e++) {
+                double expected = tt__from_bf16(out[0][k][e]), difference = fabs(tt__from_bf16(out[1][k][e]) - expected);
+                if (fabs(expected) > most) most = fabs(expected);
+                if (!(difference <= off)) off = difference;
+            }
+            snprintf(where, sizeof where, "%d heads of %d%s%s%s, %s: off by %g of %g", heads, d, causal ? ", causal" : "", drop ? ", dropout" : "", listed ? ", listed" : "", names[k], off, most);
+            report(off <= 0.02 * most && most > 0.01, "tiles and fp32 differ"); /* weights and their gradients are rounded to bf16 */
+        }
+    }
+}
+
 /* ... so on the CPU mixed precision makes no copies of weights, not even for a second time in the backward. */
 TEST(mixed_precision_without_copies)
 {
@@ -2820,7 +2950,7 @@ static const test_case tests[] = {
     TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_avx512_tiles), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot), TEST_CASE(gradient_cuda),
     TEST_CASE(every_op_has_a_case),
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
-    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read), TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
+    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read), TEST_CASE(products_exact), TEST_CASE(attention_by_tiles), TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
     TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(matmul_in_tf32), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device), TEST_CASE(device_described_cuda),
 };
