@@ -4183,7 +4183,7 @@ struct tt__isa_table {
 /* ---- matrix product: what all instruction sets share ---- */
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", 2008: a panel of B
-   (K x 8..48) stays in L1, a tile of A (TILE_M x K) in L2, the packed blocks of A (M x K) and B (K x N) in L3. M and TILE_M are
+   (K x 8..48) stays in L1 or near it, a tile of A (TILE_M x K) in L2, the packed blocks of A (M x K) and B (K x N) in L3. M and TILE_M are
    multiples of every microkernel's height, N and TILE_N of every width. */
 #define TT__GEMM_K 384
 #define TT__GEMM_M 1056
@@ -5109,7 +5109,7 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 
 /* ------------------------------------------------------------------------------------------- matrix product
    One driver for every transposition and dtype: blocks of A and B are packed into panels, [k][MR] and [k][NR], of fp32 or pairs of
-   bf16, so that the microkernel reads both in sequence; tiles of C are then handed out. An element of C is computed by one task, its sum
+   bf16, so that the microkernel reads both in sequence (for AMX, A by tiles or where it lies); tiles of C are then handed out. An element of C is computed by one task, its sum
    over k in blocks that depend on k alone, so neither tiles nor threads change a bit. */
 
 /* The microkernel's height in rows and width in vectors: its accumulators, one row of B and a broadcast fill the
