@@ -4432,6 +4432,13 @@ static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t
     for (; p < end; p += 64) __builtin_prefetch(p);
 }
 
+/* The same into L2, of what the next head has of that row: it most likely is this thread's next task. */
+static inline void tt__attention_prefetch_next(const tt__mat *m, int64_t row, int64_t column, int64_t d)
+{
+    const char *p = (const char *)tt__attention_row(m, row, column + d), *end = p + (size_t)d * tt_dtype_bytes(m->dtype);
+    for (; p < end; p += 64) __builtin_prefetch(p, 0, 2);
+}
+
 #define TT__STR(x) #x
 #define TT__XSTR(x) TT__STR(x)
 
@@ -6480,10 +6487,12 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
 {
     int64_t whole = d / TT__LANES * TT__LANES, padded = tt__ceil_div(d, TT__LANES) * TT__LANES;
     for (int64_t i = 0; i < n; i++, to += stride) {
-        const void *memory = tt__attention_row(m, at ? at[row + i] : row + i, column);
+        int64_t number = at ? at[row + i] : row + i;
+        const void *memory = tt__attention_row(m, number, column);
         const float *f = (const float *)memory;
         const uint16_t *h = (const uint16_t *)memory;
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d);
+        tt__attention_prefetch_next(m, number, column, d);
         if (m->dtype == TT_F32) {
             for (int64_t j = 0; j < whole; j += TT__LANES) TT__K(store)(to + j, TT__K(load)(f + j) * scale);
             for (int64_t j = whole; j < d; j++) to[j] = f[j] * scale;
