@@ -62,7 +62,7 @@
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a restart from a saved
      state, and for any placement. Random numbers are functions of (seed, step, micro-batch, instruction, element).
      The caller's floating-point mode (rounding, subnormals to 0) does not matter: the library computes in the default one.
-     Different devices and instruction sets, and dot products of bf16 against conversion, differ by rounding. With TINYTRAIN_CBLAS all of this is
+     Different devices and instruction sets, and dot products or tiles of bf16 against conversion, differ by rounding. With TINYTRAIN_CBLAS all of this is
      as the library has it.
 
    GRADIENTS
@@ -82,7 +82,9 @@
 
    LIMITS
      One device. "cuda" has all ops and needs compute capability 8.0. Matmuls add up in fp32 whatever the dtype of their operands; dot
-     products of bf16 take subnormals as 0 and, on Arm, round to odd. Little-endian machines. At most 4 dimensions for parameters, 2 for
+     products and tiles of bf16 take subnormals as 0, dot products on Arm round to odd. Threads need 256 KB of stack. Tiles (AMX) are used
+     where Linux lets the process have them: it refuses if a thread has an alternate signal stack too small to save them, and afterwards
+     takes no such stack. Little-endian machines. At most 4 dimensions for parameters, 2 for
      activations; 2^31 rows. Cross-entropy with 16-bit gradients, or of logits that something else reads too, holds them whole.
 
    SECTIONS (search for the tag)
@@ -179,8 +181,8 @@ typedef struct tt_context_options {
     bool verify;            /* run the verifier after each pass. Default: true unless NDEBUG is defined                */
     const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512", "neon"; also TINYTRAIN_ISA  */
     const char *bf16;       /* products of two bf16 matrices: NULL (fastest on this CPU model), "dot" (bf16            */
-                            /* dot-product instructions), "tiles" (Intel AMX), "convert" (to fp32, while packing);     */
-                            /* also TINYTRAIN_BF16                                                                     */
+                            /* dot-product instructions), "tiles" (Intel AMX; attention's products too, whose weights  */
+                            /* are then rounded to bf16), "convert" (to fp32, while packing); also TINYTRAIN_BF16      */
     tt_logger logger;       /* default: warnings and errors to stderr                                                  */
     tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks                            */
     tt_files files;         /* default: POSIX                                                                          */
@@ -1464,7 +1466,7 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
    the thread, so that it is the same for any number of threads. Workers sleep when idle. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
-typedef struct tt__worker { tt__pool *pool; int thread; int64_t next, end; char apart[40]; } tt__worker; /* next: atomic, of the thread's slice */
+typedef struct tt__worker { tt__pool *pool; int thread; int64_t next, end; char apart[40]; } tt__worker; /* next: atomic, of the thread's slice; slices share no cache line */
 
 struct tt__pool {
     int threads, started;
@@ -4645,7 +4647,8 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 #include <sys/syscall.h>
 #define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
 #define TT__TILES_HERE tt__tiles_here()
-#define TT__TILES_FENCE __asm__ volatile("" ::: "memory") /* gcc 12's intrinsics do not say that they read and write memory */
+#define TT__TILES_FENCE __asm__ volatile("" ::: "memory") /* gcc 12's intrinsics do not say that they read and write memory, */
+#define TT__TILES_KEEP(p) __asm__ volatile("" : : "r"(p) : "memory") /* nor which: all of what p points to                    */
 /* AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX), and the kernel lets this process have its registers, which it must ask for:
    ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux, Documentation/arch/x86/xstate.rst). */
 static bool tt__tiles_here(void)
@@ -4974,7 +4977,7 @@ TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b) { return (a & (
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { return (tt__vu)vmovl_u16(vld1_u16(p)); }
 TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { vst1_u16(p, vmovn_u32((uint32x4_t)u)); }
 #else
-#if TT__LANES == 16 /* gcc 12 converts halves */
+#if TT__LANES == 16 /* of the conversion below gcc 12 makes two of half the width */
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p)
 {
     return (tt__vu)_mm512_maskz_cvtepu16_epi32((__mmask16)-1, _mm256_loadu_si256((const __m256i *)(const void *)p));
@@ -5136,7 +5139,7 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #endif
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
 #define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* panel */
-#define TT__GEMM_TILES 32 /* rows and columns of the microkernel that works on tiles */
+#define TT__GEMM_TILES 32 /* rows and columns of C that four tiles hold */
 #ifdef TT__TILES
 #define TT__GEMM_SUMS (TT__GEMM_TILES * TT__GEMM_TILES)
 #else
@@ -5245,7 +5248,7 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__HALVES
 
 /* One operand seen as lines (rows of A, columns of B) of k elements: element (line, k) is at line * line_step + k * k_step.
-   Panels hold them as floats or, for dot products, as pairs of bf16; a unit is one of either, and k counts units below. */
+   Panels hold them as floats or, for dot products and tiles, as pairs of bf16; a unit is one of either, and k counts units below. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
     tt_dtype dtype, narrow; /* narrow: see gemm_args.b_narrow */
@@ -5472,14 +5475,14 @@ TT__INLINE void TT__K(gemm_rows)(const int rows, const int nv, int64_t k, const 
     TT__K(gemm_end)(rows, nv, sum, out, out_row, base, base_row);
 }
 
-/* Whole panels, or as many thirds of one (halves of 4 or 8 rows) as hold `rows`; of 48 columns only the 16 that there may be. */
+/* Whole panels, or as many thirds of one (half of one of 4 or 8 rows) as hold `rows`; of 48 columns only the 16 that there may be. */
 TT__FN __attribute__((noinline)) void TT__K(gemm_micro)(int64_t rows, int64_t cols, int64_t k, const float *a, const float *b, float *out,
                                                         int64_t out_row, const float *base, int64_t base_row)
 {
-    enum { STEP = TT__GEMM_MR % 3 ? TT__GEMM_MR / 2 : TT__GEMM_MR / 3, NV = TT__GEMM_NV };
+    enum { STEP = TT__GEMM_MR % 3 ? TT__GEMM_MR / 2 : TT__GEMM_MR / 3, THIRDS = STEP * 3 == TT__GEMM_MR, NV = TT__GEMM_NV };
     if (NV == 3 && cols <= TT__LANES) TT__K(gemm_rows)(TT__GEMM_MR, 1, k, a, b, out, out_row, base, base_row);
-    else if (rows > 2 * STEP) TT__K(gemm_rows)(TT__GEMM_MR, NV, k, a, b, out, out_row, base, base_row);
-    else if (rows > STEP) TT__K(gemm_rows)(2 * STEP, NV, k, a, b, out, out_row, base, base_row);
+    else if (rows > (THIRDS ? 2 : 1) * STEP) TT__K(gemm_rows)(TT__GEMM_MR, NV, k, a, b, out, out_row, base, base_row);
+    else if (THIRDS && rows > STEP) TT__K(gemm_rows)(2 * STEP, NV, k, a, b, out, out_row, base, base_row);
     else TT__K(gemm_rows)(STEP, NV, k, a, b, out, out_row, base, base_row);
 }
 
@@ -5561,17 +5564,18 @@ TT__DOT_TARGET static double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_
    Before a thread's work on them, and where `rows` of C (1 to 32) are another number than before. */
 TT__TILES_TARGET static void TT__K(tiles_begin)(int64_t rows)
 {
-    struct { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } volatile config;
+    struct { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config;
     const uint8_t upper = (uint8_t)tt__min(16, rows), lower = (uint8_t)(rows > 16 ? rows - 16 : 16);
     const uint8_t of[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
-    memset((void *)&config, 0, sizeof config);
+    memset(&config, 0, sizeof config);
     config.palette = 1;
     for (int k = 0; k < 8; k++) {
         config.row_bytes[k] = 64;
         config.rows[k] = of[k];
     }
-    TT__TILES_FENCE;
-    _tile_loadconfig((const void *)&config);
+    TT__TILES_KEEP(&config);
+    _tile_loadconfig(&config);
+    TT__TILES_KEEP(&config);
 }
 
 TT__TILES_TARGET static void TT__K(tiles_end)(void) { _tile_release(); }
@@ -5785,6 +5789,7 @@ TT__FN void TT__K(gemm_tiles_task)(void *arg, int64_t task, int thread)
     float *to = w->last ? tile : partial;
     int64_t across = tt__ceil_div(cols, 32) * 32, set = 0;
     (void)thread;
+    if (!w->k) memset(tile, 0, sizeof tile);
     for (int64_t k = 0; k < w->k; k += TT__TILES_K) {
         const float *from = k ? to : w->k0 ? partial : NULL;
         int64_t depth = tt__min(TT__TILES_K, w->k - k);
@@ -6105,6 +6110,7 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 #undef TT__GEMM_NV
 #undef TT__GEMM_NR
 #undef TT__GEMM_WIDEST
+#undef TT__TILES_K
 #undef TT__GEMM_TILES
 #undef TT__GEMM_SUMS
 #undef TT__GEMM_CHUNK
@@ -8134,7 +8140,7 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
 #endif
 #ifdef TT__TILES_HERE
     if (isa == &tt__isa_table_avx512) {
-        has[TT__BF16_TILES] = TT__TILES_HERE;
+        has[TT__BF16_TILES] = (!name || strcmp(name, "tiles") == 0) && TT__TILES_HERE; /* Linux is asked for them only then */
         if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
     }
 #endif

@@ -294,12 +294,11 @@ static void read_images(tt_context *ctx, images *x, const char *split, int64_t n
     x->d = part;
 }
 
-/* names: a model's, cut to what it holds */
 static void check_classes(const tt_dataset *d, const char *split, int classes, char (*names)[64], const char *whose)
 {
     if (tt_dataset_classes(d) != classes) die("'%s' has %d classes to %s, %s %d", opt.data, tt_dataset_classes(d), split, whose, classes);
     for (int c = 0; c < classes; c++)
-        if (strncmp(tt_dataset_class_name(d, c), names[c], sizeof names[c] - 1)) die("'%s': class %d to %s is '%s', and of %s '%s'", opt.data, c, split, tt_dataset_class_name(d, c), whose, names[c]);
+        if (strcmp(tt_dataset_class_name(d, c), names[c])) die("'%s': class %d to %s is '%s', and of %s '%s'", opt.data, c, split, tt_dataset_class_name(d, c), whose, names[c]);
 }
 
 static void free_images(images *x)
@@ -337,7 +336,8 @@ static void make_model(tt_context *ctx, tt_vit *m, const tt_dataset *d)
         c.classes = tt_dataset_classes(d);
         must(ctx, tt_vit_new(ctx, m, &c));
     }
-    for (int c = 0; c < m->config.classes; c++) snprintf(m->class_names[c], sizeof m->class_names[c], "%s", tt_dataset_class_name(d, c));
+    for (int c = 0; c < m->config.classes; c++)
+        if (snprintf(m->class_names[c], sizeof m->class_names[c], "%s", tt_dataset_class_name(d, c)) > 63) die("the class '%.40s...' has more than 63 bytes", m->class_names[c]);
     if (opt.dropout >= 0) m->config.dropout = m->config.attention_dropout = (float)opt.dropout;
     for (char *pattern = opt.freeze ? strtok(opt.freeze, ",") : NULL; pattern; pattern = strtok(NULL, ",")) {
         int n = tt_param_freeze(ctx, pattern, true);

@@ -31,11 +31,12 @@ typedef unsigned emulated_u32x16 __attribute__((vector_size(64)));
 #define _mm512_maskz_shuffle_f32x4(ones, a, b, which) simde_mm512_shuffle_f32x4(a, b, which)
 #undef I /* of complex.h */
 
-/* ---- tiles: registers of each thread, with the shapes that it configured; what it did not configure is a NaN ---- */
+/* ---- tiles: registers of each thread, with the shapes that it configured; before and after, what uses them traps ---- */
 
 #define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET)))
 #define TT__TILES_HERE 1
 #define TT__TILES_FENCE ((void)0)
+#define TT__TILES_KEEP(p) ((void)(p))
 
 typedef struct emulated_tile { int rows, row_bytes; union { uint16_t bf16[16][32]; float f32[16][16]; } of; } emulated_tile;
 static __thread emulated_tile emulated_tiles[8];
@@ -57,7 +58,7 @@ static inline void emulate_tile_release(void) { memset(emulated_tiles, 0xff, siz
 
 static inline void emulate_tile_zero(int t)
 {
-    if (emulated_tiles[t].rows < 0) __builtin_trap(); /* not configured */
+    if (emulated_tiles[t].rows < 1) __builtin_trap(); /* not configured */
     memset(&emulated_tiles[t].of, 0, sizeof emulated_tiles[t].of);
 }
 
@@ -70,6 +71,7 @@ static inline void emulate_tile_loadd(int t, const void *from, int64_t stride)
 
 static inline void emulate_tile_stored(int t, void *to, int64_t stride)
 {
+    if (emulated_tiles[t].rows < 1) __builtin_trap();
     for (int r = 0; r < emulated_tiles[t].rows; r++)
         memcpy((char *)to + r * stride, emulated_tiles[t].of.bf16[r], (size_t)emulated_tiles[t].row_bytes);
 }
@@ -89,7 +91,7 @@ static inline void emulate_tile_dpbf16ps(int c, int a, int b)
 {
     emulated_tile *sum = &emulated_tiles[c];
     const emulated_tile *x = &emulated_tiles[a], *y = &emulated_tiles[b];
-    if (sum->rows < 0 || x->rows != sum->rows || y->row_bytes != sum->row_bytes || x->row_bytes != 4 * y->rows) __builtin_trap();
+    if (sum->rows < 1 || x->rows != sum->rows || y->row_bytes != sum->row_bytes || x->row_bytes != 4 * y->rows) __builtin_trap();
     for (int i = 0; i < sum->rows; i++)
         for (int j = 0; j < sum->row_bytes / 4; j++) {
             float part[2] = {0, 0};
