@@ -60,6 +60,7 @@ static const size_set sizes[] = {
     {"wide", 1, 401, 19, 9, 3, {3, 18}, "*", false},
     {"few_rows", 1, 129, 5, 3, 3, {3}, "*act*", false},
     {"octets", 2, 8, 24, 3, 6, {9, 1, 5}, "linear_gelu_tanh*", true},
+    {"pooled", 1, 5, 3, 2, 3, {9, 20, 27, 3}, "mean_pool*", false},
     {"tall", 1, 11, 1030, 9, 3, {1000, 35}, "linear_residual", false},
     {"causal_picked", 1, 5, 2, 2, 60, {300, 80}, "rows_of_attention_packed", false},
     {"many_picked", 1, 3, 2, 2, 600, {20, 300, 300, 99}, "rows_of_attention_*s*", false},
