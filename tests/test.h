@@ -57,6 +57,8 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 
 /* ------------------------------------------------------------------------------------------------ allocation */
 
+#define TEST_GARBAGE ((size_t)1 << 20) /* bytes of an allocation, at most, that are filled */
+
 /* Counts, fills new memory with garbage, and returns NULL at call number fail_at (from 1; 0: never). Thread-safe. */
 typedef struct test_allocator {
     pthread_mutex_t mutex;
@@ -72,7 +74,7 @@ static inline void *test__allocate(void *user, size_t bytes, size_t alignment)
     pthread_mutex_lock(&a->mutex);
     if (++a->calls == a->fail_at) a->failed = true;
     else if (posix_memalign(&memory, alignment, bytes) == 0) {
-        memset(memory, 0xA5, bytes < 65536 ? bytes : 65536);
+        memset(memory, 0xA5, bytes < TEST_GARBAGE ? bytes : TEST_GARBAGE);
         a->live++;
         a->live_bytes += bytes;
         if (a->live_bytes > a->peak_bytes) a->peak_bytes = a->live_bytes;
