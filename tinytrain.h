@@ -5140,11 +5140,6 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
 #define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* panel */
 #define TT__GEMM_TILES 32 /* rows and columns of C that four tiles hold */
-#ifdef TT__TILES
-#define TT__GEMM_SUMS (TT__GEMM_TILES * TT__GEMM_TILES)
-#else
-#define TT__GEMM_SUMS (TT__GEMM_MR * TT__GEMM_NR)
-#endif
 
 TT__FN void TT__K(gemm_widen)(float *to, const void *from, tt_dtype dtype, int64_t offset, int64_t n)
 {
@@ -5686,7 +5681,7 @@ typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     void (*micro)(int64_t rows, int64_t cols, int64_t k, const float *a, const float *b, float *out, int64_t out_row, const float *base,
                   int64_t base_row);
-    int mr, nr;                           /* rows and columns that micro makes: the panels' */
+    int mr, nr;                           /* lines of the panels of A and B */
     bool tiles, in_place;                 /* by tiles; rows of A where they are */
     bool direct;                          /* sums are kept in C itself, on top of what base[i * base_row + j] has, if anything */
     const float *base;
@@ -5738,16 +5733,16 @@ TT__INLINE void TT__K(gemm_prefetch_all)(const tt__gemm_args *g, int64_t row, in
 TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows, int64_t cols, const float *a, const float *b)
 {
     const tt__gemm_args *g = w->args;
-    float *c = (float *)g->c + (w->row + i) * g->c_row + w->col + j, copy[TT__GEMM_SUMS];
+    float *c = (float *)g->c + (w->row + i) * g->c_row + w->col + j, copy[TT__GEMM_MR * TT__GEMM_NR];
     int64_t base_row = w->k0 ? g->c_row : w->base_row;
     const float *base = w->k0 ? c : w->base ? w->base + (w->row + i) * base_row + w->col + j : NULL;
     TT__K(gemm_prefetch)(c, 0, g->c_row, sizeof *c, rows, cols);
     if (base && base != c && base_row) TT__K(gemm_prefetch)(base, 0, base_row, sizeof *c, rows, cols);
-    if (rows == w->mr && cols == w->nr) { w->micro(rows, cols, w->k, a, b, c, g->c_row, base, base_row); return; }
+    if (rows == TT__GEMM_MR && cols == TT__GEMM_NR) { w->micro(rows, cols, w->k, a, b, c, g->c_row, base, base_row); return; }
     memset(copy, 0, sizeof copy);
-    for (int64_t r = 0; r < rows && base; r++) memcpy(copy + r * w->nr, base + r * base_row, (size_t)cols * 4);
-    w->micro(rows, cols, w->k, a, b, copy, w->nr, copy, w->nr);
-    for (int64_t r = 0; r < rows; r++) memcpy(c + r * g->c_row, copy + r * w->nr, (size_t)cols * 4);
+    for (int64_t r = 0; r < rows && base; r++) memcpy(copy + r * TT__GEMM_NR, base + r * base_row, (size_t)cols * 4);
+    w->micro(rows, cols, w->k, a, b, copy, TT__GEMM_NR, copy, TT__GEMM_NR);
+    for (int64_t r = 0; r < rows; r++) memcpy(c + r * g->c_row, copy + r * TT__GEMM_NR, (size_t)cols * 4);
 }
 
 TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
@@ -5756,21 +5751,21 @@ TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
     int64_t row = task / w->tiles_across * w->tile_rows, row_end = tt__min(w->rows, row + w->tile_rows);
     int64_t col = task % w->tiles_across * w->tile_cols, col_end = tt__min(w->cols, col + w->tile_cols);
     const tt__gemm_args *g = w->args;
-    float sums[TT__GEMM_SUMS];
+    float sums[TT__GEMM_MR * TT__GEMM_NR];
     (void)thread;
-    for (int64_t j = col; j < col_end; j += w->nr) {
-        for (int64_t i = row; i < row_end; i += w->mr) {
-            int64_t rows = tt__min(w->mr, row_end - i), cols = tt__min(w->nr, col_end - j);
+    for (int64_t j = col; j < col_end; j += TT__GEMM_NR) {
+        for (int64_t i = row; i < row_end; i += TT__GEMM_MR) {
+            int64_t rows = tt__min(TT__GEMM_MR, row_end - i), cols = tt__min(TT__GEMM_NR, col_end - j);
             const float *a = w->a_panels + i * w->k, *b = w->b_panels + j * w->k;
-            float *partial = w->partial + j * w->partial_rows + i * w->nr;
+            float *partial = w->partial + j * w->partial_rows + i * TT__GEMM_NR;
             if (w->direct) {
                 TT__K(gemm_direct)(w, i, j, rows, cols, a, b);
             } else if (!w->last) {
-                w->micro(rows, cols, w->k, a, b, partial, w->nr, w->k0 ? partial : NULL, w->nr);
+                w->micro(rows, cols, w->k, a, b, partial, TT__GEMM_NR, w->k0 ? partial : NULL, TT__GEMM_NR);
             } else {
                 TT__K(gemm_prefetch_all)(g, w->row + i, w->col + j, rows, cols);
-                w->micro(rows, cols, w->k, a, b, sums, w->nr, NULL, 0);
-                TT__K(gemm_finish)(g, w->row + i, w->col + j, rows, cols, sums, w->k0 ? partial : NULL, w->nr);
+                w->micro(rows, cols, w->k, a, b, sums, TT__GEMM_NR, NULL, 0);
+                TT__K(gemm_finish)(g, w->row + i, w->col + j, rows, cols, sums, w->k0 ? partial : NULL, TT__GEMM_NR);
             }
         }
     }
@@ -6112,7 +6107,6 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 #undef TT__GEMM_WIDEST
 #undef TT__TILES_K
 #undef TT__GEMM_TILES
-#undef TT__GEMM_SUMS
 #undef TT__GEMM_CHUNK
 #undef TT__GEMM_PACK_LINES
 #undef TT__GEMM_DEPTH
