@@ -4192,6 +4192,8 @@ struct tt__isa_table {
 #define TT__GEMM_N 1056
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
+#define TT__GEMM_PACK_LINES 96 /* lines that a task packs, of all k; or the other way round          */
+#define TT__GEMM_PACK_K 32
 #define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                         */
 #define TT__GEMM_STRIP 64     /* columns of a task where B is not packed                                           */
 #define TT__GEMM_FEW_ROWS 24  /* up to here B is not packed, as it would be used only a few times: dot products     */
@@ -5261,13 +5263,13 @@ TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_
     else memcpy(to, (const uint16_t *)x->data + line * x->line_step + 2 * k, (size_t)present * 2);
 }
 
-#define TT__GEMM_CHUNK 32      /* units of a line widened or transposed at a time      */
-#define TT__GEMM_PACK_LINES 96 /* most lines in a packing task                         */
+#define TT__GEMM_CHUNK 32    /* units of a line widened or transposed at a time                          */
+#define TT__GEMM_STRAIGHT 96 /* lines copied at a time, where those of one k lie side by side: whole panels */
 
-/* Unit k of n lines, at most PACK_LINES; for line_step 1. */
+/* Unit k of n lines, at most STRAIGHT; for line_step 1. */
 TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
 {
-    uint16_t half[2][TT__GEMM_PACK_LINES];
+    uint16_t half[2][TT__GEMM_STRAIGHT];
     int64_t at = 2 * k * x->k_step + line;
     bool odd = 2 * k + 1 < x->elements;
     if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, k * x->k_step + line, n); return; }
@@ -5281,14 +5283,15 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines from `line`, k units from k0, as panels to[panel][k][width]; what is missing in the last panel is 0.
-   A vector wider than the panel spills into the next k's place before that is written, the last k is stored exactly; so a
-   panel is narrower than a vector or whole vectors wide. */
-TT__INLINE void TT__K(gemm_pack_transposed)(float *to, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
+/* Packs `lines` lines from `line`, k units from k0, as panels [k][width] that begin `panel` floats from each other; what is missing
+   in the last panel is 0. Of vectors wider than a panel, several parts are packed at a time where it divides them. */
+TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
 {
+    enum { L = TT__LANES };
+    const int parts = width < L && L % width == 0 ? L / width : 1;
     float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* of lines that are not whole or not float */
-    for (int64_t done = 0; done < lines; done += width, to += width * k) {
+    for (int64_t done = 0; done < lines; done += width, to += panel) {
         int64_t present = tt__min(width, lines - done);
         for (int64_t kk = 0; kk < k; kk += TT__GEMM_CHUNK) {
             int64_t some = tt__min(TT__GEMM_CHUNK, k - kk), step = x->line_step;
@@ -5305,21 +5308,24 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, const int width, const TT
                 for (int64_t i = 0; i < present; i++) TT__K(gemm_line)(copy + i * step, x, line + done + i, k0 + kk, some);
             }
             TT__UNROLL(4)
-            for (int first = 0; first < width; first += TT__LANES) {
-                const int used = width - first < TT__LANES ? width - first : TT__LANES;
-                for (int64_t t = 0; t < some; t += TT__LANES) {
-                    tt__vf r[TT__LANES];
-                    float *out = to + (kk + t) * width + first;
+            for (int first = 0; first < width; first += L) {
+                const int used = parts > 1 ? L : width - first < L ? width - first : L;
+                for (int64_t t = 0; t < some; t += parts * L) {
+                    tt__vf r[L];
                     TT__UNROLL(16)
-                    for (int i = 0; i < TT__LANES; i++)
-                        r[i] = i < used ? TT__K(load)(from + (first + i) * step + t) : TT__K(zero)();
+                    for (int i = 0; i < L; i++)
+                        r[i] = i < used ? TT__K(load)(from + (first + i % width) * step + t + i / width * L) : TT__K(zero)();
                     TT__K(transpose)(r);
-                    if (t + TT__LANES <= some) {
+                    if (t + parts * L <= some) {
                         TT__UNROLL(16)
-                        for (int i = 0; i < TT__LANES - 1; i++) TT__K(store)(out + i * width, r[i]);
-                        TT__K(store_n)(out + (TT__LANES - 1) * width, r[TT__LANES - 1], used);
+                        for (int i = 0; i < L; i++) {
+                            TT__UNROLL(4)
+                            for (int part = 0; part < parts; part++)
+                                memcpy(to + (kk + t + part * L + i) * width + first, (const float *)&r[i] + part * width, (size_t)(used / parts) * 4);
+                        }
                     } else {
-                        for (int i = 0; i < TT__LANES && t + i < some; i++) TT__K(store_n)(out + i * width, r[i], used);
+                        for (int i = 0; i < parts * L && t + i < some; i++)
+                            memcpy(to + (kk + t + i) * width + first, (const float *)&r[i % L] + i / L * width, (size_t)(used / parts) * 4);
                     }
                 }
             }
@@ -5327,43 +5333,50 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, const int width, const TT
     }
 }
 
-/* The same where the lines of one k lie side by side. */
-TT__INLINE void TT__K(gemm_pack_straight)(float *to, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
+/* The same where the lines of one k lie side by side. A vector wider than the panel spills into the next k's place before that is
+   written, the last k is stored exactly; so a panel is narrower than a vector or whole vectors wide. */
+TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                           int64_t k0, int64_t k)
 {
-    float copy[TT__GEMM_PACK_LINES + TT__GEMM_WIDEST + TT__LANES];
-    const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width; /* lines read beyond the last panel's */
-    bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || lines % width || line + lines + spill > x->lines;
+    float copy[TT__GEMM_STRAIGHT + TT__LANES];
     memset(copy, 0, sizeof copy);
     for (int64_t kk = 0; kk < k; kk++) {
-        const float *from = copy;
-        float *out = to + kk * width;
-        if (copied) TT__K(gemm_column)(copy, x, line, k0 + kk, lines);
-        else from = (const float *)x->data + (k0 + kk) * x->k_step + line;
-        for (int64_t done = 0; done < lines; done += width, from += width, out += width * k) {
-            TT__UNROLL(4)
-            for (int first = 0; first < width; first += TT__LANES) {
-                tt__vf v = TT__K(load)(from + first);
-                if (width - first >= TT__LANES || kk < k - 1) TT__K(store)(out + first, v);
-                else TT__K(store_n)(out + first, v, width - first);
+        for (int64_t strip = 0; strip < lines; strip += TT__GEMM_STRAIGHT) {
+            int64_t some = tt__min(TT__GEMM_STRAIGHT, lines - strip);
+            const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width; /* lines read beyond the last panel's */
+            bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || some % width || line + strip + some + spill > x->lines;
+            const float *from = copy;
+            float *out = to + strip / width * panel + kk * width;
+            if (copied) TT__K(gemm_column)(copy, x, line + strip, k0 + kk, some);
+            else from = (const float *)x->data + (k0 + kk) * x->k_step + line + strip;
+            if (copied && some % width) memset(copy + some, 0, (size_t)(width - some % width) * sizeof *copy);
+            for (int64_t done = 0; done < some; done += width, from += width, out += panel) {
+                TT__UNROLL(4)
+                for (int first = 0; first < width; first += TT__LANES) {
+                    tt__vf v = TT__K(load)(from + first);
+                    if (width - first >= TT__LANES || kk < k - 1) TT__K(store)(out + first, v);
+                    else TT__K(store_n)(out + first, v, width - first);
+                }
             }
         }
     }
 }
 
 #if defined(TT__DOT) && TT__DOT_DEPTH == 4
-/* Two units of a line side by side: [k / 2][width][2]. */
-TT__INLINE void TT__K(gemm_regroup)(float *panels, const int width, int64_t lines, int64_t k)
+/* Two units of a line side by side: [k / 2][width][2]; k is even. */
+TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int width, int64_t lines, int64_t k)
 {
-    for (float *end = panels + tt__ceil_div(lines, width) * width * k; panels < end; panels += 2 * width) {
-        float32x4x2_t both[TT__GEMM_WIDEST / 4];
-        TT__UNROLL(4)
-        for (int v = 0; v < width / 4; v++) {
-            both[v].val[0] = vld1q_f32(panels + 4 * v);
-            both[v].val[1] = vld1q_f32(panels + width + 4 * v);
+    for (float *end = panels + tt__ceil_div(lines, width) * panel; panels < end; panels += panel) {
+        for (float *pair = panels; pair < panels + width * k; pair += 2 * width) {
+            float32x4x2_t both[TT__GEMM_WIDEST / 4];
+            TT__UNROLL(4)
+            for (int v = 0; v < width / 4; v++) {
+                both[v].val[0] = vld1q_f32(pair + 4 * v);
+                both[v].val[1] = vld1q_f32(pair + width + 4 * v);
+            }
+            TT__UNROLL(4)
+            for (int v = 0; v < width / 4; v++) vst2q_f32(pair + 8 * v, both[v]);
         }
-        TT__UNROLL(4)
-        for (int v = 0; v < width / 4; v++) vst2q_f32(panels + 8 * v, both[v]);
     }
 }
 #endif
@@ -5395,20 +5408,20 @@ TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int6
 }
 #endif
 
-TT__FN void TT__K(gemm_pack)(float *to, int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines, int64_t k0, int64_t k)
+TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines, int64_t k0, int64_t k)
 {
     const bool straight = x->k_step != 1;
-    if (width == TT__GEMM_MR && straight) TT__K(gemm_pack_straight)(to, TT__GEMM_MR, x, line, lines, k0, k);
-    else if (width == TT__GEMM_MR) TT__K(gemm_pack_transposed)(to, TT__GEMM_MR, x, line, lines, k0, k);
-    else if (width == TT__GEMM_NR && straight) TT__K(gemm_pack_straight)(to, TT__GEMM_NR, x, line, lines, k0, k);
-    else if (width == TT__GEMM_NR) TT__K(gemm_pack_transposed)(to, TT__GEMM_NR, x, line, lines, k0, k);
+    if (width == TT__GEMM_MR && straight) TT__K(gemm_pack_straight)(to, panel, TT__GEMM_MR, x, line, lines, k0, k);
+    else if (width == TT__GEMM_MR) TT__K(gemm_pack_transposed)(to, panel, TT__GEMM_MR, x, line, lines, k0, k);
+    else if (width == TT__GEMM_NR && straight) TT__K(gemm_pack_straight)(to, panel, TT__GEMM_NR, x, line, lines, k0, k);
+    else if (width == TT__GEMM_NR) TT__K(gemm_pack_transposed)(to, panel, TT__GEMM_NR, x, line, lines, k0, k);
 #ifdef TT__TILES
-    else if (straight) TT__K(gemm_pack_straight)(to, TT__GEMM_TILES, x, line, lines, k0, k);
-    else TT__K(gemm_pack_transposed)(to, TT__GEMM_TILES, x, line, lines, k0, k);
+    else if (straight) TT__K(gemm_pack_straight)(to, panel, TT__GEMM_TILES, x, line, lines, k0, k);
+    else TT__K(gemm_pack_transposed)(to, panel, TT__GEMM_TILES, x, line, lines, k0, k);
 #endif
 #if defined(TT__DOT) && TT__DOT_DEPTH == 4
-    if (x->pairs && width == TT__GEMM_MR) TT__K(gemm_regroup)(to, TT__GEMM_MR, lines, k);
-    else if (x->pairs) TT__K(gemm_regroup)(to, TT__GEMM_NR, lines, k);
+    if (x->pairs && width == TT__GEMM_MR) TT__K(gemm_regroup)(to, panel, TT__GEMM_MR, lines, k);
+    else if (x->pairs) TT__K(gemm_regroup)(to, panel, TT__GEMM_NR, lines, k);
 #endif
 }
 
@@ -5690,26 +5703,48 @@ typedef struct TT__K(gemm_block) {
     float *a_panels, *b_panels, *partial; /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0) */
     int64_t row, rows, col, cols, k0, k, partial_rows;
     bool last;                            /* k block */
-    int64_t a_lines, b_lines, a_tasks, pack_tasks; /* of packing: lines per task; tasks for A, and in all: those for B lie between them */
+    int64_t a_tasks, pack_tasks;          /* of packing: for A, and in all: those for B lie between them */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
+
+/* Task `task` of packing an operand: where the lines of one k lie side by side, some k of all lines, so that memory is read in sequence,
+   else some lines. */
+TT__FN void TT__K(gemm_pack_some)(const TT__K(gemm_block) *w, int64_t task, float *to, int width, const TT__K(gemm_operand) *x, int64_t line,
+                                  int64_t lines)
+{
+    int64_t k = 0, first = 0, ks = w->k;
+    if (x->k_step != 1) {
+        k = task * TT__GEMM_PACK_K;
+        ks = tt__min(TT__GEMM_PACK_K, ks - k);
+    } else {
+        first = task * TT__GEMM_PACK_LINES;
+        lines = tt__min(TT__GEMM_PACK_LINES, lines - first);
+    }
+    TT__K(gemm_pack)(to + first * w->k + k * width, width * w->k, width, x, line + first, lines, w->k0 + k, ks);
+}
+
+TT__FN int64_t TT__K(gemm_pack_count)(const TT__K(gemm_block) *w, const TT__K(gemm_operand) *x, int64_t lines)
+{
+    return x->k_step != 1 ? tt__ceil_div(w->k, TT__GEMM_PACK_K) : tt__ceil_div(lines, TT__GEMM_PACK_LINES);
+}
 
 TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(gemm_block) *w = (const TT__K(gemm_block) *)arg;
     int64_t a = task * w->a_tasks / w->pack_tasks;
     (void)thread;
-    if ((task + 1) * w->a_tasks / w->pack_tasks > a) {
-        task = a;
-        int64_t line = task * w->a_lines, lines = tt__min(w->a_lines, w->rows - line);
-#ifdef TT__TILES
-        if (w->tiles) { TT__K(gemm_pack_tiles)(w->a_panels + line * w->k, &w->a, w->row + line, lines, w->k0, w->k); return; }
-#endif
-        TT__K(gemm_pack)(w->a_panels + line * w->k, w->mr, &w->a, w->row + line, lines, w->k0, w->k);
-    } else {
-        int64_t line = (task - a) * w->b_lines, lines = tt__min(w->b_lines, w->cols - line);
-        TT__K(gemm_pack)(w->b_panels + line * w->k, w->nr, &w->b, w->col + line, lines, w->k0, w->k);
+    if ((task + 1) * w->a_tasks / w->pack_tasks == a) {
+        TT__K(gemm_pack_some)(w, task - a, w->b_panels, w->nr, &w->b, w->col, w->cols);
+        return;
     }
+#ifdef TT__TILES
+    if (w->tiles) {
+        int64_t line = a * TT__GEMM_PACK_LINES, lines = tt__min(TT__GEMM_PACK_LINES, w->rows - line);
+        TT__K(gemm_pack_tiles)(w->a_panels + line * w->k, &w->a, w->row + line, lines, w->k0, w->k);
+        return;
+    }
+#endif
+    TT__K(gemm_pack_some)(w, a, w->a_panels, w->mr, &w->a, w->row, w->rows);
 }
 
 /* Asks for a part of C before the sums for it are begun, so that it is there when they are ready. */
@@ -5865,8 +5900,6 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     w.b_panels = w.a_panels + tt__align_up((size_t)(rows * tt__min(depth, units)) * 4) / 4;
     w.partial = w.b_panels + tt__align_up((size_t)(cols * tt__min(depth, units)) * 4) / 4;
     w.partial_rows = rows;
-    w.a_lines = w.tiles ? 64 : 48;
-    w.b_lines = 96;
     for (w.col = 0; w.col < g->n; w.col += cols) {
         w.cols = tt__min(cols, g->n - w.col);
         for (w.row = 0; w.row < g->m; w.row += rows) {
@@ -5876,9 +5909,10 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, w.a_lines);
-                w.pack_tasks = w.a_tasks + tt__ceil_div(w.cols, w.b_lines);
-                if (w.k) tt__gemm_tasks(pool, g, w.pack_tasks, TT__K(gemm_pack_task), &w);
+                w.a_tasks = w.in_place ? 0 : w.tiles ? tt__ceil_div(w.rows, TT__GEMM_PACK_LINES) : TT__K(gemm_pack_count)(&w, &w.a, w.rows);
+                w.pack_tasks = w.a_tasks;
+                if (w.row == 0 || w.k < units) w.pack_tasks += TT__K(gemm_pack_count)(&w, &w.b, w.cols); /* else it lies there */
+                if (w.k && w.pack_tasks) tt__gemm_tasks(pool, g, w.pack_tasks, TT__K(gemm_pack_task), &w);
                 tt__gemm_tasks(pool, g, tiles, tile_task, &w);
                 w.k0 += w.k;
             } while (w.k0 < units);
@@ -6108,7 +6142,7 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 #undef TT__TILES_K
 #undef TT__GEMM_TILES
 #undef TT__GEMM_CHUNK
-#undef TT__GEMM_PACK_LINES
+#undef TT__GEMM_STRAIGHT
 #undef TT__GEMM_DEPTH
 
 /* ------------------------------------------------------------------------------------------------------- attention
