@@ -4168,7 +4168,7 @@ typedef struct tt__attention_args {
     float *lse;
     tt__mat dout, dq, dk, dv;             /* backward only                                                        */
     bool add_dq, add_dk, add_dv;          /* backward: += instead of =                                            */
-    bool tiles;                           /* products by tiles, of operands rounded to bf16                       */
+    tt__bf16 bf16;                        /* how products of bf16 are computed; other operands are rounded to it  */
     void *workspace;                      /* of attention_workspace bytes                                         */
 } tt__attention_args;
 
@@ -4273,7 +4273,7 @@ static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16
 typedef struct tt__attention_buffers {
     float *k, *v;           /* (KEYS, stride)                                                                        */
     float *weights;         /* (KEYS, tile): scores, then weights                                                    */
-    float *q, *qt;          /* (QUERIES, stride); (head_size, tile) for each block of queries that a task holds      */
+    float *q, *qt;          /* (QUERIES, stride); (head_size, tile) for each block of queries that a task holds, or the pairs of it */
     float *out;             /* forward: (GROUP, stride)                                                              */
     float *most, *sum;      /* forward: (GROUP): running maximum of the scores, sum of the weights                   */
     float *dk, *dv;         /* backward: (KEYS, stride)                                                              */
@@ -4281,9 +4281,13 @@ typedef struct tt__attention_buffers {
     float *dout, *doutt;    /* backward: (QUERIES, stride), (head_size, tile)                                        */
     float *lse, *delta;     /* backward: (SPAN): log2-sum-exp2; sum of dout * out                                    */
     float *dq;              /* backward: (SPAN, padded head size)                                                    */
-    float *left, *right;    /* operands of tiles, in bf16: (KEYS, the larger of QUERIES and head size) or that transposed, and pairs of */
-                            /* the rows of (KEYS, QUERIES), (QUERIES, head size) or that transposed                  */
-    float *across;          /* their product, (head size, QUERIES)                                                   */
+    /* Pairs of bf16, in products of those: */
+    float *k_pairs, *v_pairs;     /* (KEYS, head size), of columns                                                   */
+    float *summed;                /* (KEYS, stride) of rows, or that transposed: v in the forward by tiles, k in the backward */
+    float *columns;               /* (QUERIES, head size), of columns                                                */
+    float *q_pairs, *dout_pairs;  /* backward: (QUERIES, stride), of rows                                            */
+    float *left;                  /* of weights or their gradients: (KEYS, QUERIES), of rows or columns              */
+    float *across;                /* of tiles: fp32, (head size, QUERIES), or pairs of rows, (KEYS, stride)          */
 } tt__attention_buffers;
 
 static float *tt__attention_take(char *memory, size_t *used, int64_t floats)
@@ -4302,26 +4306,31 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
     int64_t whole = tt__ceil_div(head_size, 32) * 32;
     size_t used = 0;
     memset(b, 0, sizeof *b);
-    b->left = tt__attention_take(memory, &used, keys * tt__max(whole, queries) / 2);
-    b->right = tt__attention_take(memory, &used, tt__max(keys, whole) * queries / 2);
-    b->across = tt__attention_take(memory, &used, whole * queries);
+    b->k_pairs = tt__attention_take(memory, &used, keys * whole / 2);
+    b->v_pairs = tt__attention_take(memory, &used, keys * whole / 2);
+    b->summed = tt__attention_take(memory, &used, keys * stride / 2);
+    b->columns = tt__attention_take(memory, &used, queries * whole / 2);
+    b->left = tt__attention_take(memory, &used, keys * queries / 2);
+    b->across = tt__attention_take(memory, &used, tt__max(whole * queries, keys * stride / 2));
     b->k = tt__attention_take(memory, &used, keys * stride);
     b->v = tt__attention_take(memory, &used, keys * stride);
     b->weights = tt__attention_take(memory, &used, keys * tile);
     b->q = tt__attention_take(memory, &used, queries * stride);
     if (!backward) {
-        b->qt = tt__attention_take(memory, &used, tt__ceil_div(group, queries) * head_size * tile);
+        b->qt = tt__attention_take(memory, &used, tt__ceil_div(group, queries) * tt__max(head_size, whole / 2) * tile);
         b->out = tt__attention_take(memory, &used, group * stride);
         b->most = tt__attention_take(memory, &used, group);
         b->sum = tt__attention_take(memory, &used, group);
         return used;
     }
-    b->qt = tt__attention_take(memory, &used, head_size * tile);
+    b->qt = tt__attention_take(memory, &used, tt__max(head_size, whole / 2) * tile);
+    b->q_pairs = tt__attention_take(memory, &used, queries * stride / 2);
+    b->dout_pairs = tt__attention_take(memory, &used, queries * stride / 2);
     b->dk = tt__attention_take(memory, &used, keys * stride);
     b->dv = tt__attention_take(memory, &used, keys * stride);
     b->dscores = tt__attention_take(memory, &used, keys * tile);
     b->dout = tt__attention_take(memory, &used, queries * stride);
-    b->doutt = tt__attention_take(memory, &used, head_size * tile);
+    b->doutt = tt__attention_take(memory, &used, tt__max(head_size, whole / 2) * tile);
     b->lse = tt__attention_take(memory, &used, span);
     b->delta = tt__attention_take(memory, &used, span);
     b->dq = tt__attention_take(memory, &used, span * tt__attention_padded(head_size));
@@ -6371,11 +6380,12 @@ TT__FN void TT__K(attention_to_queries)(int64_t keys, int64_t queries, int64_t d
         }
 }
 
-#ifdef TT__TILES
-/* ---- the same products by tiles: of both operands rounded to bf16 ---- */
+#if TT__LANES == 16 && defined(TT__DOT)
+#define TT__ATTENTION_BF16
+/* ---- the same products of bf16, by dot products or tiles: operands are rows of pairs of it, which are computed from fp32 blocks ---- */
 
 /* n vectors as bf16, to a multiple of 32 elements; what is more than n is 0. */
-TT__TILES_TARGET static inline __attribute__((always_inline)) void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
+TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
 {
     for (int64_t v = 0; v < n; v += 2) {
         __m512 low = (__m512)TT__K(load)(from + 16 * v), high = v + 1 < n ? (__m512)TT__K(load)(from + 16 * (v + 1)) : (__m512)TT__K(zero)();
@@ -6384,7 +6394,7 @@ TT__TILES_TARGET static inline __attribute__((always_inline)) void TT__K(attenti
 }
 
 /* Pairs of n vectors of two rows, of which either may be NULL, for zeros: as gemm_interleave. */
-TT__TILES_TARGET static inline __attribute__((always_inline)) void TT__K(attention_pairs)(float *to, const float *even, const float *odd, int64_t n)
+TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(attention_pairs)(float *to, const float *even, const float *odd, int64_t n)
 {
     uint16_t order[32];
     for (int k = 0; k < 32; k++) order[k] = (uint16_t)(k / 2 + k % 2 * 16);
@@ -6395,6 +6405,95 @@ TT__TILES_TARGET static inline __attribute__((always_inline)) void TT__K(attenti
     }
 }
 
+/* to (n, ceil(width / 32) * 16): pairs that lie side by side in a row. */
+TT__DOT_TARGET static void TT__K(attention_pairs_of_columns)(float *to, const float *from, int64_t stride, int64_t n, int64_t width)
+{
+    for (int64_t i = 0; i < n; i++) TT__K(attention_narrow)(to + i * tt__ceil_div(width, 32) * 16, from + i * stride, tt__ceil_div(width, 16));
+}
+
+/* to (ceil(n / 32) * 16, to_row): pairs of a row and the next; zeros for rows from n on. */
+TT__DOT_TARGET static void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const float *from, int64_t stride, int64_t n, int64_t width)
+{
+    for (int64_t i = 0; i < tt__ceil_div(n, 32) * 32; i += 2)
+        TT__K(attention_pairs)(to + i / 2 * to_row, i < n ? from + i * stride : NULL, i + 1 < n ? from + (i + 1) * stride : NULL,
+                               tt__ceil_div(width, 16));
+}
+
+/* to (m, to_row) = from^T, whole blocks of 16 x 16; rows of from from n on are taken for zeros. */
+TT__FN void TT__K(attention_transpose_whole)(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t n, int64_t m)
+{
+    tt__vf r[16];
+    for (int64_t i = 0; i < n; i += 16)
+        for (int64_t j = 0; j < m; j += 16) {
+            TT__UNROLL(16)
+            for (int t = 0; t < 16; t++) r[t] = i + t < n ? TT__K(load)(from + (i + t) * from_row + j) : TT__K(zero)();
+            TT__K(transpose)(r);
+            TT__UNROLL(16)
+            for (int t = 0; t < 16; t++) TT__K(store)(to + (j + t) * to_row + i, r[t]);
+        }
+}
+
+/* As attention_micro, where depth counts pairs, times scale. */
+TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(attention_dot_micro)(const int m, const int nv, int64_t depth, const float *a, int64_t a_row,
+                                                                                            int64_t a_col, const float *b, int64_t b_row, float scale, float *c,
+                                                                                            int64_t c_row, bool accumulate)
+{
+    tt__vf sum[TT__ATTENTION_MR][TT__ATTENTION_NV], bv[TT__ATTENTION_NV];
+    TT__UNROLL(8)
+    for (int i = 0; i < m; i++) {
+        TT__UNROLL(4)
+        for (int v = 0; v < nv; v++) sum[i][v] = TT__K(zero)();
+    }
+    TT__UNROLL_BY(4)
+    for (int64_t k = 0; k < depth; k++, a += a_col, b += b_row) {
+        TT__UNROLL(4)
+        for (int v = 0; v < nv; v++) bv[v] = TT__K(load)(b + v * 16);
+        TT__UNROLL(8)
+        for (int i = 0; i < m; i++) {
+            uint32_t pair;
+            memcpy(&pair, a + i * a_row, sizeof pair);
+            tt__vf av = (tt__vf)TT__K(splat_u)(pair);
+            TT__UNROLL(4)
+            for (int v = 0; v < nv; v++) sum[i][v] = TT__DOT(sum[i][v], av, bv[v]);
+        }
+    }
+    TT__UNROLL(8)
+    for (int i = 0; i < m; i++) {
+        TT__UNROLL(4)
+        for (int v = 0; v < nv; v++) {
+            tt__vf x = sum[i][v] * scale;
+            TT__K(store)(c + i * c_row + v * 16, accumulate ? x + TT__K(load)(c + i * c_row + v * 16) : x);
+        }
+    }
+}
+
+TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(attention_dot_rows)(int64_t m, const int nv, int64_t depth, const float *a, int64_t a_row,
+                                                                                           int64_t a_col, const float *b, int64_t b_row, float scale, float *c,
+                                                                                           int64_t c_row, bool accumulate)
+{
+    switch (m) {
+    case 1: TT__K(attention_dot_micro)(1, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
+    case 2: TT__K(attention_dot_micro)(2, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
+    case 3: TT__K(attention_dot_micro)(3, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
+    case 4: TT__K(attention_dot_micro)(4, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
+    case 5: TT__K(attention_dot_micro)(5, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
+    default: TT__K(attention_dot_micro)(TT__ATTENTION_MR, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
+    }
+}
+
+/* A(i,k) = a[i * a_row + k * a_col], of which one is 1. */
+TT__DOT_TARGET static void TT__K(attention_dot)(int64_t m, int64_t nv, int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b,
+                                                int64_t b_row, float scale, float *c, int64_t c_row, bool accumulate)
+{
+    switch (nv) {
+    case 1: TT__K(attention_dot_rows)(m, 1, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
+    case 2: TT__K(attention_dot_rows)(m, 2, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
+    case 3: TT__K(attention_dot_rows)(m, 3, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
+    default: TT__K(attention_dot_rows)(m, TT__ATTENTION_NV, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
+    }
+}
+
+#ifdef TT__TILES
 /* C (m, n) (+)= A B: m and n are multiples of 16, k of 32. A: rows of k bf16; B: rows of n pairs. */
 TT__TILES_TARGET static void TT__K(attention_block)(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_row,
                                                     float *c, int64_t c_row, bool add)
@@ -6433,77 +6532,130 @@ TT__TILES_TARGET static void TT__K(attention_block)(int64_t m, int64_t n, int64_
     if (below && beside) _tile_stored(3, c2 + 16, c_row * 4);
     TT__TILES_FENCE;
 }
+#endif
 
-/* ..., times scale */
-TT__TILES_TARGET static void TT__K(attention_scores_tiles)(const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
-                                                           int64_t diagonal, float scale, const float *x, int64_t stride, const float *yt, float *tile)
+/* tile (keys, queries) = scale * X (keys, d) Yt (d, queries), X: attention_pairs_of_columns; Yt: (pairs of d, queries) */
+TT__FN void TT__K(attention_scores_bf16)(tt__bf16 by, int64_t keys, int64_t queries, int64_t d, int64_t diagonal, float scale, const float *x,
+                                         const float *yt, float *tile)
 {
-    const int64_t whole = tt__ceil_div(d, 32) * 32, n = tt__attention_padded(queries), m = tt__attention_padded(keys);
-    float *a = buffers->left, *b = buffers->right;
-    for (int64_t i = 0; i < keys; i++) TT__K(attention_narrow)(a + i * whole / 2, x + i * stride, tt__attention_padded(d) / 16);
-    for (int64_t k = 0; k < whole; k += 2)
-        TT__K(attention_pairs)(b + k / 2 * n, k < d ? yt + k * TT__ATTENTION_TILE : NULL, k + 1 < d ? yt + (k + 1) * TT__ATTENTION_TILE : NULL, n / 16);
-    for (int64_t j = 0; j < n; j += 32)
-        for (int64_t i = 0; i < tt__min(m, j + 32 + diagonal); i += 32)
-            TT__K(attention_block)(m - i, n - j, whole, a + i * whole / 2, whole / 2, b + j, n, tile + i * TT__ATTENTION_TILE + j, TT__ATTENTION_TILE, false);
-    for (int64_t i = 0; i < keys; i++)
-        for (int64_t j = 0; j < n; j += 16) TT__K(store)(tile + i * TT__ATTENTION_TILE + j, TT__K(load)(tile + i * TT__ATTENTION_TILE + j) * scale);
-}
-
-TT__TILES_TARGET static void TT__K(attention_to_keys_tiles)(const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
-                                                            int64_t diagonal, const float *tile, const float *y, int64_t stride, float *dx)
-{
-    const int64_t whole = tt__ceil_div(queries, 32) * 32, n = tt__attention_padded(d), m = tt__attention_padded(keys);
-    float *a = buffers->left, *b = buffers->right;
-    for (int64_t i = 0; i < keys; i++) TT__K(attention_narrow)(a + i * whole / 2, tile + i * TT__ATTENTION_TILE, tt__attention_padded(queries) / 16);
-    for (int64_t k = 0; k < whole; k += 2)
-        TT__K(attention_pairs)(b + k / 2 * n, k < queries ? y + k * stride : NULL, k + 1 < queries ? y + (k + 1) * stride : NULL, n / 16);
-    for (int64_t i = 0; i < m; i += 32) {
-        int64_t first = tt__max(0, i - diagonal) / 32 * 32;
-        for (int64_t j = 0; j < n && first < whole; j += 32)
-            TT__K(attention_block)(m - i, n - j, whole - first, a + (i * whole + first) / 2, whole / 2, b + first / 2 * n + j, n, dx + i * stride + j,
-                                   stride, true);
+    const int64_t row = tt__ceil_div(d, 32) * 16, vectors = tt__ceil_div(queries, 16);
+#ifdef TT__TILES
+    if (by == TT__BF16_TILES) {
+        const int64_t n = 16 * vectors, m = tt__attention_padded(keys);
+        for (int64_t j = 0; j < n; j += 32)
+            for (int64_t i = 0; i < tt__min(m, j + 32 + diagonal); i += 32)
+                TT__K(attention_block)(m - i, n - j, 2 * row, x + i * row, row, yt + j, TT__ATTENTION_TILE, tile + i * TT__ATTENTION_TILE + j,
+                                       TT__ATTENTION_TILE, false);
+        for (int64_t i = 0; i < keys; i++)
+            for (int64_t j = 0; j < n; j += 16) TT__K(store)(tile + i * TT__ATTENTION_TILE + j, TT__K(load)(tile + i * TT__ATTENTION_TILE + j) * scale);
+        return;
+    }
+#endif
+    (void)by;
+    for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV) {
+        int64_t nv = tt__min(TT__ATTENTION_NV, vectors - j), seen = tt__min(keys, (j + nv) * 16 + diagonal);
+        for (int64_t i = 0; i < seen; i += TT__ATTENTION_MR)
+            TT__K(attention_dot)(tt__min(TT__ATTENTION_MR, seen - i), nv, (d + 1) / 2, x + i * row, row, 1, yt + j * 16, TT__ATTENTION_TILE, scale,
+                                 tile + i * TT__ATTENTION_TILE + j * 16, TT__ATTENTION_TILE, false);
     }
 }
 
-/* Of out^T: tiles want the rows of their left operand along the sum, which tile^T has not. */
-TT__TILES_TARGET static void TT__K(attention_to_queries_tiles)(const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
-                                                               int64_t diagonal, const float *tile, const float *y, int64_t stride, float *out,
-                                                               int64_t out_stride, bool accumulate)
+/* dX (keys, d) += tile (keys, queries) Y (queries, d), Y: attention_pairs_of_rows */
+TT__FN void TT__K(attention_to_keys_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d, int64_t diagonal,
+                                          const float *tile, const float *y, int64_t stride, float *dx)
 {
-    const int64_t whole = tt__ceil_div(keys, 32) * 32, n = tt__attention_padded(queries), m = tt__attention_padded(d);
-    float *a = buffers->left, *b = buffers->right, *c = buffers->across;
-    tt__vf r[16];
-    for (int64_t k = 0; k < whole; k += 32)
-        for (int64_t i = 0; i < m; i += 16) {
-            TT__UNROLL(16)
-            for (int t = 0; t < 16; t++) {
-                const float *even = y + (k + 2 * t) * stride + i;
-                float pairs[16];
-                TT__K(attention_pairs)(pairs, k + 2 * t < keys ? even : NULL, k + 2 * t + 1 < keys ? even + stride : NULL, 1);
-                r[t] = TT__K(load)(pairs);
-            }
-            TT__K(transpose)(r);
-            TT__UNROLL(16)
-            for (int t = 0; t < 16; t++) TT__K(store)(a + (i + t) * whole / 2 + k / 2, r[t]);
+    const int64_t row = tt__ceil_div(queries, 32) * 16, vectors = tt__ceil_div(d, 16);
+    float *a = buffers->left;
+    TT__K(attention_pairs_of_columns)(a, tile, TT__ATTENTION_TILE, keys, queries);
+#ifdef TT__TILES
+    if (by == TT__BF16_TILES) {
+        const int64_t n = 16 * vectors, m = tt__attention_padded(keys);
+        for (int64_t i = 0; i < m; i += 32) {
+            int64_t first = tt__max(0, i - diagonal) / 32 * 16;
+            for (int64_t j = 0; j < n && first < row; j += 32)
+                TT__K(attention_block)(m - i, n - j, 2 * (row - first), a + i * row + first, row, y + first * stride + j, stride,
+                                       dx + i * stride + j, stride, true);
         }
-    for (int64_t k = 0; k < whole; k += 2) {
-        const float *even = tile + k * TT__ATTENTION_TILE;
-        TT__K(attention_pairs)(b + k / 2 * n, k < keys ? even : NULL, k + 1 < keys ? even + TT__ATTENTION_TILE : NULL, n / 16);
+        return;
     }
-    for (int64_t j = 0; j < n; j += 32) {
-        int64_t seen = tt__max(0, tt__min(whole, tt__ceil_div(j + 32 + diagonal, 32) * 32));
-        for (int64_t i = 0; i < m; i += 32) TT__K(attention_block)(m - i, n - j, seen, a + i * whole / 2, whole / 2, b + j, n, c + i * n + j, n, false);
+#endif
+    (void)by;
+    for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV)
+        for (int64_t i = 0; i < keys; i += TT__ATTENTION_MR) {
+            int64_t first = tt__max(0, i - diagonal) / 2;
+            TT__K(attention_dot)(tt__min(TT__ATTENTION_MR, keys - i), tt__min(TT__ATTENTION_NV, vectors - j), tt__max(0, (queries + 1) / 2 - first),
+                                 a + i * row + first, row, 1, y + first * stride + j * 16, stride, 1.0f, dx + i * stride + j * 16, stride, true);
+        }
+}
+
+/* What attention_to_queries_bf16 wants of Y (keys, d): attention_pairs_of_rows, for tiles transposed, as those want the rows of their left
+   operand along the sum, which tile^T has not. */
+TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys, int64_t d, const float *y, int64_t stride,
+                                         float *to)
+{
+    if (by != TT__BF16_TILES) { TT__K(attention_pairs_of_rows)(to, stride, y, stride, keys, d); return; }
+    TT__K(attention_pairs_of_rows)(buffers->across, stride, y, stride, keys, d);
+    TT__K(attention_transpose_whole)(to, TT__ATTENTION_KEYS / 2, buffers->across, stride, tt__ceil_div(keys, 32) * 16, tt__attention_padded(d));
+}
+
+#ifdef TT__TILES
+/* What rounding to bf16 leaves of n floats. */
+TT__DOT_TARGET static void TT__K(attention_rest)(float *x, int64_t n)
+{
+    float half[16];
+    for (int64_t i = 0; i < n; i += 16) {
+        TT__K(attention_narrow)(half, x + i, 1);
+        TT__K(store)(x + i, TT__K(load)(x + i) - TT__K(load_16)((const uint16_t *)half, TT_BF16));
     }
-    for (int64_t i = 0; i < m; i += 16)
-        for (int64_t j = 0; j < n; j += 16) {
-            TT__UNROLL(16)
-            for (int t = 0; t < 16; t++) r[t] = TT__K(load)(c + (i + t) * n + j);
-            TT__K(transpose)(r);
-            for (int t = 0; t < tt__min(16, queries - j); t++) {
-                float *to = out + (j + t) * out_stride + i;
-                TT__K(store)(to, accumulate ? r[t] + TT__K(load)(to) : r[t]);
+}
+#endif
+
+/* out (queries, d) (+)= tile^T (queries, keys) Y (keys, d), y: attention_summed_bf16. By tiles, `twice` also multiplies what rounding
+   leaves of tile, which it changes. */
+TT__FN void TT__K(attention_to_queries_bf16)(tt__bf16 by, bool twice, const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
+                                             int64_t diagonal, float *tile, const float *y, int64_t stride, float *out, int64_t out_stride, bool accumulate)
+{
+    const int64_t vectors = tt__ceil_div(d, 16), n = tt__attention_padded(queries);
+    float *b = buffers->left;
+    TT__K(attention_pairs_of_rows)(b, n, tile, TT__ATTENTION_TILE, keys, queries);
+#ifdef TT__TILES
+    if (by == TT__BF16_TILES) {
+        const int64_t whole = tt__ceil_div(keys, 32) * 32, m = 16 * vectors;
+        float *c = buffers->across;
+        tt__vf r[16];
+        for (int part = 0; part <= twice; part++) {
+            if (part) {
+                for (int64_t i = 0; i < keys; i++) TT__K(attention_rest)(tile + i * TT__ATTENTION_TILE, n);
+                TT__K(attention_pairs_of_rows)(b, n, tile, TT__ATTENTION_TILE, keys, queries);
             }
+            for (int64_t j = 0; j < n; j += 32) {
+                int64_t seen = tt__max(0, tt__min(whole, tt__ceil_div(j + 32 + diagonal, 32) * 32));
+                for (int64_t i = 0; i < m; i += 32)
+                    TT__K(attention_block)(m - i, n - j, seen, y + i * TT__ATTENTION_KEYS / 2, TT__ATTENTION_KEYS / 2, b + j, n, c + i * n + j, n,
+                                           part > 0);
+            }
+        }
+        for (int64_t i = 0; i < m; i += 16)
+            for (int64_t j = 0; j < n; j += 16) {
+                TT__UNROLL(16)
+                for (int t = 0; t < 16; t++) r[t] = TT__K(load)(c + (i + t) * n + j);
+                TT__K(transpose)(r);
+                for (int t = 0; t < tt__min(16, queries - j); t++) {
+                    float *to = out + (j + t) * out_stride + i;
+                    TT__K(store)(to, accumulate ? r[t] + TT__K(load)(to) : r[t]);
+                }
+            }
+        return;
+    }
+#endif
+    (void)by;
+    (void)twice;
+    for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV)
+        for (int64_t i = 0; i < queries; i += TT__ATTENTION_MR) {
+            int64_t m = tt__min(TT__ATTENTION_MR, queries - i), seen = tt__min(keys, i + m + diagonal);
+            if (seen > 0)
+                TT__K(attention_dot)(m, tt__min(TT__ATTENTION_NV, vectors - j), (seen + 1) / 2, b + i, 1, n, y + j * 16, stride, 1.0f,
+                                     out + i * out_stride + j * 16, out_stride, accumulate);
         }
 }
 #endif
@@ -6600,6 +6752,21 @@ TT__FN void TT__K(attention_transpose)(float *from, int64_t stride, int64_t n, i
         for (; j < d; j++)
             for (int64_t k = i; k < i + 4; k++) to[j * TT__ATTENTION_TILE + k] = from[k * stride + j] * scale;
     }
+}
+
+/* to (d, tile) = scale * from^T, from (n, stride); of bf16, pairs of that, and no scale. */
+TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__attention_buffers *b, float *from, int64_t n, float scale, float *to)
+{
+    int64_t d = a->head_size, stride = tt__attention_stride(d);
+#ifdef TT__ATTENTION_BF16
+    if (a->bf16) {
+        TT__K(attention_pairs_of_columns)(b->columns, from, stride, n, d);
+        TT__K(attention_transpose_whole)(to, TT__ATTENTION_TILE, b->columns, tt__ceil_div(d, 32) * 16, n, tt__ceil_div(d, 32) * 16);
+        return;
+    }
+#endif
+    (void)b;
+    TT__K(attention_transpose)(from, stride, n, d, scale, to);
 }
 
 /* ---- softmax ---- */
@@ -6798,8 +6965,8 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_call) *call, con
     float correction[TT__ATTENTION_QUERIES];
     keys = tt__min(keys, n + diagonal);
     if (keys <= 0) return;
-#ifdef TT__TILES
-    if (a->tiles) TT__K(attention_scores_tiles)(b, keys, n, d, diagonal, call->query_scale, b->k, stride, qt, b->weights);
+#ifdef TT__ATTENTION_BF16
+    if (a->bf16) TT__K(attention_scores_bf16)(a->bf16, keys, n, d, diagonal, call->query_scale, b->k_pairs, qt, b->weights);
     else
 #endif
         TT__K(attention_scores)(keys, n, d, diagonal, b->k, stride, qt, b->weights);
@@ -6814,8 +6981,11 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_call) *call, con
         if (correction[i] != 1.0f)
             for (int64_t j = 0; j < d; j += TT__LANES) TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-#ifdef TT__TILES
-    if (a->tiles) TT__K(attention_to_queries_tiles)(b, keys, n, d, diagonal, b->weights, b->v, stride, out, stride, key > 0);
+    /* The weights are not rounded here: dout * out, made of rounded ones, would not be what the backward's weights and their gradients sum to,
+       and the gradients of keys, which cancel out, would be half as wrong again. */
+#ifdef TT__ATTENTION_BF16
+    if (a->bf16 == TT__BF16_TILES)
+        TT__K(attention_to_queries_bf16)(a->bf16, true, b, keys, n, d, diagonal, b->weights, b->summed, stride, out, stride, key > 0);
     else
 #endif
         TT__K(attention_to_queries)(keys, n, d, diagonal, b->weights, b->v, stride, out, stride, key > 0);
@@ -6834,26 +7004,32 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     if (queries <= 0) return;
     tt__attention_buffers b = tt__attention_thread_buffers(a, call->longest, false, thread);
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES), key_end = x.diagonal ? first + queries : x.length;
-    int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS), qt_size = d * TT__ATTENTION_TILE;
+    int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS), qt_size = tt__max(d, 16) * TT__ATTENTION_TILE;
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
-        TT__K(attention_pack)(&a->q, a->query_at, x.first + first + i, n, column, d, a->tiles ? 1.0f : call->query_scale, b.q, stride);
-        TT__K(attention_transpose)(b.q, stride, n, d, 1.0f, b.qt + block * qt_size);
+        TT__K(attention_pack)(&a->q, a->query_at, x.first + first + i, n, column, d, a->bf16 ? 1.0f : call->query_scale, b.q, stride);
+        TT__K(attention_columns)(a, &b, b.q, n, 1.0f, b.qt + block * qt_size);
     }
     for (int64_t i = 0; i < TT__ATTENTION_GROUP; i++) { b.most[i] = -FLT_MAX; b.sum[i] = 0; }
 #ifdef TT__TILES
-    if (a->tiles) TT__K(tiles_begin)(32);
+    if (a->bf16 == TT__BF16_TILES) TT__K(tiles_begin)(32);
 #endif
     for (int64_t key = 0; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         TT__K(attention_pack)(&a->k, NULL, x.begin + key, keys, column, d, 1.0f, b.k, stride);
         TT__K(attention_pack)(&a->v, NULL, x.begin + key, keys, column, d, 1.0f, b.v, stride);
+#ifdef TT__ATTENTION_BF16
+        if (a->bf16) {
+            TT__K(attention_pairs_of_columns)(b.k_pairs, b.k, stride, keys, d);
+            if (a->bf16 == TT__BF16_TILES) TT__K(attention_summed_bf16)(a->bf16, &b, keys, d, b.v, stride, b.summed);
+        }
+#endif
         for (int64_t i = 0, block = 0; i < queries; i += query_block, block++)
             TT__K(attention_forward_tile)(call, &b, head, &x, key, keys, first + i, tt__min(query_block, queries - i),
                                           b.qt + block * qt_size, b.out + i * stride, b.most + i, b.sum + i);
     }
 #ifdef TT__TILES
-    if (a->tiles) TT__K(tiles_end)();
+    if (a->bf16 == TT__BF16_TILES) TT__K(tiles_end)();
 #endif
     for (int64_t i = 0; i < queries; i++) {
         int64_t number = x.first + first + i, row = a->query_at ? a->query_at[number] : number;
@@ -6901,13 +7077,13 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_call) *call, co
     keys = tt__min(keys, n + diagonal);
     if (keys <= 0) return;
     TT__K(attention_pack)(&a->q, a->query_at, x->first + query, n, column, d, 1.0f, b->q, stride);
-    TT__K(attention_pack)(&a->dout, a->query_at, x->first + query, n, column, d, a->tiles ? 1.0f : call->keep_scale, b->dout, stride);
-    TT__K(attention_transpose)(b->q, stride, n, d, a->tiles ? 1.0f : call->query_scale, b->qt);
-    TT__K(attention_transpose)(b->dout, stride, n, d, 1.0f, b->doutt);
-#ifdef TT__TILES
-    if (a->tiles) {
-        TT__K(attention_scores_tiles)(b, keys, n, d, diagonal, call->query_scale, b->k, stride, b->qt, b->weights);
-        TT__K(attention_scores_tiles)(b, keys, n, d, diagonal, call->keep_scale, b->v, stride, b->doutt, b->dscores);
+    TT__K(attention_pack)(&a->dout, a->query_at, x->first + query, n, column, d, a->bf16 ? 1.0f : call->keep_scale, b->dout, stride);
+    TT__K(attention_columns)(a, b, b->q, n, call->query_scale, b->qt);
+    TT__K(attention_columns)(a, b, b->dout, n, 1.0f, b->doutt);
+#ifdef TT__ATTENTION_BF16
+    if (a->bf16) {
+        TT__K(attention_scores_bf16)(a->bf16, keys, n, d, diagonal, call->query_scale, b->k_pairs, b->qt, b->weights);
+        TT__K(attention_scores_bf16)(a->bf16, keys, n, d, diagonal, call->keep_scale, b->v_pairs, b->doutt, b->dscores);
     } else
 #endif
     {
@@ -6922,11 +7098,13 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_call) *call, co
         else TT__K(attention_softmax_backward_plain)(&l, keys, w, ds, lse, delta);
     }
     float *dq = b->dq + (query - span) * dq_stride;
-#ifdef TT__TILES
-    if (a->tiles) {
-        TT__K(attention_to_keys_tiles)(b, keys, n, d, diagonal, b->weights, b->dout, stride, b->dv);
-        TT__K(attention_to_keys_tiles)(b, keys, n, d, diagonal, b->dscores, b->q, stride, b->dk);
-        TT__K(attention_to_queries_tiles)(b, keys, n, d, diagonal, b->dscores, b->k, stride, dq, dq_stride, key > 0);
+#ifdef TT__ATTENTION_BF16
+    if (a->bf16) {
+        TT__K(attention_pairs_of_rows)(b->q_pairs, stride, b->q, stride, n, d);
+        TT__K(attention_pairs_of_rows)(b->dout_pairs, stride, b->dout, stride, n, d);
+        TT__K(attention_to_keys_bf16)(a->bf16, b, keys, n, d, diagonal, b->weights, b->dout_pairs, stride, b->dv);
+        TT__K(attention_to_keys_bf16)(a->bf16, b, keys, n, d, diagonal, b->dscores, b->q_pairs, stride, b->dk);
+        TT__K(attention_to_queries_bf16)(a->bf16, false, b, keys, n, d, diagonal, b->dscores, b->summed, stride, dq, dq_stride, key > 0);
         return;
     }
 #endif
@@ -6943,12 +7121,19 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_call) *call, co
     int64_t d = a->head_size, column = head * d, stride = tt__attention_stride(d), key_end = x->diagonal ? span + n : x->length;
     int64_t query_block = tt__attention_block(tt__max(1, n), TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS);
-    const float dv_scale = a->tiles ? call->keep_scale : 1.0f; /* tiles take dout as it is */
+    const float dv_scale = a->bf16 ? call->keep_scale : 1.0f; /* bf16 products take dout as it is */
     TT__K(attention_backward_rows)(a, b, head, x->first + span, n);
     for (int64_t key = 0; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         TT__K(attention_pack)(&a->k, NULL, x->begin + key, keys, column, d, 1.0f, b->k, stride);
         TT__K(attention_pack)(&a->v, NULL, x->begin + key, keys, column, d, 1.0f, b->v, stride);
+#ifdef TT__ATTENTION_BF16
+        if (a->bf16) {
+            TT__K(attention_pairs_of_columns)(b->k_pairs, b->k, stride, keys, d);
+            TT__K(attention_pairs_of_columns)(b->v_pairs, b->v, stride, keys, d);
+            TT__K(attention_summed_bf16)(a->bf16, b, keys, d, b->k, stride, b->summed);
+        }
+#endif
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
         memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
         for (int64_t query = span; query < span + n; query += query_block)
@@ -6972,12 +7157,12 @@ TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
     tt__attention_sequence x = tt__attention_sequence_at(a, task / a->heads);
     tt__attention_buffers b = tt__attention_thread_buffers(a, call->longest, true, thread);
 #ifdef TT__TILES
-    if (a->tiles) TT__K(tiles_begin)(32);
+    if (a->bf16 == TT__BF16_TILES) TT__K(tiles_begin)(32);
 #endif
     for (int64_t span = 0; span == 0 || span < x.queries; span += TT__ATTENTION_SPAN)
         TT__K(attention_backward_span)(call, &b, head, &x, span, tt__min(TT__ATTENTION_SPAN, x.queries - span));
 #ifdef TT__TILES
-    if (a->tiles) TT__K(tiles_end)();
+    if (a->bf16 == TT__BF16_TILES) TT__K(tiles_end)();
 #endif
 }
 
@@ -7229,7 +7414,9 @@ TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, 
     a.dropout = l->instr->attr.dropout;
     a.dropout_key = tt__dropout_key(l);
     a.q = l->in[q]; a.k = l->in[q + 1]; a.v = l->in[q + 2];
-    a.tiles = l->ctx->bf16 == TT__BF16_TILES && a.q.dtype == TT_BF16 && a.k.dtype == TT_BF16 && a.v.dtype == TT_BF16;
+#ifdef TT__ATTENTION_BF16
+    if (a.q.dtype == TT_BF16 && a.k.dtype == TT_BF16 && a.v.dtype == TT_BF16) a.bf16 = l->ctx->bf16;
+#endif
     a.workspace = l->workspace;
     if (l->in[numbers].data) {
         int64_t n = l->in[numbers].rows;
@@ -7238,6 +7425,7 @@ TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, 
     }
     return a;
 }
+#undef TT__ATTENTION_BF16
 
 TT__FN tt_status TT__K(run_ATTENTION)(const tt__launch *l)
 {

@@ -1850,8 +1850,8 @@ TEST(products_exact)
     }
 }
 
-/* Attention by tiles against attention in fp32 of the same bf16 numbers: several blocks of keys and queries, head sizes that fill no tile. */
-TEST(attention_by_tiles)
+/* Attention by dot products and by tiles against attention in fp32 of the same bf16 numbers: several blocks of keys and queries, head sizes that fill no tile. */
+static void attention_of_bf16(const char *by)
 {
     enum { ROWS = 434, WIDTH = 160, MOST = ROWS * WIDTH, LISTED = 40 };
     static const int sizes[] = {64, 32, 80, 20, 160, 1};
@@ -1859,7 +1859,6 @@ TEST(attention_by_tiles)
     static uint16_t x[4][MOST], out[2][4][MOST], kept[MOST];
     static float lse[2][ROWS * WIDTH];
     uint64_t random = 11;
-    if (!has_isa("avx512_tiles")) SKIP("this CPU has no tiles");
     for (int k = 0; k < 4; k++)
         for (int e = 0; e < MOST; e++) { float y = (float)test_random(&random) * 0x1p-31f - 1; tt__convert(&x[k][e], TT_BF16, &y, TT_F32, 1); }
     for (int k = 0; k < LISTED; k++) index[k] = (int32_t)(test_random(&random) % ROWS);
@@ -1867,11 +1866,11 @@ TEST(attention_by_tiles)
         const bool causal = c % 2, drop = c / 2 % 2, listed = c / 4 % 2;
         const int d = sizes[c / 8], heads = tt__max(1, tt__min(3, WIDTH / d)), width = heads * d, queries = listed ? LISTED : ROWS;
         static const char *const names[] = {"out", "dq", "dk", "dv"};
-        for (int tiles = 0; tiles < 2; tiles++) {
+        for (int narrow = 0; narrow < 2; narrow++) {
             test_allocator a;
             tt_context_options co = test_options(&a);
             co.threads = 2;
-            tt_context *ctx = open_isa(co, tiles ? "avx512_tiles" : "avx512");
+            tt_context *ctx = open_isa(co, narrow ? by : "avx512");
             tt__run run;
             memset(&run, 0, sizeof run);
             for (int back = 0; back < 2; back++) {
@@ -1888,17 +1887,17 @@ TEST(attention_by_tiles)
                 l.run = &run;
                 for (int k = 0; k < 3; k++) { tt__mat m = {x[k], TT_BF16, k ? ROWS : queries, width, width}; l.in[back + k] = m; }
                 tt__mat begin = {starts, TT_I32, TT__COUNT(starts), 1, 1}, list = {index, TT_I32, LISTED, 1, 1};
-                tt__mat o = {back ? kept : out[tiles][0], TT_BF16, queries, width, width}, sums = {lse[tiles], TT_F32, queries, heads, heads};
+                tt__mat o = {back ? kept : out[narrow][0], TT_BF16, queries, width, width}, sums = {lse[narrow], TT_F32, queries, heads, heads};
                 l.in[3 + back] = begin;
                 if (listed) l.in[back ? 7 : 4] = list;
                 if (back) {
                     tt__mat dout = {x[3], TT_BF16, queries, width, width};
-                    if (!tiles) memcpy(kept, out[0][0], sizeof kept);
+                    if (!narrow) memcpy(kept, out[0][0], sizeof kept);
                     sums.data = lse[0];
                     l.in[0] = dout;
                     l.in[5] = o;
                     l.in[6] = sums;
-                    for (int k = 0; k < 3; k++) { tt__mat m = {out[tiles][1 + k], TT_BF16, k ? ROWS : queries, width, width}; l.out[k] = m; }
+                    for (int k = 0; k < 3; k++) { tt__mat m = {out[narrow][1 + k], TT_BF16, k ? ROWS : queries, width, width}; l.out[k] = m; }
                 } else {
                     l.out[0] = o;
                     l.out[1] = sums;
@@ -1917,10 +1916,22 @@ TEST(attention_by_tiles)
                 if (fabs(expected) > most) most = fabs(expected);
                 if (!(difference <= off)) off = difference;
             }
-            snprintf(where, sizeof where, "%d heads of %d%s%s%s, %s: off by %g of %g", heads, d, causal ? ", causal" : "", drop ? ", dropout" : "", listed ? ", listed" : "", names[k], off, most);
-            report(off <= 0.02 * most && most > 0.01, "tiles and fp32 differ"); /* weights and their gradients are rounded to bf16 */
+            snprintf(where, sizeof where, "%s, %d heads of %d%s%s%s, %s: off by %g of %g", by, heads, d, causal ? ", causal" : "", drop ? ", dropout" : "", listed ? ", listed" : "", names[k], off, most);
+            report(off <= 0.02 * most && most > 0.01, "bf16 and fp32 differ"); /* weights and their gradients are rounded to bf16 */
         }
     }
+}
+
+TEST(attention_by_dot)
+{
+    if (!has_isa("avx512_dot")) SKIP("this CPU has no AVX-512 with bf16");
+    attention_of_bf16("avx512_dot");
+}
+
+TEST(attention_by_tiles)
+{
+    if (!has_isa("avx512_tiles")) SKIP("this CPU has no tiles");
+    attention_of_bf16("avx512_tiles");
 }
 
 /* ... so on the CPU mixed precision makes no copies of weights, not even for a second time in the backward. */
@@ -2951,7 +2962,7 @@ static const test_case tests[] = {
     TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_avx512_tiles), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot), TEST_CASE(gradient_cuda),
     TEST_CASE(every_op_has_a_case),
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
-    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read), TEST_CASE(products_exact), TEST_CASE(attention_by_tiles), TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
+    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read), TEST_CASE(products_exact), TEST_CASE(attention_by_dot), TEST_CASE(attention_by_tiles), TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
     TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(matmul_in_tf32), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device), TEST_CASE(device_described_cuda),
 };
