@@ -7958,7 +7958,9 @@ TT__FN tt_status TT__K(run_MEAN_SQUARED_ERROR_BACKWARD)(const tt__launch *l)
 TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, float *scratch)
 {
     if (m->dtype == TT_F32) return (float *)m->data + from;
-    TT__K(row_widen)(scratch, (const uint16_t *)m->data + from, m->dtype, n);
+    const uint16_t *h = (const uint16_t *)m->data + from;
+    for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(h + n + c, 0, 2); /* of what is most likely this thread's next chunk */
+    TT__K(row_widen)(scratch, h, m->dtype, n);
     return scratch;
 }
 
