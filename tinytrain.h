@@ -5662,36 +5662,43 @@ TT__INLINE void TT__K(gemm_keep)(void *to, tt_dtype dtype, int64_t at, const flo
     else TT__K(row_narrow)((uint16_t *)to + at, sums, dtype, n);
 }
 
-/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col); changes sums, whose rows are whole vectors. */
+/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col); changes sums, whose rows are whole vectors.
+   Rows of a microkernel's tile are short, and lie behind each other: several at a time are rounded and go through act. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols, float *sums,
                                const float *more, int64_t sums_row)
 {
-    enum { STRIP = TT__GEMM_TILE_N };
+    enum { STRIP = TT__GEMM_TILE_N, TOGETHER = 2 * STRIP };
+    const int64_t most = cols == sums_row && cols <= STRIP ? TOGETHER / cols : 1;
     tt_dtype kept = g->pre ? g->pre_type : g->c_type; /* act works on what would be kept, so that it can be computed again from that */
-    uint16_t half[STRIP];
-    float bias[STRIP], saved[STRIP];
+    uint16_t half[TOGETHER];
+    float bias[STRIP], saved[TOGETHER];
     for (int64_t j = 0; j < cols; j += STRIP) {
-        int64_t n = tt__min(STRIP, cols - j), whole = tt__ceil_div(n, TT__LANES) * TT__LANES, at = col + j;
+        int64_t n = tt__min(STRIP, cols - j), at = col + j;
         if (g->bias) TT__K(gemm_widen)(bias, g->bias, g->bias_type, at, n);
-        for (int64_t i = 0; i < rows; i++) {
+        for (int64_t i = 0, some; i < rows; i += some) {
+            some = tt__min(most, rows - i);
             float *x = sums + i * sums_row + j;
-            int64_t r = row + i;
-            if (more) TT__K(gemm_add)(x, more, TT_F32, i * sums_row + j, n);
-            if (g->bias) TT__K(gemm_add)(x, bias, TT_F32, 0, n);
+            int64_t r = row + i, whole = tt__ceil_div(some * n, TT__LANES) * TT__LANES;
+            for (int64_t k = 0; k < some; k++) {
+                if (more) TT__K(gemm_add)(x + k * n, more, TT_F32, (i + k) * sums_row + j, n);
+                if (g->bias) TT__K(gemm_add)(x + k * n, bias, TT_F32, 0, n);
+                if (g->saved) TT__K(gemm_widen)(saved + k * n, g->saved, g->saved_type, (r + k) * g->saved_row + at, n);
+                else if (g->pre && g->act != TT__ACT_NONE) TT__K(gemm_keep)(g->pre, g->pre_type, (r + k) * g->pre_row + at, x + k * n, n);
+            }
             if (g->saved) { /* without a bias */
-                TT__K(gemm_widen)(saved, g->saved, g->saved_type, r * g->saved_row + at, n);
-                TT__K(act_backward_row)(g->act, x, x, saved, n);
+                TT__K(act_backward_row)(g->act, x, x, saved, some * n);
             } else if (g->act != TT__ACT_NONE) {
-                if (g->pre) TT__K(gemm_keep)(g->pre, g->pre_type, r * g->pre_row + at, x, n);
                 if (kept != TT_F32) {
-                    TT__K(row_narrow)(half, x, kept, n);
-                    TT__K(row_widen)(x, half, kept, n);
+                    TT__K(row_narrow)(half, x, kept, some * n);
+                    TT__K(row_widen)(x, half, kept, some * n);
                 }
                 TT__K(act_row)(g->act, x, x, whole);
             }
-            if (g->residual) TT__K(gemm_add)(x, g->residual, g->residual_type, r * g->residual_row + at, n);
-            if (g->accumulate) TT__K(gemm_add)(x, g->c, g->c_type, r * g->c_row + at, n);
-            TT__K(gemm_keep)(g->c, g->c_type, r * g->c_row + at, x, n);
+            for (int64_t k = 0; k < some; k++) {
+                if (g->residual) TT__K(gemm_add)(x + k * n, g->residual, g->residual_type, (r + k) * g->residual_row + at, n);
+                if (g->accumulate) TT__K(gemm_add)(x + k * n, g->c, g->c_type, (r + k) * g->c_row + at, n);
+                TT__K(gemm_keep)(g->c, g->c_type, (r + k) * g->c_row + at, x + k * n, n);
+            }
         }
     }
 }
