@@ -60,6 +60,7 @@ static const size_set sizes[] = {
     {"wide", 1, 401, 19, 9, 3, {3, 18}, "*", false},
     {"few_rows", 1, 129, 5, 3, 3, {3}, "*act*", false},
     {"octets", 2, 8, 24, 3, 6, {9, 1, 5}, "linear_gelu_tanh*", true},
+    {"eight_classes", 1, 5, 24, 16, 3, {6, 3}, "cross_entropy_linear*", false},
     {"pooled", 1, 5, 3, 2, 3, {9, 20, 27, 3}, "mean_pool*", false},
     {"tall", 1, 11, 1030, 9, 3, {1000, 35}, "linear_residual", false},
     {"causal_picked", 1, 5, 2, 2, 60, {300, 80}, "rows_of_attention_packed", false},
@@ -2859,6 +2860,10 @@ TEST(parameters_begin_on_the_device)
                         wrong += !(fabs((double)got[k] - expected[k]) <= near[how] * fabs((double)expected[k]));
                     }
                     CHECK(wrong == 0);
+                    const tt__backend *b = w->arena->kind->backend; /* in memory that ends behind the last of them */
+                    void *exact = b->allocate(w->arena->device, (size_t)n * tt_dtype_bytes(dtype));
+                    CHECK(exact && b->init(w->arena->device, exact, dtype, n, init, 1) == TT_OK && b->wait(w->arena->device) == TT_OK);
+                    b->release(w->arena->device, exact);
                 }
                 tt_program_free(p);
                 tt_tape_free(t);

@@ -65,6 +65,16 @@ EQUIVALENT = {
         "rows past the end then hold row 0, which is as good: the sums that they enter are not stored",
     ("tinytrain_cuda.cu", "no wait for the stream", "cudaStreamSynchronize(d->stream);"):
         "cudaFree, cudaFreeHost and the end of a graph or a stream wait for what is under way; here it is said",
+    ("tinytrain_cuda.cu", "one too many", "4 * i < n; i += gridDim.x"):
+        "of a block of four that begins at the end the bound inside takes none",
+    ("tinytrain_cuda.cu", "one too many", "at < to; at += TT_SORT_STEP"):
+        "a step that begins at the end finds no id",
+    ("tinytrain_cuda.cu", "one too many", "__ballot_sync(0xffffffffu, k < to)"):
+        "the lane behind the last id is above all that have one, and what it adds to the count only ids behind it would read",
+    ("tinytrain_cuda.cu", "one too many", "if (k < to && !lower)"):
+        "the lane behind the last id, if none below it has digit 0, adds none to the count",
+    ("tinytrain_cuda.cu", "one too many", "for (int64_t k = from; k < end; k += 4)"):
+        "four rows that begin at the end are none",
 }
 
 SWITCH = """#include <stdio.h>
