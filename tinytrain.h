@@ -183,7 +183,7 @@ typedef struct tt_context_options {
     const char *bf16;       /* products of two bf16 matrices: NULL (fastest on this CPU model), "dot" (bf16            */
                             /* dot-product instructions), "tiles" (Intel AMX), "convert" (to fp32, while packing); on  */
                             /* x86 attention's products too, with the backward's weights and their gradients rounded   */
-                            /* to bf16; also TINYTRAIN_BF16                                                          */
+                            /* to bf16; also TINYTRAIN_BF16                                                            */
     tt_logger logger;       /* default: warnings and errors to stderr                                                  */
     tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks                            */
     tt_files files;         /* default: POSIX                                                                          */
