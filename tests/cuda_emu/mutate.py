@@ -75,6 +75,14 @@ EQUIVALENT = {
         "the lane behind the last id, if none below it has digit 0, adds none to the count",
     ("tinytrain_cuda.cu", "one too many", "for (int64_t k = from; k < end; k += 4)"):
         "four rows that begin at the end are none",
+    ("tinytrain_cuda.cu", "one too many", "k < parts && c < to.cols"):
+        "the sum of the column behind the last is not stored",
+    ("tinytrain_cuda.cu", "one too many", "i < t.n; i += 8 * (t.blocks * (int64_t)256)"):
+        "eight elements that begin at the end are read as zeros",
+    ("tinytrain_cuda.cu", "one too many", "c0 < n; c0 += 8 * 1024"):
+        "a round that begins at the end has no column",
+    ("tinytrain_cuda.cu", "one too many", "if (c < n) tt_store8(tt_row(dz, r), dz.dtype, c, n - c"):
+        "of eight columns that begin at the end none is stored",
 }
 
 SWITCH = """#include <stdio.h>
