@@ -68,6 +68,7 @@ static const size_set sizes[] = {
     {"many_picked", 1, 3, 2, 2, 600, {20, 300, 300, 99}, "rows_of_attention_*s*", false},
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention_causal", false},
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention", false},
+    {"heads_of_6", 2, 6, 2, 2, 5, {5, 3}, "attention*", false},
     {"heads_of_64", 2, 64, 2, 2, 40, {150, 1, 67}, "attention*", true},
     {"heads_of_80", 1, 80, 2, 2, 60, {131, 3}, "attention_causal_dropout", true},
     {"heads_of_96", 1, 96, 2, 2, 60, {70, 3}, "attention_dropout", true},

@@ -79,6 +79,12 @@ EQUIVALENT = {
         "the sum of the column behind the last is not stored",
     ("tinytrain_cuda.cu", "one too many", "i < t.n; i += 8 * (t.blocks * (int64_t)256)"):
         "eight elements that begin at the end are read as zeros",
+    ("tinytrain_cuda.cu", "one too many", "i < to; i += 2048"):
+        "of eight elements that begin at the end none is stored",
+    ("tinytrain_cuda.cu", "one too many", "bool before = lane * step < n"):
+        "the sequence behind the last that it may be begins behind the tile that is looked for",
+    ("tinytrain_cuda.cu", "one too many", "from < n; from += 256"):
+        "a round that begins at the end compares none",
     ("tinytrain_cuda.cu", "one too many", "c0 < n; c0 += 8 * 1024"):
         "a round that begins at the end has no column",
     ("tinytrain_cuda.cu", "one too many", "if (c < n) tt_store8(tt_row(dz, r), dz.dtype, c, n - c"):
