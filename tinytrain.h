@@ -180,10 +180,10 @@ typedef struct tt_context_options {
     uint64_t seed;          /* of initialisation, dropout, shuffling, stochastic rounding. Default 1                   */
     bool verify;            /* run the verifier after each pass. Default: true unless NDEBUG is defined                */
     const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512", "neon"; also TINYTRAIN_ISA  */
-    const char *bf16;       /* products of two bf16 matrices: NULL (fastest on this CPU model), "dot" (bf16            */
-                            /* dot-product instructions), "tiles" (Intel AMX), "convert" (to fp32, while packing); on  */
-                            /* x86 attention's products too, with the backward's weights and their gradients rounded   */
-                            /* to bf16; also TINYTRAIN_BF16                                                            */
+    const char *bf16;       /* products of two bf16 matrices: NULL (fastest on this CPU model), "convert" (to fp32,    */
+                            /* while packing), "dot" (bf16 dot-product instructions), "tiles" (Intel AMX); the last    */
+                            /* two, on x86, for attention as well, whose backward then rounds its weights and their    */
+                            /* gradients to bf16; also TINYTRAIN_BF16                                                  */
     tt_logger logger;       /* default: warnings and errors to stderr                                                  */
     tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks                            */
     tt_files files;         /* default: POSIX                                                                          */
@@ -4193,8 +4193,8 @@ struct tt__isa_table {
 #define TT__GEMM_N 1056
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
-#define TT__GEMM_PACK_LINES 96 /* lines that a task packs, of all k; or the other way round          */
-#define TT__GEMM_PACK_K 32
+#define TT__GEMM_PACK_LINES 96 /* a packing task takes so many lines of all k: whole panels of any width,          */
+#define TT__GEMM_PACK_K 32     /* or, where lines lie side by side, so many units of all lines: an even number       */
 #define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                         */
 #define TT__GEMM_STRIP 64     /* columns of a task where B is not packed                                           */
 #define TT__GEMM_FEW_ROWS 24  /* up to here B is not packed, as it would be used only a few times: dot products     */
@@ -4270,25 +4270,29 @@ static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(he
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
 
+/* Rows of qt and doutt: columns of a head, or pairs of them up to whole tiles. */
+static int64_t tt__attention_qt_rows(int64_t head_size) { return tt__max(head_size, tt__ceil_div(head_size, 32) * 16); }
+
 /* The buffers of one thread; all are 64-byte aligned. stride: tt__attention_stride, tile: TT__ATTENTION_TILE. */
 typedef struct tt__attention_buffers {
     float *k, *v;           /* (KEYS, stride)                                                                        */
     float *weights;         /* (KEYS, tile): scores, then weights                                                    */
-    float *q, *qt;          /* (QUERIES, stride); (head_size, tile) for each block of queries that a task holds, or the pairs of it */
+    float *q, *qt;          /* (QUERIES, stride); (qt_rows, tile) for each block of queries that a task holds        */
     float *out;             /* forward: (GROUP, stride)                                                              */
     float *most, *sum;      /* forward: (GROUP): running maximum of the scores, sum of the weights                   */
     float *dk, *dv;         /* backward: (KEYS, stride)                                                              */
     float *dscores;         /* backward: (KEYS, tile)                                                                */
-    float *dout, *doutt;    /* backward: (QUERIES, stride), (head_size, tile)                                        */
+    float *dout, *doutt;    /* backward: (QUERIES, stride), (qt_rows, tile)                                          */
     float *lse, *delta;     /* backward: (SPAN): log2-sum-exp2; sum of dout * out                                    */
     float *dq;              /* backward: (SPAN, padded head size)                                                    */
-    /* Pairs of bf16, in products of those: */
-    float *k_pairs, *v_pairs;     /* (KEYS, head size), of columns                                                   */
-    float *summed;                /* (KEYS, stride) of rows, or that transposed: v in the forward by tiles, k in the backward */
-    float *columns;               /* (QUERIES, head size), of columns                                                */
-    float *q_pairs, *dout_pairs;  /* backward: (QUERIES, stride), of rows                                            */
-    float *left;                  /* of weights or their gradients: (KEYS, QUERIES), of rows or columns              */
-    float *across;                /* of tiles: fp32, (head size, QUERIES), or pairs of rows, (KEYS, stride)          */
+    /* Pairs of bf16, where those are multiplied; of columns or of rows, see attention_pairs_of_columns: */
+    float *k_pairs;         /* (KEYS, head_size), of columns                                                         */
+    float *v_pairs;         /* backward: the same                                                                    */
+    float *summed;          /* of k, in a forward by tiles of v: (KEYS, stride), of rows, or that transposed         */
+    float *columns;         /* of q or dout: (QUERIES, head_size), of columns                                        */
+    float *q_pairs, *dout_pairs; /* backward: (QUERIES, stride), of rows                                             */
+    float *left;            /* of weights or their gradients: (KEYS, QUERIES), of rows or columns                    */
+    float *across;          /* by tiles: fp32, (head_size, QUERIES); or (KEYS, stride), of rows                      */
 } tt__attention_buffers;
 
 static float *tt__attention_take(char *memory, size_t *used, int64_t floats)
@@ -4308,7 +4312,6 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
     size_t used = 0;
     memset(b, 0, sizeof *b);
     b->k_pairs = tt__attention_take(memory, &used, keys * whole / 2);
-    b->v_pairs = tt__attention_take(memory, &used, keys * whole / 2);
     b->summed = tt__attention_take(memory, &used, keys * stride / 2);
     b->columns = tt__attention_take(memory, &used, queries * whole / 2);
     b->left = tt__attention_take(memory, &used, keys * queries / 2);
@@ -4318,20 +4321,21 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
     b->weights = tt__attention_take(memory, &used, keys * tile);
     b->q = tt__attention_take(memory, &used, queries * stride);
     if (!backward) {
-        b->qt = tt__attention_take(memory, &used, tt__ceil_div(group, queries) * tt__max(head_size, whole / 2) * tile);
+        b->qt = tt__attention_take(memory, &used, tt__ceil_div(group, queries) * tt__attention_qt_rows(head_size) * tile);
         b->out = tt__attention_take(memory, &used, group * stride);
         b->most = tt__attention_take(memory, &used, group);
         b->sum = tt__attention_take(memory, &used, group);
         return used;
     }
-    b->qt = tt__attention_take(memory, &used, tt__max(head_size, whole / 2) * tile);
+    b->qt = tt__attention_take(memory, &used, tt__attention_qt_rows(head_size) * tile);
+    b->v_pairs = tt__attention_take(memory, &used, keys * whole / 2);
     b->q_pairs = tt__attention_take(memory, &used, queries * stride / 2);
     b->dout_pairs = tt__attention_take(memory, &used, queries * stride / 2);
     b->dk = tt__attention_take(memory, &used, keys * stride);
     b->dv = tt__attention_take(memory, &used, keys * stride);
     b->dscores = tt__attention_take(memory, &used, keys * tile);
     b->dout = tt__attention_take(memory, &used, queries * stride);
-    b->doutt = tt__attention_take(memory, &used, tt__max(head_size, whole / 2) * tile);
+    b->doutt = tt__attention_take(memory, &used, tt__attention_qt_rows(head_size) * tile);
     b->lse = tt__attention_take(memory, &used, span);
     b->delta = tt__attention_take(memory, &used, span);
     b->dq = tt__attention_take(memory, &used, span * tt__attention_padded(head_size));
@@ -5294,7 +5298,7 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
 }
 
 /* Packs `lines` lines from `line`, k units from k0, as panels [k][width] that begin `panel` floats from each other; what is missing
-   in the last panel is 0. Of vectors wider than a panel, several parts are packed at a time where it divides them. */
+   in the last panel is 0. Where two or more panels' widths are a vector, one transposition serves as many times the k. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
 {
@@ -5680,11 +5684,11 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
             some = tt__min(most, rows - i);
             float *x = sums + i * sums_row + j;
             int64_t r = row + i, whole = tt__ceil_div(some * n, TT__LANES) * TT__LANES;
-            for (int64_t k = 0; k < some; k++) {
-                if (more) TT__K(gemm_add)(x + k * n, more, TT_F32, (i + k) * sums_row + j, n);
-                if (g->bias) TT__K(gemm_add)(x + k * n, bias, TT_F32, 0, n);
-                if (g->saved) TT__K(gemm_widen)(saved + k * n, g->saved, g->saved_type, (r + k) * g->saved_row + at, n);
-                else if (g->pre && g->act != TT__ACT_NONE) TT__K(gemm_keep)(g->pre, g->pre_type, (r + k) * g->pre_row + at, x + k * n, n);
+            for (int64_t t = 0; t < some; t++) {
+                if (more) TT__K(gemm_add)(x + t * n, more, TT_F32, (i + t) * sums_row + j, n);
+                if (g->bias) TT__K(gemm_add)(x + t * n, bias, TT_F32, 0, n);
+                if (g->saved) TT__K(gemm_widen)(saved + t * n, g->saved, g->saved_type, (r + t) * g->saved_row + at, n);
+                else if (g->pre && g->act != TT__ACT_NONE) TT__K(gemm_keep)(g->pre, g->pre_type, (r + t) * g->pre_row + at, x + t * n, n);
             }
             if (g->saved) { /* without a bias */
                 TT__K(act_backward_row)(g->act, x, x, saved, some * n);
@@ -5695,10 +5699,10 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                 }
                 TT__K(act_row)(g->act, x, x, whole);
             }
-            for (int64_t k = 0; k < some; k++) {
-                if (g->residual) TT__K(gemm_add)(x + k * n, g->residual, g->residual_type, (r + k) * g->residual_row + at, n);
-                if (g->accumulate) TT__K(gemm_add)(x + k * n, g->c, g->c_type, (r + k) * g->c_row + at, n);
-                TT__K(gemm_keep)(g->c, g->c_type, (r + k) * g->c_row + at, x + k * n, n);
+            for (int64_t t = 0; t < some; t++) {
+                if (g->residual) TT__K(gemm_add)(x + t * n, g->residual, g->residual_type, (r + t) * g->residual_row + at, n);
+                if (g->accumulate) TT__K(gemm_add)(x + t * n, g->c, g->c_type, (r + t) * g->c_row + at, n);
+                TT__K(gemm_keep)(g->c, g->c_type, (r + t) * g->c_row + at, x + t * n, n);
             }
         }
     }
@@ -6441,10 +6445,11 @@ TT__FN void TT__K(attention_transpose_whole)(float *to, int64_t to_row, const fl
         }
 }
 
-/* As attention_micro, where depth counts pairs, times scale. */
-TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(attention_dot_micro)(const int m, const int nv, int64_t depth, const float *a, int64_t a_row,
-                                                                                            int64_t a_col, const float *b, int64_t b_row, float scale, float *c,
-                                                                                            int64_t c_row, bool accumulate)
+/* As attention_micro, where depth counts pairs, times scale. Not one kernel with that, as functions for different CPUs are not inlined into
+   each other. */
+TT__DOT_TARGET static inline __attribute__((always_inline))
+void TT__K(attention_dot_micro)(const int m, const int nv, int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b,
+                                int64_t b_row, float scale, float *c, int64_t c_row, bool accumulate)
 {
     tt__vf sum[TT__ATTENTION_MR][TT__ATTENTION_NV], bv[TT__ATTENTION_NV];
     TT__UNROLL(8)
@@ -6475,9 +6480,9 @@ TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(attention
     }
 }
 
-TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(attention_dot_rows)(int64_t m, const int nv, int64_t depth, const float *a, int64_t a_row,
-                                                                                           int64_t a_col, const float *b, int64_t b_row, float scale, float *c,
-                                                                                           int64_t c_row, bool accumulate)
+TT__DOT_TARGET static inline __attribute__((always_inline))
+void TT__K(attention_dot_rows)(int64_t m, const int nv, int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b,
+                               int64_t b_row, float scale, float *c, int64_t c_row, bool accumulate)
 {
     switch (m) {
     case 1: TT__K(attention_dot_micro)(1, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
@@ -6580,7 +6585,7 @@ TT__FN void TT__K(attention_to_keys_bf16)(tt__bf16 by, const tt__attention_buffe
         const int64_t n = 16 * vectors, m = tt__attention_padded(keys);
         for (int64_t i = 0; i < m; i += 32) {
             int64_t first = tt__max(0, i - diagonal) / 32 * 16;
-            for (int64_t j = 0; j < n && first < row; j += 32)
+            for (int64_t j = 0; j < n; j += 32)
                 TT__K(attention_block)(m - i, n - j, 2 * (row - first), a + i * row + first, row, y + first * stride + j, stride,
                                        dx + i * stride + j, stride, true);
         }
@@ -6591,19 +6596,19 @@ TT__FN void TT__K(attention_to_keys_bf16)(tt__bf16 by, const tt__attention_buffe
     for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV)
         for (int64_t i = 0; i < keys; i += TT__ATTENTION_MR) {
             int64_t first = tt__max(0, i - diagonal) / 2;
-            TT__K(attention_dot)(tt__min(TT__ATTENTION_MR, keys - i), tt__min(TT__ATTENTION_NV, vectors - j), tt__max(0, (queries + 1) / 2 - first),
+            TT__K(attention_dot)(tt__min(TT__ATTENTION_MR, keys - i), tt__min(TT__ATTENTION_NV, vectors - j), (queries + 1) / 2 - first,
                                  a + i * row + first, row, 1, y + first * stride + j * 16, stride, 1.0f, dx + i * stride + j * 16, stride, true);
         }
 }
 
 /* What attention_to_queries_bf16 wants of Y (keys, d): attention_pairs_of_rows, for tiles transposed, as those want the rows of their left
    operand along the sum, which tile^T has not. */
-TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys, int64_t d, const float *y, int64_t stride,
-                                         float *to)
+TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys, int64_t d, const float *y, int64_t stride)
 {
-    if (by != TT__BF16_TILES) { TT__K(attention_pairs_of_rows)(to, stride, y, stride, keys, d); return; }
-    TT__K(attention_pairs_of_rows)(buffers->across, stride, y, stride, keys, d);
-    TT__K(attention_transpose_whole)(to, TT__ATTENTION_KEYS / 2, buffers->across, stride, tt__ceil_div(keys, 32) * 16, tt__attention_padded(d));
+    float *pairs = by == TT__BF16_TILES ? buffers->across : buffers->summed;
+    TT__K(attention_pairs_of_rows)(pairs, stride, y, stride, keys, d);
+    if (by == TT__BF16_TILES)
+        TT__K(attention_transpose_whole)(buffers->summed, TT__ATTENTION_KEYS / 2, pairs, stride, tt__ceil_div(keys, 32) * 16, tt__attention_padded(d));
 }
 
 #ifdef TT__TILES
@@ -6619,7 +6624,7 @@ TT__DOT_TARGET static void TT__K(attention_rest)(float *x, int64_t n)
 #endif
 
 /* out (queries, d) (+)= tile^T (queries, keys) Y (keys, d), y: attention_summed_bf16. By tiles, `twice` also multiplies what rounding
-   leaves of tile, which it changes. */
+   leaves of tile, which it changes. What attention_to_queries says of NaN reaches 32 queries before it here, by dot products a key. */
 TT__FN void TT__K(attention_to_queries_bf16)(tt__bf16 by, bool twice, const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
                                              int64_t diagonal, float *tile, const float *y, int64_t stride, float *out, int64_t out_stride, bool accumulate)
 {
@@ -7012,7 +7017,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     if (queries <= 0) return;
     tt__attention_buffers b = tt__attention_thread_buffers(a, call->longest, false, thread);
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES), key_end = x.diagonal ? first + queries : x.length;
-    int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS), qt_size = tt__max(d, 16) * TT__ATTENTION_TILE;
+    int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS), qt_size = tt__attention_qt_rows(d) * TT__ATTENTION_TILE;
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
         TT__K(attention_pack)(&a->q, a->query_at, x.first + first + i, n, column, d, a->bf16 ? 1.0f : call->query_scale, b.q, stride);
@@ -7029,7 +7034,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
 #ifdef TT__ATTENTION_BF16
         if (a->bf16) {
             TT__K(attention_pairs_of_columns)(b.k_pairs, b.k, stride, keys, d);
-            if (a->bf16 == TT__BF16_TILES) TT__K(attention_summed_bf16)(a->bf16, &b, keys, d, b.v, stride, b.summed);
+            if (a->bf16 == TT__BF16_TILES) TT__K(attention_summed_bf16)(a->bf16, &b, keys, d, b.v, stride);
         }
 #endif
         for (int64_t i = 0, block = 0; i < queries; i += query_block, block++)
@@ -7139,7 +7144,7 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_call) *call, co
         if (a->bf16) {
             TT__K(attention_pairs_of_columns)(b->k_pairs, b->k, stride, keys, d);
             TT__K(attention_pairs_of_columns)(b->v_pairs, b->v, stride, keys, d);
-            TT__K(attention_summed_bf16)(a->bf16, b, keys, d, b->k, stride, b->summed);
+            TT__K(attention_summed_bf16)(a->bf16, b, keys, d, b->k, stride);
         }
 #endif
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
@@ -7450,6 +7455,7 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
     a.dout = l->in[0];
     a.out = l->in[5];
     a.lse = (float *)l->in[6].data;
+    if (a.dout.dtype != TT_BF16) a.bf16 = TT__BF16_CONVERT; /* dout * out is taken of dout as it is, so products must be too */
     a.dq = l->out[0]; a.dk = l->out[1]; a.dv = l->out[2];
     a.add_dq = l->add[0]; a.add_dk = l->add[1]; a.add_dv = l->add[2];
     TT__K(attention_backward)(l->ctx->pool, &a);
