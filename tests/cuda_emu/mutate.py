@@ -85,6 +85,28 @@ EQUIVALENT = {
         "the sequence behind the last that it may be begins behind the tile that is looked for",
     ("tinytrain_cuda.cu", "one too many", "from < n; from += 256"):
         "a round that begins at the end compares none",
+    ("tinytrain_cuda.cu", "one too many", "from + TT_UPDATE_CHUNK < t.n ?"):
+        "the lesser of two equal numbers is either",
+    ("tinytrain_cuda.cu", "one too many", "from + rows_per_chunk < dy.rows ?"):
+        "the lesser of two equal numbers is either",
+    ("tinytrain_cuda.cu", "one too many", "c < head_size; c += 32"):
+        "a round that begins at the end adds zeros",
+    ("tinytrain_cuda.cu", "one too many", "k0 < g.k; k0 += 16"):
+        "a round that begins at the end adds zeros",
+    ("tinytrain_cuda.cu", "one too many", "key < end; key +="):
+        "no query sees a key of a round that begins at the end",
+    ("tinytrain_cuda.cu", "one too many", "from < t.queries; from += 64"):
+        "a round that begins at the end has no query",
+    ("tinytrain_cuda.cu", "one too many", "i >= q.count ? -1"):
+        "the query behind the last and its gradient are zeros, whatever their weights",
+    ("tinytrain_cuda.cu", "one too many", "bytes = i < n ? 4 : 0"):
+        "the query behind the last and its gradient are zeros, whatever lse and delta are",
+    ("tinytrain_cuda.cu", "one too many", "if (begin < t.queries) fetch"):
+        "nobody looks at what is fetched of no query",
+    ("tinytrain_cuda.cu", "one too many", "if (from + QUERIES < t.queries) fetch"):
+        "nobody looks at what is fetched of no query",
+    ("tinytrain_cuda.cu", "one too many", "if (mine >= count"):
+        "a warp without rows computes what it then does not store",
     ("tinytrain_cuda.cu", "one too many", "c0 < n; c0 += 8 * 1024"):
         "a round that begins at the end has no column",
     ("tinytrain_cuda.cu", "one too many", "if (c < n) tt_store8(tt_row(dz, r), dz.dtype, c, n - c"):
