@@ -549,7 +549,8 @@ tt_dataset *tt_dataset_imdb(tt_context *ctx, const char *folder, const char *spl
    `split`, in any order, among others; UTF-8, RFC 4180 quoting in both, empty lines passed over. split: keep rows whose
    split column says so; NULL keeps all. In a file without that column "test" is a tenth of the rows, of each class its share,
    chosen by the context's seed, and "train" the others. Labels are the distinct strings of the rows kept, numbered in byte
-   order, or those given by `classes` (n_classes of them; NULL, 0: none given). Errors name the line. */
+   order, or those given by `classes` (n_classes of them; NULL, 0: none given). A label that is not UTF-8 is refused: no
+   config.json could hold it. Errors name the line. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes);
 
 /* 8 bits a channel; rows from the top, the channels of a pixel together: (height, width, channels). */
@@ -570,7 +571,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 typedef struct tt_image_source {
     int64_t count;
     const int *labels;               /* (count) 0..classes - 1; copied                                               */
-    const char *const *class_names;  /* (classes); copied                                                            */
+    const char *const *class_names;  /* (classes) UTF-8; copied                                                      */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. NULL, or words that say why it cannot. A loader's threads
        call read and release, several at a time. */
@@ -11970,6 +11971,11 @@ static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, in
     for (d->n_classes = 0; d->n_classes < n; d->n_classes++) {
         const char *name = names[d->n_classes];
         if (!name) return tt__fail(d->ctx, TT_ERR_ARGUMENT, "class %d of %d is NULL", d->n_classes, n);
+        size_t valid = tt__utf8_invalid(name, strlen(name)); /* a model's config.json, which is UTF-8, names it */
+        if (name[valid])
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the name of class %d of %d, '%.*s', breaks off at byte 0x%02x, which is not "
+                            "UTF-8: rename the class", d->n_classes, n, (int)tt__min((int64_t)valid, 200), name,
+                            (unsigned char)name[valid]);
         char *copy = (char *)tt__chunks_take(d->ctx, &d->chunks, strlen(name) + 1);
         if (!copy) return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes", n);
         d->classes[d->n_classes] = strcpy(copy, name);
@@ -12266,6 +12272,11 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         if (split && (strlen(split) != part->bytes || memcmp(split, part->text, part->bytes) != 0)) continue;
         if (!label->bytes) return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label is empty", t->path, t->row_line);
         if (strlen(label->text) != label->bytes) return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path, t->row_line);
+        size_t valid = tt__utf8_invalid(label->text, label->bytes); /* a model's config.json, which is UTF-8, names it */
+        if (valid < label->bytes)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.*s' breaks off at byte 0x%02x, which is not UTF-8: "
+                            "save the file as UTF-8", t->path, t->row_line, (int)tt__min((int64_t)valid, 200), label->text,
+                            (unsigned char)label->text[valid]);
         tt__example *e = tt__dataset_add(d, t->path);
         if (!e) return ctx->status;
         e->text = fields[TT__COLUMN_TEXT].text;
