@@ -4,7 +4,12 @@
    ViT-L/16 on 224 x 224 pixels and ten classes from 26.84 to 2.02 GB, and what tinytrain has beyond them. GB are 10^9 bytes; planned is
    all that the step's one arena holds on the device kind named by --device, measured what the allocator gave for it in a real step here
    (--measure, only on "cpu") and what the resident memory grew by. --json: an object a line with rung, planned_bytes, measured_bytes,
-   extra_flops (a share of the step's), article_gb; null where there is none. */
+   extra_flops (a share of the step's), article_gb; null where there is none.
+
+   --fits asks the other way round: the largest micro-batch whose plan, with AdamW, fits a GPU of 8, 12, 24 or
+   80 GB, when 0.7 GB of these are left to CUDA's context and kernels, an assumption. --json: an object a line
+   with model, precision, recompute, card_gb, batch (0: not even 1 fits), planned_bytes, and next_bytes, which
+   are planned for one more. */
 
 #include "bench.h"
 
@@ -156,19 +161,100 @@ static result climb_apart(const rung *g)
     return r;
 }
 
+/* ------------------------------------------------------------------------------------- what fits a card */
+
+typedef struct subject { const char *name; bool vit, distil; int width, layers; } subject;
+
+static const subject subjects[] = {
+    {"ViT-L/16, 224 x 224 pixels", true, false, 0, 0},
+    {"DistilBERT-base, 512 tokens", false, true, 768, 6},
+    {"BERT-large, 512 tokens", false, false, 1024, 24},
+};
+
+/* Bytes planned for a step of AdamW on so many images or texts. */
+static double plan_bytes(tt_context *ctx, const tt_model *m, int64_t tokens, const char *precision,
+                         const char *recompute, int64_t batch)
+{
+    tt_train_options o = tt_train_options_default();
+    o.schedule.kind = TT_CONSTANT;
+    o.precision = precision;
+    o.recompute = recompute;
+    o.device = opt.device;
+    o.max_seqs = batch;
+    o.max_tokens = tokens * batch;
+    tt_trainer *t = tt_trainer_new(ctx, m, &o);
+    if (!t) bench_die("%s", tt_error(ctx));
+    double bytes = (double)tt_program_plan(tt_trainer_program(t)).bytes;
+    tt_trainer_free(t);
+    return bytes;
+}
+
+static void fit_cards(const subject *s)
+{
+    static const char *const precisions[] = {"bf16-mixed", "bf16-true"};
+    static const char *const policies[] = {"cheap", "blocks"};
+    static const int cards[] = {8, 12, 24, 80};
+    tt_context *ctx = bench_reopen();
+    tt_vit vit;
+    tt_bert bert;
+    tt_vit_config v = tt_vit_config_default("L/16");
+    tt_bert_config b = tt_bert_config_default(s->distil);
+    b.hidden_size = s->width;
+    b.layers = s->layers;
+    b.heads = s->width / 64;
+    b.intermediate_size = 4 * s->width;
+    tt_status status = s->vit ? tt_vit_new(ctx, &vit, &v) : tt_bert_new(ctx, &bert, &b);
+    if (status != TT_OK) bench_die("%s", tt_error(ctx));
+    tt_model model = s->vit ? tt_vit_classifier(&vit) : tt_bert_classifier(&bert);
+    const int64_t tokens = s->vit ? 0 : 512;
+    for (int k = 0; k < TT__COUNT(precisions) * TT__COUNT(policies); k++) {
+        const char *precision = precisions[k / 2], *policy = policies[k % 2];
+        if (!bench.json) printf("%-28s %-10s %-7s", s->name, precision, policy);
+        for (int c = 0; c < TT__COUNT(cards); c++) {
+            double room = (cards[c] - 0.7) * 1e9;
+            int64_t fits = 0, fails = 1;
+            double bytes = 0, above = 0, now;
+            while (fails - fits > 1 || above == 0) {
+                int64_t batch = above == 0 ? fails : fits + (fails - fits) / 2;
+                now = plan_bytes(ctx, &model, tokens, precision, policy, batch);
+                if (now > room) fails = batch, above = now;
+                else if (fits = batch, bytes = now, above == 0) fails = 2 * batch;
+            }
+            if (!bench.json) { printf(" %7lld", (long long)fits); continue; }
+            printf("{\"model\": \"%s\", \"precision\": \"%s\", \"recompute\": \"%s\", ", s->name, precision, policy);
+            printf("\"card_gb\": %d, \"batch\": %lld, \"planned_bytes\": %.0f, \"next_bytes\": %.0f}\n", cards[c],
+                   (long long)fits, bytes, above);
+        }
+        if (!bench.json) printf("\n");
+        fflush(stdout);
+    }
+    if (s->vit) tt_vit_free(&vit);
+    else tt_bert_free(&bert);
+}
+
 int main(int argc, char **argv)
 {
-    bool run = false;
+    bool run = false, fits = false;
     const bench_flag flags[] = {
         {"--vit", NULL, &opt.size, NULL, "SIZE: Ti/16, S/16, B/16, L/16 or H/14"},
         {"--pixels", &opt.pixels, NULL, NULL, "height and width of the images"},
         {"--batch", &opt.batch, NULL, NULL, "images of the first rung, up to 64; the others in proportion"},
         {"--device", NULL, &opt.device, NULL, "KIND for which to plan: cpu or cuda (cuda)"},
         {"--measure", NULL, NULL, &run, "a step of each rung (with --device cpu)"},
+        {"--fits", NULL, NULL, &fits, "the largest micro-batch on cards of 8, 12, 24 and 80 GB instead"},
     };
     bench_open(argc, argv, flags, TT__COUNT(flags));
     if (opt.batch > 64) bench_die("--batch %d is above 64", opt.batch);
     if (run && strcmp(opt.device, "cpu") != 0) bench_die("--measure needs --device cpu");
+    if (fits) {
+        if (!bench.json) {
+            printf("largest micro-batch with AdamW, device kind %s, 0.7 GB left to the driver\n", opt.device);
+            printf("%-28s %-10s %-7s %7s %7s %7s %7s\n", "", "", "", "8 GB", "12 GB", "24 GB", "80 GB");
+        }
+        for (int k = 0; k < TT__COUNT(subjects); k++) fit_cards(&subjects[k]);
+        bench_close();
+        return 0;
+    }
     if (!bench.json) printf("ViT-%s, %d x %d pixels, batch %d, device kind %s\n%-36s %8s %9s %9s %9s %8s\n", opt.size, opt.pixels, opt.pixels, opt.batch, opt.device, "rung",
                             "planned", "measured", "resident", "FLOPs", "article");
     for (int k = 0; k <= TT__COUNT(rungs); k++) {
