@@ -600,9 +600,9 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
 /* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches (longest first), and
    cut into steps of `batch` sequences, whose order within the window is shuffled again; the last step of an epoch may have
    fewer. A step is one or more micro-batches, filled in that order, each of at most max_seqs = ceil(batch / accumulate)
-   sequences (or as many as there are, or max_tokens / 2) and max_tokens tokens, without padding. Threads of its own tokenize
-   ahead of the trainer; each text is tokenized once and its ids are kept (2 bytes each). The dataset and the tokenizer must
-   stay until the loader is freed. */
+   sequences (or as many as there are, or max_tokens / 2) and max_tokens tokens, without padding. Texts are tokenized once, when
+   the loader is made, on the context's threads (some 100 MB of text a second each); their ids are kept (2 bytes each), so that
+   the loader knows what its micro-batches need. The dataset and the tokenizer must stay until the loader is freed. */
 typedef struct tt_loader_options {
     int batch;        /* sequences, or images, of a step. Default 16                                                  */
     int accumulate;   /* 1..batch; micro-batches have at most ceil(batch / accumulate) sequences. Default 1           */
@@ -611,7 +611,7 @@ typedef struct tt_loader_options {
     bool shuffle;     /* Default true. False: in dataset order, unsorted (evaluation, prediction)                     */
     int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting                                    */
     bool drop_last;   /* leave out a last incomplete step. Default false                                              */
-    int threads;      /* that tokenize or make images, 0..64; 0: tt_loader_next does it. Default 1                    */
+    int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1           */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -652,13 +652,18 @@ tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenize
 tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image, const tt_loader_options *o);
 void tt_loader_free(tt_loader *l); /* at any time: stops its threads                                                  */
 int64_t tt_loader_steps(const tt_loader *l);                   /* steps of an epoch                                     */
-int tt_loader_max_seqs(const tt_loader *l);                    /* of a micro-batch                                      */
-int tt_loader_max_tokens(const tt_loader *l);                  /* of a micro-batch; 0: images                           */
+/* What a trainer must have room for, by the texts that there are: max_seqs, max_tokens (of the max_seqs longest texts; 0 of images)
+   and accumulate (a step may have several micro-batches) of tt_train_options. A trainer for several loaders needs the largest. */
+int tt_loader_max_seqs(const tt_loader *l);
+int tt_loader_max_tokens(const tt_loader *l);
+bool tt_loader_accumulates(const tt_loader *l);
+int tt_loader_longest(const tt_loader *l);                     /* tokens of the longest text before it is cut; 0: images */
+int64_t tt_loader_cut(const tt_loader *l);                     /* texts that are cut, as they are longer than max_length */
 /* Goes to step `step` of epoch `epoch` (both from 0); order and contents depend on (seed, epoch, step) alone. */
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
 /* The next micro-batch; false at the end of the epoch (then seek on; tt_error_code is TT_OK) and on error (it is not). */
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
-double tt_loader_waited(const tt_loader *l);                   /* seconds that tt_loader_next spent waiting             */
+double tt_loader_waited(const tt_loader *l);                   /* seconds that tt_loader_next has waited for images     */
 
 /* ----------------------------------------------------------------------------------------------------- models */
 
@@ -788,7 +793,7 @@ typedef struct tt_train_options {
     const char *device;              /* as tt_compile_options. Default NULL: as the environment says, else "cpu"       */
     float label_smoothing;           /* default 0                                                                    */
     int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens. max_tokens: text only */
-    bool accumulate;                 /* steps may have several micro-batches. Default false                          */
+    bool accumulate;                 /* steps may have several micro-batches; take tt_loader_accumulates. Default false */
     size_t memory_budget;            /* bytes; 0: no limit                                                           */
 } tt_train_options;
 tt_train_options tt_train_options_default(void);
@@ -11625,7 +11630,8 @@ typedef struct tt__word {     /* the word that is being read, and the ids so far
 
 static void tt__word_id(tt__word *w, int id)
 {
-    if (w->count < w->limit) w->ids[w->count++] = id;
+    if (w->count < w->limit) w->ids[w->count] = id;
+    if (w->count < INT_MAX) w->count++;
 }
 
 static void tt__word_end(tt__word *w)
@@ -11684,16 +11690,17 @@ static void tt__word_other(tt__word *w, uint32_t c)
     if (cjk) tt__word_end(w);
 }
 
-int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
+/* tt_tokenize with room for max_tokens >= 2. Reads on to the end of a text that is longer if `whole`. Returns how many ids the text
+   has: of those beyond max_tokens, all if `whole`, else some. */
+static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens, bool whole)
 {
     tt__word w;
-    if (max_tokens < 2) return 0;
     w.k = k;
     w.ids = ids;
     w.count = w.chars = w.bytes = 0;
     w.limit = max_tokens - 1; /* [SEP] always fits */
     tt__word_id(&w, k->cls);
-    for (size_t at = 0; at < bytes && w.count < w.limit;) {
+    for (size_t at = 0; at < bytes && (whole || w.count < w.limit);) {
         unsigned char byte = (unsigned char)text[at];
         uint8_t c = k->classes[byte];
         if (c > TT__CLASS_PUNCTUATION) { /* a run of ASCII letters and digits: most of a text */
@@ -11716,8 +11723,13 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
         }
     }
     tt__word_end(&w);
-    ids[w.count++] = k->sep;
-    return w.count;
+    ids[w.count < w.limit ? w.count : w.limit] = k->sep;
+    return w.count < INT_MAX ? w.count + 1 : INT_MAX;
+}
+
+int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
+{
+    return max_tokens < 2 ? 0 : (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
 }
 
 /* ------------------------------------------------------------------------------------------------------ images */
@@ -12551,16 +12563,12 @@ tt_loader_options tt_loader_options_default(void)
 
 #define TT__LOADER_THREADS 64
 
-enum { TT__TEXT_NEW, TT__TEXT_BUSY, TT__TEXT_READY };
-
 typedef struct tt__tokens { const void *ids; int count; } tt__tokens; /* ids: uint16_t, or int32_t for a large vocabulary */
 
 typedef struct tt__loader_thread {
     struct tt_loader *loader;
     pthread_t handle;
-    int32_t *scratch;              /* (max_length) */
-    tt__chunk *chunks;             /* where its ids are kept */
-    tt__resampler resampler;       /* images */
+    tt__resampler resampler;
 } tt__loader_thread;
 
 typedef struct tt__ring_slot {     /* of a micro-batch of images */
@@ -12571,8 +12579,8 @@ typedef struct tt__ring_slot {     /* of a micro-batch of images */
     char why[256];
 } tt__ring_slot;
 
-/* Every text is tokenized once, in the order in which the first epoch needs it; later epochs find its ids. Images are made anew in each
-   epoch, micro-batches `base` to `base` + slots - 1 ahead of the trainer, which reads `base`. */
+/* Texts are tokenized when the loader is made. Images are made anew in each epoch, micro-batches `base` to `base` + slots - 1 ahead of
+   the trainer, which reads `base`. */
 struct tt_loader {
     tt_context *ctx;
     const tt_dataset *d;
@@ -12583,14 +12591,18 @@ struct tt_loader {
     bool sort;                     /* windows are sorted, and their steps shuffled */
     int64_t texts, steps;          /* of an epoch */
 
-    pthread_mutex_t mutex;         /* guards the following five, each text's `tokens` until it is READY, and a slot but its pixels */
-    pthread_cond_t work, ready;
-    int64_t cursor;                /* in `order`: the next text to tokenize, or image to make */
-    int64_t awaited;               /* the text that tt_loader_next sleeps for; -1: none */
-    bool stop, failed;
-    uint8_t *state;                /* (count) */
-    uint32_t *order;               /* (count) this epoch's; changes under the mutex */
     tt__tokens *tokens;            /* (count) */
+    tt__chunk *chunks;             /* where their ids are kept */
+    int32_t *scratch;              /* (the context's threads, max_length) while texts are tokenized */
+    int longest;                   /* tokens of a text before it is cut */
+    int64_t cut;                   /* texts */
+    bool accumulates;
+
+    pthread_mutex_t mutex;         /* guards the following four, a slot but its pixels, and while texts are tokenized the seven above */
+    pthread_cond_t work, ready;
+    int64_t cursor;                /* in `order`: the next image to make */
+    bool stop, failed;
+    uint32_t *order;               /* (count) this epoch's; changes under the mutex */
     tt__loader_thread threads[TT__LOADER_THREADS];
     int started;
 
@@ -12610,69 +12622,62 @@ struct tt_loader {
     int64_t *index;
 };
 
-static bool tt__loader_tokenize(tt_loader *l, tt__loader_thread *thread, uint32_t text)
-{
-    const tt__example *e = &l->d->examples[text];
-    int n = tt_tokenize(l->k, e->text, e->bytes, thread->scratch, l->o.max_length);
-    void *ids = tt__chunks_take(l->ctx, &thread->chunks, (size_t)n * (l->wide ? 4 : 2));
-    if (!ids) return false;
-    if (l->wide) memcpy(ids, thread->scratch, (size_t)n * 4);
-    else for (int i = 0; i < n; i++) ((uint16_t *)ids)[i] = (uint16_t)thread->scratch[i];
-    l->tokens[text].ids = ids;
-    l->tokens[text].count = n;
-    return true;
-}
+#define TT__TEXTS_AT_ONCE 64 /* of a task */
 
-static int64_t tt__loader_take(tt_loader *l) /* the next text that nobody has; -1: none. With the mutex held */
+/* Tokenizes some texts. */
+static void tt__loader_task(void *arg, int64_t task, int thread)
 {
-    while (l->cursor < l->texts) {
-        uint32_t text = l->order[l->cursor++];
-        if (l->state[text] != TT__TEXT_NEW) continue;
-        l->state[text] = TT__TEXT_BUSY;
-        return text;
-    }
-    return -1;
-}
-
-static void *tt__loader_main(void *arg)
-{
-    tt__loader_thread *thread = (tt__loader_thread *)arg;
-    tt_loader *l = thread->loader;
-    pthread_mutex_lock(&l->mutex);
-    for (;;) {
-        int64_t text = -1;
-        while (!l->stop && (l->failed || (text = tt__loader_take(l)) < 0)) pthread_cond_wait(&l->work, &l->mutex);
-        if (l->stop) break;
-        pthread_mutex_unlock(&l->mutex);
-        bool ok = tt__loader_tokenize(l, thread, (uint32_t)text);
+    tt_loader *l = (tt_loader *)arg;
+    int32_t *from = l->scratch + (size_t)thread * (size_t)l->o.max_length;
+    int first = (int)task * TT__TEXTS_AT_ONCE, end = (int)tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
+    for (int text = first; text < end; text++) {
+        const tt__example *e = &l->d->examples[text];
+        int whole = tt__tokenize(l->k, e->text, e->bytes, from, l->o.max_length, true);
+        int n = (int)tt__min(whole, l->o.max_length);
         pthread_mutex_lock(&l->mutex);
-        l->state[text] = ok ? TT__TEXT_READY : TT__TEXT_NEW;
-        if (!ok) l->failed = true;
-        if (!ok || text == l->awaited) pthread_cond_signal(&l->ready);
+        void *ids = tt__chunks_take(l->ctx, &l->chunks, (size_t)n * (l->wide ? 4 : 2));
+        l->failed |= !ids;
+        l->longest = (int)tt__max(l->longest, whole);
+        l->cut += whole > n;
+        pthread_mutex_unlock(&l->mutex);
+        if (!ids) return;
+        if (l->wide) memcpy(ids, from, (size_t)n * 4);
+        else for (int i = 0; i < n; i++) ((uint16_t *)ids)[i] = (uint16_t)from[i];
+        l->tokens[text].ids = ids;
+        l->tokens[text].count = n;
     }
-    pthread_mutex_unlock(&l->mutex);
-    return NULL;
 }
 
-/* Until the ids of `text` are there. */
-static bool tt__loader_await(tt_loader *l, uint32_t text)
+static bool tt__loader_longer(const void *arg, uint32_t a, uint32_t b)
 {
-    pthread_mutex_lock(&l->mutex);
-    if (l->state[text] != TT__TEXT_READY) {
-        double start = tt__seconds();
-        if (l->started) {
-            l->awaited = text;
-            while (l->state[text] != TT__TEXT_READY && !l->failed) pthread_cond_wait(&l->ready, &l->mutex);
-            l->awaited = -1;
-        } else if (tt__loader_tokenize(l, &l->threads[0], text)) {
-            l->state[text] = TT__TEXT_READY;
-        }
-        l->waited += tt__seconds() - start;
+    const tt__tokens *tokens = (const tt__tokens *)arg;
+    return tokens[a].count != tokens[b].count ? tokens[a].count > tokens[b].count : a < b;
+}
+
+/* Tokenizes all texts, and sets what their lengths decide. */
+static bool tt__loader_tokenize(tt_loader *l)
+{
+    tt_context *ctx = l->ctx;
+    size_t count = (size_t)l->d->count, scratch;
+    if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->pool->threads * sizeof *l->scratch, &scratch)) scratch = SIZE_MAX;
+    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) || !(l->scratch = (int32_t *)tt__alloc(ctx, scratch))) return false;
+    tt__parallel(ctx->pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
+    tt__free(ctx, l->scratch);
+    l->scratch = NULL;
+    if (l->failed) return tt__fail(ctx, TT_ERR_MEMORY, "loader: out of memory for the tokens of %d texts", l->d->count), false;
+
+    /* A micro-batch needs no more than the longest texts do; nor does a step. */
+    int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0, step = 0;
+    for (uint32_t i = 0; i < (uint32_t)count; i++) l->order[i] = i;
+    tt__sort_indices(l->order, count, tt__loader_longer, l->tokens);
+    l->max_seqs = (int)tt__min(l->max_seqs, room / 2); /* a text has [CLS] and [SEP] at least */
+    for (int64_t i = 0; i < tt__min(l->o.batch, l->d->count); i++) {
+        step += l->tokens[l->order[i]].count;
+        if (i < l->max_seqs) micro = step;
     }
-    bool ok = l->state[text] == TT__TEXT_READY;
-    pthread_mutex_unlock(&l->mutex);
-    if (!ok) tt__fail(l->ctx, TT_ERR_MEMORY, "out of memory for the tokens of text %u of %d", text, l->d->count);
-    return ok;
+    l->max_tokens = (int)tt__min(room, micro);
+    l->accumulates = step > l->max_tokens;
+    return true;
 }
 
 /* ---- images of a loader */
@@ -12850,16 +12855,13 @@ void tt_loader_free(tt_loader *l)
     pthread_cond_destroy(&l->ready);
     pthread_cond_destroy(&l->work);
     pthread_mutex_destroy(&l->mutex);
-    for (int i = 0; i < TT__LOADER_THREADS; i++) {
-        tt__free(ctx, l->threads[i].scratch);
-        tt__chunks_free(ctx, &l->threads[i].chunks);
-        tt__resampler_free(ctx, &l->threads[i].resampler);
-    }
+    for (int i = 0; i < TT__LOADER_THREADS; i++) tt__resampler_free(ctx, &l->threads[i].resampler);
     for (int i = 0; l->ring && i < l->slots; i++) tt__free(ctx, l->ring[i].pixels);
     tt__free(ctx, l->ring);
-    tt__free(ctx, l->state);
     tt__free(ctx, l->order);
+    tt__free(ctx, l->scratch);
     tt__free(ctx, l->tokens);
+    tt__chunks_free(ctx, &l->chunks);
     tt__free(ctx, l->sorted);
     tt__free(ctx, l->step_order);
     tt__free(ctx, l->ids);
@@ -12875,6 +12877,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
 {
     if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", o->batch, o->accumulate);
+    if (!d->count) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: the dataset is empty");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
     if (o->drop_last && d->count < o->batch)
@@ -12892,12 +12895,9 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
 static bool tt__loader_allocate(tt_loader *l) /* what texts need */
 {
     tt_context *ctx = l->ctx;
-    size_t count = (size_t)l->d->count, seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens;
-    size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
-    for (int i = 0; i < (l->o.threads ? l->o.threads : 1); i++)
-        if (!(l->threads[i].scratch = (int32_t *)tt__alloc(ctx, (size_t)l->o.max_length * 4))) return false;
-    return (l->state = (uint8_t *)tt__calloc(ctx, count)) && (l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) &&
-           (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) && (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
+    if (!tt__loader_tokenize(l)) return false;
+    size_t seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens, window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
+    return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) && (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
            (l->ids = (int32_t *)tt__alloc(ctx, rows * 4)) && (l->positions = (int32_t *)tt__alloc(ctx, rows * 4)) &&
            (l->types = (int32_t *)tt__calloc(ctx, rows * 4)) && (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
@@ -12931,24 +12931,26 @@ static tt_loader *tt__loader_begin(tt_context *ctx, const tt_dataset *d, const t
     l->steps = o->drop_last ? d->count / o->batch : tt__ceil_div(d->count, o->batch);
     l->texts = tt__min(d->count, l->steps * o->batch);
     l->max_seqs = (int)tt__min(tt__ceil_div(o->batch, o->accumulate), d->count);
+    l->accumulates = l->max_seqs < tt__min(o->batch, d->count);
     l->window_steps = 1;
-    l->awaited = l->epoch = l->window_at = -1;
+    l->epoch = l->window_at = -1;
     return l;
 }
 
-/* Allocates the rest, goes to the first step and starts the threads. Frees it on failure. */
+/* Allocates the rest, goes to the first step and starts the threads that `run`, if any. Frees it on failure. */
 static tt_loader *tt__loader_end(tt_loader *l, bool (*allocate)(tt_loader *), void *(*run)(void *))
 {
     tt_context *ctx = l->ctx;
     size_t seqs = (size_t)l->max_seqs;
+    int threads = run ? l->o.threads : 0;
     bool ok = (l->order = (uint32_t *)tt__alloc(ctx, (size_t)l->d->count * 4)) && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
               (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) && allocate(l) && tt_loader_seek(l, 0, 0) == TT_OK;
     for (int i = 0; i < TT__LOADER_THREADS; i++) l->threads[i].loader = l;
-    while (ok && l->started < l->o.threads) {
+    while (ok && l->started < threads) {
         tt__loader_thread *thread = &l->threads[l->started];
         ok = tt__thread_start(&thread->handle, run, thread);
         if (ok) l->started++;
-        else tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower", l->started + 1, l->o.threads);
+        else tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower", l->started + 1, threads);
     }
     if (ok) return l;
     tt_loader_free(l);
@@ -12966,11 +12968,9 @@ tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenize
     if (!l) return NULL;
     l->k = k;
     l->wide = k->size > 65536;
-    l->max_tokens = (int)tt__min(o.max_tokens ? o.max_tokens : INT32_MAX, (int64_t)l->max_seqs * o.max_length);
-    l->max_seqs = (int)tt__min(l->max_seqs, l->max_tokens / 2); /* a text has [CLS] and [SEP] at least */
     l->sort = o.shuffle && o.window > 1;
     if (l->sort) l->window_steps = tt__min(o.window, l->steps);
-    return tt__loader_end(l, tt__loader_allocate, tt__loader_main);
+    return tt__loader_end(l, tt__loader_allocate, NULL);
 }
 
 tt_image_options tt_image_options_default(int height, int width)
@@ -13015,6 +13015,9 @@ tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_im
 int64_t tt_loader_steps(const tt_loader *l) { return l->steps; }
 int tt_loader_max_seqs(const tt_loader *l) { return l->max_seqs; }
 int tt_loader_max_tokens(const tt_loader *l) { return l->max_tokens; }
+bool tt_loader_accumulates(const tt_loader *l) { return l->accumulates; }
+int tt_loader_longest(const tt_loader *l) { return l->longest; }
+int64_t tt_loader_cut(const tt_loader *l) { return l->cut; }
 double tt_loader_waited(const tt_loader *l) { return l->waited; }
 
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
@@ -13035,8 +13038,8 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     }
     l->step = step;
     l->in_step = 0;
-    l->cursor = tt__min(step / l->window_steps * l->window_steps * l->o.batch, l->texts);
-    l->failed = false; /* memory may be there by now */
+    l->cursor = tt__min(step * l->o.batch, l->texts);
+    l->failed = false;
     for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
     l->base = step * tt__ceil_div(l->o.batch, l->max_seqs);
     pthread_cond_broadcast(&l->work);
@@ -13044,22 +13047,12 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return TT_OK;
 }
 
-static bool tt__loader_longer(const void *arg, uint32_t a, uint32_t b)
-{
-    const tt__tokens *tokens = (const tt__tokens *)arg;
-    return tokens[a].count != tokens[b].count ? tokens[a].count > tokens[b].count : a < b;
-}
-
 /* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then in random order. A
    last incomplete step stays the last of its epoch. */
-static bool tt__loader_window(tt_loader *l, int64_t window)
+static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch, n = tt__min(l->window_steps * l->o.batch, l->texts - first);
-    l->window_at = -1;
-    for (int64_t i = 0; i < n; i++) {
-        l->sorted[i] = l->order[first + i];
-        if (!tt__loader_await(l, l->sorted[i])) return false;
-    }
+    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->order[first + i];
     if (l->sort) {
         uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->epoch, TT__SHUFFLE_STEPS + (uint64_t)window);
         tt__sort_indices(l->sorted, (size_t)n, tt__loader_longer, l->tokens);
@@ -13069,7 +13062,6 @@ static bool tt__loader_window(tt_loader *l, int64_t window)
         l->step_order[0] = 0;
     }
     l->window_at = window;
-    return true;
 }
 
 bool tt_loader_next(tt_loader *l, tt_batch *batch)
@@ -13080,7 +13072,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     if (l->step >= l->steps) return false;
     if (l->ring) return tt__image_next(l, batch);
     int64_t window = l->step / l->window_steps;
-    if (window != l->window_at && !tt__loader_window(l, window)) return false;
+    if (window != l->window_at) tt__loader_window(l, window);
 
     int64_t from = (window * l->window_steps + l->step_order[l->step % l->window_steps]) * l->o.batch;
     int in_step = (int)tt__min(l->o.batch, l->texts - from), rows = 0, seqs = 0;
@@ -14524,11 +14516,23 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
     return TT_OK;
 }
 
+/* Has the trainer room for every micro-batch of a loader? Asked before the first, since a large one may come late. */
+static tt_status tt__loader_fits(const tt_trainer *r, const tt_loader *l, const char *what)
+{
+    const tt_train_options *o = &r->options;
+    bool tokens_fit = r->model.image_bytes || l->max_tokens <= o->max_tokens;
+    if (tokens_fit && l->max_seqs <= o->max_seqs) return TT_OK;
+    return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, and the trainer has max_seqs = %d and "
+                    "max_tokens = %d: make it for the largest of all its loaders", what, l->max_seqs, l->max_tokens, o->max_seqs, o->max_tokens);
+}
+
 tt_status tt_evaluate(tt_trainer *r, tt_loader *l, tt_stats *stats)
 {
     tt_batch b;
     memset(stats, 0, sizeof *stats);
-    tt_status status = tt_loader_seek(l, 0, 0);
+    tt_status status = tt__loader_fits(r, l, "to evaluate");
+    if (status == TT_OK) status = tt_loader_seek(l, 0, 0);
+    if (status != TT_OK) return status;
     r->ctx->status = TT_OK;
     while (status == TT_OK && tt_loader_next(l, &b)) status = tt_evaluate_batch(r, &b, stats);
     return status == TT_OK ? r->ctx->status : status; /* the loader's */
@@ -15048,7 +15052,11 @@ static tt_status tt__fit_begin(tt__fit *f)
     tt_context *ctx = f->r->ctx;
     const tt_files *files = &ctx->options.files;
     tt_status status = tt__must_train(f->r);
+    if (status == TT_OK) status = tt__loader_fits(f->r, f->train, "to train on");
+    if (status == TT_OK && f->validation) status = tt__loader_fits(f->r, f->validation, "for validation");
     if (status != TT_OK) return status;
+    if (f->train->accumulates && !f->r->options.accumulate)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the trainer with accumulate = true");
     if (f->o.epochs < 1) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
     if (f->o.resume && !f->o.folder) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     status = tt__fit_line(f, heading, sizeof heading - 1);

@@ -1020,6 +1020,64 @@ TEST(loader_micro_batches) /* greedy: each is full, in sequences or tokens, or e
     TEST_CLOSE(ctx, &a);
 }
 
+/* What a trainer must have room for is what the texts need, not what max_length would allow. */
+TEST(loader_capacity_is_that_of_the_texts)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_tokenizer *k = tt_tokenizer_open(ctx, TEST_GOLDEN("vocab_uncased.txt"), true);
+    enum { N = 300 };
+    tt_dataset *d = words(ctx, N);
+    static const struct { int batch, accumulate, length, tokens; bool shuffle; } c[] = {
+        {16, 1, 512, 0, true}, {16, 1, 512, 0, false}, {16, 4, 512, 0, true}, {16, 1, 20, 0, true}, {500, 1, 512, 0, true},
+        {16, 1, 512, 600, true}, {16, 1, 512, 512, true}, {16, 1, 20, 100, true}, {1, 1, 512, 0, true}, {16, 1, 30, 480, true}};
+    REQUIRE(k && d);
+    for (int i = 0; i < TEST_COUNT(c); i++) {
+        int32_t ids[600];
+        int length[N], longest = 0, cut = 0, micro = 0, step = 0, parts = 0, most = 0;
+        tt_loader_options o = tt_loader_options_default();
+        tt_batch b;
+        o.batch = c[i].batch; o.accumulate = c[i].accumulate; o.max_length = c[i].length; o.max_tokens = c[i].tokens; o.shuffle = c[i].shuffle;
+        tt_loader *l = tt_loader_new(ctx, d, k, &o);
+        REQUIRE(l);
+        for (int t = 0; t < N; t++) {
+            size_t n;
+            const char *text = tt_dataset_text(d, t, &n);
+            int whole = tt_tokenize(k, text, n, ids, 600);
+            longest = whole > longest ? whole : longest;
+            cut += whole > c[i].length;
+            length[t] = whole < c[i].length ? whole : c[i].length;
+            for (int s = t; s && length[s] > length[s - 1]; s--) { /* longest first */
+                int other = length[s];
+                length[s] = length[s - 1];
+                length[s - 1] = other;
+            }
+        }
+        int seqs = (c[i].batch + c[i].accumulate - 1) / c[i].accumulate;
+        for (int t = 0; t < N && t < c[i].batch; t++) {
+            step += length[t];
+            micro += t < seqs ? length[t] : 0;
+        }
+        CHECK(tt_loader_longest(l) == longest && longest == 30 && tt_loader_cut(l) == cut && (cut > 0) == (c[i].length < 30));
+        CHECK(tt_loader_max_tokens(l) == (c[i].tokens && c[i].tokens < micro ? c[i].tokens : micro));
+        CHECK(tt_loader_accumulates(l) == (c[i].accumulate > 1 || step > tt_loader_max_tokens(l)));
+        for (int epoch = 0; epoch < 20; epoch++) {
+            CHECK(tt_loader_seek(l, epoch, 0) == TT_OK);
+            while (tt_loader_next(l, &b)) {
+                CHECK(b.rows <= tt_loader_max_tokens(l) && b.seqs <= tt_loader_max_seqs(l));
+                most = b.rows > most ? b.rows : most;
+                parts += !b.last_of_step;
+            }
+        }
+        if (c[i].shuffle && !c[i].tokens) CHECK(most > tt_loader_max_tokens(l) * 9 / 10); /* it is not far from what is used */
+        if (!tt_loader_accumulates(l)) CHECK(parts == 0);
+        tt_loader_free(l);
+    }
+    tt_dataset_free(d);
+    tt_tokenizer_free(k);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* ------------------------------------------------------------------------------------- failures of allocation */
 
 static bool use_everything(tt_context *ctx, const char *folder, const char *csv, const char *safetensors)
@@ -1195,7 +1253,7 @@ static const test_case tests[] = {
     TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile), TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_writer_errors),
     TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many), TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_vocabulary), TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder), TEST_CASE(dataset_table), TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(dataset_file_faults),
-    TEST_CASE(loader_batches), TEST_CASE(loader_micro_batches), TEST_CASE(allocation_failures), TEST_CASE(fuzz),
+    TEST_CASE(loader_batches), TEST_CASE(loader_micro_batches), TEST_CASE(loader_capacity_is_that_of_the_texts), TEST_CASE(allocation_failures), TEST_CASE(fuzz),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

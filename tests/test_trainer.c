@@ -120,10 +120,7 @@ static bool open_world(world *w, const setup *s)
     lo.shuffle = false;
     lo.threads = 0;
     w->all = tt_loader_new(w->ctx, w->d, w->k, &lo);
-    tt_batch b;
     if (!CHECK(w->l && w->all)) return false;
-    while (tt_loader_next(w->l, &b)) {} /* its thread has all tokens now, and allocates no more */
-    CHECK(tt_loader_seek(w->l, 0, 0) == TT_OK);
     tt_bert_config c = tt_bert_config_default(true);
     c.vocab_size = tt_tokenizer_size(w->k);
     c.hidden_size = s->hidden;
@@ -371,6 +368,41 @@ TEST(max_tokens_splits_steps)
         }
     }
     CHECK(updates == 4 && seqs == TEXTS && micro > 12);
+    close_world(&w);
+}
+
+/* A trainer that was planned for short texts is told of longer ones before it begins, not in the middle. */
+TEST(loaders_that_do_not_fit)
+{
+    setup s = small();
+    world w;
+    tt_stats stats;
+    bool finished = true;
+    tt_loader_options lo = tt_loader_options_default();
+    tt_fit_options o = tt_fit_options_default();
+    if (!open_world(&w, &s)) return;
+    lo.batch = BATCH;
+    lo.threads = 0;
+    lo.max_length = 5;
+    tt_loader *brief = tt_loader_new(w.ctx, w.d, w.k, &lo);
+    lo.max_length = lo.max_tokens = 24;
+    tt_loader *split = tt_loader_new(w.ctx, w.d, w.k, &lo);
+    tt_model model = tt_bert_classifier(&w.m);
+    tt_train_options to = train_options(&s, brief);
+    tt_trainer *r = tt_trainer_new(w.ctx, &model, &to);
+    REQUIRE(brief && split && r && tt_loader_max_tokens(brief) < tt_loader_max_tokens(w.all));
+    CHECK(tt_evaluate(r, w.all, &stats) == TT_ERR_SHAPE);
+    CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "micro-batches to evaluate have up to 8 sequences and ");
+    CHECK(tt_fit(r, brief, w.all, &o, &finished) == TT_ERR_SHAPE && !finished && tt_trainer_steps(r) == 0);
+    CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "micro-batches for validation have up to 8 sequences");
+    CHECK(tt_fit(r, w.l, brief, &o, &finished) == TT_ERR_SHAPE && tt_trainer_steps(r) == 0);
+    CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "max_tokens = 40: make it for the largest of all its loaders");
+    CHECK(tt_fit(w.r, split, w.all, &o, &finished) == TT_ERR_ARGUMENT && tt_trainer_steps(w.r) == 0);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "make the trainer with accumulate = true");
+    CHECK(tt_fit(w.r, w.l, brief, &o, &finished) == TT_OK && finished);
+    tt_trainer_free(r);
+    tt_loader_free(split);
+    tt_loader_free(brief);
     close_world(&w);
 }
 
@@ -1449,7 +1481,7 @@ TEST(fit_stops_at_a_failed_step_and_saves)
 
 static const test_case tests[] = {
     TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together), TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
-    TEST_CASE(steps_of_several_micro_batches_need_accumulate), TEST_CASE(batches_that_do_not_fit), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(evaluation_changes_nothing),
+    TEST_CASE(loaders_that_do_not_fit), TEST_CASE(steps_of_several_micro_batches_need_accumulate), TEST_CASE(batches_that_do_not_fit), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(evaluation_changes_nothing),
     TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities), TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(planned_for_another_device), TEST_CASE(allocation_failures),
     TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_with_loss_scaling), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
     TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
