@@ -157,7 +157,7 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_load
     o.device = opt.device;
     o.max_seqs = l ? tt_loader_max_seqs(l) : 1;
     o.max_tokens = l ? tt_loader_max_tokens(l) : m->config.max_positions;
-    o.accumulate = opt.accumulate > 1 || opt.batch * m->config.max_positions > o.max_tokens;
+    o.accumulate = l && tt_loader_accumulates(l);
     return (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
 }
 
