@@ -143,8 +143,8 @@ static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const
     }
 }
 
-/* For the micro-batches of l, or of one text where that is NULL. total_steps 0: only to evaluate and predict. */
-static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_loader *l, int64_t total_steps)
+/* For the micro-batches of two loaders, of one where the other is NULL, or of one text. total_steps 0: only to evaluate and predict. */
+static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_loader *l, const tt_loader *other, int64_t total_steps)
 {
     tt_model model = tt_bert_classifier(m);
     tt_train_options o = tt_train_options_default();
@@ -157,6 +157,8 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_load
     o.device = opt.device;
     o.max_seqs = l ? tt_loader_max_seqs(l) : 1;
     o.max_tokens = l ? tt_loader_max_tokens(l) : m->config.max_positions;
+    if (other && tt_loader_max_seqs(other) > o.max_seqs) o.max_seqs = tt_loader_max_seqs(other);
+    if (other && tt_loader_max_tokens(other) > o.max_tokens) o.max_tokens = tt_loader_max_tokens(other);
     o.accumulate = l && tt_loader_accumulates(l);
     return (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
 }
@@ -215,7 +217,7 @@ static void test(void)
     must(ctx, tt_bert_load(ctx, &m, opt.out, 0));
     tt_dataset *d = read_reviews(ctx, "test", opt.test, &m);
     tt_loader *l = loader_of(ctx, d, k, m.config.max_positions, false);
-    tt_trainer *t = make_trainer(ctx, &m, l, 0);
+    tt_trainer *t = make_trainer(ctx, &m, l, NULL, 0);
     must(ctx, tt_evaluate(t, l, &s));
     printf("best epoch: accuracy %.4f, loss %.4f on %.0f test reviews\nsaved: %s\n", s.correct / s.targets, s.loss, s.targets, opt.out);
     tt_trainer_free(t), tt_loader_free(l), tt_bert_free(&m), tt_dataset_free(d), tt_tokenizer_free(k), tt_close(ctx);
@@ -236,7 +238,7 @@ static bool train(void) /* false: stopped by an error */
     make_model(ctx, &m, k, d);
     if (!opt.plan) tt_dataset_free(read_reviews(ctx, "test", opt.test, &m)); /* so that what is wrong with it shows now */
     tt_loader *l = loader_of(ctx, d, k, m.config.max_positions, true), *validation = loader_of(ctx, held, k, m.config.max_positions, false);
-    tt_trainer *t = make_trainer(ctx, &m, l, tt_loader_steps(l) * opt.epochs);
+    tt_trainer *t = make_trainer(ctx, &m, l, validation, tt_loader_steps(l) * opt.epochs);
     printf("%lld reviews to train on, %lld for validation; %s, %d threads, %s\n", (long long)tt_dataset_count(d), (long long)tt_dataset_count(held),
            opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
     tt_plan_text(tt_trainer_program(t), plan, sizeof plan);
@@ -274,7 +276,7 @@ static void predict(void)
     tt_tokenizer *k = open_tokenizer(ctx, opt.out);
     tt_bert m;
     must(ctx, tt_bert_load(ctx, &m, opt.out, 0));
-    tt_trainer *t = make_trainer(ctx, &m, NULL, 0);
+    tt_trainer *t = make_trainer(ctx, &m, NULL, NULL, 0);
     char *line = NULL;
     size_t capacity = 0;
     float *probability = (float *)made(NULL, calloc((size_t)m.config.classes, sizeof *probability));
