@@ -32,10 +32,15 @@
      TINYTRAIN_CUDA              in that file: device "cuda" runs; compile tinytrain_cuda.cu with nvcc and link it, cublasLt and cudart
      TINYTRAIN_BACKEND           in a file that is a backend, as tinytrain_cuda.cu: what it gets and must have (>>backend)
      NDEBUG                      in that file: the verifier, which checks the program after each pass, is off by default
-     _GNU_SOURCE is defined by that file if it is not yet; so include the header first there.
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation (-O2); no -march flag
      is needed: the instruction set is chosen at run time (environment TINYTRAIN_ISA=portable|avx2|avx512|neon forces one), and so is
      how bf16 matrices are multiplied (TINYTRAIN_BF16=dot|tiles|convert, see tt_context_options.bf16).
+
+   VENDORING
+     One file      copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation includes it before
+                   any system header, as it defines _GNU_SOURCE; with -std=gnu99 or later, or in C++, the place is free.
+     Warnings      The header has none under -Wall -Wextra -Wpedantic -Wconversion -Wshadow (gcc and clang; C99, C11,
+                   C++17, C++20), nor under -Wold-style-cast, which the implementation turns off for itself: it is C.
 
    THREE LEVELS
      models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or tt_train_batch and
@@ -91,8 +96,17 @@
      >>api  >>backend  >>base  >>tape  >>autodiff  >>passes  >>planner  >>cpu  >>program  >>optim  >>formats  >>models  >>trainer
      Each stands only on those before it. */
 
+/* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they are
+   asked to before the first of them is read. That one defines _FEATURES_H, in glibc and in musl; what it shows can
+   be told from __USE_MISC and __USE_XOPEN2K8 in glibc, from _GNU_SOURCE and _BSD_SOURCE in musl. */
+#if defined(TINYTRAIN_IMPLEMENTATION) && defined(_FEATURES_H) && \
+    !(defined(__USE_MISC) && defined(__USE_XOPEN2K8)) && \
+    (defined(__GLIBC__) || !(defined(_GNU_SOURCE) || defined(_BSD_SOURCE)))
+#error "tinytrain: system headers before this one hide POSIX: include it first, or use -D_GNU_SOURCE or -std=gnu99"
+#undef TINYTRAIN_IMPLEMENTATION /* so that this is the only error */
+#endif
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(_GNU_SOURCE)
-#define _GNU_SOURCE /* clock_gettime, posix_memalign, sched_getaffinity under -std=c99 */
+#define _GNU_SOURCE
 #endif
 
 #ifndef TINYTRAIN_H
@@ -1077,6 +1091,10 @@ extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                 
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(TT__LANES) && !defined(TT__IMPLEMENTED)
 #define TT__IMPLEMENTED
 #define TT__IMPLEMENT /* until the end of this reading of the file */
+#ifdef __cplusplus /* C has no other casts */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#endif
 
 #if defined(__FAST_MATH__) && !defined(TINYTRAIN_ALLOW_FAST_MATH)
 #error "tinytrain: -ffast-math (or -Ofast) breaks NaN checks and rounding; build without it, or define TINYTRAIN_ALLOW_FAST_MATH"
@@ -1104,10 +1122,12 @@ extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                 
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #include <time.h>
 #include <unistd.h>
 
@@ -1644,6 +1664,17 @@ static double tt__cgroup_quota(const char *root)
     fclose(f);
     return quota;
 }
+
+/* Returns the number of CPUs in the affinity mask of the calling thread; 0 if the kernel doesn't tell. The C library's
+   cpu_set_t needs _GNU_SOURCE, for which it may be too late here, and ends at 1,024 CPUs. */
+static int tt__affinity_cpus(void)
+{
+    unsigned long mask[8192 / 8 / sizeof(long)]; /* the most CPUs that Linux has (NR_CPUS in arch/x86/Kconfig) */
+    long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
+    int n = 0;
+    for (long k = 0; k < bytes / (long)sizeof *mask; k++) n += __builtin_popcountl(mask[k]);
+    return n;
+}
 #endif
 
 /* CPUs that the calling thread may run on (its affinity mask, which threads inherit), no more than the process's control groups allow. */
@@ -1652,10 +1683,8 @@ static int tt__usable_cpus(void)
     long n = sysconf(_SC_NPROCESSORS_ONLN);
 #if defined(__linux__)
     double quota = tt__cgroup_quota("");
-#ifdef CPU_COUNT
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) n = CPU_COUNT(&set);
-#endif
+    int mask = tt__affinity_cpus();
+    if (mask) n = mask;
     if (quota < (double)n) n = (long)ceil(quota);
 #endif
     return (int)tt__max(1, tt__min(n, 256));
@@ -4666,7 +4695,6 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 #if defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define TT__TILES
 #ifndef TT__TILES_TARGET
-#include <sys/syscall.h>
 #define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
 #define TT__TILES_HERE tt__tiles_here()
 #define TT__TILES_FENCE __asm__ volatile("" ::: "memory") /* gcc 12's intrinsics do not say that they read and write memory, */
@@ -6159,7 +6187,7 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
     TT__UNROLL(24)
     for (int i = 1; i < SUMS; i++) sum[0] += sum[i];
     *sink = TT__K(sum)(sum[0]);
-    return (double)n * SUMS * 2 * TT__LANES;
+    return (double)n * (double)(2 * SUMS * TT__LANES);
 }
 
 #undef TT__GEMM_MR
@@ -8445,10 +8473,8 @@ static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity)
     tt__print(&text, "threads: %d, %s", tt_threads(ctx), ctx->options.threads ? "as the options say" : "all that it may use");
 #if defined(__linux__)
     double quota = tt__cgroup_quota("");
-#ifdef CPU_COUNT
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) tt__print(&text, "; the affinity mask allows %d", CPU_COUNT(&set));
-#endif
+    int mask = tt__affinity_cpus();
+    if (mask) tt__print(&text, "; the affinity mask allows %d", mask);
     if (isfinite(quota)) tt__print(&text, "; control groups allow the time of %.4g", quota);
     else tt__print(&text, "; control groups set no limit");
 #endif
@@ -9321,7 +9347,7 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
         tt__print(&text, "H%dV0z'><title>%s</title></path>\n", 10 * WIDTH, tt_category_name(layer[c]));
     }
     tt__free(p->ctx, live);
-    const int peak_x = (int)((plan.peak_instruction + 0.5) / n * 10 * WIDTH), peak_y = (int)((double)peak * scale + 0.5);
+    const int peak_x = (int)((plan.peak_instruction + 0.5) / n * 10 * (double)WIDTH), peak_y = (int)((double)peak * scale + 0.5);
     const int arena_y = (int)((double)plan.bytes * scale + 0.5);
     tt__print(&text, "<path stroke='#222' stroke-dasharray='60 40' d='M0 %dH%d'/>\n<path stroke='#222' d='M0 %dV0H%dM%d %dV%d'/><circle cx='%d' cy='%d' r='35' fill='#222'/>\n</g>\n",
               arena_y, 10 * WIDTH, 10 * HEIGHT, 10 * WIDTH, peak_x, peak_y, 10 * HEIGHT - 190, peak_x, peak_y);
@@ -14920,7 +14946,7 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
     const tt__fit *f = (const tt__fit *)arg;
     double last = 1, most = 0, mean = -1;
     for (int k = 0; k < f->points; k++) {
-        last = f->point[k].step > last ? (double)f->point[k].step : last;
+        last = fmax((double)f->point[k].step, last);
         most = f->point[k].loss > most ? f->point[k].loss : most;
     }
     double keep = exp(-50 / (last > 50 ? last : 50));
@@ -15112,6 +15138,9 @@ tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const t
     return status;
 }
 
+#ifdef __cplusplus
+#pragma GCC diagnostic pop
+#endif
 #undef TT__IMPLEMENT
 #endif /* TT__IMPLEMENT */
 
