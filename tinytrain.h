@@ -563,8 +563,8 @@ tt_dataset *tt_dataset_imdb(tt_context *ctx, const char *folder, const char *spl
    `split`, in any order, among others; UTF-8, RFC 4180 quoting in both, empty lines passed over. split: keep rows whose
    split column says so; NULL keeps all. In a file without that column "test" is a tenth of the rows, of each class its share,
    chosen by the context's seed, and "train" the others. Labels are the distinct strings of the rows kept, numbered in byte
-   order, or those given by `classes` (n_classes of them; NULL, 0: none given). A label that is not UTF-8 is refused: no
-   config.json could hold it. Errors name the line. */
+   order, or those given by `classes` (n_classes of them; NULL, 0: none given). Labels must be UTF-8, as
+   config.json is. Errors name the line. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes);
 
 /* 8 bits a channel; rows from the top, the channels of a pixel together: (height, width, channels). */
@@ -585,7 +585,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 typedef struct tt_image_source {
     int64_t count;
     const int *labels;               /* (count) 0..classes - 1; copied                                               */
-    const char *const *class_names;  /* (classes) UTF-8; copied                                                      */
+    const char *const *class_names;  /* (classes) UTF-8; copied                                             */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. NULL, or words that say why it cannot. A loader's threads
        call read and release, several at a time. */
@@ -736,7 +736,8 @@ typedef struct tt_bert {
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* From a Hugging Face folder: config.json and model.safetensors (with or without the "bert."/"distilbert." prefix). Tensors
    stream into place when a program is allocated. classes 0: as config.json says. When the file has no classifier or one of
-   another size, it is made anew, and the logger is told; a missing or misshapen tensor of the body is an error. */
+   another size, it is made anew, and the logger is told; a missing or misshapen tensor of the body is an
+   error, before anything of the sizes in config.json is made. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
 /* Writes config.json and model.safetensors into a folder (made if need be), each atomically; transformers loads it. */
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
@@ -783,8 +784,9 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
 /* path: a folder with model.safetensors, or a .safetensors file; config.json and preprocessor_config.json are read if they are in that
    folder. The names of tensors are those of transformers (with or without "vit.") or torchvision's vit_b_16 and so on. Without
    config.json the shapes of the tensors tell the sizes (with heads of 64 columns, in H/14 of 80). image_size, classes 0: as the
-   checkpoint's. Positions are interpolated (bicubic, as transformers does) when the image size differs; a classifier that is missing or
-   of another size is made anew, and the logger is told. Else as tt_bert_load. */
+   checkpoint's. For another image_size than the checkpoint's, positions are interpolated (bicubic, as
+   transformers does); a classifier that is missing or of another size is made anew, and the logger is told.
+   Else as tt_bert_load. */
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes);
 /* Writes model.safetensors, config.json and preprocessor_config.json into a folder (made if need be), each atomically. */
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
@@ -1167,6 +1169,7 @@ struct tt_context {
     tt__device *devices[2];     /* by their kind, see tt__device_kinds; NULL until used                                */
     tt_param **params;
     int n_params, cap_params;
+    uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
     char file_reason[256];
 };
 
@@ -8532,10 +8535,34 @@ static uint64_t tt__hash(const char *text) /* FNV-1a */
     return h;
 }
 
+/* The slot of a name in the table, or the free slot where it belongs: the first from the name's hash on. */
+static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
+{
+    uint64_t hash = tt__hash(name);
+    uint32_t *slots = ctx->param_slots, mask = ctx->n_param_slots - 1;
+    uint32_t at = (uint32_t)(hash ^ hash >> 32) & mask;
+    while (slots[at] && strcmp(ctx->params[slots[at] - 1]->name, name) != 0) at = (at + 1) & mask;
+    return &slots[at];
+}
+
+/* Makes room for one name more: at least half of the slots stay free. */
+static bool tt__param_slots_grow(tt_context *ctx)
+{
+    uint32_t n = ctx->n_param_slots ? 2 * ctx->n_param_slots : 64;
+    if ((uint32_t)ctx->n_params < ctx->n_param_slots / 2) return true;
+    uint32_t *slots = (uint32_t *)tt__calloc(ctx, sizeof *slots * n);
+    if (!slots) return false;
+    tt__free(ctx, ctx->param_slots);
+    ctx->param_slots = slots;
+    ctx->n_param_slots = n;
+    for (int k = 0; k < ctx->n_params; k++) *tt__param_slot(ctx, ctx->params[k]->name) = (uint32_t)k + 1;
+    return true;
+}
+
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
-    for (int k = 0; k < ctx->n_params; k++) if (strcmp(ctx->params[k]->name, name) == 0) return ctx->params[k];
-    return NULL;
+    uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
+    return found ? ctx->params[found - 1] : NULL;
 }
 
 tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_t *dims, tt_init init)
@@ -8553,7 +8580,9 @@ tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_
     }
     tt_param *p = (tt_param *)tt__calloc(ctx, sizeof *p);
     if (p) p->name = tt__strdup(ctx, name);
-    if (!p || !p->name || !TT__GROW(ctx, ctx->params, ctx->n_params, ctx->cap_params)) {
+    bool room = p && p->name && TT__GROW(ctx, ctx->params, ctx->n_params, ctx->cap_params) &&
+                tt__param_slots_grow(ctx);
+    if (!room) {
         if (p) tt__free(ctx, p->name);
         tt__free(ctx, p);
         return NULL;
@@ -8565,6 +8594,7 @@ tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_
     p->size = size;
     p->init = init;
     ctx->params[ctx->n_params++] = p;
+    *tt__param_slot(ctx, name) = (uint32_t)ctx->n_params;
     return p;
 }
 
@@ -8584,10 +8614,16 @@ static void tt__param_free(tt_param *p)
     tt__free(p->ctx, p);
 }
 
-/* Undoes the creation of all parameters but the first `count`; no tape may know them. */
+/* Undoes the creation of all parameters but the first `count`; no tape may know them. The latest goes first,
+   so that no search for a name that stays passes over a slot that is freed. */
 static void tt__params_undo(tt_context *ctx, int count)
 {
-    while (ctx->n_params > count) tt__param_free(ctx->params[--ctx->n_params]);
+    while (ctx->n_params > count) {
+        tt_param *last = ctx->params[ctx->n_params - 1];
+        *tt__param_slot(ctx, last->name) = 0;
+        ctx->n_params--;
+        tt__param_free(last);
+    }
 }
 
 const char *tt_param_name(const tt_param *p) { return p->name; }
@@ -8691,6 +8727,7 @@ void tt_close(tt_context *ctx)
     tt__params_undo(ctx, 0);
     for (int k = 0; k < TT__COUNT(tt__device_kinds); k++) if (ctx->devices[k]) tt__device_kinds[k].backend->close(ctx->devices[k]);
     tt__free(ctx, ctx->params);
+    tt__free(ctx, ctx->param_slots);
     tt__pool_free(ctx, ctx->pool);
     if (ctx->allocated) tt__log(ctx, TT_LOG_WARNING, "close", "%zu bytes are still held: free programs, tapes and trainers before the context", ctx->allocated);
     tt_allocator allocator = ctx->options.allocator;
@@ -12009,11 +12046,11 @@ static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, in
     for (d->n_classes = 0; d->n_classes < n; d->n_classes++) {
         const char *name = names[d->n_classes];
         if (!name) return tt__fail(d->ctx, TT_ERR_ARGUMENT, "class %d of %d is NULL", d->n_classes, n);
-        size_t valid = tt__utf8_invalid(name, strlen(name)); /* a model's config.json, which is UTF-8, names it */
+        size_t valid = tt__utf8_invalid(name, strlen(name)); /* config.json, which names it, is UTF-8 */
         if (name[valid])
-            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the name of class %d of %d, '%.*s', breaks off at byte 0x%02x, which is not "
-                            "UTF-8: rename the class", d->n_classes, n, (int)tt__min((int64_t)valid, 200), name,
-                            (unsigned char)name[valid]);
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the name of class %d of %d, '%.*s', breaks off at byte "
+                            "0x%02x, which is not UTF-8: rename the class", d->n_classes, n,
+                            (int)tt__min((int64_t)valid, 200), name, (unsigned char)name[valid]);
         char *copy = (char *)tt__chunks_take(d->ctx, &d->chunks, strlen(name) + 1);
         if (!copy) return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes", n);
         d->classes[d->n_classes] = strcpy(copy, name);
@@ -12310,11 +12347,12 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         if (split && (strlen(split) != part->bytes || memcmp(split, part->text, part->bytes) != 0)) continue;
         if (!label->bytes) return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label is empty", t->path, t->row_line);
         if (strlen(label->text) != label->bytes) return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path, t->row_line);
-        size_t valid = tt__utf8_invalid(label->text, label->bytes); /* a model's config.json, which is UTF-8, names it */
+        size_t valid = tt__utf8_invalid(label->text, label->bytes); /* config.json names it, and is UTF-8 */
+        unsigned char wrong = (unsigned char)label->text[valid];
         if (valid < label->bytes)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.*s' breaks off at byte 0x%02x, which is not UTF-8: "
-                            "save the file as UTF-8", t->path, t->row_line, (int)tt__min((int64_t)valid, 200), label->text,
-                            (unsigned char)label->text[valid]);
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.*s' breaks off at byte "
+                            "0x%02x, which is not UTF-8: save the file as UTF-8", t->path, t->row_line,
+                            (int)tt__min((int64_t)valid, 200), label->text, wrong);
         tt__example *e = tt__dataset_add(d, t->path);
         if (!e) return ctx->status;
         e->text = fields[TT__COLUMN_TEXT].text;
@@ -13232,15 +13270,25 @@ typedef struct tt__layout {
     int64_t size['Z' - 'A' + 1];
 } tt__layout;
 
-/* Parameter number k of all (the model's, then each layer's): its row, name and slot; NULL behind the last. */
-static tt_param **tt__layout_slot(const tt__layout *l, int spelling, int k, const tt__tensor_row **row, char *name, size_t capacity)
+/* Parameter number k of all (the model's, then each layer's): its row and name; NULL behind the last. */
+static const tt__tensor_row *tt__layout_row(const tt__layout *l, int spelling, int k, char *name, size_t room)
 {
     int in_layers = k - l->n_model, layer = in_layers / l->n_layer;
     if (in_layers >= 0 && layer >= l->layers) return NULL;
-    *row = in_layers < 0 ? &l->model[k] : &l->layer[in_layers % l->n_layer];
-    const char *plain = (*row)->name[spelling] ? (*row)->name[spelling] : "";
-    if (in_layers < 0) snprintf(name, capacity, "%s", plain);
-    else snprintf(name, capacity, l->layer_format[spelling], layer, plain);
+    const tt__tensor_row *row = in_layers < 0 ? &l->model[k] : &l->layer[in_layers % l->n_layer];
+    const char *plain = row->name[spelling] ? row->name[spelling] : "";
+    if (in_layers < 0) snprintf(name, room, "%s", plain);
+    else snprintf(name, room, l->layer_format[spelling], layer, plain);
+    return row;
+}
+
+/* The same, and its slot. */
+static tt_param **tt__layout_slot(const tt__layout *l, int spelling, int k, const tt__tensor_row **row,
+                                  char *name, size_t room)
+{
+    int in_layers = k - l->n_model, layer = in_layers / l->n_layer;
+    *row = tt__layout_row(l, spelling, k, name, room);
+    if (!*row) return NULL;
     return (tt_param **)(void *)((in_layers < 0 ? l->self : l->layer_self + (size_t)layer * l->layer_bytes) + (*row)->offset);
 }
 
@@ -13306,21 +13354,32 @@ static void tt__checkpoint_drop(tt_context *ctx, void *source)
     tt__free(ctx, s);
 }
 
-/* p will be read from tensor `index` of c, whose shape must be `dims`; with `part`, from that third of it. */
-static tt_status tt__param_from_checkpoint(tt_param *p, tt__checkpoint *c, int index, int ndim, const int64_t *dims, int part)
+/* Tensor `index` of c must have the shape `dims`; with `part`, three times as many rows. */
+static tt_status tt__tensor_fits(tt_context *ctx, const tt__checkpoint *c, int index, int ndim,
+                                 const int64_t *dims, int part, const char *param)
 {
     const tt_tensor_info *info = tt_safetensors_info(c->file, index);
+    const int64_t rows = ndim ? dims[0] * (part ? 3 : 1) : 0;
     bool same = info->ndim == ndim;
-    for (int k = 0; k < ndim && same; k++) same = info->dims[k] == dims[k] * (part && k == 0 ? 3 : 1);
-    if (!same) {
-        char text[256];
-        tt__text shapes = {text, sizeof text, 0};
-        tt__print(&shapes, "(");
-        for (int k = 0; k < info->ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)info->dims[k]);
-        tt__print(&shapes, "), expected (");
-        for (int k = 0; k < ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)dims[k] * (part && k == 0 ? 3 : 1));
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has shape %s) for parameter '%s'", c->file->path, info->name, text, p->name);
-    }
+    for (int k = 0; k < ndim && same; k++) same = info->dims[k] == (k ? dims[k] : rows);
+    if (same) return TT_OK;
+    char text[256];
+    tt__text shapes = {text, sizeof text, 0};
+    tt__print(&shapes, "(");
+    for (int k = 0; k < info->ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)info->dims[k]);
+    tt__print(&shapes, "), expected (");
+    for (int k = 0; k < ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)(k ? dims[k] : rows));
+    return tt__fail(ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has shape %s) for parameter '%s'", c->file->path,
+                    info->name, text, param);
+}
+
+/* p will be read from tensor `index` of c, whose shape must be `dims`; with `part`, from that third of it. */
+static tt_status tt__param_from_checkpoint(tt_param *p, tt__checkpoint *c, int index, int ndim,
+                                           const int64_t *dims, int part)
+{
+    const tt_tensor_info *info = tt_safetensors_info(c->file, index);
+    tt_status status = tt__tensor_fits(p->ctx, c, index, ndim, dims, part, p->name);
+    if (status != TT_OK) return status;
     if (strcmp(info->dtype, "F32") != 0 && strcmp(info->dtype, "BF16") != 0 && strcmp(info->dtype, "F16") != 0 && strcmp(info->dtype, "F64") != 0)
         return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, F16 or F64", c->file->path, info->name, info->dtype);
     tt__checkpoint_tensor *s = (tt__checkpoint_tensor *)tt__alloc(p->ctx, sizeof *s);
@@ -13356,7 +13415,44 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
 /* Reads a tensor whose shape is not the parameter's in a way of its own. TT_OK with *done false: it cannot. */
 typedef tt_status (*tt__adapt)(const tt__tensor_row *row, tt_param *p, tt__checkpoint *c, int index, bool *done);
 
-/* The parameters will be read from c. A head that the file lacks starts anew, and a classifier (rows of C) of another size. */
+/* A classifier (rows of C) of another number of classes than the file's starts anew. */
+static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *info, const int64_t *dims)
+{
+    return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
+}
+
+/* Checks that the file has each tensor of the layout, of its shape, before anything of such sizes is made. */
+static tt_status tt__layout_check(const tt__layout *l, int spelling, const tt__checkpoint *c)
+{
+    const tt__tensor_row *row;
+    char name[256], other[256];
+    for (int k = 0; (row = tt__layout_row(l, spelling, k, name, sizeof name)) != NULL; k++) {
+        int64_t dims[4];
+        int ndim = tt__row_dims(l, row, dims), part = spelling == 1 ? row->part : 0;
+        if (!ndim || !row->name[spelling]) continue;
+        int index = tt__find_tensor(c->file, name, l->prefix[spelling]);
+        if (index >= 0 && !tt__starts_anew(row, tt_safetensors_info(c->file, index), dims)) {
+            tt_status status = tt__tensor_fits(l->ctx, c, index, ndim, dims, part, name);
+            if (status != TT_OK) return status;
+        }
+        if (index >= 0 || row->head) continue;
+        int layer = k < l->n_model ? 0 : (k - l->n_model) / l->n_layer;
+        bool any = layer == 0; /* tensors of this layer */
+        for (int i = 0; i < l->n_layer && !any; i++) {
+            const tt__tensor_row *of_layer =
+                tt__layout_row(l, spelling, l->n_model + layer * l->n_layer + i, other, sizeof other);
+            any = of_layer->name[spelling] && tt__find_tensor(c->file, other, l->prefix[spelling]) >= 0;
+        }
+        if (!any)
+            return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it has %d layers, config.json "
+                            "calls for %d", c->file->path, name, layer, l->layers);
+        return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
+                        "without one the other tensors do", c->file->path, name);
+    }
+    return TT_OK;
+}
+
+/* The parameters will be read from c, whose tensors are checked. A head that the file lacks starts anew. */
 static tt_status tt__layout_attach(const tt__layout *l, int spelling, tt__checkpoint *c, tt__adapt adapt)
 {
     const tt__tensor_row *row;
@@ -13370,17 +13466,16 @@ static tt_status tt__layout_attach(const tt__layout *l, int spelling, tt__checkp
         if (!*slot) continue;
         int index = tt__find_tensor(c->file, name, l->prefix[spelling]);
         const tt_tensor_info *info = index < 0 ? NULL : tt_safetensors_info(c->file, index);
-        if (info && row->head && row->shape[0] == 'C' && info->dims[0] != dims[0]) {
+        if (info && tt__starts_anew(row, info, dims)) {
             tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': '%s' has %lld classes, %lld are asked for: it starts anew", c->file->path, name, (long long)info->dims[0],
                     (long long)dims[0]);
             used++;
             continue;
         }
-        if (!info && row->head) {
+        if (!info) {
             tt__log(l->ctx, TT_LOG_INFO, "checkpoint", "'%s' has no '%s': it starts anew", c->file->path, name);
             continue;
         }
-        if (!info) return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or without one the other tensors do", c->file->path, name);
         tt_status status = adapt ? adapt(row, *slot, c, index, &done) : TT_OK;
         if (status == TT_OK && !done) status = tt__param_from_checkpoint(*slot, c, index, ndim, dims, spelling == 1 ? row->part : 0);
         if (status != TT_OK) return status;
@@ -13586,8 +13681,13 @@ static void tt__check_sizes(tt__text *all, const char *const *names, const int *
     if (sizes[n - 1] > TT__MOST_CLASSES) tt__print(all, "; %d classes, at most %d are supported", sizes[n - 1], TT__MOST_CLASSES);
 }
 
-static void tt__check_transformer(tt__text *all, int hidden, int heads, const float *rates, int n, float eps, const char *activation)
+#define TT__MOST_LAYERS 1000000 /* so that the tensors of a model can be counted in an int */
+
+static void tt__check_transformer(tt__text *all, int hidden, int layers, int heads, const float *rates, int n,
+                                  float eps, const char *activation)
 {
+    if (layers > TT__MOST_LAYERS)
+        tt__print(all, "; %d layers, at most %d are supported", layers, TT__MOST_LAYERS);
     if (heads > 0 && hidden % heads) tt__print(all, "; hidden_size %d is not a multiple of %d heads", hidden, heads);
     for (int k = 0; k < n; k++) if (!(rates[k] >= 0 && rates[k] < 1)) tt__print(all, "; dropout %g is not in [0, 1)", rates[k]);
     if (!(eps >= 0)) tt__print(all, "; layer_norm_eps is %g", eps);
@@ -13690,7 +13790,8 @@ static tt_status tt__bert_check(tt_context *ctx, const tt_bert_config *c)
     const float rates[] = {c->dropout, c->attention_dropout, c->classifier_dropout};
     tt__check_sizes(&all, names, sizes, TT__COUNT(sizes));
     if (c->type_vocab_size < 0) tt__print(&all, "; type_vocab_size is %d", c->type_vocab_size);
-    tt__check_transformer(&all, c->hidden_size, c->heads, rates, TT__COUNT(rates), c->layer_norm_eps, c->activation);
+    tt__check_transformer(&all, c->hidden_size, c->layers, c->heads, rates, TT__COUNT(rates),
+                          c->layer_norm_eps, c->activation);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "BERT config: %s", text + 2) : TT_OK;
 }
 
@@ -13826,16 +13927,24 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
     if (status == TT_OK) {
         own_classes = config.classes;
         if (classes) config.classes = classes;
-        status = tt_bert_new(ctx, m, &config);
+        status = tt__bert_check(ctx, &config);
     }
-    if (status == TT_OK && config.classes == own_classes) status = tt__read_labels(&j, m->class_names, own_classes);
-    tt__json_free(&j);
     if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
     if (status == TT_OK && !(c = tt__checkpoint_open(ctx, path))) status = ctx->status;
+    if (status == TT_OK) {
+        m->ctx = ctx;
+        m->config = config;
+        tt__layout l = tt__bert_layout(m);
+        status = tt__layout_check(&l, config.distil, c);
+    }
+    if (status == TT_OK) status = tt_bert_new(ctx, m, &config);
+    if (status == TT_OK && config.classes == own_classes)
+        status = tt__read_labels(&j, m->class_names, own_classes);
     if (status == TT_OK) {
         tt__layout l = tt__bert_layout(m);
         status = tt__layout_attach(&l, config.distil, c, NULL);
     }
+    tt__json_free(&j);
     tt__checkpoint_release(c, ctx);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -13983,7 +14092,8 @@ static tt_status tt__vit_check(tt_context *ctx, const tt_vit_config *c)
     if (c->channels > 4) tt__print(&all, "; channels is %d, at most 4 are supported", c->channels);
     for (int k = 0; k < c->channels && k < 4; k++)
         if (!isfinite(c->mean[k]) || !(c->std[k] > 0)) tt__print(&all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
-    tt__check_transformer(&all, c->hidden_size, c->heads, rates, TT__COUNT(rates), c->layer_norm_eps, c->activation);
+    tt__check_transformer(&all, c->hidden_size, c->layers, c->heads, rates, TT__COUNT(rates),
+                          c->layer_norm_eps, c->activation);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "ViT config: %s", text + 2) : TT_OK;
 }
 
@@ -14271,9 +14381,16 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     if (status == TT_OK) {
         own_classes = config.classes;
         if (classes) config.classes = classes;
-        if (image_size) config.image_size = image_size;
-        status = tt_vit_new(ctx, m, &config);
+        status = tt__vit_check(ctx, &config);
     }
+    if (status == TT_OK) { /* for images of its own size: only the caller may ask for another */
+        m->ctx = ctx;
+        m->config = config;
+        tt__layout l = tt__vit_layout(m);
+        status = tt__layout_check(&l, spelling, c);
+    }
+    if (image_size) config.image_size = image_size;
+    if (status == TT_OK) status = tt_vit_new(ctx, m, &config);
     if (status == TT_OK && has_config && config.classes == own_classes) status = tt__read_labels(&j, m->class_names, own_classes);
     if (status == TT_OK) {
         tt__layout l = tt__vit_layout(m);

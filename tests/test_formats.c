@@ -687,8 +687,10 @@ TEST(dataset_table)
         {"text\tlabel\na\tb\tc\n", 0, NULL, "line 2: 3 columns"}, {"text\tlabel\n\"a\n\nb\"\tx\n\"c\nd\te\n", 0, NULL, "line 5: the quoted field that starts here is not closed"},
         {"text\tlabel\n\"a\nb\"x\tc\n", 0, NULL, "line 3: text behind a closing quote"}, {"text\tlabel\n\n\na\t\n", 0, NULL, "line 4: the label is empty"},
         {"text\tlabel\na\tb\n", 0, "train", "cannot be divided into"}, {"text\tlabel\tsplit\na\tb\ttest\n", 0, "train", "no row whose split is 'train'"},
-        {"text\tlabel\na\tb\0c\n", 17, NULL, "line 2: the label holds a NUL"}, {"text\tlabel\na\t", 0, NULL, "the label is empty"},
-        {"text\tlabel\na\tx\nb\tcaf\xE9 noir\n", 0, NULL, "line 3: the label 'caf' breaks off at byte 0xe9, which is not UTF-8"},
+        {"text\tlabel\na\tb\0c\n", 17, NULL, "line 2: the label holds a NUL"},
+        {"text\tlabel\na\t", 0, NULL, "the label is empty"},
+        {"text\tlabel\na\tx\nb\tcaf\xE9 noir\n", 0, NULL, "line 3: the label 'caf' breaks off at byte 0xe9, "
+         "which is not UTF-8"},
         {"text\tlabel\na\t\xED\xA0\x80\n", 0, NULL, "line 2: the label '' breaks off at byte 0xed"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         CHECK(!table(ctx, "bad.tsv", bad[i].text, bad[i].n ? bad[i].n : strlen(bad[i].text), bad[i].split, NULL, 0));
@@ -700,7 +702,8 @@ TEST(dataset_table)
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the class 'a' is given twice");
     static const char *const latin1[] = {"neg", "caf\xE9"};
     CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, NULL, latin1, 2));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the name of class 1 of 2, 'caf', breaks off at byte 0xe9, which is not UTF-8");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the name of class 1 of 2, 'caf', breaks off at byte 0xe9, which is "
+                "not UTF-8");
     CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, NULL, NULL, 2) && !table(ctx, "a.csv", csv, sizeof csv - 1, NULL, classes, 0));
     CHECK(!tt_dataset_table(ctx, "/nonexistent.csv", NULL, NULL, 0));
     CHECK_ERROR(ctx, TT_ERR_FILE, "/nonexistent.csv");

@@ -419,7 +419,8 @@ TEST(image_dataset)
     const char *const latin1[] = {"red", "blue", "br\xFBl\xE9"};
     source.class_names = latin1;
     CHECK(!tt_dataset_images(ctx, &source));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the name of class 2 of 3, 'br', breaks off at byte 0xfb, which is not UTF-8");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the name of class 2 of 3, 'br', breaks off at byte 0xfb, which is not "
+                "UTF-8");
     tt_dataset_free(part);
     tt_dataset_free(d);
     TEST_CLOSE(ctx, &a);

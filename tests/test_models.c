@@ -1102,7 +1102,9 @@ TEST(broken_checkpoints)
 
     /* a checkpoint of other sizes than its config says */
     refused(edited("bert", &unchanged, "\"vocab_size\": 97", "\"vocab_size\": 98"), TT_ERR_SHAPE, "word_embeddings.weight' has shape (97, 32), expected (98, 32)", "model.safetensors'");
-    refused(edited("bert", &unchanged, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), TT_ERR_FORMAT, "has no tensor 'bert.encoder.layer.2.attention.self.query.weight'", "config.json");
+    refused(edited("bert", &unchanged, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), TT_ERR_FORMAT,
+            "has no tensor 'bert.encoder.layer.2.attention.self.query.weight': it has 2 layers, config.json "
+                "calls for 3", "model.safetensors'");
     refused(edited("bert", &unchanged, "\"model_type\": \"bert\"", "\"model_type\": \"distilbert\""), TT_ERR_FORMAT, "has no \"dim\", which is needed", "config.json'");
 
     folder = edited("bert", &unchanged, NULL, NULL); /* truncated and damaged files */
@@ -1119,6 +1121,86 @@ TEST(broken_checkpoints)
     free(bytes);
     remove(name);
     refused(folder, TT_ERR_FILE, "cannot open '", "model.safetensors': No such file or directory");
+}
+
+/* What a config names is compared with the file before anything of its size is made. */
+TEST(configs_that_promise_more_than_the_file_holds)
+{
+    static const struct { const char *model, *from, *to; tt_status status; const char *error; } rows[] = {
+        {"distilbert", "\"n_layers\": 2", "\"n_layers\": 4000", TT_ERR_FORMAT,
+         "has no tensor 'distilbert.transformer.layer.2.attention.q_lin.weight': it has 2 layers, "
+             "config.json calls for 4000"},
+        {"bert", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 900000", TT_ERR_FORMAT,
+         "has no tensor 'bert.encoder.layer.2.attention.self.query.weight': it has 2 layers, config.json "
+             "calls for 900000"},
+        {"minilm", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 536870911", TT_ERR_ARGUMENT,
+         "536870911 layers, at most 1000000 are supported"},
+        {"distilbert", "\"vocab_size\": 101", "\"vocab_size\": 536870911", TT_ERR_SHAPE,
+         "word_embeddings.weight' has shape (101, 36), expected (536870911, 36)"},
+        {"bert", "\"hidden_size\": 32", "\"hidden_size\": 536870910", TT_ERR_SHAPE,
+         "has shape (97, 32), expected (97, 536870910)"},
+        {"bert", "\"type_vocab_size\": 2", "\"type_vocab_size\": 536870911", TT_ERR_SHAPE,
+         "expected (536870911, 32)"},
+    };
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        test_allocator a;
+        tt_bert m;
+        tt_context *ctx = test_open(&a);
+        CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN(rows[k].model), 0) == TT_OK);
+        size_t enough = a.peak_bytes;
+        tt_bert_free(&m);
+        TEST_CLOSE(ctx, &a);
+        ctx = test_open(&a);
+        CHECK(tt_bert_load(ctx, &m, edited(rows[k].model, &unchanged, rows[k].from, rows[k].to), 0) ==
+              rows[k].status);
+        CHECK_ERROR(ctx, rows[k].status, rows[k].error);
+        CHECK(a.peak_bytes <= enough && ctx->n_params == 0);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* Names are found among many, before and after some are taken back. */
+TEST(many_layers)
+{
+    char folder[1024];
+    test_allocator a;
+    tt_bert m, twin;
+    const tt_init zeros = {TT_INIT_ZEROS, 0};
+    const int64_t one = 1;
+    tt_bert_config c = tt_bert_config_default(true);
+    c.vocab_size = c.hidden_size = c.intermediate_size = c.max_positions = 2;
+    c.heads = 1;
+    c.layers = 1000;
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    tt_context *ctx = test_open(&a);
+    CHECK(tt_param_find(ctx, "x") == NULL && tt_bert_new(ctx, &m, &c) == TT_OK && tt_bert_save(&m, folder) ==
+          TT_OK);
+    int params = ctx->n_params;
+    for (int k = 0; k < params; k++) CHECK(tt_param_find(ctx, ctx->params[k]->name) == ctx->params[k]);
+    CHECK(tt_bert_load(ctx, &twin, folder, 0) == TT_ERR_ARGUMENT && ctx->n_params == params);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'distilbert.embeddings.word_embeddings.weight' exists "
+                "already");
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+
+    ctx = test_open(&a);
+    tt_param *before = tt_param_new(ctx, "distilbert.transformer.layer.1000", 1, &one, zeros);
+    tt_param *last = tt_param_new(ctx, "distilbert.transformer.layer.999.output_layer_norm.bias", 1, &one,
+                                  zeros);
+    /* all but the last layer's last was made */
+    CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_ERR_ARGUMENT && ctx->n_params == 2);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'distilbert.transformer.layer.999.output_layer_norm.bias' "
+                "exists already");
+    CHECK(tt_param_find(ctx, before->name) == before && tt_param_find(ctx, last->name) == last);
+    CHECK(!tt_param_find(ctx, "distilbert.transformer.layer.0.ffn.lin1.weight"));
+    TEST_CLOSE(ctx, &a);
+
+    ctx = test_open(&a);
+    CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK && m.config.layers == 1000 && ctx->n_params == params);
+    CHECK(tt_param_find(ctx, "distilbert.transformer.layer.999.output_layer_norm.bias") ==
+          m.layer[999].output_norm_b);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
 }
 
 TEST(numbers_that_a_float_cannot_hold) /* found when the tensor is read, since loading only looks at the header */
@@ -1393,7 +1475,9 @@ static const test_case tests[] = {
     TEST_CASE(recompute_policies), TEST_CASE(freeze_the_body), TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
     TEST_CASE(freeze_embeddings_and_biases), TEST_CASE(freeze_nothing_and_all), TEST_CASE(frozen_parameters_take_no_memory), TEST_CASE(save_and_reload), TEST_CASE(save_before_anything_is_allocated),
     TEST_CASE(save_fails_and_the_old_files_stay), TEST_CASE(names_without_prefix_and_old_names), TEST_CASE(other_dtypes), TEST_CASE(position_ids_and_other_tensors),
-    TEST_CASE(another_number_of_classes), TEST_CASE(class_names_of_a_config), TEST_CASE(broken_checkpoints), TEST_CASE(numbers_that_a_float_cannot_hold), TEST_CASE(broken_configs),
+    TEST_CASE(another_number_of_classes), TEST_CASE(class_names_of_a_config), TEST_CASE(broken_checkpoints),
+        TEST_CASE(configs_that_promise_more_than_the_file_holds), TEST_CASE(many_layers),
+    TEST_CASE(numbers_that_a_float_cannot_hold), TEST_CASE(broken_configs),
     TEST_CASE(other_activations_load), TEST_CASE(new_models), TEST_CASE(without_pooler_and_types), TEST_CASE(allocation_failures),
 };
 

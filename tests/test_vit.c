@@ -240,6 +240,14 @@ TEST(broken_checkpoints)
     refused(edited("config.json", "\"hidden_size\": 36", "\"hidden_size\": 39"), 0, 0, TT_ERR_SHAPE, "cls_token' has shape (1, 1, 36), expected (1, 1, 39)", "model.safetensors");
     refused(edited("config.json", "\"num_attention_heads\": 3", "\"num_attention_heads\": 5"), 0, 0, TT_ERR_ARGUMENT, "hidden_size 36 is not a multiple of 5 heads", "ViT config");
     refused(edited("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), 0, 0, TT_ERR_FORMAT, "has no tensor 'vit.encoder.layer.2.layernorm_before.weight'", "calls for");
+    refused(edited("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4000"), 0, 0,
+            TT_ERR_FORMAT,
+            "has no tensor 'vit.encoder.layer.2.layernorm_before.weight': it has 2 layers, config.json calls "
+                "for 4000", "model.safetensors'");
+    refused(edited("config.json", "\"image_size\": 12", "\"image_size\": 16384"), 0, 0, TT_ERR_SHAPE,
+            "position_embeddings' has shape (1, 10, 36), expected (1, 16777217, 36)", "model.safetensors'");
+    refused(edited("config.json", "\"image_size\": 12", "\"image_size\": 16384"), 12, 0, TT_ERR_SHAPE,
+            "expected (1, 16777217, 36)", "for parameter '");
     refused(edited("config.json", "\"patch_size\": 4", "\"patch_size\": 5"), 0, 0, TT_ERR_ARGUMENT, "image_size 12 is not a multiple of patch_size 5", "ViT config");
     refused(edited("config.json", "\"image_size\": 12", "\"image_size\": \"12\""), 0, 0, TT_ERR_FORMAT, "\"image_size\" is a string; expected an integer", "config.json");
     refused(edited("model.safetensors", "vit.embeddings.cls_token", "vit.embeddings.cls_tokem"), 0, 0, TT_ERR_FORMAT, "has no tensor 'vit.embeddings.cls_token'", "calls for");
