@@ -559,13 +559,25 @@ typedef struct tt_dataset tt_dataset;
    each class (an even number), chosen by the context's seed; 0: all. Order: neg, then pos, each by file name in byte order.
    Classes: neg 0, pos 1. */
 tt_dataset *tt_dataset_imdb(tt_context *ctx, const char *folder, const char *split, int64_t limit);
-/* A CSV (.csv, comma) or TSV (any other ending, tab) file with a header that names the columns `text` and `label` and maybe
-   `split`, in any order, among others; UTF-8, RFC 4180 quoting in both, empty lines passed over. split: keep rows whose
-   split column says so; NULL keeps all. In a file without that column "test" is a tenth of the rows, of each class its share,
-   chosen by the context's seed, and "train" the others. Labels are the distinct strings of the rows kept, numbered in byte
-   order, or those given by `classes` (n_classes of them; NULL, 0: none given). Labels must be UTF-8, as
-   config.json is. Errors name the line. */
+/* What a table's columns are called, and what divides them. */
+typedef struct tt_table_options {
+    const char *text_column, *label_column; /* default "text" and "label"                                             */
+    const char *split_column;               /* default "split"; a file need not have it                               */
+    char delimiter;                         /* default 0: a comma where the file's name ends in .csv, else a tab      */
+} tt_table_options;
+tt_table_options tt_table_options_default(void);
+
+/* A table in a text file, such as CSV or TSV: a header that names the columns, in any order, among others; UTF-8, RFC 4180 quoting,
+   empty lines passed over. split: keep the rows whose split column says so; NULL keeps all. "validation", "valid", "val" and "dev"
+   mean the same. Where split is one of these, "train" or "test", a row that says something else is an error. In a file without a
+   split column "test" is a tenth of the rows, of each class its share, chosen by the context's seed, and "train" the others. A table
+   without validation rows has 0 of them, which is no error: tt_dataset_split takes some of "train". Labels are the distinct strings
+   of the rows kept, numbered in byte order, or those given by `classes` (n_classes of them; NULL, 0: none given). They must be UTF-8,
+   as config.json is. Errors name the line. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes);
+/* The same with options; NULL: defaults. */
+tt_dataset *tt_dataset_table_with(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes,
+                                  const tt_table_options *o);
 
 /* 8 bits a channel; rows from the top, the channels of a pixel together: (height, width, channels). */
 typedef struct tt_image {
@@ -12230,6 +12242,7 @@ typedef struct tt__table {
     char *text;
     size_t bytes, at;
     long long line, row_line; /* now, and where the row started: a quoted field may hold newlines */
+    const char *column[3];    /* names, by TT__COLUMN_TEXT and so on */
     char separator;
     bool splits; /* has a column that says so */
 } tt__table;
@@ -12288,27 +12301,53 @@ static bool tt__table_row(tt__table *t) /* moves to the next row over empty line
 
 enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMNS };
 
+static const char *tt__table_separator(const tt__table *t, char name[24]) /* in words */
+{
+    if (t->separator == ',' || t->separator == '\t') return t->separator == ',' ? "commas" : "tabs";
+    snprintf(name, 24, "the character '%c'", t->separator);
+    return name;
+}
+
 static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *columns)
 {
-    static const char *const names[TT__COLUMNS] = {"text", "label", "split"};
     tt__field field = {NULL, 0, false};
+    char there[512] = "", separator[24];
+    tt__text list = {there, sizeof there, 0};
     for (int i = 0; i < TT__COLUMNS; i++) column[i] = -1;
-    if (!tt__table_row(t)) return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s' is empty; expected a header with the columns text and label", t->path);
+    if (!tt__table_row(t))
+        return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s' is empty; expected a header with the columns %.100s and %.100s", t->path,
+                        t->column[TT__COLUMN_TEXT], t->column[TT__COLUMN_LABEL]);
     for (*columns = 0; !field.last; ++*columns) {
         tt_status status = tt__table_field(t, &field);
         if (status != TT_OK) return status;
+        tt__print(&list, "%s'%.100s'", *columns ? ", " : "", field.text);
         for (int i = 0; i < TT__COLUMNS; i++) {
-            if (strlen(names[i]) != field.bytes || memcmp(names[i], field.text, field.bytes) != 0) continue;
-            if (column[i] >= 0) return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: two columns are named '%s'", t->path, t->row_line, names[i]);
+            if (strlen(t->column[i]) != field.bytes || memcmp(t->column[i], field.text, field.bytes) != 0) continue;
+            if (column[i] >= 0)
+                return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: two columns are named '%.200s'", t->path, t->row_line, t->column[i]);
             column[i] = *columns;
         }
         if (*columns == INT_MAX - 1) return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: too many columns", t->path, t->row_line);
     }
     for (int i = 0; i < TT__COLUMNS; i++)
         if (column[i] < 0 && i != TT__COLUMN_SPLIT)
-            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: the header's %d columns, separated by %s, have none named '%s'", t->path, t->row_line, *columns,
-                            t->separator == ',' ? "commas" : "tabs", names[i]);
+            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%.300s', line %lld: the header's %d columns, separated by %s, have none named '%.100s', "
+                            "but %.300s%s", t->path, t->row_line, *columns, tt__table_separator(t, separator), t->column[i], there,
+                            strlen(there) > 300 ? "..." : "");
     return TT_OK;
+}
+
+/* Which part a row belongs to, by what its split column says. */
+enum { TT__SPLIT_OTHER, TT__SPLIT_TRAIN, TT__SPLIT_VALIDATION, TT__SPLIT_TEST };
+
+static int tt__split_of(const char *text, size_t bytes)
+{
+    static const struct { const char *name; int split; } names[] = {
+        {"train", TT__SPLIT_TRAIN}, {"test", TT__SPLIT_TEST}, {"validation", TT__SPLIT_VALIDATION}, {"valid", TT__SPLIT_VALIDATION},
+        {"val", TT__SPLIT_VALIDATION}, {"dev", TT__SPLIT_VALIDATION}};
+    for (int i = 0; i < TT__COUNT(names); i++)
+        if (strlen(names[i].name) == bytes && memcmp(names[i].name, text, bytes) == 0) return names[i].split;
+    return TT__SPLIT_OTHER;
 }
 
 static int tt__find_class(const char *const *classes, const uint32_t *order, int n, const char *label) /* -1: none */
@@ -12326,9 +12365,11 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
 {
     tt_context *ctx = d->ctx;
     int column[TT__COLUMNS], columns = 0;
+    char separator[24];
     tt_status status = tt__table_header(t, column, &columns);
     t->splits = column[TT__COLUMN_SPLIT] >= 0;
     if (!t->splits) split = NULL;
+    int wanted = split ? tt__split_of(split, strlen(split)) : TT__SPLIT_OTHER;
     while (status == TT_OK && tt__table_row(t)) {
         tt__field fields[TT__COLUMNS], field = {NULL, 0, false};
         int n = 0;
@@ -12341,10 +12382,15 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         } while (status == TT_OK && !field.last);
         if (status != TT_OK) break;
         if (n != columns)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: %d columns; the header has %d: put fields that hold a %s or a newline in double quotes", t->path,
-                            t->row_line, n, columns, t->separator == ',' ? "comma" : "tab");
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: %d columns; the header has %d: put fields that hold %s or newlines in "
+                            "double quotes", t->path, t->row_line, n, columns, tt__table_separator(t, separator));
         const tt__field *label = &fields[TT__COLUMN_LABEL], *part = &fields[TT__COLUMN_SPLIT];
-        if (split && (strlen(split) != part->bytes || memcmp(split, part->text, part->bytes) != 0)) continue;
+        int is = wanted ? tt__split_of(part->text, part->bytes) : TT__SPLIT_OTHER;
+        if (wanted && !is)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the %.100s is '%.100s'; expected train, validation (or valid, val, dev) "
+                            "or test", t->path, t->row_line, t->column[TT__COLUMN_SPLIT], part->text);
+        if (wanted && is != wanted) continue;
+        if (split && !wanted && (strlen(split) != part->bytes || memcmp(split, part->text, part->bytes) != 0)) continue;
         if (!label->bytes) return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label is empty", t->path, t->row_line);
         if (strlen(label->text) != label->bytes) return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path, t->row_line);
         size_t valid = tt__utf8_invalid(label->text, label->bytes); /* config.json names it, and is UTF-8 */
@@ -12364,7 +12410,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.200s' is none of the %d classes given, of which the first is '%.200s'", t->path,
                             t->row_line, label->text, n_classes, classes[0]);
     }
-    if (status == TT_OK && !d->count)
+    if (status == TT_OK && !d->count && wanted != TT__SPLIT_VALIDATION)
         status = split ? tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split)
                        : tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header and no rows", t->path);
     return status;
@@ -12380,6 +12426,7 @@ static bool tt__less_label(const void *arg, uint32_t a, uint32_t b)
 /* Numbers the distinct labels in byte order. */
 static tt_status tt__table_classes(tt_dataset *d)
 {
+    if (!d->count) return TT_OK;
     uint32_t *order = (uint32_t *)tt__alloc(d->ctx, (size_t)d->count * sizeof *order);
     if (!order) return TT_ERR_MEMORY;
     for (int i = 0; i < d->count; i++) order[i] = (uint32_t)i;
@@ -12409,13 +12456,51 @@ static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int 
     return TT_OK;
 }
 
-tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes)
+tt_table_options tt_table_options_default(void)
 {
-    size_t n = strlen(path);
+    tt_table_options o = {"text", "label", "split", 0};
+    return o;
+}
+
+/* The rows of a table without a split column that are "train" or "test". Frees d unless it is the result. */
+static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char *split, const char *column)
+{
+    int part = tt__split_of(split, strlen(split));
+    tt_dataset *held = NULL, *result;
+    if (part == TT__SPLIT_VALIDATION) {
+        d->count = 0;
+        return d;
+    }
+    if (!part)
+        tt__fail(d->ctx, TT_ERR_ARGUMENT, "'%s' has no column '%.100s', so its rows are \"train\" or \"test\", not '%.200s'", path, column, split);
+    else if (d->count < 2)
+        tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has one row and no column '%.100s': it cannot be divided into \"train\" and \"test\"", path, column);
+    else
+        held = tt_dataset_split(d, (d->count + 9) / 10);
+    result = part == TT__SPLIT_TEST ? held : held ? d : NULL;
+    tt_dataset_free(result == d ? held : d);
+    return result;
+}
+
+tt_dataset *tt_dataset_table_with(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes,
+                                  const tt_table_options *options)
+{
+    tt_table_options o = options ? *options : tt_table_options_default();
     uint32_t *order = NULL;
     tt__table t;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0) {
         tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to take them from the file", path, n_classes, classes ? "" : " as NULL");
+        return NULL;
+    }
+    if (!o.text_column || !o.label_column || !o.split_column || strcmp(o.text_column, o.label_column) == 0 ||
+        strcmp(o.text_column, o.split_column) == 0 || strcmp(o.label_column, o.split_column) == 0) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "table options: the columns of text, label and split are '%.100s', '%.100s' and '%.100s'; expected "
+                 "three names", o.text_column ? o.text_column : "NULL", o.label_column ? o.label_column : "NULL", o.split_column ? o.split_column : "NULL");
+        return NULL;
+    }
+    if (o.delimiter && (strchr("\"\n\r", o.delimiter) || (unsigned char)o.delimiter >= 0x80)) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "table options: the delimiter has the code %d; a table's columns cannot be divided by quotes, by ends of "
+                 "lines, or by bytes beyond ASCII", (unsigned char)o.delimiter);
         return NULL;
     }
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
@@ -12430,28 +12515,23 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
         t.text = (char *)(uintptr_t)d->file.bytes; /* ours: read, not mapped */
         t.bytes = d->file.size;
         t.line = 1;
-        t.separator = n >= 4 && (strcmp(path + n - 4, ".csv") == 0 || strcmp(path + n - 4, ".CSV") == 0) ? ',' : '\t';
+        t.column[TT__COLUMN_TEXT] = o.text_column;
+        t.column[TT__COLUMN_LABEL] = o.label_column;
+        t.column[TT__COLUMN_SPLIT] = o.split_column;
+        t.separator = o.delimiter ? o.delimiter : tt__match("*.csv", path) || tt__match("*.CSV", path) ? ',' : '\t';
         if (t.bytes >= 3 && memcmp(t.text, "\xEF\xBB\xBF", 3) == 0) t.at = 3; /* byte order mark */
         status = tt__table_read(d, &t, split, classes ? d->classes : NULL, order, n_classes);
     }
     if (status == TT_OK && !classes) status = tt__table_classes(d);
     tt__free(ctx, order);
-    if (status == TT_OK && split && !t.splits) {
-        bool test = strcmp(split, "test") == 0;
-        tt_dataset *held = NULL, *rest = d;
-        if (!test && strcmp(split, "train") != 0)
-            tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has no column 'split', so its rows are \"train\" or \"test\", not '%.200s'", path, split);
-        else if (d->count < 2)
-            tt__fail(ctx, TT_ERR_FORMAT, "'%s' has one row and no column 'split': it cannot be divided into \"train\" and \"test\"", path);
-        else
-            held = tt_dataset_split(d, (d->count + 9) / 10);
-        d = test ? held : held ? rest : NULL;
-        tt_dataset_free(d == rest ? held : rest);
-        return d;
-    }
-    if (status == TT_OK) return d;
+    if (status == TT_OK) return split && !t.splits ? tt__table_divided(d, path, split, o.split_column) : d;
     tt_dataset_free(d);
     return NULL;
+}
+
+tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes)
+{
+    return tt_dataset_table_with(ctx, path, split, classes, n_classes, NULL);
 }
 
 /* ---- CIFAR-10 */

@@ -676,8 +676,8 @@ TEST(dataset_table)
     REQUIRE(d);
     CHECK(tt_dataset_count(d) == 2 && row_is(d, 0, "a, b", 1) && row_is(d, 1, "tab\there", 0));
     tt_dataset_free(d);
-    CHECK(!table(ctx, "a.tsv", tsv, sizeof tsv - 1, "dev", NULL, 0));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "no column 'split', so its rows are \"train\" or \"test\", not 'dev'");
+    CHECK(!table(ctx, "a.tsv", tsv, sizeof tsv - 1, "extra", NULL, 0));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "no column 'split', so its rows are \"train\" or \"test\", not 'extra'");
     tt_dataset_free(NULL);
 
     static const struct { const char *text; size_t n; const char *split, *error; } bad[] = {
@@ -707,6 +707,83 @@ TEST(dataset_table)
     CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, NULL, NULL, 2) && !table(ctx, "a.csv", csv, sizeof csv - 1, NULL, classes, 0));
     CHECK(!tt_dataset_table(ctx, "/nonexistent.csv", NULL, NULL, 0));
     CHECK_ERROR(ctx, TT_ERR_FILE, "/nonexistent.csv");
+    TEST_CLOSE(ctx, &a);
+}
+
+/* The rows of a table for validation are those whose split says so, under any of four names; none are passed over in silence. */
+TEST(table_with_validation_rows)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    static const char *const wanted[] = {"validation", "valid", "val", "dev"};
+    static const char whole[] = "text,label,split\na,x,train\nb,y,validation\nc,y,train\nd,x,test\ne,x,dev\nf,y,val\ng,x,valid\n";
+    static const char none[] = "text,label,split\na,x,train\nb,y,test\n", plain[] = "text,label\na,x\nb,y\nc,x\n";
+    static const char other[] = "text,label,split\na,x,train\nb,y,unsupervised\nc,x,Train\n", *const classes[] = {"x", "y"};
+    for (int k = 0; k < TEST_COUNT(wanted); k++) {
+        tt_dataset *d = table(ctx, "w.csv", whole, sizeof whole - 1, wanted[k], classes, 2);
+        REQUIRE(d);
+        CHECK(tt_dataset_count(d) == 4 && tt_dataset_classes(d) == 2);
+        CHECK(row_is(d, 0, "b", 1) && row_is(d, 1, "e", 0) && row_is(d, 2, "f", 1) && row_is(d, 3, "g", 0));
+        tt_dataset_free(d);
+        for (int without = 0; without < 2; without++) { /* none: an empty dataset, which no loader takes */
+            d = table(ctx, "n.csv", without ? plain : none, (without ? sizeof plain : sizeof none) - 1, wanted[k], k ? NULL : classes, k ? 0 : 2);
+            REQUIRE(d);
+            CHECK(tt_dataset_count(d) == 0 && !tt_dataset_text(d, 0, NULL) && tt_dataset_label(d, 0) == -1);
+            tt_tokenizer *tokens = tt_tokenizer_open(ctx, TEST_GOLDEN("vocab_uncased.txt"), true);
+            CHECK(tokens && !tt_loader_new(ctx, d, tokens, NULL));
+            CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the dataset is empty");
+            CHECK(!tt_dataset_split(d, 1));
+            tt_tokenizer_free(tokens);
+            tt_dataset_free(d);
+        }
+    }
+    for (int part = 0; part < 3; part++) {
+        static const char *const splits[] = {"train", "test", "dev"};
+        CHECK(!table(ctx, "o.csv", other, sizeof other - 1, splits[part], NULL, 0));
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 3: the split is 'unsupervised'; expected train, validation (or valid, val, dev) or test");
+    }
+    tt_dataset *d = table(ctx, "o.csv", other, sizeof other - 1, "unsupervised", NULL, 0); /* by a name of its own */
+    REQUIRE(d);
+    CHECK(tt_dataset_count(d) == 1 && row_is(d, 0, "b", 0));
+    tt_dataset_free(d);
+    CHECK(!table(ctx, "o.csv", other, sizeof other - 1, "unsuper", NULL, 0));
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "no row whose split is 'unsuper'");
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(table_options)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    static const char text[] = "id;review;text;stars;part\n1;\"so; so\";no;3;train\n2;good, cheap;no;5;dev\n";
+    const char *path = test_write(test_path(test_folder(), "a.csv"), text, sizeof text - 1);
+    tt_table_options o = tt_table_options_default();
+    CHECK(strcmp(o.text_column, "text") == 0 && strcmp(o.label_column, "label") == 0 && strcmp(o.split_column, "split") == 0 && !o.delimiter);
+    o.text_column = "review", o.label_column = "stars", o.split_column = "part", o.delimiter = ';';
+    tt_dataset *d = tt_dataset_table_with(ctx, path, NULL, NULL, 0, &o), *e = tt_dataset_table_with(ctx, path, "val", NULL, 0, &o);
+    REQUIRE(d && e);
+    CHECK(tt_dataset_count(d) == 2 && row_is(d, 0, "so; so", 0) && row_is(d, 1, "good, cheap", 1) && strcmp(tt_dataset_class_name(d, 1), "5") == 0);
+    CHECK(tt_dataset_count(e) == 1 && row_is(e, 0, "good, cheap", 0));
+    tt_dataset_free(d);
+    tt_dataset_free(e);
+    o.label_column = "rating";
+    CHECK(!tt_dataset_table_with(ctx, path, NULL, NULL, 0, &o));
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "the header's 5 columns, separated by the character ';', have none named 'rating', but 'id', 'review', 'text', 'stars', 'part'");
+    o.delimiter = 0;
+    CHECK(!tt_dataset_table_with(ctx, path, NULL, NULL, 0, &o));
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "the header's 1 columns, separated by commas, have none named 'review', but 'id;review;text;stars;part'");
+    for (const char *bad = "\"\n\r\xE2"; *bad; bad++) {
+        o.delimiter = *bad;
+        CHECK(!tt_dataset_table_with(ctx, path, NULL, NULL, 0, &o));
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "table options: the delimiter has the code");
+    }
+    o = tt_table_options_default();
+    o.label_column = "text";
+    CHECK(!tt_dataset_table_with(ctx, path, NULL, NULL, 0, &o));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'text' and 'split'; expected three names");
+    o.label_column = NULL;
+    CHECK(!tt_dataset_table_with(ctx, path, NULL, NULL, 0, &o));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'NULL' and 'split'");
     TEST_CLOSE(ctx, &a);
 }
 
@@ -1255,7 +1332,7 @@ static const test_case tests[] = {
     TEST_CASE(json_values), TEST_CASE(json_strings), TEST_CASE(json_errors), TEST_CASE(json_many_keys), TEST_CASE(safetensors_round_trip),
     TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile), TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_writer_errors),
     TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many), TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
-    TEST_CASE(tokenizer_vocabulary), TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder), TEST_CASE(dataset_table), TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(dataset_file_faults),
+    TEST_CASE(tokenizer_vocabulary), TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder), TEST_CASE(dataset_table), TEST_CASE(table_with_validation_rows), TEST_CASE(table_options), TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(dataset_file_faults),
     TEST_CASE(loader_batches), TEST_CASE(loader_micro_batches), TEST_CASE(loader_capacity_is_that_of_the_texts), TEST_CASE(allocation_failures), TEST_CASE(fuzz),
 };
 
