@@ -182,7 +182,8 @@ typedef struct tt_files {
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
     bool (*make_folder)(void *user, const char *path); /* true if it exists already                                */
-    /* Calls each() for the name of every entry, in any order, until it returns false. False if path is no folder. */
+    /* Calls each() for the name of every entry, in any order, until it returns false. False if path is no
+       folder, or cannot be read to its end. */
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
     const char *(*reason)(void *user);
     void *user;
@@ -834,6 +835,9 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
 void tt_trainer_free(tt_trainer *t);
 const tt_program *tt_trainer_program(const tt_trainer *t); /* the training program (or the only one): for plans         */
 int64_t tt_trainer_steps(const tt_trainer *t);             /* optimizer steps done: those skipped by loss scaling are not */
+int64_t tt_trainer_saved_steps(const tt_trainer *t);       /* steps done in the state that was last saved or
+                                                              loaded, here or by tt_fit, from which a resumed
+                                                              run goes on; -1: there is none                */
 float tt_trainer_lr(const tt_trainer *t);                  /* of the next step: the schedule at tt_trainer_steps, so that a skipped
                                                               step does not move it                                    */
 
@@ -854,7 +858,7 @@ tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text
 typedef struct tt_progress {
     int64_t epoch, step;          /* the next step of the shuffled data                                              */
     double loss_sum, targets, correct; /* of the epoch so far                                                         */
-    double best;                  /* best validation result so far                                                   */
+    double best, best_loss;       /* accuracy and loss of the best validation so far                         */
 } tt_progress;
 
 /* The whole state in one safetensors file: parameters, optimizer state, number of steps, loss scale, seed, progress. A run that loads it
@@ -874,7 +878,8 @@ typedef struct tt_fit_event {
     bool images;                   /* the model reads these                                                          */
     double seconds_left;           /* of all epochs, validation left out                                             */
     const tt_stats *validation;    /* after the last step of an epoch; else NULL                                     */
-    bool best;                     /* its accuracy is the best so far: `keep` has been called                        */
+    bool best;                     /* its accuracy is the best so far, or equal to it with a lower loss: `keep`
+                                      has been called                                                        */
 } tt_fit_event;
 
 /* One line on it, without a newline, as a progress display shows it. Returns the length as tt_plan_text does. */
@@ -882,21 +887,42 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
     int64_t epochs;                /* default 1                                                                      */
-    const char *folder;            /* where state.safetensors, metrics.csv (a line a step and a validation) and loss.svg are
-                                      written, made if need be. Default NULL: none of these                           */
+    const char *folder;            /* where state.safetensors, metrics.csv and loss.svg (see tt_fit) are
+                                      written, made if need be. Default NULL: none of these                  */
     bool resume;                   /* go on from the state in folder; without it, a folder that holds one is refused  */
     double save_seconds;           /* the state is saved after each epoch, and within one after so long. Default 300  */
     const volatile int *stop;      /* not 0: stop after the step or the batch of validation at hand; a signal handler may
                                       set it (sig_atomic_t). Default NULL                                             */
-    tt_status (*keep)(void *user); /* save the model: an epoch is over whose validation accuracy is the best so far, or, without
-                                      validation, any. Default NULL                                                   */
+    tt_status (*keep)(void *user); /* save the model: an epoch is over whose validation accuracy is the best so
+                                      far, or equal to it with a lower loss, or, without validation, any. The
+                                      folder holds a state by then, so that a run that is killed here can be
+                                      resumed. A failure ends tt_fit with that status, and a resumed run calls
+                                      `keep` for this epoch again. Default NULL                              */
     void (*report)(void *user, const tt_fit_event *event);
     void *user;
 } tt_fit_options;
 tt_fit_options tt_fit_options_default(void);
 
-/* Trains over epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished: all epochs are done; else it was
-   stopped, or failed, and the state of the last whole step is saved, to be resumed bit for bit. */
+/* Trains over epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished: all
+   epochs are done; else it was stopped, or failed, and the state of the last whole step is saved, to be resumed
+   bit for bit. Saving can fail too: tt_trainer_saved_steps says from which step a resumed run would go on.
+
+   metrics.csv has a line for each step and for each validation, and these columns. Numbers are written with a
+   decimal point in any locale; one that is not finite is "nan", "inf" or "-inf".
+     step         optimizer steps done, which those skipped by loss scaling are not
+     epoch        from 1
+     split        "train" or "validation"
+     loss         mean over the targets of the step, or of all of validation
+     accuracy     share of these targets that was predicted right
+     lr           learning rate of the step. This and the next three are empty in a line of validation
+     grad_norm    norm of all gradients together, before clipping; 0 where the step was skipped
+     loss_scale   of the next step; 1 without loss scaling
+     skipped      steps skipped by loss scaling so far
+     bytes        of the arena, which holds parameters, gradients, optimizer state and activations (tt_plan.bytes)
+     seconds      that the step, waiting for its data included, or the validation took; saving is not counted
+     tokens_per_second, or images_per_second where the model reads images: over these seconds
+   loss.svg draws loss, accuracy and learning rate over the steps. Both files are written whenever the state is.
+   A resumed run keeps the lines up to its state; a metrics.csv with other columns is refused. */
 tt_status tt_fit(tt_trainer *t, tt_loader *train, tt_loader *validation, const tt_fit_options *o, bool *finished);
 
 #ifdef __cplusplus
@@ -1803,13 +1829,17 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
 {
     (void)user;
     DIR *folder = opendir(path);
+    int error = 0;
     if (!folder) return false;
-    for (struct dirent *entry = readdir(folder); entry; entry = readdir(folder)) {
+    for (struct dirent *entry;;) {
+        errno = 0; /* so that an error of readdir can be told from the end of the folder */
+        if (!(entry = readdir(folder))) { error = errno; break; }
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         if (!each(arg, entry->d_name)) break;
     }
     closedir(folder);
-    return true;
+    errno = error;
+    return error == 0;
 }
 
 static const char *tt__posix_reason(void *user) { (void)user; return strerror(errno); }
@@ -11659,6 +11689,18 @@ static bool tt__name_is(void *arg, const char *name)
     return !search->found;
 }
 
+/* Tells whether a folder holds a file of that name. The folder is listed and the file is not opened, so that
+   one that cannot be opened (no permission, too many open files, a failing disk) does not count as absent. */
+static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
+{
+    const tt_files *files = &ctx->options.files;
+    tt__name_search search = {name, false};
+    bool listed = files->list(files->user, folder, tt__name_is, &search);
+    *found = listed && search.found;
+    if (listed) return TT_OK;
+    return tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s", folder, files->reason(files->user));
+}
+
 /* What of tokenizer_config.json changes ids. */
 static tt_status tt__tokenizer_config(tt_context *ctx, const char *path, bool *lowercase)
 {
@@ -14423,21 +14465,13 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
     return status;
 }
 
-static bool tt__file_is_there(tt_context *ctx, const char *path)
-{
-    const tt_files *files = &ctx->options.files;
-    void *file = files->open(files->user, path, 'r');
-    if (file) files->close(files->user, file);
-    return file != NULL;
-}
-
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes)
 {
     char folder[TT__PATH], file[TT__PATH], beside[TT__PATH], activation[32];
     tt__json j, preprocessor;
     tt_vit_config config;
     int params = ctx->n_params, own_classes = 0;
-    bool is_file = tt__match("*.safetensors", path), has_config = false;
+    bool is_file = tt__match("*.safetensors", path), has_config = false, has_preprocessor = false;
     const char *slash = is_file ? strrchr(path, '/') : NULL;
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
@@ -14450,11 +14484,12 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     if (!c) return ctx->status;
     int spelling = tt_safetensors_find(c->file, "class_token") >= 0 || tt_safetensors_find(c->file, "conv_proj.weight") >= 0;
     status = tt__path_join(ctx, file, folder, "config.json");
-    has_config = status == TT_OK && tt__file_is_there(ctx, file);
+    if (status == TT_OK) status = tt__folder_has(ctx, folder, "config.json", &has_config);
     if (has_config) status = tt__json_open(&j, ctx, file);
     if (status == TT_OK) status = has_config ? tt__vit_read_config(&j, &config, activation) : tt__vit_infer_config(ctx, c, spelling, &config);
     if (status == TT_OK) status = tt__path_join(ctx, beside, folder, "preprocessor_config.json");
-    if (status == TT_OK && tt__file_is_there(ctx, beside)) {
+    if (status == TT_OK) status = tt__folder_has(ctx, folder, "preprocessor_config.json", &has_preprocessor);
+    if (has_preprocessor) {
         status = tt__json_open(&preprocessor, ctx, beside);
         if (status == TT_OK) status = tt__vit_read_preprocessor(&preprocessor, &config);
     }
@@ -14534,6 +14569,8 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
    Steps of micro-batches, evaluation, prediction, and the state of a run in one file. Uses all above.
    ============================================================================================================ */
 
+enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter that a trainer takes */
+
 struct tt_trainer {
     tt_context *ctx;
     tt_model model;
@@ -14541,6 +14578,7 @@ struct tt_trainer {
     tt_program *train, *eval;
     tt__precision_kind precision;
     bool step_failed; /* a micro-batch failed: the others of its step are refused                                       */
+    int64_t saved_steps;
     tt_inputs in;
     tt_value labels, logits;
     int32_t *positions, *seq_start; /* of max_seqs images                                                            */
@@ -14628,6 +14666,26 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     return r->eval ? TT_OK : r->ctx->status;
 }
 
+/* Refuses parameters under whose names the state of a run could not be saved, before hours of training. */
+static tt_status tt__check_state_names(const tt_program *p)
+{
+    static const char *const taken[] = {"__metadata__", "tinytrain.run", "exp_avg.*", "exp_avg_sq.*",
+                                        "momentum_buffer.*"};
+    for (int32_t v = 1; v < p->t->n_values; v++) {
+        if (p->t->values[v].storage != TT__PARAMETER || p->t->values[v].base != v) continue;
+        const char *name = p->ctx->params[p->t->values[v].param]->name;
+        bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
+        for (int k = 0; k < TT__COUNT(taken); k++) usable = usable && !tt__match(taken[k], name);
+        if (!usable)
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                            "the state of a run cannot be saved with the parameter '%.200s' of %zu bytes: a name "
+                            "must be UTF-8 of at most %d bytes, not '__metadata__' or 'tinytrain.run', and not "
+                            "begin with 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'",
+                            name, strlen(name), TT__STATE_NAME);
+    }
+    return TT_OK;
+}
+
 /* Which rows images have: all the same number. */
 static tt_status tt__image_rows(tt_trainer *r)
 {
@@ -14652,9 +14710,11 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     r->model = *model;
     r->options = o;
     r->precision = precision.kind;
+    r->saved_steps = -1;
     tt_tape *t = tt_tape_new(ctx);
     tt_status status = t ? tt__trainer_compile(r, t) : TT_ERR_MEMORY;
     tt_tape_free(t);
+    if (status == TT_OK && r->train) status = tt__check_state_names(r->train);
     if (status == TT_OK && model->image_bytes) status = tt__image_rows(r);
     if (status == TT_OK && !(r->no_labels = (int32_t *)tt__calloc(ctx, sizeof(int32_t) * (size_t)o.max_seqs))) status = TT_ERR_MEMORY;
     if (status == TT_OK) return r;
@@ -14675,6 +14735,7 @@ void tt_trainer_free(tt_trainer *r)
 
 const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
 int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? r->train->run.step : 0; }
+int64_t tt_trainer_saved_steps(const tt_trainer *r) { return r->saved_steps; }
 float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.schedule, tt_trainer_steps(r)); }
 
 static tt_status tt__must_train(const tt_trainer *r)
@@ -14688,9 +14749,13 @@ static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b, 
     int64_t rows = images ? (int64_t)b->seqs * r->model.max_length : b->rows;
     const int32_t *start = images ? r->seq_start : b->seq_start;
     struct { const char *name; tt_value v; const void *data; int64_t rows; } set[] = {
-        {"pixels", r->in.pixels, b->pixels, b->seqs}, {"ids", r->in.ids, b->ids, rows}, {"types", r->in.types, b->types, rows},
-        {"positions", r->in.positions, images ? r->positions : b->positions, rows}, {"seq_start", r->in.seq_start, start, b->seqs + 1},
-        {"seq_start", r->in.first, start, b->seqs}, {"labels", r->labels, labels, b->seqs}};
+        {"pixels", r->in.pixels, b->pixels, b->seqs},
+        {"ids", r->in.ids, b->ids, rows},
+        {"types", r->in.types, b->types, rows},
+        {"positions", r->in.positions, images ? r->positions : b->positions, rows},
+        {"seq_start", r->in.seq_start, start, (int64_t)b->seqs + 1},
+        {"seq_start", r->in.first, start, b->seqs},
+        {"labels", r->labels, labels, b->seqs}};
     if (b->seqs < 1 || rows < 1) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs, b->rows);
     if (images && b->seqs > r->options.max_seqs) return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, max_seqs is %d", b->seqs, r->options.max_seqs);
     if (images != (b->pixels != NULL) && (b->pixels || b->ids))
@@ -14805,11 +14870,12 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 /* ------------------------------------------------------------------------------------------------------ state */
 
 typedef struct tt__state_header { /* the tensor "tinytrain.run": I64                                                  */
-    int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, optimizer, precision, program, schedule, lr, min_lr, warmup_steps, total_steps;
+    int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, best_loss, optimizer,
+        precision, program, schedule, lr, min_lr, warmup_steps, total_steps;
     int64_t loss_scale, good_steps, skipped;
 } tt__state_header;
 
-#define TT__STATE_VERSION 3
+#define TT__STATE_VERSION 4
 
 static int64_t tt__double_bits(double x) { int64_t i; memcpy(&i, &x, 8); return i; }
 static double tt__bits_double(int64_t i) { double x; memcpy(&x, &i, 8); return x; }
@@ -14936,6 +15002,7 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     h.targets = tt__double_bits(progress->targets);
     h.correct = tt__double_bits(progress->correct);
     h.best = tt__double_bits(progress->best);
+    h.best_loss = tt__double_bits(progress->best_loss);
     h.loss_scale = tt__double_bits(p->run.loss_scale);
     h.good_steps = p->good_steps;
     h.skipped = p->skipped;
@@ -14949,6 +15016,7 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
             if (status == TT_OK) status = tt_safetensors_write(w, piece, n);
         }
     status = tt__safetensors_end(w, status);
+    if (status == TT_OK) r->saved_steps = h.step;
     tt__state_free(r->ctx, &s);
     return status;
 }
@@ -14987,7 +15055,11 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     int at = tt_safetensors_find(file, s.info[0].name);
     if (at >= 0 && tt_safetensors_info(file, at)->bytes >= sizeof h.version) { /* first: a header of another version has another size */
         memcpy(&h.version, tt_safetensors_data(file, at), sizeof h.version);
-        if (h.version != TT__STATE_VERSION) status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d", path, (long long)h.version, TT__STATE_VERSION);
+        if (h.version != TT__STATE_VERSION)
+            status = tt__fail(r->ctx, TT_ERR_FORMAT,
+                              "'%s' is a state of version %lld, this build reads %d; the tinytrain.h that wrote "
+                              "it can go on with it",
+                              path, (long long)h.version, TT__STATE_VERSION);
     }
     if (status == TT_OK && tt__state_find(r->ctx, file, path, &s.info[0]) < 0) status = r->ctx->status;
     if (status == TT_OK) memcpy(&h, tt_safetensors_data(file, at), sizeof h);
@@ -15015,7 +15087,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
             tt__log(r->ctx, TT_LOG_WARNING, "resume", "'%s' was made with another schedule (learning rate %g, %lld steps, now %g, %lld): the run goes on with the new one, "
                     "and differs from one that was never stopped", path, tt__bits_double(h.lr), (long long)h.total_steps, (double)r->options.schedule.lr,
                     (long long)r->options.schedule.total_steps);
-        p->run.step = h.step;
+        p->run.step = r->saved_steps = h.step;
         p->run.micro = 0;
         p->run.loss_scale = scale;
         p->good_steps = h.good_steps;
@@ -15027,6 +15099,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
         progress->targets = tt__bits_double(h.targets);
         progress->correct = tt__bits_double(h.correct);
         progress->best = tt__bits_double(h.best);
+        progress->best_loss = tt__bits_double(h.best_loss);
     }
     tt__state_free(r->ctx, &s);
     tt_safetensors_close(file);
@@ -15035,7 +15108,13 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
 
 /* -------------------------------------------------------------------------------------------------------- fit */
 
-typedef struct tt__fit_point { int64_t step; double loss; bool validation; } tt__fit_point;
+/* A line of metrics.csv. A value that is not a finite float is NaN. */
+typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_ACCURACY, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
+typedef struct tt__fit_point {
+    int64_t step, epoch;
+    double value[TT__FIT_VALUES];
+    bool validation;
+} tt__fit_point;
 
 typedef struct tt__fit {
     tt_trainer *r;
@@ -15045,7 +15124,9 @@ typedef struct tt__fit {
     int64_t steps, first_step;   /* of an epoch; done when tt_fit began                                              */
     double started, saved;       /* seconds on the clock; `started` moves on by what validation takes                 */
     double tokens, flops, peak;
+    size_t bytes;                /* of the arena                                                             */
     char state[TT__PATH];
+    bool has_state;              /* the folder holds a state of this run                                     */
     char *csv;                   /* metrics.csv so far                                                               */
     size_t csv_bytes, csv_room;
     tt__fit_point *point;
@@ -15080,12 +15161,33 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
 
 static bool tt__fit_stopped(const tt__fit *f) { return f->o.stop && *f->o.stop; }
 
+/* Reads a line of n characters; false where it is none of metrics.csv, as its heading. */
+static bool tt__fit_read_line(const char *line, size_t n, tt__fit_point *point)
+{
+    char field[3 + TT__FIT_VALUES][40];
+    const char *end = line + n;
+    for (int k = 0; k < TT__COUNT(field); k++) {
+        const char *comma = (const char *)memchr(line, ',', (size_t)(end - line));
+        if (!comma || comma - line >= (int)sizeof field[k]) return false;
+        memcpy(field[k], line, (size_t)(comma - line));
+        field[k][comma - line] = 0;
+        line = comma + 1;
+    }
+    point->step = strtoll(field[0], NULL, 10);
+    point->epoch = strtoll(field[1], NULL, 10);
+    point->validation = strcmp(field[2], "validation") == 0;
+    for (int k = 0; k < TT__FIT_VALUES; k++) {
+        double value = tt__json_double(field[3 + k], strlen(field[3 + k]));
+        point->value[k] = fabs(value) <= FLT_MAX ? value : NAN;
+    }
+    return point->step >= 0 && point->epoch >= 1;
+}
+
 /* Adds a line to the metrics, and what it says to the picture. */
 static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
 {
     tt_context *ctx = f->r->ctx;
-    const char *end = line + n, *epoch = (const char *)memchr(line, ',', n), *split = epoch ? (const char *)memchr(epoch + 1, ',', (size_t)(end - epoch - 1)) : NULL;
-    const char *loss = split ? (const char *)memchr(split + 1, ',', (size_t)(end - split - 1)) : NULL, *behind = loss ? (const char *)memchr(loss + 1, ',', (size_t)(end - loss - 1)) : NULL;
+    tt__fit_point point;
     if (f->csv_bytes + n + 1 > f->csv_room) {
         size_t room = 2 * (f->csv_bytes + n) + 4096;
         char *more = (char *)tt__alloc(ctx, room);
@@ -15097,76 +15199,319 @@ static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
     }
     memcpy(f->csv + f->csv_bytes, line, n);
     f->csv[f->csv_bytes += n] = 0;
-    if (!behind || behind - loss > 40 || *line < '0' || *line > '9') return TT_OK; /* the heading */
+    if (!tt__fit_read_line(line, n, &point)) return TT_OK;
     if (!TT__GROW(ctx, f->point, f->points, f->cap_points)) return TT_ERR_MEMORY;
-    tt__fit_point *point = &f->point[f->points++];
-    point->step = strtoll(line, NULL, 10);
-    point->loss = tt__json_double(loss + 1, (size_t)(behind - loss - 1));
-    point->validation = split[1] == 'v';
+    f->point[f->points++] = point;
     return TT_OK;
 }
 
-static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double tokens_per_second)
+static size_t tt__fit_heading(const tt__fit *f, char to[160])
 {
-    char line[256], number[4][32];
+    tt__text text = {to, 160, 0};
+    tt__print(&text,
+              "step,epoch,split,loss,accuracy,lr,grad_norm,loss_scale,skipped,bytes,seconds,%s_per_second\n",
+              f->r->model.image_bytes ? "images" : "tokens");
+    return text.length;
+}
+
+static const char *tt__fit_number(double x, char to[32])
+{
+    if (fabs(x) <= FLT_MAX) return tt__json_float((float)x, to);
+    return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
+}
+
+/* lr: of the step; tokens: that it, or the validation, has read, in so many seconds. */
+static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double tokens,
+                                 double seconds)
+{
+    char line[384], number[7][32];
     tt__text text = {line, sizeof line, 0};
-    tt__print(&text, "%lld,%lld,%s,%s,%s,", (long long)s->step, (long long)f->p.epoch + 1, validation ? "validation" : "train", tt__json_float((float)s->loss, number[0]),
-              tt__json_float((float)(s->correct / s->targets), number[1]));
-    if (validation) tt__print(&text, ",\n");
-    else tt__print(&text, "%s,%.0f\n", tt__json_float(lr, number[2]), tokens_per_second);
+    tt__print(&text, "%lld,%lld,%s,%s,%s,", (long long)s->step, (long long)f->p.epoch + 1,
+              validation ? "validation" : "train", tt__fit_number(s->loss, number[0]),
+              tt__fit_number(s->correct / s->targets, number[1]));
+    if (validation) tt__print(&text, ",,,,");
+    else
+        tt__print(&text, "%s,%s,%s,%lld,", tt__fit_number(lr, number[2]),
+                  tt__fit_number(s->grad_norm, number[3]), tt__fit_number(s->loss_scale, number[4]),
+                  (long long)s->skipped);
+    tt__print(&text, "%zu,%s,%s\n", f->bytes, tt__fit_number(seconds, number[5]),
+              tt__fit_number(seconds > 0 ? tokens / seconds : 0, number[6]));
     return tt__fit_line(f, line, text.length);
 }
 
-/* The metrics of the run that is resumed, up to its last step. */
-static tt_status tt__fit_read_metrics(tt__fit *f, const char *path)
+/* The metrics of the run that is resumed, up to where its state stands: lines of epochs that are over, and of
+   the one at hand those of the steps that the state has. */
+static tt_status tt__fit_read_metrics(tt__fit *f)
 {
+    char path[TT__PATH];
     tt__file_bytes file;
-    int64_t done = tt_trainer_steps(f->r);
-    if (!tt__file_is_there(f->r->ctx, path)) return TT_OK;
-    tt_status status = tt__file_open(f->r->ctx, path, false, &file);
-    if (status != TT_OK) return status;
-    for (const char *line = file.bytes, *end; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1)
-        if (*line >= '0' && *line <= '9' && strtoll(line, NULL, 10) <= done) status = tt__fit_line(f, line, (size_t)(end + 1 - line));
+    bool there = false;
+    int64_t steps = 0;
+    char heading[160];
+    size_t length = tt__fit_heading(f, heading);
+    tt__fit_point point;
+    tt_status status = tt__path_join(f->r->ctx, path, f->o.folder, "metrics.csv");
+    if (status == TT_OK) status = tt__folder_has(f->r->ctx, f->o.folder, "metrics.csv", &there);
+    if (there) status = tt__file_open(f->r->ctx, path, false, &file);
+    if (status != TT_OK || !there) return status;
+    if (strncmp(file.bytes, heading, length) != 0)
+        status = tt__fail(f->r->ctx, TT_ERR_FORMAT,
+                          "'%s' has other columns than this run writes, %.*s: move it away, and the run goes "
+                          "on without its lines",
+                          path, (int)length - 1, heading);
+    const char *line = file.bytes, *end;
+    for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        size_t n = (size_t)(end + 1 - line);
+        if (!tt__fit_read_line(line, n, &point)) continue;
+        bool over = point.epoch <= f->p.epoch, at_hand = point.epoch == f->p.epoch + 1 && !point.validation;
+        if (over || (at_hand && steps++ < f->p.step)) status = tt__fit_line(f, line, n);
+    }
     tt__file_close(f->r->ctx, &file);
     return status;
 }
 
-static void tt__print_place(tt__text *svg, double x, double y) /* in tenths, with a point in any locale */
+/* ---- loss.svg: panels of loss, accuracy and learning rate over the steps ---- */
+
+enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels of the margin for labels, and of a panel */
+
+/* An axis upwards, of values or of their decimal logarithms. Its ticks are at first * step, (first + 1) * step and
+   so on. */
+typedef struct tt__fit_axis {
+    bool logarithmic;
+    double from, to, step, first;
+    int height; /* pixels */
+} tt__fit_axis;
+
+/* A line through values of training or of validation, as they are or their running mean. */
+typedef struct tt__fit_series {
+    tt__fit_value value;
+    bool validation;
+    double decay, sum, weight; /* decay 0: the values as they are */
+} tt__fit_series;
+
+static tt__fit_series tt__fit_series_of(const tt__fit *f, tt__fit_value value, bool validation, bool smooth)
 {
-    int64_t a = (int64_t)(10 * x + 0.5), b = (int64_t)(10 * y + 0.5);
-    tt__print(svg, "%lld.%lld,%lld.%lld ", (long long)a / 10, (long long)a % 10, (long long)b / 10, (long long)b % 10);
+    tt__fit_series s = {value, validation, smooth ? exp(-50 / fmax(f->points, 50)) : 0, 0, 0};
+    return s;
 }
 
-/* The training loss, smoothed, as a line, and the validation losses as dots. */
+/* What the series has at point k; false where that is nothing. */
+static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value)
+{
+    const tt__fit_point *p = &f->point[k];
+    if (p->validation != s->validation || isnan(p->value[s->value])) return false;
+    s->sum = s->decay * s->sum + p->value[s->value];
+    s->weight = s->decay * s->weight + 1;
+    *value = s->sum / s->weight;
+    return true;
+}
+
+/* An axis that holds low..high: from 0, unless they are close to each other, and of
+   logarithms if they are far apart. */
+static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarithmic, int height)
+{
+    tt__fit_axis a = {may_be_logarithmic && low > 0 && high > 1000 * low, 0, 0, 0, 0, height};
+    const int marks = height / 24;
+    if (a.logarithmic) {
+        low = log10(low);
+        high = log10(high);
+    } else {
+        bool narrow = high - low < 0.25 * high && high - low > 1e-4 * high;
+        if (low > 0 && !narrow) low = 0;
+        if (!(high > low)) high = low + 1;
+    }
+    a.step = tt__axis_step(high - low, marks);
+    if (a.logarithmic && a.step < 1) a.step = 1;
+    a.first = floor(low / a.step + 1e-6);
+    a.from = a.first * a.step;
+    a.to = ceil(high / a.step - 1e-6) * a.step;
+    return a;
+}
+
+/* In tenths of a pixel above the axis's start. Values outside of the axis end up outside of the panel, where they
+   are cut off, at most its height away. */
+static int tt__fit_y(const tt__fit_axis *a, double value)
+{
+    double y = a->logarithmic ? (value > 0 ? log10(value) : a->from) : value;
+    y = (y - a->from) / (a->to - a->from);
+    return (int)floor(10 * a->height * fmin(fmax(y, -1), 2) + 0.5);
+}
+
+static int tt__fit_x(int64_t step, int64_t last)
+{
+    return (int)(10.0 * TT__FIT_WIDTH * ((double)step / (double)last) + 0.5);
+}
+
+/* Draws a series as a line. Of the points that share a pixel of width, the lowest and the highest are drawn, so that
+   the file stays small with any number of steps. A series of one point is a dot. */
+static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
+                            int64_t last, const char *style)
+{
+    int x = -1, low = 0, high = 0, before = 0;
+    bool begun = false;
+    double value;
+    tt__print(svg, "<path clip-path='url(#p%d)' %s d='", (int)s.value, style);
+    for (int k = 0; k <= f->points; k++) {
+        if (k < f->points && !tt__fit_at(f, &s, k, &value)) continue;
+        int at = k < f->points ? tt__fit_x(f->point[k].step, last) : -1,
+            y = k < f->points ? tt__fit_y(a, value) : 0;
+        if (x >= 0 && at / 10 == x / 10 && k < f->points) {
+            low = y < low ? y : low;
+            high = y > high ? y : high;
+            continue;
+        }
+        if (x >= 0) {
+            bool rises = abs(before - low) <= abs(before - high);
+            tt__print(svg, begun ? "L%d %d" : "M%d %dh0", x, rises ? low : high);
+            if (low != high) tt__print(svg, "L%d %d", x, rises ? high : low);
+            before = rises ? high : low;
+            begun = true;
+        }
+        x = at;
+        low = high = y;
+    }
+    tt__print(svg, "'/>\n");
+}
+
+/* Dots at the values of validation, 12 pixels apart at least. */
+static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_value value, const tt__fit_axis *a,
+                         int64_t last)
+{
+    tt__fit_series s = tt__fit_series_of(f, value, true, false);
+    int x = -120;
+    double y;
+    tt__print(svg, "<path stroke='#d62728' stroke-width='65' d='");
+    for (int k = 0; k < f->points; k++) {
+        if (!tt__fit_at(f, &s, k, &y) || tt__fit_x(f->point[k].step, last) - x < 120) continue;
+        x = tt__fit_x(f->point[k].step, last);
+        tt__print(svg, "M%d %dh0", x, tt__fit_y(a, y));
+    }
+    tt__print(svg, "'/>\n");
+}
+
+/* The ends of epochs that get a mark and a number: of round numbers, and not too close to each other. Fills x
+   with their places, in tenths of a pixel, and number; returns how many. */
+enum { TT__FIT_EPOCHS = 16 };
+static int tt__fit_epochs(const tt__fit *f, int64_t last, int x[TT__FIT_EPOCHS],
+                          int64_t number[TT__FIT_EPOCHS])
+{
+    int n = 0;
+    int64_t epochs = f->points ? f->point[f->points - 1].epoch : 1;
+    int64_t every = tt__max(1, (int64_t)tt__axis_step((double)epochs, 12));
+    for (int k = 0; k < f->points && n < TT__FIT_EPOCHS; k++) {
+        bool over = k + 1 < f->points ? f->point[k + 1].epoch > f->point[k].epoch : f->p.step == 0;
+        int at = tt__fit_x(f->point[k].step, last);
+        if (!over || f->point[k].epoch % every != 0 || at - (n ? x[n - 1] : -TT__FIT_LEFT) < 250) continue;
+        x[n] = at;
+        number[n++] = f->point[k].epoch;
+    }
+    return n;
+}
+
+static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, int top, int height,
+                          int64_t last)
+{
+    static const char *const title[] = {"Loss", "Accuracy", "Learning rate"};
+    const bool has_validation = value != TT__FIT_LR, smooth = value != TT__FIT_LR;
+    const int64_t x_step = tt__max(1, (int64_t)tt__axis_step((double)last, 8));
+    double low = INFINITY, high = -INFINITY, highest = -INFINITY, y;
+    int ends[TT__FIT_EPOCHS], epochs, steps = 0;
+    int64_t number[TT__FIT_EPOCHS];
+    char label[32];
+    for (int side = 0; side <= (int)has_validation; side++) {
+        tt__fit_series s = tt__fit_series_of(f, value, side > 0, smooth && !side);
+        for (int k = 0; k < f->points; k++) {
+            if (!tt__fit_at(f, &s, k, &y)) continue;
+            low = fmin(low, y);
+            high = fmax(high, y);
+            if (side) continue;
+            highest = fmax(highest, f->point[k].value[value]);
+            steps++;
+        }
+    }
+    if (value == TT__FIT_LOSS)
+        high = fmax(high, fmin(highest, 1.5 * high)); /* single steps may be cut off, the others are not */
+    const tt__fit_axis a = low <= high ? tt__fit_axis_of(low, high, value == TT__FIT_LOSS, height)
+                                       : tt__fit_axis_of(0, 1, false, height);
+    tt__print(svg, "<text x='%d' y='%d' font-weight='bold'>%s%s</text>\n<g text-anchor='end' fill='#555'>",
+              TT__FIT_LEFT, top - 10, title[value], a.logarithmic ? " (logarithmic)" : "");
+    for (int k = 0; k < 40 && (a.first + k) * a.step <= a.to + 1e-6 * a.step; k++) {
+        double tick = (a.first + k) * a.step, at = a.logarithmic ? pow(10, tick) : tick;
+        if (fabs(at) <= FLT_MAX)
+            tt__print(svg, "<text x='%d' y='%d'>%s</text>", TT__FIT_LEFT - 8,
+                      top + 4 + height - (int)(height * (tick - a.from) / (a.to - a.from) + 0.5),
+                      tt__json_float((float)at, label));
+    }
+    /* From here on in tenths of a pixel from the panel's lower left corner, upwards. */
+    tt__print(svg,
+              "</g>\n<clipPath id='p%d'><rect x='-30' y='-30' width='%d' height='%d'/></clipPath>\n"
+              "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10' "
+              "stroke-linecap='round' stroke-linejoin='round'>\n<path stroke='#e4e4e4' d='",
+              (int)value, 10 * TT__FIT_WIDTH + 60, 10 * height + 60, TT__FIT_LEFT, top + height);
+    for (int k = 1; k < 40 && (a.first + k) * a.step <= a.to + 1e-6 * a.step; k++)
+        tt__print(svg, "M0 %dh%d",
+                  tt__fit_y(&a, a.logarithmic ? pow(10, (a.first + k) * a.step) : (a.first + k) * a.step),
+                  10 * TT__FIT_WIDTH);
+    for (int64_t k = 1; k <= last / x_step; k++)
+        tt__print(svg, "M%d 0v%d", tt__fit_x(k * x_step, last), 10 * height);
+    tt__print(svg, "'/>\n<path stroke='#aaa' stroke-dasharray='20 40' d='");
+    epochs = tt__fit_epochs(f, last, ends, number);
+    for (int k = 0; k < epochs; k++) tt__print(svg, "M%d 0v%d", ends[k], 10 * height);
+    tt__print(svg, "'/>\n<path stroke='#555' d='M0 %dV0H%d'/>\n", 10 * height, 10 * TT__FIT_WIDTH);
+    if (value == TT__FIT_LOSS)
+        tt__fit_line_of(svg, f, tt__fit_series_of(f, value, false, false), &a, last,
+                        "stroke='#aec7e8' stroke-width='8'");
+    tt__fit_line_of(svg, f, tt__fit_series_of(f, value, false, smooth), &a, last,
+                    steps == 1 ? "stroke='#1f77b4' stroke-width='50'" : "stroke='#1f77b4' stroke-width='18'");
+    if (has_validation) {
+        tt__fit_line_of(svg, f, tt__fit_series_of(f, value, true, false), &a, last,
+                        "stroke='#d62728' stroke-width='14'");
+        tt__fit_dots(svg, f, value, &a, last);
+    }
+    tt__print(svg, "</g>\n");
+}
+
+/* Of any number of steps, and at most about 100 KB. */
 static void tt__fit_draw(tt__text *svg, const void *arg)
 {
+    enum { LOSS = 40, ACCURACY = 316, LR = 484, BOTTOM = 556, HEIGHT = 612 }; /* pixels from the upper edge */
+    enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit *f = (const tt__fit *)arg;
-    double last = 1, most = 0, mean = -1;
-    for (int k = 0; k < f->points; k++) {
-        last = fmax((double)f->point[k].step, last);
-        most = f->point[k].loss > most ? f->point[k].loss : most;
-    }
-    double keep = exp(-50 / (last > 50 ? last : 50));
-    tt__print(svg, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 640 360' font-family='sans-serif' font-size='12'>\n"
-              "<rect width='640' height='360' fill='white'/><path d='M50 20V320H620' fill='none' stroke='#444'/>\n"
-              "<text x='335' y='350' text-anchor='middle'>step (0 to %.0f)</text><text x='44' y='30' text-anchor='end'>%lld.%02lld</text>"
-              "<text x='44' y='324' text-anchor='end'>0</text><text x='60' y='16' fill='#1f77b4'>training loss</text>"
-              "<text x='150' y='16' fill='#d62728'>validation loss</text>\n<polyline fill='none' stroke='#1f77b4' points='", last,
-              (long long)(100 * most + 0.5) / 100, (long long)(100 * most + 0.5) % 100);
-    for (int k = 0; k < f->points && most > 0; k++) {
-        if (f->point[k].validation) continue;
-        mean = mean < 0 ? f->point[k].loss : keep * mean + (1 - keep) * f->point[k].loss;
-        tt__print_place(svg, 50 + 570 * (double)f->point[k].step / last, 320 - 290 * mean / most);
-    }
-    tt__print(svg, "'/>\n<path fill='none' stroke='#d62728' stroke-width='7' stroke-linecap='round' d='");
-    for (int k = 0; k < f->points && most > 0; k++) {
-        if (!f->point[k].validation) continue;
-        tt__print(svg, "M");
-        tt__print_place(svg, 50 + 570 * (double)f->point[k].step / last, 320 - 290 * f->point[k].loss / most);
-        tt__print(svg, "h0");
-    }
-    tt__print(svg, "'/>\n</svg>\n");
+    int x[TT__FIT_EPOCHS];
+    int64_t last = 1, number[TT__FIT_EPOCHS];
+    for (int k = 0; k < f->points; k++) last = tt__max(last, f->point[k].step);
+    const int64_t x_step = tt__max(1, (int64_t)tt__axis_step((double)last, 8));
+    tt__print(svg,
+              "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 800 %d' width='800' height='%d' "
+              "font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'>\n"
+              "<rect x='.5' y='.5' width='799' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n",
+              HEIGHT, HEIGHT, HEIGHT - 1);
+    tt__print(svg,
+              "<path stroke='#aec7e8' stroke-width='2' d='M%d 26h22'/>"
+              "<text x='%d' y='30'>training, each step</text>"
+              "<path stroke='#1f77b4' stroke-width='2' d='M%d 26h22'/>"
+              "<text x='%d' y='30'>training, running mean</text>"
+              "<path stroke='#d62728' stroke-width='2' d='M%d 26h22'/>"
+              "<circle cx='%d' cy='26' r='3.5' fill='#d62728'/><text x='%d' y='30'>validation</text>\n",
+              RIGHT - 418, RIGHT - 390, RIGHT - 264, RIGHT - 236, RIGHT - 86, RIGHT - 75, RIGHT - 58);
+    tt__fit_panel(svg, f, TT__FIT_LOSS, LOSS, 232, last);
+    tt__fit_panel(svg, f, TT__FIT_ACCURACY, ACCURACY, 124, last);
+    tt__fit_panel(svg, f, TT__FIT_LR, LR, BOTTOM - LR, last);
+    tt__print(svg, "<g text-anchor='middle' fill='#555'>");
+    for (int64_t k = 0; k <= last / x_step; k++)
+        tt__print(svg, "<text x='%d' y='%d'>%lld</text>", LEFT + tt__fit_x(k * x_step, last) / 10,
+                  BOTTOM + 18, (long long)(k * x_step));
+    for (int k = 0, n = tt__fit_epochs(f, last, x, number); k < n; k++)
+        tt__print(svg, "<text x='%d' y='%d'>%lld</text>", LEFT + x[k] / 10, BOTTOM + 38,
+                  (long long)number[k]);
+    tt__print(svg,
+              "</g>\n<g text-anchor='end'><text x='%d' y='%d'>step</text><text x='%d' "
+              "y='%d'>epoch</text></g>\n</svg>\n",
+              LEFT - 22, BOTTOM + 18, LEFT - 22, BOTTOM + 38);
 }
+
+/* Has the run made a step, be it a skipped one? */
+static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
 /* The metrics first: what is in them beyond the state is dropped when it is resumed. */
 static tt_status tt__fit_save(tt__fit *f)
@@ -15177,7 +15522,10 @@ static tt_status tt__fit_save(tt__fit *f)
     tt_status status = tt__path_join(ctx, path, f->o.folder, "metrics.csv");
     if (status == TT_OK) status = tt__write_text(ctx, path, f->csv);
     if (status == TT_OK) status = tt__save_printed(ctx, f->o.folder, "loss.svg", tt__fit_draw, f);
-    if (status == TT_OK && tt_trainer_steps(f->r)) status = tt_trainer_save(f->r, f->state, &f->p);
+    if (status == TT_OK && tt__fit_has_steps(f)) {
+        status = tt_trainer_save(f->r, f->state, &f->p);
+        if (status == TT_OK) f->has_state = true;
+    }
     f->saved = tt__seconds();
     return status;
 }
@@ -15227,10 +15575,10 @@ static tt_status tt__fit_epoch(tt__fit *f)
         f->p.targets += s.targets;
         f->p.correct += s.correct;
         double now = tt__seconds();
-        status = tt__fit_metrics(f, &s, false, lr, tokens / (now - began));
+        status = tt__fit_metrics(f, &s, false, lr, tokens, now - began);
         tt__fit_report(f, NULL, false);
         if (status == TT_OK && now - f->saved > f->o.save_seconds) status = tt__fit_save(f);
-        began = now;
+        began = tt__seconds(); /* saving is not counted */
         tokens = 0;
     }
     return status == TT_OK ? ctx->status : status; /* the loader's */
@@ -15242,24 +15590,31 @@ static tt_status tt__fit_validate(tt__fit *f)
     tt_context *ctx = f->r->ctx;
     tt_batch b;
     tt_stats s;
-    double began = tt__seconds();
-    bool best = !f->validation;
+    double began = tt__seconds(), tokens = 0;
     tt_status status = f->validation ? tt_loader_seek(f->validation, 0, 0) : TT_OK;
     memset(&s, 0, sizeof s);
     ctx->status = TT_OK;
-    while (status == TT_OK && f->validation && !tt__fit_stopped(f) && tt_loader_next(f->validation, &b)) status = tt_evaluate_batch(f->r, &b, &s);
+    while (status == TT_OK && f->validation && !tt__fit_stopped(f) && tt_loader_next(f->validation, &b)) {
+        status = tt_evaluate_batch(f->r, &b, &s);
+        tokens += b.pixels ? b.seqs : b.rows;
+    }
     if (status == TT_OK) status = ctx->status;
     if (status != TT_OK || tt__fit_stopped(f)) return status;
-    if (f->validation) {
-        status = tt__fit_metrics(f, &s, true, 0, 0);
-        if (s.correct / s.targets > f->p.best) {
-            best = true;
-            f->p.best = s.correct / s.targets;
-        }
+    double accuracy = s.correct / s.targets, loss = isfinite(s.loss) ? s.loss : INFINITY;
+    bool best = !f->validation || accuracy > f->p.best || (accuracy == f->p.best && loss < f->p.best_loss);
+    if (f->validation) status = tt__fit_metrics(f, &s, true, 0, tokens, tt__seconds() - began);
+    if (best && f->o.keep) {
+        /* A folder with a model and no state could be neither resumed nor, by a caller who guards models, begun
+           anew. */
+        if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
+        if (status == TT_OK) status = f->o.keep(f->o.user);
     }
-    if (status == TT_OK && best && f->o.keep) status = f->o.keep(f->o.user);
-    if (status == TT_OK && f->validation) tt__fit_report(f, &s, best);
-    if (status != TT_OK) return status;
+    if (status != TT_OK) return status; /* f->p.best is as it was: a resumed run validates and keeps again */
+    if (best && f->validation) {
+        f->p.best = accuracy;
+        f->p.best_loss = loss;
+    }
+    if (f->validation) tt__fit_report(f, &s, best);
     f->p.epoch++;
     f->p.step = 0;
     f->p.loss_sum = f->p.targets = f->p.correct = 0;
@@ -15270,8 +15625,7 @@ static tt_status tt__fit_validate(tt__fit *f)
 
 static tt_status tt__fit_begin(tt__fit *f)
 {
-    static const char heading[] = "step,epoch,split,loss,accuracy,lr,tokens_per_second\n";
-    char path[TT__PATH];
+    char heading[160];
     tt_context *ctx = f->r->ctx;
     const tt_files *files = &ctx->options.files;
     tt_status status = tt__must_train(f->r);
@@ -15282,21 +15636,27 @@ static tt_status tt__fit_begin(tt__fit *f)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the trainer with accumulate = true");
     if (f->o.epochs < 1) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
     if (f->o.resume && !f->o.folder) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
-    status = tt__fit_line(f, heading, sizeof heading - 1);
+    f->bytes = tt_program_plan(f->r->train).bytes;
+    status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
     if (status != TT_OK || !f->o.folder) return status;
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
-    if (status == TT_OK) status = tt__path_join(ctx, path, f->o.folder, "metrics.csv");
     if (status != TT_OK) return status;
-    bool there = tt__file_is_there(ctx, f->state);
-    if (there && !f->o.resume) return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds a run: resume it, or name another folder", f->o.folder);
-    if (!there && f->o.resume) return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
-    if (!files->make_folder(files->user, f->o.folder)) return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", f->o.folder, files->reason(files->user));
+    if (!f->o.resume && !files->make_folder(files->user, f->o.folder))
+        return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", f->o.folder,
+                        files->reason(files->user));
+    status = tt__folder_has(ctx, f->o.folder, "state.safetensors", &f->has_state);
+    if (status != TT_OK) return status;
+    if (f->has_state && !f->o.resume)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds a run: resume it, or name another folder",
+                        f->o.folder);
+    if (!f->has_state && f->o.resume)
+        return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
     if (!f->o.resume) return TT_OK;
     status = tt_trainer_load(f->r, f->state, &f->p);
     if (status == TT_OK && (f->p.epoch > f->o.epochs || f->p.step > f->steps || f->p.epoch < 0 || f->p.step < 0))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has done %lld epochs and %lld steps, more than %lld epochs of %lld steps", f->o.folder, (long long)f->p.epoch,
                         (long long)f->p.step, (long long)f->o.epochs, (long long)f->steps);
-    return status == TT_OK ? tt__fit_read_metrics(f, path) : status;
+    return status == TT_OK ? tt__fit_read_metrics(f) : status;
 }
 
 tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const tt_fit_options *o, bool *finished)
@@ -15310,10 +15670,11 @@ tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const t
     f->validation = validation;
     f->o = o ? *o : tt_fit_options_default();
     f->p.best = -1;
+    f->p.best_loss = INFINITY;
     f->steps = tt_loader_steps(train);
     tt_status status = tt__fit_begin(f);
     bool began = status == TT_OK;
-    f->peak = r->train->kind->host ? tt_measured_peak(ctx) : 0;
+    f->peak = began && r->train->kind->host ? tt_measured_peak(ctx) : 0;
     f->first_step = f->p.epoch * f->steps + f->p.step;
     f->started = f->saved = tt__seconds();
     while (status == TT_OK && f->p.epoch < f->o.epochs && !tt__fit_stopped(f)) {
@@ -15321,12 +15682,17 @@ tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const t
         if (status == TT_OK && !tt__fit_stopped(f)) status = tt__fit_validate(f);
     }
     bool done = status == TT_OK && f->p.epoch == f->o.epochs;
-    if (began && !done && tt_trainer_steps(r) && r->train->run.micro == 0) { /* so that nothing is lost; the first error is the one to tell */
+    if (began && !done && tt__fit_has_steps(f) && r->train->run.micro == 0) { /* so that nothing is lost */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);
-        if (status == TT_OK) status = saved;
-        else tt__fail(ctx, status, "%s", error);
+        if (status == TT_OK) {
+            status = saved;
+        } else {
+            if (saved != TT_OK) /* the first error is the one to return */
+                tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
+            tt__fail(ctx, status, "%s", error);
+        }
     }
     if (finished) *finished = done;
     tt__free(ctx, f->csv);

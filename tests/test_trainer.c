@@ -1075,11 +1075,11 @@ TEST(damaged_states)
         copy_state(path, bad, "tinytrain.run", NULL, NULL, -1, 0);
         refuse(&w, bad, TT_ERR_FORMAT, "has no tensor 'tinytrain.run': it is no state of this model and optimizer");
         copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0); /* of one element */
-        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 3");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 4");
         copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
         refuse(&w, bad, TT_ERR_FORMAT, "tensor 'exp_avg.classifier.weight' is F32 of");
         copy_state(path, bad, NULL, NULL, NULL, 0, 77); /* version */
-        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 3");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 4");
         copy_state(path, bad, NULL, NULL, NULL, 2, -5); /* steps */
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
         for (int k = 0; k < 6; k++) { /* loss scale, good steps, skipped ones: the last of the header */
@@ -1282,24 +1282,57 @@ typedef struct fitting {
     int steps, validations, kept, stop_at, poison_at; /* events so far; steps after which to stop, or to spoil a parameter */
     bool stop_in_validation;
     volatile int stop;
-    double best;
+    double best, best_loss;
+    int ties;                    /* validations that were the best by their loss alone */
+    int epochs;                  /* 0: three */
+    int keep_fails_at;           /* this call of keep fails; 0: none */
+    const char *folder, *copy;   /* keep's first call copies the run's files, to begin from there */
+    test_files *files;           /* writing fails from the moment when the run is stopped */
 } fitting;
 
-static tt_status fit_keep(void *user) { ((fitting *)user)->kept++; return TT_OK; }
+/* A file of a folder, if it is there, into another folder. */
+static void copy_file(const char *from, const char *to, const char *name)
+{
+    char x[1200], y[1200];
+    size_t n;
+    snprintf(x, sizeof x, "%s/%s", from, name);
+    snprintf(y, sizeof y, "%s/%s", to, name);
+    char *bytes = test_read(x, &n);
+    if (bytes) test_write(y, bytes, n);
+    free(bytes);
+}
+
+static tt_status fit_keep(void *user)
+{
+    fitting *f = (fitting *)user;
+    if (++f->kept == f->keep_fails_at) return tt__fail(f->w->ctx, TT_ERR_FILE, "keep: the disk is full");
+    if (f->copy && f->kept == 1) {
+        copy_file(f->folder, f->copy, "state.safetensors");
+        copy_file(f->folder, f->copy, "metrics.csv");
+    }
+    return TT_OK;
+}
 
 static void fit_report(void *user, const tt_fit_event *e)
 {
     fitting *f = (fitting *)user;
-    CHECK(e->epochs == 3 && e->steps == 7 && e->epoch >= 0 && e->epoch < 3 && e->step >= 1 && e->step <= 7 && e->accuracy >= 0 && e->accuracy <= 1);
+    CHECK(e->epochs == (f->epochs ? f->epochs : 3) && e->steps == 7 && e->epoch >= 0 &&
+          e->epoch < e->epochs && e->step >= 1 && e->step <= 7 && e->accuracy >= 0 && e->accuracy <= 1);
     CHECK(e->loss > 0 && e->seconds_left >= 0 && (e->validation || (e->tokens_per_second > 0 && e->of_peak > 0)));
     if (e->validation) {
-        CHECK(e->step == 7 && e->validation->targets == TEXTS && e->best == (e->validation->correct / TEXTS > f->best));
-        if (e->best) f->best = e->validation->correct / TEXTS;
+        const double accuracy = e->validation->correct / TEXTS, loss = e->validation->loss;
+        const bool tie = accuracy == f->best && loss < f->best_loss;
+        CHECK(e->step == 7 && e->validation->targets == TEXTS && e->best == (accuracy > f->best || tie));
+        if (e->best) f->best = accuracy, f->best_loss = loss;
+        f->ties += tie;
         f->validations++;
         return;
     }
     f->steps++;
-    if (f->stop_at && f->steps == f->stop_at) f->stop = 1;
+    if (f->stop_at && f->steps == f->stop_at) {
+        f->stop = 1;
+        if (f->files) f->files->fail = 'w', f->files->at = 1, f->files->calls = 0;
+    }
     static const float nan[2] = {NAN, NAN};
     if (f->poison_at && f->steps == f->poison_at) CHECK(tt_param_set(f->w->m.classifier_b, nan) == TT_OK);
 }
@@ -1334,8 +1367,8 @@ static tt_status fit(world *w, const char *folder, bool resume, fitting *f, bool
     f->w = w;
     f->stop = 0;
     if (f->steps + f->validations == 0) f->best = -1;
-    o.epochs = 3;
-    o.folder = folder;
+    o.epochs = f->epochs ? f->epochs : 3;
+    o.folder = f->folder = folder;
     o.resume = resume;
     o.stop = &f->stop;
     o.keep = fit_keep;
@@ -1344,7 +1377,9 @@ static tt_status fit(world *w, const char *folder, bool resume, fitting *f, bool
     return tt_fit(w->r, w->l, w->all, &o, finished);
 }
 
-/* metrics.csv without its last column, the speed; to be freed. */
+#define METRICS "step,epoch,split,loss,accuracy,lr,grad_norm,loss_scale,skipped,bytes"
+
+/* metrics.csv without its last two columns, the time and the speed; to be freed. */
 static char *metrics_of(const char *folder, int *lines)
 {
     size_t n, kept = 0;
@@ -1354,7 +1389,7 @@ static char *metrics_of(const char *folder, int *lines)
     *lines = 0;
     for (char *line = text, *end; line && (end = strchr(line, '\n')) != NULL; line = end + 1) {
         char *last = end;
-        while (last > line && *last != ',') last--;
+        for (int columns = 2; columns > 0 && last > line;) if (*--last == ',') columns--;
         memmove(text + kept, line, (size_t)(last - line));
         kept += (size_t)(last - line);
         ++*lines;
@@ -1392,16 +1427,21 @@ TEST(fit_stopped_and_resumed) /* after the 3rd, 7th and 10th step, also of sever
         snprintf(y, sizeof y, "%s/state.safetensors", second);
         CHECK(same_files(x, y));
         char *m = metrics_of(first, &lines[0]), *n = metrics_of(second, &lines[1]);
-        CHECK(lines[0] == 1 + 21 + 3 && lines[1] == lines[0] && strcmp(m, n) == 0 && strncmp(m, "step,epoch,split,loss,accuracy,lr1,1,train,", 43) == 0);
+        CHECK(lines[0] == 1 + 21 + 3 && lines[1] == lines[0] && strcmp(m, n) == 0 &&
+              strncmp(m, METRICS "1,1,train,", sizeof METRICS + 9) == 0);
         free(m);
         free(n);
         snprintf(x, sizeof x, "%s/loss.svg", first);
         snprintf(y, sizeof y, "%s/loss.svg", second);
         CHECK(same_files(x, y));
         char *svg = test_read(x, &bytes);
-        CHECK(svg && strstr(svg, "step (0 to 21)") && strstr(svg, "</svg>\n") && strstr(svg, "points='77.1,")); /* 50 + 570 / 21 */
+        /* 690 pixels are 21 steps; epochs end after 7, 14 and 21 */
+        CHECK(svg && strstr(svg, "</svg>\n") && strstr(svg, " d='M329 ") &&
+              strstr(svg, " d='M2300 0v2320M4600 0v2320M6900 0v2320'/>"));
         int dots = 0;
-        for (const char *at = svg; at && (at = strstr(at, "h0")) != NULL; at++) dots++;
+        for (const char *at = svg ? strstr(svg, "stroke-width='65' d='") : NULL;
+             at && at[21] && (at = strpbrk(at + 21, "M/")) != NULL && *at == 'M'; at -= 20)
+            dots++;
         CHECK(dots == 3);
         free(svg);
         close_world(&a);
@@ -1447,8 +1487,10 @@ TEST(fit_refuses)
     CHECK(tt_fit(w.r, w.l, w.all, &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "to resume, name the folder that holds the run");
     CHECK(fit(&w, folder, true, &f, &finished) == TT_ERR_FILE);
-    CHECK_ERROR(w.ctx, TT_ERR_FILE, "nothing to resume: '");
+    CHECK_ERROR(w.ctx, TT_ERR_FILE, "cannot list the folder '");
     CHECK(access(folder, F_OK) != 0); /* and no folder was made for it */
+    CHECK(fit(&w, test_folder(), true, &f, &finished) == TT_ERR_FILE);
+    CHECK_ERROR(w.ctx, TT_ERR_FILE, "nothing to resume: '");
     CHECK(fit(&w, "/dev/null/run", false, &f, &finished) == TT_ERR_FILE);
     CHECK_ERROR(w.ctx, TT_ERR_FILE, "cannot make folder '/dev/null/run'");
     CHECK(fit(&w, folder, false, &f, &finished) == TT_OK && finished);
@@ -1479,6 +1521,480 @@ TEST(fit_stops_at_a_failed_step_and_saves)
     close_world(&w);
 }
 
+/* A run in three epochs that nothing disturbs, in `folder`, to compare with. */
+static bool fit_undisturbed(world *w, const setup *s, const char *folder, fitting *f)
+{
+    bool finished;
+    memset(f, 0, sizeof *f);
+    return open_world(w, s) &&
+           CHECK(fit(w, folder, false, f, &finished) == TT_OK && finished && f->kept >= 1);
+}
+
+/* The two folders hold the same state and, but for times, the same metrics: a line each of 21 steps
+   and 3 validations. */
+static void check_same_runs(const char *a, const char *b)
+{
+    char x[1200], y[1200];
+    int lines[2];
+    snprintf(x, sizeof x, "%s/state.safetensors", a);
+    snprintf(y, sizeof y, "%s/state.safetensors", b);
+    CHECK(same_files(x, y));
+    char *m = metrics_of(a, &lines[0]), *n = metrics_of(b, &lines[1]);
+    CHECK(lines[0] == 1 + 21 + 3 && lines[1] == lines[0] && m && n && strcmp(m, n) == 0);
+    free(m);
+    free(n);
+}
+
+TEST(fit_ties_of_accuracy_go_to_the_lower_loss)
+{
+    setup s = small();
+    world w;
+    fitting f;
+    bool finished;
+    memset(&f, 0, sizeof f);
+    f.epochs = 8;
+    s.dropout = 0;
+    s.schedule.kind = TT_CONSTANT;
+    s.schedule.lr = 4e-3f;
+    if (!open_world(&w, &s)) return;
+    CHECK(fit(&w, NULL, false, &f, &finished) == TT_OK && finished && f.validations == 8);
+    CHECK(f.best == 1 && f.ties >= 2); /* all right from some epoch on, and the loss still falls */
+    close_world(&w);
+}
+
+TEST(fit_keeps_again_where_keep_failed)
+{
+    setup s = small();
+    world a, b, c;
+    fitting whole, parts;
+    bool finished;
+    char first[1024], second[1024];
+    s.schedule.total_steps = 21;
+    snprintf(first, sizeof first, "%s", test_path(test_folder(), "whole"));
+    snprintf(second, sizeof second, "%s", test_path(test_folder(), "parts"));
+    if (!fit_undisturbed(&a, &s, first, &whole)) return;
+    for (int at = 1; at <= whole.kept; at++) {
+        memset(&parts, 0, sizeof parts);
+        parts.keep_fails_at = at;
+        if (!open_world(&b, &s) || !open_world(&c, &s)) return;
+        CHECK(fit(&b, second, false, &parts, &finished) == TT_ERR_FILE && !finished && parts.kept == at);
+        CHECK_ERROR(b.ctx, TT_ERR_FILE, "keep: the disk is full");
+        CHECK(tt_trainer_saved_steps(b.r) == tt_trainer_steps(b.r));
+        CHECK(fit(&c, second, true, &parts, &finished) == TT_OK && finished);
+        CHECK(parts.kept == whole.kept + 1 && parts.best == whole.best && parts.best_loss == whole.best_loss);
+        check_same_runs(first, second);
+        test__remove(second);
+        close_world(&b);
+        close_world(&c);
+    }
+    close_world(&a);
+}
+
+/* A run that is killed while its first model is kept leaves a state, and the rest comes out the same. */
+TEST(fit_killed_in_its_first_keep_goes_on)
+{
+    setup s = small();
+    world a, b;
+    fitting whole, rest;
+    bool finished;
+    char first[1024], second[1024];
+    s.schedule.total_steps = 21;
+    memset(&whole, 0, sizeof whole);
+    memset(&rest, 0, sizeof rest);
+    snprintf(first, sizeof first, "%s", test_path(test_folder(), "whole"));
+    snprintf(second, sizeof second, "%s", test_folder());
+    whole.copy = second;
+    if (!open_world(&a, &s) || !open_world(&b, &s)) return;
+    CHECK(fit(&a, first, false, &whole, &finished) == TT_OK && finished);
+    CHECK(fit(&b, second, true, &rest, &finished) == TT_OK && finished);
+    CHECK(rest.kept == whole.kept && rest.validations == 3 && rest.steps == 14 && same_worlds(&a, &b));
+    check_same_runs(first, second);
+    close_world(&a);
+    close_world(&b);
+}
+
+/* What cannot be opened or listed is not absent: no run is begun over one that is there, and no
+   metrics are dropped. */
+TEST(fit_takes_no_unreadable_file_for_absent)
+{
+    static const struct { char op; bool resume; tt_status status; const char *error; } faults[] = {
+        {'o', false, TT_ERR_ARGUMENT, "holds a run: resume it, or name another folder"},
+        {'l', false, TT_ERR_FILE, "cannot list the folder '"},
+        {'o', true, TT_ERR_FILE, "cannot open '"},
+        {'l', true, TT_ERR_FILE, "cannot list the folder '"}};
+    setup s = small();
+    world w, v;
+    fitting f;
+    test_files files;
+    bool finished;
+    char folder[1024], path[1200];
+    size_t n, m;
+    memset(&f, 0, sizeof f);
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+    snprintf(path, sizeof path, "%s/state.safetensors", folder);
+    f.stop_at = 3;
+    if (!open_world(&w, &s)) return;
+    CHECK(fit(&w, folder, false, &f, &finished) == TT_OK && !finished);
+    char *state = test_read(path, &n);
+    s.files = &files;
+    for (int k = 0; k < TEST_COUNT(faults); k++)
+        for (int at = 1; at <= (faults[k].resume ? 2 : 1); at++) { /* resumed: the state, then the metrics */
+            if (!open_world(&v, &s)) return;
+            files.fail = faults[k].op, files.at = at, files.calls = 0;
+            f.steps = 0;
+            tt_status status = fit(&v, folder, faults[k].resume, &f, &finished);
+            CHECK(status == faults[k].status && f.steps == 0);
+            CHECK_ERROR(v.ctx, faults[k].status, faults[k].error);
+            files.fail = 0;
+            char *now = test_read(path, &m);
+            CHECK(now && m == n && memcmp(now, state, n) == 0);
+            free(now);
+            close_world(&v);
+        }
+    free(state);
+    close_world(&w);
+}
+
+static bool close_below(void *arg, const char *name) { (void)name; close(*(int *)arg); return true; }
+
+TEST(a_folder_that_breaks_off_is_not_listed) /* its file descriptor is closed while names are read */
+{
+    const tt_files files = tt_context_options_default().files;
+    char *folder = test_folder();
+    int next = dup(0);
+    REQUIRE(next >= 0 && close(next) == 0);
+    test_write(test_path(folder, "a"), "", 0);
+    CHECK(!files.list(files.user, folder, close_below, &next));
+    CHECK(strcmp(files.reason(files.user), strerror(EBADF)) == 0);
+}
+
+TEST(fit_says_from_where_a_resumed_run_goes_on)
+{
+    setup s = small();
+    world a, b, c;
+    fitting whole, parts;
+    test_files files;
+    bool finished;
+    char first[1024], second[1024];
+    s.schedule.total_steps = 21;
+    snprintf(first, sizeof first, "%s", test_path(test_folder(), "whole"));
+    snprintf(second, sizeof second, "%s", test_path(test_folder(), "parts"));
+    if (!fit_undisturbed(&a, &s, first, &whole) || !open_world(&c, &s)) return;
+    CHECK(tt_trainer_saved_steps(a.r) == 21 && tt_trainer_saved_steps(c.r) == -1);
+    s.files = &files;
+    for (int stop_at = 4; stop_at <= 9; stop_at += 5) { /* before there is a state, and in the second epoch */
+        memset(&parts, 0, sizeof parts);
+        if (!open_world(&b, &s)) return;
+        parts.stop_at = stop_at;
+        parts.files = &files;
+        CHECK(fit(&b, second, false, &parts, &finished) == TT_ERR_FILE && !finished &&
+              tt_trainer_steps(b.r) == stop_at);
+        CHECK_ERROR(b.ctx, TT_ERR_FILE, "cannot write '");
+        CHECK(tt_trainer_saved_steps(b.r) == (stop_at == 4 ? -1 : 7));
+        files.fail = 0;
+        close_world(&b);
+    }
+    parts.stop_at = 0;
+    CHECK(fit(&c, second, true, &parts, &finished) == TT_OK && finished && parts.steps == 9 + 14);
+    CHECK(tt_trainer_saved_steps(c.r) == 21 && same_worlds(&a, &c));
+    check_same_runs(first, second);
+    close_world(&a);
+    close_world(&c);
+}
+
+/* Field `column` of a line, as text valid until the next call. */
+static const char *field_of(const char *line, int column)
+{
+    static char text[64];
+    for (; column > 0; column--) line = strchr(line, ',') + 1;
+    snprintf(text, sizeof text, "%.*s", (int)strcspn(line, ",\n"), line);
+    return text;
+}
+
+TEST(fit_writes_metrics)
+{
+    for (int scaled = 0; scaled < 2; scaled++) {
+        setup s = small();
+        world w, v;
+        fitting f;
+        bool finished;
+        char folder[1024], path[1200];
+        size_t n;
+        int lines = 0, skipped = 0, steps = 0;
+        memset(&f, 0, sizeof f);
+        snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+        snprintf(path, sizeof path, "%s/metrics.csv", folder);
+        if (scaled) s.precision = "16-mixed", s.loss_scale.init = 0x1p40f; /* the first steps overflow */
+        if (!open_world(&w, &s) || !open_world(&v, &s)) return;
+        f.stop_at = 2;
+        CHECK(fit(&w, folder, false, &f, &finished) == TT_OK && !finished);
+        char *text = test_read(path, &n);
+        REQUIRE(text && strncmp(text, METRICS ",seconds,tokens_per_second\n", sizeof METRICS + 26) == 0);
+        /* Two steps that the state does not have, as a kill between the writing of two files leaves them. */
+        FILE *more = fopen(path, "a");
+        CHECK(more && fputs(strchr(text, '\n') + 1, more) >= 0 && fclose(more) == 0);
+        free(text);
+        CHECK(fit(&v, folder, true, &f, &finished) == TT_OK && finished && f.steps == 21);
+        text = test_read(path, &n);
+        REQUIRE(text != NULL);
+        for (const char *line = strchr(text, '\n') + 1; *line; line = strchr(line, '\n') + 1, lines++) {
+            bool validation = strcmp(field_of(line, 2), "validation") == 0;
+            CHECK(atoi(field_of(line, 1)) == lines / 8 + 1 && validation == (lines % 8 == 7));
+            CHECK(atof(field_of(line, 3)) > 0 && atof(field_of(line, 4)) >= 0 &&
+                  atof(field_of(line, 4)) <= 1);
+            CHECK((size_t)atoll(field_of(line, 9)) == tt_program_plan(v.r->train).bytes);
+            CHECK(atof(field_of(line, 10)) > 0 && atof(field_of(line, 11)) > 0);
+            for (int k = 5; k < 9; k++) CHECK(!*field_of(line, k) == validation);
+            if (validation) continue;
+            CHECK_NEAR(atof(field_of(line, 5)), tt_schedule_lr(&s.schedule, steps), 1e-9);
+            if (atoi(field_of(line, 8)) == skipped) {
+                CHECK(atof(field_of(line, 6)) > 0);
+                steps++;
+            } else {
+                CHECK(atof(field_of(line, 6)) == 0);
+                skipped++;
+            }
+            CHECK(atoi(field_of(line, 8)) == skipped && atoi(field_of(line, 0)) == steps);
+            CHECK((float)atof(field_of(line, 7)) == (scaled ? ldexpf(1, 40 - skipped) : 1));
+        }
+        CHECK(lines == 24 && steps + skipped == 21 && (skipped > 2) == scaled &&
+              steps == tt_trainer_steps(v.r));
+        free(text);
+        close_world(&w);
+        close_world(&v);
+    }
+}
+
+TEST(fit_refuses_metrics_with_other_columns)
+{
+    static const char old[] =
+        "step,epoch,split,loss,accuracy,lr,tokens_per_second\n1,1,train,0.7,0.5,0.001,5000\n";
+    setup s = small();
+    world w, v;
+    fitting f;
+    bool finished;
+    char folder[1024], path[1200], heading[160];
+    int lines;
+    tt_trainer images;
+    tt__fit of_images;
+    memset(&f, 0, sizeof f);
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+    snprintf(path, sizeof path, "%s/metrics.csv", folder);
+    f.stop_at = 3;
+    if (!open_world(&w, &s) || !open_world(&v, &s)) return;
+    CHECK(fit(&w, folder, false, &f, &finished) == TT_OK && !finished);
+    test_write(path, old, sizeof old - 1);
+    CHECK(fit(&v, folder, true, &f, &finished) == TT_ERR_FORMAT && f.steps == 3);
+    CHECK_ERROR(v.ctx, TT_ERR_FORMAT, "metrics.csv' has other columns than this run writes, step,epoch,");
+    CHECK_ERROR(v.ctx, TT_ERR_FORMAT, ",tokens_per_second: move it away");
+    remove(path);
+    CHECK(fit(&v, folder, true, &f, &finished) == TT_OK && finished && f.steps == 21);
+    free(metrics_of(folder, &lines));
+    CHECK(lines == 1 + 18 + 3);
+    memset(&images, 0, sizeof images);
+    memset(&of_images, 0, sizeof of_images);
+    images.model.image_bytes = 1;
+    of_images.r = &images;
+    CHECK(tt__fit_heading(&of_images, heading) == strlen(heading) &&
+          strcmp(heading, METRICS ",seconds,images_per_second\n") == 0);
+    close_world(&w);
+    close_world(&v);
+}
+
+/* Elements open and close in order, and no number is one that is none. */
+static bool is_drawing(const char *svg)
+{
+    char open[16][16];
+    int depth = 0;
+    if (strstr(svg, "nan") || strstr(svg, "inf") || strncmp(svg, "<svg ", 5) != 0) return false;
+    for (const char *at = svg; (at = strchr(at, '<')) != NULL;) {
+        const char *end = strchr(at, '>');
+        size_t n = strcspn(at + 1, " >");
+        if (!end || n > 15) return false;
+        if (at[1] == '/') {
+            if (--depth < 0 || strlen(open[depth]) != n - 1 || strncmp(open[depth], at + 2, n - 1) != 0)
+                return false;
+        } else if (end[-1] != '/') {
+            if (depth == 16) return false;
+            snprintf(open[depth++], 16, "%.*s", (int)n, at + 1);
+        }
+        at = end;
+    }
+    return depth == 0;
+}
+
+/* Draws f; to be freed. */
+static char *drawn(const tt__fit *f)
+{
+    tt__text text = {NULL, 0, 0};
+    tt__fit_draw(&text, f);
+    text.capacity = text.length + 1;
+    text.to = (char *)malloc(text.capacity);
+    text.length = 0;
+    tt__fit_draw(&text, f);
+    CHECK(text.length + 1 == text.capacity && is_drawing(text.to));
+    for (const char *at = strstr(text.to, "scale("); (at = strpbrk(at, "MLHVhv<")) != NULL; at++) {
+        if (*at == '<' || !strchr("-0123456789", at[1])) continue;
+        char *next;
+        long x = strtol(at + 1, &next, 10), y = *next == ' ' ? strtol(next, NULL, 10) : 0;
+        CHECK(x >= -2320 && x <= 6900 && y >= -2320 && y <= 2 * 2320); /* near its panel */
+    }
+    return text.to;
+}
+
+static void add_point(tt__fit *f, int64_t step, int64_t epoch, bool validation, double loss, double accuracy,
+                      double lr)
+{
+    tt__fit_point *p = &f->point[f->points++];
+    p->step = step, p->epoch = epoch, p->validation = validation;
+    p->value[TT__FIT_LOSS] = loss, p->value[TT__FIT_ACCURACY] = accuracy, p->value[TT__FIT_LR] = lr;
+}
+
+TEST(pictures_of_a_training)
+{
+    enum { STEPS = 100000 };
+    static const char *const ticks[] = {"0",    "0.2", "0.4", "0.6", "0.8", "1", "0.02",
+                                        "0.04", "1",   "2",   "3",   "4",   NULL};
+    char label[32];
+    tt__fit f;
+    memset(&f, 0, sizeof f);
+    f.point = (tt__fit_point *)calloc(STEPS + 1000, sizeof *f.point);
+
+    free(drawn(&f)); /* nothing at all */
+    for (int k = 1; k <= 4; k++) add_point(&f, k, 1, false, 1, 0.25, 0.01 * k);
+    add_point(&f, 4, 1, true, 0.5, 0.75, 0);
+    char *svg = drawn(&f);
+    for (int k = 0; ticks[k]; k++) {
+        snprintf(label, sizeof label, ">%s</text>", ticks[k]);
+        if (!CHECK(strstr(svg, label) != NULL)) printf("  no tick %s\n", ticks[k]);
+    }
+    /* 690 pixels are 4 steps, 232 a loss of 1, 124 an accuracy of 0.8, 72 a learning rate of 0.04: these are
+       tenths of pixels. */
+    CHECK(strstr(svg, "d='M1725 2320h0L3450 2320L5175 2320L6900 2320'") &&
+          strstr(svg, "stroke-width='65' d='M6900 1160h0'"));
+    CHECK(strstr(svg, "d='M1725 388h0L3450 388L5175 388L6900 388'") &&
+          strstr(svg, "stroke-width='65' d='M6900 1163h0'"));
+    CHECK(strstr(svg, "d='M1725 180h0L3450 360L5175 540L6900 720'") && strstr(svg, ">Loss</text>") &&
+          strstr(svg, ">Accuracy</text>") && strstr(svg, ">Learning rate</text>"));
+    CHECK(strstr(svg, ">step</text>") && strstr(svg, ">epoch</text>") && strstr(svg, ">validation</text>") &&
+          strstr(svg, ">training, running mean</text>"));
+    free(svg);
+
+    /* A step alone; losses constant, huge, tiny, 0, far apart, NaN, with a spike, negative, alternating
+       between huge and its negative; steps near 2^63, and steps in the wrong order. */
+    for (int k = 0; k < 12; k++) {
+        static const double losses[12] = {0.7, 2.302585, 3e38, 1e-44, 0, 1e-9, NAN, 0.7, -1, 3e38, 1e5, 0.7};
+        f.points = 0;
+        for (int step = 1; step <= (k ? 30 : 1); step++) {
+            double factor = k == 5 ? pow(2, step) : k == 7 && step == 9 ? 1e38 : k == 9 && step % 2 ? -1 : 1;
+            int64_t at = k == 10 ? step * (INT64_MAX / 64) : k == 11 ? 30 - step : step;
+            double loss = losses[k] * factor, accuracy = k == 9 ? 1e38 : 1;
+            add_point(&f, at, (step + 9) / 10, false, loss, accuracy, k == 4 ? 0 : 1e-3);
+            if (k && step % 10 == 0) add_point(&f, at, step / 10, true, loss, -accuracy, 0);
+        }
+        svg = drawn(&f);
+        CHECK((strstr(svg, "(logarithmic)") != NULL) == (k == 5 || k == 7));
+        free(svg);
+    }
+
+    f.points = 0; /* many steps, and an epoch in each 200 */
+    uint64_t random = 5;
+    for (int step = 1; step <= STEPS; step++) {
+        double loss = 0.2 + exp(-step / 20000.0) + (test_random(&random) % 1000) / 2000.0;
+        add_point(&f, step, (step + 199) / 200, false, loss, 1 - loss / 2, 1e-3 * step / STEPS);
+        if (step % 200 == 0) add_point(&f, step, step / 200, true, loss, 1 - loss / 2, 0);
+    }
+    svg = drawn(&f);
+    CHECK(strlen(svg) < 110000 && strstr(svg, ">100000</text>") && strstr(svg, ">500</text>"));
+    free(svg);
+    free(f.point);
+}
+
+TEST(lines_of_metrics)
+{
+    static const struct { const char *line; bool good; double loss; } lines[] = {
+                 {"7,2,train,0.5,0.75,0.001,1,1,0,9,0.1,5\n", true, 0.5},
+                 {"7,2,validation,0.25,0.75,,,,,9,0.1,5\n", true, 0.25},
+                 {"7,2,train,1e300,0.75,0.001,\n", true, NAN},
+                 {"7,2,train,nan,0.75,0.001,\n", true, NAN},
+                 {"7,2,train,-inf,0.75,0.001,\n", true, NAN},
+                 {METRICS ",seconds,tokens_per_second\n", false, 0},
+                 {"7,2,train,0.5,0.75,0.001\n", false, 0},
+                 {"\n", false, 0},
+                 {"7,0,train,0.5,0.75,0.001,\n", false, 0},
+                 {"-7,1,train,0.5,0.75,0.001,\n", false, 0},
+                 {"7,1,train,0.500000000000000000000000000000000000000000000,0.75,0.001,\n", false, 0}};
+    for (int k = 0; k < TEST_COUNT(lines); k++) {
+        tt__fit_point p;
+        CHECK(tt__fit_read_line(lines[k].line, strlen(lines[k].line), &p) == lines[k].good);
+        if (!lines[k].good) continue;
+        CHECK(p.step == 7 && p.epoch == 2 && p.validation == (k == 1) && p.value[TT__FIT_ACCURACY] == 0.75 &&
+              p.value[TT__FIT_LR] == (k == 1 ? 0 : 0.001));
+        CHECK(isnan(lines[k].loss) ? isnan(p.value[TT__FIT_LOSS]) : p.value[TT__FIT_LOSS] == lines[k].loss);
+    }
+}
+
+TEST(fit_of_a_trainer_that_only_evaluates)
+{
+    setup s = small();
+    world w;
+    fitting f;
+    bool finished = true;
+    memset(&f, 0, sizeof f);
+    s.train = false;
+    if (!open_world(&w, &s)) return;
+    CHECK(fit(&w, NULL, false, &f, &finished) == TT_ERR_ARGUMENT && !finished && f.steps == 0);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false");
+    close_world(&w);
+}
+
+/* A model of one linear layer over the first token's embedding, whose bias has the name in `self`. */
+static tt_value named_logits(const void *self, tt_tape *t, const tt_inputs *in)
+{
+    static const tt_init zeros = {TT_INIT_ZEROS, 0};
+    const char *names[3] = {"table", "weight", (const char *)self};
+    const int64_t dims[3][2] = {{50, 8}, {2, 8}, {2, 0}};
+    tt_param *p[3];
+    for (int k = 0; k < 3; k++) p[k] = tt_param_new(t->ctx, names[k], k == 2 ? 1 : 2, dims[k], zeros);
+    return tt_linear(t, tt_gather_rows(t, tt_embedding(t, in->ids, p[0]), in->first), p[1], p[2]);
+}
+
+TEST(names_that_a_state_cannot_have)
+{
+    char longest[200], longer[200];
+    const char *names[] = {
+        longest,         longer,         "exp_avg.table", "exp_avg_sq.table", "momentum_buffer.table",
+        "tinytrain.run", "__metadata__", "not \xff UTF-8"};
+    memset(longest, 'n', sizeof longest);
+    memset(longer, 'n', sizeof longer);
+    longest[170] = longer[171] = 0;
+    for (int k = 0; k < TEST_COUNT(names); k++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_model model = {names[k], named_logits, 2, 8, 0};
+        tt_train_options o = tt_train_options_default();
+        tt_progress progress;
+        memset(&progress, 0, sizeof progress);
+        o.schedule.kind = TT_CONSTANT;
+        o.max_seqs = 1;
+        o.max_tokens = 8;
+        tt_trainer *r = tt_trainer_new(ctx, &model, &o);
+        CHECK((r != NULL) == (k == 0));
+        if (!r) {
+            char part[300];
+            snprintf(part, sizeof part, "cannot be saved with the parameter '%s' of %zu bytes", names[k],
+                     strlen(names[k]));
+            CHECK_ERROR(ctx, TT_ERR_ARGUMENT, part);
+        } else {
+            const char *path = test_path(test_folder(), "state.safetensors");
+            CHECK(tt_trainer_save(r, path, &progress) == TT_OK &&
+                  tt_trainer_load(r, path, &progress) == TT_OK);
+        }
+        tt_trainer_free(r);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 static const test_case tests[] = {
     TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together), TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
     TEST_CASE(loaders_that_do_not_fit), TEST_CASE(steps_of_several_micro_batches_need_accumulate), TEST_CASE(batches_that_do_not_fit), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(evaluation_changes_nothing),
@@ -1487,6 +2003,12 @@ static const test_case tests[] = {
     TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
     TEST_CASE(predictions_without_labels_and_of_nan), TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
     TEST_CASE(fit_in_a_line), TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation), TEST_CASE(fit_refuses), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
+    TEST_CASE(fit_ties_of_accuracy_go_to_the_lower_loss), TEST_CASE(fit_keeps_again_where_keep_failed),
+    TEST_CASE(fit_killed_in_its_first_keep_goes_on), TEST_CASE(fit_takes_no_unreadable_file_for_absent),
+    TEST_CASE(a_folder_that_breaks_off_is_not_listed), TEST_CASE(fit_says_from_where_a_resumed_run_goes_on),
+    TEST_CASE(fit_writes_metrics), TEST_CASE(fit_refuses_metrics_with_other_columns),
+    TEST_CASE(pictures_of_a_training), TEST_CASE(lines_of_metrics),
+    TEST_CASE(fit_of_a_trainer_that_only_evaluates), TEST_CASE(names_that_a_state_cannot_have),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
