@@ -357,6 +357,39 @@ static tt_trainer *trainer_of(tt_context *ctx, tt_vit *m, const char *recompute,
     return r;
 }
 
+/* A file that cannot be opened, or a folder that cannot be listed, is an error: defaults in place of a config.json would
+   be another model. */
+TEST(unreadable_files_are_not_absent)
+{
+    static const char kinds[] = {'o', 'l'};
+    test_allocator a;
+    log_lines log;
+    tt_context *ctx = open_logged(&a, &log);
+    tt_vit m;
+    char *folder = test_folder();
+    tt_vit_config config = tiny();
+    REQUIRE(tt_vit_new(ctx, &m, &config) == TT_OK && tt_vit_save(&m, folder) == TT_OK);
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
+    for (int kind = 0; kind < TEST_COUNT(kinds); kind++) {
+        int failures = 0;
+        for (bool all_read = false; !all_read; failures += !all_read) {
+            test_files files;
+            tt_context_options o = test_options(&a);
+            o.files = test_failing_files(&files, kinds[kind], failures + 1);
+            ctx = tt_open(&o);
+            tt_status status = tt_vit_load(ctx, &m, folder, 0, 0);
+            all_read = files.calls < files.at;
+            CHECK(status == (all_read ? TT_OK : TT_ERR_FILE));
+            if (status == TT_OK) CHECK(m.config.heads == 3);
+            else CHECK_ERROR(ctx, TT_ERR_FILE, kinds[kind] == 'o' ? "cannot open '" : "cannot list the folder '");
+            if (status == TT_OK) tt_vit_free(&m);
+            TEST_CLOSE(ctx, &a);
+        }
+        CHECK(failures >= 2); /* config.json and preprocessor_config.json, and for 'o' the checkpoint */
+    }
+}
+
 TEST(learns_and_predicts)
 {
     uint8_t pixels[IMAGES * IMAGE];
@@ -549,6 +582,7 @@ TEST(misuse_of_patches)
 static const test_case tests[] = {
     TEST_CASE(save_and_reload_in_both_spellings), TEST_CASE(sizes_told_by_shapes), TEST_CASE(positions_of_another_image_size), TEST_CASE(another_head), TEST_CASE(broken_checkpoints),
     TEST_CASE(configs), TEST_CASE(learns_and_predicts), TEST_CASE(same_bits_when_recomputed), TEST_CASE(micro_batches_of_images), TEST_CASE(misuse), TEST_CASE(misuse_of_patches),
+    TEST_CASE(unreadable_files_are_not_absent),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
