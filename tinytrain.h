@@ -14443,6 +14443,7 @@ static tt_status tt__vit_infer_config(tt_context *ctx, const tt__checkpoint *c, 
 /* image_mean and image_std of preprocessor_config.json, and whether they are used. */
 static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
 {
+    if (c->channels < 1 || c->channels > 4) return TT_OK; /* which tt_vit_new refuses: there is no room for their means */
     for (int side = 0; side < 2; side++) {
         const char *key = side ? "image_std" : "image_mean";
         int list = tt__json_get(j, 0, key);

@@ -271,6 +271,9 @@ TEST(broken_checkpoints)
     refused(folder, 0, 0, TT_ERR_ARGUMENT, "mean 0.2 and std 0 of channel 1", "ViT config");
     test_write(path, "{\"image_std\": [0.1, \"x\", 0.3]}", 30);
     refused(folder, 0, 0, TT_ERR_FORMAT, "\"image_std\" is a string; expected numbers", "preprocessor_config.json");
+    folder = edited("config.json", "\"num_channels\": 3", "\"num_channels\": 500"); /* more than there is room for */
+    test_write(test_path(folder, "preprocessor_config.json"), "{\"do_normalize\": false}", 23);
+    refused(folder, 0, 0, TT_ERR_ARGUMENT, "channels is 500, at most 4 are supported", "ViT config");
 }
 
 TEST(configs)
