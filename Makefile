@@ -72,6 +72,7 @@ help:
 	@echo 'make examples     build the examples, as $(B)/NAME'
 	@echo "make test         build and run all tests; T='name*' runs those, TESTS=tests/test_x.c that program"
 	@echo 'make coverage     lines of tinytrain.h that the tests run; fails below 90% (GCOV, gcc)'
+	@echo "make fuzz         SECONDS=60 of libFuzzer (clang) for each of tests/fuzz/; FUZZ='table state' runs those"
 	@echo 'make bench        build the benchmarks, as $(B)/NAME, and run those that need no data; A=--json prints one object a line'
 	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with;'
 	@echo '                  LLMC=dir: also those of llm.c, from a checkout; TORCH=...: what pip installs as PyTorch (torch)'
@@ -228,6 +229,28 @@ coverage: FORCE
 	@$(MAKE) test B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
 	@for f in $(B)/coverage/*.gcda; do $(GCOV) -t -o $(B)/coverage $$f; done | sh tests/run.sh coverage tinytrain.h 90 $(B)/coverage/not_run.txt
 
+# libFuzzer's mutations of the files that the library reads (tests/fuzz/fuzz.h), under clang's sanitizers. The
+# implementation is compiled once for all targets.
+FUZZ       ?= $(patsubst tests/fuzz/%.dict,%,$(wildcard tests/fuzz/*.dict))
+SECONDS    ?= 60
+CLANG      ?= clang
+FUZZ_LOGS  := $(FUZZ:%=$(B)/fuzz/%.log)
+FUZZ_FLAGS := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
+    -fsanitize-ignorelist=tests/fuzz/not_instrumented.txt \
+    -fsanitize-coverage-ignorelist=tests/fuzz/not_instrumented.txt -DTINYTRAIN_NO_AVX2 -D_GNU_SOURCE $(STRICT) -Werror
+FUZZ_NONE  := int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }
+fuzz: FORCE
+	@mkdir -p $(B)/fuzz
+	@if echo '$(FUZZ_NONE)' | $(CLANG) -fsanitize=fuzzer,address -x c - -o $(B)/fuzz/none 2> /dev/null; \
+	then $(MAKE) $(FUZZ_LOGS) && sh tests/run.sh total $(FUZZ_LOGS); \
+	else echo 'skip fuzz: $(CLANG) has no libFuzzer (Debian: libclang-rt-dev or libclang-rt-14-dev)'; fi
+$(B)/fuzz/tinytrain.o: tests/fuzz/fuzz.c tests/fuzz/not_instrumented.txt tinytrain.h
+	$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -I. -c $< -o $@
+$(FUZZ:%=$(B)/fuzz/%): $(B)/fuzz/%: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) $(B)/fuzz/tinytrain.o
+	$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer -I. $< $(B)/fuzz/tinytrain.o -o $@ $(LIBS)
+$(FUZZ_LOGS): $(B)/fuzz/%.log: $(B)/fuzz/% FORCE
+	@TEST_SECONDS=$$(($(SECONDS) + 600)) sh tests/run.sh run $@ sh tests/fuzz/run.sh $< $(SECONDS)
+
 bench: $(BENCHES)
 	@for b in $(MEASURED); do echo "== $$b" >&2; $$b $(A) || exit 1; done
 
@@ -253,4 +276,4 @@ clean:
 
 FORCE:
 .DELETE_ON_ERROR:
-.PHONY: help cuda demo examples test coverage bench bench-programs bench-peers install clean FORCE
+.PHONY: help cuda demo examples test coverage fuzz bench bench-programs bench-peers install clean FORCE

@@ -1,0 +1,155 @@
+/* Images: files of CIFAR-10, resizing, and what a loader makes of images of any size.
+
+   Input: a byte that says which; then what the function of that kind reads. */
+#include "fuzz.h"
+
+/* The files: flags, a limit, batches.meta.txt (empty: not there), and data_batch_1.bin or test_batch.bin. */
+static void cifar(fuzz_input *in)
+{
+    int flags = fuzz_byte(in), limit = fuzz_byte(in);
+    const char *split = flags & 1 ? "test" : "train",
+               *path = flags & 1 ? "c/test_batch.bin" : "c/data_batch_1.bin";
+    fuzz_input names = fuzz_part(in);
+    if (names.left) fuzz_write("c/batches.meta.txt", names.at, names.left);
+    fuzz_file *f = fuzz_create(path);
+    fuzz_append(f, in->at, in->left);
+    if (flags & 2) /* so that short inputs are whole records too */
+        while (f->n % 3073) fuzz_append(f, "\7", 1);
+    tt_context *ctx = fuzz_open();
+    tt_dataset *d = tt_dataset_cifar10(ctx, "c", split, limit);
+    if (fuzz_ok(ctx, d != NULL)) {
+        int64_t count = tt_dataset_count(d);
+        FUZZ_CHECK(count >= 1 && count <= (int64_t)(f->n / 3073) && tt_dataset_classes(d) == 10);
+        for (int k = 0; k < 10; k++) FUZZ_CHECK(*tt_dataset_class_name(d, k));
+        for (int64_t i = 0; i < count; i++)
+            FUZZ_CHECK(tt_dataset_label(d, i) >= 0 && tt_dataset_label(d, i) < 10);
+        tt_dataset_free(d);
+    }
+    fuzz_close(ctx);
+}
+
+/* An image of which the rows are the input, over and over. Small, or narrow. */
+static uint8_t *make_image(fuzz_input *in, tt_image *image)
+{
+    int wide = fuzz_byte(in);
+    image->channels = 1 + fuzz_byte(in) % 4;
+    image->height = wide & 1 ? 1 + fuzz_number(in) % 65535 : 1 + fuzz_byte(in) % 64;
+    image->width = wide & 1 ? 1 + fuzz_byte(in) % 2 : 1 + fuzz_byte(in) % 64;
+    if (wide & 2) {
+        int swap = image->height;
+        image->height = image->width;
+        image->width = swap;
+    }
+    size_t n = (size_t)image->height * (size_t)image->width * (size_t)image->channels;
+    uint8_t *pixels = (uint8_t *)malloc(n);
+    FUZZ_CHECK(pixels);
+    image->pixels = pixels;
+    return pixels;
+}
+
+static void fill_image(const fuzz_input *in, const tt_image *image, uint8_t *pixels)
+{
+    size_t n = (size_t)image->height * (size_t)image->width * (size_t)image->channels;
+    for (size_t k = 0; k < n; k++) pixels[k] = in->left ? in->at[k % in->left] : (uint8_t)(k * 37);
+}
+
+/* The image, and two numbers for the new size. No channel leaves the range that it had. */
+static void resize(fuzz_input *in)
+{
+    tt_image image;
+    uint8_t *pixels = make_image(in, &image), low[4] = {255, 255, 255, 255}, high[4] = {0, 0, 0, 0};
+    bool alpha = image.channels % 2 == 0;
+    int tall = fuzz_byte(in), height = tall & 1 ? fuzz_number(in) : fuzz_byte(in),
+        width = tall & 2 ? fuzz_number(in) : fuzz_byte(in);
+    while (height * (int64_t)width > 1 << 15) height /= 2, width /= 2;
+    fill_image(in, &image, pixels);
+    for (int64_t k = 0; k < (int64_t)image.height * image.width * image.channels; k++) {
+        int c = (int)(k % image.channels);
+        if (pixels[k] < low[c]) low[c] = pixels[k];
+        if (pixels[k] > high[c]) high[c] = pixels[k];
+    }
+    tt_context *ctx = fuzz_open();
+    size_t n = (size_t)height * (size_t)width * (size_t)image.channels;
+    uint8_t *to = (uint8_t *)malloc(n ? n : 1);
+    FUZZ_CHECK(to);
+    if (fuzz_ok(ctx, tt_image_resize(ctx, &image, height, width, to) == TT_OK)) {
+        for (size_t k = 0; k < n; k++) {
+            size_t c = k % (size_t)image.channels;
+            bool rounds = alpha && c + 1 < (size_t)image.channels; /* a colour that its alpha divides again */
+            FUZZ_CHECK(rounds || (to[k] >= low[c] && to[k] <= high[c]));
+        }
+        if (height == image.height && width == image.width && !alpha) FUZZ_CHECK(memcmp(to, pixels, n) == 0);
+    }
+    fuzz_close(ctx);
+    free(to);
+    free(pixels);
+}
+
+static const char *read_image(void *user, int64_t index, tt_image *image)
+{
+    if (index == 2) return "it is the third";
+    *image = *(const tt_image *)user;
+    return NULL;
+}
+
+/* The image, of which a data set has one to four, and options of a loader. */
+static void transforms(fuzz_input *in)
+{
+    static const char *const names[] = {"a", "b"};
+    static const int labels[] = {0, 1, 0, 1};
+    tt_image image;
+    uint8_t *pixels = make_image(in, &image);
+    tt_image_source source;
+    memset(&source, 0, sizeof source);
+    source.count = 1 + fuzz_byte(in) % 4;
+    source.labels = labels;
+    source.class_names = names;
+    source.classes = 2;
+    source.read = read_image;
+    source.user = &image;
+    int flags = fuzz_byte(in);
+    tt_image_options o = tt_image_options_default(flags & 1 ? fuzz_number(in) : fuzz_byte(in),
+                                                  flags & 2 ? fuzz_number(in) : fuzz_byte(in));
+    if (o.height * (int64_t)o.width > 1 << 14) o.height = o.height % 256, o.width = o.width % 256;
+    o.channels = fuzz_byte(in) % 6;
+    o.resize_height = flags & 4 ? fuzz_byte(in) : 0;
+    o.resize_width = flags & 4 ? fuzz_byte(in) : 0;
+    o.pad = flags & 8 ? fuzz_number(in) : flags & 16 ? fuzz_byte(in) % 16 : 0;
+    o.random_crop = (flags & 32) != 0;
+    o.flip = (flags & 64) != 0;
+    tt_loader_options lo = tt_loader_options_default();
+    lo.batch = 1 + fuzz_byte(in) % 4;
+    lo.threads = 0;
+    fill_image(in, &image, pixels);
+    tt_context *ctx = fuzz_open();
+    tt_dataset *d = tt_dataset_images(ctx, &source);
+    tt_loader *l = FUZZ_MUST(ctx, d != NULL) ? tt_image_loader_new(ctx, d, &o, &lo) : NULL;
+    if (fuzz_ok(ctx, l != NULL)) {
+        tt_batch b;
+        int64_t seen = 0;
+        while (tt_loader_next(l, &b)) {
+            unsigned sum = 0;
+            FUZZ_CHECK(b.seqs >= 1 && b.seqs <= lo.batch &&
+                       b.image_bytes == (int64_t)o.height * o.width * o.channels && b.rows == 0 && !b.ids);
+            for (int64_t k = 0; k < b.seqs * b.image_bytes; k++) sum += b.pixels[k];
+            for (int i = 0; i < b.seqs; i++)
+                FUZZ_CHECK(b.index[i] >= 0 && b.index[i] < source.count && b.labels[i] == labels[b.index[i]]);
+            FUZZ_CHECK(sum <= 255u * (unsigned)(b.seqs * b.image_bytes));
+            seen += b.seqs;
+        }
+        if (fuzz_ok(ctx, tt_error_code(ctx) == TT_OK)) FUZZ_CHECK(seen == source.count && seen < 3);
+        tt_loader_free(l);
+    }
+    tt_dataset_free(d);
+    fuzz_close(ctx);
+    free(pixels);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
+{
+    static void (*const kinds[])(fuzz_input *in) = {cifar, resize, transforms};
+    fuzz_input in = {bytes, n};
+    fuzz_remove_all();
+    kinds[fuzz_byte(&in) % 3](&in);
+    return 0;
+}

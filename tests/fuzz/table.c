@@ -1,0 +1,124 @@
+/* A table of texts and labels: what is read is in range, the same when it is written quoted and read again,
+   and a loader gives each text once.
+
+   Input: a byte of flags; a byte for the size of batches; the file. */
+#include "fuzz.h"
+
+enum { MOST_LENGTH = 16 };
+
+static void append_field(fuzz_file *f, const char *text, size_t n, char end)
+{
+    fuzz_append(f, "\"", 1);
+    for (size_t k = 0; k < n; k++) {
+        if (text[k] == '"') fuzz_append(f, "\"", 1);
+        fuzz_append(f, text + k, 1);
+    }
+    fuzz_append(f, "\"", 1);
+    fuzz_append(f, &end, 1);
+}
+
+static void write_again(tt_context *ctx, const tt_dataset *d)
+{
+    fuzz_file *f = fuzz_create("again.csv");
+    fuzz_append(f, "label,text\r\n", 12);
+    for (int64_t i = 0; i < tt_dataset_count(d); i++) {
+        size_t n;
+        const char *text = tt_dataset_text(d, i, &n),
+                   *label = tt_dataset_class_name(d, tt_dataset_label(d, i));
+        append_field(f, label, strlen(label), ',');
+        append_field(f, text, n, '\n');
+    }
+    tt_dataset *again = tt_dataset_table(ctx, "again.csv", NULL, NULL, 0);
+    if (!FUZZ_MUST(ctx, again != NULL)) return;
+    FUZZ_CHECK(tt_dataset_count(again) == tt_dataset_count(d) &&
+               tt_dataset_classes(again) <= tt_dataset_classes(d));
+    for (int64_t i = 0; i < tt_dataset_count(d); i++) {
+        size_t n, m;
+        const char *a = tt_dataset_text(d, i, &n), *b = tt_dataset_text(again, i, &m);
+        FUZZ_CHECK(n == m && memcmp(a, b, n) == 0);
+        FUZZ_CHECK(strcmp(tt_dataset_class_name(d, tt_dataset_label(d, i)),
+                          tt_dataset_class_name(again, tt_dataset_label(again, i))) == 0);
+    }
+    tt_dataset_free(again);
+}
+
+static void load_batches(tt_context *ctx, const tt_dataset *d, int batch)
+{
+    static const char vocab[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\ngood\nbad\nfilm\n##s\na\n,\n\"\n";
+    tt_loader_options o = tt_loader_options_default();
+    tt_batch b;
+    fuzz_write("vocab.txt", vocab, sizeof vocab - 1);
+    tt_tokenizer *k = tt_tokenizer_open(ctx, "vocab.txt", true);
+    o.batch = 1 + batch % 8;
+    o.accumulate = 1 + batch / 8 % o.batch;
+    o.max_length = MOST_LENGTH;
+    o.shuffle = batch < 128;
+    o.window = 2;
+    o.threads = 0;
+    tt_loader *l = k ? tt_loader_new(ctx, d, k, &o) : NULL;
+    int64_t seen = 0, sum = 0, n = tt_dataset_count(d), steps = 0;
+    if (FUZZ_MUST(ctx, l != NULL)) {
+        bool more;
+        while ((more = tt_loader_next(l, &b))) {
+            FUZZ_CHECK(b.seqs >= 1 && b.seqs <= tt_loader_max_seqs(l) && b.rows <= tt_loader_max_tokens(l) &&
+                       b.seq_start[0] == 0 && b.seq_start[b.seqs] == b.rows);
+            for (int i = 0; i < b.seqs; i++) {
+                int length = b.seq_start[i + 1] - b.seq_start[i];
+                FUZZ_CHECK(length >= 2 && length <= MOST_LENGTH && b.index[i] >= 0 && b.index[i] < n &&
+                           b.labels[i] == tt_dataset_label(d, b.index[i]));
+                sum += b.index[i];
+            }
+            for (int i = 0; i < b.rows; i++)
+                FUZZ_CHECK(b.ids[i] >= 0 && b.ids[i] < tt_tokenizer_size(k) && b.positions[i] >= 0 &&
+                           b.types[i] == 0);
+            seen += b.seqs;
+            steps += b.last_of_step;
+        }
+        if (FUZZ_MUST(ctx, tt_error_code(ctx) == TT_OK))
+            FUZZ_CHECK(seen == n && sum == n * (n - 1) / 2 && steps == tt_loader_steps(l));
+    }
+    tt_loader_free(l);
+    tt_tokenizer_free(k);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
+{
+    static const char *const splits[] = {NULL, "train", "test", "validation"}, *const given[] = {"pos", "neg",
+                                                                                                 "1"};
+    fuzz_input in = {bytes, n};
+    int flags = fuzz_byte(&in), batch = fuzz_byte(&in);
+    const char *path = flags & 1 ? "in.tsv" : "in.csv", *split = splits[flags / 2 % 4];
+    bool gives = (flags & 8) != 0;
+    fuzz_remove_all();
+    fuzz_write(path, in.at, in.left);
+
+    tt_context *ctx = fuzz_open();
+    tt_dataset *d = tt_dataset_table(ctx, path, split, gives ? given : NULL, gives ? 3 : 0);
+    if (fuzz_ok(ctx, d != NULL)) {
+        int64_t count = tt_dataset_count(d);
+        int classes = tt_dataset_classes(d);
+        FUZZ_CHECK(count >= 1 && classes >= 1);
+        for (int k = 0; k < classes; k++) FUZZ_CHECK(*tt_dataset_class_name(d, k));
+        for (int k = 1; k < classes && !gives; k++)
+            FUZZ_CHECK(strcmp(tt_dataset_class_name(d, k - 1), tt_dataset_class_name(d, k)) < 0);
+        for (int64_t i = 0; i < count; i++) {
+            size_t length;
+            const char *text = tt_dataset_text(d, i, &length);
+            FUZZ_CHECK(length <= in.left && text[length] == 0 && tt_dataset_label(d, i) >= 0 &&
+                       tt_dataset_label(d, i) < classes);
+        }
+        write_again(ctx, d);
+        load_batches(ctx, d, batch);
+        tt_dataset *part = tt_dataset_split(d, 1 + batch % count);
+        if (batch % count + 1 == count) {
+            FUZZ_CHECK(part || *tt_error(ctx));
+        } else if (FUZZ_MUST(ctx, part != NULL)) {
+            FUZZ_CHECK(tt_dataset_count(part) == 1 + batch % count &&
+                       tt_dataset_count(part) + tt_dataset_count(d) == count);
+        }
+        tt_dataset_free(part);
+        tt_dataset_free(d);
+    }
+    fuzz_close(ctx);
+    return 0;
+}
