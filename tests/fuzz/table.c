@@ -81,42 +81,51 @@ static void load_batches(tt_context *ctx, const tt_dataset *d, int batch)
     tt_tokenizer_free(k);
 }
 
+static void check(tt_context *ctx, tt_dataset *d, int batch, size_t most_bytes, bool gives)
+{
+    int64_t count = tt_dataset_count(d), some = 1 + batch % count;
+    int classes = tt_dataset_classes(d);
+    for (int k = 0; k < classes; k++) FUZZ_CHECK(*tt_dataset_class_name(d, k));
+    for (int k = 1; k < classes && !gives; k++)
+        FUZZ_CHECK(strcmp(tt_dataset_class_name(d, k - 1), tt_dataset_class_name(d, k)) < 0);
+    for (int64_t i = 0; i < count; i++) {
+        size_t length;
+        const char *text = tt_dataset_text(d, i, &length);
+        FUZZ_CHECK(length <= most_bytes && text[length] == 0);
+        FUZZ_CHECK(tt_dataset_label(d, i) >= 0 && tt_dataset_label(d, i) < classes);
+    }
+    write_again(ctx, d);
+    load_batches(ctx, d, batch);
+    tt_dataset *part = tt_dataset_split(d, some);
+    if (some == count) FUZZ_CHECK(part || *tt_error(ctx));
+    else if (FUZZ_MUST(ctx, part != NULL))
+        FUZZ_CHECK(tt_dataset_count(part) == some && tt_dataset_count(part) + tt_dataset_count(d) == count);
+    tt_dataset_free(part);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 {
-    static const char *const splits[] = {NULL, "train", "test", "validation"}, *const given[] = {"pos", "neg",
-                                                                                                 "1"};
+    static const char *const splits[] = {NULL, "train", "test", "validation"};
+    static const char *const given[] = {"pos", "neg", "1"};
     fuzz_input in = {bytes, n};
     int flags = fuzz_byte(&in), batch = fuzz_byte(&in);
     const char *path = flags & 1 ? "in.tsv" : "in.csv", *split = splits[flags / 2 % 4];
     bool gives = (flags & 8) != 0;
+    tt_table_options o = tt_table_options_default();
+    if (flags & 16) {
+        o.text_column = "review";
+        o.label_column = "class";
+        o.split_column = "part";
+        o.delimiter = ';';
+    }
     fuzz_remove_all();
     fuzz_write(path, in.at, in.left);
 
     tt_context *ctx = fuzz_open();
-    tt_dataset *d = tt_dataset_table(ctx, path, split, gives ? given : NULL, gives ? 3 : 0);
+    tt_dataset *d = tt_dataset_table_with(ctx, path, split, gives ? given : NULL, gives ? 3 : 0, &o);
     if (fuzz_ok(ctx, d != NULL)) {
-        int64_t count = tt_dataset_count(d);
-        int classes = tt_dataset_classes(d);
-        FUZZ_CHECK(count >= 1 && classes >= 1);
-        for (int k = 0; k < classes; k++) FUZZ_CHECK(*tt_dataset_class_name(d, k));
-        for (int k = 1; k < classes && !gives; k++)
-            FUZZ_CHECK(strcmp(tt_dataset_class_name(d, k - 1), tt_dataset_class_name(d, k)) < 0);
-        for (int64_t i = 0; i < count; i++) {
-            size_t length;
-            const char *text = tt_dataset_text(d, i, &length);
-            FUZZ_CHECK(length <= in.left && text[length] == 0 && tt_dataset_label(d, i) >= 0 &&
-                       tt_dataset_label(d, i) < classes);
-        }
-        write_again(ctx, d);
-        load_batches(ctx, d, batch);
-        tt_dataset *part = tt_dataset_split(d, 1 + batch % count);
-        if (batch % count + 1 == count) {
-            FUZZ_CHECK(part || *tt_error(ctx));
-        } else if (FUZZ_MUST(ctx, part != NULL)) {
-            FUZZ_CHECK(tt_dataset_count(part) == 1 + batch % count &&
-                       tt_dataset_count(part) + tt_dataset_count(d) == count);
-        }
-        tt_dataset_free(part);
+        if (tt_dataset_count(d)) check(ctx, d, batch, in.left, gives);
+        else FUZZ_CHECK(split && strcmp(split, "validation") == 0);
         tt_dataset_free(d);
     }
     fuzz_close(ctx);
