@@ -17,13 +17,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     static uint8_t state[8192];
     static size_t state_bytes;
     fuzz_run *r = fuzz_run_get();
-    tt_progress progress = {0, 0, 0, 0, 0, -1};
+    tt_progress progress;
     bool finished;
     fuzz_remove_all();
     if (!state_bytes) { /* after one step of three */
         tt_batch b;
         FUZZ_CHECK(tt_loader_next(r->train, &b) && tt_train_batch(r->t, &b, NULL, NULL) == TT_OK);
+        memset(&progress, 0, sizeof progress);
         progress.step = 1;
+        progress.best = -1;
         FUZZ_CHECK(tt_trainer_save(r->t, "run/state.safetensors", &progress) == TT_OK);
         state_bytes = fuzz_find("run/state.safetensors")->n;
         FUZZ_CHECK(state_bytes < sizeof state);

@@ -40,7 +40,7 @@ static void edit(fuzz_file *f, fuzz_input *in)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 {
-    static tt_progress start = {0, 1, 0.5, 2, 1, 0.25};
+    static tt_progress start; /* zeros, but for what is set below */
     static uint8_t good[8192];
     static size_t good_bytes;
     fuzz_run *r = fuzz_run_get();
@@ -49,6 +49,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     fuzz_remove_all();
     if (!good_bytes) { /* after one step */
         tt_batch b;
+        start.step = 1;
+        start.loss_sum = 0.5;
+        start.targets = 2;
+        start.best = 0.25;
         FUZZ_CHECK(tt_loader_next(r->train, &b) && tt_train_batch(r->t, &b, NULL, NULL) == TT_OK);
         FUZZ_CHECK(tt_trainer_save(r->t, "good", &start) == TT_OK);
         good_bytes = fuzz_find("good")->n;
