@@ -397,15 +397,12 @@ for name, at in (
     write("state", "number_" + name, struct.pack(">HBB", 0x4000 + 8 * at, 0, 8) + struct.pack("<q", -1))
 write("state", "insert_and_delete", struct.pack(">HBB", 20, 1, 3) + b"abc" + struct.pack(">HBB", 60, 2, 5))
 write("state", "longer_header", struct.pack(">HBB", 0, 0, 2) + b"\xff\xff")
-heading = b"step,epoch,split,loss,accuracy,lr,tokens_per_second\n"
-write("metrics", "good_empty", b"")
-write(
-    "metrics",
-    "good_lines",
-    heading + b"1,1,train,0.693147,0.5,5e-05,1234\n1,1,validation,0.7,0.5,,\n2,1,train,0.5,1,4e-05,99\n",
-)
-write("metrics", "good_large", heading + b"1,1,train,1e30,0.5,5e-05,1234\n0,1,validation,9.1e16,0.5,,\n")
-write("metrics", "good_odd", heading + b"0,,,,\n1,1,train,nan,\n-1,1,train,-1,\n1,1,validation,-1e308,0\n1")
+line = b"1,1,train,0.693147,0.5,5e-05,1.25,1,0,4096,0.5,1234\n"
+write("metrics", "good_empty", b"\1")
+write("metrics", "good_lines", b"\1" + line + b"1,1,validation,0.7,0.5,,,,,,0.5,\n" + line.replace(b"1", b"2", 1))
+write("metrics", "good_large", b"\1" + line.replace(b"0.693147", b"1e30") + b"0,1,validation,9.1e16,0.5,,,,,,,\n")
+write("metrics", "good_odd", b"\1,,,,\n1,1,train,nan,\n-1,1,train,-1,\n1,1,validation,-1e308,0\n1")
+write("metrics", "other_columns", b"\0step,epoch,split,loss,accuracy,lr,tokens_per_second\n" + line)
 
 # ---- images
 
