@@ -79,7 +79,7 @@ help:
 	@echo 'make bench-programs  build what those comparisons run here, without the environment'
 	@echo 'make cuda         examples, tests and the benchmark of steps for NVIDIA GPUs, as $(B)/cuda/NAME (CUDA_HOME, NVCC, CUDA_ARCHS);'
 	@echo '                  TINYTRAIN_CUDA=1 make test runs these tests too'
-	@echo 'make install      header and pkg-config file, below PREFIX ($(PREFIX)) and DESTDIR'
+	@echo 'make install      header, .cu, pkg-config and CMake files, below PREFIX ($(PREFIX)) and DESTDIR'
 	@echo 'make clean        remove $(B)'
 	@echo "Variables: CC ($(CC)), CFLAGS ($(CFLAGS)), B, PYTHON, RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' before each test program"
 
@@ -265,11 +265,15 @@ bench-peers: bench-programs $(if $(LLMC),$(B)/llmc)
 	build/venv/bin/python -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)'
 
 VERSION = $(shell sed -n 's/^\#define TT_VERSION "\(.*\)"/\1/p' tinytrain.h)
+CONFIGS := tinytrain-config.cmake tinytrain-config-version.cmake
 install:
-	install -d '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/share/pkgconfig'
-	install -m 644 tinytrain.h '$(DESTDIR)$(PREFIX)/include/'
-	printf '%s\n' 'prefix=$(PREFIX)' 'Name: tinytrain' 'Description: trains transformers from C' 'Version: $(VERSION)' \
-	    'Cflags: -I$${prefix}/include' 'Libs: $(LIBS)' > '$(DESTDIR)$(PREFIX)/share/pkgconfig/tinytrain.pc'
+	install -d $(addprefix '$(DESTDIR)$(PREFIX)'/,include share/pkgconfig share/cmake/tinytrain)
+	install -m 644 tinytrain.h tinytrain_cuda.cu '$(DESTDIR)$(PREFIX)/include/'
+	for f in $(CONFIGS); do \
+	    sed -n "/^# >>$$f/,/^# <</{/^# [<>]/!p;}" CMakeLists.txt > '$(DESTDIR)$(PREFIX)/share/cmake/tinytrain/'$$f || exit 1; done
+	printf '%s\n' 'prefix=$(PREFIX)' 'cuda_source=$${prefix}/include/tinytrain_cuda.cu' 'Name: tinytrain' \
+	    'Description: trains transformers from C' 'Version: $(VERSION)' 'Cflags: -I$${prefix}/include' 'Libs: $(LIBS)' \
+	    > '$(DESTDIR)$(PREFIX)/share/pkgconfig/tinytrain.pc'
 
 clean:
 	rm -rf '$(B)'

@@ -39,6 +39,12 @@
    VENDORING
      One file      copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation includes it before
                    any system header, as it defines _GNU_SOURCE; with -std=gnu99 or later, or in C++, the place is free.
+     CMake 3.16    add_subdirectory or FetchContent of the repository, or find_package(tinytrain) after an install:
+                   target_link_libraries(app PRIVATE tinytrain::tinytrain) brings the folder of the header, libm and
+                   threads. tinytrain::cuda is a library of tinytrain_cuda.cu that brings TINYTRAIN_CUDA too; it is
+                   there with -DTINYTRAIN_CUDA=ON, or set(TINYTRAIN_CUDA ON) before, and needs a CUDA compiler.
+     pkg-config    `make install` or `cmake --install`; pkg-config --cflags --libs tinytrain. The path of
+                   tinytrain_cuda.cu is pkg-config --variable=cuda_source tinytrain.
      Warnings      The header has none under -Wall -Wextra -Wpedantic -Wconversion -Wshadow (gcc and clang; C99, C11,
                    C++17, C++20), nor under -Wold-style-cast, which the implementation turns off for itself: it is C.
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks what a project that takes the header in may meet. Standard library only; run from the repository's root.
+"""Checks what projects that include the header may meet. Standard library only; run from the repository's root.
 
     python3 tests/check_vendoring.py         CC: compiler (cc), from the environment
 
   - Where a system header that hides POSIX came first, the only error says what to do.
-  - Where it hides nothing, the header may come late, and the number of threads still goes by the affinity mask.
+  - Where it hides nothing, the header may come late, and the affinity mask still sets the number of threads.
 """
 import os
 import subprocess
@@ -13,7 +13,7 @@ import tempfile
 
 CC = os.environ.get("CC", "cc").split()
 LATE = "#include <stdio.h>\n#define TINYTRAIN_IMPLEMENTATION\n#include \"tinytrain.h\"\n"
-THREADS = LATE + "int main(void) { tt_context *c = tt_open(NULL); printf(\"%d\", tt_threads(c)); tt_close(c); return 0; }\n"
+LATE += "int main(void) { tt_context *c = tt_open(NULL); printf(\"%d\", tt_threads(c)); tt_close(c); return 0; }\n"
 HIDES = ["-std=c99", "-std=c11", "-std=c99 -D_POSIX_C_SOURCE=200809L", "-std=c99 -D_XOPEN_SOURCE=700"]
 SHOWS = ["-std=gnu99", "-std=c99 -D_GNU_SOURCE", "-std=c99 -D_DEFAULT_SOURCE"]
 counts = {"ok": 0, "FAILED": 0, "skip": 0}
@@ -27,9 +27,9 @@ def report(word, name, why=""):
 def compile_late(folder, flags, *more):
     source = os.path.join(folder, "late.c")
     with open(source, "w") as f:
-        f.write(THREADS)
+        f.write(LATE)
     command = CC + flags.split() + ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I.", source, *more]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.returncode, done.stdout
 
 
@@ -37,7 +37,8 @@ def check_hidden(folder, flags):
     status, said = compile_late(folder, flags, "-fsyntax-only")
     errors = [line for line in said.splitlines() if " error: " in line]
     good = status and len(errors) == 1 and "include it first, or use -D_GNU_SOURCE or -std=gnu99" in errors[0]
-    report("ok" if good else "FAILED", f"late_include {flags}", "" if good else f"status {status}, {len(errors)} errors: {said}")
+    why = "" if good else f"status {status}, {len(errors)} errors: {said}"
+    report("ok" if good else "FAILED", f"late_include {flags}", why)
 
 
 def check_shown(folder, flags):
@@ -46,11 +47,13 @@ def check_shown(folder, flags):
 
 
 def check_affinity(folder):
-    name, cpus = "late_include_affinity", sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    name = "late_include_affinity"
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cpus) < 2:
         return report("skip", name, "only one CPU may be used here")
     program = os.path.join(folder, "late")
-    status, said = compile_late(folder, "-std=gnu99", "-O0", "-DTINYTRAIN_NO_AVX2", "-o", program, "-lm", "-lpthread")
+    flags = ["-O0", "-DTINYTRAIN_NO_AVX2", "-o", program, "-lm", "-lpthread"]
+    status, said = compile_late(folder, "-std=gnu99", *flags)
     if status == 0:
         said = subprocess.run([program], stdout=subprocess.PIPE, text=True,
                               preexec_fn=lambda: os.sched_setaffinity(0, cpus[:1])).stdout

@@ -1,0 +1,1 @@
+#include "app.c" /* the same program as C++ */

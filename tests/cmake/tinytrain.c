@@ -1,0 +1,2 @@
+#define TINYTRAIN_IMPLEMENTATION
+#include <tinytrain.h>
