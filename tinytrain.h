@@ -15162,7 +15162,8 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
     tt__print(&text, "] %lld/%lld  loss %.4f  accuracy %.3f  %.0f %s/s", (long long)e->step, (long long)e->steps, e->loss, e->accuracy, e->tokens_per_second,
               e->images ? "images" : "tokens");
     if (e->of_peak > 0) tt__print(&text, "  %.0f%% of peak", 100 * e->of_peak);
-    tt__print(&text, "  ETA %d:%02d", (int)e->seconds_left / 60, (int)e->seconds_left % 60);
+    int left = (int)fmin(fmax(e->seconds_left, 0), 1e9);
+    tt__print(&text, "  ETA %d:%02d", left / 60, left % 60);
     return text.length;
 }
 
@@ -15346,7 +15347,7 @@ static int tt__fit_y(const tt__fit_axis *a, double value)
 
 static int tt__fit_x(int64_t step, int64_t last)
 {
-    return (int)(10.0 * TT__FIT_WIDTH * ((double)step / (double)last) + 0.5);
+    return (int)((double)(10 * TT__FIT_WIDTH) * ((double)step / (double)last) + 0.5);
 }
 
 /* Draws a series as a line. Of the points that share a pixel of width, the lowest and the highest are drawn, so that

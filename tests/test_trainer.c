@@ -1355,6 +1355,9 @@ TEST(fit_in_a_line)
     e.of_peak = 0;
     tt_fit_text(&e, line, sizeof line);
     CHECK(strcmp(line, "epoch 2/6 [####################] 52/52  loss 0.1235  accuracy 0.988  55692 images/s  ETA 0:00") == 0);
+    e.seconds_left = 1e300;
+    tt_fit_text(&e, line, sizeof line);
+    CHECK(strstr(line, "  ETA 16666666:40") != NULL);
     s.loss = 0.5, s.correct = 3, s.targets = 4;
     e.validation = &s, e.best = true;
     tt_fit_text(&e, line, sizeof line);
