@@ -543,6 +543,118 @@ static void golden(const char *vocab, const char *cases, bool lowercase)
 TEST(tokenizer_golden_uncased) { golden(TEST_GOLDEN("vocab_uncased.txt"), TEST_GOLDEN("tokens_uncased.tsv"), true); }
 TEST(tokenizer_golden_cased) { golden(TEST_GOLDEN("vocab_cased.txt"), TEST_GOLDEN("tokens_cased.tsv"), false); }
 
+/* The vocabulary of point_vocabulary() in golden/make_tokens.py: its ids tell the characters of words.
+   Empty lines stand for code points that can be no token. */
+static const char *point_vocabulary(void)
+{
+    const char *path = test_path(test_folder(), "vocab.txt");
+    char *text = (char *)malloc(3000000);
+    size_t n = (size_t)sprintf(text, "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n");
+    for (uint32_t c = 0; c < 0x20000; c++)
+        for (int continues = 0; continues < 2; continues++) {
+            bool token = c && c != '\n' && !(c >= 0xD800 && c <= 0xDFFF);
+            if (token && continues) { memcpy(text + n, "##", 2); n += 2; }
+            if (token) n += (size_t)tt__utf8_put(c, text + n);
+            text[n++] = '\n';
+        }
+    test_write(path, text, n);
+    free(text);
+    return path;
+}
+
+/* The classes of `tokenizers` are of several versions of Unicode, and it sorts the marks of uncased text. */
+TEST(tokenizer_nasty_strings)
+{
+    const char *vocab = point_vocabulary();
+    golden(vocab, TEST_GOLDEN("points_uncased.tsv"), true);
+    golden(vocab, TEST_GOLDEN("points_cased.tsv"), false);
+}
+
+TEST(tokenizer_code_points) /* all 1,112,064; golden/compare_tokens.py tells which ones of a block differ */
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    const char *vocab = point_vocabulary();
+    tt_tokenizer *kinds[] = {tt_tokenizer_open(ctx, vocab, false), tt_tokenizer_open(ctx, vocab, true)};
+    size_t n;
+    char *file = test_read(TEST_GOLDEN("code_points.tsv"), &n), *next = file, message[80];
+    REQUIRE(file && kinds[0] && kinds[1]);
+    for (uint32_t first = 0; first < 0x110000; first += 0x1000) {
+        CHECK(strtoul(next, &next, 16) == first);
+        for (int kind = 0; kind < 2; kind++) {
+            uint32_t sum = 2166136261u;
+            for (uint32_t c = first; c < first + 0x1000; c++) {
+                char text[6] = "a";
+                int32_t ids[16];
+                size_t end = 1 + (size_t)tt__utf8_put(c, text + 1);
+                if (c >= 0xD800 && c <= 0xDFFF) continue;
+                text[end++] = 'b';
+                int count = tt_tokenize(kinds[kind], text, end, ids, 16);
+                for (int i = 0; i < 4 * count; i++)
+                    sum = (sum ^ ((uint32_t)ids[i / 4] >> i % 4 * 8 & 255)) * 16777619u;
+            }
+            snprintf(message, sizeof message, "%s text, U+%04X to U+%04X", kind ? "uncased" : "cased", first,
+                     first + 0xFFF);
+            test__check(strtoul(next, &next, 10) == sum, __FILE__, __LINE__, message);
+        }
+    }
+    free(file);
+    tt_tokenizer_free(kinds[0]);
+    tt_tokenizer_free(kinds[1]);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* White space at the end of a line is dropped, as `tokenizers` does it; saving changes nothing more. */
+TEST(tokenizer_vocabulary_line_ends)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    const char *folder = test_folder(), *path = test_path(folder, "vocab.txt");
+    static const char *const ends[] = {"\n", "\r\n", "\r\r\n", " \t\v\f\r\r\n",
+                                       "\xC2\x85\xC2\xA0\xE1\x9A\x80\xE2\x80\xA8\xE3\x80\x80\n"};
+    static const char *const tokens[] = {"[UNK]", "[CLS]", "[SEP]", "a", " b", "", "c\rd", "##", "##a",
+                                         "\xC3\xA0", "\xE2\x80\x8B"};
+    static const char want[] = "[UNK]\n[CLS]\n[SEP]\na\n b\n\nc\rd\n##\n##a\n\xC3\xA0\n\xE2\x80\x8B\n";
+    for (int i = 0; i < TEST_COUNT(ends); i++) {
+        char text[400];
+        size_t n = 0;
+        for (int t = 0; t < TEST_COUNT(tokens); t++)
+            n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", tokens[t], ends[i]);
+        test_write(path, text, n);
+        for (int round = 0; round < 3; round++) {
+            tt_tokenizer *k = tt_tokenizer_load(ctx, folder);
+            REQUIRE(k);
+            CHECK(tt_tokenizer_size(k) == TEST_COUNT(tokens));
+            for (int t = 0; t < TEST_COUNT(tokens); t++)
+                CHECK(strcmp(tt_tokenizer_token(k, t), tokens[t]) == 0);
+            CHECK(tt_tokenizer_save(k, folder) == TT_OK);
+            tt_tokenizer_free(k);
+            char *saved = test_read(path, &n);
+            CHECK(n == sizeof want - 1 && memcmp(saved, want, n) == 0);
+            free(saved);
+        }
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(tokenizer_special_tokens) /* those of the vocabulary; what it lacks is text */
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    static const char vocab[] = "[UNK]\n[CLS]\n[SEP]\na\nb\n##b\n[\n]\nmask\n[PAD]";
+    static const char text[] = "a[SEP]b[[PAD]]ab [MASK][UNK";
+    static const int32_t want[] = {1, 3, 2, 4, 6, 9, 7, 3, 5, 6, 8, 7, 6, 0, 2};
+    const char *path = test_write(test_path(test_folder(), "vocab.txt"), vocab, sizeof vocab - 1);
+    tt_tokenizer *k = tt_tokenizer_open(ctx, path, true);
+    int32_t ids[16];
+    REQUIRE(k);
+    CHECK(tt_tokenize(k, text, sizeof text - 1, ids, 16) == TEST_COUNT(want));
+    CHECK(memcmp(ids, want, sizeof want) == 0);
+    CHECK(tt_tokenize(k, "[SEP]", 4, ids, 16) == 4 && ids[1] == 6 && ids[2] == 0); /* without "]" */
+    tt_tokenizer_free(k);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(tokenizer_vocabulary)
 {
     test_allocator a;
@@ -626,6 +738,9 @@ TEST(tokenizer_folder)
         {NULL, 3, NULL}, {"{\"do_lower_case\": false}", 4, NULL}, {"{\"do_lower_case\": true, \"strip_accents\": null}", 3, NULL}, {"{}", 3, NULL},
         {"{\"do_lower_case\": 1}", 0, "\"do_lower_case\" is a number"}, {"[]", 0, "is an array; expected a JSON object"}, {"{", 0, "not valid JSON"},
         {"{\"strip_accents\": false}", 0, "\"strip_accents\" is not as do_lower_case"}, {"{\"tokenize_chinese_chars\": false}", 0, "\"tokenize_chinese_chars\" is false"},
+        {"{\"split_special_tokens\": true}", 0, "\"split_special_tokens\" is true"},
+        {"{\"split_special_tokens\": false}", 3, NULL},
+        {"{\"do_basic_tokenize\": false}", 0, "\"do_basic_tokenize\" is false"},
         {"{\"do_lower_case\": false, \"strip_accents\": false, \"tokenize_chinese_chars\": true, \"model_max_length\": 512}", 4, NULL}};
     for (int i = 0; i < TEST_COUNT(cases); i++) {
         if (cases[i].json) test_write(config, cases[i].json, strlen(cases[i].json));
@@ -1332,6 +1447,8 @@ static const test_case tests[] = {
     TEST_CASE(json_values), TEST_CASE(json_strings), TEST_CASE(json_errors), TEST_CASE(json_many_keys), TEST_CASE(safetensors_round_trip),
     TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile), TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_writer_errors),
     TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many), TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
+    TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
+    TEST_CASE(tokenizer_vocabulary_line_ends),
     TEST_CASE(tokenizer_vocabulary), TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder), TEST_CASE(dataset_table), TEST_CASE(table_with_validation_rows), TEST_CASE(table_options), TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(dataset_file_faults),
     TEST_CASE(loader_batches), TEST_CASE(loader_micro_batches), TEST_CASE(loader_capacity_is_that_of_the_texts), TEST_CASE(allocation_failures), TEST_CASE(fuzz),
 };

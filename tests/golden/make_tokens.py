@@ -1,28 +1,28 @@
 #!/usr/bin/env python3
 """Golden WordPiece cases: small vocabularies, and texts with the ids that Hugging Face gives for them.
 
-    python tests/golden/make_tokens.py      writes vocab_{uncased,cased}.txt and tokens_{uncased,cased}.tsv beside this script
+    python tests/golden/make_tokens.py
 
-needs: transformers 5, tokenizers. A line of tokens_*.tsv is `escaped text<TAB>ids separated by spaces`, ids with [CLS] and [SEP].
-The text is escaped as \\n \\t \\r \\\\ and \\uXXXX or \\UXXXXXXXX for control and all non-ASCII characters.
+writes beside this script
+    vocab_{uncased,cased}.txt    words, and pieces of one or more letters
+    tokens_{uncased,cased}.tsv   texts, with these vocabularies
+    points_{uncased,cased}.tsv   random strings of all kinds of characters, with point_vocabulary()
+    code_points.tsv              checksums of the ids of all code points, with the same vocabulary
 
-The reference is transformers' BertTokenizer (the `tokenizers` package in Rust); a case is kept only if the older tokenizer in
-Python, tokenization_bert_legacy, gives the same ids. What was dropped is printed with both answers. Known differences:
-  - The Python one composes (NFC) first, so a cased "e" + U+0301 finds "é"; the Rust one leaves it as two characters.
-  - The Python one lower-cases whole strings, so a capital sigma that ends a word becomes U+03C2; the Rust one goes character by
-    character: always U+03C3.
-  - Unassigned code points and noncharacters (Cn) are dropped by the Python one and kept by the Rust one.
-  - A special token spelled out in the text ("[SEP]", "[MASK]") becomes that token's id in both, so one text can forge another's
-    structure. tinytrain takes text as text; such cases are dropped here ("special"). Near misses ("[sep]", "[ SEP ]") are kept.
-  - NUL cannot be in a C string and is left out.
+needs: transformers 5, tokenizers. A line of tokens_* and points_* is `escaped text<TAB>ids separated by
+spaces`, ids with [CLS] and [SEP]. The text is escaped as \\n \\t \\r \\\\ and \\uXXXX or \\UXXXXXXXX for
+control and all non-ASCII characters. A line of code_points.tsv is `FIRST<TAB>cased<TAB>uncased`: checksum()
+of the ids of "a", c and "b", for c from FIRST (hexadecimal) to FIRST + 0xFFF.
+
+The reference is BertTokenizer of transformers, the `tokenizers` package. See also compare_tokens.py.
 """
 import logging
 import os
-import sys
+import random
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+from make_unicode import ALL, probe
 from transformers import BertTokenizer
-from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -121,6 +121,77 @@ TEXTS = [
 ]
 
 
+# The code points below this are tokens of point_vocabulary(): c has the id 5 + 2 * c, "##" and c the next, so
+# that ids tell the characters of words. White space and surrogates can be no tokens; their ids are unused.
+POINTS = 0x20000
+
+
+def point_vocabulary():
+    return {t: 5 + 2 * c + i for c in ALL if c < POINTS for i, t in enumerate((chr(c), "##" + chr(c)))} | {
+        t: i for i, t in enumerate(SPECIALS)}
+
+
+def bert_tokenizer(vocabulary, lowercase):
+    return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase)
+
+
+def nasty_strings(rng, count):
+    """Random strings of all kinds of characters, with more of the rare kinds than texts have."""
+    kinds, folds, _ = probe()
+    pools = {}
+    for c, kind in kinds.items():
+        pools.setdefault(kind, []).append(chr(c))
+    pools["fold"] = [chr(c) for c, f in folds.items() if f != (c,) and not 0xAC00 <= c <= 0xD7A3]
+    pools["fold to many"] = [chr(c) for c, f in folds.items() if len(f) > 1 and not 0xAC00 <= c <= 0xD7A3]
+    pools["letter"] = [chr(c) for c in folds if c not in kinds and c < 0x20000]
+    pools["latin"] = LETTERS + [c.upper() for c in LETTERS] + [str(i) for i in range(10)]
+    pools["word"] = WORDS + [w.upper() for w in WORDS] + PIECES
+    pools["chinese"] = [chr(c) for c in range(0x4E00, 0xA000)] + [chr(c) for c in range(0xF900, 0xFB00)]
+    pools["hangul"] = [chr(c) for c in range(0xAC00, 0xD7A4)]
+    pools["jamo"] = [chr(c) for c in range(0x1100, 0x1200)]
+    pools["emoji"] = [chr(c) for c in range(0x1F300, 0x1F700)] + list("\u200d\ufe0f\u2764\U0001f1e9")
+    pools["ascii"] = [chr(c) for c in range(128)]
+    pools["special"] = SPECIALS + "[sep] [[SEP]] [SEP SEP] [MASK][PAD] [CL\u0301S] [unused0]".split()
+    pools["any"] = [chr(c) for c in ALL]
+    names = list(pools)
+    marks = ["mark", "accent", "starter accent"]
+    out = []
+    for _ in range(count):
+        some = rng.choices(names + marks, k=rng.randrange(1, 5)) + ["latin"]
+        text = [rng.choice(pools[rng.choice(some)]) for _ in range(rng.randrange(1, 24))]
+        if rng.random() < 0.2:  # marks of many combining classes one after another
+            text += [rng.choice(pools[rng.choice(marks)]) for _ in range(rng.randrange(2, 12))]
+        if rng.random() < 0.01:  # about as long as the longest word that is looked at
+            text += rng.choice([*LETTERS, "\u00e9", *pools["mark"]]) * rng.randrange(90, 110)
+            text += [rng.choice(pools[rng.choice(marks)])]
+        out.append("".join(text))
+    return out
+
+
+def checksum(rows):
+    """FNV-1a, 32 bits, over the ids of rows of ids, 4 bytes each, the lowest first."""
+    h = 2166136261
+    for ids in rows:
+        for i in ids:
+            for byte in i.to_bytes(4, "little"):
+                h = (h ^ byte) * 16777619 & 0xFFFFFFFF
+    return h
+
+
+def write_points():
+    berts = {kind: bert_tokenizer(point_vocabulary(), kind == "uncased") for kind in ("cased", "uncased")}
+    texts = list(dict.fromkeys(nasty_strings(random.Random(1), 200)))
+    for kind, bert in berts.items():
+        with open(os.path.join(HERE, f"points_{kind}.tsv"), "w", encoding="ascii", newline="\n") as f:
+            for text, ids in zip(texts, bert(texts)["input_ids"]):
+                f.write(escape(text) + "\t" + " ".join(map(str, ids)) + "\n")
+    with open(os.path.join(HERE, "code_points.tsv"), "w", encoding="ascii", newline="\n") as f:
+        for first in range(0, 0x110000, 0x1000):
+            block = [f"a{chr(c)}b" for c in ALL if first <= c < first + 0x1000]
+            sums = [str(checksum(bert(block)["input_ids"] if block else [])) for bert in berts.values()]
+            f.write(f"{first:X}\t" + "\t".join(sums) + "\n")
+
+
 def escape(text):
     out = []
     for c in text:
@@ -140,22 +211,14 @@ def main():
         path = os.path.join(HERE, f"vocab_{kind}.txt")
         with open(path, "w", encoding="utf-8", newline="\n") as f:
             f.write("".join(w + "\n" for w in vocab))
-        lower = kind == "uncased"
-        new = BertTokenizer(vocab={w: i for i, w in enumerate(vocab)}, do_lower_case=lower)
-        old = BertTokenizerLegacy(path, do_lower_case=lower)
-        kept, covered = 0, set()
+        bert, covered = bert_tokenizer({w: i for i, w in enumerate(vocab)}, kind == "uncased"), set()
         with open(os.path.join(HERE, f"tokens_{kind}.tsv"), "w", encoding="ascii", newline="\n") as f:
             for text in TEXTS:
-                ids, old_ids = new(text)["input_ids"], old(text)["input_ids"]
-                special = any(i in (0, 2, 3, 4) for i in ids[1:-1]) or text in SPECIALS
-                if special or ids != old_ids:
-                    why = "special" if special else "differs"
-                    print(f"{kind}: dropped ({why}): {escape(text)[:60]!r} {' '.join(map(str, ids))[:60]} | {' '.join(map(str, old_ids))[:60]}")
-                    continue
+                ids = bert(text)["input_ids"]
                 f.write(escape(text) + "\t" + " ".join(map(str, ids)) + "\n")
-                kept += 1
                 covered |= set(ids)
-        print(f"{kind}: {len(vocab)} entries, {kept} of {len(TEXTS)} cases kept, {len(covered)} entries occur")
+        print(f"{kind}: {len(vocab)} entries, {len(TEXTS)} cases, {len(covered)} entries occur")
+    write_points()
 
 
 if __name__ == "__main__":
