@@ -1142,9 +1142,12 @@ extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                 
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(TT__LANES) && !defined(TT__IMPLEMENTED)
 #define TT__IMPLEMENTED
 #define TT__IMPLEMENT /* until the end of this reading of the file */
-#ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic push
+#ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic ignored "-Wold-style-cast"
+#endif
+#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* one of them has no use for the other's helpers */
+#pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 
 #if defined(__FAST_MATH__) && !defined(TINYTRAIN_ALLOW_FAST_MATH)
@@ -4699,7 +4702,11 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
     return (double)tt__in(t, i, back)->rows * (double)tt__in(t, i, 1 + back)->rows / (double)tt__max(1, seqs);
 }
 
-/* ---- one pass per instruction set ---- */
+/* ---- one pass per instruction set ----
+
+   They are most of a compiler's work. A build of many programs, as the Makefile's of the tests, does it once: an object compiled with
+   TT__KERNELS_ONLY has the passes' tables and ends here; programs compiled with TT__KERNELS_ELSEWHERE only declare the tables. The
+   object has the public functions above, too: the linker is told to take the first definition, which is the program's own. */
 
 #define TT__LANES 4
 #define TT__ISA portable
@@ -4836,6 +4843,14 @@ TT__DOT_TARGET static inline __attribute__((always_inline)) float32x4_t tt__bfmm
 #define TT__FN static TT__TARGET                                            /* a kernel of this instruction set */
 #define TT__INLINE static inline TT__TARGET __attribute__((always_inline)) /* its building blocks                */
 #define TT__OUTLINE static TT__TARGET __attribute__((noinline))            /* what its kernels share               */
+
+#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE)
+#define TT__TABLE
+extern const tt__isa_table TT__K(isa_table);
+#else
+#define TT__TABLE static
+#endif
+#ifndef TT__KERNELS_ELSEWHERE
 
 #ifndef TT__UNROLL
 #define TT__PRAGMA(text) _Pragma(#text)
@@ -8198,7 +8213,7 @@ TT__FN tt_status TT__K(run_SGD)(const tt__launch *l)
 
 /* ------------------------------------------------------------------------------------------------ the pass's table */
 
-static const tt__isa_table TT__K(isa_table) = {
+TT__TABLE const tt__isa_table TT__K(isa_table) = {
     TT__XSTR(TT__ISA),
     {
         TT__K(peak_loop),
@@ -8220,9 +8235,12 @@ static const tt__isa_table TT__K(isa_table) = {
     },
 };
 
+#endif /* TT__KERNELS_ELSEWHERE */
+
 #undef tt__vf
 #undef tt__vi
 #undef tt__vu
+#undef TT__TABLE
 
 #undef TT__JOIN2
 #undef TT__JOIN
@@ -8232,7 +8250,7 @@ static const tt__isa_table TT__K(isa_table) = {
 
 #endif /* TT__LANES */
 
-#if defined(TT__IMPLEMENT) && !defined(TT__LANES)
+#if defined(TT__IMPLEMENT) && !defined(TT__LANES) && !defined(TT__KERNELS_ONLY)
 
 /* ============================================================================================================
    PROGRAM                                                                                        >>program
@@ -15715,9 +15733,7 @@ tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const t
     return status;
 }
 
-#ifdef __cplusplus
 #pragma GCC diagnostic pop
-#endif
 #undef TT__IMPLEMENT
 #endif /* TT__IMPLEMENT */
 

@@ -2,12 +2,29 @@
 # Runs test programs and adds up what they say. Their lines: `ok NAME`, `FAILED NAME: why`, `skip NAME: why`, and a last one that ends
 # with `N passed, N failed`. Made by the Makefile's recipes:
 #
+#   run.sh start FILE PROGRAMS ABOUT        says ABOUT, and from now on counts in FILE how many of the PROGRAMS are done
 #   run.sh run LOG PROGRAM [ARG...]         runs one program into LOG and shows it; a program that dies is a failure in LOG
+#   run.sh skip LOG WHY                     what LOG says of a program that cannot run here
 #   run.sh total LOG...                     repeats the failures and ends with one line `N passed, N failed`; status 1 unless all is well
 #   run.sh coverage FILE PERCENT NOT_RUN    reads `gcov -t` of any number of programs; prints FILE's percentage of lines run
 set -u
 
+# ended NAME SECONDS: TEST_PROGRESS is start's FILE, whose first line is the number of programs.
+ended() {
+    echo "$1" >> "$TEST_PROGRESS"
+    echo "-- $1 took $2 s; $(($(wc -l < "$TEST_PROGRESS") - 1)) of $(head -n 1 "$TEST_PROGRESS") programs are done"
+}
+
 case $1 in
+start)
+    echo "$3" > "$2"
+    echo "== $3 programs$4"
+    ;;
+skip)
+    echo "skip $(basename "$2" .log): $3" | tee "$2"
+    echo '0 passed, 0 failed' >> "$2"
+    ended "$(basename "$2" .log)" 0
+    ;;
 run)
     log=$2
     shift 2
@@ -25,7 +42,7 @@ run)
     fi
     mv "$log.part" "$log"
     sed "s/^\([0-9]* passed, [0-9]* failed\)\$/-- \1/" "$log"
-    echo "-- $name took $(($(date +%s) - begin)) s"
+    ended "$name" $(($(date +%s) - begin))
     ;;
 total)
     shift
