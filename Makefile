@@ -159,7 +159,7 @@ EMU_RUNTIME_asan  := -O1 -fno-omit-frame-pointer -fsanitize=address
 EMU_RUNTIME_trace := -O1 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
 # The C side of a program, which the trace build does not watch. Of the CPU's kernels, the portable ones are enough beside a device's.
-EMU_HOST_plain    := -O2
+EMU_HOST_plain    := -O1
 EMU_HOST_asan     := $(EMU_SANITIZE)
 EMU_HOST_OF_asan  := asan
 # Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer tensors a launch, and fewer
@@ -255,13 +255,17 @@ start:
 	@sh tests/run.sh start $(TEST_PROGRESS) $(words $(LOGS)) '$(TEST_TIME)'
 
 check:
-	@$(MAKE) test EMU_BUILDS= TEST_TIME=', about a minute and a half on two cores'
+	@$(MAKE) --no-print-directory test EMU_BUILDS= TEST_TIME=', about a minute and a half on two cores'
 
 # gcc's line counts of all programs added up; a line that one instruction set ran counts as run.
-coverage: FORCE
+coverage:
 	@rm -f $(B)/coverage/*.gcda
-	@$(MAKE) test B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
-	@for f in $(B)/coverage/*.gcda; do $(GCOV) -t -o $(B)/coverage $$f; done | sh tests/run.sh coverage tinytrain.h 90 $(B)/coverage/not_run.txt
+	@$(MAKE) --no-print-directory test B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
+	@$(MAKE) --no-print-directory covered B=$(B)/coverage
+
+# The same of tests that ran in B, where CFLAGS had --coverage.
+covered:
+	@for f in $(B)/*.gcda; do $(GCOV) -t -o $(B) $$f; done | sh tests/run.sh coverage tinytrain.h 90 $(B)/not_run.txt
 
 # libFuzzer's mutations of the files that the library reads (tests/fuzz/fuzz.h), under clang's sanitizers. The
 # implementation is compiled once for all targets.
