@@ -24,7 +24,7 @@ endif
 # Of tests/NAME.c, those that run with tinytrain_cuda.cu on the emulator too, with TINYTRAIN_DEVICE=cuda.
 CUDA_TESTS         ?= test_ops test_models test_cuda
 CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa cuda_epilogues cuda_tensors_share_launches matmul_in_tf32 matmul_in_fp8 training_in_fp8 parameters_begin_on_the_device device_described_cuda
-CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true
+CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true recompute_policies
 # Whole models, and runs of a program for each call of CUDA: on a GPU, and in the fastest of the emulator's builds.
 EMU_CUDA_plain := $(CUDA_TESTS)
 EMU_CUDA_asan  := $(filter-out test_models test_cuda,$(CUDA_TESTS))
