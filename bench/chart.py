@@ -10,7 +10,7 @@ PyTorch's, on each kind of CPU. Standard library only.
                                        speed.json, in place of those of the same measurement, and draws
 
 speed.json is a list of records, one a line. Their keys:
-    task                              step, imdb, epoch or gemm, as bench/pytorch.py calls them
+    task                              step, imdb, epoch or gemm, as bench/pytorch.py calls them; gpt2: bench/peers
     model, shape, precision, cpu      what was trained, and where; isa: the instructions that tell such CPUs apart
     vs                                what stands beside tinytrain
     unit, speed, peer_speed           of tinytrain and of the other
@@ -32,7 +32,7 @@ KEYS = ["task", "model", "shape", "precision", "cpu", "isa", "vs", "unit", "spee
         "speed_ratio", "mb", "peer_mb", "memory_ratio", "commit", "date", "command"]
 SAME = KEYS[:7]      # what tells one measurement from another
 TASKS = {"step": "training step", "imdb": "steps on IMDb", "epoch": "an epoch, from process start to end",
-         "gemm": "matrix products"}
+         "gemm": "matrix products", "gpt2": "training step"}
 PRECISIONS = {"32-true": "fp32", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true"}
 CPUS = ["AMD Zen 3", "AMD Zen 4", "Intel Xeon"]
 PEERS = ["PyTorch eager", "torch.compile", "PyTorch", "OpenBLAS", "oneDNN"]

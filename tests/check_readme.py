@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that what README.md tells a reader to do can be done. Standard library only; run from the repository's root.
+"""Checks that what README.md, bench/README.md and CONTRIBUTING.md tell a reader to do can be done. Standard library only; run from the
+repository's root.
 
     python3 tests/check_readme.py            B: folder of the built examples (build), CC: compiler (cc), both from the environment
 
@@ -78,7 +79,7 @@ def check_snippets(text, folder):
         check(f"readme_snippet_line_{line}", [f"status {status}: {said[-500:]}"] if status else [])
 
 
-def check_makefile(text):
+def check_makefile(text, name):
     with open("Makefile") as f:
         makefile = f.read()
     known = set(re.findall(r"\$\((\w+)\)", makefile)) | set(re.findall(r"^(\w+) *[:?+]?=", makefile, re.M))
@@ -90,17 +91,17 @@ def check_makefile(text):
         if words[0] != "make":
             continue
         for word in words[1:]:
-            name = word.split("=")[0]
-            if "=" in word and name not in known:
-                wrong.append(f"the Makefile has no variable {name} ({' '.join(words)})")
+            variable = word.split("=")[0]
+            if "=" in word and variable not in known:
+                wrong.append(f"the Makefile has no variable {variable} ({' '.join(words)})")
             if "=" not in word and not word.startswith("-") and word not in targets and word.isidentifier():
                 wrong.append(f"the Makefile has no target {word} ({' '.join(words)})")
             if "=" not in word and word in targets and call("make", "-n", word)[0]:
                 wrong.append(f"make -n {word} fails")
-    check("readme_make_targets", wrong)
+    check(name + "_make_targets", wrong)
 
 
-def check_flags(text):
+def check_flags(text, name):
     wrong, used, helped = [], 0, {}
     for words in commands(text):
         flags = [w.split("=")[0] for w in words[1:] if re.fullmatch(FLAG + "(=.*)?", w)]
@@ -108,8 +109,8 @@ def check_flags(text):
         if not flags or not program:
             continue
         path = re.sub(r"^(\./)?build/(cuda/)?", B + "/", program)   # the same program, built for a GPU
-        name = os.path.basename(program)
-        path = next((p for p in (f"bench/{name}.c", f"bench/peers/{name}.c", path) if os.path.exists(p)), None)
+        base = os.path.basename(program)
+        path = next((p for p in (f"bench/{base}.c", f"bench/peers/{base}.c", path) if os.path.exists(p)), None)
         if not path:
             wrong.append(f"there is no {program}")
             continue
@@ -124,7 +125,7 @@ def check_flags(text):
             used += 1
             if not re.search(re.escape(flag) + r"(?![a-z0-9-])", known):
                 wrong.append(f"{program} has no {flag}")
-    check("readme_flags", wrong if used else ["no command with a flag was found"])
+    check(name + "_flags", wrong if used or name == "contributing" else ["no command with a flag was found"])
 
 
 def check_help(program):
@@ -146,22 +147,25 @@ def check_help(program):
     check(f"help_{name}_{len(flags)}_flags", wrong if flags else ["--help names no flag"])
 
 
-def check_links(text):
-    wrong = [f"'{to}' is not there" for to in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if not re.match(r"[a-z]+:", to) and not os.path.exists(to)]
-    check("readme_links", wrong)
+def check_links(text, name, folder):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    wrong = [f"'{to}' is not there" for to in links
+             if not re.match(r"[a-z]+:", to) and not os.path.exists(os.path.join(folder, to))]
+    check(name + "_links", wrong)
 
 
 def main():
-    if os.path.exists("README.md"):
-        with open("README.md", encoding="utf-8") as f:
+    for path, name in (("README.md", "readme"), ("bench/README.md", "bench_readme"), ("CONTRIBUTING.md", "contributing")):
+        if not os.path.exists(path):
+            report("FAILED", name, f"{path} is not there")
+            continue
+        with open(path, encoding="utf-8") as f:
             text = f.read()
         with tempfile.TemporaryDirectory() as folder:
             check_snippets(text, folder)
-        check_makefile(text)
-        check_flags(text)
-        check_links(text)
-    else:
-        report("FAILED", "readme", "README.md is not there")
+        check_makefile(text, name)
+        check_flags(text, name)
+        check_links(text, name, os.path.dirname(path))
     for file in sorted(os.listdir("examples")):
         if file.endswith(".c"):
             program = os.path.join(B, file[:-2])

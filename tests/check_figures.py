@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Checks that the figures shown are those that were committed or planned: bench/results/speed.svg is what
+bench/chart.py draws from speed.json, README.md and bench/README.md show its tables, the records agree with themselves,
+and bench/chart.py takes the lines of bench/pytorch.py. Where memory_ladder is built, the tables of planned memory are
+what it prints. Standard library only; run from the repository's root.
+
+    python3 tests/check_figures.py           B: folder of the built benchmarks (build), from the environment
+"""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, "bench")
+import chart      # noqa: E402
+
+B = os.environ.get("B", "build")
+failed = passed = 0
+
+
+def check(name, wrong):
+    global failed, passed
+    failed, passed = failed + bool(wrong), passed + (not wrong)
+    print(f"FAILED {name}: {'; '.join(wrong[:3])}" if wrong else f"ok {name}", flush=True)
+
+
+def text_of(path):
+    with open(path, encoding="utf-8") as f:
+        return f.read()
+
+
+def rows_of(path, head):
+    """the cells of the table whose first line begins with `head`"""
+    lines = text_of(path).splitlines()
+    at = next((k for k, line in enumerate(lines) if line.startswith(head)), None)
+    rows = []
+    while at is not None and at < len(lines) and lines[at].startswith("|"):
+        rows.append([cell.strip() for cell in lines[at].strip("|").split("|")])
+        at += 1
+    return rows[2:]
+
+
+def record_wrong(r):
+    """what is wrong with a record of speed.json, or None"""
+    if list(r) != chart.KEYS:
+        return f"not the keys {chart.KEYS}: {r}"
+    if not re.fullmatch(r"[0-9a-f]{7}", r["commit"]) or not re.fullmatch(r"\d{4}-\d\d-\d\d", r["date"]):
+        return f"commit or date: {r}"
+    for mine, peer, ratio in (("speed", "peer_speed", "speed_ratio"), ("mb", "peer_mb", "memory_ratio")):
+        # All three are rounded.
+        if r[mine] and r[peer] and not abs(r[mine] / r[peer] - r[ratio]) <= 0.006 + 0.015 * r[ratio]:
+            return f"{ratio} is not {mine} / {peer}: {r}"
+    return None
+
+
+def check_added():
+    """--add in a copy of bench/: a new figure takes the place of the old one, and the picture follows"""
+    row = {"name": "8 x 256, 32-true, PyTorch fp32", "value": 900.0, "unit": "tokens/s", "peer": 300.0, "ratio": 3}
+    rows = [row, dict(row, name=row["name"] + ", memory", value=1000.0, unit="MB", peer=4000.0, ratio=0.25),
+            dict(row, name="fastest of each: " + row["name"])]
+    with tempfile.TemporaryDirectory() as folder:
+        copy, lines = os.path.join(folder, "bench"), os.path.join(folder, "rows.json")
+        os.makedirs(os.path.join(copy, "results"))
+        shutil.copy("bench/chart.py", copy)
+        shutil.copy("bench/results/speed.json", os.path.join(copy, "results"))
+        with open(lines, "w", encoding="utf-8") as f:
+            f.write("".join(json.dumps(r) + "\n" for r in rows))
+        command = [sys.executable, os.path.join(copy, "chart.py"), "--add", lines, "--cpu", "AMD Zen 3", "--isa", "AVX2",
+                   "--commit", "abcdef0", "--command", "bench/pytorch.py step"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            return [done.stdout]
+        records, was = json.loads(text_of(os.path.join(copy, "results", "speed.json"))), chart.read()
+        now = [r for r in records if r["commit"] == "abcdef0"]
+        wrong = [w for w in map(record_wrong, records) if w]
+        ratios = [(r["speed_ratio"], r["memory_ratio"]) for r in now]
+        if len(records) != len(was) or ratios != [(3, 0.25)]:
+            wrong.append(f"{len(was)} records became {len(records)}, of which {now} are new")
+        if "3.00×" not in text_of(os.path.join(copy, "results", "speed.svg")):
+            wrong.append("the picture does not show what was added")
+        return wrong
+
+
+def planned(*arguments):
+    command = [os.path.join(B, "memory_ladder"), "--json", *arguments]
+    out = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    return [json.loads(line) for line in out.stdout.splitlines()] if out.returncode == 0 else []
+
+
+def differences(shown, want):
+    if not want or len(shown) != len(want):
+        return [f"{len(shown)} rows are shown, {len(want)} are planned"]
+    return [f"shown {a}, planned {b}" for a, b in zip(shown, want) if a != b]
+
+
+def check_fits():
+    """README.md's largest micro-batches, "default / blocks" in each cell, and that each is the largest"""
+    found, rows = planned("--fits"), {}
+    for r in found:
+        cards = rows.setdefault(f"{r['model']}, {r['precision']}", {})
+        cards.setdefault(r["card_gb"], {})[r["recompute"]] = r["batch"]
+    want = [[name] + [f"{at['cheap']:,} / {at['blocks']:,}" for _, at in sorted(cards.items())]
+            for name, cards in rows.items()]
+    wrong = differences(rows_of("README.md", "| micro-batch"), want)
+    return wrong + [f"not the largest: {r}" for r in found
+                    if not r["planned_bytes"] <= (r["card_gb"] - 0.7) * 1e9 < r["next_bytes"]]
+
+
+def check_ladder():
+    """bench/README.md's rungs, in order: PyTorch's GB, planned GB, more FLOPs"""
+    want = [[r["rung"], f"{r['article_gb']:.2f}" if r["article_gb"] else "", f"{r['planned_bytes'] / 1e9:.2f}",
+             f"{100 * r['extra_flops']:.1f}%"] for r in planned()]
+    return differences(rows_of("bench/README.md", "| rung"), want)
+
+
+def main():
+    records = chart.read()
+    check("records", [w for w in map(record_wrong, records) if w] +
+          ["two records of one measurement"] * (len(set(map(chart.key, records))) < len(records)))
+    stale = text_of(chart.PICTURE) != chart.picture(records)
+    check("picture", ["speed.svg is not what speed.json gives: run bench/chart.py"] * stale)
+    for path, want in (("README.md", chart.summary(records)), ("bench/README.md", chart.table(records))):
+        lines = set(text_of(path).splitlines())
+        check("speed_in_" + path, [f"not there: {line}" for line in want.splitlines() if line not in lines])
+    check("chart_add", check_added())
+    if os.access(os.path.join(B, "memory_ladder"), os.X_OK):
+        check("planned_in_README.md", check_fits())
+        check("planned_in_bench/README.md", check_ladder())
+    else:
+        print(f"skip planned_memory: {B}/memory_ladder is not built: make bench-programs")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
