@@ -11,8 +11,8 @@
          #define TINYTRAIN_IMPLEMENTATION
          #include "tinytrain.h"
 
-     and link with -lm -lpthread. Six lines to a first training step of a linear classifier (tests/check_readme.py builds a whole
-     program around them):
+     and link with -lm -lpthread. Six lines to a first training step of a linear classifier (README.md has a whole
+     program around such lines, which tests/check_readme.py builds and runs):
 
          tt_tape *t = tt_tape_new(ctx);
          tt_value x = tt_input(t, "x", TT_F32, 64, 16), y = tt_input(t, "y", TT_I32, 64, 1);
