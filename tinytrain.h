@@ -14907,6 +14907,7 @@ typedef struct tt__state_header { /* the tensor "tinytrain.run": I64            
 } tt__state_header;
 
 #define TT__STATE_VERSION 4
+#define TT__MOST_STEPS ((int64_t)1 << 62) /* more were not done: counting on would overflow */
 
 static int64_t tt__double_bits(double x) { int64_t i; memcpy(&i, &x, 8); return i; }
 static double tt__bits_double(int64_t i) { double x; memcpy(&x, &i, 8); return x; }
@@ -15094,9 +15095,10 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     }
     if (status == TT_OK && tt__state_find(r->ctx, file, path, &s.info[0]) < 0) status = r->ctx->status;
     if (status == TT_OK) memcpy(&h, tt_safetensors_data(file, at), sizeof h);
-    if (status == TT_OK && h.step < 0) status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", path, (long long)h.step);
+    if (status == TT_OK && (h.step < 0 || h.step > TT__MOST_STEPS)) status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", path, (long long)h.step);
     double scale = status == TT_OK ? tt__bits_double(h.loss_scale) : 1;
-    if (status == TT_OK && (!tt__is_power_of_two(scale) || scale < 1 || scale > TT__LOSS_SCALE_MOST || h.good_steps < 0 || h.skipped < 0))
+    if (status == TT_OK && (!tt__is_power_of_two(scale) || scale < 1 || scale > TT__LOSS_SCALE_MOST || h.good_steps < 0 || h.good_steps > TT__MOST_STEPS ||
+                            h.skipped < 0 || h.skipped > TT__MOST_STEPS))
         status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were skipped, and %lld done with loss scale %g", path, (long long)h.skipped, (long long)h.good_steps, scale);
     if (status == TT_OK && (uint64_t)h.seed != p->run.seed)
         status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with seed %llu, this run has %llu: open the context with the same seed", path, (unsigned long long)h.seed, (unsigned long long)p->run.seed);
@@ -15666,7 +15668,8 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status != TT_OK) return status;
     if (f->train->accumulates && !f->r->options.accumulate)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the trainer with accumulate = true");
-    if (f->o.epochs < 1) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
+    if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / tt__max(1, f->steps))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
     if (f->o.resume && !f->o.folder) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
     status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
@@ -15707,7 +15710,7 @@ tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const t
     tt_status status = tt__fit_begin(f);
     bool began = status == TT_OK;
     f->peak = began && r->train->kind->host ? tt_measured_peak(ctx) : 0;
-    f->first_step = f->p.epoch * f->steps + f->p.step;
+    f->first_step = began ? f->p.epoch * f->steps + f->p.step : 0;
     f->started = f->saved = tt__seconds();
     while (status == TT_OK && f->p.epoch < f->o.epochs && !tt__fit_stopped(f)) {
         status = tt__fit_epoch(f);

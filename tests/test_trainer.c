@@ -1082,9 +1082,13 @@ TEST(damaged_states)
         refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 4");
         copy_state(path, bad, NULL, NULL, NULL, 2, -5); /* steps */
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
-        for (int k = 0; k < 6; k++) { /* loss scale, good steps, skipped ones: the last of the header */
-            const int64_t values[] = {tt__double_bits(3), tt__double_bits(0.5), tt__double_bits(NAN), tt__double_bits(0x1p41), -1, -2};
-            copy_state(path, bad, NULL, NULL, NULL, (int)(sizeof(tt__state_header) / 8) - (k < 4 ? 3 : k == 4 ? 2 : 1), values[k]);
+        copy_state(path, bad, NULL, NULL, NULL, 2, INT64_MAX);
+        refuse(&w, bad, TT_ERR_FORMAT, "says that 9223372036854775807 steps were done");
+        for (int k = 0; k < 8; k++) { /* loss scale, good steps, skipped ones: the last of the header */
+            const int64_t values[] = {tt__double_bits(3), tt__double_bits(0.5), tt__double_bits(NAN),
+                                      tt__double_bits(0x1p41), -1, INT64_MAX, -2, INT64_MAX};
+            int back = k < 4 ? 3 : k < 6 ? 2 : 1;
+            copy_state(path, bad, NULL, NULL, NULL, (int)(sizeof(tt__state_header) / 8) - back, values[k]);
             refuse(&w, bad, TT_ERR_FORMAT, "steps were skipped, and");
         }
         refuse(&w, TEST_GOLDEN("distilbert/model.safetensors"), TT_ERR_FORMAT, "has no tensor 'tinytrain.run'");
@@ -1485,6 +1489,9 @@ TEST(fit_refuses)
     o.epochs = 0;
     CHECK(tt_fit(w.r, w.l, w.all, &o, &finished) == TT_ERR_ARGUMENT && !finished);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 0");
+    o.epochs = INT64_MAX; /* of seven steps each: more than can be counted */
+    CHECK(tt_fit(w.r, w.l, w.all, &o, &finished) == TT_ERR_ARGUMENT && !finished);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 9223372036854775807");
     o.epochs = 1;
     o.resume = true;
     CHECK(tt_fit(w.r, w.l, w.all, &o, &finished) == TT_ERR_ARGUMENT);
@@ -1502,6 +1509,10 @@ TEST(fit_refuses)
     o.folder = folder;
     CHECK(tt_fit(v.r, v.l, v.all, &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 3 epochs and 0 steps, more than 1 epochs of 7 steps");
+    w.progress.epoch = INT64_MAX; /* which nothing is multiplied with */
+    CHECK(tt_trainer_save(w.r, test_path(folder, "state.safetensors"), &w.progress) == TT_OK);
+    CHECK(tt_fit(v.r, v.l, v.all, &o, &finished) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 9223372036854775807 epochs and 0 steps, more than 1 epochs");
     close_world(&w);
     close_world(&v);
 }

@@ -33,7 +33,7 @@ static uint8_t *make_image(fuzz_input *in, tt_image *image)
 {
     int wide = fuzz_byte(in);
     image->channels = 1 + fuzz_byte(in) % 4;
-    image->height = wide & 1 ? 1 + fuzz_number(in) % 65535 : 1 + fuzz_byte(in) % 64;
+    image->height = wide & 1 ? 1 + fuzz_number(in) % (wide & 4 ? 65535 : 512) : 1 + fuzz_byte(in) % 64;
     image->width = wide & 1 ? 1 + fuzz_byte(in) % 2 : 1 + fuzz_byte(in) % 64;
     if (wide & 2) {
         int swap = image->height;
