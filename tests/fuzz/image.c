@@ -33,8 +33,8 @@ static uint8_t *make_image(fuzz_input *in, tt_image *image)
 {
     int wide = fuzz_byte(in);
     image->channels = 1 + fuzz_byte(in) % 4;
-    image->height = wide & 1 ? 1 + fuzz_number(in) % (wide & 4 ? 65535 : 512) : 1 + fuzz_byte(in) % 64;
-    image->width = wide & 1 ? 1 + fuzz_byte(in) % 2 : 1 + fuzz_byte(in) % 64;
+    image->height = wide & 1 ? 1 + fuzz_number(in) % (wide & 4 ? 65535 : 512) : 1 + fuzz_byte(in) % 32;
+    image->width = wide & 1 ? 1 + fuzz_byte(in) % 2 : 1 + fuzz_byte(in) % 32;
     if (wide & 2) {
         int swap = image->height;
         image->height = image->width;
@@ -61,7 +61,7 @@ static void resize(fuzz_input *in)
     bool alpha = image.channels % 2 == 0;
     int tall = fuzz_byte(in), height = tall & 1 ? fuzz_number(in) : fuzz_byte(in),
         width = tall & 2 ? fuzz_number(in) : fuzz_byte(in);
-    while (height * (int64_t)width > 1 << 15) height /= 2, width /= 2;
+    while (height * (int64_t)width > 1 << 13) height /= 2, width /= 2;
     fill_image(in, &image, pixels);
     for (int64_t k = 0; k < (int64_t)image.height * image.width * image.channels; k++) {
         int c = (int)(k % image.channels);
@@ -110,7 +110,7 @@ static void transforms(fuzz_input *in)
     int flags = fuzz_byte(in);
     tt_image_options o = tt_image_options_default(flags & 1 ? fuzz_number(in) : fuzz_byte(in),
                                                   flags & 2 ? fuzz_number(in) : fuzz_byte(in));
-    if (o.height * (int64_t)o.width > 1 << 14) o.height = o.height % 256, o.width = o.width % 256;
+    if (o.height * (int64_t)o.width > 1 << 12) o.height = o.height % 256, o.width = o.width % 256;
     o.channels = fuzz_byte(in) % 6;
     o.resize_height = flags & 4 ? fuzz_byte(in) : 0;
     o.resize_width = flags & 4 ? fuzz_byte(in) : 0;
