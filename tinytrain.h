@@ -2004,6 +2004,11 @@ static tt_status tt__writer_end(tt__writer *w)
    (`add_later`).
    ============================================================================================================ */
 
+/* A tensor has no more elements, so that their bytes, and those of the scratch that an op needs for them,
+   fit a size_t.
+   What the tensors of a program sum up to is checked when it is planned, by tt__check_total. */
+#define TT__MOST_ELEMENTS (((int64_t)1 << 47) - 1)
+
 struct tt_param {
     tt_context *ctx;
     char *name;
@@ -2109,7 +2114,7 @@ void tt_tape_free(tt_tape *t)
 
 static bool tt__out_of_memory(tt_tape *t) { return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape"); }
 
-/* A new value with storage of its own; 0 when out of memory. The arguments may point into the tape. */
+/* A new value with storage of its own; 0 after tt__tape_fail. The arguments may point into the tape. */
 static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage storage, const char *format, ...)
 {
     tt__value v;
@@ -2123,6 +2128,12 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     va_start(args, format);
     vsnprintf(v.name, sizeof v.name, format, args);
     va_end(args);
+    if (shape->rows > TT__MOST_ELEMENTS / shape->cols) {
+        tt__tape_fail(t, TT_ERR_SHAPE, "'%s': %lld rows of width %lld are 2^47 elements or more, which no "
+                      "memory holds",
+                      v.name, (long long)shape->rows, (long long)shape->cols);
+        return 0;
+    }
     if (!TT__GROW(t->ctx, t->values, t->n_values, t->cap_values)) { tt__out_of_memory(t); return 0; }
     t->values[t->n_values] = v;
     return t->n_values++;
@@ -2225,10 +2236,6 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
     shape.cols = width;
     if (t->status != TT_OK) return tt__handle(0);
     bool ok = tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT;
-    if (ok && shape.rows > INT64_MAX / 16 / width) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld are 2^59 elements or more", name, (long long)shape.rows, (long long)width);
-        return tt__handle(0);
-    }
     if (!ok) {
         tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and width must be at least 1",
                       name, (long long)rows, (long long)width, (int)dtype);
@@ -2242,7 +2249,7 @@ tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs)
     tt__shape shape;
     if (t->status == TT_OK && seqs < 0 && tt__decode_rows(t, seqs, &shape) && shape.extra == 0)
         return tt_input(t, name, TT_I32, tt__axis_code(shape.axis, 1), 1);
-    if (seqs > 0) return tt_input(t, name, TT_I32, seqs + 1, 1);
+    if (seqs > 0 && seqs < INT64_MAX) return tt_input(t, name, TT_I32, seqs + 1, 1);
     tt__tape_fail(t, TT_ERR_SHAPE, "sequence starts '%s': %lld is neither a positive number nor an axis", name, (long long)seqs);
     return tt__handle(0);
 }
@@ -2457,6 +2464,8 @@ static bool tt__shape_DROPOUT(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__shape_elementwise(t, i, out);
 }
 
+#define TT__MOST_HEAD 65536 /* columns of a head: kernels keep blocks of queries and keys in scratch */
+
 static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *q = tt__in(t, i, 0), *keys = i->in[4] ? tt__in(t, i, 1) : q;
@@ -2464,6 +2473,9 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (i->in[4] && (!tt__index_in(t, i, 4) || !tt__same_rows(tt__in(t, i, 4), q))) return tt__bad(t, i, 4, "one number a row of q");
     if (i->attr.heads < 1 || q->cols % i->attr.heads)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads", (long long)q->cols, i->attr.heads);
+    if (q->cols / i->attr.heads > TT__MOST_HEAD)
+        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
+                             (long long)(q->cols / i->attr.heads), TT__MOST_HEAD);
     for (int k = 1; k < 3; k++)
         for (int j = 0; j < k; j++) { /* heads are computed at the same time: two must not add to one column's gradient */
             const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
@@ -4136,6 +4148,29 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
 
 static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v) { return tt__align_to(tt__storage_bytes(v), t->alignment); }
 
+/* All storages and workspaces of a tape, with `more` bytes, are less than 2^62 bytes: no sum of some
+   overflows. */
+static tt_status tt__check_total(const tt_tape *t, size_t more)
+{
+    const size_t most = SIZE_MAX / 4;
+    int32_t largest = 0;
+    size_t total = more, bytes, of_largest = 0;
+    char what[256];
+    for (int32_t v = 1; v < t->n_values && total <= most; v++) {
+        if (t->values[v].base != v) continue;
+        total += bytes = tt__arena_bytes(t, &t->values[v]);
+        if (bytes <= of_largest) continue;
+        of_largest = bytes;
+        largest = v;
+    }
+    for (int k = 0; k < t->n_code && total <= most; k++)
+        total += tt__align_to(t->code[k].workspace, t->alignment);
+    if (total <= most) return TT_OK;
+    return tt__fail(t->ctx, TT_ERR_SHAPE, "the tensors of the program are together 2^62 bytes or more; the "
+                    "largest is "
+                    "%s", tt__describe(t, largest, what, sizeof what));
+}
+
 /* Lifetimes of the transient storages and workspaces of a tape. *box is released by the caller. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
@@ -4341,7 +4376,7 @@ static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows,
 /* tt__parallel, unless the whole product is too small to share. */
 static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count, tt__task run, void *arg)
 {
-    if (g->m * g->n * g->k > TT__GEMM_ALONE) tt__parallel(pool, count, run, arg);
+    if ((double)g->m * (double)g->n * (double)g->k > TT__GEMM_ALONE) tt__parallel(pool, count, run, arg);
     else for (int64_t task = 0; task < count; task++) run(arg, task, 0);
 }
 
@@ -8644,9 +8679,11 @@ tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_
     if (ndim < 1 || ndim > 4) { tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s' has %d dimensions, not 1 to 4", name, ndim); return NULL; }
     for (int k = 0; k < ndim; k++) {
         if (dims[k] < 1) tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld; each must be at least 1", name, k, (long long)dims[k]);
-        else if (dims[k] > INT64_MAX / 16 / size)
-            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': with dimension %d, %lld, it has 2^59 elements or more", name, k, (long long)dims[k]);
-        if (dims[k] < 1 || dims[k] > INT64_MAX / 16 / size) return NULL;
+        else if (dims[k] > TT__MOST_ELEMENTS / size)
+            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': with dimension %d, %lld, it has 2^47 elements or "
+                     "more", name,
+                     k, (long long)dims[k]);
+        if (dims[k] < 1 || dims[k] > TT__MOST_ELEMENTS / size) return NULL;
         size *= dims[k];
     }
     tt_param *p = (tt_param *)tt__calloc(ctx, sizeof *p);
@@ -9138,6 +9175,9 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if (!p->options.train) p->t->values[root.id].keep = p->t->values[p->t->values[root.id].base].keep = true;
     if ((status = tt__run_passes(p, &precision, recompute)) != TT_OK) return status;
     for (int k = 0; k < p->t->n_code; k++) p->t->code[k].workspace = p->kind->workspace(ctx, p->t, &p->t->code[k]);
+    tt__arena *shared = p->options.share ? p->options.share->arena : NULL;
+    status = tt__check_total(p->t, shared ? shared->persistent + shared->transient : p->kind->resident);
+    if (status != TT_OK) return status;
     if ((status = tt__lifetimes(p->t, p->root, &p->box, &p->n_boxes)) != TT_OK) return status;
     if ((status = tt__place(ctx, p->box, p->n_boxes, (int)tt__max(1, p->t->n_code), &p->transient, &p->bound, &p->peak_at)) != TT_OK) return status;
     for (int32_t v = 1; v < p->t->n_values; v++) p->t->values[v].place = TT__NO_PLACE;
@@ -9152,7 +9192,6 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if (!p->axis_rows || !p->is_set || !p->staged) return TT_ERR_MEMORY;
     for (int k = 0; k < p->t->n_axes; k++) p->axis_rows[k] = -1;
 
-    tt__arena *shared = p->options.share ? p->options.share->arena : NULL;
     size_t persistent_needed = 0;
     for (int32_t v = 1; v < p->t->n_values; v++) {
         const tt__value *x = &p->t->values[v];
@@ -10597,7 +10636,7 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
 /* The member `key` of an object, -1 if it has none or is no object. */
 static int tt__json_get(const tt__json *j, int object, const char *key)
 {
-    if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT) return -1;
+    if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT || !j->nodes[object].count) return -1;
     const uint32_t *members = j->sorted + j->nodes[object].integer;
     size_t low = 0, high = (size_t)j->nodes[object].count, bytes = strlen(key);
     while (low < high) {
@@ -14371,8 +14410,8 @@ static void tt__interpolate_positions(const float *old, int from, float *now, in
 
 static int tt__square_root(int64_t n) /* of a square; else 0 */
 {
-    int root = (int)(sqrt((double)n) + 0.5);
-    return (int64_t)root * root == n ? root : 0;
+    int64_t root = n > 0 && n <= INT32_MAX ? (int64_t)(sqrt((double)n) + 0.5) : 0;
+    return root * root == n ? (int)root : 0;
 }
 
 /* Positions of a checkpoint for images of another size. */
@@ -14720,12 +14759,12 @@ static tt_status tt__check_state_names(const tt_program *p)
 /* Which rows images have: all the same number. */
 static tt_status tt__image_rows(tt_trainer *r)
 {
-    int seqs = r->options.max_seqs, length = r->model.max_length;
+    const int64_t seqs = r->options.max_seqs, length = r->model.max_length;
     r->positions = (int32_t *)tt__alloc(r->ctx, sizeof(int32_t) * (size_t)seqs * (size_t)length);
     r->seq_start = (int32_t *)tt__alloc(r->ctx, sizeof(int32_t) * ((size_t)seqs + 1));
     if (!r->positions || !r->seq_start) return TT_ERR_MEMORY;
-    for (int k = 0; k < seqs * length; k++) r->positions[k] = k % length;
-    for (int k = 0; k <= seqs; k++) r->seq_start[k] = k * length;
+    for (int64_t k = 0; k < seqs * length; k++) r->positions[k] = (int32_t)(k % length);
+    for (int64_t k = 0; k <= seqs; k++) r->seq_start[k] = (int32_t)(k * length);
     return TT_OK;
 }
 

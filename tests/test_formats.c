@@ -362,6 +362,11 @@ TEST(safetensors_hostile)
     CHECK(tt_safetensors_count(s) == 3 && tt_safetensors_find(s, "a") == 2 && tt_safetensors_find(s, "e") == 1);
     CHECK((const char *)tt_safetensors_data(s, 0) - (const char *)tt_safetensors_data(s, 2) == 4);
     tt_safetensors_close(s);
+    s = tt_safetensors_open(ctx, write_header(path, "{}", data, 0, -1)); /* no tensor at all */
+    REQUIRE(s);
+    CHECK(tt_safetensors_count(s) == 0 && tt_safetensors_find(s, "a") == -1);
+    CHECK(!tt_safetensors_metadata(s, "format"));
+    tt_safetensors_close(s);
     TEST_CLOSE(ctx, &a);
 }
 

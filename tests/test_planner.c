@@ -1216,6 +1216,99 @@ TEST(in_place_spares_what_is_needed)
 
 /* ------------------------------------------------------------------------------------------------------ arena */
 
+/* A tape of n scaled copies of x (rows, cols), all of which are kept. */
+static tt_tape *copies(tt_context *ctx, int64_t rows, int64_t cols, int n, tt_value *root)
+{
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value x = tt_input(t, "x", TT_F32, rows, cols);
+    for (int k = 0; k < n; k++) {
+        *root = tt_scale(t, x, 2);
+        tt_name(t, *root, "copy.%d", k);
+        tt_output(t, *root);
+    }
+    return t;
+}
+
+/* Sizes whose products or sums do not fit 64 bits are refused by name, and never wrap into a plan that a
+   budget lets pass. */
+TEST(sizes_beyond_64_bits)
+{
+    static const int64_t inputs[][2] = {{(int64_t)1 << 31, (int64_t)1 << 31}, {INT64_MAX, INT64_MAX},
+                                        {INT64_MAX, 1},
+        {1, INT64_MAX}, {(int64_t)1 << 32, (int64_t)1 << 32}, {(int64_t)1 << 58, 1}, {1, (int64_t)1 << 47},
+            {(int64_t)1 << 24, (int64_t)1 << 23}};
+    static const int64_t params[][4] = {{65536, 65536, 65536, 65536}, {1 << 15, 1 << 15, 1 << 14, 1 << 14},
+                                        {1 << 12, 1 << 12, 1 << 12, 1 << 11},
+        {INT64_MAX, 2, 2, 2}, {2, INT64_MAX, INT64_MAX, 2}, {1, 1, 1, INT64_MAX}};
+    const tt_init zeros = {TT_INIT_ZEROS, 0};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options o = tt_compile_options_default();
+    tt_value root = {0};
+    o.train = false;
+    o.memory_budget = 1 << 30;
+    for (int k = 0; k < TEST_COUNT(inputs); k++) {
+        tt_tape *t = tt_tape_new(ctx);
+        CHECK(tt_input(t, "wide", TT_F32, inputs[k][0], inputs[k][1]).id == 0 && tt_tape_status(t) ==
+              TT_ERR_SHAPE);
+        CHECK_ERROR(ctx, TT_ERR_SHAPE, "'wide': ");
+        CHECK_ERROR(ctx, TT_ERR_SHAPE, "are 2^47 elements or more, which no memory holds");
+        tt_tape_free(t);
+    }
+    for (int k = 0; k < TEST_COUNT(params); k++) {
+        CHECK(!tt_param_new(ctx, "wide", 4, params[k], zeros));
+        CHECK_ERROR(ctx, TT_ERR_SHAPE, "parameter 'wide': with dimension ");
+    }
+    tt_tape *t = tt_tape_new(ctx);
+    CHECK(tt_seq_start(t, "starts", INT64_MAX).id == 0);
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "sequence starts 'starts': 9223372036854775807");
+    tt_tape_free(t);
+
+    /* Products: operands of 2^32 and 2^32 rows make 2^64 elements, whose bytes would wrap to 0. */
+    tt_param *w = matrix(ctx, "w", (int64_t)1 << 32, 1), *table = matrix(ctx, "table", 2, (int64_t)1 << 32);
+    for (int k = 0; k < 3; k++) {
+        t = tt_tape_new(ctx);
+        tt_value ids = tt_input(t, "ids", TT_I32, (int64_t)1 << 32, 1);
+        if (k == 0) root = tt_linear(t, tt_input(t, "x", TT_F32, (int64_t)1 << 32, 1), w, NULL);
+        if (k == 1) root = tt_embedding(t, ids, table);
+        if (k == 2) root = tt_gather_rows(t, tt_param_value(t, table), ids);
+        CHECK(root.id == 0 && tt_tape_status(t) == TT_ERR_SHAPE && !tt_compile(t, root, &o));
+        CHECK_ERROR(ctx, TT_ERR_SHAPE, k == 0 ? "'linear.0': 4294967296 rows of width 4294967296" : k == 1 ?
+                    "'embedding.0'" : "'gather_rows.0'");
+        tt_tape_free(t);
+    }
+    t = tt_tape_new(ctx);
+    tt_attention_options heads = tt_attention_options_default(1);
+    tt_value q = tt_input(t, "q", TT_F32, 2, 65537);
+    CHECK(tt_attention(t, q, q, q, tt_seq_start(t, "starts", 1), &heads).id == 0);
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "attention: heads of 65537 columns; at most 65536 are supported");
+    tt_tape_free(t);
+
+    /* Sums: 64 tensors of 2^48 bytes are a plan that no budget lets pass; 2^14 of almost 2^49 bytes cannot
+       be summed up. */
+    static const char *const devices[] = {"cpu", "cuda"};
+    for (int k = 0; k < TEST_COUNT(devices); k++) {
+        o.device = devices[k];
+        o.memory_budget = 1 << 30;
+        t = copies(ctx, (int64_t)1 << 23, (int64_t)1 << 23, 64, &root);
+        CHECK(!tt_compile(t, root, &o));
+        CHECK_ERROR(ctx, TT_ERR_BUDGET, "the plan needs ");
+        o.memory_budget = 0;
+        tt_program *p = tt_compile(t, root, &o);
+        REQUIRE(p != NULL);
+        CHECK(tt_program_plan(p).bytes >= 64 * ((size_t)1 << 48)
+              && tt_program_plan(p).bytes < 66 * ((size_t)1 << 48));
+        tt_program_free(p);
+        tt_tape_free(t);
+        t = copies(ctx, (int64_t)1 << 23, ((int64_t)1 << 24) - 1, 1 << 14, &root);
+        CHECK(!tt_compile(t, root, &o));
+        CHECK_ERROR(ctx, TT_ERR_SHAPE, "the tensors of the program are together 2^62 bytes or more; the "
+                    "largest is 'x' f32 (8388608, 16777215)");
+        tt_tape_free(t);
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(arena_is_the_plan)
 {
     for (int k = 0; k < 2 * PRECISIONS; k++) {
@@ -1252,7 +1345,8 @@ static const test_case tests[] = {
     TEST_CASE(verifier_finds_damage), TEST_CASE(verifier_finds_bad_places), TEST_CASE(random_networks_replay_bit_for_bit),
     TEST_CASE(random_networks_have_true_gradients), TEST_CASE(placement_against_brute_force), TEST_CASE(placement_of_merged_and_empty),
     TEST_CASE(plans_of_real_architectures), TEST_CASE(elementwise_chains_work_in_place), TEST_CASE(in_place_spares_what_is_needed),
-    TEST_CASE(arena_is_the_plan), TEST_CASE(plans_for_another_device), TEST_CASE(a_plan_has_a_budget_too), TEST_CASE(reports),
+    TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits), TEST_CASE(plans_for_another_device),
+        TEST_CASE(a_plan_has_a_budget_too), TEST_CASE(reports),
     TEST_CASE(reports_of_a_deep_network), TEST_CASE(names_of_what_works_in_place), TEST_CASE(numbers_in_names), TEST_CASE(allocation_failures),
 };
 

@@ -721,7 +721,7 @@ TEST(parameters_are_made_found_set_and_read)
     CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x': dimension 1 is 0");
     dims[0] = dims[1] = 1000000000;
     CHECK(!tt_param_new(ctx, "x", 2, dims, z));
-    CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x': with dimension 1, 1000000000, it has 2^59 elements or more");
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x': with dimension 1, 1000000000, it has 2^47 elements or more");
     CHECK(!tt_param_find(ctx, "x"));
 
     size_t before = tt_allocated_bytes(ctx); /* a large parameter takes no memory yet */

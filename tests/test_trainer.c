@@ -483,6 +483,9 @@ TEST(batches_that_do_not_fit)
         CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_SHAPE);
         CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "for input 'seq_start'");
         CHECK(tt_predict(w.r, &b, p) == TT_ERR_SHAPE);
+        b.seqs = INT_MAX; /* whose starts are one more */
+        CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_SHAPE);
+        CHECK_ERROR(w.ctx, TT_ERR_SHAPE, " 2147483648 rows for input 'seq_start'");
         b.seqs = 1;
         b.rows = BATCH * 24 + 1;
         CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_SHAPE);
