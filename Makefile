@@ -7,7 +7,8 @@ PREFIX ?= /usr/local
 GCOV   ?= gcov
 B      ?= build
 # Python for the checks and the peers: the virtual environment of `make bench-peers` once it is there.
-PYTHON ?= $(if $(wildcard build/venv/bin/python),build/venv/bin/python,python3)
+PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,python3)
+VENV   ?= build/venv
 
 STRICT := -std=c99 -Wall -Wextra -Wpedantic
 LIBS   := -lm -lpthread
@@ -121,12 +122,22 @@ $(EXAMPLES) $(BENCHES) $(B)/gpt2_step $(filter-out $(B)/test_ops,$(PROGRAMS)): $
 # Other libraries' matrix products, where the library is: oneDNN below build/venv, or as OpenBLAS where compilers look.
 GEMM_PEERS         := $(B)/gemm_openblas $(B)/gemm_onednn
 GEMM_openblas      := -DPEER_OPENBLAS -lopenblas
-GEMM_onednn        := -isystem build/venv/include -Lbuild/venv/lib -Wl,-rpath,'$(CURDIR)/build/venv/lib' -ldnnl
+GEMM_onednn        := -isystem $(VENV)/include -L$(VENV)/lib -Wl,-rpath,'$(abspath $(VENV))/lib' -ldnnl
 GEMM_NEED_openblas := OpenBLAS (Debian: libopenblas-dev)
 GEMM_NEED_onednn   := oneDNN 3 (PyPI: onednn-devel-cpu-gomp, which make bench-peers installs; Debian: libdnnl-dev, where it is 3)
+# The smallest program that compiles and links where the library is: its header alone, or another's, is not enough.
+GEMM_TRY_openblas  := '\#include <cblas.h>' 'int main(void) { return !openblas_get_config(); }'
+GEMM_TRY_onednn    := '\#include <dnnl.h>' '\#if DNNL_VERSION_MAJOR < 3' '\#error it is older' '\#endif' \
+                      'int main(void) { return !dnnl_version(); }'
 $(GEMM_PEERS): $(B)/gemm_%: bench/peers/gemm.c $(B)/flags
-	@if $(CC) $(GEMM_$*) -E $< > /dev/null 2>&1; then set -x; $(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $< -o $@ $(LDFLAGS) $(GEMM_$*) $(LIBS); \
-	else echo 'left out: $@ needs $(GEMM_NEED_$*)'; fi
+	@printf '%s\n' $(GEMM_TRY_$*) > $@.try.c
+	@if $(CC) $(CPPFLAGS) $(CFLAGS) -Werror=implicit-function-declaration $@.try.c -o $@.try $(LDFLAGS) $(GEMM_$*) \
+	    > $@.txt 2>&1; then \
+	    rm -f $@.left_out; set -x; $(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $< -o $@ $(LDFLAGS) $(GEMM_$*) $(LIBS); \
+	else \
+	    echo "$@ needs $(GEMM_NEED_$*): $$(grep -m 1 -E 'error|cannot find|undefined' $@.txt)" > $@.left_out; \
+	    sed 's/^/left out: /' $@.left_out; \
+	fi
 
 $(B)/llmc: bench/peers/llmc.c $(or $(wildcard $(LLMC)/train_gpt2.c),FORCE) $(B)/flags
 	@[ -f '$(LLMC)/train_gpt2.c' ] || { echo "LLMC='$(LLMC)': there is no train_gpt2.c; LLMC=dir names a checkout of github.com/karpathy/llm.c" >&2; exit 1; }
@@ -293,15 +304,22 @@ $(FUZZ_LOGS): $(B)/fuzz/%.log: $(B)/fuzz/% FORCE
 bench: $(BENCHES)
 	@for b in $(MEASURED); do echo "== $$b" >&2; $$b $(A) || exit 1; done
 
-bench-programs: $(BENCHES) $(B)/gpt2_step $(B)/distilbert_imdb $(GEMM_PEERS)
+# The programs that need no library but this one, and those that do.
+PEER_PROGRAMS ?= $(BENCHES) $(B)/gpt2_step $(B)/distilbert_imdb
+bench-programs: $(PEER_PROGRAMS) $(GEMM_PEERS)
 
-bench-peers: bench-programs $(if $(LLMC),$(B)/llmc)
-	python3 -m venv build/venv
-	build/venv/bin/pip install --quiet $(TORCH)
-	build/venv/bin/pip install --quiet transformers safetensors numpy
-	build/venv/bin/pip install --quiet onednn-devel-cpu-gomp || echo 'PyPI has no oneDNN for this machine'
-	$(MAKE) $(B)/gemm_onednn
-	build/venv/bin/python -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)'
+# Goes on where a peer is not to be had, and lists at the end what was left out and why.
+bench-peers: bench-programs
+	@B='$(B)' VENV='$(VENV)' TORCH='$(TORCH)' sh bench/peers/install.sh
+	@$(MAKE) $(B)/gemm_onednn
+	@rm -f $(B)/llmc.left_out
+ifneq ($(LLMC),)
+	@$(MAKE) $(B)/llmc > $(B)/llmc.txt 2>&1 || \
+	    echo "$(B)/llmc: $$(grep -v '^make' $(B)/llmc.txt | tail -n 1)" > $(B)/llmc.left_out
+endif
+	@cat $(B)/*.left_out > $(B)/left_out.txt 2> /dev/null || :
+	@if [ -s $(B)/left_out.txt ]; then echo 'left out:'; sed 's/^/  /' $(B)/left_out.txt; \
+	else echo 'nothing was left out'; fi
 
 VERSION = $(shell sed -n 's/^\#define TT_VERSION "\(.*\)"/\1/p' tinytrain.h)
 CONFIGS := tinytrain-config.cmake tinytrain-config-version.cmake

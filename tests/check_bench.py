@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Runs each of the benchmarks for a moment with --json, and checks that every line is an object with the keys that bench/bench.h promises; and those
 of bench/peers/gemm.c of which the library was there.
+`make bench-peers` goes on without the peers that are not to be had, and lists them; pip and the compiler are stand-ins.
 bench/gpu.sh runs without a GPU and without PyTorch. On the emulator of CUDA the benchmark of steps runs where it is built (make B/cuda_emu/step.plain).
 Standard library only; run from the repository's root. Skipped where they are not built (make bench-programs).
 
@@ -79,7 +80,61 @@ def check_gpu_script():
         return wrong
 
 
+# For `make bench-peers`: a compiler that does not find OpenBLAS and oneDNN, a python3 whose venv has a pip that
+# lacks the packages in MISSING. Beside them stands a cblas.h that is not OpenBLAS's.
+STAND_INS = {
+    "cc": """case "$*" in *" -E "*) ;; *-lopenblas* | *-ldnnl*) echo "cannot find it" >&2; exit 1; esac\n"""
+          """exec $REAL_CC "$@"\n""",
+    "python3": """[ -n "$NO_VENV" ] && { echo "No module named ensurepip" >&2; exit 1; }\n"""
+               """mkdir -p "$3/bin"\ncp "$STAND_INS/pip" "$STAND_INS/python" "$3/bin/"\n""",
+    "pip": """echo "$*" >> "$STAND_INS/asked"\nfor m in $MISSING; do case " $* " in *" $m "*) """
+           """echo "ERROR: No matching distribution found for $m"; echo "a hint"; exit 1;; esac; done\n""",
+    "python": "echo a version\n",
+}
+PACKAGES = ["torch", "numpy", "safetensors", "transformers", "onednn-devel-cpu-gomp"]
+
+
+def check_peers(missing, *, venv=True, llmc=False):
+    """`make bench-peers` where PyPI lacks packages (`missing`), there is no venv, or LLMC is no checkout of llm.c"""
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, script in STAND_INS.items():
+            with open(os.path.join(folder, name), "w") as f:
+                f.write("#!/bin/sh\n" + script)
+            os.chmod(f.name, 0o755)
+        with open(os.path.join(folder, "cblas.h"), "w") as f:
+            f.write("void cblas_sgemm();\n")
+        environment = dict(os.environ, PATH=folder + os.pathsep + os.environ["PATH"], CPATH=folder,
+                           STAND_INS=folder, MISSING=" ".join(missing), NO_VENV="" if venv else "1",
+                           REAL_CC=os.environ.get("CC", "cc"), MAKEFLAGS="", MAKELEVEL="0")
+        command = ["make", "bench-peers", "PEER_PROGRAMS=", "B=" + os.path.join(folder, "b"),
+                   "VENV=" + os.path.join(folder, "venv"), "CC=" + os.path.join(folder, "cc"), "CFLAGS=",
+                   "LLMC=" + (folder if llmc else "")]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              env=environment)
+        asked = ""
+        if os.path.exists(os.path.join(folder, "asked")):
+            with open(os.path.join(folder, "asked")) as f:
+                asked = f.read()
+    if done.returncode:
+        wrong.append(f"status {done.returncode}: {done.stdout[-300:]}")
+    wrong += [f"pip was not asked for {p}" for p in PACKAGES if venv and p not in asked]
+    listed = done.stdout.rpartition("\nleft out:\n")[2].splitlines()
+    expected = ["gemm_openblas needs OpenBLAS (Debian: libopenblas-dev): ", "gemm_onednn needs oneDNN 3"]
+    expected += [f"{p.split('-')[0]}: pip cannot install it: ERROR: No matching distribution found for {p}"
+                 for p in missing]
+    expected += [] if venv else ["'python3 -m venv' fails (Debian: python3-venv): No module named ensurepip"]
+    expected += ["/llmc: "] if llmc else []
+    wrong += [f"not in the list: {e}" for e in expected if not any(e in line for line in listed)]
+    if len(listed) != len(expected):
+        wrong.append(f"{len(listed)} are left out instead of {len(expected)}: {listed}")
+    return wrong
+
+
 def main():
+    check("bench-peers without libraries", check_peers([]))
+    check("bench-peers without packages", check_peers(["torch", "transformers", "onednn-devel-cpu-gomp"]))
+    check("bench-peers without venv and llm.c", check_peers([], venv=False, llmc=True))
     missing = [p for p in sorted({r.split()[0] for r in RUNS}) if not os.access(os.path.join(B, p), os.X_OK)]
     if missing:
         print(f"skip bench: {B}/{missing[0]} is not built: make bench-programs")
