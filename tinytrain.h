@@ -11558,6 +11558,7 @@ static int tt__fold(uint32_t c, uint32_t out[3])
 #define TT__WORD_BYTES (TT__WORD_CHARS * 4)
 #define TT__WORD_SEED 2166136261u
 #define TT__PIECE_SEED 3735928559u
+#define TT__LOW 0x3000 /* alphabets, punctuation, jamo */
 #define TT__VOCAB_BYTES ((size_t)1 << 28) /* a larger vocab.txt is refused; offsets into it are 32 bits wide */
 
 static uint32_t tt__hash_byte(uint32_t hash, unsigned char byte) { return (hash ^ byte) * 16777619u; }
@@ -11578,6 +11579,7 @@ struct tt_tokenizer {
     int special[TT__COUNT(tt__special_tokens)]; /* ids; -1: absent */
     bool lowercase;
     uint8_t classes[256];     /* a TT__CLASS_..., or a letter or digit, folded; 0: "[", or beyond ASCII */
+    uint8_t low[TT__LOW];     /* TT__CLASS_... of the code points that most words have */
     int32_t punctuation[128]; /* id of the words that are one ASCII punctuation character */
 };
 
@@ -11700,6 +11702,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
         int id = c ? tt_tokenizer_find(k, one) : -1;
         k->punctuation[c] = id < 0 ? k->unk : id;
     }
+    for (uint32_t c = 0; c < TT__LOW; c++) k->low[c] = (uint8_t)tt__class(c);
     k->classes['['] = TT__CLASS_LETTER; /* it may begin a special token */
     return k;
 }
@@ -11817,6 +11820,9 @@ static void tt__word_add(tt__word *w, uint32_t c)
     w->chars++;
 }
 
+/* tt__class(c), which a table tells faster for most. */
+static int tt__word_class(const tt__word *w, uint32_t c) { return c < TT__LOW ? w->k->low[c] : tt__class(c); }
+
 /* Adds a mark of uncased text where NFD puts it: before the marks of higher classes that the word ends in. */
 static void tt__word_mark(tt__word *w, uint32_t mark, int mark_class)
 {
@@ -11838,7 +11844,7 @@ static void tt__word_mark(tt__word *w, uint32_t mark, int mark_class)
 static void tt__word_other(tt__word *w, uint32_t c)
 {
     uint32_t folded[3] = {c, 0, 0};
-    int n = 1, first_class = c == TT__INVALID ? (int)TT__CLASS_DROP : tt__class(c);
+    int n = 1, first_class = c == TT__INVALID ? (int)TT__CLASS_DROP : tt__word_class(w, c);
     bool cjk = tt__is_cjk(c), uncased = w->k->lowercase;
     if (first_class == TT__CLASS_DROP) return;
     if (first_class == TT__CLASS_SPACE || cjk) tt__word_end(w);
@@ -11849,7 +11855,7 @@ static void tt__word_other(tt__word *w, uint32_t c)
     }
     if (uncased) n = tt__fold(c, folded);
     for (int i = 0; i < n; i++) {
-        int folded_class = folded[i] == c ? first_class : tt__class(folded[i]);
+        int folded_class = folded[i] == c ? first_class : tt__word_class(w, folded[i]);
         bool alone = folded_class == TT__CLASS_PUNCTUATION;
         if (alone) tt__word_end(w);
         if (uncased && folded_class >= TT__CLASS_MARK) tt__word_mark(w, folded[i], folded_class);
