@@ -97,8 +97,9 @@ $(B)/flags: FORCE
 	@mkdir -p $(B)
 	@echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' | cmp -s - $@ || echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' > $@
 
-# The CPU's kernels, most of a compiler's work, once for all programs (see TT__KERNELS_ONLY in tinytrain.h). Only test_ops, whose kernels
-# these are, has all in one file, as users have. Apple's linker does not take the first of two definitions: there all programs are whole.
+# The CPU's kernels, most of a compiler's work, once for all programs (see TT__KERNELS_ONLY in tinytrain.h). Only
+# test_ops, which tests them, has all in one file, as users have. Apple's linker does not take the first of two
+# definitions: there all programs have all in one file.
 ifneq ($(shell uname -s),Darwin)
 SHARED  := -DTT__KERNELS_ELSEWHERE
 KERNELS := $(B)/kernels.o
@@ -162,17 +163,24 @@ $(B)/check_%.log: tests/check_%.py $(EXAMPLES) FORCE
 EMU_STRICT        := -std=c++17 -g -Wall -Wextra -Wpedantic -Werror
 EMU_SANITIZE      := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 EMU_PATTERN        = $(shell $(CXX) -ftrivial-auto-var-init=pattern -E -x c++ /dev/null > /dev/null 2>&1 && echo -ftrivial-auto-var-init=pattern)
-EMU_FLAGS_plain    = -O2 $(EMU_PATTERN)
-EMU_FLAGS_asan    := $(EMU_SANITIZE)
-EMU_FLAGS_trace   := -O1 -fsanitize=thread
+# fmaf as an instruction where this CPU has it, with the same bits as the library's function, of which the calls take
+# a third of the kernels' time.
+EMU_FMA            = $(shell grep -qsw fma /proc/cpuinfo && $(CXX) -mfma -E -x c++ /dev/null > /dev/null 2>&1 && \
+                       echo -mfma -ffp-contract=off)
+EMU_FLAGS_plain    = -O2 $(EMU_PATTERN) $(EMU_FMA)
+EMU_FLAGS_asan     = $(EMU_SANITIZE) $(EMU_FMA)
+EMU_FLAGS_trace    = -O1 -fsanitize=thread $(EMU_FMA)
 EMU_RUNTIME_plain := -O1
 EMU_RUNTIME_asan  := -O1 -fno-omit-frame-pointer -fsanitize=address
 EMU_RUNTIME_trace := -O1 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
-# The C side of a program, which the trace build does not watch. Of the CPU's kernels, the portable ones are enough beside a device's.
-EMU_HOST_plain    := -O1
-EMU_HOST_asan     := $(EMU_SANITIZE)
-EMU_HOST_OF_asan  := asan
+# The C side of a program: the trace build does not watch it, so it has that of the plain one. Of the CPU's kernels,
+# the portable ones are enough beside a device's.
+EMU_C_FLAGS_plain := -O1 -g
+EMU_C_FLAGS_asan  := $(EMU_SANITIZE) -g
+EMU_C_plain       := plain
+EMU_C_asan        := asan
+EMU_C_trace       := plain
 # Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer tensors a launch, and fewer
 # blocks, each of which does more.
 EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x80000 -DTT_TENSORS=5 -DTT_SORT_TILES=2 -DTT_LOSS_BLOCKS=3 -DTT_LOSS_CACHE=128 -Itests/cuda_emu -I.
@@ -196,22 +204,25 @@ $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
 $(B)/cuda_emu/tinytrain_cuda.$(1).o: tinytrain_cuda.cu tinytrain.h $(wildcard tests/cuda_emu/*.h) $(B)/flags
 	@mkdir -p $$(@D)
 	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) $$(EMU_DEFINES) -x c++ -c $$< -o $$@
-$(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1)): $(B)/cuda_emu/%.$(1): $(B)/cuda_emu/%.$(or $(EMU_HOST_OF_$(1)),plain).host.o $(B)/cuda_emu/tinytrain_cuda.$(1).o $$(EMU_OBJECTS_$(1))
+EMU_CUDA_OBJECTS_$(1) := $(B)/cuda_emu/tinytrain_cuda.$(1).o $$(EMU_OBJECTS_$(1))
+$(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1)): $(B)/cuda_emu/%.$(1): $(B)/cuda_emu/%.$(EMU_C_$(1)).c.o $$(EMU_CUDA_OBJECTS_$(1))
 	$$(CXX) $$(EMU_LINK_$(1)) $$^ -o $$@ $$(LIBS)
 $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).log): $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
 	@rm -f $$<.kernels
 	@sh tests/run.sh run $$@ env TINYTRAIN_DEVICE=cuda EMU_KERNELS=$$<.kernels $$(RUN) $$< $$(foreach t,$$(or $$(T),$$(CUDA_T_$$*)),'$$(t)')
 endef
 $(foreach b,plain asan trace,$(eval $(call emu_rules,$(b))))
-define emu_host
-$(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).host.o): $(B)/cuda_emu/%.$(1).host.o: tests/%.c tests/test.h tinytrain.h $(wildcard tests/cuda_emu/*.h) $(B)/flags
+EMU_C_STRICT := $(STRICT) -Werror -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2
+define emu_c_rules
+$(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).c.o): $(B)/cuda_emu/%.$(1).c.o: tests/%.c tests/test.h tinytrain.h \
+        $(wildcard tests/cuda_emu/*.h) $(B)/flags
 	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(STRICT) -Werror -g $$(EMU_HOST_$(1)) -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2 $$(EMU_DEFINES) -c $$< -o $$@
+	$$(CC) $$(CPPFLAGS) $$(EMU_C_STRICT) $$(EMU_C_FLAGS_$(1)) $$(EMU_DEFINES) -c $$< -o $$@
 endef
-$(foreach b,plain asan,$(eval $(call emu_host,$(b))))
+$(foreach b,plain asan,$(eval $(call emu_c_rules,$(b))))
 $(B)/cuda_emu/step.plain: bench/step.c bench/bench.h bench/gpu.cu tinytrain.h $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(B)/flags
 	$(CXX) $(EMU_STRICT) -O1 $(EMU_DEFINES) -x c++ -c bench/gpu.cu -o $@.gpu.o
-	$(CC) $(CPPFLAGS) $(STRICT) -Werror -O1 -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2 $(EMU_DEFINES) -c $< -o $@.o
+	$(CC) $(CPPFLAGS) $(EMU_C_STRICT) -O1 $(EMU_DEFINES) -c $< -o $@.o
 	$(CXX) $@.o $@.gpu.o $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) -o $@ $(LIBS)
 .PRECIOUS: $(B)/cuda_emu/%.plain $(B)/cuda_emu/%.asan $(B)/cuda_emu/%.trace
 
@@ -271,12 +282,14 @@ check:
 # gcc's line counts of all programs added up; a line that one instruction set ran counts as run.
 coverage:
 	@rm -f $(B)/coverage/*.gcda
-	@$(MAKE) --no-print-directory test B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
+	@$(MAKE) --no-print-directory test B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' \
+	    CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
 	@$(MAKE) --no-print-directory covered B=$(B)/coverage
 
 # The same of tests that ran in B, where CFLAGS had --coverage.
 covered:
-	@for f in $(B)/*.gcda; do $(GCOV) -t -o $(B) $$f; done | sh tests/run.sh coverage tinytrain.h 90 $(B)/not_run.txt
+	@for f in $(B)/*.gcda; do $(GCOV) -t -o $(B) $$f; done | \
+	    sh tests/run.sh coverage tinytrain.h 90 $(B)/not_run.txt
 
 # libFuzzer's mutations of the files that the library reads (tests/fuzz/fuzz.h), under clang's sanitizers. The
 # implementation is compiled once for all targets.
@@ -337,4 +350,5 @@ clean:
 
 FORCE:
 .DELETE_ON_ERROR:
-.PHONY: help cuda demo examples check test start coverage covered fuzz bench bench-programs bench-peers install clean FORCE
+.PHONY: help cuda demo examples check test start coverage covered fuzz bench bench-programs bench-peers install
+.PHONY: clean FORCE

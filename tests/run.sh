@@ -2,7 +2,7 @@
 # Runs test programs and adds up what they say. Their lines: `ok NAME`, `FAILED NAME: why`, `skip NAME: why`, and a last one that ends
 # with `N passed, N failed`. Made by the Makefile's recipes:
 #
-#   run.sh start FILE PROGRAMS ABOUT        says ABOUT, and from now on counts in FILE how many of the PROGRAMS are done
+#   run.sh start FILE PROGRAMS ABOUT        says ABOUT, and from now on FILE has how many of the PROGRAMS are done
 #   run.sh run LOG PROGRAM [ARG...]         runs one program into LOG and shows it; a program that dies is a failure in LOG
 #   run.sh skip LOG WHY                     what LOG says of a program that cannot run here
 #   run.sh total LOG...                     repeats the failures and ends with one line `N passed, N failed`; status 1 unless all is well
@@ -12,7 +12,8 @@ set -u
 # ended NAME SECONDS: TEST_PROGRESS is start's FILE, whose first line is the number of programs.
 ended() {
     echo "$1" >> "$TEST_PROGRESS"
-    echo "-- $1 took $2 s; $(($(wc -l < "$TEST_PROGRESS") - 1)) of $(head -n 1 "$TEST_PROGRESS") programs are done"
+    done=$(($(wc -l < "$TEST_PROGRESS") - 1))
+    echo "-- $1 took $2 s; $done of $(head -n 1 "$TEST_PROGRESS") programs are done"
 }
 
 case $1 in
