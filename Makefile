@@ -16,7 +16,7 @@ LIBS   := -lm -lpthread
 # CUDA code is tested on an emulator, in three builds (tests/cuda_emu/cuda_emu.h), with all tests unless TESTS= names some.
 ifeq ($(origin EMU_BUILDS)$(origin TESTS),undefinedundefined)
 EMU_BUILDS := plain asan trace
-TEST_TIME  := $(if $(T),,, about 6 minutes on two cores (make check: without the emulator of CUDA, 1 minute))
+TEST_TIME  := $(if $(T),,, about 5 minutes on two cores (make check, without the emulator of CUDA: 1.5 minutes))
 endif
 EMU_TESTS  ?= $(wildcard tests/cuda_emu/*.cu tests/test_*.cu)
 ifeq ($(origin CXX),default)
@@ -72,7 +72,7 @@ MAKEFLAGS += --no-builtin-rules
 help:
 	@echo 'make demo         build examples/distilbert_imdb.c and train a small model on the reviews beside it'
 	@echo 'make examples     build the examples, as $(B)/NAME'
-	@echo 'make check        the tests without those on the emulator of CUDA: a minute instead of five'
+	@echo 'make check        the tests without those on the emulator of CUDA: about 1.5 minutes instead of 5, on two cores'
 	@echo "make test         build and run all tests; T='name*' runs those, TESTS=tests/test_x.c that program"
 	@echo 'make coverage     lines of tinytrain.h that the tests run; fails below 90% (GCOV, gcc)'
 	@echo "make fuzz         SECONDS=60 of libFuzzer (clang) for each of tests/fuzz/; FUZZ='table state' runs those"
