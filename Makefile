@@ -108,7 +108,7 @@ endif
 $(B)/kernels.o: tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -I. -x c -c $< -o $@
 
-$(EXAMPLES:%=%.o): $(B)/%.o: examples/%.c tinytrain.h $(B)/flags
+$(EXAMPLES:%=%.o): $(B)/%.o: examples/%.c examples/cli.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $(SHARED) -I. -c $< -o $@
 
 $(BENCHES:%=%.o): $(B)/%.o: bench/%.c bench/bench.h tinytrain.h $(B)/flags
@@ -249,7 +249,7 @@ define cuda_compile
 @mkdir -p $(@D)
 $(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. -c $< -o $@
 endef
-$(B)/cuda/%.c.o: examples/%.c tinytrain.h $(B)/flags
+$(B)/cuda/%.c.o: examples/%.c examples/cli.h tinytrain.h $(B)/flags
 	$(cuda_compile)
 $(B)/cuda/%.c.o: tests/%.c tests/test.h tinytrain.h $(B)/flags
 	$(cuda_compile)

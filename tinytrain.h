@@ -583,7 +583,7 @@ tt_table_options tt_table_options_default(void);
    empty lines passed over. split: keep the rows whose split column says so; NULL keeps all. "validation", "valid", "val" and "dev"
    mean the same. Where split is one of these, "train" or "test", a row that says something else is an error. In a file without a
    split column "test" is a tenth of the rows, of each class its share, chosen by the context's seed, and "train" the others. A table
-   without validation rows has 0 of them, which is no error: tt_dataset_split takes some of "train". Labels are the distinct strings
+   without rows for validation or test has 0 of them, which is no error: tt_dataset_split takes some of "train". Labels are the distinct strings
    of the rows kept, numbered in byte order, or those given by `classes` (n_classes of them; NULL, 0: none given). They must be UTF-8,
    as config.json is. Errors name the line. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes);
@@ -12527,7 +12527,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.200s' is none of the %d classes given, of which the first is '%.200s'", t->path,
                             t->row_line, label->text, n_classes, classes[0]);
     }
-    if (status == TT_OK && !d->count && wanted != TT__SPLIT_VALIDATION)
+    if (status == TT_OK && !d->count && (!wanted || wanted == TT__SPLIT_TRAIN))
         status = split ? tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split)
                        : tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header and no rows", t->path);
     return status;

@@ -1,4 +1,5 @@
-/* Says what tinytrain finds on this machine, what of it a program would use and why, and trains for a moment to see that it can.
+/* Says what tinytrain finds on this machine, what of it a program would use and why, and trains for a
+   moment to see that it can.
 
        make build/tt_doctor && build/tt_doctor
        make cuda && build/cuda/tt_doctor --device cuda
@@ -7,38 +8,14 @@
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
+#include "cli.h"
 
-static struct { const char *device; bool help; } opt = {NULL, false};
+static const char *device;
 
-typedef struct flag { const char *name, *what, *help; const char **text; bool *on; } flag;
-static const flag flags[] = {
-    {"--device", "KIND", "cpu or cuda: only this one (all are shown, and TINYTRAIN_DEVICE, else cpu, is tried)", &opt.device, NULL},
-    {"--help", "", "this list", NULL, &opt.help},
+static const cli_flag flags[] = {
+    {"--device", "KIND", CLI_TEXT, &device,
+     .help = "cpu or cuda: only this one (all are shown, and TINYTRAIN_DEVICE, else cpu, is tried)"},
 };
-enum { FLAGS = sizeof flags / sizeof flags[0] };
-
-static void die(const char *what, const char *why)
-{
-    fflush(stdout);
-    fprintf(stderr, "tt_doctor: %s%s\n", what, why);
-    exit(1);
-}
-
-static void parse_options(int argc, char **argv)
-{
-    for (int i = 1; i < argc; i++) {
-        const flag *f = NULL;
-        for (int k = 0; k < FLAGS; k++) if (strcmp(argv[i], flags[k].name) == 0) f = &flags[k];
-        if (!f) die("--help lists the options, and there is no ", argv[i]);
-        if (f->on) *f->on = true;
-        else if (++i < argc) *f->text = argv[i];
-        else die(f->name, " needs a value");
-    }
-    if (!opt.help) return;
-    printf("usage: tt_doctor [options]\n\n");
-    for (int k = 0; k < FLAGS; k++) printf("  %-9s %-5s %s\n", flags[k].name, flags[k].what, flags[k].help);
-    exit(fflush(stdout) != 0);
-}
 
 /* What there is of a kind of device, and what stands against its use. */
 static tt_status show(tt_context *ctx, const char *kind)
@@ -59,12 +36,14 @@ static tt_status train(tt_context *ctx, const char *kind, tt_stats *first, tt_st
     static const int32_t ys[ROWS] = {0, 1, 1, 0};
     const int64_t d1[2] = {HIDDEN, IN}, d2[2] = {CLASSES, HIDDEN}, n1 = HIDDEN;
     const tt_init normal = {TT_INIT_NORMAL, 0.5f}, zeros = {TT_INIT_ZEROS, 0};
-    tt_param *w1 = tt_param_new(ctx, "w1", 2, d1, normal), *b1 = tt_param_new(ctx, "b1", 1, &n1, zeros), *w2 = tt_param_new(ctx, "w2", 2, d2, normal);
+    tt_param *w1 = tt_param_new(ctx, "w1", 2, d1, normal), *b1 = tt_param_new(ctx, "b1", 1, &n1, zeros);
+    tt_param *w2 = tt_param_new(ctx, "w2", 2, d2, normal);
     tt_tape *t = tt_tape_new(ctx);
     tt_compile_options o = tt_compile_options_default();
     o.device = kind;
     tt_value x = tt_input(t, "x", TT_F32, ROWS, IN), y = tt_input(t, "y", TT_I32, ROWS, 1);
-    tt_program *p = tt_compile(t, tt_cross_entropy(t, tt_linear(t, tt_gelu(t, tt_linear(t, x, w1, b1)), w2, NULL), y, NULL), &o);
+    tt_value logits = tt_linear(t, tt_gelu(t, tt_linear(t, x, w1, b1)), w2, NULL);
+    tt_program *p = tt_compile(t, tt_cross_entropy(t, logits, y, NULL), &o);
     tt_status status = p ? TT_OK : tt_error_code(ctx);
     for (int step = 0; step < STEPS && status == TT_OK; step++) {
         status = tt_set(p, x, xs, ROWS);
@@ -79,8 +58,11 @@ static tt_status train(tt_context *ctx, const char *kind, tt_stats *first, tt_st
 
 int main(int argc, char **argv)
 {
-    parse_options(argc, argv);
-    const char *environment = getenv("TINYTRAIN_DEVICE"), *tried = opt.device ? opt.device : environment && *environment ? environment : "cpu";
+    cli_parse(argc, argv, flags, TT__COUNT(flags), "tt_doctor",
+              "Says what tinytrain finds on this machine, what it would use "
+              "and why, and trains for a moment.");
+    const char *environment = getenv("TINYTRAIN_DEVICE"), *tried = device ? device : "cpu";
+    if (!device && environment && *environment) tried = environment;
     tt_context *ctx = tt_open(NULL);
     tt_stats first, last;
     if (!ctx) return 1; /* the logger has said why */
@@ -91,12 +73,18 @@ int main(int argc, char **argv)
 #endif
     memset(&first, 0, sizeof first);
     memset(&last, 0, sizeof last);
-    if (!opt.device && strcmp(tried, "cpu") != 0) show(ctx, "cpu");
+    if (!device && strcmp(tried, "cpu") != 0) show(ctx, "cpu");
     tt_status status = show(ctx, tried);
-    if (!opt.device && strcmp(tried, "cuda") != 0) show(ctx, "cuda");
-    if (status == TT_OK && (status = train(ctx, tried, &first, &last)) != TT_OK) printf("\ntraining on %s fails: %s\n", tried, tt_error(ctx));
+    if (!device && strcmp(tried, "cuda") != 0) show(ctx, "cuda");
+    if (status == TT_OK) {
+        status = train(ctx, tried, &first, &last);
+        if (status != TT_OK) printf("\ntraining on %s fails: %s\n", tried, tt_error(ctx));
+    }
     bool learned = status == TT_OK && last.loss < first.loss && last.correct == 4;
-    if (status == TT_OK) printf("\ntraining on %s %s: loss %.4f, after %lld steps %.4f, %.0f of 4 right\n", tried, learned ? "works" : "does not learn", first.loss, (long long)last.step, last.loss, last.correct);
+    if (status == TT_OK)
+        printf("\ntraining on %s %s: loss %.4f, after %lld steps %.4f, %.0f of 4 right\n", tried,
+               learned ? "works" : "does not learn", first.loss, (long long)last.step, last.loss,
+               last.correct);
     tt_close(ctx);
     return !learned;
 }

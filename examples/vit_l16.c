@@ -1,17 +1,20 @@
 /* Trains a vision transformer to tell images apart.
 
-       make build/vit_l16 && build/vit_l16            a small ViT from scratch, on images of ten shapes that it draws itself
-       build/vit_l16 --data cifar-10-batches-bin --model vit-large-patch16-224/ --batch 16 --accumulate 4      ViT-L/16 on CIFAR-10
-       build/vit_l16 --data photos --vit S/16 --size 224 --augment     from scratch, on photos/{train,test}/CLASS/... or photos/CLASS/...
-       build/vit_l16 --out run --predict cat.jpg      classify with what was trained
+   A small ViT from scratch, on images of ten shapes that it draws itself:
+       make build/vit_l16 && build/vit_l16
+   ViT-L/16 on CIFAR-10:
+       build/vit_l16 --data cifar-10-batches-bin --model vit-large-patch16-224/ --batch 16 --accumulate 4
+   From scratch, on photos/{train,test}/CLASS/... or photos/CLASS/...:
+       build/vit_l16 --data photos --vit S/16 --size 224 --augment
+   Classify with what was trained:
+       build/vit_l16 --out run --predict cat.jpg
 
    Image files are decoded by stb_image.h, where it is installed (Debian: libstb-dev) when this is built. */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
+#include "cli.h"
 
-#include <signal.h>
-#include <strings.h>
 #if defined(__has_include)
 #if __has_include(<stb/stb_image.h>)
 #define STB_IMAGE_IMPLEMENTATION
@@ -20,91 +23,97 @@
 #endif
 #endif
 
-/* --------------------------------------------------------------------------------------------------- options */
+/* ------------------------------------------------------------------------------------------------ options */
+#define OPTIMIZERS "sgd adam adamw"          /* in the order of tt_optimizer_kind */
+#define SCHEDULES  "constant linear cosine"  /* in the order of tt_schedule_kind */
+
 static struct {
-    const char *data, *model, *vit, *optimizer, *precision, *matmul, *recompute, *device, *out, *predict;
-    char *freeze;
-    int64_t size, train, test, epochs, batch, accumulate, seed, threads;
+    const char *data, *model, *vit, *out, *predict;
+    const char *optimizer, *schedule, *precision, *matmul, *recompute, *device, *freeze;
+    int size, train, test, epochs, batch, accumulate, seed, threads;
     double lr, warmup, decay, dropout;
-    bool augment, plan, resume, help;
-} opt = {NULL, NULL, NULL, "adamw", "32-true", "fp32", "cheap", NULL, "run", NULL, NULL, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0.1, 0.01, -1, false, false, false, false};
+    size_t budget;
+    bool augment, plan, resume;
+} opt = {.out = "run", .optimizer = "adamw", .schedule = "cosine", .precision = "32-true", .matmul = "fp32",
+         .recompute = "cheap", .accumulate = 1, .seed = 1, .warmup = 0.1, .decay = 0.01, .dropout = -1};
 
-typedef struct flag { const char *name, *what; char type; void *to; const char *help; } flag; /* type: s, i, f, b */
-static const flag flags[] = {
-    {"--data", "DIR", 's', &opt.data, "cifar-10-batches-bin, or a folder of images: DIR/train/CLASS/FILE and DIR/test/..., or DIR/CLASS/FILE (none: shapes, drawn here)"},
-    {"--model", "PATH", 's', &opt.model, "checkpoint to start from: a folder or a .safetensors file, of transformers or torchvision (none: from scratch)"},
-    {"--vit", "SIZE", 's', &opt.vit, "from scratch: Ti/16, S/16, B/16, L/16 or H/14, or with patches of another size (none: L/16 for CIFAR-10 at --size 224, else a small one)"},
-    {"--size", "N", 'i', &opt.size, "height and width of what the model sees; images are resized to it (0: as the model says; from scratch 32)"},
-    {"--augment", "", 'b', &opt.augment, "training images: shifted by up to an eighth and mirrored at random"},
-    {"--train", "N", 'i', &opt.train, "images to train on (0: all but those for validation)"},
-    {"--test", "N", 'i', &opt.test, "images to test on (0: all)"},
-    {"--epochs", "N", 'i', &opt.epochs, "passes over the training images (0: 3 with --model, else 12)"},
-    {"--lr", "X", 'f', &opt.lr, "peak learning rate (0: 5e-5 with --model, else 1e-3)"},
-    {"--warmup", "X", 'f', &opt.warmup, "share of the steps in which the learning rate rises, before it falls along a cosine (0.1)"},
-    {"--optimizer", "NAME", 's', &opt.optimizer, "adamw, adam or sgd (adamw)"},
-    {"--decay", "X", 'f', &opt.decay, "weight decay, of all but biases, norms and the class token (0.01)"},
-    {"--batch", "N", 'i', &opt.batch, "images in a step (0: 16 with --model, else 20)"},
-    {"--accumulate", "N", 'i', &opt.accumulate, "micro-batches in a step (1)"},
-    {"--precision", "P", 's', &opt.precision, "32-true, 16-mixed, bf16-mixed, 16-true or bf16-true (32-true)"},
-    {"--matmul", "M", 's', &opt.matmul, "fp32; on a GPU also tf32, fp32 matrices rounded to 11 bits, and fp8, 16-bit matrices rounded to 4 or 3 (fp32)"},
-    {"--recompute", "R", 's', &opt.recompute, "none, cheap, attention or blocks: what the backward computes again (cheap)"},
-    {"--device", "KIND", 's', &opt.device, "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"},
-    {"--dropout", "X", 'f', &opt.dropout, "dropout everywhere, in [0, 1) (-1: as the model's config says)"},
-    {"--freeze", "LIST", 's', &opt.freeze, "parameters to keep as they are: name patterns separated by commas, * and ? (none)"},
-    {"--seed", "N", 'i', &opt.seed, "of initialisation, shuffling, augmentation and dropout (1)"},
-    {"--threads", "N", 'i', &opt.threads, "threads (0: all cores)"},
-    {"--out", "DIR", 's', &opt.out, "new folder for the trained model, state, metrics.csv and loss.svg (run)"},
-    {"--resume", "", 'b', &opt.resume, "go on from the state in --out"},
-    {"--plan", "", 'b', &opt.plan, "print what memory training would take, draw it as plan.svg in --out, and end"},
-    {"--predict", "FILE", 's', &opt.predict, "classify an image file with the model in --out"},
-    {"--help", "", 'b', &opt.help, "this list"},
+static const cli_flag flags[] = {
+    {"--data", "DIR", CLI_TEXT, &opt.data,
+     .help = "cifar-10-batches-bin, or a folder of images: DIR/train/CLASS/FILE and DIR/test/..., or "
+     "DIR/CLASS/FILE (none: shapes, drawn here)"},
+    {"--model", "PATH", CLI_TEXT, &opt.model,
+     .help = "checkpoint to start from: a folder or a .safetensors file, of transformers or torchvision "
+     "(none: from scratch)"},
+    {"--vit", "SIZE", CLI_TEXT, &opt.vit,
+     .help = "from scratch: Ti/16, S/16, B/16, L/16 or H/14, or with patches of another size (none: L/16 for "
+     "CIFAR-10 at --size 224, else a small one)"},
+    {"--size", "N", CLI_INTEGER, &opt.size,
+     .help = "height and width of what the model sees; images are resized to it (0: as the model says; from "
+     "scratch 32)", .most = 16384},
+    {"--augment", "", CLI_SWITCH, &opt.augment,
+     .help = "training images: shifted by up to an eighth and mirrored at random"},
+    {"--train", "N", CLI_INTEGER, &opt.train,
+     .help = "images to train on (0: all but those for validation)", .most = 1e9},
+    {"--test", "N", CLI_INTEGER, &opt.test, .help = "images to test on (0: all)", .most = 1e9},
+    {"--epochs", "N", CLI_INTEGER, &opt.epochs,
+     .help = "passes over the training images (0: 3 with --model, else 12)", .most = 1e9},
+    {"--batch", "N", CLI_INTEGER, &opt.batch,
+     .help = "images in a step (0: 16 with --model, else 20)", .most = 65536},
+    {"--accumulate", "N", CLI_INTEGER, &opt.accumulate,
+     .help = "micro-batches in a step", .least = 1, .most = 65536},
+    {"--lr", "X", CLI_NUMBER, &opt.lr,
+     .help = "peak learning rate (0: 5e-5 with --model, else 1e-3)", .most = 1e9},
+    {"--warmup", "X", CLI_NUMBER, &opt.warmup,
+     .help = "share of the steps in which the learning rate rises, before --schedule", .most = 1},
+    {"--schedule", "NAME", CLI_CHOICE, &opt.schedule,
+     .help = "how the learning rate goes on after the warm-up", .choices = SCHEDULES},
+    {"--optimizer", "NAME", CLI_CHOICE, &opt.optimizer,
+     .help = "the optimizer", .choices = OPTIMIZERS},
+    {"--decay", "X", CLI_NUMBER, &opt.decay,
+     .help = "weight decay, of all but biases, norms and the class token", .most = 1e9},
+    {"--dropout", "X", CLI_NUMBER, &opt.dropout,
+     .help = "dropout everywhere, below 1 (-1: as the model's config says)", .least = -1, .most = 1},
+    {"--freeze", "LIST", CLI_TEXT, &opt.freeze,
+     .help = "parameters to keep as they are: name patterns with commas between, * and ?"},
+    {"--precision", "P", CLI_CHOICE, &opt.precision,
+     .help = "of weights and activations", .choices = "32-true 16-mixed 16-true bf16-mixed bf16-true"},
+    {"--matmul", "M", CLI_CHOICE, &opt.matmul,
+     .help = "how matrices are multiplied; on a GPU, tf32 rounds those of fp32 to 11 bits and fp8 those of "
+     "16 bits to 4 or 3", .choices = "fp32 tf32 fp8"},
+    {"--recompute", "R", CLI_CHOICE, &opt.recompute,
+     .help = "what the backward computes again, to save memory", .choices = "none cheap attention blocks"},
+    {"--budget", "BYTES", CLI_BYTES, &opt.budget,
+     .help = "memory that training may take, as 3GB or 500MiB; a plan that needs more is refused (no limit)"},
+    {"--device", "KIND", CLI_TEXT, &opt.device,
+     .help = "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"},
+    {"--seed", "N", CLI_INTEGER, &opt.seed,
+     .help = "of initialisation, shuffling, augmentation and dropout", .most = 1e9},
+    {"--threads", "N", CLI_INTEGER, &opt.threads, .help = "threads (0: all cores)", .most = 256},
+    {"--out", "DIR", CLI_TEXT, &opt.out,
+     .help = "new folder for the trained model, state, metrics.csv and loss.svg", .least = 1, .most = 1000},
+    {"--plan", "", CLI_SWITCH, &opt.plan,
+     .help = "say how much memory training will need, draw it as plan.svg in --out, and end"},
+    {"--resume", "", CLI_SWITCH, &opt.resume, .help = "go on from the state in --out"},
+    {"--predict", "FILE", CLI_TEXT, &opt.predict, .help = "classify an image file with the model in --out"},
 };
-enum { FLAGS = sizeof flags / sizeof flags[0] };
 
-static void die(const char *format, ...)
+static void read_options(int argc, char **argv)
 {
-    va_list args;
-    va_start(args, format);
-    fflush(stdout), fputs("vit_l16: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
-    exit(1);
+    cli_parse(argc, argv, flags, TT__COUNT(flags), "vit_l16",
+              "Trains a vision transformer to tell images apart.");
+    if (!opt.epochs) opt.epochs = opt.model ? 3 : 12;
+    if (opt.lr == 0) opt.lr = opt.model ? 5e-5 : 1e-3;
+    if (!opt.batch) opt.batch = opt.model ? 16 : 20;
+    if (opt.accumulate > opt.batch) die("--accumulate %d is more than --batch %d", opt.accumulate, opt.batch);
+    if (opt.dropout != -1 && !(opt.dropout >= 0 && opt.dropout < 1))
+        die("--dropout is 0 or more and below 1, or -1");
+    if (opt.model && opt.vit) die("--vit is for training from scratch; --model says its own size");
 }
 
-/* What a call of the library made, or the end of the program with its error. */
-static void *made(tt_context *ctx, void *p)
-{
-    if (!p) die("%s", ctx ? tt_error(ctx) : "no memory");
-    return p;
-}
-
-static void must(tt_context *ctx, tt_status status) { if (status != TT_OK) die("%s", tt_error(ctx)); }
-
-static void parse_options(int argc, char **argv)
-{
-    for (int i = 1; i < argc; i++) {
-        const flag *f = NULL;
-        char *end = NULL;
-        for (int k = 0; k < FLAGS; k++) if (strcmp(argv[i], flags[k].name) == 0) f = &flags[k];
-        if (!f) die("unknown option '%s'; --help lists them", argv[i]);
-        if (f->type == 'b') { *(bool *)f->to = true; continue; }
-        if (++i == argc) die("%s needs a value: %s", f->name, f->what);
-        errno = 0;
-        if (f->type == 's') *(char **)f->to = argv[i];
-        if (f->type == 'i') *(int64_t *)f->to = strtoll(argv[i], &end, 10);
-        if (f->type == 'f') *(double *)f->to = strtod(argv[i], &end);
-        if (f->type != 's' && (end == argv[i] || *end || errno)) die("%s takes a number, not '%s'", f->name, argv[i]);
-        if (f->type == 'i' && (*(int64_t *)f->to < 0 || *(int64_t *)f->to > 1000000000)) die("%s %s is out of range", f->name, argv[i]);
-    }
-    if (!opt.help) return;
-    printf("usage: vit_l16 [options]\n\n");
-    for (int k = 0; k < FLAGS; k++) printf("  %-13s %-5s %s\n", flags[k].name, flags[k].what, flags[k].help);
-    exit(fflush(stdout) != 0);
-}
-
-/* ------------------------------------------------------------------------------------------- images of shapes */
+/* --------------------------------------------------------------------------------------- images of shapes */
 enum { SHAPE_SIDE = 32, SHAPES = 10, SHAPES_TRAIN = 6600, SHAPES_TEST = 1000 };
-static const char *const shape_names[SHAPES] = {"disc", "ring", "half disc", "triangle", "square", "bar", "cross", "star", "heart", "crescent"};
+static const char *const shape_names[SHAPES] = {"disc", "ring",  "half disc", "triangle", "square",
+                                                "bar",  "cross", "star",      "heart",    "crescent"};
 
 /* Is (x, y) inside of a shape of about unit size? */
 static bool inside(int shape, double x, double y)
@@ -118,8 +127,13 @@ static bool inside(int shape, double x, double y)
     case 4: return fabs(x) < 0.75 && fabs(y) < 0.75;
     case 5: return fabs(x) < 1.05 && fabs(y) < 0.32;
     case 6: return (fabs(x) < 0.28 && fabs(y) < 0.95) || (fabs(y) < 0.28 && fabs(x) < 0.95);
-    case 7: return r * (0.38 + fabs(fmod(atan2(y, x) + 10 * fifth, fifth) - fifth / 2) / (fifth / 2) * 0.62) < 0.45;
-    case 8: { double a = 1.15 * x, b = 1.15 * y + 0.1, c = a * a + b * b - 0.6; return c * c * c - a * a * b * b * b < 0; }
+    case 7:
+        return r * (0.38 + fabs(fmod(atan2(y, x) + 10 * fifth, fifth) - fifth / 2) / (fifth / 2) * 0.62) <
+               0.45;
+    case 8: {
+        double a = 1.15 * x, b = 1.15 * y + 0.1, c = a * a + b * b - 0.6;
+        return c * c * c - a * a * b * b * b < 0;
+    }
     default: return r < 0.95 && (x - 0.45) * (x - 0.45) + y * y > 0.55;
     }
 }
@@ -140,22 +154,28 @@ static const char *draw_shape(void *user, int64_t i, tt_image *image)
     const shapes *s = (const shapes *)user;
     uint64_t random = s->seed * 1000003u + (s->first + (uint64_t)i) * 0x632BE59BD9B4E019u;
     uint8_t *pixels = (uint8_t *)malloc(SHAPE_SIDE * SHAPE_SIDE * 3);
-    double radius = 8 + 5 * uniform(&random), cx = radius + (SHAPE_SIDE - 2 * radius) * uniform(&random), cy = radius + (SHAPE_SIDE - 2 * radius) * uniform(&random);
-    double turn = 2 * 3.14159265358979 * uniform(&random), noise = 5 + 20 * uniform(&random), apart = 0, ground[3], colour[3];
+    double radius = 8 + 5 * uniform(&random), room = SHAPE_SIDE - 2 * radius;
+    double cx = radius + room * uniform(&random), cy = radius + room * uniform(&random);
+    double turn = 2 * 3.14159265358979 * uniform(&random), noise = 5 + 20 * uniform(&random);
+    double apart = 0, ground[3], colour[3];
     if (!pixels) return "no memory";
     while (apart < 120) { /* bright on dark */
         apart = 0;
-        for (int c = 0; c < 3; c++) apart += (colour[c] = 100 + 155 * uniform(&random)) - (ground[c] = 120 * uniform(&random));
+        for (int c = 0; c < 3; c++)
+            apart += (colour[c] = 100 + 155 * uniform(&random)) - (ground[c] = 120 * uniform(&random));
     }
     for (int y = 0; y < SHAPE_SIDE; y++)
         for (int x = 0; x < SHAPE_SIDE; x++) {
             double cover = 0;
             for (int k = 0; k < 9; k++) {
                 double dx = (x + (k % 3 + 0.5) / 3 - cx) / radius, dy = (y + (k / 3 + 0.5) / 3 - cy) / radius;
-                cover += inside((int)(i % SHAPES), cos(turn) * dx + sin(turn) * dy, cos(turn) * dy - sin(turn) * dx) / 9.0;
+                cover += inside((int)(i % SHAPES), cos(turn) * dx + sin(turn) * dy,
+                                cos(turn) * dy - sin(turn) * dx) /
+                         9.0;
             }
             for (int c = 0; c < 3; c++) {
-                double v = ground[c] + cover * (colour[c] - ground[c]) + noise * (uniform(&random) + uniform(&random) - 1);
+                double v = ground[c] + cover * (colour[c] - ground[c]) +
+                           noise * (uniform(&random) + uniform(&random) - 1);
                 pixels[(y * SHAPE_SIDE + x) * 3 + c] = (uint8_t)(v < 0 ? 0 : v > 255 ? 255 : v);
             }
         }
@@ -167,7 +187,7 @@ static const char *draw_shape(void *user, int64_t i, tt_image *image)
 
 static void free_pixels(void *user, tt_image *image) { (void)user, free((void *)(uintptr_t)image->pixels); }
 
-/* --------------------------------------------------------------------------------------------- images of files */
+/* ---------------------------------------------------------------------------------------- images of files */
 typedef struct folder { char **path; int *label; char **class_name; int count, classes; } folder;
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
@@ -188,16 +208,7 @@ static int list(const char *path, char ***names)
     return n;
 }
 
-static char *join(const char *folder, const char *name) /* to be freed */
-{
-    size_t bytes = strlen(folder) + strlen(name) + 2;
-    char *path = (char *)made(NULL, malloc(bytes));
-    snprintf(path, bytes, "%s/%s", folder, name);
-    return path;
-}
-
 static bool is_folder(const char *path) { struct stat s; return stat(path, &s) == 0 && S_ISDIR(s.st_mode); }
-static bool exists(const char *path) { struct stat s; return stat(path, &s) == 0; }
 
 /* Images of DIR/split/CLASS, or of DIR/CLASS: then every tenth of a class is "test". */
 static folder *read_folder(const char *split)
@@ -224,7 +235,9 @@ static folder *read_folder(const char *split)
         free(files), free(path);
     }
     free(root);
-    if (!f->count) die("'%s' has no images to %s: it needs folders of images, one a class%s", opt.data, split, exists(opt.data) ? "" : " (and is not there)");
+    if (!f->count)
+        die("'%s' has no images to %s: it needs folders of images, one a class%s", opt.data, split,
+            exists(opt.data) ? "" : " (and is not there)");
     return f;
 }
 
@@ -243,26 +256,28 @@ static const char *decode(const char *path, tt_image *image)
     return image->pixels ? NULL : stbi_failure_reason();
 #else
     (void)path, (void)image;
-    return "this program was built without stb_image.h (Debian: apt-get install libstb-dev, then build again)";
+    return "this program was built without stb_image.h (Debian: apt-get install libstb-dev, build again)";
 #endif
 }
 
-static const char *read_file(void *user, int64_t i, tt_image *image) { return decode(((const folder *)user)->path[i], image); }
+static const char *read_file(void *user, int64_t i, tt_image *image)
+{ return decode(((const folder *)user)->path[i], image); }
 static const char *file_name(void *user, int64_t i) { return ((const folder *)user)->path[i]; }
 
-/* ------------------------------------------------------------------------------------------------------- data */
+/* --------------------------------------------------------------------------------------------------- data */
 typedef struct images { tt_dataset *d; shapes drawn; folder *files; } images;
 
 static bool is_cifar(void)
 {
-    char *train = join(opt.data ? opt.data : "", "data_batch_1.bin"), *test = join(opt.data ? opt.data : "", "test_batch.bin");
+    char *train = join(opt.data ? opt.data : "", "data_batch_1.bin"),
+         *test = join(opt.data ? opt.data : "", "test_batch.bin");
     bool is = opt.data && (exists(train) || exists(test));
     free(train), free(test);
     return is;
 }
 
 /* "train" (n of them, and a tenth more for validation) or "test" (n); n 0: all. */
-static void read_images(tt_context *ctx, images *x, const char *split, int64_t n)
+static void read_images(tt_context *ctx, images *x, const char *split, int n)
 {
     bool train = strcmp(split, "train") == 0;
     tt_image_source s = {0, NULL, NULL, 0, NULL, free_pixels, NULL, NULL};
@@ -274,7 +289,8 @@ static void read_images(tt_context *ctx, images *x, const char *split, int64_t n
     } else {
         if (opt.data) {
             x->files = read_folder(split);
-            s.count = x->files->count, s.labels = x->files->label, s.class_names = (const char *const *)x->files->class_name, s.classes = x->files->classes;
+            s.count = x->files->count, s.labels = x->files->label;
+            s.class_names = (const char *const *)x->files->class_name, s.classes = x->files->classes;
             s.read = read_file, s.name = file_name, s.user = x->files;
         } else {
             s.count = n ? n : train ? SHAPES_TRAIN : SHAPES_TEST;
@@ -287,18 +303,25 @@ static void read_images(tt_context *ctx, images *x, const char *split, int64_t n
         x->d = (tt_dataset *)made(ctx, tt_dataset_images(ctx, &s));
         free(labels);
     }
-    if (n > tt_dataset_count(x->d)) die("--%s needs %lld images%s; '%s' has %lld to %s", split, (long long)n, train ? " with those for validation" : "", opt.data, (long long)tt_dataset_count(x->d), split);
-    if (!n || n == tt_dataset_count(x->d)) return;
+    long long there = (long long)tt_dataset_count(x->d);
+    const char *more = train ? " with those for validation" : "";
+    if (n > there) die("--%s needs %d images%s; '%s' has %lld to %s", split, n, more, opt.data, there, split);
+    if (!n || n == there) return;
     tt_dataset *part = (tt_dataset *)made(ctx, tt_dataset_split(x->d, n));
     tt_dataset_free(x->d);
     x->d = part;
 }
 
-static void check_classes(const tt_dataset *d, const char *split, int classes, char (*names)[64], const char *whose)
+static void check_classes(const tt_dataset *d, const char *split, int classes, char (*names)[64],
+                          const char *whose)
 {
-    if (tt_dataset_classes(d) != classes) die("'%s' has %d classes to %s, %s %d", opt.data, tt_dataset_classes(d), split, whose, classes);
-    for (int c = 0; c < classes; c++)
-        if (strcmp(tt_dataset_class_name(d, c), names[c])) die("'%s': class %d to %s is '%s', and of %s '%s'", opt.data, c, split, tt_dataset_class_name(d, c), whose, names[c]);
+    if (tt_dataset_classes(d) != classes)
+        die("'%s' has %d classes to %s, %s %d", opt.data, tt_dataset_classes(d), split, whose, classes);
+    for (int c = 0; c < classes; c++) {
+        const char *name = tt_dataset_class_name(d, c);
+        if (strcmp(name, names[c]) != 0)
+            die("'%s': class %d to %s is '%s', and of %s '%s'", opt.data, c, split, name, whose, names[c]);
+    }
 }
 
 static void free_images(images *x)
@@ -315,35 +338,37 @@ static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_vit *
     image.resize_height = image.resize_width = side;
     image.flip = image.random_crop = train && opt.augment;
     image.pad = image.random_crop ? side / 8 : 0;
-    o.batch = (int)opt.batch;
-    o.accumulate = (int)opt.accumulate;
+    o.batch = opt.batch;
+    o.accumulate = opt.accumulate;
     o.shuffle = train;
     return (tt_loader *)made(ctx, tt_image_loader_new(ctx, d, &image, &o));
 }
 
-/* ----------------------------------------------------------------------------------------- model and trainer */
+/* -------------------------------------------------------------------------------------- model and trainer */
 /* The start of training: a checkpoint, or random weights. */
 static void make_model(tt_context *ctx, tt_vit *m, const tt_dataset *d)
 {
     if (opt.model) {
-        must(ctx, tt_vit_load(ctx, m, opt.model, (int)opt.size, tt_dataset_classes(d)));
+        must(ctx, tt_vit_load(ctx, m, opt.model, opt.size, tt_dataset_classes(d)));
     } else {
         if (!opt.vit && opt.size == 224 && is_cifar()) opt.vit = "L/16";
         tt_vit_config c = tt_vit_config_default(opt.vit ? opt.vit : "Ti/8");
         if (!opt.vit) c.hidden_size = 128, c.layers = 4, c.heads = 4, c.intermediate_size = 256;
-        if (!c.hidden_size || c.patch_size < 1) die("--vit '%s' is unknown: use Ti, S, B, L or H, a slash and the size of a patch, as in S/16", opt.vit);
-        c.image_size = opt.size ? (int)opt.size : opt.vit ? 224 : 32;
+        if (!c.hidden_size || c.patch_size < 1)
+            die("--vit '%s' is unknown: use Ti, S, B, L or H, a slash and the size of a patch, as in S/16",
+                opt.vit);
+        c.image_size = opt.size ? opt.size : opt.vit ? 224 : 32;
         c.classes = tt_dataset_classes(d);
         must(ctx, tt_vit_new(ctx, m, &c));
     }
-    for (int c = 0; c < m->config.classes; c++)
-        if (snprintf(m->class_names[c], sizeof m->class_names[c], "%s", tt_dataset_class_name(d, c)) > 63) die("the class '%.40s...' has more than 63 bytes", m->class_names[c]);
-    if (opt.dropout >= 0) m->config.dropout = m->config.attention_dropout = (float)opt.dropout;
-    for (char *pattern = opt.freeze ? strtok(opt.freeze, ",") : NULL; pattern; pattern = strtok(NULL, ",")) {
-        int n = tt_param_freeze(ctx, pattern, true);
-        if (!n) die("--freeze: no parameter is called '%s'", pattern);
-        printf("frozen: %s (%d parameters)\n", pattern, n);
+    for (int c = 0; c < m->config.classes; c++) {
+        const char *name = tt_dataset_class_name(d, c);
+        if (strlen(name) >= sizeof m->class_names[c])
+            die("the class '%.40s...' has more than 63 bytes", name);
+        strcpy(m->class_names[c], name);
     }
+    if (opt.dropout >= 0) m->config.dropout = m->config.attention_dropout = (float)opt.dropout;
+    freeze(ctx, opt.freeze);
 }
 
 /* total_steps 0: only to evaluate and predict. */
@@ -352,57 +377,29 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_vit *m, int max_images
     tt_model model = tt_vit_classifier(m);
     tt_train_options o = tt_train_options_default();
     o.train = total_steps > 0;
-    o.schedule.kind = TT_COSINE;
+    o.schedule.kind = (tt_schedule_kind)cli_index(opt.schedule, SCHEDULES);
     o.schedule.lr = (float)opt.lr;
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(opt.warmup * (double)total_steps);
-    o.optimizer.kind = strcmp(opt.optimizer, "sgd") == 0 ? TT_SGD : strcmp(opt.optimizer, "adam") == 0 ? TT_ADAM : TT_ADAMW;
+    o.optimizer.kind = (tt_optimizer_kind)cli_index(opt.optimizer, OPTIMIZERS);
     o.optimizer.weight_decay = (float)opt.decay;
     o.precision = opt.precision;
     o.matmul = opt.matmul;
     o.recompute = opt.recompute;
     o.device = opt.device;
+    o.memory_budget = opt.budget;
     o.max_seqs = max_images;
     o.accumulate = opt.accumulate > 1;
     return (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
 }
 
-static tt_context *open_context(void)
-{
-    tt_context_options o = tt_context_options_default();
-    o.seed = (uint64_t)opt.seed;
-    o.threads = (int)opt.threads;
-    tt_context *ctx = tt_open(&o);
-    if (!ctx) exit(1); /* the log says why */
-    return ctx;
-}
-
-/* --------------------------------------------------------------------------------------------------- training */
-static volatile sig_atomic_t stop_asked;
-static void ask_to_stop(int signal_number) { stop_asked = 1, signal(signal_number, SIG_DFL); } /* a second one ends the program */
-static double now(void) { struct timespec t; return clock_gettime(CLOCK_MONOTONIC, &t), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec; }
-
-typedef struct run { const tt_vit *m; double shown; bool terminal; } run;
-
-static tt_status keep(void *user) { return tt_vit_save(((run *)user)->m, opt.out); }
-
-/* One line, rewritten on a terminal; elsewhere a plain line every so often. */
-static void report(void *user, const tt_fit_event *e)
-{
-    run *r = (run *)user;
-    char line[256];
-    bool last = e->step == e->steps, rewrite = r->terminal && !e->validation;
-    if (!last && now() - r->shown < (r->terminal ? 0.1 : 10)) return;
-    r->shown = now();
-    tt_fit_text(e, line, sizeof line);
-    printf("%s%s%s", rewrite ? "\r" : "", line, rewrite && !last ? "   " : "\n");
-    fflush(stdout);
-}
+/* ----------------------------------------------------------------------------------------------- training */
+static tt_status keep(void *user) { return tt_vit_save((const tt_vit *)user, opt.out); }
 
 /* Tests the best epoch's model as a user would: from its folder, in a context of its own. */
 static void test(void)
 {
-    tt_context *ctx = open_context();
+    tt_context *ctx = open_context(opt.seed, opt.threads);
     images x;
     tt_vit m;
     tt_stats s;
@@ -412,19 +409,25 @@ static void test(void)
     tt_loader *l = loader_of(ctx, x.d, &m, false);
     tt_trainer *t = make_trainer(ctx, &m, tt_loader_max_seqs(l), 0);
     must(ctx, tt_evaluate(t, l, &s));
-    printf("best epoch: accuracy %.4f, loss %.4f on %.0f test images\nsaved: %s\n", s.correct / s.targets, s.loss, s.targets, opt.out);
+    printf("best epoch: accuracy %.4f, loss %.4f on %.0f test images\n", s.correct / s.targets, s.loss,
+           s.targets);
+    printf("saved: %s\n", opt.out);
     tt_trainer_free(t), tt_loader_free(l), tt_vit_free(&m), free_images(&x), tt_close(ctx);
 }
 
-/* What would end the run at its end: test images that are not there or not of the classes to train on, or a saved run of other classes. */
+/* What would end the run at its end: test images that are not there or not of the classes to train on, or a
+   saved run of other classes. */
 static void check_before(const tt_dataset *d, const tt_vit *m)
 {
     images x;
     tt_vit saved;
+    if (!opt.data) return;
     char *model = join(opt.out, "model.safetensors");
-    tt_context *own = open_context();
-    if (opt.data) read_images(own, &x, "test", opt.test), check_classes(x.d, "test on", m->config.classes, m->class_names, "those to train on"), free_images(&x);
-    if (opt.data && opt.resume && exists(model)) {
+    tt_context *own = open_context(opt.seed, opt.threads);
+    read_images(own, &x, "test", opt.test);
+    check_classes(x.d, "test on", m->config.classes, m->class_names, "those to train on");
+    free_images(&x);
+    if (opt.resume && exists(model)) {
         must(own, tt_vit_load(own, &saved, opt.out, 0, 0));
         check_classes(d, "train on", saved.config.classes, saved.class_names, "the run to resume");
         tt_vit_free(&saved);
@@ -433,59 +436,57 @@ static void check_before(const tt_dataset *d, const tt_vit *m)
     free(model);
 }
 
-static bool train(void) /* false: stopped by an error */
+static int train(void)
 {
-    char *state = join(opt.out, "state.safetensors"), *model = join(opt.out, "model.safetensors");
-    if (opt.resume && !opt.plan && !exists(state)) die("nothing to --resume: '%s' is not there", state);
-    if (!opt.resume && !opt.plan && (exists(state) || exists(model))) die("'%s' holds a run or a model: --resume goes on with a run, another --out keeps it", opt.out);
-    free(state), free(model);
-    tt_context *ctx = open_context();
+    if (!opt.plan) check_folder(opt.out, opt.resume);
+    tt_context *ctx = open_context(opt.seed, opt.threads);
     images x;
     tt_vit m;
-    static char plan[1 << 16];
-    bool finished;
     read_images(ctx, &x, "train", opt.train);
-    if (tt_dataset_count(x.d) < 2 || tt_dataset_classes(x.d) < 2) die("'%s' has %lld images of %d classes to train on; two are the least", opt.data, (long long)tt_dataset_count(x.d), tt_dataset_classes(x.d));
-    tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(x.d, (tt_dataset_count(x.d) + 10) / 11)); /* one for validation, ten to train on */
+    long long all = (long long)tt_dataset_count(x.d);
+    int classes = tt_dataset_classes(x.d);
+    if (all < 2 || classes < 2)
+        die("'%s' has %lld images of %d classes to train on; two are the least", opt.data, all, classes);
+    tt_dataset *held = (tt_dataset *)made(
+        ctx, tt_dataset_split(x.d, (all + 10) / 11)); /* one for validation, ten to train on */
     make_model(ctx, &m, x.d);
     check_before(x.d, &m);
     tt_loader *l = loader_of(ctx, x.d, &m, true), *validation = loader_of(ctx, held, &m, false);
-    tt_trainer *t = make_trainer(ctx, &m, tt_loader_max_seqs(l), tt_loader_steps(l) * opt.epochs);
-    printf("%lld images to train on, %lld for validation; %s, %d threads, %s\n", (long long)tt_dataset_count(x.d), (long long)tt_dataset_count(held),
-           opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
-    tt_plan_text(tt_trainer_program(t), plan, sizeof plan);
-    fputs(plan, stdout);
-    if (opt.plan) {
-        char *path = join(opt.out, "plan.svg");
-        FILE *f = mkdir(opt.out, 0777) == 0 || errno == EEXIST ? fopen(path, "w") : NULL;
-        if (!f || tt_plan_svg(tt_trainer_program(t), plan, sizeof plan) == 0 || fputs(plan, f) < 0 || fclose(f) != 0) die("cannot write '%s': %s", path, strerror(errno));
-        exit(fflush(stdout) != 0);
+    int most = tt_loader_max_seqs(l) > tt_loader_max_seqs(validation) ? tt_loader_max_seqs(l)
+                                                                      : tt_loader_max_seqs(validation);
+    tt_trainer *t = make_trainer(ctx, &m, most, tt_loader_steps(l) * opt.epochs);
+    long long others = (long long)tt_dataset_count(held);
+    printf("%lld images to train on, %lld for validation; ", all - others, others);
+    printf("%s, %d threads, %s\n", opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
+    show_plan(tt_trainer_program(t), opt.plan ? opt.out : NULL);
+
+    bool finished = false;
+    int result = 0;
+    if (!opt.plan) {
+        tt_fit_options o = tt_fit_options_default();
+        o.epochs = opt.epochs;
+        o.folder = opt.out;
+        o.resume = opt.resume;
+        o.stop = &stop_signal;
+        o.keep = keep;
+        o.report = show_progress;
+        o.user = &m;
+        handle_signals(true);
+        tt_status status = tt_fit(t, l, validation, &o, &finished);
+        handle_signals(false);
+        result = end_of_training(ctx, t, status, finished);
     }
-    run r = {&m, 0, isatty(1) != 0};
-    tt_fit_options o = tt_fit_options_default();
-    o.epochs = opt.epochs;
-    o.folder = opt.out;
-    o.resume = opt.resume;
-    o.stop = &stop_asked;
-    o.keep = keep;
-    o.report = report;
-    o.user = &r;
-    signal(SIGINT, ask_to_stop), signal(SIGTERM, ask_to_stop);
-    tt_status status = tt_fit(t, l, validation, &o, &finished);
-    if (status != TT_OK) fflush(stdout), fprintf(stderr, "\nvit_l16: %s\n", tt_error(ctx));
-    if (!finished && (status == TT_OK || tt_trainer_steps(t))) printf("\nstopped after step %lld%s\n", (long long)tt_trainer_steps(t), tt_trainer_steps(t) ? "; --resume goes on from there" : "");
     if (finished) printf("waited %.1f s for images\n", tt_loader_waited(l));
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_vit_free(&m), tt_dataset_free(held), free_images(&x), tt_close(ctx);
-    signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL);
-    if (finished) test();
-    return status == TT_OK;
+    if (finished && !result) test();
+    return result;
 }
 
-/* ------------------------------------------------------------------------------------------------- prediction */
+/* --------------------------------------------------------------------------------------------- prediction */
 static void predict(void)
 {
-    tt_context *ctx = open_context();
+    tt_context *ctx = open_context(opt.seed, opt.threads);
     tt_vit m;
     tt_image image;
     tt_batch b;
@@ -510,18 +511,8 @@ static void predict(void)
 
 int main(int argc, char **argv)
 {
-    parse_options(argc, argv);
-    if (!*opt.out) die("--out needs the name of a folder");
-    if (opt.threads > 256) die("--threads must be in 0..256");
-    if (opt.model && opt.vit) die("--vit is for training from scratch; --model says its own size");
-    if (strcmp(opt.optimizer, "adamw") && strcmp(opt.optimizer, "adam") && strcmp(opt.optimizer, "sgd")) die("--optimizer '%s' is unknown: use adamw, adam or sgd", opt.optimizer);
-    if (!opt.epochs) opt.epochs = opt.model ? 3 : 12;
-    if (opt.lr == 0) opt.lr = opt.model ? 5e-5 : 1e-3;
-    if (!opt.batch) opt.batch = opt.model ? 16 : 20;
-    if (opt.batch > 65536 || opt.accumulate < 1 || opt.accumulate > opt.batch) die("--batch must be in 1..65536, --accumulate in 1..batch");
-    if (opt.size > 16384) die("--size must be in 1..16384");
-    if (!(opt.lr >= 0 && opt.lr < 1e9 && opt.decay >= 0 && opt.decay < 1e9 && opt.warmup >= 0 && opt.warmup <= 1)) die("--lr and --decay must be numbers >= 0, --warmup in [0, 1]");
-    if (!(opt.dropout == -1 || (opt.dropout >= 0 && opt.dropout < 1))) die("--dropout must be in [0, 1), or -1");
-    if (opt.predict) return predict(), 0;
-    return train() ? 0 : 1;
+    read_options(argc, argv);
+    if (!opt.predict) return train();
+    predict();
+    return 0;
 }

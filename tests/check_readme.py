@@ -8,7 +8,7 @@ repository's root.
   - every `make TARGET` and VARIABLE=... in a ```sh block or in `backticks` is one that the Makefile has
   - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file, and for a bench, which
     the tests do not build: in its source)
-  - every flag in an example's --help is taken by its parser, and one that is not there is refused
+  - every flag in an example's --help is taken by its parser, as --flag value and --flag=value, and one that is not there is refused
   - every relative link leads to a file
 """
 import os
@@ -129,22 +129,31 @@ def check_flags(text, name):
 
 
 def check_help(program):
-    """Its parser takes each flag that --help names, with a value if the help shows one; --help last then still succeeds."""
+    """Its parser takes each flag that --help names, with a value if the help shows one, as `--flag value` and as `--flag=value`; --help
+    last then still succeeds. -h is --help."""
     name = os.path.basename(program)
     status, said = call(program, "--help")
     wrong = [] if status == 0 else [f"--help ends with {status}"]
-    flags = re.findall(rf"^\s*({FLAG})(?: +([A-Z]+)\b)?", said, re.M)
-    for flag, value in flags:
-        if flag != "--help":
-            status, said = call(program, flag, *(["1"] if value else []), "--help")
+    if call(program, "-h") != (status, said):
+        wrong.append("-h is not what --help is")
+    entries = re.findall(rf"^  ({FLAG})(?: ([A-Z]+))?\b(.*(?:\n {{8,}}.*)*)", said, re.M)
+    for flag, value, text in entries:
+        choices = re.search(r": (\S+), (?:\S+, )*\S+ or \S+ \(\S+\)$", " ".join(text.split()))     # ...: one, two or three (two)
+        good = choices.group(1) if choices else "1"
+        for given in ([flag, good], [f"{flag}={good}"]) if value else ([flag], [f"{flag}=false"]):
+            status, said = call(program, *given, "--help")
             if status:
-                wrong.append(f"{flag} is in --help but is refused: {said}")
+                wrong.append(f"{flag} is in --help but {' '.join(given)} is refused: {said}")
         if value and not call(program, flag)[0]:
             wrong.append(f"{flag} without its value is taken")
+        if choices and not call(program, flag, "no-such-choice", "--help")[0]:
+            wrong.append(f"{flag} takes what is none of its choices")
     status, said = call(program, "--no-such-flag", "--help")
     if status == 0 or "--no-such-flag" not in said:
         wrong.append("an unknown flag is not refused by name")
-    check(f"help_{name}_{len(flags)}_flags", wrong if flags else ["--help names no flag"])
+    if max(map(len, call(program, "--help")[1].splitlines())) > 80:
+        wrong.append("--help has lines of more than 80 columns where there is no terminal")
+    check(f"help_{name}_{len(entries)}_flags", wrong if entries else ["--help names no flag"])
 
 
 def check_links(text, name, folder):

@@ -857,6 +857,10 @@ TEST(table_with_validation_rows)
             tt_dataset_free(d);
         }
     }
+    static const char train_only[] = "text,label,split\na,x,train\n";
+    tt_dataset *tests = table(ctx, "t.csv", train_only, sizeof train_only - 1, "test", NULL, 0);
+    CHECK(tests && tt_dataset_count(tests) == 0);
+    tt_dataset_free(tests);
     for (int part = 0; part < 3; part++) {
         static const char *const splits[] = {"train", "test", "dev"};
         CHECK(!table(ctx, "o.csv", other, sizeof other - 1, splits[part], NULL, 0));

@@ -1,0 +1,431 @@
+/* What the examples share: options of the command line with --help, errors, and for programs that train: a
+   folder that holds a run, signals that stop it, and its progress on a terminal. Included once, after
+   tinytrain.h. */
+#ifndef EXAMPLES_CLI_H
+#define EXAMPLES_CLI_H
+
+#include <ctype.h>
+#include <signal.h>
+#include <strings.h>
+#include <sys/ioctl.h>
+
+/* ------------------------------------------------------------------------------------------------- errors */
+
+static const char *cli_program = "program"; /* what cli_parse was told */
+
+/* Ends the program with a sentence on what is wrong. */
+static inline void die(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fflush(stdout);
+    fprintf(stderr, "%s: ", cli_program);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    exit(1);
+}
+
+/* What a call of the library made, or the end of the program with its error. ctx NULL: what malloc made. */
+static inline void *made(tt_context *ctx, void *p)
+{
+    if (!p) die("%s", ctx ? tt_error(ctx) : "no memory");
+    return p;
+}
+
+static inline void must(tt_context *ctx, tt_status status)
+{
+    if (status != TT_OK) die("%s", tt_error(ctx));
+}
+
+/* ------------------------------------------------------------------------------------------------ options */
+
+/* What `to` points to: const char *, the same, int, double, size_t, bool. */
+typedef enum cli_type { CLI_TEXT, CLI_CHOICE, CLI_INTEGER, CLI_NUMBER, CLI_BYTES, CLI_SWITCH } cli_type;
+
+typedef struct cli_flag {
+    const char *name, *value; /* "--lr", and what --help calls its value: "X" */
+    cli_type type;
+    void *to;                 /* holds the default */
+    const char *help;         /* the default is added, unless this ends with a parenthesis */
+    double least, most;       /* of an INTEGER or NUMBER; of a TEXT's length in bytes, if most is not 0 */
+    const char *choices;      /* of a CHOICE: words with spaces between */
+} cli_flag;
+
+/* Columns of the terminal, or 80. Asked each time, since a window may change. */
+static inline int cli_width(void)
+{
+    struct winsize w;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col >= 20 ? w.ws_col : 80;
+}
+
+/* Which of the words a value is, from 0; -1: none. */
+static inline int cli_index(const char *value, const char *words)
+{
+    size_t n = strlen(value);
+    for (int k = 0; *words; k++) {
+        size_t word = strcspn(words, " ");
+        if (word == n && memcmp(words, value, n) == 0) return k;
+        words += word + (words[word] == ' ');
+    }
+    return -1;
+}
+
+/* "a b c" as "a, b or c". */
+static inline const char *cli_list(const char *words, char *to, size_t capacity)
+{
+    size_t n = 0;
+    for (; *words && n + 8 < capacity; words++) {
+        if (*words == ' ')
+            n += (size_t)snprintf(to + n, capacity - n, "%s", strchr(words + 1, ' ') ? ", " : " or ");
+        else to[n++] = *words;
+    }
+    to[n] = 0;
+    return to;
+}
+
+/* Writes text in lines of `width` columns, all but the first indented; `at`: where the cursor is. */
+static inline void cli_wrap(const char *text, int at, int indent, int width)
+{
+    while (*text) {
+        int word = (int)strcspn(text, " ");
+        if (at > indent && at + 1 + word > width) {
+            printf("\n%*s", indent, "");
+            at = indent;
+        }
+        at += printf("%s%.*s", at > indent ? " " : "", word, text);
+        text += word + (text[word] == ' ');
+    }
+    putchar('\n');
+}
+
+static inline void cli_default(const cli_flag *f, char *to, size_t capacity)
+{
+    to[0] = 0;
+    if (f->help[strlen(f->help) - 1] == ')') return;
+    if (f->type == CLI_INTEGER) snprintf(to, capacity, " (%d)", *(int *)f->to);
+    if (f->type == CLI_NUMBER) snprintf(to, capacity, " (%g)", *(double *)f->to);
+    if (f->type == CLI_TEXT || f->type == CLI_CHOICE) {
+        const char *text = *(const char **)f->to;
+        snprintf(to, capacity, " (%s)", text ? text : "none");
+    }
+}
+
+static inline void cli_help(const cli_flag *flags, int count, const char *about)
+{
+    enum { INDENT = 24 };
+    int width = cli_width() < 110 ? cli_width() : 110;
+    printf("usage: %s [options]\n\n", cli_program);
+    cli_wrap(about, 0, 0, width);
+    putchar('\n');
+    cli_wrap("Options, as --name value or --name=value, with defaults in parentheses:", 0, 0, width);
+    putchar('\n');
+    for (int k = 0; k < count; k++) {
+        const cli_flag *f = &flags[k];
+        char text[1024], list[256], standard[128];
+        int at = printf("  %s %s", f->name, f->value);
+        if (at >= INDENT) printf("\n"), at = 0;
+        printf("%*s", INDENT - at, "");
+        cli_default(f, standard, sizeof standard);
+        snprintf(text, sizeof text, "%s%s%s%s", f->help, f->choices ? ": " : "",
+                 f->choices ? cli_list(f->choices, list, sizeof list) : "", standard);
+        cli_wrap(text, INDENT, INDENT, width);
+    }
+    printf("  -h, --help            this list\n");
+    exit(fflush(stdout) != 0);
+}
+
+/* How many letters must be put in, left out or replaced to make b of a (Levenshtein 1966). */
+static inline int cli_distance(const char *a, const char *b)
+{
+    int row[64], n = (int)strlen(b);
+    if (n > 63) return 64;
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int above_left = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int replaced = above_left + (a[i - 1] != b[j - 1]),
+                other = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
+            above_left = row[j];
+            row[j] = replaced < other ? replaced : other;
+        }
+    }
+    return row[n];
+}
+
+/* Ends the program for an argument that is no option, naming the option that is most like it. */
+static inline void cli_unknown(const cli_flag *flags, int count, const char *argument)
+{
+    char given[64];
+    const char *nearest = NULL, *bare = argument + strspn(argument, "-");
+    int least = strlen(bare) > 3 ? 3 : 1; /* a longer way is none */
+    snprintf(given, sizeof given, "--%.*s", (int)strcspn(bare, "="), bare);
+    for (int k = 0; k < count; k++) {
+        int distance = cli_distance(given, flags[k].name);
+        if (strlen(given) > 4 && strncmp(given, flags[k].name, strlen(given)) == 0)
+            distance = 0; /* its beginning */
+        if (distance < least) nearest = flags[k].name, least = distance;
+    }
+    if (nearest) die("there is no option '%s'; is %s meant? --help lists all", argument, nearest);
+    die("there is no option '%s'; --help lists all", argument);
+}
+
+/* Bytes: a number, maybe with a unit, as in 3GB, 500 MiB or 1.5e9. */
+static inline bool cli_bytes(const char *text, size_t *bytes)
+{
+    static const char *const units[] = {"", "B", "KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"};
+    static const double of[] = {1, 1, 1e3, 1e6, 1e9, 1e12, 0x1p10, 0x1p20, 0x1p30, 0x1p40};
+    char *unit;
+    double n = strtod(text, &unit);
+    if (unit == text) return false;
+    while (*unit == ' ') unit++;
+    for (int k = 0; k < 10; k++) {
+        if (strcasecmp(unit, units[k]) != 0 || !(n >= 0 && n * of[k] < 0x1p62)) continue;
+        *bytes = (size_t)(n * of[k]);
+        return true;
+    }
+    return false;
+}
+
+/* Takes a value, or ends the program with what is wrong with it. */
+static inline void cli_set(const cli_flag *f, const char *value)
+{
+    char *end, list[256];
+    size_t length = strlen(value);
+    errno = 0;
+    switch (f->type) {
+    case CLI_TEXT:
+        if (f->most > 0 && (length < f->least || length > f->most))
+            die("%s is %zu characters long; %.0f to %.0f are possible", f->name, length, f->least, f->most);
+        *(const char **)f->to = value;
+        return;
+    case CLI_CHOICE:
+        if (cli_index(value, f->choices) < 0)
+            die("%s is %s, not '%s'", f->name, cli_list(f->choices, list, sizeof list), value);
+        *(const char **)f->to = value;
+        return;
+    case CLI_INTEGER: {
+        long long n = strtoll(value, &end, 10);
+        if (end == value || *end) die("%s takes a whole number, not '%s'", f->name, value);
+        if (errno || n < (long long)f->least || n > (long long)f->most)
+            die("%s is a number from %.0f to %.0f, not %s", f->name, f->least, f->most, value);
+        *(int *)f->to = (int)n;
+        return;
+    }
+    case CLI_NUMBER: {
+        double x = strtod(value, &end);
+        if (end == value || *end) die("%s takes a number, not '%s'", f->name, value);
+        if (!(x >= f->least && x <= f->most))
+            die("%s is a number from %g to %g, not %s", f->name, f->least, f->most, value);
+        *(double *)f->to = x;
+        return;
+    }
+    case CLI_BYTES:
+        if (!cli_bytes(value, (size_t *)f->to))
+            die("%s takes bytes, as 3GB or 500MiB, not '%s'", f->name, value);
+        return;
+    case CLI_SWITCH: {
+        int k = cli_index(value, "false no off 0 true yes on 1");
+        if (k < 0) die("%s takes no value, or =true or =false, not '%s'", f->name, value);
+        *(bool *)f->to = k >= 4;
+    }
+    }
+}
+
+/* Sets the options that the arguments give. about: what the program does, for --help. */
+static inline void cli_parse(int argc, char **argv, const cli_flag *flags, int count, const char *program,
+                             const char *about)
+{
+    cli_program = program;
+    for (int i = 1; i < argc; i++) {
+        const char *argument = argv[i], *value = strchr(argument, '=');
+        size_t name = value ? (size_t)(value - argument) : strlen(argument);
+        const cli_flag *f = NULL;
+        if (strcmp(argument, "-h") == 0 || strcmp(argument, "--help") == 0) cli_help(flags, count, about);
+        for (int k = 0; k < count; k++)
+            if (strlen(flags[k].name) == name && memcmp(flags[k].name, argument, name) == 0) f = &flags[k];
+        if (!f) cli_unknown(flags, count, argument);
+        if (value) cli_set(f, value + 1);
+        else if (f->type == CLI_SWITCH) *(bool *)f->to = true;
+        else if (i + 1 == argc) die("%s needs a value: %s %s", f->name, f->name, f->value);
+        else if (strncmp(argv[i + 1], "--", 2) == 0)
+            die("%s needs a value, and '%s' looks like an option; if it is the value, write %s=%s", f->name,
+                argv[i + 1], f->name, argv[i + 1]);
+        else cli_set(f, argv[++i]);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------- files */
+
+static inline char *join(const char *folder, const char *name) /* to be freed */
+{
+    size_t bytes = strlen(folder) + strlen(name) + 2;
+    char *path = (char *)made(NULL, malloc(bytes));
+    snprintf(path, bytes, "%s/%s", folder, name);
+    return path;
+}
+
+/* Is there a file or folder of that name? Ends the program where that cannot be told: what is there must
+   not count as absent. */
+static inline bool exists(const char *path)
+{
+    struct stat s;
+    if (stat(path, &s) == 0) return true;
+    if (errno != ENOENT && errno != ENOTDIR)
+        die("cannot tell whether '%s' is there: %s", path, strerror(errno));
+    return false;
+}
+
+/* The path of a file of examples/data, which is looked for beside this source, in the program's folder and in
+   those above it. To be freed. */
+static inline char *sample_data(const char *program, const char *name)
+{
+    char own[1024], from[1024], *in_data = join("examples/data", name);
+    const char *slash = strrchr(__FILE__, '/');
+    snprintf(own, sizeof own, "%.*s/data", slash ? (int)(slash - __FILE__) : 1, slash ? __FILE__ : ".");
+    char *beside = join(own, name);
+    if (exists(beside)) return free(in_data), beside;
+    ssize_t n = readlink("/proc/self/exe", own, sizeof own - 1); /* Linux; elsewhere what it was called by */
+    if (n > 0) own[n] = 0;
+    else snprintf(own, sizeof own, "%s", program);
+    snprintf(from, sizeof from, "%s", own);
+    for (char *end; (end = strrchr(own, '/')) != NULL;) {
+        *end = 0;
+        char *path = join(own, in_data);
+        if (exists(path)) return free(in_data), free(beside), path;
+        free(path);
+    }
+    die("there is no '%s', nor %s in a folder above '%s': name data with --data, and with --model what to "
+        "start from", beside, in_data, from);
+    return NULL;
+}
+
+/* Before training: refuses to write over a run or a model, or to resume what is not there. */
+static inline void check_folder(const char *folder, bool resume)
+{
+    char *state = join(folder, "state.safetensors"), *model = join(folder, "model.safetensors");
+    if (resume && !exists(state)) die("nothing to --resume: '%s' is not there", state);
+    if (!resume && exists(state))
+        die("'%s' holds a run: go on with it (--resume), or name another folder (--out)", folder);
+    if (!resume && exists(model))
+        die("'%s' holds a model, which training would replace: name another folder (--out)", folder);
+    free(state), free(model);
+}
+
+/* --------------------------------------------------------------------------------- training on a terminal */
+
+/* The signal that asks training to stop; 0: none. A second one ends the program at once. */
+static volatile sig_atomic_t stop_signal;
+
+static inline void ask_to_stop(int number)
+{
+    stop_signal = number;
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+}
+
+static inline void handle_signals(bool handle)
+{
+    signal(SIGINT, handle ? ask_to_stop : SIG_DFL);
+    signal(SIGTERM, handle ? ask_to_stop : SIG_DFL);
+}
+
+/* Makes a line of progress fit: first its bar becomes shorter, then what stands before the last field goes.
+   Fields have two spaces between them. */
+static inline void fit_line(char *line, size_t width)
+{
+    char *bar = strchr(line, '['), *end = bar ? strchr(bar, ']') : NULL;
+    if (end && strlen(line) > width) {
+        size_t bytes = (size_t)(end - bar) - 1, over = strlen(line) - width, whole = bytes;
+        size_t keep = over + 4 < bytes ? bytes - over : 0, done = strspn(bar + 1, "#");
+        for (size_t k = 0; k < keep; k++) bar[1 + k] = (k + 1) * whole <= done * keep ? '#' : '.';
+        char *to = keep ? bar + 1 + keep : bar, *rest = keep ? end : end + 2;
+        memmove(to, rest, strlen(rest) + 1);
+    }
+    while (strlen(line) > width) {
+        char *last = NULL, *before = NULL;
+        for (char *at = strstr(line, "  "); at; at = strstr(at + 2, "  ")) before = last, last = at;
+        if (!before) break;
+        memmove(before, last, strlen(last) + 1);
+    }
+    if (strlen(line) > width) line[width] = 0;
+}
+
+/* For tt_fit_options.report: one line, rewritten on a terminal; elsewhere a plain line every ten seconds. */
+static inline void show_progress(void *user, const tt_fit_event *e)
+{
+    static double shown;
+    struct timespec t;
+    char line[256];
+    bool terminal = isatty(STDOUT_FILENO) != 0, last = e->step == e->steps,
+         rewrite = terminal && !e->validation;
+    (void)user;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    double now = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    if (!last && now - shown < (terminal ? 0.1 : 10)) return;
+    shown = now;
+    tt_fit_text(e, line, sizeof line);
+    if (terminal) fit_line(line, (size_t)cli_width() - 1);
+    printf("%s%s%s%s", rewrite ? "\r" : "", line, rewrite ? "\033[K" : "", rewrite && !last ? "" : "\n");
+    fflush(stdout);
+}
+
+/* After tt_fit: says how it ended. Returns the program's exit status: that of a signal as shells count it. */
+static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_status status, bool finished)
+{
+    long long saved = (long long)tt_trainer_saved_steps(t);
+    fflush(stdout);
+    if (status != TT_OK) fprintf(stderr, "\n%s: %s\n", cli_program, tt_error(ctx));
+    if (!finished && (status == TT_OK || tt_trainer_steps(t))) {
+        printf("\nstopped after step %lld", (long long)tt_trainer_steps(t));
+        if (saved == tt_trainer_steps(t)) printf("; --resume goes on from there\n");
+        else if (saved >= 0) printf("; --resume goes on from step %lld, the last that was saved\n", saved);
+        else printf("; nothing was saved to resume\n");
+    }
+    if (finished && stop_signal) printf("all epochs are done; --resume goes on with the test\n");
+    return status != TT_OK ? 1 : stop_signal ? 128 + stop_signal : 0;
+}
+
+/* The memory plan as text, and as plan.svg in a folder that is not NULL. */
+static inline void show_plan(const tt_program *p, const char *folder)
+{
+    static char text[1 << 16];
+    tt_plan_text(p, text, sizeof text);
+    fputs(text, stdout);
+    if (!folder) return;
+    char *path = join(folder, "plan.svg");
+    FILE *f = mkdir(folder, 0777) == 0 || errno == EEXIST ? fopen(path, "w") : NULL;
+    if (!f || tt_plan_svg(p, text, sizeof text) == 0 || fputs(text, f) < 0 || fclose(f) != 0)
+        die("cannot write '%s': %s", path, strerror(errno));
+    printf("drawn: %s\n", path);
+    free(path);
+}
+
+/* ------------------------------------------------------------------------------------ models and trainers */
+
+static inline tt_context *open_context(int seed, int threads)
+{
+    tt_context_options o = tt_context_options_default();
+    o.seed = (uint64_t)seed;
+    o.threads = threads;
+    tt_context *ctx = tt_open(&o);
+    if (!ctx) exit(1); /* the logger has said why */
+    return ctx;
+}
+
+/* Freezes the parameters of a list of patterns with commas between. */
+static inline void freeze(tt_context *ctx, const char *list)
+{
+    char pattern[256];
+    while (list && *list) {
+        int length = (int)strcspn(list, ",");
+        snprintf(pattern, sizeof pattern, "%.*s", length, list);
+        int n = length ? tt_param_freeze(ctx, pattern, true) : 0;
+        if (length && !n) die("--freeze: no parameter is called '%s'", pattern);
+        if (n) printf("frozen: %s (%d parameters)\n", pattern, n);
+        list += length + (list[length] == ',');
+    }
+}
+
+#endif

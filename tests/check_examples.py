@@ -1,0 +1,303 @@
+#!/usr/bin/env python3
+"""Checks that the examples behave as programs do: options, exit statuses, signals, folders. Standard library only; run from the
+repository's root; B: folder of the built examples (build), from the environment.
+"""
+import csv
+import fcntl
+import os
+import pty
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+
+B = os.path.abspath(os.environ.get("B", "build"))
+TEXT, IMAGES = os.path.join(B, "distilbert_imdb"), os.path.join(B, "vit_l16")
+counts = {"ok": 0, "FAILED": 0}
+checks = []
+
+
+def check(function):
+    checks.append(function)
+    return function
+
+
+class Wrong(Exception):
+    pass
+
+
+def expect(right, *what):
+    if not right:
+        raise Wrong(" ".join(str(w) for w in what)[-800:])
+
+
+def call(*command, folder=None, seconds=300):
+    """(exit status, stdout, stderr)"""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+                          timeout=seconds, cwd=folder)
+    return done.returncode, done.stdout, done.stderr
+
+
+def refused(*command, saying, folder=None):
+    status, out, err = call(*command, folder=folder)
+    name = os.path.basename(command[0])
+    expect(status == 1, "status", status, "and not 1 of", command, out, err)
+    expect(err.startswith(name + ": ") and saying in err, "not", repr(saying), "but", err)
+
+
+def write_table(path, rows):
+    with open(path, "w", newline="") as f:
+        csv.writer(f).writerows(rows)
+
+
+WORDS = ["good", "great", "fine", "bad", "dull", "awful"]
+
+
+def small_table(path, texts=60, words=5, splits=None):
+    """texts of `words` words and two classes"""
+    rows = [["text", "label"] + ["split"] * bool(splits)]
+    for k in range(texts):
+        text = " ".join(WORDS[k % 2 * 3 + (k + w) % 3] for w in range(words))
+        rows.append([text, "up" if k % 2 == 0 else "down"] + ([splits[k % len(splits)]] if splits else []))
+    write_table(path, rows)
+    return path
+
+
+def planned(*options):
+    """megabytes that a plan says, and all that was said"""
+    status, out, err = call(TEXT, *options, "--plan")
+    expect(status == 0, err)
+    return float(re.search(r"memory plan for \w+: ([\d.]+) MB", out).group(1)), out
+
+
+@check
+def wrong_options_are_named(folder):
+    refused(TEXT, "--lrr=3", saying="there is no option '--lrr=3'; is --lr meant?")
+    refused(TEXT, "--optimiser", "adam", saying="is --optimizer meant?")
+    refused(TEXT, "stop", saying="there is no option 'stop'")
+    refused(TEXT, "--optimizer=adagrad", saying="--optimizer is sgd, adam or adamw, not 'adagrad'")
+    refused(TEXT, "--lr=fast", saying="--lr takes a number, not 'fast'")
+    refused(TEXT, "--lr=nan", saying="--lr is a number from 0 to")
+    refused(TEXT, "--epochs", "1.5", saying="--epochs takes a whole number, not '1.5'")
+    refused(TEXT, "--warmup=2", saying="--warmup is a number from 0 to 1, not 2")
+    refused(TEXT, "--out", "--plan", saying="'--plan' looks like an option; if it is the value, write --out=--plan")
+    refused(TEXT, "--delimiter=ab", saying="--delimiter is one character")
+    refused(TEXT, "--budget=3G", saying="--budget takes bytes, as 3GB or 500MiB, not '3G'")
+    for program in TEXT, IMAGES:
+        refused(program, "--threads", "1000", saying="--threads is a number from 0 to 256, not 1000")
+        refused(program, "--out", "a" * 1200, saying="--out is 1200 characters long; 1 to 1000 are possible")
+        refused(program, "--out=", saying="--out is 0 characters long")
+
+
+@check
+def plan_is_by_the_longest_text(folder):
+    """of a model with 128 positions: texts of 7 tokens, and the same cut to 5"""
+    table = small_table(os.path.join(folder, "short.csv"))
+    long = small_table(os.path.join(folder, "long.csv"), words=120)
+    out = "--out=" + os.path.join(folder, "plan")
+    short, said = planned("--data", table, out, "--batch=16")
+    expect("the longest has 7 tokens; none is cut" in said, said)
+    more, said = planned("--data", long, out, "--batch=16")
+    expect("the longest has 122 tokens; none is cut" in said, said)
+    expect(more > short + 3, short, "MB for short texts,", more, "for long ones")
+    cut, said = planned("--data", long, out, "--batch=16", "--max-length=7")
+    expect("60 of 60 are cut" in re.sub(r"(\d+) of \1", "60 of 60", said), said)
+    expect(cut == short, short, "MB for short texts,", cut, "for those that are cut")
+
+
+@check
+def budget_in_units(folder):
+    table = small_table(os.path.join(folder, "t.csv"))
+    options = [TEXT, "--data", table, "--plan", "--out", os.path.join(folder, "plan")]
+    for budget in "1MB", "1000 kB", "1000000", "0.001GB", "1e6B":
+        refused(*options, "--budget", budget, saying="memory_budget is 1000000")
+    refused(*options, "--budget=1MiB", saying="memory_budget is 1048576")
+    expect(call(*options, "--budget=1 TB")[0] == 0)
+
+
+@check
+def optimizer_schedule_and_recompute(folder):
+    table = small_table(os.path.join(folder, "t.csv"))
+    out = "--out=" + os.path.join(folder, "plan")
+    adam, sgd = planned("--data", table, out)[0], planned("--data", table, out, "--optimizer", "sgd")[0]
+    expect(sgd < 0.7 * adam, "SGD plans", sgd, "MB, AdamW", adam)
+    run = os.path.join(folder, "run")
+    status, _, err = call(TEXT, "--data", table, "--out", run, "--schedule=constant", "--recompute=blocks", "--warmup=0", "--epochs=1",
+                          "--lr=0.001")
+    expect(status == 0, err)
+    with open(os.path.join(run, "metrics.csv")) as f:
+        rates = {row["lr"] for row in csv.DictReader(f) if row["split"] == "train"}
+    expect(rates == {"0.001"} or {float(r) for r in rates} == {0.001}, "constant rates are", rates)
+
+
+@check
+def columns_and_delimiter(folder):
+    path = os.path.join(folder, "odd.txt")
+    with open(path, "w") as f:
+        f.write("kind|body\n" + "".join(f"{'xy'[k % 2]}|{WORDS[k % 6]} film\n" for k in range(40)))
+    refused(TEXT, "--data", path, "--delimiter=|", "--plan", saying="have none named 'text', but 'kind', 'body'")
+    _, said = planned("--data", path, "--delimiter=|", "--text-column", "body", "--label-column=kind",
+                      "--out", os.path.join(folder, "plan"))
+    expect("32 texts to train on, 4 for validation" in said, said)
+
+
+@check
+def validation_rows_are_the_validation_set(folder):
+    table = small_table(os.path.join(folder, "t.csv"), splits=["train", "train", "train", "train", "dev", "valid", "test", "test"])
+    status, out, err = call(TEXT, "--data", table, "--epochs=1", "--out", os.path.join(folder, "run"))
+    expect(status == 0, err)
+    expect("32 texts to train on, 14 for validation" in out and "on 14 test texts" in out, out)
+    table = small_table(os.path.join(folder, "u.csv"), splits=["train", "train", "unknown", "test"])
+    refused(TEXT, "--data", table, "--plan", saying="line 4: the split is 'unknown'; expected train, validation")
+    table = small_table(os.path.join(folder, "v.csv"), splits=["train", "train", "val", "val"])
+    status, out, err = call(TEXT, "--data", table, "--epochs=1", "--out", os.path.join(folder, "run2"))
+    expect(status == 0 and "has no rows to test on" in out and "saved:" in out, out, err)
+
+
+@check
+def from_scratch_in_any_folder(folder):
+    """with the sample data in a folder above the program's; where it looked is said if there is none"""
+    programs, elsewhere = os.path.join(folder, "tree", "build", "all"), os.path.join(folder, "elsewhere")
+    os.makedirs(programs)
+    os.makedirs(elsewhere)
+    program = shutil.copy(TEXT, programs)
+    refused(program, "--plan", folder=elsewhere, saying="nor examples/data/reviews.tsv in a folder above '" + program)
+    shutil.copytree("examples/data", os.path.join(folder, "tree", "examples", "data"))
+    status, out, err = call(program, "--plan", folder=elsewhere)
+    expect(status == 0 and re.search(r"\d+ texts to train on, \d+ for validation; from scratch", out), out, err)
+
+
+def stopped(program, options, *signals):
+    """(exit status, stdout + stderr) after signals in the middle of training; those that found the program still there"""
+    process = subprocess.Popen([program, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said, sent = "", 0
+    while "\nepoch " not in said:                   # a line of progress comes with the first step
+        line = process.stdout.readline()
+        expect(line, "ended before it trained:", said)
+        said += line
+    for number in signals:
+        sent += process.poll() is None
+        process.send_signal(number)
+        time.sleep(0.02)
+    said += process.communicate(timeout=300)[0]
+    return process.returncode, said, sent
+
+
+@check
+def statuses_of_signals(folder):
+    for program, number, status in (TEXT, signal.SIGINT, 130), (TEXT, signal.SIGTERM, 143), (IMAGES, signal.SIGINT, 130):
+        run = os.path.join(folder, f"{os.path.basename(program)}_{status}")
+        is_text = program == TEXT
+        options = ["--out", run, "--epochs=4" if is_text else "--epochs=1"] + ([] if is_text else ["--train=1000", "--test=100"])
+        got, said, _ = stopped(program, options, number)
+        expect(got == status, "status", got, "and not", status, "of", program, said)
+        expect("--resume goes on from there" in said and os.path.exists(os.path.join(run, "state.safetensors")), said)
+        if is_text and status == 130:
+            refused(program, *options, saying="holds a run: go on with it (--resume)")
+            got, out, err = call(program, *options, "--resume")
+            expect(got == 0 and "best epoch: accuracy" in out, "resumed:", out, err)
+
+
+@check
+def a_second_signal_ends_at_once(folder):
+    options = ["--out", os.path.join(folder, "run"), "--batch=512", "--max-tokens=60000", "--epochs=100"]     # long steps
+    got, said, sent = stopped(TEXT, options, signal.SIGTERM, signal.SIGINT)
+    expect(got == (-signal.SIGINT if sent == 2 else 143), "status", got, "after", sent, "signals", said)
+
+
+@check
+def no_promise_to_resume_what_was_not_saved(folder):
+    run = os.path.join(folder, "run")
+    os.mkdir(run)
+    os.mkdir(os.path.join(run, "loss.svg"))        # so that it cannot be written
+    got, said, _ = stopped(TEXT, ["--out", run, "--epochs=100"], signal.SIGINT)
+    expect(got != 0 and "loss.svg" in said, got, said)
+    expect("--resume goes on from there" not in said or os.path.exists(os.path.join(run, "state.safetensors")), said)
+
+
+@check
+def folders_with_and_without_a_run(folder):
+    run = os.path.join(folder, "run")
+    os.mkdir(run)
+    table = small_table(os.path.join(folder, "t.csv"))
+    for program, data in (TEXT, ["--data", table]), (IMAGES, []):
+        refused(program, *data, "--out", run, "--resume", saying="nothing to --resume: '")
+    open(os.path.join(run, "model.safetensors"), "w").close()
+    refused(TEXT, "--data", table, "--out", run, saying="holds a model, which training would replace: name another folder")
+    name = "n" * 300        # too long for a file: neither there nor absent
+    refused(TEXT, "--data", table, "--out", os.path.join(folder, name), saying="cannot tell whether '")
+
+
+def on_terminal(columns, *command):
+    """what a program writes on a terminal of that many columns"""
+    child, fd = pty.fork()
+    if child == 0:
+        os.execv(command[0], command)
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    said = b""
+    while True:
+        try:
+            part = os.read(fd, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        said += part
+    os.close(fd)
+    expect(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said.decode(errors="replace"))
+    return said.decode(errors="replace").replace("\x1b[K", "")
+
+
+@check
+def progress_fits_the_terminal(folder):
+    table = small_table(os.path.join(folder, "t.csv"))
+    for columns in 40, 60, 80, 92, 200:
+        said = on_terminal(columns, TEXT, "--data", table, "--epochs=1", "--out", os.path.join(folder, f"run{columns}"))
+        lines = [line for line in re.split(r"[\r\n]+", said) if line.startswith("epoch ")]
+        expect(lines and max(map(len, lines)) < columns, columns, "columns:", lines)
+        expect(all(re.search(r"ETA \d+:\d\d$", line) for line in lines), columns, "columns without the time that is left:", lines)
+        expect(columns < 92 or "[" in lines[0], columns, "columns without a bar:", lines)
+        if columns == 40:
+            helped = on_terminal(columns, TEXT, "--help")
+            expect(max(map(len, helped.splitlines())) <= 60 and "tokens of a" in helped, helped)
+
+
+@check
+def sources_are_narrow(folder):
+    for name in sorted(os.listdir("examples")):
+        if name.endswith((".c", ".h")):
+            with open(os.path.join("examples", name)) as f:
+                for number, line in enumerate(f, 1):
+                    expect(len(line) <= 111, f"examples/{name}, line {number} has {len(line) - 1} columns")
+
+
+def main():
+    only = sys.argv[1:]
+    for program in TEXT, IMAGES:
+        if not os.path.exists(program):
+            print(f"FAILED check_examples: {program} is not built\n0 passed, 1 failed")
+            return 1
+    for function in checks:
+        name = "examples_" + function.__name__
+        if only and function.__name__ not in only:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                function(folder)
+            except (Wrong, OSError, subprocess.SubprocessError, AttributeError) as wrong:
+                counts["FAILED"] += 1
+                print(f"FAILED {name}: {' '.join(str(wrong).split())}", flush=True)
+            else:
+                counts["ok"] += 1
+                print(f"ok {name}", flush=True)
+    print(f"{counts['ok']} passed, {counts['FAILED']} failed")
+    return 1 if counts["FAILED"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
