@@ -748,7 +748,8 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
 typedef struct tt_bert {
     tt_context *ctx;
     tt_bert_config config;
-    char activation[32], (*class_names)[64]; /* what `config` and config.json's id2label say: (classes) names          */
+    /* what `config` and config.json's id2label say: (classes), UTF-8 */
+    char activation[32], (*class_names)[64];
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab, hidden)        */
     tt_param *norm_w, *norm_b;
     tt_bert_layer *layer;
@@ -763,7 +764,10 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    another size, it is made anew, and the logger is told; a missing or misshapen tensor of the body is an
    error, before anything of the sizes in config.json is made. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
-/* Writes config.json and model.safetensors into a folder (made if need be), each atomically; transformers loads it. */
+/* Writes config.json and model.safetensors into a folder (made if need be), each atomically; transformers loads
+   it. Of classes that share a name, all are in id2label, and the last is in label2id, as transformers has it. Class
+   names that are not UTF-8, and a changed `config` that could not be loaded, are refused before anything is
+   written. */
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes                                 */
 
@@ -795,7 +799,8 @@ typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden)
 typedef struct tt_vit {
     tt_context *ctx;
     tt_vit_config config;
-    char activation[32], (*class_names)[64]; /* what `config` and config.json's id2label say: (classes) names          */
+    /* what `config` and config.json's id2label say: (classes), UTF-8 */
+    char activation[32], (*class_names)[64];
     bool torchvision;                       /* tt_vit_save spells names as torchvision does: as the loaded file did    */
     tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden)                             */
     tt_param *token, *position;             /* (hidden), (1 + patches, hidden)                                       */
@@ -812,7 +817,9 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
    transformers does); a classifier that is missing or of another size is made anew, and the logger is told.
    Else as tt_bert_load. */
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes);
-/* Writes model.safetensors, config.json and preprocessor_config.json into a folder (made if need be), each atomically. */
+/* Writes model.safetensors, config.json and preprocessor_config.json into a folder (made if need be), each
+   atomically.
+   Else as tt_bert_save. */
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
 void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes                                  */
 
@@ -13786,17 +13793,55 @@ static const char *tt__json_float(float x, char to[32])
     return to;
 }
 
-static void tt__print_labels(tt__text *json, const char (*names)[64], int classes)
+static bool tt__less_label_name(const void *arg, uint32_t a, uint32_t b) /* arg: (classes, 64) */
 {
-    for (int side = 0; side < 2; side++) {
-        tt__print(json, side ? ",\n  \"label2id\": {" : "  \"id2label\": {");
-        for (int k = 0; k < classes; k++) {
-            tt__print(json, k ? ", " : "");
-            if (side) { tt__json_quote(json, names[k]); tt__print(json, ": %d", k); }
-            else { tt__print(json, "\"%d\": ", k); tt__json_quote(json, names[k]); }
-        }
-        tt__print(json, "}");
+    const char(*names)[64] = (const char(*)[64])arg;
+    int order = strcmp(names[a], names[b]);
+    return order ? order < 0 : a < b;
+}
+
+/* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
+   transformers.
+   (*last)[k]: class k is the last of its name; to be freed. names: (classes, 64), which must be UTF-8. */
+static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int classes, bool **last)
+{
+    uint32_t *order = (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)classes);
+    tt_status status = TT_OK;
+    *last = order ? (bool *)tt__calloc(ctx, sizeof **last * (size_t)classes) : NULL;
+    for (int k = 0; k < classes && *last && status == TT_OK; k++) {
+        const char *end = (const char *)memchr(names[k], 0, sizeof names[k]);
+        order[k] = (uint32_t)k;
+        if (!end || tt__utf8_invalid(names[k], (size_t)(end - names[k])) < (size_t)(end - names[k]))
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "class_names[%d] is not UTF-8 of at most 63 bytes with a "
+                              "NUL behind them", k);
     }
+    if (*last && status == TT_OK) {
+        tt__sort_indices(order, (size_t)classes, tt__less_label_name, names);
+        for (int k = 0; k < classes; k++)
+            (*last)[order[k]] = k + 1 == classes || strcmp(names[order[k]], names[order[k + 1]]) != 0;
+    }
+    if (!*last) status = TT_ERR_MEMORY;
+    tt__free(ctx, order);
+    return status;
+}
+
+static void tt__print_labels(tt__text *json, const char (*names)[64], int classes, const bool *last)
+{
+    const char *comma = "";
+    tt__print(json, "  \"id2label\": {");
+    for (int k = 0; k < classes; k++) {
+        tt__print(json, "%s\"%d\": ", k ? ", " : "", k);
+        tt__json_quote(json, names[k]);
+    }
+    tt__print(json, "},\n  \"label2id\": {");
+    for (int k = 0; k < classes; k++) {
+        if (!last[k]) continue;
+        tt__print(json, "%s", comma);
+        comma = ", ";
+        tt__json_quote(json, names[k]);
+        tt__print(json, ": %d", k);
+    }
+    tt__print(json, "}");
 }
 
 #define TT__MOST_CLASSES 100000
@@ -13840,12 +13885,31 @@ static char (*tt__new_labels(tt_context *ctx, int classes))[64]
     return names;
 }
 
-static tt_status tt__read_float(const tt__json *j, const char *key, float *to)
+/* The number at `node` as a float in [least, below). */
+static tt_status tt__float_at(const tt__json *j, const char *key, int node, float least, float below,
+                              float *to)
 {
-    double x = *to;
-    tt_status status = tt__json_read_number(j, 0, key, false, &x);
-    *to = (float)x;
-    return status;
+    if (j->nodes[node].kind != TT__JSON_NUMBER_KIND) return tt__json_wrong(j, key, node, "a number");
+    double x = j->nodes[node].number;
+    bool held = fabs(x) <= FLT_MAX;
+    float value = held ? (float)x : 0;
+    if (held && value >= least && value < below) {
+        *to = value;
+        return TT_OK;
+    }
+    char expected[64] = "";
+    if (isfinite(below)) snprintf(expected, sizeof expected, " and below %g", below);
+    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"%s\" is %g; expected a number that a float "
+                    "holds, of at least %g%s", j->path, j->base + j->nodes[node].offset, key, x, least,
+                    expected);
+}
+
+/* A number of a config, in [least, below). */
+static tt_status tt__read_float(const tt__json *j, const char *key, float least, float below, float *to)
+{
+    int node;
+    tt_status status = tt__json_lookup(j, 0, key, false, &node);
+    return status == TT_OK && node >= 0 ? tt__float_at(j, key, node, least, below, to) : status;
 }
 
 /* A size of a config, at least 1 where it must be there. */
@@ -13881,13 +13945,14 @@ static void tt__check_sizes(tt__text *all, const char *const *names, const int *
 #define TT__MOST_LAYERS 1000000 /* so that the tensors of a model can be counted in an int */
 
 static void tt__check_transformer(tt__text *all, int hidden, int layers, int heads, const float *rates, int n,
-                                  float eps, const char *activation)
+                                  float eps, float range, const char *activation)
 {
     if (layers > TT__MOST_LAYERS)
         tt__print(all, "; %d layers, at most %d are supported", layers, TT__MOST_LAYERS);
     if (heads > 0 && hidden % heads) tt__print(all, "; hidden_size %d is not a multiple of %d heads", hidden, heads);
     for (int k = 0; k < n; k++) if (!(rates[k] >= 0 && rates[k] < 1)) tt__print(all, "; dropout %g is not in [0, 1)", rates[k]);
-    if (!(eps >= 0)) tt__print(all, "; layer_norm_eps is %g", eps);
+    if (!(eps >= 0) || !isfinite(eps)) tt__print(all, "; layer_norm_eps is %g", eps);
+    if (!(range >= 0) || !isfinite(range)) tt__print(all, "; initializer_range is %g", range);
     if (!tt__is_activation(activation)) tt__print(all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)", activation ? activation : "(null)");
 }
 
@@ -13988,7 +14053,7 @@ static tt_status tt__bert_check(tt_context *ctx, const tt_bert_config *c)
     tt__check_sizes(&all, names, sizes, TT__COUNT(sizes));
     if (c->type_vocab_size < 0) tt__print(&all, "; type_vocab_size is %d", c->type_vocab_size);
     tt__check_transformer(&all, c->hidden_size, c->layers, c->heads, rates, TT__COUNT(rates),
-                          c->layer_norm_eps, c->activation);
+                          c->layer_norm_eps, c->initializer_range, c->activation);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "BERT config: %s", text + 2) : TT_OK;
 }
 
@@ -14093,12 +14158,18 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char
         const char *key = c->distil ? sizes[k].distil : sizes[k].bert;
         if (key) status = tt__read_size(j, key, sizes[k].required, sizes[k].to);
     }
-    if (status == TT_OK && !c->distil) status = tt__read_float(j, "layer_norm_eps", &c->layer_norm_eps);
-    if (status == TT_OK) status = tt__read_float(j, "initializer_range", &c->initializer_range);
-    if (status == TT_OK) status = tt__read_float(j, c->distil ? "dropout" : "hidden_dropout_prob", &c->dropout);
-    if (status == TT_OK) status = tt__read_float(j, c->distil ? "attention_dropout" : "attention_probs_dropout_prob", &c->attention_dropout);
+    if (status == TT_OK && !c->distil)
+        status = tt__read_float(j, "layer_norm_eps", 0, INFINITY, &c->layer_norm_eps);
+    if (status == TT_OK) status = tt__read_float(j, "initializer_range", 0, INFINITY, &c->initializer_range);
+    if (status == TT_OK)
+        status = tt__read_float(j, c->distil ? "dropout" : "hidden_dropout_prob", 0, 1, &c->dropout);
+    if (status == TT_OK)
+        status = tt__read_float(j, c->distil ? "attention_dropout" : "attention_probs_dropout_prob", 0, 1,
+                                &c->attention_dropout);
     if (!c->distil) c->classifier_dropout = c->dropout;
-    if (status == TT_OK) status = tt__read_float(j, c->distil ? "seq_classif_dropout" : "classifier_dropout", &c->classifier_dropout);
+    if (status == TT_OK)
+        status = tt__read_float(j, c->distil ? "seq_classif_dropout" : "classifier_dropout", 0, 1,
+                                &c->classifier_dropout);
     if (status == TT_OK) status = tt__json_read_string(j, 0, c->distil ? "activation" : "hidden_act", false, &act);
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
     if (status != TT_OK) return status;
@@ -14149,7 +14220,7 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
     return status;
 }
 
-typedef struct tt__bert_saved { const tt_bert *m; const char *dtype; } tt__bert_saved;
+typedef struct tt__bert_saved { const tt_bert *m; const char *dtype; bool *last; } tt__bert_saved;
 
 static void tt__bert_print_config(tt__text *json, const void *arg)
 {
@@ -14167,17 +14238,26 @@ static void tt__bert_print_config(tt__text *json, const void *arg)
               c->distil ? "activation" : "hidden_act", m->activation, tt__json_float(c->initializer_range, number[1]), c->distil ? "dropout" : "hidden_dropout_prob", tt__json_float(c->dropout, number[2]),
               c->distil ? "attention_dropout" : "attention_probs_dropout_prob", tt__json_float(c->attention_dropout, number[3]),
               c->distil ? "seq_classif_dropout" : "classifier_dropout", tt__json_float(c->classifier_dropout, number[4]), saved->dtype);
-    tt__print_labels(json, (const char(*)[64])m->class_names, c->classes);
+    tt__print_labels(json, (const char(*)[64])m->class_names, c->classes, saved->last);
     tt__print(json, "\n}\n");
 }
 
 tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
     tt__layout l = tt__bert_layout(m);
-    tt_dtype dtype;
-    tt_status status = tt__layout_save(&l, m->config.distil, folder, &dtype);
-    tt__bert_saved saved = {m, tt__torch_dtype(dtype)};
-    return status == TT_OK ? tt__save_printed(m->ctx, folder, "config.json", tt__bert_print_config, &saved) : status;
+    tt_bert_config config = m->config; /* the caller may have changed it: it must still be one to be read */
+    tt_dtype dtype = TT_F32;
+    tt__bert_saved saved = {m, NULL, NULL};
+    config.activation = m->activation;
+    tt_status status = tt__bert_check(m->ctx, &config);
+    if (status == TT_OK)
+        status = tt__last_of_names(m->ctx, (const char(*)[64])m->class_names, config.classes, &saved.last);
+    if (status == TT_OK) status = tt__layout_save(&l, config.distil, folder, &dtype);
+    saved.dtype = tt__torch_dtype(dtype);
+    if (status == TT_OK)
+        status = tt__save_printed(m->ctx, folder, "config.json", tt__bert_print_config, &saved);
+    tt__free(m->ctx, saved.last);
+    return status;
 }
 
 /* -------------------------------------------------------------------------------------------------------- ViT */
@@ -14288,9 +14368,10 @@ static tt_status tt__vit_check(tt_context *ctx, const tt_vit_config *c)
     if (c->image_size > 16384) tt__print(&all, "; image_size %d is above 16384", c->image_size);
     if (c->channels > 4) tt__print(&all, "; channels is %d, at most 4 are supported", c->channels);
     for (int k = 0; k < c->channels && k < 4; k++)
-        if (!isfinite(c->mean[k]) || !(c->std[k] > 0)) tt__print(&all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
+        if (!isfinite(c->mean[k]) || !(c->std[k] > 0) || !isfinite(c->std[k]))
+            tt__print(&all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
     tt__check_transformer(&all, c->hidden_size, c->layers, c->heads, rates, TT__COUNT(rates),
-                          c->layer_norm_eps, c->activation);
+                          c->layer_norm_eps, c->initializer_range, c->activation);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "ViT config: %s", text + 2) : TT_OK;
 }
 
@@ -14458,10 +14539,11 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c, char a
         {"hidden_size", &c->hidden_size, true}, {"num_hidden_layers", &c->layers, true}, {"num_attention_heads", &c->heads, true},
         {"intermediate_size", &c->intermediate_size, true}, {"image_size", &c->image_size, false}, {"patch_size", &c->patch_size, false}, {"num_channels", &c->channels, false}};
     for (int k = 0; k < TT__COUNT(sizes) && status == TT_OK; k++) status = tt__read_size(j, sizes[k].key, sizes[k].required, sizes[k].to);
-    if (status == TT_OK) status = tt__read_float(j, "layer_norm_eps", &c->layer_norm_eps);
-    if (status == TT_OK) status = tt__read_float(j, "initializer_range", &c->initializer_range);
-    if (status == TT_OK) status = tt__read_float(j, "hidden_dropout_prob", &c->dropout);
-    if (status == TT_OK) status = tt__read_float(j, "attention_probs_dropout_prob", &c->attention_dropout);
+    if (status == TT_OK) status = tt__read_float(j, "layer_norm_eps", 0, INFINITY, &c->layer_norm_eps);
+    if (status == TT_OK) status = tt__read_float(j, "initializer_range", 0, INFINITY, &c->initializer_range);
+    if (status == TT_OK) status = tt__read_float(j, "hidden_dropout_prob", 0, 1, &c->dropout);
+    if (status == TT_OK)
+        status = tt__read_float(j, "attention_probs_dropout_prob", 0, 1, &c->attention_dropout);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "qkv_bias", false, &c->qkv_bias);
     if (status == TT_OK) status = tt__json_read_string(j, 0, "hidden_act", false, &act);
     if (status != TT_OK) return status;
@@ -14519,25 +14601,27 @@ static tt_status tt__vit_infer_config(tt_context *ctx, const tt__checkpoint *c, 
 static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
 {
     if (c->channels < 1 || c->channels > 4) return TT_OK; /* which tt_vit_new refuses: there is no room for their means */
-    for (int side = 0; side < 2; side++) {
-        const char *key = side ? "image_std" : "image_mean";
-        int list = tt__json_get(j, 0, key);
-        if (list < 0) continue;
-        if (j->nodes[list].kind != TT__JSON_ARRAY || j->nodes[list].count != c->channels)
-            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': '%s' must be a list of %d numbers", j->path, key, c->channels);
-        for (int k = 0, node = list + 1; k < c->channels; k++, node = j->nodes[node].after) {
-            if (j->nodes[node].kind != TT__JSON_NUMBER_KIND) return tt__json_wrong(j, key, node, "numbers");
-            (side ? c->std : c->mean)[k] = (float)j->nodes[node].number;
-        }
-    }
     bool rescales = true, normalizes = true;
     double factor = 1.0 / 255;
     tt_status status = tt__json_read_bool(j, 0, "do_rescale", false, &rescales);
     if (status == TT_OK) status = tt__json_read_number(j, 0, "rescale_factor", false, &factor);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_normalize", false, &normalizes);
     if (status == TT_OK && (!rescales || !(fabs(factor * 255 - 1) < 1e-6)))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': pixels are taken divided by 255, and this file asks for another \"rescale_factor\" or none", j->path);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': pixels are taken divided by 255, and this file "
+                        "asks for another \"rescale_factor\" or none", j->path);
     for (int k = 0; k < c->channels && !normalizes; k++) { c->mean[k] = 0; c->std[k] = 1; }
+    for (int side = 0; side < 2 && normalizes && status == TT_OK; side++) {
+        const char *key = side ? "image_std" : "image_mean";
+        int list = tt__json_get(j, 0, key);
+        if (list < 0) continue;
+        if (j->nodes[list].kind != TT__JSON_ARRAY || j->nodes[list].count != c->channels)
+            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': '%s' must be a list of %d numbers", j->path, key,
+                            c->channels);
+        const float least = side ? FLT_MIN : -FLT_MAX; /* what is divided by is above 0 */
+        float *to = side ? c->std : c->mean;
+        for (int k = 0, node = list + 1; k < c->channels && status == TT_OK; k++, node = j->nodes[node].after)
+            status = tt__float_at(j, key, node, least, INFINITY, &to[k]);
+    }
     return status;
 }
 
@@ -14597,7 +14681,7 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     return status;
 }
 
-typedef struct tt__vit_saved { const tt_vit *m; const char *dtype; } tt__vit_saved;
+typedef struct tt__vit_saved { const tt_vit *m; const char *dtype; bool *last; } tt__vit_saved;
 
 static void tt__vit_print_config(tt__text *json, const void *arg)
 {
@@ -14611,7 +14695,7 @@ static void tt__vit_print_config(tt__text *json, const void *arg)
     tt__print(json, "  \"hidden_act\": \"%s\",\n  \"layer_norm_eps\": %s,\n  \"initializer_range\": %s,\n  \"hidden_dropout_prob\": %s,\n  \"attention_probs_dropout_prob\": %s,\n"
               "  \"qkv_bias\": %s,\n  \"dtype\": \"%s\",\n", m->activation, tt__json_float(c->layer_norm_eps, number[0]), tt__json_float(c->initializer_range, number[1]),
               tt__json_float(c->dropout, number[2]), tt__json_float(c->attention_dropout, number[3]), c->qkv_bias ? "true" : "false", saved->dtype);
-    tt__print_labels(json, (const char(*)[64])m->class_names, c->classes);
+    tt__print_labels(json, (const char(*)[64])m->class_names, c->classes, saved->last);
     tt__print(json, "\n}\n");
 }
 
@@ -14632,12 +14716,24 @@ static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
 tt_status tt_vit_save(const tt_vit *m, const char *folder)
 {
     tt__layout l = tt__vit_layout(m);
-    tt_dtype dtype;
-    if (m->torchvision && !m->config.qkv_bias) return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "torchvision's ViT has biases of q, k and v: set torchvision to false");
-    tt_status status = tt__layout_save(&l, m->torchvision, folder, &dtype);
-    tt__vit_saved saved = {m, tt__torch_dtype(dtype)};
+    tt_vit_config config = m->config; /* as tt_bert_save's */
+    tt_dtype dtype = TT_F32;
+    tt__vit_saved saved = {m, NULL, NULL};
+    config.activation = m->activation;
+    if (m->torchvision && !m->config.qkv_bias)
+        return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "torchvision's ViT has biases of q, k and v: set "
+                        "torchvision to false");
+    tt_status status = tt__vit_check(m->ctx, &config);
+    if (status == TT_OK)
+        status = tt__last_of_names(m->ctx, (const char(*)[64])m->class_names, config.classes, &saved.last);
+    if (status == TT_OK) status = tt__layout_save(&l, m->torchvision, folder, &dtype);
+    saved.dtype = tt__torch_dtype(dtype);
     if (status == TT_OK) status = tt__save_printed(m->ctx, folder, "config.json", tt__vit_print_config, &saved);
-    return status == TT_OK ? tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &saved) : status;
+    if (status == TT_OK)
+        status = tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor,
+                                  &saved);
+    tt__free(m->ctx, saved.last);
+    return status;
 }
 
 /* ============================================================================================================

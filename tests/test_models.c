@@ -1058,6 +1058,57 @@ TEST(class_names_of_a_config)
     TEST_CLOSE(ctx, &a);
 }
 
+/* Two classes of one name: all names come back, and label2id has each name once, for its last class. */
+TEST(classes_of_one_name)
+{
+    test_allocator a;
+    tt_bert m;
+    char folder[1024], path[1100];
+    size_t n;
+    const char *old = "\"0\": \"LABEL_0\",\n    \"1\": \"LABEL_1\",\n    \"2\": \"LABEL_2\"";
+    const char *now = "\"0\": \"crane\", \"1\": \"a \\\"heron\\\"\", \"2\": \"crane\"";
+    snprintf(folder, sizeof folder, "%s", edited("distilbert", &unchanged, old, now));
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    for (int round = 0; round < 2; round++) { /* transformers' file, then the one that was saved here */
+        tt_context *ctx = test_open(&a);
+        REQUIRE(tt_bert_load(ctx, &m, folder, 0) == TT_OK && m.config.classes == 3);
+        CHECK(strcmp(m.class_names[0], "crane") == 0 && strcmp(m.class_names[1], "a \"heron\"") == 0);
+        CHECK(strcmp(m.class_names[2], "crane") == 0 && tt_bert_save(&m, folder) == TT_OK);
+        char *text = test_read(path, &n);
+        CHECK(text && strstr(text, "\"label2id\": {\"a \\\"heron\\\"\": 1, \"crane\": 2}"));
+        free(text);
+        tt_bert_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* What could not be read again is refused before anything is written. */
+TEST(what_no_config_can_hold_is_not_saved)
+{
+    char folder[1100];
+    snprintf(folder, sizeof folder, "%s/new", test_folder());
+    for (int k = 0; k < 7; k++) {
+        test_allocator a;
+        tt_bert m;
+        tt_context *ctx = test_open(&a);
+        REQUIRE(tt_bert_load(ctx, &m, TEST_GOLDEN("bert"), 0) == TT_OK);
+        const char *error = "";
+        if (k == 0) { strcpy(m.class_names[1], "caf\xE9"); error = "class_names[1] is not UTF-8"; }
+        if (k == 1) { memset(m.class_names[0], 'x', 64); error = "class_names[0] is not UTF-8 of at most 63 "
+                     "bytes"; }
+        if (k == 2) { m.config.dropout = NAN; error = "dropout "; }
+        if (k == 3) { m.config.initializer_range = INFINITY; error = "initializer_range is inf"; }
+        if (k == 4) { m.config.layer_norm_eps = INFINITY; error = "layer_norm_eps is inf"; }
+        if (k == 5) { strcpy(m.activation, "\""); error = "activation '\"' is unknown"; }
+        if (k == 6) { m.config.initializer_range = -1; error = "initializer_range is -1"; }
+        CHECK(tt_bert_save(&m, folder) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, error);
+        CHECK(access(folder, F_OK) != 0);
+        tt_bert_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 static void refused(const char *folder, tt_status status, const char *part, const char *part_too)
 {
     test_allocator a;
@@ -1252,9 +1303,29 @@ TEST(broken_configs)
         {"bert", "\"hidden_size\": 32", "\"hidden_size\": 1e9", TT_ERR_FORMAT, "\"hidden_size\" is a number; expected an integer"},
         {"bert", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": -2", TT_ERR_FORMAT, "\"num_hidden_layers\" is -2; expected"},
         {"bert", "\"hidden_act\": \"gelu\"", "\"hidden_act\": \"mish\"", TT_ERR_ARGUMENT, "activation 'mish' is unknown (gelu, gelu_new, relu, silu)"},
-        {"bert", "\"hidden_dropout_prob\": 0.0", "\"hidden_dropout_prob\": 1.0", TT_ERR_ARGUMENT, "dropout 1 is not in [0, 1)"},
-        {"bert", "\"attention_probs_dropout_prob\": 0.0", "\"attention_probs_dropout_prob\": -0.1", TT_ERR_ARGUMENT, "dropout -0.1 is not in [0, 1)"},
-        {"bert", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": -1", TT_ERR_ARGUMENT, "layer_norm_eps is -1"},
+        {"bert", "\"hidden_dropout_prob\": 0.0", "\"hidden_dropout_prob\": 1.0", TT_ERR_FORMAT,
+         "\"hidden_dropout_prob\" is 1; expected a number that a float holds, of at least 0 and below 1"},
+        {"bert", "\"hidden_dropout_prob\": 0.0", "\"hidden_dropout_prob\": 0.99999999999", TT_ERR_FORMAT,
+         "\"hidden_dropout_prob\" is 1;"},
+        {"bert", "\"attention_probs_dropout_prob\": 0.0", "\"attention_probs_dropout_prob\": -0.1",
+         TT_ERR_FORMAT,
+         "\"attention_probs_dropout_prob\" is -0.1; expected"},
+        {"bert", "\"initializer_range\": 0.02", "\"initializer_range\": 1e300", TT_ERR_FORMAT,
+         "\"initializer_range\" is 1e+300; expected a number that a float holds, of at least 0"},
+        {"distilbert", "\"initializer_range\": 0.02", "\"initializer_range\": -1e39", TT_ERR_FORMAT,
+         "\"initializer_range\" is -1e+39; expected"},
+        {"distilbert", "\"initializer_range\": 0.02", "\"initializer_range\": -0.02", TT_ERR_FORMAT,
+         "\"initializer_range\" is -0.02; expected"},
+        {"distilbert", "\"initializer_range\": 0.02", "\"initializer_range\": NaN", TT_ERR_FORMAT,
+         "not valid JSON: expected a value"},
+        {"distilbert", "\"attention_dropout\": 0.0", "\"attention_dropout\": 1e40", TT_ERR_FORMAT,
+         "\"attention_dropout\" is 1e+40; expected"},
+        {"distilbert", "\"seq_classif_dropout\": 0.0", "\"seq_classif_dropout\": 2", TT_ERR_FORMAT,
+         "\"seq_classif_dropout\" is 2; expected"},
+        {"bert", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": 1e39", TT_ERR_FORMAT,
+         "\"layer_norm_eps\" is 1e+39; expected"},
+        {"bert", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": -1", TT_ERR_FORMAT,
+         "\"layer_norm_eps\" is -1; expected"},
         {"bert", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": true", TT_ERR_FORMAT, "\"layer_norm_eps\" is true; expected a number"},
         {"bert", "\"use_cache\"", "\"position_embedding_type\": \"relative_key\", \"use_cache\"", TT_ERR_UNSUPPORTED, "position_embedding_type is 'relative_key'; only 'absolute' is supported"},
         {"bert", "\"use_cache\"", "\"num_labels\": 100001, \"use_cache\"", TT_ERR_FORMAT, "\"num_labels\" is 100001; expected an integer from 1 to 100000"},
@@ -1475,7 +1546,8 @@ static const test_case tests[] = {
     TEST_CASE(recompute_policies), TEST_CASE(freeze_the_body), TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
     TEST_CASE(freeze_embeddings_and_biases), TEST_CASE(freeze_nothing_and_all), TEST_CASE(frozen_parameters_take_no_memory), TEST_CASE(save_and_reload), TEST_CASE(save_before_anything_is_allocated),
     TEST_CASE(save_fails_and_the_old_files_stay), TEST_CASE(names_without_prefix_and_old_names), TEST_CASE(other_dtypes), TEST_CASE(position_ids_and_other_tensors),
-    TEST_CASE(another_number_of_classes), TEST_CASE(class_names_of_a_config), TEST_CASE(broken_checkpoints),
+    TEST_CASE(another_number_of_classes), TEST_CASE(class_names_of_a_config), TEST_CASE(classes_of_one_name),
+        TEST_CASE(what_no_config_can_hold_is_not_saved), TEST_CASE(broken_checkpoints),
         TEST_CASE(configs_that_promise_more_than_the_file_holds), TEST_CASE(many_layers),
     TEST_CASE(numbers_that_a_float_cannot_hold), TEST_CASE(broken_configs),
     TEST_CASE(other_activations_load), TEST_CASE(new_models), TEST_CASE(without_pooler_and_types), TEST_CASE(allocation_failures),

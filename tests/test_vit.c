@@ -233,6 +233,40 @@ static void refused(const char *path, int image_size, int classes, tt_status sta
     TEST_CLOSE(ctx, &a);
 }
 
+/* As of BERT: names that two classes share, and what no config can hold. */
+TEST(names_and_numbers_that_are_saved)
+{
+    test_allocator a;
+    tt_vit m;
+    char folder[1024], path[1100];
+    size_t n;
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    snprintf(path, sizeof path, "%s/new/config.json", folder);
+    strcat(folder, "/new");
+    tt_context *ctx = test_open(&a);
+    REQUIRE(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 0) == TT_OK);
+    m.config.std[1] = INFINITY;
+    CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "std inf of channel 1");
+    m.config.std[1] = 0.5f;
+    strcpy(m.class_names[2], "\xFF");
+    CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "class_names[2] is not UTF-8");
+    strcpy(m.class_names[2], "crane");
+    strcpy(m.class_names[0], "crane");
+    CHECK(tt_vit_save(&m, folder) == TT_OK);
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
+    char *text = test_read(path, &n);
+    CHECK(text && strstr(text, "\"label2id\": {\"LABEL_1\": 1, \"crane\": 2}"));
+    free(text);
+    ctx = test_open(&a);
+    REQUIRE(tt_vit_load(ctx, &m, folder, 0, 0) == TT_OK);
+    CHECK(strcmp(m.class_names[0], "crane") == 0 && strcmp(m.class_names[2], "crane") == 0);
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(broken_checkpoints)
 {
     char path[1100];
@@ -249,6 +283,19 @@ TEST(broken_checkpoints)
     refused(edited("config.json", "\"image_size\": 12", "\"image_size\": 16384"), 12, 0, TT_ERR_SHAPE,
             "expected (1, 16777217, 36)", "for parameter '");
     refused(edited("config.json", "\"patch_size\": 4", "\"patch_size\": 5"), 0, 0, TT_ERR_ARGUMENT, "image_size 12 is not a multiple of patch_size 5", "ViT config");
+    refused(edited("config.json", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": 1e300"), 0, 0,
+            TT_ERR_FORMAT,
+            "\"layer_norm_eps\" is 1e+300; expected a number that a float holds, of at least 0",
+                "config.json");
+    refused(edited("config.json", "\"initializer_range\": 0.02", "\"initializer_range\": -3"), 0, 0,
+            TT_ERR_FORMAT,
+            "\"initializer_range\" is -3; expected", "config.json");
+    refused(edited("config.json", "\"hidden_dropout_prob\": 0.0", "\"hidden_dropout_prob\": 1"), 0, 0,
+            TT_ERR_FORMAT,
+            "\"hidden_dropout_prob\" is 1; expected", "config.json");
+    refused(edited("config.json", "\"attention_probs_dropout_prob\": 0.0",
+                   "\"attention_probs_dropout_prob\": -1"), 0, 0,
+            TT_ERR_FORMAT, "\"attention_probs_dropout_prob\" is -1; expected", "config.json");
     refused(edited("config.json", "\"image_size\": 12", "\"image_size\": \"12\""), 0, 0, TT_ERR_FORMAT, "\"image_size\" is a string; expected an integer", "config.json");
     refused(edited("model.safetensors", "vit.embeddings.cls_token", "vit.embeddings.cls_tokem"), 0, 0, TT_ERR_FORMAT, "has no tensor 'vit.embeddings.cls_token'", "calls for");
     refused(TEST_GOLDEN("vit"), 14, 0, TT_ERR_ARGUMENT, "image_size 14 is not a multiple of patch_size 4", "ViT config");
@@ -268,9 +315,22 @@ TEST(broken_checkpoints)
     test_write(path, "{\"image_mean\": [0.1, 0.2]}", 26);
     refused(folder, 0, 0, TT_ERR_FORMAT, "'image_mean' must be a list of 3 numbers", "preprocessor_config.json");
     test_write(path, "{\"image_mean\": [0.1, 0.2, 0.3], \"image_std\": [0.1, 0, 0.3]}", 59);
-    refused(folder, 0, 0, TT_ERR_ARGUMENT, "mean 0.2 and std 0 of channel 1", "ViT config");
+    refused(folder, 0, 0, TT_ERR_FORMAT, "\"image_std\" is 0; expected a number", "preprocessor_config.json");
+    static const struct { const char *text, *error; } numbers[] = {
+        {"{\"image_mean\": [0.1, 1e39, 0.3]}", "\"image_mean\" is 1e+39; expected a number that a float "
+         "holds"},
+        {"{\"image_mean\": [0.1, -1e300, 0.3]}", "\"image_mean\" is -1e+300; expected"},
+        {"{\"image_std\": [0.1, 0.2, 1e60]}", "\"image_std\" is 1e+60; expected"},
+        {"{\"image_std\": [0.1, 0.2, -0.5]}", "\"image_std\" is -0.5; expected"},
+        {"{\"image_std\": [1e-60, 0.2, 0.5]}", "\"image_std\" is 1e-60; expected"},
+    };
+    for (int k = 0; k < TEST_COUNT(numbers); k++) {
+        test_write(path, numbers[k].text, strlen(numbers[k].text));
+        refused(folder, 0, 0, TT_ERR_FORMAT, numbers[k].error, "preprocessor_config.json");
+    }
     test_write(path, "{\"image_std\": [0.1, \"x\", 0.3]}", 30);
-    refused(folder, 0, 0, TT_ERR_FORMAT, "\"image_std\" is a string; expected numbers", "preprocessor_config.json");
+    refused(folder, 0, 0, TT_ERR_FORMAT, "\"image_std\" is a string; expected a number",
+            "preprocessor_config.json");
     folder = edited("config.json", "\"num_channels\": 3", "\"num_channels\": 500"); /* more than there is room for */
     test_write(test_path(folder, "preprocessor_config.json"), "{\"do_normalize\": false}", 23);
     refused(folder, 0, 0, TT_ERR_ARGUMENT, "channels is 500, at most 4 are supported", "ViT config");
@@ -583,7 +643,9 @@ TEST(misuse_of_patches)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(save_and_reload_in_both_spellings), TEST_CASE(sizes_told_by_shapes), TEST_CASE(positions_of_another_image_size), TEST_CASE(another_head), TEST_CASE(broken_checkpoints),
+    TEST_CASE(save_and_reload_in_both_spellings), TEST_CASE(sizes_told_by_shapes),
+        TEST_CASE(positions_of_another_image_size), TEST_CASE(another_head),
+            TEST_CASE(names_and_numbers_that_are_saved), TEST_CASE(broken_checkpoints),
     TEST_CASE(configs), TEST_CASE(learns_and_predicts), TEST_CASE(same_bits_when_recomputed), TEST_CASE(micro_batches_of_images), TEST_CASE(misuse), TEST_CASE(misuse_of_patches),
     TEST_CASE(unreadable_files_are_not_absent),
 };
