@@ -11710,7 +11710,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
         k->punctuation[c] = id < 0 ? k->unk : id;
     }
     for (uint32_t c = 0; c < TT__LOW; c++) k->low[c] = (uint8_t)tt__class(c);
-    k->classes['['] = TT__CLASS_LETTER; /* it may begin a special token */
+    k->classes[(int)'['] = TT__CLASS_LETTER; /* it may begin a special token */
     return k;
 }
 
@@ -11883,7 +11883,7 @@ static size_t tt__word_bracket(tt__word *w, const char *text, size_t bytes)
         tt__word_id(w, k->special[i]);
         return n;
     }
-    tt__word_id(w, k->punctuation['[']);
+    tt__word_id(w, k->punctuation[(int)'[']);
     return 1;
 }
 
