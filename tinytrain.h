@@ -764,10 +764,9 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    another size, it is made anew, and the logger is told; a missing or misshapen tensor of the body is an
    error, before anything of the sizes in config.json is made. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
-/* Writes config.json and model.safetensors into a folder (made if need be), each atomically; transformers loads
-   it. Of classes that share a name, all are in id2label, and the last is in label2id, as transformers has it. Class
-   names that are not UTF-8, and a changed `config` that could not be loaded, are refused before anything is
-   written. */
+/* Writes config.json and model.safetensors into a folder (made if need be), each atomically, as transformers
+   reads them. Of classes that share a name, all are in id2label, and the last is in label2id. Class names that
+   are not UTF-8, and a changed `config` that could not be loaded, are refused before anything is written. */
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes                                 */
 
@@ -818,8 +817,7 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
    Else as tt_bert_load. */
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes);
 /* Writes model.safetensors, config.json and preprocessor_config.json into a folder (made if need be), each
-   atomically.
-   Else as tt_bert_save. */
+   atomically. Else as tt_bert_save. */
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
 void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes                                  */
 
