@@ -11909,14 +11909,15 @@ static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, i
                 at++;
             }
             if (c > TT__CLASS_PUNCTUATION) { w.chars = TT__WORD_CHARS + 1; at++; }
-        } else if (c == TT__CLASS_LETTER) {
-            if (byte == '[') at += tt__word_bracket(&w, text + at, bytes - at);
-            else tt__word_other(&w, tt__utf8_next(text, bytes, &at));
-        } else {
+        } else if (c != TT__CLASS_LETTER) {
             at++;
             if (c == TT__CLASS_DROP) continue;
             tt__word_end(&w);
             if (c == TT__CLASS_PUNCTUATION) tt__word_id(&w, k->punctuation[byte]);
+        } else if (byte == '[') {
+            at += tt__word_bracket(&w, text + at, bytes - at);
+        } else {
+            tt__word_other(&w, tt__utf8_next(text, bytes, &at));
         }
     }
     tt__word_end(&w);
