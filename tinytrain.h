@@ -66,7 +66,8 @@
      tt_compile says how much a program needs (tt_program_plan, tt_plan_text, tt_plan_svg) and allocates nothing. tt_allocate, or the
      first tt_set, allocates the arena, exactly that large; a step allocates nothing (but a CBLAS may). What a program would need on
      another kind of device can be planned without one (tt_compile_options.device). A program that shares another's arena (evaluation)
-     costs the larger of the two, not the sum. Parameters are made in place, in their dtype, from file or generator. The arena is
+     costs the larger of the two, not the sum. Parameters are made in place, in their dtype, from file or generator. A loader
+     tokenizes its texts when it is made, so that a trainer has room for the longest that there are, and no more. The arena is
      released with the last of its programs and parameters: by tt_close, when parameters live there.
 
    DETERMINISM
