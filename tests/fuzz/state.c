@@ -72,8 +72,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
         FUZZ_CHECK(tt_trainer_save(r->t, "b", &progress) == TT_OK && fuzz_same_files("a", "b"));
         bool finished;
         tt_status status = fuzz_run_fit(r, 1, true, NULL, &finished);
-        if (fuzz_ok(r->ctx, status == TT_OK))
-            FUZZ_CHECK(finished && fuzz_find("run/metrics.csv") && fuzz_find("run/loss.svg"));
+        if (fuzz_ok(r->ctx, status == TT_OK)) {
+            bool was_over = progress.epoch == 1; /* then nothing is written */
+            FUZZ_CHECK(finished && (was_over || (fuzz_find("run/metrics.csv") && fuzz_find("run/loss.svg"))));
+        }
     } else {
         tt_progress unchanged = start;
         FUZZ_CHECK(tt_trainer_save(r->t, "a", &unchanged) == TT_OK && fuzz_same_files("a", "good"));

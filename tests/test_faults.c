@@ -1,5 +1,6 @@
 /* A training that is killed, at each of its file operations and at random moments, and resumed: it ends as
-   one that was never stopped, with the same bits of parameters, optimizer state, best model and metrics. */
+   one that was never stopped, with the same bits of parameters, optimizer state, best model and metrics. And
+   what reads or writes files, where each allocation and each file operation fails once. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -24,7 +25,7 @@ typedef struct training {
     char best[1024]; /* the folder of the model that is kept */
 } training;
 
-/* What a child says: how many operations it did, and which was the last; how often it kept a model; its error. */
+/* What a child says: how many operations it did, the last of them, how often it kept a model, its error. */
 typedef struct report {
     volatile long calls;
     volatile int kept;
@@ -96,29 +97,16 @@ static bool kill_list(void *u, const char *path, bool (*each)(void *arg, const c
     return real.list(u, path, each, arg);
 }
 
-static bool open_training(training *r)
+/* The options are those of its context. */
+static bool open_training(training *r, const tt_context_options *o)
 {
     static const char vocab[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\ngood\nbad\nfilm\nplot\n";
     static const char texts[] = "text,label\ngood film,pos\nbad film,neg\nplot good good,pos\nfilm bad,neg\n"
                                 "bad plot bad,neg\nfilm good,pos\n";
-    tt_context_options o = tt_context_options_default();
     char folder[1024];
     snprintf(folder, sizeof folder, "%s", test_folder());
     memset(r, 0, sizeof *r);
-    o.threads = 1;
-    o.logger.log = test__no_log;
-    real = o.files;
-    o.files.open = kill_open;
-    o.files.read = kill_read;
-    o.files.write = kill_write;
-    o.files.sync = kill_sync;
-    o.files.close = kill_close;
-    o.files.rename = kill_rename;
-    o.files.remove = kill_remove;
-    o.files.make_folder = kill_make_folder;
-    o.files.list = kill_list;
-    o.files.map = NULL; /* so that reading is read() */
-    r->ctx = tt_open(&o);
+    r->ctx = tt_open(o);
     const char *path = test_write(test_path(folder, "vocab.txt"), vocab, sizeof vocab - 1);
     r->k = tt_tokenizer_open(r->ctx, path, true);
     path = test_write(test_path(folder, "texts.csv"), texts, sizeof texts - 1);
@@ -261,8 +249,22 @@ static bool check_end(training *r, const char *whole, const char *folder, const 
 /* Saves at every step and validates, or saves at the ends of epochs and keeps the model at each. */
 static bool open_kind(training *r, int kind, char whole[1024])
 {
+    tt_context_options o = tt_context_options_default();
+    o.threads = 1;
+    o.logger.log = test__no_log;
+    real = o.files;
+    o.files.open = kill_open;
+    o.files.read = kill_read;
+    o.files.write = kill_write;
+    o.files.sync = kill_sync;
+    o.files.close = kill_close;
+    o.files.rename = kill_rename;
+    o.files.remove = kill_remove;
+    o.files.make_folder = kill_make_folder;
+    o.files.list = kill_list;
+    o.files.map = NULL; /* so that reading is read() */
     shared = NULL; /* operations count in children only */
-    if (!open_training(r)) return false;
+    if (!open_training(r, &o)) return false;
     shared = (report *)mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (!CHECK(shared != MAP_FAILED)) return false;
     r->validates = kind == 0;
@@ -349,9 +351,265 @@ TEST(killed_at_random_moments) /* of which each run has one to three; at last no
     close_kind(&r);
 }
 
+/* ----------------------------------------------------------------------------- each operation fails once */
+
+typedef struct sweep {
+    test_allocator a;
+    test_files f;
+    tt_context *ctx;
+    training r;              /* in ctx, where it is needed */
+    char in[1024], out[1024]; /* folders: what is read, made once; what is written, fresh each time */
+    int steps;               /* of tt_fit so far */
+    volatile int stop;       /* tt_fit stops */
+    int stop_at;             /* after this step; 0: never */
+} sweep;
+
+static bool sweep_bert(sweep *s)
+{
+    tt_bert m;
+    bool ok = tt_bert_load(s->ctx, &m, test_path(s->in, "bert"), 0) == TT_OK;
+    ok = ok && tt_bert_save(&m, s->out) == TT_OK;
+    tt_bert_free(&m);
+    return ok;
+}
+
+static bool sweep_vit(sweep *s)
+{
+    tt_vit m;
+    bool ok = tt_vit_load(s->ctx, &m, test_path(s->in, "vit"), 4, 0) == TT_OK; /* another image size */
+    ok = ok && tt_vit_save(&m, s->out) == TT_OK;
+    tt_vit_free(&m);
+    return ok;
+}
+
+static bool sweep_tokenizer(sweep *s)
+{
+    tt_tokenizer *k = tt_tokenizer_load(s->ctx, s->in);
+    bool ok = k && tt_tokenizer_save(k, s->out) == TT_OK;
+    tt_tokenizer_free(k);
+    return ok;
+}
+
+static bool sweep_table(sweep *s)
+{
+    tt_dataset *d = tt_dataset_table(s->ctx, test_path(s->in, "texts.csv"), "train", NULL, 0);
+    tt_dataset *part = d ? tt_dataset_split(d, 2) : NULL;
+    tt_dataset_free(part);
+    tt_dataset_free(d);
+    return part != NULL;
+}
+
+static bool sweep_safetensors(sweep *s)
+{
+    float x[4];
+    tt_safetensors *t = tt_safetensors_open(s->ctx, test_path(test_path(s->in, "bert"), "model.safetensors"));
+    bool ok = t && tt_safetensors_read_f32(t, 0, 0, 4, x) == TT_OK;
+    tt_safetensors_close(t);
+    return ok;
+}
+
+static bool sweep_trainer(sweep *s)
+{
+    tt_train_options o = s->r.t->options;
+    tt_model model = tt_bert_classifier(&s->r.m);
+    tt_trainer *t = tt_trainer_new(s->ctx, &model, &o);
+    tt_trainer_free(t);
+    return t != NULL;
+}
+
+static bool sweep_evaluation(sweep *s)
+{
+    tt_stats stats;
+    float p[2];
+    return tt_evaluate(s->r.t, s->r.validation, &stats) == TT_OK &&
+           tt_predict_text(s->r.t, s->r.k, "good film", p) == TT_OK;
+}
+
+static tt_status sweep_keep(void *user)
+{
+    sweep *s = (sweep *)user;
+    return tt_bert_save(&s->r.m, test_path(s->out, "best"));
+}
+
+static void sweep_report(void *user, const tt_fit_event *e)
+{
+    sweep *s = (sweep *)user;
+    s->steps += !e->validation;
+    s->stop = s->stop_at && s->steps == s->stop_at;
+}
+
+static bool sweep_train(sweep *s, bool resume)
+{
+    tt_fit_options o = tt_fit_options_default();
+    bool finished;
+    s->steps = s->stop = 0;
+    o.epochs = 2;
+    o.folder = s->out;
+    o.resume = resume;
+    o.keep = sweep_keep;
+    o.report = sweep_report;
+    o.stop = &s->stop;
+    o.user = s;
+    return tt_fit(s->r.t, s->r.train, s->r.validation, &o, &finished) == TT_OK && finished == !s->stop_at;
+}
+
+static bool sweep_fit(sweep *s) { return sweep_train(s, false); }
+
+/* A run that was stopped after its second step. */
+static bool sweep_resume(sweep *s)
+{
+    static const char *const files[] = {"state.safetensors", "metrics.csv"};
+    for (int k = 0; k < TEST_COUNT(files); k++) {
+        size_t n;
+        char *bytes = test_read(test_path(test_path(s->in, "run"), files[k]), &n);
+        test_write(test_path(s->out, files[k]), bytes, n);
+        free(bytes);
+    }
+    return sweep_train(s, true);
+}
+
+/* A run that failed goes on: nothing that was saved is lost. */
+static bool sweep_go_on(sweep *s)
+{
+    return sweep_train(s, access(test_path(s->out, "state.safetensors"), F_OK) == 0);
+}
+
+static bool sweep_open(sweep *s, bool trains)
+{
+    tt_context_options o = test_options(&s->a);
+    o.files = test_failing_files(&s->f, 0, 0);
+    if (!trains) return CHECK((s->ctx = tt_open(&o)) != NULL);
+    bool ok = open_training(&s->r, &o);
+    s->ctx = s->r.ctx;
+    return ok;
+}
+
+static void sweep_close(sweep *s, bool trains)
+{
+    if (trains) {
+        close_training(&s->r);
+        CHECK(s->a.live == 0 && s->a.live_bytes == 0);
+        pthread_mutex_destroy(&s->a.mutex);
+    } else {
+        TEST_CLOSE(s->ctx, &s->a);
+    }
+}
+
+/* What the runs of the table below read. */
+static bool sweep_inputs(sweep *s)
+{
+    tt_bert bert;
+    tt_vit vit;
+    tt_bert_config bc = tt_bert_config_default(true);
+    tt_vit_config vc = tt_vit_config_default("Ti/16");
+    static const char texts[] = "text,label\na,x\nb,y\nc,x\nd,y\n\"e, f\",x\ng,y\nh,x\n";
+    memset(s, 0, sizeof *s);
+    snprintf(s->in, sizeof s->in, "%s", test_folder());
+    bc.vocab_size = bc.max_positions = 8;
+    bc.hidden_size = bc.intermediate_size = vc.hidden_size = vc.intermediate_size = 4;
+    bc.layers = bc.heads = vc.layers = vc.heads = 1;
+    vc.image_size = 6;
+    vc.patch_size = 2;
+    vc.classes = 3;
+    for (int k = 0; k < 2; k++) { /* in a context each, as some parameters have the same name */
+        if (!sweep_open(s, false)) return false;
+        if (k == 0) CHECK(tt_bert_new(s->ctx, &bert, &bc) == TT_OK);
+        else CHECK(tt_vit_new(s->ctx, &vit, &vc) == TT_OK);
+        if (k == 0) CHECK(tt_bert_save(&bert, test_path(s->in, "bert")) == TT_OK);
+        else CHECK(tt_vit_save(&vit, test_path(s->in, "vit")) == TT_OK);
+        if (k == 0) tt_bert_free(&bert);
+        else tt_vit_free(&vit);
+        sweep_close(s, false);
+    }
+    test_write(test_path(s->in, "texts.csv"), texts, sizeof texts - 1);
+    if (!sweep_open(s, true)) return false;
+    bool ok = CHECK(tt_tokenizer_save(s->r.k, s->in) == TT_OK);
+    s->stop_at = 2;
+    snprintf(s->out, sizeof s->out, "%s", test_path(s->in, "run"));
+    ok = CHECK(sweep_train(s, false)) && ok;
+    s->stop_at = 0;
+    sweep_close(s, true);
+    return ok;
+}
+
+static bool no_temporary_files(const char *folder)
+{
+    DIR *d = opendir(folder);
+    bool none = true;
+    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d))
+        none = none && !tt__match("*.tmp", e->d_name);
+    if (d) closedir(d);
+    return none;
+}
+
+TEST(each_allocation_and_file_operation_fails)
+{
+    static const struct {
+        const char *name;
+        bool (*run)(sweep *s), (*again)(sweep *s); /* which then works; NULL: nothing need */
+        bool trains;
+        int least; /* failures there must have been */
+    } rows[] = {{"bert", sweep_bert, NULL, false, 80},
+                {"vit", sweep_vit, NULL, false, 80},
+                {"tokenizer", sweep_tokenizer, sweep_tokenizer, false, 20},
+                {"table", sweep_table, sweep_table, false, 8},
+                {"safetensors", sweep_safetensors, sweep_safetensors, false, 6},
+                {"trainer", sweep_trainer, sweep_trainer, true, 30},
+                {"evaluation", sweep_evaluation, sweep_evaluation, true, 1},
+                {"fit", sweep_fit, sweep_go_on, true, 60},
+                {"resume", sweep_resume, sweep_go_on, true, 60}};
+    static const char kinds[] = "aozrwscnl"; /* allocations, then those of test_files */
+    static sweep s;
+    if (!sweep_inputs(&s)) return;
+    for (int row = 0; row < TEST_COUNT(rows); row++) {
+        bool trains = rows[row].trains, fine = true;
+        int failures = 0;
+        if (trains && !(sweep_open(&s, true) && tt_measured_peak(s.ctx) >= 0)) return;
+        for (const char *kind = kinds; *kind && fine; kind++)
+            for (long at = 1; fine; at++) {
+                char text[256];
+                snprintf(s.out, sizeof s.out, "%s", test_folder());
+                if (!trains && !sweep_open(&s, false)) return;
+                long live = s.a.live;
+                size_t live_bytes = s.a.live_bytes;
+                s.a.failed = false;
+                s.a.fail_at = *kind == 'a' ? s.a.calls + at : 0;
+                s.f.fail = *kind == 'a' ? 0 : *kind;
+                s.f.at = at;
+                s.f.calls = 0;
+                bool ok = rows[row].run(&s);
+                bool failed = *kind == 'a' ? s.a.failed : s.f.calls >= at;
+                s.f.fail = 0;
+                s.a.fail_at = 0;
+                snprintf(text, sizeof text, "%s, %c %ld: %s, %s", rows[row].name, *kind, at,
+                         failed ? "failed" : "did not fail", ok ? "went well" : "");
+                bool ignored = ok && *kind == 'c'; /* closing a file that was read */
+                fine = test__check(ok == !failed || ignored, __FILE__, __LINE__, text);
+                if (!ok) {
+                    tt_status status = *kind == 'a' ? TT_ERR_MEMORY : TT_ERR_FILE;
+                    CHECK_ERROR(s.ctx, status, *kind == 'a' ? "memory" : "injected");
+                    fine = fine && test__check(no_temporary_files(s.out), __FILE__, __LINE__, text);
+                    failures++;
+                    bool works = !rows[row].again || rows[row].again(&s);
+                    if (!works)
+                        snprintf(text, sizeof text, "%s, after %c %ld failed: %.180s", rows[row].name, *kind, at,
+                                 tt_error(s.ctx));
+                    fine = test__check(works, __FILE__, __LINE__, text) && fine;
+                }
+                if (trains) fine = CHECK(s.a.live == live && s.a.live_bytes == live_bytes) && fine;
+                else sweep_close(&s, false);
+                test__remove(s.out);
+                if (!failed) break;
+            }
+        if (trains) sweep_close(&s, true);
+        CHECK(failures >= rows[row].least || !fine);
+    }
+}
+
 static const test_case tests[] = {
     TEST_CASE(killed_at_each_file_operation),
     TEST_CASE(killed_at_random_moments),
+    TEST_CASE(each_allocation_and_file_operation_fails),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
