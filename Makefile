@@ -305,7 +305,8 @@ FUZZ_NONE  := int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void)
 fuzz: FORCE
 	@mkdir -p $(B)/fuzz
 	@if echo '$(FUZZ_NONE)' | $(CLANG) -fsanitize=fuzzer,address -x c - -o $(B)/fuzz/none 2> /dev/null; \
-	then $(MAKE) $(FUZZ_LOGS) && sh tests/run.sh total $(FUZZ_LOGS); \
+	then sh tests/run.sh start $(TEST_PROGRESS) $(words $(FUZZ_LOGS)) ', $(SECONDS) s each'; $(MAKE) $(FUZZ_LOGS) && \
+	     sh tests/run.sh total $(FUZZ_LOGS); \
 	else echo 'skip fuzz: $(CLANG) has no libFuzzer (Debian: libclang-rt-dev or libclang-rt-14-dev)'; fi
 $(B)/fuzz/tinytrain.o: tests/fuzz/fuzz.c $(wildcard tests/fuzz/not_*.txt) tinytrain.h
 	$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -I. -c $< -o $@
