@@ -574,23 +574,23 @@ typedef struct tt_dataset tt_dataset;
 tt_dataset *tt_dataset_imdb(tt_context *ctx, const char *folder, const char *split, int64_t limit);
 /* What a table's columns are called, and what divides them. */
 typedef struct tt_table_options {
-    const char *text_column, *label_column; /* default "text" and "label"                                             */
-    const char *split_column;               /* default "split"; a file need not have it                               */
-    char delimiter;                         /* default 0: a comma where the file's name ends in .csv, else a tab      */
+    const char *text_column, *label_column; /* default "text" and "label"                                    */
+    const char *split_column;               /* default "split"; a file need not have it                      */
+    char delimiter;                         /* default 0: a comma where the file is a .csv, else a tab       */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
-/* A table in a text file, such as CSV or TSV: a header that names the columns, in any order, among others; UTF-8, RFC 4180 quoting,
-   empty lines passed over. split: keep the rows whose split column says so; NULL keeps all. "validation", "valid", "val" and "dev"
-   mean the same. Where split is one of these, "train" or "test", a row that says something else is an error. In a file without a
-   split column "test" is a tenth of the rows, of each class its share, chosen by the context's seed, and "train" the others. A table
-   without rows for validation or test has 0 of them, which is no error: tt_dataset_split takes some of "train". Labels are the distinct strings
-   of the rows kept, numbered in byte order, or those given by `classes` (n_classes of them; NULL, 0: none given). They must be UTF-8,
-   as config.json is. Errors name the line. */
-tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes);
-/* The same with options; NULL: defaults. */
-tt_dataset *tt_dataset_table_with(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes,
-                                  const tt_table_options *o);
+/* A table in a text file, such as CSV or TSV: a header that names the columns, in any order, among others; UTF-8,
+   RFC 4180 quoting, empty lines passed over. Errors name the line.
+   split: keep the rows whose split column says so; NULL keeps all. "validation", "valid", "val" and "dev" mean the
+   same. Where split is one of these, "train" or "test", a row that says something else is an error. In a file
+   without a split column "test" is a tenth of the rows, of each class its share, chosen by the context's seed, and
+   "train" the others. A table without rows for validation or test has 0 of them, which is no error:
+   tt_dataset_split takes some of "train".
+   classes: labels are numbered in the order of these (n_classes of them); NULL, 0: in byte order of the distinct
+   labels of the rows kept. Labels must be UTF-8, as config.json is. o NULL: defaults. */
+tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
+                             int n_classes, const tt_table_options *o);
 
 /* 8 bits a channel; rows from the top, the channels of a pixel together: (height, width, channels). */
 typedef struct tt_image {
@@ -12606,8 +12606,8 @@ static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char
     return result;
 }
 
-tt_dataset *tt_dataset_table_with(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes,
-                                  const tt_table_options *options)
+tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
+                             int n_classes, const tt_table_options *options)
 {
     tt_table_options o = options ? *options : tt_table_options_default();
     uint32_t *order = NULL;
@@ -12651,11 +12651,6 @@ tt_dataset *tt_dataset_table_with(tt_context *ctx, const char *path, const char 
     if (status == TT_OK) return split && !t.splits ? tt__table_divided(d, path, split, o.split_column) : d;
     tt_dataset_free(d);
     return NULL;
-}
-
-tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes, int n_classes)
-{
-    return tt_dataset_table_with(ctx, path, split, classes, n_classes, NULL);
 }
 
 /* ---- CIFAR-10 */

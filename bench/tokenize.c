@@ -5,7 +5,7 @@
 int main(int argc, char **argv)
 {
     tt_context *ctx = bench_open(argc, argv, NULL, 0);
-    tt_dataset *d = tt_dataset_table(ctx, "examples/data/reviews.tsv", NULL, NULL, 0);
+    tt_dataset *d = tt_dataset_table(ctx, "examples/data/reviews.tsv", NULL, NULL, 0, NULL);
     tt_tokenizer *k = d ? tt_tokenizer_open(ctx, "examples/data/vocab.txt", true) : NULL;
     double best = 0, seconds = 0;
     size_t bytes = 0;

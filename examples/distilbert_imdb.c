@@ -127,7 +127,7 @@ static tt_dataset *read_split(tt_context *ctx, const char *split, const char *co
     o.label_column = opt.label_column;
     o.delimiter = opt.delimiter ? opt.delimiter[0] : 0;
     if (is_table())
-        return (tt_dataset *)made(ctx, tt_dataset_table_with(ctx, opt.data, split, classes, n_classes, &o));
+        return (tt_dataset *)made(ctx, tt_dataset_table(ctx, opt.data, split, classes, n_classes, &o));
     return (tt_dataset *)made(ctx, tt_dataset_imdb(ctx, opt.data, split, most + most % 2));
 }
 

@@ -110,7 +110,7 @@ static bool open_training(training *r, const tt_context_options *o)
     const char *path = test_write(test_path(folder, "vocab.txt"), vocab, sizeof vocab - 1);
     r->k = tt_tokenizer_open(r->ctx, path, true);
     path = test_write(test_path(folder, "texts.csv"), texts, sizeof texts - 1);
-    r->d = tt_dataset_table(r->ctx, path, NULL, NULL, 0);
+    r->d = tt_dataset_table(r->ctx, path, NULL, NULL, 0, NULL);
     if (!CHECK(r->k && r->d)) return false;
     tt_loader_options lo = tt_loader_options_default();
     lo.batch = 2;
@@ -392,7 +392,7 @@ static bool sweep_tokenizer(sweep *s)
 
 static bool sweep_table(sweep *s)
 {
-    tt_dataset *d = tt_dataset_table(s->ctx, test_path(s->in, "texts.csv"), "train", NULL, 0);
+    tt_dataset *d = tt_dataset_table(s->ctx, test_path(s->in, "texts.csv"), "train", NULL, 0, NULL);
     tt_dataset *part = d ? tt_dataset_split(d, 2) : NULL;
     tt_dataset_free(part);
     tt_dataset_free(d);

@@ -714,7 +714,7 @@ TEST(tokenizer_large_vocabulary) /* ids of more than 16 bits, in the loader's ca
         CHECK(tt_tokenizer_find(k, word) == i + 3);
     }
     const char *path = test_write(test_path(test_folder(), "a.tsv"), "text\tlabel\nw69999x w1x\t0\n", 25);
-    tt_dataset *d = tt_dataset_table(ctx, path, NULL, NULL, 0);
+    tt_dataset *d = tt_dataset_table(ctx, path, NULL, NULL, 0, NULL);
     tt_loader *l = d ? tt_loader_new(ctx, d, k, NULL) : NULL;
     tt_batch b;
     REQUIRE(l);
@@ -764,7 +764,8 @@ static tt_dataset *table(tt_context *ctx, const char *name, const char *text, si
 {
     static char folder[600];
     if (!folder[0]) snprintf(folder, sizeof folder, "%s", test_folder());
-    return tt_dataset_table(ctx, test_write(test_path(folder, name), text, n), split, classes, n_classes);
+    const char *path = test_write(test_path(folder, name), text, n);
+    return tt_dataset_table(ctx, path, split, classes, n_classes, NULL);
 }
 
 static bool row_is(const tt_dataset *d, int64_t i, const char *text, int label)
@@ -825,7 +826,7 @@ TEST(dataset_table)
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the name of class 1 of 2, 'caf', breaks off at byte 0xe9, which is "
                 "not UTF-8");
     CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, NULL, NULL, 2) && !table(ctx, "a.csv", csv, sizeof csv - 1, NULL, classes, 0));
-    CHECK(!tt_dataset_table(ctx, "/nonexistent.csv", NULL, NULL, 0));
+    CHECK(!tt_dataset_table(ctx, "/nonexistent.csv", NULL, NULL, 0, NULL));
     CHECK_ERROR(ctx, TT_ERR_FILE, "/nonexistent.csv");
     TEST_CLOSE(ctx, &a);
 }
@@ -884,29 +885,30 @@ TEST(table_options)
     tt_table_options o = tt_table_options_default();
     CHECK(strcmp(o.text_column, "text") == 0 && strcmp(o.label_column, "label") == 0 && strcmp(o.split_column, "split") == 0 && !o.delimiter);
     o.text_column = "review", o.label_column = "stars", o.split_column = "part", o.delimiter = ';';
-    tt_dataset *d = tt_dataset_table_with(ctx, path, NULL, NULL, 0, &o), *e = tt_dataset_table_with(ctx, path, "val", NULL, 0, &o);
+    tt_dataset *d = tt_dataset_table(ctx, path, NULL, NULL, 0, &o);
+    tt_dataset *e = tt_dataset_table(ctx, path, "val", NULL, 0, &o);
     REQUIRE(d && e);
     CHECK(tt_dataset_count(d) == 2 && row_is(d, 0, "so; so", 0) && row_is(d, 1, "good, cheap", 1) && strcmp(tt_dataset_class_name(d, 1), "5") == 0);
     CHECK(tt_dataset_count(e) == 1 && row_is(e, 0, "good, cheap", 0));
     tt_dataset_free(d);
     tt_dataset_free(e);
     o.label_column = "rating";
-    CHECK(!tt_dataset_table_with(ctx, path, NULL, NULL, 0, &o));
+    CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "the header's 5 columns, separated by the character ';', have none named 'rating', but 'id', 'review', 'text', 'stars', 'part'");
     o.delimiter = 0;
-    CHECK(!tt_dataset_table_with(ctx, path, NULL, NULL, 0, &o));
+    CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "the header's 1 columns, separated by commas, have none named 'review', but 'id;review;text;stars;part'");
     for (const char *bad = "\"\n\r\xE2"; *bad; bad++) {
         o.delimiter = *bad;
-        CHECK(!tt_dataset_table_with(ctx, path, NULL, NULL, 0, &o));
+        CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "table options: the delimiter has the code");
     }
     o = tt_table_options_default();
     o.label_column = "text";
-    CHECK(!tt_dataset_table_with(ctx, path, NULL, NULL, 0, &o));
+    CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'text' and 'split'; expected three names");
     o.label_column = NULL;
-    CHECK(!tt_dataset_table_with(ctx, path, NULL, NULL, 0, &o));
+    CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'NULL' and 'split'");
     TEST_CLOSE(ctx, &a);
 }
@@ -1293,8 +1295,9 @@ static bool use_everything(tt_context *ctx, const char *folder, const char *csv,
     if (w) ok = tt_safetensors_end(w) == TT_OK && ok;
     tt_safetensors *s = ok ? tt_safetensors_open(ctx, safetensors) : NULL;
     tt_tokenizer *k = s ? tt_tokenizer_load(ctx, folder) : NULL;
-    tt_dataset *i = k ? tt_dataset_imdb(ctx, folder, "train", 8) : NULL, *c = i ? tt_dataset_table(ctx, csv, NULL, classes, 3) : NULL;
-    tt_dataset *d = c ? tt_dataset_table(ctx, csv, NULL, NULL, 0) : NULL;
+    tt_dataset *i = k ? tt_dataset_imdb(ctx, folder, "train", 8) : NULL;
+    tt_dataset *c = i ? tt_dataset_table(ctx, csv, NULL, classes, 3, NULL) : NULL;
+    tt_dataset *d = c ? tt_dataset_table(ctx, csv, NULL, NULL, 0, NULL) : NULL;
     tt_loader_options o = tt_loader_options_default();
     o.threads = 2;
     tt_loader *l = d ? tt_loader_new(ctx, d, k, &o) : NULL;
@@ -1425,7 +1428,7 @@ TEST(fuzz)
             if (!s) CHECK(tt_error_code(ctx) == TT_ERR_FORMAT);
             tt_safetensors_close(s);
         } else if (kind == 2) {
-            tt_dataset *d = tt_dataset_table(ctx, "fuzz", i % 8 == 2 ? "train" : NULL, NULL, 0);
+            tt_dataset *d = tt_dataset_table(ctx, "fuzz", i % 8 == 2 ? "train" : NULL, NULL, 0, NULL);
             for (int64_t r = 0; d && r < tt_dataset_count(d); r++) {
                 size_t size;
                 const char *row = tt_dataset_text(d, r, &size);

@@ -381,7 +381,8 @@ TEST(image_dataset)
     CHECK(!tt_loader_new(ctx, d, k, NULL));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the dataset holds images: use tt_image_loader_new");
     static const char table[] = "text\tlabel\na\tx\nb\ty\n";
-    tt_dataset *texts = tt_dataset_table(ctx, test_write(test_path(test_folder(), "t.tsv"), table, sizeof table - 1), NULL, NULL, 0);
+    const char *path = test_write(test_path(test_folder(), "t.tsv"), table, sizeof table - 1);
+    tt_dataset *texts = tt_dataset_table(ctx, path, NULL, NULL, 0, NULL);
     REQUIRE(k && texts);
     tt_image_options o = tt_image_options_default(8, 8);
     CHECK(!tt_image_loader_new(ctx, texts, &o, NULL));

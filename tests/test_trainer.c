@@ -108,7 +108,7 @@ static bool open_world(world *w, const setup *s)
     if (s->files) o.files = test_failing_files(s->files, 0, 0);
     w->ctx = tt_open(&o);
     w->k = tt_tokenizer_open(w->ctx, TEST_GOLDEN("vocab_uncased.txt"), true);
-    w->d = tt_dataset_table(w->ctx, texts(), NULL, NULL, 0);
+    w->d = tt_dataset_table(w->ctx, texts(), NULL, NULL, 0, NULL);
     if (!CHECK(w->k && w->d)) return false;
     tt_loader_options lo = tt_loader_options_default();
     lo.batch = s->batch;

@@ -40,7 +40,7 @@ static inline fuzz_run *fuzz_run_get(void)
     fuzz_write("vocab.txt", vocab, sizeof vocab - 1);
     fuzz_write("texts.csv", texts, sizeof texts - 1);
     r.k = tt_tokenizer_open(r.ctx, "vocab.txt", true);
-    r.d = tt_dataset_table(r.ctx, "texts.csv", NULL, NULL, 0);
+    r.d = tt_dataset_table(r.ctx, "texts.csv", NULL, NULL, 0, NULL);
     tt_loader_options lo = tt_loader_options_default();
     lo.batch = 2; /* three steps an epoch */
     lo.max_length = 8;

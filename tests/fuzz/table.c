@@ -28,7 +28,7 @@ static void write_again(tt_context *ctx, const tt_dataset *d)
         append_field(f, label, strlen(label), ',');
         append_field(f, text, n, '\n');
     }
-    tt_dataset *again = tt_dataset_table(ctx, "again.csv", NULL, NULL, 0);
+    tt_dataset *again = tt_dataset_table(ctx, "again.csv", NULL, NULL, 0, NULL);
     if (!FUZZ_MUST(ctx, again != NULL)) return;
     FUZZ_CHECK(tt_dataset_count(again) == tt_dataset_count(d) &&
                tt_dataset_classes(again) <= tt_dataset_classes(d));
@@ -122,7 +122,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     fuzz_write(path, in.at, in.left);
 
     tt_context *ctx = fuzz_open();
-    tt_dataset *d = tt_dataset_table_with(ctx, path, split, gives ? given : NULL, gives ? 3 : 0, &o);
+    tt_dataset *d = tt_dataset_table(ctx, path, split, gives ? given : NULL, gives ? 3 : 0, &o);
     if (fuzz_ok(ctx, d != NULL)) {
         if (tt_dataset_count(d)) check(ctx, d, batch, in.left, gives);
         else FUZZ_CHECK(split && strcmp(split, "validation") == 0);
