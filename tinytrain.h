@@ -15231,11 +15231,16 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     }
     if (status == TT_OK && tt__state_find(r->ctx, file, path, &s.info[0]) < 0) status = r->ctx->status;
     if (status == TT_OK) memcpy(&h, tt_safetensors_data(file, at), sizeof h);
-    if (status == TT_OK && (h.step < 0 || h.step > TT__MOST_STEPS)) status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", path, (long long)h.step);
+    if (status == TT_OK && (h.step < 0 || h.step > TT__MOST_STEPS))
+        status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", path,
+                          (long long)h.step);
     double scale = status == TT_OK ? tt__bits_double(h.loss_scale) : 1;
-    if (status == TT_OK && (!tt__is_power_of_two(scale) || scale < 1 || scale > TT__LOSS_SCALE_MOST || h.good_steps < 0 || h.good_steps > TT__MOST_STEPS ||
-                            h.skipped < 0 || h.skipped > TT__MOST_STEPS))
-        status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were skipped, and %lld done with loss scale %g", path, (long long)h.skipped, (long long)h.good_steps, scale);
+    bool scales = tt__is_power_of_two(scale) && scale >= 1 && scale <= TT__LOSS_SCALE_MOST;
+    if (status == TT_OK && (!scales || h.good_steps < 0 || h.good_steps > TT__MOST_STEPS || h.skipped < 0 ||
+                            h.skipped > TT__MOST_STEPS))
+        status = tt__fail(r->ctx, TT_ERR_FORMAT,
+                          "'%s' says that %lld steps were skipped, and %lld done with loss scale %g", path,
+                          (long long)h.skipped, (long long)h.good_steps, scale);
     if (status == TT_OK && (uint64_t)h.seed != p->run.seed)
         status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with seed %llu, this run has %llu: open the context with the same seed", path, (unsigned long long)h.seed, (unsigned long long)p->run.seed);
     if (status == TT_OK && h.optimizer != (int64_t)p->options.optimizer.kind) status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with another optimizer", path);
