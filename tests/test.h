@@ -55,6 +55,13 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 #define REQUIRE(cond) do { if (!CHECK(cond)) return; } while (0)
 #define SKIP(why) do { snprintf(test__state.skipped, sizeof test__state.skipped, "%s", (why)); return; } while (0)
 
+/* Before a function whose loops take most of a test's time: sanitizers and coverage leave it out. */
+#if __has_attribute(no_profile_instrument_function)
+#define TEST_PLAIN __attribute__((no_sanitize("address", "undefined", "thread"), no_profile_instrument_function))
+#else
+#define TEST_PLAIN __attribute__((no_sanitize("address", "undefined", "thread")))
+#endif
+
 /* ------------------------------------------------------------------------------------------------ allocation */
 
 #define TEST_GARBAGE ((size_t)1 << 20) /* bytes of an allocation, at most, that are filled */

@@ -454,7 +454,7 @@ static int dropout(int x, float p)
     return at;
 }
 
-static void eval_attention(node *n)
+TEST_PLAIN static void eval_attention(node *n)
 {
     int heads = n->k, size = n->cols / heads, width = n->cols;
     const int32_t *start = g->nodes[g->starts].index;
