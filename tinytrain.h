@@ -11,8 +11,8 @@
          #define TINYTRAIN_IMPLEMENTATION
          #include "tinytrain.h"
 
-     and link with -lm -lpthread. Six lines to a first training step of a linear classifier (README.md has a whole
-     program around such lines, which tests/check_readme.py builds and runs):
+     and link with -lm -lpthread. Six lines to a first training step of a linear classifier (README.md has a
+     whole program around such lines, which tests/check_readme.py builds and runs):
 
          tt_tape *t = tt_tape_new(ctx);
          tt_value x = tt_input(t, "x", TT_F32, 64, 16), y = tt_input(t, "y", TT_I32, 64, 1);
@@ -37,16 +37,19 @@
      how bf16 matrices are multiplied (TINYTRAIN_BF16=dot|tiles|convert, see tt_context_options.bf16).
 
    VENDORING
-     One file      copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation includes it before
-                   any system header, as it defines _GNU_SOURCE; with -std=gnu99 or later, or in C++, the place is free.
-     CMake 3.16    add_subdirectory or FetchContent of the repository, or find_package(tinytrain) after an install:
-                   target_link_libraries(app PRIVATE tinytrain::tinytrain) brings the folder of the header, libm and
-                   threads. tinytrain::cuda is a library of tinytrain_cuda.cu that brings TINYTRAIN_CUDA too; it is
-                   there with -DTINYTRAIN_CUDA=ON, or set(TINYTRAIN_CUDA ON) before, and needs a CUDA compiler.
+     One file      copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation
+                   includes it before any system header, as it defines _GNU_SOURCE; with -std=gnu99 or later,
+                   or in C++, the place is free.
+     CMake 3.16    add_subdirectory or FetchContent of the repository, or find_package(tinytrain) after an
+                   install: target_link_libraries(app PRIVATE tinytrain::tinytrain) brings the folder of the
+                   header, libm and threads. tinytrain::cuda is a library of tinytrain_cuda.cu that brings
+                   TINYTRAIN_CUDA too; it is there with -DTINYTRAIN_CUDA=ON, or set(TINYTRAIN_CUDA ON) before,
+                   and needs a CUDA compiler.
      pkg-config    `make install` or `cmake --install`; pkg-config --cflags --libs tinytrain. The path of
                    tinytrain_cuda.cu is pkg-config --variable=cuda_source tinytrain.
-     Warnings      The header has none under -Wall -Wextra -Wpedantic -Wconversion -Wshadow (gcc and clang; C99, C11,
-                   C++17, C++20), nor under -Wold-style-cast, which the implementation turns off for itself: it is C.
+     Warnings      The header has none under -Wall -Wextra -Wpedantic -Wconversion -Wshadow (gcc and clang;
+                   C99, C11, C++17, C++20), nor under -Wold-style-cast, which the implementation turns off
+                   for itself: it is C.
 
    THREE LEVELS
      models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or tt_train_batch and
@@ -66,9 +69,10 @@
      tt_compile says how much a program needs (tt_program_plan, tt_plan_text, tt_plan_svg) and allocates nothing. tt_allocate, or the
      first tt_set, allocates the arena, exactly that large; a step allocates nothing (but a CBLAS may). What a program would need on
      another kind of device can be planned without one (tt_compile_options.device). A program that shares another's arena (evaluation)
-     costs the larger of the two, not the sum. Parameters are made in place, in their dtype, from file or generator. A loader
-     tokenizes its texts when it is made, so that a trainer has room for the longest that there are, and no more. The arena is
-     released with the last of its programs and parameters: by tt_close, when parameters live there.
+     costs the larger of the two, not the sum. Parameters are made in place, in their dtype, from file or
+     generator. A loader tokenizes its texts when it is made, so that a trainer has room for the longest that
+     there are, and no more. The arena is released with the last of its programs and parameters: by tt_close,
+     when parameters live there.
 
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a restart from a saved
@@ -103,13 +107,13 @@
      >>api  >>backend  >>base  >>tape  >>autodiff  >>passes  >>planner  >>cpu  >>program  >>optim  >>formats  >>models  >>trainer
      Each stands only on those before it. */
 
-/* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they are
-   asked to before the first of them is read. That one defines _FEATURES_H, in glibc and in musl; what it shows can
-   be told from __USE_MISC and __USE_XOPEN2K8 in glibc, from _GNU_SOURCE and _BSD_SOURCE in musl. */
+/* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they
+   are asked to before the first of them is read. That one defines _FEATURES_H, in glibc and in musl; what it
+   shows can be told from __USE_MISC and __USE_XOPEN2K8 in glibc, from _GNU_SOURCE and _BSD_SOURCE in musl. */
 #if defined(TINYTRAIN_IMPLEMENTATION) && defined(_FEATURES_H) && \
     !(defined(__USE_MISC) && defined(__USE_XOPEN2K8)) && \
     (defined(__GLIBC__) || !(defined(_GNU_SOURCE) || defined(_BSD_SOURCE)))
-#error "tinytrain: system headers before this one hide POSIX: include it first, or use -D_GNU_SOURCE or -std=gnu99"
+#error "tinytrain: headers before this one hide POSIX: include it first, or use -std=gnu99 or -D_GNU_SOURCE"
 #undef TINYTRAIN_IMPLEMENTATION /* so that this is the only error */
 #endif
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(_GNU_SOURCE)
@@ -574,21 +578,21 @@ typedef struct tt_dataset tt_dataset;
 tt_dataset *tt_dataset_imdb(tt_context *ctx, const char *folder, const char *split, int64_t limit);
 /* What a table's columns are called, and what divides them. */
 typedef struct tt_table_options {
-    const char *text_column, *label_column; /* default "text" and "label"                                    */
-    const char *split_column;               /* default "split"; a file need not have it                      */
-    char delimiter;                         /* default 0: a comma where the file is a .csv, else a tab       */
+    const char *text_column, *label_column; /* default "text" and "label"                                   */
+    const char *split_column;               /* default "split"; a file need not have it                     */
+    char delimiter;                         /* default 0: a comma where the file is a .csv, else a tab      */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
-/* A table in a text file, such as CSV or TSV: a header that names the columns, in any order, among others; UTF-8,
-   RFC 4180 quoting, empty lines passed over. Errors name the line.
-   split: keep the rows whose split column says so; NULL keeps all. "validation", "valid", "val" and "dev" mean the
-   same. Where split is one of these, "train" or "test", a row that says something else is an error. In a file
-   without a split column "test" is a tenth of the rows, of each class its share, chosen by the context's seed, and
-   "train" the others. A table without rows for validation or test has 0 of them, which is no error:
-   tt_dataset_split takes some of "train".
-   classes: labels are numbered in the order of these (n_classes of them); NULL, 0: in byte order of the distinct
-   labels of the rows kept. Labels must be UTF-8, as config.json is. o NULL: defaults. */
+/* A table in a text file, such as CSV or TSV: a header that names the columns, in any order, among others;
+   UTF-8, RFC 4180 quoting, empty lines passed over. Errors name the line.
+   split: keep the rows whose split column says so; NULL keeps all. "validation", "valid", "val" and "dev"
+   mean the same. Where split is one of these, "train" or "test", a row that says something else is an error.
+   In a file without a split column "test" is a tenth of the rows, of each class its share, chosen by the
+   context's seed, and "train" the others. A table without rows for validation or test has 0 of them, which is
+   no error: tt_dataset_split takes some of "train".
+   classes: labels are numbered in the order of these (n_classes of them); NULL, 0: in byte order of the
+   distinct labels of the rows kept. Labels must be UTF-8, as config.json is. o NULL: defaults. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
                              int n_classes, const tt_table_options *o);
 
@@ -639,9 +643,10 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
 /* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches (longest first), and
    cut into steps of `batch` sequences, whose order within the window is shuffled again; the last step of an epoch may have
    fewer. A step is one or more micro-batches, filled in that order, each of at most max_seqs = ceil(batch / accumulate)
-   sequences (or as many as there are, or max_tokens / 2) and max_tokens tokens, without padding. Texts are tokenized once, when
-   the loader is made, on the context's threads (some 100 MB of text a second each); their ids are kept (2 bytes each), so that
-   the loader knows what its micro-batches need. The dataset and the tokenizer must stay until the loader is freed. */
+   sequences (or as many as there are, or max_tokens / 2) and max_tokens tokens, without padding. Texts are
+   tokenized once, when the loader is made, on the context's threads (some 100 MB of text a second each);
+   their ids are kept (2 bytes each), so that the loader knows what its micro-batches need. The dataset and
+   the tokenizer must stay until the loader is freed. */
 typedef struct tt_loader_options {
     int batch;        /* sequences, or images, of a step. Default 16                                                  */
     int accumulate;   /* 1..batch; micro-batches have at most ceil(batch / accumulate) sequences. Default 1           */
@@ -650,7 +655,7 @@ typedef struct tt_loader_options {
     bool shuffle;     /* Default true. False: in dataset order, unsorted (evaluation, prediction)                     */
     int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting                                    */
     bool drop_last;   /* leave out a last incomplete step. Default false                                              */
-    int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1           */
+    int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1 */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -691,18 +696,19 @@ tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenize
 tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image, const tt_loader_options *o);
 void tt_loader_free(tt_loader *l); /* at any time: stops its threads                                                  */
 int64_t tt_loader_steps(const tt_loader *l);                   /* steps of an epoch                                     */
-/* What a trainer must have room for, by the texts that there are: max_seqs, max_tokens (of the max_seqs longest texts; 0 of images)
-   and accumulate (a step may have several micro-batches) of tt_train_options. A trainer for several loaders needs the largest. */
+/* What a trainer must have room for, by the texts that there are: max_seqs, max_tokens (of the max_seqs
+   longest texts; 0 of images) and accumulate (a step may have several micro-batches) of tt_train_options. A
+   trainer for several loaders needs the largest. */
 int tt_loader_max_seqs(const tt_loader *l);
 int tt_loader_max_tokens(const tt_loader *l);
 bool tt_loader_accumulates(const tt_loader *l);
-int tt_loader_longest(const tt_loader *l);                     /* tokens of the longest text before it is cut; 0: images */
-int64_t tt_loader_cut(const tt_loader *l);                     /* texts that are cut, as they are longer than max_length */
+int tt_loader_longest(const tt_loader *l); /* tokens of the longest text before it is cut; 0: images */
+int64_t tt_loader_cut(const tt_loader *l); /* texts that are cut, as they are longer than max_length */
 /* Goes to step `step` of epoch `epoch` (both from 0); order and contents depend on (seed, epoch, step) alone. */
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
 /* The next micro-batch; false at the end of the epoch (then seek on; tt_error_code is TT_OK) and on error (it is not). */
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
-double tt_loader_waited(const tt_loader *l);                   /* seconds that tt_loader_next has waited for images     */
+double tt_loader_waited(const tt_loader *l); /* seconds that tt_loader_next has waited for images */
 
 /* ----------------------------------------------------------------------------------------------------- models */
 
@@ -766,8 +772,9 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    error, before anything of the sizes in config.json is made. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
 /* Writes config.json and model.safetensors into a folder (made if need be), each atomically, as transformers
-   reads them. Of classes that share a name, all are in id2label, and the last is in label2id. Class names that
-   are not UTF-8, and a changed `config` that could not be loaded, are refused before anything is written. */
+   reads them. Of classes that share a name, all are in id2label, and the last is in label2id. Class names
+   that are not UTF-8, and a changed `config` that could not be loaded, are refused before anything is
+   written. */
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes                                 */
 
@@ -839,7 +846,8 @@ typedef struct tt_train_options {
     const char *device;              /* as tt_compile_options. Default NULL: as the environment says, else "cpu"       */
     float label_smoothing;           /* default 0                                                                    */
     int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens. max_tokens: text only */
-    bool accumulate;                 /* steps may have several micro-batches; take tt_loader_accumulates. Default false */
+    bool accumulate;                 /* steps may have several micro-batches; take tt_loader_accumulates.
+                                        Default false */
     size_t memory_budget;            /* bytes; 0: no limit                                                           */
 } tt_train_options;
 tt_train_options tt_train_options_default(void);
@@ -875,7 +883,7 @@ tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text
 typedef struct tt_progress {
     int64_t epoch, step;          /* the next step of the shuffled data                                              */
     double loss_sum, targets, correct; /* of the epoch so far                                                         */
-    double best, best_loss;       /* accuracy and loss of the best validation so far                         */
+    double best, best_loss;       /* accuracy and loss of the best validation so far                        */
 } tt_progress;
 
 /* The whole state in one safetensors file: parameters, optimizer state, number of steps, loss scale, seed, progress. A run that loads it
@@ -895,8 +903,8 @@ typedef struct tt_fit_event {
     bool images;                   /* the model reads these                                                          */
     double seconds_left;           /* of all epochs, validation left out                                             */
     const tt_stats *validation;    /* after the last step of an epoch; else NULL                                     */
-    bool best;                     /* its accuracy is the best so far, or equal to it with a lower loss: `keep`
-                                      has been called                                                        */
+    bool best;                     /* its accuracy is the best so far, or equal to it with a lower loss:
+                                      `keep` has been called                                                */
 } tt_fit_event;
 
 /* One line on it, without a newline, as a progress display shows it. Returns the length as tt_plan_text does. */
@@ -905,24 +913,25 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 typedef struct tt_fit_options {
     int64_t epochs;                /* default 1                                                                      */
     const char *folder;            /* where state.safetensors, metrics.csv and loss.svg (see tt_fit) are
-                                      written, made if need be. Default NULL: none of these                  */
+                                      written, made if need be. Default NULL: none of these                 */
     bool resume;                   /* go on from the state in folder; without it, a folder that holds one is refused  */
     double save_seconds;           /* the state is saved after each epoch, and within one after so long. Default 300  */
     const volatile int *stop;      /* not 0: stop after the step or the batch of validation at hand; a signal handler may
                                       set it (sig_atomic_t). Default NULL                                             */
-    tt_status (*keep)(void *user); /* save the model: an epoch is over whose validation accuracy is the best so
-                                      far, or equal to it with a lower loss, or, without validation, any. The
-                                      folder holds a state by then, so that a run that is killed here can be
-                                      resumed. A failure ends tt_fit with that status, and a resumed run calls
-                                      `keep` for this epoch again. Default NULL                              */
+    tt_status (*keep)(void *user); /* save the model: an epoch is over whose validation accuracy is the best
+                                      so far, or equal to it with a lower loss, or, without validation, any.
+                                      The folder holds a state by then, so that a run that is killed here can
+                                      be resumed. A failure ends tt_fit with that status, and a resumed run
+                                      calls `keep` for this epoch again. Default NULL                       */
     void (*report)(void *user, const tt_fit_event *event);
     void *user;
 } tt_fit_options;
 tt_fit_options tt_fit_options_default(void);
 
 /* Trains over epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished: all
-   epochs are done; else it was stopped, or failed, and the state of the last whole step is saved, to be resumed
-   bit for bit. Saving can fail too: tt_trainer_saved_steps says from which step a resumed run would go on.
+   epochs are done; else it was stopped, or failed, and the state of the last whole step is saved, to be
+   resumed bit for bit. Saving can fail too: tt_trainer_saved_steps says from which step a resumed run would
+   go on.
 
    metrics.csv has a line for each step and for each validation, and these columns. Numbers are written with a
    decimal point in any locale; one that is not finite is "nan", "inf" or "-inf".
@@ -935,11 +944,11 @@ tt_fit_options tt_fit_options_default(void);
      grad_norm    norm of all gradients together, before clipping; 0 where the step was skipped
      loss_scale   of the next step; 1 without loss scaling
      skipped      steps skipped by loss scaling so far
-     bytes        of the arena, which holds parameters, gradients, optimizer state and activations (tt_plan.bytes)
+     bytes        of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes)
      seconds      that the step, waiting for its data included, or the validation took; saving is not counted
      tokens_per_second, or images_per_second where the model reads images: over these seconds
-   loss.svg draws loss, accuracy and learning rate over the steps. Both files are written whenever the state is.
-   A resumed run keeps the lines up to its state; a metrics.csv with other columns is refused. */
+   loss.svg draws loss, accuracy and learning rate over the steps. Both files are written whenever the state
+   is. A resumed run keeps the lines up to its state; a metrics.csv with other columns is refused. */
 tt_status tt_fit(tt_trainer *t, tt_loader *train, tt_loader *validation, const tt_fit_options *o, bool *finished);
 
 #ifdef __cplusplus
@@ -1152,7 +1161,7 @@ extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                 
 #ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic ignored "-Wold-style-cast"
 #endif
-#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* one of them has no use for the other's helpers */
+#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* neither uses the other's helpers */
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 
@@ -1726,11 +1735,11 @@ static double tt__cgroup_quota(const char *root)
     return quota;
 }
 
-/* Returns the number of CPUs in the affinity mask of the calling thread; 0 if the kernel doesn't tell. The C library's
-   cpu_set_t needs _GNU_SOURCE, for which it may be too late here, and ends at 1,024 CPUs. */
+/* Returns the number of CPUs in the affinity mask of the calling thread; 0 if the kernel doesn't tell. The C
+   library's cpu_set_t needs _GNU_SOURCE, for which it may be too late here, and ends at 1,024 CPUs. */
 static int tt__affinity_cpus(void)
 {
-    unsigned long mask[8192 / 8 / sizeof(long)]; /* the most CPUs that Linux has (NR_CPUS in arch/x86/Kconfig) */
+    unsigned long mask[8192 / 8 / sizeof(long)]; /* bits: the most CPUs that Linux has (NR_CPUS, x86) */
     long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
     int n = 0;
     for (long k = 0; k < bytes / (long)sizeof *mask; k++) n += __builtin_popcountl(mask[k]);
@@ -2010,9 +2019,8 @@ static tt_status tt__writer_end(tt__writer *w)
    (`add_later`).
    ============================================================================================================ */
 
-/* A tensor has no more elements, so that their bytes, and those of the scratch that an op needs for them,
-   fit a size_t.
-   What the tensors of a program sum up to is checked when it is planned, by tt__check_total. */
+/* A tensor has no more elements, so that their bytes, and those of the scratch that an op needs for them, fit
+   a size_t. What the tensors of a program sum up to is checked when it is planned, by tt__check_total. */
 #define TT__MOST_ELEMENTS (((int64_t)1 << 47) - 1)
 
 struct tt_param {
@@ -2135,8 +2143,8 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     vsnprintf(v.name, sizeof v.name, format, args);
     va_end(args);
     if (shape->rows > TT__MOST_ELEMENTS / shape->cols) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "'%s': %lld rows of width %lld are 2^47 elements or more, which no "
-                      "memory holds",
+        tt__tape_fail(t, TT_ERR_SHAPE,
+                      "'%s': %lld rows of width %lld are 2^47 elements or more, which no memory holds",
                       v.name, (long long)shape->rows, (long long)shape->cols);
         return 0;
     }
@@ -4154,8 +4162,8 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
 
 static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v) { return tt__align_to(tt__storage_bytes(v), t->alignment); }
 
-/* All storages and workspaces of a tape, with `more` bytes, are less than 2^62 bytes: no sum of some
-   overflows. */
+/* Refuses a tape whose storages and workspaces are, with `more` bytes, 2^62 bytes or more, so that no sum of
+   some of them overflows. */
 static tt_status tt__check_total(const tt_tape *t, size_t more)
 {
     const size_t most = SIZE_MAX / 4;
@@ -4172,9 +4180,9 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
     for (int k = 0; k < t->n_code && total <= most; k++)
         total += tt__align_to(t->code[k].workspace, t->alignment);
     if (total <= most) return TT_OK;
-    return tt__fail(t->ctx, TT_ERR_SHAPE, "the tensors of the program are together 2^62 bytes or more; the "
-                    "largest is "
-                    "%s", tt__describe(t, largest, what, sizeof what));
+    return tt__fail(t->ctx, TT_ERR_SHAPE,
+                    "the tensors of the program are together 2^62 bytes or more; the largest is %s",
+                    tt__describe(t, largest, what, sizeof what));
 }
 
 /* Lifetimes of the transient storages and workspaces of a tape. *box is released by the caller. */
@@ -4745,9 +4753,10 @@ static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr 
 
 /* ---- one pass per instruction set ----
 
-   They are most of a compiler's work. A build of many programs, as the Makefile's of the tests, does it once: an object compiled with
-   TT__KERNELS_ONLY has the passes' tables and ends here; programs compiled with TT__KERNELS_ELSEWHERE only declare the tables. The
-   object has the public functions above, too: the linker is told to take the first definition, which is the program's own. */
+   They are most of a compiler's work. A build of many programs, as the Makefile's of the tests, does it once:
+   an object compiled with TT__KERNELS_ONLY has the passes' tables and ends here; programs compiled with
+   TT__KERNELS_ELSEWHERE only declare the tables. The object has the public functions above, too: the linker
+   is told to take the first definition, which is the program's own. */
 
 #define TT__LANES 4
 #define TT__ISA portable
@@ -8686,9 +8695,9 @@ tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_
     for (int k = 0; k < ndim; k++) {
         if (dims[k] < 1) tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld; each must be at least 1", name, k, (long long)dims[k]);
         else if (dims[k] > TT__MOST_ELEMENTS / size)
-            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': with dimension %d, %lld, it has 2^47 elements or "
-                     "more", name,
-                     k, (long long)dims[k]);
+            tt__fail(ctx, TT_ERR_SHAPE,
+                     "parameter '%s': with dimension %d, %lld, it has 2^47 elements or more", name, k,
+                     (long long)dims[k]);
         if (dims[k] < 1 || dims[k] > TT__MOST_ELEMENTS / size) return NULL;
         size *= dims[k];
     }
@@ -9500,7 +9509,8 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
         tt__print(&text, "H%dV0z'><title>%s</title></path>\n", 10 * WIDTH, tt_category_name(layer[c]));
     }
     tt__free(p->ctx, live);
-    const int peak_x = (int)((plan.peak_instruction + 0.5) / n * 10 * (double)WIDTH), peak_y = (int)((double)peak * scale + 0.5);
+    const int peak_x = (int)((plan.peak_instruction + 0.5) / n * (double)(10 * WIDTH));
+    const int peak_y = (int)((double)peak * scale + 0.5);
     const int arena_y = (int)((double)plan.bytes * scale + 0.5);
     tt__print(&text, "<path stroke='#222' stroke-dasharray='60 40' d='M0 %dH%d'/>\n<path stroke='#222' d='M0 %dV0H%dM%d %dV%d'/><circle cx='%d' cy='%d' r='35' fill='#222'/>\n</g>\n",
               arena_y, 10 * WIDTH, 10 * HEIGHT, 10 * WIDTH, peak_x, peak_y, 10 * HEIGHT - 190, peak_x, peak_y);
@@ -11886,9 +11896,10 @@ static size_t tt__word_bracket(tt__word *w, const char *text, size_t bytes)
     return 1;
 }
 
-/* tt_tokenize with room for max_tokens >= 2. Reads on to the end of a text that is longer if `whole`. Returns how many ids the text
-   has: of those beyond max_tokens, all if `whole`, else some. */
-static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens, bool whole)
+/* tt_tokenize with room for max_tokens >= 2. Reads on to the end of a text that is longer if `whole`. Returns
+   how many ids the text has: of those beyond max_tokens, all if `whole`, else some. */
+static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
+                        bool whole)
 {
     tt__word w;
     w.k = k;
@@ -11928,7 +11939,8 @@ static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, i
 
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
 {
-    return max_tokens < 2 ? 0 : (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
+    if (max_tokens < 2) return 0;
+    return (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
 }
 
 /* ------------------------------------------------------------------------------------------------------ images */
@@ -12425,6 +12437,11 @@ static bool tt__table_row(tt__table *t) /* moves to the next row over empty line
 
 enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMNS };
 
+static bool tt__field_is(const tt__field *f, const char *text)
+{
+    return strlen(text) == f->bytes && memcmp(text, f->text, f->bytes) == 0;
+}
+
 static const char *tt__table_separator(const tt__table *t, char name[24]) /* in words */
 {
     if (t->separator == ',' || t->separator == '\t') return t->separator == ',' ? "commas" : "tabs";
@@ -12439,24 +12456,28 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     tt__text list = {there, sizeof there, 0};
     for (int i = 0; i < TT__COLUMNS; i++) column[i] = -1;
     if (!tt__table_row(t))
-        return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s' is empty; expected a header with the columns %.100s and %.100s", t->path,
+        return tt__fail(t->ctx, TT_ERR_FORMAT,
+                        "'%s' is empty; expected a header with the columns %.100s and %.100s", t->path,
                         t->column[TT__COLUMN_TEXT], t->column[TT__COLUMN_LABEL]);
     for (*columns = 0; !field.last; ++*columns) {
         tt_status status = tt__table_field(t, &field);
         if (status != TT_OK) return status;
         tt__print(&list, "%s'%.100s'", *columns ? ", " : "", field.text);
         for (int i = 0; i < TT__COLUMNS; i++) {
-            if (strlen(t->column[i]) != field.bytes || memcmp(t->column[i], field.text, field.bytes) != 0) continue;
+            if (!tt__field_is(&field, t->column[i])) continue;
             if (column[i] >= 0)
-                return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: two columns are named '%.200s'", t->path, t->row_line, t->column[i]);
+                return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: two columns are named '%.200s'",
+                                t->path, t->row_line, t->column[i]);
             column[i] = *columns;
         }
         if (*columns == INT_MAX - 1) return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: too many columns", t->path, t->row_line);
     }
     for (int i = 0; i < TT__COLUMNS; i++)
         if (column[i] < 0 && i != TT__COLUMN_SPLIT)
-            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%.300s', line %lld: the header's %d columns, separated by %s, have none named '%.100s', "
-                            "but %.300s%s", t->path, t->row_line, *columns, tt__table_separator(t, separator), t->column[i], there,
+            return tt__fail(t->ctx, TT_ERR_FORMAT,
+                            "'%.300s', line %lld: the header's %d columns, separated by %s, have none named "
+                            "'%.100s', but %.300s%s", t->path, t->row_line, *columns,
+                            tt__table_separator(t, separator), t->column[i], there,
                             strlen(there) > 300 ? "..." : "");
     return TT_OK;
 }
@@ -12464,14 +12485,13 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
 /* Which part a row belongs to, by what its split column says. */
 enum { TT__SPLIT_OTHER, TT__SPLIT_TRAIN, TT__SPLIT_VALIDATION, TT__SPLIT_TEST };
 
-static int tt__split_of(const char *text, size_t bytes)
+static int tt__split_of(const char *name)
 {
-    static const struct { const char *name; int split; } names[] = {
-        {"train", TT__SPLIT_TRAIN}, {"test", TT__SPLIT_TEST}, {"validation", TT__SPLIT_VALIDATION}, {"valid", TT__SPLIT_VALIDATION},
-        {"val", TT__SPLIT_VALIDATION}, {"dev", TT__SPLIT_VALIDATION}};
-    for (int i = 0; i < TT__COUNT(names); i++)
-        if (strlen(names[i].name) == bytes && memcmp(names[i].name, text, bytes) == 0) return names[i].split;
-    return TT__SPLIT_OTHER;
+    static const char *const validation[] = {"validation", "valid", "val", "dev"};
+    for (int i = 0; i < TT__COUNT(validation); i++)
+        if (strcmp(name, validation[i]) == 0) return TT__SPLIT_VALIDATION;
+    return strcmp(name, "train") == 0 ? TT__SPLIT_TRAIN : strcmp(name, "test") == 0 ? TT__SPLIT_TEST
+                                                                                    : TT__SPLIT_OTHER;
 }
 
 static int tt__find_class(const char *const *classes, const uint32_t *order, int n, const char *label) /* -1: none */
@@ -12493,7 +12513,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
     tt_status status = tt__table_header(t, column, &columns);
     t->splits = column[TT__COLUMN_SPLIT] >= 0;
     if (!t->splits) split = NULL;
-    int wanted = split ? tt__split_of(split, strlen(split)) : TT__SPLIT_OTHER;
+    int wanted = split ? tt__split_of(split) : TT__SPLIT_OTHER;
     while (status == TT_OK && tt__table_row(t)) {
         tt__field fields[TT__COLUMNS], field = {NULL, 0, false};
         int n = 0;
@@ -12506,15 +12526,18 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         } while (status == TT_OK && !field.last);
         if (status != TT_OK) break;
         if (n != columns)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: %d columns; the header has %d: put fields that hold %s or newlines in "
-                            "double quotes", t->path, t->row_line, n, columns, tt__table_separator(t, separator));
+            return tt__fail(ctx, TT_ERR_FORMAT,
+                            "'%s', line %lld: %d columns; the header has %d: put fields that hold %s or "
+                            "newlines in double quotes", t->path, t->row_line, n, columns,
+                            tt__table_separator(t, separator));
         const tt__field *label = &fields[TT__COLUMN_LABEL], *part = &fields[TT__COLUMN_SPLIT];
-        int is = wanted ? tt__split_of(part->text, part->bytes) : TT__SPLIT_OTHER;
+        int is = wanted && strlen(part->text) == part->bytes ? tt__split_of(part->text) : TT__SPLIT_OTHER;
         if (wanted && !is)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the %.100s is '%.100s'; expected train, validation (or valid, val, dev) "
-                            "or test", t->path, t->row_line, t->column[TT__COLUMN_SPLIT], part->text);
-        if (wanted && is != wanted) continue;
-        if (split && !wanted && (strlen(split) != part->bytes || memcmp(split, part->text, part->bytes) != 0)) continue;
+            return tt__fail(ctx, TT_ERR_FORMAT,
+                            "'%s', line %lld: the %.100s is '%.100s'; expected train, validation (or "
+                            "valid, val, dev) or test", t->path, t->row_line, t->column[TT__COLUMN_SPLIT],
+                            part->text);
+        if (wanted ? is != wanted : split && !tt__field_is(part, split)) continue;
         if (!label->bytes) return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label is empty", t->path, t->row_line);
         if (strlen(label->text) != label->bytes) return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path, t->row_line);
         size_t valid = tt__utf8_invalid(label->text, label->bytes); /* config.json names it, and is UTF-8 */
@@ -12589,16 +12612,20 @@ tt_table_options tt_table_options_default(void)
 /* The rows of a table without a split column that are "train" or "test". Frees d unless it is the result. */
 static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char *split, const char *column)
 {
-    int part = tt__split_of(split, strlen(split));
+    int part = tt__split_of(split);
     tt_dataset *held = NULL, *result;
     if (part == TT__SPLIT_VALIDATION) {
         d->count = 0;
         return d;
     }
     if (!part)
-        tt__fail(d->ctx, TT_ERR_ARGUMENT, "'%s' has no column '%.100s', so its rows are \"train\" or \"test\", not '%.200s'", path, column, split);
+        tt__fail(d->ctx, TT_ERR_ARGUMENT,
+                 "'%s' has no column '%.100s', so its rows are \"train\" or \"test\", not '%.200s'", path,
+                 column, split);
     else if (d->count < 2)
-        tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has one row and no column '%.100s': it cannot be divided into \"train\" and \"test\"", path, column);
+        tt__fail(d->ctx, TT_ERR_FORMAT,
+                 "'%s' has one row and no column '%.100s': it cannot be divided into \"train\" and \"test\"",
+                 path, column);
     else
         held = tt_dataset_split(d, (d->count + 9) / 10);
     result = part == TT__SPLIT_TEST ? held : held ? d : NULL;
@@ -12616,15 +12643,20 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
         tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to take them from the file", path, n_classes, classes ? "" : " as NULL");
         return NULL;
     }
-    if (!o.text_column || !o.label_column || !o.split_column || strcmp(o.text_column, o.label_column) == 0 ||
-        strcmp(o.text_column, o.split_column) == 0 || strcmp(o.label_column, o.split_column) == 0) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "table options: the columns of text, label and split are '%.100s', '%.100s' and '%.100s'; expected "
-                 "three names", o.text_column ? o.text_column : "NULL", o.label_column ? o.label_column : "NULL", o.split_column ? o.split_column : "NULL");
+    const char *text = o.text_column ? o.text_column : "NULL";
+    const char *label = o.label_column ? o.label_column : "NULL";
+    const char *part = o.split_column ? o.split_column : "NULL";
+    bool named = o.text_column && o.label_column && o.split_column;
+    if (!named || strcmp(text, label) == 0 || strcmp(text, part) == 0 || strcmp(label, part) == 0) {
+        tt__fail(ctx, TT_ERR_ARGUMENT,
+                 "table options: the columns of text, label and split are '%.100s', '%.100s' and '%.100s'; "
+                 "expected three names", text, label, part);
         return NULL;
     }
     if (o.delimiter && (strchr("\"\n\r", o.delimiter) || (unsigned char)o.delimiter >= 0x80)) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "table options: the delimiter has the code %d; a table's columns cannot be divided by quotes, by ends of "
-                 "lines, or by bytes beyond ASCII", (unsigned char)o.delimiter);
+        tt__fail(ctx, TT_ERR_ARGUMENT,
+                 "table options: the delimiter has the code %d; a table's columns cannot be divided by "
+                 "quotes, by ends of lines, or by bytes beyond ASCII", (unsigned char)o.delimiter);
         return NULL;
     }
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
@@ -12639,10 +12671,11 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
         t.text = (char *)(uintptr_t)d->file.bytes; /* ours: read, not mapped */
         t.bytes = d->file.size;
         t.line = 1;
-        t.column[TT__COLUMN_TEXT] = o.text_column;
-        t.column[TT__COLUMN_LABEL] = o.label_column;
-        t.column[TT__COLUMN_SPLIT] = o.split_column;
-        t.separator = o.delimiter ? o.delimiter : tt__match("*.csv", path) || tt__match("*.CSV", path) ? ',' : '\t';
+        t.column[TT__COLUMN_TEXT] = text;
+        t.column[TT__COLUMN_LABEL] = label;
+        t.column[TT__COLUMN_SPLIT] = part;
+        bool csv = tt__match("*.csv", path) || tt__match("*.CSV", path);
+        t.separator = o.delimiter ? o.delimiter : csv ? ',' : '\t';
         if (t.bytes >= 3 && memcmp(t.text, "\xEF\xBB\xBF", 3) == 0) t.at = 3; /* byte order mark */
         status = tt__table_read(d, &t, split, classes ? d->classes : NULL, order, n_classes);
     }
@@ -12842,8 +12875,8 @@ typedef struct tt__ring_slot {     /* of a micro-batch of images */
     char why[256];
 } tt__ring_slot;
 
-/* Texts are tokenized when the loader is made. Images are made anew in each epoch, micro-batches `base` to `base` + slots - 1 ahead of
-   the trainer, which reads `base`. */
+/* Texts are tokenized when the loader is made. Images are made anew in each epoch, micro-batches `base` to
+   `base` + slots - 1 ahead of the trainer, which reads `base`. */
 struct tt_loader {
     tt_context *ctx;
     const tt_dataset *d;
@@ -12861,7 +12894,8 @@ struct tt_loader {
     int64_t cut;                   /* texts */
     bool accumulates;
 
-    pthread_mutex_t mutex;         /* guards the following four, a slot but its pixels, and while texts are tokenized the seven above */
+    pthread_mutex_t mutex;         /* guards the following four, a slot but its pixels, and, while texts are
+                                      tokenized, chunks, longest and cut */
     pthread_cond_t work, ready;
     int64_t cursor;                /* in `order`: the next image to make */
     bool stop, failed;
@@ -12922,12 +12956,18 @@ static bool tt__loader_tokenize(tt_loader *l)
 {
     tt_context *ctx = l->ctx;
     size_t count = (size_t)l->d->count, scratch;
-    if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->pool->threads * sizeof *l->scratch, &scratch)) scratch = SIZE_MAX;
-    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) || !(l->scratch = (int32_t *)tt__alloc(ctx, scratch))) return false;
+    if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->pool->threads * sizeof *l->scratch, &scratch))
+        scratch = SIZE_MAX;
+    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) ||
+        !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)))
+        return false;
     tt__parallel(ctx->pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
     tt__free(ctx, l->scratch);
     l->scratch = NULL;
-    if (l->failed) return tt__fail(ctx, TT_ERR_MEMORY, "loader: out of memory for the tokens of %d texts", l->d->count), false;
+    if (l->failed) {
+        tt__fail(ctx, TT_ERR_MEMORY, "loader: out of memory for the tokens of %d texts", l->d->count);
+        return false;
+    }
 
     /* A micro-batch needs no more than the longest texts do; nor does a step. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0, step = 0;
@@ -13159,8 +13199,10 @@ static bool tt__loader_allocate(tt_loader *l) /* what texts need */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
-    size_t seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens, window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
-    return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) && (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
+    size_t seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens;
+    size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
+    return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
+           (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
            (l->ids = (int32_t *)tt__alloc(ctx, rows * 4)) && (l->positions = (int32_t *)tt__alloc(ctx, rows * 4)) &&
            (l->types = (int32_t *)tt__calloc(ctx, rows * 4)) && (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
@@ -13200,7 +13242,8 @@ static tt_loader *tt__loader_begin(tt_context *ctx, const tt_dataset *d, const t
     return l;
 }
 
-/* Allocates the rest, goes to the first step and starts the threads that `run`, if any. Frees it on failure. */
+/* Allocates the rest, goes to the first step and starts the threads that `run`, if it is not NULL. Frees the
+   loader on failure. */
 static tt_loader *tt__loader_end(tt_loader *l, bool (*allocate)(tt_loader *), void *(*run)(void *))
 {
     tt_context *ctx = l->ctx;
@@ -13213,7 +13256,9 @@ static tt_loader *tt__loader_end(tt_loader *l, bool (*allocate)(tt_loader *), vo
         tt__loader_thread *thread = &l->threads[l->started];
         ok = tt__thread_start(&thread->handle, run, thread);
         if (ok) l->started++;
-        else tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower", l->started + 1, threads);
+        else
+            tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower",
+                     l->started + 1, threads);
     }
     if (ok) return l;
     tt_loader_free(l);
@@ -13796,8 +13841,8 @@ static bool tt__less_label_name(const void *arg, uint32_t a, uint32_t b) /* arg:
 }
 
 /* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
-   transformers.
-   (*last)[k]: class k is the last of its name; to be freed. names: (classes, 64), which must be UTF-8. */
+   transformers. (*last)[k]: class k is the last of its name; to be freed. names: (classes, 64);
+   TT_ERR_ARGUMENT if one is not UTF-8. */
 static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int classes, bool **last)
 {
     uint32_t *order = (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)classes);
@@ -14595,7 +14640,7 @@ static tt_status tt__vit_infer_config(tt_context *ctx, const tt__checkpoint *c, 
 /* image_mean and image_std of preprocessor_config.json, and whether they are used. */
 static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
 {
-    if (c->channels < 1 || c->channels > 4) return TT_OK; /* which tt_vit_new refuses: there is no room for their means */
+    if (c->channels < 1 || c->channels > 4) return TT_OK; /* tt__vit_check refuses it: mean has room for 4 */
     bool rescales = true, normalizes = true;
     double factor = 1.0 / 255;
     tt_status status = tt__json_read_bool(j, 0, "do_rescale", false, &rescales);
@@ -14845,9 +14890,9 @@ static tt_status tt__check_state_names(const tt_program *p)
         for (int k = 0; k < TT__COUNT(taken); k++) usable = usable && !tt__match(taken[k], name);
         if (!usable)
             return tt__fail(p->ctx, TT_ERR_ARGUMENT,
-                            "the state of a run cannot be saved with the parameter '%.200s' of %zu bytes: a name "
-                            "must be UTF-8 of at most %d bytes, not '__metadata__' or 'tinytrain.run', and not "
-                            "begin with 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'",
+                            "the state of a run cannot be saved with the parameter '%.200s' of %zu bytes: a "
+                            "name must be UTF-8 of at most %d bytes, not '__metadata__' or 'tinytrain.run', "
+                            "and not begin with 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'",
                             name, strlen(name), TT__STATE_NAME);
     }
     return TT_OK;
@@ -14971,14 +15016,17 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
     return TT_OK;
 }
 
-/* Has the trainer room for every micro-batch of a loader? Asked before the first, since a large one may come late. */
+/* Has the trainer room for every micro-batch of a loader? Asked before the first, as a large one may come
+   late. */
 static tt_status tt__loader_fits(const tt_trainer *r, const tt_loader *l, const char *what)
 {
     const tt_train_options *o = &r->options;
     bool tokens_fit = r->model.image_bytes || l->max_tokens <= o->max_tokens;
     if (tokens_fit && l->max_seqs <= o->max_seqs) return TT_OK;
-    return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, and the trainer has max_seqs = %d and "
-                    "max_tokens = %d: make it for the largest of all its loaders", what, l->max_seqs, l->max_tokens, o->max_seqs, o->max_tokens);
+    return tt__fail(r->ctx, TT_ERR_SHAPE,
+                    "micro-batches %s have up to %d sequences and %d tokens, and the trainer has max_seqs = "
+                    "%d and max_tokens = %d: make it for the largest of all its loaders",
+                    what, l->max_seqs, l->max_tokens, o->max_seqs, o->max_tokens);
 }
 
 tt_status tt_evaluate(tt_trainer *r, tt_loader *l, tt_stats *stats)
@@ -15225,8 +15273,8 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
         memcpy(&h.version, tt_safetensors_data(file, at), sizeof h.version);
         if (h.version != TT__STATE_VERSION)
             status = tt__fail(r->ctx, TT_ERR_FORMAT,
-                              "'%s' is a state of version %lld, this build reads %d; the tinytrain.h that wrote "
-                              "it can go on with it",
+                              "'%s' is a state of version %lld, this build reads %d; the tinytrain.h that "
+                              "wrote it can go on with it",
                               path, (long long)h.version, TT__STATE_VERSION);
     }
     if (status == TT_OK && tt__state_find(r->ctx, file, path, &s.info[0]) < 0) status = r->ctx->status;
@@ -15298,9 +15346,9 @@ typedef struct tt__fit {
     int64_t steps, first_step;   /* of an epoch; done when tt_fit began                                              */
     double started, saved;       /* seconds on the clock; `started` moves on by what validation takes                 */
     double tokens, flops, peak;
-    size_t bytes;                /* of the arena                                                             */
+    size_t bytes;                /* of the arena                                                            */
     char state[TT__PATH];
-    bool has_state;              /* the folder holds a state of this run                                     */
+    bool has_state;              /* the folder holds a state of this run                                    */
     char *csv;                   /* metrics.csv so far                                                               */
     size_t csv_bytes, csv_room;
     tt__fit_point *point;
@@ -15449,8 +15497,8 @@ static tt_status tt__fit_read_metrics(tt__fit *f)
 
 enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels of the margin for labels, and of a panel */
 
-/* An axis upwards, of values or of their decimal logarithms. Its ticks are at first * step, (first + 1) * step and
-   so on. */
+/* An axis upwards, of values or of their decimal logarithms. Its ticks are at first * step, (first + 1) *
+   step and so on. */
 typedef struct tt__fit_axis {
     bool logarithmic;
     double from, to, step, first;
@@ -15481,8 +15529,8 @@ static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value
     return true;
 }
 
-/* An axis that holds low..high: from 0, unless they are close to each other, and of
-   logarithms if they are far apart. */
+/* An axis that holds low..high: from 0, unless they are close to each other, and of logarithms if they are
+   far apart. */
 static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarithmic, int height)
 {
     tt__fit_axis a = {may_be_logarithmic && low > 0 && high > 1000 * low, 0, 0, 0, 0, height};
@@ -15503,8 +15551,8 @@ static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarit
     return a;
 }
 
-/* In tenths of a pixel above the axis's start. Values outside of the axis end up outside of the panel, where they
-   are cut off, at most its height away. */
+/* In tenths of a pixel above the axis's start. Values outside of the axis end up outside of the panel, where
+   they are cut off, at most its height away. */
 static int tt__fit_y(const tt__fit_axis *a, double value)
 {
     double y = a->logarithmic ? (value > 0 ? log10(value) : a->from) : value;
@@ -15517,8 +15565,8 @@ static int tt__fit_x(int64_t step, int64_t last)
     return (int)((double)(10 * TT__FIT_WIDTH) * ((double)step / (double)last) + 0.5);
 }
 
-/* Draws a series as a line. Of the points that share a pixel of width, the lowest and the highest are drawn, so that
-   the file stays small with any number of steps. A series of one point is a dot. */
+/* Draws a series as a line. Of the points that share a pixel of width, the lowest and the highest are drawn,
+   so that the file stays small with any number of steps. A series of one point is a dot. */
 static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
                             int64_t last, const char *style)
 {
@@ -15564,9 +15612,10 @@ static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_value value, c
     tt__print(svg, "'/>\n");
 }
 
+enum { TT__FIT_EPOCHS = 16 };
+
 /* The ends of epochs that get a mark and a number: of round numbers, and not too close to each other. Fills x
    with their places, in tenths of a pixel, and number; returns how many. */
-enum { TT__FIT_EPOCHS = 16 };
 static int tt__fit_epochs(const tt__fit *f, int64_t last, int x[TT__FIT_EPOCHS],
                           int64_t number[TT__FIT_EPOCHS])
 {
@@ -15779,8 +15828,8 @@ static tt_status tt__fit_validate(tt__fit *f)
     bool best = !f->validation || accuracy > f->p.best || (accuracy == f->p.best && loss < f->p.best_loss);
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, tokens, tt__seconds() - began);
     if (best && f->o.keep) {
-        /* A folder with a model and no state could be neither resumed nor, by a caller who guards models, begun
-           anew. */
+        /* A folder with a model and no state could be neither resumed nor, by a caller who guards models,
+           begun anew. */
         if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
         if (status == TT_OK) status = f->o.keep(f->o.user);
     }
@@ -15808,7 +15857,9 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status == TT_OK && f->validation) status = tt__loader_fits(f->r, f->validation, "for validation");
     if (status != TT_OK) return status;
     if (f->train->accumulates && !f->r->options.accumulate)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the trainer with accumulate = true");
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "tt_fit: steps may have several micro-batches: make the trainer with accumulate = "
+                        "true");
     if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / tt__max(1, f->steps))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
     if (f->o.resume && !f->o.folder) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
