@@ -372,6 +372,7 @@ write(
     "good_divided",
     b"\2\x03text,label\n" + b"".join(b"film %d,%s\n" % (k, b"neg" if k % 2 else b"pos") for k in range(24)),
 )
+write("table", "good_without_tests", b"\4\0text,label,split\ngood,pos,train\n")
 write("table", "good_given", b"\x08\x93id,text,label\n1,good,pos\n2,bad,neg\n3,,1\n")
 write("table", "good_mark", b"\0\0\xef\xbb\xbftext,label\n\xc3\xa9,\xe4\xb8\xad\n")
 write("table", "not_closed", b'\0\0text,label\n"a,b\nc,d\n')
@@ -399,8 +400,10 @@ write("state", "insert_and_delete", struct.pack(">HBB", 20, 1, 3) + b"abc" + str
 write("state", "longer_header", struct.pack(">HBB", 0, 0, 2) + b"\xff\xff")
 line = b"1,1,train,0.693147,0.5,5e-05,1.25,1,0,4096,0.5,1234\n"
 write("metrics", "good_empty", b"\1")
-write("metrics", "good_lines", b"\1" + line + b"1,1,validation,0.7,0.5,,,,,,0.5,\n" + line.replace(b"1", b"2", 1))
-write("metrics", "good_large", b"\1" + line.replace(b"0.693147", b"1e30") + b"0,1,validation,9.1e16,0.5,,,,,,,\n")
+validation = b"1,1,validation,0.7,0.5,,,,,,0.5,\n"
+write("metrics", "good_lines", b"\1" + line + validation + line.replace(b"1", b"2", 1))
+large = line.replace(b"0.693147", b"1e30") + b"0,1,validation,9.1e16,0.5,,,,,,,\n"
+write("metrics", "good_large", b"\1" + large)
 write("metrics", "good_odd", b"\1,,,,\n1,1,train,nan,\n-1,1,train,-1,\n1,1,validation,-1e308,0\n1")
 write("metrics", "other_columns", b"\0step,epoch,split,loss,accuracy,lr,tokens_per_second\n" + line)
 

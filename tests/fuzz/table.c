@@ -125,7 +125,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     tt_dataset *d = tt_dataset_table(ctx, path, split, gives ? given : NULL, gives ? 3 : 0, &o);
     if (fuzz_ok(ctx, d != NULL)) {
         if (tt_dataset_count(d)) check(ctx, d, batch, in.left, gives);
-        else FUZZ_CHECK(split && strcmp(split, "validation") == 0);
+        else FUZZ_CHECK(split && strcmp(split, "train") != 0);
         tt_dataset_free(d);
     }
     fuzz_close(ctx);
