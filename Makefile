@@ -16,7 +16,7 @@ LIBS   := -lm -lpthread
 # CUDA code is tested on an emulator, in three builds (tests/cuda_emu/cuda_emu.h), with all tests unless TESTS= names some.
 ifeq ($(origin EMU_BUILDS)$(origin TESTS),undefinedundefined)
 EMU_BUILDS := plain asan trace
-TEST_TIME  := $(if $(T),,, about 5 minutes on two cores (make check, without the emulator of CUDA: 1.5 minutes))
+TEST_TIME  := $(if $(T),,, about 5 minutes on two cores; make check, without the emulator of CUDA, 1.5)
 endif
 EMU_TESTS  ?= $(wildcard tests/cuda_emu/*.cu tests/test_*.cu)
 ifeq ($(origin CXX),default)
@@ -72,10 +72,10 @@ MAKEFLAGS += --no-builtin-rules
 help:
 	@echo 'make demo         build examples/distilbert_imdb.c and train a small model on the reviews beside it'
 	@echo 'make examples     build the examples, as $(B)/NAME'
-	@echo 'make check        the tests without those on the emulator of CUDA: about 1.5 minutes instead of 5, on two cores'
+	@echo 'make check        tests, not on the emulator of CUDA: about 1.5 minutes instead of 5, on two cores'
 	@echo "make test         build and run all tests; T='name*' runs those, TESTS=tests/test_x.c that program"
 	@echo 'make coverage     lines of tinytrain.h that the tests run; fails below 90% (GCOV, gcc)'
-	@echo "make fuzz         SECONDS=60 of libFuzzer (clang) for each of tests/fuzz/; FUZZ='table state' runs those"
+	@echo "make fuzz         SECONDS=60 of libFuzzer for each of tests/fuzz/; FUZZ='table state' runs those"
 	@echo 'make bench        build the benchmarks, as $(B)/NAME, and run those that need no data; A=--json prints one object a line'
 	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with;'
 	@echo '                  LLMC=dir: also those of llm.c, from a checkout; TORCH=...: what pip installs as PyTorch (torch)'
@@ -97,9 +97,9 @@ $(B)/flags: FORCE
 	@mkdir -p $(B)
 	@echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' | cmp -s - $@ || echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' > $@
 
-# The CPU's kernels, most of a compiler's work, once for all programs (see TT__KERNELS_ONLY in tinytrain.h). Only
-# test_ops, which tests them, has all in one file, as users have. Apple's linker does not take the first of two
-# definitions: there all programs have all in one file.
+# The CPU's kernels, most of a compiler's work, once for all programs (see TT__KERNELS_ONLY in tinytrain.h).
+# Only test_ops, which tests them, has all in one file, as users have. Apple's linker does not take the first
+# of two definitions: there all programs have all in one file.
 ifneq ($(shell uname -s),Darwin)
 SHARED  := -DTT__KERNELS_ELSEWHERE
 KERNELS := $(B)/kernels.o
@@ -126,15 +126,17 @@ GEMM_openblas      := -DPEER_OPENBLAS -lopenblas
 GEMM_onednn        := -isystem $(VENV)/include -L$(VENV)/lib -Wl,-rpath,'$(abspath $(VENV))/lib' -ldnnl
 GEMM_NEED_openblas := OpenBLAS (Debian: libopenblas-dev)
 GEMM_NEED_onednn   := oneDNN 3 (PyPI: onednn-devel-cpu-gomp, which make bench-peers installs; Debian: libdnnl-dev, where it is 3)
-# The smallest program that compiles and links where the library is: its header alone, or another's, is not enough.
+# The smallest program that compiles and links where the library is: its header alone, or another's, is not
+# enough.
 GEMM_TRY_openblas  := '\#include <cblas.h>' 'int main(void) { return !openblas_get_config(); }'
 GEMM_TRY_onednn    := '\#include <dnnl.h>' '\#if DNNL_VERSION_MAJOR < 3' '\#error it is older' '\#endif' \
                       'int main(void) { return !dnnl_version(); }'
 $(GEMM_PEERS): $(B)/gemm_%: bench/peers/gemm.c $(B)/flags
 	@printf '%s\n' $(GEMM_TRY_$*) > $@.try.c
-	@if $(CC) $(CPPFLAGS) $(CFLAGS) -Werror=implicit-function-declaration $@.try.c -o $@.try $(LDFLAGS) $(GEMM_$*) \
-	    > $@.txt 2>&1; then \
-	    rm -f $@.left_out; set -x; $(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $< -o $@ $(LDFLAGS) $(GEMM_$*) $(LIBS); \
+	@if $(CC) $(CPPFLAGS) $(CFLAGS) -Werror=implicit-function-declaration $@.try.c -o $@.try \
+	    $(LDFLAGS) $(GEMM_$*) > $@.txt 2>&1; then \
+	    rm -f $@.left_out; set -x; \
+	    $(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $< -o $@ $(LDFLAGS) $(GEMM_$*) $(LIBS); \
 	else \
 	    echo "$@ needs $(GEMM_NEED_$*): $$(grep -m 1 -E 'error|cannot find|undefined' $@.txt)" > $@.left_out; \
 	    sed 's/^/left out: /' $@.left_out; \
@@ -163,10 +165,10 @@ $(B)/check_%.log: tests/check_%.py $(EXAMPLES) FORCE
 EMU_STRICT        := -std=c++17 -g -Wall -Wextra -Wpedantic -Werror
 EMU_SANITIZE      := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 EMU_PATTERN        = $(shell $(CXX) -ftrivial-auto-var-init=pattern -E -x c++ /dev/null > /dev/null 2>&1 && echo -ftrivial-auto-var-init=pattern)
-# fmaf as an instruction where this CPU has it, with the same bits as the library's function, of which the calls take
-# a third of the kernels' time.
-EMU_FMA            = $(shell grep -qsw fma /proc/cpuinfo && $(CXX) -mfma -E -x c++ /dev/null > /dev/null 2>&1 && \
-                       echo -mfma -ffp-contract=off)
+# fmaf as an instruction where this CPU has it, with the same bits as the library's function, of which the
+# calls take a third of the kernels' time.
+EMU_FMA            = $(shell grep -qsw fma /proc/cpuinfo && \
+                       $(CXX) -mfma -E -x c++ /dev/null > /dev/null 2>&1 && echo -mfma -ffp-contract=off)
 EMU_FLAGS_plain    = -O2 $(EMU_PATTERN) $(EMU_FMA)
 EMU_FLAGS_asan     = $(EMU_SANITIZE) $(EMU_FMA)
 EMU_FLAGS_trace    = -O1 -fsanitize=thread $(EMU_FMA)
@@ -174,8 +176,8 @@ EMU_RUNTIME_plain := -O1
 EMU_RUNTIME_asan  := -O1 -fno-omit-frame-pointer -fsanitize=address
 EMU_RUNTIME_trace := -O1 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
-# The C side of a program: the trace build does not watch it, so it has that of the plain one. Of the CPU's kernels,
-# the portable ones are enough beside a device's.
+# The C side of a program: the trace build does not watch it, so it has that of the plain one. Of the CPU's
+# kernels, the portable ones are enough beside a device's.
 EMU_C_FLAGS_plain := -O1 -g
 EMU_C_FLAGS_asan  := $(EMU_SANITIZE) -g
 EMU_C_plain       := plain
@@ -205,7 +207,8 @@ $(B)/cuda_emu/tinytrain_cuda.$(1).o: tinytrain_cuda.cu tinytrain.h $(wildcard te
 	@mkdir -p $$(@D)
 	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) $$(EMU_DEFINES) -x c++ -c $$< -o $$@
 EMU_CUDA_OBJECTS_$(1) := $(B)/cuda_emu/tinytrain_cuda.$(1).o $$(EMU_OBJECTS_$(1))
-$(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1)): $(B)/cuda_emu/%.$(1): $(B)/cuda_emu/%.$(EMU_C_$(1)).c.o $$(EMU_CUDA_OBJECTS_$(1))
+$(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1)): $(B)/cuda_emu/%.$(1): $(B)/cuda_emu/%.$(EMU_C_$(1)).c.o \
+        $$(EMU_CUDA_OBJECTS_$(1))
 	$$(CXX) $$(EMU_LINK_$(1)) $$^ -o $$@ $$(LIBS)
 $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).log): $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
 	@rm -f $$<.kernels
@@ -300,13 +303,14 @@ FUZZ_LOGS  := $(FUZZ:%=$(B)/fuzz/%.log)
 FUZZ_FLAGS := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
     -fsanitize-ignorelist=tests/fuzz/not_instrumented.txt \
     -fsanitize-coverage-ignorelist=tests/fuzz/not_instrumented.txt \
-    -fsanitize-coverage-ignorelist=tests/fuzz/not_traced.txt -DTINYTRAIN_NO_AVX2 -D_GNU_SOURCE $(STRICT) -Werror
+    -fsanitize-coverage-ignorelist=tests/fuzz/not_traced.txt -DTINYTRAIN_NO_AVX2 -D_GNU_SOURCE \
+    $(STRICT) -Werror
 FUZZ_NONE  := int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }
 fuzz: FORCE
 	@mkdir -p $(B)/fuzz
 	@if echo '$(FUZZ_NONE)' | $(CLANG) -fsanitize=fuzzer,address -x c - -o $(B)/fuzz/none 2> /dev/null; \
-	then sh tests/run.sh start $(TEST_PROGRESS) $(words $(FUZZ_LOGS)) ', $(SECONDS) s each'; $(MAKE) $(FUZZ_LOGS) && \
-	     sh tests/run.sh total $(FUZZ_LOGS); \
+	then sh tests/run.sh start $(TEST_PROGRESS) $(words $(FUZZ_LOGS)) ', $(SECONDS) s each'; \
+	     $(MAKE) $(FUZZ_LOGS) && sh tests/run.sh total $(FUZZ_LOGS); \
 	else echo 'skip fuzz: $(CLANG) has no libFuzzer (Debian: libclang-rt-dev or libclang-rt-14-dev)'; fi
 $(B)/fuzz/tinytrain.o: tests/fuzz/fuzz.c $(wildcard tests/fuzz/not_*.txt) tinytrain.h
 	$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -I. -c $< -o $@
@@ -341,9 +345,11 @@ install:
 	install -d $(addprefix '$(DESTDIR)$(PREFIX)'/,include share/pkgconfig share/cmake/tinytrain)
 	install -m 644 tinytrain.h tinytrain_cuda.cu '$(DESTDIR)$(PREFIX)/include/'
 	for f in $(CONFIGS); do \
-	    sed -n "/^# >>$$f/,/^# <</{/^# [<>]/!p;}" CMakeLists.txt > '$(DESTDIR)$(PREFIX)/share/cmake/tinytrain/'$$f || exit 1; done
+	    sed -n "/^# >>$$f/,/^# <</{/^# [<>]/!p;}" CMakeLists.txt \
+	        > '$(DESTDIR)$(PREFIX)/share/cmake/tinytrain/'$$f || exit 1; done
 	printf '%s\n' 'prefix=$(PREFIX)' 'cuda_source=$${prefix}/include/tinytrain_cuda.cu' 'Name: tinytrain' \
-	    'Description: trains transformers from C' 'Version: $(VERSION)' 'Cflags: -I$${prefix}/include' 'Libs: $(LIBS)' \
+	    'Description: trains transformers from C' 'Version: $(VERSION)' \
+	    'Cflags: -I$${prefix}/include' 'Libs: $(LIBS)' \
 	    > '$(DESTDIR)$(PREFIX)/share/pkgconfig/tinytrain.pc'
 
 clean:
@@ -351,5 +357,5 @@ clean:
 
 FORCE:
 .DELETE_ON_ERROR:
-.PHONY: help cuda demo examples check test start coverage covered fuzz bench bench-programs bench-peers install
-.PHONY: clean FORCE
+.PHONY: help cuda demo examples check test start coverage covered fuzz bench bench-programs bench-peers
+.PHONY: install clean FORCE

@@ -113,7 +113,7 @@
 #if defined(TINYTRAIN_IMPLEMENTATION) && defined(_FEATURES_H) && \
     !(defined(__USE_MISC) && defined(__USE_XOPEN2K8)) && \
     (defined(__GLIBC__) || !(defined(_GNU_SOURCE) || defined(_BSD_SOURCE)))
-#error "tinytrain: headers before this one hide POSIX: include it first, or use -std=gnu99 or -D_GNU_SOURCE"
+#error "tinytrain: headers before this one hide POSIX: include it first, or use -D_GNU_SOURCE or -std=gnu99"
 #undef TINYTRAIN_IMPLEMENTATION /* so that this is the only error */
 #endif
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(_GNU_SOURCE)

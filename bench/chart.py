@@ -10,14 +10,15 @@ PyTorch's, on each kind of CPU. Standard library only.
                                        speed.json, in place of those of the same measurement, and draws
 
 speed.json is a list of records, one a line. Their keys:
-    task                              step, imdb, epoch or gemm, as bench/pytorch.py calls them; gpt2: bench/peers
-    model, shape, precision, cpu      what was trained, and where; isa: the instructions that tell such CPUs apart
+    task                              step, imdb, epoch or gemm, as in bench/pytorch.py; gpt2: bench/peers
+    model, shape, precision, cpu      what was trained, and where; isa: the instructions that tell CPUs apart
     vs                                what stands beside tinytrain
     unit, speed, peer_speed           of tinytrain and of the other
     speed_ratio                       how many times as fast tinytrain is
     mb, peer_mb, memory_ratio         peak resident memory, and tinytrain's share of the other's
     commit, date, command             where the figure comes from
-A value is null where it was not kept or not measured. Both sides use two threads and do a step each in turn."""
+A value is null where it was not kept or not measured. Both sides use two threads and do a step each in
+turn."""
 import argparse
 import datetime
 import json

@@ -221,9 +221,10 @@ static void fit_cards(const subject *s)
                 else if (fits = batch, bytes = now, above == 0) fails = 2 * batch;
             }
             if (!bench.json) { printf(" %7lld", (long long)fits); continue; }
-            printf("{\"model\": \"%s\", \"precision\": \"%s\", \"recompute\": \"%s\", ", s->name, precision, policy);
-            printf("\"card_gb\": %d, \"batch\": %lld, \"planned_bytes\": %.0f, \"next_bytes\": %.0f}\n", cards[c],
-                   (long long)fits, bytes, above);
+            printf("{\"model\": \"%s\", \"precision\": \"%s\", \"recompute\": \"%s\", ", s->name, precision,
+                   policy);
+            printf("\"card_gb\": %d, \"batch\": %lld, \"planned_bytes\": %.0f, \"next_bytes\": %.0f}\n",
+                   cards[c], (long long)fits, bytes, above);
         }
         if (!bench.json) printf("\n");
         fflush(stdout);

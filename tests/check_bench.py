@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs each of the benchmarks for a moment with --json, and checks that every line is an object with the keys that bench/bench.h promises; and those
 of bench/peers/gemm.c of which the library was there.
-`make bench-peers` goes on without the peers that are not to be had, and lists them; pip and the compiler are stand-ins.
+`make bench-peers` goes on without the peers that are not to be had, and lists them; pip and the compiler are
+stand-ins.
 bench/gpu.sh runs without a GPU and without PyTorch. On the emulator of CUDA the benchmark of steps runs where it is built (make B/cuda_emu/step.plain).
 Standard library only; run from the repository's root. Skipped where they are not built (make bench-programs).
 
@@ -80,8 +81,8 @@ def check_gpu_script():
         return wrong
 
 
-# For `make bench-peers`: a compiler that does not find OpenBLAS and oneDNN, a python3 whose venv has a pip that
-# lacks the packages in MISSING. Beside them stands a cblas.h that is not OpenBLAS's.
+# For `make bench-peers`: a compiler that does not find OpenBLAS and oneDNN, a python3 whose venv has a pip
+# that lacks the packages in MISSING. Beside them stands a cblas.h that is not OpenBLAS's.
 STAND_INS = {
     "cc": """case "$*" in *" -E "*) ;; *-lopenblas* | *-ldnnl*) echo "cannot find it" >&2; exit 1; esac\n"""
           """exec $REAL_CC "$@"\n""",
@@ -95,7 +96,7 @@ PACKAGES = ["torch", "numpy", "safetensors", "transformers", "onednn-devel-cpu-g
 
 
 def check_peers(missing, *, venv=True, llmc=False):
-    """`make bench-peers` where PyPI lacks packages (`missing`), there is no venv, or LLMC is no checkout of llm.c"""
+    """`make bench-peers` without packages (`missing`), without a venv, or with LLMC no checkout of llm.c"""
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         for name, script in STAND_INS.items():

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that the examples behave as programs do: options, exit statuses, signals, folders. Standard library only; run from the
-repository's root; B: folder of the built examples (build), from the environment.
+"""Checks that the examples behave as programs do: options, exit statuses, signals, folders. Standard library
+only; run from the repository's root; B: folder of the built examples (build), from the environment.
 """
 import csv
 import fcntl
@@ -38,8 +38,8 @@ def expect(right, *what):
 
 def call(*command, folder=None, seconds=300):
     """(exit status, stdout, stderr)"""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-                          timeout=seconds, cwd=folder)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, errors="replace", timeout=seconds, cwd=folder)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -85,7 +85,8 @@ def wrong_options_are_named(folder):
     refused(TEXT, "--lr=nan", saying="--lr is a number from 0 to")
     refused(TEXT, "--epochs", "1.5", saying="--epochs takes a whole number, not '1.5'")
     refused(TEXT, "--warmup=2", saying="--warmup is a number from 0 to 1, not 2")
-    refused(TEXT, "--out", "--plan", saying="'--plan' looks like an option; if it is the value, write --out=--plan")
+    refused(TEXT, "--out", "--plan",
+            saying="'--plan' looks like an option; if it is the value, write --out=--plan")
     refused(TEXT, "--delimiter=ab", saying="--delimiter is one character")
     refused(TEXT, "--budget=3G", saying="--budget takes bytes, as 3GB or 500MiB, not '3G'")
     for program in TEXT, IMAGES:
@@ -127,8 +128,8 @@ def optimizer_schedule_and_recompute(folder):
     adam, sgd = planned("--data", table, out)[0], planned("--data", table, out, "--optimizer", "sgd")[0]
     expect(sgd < 0.7 * adam, "SGD plans", sgd, "MB, AdamW", adam)
     run = os.path.join(folder, "run")
-    status, _, err = call(TEXT, "--data", table, "--out", run, "--schedule=constant", "--recompute=blocks", "--warmup=0", "--epochs=1",
-                          "--lr=0.001")
+    status, _, err = call(TEXT, "--data", table, "--out", run, "--schedule=constant", "--recompute=blocks",
+                          "--warmup=0", "--epochs=1", "--lr=0.001")
     expect(status == 0, err)
     with open(os.path.join(run, "metrics.csv")) as f:
         rates = {row["lr"] for row in csv.DictReader(f) if row["split"] == "train"}
@@ -140,7 +141,8 @@ def columns_and_delimiter(folder):
     path = os.path.join(folder, "odd.txt")
     with open(path, "w") as f:
         f.write("kind|body\n" + "".join(f"{'xy'[k % 2]}|{WORDS[k % 6]} film\n" for k in range(40)))
-    refused(TEXT, "--data", path, "--delimiter=|", "--plan", saying="have none named 'text', but 'kind', 'body'")
+    refused(TEXT, "--data", path, "--delimiter=|", "--plan",
+            saying="have none named 'text', but 'kind', 'body'")
     _, said = planned("--data", path, "--delimiter=|", "--text-column", "body", "--label-column=kind",
                       "--out", os.path.join(folder, "plan"))
     expect("32 texts to train on, 4 for validation" in said, said)
@@ -148,12 +150,14 @@ def columns_and_delimiter(folder):
 
 @check
 def validation_rows_are_the_validation_set(folder):
-    table = small_table(os.path.join(folder, "t.csv"), splits=["train", "train", "train", "train", "dev", "valid", "test", "test"])
+    splits = ["train", "train", "train", "train", "dev", "valid", "test", "test"]
+    table = small_table(os.path.join(folder, "t.csv"), splits=splits)
     status, out, err = call(TEXT, "--data", table, "--epochs=1", "--out", os.path.join(folder, "run"))
     expect(status == 0, err)
     expect("32 texts to train on, 14 for validation" in out and "on 14 test texts" in out, out)
     table = small_table(os.path.join(folder, "u.csv"), splits=["train", "train", "unknown", "test"])
-    refused(TEXT, "--data", table, "--plan", saying="line 4: the split is 'unknown'; expected train, validation")
+    refused(TEXT, "--data", table, "--plan",
+            saying="line 4: the split is 'unknown'; expected train, validation")
     table = small_table(os.path.join(folder, "v.csv"), splits=["train", "train", "val", "val"])
     status, out, err = call(TEXT, "--data", table, "--epochs=1", "--out", os.path.join(folder, "run2"))
     expect(status == 0 and "has no rows to test on" in out and "saved:" in out, out, err)
@@ -166,15 +170,18 @@ def from_scratch_in_any_folder(folder):
     os.makedirs(programs)
     os.makedirs(elsewhere)
     program = shutil.copy(TEXT, programs)
-    refused(program, "--plan", folder=elsewhere, saying="nor examples/data/reviews.tsv in a folder above '" + program)
+    refused(program, "--plan", folder=elsewhere,
+            saying="nor examples/data/reviews.tsv in a folder above '" + program)
     shutil.copytree("examples/data", os.path.join(folder, "tree", "examples", "data"))
     status, out, err = call(program, "--plan", folder=elsewhere)
-    expect(status == 0 and re.search(r"\d+ texts to train on, \d+ for validation; from scratch", out), out, err)
+    expect(status == 0, out, err)
+    expect(re.search(r"\d+ texts to train on, \d+ for validation; from scratch", out), out)
 
 
 def stopped(program, options, *signals):
-    """(exit status, stdout + stderr) after signals in the middle of training; those that found the program still there"""
-    process = subprocess.Popen([program, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """exit status, output, and how many of the signals, sent in the middle of training, found it there"""
+    process = subprocess.Popen([program, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)
     said, sent = "", 0
     while "\nepoch " not in said:                   # a line of progress comes with the first step
         line = process.stdout.readline()
@@ -190,13 +197,16 @@ def stopped(program, options, *signals):
 
 @check
 def statuses_of_signals(folder):
-    for program, number, status in (TEXT, signal.SIGINT, 130), (TEXT, signal.SIGTERM, 143), (IMAGES, signal.SIGINT, 130):
+    for program, number, status in ((TEXT, signal.SIGINT, 130), (TEXT, signal.SIGTERM, 143),
+                                    (IMAGES, signal.SIGINT, 130)):
         run = os.path.join(folder, f"{os.path.basename(program)}_{status}")
         is_text = program == TEXT
-        options = ["--out", run, "--epochs=4" if is_text else "--epochs=1"] + ([] if is_text else ["--train=1000", "--test=100"])
+        few = ["--epochs=4"] if is_text else ["--epochs=1", "--train=1000", "--test=100"]
+        options = ["--out", run, *few]
         got, said, _ = stopped(program, options, number)
         expect(got == status, "status", got, "and not", status, "of", program, said)
-        expect("--resume goes on from there" in said and os.path.exists(os.path.join(run, "state.safetensors")), said)
+        expect("--resume goes on from there" in said, said)
+        expect(os.path.exists(os.path.join(run, "state.safetensors")), said)
         if is_text and status == 130:
             refused(program, *options, saying="holds a run: go on with it (--resume)")
             got, out, err = call(program, *options, "--resume")
@@ -205,8 +215,9 @@ def statuses_of_signals(folder):
 
 @check
 def a_second_signal_ends_at_once(folder):
-    options = ["--out", os.path.join(folder, "run"), "--batch=512", "--max-tokens=60000", "--epochs=100"]     # long steps
-    got, said, sent = stopped(TEXT, options, signal.SIGTERM, signal.SIGINT)
+    long_steps = ["--batch=512", "--max-tokens=60000", "--epochs=100"]
+    got, said, sent = stopped(TEXT, ["--out", os.path.join(folder, "run"), *long_steps], signal.SIGTERM,
+                              signal.SIGINT)
     expect(got == (-signal.SIGINT if sent == 2 else 143), "status", got, "after", sent, "signals", said)
 
 
@@ -217,7 +228,8 @@ def no_promise_to_resume_what_was_not_saved(folder):
     os.mkdir(os.path.join(run, "loss.svg"))        # so that it cannot be written
     got, said, _ = stopped(TEXT, ["--out", run, "--epochs=100"], signal.SIGINT)
     expect(got != 0 and "loss.svg" in said, got, said)
-    expect("--resume goes on from there" not in said or os.path.exists(os.path.join(run, "state.safetensors")), said)
+    saved = os.path.exists(os.path.join(run, "state.safetensors"))
+    expect("--resume goes on from there" not in said or saved, said)
 
 
 @check
@@ -228,7 +240,8 @@ def folders_with_and_without_a_run(folder):
     for program, data in (TEXT, ["--data", table]), (IMAGES, []):
         refused(program, *data, "--out", run, "--resume", saying="nothing to --resume: '")
     open(os.path.join(run, "model.safetensors"), "w").close()
-    refused(TEXT, "--data", table, "--out", run, saying="holds a model, which training would replace: name another folder")
+    refused(TEXT, "--data", table, "--out", run,
+            saying="holds a model, which training would replace: name another folder")
     name = "n" * 300        # too long for a file: neither there nor absent
     refused(TEXT, "--data", table, "--out", os.path.join(folder, name), saying="cannot tell whether '")
 
@@ -257,10 +270,12 @@ def on_terminal(columns, *command):
 def progress_fits_the_terminal(folder):
     table = small_table(os.path.join(folder, "t.csv"))
     for columns in 40, 60, 80, 92, 200:
-        said = on_terminal(columns, TEXT, "--data", table, "--epochs=1", "--out", os.path.join(folder, f"run{columns}"))
+        run = os.path.join(folder, f"run{columns}")
+        said = on_terminal(columns, TEXT, "--data", table, "--epochs=1", "--out", run)
         lines = [line for line in re.split(r"[\r\n]+", said) if line.startswith("epoch ")]
         expect(lines and max(map(len, lines)) < columns, columns, "columns:", lines)
-        expect(all(re.search(r"ETA \d+:\d\d$", line) for line in lines), columns, "columns without the time that is left:", lines)
+        expect(all(re.search(r"ETA \d+:\d\d$", line) for line in lines),
+               columns, "columns without the time that is left:", lines)
         expect(columns < 92 or "[" in lines[0], columns, "columns without a bar:", lines)
         if columns == 40:
             helped = on_terminal(columns, TEXT, "--help")

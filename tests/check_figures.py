@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks that the figures shown are those that were committed or planned: bench/results/speed.svg is what
-bench/chart.py draws from speed.json, README.md and bench/README.md show its tables, the records agree with themselves,
-and bench/chart.py takes the lines of bench/pytorch.py. Where memory_ladder is built, the tables of planned memory are
-what it prints. Standard library only; run from the repository's root.
+bench/chart.py draws from speed.json, README.md and bench/README.md show its tables, the records agree with
+themselves, and bench/chart.py takes the lines of bench/pytorch.py. Where memory_ladder is built, the tables
+of planned memory are what it prints. Standard library only; run from the repository's root.
 
     python3 tests/check_figures.py           B: folder of the built benchmarks (build), from the environment
 """
@@ -59,7 +59,8 @@ def record_wrong(r):
 
 def check_added():
     """--add in a copy of bench/: a new figure takes the place of the old one, and the picture follows"""
-    row = {"name": "8 x 256, 32-true, PyTorch fp32", "value": 900.0, "unit": "tokens/s", "peer": 300.0, "ratio": 3}
+    row = {"name": "8 x 256, 32-true, PyTorch fp32", "value": 900.0, "unit": "tokens/s", "peer": 300.0,
+           "ratio": 3}
     rows = [row, dict(row, name=row["name"] + ", memory", value=1000.0, unit="MB", peer=4000.0, ratio=0.25),
             dict(row, name="fastest of each: " + row["name"])]
     with tempfile.TemporaryDirectory() as folder:
@@ -69,8 +70,8 @@ def check_added():
         shutil.copy("bench/results/speed.json", os.path.join(copy, "results"))
         with open(lines, "w", encoding="utf-8") as f:
             f.write("".join(json.dumps(r) + "\n" for r in rows))
-        command = [sys.executable, os.path.join(copy, "chart.py"), "--add", lines, "--cpu", "AMD Zen 3", "--isa", "AVX2",
-                   "--commit", "abcdef0", "--command", "bench/pytorch.py step"]
+        command = [sys.executable, os.path.join(copy, "chart.py"), "--add", lines, "--cpu", "AMD Zen 3",
+                   "--isa", "AVX2", "--commit", "abcdef0", "--command", "bench/pytorch.py step"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             return [done.stdout]
@@ -112,8 +113,8 @@ def check_fits():
 
 def check_ladder():
     """bench/README.md's rungs, in order: PyTorch's GB, planned GB, more FLOPs"""
-    want = [[r["rung"], f"{r['article_gb']:.2f}" if r["article_gb"] else "", f"{r['planned_bytes'] / 1e9:.2f}",
-             f"{100 * r['extra_flops']:.1f}%"] for r in planned()]
+    want = [[r["rung"], f"{r['article_gb']:.2f}" if r["article_gb"] else "",
+             f"{r['planned_bytes'] / 1e9:.2f}", f"{100 * r['extra_flops']:.1f}%"] for r in planned()]
     return differences(rows_of("bench/README.md", "| rung"), want)
 
 

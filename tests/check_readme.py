@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Checks that what README.md, bench/README.md and CONTRIBUTING.md tell a reader to do can be done. Standard library only; run from the
-repository's root.
+"""Checks that what README.md, bench/README.md and CONTRIBUTING.md tell a reader to do can be done. Standard
+library only; run from the repository's root.
 
-    python3 tests/check_readme.py            B: folder of the built examples (build), CC: compiler (cc), both from the environment
+    python3 tests/check_readme.py
+
+B: folder of the built examples (build), CC: compiler (cc), both from the environment.
+
 
   - every ```c block compiles as it stands, with -Werror; one that has a main() and is marked ```c run must also run and end with 0
   - every `make TARGET` and VARIABLE=... in a ```sh block or in `backticks` is one that the Makefile has
   - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file, and for a bench, which
     the tests do not build: in its source)
-  - every flag in an example's --help is taken by its parser, as --flag value and --flag=value, and one that is not there is refused
+  - every flag in an example's --help is taken by its parser, as --flag value and --flag=value, and one that
+    is not there is refused
   - every relative link leads to a file
 """
 import os
@@ -110,7 +114,8 @@ def check_flags(text, name):
             continue
         path = re.sub(r"^(\./)?build/(cuda/)?", B + "/", program)   # the same program, built for a GPU
         base = os.path.basename(program)
-        path = next((p for p in (f"bench/{base}.c", f"bench/peers/{base}.c", path) if os.path.exists(p)), None)
+        sources = (f"bench/{base}.c", f"bench/peers/{base}.c", path)
+        path = next((p for p in sources if os.path.exists(p)), None)
         if not path:
             wrong.append(f"there is no {program}")
             continue
@@ -129,8 +134,8 @@ def check_flags(text, name):
 
 
 def check_help(program):
-    """Its parser takes each flag that --help names, with a value if the help shows one, as `--flag value` and as `--flag=value`; --help
-    last then still succeeds. -h is --help."""
+    """Its parser takes each flag that --help names, with a value if the help shows one, as `--flag value` and
+    as `--flag=value`; --help last then still succeeds. -h is --help."""
     name = os.path.basename(program)
     status, said = call(program, "--help")
     wrong = [] if status == 0 else [f"--help ends with {status}"]
@@ -138,7 +143,8 @@ def check_help(program):
         wrong.append("-h is not what --help is")
     entries = re.findall(rf"^  ({FLAG})(?: ([A-Z]+))?\b(.*(?:\n {{8,}}.*)*)", said, re.M)
     for flag, value, text in entries:
-        choices = re.search(r": (\S+), (?:\S+, )*\S+ or \S+ \(\S+\)$", " ".join(text.split()))     # ...: one, two or three (two)
+        # as in "...: one, two or three (two)"
+        choices = re.search(r": (\S+), (?:\S+, )*\S+ or \S+ \(\S+\)$", " ".join(text.split()))
         good = choices.group(1) if choices else "1"
         for given in ([flag, good], [f"{flag}={good}"]) if value else ([flag], [f"{flag}=false"]):
             status, said = call(program, *given, "--help")
@@ -164,7 +170,8 @@ def check_links(text, name, folder):
 
 
 def main():
-    for path, name in (("README.md", "readme"), ("bench/README.md", "bench_readme"), ("CONTRIBUTING.md", "contributing")):
+    for path, name in (("README.md", "readme"), ("bench/README.md", "bench_readme"),
+                       ("CONTRIBUTING.md", "contributing")):
         if not os.path.exists(path):
             report("FAILED", name, f"{path} is not there")
             continue

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks what projects that include the header may meet. Standard library only; run from the repository's root.
+"""Checks what projects that include the header may meet. Standard library only; run from the repository's
+root.
 
     python3 tests/check_vendoring.py         CC: compiler (cc), from the environment
 
@@ -13,7 +14,8 @@ import tempfile
 
 CC = os.environ.get("CC", "cc").split()
 LATE = "#include <stdio.h>\n#define TINYTRAIN_IMPLEMENTATION\n#include \"tinytrain.h\"\n"
-LATE += "int main(void) { tt_context *c = tt_open(NULL); printf(\"%d\", tt_threads(c)); tt_close(c); return 0; }\n"
+LATE += "int main(void) { tt_context *c = tt_open(NULL); "
+LATE += "printf(\"%d\", tt_threads(c)); tt_close(c); return 0; }\n"
 HIDES = ["-std=c99", "-std=c11", "-std=c99 -D_POSIX_C_SOURCE=200809L", "-std=c99 -D_XOPEN_SOURCE=700"]
 SHOWS = ["-std=gnu99", "-std=c99 -D_GNU_SOURCE", "-std=c99 -D_DEFAULT_SOURCE"]
 counts = {"ok": 0, "FAILED": 0, "skip": 0}

@@ -2,7 +2,7 @@
 # Runs test programs and adds up what they say. Their lines: `ok NAME`, `FAILED NAME: why`, `skip NAME: why`, and a last one that ends
 # with `N passed, N failed`. Made by the Makefile's recipes:
 #
-#   run.sh start FILE PROGRAMS ABOUT        says ABOUT, and from now on FILE has how many of the PROGRAMS are done
+#   run.sh start FILE PROGRAMS ABOUT        says ABOUT; from now on FILE has how many of the PROGRAMS are done
 #   run.sh run LOG PROGRAM [ARG...]         runs one program into LOG and shows it; a program that dies is a failure in LOG
 #   run.sh skip LOG WHY                     what LOG says of a program that cannot run here
 #   run.sh total LOG...                     repeats the failures and ends with one line `N passed, N failed`; status 1 unless all is well

@@ -57,7 +57,8 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 
 /* Before a function whose loops take most of a test's time: sanitizers and coverage leave it out. */
 #if __has_attribute(no_profile_instrument_function)
-#define TEST_PLAIN __attribute__((no_sanitize("address", "undefined", "thread"), no_profile_instrument_function))
+#define TEST_PLAIN \
+    __attribute__((no_sanitize("address", "undefined", "thread"), no_profile_instrument_function))
 #else
 #define TEST_PLAIN __attribute__((no_sanitize("address", "undefined", "thread")))
 #endif

@@ -592,8 +592,8 @@ TEST(each_allocation_and_file_operation_fails)
                     failures++;
                     bool works = !rows[row].again || rows[row].again(&s);
                     if (!works)
-                        snprintf(text, sizeof text, "%s, after %c %ld failed: %.180s", rows[row].name, *kind, at,
-                                 tt_error(s.ctx));
+                        snprintf(text, sizeof text, "%s, after %c %ld failed: %.180s", rows[row].name, *kind,
+                                 at, tt_error(s.ctx));
                     fine = test__check(works, __FILE__, __LINE__, text) && fine;
                 }
                 if (trains) fine = CHECK(s.a.live == live && s.a.live_bytes == live_bytes) && fine;

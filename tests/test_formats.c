@@ -798,7 +798,8 @@ TEST(dataset_table)
     CHECK(tt_dataset_count(d) == 2 && row_is(d, 0, "a, b", 1) && row_is(d, 1, "tab\there", 0));
     tt_dataset_free(d);
     CHECK(!table(ctx, "a.tsv", tsv, sizeof tsv - 1, "extra", NULL, 0));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "no column 'split', so its rows are \"train\" or \"test\", not 'extra'");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "no column 'split', so its rows are \"train\" or \"test\", not "
+                "'extra'");
     tt_dataset_free(NULL);
 
     static const struct { const char *text; size_t n; const char *split, *error; } bad[] = {
@@ -831,15 +832,19 @@ TEST(dataset_table)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The rows of a table for validation are those whose split says so, under any of four names; none are passed over in silence. */
+/* The rows of a table for validation are those whose split says so, under any of four names; none are passed
+   over in silence. */
 TEST(table_with_validation_rows)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
     static const char *const wanted[] = {"validation", "valid", "val", "dev"};
-    static const char whole[] = "text,label,split\na,x,train\nb,y,validation\nc,y,train\nd,x,test\ne,x,dev\nf,y,val\ng,x,valid\n";
-    static const char none[] = "text,label,split\na,x,train\nb,y,test\n", plain[] = "text,label\na,x\nb,y\nc,x\n";
-    static const char other[] = "text,label,split\na,x,train\nb,y,unsupervised\nc,x,Train\n", *const classes[] = {"x", "y"};
+    static const char *const classes[] = {"x", "y"};
+    static const char whole[] =
+        "text,label,split\na,x,train\nb,y,validation\nc,y,train\nd,x,test\ne,x,dev\nf,y,val\ng,x,valid\n";
+    static const char none[] = "text,label,split\na,x,train\nb,y,test\n";
+    static const char plain[] = "text,label\na,x\nb,y\nc,x\n";
+    static const char other[] = "text,label,split\na,x,train\nb,y,unsupervised\nc,x,Train\n";
     for (int k = 0; k < TEST_COUNT(wanted); k++) {
         tt_dataset *d = table(ctx, "w.csv", whole, sizeof whole - 1, wanted[k], classes, 2);
         REQUIRE(d);
@@ -847,7 +852,8 @@ TEST(table_with_validation_rows)
         CHECK(row_is(d, 0, "b", 1) && row_is(d, 1, "e", 0) && row_is(d, 2, "f", 1) && row_is(d, 3, "g", 0));
         tt_dataset_free(d);
         for (int without = 0; without < 2; without++) { /* none: an empty dataset, which no loader takes */
-            d = table(ctx, "n.csv", without ? plain : none, (without ? sizeof plain : sizeof none) - 1, wanted[k], k ? NULL : classes, k ? 0 : 2);
+            const char *text = without ? plain : none;
+            d = table(ctx, "n.csv", text, strlen(text), wanted[k], k ? NULL : classes, k ? 0 : 2);
             REQUIRE(d);
             CHECK(tt_dataset_count(d) == 0 && !tt_dataset_text(d, 0, NULL) && tt_dataset_label(d, 0) == -1);
             tt_tokenizer *tokens = tt_tokenizer_open(ctx, TEST_GOLDEN("vocab_uncased.txt"), true);
@@ -865,9 +871,11 @@ TEST(table_with_validation_rows)
     for (int part = 0; part < 3; part++) {
         static const char *const splits[] = {"train", "test", "dev"};
         CHECK(!table(ctx, "o.csv", other, sizeof other - 1, splits[part], NULL, 0));
-        CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 3: the split is 'unsupervised'; expected train, validation (or valid, val, dev) or test");
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 3: the split is 'unsupervised'; expected train, validation (or "
+                    "valid, val, dev) or test");
     }
-    tt_dataset *d = table(ctx, "o.csv", other, sizeof other - 1, "unsupervised", NULL, 0); /* by a name of its own */
+    /* by a name of its own */
+    tt_dataset *d = table(ctx, "o.csv", other, sizeof other - 1, "unsupervised", NULL, 0);
     REQUIRE(d);
     CHECK(tt_dataset_count(d) == 1 && row_is(d, 0, "b", 0));
     tt_dataset_free(d);
@@ -883,21 +891,25 @@ TEST(table_options)
     static const char text[] = "id;review;text;stars;part\n1;\"so; so\";no;3;train\n2;good, cheap;no;5;dev\n";
     const char *path = test_write(test_path(test_folder(), "a.csv"), text, sizeof text - 1);
     tt_table_options o = tt_table_options_default();
-    CHECK(strcmp(o.text_column, "text") == 0 && strcmp(o.label_column, "label") == 0 && strcmp(o.split_column, "split") == 0 && !o.delimiter);
+    CHECK(strcmp(o.text_column, "text") == 0 && strcmp(o.label_column, "label") == 0);
+    CHECK(strcmp(o.split_column, "split") == 0 && !o.delimiter);
     o.text_column = "review", o.label_column = "stars", o.split_column = "part", o.delimiter = ';';
     tt_dataset *d = tt_dataset_table(ctx, path, NULL, NULL, 0, &o);
     tt_dataset *e = tt_dataset_table(ctx, path, "val", NULL, 0, &o);
     REQUIRE(d && e);
-    CHECK(tt_dataset_count(d) == 2 && row_is(d, 0, "so; so", 0) && row_is(d, 1, "good, cheap", 1) && strcmp(tt_dataset_class_name(d, 1), "5") == 0);
+    CHECK(tt_dataset_count(d) == 2 && row_is(d, 0, "so; so", 0) && row_is(d, 1, "good, cheap", 1));
+    CHECK(strcmp(tt_dataset_class_name(d, 1), "5") == 0);
     CHECK(tt_dataset_count(e) == 1 && row_is(e, 0, "good, cheap", 0));
     tt_dataset_free(d);
     tt_dataset_free(e);
     o.label_column = "rating";
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "the header's 5 columns, separated by the character ';', have none named 'rating', but 'id', 'review', 'text', 'stars', 'part'");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "the header's 5 columns, separated by the character ';', have none named "
+                "'rating', but 'id', 'review', 'text', 'stars', 'part'");
     o.delimiter = 0;
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "the header's 1 columns, separated by commas, have none named 'review', but 'id;review;text;stars;part'");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "the header's 1 columns, separated by commas, have none named 'review', "
+                "but 'id;review;text;stars;part'");
     for (const char *bad = "\"\n\r\xE2"; *bad; bad++) {
         o.delimiter = *bad;
         CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
@@ -1235,15 +1247,17 @@ TEST(loader_capacity_is_that_of_the_texts)
     enum { N = 300 };
     tt_dataset *d = words(ctx, N);
     static const struct { int batch, accumulate, length, tokens; bool shuffle; } c[] = {
-        {16, 1, 512, 0, true}, {16, 1, 512, 0, false}, {16, 4, 512, 0, true}, {16, 1, 20, 0, true}, {500, 1, 512, 0, true},
-        {16, 1, 512, 600, true}, {16, 1, 512, 512, true}, {16, 1, 20, 100, true}, {1, 1, 512, 0, true}, {16, 1, 30, 480, true}};
+        {16, 1, 512, 0, true}, {16, 1, 512, 0, false}, {16, 4, 512, 0, true}, {16, 1, 20, 0, true},
+        {500, 1, 512, 0, true}, {16, 1, 512, 600, true}, {16, 1, 512, 512, true}, {16, 1, 20, 100, true},
+        {1, 1, 512, 0, true}, {16, 1, 30, 480, true}};
     REQUIRE(k && d);
     for (int i = 0; i < TEST_COUNT(c); i++) {
         int32_t ids[600];
         int length[N], longest = 0, cut = 0, micro = 0, step = 0, parts = 0, most = 0;
         tt_loader_options o = tt_loader_options_default();
         tt_batch b;
-        o.batch = c[i].batch; o.accumulate = c[i].accumulate; o.max_length = c[i].length; o.max_tokens = c[i].tokens; o.shuffle = c[i].shuffle;
+        o.batch = c[i].batch, o.accumulate = c[i].accumulate, o.max_length = c[i].length;
+        o.max_tokens = c[i].tokens, o.shuffle = c[i].shuffle;
         tt_loader *l = tt_loader_new(ctx, d, k, &o);
         REQUIRE(l);
         for (int t = 0; t < N; t++) {
@@ -1264,7 +1278,8 @@ TEST(loader_capacity_is_that_of_the_texts)
             step += length[t];
             micro += t < seqs ? length[t] : 0;
         }
-        CHECK(tt_loader_longest(l) == longest && longest == 30 && tt_loader_cut(l) == cut && (cut > 0) == (c[i].length < 30));
+        CHECK(tt_loader_longest(l) == longest && longest == 30);
+        CHECK(tt_loader_cut(l) == cut && (cut > 0) == (c[i].length < 30));
         CHECK(tt_loader_max_tokens(l) == (c[i].tokens && c[i].tokens < micro ? c[i].tokens : micro));
         CHECK(tt_loader_accumulates(l) == (c[i].accumulate > 1 || step > tt_loader_max_tokens(l)));
         for (int epoch = 0; epoch < 20; epoch++) {
@@ -1275,7 +1290,8 @@ TEST(loader_capacity_is_that_of_the_texts)
                 parts += !b.last_of_step;
             }
         }
-        if (c[i].shuffle && !c[i].tokens) CHECK(most > tt_loader_max_tokens(l) * 9 / 10); /* it is not far from what is used */
+        /* it is not far from what is used */
+        if (c[i].shuffle && !c[i].tokens) CHECK(most > tt_loader_max_tokens(l) * 9 / 10);
         if (!tt_loader_accumulates(l)) CHECK(parts == 0);
         tt_loader_free(l);
     }
@@ -1461,8 +1477,11 @@ static const test_case tests[] = {
     TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many), TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
     TEST_CASE(tokenizer_vocabulary_line_ends),
-    TEST_CASE(tokenizer_vocabulary), TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder), TEST_CASE(dataset_table), TEST_CASE(table_with_validation_rows), TEST_CASE(table_options), TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(dataset_file_faults),
-    TEST_CASE(loader_batches), TEST_CASE(loader_micro_batches), TEST_CASE(loader_capacity_is_that_of_the_texts), TEST_CASE(allocation_failures), TEST_CASE(fuzz),
+    TEST_CASE(tokenizer_vocabulary), TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder),
+    TEST_CASE(dataset_table), TEST_CASE(table_with_validation_rows), TEST_CASE(table_options),
+    TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(dataset_file_faults),
+    TEST_CASE(loader_batches), TEST_CASE(loader_micro_batches),
+    TEST_CASE(loader_capacity_is_that_of_the_texts), TEST_CASE(allocation_failures), TEST_CASE(fuzz),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

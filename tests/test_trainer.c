@@ -1515,7 +1515,7 @@ TEST(fit_refuses)
     w.progress.epoch = INT64_MAX; /* which nothing is multiplied with */
     CHECK(tt_trainer_save(w.r, test_path(folder, "state.safetensors"), &w.progress) == TT_OK);
     CHECK(tt_fit(v.r, v.l, v.all, &o, &finished) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 9223372036854775807 epochs and 0 steps, more than 1 epochs");
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 9223372036854775807 epochs and 0 steps, more than 1 epoch");
     close_world(&w);
     close_world(&v);
 }
@@ -2014,7 +2014,9 @@ TEST(names_that_a_state_cannot_have)
 
 static const test_case tests[] = {
     TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together), TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
-    TEST_CASE(loaders_that_do_not_fit), TEST_CASE(steps_of_several_micro_batches_need_accumulate), TEST_CASE(batches_that_do_not_fit), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(evaluation_changes_nothing),
+    TEST_CASE(loaders_that_do_not_fit), TEST_CASE(steps_of_several_micro_batches_need_accumulate),
+    TEST_CASE(batches_that_do_not_fit), TEST_CASE(same_bits_for_any_number_of_threads),
+    TEST_CASE(evaluation_changes_nothing),
     TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities), TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(planned_for_another_device), TEST_CASE(allocation_failures),
     TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_with_loss_scaling), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
     TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),

@@ -331,7 +331,8 @@ TEST(broken_checkpoints)
     test_write(path, "{\"image_std\": [0.1, \"x\", 0.3]}", 30);
     refused(folder, 0, 0, TT_ERR_FORMAT, "\"image_std\" is a string; expected a number",
             "preprocessor_config.json");
-    folder = edited("config.json", "\"num_channels\": 3", "\"num_channels\": 500"); /* more than there is room for */
+    /* more channels than there is room for */
+    folder = edited("config.json", "\"num_channels\": 3", "\"num_channels\": 500");
     test_write(test_path(folder, "preprocessor_config.json"), "{\"do_normalize\": false}", 23);
     refused(folder, 0, 0, TT_ERR_ARGUMENT, "channels is 500, at most 4 are supported", "ViT config");
 }
@@ -420,8 +421,8 @@ static tt_trainer *trainer_of(tt_context *ctx, tt_vit *m, const char *recompute,
     return r;
 }
 
-/* A file that cannot be opened, or a folder that cannot be listed, is an error: defaults in place of a config.json would
-   be another model. */
+/* A file that cannot be opened, or a folder that cannot be listed, is an error: defaults in place of a
+   config.json would be another model. */
 TEST(unreadable_files_are_not_absent)
 {
     static const char kinds[] = {'o', 'l'};
@@ -445,7 +446,9 @@ TEST(unreadable_files_are_not_absent)
             all_read = files.calls < files.at;
             CHECK(status == (all_read ? TT_OK : TT_ERR_FILE));
             if (status == TT_OK) CHECK(m.config.heads == 3);
-            else CHECK_ERROR(ctx, TT_ERR_FILE, kinds[kind] == 'o' ? "cannot open '" : "cannot list the folder '");
+            else
+                CHECK_ERROR(ctx, TT_ERR_FILE,
+                            kinds[kind] == 'o' ? "cannot open '" : "cannot list the folder '");
             if (status == TT_OK) tt_vit_free(&m);
             TEST_CLOSE(ctx, &a);
         }
@@ -644,8 +647,8 @@ TEST(misuse_of_patches)
 
 static const test_case tests[] = {
     TEST_CASE(save_and_reload_in_both_spellings), TEST_CASE(sizes_told_by_shapes),
-        TEST_CASE(positions_of_another_image_size), TEST_CASE(another_head),
-            TEST_CASE(names_and_numbers_that_are_saved), TEST_CASE(broken_checkpoints),
+    TEST_CASE(positions_of_another_image_size), TEST_CASE(another_head),
+    TEST_CASE(names_and_numbers_that_are_saved), TEST_CASE(broken_checkpoints),
     TEST_CASE(configs), TEST_CASE(learns_and_predicts), TEST_CASE(same_bits_when_recomputed), TEST_CASE(micro_batches_of_images), TEST_CASE(misuse), TEST_CASE(misuse_of_patches),
     TEST_CASE(unreadable_files_are_not_absent),
 };

@@ -1,6 +1,7 @@
 #!/bin/sh
-# For `make bench-peers`: makes the virtual environment VENV and has pip install each package by itself, so that one
-# that fails takes no other with it. Writes a sentence to B/pip_NAME.left_out for each that is not there afterwards.
+# For `make bench-peers`: makes the virtual environment VENV and has pip install each package by itself, so
+# that one that fails takes no other with it. Writes a sentence to B/pip_NAME.left_out for each that is not
+# there afterwards.
 #
 #   B=build VENV=build/venv TORCH='torch --index-url URL' sh bench/peers/install.sh
 mkdir -p "$B"
@@ -20,7 +21,8 @@ get() {
 # module NAME REQUIREMENT...: one that Python imports by the same name; prints its version
 module() {
     get "$@" || return 0
-    "$VENV/bin/python" -c "import $1; from importlib.metadata import *; print('$1', version('$1'))" 2> "$B/pip.txt" ||
+    "$VENV/bin/python" -c "import $1; from importlib.metadata import *; print('$1', version('$1'))" \
+        2> "$B/pip.txt" ||
         echo "$1: Python cannot import it: $(tail -n 1 "$B/pip.txt")" > "$B/pip_$1.left_out"
 }
 

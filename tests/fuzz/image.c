@@ -53,8 +53,8 @@ static void fill_image(const fuzz_input *in, const tt_image *image, uint8_t *pix
     for (size_t k = 0; k < n; k++) pixels[k] = in->left ? in->at[k % in->left] : (uint8_t)(k * 37);
 }
 
-/* By how many grey levels a result can leave the range of `from` pixels in a row that become `to`: each of the
-   weights of a sum is rounded to 22 bits, as Pillow does. */
+/* By how many grey levels a result can leave the range of `from` pixels in a row that become `to`: each of
+   the weights of a sum is rounded to 22 bits, as Pillow does. */
 static int slack(int from, int to)
 {
     double weights = 2.0 * (from > to ? from / to + 1 : 1) + 1, most = 255 * weights / (1 << 23);

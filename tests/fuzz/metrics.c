@@ -1,7 +1,8 @@
 /* metrics.csv of a run that is resumed: the run goes on, keeps the lines up to its last step, and what it
    writes is read again the same.
 
-   Input: a byte that says whether the heading of this version comes first, so that seeds age less; the file. */
+   Input: a byte that says whether the heading of this version comes first, so that seeds age less; the
+   file. */
 #include "run.h"
 
 static size_t lines_of(const fuzz_file *f)
@@ -49,8 +50,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
         FUZZ_CHECK(csv && csv->n && memcmp(csv->bytes, "step,", 5) == 0 && csv->bytes[csv->n - 1] == '\n' &&
                    lines_of(csv) >= 4); /* heading, two steps, validation */
 
-        fuzz_write("before", csv->bytes,
-                   csv->n); /* a run that is stopped before its next step reads and writes the same */
+        /* A run that is stopped before its next step reads and writes the same. */
+        fuzz_write("before", csv->bytes, csv->n);
         FUZZ_CHECK(fuzz_run_fit(r, 2, true, &stop, &finished) == TT_OK && !finished &&
                    fuzz_same_files("before", "run/metrics.csv"));
     }

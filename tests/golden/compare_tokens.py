@@ -142,7 +142,8 @@ def main():
             theirs = bert_tokenizer(write_vocabulary(path, kind), kind == "uncased")
             k = tinytrain.open(path, kind == "uncased")
             mine = functools.partial(tinytrain.tokenize, k)
-            for around in ("{}", "a{}b", "a{}\u0301", "a\U0001d16d{}\U0001d165b", "\u0345{}\u302e\u0334[SEP]{}"):
+            for around in ("{}", "a{}b", "a{}\u0301", "a\U0001d16d{}\U0001d165b",
+                           "\u0345{}\u302e\u0334[SEP]{}"):
                 texts = [around.replace("{}", chr(c)) for c in ALL[::args.step]]
                 differ += compare(f"{kind}, code points in {escape(around)}", mine, theirs, texts)
             rng = random.Random(args.seed)
