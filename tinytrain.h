@@ -1793,10 +1793,14 @@ static int tt__fd(void *file) { return (int)(intptr_t)file - 1; }
 static void *tt__posix_open(void *user, const char *path, char mode)
 {
     (void)user;
-    int fd = open(path, mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC : O_RDONLY | O_CLOEXEC, 0666);
-    if (fd >= 0 && mode == 'r') {
-        struct stat info;
-        if (fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) { close(fd); errno = EISDIR; return NULL; }
+    /* Opening a pipe that nobody writes to would wait without O_NONBLOCK, which regular files ignore. */
+    int flags = mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY | O_NONBLOCK;
+    int fd = open(path, flags | O_CLOEXEC, 0666);
+    struct stat info;
+    if (fd >= 0 && mode == 'r' && fstat(fd, &info) == 0 && !S_ISREG(info.st_mode)) {
+        close(fd);
+        errno = S_ISDIR(info.st_mode) ? EISDIR : ESPIPE;
+        return NULL;
     }
     return (void *)(intptr_t)(fd + 1);
 }
@@ -1871,7 +1875,11 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     return error == 0;
 }
 
-static const char *tt__posix_reason(void *user) { (void)user; return strerror(errno); }
+static const char *tt__posix_reason(void *user)
+{
+    (void)user;
+    return errno == ESPIPE ? "it is a pipe or a device; expected a regular file" : strerror(errno);
+}
 
 tt_context_options tt_context_options_default(void)
 {

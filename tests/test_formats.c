@@ -387,6 +387,23 @@ TEST(safetensors_truncated) /* at every byte, and with every byte too many */
     TEST_CLOSE(ctx, &a);
 }
 
+TEST(a_pipe_is_refused) /* at once, although nobody writes to it; a reader that waits for one is killed */
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    const char *pipe_path = test_path(test_folder(), "pipe");
+    REQUIRE(mkfifo(pipe_path, 0600) == 0);
+    alarm(20);
+    CHECK(!tt_safetensors_open(ctx, pipe_path));
+    CHECK_ERROR(ctx, TT_ERR_FILE, "pipe': it is a pipe or a device");
+    CHECK(!tt_tokenizer_open(ctx, pipe_path, true));
+    CHECK_ERROR(ctx, TT_ERR_FILE, "pipe': it is a pipe or a device");
+    CHECK(!tt_tokenizer_open(ctx, "/dev/null", true));
+    CHECK_ERROR(ctx, TT_ERR_FILE, "'/dev/null': it is a pipe or a device");
+    alarm(0);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(safetensors_writer_errors)
 {
     test_allocator a;
@@ -1473,7 +1490,8 @@ TEST(fuzz)
 
 static const test_case tests[] = {
     TEST_CASE(json_values), TEST_CASE(json_strings), TEST_CASE(json_errors), TEST_CASE(json_many_keys), TEST_CASE(safetensors_round_trip),
-    TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile), TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_writer_errors),
+    TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile), TEST_CASE(safetensors_truncated), TEST_CASE(a_pipe_is_refused),
+    TEST_CASE(safetensors_writer_errors),
     TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many), TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
     TEST_CASE(tokenizer_vocabulary_line_ends),
