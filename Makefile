@@ -357,5 +357,5 @@ clean:
 
 FORCE:
 .DELETE_ON_ERROR:
-.PHONY: help cuda demo examples check test start coverage covered fuzz bench bench-programs bench-peers
-.PHONY: install clean FORCE
+.PHONY: help cuda demo examples check test coverage fuzz bench bench-programs bench-peers install clean
+.PHONY: start covered FORCE
