@@ -651,7 +651,7 @@ typedef struct tt_loader_options {
     int batch;        /* sequences, or images, of a step. Default 16                                                  */
     int accumulate;   /* 1..batch; micro-batches have at most ceil(batch / accumulate) sequences. Default 1           */
     int max_length;   /* tokens of a sequence, [CLS] and [SEP] included; longer ones are cut. Default 512             */
-    int max_tokens;   /* tokens of a micro-batch, >= max_length. Default 0: ceil(batch / accumulate) * max_length     */
+    int max_tokens;   /* tokens of a micro-batch, >= max_length. Default 0: any number                      */
     bool shuffle;     /* Default true. False: in dataset order, unsorted (evaluation, prediction)                     */
     int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting                                    */
     bool drop_last;   /* leave out a last incomplete step. Default false                                              */
@@ -14416,7 +14416,7 @@ static tt_status tt__vit_check(tt_context *ctx, const tt_vit_config *c)
     if (c->image_size > 16384) tt__print(&all, "; image_size %d is above 16384", c->image_size);
     if (c->channels > 4) tt__print(&all, "; channels is %d, at most 4 are supported", c->channels);
     for (int k = 0; k < c->channels && k < 4; k++)
-        if (!isfinite(c->mean[k]) || !(c->std[k] > 0) || !isfinite(c->std[k]))
+        if (!isfinite(c->mean[k]) || !(c->std[k] >= FLT_MIN) || !isfinite(c->std[k]))
             tt__print(&all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
     tt__check_transformer(&all, c->hidden_size, c->layers, c->heads, rates, TT__COUNT(rates),
                           c->layer_norm_eps, c->initializer_range, c->activation);

@@ -88,8 +88,8 @@ def check_makefile(text, name):
         makefile = f.read()
     known = set(re.findall(r"\$\((\w+)\)", makefile)) | set(re.findall(r"^(\w+) *[:?+]?=", makefile, re.M))
     targets = {"all"}
-    phony = re.search(r"^\.PHONY:(.*)", makefile, re.M)
-    targets |= set(phony.group(1).split()) if phony else set()
+    phony = re.findall(r"^\.PHONY:(.*)", makefile, re.M)
+    targets |= set(" ".join(phony).split())
     wrong = []
     for words in commands(text):
         if words[0] != "make":

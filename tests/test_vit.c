@@ -248,6 +248,8 @@ TEST(names_and_numbers_that_are_saved)
     m.config.std[1] = INFINITY;
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "std inf of channel 1");
+    m.config.std[1] = 1e-40f; /* which no preprocessor_config.json may say */
+    CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
     m.config.std[1] = 0.5f;
     strcpy(m.class_names[2], "\xFF");
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
