@@ -414,6 +414,99 @@ static inline tt_context *open_context(int seed, int threads)
     return ctx;
 }
 
+#define OPTIMIZERS "sgd adam adamw"          /* in the order of tt_optimizer_kind */
+#define SCHEDULES  "constant linear cosine"  /* in the order of tt_schedule_kind */
+
+/* The options of every program that trains. */
+typedef struct cli_training {
+    const char *optimizer, *schedule, *precision, *matmul, *recompute, *device, *freeze, *out;
+    int seed, threads;
+    double lr, warmup, decay, dropout; /* --lr is a program's own, since its default is */
+    size_t budget;
+    bool plan, resume;
+} cli_training;
+
+/* What a cli_training begins with, and its rows in an array of cli_flag. */
+#define CLI_TRAINING_DEFAULT \
+    .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", .recompute = "cheap", \
+    .seed = 1, .warmup = 0.1, .decay = 0.01, .dropout = -1
+#define CLI_TRAINING_FLAGS(run) \
+    {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
+     .help = "share of the steps in which the learning rate rises, before --schedule", .most = 1}, \
+    {"--schedule", "NAME", CLI_CHOICE, &(run).schedule, \
+     .help = "how the learning rate goes on after the warm-up", .choices = SCHEDULES}, \
+    {"--optimizer", "NAME", CLI_CHOICE, &(run).optimizer, .help = "the optimizer", .choices = OPTIMIZERS}, \
+    {"--decay", "X", CLI_NUMBER, &(run).decay, \
+     .help = "weight decay, of all but biases, norms and class tokens", .most = 1e9}, \
+    {"--dropout", "X", CLI_NUMBER, &(run).dropout, \
+     .help = "dropout everywhere, below 1 (-1: as the model's config says)", .least = -1, .most = 1}, \
+    {"--freeze", "LIST", CLI_TEXT, &(run).freeze, \
+     .help = "parameters to keep as they are: name patterns with commas between, * and ?"}, \
+    {"--precision", "P", CLI_CHOICE, &(run).precision, \
+     .help = "of weights and activations", .choices = "32-true 16-mixed 16-true bf16-mixed bf16-true"}, \
+    {"--matmul", "M", CLI_CHOICE, &(run).matmul, \
+     .help = "how matrices are multiplied; on a GPU, tf32 rounds those of fp32 to 11 bits and fp8 those of " \
+     "16 bits to 4 or 3", .choices = "fp32 tf32 fp8"}, \
+    {"--recompute", "R", CLI_CHOICE, &(run).recompute, \
+     .help = "what the backward computes again, to save memory", \
+     .choices = "none cheap attention blocks"}, \
+    {"--budget", "BYTES", CLI_BYTES, &(run).budget, \
+     .help = "memory that training may take, as 3GB or 500MiB; a plan that needs more is refused (no " \
+     "limit)"}, \
+    {"--device", "KIND", CLI_TEXT, &(run).device, \
+     .help = "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"}, \
+    {"--seed", "N", CLI_INTEGER, &(run).seed, .help = "of all that is random", .most = 1e9}, \
+    {"--threads", "N", CLI_INTEGER, &(run).threads, .help = "threads (0: all cores)", .most = 256}, \
+    {"--out", "DIR", CLI_TEXT, &(run).out, \
+     .help = "new folder for the trained model, state, metrics.csv and loss.svg", .least = 1, .most = 1000}, \
+    {"--plan", "", CLI_SWITCH, &(run).plan, \
+     .help = "say how much memory training will need, draw it as plan.svg in --out, and end"}, \
+    {"--resume", "", CLI_SWITCH, &(run).resume, .help = "go on from the state in --out"}
+
+static inline void check_training(const cli_training *run)
+{
+    if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
+        die("--dropout is 0 or more and below 1, or -1");
+}
+
+/* total_steps 0: only to evaluate and predict. */
+static inline tt_train_options training_options(const cli_training *run, int64_t total_steps)
+{
+    tt_train_options o = tt_train_options_default();
+    o.train = total_steps > 0;
+    o.schedule.kind = (tt_schedule_kind)cli_index(run->schedule, SCHEDULES);
+    o.schedule.lr = (float)run->lr;
+    o.schedule.total_steps = total_steps;
+    o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);
+    o.optimizer.kind = (tt_optimizer_kind)cli_index(run->optimizer, OPTIMIZERS);
+    o.optimizer.weight_decay = (float)run->decay;
+    o.precision = run->precision;
+    o.matmul = run->matmul;
+    o.recompute = run->recompute;
+    o.device = run->device;
+    o.memory_budget = run->budget;
+    return o;
+}
+
+/* Trains, saves and shows progress. Returns the program's exit status. keep(user) saves the model. */
+static inline int fit(tt_trainer *t, tt_context *ctx, tt_loader *l, tt_loader *validation,
+                      const cli_training *run, int epochs, tt_status (*keep)(void *), void *user,
+                      bool *finished)
+{
+    tt_fit_options o = tt_fit_options_default();
+    o.epochs = epochs;
+    o.folder = run->out;
+    o.resume = run->resume;
+    o.stop = &stop_signal;
+    o.keep = keep;
+    o.report = show_progress;
+    o.user = user;
+    handle_signals(true);
+    tt_status status = tt_fit(t, l, validation, &o, finished);
+    handle_signals(false);
+    return end_of_training(ctx, t, status, *finished);
+}
+
 /* Freezes the parameters of a list of patterns with commas between. */
 static inline void freeze(tt_context *ctx, const char *list)
 {

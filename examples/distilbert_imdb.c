@@ -14,19 +14,12 @@
 #include "cli.h"
 
 /* ------------------------------------------------------------------------------------------------ options */
-#define OPTIMIZERS "sgd adam adamw"          /* in the order of tt_optimizer_kind */
-#define SCHEDULES  "constant linear cosine"  /* in the order of tt_schedule_kind */
-
 static struct {
-    const char *data, *text_column, *label_column, *delimiter, *model, *out, *predict;
-    const char *optimizer, *schedule, *precision, *matmul, *recompute, *device, *freeze;
-    int train, test, epochs, batch, accumulate, max_length, max_tokens, seed, threads;
-    double lr, warmup, decay, dropout;
-    size_t budget;
-    bool plan, resume;
-} opt = {.text_column = "text", .label_column = "label", .out = "run", .optimizer = "adamw", .schedule =
-         "linear", .precision = "32-true", .matmul = "fp32", .recompute = "cheap", .batch = 16, .accumulate =
-         1, .seed = 1, .warmup = 0.1, .decay = 0.01, .dropout = -1};
+    const char *data, *text_column, *label_column, *delimiter, *model, *predict;
+    int train, test, epochs, batch, accumulate, max_length, max_tokens;
+    cli_training run;
+} opt = {.text_column = "text", .label_column = "label", .batch = 16, .accumulate = 1,
+         .run = {CLI_TRAINING_DEFAULT, .schedule = "linear"}};
 
 static const cli_flag flags[] = {
     {"--data", "PATH", CLI_TEXT, &opt.data,
@@ -55,38 +48,9 @@ static const cli_flag flags[] = {
     {"--max-tokens", "N", CLI_INTEGER, &opt.max_tokens,
      .help = "tokens in a micro-batch; it is filled up to this (0: 8192 with --model, else 2048)",
      .most = 1e9},
-    {"--lr", "X", CLI_NUMBER, &opt.lr,
+    {"--lr", "X", CLI_NUMBER, &opt.run.lr,
      .help = "peak learning rate (0: 5e-5 with --model, else 5e-4)", .most = 1e9},
-    {"--warmup", "X", CLI_NUMBER, &opt.warmup,
-     .help = "share of the steps in which the learning rate rises, before --schedule", .most = 1},
-    {"--schedule", "NAME", CLI_CHOICE, &opt.schedule,
-     .help = "how the learning rate goes on after the warm-up", .choices = SCHEDULES},
-    {"--optimizer", "NAME", CLI_CHOICE, &opt.optimizer,
-     .help = "the optimizer", .choices = OPTIMIZERS},
-    {"--decay", "X", CLI_NUMBER, &opt.decay,
-     .help = "weight decay, of all but biases and norms", .most = 1e9},
-    {"--dropout", "X", CLI_NUMBER, &opt.dropout,
-     .help = "dropout everywhere, below 1 (-1: as the model's config says)", .least = -1, .most = 1},
-    {"--freeze", "LIST", CLI_TEXT, &opt.freeze,
-     .help = "parameters to keep as they are: name patterns with commas between, * and ?"},
-    {"--precision", "P", CLI_CHOICE, &opt.precision,
-     .help = "of weights and activations", .choices = "32-true 16-mixed 16-true bf16-mixed bf16-true"},
-    {"--matmul", "M", CLI_CHOICE, &opt.matmul,
-     .help = "how matrices are multiplied; on a GPU, tf32 rounds those of fp32 to 11 bits and fp8 those of "
-     "16 bits to 4 or 3", .choices = "fp32 tf32 fp8"},
-    {"--recompute", "R", CLI_CHOICE, &opt.recompute,
-     .help = "what the backward computes again, to save memory", .choices = "none cheap attention blocks"},
-    {"--budget", "BYTES", CLI_BYTES, &opt.budget,
-     .help = "memory that training may take, as 3GB or 500MiB; a plan that needs more is refused (no limit)"},
-    {"--device", "KIND", CLI_TEXT, &opt.device,
-     .help = "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"},
-    {"--seed", "N", CLI_INTEGER, &opt.seed, .help = "of initialisation, shuffling and dropout", .most = 1e9},
-    {"--threads", "N", CLI_INTEGER, &opt.threads, .help = "threads (0: all cores)", .most = 256},
-    {"--out", "DIR", CLI_TEXT, &opt.out,
-     .help = "new folder for the trained model, state, metrics.csv and loss.svg", .least = 1, .most = 1000},
-    {"--plan", "", CLI_SWITCH, &opt.plan,
-     .help = "say how much memory training will need, draw it as plan.svg in --out, and end"},
-    {"--resume", "", CLI_SWITCH, &opt.resume, .help = "go on from the state in --out"},
+    CLI_TRAINING_FLAGS(opt.run),
     {"--predict", "TEXT", CLI_TEXT, &opt.predict,
      .help = "classify TEXT, or with - each line of standard input, with the model in --out"},
 };
@@ -97,15 +61,14 @@ static void read_options(int argc, char **argv)
               "Trains DistilBERT, BERT or MiniLM to tell classes of text apart.");
     if (opt.accumulate > opt.batch) die("--accumulate %d is more than --batch %d", opt.accumulate, opt.batch);
     if (opt.max_length == 1) die("--max-length is at least 2: each text has [CLS] and [SEP]");
-    if (opt.dropout != -1 && !(opt.dropout >= 0 && opt.dropout < 1))
-        die("--dropout is 0 or more and below 1, or -1");
+    check_training(&opt.run);
     bool tab = opt.delimiter && strcmp(opt.delimiter, "\\t") == 0;
     if (tab) opt.delimiter = "\t";
     if (opt.delimiter && opt.delimiter[1])
         die("--delimiter is one character, or \\t for a tab, not '%s'", opt.delimiter);
     if (!opt.data && !opt.predict) opt.data = sample_data(argv[0], "reviews.tsv");
     if (!opt.epochs) opt.epochs = opt.model ? 2 : 6;
-    if (opt.lr == 0) opt.lr = opt.model ? 5e-5 : 5e-4;
+    if (opt.run.lr == 0) opt.run.lr = opt.model ? 5e-5 : 5e-4;
 }
 
 /* --------------------------------------------------------------------------------------------------- data */
@@ -229,9 +192,9 @@ static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const
             die("the label '%.40s...' has more than 63 bytes", name);
         strcpy(m->class_names[c], name);
     }
-    if (opt.dropout >= 0)
-        m->config.dropout = m->config.attention_dropout = m->config.classifier_dropout = (float)opt.dropout;
-    freeze(ctx, opt.freeze);
+    float rate = (float)opt.run.dropout;
+    if (rate >= 0) m->config.dropout = m->config.attention_dropout = m->config.classifier_dropout = rate;
+    freeze(ctx, opt.run.freeze);
 }
 
 /* For the micro-batches of two loaders, of one where the other is NULL, or of one text. total_steps 0: only
@@ -240,19 +203,7 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_load
                                 int64_t total_steps)
 {
     tt_model model = tt_bert_classifier(m);
-    tt_train_options o = tt_train_options_default();
-    o.train = total_steps > 0;
-    o.schedule.kind = (tt_schedule_kind)cli_index(opt.schedule, SCHEDULES);
-    o.schedule.lr = (float)opt.lr;
-    o.schedule.total_steps = total_steps;
-    o.schedule.warmup_steps = (int64_t)(opt.warmup * (double)total_steps);
-    o.optimizer.kind = (tt_optimizer_kind)cli_index(opt.optimizer, OPTIMIZERS);
-    o.optimizer.weight_decay = (float)opt.decay;
-    o.precision = opt.precision;
-    o.matmul = opt.matmul;
-    o.recompute = opt.recompute;
-    o.device = opt.device;
-    o.memory_budget = opt.budget;
+    tt_train_options o = training_options(&opt.run, total_steps);
     o.max_seqs = l ? tt_loader_max_seqs(l) : 1;
     o.max_tokens = l ? tt_loader_max_tokens(l) : m->config.max_positions;
     if (other && tt_loader_max_seqs(other) > o.max_seqs) o.max_seqs = tt_loader_max_seqs(other);
@@ -267,8 +218,8 @@ typedef struct run { const tt_bert *m; const tt_tokenizer *k; } run;
 static tt_status keep(void *user) /* as transformers and --predict load it */
 {
     run *r = (run *)user;
-    tt_status status = tt_bert_save(r->m, opt.out);
-    return status == TT_OK ? tt_tokenizer_save(r->k, opt.out) : status;
+    tt_status status = tt_bert_save(r->m, opt.run.out);
+    return status == TT_OK ? tt_tokenizer_save(r->k, opt.run.out) : status;
 }
 
 /* What will be trained on, and how long its texts are. */
@@ -289,11 +240,11 @@ static void describe(tt_context *ctx, const tt_loader *l, const tt_dataset *d, c
 /* Tests the best epoch's model as a user would: from its folder, in a context of its own. */
 static void test(void)
 {
-    tt_context *ctx = open_context(opt.seed, opt.threads);
-    tt_tokenizer *k = open_tokenizer(ctx, opt.out, NULL);
+    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
+    tt_tokenizer *k = open_tokenizer(ctx, opt.run.out, NULL);
     tt_bert m;
     tt_stats s;
-    must(ctx, tt_bert_load(ctx, &m, opt.out, 0));
+    must(ctx, tt_bert_load(ctx, &m, opt.run.out, 0));
     tt_dataset *d = read_test(ctx, &m);
     if (tt_dataset_count(d)) {
         tt_loader *l = loader_of(ctx, d, k, &m, false);
@@ -303,20 +254,20 @@ static void test(void)
                s.targets);
         tt_trainer_free(t), tt_loader_free(l);
     }
-    printf("saved: %s\n", opt.out);
+    printf("saved: %s\n", opt.run.out);
     tt_bert_free(&m), tt_dataset_free(d), tt_tokenizer_free(k), tt_close(ctx);
 }
 
 static int train(const char *program)
 {
-    if (!opt.plan) check_folder(opt.out, opt.resume);
-    tt_context *ctx = open_context(opt.seed, opt.threads);
+    if (!opt.run.plan) check_folder(opt.run.out, opt.run.resume);
+    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
     tt_tokenizer *k = open_tokenizer(ctx, opt.model, program);
     tt_dataset *d, *held;
     tt_bert m;
     read_training(ctx, &d, &held);
     make_model(ctx, &m, k, d);
-    if (!opt.plan) { /* so that what is wrong with the test shows now */
+    if (!opt.run.plan) { /* so that what is wrong with the test shows now */
         tt_dataset *later = read_test(ctx, &m);
         if (!tt_dataset_count(later)) printf("note: '%s' has no rows to test on\n", opt.data);
         tt_dataset_free(later);
@@ -324,25 +275,12 @@ static int train(const char *program)
     tt_loader *l = loader_of(ctx, d, k, &m, true), *validation = loader_of(ctx, held, k, &m, false);
     tt_trainer *t = make_trainer(ctx, &m, l, validation, tt_loader_steps(l) * opt.epochs);
     describe(ctx, l, d, validation, held);
-    show_plan(tt_trainer_program(t), opt.plan ? opt.out : NULL);
+    show_plan(tt_trainer_program(t), opt.run.plan ? opt.run.out : NULL);
 
     run r = {&m, k};
     bool finished = false;
     int result = 0;
-    if (!opt.plan) {
-        tt_fit_options o = tt_fit_options_default();
-        o.epochs = opt.epochs;
-        o.folder = opt.out;
-        o.resume = opt.resume;
-        o.stop = &stop_signal;
-        o.keep = keep;
-        o.report = show_progress;
-        o.user = &r;
-        handle_signals(true);
-        tt_status status = tt_fit(t, l, validation, &o, &finished);
-        handle_signals(false);
-        result = end_of_training(ctx, t, status, finished);
-    }
+    if (!opt.run.plan) result = fit(t, ctx, l, validation, &opt.run, opt.epochs, keep, &r, &finished);
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_bert_free(&m), tt_dataset_free(d), tt_dataset_free(held), tt_tokenizer_free(k), tt_close(ctx);
     if (finished && !result) test();
@@ -352,12 +290,13 @@ static int train(const char *program)
 /* --------------------------------------------------------------------------------------------- prediction */
 static void predict(void)
 {
-    char *model = join(opt.out, "model.safetensors"), *line = NULL;
-    if (!exists(model)) die("'%s' holds no trained model: one is saved when the first epoch ends", opt.out);
-    tt_context *ctx = open_context(opt.seed, opt.threads);
-    tt_tokenizer *k = open_tokenizer(ctx, opt.out, NULL);
+    char *model = join(opt.run.out, "model.safetensors"), *line = NULL;
+    if (!exists(model))
+        die("'%s' holds no trained model: one is saved when the first epoch ends", opt.run.out);
+    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
+    tt_tokenizer *k = open_tokenizer(ctx, opt.run.out, NULL);
     tt_bert m;
-    must(ctx, tt_bert_load(ctx, &m, opt.out, 0));
+    must(ctx, tt_bert_load(ctx, &m, opt.run.out, 0));
     tt_trainer *t = make_trainer(ctx, &m, NULL, NULL, 0);
     size_t capacity = 0;
     float *probability = (float *)made(NULL, calloc((size_t)m.config.classes, sizeof *probability));

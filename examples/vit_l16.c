@@ -24,18 +24,12 @@
 #endif
 
 /* ------------------------------------------------------------------------------------------------ options */
-#define OPTIMIZERS "sgd adam adamw"          /* in the order of tt_optimizer_kind */
-#define SCHEDULES  "constant linear cosine"  /* in the order of tt_schedule_kind */
-
 static struct {
-    const char *data, *model, *vit, *out, *predict;
-    const char *optimizer, *schedule, *precision, *matmul, *recompute, *device, *freeze;
-    int size, train, test, epochs, batch, accumulate, seed, threads;
-    double lr, warmup, decay, dropout;
-    size_t budget;
-    bool augment, plan, resume;
-} opt = {.out = "run", .optimizer = "adamw", .schedule = "cosine", .precision = "32-true", .matmul = "fp32",
-         .recompute = "cheap", .accumulate = 1, .seed = 1, .warmup = 0.1, .decay = 0.01, .dropout = -1};
+    const char *data, *model, *vit, *predict;
+    int size, train, test, epochs, batch, accumulate;
+    bool augment;
+    cli_training run;
+} opt = {.accumulate = 1, .run = {CLI_TRAINING_DEFAULT, .schedule = "cosine"}};
 
 static const cli_flag flags[] = {
     {"--data", "DIR", CLI_TEXT, &opt.data,
@@ -61,39 +55,9 @@ static const cli_flag flags[] = {
      .help = "images in a step (0: 16 with --model, else 20)", .most = 65536},
     {"--accumulate", "N", CLI_INTEGER, &opt.accumulate,
      .help = "micro-batches in a step", .least = 1, .most = 65536},
-    {"--lr", "X", CLI_NUMBER, &opt.lr,
+    {"--lr", "X", CLI_NUMBER, &opt.run.lr,
      .help = "peak learning rate (0: 5e-5 with --model, else 1e-3)", .most = 1e9},
-    {"--warmup", "X", CLI_NUMBER, &opt.warmup,
-     .help = "share of the steps in which the learning rate rises, before --schedule", .most = 1},
-    {"--schedule", "NAME", CLI_CHOICE, &opt.schedule,
-     .help = "how the learning rate goes on after the warm-up", .choices = SCHEDULES},
-    {"--optimizer", "NAME", CLI_CHOICE, &opt.optimizer,
-     .help = "the optimizer", .choices = OPTIMIZERS},
-    {"--decay", "X", CLI_NUMBER, &opt.decay,
-     .help = "weight decay, of all but biases, norms and the class token", .most = 1e9},
-    {"--dropout", "X", CLI_NUMBER, &opt.dropout,
-     .help = "dropout everywhere, below 1 (-1: as the model's config says)", .least = -1, .most = 1},
-    {"--freeze", "LIST", CLI_TEXT, &opt.freeze,
-     .help = "parameters to keep as they are: name patterns with commas between, * and ?"},
-    {"--precision", "P", CLI_CHOICE, &opt.precision,
-     .help = "of weights and activations", .choices = "32-true 16-mixed 16-true bf16-mixed bf16-true"},
-    {"--matmul", "M", CLI_CHOICE, &opt.matmul,
-     .help = "how matrices are multiplied; on a GPU, tf32 rounds those of fp32 to 11 bits and fp8 those of "
-     "16 bits to 4 or 3", .choices = "fp32 tf32 fp8"},
-    {"--recompute", "R", CLI_CHOICE, &opt.recompute,
-     .help = "what the backward computes again, to save memory", .choices = "none cheap attention blocks"},
-    {"--budget", "BYTES", CLI_BYTES, &opt.budget,
-     .help = "memory that training may take, as 3GB or 500MiB; a plan that needs more is refused (no limit)"},
-    {"--device", "KIND", CLI_TEXT, &opt.device,
-     .help = "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"},
-    {"--seed", "N", CLI_INTEGER, &opt.seed,
-     .help = "of initialisation, shuffling, augmentation and dropout", .most = 1e9},
-    {"--threads", "N", CLI_INTEGER, &opt.threads, .help = "threads (0: all cores)", .most = 256},
-    {"--out", "DIR", CLI_TEXT, &opt.out,
-     .help = "new folder for the trained model, state, metrics.csv and loss.svg", .least = 1, .most = 1000},
-    {"--plan", "", CLI_SWITCH, &opt.plan,
-     .help = "say how much memory training will need, draw it as plan.svg in --out, and end"},
-    {"--resume", "", CLI_SWITCH, &opt.resume, .help = "go on from the state in --out"},
+    CLI_TRAINING_FLAGS(opt.run),
     {"--predict", "FILE", CLI_TEXT, &opt.predict, .help = "classify an image file with the model in --out"},
 };
 
@@ -102,11 +66,10 @@ static void read_options(int argc, char **argv)
     cli_parse(argc, argv, flags, TT__COUNT(flags), "vit_l16",
               "Trains a vision transformer to tell images apart.");
     if (!opt.epochs) opt.epochs = opt.model ? 3 : 12;
-    if (opt.lr == 0) opt.lr = opt.model ? 5e-5 : 1e-3;
+    if (opt.run.lr == 0) opt.run.lr = opt.model ? 5e-5 : 1e-3;
     if (!opt.batch) opt.batch = opt.model ? 16 : 20;
     if (opt.accumulate > opt.batch) die("--accumulate %d is more than --batch %d", opt.accumulate, opt.batch);
-    if (opt.dropout != -1 && !(opt.dropout >= 0 && opt.dropout < 1))
-        die("--dropout is 0 or more and below 1, or -1");
+    check_training(&opt.run);
     if (opt.model && opt.vit) die("--vit is for training from scratch; --model says its own size");
 }
 
@@ -296,7 +259,7 @@ static void read_images(tt_context *ctx, images *x, const char *split, int n)
             s.count = n ? n : train ? SHAPES_TRAIN : SHAPES_TEST;
             labels = (int *)made(NULL, calloc((size_t)s.count, sizeof *labels));
             for (int64_t k = 0; k < s.count; k++) labels[k] = (int)(k % SHAPES);
-            x->drawn.seed = (uint64_t)opt.seed, x->drawn.first = train ? 0 : (uint64_t)1 << 40;
+            x->drawn.seed = (uint64_t)opt.run.seed, x->drawn.first = train ? 0 : (uint64_t)1 << 40;
             s.labels = labels, s.class_names = shape_names, s.classes = SHAPES;
             s.read = draw_shape, s.user = &x->drawn;
         }
@@ -367,43 +330,31 @@ static void make_model(tt_context *ctx, tt_vit *m, const tt_dataset *d)
             die("the class '%.40s...' has more than 63 bytes", name);
         strcpy(m->class_names[c], name);
     }
-    if (opt.dropout >= 0) m->config.dropout = m->config.attention_dropout = (float)opt.dropout;
-    freeze(ctx, opt.freeze);
+    if (opt.run.dropout >= 0) m->config.dropout = m->config.attention_dropout = (float)opt.run.dropout;
+    freeze(ctx, opt.run.freeze);
 }
 
 /* total_steps 0: only to evaluate and predict. */
 static tt_trainer *make_trainer(tt_context *ctx, const tt_vit *m, int max_images, int64_t total_steps)
 {
     tt_model model = tt_vit_classifier(m);
-    tt_train_options o = tt_train_options_default();
-    o.train = total_steps > 0;
-    o.schedule.kind = (tt_schedule_kind)cli_index(opt.schedule, SCHEDULES);
-    o.schedule.lr = (float)opt.lr;
-    o.schedule.total_steps = total_steps;
-    o.schedule.warmup_steps = (int64_t)(opt.warmup * (double)total_steps);
-    o.optimizer.kind = (tt_optimizer_kind)cli_index(opt.optimizer, OPTIMIZERS);
-    o.optimizer.weight_decay = (float)opt.decay;
-    o.precision = opt.precision;
-    o.matmul = opt.matmul;
-    o.recompute = opt.recompute;
-    o.device = opt.device;
-    o.memory_budget = opt.budget;
+    tt_train_options o = training_options(&opt.run, total_steps);
     o.max_seqs = max_images;
     o.accumulate = opt.accumulate > 1;
     return (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
 }
 
 /* ----------------------------------------------------------------------------------------------- training */
-static tt_status keep(void *user) { return tt_vit_save((const tt_vit *)user, opt.out); }
+static tt_status keep(void *user) { return tt_vit_save((const tt_vit *)user, opt.run.out); }
 
 /* Tests the best epoch's model as a user would: from its folder, in a context of its own. */
 static void test(void)
 {
-    tt_context *ctx = open_context(opt.seed, opt.threads);
+    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
     images x;
     tt_vit m;
     tt_stats s;
-    must(ctx, tt_vit_load(ctx, &m, opt.out, 0, 0));
+    must(ctx, tt_vit_load(ctx, &m, opt.run.out, 0, 0));
     read_images(ctx, &x, "test", opt.test);
     check_classes(x.d, "test on", m.config.classes, m.class_names, "the model");
     tt_loader *l = loader_of(ctx, x.d, &m, false);
@@ -411,7 +362,7 @@ static void test(void)
     must(ctx, tt_evaluate(t, l, &s));
     printf("best epoch: accuracy %.4f, loss %.4f on %.0f test images\n", s.correct / s.targets, s.loss,
            s.targets);
-    printf("saved: %s\n", opt.out);
+    printf("saved: %s\n", opt.run.out);
     tt_trainer_free(t), tt_loader_free(l), tt_vit_free(&m), free_images(&x), tt_close(ctx);
 }
 
@@ -422,13 +373,13 @@ static void check_before(const tt_dataset *d, const tt_vit *m)
     images x;
     tt_vit saved;
     if (!opt.data) return;
-    char *model = join(opt.out, "model.safetensors");
-    tt_context *own = open_context(opt.seed, opt.threads);
+    char *model = join(opt.run.out, "model.safetensors");
+    tt_context *own = open_context(opt.run.seed, opt.run.threads);
     read_images(own, &x, "test", opt.test);
     check_classes(x.d, "test on", m->config.classes, m->class_names, "those to train on");
     free_images(&x);
-    if (opt.resume && exists(model)) {
-        must(own, tt_vit_load(own, &saved, opt.out, 0, 0));
+    if (opt.run.resume && exists(model)) {
+        must(own, tt_vit_load(own, &saved, opt.run.out, 0, 0));
         check_classes(d, "train on", saved.config.classes, saved.class_names, "the run to resume");
         tt_vit_free(&saved);
     }
@@ -438,8 +389,8 @@ static void check_before(const tt_dataset *d, const tt_vit *m)
 
 static int train(void)
 {
-    if (!opt.plan) check_folder(opt.out, opt.resume);
-    tt_context *ctx = open_context(opt.seed, opt.threads);
+    if (!opt.run.plan) check_folder(opt.run.out, opt.run.resume);
+    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
     images x;
     tt_vit m;
     read_images(ctx, &x, "train", opt.train);
@@ -458,24 +409,11 @@ static int train(void)
     long long others = (long long)tt_dataset_count(held);
     printf("%lld images to train on, %lld for validation; ", all - others, others);
     printf("%s, %d threads, %s\n", opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
-    show_plan(tt_trainer_program(t), opt.plan ? opt.out : NULL);
+    show_plan(tt_trainer_program(t), opt.run.plan ? opt.run.out : NULL);
 
     bool finished = false;
     int result = 0;
-    if (!opt.plan) {
-        tt_fit_options o = tt_fit_options_default();
-        o.epochs = opt.epochs;
-        o.folder = opt.out;
-        o.resume = opt.resume;
-        o.stop = &stop_signal;
-        o.keep = keep;
-        o.report = show_progress;
-        o.user = &m;
-        handle_signals(true);
-        tt_status status = tt_fit(t, l, validation, &o, &finished);
-        handle_signals(false);
-        result = end_of_training(ctx, t, status, finished);
-    }
+    if (!opt.run.plan) result = fit(t, ctx, l, validation, &opt.run, opt.epochs, keep, &m, &finished);
     if (finished) printf("waited %.1f s for images\n", tt_loader_waited(l));
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_vit_free(&m), tt_dataset_free(held), free_images(&x), tt_close(ctx);
@@ -486,11 +424,11 @@ static int train(void)
 /* --------------------------------------------------------------------------------------------- prediction */
 static void predict(void)
 {
-    tt_context *ctx = open_context(opt.seed, opt.threads);
+    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
     tt_vit m;
     tt_image image;
     tt_batch b;
-    must(ctx, tt_vit_load(ctx, &m, opt.out, 0, 0));
+    must(ctx, tt_vit_load(ctx, &m, opt.run.out, 0, 0));
     int side = m.config.image_size, best = 0;
     tt_trainer *t = make_trainer(ctx, &m, 1, 0);
     const char *wrong = decode(opt.predict, &image);
