@@ -1490,7 +1490,8 @@ TEST(fuzz)
 
 static const test_case tests[] = {
     TEST_CASE(json_values), TEST_CASE(json_strings), TEST_CASE(json_errors), TEST_CASE(json_many_keys), TEST_CASE(safetensors_round_trip),
-    TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile), TEST_CASE(safetensors_truncated), TEST_CASE(a_pipe_is_refused),
+    TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile), TEST_CASE(safetensors_truncated),
+    TEST_CASE(a_pipe_is_refused),
     TEST_CASE(safetensors_writer_errors),
     TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many), TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
