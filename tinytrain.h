@@ -884,6 +884,7 @@ typedef struct tt_progress {
     int64_t epoch, step;          /* the next step of the shuffled data                                              */
     double loss_sum, targets, correct; /* of the epoch so far                                                         */
     double best, best_loss;       /* accuracy and loss of the best validation so far                        */
+    uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none   */
 } tt_progress;
 
 /* The whole state in one safetensors file: parameters, optimizer state, number of steps, loss scale, seed, progress. A run that loads it
@@ -932,6 +933,8 @@ tt_fit_options tt_fit_options_default(void);
    epochs are done; else it was stopped, or failed, and the state of the last whole step is saved, to be
    resumed bit for bit. Saving can fail too: tt_trainer_saved_steps says from which step a resumed run would
    go on.
+   A run is resumed on the data that it began with: other names of classes are an error, and the logger is
+   warned of other labels, tokens or number of examples; pixels are not compared.
 
    metrics.csv has a line for each step and for each validation, and these columns. Numbers are written with a
    decimal point in any locale; one that is not finite is "nan", "inf" or "-inf".
@@ -8657,12 +8660,14 @@ double tt_measured_peak(tt_context *ctx)
 
 /* ------------------------------------------------------------------------------------------------ parameters */
 
-static uint64_t tt__hash(const char *text) /* FNV-1a */
+#define TT__HASH_BEGIN 14695981039346656037u /* FNV-1a */
+static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
 {
-    uint64_t h = 14695981039346656037u;
-    for (; *text; text++) h = (h ^ (unsigned char)*text) * 1099511628211u;
+    const unsigned char *b = (const unsigned char *)bytes;
+    for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * 1099511628211u;
     return h;
 }
+static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
 /* The slot of a name in the table, or the free slot where it belongs: the first from the name's hash on. */
 static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
@@ -15093,8 +15098,8 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 /* ------------------------------------------------------------------------------------------------------ state */
 
 typedef struct tt__state_header { /* the tensor "tinytrain.run": I64                                                  */
-    int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, best_loss, optimizer,
-        precision, program, schedule, lr, min_lr, warmup_steps, total_steps;
+    int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, best_loss,
+        classes, data, optimizer, precision, program, schedule, lr, min_lr, warmup_steps, total_steps;
     int64_t loss_scale, good_steps, skipped;
 } tt__state_header;
 
@@ -15227,6 +15232,8 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     h.correct = tt__double_bits(progress->correct);
     h.best = tt__double_bits(progress->best);
     h.best_loss = tt__double_bits(progress->best_loss);
+    h.classes = (int64_t)progress->classes;
+    h.data = (int64_t)progress->data;
     h.loss_scale = tt__double_bits(p->run.loss_scale);
     h.good_steps = p->good_steps;
     h.skipped = p->skipped;
@@ -15290,6 +15297,13 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     if (status == TT_OK && (h.step < 0 || h.step > TT__MOST_STEPS))
         status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", path,
                           (long long)h.step);
+    double targets = status == TT_OK ? tt__bits_double(h.targets) : 0;
+    double correct = status == TT_OK ? tt__bits_double(h.correct) : 0;
+    double best = status == TT_OK ? tt__bits_double(h.best) : 0;
+    if (!(targets >= 0 && correct >= 0 && best >= -INFINITY)) /* so that NaN is none */
+        status = tt__fail(r->ctx, TT_ERR_FORMAT,
+                          "'%s' says that %g of %g targets were right, and a share of %g at best", path,
+                          correct, targets, best);
     double scale = status == TT_OK ? tt__bits_double(h.loss_scale) : 1;
     bool scales = tt__is_power_of_two(scale) && scale >= 1 && scale <= TT__LOSS_SCALE_MOST;
     if (status == TT_OK && (!scales || h.good_steps < 0 || h.good_steps > TT__MOST_STEPS || h.skipped < 0 ||
@@ -15326,10 +15340,12 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
         progress->epoch = h.epoch;
         progress->step = h.epoch_step;
         progress->loss_sum = tt__bits_double(h.loss_sum);
-        progress->targets = tt__bits_double(h.targets);
-        progress->correct = tt__bits_double(h.correct);
-        progress->best = tt__bits_double(h.best);
+        progress->targets = targets;
+        progress->correct = correct;
+        progress->best = best;
         progress->best_loss = tt__bits_double(h.best_loss);
+        progress->classes = (uint64_t)h.classes;
+        progress->data = (uint64_t)h.data;
     }
     tt__state_free(r->ctx, &s);
     tt_safetensors_close(file);
@@ -15855,9 +15871,50 @@ static tt_status tt__fit_validate(tt__fit *f)
     return status;
 }
 
+/* Hashes of the names of a loader's classes, and of its examples: their labels, and the tokens of texts. */
+static void tt__fit_hash_data(const tt_loader *l, uint64_t *classes, uint64_t *data)
+{
+    const tt_dataset *d = l->d;
+    *classes = *data = TT__HASH_BEGIN;
+    for (int c = 0; c < d->n_classes; c++)
+        *classes = tt__hash_on(*classes, d->classes[c], strlen(d->classes[c]) + 1);
+    for (int i = 0; i < d->count; i++) {
+        *data = tt__hash_on(*data, &d->examples[i].label, sizeof d->examples[i].label);
+        if (!l->tokens) continue; /* images */
+        int count = l->tokens[i].count;
+        *data = tt__hash_on(*data, &count, sizeof count);
+        *data = tt__hash_on(*data, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
+    }
+}
+
+/* Resumes from f->state, which must be of data with these hashes. */
+static tt_status tt__fit_resume(tt__fit *f, uint64_t classes, uint64_t data)
+{
+    tt_context *ctx = f->r->ctx;
+    tt_status status = tt_trainer_load(f->r, f->state, &f->p);
+    if (status != TT_OK) return status;
+    if (f->p.epoch > f->o.epochs || f->p.step > f->steps || f->p.epoch < 0 || f->p.step < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "'%s' has done %lld epochs and %lld steps, more than %lld epochs of %lld steps",
+                        f->o.folder, (long long)f->p.epoch, (long long)f->p.step, (long long)f->o.epochs,
+                        (long long)f->steps);
+    if (f->p.classes && f->p.classes != classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "'%s' was trained on classes with other names than those of the data at hand; the "
+                        "first of these is '%s'",
+                        f->o.folder, f->train->d->classes[0]);
+    if (f->p.data && f->p.data != data)
+        tt__log(ctx, TT_LOG_WARNING, "resume",
+                "'%s' was trained on other data: the run goes on with those at hand, and differs from one "
+                "that was never stopped",
+                f->o.folder);
+    return tt__fit_read_metrics(f);
+}
+
 static tt_status tt__fit_begin(tt__fit *f)
 {
     char heading[160];
+    uint64_t classes, data;
     tt_context *ctx = f->r->ctx;
     const tt_files *files = &ctx->options.files;
     tt_status status = tt__must_train(f->r);
@@ -15886,12 +15943,11 @@ static tt_status tt__fit_begin(tt__fit *f)
                         f->o.folder);
     if (!f->has_state && f->o.resume)
         return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
-    if (!f->o.resume) return TT_OK;
-    status = tt_trainer_load(f->r, f->state, &f->p);
-    if (status == TT_OK && (f->p.epoch > f->o.epochs || f->p.step > f->steps || f->p.epoch < 0 || f->p.step < 0))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has done %lld epochs and %lld steps, more than %lld epochs of %lld steps", f->o.folder, (long long)f->p.epoch,
-                        (long long)f->p.step, (long long)f->o.epochs, (long long)f->steps);
-    return status == TT_OK ? tt__fit_read_metrics(f) : status;
+    tt__fit_hash_data(f->train, &classes, &data);
+    if (f->o.resume) status = tt__fit_resume(f, classes, data);
+    f->p.classes = classes;
+    f->p.data = data;
+    return status;
 }
 
 tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const tt_fit_options *o, bool *finished)

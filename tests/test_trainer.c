@@ -1520,6 +1520,46 @@ TEST(fit_refuses)
     close_world(&v);
 }
 
+TEST(fit_resumes_on_the_same_data) /* other classes are refused, other labels or texts told of */
+{
+    setup s = small();
+    world w, v;
+    fitting f;
+    bool finished;
+    char folder[1024];
+    tt_progress p;
+    memset(&f, 0, sizeof f);
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+    if (!open_world(&w, &s) || !open_world(&v, &s)) return;
+    f.stop_at = 3;
+    CHECK(fit(&w, folder, false, &f, &finished) == TT_OK && !finished);
+    const char *class_name = v.d->classes[1];
+    v.d->classes[1] = "good";
+    f.stop_at = 5;
+    CHECK(fit(&v, folder, true, &f, &finished) == TT_ERR_ARGUMENT && !finished);
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "run' was trained on classes with other names");
+    v.d->classes[1] = class_name;
+    v.ctx->options.logger.log = keep_warning;
+    warned[0] = 0;
+    CHECK(fit(&v, folder, true, &f, &finished) == TT_OK && tt_trainer_steps(v.r) == 5 && !warned[0]);
+    v.d->examples[40].label ^= 1;
+    f.stop_at = 6;
+    CHECK(fit(&v, folder, true, &f, &finished) == TT_OK && strstr(warned, "was trained on other data"));
+    close_world(&v);
+
+    static const double nothing[] = {NAN, -2, -INFINITY};
+    for (int k = 0; k < 7; k++) { /* numbers that no run has */
+        tt_progress bad = w.progress;
+        double x = nothing[k % 3];
+        *(k < 3 ? &bad.targets : k < 6 ? &bad.correct : &bad.best) = x;
+        const char *path = test_path(folder, "bad");
+        CHECK(tt_trainer_save(w.r, path, &bad) == TT_OK);
+        CHECK(tt_trainer_load(w.r, path, &p) == TT_ERR_FORMAT);
+        CHECK_ERROR(w.ctx, TT_ERR_FORMAT, "targets were right, and a share of");
+    }
+    close_world(&w);
+}
+
 TEST(fit_stops_at_a_failed_step_and_saves)
 {
     setup s = small();
@@ -2021,7 +2061,8 @@ static const test_case tests[] = {
     TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_with_loss_scaling), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
     TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
     TEST_CASE(predictions_without_labels_and_of_nan), TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
-    TEST_CASE(fit_in_a_line), TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation), TEST_CASE(fit_refuses), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
+    TEST_CASE(fit_in_a_line), TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation),
+    TEST_CASE(fit_refuses), TEST_CASE(fit_resumes_on_the_same_data), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
     TEST_CASE(fit_ties_of_accuracy_go_to_the_lower_loss), TEST_CASE(fit_keeps_again_where_keep_failed),
     TEST_CASE(fit_killed_in_its_first_keep_goes_on), TEST_CASE(fit_takes_no_unreadable_file_for_absent),
     TEST_CASE(a_folder_that_breaks_off_is_not_listed), TEST_CASE(fit_says_from_where_a_resumed_run_goes_on),
