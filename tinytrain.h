@@ -12939,8 +12939,8 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
     int32_t *from = l->scratch + (size_t)thread * (size_t)l->o.max_length;
-    int first = (int)task * TT__TEXTS_AT_ONCE, end = (int)tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
-    for (int text = first; text < end; text++) {
+    int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
+    for (int64_t text = first; text < end; text++) {
         const tt__example *e = &l->d->examples[text];
         int whole = tt__tokenize(l->k, e->text, e->bytes, from, l->o.max_length, true);
         int n = (int)tt__min(whole, l->o.max_length);

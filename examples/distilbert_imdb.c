@@ -77,7 +77,7 @@ static bool is_table(void)
     const char *ending = strrchr(opt.data, '.');
     bool known = ending && (strcasecmp(ending, ".tsv") == 0 || strcasecmp(ending, ".csv") == 0);
     struct stat s;
-    return known || opt.delimiter || (stat(opt.data, &s) == 0 && S_ISREG(s.st_mode));
+    return known || opt.delimiter || (stat(opt.data, &s) == 0 && !S_ISDIR(s.st_mode));
 }
 
 /* "train", "validation" or "test". classes: their names, if they are known. most: how many reviews of
