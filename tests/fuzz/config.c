@@ -38,8 +38,9 @@ static void append_tensor(fuzz_file *f, const char *line, size_t n, size_t *data
     size_t bytes = dtype_bytes(word[1]);
     for (int k = 2; k < words; k++) {
         unsigned long dim = strtoul(word[k], NULL, 10);
-        if (dim > MOST_BYTES || (bytes *= dim) > MOST_BYTES - *data) return;
+        if (dim > MOST_BYTES || (bytes *= dim) > MOST_BYTES) return;
     }
+    if (bytes > MOST_BYTES - *data) return;
     append_text(f, f->n > 9 ? ",\"" : "\"");
     append_text(f, word[0]);
     append_text(f, "\":{\"dtype\":\"");

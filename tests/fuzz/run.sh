@@ -1,7 +1,7 @@
 #!/bin/sh
 # run.sh PROGRAM SECONDS: runs the fuzz target PROGRAM (`make fuzz`) for so long on its corpus and on what
 # earlier runs have found, which stays in PROGRAM.found. First, seeds named good_* must be accepted. Ends with
-# the line `N passed, N failed`, as tests/run.sh wants it.
+# the line `N passed, N failed`, as tests/run.sh wants it. FUZZ_FLAGS: more of libFuzzer's, as -seed=1.
 set -u
 program=$1 seconds=$2 name=$(basename "$1")
 folder=$(dirname "$0")
@@ -19,9 +19,10 @@ for seed in "$folder/corpus/$name"/good_*; do
     FUZZ_GOOD=1 "$program" -timeout=10 "$seed" > "$log" 2>&1 ||
         fail "a good seed is not accepted: FUZZ_GOOD=1 $program $seed"
 done
+# shellcheck disable=SC2086
 "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=4096 -print_final_stats=1 \
     -dict="$folder/$name.dict" -artifact_prefix="$program-" \
-    "$program.found" "$folder/corpus/$name" > "$log" 2>&1 ||
+    ${FUZZ_FLAGS:-} "$program.found" "$folder/corpus/$name" > "$log" 2>&1 ||
     fail "an input breaks it: $program $(sed -n 's/.*Test unit written to //p' "$log")"
 echo "ok fuzz_$name"
 echo "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log") executions in $seconds s"
