@@ -11,6 +11,7 @@ Standard library only; run from the repository's root. Skipped where they are no
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -95,6 +96,12 @@ STAND_INS = {
 PACKAGES = ["torch", "numpy", "safetensors", "transformers", "onednn-devel-cpu-gomp"]
 
 
+def real_compiler():
+    """CC with its path, as a stand-in named cc would otherwise call itself."""
+    words = os.environ.get("CC", "cc").split()
+    return " ".join([shutil.which(words[0]) or words[0]] + words[1:])
+
+
 def check_peers(missing, *, venv=True, llmc=False):
     """`make bench-peers` without packages (`missing`), without a venv, or with LLMC no checkout of llm.c"""
     wrong = []
@@ -107,7 +114,7 @@ def check_peers(missing, *, venv=True, llmc=False):
             f.write("void cblas_sgemm();\n")
         environment = dict(os.environ, PATH=folder + os.pathsep + os.environ["PATH"], CPATH=folder,
                            STAND_INS=folder, MISSING=" ".join(missing), NO_VENV="" if venv else "1",
-                           REAL_CC=os.environ.get("CC", "cc"), MAKEFLAGS="", MAKELEVEL="0")
+                           REAL_CC=real_compiler(), MAKEFLAGS="", MAKELEVEL="0")
         command = ["make", "bench-peers", "PEER_PROGRAMS=", "B=" + os.path.join(folder, "b"),
                    "VENV=" + os.path.join(folder, "venv"), "CC=" + os.path.join(folder, "cc"), "CFLAGS=",
                    "LLMC=" + (folder if llmc else "")]
