@@ -104,7 +104,8 @@
      activations; 2^31 rows. Cross-entropy with 16-bit gradients, or of logits that something else reads too, holds them whole.
 
    SECTIONS (search for the tag)
-     >>api  >>backend  >>base  >>tape  >>autodiff  >>passes  >>planner  >>cpu  >>program  >>optim  >>formats  >>models  >>trainer
+     >>api  >>backend  >>base  >>tape  >>autodiff  >>passes  >>planner  >>cpu  >>context  >>compile  >>run  >>reports
+     >>optim  >>formats  >>models  >>trainer
      Each stands only on those before it. */
 
 /* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they
@@ -3955,49 +3956,6 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
    greedy first and best fit over several orders (Pisarchyk, Lee: "Efficient memory management for deep neural net inference",
    2020), keeping the best. Uses tape.
    ============================================================================================================ */
-
-/* One arena serves a program and those that share it: persistent bytes first, then the transient bytes of the largest. */
-typedef struct tt__arena {
-    int references;     /* programs, and parameters that live here                                                  */
-    int programs;
-    const tt__device_kind *kind;
-    tt__device *device; /* NULL until allocated                                                                     */
-    char *bounce;       /* TT__PIECE floats of host memory, on the way to or from memory that is the device's; else NULL */
-    unsigned slots;     /* bit k: slot k is in use                                                                   */
-    size_t persistent, transient; /* persistent: first the kind's resident workspace                                */
-    char *memory; /* NULL until allocated */
-    const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's          */
-    tt_param *planned; int n_planned; /* of a kind that does not run here, see tt__home                             */
-} tt__arena;
-
-static void tt__arena_release(tt_context *ctx, tt__arena *a)
-{
-    if (!a || --a->references > 0) return;
-    if (a->memory) a->kind->backend->release(a->device, a->memory);
-    if (a->bounce) a->kind->backend->release_host(a->device, a->bounce);
-    tt__free(ctx, a->planned);
-    tt__free(ctx, a);
-}
-
-/* Holds the place (arena, offset, dtype) of a parameter: itself, or where `a` is of a kind that does not run here, and so must leave
-   parameters where they are, a stand-in that a has for it. NULL: nothing does. */
-static tt_param *tt__home(tt_context *ctx, const tt__arena *a, const tt__backend *backend, int param)
-{
-    if (backend) return ctx->params[param];
-    return a && param < a->n_planned ? &a->planned[param] : NULL;
-}
-
-static tt_status tt__plan_params(tt_context *ctx, tt__arena *a)
-{
-    size_t had = sizeof *a->planned * (size_t)a->n_planned, wanted = sizeof *a->planned * (size_t)ctx->n_params;
-    if (a->kind->backend || wanted <= had) return TT_OK;
-    tt_param *planned = (tt_param *)tt__realloc(ctx, a->planned, wanted);
-    if (!planned) return TT_ERR_MEMORY;
-    memset((char *)planned + had, 0, wanted - had);
-    a->planned = planned;
-    a->n_planned = ctx->n_params;
-    return TT_OK;
-}
 
 #define TT__NO_PLACE SIZE_MAX /* of a storage that nothing uses */
 
@@ -8314,9 +8272,54 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 #if defined(TT__IMPLEMENT) && !defined(TT__LANES) && !defined(TT__KERNELS_ONLY)
 
 /* ============================================================================================================
-   PROGRAM                                                                                        >>program
-   Context, parameters, tt_compile and the runs. Uses all above.
+   CONTEXT                                                                                       >>context
+   Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
    ============================================================================================================ */
+
+/* ---------------------------------------------------------------------------------------------------- memory */
+
+/* One arena serves a program and those that share it: persistent bytes first, then the transient bytes of the largest. */
+typedef struct tt__arena {
+    int references;     /* programs, and parameters that live here                                                  */
+    int programs;
+    const tt__device_kind *kind;
+    tt__device *device; /* NULL until allocated                                                                     */
+    char *bounce;       /* TT__PIECE floats of host memory, on the way to or from memory that is the device's; else NULL */
+    unsigned slots;     /* bit k: slot k is in use                                                                   */
+    size_t persistent, transient; /* persistent: first the kind's resident workspace                                */
+    char *memory; /* NULL until allocated */
+    const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's          */
+    tt_param *planned; int n_planned; /* of a kind that does not run here, see tt__home                             */
+} tt__arena;
+
+static void tt__arena_release(tt_context *ctx, tt__arena *a)
+{
+    if (!a || --a->references > 0) return;
+    if (a->memory) a->kind->backend->release(a->device, a->memory);
+    if (a->bounce) a->kind->backend->release_host(a->device, a->bounce);
+    tt__free(ctx, a->planned);
+    tt__free(ctx, a);
+}
+
+/* Holds the place (arena, offset, dtype) of a parameter: itself, or where `a` is of a kind that does not run here, and so must leave
+   parameters where they are, a stand-in that a has for it. NULL: nothing does. */
+static tt_param *tt__home(tt_context *ctx, const tt__arena *a, const tt__backend *backend, int param)
+{
+    if (backend) return ctx->params[param];
+    return a && param < a->n_planned ? &a->planned[param] : NULL;
+}
+
+static tt_status tt__plan_params(tt_context *ctx, tt__arena *a)
+{
+    size_t had = sizeof *a->planned * (size_t)a->n_planned, wanted = sizeof *a->planned * (size_t)ctx->n_params;
+    if (a->kind->backend || wanted <= had) return TT_OK;
+    tt_param *planned = (tt_param *)tt__realloc(ctx, a->planned, wanted);
+    if (!planned) return TT_ERR_MEMORY;
+    memset((char *)planned + had, 0, wanted - had);
+    a->planned = planned;
+    a->n_planned = ctx->n_params;
+    return TT_OK;
+}
 
 /* ---------------------------------------------------------------------------------------------------- devices */
 
@@ -8871,7 +8874,11 @@ void tt_close(tt_context *ctx)
     allocator.release(allocator.user, ctx, sizeof *ctx);
 }
 
-/* --------------------------------------------------------------------------------------------------- compile */
+/* ============================================================================================================
+   COMPILE                                                                                       >>compile
+   Makes a program of a tape: checks the options, runs the passes and plans memory; nothing is allocated
+   on the device. Uses all above.
+   ============================================================================================================ */
 
 /* The launches of some phases as a device has recorded them, for runs with the same numbers of rows. */
 typedef struct tt__recording {
@@ -9263,320 +9270,16 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     return NULL;
 }
 
-/* --------------------------------------------------------------------------------------------------- reports */
-
-const char *tt_category_name(tt_category c)
-{
-    static const char *const names[TT_MEM_CATEGORIES] = {"parameters", "gradients", "optimizer", "activations", "workspace", "inputs"};
-    return (unsigned)c < TT_MEM_CATEGORIES ? names[c] : "unknown category";
-}
-
-static tt_category tt__category(const tt_tape *t, int32_t base)
-{
-    if (!base) return TT_MEM_WORKSPACE;
-    switch (t->values[base].storage) {
-    case TT__PARAMETER: return TT_MEM_PARAMETERS;
-    case TT__GRADIENT: return TT_MEM_GRADIENTS;
-    case TT__STATE: return TT_MEM_OPTIMIZER;
-    case TT__INPUT: return TT_MEM_INPUTS;
-    default: return TT_MEM_ACTIVATIONS;
-    }
-}
+/* ============================================================================================================
+   RUN                                                                                               >>run
+   Allocates a program's memory, takes inputs, runs micro-batches and updates, and gives results. Uses all above.
+   ============================================================================================================ */
 
 static int64_t tt__actual_rows(const tt_program *p, int32_t id)
 {
     const tt__shape *s = &p->t->values[id].shape;
     return s->axis ? p->axis_rows[s->axis] + s->extra : s->rows;
 }
-
-/* Storage k of the program, 0 <= k < tt__storages(p): the resident workspace, then persistent values, then boxes. False if there is none
-   of that number. */
-static int tt__storages(const tt_program *p) { return p->t->n_values + p->n_boxes; }
-
-static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
-{
-    const tt_tape *t = p->t;
-    memset(to, 0, sizeof *to);
-    if (k >= t->n_values) {
-        const tt__box *box = &p->box[k - t->n_values];
-        to->name = box->value ? t->values[box->value].name : tt__instr_name(&t->code[box->first]);
-        to->category = tt__category(t, box->value);
-        to->bytes = box->bytes;
-        to->first = box->first;
-        to->last = box->last;
-        return box->merged == k - t->n_values && box->bytes;
-    }
-    to->name = k ? t->values[k].name : "matmul";
-    to->category = tt__category(t, k);
-    to->bytes = k ? tt__arena_bytes(t, &t->values[k]) : p->kind->resident;
-    to->last = (int)tt__max(1, t->n_code) - 1;
-    return k ? t->values[k].persistent && t->values[k].base == k : to->bytes > 0;
-}
-
-tt_plan tt_program_plan(const tt_program *p)
-{
-    tt_plan plan;
-    tt_plan_value v;
-    const tt_tape *t = p->t;
-    memset(&plan, 0, sizeof plan);
-    plan.device = p->kind->name;
-    plan.persistent_bytes = p->arena->persistent;
-    plan.bytes = p->arena->persistent + p->arena->transient;
-    plan.lower_bound_bytes = p->arena->persistent + p->bound;
-    plan.instructions = t->n_code;
-    plan.values = t->n_values - 1;
-    for (int k = 0; k < tt__storages(p); k++)
-        if (tt__storage_of(p, k, &v) && v.first <= p->peak_at && v.last >= p->peak_at) plan.at_peak[v.category] += v.bytes;
-    plan.init_bytes = plan.at_peak[TT_MEM_PARAMETERS] + p->kind->resident + sizeof(float) * TT__PIECE;
-    plan.peak_instruction = p->peak_at;
-    if (p->peak_at < t->n_code) {
-        const tt__instr *i = &t->code[p->peak_at];
-        snprintf(plan.peak_name, sizeof plan.peak_name, "%s %.60s", tt__instr_name(i), t->values[i->out[0]].name);
-    }
-    for (int k = 0; k < t->n_code; k++) {
-        const tt__instr *i = &t->code[k];
-        if (!i->in[0]) continue;
-        double flops = tt__instr_flops(t, i, t->values[i->in[0]].shape.rows, tt__attention_pairs_at_capacity(t, i));
-        plan.flops += flops;
-        if (i->again) plan.extra_flops += flops;
-    }
-    return plan;
-}
-
-int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity)
-{
-    int n = 0;
-    for (int k = 0; k < tt__storages(p); k++) {
-        tt_plan_value v;
-        if (!tt__storage_of(p, k, &v) || v.first > p->peak_at || v.last < p->peak_at) continue;
-        int box = k - p->t->n_values, kept = n < capacity ? n : capacity, at = kept;
-        for (int b = box + 1; box >= 0 && b < p->n_boxes; b++) /* those that took over its place, in order of time */
-            if (p->box[b].merged == box && p->box[b].first <= p->peak_at) v.name = p->t->values[p->box[b].value].name;
-        n++;
-        while (at > 0 && to[at - 1].bytes < v.bytes) at--;
-        if (at >= capacity) continue;
-        memmove(&to[at + 1], &to[at], sizeof v * (size_t)(kept - at - (kept == capacity)));
-        to[at] = v;
-    }
-    return n;
-}
-
-static bool tt__is_alphanumeric(char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-
-/* The name with '*' for each number that stands alone: "layer.*.norm1" for "layer.3.norm1". */
-static void tt__without_numbers(const char *name, char *to, size_t capacity)
-{
-    size_t n = 0;
-    bool inside = false; /* of a word */
-    while (*name && n + 1 < capacity) {
-        size_t digits = inside ? 0 : strspn(name, "0123456789");
-        bool number = digits && !tt__is_alphanumeric(name[digits]);
-        inside = !number && tt__is_alphanumeric(*name);
-        to[n++] = number ? '*' : *name;
-        name += number ? digits : 1;
-    }
-    to[n] = 0;
-}
-
-typedef struct tt__plan_group { char name[72]; tt_category category; size_t bytes; int count; } tt__plan_group;
-
-/* The largest values at the peak, those of one size whose names differ in numbers only taken together: one line for 24 layers. */
-static void tt__print_largest(const tt_program *p, tt__text *text)
-{
-    tt__plan_group largest[8];
-    int n = tt_plan_values(p, NULL, 0), groups = 0, others = n;
-    size_t rest = 0;
-    tt_plan_value *all = (tt_plan_value *)tt__alloc(p->ctx, sizeof *all * (size_t)(n + 1));
-    if (!all) return; /* the rest of the report is worth having */
-    tt_plan_values(p, all, n);
-    for (int i = 0; i < n; i++) {
-        tt__plan_group g = {"", all[i].category, 0, 0};
-        rest += all[i].bytes;
-        if (!all[i].name) continue; /* it is in a group */
-        tt__without_numbers(all[i].name, g.name, sizeof g.name);
-        for (int j = i; j < n && all[j].bytes == all[i].bytes; j++) {
-            char name[sizeof g.name];
-            if (!all[j].name || all[j].category != g.category) continue;
-            tt__without_numbers(all[j].name, name, sizeof name);
-            if (strcmp(name, g.name) != 0) continue;
-            g.bytes += all[j].bytes;
-            if (g.count++) all[j].name = NULL;
-        }
-        if (g.count == 1) snprintf(g.name, sizeof g.name, "%s", all[i].name);
-        int at = groups;
-        while (at > 0 && largest[at - 1].bytes < g.bytes) at--;
-        if (at == TT__COUNT(largest)) continue;
-        if (groups < TT__COUNT(largest)) groups++;
-        memmove(&largest[at + 1], &largest[at], sizeof g * (size_t)(groups - 1 - at));
-        largest[at] = g;
-    }
-    tt__free(p->ctx, all);
-    for (int k = 0; k < groups; k++) {
-        tt__print(text, "  %8s %10.1f MB  ", k ? "" : "largest:", (double)largest[k].bytes / 1e6);
-        if (largest[k].count > 1) tt__print(text, "%d x ", largest[k].count);
-        tt__print(text, "%s (%s)\n", largest[k].name, tt_category_name(largest[k].category));
-        rest -= largest[k].bytes;
-        others -= largest[k].count;
-    }
-    if (others) tt__print(text, "  %8s %10.1f MB  %d others\n", "", (double)rest / 1e6, others);
-}
-
-size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
-{
-    tt__text text = {to, capacity, 0};
-    tt_plan plan = tt_program_plan(p);
-    if (capacity) to[0] = 0;
-    tt__print(&text, "memory plan for %s: %.1f MB (%.1f persistent, %.1f transient; lower bound %.1f; %.1f to initialise the parameters)\n", plan.device,
-              (double)plan.bytes / 1e6, (double)plan.persistent_bytes / 1e6, (double)(plan.bytes - plan.persistent_bytes) / 1e6,
-              (double)plan.lower_bound_bytes / 1e6, (double)plan.init_bytes / 1e6);
-    tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity", plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
-    if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);
-    tt__print(&text, "\n");
-    for (int c = 0; c < TT_MEM_CATEGORIES; c++)
-        if (plan.at_peak[c]) tt__print(&text, "  %-12s %6.1f MB\n", tt_category_name((tt_category)c), (double)plan.at_peak[c] / 1e6);
-    tt__print_largest(p, &text);
-    return text.length;
-}
-
-/* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
-static double tt__axis_step(double length, int marks)
-{
-    double step = pow(10, floor(log10(length / marks)));
-    return length <= step * marks ? step : length <= 2 * step * marks ? 2 * step : length <= 5 * step * marks ? 5 * step : 10 * step;
-}
-
-static void tt__print_xml(tt__text *text, const char *name)
-{
-    for (; *name; name++) {
-        if (*name == '&') tt__print(text, "&amp;");
-        else if (*name == '<') tt__print(text, "&lt;");
-        else tt__print(text, "%c", *name >= ' ' && *name <= '~' ? *name : '?');
-    }
-}
-
-/* live[k * N + c]: bytes in use in column k, of the categories layer[0..c]. A column is one of n instructions or, where several share it, the
-   one that needs most. NULL when out of memory. */
-static int64_t *tt__live_layers(const tt_program *p, const tt_category *layer, int n, int columns)
-{
-    enum { N = TT_MEM_CATEGORIES };
-    int64_t *live = (int64_t *)tt__calloc(p->ctx, sizeof *live * (size_t)(n + 1) * N);
-    tt_plan_value v;
-    for (int k = 0; live && k < tt__storages(p); k++) {
-        int c = 0;
-        if (!tt__storage_of(p, k, &v)) continue;
-        while (layer[c] != v.category) c++;
-        for (; c < N; c++) {
-            live[v.first * N + c] += (int64_t)v.bytes;
-            live[(v.last + 1) * N + c] -= (int64_t)v.bytes;
-        }
-    }
-    for (int k = N; live && k < n * N; k++) live[k] += live[k - N];
-    for (int k = 0; live && k < columns; k++) {
-        int most = (int)((int64_t)k * n / columns);
-        for (int j = most + 1; j < (int64_t)(k + 1) * n / columns; j++) if (live[j * N + N - 1] > live[most * N + N - 1]) most = j;
-        memmove(&live[k * N], &live[most * N], sizeof *live * N);
-    }
-    return live;
-}
-
-size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
-{
-    enum { LEFT = 64, TOP = 66, WIDTH = 600, HEIGHT = 290, RIGHT = LEFT + WIDTH, BOTTOM = TOP + HEIGHT, N = TT_MEM_CATEGORIES }; /* pixels */
-    static const tt_category layer[N] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
-    static const char *const colour[N] = {"#4e79a7", "#a0cbe8", "#f28e2b", "#b07aa1", "#59a14f", "#9c9490"}; /* from below */
-    static const char *const phase_names[] = {"forward", "backward", "update"};
-    const tt_plan plan = tt_program_plan(p);
-    const int n = (int)tt__max(1, plan.instructions), columns = (int)tt__min(n, WIDTH);
-    size_t peak = 0;
-    for (int c = 0; c < N; c++) peak += plan.at_peak[c];
-    const double most = (double)(peak > plan.bytes ? peak : plan.bytes) + 1, full = 1.2 * most, scale = 10 * HEIGHT / full, unit = most < 1e9 ? 1e6 : 1e9;
-    const char *unit_name = most < 1e9 ? "MB" : "GB";
-    const int decimals = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1;
-    int64_t *live = tt__live_layers(p, layer, n, columns);
-    bool drawn[N] = {false};
-    tt__text text = {to, capacity, 0};
-    if (capacity) to[0] = 0;
-    if (!live) return 0;
-    tt__print(&text, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 880 %d' width='880' height='%d' font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'>\n"
-                     "<rect x='.5' y='.5' width='879' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n"
-                     "<text x='%d' y='28' font-size='15' font-weight='bold'>Memory of one %s on %s, by instruction</text>\n",
-              BOTTOM + 64, BOTTOM + 64, BOTTOM + 63, LEFT, p->options.train ? "training step" : "run", plan.device);
-    /* in tenths of a pixel from the lower left corner, upwards */
-    tt__print(&text, "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10'>\n<path stroke='#e2e2e2' d='", LEFT, BOTTOM);
-    const double step = tt__axis_step(full / unit, 6);
-    for (int k = 1; k * step * unit < full; k++) tt__print(&text, "M0 %dh%d", (int)(k * step * unit * scale + 0.5), 10 * WIDTH);
-    tt__print(&text, "'/>\n");
-    for (int c = N - 1; c >= 0; c--) { /* each down to the axis, the next over it */
-        int height = 0, x = 0;
-        for (int k = 0; k < columns && !drawn[c]; k++) drawn[c] = live[k * N + c] > (c ? live[k * N + c - 1] : 0);
-        if (!drawn[c]) continue;
-        tt__print(&text, "<path fill='%s' d='M0 0", colour[c]);
-        for (int k = 0; k < columns; k++) {
-            int from = (int)(10 * (int64_t)WIDTH * k / columns), h = (int)((double)live[k * N + c] * scale + 0.5);
-            if (h == height) continue;
-            if (from > x) tt__print(&text, "h%d", from - x);
-            tt__print(&text, "v%d", h - height);
-            x = from;
-            height = h;
-        }
-        tt__print(&text, "H%dV0z'><title>%s</title></path>\n", 10 * WIDTH, tt_category_name(layer[c]));
-    }
-    tt__free(p->ctx, live);
-    const int peak_x = (int)((plan.peak_instruction + 0.5) / n * (double)(10 * WIDTH));
-    const int peak_y = (int)((double)peak * scale + 0.5);
-    const int arena_y = (int)((double)plan.bytes * scale + 0.5);
-    tt__print(&text, "<path stroke='#222' stroke-dasharray='60 40' d='M0 %dH%d'/>\n<path stroke='#222' d='M0 %dV0H%dM%d %dV%d'/><circle cx='%d' cy='%d' r='35' fill='#222'/>\n</g>\n",
-              arena_y, 10 * WIDTH, 10 * HEIGHT, 10 * WIDTH, peak_x, peak_y, 10 * HEIGHT - 190, peak_x, peak_y);
-    for (int phase = 0, from = 0; phase < 3; phase++) { /* below the axis */
-        int upto = from;
-        while (upto < plan.instructions && (int)tt__min(p->t->code[upto].phase, TT__NORM) <= phase) upto++;
-        int x = LEFT + WIDTH * from / n, width = LEFT + WIDTH * upto / n - x;
-        if (upto > from) tt__print(&text, "<rect x='%d' y='%d' width='%d' height='17' fill='%s'/>", x, BOTTOM + 1, width, phase == 1 ? "#dcdcdc" : "#ececec");
-        if (width > 60) tt__print(&text, "<text x='%d' y='%d' text-anchor='middle'>%s</text>\n", x + width / 2, BOTTOM + 14, phase_names[phase]);
-        from = upto;
-    }
-    for (int k = 0; k * step * unit < full; k++)
-        tt__print(&text, "<text x='%d' y='%d' text-anchor='end'>%g</text>\n", LEFT - 6, BOTTOM + 4 - (int)(k * step * unit * scale / 10 + 0.5), k * step);
-    const int x_step = (int)tt__max(1, (int64_t)tt__axis_step(n, 8));
-    for (int k = 0; k <= n; k += x_step)
-        tt__print(&text, "<text x='%d' y='%d' text-anchor='middle'>%d</text>\n", LEFT + (int)((int64_t)WIDTH * k / n), BOTTOM + 33, k);
-    tt__print(&text, "<text x='%d' y='%d' text-anchor='end'>%s</text>\n<text x='%d' y='%d' text-anchor='middle'>instruction</text>\n", LEFT - 6, TOP - 8, unit_name,
-              LEFT + WIDTH / 2, BOTTOM + 52);
-    const int label = 7 * (24 + (int)strlen(plan.peak_name)); /* about as wide as it is */
-    tt__print(&text, "<text x='%d' y='%d'><tspan font-weight='bold'>peak %.*f %s</tspan> at %d: ", (int)tt__max(LEFT + 8, tt__min(LEFT + (peak_x - 5 * label) / 10, 872 - label)),
-              TOP + 13, decimals, (double)peak / unit, unit_name, plan.peak_instruction);
-    tt__print_xml(&text, plan.peak_name);
-    tt__print(&text, "</text>\n<text x='%d' y='%d'>arena %.*f %s</text>\n<text x='%d' y='%d' fill='#666'>at the peak</text>\n", RIGHT + 8, BOTTOM + 4 - arena_y / 10,
-              decimals, (double)plan.bytes / unit, unit_name, RIGHT + 24, TOP + 92);
-    for (int c = N - 1, y = TOP + 100; c >= 0; c--) {
-        if (!drawn[c]) continue;
-        tt__print(&text, "<rect x='%d' y='%d' width='13' height='13' fill='%s'/><text x='%d' y='%d'>%s</text><text x='864' y='%d' text-anchor='end'>%.*f %s</text>\n", RIGHT + 24, y,
-                  colour[c], RIGHT + 43, y + 11, tt_category_name(layer[c]), y + 11, decimals, (double)plan.at_peak[layer[c]] / unit, unit_name);
-        y += 22;
-    }
-    tt__print(&text, "</svg>\n");
-    return text.length;
-}
-
-size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
-{
-    tt__text text = {to, capacity, 0};
-    char what[256];
-    if (capacity) to[0] = 0;
-    for (int k = 0; k < p->t->n_code; k++) {
-        const tt__instr *i = &p->t->code[k];
-        tt__print(&text, "%4d %-24s", k, tt__instr_name(i));
-        for (int j = 0; j < TT__MAX_OUT; j++)
-            if (i->out[j]) tt__print(&text, " %s%s @%zu", tt__describe(p->t, i->out[j], what, sizeof what), (i->add >> j & 1) ? " +=" : "", p->t->values[p->t->values[i->out[j]].base].place);
-        tt__print(&text, " <-");
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (i->in[j]) tt__print(&text, " '%s'", p->t->values[i->in[j]].name);
-        tt__print(&text, "\n");
-    }
-    return text.length;
-}
-
-/* ------------------------------------------------------------------------------------------------------- run */
 
 static bool tt__uses_param(const tt_program *p, int param)
 {
@@ -10121,6 +9824,316 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
         return status;
     }
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this program: it is frozen or not used", param->name);
+}
+
+/* ============================================================================================================
+   REPORTS                                                                                       >>reports
+   A program and its memory plan as numbers, as text and as a picture. Uses all above.
+   ============================================================================================================ */
+
+const char *tt_category_name(tt_category c)
+{
+    static const char *const names[TT_MEM_CATEGORIES] = {"parameters", "gradients", "optimizer", "activations", "workspace", "inputs"};
+    return (unsigned)c < TT_MEM_CATEGORIES ? names[c] : "unknown category";
+}
+
+static tt_category tt__category(const tt_tape *t, int32_t base)
+{
+    if (!base) return TT_MEM_WORKSPACE;
+    switch (t->values[base].storage) {
+    case TT__PARAMETER: return TT_MEM_PARAMETERS;
+    case TT__GRADIENT: return TT_MEM_GRADIENTS;
+    case TT__STATE: return TT_MEM_OPTIMIZER;
+    case TT__INPUT: return TT_MEM_INPUTS;
+    default: return TT_MEM_ACTIVATIONS;
+    }
+}
+
+/* Storage k of the program, 0 <= k < tt__storages(p): the resident workspace, then persistent values, then boxes. False if there is none
+   of that number. */
+static int tt__storages(const tt_program *p) { return p->t->n_values + p->n_boxes; }
+
+static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
+{
+    const tt_tape *t = p->t;
+    memset(to, 0, sizeof *to);
+    if (k >= t->n_values) {
+        const tt__box *box = &p->box[k - t->n_values];
+        to->name = box->value ? t->values[box->value].name : tt__instr_name(&t->code[box->first]);
+        to->category = tt__category(t, box->value);
+        to->bytes = box->bytes;
+        to->first = box->first;
+        to->last = box->last;
+        return box->merged == k - t->n_values && box->bytes;
+    }
+    to->name = k ? t->values[k].name : "matmul";
+    to->category = tt__category(t, k);
+    to->bytes = k ? tt__arena_bytes(t, &t->values[k]) : p->kind->resident;
+    to->last = (int)tt__max(1, t->n_code) - 1;
+    return k ? t->values[k].persistent && t->values[k].base == k : to->bytes > 0;
+}
+
+tt_plan tt_program_plan(const tt_program *p)
+{
+    tt_plan plan;
+    tt_plan_value v;
+    const tt_tape *t = p->t;
+    memset(&plan, 0, sizeof plan);
+    plan.device = p->kind->name;
+    plan.persistent_bytes = p->arena->persistent;
+    plan.bytes = p->arena->persistent + p->arena->transient;
+    plan.lower_bound_bytes = p->arena->persistent + p->bound;
+    plan.instructions = t->n_code;
+    plan.values = t->n_values - 1;
+    for (int k = 0; k < tt__storages(p); k++)
+        if (tt__storage_of(p, k, &v) && v.first <= p->peak_at && v.last >= p->peak_at) plan.at_peak[v.category] += v.bytes;
+    plan.init_bytes = plan.at_peak[TT_MEM_PARAMETERS] + p->kind->resident + sizeof(float) * TT__PIECE;
+    plan.peak_instruction = p->peak_at;
+    if (p->peak_at < t->n_code) {
+        const tt__instr *i = &t->code[p->peak_at];
+        snprintf(plan.peak_name, sizeof plan.peak_name, "%s %.60s", tt__instr_name(i), t->values[i->out[0]].name);
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        if (!i->in[0]) continue;
+        double flops = tt__instr_flops(t, i, t->values[i->in[0]].shape.rows, tt__attention_pairs_at_capacity(t, i));
+        plan.flops += flops;
+        if (i->again) plan.extra_flops += flops;
+    }
+    return plan;
+}
+
+int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity)
+{
+    int n = 0;
+    for (int k = 0; k < tt__storages(p); k++) {
+        tt_plan_value v;
+        if (!tt__storage_of(p, k, &v) || v.first > p->peak_at || v.last < p->peak_at) continue;
+        int box = k - p->t->n_values, kept = n < capacity ? n : capacity, at = kept;
+        for (int b = box + 1; box >= 0 && b < p->n_boxes; b++) /* those that took over its place, in order of time */
+            if (p->box[b].merged == box && p->box[b].first <= p->peak_at) v.name = p->t->values[p->box[b].value].name;
+        n++;
+        while (at > 0 && to[at - 1].bytes < v.bytes) at--;
+        if (at >= capacity) continue;
+        memmove(&to[at + 1], &to[at], sizeof v * (size_t)(kept - at - (kept == capacity)));
+        to[at] = v;
+    }
+    return n;
+}
+
+static bool tt__is_alphanumeric(char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+/* The name with '*' for each number that stands alone: "layer.*.norm1" for "layer.3.norm1". */
+static void tt__without_numbers(const char *name, char *to, size_t capacity)
+{
+    size_t n = 0;
+    bool inside = false; /* of a word */
+    while (*name && n + 1 < capacity) {
+        size_t digits = inside ? 0 : strspn(name, "0123456789");
+        bool number = digits && !tt__is_alphanumeric(name[digits]);
+        inside = !number && tt__is_alphanumeric(*name);
+        to[n++] = number ? '*' : *name;
+        name += number ? digits : 1;
+    }
+    to[n] = 0;
+}
+
+typedef struct tt__plan_group { char name[72]; tt_category category; size_t bytes; int count; } tt__plan_group;
+
+/* The largest values at the peak, those of one size whose names differ in numbers only taken together: one line for 24 layers. */
+static void tt__print_largest(const tt_program *p, tt__text *text)
+{
+    tt__plan_group largest[8];
+    int n = tt_plan_values(p, NULL, 0), groups = 0, others = n;
+    size_t rest = 0;
+    tt_plan_value *all = (tt_plan_value *)tt__alloc(p->ctx, sizeof *all * (size_t)(n + 1));
+    if (!all) return; /* the rest of the report is worth having */
+    tt_plan_values(p, all, n);
+    for (int i = 0; i < n; i++) {
+        tt__plan_group g = {"", all[i].category, 0, 0};
+        rest += all[i].bytes;
+        if (!all[i].name) continue; /* it is in a group */
+        tt__without_numbers(all[i].name, g.name, sizeof g.name);
+        for (int j = i; j < n && all[j].bytes == all[i].bytes; j++) {
+            char name[sizeof g.name];
+            if (!all[j].name || all[j].category != g.category) continue;
+            tt__without_numbers(all[j].name, name, sizeof name);
+            if (strcmp(name, g.name) != 0) continue;
+            g.bytes += all[j].bytes;
+            if (g.count++) all[j].name = NULL;
+        }
+        if (g.count == 1) snprintf(g.name, sizeof g.name, "%s", all[i].name);
+        int at = groups;
+        while (at > 0 && largest[at - 1].bytes < g.bytes) at--;
+        if (at == TT__COUNT(largest)) continue;
+        if (groups < TT__COUNT(largest)) groups++;
+        memmove(&largest[at + 1], &largest[at], sizeof g * (size_t)(groups - 1 - at));
+        largest[at] = g;
+    }
+    tt__free(p->ctx, all);
+    for (int k = 0; k < groups; k++) {
+        tt__print(text, "  %8s %10.1f MB  ", k ? "" : "largest:", (double)largest[k].bytes / 1e6);
+        if (largest[k].count > 1) tt__print(text, "%d x ", largest[k].count);
+        tt__print(text, "%s (%s)\n", largest[k].name, tt_category_name(largest[k].category));
+        rest -= largest[k].bytes;
+        others -= largest[k].count;
+    }
+    if (others) tt__print(text, "  %8s %10.1f MB  %d others\n", "", (double)rest / 1e6, others);
+}
+
+size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
+{
+    tt__text text = {to, capacity, 0};
+    tt_plan plan = tt_program_plan(p);
+    if (capacity) to[0] = 0;
+    tt__print(&text, "memory plan for %s: %.1f MB (%.1f persistent, %.1f transient; lower bound %.1f; %.1f to initialise the parameters)\n", plan.device,
+              (double)plan.bytes / 1e6, (double)plan.persistent_bytes / 1e6, (double)(plan.bytes - plan.persistent_bytes) / 1e6,
+              (double)plan.lower_bound_bytes / 1e6, (double)plan.init_bytes / 1e6);
+    tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity", plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
+    if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);
+    tt__print(&text, "\n");
+    for (int c = 0; c < TT_MEM_CATEGORIES; c++)
+        if (plan.at_peak[c]) tt__print(&text, "  %-12s %6.1f MB\n", tt_category_name((tt_category)c), (double)plan.at_peak[c] / 1e6);
+    tt__print_largest(p, &text);
+    return text.length;
+}
+
+/* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
+static double tt__axis_step(double length, int marks)
+{
+    double step = pow(10, floor(log10(length / marks)));
+    return length <= step * marks ? step : length <= 2 * step * marks ? 2 * step : length <= 5 * step * marks ? 5 * step : 10 * step;
+}
+
+static void tt__print_xml(tt__text *text, const char *name)
+{
+    for (; *name; name++) {
+        if (*name == '&') tt__print(text, "&amp;");
+        else if (*name == '<') tt__print(text, "&lt;");
+        else tt__print(text, "%c", *name >= ' ' && *name <= '~' ? *name : '?');
+    }
+}
+
+/* live[k * N + c]: bytes in use in column k, of the categories layer[0..c]. A column is one of n instructions or, where several share it, the
+   one that needs most. NULL when out of memory. */
+static int64_t *tt__live_layers(const tt_program *p, const tt_category *layer, int n, int columns)
+{
+    enum { N = TT_MEM_CATEGORIES };
+    int64_t *live = (int64_t *)tt__calloc(p->ctx, sizeof *live * (size_t)(n + 1) * N);
+    tt_plan_value v;
+    for (int k = 0; live && k < tt__storages(p); k++) {
+        int c = 0;
+        if (!tt__storage_of(p, k, &v)) continue;
+        while (layer[c] != v.category) c++;
+        for (; c < N; c++) {
+            live[v.first * N + c] += (int64_t)v.bytes;
+            live[(v.last + 1) * N + c] -= (int64_t)v.bytes;
+        }
+    }
+    for (int k = N; live && k < n * N; k++) live[k] += live[k - N];
+    for (int k = 0; live && k < columns; k++) {
+        int most = (int)((int64_t)k * n / columns);
+        for (int j = most + 1; j < (int64_t)(k + 1) * n / columns; j++) if (live[j * N + N - 1] > live[most * N + N - 1]) most = j;
+        memmove(&live[k * N], &live[most * N], sizeof *live * N);
+    }
+    return live;
+}
+
+size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
+{
+    enum { LEFT = 64, TOP = 66, WIDTH = 600, HEIGHT = 290, RIGHT = LEFT + WIDTH, BOTTOM = TOP + HEIGHT, N = TT_MEM_CATEGORIES }; /* pixels */
+    static const tt_category layer[N] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
+    static const char *const colour[N] = {"#4e79a7", "#a0cbe8", "#f28e2b", "#b07aa1", "#59a14f", "#9c9490"}; /* from below */
+    static const char *const phase_names[] = {"forward", "backward", "update"};
+    const tt_plan plan = tt_program_plan(p);
+    const int n = (int)tt__max(1, plan.instructions), columns = (int)tt__min(n, WIDTH);
+    size_t peak = 0;
+    for (int c = 0; c < N; c++) peak += plan.at_peak[c];
+    const double most = (double)(peak > plan.bytes ? peak : plan.bytes) + 1, full = 1.2 * most, scale = 10 * HEIGHT / full, unit = most < 1e9 ? 1e6 : 1e9;
+    const char *unit_name = most < 1e9 ? "MB" : "GB";
+    const int decimals = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1;
+    int64_t *live = tt__live_layers(p, layer, n, columns);
+    bool drawn[N] = {false};
+    tt__text text = {to, capacity, 0};
+    if (capacity) to[0] = 0;
+    if (!live) return 0;
+    tt__print(&text, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 880 %d' width='880' height='%d' font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'>\n"
+                     "<rect x='.5' y='.5' width='879' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n"
+                     "<text x='%d' y='28' font-size='15' font-weight='bold'>Memory of one %s on %s, by instruction</text>\n",
+              BOTTOM + 64, BOTTOM + 64, BOTTOM + 63, LEFT, p->options.train ? "training step" : "run", plan.device);
+    /* in tenths of a pixel from the lower left corner, upwards */
+    tt__print(&text, "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10'>\n<path stroke='#e2e2e2' d='", LEFT, BOTTOM);
+    const double step = tt__axis_step(full / unit, 6);
+    for (int k = 1; k * step * unit < full; k++) tt__print(&text, "M0 %dh%d", (int)(k * step * unit * scale + 0.5), 10 * WIDTH);
+    tt__print(&text, "'/>\n");
+    for (int c = N - 1; c >= 0; c--) { /* each down to the axis, the next over it */
+        int height = 0, x = 0;
+        for (int k = 0; k < columns && !drawn[c]; k++) drawn[c] = live[k * N + c] > (c ? live[k * N + c - 1] : 0);
+        if (!drawn[c]) continue;
+        tt__print(&text, "<path fill='%s' d='M0 0", colour[c]);
+        for (int k = 0; k < columns; k++) {
+            int from = (int)(10 * (int64_t)WIDTH * k / columns), h = (int)((double)live[k * N + c] * scale + 0.5);
+            if (h == height) continue;
+            if (from > x) tt__print(&text, "h%d", from - x);
+            tt__print(&text, "v%d", h - height);
+            x = from;
+            height = h;
+        }
+        tt__print(&text, "H%dV0z'><title>%s</title></path>\n", 10 * WIDTH, tt_category_name(layer[c]));
+    }
+    tt__free(p->ctx, live);
+    const int peak_x = (int)((plan.peak_instruction + 0.5) / n * (double)(10 * WIDTH));
+    const int peak_y = (int)((double)peak * scale + 0.5);
+    const int arena_y = (int)((double)plan.bytes * scale + 0.5);
+    tt__print(&text, "<path stroke='#222' stroke-dasharray='60 40' d='M0 %dH%d'/>\n<path stroke='#222' d='M0 %dV0H%dM%d %dV%d'/><circle cx='%d' cy='%d' r='35' fill='#222'/>\n</g>\n",
+              arena_y, 10 * WIDTH, 10 * HEIGHT, 10 * WIDTH, peak_x, peak_y, 10 * HEIGHT - 190, peak_x, peak_y);
+    for (int phase = 0, from = 0; phase < 3; phase++) { /* below the axis */
+        int upto = from;
+        while (upto < plan.instructions && (int)tt__min(p->t->code[upto].phase, TT__NORM) <= phase) upto++;
+        int x = LEFT + WIDTH * from / n, width = LEFT + WIDTH * upto / n - x;
+        if (upto > from) tt__print(&text, "<rect x='%d' y='%d' width='%d' height='17' fill='%s'/>", x, BOTTOM + 1, width, phase == 1 ? "#dcdcdc" : "#ececec");
+        if (width > 60) tt__print(&text, "<text x='%d' y='%d' text-anchor='middle'>%s</text>\n", x + width / 2, BOTTOM + 14, phase_names[phase]);
+        from = upto;
+    }
+    for (int k = 0; k * step * unit < full; k++)
+        tt__print(&text, "<text x='%d' y='%d' text-anchor='end'>%g</text>\n", LEFT - 6, BOTTOM + 4 - (int)(k * step * unit * scale / 10 + 0.5), k * step);
+    const int x_step = (int)tt__max(1, (int64_t)tt__axis_step(n, 8));
+    for (int k = 0; k <= n; k += x_step)
+        tt__print(&text, "<text x='%d' y='%d' text-anchor='middle'>%d</text>\n", LEFT + (int)((int64_t)WIDTH * k / n), BOTTOM + 33, k);
+    tt__print(&text, "<text x='%d' y='%d' text-anchor='end'>%s</text>\n<text x='%d' y='%d' text-anchor='middle'>instruction</text>\n", LEFT - 6, TOP - 8, unit_name,
+              LEFT + WIDTH / 2, BOTTOM + 52);
+    const int label = 7 * (24 + (int)strlen(plan.peak_name)); /* about as wide as it is */
+    tt__print(&text, "<text x='%d' y='%d'><tspan font-weight='bold'>peak %.*f %s</tspan> at %d: ", (int)tt__max(LEFT + 8, tt__min(LEFT + (peak_x - 5 * label) / 10, 872 - label)),
+              TOP + 13, decimals, (double)peak / unit, unit_name, plan.peak_instruction);
+    tt__print_xml(&text, plan.peak_name);
+    tt__print(&text, "</text>\n<text x='%d' y='%d'>arena %.*f %s</text>\n<text x='%d' y='%d' fill='#666'>at the peak</text>\n", RIGHT + 8, BOTTOM + 4 - arena_y / 10,
+              decimals, (double)plan.bytes / unit, unit_name, RIGHT + 24, TOP + 92);
+    for (int c = N - 1, y = TOP + 100; c >= 0; c--) {
+        if (!drawn[c]) continue;
+        tt__print(&text, "<rect x='%d' y='%d' width='13' height='13' fill='%s'/><text x='%d' y='%d'>%s</text><text x='864' y='%d' text-anchor='end'>%.*f %s</text>\n", RIGHT + 24, y,
+                  colour[c], RIGHT + 43, y + 11, tt_category_name(layer[c]), y + 11, decimals, (double)plan.at_peak[layer[c]] / unit, unit_name);
+        y += 22;
+    }
+    tt__print(&text, "</svg>\n");
+    return text.length;
+}
+
+size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
+{
+    tt__text text = {to, capacity, 0};
+    char what[256];
+    if (capacity) to[0] = 0;
+    for (int k = 0; k < p->t->n_code; k++) {
+        const tt__instr *i = &p->t->code[k];
+        tt__print(&text, "%4d %-24s", k, tt__instr_name(i));
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            if (i->out[j]) tt__print(&text, " %s%s @%zu", tt__describe(p->t, i->out[j], what, sizeof what), (i->add >> j & 1) ? " +=" : "", p->t->values[p->t->values[i->out[j]].base].place);
+        tt__print(&text, " <-");
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (i->in[j]) tt__print(&text, " '%s'", p->t->values[i->in[j]].name);
+        tt__print(&text, "\n");
+    }
+    return text.length;
 }
 
 /* ============================================================================================================
