@@ -108,10 +108,10 @@ endif
 $(B)/kernels.o: tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -I. -x c -c $< -o $@
 
-$(EXAMPLES:%=%.o): $(B)/%.o: examples/%.c examples/cli.h tinytrain.h $(B)/flags
+$(EXAMPLES:%=%.o): $(B)/%.o: examples/%.c $(wildcard examples/*.h) tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $(SHARED) -I. -c $< -o $@
 
-$(BENCHES:%=%.o): $(B)/%.o: bench/%.c bench/bench.h tinytrain.h $(B)/flags
+$(BENCHES:%=%.o): $(B)/%.o: bench/%.c bench/bench.h examples/datasets.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $(SHARED) -I. -c $< -o $@
 
 $(B)/gpt2_step.o: bench/peers/gpt2_step.c bench/bench.h tinytrain.h $(B)/flags
@@ -146,7 +146,7 @@ $(B)/llmc: bench/peers/llmc.c $(or $(wildcard $(LLMC)/train_gpt2.c),FORCE) $(B)/
 	@[ -f '$(LLMC)/train_gpt2.c' ] || { echo "LLMC='$(LLMC)': there is no train_gpt2.c; LLMC=dir names a checkout of github.com/karpathy/llm.c" >&2; exit 1; }
 	$(CC) $(STRICT) $(LLMC_FLAGS) -isystem '$(LLMC)' $< -o $@ $(LIBS)
 
-$(PROGRAMS:%=%.o): $(B)/%.o: tests/%.c tests/test.h tinytrain.h $(B)/flags
+$(PROGRAMS:%=%.o): $(B)/%.o: tests/%.c tests/test.h examples/datasets.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -Werror $(if $(filter test_ops,$*),,$(SHARED)) -I. -c $< -o $@
 $(filter $(B)/test_ops,$(PROGRAMS)): $(B)/%: $(B)/%.o
 	$(CC) $(CFLAGS) $< -o $@ $(LDFLAGS) $(LIBS)
@@ -252,7 +252,7 @@ define cuda_compile
 @mkdir -p $(@D)
 $(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. -c $< -o $@
 endef
-$(B)/cuda/%.c.o: examples/%.c examples/cli.h tinytrain.h $(B)/flags
+$(B)/cuda/%.c.o: examples/%.c $(wildcard examples/*.h) tinytrain.h $(B)/flags
 	$(cuda_compile)
 $(B)/cuda/%.c.o: tests/%.c tests/test.h tinytrain.h $(B)/flags
 	$(cuda_compile)

@@ -573,10 +573,14 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
 /* Labelled texts in memory, or labelled images. */
 typedef struct tt_dataset tt_dataset;
 
-/* folder/{train,test}/{neg,pos}/N_RATING.txt (Maas et al. 2011). split "train" or "test". limit: how many reviews, half of
-   each class (an even number), chosen by the context's seed; 0: all. Order: neg, then pos, each by file name in byte order.
-   Classes: neg 0, pos 1. */
-tt_dataset *tt_dataset_imdb(tt_context *ctx, const char *folder, const char *split, int64_t limit);
+/* A text, which may hold NULs, and the number of its class. */
+typedef struct tt_text { const char *text; size_t bytes; int label; } tt_text;
+
+/* Texts of the caller: at least one, of which the labels are 0 to classes - 1. class_names: (classes) UTF-8. All
+   is copied. examples/datasets.h reads IMDb's reviews with it. */
+tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count, const char *const *class_names,
+                             int classes);
+
 /* What a table's columns are called, and what divides them. */
 typedef struct tt_table_options {
     const char *text_column, *label_column; /* default "text" and "label"                                   */
@@ -623,13 +627,10 @@ typedef struct tt_image_source {
     void (*release)(void *user, tt_image *image); /* what read gave, soon after. May be NULL                           */
     const char *(*name)(void *user, int64_t index); /* of an image in an error, such as its path. NULL: its number      */
     void *user;
+    int height, width, channels; /* of every image: options that do not fit are refused when a loader is made.
+                                    0: not known before an image is read */
 } tt_image_source;
-tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
-
-/* CIFAR-10 (Krizhevsky 2009), the binary version: folder/data_batch_1.bin to data_batch_5.bin, those that are there, for split
-   "train", folder/test_batch.bin for "test". Images of 32 x 32, RGB, in the order of the files. limit: how many, of each class its
-   share, chosen by the context's seed; 0: all. Classes as in folder/batches.meta.txt, or "airplane" to "truck" without that file. */
-tt_dataset *tt_dataset_cifar10(tt_context *ctx, const char *folder, const char *split, int64_t limit);
+tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source); /* examples/datasets.h: CIFAR-10's */
 
 /* Moves n texts or images out of d into a new dataset: of each class its share, chosen by the context's seed. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
@@ -10233,6 +10234,15 @@ static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
     return memory;
 }
 
+/* Copies a text, with a NUL behind it. */
+static char *tt__chunks_text(tt_context *ctx, tt__chunk **chunks, const char *text, size_t bytes)
+{
+    char *copy = bytes < SIZE_MAX ? (char *)tt__chunks_take(ctx, chunks, bytes + 1) : NULL;
+    if (copy && bytes) memcpy(copy, text, bytes);
+    if (copy) copy[bytes] = 0;
+    return copy;
+}
+
 static void tt__chunks_free(tt_context *ctx, tt__chunk **chunks)
 {
     const tt_allocator *allocator = &ctx->options.allocator;
@@ -12162,7 +12172,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 
 /* --------------------------------------------------------------------------------------------------- datasets */
 
-/* A text, or an image: its pixels as the text where they are in memory, else its number in the source. */
+/* A text, or an image: its number in the source. */
 typedef struct tt__example { const char *text, *label_text; size_t bytes; int64_t number; int label; } tt__example;
 
 struct tt_dataset {
@@ -12171,11 +12181,10 @@ struct tt_dataset {
     int count, capacity;
     const char **classes;
     int n_classes;
-    tt__chunk *chunks;       /* IMDb's texts, CIFAR's pixels, names of classes */
+    tt__chunk *chunks;       /* texts of the caller, names of classes */
     tt__file_bytes file;     /* a table's: texts and labels are in it, unquoted in place, a NUL behind each */
     bool images;
-    tt_image memory;         /* sizes of the images in memory */
-    tt_image_source source;  /* of others */
+    tt_image_source source;  /* of images */
 };
 
 void tt_dataset_free(tt_dataset *d)
@@ -12225,9 +12234,9 @@ static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, in
             return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the name of class %d of %d, '%.*s', breaks off at byte "
                             "0x%02x, which is not UTF-8: rename the class", d->n_classes, n,
                             (int)tt__min((int64_t)valid, 200), name, (unsigned char)name[valid]);
-        char *copy = (char *)tt__chunks_take(d->ctx, &d->chunks, strlen(name) + 1);
-        if (!copy) return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes", n);
-        d->classes[d->n_classes] = strcpy(copy, name);
+        d->classes[d->n_classes] = tt__chunks_text(d->ctx, &d->chunks, name, strlen(name));
+        if (!d->classes[d->n_classes])
+            return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes", n);
     }
     return TT_OK;
 }
@@ -12250,150 +12259,6 @@ static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key
     }
     tt__free(d->ctx, quota);
     return TT_OK;
-}
-
-/* ---- IMDb */
-
-#define TT__REVIEW_BYTES ((size_t)1 << 20) /* the longest review of the corpus has 14 thousand */
-
-typedef struct tt__names {
-    tt_context *ctx;
-    const char *folder;
-    bool positive;
-    tt_status status;
-    tt__chunk *chunks;
-    const char **names;
-    int count, capacity;
-} tt__names;
-
-/* N_RATING.txt, the rating 1..4 (negative) or 7..10 (positive); other endings are passed over. */
-static bool tt__names_add(void *arg, const char *name)
-{
-    tt__names *list = (tt__names *)arg;
-    size_t bytes = strlen(name), digits = strspn(name, "0123456789");
-    if (bytes < 4 || strcmp(name + bytes - 4, ".txt") != 0) return true;
-    size_t rating_digits = name[digits] == '_' ? strspn(name + digits + 1, "0123456789") : 0;
-    int rating = rating_digits == 1 || rating_digits == 2 ? atoi(name + digits + 1) : 0;
-    if (!digits || digits + 1 + rating_digits + 4 != bytes || (list->positive ? rating < 7 || rating > 10 : rating < 1 || rating > 4)) {
-        list->status = tt__fail(list->ctx, TT_ERR_FORMAT, "'%.400s/%.200s' is not named NUMBER_RATING.txt with a rating from %s: is the folder part of aclImdb?",
-                                list->folder, name, list->positive ? "7 to 10" : "1 to 4");
-        return false;
-    }
-    char *copy = (char *)tt__chunks_take(list->ctx, &list->chunks, bytes + 1);
-    if (!copy || !TT__GROW(list->ctx, list->names, list->count, list->capacity)) {
-        list->status = tt__fail(list->ctx, TT_ERR_MEMORY, "out of memory for the %d names in '%.400s'", list->count + 1, list->folder);
-        return false;
-    }
-    memcpy(copy, name, bytes + 1);
-    list->names[list->count++] = copy;
-    return true;
-}
-
-static tt_status tt__imdb_review(tt_dataset *d, const char *folder, const char *name, int label)
-{
-    tt_context *ctx = d->ctx;
-    const tt_files *files = &ctx->options.files;
-    char path[TT__PATH];
-    tt_status status = tt__path_join(ctx, path, folder, name);
-    if (status != TT_OK) return status;
-    void *file = files->open(files->user, path, 'r');
-    if (!file) return tt__fail(ctx, TT_ERR_FILE, "cannot open '%s': %s", path, files->reason(files->user));
-    int64_t size = files->size(files->user, file);
-    if (size < 0) {
-        status = tt__fail(ctx, TT_ERR_FILE, "cannot tell the size of '%s': %s", path, files->reason(files->user));
-    } else if ((uint64_t)size > TT__REVIEW_BYTES) {
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %lld bytes; a review has at most %zu", path, (long long)size, TT__REVIEW_BYTES);
-    } else {
-        char *text = (char *)tt__chunks_take(ctx, &d->chunks, (size_t)size + 1);
-        tt__example *e = text ? tt__dataset_add(d, path) : NULL;
-        if (!e) {
-            status = tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %lld bytes of '%s'", (long long)size, path);
-        } else if (!files->read(files->user, file, 0, text, (size_t)size)) {
-            status = tt__fail(ctx, TT_ERR_FILE, "cannot read %lld bytes of '%s': %s", (long long)size, path, files->reason(files->user));
-        } else {
-            text[size] = 0;
-            e->text = text;
-            e->bytes = (size_t)size;
-            e->label = label;
-        }
-    }
-    files->close(files->user, file);
-    return status;
-}
-
-static bool tt__less_number(const void *arg, uint32_t a, uint32_t b) { (void)arg; return a < b; }
-
-enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 }; /* b of tt__stream_key, of a loader; with a = epoch. b = 1 + window for the steps */
-#define TT__SHUFFLE_IMDB UINT64_MAX                     /* a of tt__stream_key, of the choice of reviews; with b = class */
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1)              /* of tt_dataset_split; with b = examples */
-#define TT__SHUFFLE_CIFAR (UINT64_MAX - 2)              /* of the choice of images; with b = examples */
-
-/* The reviews of one class: `wanted` of them (0: all). */
-static tt_status tt__imdb_class(tt_dataset *d, const char *folder, int label, int64_t wanted)
-{
-    tt_context *ctx = d->ctx;
-    const tt_files *files = &ctx->options.files;
-    tt__names list;
-    uint32_t *order = NULL, *chosen = NULL;
-    memset(&list, 0, sizeof list);
-    list.ctx = ctx;
-    list.folder = folder;
-    list.positive = label == 1;
-    if (!files->list(files->user, folder, tt__names_add, &list))
-        list.status = tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s; expected the unpacked aclImdb_v1, with train/neg, train/pos, test/neg, test/pos",
-                               folder, files->reason(files->user));
-    if (list.status == TT_OK && !list.count) list.status = tt__fail(ctx, TT_ERR_FORMAT, "the folder '%s' holds no NUMBER_RATING.txt: expected the reviews of aclImdb", folder);
-    if (list.status == TT_OK && wanted > list.count)
-        list.status = tt__fail(ctx, TT_ERR_ARGUMENT, "%lld reviews wanted from '%s', half of the limit; it holds %d: use a limit of at most %lld, or 0 for all",
-                               (long long)wanted, folder, list.count, 2 * (long long)list.count);
-    size_t n = (size_t)list.count, used = wanted ? (size_t)wanted : n;
-    if (list.status == TT_OK) {
-        order = (uint32_t *)tt__alloc(ctx, n * sizeof *order);
-        chosen = order ? (uint32_t *)tt__alloc(ctx, n * sizeof *chosen) : NULL;
-        if (!chosen) list.status = TT_ERR_MEMORY;
-    }
-    if (list.status == TT_OK) {
-        for (uint32_t i = 0; i < (uint32_t)n; i++) order[i] = chosen[i] = i;
-        tt__sort_indices(order, n, tt__less_string, list.names);
-        if (used < n) {
-            tt__shuffle(chosen, (uint32_t)n, tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_IMDB, (uint64_t)label));
-            tt__sort_indices(chosen, used, tt__less_number, NULL);
-        }
-        for (size_t i = 0; i < used && list.status == TT_OK; i++) list.status = tt__imdb_review(d, folder, list.names[order[chosen[i]]], label);
-    }
-    tt__free(ctx, chosen);
-    tt__free(ctx, order);
-    tt__free(ctx, (void *)list.names);
-    tt__chunks_free(ctx, &list.chunks);
-    return list.status;
-}
-
-tt_dataset *tt_dataset_imdb(tt_context *ctx, const char *folder, const char *split, int64_t limit)
-{
-    static const char *const names[] = {"neg", "pos"};
-    char split_folder[TT__PATH], class_folder[TT__PATH];
-    if (!split || (strcmp(split, "train") != 0 && strcmp(split, "test") != 0)) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "IMDb has no split '%s': use \"train\" or \"test\"", split ? split : "NULL");
-        return NULL;
-    }
-    if (limit < 0 || limit % 2) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "a limit of %lld reviews cannot be half negative and half positive: use an even number, or 0 for all", (long long)limit);
-        return NULL;
-    }
-    tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
-    if (!d) return NULL;
-    d->ctx = ctx;
-    d->n_classes = 2;
-    d->classes = (const char **)tt__alloc(ctx, sizeof names);
-    tt_status status = d->classes ? tt__path_join(ctx, split_folder, folder, split) : TT_ERR_MEMORY;
-    for (int i = 0; i < 2 && status == TT_OK; i++) {
-        d->classes[i] = names[i];
-        status = tt__path_join(ctx, class_folder, split_folder, names[i]);
-        if (status == TT_OK) status = tt__imdb_class(d, class_folder, i, limit / 2);
-    }
-    if (status == TT_OK) return d;
-    tt_dataset_free(d);
-    return NULL;
 }
 
 /* ---- tables */
@@ -12712,160 +12577,84 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     return NULL;
 }
 
-/* ---- CIFAR-10 */
+/* ---- texts and images of the caller */
 
-enum { TT__CIFAR_CLASSES = 10, TT__CIFAR_SIDE = 32, TT__CIFAR_PLANE = 1024, TT__CIFAR_PIXELS = 3072, TT__CIFAR_RECORD = 3073, TT__CIFAR_BATCHES = 6, TT__CIFAR_META = 6 };
-
-static const char *const tt__cifar_files[TT__CIFAR_META + 1] = { /* the training set, the test set, the names of the classes */
-    "data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin", "test_batch.bin", "batches.meta.txt"};
-
-static bool tt__cifar_find(void *arg, const char *name) /* sets the bits of the files that are there */
+/* A dataset of the named classes; NULL: an error. */
+static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_names, int classes)
 {
-    for (int i = 0; i < TT__COUNT(tt__cifar_files); i++)
-        if (strcmp(name, tt__cifar_files[i]) == 0) *(unsigned *)arg |= 1u << i;
-    return true;
+    tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
+    if (!d) return NULL;
+    d->ctx = ctx;
+    if (tt__dataset_classes(d, class_names, classes) == TT_OK) return d;
+    tt_dataset_free(d);
+    return NULL;
 }
 
-static tt_status tt__cifar_names(tt_dataset *d, const char *path) /* a name a line; NULL: the known ones */
+/* Frees the dataset unless all went well. */
+static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
 {
-    const char *names[TT__CIFAR_CLASSES] = {"airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"};
-    tt__file_bytes file = {NULL, 0, false};
-    tt_status status = path ? tt__file_open(d->ctx, path, false, &file) : TT_OK;
-    if (status == TT_OK && path) {
-        int n = 0;
-        for (char *at = (char *)(uintptr_t)file.bytes; *(at += strspn(at, "\r\n")); n++) { /* ours: read, a NUL behind it */
-            size_t length = strcspn(at, "\r\n");
-            if (n < TT__CIFAR_CLASSES) names[n] = at;
-            at += length;
-            if (*at) *at++ = 0;
-        }
-        if (n != TT__CIFAR_CLASSES) status = tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' holds %d names, one a line; CIFAR-10 has ten classes", path, n);
-    }
-    if (status == TT_OK) status = tt__dataset_classes(d, names, TT__CIFAR_CLASSES);
-    if (file.bytes) tt__file_close(d->ctx, &file);
-    return status;
+    if (status == TT_OK) return d;
+    tt_dataset_free(d);
+    return NULL;
 }
 
-/* Adds a file's records, whose pixels stay in it for now. */
-static tt_status tt__cifar_add(tt_dataset *d, const char *path, const tt__file_bytes *file)
+static tt_status tt__dataset_put(tt_dataset *d, const char *of, int label)
 {
-    size_t records = file->size / TT__CIFAR_RECORD;
-    if (!file->size || file->size % TT__CIFAR_RECORD || records > (size_t)(INT_MAX - d->count))
-        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %zu bytes, and not a number of records of %d: after %zu whole ones it breaks off at byte %zu", path, file->size,
-                        TT__CIFAR_RECORD, records, records * TT__CIFAR_RECORD);
-    for (size_t at = 0; at < file->size; at += TT__CIFAR_RECORD) {
-        int label = (uint8_t)file->bytes[at];
-        if (label >= TT__CIFAR_CLASSES)
-            return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s', byte %zu: label %d; CIFAR-10 has labels 0 to 9", path, at, label);
-        tt__example *e = tt__dataset_add(d, path);
-        if (!e) return d->ctx->status;
-        e->text = file->bytes + at + 1;
-        e->label = label;
-    }
+    if (label < 0 || label >= d->n_classes)
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: %s %d has label %d; labels go from 0 to %d", of,
+                        d->images ? "image" : "text", d->count, label, d->n_classes - 1);
+    tt__example *e = tt__dataset_add(d, of);
+    if (!e) return TT_ERR_MEMORY;
+    e->number = d->count - 1;
+    e->label = label;
     return TT_OK;
 }
 
-/* Keeps `limit` of the images (0: all), in their order, and copies their pixels: from planes of a colour to colours of a pixel. */
-static tt_status tt__cifar_keep(tt_dataset *d, int64_t limit)
+tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count, const char *const *class_names,
+                             int classes)
 {
-    tt_context *ctx = d->ctx;
-    tt_status status = TT_OK;
-    if (limit && limit < d->count) {
-        uint32_t *order = (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count);
-        status = order ? tt__dataset_choose(d, limit, tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_CIFAR, (uint64_t)d->count), order) : TT_ERR_MEMORY;
-        if (status == TT_OK) {
-            tt__sort_indices(order, (size_t)limit, tt__less_number, NULL);
-            for (int i = 0; i < (int)limit; i++) d->examples[i] = d->examples[order[i]];
-            d->count = (int)limit;
-        }
-        tt__free(ctx, order);
-    }
-    for (int i = 0; i < d->count && status == TT_OK; i++) {
-        tt__example *e = &d->examples[i];
-        char *pixels = (char *)tt__chunks_take(ctx, &d->chunks, TT__CIFAR_PIXELS);
-        if (!pixels) return tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %d images of CIFAR-10", d->count);
-        for (int p = 0; p < TT__CIFAR_PLANE; p++)
-            for (int c = 0; c < 3; c++) pixels[3 * p + c] = e->text[c * TT__CIFAR_PLANE + p];
-        e->text = pixels;
-        e->bytes = TT__CIFAR_PIXELS;
-    }
-    return status;
-}
-
-tt_dataset *tt_dataset_cifar10(tt_context *ctx, const char *folder, const char *split, int64_t limit)
-{
-    const tt_files *files = &ctx->options.files;
-    char path[TT__PATH];
-    tt__file_bytes file[TT__CIFAR_BATCHES];
-    unsigned found = 0;
-    bool test = split && strcmp(split, "test") == 0;
-    if (!test && (!split || strcmp(split, "train") != 0)) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "CIFAR-10 has no split '%s': use \"train\" or \"test\"", split ? split : "NULL");
+    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %lld texts%s of %d classes%s; expected at least one text "
+                 "and one class", (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)");
         return NULL;
     }
-    tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
-    if (!d) return NULL;
-    d->ctx = ctx;
-    d->images = true;
-    d->memory.height = d->memory.width = TT__CIFAR_SIDE;
-    d->memory.channels = 3;
-    memset(file, 0, sizeof file);
-    tt_status status = TT_OK;
-    if (!files->list(files->user, folder, tt__cifar_find, &found))
-        status = tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s; expected the unpacked binary version of CIFAR-10, cifar-10-batches-bin", folder, files->reason(files->user));
-    unsigned wanted = found & (test ? 1u << 5 : 31u);
-    if (status == TT_OK && !wanted)
-        status = tt__fail(ctx, TT_ERR_FILE, "the folder '%s' holds no %s: expected the unpacked binary version of CIFAR-10, cifar-10-batches-bin", folder,
-                          test ? tt__cifar_files[5] : "data_batch_1.bin to data_batch_5.bin");
-    if (status == TT_OK && found >> TT__CIFAR_META & 1) status = tt__path_join(ctx, path, folder, tt__cifar_files[TT__CIFAR_META]);
-    if (status == TT_OK) status = tt__cifar_names(d, found >> TT__CIFAR_META & 1 ? path : NULL);
-    for (int i = 0; i < TT__CIFAR_BATCHES && status == TT_OK; i++) {
-        if (!(wanted >> i & 1)) continue;
-        status = tt__path_join(ctx, path, folder, tt__cifar_files[i]);
-        if (status == TT_OK) status = tt__file_open(ctx, path, true, &file[i]);
-        if (status == TT_OK) status = tt__cifar_add(d, path, &file[i]);
+    tt_dataset *d = tt__dataset_new(ctx, class_names, classes);
+    tt_status status = d ? TT_OK : ctx->status;
+    for (int64_t i = 0; i < count && status == TT_OK; i++) {
+        const tt_text *from = &texts[i];
+        if (!from->text && from->bytes)
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %lld is NULL", (long long)i);
+        char *copy = status == TT_OK ? tt__chunks_text(ctx, &d->chunks, from->text, from->bytes) : NULL;
+        if (status == TT_OK && !copy)
+            status = tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %lld", from->bytes,
+                              (long long)i);
+        if (status == TT_OK) status = tt__dataset_put(d, "tt_dataset_texts", from->label);
+        if (status == TT_OK) d->examples[i].text = copy, d->examples[i].bytes = from->bytes;
     }
-    if (status == TT_OK && (limit < 0 || limit > d->count))
-        status = tt__fail(ctx, TT_ERR_ARGUMENT, "%lld images wanted; '%s' holds %d of split \"%s\": use a limit of at most that, or 0 for all", (long long)limit, folder, d->count, split);
-    if (status == TT_OK) status = tt__cifar_keep(d, limit);
-    for (int i = 0; i < TT__CIFAR_BATCHES; i++)
-        if (file[i].bytes) tt__file_close(ctx, &file[i]);
-    if (status == TT_OK) return d;
-    tt_dataset_free(d);
-    return NULL;
+    return tt__dataset_end(d, status);
 }
-
-/* ---- images of the caller */
 
 tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
 {
-    size_t bytes;
-    if (source->count < 1 || source->count > INT_MAX || source->classes < 1 || !source->labels || !source->class_names || !source->read ||
-        !tt__mul_size((size_t)source->count, sizeof(tt__example), &bytes)) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: %lld images%s of %d classes%s%s; expected at least one image and one class, and labels, class_names and read",
-                 (long long)source->count, source->labels ? "" : " without labels", source->classes, source->class_names ? "" : " without class_names",
-                 source->read ? "" : " without read");
+    if (source->count < 1 || source->count > INT_MAX || source->classes < 1 || !source->labels ||
+        !source->class_names || !source->read) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: %lld images%s of %d classes%s%s; expected at least one "
+                 "image and one class, and labels, class_names and read", (long long)source->count,
+                 source->labels ? "" : " without labels", source->classes,
+                 source->class_names ? "" : " without class_names", source->read ? "" : " without read");
         return NULL;
     }
-    tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
-    if (!d) return NULL;
-    d->ctx = ctx;
-    d->images = true;
-    d->source = *source;
-    d->source.labels = NULL; /* the caller may free them now */
-    d->source.class_names = NULL;
-    tt_status status = tt__dataset_classes(d, source->class_names, source->classes);
-    if (status == TT_OK) status = (d->examples = (tt__example *)tt__calloc(ctx, bytes)) ? TT_OK : TT_ERR_MEMORY;
-    for (; status == TT_OK && d->count < source->count; d->count++) {
-        tt__example *e = &d->examples[d->count];
-        e->number = d->count;
-        e->label = source->labels[d->count];
-        if (e->label < 0 || e->label >= d->n_classes)
-            status = tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: image %d has label %d; labels go from 0 to %d", d->count, e->label, d->n_classes - 1);
+    tt_dataset *d = tt__dataset_new(ctx, source->class_names, source->classes);
+    tt_status status = d ? TT_OK : ctx->status;
+    if (d) {
+        d->images = true;
+        d->source = *source;
+        d->source.labels = NULL; /* the caller may free them now */
+        d->source.class_names = NULL;
     }
-    if (status == TT_OK) return d;
-    tt_dataset_free(d);
-    return NULL;
+    for (int64_t i = 0; i < source->count && status == TT_OK; i++)
+        status = tt__dataset_put(d, "tt_dataset_images", source->labels[i]);
+    return tt__dataset_end(d, status);
 }
 
 /* ----------------------------------------------------------------------------------------------------- loader */
@@ -12883,6 +12672,8 @@ tt_loader_options tt_loader_options_default(void)
     return o;
 }
 
+enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 }; /* b of tt__stream_key, of a loader; with a = epoch. b = 1 + window for the steps */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* a of tt__stream_key, of tt_dataset_split; with b = examples */
 #define TT__LOADER_THREADS 64
 
 typedef struct tt__tokens { const void *ids; int count; } tt__tokens; /* ids: uint16_t, or int32_t for a large vocabulary */
@@ -13078,18 +12869,16 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     pthread_mutex_unlock(&l->mutex);
 
     const tt__example *e = &l->d->examples[index];
-    tt_image image = l->d->memory;
-    const char *failed = NULL;
+    tt_image image = {NULL, 0, 0, 0};
     tt_status status = TT_ERR_FILE;
     char why[256] = "";
-    image.pixels = (const uint8_t *)e->text;
-    if (!e->text) failed = source->read(source->user, e->number, &image);
+    const char *failed = source->read(source->user, e->number, &image);
     if (failed) snprintf(why, sizeof why, "%s", failed);
     else {
         tt__float_mode mode = tt__float_default();
         status = tt__image_transform(l->ctx, &thread->resampler, &l->image, &image, key, slot->pixels + (size_t)(at - first) * l->image_bytes, why);
         tt__float_restore(mode);
-        if (!e->text && source->release) source->release(source->user, &image);
+        if (source->release) source->release(source->user, &image);
     }
 
     pthread_mutex_lock(&l->mutex);
@@ -13151,7 +12940,7 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
         uint32_t index = l->order[first + slot->failed];
         const char *name = source->name ? source->name(source->user, l->d->examples[index].number) : NULL;
         if (name) tt__fail(l->ctx, slot->status, "loader: image '%.500s': %s", name, slot->why);
-        else tt__fail(l->ctx, slot->status, "loader: image %lld: %s", (long long)(source->read ? l->d->examples[index].number : index), slot->why);
+        else tt__fail(l->ctx, slot->status, "loader: image %lld: %s", (long long)l->d->examples[index].number, slot->why);
         return false;
     }
     for (int i = 0; i < seqs; i++) {
@@ -13330,8 +13119,9 @@ static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_
         return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height = %d and resize_width = %d; expected both 0, or both 1 to %d", o->resize_height, o->resize_width,
                         TT__IMAGE_SIDE);
     if (o->pad < 0 || o->pad > TT__IMAGE_SIDE) return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad = %d; expected 0 to %d", o->pad, TT__IMAGE_SIDE);
-    int height = o->resize_height ? o->resize_height : d->memory.height, width = o->resize_width ? o->resize_width : d->memory.width;
-    if ((height && !tt__image_fits(o, height, width, why)) || (d->memory.channels && !tt__image_channels(o, d->memory.channels, why)))
+    int height = o->resize_height ? o->resize_height : d->source.height;
+    int width = o->resize_width ? o->resize_width : d->source.width, channels = d->source.channels;
+    if ((height && !tt__image_fits(o, height, width, why)) || (channels && !tt__image_channels(o, channels, why)))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: %s", why);
     return TT_OK;
 }
@@ -13456,19 +13246,18 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
     if (part) {
         part->ctx = ctx;
         part->images = d->images;
-        part->memory = d->memory;
         part->source = d->source;
     }
     if (status == TT_OK) status = tt__dataset_classes(part, d->classes, d->n_classes);
     for (int k = 0; k < (int)n && status == TT_OK; k++) {
         tt__example *from = &d->examples[order[k]], *to = tt__dataset_add(part, "tt_dataset_split");
-        char *text = to && from->text ? (char *)tt__chunks_take(ctx, &part->chunks, from->bytes + 1) : NULL;
-        if (!to || (from->text && !text)) status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld of %d", (long long)n, d->count);
+        bool copies = to && from->text;
+        char *text = copies ? tt__chunks_text(ctx, &part->chunks, from->text, from->bytes) : NULL;
+        if (!to || (copies && !text)) status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld of %d", (long long)n, d->count);
         else {
             *to = *from;
-            to->text = text ? (const char *)memcpy(text, from->text, from->bytes) : NULL;
+            to->text = text;
             to->label_text = NULL;
-            if (text) text[from->bytes] = 0;
         }
     }
     if (status == TT_OK) { /* take them out, keeping the order of the rest */

@@ -7,6 +7,7 @@
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
+#include "../examples/datasets.h"
 
 static int fail(tt_context *ctx)
 {
@@ -20,8 +21,11 @@ int main(int argc, char **argv)
     tt_context *ctx = tt_open(NULL);
     tt_vit m;
     if (!ctx) return 1;
-    tt_dataset *d = tt_dataset_cifar10(ctx, argv[2], "train", 0);
-    if (!d || tt_vit_load(ctx, &m, argv[1], 0, 0) != TT_OK) return fail(ctx);
+    cifar images;
+    char why[DATASET_WHY];
+    tt_dataset *d = cifar_open(ctx, &images, argv[2], "train", why);
+    if (!d) return fprintf(stderr, "vit_losses: %s\n", why), 1;
+    if (tt_vit_load(ctx, &m, argv[1], 0, 0) != TT_OK) return fail(ctx);
     tt_image_options image = tt_image_options_default(m.config.image_size, m.config.image_size);
     tt_loader_options lo = tt_loader_options_default();
     lo.batch = argc > 5 ? atoi(argv[5]) : 32;
@@ -48,6 +52,7 @@ int main(int argc, char **argv)
     tt_trainer_free(t);
     tt_loader_free(l);
     tt_dataset_free(d);
+    cifar_free(&images);
     tt_vit_free(&m);
     tt_close(ctx);
     return 0;

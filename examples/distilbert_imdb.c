@@ -12,6 +12,7 @@
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
 #include "cli.h"
+#include "datasets.h"
 
 /* ------------------------------------------------------------------------------------------------ options */
 static struct {
@@ -91,7 +92,10 @@ static tt_dataset *read_split(tt_context *ctx, const char *split, const char *co
     o.delimiter = opt.delimiter ? opt.delimiter[0] : 0;
     if (is_table())
         return (tt_dataset *)made(ctx, tt_dataset_table(ctx, opt.data, split, classes, n_classes, &o));
-    return (tt_dataset *)made(ctx, tt_dataset_imdb(ctx, opt.data, split, most + most % 2));
+    char why[DATASET_WHY];
+    tt_dataset *d = imdb_open(ctx, opt.data, split, most + most % 2, why);
+    if (!d) die("%s", why);
+    return d;
 }
 
 /* Leaves n texts of a dataset, of each class its share; n 0: all. */

@@ -14,6 +14,7 @@
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
 #include "cli.h"
+#include "datasets.h"
 
 #if defined(__has_include)
 #if __has_include(<stb/stb_image.h>)
@@ -228,7 +229,7 @@ static const char *read_file(void *user, int64_t i, tt_image *image)
 static const char *file_name(void *user, int64_t i) { return ((const folder *)user)->path[i]; }
 
 /* --------------------------------------------------------------------------------------------------- data */
-typedef struct images { tt_dataset *d; shapes drawn; folder *files; } images;
+typedef struct images { tt_dataset *d; shapes drawn; folder *files; cifar cifar; } images;
 
 static bool is_cifar(void)
 {
@@ -243,12 +244,14 @@ static bool is_cifar(void)
 static void read_images(tt_context *ctx, images *x, const char *split, int n)
 {
     bool train = strcmp(split, "train") == 0;
-    tt_image_source s = {0, NULL, NULL, 0, NULL, free_pixels, NULL, NULL};
+    tt_image_source s = {.release = free_pixels};
+    char why[DATASET_WHY];
     int *labels = NULL;
     memset(x, 0, sizeof *x);
     if (train && n) n += (n + 9) / 10;
     if (is_cifar()) {
-        x->d = (tt_dataset *)made(ctx, tt_dataset_cifar10(ctx, opt.data, split, 0));
+        x->d = cifar_open(ctx, &x->cifar, opt.data, split, why);
+        if (!x->d) die("%s", why);
     } else {
         if (opt.data) {
             x->files = read_folder(split);
@@ -291,6 +294,7 @@ static void free_images(images *x)
 {
     tt_dataset_free(x->d);
     if (x->files) free_folder(x->files);
+    cifar_free(&x->cifar);
 }
 
 static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_vit *m, bool train)

@@ -5,6 +5,7 @@
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
+#include "readers.h"
 
 /* ------------------------------------------------------------------------------------------------------- JSON */
 
@@ -996,16 +997,16 @@ TEST(dataset_imdb)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
-    char folder[600], path[800];
+    char folder[600], path[800], why[DATASET_WHY] = "";
     make_imdb(folder);
-    tt_dataset *d = tt_dataset_imdb(ctx, folder, "train", 0);
+    tt_dataset *d = imdb_open(ctx, folder, "train", 0, why);
     REQUIRE(d);
     CHECK(tt_dataset_count(d) == 24 && tt_dataset_classes(d) == 2);
     CHECK(strcmp(tt_dataset_class_name(d, 0), "neg") == 0 && strcmp(tt_dataset_class_name(d, 1), "pos") == 0);
     CHECK(row_is(d, 0, "train bad 0", 0) && row_is(d, 1, "train bad 10", 0) && row_is(d, 3, "train bad 1", 0) && row_is(d, 12, "train good 0", 1)); /* 0_, 10_, 11_, 1_ */
     tt_dataset_free(d);
-    d = tt_dataset_imdb(ctx, folder, "test", 8);
-    tt_dataset *e = tt_dataset_imdb(ctx, folder, "test", 8);
+    d = imdb_open(ctx, folder, "test", 8, why);
+    tt_dataset *e = imdb_open(ctx, folder, "test", 8, why);
     REQUIRE(d && e);
     CHECK(tt_dataset_count(d) == 8);
     for (int i = 0; i < 8; i++) {
@@ -1020,58 +1021,111 @@ TEST(dataset_imdb)
         tt_context_options o = test_options(&b);
         o.seed = seed;
         tt_context *other = tt_open(&o);
-        e = tt_dataset_imdb(other, folder, "test", 8);
+        e = imdb_open(other, folder, "test", 8, why);
         for (int i = 0; e && i < 8; i++) differ += strcmp(tt_dataset_text(d, i, NULL), tt_dataset_text(e, i, NULL)) != 0;
         tt_dataset_free(e);
         TEST_CLOSE(other, &b);
     }
     CHECK(differ > 0);
     tt_dataset_free(d);
-    CHECK(!tt_dataset_imdb(ctx, folder, "train", 7));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "use an even number");
-    CHECK(!tt_dataset_imdb(ctx, folder, "train", -2));
-    CHECK(!tt_dataset_imdb(ctx, folder, "train", 26));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "it holds 12: use a limit of at most 24");
-    CHECK(!tt_dataset_imdb(ctx, folder, "unsup", 0));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "no split 'unsup'");
-    CHECK(!tt_dataset_imdb(ctx, "/nonexistent", "train", 0));
-    CHECK_ERROR(ctx, TT_ERR_FILE, "cannot list the folder '/nonexistent/train/neg'");
+    CHECK_WHY(!imdb_open(ctx, folder, "train", 7, why), "use an even number");
+    CHECK(!imdb_open(ctx, folder, "train", -2, why));
+    CHECK_WHY(!imdb_open(ctx, folder, "train", 26, why), "it holds 12: use a limit of at most 24");
+    CHECK_WHY(!imdb_open(ctx, folder, "unsup", 0, why), "no split 'unsup'");
+    CHECK_WHY(!imdb_open(ctx, "/nonexistent", "train", 0, why), "cannot list the folder '/nonexistent/train/neg'");
     snprintf(path, sizeof path, "%s/train/pos/12_3.txt", folder);
     test_write(path, "x", 1);
-    CHECK(!tt_dataset_imdb(ctx, folder, "train", 0));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "train/pos/12_3.txt' is not named NUMBER_RATING.txt with a rating from 7 to 10");
+    CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why), "train/pos/12_3.txt' is not named NUMBER_RATING.txt with a rating from 7 to 10");
     remove(path);
     snprintf(path, sizeof path, "%s/train/pos/100_10.txt", folder);
     char *large = (char *)calloc(1, (1 << 20) + 1);
-    CHECK(!tt_dataset_imdb(ctx, test_write(path, large, (1 << 20) + 1) ? folder : "", "train", 0));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "100_10.txt' has 1048577 bytes");
+    CHECK_WHY(!imdb_open(ctx, test_write(path, large, (1 << 20) + 1) ? folder : "", "train", 0, why), "100_10.txt' has 1048577 bytes");
     free(large);
     remove(path);
     for (int i = 0; i < 12; i++) {
         snprintf(path, sizeof path, "%s/test/neg/%d_%d.txt", folder, i, 1 + i % 4);
         remove(path);
     }
-    CHECK(!tt_dataset_imdb(ctx, folder, "test", 0));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "test/neg' holds no NUMBER_RATING.txt");
+    CHECK_WHY(!imdb_open(ctx, folder, "test", 0, why), "test/neg' holds no NUMBER_RATING.txt");
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(dataset_file_faults)
+/* Each call of the C library and each allocation fails once: a sentence that names the file and says why. */
+TEST(imdb_faults)
 {
-    char folder[600];
-    static const char ops[] = "ozrl";
+    static const struct { char kind; const char *says; } faults[] = {
+        {'m', "out of memory"}, {'o', "cannot open '"}, {'z', "cannot open '"}, {'r', "cannot read '"},
+        {'c', "was cut off at byte 0 while it was read"}, {'l', "cannot list the folder '"},
+        {'n', "cannot list the folder '"}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    char folder[600], why[DATASET_WHY];
     make_imdb(folder);
-    for (const char *op = ops; *op; op++) {
-        test_allocator a;
-        test_files f;
-        tt_context_options o = test_options(&a);
-        o.files = test_failing_files(&f, *op, 2);
-        tt_context *ctx = tt_open(&o);
-        CHECK(!tt_dataset_imdb(ctx, folder, "train", 0));
-        CHECK_ERROR(ctx, TT_ERR_FILE, "injected");
-        CHECK_ERROR(ctx, TT_ERR_FILE, folder);
-        TEST_CLOSE(ctx, &a);
+    size_t before = tt_allocated_bytes(ctx);
+    for (int k = 0; k < TEST_COUNT(faults); k++) {
+        bool done = false;
+        for (long at = 1; !done && at < 200; at++) {
+            memset(why, 0, sizeof why);
+            reader_faults.fail = faults[k].kind, reader_faults.at = at, reader_faults.calls = 0;
+            tt_dataset *d = imdb_open(ctx, folder, "train", 8, why);
+            done = reader_faults.calls < at;
+            reader_faults.fail = 0;
+            CHECK(done == (d != NULL));
+            if (!d) CHECK(strstr(why, faults[k].says) && (faults[k].kind == 'm' || strstr(why, folder)));
+            if (!d && !strchr("mc", faults[k].kind)) CHECK(strstr(why, strerror(EIO)));
+            tt_dataset_free(d);
+            CHECK(tt_allocated_bytes(ctx) == before);
+        }
+        CHECK(done);
     }
+    for (long n = 1, done = 0; !done; n++) { /* the library's own allocations */
+        a.failed = false;
+        a.fail_at = a.calls + n;
+        tt_dataset *d = imdb_open(ctx, folder, "test", 8, why);
+        CHECK((d != NULL) == !a.failed);
+        if (!d) CHECK_WHY(tt_error_code(ctx) == TT_ERR_MEMORY, "memory");
+        done = d != NULL;
+        tt_dataset_free(d);
+        CHECK(tt_allocated_bytes(ctx) == before && n < 100);
+    }
+    char path[800];
+    snprintf(path, sizeof path, "%s/train/pos/3_10.txt", folder); /* in the place of a review, what is no file */
+    CHECK(remove(path) == 0 && mkdir(path, 0777) == 0);
+    CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why), "pos/3_10.txt' is no regular file");
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(dataset_texts)
+{
+    static const char *const names[] = {"no", "yes"}, *const wrong[] = {"no", "\xff"};
+    tt_text texts[] = {{"a\0b", 3, 1}, {NULL, 0, 0}, {"longer", 4, 1}, {"d", 1, 0}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    size_t bytes;
+    tt_dataset *d = tt_dataset_texts(ctx, texts, 4, names, 2);
+    REQUIRE(d);
+    CHECK(tt_dataset_count(d) == 4 && tt_dataset_classes(d) == 2);
+    CHECK(memcmp(tt_dataset_text(d, 0, &bytes), "a\0b", 4) == 0 && bytes == 3 && tt_dataset_label(d, 0) == 1);
+    CHECK(strcmp(tt_dataset_text(d, 1, &bytes), "") == 0 && bytes == 0);
+    CHECK(row_is(d, 2, "long", 1) && row_is(d, 3, "d", 0));
+    CHECK(strcmp(tt_dataset_class_name(d, 1), "yes") == 0);
+    tt_dataset *part = tt_dataset_split(d, 2); /* one of each class */
+    REQUIRE(part);
+    CHECK(tt_dataset_label(part, 0) != tt_dataset_label(part, 1) && tt_dataset_count(d) == 2);
+    tt_dataset_free(part);
+    tt_dataset_free(d);
+    CHECK(!tt_dataset_texts(ctx, texts, 0, names, 2) && !tt_dataset_texts(ctx, texts, (int64_t)INT_MAX + 1, names, 2));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: 2147483648 texts of 2 classes");
+    CHECK(!tt_dataset_texts(ctx, NULL, 4, NULL, 2));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "4 texts (NULL) of 2 classes (NULL)");
+    CHECK(!tt_dataset_texts(ctx, texts, 4, names, 1));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "text 0 has label 1; labels go from 0 to 0");
+    CHECK(!tt_dataset_texts(ctx, texts, 4, wrong, 2));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "breaks off at byte 0xff");
+    texts[1].bytes = 1;
+    CHECK(!tt_dataset_texts(ctx, texts, 4, names, 2));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text 1 is NULL");
+    TEST_CLOSE(ctx, &a);
 }
 
 /* ----------------------------------------------------------------------------------------------------- loader */
@@ -1328,7 +1382,8 @@ static bool use_everything(tt_context *ctx, const char *folder, const char *csv,
     if (w) ok = tt_safetensors_end(w) == TT_OK && ok;
     tt_safetensors *s = ok ? tt_safetensors_open(ctx, safetensors) : NULL;
     tt_tokenizer *k = s ? tt_tokenizer_load(ctx, folder) : NULL;
-    tt_dataset *i = k ? tt_dataset_imdb(ctx, folder, "train", 8) : NULL;
+    static const tt_text texts[] = {{"x", 1, 0}, {"y", 1, 1}, {"z", 1, 2}};
+    tt_dataset *i = k ? tt_dataset_texts(ctx, texts, 3, classes, 3) : NULL;
     tt_dataset *c = i ? tt_dataset_table(ctx, csv, NULL, classes, 3, NULL) : NULL;
     tt_dataset *d = c ? tt_dataset_table(ctx, csv, NULL, NULL, 0, NULL) : NULL;
     tt_loader_options o = tt_loader_options_default();
@@ -1498,7 +1553,7 @@ static const test_case tests[] = {
     TEST_CASE(tokenizer_vocabulary_line_ends),
     TEST_CASE(tokenizer_vocabulary), TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder),
     TEST_CASE(dataset_table), TEST_CASE(table_with_validation_rows), TEST_CASE(table_options),
-    TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(dataset_file_faults),
+    TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(imdb_faults), TEST_CASE(dataset_texts),
     TEST_CASE(loader_batches), TEST_CASE(loader_micro_batches),
     TEST_CASE(loader_capacity_is_that_of_the_texts), TEST_CASE(allocation_failures), TEST_CASE(fuzz),
 };

@@ -5,6 +5,7 @@
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
+#include "readers.h"
 
 /* ------------------------------------------------------------------------------------------------------ resize */
 
@@ -150,16 +151,15 @@ TEST(cifar_files)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
-    char folder[600];
+    char folder[600], why[DATASET_WHY] = "";
+    cifar images, more;
     snprintf(folder, sizeof folder, "%s", test_folder());
-    CHECK(!tt_dataset_cifar10(ctx, folder, "train", 0));
-    CHECK_ERROR(ctx, TT_ERR_FILE, "holds no data_batch_1.bin to data_batch_5.bin");
+    CHECK_WHY(!cifar_open(ctx, &images, folder, "train", why), "holds no data_batch_1.bin to data_batch_5.bin");
     cifar_write(folder, 3, 4);
     cifar_write(folder, 1, 12);
-    CHECK(!tt_dataset_cifar10(ctx, folder, "test", 0));
-    CHECK_ERROR(ctx, TT_ERR_FILE, "holds no test_batch.bin");
+    CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "holds no test_batch.bin");
     cifar_write(folder, 6, 7);
-    tt_dataset *train = tt_dataset_cifar10(ctx, folder, "train", 0), *test = tt_dataset_cifar10(ctx, folder, "test", 0);
+    tt_dataset *train = cifar_open(ctx, &images, folder, "train", why), *test = cifar_open(ctx, &more, folder, "test", why);
     REQUIRE(train && test);
     CHECK(tt_dataset_count(train) == 16 && tt_dataset_count(test) == 7 && tt_dataset_classes(train) == 10);
     CHECK(strcmp(tt_dataset_class_name(train, 0), "airplane") == 0 && strcmp(tt_dataset_class_name(test, 9), "truck") == 0);
@@ -169,31 +169,28 @@ TEST(cifar_files)
     CHECK(tt_dataset_label(train, 16) == -1 && strcmp(tt_dataset_text(train, 0, &bytes), "") == 0 && bytes == 0 && !tt_dataset_text(train, 16, NULL));
     tt_dataset_free(train);
     tt_dataset_free(test);
+    cifar_free(&images);
+    cifar_free(&more);
 
     static const char *const names = "a b\r\nc\r\nd\r\ne\r\nf\r\ng\r\nh\r\ni\r\nj\r\nk\r\n\r\n";
     const char *meta = test_path(folder, "batches.meta.txt");
     char path[700];
     snprintf(path, sizeof path, "%s", meta);
     test_write(path, names, strlen(names));
-    test = tt_dataset_cifar10(ctx, folder, "test", 0);
+    test = cifar_open(ctx, &images, folder, "test", why);
     REQUIRE(test);
     CHECK(strcmp(tt_dataset_class_name(test, 0), "a b") == 0 && strcmp(tt_dataset_class_name(test, 9), "k") == 0);
     tt_dataset_free(test);
+    cifar_free(&images);
     test_write(path, names, 5);
-    CHECK(!tt_dataset_cifar10(ctx, folder, "test", 0));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "batches.meta.txt' holds 1 names");
+    CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "batches.meta.txt' holds 1 names");
     test_write(path, "a\nb\nc\nd\ne\nf\ng\nh\ni\nj\nk", 21);
-    CHECK(!tt_dataset_cifar10(ctx, folder, "test", 0));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "holds 11 names");
+    CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "holds 11 names");
     remove(path);
 
-    CHECK(!tt_dataset_cifar10(ctx, folder, "dev", 0));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "no split 'dev'");
-    CHECK(!tt_dataset_cifar10(ctx, folder, NULL, 0) && !tt_dataset_cifar10(ctx, folder, "test", -1));
-    CHECK(!tt_dataset_cifar10(ctx, folder, "test", 8));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "8 images wanted; ");
-    CHECK(!tt_dataset_cifar10(ctx, "/nonexistent", "test", 0));
-    CHECK_ERROR(ctx, TT_ERR_FILE, "cannot list the folder '/nonexistent'");
+    CHECK_WHY(!cifar_open(ctx, &images, folder, "dev", why), "no split 'dev'");
+    CHECK(!cifar_open(ctx, &images, folder, NULL, why));
+    CHECK_WHY(!cifar_open(ctx, &images, "/nonexistent", "test", why), "the folder '/nonexistent' holds no test_batch");
 
     uint8_t *record = (uint8_t *)calloc(3, 3073);
     static const int sizes[] = {0, 1, 3072, 3074, 2 * 3073 + 100};
@@ -201,20 +198,18 @@ TEST(cifar_files)
     for (int i = 0; i < TEST_COUNT(sizes); i++) {
         char where[64];
         test_write(path, record, (size_t)sizes[i]);
-        CHECK(!tt_dataset_cifar10(ctx, folder, "test", 0));
-        CHECK_ERROR(ctx, TT_ERR_FORMAT, "test_batch.bin' has ");
+        CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "test_batch.bin' has ");
         snprintf(where, sizeof where, "breaks off at byte %d", sizes[i] / 3073 * 3073);
-        CHECK_ERROR(ctx, TT_ERR_FORMAT, where);
+        CHECK(strstr(why, where));
     }
     record[2 * 3073] = 10;
     test_write(path, record, 3 * 3073);
-    CHECK(!tt_dataset_cifar10(ctx, folder, "test", 0));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "test_batch.bin', byte 6146: label 10; CIFAR-10 has labels 0 to 9");
+    CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "test_batch.bin', byte 6146: label 10; CIFAR-10 has labels 0 to 9");
     free(record);
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(cifar_limit_and_split) /* of each class its share, by the seed, in the order of the files */
+TEST(cifar_split) /* of each class its share, by the seed */
 {
     char folder[600];
     int different = 0, previous[20];
@@ -226,11 +221,15 @@ TEST(cifar_limit_and_split) /* of each class its share, by the seed, in the orde
         tt_context_options o = test_options(&a);
         o.seed = run ? (uint64_t)run : 1;
         tt_context *ctx = tt_open(&o);
-        tt_dataset *d = tt_dataset_cifar10(ctx, folder, "train", 20);
-        int place = 0, of_class[10] = {0}, changed = 0;
+        char why[DATASET_WHY];
+        cifar images;
+        tt_dataset *all = cifar_open(ctx, &images, folder, "train", why), *d = all ? tt_dataset_split(all, 20) : NULL;
+        int of_class[10] = {0}, changed = 0, place;
         REQUIRE(d);
-        CHECK(tt_dataset_count(d) == 20);
-        for (int i = 0; i < 20; i++, place++) {
+        CHECK(tt_dataset_count(d) == 20 && tt_dataset_count(all) == 40);
+        tt_dataset_free(all); /* its images stay those of `images` */
+        for (int i = 0; i < 20; i++) {
+            place = 0;
             while (place < 60 && !cifar_is(ctx, d, i, place < 40 ? 2 : 5, place < 40 ? place : place - 40)) place++;
             REQUIRE(place < 60);
             of_class[tt_dataset_label(d, i)]++;
@@ -258,6 +257,7 @@ TEST(cifar_limit_and_split) /* of each class its share, by the seed, in the orde
         CHECK(!tt_dataset_split(part, 5));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "5 images of 5");
         tt_dataset_free(part);
+        cifar_free(&images);
         TEST_CLOSE(ctx, &a);
     }
     CHECK(different > 10);
@@ -639,8 +639,10 @@ TEST(image_loader_option_errors)
     tt_image_source source = drawing_source(&s, 20);
     snprintf(folder, sizeof folder, "%s", test_folder());
     cifar_write(folder, 6, 20);
-    tt_dataset *d = tt_dataset_images(ctx, &source), *cifar = tt_dataset_cifar10(ctx, folder, "test", 0);
-    REQUIRE(d && cifar);
+    cifar images;
+    char why[DATASET_WHY];
+    tt_dataset *d = tt_dataset_images(ctx, &source), *sized = cifar_open(ctx, &images, folder, "test", why);
+    REQUIRE(d && sized);
     static const struct { int height, width, channels, resize_height, resize_width, pad; const char *error; } bad[] = {
         {0, 8, 3, 0, 0, 0, "results of 0 x 8"}, {8, 65536, 3, 0, 0, 0, "results of 8 x 65536"}, {8, 8, 0, 0, 0, 0, "of 0 channels"}, {8, 8, 5, 0, 0, 0, "of 5 channels"},
         {8, 8, 3, 9, 0, 0, "resize_height = 9 and resize_width = 0"}, {8, 8, 3, 0, 9, 0, "resize_height = 0 and resize_width = 9"}, {8, 8, 3, -1, -1, 0, "resize_height = -1"},
@@ -656,11 +658,11 @@ TEST(image_loader_option_errors)
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, bad[i].error);
     }
     tt_image_options o = tt_image_options_default(33, 32); /* sizes and channels of CIFAR-10 are known before */
-    CHECK(!tt_image_loader_new(ctx, cifar, &o, NULL));
+    CHECK(!tt_image_loader_new(ctx, sized, &o, NULL));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "cannot be cropped out of 32 x 32");
     o = tt_image_options_default(32, 32);
     o.channels = 1;
-    CHECK(!tt_image_loader_new(ctx, cifar, &o, NULL));
+    CHECK(!tt_image_loader_new(ctx, sized, &o, NULL));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "3 channels cannot become 1");
     static const struct { int batch, accumulate, threads; bool drop_last; const char *error; } wrong[] = {
         {0, 1, 1, false, "batch = 0"}, {4, 5, 1, false, "accumulate = 5"}, {4, 1, 65, false, "threads = 65"}, {4, 1, -1, false, "threads = -1"}, {21, 1, 1, true, "20 images make no whole step"}};
@@ -672,10 +674,11 @@ TEST(image_loader_option_errors)
         lo.threads = wrong[i].threads;
         lo.drop_last = wrong[i].drop_last;
         o.channels = 3;
-        CHECK(!tt_image_loader_new(ctx, cifar, &o, &lo));
+        CHECK(!tt_image_loader_new(ctx, sized, &o, &lo));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, wrong[i].error);
     }
-    tt_dataset_free(cifar);
+    tt_dataset_free(sized);
+    cifar_free(&images);
     tt_dataset_free(d);
     TEST_CLOSE(ctx, &a);
 }
@@ -844,15 +847,20 @@ static bool use_everything(tt_context *ctx, const char *folder, drawing *s, cons
     image.resize_width = 11;
     image.channels = 4;
     s->channels = 4;
-    tt_dataset *d = tt_dataset_images(ctx, source), *cifar = d ? tt_dataset_cifar10(ctx, folder, "train", 20) : NULL, *part = cifar ? tt_dataset_split(d, 7) : NULL;
-    tt_dataset *part2 = part ? tt_dataset_split(cifar, 7) : NULL;
+    cifar images;
+    char why[DATASET_WHY];
+    memset(&images, 0, sizeof images);
+    tt_dataset *d = tt_dataset_images(ctx, source);
+    tt_dataset *all = d ? cifar_open(ctx, &images, folder, "train", why) : NULL;
+    tt_dataset *part = all ? tt_dataset_split(d, 7) : NULL, *part2 = part ? tt_dataset_split(all, 7) : NULL;
     tt_loader *l = part2 ? tt_image_loader_new(ctx, d, &image, &o) : NULL;
     while (l && tt_loader_next(l, &b)) seqs += b.seqs;
     bool ok = l && tt_error_code(ctx) == TT_OK && seqs == 23;
     tt_loader_free(l);
     tt_dataset_free(part2);
     tt_dataset_free(part);
-    tt_dataset_free(cifar);
+    tt_dataset_free(all);
+    cifar_free(&images);
     tt_dataset_free(d);
     return ok;
 }
@@ -887,40 +895,48 @@ TEST(image_allocation_failures) /* each allocation fails once: an error that say
     }
 }
 
-TEST(cifar_file_faults) /* each file operation fails once: an error with the reason */
+/* Each call of the C library fails once: a sentence that names the file and says why. */
+TEST(cifar_faults)
 {
-    static const char kinds[] = "ozrl";
-    char folder[600];
+    static const struct { char kind; const char *says; int failures; } faults[] = {
+        {'m', "out of memory", 10}, {'o', "cannot open '", 4}, {'z', "cannot open '", 10}, {'r', "cannot read '", 4},
+        {'c', "was cut off at byte 0 while it was read", 4}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    char folder[600], why[DATASET_WHY];
     snprintf(folder, sizeof folder, "%s", test_folder());
     for (int i = 1; i < 4; i++) cifar_write(folder, i, 2);
     test_write(test_path(folder, "batches.meta.txt"), "a\nb\nc\nd\ne\nf\ng\nh\ni\nj\n", 20);
-    for (int kind = 0; kind < 4; kind++) {
+    size_t before = tt_allocated_bytes(ctx);
+    for (int k = 0; k < TEST_COUNT(faults); k++) {
         int failures = 0;
         bool done = false;
         for (long at = 1; !done && at < 100; at++) {
-            test_allocator a;
-            test_files faults;
-            tt_context_options o = test_options(&a);
-            o.files = test_failing_files(&faults, kinds[kind], at);
-            tt_context *ctx = tt_open(&o);
-            tt_dataset *d = tt_dataset_cifar10(ctx, folder, "train", 0);
-            done = faults.calls < at;
+            cifar images;
+            memset(why, 0, sizeof why);
+            reader_faults.fail = faults[k].kind, reader_faults.at = at, reader_faults.calls = 0;
+            tt_dataset *d = cifar_open(ctx, &images, folder, "train", why);
+            done = reader_faults.calls < at;
+            reader_faults.fail = 0;
             CHECK(done == (d != NULL));
-            if (!d) CHECK_ERROR(ctx, TT_ERR_FILE, "injected");
+            if (!d) CHECK(strstr(why, faults[k].says) && strstr(why, folder) && !images.pixels);
+            if (!d && !strchr("mc", faults[k].kind)) CHECK(strstr(why, strerror(EIO)));
             failures += !d;
             tt_dataset_free(d);
-            TEST_CLOSE(ctx, &a);
+            cifar_free(&images);
+            CHECK(tt_allocated_bytes(ctx) == before);
         }
-        CHECK(done && failures == (kinds[kind] == 'l' ? 1 : 4));
+        CHECK(done && failures == faults[k].failures);
     }
+    TEST_CLOSE(ctx, &a);
 }
 
 static const test_case tests[] = {
-    TEST_CASE(resize_golden), TEST_CASE(resize_reference), TEST_CASE(resize_limits), TEST_CASE(cifar_files), TEST_CASE(cifar_limit_and_split), TEST_CASE(image_dataset),
+    TEST_CASE(resize_golden), TEST_CASE(resize_reference), TEST_CASE(resize_limits), TEST_CASE(cifar_files), TEST_CASE(cifar_split), TEST_CASE(image_dataset),
     TEST_CASE(image_loader_is_the_same_for_any_number_of_threads), TEST_CASE(image_loader_seeds), TEST_CASE(image_loader_transforms), TEST_CASE(image_loader_option_errors),
     TEST_CASE(image_loader_failing_source), TEST_CASE(image_loader_works_ahead_on_several_threads), TEST_CASE(image_loader_seeks_while_its_threads_work),
     TEST_CASE(image_loader_freed_while_its_threads_work),
-    TEST_CASE(image_allocation_failures), TEST_CASE(cifar_file_faults),
+    TEST_CASE(image_allocation_failures), TEST_CASE(cifar_faults),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -411,9 +411,9 @@ write("metrics", "other_columns", b"\0step,epoch,split,loss,accuracy,lr,tokens_p
 
 names = b"airplane\nautomobile\nbird\ncat\ndeer\ndog\nfrog\nhorse\nship\ntruck\n"
 pixels = bytes((k * k + 7 * k) % 256 for k in range(600))
-write("image", "good_cifar", b"\0\2\0" + PART[:4] + b"\3" + pixels)
-write("image", "good_cifar_names", b"\0\3\0" + names + PART + b"\7" + pixels[:90])
-write("image", "good_cifar_test", b"\0\1\0" + PART[:4] + (b"\5" + pixels * 6)[:3073])
+write("image", "good_cifar", b"\0\2" + PART[:4] + b"\3" + pixels)
+write("image", "good_cifar_names", b"\0\2" + names + PART + b"\7" + pixels[:90])
+write("image", "good_cifar_record", b"\0\0" + PART[:4] + (b"\5" + pixels * 6)[:3073])
 write("image", "good_resize_grey", bytes([1, 0, 0, 9, 12, 0, 5, 30]) + pixels[:100])
 write("image", "good_resize_rgb", bytes([1, 0, 2, 30, 20, 0, 64, 7]) + pixels)
 write("image", "good_resize_alpha", bytes([1, 0, 3, 10, 10, 0, 10, 10]) + pixels)

@@ -1,0 +1,323 @@
+/* Readers of IMDb's reviews and of CIFAR-10's images, on tinytrain's public API; to be included after it.
+
+   A reader that fails returns NULL and writes one sentence to `why`: what is wrong with which file, and at
+   which byte. */
+#ifndef EXAMPLES_DATASETS_H
+#define EXAMPLES_DATASETS_H
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { DATASET_WHY = 1024 }; /* bytes of a sentence on what is wrong */
+
+/* Writes the sentence; returns false. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+static inline bool dataset_fail(char why[DATASET_WHY], const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why, DATASET_WHY, format, args);
+    va_end(args);
+    return false;
+}
+
+/* Reads a file of at most `most` bytes into memory, to be freed, with a NUL behind them. */
+static inline char *dataset_file(const char *path, size_t most, size_t *bytes, char why[DATASET_WHY])
+{
+    struct stat info;
+    char *memory = NULL;
+    bool ok = stat(path, &info) == 0 || dataset_fail(why, "cannot open '%.500s': %s", path, strerror(errno));
+    if (ok && !S_ISREG(info.st_mode)) ok = dataset_fail(why, "'%.500s' is no regular file", path);
+    if (ok && (unsigned long long)info.st_size > most)
+        ok = dataset_fail(why, "'%.500s' has %lld bytes; at most %zu are read", path, (long long)info.st_size,
+                          most);
+    size_t size = ok ? (size_t)info.st_size : 0;
+    if (ok && !(memory = (char *)malloc(size + 1)))
+        ok = dataset_fail(why, "out of memory for the %zu bytes of '%.500s'", size, path);
+    FILE *file = ok ? fopen(path, "rb") : NULL;
+    if (ok && !file) ok = dataset_fail(why, "cannot open '%.500s': %s", path, strerror(errno));
+    size_t got = ok ? fread(memory, 1, size, file) : 0;
+    if (ok && got < size && ferror(file))
+        ok = dataset_fail(why, "cannot read '%.500s' from byte %zu on: %s", path, got, strerror(errno));
+    else if (ok && got < size)
+        ok = dataset_fail(why, "'%.500s' was cut off at byte %zu while it was read", path, got);
+    if (file) fclose(file);
+    if (ok) memory[*bytes = size] = 0;
+    if (ok) return memory;
+    free(memory);
+    return NULL;
+}
+
+/* --------------------------------------------------------------------------------------------------- IMDb */
+
+typedef struct imdb_review { char *path; int label; } imdb_review;
+typedef struct imdb_list { imdb_review *reviews; int count, capacity; } imdb_list;
+
+static const char *const imdb_classes[] = {"neg", "pos"};
+
+static inline void imdb_list_free(imdb_list *l)
+{
+    for (int i = 0; i < l->count; i++) free(l->reviews[i].path);
+    free(l->reviews);
+}
+
+static inline int imdb_order(const void *a, const void *b)
+{ return strcmp(((const imdb_review *)a)->path, ((const imdb_review *)b)->path); }
+
+static inline bool imdb_add(imdb_list *l, const char *folder, const char *name, int label,
+                            char why[DATASET_WHY])
+{
+    size_t bytes = strlen(folder) + strlen(name) + 2;
+    char *path = (char *)malloc(bytes);
+    if (path && l->count == l->capacity) {
+        int capacity = l->capacity ? 2 * l->capacity : 1024;
+        void *more = realloc(l->reviews, (size_t)capacity * sizeof *l->reviews);
+        if (!more) free(path), path = NULL;
+        else l->reviews = (imdb_review *)more, l->capacity = capacity;
+    }
+    if (!path) return dataset_fail(why, "out of memory for the %d names in '%.500s'", l->count + 1, folder);
+    snprintf(path, bytes, "%s/%s", folder, name);
+    l->reviews[l->count].path = path;
+    l->reviews[l->count++].label = label;
+    return true;
+}
+
+/* Adds the files of a folder that are named NUMBER_RATING.txt, where the rating is 1 to 4 (class 0, negative)
+   or 7 to 10 (class 1, positive). Files of other endings are passed over. */
+static inline bool imdb_find(imdb_list *l, const char *folder, int label, char why[DATASET_WHY])
+{
+    DIR *d = opendir(folder);
+    int before = l->count;
+    bool ok = true;
+    if (!d)
+        return dataset_fail(why, "cannot list the folder '%.500s': %s; expected the unpacked aclImdb_v1, "
+                            "with train/neg, train/pos, test/neg, test/pos", folder, strerror(errno));
+    while (ok) {
+        errno = 0; /* tells an error of readdir from the end of the folder */
+        struct dirent *e = readdir(d);
+        if (!e) break;
+        const char *name = e->d_name, *rating = name + strspn(name, "0123456789");
+        size_t bytes = strlen(name), digits = *rating == '_' ? strspn(rating + 1, "0123456789") : 0;
+        if (bytes < 4 || strcmp(name + bytes - 4, ".txt") != 0) continue;
+        int stars = digits == 1 || digits == 2 ? atoi(rating + 1) : 0, least = label ? 7 : 1;
+        bool named = rating > name && rating + 1 + digits + 4 == name + bytes;
+        if (named && stars >= least && stars <= least + 3) ok = imdb_add(l, folder, name, label, why);
+        else
+            ok = dataset_fail(why, "'%.400s/%.200s' is not named NUMBER_RATING.txt with a rating from %s: is "
+                              "the folder part of aclImdb?", folder, name, label ? "7 to 10" : "1 to 4");
+    }
+    if (ok && errno) ok = dataset_fail(why, "cannot list the folder '%.500s': %s", folder, strerror(errno));
+    closedir(d);
+    if (ok && l->count == before)
+        ok = dataset_fail(why, "the folder '%.500s' holds no NUMBER_RATING.txt: expected the reviews of "
+                          "aclImdb", folder);
+    return ok;
+}
+
+/* Leaves n of the reviews from number `first` on, chosen by the context's seed. */
+static inline bool imdb_choose(tt_context *ctx, imdb_list *l, int first, int n, char why[DATASET_WHY])
+{
+    int there = l->count - first, kept = first;
+    char(*number)[16] = (char(*)[16])calloc((size_t)there, sizeof *number);
+    tt_text *texts = (tt_text *)calloc((size_t)there, sizeof *texts);
+    bool ok = (number && texts) || dataset_fail(why, "out of memory for %d reviews", there);
+    for (int i = 0; i < there && ok; i++) { /* texts that are the reviews' numbers, of which n are split off */
+        texts[i].bytes = (size_t)snprintf(number[i], sizeof number[i], "%d", i);
+        texts[i].text = number[i];
+    }
+    tt_dataset *all = ok ? tt_dataset_texts(ctx, texts, there, imdb_classes, 1) : NULL;
+    tt_dataset *chosen = all ? tt_dataset_split(all, n) : NULL;
+    if (ok && !chosen) ok = dataset_fail(why, "%s", tt_error(ctx));
+    for (int i = 0; i < n && ok; i++) texts[atoi(tt_dataset_text(chosen, i, NULL))].label = 1;
+    for (int i = 0; i < there && ok; i++)
+        if (texts[i].label) l->reviews[kept++] = l->reviews[first + i];
+        else free(l->reviews[first + i].path);
+    if (ok) l->count = kept;
+    tt_dataset_free(chosen);
+    tt_dataset_free(all);
+    free(texts);
+    free(number);
+    return ok;
+}
+
+static inline tt_dataset *imdb_read(tt_context *ctx, const imdb_list *l, char why[DATASET_WHY])
+{
+    const size_t most = (size_t)1 << 20; /* the longest review of the corpus has 14,000 bytes */
+    tt_text *texts = (tt_text *)calloc((size_t)l->count, sizeof *texts);
+    bool ok = texts || dataset_fail(why, "out of memory for %d reviews", l->count);
+    for (int i = 0; i < l->count && ok; i++) {
+        texts[i].label = l->reviews[i].label;
+        texts[i].text = dataset_file(l->reviews[i].path, most, &texts[i].bytes, why);
+        ok = texts[i].text != NULL;
+    }
+    tt_dataset *d = ok ? tt_dataset_texts(ctx, texts, l->count, imdb_classes, 2) : NULL;
+    if (ok && !d) dataset_fail(why, "%s", tt_error(ctx));
+    for (int i = 0; texts && i < l->count; i++) free((void *)(uintptr_t)texts[i].text);
+    free(texts);
+    return d;
+}
+
+/* folder/{train,test}/{neg,pos}/N_RATING.txt (Maas et al. 2011). split: "train" or "test". limit: how many
+   reviews, half of each class, chosen by the context's seed; 0: all. Order: neg, then pos, each by file name
+   in byte order. Classes: neg 0, pos 1. */
+static inline tt_dataset *imdb_open(tt_context *ctx, const char *folder, const char *split, int limit,
+                                    char why[DATASET_WHY])
+{
+    imdb_list l = {NULL, 0, 0};
+    bool ok = split && (strcmp(split, "train") == 0 || strcmp(split, "test") == 0);
+    if (!ok) dataset_fail(why, "IMDb has no split '%s': use \"train\" or \"test\"", split ? split : "NULL");
+    if (ok && (limit < 0 || limit % 2))
+        ok = dataset_fail(why, "a limit of %d reviews cannot be half negative and half positive: use an even "
+                          "number, or 0 for all", limit);
+    for (int c = 0; c < 2 && ok; c++) {
+        char path[DATASET_WHY];
+        int first = l.count, length = snprintf(path, sizeof path, "%s/%s/%s", folder, split, imdb_classes[c]);
+        if (length >= (int)sizeof path) ok = dataset_fail(why, "the path '%.200s...' is too long", path);
+        if (ok) ok = imdb_find(&l, path, c, why);
+        int there = l.count - first;
+        if (ok && limit / 2 > there)
+            ok = dataset_fail(why, "%d reviews wanted from '%.500s', half of the limit; it holds %d: use a "
+                              "limit of at most %d, or 0 for all", limit / 2, path, there, 2 * there);
+        if (ok) qsort(l.reviews + first, (size_t)there, sizeof *l.reviews, imdb_order);
+        if (ok && limit && limit / 2 < there) ok = imdb_choose(ctx, &l, first, limit / 2, why);
+    }
+    tt_dataset *d = ok ? imdb_read(ctx, &l, why) : NULL;
+    imdb_list_free(&l);
+    return d;
+}
+
+/* ----------------------------------------------------------------------------------------------- CIFAR-10 */
+
+enum { CIFAR_CLASSES = 10, CIFAR_SIDE = 32, CIFAR_PLANE = CIFAR_SIDE * CIFAR_SIDE };
+enum { CIFAR_PIXELS = 3 * CIFAR_PLANE };
+
+/* Its pixels must stay as long as the dataset. */
+typedef struct cifar {
+    uint8_t *pixels; /* (images, CIFAR_PIXELS) */
+    int *labels;     /* (images) */
+    int count;
+} cifar;
+
+static inline void cifar_free(cifar *c)
+{
+    free(c->pixels);
+    free(c->labels);
+    memset(c, 0, sizeof *c);
+}
+
+static inline const char *cifar_image(void *user, int64_t index, tt_image *image)
+{
+    image->pixels = ((const cifar *)user)->pixels + index * CIFAR_PIXELS;
+    image->height = image->width = CIFAR_SIDE;
+    image->channels = 3;
+    return NULL;
+}
+
+/* Adds the records of a file, each a label and 32 x 32 pixels: all of their reds, all greens, all blues. */
+static inline bool cifar_add(cifar *c, const char *path, const uint8_t *bytes, size_t size,
+                             char why[DATASET_WHY])
+{
+    const size_t record = CIFAR_PIXELS + 1, records = size / record, most = INT32_MAX / CIFAR_PIXELS;
+    if (!size || size % record || records > most - (size_t)c->count)
+        return dataset_fail(why, "'%.500s' has %zu bytes, and not a number of records of %zu: after %zu whole "
+                            "ones it breaks off at byte %zu", path, size, record, records, records * record);
+    size_t count = (size_t)c->count + records;
+    void *labels = realloc(c->labels, count * sizeof *c->labels);
+    if (labels) c->labels = (int *)labels;
+    void *pixels = labels ? realloc(c->pixels, count * CIFAR_PIXELS) : NULL;
+    if (!pixels) return dataset_fail(why, "out of memory for the %zu images up to '%.500s'", count, path);
+    c->pixels = (uint8_t *)pixels;
+    for (size_t k = 0; k < records; k++, c->count++) {
+        const uint8_t *from = bytes + k * record;
+        uint8_t *to = c->pixels + (size_t)c->count * CIFAR_PIXELS;
+        if (*from >= CIFAR_CLASSES)
+            return dataset_fail(why, "'%.500s', byte %zu: label %d; CIFAR-10 has labels 0 to 9", path,
+                                k * record, *from);
+        c->labels[c->count] = *from++;
+        for (int p = 0; p < CIFAR_PLANE; p++)
+            for (int colour = 0; colour < 3; colour++) *to++ = from[colour * CIFAR_PLANE + p];
+    }
+    return true;
+}
+
+/* Points `names` to the lines of a text, in which ends of lines become NULs. */
+static inline bool cifar_names(char *text, const char *path, const char *names[CIFAR_CLASSES],
+                               char why[DATASET_WHY])
+{
+    int n = 0;
+    for (; *(text += strspn(text, "\r\n")); n++) {
+        if (n < CIFAR_CLASSES) names[n] = text;
+        text += strcspn(text, "\r\n");
+        if (*text) *text++ = 0;
+    }
+    return n == CIFAR_CLASSES ||
+           dataset_fail(why, "'%.500s' holds %d names, one a line; CIFAR-10 has ten classes", path, n);
+}
+
+/* Reads a file of the folder. NULL, and no error, if the file is `missing`. */
+static inline char *cifar_file(const char *folder, const char *name, char path[DATASET_WHY], size_t *bytes,
+                               bool *missing, char why[DATASET_WHY])
+{
+    struct stat info;
+    *missing = false;
+    if (snprintf(path, DATASET_WHY, "%s/%s", folder, name) >= DATASET_WHY)
+        return dataset_fail(why, "the path '%.200s...' is too long", path), NULL;
+    if (stat(path, &info) == 0) return dataset_file(path, (size_t)1 << 30, bytes, why);
+    *missing = errno == ENOENT;
+    if (!*missing) dataset_fail(why, "cannot open '%.500s': %s", path, strerror(errno));
+    return NULL;
+}
+
+/* The binary version of CIFAR-10 (Krizhevsky 2009): those of folder/data_batch_1.bin to data_batch_5.bin that
+   are there, for split "train", folder/test_batch.bin for "test". Images of 32 x 32, RGB, in the order of the
+   files. Classes as in folder/batches.meta.txt, or "airplane" to "truck" without that file. Free c after the
+   dataset. */
+static inline tt_dataset *cifar_open(tt_context *ctx, cifar *c, const char *folder, const char *split,
+                                     char why[DATASET_WHY])
+{
+    const char *names[CIFAR_CLASSES] = {"airplane", "automobile", "bird",  "cat",  "deer",
+                                        "dog",      "frog",       "horse", "ship", "truck"};
+    bool test = split && strcmp(split, "test") == 0, missing;
+    bool ok = test || (split && strcmp(split, "train") == 0);
+    char path[DATASET_WHY], name[32];
+    size_t bytes;
+    memset(c, 0, sizeof *c);
+    if (!ok)
+        dataset_fail(why, "CIFAR-10 has no split '%s': use \"train\" or \"test\"", split ? split : "NULL");
+    char *meta = ok ? cifar_file(folder, "batches.meta.txt", path, &bytes, &missing, why) : NULL;
+    if (ok) ok = meta ? cifar_names(meta, path, names, why) : missing;
+    for (int k = 1; k <= (test ? 1 : 5) && ok; k++) {
+        snprintf(name, sizeof name, test ? "test_batch.bin" : "data_batch_%d.bin", k);
+        char *records = cifar_file(folder, name, path, &bytes, &missing, why);
+        ok = records ? cifar_add(c, path, (const uint8_t *)records, bytes, why) : missing;
+        free(records);
+    }
+    if (ok && !c->count)
+        ok = dataset_fail(why, "the folder '%.500s' holds no %s: expected the unpacked binary version of "
+                          "CIFAR-10, cifar-10-batches-bin", folder,
+                          test ? "test_batch.bin" : "data_batch_1.bin to data_batch_5.bin");
+    tt_image_source source;
+    memset(&source, 0, sizeof source);
+    source.count = c->count;
+    source.labels = c->labels;
+    source.class_names = names;
+    source.classes = CIFAR_CLASSES;
+    source.read = cifar_image;
+    source.user = c;
+    source.height = source.width = CIFAR_SIDE;
+    source.channels = 3;
+    tt_dataset *d = ok ? tt_dataset_images(ctx, &source) : NULL;
+    if (ok && !d) dataset_fail(why, "%s", tt_error(ctx));
+    free(meta);
+    if (!d) cifar_free(c);
+    return d;
+}
+
+#endif
