@@ -128,7 +128,7 @@ static inline bool imdb_choose(tt_context *ctx, imdb_list *l, int first, int n, 
     char(*number)[16] = (char(*)[16])calloc((size_t)there, sizeof *number);
     tt_text *texts = (tt_text *)calloc((size_t)there, sizeof *texts);
     bool ok = (number && texts) || dataset_fail(why, "out of memory for %d reviews", there);
-    for (int i = 0; i < there && ok; i++) { /* texts that are the reviews' numbers, of which n are split off */
+    for (int i = 0; i < there && ok; i++) { /* texts that are the reviews' numbers: n are split off */
         texts[i].bytes = (size_t)snprintf(number[i], sizeof number[i], "%d", i);
         texts[i].text = number[i];
     }
@@ -226,8 +226,9 @@ static inline bool cifar_add(cifar *c, const char *path, const uint8_t *bytes, s
 {
     const size_t record = CIFAR_PIXELS + 1, records = size / record, most = INT32_MAX / CIFAR_PIXELS;
     if (!size || size % record || records > most - (size_t)c->count)
-        return dataset_fail(why, "'%.500s' has %zu bytes, and not a number of records of %zu: after %zu whole "
-                            "ones it breaks off at byte %zu", path, size, record, records, records * record);
+        return dataset_fail(why, "'%.500s' has %zu bytes, and not a number of records of %zu: after %zu "
+                            "whole ones it breaks off at byte %zu", path, size, record, records,
+                            records * record);
     size_t count = (size_t)c->count + records;
     void *labels = realloc(c->labels, count * sizeof *c->labels);
     if (labels) c->labels = (int *)labels;
