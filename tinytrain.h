@@ -55,7 +55,7 @@
      models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or tt_train_batch and
                tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See examples/distilbert_imdb.c and examples/vit_l16.c.
      tape      your own model: a struct of tt_param and a function that records ops; tt_compile, tt_set, tt_step, tt_get.
-     ops       a row in TT__OPS (>>backend), a shape rule (>>tape), a backward builder (>>autodiff), a CPU kernel (>>cpu), CUDA's
+     ops       a row in TT__OPS (>>backend), its block in >>ops (recorder, shape rule, backward), a CPU kernel (>>cpu), CUDA's
                (tinytrain_cuda.cu), and one line in each of the two generic tests (tests/test_ops.c).
 
    ROWS
@@ -104,7 +104,7 @@
      activations; 2^31 rows. Cross-entropy with 16-bit gradients, or of logits that something else reads too, holds them whole.
 
    SECTIONS (search for the tag)
-     >>api  >>backend  >>base  >>tape  >>autodiff  >>passes  >>planner  >>cpu  >>context  >>compile  >>run  >>reports
+     >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>context  >>compile  >>run  >>reports
      >>optim  >>formats  >>models  >>trainer
      Each stands only on those before it. */
 
@@ -1014,7 +1014,7 @@ typedef struct tt__instr {
 } tt__instr;
 
 /* ------------------------------------------------------------------------------------------------- the op table
-   X(OP, name, inputs, outputs, flags). OP names everything else: tt__shape_OP (tape), tt__backward_OP (autodiff),
+   X(OP, name, inputs, outputs, flags). OP names everything else: tt__shape_OP and tt__backward_OP (>>ops),
    TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
 #define TT__GRAD 1      /* has a backward builder                                                                   */
 #define TT__INPLACE0 2  /* out[0] may take the place of in[0] when that dies here                                    */
@@ -1109,6 +1109,8 @@ typedef struct tt__launch {
 #ifndef TT__CUDA_RESIDENT /* tests make it smaller */
 #define TT__CUDA_RESIDENT ((size_t)32 << 20)
 #endif
+/* Storages begin at multiples of 256 bytes, as those of cudaMalloc do, which is enough for any vector load. */
+#define TT__CUDA_ALIGN 256
 /* A program's slot lies at the end of its arena's resident bytes. */
 enum { TT__SLOTS = 16, TT__SLOT_BYTES = 256 };
 
@@ -1146,6 +1148,16 @@ typedef struct tt__backend {
     const char *(*refuses)(const tt__launch *l);
     void (*describe)(tt_context *ctx, char *to, size_t capacity); /* tt_device_text's lines, whether there is a device or not */
 } tt__backend;
+
+/* What a plan must know of a kind of device, whether this build can run it or not. */
+typedef struct tt__device_kind {
+    const char *name;
+    const tt__backend *backend; /* NULL: this build has none, and only plans                                         */
+    size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                          */
+    size_t resident;    /* bytes of workspace that stay between instructions and runs                                */
+    bool host;          /* its memory is the host's, and a launch is done when it returns                            */
+    size_t (*workspace)(tt_context *ctx, const tt_tape *t, const tt__instr *i); /* bytes that i needs beside it, at full capacity */
+} tt__device_kind;
 
 #if defined(TINYTRAIN_CUDA) || defined(TINYTRAIN_BACKEND)
 #ifdef __cplusplus
@@ -2022,7 +2034,7 @@ static tt_status tt__writer_end(tt__writer *w)
 
 /* ============================================================================================================
    TAPE                                                                                              >>tape
-   Values, instructions, the op table with its shape rules, and the functions that record ops. Uses base.
+   Values, instructions, and how instructions are recorded. Uses base.
 
    A value is a matrix (rows, cols). rows is fixed, or an axis: a capacity now, a number at run time. A view shares the
    storage of its base. An instruction reads `in`, writes `out`; bit o of `add` says out[o] += instead of =.
@@ -2179,6 +2191,14 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     v->persistent = b->persistent;
     v->param = b->param;
     return id;
+}
+
+static tt__instr tt__new_instr(int op)
+{
+    tt__instr i;
+    memset(&i, 0, sizeof i);
+    i.op = op;
+    return i;
 }
 
 static tt__instr *tt__append(tt_tape *t, int op, tt__phase phase)
@@ -2371,6 +2391,49 @@ static tt_value tt__record(tt_tape *t, const tt__instr *i)
     return tt__handle(t->code[at].out[0]);
 }
 
+/* ------------------------------------------------------------------------------------------------------------ views */
+
+tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
+{
+    tt__instr i = tt__new_instr(TT__OP_SCALE); /* only to name the operand in errors */
+    char what[256];
+    if (!tt__operand(t, &i, 0, x)) return tt__handle(0);
+    tt__shape shape = t->values[x.id].shape;
+    if (from < 0 || width < 1 || from > shape.cols - width) {
+        tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s", (long long)width, (long long)from,
+                      tt__describe(t, x.id, what, sizeof what));
+        return tt__handle(0);
+    }
+    shape.cols = width;
+    return tt__handle(tt__new_view(t, x.id, &shape, from, t->values[x.id].ld, t->values[x.id].name));
+}
+
+tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
+{
+    tt__instr i = tt__new_instr(TT__OP_SCALE);
+    char what[256];
+    tt__shape to;
+    if (!tt__operand(t, &i, 0, x)) return tt__handle(0);
+    tt__value *v = &t->values[x.id];
+    bool ok = width >= 1 && tt__decode_rows(t, rows, &to) && v->ld == v->shape.cols;
+    if (ok && v->shape.axis) ok = to.axis == v->shape.axis && to.extra == v->shape.extra && width == v->shape.cols;
+    else if (ok) ok = !to.axis && to.rows <= INT64_MAX / width && to.rows * width == v->shape.rows * v->shape.cols;
+    if (!ok) {
+        tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of an axis cannot be split, "
+                      "and a slice cannot be reshaped", tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
+        return tt__handle(0);
+    }
+    to.dtype = v->shape.dtype;
+    to.cols = width;
+    return tt__handle(tt__new_view(t, x.id, &to, 0, width, v->name));
+}
+
+/* ============================================================================================================
+   OPS                                                                                               >>ops
+   Each op in one place: its options, its shape rule, the function that records it, the builder of its backward, the
+   shape rules of the ops that the backward is made of. The row in TT__OPS (>>backend) gives it its name. Uses tape.
+   ============================================================================================================ */
+
 /* ------------------------------------------------------------------------------------------------ shape rules
    in(k): the shape of operand k. A rule is also run by the verifier, so it must not depend on anything but the operands. */
 
@@ -2432,37 +2495,6 @@ static void tt__set_fixed(tt__shape *to, tt_dtype dtype, int64_t rows, int64_t c
     to->cols = cols;
 }
 
-static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 1);
-    if (!tt__float_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
-    if (w->axis || w->cols != x->cols) return tt__bad(t, i, 1, "(out, %lld): the width of x is %lld", (long long)x->cols, (long long)x->cols);
-    if (i->in[2] && !tt__fixed_in(t, i, 2, 1, w->rows)) return false;
-    if (i->in[3] && !tt__shape_in(t, i, 3, x, w->rows)) return false;
-    tt__set_shape(&out[0], x->dtype, x, w->rows);
-    if (i->attr.act) out[1] = out[0];
-    return true;
-}
-
-static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__index_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
-    if (tt__in(t, i, 1)->axis) return tt__bad(t, i, 1, "a table with a fixed number of rows");
-    tt__set_shape(&out[0], tt__in(t, i, 1)->dtype, tt__in(t, i, 0), tt__in(t, i, 1)->cols);
-    return true;
-}
-
-static bool tt__shape_LAYERNORM(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    const tt__shape *x = tt__in(t, i, 0);
-    if (!tt__float_in(t, i, 0) || !tt__fixed_in(t, i, 1, 1, x->cols)) return false;
-    if (i->in[2] && !tt__fixed_in(t, i, 2, 1, x->cols)) return false;
-    if (!(i->attr.eps >= 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "layernorm: eps %g is negative", i->attr.eps);
-    out[0] = *x;
-    tt__set_shape(&out[1], TT_F32, x, 2);
-    return true;
-}
-
 static bool tt__shape_elementwise(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     if (!tt__float_in(t, i, 0)) return false;
@@ -2470,91 +2502,7 @@ static bool tt__shape_elementwise(tt_tape *t, const tt__instr *i, tt__shape *out
     return true;
 }
 
-static bool tt__shape_ACTIVATION(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_elementwise(t, i, out); }
-static bool tt__shape_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_elementwise(t, i, out); }
-static bool tt__shape_CAST(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_elementwise(t, i, out); }
-
-static bool tt__shape_ADD(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols)) return false;
-    out[0] = *tt__in(t, i, 0);
-    return true;
-}
-
 static bool tt__is_rate(float p) { return p >= 0 && p < 65535.0f / 65536; } /* after rounding to steps of 2^-16, still below 1 */
-
-static bool tt__shape_DROPOUT(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "dropout: probability %g must be at least 0 and below 65535/65536", i->attr.dropout);
-    if (i->in[1] && !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols)) return false;
-    if (i->in[2] && (!tt__index_in(t, i, 2) || !tt__same_rows(tt__in(t, i, 2), tt__in(t, i, 0)))) return tt__bad(t, i, 2, "one number a row");
-    return tt__shape_elementwise(t, i, out);
-}
-
-#define TT__MOST_HEAD 65536 /* columns of a head: kernels keep blocks of queries and keys in scratch */
-
-static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    const tt__shape *q = tt__in(t, i, 0), *keys = i->in[4] ? tt__in(t, i, 1) : q;
-    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, keys, q->cols) || !tt__shape_in(t, i, 2, keys, q->cols) || !tt__index_in(t, i, 3)) return false;
-    if (i->in[4] && (!tt__index_in(t, i, 4) || !tt__same_rows(tt__in(t, i, 4), q))) return tt__bad(t, i, 4, "one number a row of q");
-    if (i->attr.heads < 1 || q->cols % i->attr.heads)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads", (long long)q->cols, i->attr.heads);
-    if (q->cols / i->attr.heads > TT__MOST_HEAD)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
-                             (long long)(q->cols / i->attr.heads), TT__MOST_HEAD);
-    for (int k = 1; k < 3; k++)
-        for (int j = 0; j < k; j++) { /* heads are computed at the same time: two must not add to one column's gradient */
-            const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
-            if (a->base == b->base && a->offset != b->offset && llabs(a->offset - b->offset) < q->cols)
-                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: take the same columns, or columns apart", a->name, b->name);
-        }
-    if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g must be at least 0 and below 65535/65536", i->attr.dropout);
-    out[0] = *q;
-    tt__set_shape(&out[1], TT_F32, q, i->attr.heads);
-    return true;
-}
-
-static bool tt__shape_GATHER_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
-    tt__set_shape(&out[0], tt__in(t, i, 0)->dtype, tt__in(t, i, 1), tt__in(t, i, 0)->cols);
-    return true;
-}
-
-static bool tt__shape_MEAN_POOL(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
-    tt__set_shape(&out[0], tt__in(t, i, 0)->dtype, tt__in(t, i, 1), tt__in(t, i, 0)->cols);
-    if (out[0].axis && !out[0].extra) return tt__bad(t, i, 1, "sequence starts, from tt_seq_start");
-    if (out[0].axis) out[0].extra = 0;
-    out[0].rows--;
-    return out[0].rows >= 1 || tt__bad(t, i, 1, "sequence starts of at least one sequence");
-}
-
-static bool tt__shape_SET_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__fixed_in(t, i, 2, 1, tt__in(t, i, 0)->cols)) return false;
-    out[0] = *tt__in(t, i, 0);
-    return true;
-}
-
-static bool tt__shape_PATCHES(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    const tt__shape *pixels = tt__in(t, i, 0), *starts = tt__in(t, i, 2);
-    const tt_patch_options *o = &i->attr.image;
-    if (o->height < 1 || o->width < 1 || o->channels < 1 || o->channels > 4 || o->patch < 1 || o->height % o->patch || o->width % o->patch)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: images of %d x %d pixels and %d channels (1 to 4) cannot be cut into patches of %d x %d", o->width, o->height,
-                             o->channels, o->patch, o->patch);
-    for (int c = 0; c < o->channels; c++)
-        if (!isfinite(o->mean[c]) || !(o->std[c] > 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: mean %g and std %g of channel %d", o->mean[c], o->std[c], c);
-    int64_t size = (int64_t)o->height * o->width * o->channels;
-    if (pixels->dtype != TT_U8 || pixels->cols != size) return tt__bad(t, i, 0, "u8 of width %lld (height * width * channels)", (long long)size);
-    if (!tt__index_in(t, i, 1) || !tt__index_in(t, i, 2)) return false;
-    if (starts->axis != pixels->axis || starts->rows != pixels->rows + 1) return tt__bad(t, i, 2, "one row more than there are images");
-    tt__set_shape(&out[0], TT_F32, tt__in(t, i, 1), (int64_t)o->channels * o->patch * o->patch);
-    return true;
-}
 
 static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows) /* of a loss: they get no gradient */
 {
@@ -2562,213 +2510,9 @@ static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shap
     return t->values[t->values[i->in[k]].base].storage == TT__INPUT || tt__bad(t, i, k, "an input: weights take no gradient");
 }
 
-static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    const tt__shape *logits = tt__in(t, i, 0);
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
-    if (!tt__same_rows(logits, tt__in(t, i, 1))) return tt__bad(t, i, 1, "as many rows as the logits");
-    if (i->in[2] && !tt__weights_in(t, i, 2, logits)) return false;
-    if (!(i->attr.smoothing >= 0 && i->attr.smoothing < 1))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)", i->attr.smoothing);
-    tt__set_fixed(&out[0], TT_F32, 1, 1);
-    tt__set_shape(&out[1], TT_F32, logits, 1);
-    tt__set_fixed(&out[2], TT_F32, 1, 4);
-    return true;
-}
-
-static bool tt__shape_MEAN_SQUARED_ERROR(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    const tt__shape *x = tt__in(t, i, 0);
-    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, x, x->cols)) return false;
-    if (i->in[2] && !tt__weights_in(t, i, 2, x)) return false;
-    tt__set_fixed(&out[0], TT_F32, 1, 1);
-    tt__set_fixed(&out[2], TT_F32, 1, 4);
-    return true;
-}
-
-/* The rules of instructions that only autodiff and the passes emit: their outputs exist already, so the rule says what
-   the verifier will hold them to. */
-static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out) { out[0] = t->values[i->out[0]].shape; return true; }
-
-static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    const tt__shape *dy = tt__in(t, i, 0), *w = tt__in(t, i, 1);
-    if (!tt__float_in(t, i, 0) || w->axis || w->rows != dy->cols) return tt__bad(t, i, 1, "a weight of dy");
-    tt__set_shape(&out[0], dy->dtype, dy, w->cols);
-    return !i->in[2] || tt__shape_in(t, i, 2, dy, w->cols);
-}
-
-static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    const tt__shape *dy = tt__in(t, i, 0), *x = tt__in(t, i, 1);
-    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, dy, x->cols)) return false;
-    if (i->out[0]) tt__set_fixed(&out[0], TT_F32, dy->cols, x->cols);
-    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, dy->cols);
-    return true;
-}
-
-static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__index_in(t, i, 0) || !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 1)->cols)) return false;
-    tt__set_fixed(&out[0], TT_F32, t->values[i->out[0]].shape.rows, tt__in(t, i, 1)->cols);
-    return true;
-}
-
-static bool tt__shape_LAYERNORM_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    const tt__shape *x = tt__in(t, i, 1);
-    if (!tt__shape_in(t, i, 0, x, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols) || !tt__shape_in(t, i, 3, x, 2)) return false;
-    if (i->out[0]) out[0] = *x;
-    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, x->cols);
-    if (i->out[2]) tt__set_fixed(&out[2], TT_F32, 1, x->cols);
-    return true;
-}
-
-static bool tt__shape_ACTIVATION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_ADD(t, i, out); }
-
-static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    const tt__shape *q = tt__in(t, i, 1), *keys = i->in[7] ? tt__in(t, i, 2) : q;
-    for (int k = 0; k < 6; k++)
-        if (k != 4 && !tt__shape_in(t, i, k, k == 2 || k == 3 ? keys : q, q->cols)) return false;
-    if (!tt__index_in(t, i, 4) || !tt__shape_in(t, i, 6, q, i->attr.heads)) return false;
-    if (i->in[7] && (!tt__index_in(t, i, 7) || !tt__same_rows(tt__in(t, i, 7), q))) return tt__bad(t, i, 7, "one number a row of q");
-    for (int k = 0; k < 3; k++) if (i->out[k]) out[k] = k ? *keys : *q;
-    return true;
-}
-
-static bool tt__shape_GATHER_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
-    tt__set_shape(&out[0], TT_F32, &t->values[i->out[0]].shape, tt__in(t, i, 0)->cols);
-    return true;
-}
-
-static bool tt__shape_MEAN_POOL_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_GATHER_ROWS_BACKWARD(t, i, out); }
-
-static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
-    if (i->out[0]) out[0] = *tt__in(t, i, 0);
-    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, tt__in(t, i, 0)->cols);
-    return true;
-}
-
-static bool tt__shape_CROSS_ENTROPY_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__fixed_in(t, i, 0, 1, 1) || !tt__float_in(t, i, 1)) return false;
-    out[0] = *tt__in(t, i, 1);
-    return true;
-}
-
-static bool tt__shape_MEAN_SQUARED_ERROR_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_CROSS_ENTROPY_BACKWARD(t, i, out); }
-
-static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 3);
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || (i->in[2] && !tt__weights_in(t, i, 2, x)) || !tt__fixed_in(t, i, 3, w->rows, x->cols)) return false;
-    if ((i->in[4] && !tt__fixed_in(t, i, 4, 1, w->rows)) || (i->in[5] && !tt__fixed_in(t, i, 5, 1, 1))) return false;
-    tt__set_fixed(&out[0], TT_F32, 1, 1);
-    tt__set_fixed(&out[2], TT_F32, 1, 4);
-    if (i->out[1]) out[1] = *x;
-    if (i->out[3]) tt__set_fixed(&out[3], TT_F32, w->rows, w->cols);
-    if (i->out[4]) tt__set_fixed(&out[4], TT_F32, 1, w->rows);
-    return true;
-}
-
-static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__float_in(t, i, 0)) return false;
-    tt__set_fixed(&out[0], TT_F32, 1, 1);
-    return true;
-}
-
-static bool tt__shape_CLIP(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__float_in(t, i, 0)) return false;
-    tt__set_fixed(&out[0], TT_F32, 1, 2);
-    return true;
-}
-
-static bool tt__shape_SGD(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    if (!tt__float_in(t, i, 0) || !tt__fixed_in(t, i, 1, 1, 2)) return false;
-    for (int k = 0; k < tt__row(i->op)->outputs; k++) if (i->out[k]) out[k] = *tt__in(t, i, 0);
-    return true;
-}
-
-static bool tt__shape_ADAM(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_SGD(t, i, out); }
-
-static const tt__op *tt__row(int op)
-{
-    static const tt__op table[TT__OP_COUNT] = {
-#define TT__ROW(OP, name, inputs, outputs, flags) {name, inputs, outputs, flags, tt__shape_##OP},
-        TT__OPS(TT__ROW)
-#undef TT__ROW
-    };
-    return &table[op];
-}
-
-/* ------------------------------------------------------------------------------------------------------- ops */
-
-static tt__instr tt__new_instr(int op)
-{
-    tt__instr i;
-    memset(&i, 0, sizeof i);
-    i.op = op;
-    return i;
-}
-
-tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b)
-{
-    tt__instr i = tt__new_instr(TT__OP_LINEAR);
-    if (!tt__operand(t, &i, 0, x) || !tt__param_operand(t, &i, 1, w) || (b && !tt__param_operand(t, &i, 2, b))) return tt__handle(0);
-    return tt__record(t, &i);
-}
-
-tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table)
-{
-    tt__instr i = tt__new_instr(TT__OP_EMBEDDING);
-    if (!tt__operand(t, &i, 0, ids) || !tt__param_operand(t, &i, 1, table)) return tt__handle(0);
-    return tt__record(t, &i);
-}
-
-tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps)
-{
-    tt__instr i = tt__new_instr(TT__OP_LAYERNORM);
-    i.attr.eps = eps;
-    if (!tt__operand(t, &i, 0, x) || !tt__param_operand(t, &i, 1, w) || (b && !tt__param_operand(t, &i, 2, b))) return tt__handle(0);
-    return tt__record(t, &i);
-}
+/* -------------------------------------------------------------------------------------------------------- recorders */
 
 static tt_value tt__unary(tt_tape *t, tt_value x, tt__instr i) { return tt__operand(t, &i, 0, x) ? tt__record(t, &i) : tt__handle(0); }
-
-static tt_value tt__activation(tt_tape *t, tt_value x, int act)
-{
-    tt__instr i = tt__new_instr(TT__OP_ACTIVATION);
-    i.attr.act = act;
-    return tt__unary(t, x, i);
-}
-
-tt_value tt_gelu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU); }
-tt_value tt_gelu_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU_TANH); }
-tt_value tt_relu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_RELU); }
-tt_value tt_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_TANH); }
-tt_value tt_silu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_SILU); }
-
-tt_value tt_scale(tt_tape *t, tt_value x, float s)
-{
-    tt__instr i = tt__new_instr(TT__OP_SCALE);
-    i.attr.scale = s;
-    return tt__unary(t, x, i);
-}
-
-tt_value tt_dropout(tt_tape *t, tt_value x, float p)
-{
-    tt__instr i = tt__new_instr(TT__OP_DROPOUT);
-    i.attr.dropout = p;
-    return tt__unary(t, x, i);
-}
 
 static tt_value tt__binary(tt_tape *t, int op, tt_value a, tt_value b)
 {
@@ -2776,161 +2520,7 @@ static tt_value tt__binary(tt_tape *t, int op, tt_value a, tt_value b)
     return tt__operand(t, &i, 0, a) && tt__operand(t, &i, 1, b) ? tt__record(t, &i) : tt__handle(0);
 }
 
-tt_value tt_add(tt_tape *t, tt_value a, tt_value b) { return tt__binary(t, TT__OP_ADD, a, b); }
-tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index) { return tt__binary(t, TT__OP_GATHER_ROWS, x, index); }
-tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start) { return tt__binary(t, TT__OP_MEAN_POOL, x, seq_start); }
-
-tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row)
-{
-    tt__instr i = tt__new_instr(TT__OP_SET_ROWS);
-    if (!tt__operand(t, &i, 0, x) || !tt__operand(t, &i, 1, index) || !tt__param_operand(t, &i, 2, row)) return tt__handle(0);
-    return tt__record(t, &i);
-}
-
-tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch)
-{
-    tt_patch_options o;
-    memset(&o, 0, sizeof o);
-    o.height = height;
-    o.width = width;
-    o.channels = channels;
-    o.patch = patch;
-    for (int c = 0; c < 4; c++) o.mean[c] = o.std[c] = 0.5f;
-    return o;
-}
-
-tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start, const tt_patch_options *o)
-{
-    tt__instr i = tt__new_instr(TT__OP_PATCHES);
-    i.attr.image = *o;
-    if (!tt__operand(t, &i, 0, pixels) || !tt__operand(t, &i, 1, positions) || !tt__operand(t, &i, 2, seq_start)) return tt__handle(0);
-    return tt__record(t, &i);
-}
-
-tt_attention_options tt_attention_options_default(int heads)
-{
-    tt_attention_options o;
-    memset(&o, 0, sizeof o);
-    o.heads = heads;
-    return o;
-}
-
-tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, const tt_attention_options *o)
-{
-    tt__instr i = tt__new_instr(TT__OP_ATTENTION);
-    if (!tt__operand(t, &i, 0, q) || !tt__operand(t, &i, 1, k) || !tt__operand(t, &i, 2, v) || !tt__operand(t, &i, 3, seq_start)) return tt__handle(0);
-    i.attr.heads = o->heads;
-    i.attr.causal = o->causal;
-    i.attr.dropout = o->dropout;
-    i.attr.scale = o->scale != 0 || o->heads < 1 ? o->scale : 1.0f / sqrtf((float)(tt__in(t, &i, 0)->cols / o->heads));
-    return tt__record(t, &i);
-}
-
-tt_cross_entropy_options tt_cross_entropy_options_default(void)
-{
-    tt_cross_entropy_options o;
-    memset(&o, 0, sizeof o);
-    o.ignore_index = -100;
-    return o;
-}
-
-tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *options)
-{
-    tt_cross_entropy_options o = options ? *options : tt_cross_entropy_options_default();
-    tt__instr i = tt__new_instr(TT__OP_CROSS_ENTROPY);
-    i.attr.ignore_index = o.ignore_index;
-    i.attr.smoothing = o.label_smoothing;
-    if (!tt__operand(t, &i, 0, logits) || !tt__operand(t, &i, 1, targets) || (o.weights.id && !tt__operand(t, &i, 2, o.weights))) return tt__handle(0);
-    return tt__record(t, &i);
-}
-
-tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights)
-{
-    tt__instr i = tt__new_instr(TT__OP_MEAN_SQUARED_ERROR);
-    if (!tt__operand(t, &i, 0, x) || !tt__operand(t, &i, 1, target) || (weights.id && !tt__operand(t, &i, 2, weights))) return tt__handle(0);
-    return tt__record(t, &i);
-}
-
-tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
-{
-    tt__instr i = tt__new_instr(TT__OP_SCALE); /* only to name the operand in errors */
-    char what[256];
-    if (!tt__operand(t, &i, 0, x)) return tt__handle(0);
-    tt__shape shape = t->values[x.id].shape;
-    if (from < 0 || width < 1 || from > shape.cols - width) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s", (long long)width, (long long)from,
-                      tt__describe(t, x.id, what, sizeof what));
-        return tt__handle(0);
-    }
-    shape.cols = width;
-    return tt__handle(tt__new_view(t, x.id, &shape, from, t->values[x.id].ld, t->values[x.id].name));
-}
-
-tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
-{
-    tt__instr i = tt__new_instr(TT__OP_SCALE);
-    char what[256];
-    tt__shape to;
-    if (!tt__operand(t, &i, 0, x)) return tt__handle(0);
-    tt__value *v = &t->values[x.id];
-    bool ok = width >= 1 && tt__decode_rows(t, rows, &to) && v->ld == v->shape.cols;
-    if (ok && v->shape.axis) ok = to.axis == v->shape.axis && to.extra == v->shape.extra && width == v->shape.cols;
-    else if (ok) ok = !to.axis && to.rows <= INT64_MAX / width && to.rows * width == v->shape.rows * v->shape.cols;
-    if (!ok) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of an axis cannot be split, "
-                      "and a slice cannot be reshaped", tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
-        return tt__handle(0);
-    }
-    to.dtype = v->shape.dtype;
-    to.cols = width;
-    return tt__handle(tt__new_view(t, x.id, &to, 0, width, v->name));
-}
-
-/* ------------------------------------------------------------------------------------------------ devices */
-
-/* What a plan must know of a kind of device, whether this build can run it or not. */
-typedef struct tt__device_kind {
-    const char *name;
-    const tt__backend *backend; /* NULL: this build has none, and only plans                                         */
-    size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                          */
-    size_t resident;    /* bytes of workspace that stay between instructions and runs                                */
-    bool host;          /* its memory is the host's, and a launch is done when it returns                            */
-    size_t (*workspace)(tt_context *ctx, const tt_tape *t, const tt__instr *i); /* bytes that i needs beside it, at full capacity */
-} tt__device_kind;
-
-/* Storages begin at multiples of 256 bytes, as those of cudaMalloc do, which is enough for any vector load. */
-#define TT__CUDA_ALIGN 256
-static size_t tt__cuda_workspace(tt_context *ctx, const tt_tape *t, const tt__instr *i)
-{
-    (void)ctx;
-    if (i->op == TT__OP_ATTENTION || i->op == TT__OP_ATTENTION_BACKWARD) {
-        /* Row numbers put in order: starts, rows and places. Backward: the sum of dout * out of each row and head, which all blocks that own
-           queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2). */
-        const int back = i->op == TT__OP_ATTENTION_BACKWARD;
-        size_t rows = (size_t)tt__in(t, i, back)->rows, starts = (size_t)tt__in(t, i, 3 + back)->rows;
-        return (i->in[4 + 3 * back] ? tt__align_to((starts + 2 * rows) * 4, TT__CUDA_ALIGN) : 0) +
-               (back ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
-    }
-    if (i->op == TT__OP_EMBEDDING_BACKWARD || i->op == TT__OP_GATHER_ROWS_BACKWARD) /* radix sort of (id, row) by id, from one pair of arrays into
-                                                                                         another; its counts are resident */
-        return 4 * tt__align_to((size_t)tt__in(t, i, i->op == TT__OP_GATHER_ROWS_BACKWARD)->rows * 4, TT__CUDA_ALIGN);
-    if (i->op == TT__OP_LINEAR_CROSS_ENTROPY) { /* logits of a chunk, whose rows are multiples of 8; loss and hit of each row */
-        size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = ((size_t)tt__in(t, i, 3)->rows + 7) / 8 * 8;
-        return tt__align_to((rows < TT__LOSS_CHUNK ? rows : TT__LOSS_CHUNK) * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);
-    }
-    if (i->attr.fp8) { /* the operands, (m, k) and (n, k) of a product (m, n), and their scales */
-        const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1);
-        const bool dw = i->op == TT__OP_LINEAR_DW;
-        const size_t m = (size_t)(dw ? a->cols : a->rows), n = (size_t)(i->op == TT__OP_LINEAR ? b->rows : b->cols), k = (size_t)(dw ? a->rows : a->cols);
-        return TT__CUDA_ALIGN + tt__align_to(m * tt__align_to(k, 16), TT__CUDA_ALIGN) + tt__align_to(n * tt__align_to(k, 16), TT__CUDA_ALIGN);
-    }
-    return 0; /* the others work row by row, tile by tile, or with partial sums */
-}
-
-/* ============================================================================================================
-   AUTODIFF                                                                                      >>autodiff
-   Backward builders: each emits the backward instructions of one forward instruction. Uses tape.
-   ============================================================================================================ */
+/* -------------------------------------------------------------------------------------------------------- gradients */
 
 /* Emits onto the end of a tape. `add_first`, `add_later`: see the gradient rule in >>tape. */
 typedef struct tt__builder {
@@ -3037,6 +2627,27 @@ static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].ne
 /* Each builder gets the forward instruction (a copy) and g, the complete gradient of its out[0]. */
 typedef void (*tt__backward)(tt__builder *b, const tt__instr *f, int32_t g);
 
+/* ----------------------------------------------------------------------------------------------------------- linear */
+
+static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 1);
+    if (!tt__float_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
+    if (w->axis || w->cols != x->cols) return tt__bad(t, i, 1, "(out, %lld): the width of x is %lld", (long long)x->cols, (long long)x->cols);
+    if (i->in[2] && !tt__fixed_in(t, i, 2, 1, w->rows)) return false;
+    if (i->in[3] && !tt__shape_in(t, i, 3, x, w->rows)) return false;
+    tt__set_shape(&out[0], x->dtype, x, w->rows);
+    if (i->attr.act) out[1] = out[0];
+    return true;
+}
+
+tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b)
+{
+    tt__instr i = tt__new_instr(TT__OP_LINEAR);
+    if (!tt__operand(t, &i, 0, x) || !tt__param_operand(t, &i, 1, w) || (b && !tt__param_operand(t, &i, 2, b))) return tt__handle(0);
+    return tt__record(t, &i);
+}
+
 static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt_tape *t = b->t;
@@ -3073,6 +2684,40 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_pass(b, g, f->in[3], true);
 }
 
+static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *dy = tt__in(t, i, 0), *w = tt__in(t, i, 1);
+    if (!tt__float_in(t, i, 0) || w->axis || w->rows != dy->cols) return tt__bad(t, i, 1, "a weight of dy");
+    tt__set_shape(&out[0], dy->dtype, dy, w->cols);
+    return !i->in[2] || tt__shape_in(t, i, 2, dy, w->cols);
+}
+
+static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *dy = tt__in(t, i, 0), *x = tt__in(t, i, 1);
+    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, dy, x->cols)) return false;
+    if (i->out[0]) tt__set_fixed(&out[0], TT_F32, dy->cols, x->cols);
+    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, dy->cols);
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------------------- embedding */
+
+static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__index_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
+    if (tt__in(t, i, 1)->axis) return tt__bad(t, i, 1, "a table with a fixed number of rows");
+    tt__set_shape(&out[0], tt__in(t, i, 1)->dtype, tt__in(t, i, 0), tt__in(t, i, 1)->cols);
+    return true;
+}
+
+tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table)
+{
+    tt__instr i = tt__new_instr(TT__OP_EMBEDDING);
+    if (!tt__operand(t, &i, 0, ids) || !tt__param_operand(t, &i, 1, table)) return tt__handle(0);
+    return tt__record(t, &i);
+}
+
 static void tt__backward_EMBEDDING(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__instr *i = tt__emit(b, TT__OP_EMBEDDING_BACKWARD, TT__BACKWARD);
@@ -3080,6 +2725,34 @@ static void tt__backward_EMBEDDING(tt__builder *b, const tt__instr *f, int32_t g
     i->in[0] = f->in[0];
     i->in[1] = g;
     tt__grad_into(b, b->t->n_code - 1, 0, f->in[1]);
+}
+
+static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__index_in(t, i, 0) || !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 1)->cols)) return false;
+    tt__set_fixed(&out[0], TT_F32, t->values[i->out[0]].shape.rows, tt__in(t, i, 1)->cols);
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------------------- layernorm */
+
+static bool tt__shape_LAYERNORM(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0);
+    if (!tt__float_in(t, i, 0) || !tt__fixed_in(t, i, 1, 1, x->cols)) return false;
+    if (i->in[2] && !tt__fixed_in(t, i, 2, 1, x->cols)) return false;
+    if (!(i->attr.eps >= 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "layernorm: eps %g is negative", i->attr.eps);
+    out[0] = *x;
+    tt__set_shape(&out[1], TT_F32, x, 2);
+    return true;
+}
+
+tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps)
+{
+    tt__instr i = tt__new_instr(TT__OP_LAYERNORM);
+    i.attr.eps = eps;
+    if (!tt__operand(t, &i, 0, x) || !tt__param_operand(t, &i, 1, w) || (b && !tt__param_operand(t, &i, 2, b))) return tt__handle(0);
+    return tt__record(t, &i);
 }
 
 static void tt__backward_LAYERNORM(tt__builder *b, const tt__instr *f, int32_t g)
@@ -3093,6 +2766,56 @@ static void tt__backward_LAYERNORM(tt__builder *b, const tt__instr *f, int32_t g
     for (int k = 0; k < 3; k++) tt__grad_into(b, b->t->n_code - 1, k, f->in[k]);
 }
 
+static bool tt__shape_LAYERNORM_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 1);
+    if (!tt__shape_in(t, i, 0, x, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols) || !tt__shape_in(t, i, 3, x, 2)) return false;
+    if (i->out[0]) out[0] = *x;
+    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, x->cols);
+    if (i->out[2]) tt__set_fixed(&out[2], TT_F32, 1, x->cols);
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------------------------- add */
+
+static bool tt__shape_ADD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols)) return false;
+    out[0] = *tt__in(t, i, 0);
+    return true;
+}
+
+tt_value tt_add(tt_tape *t, tt_value a, tt_value b) { return tt__binary(t, TT__OP_ADD, a, b); }
+
+static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    const tt__value *v = b->t->values;
+    int take = v[f->in[0]].shape.dtype != v[g].shape.dtype && v[f->in[1]].shape.dtype == v[g].shape.dtype;
+    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before the other may take it over */
+    tt__grad_pass(b, g, f->in[take], true);
+}
+
+/* ------------------------------------------------------------------------------------------------------- activation */
+
+static bool tt__shape_ACTIVATION(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_elementwise(t, i, out); }
+
+static tt_value tt__activation(tt_tape *t, tt_value x, int act)
+{
+    tt__instr i = tt__new_instr(TT__OP_ACTIVATION);
+    i.attr.act = act;
+    return tt__unary(t, x, i);
+}
+
+tt_value tt_gelu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU); }
+
+tt_value tt_gelu_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU_TANH); }
+
+tt_value tt_relu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_RELU); }
+
+tt_value tt_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_TANH); }
+
+tt_value tt_silu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_SILU); }
+
 static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t g)
 {
     bool from_output = f->attr.act == TT__ACT_RELU || f->attr.act == TT__ACT_TANH;
@@ -3104,12 +2827,17 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
 }
 
-static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
+static bool tt__shape_ACTIVATION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_ADD(t, i, out); }
+
+/* ------------------------------------------------------------------------------------------------------------ scale */
+
+static bool tt__shape_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_elementwise(t, i, out); }
+
+tt_value tt_scale(tt_tape *t, tt_value x, float s)
 {
-    const tt__value *v = b->t->values;
-    int take = v[f->in[0]].shape.dtype != v[g].shape.dtype && v[f->in[1]].shape.dtype == v[g].shape.dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before the other may take it over */
-    tt__grad_pass(b, g, f->in[take], true);
+    tt__instr i = tt__new_instr(TT__OP_SCALE);
+    i.attr.scale = s;
+    return tt__unary(t, x, i);
 }
 
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
@@ -3119,6 +2847,23 @@ static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
     i->attr.scale = f->attr.scale;
     i->in[0] = g;
     tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- dropout */
+
+static bool tt__shape_DROPOUT(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "dropout: probability %g must be at least 0 and below 65535/65536", i->attr.dropout);
+    if (i->in[1] && !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols)) return false;
+    if (i->in[2] && (!tt__index_in(t, i, 2) || !tt__same_rows(tt__in(t, i, 2), tt__in(t, i, 0)))) return tt__bad(t, i, 2, "one number a row");
+    return tt__shape_elementwise(t, i, out);
+}
+
+tt_value tt_dropout(tt_tape *t, tt_value x, float p)
+{
+    tt__instr i = tt__new_instr(TT__OP_DROPOUT);
+    i.attr.dropout = p;
+    return tt__unary(t, x, i);
 }
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
@@ -3133,6 +2878,51 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
         tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
     }
     tt__grad_pass(b, g, f->in[1], true);
+}
+
+/* -------------------------------------------------------------------------------------------------------- attention */
+
+#define TT__MOST_HEAD 65536 /* columns of a head: kernels keep blocks of queries and keys in scratch */
+
+static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *q = tt__in(t, i, 0), *keys = i->in[4] ? tt__in(t, i, 1) : q;
+    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, keys, q->cols) || !tt__shape_in(t, i, 2, keys, q->cols) || !tt__index_in(t, i, 3)) return false;
+    if (i->in[4] && (!tt__index_in(t, i, 4) || !tt__same_rows(tt__in(t, i, 4), q))) return tt__bad(t, i, 4, "one number a row of q");
+    if (i->attr.heads < 1 || q->cols % i->attr.heads)
+        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads", (long long)q->cols, i->attr.heads);
+    if (q->cols / i->attr.heads > TT__MOST_HEAD)
+        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
+                             (long long)(q->cols / i->attr.heads), TT__MOST_HEAD);
+    for (int k = 1; k < 3; k++)
+        for (int j = 0; j < k; j++) { /* heads are computed at the same time: two must not add to one column's gradient */
+            const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
+            if (a->base == b->base && a->offset != b->offset && llabs(a->offset - b->offset) < q->cols)
+                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: take the same columns, or columns apart", a->name, b->name);
+        }
+    if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g must be at least 0 and below 65535/65536", i->attr.dropout);
+    out[0] = *q;
+    tt__set_shape(&out[1], TT_F32, q, i->attr.heads);
+    return true;
+}
+
+tt_attention_options tt_attention_options_default(int heads)
+{
+    tt_attention_options o;
+    memset(&o, 0, sizeof o);
+    o.heads = heads;
+    return o;
+}
+
+tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, const tt_attention_options *o)
+{
+    tt__instr i = tt__new_instr(TT__OP_ATTENTION);
+    if (!tt__operand(t, &i, 0, q) || !tt__operand(t, &i, 1, k) || !tt__operand(t, &i, 2, v) || !tt__operand(t, &i, 3, seq_start)) return tt__handle(0);
+    i.attr.heads = o->heads;
+    i.attr.causal = o->causal;
+    i.attr.dropout = o->dropout;
+    i.attr.scale = o->scale != 0 || o->heads < 1 ? o->scale : 1.0f / sqrtf((float)(tt__in(t, &i, 0)->cols / o->heads));
+    return tt__record(t, &i);
 }
 
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
@@ -3156,6 +2946,28 @@ static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g
     for (int k = 0; k < 3; k++) tt__grad_into(b, b->t->n_code - 1, k, f->in[k]);
 }
 
+static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *q = tt__in(t, i, 1), *keys = i->in[7] ? tt__in(t, i, 2) : q;
+    for (int k = 0; k < 6; k++)
+        if (k != 4 && !tt__shape_in(t, i, k, k == 2 || k == 3 ? keys : q, q->cols)) return false;
+    if (!tt__index_in(t, i, 4) || !tt__shape_in(t, i, 6, q, i->attr.heads)) return false;
+    if (i->in[7] && (!tt__index_in(t, i, 7) || !tt__same_rows(tt__in(t, i, 7), q))) return tt__bad(t, i, 7, "one number a row of q");
+    for (int k = 0; k < 3; k++) if (i->out[k]) out[k] = k ? *keys : *q;
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------ gather_rows */
+
+static bool tt__shape_GATHER_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    tt__set_shape(&out[0], tt__in(t, i, 0)->dtype, tt__in(t, i, 1), tt__in(t, i, 0)->cols);
+    return true;
+}
+
+tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index) { return tt__binary(t, TT__OP_GATHER_ROWS, x, index); }
+
 static void tt__backward_GATHER_ROWS(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__instr *i = tt__emit(b, TT__OP_GATHER_ROWS_BACKWARD, TT__BACKWARD);
@@ -3165,6 +2977,27 @@ static void tt__backward_GATHER_ROWS(tt__builder *b, const tt__instr *f, int32_t
     tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
 }
 
+static bool tt__shape_GATHER_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    tt__set_shape(&out[0], TT_F32, &t->values[i->out[0]].shape, tt__in(t, i, 0)->cols);
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------------------- mean_pool */
+
+static bool tt__shape_MEAN_POOL(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    tt__set_shape(&out[0], tt__in(t, i, 0)->dtype, tt__in(t, i, 1), tt__in(t, i, 0)->cols);
+    if (out[0].axis && !out[0].extra) return tt__bad(t, i, 1, "sequence starts, from tt_seq_start");
+    if (out[0].axis) out[0].extra = 0;
+    out[0].rows--;
+    return out[0].rows >= 1 || tt__bad(t, i, 1, "sequence starts of at least one sequence");
+}
+
+tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start) { return tt__binary(t, TT__OP_MEAN_POOL, x, seq_start); }
+
 static void tt__backward_MEAN_POOL(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__instr *i = tt__emit(b, TT__OP_MEAN_POOL_BACKWARD, TT__BACKWARD);
@@ -3172,6 +3005,24 @@ static void tt__backward_MEAN_POOL(tt__builder *b, const tt__instr *f, int32_t g
     i->in[0] = g;
     i->in[1] = f->in[1];
     tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+}
+
+static bool tt__shape_MEAN_POOL_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_GATHER_ROWS_BACKWARD(t, i, out); }
+
+/* --------------------------------------------------------------------------------------------------------- set_rows */
+
+static bool tt__shape_SET_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__fixed_in(t, i, 2, 1, tt__in(t, i, 0)->cols)) return false;
+    out[0] = *tt__in(t, i, 0);
+    return true;
+}
+
+tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row)
+{
+    tt__instr i = tt__new_instr(TT__OP_SET_ROWS);
+    if (!tt__operand(t, &i, 0, x) || !tt__operand(t, &i, 1, index) || !tt__param_operand(t, &i, 2, row)) return tt__handle(0);
+    return tt__record(t, &i);
 }
 
 static void tt__backward_SET_ROWS(tt__builder *b, const tt__instr *f, int32_t g)
@@ -3184,6 +3035,87 @@ static void tt__backward_SET_ROWS(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_into(b, b->t->n_code - 1, 1, f->in[2]);
 }
 
+static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    if (i->out[0]) out[0] = *tt__in(t, i, 0);
+    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, tt__in(t, i, 0)->cols);
+    return true;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- patches */
+
+tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch)
+{
+    tt_patch_options o;
+    memset(&o, 0, sizeof o);
+    o.height = height;
+    o.width = width;
+    o.channels = channels;
+    o.patch = patch;
+    for (int c = 0; c < 4; c++) o.mean[c] = o.std[c] = 0.5f;
+    return o;
+}
+
+static bool tt__shape_PATCHES(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *pixels = tt__in(t, i, 0), *starts = tt__in(t, i, 2);
+    const tt_patch_options *o = &i->attr.image;
+    if (o->height < 1 || o->width < 1 || o->channels < 1 || o->channels > 4 || o->patch < 1 || o->height % o->patch || o->width % o->patch)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: images of %d x %d pixels and %d channels (1 to 4) cannot be cut into patches of %d x %d", o->width, o->height,
+                             o->channels, o->patch, o->patch);
+    for (int c = 0; c < o->channels; c++)
+        if (!isfinite(o->mean[c]) || !(o->std[c] > 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: mean %g and std %g of channel %d", o->mean[c], o->std[c], c);
+    int64_t size = (int64_t)o->height * o->width * o->channels;
+    if (pixels->dtype != TT_U8 || pixels->cols != size) return tt__bad(t, i, 0, "u8 of width %lld (height * width * channels)", (long long)size);
+    if (!tt__index_in(t, i, 1) || !tt__index_in(t, i, 2)) return false;
+    if (starts->axis != pixels->axis || starts->rows != pixels->rows + 1) return tt__bad(t, i, 2, "one row more than there are images");
+    tt__set_shape(&out[0], TT_F32, tt__in(t, i, 1), (int64_t)o->channels * o->patch * o->patch);
+    return true;
+}
+
+tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start, const tt_patch_options *o)
+{
+    tt__instr i = tt__new_instr(TT__OP_PATCHES);
+    i.attr.image = *o;
+    if (!tt__operand(t, &i, 0, pixels) || !tt__operand(t, &i, 1, positions) || !tt__operand(t, &i, 2, seq_start)) return tt__handle(0);
+    return tt__record(t, &i);
+}
+
+/* ---------------------------------------------------------------------------------------------------- cross_entropy */
+
+tt_cross_entropy_options tt_cross_entropy_options_default(void)
+{
+    tt_cross_entropy_options o;
+    memset(&o, 0, sizeof o);
+    o.ignore_index = -100;
+    return o;
+}
+
+static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *logits = tt__in(t, i, 0);
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    if (!tt__same_rows(logits, tt__in(t, i, 1))) return tt__bad(t, i, 1, "as many rows as the logits");
+    if (i->in[2] && !tt__weights_in(t, i, 2, logits)) return false;
+    if (!(i->attr.smoothing >= 0 && i->attr.smoothing < 1))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)", i->attr.smoothing);
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    tt__set_shape(&out[1], TT_F32, logits, 1);
+    tt__set_fixed(&out[2], TT_F32, 1, 4);
+    return true;
+}
+
+tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *options)
+{
+    tt_cross_entropy_options o = options ? *options : tt_cross_entropy_options_default();
+    tt__instr i = tt__new_instr(TT__OP_CROSS_ENTROPY);
+    i.attr.ignore_index = o.ignore_index;
+    i.attr.smoothing = o.label_smoothing;
+    if (!tt__operand(t, &i, 0, logits) || !tt__operand(t, &i, 1, targets) || (o.weights.id && !tt__operand(t, &i, 2, o.weights))) return tt__handle(0);
+    return tt__record(t, &i);
+}
+
 static void tt__backward_CROSS_ENTROPY(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__instr *i = tt__emit(b, TT__OP_CROSS_ENTROPY_BACKWARD, TT__BACKWARD);
@@ -3194,6 +3126,45 @@ static void tt__backward_CROSS_ENTROPY(tt__builder *b, const tt__instr *f, int32
     i->in[4] = f->out[1];
     i->in[5] = f->out[2];
     tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+}
+
+static bool tt__shape_CROSS_ENTROPY_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__fixed_in(t, i, 0, 1, 1) || !tt__float_in(t, i, 1)) return false;
+    out[0] = *tt__in(t, i, 1);
+    return true;
+}
+
+static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 3);
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || (i->in[2] && !tt__weights_in(t, i, 2, x)) || !tt__fixed_in(t, i, 3, w->rows, x->cols)) return false;
+    if ((i->in[4] && !tt__fixed_in(t, i, 4, 1, w->rows)) || (i->in[5] && !tt__fixed_in(t, i, 5, 1, 1))) return false;
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    tt__set_fixed(&out[2], TT_F32, 1, 4);
+    if (i->out[1]) out[1] = *x;
+    if (i->out[3]) tt__set_fixed(&out[3], TT_F32, w->rows, w->cols);
+    if (i->out[4]) tt__set_fixed(&out[4], TT_F32, 1, w->rows);
+    return true;
+}
+
+/* ----------------------------------------------------------------------------------------------- mean_squared_error */
+
+static bool tt__shape_MEAN_SQUARED_ERROR(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0);
+    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, x, x->cols)) return false;
+    if (i->in[2] && !tt__weights_in(t, i, 2, x)) return false;
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    tt__set_fixed(&out[2], TT_F32, 1, 4);
+    return true;
+}
+
+tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights)
+{
+    tt__instr i = tt__new_instr(TT__OP_MEAN_SQUARED_ERROR);
+    if (!tt__operand(t, &i, 0, x) || !tt__operand(t, &i, 1, target) || (weights.id && !tt__operand(t, &i, 2, weights))) return tt__handle(0);
+    return tt__record(t, &i);
 }
 
 static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, int32_t g)
@@ -3211,6 +3182,12 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
     }
 }
 
+static bool tt__shape_MEAN_SQUARED_ERROR_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_CROSS_ENTROPY_BACKWARD(t, i, out); }
+
+/* ------------------------------------------------------------------------------------------------------------- cast */
+
+static bool tt__shape_CAST(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_elementwise(t, i, out); }
+
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
     if (b->t->values[f->in[0]].storage == TT__PARAMETER) return; /* its gradient went to the parameter directly */
@@ -3218,6 +3195,49 @@ static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
     if (!i) return;
     i->in[0] = g;
     tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- fill */
+
+/* The rules of instructions that only autodiff and the passes emit: their outputs exist already, so the rule says what
+   the verifier will hold them to. */
+static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out) { out[0] = t->values[i->out[0]].shape; return true; }
+
+/* ---------------------------------------------------------------------------------------------------------- updates */
+
+static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0)) return false;
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    return true;
+}
+
+static bool tt__shape_CLIP(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0)) return false;
+    tt__set_fixed(&out[0], TT_F32, 1, 2);
+    return true;
+}
+
+static bool tt__shape_SGD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__float_in(t, i, 0) || !tt__fixed_in(t, i, 1, 1, 2)) return false;
+    for (int k = 0; k < tt__row(i->op)->outputs; k++) if (i->out[k]) out[k] = *tt__in(t, i, 0);
+    return true;
+}
+
+static bool tt__shape_ADAM(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_SGD(t, i, out); }
+
+/* -------------------------------------------------------------------------------------------------------- the table */
+
+static const tt__op *tt__row(int op)
+{
+    static const tt__op table[TT__OP_COUNT] = {
+#define TT__ROW(OP, name, inputs, outputs, flags) {name, inputs, outputs, flags, tt__shape_##OP},
+        TT__OPS(TT__ROW)
+#undef TT__ROW
+    };
+    return &table[op];
 }
 
 static tt__backward tt__backward_of(int op)
@@ -3231,34 +3251,37 @@ static tt__backward tt__backward_of(int op)
     }
 }
 
-/* Appends the backward instructions of the loss `root` to the tape. */
-static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
+static size_t tt__cuda_workspace(tt_context *ctx, const tt_tape *t, const tt__instr *i)
 {
-    tt__builder b = {t, accumulate, true};
-    int forward = t->n_code;
-    char what[256];
-    if (!t->values[root].needs_grad)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the loss %s", tt__describe(t, root, what, sizeof what));
-    if (t->values[root].shape.rows != 1 || t->values[root].shape.cols != 1 || t->values[root].shape.axis || t->values[root].base != root)
-        return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s", tt__describe(t, root, what, sizeof what));
-    int32_t seed = tt__new_gradient(&b, root);
-    tt__fill(&b, seed, 1, TT__BACKWARD);
-    if (b.ok) t->code[t->n_code - 1].attr.loss_scale = true;
-    for (int k = forward - 1; k >= 0 && b.ok; k--) {
-        tt__instr f = t->code[k];
-        int32_t g = tt__grad_of(t, f.out[0]);
-        tt__backward backward = tt__backward_of(f.op);
-        if (!g || !t->values[f.out[0]].needs_grad) continue;
-        if (!backward) return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "op '%s' has no backward, and '%s' needs a gradient", tt__instr_name(&f), t->values[f.out[0]].name);
-        backward(&b, &f, g);
+    (void)ctx;
+    if (i->op == TT__OP_ATTENTION || i->op == TT__OP_ATTENTION_BACKWARD) {
+        /* Row numbers put in order: starts, rows and places. Backward: the sum of dout * out of each row and head, which all blocks that own
+           queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2). */
+        const int back = i->op == TT__OP_ATTENTION_BACKWARD;
+        size_t rows = (size_t)tt__in(t, i, back)->rows, starts = (size_t)tt__in(t, i, 3 + back)->rows;
+        return (i->in[4 + 3 * back] ? tt__align_to((starts + 2 * rows) * 4, TT__CUDA_ALIGN) : 0) +
+               (back ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
     }
-    return b.ok ? TT_OK : t->ctx->status;
+    if (i->op == TT__OP_EMBEDDING_BACKWARD || i->op == TT__OP_GATHER_ROWS_BACKWARD) /* radix sort of (id, row) by id, from one pair of arrays into
+                                                                                         another; its counts are resident */
+        return 4 * tt__align_to((size_t)tt__in(t, i, i->op == TT__OP_GATHER_ROWS_BACKWARD)->rows * 4, TT__CUDA_ALIGN);
+    if (i->op == TT__OP_LINEAR_CROSS_ENTROPY) { /* logits of a chunk, whose rows are multiples of 8; loss and hit of each row */
+        size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = ((size_t)tt__in(t, i, 3)->rows + 7) / 8 * 8;
+        return tt__align_to((rows < TT__LOSS_CHUNK ? rows : TT__LOSS_CHUNK) * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);
+    }
+    if (i->attr.fp8) { /* the operands, (m, k) and (n, k) of a product (m, n), and their scales */
+        const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1);
+        const bool dw = i->op == TT__OP_LINEAR_DW;
+        const size_t m = (size_t)(dw ? a->cols : a->rows), n = (size_t)(i->op == TT__OP_LINEAR ? b->rows : b->cols), k = (size_t)(dw ? a->rows : a->cols);
+        return TT__CUDA_ALIGN + tt__align_to(m * tt__align_to(k, 16), TT__CUDA_ALIGN) + tt__align_to(n * tt__align_to(k, 16), TT__CUDA_ALIGN);
+    }
+    return 0; /* the others work row by row, tile by tile, or with partial sums */
 }
 
 /* ============================================================================================================
    PASSES                                                                                          >>passes
    Functions that rewrite a tape, and the verifier that runs after each. In order: inference (without training), rows,
-   fuse, precision, [differentiate], fuse backward, recompute, update, prune. Uses tape and autodiff.
+   fuse, precision, [differentiate], fuse backward, recompute, update, prune. Uses tape and ops.
    ============================================================================================================ */
 
 /* ---------------------------------------------------------------------------------------------------- helpers */
@@ -3360,6 +3383,32 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     }
     tt__free(t->ctx, defined);
     return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------- differentiate */
+
+/* Appends the backward instructions of the loss `root` to the tape. */
+static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
+{
+    tt__builder b = {t, accumulate, true};
+    int forward = t->n_code;
+    char what[256];
+    if (!t->values[root].needs_grad)
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the loss %s", tt__describe(t, root, what, sizeof what));
+    if (t->values[root].shape.rows != 1 || t->values[root].shape.cols != 1 || t->values[root].shape.axis || t->values[root].base != root)
+        return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s", tt__describe(t, root, what, sizeof what));
+    int32_t seed = tt__new_gradient(&b, root);
+    tt__fill(&b, seed, 1, TT__BACKWARD);
+    if (b.ok) t->code[t->n_code - 1].attr.loss_scale = true;
+    for (int k = forward - 1; k >= 0 && b.ok; k--) {
+        tt__instr f = t->code[k];
+        int32_t g = tt__grad_of(t, f.out[0]);
+        tt__backward backward = tt__backward_of(f.op);
+        if (!g || !t->values[f.out[0]].needs_grad) continue;
+        if (!backward) return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "op '%s' has no backward, and '%s' needs a gradient", tt__instr_name(&f), t->values[f.out[0]].name);
+        backward(&b, &f, g);
+    }
+    return b.ok ? TT_OK : t->ctx->status;
 }
 
 /* -------------------------------------------------------------------------------------------------- inference */
