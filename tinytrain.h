@@ -4037,79 +4037,135 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, size_t l
     return most;
 }
 
-typedef struct tt__placed { int first, last; size_t from, to; } tt__placed;
+/* Which bytes are taken when: a binary tree over the instructions (a segment tree: Bentley, "Solutions to Klee's rectangle problems", 1977).
+   A node has two lists of spans of bytes: those taken during all of the node's instructions, and those taken during some of them. */
+typedef struct tt__span { size_t from, to; int next; } tt__span; /* next: the following span in order of bytes; 0: none */
+typedef struct tt__taken {
+    tt_context *ctx;
+    tt__span *span; int n_span, cap_span;   /* span[0] is "none"                                                    */
+    int unused;                             /* the first of the spans that are in no list                            */
+    int *list;                              /* heads of node k's lists: list[2 k], all the time; list[2 k + 1], at times */
+    int leaves;                             /* instructions rounded up to a power of two; node 1 is the root          */
+} tt__taken;
 
-/* What is placed already, on shelves: one for each stretch of instructions, with what is alive in it, and one with all. Most boxes live for
-   a few instructions, and so look at few others. */
-enum { TT__SHELVES = 64 };
-typedef struct tt__shelves {
-    tt__placed *placed;
-    int *list;                  /* of shelf s: indices in placed, sorted by `from`, at list[begin[s]]                */
-    int begin[TT__SHELVES + 2], count[TT__SHELVES + 1], stretch;
-} tt__shelves;
-
-/* Room for the n boxes, of which those merged into another take none. */
-static bool tt__shelves_open(tt_context *ctx, tt__shelves *s, const tt__box *box, int n, int instructions)
+static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
 {
-    memset(s, 0, sizeof *s);
-    s->stretch = instructions / TT__SHELVES + 1;
-    for (int k = 0; k < n; k++)
-        for (int j = box[k].first / s->stretch; j <= box[k].last / s->stretch && box[k].merged == k; j++) s->begin[j + 1]++;
-    for (int j = 0; j < TT__SHELVES; j++) s->begin[j + 1] += s->begin[j];
-    s->placed = (tt__placed *)tt__alloc(ctx, sizeof *s->placed * (size_t)(n + 1));
-    s->list = (int *)tt__alloc(ctx, sizeof *s->list * (size_t)(s->begin[TT__SHELVES] + n + 1));
-    return s->placed && s->list;
+    memset(t, 0, sizeof *t);
+    t->ctx = ctx;
+    for (t->leaves = 1; t->leaves < instructions; t->leaves *= 2) {}
+    t->list = (int *)tt__alloc(ctx, sizeof *t->list * 4 * (size_t)t->leaves);
+    return t->list != NULL;
 }
 
-static void tt__shelves_close(tt_context *ctx, tt__shelves *s)
+static void tt__taken_close(tt__taken *t)
 {
-    tt__free(ctx, s->list);
-    tt__free(ctx, s->placed);
+    tt__free(t->ctx, t->span);
+    tt__free(t->ctx, t->list);
 }
 
-static void tt__shelve(tt__shelves *s, int shelf, int item)
+static bool tt__taken_clear(tt__taken *t)
 {
-    int *list = s->list + s->begin[shelf], at = 0, end = s->count[shelf]++, after = end;
-    while (at < end) { /* behind those that begin no higher */
-        int middle = (at + end) / 2;
-        if (s->placed[list[middle]].from > s->placed[item].from) end = middle;
-        else at = middle + 1;
+    memset(t->list, 0, sizeof *t->list * 4 * (size_t)t->leaves);
+    t->n_span = t->unused = 0;
+    if (!TT__GROW(t->ctx, t->span, t->n_span, t->cap_span)) return false;
+    t->n_span = 1;
+    return true;
+}
+
+/* Adds bytes [from, to) to a list, where they are joined with the spans that they overlap or touch. */
+static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
+{
+    int before = 0, at = t->list[list];
+    while (at && t->span[at].to < from) {
+        before = at;
+        at = t->span[at].next;
     }
-    memmove(list + at + 1, list + at, sizeof *list * (size_t)(after - at));
-    list[at] = item;
+    if (at && t->span[at].from <= to) { /* the first one grows, and those that it reaches then go */
+        tt__span *s = &t->span[at];
+        if (from < s->from) s->from = from;
+        if (to <= s->to) return true;
+        s->to = to;
+        for (int next; (next = s->next) != 0 && t->span[next].from <= s->to;) {
+            if (t->span[next].to > s->to) s->to = t->span[next].to;
+            s->next = t->span[next].next;
+            t->span[next].next = t->unused;
+            t->unused = next;
+        }
+        return true;
+    }
+    int made = t->unused;
+    if (made) t->unused = t->span[made].next;
+    else if (!TT__GROW(t->ctx, t->span, t->n_span, t->cap_span)) return false;
+    else made = t->n_span++;
+    t->span[made].from = from;
+    t->span[made].to = to;
+    t->span[made].next = at;
+    *(before ? &t->span[before].next : &t->list[list]) = made;
+    return true;
+}
+
+/* Takes the place of b. `node` stands for instructions [lo, lo + width). */
+static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width)
+{
+    if (b->first >= lo + width || b->last < lo) return true;
+    bool always = b->first <= lo && b->last >= lo + width - 1;
+    if (!tt__span_add(t, 2 * node + !always, b->place, b->place + b->bytes)) return false;
+    return always || (tt__take(t, b, 2 * node, lo, width / 2) && tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
+}
+
+/* Appends to `heads` the lists of what is taken at some time in b's life; returns how many there are then. Below each of at most two
+   nodes of a level that b's life is a part of, there are at most two lists of one node that is a part of it. */
+enum { TT__TAKEN_LISTS = 6 * 32 };
+static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads, int n)
+{
+    if (b->first >= lo + width || b->last < lo || !(t->list[2 * node] | t->list[2 * node + 1])) return n;
+    bool always = b->first <= lo && b->last >= lo + width - 1;
+    if (t->list[2 * node]) heads[n++] = t->list[2 * node];
+    if (always && t->list[2 * node + 1]) heads[n++] = t->list[2 * node + 1];
+    if (always || !t->list[2 * node + 1]) return n;
+    n = tt__taken_lists(t, b, 2 * node, lo, width / 2, heads, n);
+    return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
+}
+
+/* The lowest (or the tightest) gap of b's size among what is taken during its life. */
+static size_t tt__gap(const tt__taken *t, const tt__box *b, bool tightest)
+{
+    int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
+    size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
+    for (;;) {
+        size_t next = SIZE_MAX; /* what is taken first behind the cursor */
+        bool moved = false;
+        for (int k = 0; k < n;) {
+            while (head[k] && t->span[head[k]].to <= cursor) head[k] = t->span[head[k]].next;
+            const tt__span *s = &t->span[head[k]];
+            if (!head[k]) { head[k] = head[--n]; continue; }
+            if (s->from <= cursor) { cursor = s->to; moved = true; }
+            else if (s->from < next) next = s->from;
+            k++;
+        }
+        if (moved) continue;
+        if (next == SIZE_MAX) return best == SIZE_MAX ? cursor : best;
+        if (next - cursor >= b->bytes && next - cursor < best_gap) {
+            best = cursor;
+            best_gap = next - cursor;
+            if (!tightest) return best;
+        }
+        cursor = next;
+    }
 }
 
 /* Places boxes in the given order, each into the lowest (or the tightest) gap among those alive with it. Returns the height;
-   gives up above `limit`. */
-static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit, tt__shelves *s)
+   gives up above `limit`; SIZE_MAX: out of memory. */
+static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit, tt__taken *taken)
 {
     size_t height = 0;
-    memset(s->count, 0, sizeof s->count);
+    if (!tt__taken_clear(taken)) return SIZE_MAX;
     for (int k = 0; k < n; k++) {
         tt__box *b = &box[order[k]];
-        int first = b->first / s->stretch, last = b->last / s->stretch, look = first == last ? first : TT__SHELVES;
-        const int *list = s->list + s->begin[look];
-        size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
-        for (int j = 0; j < s->count[look]; j++) {
-            const tt__placed *p = &s->placed[list[j]];
-            if (p->first > b->last || p->last < b->first) continue;
-            if (p->from > cursor && p->from - cursor >= b->bytes && p->from - cursor < best_gap) {
-                best = cursor;
-                best_gap = p->from - cursor;
-                if (!tightest) break;
-            }
-            if (p->to > cursor) cursor = p->to;
-        }
-        if (best == SIZE_MAX) best = cursor;
-        b->place = best;
-        if (best + b->bytes > height) height = best + b->bytes;
+        b->place = tt__gap(taken, b, tightest);
+        if (b->place + b->bytes > height) height = b->place + b->bytes;
         if (height > limit) return height;
-        s->placed[k].first = b->first;
-        s->placed[k].last = b->last;
-        s->placed[k].from = best;
-        s->placed[k].to = best + b->bytes;
-        for (int j = first; j <= last; j++) tt__shelve(s, j, k);
-        tt__shelve(s, TT__SHELVES, k);
+        if (!tt__take(taken, b, 1, 0, taken->leaves)) return SIZE_MAX;
     }
     return height;
 }
@@ -4149,8 +4205,8 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, size_t *height, size_t *bound, int *peak_at)
 {
     int *order = (int *)tt__alloc(ctx, sizeof(int) * (size_t)(n + 1) * 2), large = 0, all, winner = 0, at;
-    tt__shelves shelves;
-    bool room = tt__shelves_open(ctx, &shelves, box, n, instructions);
+    tt__taken taken;
+    bool room = tt__taken_open(ctx, &taken, instructions);
     *bound = tt__max_live(box, n, instructions, 0, ctx, peak_at);
     *height = SIZE_MAX;
     size_t least = *bound / 1024, goal = tt__max_live(box, n, instructions, least, ctx, &at), best = SIZE_MAX;
@@ -4160,21 +4216,22 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
         for (int k = 0; k < n; k++) if (box[k].merged == k && box[k].bytes && box[k].bytes < least) order[all++] = k;
         for (int attempt = 0; attempt < 2 * TT__ORDERS && best > goal + goal / 256; attempt++) {
             tt__sort_boxes(box, order, order + n, large, attempt / 2, *peak_at);
-            size_t h = tt__place_in_order(box, order, large, attempt % 2 == 1, best - 1, &shelves);
+            size_t h = tt__place_in_order(box, order, large, attempt % 2 == 1, best - 1, &taken);
+            if (h == SIZE_MAX) room = false;
             if (h >= best) continue;
             best = h;
             winner = attempt;
         }
         tt__sort_boxes(box, order, order + n, large, winner / 2, *peak_at);
         tt__sort_boxes(box, order + large, order + n, all - large, 0, *peak_at);
-        *height = tt__place_in_order(box, order, all, winner % 2 == 1, SIZE_MAX, &shelves);
+        if (room) *height = tt__place_in_order(box, order, all, winner % 2 == 1, SIZE_MAX, &taken);
         for (int k = 0; k < n; k++) {
             int root = k;
             while (box[root].merged != root) root = box[root].merged;
             box[k].place = box[root].place;
         }
     }
-    tt__shelves_close(ctx, &shelves);
+    tt__taken_close(&taken);
     tt__free(ctx, order);
     return *height == SIZE_MAX ? TT_ERR_MEMORY : TT_OK;
 }
@@ -4276,21 +4333,42 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     return TT_OK;
 }
 
+/* Bytes of b's place are taken during its life. */
+static bool tt__overlaps(const tt__taken *t, const tt__box *b)
+{
+    int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
+    for (int k = 0; k < n; k++) {
+        while (head[k] && t->span[head[k]].to <= b->place) head[k] = t->span[head[k]].next;
+        if (head[k] && t->span[head[k]].from < b->place + b->bytes) return true;
+    }
+    return false;
+}
+
 /* No two storages that are alive together overlap, and all lie inside. */
 static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, size_t height)
 {
+    tt_status status = TT_OK;
+    tt__taken taken;
     if (!t->ctx->options.verify) return TT_OK;
-    for (int a = 0; a < n; a++) {
-        if (box[a].place % t->alignment || box[a].place > height || box[a].bytes > height - box[a].place)
-            return tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its region of %zu", a, box[a].bytes, box[a].place, height);
-        if (box[a].merged != a) continue;
-        for (int b = 0; b < a; b++) {
-            if (box[b].merged != b || box[a].first > box[b].last || box[b].first > box[a].last) continue;
-            if (box[a].place < box[b].place + box[b].bytes && box[b].place < box[a].place + box[a].bytes)
-                return tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and overlap", a, b);
+    int end = 1;
+    for (int k = 0; k < n; k++) if (box[k].last >= end) end = box[k].last + 1;
+    if (!tt__taken_open(t->ctx, &taken, end) || !tt__taken_clear(&taken)) status = TT_ERR_MEMORY;
+    for (int k = 0; k < n && status == TT_OK; k++) {
+        const tt__box *b = &box[k];
+        if (b->place % t->alignment || b->place > height || b->bytes > height - b->place) {
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its region of %zu",
+                              k, b->bytes, b->place, height);
+        } else if (b->merged == k && b->bytes && tt__overlaps(&taken, b)) {
+            int other = 0;
+            while (box[other].merged != other || box[other].last < b->first || box[other].first > b->last ||
+                   box[other].place >= b->place + b->bytes || box[other].place + box[other].bytes <= b->place) other++;
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and overlap", k, other);
+        } else if (b->merged == k && b->bytes && !tt__take(&taken, b, 1, 0, taken.leaves)) {
+            status = TT_ERR_MEMORY;
         }
     }
-    return TT_OK;
+    tt__taken_close(&taken);
+    return status;
 }
 
 /* ============================================================================================================

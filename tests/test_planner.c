@@ -573,15 +573,15 @@ TEST(random_networks_have_true_gradients)
 
 /* Smallest height of any placement: some order of lowest fits reaches it (put the storages of a best placement in the order of
    their places: each lands at its place or below). */
-static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__shelves *shelves)
+static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__taken *taken)
 {
     if (fixed == n) {
-        size_t height = tt__place_in_order(box, order, n, false, best, shelves);
+        size_t height = tt__place_in_order(box, order, n, false, best, taken);
         return height < best ? height : best;
     }
     for (int k = fixed; k < n; k++) {
         int swap = order[fixed]; order[fixed] = order[k]; order[k] = swap;
-        best = best_height(box, order, n, fixed + 1, best, shelves);
+        best = best_height(box, order, n, fixed + 1, best, taken);
         swap = order[fixed]; order[fixed] = order[k]; order[k] = swap;
     }
     return best;
@@ -598,7 +598,7 @@ TEST(placement_against_brute_force)
     ctx->options.verify = true;
     for (int c = 0; c < cases; c++) {
         tt__box box[7];
-        tt__shelves shelves;
+        tt__taken taken;
         int order[7], n = 1 + pick(&s, 7), length = 2 + pick(&s, 8), at, bound_at = 0;
         size_t height, bound, most = 0;
         for (int k = 0; k < n; k++) {
@@ -615,9 +615,9 @@ TEST(placement_against_brute_force)
         CHECK(bound == most && at == bound_at);
         CHECK(height >= bound);
         CHECK(tt__verify_places(t, box, n, height) == TT_OK);
-        REQUIRE(tt__shelves_open(ctx, &shelves, box, n, length));
-        size_t best = best_height(box, order, n, 0, SIZE_MAX, &shelves);
-        tt__shelves_close(ctx, &shelves);
+        REQUIRE(tt__taken_open(ctx, &taken, length));
+        size_t best = best_height(box, order, n, 0, SIZE_MAX, &taken);
+        tt__taken_close(&taken);
         CHECK(best >= bound && height >= best);
         sum += (double)height / (double)best;
         if ((double)height / (double)best > worst) worst = (double)height / (double)best;
@@ -627,6 +627,37 @@ TEST(placement_against_brute_force)
     CHECK(optimal >= cases * 9 / 10);
     CHECK(sum / cases <= 1.01);
     CHECK(worst <= 1.35);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Random storages at random places are refused exactly where two of them are alive together and overlap. */
+TEST(verified_places_against_all_pairs)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_tape *t = tt_tape_new(ctx);
+    uint64_t s = 7;
+    int refused = 0, cases = 2000;
+    ctx->options.verify = true;
+    for (int c = 0; c < cases; c++) {
+        tt__box box[12];
+        int n = 2 + pick(&s, 11), length = 1 + pick(&s, 40);
+        bool overlap = false;
+        for (int k = 0; k < n; k++) {
+            int first = pick(&s, length), last = first + pick(&s, length - first);
+            box[k] = box_of(first, last, (size_t)(1 + pick(&s, 3)) * 64, (size_t)pick(&s, 60) * 64);
+            box[k].merged = k > 0 && pick(&s, 8) == 0 ? 0 : k;
+            for (int j = 0; j < k; j++) {
+                const tt__box *x = &box[k], *y = &box[j];
+                bool together = x->first <= y->last && y->first <= x->last && x->merged == k && y->merged == j;
+                overlap |= together && x->place < y->place + y->bytes && y->place < x->place + x->bytes;
+            }
+        }
+        refused += overlap;
+        CHECK(tt__verify_places(t, box, n, 64 * 64) == (overlap ? TT_ERR_INTERNAL : TT_OK));
+    }
+    CHECK(refused > cases / 4 && refused < cases * 3 / 4);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);
 }
@@ -1345,7 +1376,8 @@ TEST(arena_is_the_plan)
 
 static const test_case tests[] = {
     TEST_CASE(verifier_finds_damage), TEST_CASE(verifier_finds_bad_places), TEST_CASE(random_networks_replay_bit_for_bit),
-    TEST_CASE(random_networks_have_true_gradients), TEST_CASE(placement_against_brute_force), TEST_CASE(placement_of_merged_and_empty),
+    TEST_CASE(random_networks_have_true_gradients), TEST_CASE(placement_against_brute_force),
+    TEST_CASE(verified_places_against_all_pairs), TEST_CASE(placement_of_merged_and_empty),
     TEST_CASE(plans_of_real_architectures), TEST_CASE(elementwise_chains_work_in_place), TEST_CASE(in_place_spares_what_is_needed),
     TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits), TEST_CASE(plans_for_another_device),
     TEST_CASE(a_plan_has_a_budget_too), TEST_CASE(reports),
