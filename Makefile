@@ -75,6 +75,7 @@ help:
 	@echo 'make check        tests, not on the emulator of CUDA: about 1.5 minutes instead of 5, on two cores'
 	@echo "make test         build and run all tests; T='name*' runs those, TESTS=tests/test_x.c that program"
 	@echo 'make coverage     lines of tinytrain.h that the tests run; fails below 90% (GCOV, gcc)'
+	@echo 'make bits         tiny models trained by this version and by that of BASE ($(BASE)): the same bits, no larger plan'
 	@echo "make fuzz         SECONDS=60 of libFuzzer for each of tests/fuzz/; FUZZ='table state' runs those"
 	@echo 'make bench        build the benchmarks, as $(B)/NAME, and run those that need no data; A=--json prints one object a line'
 	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with;'
@@ -289,6 +290,15 @@ coverage:
 	    CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
 	@$(MAKE) --no-print-directory covered B=$(B)/coverage
 
+# The same bits as at another commit: losses, parameters and optimizer state of tiny models; plans, none larger.
+BASE ?= 053f6e9
+BITS := $(B)/bits/$(BASE)
+bits: FORCE
+	@mkdir -p '$(BITS)'
+	@[ -f '$(BITS)/tinytrain.h' ] || git archive '$(BASE)' tinytrain.h tinytrain_cuda.cu Makefile tests/cuda_emu | \
+	    tar -x -C '$(BITS)'
+	@B='$(B)' CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' MAKE='$(MAKE)' sh tests/bits.sh '$(BITS)' . $(foreach t,$(T),'$(t)')
+
 # The same of tests that ran in B, where CFLAGS had --coverage.
 covered:
 	@for f in $(B)/*.gcda; do $(GCOV) -t -o $(B) $$f; done | \
@@ -358,4 +368,4 @@ clean:
 FORCE:
 .DELETE_ON_ERROR:
 .PHONY: help cuda demo examples check test coverage fuzz bench bench-programs bench-peers install clean
-.PHONY: start covered FORCE
+.PHONY: bits start covered FORCE
