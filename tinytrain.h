@@ -1084,7 +1084,10 @@ typedef struct tt__results {
 /* What a program keeps on its device from instruction to instruction beside its arena. */
 typedef struct tt__slot { tt__results results; tt__run run; } tt__slot;
 
+typedef struct tt__device tt__device; /* one that is open; what it is only its backend knows                           */
+
 typedef struct tt__launch {
+    tt__device *device;     /* that it runs on; of the CPU, a tt__cpu                                                */
     tt_context *ctx;        /* the header's own, as is the tape: backends elsewhere do not see into them              */
     const tt_tape *tape;
     const tt__instr *instr;
@@ -1118,8 +1121,6 @@ enum { TT__SLOTS = 16, TT__SLOT_BYTES = 256 };
    Pointers called memory are the device's: only the backend looks into them. Everything is done in the order of the calls, and may
    be done after they return, but for read, results and wait. Where a function fails it returns a status or NULL, and error() tells
    why in a sentence. One thread uses a device at a time. */
-
-typedef struct tt__device tt__device; /* one that is open; what it is only its backend knows                           */
 
 typedef struct tt__backend {
     tt__device *(*open)(tt_context *ctx, int index, char *error, size_t capacity);
@@ -1156,7 +1157,8 @@ typedef struct tt__device_kind {
     size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                          */
     size_t resident;    /* bytes of workspace that stay between instructions and runs                                */
     bool host;          /* its memory is the host's, and a launch is done when it returns                            */
-    size_t (*workspace)(tt_context *ctx, const tt_tape *t, const tt__instr *i); /* bytes that i needs beside it, at full capacity */
+    size_t (*workspace)(int threads, const tt_tape *t, const tt__instr *i); /* bytes that i needs beside it, at full
+                           capacity; threads: of a device of the kind "cpu" */
 } tt__device_kind;
 
 #if defined(TINYTRAIN_CUDA) || defined(TINYTRAIN_BACKEND)
@@ -1240,17 +1242,25 @@ typedef struct tt__pool tt__pool;
 typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see >>cpu */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16; /* how bf16 matrices are multiplied, see tt_context_options */
 
+/* The CPU as a device: the threads that kernels run on, and which kernels these are. */
+typedef struct tt__cpu {
+    tt_context *ctx;
+    tt__pool *pool;
+    const tt__isa_table *isa;
+    tt__bf16 bf16;
+} tt__cpu;
+
+enum { TT__KINDS = 2, TT__DEVICES = 16 }; /* kinds of devices, and the most devices of a kind */
+
 struct tt_context {
     tt_context_options options;
     tt_status status;
     char error[1024];
     size_t allocated;
     pthread_mutex_t mutex; /* guards `allocated` and the allocator, which background threads share */
-    tt__pool *pool;
-    const tt__isa_table *isa;
     double measured_peak;
-    tt__bf16 bf16;
-    tt__device *devices[2];     /* by their kind, see tt__device_kinds; NULL until used                                */
+    tt__cpu cpu;                /* as the options want it; device "cpu"                                              */
+    tt__device *devices[TT__KINDS][TT__DEVICES]; /* by kind (tt__device_kinds) and index; NULL until used            */
     tt_param **params;
     int n_params, cap_params;
     uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
@@ -3251,9 +3261,9 @@ static tt__backward tt__backward_of(int op)
     }
 }
 
-static size_t tt__cuda_workspace(tt_context *ctx, const tt_tape *t, const tt__instr *i)
+static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
-    (void)ctx;
+    (void)threads;
     if (i->op == TT__OP_ATTENTION || i->op == TT__OP_ATTENTION_BACKWARD) {
         /* Row numbers put in order: starts, rows and places. Backward: the sum of dout * out of each row and head, which all blocks that own
            queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2). */
@@ -4715,11 +4725,13 @@ static void tt__rows_task(void *arg, int64_t task, int thread)
     job->fn(job->l, task * job->chunk, tt__min((task + 1) * job->chunk, job->rows), (float *)(void *)(job->scratch + job->stride * (size_t)thread));
 }
 
+static const tt__cpu *tt__cpu_of(const tt__launch *l) { return (const tt__cpu *)(const void *)l->device; }
+
 /* fn over `rows` rows in chunks of `chunk`; `skip` bytes of the workspace belong to the caller. */
 static void tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols, int64_t chunk, size_t skip, tt__rows_fn fn)
 {
     tt__rows_job job = {l, fn, rows, chunk, (char *)l->workspace + skip, TT__ROW_BUFFERS * tt__row_bytes(cols)};
-    tt__parallel(l->ctx->pool, tt__ceil_div(rows, chunk), tt__rows_task, &job);
+    tt__parallel(tt__cpu_of(l)->pool, tt__ceil_div(rows, chunk), tt__rows_task, &job);
 }
 
 static void tt__for_rows(const tt__launch *l, int64_t rows, int64_t cols, tt__rows_fn fn)
@@ -4764,9 +4776,8 @@ static size_t tt__loss_bytes(int64_t rows, int64_t classes)
 }
 
 /* Scratch of an instruction at full capacity, in bytes. */
-static size_t tt__cpu_workspace(tt_context *ctx, const tt_tape *t, const tt__instr *i)
+static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
-    int threads = ctx->pool->threads;
     int64_t cols = 1, rows = 1;
     for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT; k++) {
         int32_t id = k < TT__MAX_IN ? i->in[k] : i->out[k - TT__MAX_IN];
@@ -7608,7 +7619,7 @@ TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l)
     tt__gemm_args g;
     memset(&g, 0, sizeof g);
     g.workspace = l->workspace;
-    g.bf16 = l->ctx->bf16;
+    g.bf16 = tt__cpu_of(l)->bf16;
     return g;
 }
 
@@ -7625,7 +7636,7 @@ TT__FN tt_status TT__K(run_LINEAR)(const tt__launch *l)
     g.act = l->instr->attr.act;
     g.pre = l->out[1].data; g.pre_type = l->out[1].dtype; g.pre_row = l->out[1].ld;
     g.residual = l->in[3].data; g.residual_type = l->in[3].dtype; g.residual_row = l->in[3].ld;
-    TT__K(gemm)(l->ctx->pool, &g);
+    TT__K(gemm)(tt__cpu_of(l)->pool, &g);
     return TT_OK;
 }
 
@@ -7640,7 +7651,7 @@ TT__FN tt_status TT__K(run_LINEAR_DX)(const tt__launch *l)
     g.accumulate = l->add[0];
     g.act = l->instr->attr.act;
     g.saved = l->in[2].data; g.saved_type = l->in[2].dtype; g.saved_row = l->in[2].ld;
-    TT__K(gemm)(l->ctx->pool, &g);
+    TT__K(gemm)(tt__cpu_of(l)->pool, &g);
     return TT_OK;
 }
 
@@ -7654,7 +7665,7 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
         g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
         g.c = dw->data; g.c_type = dw->dtype; g.c_row = dw->ld;
         g.accumulate = l->add[0];
-        TT__K(gemm)(l->ctx->pool, &g);
+        TT__K(gemm)(tt__cpu_of(l)->pool, &g);
     }
     if (db->data) {
         int64_t chunks = tt__ceil_div(dy->rows, TT__SUM_ROWS);
@@ -7680,7 +7691,7 @@ TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, 
     a.dropout_key = tt__dropout_key(l);
     a.q = l->in[q]; a.k = l->in[q + 1]; a.v = l->in[q + 2];
 #ifdef TT__ATTENTION_BF16
-    if (a.q.dtype == TT_BF16 && a.k.dtype == TT_BF16 && a.v.dtype == TT_BF16) a.bf16 = l->ctx->bf16;
+    if (a.q.dtype == TT_BF16 && a.k.dtype == TT_BF16 && a.v.dtype == TT_BF16) a.bf16 = tt__cpu_of(l)->bf16;
 #endif
     a.workspace = l->workspace;
     if (l->in[numbers].data) {
@@ -7697,7 +7708,7 @@ TT__FN tt_status TT__K(run_ATTENTION)(const tt__launch *l)
     tt__attention_args a = TT__K(attention_args)(l, 0, 3, 4);
     a.out = l->out[0];
     a.lse = (float *)l->out[1].data;
-    TT__K(attention_forward)(l->ctx->pool, &a);
+    TT__K(attention_forward)(tt__cpu_of(l)->pool, &a);
     return TT_OK;
 }
 
@@ -7710,7 +7721,7 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
     if (a.dout.dtype != TT_BF16) a.bf16 = TT__BF16_CONVERT; /* dout * out is taken of dout as it is, so products must be too */
     a.dq = l->out[0]; a.dk = l->out[1]; a.dv = l->out[2];
     a.add_dq = l->add[0]; a.add_dk = l->add[1]; a.add_dv = l->add[2];
-    TT__K(attention_backward)(l->ctx->pool, &a);
+    TT__K(attention_backward)(tt__cpu_of(l)->pool, &a);
     return TT_OK;
 }
 
@@ -8454,12 +8465,19 @@ static tt_status tt__plan_params(tt_context *ctx, tt__arena *a)
 /* Elements that tensors stream through between files, host and device. */
 #define TT__PIECE 16384
 
-/* The CPU's backend. Its device is the context. */
-static tt__device *tt__cpu_open(tt_context *ctx, int index, char *error, size_t capacity) { (void)index; (void)error; (void)capacity; return (tt__device *)(void *)ctx; }
+/* The CPU's backend, of one device: the context's. */
+static tt__device *tt__cpu_open(tt_context *ctx, int index, char *error, size_t capacity)
+{
+    if (index == 0) return (tt__device *)(void *)&ctx->cpu;
+    snprintf(error, capacity, "there is only cpu:0");
+    return NULL;
+}
+
+static tt_context *tt__cpu_context(tt__device *d) { return ((tt__cpu *)(void *)d)->ctx; }
 static void tt__cpu_close(tt__device *d) { (void)d; }
-static const char *tt__cpu_error(tt__device *d) { return ((tt_context *)(void *)d)->error; }
-static void *tt__cpu_allocate(tt__device *d, size_t bytes) { return tt__alloc((tt_context *)(void *)d, bytes); }
-static void tt__cpu_release(tt__device *d, void *memory) { tt__free((tt_context *)(void *)d, memory); }
+static const char *tt__cpu_error(tt__device *d) { return tt__cpu_context(d)->error; }
+static void *tt__cpu_allocate(tt__device *d, size_t bytes) { return tt__alloc(tt__cpu_context(d), bytes); }
+static void tt__cpu_release(tt__device *d, void *memory) { tt__free(tt__cpu_context(d), memory); }
 static tt_status tt__cpu_copy(tt__device *d, void *to, const void *from, size_t bytes) { (void)d; return memcpy(to, from, bytes), TT_OK; }
 static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t bytes) { (void)d; return memset(memory, byte, bytes), TT_OK; }
 
@@ -8497,7 +8515,7 @@ static tt_status tt__cpu_init(tt__device *d, void *memory, tt_dtype dtype, int64
 
 static tt_status tt__cpu_wait(tt__device *d) { (void)d; return TT_OK; }
 static tt_status tt__cpu_begin(tt__device *d, tt__slot *slot, const tt__run *run) { (void)d; slot->run = *run; return TT_OK; }
-static tt_status tt__cpu_launch(tt__device *d, const tt__launch *l) { (void)d; return l->ctx->isa->run[l->instr->op](l); }
+static tt_status tt__cpu_launch(tt__device *d, const tt__launch *l) { (void)d; return tt__cpu_of(l)->isa->run[l->instr->op](l); }
 static tt_status tt__cpu_results(tt__device *d, const tt__slot *slot, tt__results *to) { (void)d; *to = slot->results; return TT_OK; }
 static const char *tt__cpu_refuses(const tt__launch *l) { (void)l; return NULL; }
 
@@ -8534,7 +8552,7 @@ static const tt__backend tt__cpu_backend = {
     tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, NULL, NULL, NULL, NULL, tt__cpu_refuses, tt__cpu_describe,
 };
 
-static const tt__device_kind tt__device_kinds[] = {
+static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
 #ifdef TINYTRAIN_CUDA
     {"cuda", &tt__cuda_backend, TT__CUDA_ALIGN, TT__CUDA_RESIDENT, false, tt__cuda_workspace},
@@ -8543,12 +8561,21 @@ static const tt__device_kind tt__device_kinds[] = {
 #endif
 };
 
-/* The device of a kind that has a backend, opened when first asked for; NULL after tt__fail. */
-static tt__device *tt__open_device(tt_context *ctx, const tt__device_kind *kind)
+/* "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
+static const char *tt__device_name(const tt__device_kind *kind, int index, char to[32])
 {
-    char why[512] = "no reason given";
-    tt__device **d = &ctx->devices[kind - tt__device_kinds];
-    if (!*d && !(*d = kind->backend->open(ctx, 0, why, sizeof why))) tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s", kind->name, why);
+    if (index) snprintf(to, 32, "%s:%d", kind->name, index);
+    else snprintf(to, 32, "%s", kind->name);
+    return to;
+}
+
+/* The device of a kind that has a backend, opened when first asked for; NULL after tt__fail. */
+static tt__device *tt__open_device(tt_context *ctx, const tt__device_kind *kind, int index)
+{
+    char why[512] = "no reason given", name[32];
+    tt__device **d = &ctx->devices[kind - tt__device_kinds][index];
+    if (!*d && !(*d = kind->backend->open(ctx, index, why, sizeof why)))
+        tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s", tt__device_name(kind, index, name), why);
     return *d;
 }
 
@@ -8631,7 +8658,7 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
     if (!kind->backend)
         return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", kind->name);
     if (capacity) kind->backend->describe(ctx, to, capacity);
-    return tt__open_device(ctx, kind) ? TT_OK : ctx->status;
+    return tt__open_device(ctx, kind, 0) ? TT_OK : ctx->status;
 }
 
 /* --------------------------------------------------------------------------------------------------- context */
@@ -8703,18 +8730,19 @@ tt_context *tt_open(const tt_context_options *options)
     }
     memset(ctx, 0, sizeof *ctx);
     ctx->options = o;
+    ctx->cpu.ctx = ctx;
     pthread_mutex_init(&ctx->mutex, NULL);
     const char *isa = o.isa ? o.isa : getenv("TINYTRAIN_ISA");
     if (isa && !*isa) isa = NULL;
-    ctx->isa = tt__choose_isa(isa);
+    ctx->cpu.isa = tt__choose_isa(isa);
     const char *bf16 = o.bf16 ? o.bf16 : getenv("TINYTRAIN_BF16");
     if (bf16 && !*bf16) bf16 = NULL;
-    if (!ctx->isa) tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: use portable, avx2, avx512 or neon", isa);
-    else if (!tt__choose_bf16(ctx->isa, bf16, &ctx->bf16))
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot or tiles where kernels (%s) and CPU have dot products or tiles of bf16", bf16, ctx->isa->name);
+    if (!ctx->cpu.isa) tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: use portable, avx2, avx512 or neon", isa);
+    else if (!tt__choose_bf16(ctx->cpu.isa, bf16, &ctx->cpu.bf16))
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot or tiles where kernels (%s) and CPU have dot products or tiles of bf16", bf16, ctx->cpu.isa->name);
     else if (o.threads < 0 || o.threads > 256) tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
-    else ctx->pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
-    if (ctx->pool) return ctx;
+    else ctx->cpu.pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
+    if (ctx->cpu.pool) return ctx;
     tt__log(ctx, TT_LOG_ERROR, "open", "%s", ctx->error);
     pthread_mutex_destroy(&ctx->mutex);
     o.allocator.release(o.allocator.user, ctx, sizeof *ctx);
@@ -8734,8 +8762,8 @@ static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity)
     tt__print(&text, "instruction set: %s, %s", tt_isa(ctx), forced ? "which was asked for, of" : "the best of");
     for (int k = 0; k < TT__COUNT(isas); k++) if (tt__choose_isa(isas[k])) tt__print(&text, " %s", isas[k]);
     tt__bf16 how;
-    tt__print(&text, "; bf16 matrices: %s%s\n", text_of_bf16[ctx->bf16],
-              ctx->bf16 == TT__BF16_CONVERT && tt__choose_bf16(ctx->isa, "dot", &how) ? ", though there are bf16 dot products" : "");
+    tt__print(&text, "; bf16 matrices: %s%s\n", text_of_bf16[ctx->cpu.bf16],
+              ctx->cpu.bf16 == TT__BF16_CONVERT && tt__choose_bf16(ctx->cpu.isa, "dot", &how) ? ", though there are bf16 dot products" : "");
     tt__print(&text, "threads: %d, %s", tt_threads(ctx), ctx->options.threads ? "as the options say" : "all that it may use");
 #if defined(__linux__)
     double quota = tt__cgroup_quota("");
@@ -8752,8 +8780,8 @@ static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity)
     if (*line) tt__print(&text, "huge pages for large tensors: %s\n", strstr(line, "[never]") ? "never, which is slower; madvise in /sys/kernel/mm/transparent_hugepage/enabled allows them" : "yes");
 }
 
-int tt_threads(const tt_context *ctx) { return ctx->pool->threads; }
-const char *tt_isa(const tt_context *ctx) { return ctx->isa->name; }
+int tt_threads(const tt_context *ctx) { return ctx->cpu.pool->threads; }
+const char *tt_isa(const tt_context *ctx) { return ctx->cpu.isa->name; }
 size_t tt_allocated_bytes(const tt_context *ctx) { return ctx->allocated; }
 
 typedef struct tt__peak_job { double (*loop)(int64_t rounds, float *sink); int64_t rounds; double flops[256]; } tt__peak_job; /* flops: by task */
@@ -8775,9 +8803,9 @@ static double tt__measure_peak(tt_context *ctx, double (*loop)(int64_t rounds, f
     for (int attempt = 0; attempt < 8 && best <= 0; attempt++)
         for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour can only slow it down */
             double start = tt__seconds(), flops = 0;
-            tt__parallel(ctx->pool, ctx->pool->threads, tt__peak_task, &job);
+            tt__parallel(ctx->cpu.pool, ctx->cpu.pool->threads, tt__peak_task, &job);
             double seconds = tt__seconds() - start;
-            for (int t = 0; t < ctx->pool->threads; t++) flops += job.flops[t];
+            for (int t = 0; t < ctx->cpu.pool->threads; t++) flops += job.flops[t];
             if (seconds > 0 && flops / seconds > best) best = flops / seconds;
         }
     return best;
@@ -8785,7 +8813,7 @@ static double tt__measure_peak(tt_context *ctx, double (*loop)(int64_t rounds, f
 
 double tt_measured_peak(tt_context *ctx)
 {
-    if (ctx->measured_peak <= 0) ctx->measured_peak = tt__measure_peak(ctx, ctx->isa->peak[TT__BF16_CONVERT]);
+    if (ctx->measured_peak <= 0) ctx->measured_peak = tt__measure_peak(ctx, ctx->cpu.isa->peak[TT__BF16_CONVERT]);
     return ctx->measured_peak;
 }
 
@@ -8992,10 +9020,12 @@ void tt_close(tt_context *ctx)
 {
     if (!ctx) return;
     tt__params_undo(ctx, 0);
-    for (int k = 0; k < TT__COUNT(tt__device_kinds); k++) if (ctx->devices[k]) tt__device_kinds[k].backend->close(ctx->devices[k]);
+    for (int kind = 0; kind < TT__KINDS; kind++)
+        for (int k = 0; k < TT__DEVICES; k++)
+            if (ctx->devices[kind][k]) tt__device_kinds[kind].backend->close(ctx->devices[kind][k]);
     tt__free(ctx, ctx->params);
     tt__free(ctx, ctx->param_slots);
-    tt__pool_free(ctx, ctx->pool);
+    tt__pool_free(ctx, ctx->cpu.pool);
     if (ctx->allocated) tt__log(ctx, TT_LOG_WARNING, "close", "%zu bytes are still held: free programs, tapes and trainers before the context", ctx->allocated);
     tt_allocator allocator = ctx->options.allocator;
     pthread_mutex_destroy(&ctx->mutex);
@@ -9337,7 +9367,7 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     tt__mark_gradients(p->t);
     if (!p->options.train) p->t->values[root.id].keep = p->t->values[p->t->values[root.id].base].keep = true;
     if ((status = tt__run_passes(p, &precision, recompute)) != TT_OK) return status;
-    for (int k = 0; k < p->t->n_code; k++) p->t->code[k].workspace = p->kind->workspace(ctx, p->t, &p->t->code[k]);
+    for (int k = 0; k < p->t->n_code; k++) p->t->code[k].workspace = p->kind->workspace(ctx->cpu.pool->threads, p->t, &p->t->code[k]);
     tt__arena *shared = p->options.share ? p->options.share->arena : NULL;
     status = tt__check_total(p->t, shared ? shared->persistent + shared->transient : p->kind->resident);
     if (status != TT_OK) return status;
@@ -9447,7 +9477,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
     const tt__backend *b = a->kind->backend;
     tt_status status = TT_OK;
-    if (!(a->device = tt__open_device(ctx, a->kind))) return ctx->status;
+    if (!(a->device = tt__open_device(ctx, a->kind, 0))) return ctx->status;
     float *piece = (float *)tt__alloc(ctx, sizeof(float) * TT__PIECE);
     char *memory = piece ? (char *)b->allocate(a->device, a->persistent + a->transient + !(a->persistent + a->transient)) : NULL;
     a->bounce = memory && !a->kind->host ? (char *)b->allocate_host(a->device, sizeof(float) * TT__PIECE) : NULL;
@@ -9716,6 +9746,7 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
     tt__launch l;
     tt__float_mode mode = tt__float_default();
     memset(&l, 0, sizeof l);
+    l.device = d;
     l.ctx = p->ctx;
     l.tape = p->t;
     l.run = &p->run;
@@ -12900,12 +12931,12 @@ static bool tt__loader_tokenize(tt_loader *l)
 {
     tt_context *ctx = l->ctx;
     size_t count = (size_t)l->d->count, scratch;
-    if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->pool->threads * sizeof *l->scratch, &scratch))
+    if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->cpu.pool->threads * sizeof *l->scratch, &scratch))
         scratch = SIZE_MAX;
     if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) ||
         !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)))
         return false;
-    tt__parallel(ctx->pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
+    tt__parallel(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
     tt__free(ctx, l->scratch);
     l->scratch = NULL;
     if (l->failed) {

@@ -155,7 +155,7 @@ static inline void bench_run_beside(double seconds)
     tt__peak_task(&b, 0, 0);
     b.rounds = tt__max(1000, (int64_t)(seconds * rate / threads / b.flops[0]));
     double begin = tt__seconds();
-    tt__parallel(bench.ctx->pool, threads, tt__peak_task, &b);
+    tt__parallel(bench.ctx->cpu.pool, threads, tt__peak_task, &b);
     seconds = tt__seconds() - begin;
     for (int t = 0; t < threads; t++) flops += b.flops[t];
     if (flops / seconds > bench.beside) bench.beside = flops / seconds;
@@ -207,7 +207,7 @@ static inline double bench_stream(int kind)
     double first = tt__seconds();
     for (int run = 0; run < 3 || tt__seconds() - first < bench.least / 2; run++) {
         double begin = tt__seconds();
-        tt__parallel(bench.ctx->pool, BENCH_ARRAY / BENCH_STREAM_TASK, bench__stream_task, job);
+        tt__parallel(bench.ctx->cpu.pool, BENCH_ARRAY / BENCH_STREAM_TASK, bench__stream_task, job);
         double speed = passes[kind] * (double)BENCH_ARRAY * sizeof(float) / (tt__seconds() - begin);
         if (speed > bench.stream[kind]) bench.stream[kind] = speed;
     }
@@ -259,11 +259,11 @@ static inline tt_context *bench_reopen(void)
     bench.ctx = tt_open(&bench.options);
     if (!bench.ctx) bench_die("the context does not open");
     tt__bf16 how;
-    bench.real = bench.ctx->isa;
+    bench.real = bench.ctx->cpu.isa;
     for (int k = 0; k < 3; k++) bench.has[k] = tt__choose_bf16(bench.real, tt__bf16_name[k], &how);
-    bench.timed = *bench.ctx->isa;
+    bench.timed = *bench.ctx->cpu.isa;
     for (int op = 0; op < TT__OP_COUNT; op++) bench.timed.run[op] = bench__run;
-    bench.ctx->isa = &bench.timed;
+    bench.ctx->cpu.isa = &bench.timed;
     return bench.ctx;
 }
 

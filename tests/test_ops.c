@@ -1716,6 +1716,7 @@ TEST(stochastic_rounding_of_each_isa)
                 run.lr = 1;
                 i.random = 7;
                 l.ctx = ctx;
+                l.device = (tt__device *)(void *)&ctx->cpu;
                 l.instr = &i;
                 l.run = &run;
                 l.in[0].data = g;
@@ -1730,7 +1731,7 @@ TEST(stochastic_rounding_of_each_isa)
                 l.out[0].rows = 1;
                 l.out[0].cols = l.out[0].ld = N;
                 l.workspace = calloc((size_t)threads * TT__ROW_BUFFERS, tt__row_bytes(TT__CHUNK));
-                CHECK(is_cuda(isa[k]) ? run_on_cuda(&l, 0) : ctx->isa->run[TT__OP_SGD](&l) == TT_OK);
+                CHECK(is_cuda(isa[k]) ? run_on_cuda(&l, 0) : ctx->cpu.isa->run[TT__OP_SGD](&l) == TT_OK);
                 uint64_t key = tt__stream_key(run.seed, TT__RANDOM_ROUNDING, 3, 7);
                 for (int e = 0; e < N; e++) {
                     uint32_t counter[4] = {(uint32_t)e / 8, 0, 0, 0}, u[4];
@@ -1779,6 +1780,7 @@ TEST(weights_narrowed_while_read)
                     memset(&l, 0, sizeof l);
                     i.attr.narrow = narrow ? half : TT_F32;
                     l.ctx = ctx;
+                    l.device = (tt__device *)(void *)&ctx->cpu;
                     l.instr = &i;
                     tt__mat in = {x, half, rows, from, from}, weight = {copy, half, z[1], z[2], z[2]}, out = {got[narrow], TT_F32, rows, to, to};
                     if (narrow) { weight.data = w; weight.dtype = TT_F32; }
@@ -1787,7 +1789,7 @@ TEST(weights_narrowed_while_read)
                     l.out[0] = out;
                     size_t bytes = tt__gemm_workspace(rows, to, from);
                     l.workspace = tt__alloc(ctx, bytes);
-                    CHECK(l.workspace && ctx->isa->run[i.op](&l) == TT_OK);
+                    CHECK(l.workspace && ctx->cpu.isa->run[i.op](&l) == TT_OK);
                     tt__free(ctx, l.workspace);
                 }
                 snprintf(where, sizeof where, "%s, %s, %d x %d, %s of width %d", isa[k], tt_dtype_name(half), z[1], z[2], s % 2 ? "gradients" : "rows", from);
@@ -1837,6 +1839,7 @@ TEST(products_exact)
                 memset(got, 0xff, sizeof got);
                 i.attr.narrow = TT_F32;
                 l.ctx = ctx;
+                l.device = (tt__device *)(void *)&ctx->cpu;
                 l.instr = &i;
                 tt__mat left = {wide ? (void *)x[0] : (void *)half[0], wide ? TT_F32 : TT_BF16, which == 2 ? k : m, which == 2 ? m : k, which == 2 ? m : k};
                 tt__mat right = {wide ? (void *)x[1] : (void *)half[1], wide ? TT_F32 : TT_BF16, which == 0 ? n : k, which == 0 ? k : n, which == 0 ? k : n};
@@ -1846,7 +1849,7 @@ TEST(products_exact)
                 l.out[0] = to;
                 l.workspace = tt__alloc(ctx, bytes);
                 memset(l.workspace, 0xff, bytes);
-                CHECK(ctx->isa->run[i.op](&l) == TT_OK);
+                CHECK(ctx->cpu.isa->run[i.op](&l) == TT_OK);
                 tt__free(ctx, l.workspace);
                 snprintf(where, sizeof where, "%s, %s, %s, %d x %d x %d", isa[s], wide ? "f32" : "bf16", names[which], m, n, k);
                 report(memcmp(got, expected, sizeof *got * (size_t)(m * n)) == 0, "other bits than those of exact sums");
@@ -1888,6 +1891,7 @@ static void attention_of_bf16(const char *by)
                 i.attr.dropout = drop ? 0.25f : 0;
                 i.attr.scale = c % 3 ? 1.5f / sqrtf((float)d) : -0.5f;
                 l.ctx = ctx;
+                l.device = (tt__device *)(void *)&ctx->cpu;
                 l.instr = &i;
                 l.run = &run;
                 for (int k = 0; k < 3; k++) { tt__mat m = {x[k], TT_BF16, k ? ROWS : queries, width, width}; l.in[back + k] = m; }
@@ -1909,7 +1913,7 @@ static void attention_of_bf16(const char *by)
                 }
                 l.workspace = tt__alloc(ctx, bytes);
                 memset(l.workspace, 0xff, bytes);
-                CHECK(ctx->isa->run[i.op](&l) == TT_OK);
+                CHECK(ctx->cpu.isa->run[i.op](&l) == TT_OK);
                 tt__free(ctx, l.workspace);
             }
             TEST_CLOSE(ctx, &a);
@@ -2726,6 +2730,7 @@ TEST(matmul_in_fp8)
         memset(got, 0, sizeof got);
         i.attr.fp8 = true;
         l.ctx = ctx;
+        l.device = (tt__device *)(void *)&ctx->cpu;
         l.instr = &i;
         l.run = &run;
         tt__mat x = {operand[0], half, rows[0], cols[0], cols[0]}, y = {operand[1], half, rows[1], cols[1], cols[1]};

@@ -191,7 +191,7 @@ TEST(pool_runs_each_task_once)
         for (int round = 0; round < 60; round++) {
             int n = round % 3 == 0 ? round % 5 : round * 16; /* also fewer tasks than threads, and none */
             memset(hits, 0, sizeof hits);
-            tt__parallel(ctx->pool, n, count_task, &c);
+            tt__parallel(ctx->cpu.pool, n, count_task, &c);
             for (int k = 0; k < 1000; k++) once &= hits[k] == (k < n);
         }
         CHECK(once && !c.wrong);
