@@ -278,6 +278,8 @@ void tt_tape_free(tt_tape *t);
    tt_tape_status tells earlier. */
 tt_status tt_tape_status(const tt_tape *t);
 void tt_name(tt_tape *t, tt_value v, const char *format, ...); /* names v in plans and errors                     */
+int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 where the tape has no such value */
+int64_t tt_value_width(const tt_tape *t, tt_value v);
 
 /* A named number of rows with a capacity; the actual number may differ in each run. Use the result where an op asks for
    rows. Example: tt_axis(t, "tokens", 8192). */
@@ -479,6 +481,17 @@ tt_status tt_allocate(tt_program *p);
 /* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Inputs keep their values until set
    again only if nothing else uses their place, so set every input before every run. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
+/* An input of a program. */
+typedef struct tt_input_info {
+    const char *name;    /* lives as long as the program */
+    tt_value value;
+    tt_dtype dtype;
+    int64_t rows, width; /* rows: the capacity, or the only number there may be */
+    int axis;            /* inputs of one axis have as many rows as each other (tt_seq_start: one more); 0: `rows` */
+    bool read;           /* false: nothing reads it, and it need not be set */
+} tt_input_info;
+/* The inputs in the order in which they were recorded: at most `capacity` into `to`. Returns how many there are. */
+int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity);
 /* Copies value v (the root, or marked with tt_output) as floats, rows * width of them; after a run, before the next tt_set
    and before a program of the same arena runs. */
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity);
@@ -674,19 +687,50 @@ typedef struct tt_image_options {
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
 
-typedef struct tt_batch { /* pointers are valid until the next call on the same loader */
-    int seqs;                     /* sequences, or images                                                            */
-    int rows;                     /* tokens of all sequences together. Of images 0, and the next four are NULL        */
-    const int32_t *ids;           /* (rows)                                                                          */
-    const int32_t *positions;     /* (rows) 0, 1, ... within each sequence                                           */
-    const int32_t *types;         /* (rows) 0                                                                        */
-    const int32_t *seq_start;     /* (seqs + 1)                                                                      */
-    const int32_t *labels;        /* (seqs)                                                                          */
-    const int64_t *index;         /* (seqs) which of the dataset                                                     */
-    const uint8_t *pixels;        /* images: (seqs, image_bytes); of texts NULL                                       */
-    int64_t image_bytes;          /* height * width * channels                                                       */
-    bool last_of_step;            /* the next micro-batch belongs to another step                                    */
+/* What an input of a model is set to. */
+typedef struct tt_array {
+    const char *input; /* its name */
+    const void *data;  /* (rows, width) in the input's dtype */
+    int64_t rows;
+} tt_array;
+
+/* A micro-batch. A trainer sets each input of its model to the array that has its name: one of `arrays`, or
+   else the field of that name; "first" is where each sequence starts. What no input reads may be missing.
+   Pointers are valid until the next call on whatever gave them. */
+typedef struct tt_batch {
+    int seqs;                 /* sequences, images or examples */
+    int rows;                 /* tokens of all sequences together; 0: there are none, as with images */
+    const int32_t *ids;       /* (rows) */
+    const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
+    const int32_t *types;     /* (rows) 0 */
+    const int32_t *seq_start; /* (seqs + 1) */
+    const int32_t *labels;    /* (seqs) */
+    const int64_t *index;     /* (seqs) which of the dataset */
+    const uint8_t *pixels;    /* (seqs, image_bytes) */
+    int64_t image_bytes;      /* height * width * channels */
+    const tt_array *arrays;   /* (n_arrays): for models of your own */
+    int n_arrays;
+    bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
+
+/* Where a trainer gets its batches: a loader, or functions of your own. Steps of an epoch are numbered from 0,
+   and what a step has depends on its epoch and number alone: then a run that is resumed sees the same. */
+typedef struct tt_source {
+    void *self;                /* for the functions */
+    /* Goes to the first micro-batch of a step, 0 to `steps`. */
+    tt_status (*seek)(void *self, int64_t epoch, int64_t step);
+    /* The next micro-batch; *more is false, and the batch not read, at the end of the epoch. */
+    tt_status (*next)(void *self, tt_batch *batch, bool *more);
+    int64_t steps;             /* of an epoch */
+    /* The most that a micro-batch has, and whether a step may have several: tt_train_options must have room.
+       0: unknown. */
+    int max_seqs, max_tokens;
+    bool accumulates;
+    /* A hash of all that is trained on, to tell other data when a run is resumed. NULL: none is told. */
+    uint64_t (*hash)(void *self);
+    const char *const *class_names; /* (classes) what labels mean: a run is not resumed with other names */
+    int classes;                    /* 0: there are none */
+} tt_source;
 
 typedef struct tt_loader tt_loader;
 /* At step 0 of epoch 0. NULL options: defaults. NULL on error. */
@@ -711,27 +755,52 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
 /* The next micro-batch; false at the end of the epoch (then seek on; tt_error_code is TT_OK) and on error (it is not). */
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
 double tt_loader_waited(const tt_loader *l); /* seconds that tt_loader_next has waited for images */
+/* The loader as a trainer's source, as long as the loader lives; NULL for NULL. */
+const tt_source *tt_loader_source(tt_loader *l);
 
 /* ----------------------------------------------------------------------------------------------------- models */
 
-/* What a model reads; (rows): tokens of all sequences one after another. An image is a sequence: a class token, then its patches. */
-typedef struct tt_inputs {
-    tt_value positions; /* i32 (rows, 1): 0, 1, ... within each sequence                                              */
-    tt_value seq_start; /* i32 (seqs + 1, 1)                                                                          */
-    tt_value first;     /* i32 (seqs, 1): the first row of each sequence                                              */
-    tt_value ids;       /* text: i32 (rows, 1)                                                                       */
-    tt_value types;     /* text: i32 (rows, 1): token types, or none                                                  */
-    tt_value pixels;    /* images: u8 (seqs, image_bytes)                                                             */
-} tt_inputs;
+typedef struct tt_train_options tt_train_options;
 
-/* A model that gives each sequence a class, as the trainer sees it. */
+/* How good a model is, told from what an evaluation has added up. */
+typedef struct tt_metric {
+    const char *name; /* the word for it in metrics.csv and on the terminal: at most 31 letters, digits, _ and -.
+                         NULL: there is none beside the loss */
+    double (*of)(const tt_stats *s);
+    bool lower_is_better;
+} tt_metric;
+tt_metric tt_accuracy(void);   /* "accuracy": the share of the targets that was predicted right (cross-entropy) */
+tt_metric tt_perplexity(void); /* "perplexity": exp(loss). Lower is better */
+
+/* What a trainer trains. */
 typedef struct tt_model {
-    const void *self;
-    tt_value (*logits)(const void *self, tt_tape *t, const tt_inputs *in); /* -> (seqs, classes)                     */
-    int classes;
-    int max_length;      /* text: positions there are; images: tokens of each                                        */
-    int64_t image_bytes; /* height * width * channels; 0: a model of text                                            */
+    const void *self; /* for record */
+    /* Declares inputs and records what becomes of a micro-batch of up to o->max_seqs sequences (or examples) and
+       o->max_tokens tokens. Returns the loss (1, 1); *output, where it is set, is what tt_forward gives. The
+       names of the inputs are those of a batch's arrays. */
+    tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
+    tt_metric metric;
+    int classes;      /* tt_predict: the output has a logit for each of so many classes. 0: it is something else */
+    const char *unit; /* what is counted a second: "tokens", "images". Default, NULL: "examples" */
+    int max_length;   /* rows of the longest sequence that there may be; 0: it has no sequences */
+    bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions and
+                         starts, and batches need not have them */
 } tt_model;
+
+/* What BERT and ViT read; (rows): the tokens of all sequences one after another. An image is a sequence: a class
+   token, then its patches. */
+typedef struct tt_inputs {
+    tt_value positions; /* i32 (rows, 1): 0, 1, ... within each sequence */
+    tt_value seq_start; /* i32 (seqs + 1, 1) */
+    tt_value first;     /* i32 (seqs, 1): the first row of each sequence */
+    tt_value ids;       /* text: i32 (rows, 1) */
+    tt_value types;     /* text: i32 (rows, 1): token types, or none */
+    tt_value pixels;    /* images: u8 (seqs, image_bytes) */
+    tt_value labels;    /* i32 (seqs, 1): the class of each sequence */
+} tt_inputs;
+/* Declare these inputs, as the batches of a loader have them. length: rows of an image. */
+tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
+tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int64_t image_bytes);
 
 /* BERT (Devlin et al. 2019), DistilBERT (Sanh et al. 2019), MiniLM (Wang et al. 2020): one encoder, two spellings. Parameters
    carry the names of transformers' (Distil)BertForSequenceClassification. */
@@ -782,6 +851,7 @@ void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it 
 
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);                          /* -> (rows, hidden)  */
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);                          /* -> (seqs, classes) */
+/* As a trainer sees it: the mean cross-entropy of the classes that "labels" tell. m must stay. */
 tt_model tt_bert_classifier(const tt_bert *m);
 
 /* ViT (Dosovitskiy et al. 2021). Parameters carry the names of transformers' ViTForImageClassification. */
@@ -833,11 +903,11 @@ void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it cl
 
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);                            /* -> (rows, hidden)  */
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);                            /* -> (seqs, classes) */
-tt_model tt_vit_classifier(const tt_vit *m);
+tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
 
 /* ---------------------------------------------------------------------------------------------------- trainer */
 
-typedef struct tt_train_options {
+struct tt_train_options {
     bool train;                      /* default true; false: only tt_evaluate and tt_predict, without gradients and optimizer  */
     tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up, total_steps 0 (must be set unless constant) */
     tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1                                       */
@@ -846,12 +916,13 @@ typedef struct tt_train_options {
     tt_loss_scale loss_scale;        /* as tt_compile_options                                                         */
     const char *recompute;           /* as tt_compile_options. Default "cheap"                                        */
     const char *device;              /* as tt_compile_options. Default NULL: as the environment says, else "cpu"       */
-    float label_smoothing;           /* default 0                                                                    */
-    int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens. max_tokens: text only */
+    float label_smoothing;           /* of tt_bert_classifier and tt_vit_classifier. Default 0 */
+    int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens.
+                                        max_tokens: text only */
     bool accumulate;                 /* steps may have several micro-batches; take tt_loader_accumulates.
                                         Default false */
     size_t memory_budget;            /* bytes; 0: no limit                                                           */
-} tt_train_options;
+};
 tt_train_options tt_train_options_default(void);
 
 typedef struct tt_trainer tt_trainer;
@@ -874,9 +945,12 @@ float tt_trainer_lr(const tt_trainer *t);                  /* of the next step: 
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
 /* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: mean over their targets). */
 tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats);
-/* Mean loss, targets and hits over an epoch of the loader. */
-tt_status tt_evaluate(tt_trainer *t, tt_loader *l, tt_stats *stats);
-/* Class probabilities of a batch (labels are ignored): (seqs, classes). */
+/* Mean loss, targets and hits over epoch 0 of the source. */
+tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
+/* The model's output for a batch, as tt_get gives it. Arrays that only the loss reads, such as labels, are
+   ignored and may be missing. */
+tt_status tt_forward(tt_trainer *t, const tt_batch *batch, float *to, size_t capacity);
+/* Class probabilities of a batch, of a model that has classes: (seqs, classes). Else as tt_forward. */
 tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities);
 /* The same for one text (cut to the model's length): `classes` probabilities. */
 tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, float *probabilities);
@@ -885,7 +959,8 @@ tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text
 typedef struct tt_progress {
     int64_t epoch, step;          /* the next step of the shuffled data                                              */
     double loss_sum, targets, correct; /* of the epoch so far                                                         */
-    double best, best_loss;       /* accuracy and loss of the best validation so far                        */
+    double best, best_loss;       /* of the best validation so far: what tells the best, and the loss      */
+    uint64_t best_by;             /* hash of the name of what tells the best; 0: none                       */
     uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none   */
 } tt_progress;
 
@@ -899,15 +974,16 @@ tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress
 typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0                                                            */
     int64_t step, steps;           /* steps done of this epoch; of an epoch                                          */
-    double loss, accuracy;         /* mean over this epoch so far                                                    */
-    double tokens_per_second;      /* since tt_fit began, validation left out; of images: images                     */
+    double loss;                   /* mean over this epoch so far                                                    */
+    const char *metric_name;       /* the model's metric; NULL: it has none                                          */
+    double metric;                 /* of this epoch so far; of validation, where there is one                        */
+    const char *unit;              /* "tokens", "images", ...                                                        */
+    double per_second;             /* of these, since tt_fit began, validation left out                              */
     double of_peak;                /* share of tt_measured_peak that matmuls and attention reach, over the same time; 0 where that
                                       is not known                                                                    */
-    bool images;                   /* the model reads these                                                          */
     double seconds_left;           /* of all epochs, validation left out                                             */
     const tt_stats *validation;    /* after the last step of an epoch; else NULL                                     */
-    bool best;                     /* its accuracy is the best so far, or equal to it with a lower loss:
-                                      `keep` has been called                                                */
+    bool best;                     /* it is the best so far, and `keep` has been called                     */
 } tt_fit_event;
 
 /* One line on it, without a newline, as a progress display shows it. Returns the length as tt_plan_text does. */
@@ -921,9 +997,11 @@ typedef struct tt_fit_options {
     double save_seconds;           /* the state is saved after each epoch, and within one after so long. Default 300  */
     const volatile int *stop;      /* not 0: stop after the step or the batch of validation at hand; a signal handler may
                                       set it (sig_atomic_t). Default NULL                                             */
-    tt_status (*keep)(void *user); /* save the model: an epoch is over whose validation accuracy is the best
-                                      so far, or equal to it with a lower loss, or, without validation, any.
-                                      The folder holds a state by then, so that a run that is killed here can
+    const char *best_by;           /* what tells the best validation: "loss", or the model's metric by its name,
+                                      equal ones by the lower loss. Default NULL: the metric, or the loss
+                                      where the model has none                                              */
+    tt_status (*keep)(void *user); /* save the model: an epoch is over whose validation is the best so far, or,
+                                      without validation, any. The folder holds a state by then, so that a run that is killed here can
                                       be resumed. A failure ends tt_fit with that status, and a resumed run
                                       calls `keep` for this epoch again. Default NULL                       */
     void (*report)(void *user, const tt_fit_event *event);
@@ -944,17 +1022,18 @@ tt_fit_options tt_fit_options_default(void);
      epoch        from 1
      split        "train" or "validation"
      loss         mean over the targets of the step, or of all of validation
-     accuracy     share of these targets that was predicted right
+     accuracy     or what else the model's metric is called: of these targets. Left out where it has none
      lr           learning rate of the step. This and the next three are empty in a line of validation
      grad_norm    norm of all gradients together, before clipping; 0 where the step was skipped
      loss_scale   of the next step; 1 without loss scaling
      skipped      steps skipped by loss scaling so far
      bytes        of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes)
      seconds      that the step, waiting for its data included, or the validation took; saving is not counted
-     tokens_per_second, or images_per_second where the model reads images: over these seconds
-   loss.svg draws loss, accuracy and learning rate over the steps. Both files are written whenever the state
+     tokens_per_second, or images_per_second and so on, as the model's unit is: over these seconds
+   loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state
    is. A resumed run keeps the lines up to its state; a metrics.csv with other columns is refused. */
-tt_status tt_fit(tt_trainer *t, tt_loader *train, tt_loader *validation, const tt_fit_options *o, bool *finished);
+tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
+                 bool *finished);
 
 #ifdef __cplusplus
 }
@@ -9985,6 +10064,42 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this program: it is frozen or not used", param->name);
 }
 
+/* ---- what those who train a program ask of it */
+
+int64_t tt_value_rows(const tt_tape *t, tt_value v) { return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.rows : 0; }
+int64_t tt_value_width(const tt_tape *t, tt_value v) { return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.cols : 0; }
+
+int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
+{
+    int n = 0;
+    for (int32_t v = 1; v < p->t->n_values; v++) {
+        const tt__value *x = &p->t->values[v];
+        if (x->storage != TT__INPUT || x->base != v) continue;
+        tt_input_info info = {x->name, {v}, x->shape.dtype, x->shape.rows, x->shape.cols, (int)x->shape.axis,
+                              x->place != TT__NO_PLACE};
+        if (n++ < capacity) to[n - 1] = info;
+    }
+    return n;
+}
+
+/* Which values of a recorded tape v depends on: a flag for each, to be freed; NULL without memory. */
+static bool *tt__needed_for(const tt_tape *t, tt_value v)
+{
+    bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
+    if (!needed) return NULL;
+    needed[t->values[v.id].base] = true;
+    for (int k = t->n_code - 1; k >= 0; k--) {
+        const tt__instr *i = &t->code[k];
+        bool needs = false;
+        for (int j = 0; j < TT__MAX_OUT; j++) needs = needs || (i->out[j] && needed[t->values[i->out[j]].base]);
+        for (int j = 0; j < TT__MAX_IN && needs; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
+    }
+    return needed;
+}
+
+/* Forgets the micro-batches of the step at hand: the next is the first of a step. */
+static void tt__discard_step(tt_program *p) { p->run.micro = 0; }
+
 /* ============================================================================================================
    REPORTS                                                                                       >>reports
    A program and its memory plan as numbers, as text and as a picture. Uses all above.
@@ -12892,6 +13007,7 @@ struct tt_loader {
     double waited;
     int32_t *ids, *positions, *types, *seq_start, *labels;
     int64_t *index;
+    tt_source source;
 };
 
 #define TT__TEXTS_AT_ONCE 64 /* of a task */
@@ -13301,6 +13417,42 @@ bool tt_loader_accumulates(const tt_loader *l) { return l->accumulates; }
 int tt_loader_longest(const tt_loader *l) { return l->longest; }
 int64_t tt_loader_cut(const tt_loader *l) { return l->cut; }
 double tt_loader_waited(const tt_loader *l) { return l->waited; }
+
+static tt_status tt__loader_source_seek(void *self, int64_t epoch, int64_t step)
+{
+    return tt_loader_seek((tt_loader *)self, epoch, step);
+}
+
+static tt_status tt__loader_source_next(void *self, tt_batch *batch, bool *more)
+{
+    tt_loader *l = (tt_loader *)self;
+    *more = tt_loader_next(l, batch);
+    return *more ? TT_OK : l->ctx->status;
+}
+
+/* Of labels, and of the tokens of texts. */
+static uint64_t tt__loader_source_hash(void *self)
+{
+    const tt_loader *l = (const tt_loader *)self;
+    uint64_t hash = TT__HASH_BEGIN;
+    for (int i = 0; i < l->d->count; i++) {
+        hash = tt__hash_on(hash, &l->d->examples[i].label, sizeof l->d->examples[i].label);
+        if (!l->tokens) continue; /* images */
+        int count = l->tokens[i].count;
+        hash = tt__hash_on(hash, &count, sizeof count);
+        hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
+    }
+    return hash;
+}
+
+const tt_source *tt_loader_source(tt_loader *l)
+{
+    if (!l) return NULL;
+    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->steps, l->max_seqs, l->max_tokens,
+                   l->accumulates, tt__loader_source_hash, l->d->classes, l->d->n_classes};
+    l->source = s;
+    return &l->source;
+}
 
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
 {
@@ -13969,6 +14121,62 @@ static void tt__check_transformer(tt__text *all, int hidden, int layers, int hea
     if (!tt__is_activation(activation)) tt__print(all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)", activation ? activation : "(null)");
 }
 
+/* --------------------------------------------------------------------------------- classifiers of sequences */
+
+static double tt__accuracy_of(const tt_stats *s) { return s->correct / s->targets; }
+static double tt__perplexity_of(const tt_stats *s) { return exp(s->loss); }
+
+tt_metric tt_accuracy(void)
+{
+    tt_metric m = {"accuracy", tt__accuracy_of, false};
+    return m;
+}
+
+tt_metric tt_perplexity(void)
+{
+    tt_metric m = {"perplexity", tt__perplexity_of, true};
+    return m;
+}
+
+/* image_bytes 0: text. */
+static tt_inputs tt__sequence_inputs(tt_tape *t, int max_seqs, int64_t max_rows, int64_t image_bytes)
+{
+    tt_inputs in;
+    memset(&in, 0, sizeof in);
+    int64_t rows = tt_axis(t, "tokens", max_rows), seqs = tt_axis(t, "sequences", max_seqs);
+    in.positions = tt_input(t, "positions", TT_I32, rows, 1);
+    if (image_bytes) {
+        in.pixels = tt_input(t, "pixels", TT_U8, seqs, image_bytes);
+    } else {
+        in.ids = tt_input(t, "ids", TT_I32, rows, 1);
+        in.types = tt_input(t, "types", TT_I32, rows, 1);
+    }
+    in.seq_start = tt_seq_start(t, "seq_start", seqs);
+    in.first = tt_input(t, "first", TT_I32, seqs, 1);
+    in.labels = tt_input(t, "labels", TT_I32, seqs, 1);
+    return in;
+}
+
+tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o)
+{
+    return tt__sequence_inputs(t, o->max_seqs, o->max_tokens, 0);
+}
+
+tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int64_t image_bytes)
+{
+    return tt__sequence_inputs(t, o->max_seqs, (int64_t)o->max_seqs * length, image_bytes);
+}
+
+/* The loss of a classifier with these logits (seqs, classes). */
+static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, const tt_train_options *o)
+{
+    tt_cross_entropy_options c = tt_cross_entropy_options_default();
+    c.label_smoothing = o->label_smoothing;
+    tt_value loss = tt_cross_entropy(t, logits, in->labels, &c);
+    tt_name(t, loss, "loss");
+    return loss;
+}
+
 /* ------------------------------------------------------------------------------------------------------- BERT */
 
 tt_bert_config tt_bert_config_default(bool distil)
@@ -14143,11 +14351,17 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     return logits;
 }
 
-static tt_value tt__bert_model_logits(const void *self, tt_tape *t, const tt_inputs *in) { return tt_bert_logits((const tt_bert *)self, t, in); }
+static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
+{
+    tt_inputs in = tt_text_inputs(t, o);
+    *output = tt_bert_logits((const tt_bert *)self, t, &in);
+    return tt__classify(t, *output, &in, o);
+}
 
 tt_model tt_bert_classifier(const tt_bert *m)
 {
-    tt_model model = {m, tt__bert_model_logits, m->config.classes, m->config.max_positions, 0};
+    const tt_bert_config *c = &m->config;
+    tt_model model = {m, tt__bert_record, tt_accuracy(), c->classes, "tokens", c->max_positions, false};
     return model;
 }
 
@@ -14467,12 +14681,19 @@ tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in)
     return logits;
 }
 
-static tt_value tt__vit_model_logits(const void *self, tt_tape *t, const tt_inputs *in) { return tt_vit_logits((const tt_vit *)self, t, in); }
+static tt_value tt__vit_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
+{
+    const tt_vit *m = (const tt_vit *)self;
+    const tt_vit_config *c = &m->config;
+    tt_inputs in = tt_image_inputs(t, o, tt__vit_tokens(c), (int64_t)c->image_size * c->image_size * c->channels);
+    *output = tt_vit_logits(m, t, &in);
+    return tt__classify(t, *output, &in, o);
+}
 
 tt_model tt_vit_classifier(const tt_vit *m)
 {
     const tt_vit_config *c = &m->config;
-    tt_model model = {m, tt__vit_model_logits, c->classes, tt__vit_tokens(c), (int64_t)c->image_size * c->image_size * c->channels};
+    tt_model model = {m, tt__vit_record, tt_accuracy(), c->classes, "images", tt__vit_tokens(c), true};
     return model;
 }
 
@@ -14754,7 +14975,16 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
    Steps of micro-batches, evaluation, prediction, and the state of a run in one file. Uses all above.
    ============================================================================================================ */
 
+#define TT__METRIC_LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+
 enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter that a trainer takes */
+
+/* An input of the model, and how a batch gives it. */
+typedef struct tt__fed {
+    tt_input_info info;
+    bool for_output; /* the output depends on it: a prediction needs it */
+    int64_t rows;    /* that the batch at hand has; 0: not set yet */
+} tt__fed;
 
 struct tt_trainer {
     tt_context *ctx;
@@ -14762,12 +14992,15 @@ struct tt_trainer {
     tt_train_options options;
     tt_program *train, *eval;
     tt__precision_kind precision;
-    bool step_failed; /* a micro-batch failed: the others of its step are refused                                       */
+    int micro;        /* micro-batches of the step at hand that are done */
+    bool step_failed; /* one of them failed: the others of its step are refused */
     int64_t saved_steps;
-    tt_inputs in;
-    tt_value labels, logits;
-    int32_t *positions, *seq_start; /* of max_seqs images                                                            */
-    int32_t *no_labels;             /* max_seqs zeros, for predictions                                               */
+    tt_value output;
+    int64_t output_width;
+    tt__fed *inputs;
+    int n_inputs;
+    int32_t *positions, *seq_start; /* of max_seqs sequences of the same length */
+    void *zeros;                    /* as many as an input has at most that only the loss reads, for predictions */
 };
 
 tt_train_options tt_train_options_default(void)
@@ -14799,8 +15032,14 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (s->kind != TT_CONSTANT && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
         tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps, (long long)s->total_steps);
     if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
-    if (!model->image_bytes && o->max_tokens < o->max_seqs) tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
-    if (model->classes < 1) tt__print(&all, "; the model has %d classes", model->classes);
+    if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
+        tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
+    if (!model->record) tt__print(&all, "; the model has no function `record`");
+    const char *metric = model->metric.name;
+    if (metric && (!*metric || strlen(metric) > 31 || metric[strspn(metric, TT__METRIC_LETTERS)] || !model->metric.of ||
+                   strcmp(metric, "loss") == 0))
+        tt__print(&all, "; the model's metric '%.32s' needs a function and a name of at most 31 letters, digits, _ "
+                  "and - that is not 'loss'", metric);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1)) tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
     if (tt__parse_precision(ctx, o->precision, o->residual, precision) != TT_OK) tt__print(&all, "; %s", ctx->error);
     if (o->train && precision->half == TT_F16 && tt__check_loss_scale(ctx, &o->loss_scale) != TT_OK) tt__print(&all, "; %s", ctx->error);
@@ -14814,27 +15053,37 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
+/* Lists the inputs of the programs, recorded on t. */
+static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
+{
+    const tt_program *p = r->train ? r->train : r->eval;
+    r->n_inputs = tt_program_inputs(p, NULL, 0);
+    const size_t n = (size_t)r->n_inputs + 1;
+    tt_input_info *info = (tt_input_info *)tt__alloc(r->ctx, sizeof *info * n);
+    bool *needed = tt__needed_for(t, r->output);
+    size_t most = 0;
+    r->inputs = (tt__fed *)tt__calloc(r->ctx, sizeof *r->inputs * n);
+    if (info && needed && r->inputs) {
+        tt_program_inputs(p, info, r->n_inputs);
+        for (int k = 0; k < r->n_inputs; k++) {
+            const size_t bytes = (size_t)info[k].rows * (size_t)info[k].width * tt_dtype_bytes(info[k].dtype);
+            r->inputs[k].info = info[k];
+            r->inputs[k].for_output = needed[info[k].value.id];
+            if (!needed[info[k].value.id] && bytes > most) most = bytes;
+        }
+        r->zeros = tt__calloc(r->ctx, most + 1);
+    }
+    tt__free(r->ctx, needed);
+    tt__free(r->ctx, info);
+    return r->zeros ? TT_OK : TT_ERR_MEMORY;
+}
+
 static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 {
-    int64_t tokens = r->model.image_bytes ? (int64_t)r->options.max_seqs * r->model.max_length : r->options.max_tokens;
-    int64_t rows = tt_axis(t, "tokens", tokens), seqs = tt_axis(t, "sequences", r->options.max_seqs);
-    tt_cross_entropy_options loss = tt_cross_entropy_options_default();
     tt_compile_options o = tt_compile_options_default();
-    r->in.positions = tt_input(t, "positions", TT_I32, rows, 1);
-    if (r->model.image_bytes) {
-        r->in.pixels = tt_input(t, "pixels", TT_U8, seqs, r->model.image_bytes);
-    } else {
-        r->in.ids = tt_input(t, "ids", TT_I32, rows, 1);
-        r->in.types = tt_input(t, "types", TT_I32, rows, 1);
-    }
-    r->in.seq_start = tt_seq_start(t, "seq_start", seqs);
-    r->in.first = tt_input(t, "first", TT_I32, seqs, 1);
-    r->labels = tt_input(t, "labels", TT_I32, seqs, 1);
-    r->logits = r->model.logits(r->model.self, t, &r->in);
-    tt_output(t, r->logits);
-    loss.label_smoothing = r->options.label_smoothing;
-    tt_value root = tt_cross_entropy(t, r->logits, r->labels, &loss);
-    tt_name(t, root, "loss");
+    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
+    if (r->output.id) tt_output(t, r->output);
+    r->output_width = tt_value_width(t, r->output);
     o.precision = r->options.precision;
     o.residual = r->options.residual;
     o.matmul = r->options.matmul;
@@ -14844,11 +15093,14 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     o.accumulate = r->options.accumulate;
     o.optimizer = r->options.optimizer;
     o.memory_budget = r->options.memory_budget;
-    if (r->options.train && !(r->train = tt_compile(t, root, &o))) return r->ctx->status;
+    if (r->options.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
     o.train = false;
     o.share = r->train;
-    r->eval = tt_compile(t, root, &o);
-    return r->eval ? TT_OK : r->ctx->status;
+    if (!(r->eval = tt_compile(t, loss, &o))) return r->ctx->status;
+    if (r->model.classes && r->output_width != r->model.classes)
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the model has %d classes, and its output a width of %lld",
+                        r->model.classes, (long long)r->output_width);
+    return tt__trainer_inputs(r, t);
 }
 
 /* Refuses parameters under whose names the state of a run could not be saved, before hours of training. */
@@ -14871,8 +15123,8 @@ static tt_status tt__check_state_names(const tt_program *p)
     return TT_OK;
 }
 
-/* Which rows images have: all the same number. */
-static tt_status tt__image_rows(tt_trainer *r)
+/* Where sequences of the same length have their rows. */
+static tt_status tt__length_rows(tt_trainer *r)
 {
     const int64_t seqs = r->options.max_seqs, length = r->model.max_length;
     r->positions = (int32_t *)tt__alloc(r->ctx, sizeof(int32_t) * (size_t)seqs * (size_t)length);
@@ -14900,8 +15152,7 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_status status = t ? tt__trainer_compile(r, t) : TT_ERR_MEMORY;
     tt_tape_free(t);
     if (status == TT_OK && r->train) status = tt__check_state_names(r->train);
-    if (status == TT_OK && model->image_bytes) status = tt__image_rows(r);
-    if (status == TT_OK && !(r->no_labels = (int32_t *)tt__calloc(ctx, sizeof(int32_t) * (size_t)o.max_seqs))) status = TT_ERR_MEMORY;
+    if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK) return r;
     tt_trainer_free(r);
     return NULL;
@@ -14914,7 +15165,8 @@ void tt_trainer_free(tt_trainer *r)
     tt_program_free(r->train);
     tt__free(r->ctx, r->positions);
     tt__free(r->ctx, r->seq_start);
-    tt__free(r->ctx, r->no_labels);
+    tt__free(r->ctx, r->inputs);
+    tt__free(r->ctx, r->zeros);
     tt__free(r->ctx, r);
 }
 
@@ -14928,34 +15180,79 @@ static tt_status tt__must_train(const tt_trainer *r)
     return r->train ? TT_OK : tt__fail(r->ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false: it evaluates and predicts only");
 }
 
-static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b, const int32_t *labels)
+/* Sets input f; while predicting, to zeros where only the loss reads it. */
+static tt_status tt__feed(tt_trainer *r, tt_program *p, tt__fed *f, const void *data, int64_t rows, bool predicting)
 {
-    bool images = r->model.image_bytes > 0;
-    int64_t rows = images ? (int64_t)b->seqs * r->model.max_length : b->rows;
-    const int32_t *start = images ? r->seq_start : b->seq_start;
-    struct { const char *name; tt_value v; const void *data; int64_t rows; } set[] = {
-        {"pixels", r->in.pixels, b->pixels, b->seqs},
-        {"ids", r->in.ids, b->ids, rows},
-        {"types", r->in.types, b->types, rows},
-        {"positions", r->in.positions, images ? r->positions : b->positions, rows},
-        {"seq_start", r->in.seq_start, start, (int64_t)b->seqs + 1},
-        {"seq_start", r->in.first, start, b->seqs},
-        {"labels", r->labels, labels, b->seqs}};
-    if (b->seqs < 1 || rows < 1) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs, b->rows);
-    if (images && b->seqs > r->options.max_seqs) return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, max_seqs is %d", b->seqs, r->options.max_seqs);
+    f->rows = rows;
+    return tt_set(p, f->info.value, predicting && !f->for_output ? r->zeros : data, rows);
+}
+
+static tt__fed *tt__fed_input(tt_trainer *r, const char *name)
+{
+    for (int k = 0; k < r->n_inputs; k++) if (strcmp(r->inputs[k].info.name, name) == 0) return &r->inputs[k];
+    return NULL;
+}
+
+/* Is the batch of the model's kind, and of as many sequences as there is room for? */
+static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
+{
+    const tt__fed *pixels = tt__fed_input(r, "pixels");
+    const bool same = r->model.same_length, images = pixels != NULL;
+    if (!b->n_arrays && (b->seqs < 1 || (!same && r->model.max_length && b->rows < 1)))
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs, b->rows);
+    if (same && b->seqs > r->options.max_seqs)
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, max_seqs is %d", b->seqs, r->options.max_seqs);
     if (images != (b->pixels != NULL) && (b->pixels || b->ids))
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, images ? "the model reads images, but the batch has text" : "the model reads text, but the batch has images");
-    if (images && b->image_bytes != r->model.image_bytes)
-        return tt__fail(r->ctx, TT_ERR_SHAPE, "the images of the batch have %lld bytes (height * width * channels), those of the model %lld", (long long)b->image_bytes, (long long)r->model.image_bytes);
-    for (int k = 0; k < TT__COUNT(set); k++) {
-        if (!set[k].v.id) continue;
-        bool there = set[k].data || p->t->values[set[k].v.id].place == TT__NO_PLACE; /* or not read */
-        tt_status status = there ? tt_set(p, set[k].v, set[k].data, set[k].rows) : tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", set[k].name);
-        if (status == TT_OK) continue;
-        tt__forget_inputs(p); /* the next batch may have another number of rows */
-        return status;
-    }
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                        images ? "the model reads images, but the batch has text"
+                               : "the model reads text, but the batch has images");
+    if (images && b->pixels && b->image_bytes != pixels->info.width)
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the images of the batch have %lld bytes (height * width * channels), "
+                        "those of the model %lld", (long long)b->image_bytes, (long long)pixels->info.width);
     return TT_OK;
+}
+
+static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, const tt_batch *b, bool predicting)
+{
+    const bool same = r->model.same_length;
+    const int64_t rows = same ? (int64_t)b->seqs * r->model.max_length : b->rows;
+    const int32_t *start = same ? r->seq_start : b->seq_start;
+    const tt_array fields[] = {
+        {"pixels", b->pixels, b->seqs},
+        {"ids", b->ids, rows},
+        {"types", b->types, rows},
+        {"positions", same ? r->positions : b->positions, rows},
+        {"seq_start", start, (int64_t)b->seqs + 1},
+        {"first", start, b->seqs},
+        {"labels", b->labels, b->seqs}};
+    tt_status status = TT_OK;
+    for (int k = 0; k < r->n_inputs; k++) r->inputs[k].rows = 0;
+    for (int k = 0; k < b->n_arrays + TT__COUNT(fields) && status == TT_OK; k++) {
+        const tt_array *a = k < b->n_arrays ? &b->arrays[k] : &fields[k - b->n_arrays];
+        tt__fed *f = tt__fed_input(r, a->input);
+        if (!f || f->rows || (!a->data && !(predicting && !f->for_output))) continue;
+        status = tt__feed(r, p, f, a->data, a->rows, predicting);
+    }
+    for (int k = 0; k < r->n_inputs && status == TT_OK; k++) {
+        tt__fed *f = &r->inputs[k];
+        if (f->rows || !f->info.read) continue;
+        if (!predicting || f->for_output)
+            return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", f->info.name);
+        int64_t as_others = 0; /* rows of an input on the same axis */
+        for (int j = 0; j < r->n_inputs && f->info.axis; j++)
+            if (r->inputs[j].info.axis == f->info.axis) as_others = tt__max(as_others, r->inputs[j].rows);
+        status = tt__feed(r, p, f, NULL, as_others ? as_others : f->info.rows, true);
+    }
+    return status;
+}
+
+static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b, bool predicting)
+{
+    tt_status status = tt__check_batch(r, b);
+    if (status != TT_OK) return status;
+    status = tt__set_arrays(r, p, b, predicting);
+    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have another number of rows */
+    return status;
 }
 
 tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool *updated)
@@ -14964,11 +15261,17 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     tt_status status = tt__must_train(r);
     if (updated) *updated = false;
     if (status != TT_OK) return status;
-    if (!r->options.accumulate && !b->last_of_step) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "a step of several micro-batches needs a trainer made with accumulate = true");
-    status = r->step_failed ? tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others are refused, up to the last, and nothing is updated") : tt__set_batch(r, r->train, b, b->labels);
+    if (!r->options.accumulate && !b->last_of_step)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                        "a step of several micro-batches needs a trainer made with accumulate = true");
+    if (r->step_failed)
+        status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others are refused, "
+                          "up to the last, and nothing is updated");
+    if (status == TT_OK) status = tt__set_batch(r, r->train, b, false);
     if (status == TT_OK) status = r->options.accumulate ? tt_micro_step(r->train, stats) : tt_step(r->train, lr, stats);
     if (status == TT_OK && r->options.accumulate && b->last_of_step) status = tt_update(r->train, lr, stats);
-    if (status != TT_OK) r->train->run.micro = 0; /* what the step has gathered is forgotten */
+    if (status != TT_OK) tt__discard_step(r->train);
+    r->micro = status == TT_OK && !b->last_of_step ? r->micro + 1 : 0;
     r->step_failed = status != TT_OK && !b->last_of_step;
     if (updated) *updated = status == TT_OK && b->last_of_step;
     return status;
@@ -14977,7 +15280,7 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
 tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
 {
     tt_stats s;
-    tt_status status = tt__set_batch(r, r->eval, b, b->labels);
+    tt_status status = tt__set_batch(r, r->eval, b, false);
     if (status == TT_OK) status = tt_run(r->eval, &s);
     if (status != TT_OK) return status;
     double targets = stats->targets + s.targets;
@@ -14989,37 +15292,61 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
     return TT_OK;
 }
 
-/* Has the trainer room for every micro-batch of a loader? Asked before the first, as a large one may come
+/* Has the trainer room for every micro-batch of a source? Asked before the first, as a large one may come
    late. */
-static tt_status tt__loader_fits(const tt_trainer *r, const tt_loader *l, const char *what)
+static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const char *what)
 {
     const tt_train_options *o = &r->options;
-    bool tokens_fit = r->model.image_bytes || l->max_tokens <= o->max_tokens;
-    if (tokens_fit && l->max_seqs <= o->max_seqs) return TT_OK;
+    bool tokens_fit = r->model.same_length || s->max_tokens <= o->max_tokens;
+    if (tokens_fit && s->max_seqs <= o->max_seqs) return TT_OK;
     return tt__fail(r->ctx, TT_ERR_SHAPE,
                     "micro-batches %s have up to %d sequences and %d tokens, and the trainer has max_seqs = "
                     "%d and max_tokens = %d: make it for the largest of all its loaders",
-                    what, l->max_seqs, l->max_tokens, o->max_seqs, o->max_tokens);
+                    what, s->max_seqs, s->max_tokens, o->max_seqs, o->max_tokens);
 }
 
-tt_status tt_evaluate(tt_trainer *r, tt_loader *l, tt_stats *stats)
+/* What the unit of the model counts. */
+static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
+
+/* Adds epoch 0 of the source up; stops early where *stop is not 0. */
+static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const volatile int *stop, tt_stats *stats,
+                              double *items)
 {
     tt_batch b;
+    bool more = true;
     memset(stats, 0, sizeof *stats);
-    tt_status status = tt__loader_fits(r, l, "to evaluate");
-    if (status == TT_OK) status = tt_loader_seek(l, 0, 0);
-    if (status != TT_OK) return status;
-    r->ctx->status = TT_OK;
-    while (status == TT_OK && tt_loader_next(l, &b)) status = tt_evaluate_batch(r, &b, stats);
-    return status == TT_OK ? r->ctx->status : status; /* the loader's */
+    tt_status status = source->seek(source->self, 0, 0);
+    while (status == TT_OK && !(stop && *stop)) {
+        memset(&b, 0, sizeof b);
+        status = source->next(source->self, &b, &more);
+        if (status != TT_OK || !more) break;
+        status = tt_evaluate_batch(r, &b, stats);
+        *items += tt__items(&b);
+    }
+    return status;
+}
+
+tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
+{
+    double items = 0;
+    memset(stats, 0, sizeof *stats);
+    tt_status status = tt__source_fits(r, source, "to evaluate");
+    return status == TT_OK ? tt__evaluate(r, source, NULL, stats, &items) : status;
+}
+
+tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacity)
+{
+    if (!r->output.id) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the model gives no output: its `record` set none");
+    tt_status status = tt__set_batch(r, r->eval, b, true);
+    if (status == TT_OK) status = tt_run(r->eval, NULL);
+    return status == TT_OK ? tt_get(r->eval, r->output, to, capacity) : status;
 }
 
 tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
 {
     int classes = r->model.classes;
-    tt_status status = tt__set_batch(r, r->eval, b, r->no_labels);
-    if (status == TT_OK) status = tt_run(r->eval, NULL);
-    if (status == TT_OK) status = tt_get(r->eval, r->logits, probabilities, (size_t)b->seqs * (size_t)classes);
+    if (!classes) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict needs a model with classes; tt_forward gives any output");
+    tt_status status = tt_forward(r, b, probabilities, (size_t)b->seqs * (size_t)classes);
     for (int s = 0; s < b->seqs && status == TT_OK; s++) {
         float *x = probabilities + (size_t)s * (size_t)classes, most = x[0];
         double sum = 0;
@@ -15027,8 +15354,8 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
         for (int c = 0; c < classes; c++) sum += x[c] = expf(x[c] - most);
         if (!isfinite(sum)) {
             const char *bad = tt__bad_parameter(r->eval);
-            return tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for sequence %d is not finite%s%s%s", s, bad ? ": parameter '" : "", bad ? bad : "",
-                            bad ? "' has a number that is not" : "");
+            return tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for sequence %d is not finite%s%s%s", s,
+                            bad ? ": parameter '" : "", bad ? bad : "", bad ? "' has a number that is not" : "");
         }
         for (int c = 0; c < classes; c++) x[c] = (float)(x[c] / sum);
     }
@@ -15059,11 +15386,11 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 
 typedef struct tt__state_header { /* the tensor "tinytrain.run": I64                                                  */
     int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, best_loss,
-        classes, data, optimizer, precision, program, schedule, lr, min_lr, warmup_steps, total_steps;
+        best_by, classes, data, optimizer, precision, program, schedule, lr, min_lr, warmup_steps, total_steps;
     int64_t loss_scale, good_steps, skipped;
 } tt__state_header;
 
-#define TT__STATE_VERSION 4
+#define TT__STATE_VERSION 5
 #define TT__MOST_STEPS ((int64_t)1 << 62) /* more were not done: counting on would overflow */
 
 static int64_t tt__double_bits(double x) { int64_t i; memcpy(&i, &x, 8); return i; }
@@ -15192,6 +15519,7 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     h.correct = tt__double_bits(progress->correct);
     h.best = tt__double_bits(progress->best);
     h.best_loss = tt__double_bits(progress->best_loss);
+    h.best_by = (int64_t)progress->best_by;
     h.classes = (int64_t)progress->classes;
     h.data = (int64_t)progress->data;
     h.loss_scale = tt__double_bits(p->run.loss_scale);
@@ -15262,7 +15590,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     double best = status == TT_OK ? tt__bits_double(h.best) : 0;
     if (!(targets >= 0 && correct >= 0 && best >= -INFINITY)) /* so that NaN is none */
         status = tt__fail(r->ctx, TT_ERR_FORMAT,
-                          "'%s' says that %g of %g targets were right, and a share of %g at best", path,
+                          "'%s' says that %g of %g targets were right, and a metric of %g at best", path,
                           correct, targets, best);
     double scale = status == TT_OK ? tt__bits_double(h.loss_scale) : 1;
     bool scales = tt__is_power_of_two(scale) && scale >= 1 && scale <= TT__LOSS_SCALE_MOST;
@@ -15292,7 +15620,8 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
                     "and differs from one that was never stopped", path, tt__bits_double(h.lr), (long long)h.total_steps, (double)r->options.schedule.lr,
                     (long long)r->options.schedule.total_steps);
         p->run.step = r->saved_steps = h.step;
-        p->run.micro = 0;
+        tt__discard_step(p);
+        r->micro = 0;
         p->run.loss_scale = scale;
         p->good_steps = h.good_steps;
         p->skipped = h.skipped;
@@ -15304,6 +15633,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
         progress->correct = correct;
         progress->best = best;
         progress->best_loss = tt__bits_double(h.best_loss);
+        progress->best_by = (uint64_t)h.best_by;
         progress->classes = (uint64_t)h.classes;
         progress->data = (uint64_t)h.data;
     }
@@ -15315,7 +15645,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
 /* -------------------------------------------------------------------------------------------------------- fit */
 
 /* A line of metrics.csv. A value that is not a finite float is NaN. */
-typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_ACCURACY, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
+typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
     double value[TT__FIT_VALUES];
@@ -15324,12 +15654,15 @@ typedef struct tt__fit_point {
 
 typedef struct tt__fit {
     tt_trainer *r;
-    tt_loader *train, *validation;
+    const tt_source *train, *validation;
+    tt_metric metric;            /* of the model */
+    const char *unit;            /* of the model */
+    bool best_by_metric;         /* this, and not the loss, tells the best validation */
     tt_fit_options o;
     tt_progress p;
     int64_t steps, first_step;   /* of an epoch; done when tt_fit began                                              */
     double started, saved;       /* seconds on the clock; `started` moves on by what validation takes                 */
-    double tokens, flops, peak;
+    double items, flops, peak;   /* since tt_fit began; the machine's                                        */
     size_t bytes;                /* of the arena                                                            */
     char state[TT__PATH];
     bool has_state;              /* the folder holds a state of this run                                    */
@@ -15353,13 +15686,16 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
     tt__text text = {to, capacity, 0};
     if (capacity) to[0] = 0;
     if (e->validation) {
-        tt__print(&text, "  validation: loss %.4f, accuracy %.4f%s", e->validation->loss, e->validation->correct / e->validation->targets, e->best ? ", kept" : "");
+        tt__print(&text, "  validation: loss %.4f", e->validation->loss);
+        if (e->metric_name) tt__print(&text, ", %s %.4f", e->metric_name, e->metric);
+        tt__print(&text, "%s", e->best ? ", kept" : "");
         return text.length;
     }
     tt__print(&text, "epoch %lld/%lld [", (long long)e->epoch + 1, (long long)e->epochs);
     for (int k = 1; k <= 20; k++) tt__print(&text, "%c", k * e->steps <= 20 * e->step ? '#' : '.');
-    tt__print(&text, "] %lld/%lld  loss %.4f  accuracy %.3f  %.0f %s/s", (long long)e->step, (long long)e->steps, e->loss, e->accuracy, e->tokens_per_second,
-              e->images ? "images" : "tokens");
+    tt__print(&text, "] %lld/%lld  loss %.4f", (long long)e->step, (long long)e->steps, e->loss);
+    if (e->metric_name) tt__print(&text, "  %s %.3f", e->metric_name, e->metric);
+    tt__print(&text, "  %.0f %s/s", e->per_second, e->unit);
     if (e->of_peak > 0) tt__print(&text, "  %.0f%% of peak", 100 * e->of_peak);
     int left = (int)fmin(fmax(e->seconds_left, 0), 1e9);
     tt__print(&text, "  ETA %d:%02d", left / 60, left % 60);
@@ -15369,15 +15705,17 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
 static bool tt__fit_stopped(const tt__fit *f) { return f->o.stop && *f->o.stop; }
 
 /* Reads a line of n characters; false where it is none of metrics.csv, as its heading. */
-static bool tt__fit_read_line(const char *line, size_t n, tt__fit_point *point)
+static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__fit_point *point)
 {
     char field[3 + TT__FIT_VALUES][40];
     const char *end = line + n;
     for (int k = 0; k < TT__COUNT(field); k++) {
-        const char *comma = (const char *)memchr(line, ',', (size_t)(end - line));
-        if (!comma || comma - line >= (int)sizeof field[k]) return false;
-        memcpy(field[k], line, (size_t)(comma - line));
-        field[k][comma - line] = 0;
+        const bool absent = k == 3 + TT__FIT_METRIC && !f->metric.name;
+        const char *comma = absent ? line - 1 : (const char *)memchr(line, ',', (size_t)(end - line));
+        const size_t length = absent ? 0 : comma ? (size_t)(comma - line) : sizeof field[k];
+        if (length >= sizeof field[k]) return false;
+        memcpy(field[k], line, length);
+        field[k][length] = 0;
         line = comma + 1;
     }
     point->step = strtoll(field[0], NULL, 10);
@@ -15406,7 +15744,7 @@ static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
     }
     memcpy(f->csv + f->csv_bytes, line, n);
     f->csv[f->csv_bytes += n] = 0;
-    if (!tt__fit_read_line(line, n, &point)) return TT_OK;
+    if (!tt__fit_read_line(f, line, n, &point)) return TT_OK;
     if (!TT__GROW(ctx, f->point, f->points, f->cap_points)) return TT_ERR_MEMORY;
     f->point[f->points++] = point;
     return TT_OK;
@@ -15414,10 +15752,10 @@ static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
 
 static size_t tt__fit_heading(const tt__fit *f, char to[160])
 {
+    const char *metric = f->metric.name;
     tt__text text = {to, 160, 0};
-    tt__print(&text,
-              "step,epoch,split,loss,accuracy,lr,grad_norm,loss_scale,skipped,bytes,seconds,%s_per_second\n",
-              f->r->model.image_bytes ? "images" : "tokens");
+    tt__print(&text, "step,epoch,split,loss,%s%slr,grad_norm,loss_scale,skipped,bytes,seconds,%.24s_per_second\n",
+              metric ? metric : "", metric ? "," : "", f->unit);
     return text.length;
 }
 
@@ -15427,22 +15765,22 @@ static const char *tt__fit_number(double x, char to[32])
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
-/* lr: of the step; tokens: that it, or the validation, has read, in so many seconds. */
-static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double tokens,
+/* lr: of the step; items: that it, or the validation, has read, in so many seconds. */
+static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
     char line[384], number[7][32];
     tt__text text = {line, sizeof line, 0};
-    tt__print(&text, "%lld,%lld,%s,%s,%s,", (long long)s->step, (long long)f->p.epoch + 1,
-              validation ? "validation" : "train", tt__fit_number(s->loss, number[0]),
-              tt__fit_number(s->correct / s->targets, number[1]));
+    tt__print(&text, "%lld,%lld,%s,%s,", (long long)s->step, (long long)f->p.epoch + 1,
+              validation ? "validation" : "train", tt__fit_number(s->loss, number[0]));
+    if (f->metric.name) tt__print(&text, "%s,", tt__fit_number(f->metric.of(s), number[1]));
     if (validation) tt__print(&text, ",,,,");
     else
         tt__print(&text, "%s,%s,%s,%lld,", tt__fit_number(lr, number[2]),
                   tt__fit_number(s->grad_norm, number[3]), tt__fit_number(s->loss_scale, number[4]),
                   (long long)s->skipped);
     tt__print(&text, "%zu,%s,%s\n", f->bytes, tt__fit_number(seconds, number[5]),
-              tt__fit_number(seconds > 0 ? tokens / seconds : 0, number[6]));
+              tt__fit_number(seconds > 0 ? items / seconds : 0, number[6]));
     return tt__fit_line(f, line, text.length);
 }
 
@@ -15469,7 +15807,7 @@ static tt_status tt__fit_read_metrics(tt__fit *f)
     const char *line = file.bytes, *end;
     for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
         size_t n = (size_t)(end + 1 - line);
-        if (!tt__fit_read_line(line, n, &point)) continue;
+        if (!tt__fit_read_line(f, line, n, &point)) continue;
         bool over = point.epoch <= f->p.epoch, at_hand = point.epoch == f->p.epoch + 1 && !point.validation;
         if (over || (at_hand && steps++ < f->p.step)) status = tt__fit_line(f, line, n);
     }
@@ -15477,7 +15815,7 @@ static tt_status tt__fit_read_metrics(tt__fit *f)
     return status;
 }
 
-/* ---- loss.svg: panels of loss, accuracy and learning rate over the steps ---- */
+/* ---- loss.svg: panels of loss, metric and learning rate over the steps ---- */
 
 enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels of the margin for labels, and of a panel */
 
@@ -15619,7 +15957,10 @@ static int tt__fit_epochs(const tt__fit *f, int64_t last, int x[TT__FIT_EPOCHS],
 static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, int top, int height,
                           int64_t last)
 {
-    static const char *const title[] = {"Loss", "Accuracy", "Learning rate"};
+    char metric[32];
+    const char *title = value == TT__FIT_LOSS ? "Loss" : value == TT__FIT_LR ? "Learning rate" : metric;
+    snprintf(metric, sizeof metric, "%s", f->metric.name ? f->metric.name : "");
+    if (metric[0] >= 'a' && metric[0] <= 'z') metric[0] = (char)(metric[0] - 'a' + 'A');
     const bool has_validation = value != TT__FIT_LR, smooth = value != TT__FIT_LR;
     const int64_t x_step = tt__max(1, (int64_t)tt__axis_step((double)last, 8));
     double low = INFINITY, high = -INFINITY, highest = -INFINITY, y;
@@ -15642,7 +15983,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
     const tt__fit_axis a = low <= high ? tt__fit_axis_of(low, high, value == TT__FIT_LOSS, height)
                                        : tt__fit_axis_of(0, 1, false, height);
     tt__print(svg, "<text x='%d' y='%d' font-weight='bold'>%s%s</text>\n<g text-anchor='end' fill='#555'>",
-              TT__FIT_LEFT, top - 10, title[value], a.logarithmic ? " (logarithmic)" : "");
+              TT__FIT_LEFT, top - 10, title, a.logarithmic ? " (logarithmic)" : "");
     for (int k = 0; k < 40 && (a.first + k) * a.step <= a.to + 1e-6 * a.step; k++) {
         double tick = (a.first + k) * a.step, at = a.logarithmic ? pow(10, tick) : tick;
         if (fabs(at) <= FLT_MAX)
@@ -15682,9 +16023,10 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
 /* Of any number of steps, and at most about 100 KB. */
 static void tt__fit_draw(tt__text *svg, const void *arg)
 {
-    enum { LOSS = 40, ACCURACY = 316, LR = 484, BOTTOM = 556, HEIGHT = 612 }; /* pixels from the upper edge */
+    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels from the upper edge; of the metric's panel */
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit *f = (const tt__fit *)arg;
+    const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;
     int x[TT__FIT_EPOCHS];
     int64_t last = 1, number[TT__FIT_EPOCHS];
     for (int k = 0; k < f->points; k++) last = tt__max(last, f->point[k].step);
@@ -15703,7 +16045,7 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
               "<circle cx='%d' cy='26' r='3.5' fill='#d62728'/><text x='%d' y='30'>validation</text>\n",
               RIGHT - 418, RIGHT - 390, RIGHT - 264, RIGHT - 236, RIGHT - 86, RIGHT - 75, RIGHT - 58);
     tt__fit_panel(svg, f, TT__FIT_LOSS, LOSS, 232, last);
-    tt__fit_panel(svg, f, TT__FIT_ACCURACY, ACCURACY, 124, last);
+    if (f->metric.name) tt__fit_panel(svg, f, TT__FIT_METRIC, METRIC, 124, last);
     tt__fit_panel(svg, f, TT__FIT_LR, LR, BOTTOM - LR, last);
     tt__print(svg, "<g text-anchor='middle' fill='#555'>");
     for (int64_t k = 0; k <= last / x_step; k++)
@@ -15741,21 +16083,28 @@ static tt_status tt__fit_save(tt__fit *f)
 static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool best)
 {
     tt_fit_event e;
+    tt_stats epoch; /* so far */
     if (!f->o.report) return;
     memset(&e, 0, sizeof e);
+    memset(&epoch, 0, sizeof epoch);
     double seconds = tt__seconds() - f->started;
     int64_t done = f->p.epoch * f->steps + f->p.step;
+    epoch.loss = f->p.targets > 0 ? f->p.loss_sum / f->p.targets : 0;
+    epoch.targets = f->p.targets;
+    epoch.correct = f->p.correct;
     e.epoch = f->p.epoch;
     e.epochs = f->o.epochs;
     e.step = f->p.step;
     e.steps = f->steps;
-    e.loss = f->p.targets > 0 ? f->p.loss_sum / f->p.targets : 0;
-    e.accuracy = f->p.targets > 0 ? f->p.correct / f->p.targets : 0;
-    e.tokens_per_second = seconds > 0 ? f->tokens / seconds : 0;
+    e.loss = epoch.loss;
+    e.metric_name = f->metric.name;
+    if (e.metric_name) e.metric = f->metric.of(validation ? validation : &epoch);
+    e.unit = f->unit;
+    e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
     if (e.of_peak > 1) e.of_peak = 0; /* the machine was busier when the peak was measured than it is now */
-    e.images = f->r->model.image_bytes > 0;
-    e.seconds_left = done > f->first_step ? seconds / (double)(done - f->first_step) * (double)(f->o.epochs * f->steps - done) : 0;
+    double each = done > f->first_step ? seconds / (double)(done - f->first_step) : 0;
+    e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
     e.validation = validation;
     e.best = best;
     f->o.report(f->o.user, &e);
@@ -15764,53 +16113,54 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
 /* Steps from f->p.step on, to the end of the epoch or until it is stopped. */
 static tt_status tt__fit_epoch(tt__fit *f)
 {
-    tt_context *ctx = f->r->ctx;
     tt_batch b;
     tt_stats s;
-    bool updated;
-    double began = tt__seconds(), tokens = 0;
-    tt_status status = tt_loader_seek(f->train, f->p.epoch, f->p.step);
-    ctx->status = TT_OK;
-    while (status == TT_OK && (f->r->train->run.micro || !tt__fit_stopped(f)) && tt_loader_next(f->train, &b)) { /* steps stay whole */
+    bool updated, more;
+    double began = tt__seconds(), items = 0;
+    tt_status status = f->train->seek(f->train->self, f->p.epoch, f->p.step);
+    while (status == TT_OK && (f->r->micro || !tt__fit_stopped(f))) { /* steps stay whole */
         float lr = tt_trainer_lr(f->r);
+        memset(&b, 0, sizeof b);
+        status = f->train->next(f->train->self, &b, &more);
+        if (status != TT_OK || !more) break;
         status = tt_train_batch(f->r, &b, &s, &updated);
-        tokens += b.pixels ? b.seqs : b.rows;
+        items += tt__items(&b);
         if (status != TT_OK || !updated) continue;
-        f->tokens += tokens;
+        f->items += items;
         f->flops += s.flops;
         f->p.step++;
         f->p.loss_sum += s.loss * s.targets;
         f->p.targets += s.targets;
         f->p.correct += s.correct;
         double now = tt__seconds();
-        status = tt__fit_metrics(f, &s, false, lr, tokens, now - began);
+        status = tt__fit_metrics(f, &s, false, lr, items, now - began);
         tt__fit_report(f, NULL, false);
         if (status == TT_OK && now - f->saved > f->o.save_seconds) status = tt__fit_save(f);
         began = tt__seconds(); /* saving is not counted */
-        tokens = 0;
+        items = 0;
     }
-    return status == TT_OK ? ctx->status : status; /* the loader's */
+    return status;
+}
+
+/* Is a validation with this value and loss better than the best so far? */
+static bool tt__fit_better(const tt__fit *f, double value, double loss)
+{
+    const bool lower = !f->best_by_metric || f->metric.lower_is_better;
+    if (value == f->p.best) return loss < f->p.best_loss;
+    return lower ? value < f->p.best : value > f->p.best;
 }
 
 /* What stands at the end of an epoch. */
 static tt_status tt__fit_validate(tt__fit *f)
 {
-    tt_context *ctx = f->r->ctx;
-    tt_batch b;
     tt_stats s;
-    double began = tt__seconds(), tokens = 0;
-    tt_status status = f->validation ? tt_loader_seek(f->validation, 0, 0) : TT_OK;
-    memset(&s, 0, sizeof s);
-    ctx->status = TT_OK;
-    while (status == TT_OK && f->validation && !tt__fit_stopped(f) && tt_loader_next(f->validation, &b)) {
-        status = tt_evaluate_batch(f->r, &b, &s);
-        tokens += b.pixels ? b.seqs : b.rows;
-    }
-    if (status == TT_OK) status = ctx->status;
+    double began = tt__seconds(), items = 0;
+    tt_status status = f->validation ? tt__evaluate(f->r, f->validation, f->o.stop, &s, &items) : TT_OK;
     if (status != TT_OK || tt__fit_stopped(f)) return status;
-    double accuracy = s.correct / s.targets, loss = isfinite(s.loss) ? s.loss : INFINITY;
-    bool best = !f->validation || accuracy > f->p.best || (accuracy == f->p.best && loss < f->p.best_loss);
-    if (f->validation) status = tt__fit_metrics(f, &s, true, 0, tokens, tt__seconds() - began);
+    double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
+    if (f->validation && f->best_by_metric) value = f->metric.of(&s);
+    bool best = !f->validation || tt__fit_better(f, value, loss);
+    if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
         /* A folder with a model and no state could be neither resumed nor, by a caller who guards models,
            begun anew. */
@@ -15819,7 +16169,7 @@ static tt_status tt__fit_validate(tt__fit *f)
     }
     if (status != TT_OK) return status; /* f->p.best is as it was: a resumed run validates and keeps again */
     if (best && f->validation) {
-        f->p.best = accuracy;
+        f->p.best = value;
         f->p.best_loss = loss;
     }
     if (f->validation) tt__fit_report(f, &s, best);
@@ -15831,26 +16181,20 @@ static tt_status tt__fit_validate(tt__fit *f)
     return status;
 }
 
-/* Hashes of the names of a loader's classes, and of its examples: their labels, and the tokens of texts. */
-static void tt__fit_hash_data(const tt_loader *l, uint64_t *classes, uint64_t *data)
+/* Hashes of the names of a source's classes, and of its data; 0: there are none. */
+static void tt__fit_hash_data(const tt_source *s, uint64_t *classes, uint64_t *data)
 {
-    const tt_dataset *d = l->d;
-    *classes = *data = TT__HASH_BEGIN;
-    for (int c = 0; c < d->n_classes; c++)
-        *classes = tt__hash_on(*classes, d->classes[c], strlen(d->classes[c]) + 1);
-    for (int i = 0; i < d->count; i++) {
-        *data = tt__hash_on(*data, &d->examples[i].label, sizeof d->examples[i].label);
-        if (!l->tokens) continue; /* images */
-        int count = l->tokens[i].count;
-        *data = tt__hash_on(*data, &count, sizeof count);
-        *data = tt__hash_on(*data, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
-    }
+    *classes = s->classes ? TT__HASH_BEGIN : 0;
+    for (int c = 0; c < s->classes; c++)
+        *classes = tt__hash_on(*classes, s->class_names[c], strlen(s->class_names[c]) + 1);
+    *data = s->hash ? s->hash(s->self) : 0;
 }
 
 /* Resumes from f->state, which must be of data with these hashes. */
 static tt_status tt__fit_resume(tt__fit *f, uint64_t classes, uint64_t data)
 {
     tt_context *ctx = f->r->ctx;
+    const uint64_t best_by = f->p.best_by;
     tt_status status = tt_trainer_load(f->r, f->state, &f->p);
     if (status != TT_OK) return status;
     if (f->p.epoch > f->o.epochs || f->p.step > f->steps || f->p.epoch < 0 || f->p.step < 0)
@@ -15858,12 +16202,15 @@ static tt_status tt__fit_resume(tt__fit *f, uint64_t classes, uint64_t data)
                         "'%s' has done %lld epochs and %lld steps, more than %lld epochs of %lld steps",
                         f->o.folder, (long long)f->p.epoch, (long long)f->p.step, (long long)f->o.epochs,
                         (long long)f->steps);
-    if (f->p.classes && f->p.classes != classes)
+    if (f->p.best_by && f->p.best_by != best_by)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was not told by its %s: name what told it",
+                        f->o.folder, f->best_by_metric ? f->metric.name : "loss");
+    if (f->p.classes && classes && f->p.classes != classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
                         "'%s' was trained on classes with other names than those of the data at hand; the "
                         "first of these is '%s'",
-                        f->o.folder, f->train->d->classes[0]);
-    if (f->p.data && f->p.data != data)
+                        f->o.folder, f->train->class_names[0]);
+    if (f->p.data && data && f->p.data != data)
         tt__log(ctx, TT_LOG_WARNING, "resume",
                 "'%s' was trained on other data: the run goes on with those at hand, and differs from one "
                 "that was never stopped",
@@ -15878,8 +16225,8 @@ static tt_status tt__fit_begin(tt__fit *f)
     tt_context *ctx = f->r->ctx;
     const tt_files *files = &ctx->options.files;
     tt_status status = tt__must_train(f->r);
-    if (status == TT_OK) status = tt__loader_fits(f->r, f->train, "to train on");
-    if (status == TT_OK && f->validation) status = tt__loader_fits(f->r, f->validation, "for validation");
+    if (status == TT_OK) status = tt__source_fits(f->r, f->train, "to train on");
+    if (status == TT_OK && f->validation) status = tt__source_fits(f->r, f->validation, "for validation");
     if (status != TT_OK) return status;
     if (f->train->accumulates && !f->r->options.accumulate)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
@@ -15887,6 +16234,14 @@ static tt_status tt__fit_begin(tt__fit *f)
                         "true");
     if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / tt__max(1, f->steps))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
+    if (f->o.best_by && strcmp(f->o.best_by, "loss") != 0 &&
+        !(f->metric.name && strcmp(f->o.best_by, f->metric.name) == 0))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: best_by is '%s', neither 'loss' nor the model's metric%s%s",
+                        f->o.best_by, f->metric.name ? ", " : " (it has none)", f->metric.name ? f->metric.name : "");
+    f->best_by_metric = f->metric.name && !(f->o.best_by && strcmp(f->o.best_by, "loss") == 0);
+    f->p.best = f->best_by_metric && !f->metric.lower_is_better ? -INFINITY : INFINITY;
+    f->p.best_loss = INFINITY;
+    f->p.best_by = tt__hash(f->best_by_metric ? f->metric.name : "loss");
     if (f->o.resume && !f->o.folder) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
     status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
@@ -15910,7 +16265,8 @@ static tt_status tt__fit_begin(tt__fit *f)
     return status;
 }
 
-tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const tt_fit_options *o, bool *finished)
+tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
+                 bool *finished)
 {
     tt_context *ctx = r->ctx;
     tt__fit *f = (tt__fit *)tt__calloc(ctx, sizeof *f);
@@ -15920,12 +16276,12 @@ tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const t
     f->train = train;
     f->validation = validation;
     f->o = o ? *o : tt_fit_options_default();
-    f->p.best = -1;
-    f->p.best_loss = INFINITY;
-    f->steps = tt_loader_steps(train);
+    f->metric = r->model.metric;
+    f->unit = r->model.unit ? r->model.unit : "examples";
+    f->steps = train->steps;
     tt_status status = tt__fit_begin(f);
     bool began = status == TT_OK;
-    f->peak = began && r->train->kind->host ? tt_measured_peak(ctx) : 0;
+    f->peak = began && strcmp(tt_program_plan(r->train).device, "cpu") == 0 ? tt_measured_peak(ctx) : 0;
     f->first_step = began ? f->p.epoch * f->steps + f->p.step : 0;
     f->started = f->saved = tt__seconds();
     while (status == TT_OK && f->p.epoch < f->o.epochs && !tt__fit_stopped(f)) {
@@ -15933,7 +16289,7 @@ tt_status tt_fit(tt_trainer *r, tt_loader *train, tt_loader *validation, const t
         if (status == TT_OK && !tt__fit_stopped(f)) status = tt__fit_validate(f);
     }
     bool done = status == TT_OK && f->p.epoch == f->o.epochs;
-    if (began && !done && tt__fit_has_steps(f) && r->train->run.micro == 0) { /* so that nothing is lost */
+    if (began && !done && tt__fit_has_steps(f) && r->micro == 0) { /* so that nothing is lost */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);

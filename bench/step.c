@@ -226,8 +226,9 @@ int main(int argc, char **argv)
     if ((size ? tt_vit_new(ctx, &vit, &v) : tt_bert_new(ctx, &m, &c)) != TT_OK) bench_die("%s", tt_error(ctx));
     tt_model model = size ? tt_vit_classifier(&vit) : tt_bert_classifier(&m);
     if (!size && length > c.max_positions) bench_die("--length %d: the model has %d positions", length, c.max_positions);
-    if (size && path) read_images(ctx, &all, path, model.image_bytes, model.max_length);
-    else if (size) random_images(&all, seqs, (int)model.image_bytes, model.max_length);
+    const int image_bytes = v.image_size * v.image_size * v.channels;
+    if (size && path) read_images(ctx, &all, path, image_bytes, model.max_length);
+    else if (size) random_images(&all, seqs, image_bytes, model.max_length);
     else if (path) read_batches(ctx, &all, path);
     else random_batch(&all, seqs, length, c.vocab_size);
     if (steps < all.n) steps = all.n;

@@ -502,7 +502,7 @@ static inline int fit(tt_trainer *t, tt_context *ctx, tt_loader *l, tt_loader *v
     o.report = show_progress;
     o.user = user;
     handle_signals(true);
-    tt_status status = tt_fit(t, l, validation, &o, finished);
+    tt_status status = tt_fit(t, tt_loader_source(l), tt_loader_source(validation), &o, finished);
     handle_signals(false);
     return end_of_training(ctx, t, status, *finished);
 }

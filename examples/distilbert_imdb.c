@@ -253,7 +253,7 @@ static void test(void)
     if (tt_dataset_count(d)) {
         tt_loader *l = loader_of(ctx, d, k, &m, false);
         tt_trainer *t = make_trainer(ctx, &m, l, NULL, 0);
-        must(ctx, tt_evaluate(t, l, &s));
+        must(ctx, tt_evaluate(t, tt_loader_source(l), &s));
         printf("best epoch: accuracy %.4f, loss %.4f on %.0f test texts\n", s.correct / s.targets, s.loss,
                s.targets);
         tt_trainer_free(t), tt_loader_free(l);

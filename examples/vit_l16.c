@@ -363,7 +363,7 @@ static void test(void)
     check_classes(x.d, "test on", m.config.classes, m.class_names, "the model");
     tt_loader *l = loader_of(ctx, x.d, &m, false);
     tt_trainer *t = make_trainer(ctx, &m, tt_loader_max_seqs(l), 0);
-    must(ctx, tt_evaluate(t, l, &s));
+    must(ctx, tt_evaluate(t, tt_loader_source(l), &s));
     printf("best epoch: accuracy %.4f, loss %.4f on %.0f test images\n", s.correct / s.targets, s.loss,
            s.targets);
     printf("saved: %s\n", opt.run.out);

@@ -177,7 +177,7 @@ static pid_t begin(training *r, const char *folder, bool resume, long at, bool h
     o.save_seconds = r->save_seconds;
     o.keep = keep;
     o.user = r;
-    tt_status status = tt_fit(r->t, r->train, r->validates ? r->validation : NULL, &o, &finished);
+    tt_status status = tt_fit(r->t, tt_loader_source(r->train), tt_loader_source(r->validates ? r->validation : NULL), &o, &finished);
     if (status != TT_OK) snprintf(shared->error, sizeof shared->error, "%s", tt_error(r->ctx));
     _exit(status == TT_OK && finished ? ENDED : FAILED);
 }
@@ -421,7 +421,7 @@ static bool sweep_evaluation(sweep *s)
 {
     tt_stats stats;
     float p[2];
-    return tt_evaluate(s->r.t, s->r.validation, &stats) == TT_OK &&
+    return tt_evaluate(s->r.t, tt_loader_source(s->r.validation), &stats) == TT_OK &&
            tt_predict_text(s->r.t, s->r.k, "good film", p) == TT_OK;
 }
 
@@ -450,7 +450,7 @@ static bool sweep_train(sweep *s, bool resume)
     o.report = sweep_report;
     o.stop = &s->stop;
     o.user = s;
-    return tt_fit(s->r.t, s->r.train, s->r.validation, &o, &finished) == TT_OK && finished == !s->stop_at;
+    return tt_fit(s->r.t, tt_loader_source(s->r.train), tt_loader_source(s->r.validation), &o, &finished) == TT_OK && finished == !s->stop_at;
 }
 
 static bool sweep_fit(sweep *s) { return sweep_train(s, false); }

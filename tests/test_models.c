@@ -201,7 +201,7 @@ static void golden_steps(golden *g, bool gradients, differences *d)
     for (int k = 0; k < params; k++) start[k] = param_values(g->ctx->params[k]);
 
     CHECK(tt_predict(g->r, &b, logits) == TT_OK);
-    CHECK(tt_get(g->r->eval, g->r->logits, logits, TEST_COUNT(logits)) == TT_OK); /* the logits behind the probabilities */
+    CHECK(tt_get(g->r->eval, g->r->output, logits, TEST_COUNT(logits)) == TT_OK); /* the logits behind the probabilities */
     reference = golden_tensor(g, "", "logits", &n);
     CHECK(n == (int64_t)b.seqs * g->r->model.classes);
     for (int64_t k = 0; k < n; k++) d->logits = worse(d->logits, fabs(logits[k] - reference[k]));

@@ -228,10 +228,10 @@ TEST(loss_falls)
     s.threads = 2;
     s.schedule.total_steps = 60;
     if (!open_world(&w, &s)) return;
-    CHECK(tt_evaluate(w.r, w.all, &before) == TT_OK && tt_trainer_steps(w.r) == 0);
+    CHECK(tt_evaluate(w.r, tt_loader_source(w.all), &before) == TT_OK && tt_trainer_steps(w.r) == 0);
     CHECK(train(&w, 56, &last) == TT_OK);
     CHECK(w.progress.epoch == 7 && w.progress.step == 7 && w.progress.targets == TEXTS);
-    CHECK(tt_evaluate(w.r, w.all, &after) == TT_OK);
+    CHECK(tt_evaluate(w.r, tt_loader_source(w.all), &after) == TT_OK);
     CHECK(before.targets == TEXTS && after.targets == TEXTS && after.step == 56);
     CHECK(after.loss < 0.2 * before.loss && after.correct >= TEXTS - 1 && before.correct < TEXTS - 8);
     CHECK(last.flops > 0 && last.grad_norm > 0 && last.step == 56);
@@ -277,10 +277,10 @@ TEST(options_refused_together)
     o.optimizer.beta1 = 1;
     o.optimizer.weight_decay = -2;
     o.optimizer.clip_norm = NAN;
-    model.classes = 0;
+    model.record = NULL;
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     static const char *const parts[] = {"train options: ", "lr -1 is not a finite number >= 0", "min_lr 2 is not in [0, lr]", "warmup_steps 9 exceeds total_steps 5", "max_tokens 4 is less than max_seqs 5",
-                                        "the model has 0 classes", "label_smoothing 1 is not in [0, 1)", "precision 'fp4' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", "beta1 1 is not in [0, 1)",
+                                        "the model has no function `record`", "label_smoothing 1 is not in [0, 1)", "precision 'fp4' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", "beta1 1 is not in [0, 1)",
                                         "weight_decay -2 is negative", "clip_norm nan is negative"};
     for (int k = 0; k < TEST_COUNT(parts); k++) CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, parts[k]);
     o = train_options(&s, w.l);
@@ -391,15 +391,15 @@ TEST(loaders_that_do_not_fit)
     tt_train_options to = train_options(&s, brief);
     tt_trainer *r = tt_trainer_new(w.ctx, &model, &to);
     REQUIRE(brief && split && r && tt_loader_max_tokens(brief) < tt_loader_max_tokens(w.all));
-    CHECK(tt_evaluate(r, w.all, &stats) == TT_ERR_SHAPE);
+    CHECK(tt_evaluate(r, tt_loader_source(w.all), &stats) == TT_ERR_SHAPE);
     CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "micro-batches to evaluate have up to 8 sequences and ");
-    CHECK(tt_fit(r, brief, w.all, &o, &finished) == TT_ERR_SHAPE && !finished && tt_trainer_steps(r) == 0);
+    CHECK(tt_fit(r, tt_loader_source(brief), tt_loader_source(w.all), &o, &finished) == TT_ERR_SHAPE && !finished && tt_trainer_steps(r) == 0);
     CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "micro-batches for validation have up to 8 sequences");
-    CHECK(tt_fit(r, w.l, brief, &o, &finished) == TT_ERR_SHAPE && tt_trainer_steps(r) == 0);
+    CHECK(tt_fit(r, tt_loader_source(w.l), tt_loader_source(brief), &o, &finished) == TT_ERR_SHAPE && tt_trainer_steps(r) == 0);
     CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "max_tokens = 40: make it for the largest of all its loaders");
-    CHECK(tt_fit(w.r, split, w.all, &o, &finished) == TT_ERR_ARGUMENT && tt_trainer_steps(w.r) == 0);
+    CHECK(tt_fit(w.r, tt_loader_source(split), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT && tt_trainer_steps(w.r) == 0);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "make the trainer with accumulate = true");
-    CHECK(tt_fit(w.r, w.l, brief, &o, &finished) == TT_OK && finished);
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(brief), &o, &finished) == TT_OK && finished);
     tt_trainer_free(r);
     tt_loader_free(split);
     tt_loader_free(brief);
@@ -530,9 +530,9 @@ TEST(evaluation_changes_nothing)
         s.precision = precisions[k % 5];
         s.accumulate = k < 5 ? 1 : 4;
         if (!open_world(&a, &s) || !open_world(&b, &s)) return;
-        CHECK(tt_evaluate(a.r, a.all, &first) == TT_OK);
+        CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &first) == TT_OK);
         CHECK(train(&a, 4, NULL) == TT_OK && train(&b, 4, NULL) == TT_OK);
-        CHECK(tt_evaluate(a.r, a.all, &first) == TT_OK && tt_evaluate(a.r, a.all, &second) == TT_OK);
+        CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &first) == TT_OK && tt_evaluate(a.r, tt_loader_source(a.all), &second) == TT_OK);
         memset(&second, 0, sizeof second);
         CHECK(tt_loader_seek(a.all, 0, 0) == TT_OK);
         while (tt_loader_next(a.all, &micro)) CHECK(tt_evaluate_batch(a.r, &micro, &second) == TT_OK);
@@ -541,7 +541,7 @@ TEST(evaluation_changes_nothing)
         if (k >= 5) { /* also within a step */
             for (int i = 0; i < 4 && tt_loader_next(a.l, &micro); i++) {
                 CHECK(tt_train_batch(a.r, &micro, NULL, NULL) == TT_OK);
-                CHECK(tt_evaluate(a.r, a.all, &second) == TT_OK);
+                CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &second) == TT_OK);
             }
             a.progress.step++;
             CHECK(train(&b, 1, NULL) == TT_OK && tt_trainer_steps(a.r) == 5);
@@ -560,10 +560,10 @@ TEST(evaluation_does_not_depend_on_the_batches)
     tt_stats x, y;
     other.max_tokens = 30;
     if (!open_world(&a, &s) || !open_world(&b, &other)) return;
-    CHECK(tt_evaluate(a.r, a.all, &x) == TT_OK && tt_evaluate(b.r, b.all, &y) == TT_OK);
+    CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &x) == TT_OK && tt_evaluate(b.r, tt_loader_source(b.all), &y) == TT_OK);
     CHECK_NEAR(x.loss, y.loss, 1e-6);
     CHECK(x.correct == y.correct && x.targets == y.targets);
-    CHECK(tt_evaluate(a.r, a.l, &y) == TT_OK); /* a shuffled loader: the same texts */
+    CHECK(tt_evaluate(a.r, tt_loader_source(a.l), &y) == TT_OK); /* a shuffled loader: the same texts */
     CHECK_NEAR(x.loss, y.loss, 1e-6);
     CHECK(x.correct == y.correct && x.targets == y.targets);
     close_world(&a);
@@ -596,7 +596,7 @@ TEST(probabilities)
             CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false: it evaluates and predicts only");
             CHECK(tt_trainer_save(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT && tt_trainer_load(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT);
         }
-        CHECK(tt_evaluate(w.r, w.all, &stats) == TT_OK && tt_loader_seek(w.all, 0, 0) == TT_OK);
+        CHECK(tt_evaluate(w.r, tt_loader_source(w.all), &stats) == TT_OK && tt_loader_seek(w.all, 0, 0) == TT_OK);
         while (tt_loader_next(w.all, &b)) {
             float p[2 * BATCH];
             CHECK(tt_predict(w.r, &b, p) == TT_OK);
@@ -1078,11 +1078,11 @@ TEST(damaged_states)
         copy_state(path, bad, "tinytrain.run", NULL, NULL, -1, 0);
         refuse(&w, bad, TT_ERR_FORMAT, "has no tensor 'tinytrain.run': it is no state of this model and optimizer");
         copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0); /* of one element */
-        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 4");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 5");
         copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
         refuse(&w, bad, TT_ERR_FORMAT, "tensor 'exp_avg.classifier.weight' is F32 of");
         copy_state(path, bad, NULL, NULL, NULL, 0, 77); /* version */
-        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 4");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 5");
         copy_state(path, bad, NULL, NULL, NULL, 2, -5); /* steps */
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
         copy_state(path, bad, NULL, NULL, NULL, 2, INT64_MAX);
@@ -1324,12 +1324,14 @@ static void fit_report(void *user, const tt_fit_event *e)
 {
     fitting *f = (fitting *)user;
     CHECK(e->epochs == (f->epochs ? f->epochs : 3) && e->steps == 7 && e->epoch >= 0 &&
-          e->epoch < e->epochs && e->step >= 1 && e->step <= 7 && e->accuracy >= 0 && e->accuracy <= 1);
-    CHECK(e->loss > 0 && e->seconds_left >= 0 && (e->validation || (e->tokens_per_second > 0 && e->of_peak > 0)));
+          e->epoch < e->epochs && e->step >= 1 && e->step <= 7 && strcmp(e->metric_name, "accuracy") == 0 && e->metric >= 0 && e->metric <= 1);
+    CHECK(e->loss > 0 && e->seconds_left >= 0 && strcmp(e->unit, "tokens") == 0 &&
+          (e->validation || (e->per_second > 0 && e->of_peak > 0)));
     if (e->validation) {
         const double accuracy = e->validation->correct / TEXTS, loss = e->validation->loss;
         const bool tie = accuracy == f->best && loss < f->best_loss;
-        CHECK(e->step == 7 && e->validation->targets == TEXTS && e->best == (accuracy > f->best || tie));
+        CHECK(e->step == 7 && e->validation->targets == TEXTS && e->best == (accuracy > f->best || tie) &&
+              e->metric == accuracy);
         if (e->best) f->best = accuracy, f->best_loss = loss;
         f->ties += tie;
         f->validations++;
@@ -1352,11 +1354,12 @@ TEST(fit_in_a_line)
     memset(&e, 0, sizeof e);
     memset(&s, 0, sizeof s);
     e.epoch = 1, e.epochs = 6, e.step = 13, e.steps = 52;
-    e.loss = 0.12345, e.accuracy = 0.98765, e.tokens_per_second = 55692.3, e.of_peak = 0.287, e.seconds_left = 125;
+    e.loss = 0.12345, e.metric_name = "accuracy", e.metric = 0.98765, e.unit = "tokens", e.per_second = 55692.3;
+    e.of_peak = 0.287, e.seconds_left = 125;
     CHECK(tt_fit_text(&e, line, sizeof line) == strlen(line));
     CHECK(strcmp(line, "epoch 2/6 [#####...............] 13/52  loss 0.1235  accuracy 0.988  55692 tokens/s  29% of peak  ETA 2:05") == 0);
     CHECK(tt_fit_text(&e, cut, sizeof cut) == strlen(line) && strcmp(cut, "epoch 2") == 0 && tt_fit_text(&e, NULL, 0) == strlen(line));
-    e.images = true, e.step = 52, e.seconds_left = 0;
+    e.unit = "images", e.step = 52, e.seconds_left = 0;
     tt_fit_text(&e, line, sizeof line);
     CHECK(strcmp(line, "epoch 2/6 [####################] 52/52  loss 0.1235  accuracy 0.988  55692 images/s  29% of peak  ETA 0:00") == 0);
     e.of_peak = 0;
@@ -1366,7 +1369,7 @@ TEST(fit_in_a_line)
     tt_fit_text(&e, line, sizeof line);
     CHECK(strstr(line, "  ETA 16666666:40") != NULL);
     s.loss = 0.5, s.correct = 3, s.targets = 4;
-    e.validation = &s, e.best = true;
+    e.validation = &s, e.best = true, e.metric = 0.75;
     tt_fit_text(&e, line, sizeof line);
     CHECK(strcmp(line, "  validation: loss 0.5000, accuracy 0.7500, kept") == 0);
 }
@@ -1384,7 +1387,7 @@ static tt_status fit(world *w, const char *folder, bool resume, fitting *f, bool
     o.keep = fit_keep;
     o.report = fit_report;
     o.user = f;
-    return tt_fit(w->r, w->l, w->all, &o, finished);
+    return tt_fit(w->r, tt_loader_source(w->l), tt_loader_source(w->all), &o, finished);
 }
 
 #define METRICS "step,epoch,split,loss,accuracy,lr,grad_norm,loss_scale,skipped,bytes"
@@ -1474,7 +1477,7 @@ TEST(fit_without_folder_or_validation)
     o.keep = fit_keep;
     o.user = &f;
     f.kept = 0;
-    CHECK(tt_fit(w.r, w.l, NULL, &o, NULL) == TT_OK && f.kept == 2 && tt_trainer_steps(w.r) == 35);
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), NULL, &o, NULL) == TT_OK && f.kept == 2 && tt_trainer_steps(w.r) == 35);
     close_world(&w);
 }
 
@@ -1490,14 +1493,14 @@ TEST(fit_refuses)
     snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
     if (!open_world(&w, &s) || !open_world(&v, &s)) return;
     o.epochs = 0;
-    CHECK(tt_fit(w.r, w.l, w.all, &o, &finished) == TT_ERR_ARGUMENT && !finished);
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT && !finished);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 0");
     o.epochs = INT64_MAX; /* of seven steps each: more than can be counted */
-    CHECK(tt_fit(w.r, w.l, w.all, &o, &finished) == TT_ERR_ARGUMENT && !finished);
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT && !finished);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 9223372036854775807");
     o.epochs = 1;
     o.resume = true;
-    CHECK(tt_fit(w.r, w.l, w.all, &o, &finished) == TT_ERR_ARGUMENT);
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "to resume, name the folder that holds the run");
     CHECK(fit(&w, folder, true, &f, &finished) == TT_ERR_FILE);
     CHECK_ERROR(w.ctx, TT_ERR_FILE, "cannot list the folder '");
@@ -1510,11 +1513,11 @@ TEST(fit_refuses)
     CHECK(fit(&v, folder, false, &f, &finished) == TT_ERR_ARGUMENT && tt_trainer_steps(v.r) == 0);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "run' holds a run: resume it, or name another folder");
     o.folder = folder;
-    CHECK(tt_fit(v.r, v.l, v.all, &o, &finished) == TT_ERR_ARGUMENT);
+    CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 3 epochs and 0 steps, more than 1 epochs of 7 steps");
     w.progress.epoch = INT64_MAX; /* which nothing is multiplied with */
     CHECK(tt_trainer_save(w.r, test_path(folder, "state.safetensors"), &w.progress) == TT_OK);
-    CHECK(tt_fit(v.r, v.l, v.all, &o, &finished) == TT_ERR_ARGUMENT);
+    CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 9223372036854775807 epochs and 0 steps, more than 1 epoch");
     close_world(&w);
     close_world(&v);
@@ -1555,7 +1558,7 @@ TEST(fit_resumes_on_the_same_data) /* other classes are refused, other labels or
         const char *path = test_path(folder, "bad");
         CHECK(tt_trainer_save(w.r, path, &bad) == TT_OK);
         CHECK(tt_trainer_load(w.r, path, &p) == TT_ERR_FORMAT);
-        CHECK_ERROR(w.ctx, TT_ERR_FORMAT, "targets were right, and a share of");
+        CHECK_ERROR(w.ctx, TT_ERR_FORMAT, "targets were right, and a metric of");
     }
     close_world(&w);
 }
@@ -1850,8 +1853,9 @@ TEST(fit_refuses_metrics_with_other_columns)
     CHECK(lines == 1 + 18 + 3);
     memset(&images, 0, sizeof images);
     memset(&of_images, 0, sizeof of_images);
-    images.model.image_bytes = 1;
     of_images.r = &images;
+    of_images.metric = tt_accuracy();
+    of_images.unit = "images";
     CHECK(tt__fit_heading(&of_images, heading) == strlen(heading) &&
           strcmp(heading, METRICS ",seconds,images_per_second\n") == 0);
     close_world(&w);
@@ -1904,7 +1908,7 @@ static void add_point(tt__fit *f, int64_t step, int64_t epoch, bool validation, 
 {
     tt__fit_point *p = &f->point[f->points++];
     p->step = step, p->epoch = epoch, p->validation = validation;
-    p->value[TT__FIT_LOSS] = loss, p->value[TT__FIT_ACCURACY] = accuracy, p->value[TT__FIT_LR] = lr;
+    p->value[TT__FIT_LOSS] = loss, p->value[TT__FIT_METRIC] = accuracy, p->value[TT__FIT_LR] = lr;
 }
 
 TEST(pictures_of_a_training)
@@ -1915,6 +1919,7 @@ TEST(pictures_of_a_training)
     char label[32];
     tt__fit f;
     memset(&f, 0, sizeof f);
+    f.metric = tt_accuracy();
     f.point = (tt__fit_point *)calloc(STEPS + 1000, sizeof *f.point);
 
     free(drawn(&f)); /* nothing at all */
@@ -1983,9 +1988,11 @@ TEST(lines_of_metrics)
                  {"7,1,train,0.500000000000000000000000000000000000000000000,0.75,0.001,\n", false, 0}};
     for (int k = 0; k < TEST_COUNT(lines); k++) {
         tt__fit_point p;
-        CHECK(tt__fit_read_line(lines[k].line, strlen(lines[k].line), &p) == lines[k].good);
+        tt__fit f;
+        f.metric = tt_accuracy();
+        CHECK(tt__fit_read_line(&f, lines[k].line, strlen(lines[k].line), &p) == lines[k].good);
         if (!lines[k].good) continue;
-        CHECK(p.step == 7 && p.epoch == 2 && p.validation == (k == 1) && p.value[TT__FIT_ACCURACY] == 0.75 &&
+        CHECK(p.step == 7 && p.epoch == 2 && p.validation == (k == 1) && p.value[TT__FIT_METRIC] == 0.75 &&
               p.value[TT__FIT_LR] == (k == 1 ? 0 : 0.001));
         CHECK(isnan(lines[k].loss) ? isnan(p.value[TT__FIT_LOSS]) : p.value[TT__FIT_LOSS] == lines[k].loss);
     }
@@ -2006,14 +2013,16 @@ TEST(fit_of_a_trainer_that_only_evaluates)
 }
 
 /* A model of one linear layer over the first token's embedding, whose bias has the name in `self`. */
-static tt_value named_logits(const void *self, tt_tape *t, const tt_inputs *in)
+static tt_value record_named(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
 {
     static const tt_init zeros = {TT_INIT_ZEROS, 0};
     const char *names[3] = {"table", "weight", (const char *)self};
     const int64_t dims[3][2] = {{50, 8}, {2, 8}, {2, 0}};
     tt_param *p[3];
+    tt_inputs in = tt_text_inputs(t, o);
     for (int k = 0; k < 3; k++) p[k] = tt_param_new(t->ctx, names[k], k == 2 ? 1 : 2, dims[k], zeros);
-    return tt_linear(t, tt_gather_rows(t, tt_embedding(t, in->ids, p[0]), in->first), p[1], p[2]);
+    *output = tt_linear(t, tt_gather_rows(t, tt_embedding(t, in.ids, p[0]), in.first), p[1], p[2]);
+    return tt_cross_entropy(t, *output, in.labels, NULL);
 }
 
 TEST(names_that_a_state_cannot_have)
@@ -2028,7 +2037,7 @@ TEST(names_that_a_state_cannot_have)
     for (int k = 0; k < TEST_COUNT(names); k++) {
         test_allocator a;
         tt_context *ctx = test_open(&a);
-        tt_model model = {names[k], named_logits, 2, 8, 0};
+        tt_model model = {names[k], record_named, tt_accuracy(), 2, "tokens", 8, false};
         tt_train_options o = tt_train_options_default();
         tt_progress progress;
         memset(&progress, 0, sizeof progress);

@@ -417,7 +417,7 @@ static tt_trainer *trainer_of(tt_context *ctx, tt_vit *m, const char *recompute,
     o.accumulate = accumulate;
     if (!CHECK(tt_vit_new(ctx, m, &c) == TT_OK)) return NULL;
     tt_model model = tt_vit_classifier(m);
-    CHECK(model.max_length == 10 && model.image_bytes == IMAGE);
+    CHECK(model.max_length == 10 && model.same_length);
     tt_trainer *r = tt_trainer_new(ctx, &model, &o);
     if (!r) CHECK_ERROR(ctx, TT_OK, "a trainer");
     return r;

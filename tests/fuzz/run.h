@@ -17,10 +17,12 @@ typedef struct fuzz_run {
 } fuzz_run;
 
 /* The mean of the words' vectors, and a linear classifier. */
-static inline tt_value fuzz__logits(const void *self, tt_tape *t, const tt_inputs *in)
+static inline tt_value fuzz__record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
 {
     const fuzz_run *r = (const fuzz_run *)self;
-    return tt_linear(t, tt_mean_pool(t, tt_embedding(t, in->ids, r->table), in->seq_start), r->w, r->b);
+    tt_inputs in = tt_text_inputs(t, o);
+    *output = tt_linear(t, tt_mean_pool(t, tt_embedding(t, in.ids, r->table), in.seq_start), r->w, r->b);
+    return tt_cross_entropy(t, *output, in.labels, NULL);
 }
 
 /* Made at the first call and kept, as it takes longer than a run: state and metrics of a run are all that
@@ -52,7 +54,7 @@ static inline fuzz_run *fuzz_run_get(void)
     r.w = tt_param_new(r.ctx, "w", 2, w_dims, normal);
     r.b = tt_param_new(r.ctx, "b", 1, b_dims, zeros);
     FUZZ_CHECK(r.train && r.validation && r.table && r.w && r.b);
-    tt_model model = {&r, fuzz__logits, RUN_CLASSES, 8, 0};
+    tt_model model = {&r, fuzz__record, tt_accuracy(), RUN_CLASSES, "tokens", 8, false};
     tt_train_options o = tt_train_options_default();
     o.schedule.total_steps = 6;
     o.max_seqs = tt_loader_max_seqs(r.train);
@@ -72,7 +74,7 @@ static inline tt_status fuzz_run_fit(fuzz_run *r, int64_t epochs, bool resume, c
     o.folder = "run";
     o.resume = resume;
     o.stop = stop;
-    return tt_fit(r->t, r->train, r->validation, &o, finished);
+    return tt_fit(r->t, tt_loader_source(r->train), tt_loader_source(r->validation), &o, finished);
 }
 
 #endif
