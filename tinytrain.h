@@ -1078,7 +1078,8 @@ typedef struct tt__attr {
     tt_dtype narrow;                    /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: w is f32 and rounded to this when read (TT_F32: is not) */
 } tt__attr;
 
-typedef enum tt__phase { TT__FORWARD, TT__BACKWARD, TT__NORM, TT__UPDATE } tt__phase;
+/* What a segment, a contiguous range of a tape's instructions, is run for. Segments follow one another in this order. */
+typedef enum tt__segment { TT__EACH_MICRO, TT__EACH_STEP, TT__SEGMENTS } tt__segment;
 
 typedef struct tt__instr {
     int op;
@@ -1086,7 +1087,8 @@ typedef struct tt__instr {
     uint32_t add, add_later;
     tt__attr attr;
     uint32_t random;    /* its stream of random numbers; a recomputed copy has the same                             */
-    tt__phase phase;
+    tt__segment segment;
+    bool backward;      /* autodiff emitted it, or recompute for one that autodiff emitted                            */
     bool again;         /* a copy that recomputes                                                                   */
     size_t workspace;   /* bytes of scratch while it runs, and their place                                          */
     size_t workspace_place;
@@ -2290,13 +2292,12 @@ static tt__instr tt__new_instr(int op)
     return i;
 }
 
-static tt__instr *tt__append(tt_tape *t, int op, tt__phase phase)
+static tt__instr *tt__append(tt_tape *t, int op)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) { tt__out_of_memory(t); return NULL; }
     tt__instr *i = &t->code[t->n_code++];
     memset(i, 0, sizeof *i);
     i->op = op;
-    i->phase = phase;
     if (tt__row(op)->flags & TT__RANDOM) i->random = ++t->n_random;
     return i;
 }
@@ -2344,6 +2345,18 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
     snprintf(a->name, sizeof a->name, "%s", name);
     a->capacity = capacity;
     return tt__axis_code(t->n_axes++, 0);
+}
+
+/* The first instruction of a segment; for TT__SEGMENTS, their number. */
+static int tt__segment_first(const tt_tape *t, int segment)
+{
+    int from = 0, to = t->n_code;
+    while (from < to) {
+        int middle = (from + to) / 2;
+        if ((int)t->code[middle].segment < segment) from = middle + 1;
+        else to = middle;
+    }
+    return from;
 }
 
 static size_t tt__storage_bytes(const tt__value *v)
@@ -2465,7 +2478,7 @@ static tt_value tt__record(tt_tape *t, const tt__instr *i)
     if (t->status != TT_OK) return tt__handle(0);
     memset(shape, 0, sizeof shape);
     if (!tt__row(i->op)->shape(t, i, shape)) return tt__handle(0);
-    tt__instr *to = tt__append(t, i->op, TT__FORWARD);
+    tt__instr *to = tt__append(t, i->op);
     if (!to) return tt__handle(0);
     int at = t->n_code - 1;
     memcpy(to->in, i->in, sizeof to->in);
@@ -2616,12 +2629,19 @@ typedef struct tt__builder {
     tt_tape *t;
     bool accumulate;      /* gradients of parameters persist over micro-batches                                      */
     bool ok;
+    tt__segment segment;  /* of what it emits                                                                        */
+    bool backward;
 } tt__builder;
 
-static tt__instr *tt__emit(tt__builder *b, int op, tt__phase phase)
+static tt__instr *tt__emit(tt__builder *b, int op)
 {
-    tt__instr *i = b->ok ? tt__append(b->t, op, phase) : NULL;
-    if (!i) b->ok = false;
+    tt__instr *i = b->ok ? tt__append(b->t, op) : NULL;
+    if (!i) {
+        b->ok = false;
+        return NULL;
+    }
+    i->segment = b->segment;
+    i->backward = b->backward;
     return i;
 }
 
@@ -2633,9 +2653,9 @@ static int32_t tt__grad_owner(const tt_tape *t, int32_t v)
     return v;
 }
 
-static void tt__fill(tt__builder *b, int32_t v, float x, tt__phase phase)
+static void tt__fill(tt__builder *b, int32_t v, float x)
 {
-    tt__instr *i = tt__emit(b, TT__OP_FILL, phase);
+    tt__instr *i = tt__emit(b, TT__OP_FILL);
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
@@ -2673,8 +2693,8 @@ static void tt__grad_into(tt__builder *b, int at, int slot, int32_t v)
         if (!exists && !whole) { /* the other views of base may add to the rest */
             tt__instr moved = t->code[at];
             t->n_code--;
-            tt__fill(b, g, 0, TT__BACKWARD);
-            tt__instr *back = tt__emit(b, moved.op, TT__BACKWARD);
+            tt__fill(b, g, 0);
+            tt__instr *back = tt__emit(b, moved.op);
             if (!back) return;
             *back = moved;
             at = t->n_code - 1;
@@ -2699,7 +2719,7 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
         t->values[v].grad = g;
         return;
     }
-    tt__instr *i = tt__emit(b, TT__OP_SCALE, TT__BACKWARD);
+    tt__instr *i = tt__emit(b, TT__OP_SCALE);
     if (!i) return;
     i->in[0] = g;
     i->attr.scale = 1;
@@ -2744,7 +2764,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     if (f->attr.act) { /* through the activation, from what it saved */
         bool from_output = f->attr.act == TT__ACT_RELU || f->attr.act == TT__ACT_TANH;
         if (tt__wants(t, f->in[0]) || tt__wants(t, f->in[1]) || tt__wants(t, f->in[2])) {
-            tt__instr *i = tt__emit(b, TT__OP_ACTIVATION_BACKWARD, TT__BACKWARD);
+            tt__instr *i = tt__emit(b, TT__OP_ACTIVATION_BACKWARD);
             int32_t out = i ? tt__new_value(t, &t->values[f->out[0]].shape, TT__TRANSIENT, "d(%.56s.pre)", t->values[f->out[0]].name) : 0;
             if (!out) { b->ok = false; return; }
             i = &t->code[t->n_code - 1];
@@ -2755,7 +2775,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
         }
     }
     if (tt__wants(t, f->in[1]) || tt__wants(t, f->in[2])) {
-        tt__instr *i = tt__emit(b, TT__OP_LINEAR_DW, TT__BACKWARD);
+        tt__instr *i = tt__emit(b, TT__OP_LINEAR_DW);
         if (!i) return;
         i->in[0] = dy;
         i->in[1] = f->in[0];
@@ -2764,7 +2784,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
         tt__grad_into(b, t->n_code - 1, 1, f->in[2]);
     }
     if (tt__wants(t, f->in[0])) {
-        tt__instr *i = tt__emit(b, TT__OP_LINEAR_DX, TT__BACKWARD);
+        tt__instr *i = tt__emit(b, TT__OP_LINEAR_DX);
         if (!i) return;
         i->in[0] = dy;
         i->in[1] = f->in[1];
@@ -2809,7 +2829,7 @@ tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table)
 
 static void tt__backward_EMBEDDING(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_EMBEDDING_BACKWARD, TT__BACKWARD);
+    tt__instr *i = tt__emit(b, TT__OP_EMBEDDING_BACKWARD);
     if (!i) return;
     i->in[0] = f->in[0];
     i->in[1] = g;
@@ -2846,7 +2866,7 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
 
 static void tt__backward_LAYERNORM(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_LAYERNORM_BACKWARD, TT__BACKWARD);
+    tt__instr *i = tt__emit(b, TT__OP_LAYERNORM_BACKWARD);
     if (!i) return;
     i->in[0] = g;
     i->in[1] = f->in[0];
@@ -2908,7 +2928,7 @@ tt_value tt_silu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_S
 static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t g)
 {
     bool from_output = f->attr.act == TT__ACT_RELU || f->attr.act == TT__ACT_TANH;
-    tt__instr *i = tt__emit(b, TT__OP_ACTIVATION_BACKWARD, TT__BACKWARD);
+    tt__instr *i = tt__emit(b, TT__OP_ACTIVATION_BACKWARD);
     if (!i) return;
     i->attr.act = f->attr.act;
     i->in[0] = g;
@@ -2931,7 +2951,7 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
 
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_SCALE, TT__BACKWARD);
+    tt__instr *i = tt__emit(b, TT__OP_SCALE);
     if (!i) return;
     i->attr.scale = f->attr.scale;
     i->in[0] = g;
@@ -2958,7 +2978,7 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
     if (tt__wants(b->t, f->in[0])) { /* the same mask on the gradient */
-        tt__instr *i = tt__emit(b, TT__OP_DROPOUT, TT__BACKWARD);
+        tt__instr *i = tt__emit(b, TT__OP_DROPOUT);
         if (!i) return;
         i->attr.dropout = f->attr.dropout;
         i->random = f->random;
@@ -3021,9 +3041,9 @@ static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g
             int32_t base = b->t->values[f->in[k]].base;
             if (b->t->values[f->in[j]].base != base || !tt__wants(b->t, base) || b->t->values[base].grad) continue;
             int32_t whole = tt__new_gradient(b, base);
-            if (whole) tt__fill(b, whole, 0, TT__BACKWARD);
+            if (whole) tt__fill(b, whole, 0);
         }
-    tt__instr *i = tt__emit(b, TT__OP_ATTENTION_BACKWARD, TT__BACKWARD);
+    tt__instr *i = tt__emit(b, TT__OP_ATTENTION_BACKWARD);
     if (!i) return;
     i->attr = f->attr;
     i->random = f->random;
@@ -3059,7 +3079,7 @@ tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index) { return tt__bin
 
 static void tt__backward_GATHER_ROWS(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_GATHER_ROWS_BACKWARD, TT__BACKWARD);
+    tt__instr *i = tt__emit(b, TT__OP_GATHER_ROWS_BACKWARD);
     if (!i) return;
     i->in[0] = g;
     i->in[1] = f->in[1];
@@ -3089,7 +3109,7 @@ tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start) { return tt__b
 
 static void tt__backward_MEAN_POOL(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_MEAN_POOL_BACKWARD, TT__BACKWARD);
+    tt__instr *i = tt__emit(b, TT__OP_MEAN_POOL_BACKWARD);
     if (!i) return;
     i->in[0] = g;
     i->in[1] = f->in[1];
@@ -3116,7 +3136,7 @@ tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row)
 
 static void tt__backward_SET_ROWS(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_SET_ROWS_BACKWARD, TT__BACKWARD);
+    tt__instr *i = tt__emit(b, TT__OP_SET_ROWS_BACKWARD);
     if (!i) return;
     i->in[0] = g;
     i->in[1] = f->in[1];
@@ -3207,7 +3227,7 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const t
 
 static void tt__backward_CROSS_ENTROPY(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_CROSS_ENTROPY_BACKWARD, TT__BACKWARD);
+    tt__instr *i = tt__emit(b, TT__OP_CROSS_ENTROPY_BACKWARD);
     if (!i) return;
     i->attr = f->attr;
     i->in[0] = g;
@@ -3260,7 +3280,7 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
 {
     for (int side = 0; side < 2; side++) { /* the error is symmetric: swap the operands for the target */
         if (!tt__wants(b->t, f->in[side])) continue;
-        tt__instr *i = tt__emit(b, TT__OP_MEAN_SQUARED_ERROR_BACKWARD, TT__BACKWARD);
+        tt__instr *i = tt__emit(b, TT__OP_MEAN_SQUARED_ERROR_BACKWARD);
         if (!i) return;
         i->in[0] = g;
         i->in[1] = f->in[side];
@@ -3280,7 +3300,7 @@ static bool tt__shape_CAST(tt_tape *t, const tt__instr *i, tt__shape *out) { ret
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
     if (b->t->values[f->in[0]].storage == TT__PARAMETER) return; /* its gradient went to the parameter directly */
-    tt__instr *i = tt__emit(b, TT__OP_CAST, TT__BACKWARD);
+    tt__instr *i = tt__emit(b, TT__OP_CAST);
     if (!i) return;
     i->in[0] = g;
     tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
@@ -3447,6 +3467,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         const tt__instr *i = &t->code[k];
         const tt__op *op = tt__row(i->op);
         tt__shape shape[TT__MAX_OUT];
+        if (k && i->segment < i[-1].segment) status = tt__verify_fail(t, pass, k, "stands behind those of a later segment", 0);
         for (int j = 0; j < TT__MAX_IN && status == TT_OK; j++) {
             if (!i->in[j]) continue;
             if (i->in[j] < 0 || i->in[j] >= t->n_values || j >= op->inputs) status = tt__verify_fail(t, pass, k, "operand is no value", 0);
@@ -3479,7 +3500,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
 /* Appends the backward instructions of the loss `root` to the tape. */
 static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 {
-    tt__builder b = {t, accumulate, true};
+    tt__builder b = {t, accumulate, true, TT__EACH_MICRO, true};
     int forward = t->n_code;
     char what[256];
     if (!t->values[root].needs_grad)
@@ -3487,7 +3508,7 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     if (t->values[root].shape.rows != 1 || t->values[root].shape.cols != 1 || t->values[root].shape.axis || t->values[root].base != root)
         return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s", tt__describe(t, root, what, sizeof what));
     int32_t seed = tt__new_gradient(&b, root);
-    tt__fill(&b, seed, 1, TT__BACKWARD);
+    tt__fill(&b, seed, 1);
     if (b.ok) t->code[t->n_code - 1].attr.loss_scale = true;
     for (int k = forward - 1; k >= 0 && b.ok; k--) {
         tt__instr f = t->code[k];
@@ -3678,7 +3699,7 @@ static void tt__pass_fuse_loss(tt_tape *t, int32_t root)
         fused.out[1] = 0;
         if (back >= 0) {
             d = t->code[back].out[0];
-            fused.phase = TT__BACKWARD;
+            fused.backward = true;
             fused.in[5] = t->code[back].in[0];
             for (last = back; last + 1 < t->n_code; last++) { /* the gradients come right after it */
                 const tt__instr *i = &t->code[last + 1];
@@ -3780,7 +3801,7 @@ static void tt__mark_residual(tt_tape *t)
    loss reads and what is computed from one stay f32. Runs before differentiation, so gradients follow. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 {
-    tt__builder b = {t, false, true};
+    tt__builder b = {t, false, true, TT__EACH_MICRO, false};
     if (precision->kind == TT__32_TRUE) return TT_OK;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
@@ -3808,7 +3829,7 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         if (!copy) {
             tt__shape shape = t->values[w].shape;
             shape.dtype = precision->half;
-            tt__instr *cast = tt__emit(&b, TT__OP_CAST, TT__FORWARD);
+            tt__instr *cast = tt__emit(&b, TT__OP_CAST);
             copy = cast ? tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(shape.dtype), t->values[w].name) : 0;
             if (!copy) return TT_ERR_MEMORY;
             t->values[copy].needs_grad = t->values[w].needs_grad;
@@ -3922,7 +3943,7 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v)
             t->values[id].pinned_f32 = like.pinned_f32;
             r->again[old] = i.out[o] = id;
         }
-        i.phase = TT__BACKWARD;
+        i.backward = true;
         i.again = true;
         if (!tt__insert(t, r->at++, &i)) return 0;
     }
@@ -3956,7 +3977,7 @@ static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy)
     memset(&r, 0, sizeof r);
     r.t = t;
     r.policy = policy;
-    while (forward < t->n_code && t->code[forward].phase == TT__FORWARD) forward++;
+    while (forward < t->n_code && !t->code[forward].backward) forward++;
     r.producer = (int *)tt__calloc(t->ctx, (size_t)values * sizeof *r.producer);
     r.saved = (bool *)tt__calloc(t->ctx, (size_t)values * sizeof *r.saved);
     r.again = (int32_t *)tt__calloc(t->ctx, (size_t)values * sizeof *r.again);
@@ -3971,7 +3992,7 @@ static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy)
                 if (k >= forward) r.saved[t->values[t->code[k].in[j]].base] = true;
             }
         for (r.at = forward; r.at < t->n_code && ok; r.at++)
-            for (int j = 0; j < TT__MAX_IN && ok && t->code[r.at].phase == TT__BACKWARD; j++) {
+            for (int j = 0; j < TT__MAX_IN && ok && t->code[r.at].backward; j++) {
                 int32_t with = t->code[r.at].in[j] ? tt__read_again(&r, t->code[r.at].in[j]) : 0;
                 ok = with || !t->code[r.at].in[j];
                 t->code[r.at].in[j] = with;
@@ -4009,7 +4030,7 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
 /* Global norm, clipping, and one optimizer instruction for each parameter with a gradient. */
 static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, int32_t *norms, int32_t *norm_and_factor)
 {
-    tt__builder b = {t, false, true};
+    tt__builder b = {t, false, true, TT__EACH_STEP, false};
     tt__shape shape;
     int values = t->n_values, n = 0;
     for (int32_t v = 1; v < values; v++) n += t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;
@@ -4025,7 +4046,7 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, int3
     for (int32_t v = 1, k = 0; v < values && b.ok; v++) {
         if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v || !t->values[v].grad) continue;
         int32_t g = t->values[v].grad;
-        tt__instr *i = tt__emit(&b, TT__OP_SUM_SQUARES, TT__NORM);
+        tt__instr *i = tt__emit(&b, TT__OP_SUM_SQUARES);
         tt__set_fixed(&shape, TT_F32, 1, 1);
         int32_t slot = i ? tt__new_view(t, squares, &shape, k++, 1, t->values[g].name) : 0;
         if (!slot) return TT_ERR_MEMORY;
@@ -4033,7 +4054,7 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, int3
         i->in[0] = g;
         i->out[0] = slot;
     }
-    tt__instr *clip = tt__emit(&b, TT__OP_CLIP, TT__NORM);
+    tt__instr *clip = tt__emit(&b, TT__OP_CLIP);
     if (!clip) return TT_ERR_MEMORY;
     clip->attr.clip_norm = o->clip_norm;
     clip->in[0] = squares;
@@ -4043,7 +4064,7 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, int3
         bool adam = o->kind != TT_SGD;
         int32_t first = adam || o->momentum != 0 ? tt__new_state(&b, v, adam ? "m" : "momentum") : 0;
         int32_t second = adam ? tt__new_state(&b, v, "v") : 0;
-        tt__instr *i = tt__emit(&b, adam ? TT__OP_ADAM : TT__OP_SGD, TT__UPDATE);
+        tt__instr *i = tt__emit(&b, adam ? TT__OP_ADAM : TT__OP_SGD);
         if (!i) return TT_ERR_MEMORY;
         i->in[0] = t->values[v].grad;
         i->in[1] = factor;
@@ -9117,10 +9138,10 @@ void tt_close(tt_context *ctx)
    on the device. Uses all above.
    ============================================================================================================ */
 
-/* The launches of some phases as a device has recorded them, for runs with the same numbers of rows. */
+/* The launches of a segment as a device has recorded them, for runs with the same numbers of rows. */
 typedef struct tt__recording {
     void *made;             /* the device's; NULL: these rows were met once                                          */
-    tt__phase first;
+    tt__segment segment;
     bool later;             /* micro-batches but the first of a step: they add to gradients                          */
     int64_t *rows;          /* of each axis; NULL: this entry is free                                                */
     uint64_t used;          /* when                                                                                  */
@@ -9761,9 +9782,8 @@ static tt_status tt__check_operands(const tt__launch *l)
 static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
 {
     tt_status status = TT_OK;
-    for (int k = 0; k < p->t->n_code && status == TT_OK; k++) {
+    for (int k = 0, end = tt__segment_first(p->t, TT__EACH_MICRO + 1); k < end && status == TT_OK; k++) {
         l->instr = &p->t->code[k];
-        if (l->instr->phase > TT__BACKWARD) break;
         for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__on_host(p, l->instr->in[j]);
         for (int j = 0; j < TT__MAX_OUT; j++) l->out[j] = tt__resolve(p, l->instr->out[j]);
         status = tt__check_operands(l);
@@ -9773,43 +9793,43 @@ static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
 }
 
 /* The entry for this run's rows: one that is there, else a free one or that of the longest ago, made anew; NULL if there can be none. */
-static tt__recording *tt__recording_of(tt_program *p, tt__phase first, bool *met)
+static tt__recording *tt__recording_of(tt_program *p, tt__segment segment, bool *met)
 {
     tt__recording *oldest = &p->recordings[0];
     const size_t bytes = sizeof *p->axis_rows * (size_t)p->t->n_axes;
-    const bool later = first == TT__FORWARD && p->run.micro > 0;
+    const bool later = segment == TT__EACH_MICRO && p->run.micro > 0;
     *met = true;
     p->runs++;
     for (int k = 0; k < TT__RECORDINGS; k++) {
         tt__recording *r = &p->recordings[k];
-        if (r->rows && r->first == first && r->later == later && memcmp(r->rows, p->axis_rows, bytes) == 0) { r->used = p->runs; return r; }
+        if (r->rows && r->segment == segment && r->later == later && memcmp(r->rows, p->axis_rows, bytes) == 0) { r->used = p->runs; return r; }
         if (r->used < oldest->used) oldest = r;
     }
     *met = false;
     if (oldest->made) p->kind->backend->forget(p->arena->device, oldest->made);
     if (!oldest->rows) oldest->rows = (int64_t *)tt__alloc(p->ctx, bytes);
     oldest->made = NULL;
-    oldest->first = first;
+    oldest->segment = segment;
     oldest->later = later;
     oldest->used = p->runs;
     if (oldest->rows) memcpy(oldest->rows, p->axis_rows, bytes);
     return oldest->rows ? oldest : NULL;
 }
 
-/* Launches the instructions of the phases first..last. */
-static tt_status tt__launch_phases(tt_program *p, tt__launch *l, tt__phase first, tt__phase last)
+/* Launches the instructions of a segment. */
+static tt_status tt__launch_segment(tt_program *p, tt__launch *l, tt__segment segment)
 {
     tt_status status = TT_OK;
-    for (int k = 0; k < p->t->n_code && status == TT_OK; k++) {
+    const int end = tt__segment_first(p->t, segment + 1);
+    for (int k = tt__segment_first(p->t, segment); k < end && status == TT_OK; k++) {
         const tt__instr *i = &p->t->code[k];
-        if (i->phase < first || i->phase > last) continue;
         l->instr = i;
         for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__resolve(p, i->in[j]);
         for (int j = 0; j < TT__MAX_OUT; j++) {
             l->out[j] = tt__resolve(p, i->out[j]);
             l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
         }
-        l->more = k + 1 < p->t->n_code && i[1].op == i->op && i[1].phase == i->phase && !p->poison;
+        l->more = k + 1 < end && i[1].op == i->op && !p->poison;
         l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
         status = p->kind->backend->launch(p->arena->device, l);
         if (p->poison) tt__poison(p, k);
@@ -9817,8 +9837,8 @@ static tt_status tt__launch_phases(tt_program *p, tt__launch *l, tt__phase first
     return status;
 }
 
-/* Runs the phases first..last. A device that can records them when it meets the same numbers of rows again, and replays that from then on. */
-static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
+/* Runs a segment. A device that can records them when it meets the same numbers of rows again, and replays that from then on. */
+static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {
     const tt__backend *b = p->kind->backend;
     tt__device *d = p->arena->device;
@@ -9832,24 +9852,24 @@ static tt_status tt__run_phases(tt_program *p, tt__phase first, tt__phase last)
     l.slot = p->slot;
     l.tf32 = p->matmul == TT__MATMUL_TF32;
     l.resident = p->arena->memory;
-    tt_status status = first == TT__FORWARD ? tt__check_inputs(p, &l) : TT_OK;
+    tt_status status = segment == TT__EACH_MICRO ? tt__check_inputs(p, &l) : TT_OK;
     if (status == TT_OK) status = tt__zero_states(p);
-    if (first == TT__FORWARD) p->arena->results_of = NULL;
+    if (segment == TT__EACH_MICRO) p->arena->results_of = NULL;
     if (status == TT_OK) {
         bool met = false;
-        tt__recording *r = b->capture ? tt__recording_of(p, first, &met) : NULL;
+        tt__recording *r = b->capture ? tt__recording_of(p, segment, &met) : NULL;
         status = b->begin(d, p->slot, &p->run);
         if (status == TT_OK && met && !r->made && b->capture(d) == TT_OK) {
-            status = tt__launch_phases(p, &l, first, last);
+            status = tt__launch_segment(p, &l, segment);
             r->made = b->captured(d); /* in any case, to end it */
             if (status == TT_OK && !r->made) status = TT_ERR_DEVICE;
             if (status != TT_OK && r->made) { b->forget(d, r->made); r->made = NULL; }
         }
-        if (status == TT_OK) status = r && r->made ? b->replay(d, r->made) : tt__launch_phases(p, &l, first, last);
+        if (status == TT_OK) status = r && r->made ? b->replay(d, r->made) : tt__launch_segment(p, &l, segment);
         status = tt__device_status(p->ctx, p->arena, status);
     }
     tt__float_restore(mode);
-    if (first == TT__FORWARD && status == TT_OK) p->arena->results_of = p;
+    if (segment == TT__EACH_MICRO && status == TT_OK) p->arena->results_of = p;
     return status;
 }
 
@@ -9900,7 +9920,7 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
     tt__begin_step(p);
-    status = tt__run_phases(p, TT__FORWARD, TT__FORWARD);
+    status = tt__run_segment(p, TT__EACH_MICRO);
     tt__forget_inputs(p);
     if (status == TT_OK) status = tt__collect_losses(p);
     if (status == TT_OK) status = tt__read_results(p);
@@ -9954,7 +9974,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
         p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
-    status = tt__run_phases(p, TT__FORWARD, TT__BACKWARD);
+    status = tt__run_segment(p, TT__EACH_MICRO);
     tt__forget_inputs(p);
     if (status == TT_OK) status = tt__collect_losses(p);
     if (status == TT_OK && (wanted || p->kind->host)) status = tt__read_results(p);
@@ -9980,7 +10000,7 @@ static bool tt__loss_overflowed(tt_program *p)
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     p->run.lr = lr;
-    tt_status status = tt__run_phases(p, TT__NORM, TT__UPDATE); /* which leaves all as it is where a loss or gradient is not finite */
+    tt_status status = tt__run_segment(p, TT__EACH_STEP); /* which leaves all as it is where a loss or gradient is not finite */
     if (status == TT_OK) status = tt__read_results(p);
     if (status != TT_OK) return status;
     if (!(p->results.targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing was updated", (long long)p->run.step);
@@ -10318,7 +10338,7 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
     enum { LEFT = 64, TOP = 66, WIDTH = 600, HEIGHT = 290, RIGHT = LEFT + WIDTH, BOTTOM = TOP + HEIGHT, N = TT_MEM_CATEGORIES }; /* pixels */
     static const tt_category layer[N] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
     static const char *const colour[N] = {"#4e79a7", "#a0cbe8", "#f28e2b", "#b07aa1", "#59a14f", "#9c9490"}; /* from below */
-    static const char *const phase_names[] = {"forward", "backward", "update"};
+    static const char *const part_names[] = {"forward", "backward", "update"};
     const tt_plan plan = tt_program_plan(p);
     const int n = (int)tt__max(1, plan.instructions), columns = (int)tt__min(n, WIDTH);
     size_t peak = 0;
@@ -10361,12 +10381,13 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
     const int arena_y = (int)((double)plan.bytes * scale + 0.5);
     tt__print(&text, "<path stroke='#222' stroke-dasharray='60 40' d='M0 %dH%d'/>\n<path stroke='#222' d='M0 %dV0H%dM%d %dV%d'/><circle cx='%d' cy='%d' r='35' fill='#222'/>\n</g>\n",
               arena_y, 10 * WIDTH, 10 * HEIGHT, 10 * WIDTH, peak_x, peak_y, 10 * HEIGHT - 190, peak_x, peak_y);
-    for (int phase = 0, from = 0; phase < 3; phase++) { /* below the axis */
+    for (int part = 0, from = 0; part < 3; part++) { /* below the axis */
         int upto = from;
-        while (upto < plan.instructions && (int)tt__min(p->t->code[upto].phase, TT__NORM) <= phase) upto++;
+        const tt__instr *i = p->t->code;
+        while (upto < plan.instructions && (i[upto].segment == TT__EACH_STEP ? 2 : i[upto].backward) <= part) upto++;
         int x = LEFT + WIDTH * from / n, width = LEFT + WIDTH * upto / n - x;
-        if (upto > from) tt__print(&text, "<rect x='%d' y='%d' width='%d' height='17' fill='%s'/>", x, BOTTOM + 1, width, phase == 1 ? "#dcdcdc" : "#ececec");
-        if (width > 60) tt__print(&text, "<text x='%d' y='%d' text-anchor='middle'>%s</text>\n", x + width / 2, BOTTOM + 14, phase_names[phase]);
+        if (upto > from) tt__print(&text, "<rect x='%d' y='%d' width='%d' height='17' fill='%s'/>", x, BOTTOM + 1, width, part == 1 ? "#dcdcdc" : "#ececec");
+        if (width > 60) tt__print(&text, "<text x='%d' y='%d' text-anchor='middle'>%s</text>\n", x + width / 2, BOTTOM + 14, part_names[part]);
         from = upto;
     }
     for (int k = 0; k * step * unit < full; k++)
@@ -15442,7 +15463,7 @@ static uint64_t tt__program_hash(const tt_program *p)
     for (int k = 0; k < p->t->n_code; k++) {
         const tt__instr *i = &p->t->code[k];
         const tt__attr *a = &i->attr;
-        if (i->phase == TT__BACKWARD || i->op == TT__OP_CAST) continue; /* copies of weights: some devices do without */
+        if (i->backward || i->op == TT__OP_CAST) continue; /* copies of weights: some devices do without */
         snprintf(text, sizeof text, "%s %d %d %d %d %d %d %d %a %a %a %a %a %a %a %a", tt__row(i->op)->name, (int)p->t->values[i->out[0]].shape.dtype, a->act, a->heads, a->causal, a->nesterov, a->decoupled, a->ignore_index,
                  a->scale, a->dropout, a->eps, a->smoothing, a->weight_decay, a->beta1, a->beta2, a->clip_norm);
         hash = (hash ^ tt__hash(text)) * 1099511628211u;

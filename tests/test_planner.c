@@ -98,6 +98,10 @@ TEST(verifier_finds_damage)
     d.t->values[d.y.id].shape.rows = 7;
     EXPECT_DAMAGE(&d, "result has another shape than its rule says: 'gelu.1' f32 (7, 4)");
 
+    REQUIRE(intact(&d));
+    d.t->code[0].segment = TT__EACH_STEP;
+    EXPECT_DAMAGE(&d, "instruction 1 (gelu): stands behind those of a later segment");
+
     REQUIRE(intact(&d)); /* an operand of the wrong width: the rule of the op says so */
     d.t->values[d.target.id].shape.cols = 3;
     EXPECT_DAMAGE(&d, "mean_squared_error: operand 1 is 'target' f32 (6, 3), expected (6, 4)");
@@ -751,7 +755,7 @@ static void check_f32_values(const tt_program *p, int64_t rows, int sums)
         const tt__value *x = &t->values[v];
         if (x->storage != TT__TRANSIENT || x->base != v || x->shape.rows != rows || x->shape.dtype != TT_F32 || x->pinned_f32 || tt__producer(t, v) < 0) continue;
         const tt__instr *i = &t->code[tt__producer(t, v)];
-        bool gradient = i->phase == TT__BACKWARD && !i->again;
+        bool gradient = i->backward && !i->again;
         if (i->again) continue;
         if (!gradient) found++;
         bool of_sum = false;
