@@ -35,7 +35,7 @@ build() # old|new cpu|cuda FOLDER FLAG
     fi
     newer "$program" "$here/bits.c" "$3/tinytrain.h" "$3/tinytrain_cuda.cu" "$3"/tests/cuda_emu/* && return 0
     # Each version with its own emulator, and with the sizes that its Makefile gives it there.
-    defines=$(cd "$3" && env -u MAKEFLAGS -u MAKELEVEL $MAKE -s --eval 'bits: ; @echo $(EMU_DEFINES)' bits) || return 1
+    defines=$(cd "$3" && env -u MAKEFLAGS -u MAKELEVEL $MAKE -s --eval 'emu_defines: ; @echo $(EMU_DEFINES)' emu_defines) || return 1
     cxx="-std=c++17 -g -ftrivial-auto-var-init=pattern"
     fma=
     grep -qsw fma /proc/cpuinfo && fma="-mfma -ffp-contract=off"
