@@ -180,7 +180,7 @@ typedef struct tt_allocator {
 } tt_allocator;
 
 /* File access. open: mode 'r' or 'w' (create or truncate), NULL on failure. read/write move exactly n bytes or return
-   false; reads are positioned, writes are sequential. map may be NULL or return NULL: then files are read into memory.
+   false; reads are positioned, writes are sequential.
    reason() describes the last failure in words. */
 typedef struct tt_files {
     void *(*open)(void *user, const char *path, char mode);
@@ -189,8 +189,6 @@ typedef struct tt_files {
     bool (*write)(void *user, void *file, const void *from, size_t n);
     bool (*sync)(void *user, void *file);
     bool (*close)(void *user, void *file);
-    const void *(*map)(void *user, void *file, size_t n);
-    void (*unmap)(void *user, const void *memory, size_t n);
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
     bool (*make_folder)(void *user, const char *path); /* true if it exists already                                */
@@ -522,8 +520,9 @@ tt_status tt_run(tt_program *p, tt_stats *stats);
 
 /* ------------------------------------------------------------------------------------------------------ files */
 
-/* A safetensors file (github.com/huggingface/safetensors, format of the README), memory-mapped and fully checked when
-   opened: header length, JSON, dtypes, dims, offsets inside the file, no overlap, no hole, no duplicate name, sizes. */
+/* A safetensors file (github.com/huggingface/safetensors, format of the README), fully checked when opened:
+   header length, JSON, dtypes, dims, offsets inside the file, no overlap, no hole, no duplicate name, sizes. It
+   stays open, and its tensors are read when they are asked for, by any number of threads. */
 typedef struct tt_safetensors tt_safetensors;
 
 typedef struct tt_tensor_info {
@@ -540,9 +539,11 @@ int tt_safetensors_count(const tt_safetensors *s);
 const tt_tensor_info *tt_safetensors_info(const tt_safetensors *s, int i);
 int tt_safetensors_find(const tt_safetensors *s, const char *name);       /* -1 if absent                              */
 const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key); /* of "__metadata__"; NULL if absent     */
-const void *tt_safetensors_data(const tt_safetensors *s, int i);          /* little-endian bytes, maybe unaligned      */
-/* n elements from `first` on, as floats (F64, F32, BF16, F16) or as int32 (I8 to I64, U8 to U64, BOOL). A finite number that
-   the result cannot hold fails, naming the element. */
+/* Reads n of a tensor's bytes, which are little-endian, from byte `first` on. All reads fail with TT_ERR_FILE, and
+   name the file and the byte, if another program has cut the file off meanwhile. */
+tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size_t n, void *to);
+/* Reads n elements from `first` on, as floats (F64, F32, BF16, F16) or as int32 (I8 to I64, U8 to U64, BOOL). A
+   finite number that the result cannot hold fails, naming the element. */
 tt_status tt_safetensors_read_f32(const tt_safetensors *s, int i, int64_t first, int64_t n, float *to);
 tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first, int64_t n, int32_t *to);
 
@@ -1947,14 +1948,6 @@ static bool tt__posix_write(void *user, void *file, const void *from, size_t n)
 static bool tt__posix_sync(void *user, void *file) { (void)user; return fsync(tt__fd(file)) == 0 || errno == EINVAL; }
 static bool tt__posix_close(void *user, void *file) { (void)user; return close(tt__fd(file)) == 0; }
 
-static const void *tt__posix_map(void *user, void *file, size_t n)
-{
-    (void)user;
-    void *p = n ? mmap(NULL, n, PROT_READ, MAP_PRIVATE, tt__fd(file), 0) : MAP_FAILED;
-    return p == MAP_FAILED ? NULL : p;
-}
-
-static void tt__posix_unmap(void *user, const void *memory, size_t n) { (void)user; munmap((void *)(uintptr_t)memory, n); }
 static bool tt__posix_rename(void *user, const char *from, const char *to) { (void)user; return rename(from, to) == 0; }
 static bool tt__posix_remove(void *user, const char *path) { (void)user; return remove(path) == 0; }
 
@@ -2006,8 +1999,6 @@ tt_context_options tt_context_options_default(void)
     o.files.write = tt__posix_write;
     o.files.sync = tt__posix_sync;
     o.files.close = tt__posix_close;
-    o.files.map = tt__posix_map;
-    o.files.unmap = tt__posix_unmap;
     o.files.rename = tt__posix_rename;
     o.files.remove = tt__posix_remove;
     o.files.make_folder = tt__posix_make_folder;
@@ -2018,40 +2009,56 @@ tt_context_options tt_context_options_default(void)
 
 /* ------------------------------------------------------------------------------------------------ whole files */
 
-/* A file's bytes, mapped where the hooks can, else read. bytes has a NUL behind it only when it was read. */
-typedef struct tt__file_bytes { const char *bytes; size_t size; bool mapped; } tt__file_bytes;
+/* Opens a file to read it, and tells its size. */
+static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, size_t *size)
+{
+    const tt_files *files = &ctx->options.files;
+    *file = files->open(files->user, path, 'r');
+    if (!*file) return tt__fail(ctx, TT_ERR_FILE, "cannot open '%s': %s", path, files->reason(files->user));
+    int64_t bytes = files->size(files->user, *file);
+    *size = (size_t)bytes;
+    if (bytes >= 0) return TT_OK;
+    const char *reason = files->reason(files->user);
+    tt_status status = tt__fail(ctx, TT_ERR_FILE, "cannot tell the size of '%s': %s", path, reason);
+    files->close(files->user, *file);
+    *file = NULL;
+    return status;
+}
+
+/* Reads n bytes from `offset` on of a file that had them when it was opened. */
+static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to, size_t n)
+{
+    const tt_files *files = &ctx->options.files;
+    char reason[256];
+    if (!n || files->read(files->user, file, offset, to, n)) return TT_OK;
+    snprintf(reason, sizeof reason, "%s", files->reason(files->user));
+    int64_t size = files->size(files->user, file);
+    if (size >= 0 && (uint64_t)size < offset + n)
+        return tt__fail(ctx, TT_ERR_FILE, "'%s', byte %lld: the file was cut off while it was read", path,
+                        (long long)size);
+    return tt__fail(ctx, TT_ERR_FILE, "cannot read %zu bytes of '%s': %s", n, path, reason);
+}
+
+/* A file's bytes in memory, a NUL behind them. */
+typedef struct tt__file_bytes { char *bytes; size_t size; } tt__file_bytes;
 
 static void tt__file_close(tt_context *ctx, tt__file_bytes *f)
 {
-    if (f->mapped) ctx->options.files.unmap(ctx->options.files.user, f->bytes, f->size);
-    else tt__free(ctx, (void *)(uintptr_t)f->bytes);
+    tt__free(ctx, f->bytes);
     memset(f, 0, sizeof *f);
 }
 
-static tt_status tt__file_open(tt_context *ctx, const char *path, bool map, tt__file_bytes *out)
+static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes *out)
 {
     const tt_files *files = &ctx->options.files;
+    void *file;
     memset(out, 0, sizeof *out);
-    void *file = files->open(files->user, path, 'r');
-    if (!file) return tt__fail(ctx, TT_ERR_FILE, "cannot open '%s': %s", path, files->reason(files->user));
-    int64_t size = files->size(files->user, file);
-    tt_status status = TT_OK;
-    if (size < 0) {
-        status = tt__fail(ctx, TT_ERR_FILE, "cannot tell the size of '%s': %s", path, files->reason(files->user));
-    } else {
-        out->size = (size_t)size;
-        if (map && files->map && files->unmap) out->bytes = (const char *)files->map(files->user, file, out->size);
-        out->mapped = out->bytes != NULL;
-        if (!out->mapped) {
-            char *buffer = (char *)tt__alloc(ctx, out->size + 1);
-            out->bytes = buffer;
-            if (!buffer) status = TT_ERR_MEMORY;
-            else if (!files->read(files->user, file, 0, buffer, out->size)) {
-                status = tt__fail(ctx, TT_ERR_FILE, "cannot read %zu bytes of '%s': %s", out->size, path, files->reason(files->user));
-                tt__file_close(ctx, out);
-            } else buffer[out->size] = 0;
-        }
-    }
+    tt_status status = tt__file_begin(ctx, path, &file, &out->size);
+    if (status != TT_OK) return status;
+    out->bytes = (char *)tt__alloc(ctx, out->size + 1);
+    status = out->bytes ? tt__file_read(ctx, path, file, 0, out->bytes, out->size) : TT_ERR_MEMORY;
+    if (status != TT_OK) tt__file_close(ctx, out);
+    else out->bytes[out->size] = 0;
     files->close(files->user, file);
     return status;
 }
@@ -10972,7 +10979,7 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
     tt__file_bytes file;
     memset(j, 0, sizeof *j);
     j->ctx = ctx;
-    tt_status status = tt__file_open(ctx, path, false, &file);
+    tt_status status = tt__file_open(ctx, path, &file);
     if (status != TT_OK) return status;
     status = tt__json_parse(j, ctx, path, 0, file.bytes, file.size);
     tt__file_close(ctx, &file);
@@ -11133,9 +11140,10 @@ static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *e
 struct tt_safetensors {
     tt_context *ctx;
     char *path;
-    tt__file_bytes file;
-    tt__json json;         /* keeps the names and the metadata                                                       */
-    const char *data;      /* of the first tensor                                                                    */
+    void *file;            /* open */
+    size_t size;           /* of the file, when it was opened */
+    tt__json json;         /* keeps the names and the metadata */
+    size_t data;           /* where the first tensor begins in the file */
     int count;
     tt_tensor_info *infos;
     size_t *begin;         /* of each tensor, from `data`                                                            */
@@ -11149,7 +11157,7 @@ void tt_safetensors_close(tt_safetensors *s)
     tt_context *ctx = s->ctx;
     tt__free(ctx, s->path);
     if (s->json.ctx) tt__json_free(&s->json);
-    if (s->file.bytes) tt__file_close(ctx, &s->file);
+    if (s->file) ctx->options.files.close(ctx->options.files.user, s->file);
     tt__free(ctx, s->infos);
     tt__free(ctx, s->begin);
     tt__free(ctx, s->nodes);
@@ -11221,28 +11229,42 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
     return TT_OK;
 }
 
-static tt_status tt__safetensors_read(tt_safetensors *s)
+/* Reads the header and its length, which comes first. */
+static tt_status tt__safetensors_read_header(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
-    const char *bytes = s->file.bytes;
-    size_t size = s->file.size;
     uint64_t length = 0;
-    if (size < 8) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a safetensors file starts with 8 bytes that give the length of its header", s->path, size);
-    memcpy(&length, bytes, 8);
-    if (length > TT__SAFETENSORS_HEADER)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes; the format allows %u: is it a safetensors file?", s->path,
-                        (unsigned long long)length, TT__SAFETENSORS_HEADER);
-    if (length > size - 8)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes in a file of %zu: truncated, or no safetensors file", s->path,
-                        (unsigned long long)length, size);
-    if (length < 2 || bytes[8] != '{') return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 8: the header does not start with '{': is it a safetensors file?", s->path);
-    tt_status status = tt__json_parse(&s->json, ctx, s->path, 8, bytes + 8, (size_t)length);
+    if (s->size < 8)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a safetensors file starts with 8 bytes that give "
+                        "the length of its header", s->path, s->size);
+    tt_status status = tt__file_read(ctx, s->path, s->file, 0, &length, 8);
     if (status != TT_OK) return status;
+    if (length > TT__SAFETENSORS_HEADER)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes; the format allows %u: is it a "
+                        "safetensors file?", s->path, (unsigned long long)length, TT__SAFETENSORS_HEADER);
+    if (length > s->size - 8)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes in a file of %zu: truncated, or "
+                        "no safetensors file", s->path, (unsigned long long)length, s->size);
+    s->data = 8 + (size_t)length;
+    char *header = (char *)tt__alloc(ctx, (size_t)length + 1);
+    status = header ? tt__file_read(ctx, s->path, s->file, 8, header, (size_t)length) : TT_ERR_MEMORY;
+    if (status == TT_OK && (length < 2 || header[0] != '{'))
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 8: the header does not start with '{': is it a "
+                          "safetensors file?", s->path);
+    if (status == TT_OK) status = tt__json_parse(&s->json, ctx, s->path, 8, header, (size_t)length);
+    tt__free(ctx, header);
+    return status;
+}
 
+/* Reads the header, and checks all that it says. */
+static tt_status tt__safetensors_check(tt_safetensors *s)
+{
+    tt_context *ctx = s->ctx;
+    tt_status status = tt__safetensors_read_header(s);
+    if (status != TT_OK) return status;
     const tt__json *j = &s->json;
-    size_t data_bytes = size - 8 - (size_t)length, expected = 0;
+    size_t data_bytes = s->size - s->data, expected = 0;
     int members = j->nodes[0].count, metadata = tt__json_get(j, 0, "__metadata__");
-    s->data = bytes + 8 + length;
     if (metadata >= 0 && j->nodes[metadata].kind != TT__JSON_OBJECT) return tt__json_wrong(j, "__metadata__", metadata, "an object of strings");
     if (metadata >= 0)
         for (int i = 0, node = metadata + 1; i < j->nodes[metadata].count; i++, node = j->nodes[node].after)
@@ -11274,7 +11296,7 @@ static tt_status tt__safetensors_read(tt_safetensors *s)
     }
     if (expected != data_bytes)
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: %zu bytes behind the last tensor; expected the end of the file", s->path,
-                        8 + (size_t)length + expected, data_bytes - expected);
+                        s->data + expected, data_bytes - expected);
     tt__free(ctx, s->order);
     s->order = NULL;
     return TT_OK;
@@ -11286,7 +11308,7 @@ tt_safetensors *tt_safetensors_open(tt_context *ctx, const char *path)
     if (!s) return NULL;
     s->ctx = ctx;
     s->path = tt__strdup(ctx, path);
-    if (!s->path || tt__file_open(ctx, path, true, &s->file) != TT_OK || tt__safetensors_read(s) != TT_OK) {
+    if (!s->path || tt__file_begin(ctx, path, &s->file, &s->size) != TT_OK || tt__safetensors_check(s) != TT_OK) {
         tt_safetensors_close(s);
         return NULL;
     }
@@ -11314,79 +11336,103 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
     return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
 }
 
-const void *tt_safetensors_data(const tt_safetensors *s, int i) { return i >= 0 && i < s->count ? s->data + s->begin[i] : NULL; }
-
-/* The bytes of n elements from `first` on, and their type; NULL and an error if the tensor does not have them. */
-static const char *tt__safetensors_range(const tt_safetensors *s, int i, int64_t first, int64_t n, int *type)
+/* Does tensor i have `total` things, such as bytes, of which n from `first` on are wanted? */
+static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n, uint64_t total,
+                                       const char *things)
 {
-    size_t elements, bytes;
-    if (i < 0 || i >= s->count) {
-        tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s' has no tensor number %d; it has %d", s->path, i, s->count);
-        return NULL;
-    }
-    *type = tt__safetensors_type(s->infos[i].dtype);
-    if (!tt__safetensors_size(&s->infos[i], *type, &elements, &bytes)) elements = 0; /* cannot be: checked when opened */
-    if (first < 0 || n < 0 || (uint64_t)first > elements || (uint64_t)n > elements - (uint64_t)first) {
-        tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has %zu elements, not %lld from %lld on", s->path, s->infos[i].name, elements, (long long)n,
-                 (long long)first);
-        return NULL;
-    }
-    return s->data + s->begin[i] + (size_t)first * (size_t)(tt__safetensors_types[*type].bits / 8); /* not read below a byte */
+    if (first <= total && n <= total - first) return TT_OK;
+    return tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has %llu %s, not %lld from %lld on", s->path,
+                    s->infos[i].name, (unsigned long long)total, things, (long long)n, (long long)first);
 }
 
-static tt_status tt__safetensors_wrong_type(const tt_safetensors *s, int i, const char *as)
+static tt_status tt__safetensors_number(const tt_safetensors *s, int i)
 {
-    return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' is %s, which cannot be read as %s", s->path, s->infos[i].name, s->infos[i].dtype, as);
+    if (i >= 0 && i < s->count) return TT_OK;
+    return tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s' has no tensor number %d; it has %d", s->path, i, s->count);
+}
+
+tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size_t n, void *to)
+{
+    tt_status status = tt__safetensors_number(s, i);
+    if (status == TT_OK) status = tt__safetensors_range(s, i, first, n, s->infos[i].bytes, "bytes");
+    if (status != TT_OK) return status;
+    return tt__file_read(s->ctx, s->path, s->file, (uint64_t)s->data + s->begin[i] + first, to, n);
+}
+
+/* Converts n numbers of a type of the table, of which the first is element `first` of tensor i. */
+typedef tt_status (*tt__safetensors_convert)(const tt_safetensors *s, int i, int64_t first, int64_t n, int type,
+                                             const void *from, void *to);
+
+/* Reads n elements from `first` on, in pieces; `to` gets 4 bytes of each. The types from row `least` of the table to
+   row `most` can be read, as `types` says. */
+static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_t first, int64_t n, void *to,
+                                          int least, int most, const char *types, tt__safetensors_convert convert)
+{
+    tt_status status = tt__safetensors_number(s, i);
+    if (status != TT_OK) return status;
+    const tt_tensor_info *info = &s->infos[i];
+    int type = tt__safetensors_type(info->dtype);
+    size_t elements, bytes, width = (size_t)(tt__safetensors_types[type].bits / 8);
+    double piece[2048]; /* aligned for all types */
+    if (!tt__safetensors_size(info, type, &elements, &bytes)) elements = 0; /* cannot be: checked when opened */
+    status = tt__safetensors_range(s, i, (uint64_t)first, (uint64_t)n, elements, "elements");
+    if (status != TT_OK) return status;
+    if (type < least || type > most)
+        return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' is %s, which cannot be read as %s",
+                        s->path, info->name, info->dtype, types);
+    if (type == TT__ST_F32) return tt_safetensors_read(s, i, (size_t)first * 4, (size_t)n * 4, to);
+    for (int64_t done = 0, part; done < n && status == TT_OK; done += part) {
+        part = tt__min(n - done, (int64_t)(sizeof piece / width));
+        status = tt_safetensors_read(s, i, (size_t)(first + done) * width, (size_t)part * width, piece);
+        if (status == TT_OK) status = convert(s, i, first + done, part, type, piece, (char *)to + done * 4);
+    }
+    return status;
+}
+
+static tt_status tt__safetensors_floats(const tt_safetensors *s, int i, int64_t first, int64_t n, int type,
+                                        const void *from, void *to)
+{
+    const double *values = (const double *)from;
+    if (type != TT__ST_F64) tt__convert(to, TT_F32, from, type == TT__ST_BF16 ? TT_BF16 : TT_F16, (size_t)n);
+    for (int64_t k = 0; k < n && type == TT__ST_F64; k++) {
+        if (isfinite(values[k]) && fabs(values[k]) > FLT_MAX)
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %g at element %lld, which a float "
+                            "cannot", s->path, s->infos[i].name, values[k], (long long)(first + k));
+        ((float *)to)[k] = (float)values[k];
+    }
+    return TT_OK;
+}
+
+static tt_status tt__safetensors_integers(const tt_safetensors *s, int i, int64_t first, int64_t n, int type,
+                                          const void *from, void *to)
+{
+    size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
+    uint64_t sign = (uint64_t)1 << (8 * width - 1);
+    for (int64_t k = 0; k < n; k++) {
+        uint64_t raw = 0;
+        memcpy(&raw, (const char *)from + (size_t)k * width, width);
+        bool negative = type <= TT__ST_I8 && (raw & sign);
+        uint64_t magnitude = negative ? sign - (raw & (sign - 1)) : raw;
+        if (magnitude > (uint64_t)INT32_MAX + (negative ? 1 : 0))
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %s%llu at element %lld, which a "
+                            "32-bit integer cannot", s->path, s->infos[i].name, negative ? "-" : "",
+                            (unsigned long long)magnitude, (long long)(first + k));
+        int64_t value = negative ? -(int64_t)magnitude : (int64_t)magnitude;
+        ((int32_t *)to)[k] = type == TT__ST_BOOL ? raw != 0 : (int32_t)value;
+    }
+    return TT_OK;
 }
 
 tt_status tt_safetensors_read_f32(const tt_safetensors *s, int i, int64_t first, int64_t n, float *to)
 {
-    int type;
-    const char *from = tt__safetensors_range(s, i, first, n, &type);
-    if (!from) return s->ctx->status;
-    if (type == TT__ST_F32) {
-        memcpy(to, from, (size_t)n * 4);
-    } else if (type == TT__ST_BF16 || type == TT__ST_F16) {
-        for (int64_t k = 0; k < n; k++) {
-            uint16_t half;
-            memcpy(&half, from + k * 2, 2);
-            to[k] = type == TT__ST_BF16 ? tt__from_bf16(half) : tt__from_f16(half);
-        }
-    } else if (type == TT__ST_F64) {
-        for (int64_t k = 0; k < n; k++) {
-            double value;
-            memcpy(&value, from + k * 8, 8);
-            if (isfinite(value) && fabs(value) > FLT_MAX)
-                return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %g at element %lld, which a float cannot", s->path, s->infos[i].name, value,
-                                (long long)(first + k));
-            to[k] = (float)value;
-        }
-    } else {
-        return tt__safetensors_wrong_type(s, i, "floats (F64, F32, BF16 and F16 can)");
-    }
-    return TT_OK;
+    return tt__safetensors_elements(s, i, first, n, to, TT__ST_F32, TT__ST_F64,
+                                    "floats (F64, F32, BF16 and F16 can)", tt__safetensors_floats);
 }
 
 tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first, int64_t n, int32_t *to)
 {
-    int type;
-    const char *from = tt__safetensors_range(s, i, first, n, &type);
-    if (!from) return s->ctx->status;
-    if (type < TT__ST_I64 || type > TT__ST_U64) return tt__safetensors_wrong_type(s, i, "integers (BOOL, U8 to U64 and I8 to I64 can)");
-    size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
-    bool is_signed = type <= TT__ST_I8;
-    for (int64_t k = 0; k < n; k++) {
-        uint64_t raw = 0;
-        memcpy(&raw, from + (size_t)k * width, width);
-        uint64_t sign = (uint64_t)1 << (8 * width - 1);
-        bool negative = is_signed && (raw & sign);
-        uint64_t magnitude = negative ? (sign - (raw & (sign - 1))) : raw;
-        if (magnitude > (uint64_t)INT32_MAX + (negative ? 1 : 0))
-            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %s%llu at element %lld, which a 32-bit integer cannot", s->path, s->infos[i].name,
-                            negative ? "-" : "", (unsigned long long)magnitude, (long long)(first + k));
-        to[k] = type == TT__ST_BOOL ? raw != 0 : (int32_t)(negative ? -(int64_t)magnitude : (int64_t)magnitude);
-    }
-    return TT_OK;
+    return tt__safetensors_elements(s, i, first, n, to, TT__ST_I64, TT__ST_U64,
+                                    "integers (BOOL, U8 to U64 and I8 to I64 can)", tt__safetensors_integers);
 }
 
 struct tt_safetensors_writer {
@@ -11978,9 +12024,9 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
 static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
 {
     tt_context *ctx = k->ctx;
-    tt_status status = tt__file_open(ctx, path, false, &k->file);
+    tt_status status = tt__file_open(ctx, path, &k->file);
     if (status != TT_OK) return status;
-    char *text = (char *)(uintptr_t)k->file.bytes; /* ours: read, not mapped */
+    char *text = k->file.bytes;
     if (k->file.size > TT__VOCAB_BYTES) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a vocabulary of at most %zu is read", path, k->file.size, TT__VOCAB_BYTES);
     for (size_t at = 0; at < k->file.size;) {
         const char *newline = (const char *)memchr(text + at, '\n', k->file.size - at);
@@ -12848,12 +12894,12 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     if (!d) return NULL;
     d->ctx = ctx;
     tt_status status = classes ? tt__table_given(d, classes, n_classes, &order) : TT_OK;
-    if (status == TT_OK) status = tt__file_open(ctx, path, false, &d->file);
+    if (status == TT_OK) status = tt__file_open(ctx, path, &d->file);
     if (status == TT_OK) {
         memset(&t, 0, sizeof t);
         t.ctx = ctx;
         t.path = path;
-        t.text = (char *)(uintptr_t)d->file.bytes; /* ours: read, not mapped */
+        t.text = d->file.bytes;
         t.bytes = d->file.size;
         t.line = 1;
         t.column[TT__COLUMN_TEXT] = text;
@@ -15594,15 +15640,15 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     }
     int at = tt_safetensors_find(file, s.info[0].name);
     if (at >= 0 && tt_safetensors_info(file, at)->bytes >= sizeof h.version) { /* first: a header of another version has another size */
-        memcpy(&h.version, tt_safetensors_data(file, at), sizeof h.version);
-        if (h.version != TT__STATE_VERSION)
+        status = tt_safetensors_read(file, at, 0, sizeof h.version, &h.version);
+        if (status == TT_OK && h.version != TT__STATE_VERSION)
             status = tt__fail(r->ctx, TT_ERR_FORMAT,
                               "'%s' is a state of version %lld, this build reads %d; the tinytrain.h that "
                               "wrote it can go on with it",
                               path, (long long)h.version, TT__STATE_VERSION);
     }
     if (status == TT_OK && tt__state_find(r->ctx, file, path, &s.info[0]) < 0) status = r->ctx->status;
-    if (status == TT_OK) memcpy(&h, tt_safetensors_data(file, at), sizeof h);
+    if (status == TT_OK) status = tt_safetensors_read(file, at, 0, sizeof h, &h);
     if (status == TT_OK && (h.step < 0 || h.step > TT__MOST_STEPS))
         status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", path,
                           (long long)h.step);
@@ -15627,8 +15673,19 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     for (int k = 0; k < s.count && status == TT_OK; k++) if (tt__state_find(r->ctx, file, path, &s.info[k + 1]) < 0) status = r->ctx->status;
     if (status == TT_OK && tt_safetensors_count(file) != s.count + 1)
         status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are trained", path, tt_safetensors_count(file), s.count + 1);
-    for (int k = 0; k < s.count && status == TT_OK; k++)
-        status = tt__write_bytes(r->ctx, p->arena, tt__resolve(p, s.value[k]).data, tt_safetensors_data(file, tt_safetensors_find(file, s.info[k + 1].name)), s.info[k + 1].bytes);
+    const size_t piece_bytes = TT__PIECE * sizeof(float);
+    char *piece = status == TT_OK ? (char *)tt__alloc(r->ctx, piece_bytes) : NULL;
+    if (status == TT_OK && !piece) status = TT_ERR_MEMORY;
+    for (int k = 0; k < s.count && status == TT_OK; k++) {
+        char *memory = (char *)tt__resolve(p, s.value[k]).data;
+        int tensor = tt_safetensors_find(file, s.info[k + 1].name);
+        for (size_t done = 0, n; done < s.info[k + 1].bytes && status == TT_OK; done += n) {
+            n = s.info[k + 1].bytes - done < piece_bytes ? s.info[k + 1].bytes - done : piece_bytes;
+            status = tt_safetensors_read(file, tensor, done, n, piece);
+            if (status == TT_OK) status = tt__write_bytes(r->ctx, p->arena, memory + done, piece, n);
+        }
+    }
+    tt__free(r->ctx, piece);
     if (status == TT_OK) {
         tt__state_header now = h;
         tt__state_options(&now, p, &r->options.schedule);
@@ -15818,7 +15875,7 @@ static tt_status tt__fit_read_metrics(tt__fit *f)
     tt__fit_point point;
     tt_status status = tt__path_join(f->r->ctx, path, f->o.folder, "metrics.csv");
     if (status == TT_OK) status = tt__folder_has(f->r->ctx, f->o.folder, "metrics.csv", &there);
-    if (there) status = tt__file_open(f->r->ctx, path, false, &file);
+    if (there) status = tt__file_open(f->r->ctx, path, &file);
     if (status != TT_OK || !there) return status;
     if (strncmp(file.bytes, heading, length) != 0)
         status = tt__fail(f->r->ctx, TT_ERR_FORMAT,

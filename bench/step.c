@@ -137,7 +137,7 @@ static void read_images(tt_context *ctx, batches *all, const char *path, int64_t
             bench_die("'%s': batch %d lacks batch%d.pixels or .labels, or they are not of the model's size", path, b, b);
         uint8_t *pixels = (uint8_t *)malloc((size_t)(images * bytes));
         if (!pixels) bench_die("no memory");
-        memcpy(pixels, tt_safetensors_data(file, k), (size_t)(images * bytes));
+        if (tt_safetensors_read(file, k, 0, (size_t)(images * bytes), pixels) != TT_OK) bench_die("%s", tt_error(ctx));
         add_images(all, (int)images, pixels, bytes, label, tokens);
     }
     tt_safetensors_close(file);

@@ -218,6 +218,16 @@ static inline char *test__golden(const char *source, const char *name)
     return path;
 }
 
+/* The bytes of a tensor, to be freed. */
+static inline char *test_tensor(const tt_safetensors *s, int k)
+{
+    size_t n = tt_safetensors_info(s, k)->bytes;
+    char *bytes = (char *)malloc(n + 1);
+    if (bytes && !test__check(tt_safetensors_read(s, k, 0, n, bytes) == TT_OK, __FILE__, __LINE__, "a tensor is read"))
+        memset(bytes, 0, n);
+    return bytes;
+}
+
 /* The default file hooks, of which operation `fail` ('o'pen, si'z'e, 'r'ead, 'w'rite, 's'ync, 'c'lose, re'n'ame, 'l'ist) fails at
    call number `at` (from 1), with the reason "injected". */
 typedef struct test_files { tt_files real; char fail; long at, calls; } test_files;
@@ -272,7 +282,6 @@ static inline tt_files test_failing_files(test_files *f, char fail, long at)
     files.rename = test__file_rename;
     files.list = test__file_list;
     files.reason = test__file_reason;
-    files.map = NULL; /* so that reading is read() */
     files.user = f;
     return files;
 }

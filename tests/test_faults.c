@@ -262,7 +262,6 @@ static bool open_kind(training *r, int kind, char whole[1024])
     o.files.remove = kill_remove;
     o.files.make_folder = kill_make_folder;
     o.files.list = kill_list;
-    o.files.map = NULL; /* so that reading is read() */
     shared = NULL; /* operations count in children only */
     if (!open_training(r, &o)) return false;
     shared = (report *)mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

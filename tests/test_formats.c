@@ -197,13 +197,20 @@ TEST(safetensors_round_trip)
         CHECK(strcmp(info->name, t[i].name) == 0 && strcmp(info->dtype, t[i].dtype) == 0 && info->ndim == t[i].ndim);
         CHECK(memcmp(info->dims, t[i].dims, sizeof info->dims[0] * (size_t)info->ndim) == 0);
         CHECK(tt_safetensors_find(s, t[i].name) == i);
-        CHECK(memcmp(tt_safetensors_data(s, i), data + at, info->bytes) == 0);
+        char *bytes = test_tensor(s, i);
+        CHECK(memcmp(bytes, data + at, info->bytes) == 0);
+        CHECK(info->bytes < 4 || (tt_safetensors_read(s, i, 2, 2, bytes) == TT_OK && memcmp(bytes, data + at + 2, 2) == 0));
+        free(bytes);
         at += info->bytes;
     }
     CHECK(at == total);
-    CHECK(((uintptr_t)tt_safetensors_data(s, 0) - (uintptr_t)s->file.bytes) % 8 == 0);
+    CHECK(s->data % 8 == 0 && s->begin[0] == 0);
+    char none[8];
+    CHECK(tt_safetensors_read(s, 0, 59, 2, none) == TT_ERR_ARGUMENT && tt_safetensors_read(s, 0, 61, 0, none) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tensor 'w' has 60 bytes, not 0 from 61 on");
+    CHECK(tt_safetensors_read(s, 0, 60, 0, NULL) == TT_OK && tt_safetensors_read(s, 7, 0, 0, none) == TT_ERR_ARGUMENT);
     CHECK(tt_safetensors_find(s, "x") == -1 && tt_safetensors_find(s, "__metadata__") == -1);
-    CHECK(!tt_safetensors_info(s, -1) && !tt_safetensors_info(s, 7) && !tt_safetensors_data(s, 7));
+    CHECK(!tt_safetensors_info(s, -1) && !tt_safetensors_info(s, 7));
     CHECK(strcmp(tt_safetensors_metadata(s, "note"), "a\tb \"c\"") == 0 && strcmp(tt_safetensors_metadata(s, "format"), "pt") == 0 && !tt_safetensors_metadata(s, "x"));
     tt_safetensors_close(s);
 
@@ -361,7 +368,7 @@ TEST(safetensors_hostile)
     tt_safetensors *s = tt_safetensors_open(ctx, write_header(path, "{" T_("z", "F32", "[1]", 4, 8) "," T_("e", "F32", "[5,0]", 4, 4) "," T_("a", "F4", "[8]", 0, 4) ",\"__metadata__\":{}}   ", data, 8, -1));
     REQUIRE(s);
     CHECK(tt_safetensors_count(s) == 3 && tt_safetensors_find(s, "a") == 2 && tt_safetensors_find(s, "e") == 1);
-    CHECK((const char *)tt_safetensors_data(s, 0) - (const char *)tt_safetensors_data(s, 2) == 4);
+    CHECK(s->begin[0] - s->begin[2] == 4);
     tt_safetensors_close(s);
     s = tt_safetensors_open(ctx, write_header(path, "{}", data, 0, -1)); /* no tensor at all */
     REQUIRE(s);
@@ -385,6 +392,45 @@ TEST(safetensors_truncated) /* at every byte, and with every byte too many */
         tt_safetensors_close(s);
     }
     free(bytes);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(safetensors_cut_off_while_read) /* by another program: an error of that read, which says where */
+{
+    enum { N = 50000 };
+    static const char header[] = "{" T_("w", "F32", "[50000]", 0, 200000) "," T_("h", "BF16", "[50000]", 200000, 300000)
+        "," T_("i", "I16", "[50000]", 300000, 400000) "}";
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    char path[700], said[64];
+    char *data = (char *)calloc(1, 400000);
+    float *to = (float *)malloc(N * sizeof *to);
+    int32_t *integers = (int32_t *)malloc(N * sizeof *integers);
+    for (int i = 0; i < N; i++) { float x = (float)i; memcpy(data + 4 * i, &x, 4); }
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "cut"));
+    write_header(path, header, data, 400000, -1);
+    int64_t begin = 8 + (int64_t)strlen(header), cuts[] = {begin + 399999, begin + 200001, begin + 100000, begin, 3, 0};
+    tt_safetensors *s = tt_safetensors_open(ctx, path);
+    REQUIRE(s);
+    CHECK(tt_safetensors_read_f32(s, 0, 0, N, to) == TT_OK && to[N - 1] == N - 1);
+    for (int k = 0; k < TEST_COUNT(cuts); k++) {
+        REQUIRE(truncate(path, (off_t)cuts[k]) == 0);
+        int64_t left = cuts[k] - begin;
+        tt_status status[] = {tt_safetensors_read_f32(s, 0, 0, N, to), tt_safetensors_read_f32(s, 1, 0, N, to),
+                              tt_safetensors_read_i32(s, 2, 0, N, integers)};
+        CHECK((status[0] == TT_OK) == (left >= 200000) && (status[1] == TT_OK) == (left >= 300000));
+        CHECK(status[2] == TT_ERR_FILE);
+        snprintf(said, sizeof said, "cut', byte %lld: the file was cut off while it was read", (long long)cuts[k]);
+        CHECK_ERROR(ctx, TT_ERR_FILE, said);
+        if (left >= 100000) /* what is there can be read */
+            CHECK(tt_safetensors_read_f32(s, 0, 24990, 10, to) == TT_OK && to[9] == 24999);
+    }
+    write_header(path, header, data, 400000, -1); /* the same file, whole again */
+    CHECK(tt_safetensors_read_f32(s, 0, 0, N, to) == TT_OK && to[N - 1] == N - 1);
+    tt_safetensors_close(s);
+    free(integers);
+    free(to);
+    free(data);
     TEST_CLOSE(ctx, &a);
 }
 
@@ -1417,39 +1463,39 @@ TEST(allocation_failures) /* each allocation fails once: an error that says so, 
     fprintf(f, "text\tlabel\n");
     for (int i = 0; i < 100; i++) fprintf(f, "a b c d e\tc%d\n", i % 3);
     fclose(f);
-    for (int files = 0; files < 2; files++) { /* mapped, then read */
-        bool done = false;
-        long n = 1;
-        for (; !done && n < 1000; n++) {
-            test_allocator a;
-            test_files faults;
-            tt_context_options o = test_options(&a);
-            if (files) o.files = test_failing_files(&faults, '-', 0);
-            tt_context *ctx = tt_open(&o);
-            REQUIRE(ctx);
-            a.fail_at = a.calls + n;
-            size_t before = tt_allocated_bytes(ctx); /* the context's own */
-            bool ok = use_everything(ctx, folder, csv, safetensors);
-            CHECK(ok == !a.failed);
-            if (!ok) CHECK_ERROR(ctx, TT_ERR_MEMORY, "memory");
-            CHECK(tt_allocated_bytes(ctx) == before);
-            done = ok;
-            TEST_CLOSE(ctx, &a);
-        }
-        CHECK(done && n > 40);
+    bool done = false;
+    long n = 1;
+    for (; !done && n < 1000; n++) {
+        test_allocator a;
+        tt_context_options o = test_options(&a);
+        tt_context *ctx = tt_open(&o);
+        REQUIRE(ctx);
+        a.fail_at = a.calls + n;
+        size_t before = tt_allocated_bytes(ctx); /* the context's own */
+        bool ok = use_everything(ctx, folder, csv, safetensors);
+        CHECK(ok == !a.failed);
+        if (!ok) CHECK_ERROR(ctx, TT_ERR_MEMORY, "memory");
+        CHECK(tt_allocated_bytes(ctx) == before);
+        done = ok;
+        TEST_CLOSE(ctx, &a);
     }
+    CHECK(done && n > 40);
 }
 
 /* ------------------------------------------------------------------------------------------------------- fuzz */
 
-/* Files in memory, mapped at their exact size, so that the address sanitizer sees every byte too far. */
+/* Files in memory. */
 typedef struct memory_file { const char *bytes; size_t n; } memory_file;
 static void *memory_open(void *user, const char *path, char mode) { (void)path; return mode == 'r' ? user : NULL; }
 static int64_t memory_size(void *user, void *file) { (void)user; return (int64_t)((memory_file *)file)->n; }
-static bool memory_read(void *user, void *file, uint64_t at, void *to, size_t n) { (void)user; memcpy(to, ((memory_file *)file)->bytes + at, n); return true; }
+static bool memory_read(void *user, void *file, uint64_t at, void *to, size_t n)
+{
+    (void)user;
+    CHECK(at <= ((memory_file *)file)->n && n <= ((memory_file *)file)->n - at); /* never beyond its end */
+    memcpy(to, ((memory_file *)file)->bytes + at, n);
+    return true;
+}
 static bool memory_close(void *user, void *file) { (void)user; (void)file; return true; }
-static const void *memory_map(void *user, void *file, size_t n) { (void)user; (void)n; return ((memory_file *)file)->bytes; }
-static void memory_unmap(void *user, const void *memory, size_t n) { (void)user; (void)memory; (void)n; }
 
 static size_t mutate(uint64_t *seed, char *bytes, size_t n, size_t capacity)
 {
@@ -1481,7 +1527,7 @@ TEST(fuzz)
     tt_context_options o = test_options(&a);
     tt_context *files = tt_open(&o);
     tt_tokenizer *k = tt_tokenizer_open(files, TEST_GOLDEN("vocab_uncased.txt"), true);
-    o.files.open = memory_open; o.files.size = memory_size; o.files.read = memory_read; o.files.close = memory_close; o.files.map = memory_map; o.files.unmap = memory_unmap;
+    o.files.open = memory_open; o.files.size = memory_size; o.files.read = memory_read; o.files.close = memory_close;
     o.files.user = &file;
     tt_context *ctx = tt_open(&o);
     uint64_t seed = 20240229, length = sizeof header - 1;
@@ -1507,9 +1553,7 @@ TEST(fuzz)
         } else if (kind == 1) {
             tt_safetensors *s = tt_safetensors_open(ctx, "fuzz");
             for (int t = 0; s && t < tt_safetensors_count(s); t++) { /* all that it says is there can be read */
-                const unsigned char *data = (const unsigned char *)tt_safetensors_data(s, t);
-                volatile unsigned sum = 0;
-                for (size_t p = 0; p < tt_safetensors_info(s, t)->bytes; p++) sum = sum + data[p];
+                free(test_tensor(s, t));
                 CHECK(tt_safetensors_find(s, tt_safetensors_info(s, t)->name) == t);
             }
             good[1] += s != NULL;
@@ -1545,7 +1589,7 @@ TEST(fuzz)
 
 static const test_case tests[] = {
     TEST_CASE(json_values), TEST_CASE(json_strings), TEST_CASE(json_errors), TEST_CASE(json_many_keys), TEST_CASE(safetensors_round_trip),
-    TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile), TEST_CASE(safetensors_truncated),
+    TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile), TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_cut_off_while_read),
     TEST_CASE(a_pipe_is_refused),
     TEST_CASE(safetensors_writer_errors),
     TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many), TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),

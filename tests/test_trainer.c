@@ -961,24 +961,20 @@ static void copy_state(const char *from, const char *to, const char *drop, const
     tt_context *ctx = test_open(&a);
     tt_safetensors *file = tt_safetensors_open(ctx, from);
     tt_tensor_info info[200];
-    const void *data[200];
-    int64_t header[sizeof(tt__state_header) / 8], zero = 0;
+    char *data[200];
     int n = 0;
     if (!CHECK(file != NULL)) exit(2);
     memset(info, 0, sizeof info);
     for (int k = 0; k < tt_safetensors_count(file); k++) {
         info[n] = *tt_safetensors_info(file, k);
-        data[n] = tt_safetensors_data(file, k);
         if (drop && strcmp(drop, info[n].name) == 0) continue;
+        data[n] = test_tensor(file, k);
         if (flatten && strcmp(flatten, info[n].name) == 0) {
             info[n].dims[0] *= info[n].dims[1];
             info[n].ndim = 1;
         }
-        if (header_at >= 0 && strcmp(info[n].name, "tinytrain.run") == 0) {
-            memcpy(header, data[n], info[n].bytes);
-            header[header_at] = header_value;
-            data[n] = header;
-        }
+        if (header_at >= 0 && strcmp(info[n].name, "tinytrain.run") == 0)
+            memcpy(data[n] + header_at * 8, &header_value, 8);
         n++;
     }
     if (add) {
@@ -988,11 +984,12 @@ static void copy_state(const char *from, const char *to, const char *drop, const
         info[n].ndim = 1;
         info[n].dims[0] = 1;
         info[n].bytes = 8;
-        data[n++] = &zero;
+        data[n++] = (char *)calloc(1, 8);
     }
     tt_safetensors_writer *w = tt_safetensors_begin(ctx, to, info, n, NULL);
     for (int k = 0; k < n && w; k++) CHECK(tt_safetensors_write(w, data[k], info[k].bytes) == TT_OK);
     CHECK(w && tt_safetensors_end(w) == TT_OK);
+    for (int k = 0; k < n; k++) free(data[k]);
     tt_safetensors_close(file);
     TEST_CLOSE(ctx, &a);
 }

@@ -147,21 +147,6 @@ static inline bool fuzz__sync(void *user, void *file)
     (void)file;
     return true;
 }
-static inline const void *
-fuzz__map(void *user, void *file, size_t n) /* a copy of just that size, so that reading behind it is seen */
-{
-    const fuzz_file *f = (const fuzz_file *)file;
-    uint8_t *copy = (uint8_t *)malloc(n ? n : 1);
-    (void)user;
-    if (copy && n) memcpy(copy, f->bytes, n);
-    return copy;
-}
-static inline void fuzz__unmap(void *user, const void *memory, size_t n)
-{
-    (void)user;
-    (void)n;
-    free((void *)(uintptr_t)memory);
-}
 static inline bool fuzz__rename(void *user, const char *from, const char *to)
 {
     fuzz_file *f = fuzz_find(from), *old = fuzz_find(to);
@@ -253,8 +238,6 @@ static inline tt_context *fuzz_open(void)
     o.files.write = fuzz__write;
     o.files.sync = fuzz__sync;
     o.files.close = fuzz__sync;
-    o.files.map = fuzz__map;
-    o.files.unmap = fuzz__unmap;
     o.files.rename = fuzz__rename;
     o.files.remove = fuzz__remove;
     o.files.make_folder = fuzz__make_folder;
