@@ -182,8 +182,15 @@ static void add_state(results *r, tt_context *ctx, const char *path)
     for (int k = 0; k < tt_safetensors_count(file); k++) {
         const tt_tensor_info *info = tt_safetensors_info(file, k);
         if (!is_tensor_of_state(info)) continue;
-        uint64_t hash = hash_of(hash_of(HASH_START, info->dtype, strlen(info->dtype)), tt_safetensors_data(file, k),
-                                info->bytes);
+        char *bytes = (char *)malloc(info->bytes + 1);
+        if (!bytes) die("no memory");
+#ifdef TT_OLD
+        memcpy(bytes, tt_safetensors_data(file, k), info->bytes);
+#else
+        if (tt_safetensors_read(file, k, 0, info->bytes, bytes) != TT_OK) die("%s", tt_error(ctx));
+#endif
+        uint64_t hash = hash_of(hash_of(HASH_START, info->dtype, strlen(info->dtype)), bytes, info->bytes);
+        free(bytes);
         r->state += hash * (hash | 1);
         r->states++;
         if (print_tensors) printf("  state %s %s %016" PRIx64 "\n", info->name, info->dtype, hash);
