@@ -1060,24 +1060,35 @@ typedef enum tt__act { TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RE
 #define TT__MAX_OUT 5
 
 /* What distinguishes two instructions of the same op. */
+/* X(type, name): an attribute of instructions, 0 where an op does not use it. What a state is hashed over is read
+   from this list, so a type may have no padding. */
+#define TT__ATTRS(X) \
+    X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
+    X(int, heads)         /* ATTENTION */ \
+    X(bool, causal)       /* ATTENTION */ \
+    X(bool, nesterov)     /* SGD */ \
+    X(int, ignore_index)  /* CROSS_ENTROPY */ \
+    X(float, scale)       /* SCALE, ATTENTION; value of FILL */ \
+    X(bool, loss_scale)   /* FILL: times the run's loss scale */ \
+    X(float, dropout)     /* DROPOUT, ATTENTION */ \
+    X(float, eps)         /* LAYERNORM, ADAM */ \
+    X(float, smoothing)   /* CROSS_ENTROPY */ \
+    X(float, weight_decay) /* SGD, ADAM */ \
+    X(float, beta1)       /* ADAM; SGD: momentum */ \
+    X(float, beta2)       /* ADAM */ \
+    X(bool, decoupled)    /* ADAM: AdamW's decay */ \
+    X(float, clip_norm)   /* CLIP */ \
+    X(tt_patch_options, image) /* PATCHES */ \
+    X(bool, fp8)          /* LINEAR, LINEAR_DX, LINEAR_DW: operands are rounded to fp8 */ \
+    X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: w is f32 and rounded to this when read \
+                             (TT_F32: is not) */
+
 typedef struct tt__attr {
-    int act;                            /* tt__act: LINEAR, ACTIVATION                                               */
-    int heads;                          /* ATTENTION                                                                 */
-    bool causal;                        /* ATTENTION                                                                 */
-    bool nesterov;                      /* SGD                                                                       */
-    int ignore_index;                   /* CROSS_ENTROPY                                                             */
-    float scale;                        /* SCALE, ATTENTION; value of FILL                                           */
-    bool loss_scale;                    /* FILL: times the run's loss scale                                          */
-    float dropout;                      /* DROPOUT, ATTENTION                                                        */
-    float eps;                          /* LAYERNORM, ADAM                                                           */
-    float smoothing;                    /* CROSS_ENTROPY                                                             */
-    float weight_decay, beta1, beta2;   /* SGD (beta1: momentum), ADAM                                               */
-    bool decoupled;                     /* ADAM: AdamW's decay                                                       */
-    float clip_norm;                    /* CLIP                                                                      */
-    tt_patch_options image;             /* PATCHES                                                                   */
-    bool fp8;                           /* LINEAR, LINEAR_DX, LINEAR_DW: operands are rounded to fp8                  */
-    tt_dtype narrow;                    /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: w is f32 and rounded to this when read (TT_F32: is not) */
+#define TT__FIELD(type, name) type name;
+    TT__ATTRS(TT__FIELD)
+#undef TT__FIELD
 } tt__attr;
+typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 4 * sizeof(int) + 8 * sizeof(float) ? 1 : -1];
 
 /* What a segment, a contiguous range of a tape's instructions, is run for. Segments follow one another in this order. */
 typedef enum tt__segment { TT__EACH_MICRO, TT__EACH_STEP, TT__SEGMENTS } tt__segment;
@@ -9183,6 +9194,8 @@ struct tt_program {
     bool micro_failed, norm_known;
     bool zeroed;            /* tt__zero_states has run                                                               */
     tt__matmul matmul;      /* options.matmul                                                                        */
+    tt__precision precision; /* options.precision and options.residual                                               */
+    uint64_t recorded;      /* tt__tape_hash of the tape that was compiled                                           */
     bool scales;            /* the loss: run.loss_scale changes                                                      */
     int64_t good_steps, skipped; /* steps since the loss scale changed; steps without an update                       */
     double flops;
@@ -9258,6 +9271,38 @@ static bool tt__copy_array(tt_context *ctx, void **to, const void *from, size_t 
     *to = tt__alloc(ctx, bytes ? bytes : 1);
     if (*to) memcpy(*to, from, bytes);
     return *to != NULL;
+}
+
+static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
+{
+#define TT__HASH_FIELD(type, name) hash = tt__hash_on(hash, &a->name, sizeof a->name);
+    TT__ATTRS(TT__HASH_FIELD)
+#undef TT__HASH_FIELD
+    return hash;
+}
+
+/* Of all that was recorded, but for the names of values: another model, or one of another capacity, has another
+   hash. */
+static uint64_t tt__tape_hash(const tt_tape *t)
+{
+    uint64_t hash = TT__HASH_BEGIN;
+    for (int k = 1; k < t->n_axes; k++) hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__value *x = &t->values[v];
+        const int64_t shape[] = {(int64_t)x->shape.dtype, x->shape.rows, x->shape.cols, x->shape.axis, x->base, x->offset};
+        const char *param = x->storage == TT__PARAMETER ? t->ctx->params[x->param]->name : "";
+        hash = tt__hash_on(hash, shape, sizeof shape);
+        hash = tt__hash_on(hash, param, strlen(param));
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        const char *name = tt__row(i->op)->name;
+        hash = tt__hash_on(hash, name, strlen(name));
+        hash = tt__hash_on(hash, i->in, sizeof i->in);
+        hash = tt__hash_on(hash, i->out, sizeof i->out);
+        hash = tt__attr_hash(hash, &i->attr);
+    }
+    return hash;
 }
 
 static tt_tape *tt__copy_tape(const tt_tape *t)
@@ -9467,6 +9512,8 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if ((status = tt__check_matmul(ctx, p->matmul, &precision, p->kind)) != TT_OK) return status;
     if (p->options.share && p->options.share->kind != p->kind)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this one is for '%s'", p->options.share->kind->name, p->kind->name);
+    p->precision = precision;
+    p->recorded = tt__tape_hash(t);
     p->t = tt__copy_tape(t);
     p->root = root.id;
     if (!p->t) return TT_ERR_MEMORY;
@@ -15495,24 +15542,19 @@ typedef struct tt__state {
     tt_tensor_info *info; /* [0] is the header                                                                       */
 } tt__state;
 
-/* What of a program decides its numbers: the capacities of its batches, and attributes and dtypes of the ops before and after the
-   backward pass, and how the loss is scaled. How it is placed, recomputed or run does not. */
+/* What decides a training's numbers: what was recorded, its precision and products, loss scaling, and how the
+   optimizer's instructions update. How the program is placed, recomputed or run does not, nor its device. */
 static uint64_t tt__program_hash(const tt_program *p)
 {
-    char text[256];
-    uint64_t hash = 0;
     const tt_loss_scale *s = &p->options.loss_scale;
-    snprintf(text, sizeof text, "loss scale %a %a %d", s->growth, s->backoff, s->interval);
-    if (p->scales) hash = tt__hash(text);
-    hash ^= (uint64_t)p->matmul;
-    for (int k = 0; k < p->t->n_axes; k++) hash = (hash ^ (uint64_t)p->t->axes[k].capacity) * 1099511628211u;
+    const int how[] = {(int)p->precision.kind, p->precision.residual_f32, (int)p->matmul, p->scales ? s->interval : 0};
+    const float scaling[] = {p->scales ? s->growth : 0, p->scales ? s->backoff : 0};
+    uint64_t hash = tt__hash_on(p->recorded, how, sizeof how);
+    hash = tt__hash_on(hash, scaling, sizeof scaling);
     for (int k = 0; k < p->t->n_code; k++) {
         const tt__instr *i = &p->t->code[k];
-        const tt__attr *a = &i->attr;
-        if (i->backward || i->op == TT__OP_CAST) continue; /* copies of weights: some devices do without */
-        snprintf(text, sizeof text, "%s %d %d %d %d %d %d %d %a %a %a %a %a %a %a %a", tt__row(i->op)->name, (int)p->t->values[i->out[0]].shape.dtype, a->act, a->heads, a->causal, a->nesterov, a->decoupled, a->ignore_index,
-                 a->scale, a->dropout, a->eps, a->smoothing, a->weight_decay, a->beta1, a->beta2, a->clip_norm);
-        hash = (hash ^ tt__hash(text)) * 1099511628211u;
+        const bool updates = i->op == TT__OP_CLIP || tt__row(i->op)->flags & TT__RMW;
+        if (updates) hash = tt__attr_hash(hash, &i->attr);
     }
     return hash;
 }

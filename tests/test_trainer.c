@@ -1033,6 +1033,42 @@ TEST(resume_warns_of_other_options)
     }
 }
 
+/* Other images for the model are another training: the pixels' means and deviations are options of it. */
+TEST(resume_warns_of_other_pixel_means)
+{
+    for (int k = 0; k < 4; k++) {
+        char path[1024];
+        tt_progress progress;
+        snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
+        memset(&progress, 0, sizeof progress);
+        for (int again = 0; again < 2; again++) {
+            test_allocator a;
+            tt_context *ctx = test_open(&a);
+            tt_vit m;
+            tt_vit_config c = tt_vit_config_default("Ti/8");
+            tt_train_options o = tt_train_options_default();
+            c.layers = 1, c.hidden_size = c.intermediate_size = 16, c.heads = 2, c.image_size = 16, c.classes = 2;
+            if (again && k == 1) c.mean[1] = 0.25f;
+            if (again && k == 2) c.std[2] = 0.25f;
+            o.schedule.kind = TT_CONSTANT;
+            o.max_seqs = 2;
+            o.recompute = again && k == 3 ? "blocks" : "none";
+            CHECK(tt_vit_new(ctx, &m, &c) == TT_OK);
+            tt_model model = tt_vit_classifier(&m);
+            tt_trainer *r = tt_trainer_new(ctx, &model, &o);
+            REQUIRE(r != NULL);
+            warned[0] = 0;
+            ctx->options.logger.log = keep_warning;
+            if (!again) CHECK(tt_trainer_save(r, path, &progress) == TT_OK);
+            else CHECK(tt_trainer_load(r, path, &progress) == TT_OK);
+            CHECK((strstr(warned, "other options of the model") != NULL) == (again && (k == 1 || k == 2)));
+            tt_trainer_free(r);
+            tt_vit_free(&m);
+            TEST_CLOSE(ctx, &a);
+        }
+    }
+}
+
 TEST(damaged_states)
 {
     for (int allocated = 1; allocated >= 0; allocated--) { /* before the first step nothing need be in memory */
@@ -2065,7 +2101,8 @@ static const test_case tests[] = {
     TEST_CASE(evaluation_changes_nothing),
     TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities), TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(planned_for_another_device), TEST_CASE(allocation_failures),
     TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_with_loss_scaling), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
-    TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
+    TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(resume_warns_of_other_pixel_means),
+    TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
     TEST_CASE(predictions_without_labels_and_of_nan), TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
     TEST_CASE(fit_in_a_line), TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation),
     TEST_CASE(fit_refuses), TEST_CASE(fit_resumes_on_the_same_data), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
