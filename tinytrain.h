@@ -1215,6 +1215,8 @@ enum { TT__SLOTS = 16, TT__SLOT_BYTES = 256 };
    be done after they return, but for read, results and wait. Where a function fails it returns a status or NULL, and error() tells
    why in a sentence. One thread uses a device at a time. */
 
+enum { TT__HOST_STREAM = -1, TT__COMPUTE_STREAM };
+
 typedef struct tt__backend {
     tt__device *(*open)(tt_context *ctx, int index, char *error, size_t capacity);
     void (*close)(tt__device *d);
@@ -1223,11 +1225,16 @@ typedef struct tt__backend {
     void (*release)(tt__device *d, void *memory);
     void *(*allocate_host)(tt__device *d, size_t bytes);      /* for write                                              */
     void (*release_host)(tt__device *d, void *host);
-    tt_status (*write)(tt__device *d, void *memory, const void *from, size_t bytes); /* `from`, of allocate_host, stays until the next wait */
+    tt_status (*write)(tt__device *d, void *memory, const void *from, size_t bytes); /* `from`, of allocate_host, stays until a later mark or wait */
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
     tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key); /* as tt__init_values */
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
+    /* mark: from now on `event` stands for all that the stream was given so far; NULL: a new one is made, to be
+       released. after: what the stream is given from now on, or the calling thread (TT__HOST_STREAM), waits for that. */
+    tt_status (*mark)(tt__device *d, int stream, void **event);
+    tt_status (*after)(tt__device *d, int stream, void *event);
+    void (*release_event)(tt__device *d, void *event);
     tt_status (*begin)(tt__device *d, tt__slot *slot, const tt__run *run); /* before launches with other values of run    */
     tt_status (*launch)(tt__device *d, const tt__launch *l);
     tt_status (*collect)(tt__device *d, tt__slot *slot, const float *counts, bool first); /* adds up a loss's counts; first: of a step */
@@ -8597,6 +8604,9 @@ static const char *tt__cpu_error(tt__device *d) { return tt__cpu_context(d)->err
 static void *tt__cpu_allocate(tt__device *d, size_t bytes) { return tt__alloc(tt__cpu_context(d), bytes); }
 static void tt__cpu_release(tt__device *d, void *memory) { tt__free(tt__cpu_context(d), memory); }
 static tt_status tt__cpu_copy(tt__device *d, void *to, const void *from, size_t bytes) { (void)d; return memcpy(to, from, bytes), TT_OK; }
+static tt_status tt__cpu_mark(tt__device *d, int stream, void **event) { (void)stream; *event = d; return TT_OK; }
+static tt_status tt__cpu_after(tt__device *d, int stream, void *event) { (void)d; (void)stream; (void)event; return TT_OK; }
+static void tt__cpu_release_event(tt__device *d, void *event) { (void)d; (void)event; }
 static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t bytes) { (void)d; return memset(memory, byte, bytes), TT_OK; }
 
 /* Elements [first, first + n) of what an initialiser gives under a key: of four each, from a Philox block. first is a multiple of 4. */
@@ -8667,7 +8677,7 @@ static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity);
 
 static const tt__backend tt__cpu_backend = {
     tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init,
-    tt__cpu_copy, tt__cpu_wait, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, NULL, NULL, NULL, NULL, tt__cpu_refuses, tt__cpu_describe,
+    tt__cpu_copy, tt__cpu_wait, tt__cpu_mark, tt__cpu_after, tt__cpu_release_event, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, NULL, NULL, NULL, NULL, tt__cpu_refuses, tt__cpu_describe,
 };
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
@@ -9156,15 +9166,20 @@ void tt_close(tt_context *ctx)
    on the device. Uses all above.
    ============================================================================================================ */
 
-/* The launches of a segment as a device has recorded them, for runs with the same numbers of rows. */
+/* The launches of a segment as a device has recorded them. Those of a micro-batch are for runs with the
+   same numbers of rows; the update has none. */
 typedef struct tt__recording {
-    void *made;             /* the device's; NULL: these rows were met once                                          */
+    void *made;             /* the device's; NULL: such a run was met once                                           */
     tt__segment segment;
     bool later;             /* micro-batches but the first of a step: they add to gradients                          */
     int64_t *rows;          /* of each axis; NULL: this entry is free                                                */
-    uint64_t used;          /* when                                                                                  */
+    int credit;             /* gained when it is used, lost when another run finds no entry                          */
 } tt__recording;
-enum { TT__RECORDINGS = 16 };
+enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
+
+/* Where an input is copied from when the device's memory is not the host's: two buffers in turn, each with the event
+   after which it may be written again. */
+typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; } tt__staged;
 
 struct tt_program {
     tt_context *ctx;
@@ -9185,10 +9200,11 @@ struct tt_program {
     unsigned slot_bit;      /* of arena->slots                                                                       */
     tt__slot host_slot, *slot; /* on the device; of the host's kind, host_slot                                         */
     tt__results results;    /* as read last                                                                          */
-    char *staging;          /* inputs on their way to memory that is not the host's; else NULL                       */
-    size_t *staged;         /* of each input, its place there                                                        */
+    char *staging;          /* buffers of all inputs; NULL on the host's device                                      */
+    tt__staged *staged;     /* of each input                                                                         */
     tt__recording recordings[TT__RECORDINGS];
-    uint64_t runs;
+    int next_recording;     /* the entry that the next new run asks for                                              */
+    bool never_records;     /* the device has failed to record                                                       */
     bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
@@ -9358,6 +9374,8 @@ void tt_program_free(tt_program *p)
     if (!p) return;
     tt_context *ctx = p->ctx;
     tt__arena *a = p->arena;
+    for (int32_t v = 0; p->staging && v < 2 * p->t->n_values; v++)
+        if (p->staged[v / 2].copied[v % 2]) a->kind->backend->release_event(a->device, p->staged[v / 2].copied[v % 2]);
     if (p->staging) a->kind->backend->release_host(a->device, p->staging);
     for (int k = 0; k < TT__RECORDINGS; k++) {
         if (p->recordings[k].made) a->kind->backend->forget(a->device, p->recordings[k].made);
@@ -9535,7 +9553,7 @@ static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
     if ((status = tt__verify_places(p->t, p->box, p->n_boxes, p->transient)) != TT_OK) return status;
     p->axis_rows = (int64_t *)tt__alloc(ctx, sizeof *p->axis_rows * (size_t)p->t->n_axes);
     p->is_set = (bool *)tt__calloc(ctx, (size_t)p->t->n_values);
-    p->staged = (size_t *)tt__calloc(ctx, (size_t)p->t->n_values * sizeof *p->staged);
+    p->staged = (tt__staged *)tt__calloc(ctx, (size_t)p->t->n_values * sizeof *p->staged);
     if (!p->axis_rows || !p->is_set || !p->staged) return TT_ERR_MEMORY;
     for (int k = 0; k < p->t->n_axes; k++) p->axis_rows[k] = -1;
 
@@ -9669,11 +9687,16 @@ tt_status tt_allocate(tt_program *p)
         for (int32_t v = 1; v < p->t->n_values; v++) {
             const tt__value *x = &p->t->values[v];
             if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
-            p->staged[v] = bytes;
-            bytes += tt__storage_bytes(x);
+            bytes += 2 * tt__storage_bytes(x);
         }
         p->staging = bytes ? (char *)a->kind->backend->allocate_host(a->device, bytes) : NULL;
         if (bytes && !p->staging) return tt__device_status(p->ctx, a, TT_ERR_MEMORY);
+        char *at = p->staging;
+        for (int32_t v = 1; v < p->t->n_values; v++) {
+            const tt__value *x = &p->t->values[v];
+            if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
+            for (int k = 0; k < 2; k++, at += tt__storage_bytes(x)) p->staged[v].buffer[k] = at;
+        }
     }
     p->ready = true;
     return TT_OK;
@@ -9721,10 +9744,19 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
     if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
     tt__mat m = tt__resolve(p, v.id);
     const size_t bytes = (size_t)rows * (size_t)m.cols * tt_dtype_bytes(m.dtype);
-    const char *from = p->staging ? p->staging + p->staged[v.id] : (const char *)data;
-    if (p->staging) memcpy(p->staging + p->staged[v.id], data, bytes); /* every run ends with a wait, so the last copy from there is done */
+    const tt__backend *b = p->kind->backend;
+    tt__staged *staged = &p->staged[v.id];
     p->arena->results_of = NULL; /* an output may have had this place */
-    return tt__device_status(p->ctx, p->arena, p->kind->backend->write(p->arena->device, m.data, from, bytes));
+    if (!p->staging) return b->write(p->arena->device, m.data, data, bytes);
+    staged->now ^= 1;
+    status = b->after(p->arena->device, TT__HOST_STREAM, staged->copied[staged->now]);
+    if (status == TT_OK) {
+        memcpy(staged->buffer[staged->now], data, bytes);
+        status = b->write(p->arena->device, m.data, staged->buffer[staged->now], bytes);
+    }
+    if (status == TT_OK && b->mark(p->arena->device, TT__COMPUTE_STREAM, &staged->copied[staged->now]) != TT_OK)
+        status = b->wait(p->arena->device);
+    return tt__device_status(p->ctx, p->arena, status);
 }
 
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
@@ -9770,7 +9802,7 @@ static void tt__poison(tt_program *p, int instruction) /* what died here becomes
 static tt__mat tt__on_host(const tt_program *p, int32_t id)
 {
     tt__mat m = tt__resolve(p, id);
-    if (p->staging && id && p->t->values[id].storage == TT__INPUT) m.data = p->staging + p->staged[id];
+    if (p->staging && id && p->t->values[id].storage == TT__INPUT) m.data = p->staged[id].buffer[p->staged[id].now];
     return m;
 }
 
@@ -9846,28 +9878,29 @@ static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
     return status;
 }
 
-/* The entry for this run's rows: one that is there, else a free one or that of the longest ago, made anew; NULL if there can be none. */
-static tt__recording *tt__recording_of(tt_program *p, tt__segment segment, bool *met)
+/* The entry of such a run if it was met before. Else NULL, and the entry whose turn it is gives way if it has no
+   credit left: runs that come back keep their recordings however many others there are. */
+static tt__recording *tt__recording_of(tt_program *p, tt__segment segment)
 {
-    tt__recording *oldest = &p->recordings[0];
-    const size_t bytes = sizeof *p->axis_rows * (size_t)p->t->n_axes;
+    const size_t all = sizeof *p->axis_rows * (size_t)p->t->n_axes, bytes = segment == TT__EACH_MICRO ? all : 0;
     const bool later = segment == TT__EACH_MICRO && p->run.micro > 0;
-    *met = true;
-    p->runs++;
     for (int k = 0; k < TT__RECORDINGS; k++) {
         tt__recording *r = &p->recordings[k];
-        if (r->rows && r->segment == segment && r->later == later && memcmp(r->rows, p->axis_rows, bytes) == 0) { r->used = p->runs; return r; }
-        if (r->used < oldest->used) oldest = r;
+        if (!r->rows || r->segment != segment || r->later != later || memcmp(r->rows, p->axis_rows, bytes) != 0) continue;
+        r->credit = (int)tt__min(r->credit + TT__RECORDING_USED, TT__RECORDING_MOST);
+        return r;
     }
-    *met = false;
-    if (oldest->made) p->kind->backend->forget(p->arena->device, oldest->made);
-    if (!oldest->rows) oldest->rows = (int64_t *)tt__alloc(p->ctx, bytes);
-    oldest->made = NULL;
-    oldest->segment = segment;
-    oldest->later = later;
-    oldest->used = p->runs;
-    if (oldest->rows) memcpy(oldest->rows, p->axis_rows, bytes);
-    return oldest->rows ? oldest : NULL;
+    tt__recording *r = &p->recordings[p->next_recording];
+    p->next_recording = (p->next_recording + 1) % TT__RECORDINGS;
+    if (r->credit-- > 0) return NULL;
+    if (r->made) p->kind->backend->forget(p->arena->device, r->made);
+    if (!r->rows) r->rows = (int64_t *)tt__alloc(p->ctx, all);
+    if (r->rows) memcpy(r->rows, p->axis_rows, all);
+    r->made = NULL;
+    r->segment = segment;
+    r->later = later;
+    r->credit = 1;
+    return NULL;
 }
 
 /* Launches the instructions of a segment. */
@@ -9891,7 +9924,25 @@ static tt_status tt__launch_segment(tt_program *p, tt__launch *l, tt__segment se
     return status;
 }
 
-/* Runs a segment. A device that can records them when it meets the same numbers of rows again, and replays that from then on. */
+/* Records the launches of r's segment. A device that cannot is never asked again: it runs them one by one. */
+static void tt__record_segment(tt_program *p, tt__launch *l, tt__recording *r)
+{
+    const tt__backend *b = p->kind->backend;
+    tt__device *d = p->arena->device;
+    tt_status status = b->capture(d);
+    if (status == TT_OK) {
+        status = tt__launch_segment(p, l, r->segment);
+        r->made = b->captured(d); /* in any case, to end it */
+        if (status == TT_OK && r->made) return;
+        if (r->made) b->forget(d, r->made);
+        r->made = NULL;
+    }
+    p->never_records = true;
+    tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which this program makes one by one from "
+            "now on, more slowly: %s", p->kind->name, b->error(d));
+}
+
+/* Runs a segment. A device that can records it when it meets such a run again, and replays that from then on. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {
     const tt__backend *b = p->kind->backend;
@@ -9910,15 +9961,9 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (status == TT_OK) status = tt__zero_states(p);
     if (segment == TT__EACH_MICRO) p->arena->results_of = NULL;
     if (status == TT_OK) {
-        bool met = false;
-        tt__recording *r = b->capture ? tt__recording_of(p, segment, &met) : NULL;
+        tt__recording *r = b->capture && !p->never_records ? tt__recording_of(p, segment) : NULL;
         status = b->begin(d, p->slot, &p->run);
-        if (status == TT_OK && met && !r->made && b->capture(d) == TT_OK) {
-            status = tt__launch_segment(p, &l, segment);
-            r->made = b->captured(d); /* in any case, to end it */
-            if (status == TT_OK && !r->made) status = TT_ERR_DEVICE;
-            if (status != TT_OK && r->made) { b->forget(d, r->made); r->made = NULL; }
-        }
+        if (status == TT_OK && r && !r->made) tt__record_segment(p, &l, r);
         if (status == TT_OK) status = r && r->made ? b->replay(d, r->made) : tt__launch_segment(p, &l, segment);
         status = tt__device_status(p->ctx, p->arena, status);
     }

@@ -388,6 +388,30 @@ static tt_status cuda_read(tt__device *d, void *to, const void *memory, size_t b
     return status == TT_OK ? cuda_wait(d) : status;
 }
 
+// All streams are the one that there is.
+static tt_status cuda_mark(tt__device *d, int stream, void **event)
+{
+    (void)stream;
+    cudaSetDevice(d->index);
+    tt_status status = TT_OK;
+    if (!*event) status = tt_check(d, cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming), "cudaEventCreate");
+    return status == TT_OK ? tt_check(d, cudaEventRecord((cudaEvent_t)*event, d->stream), "cudaEventRecord") : status;
+}
+
+static tt_status cuda_after(tt__device *d, int stream, void *event)
+{
+    cudaSetDevice(d->index);
+    if (!event) return TT_OK;
+    if (stream == TT__HOST_STREAM) return tt_check(d, cudaEventSynchronize((cudaEvent_t)event), "cudaEventSynchronize");
+    return tt_check(d, cudaStreamWaitEvent(d->stream, (cudaEvent_t)event, 0), "cudaStreamWaitEvent");
+}
+
+static void cuda_release_event(tt__device *d, void *event)
+{
+    cudaSetDevice(d->index);
+    cudaEventDestroy((cudaEvent_t)event);
+}
+
 static tt_status cuda_begin(tt__device *d, tt__slot *slot, const tt__run *run)
 {
     cudaSetDevice(d->index);
@@ -426,6 +450,7 @@ static void *cuda_captured(tt__device *d)
     tt_status status = tt_check(d, cudaStreamEndCapture(d->stream, &graph), "end of a capture");
     if (status == TT_OK) status = tt_check(d, cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
     if (graph) cudaGraphDestroy(graph);
+    d->waiting_count = 0; // of launches that failed
     return status == TT_OK ? ready : NULL;
 }
 
@@ -3557,7 +3582,7 @@ static tt_status cuda_launch(tt__device *d, const tt__launch *l)
 
 extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill, cuda_init,
-    cuda_read, cuda_wait, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
+    cuda_read, cuda_wait, cuda_mark, cuda_after, cuda_release_event, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
     cuda_describe,
 };
 

@@ -227,29 +227,34 @@ typedef struct small_net { tt_tape *t; tt_value x, y, ids, out; tt_program *p; t
 /* What a run of a small program gives: losses of its steps, its output and a parameter. */
 typedef struct small_result { double loss[4]; float out[6 * 5], w[5 * 4]; } small_result;
 
-static tt_status small_step(small_net *n, int step, tt_stats *stats)
+enum { SMALL_ROWS = 200, USUAL_ROWS = 6 };
+
+/* Inputs of so many rows; other numbers, other contents. */
+static tt_status small_set(small_net *n, int rows, int number)
 {
-    const int rows = step == 3 ? 4 : 6;
-    float x[6 * 4];
-    int32_t y[6], ids[6];
-    for (int k = 0; k < 6 * 4; k++) x[k] = (float)(k * 7 % 11) / 11 - 0.4f;
-    for (int k = 0; k < 6; k++) { y[k] = k * 3 % 5; ids[k] = k % 3; }
+    float x[SMALL_ROWS * 4];
+    int32_t y[SMALL_ROWS], ids[SMALL_ROWS];
+    for (int k = 0; k < rows * 4; k++) x[k] = (float)((k + number) * 7 % 11) / 11 - 0.4f;
+    for (int k = 0; k < rows; k++) { y[k] = (k + number) * 3 % 5; ids[k] = (k + number) % 3; }
     tt_status status = tt_set(n->p, n->x, x, rows);
     if (status == TT_OK) status = tt_set(n->p, n->y, y, rows);
-    if (status == TT_OK) status = tt_set(n->p, n->ids, ids, rows);
+    return status == TT_OK ? tt_set(n->p, n->ids, ids, rows) : status;
+}
+
+static tt_status small_step(small_net *n, int step, tt_stats *stats)
+{
+    tt_status status = small_set(n, step == 3 ? 4 : USUAL_ROWS, 0);
     return status == TT_OK ? tt_step(n->p, 0.1f, stats) : status;
 }
 
-/* Opens, compiles, allocates, takes four steps (the second makes a graph, the third replays it, the fourth has other rows), reads. */
-static tt_status small_run(tt_context *ctx, small_net *n, small_result *to)
+static tt_status small_open(tt_context *ctx, small_net *n, bool accumulate)
 {
     static const int64_t dims[2] = {5, 4}, table[2] = {3, 4}, four = 4, five = 5;
     const tt_init normal = {TT_INIT_NORMAL, 0.5f}, ones = {TT_INIT_ONES, 0}, zeros = {TT_INIT_ZEROS, 0};
     tt_compile_options o = tt_compile_options_default();
-    tt_stats stats;
-    tt_status status;
+    memset(n, 0, sizeof *n);
     n->t = tt_tape_new(ctx);
-    int64_t rows = tt_axis(n->t, "rows", 8);
+    int64_t rows = tt_axis(n->t, "rows", SMALL_ROWS);
     n->w = tt_param_new(ctx, "w", 2, dims, normal);
     n->table = tt_param_new(ctx, "table", 2, table, normal);
     n->x = tt_input(n->t, "x", TT_F32, rows, 4);
@@ -260,14 +265,29 @@ static tt_status small_run(tt_context *ctx, small_net *n, small_result *to)
     n->out = tt_linear(n->t, tt_gelu(n->t, h), n->w, tt_param_new(ctx, "b", 1, &five, zeros));
     tt_output(n->t, n->out);
     o.device = "cuda";
+    o.accumulate = accumulate;
     o.optimizer.clip_norm = 1;
     n->p = tt_compile(n->t, tt_cross_entropy(n->t, n->out, n->y, NULL), &o);
-    if (!n->p) return tt_error_code(ctx);
-    for (int k = 0; k < 4; k++) {
-        if ((status = small_step(n, k, &stats)) != TT_OK) return status;
+    return n->p ? TT_OK : tt_error_code(ctx);
+}
+
+static void small_close(small_net *n)
+{
+    tt_program_free(n->p);
+    tt_tape_free(n->t);
+}
+
+/* Opens, compiles, allocates, takes four steps (the second makes a graph, the third replays it, the fourth has
+   other rows), reads. */
+static tt_status small_run(tt_context *ctx, small_net *n, small_result *to)
+{
+    tt_stats stats;
+    tt_status status = small_open(ctx, n, false);
+    for (int k = 0; k < 4 && status == TT_OK; k++) {
+        status = small_step(n, k, &stats);
         to->loss[k] = stats.loss;
     }
-    status = tt_get(n->p, n->out, to->out, TEST_COUNT(to->out));
+    if (status == TT_OK) status = tt_get(n->p, n->out, to->out, TEST_COUNT(to->out));
     return status == TT_OK ? tt_param_get(n->w, to->w) : status;
 }
 
@@ -299,6 +319,90 @@ static bool same_results(const small_result *a, const small_result *b) /* a faul
     return same;
 }
 
+/* Micro-batches whose results nobody asks for do not wait, and the next inputs may not overwrite those that are
+   still being copied: the same bits as with a wait after each, in every order that CUDA allows. */
+TEST(micro_steps_that_do_not_wait_keep_their_inputs)
+{
+    for (int scheduler = 0; scheduler < EMU_SCHEDULERS; scheduler++) {
+        float w[2][5 * 4];
+        for (int asked = 0; asked < 2; asked++) {
+            test_allocator a;
+            small_net net;
+            tt_stats stats;
+            emu_configure(1, (size_t)16 << 20, 1, 1);
+            emu_set_scheduler((emu_scheduler)scheduler);
+            tt_context *ctx = test_open(&a);
+            bool ok = CHECK(small_open(ctx, &net, true) == TT_OK);
+            for (int k = 0; k < 3 * 5 && ok; k++) { /* five micro-batches a step; each sets its inputs twice */
+                ok = CHECK(small_set(&net, 5, k + 7) == TT_OK && small_set(&net, USUAL_ROWS, k) == TT_OK);
+                ok = ok && CHECK(tt_micro_step(net.p, asked ? &stats : NULL) == TT_OK);
+                if (k % 5 == 4) ok = ok && CHECK(tt_update(net.p, 0.1f, NULL) == TT_OK);
+            }
+            CHECK(tt_param_get(net.w, w[asked]) == TT_OK);
+            small_close(&net);
+            TEST_CLOSE(ctx, &a);
+        }
+        CHECK(memcmp(w[0], w[1], sizeof w[0]) == 0);
+    }
+}
+
+/* Steps with so many lengths in turn, `rounds` times over; how many graphs were launched. */
+static long graphs_of_lengths(int lengths, int rounds)
+{
+    test_allocator a;
+    small_net net;
+    emu_configure(1, (size_t)16 << 20, 1, 4); /* in order, which is the fastest */
+    tt_context *ctx = test_open(&a);
+    bool ok = CHECK(small_open(ctx, &net, false) == TT_OK);
+    emu_counts before = emu_get_counts();
+    for (int k = 0; k < lengths * rounds && ok; k++)
+        ok = CHECK(small_set(&net, 1 + k % lengths, k) == TT_OK && tt_step(net.p, 0.1f, NULL) == TT_OK);
+    small_close(&net);
+    TEST_CLOSE(ctx, &a);
+    return since(before).graph_launches;
+}
+
+/* The update is one graph whatever the lengths; the rest of a step is one for each length that is met again, unless
+   there are more lengths than graphs: then some of them keep theirs. */
+TEST(lengths_that_are_met_again_are_replayed)
+{
+    CHECK_NEAR((double)graphs_of_lengths(9, 3), (3 * 9 - 1) + 2 * 9, 0);
+    CHECK_NEAR((double)graphs_of_lengths(200, 1), 200 - 1, 0);
+    CHECK(graphs_of_lengths(100, 5) > 5 * 100 - 1 + 3 * 100 / 4);
+}
+
+static void count_log(void *user, tt_log_level level, const char *id, const char *message)
+{
+    *(int *)user += level == TT_LOG_WARNING && strcmp(id, "graph") == 0 && strstr(message, "cudaError") != NULL;
+}
+
+/* A device that cannot make graphs runs the instructions one by one, and says so once. */
+TEST(steps_go_on_without_graphs)
+{
+    static const char *const calls[] = {"cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"};
+    small_result reference, result;
+    memset(&reference, 0, sizeof reference);
+    memset(&result, 0, sizeof result);
+    for (int c = -1; c < TEST_COUNT(calls); c++) {
+        test_allocator a;
+        small_net net;
+        int lines = 0;
+        emu_configure(1, (size_t)16 << 20, 1, 1);
+        tt_context_options o = test_options(&a);
+        o.logger.user = &lines;
+        o.logger.log = count_log;
+        tt_context *ctx = tt_open(&o);
+        if (c >= 0) emu_inject_fault_into(calls[c], 1, FAULT, 1L << 40);
+        CHECK(small_run(ctx, &net, c < 0 ? &reference : &result) == TT_OK);
+        CHECK(c < 0 || memcmp(&result, &reference, sizeof result) == 0);
+        CHECK((emu_get_counts().graph_launches > 0) == (c < 0));
+        CHECK_NEAR(lines, c >= 0, 0);
+        small_close(&net);
+        TEST_CLOSE(ctx, &a);
+        check_nothing_left(c, 1);
+    }
+}
+
 /* Call n of CUDA fails, or all from it on do, for each n up to the last of closing. A run that fails says why, and one that does not has the right
    results. After a single failure the program goes on. */
 static void sweep(long count)
@@ -325,8 +429,7 @@ static void sweep(long count)
         } else if (count == 1 && (small_step(&net, 0, &stats) != TT_OK || !(stats.loss > 0))) {
             fault_failed(n, count, "the next step", tt_error(ctx));
         }
-        tt_program_free(net.p);
-        tt_tape_free(net.t);
+        small_close(&net);
         TEST_CLOSE(ctx, &a);
         reached = n == 0 || emu_api_calls() >= n;
         check_nothing_left(n, count);
@@ -376,6 +479,9 @@ TEST(any_call_may_fail_while_saving)
 
 #define NEEDS_EMULATOR SKIP("only the emulator counts waits and makes calls fail")
 TEST(a_step_waits_once_for_its_results) { NEEDS_EMULATOR; }
+TEST(micro_steps_that_do_not_wait_keep_their_inputs) { NEEDS_EMULATOR; }
+TEST(lengths_that_are_met_again_are_replayed) { NEEDS_EMULATOR; }
+TEST(steps_go_on_without_graphs) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_once) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_for_ever) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
@@ -384,6 +490,8 @@ TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
 
 static const test_case tests[] = {
     TEST_CASE(trains_distilbert_as_the_cpu_does), TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(a_step_waits_once_for_its_results),
+    TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs), TEST_CASE(lengths_that_are_met_again_are_replayed),
+    TEST_CASE(steps_go_on_without_graphs),
     TEST_CASE(any_call_may_fail_once), TEST_CASE(any_call_may_fail_for_ever), TEST_CASE(any_call_may_fail_while_saving),
 };
 

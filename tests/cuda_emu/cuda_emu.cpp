@@ -905,6 +905,7 @@ cudaError_t emu_enqueue(cudaStream_t handle, emu_work work)
 // ================================================================================================== control
 static long api_calls, fault_in, fault_count;
 static cudaError_t fault_error;
+static std::string fault_call; // the function whose calls fail; empty: any
 
 static emu_stream *new_stream(int device, unsigned flags)
 {
@@ -1016,6 +1017,7 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
     op_count = 0;
     virtual_us = 0;
     api_calls = fault_in = fault_count = 0;
+    fault_call.clear();
     last_error = cudaSuccess;
     emu_stats = emu_counts();
     emu_reseed(seed);
@@ -1040,7 +1042,8 @@ cudaError_t emu_enter(const char *call)
                       seed ? strtoull(seed, nullptr, 0) : 0);
     }
     api_calls++;
-    if (fault_in > 0 && --fault_in == 0 && fault_count != 0) {
+    const bool hit = fault_call.empty() || fault_call == call;
+    if (hit && fault_in > 0 && --fault_in == 0 && fault_count != 0) {
         if (--fault_count != 0) fault_in = 1;
         return emu_error(fault_error);
     }
@@ -1053,6 +1056,13 @@ extern "C" void emu_inject_fault(long nth, int error, long count)
     fault_in = nth;
     fault_error = (cudaError_t)error;
     fault_count = count;
+    fault_call.clear();
+}
+extern "C" void emu_inject_fault_into(const char *call, long nth, int error, long count)
+{
+    std::lock_guard<std::recursive_mutex> lock(emu_lock);
+    emu_inject_fault(nth, error, count);
+    fault_call = call;
 }
 extern "C" long emu_api_calls(void) { return api_calls; }
 extern "C" emu_counts emu_get_counts(void) { return emu_stats; }
@@ -1727,7 +1737,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
     EMU_RELEASE("cudaEventSynchronize");
     if (bad_event(e)) return emu_error(cudaErrorInvalidResourceHandle);
     if (e->capture) { e->capture->invalid = true; return emu_error(cudaErrorCapturedEvent); }
-    emu_stats.host_syncs++;
+    emu_stats.event_syncs++;
     synchronise(e->op);
     return fault;
 }

@@ -30,6 +30,8 @@ void emu_set_scheduler(emu_scheduler s);
 /* API calls number `nth` ... nth + count - 1 from now fail with this cudaError_t (nth 0: none). Releases, synchronisations included,
    do their work all the same, as calls of CUDA that return the error of earlier work do. */
 void emu_inject_fault(long nth, int cuda_error, long count);
+/* The same, of the calls of this function alone, until the next emu_inject_fault or emu_configure. */
+void emu_inject_fault_into(const char *call, long nth, int error, long count);
 long emu_api_calls(void); /* since emu_configure */
 
 /* How many allocations, streams, events, graphs and handles are alive; `text` (may be NULL) gets their kinds. */
@@ -42,6 +44,7 @@ typedef struct emu_counts {
     long gelus, gelu_slopes, bias_gradients, tf32, fp8;  /* of the matrix products, those with such an epilogue or operands */
     long pageable_async;                                 /* cudaMemcpyAsync from or to memory that is not pinned */
     long host_syncs;                                     /* waits of the host: synchronise calls and blocking copies */
+    long event_syncs;                                    /* those for an event, which may long have happened */
     long allocations;                                    /* cudaMalloc, cudaFree and those of pinned memory */
 } emu_counts;
 emu_counts emu_get_counts(void);
