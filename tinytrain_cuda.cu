@@ -22,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef TT_PORTABILITY_ONLY // what the emulator's own tests want of this file
+#ifndef TT__PORTABILITY_ONLY // what the emulator's own tests want of this file
 #define TINYTRAIN_BACKEND
 #include "tinytrain.h"
 #endif
@@ -31,42 +31,42 @@
 // The only place with inline assembly, and the only one that knows of the emulator (tests/cuda_emu), whose header defines TT_EMULATE and
 // has functions of the same names. Fragments and their layouts: PTX ISA, "Warp-level matrix instructions". g = lane/4, t = lane%4.
 #ifndef TT_EMULATE
-#define TT_UNROLL _Pragma("unroll")
-// A shared array: TT_SHARED(float, tile, [32][33]); a shared scalar: TT_SHARED(int, count, );
-#define TT_SHARED(T, name, dims) __shared__ __align__(128) T name dims
+#define TT__UNROLL _Pragma("unroll")
+// A shared array: TT__SHARED(float, tile, [32][33]); a shared scalar: TT__SHARED(int, count, );
+#define TT__SHARED(T, name, dims) __shared__ __align__(128) T name dims
 // The launch's dynamic shared memory, aligned to 128 bytes.
-#define TT_DYN_SHARED(T, name) extern __shared__ __align__(128) unsigned char tt_dyn_smem[]; T *name = (T *)tt_dyn_smem
-// TT_LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in parentheses: (kernel<64, 2>).
-#define TT_LAUNCH(kernel, grid, block, shared, stream, ...) (kernel<<<(grid), (block), (shared), (stream)>>>(__VA_ARGS__), cudaGetLastError())
+#define TT__DYN_SHARED(T, name) extern __shared__ __align__(128) unsigned char tt__dyn_smem[]; T *name = (T *)tt__dyn_smem
+// TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in parentheses: (kernel<64, 2>).
+#define TT__LAUNCH(kernel, grid, block, shared, stream, ...) (kernel<<<(grid), (block), (shared), (stream)>>>(__VA_ARGS__), cudaGetLastError())
 
-__device__ __forceinline__ uint32_t tt_shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ uint32_t tt__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 // d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major); T is __nv_bfloat16 or __half, two to a register, the lower column or row
 // in the lower half. a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8, 2t+8; b: rows 2t, 2t+8 of column g; d: (g, 2t), (g, 2t+1), (g+8, ...).
-template <class T> __device__ void tt_mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
-template <> __device__ __forceinline__ void tt_mma_16816<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+template <class T> __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+template <> __device__ __forceinline__ void tt__mma_16816<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-template <> __device__ __forceinline__ void tt_mma_16816<__half>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+template <> __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// d (16 x 8) += a (16 x 8) b (8 x 8) in TF32, of numbers that tt_tf32 rounded. a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4; b: rows t, t+4.
-__device__ __forceinline__ void tt_mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+// d (16 x 8) += a (16 x 8) b (8 x 8) in TF32, of numbers that tt__tf32 rounded. a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4; b: rows t, t+4.
+__device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
 {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-__device__ __forceinline__ uint32_t tt_tf32(float x)
+__device__ __forceinline__ uint32_t tt__tf32(float x)
 {
     uint32_t r;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
     return r;
 }
-__device__ __forceinline__ float tt_exp2(float x)
+__device__ __forceinline__ float tt__exp2(float x)
 {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -74,69 +74,79 @@ __device__ __forceinline__ float tt_exp2(float x)
 }
 // 8 x 8 matrices of 16-bit numbers from shared memory: lane 8j+i names row i (16 bytes) of matrix j. A thread gets columns 2t and 2t+1 of
 // row g of each; with _trans of its transpose.
-__device__ __forceinline__ void tt_ldmatrix_x1(uint32_t &r, const void *row)
+__device__ __forceinline__ void tt__ldmatrix_x1(uint32_t &r, const void *row)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(tt_shared_address(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(tt__shared_address(row)) : "memory");
 }
-__device__ __forceinline__ void tt_ldmatrix_x2(uint32_t (&r)[2], const void *row)
+__device__ __forceinline__ void tt__ldmatrix_x2(uint32_t (&r)[2], const void *row)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(tt_shared_address(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(tt__shared_address(row)) : "memory");
 }
-__device__ __forceinline__ void tt_ldmatrix_x4(uint32_t (&r)[4], const void *row)
+__device__ __forceinline__ void tt__ldmatrix_x4(uint32_t (&r)[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(tt_shared_address(row)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(tt__shared_address(row)) : "memory");
 }
-__device__ __forceinline__ void tt_ldmatrix_x1_trans(uint32_t &r, const void *row)
+__device__ __forceinline__ void tt__ldmatrix_x1_trans(uint32_t &r, const void *row)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(tt_shared_address(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(tt__shared_address(row)) : "memory");
 }
-__device__ __forceinline__ void tt_ldmatrix_x2_trans(uint32_t (&r)[2], const void *row)
+__device__ __forceinline__ void tt__ldmatrix_x2_trans(uint32_t (&r)[2], const void *row)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(tt_shared_address(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(tt__shared_address(row)) : "memory");
 }
-__device__ __forceinline__ void tt_ldmatrix_x4_trans(uint32_t (&r)[4], const void *row)
+__device__ __forceinline__ void tt__ldmatrix_x4_trans(uint32_t (&r)[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(tt_shared_address(row)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(tt__shared_address(row)) : "memory");
 }
 // Copies device memory to shared memory in the background; the bytes from `bytes` on become zero. Done after the commit and the wait that leaves
 // at most N later groups under way, for the thread's own copies: a barrier comes between that wait and the use by other threads.
-__device__ __forceinline__ void tt_cp_async_4(void *to, const void *from, int bytes = 4)
+__device__ __forceinline__ void tt__cp_async_4(void *to, const void *from, int bytes = 4)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(tt_shared_address(to)), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(tt__shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void tt_cp_async_8(void *to, const void *from, int bytes = 8)
+__device__ __forceinline__ void tt__cp_async_8(void *to, const void *from, int bytes = 8)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(tt_shared_address(to)), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(tt__shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void tt_cp_async_16(void *to, const void *from, int bytes = 16)
+__device__ __forceinline__ void tt__cp_async_16(void *to, const void *from, int bytes = 16)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tt_shared_address(to)), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tt__shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void tt_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void tt_cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+__device__ __forceinline__ void tt__cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void tt__cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 #endif
 
-#ifndef TT_PORTABILITY_ONLY
+#ifndef TT__PORTABILITY_ONLY
 
 // ================================================================================================== device
 // Memory, copies, and what a program keeps on the device.
+
+namespace { // all but the table at the end
+
+struct product_choice;
+struct waiting_tensors;
+
+} // namespace
 
 struct tt__device {
     int index;
     cudaStream_t stream;    // all work, in order
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
-    struct tt_matmul_choice *choices; // TT_MATMUL_CHOICES of them, see >>matmuls
-    struct tt_waiting *waiting; // tensors that share a launch, see >>optimizers
+    product_choice *choices; // TT__MATMUL_CHOICES of them, see >>matmuls
+    waiting_tensors *waiting; // tensors that share a launch, see >>optimizers
     int waiting_count;
     tt__results *results;   // pinned: a copy to other memory is made by way of a buffer of CUDA's
     char error[512];
 };
-enum { TT_MATMUL_CHOICES = 1024 };
 
-static tt_status tt_fail(tt__device *d, tt_status status, const char *format, ...)
+namespace {
+
+enum { TT__MATMUL_CHOICES = 1024 };
+
+tt_status fail(tt__device *d, tt_status status, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -146,14 +156,14 @@ static tt_status tt_fail(tt__device *d, tt_status status, const char *format, ..
 }
 
 // TT_OK, or TT_ERR_DEVICE with what was being done.
-static tt_status tt_check(tt__device *d, cudaError_t e, const char *what)
+tt_status check(tt__device *d, cudaError_t e, const char *what)
 {
     if (e == cudaSuccess) return TT_OK;
     cudaGetLastError(); // the next call starts without it
-    return tt_fail(d, e == cudaErrorMemoryAllocation ? TT_ERR_MEMORY : TT_ERR_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
+    return fail(d, e == cudaErrorMemoryAllocation ? TT_ERR_MEMORY : TT_ERR_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
 }
 
-static void cuda_close(tt__device *d)
+void cuda_close(tt__device *d)
 {
     if (!d) return;
     cudaSetDevice(d->index);
@@ -167,18 +177,18 @@ static void cuda_close(tt__device *d)
 }
 
 // CUDA's spelling of versions: 1000 * major + 10 * minor.
-#define TT_VERSION_OF(version) (version) / 1000, (version) % 1000 / 10
+#define TT__VERSION_OF(version) (version) / 1000, (version) % 1000 / 10
 
 #ifdef __CUDA_ARCH_LIST__
-static const int tt_archs[] = {__CUDA_ARCH_LIST__}; // 100 * major + 10 * minor, of what nvcc compiles this for
+const int built_archs[] = {__CUDA_ARCH_LIST__}; // 100 * major + 10 * minor, of what nvcc compiles this for
 #else
-static const int tt_archs[] = {0};
+const int built_archs[] = {0};
 #endif
 
 // A text that is cut at its capacity.
-struct tt_text { char *to; size_t capacity, length; };
+struct text_buffer { char *to; size_t capacity, length; };
 
-static void tt_print(tt_text *text, const char *format, ...)
+void print(text_buffer *text, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -187,23 +197,23 @@ static void tt_print(tt_text *text, const char *format, ...)
     if (n > 0) text->length += (size_t)n;
 }
 
-static void tt_print_archs(tt_text *text)
+void print_archs(text_buffer *text)
 {
-    for (size_t k = 0; k < sizeof tt_archs / sizeof *tt_archs; k++) tt_print(text, "%s%d.%d", k ? ", " : "", tt_archs[k] / 100, tt_archs[k] / 10 % 10);
+    for (size_t k = 0; k < sizeof built_archs / sizeof *built_archs; k++) print(text, "%s%d.%d", k ? ", " : "", built_archs[k] / 100, built_archs[k] / 10 % 10);
 }
 
 // Why there is no device.
-static void tt_explain(cudaError_t e, char *to, size_t capacity)
+void explain(cudaError_t e, char *to, size_t capacity)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     int driver = 0, runtime = 0;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
     if (e == cudaErrorInsufficientDriver && !driver)
-        snprintf(to, capacity, "there is no NVIDIA driver: install one for CUDA %d.%d or later", TT_VERSION_OF(runtime));
+        snprintf(to, capacity, "there is no NVIDIA driver: install one for CUDA %d.%d or later", TT__VERSION_OF(runtime));
     else if (e == cudaErrorInsufficientDriver)
         snprintf(to, capacity, "the driver is for CUDA %d.%d, which is too old for this build with CUDA %d.%d: update the driver, or build with an older toolkit",
-                 TT_VERSION_OF(driver), TT_VERSION_OF(runtime));
+                 TT__VERSION_OF(driver), TT__VERSION_OF(runtime));
     else if (e == cudaErrorNoDevice)
         snprintf(to, capacity, "the driver finds no GPU%s%s%s", visible ? " that CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "", visible ? " leaves" : "");
     else
@@ -216,41 +226,41 @@ __global__ void set_run(tt__slot *slot, tt__run run)
 }
 
 // Has the device machine code of the kernels, or can its driver make it from their PTX?
-static tt_status tt_check_kernels(tt__device *d)
+tt_status check_kernels(tt__device *d)
 {
     const int major = d->properties.major, minor = d->properties.minor;
     cudaFuncAttributes attributes;
     char archs[128] = "";
-    tt_text text = {archs, sizeof archs, 0};
-    if (major < 8) return tt_fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and at least 8.0 is needed; CUDA_VISIBLE_DEVICES chooses among several", d->properties.name, major, minor);
+    text_buffer text = {archs, sizeof archs, 0};
+    if (major < 8) return fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and at least 8.0 is needed; CUDA_VISIBLE_DEVICES chooses among several", d->properties.name, major, minor);
     cudaError_t e = cudaFuncGetAttributes(&attributes, set_run);
-    if (e != cudaErrorNoKernelImageForDevice && e != cudaErrorInvalidDeviceFunction) return tt_check(d, e, "kernels");
+    if (e != cudaErrorNoKernelImageForDevice && e != cudaErrorInvalidDeviceFunction) return check(d, e, "kernels");
     cudaGetLastError();
-    tt_print_archs(&text);
-    return tt_fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and the kernels were built for %s: build them with CUDA_ARCHS=%d%d", d->properties.name, major, minor, archs,
+    print_archs(&text);
+    return fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and the kernels were built for %s: build them with CUDA_ARCHS=%d%d", d->properties.name, major, minor, archs,
                    major, minor);
 }
 
-static tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t capacity)
+tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t capacity)
 {
     int devices = 0;
     (void)ctx;
     cudaError_t e = cudaGetDeviceCount(&devices);
     if (e != cudaSuccess || index >= devices) {
         cudaGetLastError();
-        if (e != cudaSuccess) tt_explain(e, error, capacity);
+        if (e != cudaSuccess) explain(e, error, capacity);
         else snprintf(error, capacity, "number %d asked for, %d found", index, devices);
         return NULL;
     }
     tt__device *d = (tt__device *)calloc(1, sizeof *d);
     if (!d) { snprintf(error, capacity, "out of memory"); return NULL; }
     d->index = index;
-    tt_status status = tt_check(d, cudaSetDevice(index), "cudaSetDevice");
-    if (status == TT_OK) status = tt_check(d, cudaGetDeviceProperties(&d->properties, index), "cudaGetDeviceProperties");
-    if (status == TT_OK) status = tt_check_kernels(d);
-    if (status == TT_OK) status = tt_check(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS) status = tt_fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
-    if (status == TT_OK) status = tt_check(d, cudaMallocHost(&d->results, sizeof *d->results), "cudaMallocHost");
+    tt_status status = check(d, cudaSetDevice(index), "cudaSetDevice");
+    if (status == TT_OK) status = check(d, cudaGetDeviceProperties(&d->properties, index), "cudaGetDeviceProperties");
+    if (status == TT_OK) status = check_kernels(d);
+    if (status == TT_OK) status = check(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS) status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
+    if (status == TT_OK) status = check(d, cudaMallocHost(&d->results, sizeof *d->results), "cudaMallocHost");
     if (status == TT_OK) return d;
     snprintf(error, capacity, "%s", d->error);
     cuda_close(d);
@@ -258,7 +268,7 @@ static tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t cap
 }
 
 // A line of a file, or "".
-static void tt_first_line(const char *path, char to[128])
+void first_line(const char *path, char to[128])
 {
     FILE *f = fopen(path, "r");
     if (!f || !fgets(to, 128, f)) *to = 0;
@@ -266,7 +276,7 @@ static void tt_first_line(const char *path, char to[128])
     if (f) fclose(f);
 }
 
-static void tt_describe(tt_text *text, int index)
+void describe_device(text_buffer *text, int index)
 {
     cudaDeviceProp p;
     int clock = 0, memory_clock = 0, bus = 0;
@@ -280,143 +290,143 @@ static void tt_describe(tt_text *text, int index)
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&bus, cudaDevAttrGlobalMemoryBusWidth, index);
     if (e != cudaSuccess) {
         cudaGetLastError();
-        tt_print(text, "device %d: %s (%s)\n", index, cudaGetErrorString(e), cudaGetErrorName(e));
+        print(text, "device %d: %s (%s)\n", index, cudaGetErrorString(e), cudaGetErrorName(e));
         return;
     }
-    tt_print(text, "device %d: %s, compute capability %d.%d, %.1f GB of memory, of which %.1f GB are free\n", index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
-    tt_print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n", p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
+    print(text, "device %d: %s, compute capability %d.%d, %.1f GB of memory, of which %.1f GB are free\n", index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
+    print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n", p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID, p.pciBusID, p.pciDeviceID); // slower while nothing runs
-    tt_first_line(path, speed);
+    first_line(path, speed);
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/current_link_width", p.pciDomainID, p.pciBusID, p.pciDeviceID);
-    tt_first_line(path, width);
-    tt_print(text, "    PCI %04x:%02x:%02x, %s%s%s\n", p.pciDomainID, p.pciBusID, p.pciDeviceID, *speed ? speed : "link unknown", *width ? ", lanes: " : "", width);
+    first_line(path, width);
+    print(text, "    PCI %04x:%02x:%02x, %s%s%s\n", p.pciDomainID, p.pciBusID, p.pciDeviceID, *speed ? speed : "link unknown", *width ? ", lanes: " : "", width);
 }
 
-static void cuda_describe(tt_context *ctx, char *to, size_t capacity)
+void cuda_describe(tt_context *ctx, char *to, size_t capacity)
 {
-    tt_text text = {to, capacity, 0};
+    text_buffer text = {to, capacity, 0};
     int devices = 0, driver = 0, runtime = 0, peer = 0, now = 0;
     char line[128];
     (void)ctx;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
-    tt_first_line("/proc/driver/nvidia/version", line);
-    if (driver) tt_print(&text, "driver: for CUDA up to %d.%d%s%s\n", TT_VERSION_OF(driver), *line ? "; " : "", line);
-    else tt_print(&text, "driver: none\n");
-    tt_print(&text, "CUDA: runtime %d.%d, built with toolkit %d.%d; cuBLASLt %d.%d.%d\n", TT_VERSION_OF(runtime), TT_VERSION_OF(CUDART_VERSION), (int)(cublasLtGetVersion() / 10000),
+    first_line("/proc/driver/nvidia/version", line);
+    if (driver) print(&text, "driver: for CUDA up to %d.%d%s%s\n", TT__VERSION_OF(driver), *line ? "; " : "", line);
+    else print(&text, "driver: none\n");
+    print(&text, "CUDA: runtime %d.%d, built with toolkit %d.%d; cuBLASLt %d.%d.%d\n", TT__VERSION_OF(runtime), TT__VERSION_OF(CUDART_VERSION), (int)(cublasLtGetVersion() / 10000),
              (int)(cublasLtGetVersion() / 100 % 100), (int)(cublasLtGetVersion() % 100));
-    tt_print(&text, "kernels: built for compute capability ");
-    tt_print_archs(&text);
-    tt_print(&text, "\n");
+    print(&text, "kernels: built for compute capability ");
+    print_archs(&text);
+    print(&text, "\n");
     if (cudaGetDeviceCount(&devices) != cudaSuccess) cudaGetLastError();
     if (devices) cudaGetDevice(&now);
-    for (int k = 0; k < devices; k++) tt_describe(&text, k);
+    for (int k = 0; k < devices; k++) describe_device(&text, k);
     for (int k = -1; k < devices && devices > 1; k++) { // who reaches whose memory without the host
-        tt_print(&text, k < 0 ? "peers:" : "%6d", k);
+        print(&text, k < 0 ? "peers:" : "%6d", k);
         for (int j = 0; j < devices; j++) {
-            if (k < 0) tt_print(&text, " %3d", j);
-            else if (j == k) tt_print(&text, "   -");
-            else tt_print(&text, " %3s", cudaDeviceCanAccessPeer(&peer, k, j) != cudaSuccess ? "?" : peer ? "yes" : "no");
+            if (k < 0) print(&text, " %3d", j);
+            else if (j == k) print(&text, "   -");
+            else print(&text, " %3s", cudaDeviceCanAccessPeer(&peer, k, j) != cudaSuccess ? "?" : peer ? "yes" : "no");
         }
-        tt_print(&text, "\n");
+        print(&text, "\n");
     }
-    if (devices) tt_print(&text, "used: device 0, the first%s\n", getenv("CUDA_VISIBLE_DEVICES") ? " of CUDA_VISIBLE_DEVICES" : "; CUDA_VISIBLE_DEVICES chooses and orders them");
+    if (devices) print(&text, "used: device 0, the first%s\n", getenv("CUDA_VISIBLE_DEVICES") ? " of CUDA_VISIBLE_DEVICES" : "; CUDA_VISIBLE_DEVICES chooses and orders them");
     if (devices) cudaSetDevice(now);
     cudaGetLastError();
 }
 
-static const char *cuda_error(tt__device *d) { return d->error; }
+const char *cuda_error(tt__device *d) { return d->error; }
 
-static void *cuda_allocate(tt__device *d, size_t bytes)
+void *cuda_allocate(tt__device *d, size_t bytes)
 {
     void *memory = NULL;
     size_t unused = 0, total = 0;
     cudaSetDevice(d->index);
     cudaError_t e = cudaMalloc(&memory, bytes);
     if (e == cudaSuccess) return memory;
-    tt_check(d, e, "cudaMalloc");
+    check(d, e, "cudaMalloc");
     if (e != cudaErrorMemoryAllocation) return NULL;
     cudaMemGetInfo(&unused, &total);
-    tt_fail(d, TT_ERR_MEMORY, "%zu bytes wanted, %zu of its %zu are free", bytes, unused, total);
+    fail(d, TT_ERR_MEMORY, "%zu bytes wanted, %zu of its %zu are free", bytes, unused, total);
     return NULL;
 }
 
-static void cuda_release(tt__device *d, void *memory)
+void cuda_release(tt__device *d, void *memory)
 {
     cudaSetDevice(d->index);
     cudaStreamSynchronize(d->stream);
     cudaFree(memory);
 }
 
-static void *cuda_allocate_host(tt__device *d, size_t bytes)
+void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
     cudaSetDevice(d->index);
-    if (tt_check(d, cudaMallocHost(&host, bytes), "cudaMallocHost") != TT_OK) return NULL;
+    if (check(d, cudaMallocHost(&host, bytes), "cudaMallocHost") != TT_OK) return NULL;
     return host;
 }
 
-static void cuda_release_host(tt__device *d, void *host)
+void cuda_release_host(tt__device *d, void *host)
 {
     cudaSetDevice(d->index);
     cudaStreamSynchronize(d->stream);
     cudaFreeHost(host);
 }
 
-static tt_status cuda_write(tt__device *d, void *memory, const void *from, size_t bytes)
+tt_status cuda_write(tt__device *d, void *memory, const void *from, size_t bytes)
 {
     cudaSetDevice(d->index);
-    return tt_check(d, cudaMemcpyAsync(memory, from, bytes, cudaMemcpyHostToDevice, d->stream), "copy to the device");
+    return check(d, cudaMemcpyAsync(memory, from, bytes, cudaMemcpyHostToDevice, d->stream), "copy to the device");
 }
 
-static tt_status cuda_fill(tt__device *d, void *memory, int byte, size_t bytes)
+tt_status cuda_fill(tt__device *d, void *memory, int byte, size_t bytes)
 {
     cudaSetDevice(d->index);
-    return bytes ? tt_check(d, cudaMemsetAsync(memory, byte, bytes, d->stream), "fill") : TT_OK;
+    return bytes ? check(d, cudaMemsetAsync(memory, byte, bytes, d->stream), "fill") : TT_OK;
 }
 
-static tt_status cuda_wait(tt__device *d)
+tt_status cuda_wait(tt__device *d)
 {
     cudaSetDevice(d->index);
-    return tt_check(d, cudaStreamSynchronize(d->stream), "wait");
+    return check(d, cudaStreamSynchronize(d->stream), "wait");
 }
 
-static tt_status cuda_read(tt__device *d, void *to, const void *memory, size_t bytes)
+tt_status cuda_read(tt__device *d, void *to, const void *memory, size_t bytes)
 {
     cudaSetDevice(d->index);
-    tt_status status = tt_check(d, cudaMemcpyAsync(to, memory, bytes, cudaMemcpyDeviceToHost, d->stream), "copy from the device");
+    tt_status status = check(d, cudaMemcpyAsync(to, memory, bytes, cudaMemcpyDeviceToHost, d->stream), "copy from the device");
     return status == TT_OK ? cuda_wait(d) : status;
 }
 
 // All streams are the one that there is.
-static tt_status cuda_mark(tt__device *d, int stream, void **event)
+tt_status cuda_mark(tt__device *d, int stream, void **event)
 {
     (void)stream;
     cudaSetDevice(d->index);
     tt_status status = TT_OK;
-    if (!*event) status = tt_check(d, cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming), "cudaEventCreate");
-    return status == TT_OK ? tt_check(d, cudaEventRecord((cudaEvent_t)*event, d->stream), "cudaEventRecord") : status;
+    if (!*event) status = check(d, cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming), "cudaEventCreate");
+    return status == TT_OK ? check(d, cudaEventRecord((cudaEvent_t)*event, d->stream), "cudaEventRecord") : status;
 }
 
-static tt_status cuda_after(tt__device *d, int stream, void *event)
+tt_status cuda_after(tt__device *d, int stream, void *event)
 {
     cudaSetDevice(d->index);
     if (!event) return TT_OK;
-    if (stream == TT__HOST_STREAM) return tt_check(d, cudaEventSynchronize((cudaEvent_t)event), "cudaEventSynchronize");
-    return tt_check(d, cudaStreamWaitEvent(d->stream, (cudaEvent_t)event, 0), "cudaStreamWaitEvent");
+    if (stream == TT__HOST_STREAM) return check(d, cudaEventSynchronize((cudaEvent_t)event), "cudaEventSynchronize");
+    return check(d, cudaStreamWaitEvent(d->stream, (cudaEvent_t)event, 0), "cudaStreamWaitEvent");
 }
 
-static void cuda_release_event(tt__device *d, void *event)
+void cuda_release_event(tt__device *d, void *event)
 {
     cudaSetDevice(d->index);
     cudaEventDestroy((cudaEvent_t)event);
 }
 
-static tt_status cuda_begin(tt__device *d, tt__slot *slot, const tt__run *run)
+tt_status cuda_begin(tt__device *d, tt__slot *slot, const tt__run *run)
 {
     cudaSetDevice(d->index);
     d->waiting_count = 0; // of a run that failed
-    return tt_check(d, TT_LAUNCH(set_run, 1, 32, 0, d->stream, slot, *run), "begin");
+    return check(d, TT__LAUNCH(set_run, 1, 32, 0, d->stream, slot, *run), "begin");
 }
 
 __global__ void add_counts(tt__slot *slot, const float *counts, bool first)
@@ -429,45 +439,45 @@ __global__ void add_counts(tt__slot *slot, const float *counts, bool first)
     if (first) r->norm = r->factor = 0;
 }
 
-static tt_status cuda_collect(tt__device *d, tt__slot *slot, const float *counts, bool first)
+tt_status cuda_collect(tt__device *d, tt__slot *slot, const float *counts, bool first)
 {
     cudaSetDevice(d->index);
-    return tt_check(d, TT_LAUNCH(add_counts, 1, 32, 0, d->stream, slot, counts, first), "collect");
+    return check(d, TT__LAUNCH(add_counts, 1, 32, 0, d->stream, slot, counts, first), "collect");
 }
 
 // A graph of what the stream would have done.
-static tt_status cuda_capture(tt__device *d)
+tt_status cuda_capture(tt__device *d)
 {
     cudaSetDevice(d->index);
-    return tt_check(d, cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "begin of a capture");
+    return check(d, cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "begin of a capture");
 }
 
-static void *cuda_captured(tt__device *d)
+void *cuda_captured(tt__device *d)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t ready = NULL;
     cudaSetDevice(d->index);
-    tt_status status = tt_check(d, cudaStreamEndCapture(d->stream, &graph), "end of a capture");
-    if (status == TT_OK) status = tt_check(d, cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
+    tt_status status = check(d, cudaStreamEndCapture(d->stream, &graph), "end of a capture");
+    if (status == TT_OK) status = check(d, cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
     if (graph) cudaGraphDestroy(graph);
     d->waiting_count = 0; // of launches that failed
     return status == TT_OK ? ready : NULL;
 }
 
-static tt_status cuda_replay(tt__device *d, void *recording)
+tt_status cuda_replay(tt__device *d, void *recording)
 {
     cudaSetDevice(d->index);
-    return tt_check(d, cudaGraphLaunch((cudaGraphExec_t)recording, d->stream), "cudaGraphLaunch");
+    return check(d, cudaGraphLaunch((cudaGraphExec_t)recording, d->stream), "cudaGraphLaunch");
 }
 
-static void cuda_forget(tt__device *d, void *recording)
+void cuda_forget(tt__device *d, void *recording)
 {
     cudaSetDevice(d->index);
     cudaStreamSynchronize(d->stream);
     cudaGraphExecDestroy((cudaGraphExec_t)recording);
 }
 
-static tt_status cuda_results(tt__device *d, const tt__slot *slot, tt__results *to)
+tt_status cuda_results(tt__device *d, const tt__slot *slot, tt__results *to)
 {
     tt_status status = cuda_read(d, d->results, &slot->results, sizeof *to);
     if (status == TT_OK) *to = *d->results;
@@ -480,16 +490,16 @@ static tt_status cuda_results(tt__device *d, const tt__slot *slot, tt__results *
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
 
-__device__ __forceinline__ float tt_float(float x) { return x; }
-__device__ __forceinline__ float tt_float(bf16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float tt_float(f16 x) { return __half2float(x); }
-template <class T> __device__ __forceinline__ T tt_round(float x); // to nearest, ties to even
-template <> __device__ __forceinline__ float tt_round<float>(float x) { return x; }
-template <> __device__ __forceinline__ bf16 tt_round<bf16>(float x) { return __float2bfloat16_rn(x); }
-template <> __device__ __forceinline__ f16 tt_round<f16>(float x) { return __float2half_rn(x); }
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
+template <class T> __device__ __forceinline__ T round_to(float x); // to nearest, ties to even
+template <> __device__ __forceinline__ float round_to<float>(float x) { return x; }
+template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
 // Runs CODE with T the C++ type of a dtype of floats.
-#define TT_WITH_TYPE(dtype, T, ...)                                         \
+#define TT__WITH_TYPE(dtype, T, ...)                                         \
     do {                                                                    \
         if ((dtype) == TT_BF16) { typedef bf16 T; __VA_ARGS__; }            \
         else if ((dtype) == TT_F16) { typedef f16 T; __VA_ARGS__; }         \
@@ -497,65 +507,65 @@ template <> __device__ __forceinline__ f16 tt_round<f16>(float x) { return __flo
     } while (0)
 
 // Element i of an array of any dtype of floats, for arrays that are small or read rarely.
-__device__ __forceinline__ float tt_load_any(const void *p, tt_dtype dtype, int64_t i)
+__device__ __forceinline__ float load_any(const void *p, tt_dtype dtype, int64_t i)
 {
     if (dtype == TT_F32) return ((const float *)p)[i];
-    return dtype == TT_BF16 ? tt_float(((const bf16 *)p)[i]) : tt_float(((const f16 *)p)[i]);
+    return dtype == TT_BF16 ? to_float(((const bf16 *)p)[i]) : to_float(((const f16 *)p)[i]);
 }
-__device__ __forceinline__ void tt_store_any(void *p, tt_dtype dtype, int64_t i, float x)
+__device__ __forceinline__ void store_any(void *p, tt_dtype dtype, int64_t i, float x)
 {
     if (dtype == TT_F32) ((float *)p)[i] = x;
-    else if (dtype == TT_BF16) ((bf16 *)p)[i] = tt_round<bf16>(x);
-    else ((f16 *)p)[i] = tt_round<f16>(x);
+    else if (dtype == TT_BF16) ((bf16 *)p)[i] = round_to<bf16>(x);
+    else ((f16 *)p)[i] = round_to<f16>(x);
 }
 
 // Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says that p is one of 16 bytes.
-__device__ __forceinline__ void tt_load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, float absent = 0)
+__device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, float absent = 0)
 {
     if (!wide || left < 8) {
-        TT_UNROLL for (int k = 0; k < 8; k++) x[k] = k < left ? tt_load_any(p, dtype, i + k) : absent;
+        TT__UNROLL for (int k = 0; k < 8; k++) x[k] = k < left ? load_any(p, dtype, i + k) : absent;
     } else if (dtype == TT_F32) {
         const float4 a = ((const float4 *)p)[i / 4], b = ((const float4 *)p)[i / 4 + 1];
         x[0] = a.x; x[1] = a.y; x[2] = a.z; x[3] = a.w; x[4] = b.x; x[5] = b.y; x[6] = b.z; x[7] = b.w;
     } else {
         const uint4 q = ((const uint4 *)p)[i / 8];
         const uint32_t words[4] = {q.x, q.y, q.z, q.w};
-        TT_UNROLL for (int k = 0; k < 8; k++) {
+        TT__UNROLL for (int k = 0; k < 8; k++) {
             const unsigned short h = (unsigned short)(words[k / 2] >> (k % 2 * 16));
-            x[k] = dtype == TT_BF16 ? tt_float(__ushort_as_bfloat16(h)) : tt_float(__ushort_as_half(h));
+            x[k] = dtype == TT_BF16 ? to_float(__ushort_as_bfloat16(h)) : to_float(__ushort_as_half(h));
         }
     }
 }
 
 // Eight 16-bit floats in 16 bytes, the first in the lowest bits.
-template <class T> __device__ __forceinline__ void tt_widen8(float (&x)[8], const uint4 &q);
-template <> __device__ __forceinline__ void tt_widen8<bf16>(float (&x)[8], const uint4 &q)
+template <class T> __device__ __forceinline__ void widen8(float (&x)[8], const uint4 &q);
+template <> __device__ __forceinline__ void widen8<bf16>(float (&x)[8], const uint4 &q)
 {
     const uint32_t words[4] = {q.x, q.y, q.z, q.w};
-    TT_UNROLL for (int k = 0; k < 8; k++) x[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16);
+    TT__UNROLL for (int k = 0; k < 8; k++) x[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16);
 }
-template <> __device__ __forceinline__ void tt_widen8<float>(float (&x)[8], const uint4 &q) // the four that there are
+template <> __device__ __forceinline__ void widen8<float>(float (&x)[8], const uint4 &q) // the four that there are
 {
     x[0] = __uint_as_float(q.x); x[1] = __uint_as_float(q.y); x[2] = __uint_as_float(q.z); x[3] = __uint_as_float(q.w);
     x[4] = x[5] = x[6] = x[7] = 0;
 }
-template <> __device__ __forceinline__ void tt_widen8<f16>(float (&x)[8], const uint4 &q)
+template <> __device__ __forceinline__ void widen8<f16>(float (&x)[8], const uint4 &q)
 {
     const uint32_t words[4] = {q.x, q.y, q.z, q.w};
-    TT_UNROLL for (int k = 0; k < 8; k++) x[k] = tt_float(__ushort_as_half((unsigned short)(words[k / 2] >> (k % 2 * 16))));
+    TT__UNROLL for (int k = 0; k < 8; k++) x[k] = to_float(__ushort_as_half((unsigned short)(words[k / 2] >> (k % 2 * 16))));
 }
 
 // The same for the bits of 16-bit numbers.
-__device__ __forceinline__ void tt_store8_bits(void *p, int64_t i, int64_t left, bool wide, const uint32_t (&h)[8])
+__device__ __forceinline__ void store8_bits(void *p, int64_t i, int64_t left, bool wide, const uint32_t (&h)[8])
 {
     if (!wide || left < 8) {
-        TT_UNROLL for (int k = 0; k < 8; k++) if (k < left) ((uint16_t *)p)[i + k] = (uint16_t)h[k];
+        TT__UNROLL for (int k = 0; k < 8; k++) if (k < left) ((uint16_t *)p)[i + k] = (uint16_t)h[k];
     } else {
         ((uint4 *)p)[i / 8] = make_uint4(h[0] | h[1] << 16, h[2] | h[3] << 16, h[4] | h[5] << 16, h[6] | h[7] << 16);
     }
 }
 
-__device__ __forceinline__ void tt_store8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, const float (&x)[8])
+__device__ __forceinline__ void store8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, const float (&x)[8])
 {
     uint32_t h[8];
     if (dtype == TT_F32) {
@@ -563,24 +573,24 @@ __device__ __forceinline__ void tt_store8(void *p, tt_dtype dtype, int64_t i, in
             ((float4 *)p)[i / 4] = make_float4(x[0], x[1], x[2], x[3]);
             ((float4 *)p)[i / 4 + 1] = make_float4(x[4], x[5], x[6], x[7]);
         } else {
-            TT_UNROLL for (int k = 0; k < 8; k++) if (k < left) ((float *)p)[i + k] = x[k];
+            TT__UNROLL for (int k = 0; k < 8; k++) if (k < left) ((float *)p)[i + k] = x[k];
         }
         return;
     }
-    TT_UNROLL for (int k = 0; k < 8; k++) h[k] = dtype == TT_BF16 ? __bfloat16_as_ushort(tt_round<bf16>(x[k])) : __half_as_ushort(tt_round<f16>(x[k]));
-    tt_store8_bits(p, i, left, wide, h);
+    TT__UNROLL for (int k = 0; k < 8; k++) h[k] = dtype == TT_BF16 ? __bfloat16_as_ushort(round_to<bf16>(x[k])) : __half_as_ushort(round_to<f16>(x[k]));
+    store8_bits(p, i, left, wide, h);
 }
 
-__device__ __forceinline__ void *tt_row(const tt__mat &m, int64_t r) { return (char *)m.data + r * m.ld * (m.dtype == TT_F32 ? 4 : 2); }
+__device__ __forceinline__ void *row_at(const tt__mat &m, int64_t r) { return (char *)m.data + r * m.ld * (m.dtype == TT_F32 ? 4 : 2); }
 
 // Whether every row of m begins at a multiple of 16 bytes.
-static inline bool tt_wide(const tt__mat *m) { return (uintptr_t)m->data % 16 == 0 && (m->rows < 2 || m->ld * (m->dtype == TT_F32 ? 4 : 2) % 16 == 0); }
+inline bool is_wide(const tt__mat *m) { return (uintptr_t)m->data % 16 == 0 && (m->rows < 2 || m->ld * (m->dtype == TT_F32 ? 4 : 2) % 16 == 0); }
 
-__device__ __forceinline__ float tt_exp(float x) { return tt_exp2(x * 1.4426950408889634f); }
+__device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
 // Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the others. Where exp or tanh have
 // run into 0 or 1, nothing is left of a product with a large x.
-__device__ __forceinline__ float tt_act(int act, float x)
+__device__ __forceinline__ float activate(int act, float x)
 {
     switch (act) {
     case TT__ACT_GELU: return 0.5f * x * erfcf(-0.70710678118654752f * x);
@@ -591,7 +601,7 @@ __device__ __forceinline__ float tt_act(int act, float x)
     default: return x;
     }
 }
-__device__ __forceinline__ float tt_act_slope(int act, float x)
+__device__ __forceinline__ float activation_slope(int act, float x)
 {
     switch (act) {
     case TT__ACT_GELU: return 0.5f * erfcf(-0.70710678118654752f * x) + x * (0.39894228040143268f * expf(-0.5f * x * x));
@@ -610,10 +620,10 @@ __device__ __forceinline__ float tt_act_slope(int act, float x)
 }
 
 // Philox4x32-10, as in tinytrain.h.
-__device__ __forceinline__ void tt_philox(const uint32_t (&counter)[4], uint64_t key, uint32_t (&out)[4])
+__device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t key, uint32_t (&out)[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3], k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    TT_UNROLL for (int round = 0; round < 10; round++) {
+    TT__UNROLL for (int round = 0; round < 10; round++) {
         uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
         uint32_t n0 = (uint32_t)(b >> 32) ^ c1 ^ k0, n2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
         c1 = (uint32_t)b; c3 = (uint32_t)a; c0 = n0; c2 = n2;
@@ -623,43 +633,41 @@ __device__ __forceinline__ void tt_philox(const uint32_t (&counter)[4], uint64_t
 }
 
 // The key of a stream of random numbers, as tt__stream_key makes it.
-__device__ __forceinline__ uint64_t tt_stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t b)
+__device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t b)
 {
     const uint32_t counter[4] = {(uint32_t)a, (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), (uint32_t)b, (uint32_t)(b >> 32)};
     uint32_t out[4];
-    tt_philox(counter, seed, out);
+    philox(counter, seed, out);
     return (uint64_t)out[1] << 32 | out[0];
 }
 
 // The sum over a warp, in every lane, in a fixed order.
-__device__ __forceinline__ float tt_warp_sum(float v)
+__device__ __forceinline__ float warp_sum(float v)
 {
-    TT_UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
+    TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
     return v;
 }
-__device__ __forceinline__ float tt_warp_max(float v)
+__device__ __forceinline__ float warp_max(float v)
 {
-    TT_UNROLL for (int m = 16; m; m >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, m));
+    TT__UNROLL for (int m = 16; m; m >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, m));
     return v;
 }
 
 // The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
-template <int THREADS> __device__ __forceinline__ float tt_block_sum(float v)
+template <int THREADS> __device__ __forceinline__ float block_sum(float v)
 {
-    TT_SHARED(float, part, [THREADS / 32]);
-    v = tt_warp_sum(v);
+    TT__SHARED(float, part, [THREADS / 32]);
+    v = warp_sum(v);
     __syncthreads(); // an earlier call may still be read
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
     __syncthreads();
     float sum = 0;
-    TT_UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
+    TT__UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
     return sum;
 }
 
-static inline int64_t tt_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t tt_max(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline unsigned tt_blocks(int64_t n, int64_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
-static inline unsigned tt_grid(int64_t n, int64_t per_block, int64_t most) { return n > 0 ? (unsigned)tt_min((n + per_block - 1) / per_block, most) : 1; }
+inline unsigned blocks_for(int64_t n, int64_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
+inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most) { return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, most) : 1; }
 
 // Elements [4 i, 4 i + 4) of a parameter's first values from Philox block i, by the CPU's formulas (tt__init_values, tt__normal4).
 __global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
@@ -668,65 +676,65 @@ __global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype,
         const uint32_t counter[4] = {(uint32_t)i, (uint32_t)((uint64_t)i >> 32), 0, 0};
         uint32_t u[4];
         float x[4];
-        tt_philox(counter, key, u);
-        TT_UNROLL for (int k = 0; k < 4; k++) x[k] = ((float)(u[k] >> 8) + 0.5f) * 0x1p-24f; // in (0, 1)
+        philox(counter, key, u);
+        TT__UNROLL for (int k = 0; k < 4; k++) x[k] = ((float)(u[k] >> 8) + 0.5f) * 0x1p-24f; // in (0, 1)
         if (init.kind == TT_INIT_NORMAL) {
-            TT_UNROLL for (int k = 0; k < 4; k += 2) { // Box, Muller 1958
+            TT__UNROLL for (int k = 0; k < 4; k += 2) { // Box, Muller 1958
                 const double radius = sqrt(-2.0 * log((double)x[k])), angle = 6.283185307179586 * (double)x[k + 1];
                 x[k] = (float)(radius * cos(angle)) * init.scale;
                 x[k + 1] = (float)(radius * sin(angle)) * init.scale;
             }
         } else {
-            TT_UNROLL for (int k = 0; k < 4; k++) x[k] = init.kind == TT_INIT_UNIFORM ? (2 * x[k] - 1) * init.scale : init.kind == TT_INIT_ONES ? 1.0f : 0.0f;
+            TT__UNROLL for (int k = 0; k < 4; k++) x[k] = init.kind == TT_INIT_UNIFORM ? (2 * x[k] - 1) * init.scale : init.kind == TT_INIT_ONES ? 1.0f : 0.0f;
         }
-        TT_UNROLL for (int k = 0; k < 4; k++) if (4 * i + k < n) tt_store_any(memory, dtype, 4 * i + k, x[k]);
+        TT__UNROLL for (int k = 0; k < 4; k++) if (4 * i + k < n) store_any(memory, dtype, 4 * i + k, x[k]);
     }
 }
 
-static tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
+tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
 {
     cudaSetDevice(d->index);
-    return tt_check(d, TT_LAUNCH(init_values, tt_grid(n, 1024, 4096), 256, 0, d->stream, memory, dtype, n, init, key), "initial values");
+    return check(d, TT__LAUNCH(init_values, grid_for(n, 1024, 4096), 256, 0, d->stream, memory, dtype, n, init, key), "initial values");
 }
 
 // ================================================================================================== rows
 // Ops that work row by row or element by element.
 
-#define TT_ROW_THREADS 256
-#define TT_PARTIAL_BYTES (TT__CUDA_RESIDENT - TT__SLOTS * TT__SLOT_BYTES) // room for sums in a launch's resident bytes
+#define TT__ROW_THREADS 256
+#define TT__PARTIAL_BYTES (TT__CUDA_RESIDENT - TT__SLOTS * TT__SLOT_BYTES) // room for sums in a launch's resident bytes
 
-__device__ __forceinline__ void tt_load_8(float (&v)[8], const tt__mat &m, int64_t r, int64_t c, int n, bool vector)
+__device__ __forceinline__ void load_group(float (&v)[8], const tt__mat &m, int64_t r, int64_t c, int n, bool vector)
 {
-    tt_load8(v, tt_row(m, r), m.dtype, c, n, vector);
+    load8(v, row_at(m, r), m.dtype, c, n, vector);
 }
 
 // An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which all threads of a block call, and
 // get(): the results v of the group of n columns that begins at column c of row r, or false where nothing is to be written.
-struct tt_groups { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
+struct group_args { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
 
-template <class OP> __global__ void __launch_bounds__(TT_ROW_THREADS) each_group(tt_groups g, OP op)
+template <class OP> __global__ void __launch_bounds__(TT__ROW_THREADS) each_group(group_args g, OP op)
 {
     op.begin();
-    for (int64_t k = (int64_t)blockIdx.x * TT_ROW_THREADS + threadIdx.x; k < g.all; k += (int64_t)gridDim.x * TT_ROW_THREADS) {
+    for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < g.all; k += (int64_t)gridDim.x * TT__ROW_THREADS) {
         const int64_t row = g.all == g.per_row ? 0 : (uint32_t)k / (uint32_t)g.per_row, c = (k - row * g.per_row) * 8, r = g.first + row;
         const int n = (int)min(g.y.cols - c, (int64_t)8);
         float v[8], old[8];
         if (!op.get(g, r, c, n, v)) continue;
         if (g.add) {
-            tt_load_8(old, g.y, r, c, n, g.vector);
-            TT_UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+            load_group(old, g.y, r, c, n, g.vector);
+            TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
         }
-        tt_store8(tt_row(g.y, r), g.y.dtype, c, n, g.vector, v);
+        store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
     }
 }
 
 // by_row: the op asks for its row or column, so matrices without gaps are not taken as one row. Operands whose data is NULL are left alone.
-template <class OP> static cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
+template <class OP> cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
 {
-    tt_groups g = {a, b, y, add, true, 1, 0, 0};
+    group_args g = {a, b, y, add, true, 1, 0, 0};
     tt__mat *const all[3] = {&g.a, &g.b, &g.y};
     for (int k = 0; k < 3; k++) {
-        g.vector = g.vector && tt_wide(all[k]);
+        g.vector = g.vector && is_wide(all[k]);
         by_row = by_row || (all[k]->data && all[k]->rows > 1 && all[k]->ld != all[k]->cols);
     }
     for (int k = 0; k < 3 && !by_row; k++) {
@@ -739,89 +747,89 @@ template <class OP> static cudaError_t run_groups(tt__device *d, tt__mat a, tt__
     const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
     for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
         g.all = min(rows, g.y.rows - g.first) * g.per_row;
-        const int64_t blocks = min((g.all + TT_ROW_THREADS - 1) / TT_ROW_THREADS, (int64_t)2112); // twice as many as run at a time on 132 processors
-        e = TT_LAUNCH((each_group<OP>), (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, g, op);
+        const int64_t blocks = min((g.all + TT__ROW_THREADS - 1) / TT__ROW_THREADS, (int64_t)2112); // twice as many as run at a time on 132 processors
+        e = TT__LAUNCH((each_group<OP>), (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, g, op);
     }
     return e;
 }
 
-static const tt__mat tt_no_operand = {NULL, TT_F32, 0, 0, 0};
+const tt__mat no_operand = {NULL, TT_F32, 0, 0, 0};
 
 // y = s x. Bytes: x and y once.
 struct op_scale {
     float s;
     __device__ void begin() {}
-    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
-        tt_load_8(v, g.a, r, c, n, g.vector);
-        TT_UNROLL for (int j = 0; j < 8; j++) v[j] *= s;
+        load_group(v, g.a, r, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= s;
         return true;
     }
 };
 
-static cudaError_t run_scale(tt__device *d, const tt__launch *l)
+cudaError_t run_scale(tt__device *d, const tt__launch *l)
 {
     const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // CAST: 1
-    return run_groups(d, l->in[0], tt_no_operand, l->out[0], l->add[0], false, op);
+    return run_groups(d, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
 // y = a + b. Bytes: a, b and y once.
 struct op_add {
     __device__ void begin() {}
-    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         float b[8];
-        tt_load_8(v, g.a, r, c, n, g.vector);
-        tt_load_8(b, g.b, r, c, n, g.vector);
-        TT_UNROLL for (int j = 0; j < 8; j++) v[j] += b[j];
+        load_group(v, g.a, r, c, n, g.vector);
+        load_group(b, g.b, r, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] += b[j];
         return true;
     }
 };
 
-static cudaError_t run_add(tt__device *d, const tt__launch *l) { return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add()); }
+cudaError_t run_add(tt__device *d, const tt__launch *l) { return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add()); }
 
 // y = a constant, times the run's loss scale if `run` is not NULL. Bytes: y once.
 struct op_fill {
     float x;
     const tt__run *run;
     __device__ void begin() { if (run) x *= (float)run->loss_scale; }
-    __device__ bool get(const tt_groups &, int64_t, int64_t, int, float (&v)[8]) const
+    __device__ bool get(const group_args &, int64_t, int64_t, int, float (&v)[8]) const
     {
-        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = x;
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = x;
         return true;
     }
 };
 
-static cudaError_t run_fill(tt__device *d, const tt__launch *l)
+cudaError_t run_fill(tt__device *d, const tt__launch *l)
 {
     const op_fill op = {l->instr->attr.scale, l->instr->attr.loss_scale ? &l->slot->run : NULL};
-    return l->add[0] ? cudaSuccess : run_groups(d, tt_no_operand, tt_no_operand, l->out[0], false, false, op);
+    return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
 
 // y = act(x), and dx = dy act'(saved). Bytes: x and y, or dy, saved and dx once.
 template <int ACT> struct op_act {
     __device__ void begin() {}
-    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
-        tt_load_8(v, g.a, r, c, n, g.vector);
-        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = tt_act(ACT, v[j]);
+        load_group(v, g.a, r, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = activate(ACT, v[j]);
         return true;
     }
 };
 
 template <int ACT> struct op_act_backward {
     __device__ void begin() {}
-    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         float saved[8];
-        tt_load_8(v, g.a, r, c, n, g.vector);
-        tt_load_8(saved, g.b, r, c, n, g.vector);
-        TT_UNROLL for (int j = 0; j < 8; j++) v[j] *= tt_act_slope(ACT, saved[j]);
+        load_group(v, g.a, r, c, n, g.vector);
+        load_group(saved, g.b, r, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= activation_slope(ACT, saved[j]);
         return true;
     }
 };
 
-template <template <int> class OP> static cudaError_t run_act(tt__device *d, int act, const tt__mat &a, const tt__mat &b, const tt__mat &y, bool add)
+template <template <int> class OP> cudaError_t run_act(tt__device *d, int act, const tt__mat &a, const tt__mat &b, const tt__mat &y, bool add)
 {
     switch (act) {
     case TT__ACT_GELU: return run_groups(d, a, b, y, add, false, OP<TT__ACT_GELU>());
@@ -832,12 +840,12 @@ template <template <int> class OP> static cudaError_t run_act(tt__device *d, int
     }
 }
 
-static cudaError_t run_activation(tt__device *d, const tt__launch *l)
+cudaError_t run_activation(tt__device *d, const tt__launch *l)
 {
-    return run_act<op_act>(d, l->instr->attr.act, l->in[0], tt_no_operand, l->out[0], l->add[0]);
+    return run_act<op_act>(d, l->instr->attr.act, l->in[0], no_operand, l->out[0], l->add[0]);
 }
 
-static cudaError_t run_activation_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_activation_backward(tt__device *d, const tt__launch *l)
 {
     return run_act<op_act_backward>(d, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0]);
 }
@@ -852,28 +860,28 @@ struct op_dropout {
     uint64_t key;
     __device__ void begin()
     {
-        TT_SHARED(uint64_t, shared, );
-        if (threadIdx.x == 0) shared = tt_stream_key(run->seed, 2, (uint64_t)run->step, (uint64_t)run->micro << 32 | stream); // TT__RANDOM_DROPOUT
+        TT__SHARED(uint64_t, shared, );
+        if (threadIdx.x == 0) shared = stream_key(run->seed, 2, (uint64_t)run->step, (uint64_t)run->micro << 32 | stream); // TT__RANDOM_DROPOUT
         __syncthreads();
         key = shared;
     }
-    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         const uint32_t counter[4] = {(uint32_t)(number ? number[r] : r), (uint32_t)(c / 8), 0, 0};
         uint32_t u[4];
-        tt_load_8(v, g.a, r, c, n, g.vector);
-        tt_philox(counter, key, u);
-        TT_UNROLL for (int j = 0; j < 8; j++) v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
+        load_group(v, g.a, r, c, n, g.vector);
+        philox(counter, key, u);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
         if (g.b.data) {
             float residual[8];
-            tt_load_8(residual, g.b, r, c, n, g.vector);
-            TT_UNROLL for (int j = 0; j < 8; j++) v[j] += residual[j];
+            load_group(residual, g.b, r, c, n, g.vector);
+            TT__UNROLL for (int j = 0; j < 8; j++) v[j] += residual[j];
         }
         return true;
     }
 };
 
-static cudaError_t run_dropout(tt__device *d, const tt__launch *l)
+cudaError_t run_dropout(tt__device *d, const tt__launch *l)
 {
     const uint32_t drop = (uint32_t)(l->instr->attr.dropout * 65536.0f + 0.5f);
     const op_dropout op = {&l->slot->run, (const int32_t *)l->in[2].data, l->instr->random, drop, 65536.0f / (float)(65536 - drop), 0};
@@ -884,22 +892,22 @@ static cudaError_t run_dropout(tt__device *d, const tt__launch *l)
 struct op_gather {
     const int32_t *index;
     __device__ void begin() {}
-    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
-        tt_load_8(v, g.a, index[r], c, n, g.vector);
+        load_group(v, g.a, index[r], c, n, g.vector);
         return true;
     }
 };
 
-static cudaError_t run_gather(tt__device *d, const tt__launch *l)
+cudaError_t run_gather(tt__device *d, const tt__launch *l)
 {
     const bool embedding = l->instr->op == TT__OP_EMBEDDING;
     const op_gather op = {(const int32_t *)l->in[embedding ? 0 : 1].data};
-    return run_groups(d, l->in[embedding ? 1 : 0], tt_no_operand, l->out[0], l->add[0], true, op);
+    return run_groups(d, l->in[embedding ? 1 : 0], no_operand, l->out[0], l->add[0], true, op);
 }
 
 // The sequence that row r belongs to: start[s] <= r < start[s + 1].
-__device__ __forceinline__ int64_t tt_sequence_of(const int32_t *start, int64_t seqs, int64_t r)
+__device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seqs, int64_t r)
 {
     int64_t low = 0, high = seqs;
     while (high - low > 1) {
@@ -915,20 +923,20 @@ struct op_mean_pool_backward {
     const int32_t *start;
     int64_t seqs;
     __device__ void begin() {}
-    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
-        const int64_t s = tt_sequence_of(start, seqs, r);
+        const int64_t s = sequence_of(start, seqs, r);
         const float scale = 1.0f / (float)(start[s + 1] - start[s]);
-        tt_load_8(v, g.a, s, c, n, g.vector);
-        TT_UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
+        load_group(v, g.a, s, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
         return true;
     }
 };
 
-static cudaError_t run_mean_pool_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_mean_pool_backward(tt__device *d, const tt__launch *l)
 {
     const op_mean_pool_backward op = {(const int32_t *)l->in[1].data, l->in[0].rows};
-    return run_groups(d, l->in[0], tt_no_operand, l->out[0], l->add[0], true, op);
+    return run_groups(d, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 
 // y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. Bytes: the pixels and y once.
@@ -938,16 +946,16 @@ struct op_patches {
     const int32_t *position, *start;
     tt_patch_options o;
     __device__ void begin() {}
-    __device__ bool get(const tt_groups &, int64_t r, int64_t c, int n, float (&v)[8]) const
+    __device__ bool get(const group_args &, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         const int p = position[r] - 1, across = o.width / o.patch, area = o.patch * o.patch;
         if (p < 0) {
-            TT_UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
+            TT__UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
             return true;
         }
-        const uint8_t *from = pixels + tt_sequence_of(start, seqs, r) * ld + ((int64_t)(p / across) * o.width + p % across) * o.patch * o.channels;
+        const uint8_t *from = pixels + sequence_of(start, seqs, r) * ld + ((int64_t)(p / across) * o.width + p % across) * o.patch * o.channels;
         int channel = (int)(c / area), line = (int)(c % area) / o.patch, x = (int)(c % area) % o.patch;
-        TT_UNROLL for (int j = 0; j < 8; j++) {
+        TT__UNROLL for (int j = 0; j < 8; j++) {
             if (j >= n) continue;
             // a chain of choices, as an index would put the options into local memory
             const float mean = channel == 0 ? o.mean[0] : channel == 1 ? o.mean[1] : channel == 2 ? o.mean[2] : o.mean[3];
@@ -963,41 +971,41 @@ struct op_patches {
     }
 };
 
-static cudaError_t run_patches(tt__device *d, const tt__launch *l)
+cudaError_t run_patches(tt__device *d, const tt__launch *l)
 {
     const op_patches op = {(const uint8_t *)l->in[0].data, l->in[0].ld, l->in[2].rows - 1, (const int32_t *)l->in[1].data, (const int32_t *)l->in[2].data,
                            l->instr->attr.image};
-    return run_groups(d, tt_no_operand, tt_no_operand, l->out[0], l->add[0], true, op);
+    return run_groups(d, no_operand, no_operand, l->out[0], l->add[0], true, op);
 }
 
 // ---- sums over rows: parts in f32, then over the parts
 
 // Columns [c, c + n) of N rows, of which those below 0 are zeros; all loads are under way before the first result is needed.
-template <int N> __device__ __forceinline__ void tt_load_rows(float (&v)[N][8], const tt__mat &m, const int64_t (&rows)[N], int64_t c, int n, bool vector)
+template <int N> __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, const int64_t (&rows)[N], int64_t c, int n, bool vector)
 {
     if (!vector || n < 8) {
-        TT_UNROLL for (int k = 0; k < N; k++) tt_load_8(v[k], m, rows[k] < 0 ? 0 : rows[k], c, rows[k] < 0 ? 0 : n, false);
+        TT__UNROLL for (int k = 0; k < N; k++) load_group(v[k], m, rows[k] < 0 ? 0 : rows[k], c, rows[k] < 0 ? 0 : n, false);
     } else if (m.dtype == TT_F32) {
-        TT_UNROLL for (int k = 0; k < N; k++) {
+        TT__UNROLL for (int k = 0; k < N; k++) {
             const float4 zero = make_float4(0, 0, 0, 0), *p = (const float4 *)((const float *)m.data + rows[k] * m.ld + c);
             const float4 a = rows[k] < 0 ? zero : p[0], b = rows[k] < 0 ? zero : p[1];
             v[k][0] = a.x; v[k][1] = a.y; v[k][2] = a.z; v[k][3] = a.w; v[k][4] = b.x; v[k][5] = b.y; v[k][6] = b.z; v[k][7] = b.w;
         }
     } else {
         uint4 u[N];
-        TT_UNROLL for (int k = 0; k < N; k++) u[k] = rows[k] < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4 *)((const uint16_t *)m.data + rows[k] * m.ld + c);
+        TT__UNROLL for (int k = 0; k < N; k++) u[k] = rows[k] < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4 *)((const uint16_t *)m.data + rows[k] * m.ld + c);
         if (m.dtype == TT_BF16) {
-            TT_UNROLL for (int k = 0; k < N; k++) tt_widen8<bf16>(v[k], u[k]);
+            TT__UNROLL for (int k = 0; k < N; k++) widen8<bf16>(v[k], u[k]);
         } else {
-            TT_UNROLL for (int k = 0; k < N; k++) tt_widen8<f16>(v[k], u[k]);
+            TT__UNROLL for (int k = 0; k < N; k++) widen8<f16>(v[k], u[k]);
         }
     }
 }
 
 // to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. 32 columns a block; its warps take every eighth part.
-__global__ void __launch_bounds__(TT_ROW_THREADS) finish_sums(const float *partial, int64_t parts, int64_t stride, tt__mat to, bool add)
+__global__ void __launch_bounds__(TT__ROW_THREADS) finish_sums(const float *partial, int64_t parts, int64_t stride, tt__mat to, bool add)
 {
-    TT_SHARED(float, sums, [8][33]);
+    TT__SHARED(float, sums, [8][33]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t c = (int64_t)blockIdx.x * 32 + lane;
     float sum = 0;
@@ -1006,69 +1014,69 @@ __global__ void __launch_bounds__(TT_ROW_THREADS) finish_sums(const float *parti
     __syncthreads();
     if (warp || c >= to.cols) return;
     for (int k = 1; k < 8; k++) sum += sums[k][lane];
-    if (add) sum += tt_load_any(to.data, to.dtype, c);
-    tt_store_any(to.data, to.dtype, c, sum);
+    if (add) sum += load_any(to.data, to.dtype, c);
+    store_any(to.data, to.dtype, c, sum);
 }
 
-static cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, int64_t stride, const tt__mat *to, bool add)
+cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, int64_t stride, const tt__mat *to, bool add)
 {
-    return TT_LAUNCH(finish_sums, tt_blocks(to->cols, 32), TT_ROW_THREADS, 0, d->stream, partial, parts, stride, *to, add);
+    return TT__LAUNCH(finish_sums, blocks_for(to->cols, 32), TT__ROW_THREADS, 0, d->stream, partial, parts, stride, *to, add);
 }
 
 // Sums of a block of 8 warps: lane i has columns [8 i, 8 i + 8) of 256. Thread k gets column k.
-__device__ __forceinline__ float tt_sum_warps(const float (&v)[8])
+__device__ __forceinline__ float sum_warps(const float (&v)[8])
 {
-    TT_SHARED(float, part, [8][256]);
+    TT__SHARED(float, part, [8][256]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    TT_UNROLL for (int j = 0; j < 8; j++) part[warp][lane * 8 + j] = v[j];
+    TT__UNROLL for (int j = 0; j < 8; j++) part[warp][lane * 8 + j] = v[j];
     __syncthreads();
     float sum = 0;
-    TT_UNROLL for (int w = 0; w < 8; w++) sum += part[w][threadIdx.x];
+    TT__UNROLL for (int w = 0; w < 8; w++) sum += part[w][threadIdx.x];
     return sum;
 }
 
 // y[s] = the mean of sequence s. A block takes 256 columns of a sequence, a warp every eighth of its rows. Bytes: x once.
-__global__ void __launch_bounds__(TT_ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y, bool add, bool vector)
+__global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y, bool add, bool vector)
 {
     const int64_t s = blockIdx.x, from = start[s], to = start[s + 1], column = (int64_t)blockIdx.y * 256, c = column + threadIdx.x % 32 * 8;
     const int n = (int)min(x.cols - c, (int64_t)8);
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[4][8];
     for (int64_t r = from + threadIdx.x / 32; r < to && n > 0; r += 32) {
         const int64_t rows[4] = {r, r + 8 < to ? r + 8 : -1, r + 16 < to ? r + 16 : -1, r + 24 < to ? r + 24 : -1};
-        tt_load_rows(v, x, rows, c, n, vector);
-        TT_UNROLL for (int k = 0; k < 4; k++)
-            TT_UNROLL for (int j = 0; j < 8; j++) sum[j] += v[k][j];
+        load_rows(v, x, rows, c, n, vector);
+        TT__UNROLL for (int k = 0; k < 4; k++)
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[k][j];
     }
-    float mean = tt_sum_warps(sum) * (1.0f / (float)(to - from));
+    float mean = sum_warps(sum) * (1.0f / (float)(to - from));
     const int64_t at = s * y.ld + column + threadIdx.x;
     if (column + threadIdx.x >= y.cols) return;
-    if (add) mean += tt_load_any(y.data, y.dtype, at);
-    tt_store_any(y.data, y.dtype, at, mean);
+    if (add) mean += load_any(y.data, y.dtype, at);
+    store_any(y.data, y.dtype, at, mean);
 }
 
-static cudaError_t run_mean_pool(tt__device *d, const tt__launch *l)
+cudaError_t run_mean_pool(tt__device *d, const tt__launch *l)
 {
     const tt__mat *y = &l->out[0];
     if (!y->rows) return cudaSuccess;
-    return TT_LAUNCH(mean_pool, dim3((unsigned)y->rows, tt_blocks(y->cols, 256)), TT_ROW_THREADS, 0, d->stream, l->in[0], (const int32_t *)l->in[1].data, *y,
-                     l->add[0], tt_wide(&l->in[0]));
+    return TT__LAUNCH(mean_pool, dim3((unsigned)y->rows, blocks_for(y->cols, 256)), TT__ROW_THREADS, 0, d->stream, l->in[0], (const int32_t *)l->in[1].data, *y,
+                     l->add[0], is_wide(&l->in[0]));
 }
 
 // ---- set rows: a bit for each row that is listed, as a row may be listed twice
 
-__global__ void __launch_bounds__(TT_ROW_THREADS) mark_rows(const int32_t *index, int64_t n, unsigned *bits)
+__global__ void __launch_bounds__(TT__ROW_THREADS) mark_rows(const int32_t *index, int64_t n, unsigned *bits)
 {
-    const int64_t k = (int64_t)blockIdx.x * TT_ROW_THREADS + threadIdx.x;
+    const int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x;
     if (k < n) atomicOr(bits + (index[k] >> 5), 1u << (index[k] & 31));
 }
 
-static size_t tt_bits_bytes(int64_t rows) { return ((size_t)rows + 2047) / 2048 * 256; }
+size_t bits_bytes(int64_t rows) { return ((size_t)rows + 2047) / 2048 * 256; }
 
-static cudaError_t run_mark_rows(tt__device *d, const tt__launch *l, int64_t rows)
+cudaError_t run_mark_rows(tt__device *d, const tt__launch *l, int64_t rows)
 {
-    cudaError_t e = cudaMemsetAsync(l->resident, 0, tt_bits_bytes(rows), d->stream);
+    cudaError_t e = cudaMemsetAsync(l->resident, 0, bits_bytes(rows), d->stream);
     if (e != cudaSuccess || !l->in[1].rows) return e;
-    return TT_LAUNCH(mark_rows, tt_blocks(l->in[1].rows, TT_ROW_THREADS), TT_ROW_THREADS, 0, d->stream, (const int32_t *)l->in[1].data, l->in[1].rows,
+    return TT__LAUNCH(mark_rows, blocks_for(l->in[1].rows, TT__ROW_THREADS), TT__ROW_THREADS, 0, d->stream, (const int32_t *)l->in[1].data, l->in[1].rows,
                      (unsigned *)l->resident);
 }
 
@@ -1078,28 +1086,28 @@ struct op_set_rows {
     const unsigned *bits;
     bool in_place, add; // add: to what is there, where r is not set
     __device__ void begin() {}
-    __device__ bool get(const tt_groups &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         const bool set = bits[r >> 5] >> (r & 31) & 1;
         if (!set) {
             if (in_place) return false;
-            tt_load_8(v, g.a, r, c, n, g.vector);
+            load_group(v, g.a, r, c, n, g.vector);
             if (add) {
                 float old[8];
-                tt_load_8(old, g.y, r, c, n, g.vector);
-                TT_UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+                load_group(old, g.y, r, c, n, g.vector);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
             }
         } else if (g.b.data) {
-            tt_load_8(v, g.b, 0, c, n, g.vector);
+            load_group(v, g.b, 0, c, n, g.vector);
         } else {
             if (add) return false;
-            TT_UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
+            TT__UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
         }
         return true;
     }
 };
 
-static cudaError_t run_set_rows(tt__device *d, const tt__launch *l)
+cudaError_t run_set_rows(tt__device *d, const tt__launch *l)
 {
     const op_set_rows op = {(const unsigned *)l->resident, l->in[0].data == l->out[0].data, l->add[0]};
     cudaError_t e = run_mark_rows(d, l, l->out[0].rows);
@@ -1107,63 +1115,63 @@ static cudaError_t run_set_rows(tt__device *d, const tt__launch *l)
 }
 
 // partial[blockIdx.x][c] = the sum of dy's set rows among `words` words of 32 rows. 256 columns a block, every eighth word a warp.
-__global__ void __launch_bounds__(TT_ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits, int64_t words, float *partial, bool vector)
+__global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits, int64_t words, float *partial, bool vector)
 {
     const int64_t column = (int64_t)blockIdx.y * 256, c = column + threadIdx.x % 32 * 8, end = min((blockIdx.x + 1) * words, (dy.rows + 31) / 32);
     const int n = (int)min(dy.cols - c, (int64_t)8);
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     for (int64_t k = blockIdx.x * words + threadIdx.x / 32; k < end && n > 0; k += 8) {
         for (unsigned left = bits[k]; left; left &= left - 1) {
-            tt_load_8(v, dy, k * 32 + __ffs((int)left) - 1, c, n, vector);
-            TT_UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
+            load_group(v, dy, k * 32 + __ffs((int)left) - 1, c, n, vector);
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
         }
     }
-    const float all = tt_sum_warps(sum);
+    const float all = sum_warps(sum);
     if (column + threadIdx.x < dy.cols) partial[blockIdx.x * dy.cols + column + threadIdx.x] = all;
 }
 
 // How many blocks sum rows: two for each of 132 processors, if there is room for their f32 sums of so many bytes.
-static int64_t tt_sum_blocks(int64_t pieces, size_t used, size_t bytes)
+int64_t sum_blocks(int64_t pieces, size_t used, size_t bytes)
 {
-    const int64_t room = (int64_t)((TT_PARTIAL_BYTES - used) / bytes);
+    const int64_t room = (int64_t)((TT__PARTIAL_BYTES - used) / bytes);
     return max((int64_t)1, min(min(pieces, (int64_t)264), room));
 }
 
-static cudaError_t run_set_rows_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_set_rows_backward(tt__device *d, const tt__launch *l)
 {
     const tt__mat *dy = &l->in[0];
-    const size_t used = tt_bits_bytes(dy->rows);
+    const size_t used = bits_bytes(dy->rows);
     const unsigned *bits = (const unsigned *)l->resident;
     float *partial = (float *)((char *)l->resident + used);
     cudaError_t e = run_mark_rows(d, l, dy->rows);
     if (e == cudaSuccess && l->out[1].data) { // first, as dx may take the place of dy
-        const int64_t all = (dy->rows + 31) / 32, blocks = tt_sum_blocks((all + 7) / 8, used, (size_t)dy->cols * 4), words = (all + blocks - 1) / blocks;
-        e = TT_LAUNCH(sum_set_rows, dim3((unsigned)blocks, tt_blocks(dy->cols, 256)), TT_ROW_THREADS, 0, d->stream, *dy, bits, words, partial, tt_wide(dy));
+        const int64_t all = (dy->rows + 31) / 32, blocks = sum_blocks((all + 7) / 8, used, (size_t)dy->cols * 4), words = (all + blocks - 1) / blocks;
+        e = TT__LAUNCH(sum_set_rows, dim3((unsigned)blocks, blocks_for(dy->cols, 256)), TT__ROW_THREADS, 0, d->stream, *dy, bits, words, partial, is_wide(dy));
         if (e == cudaSuccess) e = run_finish_sums(d, partial, blocks, dy->cols, &l->out[1], l->add[1]);
     }
     if (e != cudaSuccess || !l->out[0].data) return e;
     const op_set_rows op = {bits, dy->data == l->out[0].data && !l->add[0], l->add[0]};
-    return run_groups(d, *dy, tt_no_operand, l->out[0], false, true, op);
+    return run_groups(d, *dy, no_operand, l->out[0], false, true, op);
 }
 
 // ---- layernorm
 
 // A row in registers: V groups of 8 columns in each of LANES threads. vector: a group is 8 neighbours; otherwise they are LANES apart.
-template <int LANES> __device__ __forceinline__ int64_t tt_column(int group, int j, int lane, bool vector)
+template <int LANES> __device__ __forceinline__ int64_t column_of(int group, int j, int lane, bool vector)
 {
     return vector ? ((int64_t)group * LANES + lane) * 8 + j : ((int64_t)group * 8 + j) * LANES + lane;
 }
 
-// Row r as it is, 16-bit numbers in vectors packed in the first half of their group; tt_widen_row makes them floats. In two steps so that loads
+// Row r as it is, 16-bit numbers in vectors packed in the first half of their group; widen_row makes them floats. In two steps so that loads
 // of several rows are under way at a time.
-template <int V, int LANES> __device__ __forceinline__ void tt_fetch_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
+template <int V, int LANES> __device__ __forceinline__ void fetch_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
 {
-    TT_UNROLL for (int k = 0; k < V; k++) {
-        const int64_t c = tt_column<LANES>(k, 0, lane, vector), at = r * m.ld + c;
+    TT__UNROLL for (int k = 0; k < V; k++) {
+        const int64_t c = column_of<LANES>(k, 0, lane, vector), at = r * m.ld + c;
         if (!vector) {
-            TT_UNROLL for (int j = 0; j < 8; j++) v[k][j] = c + j * LANES < m.cols ? tt_load_any(m.data, m.dtype, at + j * LANES) : 0;
+            TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] = c + j * LANES < m.cols ? load_any(m.data, m.dtype, at + j * LANES) : 0;
         } else if (m.dtype == TT_F32) {
-            tt_load_8(v[k], m, r, c, c < m.cols ? 8 : 0, true);
+            load_group(v[k], m, r, c, c < m.cols ? 8 : 0, true);
         } else {
             const uint4 u = c < m.cols ? *(const uint4 *)((const uint16_t *)m.data + at) : make_uint4(0, 0, 0, 0);
             v[k][0] = __uint_as_float(u.x); v[k][1] = __uint_as_float(u.y); v[k][2] = __uint_as_float(u.z); v[k][3] = __uint_as_float(u.w);
@@ -1171,72 +1179,72 @@ template <int V, int LANES> __device__ __forceinline__ void tt_fetch_row(float (
     }
 }
 
-template <int V> __device__ __forceinline__ void tt_widen_row(float (&v)[V][8], tt_dtype dtype, bool vector)
+template <int V> __device__ __forceinline__ void widen_row(float (&v)[V][8], tt_dtype dtype, bool vector)
 {
     if (!vector || dtype == TT_F32) return;
-    TT_UNROLL for (int k = 0; k < V; k++) {
+    TT__UNROLL for (int k = 0; k < V; k++) {
         const uint4 u = make_uint4(__float_as_uint(v[k][0]), __float_as_uint(v[k][1]), __float_as_uint(v[k][2]), __float_as_uint(v[k][3]));
-        if (dtype == TT_BF16) tt_widen8<bf16>(v[k], u);
-        else tt_widen8<f16>(v[k], u);
+        if (dtype == TT_BF16) widen8<bf16>(v[k], u);
+        else widen8<f16>(v[k], u);
     }
 }
 
-template <int V, int LANES> __device__ __forceinline__ void tt_load_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
+template <int V, int LANES> __device__ __forceinline__ void load_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
 {
-    tt_fetch_row<V, LANES>(v, m, r, lane, vector);
-    tt_widen_row(v, m.dtype, vector);
+    fetch_row<V, LANES>(v, m, r, lane, vector);
+    widen_row(v, m.dtype, vector);
 }
 
 // m[r] = or += v.
-template <int V, int LANES> __device__ __forceinline__ void tt_store_row(const tt__mat &m, int64_t r, int lane, bool vector, bool add, const float (&v)[V][8])
+template <int V, int LANES> __device__ __forceinline__ void store_row(const tt__mat &m, int64_t r, int lane, bool vector, bool add, const float (&v)[V][8])
 {
-    TT_UNROLL for (int k = 0; k < V; k++) {
+    TT__UNROLL for (int k = 0; k < V; k++) {
         if (vector) {
-            const int64_t c = tt_column<LANES>(k, 0, lane, true);
+            const int64_t c = column_of<LANES>(k, 0, lane, true);
             float y[8], old[8] = {0, 0, 0, 0, 0, 0, 0, 0};
             if (c >= m.cols) continue;
-            if (add) tt_load_8(old, m, r, c, 8, true);
-            TT_UNROLL for (int j = 0; j < 8; j++) y[j] = v[k][j] + old[j];
-            tt_store8(tt_row(m, r), m.dtype, c, 8, true, y);
+            if (add) load_group(old, m, r, c, 8, true);
+            TT__UNROLL for (int j = 0; j < 8; j++) y[j] = v[k][j] + old[j];
+            store8(row_at(m, r), m.dtype, c, 8, true, y);
         } else {
-            TT_UNROLL for (int j = 0; j < 8; j++) {
-                const int64_t c = tt_column<LANES>(k, j, lane, false), at = r * m.ld + c;
-                if (c < m.cols) tt_store_any(m.data, m.dtype, at, v[k][j] + (add ? tt_load_any(m.data, m.dtype, at) : 0.0f));
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                const int64_t c = column_of<LANES>(k, j, lane, false), at = r * m.ld + c;
+                if (c < m.cols) store_any(m.data, m.dtype, at, v[k][j] + (add ? load_any(m.data, m.dtype, at) : 0.0f));
             }
         }
     }
 }
 
 // The sum over the threads of a row: a warp, or the block.
-template <int LANES> __device__ __forceinline__ float tt_row_sum(float v) { return LANES == 32 ? tt_warp_sum(v) : tt_block_sum<TT_ROW_THREADS>(v); }
+template <int LANES> __device__ __forceinline__ float row_sum(float v) { return LANES == 32 ? warp_sum(v) : block_sum<TT__ROW_THREADS>(v); }
 
 // y = (x - mean) / std w + b; stats gets mean and 1 / std. A row in the registers of LANES threads (a warp, or the block), read once.
-template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
+template <int V, int LANES> __global__ void __launch_bounds__(TT__ROW_THREADS)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool add, bool vector)
 {
-    const int64_t r = (int64_t)blockIdx.x * (TT_ROW_THREADS / LANES) + threadIdx.x / LANES;
+    const int64_t r = (int64_t)blockIdx.x * (TT__ROW_THREADS / LANES) + threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES;
     if (r >= x.rows) return; // a whole warp
     float v[V][8], u[V][8], sum = 0, squares = 0;
-    tt_load_row<V, LANES>(v, x, r, lane, vector);
-    TT_UNROLL for (int k = 0; k < V; k++)
-        TT_UNROLL for (int j = 0; j < 8; j++) sum += v[k][j];
-    const float each = 1.0f / (float)x.cols, mean = tt_row_sum<LANES>(sum) * each;
-    TT_UNROLL for (int k = 0; k < V; k++)
-        TT_UNROLL for (int j = 0; j < 8; j++) {
+    load_row<V, LANES>(v, x, r, lane, vector);
+    TT__UNROLL for (int k = 0; k < V; k++)
+        TT__UNROLL for (int j = 0; j < 8; j++) sum += v[k][j];
+    const float each = 1.0f / (float)x.cols, mean = row_sum<LANES>(sum) * each;
+    TT__UNROLL for (int k = 0; k < V; k++)
+        TT__UNROLL for (int j = 0; j < 8; j++) {
             v[k][j] -= mean;
-            if (tt_column<LANES>(k, j, lane, vector) < x.cols) squares += v[k][j] * v[k][j];
+            if (column_of<LANES>(k, j, lane, vector) < x.cols) squares += v[k][j] * v[k][j];
         }
-    const float rstd = rsqrtf(tt_row_sum<LANES>(squares) * each + eps);
-    tt_load_row<V, LANES>(u, w, 0, lane, vector);
-    TT_UNROLL for (int k = 0; k < V; k++)
-        TT_UNROLL for (int j = 0; j < 8; j++) v[k][j] *= rstd * u[k][j];
+    const float rstd = rsqrtf(row_sum<LANES>(squares) * each + eps);
+    load_row<V, LANES>(u, w, 0, lane, vector);
+    TT__UNROLL for (int k = 0; k < V; k++)
+        TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] *= rstd * u[k][j];
     if (b.data) {
-        tt_load_row<V, LANES>(u, b, 0, lane, vector);
-        TT_UNROLL for (int k = 0; k < V; k++)
-            TT_UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[k][j];
+        load_row<V, LANES>(u, b, 0, lane, vector);
+        TT__UNROLL for (int k = 0; k < V; k++)
+            TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[k][j];
     }
-    tt_store_row<V, LANES>(y, r, lane, vector, add, v);
+    store_row<V, LANES>(y, r, lane, vector, add, v);
     if (stats.data && lane == 0) {
         ((float *)stats.data)[r * stats.ld] = mean;
         ((float *)stats.data)[r * stats.ld + 1] = rstd;
@@ -1244,22 +1252,22 @@ template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
 }
 
 // The same for wider rows: a block a row, which is read three times.
-__global__ void __launch_bounds__(TT_ROW_THREADS) layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool add)
+__global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool add)
 {
     const int64_t r = blockIdx.x;
     float sum = 0, squares = 0;
-    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) sum += tt_load_any(x.data, x.dtype, r * x.ld + c);
-    const float mean = tt_block_sum<TT_ROW_THREADS>(sum) / (float)x.cols;
-    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) {
-        const float v = tt_load_any(x.data, x.dtype, r * x.ld + c) - mean;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) sum += load_any(x.data, x.dtype, r * x.ld + c);
+    const float mean = block_sum<TT__ROW_THREADS>(sum) / (float)x.cols;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
+        const float v = load_any(x.data, x.dtype, r * x.ld + c) - mean;
         squares += v * v;
     }
-    const float rstd = 1.0f / sqrtf(tt_block_sum<TT_ROW_THREADS>(squares) / (float)x.cols + eps);
-    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) {
-        float v = (tt_load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd * tt_load_any(w.data, w.dtype, c);
-        if (b.data) v += tt_load_any(b.data, b.dtype, c);
-        if (add) v += tt_load_any(y.data, y.dtype, r * y.ld + c);
-        tt_store_any(y.data, y.dtype, r * y.ld + c, v);
+    const float rstd = 1.0f / sqrtf(block_sum<TT__ROW_THREADS>(squares) / (float)x.cols + eps);
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
+        float v = (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd * load_any(w.data, w.dtype, c);
+        if (b.data) v += load_any(b.data, b.dtype, c);
+        if (add) v += load_any(y.data, y.dtype, r * y.ld + c);
+        store_any(y.data, y.dtype, r * y.ld + c, v);
     }
     if (stats.data && threadIdx.x == 0) {
         ((float *)stats.data)[r * stats.ld] = mean;
@@ -1267,9 +1275,9 @@ __global__ void __launch_bounds__(TT_ROW_THREADS) layernorm_wide(tt__mat x, tt__
     }
 }
 
-// Runs CODE with V and LANES for rows of so many columns, up to TT_ROW_COLUMNS.
-#define TT_ROW_COLUMNS 8192
-#define TT_WITH_ROW(cols, ...)                                                        \
+// Runs CODE with V and LANES for rows of so many columns, up to TT__ROW_COLUMNS.
+#define TT__ROW_COLUMNS 8192
+#define TT__WITH_ROW(cols, ...)                                                        \
     do {                                                                              \
         if ((cols) <= 256) { constexpr int V = 1, LANES = 32; __VA_ARGS__; }          \
         else if ((cols) <= 512) { constexpr int V = 2, LANES = 32; __VA_ARGS__; }     \
@@ -1280,39 +1288,39 @@ __global__ void __launch_bounds__(TT_ROW_THREADS) layernorm_wide(tt__mat x, tt__
         else { constexpr int V = 4, LANES = 256; __VA_ARGS__; }                       \
     } while (0)
 
-static cudaError_t run_layernorm(tt__device *d, const tt__launch *l)
+cudaError_t run_layernorm(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *w = &l->in[1], *b = &l->in[2], *y = &l->out[0];
-    const bool vector = x->cols % 8 == 0 && tt_wide(x) && tt_wide(w) && tt_wide(b) && tt_wide(y);
+    const bool vector = x->cols % 8 == 0 && is_wide(x) && is_wide(w) && is_wide(b) && is_wide(y);
     if (!x->rows) return cudaSuccess;
-    if (x->cols > TT_ROW_COLUMNS)
-        return TT_LAUNCH(layernorm_wide, (unsigned)x->rows, TT_ROW_THREADS, 0, d->stream, *x, *w, *b, *y, l->out[1], l->instr->attr.eps, l->add[0]);
-    TT_WITH_ROW(x->cols, return TT_LAUNCH((layernorm<V, LANES>), tt_blocks(x->rows, TT_ROW_THREADS / LANES), TT_ROW_THREADS, 0, d->stream, *x, *w, *b, *y,
+    if (x->cols > TT__ROW_COLUMNS)
+        return TT__LAUNCH(layernorm_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y, l->out[1], l->instr->attr.eps, l->add[0]);
+    TT__WITH_ROW(x->cols, return TT__LAUNCH((layernorm<V, LANES>), blocks_for(x->rows, TT__ROW_THREADS / LANES), TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y,
                                           l->out[1], l->instr->attr.eps, l->add[0], vector));
 }
 
 // With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw = sum dy n, db = sum dy: partial
 // holds `columns` of dw, then of db, for each block. Rows are in registers; dx.data may be NULL. Bytes: dy, x and dx once.
-template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
+template <int V, int LANES> __global__ void __launch_bounds__(TT__ROW_THREADS)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each, float *partial, bool add, bool vector)
 {
-    constexpr int TEAMS = TT_ROW_THREADS / LANES;
+    constexpr int TEAMS = TT__ROW_THREADS / LANES;
     const float each = 1.0f / (float)x.cols;
     const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
     const int64_t from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
     float dw[V][8], db[V][8];
-    TT_UNROLL for (int k = 0; k < V; k++)
-        TT_UNROLL for (int j = 0; j < 8; j++) dw[k][j] = db[k][j] = 0;
+    TT__UNROLL for (int k = 0; k < V; k++)
+        TT__UNROLL for (int j = 0; j < 8; j++) dw[k][j] = db[k][j] = 0;
     for (int64_t r = from + team; r < to; r += TEAMS) {
         float g[V][8], n[V][8], scale[V][8], sum_g = 0, sum_gn = 0;
-        tt_fetch_row<V, LANES>(g, dy, r, lane, vector);
-        tt_fetch_row<V, LANES>(n, x, r, lane, vector);
-        tt_load_row<V, LANES>(scale, w, 0, lane, vector);
-        tt_widen_row(g, dy.dtype, vector);
-        tt_widen_row(n, x.dtype, vector);
+        fetch_row<V, LANES>(g, dy, r, lane, vector);
+        fetch_row<V, LANES>(n, x, r, lane, vector);
+        load_row<V, LANES>(scale, w, 0, lane, vector);
+        widen_row(g, dy.dtype, vector);
+        widen_row(n, x.dtype, vector);
         const float mean = ((const float *)stats.data)[r * stats.ld], rstd = ((const float *)stats.data)[r * stats.ld + 1];
-        TT_UNROLL for (int k = 0; k < V; k++)
-            TT_UNROLL for (int j = 0; j < 8; j++) { // beyond the last column g is 0
+        TT__UNROLL for (int k = 0; k < V; k++)
+            TT__UNROLL for (int j = 0; j < 8; j++) { // beyond the last column g is 0
                 n[k][j] = (n[k][j] - mean) * rstd;
                 dw[k][j] += g[k][j] * n[k][j];
                 db[k][j] += g[k][j];
@@ -1321,82 +1329,82 @@ template <int V, int LANES> __global__ void __launch_bounds__(TT_ROW_THREADS)
                 sum_gn += g[k][j] * n[k][j];
             }
         if (!dx.data) continue;
-        const float avg_g = tt_row_sum<LANES>(sum_g) * each, avg_gn = tt_row_sum<LANES>(sum_gn) * each;
-        TT_UNROLL for (int k = 0; k < V; k++)
-            TT_UNROLL for (int j = 0; j < 8; j++) g[k][j] = (g[k][j] - avg_g - n[k][j] * avg_gn) * rstd;
-        tt_store_row<V, LANES>(dx, r, lane, vector, add, g);
+        const float avg_g = row_sum<LANES>(sum_g) * each, avg_gn = row_sum<LANES>(sum_gn) * each;
+        TT__UNROLL for (int k = 0; k < V; k++)
+            TT__UNROLL for (int j = 0; j < 8; j++) g[k][j] = (g[k][j] - avg_g - n[k][j] * avg_gn) * rstd;
+        store_row<V, LANES>(dx, r, lane, vector, add, g);
     }
     float *to_dw = partial + (int64_t)blockIdx.x * 2 * x.cols, *to_db = to_dw + x.cols;
-    TT_UNROLL for (int k = 0; k < V; k++)
+    TT__UNROLL for (int k = 0; k < V; k++)
         if (TEAMS == 1) {
-            TT_UNROLL for (int j = 0; j < 8; j++) {
-                const int64_t c = tt_column<LANES>(k, j, lane, vector);
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                const int64_t c = column_of<LANES>(k, j, lane, vector);
                 if (c >= x.cols) continue;
                 to_dw[c] = dw[k][j];
                 to_db[c] = db[k][j];
             }
         } else { // one of the warps' 256 columns k a thread
-            TT_SHARED(float, part, [2][8][256]);
+            TT__SHARED(float, part, [2][8][256]);
             const int64_t c = (int64_t)k * 256 + threadIdx.x;
             __syncthreads();
-            TT_UNROLL for (int j = 0; j < 8; j++) {
-                part[0][team % 8][tt_column<LANES>(0, j, lane, vector) % 256] = dw[k][j];
-                part[1][team % 8][tt_column<LANES>(0, j, lane, vector) % 256] = db[k][j];
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                part[0][team % 8][column_of<LANES>(0, j, lane, vector) % 256] = dw[k][j];
+                part[1][team % 8][column_of<LANES>(0, j, lane, vector) % 256] = db[k][j];
             }
             __syncthreads();
             float sum_dw = 0, sum_db = 0;
-            TT_UNROLL for (int t = 0; t < 8; t++) { sum_dw += part[0][t][threadIdx.x]; sum_db += part[1][t][threadIdx.x]; }
+            TT__UNROLL for (int t = 0; t < 8; t++) { sum_dw += part[0][t][threadIdx.x]; sum_db += part[1][t][threadIdx.x]; }
             if (c < x.cols) { to_dw[c] = sum_dw; to_db[c] = sum_db; }
         }
 }
 
 // The same for wider rows: dx, a block a row. Four blocks a processor: for eight, the compiler spills registers on compute capability 10.0.
-__global__ void __launch_bounds__(TT_ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, bool add)
+__global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, bool add)
 {
     const int64_t r = blockIdx.x;
     const float mean = ((const float *)stats.data)[r * stats.ld], rstd = ((const float *)stats.data)[r * stats.ld + 1];
     float sum_g = 0, sum_gn = 0;
-    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) {
-        const float g = tt_load_any(dy.data, dy.dtype, r * dy.ld + c) * tt_load_any(w.data, w.dtype, c);
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
+        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c) * load_any(w.data, w.dtype, c);
         sum_g += g;
-        sum_gn += g * (tt_load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd;
+        sum_gn += g * (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd;
     }
-    const float avg_g = tt_block_sum<TT_ROW_THREADS>(sum_g) / (float)x.cols, avg_gn = tt_block_sum<TT_ROW_THREADS>(sum_gn) / (float)x.cols;
-    for (int64_t c = threadIdx.x; c < x.cols; c += TT_ROW_THREADS) {
-        const float g = tt_load_any(dy.data, dy.dtype, r * dy.ld + c) * tt_load_any(w.data, w.dtype, c);
-        const float n = (tt_load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd, v = (g - avg_g - n * avg_gn) * rstd;
-        tt_store_any(dx.data, dx.dtype, r * dx.ld + c, v + (add ? tt_load_any(dx.data, dx.dtype, r * dx.ld + c) : 0.0f));
+    const float avg_g = block_sum<TT__ROW_THREADS>(sum_g) / (float)x.cols, avg_gn = block_sum<TT__ROW_THREADS>(sum_gn) / (float)x.cols;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
+        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c) * load_any(w.data, w.dtype, c);
+        const float n = (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd, v = (g - avg_g - n * avg_gn) * rstd;
+        store_any(dx.data, dx.dtype, r * dx.ld + c, v + (add ? load_any(dx.data, dx.dtype, r * dx.ld + c) : 0.0f));
     }
 }
 
 // ... and the sums of dw and db over a block's rows, a column a thread.
-__global__ void __launch_bounds__(TT_ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats, int64_t rows_each, float *partial)
+__global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats, int64_t rows_each, float *partial)
 {
-    const int64_t c = (int64_t)blockIdx.y * TT_ROW_THREADS + threadIdx.x, from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
+    const int64_t c = (int64_t)blockIdx.y * TT__ROW_THREADS + threadIdx.x, from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
     float dw = 0, db = 0;
     if (c >= x.cols) return;
     for (int64_t r = from; r < to; r++) {
-        const float g = tt_load_any(dy.data, dy.dtype, r * dy.ld + c), *at = (const float *)stats.data + r * stats.ld;
-        dw += g * (tt_load_any(x.data, x.dtype, r * x.ld + c) - at[0]) * at[1];
+        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c), *at = (const float *)stats.data + r * stats.ld;
+        dw += g * (load_any(x.data, x.dtype, r * x.ld + c) - at[0]) * at[1];
         db += g;
     }
     partial[(int64_t)blockIdx.x * 2 * x.cols + c] = dw;
     partial[((int64_t)blockIdx.x * 2 + 1) * x.cols + c] = db;
 }
 
-static cudaError_t run_layernorm_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_layernorm_backward(tt__device *d, const tt__launch *l)
 {
     const tt__mat *dy = &l->in[0], *x = &l->in[1], *w = &l->in[2], *stats = &l->in[3], *dx = &l->out[0];
-    const bool vector = x->cols % 8 == 0 && tt_wide(dy) && tt_wide(x) && tt_wide(w) && tt_wide(dx);
+    const bool vector = x->cols % 8 == 0 && is_wide(dy) && is_wide(x) && is_wide(w) && is_wide(dx);
     float *partial = (float *)l->resident;
-    const int64_t most = tt_sum_blocks((x->rows + 7) / 8, 0, (size_t)x->cols * 8), each = ((x->rows + most - 1) / most + 7) / 8 * 8, blocks = (x->rows + each - 1) / each;
+    const int64_t most = sum_blocks((x->rows + 7) / 8, 0, (size_t)x->cols * 8), each = ((x->rows + most - 1) / most + 7) / 8 * 8, blocks = (x->rows + each - 1) / each;
     cudaError_t e = cudaSuccess;
-    if (x->cols > TT_ROW_COLUMNS) {
-        e = TT_LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, tt_blocks(x->cols, TT_ROW_THREADS)), TT_ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
+    if (x->cols > TT__ROW_COLUMNS) {
+        e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)), TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
         if (e == cudaSuccess && dx->data) // last, as dx may take the place of dy
-            e = TT_LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT_ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats, *dx, l->add[0]);
+            e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats, *dx, l->add[0]);
     } else {
-        TT_WITH_ROW(x->cols, e = TT_LAUNCH((layernorm_backward<V, LANES>), (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats, *dx, each, partial,
+        TT__WITH_ROW(x->cols, e = TT__LAUNCH((layernorm_backward<V, LANES>), (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats, *dx, each, partial,
                                            l->add[0], vector));
     }
     if (e == cudaSuccess && l->out[1].data) e = run_finish_sums(d, partial, blocks, 2 * x->cols, &l->out[1], l->add[1]);
@@ -1406,29 +1414,29 @@ static cudaError_t run_layernorm_backward(tt__device *d, const tt__launch *l)
 
 // ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums of equal ids
 
-#ifndef TT_SORT_TILES // at most so many blocks; tests make it smaller
-#define TT_SORT_TILES 128
+#ifndef TT__SORT_TILES // at most so many blocks; tests make it smaller
+#define TT__SORT_TILES 128
 #endif
-enum { TT_SORT_STEP = 1024 }; // each of which takes so many numbers at a time
+enum { TT__SORT_STEP = 1024 }; // each of which takes so many numbers at a time
 
 // counts[block][digit] = how many of the block's ids have this digit of 8 bits.
-__global__ void __launch_bounds__(TT_ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift, int64_t tile, unsigned *counts)
+__global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift, int64_t tile, unsigned *counts)
 {
-    TT_SHARED(unsigned, count, [256]);
+    TT__SHARED(unsigned, count, [256]);
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
     count[threadIdx.x] = 0;
     __syncthreads();
-    for (int64_t k = from + threadIdx.x; k < to; k += TT_ROW_THREADS) atomicAdd(&count[(uint32_t)ids[k] >> shift & 255], 1u);
+    for (int64_t k = from + threadIdx.x; k < to; k += TT__ROW_THREADS) atomicAdd(&count[(uint32_t)ids[k] >> shift & 255], 1u);
     __syncthreads();
     counts[(int64_t)blockIdx.x * 256 + threadIdx.x] = count[threadIdx.x];
 }
 
 // Moves ids and rows (NULL: 0, 1, ...) behind those with a lesser digit, in the order that they had. Thread k of a block looks after digit k.
-__global__ void __launch_bounds__(TT_ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows, int64_t n, int shift, int64_t tile, const unsigned *counts,
+__global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows, int64_t n, int shift, int64_t tile, const unsigned *counts,
                                                                   int32_t *to_ids, int32_t *to_rows)
 {
-    TT_SHARED(unsigned, place, [8][256]); // of each warp's next id with a digit
-    TT_SHARED(unsigned, totals, [8]);
+    TT__SHARED(unsigned, place, [8][256]); // of each warp's next id with a digit
+    TT__SHARED(unsigned, totals, [8]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
     unsigned before = 0, all = 0;
@@ -1446,17 +1454,17 @@ __global__ void __launch_bounds__(TT_ROW_THREADS) scatter_digits(const int32_t *
     __syncthreads();
     for (int w = 0; w < warp; w++) before += totals[w];
     before += sum - all;
-    for (int64_t at = from; at < to; at += TT_SORT_STEP) {
+    for (int64_t at = from; at < to; at += TT__SORT_STEP) {
         unsigned rank[4];
         int32_t id[4];
         for (int k = lane; k < 256; k += 32) place[warp][k] = 0;
         __syncwarp();
-        TT_UNROLL for (int u = 0; u < 4; u++) { // how many ids with the same digit the warp has before each of its 128
+        TT__UNROLL for (int u = 0; u < 4; u++) { // how many ids with the same digit the warp has before each of its 128
             const int64_t k = at + warp * 128 + u * 32 + lane;
             id[u] = k < to ? ids[k] : 0;
             const unsigned digit = (uint32_t)id[u] >> shift & 255;
             unsigned same = __ballot_sync(0xffffffffu, k < to);
-            TT_UNROLL for (int bit = 0; bit < 8; bit++) {
+            TT__UNROLL for (int bit = 0; bit < 8; bit++) {
                 const unsigned ones = __ballot_sync(0xffffffffu, (int)(digit >> bit & 1));
                 same &= digit >> bit & 1 ? ones : ~ones;
             }
@@ -1473,7 +1481,7 @@ __global__ void __launch_bounds__(TT_ROW_THREADS) scatter_digits(const int32_t *
             before += count;
         }
         __syncthreads();
-        TT_UNROLL for (int u = 0; u < 4; u++) {
+        TT__UNROLL for (int u = 0; u < 4; u++) {
             const int64_t k = at + warp * 128 + u * 32 + lane;
             if (k >= to) continue;
             const unsigned p = place[warp][(uint32_t)id[u] >> shift & 255] + rank[u];
@@ -1496,27 +1504,27 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     bool began = from > 0 && ids[from - 1] == ids[from];
     for (int64_t k = from; k < end; k += 4) {
         int64_t at[4];
-        TT_UNROLL for (int u = 0; u < 4; u++) at[u] = k + u < end ? rows[k + u] : -1;
-        tt_load_rows(v, dy, at, c, width, vector);
-        TT_UNROLL for (int u = 0; u < 4; u++) {
+        TT__UNROLL for (int u = 0; u < 4; u++) at[u] = k + u < end ? rows[k + u] : -1;
+        load_rows(v, dy, at, c, width, vector);
+        TT__UNROLL for (int u = 0; u < 4; u++) {
             if (k + u >= end) continue;
             const int32_t id = ids[k + u];
             const bool last = k + u + 1 == n || ids[k + u + 1] != id;
-            TT_UNROLL for (int j = 0; j < 8; j++) sum[j] += v[u][j];
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[u][j];
             if (!last && k + u + 1 < end) continue;
             if (began || !last) {
                 float *p = partial + ((int64_t)blockIdx.x * 2 + !began) * dy.cols + c;
-                TT_UNROLL for (int j = 0; j < 8; j++) if (j < width) p[j] = sum[j];
+                TT__UNROLL for (int j = 0; j < 8; j++) if (j < width) p[j] = sum[j];
             } else {
                 if (add) {
                     float old[8];
-                    tt_load_8(old, to, id, c, width, vector);
-                    TT_UNROLL for (int j = 0; j < 8; j++) sum[j] += old[j];
+                    load_group(old, to, id, c, width, vector);
+                    TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += old[j];
                 }
-                tt_store8(tt_row(to, id), to.dtype, c, width, vector, sum);
+                store8(row_at(to, id), to.dtype, c, width, vector, sum);
             }
             began = false;
-            TT_UNROLL for (int j = 0; j < 8; j++) sum[j] = 0;
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] = 0;
         }
     }
 }
@@ -1535,114 +1543,114 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
         else high = middle;
     }
     float sum = partial[((int64_t)blockIdx.x * 2 + 1) * to.cols + c];
-    TT_UNROLL for (int64_t b = blockIdx.x + 1; b <= low / chunk; b++) sum += partial[b * 2 * to.cols + c];
-    if (add) sum += tt_load_any(to.data, to.dtype, id * to.ld + c);
-    tt_store_any(to.data, to.dtype, id * to.ld + c, sum);
+    TT__UNROLL for (int64_t b = blockIdx.x + 1; b <= low / chunk; b++) sum += partial[b * 2 * to.cols + c];
+    if (add) sum += load_any(to.data, to.dtype, id * to.ld + c);
+    store_any(to.data, to.dtype, id * to.ld + c, sum);
 }
 
-static cudaError_t run_table_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_table_backward(tt__device *d, const tt__launch *l)
 {
     const bool embedding = l->instr->op == TT__OP_EMBEDDING_BACKWARD;
     const tt__mat *index = &l->in[embedding ? 0 : 1], *dy = &l->in[embedding ? 1 : 0], *to = &l->out[0];
     const int64_t n = index->rows;
     const op_fill zero = {0, NULL};
-    cudaError_t e = l->add[0] ? cudaSuccess : run_groups(d, tt_no_operand, tt_no_operand, *to, false, false, zero);
+    cudaError_t e = l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, *to, false, false, zero);
     if (!n) return e;
-    const int64_t tiles = min((n + TT_SORT_STEP - 1) / TT_SORT_STEP, (int64_t)TT_SORT_TILES);
-    const int64_t tile = ((n + tiles - 1) / tiles + TT_SORT_STEP - 1) / TT_SORT_STEP * TT_SORT_STEP, blocks = (n + tile - 1) / tile;
+    const int64_t tiles = min((n + TT__SORT_STEP - 1) / TT__SORT_STEP, (int64_t)TT__SORT_TILES);
+    const int64_t tile = ((n + tiles - 1) / tiles + TT__SORT_STEP - 1) / TT__SORT_STEP * TT__SORT_STEP, blocks = (n + tile - 1) / tile;
     int32_t *array[4]; // ids and rows, and again
     for (int k = 0; k < 4; k++) array[k] = (int32_t *)l->workspace + k * ((n + 63) / 64 * 64);
     const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
     for (int shift = 0; e == cudaSuccess && (shift == 0 || (to->rows - 1) >> shift > 0); shift += 8) {
         int32_t *to_ids = array[shift / 8 % 2 * 2], *to_rows = array[shift / 8 % 2 * 2 + 1];
-        e = TT_LAUNCH(count_digits, (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, ids, n, shift, tile, (unsigned *)l->resident);
+        e = TT__LAUNCH(count_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, n, shift, tile, (unsigned *)l->resident);
         if (e == cudaSuccess)
-            e = TT_LAUNCH(scatter_digits, (unsigned)blocks, TT_ROW_THREADS, 0, d->stream, ids, rows, n, shift, tile, (const unsigned *)l->resident, to_ids, to_rows);
+            e = TT__LAUNCH(scatter_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, rows, n, shift, tile, (const unsigned *)l->resident, to_ids, to_rows);
         ids = to_ids;
         rows = to_rows;
     }
-    const int64_t room = max((int64_t)1, (int64_t)(TT_PARTIAL_BYTES / ((size_t)dy->cols * 8))), chunk = max((int64_t)32, (n + room - 1) / room);
+    const int64_t room = max((int64_t)1, (int64_t)(TT__PARTIAL_BYTES / ((size_t)dy->cols * 8))), chunk = max((int64_t)32, (n + room - 1) / room);
     const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
     if (e == cudaSuccess)
-        e = TT_LAUNCH(sum_ids, dim3(tt_blocks(n, chunk), tt_blocks(dy->cols, threads * 8)), threads, 0, d->stream, ids, rows, n, *dy, *to, l->add[0],
-                      tt_wide(dy) && tt_wide(to), chunk, (float *)l->resident);
+        e = TT__LAUNCH(sum_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8)), threads, 0, d->stream, ids, rows, n, *dy, *to, l->add[0],
+                      is_wide(dy) && is_wide(to), chunk, (float *)l->resident);
     if (e == cudaSuccess && n > chunk)
-        e = TT_LAUNCH(join_ids, dim3(tt_blocks(n, chunk), tt_blocks(dy->cols, 128)), 128, 0, d->stream, ids, n, *to, l->add[0], chunk, (const float *)l->resident);
+        e = TT__LAUNCH(join_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, 128)), 128, 0, d->stream, ids, n, *to, l->add[0], chunk, (const float *)l->resident);
     return e;
 }
 
 // ================================================================================================== losses
 // counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
 
-#ifndef TT_LOSS_BLOCKS // at most; each leaves one partial sum in the resident workspace. Tests make it smaller
-#define TT_LOSS_BLOCKS 1024
+#ifndef TT__LOSS_BLOCKS // at most; each leaves one partial sum in the resident workspace. Tests make it smaller
+#define TT__LOSS_BLOCKS 1024
 #endif
 
-struct tt_loss_sums { double loss, weight, right; };
+struct loss_sums { double loss, weight, right; };
 
 // The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
-template <int THREADS> __device__ __forceinline__ double tt_block_sum(double v)
+template <int THREADS> __device__ __forceinline__ double block_sum(double v)
 {
-    TT_SHARED(double, part, [THREADS / 32]);
-    TT_UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
+    TT__SHARED(double, part, [THREADS / 32]);
+    TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
     __syncthreads(); // an earlier call may still be read
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
     __syncthreads();
     double sum = 0;
-    TT_UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
+    TT__UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
     return sum;
 }
 
-__device__ __forceinline__ float tt_row_weight(const tt__mat &weights, int64_t r)
+__device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
 {
-    return weights.data ? tt_load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
+    return weights.data ? load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
 }
 
 // What a row's gradient is multiplied by: upstream gradient / number of targets.
-__device__ __forceinline__ float tt_loss_factor(const tt__run *run, const float *dloss, const float *counts)
+__device__ __forceinline__ float loss_factor(const tt__run *run, const float *dloss, const float *counts)
 {
     double norm = run->accumulate ? run->loss_norm : counts[1];
     return norm > 0 ? (float)(*dloss / norm) : 0.0f;
 }
 
-template <int THREADS> __device__ __forceinline__ void tt_store_counts(tt_loss_sums sums, float *counts, float *loss)
+template <int THREADS> __device__ __forceinline__ void store_counts(loss_sums sums, float *counts, float *loss)
 {
-    sums.loss = tt_block_sum<THREADS>(sums.loss);
-    sums.weight = tt_block_sum<THREADS>(sums.weight);
-    sums.right = tt_block_sum<THREADS>(sums.right);
+    sums.loss = block_sum<THREADS>(sums.loss);
+    sums.weight = block_sum<THREADS>(sums.weight);
+    sums.right = block_sum<THREADS>(sums.right);
     if (threadIdx.x) return;
     counts[0] = (float)sums.loss; counts[1] = (float)sums.weight; counts[2] = (float)sums.right; counts[3] = 0;
     *loss = (float)(sums.loss / sums.weight);
 }
 
-template <int THREADS> __device__ __forceinline__ void tt_store_partial(tt_loss_sums sums, tt_loss_sums *partial)
+template <int THREADS> __device__ __forceinline__ void store_partial(loss_sums sums, loss_sums *partial)
 {
-    sums.loss = tt_block_sum<THREADS>(sums.loss);
-    sums.weight = tt_block_sum<THREADS>(sums.weight);
-    sums.right = tt_block_sum<THREADS>(sums.right);
+    sums.loss = block_sum<THREADS>(sums.loss);
+    sums.weight = block_sum<THREADS>(sums.weight);
+    sums.right = block_sum<THREADS>(sums.right);
     if (threadIdx.x == 0) partial[blockIdx.x] = sums;
 }
 
-__global__ void __launch_bounds__(256) loss_counts(const tt_loss_sums *partial, int n, float *counts, float *loss)
+__global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int n, float *counts, float *loss)
 {
-    tt_loss_sums sums = {0, 0, 0};
+    loss_sums sums = {0, 0, 0};
     for (int k = (int)threadIdx.x; k < n; k += 256) {
         sums.loss += partial[k].loss;
         sums.weight += partial[k].weight;
         sums.right += partial[k].right;
     }
-    tt_store_counts<256>(sums, counts, loss);
+    store_counts<256>(sums, counts, loss);
 }
 
 // What a row's logits say; the same in every thread that works on it.
-struct tt_row_loss { float lse, loss; bool right; };
+struct row_result { float lse, loss; bool right; };
 
 // What the lanes of a warp know of a row, together: greatest logit, sum of exponentials relative to it, sum.
-__device__ __forceinline__ void tt_merge_rows(float &m, float &s, float &sx, bool &right)
+__device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &right)
 {
-    const float top = tt_warp_max(m);
-    s = tt_warp_sum(s * tt_exp(m - (top == -INFINITY ? 0 : top)));
-    sx = tt_warp_sum(sx);
+    const float top = warp_max(m);
+    s = warp_sum(s * fast_exp(m - (top == -INFINITY ? 0 : top)));
+    sx = warp_sum(sx);
     right = __all_sync(0xffffffffu, right);
     m = top;
 }
@@ -1650,36 +1658,36 @@ __device__ __forceinline__ void tt_merge_rows(float &m, float &s, float &sx, boo
 // Of a row of n logits, by a warp or by a block of THREADS; target -1: only lse is wanted. The sum of exponentials is kept relative to the
 // greatest logit so far (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018), so that one pass is enough. `cache`, in
 // shared memory and a multiple of 8 long, gets the logits; each thread reads what it wrote itself.
-template <int THREADS> __device__ __forceinline__ tt_row_loss tt_row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide, int64_t target,
+template <int THREADS> __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide, int64_t target,
                                                                                    float smoothing, float *cache)
 {
     const int thread = (int)threadIdx.x % THREADS;
-    const float own = target >= 0 ? tt_load_any(x, dtype, target) : 0;
+    const float own = target >= 0 ? load_any(x, dtype, target) : 0;
     float m = -INFINITY, s = 0, sx = 0;
     bool right = own == own; // the first of those that are greatest, as argmax
     for (int64_t c = 8 * thread; c < n; c += 8 * THREADS) {
         float v[8], top, some = 0;
-        tt_load8(v, x, dtype, c, n - c, wide, -INFINITY);
-        if (cache) tt_store8(cache, TT_F32, c, 8, true, v);
+        load8(v, x, dtype, c, n - c, wide, -INFINITY);
+        if (cache) store8(cache, TT_F32, c, 8, true, v);
         top = fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7])));
         const float to = fmaxf(m, top), base = to == -INFINITY ? 0 : to;
-        TT_UNROLL for (int k = 0; k < 8; k++) some += tt_exp(v[k] - base);
-        s = s * tt_exp(m - base) + some;
+        TT__UNROLL for (int k = 0; k < 8; k++) some += fast_exp(v[k] - base);
+        s = s * fast_exp(m - base) + some;
         m = to;
-        if (smoothing > 0) TT_UNROLL for (int k = 0; k < 8; k++) sx += c + k < n ? v[k] : 0;
+        if (smoothing > 0) TT__UNROLL for (int k = 0; k < 8; k++) sx += c + k < n ? v[k] : 0;
         if (target >= c + 8) right &= !(top >= own);
         else if (target < c) right &= !(top > own);
-        else TT_UNROLL for (int k = 0; k < 8; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
+        else TT__UNROLL for (int k = 0; k < 8; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
     }
-    tt_merge_rows(m, s, sx, right);
+    merge_rows(m, s, sx, right);
     if (THREADS > 32) {
-        TT_SHARED(float4, part, [(THREADS + 31) / 32]);
+        TT__SHARED(float4, part, [(THREADS + 31) / 32]);
         __syncthreads(); // those of the last row may still be read
         if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
         __syncthreads();
         const float4 of = thread % 32 < THREADS / 32 ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
         m = of.x; s = of.y; sx = of.z; right = of.w != 0;
-        tt_merge_rows(m, s, sx, right);
+        merge_rows(m, s, sx, right);
     }
     const float log_s = logf(s);
     return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
@@ -1687,43 +1695,43 @@ template <int THREADS> __device__ __forceinline__ tt_row_loss tt_row_cross_entro
 
 // Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for many.
 template <int GROUP> __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights, tt__mat lse, int ignore, float smoothing,
-                                                                          bool wide, tt_loss_sums *partial)
+                                                                          bool wide, loss_sums *partial)
 {
     const int64_t groups = 256 / GROUP;
-    tt_loss_sums sums = {0, 0, 0};
+    loss_sums sums = {0, 0, 0};
     for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
         const int32_t target = targets[r];
-        const tt_row_loss row = tt_row_cross_entropy<GROUP>(tt_row(x, r), x.dtype, x.cols, wide, target == ignore ? -1 : target, smoothing, NULL);
+        const row_result row = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, x.cols, wide, target == ignore ? -1 : target, smoothing, NULL);
         if (threadIdx.x % GROUP) continue;
         ((float *)lse.data)[r * lse.ld] = row.lse;
         if (target == ignore) continue;
-        const double w = tt_row_weight(weights, r);
+        const double w = row_weight(weights, r);
         sums.loss += w * row.loss;
         sums.weight += w;
         sums.right += row.right ? w : 0;
     }
-    tt_store_partial<256>(sums, partial);
+    store_partial<256>(sums, partial);
 }
 
-static cudaError_t run_cross_entropy(tt__device *d, const tt__launch *l)
+cudaError_t run_cross_entropy(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[0];
     const tt__attr *a = &l->instr->attr;
     const bool many = x->cols > 2048;
-    const unsigned blocks = tt_grid(x->rows, many ? 1 : 8, TT_LOSS_BLOCKS);
-    tt_loss_sums *partial = (tt_loss_sums *)l->resident;
+    const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__LOSS_BLOCKS);
+    loss_sums *partial = (loss_sums *)l->resident;
     const int32_t *targets = (const int32_t *)l->in[1].data;
-    cudaError_t e = many ? TT_LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, tt_wide(x), partial)
-                         : TT_LAUNCH((cross_entropy<32>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, tt_wide(x), partial);
+    cudaError_t e = many ? TT__LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial)
+                         : TT__LAUNCH((cross_entropy<32>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial);
     if (e != cudaSuccess) return e;
-    return TT_LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data, (float *)l->out[0].data);
+    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data, (float *)l->out[0].data);
 }
 
 // Gradient of eight logits from column c on: (softmax - target) w, where the target has 1 - smoothing more than the smoothing / n of all.
-__device__ __forceinline__ void tt_cross_entropy_gradient(float (&x)[8], int64_t c, int64_t n, int64_t target, float lse, float smoothing, float w)
+__device__ __forceinline__ void cross_entropy_gradient(float (&x)[8], int64_t c, int64_t n, int64_t target, float lse, float smoothing, float w)
 {
-    TT_UNROLL for (int k = 0; k < 8; k++) {
-        x[k] = (tt_exp(x[k] - lse) - smoothing / (float)n) * w;
+    TT__UNROLL for (int k = 0; k < 8; k++) {
+        x[k] = (fast_exp(x[k] - lse) - smoothing / (float)n) * w;
         if (c + k == target) x[k] -= (1 - smoothing) * w;
     }
 }
@@ -1733,61 +1741,61 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
                                                               tt__mat dx, bool add, int ignore, float smoothing, bool wide, const tt__run *run)
 {
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
-    const float factor = tt_loss_factor(run, dloss, counts);
+    const float factor = loss_factor(run, dloss, counts);
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
         const int64_t r = i / per_row, c = (i - r * per_row) * 8;
         const int32_t target = targets[r];
         float v[8] = {0}, old[8];
         if (target != ignore) {
-            tt_load8(v, tt_row(x, r), x.dtype, c, n - c, wide);
-            tt_cross_entropy_gradient(v, c, n, target, ((const float *)lse.data)[r * lse.ld], smoothing, factor * tt_row_weight(weights, r));
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            cross_entropy_gradient(v, c, n, target, ((const float *)lse.data)[r * lse.ld], smoothing, factor * row_weight(weights, r));
         }
         if (add) {
-            tt_load8(old, tt_row(dx, r), dx.dtype, c, n - c, wide);
-            TT_UNROLL for (int k = 0; k < 8; k++) v[k] += old[k];
+            load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) v[k] += old[k];
         }
-        tt_store8(tt_row(dx, r), dx.dtype, c, n - c, wide, v);
+        store8(row_at(dx, r), dx.dtype, c, n - c, wide, v);
     }
 }
 
-enum { TT_ELEMENT_BLOCKS = 4096 }; // of kernels that go through elements: enough to fill any GPU a few times
+enum { TT__ELEMENT_BLOCKS = 4096 }; // of kernels that go through elements: enough to fill any GPU a few times
 
-static cudaError_t run_cross_entropy_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_cross_entropy_backward(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[1], *dx = &l->out[0];
     const tt__attr *a = &l->instr->attr;
-    const unsigned blocks = tt_grid(x->rows * ((x->cols + 7) / 8), 256, TT_ELEMENT_BLOCKS);
-    return TT_LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, (const int32_t *)l->in[2].data, l->in[3], l->in[4],
-                     (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing, tt_wide(x) && tt_wide(dx), &l->slot->run);
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, (const int32_t *)l->in[2].data, l->in[3], l->in[4],
+                     (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing, is_wide(x) && is_wide(dx), &l->slot->run);
 }
 
 // Sum over x, y (rows, n) of w (x - y)^2 / n; x and y cross memory once.
-__global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide, tt_loss_sums *partial)
+__global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide, loss_sums *partial)
 {
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
-    tt_loss_sums sums = {0, 0, 0};
+    loss_sums sums = {0, 0, 0};
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
         const int64_t r = i / per_row, c = (i - r * per_row) * 8;
-        const double w = tt_row_weight(weights, r);
+        const double w = row_weight(weights, r);
         float a[8], b[8], s = 0;
-        tt_load8(a, tt_row(x, r), x.dtype, c, n - c, wide);
-        tt_load8(b, tt_row(y, r), y.dtype, c, n - c, wide);
-        TT_UNROLL for (int k = 0; k < 8; k++) s += (a[k] - b[k]) * (a[k] - b[k]);
+        load8(a, row_at(x, r), x.dtype, c, n - c, wide);
+        load8(b, row_at(y, r), y.dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) s += (a[k] - b[k]) * (a[k] - b[k]);
         sums.loss += w * s;
         if (c == 0) sums.weight += w;
     }
     sums.loss /= (double)n;
-    tt_store_partial<256>(sums, partial);
+    store_partial<256>(sums, partial);
 }
 
-static cudaError_t run_mean_squared_error(tt__device *d, const tt__launch *l)
+cudaError_t run_mean_squared_error(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *y = &l->in[1];
-    const unsigned blocks = tt_grid(x->rows * ((x->cols + 7) / 8), 256, TT_LOSS_BLOCKS);
-    tt_loss_sums *partial = (tt_loss_sums *)l->resident;
-    cudaError_t e = TT_LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2], tt_wide(x) && tt_wide(y), partial);
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__LOSS_BLOCKS);
+    loss_sums *partial = (loss_sums *)l->resident;
+    cudaError_t e = TT__LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2], is_wide(x) && is_wide(y), partial);
     if (e != cudaSuccess) return e;
-    return TT_LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data, (float *)l->out[0].data);
+    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data, (float *)l->out[0].data);
 }
 
 // dx [+]= 2 w (x - y) / n; x, y and dx cross memory once.
@@ -1795,40 +1803,40 @@ __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss
                                                               bool wide, const tt__run *run)
 {
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
-    const float factor = tt_loss_factor(run, dloss, counts);
+    const float factor = loss_factor(run, dloss, counts);
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
         const int64_t r = i / per_row, c = (i - r * per_row) * 8;
-        const float w = 2 * factor * tt_row_weight(weights, r) / (float)n;
+        const float w = 2 * factor * row_weight(weights, r) / (float)n;
         float a[8], b[8], old[8] = {0};
-        tt_load8(a, tt_row(x, r), x.dtype, c, n - c, wide);
-        tt_load8(b, tt_row(y, r), y.dtype, c, n - c, wide);
-        if (add) tt_load8(old, tt_row(dx, r), dx.dtype, c, n - c, wide);
-        TT_UNROLL for (int k = 0; k < 8; k++) a[k] = (a[k] - b[k]) * w + old[k];
-        tt_store8(tt_row(dx, r), dx.dtype, c, n - c, wide, a);
+        load8(a, row_at(x, r), x.dtype, c, n - c, wide);
+        load8(b, row_at(y, r), y.dtype, c, n - c, wide);
+        if (add) load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) a[k] = (a[k] - b[k]) * w + old[k];
+        store8(row_at(dx, r), dx.dtype, c, n - c, wide, a);
     }
 }
 
-static cudaError_t run_mean_squared_error_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_mean_squared_error_backward(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
-    const unsigned blocks = tt_grid(x->rows * ((x->cols + 7) / 8), 256, TT_ELEMENT_BLOCKS);
-    return TT_LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y, l->in[3], (const float *)l->in[4].data, *dx, l->add[0],
-                     tt_wide(x) && tt_wide(y) && tt_wide(dx), &l->slot->run);
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y, l->in[3], (const float *)l->in[4].data, *dx, l->add[0],
+                     is_wide(x) && is_wide(y) && is_wide(dx), &l->slot->run);
 }
 
 // Sums over all rows of what linear_cross_entropy left of each, loss and hit, or with NULL of the weights only. Moves up to 16 bytes a row.
 __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows, const int32_t *targets, tt__mat weights, int ignore, float *counts, float *loss)
 {
-    tt_loss_sums sums = {0, 0, 0};
+    loss_sums sums = {0, 0, 0};
     for (int64_t r = threadIdx.x; r < rows; r += 1024) {
         if (targets[r] == ignore) continue;
-        const double w = tt_row_weight(weights, r);
+        const double w = row_weight(weights, r);
         const float2 row = row_loss ? row_loss[r] : make_float2(0, 0);
         sums.loss += w * row.x;
         sums.weight += w;
         sums.right += w * row.y;
     }
-    tt_store_counts<1024>(sums, counts, loss);
+    store_counts<1024>(sums, counts, loss);
 }
 
 // A chunk's logits z (rows, n), f32 in rows of whole 32 bytes: loss and hit of each row and, unless dz.data is NULL, their gradients dz in
@@ -1837,31 +1845,31 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights, const float *dloss, const float *counts,
                                                              float2 *row_loss, int ignore, float smoothing, bool cached, const tt__run *run)
 {
-    TT_DYN_SHARED(float, logits);
+    TT__DYN_SHARED(float, logits);
     const int64_t r = blockIdx.x, n = z.cols;
     const int32_t target = targets[r];
-    const float *x = (const float *)tt_row(z, r);
-    const tt_row_loss row = tt_row_cross_entropy<1024>(x, TT_F32, n, true, target == ignore ? -1 : target, smoothing, cached ? logits : NULL);
+    const float *x = (const float *)row_at(z, r);
+    const row_result row = row_cross_entropy<1024>(x, TT_F32, n, true, target == ignore ? -1 : target, smoothing, cached ? logits : NULL);
     if (threadIdx.x == 0) row_loss[r] = target == ignore ? make_float2(0, 0) : make_float2(row.loss, row.right ? 1.0f : 0.0f);
     if (!dz.data) return;
-    const float w = tt_loss_factor(run, dloss, counts) * tt_row_weight(weights, r);
+    const float w = loss_factor(run, dloss, counts) * row_weight(weights, r);
     for (int64_t c0 = 0; c0 < n; c0 += 8 * 1024) {
         const int64_t c = c0 + 8 * threadIdx.x;
         float v[8] = {0};
         if (c < n && target != ignore) {
-            tt_load8(v, cached ? logits : x, TT_F32, c, cached ? 8 : n - c, true);
-            tt_cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+            load8(v, cached ? logits : x, TT_F32, c, cached ? 8 : n - c, true);
+            cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
         }
         __syncthreads(); // 16-bit gradients take the place of logits that other threads read in this round
-        if (c < n) tt_store8(tt_row(dz, r), dz.dtype, c, n - c, true, v);
+        if (c < n) store8(row_at(dz, r), dz.dtype, c, n - c, true, v);
     }
 }
 
-static cudaError_t tt_linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y);
-static cudaError_t tt_linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add);
-static cudaError_t tt_linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b);
+cudaError_t linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y);
+cudaError_t linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add);
+cudaError_t linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b);
 
-static tt__mat tt_rows_of(const tt__mat *m, int64_t first, int64_t n)
+tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
 {
     tt__mat part = *m;
     if (m->data) part.data = (char *)m->data + (size_t)(first * m->ld) * tt_dtype_bytes(m->dtype);
@@ -1869,55 +1877,55 @@ static tt__mat tt_rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-#ifndef TT_LOSS_CACHE // the most bytes of a row's logits that stay in shared memory; tests make it smaller
-#define TT_LOSS_CACHE ((size_t)1 << 20)
+#ifndef TT__LOSS_CACHE // the most bytes of a row's logits that stay in shared memory; tests make it smaller
+#define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
 // As the CPU's, chunk by chunk of rows. The workspace has loss and hit of each row, and then the logits of a chunk.
-static cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
+cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *b = &l->in[4], *dx = &l->out[1], *dw = &l->out[3], *db = &l->out[4];
     const tt__attr *a = &l->instr->attr;
     const int32_t *targets = (const int32_t *)l->in[1].data;
     const int64_t rows = x->rows, classes = w->rows, ld = (classes + 7) / 8 * 8;
     const size_t kept = ((size_t)rows * 8 + 255) / 256 * 256;
-    const int64_t most = tt_min(TT__LOSS_CHUNK, (int64_t)((l->instr->workspace - kept) / ((size_t)ld * 4))), chunks = (rows + most - 1) / most;
+    const int64_t most = min((int64_t)TT__LOSS_CHUNK, (int64_t)((l->instr->workspace - kept) / ((size_t)ld * 4))), chunks = (rows + most - 1) / most;
     const bool back = dx->data || dw->data || db->data;
     const size_t cache = (size_t)ld * 4, spare = 2048;
-    const bool cached = back && cache + spare <= d->properties.sharedMemPerBlockOptin && cache <= TT_LOSS_CACHE;
+    const bool cached = back && cache + spare <= d->properties.sharedMemPerBlockOptin && cache <= TT__LOSS_CACHE;
     float2 *row_loss = (float2 *)l->workspace;
     float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
     cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(d->properties.sharedMemPerBlockOptin - spare));
-    if (e == cudaSuccess) e = TT_LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets, *weights, a->ignore_index, counts, loss);
+    if (e == cudaSuccess) e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets, *weights, a->ignore_index, counts, loss);
     for (int64_t r = 0, n; r < rows && e == cudaSuccess; r += n) {
-        n = tt_min((rows + chunks - 1) / chunks, rows - r);
-        tt__mat z = {(char *)l->workspace + kept, TT_F32, n, classes, ld}, dz = z, xs = tt_rows_of(x, r, n), dxs = tt_rows_of(dx, r, n);
+        n = min((rows + chunks - 1) / chunks, rows - r);
+        tt__mat z = {(char *)l->workspace + kept, TT_F32, n, classes, ld}, dz = z, xs = rows_of(x, r, n), dxs = rows_of(dx, r, n);
         dz.dtype = x->dtype;
         dz.ld = ld * (int64_t)(4 / tt_dtype_bytes(x->dtype));
         if (!back) dz.data = NULL;
-        e = tt_linear(d, l, &xs, w, b, &z);
+        e = linear(d, l, &xs, w, b, &z);
         if (e == cudaSuccess)
-            e = TT_LAUNCH(linear_cross_entropy, (unsigned)n, 1024, cached ? cache : 0, d->stream, z, dz, targets + r, tt_rows_of(weights, r, n), (const float *)l->in[5].data,
+            e = TT__LAUNCH(linear_cross_entropy, (unsigned)n, 1024, cached ? cache : 0, d->stream, z, dz, targets + r, rows_of(weights, r, n), (const float *)l->in[5].data,
                           counts, row_loss + r, a->ignore_index, a->smoothing, cached, &l->slot->run);
-        if (e == cudaSuccess && dx->data) e = tt_linear_dx(d, l, &dz, w, &dxs, l->add[1]);
-        if (e == cudaSuccess && back) e = tt_linear_dw(d, l, &dz, &xs, dw, db, l->add[3] || r > 0, l->add[4] || r > 0);
+        if (e == cudaSuccess && dx->data) e = linear_dx(d, l, &dz, w, &dxs, l->add[1]);
+        if (e == cudaSuccess && back) e = linear_dw(d, l, &dz, &xs, dw, db, l->add[3] || r > 0, l->add[4] || r > 0);
     }
-    if (e == cudaSuccess) e = TT_LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, row_loss, rows, targets, *weights, a->ignore_index, counts, loss);
+    if (e == cudaSuccess) e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, row_loss, rows, targets, *weights, a->ignore_index, counts, loss);
     return e;
 }
 
 // ================================================================================================== optimizers
 // Parameters, gradients and state are contiguous, so they are vectors here.
 
-enum { TT_SQUARES_BLOCKS = 1024, TT_RANDOM_ROUNDING = 3 /* as TT__RANDOM_ROUNDING */ };
+enum { TT__SQUARES_BLOCKS = 1024, TT__RANDOM_ROUNDING = 3 /* as TT__RANDOM_ROUNDING */ };
 
 // Tensors that share a launch, as its arguments: the program's next launch is of the same op (tt__launch.more). Tests make it smaller.
-#ifndef TT_TENSORS
-#define TT_TENSORS (CUDART_VERSION >= 12010 ? 448 : 60) // arguments may have 32,764 bytes; before CUDA 12.1, 4,096
+#ifndef TT__TENSORS
+#define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60) // arguments may have 32,764 bytes; before CUDA 12.1, 4,096
 #endif
 
 // The tensor that a block is for, of `count` in the order of their first blocks.
-template <class T> __device__ __forceinline__ int tt_tensor_of_block(const T *of, int count)
+template <class T> __device__ __forceinline__ int tensor_of_block(const T *of, int count)
 {
     int low = 0;
     for (int high = count; high - low > 1;) {
@@ -1928,7 +1936,7 @@ template <class T> __device__ __forceinline__ int tt_tensor_of_block(const T *of
     return low;
 }
 
-struct tt_square {
+struct square_sum {
     const void *g;
     float *to;
     int64_t n;
@@ -1937,34 +1945,34 @@ struct tt_square {
     bool wide;
 };
 
-struct tt_squares {
+struct square_sums {
     int count;
     double *partial; // a block's each
-    tt_square of[TT_TENSORS];
+    square_sum of[TT__TENSORS];
 };
 
 // Sums of squares of tensors; each crosses memory once. Eight at a time in f32, and these sums in double.
-__global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ tt_squares s)
+__global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ square_sums s)
 {
-    const tt_square &t = s.of[tt_tensor_of_block(s.of, s.count)];
+    const square_sum &t = s.of[tensor_of_block(s.of, s.count)];
     const tt_dtype type = (tt_dtype)t.type;
     double sum = 0;
     for (int64_t i = 8 * ((blockIdx.x - t.first) * (int64_t)256 + threadIdx.x); i < t.n; i += 8 * (t.blocks * (int64_t)256)) {
         float x[8];
-        tt_load8(x, t.g, type, i, t.n - i, t.wide);
-        TT_UNROLL for (int k = 0; k < 8; k++) x[k] *= x[k];
+        load8(x, t.g, type, i, t.n - i, t.wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) x[k] *= x[k];
         sum += ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
     }
-    sum = tt_block_sum<256>(sum);
+    sum = block_sum<256>(sum);
     if (threadIdx.x == 0) s.partial[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant__ tt_squares s)
+__global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant__ square_sums s)
 {
-    const tt_square &t = s.of[blockIdx.x];
+    const square_sum &t = s.of[blockIdx.x];
     double sum = 0;
     for (unsigned k = threadIdx.x; k < t.blocks; k += 256) sum += s.partial[t.first + k];
-    sum = tt_block_sum<256>(sum);
+    sum = block_sum<256>(sum);
     if (threadIdx.x == 0) *t.to = (float)sum;
 }
 
@@ -1973,7 +1981,7 @@ __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, flo
 {
     double sum = 0;
     for (int64_t k = threadIdx.x; k < n; k += 256) sum += squares[k];
-    sum = tt_block_sum<256>(sum);
+    sum = block_sum<256>(sum);
     if (threadIdx.x) return;
     const tt__run *run = &slot->run;
     tt__results *r = &slot->results;
@@ -1984,14 +1992,14 @@ __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, flo
     out[1] = r->factor = (float)factor;
 }
 
-static cudaError_t run_clip(tt__device *d, const tt__launch *l)
+cudaError_t run_clip(tt__device *d, const tt__launch *l)
 {
-    return TT_LAUNCH(clip, 1, 256, 0, d->stream, (const float *)l->in[0].data, l->in[0].rows, l->instr->attr.clip_norm, l->slot, (float *)l->out[0].data);
+    return TT__LAUNCH(clip, 1, 256, 0, d->stream, (const float *)l->in[0].data, l->in[0].rows, l->instr->attr.clip_norm, l->slot, (float *)l->out[0].data);
 }
 
 // x to 16 bits by stochastic rounding (the CPU's round_16): up with a probability equal to the dropped fraction, by 16 random bits. To the
 // nearest instead what is not finite and, in f16, from 65504 on, where nearest overflows no sooner.
-__device__ __forceinline__ uint32_t tt_round_16(float x, uint32_t random, tt_dtype dtype)
+__device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype dtype)
 {
     const uint32_t u = __float_as_uint(x), magnitude = u & 0x7fffffff, sign = u >> 16 & 0x8000;
     const bool nan = magnitude > 0x7f800000;
@@ -2007,20 +2015,20 @@ __device__ __forceinline__ uint32_t tt_round_16(float x, uint32_t random, tt_dty
 
 // Elements [i, i + 8) of a vector back into its dtype. Element e of a 16-bit one is rounded by number e % 8 of Philox counter {e / 8}, so that
 // steps smaller than half a unit in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015).
-__device__ __forceinline__ void tt_update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, const float (&x)[8], uint64_t key)
+__device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, const float (&x)[8], uint64_t key)
 {
     if (dtype == TT_F32) {
-        tt_store8(p, TT_F32, i, left, wide, x);
+        store8(p, TT_F32, i, left, wide, x);
         return;
     }
     const uint32_t counter[4] = {(uint32_t)(i / 8), (uint32_t)((uint64_t)i / 8 >> 32), 0, 0};
     uint32_t random[4], h[8];
-    tt_philox(counter, key, random);
-    TT_UNROLL for (int k = 0; k < 8; k++) h[k] = tt_round_16(x[k], random[k / 2] >> (k % 2 * 16) & 0xffff, dtype);
-    tt_store8_bits(p, i, left, wide, h);
+    philox(counter, key, random);
+    TT__UNROLL for (int k = 0; k < 8; k++) h[k] = round_16(x[k], random[k / 2] >> (k % 2 * 16) & 0xffff, dtype);
+    store8_bits(p, i, left, wide, h);
 }
 
-struct tt_param_update { // of a parameter
+struct param_update { // of a parameter
     const void *g;
     void *p, *m, *v;    // m, v: Adam's moments; SGD: momentum or NULL, and none
     int64_t n;
@@ -2031,63 +2039,63 @@ struct tt_param_update { // of a parameter
     bool wide;
 };
 
-struct tt_update_rule {
+struct update_rule {
     float beta1, beta2, eps;
     int nesterov, decoupled;
 };
 
-struct tt_param_updates {
+struct param_updates {
     int count;
-    tt_update_rule rule;
+    update_rule rule;
     const float *clip;  // norm; factor on gradients
-    tt_param_update of[TT_TENSORS];
+    param_update of[TT__TENSORS];
 };
 
-struct tt_waiting { tt_squares squares; tt_param_updates updates; };
-static_assert(sizeof(tt_squares) <= 32764 && sizeof(tt_param_updates) + sizeof(void *) <= 32764, "a kernel's arguments");
-static_assert(TT_TENSORS * TT_SQUARES_BLOCKS * sizeof(double) <= TT_PARTIAL_BYTES, "the partial sums of a launch");
+struct waiting_tensors { square_sums squares; param_updates updates; };
+static_assert(sizeof(square_sums) <= 32764 && sizeof(param_updates) + sizeof(void *) <= 32764, "a kernel's arguments");
+static_assert(TT__TENSORS * TT__SQUARES_BLOCKS * sizeof(double) <= TT__PARTIAL_BYTES, "the partial sums of a launch");
 
-static cudaError_t tt_make_waiting(tt__device *d)
+cudaError_t make_waiting(tt__device *d)
 {
-    if (!d->waiting) d->waiting = (tt_waiting *)calloc(1, sizeof *d->waiting);
+    if (!d->waiting) d->waiting = (waiting_tensors *)calloc(1, sizeof *d->waiting);
     return d->waiting ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
-static cudaError_t run_sum_squares(tt__device *d, const tt__launch *l)
+cudaError_t run_sum_squares(tt__device *d, const tt__launch *l)
 {
-    if (tt_make_waiting(d) != cudaSuccess) return cudaErrorMemoryAllocation;
+    if (make_waiting(d) != cudaSuccess) return cudaErrorMemoryAllocation;
     const tt__mat *g = &l->in[0];
     const int64_t n = g->rows * g->cols;
-    tt_squares *s = &d->waiting->squares;
-    tt_square *t = &s->of[d->waiting_count];
+    square_sums *s = &d->waiting->squares;
+    square_sum *t = &s->of[d->waiting_count];
     t->g = g->data; t->to = (float *)l->out[0].data;
     t->n = n;
     t->first = d->waiting_count ? t[-1].first + t[-1].blocks : 0;
-    t->blocks = tt_grid(n, 4 * 2048, TT_SQUARES_BLOCKS);
+    t->blocks = grid_for(n, 4 * 2048, TT__SQUARES_BLOCKS);
     t->type = (uint8_t)g->dtype;
-    t->wide = tt_wide(g);
+    t->wide = is_wide(g);
     s->count = ++d->waiting_count;
     s->partial = (double *)l->resident;
-    if (l->more && s->count < TT_TENSORS) return cudaSuccess;
+    if (l->more && s->count < TT__TENSORS) return cudaSuccess;
     d->waiting_count = 0;
-    cudaError_t e = TT_LAUNCH(sum_squares, t->first + t->blocks, 256, 0, d->stream, *s);
+    cudaError_t e = TT__LAUNCH(sum_squares, t->first + t->blocks, 256, 0, d->stream, *s);
     if (e != cudaSuccess) return e;
-    return TT_LAUNCH(finish_sum_squares, (unsigned)s->count, 256, 0, d->stream, *s);
+    return TT__LAUNCH(finish_sum_squares, (unsigned)s->count, 256, 0, d->stream, *s);
 }
 
-enum { TT_UPDATE_CHUNK = 4 * 2048 }; // elements of a block
+enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
 
 // Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16 bits half of that.
-template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(const __grid_constant__ tt_param_updates u, const tt__run *run)
+template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
 {
-    TT_SHARED(uint64_t, keys, [3]);
-    TT_SHARED(float, of_step, [2]);
+    TT__SHARED(uint64_t, keys, [3]);
+    TT__SHARED(float, of_step, [2]);
     if (!isfinite(u.clip[0])) return; // for all threads alike
-    const tt_param_update &t = u.of[tt_tensor_of_block(u.of, u.count)];
+    const param_update &t = u.of[tensor_of_block(u.of, u.count)];
     const tt_dtype type_g = (tt_dtype)t.types[0], type_p = (tt_dtype)t.types[1], type_m = (tt_dtype)t.types[2];
-    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT_UPDATE_CHUNK, to = from + TT_UPDATE_CHUNK < t.n ? from + TT_UPDATE_CHUNK : t.n;
+    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT__UPDATE_CHUNK, to = from + TT__UPDATE_CHUNK < t.n ? from + TT__UPDATE_CHUNK : t.n;
     const float factor = u.clip[1], lr = run->lr, b1 = u.rule.beta1, b2 = u.rule.beta2, decay = t.weight_decay;
-    if (threadIdx.x < 3) keys[threadIdx.x] = tt_stream_key(run->seed, TT_RANDOM_ROUNDING, (uint64_t)run->step, (uint64_t)threadIdx.x << 32 | t.random);
+    if (threadIdx.x < 3) keys[threadIdx.x] = stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step, (uint64_t)threadIdx.x << 32 | t.random);
     if (ADAM && threadIdx.x / 2 == 16) { // bias corrections: a thread of the second warp for each, a power by squaring
         double power = 1, b = threadIdx.x % 2 ? b2 : b1;
         for (uint64_t e = (uint64_t)run->step + 1; e; e >>= 1, b *= b) if (e & 1) power *= b;
@@ -2099,13 +2107,13 @@ template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(co
     for (int64_t i = from + 8 * threadIdx.x; i < to; i += 2048) {
         const int64_t left = to - i;
         float g[8], p[8], m[8] = {0}, v[8];
-        tt_load8(g, t.g, type_g, i, left, t.wide);
-        tt_load8(p, t.p, type_p, i, left, t.wide);
-        if (ADAM || t.m) tt_load8(m, t.m, type_m, i, left, t.wide);
+        load8(g, t.g, type_g, i, left, t.wide);
+        load8(p, t.p, type_p, i, left, t.wide);
+        if (ADAM || t.m) load8(m, t.m, type_m, i, left, t.wide);
         if (ADAM) {
-            tt_load8(v, t.v, type_m, i, left, t.wide);
+            load8(v, t.v, type_m, i, left, t.wide);
         }
-        TT_UNROLL for (int k = 0; k < 8; k++) {
+        TT__UNROLL for (int k = 0; k < 8; k++) {
             float d = g[k] * factor + p[k] * l2;
             if (ADAM) {
                 m[k] = m[k] * b1 + d * (1 - b1);
@@ -2117,41 +2125,41 @@ template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(co
                 p[k] -= d * lr;
             }
         }
-        tt_update8(t.p, type_p, i, left, t.wide, p, keys[0]);
-        if (ADAM || t.m) tt_update8(t.m, type_m, i, left, t.wide, m, keys[1]);
-        if (ADAM) tt_update8(t.v, type_m, i, left, t.wide, v, keys[2]);
+        update8(t.p, type_p, i, left, t.wide, p, keys[0]);
+        if (ADAM || t.m) update8(t.m, type_m, i, left, t.wide, m, keys[1]);
+        if (ADAM) update8(t.v, type_m, i, left, t.wide, v, keys[2]);
     }
 }
 
-template <bool ADAM> static cudaError_t run_update(tt__device *d, const tt__launch *l)
+template <bool ADAM> cudaError_t run_update(tt__device *d, const tt__launch *l)
 {
-    if (tt_make_waiting(d) != cudaSuccess) return cudaErrorMemoryAllocation;
+    if (make_waiting(d) != cudaSuccess) return cudaErrorMemoryAllocation;
     const tt__attr *a = &l->instr->attr;
     const tt__mat *g = &l->in[0], *p = &l->out[0], *m = &l->out[1], *v = &l->out[2];
-    const tt_update_rule rule = {a->beta1, a->beta2, a->eps, a->nesterov, a->decoupled};
+    const update_rule rule = {a->beta1, a->beta2, a->eps, a->nesterov, a->decoupled};
     const float *clip = (const float *)l->in[1].data;
-    tt_param_updates *u = &d->waiting->updates;
+    param_updates *u = &d->waiting->updates;
     const auto launch = [&] {
-        const tt_param_update *last = &u->of[d->waiting_count - 1];
+        const param_update *last = &u->of[d->waiting_count - 1];
         u->count = d->waiting_count;
         d->waiting_count = 0;
-        return TT_LAUNCH((update_parameters<ADAM>), last->first + tt_blocks(last->n, TT_UPDATE_CHUNK), 256, 0, d->stream, *u, &l->slot->run);
+        return TT__LAUNCH((update_parameters<ADAM>), last->first + blocks_for(last->n, TT__UPDATE_CHUNK), 256, 0, d->stream, *u, &l->slot->run);
     };
     if (d->waiting_count && (memcmp(&u->rule, &rule, sizeof rule) != 0 || u->clip != clip)) {
         cudaError_t e = launch();
         if (e != cudaSuccess) return e;
     }
-    tt_param_update *t = &u->of[d->waiting_count];
+    param_update *t = &u->of[d->waiting_count];
     t->g = g->data; t->p = p->data; t->m = m->data; t->v = v->data;
     t->n = p->rows * p->cols;
-    t->first = d->waiting_count ? t[-1].first + tt_blocks(t[-1].n, TT_UPDATE_CHUNK) : 0;
+    t->first = d->waiting_count ? t[-1].first + blocks_for(t[-1].n, TT__UPDATE_CHUNK) : 0;
     t->weight_decay = a->weight_decay;
     t->random = l->instr->random;
     t->types[0] = (uint8_t)g->dtype; t->types[1] = (uint8_t)p->dtype; t->types[2] = (uint8_t)m->dtype;
     t->wide = ((uintptr_t)g->data | (uintptr_t)p->data | (uintptr_t)m->data | (uintptr_t)v->data) % 16 == 0;
     u->rule = rule;
     u->clip = clip;
-    return ++d->waiting_count < TT_TENSORS && l->more ? cudaSuccess : launch();
+    return ++d->waiting_count < TT__TENSORS && l->more ? cudaSuccess : launch();
 }
 
 // ================================================================================================== attention
@@ -2176,12 +2184,12 @@ struct attention_args {
     uint32_t random;
 };
 
-#define TT_LOG2E 1.44269504088896341f
+#define TT__LOG2E 1.44269504088896341f
 
 __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
 {
     const uint32_t dropout = 2; // TT__RANDOM_DROPOUT of tinytrain.h
-    return p.drop ? tt_stream_key(p.run->seed, dropout, (uint64_t)p.run->step, (uint64_t)p.run->micro << 32 | p.random) : 0;
+    return p.drop ? stream_key(p.run->seed, dropout, (uint64_t)p.run->step, (uint64_t)p.run->micro << 32 | p.random) : 0;
 }
 
 // Which of the weights of a query (a row of the batch) for keys 8 group ... 8 group + 7 of its sequence are kept, a bit each.
@@ -2189,8 +2197,8 @@ __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint
 {
     const uint32_t counter[4] = {(uint32_t)row, (uint32_t)group, (uint32_t)head, 0}, drop = (uint32_t)p.drop;
     uint32_t u[4], bits = 0;
-    tt_philox(counter, key, u);
-    TT_UNROLL for (int i = 0; i < 4; i++) bits |= (uint32_t)((u[i] & 0xffff) >= drop) << (2 * i) | (uint32_t)(u[i] >> 16 >= drop) << (2 * i + 1);
+    philox(counter, key, u);
+    TT__UNROLL for (int i = 0; i < 4; i++) bits |= (uint32_t)((u[i] & 0xffff) >= drop) << (2 * i) | (uint32_t)(u[i] >> 16 >= drop) << (2 * i + 1);
     return bits;
 }
 
@@ -2228,7 +2236,7 @@ template <int SIZE> __device__ __forceinline__ attention_tile attention_find(con
 __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int n, const int32_t *seq_start, int seqs, int32_t *query_start,
                                                        int32_t *query_row, int32_t *query_at)
 {
-    TT_SHARED(int32_t, rows, [256]);
+    TT__SHARED(int32_t, rows, [256]);
     const int j = (int)(blockIdx.x * 256 + threadIdx.x); // a query, then the start of a sequence
     int begin = 0, end = 0, row = 0, rank = 0;
     if (j < n) {
@@ -2258,7 +2266,7 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
 template <class T> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
 {
     const int lanes = 16 / (int)sizeof(T), parts = p.head_size / lanes, heads = 256 / parts;
-    TT_SHARED(float, part, [256]);
+    TT__SHARED(float, part, [256]);
     const int64_t number = (int64_t)blockIdx.x * heads + threadIdx.x / parts, row = number / p.heads;
     const bool mine = (int)threadIdx.x < heads * parts && row < p.q.rows;
     float sum = 0;
@@ -2267,9 +2275,9 @@ template <class T> __global__ __launch_bounds__(256) void attention_delta(attent
         const uint4 a = *(const uint4 *)((const T *)p.out.data + row * p.out.ld + column);
         const uint4 b = *(const uint4 *)((const T *)p.dout.data + row * p.dout.ld + column);
         float x[8], y[8];
-        tt_widen8<T>(x, a);
-        tt_widen8<T>(y, b);
-        TT_UNROLL for (int i = 0; i < lanes; i++) sum += x[i] * y[i];
+        widen8<T>(x, a);
+        widen8<T>(y, b);
+        TT__UNROLL for (int i = 0; i < lanes; i++) sum += x[i] * y[i];
     }
     part[threadIdx.x] = sum;
     __syncthreads();
@@ -2285,8 +2293,8 @@ __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
     const int lane = threadIdx.x % 32;
     float sum = 0;
     for (int i = lane; i < p.head_size && row < p.q.rows; i += 32)
-        sum += tt_load_any(p.out.data, p.out.dtype, row * p.out.ld + column + i) * tt_load_any(p.dout.data, p.dout.dtype, row * p.dout.ld + column + i);
-    sum = tt_warp_sum(sum);
+        sum += load_any(p.out.data, p.out.dtype, row * p.out.ld + column + i) * load_any(p.dout.data, p.dout.dtype, row * p.dout.ld + column + i);
+    sum = warp_sum(sum);
     if (lane == 0 && row < p.q.rows) p.delta[number] = sum;
 }
 
@@ -2312,10 +2320,10 @@ template <int COLUMNS, int PITCH> __device__ __forceinline__ void attention_stag
             const int64_t from = (int64_t)(x.at ? x.at[x.first + r] : x.first + r) * m.ld + column + c;
             if (whole) v = *(const float4 *)((const float *)m.data + from);
             else {
-                if (c < columns) v.x = tt_load_any(m.data, m.dtype, from);
-                if (c + 1 < columns) v.y = tt_load_any(m.data, m.dtype, from + 1);
-                if (c + 2 < columns) v.z = tt_load_any(m.data, m.dtype, from + 2);
-                if (c + 3 < columns) v.w = tt_load_any(m.data, m.dtype, from + 3);
+                if (c < columns) v.x = load_any(m.data, m.dtype, from);
+                if (c + 1 < columns) v.y = load_any(m.data, m.dtype, from + 1);
+                if (c + 2 < columns) v.z = load_any(m.data, m.dtype, from + 2);
+                if (c + 3 < columns) v.w = load_any(m.data, m.dtype, from + 3);
             }
         }
         *(float4 *)(to + r * PITCH + c) = v;
@@ -2329,7 +2337,7 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
 {
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     const float *as = stage + y * 36, *bs = stage + 64 * 36 + x * 36;
-    TT_UNROLL for (int i = 0; i < 4; i++) TT_UNROLL for (int j = 0; j < 4; j++) s[i][j] = 0;
+    TT__UNROLL for (int i = 0; i < 4; i++) TT__UNROLL for (int j = 0; j < 4; j++) s[i][j] = 0;
     for (int c = 0; c < head_size; c += 32) {
         __syncthreads();
         attention_stage<32, 36>(stage, a, (int64_t)head * head_size + c, head_size - c);
@@ -2337,10 +2345,10 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
         __syncthreads();
         for (int k = 0; k < 32; k += 4) {
             float4 u[4], w[4];
-            TT_UNROLL for (int i = 0; i < 4; i++) u[i] = *(const float4 *)(as + i * 16 * 36 + k);
-            TT_UNROLL for (int i = 0; i < 4; i++) w[i] = *(const float4 *)(bs + i * 16 * 36 + k);
-            TT_UNROLL for (int i = 0; i < 4; i++)
-                TT_UNROLL for (int j = 0; j < 4; j++) {
+            TT__UNROLL for (int i = 0; i < 4; i++) u[i] = *(const float4 *)(as + i * 16 * 36 + k);
+            TT__UNROLL for (int i = 0; i < 4; i++) w[i] = *(const float4 *)(bs + i * 16 * 36 + k);
+            TT__UNROLL for (int i = 0; i < 4; i++)
+                TT__UNROLL for (int j = 0; j < 4; j++) {
                     s[i][j] = fmaf(u[i].x, w[j].x, s[i][j]);
                     s[i][j] = fmaf(u[i].y, w[j].y, s[i][j]);
                     s[i][j] = fmaf(u[i].z, w[j].z, s[i][j]);
@@ -2359,9 +2367,9 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
     __syncthreads();
     for (int k = 0; k < 64; k += 4) {
         float4 u[4], w[4];
-        TT_UNROLL for (int i = 0; i < 4; i++) u[i] = *(const float4 *)(ts + i * 16 * ATTENTION_PITCH + k);
-        TT_UNROLL for (int i = 0; i < 4; i++) w[i] = *(const float4 *)(ys + (k + i) * ATTENTION_PITCH);
-        TT_UNROLL for (int i = 0; i < 4; i++) {
+        TT__UNROLL for (int i = 0; i < 4; i++) u[i] = *(const float4 *)(ts + i * 16 * ATTENTION_PITCH + k);
+        TT__UNROLL for (int i = 0; i < 4; i++) w[i] = *(const float4 *)(ys + (k + i) * ATTENTION_PITCH);
+        TT__UNROLL for (int i = 0; i < 4; i++) {
             to[i][0] = fmaf(u[i].w, w[3].x, fmaf(u[i].z, w[2].x, fmaf(u[i].y, w[1].x, fmaf(u[i].x, w[0].x, to[i][0]))));
             to[i][1] = fmaf(u[i].w, w[3].y, fmaf(u[i].z, w[2].y, fmaf(u[i].y, w[1].y, fmaf(u[i].x, w[0].y, to[i][1]))));
             to[i][2] = fmaf(u[i].w, w[3].z, fmaf(u[i].z, w[2].z, fmaf(u[i].y, w[1].z, fmaf(u[i].x, w[0].z, to[i][2]))));
@@ -2374,10 +2382,10 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
 __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns, const float (&from)[4], float scale, bool add)
 {
     const int x = threadIdx.x % 16 * 4;
-    TT_UNROLL for (int j = 0; j < 4; j++) {
+    TT__UNROLL for (int j = 0; j < 4; j++) {
         if (x + j >= columns) break;
         const int64_t at = row * m.ld + column + x + j;
-        tt_store_any(m.data, m.dtype, at, from[j] * scale + (add ? tt_load_any(m.data, m.dtype, at) : 0));
+        store_any(m.data, m.dtype, at, from[j] * scale + (add ? load_any(m.data, m.dtype, at) : 0));
     }
 }
 
@@ -2407,9 +2415,9 @@ __device__ __forceinline__ attention_block attention_block_at(const attention_ar
 
 __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p)
 {
-    TT_SHARED(float, stage, [ATTENTION_STAGE]);
-    TT_SHARED(float, tile, [64 * ATTENTION_PITCH]);
-    TT_SHARED(unsigned char, keep, [64 * 8]);
+    TT__SHARED(float, stage, [ATTENTION_STAGE]);
+    TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
+    TT__SHARED(unsigned char, keep, [64 * 8]);
     const attention_block b = attention_block_at(p, p.query_start, blockIdx.x);
     const attention_tile t = b.t;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
@@ -2419,28 +2427,28 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
     const int end = p.causal && !p.query_row ? min(t.length, t.at + q.count) : t.length; // of the keys that anyone sees
     float most[4], sum[4], out[4][4];
     int last[4]; // key that row y + 16 a sees
-    TT_UNROLL for (int a = 0; a < 4; a++) {
+    TT__UNROLL for (int a = 0; a < 4; a++) {
         const int query = q.first + min(y + 16 * a, q.count - 1);
         last[a] = p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
         most[a] = -3.4028235e38f;
         sum[a] = 0;
-        TT_UNROLL for (int c = 0; c < 4; c++) out[a][c] = 0;
+        TT__UNROLL for (int c = 0; c < 4; c++) out[a][c] = 0;
     }
     for (int key = 0; key < end; key += 64) {
         const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)}, v = {&p.v, NULL, k.first, k.count};
         float s[4][4];
         if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
         attention_scores(s, stage, q, k, b.head, p.head_size);
-        TT_UNROLL for (int a = 0; a < 4; a++) {
+        TT__UNROLL for (int a = 0; a < 4; a++) {
             float now = most[a], factor, total = 0;
-            TT_UNROLL for (int c = 0; c < 4; c++) {
-                s[a][c] = key + x + 16 * c <= last[a] ? s[a][c] * p.scale * TT_LOG2E : -INFINITY;
+            TT__UNROLL for (int c = 0; c < 4; c++) {
+                s[a][c] = key + x + 16 * c <= last[a] ? s[a][c] * p.scale * TT__LOG2E : -INFINITY;
                 now = fmaxf(now, s[a][c]);
             }
-            TT_UNROLL for (int m = 8; m; m >>= 1) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, m));
+            TT__UNROLL for (int m = 8; m; m >>= 1) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, m));
             factor = exp2f(most[a] - now);
             most[a] = now;
-            TT_UNROLL for (int c = 0; c < 4; c++) {
+            TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = x + 16 * c;
                 float weight = exp2f(s[a][c] - now);
                 total += weight;
@@ -2452,29 +2460,29 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
         }
         attention_add(out, tile, stage, v, b.column, b.columns);
     }
-    TT_UNROLL for (int a = 0; a < 4; a++) {
-        TT_UNROLL for (int m = 8; m; m >>= 1) sum[a] += __shfl_xor_sync(0xffffffffu, sum[a], m);
+    TT__UNROLL for (int a = 0; a < 4; a++) {
+        TT__UNROLL for (int m = 8; m; m >>= 1) sum[a] += __shfl_xor_sync(0xffffffffu, sum[a], m);
         if (y + 16 * a >= q.count) continue;
         const int query = q.first + y + 16 * a;
         const int64_t row = p.query_at ? p.query_at[query] : query;
         attention_write(p.out, row, b.column, b.columns, out[a], p.keep_scale / sum[a], false);
-        if (x == 0 && b.column == b.head * p.head_size) p.lse[row * p.heads + b.head] = most[a] / TT_LOG2E + logf(sum[a]);
+        if (x == 0 && b.column == b.head * p.head_size) p.lse[row * p.heads + b.head] = most[a] / TT__LOG2E + logf(sum[a]);
     }
 }
 
 // Weights and the gradients of scores without the factor `scale`, of which element (i, j) of a tile, from its score and that of dout v^T.
 __device__ __forceinline__ void attention_gradient(const attention_args &p, float &weight, float &dscore, bool seen, bool kept, float lse, float delta)
 {
-    const float w = seen ? exp2f((weight * p.scale - lse) * TT_LOG2E) : 0;
+    const float w = seen ? exp2f((weight * p.scale - lse) * TT__LOG2E) : 0;
     dscore = seen ? w * ((kept ? dscore * p.keep_scale : 0) - delta) : 0;
     weight = kept ? w : 0;
 }
 
 __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
 {
-    TT_SHARED(float, stage, [ATTENTION_STAGE]);
-    TT_SHARED(float, tile, [64 * ATTENTION_PITCH]);
-    TT_SHARED(unsigned char, keep, [64 * 8]);
+    TT__SHARED(float, stage, [ATTENTION_STAGE]);
+    TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
+    TT__SHARED(unsigned char, keep, [64 * 8]);
     const attention_block b = attention_block_at(p, p.query_start, blockIdx.x);
     const attention_tile t = b.t;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
@@ -2484,13 +2492,13 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     const int end = p.causal && !p.query_row ? min(t.length, t.at + q.count) : t.length;
     float lse[4], delta[4], dq[4][4];
     int last[4];
-    TT_UNROLL for (int a = 0; a < 4; a++) {
+    TT__UNROLL for (int a = 0; a < 4; a++) {
         const int query = q.first + min(y + 16 * a, q.count - 1);
         const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + b.head;
         last[a] = p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
         lse[a] = p.lse[at];
         delta[a] = p.delta[at];
-        TT_UNROLL for (int c = 0; c < 4; c++) dq[a][c] = 0;
+        TT__UNROLL for (int c = 0; c < 4; c++) dq[a][c] = 0;
     }
     for (int key = 0; key < end; key += 64) {
         const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)}, v = {&p.v, NULL, k.first, k.count};
@@ -2498,8 +2506,8 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
         if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
         attention_scores(s, stage, q, k, b.head, p.head_size);
         attention_scores(ds, stage, dout, v, b.head, p.head_size);
-        TT_UNROLL for (int a = 0; a < 4; a++)
-            TT_UNROLL for (int c = 0; c < 4; c++) {
+        TT__UNROLL for (int a = 0; a < 4; a++)
+            TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = x + 16 * c;
                 const bool kept = !p.drop || (keep[(y + 16 * a) * 8 + i / 8] >> i % 8 & 1);
                 attention_gradient(p, s[a][c], ds[a][c], key + i <= last[a], kept, lse[a], delta[a]);
@@ -2507,7 +2515,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
             }
         attention_add(dq, tile, stage, k, b.column, b.columns);
     }
-    TT_UNROLL for (int a = 0; a < 4; a++) {
+    TT__UNROLL for (int a = 0; a < 4; a++) {
         if (y + 16 * a >= q.count) continue;
         const int query = q.first + y + 16 * a;
         attention_write(p.dq, p.query_at ? p.query_at[query] : query, b.column, b.columns, dq[a], p.scale, p.add_dq);
@@ -2517,9 +2525,9 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
 // A row of scores is here a key, a column a query.
 __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 {
-    TT_SHARED(float, stage, [ATTENTION_STAGE]);
-    TT_SHARED(float, tile, [64 * ATTENTION_PITCH]);
-    TT_SHARED(unsigned char, keep, [64 * 8]);
+    TT__SHARED(float, stage, [ATTENTION_STAGE]);
+    TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
+    TT__SHARED(unsigned char, keep, [64 * 8]);
     const attention_block b = attention_block_at(p, p.seq_start, blockIdx.x);
     const attention_tile t = b.t;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
@@ -2527,19 +2535,19 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     const uint64_t random = attention_key(p);
     const attention_rows k = {&p.k, NULL, t.begin + t.at, min(64, t.length - t.at)}, v = {&p.v, NULL, k.first, k.count};
     float dk[4][4], dv[4][4];
-    TT_UNROLL for (int a = 0; a < 4; a++) TT_UNROLL for (int c = 0; c < 4; c++) dk[a][c] = dv[a][c] = 0;
+    TT__UNROLL for (int a = 0; a < 4; a++) TT__UNROLL for (int c = 0; c < 4; c++) dk[a][c] = dv[a][c] = 0;
     for (int from = p.causal && !p.query_row ? t.at : 0; from < t.queries; from += 64) {
         const attention_rows q = {&p.q, p.query_at, t.first + from, min(64, t.queries - from)}, dout = {&p.dout, p.query_at, q.first, q.count};
         float s[4][4], ds[4][4];
         if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, t.at, b.head);
         attention_scores(s, stage, k, q, b.head, p.head_size);
         attention_scores(ds, stage, v, dout, b.head, p.head_size);
-        TT_UNROLL for (int c = 0; c < 4; c++) {
+        TT__UNROLL for (int c = 0; c < 4; c++) {
             const int i = x + 16 * c, query = q.first + min(i, q.count - 1);
             const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + b.head;
             const int last = i >= q.count ? -1 : p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
             const float lse = p.lse[at], delta = p.delta[at];
-            TT_UNROLL for (int a = 0; a < 4; a++) {
+            TT__UNROLL for (int a = 0; a < 4; a++) {
                 const int r = y + 16 * a;
                 const bool kept = !p.drop || (keep[i * 8 + r / 8] >> r % 8 & 1);
                 attention_gradient(p, s[a][c], ds[a][c], t.at + r <= last, kept, lse, delta);
@@ -2548,10 +2556,10 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
         }
         attention_add(dv, tile, stage, dout, b.column, b.columns);
         __syncthreads();
-        TT_UNROLL for (int a = 0; a < 4; a++) TT_UNROLL for (int c = 0; c < 4; c++) tile[(y + 16 * a) * ATTENTION_PITCH + x + 16 * c] = ds[a][c];
+        TT__UNROLL for (int a = 0; a < 4; a++) TT__UNROLL for (int c = 0; c < 4; c++) tile[(y + 16 * a) * ATTENTION_PITCH + x + 16 * c] = ds[a][c];
         attention_add(dk, tile, stage, q, b.column, b.columns);
     }
-    TT_UNROLL for (int a = 0; a < 4; a++) { // one thread has an element of dk and of dv, which may be the same
+    TT__UNROLL for (int a = 0; a < 4; a++) { // one thread has an element of dk and of dv, which may be the same
         if (y + 16 * a >= k.count) continue;
         if (p.dk.data) attention_write(p.dk, k.first + y + 16 * a, b.column, b.columns, dk[a], p.scale, p.add_dk);
         if (p.dv.data) attention_write(p.dv, k.first + y + 16 * a, b.column, b.columns, dv[a], p.keep_scale, p.add_dv);
@@ -2584,11 +2592,11 @@ __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const i
     to += r * (D + 8) + c;
     if (r >= STEP) return;
     if (c >= head_size) count = 0;
-    TT_UNROLL for (int i = 0; i < ROWS; i += STEP) {
+    TT__UNROLL for (int i = 0; i < ROWS; i += STEP) {
         if (ROWS % STEP != 0 && r + i >= ROWS) break;
         const bool there = r + i < count;
         const int row = at && there ? at[first + r + i] : first + r + i;
-        tt_cp_async_16(to + i * (D + 8), there ? from + row * m.ld : (const T *)m.data, there ? 16 : 0);
+        tt__cp_async_16(to + i * (D + 8), there ? from + row * m.ld : (const T *)m.data, there ? 16 : 0);
     }
 }
 
@@ -2598,17 +2606,17 @@ template <class T, int D, int MT, int N> __device__ __forceinline__ void attenti
     const int lane = threadIdx.x % 32;
     a += lane % 16 * (D + 8) + lane / 16 * 8;
     b += (lane % 8 + lane / 16 * 8) * (D + 8) + lane / 8 % 2 * 8;
-    TT_UNROLL for (int m = 0; m < MT; m++) TT_UNROLL for (int n = 0; n < N / 8; n++) TT_UNROLL for (int i = 0; i < 4; i++) s[m][n][i] = 0;
-    TT_UNROLL for (int k = 0; k < D; k += 16) {
+    TT__UNROLL for (int m = 0; m < MT; m++) TT__UNROLL for (int n = 0; n < N / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) s[m][n][i] = 0;
+    TT__UNROLL for (int k = 0; k < D; k += 16) {
         uint32_t af[MT][4];
-        TT_UNROLL for (int m = 0; m < MT; m++) tt_ldmatrix_x4(af[m], a + m * 16 * (D + 8) + k);
-        TT_UNROLL for (int n = 0; n < N; n += 16) {
+        TT__UNROLL for (int m = 0; m < MT; m++) tt__ldmatrix_x4(af[m], a + m * 16 * (D + 8) + k);
+        TT__UNROLL for (int n = 0; n < N; n += 16) {
             uint32_t r[4];
-            tt_ldmatrix_x4(r, b + n * (D + 8) + k);
+            tt__ldmatrix_x4(r, b + n * (D + 8) + k);
             const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
-            TT_UNROLL for (int m = 0; m < MT; m++) {
-                tt_mma_16816<T>(s[m][n / 8], af[m], b0);
-                tt_mma_16816<T>(s[m][n / 8 + 1], af[m], b1);
+            TT__UNROLL for (int m = 0; m < MT; m++) {
+                tt__mma_16816<T>(s[m][n / 8], af[m], b0);
+                tt__mma_16816<T>(s[m][n / 8 + 1], af[m], b1);
             }
         }
     }
@@ -2620,17 +2628,17 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
 {
     const int lane = threadIdx.x % 32;
     y += lane % 16 * (D + 8) + lane / 16 * 8;
-    TT_UNROLL for (int k = 0; k < N; k += 16) {
+    TT__UNROLL for (int k = 0; k < N; k += 16) {
         uint32_t af[MT][4];
-        TT_UNROLL for (int m = 0; m < MT; m++)
-            TT_UNROLL for (int i = 0; i < 4; i++) af[m][i] = attention_pack<T>(w[m][k / 8 + i / 2][i % 2 * 2], w[m][k / 8 + i / 2][i % 2 * 2 + 1]);
-        TT_UNROLL for (int n = 0; n < D; n += 16) {
+        TT__UNROLL for (int m = 0; m < MT; m++)
+            TT__UNROLL for (int i = 0; i < 4; i++) af[m][i] = attention_pack<T>(w[m][k / 8 + i / 2][i % 2 * 2], w[m][k / 8 + i / 2][i % 2 * 2 + 1]);
+        TT__UNROLL for (int n = 0; n < D; n += 16) {
             uint32_t r[4];
-            tt_ldmatrix_x4_trans(r, y + k * (D + 8) + n);
+            tt__ldmatrix_x4_trans(r, y + k * (D + 8) + n);
             const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
-            TT_UNROLL for (int m = 0; m < MT; m++) {
-                tt_mma_16816<T>(to[m][n / 8], af[m], b0);
-                tt_mma_16816<T>(to[m][n / 8 + 1], af[m], b1);
+            TT__UNROLL for (int m = 0; m < MT; m++) {
+                tt__mma_16816<T>(to[m][n / 8], af[m], b0);
+                tt__mma_16816<T>(to[m][n / 8 + 1], af[m], b1);
             }
         }
     }
@@ -2641,7 +2649,7 @@ template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size, const float (&from)[D / 8][4], int h, float scale, bool add)
 {
     const int64_t start = row * m.ld + (int64_t)head * head_size + threadIdx.x % 4 * 2;
-    TT_UNROLL for (int n = 0; n < D / 8; n++) {
+    TT__UNROLL for (int n = 0; n < D / 8; n++) {
         if (8 * n >= head_size) break;
         float x = from[n][2 * h] * scale, y = from[n][2 * h + 1] * scale;
         if (m.dtype == TT_F32) {
@@ -2649,7 +2657,7 @@ __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int h
             *to = add ? make_float2(x + to->x, y + to->y) : make_float2(x, y);
         } else {
             T *to = (T *)m.data + start + 8 * n;
-            if (add) { x += tt_float(to[0]); y += tt_float(to[1]); }
+            if (add) { x += to_float(to[0]); y += to_float(to[1]); }
             *(uint32_t *)to = attention_pack<T>(x, y);
         }
     }
@@ -2658,8 +2666,8 @@ __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int h
 // Rows of the batch of a warp's queries, in the forward and dq: [m][h] is that of row mine + 16 m + 8 h + lane / 4 of the tile. Those from count on are the last's.
 template <int MT> __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first, int count, int mine)
 {
-    TT_UNROLL for (int m = 0; m < MT; m++)
-        TT_UNROLL for (int h = 0; h < 2; h++) {
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int h = 0; h < 2; h++) {
             const int query = first + min(mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1);
             row[m][h] = p.query_row ? p.query_row[query] : query;
         }
@@ -2672,9 +2680,9 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
                                                     int head)
 {
     const int t = threadIdx.x % 4;
-    TT_UNROLL for (int i = 0; i < MT * KEYS / 64; i++) keep[i] = p.drop ? 0 : 0xffffffffu;
+    TT__UNROLL for (int i = 0; i < MT * KEYS / 64; i++) keep[i] = p.drop ? 0 : 0xffffffffu;
     if (!p.drop) return;
-    TT_UNROLL for (int i = 0; i < MT * KEYS / 16; i++) {
+    TT__UNROLL for (int i = 0; i < MT * KEYS / 16; i++) {
         uint32_t bits = attention_keep(p, random, row[i / (KEYS / 16)][i / (KEYS / 32) % 2], key / 8 + i % (KEYS / 32) * 4 + t, head) << 8 * t;
         bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
         bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
@@ -2692,30 +2700,30 @@ template <int MT, int KEYS> __device__ __forceinline__ bool attention_kept(const
 template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 {
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
-    TT_SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
-    TT_DYN_SHARED(T, qs);
+    TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT__DYN_SHARED(T, qs);
     T *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
     const int number = (int)(blockIdx.x / p.heads), head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT, pair = threadIdx.x % 4 * 2;
     const attention_tile t = attention_find<QUERIES>(p, p.query_start, p.causal ? (int)(gridDim.x / p.heads) - 1 - number : number); // long ones first
     if (t.at < 0) return;
     const int first = t.first + t.at, count = min(QUERIES + 0, t.queries - t.at), end = p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
-    const float factor = fabsf(p.scale) * TT_LOG2E;
+    const float factor = fabsf(p.scale) * TT__LOG2E;
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin, t.length, head, p.head_size);
     attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin, t.length, head, p.head_size);
-    tt_cp_async_commit();
+    tt__cp_async_commit();
     const int all = !p.causal ? t.length : p.query_row ? 1 : t.at + mine + 1; // keys that all of the warp's queries see
     int row[MT][2];
     attention_rows_of(row, p, first, count, mine);
     float most[MT][2], sum[MT][2], out[MT][D / 8][4];
-    TT_UNROLL for (int m = 0; m < MT; m++) {
-        TT_UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
-        TT_UNROLL for (int n = 0; n < D / 8; n++) TT_UNROLL for (int i = 0; i < 4; i++) out[m][n][i] = 0;
+    TT__UNROLL for (int m = 0; m < MT; m++) {
+        TT__UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
+        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[m][n][i] = 0;
     }
     for (int key = 0, stage = 0; key < end; key += KEYS, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
-        tt_cp_async_wait<0>();
+        tt__cp_async_wait<0>();
         __syncthreads(); // the tile is there, and the other one was used
         if (key == 0 && p.scale < 0) { // then the largest score is the smallest product: turn the queries round
             for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128) if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
@@ -2724,7 +2732,7 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
         if (key + KEYS < end) {
             attention_fetch<T, D, KEYS>(ks + (stage ^ 1) * KEYS * PITCH, p.k, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
             attention_fetch<T, D, KEYS>(vs + (stage ^ 1) * KEYS * PITCH, p.v, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
-            tt_cp_async_commit();
+            tt__cp_async_commit();
         }
         if (mine >= count) continue; // the warp has no queries
         uint32_t keep[MT * KEYS / 64];
@@ -2732,34 +2740,34 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
         attention_draw_rows<MT, KEYS>(keep, p, random, row, key, head);
         attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
         if (key + KEYS > all)
-            TT_UNROLL for (int m = 0; m < MT; m++)
-                TT_UNROLL for (int i = 0; i < 4; i++) {
+            TT__UNROLL for (int m = 0; m < MT; m++)
+                TT__UNROLL for (int i = 0; i < 4; i++) {
                     const int last = (p.causal ? row[m][i / 2] - t.begin : t.length - 1) - key - pair - i % 2;
-                    TT_UNROLL for (int n = 0; n < KEYS / 8; n++) if (8 * n > last) s[m][n][i] = -INFINITY;
+                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++) if (8 * n > last) s[m][n][i] = -INFINITY;
                 }
-        TT_UNROLL for (int m = 0; m < MT; m++)
-            TT_UNROLL for (int h = 0; h < 2; h++) {
+        TT__UNROLL for (int m = 0; m < MT; m++)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
                 float now = most[m][h], total = 0;
-                TT_UNROLL for (int n = 0; n < KEYS / 8; n++) now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++) now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
                 now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
                 now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-                const float correction = tt_exp2((most[m][h] - now) * factor), offset = -now * factor;
+                const float correction = tt__exp2((most[m][h] - now) * factor), offset = -now * factor;
                 most[m][h] = now;
-                TT_UNROLL for (int n = 0; n < KEYS / 8; n++)
-                    TT_UNROLL for (int i = 2 * h; i < 2 * h + 2; i++) {
-                        s[m][n][i] = tt_exp2(fmaf(s[m][n][i], factor, offset));
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int i = 2 * h; i < 2 * h + 2; i++) {
+                        s[m][n][i] = tt__exp2(fmaf(s[m][n][i], factor, offset));
                         total += s[m][n][i];
                     }
                 sum[m][h] = sum[m][h] * correction + total;
-                TT_UNROLL for (int n = 0; n < D / 8; n++) { out[m][n][2 * h] *= correction; out[m][n][2 * h + 1] *= correction; }
+                TT__UNROLL for (int n = 0; n < D / 8; n++) { out[m][n][2 * h] *= correction; out[m][n][2 * h + 1] *= correction; }
                 if (p.drop)
-                    TT_UNROLL for (int n = 0; n < KEYS / 8; n++)
-                        TT_UNROLL for (int i = 0; i < 2; i++) if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
+                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                        TT__UNROLL for (int i = 0; i < 2; i++) if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
             }
         attention_mma_add<T, D, MT, KEYS>(out, s, vt);
     }
-    TT_UNROLL for (int m = 0; m < MT; m++)
-        TT_UNROLL for (int h = 0; h < 2; h++) {
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int h = 0; h < 2; h++) {
             float total = sum[m][h] + __shfl_xor_sync(0xffffffffu, sum[m][h], 1);
             total += __shfl_xor_sync(0xffffffffu, total, 2);
             const int i = mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, at = i >= count ? -1 : p.query_at ? p.query_at[first + i] : first + i;
@@ -2772,41 +2780,41 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
 template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 {
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
-    TT_SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
-    TT_DYN_SHARED(T, qs);
+    TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT__DYN_SHARED(T, qs);
     T *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
     const int number = (int)(blockIdx.x / p.heads), head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT, pair = threadIdx.x % 4 * 2;
     const attention_tile t = attention_find<QUERIES>(p, p.query_start, p.causal ? (int)(gridDim.x / p.heads) - 1 - number : number);
     if (t.at < 0) return;
     const int first = t.first + t.at, count = min(QUERIES + 0, t.queries - t.at), end = p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
-    const float factor = p.scale * TT_LOG2E;
+    const float factor = p.scale * TT__LOG2E;
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch<T, D, QUERIES>(ds, p.dout, p.query_at, first, count, head, p.head_size);
     attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin, t.length, head, p.head_size);
     attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin, t.length, head, p.head_size);
-    tt_cp_async_commit();
+    tt__cp_async_commit();
     const int all = !p.causal ? t.length : p.query_row ? 1 : t.at + mine + 1; // keys that all of the warp's queries see
     int row[MT][2];
     attention_rows_of(row, p, first, count, mine);
     float lse[MT][2], delta[MT][2], dq[MT][D / 8][4];
-    TT_UNROLL for (int m = 0; m < MT; m++) {
-        TT_UNROLL for (int h = 0; h < 2; h++) {
+    TT__UNROLL for (int m = 0; m < MT; m++) {
+        TT__UNROLL for (int h = 0; h < 2; h++) {
             const int query = first + min(mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1);
             const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
-            lse[m][h] = p.lse[at] * TT_LOG2E;
+            lse[m][h] = p.lse[at] * TT__LOG2E;
             delta[m][h] = p.delta[at];
         }
-        TT_UNROLL for (int n = 0; n < D / 8; n++) TT_UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
+        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
     }
     for (int key = 0, stage = 0; key < end; key += KEYS, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
-        tt_cp_async_wait<0>();
+        tt__cp_async_wait<0>();
         __syncthreads();
         if (key + KEYS < end) {
             attention_fetch<T, D, KEYS>(ks + (stage ^ 1) * KEYS * PITCH, p.k, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
             attention_fetch<T, D, KEYS>(vs + (stage ^ 1) * KEYS * PITCH, p.v, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
-            tt_cp_async_commit();
+            tt__cp_async_commit();
         }
         if (mine >= count) continue;
         uint32_t keep[MT * KEYS / 64];
@@ -2814,20 +2822,20 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
         attention_draw_rows<MT, KEYS>(keep, p, random, row, key, head);
         attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
         attention_mma<T, D, MT, KEYS>(g, ds + mine * PITCH, vt);
-        TT_UNROLL for (int m = 0; m < MT; m++)
-            TT_UNROLL for (int h = 0; h < 2; h++) {
+        TT__UNROLL for (int m = 0; m < MT; m++)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
                 const int last = key + KEYS <= all ? KEYS + 0 : (p.causal ? row[m][h] - t.begin : t.length - 1) - key - pair;
-                TT_UNROLL for (int n = 0; n < KEYS / 8; n++)
-                    TT_UNROLL for (int i = 0; i < 2; i++) {
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int i = 0; i < 2; i++) {
                         float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
-                        x = 8 * n + i > last ? 0 : tt_exp2(fmaf(x, factor, -lse[m][h]));
+                        x = 8 * n + i > last ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
                         y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale : 0) - delta[m][h]);
                     }
             }
         attention_mma_add<T, D, MT, KEYS>(dq, g, kt);
     }
-    TT_UNROLL for (int m = 0; m < MT; m++)
-        TT_UNROLL for (int h = 0; h < 2; h++) {
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int h = 0; h < 2; h++) {
             const int i = mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4;
             if (i < count) attention_store<T, D>(p.dq, p.query_at ? p.query_at[first + i] : first + i, head, p.head_size, dq[m], h, p.scale, p.add_dq);
         }
@@ -2837,8 +2845,8 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
 template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     enum { KEYS = 64 * MT, PITCH = D + 8 };
-    TT_SHARED(uint64_t, random, );
-    TT_DYN_SHARED(T, ks);
+    TT__SHARED(uint64_t, random, );
+    TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
@@ -2847,14 +2855,14 @@ template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128,
     if (t.at < 0) return;
     const int count = min(KEYS + 0, t.length - t.at);
     const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
-    const float factor = p.scale * TT_LOG2E;
+    const float factor = p.scale * TT__LOG2E;
     if (threadIdx.x == 0) random = attention_key(p);
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
-    TT_UNROLL for (int m = 0; m < MT; m++)
-        TT_UNROLL for (int n = 0; n < D / 8; n++) TT_UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
     attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin + t.at, count, head, p.head_size);
     attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin + t.at, count, head, p.head_size);
-    tt_cp_async_commit();
+    tt__cp_async_commit();
     const auto fetch = [&](int from, int stage) { // queries from ... of the sequence
         const int first = t.first + from, n = t.queries - from, i = threadIdx.x;
         attention_fetch<T, D, QUERIES>(qs + stage * QUERIES * PITCH, p.q, p.query_at, first, n, head, p.head_size);
@@ -2862,11 +2870,11 @@ template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128,
         if (i < QUERIES) {
             const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0;
             const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
-            tt_cp_async_4(lses + stage * QUERIES + i, p.lse + at, bytes);
-            tt_cp_async_4(deltas + stage * QUERIES + i, p.delta + at, bytes);
+            tt__cp_async_4(lses + stage * QUERIES + i, p.lse + at, bytes);
+            tt__cp_async_4(deltas + stage * QUERIES + i, p.delta + at, bytes);
             rows[stage * QUERIES + i] = p.query_row ? p.query_row[query] : query;
         }
-        tt_cp_async_commit();
+        tt__cp_async_commit();
     };
     const int begin = diagonal ? t.at : 0;
     if (begin < t.queries) fetch(begin, 0);
@@ -2874,7 +2882,7 @@ template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128,
         const T *qt = qs + stage * QUERIES * PITCH, *dt = ds + stage * QUERIES * PITCH;
         const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
         const int *row = rows + stage * QUERIES;
-        tt_cp_async_wait<0>();
+        tt__cp_async_wait<0>();
         __syncthreads();
         if (from + QUERIES < t.queries) fetch(from + QUERIES, stage ^ 1);
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue; // no keys, or none of them is seen
@@ -2882,7 +2890,7 @@ template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128,
         static_assert(MT * QUERIES <= 64, "the thread's weights are bits of keep: 8 (2 e + h) + m QUERIES / 8 + n");
         uint32_t keep = p.drop ? 0 : 0xffffffffu;
         if (p.drop)
-            TT_UNROLL for (int i = 0; i < MT * QUERIES / 8; i += 2) { // two tiles of 8 columns; the eight threads of a column draw for one query and 8 keys each
+            TT__UNROLL for (int i = 0; i < MT * QUERIES / 8; i += 2) { // two tiles of 8 columns; the eight threads of a column draw for one query and 8 keys each
                 const int m = i / (QUERIES / 8), n = i % (QUERIES / 8), query = row[8 * (n + group / 4) + pair + group / 2 % 2];
                 uint32_t bits = attention_keep(p, random, query, (t.at + mine + 16 * m) / 8 + group % 2, head) << 8 * (group % 4);
                 bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
@@ -2893,15 +2901,15 @@ template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128,
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
         attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
         attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
-        TT_UNROLL for (int n = 0; n < QUERIES / 8; n++)
-            TT_UNROLL for (int e = 0; e < 2; e++) {
+        TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
+            TT__UNROLL for (int e = 0; e < 2; e++) {
                 const int c = 8 * n + e, last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT; // of the warp's keys that the query sees
-                const float log_sum = lse[c] * TT_LOG2E, sum = delta[c];
-                TT_UNROLL for (int m = 0; m < MT; m++)
-                    TT_UNROLL for (int h = 0; h < 2; h++) {
+                const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
+                TT__UNROLL for (int m = 0; m < MT; m++)
+                    TT__UNROLL for (int h = 0; h < 2; h++) {
                         const bool kept = keep >> (8 * (2 * e + h) + m * (QUERIES / 8) + n) & 1;
                         float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
-                        x = 16 * m + 8 * h > last ? 0 : tt_exp2(fmaf(x, factor, -log_sum));
+                        x = 16 * m + 8 * h > last ? 0 : tt__exp2(fmaf(x, factor, -log_sum));
                         y = x * ((kept ? y * p.keep_scale : 0) - sum);
                         if (!kept) x = 0;
                     }
@@ -2909,20 +2917,20 @@ template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128,
         attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
         attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
     }
-    TT_UNROLL for (int m = 0; m < MT; m++)
-        TT_UNROLL for (int h = 0; h < 2; h++) { // one thread has an element of dk and of dv, which may be the same
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int h = 0; h < 2; h++) { // one thread has an element of dk and of dv, which may be the same
             const int r = mine + 16 * m + 8 * h + group, row = t.begin + t.at + r;
             if (r >= count) continue;
             if (p.dk.data) attention_store<T, D>(p.dk, row, head, p.head_size, dk[m], h, p.scale, p.add_dk);
             if (p.dv.data) attention_store<T, D>(p.dv, row, head, p.head_size, dv[m], h, p.keep_scale, p.add_dv);
         }
-    tt_cp_async_wait<0>(); // where no query came, of k and v
+    tt__cp_async_wait<0>(); // where no query came, of k and v
 }
 
 // ---- the ops
 
 // Operands q ... q + 2: q, k, v; `numbers`: of the rows that ask, which are put in order in the workspace, of which *used bytes are taken.
-static cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, int seq_start, int numbers, attention_args *p, size_t *used)
+cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, int seq_start, int numbers, attention_args *p, size_t *used)
 {
     const tt__attr *attr = &l->instr->attr;
     const tt__mat *starts = &l->in[seq_start];
@@ -2945,22 +2953,22 @@ static cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, in
     p->query_start = start; p->query_row = row; p->query_at = at;
     *used = ((size_t)p->seqs + 1 + 2 * (size_t)n) * 4;
     *used = (*used + 255) / 256 * 256;
-    return TT_LAUNCH(attention_order, tt_blocks((int64_t)n + p->seqs + 1, 256), 256, 0, d->stream, (const int32_t *)l->in[numbers].data, n, p->seq_start, p->seqs,
+    return TT__LAUNCH(attention_order, blocks_for((int64_t)n + p->seqs + 1, 256), 256, 0, d->stream, (const int32_t *)l->in[numbers].data, n, p->seq_start, p->seqs,
                      start, row, at);
 }
 
-static bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 bytes
+bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 bytes
 {
     return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
 }
 
-static bool attention_paired(const tt__mat *m, tt_dtype dtype) // for stores of two elements
+bool attention_paired(const tt__mat *m, tt_dtype dtype) // for stores of two elements
 {
     return !m->data || ((m->dtype == dtype || m->dtype == TT_F32) && (uintptr_t)m->data % 8 == 0 && m->ld % 2 == 0);
 }
 
 // Whether the kernels on tensor cores can run.
-static bool attention_fast(const attention_args *p)
+bool attention_fast(const attention_args *p)
 {
     const tt_dtype dtype = p->q.dtype;
     return dtype != TT_F32 && p->head_size % 8 == 0 && p->head_size <= 128 && attention_aligned(&p->q, dtype) && attention_aligned(&p->k, dtype) &&
@@ -2970,21 +2978,21 @@ static bool attention_fast(const attention_args *p)
 
 // Launches with a block of `threads` for each tile of `size` of these rows, each head and each of `parts`.
 template <class K>
-static cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size, int parts, unsigned threads, size_t shared)
+cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size, int parts, unsigned threads, size_t shared)
 {
     const unsigned blocks = (unsigned)((rows / size + p->seqs) * p->heads * parts);
     cudaError_t e = shared > 48 << 10 ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared) : cudaSuccess;
-    return e == cudaSuccess ? TT_LAUNCH(kernel, blocks, threads, shared, d->stream, *p) : e;
+    return e == cudaSuccess ? TT__LAUNCH(kernel, blocks, threads, shared, d->stream, *p) : e;
 }
 
 // Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread, without spills).
-template <class T, int D> static cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
+template <class T, int D> cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
     enum { MT = 2, KEYS = D <= 64 ? 64 : 32 };
     return attention_launch(d, attention_forward<T, D, MT, KEYS>, p, p->q.rows, 64 * MT, 1, 128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
 }
 
-template <class T, int D> static cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
+template <class T, int D> cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
 {
     enum { QMT = D <= 96 ? 2 : 1, KEYS = D <= 96 ? 32 : 64, KMT = D <= 64 ? 2 : 1, QUERIES = D <= 64 || D > 96 ? 32 : 64 };
     cudaError_t e = cudaSuccess;
@@ -2996,19 +3004,19 @@ template <class T, int D> static cudaError_t attention_backward_on(tt__device *d
     return e;
 }
 
-template <class T> static cudaError_t attention_on(tt__device *d, const attention_args *p)
+template <class T> cudaError_t attention_on(tt__device *d, const attention_args *p)
 {
-#define TT_ATTENTION_SIZE(D) if (p->head_size <= D) return p->dout.data ? attention_backward_on<T, D>(d, p) : attention_forward_on<T, D>(d, p)
-    TT_ATTENTION_SIZE(32);
-    TT_ATTENTION_SIZE(64);
-    TT_ATTENTION_SIZE(80);
-    TT_ATTENTION_SIZE(96);
-    TT_ATTENTION_SIZE(128);
-#undef TT_ATTENTION_SIZE
+#define TT__ATTENTION_SIZE(D) if (p->head_size <= D) return p->dout.data ? attention_backward_on<T, D>(d, p) : attention_forward_on<T, D>(d, p)
+    TT__ATTENTION_SIZE(32);
+    TT__ATTENTION_SIZE(64);
+    TT__ATTENTION_SIZE(80);
+    TT__ATTENTION_SIZE(96);
+    TT__ATTENTION_SIZE(128);
+#undef TT__ATTENTION_SIZE
     return cudaErrorInvalidValue;
 }
 
-static cudaError_t run_attention(tt__device *d, const tt__launch *l)
+cudaError_t run_attention(tt__device *d, const tt__launch *l)
 {
     attention_args p;
     size_t used;
@@ -3020,17 +3028,17 @@ static cudaError_t run_attention(tt__device *d, const tt__launch *l)
     return attention_launch(d, attention_forward_any, &p, p.q.rows, 64, (p.head_size + 63) / 64, 256, 0);
 }
 
-static cudaError_t attention_deltas(tt__device *d, const attention_args *p)
+cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;
     const int64_t n = p->q.rows * p->heads;
     const int lanes = dtype == TT_F32 ? 4 : 8, parts = p->head_size / lanes;
     if (p->head_size % lanes || parts > 256 || !attention_aligned(&p->out, dtype) || !attention_aligned(&p->dout, dtype))
-        return TT_LAUNCH(attention_delta_any, tt_blocks(n, 8), 256, 0, d->stream, *p);
-    TT_WITH_TYPE(dtype, T, return TT_LAUNCH((attention_delta<T>), tt_blocks(n, 256 / parts), 256, 0, d->stream, *p));
+        return TT__LAUNCH(attention_delta_any, blocks_for(n, 8), 256, 0, d->stream, *p);
+    TT__WITH_TYPE(dtype, T, return TT__LAUNCH((attention_delta<T>), blocks_for(n, 256 / parts), 256, 0, d->stream, *p));
 }
 
-static cudaError_t run_attention_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_attention_backward(tt__device *d, const tt__launch *l)
 {
     attention_args p;
     size_t used;
@@ -3057,7 +3065,7 @@ static cudaError_t run_attention_backward(tt__device *d, const tt__launch *l)
 // C = A B, A (m, k), B (k, n): element (i, j) of A at i * a_row + j * a_col. What becomes of a sum v:
 //     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
 //     C[i, j] = v + residual[i, j] + (accumulate ? C[i, j] : 0)
-struct tt_matmul {
+struct product {
     int64_t m, n, k;
     const void *a, *b;
     tt_dtype a_type, b_type;
@@ -3071,30 +3079,30 @@ struct tt_matmul {
     const float *unscale;  // not NULL: A and B are in fp8 (a_type and b_type what they were), to be multiplied by [0] and [1], in device memory
 };
 
-__device__ __forceinline__ float tt_at(const tt__mat &m, int64_t i, int64_t j) { return tt_load_any(m.data, m.dtype, i * m.ld + j); }
+__device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j) { return load_any(m.data, m.dtype, i * m.ld + j); }
 
-__device__ __forceinline__ void tt_finish(const tt_matmul &g, int64_t i, int64_t j, float v)
+__device__ __forceinline__ void finish_element(const product &g, int64_t i, int64_t j, float v)
 {
-    if (g.bias) v += tt_load_any(g.bias, g.bias_type, j);
+    if (g.bias) v += load_any(g.bias, g.bias_type, j);
     if (g.saved.data) {
-        v *= tt_act_slope(g.act, tt_at(g.saved, i, j));
+        v *= activation_slope(g.act, element(g.saved, i, j));
     } else if (g.act) {
         if (g.pre.data) {
-            tt_store_any(g.pre.data, g.pre.dtype, i * g.pre.ld + j, v);
-            v = tt_at(g.pre, i, j); // as it will be read for the backward
+            store_any(g.pre.data, g.pre.dtype, i * g.pre.ld + j, v);
+            v = element(g.pre, i, j); // as it will be read for the backward
         }
-        v = tt_act(g.act, v);
+        v = activate(g.act, v);
     }
-    if (g.residual.data) v += tt_at(g.residual, i, j);
-    if (g.accumulate) v += tt_at(g.c, i, j);
-    tt_store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
+    if (g.residual.data) v += element(g.residual, i, j);
+    if (g.accumulate) v += element(g.c, i, j);
+    store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
 }
 
 // Tiles of 64 x 64 by 256 threads, 4 x 4 sums each, in steps of 16. For what cuBLASLt has not: small or rare products.
-__global__ void __launch_bounds__(256) any_matmul(tt_matmul g)
+__global__ void __launch_bounds__(256) any_matmul(product g)
 {
-    TT_SHARED(float, a, [16][68]);
-    TT_SHARED(float, b, [16][68]);
+    TT__SHARED(float, a, [16][68]);
+    TT__SHARED(float, b, [16][68]);
     const int64_t tiles = (g.n + 63) / 64, i0 = (int64_t)blockIdx.x / tiles * 64, j0 = (int64_t)blockIdx.x % tiles * 64;
     const int t = threadIdx.x, ti = t / 16 * 4, tj = t % 16 * 4;
     float sum[4][4] = {};
@@ -3102,22 +3110,22 @@ __global__ void __launch_bounds__(256) any_matmul(tt_matmul g)
         for (int e = t; e < 1024; e += 256) {
             int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64; // neighbours in memory to neighbouring threads
             int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
-            a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k ? tt_load_any(g.a, g.a_type, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
-            b[kb][jb] = j0 + jb < g.n && k0 + kb < g.k ? tt_load_any(g.b, g.b_type, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
+            a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k ? load_any(g.a, g.a_type, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
+            b[kb][jb] = j0 + jb < g.n && k0 + kb < g.k ? load_any(g.b, g.b_type, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
         }
         __syncthreads();
-        TT_UNROLL for (int k = 0; k < 16; k++) {
+        TT__UNROLL for (int k = 0; k < 16; k++) {
             float x[4], y[4];
-            TT_UNROLL for (int r = 0; r < 4; r++) { x[r] = a[k][ti + r]; y[r] = b[k][tj + r]; }
-            TT_UNROLL for (int r = 0; r < 4; r++) {
-                TT_UNROLL for (int c = 0; c < 4; c++) sum[r][c] += x[r] * y[c];
+            TT__UNROLL for (int r = 0; r < 4; r++) { x[r] = a[k][ti + r]; y[r] = b[k][tj + r]; }
+            TT__UNROLL for (int r = 0; r < 4; r++) {
+                TT__UNROLL for (int c = 0; c < 4; c++) sum[r][c] += x[r] * y[c];
             }
         }
         __syncthreads();
     }
     for (int r = 0; r < 4; r++) {
         for (int c = 0; c < 4; c++) {
-            if (i0 + ti + r < g.m && j0 + tj + c < g.n) tt_finish(g, i0 + ti + r, j0 + tj + c, sum[r][c]);
+            if (i0 + ti + r < g.m && j0 + tj + c < g.n) finish_element(g, i0 + ti + r, j0 + tj + c, sum[r][c]);
         }
     }
 }
@@ -3125,35 +3133,35 @@ __global__ void __launch_bounds__(256) any_matmul(tt_matmul g)
 __global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (i < n) tt_store_any(to, to_type, i, tt_load_any(from, from_type, i));
+    if (i < n) store_any(to, to_type, i, load_any(from, from_type, i));
 }
 
-#define TT_BIAS_BYTES (TT__CUDA_RESIDENT / 32) // of the resident bytes, for a bias in another dtype; cuBLASLt has the others
-#define TT_LT_WORKSPACE (TT_PARTIAL_BYTES - TT_BIAS_BYTES)
+#define TT__BIAS_BYTES (TT__CUDA_RESIDENT / 32) // of the resident bytes, for a bias in another dtype; cuBLASLt has the others
+#define TT__LT_WORKSPACE (TT__PARTIAL_BYTES - TT__BIAS_BYTES)
 
 // The algorithm for a product of a shape, chosen by cuBLASLt when it is first met.
-struct tt_matmul_key {
+struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int types, epilogue;
     uint64_t aligned;
 };
-struct tt_matmul_choice { tt_matmul_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
+struct product_choice { product_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
 
-static int alignment_of(const void *p)
+int alignment_of(const void *p)
 {
     int k = 4;
     while (k < 256 && (uintptr_t)p % (2 * k) == 0) k *= 2;
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-static cudaDataType_t lt_type(tt_dtype t) { return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F; }
+cudaDataType_t lt_type(tt_dtype t) { return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F; }
 
 // What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB); `aux`, what goes into GELU, is written
 // or read.
-struct tt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
+struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
 // The product (+ addend) with that by cuBLASLt; *done is false where it has no algorithm. In its column-major view this is C^T = B^T A^T.
-static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul *g, const tt__mat *to, const tt__mat *addend, const tt_epilogue *more, bool *done)
+cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend, const lt_epilogue *more, bool *done)
 {
     const bool b_plain = g->b_col == 1, a_plain = g->a_col == 1;
     const int64_t b_ld = b_plain ? g->b_row : g->b_col, a_ld = a_plain ? g->a_row : g->a_col;
@@ -3166,10 +3174,10 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     cublasLtMatmulDesc_t desc = NULL;
     cublasLtMatrixLayout_t a = NULL, b = NULL, cl = NULL, dl = NULL;
     cublasLtMatmulPreference_t preference = NULL;
-    tt_matmul_key key;
+    product_key key;
     *done = false;
     if (g->a_type != g->b_type || (to->dtype != TT_F32 && to->dtype != g->a_type) || !g->k) return cudaSuccess;
-    if (!d->choices && !(d->choices = (tt_matmul_choice *)calloc(TT_MATMUL_CHOICES, sizeof *d->choices))) return cudaErrorMemoryAllocation;
+    if (!d->choices && !(d->choices = (product_choice *)calloc(TT__MATMUL_CHOICES, sizeof *d->choices))) return cudaErrorMemoryAllocation;
     memset(&key, 0, sizeof key);
     key.m = g->m; key.n = g->n; key.k = g->k;
     key.lda = a_ld; key.ldb = b_ld; key.ldc = addend ? addend->ld : to->ld; key.ldd = to->ld;
@@ -3180,7 +3188,7 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     for (int k = 0; k < 6; k++) key.aligned = key.aligned * 256 + (uint64_t)aligned[k] / 2;
     uint64_t hash = 1469598103934665603u; // FNV-1a
     for (size_t k = 0; k < sizeof key; k++) hash = (hash ^ ((const unsigned char *)&key)[k]) * 1099511628211u;
-    tt_matmul_choice *choice = &d->choices[hash % TT_MATMUL_CHOICES]; // a second shape of that place displaces the first
+    product_choice *choice = &d->choices[hash % TT__MATMUL_CHOICES]; // a second shape of that place displaces the first
     bool known = choice->used && memcmp(&choice->key, &key, sizeof key) == 0;
     if (known && !choice->possible) return cudaSuccess;
 
@@ -3208,7 +3216,7 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
         static const cublasLtMatmulPreferenceAttributes_t names[4] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                                                                       CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
         cublasLtMatmulHeuristicResult_t found;
-        size_t workspace = TT_LT_WORKSPACE;
+        size_t workspace = TT__LT_WORKSPACE;
         int count = 0;
         s = cublasLtMatmulPreferenceCreate(&preference);
         if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
@@ -3225,7 +3233,7 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
         }
     }
     if (s == CUBLAS_STATUS_SUCCESS && choice->possible) {
-        s = cublasLtMatmul(d->lt, desc, &one, g->b, b, g->a, a, addend ? &one : &zero, c, cl, to->data, dl, &choice->algo, l->resident, TT_LT_WORKSPACE, d->stream);
+        s = cublasLtMatmul(d->lt, desc, &one, g->b, b, g->a, a, addend ? &one : &zero, c, cl, to->data, dl, &choice->algo, l->resident, TT__LT_WORKSPACE, d->stream);
         *done = s == CUBLAS_STATUS_SUCCESS;
     }
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
@@ -3235,13 +3243,13 @@ static cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const tt_matmul
     if (b) cublasLtMatrixLayoutDestroy(b);
     if (desc) cublasLtMatmulDescDestroy(desc);
     if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
-    tt_fail(d, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m, (long long)g->n, (long long)g->k, (int)s);
+    fail(d, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m, (long long)g->n, (long long)g->k, (int)s);
     return cudaErrorUnknown;
 }
 
 // Whether cuBLASLt's GELU will do. It is the tanh approximation (github.com/pytorch/pytorch/pull/104061); what goes into it has the result's dtype
 // and rows that are a multiple of 8 elements apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
-static bool lt_gelu(const tt_matmul *g, const tt__mat *aux)
+bool lt_gelu(const product *g, const tt__mat *aux)
 {
     if (g->act != TT__ACT_GELU_TANH || g->accumulate || g->residual.data) return false;
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
@@ -3249,28 +3257,28 @@ static bool lt_gelu(const tt_matmul *g, const tt__mat *aux)
 
 // ---- fp8: both operands rounded in the workspace, where k lies contiguous, as cuBLASLt wants them, padded with zeros to a multiple of 16
 
-struct tt_fp8_operand {
+struct fp8_operand {
     tt__mat m;             // (lines, k), or `across` (k, lines)
     bool across, wide, e5m2;
     int64_t lines, ld;     // ld: k to a multiple of 16
     unsigned char *to;     // (lines, ld)
 };
-struct tt_fp8_operands { tt_fp8_operand of[2]; unsigned *largest; float *unscale; }; // of each operand; both in device memory
+struct fp8_operands { fp8_operand of[2]; unsigned *largest; float *unscale; }; // of each operand; both in device memory
 
 // The bits of the largest magnitude, NaN above infinity. Reads each operand once; grid (any, 2).
-__global__ void __launch_bounds__(256) fp8_largest(tt_fp8_operands both)
+__global__ void __launch_bounds__(256) fp8_largest(fp8_operands both)
 {
-    TT_SHARED(unsigned, part, [8]);
-    const tt_fp8_operand &x = both.of[blockIdx.y];
+    TT__SHARED(unsigned, part, [8]);
+    const fp8_operand &x = both.of[blockIdx.y];
     const int64_t groups = (x.m.cols + 7) / 8;
     unsigned most = 0;
     for (int64_t g = (int64_t)blockIdx.x * 256 + threadIdx.x; g < x.m.rows * groups; g += (int64_t)gridDim.x * 256) {
         const int64_t r = g / groups, c = g % groups * 8;
         float v[8];
-        tt_load8(v, tt_row(x.m, r), x.m.dtype, c, x.m.cols - c, x.wide);
-        TT_UNROLL for (int k = 0; k < 8; k++) most = max(most, __float_as_uint(v[k]) & 0x7fffffffu);
+        load8(v, row_at(x.m, r), x.m.dtype, c, x.m.cols - c, x.wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, __float_as_uint(v[k]) & 0x7fffffffu);
     }
-    TT_UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
+    TT__UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -3289,10 +3297,10 @@ __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
 }
 
 // Tiles of 64 lines x 64 k, turned in shared memory if they lie across: reads 16 bytes a thread and writes as many. Grid (tiles of the larger, 2).
-__global__ void __launch_bounds__(256) fp8_round(tt_fp8_operands both)
+__global__ void __launch_bounds__(256) fp8_round(fp8_operands both)
 {
-    TT_SHARED(unsigned char, tile, [64][80]);
-    const tt_fp8_operand &x = both.of[blockIdx.y];
+    TT__SHARED(unsigned char, tile, [64][80]);
+    const fp8_operand &x = both.of[blockIdx.y];
     const int t = threadIdx.x;
     const int64_t across = (x.ld + 63) / 64, line0 = blockIdx.x / across * 64, k0 = blockIdx.x % across * 64;
     const int64_t r0 = x.across ? k0 : line0, c0 = x.across ? line0 : k0;
@@ -3303,8 +3311,8 @@ __global__ void __launch_bounds__(256) fp8_round(tt_fp8_operands both)
     for (int e = t; e < 512; e += 256) {
         const int r = e / 8, c = e % 8 * 8;
         float v[8] = {};
-        if (r0 + r < x.m.rows && c0 + c < x.m.cols) tt_load8(v, tt_row(x.m, r0 + r), x.m.dtype, c0 + c, x.m.cols - c0 - c, x.wide);
-        TT_UNROLL for (int k = 0; k < 8; k++) {
+        if (r0 + r < x.m.rows && c0 + c < x.m.cols) load8(v, row_at(x.m, r0 + r), x.m.dtype, c0 + c, x.m.cols - c0 - c, x.wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) {
             const unsigned char q = __nv_cvt_float_to_fp8(v[k] * scale, __NV_SATFINITE, kind);
             if (x.across) tile[c + k][r] = q;
             else tile[r][c + k] = q;
@@ -3316,23 +3324,23 @@ __global__ void __launch_bounds__(256) fp8_round(tt_fp8_operands both)
 }
 
 // Rounds the operands of g into the workspace; `low` is the product of those.
-static cudaError_t to_fp8(tt__device *d, const tt__launch *l, const tt_matmul *g, tt_matmul *low)
+cudaError_t to_fp8(tt__device *d, const tt__launch *l, const product *g, product *low)
 {
     const int64_t ld = (g->k + 15) / 16 * 16;
     unsigned char *memory = (unsigned char *)l->workspace, *a = memory + 256, *b = a + (g->m * ld + 255) / 256 * 256;
-    tt_fp8_operands both = {{{{(void *)g->a, g->a_type, g->m, g->k, g->a_row}, g->a_col != 1, false, g->gradient, g->m, ld, a},
+    fp8_operands both = {{{{(void *)g->a, g->a_type, g->m, g->k, g->a_row}, g->a_col != 1, false, g->gradient, g->m, ld, a},
                              {{(void *)g->b, g->b_type, g->n, g->k, g->b_col}, g->b_row != 1, false, false, g->n, ld, b}}, (unsigned *)memory, (float *)memory + 2};
     int64_t tiles = 0, groups = 0;
     for (int k = 0; k < 2; k++) {
-        tt_fp8_operand *x = &both.of[k];
+        fp8_operand *x = &both.of[k];
         if (x->across) { x->m.rows = g->k; x->m.cols = x->lines; x->m.ld = k ? g->b_row : g->a_col; }
-        x->wide = tt_wide(&x->m);
-        tiles = tt_max(tiles, (x->lines + 63) / 64 * ((ld + 63) / 64));
-        groups = tt_max(groups, x->m.rows * ((x->m.cols + 7) / 8));
+        x->wide = is_wide(&x->m);
+        tiles = max(tiles, (x->lines + 63) / 64 * ((ld + 63) / 64));
+        groups = max(groups, x->m.rows * ((x->m.cols + 7) / 8));
     }
     cudaError_t e = cudaMemsetAsync(both.largest, 0, 2 * sizeof *both.largest, d->stream);
-    if (e == cudaSuccess) e = TT_LAUNCH(fp8_largest, dim3(tt_grid(groups, 2048, 512), 2), 256, 0, d->stream, both);
-    if (e == cudaSuccess) e = TT_LAUNCH(fp8_round, dim3((unsigned)tiles, 2), 256, 0, d->stream, both);
+    if (e == cudaSuccess) e = TT__LAUNCH(fp8_largest, dim3(grid_for(groups, 2048, 512), 2), 256, 0, d->stream, both);
+    if (e == cudaSuccess) e = TT__LAUNCH(fp8_round, dim3((unsigned)tiles, 2), 256, 0, d->stream, both);
     *low = *g;
     low->a = a; low->a_row = ld; low->a_col = 1;
     low->b = b; low->b_row = 1; low->b_col = ld;
@@ -3341,29 +3349,29 @@ static cudaError_t to_fp8(tt__device *d, const tt__launch *l, const tt_matmul *g
     return e;
 }
 
-static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g)
+cudaError_t matmul(tt__device *d, const tt__launch *l, const product *g)
 {
     const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
     tt__mat to = passes && g->pre.data ? g->pre : g->c;
     const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual : NULL, *aux = g->saved.data ? &g->saved : &g->pre;
     const cublasLtEpilogue_t plain = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    tt_epilogue more = {plain, g->bias, tt_no_operand};
+    lt_epilogue more = {plain, g->bias, no_operand};
     cudaError_t e = cudaSuccess;
     bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) && !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
     if (g->m <= 0 || g->n <= 0) return cudaSuccess;
     const bool fp8 = fits && l->instr->attr.fp8 && g->k > 0;
     const tt_dtype bias_type = !fp8 || to.dtype != TT_F32 ? to.dtype : TT_BF16; // that cuBLASLt adds
     if (fits && g->bias && g->bias_type != bias_type) {
-        if ((size_t)g->n * tt_dtype_bytes(bias_type) <= TT_BIAS_BYTES) {
-            void *copy = (char *)l->resident + TT_LT_WORKSPACE;
-            e = TT_LAUNCH(cast_bias, tt_blocks(g->n, 256), 256, 0, d->stream, copy, bias_type, g->bias, g->bias_type, g->n);
+        if ((size_t)g->n * tt_dtype_bytes(bias_type) <= TT__BIAS_BYTES) {
+            void *copy = (char *)l->resident + TT__LT_WORKSPACE;
+            e = TT__LAUNCH(cast_bias, blocks_for(g->n, 256), 256, 0, d->stream, copy, bias_type, g->bias, g->bias_type, g->n);
             more.bias = copy;
         } else {
             fits = false;
         }
     }
     if (fits && fp8 && e == cudaSuccess) {
-        tt_matmul low;
+        product low;
         e = to_fp8(d, l, g, &low);
         if (e == cudaSuccess) e = lt_matmul(d, l, &low, &to, addend, &more, &done);
         if (!done) fits = bias_type == to.dtype;
@@ -3375,21 +3383,21 @@ static cudaError_t matmul(tt__device *d, const tt__launch *l, const tt_matmul *g
         e = lt_matmul(d, l, g, &g->c, NULL, &more, &done);
         if (e != cudaSuccess || done) return e;
         more.kind = plain;
-        more.aux = tt_no_operand;
+        more.aux = no_operand;
     }
     if (fits && !done && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, &more, &done);
     if (e != cudaSuccess) return e;
     if (!done) {
         int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
-        return TT_LAUNCH(any_matmul, (unsigned)tiles, 256, 0, d->stream, *g);
+        return TT__LAUNCH(any_matmul, (unsigned)tiles, 256, 0, d->stream, *g);
     }
     if (g->saved.data) return run_act<op_act_backward>(d, g->act, to, g->saved, g->c, false);
-    return g->act ? run_act<op_act>(d, g->act, to, tt_no_operand, g->c, false) : cudaSuccess;
+    return g->act ? run_act<op_act>(d, g->act, to, no_operand, g->c, false) : cudaSuccess;
 }
 
-static tt_matmul linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
+product linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
 {
-    tt_matmul g;
+    product g;
     memset(&g, 0, sizeof g);
     g.m = x->rows; g.n = w->rows; g.k = x->cols;
     g.a = x->data; g.a_type = x->dtype; g.a_row = x->ld; g.a_col = 1;
@@ -3399,9 +3407,9 @@ static tt_matmul linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b,
     return g;
 }
 
-static tt_matmul linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
+product linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
 {
-    tt_matmul g;
+    product g;
     memset(&g, 0, sizeof g);
     g.m = dy->rows; g.n = w->cols; g.k = dy->cols;
     g.a = dy->data; g.a_type = dy->dtype; g.a_row = dy->ld; g.a_col = 1;
@@ -3412,29 +3420,29 @@ static tt_matmul linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat
     return g;
 }
 
-static cudaError_t tt_linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
+cudaError_t linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
 {
-    tt_matmul g = linear_of(x, w, b, y);
+    product g = linear_of(x, w, b, y);
     return matmul(d, l, &g);
 }
 
-static cudaError_t tt_linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
+cudaError_t linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
 {
-    tt_matmul g = linear_dx_of(dy, w, dx, add);
+    product g = linear_dx_of(dy, w, dx, add);
     return matmul(d, l, &g);
 }
 
-// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of up to TT_SUM_CHUNKS chunks of rows, then over the chunks. Moves one
+// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of up to TT__SUM_CHUNKS chunks of rows, then over the chunks. Moves one
 // read of dy. Blocks of 32 columns by 8 rows.
-enum { TT_SUM_CHUNKS = 64 };
+enum { TT__SUM_CHUNKS = 64 };
 __global__ void __launch_bounds__(256) column_sums(float *partial, tt__mat dy, int64_t rows_per_chunk)
 {
-    TT_SHARED(float, part, [8][33]);
+    TT__SHARED(float, part, [8][33]);
     const int64_t j = (int64_t)blockIdx.x * 32 + threadIdx.x % 32, from = blockIdx.y * rows_per_chunk;
     const int64_t to = from + rows_per_chunk < dy.rows ? from + rows_per_chunk : dy.rows;
     float sum = 0;
     if (j < dy.cols) {
-        for (int64_t r = from + threadIdx.x / 32; r < to; r += 8) sum += tt_at(dy, r, j);
+        for (int64_t r = from + threadIdx.x / 32; r < to; r += 8) sum += element(dy, r, j);
     }
     part[threadIdx.x / 32][threadIdx.x % 32] = sum;
     __syncthreads();
@@ -3444,22 +3452,22 @@ __global__ void __launch_bounds__(256) column_sums(float *partial, tt__mat dy, i
     }
 }
 
-static cudaError_t tt_column_sums(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
+cudaError_t run_column_sums(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
 {
     float *partial = (float *)l->resident;
-    int64_t chunks = (dy->rows + 63) / 64, most = (int64_t)(TT_LT_WORKSPACE / 4) / dy->cols;
-    if (chunks > TT_SUM_CHUNKS) chunks = TT_SUM_CHUNKS;
+    int64_t chunks = (dy->rows + 63) / 64, most = (int64_t)(TT__LT_WORKSPACE / 4) / dy->cols;
+    if (chunks > TT__SUM_CHUNKS) chunks = TT__SUM_CHUNKS;
     if (chunks > most) chunks = most;
     int64_t rows = (dy->rows + chunks - 1) / chunks;
     chunks = (dy->rows + rows - 1) / rows;
-    cudaError_t e = TT_LAUNCH(column_sums, dim3(tt_blocks(dy->cols, 32), (unsigned)chunks), 256, 0, d->stream, partial, *dy, rows);
+    cudaError_t e = TT__LAUNCH(column_sums, dim3(blocks_for(dy->cols, 32), (unsigned)chunks), 256, 0, d->stream, partial, *dy, rows);
     if (e == cudaSuccess) e = run_finish_sums(d, partial, chunks, dy->cols, to, add);
     return e;
 }
 
-static cudaError_t tt_linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
+cudaError_t linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
 {
-    tt_matmul g;
+    product g;
     memset(&g, 0, sizeof g);
     g.m = dy->cols; g.n = x->cols; g.k = dy->rows;
     g.a = dy->data; g.a_type = dy->dtype; g.a_row = 1; g.a_col = dy->ld;
@@ -3469,20 +3477,20 @@ static cudaError_t tt_linear_dw(tt__device *d, const tt__launch *l, const tt__ma
     g.gradient = true;
     cudaError_t e = cudaSuccess;
     bool done = false;
-    if (dw->data && db->data && !l->instr->attr.fp8 && db->dtype == dw->dtype && (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= TT_BIAS_BYTES))) {
+    if (dw->data && db->data && !l->instr->attr.fp8 && db->dtype == dw->dtype && (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= TT__BIAS_BYTES))) {
         // with the product, that reads dy anyway; cuBLASLt does not add to what is there
-        float *sums = (float *)((char *)l->resident + TT_LT_WORKSPACE);
-        tt_epilogue more = {CUBLASLT_EPILOGUE_BGRADB, add_b ? sums : db->data, tt_no_operand};
+        float *sums = (float *)((char *)l->resident + TT__LT_WORKSPACE);
+        lt_epilogue more = {CUBLASLT_EPILOGUE_BGRADB, add_b ? sums : db->data, no_operand};
         e = lt_matmul(d, l, &g, dw, add_w ? dw : NULL, &more, &done);
         if (e == cudaSuccess && done) return add_b ? run_finish_sums(d, sums, 1, db->cols, db, true) : e;
     }
     if (e == cudaSuccess && dw->data) e = matmul(d, l, &g);
-    return e == cudaSuccess && db->data ? tt_column_sums(d, l, dy, db, add_b) : e;
+    return e == cudaSuccess && db->data ? run_column_sums(d, l, dy, db, add_b) : e;
 }
 
-static cudaError_t run_linear(tt__device *d, const tt__launch *l)
+cudaError_t run_linear(tt__device *d, const tt__launch *l)
 {
-    tt_matmul g = linear_of(&l->in[0], &l->in[1], &l->in[2], &l->out[0]);
+    product g = linear_of(&l->in[0], &l->in[1], &l->in[2], &l->out[0]);
     g.act = l->instr->attr.act;
     g.pre = l->out[1];
     g.residual = l->in[3];
@@ -3490,24 +3498,24 @@ static cudaError_t run_linear(tt__device *d, const tt__launch *l)
     return matmul(d, l, &g);
 }
 
-static cudaError_t run_linear_dx(tt__device *d, const tt__launch *l)
+cudaError_t run_linear_dx(tt__device *d, const tt__launch *l)
 {
-    tt_matmul g = linear_dx_of(&l->in[0], &l->in[1], &l->out[0], l->add[0]);
+    product g = linear_dx_of(&l->in[0], &l->in[1], &l->out[0], l->add[0]);
     g.act = l->instr->attr.act;
     g.saved = l->in[2];
     return matmul(d, l, &g);
 }
 
-static cudaError_t run_linear_dw(tt__device *d, const tt__launch *l)
+cudaError_t run_linear_dw(tt__device *d, const tt__launch *l)
 {
-    return tt_linear_dw(d, l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
+    return linear_dw(d, l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
 }
 
 // ================================================================================================== table
 
-typedef cudaError_t (*tt_run_fn)(tt__device *d, const tt__launch *l);
+typedef cudaError_t (*run_fn)(tt__device *d, const tt__launch *l);
 
-static tt_run_fn kernels_of(int op) // NULL: there are none
+run_fn kernels_of(int op) // NULL: there are none
 {
     switch (op) {
     case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
@@ -3543,15 +3551,15 @@ static tt_run_fn kernels_of(int op) // NULL: there are none
     }
 }
 
-static const char *name_of(int op)
+const char *name_of(int op)
 {
-#define TT_OP_NAME(OP, name, inputs, outputs, flags) name,
-    static const char *const names[] = {TT__OPS(TT_OP_NAME)};
-#undef TT_OP_NAME
+#define TT__OP_NAME(OP, name, inputs, outputs, flags) name,
+    static const char *const names[] = {TT__OPS(TT__OP_NAME)};
+#undef TT__OP_NAME
     return names[op];
 }
 
-static const char *cuda_refuses(const tt__launch *l)
+const char *cuda_refuses(const tt__launch *l)
 {
     const int op = l->instr->op;
     if (!kernels_of(op)) return "the CUDA backend has no kernel for it";
@@ -3568,7 +3576,7 @@ static const char *cuda_refuses(const tt__launch *l)
     return NULL;
 }
 
-static tt_status cuda_launch(tt__device *d, const tt__launch *l)
+tt_status cuda_launch(tt__device *d, const tt__launch *l)
 {
     char what[64];
     cudaError_t e = cudaSetDevice(d->index);
@@ -3577,8 +3585,10 @@ static tt_status cuda_launch(tt__device *d, const tt__launch *l)
     if (e == cudaSuccess) return TT_OK;
     if (d->error[0]) return TT_ERR_DEVICE; // the op has said more
     snprintf(what, sizeof what, "launch of %s", name_of(l->instr->op));
-    return tt_check(d, e, what);
+    return check(d, e, what);
 }
+
+} // namespace
 
 extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill, cuda_init,
@@ -3586,4 +3596,4 @@ extern "C" const tt__backend tt__cuda_backend = {
     cuda_describe,
 };
 
-#endif // TT_PORTABILITY_ONLY
+#endif // TT__PORTABILITY_ONLY

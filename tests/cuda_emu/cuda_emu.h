@@ -17,7 +17,7 @@
 // are chains of a graph of operations, of which a seeded scheduler picks the next. See emu_control.h for what a test can set and ask.
 //
 // Rules for the .cu; what breaks them does not compile, or is reported, or makes results differ from a GPU's:
-//   1. Launch with TT_LAUNCH, shared memory with TT_SHARED and TT_DYN_SHARED, inline assembly only in its portability block.
+//   1. Launch with TT__LAUNCH, shared memory with TT__SHARED and TT__DYN_SHARED, inline assembly only in its portability block.
 //   2. No __device__ or __constant__ variables, no static variables in kernels: virtual devices would share them.
 //   3. Blocks are multiples of 32 threads. Every thread reaches every __syncthreads; every lane of a mask reaches its warp operation.
 //      Shuffles do not order memory, __syncwarp does.
@@ -51,7 +51,7 @@
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 #define __grid_constant__
-#define __shared__ static_assert(false, "shared memory is declared with TT_SHARED or TT_DYN_SHARED");
+#define __shared__ static_assert(false, "shared memory is declared with TT__SHARED or TT__DYN_SHARED");
 #define __constant__ static_assert(false, "no __constant__ variables: virtual devices would share them");
 // Not defined: __noinline__, which libstdc++ spells __attribute__((__noinline__)).
 
@@ -60,16 +60,16 @@
 // Out of the trace build's sight. noinline, as inlined code is instrumented with its caller.
 #define EMU_UNTRACED __attribute__((no_sanitize("thread"), noinline))
 
-#define TT_UNROLL
-// A shared array: TT_SHARED(float, tile, [32][33]); a shared scalar: TT_SHARED(int, count, );
-#define TT_SHARED(T, name, dims) \
+#define TT__UNROLL
+// A shared array: TT__SHARED(float, tile, [32][33]); a shared scalar: TT__SHARED(int, count, );
+#define TT__SHARED(T, name, dims) \
     static char name##_key; \
     using name##_type = T dims; \
     name##_type &name = *(name##_type *)emu_shared(&name##_key, sizeof(name##_type), #name)
 // The launch's dynamic shared memory, aligned to 128 bytes.
-#define TT_DYN_SHARED(T, name) T *name = (T *)emu_dynamic_shared()
-// TT_LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in parentheses: (kernel<64, 2>).
-#define TT_LAUNCH(kernel, grid, block, shared, ...) emu_launch_kernel(#kernel, kernel, grid, block, shared, __VA_ARGS__)
+#define TT__DYN_SHARED(T, name) T *name = (T *)emu_dynamic_shared()
+// TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in parentheses: (kernel<64, 2>).
+#define TT__LAUNCH(kernel, grid, block, shared, ...) emu_launch_kernel(#kernel, kernel, grid, block, shared, __VA_ARGS__)
 
 // ================================================================================================== vector types
 struct uint3 { unsigned x, y, z; };
@@ -575,32 +575,32 @@ EMU_FP8(__nv_fp8_e5m2, __NV_E5M2)
 
 // ================================================================================================== the portability block's functions
 // What tinytrain_cuda.cu gets from inline assembly under nvcc; its portability block has those twins and says what each does.
-template <class T> void tt_mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE)
+template <class T> void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE)
 {
     static_assert(std::is_same<T, __half>::value || std::is_same<T, __nv_bfloat16>::value, "mma of __half or __nv_bfloat16");
     emu_mma_16816(d, a, b, std::is_same<T, __half>::value, emu_file, emu_line);
 }
-inline void tt_mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE)
+inline void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE)
 {
     emu_mma_1688_tf32(d, a, b, emu_file, emu_line);
 }
-inline void tt_ldmatrix_x1(uint32_t &r, const void *row, EMU_HERE) { emu_ldmatrix(&r, 1, false, row, emu_file, emu_line); }
-inline void tt_ldmatrix_x2(uint32_t (&r)[2], const void *row, EMU_HERE) { emu_ldmatrix(r, 2, false, row, emu_file, emu_line); }
-inline void tt_ldmatrix_x4(uint32_t (&r)[4], const void *row, EMU_HERE) { emu_ldmatrix(r, 4, false, row, emu_file, emu_line); }
-inline void tt_ldmatrix_x1_trans(uint32_t &r, const void *row, EMU_HERE) { emu_ldmatrix(&r, 1, true, row, emu_file, emu_line); }
-inline void tt_ldmatrix_x2_trans(uint32_t (&r)[2], const void *row, EMU_HERE) { emu_ldmatrix(r, 2, true, row, emu_file, emu_line); }
-inline void tt_ldmatrix_x4_trans(uint32_t (&r)[4], const void *row, EMU_HERE) { emu_ldmatrix(r, 4, true, row, emu_file, emu_line); }
-inline void tt_cp_async_4(void *to, const void *from, int bytes = 4, EMU_HERE) { emu_cp_async(to, from, 4, bytes, emu_file, emu_line); }
-inline void tt_cp_async_8(void *to, const void *from, int bytes = 8, EMU_HERE) { emu_cp_async(to, from, 8, bytes, emu_file, emu_line); }
-inline void tt_cp_async_16(void *to, const void *from, int bytes = 16, EMU_HERE) { emu_cp_async(to, from, 16, bytes, emu_file, emu_line); }
-inline void tt_cp_async_commit() { emu_cp_async_commit(); }
-template <int N> void tt_cp_async_wait(EMU_HERE) { emu_cp_async_wait(N, emu_file, emu_line); }
-inline uint32_t tt_tf32(float f) // nearest, ties away from zero
+inline void tt__ldmatrix_x1(uint32_t &r, const void *row, EMU_HERE) { emu_ldmatrix(&r, 1, false, row, emu_file, emu_line); }
+inline void tt__ldmatrix_x2(uint32_t (&r)[2], const void *row, EMU_HERE) { emu_ldmatrix(r, 2, false, row, emu_file, emu_line); }
+inline void tt__ldmatrix_x4(uint32_t (&r)[4], const void *row, EMU_HERE) { emu_ldmatrix(r, 4, false, row, emu_file, emu_line); }
+inline void tt__ldmatrix_x1_trans(uint32_t &r, const void *row, EMU_HERE) { emu_ldmatrix(&r, 1, true, row, emu_file, emu_line); }
+inline void tt__ldmatrix_x2_trans(uint32_t (&r)[2], const void *row, EMU_HERE) { emu_ldmatrix(r, 2, true, row, emu_file, emu_line); }
+inline void tt__ldmatrix_x4_trans(uint32_t (&r)[4], const void *row, EMU_HERE) { emu_ldmatrix(r, 4, true, row, emu_file, emu_line); }
+inline void tt__cp_async_4(void *to, const void *from, int bytes = 4, EMU_HERE) { emu_cp_async(to, from, 4, bytes, emu_file, emu_line); }
+inline void tt__cp_async_8(void *to, const void *from, int bytes = 8, EMU_HERE) { emu_cp_async(to, from, 8, bytes, emu_file, emu_line); }
+inline void tt__cp_async_16(void *to, const void *from, int bytes = 16, EMU_HERE) { emu_cp_async(to, from, 16, bytes, emu_file, emu_line); }
+inline void tt__cp_async_commit() { emu_cp_async_commit(); }
+template <int N> void tt__cp_async_wait(EMU_HERE) { emu_cp_async_wait(N, emu_file, emu_line); }
+inline uint32_t tt__tf32(float f) // nearest, ties away from zero
 {
     unsigned u = __float_as_uint(f);
     return (u & 0x7f800000) == 0x7f800000 ? u : (u + 0x1000) & 0xffffe000;
 }
-inline float tt_exp2(float x) { return exp2f(x); }
+inline float tt__exp2(float x) { return exp2f(x); }
 
 #include "emu_cublas.h"
 #endif

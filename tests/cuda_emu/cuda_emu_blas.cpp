@@ -149,7 +149,7 @@ static void compute(const product &g)
     float largest = 0;
     auto input = [&](const matrix &x, int64_t i) {
         float v = load(x.p, x.type, i);
-        return g.tf32 && x.type == CUDA_R_32F ? __uint_as_float(tt_tf32(v)) : v;
+        return g.tf32 && x.type == CUDA_R_32F ? __uint_as_float(tt__tf32(v)) : v;
     };
     std::vector<float> a((size_t)(g.m * g.k)), b((size_t)(g.k * g.n)), d((size_t)(g.m * g.n)); // rows of op(A), columns of op(B)
     for (int64_t i = 0; i < g.m; i++) {

@@ -46,7 +46,7 @@ static int done() { return cudaDeviceSynchronize() != cudaSuccess; }
 // ================================================================================================== within a block
 __global__ void shifted(float *out) // reads its neighbour's number without a barrier
 {
-    TT_SHARED(float, s, [128]);
+    TT__SHARED(float, s, [128]);
     int t = threadIdx.x;
     s[t] = (float)t;
     out[t] = s[(t + 1) % 128];
@@ -54,12 +54,12 @@ __global__ void shifted(float *out) // reads its neighbour's number without a ba
 static int missing_syncthreads()
 {
     float *out = device_floats(128);
-    TT_LAUNCH(shifted, 1, 128, 0, 0, out);
+    TT__LAUNCH(shifted, 1, 128, 0, 0, out);
     return differs(out, 128, [](int i) { return (float)((i + 1) % 128); });
 }
 __global__ void reused(float *out)
 {
-    TT_SHARED(float, s, [64]);
+    TT__SHARED(float, s, [64]);
     int t = threadIdx.x;
     s[t] = (float)t;
     __syncthreads();
@@ -70,12 +70,12 @@ __global__ void reused(float *out)
 static int write_after_read()
 {
     float *out = device_floats(64);
-    TT_LAUNCH(reused, 1, 64, 0, 0, out);
+    TT__LAUNCH(reused, 1, 64, 0, 0, out);
     return differs(out, 64, [](int i) { return (float)(63 - i); });
 }
 __global__ void shuffled(float *out)
 {
-    TT_SHARED(float, s, [32]);
+    TT__SHARED(float, s, [32]);
     int t = threadIdx.x;
     s[t] = (float)t;
     float v = __shfl_xor_sync(~0u, 0.f, 1); // orders no memory
@@ -84,13 +84,13 @@ __global__ void shuffled(float *out)
 static int missing_syncwarp()
 {
     float *out = device_floats(32);
-    TT_LAUNCH(shuffled, 1, 32, 0, 0, out);
+    TT__LAUNCH(shuffled, 1, 32, 0, 0, out);
     return differs(out, 32, [](int i) { return (float)(i ^ 1); });
 }
 __global__ void half_a_barrier() { if (threadIdx.x < 32) __syncthreads(); }
 static int exit_before_barrier()
 {
-    TT_LAUNCH(half_a_barrier, 2, 64, 0, 0);
+    TT__LAUNCH(half_a_barrier, 2, 64, 0, 0);
     return done();
 }
 __global__ void two_barriers()
@@ -100,19 +100,19 @@ __global__ void two_barriers()
 }
 static int barrier_in_branches()
 {
-    TT_LAUNCH(two_barriers, 2, 64, 0, 0);
+    TT__LAUNCH(two_barriers, 2, 64, 0, 0);
     return done();
 }
 __global__ void half_a_shuffle(float *out) { if (threadIdx.x < 16) out[threadIdx.x] = __shfl_down_sync(~0u, 1.f, 1); }
 static int shuffle_in_a_branch()
 {
     float *out = device_floats(32);
-    TT_LAUNCH(half_a_shuffle, 1, 32, 0, 0, out);
+    TT__LAUNCH(half_a_shuffle, 1, 32, 0, 0, out);
     return done();
 }
 __global__ void hole(float *out)
 {
-    TT_SHARED(float, s, [64]);
+    TT__SHARED(float, s, [64]);
     if (threadIdx.x < 63) s[threadIdx.x] = 1;
     __syncthreads();
     out[threadIdx.x] = s[threadIdx.x];
@@ -120,13 +120,13 @@ __global__ void hole(float *out)
 static int shared_never_written()
 {
     float *out = device_floats(64);
-    TT_LAUNCH(hole, 1, 64, 0, 0, out);
+    TT__LAUNCH(hole, 1, 64, 0, 0, out);
     return differs(out, 64, [](int) { return 1.f; });
 }
 __global__ void past_the_end(float *out, int n)
 {
-    TT_SHARED(float, s, [64]);
-    TT_SHARED(float, q, [64]);
+    TT__SHARED(float, s, [64]);
+    TT__SHARED(float, q, [64]);
     s[threadIdx.x] = 1;
     q[threadIdx.x] = 2;
     __syncthreads();
@@ -137,13 +137,13 @@ __global__ void past_the_end(float *out, int n)
 static int shared_out_of_bounds()
 {
     float *out = device_floats(64);
-    TT_LAUNCH(past_the_end, 1, 64, 0, 0, out, 64);
+    TT__LAUNCH(past_the_end, 1, 64, 0, 0, out, 64);
     return differs(out, 64, [](int) { return 3.f; });
 }
 __global__ void large(float *out)
 {
-    TT_SHARED(float, s, [8192]);
-    TT_DYN_SHARED(float, d);
+    TT__SHARED(float, s, [8192]);
+    TT__DYN_SHARED(float, d);
     for (int i = threadIdx.x; i < 8192; i += 32) s[i] = 0;
     d[threadIdx.x] = 1;
     out[threadIdx.x] = s[threadIdx.x] + d[threadIdx.x];
@@ -151,103 +151,103 @@ __global__ void large(float *out)
 static int shared_sum_too_large() // 32 KiB static, 20 KiB dynamic
 {
     float *out = device_floats(32);
-    TT_LAUNCH(large, 1, 32, 20 * 1024, 0, out);
+    TT__LAUNCH(large, 1, 32, 20 * 1024, 0, out);
     return done();
 }
 
 // ================================================================================================== cp.async and ldmatrix
 __global__ void not_awaited(float *out, const float *a)
 {
-    TT_SHARED(float, s, [128]);
+    TT__SHARED(float, s, [128]);
     int t = threadIdx.x;
-    tt_cp_async_16(&s[t * 4], a + t * 4);
-    tt_cp_async_commit();
+    tt__cp_async_16(&s[t * 4], a + t * 4);
+    tt__cp_async_commit();
     __syncthreads();
     out[t] = s[t];
-    tt_cp_async_wait<0>();
+    tt__cp_async_wait<0>();
 }
 static int cp_async_read_before_wait()
 {
     float *out = device_floats(32), *a = device_floats(128);
-    TT_LAUNCH(not_awaited, 1, 32, 0, 0, out, a);
+    TT__LAUNCH(not_awaited, 1, 32, 0, 0, out, a);
     return differs(out, 32, [](int) { return 0.f; });
 }
 __global__ void not_shared(float *out, const float *a)
 {
-    TT_SHARED(float, s, [128]);
+    TT__SHARED(float, s, [128]);
     int t = threadIdx.x;
-    tt_cp_async_16(&s[t * 4], a + t * 4);
-    tt_cp_async_commit();
-    tt_cp_async_wait<0>(); // for its own copies only
+    tt__cp_async_16(&s[t * 4], a + t * 4);
+    tt__cp_async_commit();
+    tt__cp_async_wait<0>(); // for its own copies only
     out[t] = s[127 - t];
 }
 static int cp_async_without_barrier()
 {
     float *out = device_floats(32), *a = device_floats(128);
-    TT_LAUNCH(not_shared, 1, 32, 0, 0, out, a);
+    TT__LAUNCH(not_shared, 1, 32, 0, 0, out, a);
     return differs(out, 32, [](int) { return 0.f; });
 }
 __global__ void forgotten(const float *a)
 {
-    TT_SHARED(float, s, [128]);
-    tt_cp_async_16(&s[threadIdx.x * 4], a + threadIdx.x * 4);
-    tt_cp_async_commit();
+    TT__SHARED(float, s, [128]);
+    tt__cp_async_16(&s[threadIdx.x * 4], a + threadIdx.x * 4);
+    tt__cp_async_commit();
 }
 static int cp_async_never_awaited()
 {
     float *a = device_floats(128);
-    TT_LAUNCH(forgotten, 1, 32, 0, 0, a);
+    TT__LAUNCH(forgotten, 1, 32, 0, 0, a);
     return done();
 }
 __global__ void stage_reused(float *out, const float *a)
 {
-    TT_SHARED(float, s, [128]);
+    TT__SHARED(float, s, [128]);
     int t = threadIdx.x;
     s[t] = s[t + 32] = s[t + 64] = s[t + 96] = (float)t;
     __syncthreads();
     float v = s[127 - t];
-    tt_cp_async_16(&s[t * 4], a + t * 4); // others still read this stage
-    tt_cp_async_commit();
-    tt_cp_async_wait<0>();
+    tt__cp_async_16(&s[t * 4], a + t * 4); // others still read this stage
+    tt__cp_async_commit();
+    tt__cp_async_wait<0>();
     out[t] = v;
 }
 static int cp_async_into_a_live_stage()
 {
     float *out = device_floats(32), *a = device_floats(128);
-    TT_LAUNCH(stage_reused, 1, 32, 0, 0, out, a);
+    TT__LAUNCH(stage_reused, 1, 32, 0, 0, out, a);
     return differs(out, 32, [](int i) { return (float)(31 - i); });
 }
 __global__ void loads_too_early(uint32_t *out)
 {
-    TT_SHARED(uint16_t, s, [8][8]);
+    TT__SHARED(uint16_t, s, [8][8]);
     uint32_t r;
     for (int i = threadIdx.x; i < 64; i += 64) s[i / 8][i % 8] = (uint16_t)i;
     if (threadIdx.x < 64) s[threadIdx.x / 8][threadIdx.x % 8] = (uint16_t)threadIdx.x;
-    tt_ldmatrix_x1(r, s[threadIdx.x % 8]);
+    tt__ldmatrix_x1(r, s[threadIdx.x % 8]);
     out[threadIdx.x] = r;
 }
 static int ldmatrix_without_barrier()
 {
     uint32_t *out = (uint32_t *)device_floats(64);
     std::vector<uint32_t> h(64);
-    TT_LAUNCH(loads_too_early, 1, 64, 0, 0, out);
+    TT__LAUNCH(loads_too_early, 1, 64, 0, 0, out);
     cudaMemcpy(h.data(), out, 256, cudaMemcpyDeviceToHost);
     for (uint32_t t = 0; t < 64; t++) if (h[t] != ((t % 32 * 2 + 1) << 16 | t % 32 * 2)) return 1;
     return 0;
 }
 __global__ void loads_misaligned(uint32_t *out)
 {
-    TT_SHARED(uint16_t, s, [128]);
+    TT__SHARED(uint16_t, s, [128]);
     uint32_t r;
     for (int i = threadIdx.x; i < 128; i += 32) s[i] = 0;
     __syncwarp();
-    tt_ldmatrix_x1(r, s + threadIdx.x % 8 * 12);
+    tt__ldmatrix_x1(r, s + threadIdx.x % 8 * 12);
     out[threadIdx.x] = r;
 }
 static int ldmatrix_misaligned()
 {
     uint32_t *out = (uint32_t *)device_floats(32);
-    TT_LAUNCH(loads_misaligned, 1, 32, 0, 0, out);
+    TT__LAUNCH(loads_misaligned, 1, 32, 0, 0, out);
     return done();
 }
 
@@ -260,33 +260,33 @@ __global__ void ones(float *out, int n)
 static int write_out_of_bounds()
 {
     float *out = device_floats(100);
-    TT_LAUNCH(ones, 2, 64, 0, 0, out, 100);
+    TT__LAUNCH(ones, 2, 64, 0, 0, out, 100);
     return done();
 }
 __global__ void copy_some(float *out, const float *a, int n) { out[threadIdx.x] = (int)threadIdx.x <= n ? a[threadIdx.x] : 0; }
 static int read_out_of_bounds()
 {
     float *out = device_floats(64), *a = device_floats(50);
-    TT_LAUNCH(copy_some, 1, 64, 0, 0, out, a, 50);
+    TT__LAUNCH(copy_some, 1, 64, 0, 0, out, a, 50);
     return differs(out, 64, [](int) { return 0.f; });
 }
 static int far_out_of_bounds()
 {
     float *out = device_floats(64);
-    TT_LAUNCH(add, 1, 1, 0, 0, out + (1 << 24), out, 1);
+    TT__LAUNCH(add, 1, 1, 0, 0, out + (1 << 24), out, 1);
     return done();
 }
 static int memory_never_written()
 {
     float *out = device_floats(64), *a = device_floats(64, false);
-    TT_LAUNCH(copy_some, 1, 64, 0, 0, out, a, 64);
+    TT__LAUNCH(copy_some, 1, 64, 0, 0, out, a, 64);
     return differs(out, 64, [](int) { return 0.f; });
 }
 static int use_after_free()
 {
     float *out = device_floats(64);
     cudaFree(out);
-    TT_LAUNCH(ones, 1, 64, 0, 0, out, 63);
+    TT__LAUNCH(ones, 1, 64, 0, 0, out, 63);
     return done();
 }
 static int double_free()
@@ -301,7 +301,7 @@ static int peer_access_not_enabled()
     float *a = device_floats(64);
     cudaSetDevice(1);
     float *b = device_floats(64);
-    TT_LAUNCH(add, 1, 64, 0, 0, b, a, 64);
+    TT__LAUNCH(add, 1, 64, 0, 0, b, a, 64);
     return done();
 }
 static int host_reads_device_memory()
@@ -313,14 +313,14 @@ static int kernel_reads_host_memory()
 {
     float *out = device_floats(64);
     std::vector<float> h(64, 1.0f);
-    TT_LAUNCH(copy_some, 1, 64, 0, 0, out, h.data(), 64); // a CPU has one address space, so nothing looks wrong
+    TT__LAUNCH(copy_some, 1, 64, 0, 0, out, h.data(), 64); // a CPU has one address space, so nothing looks wrong
     return differs(out, 64, [](int) { return 1.f; });
 }
 __global__ void one_number(float *out) { if (threadIdx.x == 0) out[0] = (float)blockIdx.x; }
 static int blocks_write_one_address()
 {
     float *out = device_floats(1);
-    TT_LAUNCH(one_number, 3, 32, 0, 0, out);
+    TT__LAUNCH(one_number, 3, 32, 0, 0, out);
     return differs(out, 1, [](int) { return 2.f; });
 }
 __global__ void reset_and_add(float *out)
@@ -331,7 +331,7 @@ __global__ void reset_and_add(float *out)
 static int plain_and_atomic()
 {
     float *out = device_floats(1);
-    TT_LAUNCH(reset_and_add, 1, 64, 0, 0, out);
+    TT__LAUNCH(reset_and_add, 1, 64, 0, 0, out);
     return differs(out, 1, [](int) { return 64.f; });
 }
 __global__ void last_block(float *out, float *part, unsigned *count) // rule 4: the reduction by whoever comes last
@@ -347,7 +347,7 @@ __global__ void last_block(float *out, float *part, unsigned *count) // rule 4: 
 static int last_block_reduces()
 {
     float *out = device_floats(1), *part = device_floats(8);
-    TT_LAUNCH(last_block, 8, 32, 0, 0, out, part, (unsigned *)device_floats(1));
+    TT__LAUNCH(last_block, 8, 32, 0, 0, out, part, (unsigned *)device_floats(1));
     return done();
 }
 __global__ void misaligned(float *out, int by)
@@ -358,7 +358,7 @@ __global__ void misaligned(float *out, int by)
 static int misaligned_vector()
 {
     float *out = device_floats(64);
-    TT_LAUNCH(misaligned, 1, 1, 0, 0, out, 1 + zero);
+    TT__LAUNCH(misaligned, 1, 1, 0, 0, out, 1 + zero);
     return done();
 }
 __global__ void squared(float *out, int n)
@@ -369,7 +369,7 @@ __global__ void squared(float *out, int n)
 static int signed_overflow()
 {
     float *out = device_floats(64);
-    TT_LAUNCH(squared, 1, 1, 0, 0, out, 1 << 20);
+    TT__LAUNCH(squared, 1, 1, 0, 0, out, 1 << 20);
     return done();
 }
 OPAQUE static void recurse(float *out, int depth)
@@ -383,7 +383,7 @@ __global__ void deep(float *out) { recurse(out, zero); }
 static int stack_overflow()
 {
     float *out = device_floats(64);
-    TT_LAUNCH(deep, 1, 1, 0, 0, out);
+    TT__LAUNCH(deep, 1, 1, 0, 0, out);
     return done();
 }
 __global__ void waits_for_ever(const float *a)
@@ -393,7 +393,7 @@ __global__ void waits_for_ever(const float *a)
 static int spin()
 {
     float *a = device_floats(64);
-    TT_LAUNCH(waits_for_ever, 1, 1, 0, 0, a);
+    TT__LAUNCH(waits_for_ever, 1, 1, 0, 0, a);
     return done();
 }
 
@@ -403,7 +403,7 @@ static int consumer(cudaEvent_t e) // on another stream than the producer
     const int n = 4096;
     float *a = device_floats(n), *b = device_floats(n);
     cudaStream_t s = new_stream(), t = new_stream();
-    TT_LAUNCH(fill, 4, 64, 0, s, a, n, 0, 1);
+    TT__LAUNCH(fill, 4, 64, 0, s, a, n, 0, 1);
     if (e) cudaStreamWaitEvent(t, e, 0);
     cudaMemcpyAsync(b, a, n * sizeof(float), cudaMemcpyDeviceToDevice, t);
     cudaStreamSynchronize(s);
@@ -430,9 +430,9 @@ static int missing_join_in_graph()
     cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
     cudaEventRecord(fork, s);
     cudaStreamWaitEvent(t, fork, 0);
-    TT_LAUNCH(fill, 2, 64, 0, t, b, n, 0, 0);
+    TT__LAUNCH(fill, 2, 64, 0, t, b, n, 0, 0);
     cudaEventRecord(join, t);
-    TT_LAUNCH(add, 2, 64, 0, s, a, b, n); // before the join
+    TT__LAUNCH(add, 2, 64, 0, s, a, b, n); // before the join
     cudaStreamWaitEvent(s, join, 0);
     cudaStreamEndCapture(s, &g);
     cudaGraphInstantiate(&x, g, 0);

@@ -86,7 +86,7 @@ struct emu_device {
 // ---------------------------------------------------------------------------------------------------- the block that runs
 struct emu_fiber { void *sp; char *stack; size_t size; void *fake; int thread; };
 struct emu_thread { emu_fiber *fiber; const char *what, *file; int line; bool done; uint16_t warp_epoch; };
-struct emu_slot { void *key; char *p; size_t n; const char *name; }; // a TT_SHARED of this block
+struct emu_slot { void *key; char *p; size_t n; const char *name; }; // a TT__SHARED of this block
 struct emu_running_block {
     int current = -1;         // thread, or -1: no kernel runs
     bool in_kernel = false;   // the kernel's own code runs, and not ours on its behalf

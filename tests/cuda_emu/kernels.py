@@ -26,6 +26,7 @@ def main():
         symbols = {}
         listing = subprocess.run(["nm", "-C", path[:-len(".kernels")]], stdout=subprocess.PIPE, text=True, check=True).stdout
         for line in listing.split("\n"):
+            line = line.replace("(anonymous namespace)::", "")
             m = re.match(r"([0-9a-f]+) [tTwW] (?:void )?((\w+)(?:<.*>)?)\(", line)
             if m and m.group(3) in kernels and "[clone" not in line:
                 symbols[int(m.group(1), 16)] = m.group(3), m.group(2)

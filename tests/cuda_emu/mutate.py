@@ -47,8 +47,8 @@ ARGS = r"(?:[^()]|\([^()]*\))*"
 MUTATIONS = [
     ("no barrier", r"__syncthreads\(\)", "(void)0"),
     ("no warp barrier", r"__syncwarp\([^)]*\)", "(void)0"),
-    ("no wait for cp.async", r"tt_cp_async_wait<\d+>\(\)", "(void)0"),
-    ("a group too many under way", r"tt_cp_async_wait<(\d+)>\(\)", r"tt_cp_async_wait<\1 + 1>()"),
+    ("no wait for cp.async", r"tt__cp_async_wait<\d+>\(\)", "(void)0"),
+    ("a group too many under way", r"tt__cp_async_wait<(\d+)>\(\)", r"tt__cp_async_wait<\1 + 1>()"),
     ("no wait for the event", r"cudaStreamWaitEvent\(ARGS\)", "cudaSuccess"),
     ("no record of the event", r"cudaEventRecord\(ARGS\)", "cudaSuccess"),
     ("no wait for the stream", r"cudaStreamSynchronize\(ARGS\)", "cudaSuccess"),
@@ -61,13 +61,13 @@ MUTATIONS = [
 
 # (file, mutation, the line or a part of it): why the mutant is as right as the original
 EQUIVALENT = {
-    ("sample.cu", "no zero fill", "tt_cp_async_16(to_"):
+    ("sample.cu", "no zero fill", "tt__cp_async_16(to_"):
         "rows past the end then hold row 0, which is as good: the sums that they enter are not stored",
     ("tinytrain_cuda.cu", "no wait for the stream", "cudaStreamSynchronize(d->stream);"):
         "cudaFree, cudaFreeHost and the end of a graph or a stream wait for what is under way; here it is said",
     ("tinytrain_cuda.cu", "one too many", "4 * i < n; i += gridDim.x"):
         "of a block of four that begins at the end the bound inside takes none",
-    ("tinytrain_cuda.cu", "one too many", "at < to; at += TT_SORT_STEP"):
+    ("tinytrain_cuda.cu", "one too many", "at < to; at += TT__SORT_STEP"):
         "a step that begins at the end finds no id",
     ("tinytrain_cuda.cu", "one too many", "__ballot_sync(0xffffffffu, k < to)"):
         "the lane behind the last id is above all that have one, and what it adds to the count only ids behind it would read",
@@ -85,7 +85,7 @@ EQUIVALENT = {
         "the sequence behind the last that it may be begins behind the tile that is looked for",
     ("tinytrain_cuda.cu", "one too many", "from < n; from += 256"):
         "a round that begins at the end compares none",
-    ("tinytrain_cuda.cu", "one too many", "from + TT_UPDATE_CHUNK < t.n ?"):
+    ("tinytrain_cuda.cu", "one too many", "from + TT__UPDATE_CHUNK < t.n ?"):
         "the lesser of two equal numbers is either",
     ("tinytrain_cuda.cu", "one too many", "from + rows_per_chunk < dy.rows ?"):
         "the lesser of two equal numbers is either",
@@ -109,7 +109,7 @@ EQUIVALENT = {
         "a warp without rows computes what it then does not store",
     ("tinytrain_cuda.cu", "one too many", "c0 < n; c0 += 8 * 1024"):
         "a round that begins at the end has no column",
-    ("tinytrain_cuda.cu", "one too many", "if (c < n) tt_store8(tt_row(dz, r), dz.dtype, c, n - c"):
+    ("tinytrain_cuda.cu", "one too many", "if (c < n) store8(row_at(dz, r), dz.dtype, c, n - c"):
         "of eight columns that begin at the end none is stored",
 }
 

@@ -13,18 +13,18 @@
 #include <string.h>
 #include <vector>
 
-#define TT_PORTABILITY_ONLY
+#define TT__PORTABILITY_ONLY
 #include "../../tinytrain_cuda.cu"
 
 typedef __nv_bfloat16 bf16;
-static __device__ __forceinline__ uint32_t tt_pack(float low, float high)
+static __device__ __forceinline__ uint32_t pack2(float low, float high)
 {
     __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
     uint32_t r;
     memcpy(&r, &v, sizeof r);
     return r;
 }
-static __device__ __forceinline__ float2 tt_unpack(uint32_t v)
+static __device__ __forceinline__ float2 unpack2(uint32_t v)
 {
     __nv_bfloat162 r;
     memcpy(&r, &v, sizeof r);
@@ -40,9 +40,9 @@ __global__ void residual(bf16 *out, const bf16 *a, const bf16 *b, int n8)
     uint4 x = __ldg((const uint4 *)a + i), y = __ldg((const uint4 *)b + i), z;
     const uint32_t *xs = &x.x, *ys = &y.x;
     uint32_t *zs = &z.x;
-    TT_UNROLL for (int k = 0; k < 4; k++) {
-        float2 p = tt_unpack(xs[k]), q = tt_unpack(ys[k]);
-        zs[k] = tt_pack(p.x + q.x, p.y + q.y);
+    TT__UNROLL for (int k = 0; k < 4; k++) {
+        float2 p = unpack2(xs[k]), q = unpack2(ys[k]);
+        zs[k] = pack2(p.x + q.x, p.y + q.y);
     }
     ((uint4 *)out)[i] = z;
 }
@@ -50,7 +50,7 @@ __global__ void residual(bf16 *out, const bf16 *a, const bf16 *b, int n8)
 // Sum over the block, the same bits in every thread.
 template <int THREADS> __device__ float block_sum(float v)
 {
-    TT_SHARED(float, part, [THREADS / 32]);
+    TT__SHARED(float, part, [THREADS / 32]);
     for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
     __syncthreads(); // an earlier call may still be read
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
@@ -88,36 +88,36 @@ __global__ void fill(float *a, int n, int rank, int round) // integers, so that 
 enum { GEMM_PITCH = 40, GEMM_SHARED = 2 * 2 * 64 * GEMM_PITCH * 2 }; // rows of 80 bytes: eight of them lie in different banks
 __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 *b, int M, int N, int K)
 {
-    TT_DYN_SHARED(bf16, tiles); // [2 stages][a 64 x pitch, b 64 x pitch]
+    TT__DYN_SHARED(bf16, tiles); // [2 stages][a 64 x pitch, b 64 x pitch]
     int t = threadIdx.x, lane = t & 31, warp = t >> 5, warp_m = warp >> 1, warp_n = warp & 1, m0 = blockIdx.y * 64, n0 = blockIdx.x * 64;
     float sum[2][4][4] = {};
     auto load = [&](int stage, int k0) { // rows past the end are zero
         bf16 *to_a = tiles + stage * 2 * 64 * GEMM_PITCH, *to_b = to_a + 64 * GEMM_PITCH;
         for (int i = t; i < 256; i += 128) {
             int r = i >> 2, k = (i & 3) * 8;
-            tt_cp_async_16(to_a + r * GEMM_PITCH + k, a + (size_t)(m0 + r < M ? m0 + r : 0) * K + k0 + k, m0 + r < M ? 16 : 0);
-            tt_cp_async_16(to_b + r * GEMM_PITCH + k, b + (size_t)(n0 + r < N ? n0 + r : 0) * K + k0 + k, n0 + r < N ? 16 : 0);
+            tt__cp_async_16(to_a + r * GEMM_PITCH + k, a + (size_t)(m0 + r < M ? m0 + r : 0) * K + k0 + k, m0 + r < M ? 16 : 0);
+            tt__cp_async_16(to_b + r * GEMM_PITCH + k, b + (size_t)(n0 + r < N ? n0 + r : 0) * K + k0 + k, n0 + r < N ? 16 : 0);
         }
-        tt_cp_async_commit();
+        tt__cp_async_commit();
     };
     int steps = K / 32;
     load(0, 0);
     for (int step = 0; step < steps; step++) {
         if (step + 1 < steps) load((step + 1) & 1, (step + 1) * 32);
-        if (step + 1 < steps) tt_cp_async_wait<1>();
-        else tt_cp_async_wait<0>();
+        if (step + 1 < steps) tt__cp_async_wait<1>();
+        else tt__cp_async_wait<0>();
         __syncthreads();
         const bf16 *tile_a = tiles + (step & 1) * 2 * 64 * GEMM_PITCH, *tile_b = tile_a + 64 * GEMM_PITCH;
-        TT_UNROLL for (int k = 0; k < 32; k += 16) {
+        TT__UNROLL for (int k = 0; k < 32; k += 16) {
             uint32_t fa[2][4], fb[2][4];
-            for (int i = 0; i < 2; i++) tt_ldmatrix_x4(fa[i], tile_a + (warp_m * 32 + i * 16 + (lane & 15)) * GEMM_PITCH + k + (lane >> 4) * 8);
+            for (int i = 0; i < 2; i++) tt__ldmatrix_x4(fa[i], tile_a + (warp_m * 32 + i * 16 + (lane & 15)) * GEMM_PITCH + k + (lane >> 4) * 8);
             for (int j = 0; j < 2; j++) {
-                tt_ldmatrix_x4(fb[j], tile_b + (warp_n * 32 + j * 16 + (lane & 7) + (lane >> 4) * 8) * GEMM_PITCH + k + (lane >> 3 & 1) * 8);
+                tt__ldmatrix_x4(fb[j], tile_b + (warp_n * 32 + j * 16 + (lane & 7) + (lane >> 4) * 8) * GEMM_PITCH + k + (lane >> 3 & 1) * 8);
             }
             for (int i = 0; i < 2; i++) {
                 for (int j = 0; j < 4; j++) {
                     uint32_t column[2] = {fb[j >> 1][(j & 1) * 2], fb[j >> 1][(j & 1) * 2 + 1]};
-                    tt_mma_16816<bf16>(sum[i][j], fa[i], column);
+                    tt__mma_16816<bf16>(sum[i][j], fa[i], column);
                 }
             }
         }
@@ -139,12 +139,12 @@ __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 
 enum { HEAD_PITCH = 72, ATTENTION_SHARED = 3 * 64 * HEAD_PITCH * 2 };
 __global__ void __launch_bounds__(128) attention(bf16 *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, int T, float scale)
 {
-    TT_DYN_SHARED(bf16, tile_q);
+    TT__DYN_SHARED(bf16, tile_q);
     bf16 *tile_k = tile_q + 64 * HEAD_PITCH, *tile_v = tile_k + 64 * HEAD_PITCH;
     int t = threadIdx.x, lane = t & 31, warp = t >> 5, q0 = blockIdx.x * 64;
     size_t head = (size_t)blockIdx.y * T * 64;
     auto load = [&](bf16 *to, const bf16 *from) {
-        for (int i = t; i < 512; i += 128) tt_cp_async_16(to + (i >> 3) * HEAD_PITCH + (i & 7) * 8, from + (i >> 3) * 64 + (i & 7) * 8);
+        for (int i = t; i < 512; i += 128) tt__cp_async_16(to + (i >> 3) * HEAD_PITCH + (i & 7) * 8, from + (i >> 3) * 64 + (i & 7) * 8);
     };
     float out[8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
     load(tile_q, q + head + (size_t)q0 * 64);
@@ -152,18 +152,18 @@ __global__ void __launch_bounds__(128) attention(bf16 *o, float *lse, const bf16
         __syncthreads(); // the last tile is used up
         load(tile_k, k + head + (size_t)k0 * 64);
         load(tile_v, v + head + (size_t)k0 * 64);
-        tt_cp_async_commit();
-        tt_cp_async_wait<0>();
+        tt__cp_async_commit();
+        tt__cp_async_wait<0>();
         __syncthreads();
         float s[8][4] = {}; // 16 queries x 64 keys
         for (int kk = 0; kk < 4; kk++) {
             uint32_t fa[4], fb[4];
-            tt_ldmatrix_x4(fa, tile_q + (warp * 16 + (lane & 15)) * HEAD_PITCH + kk * 16 + (lane >> 4) * 8);
+            tt__ldmatrix_x4(fa, tile_q + (warp * 16 + (lane & 15)) * HEAD_PITCH + kk * 16 + (lane >> 4) * 8);
             for (int j = 0; j < 4; j++) {
-                tt_ldmatrix_x4(fb, tile_k + (j * 16 + (lane & 7) + (lane >> 4) * 8) * HEAD_PITCH + kk * 16 + (lane >> 3 & 1) * 8);
+                tt__ldmatrix_x4(fb, tile_k + (j * 16 + (lane & 7) + (lane >> 4) * 8) * HEAD_PITCH + kk * 16 + (lane >> 3 & 1) * 8);
                 uint32_t b0[2] = {fb[0], fb[1]}, b1[2] = {fb[2], fb[3]};
-                tt_mma_16816<bf16>(s[2 * j], fa, b0);
-                tt_mma_16816<bf16>(s[2 * j + 1], fa, b1);
+                tt__mma_16816<bf16>(s[2 * j], fa, b0);
+                tt__mma_16816<bf16>(s[2 * j + 1], fa, b1);
             }
         }
         for (int h = 0; h < 2; h++) { // rows lane/4 and lane/4+8
@@ -191,14 +191,14 @@ __global__ void __launch_bounds__(128) attention(bf16 *o, float *lse, const bf16
             sum[h] = sum[h] * correction + z;
         }
         for (int kk = 0; kk < 4; kk++) { // the layout of C is that of A: the probabilities stay in registers
-            uint32_t fa[4] = {tt_pack(s[2 * kk][0], s[2 * kk][1]), tt_pack(s[2 * kk][2], s[2 * kk][3]), tt_pack(s[2 * kk + 1][0], s[2 * kk + 1][1]),
-                              tt_pack(s[2 * kk + 1][2], s[2 * kk + 1][3])};
+            uint32_t fa[4] = {pack2(s[2 * kk][0], s[2 * kk][1]), pack2(s[2 * kk][2], s[2 * kk][3]), pack2(s[2 * kk + 1][0], s[2 * kk + 1][1]),
+                              pack2(s[2 * kk + 1][2], s[2 * kk + 1][3])};
             uint32_t fb[4];
             for (int j = 0; j < 4; j++) {
-                tt_ldmatrix_x4_trans(fb, tile_v + (kk * 16 + (lane & 15)) * HEAD_PITCH + j * 16 + (lane >> 4) * 8);
+                tt__ldmatrix_x4_trans(fb, tile_v + (kk * 16 + (lane & 15)) * HEAD_PITCH + j * 16 + (lane >> 4) * 8);
                 uint32_t b0[2] = {fb[0], fb[1]}, b1[2] = {fb[2], fb[3]};
-                tt_mma_16816<bf16>(out[2 * j], fa, b0);
-                tt_mma_16816<bf16>(out[2 * j + 1], fa, b1);
+                tt__mma_16816<bf16>(out[2 * j], fa, b0);
+                tt__mma_16816<bf16>(out[2 * j + 1], fa, b1);
             }
         }
     }
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(128) attention(bf16 *o, float *lse, const bf16
         z += __shfl_xor_sync(0xffffffffu, z, 2);
         int row = q0 + warp * 16 + (lane >> 2) + h * 8;
         uint32_t *to = (uint32_t *)(o + head + (size_t)row * 64);
-        for (int j = 0; j < 8; j++) to[j * 4 + (lane & 3)] = tt_pack(out[j][h * 2] / z, out[j][h * 2 + 1] / z);
+        for (int j = 0; j < 8; j++) to[j * 4 + (lane & 3)] = pack2(out[j][h * 2] / z, out[j][h * 2 + 1] / z);
         if ((lane & 3) == 0) lse[(size_t)blockIdx.y * T + row] = largest[h] + logf(z);
     }
 }
@@ -296,7 +296,7 @@ inline cudaError_t ring_all_reduce(ring *R)
             int q = (r + 1) % n, k = (r - s + n) % n;
             TRY(cudaSetDevice(q));
             TRY(cudaStreamWaitEvent(R->compute[q], R->sent[r][s], 0));
-            TRY(TT_LAUNCH(add, 2, 64, 0, R->compute[q], R->data[q] + k * c, R->received[q] + (s & 1) * c, (int)c));
+            TRY(TT__LAUNCH(add, 2, 64, 0, R->compute[q], R->data[q] + k * c, R->received[q] + (s & 1) * c, (int)c));
             TRY(cudaEventRecord(R->added[q][s], R->compute[q]));
         }
     }
@@ -362,7 +362,7 @@ TEST(residual_adds)
         buffer<bf16> a(n), b(n), out(n);
         randomise(a);
         randomise(b);
-        OK(TT_LAUNCH(residual, (n / 8 + 63) / 64, 64, 0, 0, out.device, a.device, b.device, n / 8));
+        OK(TT__LAUNCH(residual, (n / 8 + 63) / 64, 64, 0, 0, out.device, a.device, b.device, n / 8));
         out.down();
         for (int i = 0; i < n; i++) {
             float sum = __bfloat162float(a.host[i]) + __bfloat162float(b.host[i]);
@@ -380,7 +380,7 @@ TEST(layernorm_of_odd_rows)
         for (auto &v : w.host) v = random_number();
         x.up();
         w.up();
-        OK(TT_LAUNCH(layernorm<128>, rows, 128, 0, 0, y.device, x.device, w.device, n));
+        OK(TT__LAUNCH(layernorm<128>, rows, 128, 0, 0, y.device, x.device, w.device, n));
         y.down();
         for (int r = 0; r < rows; r++) {
             double mean = 0, variance = 0;
@@ -399,7 +399,7 @@ TEST(gemm_of_whole_and_cut_tiles)
         buffer<float> c((size_t)(M * N));
         randomise(a);
         randomise(b);
-        OK(TT_LAUNCH(gemm, dim3((N + 63) / 64, (M + 63) / 64), 128, GEMM_SHARED, 0, c.device, a.device, b.device, M, N, K));
+        OK(TT__LAUNCH(gemm, dim3((N + 63) / 64, (M + 63) / 64), 128, GEMM_SHARED, 0, c.device, a.device, b.device, M, N, K));
         c.down();
         for (int i = 0; i < M; i++) {
             for (int j = 0; j < N; j++) {
@@ -422,7 +422,7 @@ TEST(attention_is_softmax_of_scores)
         randomise(k, 2);
         randomise(v, 2);
         OK(cudaFuncSetAttribute(attention, cudaFuncAttributeMaxDynamicSharedMemorySize, ATTENTION_SHARED));
-        OK(TT_LAUNCH(attention, dim3(T / 64, heads), 128, ATTENTION_SHARED, 0, o.device, lse.device, q.device, k.device, v.device, T, 0.125f));
+        OK(TT__LAUNCH(attention, dim3(T / 64, heads), 128, ATTENTION_SHARED, 0, o.device, lse.device, q.device, k.device, v.device, T, 0.125f));
         o.down();
         lse.down();
         for (int row = 0; row < heads * T; row++) {
@@ -460,12 +460,12 @@ inline cudaError_t ring_rounds(int ranks, size_t n, int rounds, bool *wrong) // 
     for (int round = 0; round < rounds; round++) {
         for (int r = 0; r < ranks; r++) {
             TRY(cudaSetDevice(r));
-            TRY(TT_LAUNCH(fill, 2, 64, 0, R.compute[r], R.data[r], (int)R.chunk * ranks, r, round));
+            TRY(TT__LAUNCH(fill, 2, 64, 0, R.compute[r], R.data[r], (int)R.chunk * ranks, r, round));
         }
         TRY(ring_all_reduce(&R));
         for (int r = 0; r < ranks; r++) {
             TRY(cudaSetDevice(r));
-            TRY(TT_LAUNCH(add, 2, 64, 0, R.compute[r], total[r], R.data[r], (int)n));
+            TRY(TT__LAUNCH(add, 2, 64, 0, R.compute[r], total[r], R.data[r], (int)n));
         }
     }
     for (int r = 0; r < ranks; r++) {

@@ -83,16 +83,16 @@ template <class T> __global__ void mma_by_formula(float *d, const T *a, const T 
         T pair[2] = {b[(2 * t + i * 8) * 8 + g], b[(2 * t + 1 + i * 8) * 8 + g]};
         memcpy(&fb[i], pair, 4);
     }
-    tt_mma_16816<T>(fd, fa, fb);
+    tt__mma_16816<T>(fd, fa, fb);
     for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = fd[i] - (float)(1 + i);
 }
 __global__ void mma_tf32_by_formula(float *d, const float *a, const float *b)
 {
     int g = threadIdx.x / 4, t = threadIdx.x % 4;
-    uint32_t fa[4] = {tt_tf32(a[g * 8 + t]), tt_tf32(a[(g + 8) * 8 + t]), tt_tf32(a[g * 8 + t + 4]), tt_tf32(a[(g + 8) * 8 + t + 4])};
-    uint32_t fb[2] = {tt_tf32(b[t * 8 + g]), tt_tf32(b[(t + 4) * 8 + g])};
+    uint32_t fa[4] = {tt__tf32(a[g * 8 + t]), tt__tf32(a[(g + 8) * 8 + t]), tt__tf32(a[g * 8 + t + 4]), tt__tf32(a[(g + 8) * 8 + t + 4])};
+    uint32_t fb[2] = {tt__tf32(b[t * 8 + g]), tt__tf32(b[(t + 4) * 8 + g])};
     float fd[4] = {};
-    tt_mma_1688_tf32(fd, fa, fb);
+    tt__mma_1688_tf32(fd, fa, fb);
     for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = fd[i];
 }
 static float to_float(bf16 v) { return __bfloat162float(v); }
@@ -124,13 +124,13 @@ TEST(mma_fragments_lie_as_the_manual_says)
         hb.up();
         fa.up();
         fb.up();
-        OK(TT_LAUNCH(mma_by_formula<bf16>, 1, 32, 0, 0, d.device, a.device, b.device));
+        OK(TT__LAUNCH(mma_by_formula<bf16>, 1, 32, 0, 0, d.device, a.device, b.device));
         d.down();
         check_product(d, a, b, 16);
-        OK(TT_LAUNCH(mma_by_formula<__half>, 1, 32, 0, 0, d.device, ha.device, hb.device));
+        OK(TT__LAUNCH(mma_by_formula<__half>, 1, 32, 0, 0, d.device, ha.device, hb.device));
         d.down();
         check_product(d, ha, hb, 16);
-        OK(TT_LAUNCH(mma_tf32_by_formula, 1, 32, 0, 0, d.device, fa.device, fb.device));
+        OK(TT__LAUNCH(mma_tf32_by_formula, 1, 32, 0, 0, d.device, fa.device, fb.device));
         d.down();
         check_product(d, fa, fb, 8);
     }
@@ -138,29 +138,29 @@ TEST(mma_fragments_lie_as_the_manual_says)
 TEST(tf32_rounds_to_nearest_away_from_zero)
 {
 #ifdef TT_EMULATE
-    CHECK(tt_tf32(1.0f) == 0x3f800000);
-    CHECK(tt_tf32(1.0f + 0x1p-11f) == 0x3f802000); // a tie
-    CHECK(tt_tf32(-1.0f - 0x1p-11f) == 0xbf802000);
-    CHECK(tt_tf32(1.0f + 0x1p-12f) == 0x3f800000);
+    CHECK(tt__tf32(1.0f) == 0x3f800000);
+    CHECK(tt__tf32(1.0f + 0x1p-11f) == 0x3f802000); // a tie
+    CHECK(tt__tf32(-1.0f - 0x1p-11f) == 0xbf802000);
+    CHECK(tt__tf32(1.0f + 0x1p-12f) == 0x3f800000);
 #else
-    SKIP("tt_tf32 is device code");
+    SKIP("tt__tf32 is device code");
 #endif
 }
 
 // Each load of 8 x 8 matrices: out[matrix][lane] = the thread's two numbers. in (32, 8): four matrices one under the other.
 __global__ void ldmatrix_all(uint32_t *out, const uint16_t *in)
 {
-    TT_SHARED(uint16_t, tile, [32][8]);
+    TT__SHARED(uint16_t, tile, [32][8]);
     int lane = threadIdx.x;
     for (int k = 0; k < 8; k++) tile[lane][k] = in[lane * 8 + k];
     __syncthreads();
     uint32_t r1[2], r2[2][2], r4[2][4];
-    tt_ldmatrix_x1(r1[0], tile[lane % 8]);
-    tt_ldmatrix_x1_trans(r1[1], tile[lane % 8]);
-    tt_ldmatrix_x2(r2[0], tile[lane % 16]);
-    tt_ldmatrix_x2_trans(r2[1], tile[lane % 16]);
-    tt_ldmatrix_x4(r4[0], tile[lane]);
-    tt_ldmatrix_x4_trans(r4[1], tile[lane]);
+    tt__ldmatrix_x1(r1[0], tile[lane % 8]);
+    tt__ldmatrix_x1_trans(r1[1], tile[lane % 8]);
+    tt__ldmatrix_x2(r2[0], tile[lane % 16]);
+    tt__ldmatrix_x2_trans(r2[1], tile[lane % 16]);
+    tt__ldmatrix_x4(r4[0], tile[lane]);
+    tt__ldmatrix_x4_trans(r4[1], tile[lane]);
     for (int trans = 0; trans < 2; trans++) {
         uint32_t *o = out + trans * 7 * 32;
         o[lane] = r1[trans];
@@ -175,7 +175,7 @@ TEST(ldmatrix_gives_each_lane_its_part)
         buffer<uint32_t> out(2 * 7 * 32);
         for (size_t i = 0; i < 256; i++) in.host[i] = (uint16_t)(i * 257 + 3);
         in.up();
-        OK(TT_LAUNCH(ldmatrix_all, 1, 32, 0, 0, out.device, in.device));
+        OK(TT__LAUNCH(ldmatrix_all, 1, 32, 0, 0, out.device, in.device));
         out.down();
         for (int trans = 0; trans < 2; trans++) {
             for (int load = 0; load < 7; load++) {
@@ -193,20 +193,20 @@ TEST(ldmatrix_gives_each_lane_its_part)
 // cp.async of 4, 8 and 16 bytes, in three groups, with cut tails that become zero.
 __global__ void cp_async_all(uint32_t *out, const uint32_t *in)
 {
-    TT_SHARED(uint32_t, tile, [3][32][4]);
+    TT__SHARED(uint32_t, tile, [3][32][4]);
     int t = threadIdx.x;
     tile[0][t][1] = tile[0][t][2] = tile[0][t][3] = tile[1][t][2] = tile[1][t][3] = 7;
-    tt_cp_async_4(&tile[0][t][0], in + t * 4, t % 2 ? 4 : 0);
-    tt_cp_async_commit();
-    tt_cp_async_8(&tile[1][t][0], in + t * 4, t % 3 * 4);
-    tt_cp_async_commit();
-    tt_cp_async_16(&tile[2][t][0], in + t * 4, t % 5 * 4);
-    tt_cp_async_commit();
-    tt_cp_async_wait<2>();
+    tt__cp_async_4(&tile[0][t][0], in + t * 4, t % 2 ? 4 : 0);
+    tt__cp_async_commit();
+    tt__cp_async_8(&tile[1][t][0], in + t * 4, t % 3 * 4);
+    tt__cp_async_commit();
+    tt__cp_async_16(&tile[2][t][0], in + t * 4, t % 5 * 4);
+    tt__cp_async_commit();
+    tt__cp_async_wait<2>();
     out[t * 4] = tile[0][t][0];
-    tt_cp_async_wait<1>();
+    tt__cp_async_wait<1>();
     out[t * 4] += tile[1][t][1];
-    tt_cp_async_wait<0>();
+    tt__cp_async_wait<0>();
     __syncthreads();
     for (int k = 1; k < 4; k++) out[t * 4 + k] = tile[2][31 - t][k] + tile[0][t][k] + (k > 1 ? tile[1][t][k] : 0);
 }
@@ -216,7 +216,7 @@ TEST(cp_async_copies_and_zero_fills)
         buffer<uint32_t> in(128), out(128);
         for (uint32_t i = 0; i < 128; i++) in.host[i] = i + 1000;
         in.up();
-        OK(TT_LAUNCH(cp_async_all, 1, 32, 0, 0, out.device, in.device));
+        OK(TT__LAUNCH(cp_async_all, 1, 32, 0, 0, out.device, in.device));
         out.down();
         for (uint32_t t = 0; t < 32; t++) {
             CHECK_EQUAL(out.host[t * 4], (t % 2 ? in.host[t * 4] : 0) + (t % 3 == 2 ? in.host[t * 4 + 1] : 0));
@@ -253,7 +253,7 @@ TEST(warp_functions_agree_with_loops)
 {
     FOR_SEEDS(10, 1, 1) {
         buffer<int> out(64 * 16);
-        OK(TT_LAUNCH(warp_functions, 1, 64, 0, 0, out.device));
+        OK(TT__LAUNCH(warp_functions, 1, 64, 0, 0, out.device));
         out.down();
         for (int t = 0; t < 64; t++) {
             int lane = t % 32, *o = &out.host[(size_t)t * 16], squares = 0, ballot = 0;
@@ -269,7 +269,7 @@ TEST(warp_functions_agree_with_loops)
 // Lanes read what one of them writes behind the __syncwarp, having read it again: no race.
 __global__ void warp_counter(int *out)
 {
-    TT_SHARED(int, count, [2]);
+    TT__SHARED(int, count, [2]);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (lane == 0) count[warp] = 0;
     __syncwarp();
@@ -285,7 +285,7 @@ TEST(syncwarp_orders_reads_and_a_write)
 {
     FOR_SEEDS(5, 1, 1) {
         buffer<int> out(64);
-        OK(TT_LAUNCH(warp_counter, 1, 64, 0, 0, out.device));
+        OK(TT__LAUNCH(warp_counter, 1, 64, 0, 0, out.device));
         out.down();
         for (int t = 0; t < 64; t++) CHECK_EQUAL(out.host[t], (1 << 24) - 1);
     }
@@ -314,7 +314,7 @@ TEST(atomics_add_up)
         i.up();
         u.up();
         b.up();
-        OK(TT_LAUNCH(atomics, 3, 32, 0, 0, f.device, i.device, u.device, b.device));
+        OK(TT__LAUNCH(atomics, 3, 32, 0, 0, f.device, i.device, u.device, b.device));
         f.down();
         i.down();
         u.down();
@@ -326,7 +326,7 @@ TEST(atomics_add_up)
 
 __global__ void count_bytes(int *out) // 5 numbers a thread, of the block's dynamic shared memory
 {
-    TT_DYN_SHARED(int, s);
+    TT__DYN_SHARED(int, s);
     for (int i = 0; i < 5; i++) s[threadIdx.x * 5 + i] = (int)threadIdx.x + i;
     __syncthreads();
     int sum = 0;
@@ -338,12 +338,12 @@ TEST(shared_memory_beyond_48_kib_is_asked_for)
     FOR_SEEDS(2, 1, 1) {
         buffer<int> out(2 * 1024);
         cudaFuncAttributes attributes;
-        OK(TT_LAUNCH(count_bytes, 2, 1024, 1024 * 20, 0, out.device));
+        OK(TT__LAUNCH(count_bytes, 2, 1024, 1024 * 20, 0, out.device));
         out.down();
         for (int t = 0; t < 2048; t++) CHECK_EQUAL(out.host[(size_t)t], 5 * ((t % 1024 + 1) % 1024) + 10);
-        CHECK_EQUAL(TT_LAUNCH(count_bytes, 2, 1024, 60000, 0, out.device), cudaErrorInvalidValue);
+        CHECK_EQUAL(TT__LAUNCH(count_bytes, 2, 1024, 60000, 0, out.device), cudaErrorInvalidValue);
         OK(cudaFuncSetAttribute(count_bytes, cudaFuncAttributeMaxDynamicSharedMemorySize, 60000));
-        OK(TT_LAUNCH(count_bytes, 2, 1024, 60000, 0, out.device));
+        OK(TT__LAUNCH(count_bytes, 2, 1024, 60000, 0, out.device));
         CHECK_EQUAL(cudaFuncSetAttribute(count_bytes, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 * 1024), cudaErrorInvalidValue);
         OK(cudaFuncGetAttributes(&attributes, count_bytes));
         CHECK_EQUAL(attributes.maxDynamicSharedSizeBytes, 60000);
@@ -419,7 +419,7 @@ static bool consumer_sees_producer(bool wait)
     a.up();
     b.up();
     OK(cudaDeviceSynchronize());
-    OK(TT_LAUNCH(fill, 4, 64, 0, s, a.device, n, 1, 2));
+    OK(TT__LAUNCH(fill, 4, 64, 0, s, a.device, n, 1, 2));
     OK(cudaEventRecord(e, s));
     if (wait) OK(cudaStreamWaitEvent(t, e, 0));
     OK(cudaMemcpyAsync(b.device, a.device, n * sizeof(float), cudaMemcpyDeviceToDevice, t));
@@ -462,7 +462,7 @@ static std::vector<int> order_of_threads(uint64_t seed)
     emu_configure(1, (size_t)1 << 20, 1, seed);
     buffer<int> order(2 * 4 * 96), count(1);
     count.up();
-    OK(TT_LAUNCH(note_order, 4, 96, 0, 0, order.device, count.device));
+    OK(TT__LAUNCH(note_order, 4, 96, 0, 0, order.device, count.device));
     order.down();
     return order.host;
 }
@@ -492,9 +492,9 @@ TEST(legacy_stream_waits_for_blocking_streams)
         cudaStream_t blocking;
         buffer<float> a(n);
         OK(cudaStreamCreate(&blocking));
-        OK(TT_LAUNCH(fill, 2, 64, 0, blocking, a.device, n, 0, 0));
-        OK(TT_LAUNCH(multiply_by, 2, 64, 0, 0, a.device, n, 3.0f)); // the legacy stream waits for it ...
-        OK(TT_LAUNCH(add, 2, 64, 0, blocking, a.device, a.device, n)); // ... and holds it up
+        OK(TT__LAUNCH(fill, 2, 64, 0, blocking, a.device, n, 0, 0));
+        OK(TT__LAUNCH(multiply_by, 2, 64, 0, 0, a.device, n, 3.0f)); // the legacy stream waits for it ...
+        OK(TT__LAUNCH(add, 2, 64, 0, blocking, a.device, a.device, n)); // ... and holds it up
         a.down();
         for (int i = 0; i < n; i++) CHECK(a.host[(size_t)i] == 6.0f * (float)(i * 7 % 101));
         OK(cudaStreamDestroy(blocking));
@@ -525,7 +525,7 @@ TEST(events_tell_time)
         float ms = -1;
         CHECK_EQUAL(cudaEventElapsedTime(&ms, from, to), cudaErrorInvalidResourceHandle); // never recorded
         OK(cudaEventRecord(from, s));
-        for (int i = 0; i < 3; i++) OK(TT_LAUNCH(fill, 2, 64, 0, s, a.device, 1000, 0, 0));
+        for (int i = 0; i < 3; i++) OK(TT__LAUNCH(fill, 2, 64, 0, s, a.device, 1000, 0, 0));
         OK(cudaEventRecord(to, s));
         OK(cudaEventRecord(blind, s));
         OK(cudaEventSynchronize(to));
@@ -535,7 +535,7 @@ TEST(events_tell_time)
         CHECK_EQUAL(cudaEventElapsedTime(&ms, from, blind), cudaErrorInvalidResourceHandle);
         cudaGetLastError();
         long polls = 0;
-        OK(TT_LAUNCH(fill, 2, 64, 0, s, a.device, 1000, 0, 0));
+        OK(TT__LAUNCH(fill, 2, 64, 0, s, a.device, 1000, 0, 0));
         OK(cudaEventRecord(to, s));
         while (cudaEventQuery(to) == cudaErrorNotReady && polls < 100000000) polls++;
         OK(cudaEventQuery(to));
@@ -552,10 +552,10 @@ static cudaError_t capture_two_streams(captured *c, cudaStream_t s, cudaStream_t
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
     OK(cudaEventRecord(fork, s));
     OK(cudaStreamWaitEvent(t, fork, 0));
-    OK(TT_LAUNCH(fill, 4, 64, 0, t, b, n, rank, 0));
+    OK(TT__LAUNCH(fill, 4, 64, 0, t, b, n, rank, 0));
     OK(cudaEventRecord(join, t));
     OK(cudaStreamWaitEvent(s, join, 0));
-    OK(TT_LAUNCH(add, 4, 64, 0, s, a, b, n));
+    OK(TT__LAUNCH(add, 4, 64, 0, s, a, b, n));
     return cudaStreamEndCapture(s, &c->graph);
 }
 TEST(graphs_are_captured_replayed_and_updated)
@@ -582,7 +582,7 @@ TEST(graphs_are_captured_replayed_and_updated)
         a.down();
         for (int i = 0; i < n; i++) CHECK(a.host[(size_t)i] == 3.0f * (float)((i * 7 + 13) % 101) + (float)((i * 7 + 26) % 101));
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // another shape
-        OK(TT_LAUNCH(add, 4, 64, 0, s, a.device, b.device, n));
+        OK(TT__LAUNCH(add, 4, 64, 0, s, a.device, b.device, n));
         OK(cudaStreamEndCapture(s, &other.graph));
         CHECK_EQUAL(cudaGraphExecUpdate(first.exec, other.graph, &info), cudaErrorGraphExecUpdateFailure);
         CHECK_EQUAL(info.result, cudaGraphExecUpdateErrorTopologyChanged);
@@ -605,7 +605,7 @@ TEST(graphs_read_pinned_memory_when_they_run)
         OK(cudaMallocHost(&out, 64 * sizeof(float)));
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
         OK(cudaMemcpyAsync(a.device, in, 64 * sizeof(float), cudaMemcpyHostToDevice, s));
-        OK(TT_LAUNCH(multiply_by, 1, 64, 0, s, a.device, 64, 2.0f));
+        OK(TT__LAUNCH(multiply_by, 1, 64, 0, s, a.device, 64, 2.0f));
         OK(cudaMemcpyAsync(out, a.device, 64 * sizeof(float), cudaMemcpyDeviceToHost, s));
         OK(cudaStreamEndCapture(s, &c.graph));
         OK(cudaGraphInstantiate(&c.exec, c.graph, 0));
@@ -638,7 +638,7 @@ TEST(captures_refuse_what_cuda_refuses)
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // a fork that never joins
         OK(cudaEventRecord(e, s));
         OK(cudaStreamWaitEvent(t, e, 0));
-        OK(TT_LAUNCH(fill, 1, 64, 0, t, a.device, 64, 0, 0));
+        OK(TT__LAUNCH(fill, 1, 64, 0, t, a.device, 64, 0, 0));
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureUnjoined);
 
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // waiting
@@ -684,17 +684,17 @@ TEST(misuse_has_cudas_error_codes)
         cudaStream_t s1;
         cudaEvent_t e1;
         int can = 1, value = 0;
-        CHECK_EQUAL(TT_LAUNCH(fill, 1, 2048, 0, s0, p, 1, 0, 0), cudaErrorInvalidConfiguration);
-        CHECK_EQUAL(TT_LAUNCH(fill, 0, 32, 0, s0, p, 1, 0, 0), cudaErrorInvalidConfiguration);
-        CHECK_EQUAL(TT_LAUNCH(fill, dim3(1, 70000), 32, 0, s0, p, 1, 0, 0), cudaErrorInvalidConfiguration);
-        CHECK_EQUAL(TT_LAUNCH(fill, 1, 32, 60000, s0, p, 1, 0, 0), cudaErrorInvalidValue);
+        CHECK_EQUAL(TT__LAUNCH(fill, 1, 2048, 0, s0, p, 1, 0, 0), cudaErrorInvalidConfiguration);
+        CHECK_EQUAL(TT__LAUNCH(fill, 0, 32, 0, s0, p, 1, 0, 0), cudaErrorInvalidConfiguration);
+        CHECK_EQUAL(TT__LAUNCH(fill, dim3(1, 70000), 32, 0, s0, p, 1, 0, 0), cudaErrorInvalidConfiguration);
+        CHECK_EQUAL(TT__LAUNCH(fill, 1, 32, 60000, s0, p, 1, 0, 0), cudaErrorInvalidValue);
         CHECK_EQUAL(cudaGetLastError(), cudaErrorInvalidValue);
         CHECK_EQUAL(cudaGetLastError(), cudaSuccess);
         OK(cudaSetDevice(1));
         OK(cudaStreamCreateWithFlags(&s1, cudaStreamNonBlocking));
         OK(cudaEventCreateWithFlags(&e1, cudaEventDisableTiming));
         OK(cudaMalloc(&b, 256));
-        CHECK_EQUAL(TT_LAUNCH(fill, 1, 32, 0, s0, p, 1, 0, 0), cudaErrorInvalidResourceHandle); // another device's stream
+        CHECK_EQUAL(TT__LAUNCH(fill, 1, 32, 0, s0, p, 1, 0, 0), cudaErrorInvalidResourceHandle); // another device's stream
         CHECK_EQUAL(cudaEventRecord(e1, s0), cudaErrorInvalidResourceHandle);
         CHECK_EQUAL(cudaMemcpyPeerAsync(b, 0, p, 1, 256, s1), cudaErrorInvalidValue); // the devices swapped
         CHECK_EQUAL(cudaMemcpyAsync(b, p, 257, cudaMemcpyDeviceToDevice, s1), cudaErrorInvalidValue);
@@ -736,8 +736,8 @@ TEST(kernels_reach_peers_once_enabled)
         OK(cudaSetDevice(1));
         OK(cudaMalloc(&b, sizeof back));
         OK(cudaDeviceEnablePeerAccess(0, 0));
-        OK(TT_LAUNCH(fill, 1, 64, 0, 0, b, 64, 0, 0));
-        OK(TT_LAUNCH(add, 1, 64, 0, 0, b, a.device, 64)); // reads device 0
+        OK(TT__LAUNCH(fill, 1, 64, 0, 0, b, 64, 0, 0));
+        OK(TT__LAUNCH(add, 1, 64, 0, 0, b, a.device, 64)); // reads device 0
         OK(cudaMemcpy(back, b, sizeof back, cudaMemcpyDeviceToHost));
         for (int i = 0; i < 64; i++) CHECK(back[i] == (float)(i * 7 % 101));
         OK(cudaFree(b));
@@ -834,8 +834,8 @@ TEST(a_host_thread_for_each_device)
                 error |= cudaSetDevice(d) | cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking) | cudaMalloc(&x, 4000) | cudaMalloc(&y, 4000);
                 error |= cudaMallocHost(&pinned, 4000);
                 for (int round = 0; round < 10; round++) {
-                    error |= TT_LAUNCH(fill, 2, 64, 0, s, x, 1000, d, round) | TT_LAUNCH(fill, 2, 64, 0, s, y, 1000, d, round + 1);
-                    error |= TT_LAUNCH(add, 2, 64, 0, s, x, y, 1000) | cudaMemcpyAsync(pinned, x, 4000, cudaMemcpyDeviceToHost, s);
+                    error |= TT__LAUNCH(fill, 2, 64, 0, s, x, 1000, d, round) | TT__LAUNCH(fill, 2, 64, 0, s, y, 1000, d, round + 1);
+                    error |= TT__LAUNCH(add, 2, 64, 0, s, x, y, 1000) | cudaMemcpyAsync(pinned, x, 4000, cudaMemcpyDeviceToHost, s);
                     error |= cudaStreamSynchronize(s);
                     for (int i = 0; i < 1000; i++) {
                         int first = i * 7 + d * 13 + round * 5;
