@@ -517,6 +517,17 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 /* Forward only (programs with train = false). */
 tt_status tt_run(tt_program *p, tt_stats *stats);
+int64_t tt_program_steps(const tt_program *p); /* optimizer steps done: those skipped by loss scaling are not */
+
+/* The whole state of a program that trains, in one safetensors file: parameters by their names, the optimizer's
+   state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before them, and in the tensor "tinytrain.run" the
+   number of steps, the loss scale and the seed, which all randomness comes from. Between steps only. A program
+   that was recorded and compiled in the same way and loads it goes on bit for bit as if it had never been
+   stopped. Loading compares tensors, precision, optimizer and seed, and changes nothing unless all of it fits;
+   the logger is warned of another attribute of a recorded op or of the optimizer. tt_trainer_save and
+   tt_trainer_load do this for a trainer. */
+tt_status tt_program_save(tt_program *p, const char *path);
+tt_status tt_program_load(tt_program *p, const char *path);
 
 /* ------------------------------------------------------------------------------------------------------ files */
 
@@ -965,9 +976,8 @@ typedef struct tt_progress {
     uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none   */
 } tt_progress;
 
-/* The whole state in one safetensors file: parameters, optimizer state, number of steps, loss scale, seed, progress. A run that loads it
-   goes on bit for bit as one that was never stopped. Loading checks model, precision, optimizer and seed, and changes nothing
-   unless all of it fits; the logger is warned of another schedule, dropout or other option that makes the run differ. */
+/* tt_program_save and tt_program_load of the training program, with the progress (NULL: none) and the schedule: the
+   logger is warned of another schedule too. */
 tt_status tt_trainer_save(tt_trainer *t, const char *path, const tt_progress *progress);
 tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress);
 
@@ -3765,13 +3775,15 @@ typedef struct tt__precision {
     tt_dtype half;      /* of 16-bit values; f32: there are none. f16: with loss scaling                              */
 } tt__precision;
 
+static const char *const tt__precision_names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+
 static tt_status tt__parse_precision(tt_context *ctx, const char *name, const char *residual, tt__precision *out)
 {
-    static const char *const names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+    const char *const *names = tt__precision_names;
     int k = 0;
     memset(out, 0, sizeof *out);
-    while (name && k < TT__COUNT(names) && strcmp(name, names[k]) != 0) k++;
-    if (k == TT__COUNT(names)) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "precision '%s' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", name);
+    while (name && k < TT__COUNT(tt__precision_names) && strcmp(name, names[k]) != 0) k++;
+    if (k == TT__COUNT(tt__precision_names)) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "precision '%s' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", name);
     out->kind = (tt__precision_kind)k;
     out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
@@ -10219,6 +10231,59 @@ static bool *tt__needed_for(const tt_tape *t, tt_value v)
 /* Forgets the micro-batches of the step at hand: the next is the first of a step. */
 static void tt__discard_step(tt_program *p) { p->run.micro = 0; }
 
+int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
+
+/* What a program that trains counts from step to step. */
+typedef struct tt__counts { int64_t seed, step, good_steps, skipped; double loss_scale; } tt__counts;
+
+static tt__counts tt__get_counts(const tt_program *p)
+{
+    tt__counts c = {(int64_t)p->run.seed, p->run.step, p->good_steps, p->skipped, p->run.loss_scale};
+    return c;
+}
+
+/* The next micro-batch is then the first of a step. The seed stays. */
+static void tt__set_counts(tt_program *p, const tt__counts *c)
+{
+    p->run.step = c->step;
+    p->run.micro = 0;
+    p->run.loss_scale = c->loss_scale;
+    p->good_steps = c->good_steps;
+    p->skipped = c->skipped;
+}
+
+/* A tensor that goes into a state: a parameter, or what an optimizer keeps of it. */
+typedef struct tt__kept { int32_t value; const tt_param *param; char name[192]; } tt__kept;
+
+/* Lists them: parameters by name, then the optimizer's state with PyTorch's words in front. Returns how many, at
+   most `most`. */
+static int tt__kept_tensors(const tt_program *p, tt__kept *to, int most)
+{
+    int n = 0;
+    for (int side = 0; side < 2; side++)
+        for (int32_t v = 1; v < p->t->n_values && n < most; v++) {
+            const tt__value *x = &p->t->values[v];
+            if (x->storage != (side ? TT__STATE : TT__PARAMETER) || x->base != v || x->param < 0) continue;
+            const tt_param *param = p->ctx->params[x->param];
+            bool second = n > 0 && to[n - 1].param == param; /* Adam's, behind its first */
+            const char *what = p->options.optimizer.kind == TT_SGD ? "momentum_buffer." : second ? "exp_avg_sq." : "exp_avg.";
+            snprintf(to[n].name, sizeof to[n].name, "%s%.170s", side ? what : "", param->name);
+            to[n].value = v;
+            to[n++].param = param;
+        }
+    return n;
+}
+
+static tt_status tt__kept_read(const tt_program *p, const tt__kept *k, size_t first, void *to, size_t bytes)
+{
+    return tt__read_bytes(p->ctx, p->arena, to, (const char *)tt__resolve(p, k->value).data + first, bytes);
+}
+
+static tt_status tt__kept_write(const tt_program *p, const tt__kept *k, size_t first, const void *from, size_t bytes)
+{
+    return tt__write_bytes(p->ctx, p->arena, (char *)tt__resolve(p, k->value).data + first, from, bytes);
+}
+
 /* ============================================================================================================
    REPORTS                                                                                       >>reports
    A program and its memory plan as numbers, as text and as a picture. Uses all above.
@@ -15136,8 +15201,6 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
 
 #define TT__METRIC_LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
-enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter that a trainer takes */
-
 /* An input of the model, and how a batch gives it. */
 typedef struct tt__fed {
     tt_input_info info;
@@ -15150,7 +15213,6 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    tt__precision_kind precision;
     int micro;        /* micro-batches of the step at hand that are done */
     bool step_failed; /* one of them failed: the others of its step are refused */
     int64_t saved_steps;
@@ -15177,6 +15239,8 @@ tt_train_options tt_train_options_default(void)
     o.recompute = "cheap";
     return o;
 }
+
+static tt_status tt__check_state_names(const tt_program *p);
 
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o, tt__precision *precision)
 {
@@ -15262,26 +15326,6 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     return tt__trainer_inputs(r, t);
 }
 
-/* Refuses parameters under whose names the state of a run could not be saved, before hours of training. */
-static tt_status tt__check_state_names(const tt_program *p)
-{
-    static const char *const taken[] = {"__metadata__", "tinytrain.run", "exp_avg.*", "exp_avg_sq.*",
-                                        "momentum_buffer.*"};
-    for (int32_t v = 1; v < p->t->n_values; v++) {
-        if (p->t->values[v].storage != TT__PARAMETER || p->t->values[v].base != v) continue;
-        const char *name = p->ctx->params[p->t->values[v].param]->name;
-        bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
-        for (int k = 0; k < TT__COUNT(taken); k++) usable = usable && !tt__match(taken[k], name);
-        if (!usable)
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT,
-                            "the state of a run cannot be saved with the parameter '%.200s' of %zu bytes: a "
-                            "name must be UTF-8 of at most %d bytes, not '__metadata__' or 'tinytrain.run', "
-                            "and not begin with 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'",
-                            name, strlen(name), TT__STATE_NAME);
-    }
-    return TT_OK;
-}
-
 /* Where sequences of the same length have their rows. */
 static tt_status tt__length_rows(tt_trainer *r)
 {
@@ -15305,7 +15349,6 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     r->ctx = ctx;
     r->model = *model;
     r->options = o;
-    r->precision = precision.kind;
     r->saved_steps = -1;
     tt_tape *t = tt_tape_new(ctx);
     tt_status status = t ? tt__trainer_compile(r, t) : TT_ERR_MEMORY;
@@ -15330,7 +15373,7 @@ void tt_trainer_free(tt_trainer *r)
 }
 
 const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
-int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? r->train->run.step : 0; }
+int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? tt_program_steps(r->train) : 0; }
 int64_t tt_trainer_saved_steps(const tt_trainer *r) { return r->saved_steps; }
 float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.schedule, tt_trainer_steps(r)); }
 
@@ -15543,49 +15586,47 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 
 /* ------------------------------------------------------------------------------------------------------ state */
 
-typedef struct tt__state_header { /* the tensor "tinytrain.run": I64                                                  */
-    int64_t version, seed, step, epoch, epoch_step, loss_sum, targets, correct, best, best_loss,
-        best_by, classes, data, optimizer, precision, program, schedule, lr, min_lr, warmup_steps, total_steps;
-    int64_t loss_scale, good_steps, skipped;
-} tt__state_header;
-
-#define TT__STATE_VERSION 5
+enum { TT__STATE_VERSION = 5, TT__STATE_NAME = 170, TT__STATE_PIECE = 16384 }; /* bytes of the longest name of a
+                                                                                 parameter, and read at once */
 #define TT__MOST_STEPS ((int64_t)1 << 62) /* more were not done: counting on would overflow */
 
 static int64_t tt__double_bits(double x) { int64_t i; memcpy(&i, &x, 8); return i; }
 static double tt__bits_double(int64_t i) { double x; memcpy(&x, &i, 8); return x; }
 
-/* The tensors of a run's state: parameters by name, optimizer state with PyTorch's words in front. Returns how many, at most
-   `most`; value[k] on the training program's tape. */
-static int tt__state_tensors(const tt_program *p, int32_t *value, char (*name)[192], int most)
-{
-    int n = 0;
-    const tt_tape *t = p->t;
-    for (int32_t v = 1; v < t->n_values && n < most; v++)
-        if (t->values[v].storage == TT__PARAMETER && t->values[v].base == v) {
-            snprintf(name[n], sizeof name[n], "%s", p->ctx->params[t->values[v].param]->name);
-            value[n++] = v;
-        }
-    for (int k = 0; k < t->n_code; k++) {
-        const tt__instr *i = &t->code[k];
-        if (i->op != TT__OP_ADAM && i->op != TT__OP_SGD) continue;
-        for (int j = 1; j < TT__MAX_OUT && n < most; j++) {
-            if (!i->out[j]) continue;
-            snprintf(name[n], sizeof name[n], "%s.%.170s", i->op == TT__OP_SGD ? "momentum_buffer" : j == 1 ? "exp_avg" : "exp_avg_sq",
-                     p->ctx->params[t->values[i->out[j]].param]->name);
-            value[n++] = i->out[j];
-        }
-    }
-    return n;
-}
+typedef struct tt__state_header { /* the tensor "tinytrain.run": I64 */
+    int64_t version, seed, step, optimizer, precision, program, loss_scale, good_steps, skipped;
+} tt__state_header;
 
-/* What saving and loading need: every tensor of the state with its name and description. */
+/* The state of a program, to be written or read: every tensor with its name and description, first the header,
+   last what a trainer adds. */
 typedef struct tt__state {
-    int count;
-    int32_t *value;
-    char (*name)[192];
-    tt_tensor_info *info; /* [0] is the header                                                                       */
+    tt_program *p;
+    const char *path;
+    tt__kept *kept;       /* (count) */
+    tt_tensor_info *info; /* (tensors) */
+    int count, tensors;
+    tt__state_header header;
+    tt_safetensors *file; /* that is read */
 } tt__state;
+
+/* Refuses parameters under whose names a state could not be saved. */
+static tt_status tt__check_state_names(const tt_program *p)
+{
+    static const char *const taken[] = {"__metadata__", "tinytrain.*", "exp_avg.*", "exp_avg_sq.*", "momentum_buffer.*"};
+    for (int32_t v = 1; v < p->t->n_values; v++) {
+        if (p->t->values[v].storage != TT__PARAMETER || p->t->values[v].base != v) continue;
+        const char *name = p->ctx->params[p->t->values[v].param]->name;
+        bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
+        for (int k = 0; k < TT__COUNT(taken); k++) usable = usable && !tt__match(taken[k], name);
+        if (!usable)
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                            "the state of a run cannot be saved with the parameter '%.200s' of %zu bytes: a "
+                            "name must be UTF-8 of at most %d bytes, not '__metadata__', and not begin with "
+                            "'tinytrain.', 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'",
+                            name, strlen(name), TT__STATE_NAME);
+    }
+    return TT_OK;
+}
 
 /* What decides a training's numbers: what was recorded, its precision and products, loss scaling, and how the
    optimizer's instructions update. How the program is placed, recomputed or run does not, nor its device. */
@@ -15604,9 +15645,201 @@ static uint64_t tt__program_hash(const tt_program *p)
     return hash;
 }
 
-static void tt__state_options(tt__state_header *h, const tt_program *p, const tt_schedule *s)
+static void tt__state_close(tt__state *s)
 {
-    h->program = (int64_t)tt__program_hash(p);
+    tt__free(s->p->ctx, s->kept);
+    tt__free(s->p->ctx, s->info);
+    tt_safetensors_close(s->file);
+}
+
+static void tt__state_integers(tt_tensor_info *info, const char *name, size_t bytes)
+{
+    info->name = name;
+    info->dtype = "I64";
+    info->ndim = 1;
+    info->bytes = bytes;
+    info->dims[0] = (int64_t)bytes / 8;
+}
+
+/* Fills s with what the program's state has; `more` bytes: of the tensor "tinytrain.progress", 0: it has none. */
+static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, size_t more)
+{
+    tt_context *ctx = p->ctx;
+    const int most = 3 * ctx->n_params + 1;
+    memset(s, 0, sizeof *s);
+    s->p = p;
+    s->path = path;
+    if (!p->options.train)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train: it has no state to save or load");
+    tt_status status = tt__check_state_names(p);
+    if (status == TT_OK) status = tt_allocate(p);
+    if (status == TT_OK) status = tt__zero_states(p);
+    if (status != TT_OK) return status;
+    s->kept = (tt__kept *)tt__alloc(ctx, sizeof *s->kept * (size_t)most);
+    s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(most + 2));
+    if (!s->kept || !s->info) return TT_ERR_MEMORY;
+    s->count = tt__kept_tensors(p, s->kept, most);
+    s->tensors = 1 + s->count + (more > 0);
+    tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
+    for (int k = 0; k < s->count; k++) {
+        const tt_dtype dtype = p->t->values[s->kept[k].value].shape.dtype;
+        const tt_param *param = s->kept[k].param;
+        tt_tensor_info *info = &s->info[k + 1];
+        info->name = s->kept[k].name;
+        info->dtype = tt__safetensors_dtype(dtype);
+        info->ndim = param->ndim;
+        memcpy(info->dims, param->dims, sizeof param->dims);
+        info->bytes = (size_t)param->size * tt_dtype_bytes(dtype);
+    }
+    if (more) tt__state_integers(&s->info[s->count + 1], "tinytrain.progress", more);
+    return TT_OK;
+}
+
+/* Writes the state, and `more` bytes of a trainer's progress. */
+static tt_status tt__state_save(tt_program *p, const char *path, const void *progress, size_t more)
+{
+    tt__state s;
+    tt_safetensors_writer *w = NULL;
+    const tt__counts c = tt__get_counts(p);
+    const bool between = p->run.micro > 0;
+    tt_status status = tt__state_list(&s, p, path, more);
+    if (status == TT_OK && between)
+        status = tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                          "the state can be saved between steps, not between the micro-batches of one");
+    const tt__state_header h = {
+        TT__STATE_VERSION, c.seed, c.step, (int64_t)p->options.optimizer.kind, (int64_t)p->precision.kind,
+        (int64_t)tt__program_hash(p), tt__double_bits(c.loss_scale), c.good_steps, c.skipped};
+    if (status == TT_OK && !(w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, NULL))) status = p->ctx->status;
+    if (status == TT_OK) status = tt_safetensors_write(w, &h, sizeof h);
+    for (int k = 0; k < s.count && status == TT_OK; k++)
+        for (size_t done = 0, n; done < s.info[k + 1].bytes && status == TT_OK; done += n) {
+            char piece[TT__STATE_PIECE];
+            n = s.info[k + 1].bytes - done < sizeof piece ? s.info[k + 1].bytes - done : sizeof piece;
+            status = tt__kept_read(p, &s.kept[k], done, piece, n);
+            if (status == TT_OK) status = tt_safetensors_write(w, piece, n);
+        }
+    if (status == TT_OK && more) status = tt_safetensors_write(w, progress, more);
+    status = tt__safetensors_end(w, status);
+    tt__state_close(&s);
+    return status;
+}
+
+/* Checks that the file has a tensor as expected. */
+static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expected)
+{
+    int k = tt_safetensors_find(s->file, expected->name);
+    if (k < 0)
+        return tt__fail(s->p->ctx, TT_ERR_FORMAT,
+                        "'%s' has no tensor '%s': it is no state of this model and optimizer", s->path,
+                        expected->name);
+    const tt_tensor_info *found = tt_safetensors_info(s->file, k);
+    bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
+    for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
+    if (same) return TT_OK;
+    return tt__fail(s->p->ctx, TT_ERR_FORMAT,
+                    "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: the model or the precision "
+                    "differs", s->path, expected->name, found->dtype, found->bytes, expected->dtype,
+                    expected->bytes);
+}
+
+/* Reads the header and checks that it is of this program. */
+static tt_status tt__state_check_header(tt__state *s)
+{
+    tt_context *ctx = s->p->ctx;
+    const tt_program *p = s->p;
+    tt__state_header *h = &s->header;
+    const int at = tt_safetensors_find(s->file, s->info[0].name);
+    if (at >= 0 && tt_safetensors_info(s->file, at)->bytes >= sizeof h->version) {
+        tt_status status = tt_safetensors_read(s->file, at, 0, sizeof h->version, &h->version);
+        if (status != TT_OK) return status;
+        if (h->version != TT__STATE_VERSION) /* whose header has another size */
+            return tt__fail(ctx, TT_ERR_FORMAT,
+                            "'%s' is a state of version %lld, this build reads %d; the tinytrain.h that wrote it "
+                            "can go on with it", s->path, (long long)h->version, TT__STATE_VERSION);
+    }
+    tt_status status = tt__state_has(s, &s->info[0]);
+    if (status == TT_OK) status = tt_safetensors_read(s->file, at, 0, sizeof *h, h);
+    if (status != TT_OK) return status;
+    if (h->step < 0 || h->step > TT__MOST_STEPS)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", s->path, (long long)h->step);
+    const double scale = tt__bits_double(h->loss_scale);
+    const bool scales = tt__is_power_of_two(scale) && scale >= 1 && scale <= TT__LOSS_SCALE_MOST;
+    if (!scales || h->good_steps < 0 || h->good_steps > TT__MOST_STEPS || h->skipped < 0 || h->skipped > TT__MOST_STEPS)
+        return tt__fail(ctx, TT_ERR_FORMAT,
+                        "'%s' says that %lld steps were skipped, and %lld done with loss scale %g", s->path,
+                        (long long)h->skipped, (long long)h->good_steps, scale);
+    if (h->seed != tt__get_counts(p).seed)
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "'%s' was made with seed %llu, this run has %llu: open the context with the same seed",
+                        s->path, (unsigned long long)h->seed, (unsigned long long)tt__get_counts(p).seed);
+    if (h->optimizer != (int64_t)p->options.optimizer.kind)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another optimizer", s->path);
+    if (h->precision != (int64_t)p->precision.kind)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another precision than '%s'", s->path,
+                        tt__precision_names[p->precision.kind]);
+    return TT_OK;
+}
+
+/* Opens a state and checks that all of it fits the program; tt__state_take then takes it over. */
+static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, size_t more)
+{
+    tt_safetensors *file = tt_safetensors_open(p->ctx, path);
+    memset(s, 0, sizeof *s);
+    s->p = p;
+    if (!file) return p->ctx->status;
+    tt_status status = tt__state_list(s, p, path, more);
+    s->file = file;
+    if (status == TT_OK) status = tt__state_check_header(s);
+    for (int k = 1; k < s->tensors && status == TT_OK; k++) status = tt__state_has(s, &s->info[k]);
+    if (status != TT_OK) return status;
+    /* A trainer's state is one of its program too. */
+    int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
+    if (found == s->tensors) return TT_OK;
+    return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are trained", path,
+                    found, s->tensors);
+}
+
+static tt_status tt__state_take(tt__state *s)
+{
+    const tt__state_header *h = &s->header;
+    const tt__counts c = {h->seed, h->step, h->good_steps, h->skipped, tt__bits_double(h->loss_scale)};
+    for (int k = 0; k < s->count; k++) {
+        const int tensor = tt_safetensors_find(s->file, s->kept[k].name);
+        for (size_t done = 0, n; done < s->info[k + 1].bytes; done += n) {
+            char piece[TT__STATE_PIECE];
+            n = s->info[k + 1].bytes - done < sizeof piece ? s->info[k + 1].bytes - done : sizeof piece;
+            tt_status status = tt_safetensors_read(s->file, tensor, done, n, piece);
+            if (status == TT_OK) status = tt__kept_write(s->p, &s->kept[k], done, piece, n);
+            if (status != TT_OK) return status;
+        }
+    }
+    tt__set_counts(s->p, &c);
+    if ((int64_t)tt__program_hash(s->p) != h->program)
+        tt__log(s->p->ctx, TT_LOG_WARNING, "resume",
+                "'%s' was made with other options of the model, the optimizer or the batches (dropout, weight decay, "
+                "max_tokens, ...): the run goes on with the new ones, and differs from one that was never stopped",
+                s->path);
+    return TT_OK;
+}
+
+tt_status tt_program_save(tt_program *p, const char *path) { return tt__state_save(p, path, NULL, 0); }
+
+tt_status tt_program_load(tt_program *p, const char *path)
+{
+    tt__state s;
+    tt_status status = tt__state_open(&s, p, path, 0);
+    if (status == TT_OK) status = tt__state_take(&s);
+    tt__state_close(&s);
+    return status;
+}
+
+typedef struct tt__state_progress { /* the tensor "tinytrain.progress": I64 */
+    int64_t epoch, step, loss_sum, targets, correct, best, best_loss, best_by, classes, data, schedule, lr, min_lr,
+        warmup_steps, total_steps;
+} tt__state_progress;
+
+static void tt__state_schedule(tt__state_progress *h, const tt_schedule *s)
+{
     h->schedule = (int64_t)s->kind;
     h->lr = tt__double_bits(s->lr);
     h->min_lr = tt__double_bits(s->min_lr);
@@ -15614,196 +15847,64 @@ static void tt__state_options(tt__state_header *h, const tt_program *p, const tt
     h->total_steps = s->total_steps;
 }
 
-static void tt__state_free(tt_context *ctx, tt__state *s)
-{
-    tt__free(ctx, s->value);
-    tt__free(ctx, s->name);
-    tt__free(ctx, s->info);
-}
-
-static tt_status tt__state_begin(const tt_program *p, tt__state *s)
-{
-    tt_context *ctx = p->ctx;
-    int most = 3 * ctx->n_params + 1;
-    s->value = (int32_t *)tt__alloc(ctx, sizeof *s->value * (size_t)most);
-    s->name = (char (*)[192])tt__alloc(ctx, sizeof *s->name * (size_t)most);
-    s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(most + 1));
-    if (!s->value || !s->name || !s->info) { tt__state_free(ctx, s); return TT_ERR_MEMORY; }
-    s->count = tt__state_tensors(p, s->value, s->name, most);
-    s->info[0].name = "tinytrain.run";
-    s->info[0].dtype = "I64";
-    s->info[0].ndim = 1;
-    s->info[0].bytes = sizeof(tt__state_header);
-    s->info[0].dims[0] = (int64_t)sizeof(tt__state_header) / 8;
-    for (int k = 0; k < s->count; k++) {
-        tt__mat m = tt__resolve(p, s->value[k]);
-        const tt_param *param = ctx->params[p->t->values[s->value[k]].param];
-        tt_tensor_info *info = &s->info[k + 1];
-        info->name = s->name[k];
-        info->dtype = tt__safetensors_dtype(m.dtype);
-        info->ndim = param->ndim;
-        memcpy(info->dims, param->dims, sizeof param->dims);
-        info->bytes = (size_t)param->size * tt_dtype_bytes(m.dtype);
-    }
-    return TT_OK;
-}
-
 tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *progress)
 {
-    tt_program *p = r->train;
-    tt__state s;
-    tt__state_header h;
+    tt_progress none;
     tt_status status = tt__must_train(r);
-    if (status == TT_OK) status = tt_allocate(p);
-    if (status == TT_OK && p->run.micro > 0) status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the micro-batches of one");
-    if (status == TT_OK) status = tt__zero_states(p);
-    if (status == TT_OK) status = tt__state_begin(p, &s);
     if (status != TT_OK) return status;
-    memset(&h, 0, sizeof h);
-    h.version = TT__STATE_VERSION;
-    h.seed = (int64_t)p->run.seed;
-    h.step = p->run.step;
-    h.optimizer = (int64_t)p->options.optimizer.kind;
-    h.precision = (int64_t)r->precision;
-    tt__state_options(&h, p, &r->options.schedule);
-    h.epoch = progress->epoch;
-    h.epoch_step = progress->step;
-    h.loss_sum = tt__double_bits(progress->loss_sum);
-    h.targets = tt__double_bits(progress->targets);
-    h.correct = tt__double_bits(progress->correct);
-    h.best = tt__double_bits(progress->best);
-    h.best_loss = tt__double_bits(progress->best_loss);
-    h.best_by = (int64_t)progress->best_by;
-    h.classes = (int64_t)progress->classes;
-    h.data = (int64_t)progress->data;
-    h.loss_scale = tt__double_bits(p->run.loss_scale);
-    h.good_steps = p->good_steps;
-    h.skipped = p->skipped;
-    tt_safetensors_writer *w = tt_safetensors_begin(r->ctx, path, s.info, s.count + 1, NULL);
-    status = w ? tt_safetensors_write(w, &h, sizeof h) : r->ctx->status;
-    for (int k = 0; k < s.count && status == TT_OK; k++)
-        for (size_t done = 0, n; done < s.info[k + 1].bytes && status == TT_OK; done += n) {
-            char piece[16384];
-            n = s.info[k + 1].bytes - done < sizeof piece ? s.info[k + 1].bytes - done : sizeof piece;
-            status = tt__read_bytes(r->ctx, p->arena, piece, (const char *)tt__resolve(p, s.value[k]).data + done, n);
-            if (status == TT_OK) status = tt_safetensors_write(w, piece, n);
-        }
-    status = tt__safetensors_end(w, status);
-    if (status == TT_OK) r->saved_steps = h.step;
-    tt__state_free(r->ctx, &s);
+    memset(&none, 0, sizeof none);
+    if (!progress) progress = &none;
+    tt__state_progress h = {
+        progress->epoch, progress->step, tt__double_bits(progress->loss_sum), tt__double_bits(progress->targets),
+        tt__double_bits(progress->correct), tt__double_bits(progress->best), tt__double_bits(progress->best_loss),
+        (int64_t)progress->best_by, (int64_t)progress->classes, (int64_t)progress->data, 0, 0, 0, 0, 0};
+    tt__state_schedule(&h, &r->options.schedule);
+    status = tt__state_save(r->train, path, &h, sizeof h);
+    if (status == TT_OK) r->saved_steps = tt_trainer_steps(r);
     return status;
 }
 
-/* Tensor `expected` of the file: its index, or -1 after an error. */
-static int tt__state_find(tt_context *ctx, const tt_safetensors *file, const char *path, const tt_tensor_info *expected)
+/* What a trainer adds to a state; `to` is changed if it is in order. */
+static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *schedule, tt_progress *to)
 {
-    int k = tt_safetensors_find(file, expected->name);
-    if (k < 0) {
-        tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it is no state of this model and optimizer", path, expected->name);
-        return -1;
-    }
-    const tt_tensor_info *found = tt_safetensors_info(file, k);
-    bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
-    for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
-    if (same) return k;
-    tt__fail(ctx, TT_ERR_FORMAT, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: the model or the precision differs", path, expected->name, found->dtype,
-             found->bytes, expected->dtype, expected->bytes);
-    return -1;
+    tt__state_progress h;
+    tt_status status = tt_safetensors_read(s->file, tt_safetensors_find(s->file, "tinytrain.progress"), 0, sizeof h, &h);
+    if (status != TT_OK) return status;
+    const tt_progress p = {
+        h.epoch, h.step, tt__bits_double(h.loss_sum), tt__bits_double(h.targets), tt__bits_double(h.correct),
+        tt__bits_double(h.best), tt__bits_double(h.best_loss), (uint64_t)h.best_by, (uint64_t)h.classes,
+        (uint64_t)h.data};
+    if (!(p.targets >= 0 && p.correct >= 0 && p.best >= -INFINITY)) /* so that NaN is none */
+        return tt__fail(s->p->ctx, TT_ERR_FORMAT,
+                        "'%s' says that %g of %g targets were right, and a metric of %g at best", s->path, p.correct,
+                        p.targets, p.best);
+    tt__state_progress now = h;
+    tt__state_schedule(&now, schedule);
+    if (memcmp(&now, &h, sizeof h) != 0)
+        tt__log(s->p->ctx, TT_LOG_WARNING, "resume",
+                "'%s' was made with another schedule (learning rate %g, %lld steps, now %g, %lld): the run goes on with "
+                "the new one, and differs from one that was never stopped", s->path, tt__bits_double(h.lr),
+                (long long)h.total_steps, (double)schedule->lr, (long long)schedule->total_steps);
+    *to = p;
+    return TT_OK;
 }
 
 tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress)
 {
-    tt_program *p = r->train;
     tt__state s;
-    tt__state_header h;
-    tt_safetensors *file = tt__must_train(r) == TT_OK ? tt_safetensors_open(r->ctx, path) : NULL;
-    if (!file) return r->ctx->status;
-    tt_status status = tt_allocate(p);
-    if (status == TT_OK) status = tt__zero_states(p);
-    if (status == TT_OK) status = tt__state_begin(p, &s);
-    if (status != TT_OK) {
-        tt_safetensors_close(file);
-        return status;
-    }
-    int at = tt_safetensors_find(file, s.info[0].name);
-    if (at >= 0 && tt_safetensors_info(file, at)->bytes >= sizeof h.version) { /* first: a header of another version has another size */
-        status = tt_safetensors_read(file, at, 0, sizeof h.version, &h.version);
-        if (status == TT_OK && h.version != TT__STATE_VERSION)
-            status = tt__fail(r->ctx, TT_ERR_FORMAT,
-                              "'%s' is a state of version %lld, this build reads %d; the tinytrain.h that "
-                              "wrote it can go on with it",
-                              path, (long long)h.version, TT__STATE_VERSION);
-    }
-    if (status == TT_OK && tt__state_find(r->ctx, file, path, &s.info[0]) < 0) status = r->ctx->status;
-    if (status == TT_OK) status = tt_safetensors_read(file, at, 0, sizeof h, &h);
-    if (status == TT_OK && (h.step < 0 || h.step > TT__MOST_STEPS))
-        status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", path,
-                          (long long)h.step);
-    double targets = status == TT_OK ? tt__bits_double(h.targets) : 0;
-    double correct = status == TT_OK ? tt__bits_double(h.correct) : 0;
-    double best = status == TT_OK ? tt__bits_double(h.best) : 0;
-    if (!(targets >= 0 && correct >= 0 && best >= -INFINITY)) /* so that NaN is none */
-        status = tt__fail(r->ctx, TT_ERR_FORMAT,
-                          "'%s' says that %g of %g targets were right, and a metric of %g at best", path,
-                          correct, targets, best);
-    double scale = status == TT_OK ? tt__bits_double(h.loss_scale) : 1;
-    bool scales = tt__is_power_of_two(scale) && scale >= 1 && scale <= TT__LOSS_SCALE_MOST;
-    if (status == TT_OK && (!scales || h.good_steps < 0 || h.good_steps > TT__MOST_STEPS || h.skipped < 0 ||
-                            h.skipped > TT__MOST_STEPS))
-        status = tt__fail(r->ctx, TT_ERR_FORMAT,
-                          "'%s' says that %lld steps were skipped, and %lld done with loss scale %g", path,
-                          (long long)h.skipped, (long long)h.good_steps, scale);
-    if (status == TT_OK && (uint64_t)h.seed != p->run.seed)
-        status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with seed %llu, this run has %llu: open the context with the same seed", path, (unsigned long long)h.seed, (unsigned long long)p->run.seed);
-    if (status == TT_OK && h.optimizer != (int64_t)p->options.optimizer.kind) status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with another optimizer", path);
-    if (status == TT_OK && h.precision != (int64_t)r->precision) status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' was made with another precision than '%s'", path, r->options.precision);
-    for (int k = 0; k < s.count && status == TT_OK; k++) if (tt__state_find(r->ctx, file, path, &s.info[k + 1]) < 0) status = r->ctx->status;
-    if (status == TT_OK && tt_safetensors_count(file) != s.count + 1)
-        status = tt__fail(r->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are trained", path, tt_safetensors_count(file), s.count + 1);
-    const size_t piece_bytes = TT__PIECE * sizeof(float);
-    char *piece = status == TT_OK ? (char *)tt__alloc(r->ctx, piece_bytes) : NULL;
-    if (status == TT_OK && !piece) status = TT_ERR_MEMORY;
-    for (int k = 0; k < s.count && status == TT_OK; k++) {
-        char *memory = (char *)tt__resolve(p, s.value[k]).data;
-        int tensor = tt_safetensors_find(file, s.info[k + 1].name);
-        for (size_t done = 0, n; done < s.info[k + 1].bytes && status == TT_OK; done += n) {
-            n = s.info[k + 1].bytes - done < piece_bytes ? s.info[k + 1].bytes - done : piece_bytes;
-            status = tt_safetensors_read(file, tensor, done, n, piece);
-            if (status == TT_OK) status = tt__write_bytes(r->ctx, p->arena, memory + done, piece, n);
-        }
-    }
-    tt__free(r->ctx, piece);
+    tt_progress read;
+    tt_status status = tt__must_train(r);
+    if (status != TT_OK) return status;
+    status = tt__state_open(&s, r->train, path, sizeof(tt__state_progress));
+    if (status == TT_OK) status = tt__state_read_progress(&s, &r->options.schedule, &read);
+    if (status == TT_OK) status = tt__state_take(&s);
     if (status == TT_OK) {
-        tt__state_header now = h;
-        tt__state_options(&now, p, &r->options.schedule);
-        if (now.program != h.program)
-            tt__log(r->ctx, TT_LOG_WARNING, "resume", "'%s' was made with other options of the model, the optimizer or the batches (dropout, weight decay, max_tokens, ...): "
-                    "the run goes on with the new ones, and differs from one that was never stopped", path);
-        now.program = h.program;
-        if (memcmp(&now, &h, sizeof h) != 0)
-            tt__log(r->ctx, TT_LOG_WARNING, "resume", "'%s' was made with another schedule (learning rate %g, %lld steps, now %g, %lld): the run goes on with the new one, "
-                    "and differs from one that was never stopped", path, tt__bits_double(h.lr), (long long)h.total_steps, (double)r->options.schedule.lr,
-                    (long long)r->options.schedule.total_steps);
-        p->run.step = r->saved_steps = h.step;
-        tt__discard_step(p);
+        if (progress) *progress = read;
+        r->saved_steps = tt_trainer_steps(r);
         r->micro = 0;
-        p->run.loss_scale = scale;
-        p->good_steps = h.good_steps;
-        p->skipped = h.skipped;
         r->step_failed = false;
-        progress->epoch = h.epoch;
-        progress->step = h.epoch_step;
-        progress->loss_sum = tt__bits_double(h.loss_sum);
-        progress->targets = targets;
-        progress->correct = correct;
-        progress->best = best;
-        progress->best_loss = tt__bits_double(h.best_loss);
-        progress->best_by = (uint64_t)h.best_by;
-        progress->classes = (uint64_t)h.classes;
-        progress->data = (uint64_t)h.data;
     }
-    tt__state_free(r->ctx, &s);
-    tt_safetensors_close(file);
+    tt__state_close(&s);
     return status;
 }
 

@@ -2094,6 +2094,490 @@ TEST(names_that_a_state_cannot_have)
     }
 }
 
+/* ------------------------------------------------------------------------------- models and data of one's own */
+
+enum { OWN_STEPS = 5, OWN_MICRO = 2, OWN_ROWS = 6, OWN_WORDS = 7, OWN_TOKENS = 12, OWN_EPOCHS = 3 };
+
+/* Regression of a line through noise, with a weight for each example; or a language model of two sequences,
+   each of which counts up. What a step has depends on its number and epoch. */
+typedef struct own {
+    test_allocator a;
+    tt_context *ctx;
+    bool language;
+    tt_param *embedding, *position, *w, *b, *qkv[3];
+    tt_trainer *r;
+    tt_source source, validation;
+    int64_t epoch, step;
+    int micro;
+    float x[OWN_ROWS * 3], y[OWN_ROWS], weight[OWN_ROWS];
+    int32_t ids[OWN_TOKENS], positions[OWN_TOKENS], targets[OWN_TOKENS], start[3];
+    tt_array arrays[3];
+    uint64_t hash;
+    volatile int stop;
+    int steps, stop_at, kept;
+    double metrics[OWN_EPOCHS], losses[OWN_EPOCHS];
+    bool best[OWN_EPOCHS];
+} own;
+
+static tt_value own_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
+{
+    const own *w = (const own *)self;
+    if (!w->language) {
+        int64_t rows = tt_axis(t, "examples", o->max_seqs);
+        tt_value x = tt_input(t, "x", TT_F32, rows, 3), y = tt_input(t, "y", TT_F32, rows, 1);
+        tt_value weight = tt_input(t, "weight", TT_F32, rows, 1);
+        *output = tt_linear(t, tt_dropout(t, x, 0.1f), w->w, w->b);
+        return tt_mean_squared_error(t, *output, y, weight);
+    }
+    int64_t rows = tt_axis(t, "tokens", o->max_tokens), seqs = tt_axis(t, "sequences", o->max_seqs);
+    tt_value ids = tt_input(t, "ids", TT_I32, rows, 1), positions = tt_input(t, "positions", TT_I32, rows, 1);
+    tt_value start = tt_seq_start(t, "seq_start", seqs), targets = tt_input(t, "targets", TT_I32, rows, 1), in[3];
+    tt_attention_options attention = tt_attention_options_default(1);
+    attention.causal = true;
+    tt_value x = tt_add(t, tt_embedding(t, ids, w->embedding), tt_embedding(t, positions, w->position));
+    for (int k = 0; k < 3; k++) in[k] = tt_linear(t, x, w->qkv[k], NULL);
+    x = tt_add(t, x, tt_attention(t, in[0], in[1], in[2], start, &attention));
+    *output = tt_linear(t, tt_dropout(t, x, 0.1f), w->embedding, NULL);
+    return tt_cross_entropy(t, *output, targets, NULL);
+}
+
+static tt_status own_seek(void *self, int64_t epoch, int64_t step)
+{
+    own *w = (own *)self;
+    w->epoch = epoch;
+    w->step = step;
+    w->micro = 0;
+    return TT_OK;
+}
+
+static tt_status own_next(void *self, tt_batch *b, bool *more)
+{
+    own *w = (own *)self;
+    uint64_t random = (uint64_t)(w->epoch * 1000 + w->step * 10 + w->micro + 1);
+    *more = w->step < OWN_STEPS;
+    if (!*more) return TT_OK;
+    b->seqs = w->language ? 2 : OWN_ROWS - w->micro;
+    if (w->language) {
+        b->rows = OWN_TOKENS - w->micro;
+        for (int k = 0, at = 0; k < b->rows; k++, at++) {
+            if (k == OWN_TOKENS / 2) at = 0;
+            w->ids[k] = at ? (w->ids[k - 1] + 1) % OWN_WORDS : (int32_t)(test_random(&random) % OWN_WORDS);
+            w->targets[k] = (w->ids[k] + 1) % OWN_WORDS;
+            w->positions[k] = at;
+        }
+        w->start[1] = OWN_TOKENS / 2, w->start[2] = b->rows;
+        b->ids = w->ids, b->positions = w->positions, b->seq_start = w->start;
+    }
+    for (int k = 0; k < OWN_ROWS; k++) {
+        for (int c = 0; c < 3; c++) w->x[3 * k + c] = (float)(test_random(&random) % 1000) / 500 - 1;
+        w->y[k] = 2 * w->x[3 * k] - w->x[3 * k + 1] + 0.5f + (float)(test_random(&random) % 100) / 1000;
+        w->weight[k] = k % 2 ? 0.5f : 1;
+    }
+    const tt_array arrays[] = {{"x", w->x, b->seqs}, {"y", w->y, b->seqs}, {"weight", w->weight, b->seqs}},
+                   targets = {"targets", w->targets, b->rows};
+    memcpy(w->arrays, arrays, sizeof arrays);
+    if (w->language) w->arrays[0] = targets;
+    b->arrays = w->arrays;
+    b->n_arrays = w->language ? 1 : 3;
+    b->last_of_step = ++w->micro == OWN_MICRO;
+    if (b->last_of_step) w->step++, w->micro = 0;
+    return TT_OK;
+}
+
+static uint64_t own_hash(void *self) { return ((const own *)self)->hash; }
+static double own_rmse(const tt_stats *s) { return sqrt(s->loss); }
+
+static bool open_own(own *w, bool language, tt_metric metric)
+{
+    const int64_t e[] = {OWN_WORDS, 8}, p[] = {OWN_TOKENS, 8}, q[] = {8, 8}, l[] = {1, 3}, one = 1;
+    const tt_init normal = {TT_INIT_NORMAL, 0.3f};
+    memset(w, 0, sizeof *w);
+    w->ctx = test_open(&w->a);
+    w->language = language;
+    w->hash = 7;
+    w->embedding = tt_param_new(w->ctx, "embedding", 2, e, normal);
+    w->position = tt_param_new(w->ctx, "position", 2, p, normal);
+    for (int k = 0; k < 3; k++) w->qkv[k] = tt_param_new(w->ctx, k == 0 ? "q" : k == 1 ? "k" : "v", 2, q, normal);
+    w->w = tt_param_new(w->ctx, "w", 2, l, normal);
+    w->b = tt_param_new(w->ctx, "b", 1, &one, normal);
+    tt_source s = {w, own_seek, own_next, OWN_STEPS, language ? 2 : OWN_ROWS, language ? OWN_TOKENS : 0, true, own_hash,
+                   NULL, 0};
+    w->source = s;
+    w->validation = s;
+    tt_model model = {w, own_record, metric, 0, language ? "tokens" : NULL, 0, false};
+    tt_train_options o = tt_train_options_default();
+    o.schedule.lr = 0.1f;
+    o.schedule.total_steps = 2 * OWN_STEPS * OWN_EPOCHS;
+    o.max_seqs = s.max_seqs;
+    o.max_tokens = s.max_tokens;
+    o.accumulate = true;
+    w->r = tt_trainer_new(w->ctx, &model, &o);
+    if (!w->r) CHECK_ERROR(w->ctx, TT_OK, "a trainer");
+    return w->r != NULL;
+}
+
+static void close_own(own *w)
+{
+    tt_trainer_free(w->r);
+    TEST_CLOSE(w->ctx, &w->a);
+}
+
+static tt_status own_keep(void *user) { return ((own *)user)->kept++, TT_OK; }
+
+static void own_report(void *user, const tt_fit_event *e)
+{
+    own *w = (own *)user;
+    if (!e->validation) { w->stop = ++w->steps == w->stop_at; return; }
+    w->metrics[e->epoch] = e->metric;
+    w->losses[e->epoch] = e->validation->loss;
+    w->best[e->epoch] = e->best;
+}
+
+static tt_status own_fit(own *w, const char *folder, bool resume, const char *best_by, bool *finished)
+{
+    tt_fit_options o = tt_fit_options_default();
+    o.epochs = OWN_EPOCHS;
+    o.folder = folder;
+    o.resume = resume;
+    o.best_by = best_by;
+    o.stop = &w->stop;
+    o.keep = own_keep;
+    o.report = own_report;
+    o.user = w;
+    return tt_fit(w->r, &w->source, &w->validation, &o, finished);
+}
+
+/* A regression and a language model: what tt_fit does for classifiers it does for them. */
+TEST(fit_of_models_of_ones_own)
+{
+    for (int language = 0; language < 2; language++) {
+        const tt_metric rmse = {"rmse", own_rmse, true}, metric = language ? tt_perplexity() : rmse;
+        char first[1024], second[1024], x[1200], y[1200];
+        int lines[2];
+        size_t n;
+        own a, b, c;
+        tt_stats before, after;
+        bool finished;
+        snprintf(first, sizeof first, "%s", test_path(test_folder(), "whole"));
+        snprintf(second, sizeof second, "%s", test_path(test_folder(), "parts"));
+        if (!open_own(&a, language, metric) || !open_own(&b, language, metric) || !open_own(&c, language, metric)) return;
+        CHECK(tt_evaluate(a.r, &a.validation, &before) == TT_OK);
+        CHECK(before.targets == (language ? OWN_STEPS * (2.0 * OWN_TOKENS - 1) : OWN_STEPS * (4.5 + 4)));
+        CHECK(own_fit(&a, first, false, NULL, &finished) == TT_OK && finished && a.steps == OWN_STEPS * OWN_EPOCHS);
+        CHECK(tt_evaluate(a.r, &a.validation, &after) == TT_OK && after.loss < 0.7 * before.loss);
+        CHECK_NEAR(a.metrics[2], language ? exp(after.loss) : sqrt(after.loss), 0);
+        b.stop_at = 7; /* in the middle of the second epoch */
+        CHECK(own_fit(&b, second, false, NULL, &finished) == TT_OK && !finished && tt_trainer_steps(b.r) == 7);
+        CHECK(own_fit(&c, second, true, NULL, &finished) == TT_OK && finished && c.steps == a.steps - 7);
+        snprintf(x, sizeof x, "%s/state.safetensors", first);
+        snprintf(y, sizeof y, "%s/state.safetensors", second);
+        CHECK(same_files(x, y));
+        char *m = metrics_of(first, &lines[0]), *o = metrics_of(second, &lines[1]);
+        CHECK(m && o && strcmp(m, o) == 0 && lines[0] == 1 + OWN_EPOCHS * (OWN_STEPS + 1));
+        CHECK(m && strstr(m, language ? "step,epoch,split,loss,perplexity,lr,grad_norm," : "step,epoch,split,loss,rmse,lr,") == m);
+        free(m);
+        free(o);
+        snprintf(x, sizeof x, "%s/metrics.csv", first);
+        m = test_read(x, &n);
+        CHECK(m && strstr(m, language ? ",seconds,tokens_per_second\n" : ",seconds,examples_per_second\n"));
+        free(m);
+        snprintf(x, sizeof x, "%s/loss.svg", first);
+        m = test_read(x, &n);
+        CHECK(m && strstr(m, language ? ">Perplexity</text>" : ">Rmse</text>") && strstr(m, "height='612'"));
+        free(m);
+
+        float got[OWN_TOKENS * OWN_WORDS], given[OWN_TOKENS * OWN_WORDS]; /* predictions need no targets */
+        tt_batch batch;
+        bool more;
+        const size_t outputs = language ? OWN_TOKENS * OWN_WORDS : OWN_ROWS;
+        memset(&batch, 0, sizeof batch);
+        memset(got, 0, sizeof got);
+        memset(given, 0, sizeof given);
+        CHECK(own_seek(&a, 0, 0) == TT_OK && own_next(&a, &batch, &more) == TT_OK && more);
+        CHECK(tt_forward(a.r, &batch, given, outputs) == TT_OK);
+        batch.n_arrays = language ? 0 : 1;
+        CHECK(tt_forward(a.r, &batch, got, outputs) == TT_OK && memcmp(got, given, sizeof got) == 0);
+        CHECK(language || fabsf(got[0] - a.y[0]) < 1.5f);
+        CHECK(tt_forward(a.r, &batch, got, outputs - 1) == TT_ERR_SHAPE);
+        CHECK(tt_predict(a.r, &batch, got) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "tt_predict needs a model with classes");
+        CHECK(tt_train_batch(a.r, &batch, NULL, NULL) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, language ? "the batch has no targets (NULL)" : "the batch has no y (NULL)");
+        batch.ids = NULL, batch.n_arrays = 0;
+        CHECK(tt_forward(a.r, &batch, got, outputs) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, language ? "the batch has no ids (NULL)" : "the batch has no x (NULL)");
+        close_own(&a);
+        close_own(&b);
+        close_own(&c);
+    }
+}
+
+static int own_calls;
+static double own_rising(const tt_stats *s) { return s->grad_norm > 0 ? 0 : ++own_calls; }
+static double own_constant(const tt_stats *s) { return s->targets > 0; }
+
+/* The best is told by the metric, whichever way is better, or by the loss; equal ones by the loss. */
+TEST(best_by_metric_or_loss)
+{
+    static const struct { double (*of)(const tt_stats *s); bool lower; const char *best_by; } rows[] = {
+        {own_rising, false, NULL}, {own_rising, true, NULL}, {own_rising, true, "loss"}, {own_constant, false, NULL},
+        {own_constant, true, "rise"}, {NULL, false, NULL}, {NULL, false, "loss"}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        const tt_metric metric = {rows[k].of ? "rise" : NULL, rows[k].of, rows[k].lower};
+        own w;
+        bool finished;
+        char *folder = test_folder(), path[1200];
+        double least = INFINITY;
+        int kept = 0, lines;
+        size_t n;
+        own_calls = 0;
+        if (!open_own(&w, false, metric)) return;
+        snprintf(path, sizeof path, "%s/run", folder);
+        CHECK(own_fit(&w, path, false, rows[k].best_by, &finished) == TT_OK && finished);
+        for (int e = 0; e < OWN_EPOCHS; e++) {
+            const bool lower = w.losses[e] < least;
+            CHECK(w.best[e] == (k == 0 || (k == 1 ? e == 0 : lower)));
+            least = fmin(least, w.losses[e]);
+            kept += w.best[e];
+        }
+        CHECK(w.kept == kept && w.losses[1] < w.losses[0]); /* not all the same */
+        char *csv = metrics_of(path, &lines), *svg;
+        CHECK(csv && lines == 1 + OWN_EPOCHS * (OWN_STEPS + 1) &&
+              strstr(csv, metric.name ? "step,epoch,split,loss,rise,lr," : "step,epoch,split,loss,lr,") == csv);
+        free(csv);
+        strcat(path, "/loss.svg");
+        svg = test_read(path, &n);
+        CHECK(svg && strstr(svg, metric.name ? "height='612'" : "height='444'") && (strstr(svg, ">Rise<") != NULL) == (metric.name != NULL));
+        free(svg);
+        close_own(&w);
+    }
+}
+
+TEST(fit_of_ones_own_refuses)
+{
+    const tt_metric rmse = {"rmse", own_rmse, true};
+    own w, v;
+    bool finished = true;
+    char folder[1024];
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+    if (!open_own(&w, false, rmse) || !open_own(&v, false, rmse)) return;
+    CHECK(own_fit(&w, NULL, false, "accuracy", &finished) == TT_ERR_ARGUMENT && !finished);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "best_by is 'accuracy', neither 'loss' nor the model's metric, rmse");
+    w.stop_at = 6;
+    CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && !finished);
+    CHECK(own_fit(&v, folder, true, "loss", &finished) == TT_ERR_ARGUMENT && v.steps == 0);
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "run' was not told by its loss");
+    v.ctx->options.logger.log = keep_warning;
+    warned[0] = 0;
+    v.hash = 8;
+    v.stop_at = 1;
+    CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && strstr(warned, "was trained on other data"));
+    w.source.max_seqs++;
+    CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_ERR_SHAPE);
+
+    tt_model model = {&w, own_record, {"a,b", own_rmse, false}, 0, NULL, 0, false};
+    tt_train_options o = tt_train_options_default();
+    o.schedule.kind = TT_CONSTANT;
+    o.max_seqs = 2;
+    for (int k = 0; k < 4; k++) {
+        if (k == 1) model.metric.name = "loss";
+        if (k == 2) model.metric.name = "rmse", model.metric.of = NULL;
+        if (k == 3) model.metric.name = NULL, model.classes = 3;
+        CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
+        CHECK_ERROR(w.ctx, k < 3 ? TT_ERR_ARGUMENT : TT_ERR_SHAPE, k < 3 ? "the model's metric '" : "the model has 3 classes, and its output a width of 1");
+    }
+    close_own(&w);
+    close_own(&v);
+}
+
+/* ------------------------------------------------------------------------------------------ programs by hand */
+
+typedef struct byhand {
+    test_allocator a;
+    tt_context *ctx;
+    tt_tape *t;
+    tt_program *p;
+    tt_value x, y, loss;
+} byhand;
+
+static bool open_byhand(byhand *h, int width, const tt_compile_options *o)
+{
+    const int64_t d1[] = {width, 4}, d2[] = {3, width}, n = width;
+    const tt_init normal = {TT_INIT_NORMAL, 0.5f};
+    memset(h, 0, sizeof *h);
+    h->ctx = test_open(&h->a);
+    tt_param *up = tt_param_new(h->ctx, "up", 2, d1, normal), *bias = tt_param_new(h->ctx, "bias", 1, &n, normal);
+    tt_param *down = tt_param_new(h->ctx, "down", 2, d2, normal);
+    h->t = tt_tape_new(h->ctx);
+    h->x = tt_input(h->t, "x", TT_F32, 8, 4);
+    h->y = tt_input(h->t, "y", TT_I32, 8, 1);
+    tt_value hidden = tt_dropout(h->t, tt_gelu(h->t, tt_linear(h->t, h->x, up, bias)), 0.3f);
+    h->loss = tt_cross_entropy(h->t, tt_linear(h->t, hidden, down, NULL), h->y, NULL);
+    h->p = tt_compile(h->t, h->loss, o);
+    if (!h->p) CHECK_ERROR(h->ctx, TT_OK, "a program");
+    return h->p != NULL;
+}
+
+static void close_byhand(byhand *h)
+{
+    tt_program_free(h->p);
+    tt_tape_free(h->t);
+    TEST_CLOSE(h->ctx, &h->a);
+}
+
+/* Steps until so many are done, skipped ones counted; each on data of its own. */
+static void byhand_steps(byhand *h, int from, int to, bool accumulate, tt_stats *s)
+{
+    for (int step = from; step < to; step++)
+        for (int micro = 0; micro < 1 + 2 * accumulate; micro++) {
+            uint64_t random = (uint64_t)(step * 10 + micro + 1);
+            float x[8 * 4];
+            int32_t y[8];
+            for (int k = 0; k < 32; k++) x[k] = (float)(test_random(&random) % 1000) / 500 - 1;
+            for (int k = 0; k < 8; k++) y[k] = (int32_t)(test_random(&random) % 3);
+            CHECK(tt_set(h->p, h->x, x, 8) == TT_OK && tt_set(h->p, h->y, y, 8) == TT_OK);
+            if (!accumulate) CHECK(tt_step(h->p, 0.01f, s) == TT_OK);
+            else CHECK(tt_micro_step(h->p, s) == TT_OK && (micro < 2 || tt_update(h->p, 0.01f, s) == TT_OK));
+        }
+}
+
+TEST(a_program_by_hand_is_saved_and_goes_on)
+{
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+    for (int k = 0; k < 20; k++) {
+        const bool accumulate = k / 5 % 2;
+        char half[1024], whole[1024], resumed[1024];
+        byhand a, b, c;
+        tt_stats s, t;
+        tt_compile_options o = tt_compile_options_default();
+        o.precision = precisions[k % 5];
+        o.accumulate = accumulate;
+        o.optimizer.kind = k / 5 == 0 ? TT_SGD : k / 5 == 1 ? TT_SGD : k / 5 == 2 ? TT_ADAM : TT_ADAMW;
+        o.optimizer.momentum = k / 5 == 1 ? 0.9f : 0;
+        o.optimizer.clip_norm = 1;
+        o.loss_scale.init = 0x1p40f; /* of 16-bit floats: steps are skipped at first */
+        o.loss_scale.interval = 2;
+        snprintf(half, sizeof half, "%s", test_path(test_folder(), "half"));
+        snprintf(whole, sizeof whole, "%s", test_path(test_folder(), "whole"));
+        snprintf(resumed, sizeof resumed, "%s", test_path(test_folder(), "resumed"));
+        if (!open_byhand(&a, 6, &o) || !open_byhand(&b, 6, &o) || !open_byhand(&c, 6, &o)) return;
+        byhand_steps(&a, 0, 40, accumulate, &s);
+        CHECK(tt_program_save(a.p, whole) == TT_OK && tt_program_steps(a.p) == s.step && s.step > 5);
+        CHECK((s.skipped > 0) == (k % 5 >= 3));
+        byhand_steps(&b, 0, 13, accumulate, &t);
+        CHECK(tt_program_save(b.p, half) == TT_OK);
+        CHECK(tt_program_load(c.p, half) == TT_OK && tt_program_steps(c.p) == t.step);
+        byhand_steps(&c, 13, 40, accumulate, &t);
+        CHECK(memcmp(&s, &t, sizeof s) == 0);
+        CHECK(tt_program_save(c.p, resumed) == TT_OK && same_files(whole, resumed));
+        close_byhand(&a);
+        close_byhand(&b);
+        close_byhand(&c);
+    }
+}
+
+TEST(states_that_a_program_refuses)
+{
+    char path[1024], bad[1024], before[1024], after[1024], *bytes;
+    byhand a, b;
+    size_t n;
+    tt_stats s;
+    tt_compile_options o = tt_compile_options_default(), other;
+    o.accumulate = true;
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "state"));
+    snprintf(bad, sizeof bad, "%s", test_path(test_folder(), "bad.safetensors"));
+    snprintf(before, sizeof before, "%s", test_path(test_folder(), "before"));
+    snprintf(after, sizeof after, "%s", test_path(test_folder(), "after"));
+    if (!open_byhand(&a, 6, &o)) return;
+    byhand_steps(&a, 0, 3, true, &s);
+    CHECK(tt_program_save(a.p, path) == TT_OK);
+    byhand_steps(&a, 3, 5, true, &s);
+    CHECK(tt_program_save(a.p, before) == TT_OK);
+    bytes = test_read(path, &n);
+    for (int k = 0; k < 6; k++) { /* cut off */
+        const size_t keep[] = {0, 7, 100, n / 2, n - 8, n - 1};
+        test_write(bad, bytes, keep[k]);
+        CHECK(tt_program_load(a.p, bad) == TT_ERR_FORMAT);
+        CHECK_ERROR(a.ctx, TT_ERR_FORMAT, "bad.safetensors'");
+    }
+    free(bytes);
+    for (int k = 0; k < 5; k++) {
+        static const char *const errors[] = {"tensor 'up' is F32 of 112 bytes, this run has F32 of 96", "was made with another optimizer",
+                                             "was made with another precision than '32-true'", "has no tensor 'exp_avg.up'", NULL};
+        other = o;
+        if (k == 1) other.optimizer.kind = TT_SGD;
+        if (k == 2) other.precision = "bf16-true";
+        if (k == 4) other.optimizer.beta1 = 0.5f; /* told of, and no more */
+        if (!open_byhand(&b, k == 0 ? 7 : 6, &other)) return;
+        if (k == 3) { /* others are trained */
+            tt_program_free(b.p);
+            tt_param_freeze(b.ctx, "up", true);
+            b.p = tt_compile(b.t, b.loss, &other);
+        }
+        CHECK(tt_program_save(b.p, bad) == TT_OK);
+        close_byhand(&b);
+        if (k == 4) break;
+        CHECK(tt_program_load(a.p, bad) != TT_OK);
+        CHECK_ERROR(a.ctx, tt_error_code(a.ctx), errors[k]);
+        CHECK_ERROR(a.ctx, tt_error_code(a.ctx), "bad.safetensors'");
+        CHECK(tt_program_save(a.p, after) == TT_OK && same_files(before, after)); /* nothing has changed */
+    }
+    a.ctx->options.logger.log = keep_warning;
+    warned[0] = 0;
+    CHECK(tt_program_load(a.p, bad) == TT_OK && strstr(warned, "bad.safetensors' was made with other options"));
+    warned[0] = 0;
+    CHECK(tt_program_load(a.p, path) == TT_OK && !warned[0] && tt_program_steps(a.p) == 3);
+
+    float x[32] = {0};
+    int32_t y[8] = {0};
+    CHECK(tt_set(a.p, a.x, x, 8) == TT_OK && tt_set(a.p, a.y, y, 8) == TT_OK && tt_micro_step(a.p, NULL) == TT_OK);
+    CHECK(tt_program_save(a.p, after) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "between steps, not between the micro-batches");
+    CHECK(tt_program_load(a.p, path) == TT_OK); /* and then none is left */
+    CHECK(tt_program_save(a.p, after) == TT_OK && same_files(path, after));
+    close_byhand(&a);
+    other = o;
+    other.train = false;
+    if (!open_byhand(&a, 6, &other)) return;
+    CHECK(tt_program_save(a.p, after) == TT_ERR_ARGUMENT && tt_program_load(a.p, path) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "this program does not train");
+    close_byhand(&a);
+}
+
+/* A trainer's state goes on in a program of the same tape, not the other way round: there is no progress. */
+TEST(a_trainers_state_in_a_program)
+{
+    char path[1024], again[1024];
+    own w;
+    tt_batch b;
+    bool more;
+    const tt_metric none = {NULL, NULL, false};
+    tt_compile_options o = tt_compile_options_default();
+    tt_train_options to = tt_train_options_default();
+    tt_value output;
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "state"));
+    snprintf(again, sizeof again, "%s", test_path(test_folder(), "again"));
+    if (!open_own(&w, false, none)) return;
+    memset(&b, 0, sizeof b);
+    for (int k = 0; k < 4; k++)
+        CHECK(own_next(&w, &b, &more) == TT_OK && more && tt_train_batch(w.r, &b, NULL, NULL) == TT_OK);
+    CHECK(tt_trainer_save(w.r, path, NULL) == TT_OK && tt_trainer_load(w.r, path, NULL) == TT_OK);
+    to.max_seqs = OWN_ROWS;
+    o.accumulate = true;
+    o.optimizer = to.optimizer;
+    tt_tape *t = tt_tape_new(w.ctx);
+    tt_program *p = tt_compile(t, own_record(&w, t, &to, &output), &o);
+    REQUIRE(p != NULL);
+    w.ctx->options.logger.log = keep_warning;
+    warned[0] = 0;
+    CHECK(tt_program_load(p, path) == TT_OK && tt_program_steps(p) == 2 && !warned[0]);
+    CHECK(tt_program_save(p, again) == TT_OK && tt_trainer_load(w.r, again, NULL) == TT_ERR_FORMAT);
+    CHECK_ERROR(w.ctx, TT_ERR_FORMAT, "has no tensor 'tinytrain.progress'");
+    tt_program_free(p);
+    tt_tape_free(t);
+    close_own(&w);
+}
+
 static const test_case tests[] = {
     TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together), TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
     TEST_CASE(loaders_that_do_not_fit), TEST_CASE(steps_of_several_micro_batches_need_accumulate),
@@ -2112,6 +2596,9 @@ static const test_case tests[] = {
     TEST_CASE(fit_writes_metrics), TEST_CASE(fit_refuses_metrics_with_other_columns),
     TEST_CASE(pictures_of_a_training), TEST_CASE(lines_of_metrics),
     TEST_CASE(fit_of_a_trainer_that_only_evaluates), TEST_CASE(names_that_a_state_cannot_have),
+    TEST_CASE(fit_of_models_of_ones_own), TEST_CASE(best_by_metric_or_loss), TEST_CASE(fit_of_ones_own_refuses),
+    TEST_CASE(a_program_by_hand_is_saved_and_goes_on), TEST_CASE(states_that_a_program_refuses),
+    TEST_CASE(a_trainers_state_in_a_program),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
