@@ -9117,15 +9117,18 @@ static tt_status tt__param_fill(tt_param *p, float *piece)
     struct tt__arena *arena = p->arena;
     tt_status status = TT_OK;
     const bool there = !p->read && tt__init_fits(p); /* made where it stays */
+    const bool straight = p->dtype == TT_F32 && arena->kind->host; /* read to where it stays */
     tt__float_mode mode = tt__float_default();
     if (there) status = tt__device_status(p->ctx, arena, arena->kind->backend->init(arena->device, memory, p->dtype, p->size, p->init, tt__init_key(p)));
     for (int64_t first = there ? p->size : 0; first < p->size && status == TT_OK; first += TT__PIECE) {
         int64_t n = tt__min(TT__PIECE, p->size - first);
         p->arena = NULL; /* read from the source, not from the memory being filled */
-        status = tt__param_read(p, first, n, piece);
+        status = tt__param_read(p, first, n, straight ? (float *)(void *)memory + first : piece);
         p->arena = arena;
         if (status == TT_OK) status = tt__param_fits(p, piece, first, n);
-        if (status == TT_OK) status = tt__write_floats(p->ctx, arena, memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, piece, (size_t)n);
+        if (status == TT_OK && !straight)
+            status = tt__write_floats(p->ctx, arena, memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype,
+                                      piece, (size_t)n);
     }
     tt__float_restore(mode);
     return status;
@@ -11549,13 +11552,15 @@ static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_
 static tt_status tt__safetensors_floats(const tt_safetensors *s, int i, int64_t first, int64_t n, int type,
                                         const void *from, void *to)
 {
-    const double *values = (const double *)from;
-    if (type != TT__ST_F64) tt__convert(to, TT_F32, from, type == TT__ST_BF16 ? TT_BF16 : TT_F16, (size_t)n);
+    float *values = (float *)to;
+    for (int64_t k = 0; k < n && type == TT__ST_BF16; k++) values[k] = tt__from_bf16(((const uint16_t *)from)[k]);
+    for (int64_t k = 0; k < n && type == TT__ST_F16; k++) values[k] = tt__from_f16(((const uint16_t *)from)[k]);
     for (int64_t k = 0; k < n && type == TT__ST_F64; k++) {
-        if (isfinite(values[k]) && fabs(values[k]) > FLT_MAX)
+        double value = ((const double *)from)[k];
+        if (isfinite(value) && fabs(value) > FLT_MAX)
             return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %g at element %lld, which a float "
-                            "cannot", s->path, s->infos[i].name, values[k], (long long)(first + k));
-        ((float *)to)[k] = (float)values[k];
+                            "cannot", s->path, s->infos[i].name, value, (long long)(first + k));
+        values[k] = (float)value;
     }
     return TT_OK;
 }

@@ -1291,6 +1291,33 @@ TEST(numbers_that_a_float_cannot_hold) /* found when the tensor is read, since l
     TEST_CLOSE(ctx, &a);
 }
 
+TEST(checkpoint_cut_off_after_loading) /* an error of the allocation; once the file is whole again, it goes on */
+{
+    test_allocator a;
+    tt_bert m;
+    edit e = unchanged;
+    char name[1100], folder[1024];
+    size_t n;
+    snprintf(folder, sizeof folder, "%s", edited("bert", &e, NULL, NULL));
+    snprintf(name, sizeof name, "%s/model.safetensors", folder);
+    tt_context *ctx = test_open(&a);
+    char *bytes = test_read(name, &n);
+    REQUIRE(bytes && tt_bert_load(ctx, &m, folder, 0) == TT_OK);
+    tt_model model = tt_bert_classifier(&m);
+    tt_train_options o = golden_options("32-true", false);
+    tt_trainer *r = tt_trainer_new(ctx, &model, &o);
+    REQUIRE(r != NULL);
+    CHECK(truncate(name, (off_t)(n - 1000)) == 0 && tt_allocate(r->train) == TT_ERR_FILE);
+    CHECK_ERROR(ctx, TT_ERR_FILE, "model.safetensors', byte ");
+    CHECK_ERROR(ctx, TT_ERR_FILE, "the file was cut off while it was read");
+    test_write(name, bytes, n);
+    CHECK(tt_allocate(r->train) == TT_OK);
+    free(bytes);
+    tt_trainer_free(r);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(broken_configs)
 {
     static const struct { const char *model, *from, *to; tt_status status; const char *error; } rows[] = {
@@ -1551,7 +1578,7 @@ static const test_case tests[] = {
     TEST_CASE(another_number_of_classes), TEST_CASE(class_names_of_a_config), TEST_CASE(classes_of_one_name),
     TEST_CASE(what_no_config_can_hold_is_not_saved), TEST_CASE(broken_checkpoints),
     TEST_CASE(configs_that_promise_more_than_the_file_holds), TEST_CASE(many_layers),
-    TEST_CASE(numbers_that_a_float_cannot_hold), TEST_CASE(broken_configs),
+    TEST_CASE(numbers_that_a_float_cannot_hold), TEST_CASE(checkpoint_cut_off_after_loading), TEST_CASE(broken_configs),
     TEST_CASE(other_activations_load), TEST_CASE(new_models), TEST_CASE(without_pooler_and_types), TEST_CASE(allocation_failures),
 };
 
