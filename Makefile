@@ -44,7 +44,7 @@ TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 BENCHES  := $(patsubst bench/%.c,$(B)/%,$(wildcard bench/*.c))
-MEASURED := $(addprefix $(B)/,gemm attention rows step tokenize images)
+MEASURED := $(addprefix $(B)/,gemm attention rows step compile tokenize images)
 # What make bench-peers has pip install for PyTorch: a requirement and options. PyPI's torch for Linux brings CUDA (5.6 GB); PyTorch's own
 # index of CPU builds does not: TORCH='torch --index-url URL'.
 TORCH  ?= torch

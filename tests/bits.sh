@@ -5,7 +5,8 @@
 # of names of cases, such as 'vit/16-*'. Results of OLD are kept, and used again until tests/bits.c changes.
 #
 #   KINDS   "cpu cuda" (the default): on which kinds of device; cuda is emulated
-#   EVERY   17: every so many-th case is run (instruction sets other than the best: twice as many left out); 1: all
+#   EVERY   17: 1 of so many cases is run, and half as many on instruction sets other than the best,
+#           a quarter on cuda. 1: all
 #   B       build: folder for programs and results
 #   CC, CXX, CFLAGS (-O2)
 set -u
@@ -108,7 +109,7 @@ compare() # cpu|cuda EVERY ISA BF16 [PATTERN...]
 for kind in $KINDS; do
     build old $kind "$old" -DTT_OLD && build new $kind "$new" "" || { echo "bits.sh: a version does not compile"; exit 2; }
     if [ $kind = cuda ]; then
-        compare cuda $((EVERY * 2 + 1)) "" "" "$@"
+        compare cuda $((EVERY * 4 + 1)) "" "" "$@"
         continue
     fi
     compare cpu $EVERY "" "" "$@"

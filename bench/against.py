@@ -1,0 +1,154 @@
+"""Measures another commit's version and this one in turn: speed of steps and matrix products, time to compile programs
+and the header, and the plans of the memory ladder.
+
+    python3 bench/against.py [BASE] [--rounds 5] [--only plans,step,gemm,compile,header] [--new FOLDER]
+
+BASE is a commit (053f6e9) or a folder with tinytrain.h and bench/. Every round runs both versions, in the other order
+than the round before; what is printed is the median of the rounds' ratios, new / old. Above 1 is slower for seconds;
+for speeds, below 1. Exits with 1 where a plan is larger. B: folder for what is built (build); CC, CFLAGS (-O2)."""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+B = os.environ.get("B", "build")
+CC = os.environ.get("CC", "cc")
+CFLAGS = os.environ.get("CFLAGS", "-O2").split()
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic"]
+PRECISIONS = ["32-true", "bf16-mixed", "16-true"]
+
+
+def sources(version, name):
+    """The folder of a version: as it is, or what git has of that commit."""
+    if os.path.isdir(version):
+        return os.path.abspath(version)
+    folder = os.path.join(B, "against", name)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    archive = subprocess.run(["git", "-C", HERE, "archive", version, "tinytrain.h", "bench"], check=True,
+                             stdout=subprocess.PIPE).stdout
+    subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+    return os.path.abspath(folder)
+
+
+def built(folder, name, program):
+    """A benchmark of that version. One that it lacks is this version's."""
+    source = os.path.join(folder, "bench", program + ".c")
+    if not os.path.exists(source):
+        shutil.copy(os.path.join(HERE, "bench", program + ".c"), source)
+    to = os.path.join(B, "against", f"{program}.{name}")
+    os.makedirs(os.path.dirname(to), exist_ok=True)
+    subprocess.run([CC, *CFLAGS, *STRICT, "-I", folder, source, "-o", to, "-lm", "-lpthread"], check=True)
+    return to
+
+
+def rows(program, *arguments):
+    """What a benchmark prints with --json: {name: value}."""
+    out = subprocess.run([program, "--json", *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return {line["name"]: line["value"] for line in lines}
+
+
+def plans(programs):
+    """Compares all figures of the memory ladder; returns how many are larger."""
+    settings = [["--device", device] for device in ("cuda", "cpu")]
+    settings += [[*s, "--vit", "B/16", "--pixels", "160", "--batch", "7"] for s in settings]
+    settings += [["--fits", "--device", "cuda"], ["--fits", "--device", "cpu"]]
+    compared = larger = smaller = 0
+    for setting in settings:
+        lines = {}
+        for name, program in programs.items():
+            out = subprocess.run([program, "--json", *setting], check=True, stdout=subprocess.PIPE, text=True).stdout
+            lines[name] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        if len(lines["old"]) != len(lines["new"]):
+            raise SystemExit(f"memory_ladder {' '.join(setting)} prints another number of lines than it did")
+        for old, new in zip(lines["old"], lines["new"]):
+            what = " ".join(str(old[k]) for k in ("rung", "model", "precision", "recompute", "card_gb") if k in old)
+            compared += 1
+            # Of --fits, more images on a card are what a smaller plan gives.
+            if "batch" in old:
+                worse, better = new["batch"] < old["batch"], new["batch"] > old["batch"]
+                if new["batch"] == old["batch"]:
+                    worse, better = (new["planned_bytes"] > old["planned_bytes"],
+                                     new["planned_bytes"] < old["planned_bytes"])
+            else:
+                worse = new["planned_bytes"] > old["planned_bytes"] or new["extra_flops"] > old["extra_flops"]
+                better = new["planned_bytes"] < old["planned_bytes"]
+            larger += worse
+            smaller += better and not worse
+            if worse:
+                print(f"larger: {' '.join(setting)}: {what}: {old} -> {new}")
+    print(f"plans: {compared} compared, {larger} larger, {smaller} smaller")
+    return larger
+
+
+def in_turn(rounds, measure):
+    """measure(name) -> {what: value}, of "old" and "new" in turn; prints a line for each of the values."""
+    seen = {"old": [], "new": []}
+    for k in range(rounds):
+        for name in ("old", "new") if k % 2 == 0 else ("new", "old"):
+            seen[name].append(measure(name))
+    for what in seen["new"][0]:
+        if what not in seen["old"][0]:
+            continue
+        pairs = [(o[what], n[what]) for o, n in zip(seen["old"], seen["new"])]
+        ratios = [n / o for o, n in pairs]
+        old, new = statistics.median(o for o, _ in pairs), statistics.median(n for _, n in pairs)
+        print(f"{what:58} {old:10.4g} {new:10.4g}   {statistics.median(ratios):6.3f}   {min(ratios):.3f} .. {max(ratios):.3f}",
+              flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("base", nargs="?", default="053f6e9")
+    parser.add_argument("--new", default=HERE)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="plans,step,gemm,compile,header")
+    o = parser.parse_args()
+    only = o.only.split(",")
+    folders = {"old": sources(o.base, "base"), "new": sources(o.new, "new")}
+    failed = 0
+    if "plans" in only:
+        failed = plans({name: built(folder, name, "memory_ladder") for name, folder in folders.items()})
+    print(f"{'':58} {'old':>10} {'new':>10}   {'ratio':>6}   of the rounds")
+    if "step" in only:
+        programs = {name: built(folder, name, "step") for name, folder in folders.items()}
+        for precision in PRECISIONS:
+            for model in (["--length", "128", "--seqs", "8"], ["--vit", "S/16", "--seqs", "4"]):
+                def step(name):
+                    r = rows(programs[name], *model, "--layers", "2", "--steps", "8", "--warm", "2", "--precision", precision)
+                    ms = r["time of a step, mean"]
+                    best = r["tokens a second, best step"]
+                    return {f"ms a step, {precision} {' '.join(model)}": ms, "  its best step, tokens/s": best}
+                in_turn(o.rounds, step)
+    if "gemm" in only:
+        programs = {name: built(folder, name, "gemm") for name, folder in folders.items()}
+        for precision in PRECISIONS:
+            for size in ((2048, 768, 3072), (512, 768, 768), (37, 100, 52)):
+                def gemm(name):
+                    r = rows(programs[name], "--rows", str(size[0]), "--in", str(size[1]), "--out", str(size[2]),
+                             "--seconds", "0.2", "--precision", precision)
+                    return {f"GFLOP/s, {precision} {k}": v for k, v in r.items()}
+                in_turn(o.rounds, gemm)
+    if "compile" in only:
+        programs = {name: built(folder, name, "compile") for name, folder in folders.items()}
+        in_turn(o.rounds, lambda name: {f"ms, {k}": v for k, v in rows(programs[name], "--rounds", "1").items()})
+    if "header" in only:
+        def header(name):
+            begin = time.time()
+            subprocess.run([CC, *CFLAGS, *STRICT, "-DTINYTRAIN_IMPLEMENTATION", "-I", folders[name], "-x", "c", "-c",
+                            os.path.join(folders[name], "tinytrain.h"), "-o", os.path.join(B, "against", "header.o")],
+                           check=True)
+            return {f"seconds to compile the header, {' '.join(CFLAGS)}": time.time() - begin}
+        in_turn(o.rounds, header)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
