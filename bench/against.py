@@ -64,8 +64,16 @@ def plans(programs):
     for setting in settings:
         lines = {}
         for name, program in programs.items():
-            out = subprocess.run([program, "--json", *setting], check=True, stdout=subprocess.PIPE, text=True).stdout
+            done = subprocess.run([program, "--json", *setting], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            if done.returncode != 0 and name == "old" and "unknown option" in done.stderr:
+                break
+            if done.returncode != 0:
+                raise SystemExit(done.stderr)
+            out = done.stdout
             lines[name] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        if "old" not in lines:
+            print(f"memory_ladder {' '.join(setting)}: the old version has no such option")
+            continue
         if len(lines["old"]) != len(lines["new"]):
             raise SystemExit(f"memory_ladder {' '.join(setting)} prints another number of lines than it did")
         for old, new in zip(lines["old"], lines["new"]):
