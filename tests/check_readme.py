@@ -7,7 +7,9 @@ library only; run from the repository's root.
 B: folder of the built examples (build), CC: compiler (cc), both from the environment.
 
 
-  - every ```c block compiles as it stands, with -Werror; one that has a main() and is marked ```c run must also run and end with 0
+  - every ```c block compiles as it stands, with -Werror; one that is marked ```c run must also run and end with
+    0; one that is marked ```c resume too, and when it is killed (its argument says after which step) and started
+    again, it must print and save the same
   - every `make TARGET` and VARIABLE=... in a ```sh block or in `backticks` is one that the Makefile has
   - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file, and for a bench, which
     the tests do not build: in its source)
@@ -32,10 +34,10 @@ def report(word, name, why=""):
     print(f"{word} {name}{': ' + ' '.join(str(why).split())[:600] if why else ''}", flush=True)
 
 
-def call(*command, seconds=300):
+def call(*command, seconds=300, folder=None):
     """(exit status, stdout + stderr)"""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                          timeout=seconds)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, errors="replace", timeout=seconds, cwd=folder)
     return done.returncode, done.stdout
 
 
@@ -75,12 +77,41 @@ def check_snippets(text, folder):
         source, program = os.path.join(folder, f"readme_{line}.c"), os.path.join(folder, f"readme_{line}")
         with open(source, "w") as f:
             f.write(body)
-        run = "run" in info
+        run = "run" in info or "resume" in info
         status, said = call(*CC, "-O1", "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I.", source,
                             *(["-o", program, "-lm", "-lpthread"] if run else ["-c", "-o", program + ".o"]))
-        if status == 0 and run:
+        if status == 0 and "run" in info:
             status, said = call(program)
+        if status == 0 and "resume" in info:
+            check_resume(program, folder, line)
         check(f"readme_snippet_line_{line}", [f"status {status}: {said[-500:]}"] if status else [])
+
+
+def check_resume(program, folder, line):
+    """What it prints and the files that it leaves: without a stop, and killed after a step and started again."""
+    wrong, left = [], []
+    for kill in ([], ["115"]):
+        place = os.path.join(folder, f"resume_{line}_{len(kill)}")
+        os.mkdir(place)
+        if kill:
+            status, said = call(program, *kill, folder=place)
+            if status != -9 or said:
+                wrong.append(f"status {status} where it is to be killed: {said[-300:]}")
+            if not os.listdir(place):
+                wrong.append("no state was saved before it was killed")
+        status, said = call(program, folder=place)
+        if status:
+            wrong.append(f"status {status}: {said[-300:]}")
+        files = {}
+        for name in sorted(os.listdir(place)):
+            with open(os.path.join(place, name), "rb") as f:
+                files[name] = f.read()
+        left.append((said, files))
+    if left[0][0] != left[1][0]:
+        wrong.append(f"it prints {left[1][0]!r} when it was killed, else {left[0][0]!r}")
+    if not left[0][1] or left[0][1] != left[1][1]:
+        wrong.append("the files that it leaves differ when it was killed")
+    check(f"readme_resume_line_{line}", wrong)
 
 
 def check_makefile(text, name):
