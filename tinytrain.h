@@ -4542,6 +4542,18 @@ typedef struct tt__gemm_args {
     void *workspace;                                                   /* of gemm_workspace bytes, 64-byte aligned */
 } tt__gemm_args;
 
+/* What a microkernel computes: C = scale * A B + base, a block whose sums stay in registers. k counts floats or, where bf16 is
+   multiplied, units: pairs of it in the place of a float. A(i, k) = a[i * a_row + k * a_col], for AMX a[i * a_row + k / 16 * a_col + k % 16];
+   B's and C's rows lie b_row and c_row floats apart. `base` is NULL, C itself, or another block. */
+typedef struct tt__product {
+    int64_t k;
+    const float *a; int64_t a_row, a_col;
+    const float *b; int64_t b_row;
+    float *c; int64_t c_row;
+    const float *base; int64_t base_row;
+    float scale;
+} tt__product;
+
 /* Attention within each sequence, per head: k, v (rows, heads * head_size), q, out (queries, heads * head_size), lse f32 (queries,
    heads). Every row asks, or those that query_row lists, in any order.
    Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h: 16 random bits, number j % 8
@@ -5538,20 +5550,24 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
    bf16, so that the microkernel reads both in sequence (for AMX, A by tiles or where it lies); tiles of C are then handed out. An element of C is computed by one task, its sum
    over k in blocks that depend on k alone, so neither tiles nor threads change a bit. */
 
-/* The microkernel's height in rows and width in vectors: its accumulators, one row of B and a broadcast fill the
-   32 (AVX-512, NEON) or 16 registers. AVX-512: 8 x 48 loads less often than 12 x 32 does and is 7% faster on Granite Rapids. */
+/* The heights in rows and widths in vectors of the microkernels for panels and for attention's blocks: their accumulators, one row of B
+   and a broadcast fill the 32 (AVX-512, NEON) or 16 registers. AVX-512: 8 x 48 loads less often than 12 x 32 does and is 7% faster on
+   Granite Rapids. */
 #if TT__LANES == 16
 #define TT__GEMM_MR 8
 #define TT__GEMM_NV 3
+#define TT__ATTENTION_MR 6
+#define TT__ATTENTION_NV 4
 #elif defined(TT__NEON)
 #define TT__GEMM_MR 12
 #define TT__GEMM_NV 2
-#elif TT__LANES == 8
-#define TT__GEMM_MR 6
-#define TT__GEMM_NV 2
+#define TT__ATTENTION_MR 8
+#define TT__ATTENTION_NV 2
 #else
-#define TT__GEMM_MR 4
+#define TT__GEMM_MR (TT__LANES == 8 ? 6 : 4)
 #define TT__GEMM_NV 2
+#define TT__ATTENTION_MR 6
+#define TT__ATTENTION_NV 2
 #endif
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
 #define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* panel */
@@ -5841,129 +5857,183 @@ TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(ge
 
 /* ---- computing ---- */
 
-typedef tt__vf TT__K(gemm_sums)[TT__GEMM_MR][TT__GEMM_NV]; /* of a microkernel, in registers */
+typedef tt__vf TT__K(micro_sums)[12][4]; /* at most; what a microkernel uses of it are registers */
 
-TT__INLINE void TT__K(gemm_begin)(const int rows, const int nv, TT__K(gemm_sums) sum, const float *out, int64_t out_row)
+/* A microkernel computes one block of C: its rows and vectors (nv) are constants, so that the sums live in registers. */
+typedef void (*TT__K(micro_fn))(int64_t rows, int64_t cols, const tt__product *p);
+
+TT__INLINE void TT__K(micro_begin)(const int rows, const int nv, TT__K(micro_sums) sum, const tt__product *p)
 {
     TT__UNROLL(16)
     for (int i = 0; i < rows; i++) {
-        __builtin_prefetch(out + i * out_row, 1);
+        __builtin_prefetch(p->c + i * p->c_row, 1);
         TT__UNROLL(4)
         for (int v = 0; v < nv; v++) sum[i][v] = TT__K(zero)();
     }
 }
 
-TT__INLINE void TT__K(gemm_end)(const int rows, const int nv, TT__K(gemm_sums) sum, float *out, int64_t out_row, const float *base,
-                                int64_t base_row)
+TT__INLINE void TT__K(micro_end)(const int rows, const int nv, TT__K(micro_sums) sum, const float scale, const tt__product *p)
 {
+    const float *base = p->base;
+    const int64_t base_row = p->base_row, c_row = p->c_row;
+    float *c = p->c;
     TT__UNROLL(16)
     for (int i = 0; i < rows; i++) {
         TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) {
-            tt__vf x = sum[i][v];
-            if (base) x += TT__K(load)(base + i * base_row + v * TT__LANES);
-            TT__K(store)(out + i * out_row + v * TT__LANES, x);
+        for (int v = 0; v < nv; v++) sum[i][v] *= scale;
+    }
+    if (base) {
+        TT__UNROLL(16)
+        for (int i = 0; i < rows; i++) {
+            TT__UNROLL(4)
+            for (int v = 0; v < nv; v++) sum[i][v] += TT__K(load)(base + i * base_row + v * TT__LANES);
         }
+    }
+    TT__UNROLL(16)
+    for (int i = 0; i < rows; i++) {
+        TT__UNROLL(4)
+        for (int v = 0; v < nv; v++) TT__K(store)(c + i * c_row + v * TT__LANES, sum[i][v]);
     }
 }
 
-/* out (rows, nv vectors) = panel of A times panel of B + base, which may be NULL, or out itself. */
-TT__INLINE void TT__K(gemm_rows)(const int rows, const int nv, int64_t k, const float *a, const float *b, float *out, int64_t out_row,
-                                 const float *base, int64_t base_row)
+/* The microkernel of fp32. The strides of A and B are arguments, so that a caller can give them as constants. */
+TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_t a_col, int64_t b_row, const tt__product *p)
 {
-    TT__K(gemm_sums) sum;
-    TT__K(gemm_begin)(rows, nv, sum, out, out_row);
+    TT__K(micro_sums) sum;
+    const float *a = p->a, *b = p->b;
+    TT__K(micro_begin)(rows, nv, sum, p);
     TT__UNROLL_BY(4) /* where two threads share a core, what is short is instructions beside the multiplications */
-    for (; k > 0; k--, a += TT__GEMM_MR, b += TT__GEMM_NR) {
-        tt__vf row[TT__GEMM_NV];
+    for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
+        tt__vf row[4];
         TT__UNROLL(4)
         for (int v = 0; v < nv; v++) row[v] = TT__K(load)(b + v * TT__LANES);
 #ifdef TT__NEON /* multiplies by a lane: loads of single floats would take most of the registers */
-        tt__vf column[TT__GEMM_MR / TT__LANES];
+        tt__vf column[12 / TT__LANES];
+        const bool lanes = __builtin_constant_p(a_row == 1) && a_row == 1 && rows % TT__LANES == 0;
         TT__UNROLL(4)
-        for (int v = 0; v < rows / TT__LANES; v++) column[v] = TT__K(load)(a + v * TT__LANES);
+        for (int v = 0; v < rows / TT__LANES && lanes; v++) column[v] = TT__K(load)(a + v * TT__LANES);
 #endif
         TT__UNROLL(16)
         for (int i = 0; i < rows; i++) {
 #ifdef TT__NEON
-            tt__vf x = TT__K(splat)(column[i / TT__LANES][i % TT__LANES]);
+            tt__vf x = TT__K(splat)(lanes ? column[i / TT__LANES][i % TT__LANES] : a[i * a_row]);
 #else
-            tt__vf x = TT__K(splat)(a[i]);
+            tt__vf x = TT__K(splat)(a[i * a_row]);
 #endif
             TT__UNROLL(4)
             for (int v = 0; v < nv; v++) sum[i][v] = TT__K(fma)(x, row[v], sum[i][v]);
         }
     }
-    TT__K(gemm_end)(rows, nv, sum, out, out_row, base, base_row);
+    TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* Whole panels, or as many thirds of one (half of one of 4 or 8 rows) as hold `rows`; of 48 columns only the 16 that there may be. */
-TT__FN __attribute__((noinline)) void TT__K(gemm_micro)(int64_t rows, int64_t cols, int64_t k, const float *a, const float *b, float *out,
-                                                        int64_t out_row, const float *base, int64_t base_row)
+/* For panels of A and B. Of a panel of A it takes all rows, or as many thirds (of 4 or 8 rows: halves) as hold `rows`; of a panel of 48
+   columns all, or 16 if there are no more. */
+TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
-    enum { STEP = TT__GEMM_MR % 3 ? TT__GEMM_MR / 2 : TT__GEMM_MR / 3, THIRDS = STEP * 3 == TT__GEMM_MR, NV = TT__GEMM_NV };
-    if (NV == 3 && cols <= TT__LANES) TT__K(gemm_rows)(TT__GEMM_MR, 1, k, a, b, out, out_row, base, base_row);
-    else if (rows > (THIRDS ? 2 : 1) * STEP) TT__K(gemm_rows)(TT__GEMM_MR, NV, k, a, b, out, out_row, base, base_row);
-    else if (THIRDS && rows > STEP) TT__K(gemm_rows)(2 * STEP, NV, k, a, b, out, out_row, base, base_row);
-    else TT__K(gemm_rows)(STEP, NV, k, a, b, out, out_row, base, base_row);
+    enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
+    if (NV == 3 && cols <= TT__LANES) TT__K(micro)(MR, 1, 1, MR, TT__GEMM_NR, p);
+    else if (rows > (THIRDS ? 2 : 1) * STEP) TT__K(micro)(MR, NV, 1, MR, TT__GEMM_NR, p);
+    else if (THIRDS && rows > STEP) TT__K(micro)(2 * STEP, NV, 1, MR, TT__GEMM_NR, p);
+    else TT__K(micro)(STEP, NV, 1, MR, TT__GEMM_NR, p);
 }
+
+/* For attention: any number of rows up to ATTENTION_MR and of vectors up to ATTENTION_NV. */
+#define TT__MICRO_ROWS(kernel, nv) \
+    switch (rows) { \
+    case 1: kernel(1, nv, p->a_row, p->a_col, p->b_row, p); return; \
+    case 2: kernel(2, nv, p->a_row, p->a_col, p->b_row, p); return; \
+    case 3: kernel(3, nv, p->a_row, p->a_col, p->b_row, p); return; \
+    case 4: kernel(4, nv, p->a_row, p->a_col, p->b_row, p); return; \
+    case 5: kernel(5, nv, p->a_row, p->a_col, p->b_row, p); return; \
+    TT__MICRO_TALL(kernel, nv) \
+    default: kernel(TT__ATTENTION_MR, nv, p->a_row, p->a_col, p->b_row, p); return; \
+    }
+#if TT__ATTENTION_MR == 8
+#define TT__MICRO_TALL(kernel, nv) \
+    case 6: kernel(6, nv, p->a_row, p->a_col, p->b_row, p); return; \
+    case 7: kernel(7, nv, p->a_row, p->a_col, p->b_row, p); return;
+#else
+#define TT__MICRO_TALL(kernel, nv)
+#endif
+#if TT__ATTENTION_NV == 4
+#define TT__MICRO_ANY(kernel) \
+    if (cols > 3 * TT__LANES) TT__MICRO_ROWS(kernel, 4) \
+    if (cols > 2 * TT__LANES) TT__MICRO_ROWS(kernel, 3) \
+    if (cols > TT__LANES) TT__MICRO_ROWS(kernel, 2) \
+    TT__MICRO_ROWS(kernel, 1)
+#else
+#define TT__MICRO_ANY(kernel) \
+    if (cols > TT__LANES) TT__MICRO_ROWS(kernel, 2) \
+    TT__MICRO_ROWS(kernel, 1)
+#endif
+
+TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__product *p) { TT__MICRO_ANY(TT__K(micro)) }
 
 #ifdef TT__DOT
-/* The same for panels of pairs: k counts pairs, and one instruction multiplies and adds TT__DOT_DEPTH elements of a row and a column.
-   A kernel for matrix tiles (AMX) would stand beside this one. */
-TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(gemm_dot_rows)(const int rows, int64_t k, const float *a, const float *b,
-                                                                                      float *out, int64_t out_row, const float *base,
-                                                                                      int64_t base_row)
+/* The microkernel of pairs of bf16: one instruction multiplies and adds TT__DOT_DEPTH elements of a row and a column. It is not one text
+   with that of fp32, as functions for different CPUs are not inlined into each other. */
+TT__DOT_TARGET static inline __attribute__((always_inline))
+void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col, int64_t b_row, const float scale, const tt__product *p)
 {
-    TT__K(gemm_sums) sum;
-    TT__K(gemm_begin)(rows, TT__GEMM_NV, sum, out, out_row);
+    TT__K(micro_sums) sum;
+    const float *a = p->a, *b = p->b;
+    TT__K(micro_begin)(rows, nv, sum, p);
 #if TT__DOT_DEPTH == 4 /* sums of rows i and i + 1: those of columns 4 v and 4 v + 1 are in sum[i][v], of the next two in sum[i + 1][v] */
-    for (; k > 0; k -= 2, a += 2 * TT__GEMM_MR, b += 2 * TT__GEMM_NR) {
+    for (int64_t k = p->k; k > 0; k -= 2, a += 2 * a_col, b += 2 * b_row) {
         tt__vf columns[4];
         TT__UNROLL(4)
-        for (int j = 0; j < 4; j++) columns[j] = TT__K(load)(b + 4 * j);
+        for (int j = 0; j < 2 * nv; j++) columns[j] = TT__K(load)(b + 4 * j);
         TT__UNROLL(16)
         for (int i = 0; i < rows; i += 2) {
-            tt__vf x = TT__K(load)(a + 2 * i);
+            tt__vf x = TT__K(load)(a + 2 * i * a_row);
             TT__UNROLL(4)
-            for (int j = 0; j < 4; j++) sum[i + j % 2][j / 2] = TT__DOT(sum[i + j % 2][j / 2], x, columns[j]);
+            for (int j = 0; j < 2 * nv; j++) sum[i + j % 2][j / 2] = TT__DOT(sum[i + j % 2][j / 2], x, columns[j]);
         }
     }
     TT__UNROLL(16)
     for (int i = 0; i < rows; i += 2) {
         TT__UNROLL(4)
-        for (int v = 0; v < TT__GEMM_NV; v++) {
+        for (int v = 0; v < nv; v++) {
             tt__vf x = sum[i][v], y = sum[i + 1][v];
             sum[i][v] = TT__SHUFFLE(x, y, 0, 1, 4, 5);
             sum[i + 1][v] = TT__SHUFFLE(x, y, 2, 3, 6, 7);
         }
     }
 #else
-    TT__UNROLL_BY(4) /* where two threads share a core, what is short is instructions beside the multiplications */
-    for (; k > 0; k--, a += TT__GEMM_MR, b += TT__GEMM_NR) {
-        tt__vf row[TT__GEMM_NV];
+    TT__UNROLL_BY(4) /* as in micro */
+    for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
+        tt__vf row[4];
         TT__UNROLL(4)
-        for (int v = 0; v < TT__GEMM_NV; v++) row[v] = TT__K(load)(b + v * TT__LANES);
+        for (int v = 0; v < nv; v++) row[v] = TT__K(load)(b + v * TT__LANES);
         TT__UNROLL(16)
         for (int i = 0; i < rows; i++) {
             uint32_t pair;
-            memcpy(&pair, a + i, sizeof pair);
+            memcpy(&pair, a + i * a_row, sizeof pair);
             tt__vf x = (tt__vf)TT__K(splat_u)(pair);
             TT__UNROLL(4)
-            for (int v = 0; v < TT__GEMM_NV; v++) sum[i][v] = TT__DOT(sum[i][v], x, row[v]);
+            for (int v = 0; v < nv; v++) sum[i][v] = TT__DOT(sum[i][v], x, row[v]);
         }
     }
 #endif
-    TT__K(gemm_end)(rows, TT__GEMM_NV, sum, out, out_row, base, base_row);
+    TT__K(micro_end)(rows, nv, sum, scale, p);
 }
 
-TT__DOT_TARGET static __attribute__((noinline)) void TT__K(gemm_dot_micro)(int64_t rows, int64_t cols, int64_t k, const float *a, const float *b, float *out,
-                                                                           int64_t out_row, const float *base, int64_t base_row)
+/* As gemm_micro, of whole panels or halves of those of A. */
+TT__DOT_TARGET static __attribute__((noinline)) void TT__K(gemm_dot_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
+    enum { MR = TT__GEMM_MR, NV = TT__GEMM_NV };
     (void)cols;
-    if (rows > TT__GEMM_MR / 2) TT__K(gemm_dot_rows)(TT__GEMM_MR, k, a, b, out, out_row, base, base_row);
-    else TT__K(gemm_dot_rows)(TT__GEMM_MR / 2, k, a, b, out, out_row, base, base_row);
+    if (rows > MR / 2) TT__K(dot_micro)(MR, NV, 1, MR, TT__GEMM_NR, 1.0f, p);
+    else TT__K(dot_micro)(MR / 2, NV, 1, MR, TT__GEMM_NR, 1.0f, p);
 }
+
+#if TT__LANES == 16
+#define TT__ATTENTION_BF16
+#define TT__SCALED_DOT(rows, nv, a_row, a_col, b_row, p) TT__K(dot_micro)(rows, nv, a_row, a_col, b_row, p->scale, p)
+TT__DOT_TARGET static void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt__product *p) { TT__MICRO_ANY(TT__SCALED_DOT) }
+#undef TT__SCALED_DOT
+#endif
 
 TT__DOT_TARGET static double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
 {
@@ -6002,38 +6072,44 @@ TT__TILES_TARGET static void TT__K(tiles_begin)(int64_t rows)
 
 TT__TILES_TARGET static void TT__K(tiles_end)(void) { _tile_release(); }
 
-/* As gemm_rows, of as many rows as tiles_begin was told. k counts units, 16 at a time. A: rows a_row bytes apart, the next 16 units a_next
-   bytes on. */
-TT__TILES_TARGET static __attribute__((noinline)) void TT__K(gemm_tiles)(bool both, int64_t k, const char *a, int64_t a_row, int64_t a_next,
-                                                                         const float *b, float *out, const float *base, int64_t row)
+/* The microkernel of tiles: 32 rows (or what tiles_begin was told) and columns, or, below 17 of them, 16. k is a multiple of 16 units;
+   base_row is c_row. */
+TT__TILES_TARGET static __attribute__((noinline)) void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
+    const bool below = rows > 16, beside = cols > 16;
+    const int64_t a_row = p->a_row * 4, b_row = p->b_row * 4, c_row = p->c_row * 4; /* in bytes */
+    const float *a = p->a, *b = p->b, *base = p->base;
+    float *c = p->c;
     TT__TILES_FENCE;
     if (base) {
-        _tile_loadd(0, base, row * 4);
-        _tile_loadd(1, base + 16, row * 4);
-        if (both) _tile_loadd(2, base + 16 * row, row * 4);
-        if (both) _tile_loadd(3, base + 16 * row + 16, row * 4);
+        _tile_loadd(0, base, c_row);
+        if (beside) _tile_loadd(1, base + 16, c_row);
+        if (below) _tile_loadd(2, base + 16 * p->c_row, c_row);
+        if (below && beside) _tile_loadd(3, base + 16 * p->c_row + 16, c_row);
     } else {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (const char *lower = a + 16 * a_row; k > 0; k -= 16, a += a_next, lower += a_next, b += 512) {
+    for (int64_t k = p->k; k > 0; k -= 16, a += p->a_col, b += 16 * p->b_row) {
         _tile_loadd(4, a, a_row);
-        _tile_loadd(6, b, 128);
+        _tile_loadd(6, b, b_row);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + 16, 128);
-        _tile_dpbf16ps(1, 4, 7);
-        if (!both) continue;
-        _tile_loadd(5, lower, a_row);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        if (beside) {
+            _tile_loadd(7, b + 16, b_row);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (below) {
+            _tile_loadd(5, a + 16 * p->a_row, a_row);
+            _tile_dpbf16ps(2, 5, 6);
+            if (beside) _tile_dpbf16ps(3, 5, 7);
+        }
     }
-    _tile_stored(0, out, row * 4);
-    _tile_stored(1, out + 16, row * 4);
-    if (both) _tile_stored(2, out + 16 * row, row * 4);
-    if (both) _tile_stored(3, out + 16 * row + 16, row * 4);
+    _tile_stored(0, c, c_row);
+    if (beside) _tile_stored(1, c + 16, c_row);
+    if (below) _tile_stored(2, c + 16 * p->c_row, c_row);
+    if (below && beside) _tile_stored(3, c + 16 * p->c_row + 16, c_row);
     TT__TILES_FENCE;
 }
 
@@ -6113,8 +6189,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
 /* The block of work at hand: rows [row, row + rows), columns [col, col + cols), sums over the units [k0, k0 + k). */
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
-    void (*micro)(int64_t rows, int64_t cols, int64_t k, const float *a, const float *b, float *out, int64_t out_row, const float *base,
-                  int64_t base_row);
+    TT__K(micro_fn) micro;
     int mr, nr;                           /* lines of the panels of A and B */
     bool tiles, in_place;                 /* by tiles; rows of A where they are */
     bool direct;                          /* sums are kept in C itself, on top of what base[i * base_row + j] has, if anything */
@@ -6185,8 +6260,17 @@ TT__INLINE void TT__K(gemm_prefetch_all)(const tt__gemm_args *g, int64_t row, in
     if (g->residual) TT__K(gemm_prefetch)(g->residual, row * g->residual_row + col, g->residual_row, tt_dtype_bytes(g->residual_type), rows, cols);
 }
 
+/* The microkernel on the panels of row i and column j of the block. */
+TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows, int64_t cols, float *c, int64_t c_row,
+                                   const float *base, int64_t base_row)
+{
+    const float *a = w->a_panels + i * w->k, *b = w->b_panels + j * w->k;
+    const tt__product p = {w->k, a, 1, TT__GEMM_MR, b, TT__GEMM_NR, c, c_row, base, base_row, 1.0f};
+    w->micro(rows, cols, &p);
+}
+
 /* A tile that needs no more than sums; one at the edge of C, and so smaller than the microkernel's, is computed in a copy. */
-TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows, int64_t cols, const float *a, const float *b)
+TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows, int64_t cols)
 {
     const tt__gemm_args *g = w->args;
     float *c = (float *)g->c + (w->row + i) * g->c_row + w->col + j, copy[TT__GEMM_MR * TT__GEMM_NR];
@@ -6194,10 +6278,13 @@ TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_
     const float *base = w->k0 ? c : w->base ? w->base + (w->row + i) * base_row + w->col + j : NULL;
     TT__K(gemm_prefetch)(c, 0, g->c_row, sizeof *c, rows, cols);
     if (base && base != c && base_row) TT__K(gemm_prefetch)(base, 0, base_row, sizeof *c, rows, cols);
-    if (rows == TT__GEMM_MR && cols == TT__GEMM_NR) { w->micro(rows, cols, w->k, a, b, c, g->c_row, base, base_row); return; }
+    if (rows == TT__GEMM_MR && cols == TT__GEMM_NR) {
+        TT__K(gemm_panels)(w, i, j, rows, cols, c, g->c_row, base, base_row);
+        return;
+    }
     memset(copy, 0, sizeof copy);
     for (int64_t r = 0; r < rows && base; r++) memcpy(copy + r * TT__GEMM_NR, base + r * base_row, (size_t)cols * 4);
-    w->micro(rows, cols, w->k, a, b, copy, TT__GEMM_NR, copy, TT__GEMM_NR);
+    TT__K(gemm_panels)(w, i, j, rows, cols, copy, TT__GEMM_NR, copy, TT__GEMM_NR);
     for (int64_t r = 0; r < rows; r++) memcpy(c + r * g->c_row, copy + r * TT__GEMM_NR, (size_t)cols * 4);
 }
 
@@ -6212,15 +6299,14 @@ TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
     for (int64_t j = col; j < col_end; j += TT__GEMM_NR) {
         for (int64_t i = row; i < row_end; i += TT__GEMM_MR) {
             int64_t rows = tt__min(TT__GEMM_MR, row_end - i), cols = tt__min(TT__GEMM_NR, col_end - j);
-            const float *a = w->a_panels + i * w->k, *b = w->b_panels + j * w->k;
             float *partial = w->partial + j * w->partial_rows + i * TT__GEMM_NR;
             if (w->direct) {
-                TT__K(gemm_direct)(w, i, j, rows, cols, a, b);
+                TT__K(gemm_direct)(w, i, j, rows, cols);
             } else if (!w->last) {
-                w->micro(rows, cols, w->k, a, b, partial, TT__GEMM_NR, w->k0 ? partial : NULL, TT__GEMM_NR);
+                TT__K(gemm_panels)(w, i, j, rows, cols, partial, TT__GEMM_NR, w->k0 ? partial : NULL, TT__GEMM_NR);
             } else {
                 TT__K(gemm_prefetch_all)(g, w->row + i, w->col + j, rows, cols);
-                w->micro(rows, cols, w->k, a, b, sums, TT__GEMM_NR, NULL, 0);
+                TT__K(gemm_panels)(w, i, j, rows, cols, sums, TT__GEMM_NR, NULL, 0);
                 TT__K(gemm_finish)(g, w->row + i, w->col + j, rows, cols, sums, w->k0 ? partial : NULL, TT__GEMM_NR);
             }
         }
@@ -6246,16 +6332,16 @@ TT__FN void TT__K(gemm_tiles_task)(void *arg, int64_t task, int thread)
         int64_t depth = tt__min(TT__TILES_K, w->k - k);
         for (int64_t j = 0; j < cols; j += 32) {
             for (int64_t i = 0; i < rows; i += 32) {
-                int64_t n = tt__min(32, rows - i), at = i * across + j, a_row = 64, a_next = 2048;
-                const char *a = (const char *)(w->a_panels + (row + i) * w->k + k * 32);
+                int64_t n = tt__min(32, rows - i), at = i * across + j;
+                const float *a = w->a_panels + (row + i) * w->k + k * 32, *b = w->b_panels + (col + j) * w->k + k * 32;
+                tt__product p = {depth, a, 16, 512, b, 32, to + at, across, from ? from + at : NULL, across, 1.0f};
                 if (w->in_place) {
-                    a = (const char *)((const uint16_t *)w->a.data + (w->row + row + i) * w->a.line_step + 2 * (w->k0 + k));
-                    a_row = w->a.line_step * 2;
-                    a_next = 64;
+                    p.a_row = w->a.line_step / 2;
+                    p.a_col = 16;
+                    p.a = (const float *)w->a.data + (w->row + row + i) * p.a_row + w->k0 + k;
                 }
                 if (n != set) TT__K(tiles_begin)(set = n);
-                TT__K(gemm_tiles)(n > 16, depth, a, a_row, a_next, w->b_panels + (col + j) * w->k + k * 32, to + at, from ? from + at : NULL,
-                                  across);
+                TT__K(tiles_micro)(n, 32, &p);
             }
         }
     }
@@ -6556,6 +6642,9 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
     return (double)n * (double)(2 * SUMS * TT__LANES);
 }
 
+#undef TT__MICRO_ROWS
+#undef TT__MICRO_TALL
+#undef TT__MICRO_ANY
 #undef TT__GEMM_MR
 #undef TT__GEMM_NV
 #undef TT__GEMM_NR
@@ -6571,18 +6660,6 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
    survives the forward; the backward computes them again. Tiles are transposed, keys as rows and queries in lanes, so
    that the softmax needs no shuffles, and both P V and P^T dO broadcast their weights straight from the tile.
    Scores are in units of log 2 (the scale of Q includes log2 e), which makes every exp an exp2. */
-
-/* The product kernel's rows and most vectors a row, which must fit the register file. */
-#if TT__LANES == 16
-#define TT__ATTENTION_MR 6
-#define TT__ATTENTION_NV 4
-#elif defined(TT__NEON)
-#define TT__ATTENTION_MR 8
-#define TT__ATTENTION_NV 2
-#else
-#define TT__ATTENTION_MR 6
-#define TT__ATTENTION_NV 2
-#endif
 
 typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
 #define tt__vw TT__K(vw)
@@ -6662,139 +6739,8 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
     return p * (tt__vf)((tt__vi)shifted << 23); /* the low bits of shifted are the exponent, biased */
 }
 
-/* ---- products ---- */
-
-/* C (m, nv vectors) (+)= A B, A(i,k) = a[i * a_row + k * a_col]; m and nv are constants, so that sums live in registers. */
-TT__INLINE void TT__K(attention_micro)(const int m, const int nv, int64_t depth, const float *a, int64_t a_row,
-                                       int64_t a_col, const float *b, int64_t b_row, float *c, int64_t c_row,
-                                       bool accumulate)
-{
-    tt__vf sum[TT__ATTENTION_MR][TT__ATTENTION_NV], bv[TT__ATTENTION_NV];
-    TT__UNROLL(8)
-    for (int i = 0; i < m; i++) {
-        TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) sum[i][v] = TT__K(zero)();
-    }
-    TT__UNROLL_BY(4) /* as in gemm_rows */
-    for (int64_t k = 0; k < depth; k++, a += a_col, b += b_row) {
-        TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) bv[v] = TT__K(load)(b + v * TT__LANES);
-        TT__UNROLL(8)
-        for (int i = 0; i < m; i++) {
-            tt__vf av = TT__K(splat)(a[i * a_row]);
-            TT__UNROLL(4)
-            for (int v = 0; v < nv; v++) sum[i][v] = TT__K(fma)(av, bv[v], sum[i][v]);
-        }
-    }
-    if (accumulate) {
-        TT__UNROLL(8)
-        for (int i = 0; i < m; i++) {
-            TT__UNROLL(4)
-            for (int v = 0; v < nv; v++) sum[i][v] += TT__K(load)(c + i * c_row + v * TT__LANES);
-        }
-    }
-    TT__UNROLL(8)
-    for (int i = 0; i < m; i++) {
-        TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) TT__K(store)(c + i * c_row + v * TT__LANES, sum[i][v]);
-    }
-}
-
-TT__INLINE void TT__K(attention_rows)(int64_t m, const int nv, int64_t depth, const float *a, int64_t a_row,
-                                      int64_t a_col, const float *b, int64_t b_row, float *c, int64_t c_row,
-                                      bool accumulate)
-{
-    switch (m) {
-    case 1: TT__K(attention_micro)(1, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
-    case 2: TT__K(attention_micro)(2, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
-    case 3: TT__K(attention_micro)(3, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
-    case 4: TT__K(attention_micro)(4, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
-    case 5: TT__K(attention_micro)(5, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
-#if TT__ATTENTION_MR == 8
-    case 6: TT__K(attention_micro)(6, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
-    case 7: TT__K(attention_micro)(7, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
-#endif
-    default: TT__K(attention_micro)(TT__ATTENTION_MR, nv, depth, a, a_row, a_col, b, b_row, c, c_row, accumulate); break;
-    }
-}
-
-/* A as it lies: A(i,k) = a[i * a_row + k]. */
-TT__FN void TT__K(attention_n)(int64_t m, int64_t nv, int64_t depth, const float *a, int64_t a_row, const float *b,
-                               int64_t b_row, float *c, int64_t c_row, bool accumulate)
-{
-    switch (nv) {
-    case 1: TT__K(attention_rows)(m, 1, depth, a, a_row, 1, b, b_row, c, c_row, accumulate); break;
-#if TT__ATTENTION_NV == 4
-    case 3: TT__K(attention_rows)(m, 3, depth, a, a_row, 1, b, b_row, c, c_row, accumulate); break;
-    case 4: TT__K(attention_rows)(m, 4, depth, a, a_row, 1, b, b_row, c, c_row, accumulate); break;
-#endif
-    default: TT__K(attention_rows)(m, 2, depth, a, a_row, 1, b, b_row, c, c_row, accumulate); break;
-    }
-}
-
-/* A transposed: A(i,k) = a[i + k * a_col]. */
-TT__FN void TT__K(attention_t)(int64_t m, int64_t nv, int64_t depth, const float *a, int64_t a_col, const float *b,
-                               int64_t b_row, float *c, int64_t c_row, bool accumulate)
-{
-    switch (nv) {
-    case 1: TT__K(attention_rows)(m, 1, depth, a, 1, a_col, b, b_row, c, c_row, accumulate); break;
-#if TT__ATTENTION_NV == 4
-    case 3: TT__K(attention_rows)(m, 3, depth, a, 1, a_col, b, b_row, c, c_row, accumulate); break;
-    case 4: TT__K(attention_rows)(m, 4, depth, a, 1, a_col, b, b_row, c, c_row, accumulate); break;
-#endif
-    default: TT__K(attention_rows)(m, 2, depth, a, 1, a_col, b, b_row, c, c_row, accumulate); break;
-    }
-}
-
-/* In the three products, query i of the block sees the keys of the block that are <= i + diagonal. Parts of a tile that
-   no query of a vector sees are neither computed nor read; with listed queries all are, and the softmax leaves weights of 0 there. */
-
-/* tile (keys, queries) = X (keys, d) Yt (d, queries) */
-TT__FN void TT__K(attention_scores)(int64_t keys, int64_t queries, int64_t d, int64_t diagonal, const float *x,
-                                    int64_t stride, const float *yt, float *tile)
-{
-    int64_t vectors = tt__ceil_div(queries, TT__LANES);
-    for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV) {
-        int64_t nv = tt__min(TT__ATTENTION_NV, vectors - j), seen = tt__min(keys, (j + nv) * TT__LANES + diagonal);
-        for (int64_t i = 0; i < seen; i += TT__ATTENTION_MR)
-            TT__K(attention_n)(tt__min(TT__ATTENTION_MR, seen - i), nv, d, x + i * stride, stride, yt + j * TT__LANES,
-                               TT__ATTENTION_TILE, tile + i * TT__ATTENTION_TILE + j * TT__LANES, TT__ATTENTION_TILE, false);
-    }
-}
-
-/* dX (keys, d) += tile (keys, queries) Y (queries, d) */
-TT__FN void TT__K(attention_to_keys)(int64_t keys, int64_t queries, int64_t d, int64_t diagonal, const float *tile,
-                                     const float *y, int64_t stride, float *dx)
-{
-    int64_t vectors = tt__ceil_div(d, TT__LANES);
-    for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV)
-        for (int64_t i = 0; i < keys; i += TT__ATTENTION_MR) {
-            int64_t first = tt__max(0, i - diagonal);
-            TT__K(attention_n)(tt__min(TT__ATTENTION_MR, keys - i), tt__min(TT__ATTENTION_NV, vectors - j), queries - first,
-                               tile + i * TT__ATTENTION_TILE + first, TT__ATTENTION_TILE,
-                               y + first * stride + j * TT__LANES, stride, dx + i * stride + j * TT__LANES, stride, true);
-        }
-}
-
-/* out (queries, d) (+)= tile^T (queries, keys) Y (keys, d). Rows of one product share their keys, with weights 0 for those that a
-   query does not see: a NaN or infinity in Y also reaches the few queries before it in the same product (listed queries: all of the
-   sequence). */
-TT__FN void TT__K(attention_to_queries)(int64_t keys, int64_t queries, int64_t d, int64_t diagonal, const float *tile,
-                                        const float *y, int64_t stride, float *out, int64_t out_stride, bool accumulate)
-{
-    int64_t vectors = tt__ceil_div(d, TT__LANES);
-    for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV)
-        for (int64_t i = 0; i < queries; i += TT__ATTENTION_MR) {
-            int64_t m = tt__min(TT__ATTENTION_MR, queries - i), seen = tt__min(keys, i + m + diagonal);
-            if (seen > 0)
-                TT__K(attention_t)(m, tt__min(TT__ATTENTION_NV, vectors - j), seen, tile + i, TT__ATTENTION_TILE, y + j * TT__LANES, stride,
-                                   out + i * out_stride + j * TT__LANES, out_stride, accumulate);
-        }
-}
-
-#if TT__LANES == 16 && defined(TT__DOT)
-#define TT__ATTENTION_BF16
-/* ---- the same products of bf16, by dot products or tiles: operands are rows of pairs of it, which are computed from fp32 blocks ---- */
+#ifdef TT__ATTENTION_BF16
+/* ---- operands of products of bf16, by dot products or tiles: rows of pairs of it, which are computed from fp32 blocks ---- */
 
 /* n vectors as bf16, to a multiple of 32 elements; what is more than n is 0. */
 TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
@@ -6845,164 +6791,8 @@ TT__FN void TT__K(attention_transpose_whole)(float *to, int64_t to_row, const fl
         }
 }
 
-/* As attention_micro, where depth counts pairs, times scale. Not one kernel with that, as functions for different CPUs are not inlined into
-   each other. */
-TT__DOT_TARGET static inline __attribute__((always_inline))
-void TT__K(attention_dot_micro)(const int m, const int nv, int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b,
-                                int64_t b_row, float scale, float *c, int64_t c_row, bool accumulate)
-{
-    tt__vf sum[TT__ATTENTION_MR][TT__ATTENTION_NV], bv[TT__ATTENTION_NV];
-    TT__UNROLL(8)
-    for (int i = 0; i < m; i++) {
-        TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) sum[i][v] = TT__K(zero)();
-    }
-    TT__UNROLL_BY(4)
-    for (int64_t k = 0; k < depth; k++, a += a_col, b += b_row) {
-        TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) bv[v] = TT__K(load)(b + v * 16);
-        TT__UNROLL(8)
-        for (int i = 0; i < m; i++) {
-            uint32_t pair;
-            memcpy(&pair, a + i * a_row, sizeof pair);
-            tt__vf av = (tt__vf)TT__K(splat_u)(pair);
-            TT__UNROLL(4)
-            for (int v = 0; v < nv; v++) sum[i][v] = TT__DOT(sum[i][v], av, bv[v]);
-        }
-    }
-    TT__UNROLL(8)
-    for (int i = 0; i < m; i++) {
-        TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) {
-            tt__vf x = sum[i][v] * scale;
-            TT__K(store)(c + i * c_row + v * 16, accumulate ? x + TT__K(load)(c + i * c_row + v * 16) : x);
-        }
-    }
-}
-
-TT__DOT_TARGET static inline __attribute__((always_inline))
-void TT__K(attention_dot_rows)(int64_t m, const int nv, int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b,
-                               int64_t b_row, float scale, float *c, int64_t c_row, bool accumulate)
-{
-    switch (m) {
-    case 1: TT__K(attention_dot_micro)(1, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
-    case 2: TT__K(attention_dot_micro)(2, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
-    case 3: TT__K(attention_dot_micro)(3, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
-    case 4: TT__K(attention_dot_micro)(4, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
-    case 5: TT__K(attention_dot_micro)(5, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
-    default: TT__K(attention_dot_micro)(TT__ATTENTION_MR, nv, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
-    }
-}
-
-/* A(i,k) = a[i * a_row + k * a_col], of which one is 1. */
-TT__DOT_TARGET static void TT__K(attention_dot)(int64_t m, int64_t nv, int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b,
-                                                int64_t b_row, float scale, float *c, int64_t c_row, bool accumulate)
-{
-    switch (nv) {
-    case 1: TT__K(attention_dot_rows)(m, 1, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
-    case 2: TT__K(attention_dot_rows)(m, 2, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
-    case 3: TT__K(attention_dot_rows)(m, 3, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
-    default: TT__K(attention_dot_rows)(m, TT__ATTENTION_NV, depth, a, a_row, a_col, b, b_row, scale, c, c_row, accumulate); break;
-    }
-}
-
-#ifdef TT__TILES
-/* C (m, n) (+)= A B: m and n are multiples of 16, k of 32. A: rows of k bf16; B: rows of n pairs. */
-TT__TILES_TARGET static void TT__K(attention_block)(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_row,
-                                                    float *c, int64_t c_row, bool add)
-{
-    const bool below = m > 16, beside = n > 16;
-    float *c2 = c + 16 * c_row;
-    TT__TILES_FENCE;
-    if (add) {
-        _tile_loadd(0, c, c_row * 4);
-        if (beside) _tile_loadd(1, c + 16, c_row * 4);
-        if (below) _tile_loadd(2, c2, c_row * 4);
-        if (below && beside) _tile_loadd(3, c2 + 16, c_row * 4);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    for (; k > 0; k -= 32, a += 16, b += 16 * b_row) {
-        _tile_loadd(4, a, a_row * 4);
-        _tile_loadd(6, b, b_row * 4);
-        _tile_dpbf16ps(0, 4, 6);
-        if (beside) {
-            _tile_loadd(7, b + 16, b_row * 4);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        if (below) {
-            _tile_loadd(5, a + 16 * a_row, a_row * 4);
-            _tile_dpbf16ps(2, 5, 6);
-            if (beside) _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, c, c_row * 4);
-    if (beside) _tile_stored(1, c + 16, c_row * 4);
-    if (below) _tile_stored(2, c2, c_row * 4);
-    if (below && beside) _tile_stored(3, c2 + 16, c_row * 4);
-    TT__TILES_FENCE;
-}
-#endif
-
-/* tile (keys, queries) = scale * X (keys, d) Yt (d, queries), X: attention_pairs_of_columns; Yt: (pairs of d, queries) */
-TT__FN void TT__K(attention_scores_bf16)(tt__bf16 by, int64_t keys, int64_t queries, int64_t d, int64_t diagonal, float scale, const float *x,
-                                         const float *yt, float *tile)
-{
-    const int64_t row = tt__ceil_div(d, 32) * 16, vectors = tt__ceil_div(queries, 16);
-#ifdef TT__TILES
-    if (by == TT__BF16_TILES) {
-        const int64_t n = 16 * vectors, m = tt__attention_padded(keys);
-        for (int64_t j = 0; j < n; j += 32)
-            for (int64_t i = 0; i < tt__min(m, j + 32 + diagonal); i += 32)
-                TT__K(attention_block)(m - i, n - j, 2 * row, x + i * row, row, yt + j, TT__ATTENTION_TILE, tile + i * TT__ATTENTION_TILE + j,
-                                       TT__ATTENTION_TILE, false);
-        for (int64_t i = 0; i < keys; i++)
-            for (int64_t j = 0; j < n; j += 16) TT__K(store)(tile + i * TT__ATTENTION_TILE + j, TT__K(load)(tile + i * TT__ATTENTION_TILE + j) * scale);
-        return;
-    }
-#endif
-    (void)by;
-    for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV) {
-        int64_t nv = tt__min(TT__ATTENTION_NV, vectors - j), seen = tt__min(keys, (j + nv) * 16 + diagonal);
-        for (int64_t i = 0; i < seen; i += TT__ATTENTION_MR)
-            TT__K(attention_dot)(tt__min(TT__ATTENTION_MR, seen - i), nv, (d + 1) / 2, x + i * row, row, 1, yt + j * 16, TT__ATTENTION_TILE, scale,
-                                 tile + i * TT__ATTENTION_TILE + j * 16, TT__ATTENTION_TILE, false);
-    }
-}
-
-/* dX (keys, d) += tile (keys, queries) Y (queries, d), Y: attention_pairs_of_rows */
-TT__FN void TT__K(attention_to_keys_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d, int64_t diagonal,
-                                          const float *tile, const float *y, int64_t stride, float *dx)
-{
-    const int64_t row = tt__ceil_div(queries, 32) * 16, vectors = tt__ceil_div(d, 16);
-    float *a = buffers->left;
-    TT__K(attention_pairs_of_columns)(a, tile, TT__ATTENTION_TILE, keys, queries);
-#ifdef TT__TILES
-    if (by == TT__BF16_TILES) {
-        const int64_t n = 16 * vectors, m = tt__attention_padded(keys);
-        for (int64_t i = 0; i < m; i += 32) {
-            int64_t first = tt__max(0, i - diagonal) / 32 * 16;
-            for (int64_t j = 0; j < n; j += 32)
-                TT__K(attention_block)(m - i, n - j, 2 * (row - first), a + i * row + first, row, y + first * stride + j, stride,
-                                       dx + i * stride + j, stride, true);
-        }
-        return;
-    }
-#endif
-    (void)by;
-    for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV)
-        for (int64_t i = 0; i < keys; i += TT__ATTENTION_MR) {
-            int64_t first = tt__max(0, i - diagonal) / 2;
-            TT__K(attention_dot)(tt__min(TT__ATTENTION_MR, keys - i), tt__min(TT__ATTENTION_NV, vectors - j), (queries + 1) / 2 - first,
-                                 a + i * row + first, row, 1, y + first * stride + j * 16, stride, 1.0f, dx + i * stride + j * 16, stride, true);
-        }
-}
-
-/* What attention_to_queries_bf16 wants of Y (keys, d): attention_pairs_of_rows, for tiles transposed, as those want the rows of their left
-   operand along the sum, which tile^T has not. */
+/* Y (keys, d), of which attention_to_queries adds rows, as pairs of rows. The kernel of tiles needs the left operand's rows to run along the
+   summed dimension, which a transposed tile's do not; so there, Y is transposed and out^T computed. */
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys, int64_t d, const float *y, int64_t stride)
 {
     float *pairs = by == TT__BF16_TILES ? buffers->across : buffers->summed;
@@ -7023,55 +6813,140 @@ TT__DOT_TARGET static void TT__K(attention_rest)(float *x, int64_t n)
 }
 #endif
 
-/* out (queries, d) (+)= tile^T (queries, keys) Y (keys, d), y: attention_summed_bf16. By tiles, `twice` also multiplies what rounding
-   leaves of tile, which it changes. What attention_to_queries says of NaN reaches 32 queries before it here, by dot products a key. */
-TT__FN void TT__K(attention_to_queries_bf16)(tt__bf16 by, bool twice, const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
-                                             int64_t diagonal, float *tile, const float *y, int64_t stride, float *out, int64_t out_stride, bool accumulate)
-{
-    const int64_t vectors = tt__ceil_div(d, 16), n = tt__attention_padded(queries);
-    float *b = buffers->left;
-    TT__K(attention_pairs_of_rows)(b, n, tile, TT__ATTENTION_TILE, keys, queries);
 #ifdef TT__TILES
-    if (by == TT__BF16_TILES) {
-        const int64_t whole = tt__ceil_div(keys, 32) * 32, m = 16 * vectors;
-        float *c = buffers->across;
-        tt__vf r[16];
-        for (int part = 0; part <= twice; part++) {
-            if (part) {
-                for (int64_t i = 0; i < keys; i++) TT__K(attention_rest)(tile + i * TT__ATTENTION_TILE, n);
-                TT__K(attention_pairs_of_rows)(b, n, tile, TT__ATTENTION_TILE, keys, queries);
-            }
-            for (int64_t j = 0; j < n; j += 32) {
-                int64_t seen = tt__max(0, tt__min(whole, tt__ceil_div(j + 32 + diagonal, 32) * 32));
-                for (int64_t i = 0; i < m; i += 32)
-                    TT__K(attention_block)(m - i, n - j, seen, y + i * TT__ATTENTION_KEYS / 2, TT__ATTENTION_KEYS / 2, b + j, n, c + i * n + j, n,
-                                           part > 0);
+/* attention_to_queries by tiles: Y is from attention_summed_bf16. `twice`: what rounding to bf16 leaves of tile is multiplied, too, and
+   replaces it. */
+TT__FN void TT__K(attention_to_queries_by_tiles)(bool twice, const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
+                                                 int64_t diagonal, float *tile, float *out, int64_t out_stride, bool accumulate)
+{
+    const int64_t whole = tt__ceil_div(keys, 32) * 32, m = tt__attention_padded(d), n = tt__attention_padded(queries);
+    const int64_t y_row = TT__ATTENTION_KEYS / 2;
+    float *b = buffers->left, *c = buffers->across;
+    tt__vf r[16];
+    for (int part = 0; part <= twice; part++) {
+        for (int64_t i = 0; i < keys && part; i++) TT__K(attention_rest)(tile + i * TT__ATTENTION_TILE, n);
+        TT__K(attention_pairs_of_rows)(b, n, tile, TT__ATTENTION_TILE, keys, queries);
+        for (int64_t j = 0; j < n; j += 32) {
+            int64_t seen = tt__max(0, tt__min(whole, tt__ceil_div(j + 32 + diagonal, 32) * 32));
+            for (int64_t i = 0; i < m; i += 32) {
+                float *to = c + i * n + j;
+                tt__product p = {seen / 2, buffers->summed + i * y_row, y_row, 16, b + j, n, to, n, part ? to : NULL, n, 1.0f};
+                TT__K(tiles_micro)(m - i, n - j, &p);
             }
         }
-        for (int64_t i = 0; i < m; i += 16)
-            for (int64_t j = 0; j < n; j += 16) {
-                TT__UNROLL(16)
-                for (int t = 0; t < 16; t++) r[t] = TT__K(load)(c + (i + t) * n + j);
-                TT__K(transpose)(r);
-                for (int t = 0; t < tt__min(16, queries - j); t++) {
-                    float *to = out + (j + t) * out_stride + i;
-                    TT__K(store)(to, accumulate ? r[t] + TT__K(load)(to) : r[t]);
-                }
-            }
-        return;
     }
-#endif
-    (void)by;
-    (void)twice;
-    for (int64_t j = 0; j < vectors; j += TT__ATTENTION_NV)
-        for (int64_t i = 0; i < queries; i += TT__ATTENTION_MR) {
-            int64_t m = tt__min(TT__ATTENTION_MR, queries - i), seen = tt__min(keys, i + m + diagonal);
-            if (seen > 0)
-                TT__K(attention_dot)(m, tt__min(TT__ATTENTION_NV, vectors - j), (seen + 1) / 2, b + i, 1, n, y + j * 16, stride, 1.0f,
-                                     out + i * out_stride + j * 16, out_stride, accumulate);
+    for (int64_t i = 0; i < m; i += 16)
+        for (int64_t j = 0; j < n; j += 16) {
+            TT__UNROLL(16)
+            for (int t = 0; t < 16; t++) r[t] = TT__K(load)(c + (i + t) * n + j);
+            TT__K(transpose)(r);
+            for (int t = 0; t < tt__min(16, queries - j); t++) {
+                float *to = out + (j + t) * out_stride + i;
+                TT__K(store)(to, accumulate ? r[t] + TT__K(load)(to) : r[t]);
+            }
         }
 }
 #endif
+#endif
+
+/* ---- products ---- */
+
+/* The microkernel for a way with bf16 (0: fp32), and the rows and columns of its blocks. It takes `whole` elements along k at a time, a
+   power of 2, of which a unit holds 1 or, if `pairs` is 1, 2. */
+typedef struct TT__K(attention_kernel) { TT__K(micro_fn) run; int64_t rows, cols, whole; int pairs; } TT__K(attention_kernel);
+
+TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
+{
+    TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES, 1, 0};
+#ifdef TT__ATTENTION_BF16
+    if (by == TT__BF16_DOT) { kernel.run = TT__K(attention_dot_micro); kernel.whole = 2; }
+#endif
+#ifdef TT__TILES
+    if (by == TT__BF16_TILES) { kernel.run = TT__K(tiles_micro); kernel.rows = kernel.cols = kernel.whole = 32; }
+#endif
+    kernel.pairs = by != TT__BF16_CONVERT;
+    return kernel;
+}
+
+/* The block of p's C that begins at row i and column j, summed over elements [from, to). */
+TT__INLINE void TT__K(attention_block)(const TT__K(attention_kernel) *kernel, const tt__product *p, int64_t i, int64_t rows, int64_t j,
+                                       int64_t cols, int64_t from, int64_t to)
+{
+    const int64_t first = (from & -kernel->whole) >> kernel->pairs;
+    tt__product block = *p;
+    block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
+    block.k -= first;
+    block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col); /* tiles' rows of A lie along k */
+    block.b += first * p->b_row + j;
+    block.c += i * p->c_row + j;
+    if (p->base) block.base = block.c;
+    kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
+}
+
+/* In the three products, query i of the block sees the keys of the block that are <= i + diagonal. Parts of a tile that
+   no query of a vector sees are neither computed nor read; with listed queries all are, and the softmax leaves weights of 0 there. */
+
+/* tile (keys, queries) = scale * X (keys, d) Yt (d, queries). Of bf16, X has pairs of columns, Yt pairs of rows; in fp32, scale is 1. */
+TT__FN void TT__K(attention_scores)(tt__bf16 by, int64_t keys, int64_t queries, int64_t d, int64_t diagonal, float scale, const float *x,
+                                    const float *yt, float *tile)
+{
+    const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(by);
+    const int64_t row = by ? tt__ceil_div(d, 32) * 16 : tt__attention_stride(d), cols = tt__ceil_div(queries, TT__LANES) * TT__LANES;
+    const int64_t rows = by == TT__BF16_TILES ? tt__attention_padded(keys) : keys;
+    const tt__product p = {0, x, row, by == TT__BF16_TILES ? 16 : 1, yt, TT__ATTENTION_TILE, tile, TT__ATTENTION_TILE, NULL, 0, scale};
+    for (int64_t j = 0; j < cols; j += kernel.cols) {
+        int64_t seen = tt__min(rows, tt__min(j + kernel.cols, cols) + diagonal);
+        for (int64_t i = 0; i < seen; i += kernel.rows) TT__K(attention_block)(&kernel, &p, i, seen, j, cols, 0, d);
+    }
+    for (float *t = tile; t < tile + keys * TT__ATTENTION_TILE && by == TT__BF16_TILES; t += TT__ATTENTION_TILE)
+        for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(t + j, TT__K(load)(t + j) * scale);
+}
+
+/* dX (keys, d) += tile (keys, queries) Y (queries, d); of bf16, Y has pairs of rows. */
+TT__FN void TT__K(attention_to_keys)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
+                                     int64_t diagonal, const float *tile, const float *y, float *dx)
+{
+    const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(by);
+    const int64_t cols = tt__ceil_div(d, TT__LANES) * TT__LANES, stride = tt__attention_stride(d);
+    tt__product p = {0, tile, TT__ATTENTION_TILE, 1, y, stride, dx, stride, dx, stride, 1.0f};
+#ifdef TT__ATTENTION_BF16
+    if (by) {
+        p.a = buffers->left;
+        p.a_row = tt__ceil_div(queries, 32) * 16;
+        p.a_col = by == TT__BF16_TILES ? 16 : 1;
+        TT__K(attention_pairs_of_columns)(buffers->left, tile, TT__ATTENTION_TILE, keys, queries);
+        if (by == TT__BF16_TILES) keys = tt__attention_padded(keys);
+    }
+#endif
+    (void)buffers;
+    for (int64_t j = 0; j < cols; j += kernel.cols)
+        for (int64_t i = 0; i < keys; i += kernel.rows)
+            TT__K(attention_block)(&kernel, &p, i, keys, j, cols, tt__max(0, i - diagonal), queries);
+}
+
+/* out (queries, d) (+)= tile^T (queries, keys) Y (keys, d), without tiles; of bf16, Y is from attention_summed_bf16. Rows of one block share
+   their keys (of bf16, pairs of them), with weights 0 for those that a query does not see: a NaN or infinity in Y also reaches the few
+   queries before it in the same block. With listed queries it reaches all of the sequence, by tiles the 32 queries before it. */
+TT__FN void TT__K(attention_to_queries)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
+                                        int64_t diagonal, const float *tile, const float *y, float *out, int64_t out_stride, bool accumulate)
+{
+    const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(by);
+    const int64_t cols = tt__ceil_div(d, TT__LANES) * TT__LANES;
+    tt__product p = {0, tile, 1, TT__ATTENTION_TILE, y, tt__attention_stride(d), out, out_stride, accumulate ? out : NULL, out_stride, 1.0f};
+#ifdef TT__ATTENTION_BF16
+    if (by) {
+        p.a = buffers->left;
+        p.a_col = tt__attention_padded(queries);
+        TT__K(attention_pairs_of_rows)(buffers->left, p.a_col, tile, TT__ATTENTION_TILE, keys, queries);
+    }
+#endif
+    (void)buffers;
+    for (int64_t j = 0; j < cols; j += kernel.cols)
+        for (int64_t i = 0; i < queries; i += kernel.rows) {
+            int64_t seen = tt__min(keys, tt__min(i + kernel.rows, queries) + diagonal);
+            if (seen > 0) TT__K(attention_block)(&kernel, &p, i, queries, j, cols, 0, seen);
+        }
+}
 
 /* ---- rows of one head in and out of fp32 blocks ---- */
 
@@ -7378,11 +7253,7 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_call) *call, con
     float correction[TT__ATTENTION_QUERIES];
     keys = tt__min(keys, n + diagonal);
     if (keys <= 0) return;
-#ifdef TT__ATTENTION_BF16
-    if (a->bf16) TT__K(attention_scores_bf16)(a->bf16, keys, n, d, diagonal, call->query_scale, b->k_pairs, qt, b->weights);
-    else
-#endif
-        TT__K(attention_scores)(keys, n, d, diagonal, b->k, stride, qt, b->weights);
+    TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, a->bf16 ? call->query_scale : 1.0f, a->bf16 ? b->k_pairs : b->k, qt, b->weights);
     for (int64_t i = 0; i < n; i += TT__LANES) {
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, x, key, keys, query + i, call->keys);
         tt__vf c = l.drop ? TT__K(attention_softmax_dropout)(&l, keys, b->weights + i, most + i, sum + i)
@@ -7396,12 +7267,13 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_call) *call, con
     }
     /* The weights are not rounded here: dout * out, made of rounded ones, would not be what the backward's weights and their gradients sum to,
        and the gradients of keys, which cancel out, would be half as wrong again. */
-#ifdef TT__ATTENTION_BF16
-    if (a->bf16 == TT__BF16_TILES)
-        TT__K(attention_to_queries_bf16)(a->bf16, true, b, keys, n, d, diagonal, b->weights, b->summed, stride, out, stride, key > 0);
-    else
+#ifdef TT__TILES
+    if (a->bf16 == TT__BF16_TILES) {
+        TT__K(attention_to_queries_by_tiles)(true, b, keys, n, d, diagonal, b->weights, out, stride, key > 0);
+        return;
+    }
 #endif
-        TT__K(attention_to_queries)(keys, n, d, diagonal, b->weights, b->v, stride, out, stride, key > 0);
+    TT__K(attention_to_queries)(TT__BF16_CONVERT, b, keys, n, d, diagonal, b->weights, b->v, out, stride, key > 0);
 }
 
 TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
@@ -7493,16 +7365,9 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_call) *call, co
     TT__K(attention_pack)(&a->dout, a->query_at, x->first + query, n, column, d, a->bf16 ? 1.0f : call->keep_scale, b->dout, stride);
     TT__K(attention_columns)(a, b, b->q, n, call->query_scale, b->qt);
     TT__K(attention_columns)(a, b, b->dout, n, 1.0f, b->doutt);
-#ifdef TT__ATTENTION_BF16
-    if (a->bf16) {
-        TT__K(attention_scores_bf16)(a->bf16, keys, n, d, diagonal, call->query_scale, b->k_pairs, b->qt, b->weights);
-        TT__K(attention_scores_bf16)(a->bf16, keys, n, d, diagonal, call->keep_scale, b->v_pairs, b->doutt, b->dscores);
-    } else
-#endif
-    {
-        TT__K(attention_scores)(keys, n, d, diagonal, b->k, stride, b->qt, b->weights);
-        TT__K(attention_scores)(keys, n, d, diagonal, b->v, stride, b->doutt, b->dscores);
-    }
+    const bool half = a->bf16 != TT__BF16_CONVERT;
+    TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, half ? call->query_scale : 1.0f, half ? b->k_pairs : b->k, b->qt, b->weights);
+    TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, half ? call->keep_scale : 1.0f, half ? b->v_pairs : b->v, b->doutt, b->dscores);
     for (int64_t i = 0; i < n; i += TT__LANES) {
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, x, key, keys, query + i, call->keys);
         float *w = b->weights + i, *ds = b->dscores + i;
@@ -7512,18 +7377,20 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_call) *call, co
     }
     float *dq = b->dq + (query - span) * dq_stride;
 #ifdef TT__ATTENTION_BF16
-    if (a->bf16) {
+    if (half) {
         TT__K(attention_pairs_of_rows)(b->q_pairs, stride, b->q, stride, n, d);
         TT__K(attention_pairs_of_rows)(b->dout_pairs, stride, b->dout, stride, n, d);
-        TT__K(attention_to_keys_bf16)(a->bf16, b, keys, n, d, diagonal, b->weights, b->dout_pairs, stride, b->dv);
-        TT__K(attention_to_keys_bf16)(a->bf16, b, keys, n, d, diagonal, b->dscores, b->q_pairs, stride, b->dk);
-        TT__K(attention_to_queries_bf16)(a->bf16, false, b, keys, n, d, diagonal, b->dscores, b->summed, stride, dq, dq_stride, key > 0);
+    }
+#endif
+    TT__K(attention_to_keys)(a->bf16, b, keys, n, d, diagonal, b->weights, half ? b->dout_pairs : b->dout, b->dv);
+    TT__K(attention_to_keys)(a->bf16, b, keys, n, d, diagonal, b->dscores, half ? b->q_pairs : b->q, b->dk);
+#ifdef TT__TILES
+    if (a->bf16 == TT__BF16_TILES) {
+        TT__K(attention_to_queries_by_tiles)(false, b, keys, n, d, diagonal, b->dscores, dq, dq_stride, key > 0);
         return;
     }
 #endif
-    TT__K(attention_to_keys)(keys, n, d, diagonal, b->weights, b->dout, stride, b->dv);
-    TT__K(attention_to_keys)(keys, n, d, diagonal, b->dscores, b->q, stride, b->dk);
-    TT__K(attention_to_queries)(keys, n, d, diagonal, b->dscores, b->k, stride, dq, dq_stride, key > 0);
+    TT__K(attention_to_queries)(a->bf16, b, keys, n, d, diagonal, b->dscores, half ? b->summed : b->k, dq, dq_stride, key > 0);
 }
 
 /* The gradients that come from n queries of a sequence; where there are none, zeros for its keys and values. */
