@@ -5862,11 +5862,10 @@ typedef tt__vf TT__K(micro_sums)[12][4]; /* at most; what a microkernel uses of 
 /* A microkernel computes one block of C: its rows and vectors (nv) are constants, so that the sums live in registers. */
 typedef void (*TT__K(micro_fn))(int64_t rows, int64_t cols, const tt__product *p);
 
-TT__INLINE void TT__K(micro_begin)(const int rows, const int nv, TT__K(micro_sums) sum, const tt__product *p)
+TT__INLINE void TT__K(micro_begin)(const int rows, const int nv, TT__K(micro_sums) sum)
 {
     TT__UNROLL(16)
     for (int i = 0; i < rows; i++) {
-        __builtin_prefetch(p->c + i * p->c_row, 1);
         TT__UNROLL(4)
         for (int v = 0; v < nv; v++) sum[i][v] = TT__K(zero)();
     }
@@ -5901,7 +5900,7 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
 {
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
-    TT__K(micro_begin)(rows, nv, sum, p);
+    TT__K(micro_begin)(rows, nv, sum);
     TT__UNROLL_BY(4) /* where two threads share a core, what is short is instructions beside the multiplications */
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
@@ -5978,7 +5977,7 @@ void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col
 {
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
-    TT__K(micro_begin)(rows, nv, sum, p);
+    TT__K(micro_begin)(rows, nv, sum);
 #if TT__DOT_DEPTH == 4 /* sums of rows i and i + 1: those of columns 4 v and 4 v + 1 are in sum[i][v], of the next two in sum[i + 1][v] */
     for (int64_t k = p->k; k > 0; k -= 2, a += 2 * a_col, b += 2 * b_row) {
         tt__vf columns[4];
@@ -6303,6 +6302,7 @@ TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
             if (w->direct) {
                 TT__K(gemm_direct)(w, i, j, rows, cols);
             } else if (!w->last) {
+                TT__K(gemm_prefetch)(partial, 0, TT__GEMM_NR, sizeof *partial, rows, TT__GEMM_NR);
                 TT__K(gemm_panels)(w, i, j, rows, cols, partial, TT__GEMM_NR, w->k0 ? partial : NULL, TT__GEMM_NR);
             } else {
                 TT__K(gemm_prefetch_all)(g, w->row + i, w->col + j, rows, cols);
