@@ -5908,14 +5908,14 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
         for (int v = 0; v < nv; v++) row[v] = TT__K(load)(b + v * TT__LANES);
 #ifdef TT__NEON /* multiplies by a lane: loads of single floats would take most of the registers */
         tt__vf column[12 / TT__LANES];
-        const bool lanes = __builtin_constant_p(a_row == 1) && a_row == 1 && rows % TT__LANES == 0;
+        const int whole = __builtin_constant_p(a_row) && a_row == 1 && rows % TT__LANES == 0 ? rows / TT__LANES : 0;
         TT__UNROLL(4)
-        for (int v = 0; v < rows / TT__LANES && lanes; v++) column[v] = TT__K(load)(a + v * TT__LANES);
+        for (int v = 0; v < whole; v++) column[v] = TT__K(load)(a + v * TT__LANES);
 #endif
         TT__UNROLL(16)
         for (int i = 0; i < rows; i++) {
 #ifdef TT__NEON
-            tt__vf x = TT__K(splat)(lanes ? column[i / TT__LANES][i % TT__LANES] : a[i * a_row]);
+            tt__vf x = TT__K(splat)(whole ? column[i / TT__LANES][i % TT__LANES] : a[i * a_row]);
 #else
             tt__vf x = TT__K(splat)(a[i * a_row]);
 #endif
