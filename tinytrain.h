@@ -163,6 +163,14 @@ typedef struct tt_tape tt_tape;       /* a recorded program, not yet compiled   
 typedef struct tt_program tt_program; /* a compiled program: instructions with places in one arena             */
 typedef struct tt_param tt_param;     /* a named tensor that outlives programs                                 */
 
+/* Marks a function that formats as printf does: argument number `text` is the format, `first` the first number of
+   what it formats, 0 for a va_list. */
+#ifdef __GNUC__
+#define TT_PRINTF(text, first) __attribute__((__format__(__printf__, text, first)))
+#else
+#define TT_PRINTF(text, first)
+#endif
+
 typedef enum tt_log_level { TT_LOG_DEBUG, TT_LOG_INFO, TT_LOG_WARNING, TT_LOG_ERROR } tt_log_level;
 
 /* id is a short stable word ("threads", "checkpoint"), message one sentence without a newline. */
@@ -275,7 +283,7 @@ void tt_tape_free(tt_tape *t);
 /* Ops never fail at once: the first wrong shape marks the tape, later ops do nothing, and tt_compile returns the error.
    tt_tape_status tells earlier. */
 tt_status tt_tape_status(const tt_tape *t);
-void tt_name(tt_tape *t, tt_value v, const char *format, ...); /* names v in plans and errors                     */
+void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* names v in plans and errors */
 int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 where the tape has no such value */
 int64_t tt_value_width(const tt_tape *t, tt_value v);
 
@@ -1377,6 +1385,7 @@ struct tt_context {
     char file_reason[256];
 };
 
+TT_PRINTF(4, 5)
 static void tt__log(tt_context *ctx, tt_log_level level, const char *id, const char *format, ...)
 {
     char message[1024];
@@ -1388,6 +1397,7 @@ static void tt__log(tt_context *ctx, tt_log_level level, const char *id, const c
     ctx->options.logger.log(ctx->options.logger.user, level, id, message);
 }
 
+TT_PRINTF(3, 0)
 static tt_status tt__failv(tt_context *ctx, tt_status status, const char *format, va_list args)
 {
     vsnprintf(ctx->error, sizeof ctx->error, format, args);
@@ -1399,6 +1409,7 @@ static tt_status tt__failv(tt_context *ctx, tt_status status, const char *format
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
+TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {
     va_list args;
@@ -1501,6 +1512,7 @@ static char *tt__strdup(tt_context *ctx, const char *text)
 /* Appends to a caller's buffer as snprintf does, counting what did not fit. */
 typedef struct tt__text { char *to; size_t capacity, length; } tt__text;
 
+TT_PRINTF(2, 3)
 static void tt__print(tt__text *text, const char *format, ...)
 {
     va_list args;
@@ -2254,6 +2266,7 @@ static const char *tt__instr_name(const tt__instr *i)
 
 /* ------------------------------------------------------------------------------------------------- recording */
 
+TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
 {
     va_list args;
@@ -2280,6 +2293,7 @@ void tt_tape_free(tt_tape *t)
 static bool tt__out_of_memory(tt_tape *t) { return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape"); }
 
 /* A new value with storage of its own; 0 after tt__tape_fail. The arguments may point into the tape. */
+TT_PRINTF(4, 5)
 static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage storage, const char *format, ...)
 {
     tt__value v;
@@ -2578,6 +2592,7 @@ static const tt__shape *tt__in(const tt_tape *t, const tt__instr *i, int k) { re
 
 static bool tt__same_rows(const tt__shape *a, const tt__shape *b) { return a->rows == b->rows && a->axis == b->axis && a->extra == b->extra; }
 
+TT_PRINTF(4, 5)
 static bool tt__bad(tt_tape *t, const tt__instr *i, int k, const char *format, ...)
 {
     char what[256], expected[256];
@@ -9688,6 +9703,7 @@ static tt__mat tt__on_host(const tt_program *p, int32_t id)
     return m;
 }
 
+TT_PRINTF(4, 5)
 static tt_status tt__launch_fail(const tt__launch *l, int operand, tt_status status, const char *format, ...)
 {
     char text[512];
@@ -10717,6 +10733,7 @@ static void tt__json_free(tt__json *j)
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
+TT_PRINTF(3, 4)
 static bool tt__json_fail(const tt__json *j, size_t offset, const char *format, ...)
 {
     char what[512];
@@ -11203,6 +11220,7 @@ static bool tt__safetensors_before(const void *arg, uint32_t a, uint32_t b)
 #if defined(__GNUC__)
 __attribute__((format(printf, 4, 5)))
 #endif
+TT_PRINTF(4, 5)
 static tt_status tt__safetensors_fail(const tt_safetensors *s, const char *name, int node, const char *format, ...)
 {
     char what[512];

@@ -146,6 +146,7 @@ namespace {
 
 enum { TT__MATMUL_CHOICES = 1024 };
 
+TT_PRINTF(3, 4)
 tt_status fail(tt__device *d, tt_status status, const char *format, ...)
 {
     va_list args;
@@ -188,6 +189,7 @@ const int built_archs[] = {0};
 // A text that is cut at its capacity.
 struct text_buffer { char *to; size_t capacity, length; };
 
+TT_PRINTF(2, 3)
 void print(text_buffer *text, const char *format, ...)
 {
     va_list args;
