@@ -2193,14 +2193,12 @@ struct tt_param {
     int64_t dims[4], size;
     tt_init init;
     bool frozen;
-    /* where its values come from until it is allocated: `read` if not NULL, else init */
+    /* where its values come from until `holder` has memory: `read` if not NULL, else init */
     tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
     void (*release)(tt_context *ctx, void *source);
     void *source;
-    /* its place, once a program that uses it is compiled */
-    struct tt__arena *arena;
-    size_t offset;
-    tt_dtype dtype;
+    struct tt__arena *holder; /* the arena whose home of it holds its values, from the compilation of the first
+                                 program with it; NULL: none                                                     */
 };
 
 typedef enum tt__storage { TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE } tt__storage;
@@ -8436,18 +8434,28 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 
 /* ---------------------------------------------------------------------------------------------------- memory */
 
-/* One arena serves a program and those that share it: persistent bytes first, then the transient bytes of the largest. */
+/* Where an arena has a parameter. */
+typedef struct tt__home {
+    size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none                                       */
+    tt_dtype dtype;
+} tt__home;
+
+/* One arena serves a program and those that share it: persistent bytes first, then the transient bytes of the
+   largest. */
 typedef struct tt__arena {
-    int references;     /* programs, and parameters that live here                                                  */
+    int references;     /* programs, and parameters whose values it holds                                            */
     int programs;
     const tt__device_kind *kind;
-    tt__device *device; /* NULL until allocated                                                                     */
+    int index;          /* of the device among those of its kind                                                     */
+    tt__device *device; /* NULL until allocated                                                                      */
+    char *memory;       /* NULL until allocated                                                                      */
     char *bounce;       /* TT__PIECE floats of host memory, on the way to or from memory that is the device's; else NULL */
+    size_t persistent, transient; /* persistent: first the kind's resident workspace                                 */
+    size_t budget;      /* the least memory_budget of its programs; 0: none                                          */
+    tt__home *home;     /* by the index of the parameter                                                             */
+    int n_homes;
     unsigned slots;     /* bit k: slot k is in use                                                                   */
-    size_t persistent, transient; /* persistent: first the kind's resident workspace                                */
-    char *memory; /* NULL until allocated */
     const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's          */
-    tt_param *planned; int n_planned; /* of a kind that does not run here, see tt__home                             */
 } tt__arena;
 
 static void tt__arena_release(tt_context *ctx, tt__arena *a)
@@ -8455,28 +8463,33 @@ static void tt__arena_release(tt_context *ctx, tt__arena *a)
     if (!a || --a->references > 0) return;
     if (a->memory) a->kind->backend->release(a->device, a->memory);
     if (a->bounce) a->kind->backend->release_host(a->device, a->bounce);
-    tt__free(ctx, a->planned);
+    tt__free(ctx, a->home);
     tt__free(ctx, a);
 }
 
-/* Holds the place (arena, offset, dtype) of a parameter: itself, or where `a` is of a kind that does not run here, and so must leave
-   parameters where they are, a stand-in that a has for it. NULL: nothing does. */
-static tt_param *tt__home(tt_context *ctx, const tt__arena *a, const tt__backend *backend, int param)
+/* The home that an arena has for a parameter, NULL if there is none. */
+static const tt__home *tt__home_in(const tt__arena *a, int param)
 {
-    if (backend) return ctx->params[param];
-    return a && param < a->n_planned ? &a->planned[param] : NULL;
+    return a && param < a->n_homes && a->home[param].offset != TT__NO_PLACE ? &a->home[param] : NULL;
 }
 
-static tt_status tt__plan_params(tt_context *ctx, tt__arena *a)
+/* Room for a home of each parameter. */
+static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
 {
-    size_t had = sizeof *a->planned * (size_t)a->n_planned, wanted = sizeof *a->planned * (size_t)ctx->n_params;
-    if (a->kind->backend || wanted <= had) return TT_OK;
-    tt_param *planned = (tt_param *)tt__realloc(ctx, a->planned, wanted);
-    if (!planned) return TT_ERR_MEMORY;
-    memset((char *)planned + had, 0, wanted - had);
-    a->planned = planned;
-    a->n_planned = ctx->n_params;
+    if (ctx->n_params <= a->n_homes) return TT_OK;
+    tt__home *home = (tt__home *)tt__realloc(ctx, a->home, sizeof *home * (size_t)ctx->n_params);
+    if (!home) return TT_ERR_MEMORY;
+    for (int k = a->n_homes; k < ctx->n_params; k++) home[k].offset = TT__NO_PLACE;
+    a->home = home;
+    a->n_homes = ctx->n_params;
     return TT_OK;
+}
+
+/* The arena in which a program of arena `a` finds a parameter: the holder, or, where no program of the kind can
+   run and so none may hold it, a itself. NULL: there is none yet. */
+static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p)
+{
+    return kind->backend ? p->holder : tt__home_in(a, p->index) ? a : NULL;
 }
 
 /* ---------------------------------------------------------------------------------------------------- devices */
@@ -8658,15 +8671,31 @@ static tt_status tt__write_floats(tt_context *ctx, const tt__arena *a, void *mem
     return tt__device_status(ctx, a, status);
 }
 
-/* NULL, after tt__fail, if there is none of that name. */
-static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name)
+/* The kind of device that a name is of, and *index among them: "cuda" and "cuda:0" are the first. NULL after
+   tt__fail if there is none of that name. A name that is NULL or "" is the environment's. */
+static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name, int *index)
 {
     char known[128];
     tt__text text = {known, sizeof known, 0};
-    if (!name) name = getenv("TINYTRAIN_DEVICE");
-    for (int k = 0; k < TT__COUNT(tt__device_kinds); k++) {
-        if (strcmp(name && *name ? name : "cpu", tt__device_kinds[k].name) == 0) return &tt__device_kinds[k];
-        tt__print(&text, "%s%s", k ? " or " : "", tt__device_kinds[k].name);
+    if (!name || !*name) name = getenv("TINYTRAIN_DEVICE");
+    if (!name || !*name) name = "cpu";
+    for (int k = 0; k < TT__KINDS; k++) {
+        const tt__device_kind *kind = &tt__device_kinds[k];
+        const size_t length = strlen(kind->name);
+        tt__print(&text, "%s%s", k ? " or " : "", kind->name);
+        if (strncmp(name, kind->name, length) != 0 || (name[length] && !strchr(":*", name[length]))) continue;
+        const char *number = name + length + (name[length] == ':'), *end = number + strspn(number, "0123456789");
+        *index = 0;
+        if (!name[length]) return kind;
+        if (name[length] == '*' || *end == ',')
+            tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s': a program runs on one device for now: use %s", name, kind->name);
+        else if (end == number || *end || end - number > 4 || (*index = atoi(number)) >= TT__DEVICES)
+            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s': after '%s:' comes a number from 0 to %d", name, kind->name,
+                     TT__DEVICES - 1);
+        else if (kind->host && *index)
+            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s", name, kind->name);
+        else return kind;
+        return NULL;
     }
     tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
     return NULL;
@@ -8674,13 +8703,14 @@ static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name)
 
 tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t capacity)
 {
-    const tt__device_kind *kind = tt__find_device(ctx, name);
+    int index;
+    const tt__device_kind *kind = tt__find_device(ctx, name, &index);
     if (capacity) *to = 0;
     if (!kind) return ctx->status;
     if (!kind->backend)
         return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", kind->name);
     if (capacity) kind->backend->describe(ctx, to, capacity);
-    return tt__open_device(ctx, kind, 0) ? TT_OK : ctx->status;
+    return tt__open_device(ctx, kind, index) ? TT_OK : ctx->status;
 }
 
 /* --------------------------------------------------------------------------------------------------- context */
@@ -8926,7 +8956,7 @@ static void tt__param_drop_source(tt_param *p)
 static void tt__param_free(tt_param *p)
 {
     tt__param_drop_source(p);
-    tt__arena_release(p->ctx, p->arena);
+    tt__arena_release(p->ctx, p->holder);
     tt__free(p->ctx, p->name);
     tt__free(p->ctx, p);
 }
@@ -8960,15 +8990,19 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
     return n;
 }
 
-static char *tt__param_memory(const tt_param *p) { return p->arena && p->arena->memory ? p->arena->memory + p->offset : NULL; }
+static const tt__home *tt__param_home(const tt_param *p) { return tt__home_in(p->holder, p->index); }
+
+/* Its values, NULL until the arena that holds them is allocated. */
+static char *tt__param_memory(const tt_param *p)
+{
+    return p->holder && p->holder->memory ? p->holder->memory + tt__param_home(p)->offset : NULL;
+}
 
 static uint64_t tt__init_key(const tt_param *p) { return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0); }
 
-/* Elements [first, first + n) of p, from where they are now: memory, a source, or the initialiser. first is a multiple of 4. */
-static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
+/* Elements [first, first + n) of p, from its source. first is a multiple of 4. */
+static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t n, float *to)
 {
-    const char *memory = tt__param_memory(p);
-    if (memory) return tt__read_floats(p->ctx, p->arena, to, memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype, (size_t)n);
     if (p->read) return p->read(p->source, first, n, to);
     tt__float_mode mode = tt__float_default();
     tt__init_values(p->init, tt__init_key(p), first, n, to);
@@ -8976,41 +9010,56 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     return TT_OK;
 }
 
-/* Finite numbers that would become infinite are refused. */
+/* Elements [first, first + n) of p, from memory if it is there, else from its source. first is a multiple of 4. */
+static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
+{
+    const char *memory = tt__param_memory(p);
+    if (!memory) return tt__param_read_source(p, first, n, to);
+    const tt_dtype dtype = tt__param_home(p)->dtype;
+    return tt__read_floats(p->ctx, p->holder, to, memory + (size_t)first * tt_dtype_bytes(dtype), dtype, (size_t)n);
+}
+
+/* Refuses finite numbers that f16 would make infinite. */
 static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t first, int64_t n)
 {
-    for (int64_t k = 0; k < n && p->dtype == TT_F16; k++)
+    const bool narrow = tt__param_home(p)->dtype == TT_F16;
+    for (int64_t k = 0; k < n && narrow; k++)
         if (fabsf(values[k]) >= 65520 && isfinite(values[k]))
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s': element %lld is %g, more than f16 can hold (65504): use precision 16-mixed or bf16-true", p->name,
-                            (long long)(first + k), (double)values[k]);
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s': element %lld is %g, more than f16 can hold "
+                            "(65504): use precision 16-mixed or bf16-true", p->name, (long long)(first + k), (double)values[k]);
     return TT_OK;
 }
 
-/* What the initialiser gives is less than f16 can hold: normal numbers are at most sqrt(-2 log(2^-25)) = 5.9 standard deviations. */
+/* f16 can hold all that the initialiser gives: normal numbers are at most sqrt(-2 log(2^-25)) = 5.9 standard
+   deviations. */
 static bool tt__init_fits(const tt_param *p)
 {
-    return p->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || fabsf(p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1) < 65504;
+    const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
+    return tt__param_home(p)->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
 }
 
-/* Fills p's memory; its source stays, in case another parameter fails. */
-static tt_status tt__param_fill(tt_param *p, float *piece)
+/* Fills the memory of p from its source, which stays, in case another parameter fails. `piece` has TT__PIECE
+   floats. An initialiser whose numbers need no check writes where they stay. */
+static tt_status tt__param_fill(const tt_param *p, float *piece)
 {
     char *memory = tt__param_memory(p);
-    struct tt__arena *arena = p->arena;
+    const tt__arena *a = p->holder;
+    const tt_dtype dtype = tt__param_home(p)->dtype;
+    const bool straight = dtype == TT_F32 && a->kind->host; /* the source's floats stay where they are read to */
     tt_status status = TT_OK;
-    const bool there = !p->read && tt__init_fits(p); /* made where it stays */
-    const bool straight = p->dtype == TT_F32 && arena->kind->host; /* read to where it stays */
     tt__float_mode mode = tt__float_default();
-    if (there) status = tt__device_status(p->ctx, arena, arena->kind->backend->init(arena->device, memory, p->dtype, p->size, p->init, tt__init_key(p)));
-    for (int64_t first = there ? p->size : 0; first < p->size && status == TT_OK; first += TT__PIECE) {
+    if (!p->read && tt__init_fits(p)) {
+        status = a->kind->backend->init(a->device, memory, dtype, p->size, p->init, tt__init_key(p));
+        tt__float_restore(mode);
+        return tt__device_status(p->ctx, a, status);
+    }
+    for (int64_t first = 0; first < p->size && status == TT_OK; first += TT__PIECE) {
         int64_t n = tt__min(TT__PIECE, p->size - first);
-        p->arena = NULL; /* read from the source, not from the memory being filled */
-        status = tt__param_read(p, first, n, straight ? (float *)(void *)memory + first : piece);
-        p->arena = arena;
+        char *to = memory + (size_t)first * tt_dtype_bytes(dtype);
+        status = tt__param_read_source(p, first, n, straight ? (float *)(void *)to : piece);
+        if (straight) continue;
         if (status == TT_OK) status = tt__param_fits(p, piece, first, n);
-        if (status == TT_OK && !straight)
-            status = tt__write_floats(p->ctx, arena, memory + (size_t)first * tt_dtype_bytes(p->dtype), p->dtype,
-                                      piece, (size_t)n);
+        if (status == TT_OK) status = tt__write_floats(p->ctx, a, to, dtype, piece, (size_t)n);
     }
     tt__float_restore(mode);
     return status;
@@ -9027,7 +9076,8 @@ tt_status tt_param_set(tt_param *p, const float *values)
     char *memory = tt__param_memory(p);
     if (memory) {
         tt_status status = tt__param_fits(p, values, 0, p->size);
-        return status == TT_OK ? tt__write_floats(p->ctx, p->arena, memory, p->dtype, values, (size_t)p->size) : status;
+        if (status != TT_OK) return status;
+        return tt__write_floats(p->ctx, p->holder, memory, tt__param_home(p)->dtype, values, (size_t)p->size);
     }
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -9078,21 +9128,43 @@ enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
    after which it may be written again. */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; } tt__staged;
 
-struct tt_program {
-    tt_context *ctx;
-    tt_tape *t;             /* its own copy, rewritten                                                               */
+/* tt_compile_options, checked, with what their names stand for. */
+typedef struct tt__settings {
     tt_compile_options options;
     const tt__device_kind *kind;
+    int index;              /* of the device among those of its kind                                                 */
+    int threads;            /* of the device "cpu"                                                                   */
+    tt__precision precision;
+    tt__matmul matmul;
+    tt__recompute recompute;
+    bool scales;            /* the loss scale changes                                                                */
+} tt__settings;
+
+/* What may differ between programs of the same settings, to fit a budget. */
+typedef struct tt__choice {
+    tt__recompute recompute;
+} tt__choice;
+
+/* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
+typedef struct tt__built {
+    tt_tape *t;             /* a copy of the caller's, rewritten                                                     */
+    uint64_t recorded;      /* tt__tape_hash of the caller's                                                         */
     int32_t root;
-    tt__arena *arena;
-    size_t transient;       /* bytes of its transient region                                                         */
-    size_t bound;           /* largest sum of transient bytes live at once                                           */
-    int peak_at;
+    int32_t factor, squares;/* (gradient norm, factor); squared norm of each gradient                                */
     tt__box *box;           /* places of transient storages and workspaces                                           */
     int n_boxes;
+    size_t transient;       /* bytes that these take                                                                 */
+    size_t bound;           /* the largest sum of such bytes live at once ...                                        */
+    int peak_at;            /* ... and the instruction where it is                                                   */
+} tt__built;
+
+struct tt_program {
+    tt_context *ctx;
+    tt__settings settings;
+    tt__built built;
+    tt__arena *arena;
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set                                        */
     bool *is_set;           /* of each input: set since the last run                                                 */
-    int32_t factor, squares;/* (gradient norm, factor); squared norm of each gradient                                */
     tt__run run;
     unsigned slot_bit;      /* of arena->slots                                                                       */
     tt__slot host_slot, *slot; /* on the device; of the host's kind, host_slot                                         */
@@ -9106,10 +9178,6 @@ struct tt_program {
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
     bool zeroed;            /* tt__zero_states has run                                                               */
-    tt__matmul matmul;      /* options.matmul                                                                        */
-    tt__precision precision; /* options.precision and options.residual                                               */
-    uint64_t recorded;      /* tt__tape_hash of the tape that was compiled                                           */
-    bool scales;            /* the loss: run.loss_scale changes                                                      */
     int64_t good_steps, skipped; /* steps since the loss scale changed; steps without an update                       */
     double flops;
 };
@@ -9234,36 +9302,25 @@ static tt_tape *tt__copy_tape(const tt_tape *t)
     return NULL;
 }
 
-/* Parameters' dtypes and places, then those of state and accumulated gradients, in the persistent region. */
-static tt_status tt__place_persistent(tt_program *p)
+static void tt__built_free(tt_context *ctx, tt__built *b)
 {
-    tt_tape *t = p->t;
-    for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
-        if (x->storage != TT__PARAMETER || x->base != v) continue;
-        const tt_param *home = tt__home(p->ctx, p->arena, p->kind->backend, x->param);
-        if (home->arena && home->arena->kind != p->kind)
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier program has put it, and this program is for '%s'",
-                            p->ctx->params[x->param]->name, home->arena->kind->name, p->kind->name);
-        if (home->arena && home->dtype != x->shape.dtype)
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier program holds it as %s: compile both "
-                            "with the same precision", p->options.precision, p->ctx->params[x->param]->name, tt_dtype_name(x->shape.dtype), tt_dtype_name(home->dtype));
+    tt_tape_free(b->t);
+    tt__free(ctx, b->box);
+}
+
+/* Takes a program out of its arena. Of an arena that was never allocated, the last takes out the parameters too. */
+static void tt__leave_arena(tt_program *p)
+{
+    tt__arena *a = p->arena;
+    a->slots &= ~p->slot_bit;
+    if (a->results_of == p) a->results_of = NULL;
+    a->programs--;
+    for (int k = 0; k < a->n_homes && a->programs == 0 && !a->memory; k++) {
+        if (p->ctx->params[k]->holder != a) continue;
+        p->ctx->params[k]->holder = NULL;
+        a->references--;
     }
-    for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
-        if (!x->persistent || x->base != v) continue;
-        tt_param *home = x->storage == TT__PARAMETER ? tt__home(p->ctx, p->arena, p->kind->backend, x->param) : NULL;
-        if (home && home->arena) continue;
-        x->place = p->arena->persistent;
-        p->arena->persistent += tt__arena_bytes(t, x);
-        if (home) {
-            home->arena = p->arena;
-            home->offset = x->place;
-            home->dtype = x->shape.dtype;
-            p->arena->references += p->kind->backend != NULL;
-        }
-    }
-    return TT_OK;
+    tt__arena_release(p->ctx, a);
 }
 
 void tt_program_free(tt_program *p)
@@ -9271,25 +9328,15 @@ void tt_program_free(tt_program *p)
     if (!p) return;
     tt_context *ctx = p->ctx;
     tt__arena *a = p->arena;
-    for (int32_t v = 0; p->staging && v < 2 * p->t->n_values; v++)
+    for (int32_t v = 0; p->staging && v < 2 * p->built.t->n_values; v++)
         if (p->staged[v / 2].copied[v % 2]) a->kind->backend->release_event(a->device, p->staged[v / 2].copied[v % 2]);
     if (p->staging) a->kind->backend->release_host(a->device, p->staging);
     for (int k = 0; k < TT__RECORDINGS; k++) {
         if (p->recordings[k].made) a->kind->backend->forget(a->device, p->recordings[k].made);
         tt__free(ctx, p->recordings[k].rows);
     }
-    if (a && p->slot_bit) a->slots &= ~p->slot_bit;
-    if (a && a->results_of == p) a->results_of = NULL;
-    if (a && --a->programs == 0 && !a->memory) { /* never allocated: its parameters go back to having no place */
-        for (int k = 0; k < ctx->n_params; k++) {
-            if (ctx->params[k]->arena != a) continue;
-            ctx->params[k]->arena = NULL;
-            a->references--;
-        }
-    }
-    tt__arena_release(ctx, a);
-    tt_tape_free(p->t);
-    tt__free(ctx, p->box);
+    if (a) tt__leave_arena(p);
+    tt__built_free(ctx, &p->built);
     tt__free(ctx, p->axis_rows);
     tt__free(ctx, p->is_set);
     tt__free(ctx, p->staged);
@@ -9309,47 +9356,69 @@ static void tt__mark_gradients(tt_tape *t)
     for (int32_t v = 1; v < t->n_values; v++) t->values[v].needs_grad = t->values[t->values[v].base].needs_grad;
 }
 
-/* All passes, in order; the verifier after each. */
-static tt_status tt__run_passes(tt_program *p, const tt__precision *precision, tt__recompute recompute)
+/* Counts the losses, whose counts a run reads. */
+static int tt__keep_losses(tt_tape *t)
 {
-    tt_tape *t = p->t;
-    tt_status status = tt__verify(t, "record");
     int losses = 0;
-    if (status != TT_OK) return status;
-    tt__pass_inference(t, p->root, p->options.train);
-    if ((status = tt__verify(t, "inference")) != TT_OK) return status;
-    if ((status = tt__pass_prune(t, p->root, false)) != TT_OK) return status;
-    if ((status = tt__pass_rows(t, p->root)) != TT_OK) return status;
-    if ((status = tt__verify(t, "rows")) != TT_OK) return status;
-    tt__pass_fuse(t, p->root);
-    if ((status = tt__verify(t, "fuse")) != TT_OK) return status;
-    if ((status = tt__pass_precision(t, precision)) != TT_OK) return status;
-    if ((status = tt__verify(t, "precision")) != TT_OK) return status;
     for (int k = 0; k < t->n_code; k++) {
         if (!tt__is_loss(t->code[k].op)) continue;
         losses++;
         t->values[t->code[k].out[2]].keep = true;
     }
-    if (p->options.train) {
-        if (losses != 1 && p->options.accumulate)
-            return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "accumulate divides by the targets of one loss, but the program has %d", losses);
-        if ((status = tt__differentiate(t, p->root, p->options.accumulate)) != TT_OK) return status;
-        if (!losses) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on tt_cross_entropy or tt_mean_squared_error", t->values[p->root].name);
-        if ((status = tt__verify(t, "differentiate")) != TT_OK) return status;
-        tt__pass_fuse_loss(t, p->root);
-        tt__pass_fuse_backward(t, p->root);
-        if ((status = tt__verify(t, "fuse backward")) != TT_OK) return status;
-        if ((status = tt__pass_recompute(t, recompute)) != TT_OK) return status;
-        if ((status = tt__verify(t, "recompute")) != TT_OK) return status;
-        if (p->kind->host) tt__pass_fold_casts(t);
-        if ((status = tt__pass_update(t, &p->options.optimizer, &p->squares, &p->factor)) != TT_OK) return status;
-        if ((status = tt__verify(t, "update")) != TT_OK) return status;
-    } else {
-        tt__pass_fuse_loss(t, p->root);
-        if (p->kind->host) tt__pass_fold_casts(t);
+    return losses;
+}
+
+/* The passes over a tape that ends with a loss: they add its backward and the update. */
+static tt_status tt__run_training_passes(tt__built *b, const tt__settings *s, const tt__choice *choice, int losses)
+{
+    tt_tape *t = b->t;
+    const bool accumulate = s->options.accumulate;
+    tt_status status;
+    if (losses != 1 && accumulate)
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "accumulate divides by the targets of one loss, but the program has %d",
+                        losses);
+    if ((status = tt__differentiate(t, b->root, accumulate)) != TT_OK) return status;
+    if (!losses)
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on tt_cross_entropy or "
+                        "tt_mean_squared_error", t->values[b->root].name);
+    if ((status = tt__verify(t, "differentiate")) != TT_OK) return status;
+    tt__pass_fuse_loss(t, b->root);
+    if ((status = tt__verify(t, "fuse loss")) != TT_OK) return status;
+    tt__pass_fuse_backward(t, b->root);
+    if ((status = tt__verify(t, "fuse backward")) != TT_OK) return status;
+    if ((status = tt__pass_recompute(t, choice->recompute)) != TT_OK) return status;
+    if ((status = tt__verify(t, "recompute")) != TT_OK) return status;
+    if (s->kind->host) tt__pass_fold_casts(t);
+    if ((status = tt__verify(t, "fold casts")) != TT_OK) return status;
+    if ((status = tt__pass_update(t, &s->options.optimizer, &b->squares, &b->factor)) != TT_OK) return status;
+    return tt__verify(t, "update");
+}
+
+/* All passes, in order; the verifier after each. */
+static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__choice *choice)
+{
+    tt_tape *t = b->t;
+    const bool train = s->options.train;
+    tt_status status = tt__verify(t, "record");
+    if (status != TT_OK) return status;
+    tt__pass_inference(t, b->root, train);
+    if ((status = tt__verify(t, "inference")) != TT_OK) return status;
+    if ((status = tt__pass_prune(t, b->root, false)) != TT_OK) return status;
+    if ((status = tt__pass_rows(t, b->root)) != TT_OK) return status;
+    if ((status = tt__verify(t, "rows")) != TT_OK) return status;
+    tt__pass_fuse(t, b->root);
+    if ((status = tt__verify(t, "fuse")) != TT_OK) return status;
+    if ((status = tt__pass_precision(t, &s->precision)) != TT_OK) return status;
+    if ((status = tt__verify(t, "precision")) != TT_OK) return status;
+    const int losses = tt__keep_losses(t);
+    if (train) status = tt__run_training_passes(b, s, choice, losses);
+    else {
+        tt__pass_fuse_loss(t, b->root);
+        if (s->kind->host) tt__pass_fold_casts(t);
     }
-    if (p->matmul == TT__MATMUL_FP8) tt__pass_fp8(t);
-    if ((status = tt__pass_prune(t, p->root, true)) != TT_OK) return status;
+    if (status != TT_OK) return status;
+    if (s->matmul == TT__MATMUL_FP8) tt__pass_fp8(t);
+    if ((status = tt__pass_prune(t, b->root, true)) != TT_OK) return status;
     return tt__verify(t, "prune");
 }
 
@@ -9366,33 +9435,22 @@ static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
     return m;
 }
 
-static tt_status tt__take_slot(tt_program *p)
-{
-    int k = 0;
-    if (p->kind->host || !p->kind->backend) return TT_OK;
-    while (k < TT__SLOTS && p->arena->slots >> k & 1) k++;
-    if (k == TT__SLOTS) return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%d programs share an arena on device '%s' already, the most that can", TT__SLOTS, p->kind->name);
-    p->slot_bit = 1u << k;
-    p->arena->slots |= p->slot_bit;
-    return TT_OK;
-}
-
 /* Fails if the backend has not got an instruction. */
-static tt_status tt__refused(tt_program *p)
+static tt_status tt__refused(const tt_tape *t, const tt__device_kind *kind)
 {
     tt__launch l;
     memset(&l, 0, sizeof l);
-    l.ctx = p->ctx;
-    l.tape = p->t;
-    l.run = &p->run;
-    for (int k = 0; k < p->t->n_code && p->kind->backend; k++) {
+    l.ctx = t->ctx;
+    l.tape = t;
+    for (int k = 0; k < t->n_code && kind->backend; k++) {
         const char *why;
-        l.instr = &p->t->code[k];
-        for (int j = 0; j < TT__MAX_IN; j++) l.in[j] = tt__at_capacity(p->t, l.instr->in[j]);
-        for (int j = 0; j < TT__MAX_OUT; j++) l.out[j] = tt__at_capacity(p->t, l.instr->out[j]);
-        if (!(why = p->kind->backend->refuses(&l))) continue;
-        int32_t named = l.instr->out[0] ? l.instr->out[0] : l.instr->out[1] ? l.instr->out[1] : l.instr->in[0];
-        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run %s, for '%s': %s", p->kind->name, tt__instr_name(l.instr), p->t->values[named].name, why);
+        const tt__instr *i = l.instr = &t->code[k];
+        for (int j = 0; j < TT__MAX_IN; j++) l.in[j] = tt__at_capacity(t, i->in[j]);
+        for (int j = 0; j < TT__MAX_OUT; j++) l.out[j] = tt__at_capacity(t, i->out[j]);
+        if (!(why = kind->backend->refuses(&l))) continue;
+        int32_t named = i->out[0] ? i->out[0] : i->out[1] ? i->out[1] : i->in[0];
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run %s, for '%s': %s", kind->name,
+                        tt__instr_name(i), t->values[named].name, why);
     }
     return TT_OK;
 }
@@ -9401,98 +9459,265 @@ static tt_status tt__refused(tt_program *p)
 static tt_status tt__check_matmul(tt_context *ctx, tt__matmul matmul, const tt__precision *precision, const tt__device_kind *kind)
 {
     if (matmul != TT__MATMUL_FP8) return TT_OK;
-    if (kind->host) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'", kind->name);
-    if (precision->kind == TT__32_TRUE) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none");
+    if (kind->host)
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'", kind->name);
+    if (precision->kind == TT__32_TRUE)
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none");
     return TT_OK;
 }
 
-static tt_status tt__compile_into(tt_program *p, tt_tape *t, tt_value root)
+/* Adds the error that a check has just left to those found before it. */
+static tt_status tt__add_error(tt__text *all, tt_context *ctx, tt_status before, tt_status status)
+{
+    if (status != TT_OK) tt__print(all, "; %s", ctx->error);
+    return before != TT_OK ? before : status;
+}
+
+/* Checks options and finds what their names stand for. One message names all that is wrong; the status is that of
+   the first. */
+static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o, tt__settings *s)
+{
+    char text[sizeof ctx->error];
+    tt__text all = {text, sizeof text, 0};
+    tt_status status = TT_OK;
+    memset(s, 0, sizeof *s);
+    s->options = *o;
+    s->threads = ctx->cpu.pool->threads;
+    status = tt__add_error(&all, ctx, status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
+    status = tt__add_error(&all, ctx, status, tt__parse_matmul(ctx, o->matmul, &s->matmul));
+    s->scales = o->train && s->precision.half == TT_F16;
+    if (s->scales) status = tt__add_error(&all, ctx, status, tt__check_loss_scale(ctx, &o->loss_scale));
+    status = tt__add_error(&all, ctx, status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
+    if (o->train) status = tt__add_error(&all, ctx, status, tt__check_optimizer(ctx, &o->optimizer));
+    s->kind = tt__find_device(ctx, o->device, &s->index);
+    if (!s->kind) status = tt__add_error(&all, ctx, status, ctx->status);
+    if (s->kind) status = tt__add_error(&all, ctx, status, tt__check_matmul(ctx, s->matmul, &s->precision, s->kind));
+    return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
+}
+
+/* Places transient storages and workspaces. */
+static tt_status tt__place_transients(tt__built *b)
+{
+    tt_tape *t = b->t;
+    const int instructions = (int)tt__max(1, t->n_code);
+    tt_status status = tt__lifetimes(t, b->root, &b->box, &b->n_boxes);
+    if (status != TT_OK) return status;
+    status = tt__place(t->ctx, b->box, b->n_boxes, instructions, &b->transient, &b->bound, &b->peak_at);
+    if (status != TT_OK) return status;
+    for (int32_t v = 1; v < t->n_values; v++) t->values[v].place = TT__NO_PLACE;
+    for (int k = 0; k < b->n_boxes; k++) {
+        const tt__box *box = &b->box[k];
+        if (box->value) t->values[box->value].place = box->place;
+        else t->code[box->first].workspace_place = box->place;
+    }
+    return tt__verify_places(t, b->box, b->n_boxes, b->transient);
+}
+
+/* Rewrites a copy of a tape and gives its transient storages their places: a program in all but the arena. Depends
+   on its arguments and on which parameters are frozen, and changes nothing else. After an error, *b is empty. */
+static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice, tt__built *b)
+{
+    memset(b, 0, sizeof *b);
+    b->root = root;
+    b->recorded = tt__tape_hash(t);
+    b->t = tt__copy_tape(t);
+    tt_status status = b->t ? TT_OK : TT_ERR_MEMORY;
+    if (status == TT_OK) {
+        b->t->alignment = s->kind->alignment;
+        tt__mark_gradients(b->t);
+        if (!s->options.train) b->t->values[root].keep = b->t->values[b->t->values[root].base].keep = true;
+        status = tt__run_passes(b, s, choice);
+    }
+    for (int k = 0; status == TT_OK && k < b->t->n_code; k++)
+        b->t->code[k].workspace = s->kind->workspace(s->threads, b->t, &b->t->code[k]);
+    if (status == TT_OK) status = tt__check_total(b->t, s->kind->resident);
+    if (status == TT_OK) status = tt__place_transients(b);
+    if (status == TT_OK) status = tt__refused(b->t, s->kind);
+    if (status != TT_OK) {
+        tt__built_free(t->ctx, b);
+        memset(b, 0, sizeof *b);
+    }
+    return status;
+}
+
+/* What a program adds to an arena, and what the arena then is. */
+typedef struct tt__extent { size_t added, persistent, transient; } tt__extent;
+
+/* Fails if parameter value v cannot be the one that arena `a` has a home for. */
+static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t v)
+{
+    char there[32], here[32];
+    const tt__settings *s = &p->settings;
+    const tt__value *x = &p->built.t->values[v];
+    const tt_dtype dtype = tt__home_in(a, x->param)->dtype;
+    if (a->kind != s->kind || a->index != s->index)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier program has put "
+                        "it, and this program is for '%s'", p->ctx->params[x->param]->name,
+                        tt__device_name(a->kind, a->index, there), tt__device_name(s->kind, s->index, here));
+    if (dtype == x->shape.dtype) return TT_OK;
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier program holds it "
+                    "as %s: compile both with the same precision", s->options.precision, p->ctx->params[x->param]->name,
+                    tt_dtype_name(x->shape.dtype), tt_dtype_name(dtype));
+}
+
+/* Bytes of the persistent storages that no arena has a home for, if the program joins arena `a` (NULL: a new one). */
+static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t *bytes)
+{
+    const tt_tape *t = p->built.t;
+    *bytes = 0;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__value *x = &t->values[v];
+        const tt__arena *home = NULL;
+        if (!x->persistent || x->base != v) continue;
+        if (x->storage == TT__PARAMETER) home = tt__home_arena(p->settings.kind, a, p->ctx->params[x->param]);
+        tt_status status = home ? tt__check_home(p, home, v) : TT_OK;
+        if (status != TT_OK) return status;
+        if (!home) *bytes += tt__arena_bytes(t, x);
+    }
+    return TT_OK;
+}
+
+/* Fails if an arena of this extent is more than the budget of the program, or of one that it shares the arena with. */
+static tt_status tt__check_budget(const tt_program *p, const tt__arena *shared, const tt__extent *e)
+{
+    const size_t own = p->settings.options.memory_budget, theirs = shared ? shared->budget : 0;
+    const bool by_them = theirs && (!own || theirs < own);
+    const size_t budget = by_them ? theirs : own, bytes = e->persistent + e->transient;
+    if (!budget || bytes <= budget) return TT_OK;
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu%s: %zu are persistent "
+                    "(parameters, optimizer, gradients), the rest is proportional to the capacity of the axes; the "
+                    "smallest budget with these options is %zu", bytes, budget,
+                    by_them ? " for a program that this one shares an arena with" : "", bytes - p->built.transient, bytes);
+}
+
+/* Finds out what an arena is once the program has joined it, and fails if it must not. */
+static tt_status tt__measure_extent(const tt_program *p, tt__arena *shared, tt__extent *e)
+{
+    const size_t resident = p->settings.kind->resident;
+    tt_status status = tt__added_bytes(p, shared, &e->added);
+    if (status != TT_OK) return status;
+    if (shared && (status = tt__check_total(p->built.t, shared->persistent + shared->transient)) != TT_OK) return status;
+    e->persistent = (shared ? shared->persistent : resident) + e->added;
+    e->transient = shared && shared->transient > p->built.transient ? shared->transient : p->built.transient;
+    if (shared && shared->memory && (e->added || e->transient > shared->transient))
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, with %zu bytes, and "
+                        "this program needs %zu: compile it before tt_allocate or the first tt_set of those that it shares "
+                        "with, or without `share`", shared->persistent + shared->transient, e->persistent + e->transient);
+    return tt__check_budget(p, shared, e);
+}
+
+/* Gives each persistent storage that has none a place in the program's arena. */
+static void tt__place_persistent(tt_program *p)
+{
+    tt_tape *t = p->built.t;
+    tt__arena *a = p->arena;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
+        if (!x->persistent || x->base != v || (param && tt__home_arena(a->kind, a, param))) continue;
+        x->place = a->persistent;
+        a->persistent += tt__arena_bytes(t, x);
+        if (!param) continue;
+        a->home[x->param].offset = x->place;
+        a->home[x->param].dtype = x->shape.dtype;
+        if (!a->kind->backend) continue;
+        param->holder = a;
+        a->references++;
+    }
+}
+
+/* The bit of a free slot of an arena on a device that is not the host; 0 if it needs none, or after tt__fail. */
+static unsigned tt__free_slot(const tt_program *p, const tt__arena *a)
+{
+    unsigned bit = 1;
+    if (p->settings.kind->host || !p->settings.kind->backend) return 0;
+    while (bit >> TT__SLOTS == 0 && a && a->slots & bit) bit <<= 1;
+    if (bit >> TT__SLOTS == 0) return bit;
+    tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%d programs share an arena on device '%s' already, the most that can", TT__SLOTS,
+             p->settings.kind->name);
+    return 0;
+}
+
+/* Puts a built program into the arena of `share`, or into a new one. Nothing is allocated on the device. After an
+   error nothing has changed. */
+static tt_status tt__commit(tt_program *p, tt__arena *shared)
 {
     tt_context *ctx = p->ctx;
-    tt__precision precision;
-    tt__recompute recompute = TT__RECOMPUTE_NONE;
-    size_t bytes;
-    if (t->status != TT_OK) return tt__fail(ctx, t->status, "%s", t->error);
-    if (root.id <= 0 || root.id >= t->n_values) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape", (int)root.id);
-    tt_status status = tt__parse_precision(ctx, p->options.precision, p->options.residual, &precision);
-    if (status == TT_OK) status = tt__parse_matmul(ctx, p->options.matmul, &p->matmul);
-    p->scales = p->options.train && precision.half == TT_F16;
-    if (status == TT_OK && p->scales) status = tt__check_loss_scale(ctx, &p->options.loss_scale);
-    p->run.loss_scale = p->scales ? p->options.loss_scale.init : 1;
-    if (status == TT_OK) status = tt__parse_recompute(ctx, p->options.recompute, &recompute);
-    if (status == TT_OK && p->options.train) status = tt__check_optimizer(ctx, &p->options.optimizer);
+    const tt__settings *s = &p->settings;
+    tt__extent extent;
+    tt_status status = tt__measure_extent(p, shared, &extent);
     if (status != TT_OK) return status;
-    if (p->options.share && p->options.share->ctx != ctx) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
-    if (!(p->kind = tt__find_device(ctx, p->options.device))) return ctx->status;
-    if ((status = tt__check_matmul(ctx, p->matmul, &precision, p->kind)) != TT_OK) return status;
-    if (p->options.share && p->options.share->kind != p->kind)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this one is for '%s'", p->options.share->kind->name, p->kind->name);
-    p->precision = precision;
-    p->recorded = tt__tape_hash(t);
-    p->t = tt__copy_tape(t);
-    p->root = root.id;
-    if (!p->t) return TT_ERR_MEMORY;
-    p->t->alignment = p->kind->alignment;
-    tt__mark_gradients(p->t);
-    if (!p->options.train) p->t->values[root.id].keep = p->t->values[p->t->values[root.id].base].keep = true;
-    if ((status = tt__run_passes(p, &precision, recompute)) != TT_OK) return status;
-    for (int k = 0; k < p->t->n_code; k++) p->t->code[k].workspace = p->kind->workspace(ctx->cpu.pool->threads, p->t, &p->t->code[k]);
-    tt__arena *shared = p->options.share ? p->options.share->arena : NULL;
-    status = tt__check_total(p->t, shared ? shared->persistent + shared->transient : p->kind->resident);
-    if (status != TT_OK) return status;
-    if ((status = tt__lifetimes(p->t, p->root, &p->box, &p->n_boxes)) != TT_OK) return status;
-    if ((status = tt__place(ctx, p->box, p->n_boxes, (int)tt__max(1, p->t->n_code), &p->transient, &p->bound, &p->peak_at)) != TT_OK) return status;
-    for (int32_t v = 1; v < p->t->n_values; v++) p->t->values[v].place = TT__NO_PLACE;
-    for (int k = 0; k < p->n_boxes; k++) {
-        if (p->box[k].value) p->t->values[p->box[k].value].place = p->box[k].place;
-        else p->t->code[p->box[k].first].workspace_place = p->box[k].place;
+    const unsigned slot = tt__free_slot(p, shared);
+    if (!slot && !s->kind->host && s->kind->backend) return ctx->status;
+    tt__arena *a = shared ? shared : (tt__arena *)tt__calloc(ctx, sizeof *a);
+    if (!a) return TT_ERR_MEMORY;
+    if (!shared) {
+        a->kind = s->kind;
+        a->index = s->index;
+        a->persistent = s->kind->resident;
     }
-    if ((status = tt__verify_places(p->t, p->box, p->n_boxes, p->transient)) != TT_OK) return status;
-    p->axis_rows = (int64_t *)tt__alloc(ctx, sizeof *p->axis_rows * (size_t)p->t->n_axes);
-    p->is_set = (bool *)tt__calloc(ctx, (size_t)p->t->n_values);
-    p->staged = (tt__staged *)tt__calloc(ctx, (size_t)p->t->n_values * sizeof *p->staged);
-    if (!p->axis_rows || !p->is_set || !p->staged) return TT_ERR_MEMORY;
-    for (int k = 0; k < p->t->n_axes; k++) p->axis_rows[k] = -1;
-
-    size_t persistent_needed = 0;
-    for (int32_t v = 1; v < p->t->n_values; v++) {
-        const tt__value *x = &p->t->values[v];
-        const tt_param *home = x->storage == TT__PARAMETER ? tt__home(ctx, shared, p->kind->backend, x->param) : NULL;
-        if (x->persistent && x->base == v && !(home && home->arena)) persistent_needed += tt__arena_bytes(p->t, x);
+    a->references++;
+    if ((status = tt__homes_grow(ctx, a)) != TT_OK) {
+        tt__arena_release(ctx, a);
+        return status;
     }
-    bytes = p->kind->resident + persistent_needed + p->transient;
-    if (shared) bytes = persistent_needed + shared->persistent + (p->transient > shared->transient ? p->transient : shared->transient);
-    if (p->options.memory_budget && bytes > p->options.memory_budget)
-        return tt__fail(ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu: %zu are persistent (parameters, optimizer, gradients), the rest is "
-                        "proportional to the capacity of the axes; the smallest budget with these options is %zu", bytes,
-                        p->options.memory_budget, bytes - p->transient, bytes);
-    if (shared && (!shared->memory || (persistent_needed == 0 && p->transient <= shared->transient))) {
-        p->arena = shared;
-        shared->references++;
-    } else {
-        p->arena = (tt__arena *)tt__calloc(ctx, sizeof *p->arena);
-        if (!p->arena) return TT_ERR_MEMORY;
-        p->arena->references = 1;
-        p->arena->kind = p->kind;
-        p->arena->persistent = p->kind->resident;
-    }
-    p->arena->programs++;
-    if ((status = tt__take_slot(p)) != TT_OK || (status = tt__refused(p)) != TT_OK) return status;
-    if ((status = tt__plan_params(ctx, p->arena)) != TT_OK || (status = tt__place_persistent(p)) != TT_OK) return status;
-    if (p->transient > p->arena->transient) p->arena->transient = p->transient;
+    a->programs++;
+    a->slots |= slot;
+    a->transient = extent.transient;
+    if (s->options.memory_budget && (!a->budget || s->options.memory_budget < a->budget)) a->budget = s->options.memory_budget;
+    p->arena = a;
+    p->slot_bit = slot;
+    tt__place_persistent(p);
     return TT_OK;
+}
+
+/* What a run needs beside the arena. */
+static tt_status tt__make_rank(tt_program *p)
+{
+    const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
+    p->axis_rows = (int64_t *)tt__alloc(p->ctx, sizeof *p->axis_rows * axes);
+    p->is_set = (bool *)tt__calloc(p->ctx, values);
+    p->staged = (tt__staged *)tt__calloc(p->ctx, values * sizeof *p->staged);
+    if (!p->axis_rows || !p->is_set || !p->staged) return TT_ERR_MEMORY;
+    for (size_t k = 0; k < axes; k++) p->axis_rows[k] = -1;
+    return TT_OK;
+}
+
+static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
+{
+    char theirs[32], own[32];
+    const tt_program *share = s->options.share;
+    if (share && share->ctx != ctx) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
+    if (!share || (share->settings.kind == s->kind && share->settings.index == s->index)) return TT_OK;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this one is for '%s'",
+                    tt__device_name(share->settings.kind, share->settings.index, theirs),
+                    tt__device_name(s->kind, s->index, own));
+}
+
+static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o)
+{
+    tt__choice choice;
+    if (t->status != TT_OK) return tt__fail(p->ctx, t->status, "%s", t->error);
+    if (root <= 0 || root >= t->n_values)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape", (int)root);
+    tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
+    if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
+    choice.recompute = p->settings.recompute;
+    p->run.seed = p->ctx->options.seed;
+    p->run.accumulate = o->train && o->accumulate;
+    p->run.loss_scale = p->settings.scales ? o->loss_scale.init : 1;
+    if (status == TT_OK) status = tt__build(t, root, &p->settings, &choice, &p->built);
+    if (status == TT_OK) status = tt__make_rank(p);
+    return status == TT_OK ? tt__commit(p, o->share ? o->share->arena : NULL) : status;
 }
 
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
-    tt_context *ctx = t->ctx;
-    tt_program *p = (tt_program *)tt__calloc(ctx, sizeof *p);
+    const tt_compile_options defaults = tt_compile_options_default();
+    tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
     if (!p) return NULL;
-    p->ctx = ctx;
-    p->options = o ? *o : tt_compile_options_default();
-    p->run.seed = ctx->options.seed;
-    p->run.accumulate = p->options.train && p->options.accumulate;
-    if (tt__compile_into(p, t, root) == TT_OK) return p;
+    p->ctx = t->ctx;
+    if (tt__compile_into(p, t, root.id, o ? o : &defaults) == TT_OK) return p;
     tt_program_free(p);
     return NULL;
 }
@@ -9504,27 +9729,27 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 
 static int64_t tt__actual_rows(const tt_program *p, int32_t id)
 {
-    const tt__shape *s = &p->t->values[id].shape;
+    const tt__shape *s = &p->built.t->values[id].shape;
     return s->axis ? p->axis_rows[s->axis] + s->extra : s->rows;
 }
 
-static bool tt__uses_param(const tt_program *p, int param)
-{
-    for (int32_t v = 1; v < p->t->n_values; v++) if (p->t->values[v].storage == TT__PARAMETER && p->t->values[v].param == param) return true;
-    return false;
-}
-
-/* Parameters that live with another program must have memory there. */
+/* Parameters that live with another program must have memory there, and still be what this program takes them for. */
 static tt_status tt__params_ready(const tt_program *p)
 {
-    for (int k = 0; k < p->ctx->n_params; k++) {
-        const tt_param *param = p->ctx->params[k];
-        if ((param->arena && (param->arena == p->arena || param->arena->memory)) || !tt__uses_param(p, k)) continue;
-        if (param->arena)
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not allocated: allocate that one first, or compile with `share`", param->name);
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that held parameter '%s' was freed before it was allocated: compile this one again", param->name);
+    const tt_tape *t = p->built.t;
+    tt_status status = TT_OK;
+    for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
+        if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v) continue;
+        const tt_param *param = p->ctx->params[t->values[v].param];
+        if (!param->holder)
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that held parameter '%s' was freed before it was "
+                            "allocated: compile this one again", param->name);
+        if (param->holder != p->arena && !param->holder->memory)
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not allocated: allocate "
+                            "that one first, or compile with `share`", param->name);
+        status = tt__check_home(p, param->holder, v);
     }
-    return TT_OK;
+    return status;
 }
 
 /* Optimizer state and accumulated gradients begin at 0: once, right before they are first used, so that until then nothing but parameters
@@ -9532,10 +9757,10 @@ static tt_status tt__params_ready(const tt_program *p)
 static tt_status tt__zero_states(tt_program *p)
 {
     tt_status status = TT_OK;
-    for (int32_t v = 1; v < p->t->n_values && !p->zeroed && status == TT_OK; v++) {
-        const tt__value *x = &p->t->values[v];
+    for (int32_t v = 1; v < p->built.t->n_values && !p->zeroed && status == TT_OK; v++) {
+        const tt__value *x = &p->built.t->values[v];
         if (!x->persistent || x->base != v || x->storage == TT__PARAMETER) continue;
-        status = tt__device_status(p->ctx, p->arena, p->kind->backend->fill(p->arena->device, p->arena->memory + x->place, 0, tt__storage_bytes(x)));
+        status = tt__device_status(p->ctx, p->arena, p->settings.kind->backend->fill(p->arena->device, p->arena->memory + x->place, 0, tt__storage_bytes(x)));
     }
     p->zeroed = status == TT_OK;
     return status;
@@ -9546,7 +9771,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
     const tt__backend *b = a->kind->backend;
     tt_status status = TT_OK;
-    if (!(a->device = tt__open_device(ctx, a->kind, 0))) return ctx->status;
+    if (!(a->device = tt__open_device(ctx, a->kind, a->index))) return ctx->status;
     float *piece = (float *)tt__alloc(ctx, sizeof(float) * TT__PIECE);
     char *memory = piece ? (char *)b->allocate(a->device, a->persistent + a->transient + !(a->persistent + a->transient)) : NULL;
     a->bounce = memory && !a->kind->host ? (char *)b->allocate_host(a->device, sizeof(float) * TT__PIECE) : NULL;
@@ -9554,9 +9779,9 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
     if (status == TT_OK && a->kind->resident) status = tt__device_status(ctx, a, b->fill(a->device, memory, 0, a->kind->resident));
     a->memory = memory;
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
-        if (ctx->params[k]->arena == a) status = tt__param_fill(ctx->params[k], piece);
+        if (ctx->params[k]->holder == a) status = tt__param_fill(ctx->params[k], piece);
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
-        if (ctx->params[k]->arena == a) tt__param_drop_source(ctx->params[k]);
+        if (ctx->params[k]->holder == a) tt__param_drop_source(ctx->params[k]);
     if (status != TT_OK) {
         if (a->bounce) b->release_host(a->device, a->bounce);
         if (memory) b->release(a->device, memory);
@@ -9571,26 +9796,26 @@ tt_status tt_allocate(tt_program *p)
     tt__arena *a = p->arena;
     size_t bytes = 0;
     if (p->ready) return TT_OK;
-    if (!p->kind->backend)
-        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot run them: compile for \"cpu\" to run this one", p->kind->name);
+    if (!p->settings.kind->backend)
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot run them: compile for \"cpu\" to run this one", p->settings.kind->name);
     tt_status status = tt__params_ready(p);
     if (status == TT_OK && !a->memory) status = tt__allocate_arena(p->ctx, a);
     if (status != TT_OK) return status;
     p->slot = &p->host_slot;
-    if (!p->kind->host) {
+    if (!p->settings.kind->host) {
         int k = 0;
         while (p->slot_bit >> k > 1) k++;
-        p->slot = (tt__slot *)(void *)(a->memory + p->kind->resident - (size_t)(k + 1) * TT__SLOT_BYTES);
-        for (int32_t v = 1; v < p->t->n_values; v++) {
-            const tt__value *x = &p->t->values[v];
+        p->slot = (tt__slot *)(void *)(a->memory + p->settings.kind->resident - (size_t)(k + 1) * TT__SLOT_BYTES);
+        for (int32_t v = 1; v < p->built.t->n_values; v++) {
+            const tt__value *x = &p->built.t->values[v];
             if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
             bytes += 2 * tt__storage_bytes(x);
         }
         p->staging = bytes ? (char *)a->kind->backend->allocate_host(a->device, bytes) : NULL;
         if (bytes && !p->staging) return tt__device_status(p->ctx, a, TT_ERR_MEMORY);
         char *at = p->staging;
-        for (int32_t v = 1; v < p->t->n_values; v++) {
-            const tt__value *x = &p->t->values[v];
+        for (int32_t v = 1; v < p->built.t->n_values; v++) {
+            const tt__value *x = &p->built.t->values[v];
             if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
             for (int k = 0; k < 2; k++, at += tt__storage_bytes(x)) p->staged[v].buffer[k] = at;
         }
@@ -9605,7 +9830,7 @@ static tt__mat tt__resolve(const tt_program *p, int32_t id)
     tt__mat m;
     memset(&m, 0, sizeof m);
     if (!id) return m;
-    const tt__value *v = &p->t->values[id], *base = &p->t->values[v->base];
+    const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
     char *memory = base->storage == TT__PARAMETER ? tt__param_memory(p->ctx->params[base->param])
                  : p->arena->memory + (base->persistent ? 0 : p->arena->persistent) + base->place;
     m.data = memory + (size_t)v->offset * tt_dtype_bytes(base->shape.dtype);
@@ -9620,20 +9845,20 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 {
     tt_status status = tt_allocate(p);
     if (status != TT_OK) return status;
-    if (v.id <= 0 || v.id >= p->t->n_values || p->t->values[v.id].storage != TT__INPUT || p->t->values[v.id].base != v.id)
+    if (v.id <= 0 || v.id >= p->built.t->n_values || p->built.t->values[v.id].storage != TT__INPUT || p->built.t->values[v.id].base != v.id)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: value %d is no input of this program", (int)v.id);
-    const tt__value *x = &p->t->values[v.id];
+    const tt__value *x = &p->built.t->values[v.id];
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || (!x->shape.axis && rows != x->shape.rows))
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld", (long long)rows, x->name, x->shape.axis ? "1 to " : "", (long long)x->shape.rows);
     if (x->shape.axis) {
         int64_t *axis = &p->axis_rows[x->shape.axis];
         bool other = *axis != rows - x->shape.extra, again = p->is_set[v.id];
-        for (int32_t k = 1; k < p->t->n_values && other; k++) {
-            if (!p->is_set[k] || k == v.id || p->t->values[k].shape.axis != x->shape.axis) continue;
+        for (int32_t k = 1; k < p->built.t->n_values && other; k++) {
+            if (!p->is_set[k] || k == v.id || p->built.t->values[k].shape.axis != x->shape.axis) continue;
             if (again) p->is_set[k] = false; /* set anew with another number of rows: the rest of its axis must follow */
             else
                 return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with %lld on the same axis '%s'", x->name, (long long)rows,
-                                p->t->values[k].name, (long long)(*axis + p->t->values[k].shape.extra), p->t->axes[x->shape.axis].name);
+                                p->built.t->values[k].name, (long long)(*axis + p->built.t->values[k].shape.extra), p->built.t->axes[x->shape.axis].name);
         }
         *axis = rows - x->shape.extra;
     }
@@ -9641,7 +9866,7 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
     if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
     tt__mat m = tt__resolve(p, v.id);
     const size_t bytes = (size_t)rows * (size_t)m.cols * tt_dtype_bytes(m.dtype);
-    const tt__backend *b = p->kind->backend;
+    const tt__backend *b = p->settings.kind->backend;
     tt__staged *staged = &p->staged[v.id];
     p->arena->results_of = NULL; /* an output may have had this place */
     if (!p->staging) return b->write(p->arena->device, m.data, data, bytes);
@@ -9658,9 +9883,9 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
 {
-    if (v.id <= 0 || v.id >= p->t->n_values || !(p->t->values[v.id].keep || p->t->values[v.id].persistent || v.id == p->root))
+    if (v.id <= 0 || v.id >= p->built.t->n_values || !(p->built.t->values[v.id].keep || p->built.t->values[v.id].persistent || v.id == p->built.root))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: value %d is neither an output nor the root of this program: mark it with tt_output", (int)v.id);
-    const tt__value *x = &p->t->values[v.id];
+    const tt__value *x = &p->built.t->values[v.id];
     if (!p->arena->memory || (!x->persistent && p->arena->results_of != p))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this program, before the next tt_set and other programs of its arena", x->name);
     tt__mat m = tt__resolve(p, v.id);
@@ -9672,16 +9897,16 @@ tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
     return status;
 }
 
-static void tt__forget_inputs(tt_program *p) { memset(p->is_set, 0, (size_t)p->t->n_values); }
+static void tt__forget_inputs(tt_program *p) { memset(p->is_set, 0, (size_t)p->built.t->n_values); }
 
 static tt_status tt__inputs_ready(tt_program *p)
 {
-    for (int k = 0; k < p->t->n_code; k++)
+    for (int k = 0; k < p->built.t->n_code; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
-            int32_t base = p->t->values[p->t->code[k].in[j]].base;
-            if (p->t->values[base].storage == TT__INPUT && !p->is_set[base]) {
+            int32_t base = p->built.t->values[p->built.t->code[k].in[j]].base;
+            if (p->built.t->values[base].storage == TT__INPUT && !p->is_set[base]) {
                 tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
-                return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s' was not set before this run: tt_set it each time", p->t->values[base].name);
+                return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s' was not set before this run: tt_set it each time", p->built.t->values[base].name);
             }
         }
     return TT_OK;
@@ -9690,16 +9915,16 @@ static tt_status tt__inputs_ready(tt_program *p)
 static void tt__poison(tt_program *p, int instruction) /* what died here becomes NaN; before the first: all but inputs */
 {
     char *transient = p->arena->memory + p->arena->persistent;
-    for (int k = 0; k < p->n_boxes; k++)
-        if (p->box[k].merged == k && p->box[k].last == instruction && instruction < p->t->n_code - 1)
-            p->kind->backend->fill(p->arena->device, transient + p->box[k].place, 0xff, p->box[k].bytes);
+    for (int k = 0; k < p->built.n_boxes; k++)
+        if (p->built.box[k].merged == k && p->built.box[k].last == instruction && instruction < p->built.t->n_code - 1)
+            p->settings.kind->backend->fill(p->arena->device, transient + p->built.box[k].place, 0xff, p->built.box[k].bytes);
 }
 
 /* Input `id` as the host has it; else, on a host's device, the operand itself. */
 static tt__mat tt__on_host(const tt_program *p, int32_t id)
 {
     tt__mat m = tt__resolve(p, id);
-    if (p->staging && id && p->t->values[id].storage == TT__INPUT) m.data = p->staged[id].buffer[p->staged[id].now];
+    if (p->staging && id && p->built.t->values[id].storage == TT__INPUT) m.data = p->staged[id].buffer[p->staged[id].now];
     return m;
 }
 
@@ -9766,12 +9991,12 @@ static tt_status tt__check_operands(const tt__launch *l)
 static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
 {
     tt_status status = TT_OK;
-    for (int k = 0, end = tt__segment_first(p->t, TT__EACH_MICRO + 1); k < end && status == TT_OK; k++) {
-        l->instr = &p->t->code[k];
+    for (int k = 0, end = tt__segment_first(p->built.t, TT__EACH_MICRO + 1); k < end && status == TT_OK; k++) {
+        l->instr = &p->built.t->code[k];
         for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__on_host(p, l->instr->in[j]);
         for (int j = 0; j < TT__MAX_OUT; j++) l->out[j] = tt__resolve(p, l->instr->out[j]);
         status = tt__check_operands(l);
-        if (status == TT_OK) p->flops += tt__instr_flops(p->t, l->instr, l->in[0].rows, tt__attention_pairs(l));
+        if (status == TT_OK) p->flops += tt__instr_flops(p->built.t, l->instr, l->in[0].rows, tt__attention_pairs(l));
     }
     return status;
 }
@@ -9780,7 +10005,7 @@ static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
    credit left: runs that come back keep their recordings however many others there are. */
 static tt__recording *tt__recording_of(tt_program *p, tt__segment segment)
 {
-    const size_t all = sizeof *p->axis_rows * (size_t)p->t->n_axes, bytes = segment == TT__EACH_MICRO ? all : 0;
+    const size_t all = sizeof *p->axis_rows * (size_t)p->built.t->n_axes, bytes = segment == TT__EACH_MICRO ? all : 0;
     const bool later = segment == TT__EACH_MICRO && p->run.micro > 0;
     for (int k = 0; k < TT__RECORDINGS; k++) {
         tt__recording *r = &p->recordings[k];
@@ -9791,7 +10016,7 @@ static tt__recording *tt__recording_of(tt_program *p, tt__segment segment)
     tt__recording *r = &p->recordings[p->next_recording];
     p->next_recording = (p->next_recording + 1) % TT__RECORDINGS;
     if (r->credit-- > 0) return NULL;
-    if (r->made) p->kind->backend->forget(p->arena->device, r->made);
+    if (r->made) p->settings.kind->backend->forget(p->arena->device, r->made);
     if (!r->rows) r->rows = (int64_t *)tt__alloc(p->ctx, all);
     if (r->rows) memcpy(r->rows, p->axis_rows, all);
     r->made = NULL;
@@ -9805,9 +10030,9 @@ static tt__recording *tt__recording_of(tt_program *p, tt__segment segment)
 static tt_status tt__launch_segment(tt_program *p, tt__launch *l, tt__segment segment)
 {
     tt_status status = TT_OK;
-    const int end = tt__segment_first(p->t, segment + 1);
-    for (int k = tt__segment_first(p->t, segment); k < end && status == TT_OK; k++) {
-        const tt__instr *i = &p->t->code[k];
+    const int end = tt__segment_first(p->built.t, segment + 1);
+    for (int k = tt__segment_first(p->built.t, segment); k < end && status == TT_OK; k++) {
+        const tt__instr *i = &p->built.t->code[k];
         l->instr = i;
         for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__resolve(p, i->in[j]);
         for (int j = 0; j < TT__MAX_OUT; j++) {
@@ -9816,7 +10041,7 @@ static tt_status tt__launch_segment(tt_program *p, tt__launch *l, tt__segment se
         }
         l->more = k + 1 < end && i[1].op == i->op && !p->poison;
         l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
-        status = p->kind->backend->launch(p->arena->device, l);
+        status = p->settings.kind->backend->launch(p->arena->device, l);
         if (p->poison) tt__poison(p, k);
     }
     return status;
@@ -9825,7 +10050,7 @@ static tt_status tt__launch_segment(tt_program *p, tt__launch *l, tt__segment se
 /* Records the launches of r's segment. A device that cannot is never asked again: it runs them one by one. */
 static void tt__record_segment(tt_program *p, tt__launch *l, tt__recording *r)
 {
-    const tt__backend *b = p->kind->backend;
+    const tt__backend *b = p->settings.kind->backend;
     tt__device *d = p->arena->device;
     tt_status status = b->capture(d);
     if (status == TT_OK) {
@@ -9837,23 +10062,23 @@ static void tt__record_segment(tt_program *p, tt__launch *l, tt__recording *r)
     }
     p->never_records = true;
     tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which this program makes one by one from "
-            "now on, more slowly: %s", p->kind->name, b->error(d));
+            "now on, more slowly: %s", p->settings.kind->name, b->error(d));
 }
 
 /* Runs a segment. A device that can records it when it meets such a run again, and replays that from then on. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {
-    const tt__backend *b = p->kind->backend;
+    const tt__backend *b = p->settings.kind->backend;
     tt__device *d = p->arena->device;
     tt__launch l;
     tt__float_mode mode = tt__float_default();
     memset(&l, 0, sizeof l);
     l.device = d;
     l.ctx = p->ctx;
-    l.tape = p->t;
+    l.tape = p->built.t;
     l.run = &p->run;
     l.slot = p->slot;
-    l.tf32 = p->matmul == TT__MATMUL_TF32;
+    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
     l.resident = p->arena->memory;
     tt_status status = segment == TT__EACH_MICRO ? tt__check_inputs(p, &l) : TT_OK;
     if (status == TT_OK) status = tt__zero_states(p);
@@ -9875,10 +10100,10 @@ static tt_status tt__collect_losses(tt_program *p)
 {
     tt_status status = TT_OK;
     bool first = p->run.micro == 0;
-    for (int k = 0; k < p->t->n_code && status == TT_OK; k++) {
-        const tt__instr *i = &p->t->code[k];
+    for (int k = 0; k < p->built.t->n_code && status == TT_OK; k++) {
+        const tt__instr *i = &p->built.t->code[k];
         if (!tt__is_loss(i->op)) continue;
-        status = p->kind->backend->collect(p->arena->device, p->slot, (const float *)tt__resolve(p, i->out[2]).data, first);
+        status = p->settings.kind->backend->collect(p->arena->device, p->slot, (const float *)tt__resolve(p, i->out[2]).data, first);
         first = false;
     }
     return tt__device_status(p->ctx, p->arena, status);
@@ -9886,7 +10111,7 @@ static tt_status tt__collect_losses(tt_program *p)
 
 static tt_status tt__read_results(tt_program *p)
 {
-    return tt__device_status(p->ctx, p->arena, p->kind->backend->results(p->arena->device, p->slot, &p->results));
+    return tt__device_status(p->ctx, p->arena, p->settings.kind->backend->results(p->arena->device, p->slot, &p->results));
 }
 
 static void tt__give_stats(const tt_program *p, tt_stats *stats, double norm)
@@ -9912,7 +10137,7 @@ static void tt__begin_step(tt_program *p)
 
 tt_status tt_run(tt_program *p, tt_stats *stats)
 {
-    if (p->options.train) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_run: this program trains: use tt_step, or compile with train = false");
+    if (p->settings.options.train) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_run: this program trains: use tt_step, or compile with train = false");
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
@@ -9942,8 +10167,8 @@ static bool tt__all_finite(tt_program *p, int32_t v)
 /* Of a program whose results are not finite: the first parameter that is not, else NULL. */
 static const char *tt__bad_parameter(tt_program *p)
 {
-    for (int32_t v = 1; v < p->t->n_values; v++)
-        if (p->t->values[v].storage == TT__PARAMETER && p->t->values[v].base == v && !tt__all_finite(p, v)) return p->t->values[v].name;
+    for (int32_t v = 1; v < p->built.t->n_values; v++)
+        if (p->built.t->values[v].storage == TT__PARAMETER && p->built.t->values[v].base == v && !tt__all_finite(p, v)) return p->built.t->values[v].name;
     return NULL;
 }
 
@@ -9952,7 +10177,7 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
     if (isfinite(p->results.loss)) return TT_OK;
     const char *bad = tt__bad_parameter(p);
     return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; nothing was updated: %s%s%s", (long long)p->run.step,
-                    (long long)micro, p->t->values[p->root].name, bad ? "parameter '" : "check the inputs, or lower the learning rate", bad ? bad : "",
+                    (long long)micro, p->built.t->values[p->built.root].name, bad ? "parameter '" : "check the inputs, or lower the learning rate", bad ? bad : "",
                     bad ? "' has a number that is not finite" : "");
 }
 
@@ -9960,21 +10185,21 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
    for: a loss that is not finite shows when the step ends. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
-    if (!p->options.train) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "this program was compiled with train = false: use tt_run");
+    if (!p->settings.options.train) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "this program was compiled with train = false: use tt_run");
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
     if (p->run.accumulate && !p->norm_known) { /* a power of two near the number of targets, so that undoing it is exact */
         int exponent = 0;
-        for (int k = 0; k < p->t->n_code; k++)
-            if (tt__is_loss(p->t->code[k].op)) frexp((double)tt__actual_rows(p, p->t->code[k].in[0]), &exponent);
+        for (int k = 0; k < p->built.t->n_code; k++)
+            if (tt__is_loss(p->built.t->code[k].op)) frexp((double)tt__actual_rows(p, p->built.t->code[k].in[0]), &exponent);
         p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
     status = tt__run_segment(p, TT__EACH_MICRO);
     tt__forget_inputs(p);
     if (status == TT_OK) status = tt__collect_losses(p);
-    if (status == TT_OK && (wanted || p->kind->host)) status = tt__read_results(p);
+    if (status == TT_OK && (wanted || p->settings.kind->host)) status = tt__read_results(p);
     return status == TT_OK ? tt__check_loss(p, p->run.micro) : status;
 }
 
@@ -9986,7 +10211,7 @@ static tt_status tt__check_lr(tt_program *p, float lr)
 /* Skips a step and lowers the loss scale; false where it is as low as it gets. */
 static bool tt__loss_overflowed(tt_program *p)
 {
-    double lower = p->run.loss_scale * p->options.loss_scale.backoff;
+    double lower = p->run.loss_scale * p->settings.options.loss_scale.backoff;
     if (lower < 1) return false;
     p->run.loss_scale = lower;
     p->good_steps = 0;
@@ -10003,26 +10228,26 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
     if (!(p->results.targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing was updated", (long long)p->run.step);
     if ((status = tt__check_loss(p, p->run.micro)) != TT_OK) return status;
     if (!isfinite(p->results.norm)) {
-        const char *lowest = p->scales ? " at the lowest loss scale" : "";
-        if (p->scales && tt__loss_overflowed(p)) {
+        const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
+        if (p->settings.scales && tt__loss_overflowed(p)) {
             tt__give_stats(p, stats, 0);
             return TT_OK;
         }
-        for (int k = 0; k < p->t->n_code; k++) {
+        for (int k = 0; k < p->built.t->n_code; k++) {
             float square;
-            if (p->t->code[k].op != TT__OP_SUM_SQUARES) continue;
-            if ((status = tt__read_bytes(p->ctx, p->arena, &square, tt__resolve(p, p->t->code[k].out[0]).data, sizeof square)) != TT_OK) return status;
+            if (p->built.t->code[k].op != TT__OP_SUM_SQUARES) continue;
+            if ((status = tt__read_bytes(p->ctx, p->arena, &square, tt__resolve(p, p->built.t->code[k].out[0]).data, sizeof square)) != TT_OK) return status;
             if (isfinite(square)) continue;
-            bool finite = tt__all_finite(p, p->t->code[k].in[0]);
+            bool finite = tt__all_finite(p, p->built.t->code[k].in[0]);
             return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was updated", (long long)p->run.step,
-                            finite ? "sum of squares of the " : "", p->ctx->params[p->t->values[p->t->code[k].in[0]].param]->name,
+                            finite ? "sum of squares of the " : "", p->ctx->params[p->built.t->values[p->built.t->code[k].in[0]].param]->name,
                             finite ? "overflows" : "is not finite", lowest);
         }
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was updated", (long long)p->run.step, lowest);
     }
     p->run.step++;
-    if (p->scales && ++p->good_steps >= p->options.loss_scale.interval) {
-        p->run.loss_scale = fmin(p->run.loss_scale * p->options.loss_scale.growth, TT__LOSS_SCALE_MOST);
+    if (p->settings.scales && ++p->good_steps >= p->settings.options.loss_scale.interval) {
+        p->run.loss_scale = fmin(p->run.loss_scale * p->settings.options.loss_scale.growth, TT__LOSS_SCALE_MOST);
         p->good_steps = 0;
     }
     tt__give_stats(p, stats, p->results.norm);
@@ -10070,8 +10295,8 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
     tt_status status = tt__read_results(p);
     if (status != TT_OK) return status;
     if (!(p->results.targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored or have weight 0), so there is no mean");
-    for (int32_t v = 1; v < p->t->n_values; v++) {
-        const tt__value *x = &p->t->values[v];
+    for (int32_t v = 1; v < p->built.t->n_values; v++) {
+        const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__GRADIENT || x->base != v || x->param != param->index || param->ctx != p->ctx) continue;
         tt__mat m = tt__resolve(p, v);
         status = tt__read_floats(p->ctx, p->arena, to, m.data, m.dtype, (size_t)param->size);
@@ -10089,8 +10314,8 @@ int64_t tt_value_width(const tt_tape *t, tt_value v) { return v.id > 0 && v.id <
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
 {
     int n = 0;
-    for (int32_t v = 1; v < p->t->n_values; v++) {
-        const tt__value *x = &p->t->values[v];
+    for (int32_t v = 1; v < p->built.t->n_values; v++) {
+        const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v) continue;
         tt_input_info info = {x->name, {v}, x->shape.dtype, x->shape.rows, x->shape.cols, (int)x->shape.axis,
                               x->place != TT__NO_PLACE};
@@ -10147,12 +10372,12 @@ static int tt__kept_tensors(const tt_program *p, tt__kept *to, int most)
 {
     int n = 0;
     for (int side = 0; side < 2; side++)
-        for (int32_t v = 1; v < p->t->n_values && n < most; v++) {
-            const tt__value *x = &p->t->values[v];
+        for (int32_t v = 1; v < p->built.t->n_values && n < most; v++) {
+            const tt__value *x = &p->built.t->values[v];
             if (x->storage != (side ? TT__STATE : TT__PARAMETER) || x->base != v || x->param < 0) continue;
             const tt_param *param = p->ctx->params[x->param];
             bool second = n > 0 && to[n - 1].param == param; /* Adam's, behind its first */
-            const char *what = p->options.optimizer.kind == TT_SGD ? "momentum_buffer." : second ? "exp_avg_sq." : "exp_avg.";
+            const char *what = p->settings.options.optimizer.kind == TT_SGD ? "momentum_buffer." : second ? "exp_avg_sq." : "exp_avg.";
             snprintf(to[n].name, sizeof to[n].name, "%s%.170s", side ? what : "", param->name);
             to[n].value = v;
             to[n++].param = param;
@@ -10195,14 +10420,14 @@ static tt_category tt__category(const tt_tape *t, int32_t base)
 
 /* Storage k of the program, 0 <= k < tt__storages(p): the resident workspace, then persistent values, then boxes. False if there is none
    of that number. */
-static int tt__storages(const tt_program *p) { return p->t->n_values + p->n_boxes; }
+static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
 {
-    const tt_tape *t = p->t;
+    const tt_tape *t = p->built.t;
     memset(to, 0, sizeof *to);
     if (k >= t->n_values) {
-        const tt__box *box = &p->box[k - t->n_values];
+        const tt__box *box = &p->built.box[k - t->n_values];
         to->name = box->value ? t->values[box->value].name : tt__instr_name(&t->code[box->first]);
         to->category = tt__category(t, box->value);
         to->bytes = box->bytes;
@@ -10212,7 +10437,7 @@ static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
     }
     to->name = k ? t->values[k].name : "matmul";
     to->category = tt__category(t, k);
-    to->bytes = k ? tt__arena_bytes(t, &t->values[k]) : p->kind->resident;
+    to->bytes = k ? tt__arena_bytes(t, &t->values[k]) : p->settings.kind->resident;
     to->last = (int)tt__max(1, t->n_code) - 1;
     return k ? t->values[k].persistent && t->values[k].base == k : to->bytes > 0;
 }
@@ -10221,20 +10446,20 @@ tt_plan tt_program_plan(const tt_program *p)
 {
     tt_plan plan;
     tt_plan_value v;
-    const tt_tape *t = p->t;
+    const tt_tape *t = p->built.t;
     memset(&plan, 0, sizeof plan);
-    plan.device = p->kind->name;
+    plan.device = p->settings.kind->name;
     plan.persistent_bytes = p->arena->persistent;
     plan.bytes = p->arena->persistent + p->arena->transient;
-    plan.lower_bound_bytes = p->arena->persistent + p->bound;
+    plan.lower_bound_bytes = p->arena->persistent + p->built.bound;
     plan.instructions = t->n_code;
     plan.values = t->n_values - 1;
     for (int k = 0; k < tt__storages(p); k++)
-        if (tt__storage_of(p, k, &v) && v.first <= p->peak_at && v.last >= p->peak_at) plan.at_peak[v.category] += v.bytes;
-    plan.init_bytes = plan.at_peak[TT_MEM_PARAMETERS] + p->kind->resident + sizeof(float) * TT__PIECE;
-    plan.peak_instruction = p->peak_at;
-    if (p->peak_at < t->n_code) {
-        const tt__instr *i = &t->code[p->peak_at];
+        if (tt__storage_of(p, k, &v) && v.first <= p->built.peak_at && v.last >= p->built.peak_at) plan.at_peak[v.category] += v.bytes;
+    plan.init_bytes = plan.at_peak[TT_MEM_PARAMETERS] + p->settings.kind->resident + sizeof(float) * TT__PIECE;
+    plan.peak_instruction = p->built.peak_at;
+    if (p->built.peak_at < t->n_code) {
+        const tt__instr *i = &t->code[p->built.peak_at];
         snprintf(plan.peak_name, sizeof plan.peak_name, "%s %.60s", tt__instr_name(i), t->values[i->out[0]].name);
     }
     for (int k = 0; k < t->n_code; k++) {
@@ -10252,10 +10477,10 @@ int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity)
     int n = 0;
     for (int k = 0; k < tt__storages(p); k++) {
         tt_plan_value v;
-        if (!tt__storage_of(p, k, &v) || v.first > p->peak_at || v.last < p->peak_at) continue;
-        int box = k - p->t->n_values, kept = n < capacity ? n : capacity, at = kept;
-        for (int b = box + 1; box >= 0 && b < p->n_boxes; b++) /* those that took over its place, in order of time */
-            if (p->box[b].merged == box && p->box[b].first <= p->peak_at) v.name = p->t->values[p->box[b].value].name;
+        if (!tt__storage_of(p, k, &v) || v.first > p->built.peak_at || v.last < p->built.peak_at) continue;
+        int box = k - p->built.t->n_values, kept = n < capacity ? n : capacity, at = kept;
+        for (int b = box + 1; box >= 0 && b < p->built.n_boxes; b++) /* those that took over its place, in order of time */
+            if (p->built.box[b].merged == box && p->built.box[b].first <= p->built.peak_at) v.name = p->built.t->values[p->built.box[b].value].name;
         n++;
         while (at > 0 && to[at - 1].bytes < v.bytes) at--;
         if (at >= capacity) continue;
@@ -10404,7 +10629,7 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
     tt__print(&text, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 880 %d' width='880' height='%d' font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'>\n"
                      "<rect x='.5' y='.5' width='879' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n"
                      "<text x='%d' y='28' font-size='15' font-weight='bold'>Memory of one %s on %s, by instruction</text>\n",
-              BOTTOM + 64, BOTTOM + 64, BOTTOM + 63, LEFT, p->options.train ? "training step" : "run", plan.device);
+              BOTTOM + 64, BOTTOM + 64, BOTTOM + 63, LEFT, p->settings.options.train ? "training step" : "run", plan.device);
     /* in tenths of a pixel from the lower left corner, upwards */
     tt__print(&text, "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10'>\n<path stroke='#e2e2e2' d='", LEFT, BOTTOM);
     const double step = tt__axis_step(full / unit, 6);
@@ -10433,7 +10658,7 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
               arena_y, 10 * WIDTH, 10 * HEIGHT, 10 * WIDTH, peak_x, peak_y, 10 * HEIGHT - 190, peak_x, peak_y);
     for (int part = 0, from = 0; part < 3; part++) { /* below the axis */
         int upto = from;
-        const tt__instr *i = p->t->code;
+        const tt__instr *i = p->built.t->code;
         while (upto < plan.instructions && (i[upto].segment == TT__EACH_STEP ? 2 : i[upto].backward) <= part) upto++;
         int x = LEFT + WIDTH * from / n, width = LEFT + WIDTH * upto / n - x;
         if (upto > from) tt__print(&text, "<rect x='%d' y='%d' width='%d' height='17' fill='%s'/>", x, BOTTOM + 1, width, part == 1 ? "#dcdcdc" : "#ececec");
@@ -10468,14 +10693,14 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
     tt__text text = {to, capacity, 0};
     char what[256];
     if (capacity) to[0] = 0;
-    for (int k = 0; k < p->t->n_code; k++) {
-        const tt__instr *i = &p->t->code[k];
+    for (int k = 0; k < p->built.t->n_code; k++) {
+        const tt__instr *i = &p->built.t->code[k];
         tt__print(&text, "%4d %-24s", k, tt__instr_name(i));
         for (int j = 0; j < TT__MAX_OUT; j++)
-            if (i->out[j]) tt__print(&text, " %s%s @%zu", tt__describe(p->t, i->out[j], what, sizeof what), (i->add >> j & 1) ? " +=" : "", p->t->values[p->t->values[i->out[j]].base].place);
+            if (i->out[j]) tt__print(&text, " %s%s @%zu", tt__describe(p->built.t, i->out[j], what, sizeof what), (i->add >> j & 1) ? " +=" : "", p->built.t->values[p->built.t->values[i->out[j]].base].place);
         tt__print(&text, " <-");
         for (int j = 0; j < TT__MAX_IN; j++)
-            if (i->in[j]) tt__print(&text, " '%s'", p->t->values[i->in[j]].name);
+            if (i->in[j]) tt__print(&text, " '%s'", p->built.t->values[i->in[j]].name);
         tt__print(&text, "\n");
     }
     return text.length;
@@ -14008,7 +14233,7 @@ static tt_status tt__layout_save(const tt__layout *l, int spelling, const char *
     tt_status status = info && names && param && piece ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; status == TT_OK && (slot = tt__layout_slot(l, spelling, k, &row, name, sizeof name)) != NULL; k++) {
         if (!*slot) continue;
-        if (!params && (*slot)->arena) *dtype = (*slot)->dtype;
+        if (!params && (*slot)->holder) *dtype = tt__param_home(*slot)->dtype;
         param[params++] = *slot;
         int part = spelling == 1 ? row->part : 0;
         if (part > 1) continue; /* behind the first part, in one tensor */
@@ -15157,7 +15382,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (tt__parse_precision(ctx, o->precision, o->residual, precision) != TT_OK) tt__print(&all, "; %s", ctx->error);
     if (o->train && precision->half == TT_F16 && tt__check_loss_scale(ctx, &o->loss_scale) != TT_OK) tt__print(&all, "; %s", ctx->error);
     tt__matmul matmul;
-    const tt__device_kind *kind = tt__find_device(ctx, o->device);
+    int index;
+    const tt__device_kind *kind = tt__find_device(ctx, o->device, &index);
     if (!kind) tt__print(&all, "; %s", ctx->error);
     if (tt__parse_matmul(ctx, o->matmul, &matmul) != TT_OK || (kind && tt__check_matmul(ctx, matmul, precision, kind) != TT_OK)) tt__print(&all, "; %s", ctx->error);
     tt__recompute recompute;
@@ -15503,9 +15729,9 @@ typedef struct tt__state {
 static tt_status tt__check_state_names(const tt_program *p)
 {
     static const char *const taken[] = {"__metadata__", "tinytrain.*", "exp_avg.*", "exp_avg_sq.*", "momentum_buffer.*"};
-    for (int32_t v = 1; v < p->t->n_values; v++) {
-        if (p->t->values[v].storage != TT__PARAMETER || p->t->values[v].base != v) continue;
-        const char *name = p->ctx->params[p->t->values[v].param]->name;
+    for (int32_t v = 1; v < p->built.t->n_values; v++) {
+        if (p->built.t->values[v].storage != TT__PARAMETER || p->built.t->values[v].base != v) continue;
+        const char *name = p->ctx->params[p->built.t->values[v].param]->name;
         bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
         for (int k = 0; k < TT__COUNT(taken); k++) usable = usable && !tt__match(taken[k], name);
         if (!usable)
@@ -15522,13 +15748,13 @@ static tt_status tt__check_state_names(const tt_program *p)
    optimizer's instructions update. How the program is placed, recomputed or run does not, nor its device. */
 static uint64_t tt__program_hash(const tt_program *p)
 {
-    const tt_loss_scale *s = &p->options.loss_scale;
-    const int how[] = {(int)p->precision.kind, p->precision.residual_f32, (int)p->matmul, p->scales ? s->interval : 0};
-    const float scaling[] = {p->scales ? s->growth : 0, p->scales ? s->backoff : 0};
-    uint64_t hash = tt__hash_on(p->recorded, how, sizeof how);
+    const tt_loss_scale *s = &p->settings.options.loss_scale;
+    const int how[] = {(int)p->settings.precision.kind, p->settings.precision.residual_f32, (int)p->settings.matmul, p->settings.scales ? s->interval : 0};
+    const float scaling[] = {p->settings.scales ? s->growth : 0, p->settings.scales ? s->backoff : 0};
+    uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
     hash = tt__hash_on(hash, scaling, sizeof scaling);
-    for (int k = 0; k < p->t->n_code; k++) {
-        const tt__instr *i = &p->t->code[k];
+    for (int k = 0; k < p->built.t->n_code; k++) {
+        const tt__instr *i = &p->built.t->code[k];
         const bool updates = i->op == TT__OP_CLIP || tt__row(i->op)->flags & TT__RMW;
         if (updates) hash = tt__attr_hash(hash, &i->attr);
     }
@@ -15559,7 +15785,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     memset(s, 0, sizeof *s);
     s->p = p;
     s->path = path;
-    if (!p->options.train)
+    if (!p->settings.options.train)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train: it has no state to save or load");
     tt_status status = tt__check_state_names(p);
     if (status == TT_OK) status = tt_allocate(p);
@@ -15572,7 +15798,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->tensors = 1 + s->count + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
-        const tt_dtype dtype = p->t->values[s->kept[k].value].shape.dtype;
+        const tt_dtype dtype = p->built.t->values[s->kept[k].value].shape.dtype;
         const tt_param *param = s->kept[k].param;
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
@@ -15597,7 +15823,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
         status = tt__fail(p->ctx, TT_ERR_ARGUMENT,
                           "the state can be saved between steps, not between the micro-batches of one");
     const tt__state_header h = {
-        TT__STATE_VERSION, c.seed, c.step, (int64_t)p->options.optimizer.kind, (int64_t)p->precision.kind,
+        TT__STATE_VERSION, c.seed, c.step, (int64_t)p->settings.options.optimizer.kind, (int64_t)p->settings.precision.kind,
         (int64_t)tt__program_hash(p), tt__double_bits(c.loss_scale), c.good_steps, c.skipped};
     if (status == TT_OK && !(w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, NULL))) status = p->ctx->status;
     if (status == TT_OK) status = tt_safetensors_write(w, &h, sizeof h);
@@ -15662,11 +15888,11 @@ static tt_status tt__state_check_header(tt__state *s)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
                         "'%s' was made with seed %llu, this run has %llu: open the context with the same seed",
                         s->path, (unsigned long long)h->seed, (unsigned long long)tt__get_counts(p).seed);
-    if (h->optimizer != (int64_t)p->options.optimizer.kind)
+    if (h->optimizer != (int64_t)p->settings.options.optimizer.kind)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another optimizer", s->path);
-    if (h->precision != (int64_t)p->precision.kind)
+    if (h->precision != (int64_t)p->settings.precision.kind)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another precision than '%s'", s->path,
-                        tt__precision_names[p->precision.kind]);
+                        tt__precision_names[p->settings.precision.kind]);
     return TT_OK;
 }
 

@@ -700,7 +700,9 @@ TEST(save_and_reload)
         for (int p = 0; p < ctx->n_params; p++) {
             const tt_param *old = g.ctx->params[p], *now = ctx->params[p];
             CHECK(strcmp(tt_param_name(old), tt_param_name(now)) == 0);
-            CHECK(old->dtype == now->dtype && memcmp(tt__param_memory(old), tt__param_memory(now), (size_t)old->size * tt_dtype_bytes(old->dtype)) == 0);
+            const tt_dtype dtype = tt__param_home(old)->dtype;
+            CHECK(dtype == tt__param_home(now)->dtype);
+            CHECK(memcmp(tt__param_memory(old), tt__param_memory(now), (size_t)old->size * tt_dtype_bytes(dtype)) == 0);
         }
         tt_trainer_free(r);
 

@@ -1180,7 +1180,7 @@ static void check_gradient(const expected *e, const node *n, int at, const float
     free(mean);
 }
 
-static void note_ops(const tt_program *p) { for (int k = 0; k < p->t->n_code; k++) ran[p->t->code[k].op] = true; }
+static void note_ops(const tt_program *p) { for (int k = 0; k < p->built.t->n_code; k++) ran[p->built.t->code[k].op] = true; }
 
 /* Runs `micros` micro-batches of the same inputs, checks the gradients of all trainable parameters after each. */
 static void check_accumulated(tt_program *p, const expected *e, int micros, const precision_case *precision, const char *what)
@@ -1958,9 +1958,9 @@ TEST(mixed_precision_without_copies)
             o.train = train;
             model_open(&m, 1, 0.1f);
             tt_program *p = tt_compile(m.t, m.loss, &o);
-            for (int k = 0; CHECK(p != NULL) && k < p->t->n_code; k++) {
-                casts += p->t->code[k].op == TT__OP_CAST;
-                narrow += p->t->code[k].attr.narrow == TT_BF16;
+            for (int k = 0; CHECK(p != NULL) && k < p->built.t->n_code; k++) {
+                casts += p->built.t->code[k].op == TT__OP_CAST;
+                narrow += p->built.t->code[k].attr.narrow == TT_BF16;
             }
             report(d == 0 ? casts == 0 && narrow > 0 : casts > 0 && narrow == 0, "%s: %d copies, %d products that round", device[d], casts, narrow);
             tt_program_free(p);
@@ -2853,7 +2853,7 @@ TEST(parameters_begin_on_the_device)
 #ifdef TT_EMULATE
                     emu_reset_counts();
 #endif
-                    CHECK(tt_allocate(p) == TT_OK && w->dtype == dtype);
+                    CHECK(tt_allocate(p) == TT_OK && tt__param_home(w)->dtype == dtype);
 #ifdef TT_EMULATE
                     CHECK(emu_get_counts().copies == 0 && emu_get_counts().launches == 1);
 #endif
@@ -2870,10 +2870,10 @@ TEST(parameters_begin_on_the_device)
                         wrong += !(fabs((double)got[k] - expected[k]) <= near[how] * fabs((double)expected[k]));
                     }
                     CHECK(wrong == 0);
-                    const tt__backend *b = w->arena->kind->backend; /* in memory that ends behind the last of them */
-                    void *exact = b->allocate(w->arena->device, (size_t)n * tt_dtype_bytes(dtype));
-                    CHECK(exact && b->init(w->arena->device, exact, dtype, n, init, 1) == TT_OK && b->wait(w->arena->device) == TT_OK);
-                    b->release(w->arena->device, exact);
+                    const tt__backend *b = w->holder->kind->backend; /* in memory that ends behind the last of them */
+                    void *exact = b->allocate(w->holder->device, (size_t)n * tt_dtype_bytes(dtype));
+                    CHECK(exact && b->init(w->holder->device, exact, dtype, n, init, 1) == TT_OK && b->wait(w->holder->device) == TT_OK);
+                    b->release(w->holder->device, exact);
                 }
                 tt_program_free(p);
                 tt_tape_free(t);

@@ -382,8 +382,8 @@ static char *chain_state(const chain *c, size_t *bytes)
     char *all = NULL;
     *bytes = 0;
     CHECK(tt__zero_states(c->p) == TT_OK);
-    for (int32_t v = 1; v < c->p->t->n_values; v++) {
-        const tt__value *x = &c->p->t->values[v];
+    for (int32_t v = 1; v < c->p->built.t->n_values; v++) {
+        const tt__value *x = &c->p->built.t->values[v];
         if ((x->storage != TT__PARAMETER && x->storage != TT__STATE) || x->base != v) continue;
         size_t n = (size_t)(x->shape.rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype);
         all = (char *)realloc(all, *bytes + n);
@@ -534,10 +534,10 @@ TEST(optimizer_state_of_f16_weights)
     REQUIRE(program != NULL);
     for (int k = 0; k < N; k++) targets[k] = 0.5f; /* gradient 2 (1 - 1/2) / N */
     for (int step = 0; step < SMALL_STEPS; step++) CHECK(tt_set(program, target, targets, 1) == TT_OK && tt_step(program, (float)lr, &stats) == TT_OK);
-    CHECK(stats.skipped == 0 && p->dtype == TT_F16);
-    for (int32_t v = 1; v < program->t->n_values; v++) {
-        if (program->t->values[v].storage != TT__STATE) continue;
-        CHECK(program->t->values[v].shape.dtype == TT_BF16);
+    CHECK(stats.skipped == 0 && tt__param_home(p)->dtype == TT_F16);
+    for (int32_t v = 1; v < program->built.t->n_values; v++) {
+        if (program->built.t->values[v].storage != TT__STATE) continue;
+        CHECK(program->built.t->values[v].shape.dtype == TT_BF16);
         states++;
     }
     CHECK(states == 2 && tt_param_get(p, values) == TT_OK);

@@ -393,14 +393,14 @@ static void take_params(tt_context *ctx, outcome *o)
 static void scatter(tt_program *p)
 {
     size_t at = 0;
-    for (int k = 0; k < p->n_boxes; k++) {
-        p->box[k].merged = k;
-        p->box[k].place = at;
-        at += p->box[k].bytes;
-        if (p->box[k].value) p->t->values[p->box[k].value].place = p->box[k].place;
-        else p->t->code[p->box[k].first].workspace_place = p->box[k].place;
+    for (int k = 0; k < p->built.n_boxes; k++) {
+        p->built.box[k].merged = k;
+        p->built.box[k].place = at;
+        at += p->built.box[k].bytes;
+        if (p->built.box[k].value) p->built.t->values[p->built.box[k].value].place = p->built.box[k].place;
+        else p->built.t->code[p->built.box[k].first].workspace_place = p->built.box[k].place;
     }
-    p->transient = p->arena->transient = at;
+    p->built.transient = p->arena->transient = at;
 }
 
 static void poison(tt_program *p) /* now, and whatever dies in each run */
@@ -748,9 +748,9 @@ static tt_value encoder(tt_tape *t, const shape *e, tt_value *logits)
    of which only [CLS] is computed, and three at its beginning) and their gradients. */
 static void check_f32_values(const tt_program *p, int64_t rows, int sums)
 {
-    const tt_tape *t = p->t;
+    const tt_tape *t = p->built.t;
     int found = 0, stray = 0;
-    if (strcmp(p->options.precision, "32-true") == 0) return;
+    if (strcmp(p->settings.options.precision, "32-true") == 0) return;
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
         if (x->storage != TT__TRANSIENT || x->base != v || x->shape.rows != rows || x->shape.dtype != TT_F32 || x->pinned_f32 || tt__producer(t, v) < 0) continue;
@@ -798,7 +798,7 @@ TEST(plans_of_real_architectures)
             size_t live = 0, params = 0;
             for (int c2 = 0; c2 < TT_MEM_CATEGORIES; c2++) live += plan.at_peak[c2];
             CHECK(live == plan.lower_bound_bytes);
-            for (int i = 0; i < ctx->n_params; i++) params += tt__align_to((size_t)ctx->params[i]->size * (strstr(c.precision, "16-true") ? 2 : 4), p->kind->alignment);
+            for (int i = 0; i < ctx->n_params; i++) params += tt__align_to((size_t)ctx->params[i]->size * (strstr(c.precision, "16-true") ? 2 : 4), p->settings.kind->alignment);
             CHECK(plan.at_peak[TT_MEM_PARAMETERS] <= params && plan.at_peak[TT_MEM_PARAMETERS] > params / 2);
             CHECK(plan.at_peak[TT_MEM_OPTIMIZER] == (c.train ? 2 * plan.at_peak[TT_MEM_PARAMETERS] : 0));
             CHECK(plan.peak_instruction >= 0 && plan.peak_instruction < plan.instructions && plan.peak_name[0]);
@@ -838,8 +838,8 @@ TEST(plans_for_another_device)
         REQUIRE(p != NULL);
         tt_plan plan = tt_program_plan(p);
         for (int i = 0; i < plan.instructions; i++) {
-            const tt__instr *in = &p->t->code[i];
-            size_t q = in->op == TT__OP_ATTENTION_BACKWARD ? (size_t)p->t->values[in->in[1]].shape.rows : 0; /* the last attention has one query a sequence */
+            const tt__instr *in = &p->built.t->code[i];
+            size_t q = in->op == TT__OP_ATTENTION_BACKWARD ? (size_t)p->built.t->values[in->in[1]].shape.rows : 0; /* the last attention has one query a sequence */
             bool listed = q ? in->in[7] != 0 : in->op == TT__OP_ATTENTION && in->in[4]; /* which rows ask: their order takes starts and two numbers a row */
             size_t wanted = q || listed ? (q * (size_t)e->heads * 4 + 255) / 256 * 256 + (listed ? ((size_t)(3 * e->seqs + 1) * 4 + 255) / 256 * 256 : 0)
                           : in->op == TT__OP_EMBEDDING_BACKWARD ? (rows * 4 + 255) / 256 * 256 * 4
@@ -850,8 +850,8 @@ TEST(plans_for_another_device)
             embedding += in->op == TT__OP_EMBEDDING_BACKWARD;
         }
         CHECK(attention == 1 && embedding == (e->pre_norm ? 1 : 2)); /* the other attention is read in its first rows only */
-        for (int32_t v = 1; v < p->t->n_values; v++) {
-            const tt__value *x = &p->t->values[v];
+        for (int32_t v = 1; v < p->built.t->n_values; v++) {
+            const tt__value *x = &p->built.t->values[v];
             if (x->base != v || x->place == TT__NO_PLACE) continue;
             CHECK(x->place % 256 == 0);
             if (!x->persistent) continue;
@@ -861,7 +861,7 @@ TEST(plans_for_another_device)
         CHECK(strcmp(plan.device, "cuda") == 0 && plan.persistent_bytes == seen + resident);
         CHECK(plan.at_peak[TT_MEM_WORKSPACE] >= resident);
         CHECK(plan.init_bytes == plan.at_peak[TT_MEM_PARAMETERS] + resident + 65536);
-        for (int i = 0; i < ctx->n_params; i++) CHECK(ctx->params[i]->arena == NULL);
+        for (int i = 0; i < ctx->n_params; i++) CHECK(ctx->params[i]->holder == NULL);
 
         /* an evaluation in the same arena adds nothing; one alone has parameters and workspace of its own */
         c.train = false;
@@ -934,9 +934,9 @@ TEST(a_plan_has_a_budget_too)
 /* Some value of that name is written by, and read after, the peak: from the instructions, not from the planner's boxes. */
 static bool lives_at_peak(const tt_program *p, const char *name, int peak)
 {
-    const tt_tape *t = p->t;
+    const tt_tape *t = p->built.t;
     for (int32_t v = 1; v < t->n_values; v++) {
-        int first = t->values[v].storage == TT__INPUT ? 0 : INT_MAX, last = t->values[v].keep || v == t->values[p->root].base ? INT_MAX : -1;
+        int first = t->values[v].storage == TT__INPUT ? 0 : INT_MAX, last = t->values[v].keep || v == t->values[p->built.root].base ? INT_MAX : -1;
         if (t->values[v].base != v || strcmp(t->values[v].name, name) != 0) continue;
         if (t->values[v].persistent) return true;
         for (int k = t->n_code - 1; k >= 0; k--)
@@ -1019,11 +1019,11 @@ static void check_picture(const tt_program *p, const char *svg)
         for (int c = 0; c < 6; c++) {
             double bytes = 0;
             int height = heights[c * points + k] >= 0 ? heights[c * points + k] : below;
-            if (layers[c] == TT_MEM_WORKSPACE) bytes = (double)p->kind->resident;
-            for (int32_t v = 1; v < p->t->n_values; v++)
-                if (p->t->values[v].persistent && p->t->values[v].base == v && tt__category(p->t, v) == layers[c]) bytes += (double)tt__arena_bytes(p->t, &p->t->values[v]);
-            for (int b = 0; b < p->n_boxes; b++)
-                if (p->box[b].merged == b && p->box[b].first <= k && k <= p->box[b].last && tt__category(p->t, p->box[b].value) == layers[c]) bytes += (double)p->box[b].bytes;
+            if (layers[c] == TT_MEM_WORKSPACE) bytes = (double)p->settings.kind->resident;
+            for (int32_t v = 1; v < p->built.t->n_values; v++)
+                if (p->built.t->values[v].persistent && p->built.t->values[v].base == v && tt__category(p->built.t, v) == layers[c]) bytes += (double)tt__arena_bytes(p->built.t, &p->built.t->values[v]);
+            for (int b = 0; b < p->built.n_boxes; b++)
+                if (p->built.box[b].merged == b && p->built.box[b].first <= k && k <= p->built.box[b].last && tt__category(p->built.t, p->built.box[b].value) == layers[c]) bytes += (double)p->built.box[b].bytes;
             from_below += bytes;
             if (points == n) CHECK(fabs(height - from_below / unit) <= 1.5); /* rounded, as the unit is */
             drawn[c] += height - below;
@@ -1209,7 +1209,7 @@ TEST(elementwise_chains_work_in_place)
         }
         tt_program *p = tt_compile(t, h, &c);
         REQUIRE(p != NULL);
-        for (int k = 0; k < p->t->n_code; k++) if (p->t->code[k].workspace > workspace) workspace = p->t->code[k].workspace;
+        for (int k = 0; k < p->built.t->n_code; k++) if (p->built.t->code[k].workspace > workspace) workspace = p->built.t->code[k].workspace;
         tt_plan plan = tt_program_plan(p);
         CHECK(plan.bytes - plan.persistent_bytes == buffer * (kind ? 2 : 1) + workspace);
         CHECK(plan.lower_bound_bytes == plan.bytes);

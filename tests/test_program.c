@@ -645,7 +645,7 @@ TEST(initial_values)
         c.precision = run == 3 ? "bf16-true" : run == 6 ? "16-true" : "32-true";
         tt_program *p = tt_compile(t, sum, &c);
         REQUIRE(p != NULL);
-        if (run > 0) CHECK(tt_allocate(p) == TT_OK && normal->arena->memory && normal->dtype == (run == 3 ? TT_BF16 : run == 6 ? TT_F16 : TT_F32));
+        if (run > 0) CHECK(tt_allocate(p) == TT_OK && normal->holder->memory && tt__param_home(normal)->dtype == (run == 3 ? TT_BF16 : run == 6 ? TT_F16 : TT_F32));
         CHECK(tt_param_get(normal, run ? other : first) == TT_OK);
         if (run == 0) {
             moments(first, N, &mean, &deviation, &most);

@@ -186,8 +186,8 @@ static char *snapshot(const world *w, size_t *bytes)
     memcpy(copy, numbers, sizeof numbers);
     *bytes = sizeof numbers;
     CHECK(!p->arena->memory || tt__zero_states(p) == TT_OK);
-    for (int32_t v = 1; v < p->t->n_values && p->arena->memory; v++) {
-        const tt__value *x = &p->t->values[v];
+    for (int32_t v = 1; v < p->built.t->n_values && p->arena->memory; v++) {
+        const tt__value *x = &p->built.t->values[v];
         if (!x->persistent || x->base != v) continue;
         tt__mat m = tt__resolve(p, v);
         memcpy(copy + *bytes, m.data, (size_t)(m.rows * m.ld) * tt_dtype_bytes(m.dtype));
@@ -431,8 +431,8 @@ TEST(predictions_without_labels_and_of_nan)
     if (!open_world(&w, &s)) return;
     REQUIRE(tt_allocate(w.r->train) == TT_OK);
     size_t untouched = 0;
-    for (int32_t v = 1, seen = 0; v < w.r->train->t->n_values && seen < 3; v++) { /* no more than parameters is touched before the first step */
-        const tt__value *x = &w.r->train->t->values[v];
+    for (int32_t v = 1, seen = 0; v < w.r->train->built.t->n_values && seen < 3; v++) { /* no more than parameters is touched before the first step */
+        const tt__value *x = &w.r->train->built.t->values[v];
         const unsigned char *memory = (const unsigned char *)tt__resolve(w.r->train, v).data;
         if (x->storage != TT__STATE || x->base != v) continue;
         seen++;
