@@ -135,7 +135,8 @@ struct tt__device {
     cudaStream_t stream;    // all work, in order
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
-    product_choice *choices; // TT__MATMUL_CHOICES of them, see >>matmuls
+    product_choice *choices; // TT__PRODUCT_CHOICES of them, see >>matmuls
+    int choice_count;
     waiting_tensors *waiting; // tensors that share a launch, see >>optimizers
     int waiting_count;
     tt__results *results;   // pinned: a copy to other memory is made by way of a buffer of CUDA's
@@ -144,7 +145,7 @@ struct tt__device {
 
 namespace {
 
-enum { TT__MATMUL_CHOICES = 1024 };
+enum { TT__PRODUCT_CHOICES = 4096 };
 
 TT_PRINTF(3, 4)
 tt_status fail(tt__device *d, tt_status status, const char *format, ...)
@@ -703,7 +704,17 @@ tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_i
 // Ops that work row by row or element by element.
 
 #define TT__ROW_THREADS 256
-#define TT__PARTIAL_BYTES (TT__CUDA_RESIDENT - TT__SLOTS * TT__SLOT_BYTES) // room for sums in a launch's resident bytes
+
+// The resident bytes that a launch may use, which the slots follow. cuBLASLt has the first part, and bias gradients,
+// or a bias in another dtype, the second; kernels that sum in two steps have all of it for their partial sums.
+struct resident_workspace {
+    static constexpr size_t BYTES = TT__CUDA_RESIDENT - TT__SLOTS * TT__SLOT_BYTES, BIAS_BYTES = TT__CUDA_RESIDENT / 32;
+    static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
+    unsigned char lt[LT_BYTES], bias[BIAS_BYTES];
+};
+static_assert(sizeof(resident_workspace) == resident_workspace::BYTES, "there is nothing between the parts");
+
+resident_workspace *resident_of(const tt__launch *l) { return (resident_workspace *)l->resident; }
 
 __device__ __forceinline__ void load_group(float (&v)[8], const tt__mat &m, int64_t r, int64_t c, int n, bool vector)
 {
@@ -1135,7 +1146,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, cons
 // How many blocks sum rows: two for each of 132 processors, if there is room for their f32 sums of so many bytes.
 int64_t sum_blocks(int64_t pieces, size_t used, size_t bytes)
 {
-    const int64_t room = (int64_t)((TT__PARTIAL_BYTES - used) / bytes);
+    const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
     return max((int64_t)1, min(min(pieces, (int64_t)264), room));
 }
 
@@ -1571,7 +1582,7 @@ cudaError_t run_table_backward(tt__device *d, const tt__launch *l)
         ids = to_ids;
         rows = to_rows;
     }
-    const int64_t room = max((int64_t)1, (int64_t)(TT__PARTIAL_BYTES / ((size_t)dy->cols * 8))), chunk = max((int64_t)32, (n + room - 1) / room);
+    const int64_t room = max((int64_t)1, (int64_t)(resident_workspace::BYTES / ((size_t)dy->cols * 8))), chunk = max((int64_t)32, (n + room - 1) / room);
     const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
     if (e == cudaSuccess)
         e = TT__LAUNCH(sum_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8)), threads, 0, d->stream, ids, rows, n, *dy, *to, l->add[0],
@@ -2055,7 +2066,7 @@ struct param_updates {
 
 struct waiting_tensors { square_sums squares; param_updates updates; };
 static_assert(sizeof(square_sums) <= 32764 && sizeof(param_updates) + sizeof(void *) <= 32764, "a kernel's arguments");
-static_assert(TT__TENSORS * TT__SQUARES_BLOCKS * sizeof(double) <= TT__PARTIAL_BYTES, "the partial sums of a launch");
+static_assert(TT__TENSORS * TT__SQUARES_BLOCKS * sizeof(double) <= resident_workspace::BYTES, "the partial sums of a launch");
 
 cudaError_t make_waiting(tt__device *d)
 {
@@ -3077,6 +3088,7 @@ struct product {
     tt_dtype bias_type;
     int act;
     bool accumulate;
+    bool sums_rows;        // the rows of a batch are k, else m
     bool gradient;         // A is one: E5M2 where operands are rounded to fp8
     const float *unscale;  // not NULL: A and B are in fp8 (a_type and b_type what they were), to be multiplied by [0] and [1], in device memory
 };
@@ -3138,112 +3150,221 @@ __global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype
     if (i < n) store_any(to, to_type, i, load_any(from, from_type, i));
 }
 
-#define TT__BIAS_BYTES (TT__CUDA_RESIDENT / 32) // of the resident bytes, for a bias in another dtype; cuBLASLt has the others
-#define TT__LT_WORKSPACE (TT__PARTIAL_BYTES - TT__BIAS_BYTES)
 
-// The algorithm for a product of a shape, chosen by cuBLASLt when it is first met.
+cudaDataType_t lt_type(tt_dtype t) { return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F; }
+
+// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB); `aux`, what goes
+// into GELU, is written or read.
+struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
+
+// A product as cuBLASLt gets it: to = g's A B (+ addend), and more. In its column-major view that is C^T = B^T A^T.
+struct lt_product {
+    const product *g;
+    const tt__mat *to, *addend; // addend: or NULL
+    const lt_epilogue *more;
+    bool tf32;
+
+    bool a_plain() const { return g->a_col == 1; } // row-major
+    bool b_plain() const { return g->b_col == 1; }
+    int64_t a_ld() const { return a_plain() ? g->a_row : g->a_col; }
+    int64_t b_ld() const { return b_plain() ? g->b_row : g->b_col; }
+    int64_t c_ld() const { return addend ? addend->ld : to->ld; }
+    const void *c() const { return addend ? addend->data : to->data; }
+    cudaDataType a_type() const
+    {
+        return !g->unscale ? lt_type(g->a_type) : g->gradient ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
+    }
+    cudaDataType b_type() const { return g->unscale ? CUDA_R_8F_E4M3 : lt_type(g->b_type); }
+};
+
+// What cuBLASLt's choice of an algorithm depends on.
 struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
-    int types, epilogue;
-    uint64_t aligned;
+    int a_type, b_type, to_type, epilogue;
+    uint16_t alignment[6]; // of B, A, C, the result, bias and aux
+    bool a_plain, b_plain, adds, tf32, exact;
 };
+
 struct product_choice { product_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
 
-int alignment_of(const void *p)
+uint16_t alignment_of(const void *p)
 {
-    int k = 4;
+    uint16_t k = 4;
     while (k < 256 && (uintptr_t)p % (2 * k) == 0) k *= 2;
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-cudaDataType_t lt_type(tt_dtype t) { return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F; }
-
-// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB); `aux`, what goes into GELU, is written
-// or read.
-struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
-
-// The product (+ addend) with that by cuBLASLt; *done is false where it has no algorithm. In its column-major view this is C^T = B^T A^T.
-cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend, const lt_epilogue *more, bool *done)
+// The number of rows for which an algorithm is chosen: more than 128 count as the next multiple, which has as many
+// tiles, so that batches of texts, of ever new lengths, seldom ask. It depends on nothing that happened before, as the
+// bits of a product may depend on its algorithm. `exact`: the number itself.
+int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
-    const bool b_plain = g->b_col == 1, a_plain = g->a_col == 1;
-    const int64_t b_ld = b_plain ? g->b_row : g->b_col, a_ld = a_plain ? g->a_row : g->a_col;
-    const float one = 1, zero = 0;
-    const bool tf32 = l->tf32 && g->a_type == TT_F32;
-    const cudaDataType a_type = !g->unscale ? lt_type(g->a_type) : g->gradient ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
-    const cudaDataType b_type = !g->unscale ? lt_type(g->b_type) : CUDA_R_8F_E4M3;
-    const cublasOperation_t op_b = b_plain ? CUBLAS_OP_N : CUBLAS_OP_T, op_a = a_plain ? CUBLAS_OP_N : CUBLAS_OP_T;
-    const void *c = addend ? addend->data : to->data;
-    cublasLtMatmulDesc_t desc = NULL;
-    cublasLtMatrixLayout_t a = NULL, b = NULL, cl = NULL, dl = NULL;
-    cublasLtMatmulPreference_t preference = NULL;
+    return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
+}
+
+product_key key_of(const lt_product &p, bool exact)
+{
     product_key key;
-    *done = false;
-    if (g->a_type != g->b_type || (to->dtype != TT_F32 && to->dtype != g->a_type) || !g->k) return cudaSuccess;
-    if (!d->choices && !(d->choices = (product_choice *)calloc(TT__MATMUL_CHOICES, sizeof *d->choices))) return cudaErrorMemoryAllocation;
-    memset(&key, 0, sizeof key);
-    key.m = g->m; key.n = g->n; key.k = g->k;
-    key.lda = a_ld; key.ldb = b_ld; key.ldc = addend ? addend->ld : to->ld; key.ldd = to->ld;
-    key.types = (g->unscale ? 1024 + g->gradient * 2048 : 0) + tf32 * 512 + (int)g->a_type * 64 + (int)to->dtype * 8 + b_plain * 4 + a_plain * 2 + (addend != NULL);
-    key.epilogue = (int)more->kind;
-    key.ld_aux = more->aux.data ? more->aux.ld : 0;
-    const int aligned[6] = {alignment_of(g->b), alignment_of(g->a), alignment_of(c), alignment_of(to->data), alignment_of(more->bias), alignment_of(more->aux.data)};
-    for (int k = 0; k < 6; k++) key.aligned = key.aligned * 256 + (uint64_t)aligned[k] / 2;
+    memset(&key, 0, sizeof key); // with what lies between fields
+    key.m = p.g->sums_rows ? p.g->m : rows_to_choose_for(p.g->m, exact);
+    key.n = p.g->n;
+    key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
+    key.lda = p.a_ld(); key.ldb = p.b_ld(); key.ldc = p.c_ld(); key.ldd = p.to->ld;
+    key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
+    key.a_type = p.a_type(); key.b_type = p.b_type(); key.to_type = lt_type(p.to->dtype);
+    key.epilogue = p.more->kind;
+    const void *const operands[6] = {p.g->b, p.g->a, p.c(), p.to->data, p.more->bias, p.more->aux.data};
+    for (int k = 0; k < 6; k++) key.alignment[k] = alignment_of(operands[k]);
+    key.a_plain = p.a_plain(); key.b_plain = p.b_plain(); key.adds = p.addend != NULL; key.tf32 = p.tf32;
+    key.exact = exact;
+    return key;
+}
+
+// The entry of a key, or a free one, in a table that is emptied when three quarters of it are in use. NULL: no memory.
+product_choice *choice_of(tt__device *d, const product_key &key)
+{
+    if (!d->choices) d->choices = (product_choice *)calloc(TT__PRODUCT_CHOICES, sizeof *d->choices);
+    if (!d->choices) return NULL;
     uint64_t hash = 1469598103934665603u; // FNV-1a
     for (size_t k = 0; k < sizeof key; k++) hash = (hash ^ ((const unsigned char *)&key)[k]) * 1099511628211u;
-    product_choice *choice = &d->choices[hash % TT__MATMUL_CHOICES]; // a second shape of that place displaces the first
-    bool known = choice->used && memcmp(&choice->key, &key, sizeof key) == 0;
-    if (known && !choice->possible) return cudaSuccess;
+    for (;; hash++) {
+        product_choice *choice = &d->choices[hash % TT__PRODUCT_CHOICES];
+        if (choice->used && memcmp(&choice->key, &key, sizeof key) == 0) return choice;
+        if (choice->used) continue;
+        if (++d->choice_count > TT__PRODUCT_CHOICES * 3 / 4) {
+            memset(d->choices, 0, TT__PRODUCT_CHOICES * sizeof *d->choices);
+            d->choice_count = 1;
+        }
+        choice->key = key;
+        return choice;
+    }
+}
 
-    cublasStatus_t s = cublasLtMatmulDescCreate(&desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &more->kind, sizeof more->kind);
-    if (s == CUBLAS_STATUS_SUCCESS && more->bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &more->bias, sizeof more->bias);
-    if (g->unscale) {
-        const float *of_a = g->unscale, *of_b = g->unscale + 1;
-        const cudaDataType bias_type = to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF; // cuBLASLt has no other
-        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b);
-        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a);
-        if (s == CUBLAS_STATUS_SUCCESS && more->bias) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type);
-    }
-    if (more->aux.data) {
-        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &more->aux.data, sizeof more->aux.data);
-        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &more->aux.ld, sizeof more->aux.ld);
-    }
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&b, b_type, (uint64_t)(b_plain ? g->n : g->k), (uint64_t)(b_plain ? g->k : g->n), b_ld);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&a, a_type, (uint64_t)(a_plain ? g->k : g->m), (uint64_t)(a_plain ? g->m : g->k), a_ld);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&cl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, key.ldc);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&dl, lt_type(to->dtype), (uint64_t)g->n, (uint64_t)g->m, to->ld);
-    if (s == CUBLAS_STATUS_SUCCESS && !known) {
-        static const cublasLtMatmulPreferenceAttributes_t names[4] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                                                                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-        cublasLtMatmulHeuristicResult_t found;
-        size_t workspace = TT__LT_WORKSPACE;
-        int count = 0;
-        s = cublasLtMatmulPreferenceCreate(&preference);
-        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
-        for (int k = 0; k < 4 && s == CUBLAS_STATUS_SUCCESS; k++) {
-            uint32_t bytes = (uint32_t)aligned[k];
-            s = cublasLtMatmulPreferenceSetAttribute(preference, names[k], &bytes, sizeof bytes);
+// What a product is described by to cuBLASLt, with m rows of A and k columns.
+struct lt_description {
+    cublasLtMatmulDesc_t desc = NULL;
+    cublasLtMatrixLayout_t a = NULL, b = NULL, c = NULL, to = NULL;
+    cublasStatus_t status;
+
+    lt_description(const lt_product &p, int64_t m, int64_t k)
+    {
+        const product &g = *p.g;
+        const lt_epilogue &more = *p.more;
+        status = cublasLtMatmulDescCreate(&desc, p.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+        set(CUBLASLT_MATMUL_DESC_TRANSA, p.b_plain() ? CUBLAS_OP_N : CUBLAS_OP_T);
+        set(CUBLASLT_MATMUL_DESC_TRANSB, p.a_plain() ? CUBLAS_OP_N : CUBLAS_OP_T);
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE, more.kind);
+        if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, more.bias);
+        if (g.unscale) {
+            const float *of_a = g.unscale, *of_b = g.unscale + 1;
+            set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b);
+            set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a);
+            const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF; // cuBLASLt has no other
+            if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
         }
-        if (s == CUBLAS_STATUS_SUCCESS) {
-            cublasStatus_t none = cublasLtMatmulAlgoGetHeuristic(d->lt, desc, b, a, cl, dl, preference, 1, &found, &count);
-            choice->key = key;
-            choice->used = true;
-            choice->possible = none == CUBLAS_STATUS_SUCCESS && count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
-            if (choice->possible) choice->algo = found.algo;
+        if (more.aux.data) {
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, more.aux.data);
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, more.aux.ld);
         }
+        lay_out(&b, p.b_type(), p.b_plain(), k, g.n, p.b_ld());
+        lay_out(&a, p.a_type(), p.a_plain(), m, k, p.a_ld());
+        lay_out(&c, lt_type(p.to->dtype), true, m, g.n, p.c_ld());
+        lay_out(&to, lt_type(p.to->dtype), true, m, g.n, p.to->ld);
     }
-    if (s == CUBLAS_STATUS_SUCCESS && choice->possible) {
-        s = cublasLtMatmul(d->lt, desc, &one, g->b, b, g->a, a, addend ? &one : &zero, c, cl, to->data, dl, &choice->algo, l->resident, TT__LT_WORKSPACE, d->stream);
-        *done = s == CUBLAS_STATUS_SUCCESS;
+    lt_description(const lt_description &) = delete;
+    lt_description &operator=(const lt_description &) = delete;
+    ~lt_description()
+    {
+        for (cublasLtMatrixLayout_t layout : {a, b, c, to}) if (layout) cublasLtMatrixLayoutDestroy(layout);
+        if (desc) cublasLtMatmulDescDestroy(desc);
+    }
+
+    template <class T> void set(cublasLtMatmulDescAttributes_t name, const T &value)
+    {
+        if (status == CUBLAS_STATUS_SUCCESS) status = cublasLtMatmulDescSetAttribute(desc, name, &value, sizeof value);
+    }
+    void lay_out(cublasLtMatrixLayout_t *layout, cudaDataType type, bool plain, int64_t rows, int64_t cols, int64_t ld)
+    {
+        if (status != CUBLAS_STATUS_SUCCESS) return;
+        status = cublasLtMatrixLayoutCreate(layout, type, (uint64_t)(plain ? cols : rows), (uint64_t)(plain ? rows : cols), ld);
+    }
+};
+
+enum { LT_OFFERS = 8 };
+
+// The algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
+cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
+                      cublasLtMatmulHeuristicResult_t (&found)[LT_OFFERS], int *count)
+{
+    static const cublasLtMatmulPreferenceAttributes_t names[4] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    const lt_description of(p, key.m, key.k);
+    const size_t workspace = resident_workspace::LT_BYTES;
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasStatus_t s = of.status;
+    const auto set = [&](cublasLtMatmulPreferenceAttributes_t name, const auto &value) {
+        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof value);
+    };
+    *count = 0;
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulPreferenceCreate(&preference);
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+    for (int k = 0; k < 4; k++) set(names[k], (uint32_t)key.alignment[k]);
+    if (s == CUBLAS_STATUS_SUCCESS) {
+        const cublasStatus_t none = cublasLtMatmulAlgoGetHeuristic(d->lt, of.desc, of.b, of.a, of.c, of.to, preference, most, found, count);
+        if (none != CUBLAS_STATUS_SUCCESS || found[0].state != CUBLAS_STATUS_SUCCESS) *count = 0;
     }
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
-    if (dl) cublasLtMatrixLayoutDestroy(dl);
-    if (cl) cublasLtMatrixLayoutDestroy(cl);
-    if (a) cublasLtMatrixLayoutDestroy(a);
-    if (b) cublasLtMatrixLayoutDestroy(b);
-    if (desc) cublasLtMatmulDescDestroy(desc);
+    return s;
+}
+
+enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
+
+// Makes the product with the algorithm that was chosen for its key, or chooses one: the first that is not refused.
+cublasStatus_t lt_run(tt__device *d, const tt__launch *l, const lt_product &p, bool exact, lt_outcome *outcome)
+{
+    const float one = 1, zero = 0;
+    const product_key key = key_of(p, exact);
+    cublasLtMatmulHeuristicResult_t found[LT_OFFERS];
+    product_choice *choice = choice_of(d, key);
+    if (!choice) return CUBLAS_STATUS_ALLOC_FAILED;
+    *outcome = LT_NOT_OFFERED;
+    if (choice->used && !choice->possible) return CUBLAS_STATUS_SUCCESS;
+    int count = 1;
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    if (choice->used) found[0].algo = choice->algo;
+    else s = lt_ask(d, p, key, exact ? LT_OFFERS + 0 : 1, found, &count);
+    if (s != CUBLAS_STATUS_SUCCESS) return s;
+    const lt_description of(p, p.g->m, p.g->k);
+    if (of.status != CUBLAS_STATUS_SUCCESS) return of.status;
+    if (count) {
+        *outcome = LT_REFUSED;
+        choice->algo = found[0].algo;
+    }
+    for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
+        s = cublasLtMatmul(d->lt, of.desc, &one, p.g->b, of.b, p.g->a, of.a, p.addend ? &one : &zero, p.c(), of.c, p.to->data, of.to,
+                           &found[k].algo, l->resident, resident_workspace::LT_BYTES, d->stream);
+        if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) continue; // what the heuristic had offered
+        if (s != CUBLAS_STATUS_SUCCESS) return s;
+        choice->algo = found[k].algo;
+        *outcome = LT_DONE;
+    }
+    choice->used = true;
+    choice->possible = exact ? *outcome == LT_DONE : count > 0;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// The product (+ addend) with that by cuBLASLt; *done is false where it has no algorithm.
+cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend, const lt_epilogue *more,
+                      bool *done)
+{
+    const lt_product p = {g, to, addend, more, l->tf32 && g->a_type == TT_F32};
+    lt_outcome outcome = LT_NOT_OFFERED;
+    *done = false;
+    if (g->a_type != g->b_type || (to->dtype != TT_F32 && to->dtype != g->a_type) || !g->k) return cudaSuccess;
+    cublasStatus_t s = lt_run(d, l, p, false, &outcome);
+    if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED) s = lt_run(d, l, p, true, &outcome);
+    *done = outcome == LT_DONE;
     if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
     fail(d, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m, (long long)g->n, (long long)g->k, (int)s);
     return cudaErrorUnknown;
@@ -3364,8 +3485,8 @@ cudaError_t matmul(tt__device *d, const tt__launch *l, const product *g)
     const bool fp8 = fits && l->instr->attr.fp8 && g->k > 0;
     const tt_dtype bias_type = !fp8 || to.dtype != TT_F32 ? to.dtype : TT_BF16; // that cuBLASLt adds
     if (fits && g->bias && g->bias_type != bias_type) {
-        if ((size_t)g->n * tt_dtype_bytes(bias_type) <= TT__BIAS_BYTES) {
-            void *copy = (char *)l->resident + TT__LT_WORKSPACE;
+        if ((size_t)g->n * tt_dtype_bytes(bias_type) <= resident_workspace::BIAS_BYTES) {
+            void *copy = resident_of(l)->bias;
             e = TT__LAUNCH(cast_bias, blocks_for(g->n, 256), 256, 0, d->stream, copy, bias_type, g->bias, g->bias_type, g->n);
             more.bias = copy;
         } else {
@@ -3457,7 +3578,7 @@ __global__ void __launch_bounds__(256) column_sums(float *partial, tt__mat dy, i
 cudaError_t run_column_sums(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
 {
     float *partial = (float *)l->resident;
-    int64_t chunks = (dy->rows + 63) / 64, most = (int64_t)(TT__LT_WORKSPACE / 4) / dy->cols;
+    int64_t chunks = (dy->rows + 63) / 64, most = (int64_t)(resident_workspace::LT_BYTES / 4) / dy->cols;
     if (chunks > TT__SUM_CHUNKS) chunks = TT__SUM_CHUNKS;
     if (chunks > most) chunks = most;
     int64_t rows = (dy->rows + chunks - 1) / chunks;
@@ -3472,6 +3593,7 @@ cudaError_t linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, con
     product g;
     memset(&g, 0, sizeof g);
     g.m = dy->cols; g.n = x->cols; g.k = dy->rows;
+    g.sums_rows = true;
     g.a = dy->data; g.a_type = dy->dtype; g.a_row = 1; g.a_col = dy->ld;
     g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
     g.c = *dw;
@@ -3479,9 +3601,9 @@ cudaError_t linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, con
     g.gradient = true;
     cudaError_t e = cudaSuccess;
     bool done = false;
-    if (dw->data && db->data && !l->instr->attr.fp8 && db->dtype == dw->dtype && (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= TT__BIAS_BYTES))) {
+    if (dw->data && db->data && !l->instr->attr.fp8 && db->dtype == dw->dtype && (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= resident_workspace::BIAS_BYTES))) {
         // with the product, that reads dy anyway; cuBLASLt does not add to what is there
-        float *sums = (float *)((char *)l->resident + TT__LT_WORKSPACE);
+        float *sums = (float *)resident_of(l)->bias;
         lt_epilogue more = {CUBLASLT_EPILOGUE_BGRADB, add_b ? sums : db->data, no_operand};
         e = lt_matmul(d, l, &g, dw, add_w ? dw : NULL, &more, &done);
         if (e == cudaSuccess && done) return add_b ? run_finish_sums(d, sums, 1, db->cols, db, true) : e;

@@ -310,15 +310,6 @@ static void check_nothing_left(long n, long count)
     if (emu_live_objects(left, sizeof left)) fault_failed(n, count, "left on the device", left);
 }
 
-static bool same_results(const small_result *a, const small_result *b) /* a fault may have a product made by other means */
-{
-    bool same = true;
-    for (int k = 0; k < 4; k++) same &= fabs(a->loss[k] - b->loss[k]) <= 1e-6;
-    for (int k = 0; k < TEST_COUNT(a->w); k++) same &= fabsf(a->w[k] - b->w[k]) <= 1e-5f;
-    for (int k = 0; k < 4 * 5; k++) same &= fabsf(a->out[k] - b->out[k]) <= 1e-5f; /* the last step has 4 rows */
-    return same;
-}
-
 /* Micro-batches whose results nobody asks for do not wait, and the next inputs may not overwrite those that are
    still being copied: the same bits as with a wait after each, in every order that CUDA allows. */
 TEST(micro_steps_that_do_not_wait_keep_their_inputs)
@@ -403,6 +394,65 @@ TEST(steps_go_on_without_graphs)
     }
 }
 
+/* ------------------------------------------------------------------------------------------------- products */
+
+static bool same_results(const small_result *a, const small_result *b) /* a fault may have a product made by other means */
+{
+    bool same = true;
+    for (int k = 0; k < 4; k++) same &= fabs(a->loss[k] - b->loss[k]) <= 1e-6;
+    for (int k = 0; k < TEST_COUNT(a->w); k++) same &= fabsf(a->w[k] - b->w[k]) <= 1e-5f;
+    for (int k = 0; k < 4 * 5; k++) same &= fabsf(a->out[k] - b->out[k]) <= 1e-5f; /* the last step has 4 rows */
+    return same;
+}
+
+/* What cublasLtMatmul refuses although its heuristic offered it is made by another of the algorithms that it offers, or
+   by the kernel that makes any product. */
+TEST(products_that_cublaslt_refuses)
+{
+    enum { NOT_SUPPORTED = 15, INVALID_VALUE = 7, ALL = 0x1e };
+    static const struct { unsigned algorithms; int status; } refused[] = {{0, 0}, {2, NOT_SUPPORTED}, {2, INVALID_VALUE},
+                                                                         {ALL & ~16u, NOT_SUPPORTED}, {ALL, NOT_SUPPORTED}};
+    small_result reference, result;
+    long gemms = 0;
+    memset(&reference, 0, sizeof reference);
+    for (int c = 0; c < TEST_COUNT(refused); c++) {
+        test_allocator a;
+        small_net net;
+        emu_configure(1, (size_t)16 << 20, 1, 4);
+        emu_refuse_algorithms(refused[c].algorithms, refused[c].status);
+        tt_context *ctx = test_open(&a);
+        memset(&result, 0, sizeof result);
+        if (!CHECK(small_run(ctx, &net, &result) == TT_OK)) printf("%s\n", tt_error(ctx));
+        if (c == 0) reference = result;
+        if (c == 0) gemms = emu_get_counts().gemms;
+        CHECK(gemms > 0 && emu_get_counts().gemms == (refused[c].algorithms == ALL ? 0 : gemms));
+        CHECK(same_results(&result, &reference));
+        small_close(&net);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* Each shape is asked for once, however many there are; shapes of more than 128 rows together with those of the same
+   multiple of 128. */
+TEST(algorithms_are_chosen_once)
+{
+    test_allocator a;
+    small_net net;
+    emu_configure(1, (size_t)16 << 20, 1, 4);
+    tt_context *ctx = test_open(&a);
+    bool ok = CHECK(small_open(ctx, &net, false) == TT_OK);
+    long first = 0;
+    for (int k = 0; k < 2 * SMALL_ROWS && ok; k++) {
+        ok = CHECK(small_set(&net, 1 + k % SMALL_ROWS, k) == TT_OK && tt_step(net.p, 0.1f, NULL) == TT_OK);
+        if (k == SMALL_ROWS - 1) first = emu_get_counts().heuristics;
+    }
+    const long shapes = 128 + 1, products = first / shapes;
+    CHECK(products >= 3 && first == products * shapes);
+    CHECK_NEAR((double)emu_get_counts().heuristics, (double)first, 0);
+    small_close(&net);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* Call n of CUDA fails, or all from it on do, for each n up to the last of closing. A run that fails says why, and one that does not has the right
    results. After a single failure the program goes on. */
 static void sweep(long count)
@@ -482,6 +532,8 @@ TEST(a_step_waits_once_for_its_results) { NEEDS_EMULATOR; }
 TEST(micro_steps_that_do_not_wait_keep_their_inputs) { NEEDS_EMULATOR; }
 TEST(lengths_that_are_met_again_are_replayed) { NEEDS_EMULATOR; }
 TEST(steps_go_on_without_graphs) { NEEDS_EMULATOR; }
+TEST(products_that_cublaslt_refuses) { NEEDS_EMULATOR; }
+TEST(algorithms_are_chosen_once) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_once) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_for_ever) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
@@ -491,7 +543,7 @@ TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
 static const test_case tests[] = {
     TEST_CASE(trains_distilbert_as_the_cpu_does), TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(a_step_waits_once_for_its_results),
     TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs), TEST_CASE(lengths_that_are_met_again_are_replayed),
-    TEST_CASE(steps_go_on_without_graphs),
+    TEST_CASE(steps_go_on_without_graphs), TEST_CASE(products_that_cublaslt_refuses), TEST_CASE(algorithms_are_chosen_once),
     TEST_CASE(any_call_may_fail_once), TEST_CASE(any_call_may_fail_for_ever), TEST_CASE(any_call_may_fail_while_saving),
 };
 

@@ -35,6 +35,8 @@ emu_op *emu_current_op;
 emu_clock emu_host_clock;
 char *emu_shared_arena;
 emu_counts emu_stats;
+unsigned emu_refused;
+int emu_refused_status;
 
 static thread_local int current_device;
 static thread_local cudaError_t last_error = cudaSuccess;
@@ -1018,6 +1020,7 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
     virtual_us = 0;
     api_calls = fault_in = fault_count = 0;
     fault_call.clear();
+    emu_refused = 0;
     last_error = cudaSuccess;
     emu_stats = emu_counts();
     emu_reseed(seed);
@@ -1063,6 +1066,12 @@ extern "C" void emu_inject_fault_into(const char *call, long nth, int error, lon
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     emu_inject_fault(nth, error, count);
     fault_call = call;
+}
+extern "C" void emu_refuse_algorithms(unsigned bits, int status)
+{
+    std::lock_guard<std::recursive_mutex> lock(emu_lock);
+    emu_refused = bits;
+    emu_refused_status = status;
 }
 extern "C" long emu_api_calls(void) { return api_calls; }
 extern "C" emu_counts emu_get_counts(void) { return emu_stats; }

@@ -510,6 +510,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
     EMU_BLAS("cublasLtMatmulAlgoGetHeuristic", CUBLAS_STATUS_INTERNAL_ERROR);
+    emu_stats.heuristics++;
     *found = 0;
     if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (dead(d) || dead(a) || dead(b) || dead(c) || dead(out) || dead(p) || wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
@@ -557,6 +558,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
             break;
         }
     }
+    if (emu_refused >> chosen.id & 1) return (cublasStatus_t)emu_refused_status;
     if (!chosen.id) return algo ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_NOT_SUPPORTED;
     std::vector<product> products;
     for (int i = 0; i < out_layout->batch; i++) {

@@ -108,6 +108,8 @@ extern emu_op *emu_current_op;
 extern emu_clock emu_host_clock; // of all host threads together: what one of them waited for, all know of
 extern char *emu_shared_arena;
 extern emu_counts emu_stats;
+extern unsigned emu_refused; // algorithms of cuBLASLt, a bit each
+extern int emu_refused_status;
 
 int emu_device_of(const void *p); // -1: host memory
 emu_allocation *emu_find_allocation(int device, const void *p);
