@@ -1309,11 +1309,11 @@ extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                 
 #define TINYTRAIN_FILENAME "tinytrain.h"
 #endif
 
-/* ============================================================================================================
-   BASE                                                                                              >>base
-   Errors, logging, allocation, text, 16-bit floats, counter-based random numbers, threads, files. Uses the C library
-   and POSIX only. Everything below may use this section.
-   ============================================================================================================ */
+/* ===========================================================================================================
+   BASE                                                                                                 >>base
+   Errors, logging, allocation, text, 16-bit floats, counter-based random numbers, threads, files. Uses the C
+   library and POSIX only. Everything below may use this section.
+   ======================================================================================================== */
 
 #include <errno.h>
 #include <fenv.h>
@@ -1343,7 +1343,8 @@ extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                 
 static int64_t tt__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t tt__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t tt__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static size_t tt__align_to(size_t n, size_t alignment) { return (n + alignment - 1) & ~(alignment - 1); } /* a power of two */
+/* The alignment is a power of two. */
+static size_t tt__align_to(size_t n, size_t alignment) { return (n + alignment - 1) & ~(alignment - 1); }
 static size_t tt__align_up(size_t n) { return tt__align_to(n, TT__ALIGN); }
 
 /* a * b for non-negative sizes; false when the product does not fit. */
@@ -1354,11 +1355,12 @@ static bool tt__mul_size(size_t a, size_t b, size_t *product)
     return true;
 }
 
-/* -------------------------------------------------------------------------------------------------- context */
+/* ------------------------------------------------------------------------------------------------ context */
 
 typedef struct tt__pool tt__pool;
 typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see >>cpu */
-typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16; /* how bf16 matrices are multiplied, see tt_context_options */
+/* How bf16 matrices are multiplied: tt_context_options.bf16. */
+typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
 /* The CPU as a device: the threads that kernels run on, and which kernels these are. */
 typedef struct tt__cpu {
@@ -1377,8 +1379,8 @@ struct tt_context {
     size_t allocated;
     pthread_mutex_t mutex; /* guards `allocated` and the allocator, which background threads share */
     double measured_peak;
-    tt__cpu cpu;                /* as the options want it; device "cpu"                                              */
-    tt__device *devices[TT__KINDS][TT__DEVICES]; /* by kind (tt__device_kinds) and index; NULL until used            */
+    tt__cpu cpu;           /* device "cpu", as the options want it */
+    tt__device *devices[TT__KINDS][TT__DEVICES]; /* by kind (tt__device_kinds) and index; NULL until used */
     tt_param **params;
     int n_params, cap_params;
     uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
@@ -1406,9 +1408,6 @@ static tt_status tt__failv(tt_context *ctx, tt_status status, const char *format
 }
 
 /* Records the sentence that tt_error() returns. */
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {
@@ -1421,26 +1420,28 @@ static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format,
 
 const char *tt_status_name(tt_status status)
 {
-    static const char *const names[] = {"TT_OK", "TT_ERR_ARGUMENT", "TT_ERR_SHAPE", "TT_ERR_MEMORY", "TT_ERR_BUDGET",
-                                        "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_NUMERIC", "TT_ERR_UNSUPPORTED",
-                                        "TT_ERR_DEVICE", "TT_ERR_INTERNAL"};
+    static const char *const names[] = {"TT_OK", "TT_ERR_ARGUMENT", "TT_ERR_SHAPE", "TT_ERR_MEMORY",
+                                        "TT_ERR_BUDGET", "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_NUMERIC",
+                                        "TT_ERR_UNSUPPORTED", "TT_ERR_DEVICE", "TT_ERR_INTERNAL"};
     return (unsigned)status < (unsigned)TT__COUNT(names) ? names[status] : "unknown status";
 }
 
 const char *tt_error(const tt_context *ctx) { return ctx ? ctx->error : "no context: tt_open failed"; }
 tt_status tt_error_code(const tt_context *ctx) { return ctx ? ctx->status : TT_ERR_ARGUMENT; }
 
-/* ------------------------------------------------------------------------------------------------ allocation */
+/* --------------------------------------------------------------------------------------------- allocation */
 
 /* Every block starts with its size, so that it can be released without the caller knowing it. */
 typedef union tt__block { size_t bytes; char pad[TT__ALIGN]; } tt__block;
 
-static void *tt__try_alloc(tt_context *ctx, size_t bytes) /* zeroed by no one; NULL sets no error: for background threads */
+/* Not zeroed. Background threads use it, as a failure (NULL) sets no error. */
+static void *tt__try_alloc(tt_context *ctx, size_t bytes)
 {
+    const tt_allocator *a = &ctx->options.allocator;
     size_t total = bytes + sizeof(tt__block);
     tt__block *block = NULL;
     pthread_mutex_lock(&ctx->mutex);
-    if (total > bytes) block = (tt__block *)ctx->options.allocator.allocate(ctx->options.allocator.user, total, TT__ALIGN);
+    if (total > bytes) block = (tt__block *)a->allocate(a->user, total, TT__ALIGN);
     if (block) {
         block->bytes = total;
         ctx->allocated += bytes;
@@ -1449,7 +1450,7 @@ static void *tt__try_alloc(tt_context *ctx, size_t bytes) /* zeroed by no one; N
     return block ? block + 1 : NULL;
 }
 
-static void *tt__alloc(tt_context *ctx, size_t bytes) /* zeroed by no one; NULL sets the error */
+static void *tt__alloc(tt_context *ctx, size_t bytes) /* not zeroed; a failure (NULL) sets the error */
 {
     void *p = tt__try_alloc(ctx, bytes);
     if (!p) tt__fail(ctx, TT_ERR_MEMORY, "out of memory: the allocator returned NULL for %zu bytes", bytes);
@@ -1472,7 +1473,8 @@ static void tt__free(tt_context *ctx, void *memory)
     pthread_mutex_unlock(&ctx->mutex);
 }
 
-static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes) /* on failure NULL, and `memory` stays */
+/* On failure it returns NULL, and `memory` stays. */
+static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
 {
     void *bigger = tt__alloc(ctx, bytes);
     if (bigger && memory) {
@@ -1491,8 +1493,10 @@ static bool tt__grow(tt_context *ctx, void **array, size_t item, int *capacity)
 {
     size_t bytes;
     int larger = *capacity ? *capacity * 2 : 16;
-    if (larger < *capacity || !tt__mul_size(item, (size_t)larger, &bytes))
-        return tt__fail(ctx, TT_ERR_MEMORY, "a list of %d entries of %zu bytes cannot grow", *capacity, item), false;
+    if (larger < *capacity || !tt__mul_size(item, (size_t)larger, &bytes)) {
+        tt__fail(ctx, TT_ERR_MEMORY, "a list of %d entries of %zu bytes cannot grow", *capacity, item);
+        return false;
+    }
     void *p = tt__realloc(ctx, *array, bytes);
     if (!p) return false;
     *array = p;
@@ -1507,7 +1511,7 @@ static char *tt__strdup(tt_context *ctx, const char *text)
     return copy ? (char *)memcpy(copy, text, n) : NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------ text */
+/* --------------------------------------------------------------------------------------------------- text */
 
 /* Appends to a caller's buffer as snprintf does, counting what did not fit. */
 typedef struct tt__text { char *to; size_t capacity, length; } tt__text;
@@ -1537,7 +1541,7 @@ static bool tt__match(const char *pattern, const char *name)
     return !*pattern;
 }
 
-/* ----------------------------------------------------------------------------------------------------- dtypes */
+/* ------------------------------------------------------------------------------------------------- dtypes */
 
 size_t tt_dtype_bytes(tt_dtype dtype)
 {
@@ -1582,8 +1586,8 @@ static uint16_t tt__to_f16(float x)
     uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00);
     if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00); /* rounds to infinity */
-    if (magnitude < 0x38800000u) {                                  /* subnormal: let the FPU round at 2^-24 */
-        float scaled = tt__float(magnitude) + 0.5f;                 /* ulp of [0.5, 1) is 2^-24 */
+    if (magnitude < 0x38800000u) { /* subnormal: the FPU rounds to 2^-24, the ulp of numbers in [0.5, 1) */
+        float scaled = tt__float(magnitude) + 0.5f;
         return (uint16_t)(sign | (tt__bits(scaled) - tt__bits(0.5f)));
     }
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
@@ -1593,18 +1597,19 @@ static uint16_t tt__to_f16(float x)
 static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, size_t n)
 {
     if (to_type == from_type) { memcpy(to, from, n * tt_dtype_bytes(to_type)); return; }
+    const uint16_t *half = (const uint16_t *)from;
     for (size_t i = 0; i < n; i++) {
         float x = from_type == TT_F32 ? ((const float *)from)[i]
-                : from_type == TT_BF16 ? tt__from_bf16(((const uint16_t *)from)[i]) : tt__from_f16(((const uint16_t *)from)[i]);
+                : from_type == TT_BF16 ? tt__from_bf16(half[i]) : tt__from_f16(half[i]);
         if (to_type == TT_F32) ((float *)to)[i] = x;
         else ((uint16_t *)to)[i] = to_type == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
     }
 }
 
-/* ---------------------------------------------------------------------------------------------- random numbers */
+/* ----------------------------------------------------------------------------------------- random numbers */
 
-/* Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the 128-bit
-   counter under the 64-bit key, so any number can be had without those before it. */
+/* Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the
+   128-bit counter under the 64-bit key, so any number can be had without those before it. */
 static void tt__philox(const uint32_t counter[4], uint64_t key, uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
@@ -1621,7 +1626,8 @@ static void tt__philox(const uint32_t counter[4], uint64_t key, uint32_t out[4])
 /* Keys one stream of random numbers: what it is for (a tag), which instance, which step. */
 static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t b)
 {
-    uint32_t counter[4] = {(uint32_t)a, (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), (uint32_t)b, (uint32_t)(b >> 32)}, out[4];
+    uint32_t high = (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), out[4];
+    uint32_t counter[4] = {(uint32_t)a, high, (uint32_t)b, (uint32_t)(b >> 32)};
     tt__philox(counter, seed, out);
     return (uint64_t)out[1] << 32 | out[0];
 }
@@ -1636,7 +1642,8 @@ static void tt__normal4(uint64_t key, uint64_t i, float out[4])
     uint32_t counter[4] = {(uint32_t)i, (uint32_t)(i >> 32), 0, 0}, u[4];
     tt__philox(counter, key, u);
     for (int k = 0; k < 4; k += 2) {
-        double radius = sqrt(-2.0 * log(tt__uniform(u[k]))), angle = 6.283185307179586 * tt__uniform(u[k + 1]);
+        double radius = sqrt(-2.0 * log(tt__uniform(u[k])));
+        double angle = 6.283185307179586 * tt__uniform(u[k + 1]);
         out[k] = (float)(radius * cos(angle));
         out[k + 1] = (float)(radius * sin(angle));
     }
@@ -1655,10 +1662,11 @@ static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------- threads */
+/* ------------------------------------------------------------------------------------------------ threads */
 
-/* The floating-point mode (rounding, subnormals, traps) of a thread. What the library computes is computed in the default mode, whatever
-   the caller's, so that bits depend on neither. tt__float_default sets it and returns the mode to be set again afterwards. */
+/* The floating-point mode (rounding, subnormals, traps) of a thread. The library computes in the default
+   mode, so that results do not depend on the caller's. tt__float_default sets it and returns the mode to be
+   restored afterwards. */
 #if defined(__x86_64__)
 typedef uint32_t tt__float_mode; /* MXCSR: flags in bits 0 to 5 */
 static tt__float_mode tt__float_default(void)
@@ -1667,7 +1675,10 @@ static tt__float_mode tt__float_default(void)
     if ((before & ~63u) != 0x1f80) __builtin_ia32_ldmxcsr(0x1f80);
     return before;
 }
-static void tt__float_restore(tt__float_mode mode) { if ((mode & ~63u) != 0x1f80) __builtin_ia32_ldmxcsr(mode); }
+static void tt__float_restore(tt__float_mode mode)
+{
+    if ((mode & ~63u) != 0x1f80) __builtin_ia32_ldmxcsr(mode);
+}
 #elif defined(__aarch64__)
 typedef uint64_t tt__float_mode; /* FPCR */
 static tt__float_mode tt__float_default(void)
@@ -1677,7 +1688,10 @@ static tt__float_mode tt__float_default(void)
     if (before) __asm__ volatile("msr fpcr, %0" : : "r"((tt__float_mode)0) : "memory");
     return before;
 }
-static void tt__float_restore(tt__float_mode mode) { if (mode) __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
+static void tt__float_restore(tt__float_mode mode)
+{
+    if (mode) __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory");
+}
 #else
 typedef fenv_t tt__float_mode;
 static tt__float_mode tt__float_default(void)
@@ -1690,29 +1704,33 @@ static tt__float_mode tt__float_default(void)
 static void tt__float_restore(tt__float_mode mode) { fesetenv(&mode); }
 #endif
 
-/* Starts a thread that takes none of the signals that are sent to the process: they are for the host's threads. Those that an
-   instruction raises go to its thread in any case, so the host's handlers for them stay in force. False on failure. */
+/* Starts a thread that takes none of the signals that are sent to the process: they are for the host's
+   threads. A signal that an instruction raises goes to the thread of that instruction and is not blocked, so
+   that the host's handlers for it stay in force. Returns false on failure. */
 static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
 {
+    static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
     sigset_t most, before;
     sigfillset(&most);
-    sigdelset(&most, SIGSEGV);
-    sigdelset(&most, SIGBUS);
-    sigdelset(&most, SIGFPE);
-    sigdelset(&most, SIGILL);
-    sigdelset(&most, SIGTRAP);
+    for (int k = 0; k < TT__COUNT(raised); k++) sigdelset(&most, raised[k]);
     pthread_sigmask(SIG_BLOCK, &most, &before);
     int failed = pthread_create(handle, NULL, run, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return failed == 0;
 }
 
-/* A pool that runs `count` tasks on all threads, the caller's included. Each thread has a slice of them, in order, so that what it worked
-   on in one call is in its cache in the next, and then takes what is left of the others'. A result must depend on the task alone, never on
-   the thread, so that it is the same for any number of threads. Workers sleep when idle. */
+/* A pool that runs `count` tasks on all threads, the caller's included. Each thread begins with a slice of
+   its own, the same in each call, so that what it worked on is still in its cache, and then helps with the
+   others' slices. A result must depend on the task alone, never on the thread, so that it is the same for any
+   number of threads. Workers sleep when idle. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
-typedef struct tt__worker { tt__pool *pool; int thread; int64_t next, end; char apart[40]; } tt__worker; /* next: atomic, of the thread's slice; slices share no cache line */
+typedef struct tt__worker {
+    tt__pool *pool;
+    int thread;
+    int64_t next, end; /* the tasks left of this thread's slice; `next` is atomic */
+    char apart[40];    /* so that no two slices share a cache line */
+} tt__worker;
 
 struct tt__pool {
     int threads, started;
@@ -1738,11 +1756,21 @@ static void tt__pool_work(tt__pool *pool, int thread)
 {
     for (int k = 0; k < pool->threads; k++) {
         tt__worker *slice = &pool->workers[(thread + k) % pool->threads];
-        for (int64_t task; (task = __atomic_fetch_add(&slice->next, 1, __ATOMIC_RELAXED)) < slice->end;) pool->run(pool->arg, task, thread);
+        for (int64_t task; (task = __atomic_fetch_add(&slice->next, 1, __ATOMIC_RELAXED)) < slice->end;)
+            pool->run(pool->arg, task, thread);
     }
 }
 
-#define TT__SPINS 2000 /* about 20 microseconds: longer than the gap between two ops, shorter than a time slice */
+/* Times around a waiting loop, about 20 microseconds: longer than the gap between two ops, shorter than a
+   time slice. */
+#define TT__SPINS 2000
+
+static void tt__pause(void) /* in a loop that waits for another thread */
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
 
 static void *tt__pool_main(void *arg)
 {
@@ -1751,11 +1779,8 @@ static void *tt__pool_main(void *arg)
     uint64_t seen = 0;
     tt__float_default();
     for (;;) {
-        for (int i = 0; i < TT__SPINS && __atomic_load_n(&pool->generation, __ATOMIC_ACQUIRE) == seen; i++) {
-#if defined(__x86_64__) || defined(__i386__)
-            __builtin_ia32_pause();
-#endif
-        }
+        for (int i = 0; i < TT__SPINS && __atomic_load_n(&pool->generation, __ATOMIC_ACQUIRE) == seen; i++)
+            tt__pause();
         pthread_mutex_lock(&pool->mutex);
         while (pool->generation == seen && !pool->stop) pthread_cond_wait(&pool->wake, &pool->mutex);
         seen = pool->generation;
@@ -1793,11 +1818,7 @@ static void tt__parallel(tt__pool *pool, int64_t count, tt__task run, void *arg)
     pthread_mutex_unlock(&pool->mutex);
     tt__pool_work(pool, 0);
     tt__float_restore(mode);
-    for (int i = 0; i < TT__SPINS && __atomic_load_n(&pool->active, __ATOMIC_ACQUIRE); i++) {
-#if defined(__x86_64__) || defined(__i386__)
-        __builtin_ia32_pause();
-#endif
-    }
+    for (int i = 0; i < TT__SPINS && __atomic_load_n(&pool->active, __ATOMIC_ACQUIRE); i++) tt__pause();
     pthread_mutex_lock(&pool->mutex);
     while (__atomic_load_n(&pool->active, __ATOMIC_ACQUIRE)) pthread_cond_wait(&pool->done, &pool->mutex);
     pthread_mutex_unlock(&pool->mutex);
@@ -1840,29 +1861,36 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
 }
 
 #if defined(__linux__)
-/* CPUs that the quota in a control group's folder is worth (version 2: cpu.max; version 1: the pair of cpu.cfs_*_us); HUGE_VAL: no limit. */
+/* How many CPUs the quota in a control group's folder is worth (version 2: cpu.max; version 1: the pair of
+   cpu.cfs_*_us); HUGE_VAL: no limit. */
 static double tt__quota_in(const char *folder)
 {
     static const char *const names[] = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"};
     double value[4] = {0, 0, 0, 0}, quota = HUGE_VAL;
     char path[8192];
     for (int k = 0; k < 3; k++) {
-        FILE *f = snprintf(path, sizeof path, "%s/%s", folder, names[k]) < (int)sizeof path ? fopen(path, "r") : NULL;
+        const int at = k + (k > 0); /* cpu.max holds a quota and a period: value[0] and value[1] */
+        if (snprintf(path, sizeof path, "%s/%s", folder, names[k]) >= (int)sizeof path) continue;
+        FILE *f = fopen(path, "r");
         if (!f) continue;
-        if (fscanf(f, k == 0 ? "%lf %lf" : "%lf", &value[k + (k > 0)], &value[1]) < 1) value[k + (k > 0)] = 0; /* "max" */
+        int read = fscanf(f, k == 0 ? "%lf %lf" : "%lf", &value[at], &value[1]);
+        if (read < 1) value[at] = 0; /* the word "max" */
         fclose(f);
     }
-    for (int k = 0; k < 4; k += 2) if (value[k] > 0 && value[k + 1] > 0) quota = fmin(quota, value[k] / value[k + 1]);
+    for (int k = 0; k < 4; k += 2)
+        if (value[k] > 0 && value[k + 1] > 0) quota = fmin(quota, value[k] / value[k + 1]);
     return quota;
 }
 
-/* The smallest of these on the way from the process's groups to the top, below `root` ("" but in tests). A container may see the
-   groups of its host in /proc but only its own folder, as the top: what is not there limits nothing. */
+/* The smallest quota on the way from the process's control groups to the top, below `root` ("" but in tests).
+   A container may see the groups of its host in /proc but only its own folder, as the top: a folder that is
+   not there limits nothing. */
 static double tt__cgroup_quota(const char *root)
 {
     char line[4096], folder[8192];
     double quota = HUGE_VAL;
-    FILE *f = snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) < (int)sizeof folder ? fopen(folder, "r") : NULL;
+    if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return quota;
+    FILE *f = fopen(folder, "r");
     if (!f) return quota;
     while (fgets(line, sizeof line, f)) { /* number:controllers:/path; no controllers: version 2 */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
@@ -1870,14 +1898,16 @@ static double tt__cgroup_quota(const char *root)
         *group++ = 0;
         group[strcspn(group, "\n")] = 0;
         bool second = !*controllers, cpu = false;
-        for (const char *c = controllers; *c; c += strcspn(c, ","), c += *c == ',') cpu = cpu || (strcspn(c, ",") == 3 && strncmp(c, "cpu", 3) == 0);
+        for (const char *c = controllers; *c; c += strcspn(c, ","), c += *c == ',')
+            cpu = cpu || (strcspn(c, ",") == 3 && strncmp(c, "cpu", 3) == 0);
         if (!second && !cpu) continue;
-        const char *mounts[2] = {second ? "" : controllers, second ? "unified" : "cpu"}; /* below sys/fs/cgroup */
+        const char *below[2] = {second ? "" : controllers, second ? "unified" : "cpu"};
         for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
             *end = 0;
-            for (int k = 0; k < 2; k++)
-                if (snprintf(folder, sizeof folder, "%s/sys/fs/cgroup/%s%s", root, mounts[k], group) < (int)sizeof folder)
-                    quota = fmin(quota, tt__quota_in(folder));
+            for (int k = 0; k < 2; k++) {
+                int n = snprintf(folder, sizeof folder, "%s/sys/fs/cgroup/%s%s", root, below[k], group);
+                if (n < (int)sizeof folder) quota = fmin(quota, tt__quota_in(folder));
+            }
         }
     }
     fclose(f);
@@ -1896,7 +1926,8 @@ static int tt__affinity_cpus(void)
 }
 #endif
 
-/* CPUs that the calling thread may run on (its affinity mask, which threads inherit), no more than the process's control groups allow. */
+/* How many CPUs the calling thread may use: those in its affinity mask, which threads inherit, and no more
+   than the process's control groups allow. */
 static int tt__usable_cpus(void)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
@@ -1909,7 +1940,7 @@ static int tt__usable_cpus(void)
     return (int)tt__max(1, tt__min(n, 256));
 }
 
-/* ------------------------------------------------------------------------------------------------ default hooks */
+/* ------------------------------------------------------------------------------------------ default hooks */
 
 static void tt__default_log(void *user, tt_log_level level, const char *id, const char *message)
 {
@@ -1985,10 +2016,19 @@ static bool tt__posix_write(void *user, void *file, const void *from, size_t n)
     return true;
 }
 
-static bool tt__posix_sync(void *user, void *file) { (void)user; return fsync(tt__fd(file)) == 0 || errno == EINVAL; }
-static bool tt__posix_close(void *user, void *file) { (void)user; return close(tt__fd(file)) == 0; }
+static bool tt__posix_sync(void *user, void *file)
+{
+    (void)user;
+    return fsync(tt__fd(file)) == 0 || errno == EINVAL;
+}
 
-static bool tt__posix_rename(void *user, const char *from, const char *to) { (void)user; return rename(from, to) == 0; }
+static bool tt__posix_rename(void *user, const char *from, const char *to)
+{
+    (void)user;
+    return rename(from, to) == 0;
+}
+
+static bool tt__posix_close(void *user, void *file) { (void)user; return close(tt__fd(file)) == 0; }
 static bool tt__posix_remove(void *user, const char *path) { (void)user; return remove(path) == 0; }
 
 static bool tt__posix_make_folder(void *user, const char *path)
@@ -2033,21 +2073,14 @@ tt_context_options tt_context_options_default(void)
     o.logger.log = tt__default_log;
     o.allocator.allocate = tt__default_allocate;
     o.allocator.release = tt__default_release;
-    o.files.open = tt__posix_open;
-    o.files.size = tt__posix_size;
-    o.files.read = tt__posix_read;
-    o.files.write = tt__posix_write;
-    o.files.sync = tt__posix_sync;
-    o.files.close = tt__posix_close;
-    o.files.rename = tt__posix_rename;
-    o.files.remove = tt__posix_remove;
-    o.files.make_folder = tt__posix_make_folder;
-    o.files.list = tt__posix_list;
-    o.files.reason = tt__posix_reason;
+    const tt_files posix = {
+        tt__posix_open, tt__posix_size, tt__posix_read, tt__posix_write, tt__posix_sync, tt__posix_close,
+        tt__posix_rename, tt__posix_remove, tt__posix_make_folder, tt__posix_list, tt__posix_reason, NULL};
+    o.files = posix;
     return o;
 }
 
-/* ------------------------------------------------------------------------------------------------ whole files */
+/* -------------------------------------------------------------------------------------------- whole files */
 
 /* Opens a file to read it, and tells its size. */
 static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, size_t *size)
@@ -2066,7 +2099,8 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
 }
 
 /* Reads n bytes from `offset` on of a file that had them when it was opened. */
-static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to, size_t n)
+static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to,
+                               size_t n)
 {
     const tt_files *files = &ctx->options.files;
     char reason[256];
@@ -2103,8 +2137,8 @@ static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes
     return status;
 }
 
-/* Writes a file under a temporary name; tt__writer_end syncs and renames it into place, so that readers find the old file
-   or the whole new one. The first failure sticks and the temporary file is removed. */
+/* Writes a file under a temporary name; tt__writer_end syncs and renames it into place, so that readers find
+   the old file or the whole new one. The first failure sticks and the temporary file is removed. */
 typedef struct tt__writer {
     tt_context *ctx;
     void *file;
@@ -2118,7 +2152,8 @@ static void tt__writer_fail(tt__writer *w, const char *what)
 {
     const tt_files *files = &w->ctx->options.files;
     if (w->status != TT_OK) return;
-    w->status = tt__fail(w->ctx, TT_ERR_FILE, "cannot %s '%s': %s", what, w->temporary, files->reason(files->user));
+    const char *reason = files->reason(files->user);
+    w->status = tt__fail(w->ctx, TT_ERR_FILE, "cannot %s '%s': %s", what, w->temporary, reason);
 }
 
 static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *path)
@@ -2128,7 +2163,8 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
     w->status = TT_OK;
     w->used = 0;
     w->file = NULL;
-    if (strlen(path) >= sizeof w->path) return w->status = tt__fail(ctx, TT_ERR_ARGUMENT, "path of %zu bytes is too long", strlen(path));
+    if (strlen(path) >= sizeof w->path)
+        return w->status = tt__fail(ctx, TT_ERR_ARGUMENT, "path of %zu bytes is too long", strlen(path));
     snprintf(w->path, sizeof w->path, "%s", path);
     snprintf(w->temporary, sizeof w->temporary, "%s.tmp", path);
     w->file = files->open(files->user, w->temporary, 'w');
@@ -2136,20 +2172,24 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
     return w->status;
 }
 
-static void tt__writer_flush(tt__writer *w)
+static void tt__writer_put(tt__writer *w, const void *data, size_t n)
 {
     const tt_files *files = &w->ctx->options.files;
-    if (w->status == TT_OK && w->used && !files->write(files->user, w->file, w->buffer, w->used)) tt__writer_fail(w, "write");
+    if (w->status == TT_OK && n && !files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
+}
+
+static void tt__writer_flush(tt__writer *w)
+{
+    tt__writer_put(w, w->buffer, w->used);
     w->used = 0;
 }
 
 static void tt__write(tt__writer *w, const void *data, size_t n)
 {
-    const tt_files *files = &w->ctx->options.files;
     if (w->status != TT_OK) return;
     if (w->used + n > sizeof w->buffer) tt__writer_flush(w);
     if (n >= sizeof w->buffer) {
-        if (w->status == TT_OK && !files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
+        tt__writer_put(w, data, n);
         return;
     }
     memcpy(w->buffer + w->used, data, n);
@@ -2164,7 +2204,8 @@ static tt_status tt__writer_end(tt__writer *w)
         if (w->status == TT_OK && !files->sync(files->user, w->file)) tt__writer_fail(w, "sync");
         if (!files->close(files->user, w->file)) tt__writer_fail(w, "close");
         w->file = NULL;
-        if (w->status == TT_OK && !files->rename(files->user, w->temporary, w->path)) tt__writer_fail(w, "rename");
+        bool renamed = w->status != TT_OK || files->rename(files->user, w->temporary, w->path);
+        if (!renamed) tt__writer_fail(w, "rename");
         if (w->status != TT_OK) files->remove(files->user, w->temporary);
     }
     return w->status;
