@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
 """Writes the Unicode tables of BERT's tokenizer as C, from what the `tokenizers` package does to code points.
 
-    python tests/golden/make_unicode.py     C tables to stdout, for the section "Unicode" of tinytrain.h
+    python tests/golden/make_unicode.py     C tables to stdout, for the section >>unicode of tinytrain.h
 
 needs: tokenizers (Hugging Face), the reference for what a control character, a space, punctuation or an
 accent is. It follows several versions of Unicode, one for each Rust crate that it is built from, so no table
 of another source equals it. compare_tokens.py checks the tables, and the C code that reads them, against it.
 
-The first cell of a row in each table is first << 11 | more, and rows are sorted by it:
-    tt__class_ranges    more = last - first (7 bits) << 4 | class. No row: a letter, or private use (dropped)
-    tt__fold_*          lower(NFD(c) without accents) where that is not c; c is no accent and not Hangul:
-        runs            more = last - first (8 bits) << 3 | kind (kind = stride * 3 - 3 + step), then to:
-                        c -> to + (c - first) / stride * step, when stride divides c - first
-        cjk_f900, cjk_2f800   direct arrays for the two blocks of CJK compatibility ideographs
-        many            more = 0, then two or three code points (0 ends)
+A table is a string of numbers (see digits) of rows in the order of code points. s(x) is 2x, or -2x - 1 if
+x < 0.
+
+    class        the distance from the end of the row before; last - first (7 bits) << 4 | class. What is in
+                 no row is a letter, or for private use, which is dropped
+    fold_*       lower(NFD(c) without accents) where that is not c; c is no accent and not Hangul:
+        runs     the distance from the first of the row before; last - first (8 bits) << 3 | kind, where kind
+                 is stride * 3 - 3 + step; s(to - to of the row before - that distance). c becomes
+                 to + (c - first) / stride * step, when stride divides c - first
+        cjk      the two blocks of CJK compatibility ideographs, each code point: s(to - to of the one before)
+        many     the distance from the row before; s() of the distances to two or three code points, the first
+                 from c, the others from the one before (0: none)
     Hangul syllables (U+AC00..U+D7A3) decompose by arithmetic, see hangul().
 """
 import importlib.metadata
@@ -112,7 +117,7 @@ def class_table(kinds):
         else:
             out.append([c, c, n])
     assert all(is_private(c) <= (c in kinds) for c in ALL)
-    return [first << 11 | (last - first) << 4 | n for first, last, n in out]
+    return out
 
 
 def fold_tables(folds):
@@ -144,44 +149,78 @@ def fold_tables(folds):
     return runs, blocks, many
 
 
-def emit(name, cells, width=110):
-    print(f"static const uint32_t {name} = {{")
-    line = "   "
-    for cell in cells:
-        if len(line) + len(cell) + 2 > width:
-            print(line)
-            line = "   "
-        line += " " + cell + ","
-    print(line + "\n};")
+def digits(n):
+    """A number in characters from # to ~, but ? and \\: 60 that end a number, behind them 30 that do not."""
+    alphabet = [chr(c) for c in range(35, 127) if chr(c) not in "?\\"]
+    text, n = alphabet[n % 60], n // 60
+    while n:
+        n -= 1
+        text, n = alphabet[60 + n % 30] + text, n // 30
+    return text
 
 
-def h(x):
-    return f"0x{x:X}" if x > 9 else str(x)
+def signed(x):
+    return 2 * x if x >= 0 else -2 * x - 1
+
+
+def emit(name, numbers, width=110):
+    print(f"static const char tt__{name}_text[] =")
+    text = "".join(map(digits, numbers))
+    assert len(text) < 4096, "longer than C99 wants a string to be"
+    room = width - 7
+    lines = [text[k:k + room] for k in range(0, len(text), room)]
+    print("\n".join(f'    "{line}"' for line in lines) + ";")
+
+
+def class_numbers(ranges):
+    end = -1
+    for first, last, n in ranges:
+        yield from (first - end - 1, (last - first) << 4 | n)
+        end = last
+
+
+def run_numbers(runs):
+    before = (0, 0)
+    for first, last, stride, to, step in runs:
+        distance = first - before[0]
+        yield from (distance, (last - first) << 3 | stride * 3 - 3 + step, signed(to - before[1] - distance))
+        before = (first, to)
+
+
+def cjk_numbers(blocks):
+    before = 0
+    for to in (x for block in blocks for x in block):
+        yield signed(to - before)
+        before = to
+
+
+def many_numbers(many):
+    before = 0
+    for c, points in sorted(many.items()):
+        yield c - before
+        for a, b in zip((c,) + points, points):
+            assert a != b
+            yield signed(b - a)
+        yield from [0] * (3 - len(points))
+        before = c
 
 
 def main():
     kinds, folds, chinese = probe()
     assert chinese == [c for c in ALL if is_chinese(c)]
+    classes = class_table(kinds)
     runs, blocks, many = fold_tables(folds)
-    version = importlib.metadata.version("tokenizers")
-    print(f"/* Written by tests/golden/make_unicode.py from the package tokenizers {version} of Python.\n"
-          "   A row begins with first << 11 | more, first being a code point; rows are sorted by it. */\n")
-    print("/* more: last - first (7 bits) << 4 | class. Letters and private use are in no range. */")
-    emit("tt__class_ranges[]", map(h, class_table(kinds)))
     reach = max(i - min([j for j in range(i) if runs[j][1] > runs[i][0]] or [i]) for i in range(len(runs)))
-    print("\n/* What c becomes when decomposed (NFD), stripped of accents and lower-cased, if not c itself.\n"
-          "   more: last - first (8 bits) << 3 | stride * 3 - 3 + step; then to: c becomes\n"
-          "   to + (c - first) / stride * step when stride divides c - first. The run that holds c starts\n"
-          f"   at most {reach} rows before the last one with first <= c. */")
-    print(f"enum {{ TT__FOLD_LOOK_BACK = {reach} }};")
-    emit("tt__fold_runs[][2]", ["{%s,%s}" % (h(a << 11 | (b - a) << 3 | stride * 3 - 3 + step), h(to))
-                                for a, b, stride, to, step in runs])
-    for (a, b), block in zip(CJK_BLOCKS, blocks):
-        print(f"\n/* U+{a:X}..U+{b:X}: CJK compatibility ideographs (0: itself) */")
-        emit(f"tt__fold_cjk_{a:x}[{b - a + 1}]", [h(0 if x == a + i else x) for i, x in enumerate(block)])
-    print("\n/* more: 0; then the two or three code points that c becomes */")
-    emit("tt__fold_many[][4]", ["{%s}" % ",".join(h(x) for x in ((c << 11,) + f + (0,))[:4])
-                                for c, f in sorted(many.items())])
+    version = importlib.metadata.version("tokenizers")
+    print(f"/* Written by tests/golden/make_unicode.py from the package tokenizers {version} of Python. */\n"
+          f"enum {{\n    TT__CLASS_RANGES = {len(classes)}, TT__FOLD_RUNS = {len(runs)}, "
+          f"TT__FOLD_MANY = {len(many)},\n    TT__FOLD_CJK = {sum(map(len, blocks))},\n"
+          f"    TT__FOLD_LOOK_BACK = {reach} /* rows at most from the run that holds c to the last run with "
+          "first <= c */\n};")
+    emit("class", class_numbers(classes))
+    emit("fold_runs", run_numbers(runs))
+    emit("fold_cjk", cjk_numbers(blocks))
+    emit("fold_many", many_numbers(many))
 
 
 if __name__ == "__main__":
