@@ -134,37 +134,37 @@ extern "C" {
 
 #define TT_VERSION "0.1.0"
 
-/* ============================================================================================================
-   PUBLIC API                                                                                         >>api
-   Shapes are written (rows, D): row-major, last dimension contiguous. Sizes are in elements unless a name ends in
-   _bytes. Every function that can fail returns a tt_status (or NULL) and leaves one sentence in tt_error().
-   ============================================================================================================ */
+/* ===========================================================================================================
+   PUBLIC API                                                                                            >>api
+   Shapes are written (rows, D): row-major, last dimension contiguous. Sizes are in elements unless a name ends
+   in _bytes. Every function that can fail returns a tt_status (or NULL) and leaves one sentence in tt_error().
+   ======================================================================================================== */
 
-/* ------------------------------------------------------------------------------------------ status and context */
+/* ------------------------------------------------------------------------------------- status and context */
 
 typedef enum tt_status {
     TT_OK = 0,
-    TT_ERR_ARGUMENT,    /* a value outside its documented range, or a contradiction between options          */
-    TT_ERR_SHAPE,       /* a tensor of the wrong shape or dtype                                              */
-    TT_ERR_MEMORY,      /* the allocator returned NULL                                                       */
-    TT_ERR_BUDGET,      /* the plan does not fit memory_budget                                               */
-    TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed                      */
-    TT_ERR_FORMAT,      /* a file's content is not what its format prescribes                                */
-    TT_ERR_NUMERIC,     /* a loss or gradient that is not finite                                             */
-    TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build does not have                       */
-    TT_ERR_DEVICE,      /* a device is not there, or failed                                                  */
-    TT_ERR_INTERNAL     /* the verifier found a program that no user input should produce: please report it  */
+    TT_ERR_ARGUMENT,    /* a value outside its documented range, or a contradiction between options */
+    TT_ERR_SHAPE,       /* a tensor of the wrong shape or dtype */
+    TT_ERR_MEMORY,      /* the allocator returned NULL */
+    TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
+    TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
+    TT_ERR_FORMAT,      /* a file's content is not what its format prescribes */
+    TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
+    TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build does not have */
+    TT_ERR_DEVICE,      /* a device is not there, or failed */
+    TT_ERR_INTERNAL     /* the verifier found a program that no user input should produce: please report it */
 } tt_status;
 
 const char *tt_status_name(tt_status status); /* "TT_ERR_SHAPE" */
 
-typedef struct tt_context tt_context; /* owns threads, hooks and parameters; use from one thread at a time     */
-typedef struct tt_tape tt_tape;       /* a recorded program, not yet compiled                                  */
-typedef struct tt_program tt_program; /* a compiled program: instructions with places in one arena             */
-typedef struct tt_param tt_param;     /* a named tensor that outlives programs                                 */
+typedef struct tt_context tt_context; /* owns threads, hooks and parameters; use from one thread at a time */
+typedef struct tt_tape tt_tape;       /* a recorded program, not yet compiled */
+typedef struct tt_program tt_program; /* a compiled program: instructions with places in one arena */
+typedef struct tt_param tt_param;     /* a named tensor that outlives programs */
 
-/* Marks a function that formats as printf does: argument number `text` is the format, `first` the first number of
-   what it formats, 0 for a va_list. */
+/* Marks a function that formats as printf does: argument number `text` is the format, `first` the first
+   number of what it formats, 0 for a va_list. */
 #ifdef __GNUC__
 #define TT_PRINTF(text, first) __attribute__((__format__(__printf__, text, first)))
 #else
@@ -179,16 +179,17 @@ typedef struct tt_logger {
     void *user;
 } tt_logger;
 
-/* allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. Both are called from one
-   thread at a time per context, except for a loader's background threads, which call them concurrently. */
+/* allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. Both are called from
+   one thread at a time per context, except for a loader's background threads, which call them
+   concurrently. */
 typedef struct tt_allocator {
     void *(*allocate)(void *user, size_t bytes, size_t alignment);
     void (*release)(void *user, void *memory, size_t bytes);
     void *user;
 } tt_allocator;
 
-/* File access. open: mode 'r' or 'w' (create or truncate), NULL on failure. read/write move exactly n bytes or return
-   false; reads are positioned, writes are sequential.
+/* File access. open: mode 'r' or 'w' (create or truncate), NULL on failure. read/write move exactly n bytes
+   or return false; reads are positioned, writes are sequential.
    reason() describes the last failure in words. */
 typedef struct tt_files {
     void *(*open)(void *user, const char *path, char mode);
@@ -199,7 +200,7 @@ typedef struct tt_files {
     bool (*close)(void *user, void *file);
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
-    bool (*make_folder)(void *user, const char *path); /* true if it exists already                                */
+    bool (*make_folder)(void *user, const char *path); /* true if it exists already */
     /* Calls each() for the name of every entry, in any order, until it returns false. False if path is no
        folder, or cannot be read to its end. */
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
@@ -208,40 +209,45 @@ typedef struct tt_files {
 } tt_files;
 
 typedef struct tt_context_options {
-    int threads;            /* threads that compute, the caller's included, 0..256; 0: all that the calling thread may */
-                            /* use, by its affinity mask and the CPU quotas of its control groups                     */
-    uint64_t seed;          /* of initialisation, dropout, shuffling, stochastic rounding. Default 1                   */
-    bool verify;            /* run the verifier after each pass. Default: true unless NDEBUG is defined                */
-    const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512", "neon"; also TINYTRAIN_ISA  */
-    const char *bf16;       /* products of two bf16 matrices: NULL (fastest on this CPU model), "convert" (to fp32,    */
-                            /* while packing), "dot" (bf16 dot-product instructions), "tiles" (Intel AMX); the last    */
-                            /* two, on x86, for attention as well, whose backward then rounds its weights and their    */
-                            /* gradients to bf16; also TINYTRAIN_BF16                                                  */
-    tt_logger logger;       /* default: warnings and errors to stderr                                                  */
-    tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks                            */
-    tt_files files;         /* default: POSIX                                                                          */
+    int threads;            /* that compute, the caller's included, 0..256; 0: as many as the calling thread may
+                               use by its affinity mask and the CPU quotas of its control groups */
+    uint64_t seed;          /* of initialisation, dropout, shuffling, stochastic rounding. Default 1 */
+    bool verify;            /* run the verifier after each pass. Default: true unless NDEBUG is defined */
+    const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512", "neon"; also the
+                               environment's TINYTRAIN_ISA */
+    const char *bf16;       /* products of two bf16 matrices: "convert" (to fp32), "dot" (bf16 dot-product
+                               instructions), "tiles" (Intel AMX), NULL (the fastest on this CPU model); also
+                               TINYTRAIN_BF16. With the second and third, attention on x86 uses them too, and its
+                               backward rounds its weights and their gradients to bf16 */
+    tt_logger logger;       /* default: warnings and errors to stderr */
+    tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks */
+    tt_files files;         /* default: POSIX */
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);
 
-/* NULL options: the defaults. NULL result: no memory, no threads, or an isa or bf16 that this CPU has not; the logger is told
-   why. */
+/* NULL options: the defaults. NULL result: no memory, no threads, or an isa or bf16 that this CPU has not;
+   the logger is told why. */
 tt_context *tt_open(const tt_context_options *options);
-void tt_close(tt_context *ctx); /* frees the parameters too; free programs, tapes and trainers first. NULL is fine. */
+/* frees the parameters too; free programs, tapes and trainers first. NULL is fine. */
+void tt_close(tt_context *ctx);
 
-const char *tt_error(const tt_context *ctx); /* the last failure in one sentence; "" if none                     */
+const char *tt_error(const tt_context *ctx); /* the last failure in one sentence; "" if none */
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
-const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable"                      */
-size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes now held through the allocator, less 64 for each block */
-double tt_measured_peak(tt_context *ctx); /* fp32 FLOP/s of all threads together, measured once in about 30 ms   */
+const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable" */
+/* bytes now held through the allocator, less 64 for each block */
+size_t tt_allocated_bytes(const tt_context *ctx);
+/* fp32 FLOP/s of all threads together, measured once in about 30 ms */
+double tt_measured_peak(tt_context *ctx);
 
-/* What this machine has of a kind of device ("cpu", "cuda"; NULL: as tt_compile_options.device), which of it programs use and why: lines
-   of text into `to` (always terminated, cut at capacity; capacity 0: none). Opens the device: TT_OK if programs can run there, else tt_error
-   says why not and what to do. examples/tt_doctor.c prints it. */
+/* What this machine has of a kind of device ("cpu", "cuda"; NULL: as tt_compile_options.device), which of it
+   programs use and why: lines of text into `to` (always terminated, cut at capacity; capacity 0: none). Opens
+   the device: TT_OK if programs can run there, else tt_error says why not and what to do.
+   examples/tt_doctor.c prints it. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);
 
-/* ------------------------------------------------------------------------------------------ dtypes and parameters */
+/* ---------------------------------------------------------------------------------- dtypes and parameters */
 
 typedef enum tt_dtype { TT_F32, TT_BF16, TT_F16, TT_I32, TT_U8, TT_DTYPE_COUNT } tt_dtype;
 
@@ -250,242 +256,276 @@ const char *tt_dtype_name(tt_dtype dtype); /* "f32" */
 
 typedef enum tt_init_kind { TT_INIT_ZEROS, TT_INIT_ONES, TT_INIT_NORMAL, TT_INIT_UNIFORM } tt_init_kind;
 
-typedef struct tt_init { /* how a parameter starts when no file or tt_param_set gives it values                     */
+typedef struct tt_init { /* how a parameter starts when no file or tt_param_set gives it values */
     tt_init_kind kind;
-    float scale; /* standard deviation of NORMAL (mean 0); half-width of UNIFORM                                     */
+    float scale; /* standard deviation of NORMAL (mean 0); half-width of UNIFORM */
 } tt_init;
 
-/* A parameter of up to 4 dimensions. The name must be unique in the context. It takes no memory until a program that
-   uses it allocates, and is then filled in place: from its file, from tt_param_set, or from `init` by the
-   counter-based generator (the same values for every dtype, device and number of threads). */
+/* A parameter of up to 4 dimensions. The name must be unique in the context. It takes no memory until a
+   program that uses it allocates, and is then filled in place: from its file, from tt_param_set, or from
+   `init` by the counter-based generator (the same values for every dtype, device and number of threads). */
 tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_t *dims, tt_init init);
 const char *tt_param_name(const tt_param *p);
 int tt_param_ndim(const tt_param *p);
 const int64_t *tt_param_dims(const tt_param *p);
 int64_t tt_param_size(const tt_param *p);
-tt_status tt_param_set(tt_param *p, const float *values);      /* tt_param_size floats, copied                       */
-tt_status tt_param_get(const tt_param *p, float *values);      /* tt_param_size floats, converted from its dtype     */
-tt_param *tt_param_find(tt_context *ctx, const char *name);    /* NULL if there is none                              */
+tt_status tt_param_set(tt_param *p, const float *values);      /* tt_param_size floats, copied */
+/* tt_param_size floats, converted from its dtype */
+tt_status tt_param_get(const tt_param *p, float *values);
+tt_param *tt_param_find(tt_context *ctx, const char *name);    /* NULL if there is none */
 
-/* Marks the parameters whose name matches a pattern ('*' any run of characters, '?' one) as frozen or trainable. A
-   frozen parameter takes no gradient, no optimizer state and no backward work in programs compiled afterwards.
-   Returns how many matched. */
+/* Marks the parameters whose name matches a pattern ('*' any run of characters, '?' one) as frozen or
+   trainable. A frozen parameter takes no gradient, no optimizer state and no backward work in programs
+   compiled afterwards. Returns how many matched. */
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
 bool tt_param_frozen(const tt_param *p);
 
-/* ------------------------------------------------------------------------------------------------------ tape */
+/* --------------------------------------------------------------------------------------------------- tape */
 
-typedef struct tt_value { int32_t id; } tt_value; /* a tensor on a tape; id 0 is "none"                             */
+typedef struct tt_value { int32_t id; } tt_value; /* a tensor on a tape; id 0 is "none" */
 
 tt_tape *tt_tape_new(tt_context *ctx);
 void tt_tape_free(tt_tape *t);
 
-/* Ops never fail at once: the first wrong shape marks the tape, later ops do nothing, and tt_compile returns the error.
-   tt_tape_status tells earlier. */
+/* Ops never fail at once: the first wrong shape marks the tape, later ops do nothing, and tt_compile returns
+   the error. tt_tape_status tells earlier. */
 tt_status tt_tape_status(const tt_tape *t);
-void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* names v in plans and errors */
+/* names v in plans and errors */
+void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4);
 int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 where the tape has no such value */
 int64_t tt_value_width(const tt_tape *t, tt_value v);
 
-/* A named number of rows with a capacity; the actual number may differ in each run. Use the result where an op asks for
-   rows. Example: tt_axis(t, "tokens", 8192). */
+/* A named number of rows with a capacity; the actual number may differ in each run. Use the result where an
+   op asks for rows. Example: tt_axis(t, "tokens", 8192). */
 int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity);
 
 tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width);
-tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs); /* i32 (seqs + 1, 1): first row of each sequence,
-                                                                       then the number of rows; strictly increasing  */
-tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand: 1-D (n) is (1, n)                      */
-void tt_output(tt_tape *t, tt_value v); /* keep v until the end of a run, for tt_get                                  */
-void tt_block_end(tt_tape *t, tt_value v); /* v ends a block of the model: tt_compile_options.recompute "blocks" keeps it */
+/* i32 (seqs + 1, 1): first row of each sequence, then the number of rows; strictly increasing */
+tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs);
+tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand: 1-D (n) is (1, n) */
+void tt_output(tt_tape *t, tt_value v); /* keep v until the end of a run, for tt_get */
+/* v ends a block of the model: tt_compile_options.recompute "blocks" keeps it */
+void tt_block_end(tt_tape *t, tt_value v);
 
 /* y = x W^T + b.  x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
-/* ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails the run, naming its row. */
+/* ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails the run, naming its
+   row. */
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
 /* (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016).  x (rows, D), w (D), b (D) or NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
-tt_value tt_gelu(tt_tape *t, tt_value x);      /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016)                  */
-tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* its tanh form, "gelu_new"                                           */
+tt_value tt_gelu(tt_tape *t, tt_value x);      /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016) */
+tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* its tanh form, "gelu_new" */
 tt_value tt_relu(tt_tape *t, tt_value x);
 tt_value tt_tanh(tt_tape *t, tt_value x);
-tt_value tt_silu(tt_tape *t, tt_value x);      /* x / (1 + exp(-x))                                                   */
-tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* same shape                                                    */
+tt_value tt_silu(tt_tape *t, tt_value x);      /* x / (1 + exp(-x)) */
+tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* same shape */
 tt_value tt_scale(tt_tape *t, tt_value x, float s);
-/* Training: zero with probability p, else x / (1 - p); p in [0, 1). The mask is a function of (seed, step, micro-batch,
-   instruction, element) and is never stored. p acts in steps of 2^-16. Without training: x. */
+/* Training: zero with probability p, else x / (1 - p); p in [0, 1). The mask is a function of (seed, step,
+   micro-batch, instruction, element) and is never stored. p acts in steps of 2^-16. Without training: x. */
 tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 
 typedef struct tt_attention_options {
-    int heads;     /* divides the width of q, k and v                                                                */
-    bool causal;   /* a row sees itself and earlier rows of its sequence. Default false                              */
-    float scale;   /* of q k^T; default 0: 1 / sqrt(head size)                                                       */
-    float dropout; /* of the attention weights, in training. Default 0                                               */
+    int heads;     /* divides the width of q, k and v */
+    bool causal;   /* a row sees itself and earlier rows of its sequence. Default false */
+    float scale;   /* of q k^T; default 0: 1 / sqrt(head size) */
+    float dropout; /* of the attention weights, in training. Default 0 */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
 /* softmax(scale q k^T) v within each sequence, per head; O(rows) memory (Dao et al. 2022).
    q, k, v (rows, heads * head_size), seq_start (seqs + 1, 1) -> (rows, heads * head_size) */
-tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, const tt_attention_options *o);
+tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start,
+                      const tt_attention_options *o);
 
-tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index); /* x (rows, D), index i32 (n, 1) -> (n, D)           */
-tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start); /* (rows, D) -> (seqs, D), mean of each sequence  */
-/* x with `row` in the rows that index lists: class and mask tokens.  x (rows, D), index i32 (n, 1), row (D) -> (rows, D) */
+tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index); /* x (rows, D), index i32 (n, 1) -> (n, D) */
+/* (rows, D) -> (seqs, D), mean of each sequence */
+tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start);
+/* x with `row` in the rows that index lists: class and mask tokens. x (rows, D), index i32 (n, 1), row (D) ->
+   (rows, D) */
 tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row);
 
 typedef struct tt_patch_options {
-    int height, width, channels; /* of the images; channels 1..4                                                      */
-    int patch;                   /* side of a patch, divides height and width                                        */
-    float mean[4], std[4];       /* of each channel: patches hold (pixel / 255 - mean) / std. Default 0.5, 0.5        */
+    int height, width, channels; /* of the images; channels 1..4 */
+    int patch;                   /* side of a patch, divides height and width */
+    float mean[4], std[4];       /* of each channel: patches hold (pixel / 255 - mean) / std. Default 0.5,
+                                    0.5 */
 } tt_patch_options;
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
 
-/* Patches of images as rows (Dosovitskiy et al. 2021). pixels u8 (seqs, height * width * channels): rows of the image from the top, the
-   channels of a pixel together. positions i32 (rows, 1): p > 0 is patch p - 1, counted along the rows of patches; 0 gives a row of zeros,
-   for a class token. seq_start (seqs + 1, 1): which rows belong to which image; any selection of patches in any order.
+/* Patches of images as rows (Dosovitskiy et al. 2021). pixels u8 (seqs, height * width * channels): rows of
+   the image from the top, the channels of a pixel together. positions i32 (rows, 1): p > 0 is patch p - 1,
+   counted along the rows of patches; 0 gives a row of zeros, for a class token. seq_start (seqs + 1, 1):
+   which rows belong to which image; any selection of patches in any order.
    -> (rows, channels * patch * patch), in the order channel, y, x (that of a convolution's weight). */
-tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start, const tt_patch_options *o);
-tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* columns [from, from + width): a view       */
-tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width); /* a view; same number of elements, fixed
-                                                                              rows, or whole rows of an axis (rows = that
-                                                                              axis and the same width)                */
+tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start,
+                    const tt_patch_options *o);
+/* columns [from, from + width): a view */
+tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width);
+/* a view; same number of elements, fixed rows, or whole rows of an axis (rows = that axis and the same
+   width) */
+tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
-    int ignore_index;      /* a target with this value counts for nothing. Default -100                              */
-    float label_smoothing; /* in [0, 1): target (1 - s) one-hot + s / classes. Default 0                             */
-    tt_value weights;      /* f32 (rows, 1) input, >= 0; default none (all 1)                                         */
+    int ignore_index;      /* a target with this value counts for nothing. Default -100 */
+    float label_smoothing; /* in [0, 1): target (1 - s) one-hot + s / classes. Default 0 */
+    tt_value weights;      /* f32 (rows, 1) input, >= 0; default none (all 1) */
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
 
-/* Mean over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum of the weights of the rows that count.
-   logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL: defaults. Where they come from tt_linear, are read by nothing else, take
-   16 MiB or more and the gradients of parameters are f32, only those of 256 rows at a time are ever stored. */
+/* Mean over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum of the weights of the rows
+   that count.
+   logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL: defaults. Where they come from tt_linear,
+   are read by nothing else, take 16 MiB or more and the gradients of parameters are f32, only those of 256
+   rows at a time are ever stored. */
 tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *o);
 /* Mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) if given. -> (1, 1) */
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
-/* -------------------------------------------------------------------------------------------------- optimizers */
+/* --------------------------------------------------------------------------------------------- optimizers */
 
 typedef enum tt_optimizer_kind { TT_SGD, TT_ADAM, TT_ADAMW } tt_optimizer_kind;
 
 typedef struct tt_optimizer_options {
-    tt_optimizer_kind kind;         /* default TT_ADAMW (Loshchilov, Hutter 2019)                                     */
-    float momentum;                 /* SGD; default 0                                                                 */
-    bool nesterov;                  /* SGD; default false                                                             */
-    float beta1, beta2, eps;        /* Adam(W); default 0.9, 0.999, 1e-8                                              */
-    float weight_decay;             /* default 0.01. SGD, ADAM: added to the gradient; ADAMW: decoupled               */
+    tt_optimizer_kind kind;         /* default TT_ADAMW (Loshchilov, Hutter 2019) */
+    float momentum;                 /* SGD; default 0 */
+    bool nesterov;                  /* SGD; default false */
+    float beta1, beta2, eps;        /* Adam(W); default 0.9, 0.999, 1e-8 */
+    float weight_decay;             /* default 0.01. SGD, ADAM: added to the gradient; ADAMW: decoupled */
     const char *const *no_decay;    /* NULL-terminated name patterns without decay; default: 1-D parameters
-                                       (biases, norms). An empty list decays all                                     */
-    float clip_norm;                /* largest global norm of the gradient; 0: no clipping. Default 0                 */
+                                       (biases, norms). An empty list decays all */
+    float clip_norm;                /* largest global norm of the gradient; 0: no clipping. Default 0 */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
 typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_kind;
 
 typedef struct tt_schedule {
-    tt_schedule_kind kind; /* after the warm-up: constant; linearly, or along half a cosine, to min_lr at total_steps  */
-    float lr;              /* the peak                                                                                */
+    tt_schedule_kind kind; /* after the warm-up: constant; linearly, or along half a cosine, to min_lr at
+                              total_steps */
+    float lr;              /* the peak */
     float min_lr;
-    int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps (as transformers does)                  */
-    int64_t total_steps;   /* of warm-up and decay together                                                           */
+    int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps (as transformers does) */
+    int64_t total_steps;   /* of warm-up and decay together */
 } tt_schedule;
-float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0                                      */
+float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 */
 
-/* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), with PyTorch's names and defaults (GradScaler). All three
-   numbers are powers of two, so that scaling is exact. */
+/* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), with PyTorch's names and
+   defaults (GradScaler). All three numbers are powers of two, so that scaling is exact. */
 typedef struct tt_loss_scale {
-    float init;            /* what the backward of the first step starts from. 1..2^40, default 65536                 */
-    float growth;          /* its factor after `interval` steps without overflow, up to 2^40. >= 1, default 2         */
-    float backoff;         /* its factor after a step that overflowed. Below 1, default 0.5. A scale below 1 is an error */
-    int interval;          /* >= 1, default 2000                                                                      */
+    float init;            /* what the backward of the first step starts from. 1..2^40, default 65536 */
+    float growth;          /* its factor after `interval` steps without overflow, up to 2^40. >= 1, default
+                              2 */
+    float backoff;         /* its factor after a step that overflowed. Below 1, default 0.5. A scale below 1
+                              is an error */
+    int interval;          /* >= 1, default 2000 */
 } tt_loss_scale;
 tt_loss_scale tt_loss_scale_default(void);
 
-/* ---------------------------------------------------------------------------------------------------- programs */
+/* ----------------------------------------------------------------------------------------------- programs */
 
 typedef struct tt_compile_options {
-    bool train;                     /* default true: backward and update; false: forward only, dropout off            */
-    const char *precision;          /* "32-true" (default); "bf16-mixed" (bf16 activations and matmuls; fp32 weights, their gradients and
-                                       optimizer state); "bf16-true" (bf16 weights, gradients and optimizer state, stochastic rounding);
-                                       "16-mixed", "16-true": as these with f16 and loss scaling, but that the optimizer state of
-                                       "16-true" is bf16, with stochastic rounding: Adam's v is often less than f16 can hold */
-    const char *residual;           /* mixed precisions: sums of residual additions, what flows into the first of them, and their
-                                       gradients. "f32", as PyTorch's autocast has them, "16-bit". NULL (default): "f32" with
-                                       "16-mixed", whose range such sums could leave, "16-bit" with "bf16-mixed". Results of norms,
-                                       activations and attention are 16-bit in any case                               */
-    const char *matmul;             /* products of matrices: "fp32" (default), or what device "cuda" may round their operands to.
-                                       "tf32": of fp32 matrices, 10 bits of mantissa (as PyTorch's
-                                       set_float32_matmul_precision("high")); where that is not to be had, on the CPU for one, and in
-                                       attention, they are as exact as with "fp32". "fp8": of linear layers with 16-bit operands and
-                                       widths that are multiples of 16, E4M3, gradients E5M2, each matrix scaled by the power of two
-                                       that its largest number allows (Micikevicius et al.: "FP8 formats for deep learning", 2022);
-                                       device "cuda" of compute capability 8.9. Sums are fp32 with all of them        */
-    tt_loss_scale loss_scale;       /* read with "16-mixed" and "16-true" only                                        */
-    const char *recompute;          /* what the backward computes again instead of keeping it, for the same bits (on "cuda", those of a
-                                       tanh-GELU after a linear layer differ by rounding: cuBLASLt computes it in the product). "none";
-                                       "cheap" (default): results of layer norm, GELU and SiLU, and 16-bit copies of weights, at no
-                                       matrix products; "attention": its results too; "blocks": whatever the backward reads of
-                                       the blocks that tt_block_end marks, but for the last, with which the backward begins
-                                       (Chen et al., "Training deep nets with sublinear memory cost", 2016)             */
-    bool accumulate;                /* steps of several micro-batches: gradients persist between them. Default false  */
+    bool train;                     /* default true: backward and update; false: forward only, dropout off */
+    const char *precision;          /* "32-true" (default); "bf16-mixed" (bf16 activations and matmuls; fp32
+                                       weights, their gradients and optimizer state); "bf16-true" (bf16
+                                       weights, gradients and optimizer state, stochastic rounding);
+                                       "16-mixed", "16-true": as these with f16 and loss scaling, but that the
+                                       optimizer state of "16-true" is bf16, with stochastic rounding: Adam's
+                                       v is often less than f16 can hold */
+    const char *residual;           /* mixed precisions: sums of residual additions, what flows into the first
+                                       of them, and their gradients. "f32", as PyTorch's autocast has them,
+                                       "16-bit". NULL (default): "f32" with "16-mixed", whose range such sums
+                                       could leave, "16-bit" with "bf16-mixed". Results of norms, activations
+                                       and attention are 16-bit in any case */
+    const char *matmul;             /* products of matrices: "fp32" (default), or what device "cuda" may round
+                                       their operands to. "tf32": of fp32 matrices, 10 bits of mantissa (as
+                                       PyTorch's set_float32_matmul_precision("high")); where that is not to
+                                       be had, on the CPU for one, and in attention, they are as exact as with
+                                       "fp32". "fp8": of linear layers with 16-bit operands and widths that
+                                       are multiples of 16, E4M3, gradients E5M2, each matrix scaled by the
+                                       power of two that its largest number allows (Micikevicius et al.: "FP8
+                                       formats for deep learning", 2022); device "cuda" of compute capability
+                                       8.9. Sums are fp32 with all of them */
+    tt_loss_scale loss_scale;       /* read with "16-mixed" and "16-true" only */
+    const char *recompute;          /* what the backward computes again instead of keeping it, for the same
+                                       bits (on "cuda", those of a tanh-GELU after a linear layer differ by
+                                       rounding: cuBLASLt computes it in the product). "none"; "cheap"
+                                       (default): results of layer norm, GELU and SiLU, and 16-bit copies of
+                                       weights, at no matrix products; "attention": its results too; "blocks":
+                                       whatever the backward reads of the blocks that tt_block_end marks, but
+                                       for the last, with which the backward begins (Chen et al., "Training
+                                       deep nets with sublinear memory cost", 2016) */
+    bool accumulate;                /* steps of several micro-batches: gradients persist between them. Default
+                                       false */
     tt_optimizer_options optimizer;
-    size_t memory_budget;           /* bytes; tt_compile fails with TT_ERR_BUDGET if the plan needs more. 0: no limit  */
-    const char *device;             /* kind of device: "cpu" or "cuda"; NULL, the default: what the environment's TINYTRAIN_DEVICE
-                                       says, else "cpu". A program for one that this build cannot run is there to be planned: it takes
-                                       no part of the parameters' memory, its plan counts them whole, and tt_allocate, tt_set and runs
-                                       fail with TT_ERR_UNSUPPORTED. TT_ERR_DEVICE from these: the device is not there, or failed */
-    tt_program *share;              /* a program that never runs at the same time: use its arena. Of the same device. Default NULL */
+    size_t memory_budget;           /* bytes; tt_compile fails with TT_ERR_BUDGET if the plan needs more. 0:
+                                       no limit */
+    const char *device;             /* kind of device: "cpu" or "cuda"; NULL, the default: what the
+                                       environment's TINYTRAIN_DEVICE says, else "cpu". A program for one that
+                                       this build cannot run is there to be planned: it takes no part of the
+                                       parameters' memory, its plan counts them whole, and tt_allocate, tt_set
+                                       and runs fail with TT_ERR_UNSUPPORTED. TT_ERR_DEVICE from these: the
+                                       device is not there, or failed */
+    tt_program *share;              /* a program that never runs at the same time: use its arena. Of the same
+                                       device. Default NULL */
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
 
-/* Differentiates, rewrites and places; allocates no tensor. root: the loss (1, 1) to train on, or any value when train is
-   false. The tape is copied and stays as it is, so it can be compiled again with other options; its value handles are
-   valid in every program. NULL options: defaults. NULL on error. */
+/* Differentiates, rewrites and places; allocates no tensor. root: the loss (1, 1) to train on, or any value
+   when train is false. The tape is copied and stays as it is, so it can be compiled again with other options;
+   its value handles are valid in every program. NULL options: defaults. NULL on error. */
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o);
 void tt_program_free(tt_program *p);
 
 typedef enum tt_category {
-    TT_MEM_PARAMETERS, TT_MEM_GRADIENTS, TT_MEM_OPTIMIZER, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE, TT_MEM_INPUTS,
-    TT_MEM_CATEGORIES
+    TT_MEM_PARAMETERS, TT_MEM_GRADIENTS, TT_MEM_OPTIMIZER, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE,
+    TT_MEM_INPUTS, TT_MEM_CATEGORIES
 } tt_category;
 const char *tt_category_name(tt_category c);
 
 typedef struct tt_plan {
-    const char *device;                     /* the kind that it is for: "cpu", "cuda"                                */
-    size_t bytes;                           /* the arena: exactly this much is allocated                             */
-    size_t persistent_bytes;                /* parameters, optimizer state, accumulated gradients, resident workspace */
-    size_t init_bytes;                      /* in use while parameters are initialised or loaded: they, the resident workspace and the
-                                               buffer that they stream through. Of the arena, allocated in one piece, nothing else is
-                                               touched before the first step                                        */
-    size_t lower_bound_bytes;               /* largest sum of bytes live at one instruction: no placement needs less */
-    size_t at_peak[TT_MEM_CATEGORIES];      /* bytes live at the peak instruction, by category                       */
-    int peak_instruction;                   /* its number ...                                                         */
-    char peak_name[96];                     /* ... and what it is: "attention_backward layer.3"                      */
+    const char *device;                     /* the kind that it is for: "cpu", "cuda" */
+    size_t bytes;                           /* the arena: exactly this much is allocated */
+    size_t persistent_bytes;                /* parameters, optimizer state, accumulated gradients, resident
+                                               workspace */
+    size_t init_bytes;                      /* in use while parameters are initialised or loaded: they, the
+                                               resident workspace and the buffer that they stream through. Of
+                                               the arena, allocated in one piece, nothing else is touched
+                                               before the first step */
+    size_t lower_bound_bytes;               /* largest sum of bytes live at one instruction: no placement
+                                               needs less */
+    size_t at_peak[TT_MEM_CATEGORIES];      /* bytes live at the peak instruction, by category */
+    int peak_instruction;                   /* its number ... */
+    char peak_name[96];                     /* ... and what it is: "attention_backward layer.3" */
     int instructions, values;
-    double flops;                           /* of matmuls and attention in one run at full capacity                  */
-    double extra_flops;                     /* of these, what is computed again                                      */
+    double flops;                           /* of matmuls and attention in one run at full capacity */
+    double extra_flops;                     /* of these, what is computed again */
 } tt_plan;
-tt_plan tt_program_plan(const tt_program *p); /* works before anything is allocated                                   */
+tt_plan tt_program_plan(const tt_program *p); /* works before anything is allocated */
 
-typedef struct tt_plan_value { /* a storage: what works in place on another's, or views it, is no second one           */
-    const char *name;       /* of the value that it holds at the peak; of a workspace, the op's. As long as the program */
+/* a storage: what works in place on another's, or views it, is no second one */
+typedef struct tt_plan_value {
+    const char *name;       /* of the value that it holds at the peak; of a workspace, the op's. As long as
+                               the program */
     tt_category category;
     size_t bytes;
-    int first, last;        /* the instructions from which to which it is occupied                                   */
+    int first, last;        /* the instructions from which to which it is occupied */
 } tt_plan_value;
-/* What lives at the peak instruction, largest first: at most `capacity` into `to`. Returns how many there are; their bytes add
-   up to tt_plan.at_peak. */
+/* What lives at the peak instruction, largest first: at most `capacity` into `to`. Returns how many there
+   are; their bytes add up to tt_plan.at_peak. */
 int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity);
 /* The plan as text, some lines, into `to` (always terminated). Returns the length it has or would have. */
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity);
-/* The same as a picture: an SVG of the bytes in use at each instruction, by category. Returns the length as tt_plan_text does; 0
-   when out of memory. */
+/* The same as a picture: an SVG of the bytes in use at each instruction, by category. Returns the length as
+   tt_plan_text does; 0 when out of memory. */
 size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity);
-/* One line per instruction: op, name, operands with dtype, shape and offset. Returns the length as tt_plan_text does. */
+/* One line per instruction: op, name, operands with dtype, shape and offset. Returns the length as
+   tt_plan_text does. */
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
 /* Allocates the arena and fills the parameters. tt_set and the runs do it when it has not been done. */
 tt_status tt_allocate(tt_program *p);
-/* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Inputs keep their values until set
-   again only if nothing else uses their place, so set every input before every run. */
+/* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Inputs keep their values
+   until set again only if nothing else uses their place, so set every input before every run. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
 /* An input of a program. */
 typedef struct tt_input_info {
@@ -493,60 +533,66 @@ typedef struct tt_input_info {
     tt_value value;
     tt_dtype dtype;
     int64_t rows, width; /* rows: the capacity, or the only number there may be */
-    int axis;            /* inputs of one axis have as many rows as each other (tt_seq_start: one more); 0: `rows` */
+    int axis;            /* inputs of one axis have as many rows as each other (tt_seq_start: one more); 0:
+                            `rows` */
     bool read;           /* false: nothing reads it, and it need not be set */
 } tt_input_info;
-/* The inputs in the order in which they were recorded: at most `capacity` into `to`. Returns how many there are. */
+/* The inputs in the order in which they were recorded: at most `capacity` into `to`. Returns how many there
+   are. */
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity);
-/* Copies value v (the root, or marked with tt_output) as floats, rows * width of them; after a run, before the next tt_set
-   and before a program of the same arena runs. */
+/* Copies value v (the root, or marked with tt_output) as floats, rows * width of them; after a run, before
+   the next tt_set and before a program of the same arena runs. */
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity);
 
 typedef struct tt_stats {
-    double loss;          /* mean over the targets of the step (all micro-batches)                                   */
-    double targets;       /* number of targets that counted (their weights' sum)                                     */
-    double correct;       /* of them, predicted right (cross-entropy)                                                */
-    double grad_norm;     /* before clipping; 0 when nothing was updated                                             */
-    double flops;         /* done by matmuls and attention, at the actual number of rows                             */
-    int64_t step;         /* optimizer steps done so far                                                             */
-    double loss_scale;    /* of the next step; 1 without loss scaling                                                */
-    int64_t skipped;      /* steps without an update so far, because a scaled gradient overflowed                     */
+    double loss;          /* mean over the targets of the step (all micro-batches) */
+    double targets;       /* number of targets that counted (their weights' sum) */
+    double correct;       /* of them, predicted right (cross-entropy) */
+    double grad_norm;     /* before clipping; 0 when nothing was updated */
+    double flops;         /* done by matmuls and attention, at the actual number of rows */
+    int64_t step;         /* optimizer steps done so far */
+    double loss_scale;    /* of the next step; 1 without loss scaling */
+    int64_t skipped;      /* steps without an update so far, because a scaled gradient overflowed */
 } tt_stats;
 
-/* One training step on the inputs as set: forward, backward, update with learning rate lr. A gradient or loss that is not
-   finite gives TT_ERR_NUMERIC naming the first such tensor; parameters and optimizer stay as they were. With loss scaling, such a
-   gradient gives TT_OK and a step that is skipped, unless the scale would fall below 1. stats may be NULL. */
+/* One training step on the inputs as set: forward, backward, update with learning rate lr. A gradient or loss
+   that is not finite gives TT_ERR_NUMERIC naming the first such tensor; parameters and optimizer stay as they
+   were. With loss scaling, such a gradient gives TT_OK and a step that is skipped, unless the scale would
+   fall below 1. stats may be NULL. */
 tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
-/* The same in parts, for programs compiled with `accumulate`: tt_micro_step once per micro-batch, then tt_update, which
-   divides by the targets of all of them together, so 4 micro-batches of 4 equal one of 16. */
+/* The same in parts, for programs compiled with `accumulate`: tt_micro_step once per micro-batch, then
+   tt_update, which divides by the targets of all of them together, so 4 micro-batches of 4 equal one of
+   16. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
-/* After tt_micro_step and before tt_update: the gradient of p (tt_param_size floats), of the mean over the targets so far. */
+/* After tt_micro_step and before tt_update: the gradient of p (tt_param_size floats), of the mean over the
+   targets so far. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 /* Forward only (programs with train = false). */
 tt_status tt_run(tt_program *p, tt_stats *stats);
-int64_t tt_program_steps(const tt_program *p); /* optimizer steps done: those skipped by loss scaling are not */
+/* optimizer steps done: those skipped by loss scaling are not */
+int64_t tt_program_steps(const tt_program *p);
 
-/* The whole state of a program that trains, in one safetensors file: parameters by their names, the optimizer's
-   state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before them, and in the tensor "tinytrain.run" the
-   number of steps, the loss scale and the seed, which all randomness comes from. Between steps only. A program
-   that was recorded and compiled in the same way and loads it goes on bit for bit as if it had never been
-   stopped. Loading compares tensors, precision, optimizer and seed, and changes nothing unless all of it fits;
-   the logger is warned of another attribute of a recorded op or of the optimizer. tt_trainer_save and
-   tt_trainer_load do this for a trainer. */
+/* The whole state of a program that trains, in one safetensors file: parameters by their names, the
+   optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before them, and in the tensor
+   "tinytrain.run" the number of steps, the loss scale and the seed, which all randomness comes from. Between
+   steps only. A program that was recorded and compiled in the same way and loads it goes on bit for bit as if
+   it had never been stopped. Loading compares tensors, precision, optimizer and seed, and changes nothing
+   unless all of it fits; the logger is warned of another attribute of a recorded op or of the optimizer.
+   tt_trainer_save and tt_trainer_load do this for a trainer. */
 tt_status tt_program_save(tt_program *p, const char *path);
 tt_status tt_program_load(tt_program *p, const char *path);
 
-/* ------------------------------------------------------------------------------------------------------ files */
+/* -------------------------------------------------------------------------------------------------- files */
 
 /* A safetensors file (github.com/huggingface/safetensors, format of the README), fully checked when opened:
-   header length, JSON, dtypes, dims, offsets inside the file, no overlap, no hole, no duplicate name, sizes. It
-   stays open, and its tensors are read when they are asked for, by any number of threads. */
+   header length, JSON, dtypes, dims, offsets inside the file, no overlap, no hole, no duplicate name, sizes.
+   It stays open, and its tensors are read when they are asked for, by any number of threads. */
 typedef struct tt_safetensors tt_safetensors;
 
 typedef struct tt_tensor_info {
     const char *name;
-    const char *dtype; /* as the format spells it: "F32", "BF16", "F16", "F64", "I64", "I32", "U8", ...                */
+    const char *dtype; /* as the format spells it: "F32", "BF16", "F16", "F64", "I64", "I32", "U8", ... */
     int ndim;
     int64_t dims[8];
     size_t bytes;
@@ -556,26 +602,30 @@ tt_safetensors *tt_safetensors_open(tt_context *ctx, const char *path); /* NULL 
 void tt_safetensors_close(tt_safetensors *s);
 int tt_safetensors_count(const tt_safetensors *s);
 const tt_tensor_info *tt_safetensors_info(const tt_safetensors *s, int i);
-int tt_safetensors_find(const tt_safetensors *s, const char *name);       /* -1 if absent                              */
-const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key); /* of "__metadata__"; NULL if absent     */
-/* Reads n of a tensor's bytes, which are little-endian, from byte `first` on. All reads fail with TT_ERR_FILE, and
-   name the file and the byte, if another program has cut the file off meanwhile. */
+int tt_safetensors_find(const tt_safetensors *s, const char *name);       /* -1 if absent */
+/* of "__metadata__"; NULL if absent */
+const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key);
+/* Reads n of a tensor's bytes, which are little-endian, from byte `first` on. All reads fail with
+   TT_ERR_FILE, and name the file and the byte, if another program has cut the file off meanwhile. */
 tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size_t n, void *to);
-/* Reads n elements from `first` on, as floats (F64, F32, BF16, F16) or as int32 (I8 to I64, U8 to U64, BOOL). A
-   finite number that the result cannot hold fails, naming the element. */
+/* Reads n elements from `first` on, as floats (F64, F32, BF16, F16) or as int32 (I8 to I64, U8 to U64, BOOL).
+   A finite number that the result cannot hold fails, naming the element. */
 tt_status tt_safetensors_read_f32(const tt_safetensors *s, int i, int64_t first, int64_t n, float *to);
 tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first, int64_t n, int32_t *to);
 
-/* Writing streams: declare all tensors, then write their bytes in that order, in pieces of any size. The file appears under
-   its name, synced, only when tt_safetensors_end returns TT_OK; until then an old file of that name stays whole. */
+/* Writing streams: declare all tensors, then write their bytes in that order, in pieces of any size. The file
+   appears under its name, synced, only when tt_safetensors_end returns TT_OK; until then an old file of that
+   name stays whole. */
 typedef struct tt_safetensors_writer tt_safetensors_writer;
-/* tensors: name, dtype, ndim and dims are read, bytes is not. metadata: pairs of strings key, value, ..., NULL; may be NULL. */
-tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors, int count,
-                                            const char *const *metadata);
+/* tensors: name, dtype, ndim and dims are read, bytes is not. metadata: pairs of strings key, value, ...,
+   NULL; may be NULL. */
+tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors,
+                                            int count, const char *const *metadata);
 tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size_t n);
-tt_status tt_safetensors_end(tt_safetensors_writer *w); /* frees w in any case; fails if bytes are missing or were too many */
+/* frees w in any case; fails if bytes are missing or were too many */
+tt_status tt_safetensors_end(tt_safetensors_writer *w);
 
-/* ------------------------------------------------------------------------------------------------- tokenizer */
+/* ---------------------------------------------------------------------------------------------- tokenizer */
 
 /* BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), equal to
    BertTokenizer of transformers 5.23.0 with tokenizers 0.23.3, from a vocab.txt: one token a line, its number
@@ -601,7 +651,7 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent
    structure of a sequence, so remove these from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
 
-/* --------------------------------------------------------------------------------------------------- datasets */
+/* ----------------------------------------------------------------------------------------------- datasets */
 
 /* Labelled texts in memory, or labelled images. */
 typedef struct tt_dataset tt_dataset;
@@ -609,16 +659,16 @@ typedef struct tt_dataset tt_dataset;
 /* A text, which may hold NULs, and the number of its class. */
 typedef struct tt_text { const char *text; size_t bytes; int label; } tt_text;
 
-/* Texts of the caller: at least one, of which the labels are 0 to classes - 1. class_names: (classes) UTF-8. All
-   is copied. examples/datasets.h reads IMDb's reviews with it. */
-tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count, const char *const *class_names,
-                             int classes);
+/* Texts of the caller: at least one, of which the labels are 0 to classes - 1. class_names: (classes) UTF-8.
+   All is copied. examples/datasets.h reads IMDb's reviews with it. */
+tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
+                             const char *const *class_names, int classes);
 
 /* What a table's columns are called, and what divides them. */
 typedef struct tt_table_options {
-    const char *text_column, *label_column; /* default "text" and "label"                                   */
-    const char *split_column;               /* default "split"; a file need not have it                     */
-    char delimiter;                         /* default 0: a comma where the file is a .csv, else a tab      */
+    const char *text_column, *label_column; /* default "text" and "label" */
+    const char *split_column;               /* default "split"; a file need not have it */
+    char delimiter;                         /* default 0: a comma where the file is a .csv, else a tab */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
@@ -637,73 +687,77 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
 /* 8 bits a channel; rows from the top, the channels of a pixel together: (height, width, channels). */
 typedef struct tt_image {
     const uint8_t *pixels;
-    int height, width; /* 1..65535                                                                                   */
-    int channels;      /* 1: grey, 2: grey and alpha, 3: red, green, blue, 4: these and alpha                          */
+    int height, width; /* 1..65535 */
+    int channels;      /* 1: grey, 2: grey and alpha, 3: red, green, blue, 4: these and alpha */
 } tt_image;
 
-/* Writes the image, resized, to `to` (height, width, image->channels), which must not overlap it. Bilinear, over a neighbourhood
-   that grows with the reduction (antialiasing); equal to Pillow's Image.resize((width, height), BILINEAR), and so to torchvision's
-   Resize of such an image: first the width, then the height, with weights of 22 bits, rounded to grey levels in between (later
-   versions than 12.1 at times begin with the height, and differ by a level; with alpha, they round otherwise). Where there is alpha,
-   a pixel's colour weighs by it. */
+/* Writes the image, resized, to `to` (height, width, image->channels), which must not overlap it. Bilinear,
+   over a neighbourhood that grows with the reduction (antialiasing); equal to Pillow's Image.resize((width,
+   height), BILINEAR), and so to torchvision's Resize of such an image: first the width, then the height, with
+   weights of 22 bits, rounded to grey levels in between (later versions than 12.1 at times begin with the
+   height, and differ by a level; with alpha, they round otherwise). Where there is alpha, a pixel's colour
+   weighs by it. */
 tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, int width, uint8_t *to);
 
 /* Images that the caller reads when they are needed. */
 typedef struct tt_image_source {
     int64_t count;
-    const int *labels;               /* (count) 0..classes - 1; copied                                               */
-    const char *const *class_names;  /* (classes) UTF-8; copied                                             */
+    const int *labels;               /* (count) 0..classes - 1; copied */
+    const char *const *class_names;  /* (classes) UTF-8; copied */
     int classes;
-    /* Decodes image `index`, 0..count - 1, of any size and channels. NULL, or words that say why it cannot. A loader's threads
-       call read and release, several at a time. */
+    /* Decodes image `index`, 0..count - 1, of any size and channels. NULL, or words that say why it cannot. A
+       loader's threads call read and release, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
-    void (*release)(void *user, tt_image *image); /* what read gave, soon after. May be NULL                           */
-    const char *(*name)(void *user, int64_t index); /* of an image in an error, such as its path. NULL: its number      */
+    void (*release)(void *user, tt_image *image); /* what read gave, soon after. May be NULL */
+    const char *(*name)(void *user, int64_t index); /* of an image in an error, such as its path. NULL: its
+                                                       number */
     void *user;
     int height, width, channels; /* of every image: options that do not fit are refused when a loader is made.
                                     0: not known before an image is read */
 } tt_image_source;
-tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source); /* examples/datasets.h: CIFAR-10's */
+/* examples/datasets.h: CIFAR-10's */
+tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
 
-/* Moves n texts or images out of d into a new dataset: of each class its share, chosen by the context's seed. */
+/* Moves n texts or images out of d into a new dataset: of each class its share, chosen by the context's
+   seed. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
-const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes); /* a NUL behind it; bytes may be NULL. "" of
-                                                                               images                                 */
+/* a NUL behind it; bytes may be NULL. "" of images */
+const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
 
-/* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches (longest first), and
-   cut into steps of `batch` sequences, whose order within the window is shuffled again; the last step of an epoch may have
-   fewer. A step is one or more micro-batches, filled in that order, each of at most max_seqs = ceil(batch / accumulate)
-   sequences (or as many as there are, or max_tokens / 2) and max_tokens tokens, without padding. Texts are
-   tokenized once, when the loader is made, on the context's threads (some 100 MB of text a second each);
-   their ids are kept (2 bytes each), so that the loader knows what its micro-batches need. The dataset and
-   the tokenizer must stay until the loader is freed. */
+/* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches
+   (longest first), and cut into steps of `batch` sequences, whose order within the window is shuffled again;
+   the last step of an epoch may have fewer. A step is one or more micro-batches, filled in that order, each
+   of at most max_seqs = ceil(batch / accumulate) sequences (or as many as there are, or max_tokens / 2) and
+   max_tokens tokens, without padding. Texts are tokenized once, when the loader is made, on the context's
+   threads (some 100 MB of text a second each); their ids are kept (2 bytes each), so that the loader knows
+   what its micro-batches need. The dataset and the tokenizer must stay until the loader is freed. */
 typedef struct tt_loader_options {
-    int batch;        /* sequences, or images, of a step. Default 16                                                  */
-    int accumulate;   /* 1..batch; micro-batches have at most ceil(batch / accumulate) sequences. Default 1           */
-    int max_length;   /* tokens of a sequence, [CLS] and [SEP] included; longer ones are cut. Default 512             */
-    int max_tokens;   /* tokens of a micro-batch, >= max_length. Default 0: any number                      */
-    bool shuffle;     /* Default true. False: in dataset order, unsorted (evaluation, prediction)                     */
-    int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting                                    */
-    bool drop_last;   /* leave out a last incomplete step. Default false                                              */
+    int batch;        /* sequences, or images, of a step. Default 16 */
+    int accumulate;   /* 1..batch; micro-batches have at most ceil(batch / accumulate) sequences. Default 1 */
+    int max_length;   /* tokens of a sequence, [CLS] and [SEP] included; longer ones are cut. Default 512 */
+    int max_tokens;   /* tokens of a micro-batch, >= max_length. Default 0: any number */
+    bool shuffle;     /* Default true. False: in dataset order, unsorted (evaluation, prediction) */
+    int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting */
+    bool drop_last;   /* leave out a last incomplete step. Default false */
     int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1 */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
 /* What a loader makes of an image, in this order: resized, padded, cropped, flipped. */
 typedef struct tt_image_options {
-    int height, width;               /* of the result, cropped out. 1..65535                                         */
-    int channels;                    /* of the result, 1..4; an image has as many, or for 3 also 1 (grey, put into all
-                                        three) or 4 (alpha is dropped). Default 3                                    */
-    int resize_height, resize_width; /* 1..65535, see tt_image_resize; default 0, 0: not resized                      */
-    int pad;                         /* zeros on all four sides; 0..65535. Default 0                                   */
-    bool random_crop;                /* each place is as likely; else the centre (half of the rest, rounded down, at top
-                                        and left). Default false                                                     */
-    bool flip;                       /* mirror left and right with probability 1/2. Default false                    */
+    int height, width;               /* of the result, cropped out. 1..65535 */
+    int channels;                    /* of the result, 1..4; an image has as many, or for 3 also 1 (grey, put
+                                        into all three) or 4 (alpha is dropped). Default 3 */
+    int resize_height, resize_width; /* 1..65535, see tt_image_resize; default 0, 0: not resized */
+    int pad;                         /* zeros on all four sides; 0..65535. Default 0 */
+    bool random_crop;                /* each place is as likely; else the centre (half of the rest, rounded
+                                        down, at top and left). Default false */
+    bool flip;                       /* mirror left and right with probability 1/2. Default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
 
@@ -733,8 +787,8 @@ typedef struct tt_batch {
     bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
 
-/* Where a trainer gets its batches: a loader, or functions of your own. Steps of an epoch are numbered from 0,
-   and what a step has depends on its epoch and number alone: then a run that is resumed sees the same. */
+/* Where a trainer gets its batches: a loader, or functions of your own. Steps of an epoch are numbered from
+   0, and what a step has depends on its epoch and number alone: then a run that is resumed sees the same. */
 typedef struct tt_source {
     void *self;                /* for the functions */
     /* Goes to the first micro-batch of a step, 0 to `steps`. */
@@ -754,14 +808,17 @@ typedef struct tt_source {
 
 typedef struct tt_loader tt_loader;
 /* At step 0 of epoch 0. NULL options: defaults. NULL on error. */
-tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k, const tt_loader_options *o);
-/* The same of images; max_length, max_tokens and window mean nothing here. Threads of its own read images and make of them what
-   `image` says, ahead of the trainer, into a ring of a few micro-batches that is allocated here. Crops and flips depend on (seed,
-   epoch, index of the image) alone. An image that cannot be read, or does not fit the options, is an error of the micro-batch that
-   it belongs to; those before it are still given. tt_loader_seek to where the loader stands keeps what was made ahead. */
-tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image, const tt_loader_options *o);
-void tt_loader_free(tt_loader *l); /* at any time: stops its threads                                                  */
-int64_t tt_loader_steps(const tt_loader *l);                   /* steps of an epoch                                     */
+tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
+                         const tt_loader_options *o);
+/* The same of images; max_length, max_tokens and window mean nothing here. Threads of its own read images and
+   make of them what `image` says, ahead of the trainer, into a ring of a few micro-batches that is allocated
+   here. Crops and flips depend on (seed, epoch, index of the image) alone. An image that cannot be read, or
+   does not fit the options, is an error of the micro-batch that it belongs to; those before it are still
+   given. tt_loader_seek to where the loader stands keeps what was made ahead. */
+tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image,
+                               const tt_loader_options *o);
+void tt_loader_free(tt_loader *l); /* at any time: stops its threads */
+int64_t tt_loader_steps(const tt_loader *l);                   /* steps of an epoch */
 /* What a trainer must have room for, by the texts that there are: max_seqs, max_tokens (of the max_seqs
    longest texts; 0 of images) and accumulate (a step may have several micro-batches) of tt_train_options. A
    trainer for several loaders needs the largest. */
@@ -770,45 +827,49 @@ int tt_loader_max_tokens(const tt_loader *l);
 bool tt_loader_accumulates(const tt_loader *l);
 int tt_loader_longest(const tt_loader *l); /* tokens of the longest text before it is cut; 0: images */
 int64_t tt_loader_cut(const tt_loader *l); /* texts that are cut, as they are longer than max_length */
-/* Goes to step `step` of epoch `epoch` (both from 0); order and contents depend on (seed, epoch, step) alone. */
+/* Goes to step `step` of epoch `epoch` (both from 0); order and contents depend on (seed, epoch, step)
+   alone. */
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
-/* The next micro-batch; false at the end of the epoch (then seek on; tt_error_code is TT_OK) and on error (it is not). */
+/* The next micro-batch; false at the end of the epoch (then seek on; tt_error_code is TT_OK) and on error (it
+   is not). */
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
 double tt_loader_waited(const tt_loader *l); /* seconds that tt_loader_next has waited for images */
 /* The loader as a trainer's source, as long as the loader lives; NULL for NULL. */
 const tt_source *tt_loader_source(tt_loader *l);
 
-/* ----------------------------------------------------------------------------------------------------- models */
+/* ------------------------------------------------------------------------------------------------- models */
 
 typedef struct tt_train_options tt_train_options;
 
 /* How good a model is, told from what an evaluation has added up. */
 typedef struct tt_metric {
-    const char *name; /* the word for it in metrics.csv and on the terminal: at most 31 letters, digits, _ and -.
-                         NULL: there is none beside the loss */
+    const char *name; /* the word for it in metrics.csv and on the terminal: at most 31 letters, digits, _ and
+                         -. NULL: there is none beside the loss */
     double (*of)(const tt_stats *s);
     bool lower_is_better;
 } tt_metric;
-tt_metric tt_accuracy(void);   /* "accuracy": the share of the targets that was predicted right (cross-entropy) */
+/* "accuracy": the share of the targets that was predicted right (cross-entropy) */
+tt_metric tt_accuracy(void);
 tt_metric tt_perplexity(void); /* "perplexity": exp(loss). Lower is better */
 
 /* What a trainer trains. */
 typedef struct tt_model {
     const void *self; /* for record */
-    /* Declares inputs and records what becomes of a micro-batch of up to o->max_seqs sequences (or examples) and
-       o->max_tokens tokens. Returns the loss (1, 1); *output, where it is set, is what tt_forward gives. The
-       names of the inputs are those of a batch's arrays. */
+    /* Declares inputs and records what becomes of a micro-batch of up to o->max_seqs sequences (or examples)
+       and o->max_tokens tokens. Returns the loss (1, 1); *output, where it is set, is what tt_forward gives.
+       The names of the inputs are those of a batch's arrays. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
-    int classes;      /* tt_predict: the output has a logit for each of so many classes. 0: it is something else */
+    int classes;      /* tt_predict: the output has a logit for each of so many classes. 0: it is something
+                         else */
     const char *unit; /* what is counted a second: "tokens", "images". Default, NULL: "examples" */
     int max_length;   /* rows of the longest sequence that there may be; 0: it has no sequences */
-    bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions and
-                         starts, and batches need not have them */
+    bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
+                         and starts, and batches need not have them */
 } tt_model;
 
-/* What BERT and ViT read; (rows): the tokens of all sequences one after another. An image is a sequence: a class
-   token, then its patches. */
+/* What BERT and ViT read; (rows): the tokens of all sequences one after another. An image is a sequence: a
+   class token, then its patches. */
 typedef struct tt_inputs {
     tt_value positions; /* i32 (rows, 1): 0, 1, ... within each sequence */
     tt_value seq_start; /* i32 (seqs + 1, 1) */
@@ -822,24 +883,26 @@ typedef struct tt_inputs {
 tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
 tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int64_t image_bytes);
 
-/* BERT (Devlin et al. 2019), DistilBERT (Sanh et al. 2019), MiniLM (Wang et al. 2020): one encoder, two spellings. Parameters
-   carry the names of transformers' (Distil)BertForSequenceClassification. */
+/* BERT (Devlin et al. 2019), DistilBERT (Sanh et al. 2019), MiniLM (Wang et al. 2020): one encoder, two
+   spellings. Parameters carry the names of transformers' (Distil)BertForSequenceClassification. */
 typedef struct tt_bert_config {
-    bool distil;              /* DistilBERT's names and head (pre_classifier, ReLU); else BERT's (pooler, tanh)       */
+    bool distil;              /* DistilBERT's names and head (pre_classifier, ReLU); else BERT's (pooler,
+                                 tanh) */
     int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
-    int type_vocab_size;      /* 0: no token types                                                                   */
-    bool pooler;              /* BERT: dense + tanh on the first token before the classifier. Default true           */
+    int type_vocab_size;      /* 0: no token types */
+    bool pooler;              /* BERT: dense + tanh on the first token before the classifier. Default true */
     int classes;
-    const char *activation;   /* "gelu", "gelu_new", "relu", "silu"                                                   */
+    const char *activation;   /* "gelu", "gelu_new", "relu", "silu" */
     float layer_norm_eps, initializer_range;
-    float dropout;            /* of embeddings and residual branches                                                 */
+    float dropout;            /* of embeddings and residual branches */
     float attention_dropout;
     float classifier_dropout;
 } tt_bert_config;
-tt_bert_config tt_bert_config_default(bool distil); /* the base model's sizes, 2 classes                               */
+tt_bert_config tt_bert_config_default(bool distil); /* the base model's sizes, 2 classes */
 
-typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden)                                     */
-    tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b, *attention_w, *attention_b, *attention_norm_w, *attention_norm_b;
+typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden) */
+    tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
+    tt_param *attention_w, *attention_b, *attention_norm_w, *attention_norm_b;
     tt_param *up_w, *up_b, *down_w, *down_b, *output_norm_w, *output_norm_b;
 } tt_bert_layer;
 
@@ -848,49 +911,54 @@ typedef struct tt_bert {
     tt_bert_config config;
     /* what `config` and config.json's id2label say: (classes), UTF-8 */
     char activation[32], (*class_names)[64];
-    tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab, hidden)        */
+    tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
+                                               hidden) */
     tt_param *norm_w, *norm_b;
     tt_bert_layer *layer;
-    tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden)                   */
-    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes)                                          */
+    tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
+    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes) */
 } tt_bert;
 
-/* Creates the parameters, to be initialised as transformers does (normal, initializer_range; norms 1, biases 0). */
+/* Creates the parameters, to be initialised as transformers does (normal, initializer_range; norms 1, biases
+   0). */
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
-/* From a Hugging Face folder: config.json and model.safetensors (with or without the "bert."/"distilbert." prefix). Tensors
-   stream into place when a program is allocated. classes 0: as config.json says. When the file has no classifier or one of
-   another size, it is made anew, and the logger is told; a missing or misshapen tensor of the body is an
-   error, before anything of the sizes in config.json is made. */
+/* From a Hugging Face folder: config.json and model.safetensors (with or without the "bert."/"distilbert."
+   prefix). Tensors stream into place when a program is allocated. classes 0: as config.json says. When the
+   file has no classifier or one of another size, it is made anew, and the logger is told; a missing or
+   misshapen tensor of the body is an error, before anything of the sizes in config.json is made. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
 /* Writes config.json and model.safetensors into a folder (made if need be), each atomically, as transformers
    reads them. Of classes that share a name, all are in id2label, and the last is in label2id. Class names
    that are not UTF-8, and a changed `config` that could not be loaded, are refused before anything is
    written. */
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
-void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes                                 */
+void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);                          /* -> (rows, hidden)  */
-tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);                          /* -> (seqs, classes) */
+/* -> (rows, hidden) */
+tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
+/* -> (seqs, classes) */
+tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* As a trainer sees it: the mean cross-entropy of the classes that "labels" tell. m must stay. */
 tt_model tt_bert_classifier(const tt_bert *m);
 
 /* ViT (Dosovitskiy et al. 2021). Parameters carry the names of transformers' ViTForImageClassification. */
 typedef struct tt_vit_config {
-    int image_size, patch_size, channels; /* images are square; channels 1..4                                         */
+    int image_size, patch_size, channels; /* images are square; channels 1..4 */
     int hidden_size, layers, heads, intermediate_size;
     int classes;
-    bool qkv_bias;            /* default true                                                                        */
-    const char *activation;   /* as BERT's                                                                           */
+    bool qkv_bias;            /* default true */
+    const char *activation;   /* as BERT's */
     float layer_norm_eps, initializer_range;
-    float dropout;            /* of embeddings and residual branches. Default 0                                      */
-    float attention_dropout;  /* default 0                                                                           */
-    float mean[4], std[4];    /* of each channel; the model sees (pixel / 255 - mean) / std. Default 0.5, 0.5          */
+    float dropout;            /* of embeddings and residual branches. Default 0 */
+    float attention_dropout;  /* default 0 */
+    float mean[4], std[4];    /* of each channel; the model sees (pixel / 255 - mean) / std. Default 0.5,
+                                 0.5 */
 } tt_vit_config;
-/* size "Ti/16", "S/16", "B/16", "L/16", "H/14" or with another patch size: images of 224 x 224, 1000 classes. Another size is 0 and
-   refused by tt_vit_new. */
+/* size "Ti/16", "S/16", "B/16", "L/16", "H/14" or with another patch size: images of 224 x 224, 1000 classes.
+   Another size is 0 and refused by tt_vit_new. */
 tt_vit_config tt_vit_config_default(const char *size);
 
-typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden)                                      */
+typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden) */
     tt_param *before_w, *before_b, *q_w, *q_b, *k_w, *k_b, *v_w, *v_b, *attention_w, *attention_b;
     tt_param *after_w, *after_b, *up_w, *up_b, *down_w, *down_b;
 } tt_vit_layer;
@@ -900,70 +968,81 @@ typedef struct tt_vit {
     tt_vit_config config;
     /* what `config` and config.json's id2label say: (classes), UTF-8 */
     char activation[32], (*class_names)[64];
-    bool torchvision;                       /* tt_vit_save spells names as torchvision does: as the loaded file did    */
-    tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden)                             */
-    tt_param *token, *position;             /* (hidden), (1 + patches, hidden)                                       */
+    bool torchvision;                       /* tt_vit_save spells names as torchvision does: as the loaded
+                                               file did */
+    tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden) */
+    tt_param *token, *position;             /* (hidden), (1 + patches, hidden) */
     tt_vit_layer *layer;
     tt_param *norm_w, *norm_b, *classifier_w, *classifier_b;
 } tt_vit;
 
-/* Creates the parameters, to be initialised as transformers does (normal, initializer_range; norms 1, biases 0). */
+/* Creates the parameters, to be initialised as transformers does (normal, initializer_range; norms 1, biases
+   0). */
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
-/* path: a folder with model.safetensors, or a .safetensors file; config.json and preprocessor_config.json are read if they are in that
-   folder. The names of tensors are those of transformers (with or without "vit.") or torchvision's vit_b_16 and so on. Without
-   config.json the shapes of the tensors tell the sizes (with heads of 64 columns, in H/14 of 80). image_size, classes 0: as the
-   checkpoint's. For another image_size than the checkpoint's, positions are interpolated (bicubic, as
-   transformers does); a classifier that is missing or of another size is made anew, and the logger is told.
-   Else as tt_bert_load. */
+/* path: a folder with model.safetensors, or a .safetensors file; config.json and preprocessor_config.json are
+   read if they are in that folder. The names of tensors are those of transformers (with or without "vit.") or
+   torchvision's vit_b_16 and so on. Without config.json the shapes of the tensors tell the sizes (with heads
+   of 64 columns, in H/14 of 80). image_size, classes 0: as the checkpoint's. For another image_size than the
+   checkpoint's, positions are interpolated (bicubic, as transformers does); a classifier that is missing or
+   of another size is made anew, and the logger is told. Else as tt_bert_load. */
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes);
 /* Writes model.safetensors, config.json and preprocessor_config.json into a folder (made if need be), each
    atomically. Else as tt_bert_save. */
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
-void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes                                  */
+void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes */
 
-tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);                            /* -> (rows, hidden)  */
-tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);                            /* -> (seqs, classes) */
+/* -> (rows, hidden) */
+tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
+/* -> (seqs, classes) */
+tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
 
-/* ---------------------------------------------------------------------------------------------------- trainer */
+/* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
-    bool train;                      /* default true; false: only tt_evaluate and tt_predict, without gradients and optimizer  */
-    tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up, total_steps 0 (must be set unless constant) */
-    tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1                                       */
-    const char *precision, *residual; /* as tt_compile_options. Default "32-true", NULL                                */
-    const char *matmul;              /* as tt_compile_options. Default "fp32"                                         */
-    tt_loss_scale loss_scale;        /* as tt_compile_options                                                         */
-    const char *recompute;           /* as tt_compile_options. Default "cheap"                                        */
-    const char *device;              /* as tt_compile_options. Default NULL: as the environment says, else "cpu"       */
+    bool train;                      /* default true; false: only tt_evaluate and tt_predict, without
+                                        gradients and optimizer */
+    tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up, total_steps 0 (must be set
+                                        unless constant) */
+    tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1 */
+    const char *precision, *residual; /* as tt_compile_options. Default "32-true", NULL */
+    const char *matmul;              /* as tt_compile_options. Default "fp32" */
+    tt_loss_scale loss_scale;        /* as tt_compile_options */
+    const char *recompute;           /* as tt_compile_options. Default "cheap" */
+    const char *device;              /* as tt_compile_options. Default NULL: as the environment says, else
+                                        "cpu" */
     float label_smoothing;           /* of tt_bert_classifier and tt_vit_classifier. Default 0 */
     int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens.
                                         max_tokens: text only */
     bool accumulate;                 /* steps may have several micro-batches; take tt_loader_accumulates.
                                         Default false */
-    size_t memory_budget;            /* bytes; 0: no limit                                                           */
+    size_t memory_budget;            /* bytes; 0: no limit */
 };
 tt_train_options tt_train_options_default(void);
 
 typedef struct tt_trainer tt_trainer;
 
-/* Records, compiles and plans a training and an evaluation program in one arena. All contradictions of the options are
-   reported in one message. Nothing is allocated yet. NULL on error. */
+/* Records, compiles and plans a training and an evaluation program in one arena. All contradictions of the
+   options are reported in one message. Nothing is allocated yet. NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
-const tt_program *tt_trainer_program(const tt_trainer *t); /* the training program (or the only one): for plans         */
-int64_t tt_trainer_steps(const tt_trainer *t);             /* optimizer steps done: those skipped by loss scaling are not */
+/* the training program (or the only one): for plans */
+const tt_program *tt_trainer_program(const tt_trainer *t);
+/* optimizer steps done: those skipped by loss scaling are not */
+int64_t tt_trainer_steps(const tt_trainer *t);
 int64_t tt_trainer_saved_steps(const tt_trainer *t);       /* steps done in the state that was last saved or
                                                               loaded, here or by tt_fit, from which a resumed
-                                                              run goes on; -1: there is none                */
-float tt_trainer_lr(const tt_trainer *t);                  /* of the next step: the schedule at tt_trainer_steps, so that a skipped
-                                                              step does not move it                                    */
+                                                              run goes on; -1: there is none */
+/* of the next step: the schedule at tt_trainer_steps, so that a skipped step does not move it */
+float tt_trainer_lr(const tt_trainer *t);
 
-/* Forward and backward of a micro-batch, and the update when it is the last of its step (then *updated is true; also where loss
-   scaling skipped the update, since the step is over). stats covers the micro-batches of the step so far. When one fails, its step
-   updates nothing: the others of it are refused, up to the last. */
+/* Forward and backward of a micro-batch, and the update when it is the last of its step (then *updated is
+   true; also where loss scaling skipped the update, since the step is over). stats covers the micro-batches
+   of the step so far. When one fails, its step updates nothing: the others of it are refused, up to the
+   last. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
-/* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: mean over their targets). */
+/* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: mean over their
+   targets). */
 tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats);
 /* Mean loss, targets and hits over epoch 0 of the source. */
 tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
@@ -977,52 +1056,56 @@ tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text
 
 /* Where a run stands: stored with the state, for the caller to go on from. */
 typedef struct tt_progress {
-    int64_t epoch, step;          /* the next step of the shuffled data                                              */
-    double loss_sum, targets, correct; /* of the epoch so far                                                         */
-    double best, best_loss;       /* of the best validation so far: what tells the best, and the loss      */
-    uint64_t best_by;             /* hash of the name of what tells the best; 0: none                       */
-    uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none   */
+    int64_t epoch, step;          /* the next step of the shuffled data */
+    double loss_sum, targets, correct; /* of the epoch so far */
+    double best, best_loss;       /* of the best validation so far: what tells the best, and the loss */
+    uint64_t best_by;             /* hash of the name of what tells the best; 0: none */
+    uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none */
 } tt_progress;
 
-/* tt_program_save and tt_program_load of the training program, with the progress (NULL: none) and the schedule: the
-   logger is warned of another schedule too. */
+/* tt_program_save and tt_program_load of the training program, with the progress (NULL: none) and the
+   schedule: the logger is warned of another schedule too. */
 tt_status tt_trainer_save(tt_trainer *t, const char *path, const tt_progress *progress);
 tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress);
 
 /* Where tt_fit stands, after each step and each validation. */
 typedef struct tt_fit_event {
-    int64_t epoch, epochs;         /* epoch counts from 0                                                            */
-    int64_t step, steps;           /* steps done of this epoch; of an epoch                                          */
-    double loss;                   /* mean over this epoch so far                                                    */
-    const char *metric_name;       /* the model's metric; NULL: it has none                                          */
-    double metric;                 /* of this epoch so far; of validation, where there is one                        */
-    const char *unit;              /* "tokens", "images", ...                                                        */
-    double per_second;             /* of these, since tt_fit began, validation left out                              */
-    double of_peak;                /* share of tt_measured_peak that matmuls and attention reach, over the same time; 0 where that
-                                      is not known                                                                    */
-    double seconds_left;           /* of all epochs, validation left out                                             */
-    const tt_stats *validation;    /* after the last step of an epoch; else NULL                                     */
-    bool best;                     /* it is the best so far, and `keep` has been called                     */
+    int64_t epoch, epochs;         /* epoch counts from 0 */
+    int64_t step, steps;           /* steps done of this epoch; of an epoch */
+    double loss;                   /* mean over this epoch so far */
+    const char *metric_name;       /* the model's metric; NULL: it has none */
+    double metric;                 /* of this epoch so far; of validation, where there is one */
+    const char *unit;              /* "tokens", "images", ... */
+    double per_second;             /* of these, since tt_fit began, validation left out */
+    double of_peak;                /* share of tt_measured_peak that matmuls and attention reach, over the
+                                      same time; 0 where that is not known */
+    double seconds_left;           /* of all epochs, validation left out */
+    const tt_stats *validation;    /* after the last step of an epoch; else NULL */
+    bool best;                     /* it is the best so far, and `keep` has been called */
 } tt_fit_event;
 
-/* One line on it, without a newline, as a progress display shows it. Returns the length as tt_plan_text does. */
+/* One line on it, without a newline, as a progress display shows it. Returns the length as tt_plan_text
+   does. */
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
-    int64_t epochs;                /* default 1                                                                      */
+    int64_t epochs;                /* default 1 */
     const char *folder;            /* where state.safetensors, metrics.csv and loss.svg (see tt_fit) are
-                                      written, made if need be. Default NULL: none of these                 */
-    bool resume;                   /* go on from the state in folder; without it, a folder that holds one is refused  */
-    double save_seconds;           /* the state is saved after each epoch, and within one after so long. Default 300  */
-    const volatile int *stop;      /* not 0: stop after the step or the batch of validation at hand; a signal handler may
-                                      set it (sig_atomic_t). Default NULL                                             */
-    const char *best_by;           /* what tells the best validation: "loss", or the model's metric by its name,
-                                      equal ones by the lower loss. Default NULL: the metric, or the loss
-                                      where the model has none                                              */
-    tt_status (*keep)(void *user); /* save the model: an epoch is over whose validation is the best so far, or,
-                                      without validation, any. The folder holds a state by then, so that a run that is killed here can
-                                      be resumed. A failure ends tt_fit with that status, and a resumed run
-                                      calls `keep` for this epoch again. Default NULL                       */
+                                      written, made if need be. Default NULL: none of these */
+    bool resume;                   /* go on from the state in folder; without it, a folder that holds one is
+                                      refused */
+    double save_seconds;           /* the state is saved after each epoch, and within one after so long.
+                                      Default 300 */
+    const volatile int *stop;      /* not 0: stop after the step or the batch of validation at hand; a signal
+                                      handler may set it (sig_atomic_t). Default NULL */
+    const char *best_by;           /* what tells the best validation: "loss", or the model's metric by its
+                                      name, equal ones by the lower loss. Default NULL: the metric, or the
+                                      loss where the model has none */
+    tt_status (*keep)(void *user); /* save the model: an epoch is over whose validation is the best so far,
+                                      or, without validation, any. The folder holds a state by then, so that a
+                                      run that is killed here can be resumed. A failure ends tt_fit with that
+                                      status, and a resumed run calls `keep` for this epoch again. Default
+                                      NULL */
     void (*report)(void *user, const tt_fit_event *event);
     void *user;
 } tt_fit_options;
