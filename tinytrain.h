@@ -8568,7 +8568,7 @@ typedef struct tt__home {
    largest. */
 typedef struct tt__arena {
     int references;     /* programs, and parameters whose values it holds                                            */
-    int programs;
+    struct tt_program *programs; /* a list                                                                           */
     const tt__device_kind *kind;
     int index;          /* of the device among those of its kind                                                     */
     tt__device *device; /* NULL until allocated                                                                      */
@@ -9282,22 +9282,33 @@ typedef struct tt__built {
     int peak_at;            /* ... and the instruction where it is                                                   */
 } tt__built;
 
-struct tt_program {
-    tt_context *ctx;
-    tt__settings settings;
-    tt__built built;
-    tt__arena *arena;
+/* What tt_set has left of an input: nothing since the last run, its data, or data that a run or tt_set of another
+   program of the arena has written over. */
+typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_state;
+
+/* What a program has for each device that it runs on, beside the arena's memory there. */
+typedef struct tt__rank {
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set                                        */
-    bool *is_set;           /* of each input: set since the last run                                                 */
-    tt__run run;
-    unsigned slot_bit;      /* of arena->slots                                                                       */
-    tt__slot host_slot, *slot; /* on the device; of the host's kind, host_slot                                         */
-    tt__results results;    /* as read last                                                                          */
+    unsigned char *input;   /* of each value, a tt__input_state                                                      */
+    int inputs_set;         /* values that are TT__SET                                                               */
     char *staging;          /* buffers of all inputs; NULL on the host's device                                      */
     tt__staged *staged;     /* of each input                                                                         */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run asks for                                              */
     bool never_records;     /* the device has failed to record                                                       */
+} tt__rank;
+
+struct tt_program {
+    tt_context *ctx;
+    tt__settings settings;
+    tt__built built;
+    tt__arena *arena;
+    struct tt_program *next; /* of its arena                                                                         */
+    tt__rank rank;
+    tt__run run;
+    unsigned slot_bit;      /* of arena->slots                                                                       */
+    tt__slot host_slot, *slot; /* on the device; of the host's kind, host_slot                                         */
+    tt__results results;    /* as read last                                                                          */
     bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
@@ -9438,8 +9449,10 @@ static void tt__leave_arena(tt_program *p)
     tt__arena *a = p->arena;
     a->slots &= ~p->slot_bit;
     if (a->results_of == p) a->results_of = NULL;
-    a->programs--;
-    for (int k = 0; k < a->n_homes && a->programs == 0 && !a->memory; k++) {
+    tt_program **at = &a->programs;
+    while (*at != p) at = &(*at)->next;
+    *at = p->next;
+    for (int k = 0; k < a->n_homes && !a->programs && !a->memory; k++) {
         if (p->ctx->params[k]->holder != a) continue;
         p->ctx->params[k]->holder = NULL;
         a->references--;
@@ -9452,18 +9465,18 @@ void tt_program_free(tt_program *p)
     if (!p) return;
     tt_context *ctx = p->ctx;
     tt__arena *a = p->arena;
-    for (int32_t v = 0; p->staging && v < 2 * p->built.t->n_values; v++)
-        if (p->staged[v / 2].copied[v % 2]) a->kind->backend->release_event(a->device, p->staged[v / 2].copied[v % 2]);
-    if (p->staging) a->kind->backend->release_host(a->device, p->staging);
+    for (int32_t v = 0; p->rank.staging && v < 2 * p->built.t->n_values; v++)
+        if (p->rank.staged[v / 2].copied[v % 2]) a->kind->backend->release_event(a->device, p->rank.staged[v / 2].copied[v % 2]);
+    if (p->rank.staging) a->kind->backend->release_host(a->device, p->rank.staging);
     for (int k = 0; k < TT__RECORDINGS; k++) {
-        if (p->recordings[k].made) a->kind->backend->forget(a->device, p->recordings[k].made);
-        tt__free(ctx, p->recordings[k].rows);
+        if (p->rank.recordings[k].made) a->kind->backend->forget(a->device, p->rank.recordings[k].made);
+        tt__free(ctx, p->rank.recordings[k].rows);
     }
     if (a) tt__leave_arena(p);
     tt__built_free(ctx, &p->built);
-    tt__free(ctx, p->axis_rows);
-    tt__free(ctx, p->is_set);
-    tt__free(ctx, p->staged);
+    tt__free(ctx, p->rank.axis_rows);
+    tt__free(ctx, p->rank.input);
+    tt__free(ctx, p->rank.staged);
     tt__free(ctx, p);
 }
 
@@ -9785,7 +9798,8 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
         tt__arena_release(ctx, a);
         return status;
     }
-    a->programs++;
+    p->next = a->programs;
+    a->programs = p;
     a->slots |= slot;
     a->transient = extent.transient;
     if (s->options.memory_budget && (!a->budget || s->options.memory_budget < a->budget)) a->budget = s->options.memory_budget;
@@ -9799,11 +9813,11 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
 static tt_status tt__make_rank(tt_program *p)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
-    p->axis_rows = (int64_t *)tt__alloc(p->ctx, sizeof *p->axis_rows * axes);
-    p->is_set = (bool *)tt__calloc(p->ctx, values);
-    p->staged = (tt__staged *)tt__calloc(p->ctx, values * sizeof *p->staged);
-    if (!p->axis_rows || !p->is_set || !p->staged) return TT_ERR_MEMORY;
-    for (size_t k = 0; k < axes; k++) p->axis_rows[k] = -1;
+    p->rank.axis_rows = (int64_t *)tt__alloc(p->ctx, sizeof *p->rank.axis_rows * axes);
+    p->rank.input = (unsigned char *)tt__calloc(p->ctx, values);
+    p->rank.staged = (tt__staged *)tt__calloc(p->ctx, values * sizeof *p->rank.staged);
+    if (!p->rank.axis_rows || !p->rank.input || !p->rank.staged) return TT_ERR_MEMORY;
+    for (size_t k = 0; k < axes; k++) p->rank.axis_rows[k] = -1;
     return TT_OK;
 }
 
@@ -9854,7 +9868,7 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 static int64_t tt__actual_rows(const tt_program *p, int32_t id)
 {
     const tt__shape *s = &p->built.t->values[id].shape;
-    return s->axis ? p->axis_rows[s->axis] + s->extra : s->rows;
+    return s->axis ? p->rank.axis_rows[s->axis] + s->extra : s->rows;
 }
 
 /* Parameters that live with another program must have memory there, and still be what this program takes them for. */
@@ -9935,13 +9949,13 @@ tt_status tt_allocate(tt_program *p)
             if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
             bytes += 2 * tt__storage_bytes(x);
         }
-        p->staging = bytes ? (char *)a->kind->backend->allocate_host(a->device, bytes) : NULL;
-        if (bytes && !p->staging) return tt__device_status(p->ctx, a, TT_ERR_MEMORY);
-        char *at = p->staging;
+        p->rank.staging = bytes ? (char *)a->kind->backend->allocate_host(a->device, bytes) : NULL;
+        if (bytes && !p->rank.staging) return tt__device_status(p->ctx, a, TT_ERR_MEMORY);
+        char *at = p->rank.staging;
         for (int32_t v = 1; v < p->built.t->n_values; v++) {
             const tt__value *x = &p->built.t->values[v];
             if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
-            for (int k = 0; k < 2; k++, at += tt__storage_bytes(x)) p->staged[v].buffer[k] = at;
+            for (int k = 0; k < 2; k++, at += tt__storage_bytes(x)) p->rank.staged[v].buffer[k] = at;
         }
     }
     p->ready = true;
@@ -9965,6 +9979,23 @@ static tt__mat tt__resolve(const tt_program *p, int32_t id)
     return m;
 }
 
+static void tt__mark_input(tt_program *p, int32_t v, tt__input_state state)
+{
+    p->rank.inputs_set += (state == TT__SET) - (p->rank.input[v] == TT__SET);
+    p->rank.input[v] = (unsigned char)state;
+}
+
+/* Notes that p writes these bytes of its transient region: inputs of other programs of the arena are lost there. */
+static void tt__overwrite(const tt_program *p, size_t from, size_t bytes)
+{
+    for (tt_program *q = p->arena->programs; q; q = q->next)
+        for (int32_t v = 1; v < q->built.t->n_values && q != p && q->rank.inputs_set; v++) {
+            const tt__value *x = &q->built.t->values[v];
+            if (q->rank.input[v] != TT__SET || x->place == TT__NO_PLACE) continue;
+            if (from < x->place + tt__storage_bytes(x) && x->place < from + bytes) tt__mark_input(q, v, TT__OVERWRITTEN);
+        }
+}
+
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 {
     tt_status status = tt_allocate(p);
@@ -9975,25 +10006,26 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || (!x->shape.axis && rows != x->shape.rows))
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld", (long long)rows, x->name, x->shape.axis ? "1 to " : "", (long long)x->shape.rows);
     if (x->shape.axis) {
-        int64_t *axis = &p->axis_rows[x->shape.axis];
-        bool other = *axis != rows - x->shape.extra, again = p->is_set[v.id];
+        int64_t *axis = &p->rank.axis_rows[x->shape.axis];
+        bool other = *axis != rows - x->shape.extra, again = p->rank.input[v.id] != TT__UNSET;
         for (int32_t k = 1; k < p->built.t->n_values && other; k++) {
-            if (!p->is_set[k] || k == v.id || p->built.t->values[k].shape.axis != x->shape.axis) continue;
-            if (again) p->is_set[k] = false; /* set anew with another number of rows: the rest of its axis must follow */
+            if (p->rank.input[k] != TT__SET || k == v.id || p->built.t->values[k].shape.axis != x->shape.axis) continue;
+            if (again) tt__mark_input(p, k, TT__UNSET); /* set anew with another number of rows: the rest of its axis must follow */
             else
                 return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with %lld on the same axis '%s'", x->name, (long long)rows,
                                 p->built.t->values[k].name, (long long)(*axis + p->built.t->values[k].shape.extra), p->built.t->axes[x->shape.axis].name);
         }
         *axis = rows - x->shape.extra;
     }
-    p->is_set[v.id] = true;
+    tt__mark_input(p, v.id, TT__SET);
     if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
     tt__mat m = tt__resolve(p, v.id);
     const size_t bytes = (size_t)rows * (size_t)m.cols * tt_dtype_bytes(m.dtype);
     const tt__backend *b = p->settings.kind->backend;
-    tt__staged *staged = &p->staged[v.id];
+    tt__staged *staged = &p->rank.staged[v.id];
     p->arena->results_of = NULL; /* an output may have had this place */
-    if (!p->staging) return b->write(p->arena->device, m.data, data, bytes);
+    tt__overwrite(p, x->place, tt__storage_bytes(x));
+    if (!p->rank.staging) return b->write(p->arena->device, m.data, data, bytes);
     staged->now ^= 1;
     status = b->after(p->arena->device, TT__HOST_STREAM, staged->copied[staged->now]);
     if (status == TT_OK) {
@@ -10021,17 +10053,24 @@ tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
     return status;
 }
 
-static void tt__forget_inputs(tt_program *p) { memset(p->is_set, 0, (size_t)p->built.t->n_values); }
+static void tt__forget_inputs(tt_program *p)
+{
+    memset(p->rank.input, TT__UNSET, (size_t)p->built.t->n_values);
+    p->rank.inputs_set = 0;
+}
 
 static tt_status tt__inputs_ready(tt_program *p)
 {
-    for (int k = 0; k < p->built.t->n_code; k++)
+    const tt_tape *t = p->built.t;
+    for (int k = 0; k < t->n_code; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
-            int32_t base = p->built.t->values[p->built.t->code[k].in[j]].base;
-            if (p->built.t->values[base].storage == TT__INPUT && !p->is_set[base]) {
-                tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
-                return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s' was not set before this run: tt_set it each time", p->built.t->values[base].name);
-            }
+            const int32_t base = t->values[t->code[k].in[j]].base;
+            const bool overwritten = p->rank.input[base] == TT__OVERWRITTEN;
+            if (t->values[base].storage != TT__INPUT || p->rank.input[base] == TT__SET) continue;
+            tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, overwritten ? "input '%s' was set, and then overwritten by another "
+                            "program of the same arena: tt_set all inputs right before the run" : "input '%s' was not set "
+                            "before this run: tt_set it each time", t->values[base].name);
         }
     return TT_OK;
 }
@@ -10048,7 +10087,7 @@ static void tt__poison(tt_program *p, int instruction) /* what died here becomes
 static tt__mat tt__on_host(const tt_program *p, int32_t id)
 {
     tt__mat m = tt__resolve(p, id);
-    if (p->staging && id && p->built.t->values[id].storage == TT__INPUT) m.data = p->staged[id].buffer[p->staged[id].now];
+    if (p->rank.staging && id && p->built.t->values[id].storage == TT__INPUT) m.data = p->rank.staged[id].buffer[p->rank.staged[id].now];
     return m;
 }
 
@@ -10129,20 +10168,20 @@ static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
    credit left: runs that come back keep their recordings however many others there are. */
 static tt__recording *tt__recording_of(tt_program *p, tt__segment segment)
 {
-    const size_t all = sizeof *p->axis_rows * (size_t)p->built.t->n_axes, bytes = segment == TT__EACH_MICRO ? all : 0;
+    const size_t all = sizeof *p->rank.axis_rows * (size_t)p->built.t->n_axes, bytes = segment == TT__EACH_MICRO ? all : 0;
     const bool later = segment == TT__EACH_MICRO && p->run.micro > 0;
     for (int k = 0; k < TT__RECORDINGS; k++) {
-        tt__recording *r = &p->recordings[k];
-        if (!r->rows || r->segment != segment || r->later != later || memcmp(r->rows, p->axis_rows, bytes) != 0) continue;
+        tt__recording *r = &p->rank.recordings[k];
+        if (!r->rows || r->segment != segment || r->later != later || memcmp(r->rows, p->rank.axis_rows, bytes) != 0) continue;
         r->credit = (int)tt__min(r->credit + TT__RECORDING_USED, TT__RECORDING_MOST);
         return r;
     }
-    tt__recording *r = &p->recordings[p->next_recording];
-    p->next_recording = (p->next_recording + 1) % TT__RECORDINGS;
+    tt__recording *r = &p->rank.recordings[p->rank.next_recording];
+    p->rank.next_recording = (p->rank.next_recording + 1) % TT__RECORDINGS;
     if (r->credit-- > 0) return NULL;
     if (r->made) p->settings.kind->backend->forget(p->arena->device, r->made);
     if (!r->rows) r->rows = (int64_t *)tt__alloc(p->ctx, all);
-    if (r->rows) memcpy(r->rows, p->axis_rows, all);
+    if (r->rows) memcpy(r->rows, p->rank.axis_rows, all);
     r->made = NULL;
     r->segment = segment;
     r->later = later;
@@ -10184,9 +10223,19 @@ static void tt__record_segment(tt_program *p, tt__launch *l, tt__recording *r)
         if (r->made) b->forget(d, r->made);
         r->made = NULL;
     }
-    p->never_records = true;
+    p->rank.never_records = true;
     tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which this program makes one by one from "
             "now on, more slowly: %s", p->settings.kind->name, b->error(d));
+}
+
+/* Notes what a segment is about to write. */
+static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
+{
+    const int first = tt__segment_first(p->built.t, segment), end = tt__segment_first(p->built.t, segment + 1);
+    for (int k = 0; k < p->built.n_boxes; k++) {
+        const tt__box *box = &p->built.box[k];
+        if (box->first < end && box->last >= first) tt__overwrite(p, box->place, box->bytes);
+    }
 }
 
 /* Runs a segment. A device that can records it when it meets such a run again, and replays that from then on. */
@@ -10208,7 +10257,8 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (status == TT_OK) status = tt__zero_states(p);
     if (segment == TT__EACH_MICRO) p->arena->results_of = NULL;
     if (status == TT_OK) {
-        tt__recording *r = b->capture && !p->never_records ? tt__recording_of(p, segment) : NULL;
+        tt__overwrite_segment(p, segment);
+        tt__recording *r = b->capture && !p->rank.never_records ? tt__recording_of(p, segment) : NULL;
         status = b->begin(d, p->slot, &p->run);
         if (status == TT_OK && r && !r->made) tt__record_segment(p, &l, r);
         if (status == TT_OK) status = r && r->made ? b->replay(d, r->made) : tt__launch_segment(p, &l, segment);

@@ -987,6 +987,318 @@ TEST(memory_budget)
     }
 }
 
+/* ------------------------------------------------------------------------------- programs that share an arena */
+
+/* Bytes of a program's inputs, one after another. Returns how many. */
+static size_t input_bytes(const tt_program *p, unsigned char *to)
+{
+    size_t n = 0;
+    for (int32_t v = 1; v < p->built.t->n_values; v++) {
+        const tt__value *x = &p->built.t->values[v];
+        if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
+        tt__mat m = tt__resolve(p, v);
+        const size_t bytes = (size_t)(m.rows * m.cols) * tt_dtype_bytes(m.dtype);
+        memcpy(to + n, m.data, bytes);
+        n += bytes;
+    }
+    return n;
+}
+
+/* Inputs that another program of the arena has overwritten are never trained on, and no others are refused. */
+TEST(inputs_overwritten_by_another_program)
+{
+    enum { MOST = 4096 };
+    test_allocator a;
+    model m;
+    tt_stats stats;
+    unsigned char was[MOST], is[MOST];
+    int refused = 0, kept = 0;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    REQUIRE(model_params(ctx) && model_record(ctx, &m));
+    tt_value small_input = tt_input(m.t, "small", TT_F32, 1, 2), small = tt_scale(m.t, small_input, 2);
+    tt_program *train = model_compile(&m, true, "32-true", true);
+    REQUIRE(train != NULL);
+    c.share = train;
+    c.train = false;
+    tt_program *eval = tt_compile(m.t, m.loss, &c), *tiny = tt_compile(m.t, small, &c);
+    REQUIRE(eval && tiny && tt_allocate(eval) == TT_OK);
+    float two[2] = {1, 2};
+    for (int k = 0; k < 8; k++) { /* what comes between the inputs and the run that needs them */
+        const bool other = k & 1, runs = k & 2, little = k & 4;
+        REQUIRE(model_set(&m, train, 2 * k) == TT_OK);
+        const size_t n = input_bytes(train, was);
+        REQUIRE(n <= MOST);
+        if (other && little) CHECK(tt_set(tiny, small_input, two, 1) == TT_OK);
+        if (other && !little) CHECK(model_set(&m, eval, 2 * k + 1) == TT_OK);
+        if (other && runs) CHECK(tt_run(little ? tiny : eval, &stats) == TT_OK);
+        const bool same = input_bytes(train, is) == n && memcmp(was, is, n) == 0;
+        const tt_status status = tt_micro_step(train, &stats);
+        if (!same) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "and then overwritten by another program of the same arena");
+        CHECK(same || (status == TT_ERR_ARGUMENT && strstr(tt_error(ctx), "input '")));
+        if (!other) CHECK(same && status == TT_OK);
+        if (status == TT_OK) kept++;
+        else refused++;
+        if (status == TT_OK) CHECK(tt_update(train, 0.01f, &stats) == TT_OK);
+    }
+    CHECK(refused > 0 && kept > 0);
+
+    /* an update overwrites the inputs of an evaluation too */
+    CHECK(model_set(&m, train, 0) == TT_OK && tt_micro_step(train, NULL) == TT_OK && model_set(&m, eval, 1) == TT_OK);
+    const size_t n = input_bytes(eval, was);
+    CHECK(tt_update(train, 0.01f, NULL) == TT_OK);
+    const bool same = input_bytes(eval, is) == n && memcmp(was, is, n) == 0;
+    const tt_status status = tt_run(eval, &stats);
+    CHECK(same || status == TT_ERR_ARGUMENT);
+    CHECK(model_set(&m, eval, 1) == TT_OK && tt_run(eval, &stats) == TT_OK); /* set again, they are there */
+    tt_program_free(eval);
+    CHECK(model_set(&m, train, 1) == TT_OK && tt_set(tiny, small_input, two, 1) == TT_OK);
+    tt_program_free(train);
+    CHECK(tt_run(tiny, &stats) == TT_OK);
+    tt_program_free(tiny);
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* A program that does not fit into an arena that is allocated is refused, whatever its budget; one that fits joins. */
+TEST(sharing_an_allocated_arena)
+{
+    test_allocator a;
+    model m;
+    tt_stats stats;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    REQUIRE(model_params(ctx) && model_record(ctx, &m));
+    c.train = false;
+    tt_program *eval = tt_compile(m.t, m.loss, &c);
+    REQUIRE(eval && tt_allocate(eval) == TT_OK);
+    const size_t held = tt_allocated_bytes(ctx), bytes = tt_program_plan(eval).bytes;
+    c.share = eval;
+    for (int train = 0; train < 2; train++)
+        for (int budget = 0; budget < 2; budget++) {
+            c.train = train;
+            c.memory_budget = budget ? bytes : 0;
+            tt_program *p = tt_compile(m.t, m.loss, &c);
+            CHECK((p != NULL) == !train);
+            if (train) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the arena of `share` is allocated already");
+            if (train) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "compile it before tt_allocate or the first tt_set");
+            if (p) CHECK(p->arena == eval->arena && tt_program_plan(p).bytes == bytes);
+            if (p) CHECK(model_set(&m, p, 1) == TT_OK && tt_run(p, &stats) == TT_OK);
+            if (p) CHECK(tt_program_plan(eval).bytes == bytes && a.live_bytes >= held);
+            tt_program_free(p);
+            CHECK(tt_allocated_bytes(ctx) == held);
+        }
+    tt_program_free(eval);
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* A program that makes a shared arena larger than the budget of another in it is refused. */
+TEST(budget_of_a_shared_arena)
+{
+    test_allocator a;
+    model m;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    REQUIRE(model_params(ctx) && model_record(ctx, &m));
+    c.train = false;
+    tt_program *eval = tt_compile(m.t, m.loss, &c);
+    REQUIRE(eval != NULL);
+    c.memory_budget = tt_program_plan(eval).bytes;
+    tt_program_free(eval);
+    eval = tt_compile(m.t, m.loss, &c);
+    REQUIRE(eval != NULL);
+    const size_t before = tt_allocated_bytes(ctx);
+    c.train = true;
+    c.share = eval;
+    for (int k = 0; k < 2; k++) {
+        c.memory_budget = k ? (size_t)1 << 40 : 0;
+        CHECK(!tt_compile(m.t, m.loss, &c));
+        CHECK_ERROR(ctx, TT_ERR_BUDGET, "for a program that this one shares an arena with");
+        CHECK(tt_allocated_bytes(ctx) == before && tt_program_plan(eval).bytes == eval->arena->budget);
+    }
+    tt_program_free(eval);
+    c.share = NULL;
+    c.memory_budget = 0;
+    tt_program *train = tt_compile(m.t, m.loss, &c);
+    REQUIRE(train != NULL);
+    c.memory_budget = tt_program_plan(train).bytes;
+    tt_program_free(train);
+    train = tt_compile(m.t, m.loss, &c);
+    c.train = false;
+    c.share = train;
+    c.memory_budget = 0;
+    eval = tt_compile(m.t, m.loss, &c); /* no larger than the training */
+    CHECK(train && eval && eval->arena == train->arena);
+    tt_program_free(train);
+    tt_program_free(eval);
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Parameters move to an arena of other dtypes, while a program that takes them for what they were waits to run. */
+TEST(parameters_held_as_another_dtype)
+{
+    test_allocator a;
+    model m;
+    tt_context *ctx = test_open(&a);
+    REQUIRE(model_params(ctx) && model_record(ctx, &m));
+    tt_program *first = model_compile(&m, true, "bf16-true", false), *second = model_compile(&m, false, "bf16-true", false);
+    REQUIRE(first && second);
+    tt_program_free(first); /* never allocated */
+    first = model_compile(&m, true, "32-true", false);
+    REQUIRE(first && tt_allocate(first) == TT_OK);
+    CHECK(tt_allocate(second) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "precision 'bf16-true' needs parameter 'embed.weight' as bf16, but an earlier program holds it as f32");
+    tt_program_free(first);
+    tt_program_free(second);
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* ------------------------------------------------------------------------------------------------------- build */
+
+static bool same_built(const tt__built *a, const tt__built *b)
+{
+    const tt_tape *s = a->t, *t = b->t;
+    bool same = s->n_values == t->n_values && s->n_code == t->n_code && a->n_boxes == b->n_boxes && a->root == b->root;
+    same = same && a->transient == b->transient && a->bound == b->bound && a->peak_at == b->peak_at && a->recorded == b->recorded;
+    for (int k = 0; same && k < s->n_code; k++) {
+        const tt__instr *i = &s->code[k], *j = &t->code[k];
+        same = i->op == j->op && memcmp(i->in, j->in, sizeof i->in) == 0 && memcmp(i->out, j->out, sizeof i->out) == 0 &&
+               i->workspace == j->workspace && i->workspace_place == j->workspace_place && i->random == j->random;
+    }
+    for (int32_t v = 1; same && v < s->n_values; v++) {
+        const tt__value *x = &s->values[v], *y = &t->values[v];
+        same = x->place == y->place && x->shape.rows == y->shape.rows && x->shape.dtype == y->shape.dtype && strcmp(x->name, y->name) == 0;
+    }
+    for (int k = 0; same && k < a->n_boxes; k++)
+        same = a->box[k].place == b->box[k].place && a->box[k].bytes == b->box[k].bytes && a->box[k].value == b->box[k].value;
+    return same;
+}
+
+/* build depends on its arguments alone and changes nothing: any number of choices can be tried. */
+TEST(builds_are_pure)
+{
+    enum { CHOICES = 4 };
+    test_allocator a;
+    model m;
+    tt_context *ctx = test_open(&a);
+    REQUIRE(model_params(ctx) && model_record(ctx, &m));
+    tt_program *program = model_compile(&m, false, "32-true", false); /* whose arena must stay as it is */
+    REQUIRE(program != NULL);
+    const tt__arena arena = *program->arena;
+    for (int precision = 0; precision < 2; precision++) {
+        tt_compile_options o = tt_compile_options_default();
+        tt__settings s;
+        tt__built kept[CHOICES];
+        o.precision = precision ? "bf16-mixed" : "32-true";
+        o.accumulate = precision;
+        REQUIRE(tt__parse_settings(ctx, &o, &s) == TT_OK);
+        const size_t before = tt_allocated_bytes(ctx), values = sizeof *m.t->values * (size_t)m.t->n_values;
+        tt__value *was = (tt__value *)malloc(values);
+        memcpy(was, m.t->values, values);
+        for (int k = 0; k < 30; k++) {
+            tt__choice choice = {(tt__recompute)(k * 7 % CHOICES)};
+            tt__built b;
+            REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
+            if (k < CHOICES) { kept[(int)choice.recompute] = b; continue; }
+            for (int other = 0; other < CHOICES; other++) {
+                const bool alike = same_built(&b, &kept[other]);
+                CHECK(other == (int)choice.recompute ? alike : !alike || kept[other].t->n_code == b.t->n_code);
+            }
+            tt__built_free(ctx, &b);
+        }
+        CHECK(!same_built(&kept[0], &kept[1]) && kept[TT__RECOMPUTE_BLOCKS].t->n_code >= kept[0].t->n_code);
+        for (int k = 0; k < CHOICES; k++) tt__built_free(ctx, &kept[k]);
+        CHECK(tt_allocated_bytes(ctx) == before && memcmp(was, m.t->values, values) == 0);
+        free(was);
+
+        long calls = a.calls, failed = 0; /* each allocation fails in turn */
+        tt__choice choice = {TT__RECOMPUTE_CHEAP};
+        tt__built b;
+        REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
+        tt__built_free(ctx, &b);
+        calls = a.calls - calls;
+        for (long k = 1; k <= calls; k++) {
+            a.fail_at = a.calls + k;
+            CHECK(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_ERR_MEMORY);
+            CHECK(!b.t && !b.box && tt_allocated_bytes(ctx) == before);
+            failed++;
+        }
+        a.fail_at = 0;
+        CHECK(failed == calls && calls > 5);
+    }
+    CHECK(memcmp(&arena, program->arena, sizeof arena) == 0);
+    for (int k = 0; k < ctx->n_params; k++) CHECK(ctx->params[k]->holder == program->arena && !tt__param_memory(ctx->params[k]));
+    tt_program_free(program);
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* All that is wrong with the options is in one message. */
+TEST(options_are_checked_together)
+{
+    test_allocator a;
+    model m;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    REQUIRE(model_params(ctx) && model_record(ctx, &m));
+    static const char *const says[] = {"precision 'int4' is unknown", "matmul 'int8' is unknown", "recompute 'most' is unknown",
+                                       "optimizer options: beta1 2 is not in [0, 1); eps -1 is negative", "device 'abacus' is unknown"};
+    c.precision = "int4";
+    c.matmul = "int8";
+    c.recompute = "most";
+    c.optimizer.beta1 = 2;
+    c.optimizer.eps = -1;
+    c.device = "abacus";
+    CHECK(!tt_compile(m.t, m.loss, &c));
+    for (int k = 0; k < TEST_COUNT(says); k++) CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, says[k]);
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(names_of_devices)
+{
+    test_allocator a;
+    model m;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    REQUIRE(model_params(ctx) && model_record(ctx, &m));
+    static const struct { const char *name, *says; tt_status status; int index; } cases[] = {
+        {"cpu", NULL, TT_OK, 0}, {"cpu:0", NULL, TT_OK, 0}, {"cuda", NULL, TT_OK, 0}, {"cuda:0", NULL, TT_OK, 0},
+        {"cuda:1", NULL, TT_OK, 1}, {"cuda:15", NULL, TT_OK, 15},
+        {"cuda:16", "device 'cuda:16': after 'cuda:' comes a number from 0 to 15", TT_ERR_ARGUMENT, 0},
+        {"cuda:", "comes a number from 0 to 15", TT_ERR_ARGUMENT, 0}, {"cuda:x", "comes a number", TT_ERR_ARGUMENT, 0},
+        {"cuda:1x", "comes a number", TT_ERR_ARGUMENT, 0}, {"cuda:-1", "comes a number", TT_ERR_ARGUMENT, 0},
+        {"cuda:99999999999999999999", "comes a number", TT_ERR_ARGUMENT, 0},
+        {"cpu:1", "device 'cpu:1' is not there: the CPU is one device, cpu", TT_ERR_ARGUMENT, 0},
+        {"cpu*4", "device 'cpu*4': a program runs on one device for now: use cpu", TT_ERR_UNSUPPORTED, 0},
+        {"cuda*8", "a program runs on one device for now: use cuda", TT_ERR_UNSUPPORTED, 0},
+        {"cuda:0,2", "a program runs on one device for now", TT_ERR_UNSUPPORTED, 0},
+        {"cpux", "device 'cpux' is unknown: use cpu or cuda", TT_ERR_UNSUPPORTED, 0},
+        {"gpu:1", "device 'gpu:1' is unknown: use cpu or cuda", TT_ERR_UNSUPPORTED, 0}};
+    for (int k = 0; k < TEST_COUNT(cases); k++) {
+        c.device = cases[k].name;
+        tt_program *p = tt_compile(m.t, m.loss, &c);
+        test__check((p != NULL) == !cases[k].says, __FILE__, __LINE__, cases[k].name);
+        if (cases[k].says) CHECK_ERROR(ctx, cases[k].status, cases[k].says);
+        if (p) CHECK(p->settings.index == cases[k].index && p->arena->index == cases[k].index);
+        tt_program_free(p);
+        if (cases[k].says) CHECK(tt_device_text(ctx, cases[k].name, NULL, 0) == cases[k].status);
+    }
+    c.device = "cuda:1"; /* an arena is on one device */
+    tt_program *other = tt_compile(m.t, m.loss, &c);
+    REQUIRE(other != NULL);
+    c.device = "cuda";
+    c.share = other;
+    CHECK(!tt_compile(m.t, m.loss, &c));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` is a program for device 'cuda:1', and this one is for 'cuda'");
+    tt_program_free(other);
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* ------------------------------------------------------------------------------------------------------ misuse */
 
 TEST(misuse_of_runs)
@@ -1238,7 +1550,9 @@ static const test_case tests[] = {
     TEST_CASE(threads_leave_signals_to_the_host), TEST_CASE(callers_float_mode_changes_no_bit), TEST_CASE(the_cpu_described), TEST_CASE(quotas_of_control_groups),
     TEST_CASE(every_allocation_may_fail), TEST_CASE(closing_with_things_left_warns), TEST_CASE(nothing_is_printed_but_by_the_logger),
     TEST_CASE(initial_values), TEST_CASE(initial_values_too_large_for_f16), TEST_CASE(parameters_are_made_found_set_and_read), TEST_CASE(a_failed_source_can_be_tried_again),
-    TEST_CASE(frozen_parameters_cost_nothing), TEST_CASE(frozen_parameters_keep_their_bits), TEST_CASE(logits_of_a_large_vocabulary), TEST_CASE(memory_budget), TEST_CASE(misuse_of_runs),
+    TEST_CASE(frozen_parameters_cost_nothing), TEST_CASE(frozen_parameters_keep_their_bits), TEST_CASE(logits_of_a_large_vocabulary), TEST_CASE(inputs_overwritten_by_another_program), TEST_CASE(sharing_an_allocated_arena), TEST_CASE(budget_of_a_shared_arena),
+    TEST_CASE(parameters_held_as_another_dtype), TEST_CASE(builds_are_pure), TEST_CASE(options_are_checked_together),
+    TEST_CASE(names_of_devices), TEST_CASE(memory_budget), TEST_CASE(misuse_of_runs),
     TEST_CASE(misuse_of_compile), TEST_CASE(odd_roots_and_unread_inputs), TEST_CASE(parameters_of_a_freed_program), TEST_CASE(numbers_that_are_not_finite),
 };
 
