@@ -1,9 +1,10 @@
-/* tinytrain.h - trains transformers from C                                              MIT license, at the end of the file
+/* tinytrain.h - trains transformers from C                           MIT license, at the end of the file
 
    WHAT IT IS
-     One header that trains transformer models on the CPU: copy it into your project, no other file and no library but libc,
-     libm and pthreads. A training step is a straight-line program that is known before it runs: ops are recorded on a tape,
-     differentiated, rewritten by passes, and placed in one arena whose size is known before anything is allocated.
+     One header that trains transformer models on the CPU: copy it into your project, no other file and no
+     library but libc, libm and pthreads. A training step is a straight-line program that is known before it
+     runs: ops are recorded on a tape, differentiated, rewritten by passes, and placed in one arena whose size
+     is known before anything is allocated.
 
    DO THIS
      In exactly one C or C++ file, before other includes:
@@ -21,20 +22,20 @@
          tt_set(p, x, features, 64), tt_set(p, y, classes, 64);
          tt_step(p, 1e-3f, &stats);
 
-   COMPILE-TIME OPTIONS
-     TINYTRAIN_IMPLEMENTATION    in one file only: the code
-     TINYTRAIN_FILENAME          in that file: the header's name, if you renamed it (it includes itself). Default "tinytrain.h"
-     TINYTRAIN_ALLOW_FAST_MATH   in that file: do not refuse -ffast-math, which breaks NaN checks and rounding
+   COMPILE-TIME OPTIONS, to be defined in the file with the implementation
+     TINYTRAIN_FILENAME         the header's name, if you renamed it, for it includes itself ("tinytrain.h")
+     TINYTRAIN_ALLOW_FAST_MATH  does not refuse -ffast-math, which breaks NaN checks and rounding
      TINYTRAIN_NO_AVX512, TINYTRAIN_NO_AVX2
-                                 in that file: leave these instruction sets out (NO_AVX2: both), for faster debug builds
-     TINYTRAIN_CBLAS             in that file: a CBLAS (<cblas.h>; link one, for example -lopenblas) multiplies matrices of fp32, but
-                                 for those of few rows. Its threads are its own (OpenBLAS: environment OPENBLAS_NUM_THREADS)
-     TINYTRAIN_CUDA              in that file: device "cuda" runs; compile tinytrain_cuda.cu with nvcc and link it, cublasLt and cudart
-     TINYTRAIN_BACKEND           in a file that is a backend, as tinytrain_cuda.cu: what it gets and must have (>>backend)
-     NDEBUG                      in that file: the verifier, which checks the program after each pass, is off by default
-     Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation (-O2); no -march flag
-     is needed: the instruction set is chosen at run time (environment TINYTRAIN_ISA=portable|avx2|avx512|neon forces one), and so is
-     how bf16 matrices are multiplied (TINYTRAIN_BF16=dot|tiles|convert, see tt_context_options.bf16).
+                                leaves these instruction sets out (NO_AVX2: both), for faster debug builds
+     TINYTRAIN_CBLAS            a CBLAS (<cblas.h>; link one, for example -lopenblas) multiplies matrices of
+                                fp32, except those of few rows. Its threads are its own (OPENBLAS_NUM_THREADS)
+     TINYTRAIN_CUDA             device "cuda" runs: compile tinytrain_cuda.cu with nvcc and link it, cublasLt
+                                and cudart
+     NDEBUG                     the verifier, which checks the program after each pass, is off by default
+     A file that is a backend, as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (>>backend).
+     Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation
+     (-O2). No -march flag is needed: the instruction set is chosen at run time, and so is how bf16 matrices
+     are multiplied. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force one (tt_context_options).
 
    VENDORING
      One file      copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation
@@ -52,60 +53,66 @@
                    for itself: it is C.
 
    THREE LEVELS
-     models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or tt_train_batch and
-               tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See examples/distilbert_imdb.c and examples/vit_l16.c.
-     tape      your own model: a struct of tt_param and a function that records ops; tt_compile, tt_set, tt_step, tt_get.
-     ops       a row in TT__OPS (>>backend), its block in >>ops (recorder, shape rule, backward), a CPU kernel (>>cpu), CUDA's
-               (tinytrain_cuda.cu), and one line in each of the two generic tests (tests/test_ops.c).
+     models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or
+               tt_train_batch and tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See
+               examples/distilbert_imdb.c and examples/vit_l16.c.
+     tape      your own model: a struct of tt_param and a function that records ops; tt_compile, tt_set,
+               tt_step, tt_get, tt_program_save.
+     ops       a row in TT__OPS (>>backend), its block in >>ops (recorder, shape rule, backward), a CPU kernel
+               (>>cpu), CUDA's (tinytrain_cuda.cu), and one line in each of the two generic tests
+               (tests/test_ops.c).
 
    ROWS
-     Activations are (rows, width); rows are the tokens of all sequences one after another, without padding. Attention and
-     pooling read seq_start, the first row of each sequence. Rows have a capacity when recorded and a number in each run.
-     What is read of some rows only is computed for these only: tt_gather_rows moves up through ops that work row by row and through
-     the queries of attention. So a classifier that reads [CLS] skips most of its last layer, and gets what all rows would give (up
-     to rounding; in 16 bits, operands of a loss are not rounded).
+     Activations are (rows, width); rows are the tokens of all sequences one after another, without padding.
+     Attention and pooling read seq_start, the first row of each sequence. Rows have a capacity when recorded
+     and a number in each run.
+     What is read of some rows only is computed for these only: tt_gather_rows moves up through ops that work
+     row by row and through the queries of attention. So a classifier that reads [CLS] skips most of its last
+     layer. It gets what all rows would give, up to rounding (in 16 bits, operands of a loss are not rounded).
 
    MEMORY
-     tt_compile says how much a program needs (tt_program_plan, tt_plan_text, tt_plan_svg) and allocates nothing. tt_allocate, or the
-     first tt_set, allocates the arena, exactly that large; a step allocates nothing (but a CBLAS may). What a program would need on
-     another kind of device can be planned without one (tt_compile_options.device). A program that shares another's arena (evaluation)
-     costs the larger of the two, not the sum. Parameters are made in place, in their dtype, from file or
-     generator. A loader tokenizes its texts when it is made, so that a trainer has room for the longest that
-     there are, and no more. The arena is released with the last of its programs and parameters: by tt_close,
-     when parameters live there.
+     tt_compile says how much a program needs (tt_program_plan, tt_plan_text, tt_plan_svg) and allocates
+     nothing. tt_allocate, or the first tt_set, allocates the arena, exactly that large; a step allocates
+     nothing (but a CBLAS may). A program can be planned for a kind of device that is not there
+     (tt_compile_options.device). A program that shares another's arena (evaluation) costs the larger of the
+     two, not the sum. Parameters are made in place, in their dtype, from file or generator. The arena is
+     released with the last of its programs and parameters: by tt_close, when parameters live there.
 
    DETERMINISM
-     The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a restart from a saved
-     state, and for any placement. Random numbers are functions of (seed, step, micro-batch, instruction, element).
-     The caller's floating-point mode (rounding, subnormals to 0) does not matter: the library computes in the default one.
-     Different devices and instruction sets, and dot products or tiles of bf16 against conversion, differ by rounding. With TINYTRAIN_CBLAS all of this is
-     as the library has it.
+     The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a
+     restart from a saved state, for any placement, and whatever the caller's floating-point mode (rounding,
+     subnormals). Random numbers are functions of (seed, step, micro-batch, instruction, element). Different
+     devices and instruction sets, and dot products or tiles of bf16 against conversion, differ by rounding.
+     With TINYTRAIN_CBLAS all of this is as the library has it.
 
    GRADIENTS
-     A loss is a mean over its targets. Over the micro-batches of a step it is the mean over the targets of all of them together.
-     A gradient or loss that is not finite is an error of the step, and the parameters stay as they were.
-     With f16 ("16-mixed", "16-true") the backward starts from a loss scale instead of 1, so that small gradients do not vanish, and the
-     update divides it out again: norms, tt_get_gradient and the optimizer see true gradients. A gradient that is not finite then
-     lowers the scale and skips the update (tt_stats.skipped), which is no error until no scale helps.
+     A loss is a mean over its targets: those of all micro-batches of a step together. A gradient or loss that
+     is not finite is an error of the step, and the parameters stay as they were.
+     With f16 ("16-mixed", "16-true") the backward starts from a loss scale instead of 1, so that small
+     gradients do not vanish, and the update divides it out again: norms, tt_get_gradient and the optimizer
+     see true gradients. A gradient that is not finite then lowers the scale and skips the update
+     (tt_stats.skipped), which is no error until no scale helps.
 
    THREADS
-     A context has a pool of threads that sleep when idle. Use a context from one thread at a time; contexts do not know of each
-     other. A tokenizer may be used by several threads at once.
+     A context has a pool of threads that sleep when idle. Use a context from one thread at a time; contexts
+     do not know of each other. A tokenizer may be used by several threads at once. Threads need 256 KB of
+     stack.
 
    ERRORS
-     Functions return tt_status or NULL; tt_error(ctx) is one sentence that names the culprit and what to do. Nothing here exits,
-     aborts or prints; the default logger writes warnings and errors to stderr.
+     Functions return tt_status or NULL; tt_error(ctx) is one sentence that names the culprit and what to do.
+     Nothing here exits, aborts or prints; the default logger writes warnings and errors to stderr.
 
    LIMITS
-     One device. "cuda" has all ops and needs compute capability 8.0. Matmuls add up in fp32 whatever the dtype of their operands; dot
-     products and tiles of bf16 take subnormals as 0, dot products on Arm round to odd. Threads need 256 KB of stack. Tiles (AMX) are used
-     where Linux lets the process have them: it refuses if a thread has an alternate signal stack too small to save them, and afterwards
-     takes no such stack. Little-endian machines. At most 4 dimensions for parameters, 2 for
-     activations; 2^31 rows. Cross-entropy with 16-bit gradients, or of logits that something else reads too, holds them whole.
+     One device; "cuda" needs compute capability 8.0. Little-endian machines. At most 4 dimensions for
+     parameters, 2 for activations; 2^31 rows. Matrix products add up in fp32 whatever the dtype of their
+     operands; dot products and tiles of bf16 take subnormals as 0, dot products on Arm round to odd. Tiles
+     (AMX) are used where Linux lets the process have them: it refuses if a thread has an alternate signal
+     stack too small to save them, and afterwards takes no such stack. Cross-entropy with 16-bit gradients, or
+     of logits that something else reads too, holds the logits whole.
 
    SECTIONS (search for the tag)
-     >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>context  >>compile  >>run  >>reports
-     >>optim  >>formats  >>models  >>trainer  >>unicode
+     >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>context  >>compile  >>run
+     >>reports  >>optim  >>formats  >>models  >>trainer  >>unicode
      Each stands only on those before it. */
 
 /* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they
@@ -136,8 +143,8 @@ extern "C" {
 
 /* ===========================================================================================================
    PUBLIC API                                                                                            >>api
-   Shapes are written (rows, D): row-major, last dimension contiguous. Sizes are in elements unless a name ends
-   in _bytes. Every function that can fail returns a tt_status (or NULL) and leaves one sentence in tt_error().
+   Shapes are written (rows, D): row-major, last dimension contiguous. Sizes are in elements unless a name
+   ends in _bytes. Functions that can fail return a tt_status (or NULL) and leave a sentence in tt_error().
    ======================================================================================================== */
 
 /* ------------------------------------------------------------------------------------- status and context */
@@ -179,9 +186,8 @@ typedef struct tt_logger {
     void *user;
 } tt_logger;
 
-/* allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. Both are called from
-   one thread at a time per context, except for a loader's background threads, which call them
-   concurrently. */
+/* allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A context makes one
+   call of these at a time, not always from the same thread. */
 typedef struct tt_allocator {
     void *(*allocate)(void *user, size_t bytes, size_t alignment);
     void (*release)(void *user, void *memory, size_t bytes);
@@ -189,8 +195,7 @@ typedef struct tt_allocator {
 } tt_allocator;
 
 /* File access. open: mode 'r' or 'w' (create or truncate), NULL on failure. read/write move exactly n bytes
-   or return false; reads are positioned, writes are sequential.
-   reason() describes the last failure in words. */
+   or return false; reads are positioned, writes are sequential. reason() describes the last failure. */
 typedef struct tt_files {
     void *(*open)(void *user, const char *path, char mode);
     int64_t (*size)(void *user, void *file);
@@ -209,16 +214,16 @@ typedef struct tt_files {
 } tt_files;
 
 typedef struct tt_context_options {
-    int threads;            /* that compute, the caller's included, 0..256; 0: as many as the calling thread may
-                               use by its affinity mask and the CPU quotas of its control groups */
+    int threads;            /* that compute, the caller's included, 0..256; 0: as many as the calling thread
+                               may use by its affinity mask and the CPU quotas of its control groups */
     uint64_t seed;          /* of initialisation, dropout, shuffling, stochastic rounding. Default 1 */
     bool verify;            /* run the verifier after each pass. Default: true unless NDEBUG is defined */
     const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512", "neon"; also the
                                environment's TINYTRAIN_ISA */
     const char *bf16;       /* products of two bf16 matrices: "convert" (to fp32), "dot" (bf16 dot-product
                                instructions), "tiles" (Intel AMX), NULL (the fastest on this CPU model); also
-                               TINYTRAIN_BF16. With the second and third, attention on x86 uses them too, and its
-                               backward rounds its weights and their gradients to bf16 */
+                               TINYTRAIN_BF16. With the second and third, attention on x86 uses them too, and
+                               its backward rounds its weights and their gradients to bf16 */
     tt_logger logger;       /* default: warnings and errors to stderr */
     tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks */
     tt_files files;         /* default: POSIX */
@@ -229,16 +234,16 @@ tt_context_options tt_context_options_default(void);
 /* NULL options: the defaults. NULL result: no memory, no threads, or an isa or bf16 that this CPU has not;
    the logger is told why. */
 tt_context *tt_open(const tt_context_options *options);
-/* frees the parameters too; free programs, tapes and trainers first. NULL is fine. */
+/* Frees the parameters too. Free programs, tapes and trainers first. NULL is fine. */
 void tt_close(tt_context *ctx);
 
 const char *tt_error(const tt_context *ctx); /* the last failure in one sentence; "" if none */
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable" */
-/* bytes now held through the allocator, less 64 for each block */
+/* Returns the bytes now held through the allocator, less 64 for each block. */
 size_t tt_allocated_bytes(const tt_context *ctx);
-/* fp32 FLOP/s of all threads together, measured once in about 30 ms */
+/* Returns fp32 FLOP/s of all threads together, measured once in about 30 ms. */
 double tt_measured_peak(tt_context *ctx);
 
 /* What this machine has of a kind of device ("cpu", "cuda"; NULL: as tt_compile_options.device), which of it
@@ -269,10 +274,10 @@ const char *tt_param_name(const tt_param *p);
 int tt_param_ndim(const tt_param *p);
 const int64_t *tt_param_dims(const tt_param *p);
 int64_t tt_param_size(const tt_param *p);
-tt_status tt_param_set(tt_param *p, const float *values);      /* tt_param_size floats, copied */
-/* tt_param_size floats, converted from its dtype */
+/* Both take tt_param_size floats, converted to and from its dtype. */
+tt_status tt_param_set(tt_param *p, const float *values);
 tt_status tt_param_get(const tt_param *p, float *values);
-tt_param *tt_param_find(tt_context *ctx, const char *name);    /* NULL if there is none */
+tt_param *tt_param_find(tt_context *ctx, const char *name); /* NULL if there is none */
 
 /* Marks the parameters whose name matches a pattern ('*' any run of characters, '?' one) as frozen or
    trainable. A frozen parameter takes no gradient, no optimizer state and no backward work in programs
@@ -290,7 +295,7 @@ void tt_tape_free(tt_tape *t);
 /* Ops never fail at once: the first wrong shape marks the tape, later ops do nothing, and tt_compile returns
    the error. tt_tape_status tells earlier. */
 tt_status tt_tape_status(const tt_tape *t);
-/* names v in plans and errors */
+/* Names v in plans and errors. */
 void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4);
 int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 where the tape has no such value */
 int64_t tt_value_width(const tt_tape *t, tt_value v);
@@ -300,17 +305,16 @@ int64_t tt_value_width(const tt_tape *t, tt_value v);
 int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity);
 
 tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width);
-/* i32 (seqs + 1, 1): first row of each sequence, then the number of rows; strictly increasing */
+/* An input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows; strictly rising. */
 tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs);
 tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand: 1-D (n) is (1, n) */
 void tt_output(tt_tape *t, tt_value v); /* keep v until the end of a run, for tt_get */
-/* v ends a block of the model: tt_compile_options.recompute "blocks" keeps it */
+/* Says that v ends a block of the model: tt_compile_options.recompute "blocks" keeps it. */
 void tt_block_end(tt_tape *t, tt_value v);
 
 /* y = x W^T + b.  x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
-/* ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails the run, naming its
-   row. */
+/* ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails the run and is named. */
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
 /* (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016).  x (rows, D), w (D), b (D) or NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
@@ -339,7 +343,7 @@ tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value s
                       const tt_attention_options *o);
 
 tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index); /* x (rows, D), index i32 (n, 1) -> (n, D) */
-/* (rows, D) -> (seqs, D), mean of each sequence */
+/* x (rows, D) -> (seqs, D), the mean of each sequence. */
 tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start);
 /* x with `row` in the rows that index lists: class and mask tokens. x (rows, D), index i32 (n, 1), row (D) ->
    (rows, D) */
@@ -348,8 +352,7 @@ tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row);
 typedef struct tt_patch_options {
     int height, width, channels; /* of the images; channels 1..4 */
     int patch;                   /* side of a patch, divides height and width */
-    float mean[4], std[4];       /* of each channel: patches hold (pixel / 255 - mean) / std. Default 0.5,
-                                    0.5 */
+    float mean[4], std[4];       /* of each channel: patches hold (pixel / 255 - mean) / std. Default 0.5 */
 } tt_patch_options;
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
 
@@ -360,7 +363,7 @@ tt_patch_options tt_patch_options_default(int height, int width, int channels, i
    -> (rows, channels * patch * patch), in the order channel, y, x (that of a convolution's weight). */
 tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start,
                     const tt_patch_options *o);
-/* columns [from, from + width): a view */
+/* A view of the columns [from, from + width). */
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width);
 /* a view; same number of elements, fixed rows, or whole rows of an axis (rows = that axis and the same
    width) */
@@ -400,10 +403,9 @@ tt_optimizer_options tt_optimizer_options_default(void);
 typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_kind;
 
 typedef struct tt_schedule {
-    tt_schedule_kind kind; /* after the warm-up: constant; linearly, or along half a cosine, to min_lr at
-                              total_steps */
-    float lr;              /* the peak */
-    float min_lr;
+    tt_schedule_kind kind;
+    float lr, min_lr;      /* after the warm-up lr is constant, or falls to min_lr, linearly or along a
+                              cosine */
     int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps (as transformers does) */
     int64_t total_steps;   /* of warm-up and decay together */
 } tt_schedule;
@@ -412,61 +414,51 @@ float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 
 /* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), with PyTorch's names and
    defaults (GradScaler). All three numbers are powers of two, so that scaling is exact. */
 typedef struct tt_loss_scale {
-    float init;            /* what the backward of the first step starts from. 1..2^40, default 65536 */
-    float growth;          /* its factor after `interval` steps without overflow, up to 2^40. >= 1, default
-                              2 */
-    float backoff;         /* its factor after a step that overflowed. Below 1, default 0.5. A scale below 1
-                              is an error */
-    int interval;          /* >= 1, default 2000 */
+    float init;    /* what the backward of the first step starts from. 1..2^40, default 65536 */
+    float growth;  /* its factor after `interval` steps without overflow, up to 2^40. >= 1, default 2 */
+    float backoff; /* its factor after an overflow, below 1. Default 0.5. A scale below 1 is an error */
+    int interval;  /* >= 1, default 2000 */
 } tt_loss_scale;
 tt_loss_scale tt_loss_scale_default(void);
 
 /* ----------------------------------------------------------------------------------------------- programs */
 
 typedef struct tt_compile_options {
-    bool train;                     /* default true: backward and update; false: forward only, dropout off */
-    const char *precision;          /* "32-true" (default); "bf16-mixed" (bf16 activations and matmuls; fp32
-                                       weights, their gradients and optimizer state); "bf16-true" (bf16
-                                       weights, gradients and optimizer state, stochastic rounding);
-                                       "16-mixed", "16-true": as these with f16 and loss scaling, but that the
-                                       optimizer state of "16-true" is bf16, with stochastic rounding: Adam's
-                                       v is often less than f16 can hold */
-    const char *residual;           /* mixed precisions: sums of residual additions, what flows into the first
-                                       of them, and their gradients. "f32", as PyTorch's autocast has them,
-                                       "16-bit". NULL (default): "f32" with "16-mixed", whose range such sums
-                                       could leave, "16-bit" with "bf16-mixed". Results of norms, activations
-                                       and attention are 16-bit in any case */
-    const char *matmul;             /* products of matrices: "fp32" (default), or what device "cuda" may round
-                                       their operands to. "tf32": of fp32 matrices, 10 bits of mantissa (as
-                                       PyTorch's set_float32_matmul_precision("high")); where that is not to
-                                       be had, on the CPU for one, and in attention, they are as exact as with
-                                       "fp32". "fp8": of linear layers with 16-bit operands and widths that
-                                       are multiples of 16, E4M3, gradients E5M2, each matrix scaled by the
-                                       power of two that its largest number allows (Micikevicius et al.: "FP8
-                                       formats for deep learning", 2022); device "cuda" of compute capability
-                                       8.9. Sums are fp32 with all of them */
-    tt_loss_scale loss_scale;       /* read with "16-mixed" and "16-true" only */
-    const char *recompute;          /* what the backward computes again instead of keeping it, for the same
-                                       bits (on "cuda", those of a tanh-GELU after a linear layer differ by
-                                       rounding: cuBLASLt computes it in the product). "none"; "cheap"
-                                       (default): results of layer norm, GELU and SiLU, and 16-bit copies of
-                                       weights, at no matrix products; "attention": its results too; "blocks":
-                                       whatever the backward reads of the blocks that tt_block_end marks, but
-                                       for the last, with which the backward begins (Chen et al., "Training
-                                       deep nets with sublinear memory cost", 2016) */
-    bool accumulate;                /* steps of several micro-batches: gradients persist between them. Default
-                                       false */
+    bool train; /* default true: backward and update; false: forward only, dropout off */
+    /* "32-true" (default); "bf16-mixed" (bf16 activations and matmuls; fp32 weights, their gradients and
+       optimizer state); "bf16-true" (bf16 weights, gradients and optimizer state, stochastic rounding);
+       "16-mixed", "16-true": the same with f16 and loss scaling, but the optimizer state of "16-true" is
+       bf16, with stochastic rounding, because Adam's v is often less than f16 can hold. */
+    const char *precision;
+    /* Dtype of residual sums, of what flows into the first of them, and of their gradients, in mixed
+       precisions: "f32" (as PyTorch's autocast) or "16-bit". NULL (default): "f32" with "16-mixed", whose
+       range such sums could leave, "16-bit" with "bf16-mixed". Results of norms, activations and attention
+       are 16-bit in any case. */
+    const char *residual;
+    /* What device "cuda" may round operands of matrix products to; sums are fp32. "fp32" (default): nothing
+       less. "tf32": 10 bits of mantissa, of fp32 matrices (as PyTorch's
+       set_float32_matmul_precision("high")), except in attention; other devices take it as "fp32". "fp8":
+       E4M3, gradients E5M2, each matrix scaled by the power of two that its largest number allows
+       (Micikevicius et al.: "FP8 formats for deep learning", 2022), in linear layers with 16-bit operands and
+       widths that are multiples of 16; needs "cuda" of compute capability 8.9. */
+    const char *matmul;
+    tt_loss_scale loss_scale; /* read with "16-mixed" and "16-true" only */
+    /* What the backward computes again instead of keeping it, for the same bits (on "cuda", those of a
+       tanh-GELU after a linear layer differ by rounding: cuBLASLt computes it in the product). "none";
+       "cheap" (default): results of layer norm, GELU and SiLU, and 16-bit copies of weights, at no matrix
+       products; "attention": its results too; "blocks": whatever the backward reads of the blocks that
+       tt_block_end marks, except the last, with which the backward begins (Chen et al., "Training deep nets
+       with sublinear memory cost", 2016). */
+    const char *recompute;
+    bool accumulate; /* steps of several micro-batches: gradients persist between them. Default false */
     tt_optimizer_options optimizer;
-    size_t memory_budget;           /* bytes; tt_compile fails with TT_ERR_BUDGET if the plan needs more. 0:
-                                       no limit */
-    const char *device;             /* kind of device: "cpu" or "cuda"; NULL, the default: what the
-                                       environment's TINYTRAIN_DEVICE says, else "cpu". A program for one that
-                                       this build cannot run is there to be planned: it takes no part of the
-                                       parameters' memory, its plan counts them whole, and tt_allocate, tt_set
-                                       and runs fail with TT_ERR_UNSUPPORTED. TT_ERR_DEVICE from these: the
-                                       device is not there, or failed */
-    tt_program *share;              /* a program that never runs at the same time: use its arena. Of the same
-                                       device. Default NULL */
+    size_t memory_budget; /* bytes; a plan that needs more fails with TT_ERR_BUDGET. 0: no limit */
+    /* Kind of device: "cpu" or "cuda"; NULL (default): what TINYTRAIN_DEVICE in the environment says, else
+       "cpu". A program for a kind that this build cannot run is there to be planned: its plan counts the
+       parameters whole, but it takes no part of their memory, and tt_allocate, tt_set and runs fail with
+       TT_ERR_UNSUPPORTED (or TT_ERR_DEVICE, where the device is not there or failed). */
+    const char *device;
+    tt_program *share; /* whose arena to use: a program of the same device that never runs at the same time */
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
 
@@ -483,43 +475,37 @@ typedef enum tt_category {
 const char *tt_category_name(tt_category c);
 
 typedef struct tt_plan {
-    const char *device;                     /* the kind that it is for: "cpu", "cuda" */
-    size_t bytes;                           /* the arena: exactly this much is allocated */
-    size_t persistent_bytes;                /* parameters, optimizer state, accumulated gradients, resident
-                                               workspace */
-    size_t init_bytes;                      /* in use while parameters are initialised or loaded: they, the
-                                               resident workspace and the buffer that they stream through. Of
-                                               the arena, allocated in one piece, nothing else is touched
-                                               before the first step */
-    size_t lower_bound_bytes;               /* largest sum of bytes live at one instruction: no placement
-                                               needs less */
-    size_t at_peak[TT_MEM_CATEGORIES];      /* bytes live at the peak instruction, by category */
-    int peak_instruction;                   /* its number ... */
-    char peak_name[96];                     /* ... and what it is: "attention_backward layer.3" */
+    const char *device;                /* the kind that it is for: "cpu", "cuda" */
+    size_t bytes;                      /* the arena: exactly this much is allocated */
+    size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
+    /* In use while parameters are initialised or loaded: they, the resident workspace and the buffer that
+       they stream through. Nothing else of the arena is touched before the first step. */
+    size_t init_bytes;
+    size_t lower_bound_bytes;          /* live at one instruction, at most: no placement needs less */
+    size_t at_peak[TT_MEM_CATEGORIES]; /* bytes live at the peak instruction, by category */
+    int peak_instruction;              /* its number ... */
+    char peak_name[96];                /* ... and what it is: "attention_backward layer.3" */
     int instructions, values;
-    double flops;                           /* of matmuls and attention in one run at full capacity */
-    double extra_flops;                     /* of these, what is computed again */
+    double flops;                      /* of matmuls and attention in one run at full capacity */
+    double extra_flops;                /* of these, what is computed again */
 } tt_plan;
 tt_plan tt_program_plan(const tt_program *p); /* works before anything is allocated */
 
-/* a storage: what works in place on another's, or views it, is no second one */
+/* A storage. Values that view it, or work in place on it, share it. */
 typedef struct tt_plan_value {
-    const char *name;       /* of the value that it holds at the peak; of a workspace, the op's. As long as
-                               the program */
+    const char *name; /* of the value that it holds at the peak, or of the op whose workspace it is */
     tt_category category;
     size_t bytes;
-    int first, last;        /* the instructions from which to which it is occupied */
+    int first, last;  /* the instructions from which to which it is occupied */
 } tt_plan_value;
 /* What lives at the peak instruction, largest first: at most `capacity` into `to`. Returns how many there
-   are; their bytes add up to tt_plan.at_peak. */
+   are; their bytes add up to tt_plan.at_peak. Names live as long as the program. */
 int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity);
 /* The plan as text, some lines, into `to` (always terminated). Returns the length it has or would have. */
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity);
-/* The same as a picture: an SVG of the bytes in use at each instruction, by category. Returns the length as
-   tt_plan_text does; 0 when out of memory. */
+/* An SVG of the bytes in use at each instruction, by category. Returns as tt_plan_text; 0: out of memory. */
 size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity);
-/* One line per instruction: op, name, operands with dtype, shape and offset. Returns the length as
-   tt_plan_text does. */
+/* A line per instruction: op, name, operands with dtype, shape and offset. Returns as tt_plan_text. */
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
 /* Allocates the arena and fills the parameters. tt_set and the runs do it when it has not been done. */
@@ -533,8 +519,7 @@ typedef struct tt_input_info {
     tt_value value;
     tt_dtype dtype;
     int64_t rows, width; /* rows: the capacity, or the only number there may be */
-    int axis;            /* inputs of one axis have as many rows as each other (tt_seq_start: one more); 0:
-                            `rows` */
+    int axis;            /* inputs of one axis have equally many rows (tt_seq_start: one more); 0: `rows` */
     bool read;           /* false: nothing reads it, and it need not be set */
 } tt_input_info;
 /* The inputs in the order in which they were recorded: at most `capacity` into `to`. Returns how many there
@@ -561,8 +546,7 @@ typedef struct tt_stats {
    fall below 1. stats may be NULL. */
 tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
 /* The same in parts, for programs compiled with `accumulate`: tt_micro_step once per micro-batch, then
-   tt_update, which divides by the targets of all of them together, so 4 micro-batches of 4 equal one of
-   16. */
+   tt_update, which divides by the targets of all together, so that 4 micro-batches of 4 equal one of 16. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
 /* After tt_micro_step and before tt_update: the gradient of p (tt_param_size floats), of the mean over the
@@ -570,7 +554,7 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 /* Forward only (programs with train = false). */
 tt_status tt_run(tt_program *p, tt_stats *stats);
-/* optimizer steps done: those skipped by loss scaling are not */
+/* Returns the optimizer steps done; those skipped by loss scaling are not counted. */
 int64_t tt_program_steps(const tt_program *p);
 
 /* The whole state of a program that trains, in one safetensors file: parameters by their names, the
@@ -603,7 +587,7 @@ void tt_safetensors_close(tt_safetensors *s);
 int tt_safetensors_count(const tt_safetensors *s);
 const tt_tensor_info *tt_safetensors_info(const tt_safetensors *s, int i);
 int tt_safetensors_find(const tt_safetensors *s, const char *name);       /* -1 if absent */
-/* of "__metadata__"; NULL if absent */
+/* Returns the value of a key of "__metadata__"; NULL if absent. */
 const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key);
 /* Reads n of a tensor's bytes, which are little-endian, from byte `first` on. All reads fail with
    TT_ERR_FILE, and name the file and the byte, if another program has cut the file off meanwhile. */
@@ -622,7 +606,7 @@ typedef struct tt_safetensors_writer tt_safetensors_writer;
 tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors,
                                             int count, const char *const *metadata);
 tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size_t n);
-/* frees w in any case; fails if bytes are missing or were too many */
+/* Frees w in any case; fails if bytes are missing or were too many. */
 tt_status tt_safetensors_end(tt_safetensors_writer *w);
 
 /* ---------------------------------------------------------------------------------------------- tokenizer */
@@ -709,21 +693,18 @@ typedef struct tt_image_source {
        loader's threads call read and release, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
     void (*release)(void *user, tt_image *image); /* what read gave, soon after. May be NULL */
-    const char *(*name)(void *user, int64_t index); /* of an image in an error, such as its path. NULL: its
-                                                       number */
+    const char *(*name)(void *user, int64_t index); /* for errors, such as a path. NULL: its number */
     void *user;
-    int height, width, channels; /* of every image: options that do not fit are refused when a loader is made.
-                                    0: not known before an image is read */
+    int height, width, channels; /* of every image, to refuse options that do not fit; 0: not known before */
 } tt_image_source;
-/* examples/datasets.h: CIFAR-10's */
+/* examples/datasets.h reads CIFAR-10 with it. */
 tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
 
-/* Moves n texts or images out of d into a new dataset: of each class its share, chosen by the context's
-   seed. */
+/* Moves n texts or images out of d into a new dataset: of each class its share, by the context's seed. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
-/* a NUL behind it; bytes may be NULL. "" of images */
+/* Returns a text with a NUL behind it, "" of an image. bytes may be NULL. */
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
@@ -818,7 +799,7 @@ tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenize
 tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image,
                                const tt_loader_options *o);
 void tt_loader_free(tt_loader *l); /* at any time: stops its threads */
-int64_t tt_loader_steps(const tt_loader *l);                   /* steps of an epoch */
+int64_t tt_loader_steps(const tt_loader *l); /* steps of an epoch */
 /* What a trainer must have room for, by the texts that there are: max_seqs, max_tokens (of the max_seqs
    longest texts; 0 of images) and accumulate (a step may have several micro-batches) of tt_train_options. A
    trainer for several loaders needs the largest. */
@@ -827,11 +808,9 @@ int tt_loader_max_tokens(const tt_loader *l);
 bool tt_loader_accumulates(const tt_loader *l);
 int tt_loader_longest(const tt_loader *l); /* tokens of the longest text before it is cut; 0: images */
 int64_t tt_loader_cut(const tt_loader *l); /* texts that are cut, as they are longer than max_length */
-/* Goes to step `step` of epoch `epoch` (both from 0); order and contents depend on (seed, epoch, step)
-   alone. */
+/* Goes to a step of an epoch (both from 0); order and contents depend on (seed, epoch, step) alone. */
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
-/* The next micro-batch; false at the end of the epoch (then seek on; tt_error_code is TT_OK) and on error (it
-   is not). */
+/* The next micro-batch; false at the end of the epoch (tt_error_code is TT_OK: seek on) and on error. */
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
 double tt_loader_waited(const tt_loader *l); /* seconds that tt_loader_next has waited for images */
 /* The loader as a trainer's source, as long as the loader lives; NULL for NULL. */
@@ -848,7 +827,7 @@ typedef struct tt_metric {
     double (*of)(const tt_stats *s);
     bool lower_is_better;
 } tt_metric;
-/* "accuracy": the share of the targets that was predicted right (cross-entropy) */
+/* "accuracy": the share of the targets that was predicted right (cross-entropy). */
 tt_metric tt_accuracy(void);
 tt_metric tt_perplexity(void); /* "perplexity": exp(loss). Lower is better */
 
@@ -886,7 +865,7 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
 /* BERT (Devlin et al. 2019), DistilBERT (Sanh et al. 2019), MiniLM (Wang et al. 2020): one encoder, two
    spellings. Parameters carry the names of transformers' (Distil)BertForSequenceClassification. */
 typedef struct tt_bert_config {
-    bool distil;              /* DistilBERT's names and head (pre_classifier, ReLU); else BERT's (pooler,
+    bool distil;              /* DistilBERT's names and head (pre_classifier, ReLU), not BERT's (pooler,
                                  tanh) */
     int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
     int type_vocab_size;      /* 0: no token types */
@@ -911,16 +890,14 @@ typedef struct tt_bert {
     tt_bert_config config;
     /* what `config` and config.json's id2label say: (classes), UTF-8 */
     char activation[32], (*class_names)[64];
-    tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
-                                               hidden) */
+    tt_param *word, *position, *type;       /* (vocab, max_positions and type_vocab, hidden) */
     tt_param *norm_w, *norm_b;
     tt_bert_layer *layer;
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes) */
 } tt_bert;
 
-/* Creates the parameters, to be initialised as transformers does (normal, initializer_range; norms 1, biases
-   0). */
+/* Creates the parameters, which begin as in transformers (normal, initializer_range; norms 1, biases 0). */
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* From a Hugging Face folder: config.json and model.safetensors (with or without the "bert."/"distilbert."
    prefix). Tensors stream into place when a program is allocated. classes 0: as config.json says. When the
@@ -934,9 +911,8 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* -> (rows, hidden) */
+/* The last hidden states (rows, hidden), and the logits (seqs, classes). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
-/* -> (seqs, classes) */
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* As a trainer sees it: the mean cross-entropy of the classes that "labels" tell. m must stay. */
 tt_model tt_bert_classifier(const tt_bert *m);
@@ -951,8 +927,7 @@ typedef struct tt_vit_config {
     float layer_norm_eps, initializer_range;
     float dropout;            /* of embeddings and residual branches. Default 0 */
     float attention_dropout;  /* default 0 */
-    float mean[4], std[4];    /* of each channel; the model sees (pixel / 255 - mean) / std. Default 0.5,
-                                 0.5 */
+    float mean[4], std[4];    /* of each channel; the model sees (pixel / 255 - mean) / std. Default 0.5 */
 } tt_vit_config;
 /* size "Ti/16", "S/16", "B/16", "L/16", "H/14" or with another patch size: images of 224 x 224, 1000 classes.
    Another size is 0 and refused by tt_vit_new. */
@@ -968,16 +943,14 @@ typedef struct tt_vit {
     tt_vit_config config;
     /* what `config` and config.json's id2label say: (classes), UTF-8 */
     char activation[32], (*class_names)[64];
-    bool torchvision;                       /* tt_vit_save spells names as torchvision does: as the loaded
-                                               file did */
+    bool torchvision;                       /* names are spelled as by torchvision, as in the loaded file */
     tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden) */
     tt_param *token, *position;             /* (hidden), (1 + patches, hidden) */
     tt_vit_layer *layer;
     tt_param *norm_w, *norm_b, *classifier_w, *classifier_b;
 } tt_vit;
 
-/* Creates the parameters, to be initialised as transformers does (normal, initializer_range; norms 1, biases
-   0). */
+/* As tt_bert_new. */
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
 /* path: a folder with model.safetensors, or a .safetensors file; config.json and preprocessor_config.json are
    read if they are in that folder. The names of tensors are those of transformers (with or without "vit.") or
@@ -991,9 +964,8 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
 void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes */
 
-/* -> (rows, hidden) */
+/* The last hidden states (rows, hidden), and the logits (seqs, classes). */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
-/* -> (seqs, classes) */
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
 
@@ -1026,14 +998,14 @@ typedef struct tt_trainer tt_trainer;
    options are reported in one message. Nothing is allocated yet. NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
-/* the training program (or the only one): for plans */
+/* Returns the training program (or the only one), for its plan. */
 const tt_program *tt_trainer_program(const tt_trainer *t);
-/* optimizer steps done: those skipped by loss scaling are not */
+/* Returns the optimizer steps done; those skipped by loss scaling are not counted. */
 int64_t tt_trainer_steps(const tt_trainer *t);
 int64_t tt_trainer_saved_steps(const tt_trainer *t);       /* steps done in the state that was last saved or
                                                               loaded, here or by tt_fit, from which a resumed
                                                               run goes on; -1: there is none */
-/* of the next step: the schedule at tt_trainer_steps, so that a skipped step does not move it */
+/* Returns that of the next step: the schedule at tt_trainer_steps, which a skipped step does not move. */
 float tt_trainer_lr(const tt_trainer *t);
 
 /* Forward and backward of a micro-batch, and the update when it is the last of its step (then *updated is
