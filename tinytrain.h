@@ -810,8 +810,10 @@ int tt_loader_longest(const tt_loader *l); /* tokens of the longest text before 
 int64_t tt_loader_cut(const tt_loader *l); /* texts that are cut, as they are longer than max_length */
 /* Goes to a step of an epoch (both from 0); order and contents depend on (seed, epoch, step) alone. */
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
-/* The next micro-batch; false at the end of the epoch (tt_error_code is TT_OK: seek on) and on error. */
+/* Gives the next micro-batch. Returns false at the end of the epoch, where tt_loader_status is TT_OK and one
+   seeks on, and on an error, which tt_loader_status returns then. */
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
+tt_status tt_loader_status(const tt_loader *l); /* of the last tt_loader_next */
 double tt_loader_waited(const tt_loader *l); /* seconds that tt_loader_next has waited for images */
 /* The loader as a trainer's source, as long as the loader lives; NULL for NULL. */
 const tt_source *tt_loader_source(tt_loader *l);
@@ -13174,6 +13176,7 @@ struct tt_loader {
     int64_t window_at, window_steps; /* the window that `sorted` and `step_order` hold; steps of every window */
     uint32_t *sorted, *step_order;
     int in_step;                   /* sequences of the step that were handed out */
+    tt_status status;              /* of the last tt_loader_next */
     double waited;
     int32_t *ids, *positions, *types, *seq_start, *labels;
     int64_t *index;
@@ -13383,8 +13386,9 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
         const tt_image_source *source = &l->d->source;
         uint32_t index = l->order[first + slot->failed];
         const char *name = source->name ? source->name(source->user, l->d->examples[index].number) : NULL;
-        if (name) tt__fail(l->ctx, slot->status, "loader: image '%.500s': %s", name, slot->why);
-        else tt__fail(l->ctx, slot->status, "loader: image %lld: %s", (long long)l->d->examples[index].number, slot->why);
+        long long number = l->d->examples[index].number;
+        l->status = name ? tt__fail(l->ctx, slot->status, "loader: image '%.500s': %s", name, slot->why)
+                         : tt__fail(l->ctx, slot->status, "loader: image %lld: %s", number, slot->why);
         return false;
     }
     for (int i = 0; i < seqs; i++) {
@@ -13587,6 +13591,7 @@ bool tt_loader_accumulates(const tt_loader *l) { return l->accumulates; }
 int tt_loader_longest(const tt_loader *l) { return l->longest; }
 int64_t tt_loader_cut(const tt_loader *l) { return l->cut; }
 double tt_loader_waited(const tt_loader *l) { return l->waited; }
+tt_status tt_loader_status(const tt_loader *l) { return l->status; }
 
 static tt_status tt__loader_source_seek(void *self, int64_t epoch, int64_t step)
 {
@@ -13597,7 +13602,7 @@ static tt_status tt__loader_source_next(void *self, tt_batch *batch, bool *more)
 {
     tt_loader *l = (tt_loader *)self;
     *more = tt_loader_next(l, batch);
-    return *more ? TT_OK : l->ctx->status;
+    return l->status;
 }
 
 /* Of labels, and of the tokens of texts. */
@@ -13671,8 +13676,7 @@ static void tt__loader_window(tt_loader *l, int64_t window)
 bool tt_loader_next(tt_loader *l, tt_batch *batch)
 {
     memset(batch, 0, sizeof *batch);
-    l->ctx->status = TT_OK; /* so that the end of the epoch is told apart from an error */
-    l->ctx->error[0] = 0;
+    l->status = TT_OK;
     if (l->step >= l->steps) return false;
     if (l->ring) return tt__image_next(l, batch);
     int64_t window = l->step / l->window_steps;

@@ -48,7 +48,7 @@ static tt_loader *loader(tt_context *ctx, const tt_dataset *d, int side, int bat
 static void next(tt_context *ctx, tt_loader *l, tt_batch *b, int64_t *epoch)
 {
     while (!tt_loader_next(l, b))
-        if (tt_error_code(ctx) != TT_OK || tt_loader_seek(l, ++*epoch, 0) != TT_OK) bench_die("%s", tt_error(ctx));
+        if (tt_loader_status(l) != TT_OK || tt_loader_seek(l, ++*epoch, 0) != TT_OK) bench_die("%s", tt_error(ctx));
 }
 
 /* delivered: images a second of that thread alone. */

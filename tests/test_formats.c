@@ -1195,7 +1195,7 @@ typedef struct epoch_log { int micro, steps, seqs; int64_t *index; int *step_of;
 static void log_free(epoch_log *log) { free(log->index); free(log->step_of); free(log->micro_of); }
 
 /* Reads to the end of the epoch and checks every batch by itself. */
-static epoch_log read_epoch(tt_context *ctx, tt_loader *l, const tt_dataset *d, const tt_tokenizer *k, const tt_loader_options *o, int64_t epoch, int64_t step)
+static epoch_log read_epoch(tt_loader *l, const tt_dataset *d, const tt_tokenizer *k, const tt_loader_options *o, int64_t epoch, int64_t step)
 {
     epoch_log log = {0, 0, 0, NULL, NULL, NULL};
     tt_batch b;
@@ -1222,7 +1222,7 @@ static epoch_log read_epoch(tt_context *ctx, tt_loader *l, const tt_dataset *d, 
         log.micro++;
         log.steps += b.last_of_step;
     }
-    CHECK(tt_error_code(ctx) == TT_OK && !tt_loader_next(l, &b));
+    CHECK(tt_loader_status(l) == TT_OK && !tt_loader_next(l, &b));
     return log;
 }
 
@@ -1248,7 +1248,7 @@ TEST(loader_batches)
                 REQUIRE(l);
                 int expected = o.drop_last ? N / o.batch : (N + o.batch - 1) / o.batch, used = o.drop_last ? N / o.batch * o.batch : N, seen[N] = {0};
                 CHECK(tt_loader_steps(l) == expected);
-                epoch_log e = read_epoch(ctx, l, d, k, &o, 0, 0);
+                epoch_log e = read_epoch(l, d, k, &o, 0, 0);
                 CHECK(e.steps == expected && e.seqs == used);
                 for (int i = 0; i < e.seqs; i++) {
                     CHECK(!seen[e.index[i]]++);
@@ -1267,12 +1267,12 @@ TEST(loader_batches)
                     CHECK(first.seqs == e.seqs && first.micro == e.micro && memcmp(first.index, e.index, (size_t)e.seqs * sizeof *e.index) == 0 && memcmp(first.micro_of, e.micro_of, (size_t)e.seqs * sizeof(int)) == 0);
                     log_free(&e);
                 }
-                epoch_log second = read_epoch(ctx, l, d, k, &o, 1, 0), again = read_epoch(ctx, l, d, k, &o, 0, 0);
+                epoch_log second = read_epoch(l, d, k, &o, 1, 0), again = read_epoch(l, d, k, &o, 0, 0);
                 CHECK(again.micro == first.micro && memcmp(first.index, again.index, (size_t)first.seqs * sizeof *first.index) == 0);
                 if (shuffle && o.batch < 100) CHECK(memcmp(first.index, second.index, (size_t)first.seqs * sizeof *first.index) != 0);
                 log_free(&again);
                 for (int step = expected; step >= 0; step -= 2) { /* seek equals reading */
-                    epoch_log rest = read_epoch(ctx, l, d, k, &o, 1, step);
+                    epoch_log rest = read_epoch(l, d, k, &o, 1, step);
                     int skip = step * o.batch < second.seqs ? step * o.batch : second.seqs;
                     CHECK(rest.seqs == second.seqs - skip && rest.steps == expected - step);
                     CHECK(memcmp(rest.index, second.index + skip, (size_t)rest.seqs * sizeof *rest.index) == 0);
@@ -1337,7 +1337,7 @@ TEST(loader_micro_batches) /* greedy: each is full, in sequences or tokens, or e
     l = tt_loader_new(ctx, d, k, NULL);
     REQUIRE(l);
     CHECK(tt_loader_seek(l, 0, 14) == TT_ERR_ARGUMENT && tt_loader_seek(l, -1, 0) == TT_ERR_ARGUMENT && tt_loader_seek(l, 0, -1) == TT_ERR_ARGUMENT && tt_loader_seek(l, 0, 13) == TT_OK);
-    CHECK(!tt_loader_next(l, &x) && tt_error_code(ctx) == TT_OK);
+    CHECK(!tt_loader_next(l, &x) && tt_loader_status(l) == TT_OK);
     tt_loader_free(l);
     for (int i = 0; i < 30; i++) { /* freed while its threads work */
         o = tt_loader_options_default();
@@ -1438,7 +1438,7 @@ static bool use_everything(tt_context *ctx, const char *folder, const char *csv,
     tt_batch b;
     int steps = 0;
     while (l && tt_loader_next(l, &b)) steps += b.last_of_step;
-    ok = l && steps == tt_loader_steps(l) && tt_error_code(ctx) == TT_OK;
+    ok = l && steps == tt_loader_steps(l) && tt_loader_status(l) == TT_OK;
     tt_loader_free(l);
     tt_dataset_free(d);
     tt_dataset_free(c);

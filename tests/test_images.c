@@ -434,7 +434,7 @@ TEST(image_dataset)
 typedef struct epoch_log { int micro, steps, seqs; int64_t index[512]; int micro_of[512]; uint64_t pixels[512]; } epoch_log; /* pixels: a hash */
 
 /* Reads to the end of the epoch. */
-static void read_epoch(tt_context *ctx, tt_loader *l, const tt_dataset *d, size_t bytes, int64_t epoch, int64_t step, epoch_log *log)
+static void read_epoch(tt_loader *l, const tt_dataset *d, size_t bytes, int64_t epoch, int64_t step, epoch_log *log)
 {
     tt_batch b;
     memset(log, 0, sizeof *log);
@@ -453,7 +453,7 @@ static void read_epoch(tt_context *ctx, tt_loader *l, const tt_dataset *d, size_
         log->micro++;
         log->steps += b.last_of_step;
     }
-    CHECK(tt_error_code(ctx) == TT_OK && !tt_loader_next(l, &b));
+    CHECK(tt_loader_status(l) == TT_OK && !tt_loader_next(l, &b));
 }
 
 TEST(image_loader_is_the_same_for_any_number_of_threads)
@@ -484,7 +484,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
             int steps = o.drop_last ? 53 / o.batch : (53 + o.batch - 1) / o.batch, used = o.drop_last ? steps * o.batch : 53, seen[53] = {0};
             int most = (o.batch + o.accumulate - 1) / o.accumulate, in_step = 0, micro = 0;
             CHECK(tt_loader_steps(l) == steps && tt_loader_max_seqs(l) == (most < 53 ? most : 53) && tt_loader_max_tokens(l) == 0);
-            read_epoch(ctx, l, d, 270, 0, 0, log);
+            read_epoch(l, d, 270, 0, 0, log);
             CHECK(log->steps == steps && log->seqs == used);
             for (int i = 0; i < used; i++) { /* every image once; micro-batches are full or end their step */
                 CHECK(!seen[log->index[i]]++);
@@ -496,13 +496,13 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
             }
             if (!threads) memcpy(first, log, sizeof *log);
             CHECK(memcmp(first, log, sizeof *log) == 0);
-            read_epoch(ctx, l, d, 270, 1, 0, second);
-            read_epoch(ctx, l, d, 270, 0, 0, again);
+            read_epoch(l, d, 270, 1, 0, second);
+            read_epoch(l, d, 270, 0, 0, again);
             CHECK(memcmp(first, again, sizeof *again) == 0 && memcmp(first->pixels, second->pixels, sizeof second->pixels) != 0);
             CHECK((memcmp(first->index, second->index, sizeof second->index) != 0) == o.shuffle);
             for (int step = steps; step >= 0; step -= 2) { /* seek equals reading */
                 int skip = step * o.batch < used ? step * o.batch : used;
-                read_epoch(ctx, l, d, 270, 1, step, rest);
+                read_epoch(l, d, 270, 1, step, rest);
                 CHECK(rest->seqs == used - skip && rest->steps == steps - step);
                 CHECK(memcmp(rest->index, second->index + skip, (size_t)rest->seqs * sizeof *rest->index) == 0);
                 CHECK(memcmp(rest->pixels, second->pixels + skip, (size_t)rest->seqs * sizeof *rest->pixels) == 0);
@@ -537,7 +537,7 @@ TEST(image_loader_seeds) /* another seed: another order, other crops */
             tt_dataset *d = tt_dataset_images(ctx, &source);
             tt_loader *l = d ? tt_image_loader_new(ctx, d, &image, &lo) : NULL;
             REQUIRE(l);
-            read_epoch(ctx, l, d, 192, 0, 0, &log[k]);
+            read_epoch(l, d, 192, 0, 0, &log[k]);
             tt_loader_free(l);
             tt_dataset_free(d);
             tt_close(ctx);
@@ -615,7 +615,7 @@ TEST(image_loader_transforms) /* every result is one crop of the image and no ot
                     CHECK(found >= 1);
                     ambiguous += found > 1;
                 }
-            CHECK(tt_error_code(ctx) == TT_OK);
+            CHECK(tt_loader_status(l) == TT_OK);
         }
         for (int place = 0; place < 2 * tops * lefts; place++) places += came[place];
         CHECK(places == (o.random_crop ? tops * lefts : 1) * (o.flip ? 2 : 1));
@@ -718,11 +718,11 @@ TEST(image_loader_failing_source) /* the micro-batches before it are given, then
             while (tt_loader_next(l, &b)) seqs += b.seqs;
             CHECK(seqs == 20);
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
-            CHECK(!tt_loader_next(l, &b)); /* again */
+            CHECK(tt_loader_status(l) == cases[n].status && !tt_loader_next(l, &b)); /* again */
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
             CHECK(tt_loader_seek(l, 0, 3) == TT_OK);
             while (tt_loader_next(l, &b)) seqs += b.seqs;
-            CHECK(seqs == 50 && tt_error_code(ctx) == TT_OK);
+            CHECK(seqs == 50 && tt_loader_status(l) == TT_OK);
             CHECK(tt_loader_seek(l, 0, 2) == TT_OK && !tt_loader_next(l, &b));
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
             pthread_mutex_lock(&s.mutex);
@@ -730,7 +730,7 @@ TEST(image_loader_failing_source) /* the micro-batches before it are given, then
             pthread_mutex_unlock(&s.mutex);
             CHECK(tt_loader_seek(l, 0, 2) == TT_OK);
             for (seqs = 20; tt_loader_next(l, &b);) seqs += b.seqs;
-            CHECK(seqs == 60 && tt_error_code(ctx) == TT_OK);
+            CHECK(seqs == 60 && tt_loader_status(l) == TT_OK);
             tt_loader_free(l);
             CHECK(s.reads == s.released);
             tt_dataset_free(d);
@@ -857,7 +857,7 @@ static bool use_everything(tt_context *ctx, const char *folder, drawing *s, cons
     tt_dataset *part = all ? tt_dataset_split(d, 7) : NULL, *part2 = part ? tt_dataset_split(all, 7) : NULL;
     tt_loader *l = part2 ? tt_image_loader_new(ctx, d, &image, &o) : NULL;
     while (l && tt_loader_next(l, &b)) seqs += b.seqs;
-    bool ok = l && tt_error_code(ctx) == TT_OK && seqs == 23;
+    bool ok = l && tt_loader_status(l) == TT_OK && seqs == 23;
     tt_loader_free(l);
     tt_dataset_free(part2);
     tt_dataset_free(part);

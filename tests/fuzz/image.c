@@ -159,7 +159,7 @@ static void transforms(fuzz_input *in)
             FUZZ_CHECK(sum <= 255u * (unsigned)(b.seqs * b.image_bytes));
             seen += b.seqs;
         }
-        if (fuzz_ok(ctx, tt_error_code(ctx) == TT_OK)) FUZZ_CHECK(seen == source.count && seen < 3);
+        if (fuzz_ok(ctx, tt_loader_status(l) == TT_OK)) FUZZ_CHECK(seen == source.count && seen < 3);
         tt_loader_free(l);
     }
     tt_dataset_free(d);

@@ -74,7 +74,7 @@ static void load_batches(tt_context *ctx, const tt_dataset *d, int batch)
             seen += b.seqs;
             steps += b.last_of_step;
         }
-        if (FUZZ_MUST(ctx, tt_error_code(ctx) == TT_OK))
+        if (FUZZ_MUST(ctx, tt_loader_status(l) == TT_OK))
             FUZZ_CHECK(seen == n && sum == n * (n - 1) / 2 && steps == tt_loader_steps(l));
     }
     tt_loader_free(l);
