@@ -824,8 +824,8 @@ typedef struct tt_train_options tt_train_options;
 
 /* How good a model is, told from what an evaluation has added up. */
 typedef struct tt_metric {
-    const char *name; /* the word for it in metrics.csv and on the terminal: at most 31 letters, digits, _ and
-                         -. NULL: there is none beside the loss */
+    const char *name; /* in metrics.csv and on the terminal: at most 31 letters, digits, _ and -. NULL:
+                         none */
     double (*of)(const tt_stats *s);
     bool lower_is_better;
 } tt_metric;
@@ -974,23 +974,20 @@ tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
-    bool train;                      /* default true; false: only tt_evaluate and tt_predict, without
-                                        gradients and optimizer */
-    tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up, total_steps 0 (must be set
-                                        unless constant) */
+    bool train; /* default true; false: no gradients and optimizer, only tt_evaluate, tt_forward,
+                   tt_predict */
+    tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up; total_steps (0) must be set */
     tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1 */
-    const char *precision, *residual; /* as tt_compile_options. Default "32-true", NULL */
-    const char *matmul;              /* as tt_compile_options. Default "fp32" */
-    tt_loss_scale loss_scale;        /* as tt_compile_options */
-    const char *recompute;           /* as tt_compile_options. Default "cheap" */
-    const char *device;              /* as tt_compile_options. Default NULL: as the environment says, else
-                                        "cpu" */
+    /* These are tt_compile_options', with the same defaults. */
+    const char *precision, *residual, *matmul;
+    tt_loss_scale loss_scale;
+    const char *recompute, *device;
+    size_t memory_budget;
     float label_smoothing;           /* of tt_bert_classifier and tt_vit_classifier. Default 0 */
-    int max_seqs, max_tokens;        /* capacity of a micro-batch; take tt_loader_max_seqs and _max_tokens.
-                                        max_tokens: text only */
-    bool accumulate;                 /* steps may have several micro-batches; take tt_loader_accumulates.
-                                        Default false */
-    size_t memory_budget;            /* bytes; 0: no limit */
+    /* The most that a micro-batch has, and whether a step may have several micro-batches: what
+       tt_loader_max_seqs, tt_loader_max_tokens (text only) and tt_loader_accumulates say. */
+    int max_seqs, max_tokens;
+    bool accumulate;                 /* default false */
 };
 tt_train_options tt_train_options_default(void);
 
@@ -1004,19 +1001,17 @@ void tt_trainer_free(tt_trainer *t);
 const tt_program *tt_trainer_program(const tt_trainer *t);
 /* Returns the optimizer steps done; those skipped by loss scaling are not counted. */
 int64_t tt_trainer_steps(const tt_trainer *t);
-int64_t tt_trainer_saved_steps(const tt_trainer *t);       /* steps done in the state that was last saved or
-                                                              loaded, here or by tt_fit, from which a resumed
-                                                              run goes on; -1: there is none */
+/* Returns the steps done in the state that was last saved or loaded, here or by tt_fit, from which a resumed
+   run goes on; -1: there is none. */
+int64_t tt_trainer_saved_steps(const tt_trainer *t);
 /* Returns that of the next step: the schedule at tt_trainer_steps, which a skipped step does not move. */
 float tt_trainer_lr(const tt_trainer *t);
 
-/* Forward and backward of a micro-batch, and the update when it is the last of its step (then *updated is
-   true; also where loss scaling skipped the update, since the step is over). stats covers the micro-batches
-   of the step so far. When one fails, its step updates nothing: the others of it are refused, up to the
-   last. */
+/* Forward and backward of a micro-batch, and the update when it is the last of its step: then *updated is
+   true, also where loss scaling skipped the update. stats covers the micro-batches of the step so far. When
+   one fails, its step updates nothing: its other micro-batches are refused, up to the last. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
-/* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: mean over their
-   targets). */
+/* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: over their targets). */
 tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats);
 /* Mean loss, targets and hits over epoch 0 of the source. */
 tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
@@ -1051,25 +1046,23 @@ typedef struct tt_fit_event {
     double metric;                 /* of this epoch so far; of validation, where there is one */
     const char *unit;              /* "tokens", "images", ... */
     double per_second;             /* of these, since tt_fit began, validation left out */
-    double of_peak;                /* share of tt_measured_peak that matmuls and attention reach, over the
-                                      same time; 0 where that is not known */
+    double of_peak;                /* share of tt_measured_peak that matmuls and attention reach; 0:
+                                      unknown */
     double seconds_left;           /* of all epochs, validation left out */
     const tt_stats *validation;    /* after the last step of an epoch; else NULL */
     bool best;                     /* it is the best so far, and `keep` has been called */
 } tt_fit_event;
 
-/* One line on it, without a newline, as a progress display shows it. Returns the length as tt_plan_text
-   does. */
+/* Writes an event as one line for a progress display, without a newline. Returns as tt_plan_text. */
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
     int64_t epochs;                /* default 1 */
     const char *folder;            /* where state.safetensors, metrics.csv and loss.svg (see tt_fit) are
                                       written, made if need be. Default NULL: none of these */
-    bool resume;                   /* go on from the state in folder; without it, a folder that holds one is
+    bool resume;                   /* go on from the state in folder; else a folder that holds one is
                                       refused */
-    double save_seconds;           /* the state is saved after each epoch, and within one after so long.
-                                      Default 300 */
+    double save_seconds;           /* the state is saved after each epoch, and so often in one. Default 300 */
     const volatile int *stop;      /* not 0: stop after the step or the batch of validation at hand; a signal
                                       handler may set it (sig_atomic_t). Default NULL */
     const char *best_by;           /* what tells the best validation: "loss", or the model's metric by its
