@@ -13777,58 +13777,132 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
 
 /* ============================================================================================================
    MODELS                                                                                          >>models
-   Plain structs of named parameters and a forward function on the tape. Uses the public API, and formats for checkpoints.
+   Structs of named parameters and functions that record ops: BERT and ViT. Uses the public API, and >>formats
+   for checkpoints.
    ============================================================================================================ */
 
-/* ---------------------------------------------------------------------------------------- parameters of a model
-   Tables say where the parameters of a model stand in its struct, how files call them and which shape they have. Creating, loading and
-   saving them is the same for all models. */
+/* ---------------------------------------------------------------------------------- what architectures share
+   Tables say where a model's struct has its parameters and its config's numbers, what files call them, and
+   their shapes. Making, checking, loading and saving them is then the same for all. Names have two spellings:
+   BERT's and DistilBERT's, or transformers' and torchvision's of ViT. */
 
-/* A tensor. Its shape is spelled in letters, of which the layout tells the sizes ('1' is 1); a model has not what has a size of 0.
-   The parameter has no leading ones. */
 typedef struct tt__tensor_row {
-    size_t offset;       /* of its tt_param * in the struct of the model or of a layer                               */
-    const char *name[2]; /* in the two spellings of the model; NULL: not there                                       */
-    const char *shape;
-    char init;           /* 'n' normal, '1' ones, '0' zeros                                                          */
-    char part;           /* spelling 1 packs three parameters in one tensor: which; 0: it does not                   */
-    bool head;           /* starts anew where a checkpoint has none                                                  */
+    size_t offset;       /* of its tt_param * in the struct of the model or of a layer */
+    const char *name[2]; /* in each spelling; a '.' at the beginning follows the prefix. NULL: it has none */
+    const char *shape;   /* a letter for each dimension, whose size the architecture tells; '1' is 1. A model
+                            lacks a tensor with a size of 0, and its parameter has no leading ones */
+    char init;           /* 'n' normal, '1' ones, '0' zeros */
+    char part;           /* spelling 1 packs three parameters into one tensor: which; 0: it does not */
+    bool head;           /* it is made anew where a checkpoint has none */
 } tt__tensor_row;
 
+typedef struct tt__config_row {
+    const char *field, *key[2]; /* in the config's struct; in config.json in each spelling, NULL: not there */
+    size_t offset;              /* in the config's struct */
+    char kind;   /* an int: 'N' at least 1 and needed in config.json, 'n' at least 1, '0' at least 0; a float:
+                    'p' in [0, 1), 'f' at least 0; 'b' a bool */
+    char letter; /* in shapes; 0: none */
+} tt__config_row;
+
+typedef int64_t tt__sizes['Z' - 'A' + 1]; /* of the letters of shapes */
+
+typedef struct tt__architecture {
+    const char *name;            /* in messages */
+    const char *class_name[2], *type[2]; /* of config.json, in each spelling: "architectures", "model_type" */
+    const char *activation_key[2], *more[2]; /* the activation's key; keys and values that never change */
+    const char *prefix[2];       /* of names of tensors, which files may lack */
+    const char *layer_prefix[2]; /* of those in layers, with %d for the layer, after the prefix */
+    const tt__tensor_row *model, *layer;
+    const tt__config_row *config;
+    int n_model, n_layer, n_config;
+    size_t bytes, config_bytes, layer_bytes;                  /* of the structs */
+    size_t config_at, activation_at, names_at, layers_at;     /* in the model's struct */
+    size_t hidden, layers, heads, classes, activation, range; /* in the config's struct */
+    void (*sizes)(const void *config, tt__sizes size);        /* those that no row of the config tells */
+    void (*check)(tt__text *all, const void *config);         /* adds what else is wrong */
+} tt__architecture;
+
+/* The last fields but two of an architecture whose structs are X, X_config and X_layer. */
+#define TT__STRUCTS(X) \
+    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
+    offsetof(X, class_names), offsetof(X, layer), offsetof(X##_config, hidden_size), \
+    offsetof(X##_config, layers), offsetof(X##_config, heads), offsetof(X##_config, classes), \
+    offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
+/* Rows of a tensor, of a linear layer's or a norm's weight and bias, and of a config. */
+#define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head}
+#define TT__WEIGHT_BIAS(X, field, a, b, shape, rows, init, head) \
+    TT__TENSOR(X, field##_w, a ".weight", b ".weight", shape, init, head), \
+    TT__TENSOR(X, field##_b, a ".bias", b ".bias", rows, '0', head)
+#define TT__CONFIG(X, field, kind, letter, a, b) {#field, {a, b}, offsetof(X##_config, field), kind, letter}
+
+static int tt__int_field(const void *config, size_t offset)
+{
+    return *(const int *)(const void *)((const char *)config + offset);
+}
+
+static float tt__float_field(const void *config, size_t offset)
+{
+    return *(const float *)(const void *)((const char *)config + offset);
+}
+
+static void *tt__pointer_at(const void *self, size_t offset)
+{
+    void *p;
+    memcpy(&p, (const char *)self + offset, sizeof p);
+    return p;
+}
+
+/* The parameters of a model, or of one that is yet to be made. */
 typedef struct tt__layout {
     tt_context *ctx;
-    const tt__tensor_row *model, *layer;
-    int n_model, n_layer, layers;
-    char *self, *layer_self;          /* the model's struct, the first layer's                                       */
-    size_t layer_bytes;               /* of a layer's struct                                                         */
-    const char *layer_format[2];      /* how names in layers begin, with %d for the layer and %s for the rest         */
-    const char *prefix[2];            /* which names may lack in files                                               */
-    int64_t size['Z' - 'A' + 1];
+    const tt__architecture *a;
+    char *self, *layer_self; /* the model's struct, the first layer's; NULL: not made yet */
+    int layers;
+    tt__sizes size;
 } tt__layout;
 
-/* Parameter number k of all (the model's, then each layer's): its row and name; NULL behind the last. */
-static const tt__tensor_row *tt__layout_row(const tt__layout *l, int spelling, int k, char *name, size_t room)
+static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
+                                const void *config)
 {
-    int in_layers = k - l->n_model, layer = in_layers / l->n_layer;
+    tt__layout l;
+    memset(&l, 0, sizeof l);
+    l.ctx = ctx;
+    l.a = a;
+    l.self = (char *)(uintptr_t)self;
+    l.layer_self = self ? (char *)tt__pointer_at(self, a->layers_at) : NULL;
+    l.layers = tt__int_field(config, a->layers);
+    for (int k = 0; k < a->n_config; k++) {
+        const tt__config_row *r = &a->config[k];
+        if (r->letter) l.size[r->letter - 'A'] = tt__int_field(config, r->offset);
+    }
+    l.size['C' - 'A'] = tt__int_field(config, a->classes);
+    a->sizes(config, l.size);
+    return l;
+}
+
+/* Parameter number k (the model's, then each layer's): its row and name; NULL behind the last. */
+static const tt__tensor_row *tt__layout_row(const tt__layout *l, int spelling, int k, char name[256])
+{
+    const tt__architecture *a = l->a;
+    const int in_layers = k - a->n_model, layer = in_layers / a->n_layer;
     if (in_layers >= 0 && layer >= l->layers) return NULL;
-    const tt__tensor_row *row = in_layers < 0 ? &l->model[k] : &l->layer[in_layers % l->n_layer];
+    const tt__tensor_row *row = in_layers < 0 ? &a->model[k] : &a->layer[in_layers % a->n_layer];
     const char *plain = row->name[spelling] ? row->name[spelling] : "";
-    if (in_layers < 0) snprintf(name, room, "%s", plain);
-    else snprintf(name, room, l->layer_format[spelling], layer, plain);
+    int n = in_layers >= 0 || *plain == '.' ? snprintf(name, 256, "%s", a->prefix[spelling]) : 0;
+    if (in_layers >= 0) n += snprintf(name + n, 256 - (size_t)n, a->layer_prefix[spelling], layer);
+    snprintf(name + n, 256 - (size_t)n, "%s", plain + (*plain == '.'));
     return row;
 }
 
-/* The same, and its slot. */
-static tt_param **tt__layout_slot(const tt__layout *l, int spelling, int k, const tt__tensor_row **row,
-                                  char *name, size_t room)
+/* Where the model's struct has parameter number k, which tt__layout_row knows. */
+static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row, int k)
 {
-    int in_layers = k - l->n_model, layer = in_layers / l->n_layer;
-    *row = tt__layout_row(l, spelling, k, name, room);
-    if (!*row) return NULL;
-    return (tt_param **)(void *)((in_layers < 0 ? l->self : l->layer_self + (size_t)layer * l->layer_bytes) + (*row)->offset);
+    const int in_layers = k - l->a->n_model;
+    size_t layer = in_layers < 0 ? 0 : (size_t)(in_layers / l->a->n_layer) * l->a->layer_bytes;
+    return (tt_param **)(void *)((in_layers < 0 ? l->self : l->layer_self) + layer + row->offset);
 }
 
-/* The dimensions that files give it; how many, 0 when the model has it not. */
+/* Fills in the dimensions that files give a tensor. Returns how many, 0 if the model lacks it. */
 static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     int n = 0;
@@ -13839,25 +13913,32 @@ static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t 
     return n;
 }
 
-/* Creates the parameters, named in `spelling`, to be initialised with a normal distribution of standard deviation `scale`. */
+/* Creates the parameters, named in `spelling`. scale: the standard deviation of those that start at random */
 static tt_status tt__layout_new(const tt__layout *l, int spelling, float scale)
 {
     const tt__tensor_row *row;
     char name[256];
-    tt_param **slot;
-    for (int k = 0; (slot = tt__layout_slot(l, spelling, k, &row, name, sizeof name)) != NULL; k++) {
+    for (int k = 0; (row = tt__layout_row(l, spelling, k, name)) != NULL; k++) {
         int64_t dims[4];
         int n = row->name[spelling] ? tt__row_dims(l, row, dims) : 0, lead = (int)strspn(row->shape, "1");
-        tt_init init = {row->init == 'n' ? TT_INIT_NORMAL : row->init == '1' ? TT_INIT_ONES : TT_INIT_ZEROS, scale};
-        if (n && !(*slot = tt_param_new(l->ctx, name, n - lead, dims + lead, init))) return l->ctx->status;
+        tt_init init = {row->init == '1' ? TT_INIT_ONES : TT_INIT_ZEROS, scale};
+        if (row->init == 'n') init.kind = TT_INIT_NORMAL;
+        if (!n) continue;
+        tt_param *p = tt_param_new(l->ctx, name, n - lead, dims + lead, init);
+        if (!p) return l->ctx->status;
+        *tt__layout_slot(l, row, k) = p;
     }
     return TT_OK;
 }
 
-/* ---- from checkpoint files: an open file shared by the parameters that will be read from it ---- */
+/* ---- from checkpoint files: an open file is shared by the parameters that will be read from it */
 
 typedef struct tt__checkpoint { tt_safetensors *file; int references; } tt__checkpoint;
-typedef struct tt__checkpoint_tensor { tt__checkpoint *checkpoint; int index; int64_t first; } tt__checkpoint_tensor;
+typedef struct tt__checkpoint_tensor {
+    tt__checkpoint *checkpoint;
+    int index;
+    int64_t first;
+} tt__checkpoint_tensor;
 
 static void tt__checkpoint_release(tt__checkpoint *c, tt_context *ctx)
 {
@@ -13913,11 +13994,16 @@ static tt_status tt__tensor_fits(tt_context *ctx, const tt__checkpoint *c, int i
 static tt_status tt__param_from_checkpoint(tt_param *p, tt__checkpoint *c, int index, int ndim,
                                            const int64_t *dims, int part)
 {
+    static const char *const floats[] = {"F32", "BF16", "F16", "F64"};
     const tt_tensor_info *info = tt_safetensors_info(c->file, index);
+    bool is_float = false;
     tt_status status = tt__tensor_fits(p->ctx, c, index, ndim, dims, part, p->name);
     if (status != TT_OK) return status;
-    if (strcmp(info->dtype, "F32") != 0 && strcmp(info->dtype, "BF16") != 0 && strcmp(info->dtype, "F16") != 0 && strcmp(info->dtype, "F64") != 0)
-        return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, F16 or F64", c->file->path, info->name, info->dtype);
+    for (int k = 0; k < TT__COUNT(floats); k++) is_float = is_float || strcmp(info->dtype, floats[k]) == 0;
+    if (!is_float)
+        return tt__fail(p->ctx, TT_ERR_FORMAT,
+                        "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, F16 or F64", c->file->path,
+                        info->name, info->dtype);
     tt__checkpoint_tensor *s = (tt__checkpoint_tensor *)tt__alloc(p->ctx, sizeof *s);
     if (!s) return TT_ERR_MEMORY;
     s->checkpoint = c;
@@ -13931,102 +14017,125 @@ static tt_status tt__param_from_checkpoint(tt_param *p, tt__checkpoint *c, int i
     return TT_OK;
 }
 
-/* Names without the model's prefix, and old spellings, are found too. */
+/* The tensor of that name, with the prefix or without, also under names of older versions; -1: none. */
 static int tt__find_tensor(const tt_safetensors *s, const char *name, const char *prefix)
 {
-    static const char *const old[][2] = {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}, {"mlp.0.", "mlp.linear_1."}, {"mlp.3.", "mlp.linear_2."}};
+    static const char *const old[][2] = {{"LayerNorm.weight", "LayerNorm.gamma"},
+                                         {"LayerNorm.bias", "LayerNorm.beta"},
+                                         {"mlp.0.", "mlp.linear_1."},
+                                         {"mlp.3.", "mlp.linear_2."}};
     char other[256];
     const char *plain = strncmp(name, prefix, strlen(prefix)) == 0 ? name + strlen(prefix) : name;
     int index = tt_safetensors_find(s, name);
     if (index < 0) index = tt_safetensors_find(s, plain);
     for (int k = 0; k < 2 * TT__COUNT(old) && index < 0; k++) {
-        const char *from = k % 2 ? name : plain, *at = strstr(from, old[k / 2][0]);
+        const char *from = k % 2 ? name : plain, *now = old[k / 2][0], *at = strstr(from, now);
         if (!at) continue;
-        snprintf(other, sizeof other, "%.*s%s%s", (int)(at - from), from, old[k / 2][1], at + strlen(old[k / 2][0]));
+        snprintf(other, sizeof other, "%.*s%s%s", (int)(at - from), from, old[k / 2][1], at + strlen(now));
         index = tt_safetensors_find(s, other);
     }
     return index;
 }
 
-/* Reads a tensor whose shape is not the parameter's in a way of its own. TT_OK with *done false: it cannot. */
-typedef tt_status (*tt__adapt)(const tt__tensor_row *row, tt_param *p, tt__checkpoint *c, int index, bool *done);
+static int tt__layout_find(const tt__layout *l, int spelling, const tt__checkpoint *c, const char *name)
+{
+    return tt__find_tensor(c->file, name, l->a->prefix[spelling]);
+}
 
-/* A classifier (rows of C) of another number of classes than the file's starts anew. */
+/* Reads a tensor whose shape is not the parameter's in a way of its own and sets *done, or leaves it false. */
+typedef tt_status (*tt__adapt)(const tt__tensor_row *row, tt_param *p, tt__checkpoint *c, int index,
+                               bool *done);
+
+/* A classifier (rows of C) of another number of classes than the file's is made anew. */
 static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *info, const int64_t *dims)
 {
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
+}
+
+/* Tensor `name` is missing in the file, or all of its layer are. */
+static tt_status tt__layout_lacks(const tt__layout *l, int spelling, const tt__checkpoint *c, int k,
+                                  const char *name)
+{
+    const tt__architecture *a = l->a;
+    const int layer = k < a->n_model ? 0 : (k - a->n_model) / a->n_layer;
+    char other[256];
+    bool any = layer == 0; /* tensors of this layer */
+    for (int i = 0; i < a->n_layer && !any; i++) {
+        const tt__tensor_row *row = tt__layout_row(l, spelling, a->n_model + layer * a->n_layer + i, other);
+        any = row->name[spelling] && tt__layout_find(l, spelling, c, other) >= 0;
+    }
+    if (!any)
+        return tt__fail(l->ctx, TT_ERR_FORMAT,
+                        "'%s' has no tensor '%s': it has %d layers, config.json calls for %d", c->file->path,
+                        name, layer, l->layers);
+    return tt__fail(l->ctx, TT_ERR_FORMAT,
+                    "'%s' has no tensor '%s', which config.json calls for, or without one the other tensors "
+                    "do", c->file->path, name);
 }
 
 /* Checks that the file has each tensor of the layout, of its shape, before anything of such sizes is made. */
 static tt_status tt__layout_check(const tt__layout *l, int spelling, const tt__checkpoint *c)
 {
     const tt__tensor_row *row;
-    char name[256], other[256];
-    for (int k = 0; (row = tt__layout_row(l, spelling, k, name, sizeof name)) != NULL; k++) {
+    char name[256];
+    for (int k = 0; (row = tt__layout_row(l, spelling, k, name)) != NULL; k++) {
         int64_t dims[4];
         int ndim = tt__row_dims(l, row, dims), part = spelling == 1 ? row->part : 0;
         if (!ndim || !row->name[spelling]) continue;
-        int index = tt__find_tensor(c->file, name, l->prefix[spelling]);
-        if (index >= 0 && !tt__starts_anew(row, tt_safetensors_info(c->file, index), dims)) {
-            tt_status status = tt__tensor_fits(l->ctx, c, index, ndim, dims, part, name);
-            if (status != TT_OK) return status;
-        }
-        if (index >= 0 || row->head) continue;
-        int layer = k < l->n_model ? 0 : (k - l->n_model) / l->n_layer;
-        bool any = layer == 0; /* tensors of this layer */
-        for (int i = 0; i < l->n_layer && !any; i++) {
-            const tt__tensor_row *of_layer =
-                tt__layout_row(l, spelling, l->n_model + layer * l->n_layer + i, other, sizeof other);
-            any = of_layer->name[spelling] && tt__find_tensor(c->file, other, l->prefix[spelling]) >= 0;
-        }
-        if (!any)
-            return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it has %d layers, config.json "
-                            "calls for %d", c->file->path, name, layer, l->layers);
-        return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
-                        "without one the other tensors do", c->file->path, name);
+        int index = tt__layout_find(l, spelling, c, name);
+        tt_status status = TT_OK;
+        if (index >= 0 && !tt__starts_anew(row, tt_safetensors_info(c->file, index), dims))
+            status = tt__tensor_fits(l->ctx, c, index, ndim, dims, part, name);
+        if (index < 0 && !row->head) status = tt__layout_lacks(l, spelling, c, k, name);
+        if (status != TT_OK) return status;
     }
     return TT_OK;
 }
 
-/* The parameters will be read from c, whose tensors are checked. A head that the file lacks starts anew. */
+/* The parameters will be read from c, whose tensors are checked. A head that the file lacks is made anew. */
 static tt_status tt__layout_attach(const tt__layout *l, int spelling, tt__checkpoint *c, tt__adapt adapt)
 {
     const tt__tensor_row *row;
+    const char *path = c->file->path;
     char name[256];
-    tt_param **slot;
     int used = 0;
-    for (int k = 0; (slot = tt__layout_slot(l, spelling, k, &row, name, sizeof name)) != NULL; k++) {
+    for (int k = 0; (row = tt__layout_row(l, spelling, k, name)) != NULL; k++) {
         int64_t dims[4];
-        int ndim = tt__row_dims(l, row, dims);
+        int ndim = tt__row_dims(l, row, dims), part = spelling == 1 ? row->part : 0;
         bool done = false;
-        if (!*slot) continue;
-        int index = tt__find_tensor(c->file, name, l->prefix[spelling]);
+        tt_param *p = *tt__layout_slot(l, row, k);
+        if (!p) continue;
+        int index = tt__layout_find(l, spelling, c, name);
         const tt_tensor_info *info = index < 0 ? NULL : tt_safetensors_info(c->file, index);
-        if (info && tt__starts_anew(row, info, dims)) {
-            tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': '%s' has %lld classes, %lld are asked for: it starts anew", c->file->path, name, (long long)info->dims[0],
-                    (long long)dims[0]);
-            used++;
-            continue;
-        }
         if (!info) {
-            tt__log(l->ctx, TT_LOG_INFO, "checkpoint", "'%s' has no '%s': it starts anew", c->file->path, name);
+            tt__log(l->ctx, TT_LOG_INFO, "checkpoint", "'%s' has no '%s': it starts anew", path, name);
             continue;
         }
-        tt_status status = adapt ? adapt(row, *slot, c, index, &done) : TT_OK;
-        if (status == TT_OK && !done) status = tt__param_from_checkpoint(*slot, c, index, ndim, dims, spelling == 1 ? row->part : 0);
+        used += part < 2; /* parts of one tensor count once */
+        if (tt__starts_anew(row, info, dims)) {
+            tt__log(l->ctx, TT_LOG_WARNING, "checkpoint",
+                    "'%s': '%s' has %lld classes, %lld are asked for: it starts anew", path, name,
+                    (long long)info->dims[0], (long long)dims[0]);
+            continue;
+        }
+        tt_status status = adapt ? adapt(row, p, c, index, &done) : TT_OK;
+        if (status == TT_OK && !done) status = tt__param_from_checkpoint(p, c, index, ndim, dims, part);
         if (status != TT_OK) return status;
-        used += spelling == 0 || row->part < 2;
     }
     int unused = tt_safetensors_count(c->file) - used;
-    for (int k = 0; k < tt_safetensors_count(c->file) && unused > 0; k++) unused -= tt__match("*embeddings.position_ids", tt_safetensors_info(c->file, k)->name);
-    if (unused > 0) tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were left out", c->file->path, unused);
+    for (int k = 0; k < tt_safetensors_count(c->file) && unused > 0; k++)
+        unused -= tt__match("*embeddings.position_ids", tt_safetensors_info(c->file, k)->name);
+    if (unused > 0)
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint",
+                "'%s': %d tensors are not part of this model and were left out", path, unused);
     return TT_OK;
 }
 
-/* ---- to checkpoint files ---- */
+/* ---- to checkpoint files */
 
-/* Streams n elements of p through `piece` into w, in dtype `as`. */
-static tt_status tt__save_param(tt_safetensors_writer *w, const tt_param *p, tt_dtype as, float *piece, void *converted)
+/* Streams the elements of p through `piece` into w, in dtype `as`. */
+static tt_status tt__save_param(tt_safetensors_writer *w, const tt_param *p, tt_dtype as, float *piece,
+                                void *converted)
 {
     tt_status status = TT_OK;
     for (int64_t first = 0; first < p->size && status == TT_OK; first += TT__PIECE) {
@@ -14039,10 +14148,13 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt_param *p, tt_
     return status;
 }
 
-static const char *tt__safetensors_dtype(tt_dtype dtype) { return dtype == TT_F32 ? "F32" : dtype == TT_F16 ? "F16" : "BF16"; }
-static const char *tt__torch_dtype(tt_dtype dtype) { return dtype == TT_F32 ? "float32" : dtype == TT_F16 ? "float16" : "bfloat16"; }
+static const char *tt__safetensors_dtype(tt_dtype dtype)
+{
+    return dtype == TT_F32 ? "F32" : dtype == TT_F16 ? "F16" : "BF16";
+}
 
-/* Writes model.safetensors into a folder, which is made if need be; in the dtype of the parameters, which is returned. */
+/* Writes model.safetensors into a folder, which is made if need be; in the dtype of the parameters, which is
+   returned. */
 static tt_status tt__layout_save(const tt__layout *l, int spelling, const char *folder, tt_dtype *dtype)
 {
     tt_context *ctx = l->ctx;
@@ -14050,32 +14162,36 @@ static tt_status tt__layout_save(const tt__layout *l, int spelling, const char *
     static const char *const metadata[] = {"format", "pt", NULL};
     const tt__tensor_row *row;
     char path[TT__PATH], name[256];
-    tt_param **slot;
-    int all = l->n_model + l->n_layer * l->layers, tensors = 0, params = 0;
+    const size_t all = (size_t)(l->a->n_model + l->a->n_layer * l->layers);
+    int tensors = 0, params = 0;
     *dtype = TT_F32;
-    if (!files->make_folder(files->user, folder)) return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
-    tt_tensor_info *info = (tt_tensor_info *)tt__calloc(ctx, sizeof *info * (size_t)all);
-    char(*names)[256] = (char(*)[256])tt__alloc(ctx, sizeof *names * (size_t)all);
-    const tt_param **param = (const tt_param **)tt__alloc(ctx, sizeof *param * (size_t)all);
+    if (!files->make_folder(files->user, folder))
+        return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
+    tt_tensor_info *info = (tt_tensor_info *)tt__calloc(ctx, sizeof *info * all);
+    char(*names)[256] = (char(*)[256])tt__alloc(ctx, sizeof *names * all);
+    const tt_param **param = (const tt_param **)tt__alloc(ctx, sizeof *param * all);
     float *piece = (float *)tt__alloc(ctx, sizeof(float) * TT__PIECE * 2);
-    tt_status status = info && names && param && piece ? TT_OK : TT_ERR_MEMORY;
-    for (int k = 0; status == TT_OK && (slot = tt__layout_slot(l, spelling, k, &row, name, sizeof name)) != NULL; k++) {
-        if (!*slot) continue;
-        if (!params && (*slot)->holder) *dtype = tt__param_home(*slot)->dtype;
-        param[params++] = *slot;
-        int part = spelling == 1 ? row->part : 0;
-        if (part > 1) continue; /* behind the first part, in one tensor */
-        snprintf(names[tensors], sizeof names[tensors], "%s", name);
+    tt_status status = info && names && param && piece ? tt__path_join(ctx, path, folder, "model.safetensors")
+                                                       : TT_ERR_MEMORY;
+    for (int k = 0; status == TT_OK && (row = tt__layout_row(l, spelling, k, name)) != NULL; k++) {
+        const tt_param *p = *tt__layout_slot(l, row, k);
+        const int part = spelling == 1 ? row->part : 0;
+        if (!p) continue;
+        if (!params && p->holder) *dtype = tt__param_home(p)->dtype;
+        param[params++] = p;
+        if (part > 1) continue; /* it follows the first part, in one tensor */
+        memcpy(names[tensors], name, sizeof name);
         info[tensors].name = names[tensors];
         info[tensors].dtype = tt__safetensors_dtype(*dtype);
         info[tensors].ndim = tt__row_dims(l, row, info[tensors].dims);
         if (part) info[tensors].dims[0] *= 3;
         tensors++;
     }
-    if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
-    tt_safetensors_writer *w = status == TT_OK ? tt_safetensors_begin(ctx, path, info, tensors, metadata) : NULL;
-    if (status == TT_OK && !w) status = ctx->status;
-    for (int k = 0; k < params && status == TT_OK; k++) status = tt__save_param(w, param[k], *dtype, piece, piece + TT__PIECE);
+    bool all_told = status == TT_OK;
+    tt_safetensors_writer *w = all_told ? tt_safetensors_begin(ctx, path, info, tensors, metadata) : NULL;
+    if (all_told && !w) status = ctx->status;
+    for (int k = 0; k < params && status == TT_OK; k++)
+        status = tt__save_param(w, param[k], *dtype, piece, piece + TT__PIECE);
     status = tt__safetensors_end(w, status);
     tt__free(ctx, piece);
     tt__free(ctx, (void *)(uintptr_t)param);
@@ -14095,7 +14211,8 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
 }
 
 /* Writes what `print` prints into a file of a folder. */
-static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file, void (*print)(tt__text *to, const void *arg), const void *arg)
+static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
+                                  void (*print)(tt__text *to, const void *arg), const void *arg)
 {
     char path[TT__PATH];
     tt__text text = {NULL, 0, 0};
@@ -14112,7 +14229,7 @@ static tt_status tt__save_printed(tt_context *ctx, const char *folder, const cha
     return status;
 }
 
-/* ------------------------------------------------------------------------------- config.json, as models share it */
+/* -------------------------------------------------------------------------------------------- config.json */
 
 /* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
 static const char *tt__json_float(float x, char to[32])
@@ -14144,8 +14261,8 @@ static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int
         const char *end = (const char *)memchr(names[k], 0, sizeof names[k]);
         order[k] = (uint32_t)k;
         if (!end || tt__utf8_invalid(names[k], (size_t)(end - names[k])) < (size_t)(end - names[k]))
-            status = tt__fail(ctx, TT_ERR_ARGUMENT, "class_names[%d] is not UTF-8 of at most 63 bytes with a "
-                              "NUL behind them", k);
+            status = tt__fail(ctx, TT_ERR_ARGUMENT,
+                              "class_names[%d] is not UTF-8 of at most 63 bytes with a NUL behind them", k);
     }
     if (*last && status == TT_OK) {
         tt__sort_indices(order, (size_t)classes, tt__less_label_name, names);
@@ -14173,10 +14290,10 @@ static void tt__print_labels(tt__text *json, const char (*names)[64], int classe
         tt__json_quote(json, names[k]);
         tt__print(json, ": %d", k);
     }
-    tt__print(json, "}");
+    tt__print(json, "}\n}\n");
 }
 
-#define TT__MOST_CLASSES 100000
+enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* so that an int can count all tensors */
 
 /* The number of classes, from id2label or num_labels; as it is when there is neither. */
 static tt_status tt__read_classes(const tt__json *j, int *classes)
@@ -14187,7 +14304,8 @@ static tt_status tt__read_classes(const tt__json *j, int *classes)
     if (labels >= 0 && j->nodes[labels].kind == TT__JSON_OBJECT) n = j->nodes[labels].count;
     else status = tt__json_read_int(j, 0, "num_labels", false, 1, TT__MOST_CLASSES, &n);
     if (status == TT_OK && (n < 1 || n > TT__MOST_CLASSES))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %lld classes; 1 to %d are supported", j->path, (long long)n, TT__MOST_CLASSES);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %lld classes; 1 to %d are supported",
+                        j->path, (long long)n, TT__MOST_CLASSES);
     *classes = (int)n;
     return status;
 }
@@ -14209,14 +14327,6 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
     return TT_OK;
 }
 
-/* LABEL_0, LABEL_1, ...: (classes, 64) */
-static char (*tt__new_labels(tt_context *ctx, int classes))[64]
-{
-    char(*names)[64] = (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes);
-    for (int k = 0; k < classes && names; k++) snprintf(names[k], sizeof names[k], "LABEL_%d", k);
-    return names;
-}
-
 /* The number at `node` as a float in [least, below). */
 static tt_status tt__float_at(const tt__json *j, const char *key, int node, float least, float below,
                               float *to)
@@ -14231,26 +14341,44 @@ static tt_status tt__float_at(const tt__json *j, const char *key, int node, floa
     }
     char expected[64] = "";
     if (isfinite(below)) snprintf(expected, sizeof expected, " and below %g", below);
-    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"%s\" is %g; expected a number that a float "
-                    "holds, of at least %g%s", j->path, j->base + j->nodes[node].offset, key, x, least,
-                    expected);
+    return tt__fail(j->ctx, TT_ERR_FORMAT,
+                    "'%s', byte %zu: \"%s\" is %g; expected a number that a float holds, of at least %g%s",
+                    j->path, j->base + j->nodes[node].offset, key, x, least, expected);
 }
 
-/* A number of a config, in [least, below). */
-static tt_status tt__read_float(const tt__json *j, const char *key, float least, float below, float *to)
-{
-    int node;
-    tt_status status = tt__json_lookup(j, 0, key, false, &node);
-    return status == TT_OK && node >= 0 ? tt__float_at(j, key, node, least, below, to) : status;
-}
+static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
-/* A size of a config, at least 1 where it must be there. */
-static tt_status tt__read_size(const tt__json *j, const char *key, bool required, int *to)
+/* Reads a config as its rows say, and the number of classes. `activation` is where its activation stays. */
+static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, int spelling, void *config,
+                                 char activation[32])
 {
-    int64_t x = *to;
-    tt_status status = tt__json_read_int(j, 0, key, required, required ? 1 : 0, INT32_MAX / 4, &x);
-    *to = (int)x;
-    return status;
+    const char *act = NULL;
+    tt_status status = TT_OK;
+    for (int k = 0; k < a->n_config && status == TT_OK; k++) {
+        const tt__config_row *r = &a->config[k];
+        const char *key = r->key[spelling];
+        char *to = (char *)config + r->offset;
+        int node;
+        if (!key) continue;
+        if (tt__is_int(r)) {
+            const bool needed = r->kind == 'N';
+            int64_t x = tt__int_field(config, r->offset);
+            status = tt__json_read_int(j, 0, key, needed, needed, INT32_MAX / 4, &x);
+            *(int *)(void *)to = (int)x;
+        } else if (r->kind == 'b') {
+            status = tt__json_read_bool(j, 0, key, false, (bool *)(void *)to);
+        } else {
+            status = tt__json_lookup(j, 0, key, false, &node);
+            if (status == TT_OK && node >= 0)
+                status = tt__float_at(j, key, node, 0, r->kind == 'p' ? 1 : INFINITY, (float *)(void *)to);
+        }
+    }
+    if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key[spelling], false, &act);
+    if (status != TT_OK) return status;
+    snprintf(activation, 32, "%s", act ? act : "gelu");
+    act = activation;
+    memcpy((char *)config + a->activation, &act, sizeof act);
+    return tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
 static bool tt__is_activation(const char *name)
@@ -14260,6 +14388,164 @@ static bool tt__is_activation(const char *name)
     return false;
 }
 
+/* All that is wrong with a config, in one message. */
+static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
+{
+    char text[512];
+    tt__text all = {text, sizeof text, 0};
+    const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
+    const int heads = tt__int_field(config, a->heads), classes = tt__int_field(config, a->classes);
+    const char *activation = (const char *)tt__pointer_at(config, a->activation);
+    for (int k = 0; k < a->n_config; k++) {
+        const tt__config_row *r = &a->config[k];
+        if (tt__is_int(r) && tt__int_field(config, r->offset) < (r->kind != '0'))
+            tt__print(&all, "; %s is %d", r->field, tt__int_field(config, r->offset));
+    }
+    if (classes < 1) tt__print(&all, "; classes is %d", classes);
+    if (classes > TT__MOST_CLASSES)
+        tt__print(&all, "; %d classes, at most %d are supported", classes, TT__MOST_CLASSES);
+    a->check(&all, config);
+    if (layers > TT__MOST_LAYERS)
+        tt__print(&all, "; %d layers, at most %d are supported", layers, TT__MOST_LAYERS);
+    if (heads > 0 && hidden % heads)
+        tt__print(&all, "; hidden_size %d is not a multiple of %d heads", hidden, heads);
+    for (int k = 0; k < a->n_config; k++) {
+        const tt__config_row *r = &a->config[k];
+        const float x = r->kind == 'p' || r->kind == 'f' ? tt__float_field(config, r->offset) : 0;
+        if (r->kind == 'p' && !(x >= 0 && x < 1)) tt__print(&all, "; %s %g is not in [0, 1)", r->field, x);
+        if (r->kind == 'f' && !(x >= 0 && isfinite(x))) tt__print(&all, "; %s is %g", r->field, x);
+    }
+    if (!tt__is_activation(activation))
+        tt__print(&all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)",
+                  activation ? activation : "(null)");
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s config: %s", a->name, text + 2) : TT_OK;
+}
+
+/* ------------------------------------------------------------------------------- making, loading, saving */
+
+static void tt__model_free(const tt__architecture *a, void *self)
+{
+    tt_context *ctx;
+    memcpy(&ctx, self, sizeof ctx); /* the first of each model's struct */
+    if (ctx) {
+        tt__free(ctx, tt__pointer_at(self, a->layers_at));
+        tt__free(ctx, tt__pointer_at(self, a->names_at));
+    }
+    memset(self, 0, a->bytes);
+}
+
+/* Makes a model of a config that is in order. */
+static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
+                                int spelling)
+{
+    const int params = ctx->n_params, classes = tt__int_field(config, a->classes);
+    const char *activation = (const char *)tt__pointer_at(config, a->activation);
+    char *to = (char *)self;
+    char(*names)[64] = (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes);
+    void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)tt__int_field(config, a->layers));
+    tt_status status = names && layers ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < classes && names; k++) snprintf(names[k], sizeof names[k], "LABEL_%d", k);
+    memset(self, 0, a->bytes);
+    memcpy(to, &ctx, sizeof ctx);
+    memcpy(to + a->config_at, config, a->config_bytes);
+    memset(to + a->config_at + a->activation, 0, sizeof activation); /* the model may be moved: */
+    snprintf(to + a->activation_at, 32, "%s", activation);           /* its own copy says it */
+    memcpy(to + a->names_at, &names, sizeof names);
+    memcpy(to + a->layers_at, &layers, sizeof layers);
+    tt__layout l = tt__layout_of(ctx, a, self, config);
+    if (status == TT_OK) status = tt__layout_new(&l, spelling, tt__float_field(config, a->range));
+    if (status == TT_OK) return TT_OK;
+    tt__params_undo(ctx, params);
+    tt__model_free(a, self);
+    return status;
+}
+
+static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
+                               int spelling)
+{
+    memset(self, 0, a->bytes);
+    tt_status status = tt__config_check(ctx, a, config);
+    return status == TT_OK ? tt__model_make(ctx, a, self, config, spelling) : status;
+}
+
+/* Checks a file's config and its tensors. classes: these are asked for; 0: those of the config. */
+static tt_status tt__model_check(tt_context *ctx, const tt__architecture *a, void *config, int classes,
+                                 int spelling, const tt__checkpoint *c)
+{
+    if (classes) *(int *)(void *)((char *)config + a->classes) = classes;
+    tt_status status = tt__config_check(ctx, a, config);
+    if (status != TT_OK) return status;
+    tt__layout l = tt__layout_of(ctx, a, NULL, config);
+    return tt__layout_check(&l, spelling, c);
+}
+
+/* Makes a model of a config that is in order, to be read from c, whose tensors are checked. own_classes: the
+   file's; j: config.json, or NULL; made: the spelling of the parameters' names; spelling: of the file's. */
+static tt_status tt__model_load(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
+                                int own_classes, const tt__json *j, int made, int spelling, tt__checkpoint *c,
+                                tt__adapt adapt)
+{
+    const int params = ctx->n_params;
+    tt_status status = tt__model_make(ctx, a, self, config, made);
+    if (status != TT_OK) return status;
+    if (j && tt__int_field(config, a->classes) == own_classes)
+        status = tt__read_labels(j, (char(*)[64])tt__pointer_at(self, a->names_at), own_classes);
+    tt__layout l = tt__layout_of(ctx, a, self, config);
+    if (status == TT_OK) status = tt__layout_attach(&l, spelling, c, adapt);
+    if (status == TT_OK) return TT_OK;
+    tt__params_undo(ctx, params);
+    tt__model_free(a, self);
+    return status;
+}
+
+typedef struct tt__saved_model {
+    const tt__architecture *a;
+    const void *self, *config;
+    int spelling; /* of config.json */
+    tt_dtype dtype;
+    bool *last;   /* see tt__last_of_names */
+} tt__saved_model;
+
+static void tt__print_config(tt__text *json, const void *arg)
+{
+    const tt__saved_model *s = (const tt__saved_model *)arg;
+    const tt__architecture *a = s->a;
+    const char *dtype = s->dtype == TT_F32 ? "float32" : s->dtype == TT_F16 ? "float16" : "bfloat16";
+    char number[32];
+    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
+              a->class_name[s->spelling], a->type[s->spelling]);
+    for (int k = 0; k < a->n_config; k++) {
+        const tt__config_row *r = &a->config[k];
+        const char *value = number;
+        if (!r->key[s->spelling]) continue;
+        if (tt__is_int(r)) snprintf(number, 32, "%d", tt__int_field(s->config, r->offset));
+        else if (r->kind != 'b') tt__json_float(tt__float_field(s->config, r->offset), number);
+        else value = *((const bool *)s->config + r->offset) ? "true" : "false";
+        tt__print(json, "  \"%s\": %s,\n", r->key[s->spelling], value);
+    }
+    tt__print(json, "  \"%s\": \"%s\",\n%s  \"dtype\": \"%s\",\n", a->activation_key[s->spelling],
+              (const char *)s->self + a->activation_at, a->more[s->spelling], dtype);
+    tt__print_labels(json, (const char(*)[64])tt__pointer_at(s->self, a->names_at),
+                     tt__int_field(s->config, a->classes), s->last);
+}
+
+/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; config_spelling:
+   of config.json. `config` is the model's: where its owner has changed it, it must still be in order. */
+static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
+                                const void *config, int spelling, int config_spelling, const char *folder)
+{
+    tt__saved_model s = {a, self, config, config_spelling, TT_F32, NULL};
+    const char(*names)[64] = (const char(*)[64])tt__pointer_at(self, a->names_at);
+    tt_status status = tt__config_check(ctx, a, config);
+    if (status != TT_OK) return status;
+    tt__layout l = tt__layout_of(ctx, a, self, config);
+    status = tt__last_of_names(ctx, names, tt__int_field(config, a->classes), &s.last);
+    if (status == TT_OK) status = tt__layout_save(&l, spelling, folder, &s.dtype);
+    if (status == TT_OK) status = tt__save_printed(ctx, folder, "config.json", tt__print_config, &s);
+    tt__free(ctx, s.last);
+    return status;
+}
+
 static tt_value tt__named_activation(tt_tape *t, tt_value x, const char *name)
 {
     if (strcmp(name, "relu") == 0) return tt_relu(t, x);
@@ -14267,28 +14553,7 @@ static tt_value tt__named_activation(tt_tape *t, tt_value x, const char *name)
     return strcmp(name, "gelu") == 0 ? tt_gelu(t, x) : tt_gelu_tanh(t, x);
 }
 
-/* What is wrong with the sizes (the last: classes), and the rest that transformers have in common. */
-static void tt__check_sizes(tt__text *all, const char *const *names, const int *sizes, int n)
-{
-    for (int k = 0; k < n; k++) if (sizes[k] < 1) tt__print(all, "; %s is %d", names[k], sizes[k]);
-    if (sizes[n - 1] > TT__MOST_CLASSES) tt__print(all, "; %d classes, at most %d are supported", sizes[n - 1], TT__MOST_CLASSES);
-}
-
-#define TT__MOST_LAYERS 1000000 /* so that the tensors of a model can be counted in an int */
-
-static void tt__check_transformer(tt__text *all, int hidden, int layers, int heads, const float *rates, int n,
-                                  float eps, float range, const char *activation)
-{
-    if (layers > TT__MOST_LAYERS)
-        tt__print(all, "; %d layers, at most %d are supported", layers, TT__MOST_LAYERS);
-    if (heads > 0 && hidden % heads) tt__print(all, "; hidden_size %d is not a multiple of %d heads", hidden, heads);
-    for (int k = 0; k < n; k++) if (!(rates[k] >= 0 && rates[k] < 1)) tt__print(all, "; dropout %g is not in [0, 1)", rates[k]);
-    if (!(eps >= 0) || !isfinite(eps)) tt__print(all, "; layer_norm_eps is %g", eps);
-    if (!(range >= 0) || !isfinite(range)) tt__print(all, "; initializer_range is %g", range);
-    if (!tt__is_activation(activation)) tt__print(all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)", activation ? activation : "(null)");
-}
-
-/* --------------------------------------------------------------------------------- classifiers of sequences */
+/* ------------------------------------------------------------------------------- classifiers of sequences */
 
 static double tt__accuracy_of(const tt_stats *s) { return s->correct / s->targets; }
 static double tt__perplexity_of(const tt_stats *s) { return exp(s->loss); }
@@ -14344,7 +14609,7 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
     return loss;
 }
 
-/* ------------------------------------------------------------------------------------------------------- BERT */
+/* --------------------------------------------------------------------------------------------------- BERT */
 
 tt_bert_config tt_bert_config_default(bool distil)
 {
@@ -14369,133 +14634,97 @@ tt_bert_config tt_bert_config_default(bool distil)
     return c;
 }
 
-/* H hidden, I intermediate, V vocab, P positions, T types, C classes; Q: hidden, of the head. Spelling 1 is DistilBERT's. */
-static tt__layout tt__bert_layout(const tt_bert *m)
+/* H hidden, I intermediate, V vocab, P positions, T types, C classes; Q: hidden, where there is a head. */
+static void tt__bert_sizes(const void *config, tt__sizes size)
 {
-#define TT__B(field, bert, distil, shape, init, head) {offsetof(tt_bert, field), {bert, distil}, shape, init, 0, head}
-#define TT__L(field, bert, distil, shape, init) {offsetof(tt_bert_layer, field), {bert, distil}, shape, init, 0, false}
-    static const tt__tensor_row model[] = {
-        TT__B(word, "bert.embeddings.word_embeddings.weight", "distilbert.embeddings.word_embeddings.weight", "VH", 'n', false),
-        TT__B(position, "bert.embeddings.position_embeddings.weight", "distilbert.embeddings.position_embeddings.weight", "PH", 'n', false),
-        TT__B(type, "bert.embeddings.token_type_embeddings.weight", NULL, "TH", 'n', false),
-        TT__B(norm_w, "bert.embeddings.LayerNorm.weight", "distilbert.embeddings.LayerNorm.weight", "H", '1', false),
-        TT__B(norm_b, "bert.embeddings.LayerNorm.bias", "distilbert.embeddings.LayerNorm.bias", "H", '0', false),
-        TT__B(head_w, "bert.pooler.dense.weight", "pre_classifier.weight", "QH", 'n', true),
-        TT__B(head_b, "bert.pooler.dense.bias", "pre_classifier.bias", "Q", '0', true),
-        TT__B(classifier_w, "classifier.weight", "classifier.weight", "CH", 'n', true),
-        TT__B(classifier_b, "classifier.bias", "classifier.bias", "C", '0', true),
-    };
-    static const tt__tensor_row layer[] = {
-        TT__L(q_w, "attention.self.query.weight", "attention.q_lin.weight", "HH", 'n'),
-        TT__L(q_b, "attention.self.query.bias", "attention.q_lin.bias", "H", '0'),
-        TT__L(k_w, "attention.self.key.weight", "attention.k_lin.weight", "HH", 'n'),
-        TT__L(k_b, "attention.self.key.bias", "attention.k_lin.bias", "H", '0'),
-        TT__L(v_w, "attention.self.value.weight", "attention.v_lin.weight", "HH", 'n'),
-        TT__L(v_b, "attention.self.value.bias", "attention.v_lin.bias", "H", '0'),
-        TT__L(attention_w, "attention.output.dense.weight", "attention.out_lin.weight", "HH", 'n'),
-        TT__L(attention_b, "attention.output.dense.bias", "attention.out_lin.bias", "H", '0'),
-        TT__L(attention_norm_w, "attention.output.LayerNorm.weight", "sa_layer_norm.weight", "H", '1'),
-        TT__L(attention_norm_b, "attention.output.LayerNorm.bias", "sa_layer_norm.bias", "H", '0'),
-        TT__L(up_w, "intermediate.dense.weight", "ffn.lin1.weight", "IH", 'n'),
-        TT__L(up_b, "intermediate.dense.bias", "ffn.lin1.bias", "I", '0'),
-        TT__L(down_w, "output.dense.weight", "ffn.lin2.weight", "HI", 'n'),
-        TT__L(down_b, "output.dense.bias", "ffn.lin2.bias", "H", '0'),
-        TT__L(output_norm_w, "output.LayerNorm.weight", "output_layer_norm.weight", "H", '1'),
-        TT__L(output_norm_b, "output.LayerNorm.bias", "output_layer_norm.bias", "H", '0'),
-    };
-#undef TT__B
-#undef TT__L
-    const tt_bert_config *c = &m->config;
-    tt__layout l;
-    memset(&l, 0, sizeof l);
-    l.ctx = m->ctx;
-    l.model = model;
-    l.layer = layer;
-    l.n_model = TT__COUNT(model);
-    l.n_layer = TT__COUNT(layer);
-    l.layers = c->layers;
-    l.self = (char *)(uintptr_t)m;
-    l.layer_self = (char *)m->layer;
-    l.layer_bytes = sizeof *m->layer;
-    l.layer_format[0] = "bert.encoder.layer.%d.%s";
-    l.layer_format[1] = "distilbert.transformer.layer.%d.%s";
-    l.prefix[0] = "bert.";
-    l.prefix[1] = "distilbert.";
-    l.size['H' - 'A'] = c->hidden_size;
-    l.size['I' - 'A'] = c->intermediate_size;
-    l.size['V' - 'A'] = c->vocab_size;
-    l.size['P' - 'A'] = c->max_positions;
-    l.size['T' - 'A'] = c->type_vocab_size;
-    l.size['C' - 'A'] = c->classes;
-    l.size['Q' - 'A'] = c->distil || c->pooler ? c->hidden_size : 0;
-    return l;
+    const tt_bert_config *c = (const tt_bert_config *)config;
+    size['Q' - 'A'] = c->distil || c->pooler ? c->hidden_size : 0;
 }
 
-static tt_status tt__bert_check(tt_context *ctx, const tt_bert_config *c)
-{
-    char text[512];
-    tt__text all = {text, sizeof text, 0};
-    const char *const names[] = {"vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_positions", "classes"};
-    const int sizes[] = {c->vocab_size, c->hidden_size, c->layers, c->heads, c->intermediate_size, c->max_positions, c->classes};
-    const float rates[] = {c->dropout, c->attention_dropout, c->classifier_dropout};
-    tt__check_sizes(&all, names, sizes, TT__COUNT(sizes));
-    if (c->type_vocab_size < 0) tt__print(&all, "; type_vocab_size is %d", c->type_vocab_size);
-    tt__check_transformer(&all, c->hidden_size, c->layers, c->heads, rates, TT__COUNT(rates),
-                          c->layer_norm_eps, c->initializer_range, c->activation);
-    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "BERT config: %s", text + 2) : TT_OK;
-}
+static void tt__bert_check(tt__text *all, const void *config) { (void)all, (void)config; }
+
+static const tt__tensor_row tt__bert_tensors[] = {
+#define T(field, bert, distil, shape) TT__TENSOR(tt_bert, field, bert, distil, shape, 'n', false)
+#define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
+    T(word, ".embeddings.word_embeddings.weight", ".embeddings.word_embeddings.weight", "VH"),
+    T(position, ".embeddings.position_embeddings.weight", ".embeddings.position_embeddings.weight", "PH"),
+    T(type, ".embeddings.token_type_embeddings.weight", NULL, "TH"),
+    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false),
+    W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
+    W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
+#undef T
+#undef W
+};
+static const tt__tensor_row tt__bert_layer_tensors[] = {
+#define W(...) TT__WEIGHT_BIAS(tt_bert_layer, __VA_ARGS__, false)
+    W(q, "attention.self.query", "attention.q_lin", "HH", "H", 'n'),
+    W(k, "attention.self.key", "attention.k_lin", "HH", "H", 'n'),
+    W(v, "attention.self.value", "attention.v_lin", "HH", "H", 'n'),
+    W(attention, "attention.output.dense", "attention.out_lin", "HH", "H", 'n'),
+    W(attention_norm, "attention.output.LayerNorm", "sa_layer_norm", "H", "H", '1'),
+    W(up, "intermediate.dense", "ffn.lin1", "IH", "I", 'n'),
+    W(down, "output.dense", "ffn.lin2", "HI", "H", 'n'),
+    W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
+#undef W
+};
+static const tt__config_row tt__bert_rows[] = {
+#define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
+    C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
+    C(hidden_size, 'N', 'H', "hidden_size", "dim"),
+    C(layers, 'N', 0, "num_hidden_layers", "n_layers"),
+    C(heads, 'N', 0, "num_attention_heads", "n_heads"),
+    C(intermediate_size, 'N', 'I', "intermediate_size", "hidden_dim"),
+    C(max_positions, 'N', 'P', "max_position_embeddings", "max_position_embeddings"),
+    C(type_vocab_size, '0', 'T', "type_vocab_size", NULL),
+    C(layer_norm_eps, 'f', 0, "layer_norm_eps", NULL),
+    C(initializer_range, 'f', 0, "initializer_range", "initializer_range"),
+    C(dropout, 'p', 0, "hidden_dropout_prob", "dropout"),
+    C(attention_dropout, 'p', 0, "attention_probs_dropout_prob", "attention_dropout"),
+    C(classifier_dropout, 'p', 0, "classifier_dropout", "seq_classif_dropout"),
+#undef C
+};
+
+/* Spelling 1 is DistilBERT's. */
+static const tt__architecture tt__bert = {
+    "BERT", {"BertForSequenceClassification", "DistilBertForSequenceClassification"}, {"bert", "distilbert"},
+    {"hidden_act", "activation"},
+    {"  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n",
+     "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n"
+     "  \"pad_token_id\": 0,\n"},
+    {"bert.", "distilbert."}, {"encoder.layer.%d.", "transformer.layer.%d."},
+    tt__bert_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__bert_tensors),
+    TT__COUNT(tt__bert_layer_tensors), TT__COUNT(tt__bert_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
+    tt__bert_check};
 
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
-    int params = ctx->n_params;
-    memset(m, 0, sizeof *m);
-    tt_status status = tt__bert_check(ctx, config);
-    if (status != TT_OK) return status;
-    m->ctx = ctx;
-    m->config = *config;
-    snprintf(m->activation, sizeof m->activation, "%s", config->activation);
-    m->config.activation = NULL; /* m may be moved: m->activation says it */
-    m->class_names = tt__new_labels(ctx, config->classes);
-    m->layer = (tt_bert_layer *)tt__calloc(ctx, sizeof *m->layer * (size_t)config->layers);
-    status = m->layer && m->class_names ? TT_OK : TT_ERR_MEMORY;
-    if (status == TT_OK) {
-        tt__layout l = tt__bert_layout(m);
-        status = tt__layout_new(&l, config->distil, config->initializer_range);
-    }
-    if (status == TT_OK) return TT_OK;
-    tt__params_undo(ctx, params);
-    tt_bert_free(m);
-    return status;
+    return tt__model_new(ctx, &tt__bert, m, config, config->distil);
 }
 
-void tt_bert_free(tt_bert *m)
-{
-    if (m->ctx) {
-        tt__free(m->ctx, m->layer);
-        tt__free(m->ctx, m->class_names);
-    }
-    memset(m, 0, sizeof *m);
-}
+void tt_bert_free(tt_bert *m) { tt__model_free(&tt__bert, m); }
 
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
     tt_attention_options attention = tt_attention_options_default(c->heads);
     attention.dropout = c->attention_dropout;
-    tt_value x = tt_add(t, tt_embedding(t, in->ids, m->word), tt_embedding(t, in->positions, m->position)); /* (rows, hidden) */
+    tt_value x = tt_embedding(t, in->ids, m->word); /* (rows, hidden), as all but h */
+    x = tt_add(t, x, tt_embedding(t, in->positions, m->position));
     if (m->type) x = tt_add(t, x, tt_embedding(t, in->types, m->type));
     x = tt_dropout(t, tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps), c->dropout);
     tt_name(t, x, "embeddings");
     for (int k = 0; k < c->layers; k++) {
         const tt_bert_layer *l = &m->layer[k];
-        tt_value q = tt_linear(t, x, l->q_w, l->q_b), key = tt_linear(t, x, l->k_w, l->k_b), v = tt_linear(t, x, l->v_w, l->v_b);
+        tt_value q = tt_linear(t, x, l->q_w, l->q_b), key = tt_linear(t, x, l->k_w, l->k_b);
+        tt_value v = tt_linear(t, x, l->v_w, l->v_b);
         tt_value o = tt_attention(t, q, key, v, in->seq_start, &attention);
         tt_name(t, o, "layer.%d.attention", k);
         o = tt_linear(t, o, l->attention_w, l->attention_b);
         if (!c->distil) o = tt_dropout(t, o, c->dropout); /* DistilBERT has none here */
         x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d.attention_norm", k);
-        tt_value h = tt__named_activation(t, tt_linear(t, x, l->up_w, l->up_b), m->activation); /* (rows, intermediate) */
+        tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
+        h = tt__named_activation(t, h, m->activation);
         tt_name(t, h, "layer.%d.intermediate", k);
         h = tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout);
         x = tt_add(t, h, x);
@@ -14513,9 +14742,9 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         h = tt_linear(t, h, m->head_w, m->head_b);
         h = m->config.distil ? tt_relu(t, h) : tt_tanh(t, h);
     }
-    tt_value logits = tt_linear(t, tt_dropout(t, h, m->config.classifier_dropout), m->classifier_w, m->classifier_b);
-    tt_name(t, logits, "logits");
-    return logits;
+    h = tt_linear(t, tt_dropout(t, h, m->config.classifier_dropout), m->classifier_w, m->classifier_b);
+    tt_name(t, h, "logits");
+    return h;
 }
 
 static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
@@ -14532,46 +14761,23 @@ tt_model tt_bert_classifier(const tt_bert *m)
     return model;
 }
 
-/* ---- checkpoints ---- */
-
-/* config.json of (Distil)BERT. */
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char activation[32])
 {
-    const char *type = NULL, *act = NULL, *position = "absolute";
+    const char *type = NULL, *position = "absolute";
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
     if (strcmp(type, "distilbert") != 0 && strcmp(type, "bert") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads 'bert' (BERT, MiniLM) and 'distilbert'", j->path, type);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                        "'%s': model_type is '%s'; this loader reads 'bert' (BERT, MiniLM) and 'distilbert'",
+                        j->path, type);
     *c = tt_bert_config_default(strcmp(type, "distilbert") == 0);
-    struct { const char *bert, *distil; int *to; bool required; } sizes[] = {
-        {"vocab_size", "vocab_size", &c->vocab_size, true}, {"hidden_size", "dim", &c->hidden_size, true},
-        {"num_hidden_layers", "n_layers", &c->layers, true}, {"num_attention_heads", "n_heads", &c->heads, true},
-        {"intermediate_size", "hidden_dim", &c->intermediate_size, true},
-        {"max_position_embeddings", "max_position_embeddings", &c->max_positions, true}, {"type_vocab_size", NULL, &c->type_vocab_size, false}};
-    for (int k = 0; k < TT__COUNT(sizes) && status == TT_OK; k++) {
-        const char *key = c->distil ? sizes[k].distil : sizes[k].bert;
-        if (key) status = tt__read_size(j, key, sizes[k].required, sizes[k].to);
-    }
-    if (status == TT_OK && !c->distil)
-        status = tt__read_float(j, "layer_norm_eps", 0, INFINITY, &c->layer_norm_eps);
-    if (status == TT_OK) status = tt__read_float(j, "initializer_range", 0, INFINITY, &c->initializer_range);
-    if (status == TT_OK)
-        status = tt__read_float(j, c->distil ? "dropout" : "hidden_dropout_prob", 0, 1, &c->dropout);
-    if (status == TT_OK)
-        status = tt__read_float(j, c->distil ? "attention_dropout" : "attention_probs_dropout_prob", 0, 1,
-                                &c->attention_dropout);
-    if (!c->distil) c->classifier_dropout = c->dropout;
-    if (status == TT_OK)
-        status = tt__read_float(j, c->distil ? "seq_classif_dropout" : "classifier_dropout", 0, 1,
-                                &c->classifier_dropout);
-    if (status == TT_OK) status = tt__json_read_string(j, 0, c->distil ? "activation" : "hidden_act", false, &act);
+    if (!c->distil) c->classifier_dropout = -1; /* where there is none, it is as `dropout` */
+    status = tt__config_read(j, &tt__bert, c->distil, c, activation);
+    if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
-    if (status != TT_OK) return status;
-    if (strcmp(position, "absolute") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only 'absolute' is supported", j->path, position);
-    snprintf(activation, 32, "%s", act ? act : "gelu");
-    c->activation = activation;
-    return tt__read_classes(j, &c->classes);
+    if (status != TT_OK || strcmp(position, "absolute") == 0) return status;
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                    "'%s': position_embedding_type is '%s'; only 'absolute' is supported", j->path, position);
 }
 
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
@@ -14580,87 +14786,39 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
     tt__json j;
     tt_bert_config config;
     tt__checkpoint *c = NULL;
-    int params = ctx->n_params, own_classes = 0;
+    int own_classes = 0;
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
     tt_status status = tt__path_join(ctx, path, folder, "config.json");
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
     if (status == TT_OK) status = tt__bert_read_config(&j, &config, activation);
-    if (status == TT_OK) {
-        own_classes = config.classes;
-        if (classes) config.classes = classes;
-        status = tt__bert_check(ctx, &config);
-    }
+    if (status == TT_OK) own_classes = config.classes;
     if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
     if (status == TT_OK && !(c = tt__checkpoint_open(ctx, path))) status = ctx->status;
-    if (status == TT_OK) {
-        m->ctx = ctx;
-        m->config = config;
-        tt__layout l = tt__bert_layout(m);
-        status = tt__layout_check(&l, config.distil, c);
-    }
-    if (status == TT_OK) status = tt_bert_new(ctx, m, &config);
-    if (status == TT_OK && config.classes == own_classes)
-        status = tt__read_labels(&j, m->class_names, own_classes);
-    if (status == TT_OK) {
-        tt__layout l = tt__bert_layout(m);
-        status = tt__layout_attach(&l, config.distil, c, NULL);
-    }
+    if (status == TT_OK) status = tt__model_check(ctx, &tt__bert, &config, classes, config.distil, c);
+    const int spelling = status == TT_OK && config.distil;
+    if (status == TT_OK)
+        status = tt__model_load(ctx, &tt__bert, m, &config, own_classes, &j, spelling, spelling, c, NULL);
     tt__json_free(&j);
     tt__checkpoint_release(c, ctx);
-    if (status == TT_OK) return TT_OK;
-    tt__params_undo(ctx, params);
-    tt_bert_free(m);
     return status;
-}
-
-typedef struct tt__bert_saved { const tt_bert *m; const char *dtype; bool *last; } tt__bert_saved;
-
-static void tt__bert_print_config(tt__text *json, const void *arg)
-{
-    const tt__bert_saved *saved = (const tt__bert_saved *)arg;
-    const tt_bert *m = saved->m;
-    const tt_bert_config *c = &m->config;
-    char number[5][32];
-    tt__print(json, "{\n  \"architectures\": [\"%sForSequenceClassification\"],\n  \"model_type\": \"%s\",\n", c->distil ? "DistilBert" : "Bert", c->distil ? "distilbert" : "bert");
-    tt__print(json, "  \"vocab_size\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"%s\": %d,\n  \"max_position_embeddings\": %d,\n", c->vocab_size,
-              c->distil ? "dim" : "hidden_size", c->hidden_size, c->distil ? "n_layers" : "num_hidden_layers", c->layers,
-              c->distil ? "n_heads" : "num_attention_heads", c->heads, c->distil ? "hidden_dim" : "intermediate_size", c->intermediate_size, c->max_positions);
-    if (c->distil) tt__print(json, "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n");
-    else tt__print(json, "  \"type_vocab_size\": %d,\n  \"layer_norm_eps\": %s,\n  \"position_embedding_type\": \"absolute\",\n", c->type_vocab_size, tt__json_float(c->layer_norm_eps, number[0]));
-    tt__print(json, "  \"%s\": \"%s\",\n  \"initializer_range\": %s,\n  \"%s\": %s,\n  \"%s\": %s,\n  \"%s\": %s,\n  \"pad_token_id\": 0,\n  \"dtype\": \"%s\",\n",
-              c->distil ? "activation" : "hidden_act", m->activation, tt__json_float(c->initializer_range, number[1]), c->distil ? "dropout" : "hidden_dropout_prob", tt__json_float(c->dropout, number[2]),
-              c->distil ? "attention_dropout" : "attention_probs_dropout_prob", tt__json_float(c->attention_dropout, number[3]),
-              c->distil ? "seq_classif_dropout" : "classifier_dropout", tt__json_float(c->classifier_dropout, number[4]), saved->dtype);
-    tt__print_labels(json, (const char(*)[64])m->class_names, c->classes, saved->last);
-    tt__print(json, "\n}\n");
 }
 
 tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
-    tt__layout l = tt__bert_layout(m);
-    tt_bert_config config = m->config; /* the caller may have changed it: it must still be one to be read */
-    tt_dtype dtype = TT_F32;
-    tt__bert_saved saved = {m, NULL, NULL};
+    tt_bert_config config = m->config;
     config.activation = m->activation;
-    tt_status status = tt__bert_check(m->ctx, &config);
-    if (status == TT_OK)
-        status = tt__last_of_names(m->ctx, (const char(*)[64])m->class_names, config.classes, &saved.last);
-    if (status == TT_OK) status = tt__layout_save(&l, config.distil, folder, &dtype);
-    saved.dtype = tt__torch_dtype(dtype);
-    if (status == TT_OK)
-        status = tt__save_printed(m->ctx, folder, "config.json", tt__bert_print_config, &saved);
-    tt__free(m->ctx, saved.last);
-    return status;
+    return tt__model_save(m->ctx, &tt__bert, m, &config, config.distil, config.distil, folder);
 }
 
-/* -------------------------------------------------------------------------------------------------------- ViT */
+/* ---------------------------------------------------------------------------------------------------- ViT */
 
 #define TT__MAX_PATCH 16384 /* pixels; so that sizes multiply without overflow */
 
 tt_vit_config tt_vit_config_default(const char *size)
 {
-    static const struct { const char *name; int hidden, layers, heads; } sizes[] = {{"Ti", 192, 12, 3}, {"S", 384, 12, 6}, {"B", 768, 12, 12}, {"L", 1024, 24, 16}, {"H", 1280, 32, 16}};
+    static const struct { const char *name; int hidden, layers, heads; } sizes[] = {
+        {"Ti", 192, 12, 3}, {"S", 384, 12, 6}, {"B", 768, 12, 12}, {"L", 1024, 24, 16}, {"H", 1280, 32, 16}};
     tt_vit_config c;
     memset(&c, 0, sizeof c);
     c.image_size = 224;
@@ -14673,7 +14831,8 @@ tt_vit_config tt_vit_config_default(const char *size)
     for (int k = 0; k < 4; k++) c.mean[k] = c.std[k] = 0.5f;
     const char *slash = size ? strchr(size, '/') : NULL;
     for (int k = 0; k < TT__COUNT(sizes) && slash; k++) {
-        if (strlen(sizes[k].name) != (size_t)(slash - size) || strncmp(sizes[k].name, size, (size_t)(slash - size)) != 0) continue;
+        const size_t letters = (size_t)(slash - size);
+        if (strlen(sizes[k].name) != letters || strncmp(sizes[k].name, size, letters) != 0) continue;
         c.hidden_size = sizes[k].hidden;
         c.layers = sizes[k].layers;
         c.heads = sizes[k].heads;
@@ -14686,131 +14845,104 @@ tt_vit_config tt_vit_config_default(const char *size)
     return c;
 }
 
-static int tt__vit_grid(const tt_vit_config *c) { return c->image_size / c->patch_size; }
-static int tt__vit_tokens(const tt_vit_config *c) { return tt__vit_grid(c) * tt__vit_grid(c) + 1; }
-
-/* H hidden, I intermediate, D channels, P patch, N tokens, C classes; B: hidden, of biases of q, k and v. Spelling 1 is torchvision's. */
-static tt__layout tt__vit_layout(const tt_vit *m)
+static int tt__vit_tokens(const tt_vit_config *c)
 {
-#define TT__V(field, transformers, torchvision, shape, init, head) {offsetof(tt_vit, field), {transformers, torchvision}, shape, init, 0, head}
-#define TT__L(field, transformers, torchvision, shape, init, part) {offsetof(tt_vit_layer, field), {transformers, torchvision}, shape, init, part, false}
-    static const tt__tensor_row model[] = {
-        TT__V(token, "vit.embeddings.cls_token", "class_token", "11H", 'n', false),
-        TT__V(position, "vit.embeddings.position_embeddings", "encoder.pos_embedding", "1NH", 'n', false),
-        TT__V(patch_w, "vit.embeddings.patch_embeddings.projection.weight", "conv_proj.weight", "HDPP", 'n', false),
-        TT__V(patch_b, "vit.embeddings.patch_embeddings.projection.bias", "conv_proj.bias", "H", '0', false),
-        TT__V(norm_w, "vit.layernorm.weight", "encoder.ln.weight", "H", '1', false),
-        TT__V(norm_b, "vit.layernorm.bias", "encoder.ln.bias", "H", '0', false),
-        TT__V(classifier_w, "classifier.weight", "heads.head.weight", "CH", 'n', true),
-        TT__V(classifier_b, "classifier.bias", "heads.head.bias", "C", '0', true),
-    };
-    static const tt__tensor_row layer[] = { /* parts of one tensor stand together */
-        TT__L(before_w, "layernorm_before.weight", "ln_1.weight", "H", '1', 0),
-        TT__L(before_b, "layernorm_before.bias", "ln_1.bias", "H", '0', 0),
-        TT__L(q_w, "attention.attention.query.weight", "self_attention.in_proj_weight", "HH", 'n', 1),
-        TT__L(k_w, "attention.attention.key.weight", "self_attention.in_proj_weight", "HH", 'n', 2),
-        TT__L(v_w, "attention.attention.value.weight", "self_attention.in_proj_weight", "HH", 'n', 3),
-        TT__L(q_b, "attention.attention.query.bias", "self_attention.in_proj_bias", "B", '0', 1),
-        TT__L(k_b, "attention.attention.key.bias", "self_attention.in_proj_bias", "B", '0', 2),
-        TT__L(v_b, "attention.attention.value.bias", "self_attention.in_proj_bias", "B", '0', 3),
-        TT__L(attention_w, "attention.output.dense.weight", "self_attention.out_proj.weight", "HH", 'n', 0),
-        TT__L(attention_b, "attention.output.dense.bias", "self_attention.out_proj.bias", "H", '0', 0),
-        TT__L(after_w, "layernorm_after.weight", "ln_2.weight", "H", '1', 0),
-        TT__L(after_b, "layernorm_after.bias", "ln_2.bias", "H", '0', 0),
-        TT__L(up_w, "intermediate.dense.weight", "mlp.0.weight", "IH", 'n', 0),
-        TT__L(up_b, "intermediate.dense.bias", "mlp.0.bias", "I", '0', 0),
-        TT__L(down_w, "output.dense.weight", "mlp.3.weight", "HI", 'n', 0),
-        TT__L(down_b, "output.dense.bias", "mlp.3.bias", "H", '0', 0),
-    };
-#undef TT__V
-#undef TT__L
-    const tt_vit_config *c = &m->config;
-    tt__layout l;
-    memset(&l, 0, sizeof l);
-    l.ctx = m->ctx;
-    l.model = model;
-    l.layer = layer;
-    l.n_model = TT__COUNT(model);
-    l.n_layer = TT__COUNT(layer);
-    l.layers = c->layers;
-    l.self = (char *)(uintptr_t)m;
-    l.layer_self = (char *)m->layer;
-    l.layer_bytes = sizeof *m->layer;
-    l.layer_format[0] = "vit.encoder.layer.%d.%s";
-    l.layer_format[1] = "encoder.layers.encoder_layer_%d.%s";
-    l.prefix[0] = "vit.";
-    l.prefix[1] = "";
-    l.size['H' - 'A'] = c->hidden_size;
-    l.size['I' - 'A'] = c->intermediate_size;
-    l.size['D' - 'A'] = c->channels;
-    l.size['P' - 'A'] = c->patch_size;
-    l.size['N' - 'A'] = tt__vit_tokens(c);
-    l.size['C' - 'A'] = c->classes;
-    l.size['B' - 'A'] = c->qkv_bias ? c->hidden_size : 0;
-    return l;
+    const int grid = c->image_size / c->patch_size;
+    return grid * grid + 1;
 }
 
-static tt_status tt__vit_check(tt_context *ctx, const tt_vit_config *c)
+/* H hidden, I intermediate, D channels, P patch, N tokens, C classes; B: hidden, of biases of q, k and v. */
+static void tt__vit_sizes(const void *config, tt__sizes size)
 {
-    char text[512];
-    tt__text all = {text, sizeof text, 0};
-    const char *const names[] = {"image_size", "patch_size", "channels", "hidden_size", "layers", "heads", "intermediate_size", "classes"};
-    const int sizes[] = {c->image_size, c->patch_size, c->channels, c->hidden_size, c->layers, c->heads, c->intermediate_size, c->classes};
-    const float rates[] = {c->dropout, c->attention_dropout};
-    tt__check_sizes(&all, names, sizes, TT__COUNT(sizes));
-    if (c->patch_size > 0 && c->image_size % c->patch_size) tt__print(&all, "; image_size %d is not a multiple of patch_size %d", c->image_size, c->patch_size);
-    if (c->image_size > 16384) tt__print(&all, "; image_size %d is above 16384", c->image_size);
-    if (c->channels > 4) tt__print(&all, "; channels is %d, at most 4 are supported", c->channels);
+    const tt_vit_config *c = (const tt_vit_config *)config;
+    size['N' - 'A'] = tt__vit_tokens(c);
+    size['B' - 'A'] = c->qkv_bias ? c->hidden_size : 0;
+}
+
+static void tt__vit_check(tt__text *all, const void *config)
+{
+    const tt_vit_config *c = (const tt_vit_config *)config;
+    if (c->patch_size > 0 && c->image_size % c->patch_size)
+        tt__print(all, "; image_size %d is not a multiple of patch_size %d", c->image_size, c->patch_size);
+    if (c->image_size > 16384) tt__print(all, "; image_size %d is above 16384", c->image_size);
+    if (c->channels > 4) tt__print(all, "; channels is %d, at most 4 are supported", c->channels);
     for (int k = 0; k < c->channels && k < 4; k++)
         if (!isfinite(c->mean[k]) || !(c->std[k] >= FLT_MIN) || !isfinite(c->std[k]))
-            tt__print(&all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
-    tt__check_transformer(&all, c->hidden_size, c->layers, c->heads, rates, TT__COUNT(rates),
-                          c->layer_norm_eps, c->initializer_range, c->activation);
-    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "ViT config: %s", text + 2) : TT_OK;
+            tt__print(all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
 }
+
+static const tt__tensor_row tt__vit_tensors[] = {
+#define T(field, a, b, shape) TT__TENSOR(tt_vit, field, a, b, shape, 'n', false)
+#define W(...) TT__WEIGHT_BIAS(tt_vit, __VA_ARGS__)
+    T(token, ".embeddings.cls_token", "class_token", "11H"),
+    T(position, ".embeddings.position_embeddings", "encoder.pos_embedding", "1NH"),
+    W(patch, ".embeddings.patch_embeddings.projection", "conv_proj", "HDPP", "H", 'n', false),
+    W(norm, ".layernorm", "encoder.ln", "H", "H", '1', false),
+    W(classifier, "classifier", "heads.head", "CH", "C", 'n', true),
+#undef T
+#undef W
+};
+static const tt__tensor_row tt__vit_layer_tensors[] = { /* parts of one tensor stand together */
+#define W(...) TT__WEIGHT_BIAS(tt_vit_layer, __VA_ARGS__, false)
+#define P(field, name, packed, shape, init, part) \
+    {offsetof(tt_vit_layer, field), {"attention.attention." name, "self_attention.in_proj_" packed}, shape, \
+     init, part, false}
+    W(before, "layernorm_before", "ln_1", "H", "H", '1'),
+    P(q_w, "query.weight", "weight", "HH", 'n', 1),
+    P(k_w, "key.weight", "weight", "HH", 'n', 2),
+    P(v_w, "value.weight", "weight", "HH", 'n', 3),
+    P(q_b, "query.bias", "bias", "B", '0', 1),
+    P(k_b, "key.bias", "bias", "B", '0', 2),
+    P(v_b, "value.bias", "bias", "B", '0', 3),
+    W(attention, "attention.output.dense", "self_attention.out_proj", "HH", "H", 'n'),
+    W(after, "layernorm_after", "ln_2", "H", "H", '1'),
+    W(up, "intermediate.dense", "mlp.0", "IH", "I", 'n'),
+    W(down, "output.dense", "mlp.3", "HI", "H", 'n'),
+#undef W
+#undef P
+};
+static const tt__config_row tt__vit_rows[] = {
+#define C(field, kind, letter, key) TT__CONFIG(tt_vit, field, kind, letter, key, NULL)
+    C(image_size, 'n', 0, "image_size"),
+    C(patch_size, 'n', 'P', "patch_size"),
+    C(channels, 'n', 'D', "num_channels"),
+    C(hidden_size, 'N', 'H', "hidden_size"),
+    C(layers, 'N', 0, "num_hidden_layers"),
+    C(heads, 'N', 0, "num_attention_heads"),
+    C(intermediate_size, 'N', 'I', "intermediate_size"),
+    C(layer_norm_eps, 'f', 0, "layer_norm_eps"),
+    C(initializer_range, 'f', 0, "initializer_range"),
+    C(dropout, 'p', 0, "hidden_dropout_prob"),
+    C(attention_dropout, 'p', 0, "attention_probs_dropout_prob"),
+    C(qkv_bias, 'b', 0, "qkv_bias"),
+#undef C
+};
+
+/* Spelling 1, of tensors, is torchvision's; config.json is always transformers'. */
+static const tt__architecture tt__vit = {
+    "ViT", {"ViTForImageClassification", NULL}, {"vit", NULL}, {"hidden_act", NULL}, {"", NULL}, {"vit.", ""},
+    {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
+    tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
+    TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check};
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
-    int params = ctx->n_params;
-    memset(m, 0, sizeof *m);
-    tt_status status = tt__vit_check(ctx, config);
-    if (status != TT_OK) return status;
-    m->ctx = ctx;
-    m->config = *config;
-    snprintf(m->activation, sizeof m->activation, "%s", config->activation);
-    m->config.activation = NULL; /* m may be moved: m->activation says it */
-    m->class_names = tt__new_labels(ctx, config->classes);
-    m->layer = (tt_vit_layer *)tt__calloc(ctx, sizeof *m->layer * (size_t)config->layers);
-    status = m->layer && m->class_names ? TT_OK : TT_ERR_MEMORY;
-    if (status == TT_OK) {
-        tt__layout l = tt__vit_layout(m);
-        status = tt__layout_new(&l, 0, config->initializer_range);
-    }
-    if (status == TT_OK) return TT_OK;
-    tt__params_undo(ctx, params);
-    tt_vit_free(m);
-    return status;
+    return tt__model_new(ctx, &tt__vit, m, config, 0);
 }
 
-void tt_vit_free(tt_vit *m)
-{
-    if (m->ctx) {
-        tt__free(m->ctx, m->layer);
-        tt__free(m->ctx, m->class_names);
-    }
-    memset(m, 0, sizeof *m);
-}
+void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit, m); }
 
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_vit_config *c = &m->config;
+    const int side = c->image_size;
     tt_attention_options attention = tt_attention_options_default(c->heads);
-    tt_patch_options patches = tt_patch_options_default(c->image_size, c->image_size, c->channels, c->patch_size);
+    tt_patch_options patches = tt_patch_options_default(side, side, c->channels, c->patch_size);
     attention.dropout = c->attention_dropout;
     memcpy(patches.mean, c->mean, sizeof patches.mean);
     memcpy(patches.std, c->std, sizeof patches.std);
-    tt_value x = tt_patches(t, in->pixels, in->positions, in->seq_start, &patches); /* (rows, channels * patch * patch) */
-    tt_name(t, x, "patches");
+    tt_value x = tt_patches(t, in->pixels, in->positions, in->seq_start, &patches);
+    tt_name(t, x, "patches"); /* (rows, channels * patch * patch) */
     x = tt_set_rows(t, tt_linear(t, x, m->patch_w, m->patch_b), in->first, m->token); /* (rows, hidden) */
     x = tt_dropout(t, tt_add(t, x, tt_embedding(t, in->positions, m->position)), c->dropout);
     tt_name(t, x, "embeddings");
@@ -14818,7 +14950,8 @@ tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
         const tt_vit_layer *l = &m->layer[k];
         tt_value h = tt_layernorm(t, x, l->before_w, l->before_b, c->layer_norm_eps);
         tt_name(t, h, "layer.%d.norm_before", k);
-        tt_value q = tt_linear(t, h, l->q_w, l->q_b), key = tt_linear(t, h, l->k_w, l->k_b), v = tt_linear(t, h, l->v_w, l->v_b);
+        tt_value q = tt_linear(t, h, l->q_w, l->q_b), key = tt_linear(t, h, l->k_w, l->k_b);
+        tt_value v = tt_linear(t, h, l->v_w, l->v_b);
         tt_name(t, q, "layer.%d.query", k);
         tt_name(t, key, "layer.%d.key", k);
         tt_name(t, v, "layer.%d.value", k);
@@ -14843,7 +14976,8 @@ tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
 
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in)
 {
-    tt_value logits = tt_linear(t, tt_gather_rows(t, tt_vit_encode(m, t, in), in->first), m->classifier_w, m->classifier_b);
+    tt_value token = tt_gather_rows(t, tt_vit_encode(m, t, in), in->first); /* (seqs, hidden) */
+    tt_value logits = tt_linear(t, token, m->classifier_w, m->classifier_b);
     tt_name(t, logits, "logits");
     return logits;
 }
@@ -14852,7 +14986,8 @@ static tt_value tt__vit_record(const void *self, tt_tape *t, const tt_train_opti
 {
     const tt_vit *m = (const tt_vit *)self;
     const tt_vit_config *c = &m->config;
-    tt_inputs in = tt_image_inputs(t, o, tt__vit_tokens(c), (int64_t)c->image_size * c->image_size * c->channels);
+    const int64_t bytes = (int64_t)c->image_size * c->image_size * c->channels;
+    tt_inputs in = tt_image_inputs(t, o, tt__vit_tokens(c), bytes);
     *output = tt_vit_logits(m, t, &in);
     return tt__classify(t, *output, &in, o);
 }
@@ -14864,8 +14999,6 @@ tt_model tt_vit_classifier(const tt_vit *m)
     return model;
 }
 
-/* ---- checkpoints ---- */
-
 /* Weights of the four pixels around, at distance x in [0, 1) from the second (Keys 1981, with a = -3/4). */
 static void tt__cubic_weights(float x, float w[4])
 {
@@ -14876,24 +15009,26 @@ static void tt__cubic_weights(float x, float w[4])
     }
 }
 
-/* Positions of a grid of from x from patches, for one of to x to: bicubic, pixel centres aligned, edges repeated, as transformers does;
-   the class token's stays. old (1 + from^2, n) -> now (1 + to^2, n) */
+/* Positions of a grid of from x from patches, for one of to x to: bicubic, pixel centres aligned, edges
+   repeated, as transformers does; the class token's stays. old (1 + from^2, n) -> now (1 + to^2, n) */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);
-    for (int y = 0; y < to; y++)
-        for (int x = 0; x < to; x++) {
-            float sy = ((float)y + 0.5f) * (float)from / (float)to - 0.5f, sx = ((float)x + 0.5f) * (float)from / (float)to - 0.5f, wy[4], wx[4];
-            float *sum = now + (1 + (int64_t)y * to + x) * n;
-            tt__cubic_weights(sy - floorf(sy), wy);
-            tt__cubic_weights(sx - floorf(sx), wx);
-            memset(sum, 0, sizeof *sum * (size_t)n);
-            for (int k = 0; k < 16; k++) {
-                int64_t row = tt__max(0, tt__min(from - 1, (int)floorf(sy) + k / 4 - 1)), column = tt__max(0, tt__min(from - 1, (int)floorf(sx) + k % 4 - 1));
-                const float *p = old + (1 + row * from + column) * n, w = wy[k / 4] * wx[k % 4];
-                for (int64_t c = 0; c < n; c++) sum[c] += w * p[c];
-            }
+    for (int at = 0; at < to * to; at++) {
+        const int y = at / to, x = at % to;
+        float sy = ((float)y + 0.5f) * (float)from / (float)to - 0.5f, wy[4];
+        float sx = ((float)x + 0.5f) * (float)from / (float)to - 0.5f, wx[4];
+        float *sum = now + (1 + (int64_t)at) * n;
+        tt__cubic_weights(sy - floorf(sy), wy);
+        tt__cubic_weights(sx - floorf(sx), wx);
+        memset(sum, 0, sizeof *sum * (size_t)n);
+        for (int k = 0; k < 16; k++) {
+            int64_t row = tt__max(0, tt__min(from - 1, (int)floorf(sy) + k / 4 - 1));
+            int64_t column = tt__max(0, tt__min(from - 1, (int)floorf(sx) + k % 4 - 1));
+            const float *p = old + (1 + row * from + column) * n, w = wy[k / 4] * wx[k % 4];
+            for (int64_t c = 0; c < n; c++) sum[c] += w * p[c];
         }
+    }
 }
 
 static int tt__square_root(int64_t n) /* of a square; else 0 */
@@ -14903,14 +15038,17 @@ static int tt__square_root(int64_t n) /* of a square; else 0 */
 }
 
 /* Positions of a checkpoint for images of another size. */
-static tt_status tt__vit_adapt(const tt__tensor_row *row, tt_param *p, tt__checkpoint *c, int index, bool *done)
+static tt_status tt__vit_adapt(const tt__tensor_row *row, tt_param *p, tt__checkpoint *c, int index,
+                               bool *done)
 {
     const tt_tensor_info *info = tt_safetensors_info(c->file, index);
-    if (strcmp(row->shape, "1NH") != 0 || info->ndim != 3 || info->dims[0] != 1 || info->dims[2] != p->dims[1] || info->dims[1] == p->dims[0]) return TT_OK;
+    const bool fits = info->ndim == 3 && info->dims[0] == 1 && info->dims[2] == p->dims[1];
+    if (strcmp(row->shape, "1NH") != 0 || !fits || info->dims[1] == p->dims[0]) return TT_OK;
     int from = tt__square_root(info->dims[1] - 1), to = tt__square_root(p->dims[0] - 1);
     int64_t n = info->dims[1] * info->dims[2];
     if (!from) return TT_OK;
-    float *old = (float *)tt__alloc(p->ctx, sizeof *old * (size_t)n), *now = (float *)tt__alloc(p->ctx, sizeof *now * (size_t)p->size);
+    float *old = (float *)tt__alloc(p->ctx, sizeof *old * (size_t)n);
+    float *now = (float *)tt__alloc(p->ctx, sizeof *now * (size_t)p->size);
     tt_status status = old && now ? tt_safetensors_read_f32(c->file, index, 0, n, old) : TT_ERR_MEMORY;
     if (status == TT_OK) {
         tt__interpolate_positions(old, from, now, to, p->dims[1]);
@@ -14919,7 +15057,9 @@ static tt_status tt__vit_adapt(const tt__tensor_row *row, tt_param *p, tt__check
         p->release = tt__free;
         p->source = now;
         *done = true;
-        tt__log(p->ctx, TT_LOG_INFO, "checkpoint", "'%s': positions of %d x %d patches are interpolated to %d x %d", c->file->path, from, from, to, to);
+        tt__log(p->ctx, TT_LOG_INFO, "checkpoint",
+                "'%s': positions of %d x %d patches are interpolated to %d x %d", c->file->path, from, from,
+                to, to);
     } else {
         tt__free(p->ctx, now);
     }
@@ -14927,75 +15067,70 @@ static tt_status tt__vit_adapt(const tt__tensor_row *row, tt_param *p, tt__check
     return status;
 }
 
-/* config.json of transformers' ViT. */
 static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c, char activation[32])
 {
-    const char *type = NULL, *act = NULL;
+    const char *type = NULL;
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
-    if (strcmp(type, "vit") != 0) return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads 'vit'", j->path, type);
+    if (strcmp(type, "vit") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads 'vit'",
+                        j->path, type);
     *c = tt_vit_config_default("B/16");
     c->classes = 2; /* transformers' default */
-    struct { const char *key; int *to; bool required; } sizes[] = {
-        {"hidden_size", &c->hidden_size, true}, {"num_hidden_layers", &c->layers, true}, {"num_attention_heads", &c->heads, true},
-        {"intermediate_size", &c->intermediate_size, true}, {"image_size", &c->image_size, false}, {"patch_size", &c->patch_size, false}, {"num_channels", &c->channels, false}};
-    for (int k = 0; k < TT__COUNT(sizes) && status == TT_OK; k++) status = tt__read_size(j, sizes[k].key, sizes[k].required, sizes[k].to);
-    if (status == TT_OK) status = tt__read_float(j, "layer_norm_eps", 0, INFINITY, &c->layer_norm_eps);
-    if (status == TT_OK) status = tt__read_float(j, "initializer_range", 0, INFINITY, &c->initializer_range);
-    if (status == TT_OK) status = tt__read_float(j, "hidden_dropout_prob", 0, 1, &c->dropout);
-    if (status == TT_OK)
-        status = tt__read_float(j, "attention_probs_dropout_prob", 0, 1, &c->attention_dropout);
-    if (status == TT_OK) status = tt__json_read_bool(j, 0, "qkv_bias", false, &c->qkv_bias);
-    if (status == TT_OK) status = tt__json_read_string(j, 0, "hidden_act", false, &act);
-    if (status != TT_OK) return status;
-    snprintf(activation, 32, "%s", act ? act : "gelu");
-    c->activation = activation;
-    return tt__read_classes(j, &c->classes);
+    return tt__config_read(j, &tt__vit, 0, c, activation);
 }
 
 /* Size k of tensor `name`, 0 when there is none. */
-static int tt__tensor_size(const tt_safetensors *s, const char *name, const char *prefix, int k)
+static int tt__tensor_size(const tt__checkpoint *c, const char *name, int k)
 {
-    int index = tt__find_tensor(s, name, prefix);
-    const tt_tensor_info *info = index < 0 ? NULL : tt_safetensors_info(s, index);
+    int index = tt__find_tensor(c->file, name, "vit.");
+    const tt_tensor_info *info = index < 0 ? NULL : tt_safetensors_info(c->file, index);
     return info && k < info->ndim && info->dims[k] <= INT32_MAX / 4 ? (int)info->dims[k] : 0;
 }
 
 /* The config of a file without one, from the shapes of its tensors. */
-static tt_status tt__vit_infer_config(tt_context *ctx, const tt__checkpoint *c, int spelling, tt_vit_config *config)
+static tt_status tt__vit_infer_config(tt_context *ctx, const tt__checkpoint *c, int spelling,
+                                      tt_vit_config *config)
 {
     static const char *const position[] = {"vit.embeddings.position_embeddings", "encoder.pos_embedding"};
-    static const char *const patch[] = {"vit.embeddings.patch_embeddings.projection.weight", "conv_proj.weight"};
-    static const char *const up[] = {"vit.encoder.layer.%d.intermediate.dense.weight", "encoder.layers.encoder_layer_%d.mlp.0.weight"};
-    static const char *const head[] = {"classifier.weight", "heads.head.weight"}, *const prefix[] = {"vit.", ""};
+    static const char *const patch[] = {"vit.embeddings.patch_embeddings.projection.weight",
+                                        "conv_proj.weight"};
+    static const char *const up[] = {"vit.encoder.layer.%d.intermediate.dense.weight",
+                                     "encoder.layers.encoder_layer_%d.mlp.0.weight"};
+    static const char *const head[] = {"classifier.weight", "heads.head.weight"};
     char name[128];
-    const char *p = prefix[spelling];
     *config = tt_vit_config_default("B/16");
-    config->hidden_size = tt__tensor_size(c->file, position[spelling], p, 2);
-    config->patch_size = tt__tensor_size(c->file, patch[spelling], p, 2);
-    config->channels = tt__tensor_size(c->file, patch[spelling], p, 1);
-    if (config->patch_size > TT__MAX_PATCH) return tt__fail(ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d", c->file->path, config->patch_size, TT__MAX_PATCH);
-    config->image_size = tt__square_root(tt__tensor_size(c->file, position[spelling], p, 1) - 1) * config->patch_size;
+    config->hidden_size = tt__tensor_size(c, position[spelling], 2);
+    config->patch_size = tt__tensor_size(c, patch[spelling], 2);
+    config->channels = tt__tensor_size(c, patch[spelling], 1);
+    if (config->patch_size > TT__MAX_PATCH)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d", c->file->path,
+                        config->patch_size, TT__MAX_PATCH);
+    config->image_size = tt__square_root(tt__tensor_size(c, position[spelling], 1) - 1) * config->patch_size;
     int head_size = config->hidden_size == 1280 ? 80 : 64; /* of the published sizes Ti, S, B, L; H */
     config->heads = config->hidden_size / head_size;
-    if (spelling == 1) {
-        static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f}; /* as torchvision's models were trained */
+    if (spelling == 1) { /* as torchvision's models were trained */
+        static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
         memcpy(config->mean, mean, sizeof mean);
         memcpy(config->std, std, sizeof std);
         config->layer_norm_eps = 1e-6f;
     }
     for (config->layers = 0; config->layers < 1000; config->layers++) {
         snprintf(name, sizeof name, up[spelling], config->layers);
-        int size = tt__tensor_size(c->file, name, p, 0);
+        int size = tt__tensor_size(c, name, 0);
         if (!size) break;
         config->intermediate_size = size;
     }
-    int classes = tt__tensor_size(c->file, head[spelling], p, 0);
+    int classes = tt__tensor_size(c, head[spelling], 0);
     if (classes) config->classes = classes;
     if (config->hidden_size % head_size)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': a width of %d does not tell how many heads there are: put a config.json beside the file", c->file->path, config->hidden_size);
+        return tt__fail(ctx, TT_ERR_FORMAT,
+                        "'%s': a width of %d does not tell how many heads there are: put a config.json "
+                        "beside the file", c->file->path, config->hidden_size);
     if (config->hidden_size && config->patch_size && config->image_size && config->layers) return TT_OK;
-    return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is no ViT: '%s', '%s' or the first layer is not there, or not of the shape of one", c->file->path, position[spelling], patch[spelling]);
+    return tt__fail(ctx, TT_ERR_FORMAT,
+                    "'%s' is no ViT: '%s', '%s' or the first layer is not there, or not of the shape of one",
+                    c->file->path, position[spelling], patch[spelling]);
 }
 
 /* image_mean and image_std of preprocessor_config.json, and whether they are used. */
@@ -15008,9 +15143,10 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
     if (status == TT_OK) status = tt__json_read_number(j, 0, "rescale_factor", false, &factor);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_normalize", false, &normalizes);
     if (status == TT_OK && (!rescales || !(fabs(factor * 255 - 1) < 1e-6)))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': pixels are taken divided by 255, and this file "
-                        "asks for another \"rescale_factor\" or none", j->path);
-    for (int k = 0; k < c->channels && !normalizes; k++) { c->mean[k] = 0; c->std[k] = 1; }
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                        "'%s': pixels are taken divided by 255, and this file asks for another "
+                        "\"rescale_factor\" or none", j->path);
+    for (int k = 0; k < c->channels && !normalizes; k++) c->mean[k] = 0, c->std[k] = 1;
     for (int side = 0; side < 2 && normalizes && status == TT_OK; side++) {
         const char *key = side ? "image_std" : "image_mean";
         int list = tt__json_get(j, 0, key);
@@ -15026,89 +15162,71 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
     return status;
 }
 
+/* Opens a file of a folder, if it is there. path: the file's, which j keeps. */
+static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
+                                        const char *file, bool *there)
+{
+    tt_status status = tt__path_join(ctx, path, folder, file);
+    if (status == TT_OK) status = tt__folder_has(ctx, folder, file, there);
+    return status == TT_OK && *there ? tt__json_open(j, ctx, path) : status;
+}
+
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes)
 {
     char folder[TT__PATH], file[TT__PATH], beside[TT__PATH], activation[32];
     tt__json j, preprocessor;
     tt_vit_config config;
-    int params = ctx->n_params, own_classes = 0;
+    int own_classes = 0;
     bool is_file = tt__match("*.safetensors", path), has_config = false, has_preprocessor = false;
     const char *slash = is_file ? strrchr(path, '/') : NULL;
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
     memset(&preprocessor, 0, sizeof preprocessor);
-    tt_status status = tt__path_join(ctx, file, path, "model.safetensors"); /* long enough for all that follows */
+    tt_status status = tt__path_join(ctx, file, path, "model.safetensors"); /* the longest that follows */
     if (status != TT_OK) return status;
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
     tt__checkpoint *c = tt__checkpoint_open(ctx, is_file ? path : file);
     if (!c) return ctx->status;
-    int spelling = tt_safetensors_find(c->file, "class_token") >= 0 || tt_safetensors_find(c->file, "conv_proj.weight") >= 0;
-    status = tt__path_join(ctx, file, folder, "config.json");
-    if (status == TT_OK) status = tt__folder_has(ctx, folder, "config.json", &has_config);
-    if (has_config) status = tt__json_open(&j, ctx, file);
-    if (status == TT_OK) status = has_config ? tt__vit_read_config(&j, &config, activation) : tt__vit_infer_config(ctx, c, spelling, &config);
-    if (status == TT_OK) status = tt__path_join(ctx, beside, folder, "preprocessor_config.json");
-    if (status == TT_OK) status = tt__folder_has(ctx, folder, "preprocessor_config.json", &has_preprocessor);
-    if (has_preprocessor) {
-        status = tt__json_open(&preprocessor, ctx, beside);
-        if (status == TT_OK) status = tt__vit_read_preprocessor(&preprocessor, &config);
+    const int spelling = tt_safetensors_find(c->file, "class_token") >= 0 ||
+                         tt_safetensors_find(c->file, "conv_proj.weight") >= 0;
+    status = tt__json_open_if_there(&j, ctx, file, folder, "config.json", &has_config);
+    if (status == TT_OK)
+        status = has_config ? tt__vit_read_config(&j, &config, activation)
+                            : tt__vit_infer_config(ctx, c, spelling, &config);
+    if (status == TT_OK)
+        status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json",
+                                        &has_preprocessor);
+    if (status == TT_OK && has_preprocessor) status = tt__vit_read_preprocessor(&preprocessor, &config);
+    if (status == TT_OK) own_classes = config.classes;
+    if (status == TT_OK) status = tt__model_check(ctx, &tt__vit, &config, classes, spelling, c);
+    if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
+        config.image_size = image_size;
+        status = tt__config_check(ctx, &tt__vit, &config);
     }
-    if (status == TT_OK) {
-        own_classes = config.classes;
-        if (classes) config.classes = classes;
-        status = tt__vit_check(ctx, &config);
-    }
-    if (status == TT_OK) { /* for images of its own size: only the caller may ask for another */
-        m->ctx = ctx;
-        m->config = config;
-        tt__layout l = tt__vit_layout(m);
-        status = tt__layout_check(&l, spelling, c);
-    }
-    if (image_size) config.image_size = image_size;
-    if (status == TT_OK) status = tt_vit_new(ctx, m, &config);
-    if (status == TT_OK && has_config && config.classes == own_classes) status = tt__read_labels(&j, m->class_names, own_classes);
-    if (status == TT_OK) {
-        tt__layout l = tt__vit_layout(m);
-        m->torchvision = spelling == 1;
-        status = tt__layout_attach(&l, spelling, c, tt__vit_adapt);
-    }
+    if (status == TT_OK)
+        status = tt__model_load(ctx, &tt__vit, m, &config, own_classes, has_config ? &j : NULL, 0, spelling,
+                                c, tt__vit_adapt);
+    if (status == TT_OK) m->torchvision = spelling == 1;
     tt__json_free(&preprocessor);
     tt__json_free(&j);
     tt__checkpoint_release(c, ctx);
-    if (status == TT_OK) return TT_OK;
-    tt__params_undo(ctx, params);
-    tt_vit_free(m);
     return status;
-}
-
-typedef struct tt__vit_saved { const tt_vit *m; const char *dtype; bool *last; } tt__vit_saved;
-
-static void tt__vit_print_config(tt__text *json, const void *arg)
-{
-    const tt__vit_saved *saved = (const tt__vit_saved *)arg;
-    const tt_vit *m = saved->m;
-    const tt_vit_config *c = &m->config;
-    char number[4][32];
-    tt__print(json, "{\n  \"architectures\": [\"ViTForImageClassification\"],\n  \"model_type\": \"vit\",\n  \"hidden_size\": %d,\n  \"num_hidden_layers\": %d,\n"
-              "  \"num_attention_heads\": %d,\n  \"intermediate_size\": %d,\n  \"image_size\": %d,\n  \"patch_size\": %d,\n  \"num_channels\": %d,\n", c->hidden_size, c->layers,
-              c->heads, c->intermediate_size, c->image_size, c->patch_size, c->channels);
-    tt__print(json, "  \"hidden_act\": \"%s\",\n  \"layer_norm_eps\": %s,\n  \"initializer_range\": %s,\n  \"hidden_dropout_prob\": %s,\n  \"attention_probs_dropout_prob\": %s,\n"
-              "  \"qkv_bias\": %s,\n  \"dtype\": \"%s\",\n", m->activation, tt__json_float(c->layer_norm_eps, number[0]), tt__json_float(c->initializer_range, number[1]),
-              tt__json_float(c->dropout, number[2]), tt__json_float(c->attention_dropout, number[3]), c->qkv_bias ? "true" : "false", saved->dtype);
-    tt__print_labels(json, (const char(*)[64])m->class_names, c->classes, saved->last);
-    tt__print(json, "\n}\n");
 }
 
 static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
 {
-    const tt_vit_config *c = &((const tt__vit_saved *)arg)->m->config;
+    const tt_vit_config *c = (const tt_vit_config *)arg;
     char number[32];
-    tt__print(json, "{\n  \"image_processor_type\": \"ViTImageProcessor\",\n  \"do_resize\": true,\n  \"size\": {\"height\": %d, \"width\": %d},\n  \"resample\": 2,\n"
-              "  \"do_rescale\": true,\n  \"rescale_factor\": 0.00392156862745098,\n  \"do_normalize\": true", c->image_size, c->image_size);
+    tt__print(json,
+              "{\n  \"image_processor_type\": \"ViTImageProcessor\",\n  \"do_resize\": true,\n"
+              "  \"size\": {\"height\": %d, \"width\": %d},\n  \"resample\": 2,\n  \"do_rescale\": true,\n"
+              "  \"rescale_factor\": 0.00392156862745098,\n  \"do_normalize\": true",
+              c->image_size, c->image_size);
     for (int side = 0; side < 2; side++) {
         tt__print(json, ",\n  \"%s\": [", side ? "image_std" : "image_mean");
-        for (int k = 0; k < c->channels; k++) tt__print(json, k ? ", %s" : "%s", tt__json_float((side ? c->std : c->mean)[k], number));
+        for (int k = 0; k < c->channels; k++)
+            tt__print(json, "%s%s", k ? ", " : "", tt__json_float((side ? c->std : c->mean)[k], number));
         tt__print(json, "]");
     }
     tt__print(json, "\n}\n");
@@ -15116,25 +15234,14 @@ static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
 
 tt_status tt_vit_save(const tt_vit *m, const char *folder)
 {
-    tt__layout l = tt__vit_layout(m);
-    tt_vit_config config = m->config; /* as tt_bert_save's */
-    tt_dtype dtype = TT_F32;
-    tt__vit_saved saved = {m, NULL, NULL};
+    tt_vit_config config = m->config;
     config.activation = m->activation;
     if (m->torchvision && !m->config.qkv_bias)
-        return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "torchvision's ViT has biases of q, k and v: set "
-                        "torchvision to false");
-    tt_status status = tt__vit_check(m->ctx, &config);
-    if (status == TT_OK)
-        status = tt__last_of_names(m->ctx, (const char(*)[64])m->class_names, config.classes, &saved.last);
-    if (status == TT_OK) status = tt__layout_save(&l, m->torchvision, folder, &dtype);
-    saved.dtype = tt__torch_dtype(dtype);
-    if (status == TT_OK) status = tt__save_printed(m->ctx, folder, "config.json", tt__vit_print_config, &saved);
-    if (status == TT_OK)
-        status = tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor,
-                                  &saved);
-    tt__free(m->ctx, saved.last);
-    return status;
+        return tt__fail(m->ctx, TT_ERR_UNSUPPORTED,
+                        "torchvision's ViT has biases of q, k and v: set torchvision to false");
+    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, folder);
+    if (status != TT_OK) return status;
+    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
 }
 
 /* ============================================================================================================
