@@ -1162,7 +1162,8 @@ typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 4 * sizeof(int
 typedef enum tt__segment { TT__EACH_MICRO, TT__EACH_STEP, TT__SEGMENTS } tt__segment;
 
 typedef struct tt__instr {
-    int op;
+    int op;             /* TT__OP_; -1: dropped by a pass that is under way                                        */
+    int before;         /* in a pass: inserted before this instruction                                             */
     int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: operand absent                                       */
     uint32_t add, add_later;
     tt__attr attr;
@@ -1177,7 +1178,7 @@ typedef struct tt__instr {
 /* ------------------------------------------------------------------------------------------------- the op table
    X(OP, name, inputs, outputs, flags). OP names everything else: tt__shape_OP and tt__backward_OP (>>ops),
    TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
-#define TT__GRAD 1      /* has a backward builder                                                                   */
+#define TT__NAMED_BY_ACT 1 /* errors and programs call it by its activation                                         */
 #define TT__INPLACE0 2  /* out[0] may take the place of in[0] when that dies here                                    */
 #define TT__INPLACE1 4  /* ... of in[1]                                                                             */
 #define TT__RMW 8       /* reads and writes its outputs: optimizer steps                                            */
@@ -1186,21 +1187,21 @@ typedef struct tt__instr {
                            i32 (rows, 1): which rows of the batch these are, when not all are computed (tt__pass_rows) */
 
 #define TT__OPS(X) \
-    X(LINEAR, "linear", 4, 2, TT__GRAD | TT__BY_ROW(1 | 8))    /* x, w, [b], [residual] -> y, [pre-activation]      */ \
-    X(EMBEDDING, "embedding", 2, 1, TT__GRAD)                  /* ids, table -> y                                    */ \
-    X(LAYERNORM, "layernorm", 3, 2, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x, w, [b] -> y, (mean, 1/std)        */ \
-    X(ACTIVATION, "activation", 1, 1, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> act(x)                        */ \
-    X(ADD, "add", 2, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2)) /* a, b -> a + b                 */ \
-    X(SCALE, "scale", 1, 1, TT__GRAD | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> s x                                     */ \
-    X(DROPOUT, "dropout", 3, 1, TT__GRAD | TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__BY_ROW(1 | 2)) /* x, [residual], [row numbers] -> y */ \
-    X(ATTENTION, "attention", 5, 2, TT__GRAD | TT__RANDOM | TT__BY_ROW(1)) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
-    X(GATHER_ROWS, "gather_rows", 2, 1, TT__GRAD)              /* x, index -> y                                      */ \
-    X(MEAN_POOL, "mean_pool", 2, 1, TT__GRAD)                  /* x, seq_start -> y                                  */ \
-    X(SET_ROWS, "set_rows", 3, 1, TT__GRAD | TT__INPLACE0)     /* x, index, row -> y                                 */ \
+    X(LINEAR, "linear", 4, 2, TT__BY_ROW(1 | 8))    /* x, w, [b], [residual] -> y, [pre-activation]      */ \
+    X(EMBEDDING, "embedding", 2, 1, 0)                  /* ids, table -> y                                    */ \
+    X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1)) /* x, w, [b] -> y, (mean, 1/std)        */ \
+    X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> act(x)                        */ \
+    X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2)) /* a, b -> a + b                 */ \
+    X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* x -> s x                                     */ \
+    X(DROPOUT, "dropout", 3, 1, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__BY_ROW(1 | 2)) /* x, [residual], [row numbers] -> y */ \
+    X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__BY_ROW(1)) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
+    X(GATHER_ROWS, "gather_rows", 2, 1, 0)              /* x, index -> y                                      */ \
+    X(MEAN_POOL, "mean_pool", 2, 1, 0)                  /* x, seq_start -> y                                  */ \
+    X(SET_ROWS, "set_rows", 3, 1, TT__INPLACE0)     /* x, index, row -> y                                 */ \
     X(PATCHES, "patches", 3, 1, 0)                             /* pixels, positions, seq_start -> y                  */ \
-    X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__GRAD)          /* logits, targets, [weights] -> loss, lse, counts    */ \
-    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__GRAD)/* x, target, [weights] -> loss, -, counts            */ \
-    X(CAST, "cast", 1, 1, TT__GRAD)                            /* x -> x in another dtype                            */ \
+    X(CROSS_ENTROPY, "cross_entropy", 3, 3, 0)          /* logits, targets, [weights] -> loss, lse, counts    */ \
+    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, 0)/* x, target, [weights] -> loss, -, counts            */ \
+    X(CAST, "cast", 1, 1, 0)                            /* x -> x in another dtype                            */ \
     X(FILL, "fill", 0, 1, 0)                                   /* -> constant                                        */ \
     X(LINEAR_DX, "linear_dx", 3, 1, 0)                         /* dy, w, [saved by act] -> dx act'                  */ \
     X(LINEAR_DW, "linear_dw", 2, 2, 0)                         /* dy, x -> dw, [db]                                  */ \
@@ -1429,6 +1430,7 @@ struct tt_context {
     size_t allocated;
     pthread_mutex_t mutex; /* guards `allocated` and the allocator, which background threads share */
     double measured_peak;
+    struct tt__op *ops;         /* what is known of each, by its number (>>ops)                                      */
     tt__cpu cpu;           /* device "cpu", as the options want it */
     tt__device *devices[TT__KINDS][TT__DEVICES]; /* by kind (tt__device_kinds) and index; NULL until used */
     tt_param **params;
@@ -2315,6 +2317,11 @@ typedef struct tt__value {
     bool residual;      /* precision: of the residual stream                                                         */
     bool needs_grad;    /* autodiff: a trainable parameter lies behind it                                           */
     int32_t grad;       /* autodiff: the value that holds its gradient; 0: none yet                                 */
+    /* as tt__index counts them: the number of the instruction that first writes it, and one more (0: none does); of a
+       base, with its views: operands that read it, results that write it, its views, the last instruction that reads it */
+    int32_t producer, uses, writes, views, reader;
+    int32_t instead;    /* within a pass, what is to be read instead of it; 0: itself                               */
+    bool named;         /* by tt_name, or by a pass                                                                 */
     size_t place;       /* planner: byte offset in its region of the arena                                          */
     char name[72];
 } tt__value;
@@ -2326,21 +2333,25 @@ struct tt_tape {
     tt__value *values; int n_values, cap_values;    /* values[0] is "none"                                          */
     tt__instr *code; int n_code, cap_code;
     tt__axis *axes; int n_axes, cap_axes;           /* axes[0] is "none"                                            */
+    int32_t *params; int n_params, cap_params;      /* of ctx->params, the value that stands for it; 0: none          */
     uint32_t n_random;
     size_t alignment;                               /* of storages: what the kind of device that it is compiled for wants */
     tt_status status;                               /* of the first op that failed, with its sentence                */
     char error[512];
 };
 
-typedef struct tt__op {
-    const char *name;
-    int inputs, outputs;
-    unsigned flags;
-    /* Checks the operands and tells the shapes of the outputs; false after tt__tape_fail. */
-    bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
-} tt__op;
+/* What TT__OPS (>>backend) says of an op; what else is known stands in >>ops. */
+typedef struct tt__op_row { const char *name; int inputs, outputs; unsigned flags; } tt__op_row;
 
-static const tt__op *tt__row(int op); /* the table stands below the shape rules */
+static const tt__op_row *tt__row(int op)
+{
+    static const tt__op_row table[TT__OP_COUNT] = {
+#define TT__ROW(OP, name, inputs, outputs, flags) {name, inputs, outputs, flags},
+        TT__OPS(TT__ROW)
+#undef TT__ROW
+    };
+    return &table[op];
+}
 
 static const char *tt__act_name(int act)
 {
@@ -2350,7 +2361,8 @@ static const char *tt__act_name(int act)
 
 static const char *tt__instr_name(const tt__instr *i)
 {
-    return i->op == TT__OP_ACTIVATION ? tt__act_name(i->attr.act) : tt__row(i->op)->name;
+    const tt__op_row *row = tt__row(i->op);
+    return row->flags & TT__NAMED_BY_ACT ? tt__act_name(i->attr.act) : row->name;
 }
 
 /* ------------------------------------------------------------------------------------------------- recording */
@@ -2376,6 +2388,7 @@ void tt_tape_free(tt_tape *t)
     tt__free(t->ctx, t->values);
     tt__free(t->ctx, t->code);
     tt__free(t->ctx, t->axes);
+    tt__free(t->ctx, t->params);
     tt__free(t->ctx, t);
 }
 
@@ -2547,6 +2560,7 @@ void tt_name(tt_tape *t, tt_value v, const char *format, ...)
     if (v.id <= 0 || v.id >= t->n_values) return;
     va_start(args, format);
     vsnprintf(t->values[v.id].name, sizeof t->values[v.id].name, format, args);
+    t->values[v.id].named = true;
     va_end(args);
 }
 
@@ -2562,82 +2576,57 @@ void tt_block_end(tt_tape *t, tt_value v)
     else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_block_end: value %d is not on this tape", (int)v.id);
 }
 
-/* Fixed operand patterns of the recorders: operand `slot` of `i` is v, which must be on the tape. */
-static bool tt__operand(tt_tape *t, tt__instr *i, int slot, tt_value v)
+/* v is on the tape, as operand `slot` of what an error calls `what`. */
+static bool tt__on_tape(tt_tape *t, const char *what, int slot, tt_value v)
 {
-    if (t->status != TT_OK) return false;
-    if (v.id <= 0 || v.id >= t->n_values)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d is not a value of this tape (id %d)", tt__instr_name(i), slot, (int)v.id);
-    i->in[slot] = v.id;
-    return true;
+    if (t->status != TT_OK || (v.id > 0 && v.id < t->n_values)) return t->status == TT_OK;
+    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d is not a value of this tape (id %d)", what, slot, (int)v.id);
 }
 
-/* The value that stands for parameter p on this tape. */
-static int32_t tt__param_id(tt_tape *t, tt_param *p)
+/* Makes v operand `slot` of i; an error marks the tape. */
+static void tt__operand(tt_tape *t, tt__instr *i, int slot, tt_value v)
+{
+    if (tt__on_tape(t, tt__instr_name(i), slot, v)) i->in[slot] = v.id;
+}
+
+/* The value that stands for parameter p on this tape, as operand `slot` of `what`; 0 after tt__tape_fail. */
+static int32_t tt__param_id(tt_tape *t, const char *what, int slot, const tt_param *p)
 {
     tt__shape shape;
-    for (int32_t id = 1; id < t->n_values; id++) {
-        tt__value *v = &t->values[id];
-        if (v->storage == TT__PARAMETER && v->param == p->index && v->base == id) return id;
+    if (t->status != TT_OK) return 0;
+    if (!p) tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL", what, slot);
+    else if (p->ctx != t->ctx)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter '%s' belongs to another context", what, p->name);
+    if (t->status != TT_OK) return 0;
+    while (t->n_params <= p->index) {
+        if (!TT__GROW(t->ctx, t->params, t->n_params, t->cap_params)) return tt__out_of_memory(t);
+        t->params[t->n_params++] = 0;
     }
+    if (t->params[p->index]) return t->params[p->index];
     shape.dtype = TT_F32;
     shape.rows = p->ndim > 1 ? p->dims[0] : 1;
     shape.cols = p->size / shape.rows;
     shape.axis = shape.extra = 0;
     int32_t id = tt__new_value(t, &shape, TT__PARAMETER, "%s", p->name);
-    if (id) {
-        t->values[id].param = p->index;
-        t->values[id].persistent = true;
-    }
-    return id;
+    if (!id) return 0;
+    t->values[id].param = p->index;
+    t->values[id].persistent = true;
+    return t->params[p->index] = id;
 }
 
-static bool tt__param_operand(tt_tape *t, tt__instr *i, int slot, tt_param *p)
+static void tt__param_operand(tt_tape *t, tt__instr *i, int slot, const tt_param *p)
 {
-    if (t->status != TT_OK) return false;
-    if (!p) return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL", tt__instr_name(i), slot);
-    if (p->ctx != t->ctx) return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter '%s' belongs to another context", tt__instr_name(i), p->name);
-    i->in[slot] = tt__param_id(t, p);
-    return i->in[slot] != 0;
+    i->in[slot] = tt__param_id(t, tt__instr_name(i), slot, p);
 }
 
-tt_value tt_param_value(tt_tape *t, tt_param *p)
-{
-    tt__instr i;
-    memset(&i, 0, sizeof i);
-    i.op = TT__OP_SCALE;
-    return tt__handle(tt__param_operand(t, &i, 0, p) ? i.in[0] : 0);
-}
-
-/* Checks `i` by its shape rule, creates its outputs, appends it. Returns out[0]. */
-static tt_value tt__record(tt_tape *t, const tt__instr *i)
-{
-    tt__shape shape[TT__MAX_OUT];
-    if (t->status != TT_OK) return tt__handle(0);
-    memset(shape, 0, sizeof shape);
-    if (!tt__row(i->op)->shape(t, i, shape)) return tt__handle(0);
-    tt__instr *to = tt__append(t, i->op);
-    if (!to) return tt__handle(0);
-    int at = t->n_code - 1;
-    memcpy(to->in, i->in, sizeof to->in);
-    to->attr = i->attr;
-    for (int k = 0; k < tt__row(i->op)->outputs; k++) {
-        if (!shape[k].rows) continue; /* an optional output that this instruction has not */
-        int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(i), at, k);
-        if (!id) return tt__handle(0);
-        t->values[id].pinned_f32 = k > 0 || i->op == TT__OP_CROSS_ENTROPY || i->op == TT__OP_MEAN_SQUARED_ERROR;
-        t->code[at].out[k] = id;
-    }
-    return tt__handle(t->code[at].out[0]);
-}
+tt_value tt_param_value(tt_tape *t, tt_param *p) { return tt__handle(tt__param_id(t, "param_value", 0, p)); }
 
 /* ------------------------------------------------------------------------------------------------------------ views */
 
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
 {
-    tt__instr i = tt__new_instr(TT__OP_SCALE); /* only to name the operand in errors */
     char what[256];
-    if (!tt__operand(t, &i, 0, x)) return tt__handle(0);
+    if (!tt__on_tape(t, "slice", 0, x)) return tt__handle(0);
     tt__shape shape = t->values[x.id].shape;
     if (from < 0 || width < 1 || from > shape.cols - width) {
         tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s", (long long)width, (long long)from,
@@ -2650,10 +2639,9 @@ tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
 
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
 {
-    tt__instr i = tt__new_instr(TT__OP_SCALE);
     char what[256];
     tt__shape to;
-    if (!tt__operand(t, &i, 0, x)) return tt__handle(0);
+    if (!tt__on_tape(t, "reshape", 0, x)) return tt__handle(0);
     tt__value *v = &t->values[x.id];
     bool ok = width >= 1 && tt__decode_rows(t, rows, &to) && v->ld == v->shape.cols;
     if (ok && v->shape.axis) ok = to.axis == v->shape.axis && to.extra == v->shape.extra && width == v->shape.cols;
@@ -2668,18 +2656,255 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     return tt__handle(tt__new_view(t, x.id, &to, 0, width, v->name));
 }
 
+/* ------------------------------------------------------------------------------------------------------- editing
+   How passes rewrite code in one sweep: instructions keep their numbers until tt__settle. tt__index counts who writes
+   and reads what; drop, put and insert keep the counts. A dropped instruction has op -1 and no operands. */
+
+/* Adds what instruction k reads and writes to the counts, or (by: -1) takes it away. */
+static void tt__count(tt_tape *t, int k, int by)
+{
+    const tt__instr *i = &t->code[k];
+    for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) t->values[t->values[i->in[j]].base].uses += by;
+    for (int j = 0; j < TT__MAX_OUT; j++) {
+        if (!i->out[j]) continue;
+        t->values[t->values[i->out[j]].base].writes += by;
+        if (by > 0 && (!t->values[i->out[j]].producer || k < t->values[i->out[j]].producer))
+            t->values[i->out[j]].producer = k + 1;
+        if (by < 0 && t->values[i->out[j]].producer == k + 1) t->values[i->out[j]].producer = 0;
+    }
+}
+
+/* Counts anew; returns the number of instructions. */
+static int tt__index(tt_tape *t)
+{
+    for (int32_t v = 0; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        x->producer = x->uses = x->writes = x->views = x->reader = x->instead = 0;
+    }
+    for (int32_t v = 1; v < t->n_values; v++) t->values[t->values[v].base].views += t->values[v].base != v;
+    for (int k = 0; k < t->n_code; k++) {
+        tt__count(t, k, 1);
+        for (int j = 0; j < TT__MAX_IN; j++) t->values[t->values[t->code[k].in[j]].base].reader = k;
+    }
+    return t->n_code;
+}
+
+static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
+
+static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; } /* -1: none */
+
+/* v is read once, and nothing else needs its contents afterwards. */
+static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
+{
+    const tt__value *x = &t->values[v];
+    return v && v != root && !x->keep && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
+}
+
+/* Instruction `at` may run at `later`, and be all that writes its out[0]: no other writes that, or until then writes
+   what `at` reads. */
+static bool tt__may_wait(const tt_tape *t, int at, int later)
+{
+    if (t->values[t->code[at].out[0]].writes != 1) return false;
+    for (int k = at + 1; k <= later; k++)
+        for (int o = 0; o < TT__MAX_OUT; o++)
+            for (int j = 0; j < TT__MAX_IN && t->code[k].out[o]; j++) {
+                int32_t in = t->code[at].in[j];
+                if (in && t->values[in].base == t->values[t->code[k].out[o]].base) return false;
+            }
+    return true;
+}
+
+static void tt__drop(tt_tape *t, int k)
+{
+    tt__count(t, k, -1);
+    t->code[k] = tt__new_instr(-1);
+}
+
+/* `i` in the place of instruction k. */
+static void tt__put(tt_tape *t, int k, const tt__instr *i)
+{
+    tt__drop(t, k);
+    t->code[k] = *i;
+    tt__count(t, k, 1);
+}
+
+/* Drops instruction `at`; `merged`, which does its work and that of k, stands at k and writes what k wrote. */
+static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
+{
+    merged.out[0] = t->code[k].out[0];
+    merged.add = t->code[k].add;
+    merged.add_later = t->code[k].add_later;
+    tt__drop(t, at);
+    tt__put(t, k, &merged);
+}
+
+/* `i` right before instruction `before`, after what was inserted there already. Until tt__settle it has a number behind
+   all others: that; 0: out of memory. */
+static int tt__insert(tt_tape *t, int before, const tt__instr *i)
+{
+    if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
+    t->code[t->n_code] = *i;
+    t->code[t->n_code].before = before;
+    tt__count(t, t->n_code, 1);
+    return t->n_code++;
+}
+
+/* Takes out what was dropped, and puts what was inserted behind the first n instructions in its place. */
+static tt_status tt__settle(tt_tape *t, int n)
+{
+    int kept = 0;
+    if (t->n_code == n) {
+        for (int k = 0; k < n; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
+        t->n_code = kept;
+        return TT_OK;
+    }
+    tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
+    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)n); /* how many to insert, then the next one's number */
+    if (code && place) {
+        for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
+        for (int k = 0; k < n; k++) {
+            int many = place[k];
+            place[k] = kept;
+            kept += many;
+            if (t->code[k].op >= 0) code[kept++] = t->code[k];
+        }
+        for (int k = n; k < t->n_code; k++) if (t->code[k].op >= 0) code[place[t->code[k].before]++] = t->code[k];
+        tt__instr *old = t->code;
+        t->code = code;
+        t->cap_code = t->n_code;
+        t->n_code = kept;
+        code = old;
+    }
+    bool ok = place && code;
+    tt__free(t->ctx, code);
+    tt__free(t->ctx, place);
+    return ok ? TT_OK : TT_ERR_MEMORY;
+}
+
 /* ============================================================================================================
    OPS                                                                                               >>ops
-   Each op in one place: its options, its shape rule, the function that records it, the builder of its backward, the
-   shape rules of the ops that the backward is made of. The row in TT__OPS (>>backend) gives it its name. Uses tape.
+   Each op in one place. Its block has the options' defaults, the shape rule, the function that records it, the
+   builder of its backward, the shape rules of the ops that only its backward or a pass emits, and what else is
+   known about it: the tt__op that tt__op_NAME fills in. The row in TT__OPS (>>backend) makes its number, its name
+   and its place in every table; kernels are in >>cpu and tinytrain_cuda.cu. Nothing else tests for an op: passes,
+   planner and runs read rows and tt__ops. Uses tape.
    ============================================================================================================ */
 
-/* ------------------------------------------------------------------------------------------------ shape rules
-   in(k): the shape of operand k. A rule is also run by the verifier, so it must not depend on anything but the operands. */
+/* Emits instructions onto the end of a tape. */
+typedef struct tt__builder {
+    tt_tape *t;
+    bool accumulate;      /* gradients of parameters persist over micro-batches                                      */
+    bool ok;              /* false: out of memory                                                                    */
+    tt__segment segment;  /* of what it emits                                                                        */
+    bool backward;
+} tt__builder;
+
+/* A matrix product: (m, k) times (k, n). */
+typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
+
+/* When the backward may compute out[0] again instead of finding it. */
+typedef enum tt__again {
+    TT__AGAIN_NEVER,
+    TT__AGAIN_CHEAP,     /* where in[0] is there anyway                                                               */
+    TT__AGAIN_ATTENTION, /* the same, only with recompute = "attention"                                               */
+    TT__AGAIN_KEPT       /* where in[0] is an input or a parameter                                                    */
+} tt__again;
+
+struct tt__part; /* how a tensor is split over devices */
+
+/* What is known of an op beside its row. What a block does not set is 0, false or NULL. */
+typedef struct tt__op {
+    /* Checks the operands and tells the shapes of the outputs; false after tt__tape_fail. As the verifier runs it too,
+       it depends on the operands only; the outputs of ops that are not recorded exist already. */
+    bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
+    /* How the outputs are split over devices when the operands are split so. NULL: not at all, as yet with all ops. */
+    bool (*layout)(tt_tape *t, const tt__instr *i, struct tt__part *out);
+    /* Emits the backward of f, a copy of the instruction; g is the complete gradient of its out[0]. NULL: it has none. */
+    void (*backward)(tt__builder *b, const tt__instr *f, int32_t g);
+    /* Before a run: are the integers in the operands, which are on the host, as the kernels rely on? NULL: needs none. */
+    tt_status (*check)(const tt__launch *l);
+    /* Before differentiation, and later, after it: makes one instruction of instruction k and what it reads from, where
+       it can. root: the value that the program is compiled for. */
+    void (*fuse)(tt_tape *t, int k, int32_t root);
+    void (*fuse_later)(tt_tape *t, int k, int32_t root);
+    /* Makes an instruction without dropout a cheaper one; true: one that only copies in[0]. */
+    bool (*simplify)(tt__instr *i);
+    /* The product that computes out[0] when in[0] has so many rows. NULL: it is none. */
+    tt__mnk (*product)(const tt_tape *t, const tt__instr *i, int64_t rows);
+    /* Floating-point operations of matrix products, where `product` does not say it. Operands of a run have data of the
+       host where they are integers; without data they are at capacity. */
+    double (*flops)(const tt__instr *i, const tt__mat *in);
+    /* Bytes of scratch at full capacity. NULL: on a CPU of so many threads what tt__widen_bytes says, on CUDA none. */
+    size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
+    size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
+
+    /* Operands by their number; 0: there is none. */
+    int weight;             /* a matrix that a product may round while it reads it (attr.narrow)                      */
+    int residual;           /* is added to the rest of out[0]                                                         */
+    int numbers;            /* i32 (rows, 1): which rows of the batch out[0] has, when not all are computed           */
+    /* Sets of operands, bit j for in[j]: */
+    unsigned passes_on;     /* out[0] is some of these, moved, scaled or added                                        */
+    unsigned saves;         /* of outputs: those that only a backward reads                                           */
+    bool begins_residual;   /* out[0] may begin a residual stream                                                     */
+    bool activates;         /* out[0] may be an activation (attr.act) of out[1], which is then there                  */
+    bool gathers;           /* row r of out[0] is the row of in[0] whose number is row r of in[1]                     */
+    bool casts;             /* out[0] is in[0] in another dtype                                                       */
+    /* A mean over targets. The loss is out[0]; out[TT__LOSS_COUNTS] has what it counted; in[TT__LOSS_TARGETS] has as
+       many rows as in[0]. */
+    bool loss;
+    tt__again again;
+    const char *state[2];   /* names in checkpoints of out[1] and out[2], which an optimizer keeps                    */
+} tt__op;
+
+enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 };
+
+static const tt__op *tt__op_of(const tt_tape *t, const tt__instr *i) { return &t->ctx->ops[i->op]; }
+
+/* ------------------------------------------------------------------------------------------------- recording */
+
+static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_OUT])
+{
+    memset(out, 0, sizeof *out * TT__MAX_OUT);
+    return tt__op_of(t, i)->shape(t, i, out);
+}
+
+/* Checks `i` by its shape rule, creates its outputs, appends it. Returns out[0]. */
+static tt_value tt__record(tt_tape *t, const tt__instr *i)
+{
+    tt__shape shape[TT__MAX_OUT];
+    const tt__op *op = tt__op_of(t, i);
+    if (t->status != TT_OK || !tt__shape_of(t, i, shape)) return tt__handle(0);
+    tt__instr *to = tt__append(t, i->op);
+    if (!to) return tt__handle(0);
+    int at = t->n_code - 1;
+    memcpy(to->in, i->in, sizeof to->in);
+    to->attr = i->attr;
+    for (int k = 0; k < tt__row(i->op)->outputs; k++) {
+        if (!shape[k].rows) continue; /* an optional output, absent here */
+        int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(i), at, k);
+        if (!id) return tt__handle(0);
+        t->values[id].pinned_f32 = k > 0 || op->loss;
+        t->code[at].out[k] = id;
+    }
+    return tt__handle(t->code[at].out[0]);
+}
+
+/* Records i, with operands so far, of v and w (ids 0: none) as in[0] and in[1]. */
+static tt_value tt__record_with(tt_tape *t, tt__instr *i, tt_value v, tt_value w)
+{
+    tt__operand(t, i, 0, v);
+    if (w.id) tt__operand(t, i, 1, w);
+    return tt__record(t, i);
+}
+
+/* ------------------------------------------------------------------------------------------------- shape rules */
 
 static const tt__shape *tt__in(const tt_tape *t, const tt__instr *i, int k) { return &t->values[i->in[k]].shape; }
 
-static bool tt__same_rows(const tt__shape *a, const tt__shape *b) { return a->rows == b->rows && a->axis == b->axis && a->extra == b->extra; }
+static bool tt__same_rows(const tt__shape *a, const tt__shape *b)
+{
+    return a->rows == b->rows && a->axis == b->axis && a->extra == b->extra;
+}
 
 TT_PRINTF(4, 5)
 static bool tt__bad(tt_tape *t, const tt__instr *i, int k, const char *format, ...)
@@ -2698,20 +2923,25 @@ static bool tt__float_in(tt_tape *t, const tt__instr *i, int k)
     return tt__is_float(tt__in(t, i, k)->dtype) || tt__bad(t, i, k, "a float dtype (f32, bf16, f16)");
 }
 
-static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *like, int64_t cols) /* floats, rows of `like` */
+/* Operand k has floats, the rows of `like`, and `cols` columns. */
+static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *like, int64_t cols)
 {
     const tt__shape *s = tt__in(t, i, k);
     if (!tt__float_in(t, i, k)) return false;
     if (tt__same_rows(s, like) && s->cols == cols) return true;
-    if (like->axis) return tt__bad(t, i, k, "(%s<=%lld, %lld)", t->axes[like->axis].name, (long long)like->rows, (long long)cols);
+    if (like->axis)
+        return tt__bad(t, i, k, "(%s<=%lld, %lld)", t->axes[like->axis].name, (long long)like->rows, (long long)cols);
     return tt__bad(t, i, k, "(%lld, %lld)", (long long)like->rows, (long long)cols);
 }
 
+/* Operand k, where there is one, has floats, as many rows, of no axis, and as many columns. */
 static bool tt__fixed_in(tt_tape *t, const tt__instr *i, int k, int64_t rows, int64_t cols)
 {
     const tt__shape *s = tt__in(t, i, k);
+    if (!i->in[k]) return true;
     if (!tt__float_in(t, i, k)) return false;
-    return (s->rows == rows && s->cols == cols && !s->axis) || tt__bad(t, i, k, "(%lld, %lld)", (long long)rows, (long long)cols);
+    bool ok = s->rows == rows && s->cols == cols && !s->axis;
+    return ok || tt__bad(t, i, k, "(%lld, %lld)", (long long)rows, (long long)cols);
 }
 
 static bool tt__index_in(tt_tape *t, const tt__instr *i, int k) /* i32 (any rows, 1) */
@@ -2719,6 +2949,31 @@ static bool tt__index_in(tt_tape *t, const tt__instr *i, int k) /* i32 (any rows
     const tt__shape *s = tt__in(t, i, k);
     if (s->dtype != TT_I32 || s->cols != 1) return tt__bad(t, i, k, "i32 of width 1");
     return t->values[i->in[k]].ld == 1 || tt__bad(t, i, k, "an input of its own, not a column of a wider one");
+}
+
+/* Operand k, where there is one, has the numbers of the rows of operand `of`. */
+static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
+{
+    if (!i->in[k]) return true;
+    if (!tt__index_in(t, i, k)) return false;
+    return tt__same_rows(tt__in(t, i, k), tt__in(t, i, of)) || tt__bad(t, i, k, "one number for each row of operand %d", of);
+}
+
+/* Operand k, where there is one, has the weights of a loss's targets. They get no gradient. */
+static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows)
+{
+    if (!i->in[k]) return true;
+    if (!tt__shape_in(t, i, k, rows, 1)) return false;
+    bool input = t->values[t->values[i->in[k]].base].storage == TT__INPUT;
+    return input || tt__bad(t, i, k, "an input: weights take no gradient");
+}
+
+static bool tt__rate_in(tt_tape *t, const tt__instr *i)
+{
+    const float p = i->attr.dropout; /* rounded to steps of 2^-16 it is still below 1 */
+    if (p >= 0 && p < 65535.0f / 65536) return true;
+    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: dropout %g must be at least 0 and below 65535/65536",
+                         tt__instr_name(i), p);
 }
 
 static void tt__set_shape(tt__shape *to, tt_dtype dtype, const tt__shape *rows_of, int64_t cols)
@@ -2738,39 +2993,70 @@ static void tt__set_fixed(tt__shape *to, tt_dtype dtype, int64_t rows, int64_t c
 
 static bool tt__shape_elementwise(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__float_in(t, i, 0)) return false;
     out[0] = *tt__in(t, i, 0);
-    return true;
+    return tt__float_in(t, i, 0);
 }
 
-static bool tt__is_rate(float p) { return p >= 0 && p < 65535.0f / 65536; } /* after rounding to steps of 2^-16, still below 1 */
-
-static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows) /* of a loss: they get no gradient */
+static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out) /* of one shape */
 {
-    if (!tt__shape_in(t, i, k, rows, 1)) return false;
-    return t->values[t->values[i->in[k]].base].storage == TT__INPUT || tt__bad(t, i, k, "an input: weights take no gradient");
+    return tt__shape_elementwise(t, i, out) && tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols);
 }
 
-/* -------------------------------------------------------------------------------------------------------- recorders */
+/* ------------------------------------------------------------------------------------------ checks before a run */
 
-static tt_value tt__unary(tt_tape *t, tt_value x, tt__instr i) { return tt__operand(t, &i, 0, x) ? tt__record(t, &i) : tt__handle(0); }
-
-static tt_value tt__binary(tt_tape *t, int op, tt_value a, tt_value b)
+TT_PRINTF(3, 4)
+static tt_status tt__launch_fail(const tt__launch *l, int operand, const char *format, ...)
 {
-    tt__instr i = tt__new_instr(op);
-    return tt__operand(t, &i, 0, a) && tt__operand(t, &i, 1, b) ? tt__record(t, &i) : tt__handle(0);
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return tt__fail(l->tape->ctx, TT_ERR_ARGUMENT, "%s: '%s' %s", tt__instr_name(l->instr),
+                    l->tape->values[l->instr->in[operand]].name, text);
 }
 
-/* -------------------------------------------------------------------------------------------------------- gradients */
+/* Every index in [0, limit), or equal to `ignored`. */
+static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t limit, const int32_t *ignored,
+                                   const char *of_what)
+{
+    const int32_t *index = (const int32_t *)l->in[operand].data;
+    for (int64_t r = 0; index && r < l->in[operand].rows; r++)
+        if ((index[r] < 0 || index[r] >= limit) && !(ignored && index[r] == *ignored))
+            return tt__launch_fail(l, operand, "has %d in row %lld, which is not in 0..%lld (%s)", index[r],
+                                   (long long)r, (long long)(limit - 1), of_what);
+    return TT_OK;
+}
 
-/* Emits onto the end of a tape. `add_first`, `add_later`: see the gradient rule in >>tape. */
-typedef struct tt__builder {
-    tt_tape *t;
-    bool accumulate;      /* gradients of parameters persist over micro-batches                                      */
-    bool ok;
-    tt__segment segment;  /* of what it emits                                                                        */
-    bool backward;
-} tt__builder;
+/* 0 = start[0] < start[1] < ... < start[seqs] = rows. */
+static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows)
+{
+    const int32_t *start = (const int32_t *)l->in[operand].data;
+    int64_t seqs = l->in[operand].rows - 1;
+    if (start[0] != 0)
+        return tt__launch_fail(l, operand, "begins with %d; the first sequence starts at row 0", start[0]);
+    for (int64_t s = 0; s < seqs; s++)
+        if (start[s + 1] <= start[s])
+            return tt__launch_fail(l, operand, "has %d after %d at %lld: sequences must have at least one row",
+                                   start[s + 1], start[s], (long long)(s + 1));
+    if (start[seqs] == rows) return TT_OK;
+    return tt__launch_fail(l, operand, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
+}
+
+/* The sequence that a row lies in. */
+static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
+{
+    int64_t low = 0, high = seqs; /* start[low] <= row < start[high] */
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (start[middle] <= row) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* ----------------------------------------------------------------------------------------------------- gradients
+   The gradient rule, see >>tape: the first contribution writes, later ones add. */
 
 static tt__instr *tt__emit(tt__builder *b, int op)
 {
@@ -2784,12 +3070,25 @@ static tt__instr *tt__emit(tt__builder *b, int op)
     return i;
 }
 
+/* Emits an instruction that reads in[0] to in[n - 1]. With f, it has f's attributes and random numbers. */
+static tt__instr *tt__emit_of(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)
+{
+    tt__instr *i = tt__emit(b, op);
+    if (!i) return NULL;
+    memcpy(i->in, in, sizeof *in * (size_t)n);
+    if (f) {
+        i->attr = f->attr;
+        i->random = f->random;
+    }
+    return i;
+}
+
 /* The value whose gradient v's is: a cast of a parameter hands its gradient to the parameter. */
 static int32_t tt__grad_owner(const tt_tape *t, int32_t v)
 {
-    for (int k = 0; k < t->n_code; k++)
-        if (t->code[k].op == TT__OP_CAST && t->code[k].out[0] == v && t->values[t->code[k].in[0]].storage == TT__PARAMETER) return t->code[k].in[0];
-    return v;
+    int at = tt__producer(t, v);
+    bool cast = at >= 0 && tt__op_of(t, &t->code[at])->casts;
+    return cast && t->values[t->code[at].in[0]].storage == TT__PARAMETER ? t->code[at].in[0] : v;
 }
 
 static void tt__fill(tt__builder *b, int32_t v, float x)
@@ -2798,7 +3097,7 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
-    if (b->t->values[v].persistent) i->add_later = 1; /* an accumulated gradient starts at x once, not in each micro-batch */
+    if (b->t->values[v].persistent) i->add_later = 1; /* accumulated: it starts at x once, not in each micro-batch */
 }
 
 /* A gradient with storage of its own for v, which is no view. */
@@ -2808,7 +3107,10 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     tt__value of = t->values[v];
     bool parameter = of.storage == TT__PARAMETER;
     int32_t g = tt__new_value(t, &of.shape, parameter ? TT__GRADIENT : TT__TRANSIENT, "d(%.60s)", of.name);
-    if (!g) { b->ok = false; return 0; }
+    if (!g) {
+        b->ok = false;
+        return 0;
+    }
     t->values[g].param = of.param;
     t->values[g].persistent = parameter && b->accumulate;
     t->values[g].pinned_f32 = of.pinned_f32;
@@ -2816,8 +3118,8 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     return g;
 }
 
-/* Makes out[slot] of `i` (an index into the code) the gradient of v, or its next contribution; nothing if v needs none. */
-static void tt__grad_into(tt__builder *b, int at, int slot, int32_t v)
+/* Makes out[slot] of the last instruction the gradient of v, or its next contribution; nothing if v needs none. */
+static void tt__grad_into(tt__builder *b, int slot, int32_t v)
 {
     tt_tape *t = b->t;
     if (!b->ok || !v || !t->values[v].needs_grad) return;
@@ -2827,61 +3129,277 @@ static void tt__grad_into(tt__builder *b, int at, int slot, int32_t v)
     int32_t g = exists ? t->values[base].grad : tt__new_gradient(b, base);
     if (!g) return;
     if (base != v) {
-        tt__value view = t->values[v];
-        bool whole = view.shape.rows * view.shape.cols == t->values[base].shape.rows * t->values[base].shape.cols;
-        if (!exists && !whole) { /* the other views of base may add to the rest */
-            tt__instr moved = t->code[at];
-            t->n_code--;
+        tt__value view = t->values[v], *whole = &t->values[base];
+        bool all = view.shape.rows * view.shape.cols == whole->shape.rows * whole->shape.cols;
+        if (!exists && !all) { /* before it, 0: the other views of base may add to the rest */
+            tt__instr last = t->code[--t->n_code];
             tt__fill(b, g, 0);
-            tt__instr *back = tt__emit(b, moved.op);
-            if (!back) return;
-            *back = moved;
-            at = t->n_code - 1;
+            tt__instr *again = tt__emit(b, last.op);
+            if (!again) return;
+            *again = last;
             exists = true;
         }
         g = tt__new_view(t, g, &view.shape, view.offset, view.ld, view.name);
-        if (!g) { b->ok = false; return; }
+        if (!g) {
+            b->ok = false;
+            return;
+        }
     }
-    tt__instr *i = &t->code[at];
+    tt__instr *i = &t->code[t->n_code - 1];
     i->out[slot] = g;
     if (exists) i->add |= 1u << slot;
     else if (t->values[g].persistent) i->add_later |= 1u << slot;
 }
 
-/* v's gradient is `g`, unchanged: takes g over when nothing else will read or add to it, else copies or adds. */
+/* v's gradient is g, unchanged: takes g over when nothing else will read or add to it, else copies or adds. */
 static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 {
     tt_tape *t = b->t;
     if (!b->ok || !v || !t->values[v].needs_grad) return;
-    if (may_take && !t->values[v].grad && t->values[v].base == v && t->values[g].base == g && t->values[v].storage == TT__TRANSIENT &&
-        t->values[g].shape.dtype == t->values[v].shape.dtype && tt__grad_owner(t, v) == v) {
+    const tt__value *x = &t->values[v], *from = &t->values[g];
+    bool whole = x->base == v && from->base == g && x->storage == TT__TRANSIENT;
+    if (may_take && whole && !x->grad && from->shape.dtype == x->shape.dtype && tt__grad_owner(t, v) == v) {
         t->values[v].grad = g;
         return;
     }
-    tt__instr *i = tt__emit(b, TT__OP_SCALE);
+    tt__instr *i = tt__emit_of(b, TT__OP_SCALE, NULL, &g, 1);
     if (!i) return;
-    i->in[0] = g;
     i->attr.scale = 1;
-    tt__grad_into(b, b->t->n_code - 1, 0, v);
-}
-
-static int32_t tt__grad_of(const tt_tape *t, int32_t v) /* of a forward output; views have none of their own here */
-{
-    return v ? t->values[v].grad : 0;
+    tt__grad_into(b, 0, v);
 }
 
 static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].needs_grad; }
 
-/* Each builder gets the forward instruction (a copy) and g, the complete gradient of its out[0]. */
-typedef void (*tt__backward)(tt__builder *b, const tt__instr *f, int32_t g);
+/* ------------------------------------------------------------------------------------------- scratch of kernels
+   What the sizes of a plan and the CPU kernels that lay the scratch out must agree on. */
 
-/* ----------------------------------------------------------------------------------------------------------- linear */
+/* Rows are handed out in chunks fixed by the shape. Each thread has TT__ROW_BUFFERS rows of floats to widen into. */
+#define TT__ROW_BUFFERS 5
+#define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
+
+static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4); }
+
+/* Long vectors (parameters, their gradients and state) are worked on in chunks of this many elements. */
+#define TT__CHUNK 4096
+
+/* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", 2008: a panel of B
+   (K x 8..48) stays in L1 or near it, a tile of A (TILE_M x K) in L2, the packed blocks of A (M x K) and B (K x N) in L3. M and TILE_M are
+   multiples of every microkernel's height, N and TILE_N of every width. */
+#define TT__GEMM_K 384
+#define TT__GEMM_M 1056
+#define TT__GEMM_N 1056
+#define TT__GEMM_TILE_M 96
+#define TT__GEMM_TILE_N 192
+#define TT__GEMM_PACK_LINES 96 /* a packing task takes so many lines of all k: whole panels of any width,          */
+#define TT__GEMM_PACK_K 32     /* or, where lines lie side by side, so many units of all lines: an even number       */
+#define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                         */
+#define TT__GEMM_STRIP 64     /* columns of a task where B is not packed                                           */
+#define TT__GEMM_FEW_ROWS 24  /* up to here B is not packed, as it would be used only a few times: dot products     */
+#define TT__GEMM_FEW_SUMS 4   /* the same where B's rows are contiguous: sums of rows                               */
+#ifdef TINYTRAIN_CBLAS
+#include <cblas.h>
+#define TT__CBLAS_M 192     /* rows, and at most GEMM_N columns, that are finished while they are in the cache    */
+#endif
+
+/* Bytes of args->workspace; the same for every instruction set and number of threads, and never less for a larger m, n or k, so
+   that what is planned for the most rows serves fewer. */
+static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
+{
+    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
+    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M), cols = (size_t)tt__min(n + 47, TT__GEMM_N); /* in whole panels */
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K);                                   /* 16: units of a tile           */
+    size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4) + (k > TT__GEMM_K ? rows * cols * 4 : 0);
+#ifdef TINYTRAIN_CBLAS
+    size_t sums = (size_t)tt__min(m, TT__CBLAS_M) * cols * 4;
+    if (packed < sums) packed = sums;
+#endif
+    return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
+}
+
+/* Blocks of the flash-style kernels: score tiles of KEYS x QUERIES floats that stay in the cache. A forward task takes up
+   to GROUP queries, so that packing a block of keys and values pays for itself. All are multiples of 16; KEYS of 8 too,
+   because one Philox call serves 8 keys. */
+enum {
+    TT__ATTENTION_KEYS = 256,
+    TT__ATTENTION_QUERIES = 64,
+    TT__ATTENTION_GROUP = 256,
+    TT__ATTENTION_SPAN = 4096, /* queries of which the backward holds dq in fp32: it bounds the workspace */
+    TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles, in floats: an odd number of cache lines */
+};
+
+/* Row stride of packed rows: room for the widest vectors, and an odd number of cache lines, because power-of-two
+   strides would put a column of a block into a few cache sets. */
+static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
+
+static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
+
+/* Rows of qt and doutt: columns of a head, or pairs of them up to whole tiles. */
+static int64_t tt__attention_qt_rows(int64_t head_size) { return tt__max(head_size, tt__ceil_div(head_size, 32) * 16); }
+
+/* The buffers of one thread; all are 64-byte aligned. stride: tt__attention_stride, tile: TT__ATTENTION_TILE. */
+typedef struct tt__attention_buffers {
+    float *k, *v;           /* (KEYS, stride)                                                                        */
+    float *weights;         /* (KEYS, tile): scores, then weights                                                    */
+    float *q, *qt;          /* (QUERIES, stride); (qt_rows, tile) for each block of queries that a task holds        */
+    float *out;             /* forward: (GROUP, stride)                                                              */
+    float *most, *sum;      /* forward: (GROUP): running maximum of the scores, sum of the weights                   */
+    float *dk, *dv;         /* backward: (KEYS, stride)                                                              */
+    float *dscores;         /* backward: (KEYS, tile)                                                                */
+    float *dout, *doutt;    /* backward: (QUERIES, stride), (qt_rows, tile)                                          */
+    float *lse, *delta;     /* backward: (SPAN): log2-sum-exp2; sum of dout * out                                    */
+    float *dq;              /* backward: (SPAN, padded head size)                                                    */
+    /* Pairs of bf16, where those are multiplied; of columns or of rows, see attention_pairs_of_columns: */
+    float *k_pairs;         /* (KEYS, head_size), of columns                                                         */
+    float *v_pairs;         /* backward: the same                                                                    */
+    float *summed;          /* of k, in a forward by tiles of v: (KEYS, stride), of rows, or that transposed         */
+    float *columns;         /* of q or dout: (QUERIES, head_size), of columns                                        */
+    float *q_pairs, *dout_pairs; /* backward: (QUERIES, stride), of rows                                             */
+    float *left;            /* of weights or their gradients: (KEYS, QUERIES), of rows or columns                    */
+    float *across;          /* by tiles: fp32, (head_size, QUERIES); or (KEYS, stride), of rows                      */
+} tt__attention_buffers;
+
+static float *tt__attention_take(char *memory, size_t *used, int64_t floats)
+{
+    float *p = memory ? (float *)(void *)(memory + *used) : NULL;
+    *used += tt__align_up((size_t)floats * sizeof(float));
+    return p;
+}
+
+/* Lays the buffers out in memory (which may be NULL) and returns the bytes that they take. rows: of the longest sequence. */
+static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, bool backward, tt__attention_buffers *b)
+{
+    int64_t stride = tt__attention_stride(head_size), tile = TT__ATTENTION_TILE, keys = TT__ATTENTION_KEYS;
+    int64_t queries = TT__ATTENTION_QUERIES, group = TT__ATTENTION_GROUP;
+    int64_t span = tt__attention_padded(tt__min(rows, TT__ATTENTION_SPAN));
+    int64_t whole = tt__ceil_div(head_size, 32) * 32;
+    size_t used = 0;
+    memset(b, 0, sizeof *b);
+    b->k_pairs = tt__attention_take(memory, &used, keys * whole / 2);
+    b->summed = tt__attention_take(memory, &used, keys * stride / 2);
+    b->columns = tt__attention_take(memory, &used, queries * whole / 2);
+    b->left = tt__attention_take(memory, &used, keys * queries / 2);
+    b->across = tt__attention_take(memory, &used, tt__max(whole * queries, keys * stride / 2));
+    b->k = tt__attention_take(memory, &used, keys * stride);
+    b->v = tt__attention_take(memory, &used, keys * stride);
+    b->weights = tt__attention_take(memory, &used, keys * tile);
+    b->q = tt__attention_take(memory, &used, queries * stride);
+    if (!backward) {
+        b->qt = tt__attention_take(memory, &used, tt__ceil_div(group, queries) * tt__attention_qt_rows(head_size) * tile);
+        b->out = tt__attention_take(memory, &used, group * stride);
+        b->most = tt__attention_take(memory, &used, group);
+        b->sum = tt__attention_take(memory, &used, group);
+        return used;
+    }
+    b->qt = tt__attention_take(memory, &used, tt__attention_qt_rows(head_size) * tile);
+    b->v_pairs = tt__attention_take(memory, &used, keys * whole / 2);
+    b->q_pairs = tt__attention_take(memory, &used, queries * stride / 2);
+    b->dout_pairs = tt__attention_take(memory, &used, queries * stride / 2);
+    b->dk = tt__attention_take(memory, &used, keys * stride);
+    b->dv = tt__attention_take(memory, &used, keys * stride);
+    b->dscores = tt__attention_take(memory, &used, keys * tile);
+    b->dout = tt__attention_take(memory, &used, queries * stride);
+    b->doutt = tt__attention_take(memory, &used, tt__attention_qt_rows(head_size) * tile);
+    b->lse = tt__attention_take(memory, &used, span);
+    b->delta = tt__attention_take(memory, &used, span);
+    b->dq = tt__attention_take(memory, &used, span * tt__attention_padded(head_size));
+    return used;
+}
+
+/* Bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
+static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, bool backward, int threads)
+{
+    tt__attention_buffers b;
+    return tt__attention_layout(NULL, max_rows, head_size, backward, &b) * (size_t)threads;
+}
+
+static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n) { return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t)); }
+
+/* What linear_cross_entropy keeps: loss and hit of each row; of a chunk, log-sum-exp and logits. */
+static size_t tt__loss_bytes(int64_t rows, int64_t classes)
+{
+    int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);
+    return tt__align_up((size_t)rows * 8) + tt__align_up((size_t)chunk * 4) + tt__align_up((size_t)(chunk * classes) * 4);
+}
+
+/* Scratch of the rows that the threads of a CPU widen to floats: TT__ROW_BUFFERS of so many columns each. */
+static size_t tt__buffer_bytes(int threads, int64_t cols)
+{
+    return (size_t)threads * TT__ROW_BUFFERS * tt__row_bytes(cols);
+}
+
+/* The sizes of the largest operand or result. */
+static tt__shape tt__largest(const tt_tape *t, const tt__instr *i)
+{
+    tt__shape most;
+    tt__set_fixed(&most, TT_F32, 1, 1);
+    for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT; k++) {
+        int32_t id = k < TT__MAX_IN ? i->in[k] : i->out[k - TT__MAX_IN];
+        if (!id) continue;
+        most.cols = tt__max(most.cols, t->values[id].shape.cols);
+        most.rows = tt__max(most.rows, t->values[id].shape.rows);
+    }
+    return most;
+}
+
+/* Scratch of a kernel that widens rows of any of its operands. */
+static size_t tt__widen_bytes(int threads, const tt_tape *t, const tt__instr *i)
+{
+    return tt__buffer_bytes(threads, tt__largest(t, i).cols);
+}
+
+/* Partial sums of columns, one of so many rows. */
+static size_t tt__partial_bytes(int64_t rows, int64_t cols)
+{
+    return (size_t)tt__ceil_div(rows, TT__SUM_ROWS) * tt__row_bytes(cols);
+}
+
+static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr *i) /* two floats a row */
+{
+    return tt__align_up((size_t)tt__largest(t, i).rows * 8) + tt__widen_bytes(threads, t, i);
+}
+
+static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i) /* of vectors in chunks */
+{
+    (void)t;
+    (void)i;
+    return tt__buffer_bytes(threads, TT__CHUNK);
+}
+
+static size_t tt__no_bytes(int threads, const tt_tape *t, const tt__instr *i)
+{
+    (void)threads;
+    (void)t;
+    (void)i;
+    return 0;
+}
+
+static size_t tt__product_bytes(int threads, const tt_tape *t, const tt__instr *i)
+{
+    tt__mnk p = tt__op_of(t, i)->product(t, i, tt__in(t, i, 0)->rows);
+    (void)threads;
+    return tt__gemm_workspace(p.m, p.n, p.k);
+}
+
+/* On CUDA: the operands of an fp8 product, (m, k) and (n, k), and their scales. */
+static size_t tt__fp8_bytes(const tt_tape *t, const tt__instr *i)
+{
+    if (!i->attr.fp8) return 0;
+    tt__mnk p = tt__op_of(t, i)->product(t, i, tt__in(t, i, 0)->rows);
+    size_t k = tt__align_to((size_t)p.k, 16);
+    return TT__CUDA_ALIGN + tt__align_to((size_t)p.m * k, TT__CUDA_ALIGN) + tt__align_to((size_t)p.n * k, TT__CUDA_ALIGN);
+}
+
+/* On CUDA: a radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident. */
+static size_t tt__sort_bytes(int64_t rows) { return 4 * tt__align_to((size_t)rows * 4, TT__CUDA_ALIGN); }
+
+/* ------------------------------------------------------------------------------------------------------- linear */
 
 static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 1);
     if (!tt__float_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
-    if (w->axis || w->cols != x->cols) return tt__bad(t, i, 1, "(out, %lld): the width of x is %lld", (long long)x->cols, (long long)x->cols);
+    if (w->axis || w->cols != x->cols)
+        return tt__bad(t, i, 1, "(out, %lld): the width of x is %lld", (long long)x->cols, (long long)x->cols);
     if (i->in[2] && !tt__fixed_in(t, i, 2, 1, w->rows)) return false;
     if (i->in[3] && !tt__shape_in(t, i, 3, x, w->rows)) return false;
     tt__set_shape(&out[0], x->dtype, x, w->rows);
@@ -2892,44 +3410,60 @@ static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
     tt__instr i = tt__new_instr(TT__OP_LINEAR);
-    if (!tt__operand(t, &i, 0, x) || !tt__param_operand(t, &i, 1, w) || (b && !tt__param_operand(t, &i, 2, b))) return tt__handle(0);
+    tt__operand(t, &i, 0, x);
+    tt__param_operand(t, &i, 1, w);
+    if (b) tt__param_operand(t, &i, 2, b);
     return tt__record(t, &i);
 }
+
+static bool tt__act_from_output(int act) { return act == TT__ACT_RELU || act == TT__ACT_TANH; }
 
 static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt_tape *t = b->t;
+    bool weights = tt__wants(t, f->in[1]) || tt__wants(t, f->in[2]);
     int32_t dy = g;
-    if (f->attr.act) { /* through the activation, from what it saved */
-        bool from_output = f->attr.act == TT__ACT_RELU || f->attr.act == TT__ACT_TANH;
-        if (tt__wants(t, f->in[0]) || tt__wants(t, f->in[1]) || tt__wants(t, f->in[2])) {
-            tt__instr *i = tt__emit(b, TT__OP_ACTIVATION_BACKWARD);
-            int32_t out = i ? tt__new_value(t, &t->values[f->out[0]].shape, TT__TRANSIENT, "d(%.56s.pre)", t->values[f->out[0]].name) : 0;
-            if (!out) { b->ok = false; return; }
-            i = &t->code[t->n_code - 1];
-            i->attr.act = f->attr.act;
-            i->in[0] = g;
-            i->in[1] = from_output ? f->out[0] : f->out[1];
-            i->out[0] = dy = out;
-        }
+    if (f->attr.act && (weights || tt__wants(t, f->in[0]))) { /* through the activation, from what it saved */
+        const int32_t in[] = {g, tt__act_from_output(f->attr.act) ? f->out[0] : f->out[1]};
+        const tt__value *y = &t->values[f->out[0]];
+        if (!tt__emit_of(b, TT__OP_ACTIVATION_BACKWARD, f, in, 2)) return;
+        dy = tt__new_value(t, &y->shape, TT__TRANSIENT, "d(%.56s.pre)", y->name);
+        b->ok = dy != 0;
+        t->code[t->n_code - 1].out[0] = dy;
     }
-    if (tt__wants(t, f->in[1]) || tt__wants(t, f->in[2])) {
-        tt__instr *i = tt__emit(b, TT__OP_LINEAR_DW);
-        if (!i) return;
-        i->in[0] = dy;
-        i->in[1] = f->in[0];
-        int at = t->n_code - 1;
-        tt__grad_into(b, at, 0, f->in[1]);
-        tt__grad_into(b, t->n_code - 1, 1, f->in[2]);
+    if (weights) {
+        const int32_t in[] = {dy, f->in[0]};
+        tt__emit_of(b, TT__OP_LINEAR_DW, NULL, in, 2);
+        tt__grad_into(b, 0, f->in[1]);
+        tt__grad_into(b, 1, f->in[2]);
     }
     if (tt__wants(t, f->in[0])) {
-        tt__instr *i = tt__emit(b, TT__OP_LINEAR_DX);
-        if (!i) return;
-        i->in[0] = dy;
-        i->in[1] = f->in[1];
-        tt__grad_into(b, t->n_code - 1, 0, f->in[0]);
+        const int32_t in[] = {dy, f->in[1]};
+        tt__emit_of(b, TT__OP_LINEAR_DX, NULL, in, 2);
+        tt__grad_into(b, 0, f->in[0]);
     }
     tt__grad_pass(b, g, f->in[3], true);
+}
+
+static tt__mnk tt__product_LINEAR(const tt_tape *t, const tt__instr *i, int64_t rows)
+{
+    const tt__mnk p = {rows, tt__in(t, i, 1)->rows, tt__in(t, i, 1)->cols};
+    return p;
+}
+
+static void tt__op_LINEAR(tt__op *op)
+{
+    op->shape = tt__shape_LINEAR;
+    op->backward = tt__backward_LINEAR;
+    op->product = tt__product_LINEAR;
+    op->cpu_scratch = tt__product_bytes;
+    op->cuda_scratch = tt__fp8_bytes;
+    op->weight = 1;
+    op->residual = 3;
+    op->passes_on = 1 << 3;
+    op->saves = 1 << 1;
+    op->begins_residual = true;
+    op->activates = true;
 }
 
 static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -2938,6 +3472,21 @@ static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (!tt__float_in(t, i, 0) || w->axis || w->rows != dy->cols) return tt__bad(t, i, 1, "a weight of dy");
     tt__set_shape(&out[0], dy->dtype, dy, w->cols);
     return !i->in[2] || tt__shape_in(t, i, 2, dy, w->cols);
+}
+
+static tt__mnk tt__product_LINEAR_DX(const tt_tape *t, const tt__instr *i, int64_t rows)
+{
+    const tt__mnk p = {rows, tt__in(t, i, 1)->cols, tt__in(t, i, 1)->rows};
+    return p;
+}
+
+static void tt__op_LINEAR_DX(tt__op *op)
+{
+    op->shape = tt__shape_LINEAR_DX;
+    op->product = tt__product_LINEAR_DX;
+    op->cpu_scratch = tt__product_bytes;
+    op->cuda_scratch = tt__fp8_bytes;
+    op->weight = 1;
 }
 
 static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -2949,7 +3498,29 @@ static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-/* -------------------------------------------------------------------------------------------------------- embedding */
+static tt__mnk tt__product_LINEAR_DW(const tt_tape *t, const tt__instr *i, int64_t rows)
+{
+    const tt__mnk p = {tt__in(t, i, 0)->cols, tt__in(t, i, 1)->cols, rows};
+    return p;
+}
+
+static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *dy = tt__in(t, i, 0);
+    size_t gemm = tt__product_bytes(threads, t, i);
+    size_t sums = tt__partial_bytes(dy->rows, dy->cols) + tt__buffer_bytes(threads, dy->cols);
+    return gemm > sums ? gemm : sums;
+}
+
+static void tt__op_LINEAR_DW(tt__op *op)
+{
+    op->shape = tt__shape_LINEAR_DW;
+    op->product = tt__product_LINEAR_DW;
+    op->cpu_scratch = tt__cpu_LINEAR_DW;
+    op->cuda_scratch = tt__fp8_bytes;
+}
+
+/* ---------------------------------------------------------------------------------------------------- embedding */
 
 static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -2962,17 +3533,29 @@ static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table)
 {
     tt__instr i = tt__new_instr(TT__OP_EMBEDDING);
-    if (!tt__operand(t, &i, 0, ids) || !tt__param_operand(t, &i, 1, table)) return tt__handle(0);
+    tt__operand(t, &i, 0, ids);
+    tt__param_operand(t, &i, 1, table);
     return tt__record(t, &i);
 }
 
 static void tt__backward_EMBEDDING(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_EMBEDDING_BACKWARD);
-    if (!i) return;
-    i->in[0] = f->in[0];
-    i->in[1] = g;
-    tt__grad_into(b, b->t->n_code - 1, 0, f->in[1]);
+    const int32_t in[] = {f->in[0], g};
+    tt__emit_of(b, TT__OP_EMBEDDING_BACKWARD, NULL, in, 2);
+    tt__grad_into(b, 0, f->in[1]);
+}
+
+static tt_status tt__check_EMBEDDING(const tt__launch *l)
+{
+    return tt__check_indices(l, 0, l->in[1].rows, NULL, "rows of the embedding table");
+}
+
+static void tt__op_EMBEDDING(tt__op *op)
+{
+    op->shape = tt__shape_EMBEDDING;
+    op->backward = tt__backward_EMBEDDING;
+    op->check = tt__check_EMBEDDING;
+    op->begins_residual = true;
 }
 
 static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -2982,7 +3565,25 @@ static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
     return true;
 }
 
-/* -------------------------------------------------------------------------------------------------------- layernorm */
+static size_t tt__cpu_EMBEDDING_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
+{
+    int64_t sorted = tt__in(t, i, 1)->rows + t->values[i->out[0]].shape.rows + 1;
+    return tt__align_up((size_t)sorted * 4) + tt__widen_bytes(threads, t, i);
+}
+
+static size_t tt__cuda_EMBEDDING_BACKWARD(const tt_tape *t, const tt__instr *i)
+{
+    return tt__sort_bytes(tt__in(t, i, 0)->rows);
+}
+
+static void tt__op_EMBEDDING_BACKWARD(tt__op *op)
+{
+    op->shape = tt__shape_EMBEDDING_BACKWARD;
+    op->cpu_scratch = tt__cpu_EMBEDDING_BACKWARD;
+    op->cuda_scratch = tt__cuda_EMBEDDING_BACKWARD;
+}
+
+/* ---------------------------------------------------------------------------------------------------- layernorm */
 
 static bool tt__shape_LAYERNORM(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -2999,111 +3600,187 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
 {
     tt__instr i = tt__new_instr(TT__OP_LAYERNORM);
     i.attr.eps = eps;
-    if (!tt__operand(t, &i, 0, x) || !tt__param_operand(t, &i, 1, w) || (b && !tt__param_operand(t, &i, 2, b))) return tt__handle(0);
+    tt__operand(t, &i, 0, x);
+    tt__param_operand(t, &i, 1, w);
+    if (b) tt__param_operand(t, &i, 2, b);
     return tt__record(t, &i);
 }
 
 static void tt__backward_LAYERNORM(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_LAYERNORM_BACKWARD);
-    if (!i) return;
-    i->in[0] = g;
-    i->in[1] = f->in[0];
-    i->in[2] = f->in[1];
-    i->in[3] = f->out[1];
-    for (int k = 0; k < 3; k++) tt__grad_into(b, b->t->n_code - 1, k, f->in[k]);
+    const int32_t in[] = {g, f->in[0], f->in[1], f->out[1]};
+    tt__emit_of(b, TT__OP_LAYERNORM_BACKWARD, NULL, in, 4);
+    for (int k = 0; k < 3; k++) tt__grad_into(b, k, f->in[k]);
+}
+
+static void tt__op_LAYERNORM(tt__op *op)
+{
+    op->shape = tt__shape_LAYERNORM;
+    op->backward = tt__backward_LAYERNORM;
+    op->saves = 1 << 1;
+    op->again = TT__AGAIN_CHEAP;
 }
 
 static bool tt__shape_LAYERNORM_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 1);
-    if (!tt__shape_in(t, i, 0, x, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols) || !tt__shape_in(t, i, 3, x, 2)) return false;
+    if (!tt__shape_in(t, i, 0, x, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols) || !tt__shape_in(t, i, 3, x, 2))
+        return false;
     if (i->out[0]) out[0] = *x;
     if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, x->cols);
     if (i->out[2]) tt__set_fixed(&out[2], TT_F32, 1, x->cols);
     return true;
 }
 
-/* -------------------------------------------------------------------------------------------------------------- add */
-
-static bool tt__shape_ADD(tt_tape *t, const tt__instr *i, tt__shape *out)
+static size_t tt__cpu_LAYERNORM_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
 {
-    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols)) return false;
-    out[0] = *tt__in(t, i, 0);
-    return true;
+    tt__shape most = tt__largest(t, i);
+    return 2 * tt__partial_bytes(most.rows, most.cols) + tt__widen_bytes(threads, t, i);
 }
 
-tt_value tt_add(tt_tape *t, tt_value a, tt_value b) { return tt__binary(t, TT__OP_ADD, a, b); }
-
-static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
+static void tt__op_LAYERNORM_BACKWARD(tt__op *op)
 {
-    const tt__value *v = b->t->values;
-    int take = v[f->in[0]].shape.dtype != v[g].shape.dtype && v[f->in[1]].shape.dtype == v[g].shape.dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before the other may take it over */
-    tt__grad_pass(b, g, f->in[take], true);
+    op->shape = tt__shape_LAYERNORM_BACKWARD;
+    op->cpu_scratch = tt__cpu_LAYERNORM_BACKWARD;
 }
 
-/* ------------------------------------------------------------------------------------------------------- activation */
-
-static bool tt__shape_ACTIVATION(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_elementwise(t, i, out); }
+/* --------------------------------------------------------------------------------------------------- activation */
 
 static tt_value tt__activation(tt_tape *t, tt_value x, int act)
 {
     tt__instr i = tt__new_instr(TT__OP_ACTIVATION);
     i.attr.act = act;
-    return tt__unary(t, x, i);
+    return tt__record_with(t, &i, x, tt__handle(0));
 }
 
 tt_value tt_gelu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU); }
-
 tt_value tt_gelu_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU_TANH); }
-
 tt_value tt_relu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_RELU); }
-
 tt_value tt_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_TANH); }
-
 tt_value tt_silu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_SILU); }
 
 static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    bool from_output = f->attr.act == TT__ACT_RELU || f->attr.act == TT__ACT_TANH;
-    tt__instr *i = tt__emit(b, TT__OP_ACTIVATION_BACKWARD);
-    if (!i) return;
-    i->attr.act = f->attr.act;
-    i->in[0] = g;
-    i->in[1] = from_output ? f->out[0] : f->in[0];
-    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+    const int32_t in[] = {g, tt__act_from_output(f->attr.act) ? f->out[0] : f->in[0]};
+    tt__emit_of(b, TT__OP_ACTIVATION_BACKWARD, f, in, 2);
+    tt__grad_into(b, 0, f->in[0]);
 }
 
-static bool tt__shape_ACTIVATION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_ADD(t, i, out); }
+/* The instruction whose out[0] is v, where only one instruction, which may so take v over, reads v; -1: there is none. */
+static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
+{
+    int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
+    return at >= 0 && t->code[at].out[0] == v ? at : -1;
+}
 
-/* ------------------------------------------------------------------------------------------------------------ scale */
+/* The product that x comes from applies the activation itself. Its own result becomes out[1], which GELU and SiLU save;
+   pruning drops it where nothing reads it. */
+static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
+{
+    int at = tt__sole_producer(t, t->code[k].in[0], root);
+    if (at < 0) return;
+    tt__instr merged = t->code[at];
+    const tt__op *op = tt__op_of(t, &merged);
+    if (!op->activates || merged.attr.act || merged.in[op->residual]) return;
+    merged.attr.act = t->code[k].attr.act;
+    merged.out[1] = merged.out[0];
+    tt__merge(t, at, k, merged);
+}
 
-static bool tt__shape_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_elementwise(t, i, out); }
+static void tt__op_ACTIVATION(tt__op *op)
+{
+    op->shape = tt__shape_elementwise;
+    op->backward = tt__backward_ACTIVATION;
+    op->fuse = tt__fuse_ACTIVATION;
+    op->again = TT__AGAIN_CHEAP;
+}
+
+/* The product that dy comes from multiplies by the derivative itself: the gradient before the activation is never
+   stored. */
+static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
+{
+    int at = tt__sole_producer(t, t->code[k].in[0], root);
+    if (at < 0 || t->code[at].op != TT__OP_LINEAR_DX || t->code[at].in[2] || !tt__may_wait(t, at, k)) return;
+    tt__instr merged = t->code[at];
+    merged.attr.act = t->code[k].attr.act;
+    merged.in[2] = t->code[k].in[1];
+    tt__merge(t, at, k, merged);
+}
+
+static void tt__op_ACTIVATION_BACKWARD(tt__op *op)
+{
+    op->shape = tt__shape_of_two;
+    op->fuse_later = tt__fuse_ACTIVATION_BACKWARD;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- add */
+
+tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
+{
+    tt__instr i = tt__new_instr(TT__OP_ADD);
+    tt__operand(t, &i, 1, b);
+    return tt__record_with(t, &i, a, tt__handle(0));
+}
+
+static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    const tt__value *v = b->t->values;
+    tt_dtype dtype = v[g].shape.dtype;
+    int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
+    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before the other may take it over */
+    tt__grad_pass(b, g, f->in[take], true);
+}
+
+/* What computes one of the two adds the other itself. */
+static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
+{
+    for (int side = 0; side < 2; side++) {
+        int at = tt__sole_producer(t, t->code[k].in[side], root);
+        int slot = at >= 0 ? tt__op_of(t, &t->code[at])->residual : 0;
+        if (!slot || t->code[at].in[slot] || t->code[at].attr.act) continue;
+        tt__instr merged = t->code[at];
+        merged.in[slot] = t->code[k].in[1 - side];
+        tt__merge(t, at, k, merged);
+        return;
+    }
+}
+
+static void tt__op_ADD(tt__op *op)
+{
+    op->shape = tt__shape_of_two;
+    op->backward = tt__backward_ADD;
+    op->fuse = tt__fuse_ADD;
+    op->passes_on = 1 << 0 | 1 << 1;
+}
+
+/* -------------------------------------------------------------------------------------------------------- scale */
 
 tt_value tt_scale(tt_tape *t, tt_value x, float s)
 {
     tt__instr i = tt__new_instr(TT__OP_SCALE);
     i.attr.scale = s;
-    return tt__unary(t, x, i);
+    return tt__record_with(t, &i, x, tt__handle(0));
 }
 
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_SCALE);
-    if (!i) return;
-    i->attr.scale = f->attr.scale;
-    i->in[0] = g;
-    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+    tt__emit_of(b, TT__OP_SCALE, f, &g, 1);
+    tt__grad_into(b, 0, f->in[0]);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- dropout */
+static void tt__op_SCALE(tt__op *op)
+{
+    op->shape = tt__shape_elementwise;
+    op->backward = tt__backward_SCALE;
+    op->passes_on = 1 << 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------ dropout */
 
 static bool tt__shape_DROPOUT(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "dropout: probability %g must be at least 0 and below 65535/65536", i->attr.dropout);
-    if (i->in[1] && !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols)) return false;
-    if (i->in[2] && (!tt__index_in(t, i, 2) || !tt__same_rows(tt__in(t, i, 2), tt__in(t, i, 0)))) return tt__bad(t, i, 2, "one number a row");
+    const tt__shape *x = tt__in(t, i, 0);
+    if (!tt__rate_in(t, i) || (i->in[1] && !tt__shape_in(t, i, 1, x, x->cols)) || !tt__numbers_in(t, i, 2, 0)) return false;
     return tt__shape_elementwise(t, i, out);
 }
 
@@ -3111,48 +3788,38 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 {
     tt__instr i = tt__new_instr(TT__OP_DROPOUT);
     i.attr.dropout = p;
-    return tt__unary(t, x, i);
+    return tt__record_with(t, &i, x, tt__handle(0));
 }
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
     if (tt__wants(b->t, f->in[0])) { /* the same mask on the gradient */
-        tt__instr *i = tt__emit(b, TT__OP_DROPOUT);
-        if (!i) return;
-        i->attr.dropout = f->attr.dropout;
-        i->random = f->random;
-        i->in[0] = g;
-        i->in[2] = f->in[2];
-        tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+        const int32_t in[] = {g, 0, f->in[2]};
+        tt__emit_of(b, TT__OP_DROPOUT, f, in, 3);
+        tt__grad_into(b, 0, f->in[0]);
     }
     tt__grad_pass(b, g, f->in[1], true);
 }
 
-/* -------------------------------------------------------------------------------------------------------- attention */
-
-#define TT__MOST_HEAD 65536 /* columns of a head: kernels keep blocks of queries and keys in scratch */
-
-static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
+static bool tt__simplify_DROPOUT(tt__instr *i)
 {
-    const tt__shape *q = tt__in(t, i, 0), *keys = i->in[4] ? tt__in(t, i, 1) : q;
-    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, keys, q->cols) || !tt__shape_in(t, i, 2, keys, q->cols) || !tt__index_in(t, i, 3)) return false;
-    if (i->in[4] && (!tt__index_in(t, i, 4) || !tt__same_rows(tt__in(t, i, 4), q))) return tt__bad(t, i, 4, "one number a row of q");
-    if (i->attr.heads < 1 || q->cols % i->attr.heads)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads", (long long)q->cols, i->attr.heads);
-    if (q->cols / i->attr.heads > TT__MOST_HEAD)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
-                             (long long)(q->cols / i->attr.heads), TT__MOST_HEAD);
-    for (int k = 1; k < 3; k++)
-        for (int j = 0; j < k; j++) { /* heads are computed at the same time: two must not add to one column's gradient */
-            const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
-            if (a->base == b->base && a->offset != b->offset && llabs(a->offset - b->offset) < q->cols)
-                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: take the same columns, or columns apart", a->name, b->name);
-        }
-    if (!tt__is_rate(i->attr.dropout)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g must be at least 0 and below 65535/65536", i->attr.dropout);
-    out[0] = *q;
-    tt__set_shape(&out[1], TT_F32, q, i->attr.heads);
-    return true;
+    bool sum = i->in[1] != 0;
+    i->op = sum ? TT__OP_ADD : TT__OP_SCALE;
+    if (!sum) i->attr.scale = 1;
+    return !sum;
 }
+
+static void tt__op_DROPOUT(tt__op *op)
+{
+    op->shape = tt__shape_DROPOUT;
+    op->backward = tt__backward_DROPOUT;
+    op->simplify = tt__simplify_DROPOUT;
+    op->residual = 1;
+    op->numbers = 2;
+    op->passes_on = 1 << 0 | 1 << 1;
+}
+
+/* ---------------------------------------------------------------------------------------------------- attention */
 
 tt_attention_options tt_attention_options_default(int heads)
 {
@@ -3162,36 +3829,118 @@ tt_attention_options tt_attention_options_default(int heads)
     return o;
 }
 
+/* Where an instruction has its operands, and k and v after q. */
+typedef struct tt__attention_operands { int q, starts, numbers; bool backward; } tt__attention_operands;
+
+static tt__attention_operands tt__attention_of(const tt__instr *i)
+{
+    static const tt__attention_operands forward = {0, 3, 4, false}, backward = {1, 4, 7, true};
+    return i->op == TT__OP_ATTENTION ? forward : backward;
+}
+
+#define TT__MOST_HEAD 65536 /* columns of a head: kernels keep blocks of queries and keys in scratch */
+
+static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *q = tt__in(t, i, 0), *keys = i->in[4] ? tt__in(t, i, 1) : q;
+    const int heads = i->attr.heads;
+    for (int k = 0; k < 3; k++) if (!tt__shape_in(t, i, k, k ? keys : q, q->cols)) return false;
+    if (!tt__index_in(t, i, 3) || !tt__numbers_in(t, i, 4, 0)) return false;
+    if (heads < 1 || q->cols % heads)
+        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads", (long long)q->cols, heads);
+    if (q->cols / heads > TT__MOST_HEAD)
+        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
+                             (long long)(q->cols / heads), TT__MOST_HEAD);
+    for (int k = 1; k < 3; k++)
+        for (int j = 0; j < k; j++) { /* heads are computed at the same time: two must not add to one column's gradient */
+            const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
+            if (a->base == b->base && a->offset != b->offset && llabs(a->offset - b->offset) < q->cols)
+                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: take the same "
+                                     "columns, or columns apart", a->name, b->name);
+        }
+    out[0] = *q;
+    tt__set_shape(&out[1], TT_F32, q, heads);
+    return tt__rate_in(t, i);
+}
+
 tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, const tt_attention_options *o)
 {
     tt__instr i = tt__new_instr(TT__OP_ATTENTION);
-    if (!tt__operand(t, &i, 0, q) || !tt__operand(t, &i, 1, k) || !tt__operand(t, &i, 2, v) || !tt__operand(t, &i, 3, seq_start)) return tt__handle(0);
+    const tt_value in[] = {q, k, v, seq_start};
+    for (int j = 0; j < 4; j++) tt__operand(t, &i, j, in[j]);
     i.attr.heads = o->heads;
     i.attr.causal = o->causal;
     i.attr.dropout = o->dropout;
-    i.attr.scale = o->scale != 0 || o->heads < 1 ? o->scale : 1.0f / sqrtf((float)(tt__in(t, &i, 0)->cols / o->heads));
+    bool given = o->scale != 0 || o->heads < 1;
+    i.attr.scale = given ? o->scale : 1.0f / sqrtf((float)(tt__in(t, &i, 0)->cols / o->heads));
     return tt__record(t, &i);
 }
 
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    for (int k = 1; k < 3; k++) /* operands of one storage: dq, dk and dv all add to its gradient, as their order is the kernel's */
+    for (int k = 1; k < 3; k++) /* operands of one storage: dq, dk and dv all add to its gradient, in the kernel's order */
         for (int j = 0; j < k; j++) {
             int32_t base = b->t->values[f->in[k]].base;
             if (b->t->values[f->in[j]].base != base || !tt__wants(b->t, base) || b->t->values[base].grad) continue;
             int32_t whole = tt__new_gradient(b, base);
             if (whole) tt__fill(b, whole, 0);
         }
-    tt__instr *i = tt__emit(b, TT__OP_ATTENTION_BACKWARD);
-    if (!i) return;
-    i->attr = f->attr;
-    i->random = f->random;
-    i->in[0] = g;
-    for (int k = 0; k < 4; k++) i->in[1 + k] = f->in[k];
-    i->in[5] = f->out[0];
-    i->in[6] = f->out[1];
-    i->in[7] = f->in[4];
-    for (int k = 0; k < 3; k++) tt__grad_into(b, b->t->n_code - 1, k, f->in[k]);
+    const int32_t in[] = {g, f->in[0], f->in[1], f->in[2], f->in[3], f->out[0], f->out[1], f->in[4]};
+    tt__emit_of(b, TT__OP_ATTENTION_BACKWARD, f, in, 8);
+    for (int k = 0; k < 3; k++) tt__grad_into(b, k, f->in[k]);
+}
+
+static tt_status tt__check_ATTENTION(const tt__launch *l)
+{
+    tt_status status = tt__check_starts(l, 3, l->in[1].rows);
+    return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
+}
+
+/* Two products forward, four backward, of each pair of a query and a key. At capacity sequences have equal lengths. */
+static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
+{
+    const tt__attention_operands at = tt__attention_of(i);
+    const tt__mat *q = &in[at.q], *k = q + 1;
+    const int32_t *start = (const int32_t *)in[at.starts].data, *row = (const int32_t *)in[at.numbers].data;
+    int64_t seqs = in[at.starts].rows - 1;
+    double pairs = start ? 0 : (double)q->rows * (double)k->rows / (double)tt__max(1, seqs);
+    for (int64_t r = 0; start && r < (row ? q->rows : seqs); r++) {
+        int64_t s = row ? tt__sequence_of(start, seqs, row[r]) : r, length = start[s + 1] - start[s];
+        if (!row) pairs += (double)length * (double)length;
+        else pairs += i->attr.causal ? 2.0 * (row[r] - start[s] + 1) : (double)length; /* causal: halved below */
+    }
+    return (at.backward ? 8.0 : 4.0) * pairs * (double)q->cols * (i->attr.causal ? 0.5 : 1.0);
+}
+
+static size_t tt__cpu_attention(int threads, const tt_tape *t, const tt__instr *i)
+{
+    const tt__attention_operands at = tt__attention_of(i);
+    const tt__shape *q = tt__in(t, i, at.q), *k = tt__in(t, i, at.q + 1);
+    int64_t seqs = tt__in(t, i, at.starts)->rows - 1, longest = tt__max(q->rows, k->rows);
+    size_t bytes = tt__attention_workspace(longest, k->cols / i->attr.heads, at.backward, threads);
+    return bytes + (i->in[at.numbers] ? tt__attention_queries_bytes(seqs, q->rows) : 0);
+}
+
+/* Row numbers put in order: starts, rows and places. Backward: the sum of dout * out of each row and head, which all
+   blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2). */
+static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
+{
+    const tt__attention_operands at = tt__attention_of(i);
+    size_t rows = (size_t)tt__in(t, i, at.q)->rows, starts = (size_t)tt__in(t, i, at.starts)->rows;
+    size_t order = i->in[at.numbers] ? tt__align_to((starts + 2 * rows) * 4, TT__CUDA_ALIGN) : 0;
+    return order + (at.backward ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
+}
+
+static void tt__op_ATTENTION(tt__op *op)
+{
+    op->shape = tt__shape_ATTENTION;
+    op->backward = tt__backward_ATTENTION;
+    op->check = tt__check_ATTENTION;
+    op->flops = tt__flops_of_attention;
+    op->cpu_scratch = tt__cpu_attention;
+    op->cuda_scratch = tt__cuda_attention;
+    op->numbers = 4;
+    op->again = TT__AGAIN_ATTENTION;
 }
 
 static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -3199,13 +3948,20 @@ static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
     const tt__shape *q = tt__in(t, i, 1), *keys = i->in[7] ? tt__in(t, i, 2) : q;
     for (int k = 0; k < 6; k++)
         if (k != 4 && !tt__shape_in(t, i, k, k == 2 || k == 3 ? keys : q, q->cols)) return false;
-    if (!tt__index_in(t, i, 4) || !tt__shape_in(t, i, 6, q, i->attr.heads)) return false;
-    if (i->in[7] && (!tt__index_in(t, i, 7) || !tt__same_rows(tt__in(t, i, 7), q))) return tt__bad(t, i, 7, "one number a row of q");
+    if (!tt__index_in(t, i, 4) || !tt__shape_in(t, i, 6, q, i->attr.heads) || !tt__numbers_in(t, i, 7, 1)) return false;
     for (int k = 0; k < 3; k++) if (i->out[k]) out[k] = k ? *keys : *q;
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------ gather_rows */
+static void tt__op_ATTENTION_BACKWARD(tt__op *op)
+{
+    op->shape = tt__shape_ATTENTION_BACKWARD;
+    op->flops = tt__flops_of_attention;
+    op->cpu_scratch = tt__cpu_attention;
+    op->cuda_scratch = tt__cuda_attention;
+}
+
+/* -------------------------------------------------------------------------------------------------- gather_rows */
 
 static bool tt__shape_GATHER_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3214,73 +3970,126 @@ static bool tt__shape_GATHER_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out
     return true;
 }
 
-tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index) { return tt__binary(t, TT__OP_GATHER_ROWS, x, index); }
+tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index)
+{
+    tt__instr i = tt__new_instr(TT__OP_GATHER_ROWS);
+    tt__operand(t, &i, 1, index);
+    return tt__record_with(t, &i, x, tt__handle(0));
+}
+
+/* dy and the indices or starts of sequences -> dx. */
+static void tt__backward_by_index(tt__builder *b, int op, const tt__instr *f, int32_t g)
+{
+    const int32_t in[] = {g, f->in[1]};
+    tt__emit_of(b, op, NULL, in, 2);
+    tt__grad_into(b, 0, f->in[0]);
+}
 
 static void tt__backward_GATHER_ROWS(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_GATHER_ROWS_BACKWARD);
-    if (!i) return;
-    i->in[0] = g;
-    i->in[1] = f->in[1];
-    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+    tt__backward_by_index(b, TT__OP_GATHER_ROWS_BACKWARD, f, g);
 }
 
-static bool tt__shape_GATHER_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+static tt_status tt__check_GATHER_ROWS(const tt__launch *l)
+{
+    return tt__check_indices(l, 1, l->in[0].rows, NULL, "rows to gather from");
+}
+
+static void tt__op_GATHER_ROWS(tt__op *op)
+{
+    op->shape = tt__shape_GATHER_ROWS;
+    op->backward = tt__backward_GATHER_ROWS;
+    op->check = tt__check_GATHER_ROWS;
+    op->passes_on = 1 << 0;
+    op->gathers = true;
+}
+
+static bool tt__shape_by_index(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
     tt__set_shape(&out[0], TT_F32, &t->values[i->out[0]].shape, tt__in(t, i, 0)->cols);
     return true;
 }
 
-/* -------------------------------------------------------------------------------------------------------- mean_pool */
+static size_t tt__cuda_GATHER_ROWS_BACKWARD(const tt_tape *t, const tt__instr *i)
+{
+    return tt__sort_bytes(tt__in(t, i, 1)->rows);
+}
+
+static void tt__op_GATHER_ROWS_BACKWARD(tt__op *op)
+{
+    op->shape = tt__shape_by_index;
+    op->cuda_scratch = tt__cuda_GATHER_ROWS_BACKWARD;
+}
+
+/* ---------------------------------------------------------------------------------------------------- mean_pool */
 
 static bool tt__shape_MEAN_POOL(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
-    tt__set_shape(&out[0], tt__in(t, i, 0)->dtype, tt__in(t, i, 1), tt__in(t, i, 0)->cols);
+    if (!tt__shape_GATHER_ROWS(t, i, out)) return false;
     if (out[0].axis && !out[0].extra) return tt__bad(t, i, 1, "sequence starts, from tt_seq_start");
     if (out[0].axis) out[0].extra = 0;
     out[0].rows--;
     return out[0].rows >= 1 || tt__bad(t, i, 1, "sequence starts of at least one sequence");
 }
 
-tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start) { return tt__binary(t, TT__OP_MEAN_POOL, x, seq_start); }
+tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start)
+{
+    tt__instr i = tt__new_instr(TT__OP_MEAN_POOL);
+    tt__operand(t, &i, 1, seq_start);
+    return tt__record_with(t, &i, x, tt__handle(0));
+}
 
 static void tt__backward_MEAN_POOL(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_MEAN_POOL_BACKWARD);
-    if (!i) return;
-    i->in[0] = g;
-    i->in[1] = f->in[1];
-    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+    tt__backward_by_index(b, TT__OP_MEAN_POOL_BACKWARD, f, g);
 }
 
-static bool tt__shape_MEAN_POOL_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_GATHER_ROWS_BACKWARD(t, i, out); }
+static tt_status tt__check_MEAN_POOL(const tt__launch *l) { return tt__check_starts(l, 1, l->in[0].rows); }
 
-/* --------------------------------------------------------------------------------------------------------- set_rows */
+static void tt__op_MEAN_POOL(tt__op *op)
+{
+    op->shape = tt__shape_MEAN_POOL;
+    op->backward = tt__backward_MEAN_POOL;
+    op->check = tt__check_MEAN_POOL;
+    op->begins_residual = true;
+}
+
+static void tt__op_MEAN_POOL_BACKWARD(tt__op *op) { op->shape = tt__shape_by_index; }
+
+/* ----------------------------------------------------------------------------------------------------- set_rows */
 
 static bool tt__shape_SET_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__fixed_in(t, i, 2, 1, tt__in(t, i, 0)->cols)) return false;
     out[0] = *tt__in(t, i, 0);
-    return true;
+    return tt__float_in(t, i, 0) && tt__index_in(t, i, 1) && tt__fixed_in(t, i, 2, 1, out[0].cols);
 }
 
 tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row)
 {
     tt__instr i = tt__new_instr(TT__OP_SET_ROWS);
-    if (!tt__operand(t, &i, 0, x) || !tt__operand(t, &i, 1, index) || !tt__param_operand(t, &i, 2, row)) return tt__handle(0);
+    tt__operand(t, &i, 0, x);
+    tt__operand(t, &i, 1, index);
+    tt__param_operand(t, &i, 2, row);
     return tt__record(t, &i);
 }
 
 static void tt__backward_SET_ROWS(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_SET_ROWS_BACKWARD);
-    if (!i) return;
-    i->in[0] = g;
-    i->in[1] = f->in[1];
-    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
-    tt__grad_into(b, b->t->n_code - 1, 1, f->in[2]);
+    tt__backward_by_index(b, TT__OP_SET_ROWS_BACKWARD, f, g);
+    tt__grad_into(b, 1, f->in[2]);
+}
+
+static tt_status tt__check_SET_ROWS(const tt__launch *l)
+{
+    return tt__check_indices(l, 1, l->out[0].rows, NULL, "rows to set");
+}
+
+static void tt__op_SET_ROWS(tt__op *op)
+{
+    op->shape = tt__shape_SET_ROWS;
+    op->backward = tt__backward_SET_ROWS;
+    op->check = tt__check_SET_ROWS;
 }
 
 static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -3291,7 +4100,18 @@ static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shap
     return true;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- patches */
+static size_t tt__cpu_SET_ROWS_BACKWARD(int threads, const tt_tape *t, const tt__instr *i) /* a mark for each row */
+{
+    return tt__align_up((size_t)tt__in(t, i, 0)->rows) + tt__widen_bytes(threads, t, i);
+}
+
+static void tt__op_SET_ROWS_BACKWARD(tt__op *op)
+{
+    op->shape = tt__shape_SET_ROWS_BACKWARD;
+    op->cpu_scratch = tt__cpu_SET_ROWS_BACKWARD;
+}
+
+/* ------------------------------------------------------------------------------------------------------ patches */
 
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch)
 {
@@ -3309,15 +4129,19 @@ static bool tt__shape_PATCHES(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *pixels = tt__in(t, i, 0), *starts = tt__in(t, i, 2);
     const tt_patch_options *o = &i->attr.image;
-    if (o->height < 1 || o->width < 1 || o->channels < 1 || o->channels > 4 || o->patch < 1 || o->height % o->patch || o->width % o->patch)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: images of %d x %d pixels and %d channels (1 to 4) cannot be cut into patches of %d x %d", o->width, o->height,
-                             o->channels, o->patch, o->patch);
+    bool image = o->height >= 1 && o->width >= 1 && o->channels >= 1 && o->channels <= 4;
+    if (!image || o->patch < 1 || o->height % o->patch || o->width % o->patch)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: images of %d x %d pixels and %d channels (1 to 4) cannot be cut "
+                             "into patches of %d x %d", o->width, o->height, o->channels, o->patch, o->patch);
     for (int c = 0; c < o->channels; c++)
-        if (!isfinite(o->mean[c]) || !(o->std[c] > 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: mean %g and std %g of channel %d", o->mean[c], o->std[c], c);
+        if (!isfinite(o->mean[c]) || !(o->std[c] > 0))
+            return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: mean %g and std %g of channel %d", o->mean[c], o->std[c], c);
     int64_t size = (int64_t)o->height * o->width * o->channels;
-    if (pixels->dtype != TT_U8 || pixels->cols != size) return tt__bad(t, i, 0, "u8 of width %lld (height * width * channels)", (long long)size);
+    if (pixels->dtype != TT_U8 || pixels->cols != size)
+        return tt__bad(t, i, 0, "u8 of width %lld (height * width * channels)", (long long)size);
     if (!tt__index_in(t, i, 1) || !tt__index_in(t, i, 2)) return false;
-    if (starts->axis != pixels->axis || starts->rows != pixels->rows + 1) return tt__bad(t, i, 2, "one row more than there are images");
+    if (starts->axis != pixels->axis || starts->rows != pixels->rows + 1)
+        return tt__bad(t, i, 2, "one row more than there are images");
     tt__set_shape(&out[0], TT_F32, tt__in(t, i, 1), (int64_t)o->channels * o->patch * o->patch);
     return true;
 }
@@ -3326,11 +4150,34 @@ tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value se
 {
     tt__instr i = tt__new_instr(TT__OP_PATCHES);
     i.attr.image = *o;
-    if (!tt__operand(t, &i, 0, pixels) || !tt__operand(t, &i, 1, positions) || !tt__operand(t, &i, 2, seq_start)) return tt__handle(0);
+    tt__operand(t, &i, 0, pixels);
+    tt__operand(t, &i, 1, positions);
+    tt__operand(t, &i, 2, seq_start);
     return tt__record(t, &i);
 }
 
-/* ---------------------------------------------------------------------------------------------------- cross_entropy */
+static tt_status tt__check_PATCHES(const tt__launch *l)
+{
+    const tt_patch_options *o = &l->instr->attr.image;
+    int64_t patches = (int64_t)(o->height / o->patch) * (o->width / o->patch);
+    tt_status status = tt__check_starts(l, 2, l->out[0].rows);
+    return status == TT_OK ? tt__check_indices(l, 1, patches + 1, NULL, "0 or the number of a patch") : status;
+}
+
+static size_t tt__cpu_PATCHES(int threads, const tt_tape *t, const tt__instr *i)
+{
+    return tt__buffer_bytes(threads, t->values[i->out[0]].shape.cols);
+}
+
+static void tt__op_PATCHES(tt__op *op)
+{
+    op->shape = tt__shape_PATCHES;
+    op->check = tt__check_PATCHES;
+    op->cpu_scratch = tt__cpu_PATCHES;
+    op->again = TT__AGAIN_KEPT;
+}
+
+/* ------------------------------------------------------------------------------------------------ cross_entropy */
 
 tt_cross_entropy_options tt_cross_entropy_options_default(void)
 {
@@ -3343,11 +4190,12 @@ tt_cross_entropy_options tt_cross_entropy_options_default(void)
 static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *logits = tt__in(t, i, 0);
+    const float smoothing = i->attr.smoothing;
     if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
     if (!tt__same_rows(logits, tt__in(t, i, 1))) return tt__bad(t, i, 1, "as many rows as the logits");
-    if (i->in[2] && !tt__weights_in(t, i, 2, logits)) return false;
-    if (!(i->attr.smoothing >= 0 && i->attr.smoothing < 1))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)", i->attr.smoothing);
+    if (!tt__weights_in(t, i, 2, logits)) return false;
+    if (!(smoothing >= 0 && smoothing < 1))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)", smoothing);
     tt__set_fixed(&out[0], TT_F32, 1, 1);
     tt__set_shape(&out[1], TT_F32, logits, 1);
     tt__set_fixed(&out[2], TT_F32, 1, 4);
@@ -3360,34 +4208,114 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const t
     tt__instr i = tt__new_instr(TT__OP_CROSS_ENTROPY);
     i.attr.ignore_index = o.ignore_index;
     i.attr.smoothing = o.label_smoothing;
-    if (!tt__operand(t, &i, 0, logits) || !tt__operand(t, &i, 1, targets) || (o.weights.id && !tt__operand(t, &i, 2, o.weights))) return tt__handle(0);
+    tt__operand(t, &i, 0, logits);
+    tt__operand(t, &i, 1, targets);
+    if (o.weights.id) tt__operand(t, &i, 2, o.weights);
     return tt__record(t, &i);
 }
 
 static void tt__backward_CROSS_ENTROPY(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    tt__instr *i = tt__emit(b, TT__OP_CROSS_ENTROPY_BACKWARD);
-    if (!i) return;
-    i->attr = f->attr;
-    i->in[0] = g;
-    for (int k = 0; k < 3; k++) i->in[1 + k] = f->in[k];
-    i->in[4] = f->out[1];
-    i->in[5] = f->out[2];
-    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+    const int32_t in[] = {g, f->in[0], f->in[1], f->in[2], f->out[1], f->out[2]};
+    tt__emit_of(b, TT__OP_CROSS_ENTROPY_BACKWARD, f, in, 6);
+    tt__grad_into(b, 0, f->in[0]);
 }
 
-static bool tt__shape_CROSS_ENTROPY_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+/* The linear layer and its backward that a fused loss replaces. */
+typedef struct tt__head {
+    int linear, back, last; /* instructions: of the logits, of their gradient (-1: none), the last of the gradients from it */
+    tt__instr fused;
+} tt__head;
+
+/* The backward of the loss, and the gradients that come right after it. False: they cannot be fused. */
+static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
 {
-    if (!tt__fixed_in(t, i, 0, 1, 1) || !tt__float_in(t, i, 1)) return false;
-    out[0] = *tt__in(t, i, 1);
-    return true;
+    int32_t loss = t->code[k].out[0];
+    for (h->back = k + 1; h->back < t->n_code; h->back++)
+        if (t->code[h->back].op == TT__OP_CROSS_ENTROPY_BACKWARD && t->code[h->back].in[1] == logits) break;
+    if (h->back == t->n_code) return false;
+    int32_t d = t->code[h->back].out[0];
+    h->fused.backward = true;
+    h->fused.in[5] = t->code[h->back].in[0];
+    for (h->last = h->back; h->last + 1 < t->n_code; h->last++) {
+        const tt__instr *i = &t->code[h->last + 1];
+        bool dw = i->op == TT__OP_LINEAR_DW, dx = i->op == TT__OP_LINEAR_DX;
+        if ((!dw && !dx) || i->in[0] != d) break;
+        for (int o = 0; o < 1 + dw; o++) {
+            int to = dx ? 1 : 3 + o;
+            if (dw && i->out[o] && t->values[i->out[o]].shape.dtype != TT_F32) return false;
+            h->fused.out[to] = i->out[o];
+            h->fused.add |= (i->add >> o & 1) << to;
+            h->fused.add_later |= (i->add_later >> o & 1) << to;
+        }
+    }
+    for (int b = k + 1; b <= h->last && tt__uses(t, loss); b++)
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (t->code[b].in[j] && t->values[t->code[b].in[j]].base == loss) return false;
+    return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == h->last - h->back;
 }
+
+/* Logits of fewer bytes than this are stored whole. */
+#ifndef TT__LOSS_WHOLE
+#define TT__LOSS_WHOLE ((int64_t)16 << 20)
+#endif
+
+/* linear + cross_entropy of many logits, and their backward, become one instruction that computes loss and gradients
+   chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al., arXiv 2410.10989).
+   It stands where the last of them stood, so nothing may have read the loss until then; a program that sums several
+   losses keeps them apart. So does one with 16-bit gradients, which adding chunk by chunk would round as often. */
+static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
+{
+    int32_t logits = t->code[k].in[0];
+    const tt__value *v = &t->values[logits];
+    tt__head h = {tt__producer(t, logits), -1, k, t->code[k]};
+    if (h.linear < 0 || v->base != logits || v->keep || logits == root || v->shape.rows <= TT__LOSS_CHUNK) return;
+    const tt__instr *linear = &t->code[h.linear];
+    if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
+    if (v->shape.rows * v->shape.cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) return;
+    h.fused.op = TT__OP_LINEAR_CROSS_ENTROPY;
+    h.fused.in[0] = linear->in[0];
+    h.fused.in[3] = linear->in[1];
+    h.fused.in[4] = linear->in[2];
+    h.fused.out[1] = 0;
+    int uses = tt__uses(t, logits);
+    if (uses != 1 && (uses != 2 || !tt__fuse_head_backward(t, k, logits, &h))) return;
+    for (int b = h.back; b >= 0 && b < h.last; b++) tt__drop(t, b);
+    if (h.last != k) tt__drop(t, k);
+    tt__drop(t, h.linear);
+    tt__put(t, h.last, &h.fused);
+}
+
+static tt_status tt__check_CROSS_ENTROPY(const tt__launch *l)
+{
+    int64_t classes = l->instr->op == TT__OP_CROSS_ENTROPY ? l->in[0].cols : l->in[3].rows;
+    return tt__check_indices(l, TT__LOSS_TARGETS, classes, &l->instr->attr.ignore_index, "classes of the logits");
+}
+
+static void tt__op_CROSS_ENTROPY(tt__op *op)
+{
+    op->shape = tt__shape_CROSS_ENTROPY;
+    op->backward = tt__backward_CROSS_ENTROPY;
+    op->check = tt__check_CROSS_ENTROPY;
+    op->fuse_later = tt__fuse_CROSS_ENTROPY;
+    op->cpu_scratch = tt__row_pairs_bytes;
+    op->loss = true;
+}
+
+static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /* dloss, x -> dx */
+{
+    out[0] = *tt__in(t, i, 1);
+    return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
+}
+
+static void tt__op_CROSS_ENTROPY_BACKWARD(tt__op *op) { op->shape = tt__shape_of_error; }
 
 static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 3);
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || (i->in[2] && !tt__weights_in(t, i, 2, x)) || !tt__fixed_in(t, i, 3, w->rows, x->cols)) return false;
-    if ((i->in[4] && !tt__fixed_in(t, i, 4, 1, w->rows)) || (i->in[5] && !tt__fixed_in(t, i, 5, 1, 1))) return false;
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__weights_in(t, i, 2, x)) return false;
+    if (!tt__fixed_in(t, i, 3, w->rows, x->cols) || (i->in[4] && !tt__fixed_in(t, i, 4, 1, w->rows))) return false;
+    if (i->in[5] && !tt__fixed_in(t, i, 5, 1, 1)) return false;
     tt__set_fixed(&out[0], TT_F32, 1, 1);
     tt__set_fixed(&out[2], TT_F32, 1, 4);
     if (i->out[1]) out[1] = *x;
@@ -3396,13 +4324,48 @@ static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__s
     return true;
 }
 
-/* ----------------------------------------------------------------------------------------------- mean_squared_error */
+static double tt__flops_LINEAR_CROSS_ENTROPY(const tt__instr *i, const tt__mat *in)
+{
+    int products = 1 + (i->out[1] != 0) + (i->out[3] != 0);
+    return 2.0 * (double)in[0].rows * (double)in[3].rows * (double)in[3].cols * products;
+}
+
+static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *x = tt__in(t, i, 0);
+    int64_t chunk = tt__min(x->rows, TT__LOSS_CHUNK), classes = tt__in(t, i, 3)->rows;
+    size_t widen = tt__buffer_bytes(threads, classes), most = 0;
+    size_t parts[] = {tt__gemm_workspace(chunk, classes, x->cols), tt__gemm_workspace(chunk, x->cols, classes),
+                      tt__gemm_workspace(classes, x->cols, chunk), tt__partial_bytes(chunk, classes) + widen,
+                      tt__align_up((size_t)chunk * 8) + widen};
+    for (int k = 0; k < TT__COUNT(parts); k++) most = parts[k] > most ? parts[k] : most;
+    return tt__loss_bytes(x->rows, classes) + most;
+}
+
+/* Logits of a chunk, whose rows are multiples of 8; loss and hit of each row. */
+static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
+{
+    size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = tt__align_to((size_t)tt__in(t, i, 3)->rows, 8);
+    size_t chunk = rows < TT__LOSS_CHUNK ? rows : TT__LOSS_CHUNK;
+    return tt__align_to(chunk * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);
+}
+
+static void tt__op_LINEAR_CROSS_ENTROPY(tt__op *op)
+{
+    op->shape = tt__shape_LINEAR_CROSS_ENTROPY;
+    op->check = tt__check_CROSS_ENTROPY;
+    op->flops = tt__flops_LINEAR_CROSS_ENTROPY;
+    op->cpu_scratch = tt__cpu_LINEAR_CROSS_ENTROPY;
+    op->cuda_scratch = tt__cuda_LINEAR_CROSS_ENTROPY;
+    op->weight = 3;
+    op->loss = true;
+}
+
+/* ------------------------------------------------------------------------------------------- mean_squared_error */
 
 static bool tt__shape_MEAN_SQUARED_ERROR(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    const tt__shape *x = tt__in(t, i, 0);
-    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, x, x->cols)) return false;
-    if (i->in[2] && !tt__weights_in(t, i, 2, x)) return false;
+    if (!tt__shape_of_two(t, i, out) || !tt__weights_in(t, i, 2, tt__in(t, i, 0))) return false;
     tt__set_fixed(&out[0], TT_F32, 1, 1);
     tt__set_fixed(&out[2], TT_F32, 1, 4);
     return true;
@@ -3411,176 +4374,146 @@ static bool tt__shape_MEAN_SQUARED_ERROR(tt_tape *t, const tt__instr *i, tt__sha
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights)
 {
     tt__instr i = tt__new_instr(TT__OP_MEAN_SQUARED_ERROR);
-    if (!tt__operand(t, &i, 0, x) || !tt__operand(t, &i, 1, target) || (weights.id && !tt__operand(t, &i, 2, weights))) return tt__handle(0);
+    tt__operand(t, &i, 0, x);
+    tt__operand(t, &i, 1, target);
+    if (weights.id) tt__operand(t, &i, 2, weights);
     return tt__record(t, &i);
 }
 
 static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    for (int side = 0; side < 2; side++) { /* the error is symmetric: swap the operands for the target */
+    for (int side = 0; side < 2; side++) { /* the error is symmetric: for the target, swap the operands */
+        const int32_t in[] = {g, f->in[side], f->in[1 - side], f->in[2], f->out[2]};
         if (!tt__wants(b->t, f->in[side])) continue;
-        tt__instr *i = tt__emit(b, TT__OP_MEAN_SQUARED_ERROR_BACKWARD);
-        if (!i) return;
-        i->in[0] = g;
-        i->in[1] = f->in[side];
-        i->in[2] = f->in[1 - side];
-        i->in[3] = f->in[2];
-        i->in[4] = f->out[2];
-        tt__grad_into(b, b->t->n_code - 1, 0, f->in[side]);
+        tt__emit_of(b, TT__OP_MEAN_SQUARED_ERROR_BACKWARD, NULL, in, 5);
+        tt__grad_into(b, 0, f->in[side]);
     }
 }
 
-static bool tt__shape_MEAN_SQUARED_ERROR_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_CROSS_ENTROPY_BACKWARD(t, i, out); }
+static void tt__op_MEAN_SQUARED_ERROR(tt__op *op)
+{
+    op->shape = tt__shape_MEAN_SQUARED_ERROR;
+    op->backward = tt__backward_MEAN_SQUARED_ERROR;
+    op->cpu_scratch = tt__row_pairs_bytes;
+    op->loss = true;
+}
 
-/* ------------------------------------------------------------------------------------------------------------- cast */
+static void tt__op_MEAN_SQUARED_ERROR_BACKWARD(tt__op *op) { op->shape = tt__shape_of_error; }
 
-static bool tt__shape_CAST(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_elementwise(t, i, out); }
+/* ------------------------------------------------------------------------------------------------ cast and fill */
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
     if (b->t->values[f->in[0]].storage == TT__PARAMETER) return; /* its gradient went to the parameter directly */
-    tt__instr *i = tt__emit(b, TT__OP_CAST);
-    if (!i) return;
-    i->in[0] = g;
-    tt__grad_into(b, b->t->n_code - 1, 0, f->in[0]);
+    tt__emit_of(b, TT__OP_CAST, NULL, &g, 1);
+    tt__grad_into(b, 0, f->in[0]);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- fill */
+static void tt__op_CAST(tt__op *op)
+{
+    op->shape = tt__shape_elementwise;
+    op->backward = tt__backward_CAST;
+    op->casts = true;
+    op->again = TT__AGAIN_KEPT;
+}
 
-/* The rules of instructions that only autodiff and the passes emit: their outputs exist already, so the rule says what
-   the verifier will hold them to. */
-static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out) { out[0] = t->values[i->out[0]].shape; return true; }
+static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    out[0] = t->values[i->out[0]].shape;
+    return true;
+}
 
-/* ---------------------------------------------------------------------------------------------------------- updates */
+static void tt__op_FILL(tt__op *op)
+{
+    op->shape = tt__shape_FILL;
+    op->cpu_scratch = tt__no_bytes;
+}
+
+/* ------------------------------------------------------------------------------------------------------- updates */
 
 static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__float_in(t, i, 0)) return false;
     tt__set_fixed(&out[0], TT_F32, 1, 1);
-    return true;
+    return tt__float_in(t, i, 0);
+}
+
+static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr *i) /* a sum for each chunk */
+{
+    int64_t chunks = tt__ceil_div(tt__in(t, i, 0)->rows * tt__in(t, i, 0)->cols, TT__CHUNK);
+    return tt__align_up((size_t)chunks * 8) + tt__chunk_bytes(threads, t, i);
+}
+
+static void tt__op_SUM_SQUARES(tt__op *op)
+{
+    op->shape = tt__shape_SUM_SQUARES;
+    op->cpu_scratch = tt__cpu_SUM_SQUARES;
 }
 
 static bool tt__shape_CLIP(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__float_in(t, i, 0)) return false;
     tt__set_fixed(&out[0], TT_F32, 1, 2);
-    return true;
+    return tt__float_in(t, i, 0);
 }
 
-static bool tt__shape_SGD(tt_tape *t, const tt__instr *i, tt__shape *out)
+static void tt__op_CLIP(tt__op *op)
 {
-    if (!tt__float_in(t, i, 0) || !tt__fixed_in(t, i, 1, 1, 2)) return false;
-    for (int k = 0; k < tt__row(i->op)->outputs; k++) if (i->out[k]) out[k] = *tt__in(t, i, 0);
-    return true;
+    op->shape = tt__shape_CLIP;
+    op->cpu_scratch = tt__no_bytes;
 }
 
-static bool tt__shape_ADAM(tt_tape *t, const tt__instr *i, tt__shape *out) { return tt__shape_SGD(t, i, out); }
-
-/* -------------------------------------------------------------------------------------------------------- the table */
-
-static const tt__op *tt__row(int op)
+static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out) /* all outputs are as the gradient */
 {
-    static const tt__op table[TT__OP_COUNT] = {
-#define TT__ROW(OP, name, inputs, outputs, flags) {name, inputs, outputs, flags, tt__shape_##OP},
-        TT__OPS(TT__ROW)
-#undef TT__ROW
-    };
-    return &table[op];
+    for (int k = 0; k < TT__MAX_OUT; k++) if (i->out[k]) out[k] = *tt__in(t, i, 0);
+    return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
-static tt__backward tt__backward_of(int op)
+static void tt__op_SGD(tt__op *op)
 {
-    switch (op) {
-#define TT__CASE(OP) case TT__OP_##OP: return tt__backward_##OP;
-    TT__CASE(LINEAR) TT__CASE(EMBEDDING) TT__CASE(LAYERNORM) TT__CASE(ACTIVATION) TT__CASE(ADD) TT__CASE(SCALE) TT__CASE(DROPOUT)
-    TT__CASE(ATTENTION) TT__CASE(GATHER_ROWS) TT__CASE(MEAN_POOL) TT__CASE(SET_ROWS) TT__CASE(CROSS_ENTROPY) TT__CASE(MEAN_SQUARED_ERROR) TT__CASE(CAST)
-#undef TT__CASE
-    default: return NULL;
-    }
+    op->shape = tt__shape_of_update;
+    op->cpu_scratch = tt__chunk_bytes;
+}
+
+static void tt__op_ADAM(tt__op *op) { tt__op_SGD(op); }
+
+/* ----------------------------------------------------------------------------------------------------- all of them */
+
+/* What the blocks say, as contexts keep it. */
+static void tt__describe_ops(tt__op ops[TT__OP_COUNT])
+{
+#define TT__DESCRIBE(OP, name, inputs, outputs, flags) tt__op_##OP(&ops[TT__OP_##OP]);
+    TT__OPS(TT__DESCRIBE)
+#undef TT__DESCRIBE
+}
+
+/* Floating-point operations of an instruction's matrix products; `in`: see tt__op.flops. */
+static double tt__flops(const tt_tape *t, const tt__instr *i, const tt__mat *in)
+{
+    const tt__op *op = tt__op_of(t, i);
+    if (op->flops) return op->flops(i, in);
+    if (!op->product || !i->out[0]) return 0;
+    tt__mnk p = op->product(t, i, in[0].rows);
+    return 2.0 * (double)p.m * (double)p.n * (double)p.k;
+}
+
+/* Scratch at full capacity, of the kinds of devices. */
+static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *i)
+{
+    const tt__op *op = tt__op_of(t, i);
+    return op->cpu_scratch ? op->cpu_scratch(threads, t, i) : tt__widen_bytes(threads, t, i);
 }
 
 static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
+    const tt__op *op = tt__op_of(t, i);
     (void)threads;
-    if (i->op == TT__OP_ATTENTION || i->op == TT__OP_ATTENTION_BACKWARD) {
-        /* Row numbers put in order: starts, rows and places. Backward: the sum of dout * out of each row and head, which all blocks that own
-           queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2). */
-        const int back = i->op == TT__OP_ATTENTION_BACKWARD;
-        size_t rows = (size_t)tt__in(t, i, back)->rows, starts = (size_t)tt__in(t, i, 3 + back)->rows;
-        return (i->in[4 + 3 * back] ? tt__align_to((starts + 2 * rows) * 4, TT__CUDA_ALIGN) : 0) +
-               (back ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
-    }
-    if (i->op == TT__OP_EMBEDDING_BACKWARD || i->op == TT__OP_GATHER_ROWS_BACKWARD) /* radix sort of (id, row) by id, from one pair of arrays into
-                                                                                         another; its counts are resident */
-        return 4 * tt__align_to((size_t)tt__in(t, i, i->op == TT__OP_GATHER_ROWS_BACKWARD)->rows * 4, TT__CUDA_ALIGN);
-    if (i->op == TT__OP_LINEAR_CROSS_ENTROPY) { /* logits of a chunk, whose rows are multiples of 8; loss and hit of each row */
-        size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = ((size_t)tt__in(t, i, 3)->rows + 7) / 8 * 8;
-        return tt__align_to((rows < TT__LOSS_CHUNK ? rows : TT__LOSS_CHUNK) * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);
-    }
-    if (i->attr.fp8) { /* the operands, (m, k) and (n, k) of a product (m, n), and their scales */
-        const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1);
-        const bool dw = i->op == TT__OP_LINEAR_DW;
-        const size_t m = (size_t)(dw ? a->cols : a->rows), n = (size_t)(i->op == TT__OP_LINEAR ? b->rows : b->cols), k = (size_t)(dw ? a->rows : a->cols);
-        return TT__CUDA_ALIGN + tt__align_to(m * tt__align_to(k, 16), TT__CUDA_ALIGN) + tt__align_to(n * tt__align_to(k, 16), TT__CUDA_ALIGN);
-    }
-    return 0; /* the others work row by row, tile by tile, or with partial sums */
+    return op->cuda_scratch ? op->cuda_scratch(t, i) : 0;
 }
 
 /* ============================================================================================================
    PASSES                                                                                          >>passes
    Functions that rewrite a tape, and the verifier that runs after each. In order: inference (without training), rows,
-   fuse, precision, [differentiate], fuse backward, recompute, update, prune. Uses tape and ops.
+   fuse, precision, [differentiate], fuse again, recompute, update, prune. Uses tape and ops.
    ============================================================================================================ */
-
-/* ---------------------------------------------------------------------------------------------------- helpers */
-
-/* They all have their targets in in[1], weights in in[2], the loss in out[0] and counts in out[2]. */
-static bool tt__is_loss(int op) { return op == TT__OP_CROSS_ENTROPY || op == TT__OP_MEAN_SQUARED_ERROR || op == TT__OP_LINEAR_CROSS_ENTROPY; }
-
-/* How often v is read (through views too). */
-static int tt__uses(const tt_tape *t, int32_t v)
-{
-    int n = 0;
-    for (int k = 0; k < t->n_code; k++)
-        for (int j = 0; j < TT__MAX_IN; j++)
-            n += t->code[k].in[j] && t->values[t->code[k].in[j]].base == t->values[v].base;
-    return n;
-}
-
-/* v is read once, and nothing else needs its contents afterwards. */
-static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
-{
-    return v && v != root && !t->values[v].keep && t->values[v].base == v && t->values[v].storage == TT__TRANSIENT && tt__uses(t, v) == 1;
-}
-
-static void tt__replace_uses(tt_tape *t, int32_t old, int32_t with)
-{
-    for (int k = 0; k < t->n_code; k++)
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->code[k].in[j] == old) t->code[k].in[j] = with;
-}
-
-static int tt__producer(const tt_tape *t, int32_t v) /* the instruction that first writes v; -1 */
-{
-    for (int k = 0; k < t->n_code; k++)
-        for (int j = 0; j < TT__MAX_OUT; j++)
-            if (t->code[k].out[j] == v) return k;
-    return -1;
-}
-
-static void tt__remove(tt_tape *t, int at)
-{
-    memmove(&t->code[at], &t->code[at + 1], sizeof *t->code * (size_t)(t->n_code - at - 1));
-    t->n_code--;
-}
-
-static bool tt__insert(tt_tape *t, int at, const tt__instr *i)
-{
-    if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
-    memmove(&t->code[at + 1], &t->code[at], sizeof *t->code * (size_t)(t->n_code++ - at));
-    t->code[at] = *i;
-    return true;
-}
 
 /* --------------------------------------------------------------------------------------------------- verifier */
 
@@ -3604,7 +4537,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     }
     for (int k = 0; k < t->n_code && status == TT_OK; k++) {
         const tt__instr *i = &t->code[k];
-        const tt__op *op = tt__row(i->op);
+        const tt__op_row *op = tt__row(i->op);
         tt__shape shape[TT__MAX_OUT];
         if (k && i->segment < i[-1].segment) status = tt__verify_fail(t, pass, k, "stands behind those of a later segment", 0);
         for (int j = 0; j < TT__MAX_IN && status == TT_OK; j++) {
@@ -3615,8 +4548,10 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         for (int j = 0; j < TT__MAX_OUT && status == TT_OK; j++)
             if (i->out[j] < 0 || i->out[j] >= t->n_values) status = tt__verify_fail(t, pass, k, "result is no value", 0);
         if (status != TT_OK) break;
-        memset(shape, 0, sizeof shape);
-        if (!op->shape(t, i, shape)) { status = tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d: %s", pass, k, t->error); break; }
+        if (!tt__shape_of(t, i, shape)) {
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d: %s", pass, k, t->error);
+            break;
+        }
         for (int j = 0; j < TT__MAX_OUT && status == TT_OK; j++) {
             if (!i->out[j]) continue;
             const tt__value *v = &t->values[i->out[j]];
@@ -3640,7 +4575,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
 static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 {
     tt__builder b = {t, accumulate, true, TT__EACH_MICRO, true};
-    int forward = t->n_code;
+    int forward = tt__index(t);
     char what[256];
     if (!t->values[root].needs_grad)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the loss %s", tt__describe(t, root, what, sizeof what));
@@ -3651,48 +4586,68 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     if (b.ok) t->code[t->n_code - 1].attr.loss_scale = true;
     for (int k = forward - 1; k >= 0 && b.ok; k--) {
         tt__instr f = t->code[k];
-        int32_t g = tt__grad_of(t, f.out[0]);
-        tt__backward backward = tt__backward_of(f.op);
+        int32_t g = t->values[f.out[0]].grad;
+        const tt__op *op = tt__op_of(t, &f);
         if (!g || !t->values[f.out[0]].needs_grad) continue;
-        if (!backward) return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "op '%s' has no backward, and '%s' needs a gradient", tt__instr_name(&f), t->values[f.out[0]].name);
-        backward(&b, &f, g);
+        if (!op->backward)
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "op '%s' has no backward, and '%s' needs a gradient",
+                            tt__instr_name(&f), t->values[f.out[0]].name);
+        op->backward(&b, &f, g);
     }
     return b.ok ? TT_OK : t->ctx->status;
 }
 
 /* -------------------------------------------------------------------------------------------------- inference */
 
-/* Takes dropout out: of attention always, its own instruction where its result is not asked for by name. */
-static void tt__pass_inference(tt_tape *t, int32_t root, bool train)
+/* Takes dropout out: of all ops without training, and else where its rate is 0. Copies go, unless their result is asked
+   for by name. */
+static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
-    for (int k = 0; k < t->n_code; k++) {
+    int n = tt__index(t);
+    for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
-        if (!train && i->op == TT__OP_ATTENTION) i->attr.dropout = 0;
-        if (i->op != TT__OP_DROPOUT || (train && i->attr.dropout > 0)) continue;
-        if (i->in[1]) i->op = TT__OP_ADD;
-        else { i->op = TT__OP_SCALE; i->attr.scale = 1; }
-        bool copies = i->op == TT__OP_SCALE && !t->values[i->out[0]].keep && i->out[0] != root;
-        for (int32_t v = 1; v < t->n_values && copies; v++) copies = v == i->out[0] || t->values[v].base != i->out[0];
-        if (copies) {
-            tt__replace_uses(t, i->out[0], i->in[0]);
-            tt__remove(t, k--);
-        }
+        const tt__op *op = tt__op_of(t, i);
+        const tt__value *y = &t->values[i->out[0]];
+        for (int j = 0; j < TT__MAX_IN; j++) if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
+        if (!train) i->attr.dropout = 0;
+        if (!op->simplify || i->attr.dropout > 0 || !op->simplify(i)) continue;
+        if (y->keep || y->views || i->out[0] == root) continue;
+        t->values[i->out[0]].instead = i->in[0];
+        tt__drop(t, k);
     }
+    return tt__settle(t, n);
 }
 
 /* ------------------------------------------------------------------------------------------------------- rows */
 
-/* The rows `index` of v for the instruction that will stand at `at`, which moves on if they are gathered there; 0 when out of memory.
-   One instruction gathers for all that want the same. */
-static int32_t tt__gathered(tt_tape *t, int *at, int32_t v, int32_t index)
+/* Instructions that gather rows. */
+typedef struct tt__gathers {
+    tt_tape *t;
+    int n;                      /* instructions before the pass                                                      */
+    int *all; int n_all, cap_all;
+    int *todo; int n_todo, cap_todo; /* the last is next                                                             */
+} tt__gathers;
+
+static bool tt__gathers_add(tt__gathers *g, int k)
 {
+    tt_context *ctx = g->t->ctx;
+    if (!TT__GROW(ctx, g->all, g->n_all, g->cap_all) || !TT__GROW(ctx, g->todo, g->n_todo, g->cap_todo)) return false;
+    g->all[g->n_all++] = g->todo[g->n_todo++] = k;
+    return true;
+}
+
+/* The rows `index` of v, for instruction `at`; 0 when out of memory. One instruction gathers for all that want the
+   same, before the first of them. */
+static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
+{
+    tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
-    for (int k = 0; k < t->n_code; k++) {
-        if (t->code[k].op != TT__OP_GATHER_ROWS || t->code[k].in[0] != v || t->code[k].in[1] != index) continue;
-        if (k < *at) return t->code[k].out[0];
+    for (int n = 0; n < g->n_all && !gather.out[0]; n++) {
+        int k = g->all[n];
+        if (t->code[k].op < 0 || t->code[k].in[0] != v || t->code[k].in[1] != index) continue;
+        if ((k < g->n ? k : t->code[k].before) <= at) return t->code[k].out[0];
         gather = t->code[k];
-        tt__remove(t, k);
-        break;
+        tt__drop(t, k);
     }
     if (!gather.out[0]) {
         tt__shape shape;
@@ -3701,170 +4656,79 @@ static int32_t tt__gathered(tt_tape *t, int *at, int32_t v, int32_t index)
         gather.in[1] = index;
         gather.out[0] = tt__new_value(t, &shape, TT__TRANSIENT, "rows of %.60s", t->values[v].name);
         if (!gather.out[0]) return 0;
-        t->values[gather.out[0]].needs_grad = t->values[v].needs_grad;
-        t->values[gather.out[0]].pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* as exact as an input */
+        tt__value *y = &t->values[gather.out[0]];
+        y->named = true;
+        y->needs_grad = t->values[v].needs_grad;
+        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* as exact as an input */
     }
-    return tt__insert(t, (*at)++, &gather) ? gather.out[0] : 0;
+    return tt__insert(t, at, &gather) && tt__gathers_add(g, t->n_code - 1) ? gather.out[0] : 0;
 }
 
-/* Where only some rows of a result are read, only they are computed: gather_rows(op(x)) becomes op(gather_rows(x)), up to where all
-   rows are needed. So a classifier that reads [CLS] computes one row of each sequence from the last attention on. Dropout draws the
-   masks that it would have drawn. The gathers stand where op stood (an index is an input), so that nothing lives longer. */
+/* gather_rows(op(x)) becomes op(gather_rows(x)), where the op allows it and nothing else reads op(x). */
+static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
+{
+    tt_tape *t = g->t;
+    int32_t v = t->code[k].in[0], index = t->code[k].in[1];
+    int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
+    if (at < 0 || t->values[index].shape.rows >= t->values[v].shape.rows) return TT_OK;
+    tt__instr i = t->code[at];
+    const int numbers = tt__op_of(t, &i)->numbers;
+    unsigned slots = tt__row(i.op)->flags / TT__BY_ROW(1);
+    tt__shape shape[TT__MAX_OUT];
+    if (!slots || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
+    bool most = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
+    if (i.attr.causal && most) return TT_OK; /* as whole tiles that nobody sees are skipped only when all rows ask */
+    i.out[0] = t->code[k].out[0];
+    tt__value *y = &t->values[i.out[0]];
+    if (!y->named) memcpy(y->name, t->values[v].name, sizeof y->name);
+    tt__drop(t, k);
+    for (int j = 0; j < TT__MAX_IN; j++)
+        if (i.in[j] && slots >> j & 1 && !(i.in[j] = tt__gathered(g, at, i.in[j], index))) return TT_ERR_MEMORY;
+    if (numbers) i.in[numbers] = index;
+    if (!tt__shape_of(t, &i, shape)) return t->status;
+    for (int o = 1; o < TT__MAX_OUT; o++) {
+        if (!i.out[o]) continue;
+        i.out[o] = tt__new_value(t, &shape[o], TT__TRANSIENT, "%s", t->values[i.out[o]].name);
+        if (!i.out[o]) return TT_ERR_MEMORY;
+        t->values[i.out[o]].pinned_f32 = true;
+    }
+    tt__put(t, at, &i);
+    return TT_OK;
+}
+
+/* Where only some rows of a result are read, only they are computed, from where all rows are needed on. So a classifier
+   that reads [CLS] computes one row of each sequence from the last attention on. Dropout draws the masks that it would
+   have drawn. The gathers stand where the op stood (an index is an input), so that nothing lives longer. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
-    for (int k = t->n_code - 1; k >= 0; k--) { /* anew from the end after each move */
-        int32_t v = t->code[k].op == TT__OP_GATHER_ROWS ? t->code[k].in[0] : 0, index = t->code[k].in[1];
-        int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
-        if (at < 0 || t->values[index].shape.rows >= t->values[v].shape.rows) continue;
-        tt__instr i = t->code[at];
-        unsigned slots = tt__row(i.op)->flags / TT__BY_ROW(1);
-        tt__shape shape[TT__MAX_OUT];
-        int numbers = i.op == TT__OP_DROPOUT ? 2 : i.op == TT__OP_ATTENTION ? 4 : -1; /* the operand that says which rows these are */
-        if (!slots || i.out[0] != v || (numbers >= 0 && i.in[numbers])) continue;
-        if (i.attr.causal && 2 * t->values[index].shape.rows > t->values[v].shape.rows) continue; /* whole tiles that nobody sees are skipped */
-        i.out[0] = t->code[k].out[0];
-        if (strncmp(t->values[i.out[0]].name, "gather_rows.", 12) == 0) memcpy(t->values[i.out[0]].name, t->values[v].name, sizeof t->values[v].name);
-        tt__remove(t, k);
-        tt__remove(t, at);
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (i.in[j] && slots >> j & 1 && !(i.in[j] = tt__gathered(t, &at, i.in[j], index))) return TT_ERR_MEMORY;
-        if (numbers >= 0) i.in[numbers] = index;
-        memset(shape, 0, sizeof shape);
-        if (!tt__row(i.op)->shape(t, &i, shape)) return t->status;
-        for (int o = 1; o < TT__MAX_OUT; o++) {
-            if (!i.out[o]) continue;
-            i.out[o] = tt__new_value(t, &shape[o], TT__TRANSIENT, "%s", t->values[i.out[o]].name);
-            if (!i.out[o]) return TT_ERR_MEMORY;
-            t->values[i.out[o]].pinned_f32 = true;
-        }
-        if (!tt__insert(t, at, &i)) return TT_ERR_MEMORY;
-        k = t->n_code;
+    tt__gathers g;
+    tt_status status = TT_OK;
+    memset(&g, 0, sizeof g);
+    g.t = t;
+    g.n = tt__index(t);
+    for (int k = 0; k < g.n && status == TT_OK; k++)
+        if (tt__op_of(t, &t->code[k])->gathers && !tt__gathers_add(&g, k)) status = TT_ERR_MEMORY;
+    while (g.n_todo && status == TT_OK) {
+        int k = g.todo[--g.n_todo];
+        if (t->code[k].op >= 0) status = tt__gather_before(&g, k, root);
     }
-    return TT_OK;
+    tt__free(t->ctx, g.all);
+    tt__free(t->ctx, g.todo);
+    return status == TT_OK ? tt__settle(t, g.n) : status;
 }
 
 /* ------------------------------------------------------------------------------------------------------- fuse */
 
-/* linear + activation, linear + add, dropout + add become one instruction, at the place of the second. */
-static void tt__pass_fuse(tt_tape *t, int32_t root)
+/* Makes one instruction of several where ops know how; `later`: after differentiation. */
+static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
 {
-    for (int k = 0; k < t->n_code; k++) {
-        tt__instr *second = &t->code[k];
-        if (second->op != TT__OP_ACTIVATION && second->op != TT__OP_ADD) continue;
-        for (int side = 0; side < (second->op == TT__OP_ADD ? 2 : 1); side++) {
-            int32_t v = second->in[side], other = second->op == TT__OP_ADD ? second->in[1 - side] : 0;
-            int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
-            if (at < 0 || v == other || t->code[at].out[0] != v) continue;
-            tt__instr first = t->code[at];
-            bool linear = first.op == TT__OP_LINEAR && !first.attr.act && !first.in[3];
-            bool dropout = first.op == TT__OP_DROPOUT && !first.in[1];
-            if (second->op == TT__OP_ACTIVATION && linear) {
-                first.attr.act = second->attr.act;
-                first.out[1] = v; /* the pre-activation, which GELU and SiLU save; prune drops it where nothing reads it */
-            } else if (second->op == TT__OP_ADD && linear) {
-                first.in[3] = other;
-            } else if (second->op == TT__OP_ADD && dropout) {
-                first.in[1] = other;
-            } else {
-                continue;
-            }
-            first.out[0] = second->out[0];
-            *second = first;
-            tt__remove(t, at);
-            k--;
-            break;
-        }
+    int n = tt__index(t);
+    for (int k = 0; k < n; k++) {
+        const tt__op *op = t->code[k].op >= 0 ? tt__op_of(t, &t->code[k]) : NULL;
+        if (op && later && op->fuse_later) op->fuse_later(t, k, root);
+        if (op && !later && op->fuse) op->fuse(t, k, root);
     }
-}
-
-/* Instruction `at` may run at `later`, and be all that writes v: nobody else writes it, or until then writes what `at` reads. */
-static bool tt__may_wait(const tt_tape *t, int at, int later, int32_t v)
-{
-    for (int k = 0; k < t->n_code; k++)
-        for (int o = 0; o < TT__MAX_OUT && k != at; o++) {
-            int32_t written = t->values[t->code[k].out[o]].base;
-            if (!written) continue;
-            if (written == v) return false;
-            for (int j = 0; j < TT__MAX_IN && k > at && k <= later; j++)
-                if (t->code[at].in[j] && t->values[t->code[at].in[j]].base == written) return false;
-        }
-    return true;
-}
-
-/* linear_dx + activation_backward likewise, once the gradients are there: the gradient before the activation is never stored. */
-static void tt__pass_fuse_backward(tt_tape *t, int32_t root)
-{
-    for (int k = 0; k < t->n_code; k++) {
-        tt__instr *second = &t->code[k];
-        int32_t v = second->in[0];
-        int at = second->op == TT__OP_ACTIVATION_BACKWARD && tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
-        if (at < 0 || t->code[at].op != TT__OP_LINEAR_DX || t->code[at].in[2] || !tt__may_wait(t, at, k, v)) continue;
-        tt__instr first = t->code[at];
-        first.attr.act = second->attr.act;
-        first.in[2] = second->in[1];
-        first.out[0] = second->out[0];
-        first.add = second->add;
-        first.add_later = second->add_later;
-        *second = first;
-        tt__remove(t, at);
-        k--;
-    }
-}
-
-/* Logits of fewer bytes than this are stored whole. */
-#ifndef TT__LOSS_WHOLE
-#define TT__LOSS_WHOLE ((int64_t)16 << 20)
-#endif
-
-/* linear + cross_entropy of many logits, and their backward, become one instruction that computes loss and gradients chunk by chunk of
-   rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al., arXiv 2410.10989). It stands where the
-   last of them stood, so nothing may have read the loss until then; a program that sums several losses keeps them apart. So does one
-   with 16-bit gradients, which adding chunk by chunk would round as often. */
-static void tt__pass_fuse_loss(tt_tape *t, int32_t root)
-{
-    for (int k = 0; k < t->n_code; k++) {
-        tt__instr ce = t->code[k], fused = ce;
-        int32_t logits = ce.op == TT__OP_CROSS_ENTROPY ? ce.in[0] : 0, d = 0;
-        int at = logits ? tt__producer(t, logits) : -1, back = -1, last = k, reads = 0;
-        const tt__value *v = &t->values[logits];
-        if (at < 0 || v->base != logits || v->keep || logits == root || v->shape.rows <= TT__LOSS_CHUNK) continue;
-        if (t->code[at].op != TT__OP_LINEAR || t->code[at].out[0] != logits || t->code[at].attr.act || t->code[at].in[3]) continue;
-        if (v->shape.rows * v->shape.cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) continue;
-        for (int b = k + 1; b < t->n_code; b++) if (t->code[b].op == TT__OP_CROSS_ENTROPY_BACKWARD && t->code[b].in[1] == logits) back = b;
-        fused.op = TT__OP_LINEAR_CROSS_ENTROPY;
-        fused.in[0] = t->code[at].in[0];
-        fused.in[3] = t->code[at].in[1];
-        fused.in[4] = t->code[at].in[2];
-        fused.out[1] = 0;
-        if (back >= 0) {
-            d = t->code[back].out[0];
-            fused.backward = true;
-            fused.in[5] = t->code[back].in[0];
-            for (last = back; last + 1 < t->n_code; last++) { /* the gradients come right after it */
-                const tt__instr *i = &t->code[last + 1];
-                bool dw = i->op == TT__OP_LINEAR_DW, dx = i->op == TT__OP_LINEAR_DX;
-                if ((!dw && !dx) || i->in[0] != d) break;
-                for (int o = 0; o < 1 + dw; o++) {
-                    int to = dx ? 1 : 3 + o;
-                    fused.out[to] = i->out[o];
-                    fused.add |= (i->add >> o & 1) << to;
-                    fused.add_later |= (i->add_later >> o & 1) << to;
-                }
-            }
-            for (int b = k + 1; b <= last; b++)
-                for (int j = 0; j < TT__MAX_IN; j++) reads += t->code[b].in[j] && t->values[t->code[b].in[j]].base == ce.out[0];
-            bool rounds = false;
-            for (int o = 3; o < 5; o++) rounds |= fused.out[o] && t->values[fused.out[o]].shape.dtype != TT_F32;
-            if (rounds) continue;
-            if (reads || t->code[back].add || t->values[d].base != d || tt__uses(t, d) != last - back) continue;
-        }
-        if (tt__uses(t, logits) != 1 + (back >= 0)) continue;
-        t->code[last] = fused;
-        for (int b = last - 1; b >= back && back >= 0; b--) tt__remove(t, b);
-        if (back >= 0) tt__remove(t, k);
-        tt__remove(t, at);
-        k = -1; /* anew: the places have moved */
-    }
+    return tt__settle(t, n);
 }
 
 /* -------------------------------------------------------------------------------------------------- precision */
@@ -3910,18 +4774,17 @@ static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul 
     return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul '%s' is unknown: use fp32, tf32 or fp8", name);
 }
 
-/* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to 16 bits for the matmuls
-   that read it (norms, activations, attention), or is part of something wider. */
+/* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to 16 bits for
+   the matmuls that read it (norms, activations, attention), or is part of something wider. */
 static bool tt__into_residual(tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v], *base = &t->values[x->base];
     int at = x->base == v ? tt__producer(t, v) : -1;
     if (base->residual || base->pinned_f32 || x->storage != TT__TRANSIENT) return true;
     if (at < 0 || t->code[at].out[0] != v || t->code[at].attr.act) return false;
-    const tt__instr *i = &t->code[at];
-    bool moves = i->op == TT__OP_SCALE || i->op == TT__OP_DROPOUT || i->op == TT__OP_GATHER_ROWS;
-    bool begins = i->op == TT__OP_LINEAR || i->op == TT__OP_EMBEDDING || i->op == TT__OP_MEAN_POOL;
-    return t->values[v].residual = begins || (moves && tt__into_residual(t, i->in[0]));
+    const tt__op *op = tt__op_of(t, &t->code[at]);
+    bool moved = (op->passes_on & 1) && tt__into_residual(t, t->code[at].in[0]);
+    return t->values[v].residual = op->begins_residual || moved;
 }
 
 /* Marks the residual streams: sums of residual additions, rows gathered of them, and what flows into the first of them. */
@@ -3929,12 +4792,13 @@ static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        int from = i->op == TT__OP_LINEAR ? 3 : i->op == TT__OP_DROPOUT ? 1 : 0, to = i->op == TT__OP_ADD ? 1 : from;
-        bool gathers = i->op == TT__OP_GATHER_ROWS, in = false;
-        if (!gathers && i->op != TT__OP_ADD && (from == 0 || !i->in[from])) continue;
-        for (int j = from; j <= to; j++) in |= t->values[t->values[i->in[j]].base].residual;
-        for (int j = from; j <= to && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
-        if (in || !gathers) t->values[i->out[0]].residual = true;
+        const tt__op *op = tt__op_of(t, i);
+        bool sum = (op->passes_on & 2) != 0, in = false;
+        unsigned from = op->residual ? 1u << op->residual : sum || op->gathers ? op->passes_on : 0;
+        if (!from || (op->residual && !i->in[op->residual])) continue;
+        for (int j = 0; j < TT__MAX_IN; j++) in |= (from >> j & 1) && t->values[t->values[i->in[j]].base].residual;
+        for (int j = 0; j < TT__MAX_IN && !in && !op->gathers; j++) if (from >> j & 1) tt__into_residual(t, i->in[j]);
+        if (in || !op->gathers) t->values[i->out[0]].residual = true;
     }
 }
 
@@ -3942,16 +4806,17 @@ static void tt__mark_residual(tt_tape *t)
    loss reads and what is computed from one stay f32. Runs before differentiation, so gradients follow. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 {
-    tt__builder b = {t, false, true, TT__EACH_MICRO, false};
     if (precision->kind == TT__32_TRUE) return TT_OK;
-    for (int k = 0; k < t->n_code; k++) {
+    const int n = tt__index(t);
+    for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
+        const tt__op *op = tt__op_of(t, i);
         tt__value *y = &t->values[i->out[0]];
-        bool number = y->shape.rows == 1 && y->shape.cols == 1 && !y->shape.axis && (i->op == TT__OP_ADD || i->op == TT__OP_SCALE);
-        for (int j = 0; j < 2; j++) {
+        bool number = y->shape.rows == 1 && y->shape.cols == 1 && !y->shape.axis;
+        for (int j = 0; j < TT__MAX_IN; j++) {
             tt__value *x = &t->values[t->values[i->in[j]].base];
-            if (tt__is_loss(i->op) && x->storage == TT__TRANSIENT) x->pinned_f32 = true;
-            if (number && x->pinned_f32) y->pinned_f32 = true;
+            if (op->loss && x->storage == TT__TRANSIENT) x->pinned_f32 = true;
+            if (number && (op->passes_on >> j & 1) && x->pinned_f32) y->pinned_f32 = true;
         }
     }
     if (precision->residual_f32) tt__mark_residual(t);
@@ -3961,62 +4826,51 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         if (changes && x->shape.dtype == TT_F32) x->shape.dtype = precision->half;
     }
     if (!precision->mixed) return TT_OK;
-    int before = t->n_code, casts = 0;
-    for (int k = 0; k < before && b.ok; k++) {
-        int32_t w = t->code[k].op == TT__OP_LINEAR ? t->code[k].in[1] : 0;
+    for (int k = 0; k < n; k++) { /* a cast right before its first reader, so that the copy lives no longer than it must */
+        int slot = tt__op_of(t, &t->code[k])->weight;
+        int32_t w = slot ? t->code[k].in[slot] : 0;
         if (!w || t->values[w].storage != TT__PARAMETER || t->values[w].base != w) continue;
-        int32_t copy = 0;
-        for (int c = before; c < t->n_code; c++) if (t->code[c].in[0] == w) copy = t->code[c].out[0];
-        if (!copy) {
+        if (!t->values[w].instead) {
             tt__shape shape = t->values[w].shape;
+            tt__instr cast = tt__new_instr(TT__OP_CAST);
             shape.dtype = precision->half;
-            tt__instr *cast = tt__emit(&b, TT__OP_CAST);
-            copy = cast ? tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(shape.dtype), t->values[w].name) : 0;
+            int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(shape.dtype), t->values[w].name);
             if (!copy) return TT_ERR_MEMORY;
             t->values[copy].needs_grad = t->values[w].needs_grad;
-            t->code[t->n_code - 1].in[0] = w;
-            t->code[t->n_code - 1].out[0] = copy;
-            casts++;
+            t->values[w].instead = copy;
+            cast.in[0] = w;
+            cast.out[0] = copy;
+            if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
         }
-        t->code[k].in[1] = copy;
+        t->code[k].in[slot] = t->values[w].instead;
     }
-    /* each cast right before its first reader, so that the copy lives no longer than it must */
-    for (int c = 0; c < casts; c++) {
-        tt__instr cast = t->code[t->n_code - 1];
-        int first = 0;
-        while (t->code[first].in[1] != cast.out[0]) first++;
-        memmove(&t->code[first + 1], &t->code[first], sizeof cast * (size_t)(t->n_code - 1 - first));
-        t->code[first] = cast;
-    }
-    return b.ok ? TT_OK : TT_ERR_MEMORY;
+    return tt__settle(t, n);
 }
 
-/* The products of linear layers whose operands are to be rounded to fp8. Those that a cross-entropy reads in chunks stay as they are. */
+/* Rounds the operands of products of 16 bits to fp8. Those that a cross-entropy makes in chunks stay as they are. */
 static void tt__pass_fp8(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
         tt__instr *i = &t->code[k];
-        const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1); /* x, w; dy, w; dy, x */
-        if (i->op != TT__OP_LINEAR && i->op != TT__OP_LINEAR_DX && (i->op != TT__OP_LINEAR_DW || !i->out[0])) continue;
-        const int64_t width = i->op == TT__OP_LINEAR ? b->rows : b->cols;
-        i->attr.fp8 = a->dtype != TT_F32 && a->dtype == b->dtype && width % 16 == 0;
+        const tt__op *op = tt__op_of(t, i);
+        if (!op->product || !i->out[0]) continue;
+        const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1);
+        i->attr.fp8 = a->dtype != TT_F32 && a->dtype == b->dtype && op->product(t, i, a->rows).n % 16 == 0;
     }
 }
 
 /* On a device whose matmuls can round while they read: mixed precision's copies of the weights go, as does the time to make them. */
 static void tt__pass_fold_casts(tt_tape *t)
 {
-    for (int c = 0; c < t->n_code; c++) {
-        const tt__instr *cast = &t->code[c];
-        if (cast->op != TT__OP_CAST || t->values[cast->in[0]].storage != TT__PARAMETER || t->values[cast->in[0]].shape.dtype != TT_F32) continue;
-        int32_t copy = cast->out[0];
-        for (int k = c + 1; k < t->n_code; k++) {
-            tt__instr *i = &t->code[k];
-            int w = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DX ? 1 : i->op == TT__OP_LINEAR_CROSS_ENTROPY ? 3 : 0;
-            if (!w || i->in[w] != copy) continue;
-            i->in[w] = cast->in[0];
-            i->attr.narrow = t->values[copy].shape.dtype;
-        }
+    tt__index(t);
+    for (int k = 0; k < t->n_code; k++) {
+        tt__instr *i = &t->code[k];
+        int slot = tt__op_of(t, i)->weight, at = slot ? tt__producer(t, i->in[slot]) : -1;
+        if (at < 0 || !tt__op_of(t, &t->code[at])->casts) continue;
+        const tt__value *w = &t->values[t->code[at].in[0]];
+        if (w->storage != TT__PARAMETER || w->shape.dtype != TT_F32) continue;
+        i->attr.narrow = t->values[i->in[slot]].shape.dtype;
+        i->in[slot] = t->code[at].in[0];
     }
 }
 
@@ -4035,34 +4889,39 @@ static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__reco
 typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute policy;
-    int at;          /* where instructions are put in: before the one that needs them                                */
-    int *producer;   /* of a value that the forward computes, its instruction there; else -1                         */
-    bool *saved;     /* values that the backward reads anyway                                                        */
-    int32_t *again;  /* of a value, what the backward reads instead; 0: nothing yet                                  */
-    tt__instr *forward;
-    int whole;       /* "blocks": all that the first so many instructions compute is computed again                   */
+    int forward;     /* the first instruction of the backward                                                        */
+    int whole;       /* "blocks": all that the first so many instructions compute is computed again                  */
+    int at;          /* before which instructions are put in: the one that needs them                                */
 } tt__recomputer;
+
+/* The backward reads v anyway. */
+static bool tt__is_saved(const tt__recomputer *r, int32_t v)
+{
+    return r->t->values[r->t->values[v].base].reader >= r->forward;
+}
 
 /* What computes v again, from values that are there; op -1 where v is kept. */
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v)
 {
     const tt__value *x = &r->t->values[v];
-    tt__instr i = tt__new_instr(-1);
-    if (r->producer[v] < 0 || x->keep || x->persistent || x->block_end) return i;
-    const tt__instr *f = &r->forward[r->producer[v]];
-    if (r->producer[v] < r->whole) return tt__is_loss(f->op) ? i : *f;
-    if (f->out[0] != v) return i; /* statistics are small */
-    if (f->op == TT__OP_LINEAR && f->attr.act && f->out[1] && r->saved[f->out[1]]) { /* from what the activation saved */
+    const int at = tt__producer(r->t, v);
+    tt__instr none = tt__new_instr(-1), i = none;
+    if (at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end) return none;
+    const tt__instr *f = &r->t->code[at];
+    const tt__op *op = tt__op_of(r->t, f);
+    if (at < r->whole) return op->loss ? none : *f;
+    if (f->out[0] != v) return none; /* statistics are small */
+    if (op->activates && f->attr.act && f->out[1] && tt__is_saved(r, f->out[1])) {
         i.op = TT__OP_ACTIVATION;
         i.attr = f->attr;
         i.in[0] = f->out[1];
         i.out[0] = v;
-    } else if (f->op == TT__OP_LAYERNORM || f->op == TT__OP_ACTIVATION || (f->op == TT__OP_ATTENTION && r->policy == TT__RECOMPUTE_ATTENTION)) {
-        if (r->saved[r->t->values[f->in[0]].base]) i = *f;
-    } else if ((f->op == TT__OP_CAST && r->t->values[f->in[0]].storage == TT__PARAMETER) || f->op == TT__OP_PATCHES) {
-        i = *f;
+        return i;
     }
-    return i;
+    if (op->again == TT__AGAIN_NEVER || (op->again == TT__AGAIN_ATTENTION && r->policy != TT__RECOMPUTE_ATTENTION)) return none;
+    if (op->again != TT__AGAIN_KEPT) return tt__is_saved(r, f->in[0]) ? *f : none;
+    tt__storage storage = r->t->values[f->in[0]].storage;
+    return storage == TT__INPUT || storage == TT__PARAMETER ? *f : none;
 }
 
 /* What the backward reads instead of operand v; 0 when out of memory. */
@@ -4070,7 +4929,7 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v)
 {
     tt_tape *t = r->t;
     int32_t base = t->values[v].base;
-    if (!r->again[base]) {
+    if (!t->values[base].instead) {
         tt__instr i = tt__recomputation(r, base);
         if (i.op < 0) return v;
         for (int j = 0; j < TT__MAX_IN; j++)
@@ -4082,15 +4941,15 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v)
             id = tt__new_value(t, &like.shape, TT__TRANSIENT, "%s", like.name);
             if (!id) return 0;
             t->values[id].pinned_f32 = like.pinned_f32;
-            r->again[old] = i.out[o] = id;
+            t->values[old].instead = i.out[o] = id;
         }
         i.backward = true;
         i.again = true;
-        if (!tt__insert(t, r->at++, &i)) return 0;
+        if (!tt__insert(t, r->at, &i)) return 0;
     }
-    if (v == base) return r->again[base];
+    if (v == base) return t->values[base].instead;
     tt__value view = t->values[v];
-    return tt__new_view(t, r->again[base], &view.shape, view.offset, view.ld, view.name);
+    return tt__new_view(t, t->values[base].instead, &view.shape, view.offset, view.ld, view.name);
 }
 
 /* The instructions before the last block. Without marks, 0. */
@@ -4107,45 +4966,22 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward)
     return bytes[1] < bytes[0] / 2 ? end[0] : end[1]; /* what follows the last mark is a head, or a block of its own */
 }
 
-/* The backward reads fresh results of copies of forward instructions instead of what the forward computed, which so need not be kept.
-   A copy stands before the first instruction that reads its result, and runs only what that needs. */
+/* The backward reads fresh results of copies of forward instructions instead of what the forward computed, which so need
+   not be kept. A copy stands before the first instruction that reads its result, and runs only what that needs. */
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy)
 {
-    tt__recomputer r;
-    int forward = 0, values = t->n_values;
-    bool ok = true;
+    tt__recomputer r = {t, policy, 0, 0, 0};
     if (policy == TT__RECOMPUTE_NONE) return TT_OK;
-    memset(&r, 0, sizeof r);
-    r.t = t;
-    r.policy = policy;
-    while (forward < t->n_code && !t->code[forward].backward) forward++;
-    r.producer = (int *)tt__calloc(t->ctx, (size_t)values * sizeof *r.producer);
-    r.saved = (bool *)tt__calloc(t->ctx, (size_t)values * sizeof *r.saved);
-    r.again = (int32_t *)tt__calloc(t->ctx, (size_t)values * sizeof *r.again);
-    r.forward = (tt__instr *)tt__calloc(t->ctx, (size_t)forward * sizeof *r.forward + 1);
-    if (r.producer && r.saved && r.again && r.forward) {
-        memcpy(r.forward, t->code, (size_t)forward * sizeof *r.forward);
-        if (policy == TT__RECOMPUTE_BLOCKS) r.whole = tt__blocks_to_recompute(t, forward);
-        for (int32_t v = 0; v < values; v++) r.producer[v] = -1;
-        for (int k = 0; k < t->n_code; k++)
-            for (int j = 0; j < TT__MAX_IN; j++) {
-                if (k < forward && j < TT__MAX_OUT && t->code[k].out[j]) r.producer[t->code[k].out[j]] = k;
-                if (k >= forward) r.saved[t->values[t->code[k].in[j]].base] = true;
-            }
-        for (r.at = forward; r.at < t->n_code && ok; r.at++)
-            for (int j = 0; j < TT__MAX_IN && ok && t->code[r.at].backward; j++) {
-                int32_t with = t->code[r.at].in[j] ? tt__read_again(&r, t->code[r.at].in[j]) : 0;
-                ok = with || !t->code[r.at].in[j];
-                t->code[r.at].in[j] = with;
-            }
-    } else {
-        ok = false;
-    }
-    tt__free(t->ctx, r.producer);
-    tt__free(t->ctx, r.saved);
-    tt__free(t->ctx, r.again);
-    tt__free(t->ctx, r.forward);
-    return ok ? TT_OK : TT_ERR_MEMORY;
+    const int n = tt__index(t);
+    while (r.forward < n && !t->code[r.forward].backward) r.forward++;
+    if (policy == TT__RECOMPUTE_BLOCKS) r.whole = tt__blocks_to_recompute(t, r.forward);
+    for (r.at = r.forward; r.at < n; r.at++)
+        for (int j = 0; j < TT__MAX_IN && t->code[r.at].backward; j++) {
+            int32_t v = t->code[r.at].in[j], with = v ? tt__read_again(&r, v) : 0;
+            if (v && !with) return TT_ERR_MEMORY;
+            t->code[r.at].in[j] = with;
+        }
+    return tt__settle(t, n);
 }
 
 /* ----------------------------------------------------------------------------------------------------- update */
@@ -4238,9 +5074,11 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         bool live = false;
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
-        bool optional = i->op == TT__OP_LINEAR || i->op == TT__OP_LAYERNORM; /* out[1] is there for the backward only */
-        bool same = i->out[1] && (i->op == TT__OP_LAYERNORM || t->values[i->out[0]].shape.dtype == t->values[i->out[1]].shape.dtype); /* see gemm_finish */
-        if (live && drop_saved && optional && same && !needed[t->values[i->out[1]].base]) i->out[1] = 0;
+        for (int o = 1; o < TT__MAX_OUT && live && drop_saved; o++) {
+            const tt__value *x = &t->values[i->out[o]];
+            bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype; /* else out[0] is rounded as it */
+            if ((tt__op_of(t, i)->saves >> o & 1) && i->out[o] && same && !needed[x->base]) i->out[o] = 0;
+        }
         if (!live) i->op = -1;
     }
     int kept = 0;
@@ -4688,45 +5526,11 @@ struct tt__isa_table {
 
 /* ---- matrix product: what all instruction sets share ---- */
 
-/* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", 2008: a panel of B
-   (K x 8..48) stays in L1 or near it, a tile of A (TILE_M x K) in L2, the packed blocks of A (M x K) and B (K x N) in L3. M and TILE_M are
-   multiples of every microkernel's height, N and TILE_N of every width. */
-#define TT__GEMM_K 384
-#define TT__GEMM_M 1056
-#define TT__GEMM_N 1056
-#define TT__GEMM_TILE_M 96
-#define TT__GEMM_TILE_N 192
-#define TT__GEMM_PACK_LINES 96 /* a packing task takes so many lines of all k: whole panels of any width,          */
-#define TT__GEMM_PACK_K 32     /* or, where lines lie side by side, so many units of all lines: an even number       */
-#define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                         */
-#define TT__GEMM_STRIP 64     /* columns of a task where B is not packed                                           */
-#define TT__GEMM_FEW_ROWS 24  /* up to here B is not packed, as it would be used only a few times: dot products     */
-#define TT__GEMM_FEW_SUMS 4   /* the same where B's rows are contiguous: sums of rows                               */
-#ifdef TINYTRAIN_CBLAS
-#include <cblas.h>
-#define TT__CBLAS_M 192     /* rows, and at most GEMM_N columns, that are finished while they are in the cache    */
-#endif
-
 /* n in equal blocks of at most `most`, each but the last a multiple of `multiple` (which divides `most`): their size. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 {
     int64_t blocks = tt__max(1, tt__ceil_div(n, most));
     return tt__ceil_div(tt__ceil_div(n, blocks), multiple) * multiple;
-}
-
-/* Bytes of args->workspace; the same for every instruction set and number of threads, and never less for a larger m, n or k, so
-   that what is planned for the most rows serves fewer. */
-static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
-{
-    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
-    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M), cols = (size_t)tt__min(n + 47, TT__GEMM_N); /* in whole panels */
-    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K);                                   /* 16: units of a tile           */
-    size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4) + (k > TT__GEMM_K ? rows * cols * 4 : 0);
-#ifdef TINYTRAIN_CBLAS
-    size_t sums = (size_t)tt__min(m, TT__CBLAS_M) * cols * 4;
-    if (packed < sums) packed = sums;
-#endif
-    return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
 }
 
 #ifdef TINYTRAIN_CBLAS
@@ -4755,116 +5559,6 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
 }
 
 /* ------------------------------------------------------------------------------------- attention, shared by all passes */
-
-/* Blocks of the flash-style kernels: score tiles of KEYS x QUERIES floats that stay in the cache. A forward task takes up
-   to GROUP queries, so that packing a block of keys and values pays for itself. All are multiples of 16; KEYS of 8 too,
-   because one Philox call serves 8 keys. */
-enum {
-    TT__ATTENTION_KEYS = 256,
-    TT__ATTENTION_QUERIES = 64,
-    TT__ATTENTION_GROUP = 256,
-    TT__ATTENTION_SPAN = 4096, /* queries of which the backward holds dq in fp32: it bounds the workspace */
-    TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles, in floats: an odd number of cache lines */
-};
-
-/* Row stride of packed rows: room for the widest vectors, and an odd number of cache lines, because power-of-two
-   strides would put a column of a block into a few cache sets. */
-static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
-
-static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
-
-/* Rows of qt and doutt: columns of a head, or pairs of them up to whole tiles. */
-static int64_t tt__attention_qt_rows(int64_t head_size) { return tt__max(head_size, tt__ceil_div(head_size, 32) * 16); }
-
-/* The buffers of one thread; all are 64-byte aligned. stride: tt__attention_stride, tile: TT__ATTENTION_TILE. */
-typedef struct tt__attention_buffers {
-    float *k, *v;           /* (KEYS, stride)                                                                        */
-    float *weights;         /* (KEYS, tile): scores, then weights                                                    */
-    float *q, *qt;          /* (QUERIES, stride); (qt_rows, tile) for each block of queries that a task holds        */
-    float *out;             /* forward: (GROUP, stride)                                                              */
-    float *most, *sum;      /* forward: (GROUP): running maximum of the scores, sum of the weights                   */
-    float *dk, *dv;         /* backward: (KEYS, stride)                                                              */
-    float *dscores;         /* backward: (KEYS, tile)                                                                */
-    float *dout, *doutt;    /* backward: (QUERIES, stride), (qt_rows, tile)                                          */
-    float *lse, *delta;     /* backward: (SPAN): log2-sum-exp2; sum of dout * out                                    */
-    float *dq;              /* backward: (SPAN, padded head size)                                                    */
-    /* Pairs of bf16, where those are multiplied; of columns or of rows, see attention_pairs_of_columns: */
-    float *k_pairs;         /* (KEYS, head_size), of columns                                                         */
-    float *v_pairs;         /* backward: the same                                                                    */
-    float *summed;          /* of k, in a forward by tiles of v: (KEYS, stride), of rows, or that transposed         */
-    float *columns;         /* of q or dout: (QUERIES, head_size), of columns                                        */
-    float *q_pairs, *dout_pairs; /* backward: (QUERIES, stride), of rows                                             */
-    float *left;            /* of weights or their gradients: (KEYS, QUERIES), of rows or columns                    */
-    float *across;          /* by tiles: fp32, (head_size, QUERIES); or (KEYS, stride), of rows                      */
-} tt__attention_buffers;
-
-static float *tt__attention_take(char *memory, size_t *used, int64_t floats)
-{
-    float *p = memory ? (float *)(void *)(memory + *used) : NULL;
-    *used += tt__align_up((size_t)floats * sizeof(float));
-    return p;
-}
-
-/* Lays the buffers out in memory (which may be NULL) and returns the bytes that they take. rows: of the longest sequence. */
-static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, bool backward, tt__attention_buffers *b)
-{
-    int64_t stride = tt__attention_stride(head_size), tile = TT__ATTENTION_TILE, keys = TT__ATTENTION_KEYS;
-    int64_t queries = TT__ATTENTION_QUERIES, group = TT__ATTENTION_GROUP;
-    int64_t span = tt__attention_padded(tt__min(rows, TT__ATTENTION_SPAN));
-    int64_t whole = tt__ceil_div(head_size, 32) * 32;
-    size_t used = 0;
-    memset(b, 0, sizeof *b);
-    b->k_pairs = tt__attention_take(memory, &used, keys * whole / 2);
-    b->summed = tt__attention_take(memory, &used, keys * stride / 2);
-    b->columns = tt__attention_take(memory, &used, queries * whole / 2);
-    b->left = tt__attention_take(memory, &used, keys * queries / 2);
-    b->across = tt__attention_take(memory, &used, tt__max(whole * queries, keys * stride / 2));
-    b->k = tt__attention_take(memory, &used, keys * stride);
-    b->v = tt__attention_take(memory, &used, keys * stride);
-    b->weights = tt__attention_take(memory, &used, keys * tile);
-    b->q = tt__attention_take(memory, &used, queries * stride);
-    if (!backward) {
-        b->qt = tt__attention_take(memory, &used, tt__ceil_div(group, queries) * tt__attention_qt_rows(head_size) * tile);
-        b->out = tt__attention_take(memory, &used, group * stride);
-        b->most = tt__attention_take(memory, &used, group);
-        b->sum = tt__attention_take(memory, &used, group);
-        return used;
-    }
-    b->qt = tt__attention_take(memory, &used, tt__attention_qt_rows(head_size) * tile);
-    b->v_pairs = tt__attention_take(memory, &used, keys * whole / 2);
-    b->q_pairs = tt__attention_take(memory, &used, queries * stride / 2);
-    b->dout_pairs = tt__attention_take(memory, &used, queries * stride / 2);
-    b->dk = tt__attention_take(memory, &used, keys * stride);
-    b->dv = tt__attention_take(memory, &used, keys * stride);
-    b->dscores = tt__attention_take(memory, &used, keys * tile);
-    b->dout = tt__attention_take(memory, &used, queries * stride);
-    b->doutt = tt__attention_take(memory, &used, tt__attention_qt_rows(head_size) * tile);
-    b->lse = tt__attention_take(memory, &used, span);
-    b->delta = tt__attention_take(memory, &used, span);
-    b->dq = tt__attention_take(memory, &used, span * tt__attention_padded(head_size));
-    return used;
-}
-
-/* Bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
-static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, bool backward, int threads)
-{
-    tt__attention_buffers b;
-    return tt__attention_layout(NULL, max_rows, head_size, backward, &b) * (size_t)threads;
-}
-
-/* The sequence that a row lies in. */
-static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
-{
-    int64_t low = 0, high = seqs; /* start[low] <= row < start[high] */
-    while (high - low > 1) {
-        int64_t middle = (low + high) / 2;
-        if (start[middle] <= row) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
-static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n) { return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t)); }
 
 /* Numbers the queries, of which index (n) has the rows, by sequences, in memory of tt__attention_queries_bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
@@ -4963,14 +5657,8 @@ static inline void tt__attention_prefetch_next(const tt__mat *m, int64_t row, in
 #define TT__STR(x) #x
 #define TT__XSTR(x) TT__STR(x)
 
-/* Rows are handed out in chunks fixed by the shape. Each thread has TT__ROW_BUFFERS rows of floats to widen into. */
-#define TT__ROW_BUFFERS 5
-#define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
-
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job { const tt__launch *l; tt__rows_fn fn; int64_t rows, chunk; char *scratch; size_t stride; } tt__rows_job;
-
-static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4); }
 
 static void tt__rows_task(void *arg, int64_t task, int thread)
 {
@@ -4991,9 +5679,6 @@ static void tt__for_rows(const tt__launch *l, int64_t rows, int64_t cols, tt__ro
 {
     tt__for_chunks(l, rows, cols, tt__max(1, 8192 / cols), 0, fn);
 }
-
-/* Long vectors (parameters, their gradients and state) are worked on in chunks of this many elements. */
-#define TT__CHUNK 4096
 
 static int64_t tt__elements(const tt__mat *m) { return m->rows * m->cols; }
 static void *tt__at(const tt__mat *m, int64_t r) { return (char *)m->data + (size_t)(r * m->ld) * tt_dtype_bytes(m->dtype); }
@@ -5019,97 +5704,6 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[20])
         keys[2 * round] = k0;
         keys[2 * round + 1] = k1;
     }
-}
-
-/* What linear_cross_entropy keeps: loss and hit of each row; of a chunk, log-sum-exp and logits. */
-static size_t tt__loss_bytes(int64_t rows, int64_t classes)
-{
-    int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);
-    return tt__align_up((size_t)rows * 8) + tt__align_up((size_t)chunk * 4) + tt__align_up((size_t)(chunk * classes) * 4);
-}
-
-/* Scratch of an instruction at full capacity, in bytes. */
-static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *i)
-{
-    int64_t cols = 1, rows = 1;
-    for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT; k++) {
-        int32_t id = k < TT__MAX_IN ? i->in[k] : i->out[k - TT__MAX_IN];
-        if (!id) continue;
-        cols = tt__max(cols, t->values[id].shape.cols);
-        rows = tt__max(rows, t->values[id].shape.rows);
-    }
-    const tt__shape *a = i->in[0] ? tt__in(t, i, 0) : NULL, *b = i->in[1] ? tt__in(t, i, 1) : NULL;
-    size_t buffers = (size_t)threads * TT__ROW_BUFFERS, widen = buffers * tt__row_bytes(cols);
-    size_t partial = (size_t)tt__ceil_div(rows, TT__SUM_ROWS) * tt__row_bytes(cols);
-    switch (i->op) {
-    case TT__OP_LINEAR: return tt__gemm_workspace(a->rows, b->rows, a->cols);
-    case TT__OP_LINEAR_DX: return tt__gemm_workspace(a->rows, b->cols, a->cols);
-    case TT__OP_LINEAR_DW: {
-        size_t gemm = tt__gemm_workspace(a->cols, b->cols, a->rows);
-        size_t sums = (size_t)tt__ceil_div(a->rows, TT__SUM_ROWS) * tt__row_bytes(a->cols) + buffers * tt__row_bytes(a->cols);
-        return gemm > sums ? gemm : sums;
-    }
-    case TT__OP_ATTENTION: case TT__OP_ATTENTION_BACKWARD: {
-        const int back = i->op == TT__OP_ATTENTION_BACKWARD;
-        const tt__shape *k = tt__in(t, i, 1 + back), *starts = tt__in(t, i, 3 + back);
-        size_t bytes = tt__attention_workspace(tt__max(tt__in(t, i, back)->rows, k->rows), k->cols / i->attr.heads, back, threads);
-        return bytes + (i->in[4 + 3 * back] ? tt__attention_queries_bytes(starts->rows - 1, tt__in(t, i, back)->rows) : 0);
-    }
-    case TT__OP_LINEAR_CROSS_ENTROPY: {
-        int64_t chunk = tt__min(a->rows, TT__LOSS_CHUNK), classes = tt__in(t, i, 3)->rows;
-        size_t parts[] = {tt__gemm_workspace(chunk, classes, a->cols), tt__gemm_workspace(chunk, a->cols, classes), tt__gemm_workspace(classes, a->cols, chunk),
-                          (size_t)tt__ceil_div(chunk, TT__SUM_ROWS) * tt__row_bytes(classes) + buffers * tt__row_bytes(classes),
-                          tt__align_up((size_t)chunk * 8) + buffers * tt__row_bytes(classes)}, most = 0;
-        for (int k = 0; k < TT__COUNT(parts); k++) most = parts[k] > most ? parts[k] : most;
-        return tt__loss_bytes(a->rows, classes) + most;
-    }
-    case TT__OP_LAYERNORM_BACKWARD: return 2 * partial + widen;
-    case TT__OP_PATCHES: return buffers * tt__row_bytes(t->values[i->out[0]].shape.cols);
-    case TT__OP_SET_ROWS_BACKWARD: return tt__align_up((size_t)a->rows) + widen;
-    case TT__OP_EMBEDDING_BACKWARD: return tt__align_up((size_t)(b->rows + t->values[i->out[0]].shape.rows + 1) * 4) + widen;
-    case TT__OP_CROSS_ENTROPY: case TT__OP_MEAN_SQUARED_ERROR: return tt__align_up((size_t)rows * 8) + widen;
-    case TT__OP_SUM_SQUARES: return tt__align_up((size_t)tt__ceil_div(a->rows * a->cols, TT__CHUNK) * 8) + buffers * tt__row_bytes(TT__CHUNK);
-    case TT__OP_SGD: case TT__OP_ADAM: return buffers * tt__row_bytes(TT__CHUNK);
-    case TT__OP_FILL: case TT__OP_CLIP: return 0;
-    default: return widen;
-    }
-}
-
-static double tt__instr_flops(const tt_tape *t, const tt__instr *i, int64_t rows, double pairs) /* pairs: query-key pairs of attention */
-{
-    switch (i->op) {
-    case TT__OP_LINEAR: case TT__OP_LINEAR_DX: return 2.0 * (double)rows * (double)tt__in(t, i, 1)->rows * (double)tt__in(t, i, 1)->cols;
-    case TT__OP_LINEAR_DW: return i->out[0] ? 2.0 * (double)rows * (double)tt__in(t, i, 0)->cols * (double)tt__in(t, i, 1)->cols : 0;
-    case TT__OP_LINEAR_CROSS_ENTROPY:
-        return 2.0 * (double)rows * (double)tt__in(t, i, 3)->rows * (double)tt__in(t, i, 3)->cols * (1 + (i->out[1] != 0) + (i->out[3] != 0));
-    case TT__OP_ATTENTION: return 4.0 * pairs * (double)tt__in(t, i, 0)->cols * (i->attr.causal ? 0.5 : 1.0);
-    case TT__OP_ATTENTION_BACKWARD: return 8.0 * pairs * (double)tt__in(t, i, 0)->cols * (i->attr.causal ? 0.5 : 1.0);
-    default: return 0;
-    }
-}
-
-/* Pairs of a query and a key of attention, 0 for other ops: of this run, and at capacity with sequences of equal length. */
-static double tt__attention_pairs(const tt__launch *l)
-{
-    const int back = l->instr->op == TT__OP_ATTENTION_BACKWARD;
-    const int32_t *start = (const int32_t *)l->in[3 + back].data, *row = (const int32_t *)l->in[4 + 3 * back].data;
-    double pairs = 0;
-    if (l->instr->op != TT__OP_ATTENTION && !back) return 0;
-    int64_t seqs = l->in[3 + back].rows - 1, queries = row ? l->in[back].rows : seqs;
-    for (int64_t k = 0; k < queries; k++) {
-        int64_t s = row ? tt__sequence_of(start, seqs, row[k]) : k, length = start[s + 1] - start[s];
-        if (!row) pairs += (double)length * (double)length;
-        else pairs += l->instr->attr.causal ? 2.0 * (row[k] - start[s] + 1) : (double)length; /* causal: counted half, see tt__instr_flops */
-    }
-    return pairs;
-}
-
-static double tt__attention_pairs_at_capacity(const tt_tape *t, const tt__instr *i)
-{
-    const int back = i->op == TT__OP_ATTENTION_BACKWARD;
-    if (i->op != TT__OP_ATTENTION && !back) return 0;
-    int64_t seqs = tt__in(t, i, 3 + back)->rows - 1;
-    return (double)tt__in(t, i, back)->rows * (double)tt__in(t, i, 1 + back)->rows / (double)tt__max(1, seqs);
 }
 
 /* ---- one pass per instruction set ----
@@ -8860,10 +9454,13 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     return true;
 }
 
+/* A context and, behind it, what it knows of ops. */
+#define TT__CONTEXT_BYTES (sizeof(tt_context) + TT__OP_COUNT * sizeof(tt__op))
+
 tt_context *tt_open(const tt_context_options *options)
 {
     tt_context_options o = options ? *options : tt_context_options_default();
-    tt_context *ctx = (tt_context *)o.allocator.allocate(o.allocator.user, sizeof *ctx, TT__ALIGN);
+    tt_context *ctx = (tt_context *)o.allocator.allocate(o.allocator.user, TT__CONTEXT_BYTES, TT__ALIGN);
     tt_context failed;
     memset(&failed, 0, sizeof failed);
     failed.options = o;
@@ -8871,7 +9468,9 @@ tt_context *tt_open(const tt_context_options *options)
         tt__log(&failed, TT_LOG_ERROR, "open", "the allocator returned NULL for the context");
         return NULL;
     }
-    memset(ctx, 0, sizeof *ctx);
+    memset(ctx, 0, TT__CONTEXT_BYTES);
+    ctx->ops = (tt__op *)(void *)(ctx + 1);
+    tt__describe_ops(ctx->ops);
     ctx->options = o;
     ctx->cpu.ctx = ctx;
     pthread_mutex_init(&ctx->mutex, NULL);
@@ -8888,7 +9487,7 @@ tt_context *tt_open(const tt_context_options *options)
     if (ctx->cpu.pool) return ctx;
     tt__log(ctx, TT_LOG_ERROR, "open", "%s", ctx->error);
     pthread_mutex_destroy(&ctx->mutex);
-    o.allocator.release(o.allocator.user, ctx, sizeof *ctx);
+    o.allocator.release(o.allocator.user, ctx, TT__CONTEXT_BYTES);
     return NULL;
 }
 
@@ -9195,7 +9794,7 @@ void tt_close(tt_context *ctx)
     if (ctx->allocated) tt__log(ctx, TT_LOG_WARNING, "close", "%zu bytes are still held: free programs, tapes and trainers before the context", ctx->allocated);
     tt_allocator allocator = ctx->options.allocator;
     pthread_mutex_destroy(&ctx->mutex);
-    allocator.release(allocator.user, ctx, sizeof *ctx);
+    allocator.release(allocator.user, ctx, TT__CONTEXT_BYTES);
 }
 
 /* ============================================================================================================
@@ -9465,9 +10064,9 @@ static int tt__keep_losses(tt_tape *t)
 {
     int losses = 0;
     for (int k = 0; k < t->n_code; k++) {
-        if (!tt__is_loss(t->code[k].op)) continue;
+        if (!tt__op_of(t, &t->code[k])->loss) continue;
         losses++;
-        t->values[t->code[k].out[2]].keep = true;
+        t->values[t->code[k].out[TT__LOSS_COUNTS]].keep = true;
     }
     return losses;
 }
@@ -9486,10 +10085,8 @@ static tt_status tt__run_training_passes(tt__built *b, const tt__settings *s, co
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on tt_cross_entropy or "
                         "tt_mean_squared_error", t->values[b->root].name);
     if ((status = tt__verify(t, "differentiate")) != TT_OK) return status;
-    tt__pass_fuse_loss(t, b->root);
-    if ((status = tt__verify(t, "fuse loss")) != TT_OK) return status;
-    tt__pass_fuse_backward(t, b->root);
-    if ((status = tt__verify(t, "fuse backward")) != TT_OK) return status;
+    if ((status = tt__pass_fuse(t, b->root, true)) != TT_OK) return status;
+    if ((status = tt__verify(t, "fuse later")) != TT_OK) return status;
     if ((status = tt__pass_recompute(t, choice->recompute)) != TT_OK) return status;
     if ((status = tt__verify(t, "recompute")) != TT_OK) return status;
     if (s->kind->host) tt__pass_fold_casts(t);
@@ -9505,19 +10102,19 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
     const bool train = s->options.train;
     tt_status status = tt__verify(t, "record");
     if (status != TT_OK) return status;
-    tt__pass_inference(t, b->root, train);
+    if ((status = tt__pass_inference(t, b->root, train)) != TT_OK) return status;
     if ((status = tt__verify(t, "inference")) != TT_OK) return status;
     if ((status = tt__pass_prune(t, b->root, false)) != TT_OK) return status;
     if ((status = tt__pass_rows(t, b->root)) != TT_OK) return status;
     if ((status = tt__verify(t, "rows")) != TT_OK) return status;
-    tt__pass_fuse(t, b->root);
+    if ((status = tt__pass_fuse(t, b->root, false)) != TT_OK) return status;
     if ((status = tt__verify(t, "fuse")) != TT_OK) return status;
     if ((status = tt__pass_precision(t, &s->precision)) != TT_OK) return status;
     if ((status = tt__verify(t, "precision")) != TT_OK) return status;
     const int losses = tt__keep_losses(t);
     if (train) status = tt__run_training_passes(b, s, choice, losses);
     else {
-        tt__pass_fuse_loss(t, b->root);
+        if ((status = tt__pass_fuse(t, b->root, true)) != TT_OK) return status;
         if (s->kind->host) tt__pass_fold_casts(t);
     }
     if (status != TT_OK) return status;
@@ -10058,65 +10655,6 @@ static tt__mat tt__on_host(const tt_program *p, int32_t id)
     return m;
 }
 
-TT_PRINTF(4, 5)
-static tt_status tt__launch_fail(const tt__launch *l, int operand, tt_status status, const char *format, ...)
-{
-    char text[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return tt__fail(l->ctx, status, "%s: '%s' %s", tt__instr_name(l->instr), l->tape->values[l->instr->in[operand]].name, text);
-}
-
-/* Every index in [0, limit), or equal to `ignored`. */
-static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t limit, const int32_t *ignored, const char *of_what)
-{
-    const int32_t *index = (const int32_t *)l->in[operand].data;
-    for (int64_t r = 0; r < l->in[operand].rows; r++)
-        if ((index[r] < 0 || index[r] >= limit) && !(ignored && index[r] == *ignored))
-            return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "has %d in row %lld, which is not in 0..%lld (%s)", index[r], (long long)r,
-                                   (long long)(limit - 1), of_what);
-    return TT_OK;
-}
-
-/* 0 = start[0] < start[1] < ... < start[seqs] = rows. */
-static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows)
-{
-    const int32_t *start = (const int32_t *)l->in[operand].data;
-    int64_t seqs = l->in[operand].rows - 1;
-    if (start[0] != 0) return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "begins with %d; the first sequence starts at row 0", start[0]);
-    for (int64_t s = 0; s < seqs; s++)
-        if (start[s + 1] <= start[s])
-            return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "has %d after %d at %lld: sequences must have at least one row", start[s + 1], start[s], (long long)(s + 1));
-    if (start[seqs] != rows) return tt__launch_fail(l, operand, TT_ERR_ARGUMENT, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
-    return TT_OK;
-}
-
-/* What the kernels of l rely on. */
-static tt_status tt__check_operands(const tt__launch *l)
-{
-    const tt_patch_options *image = &l->instr->attr.image;
-    const int32_t *ignored = &l->instr->attr.ignore_index;
-    tt_status status = TT_OK;
-    switch (l->instr->op) {
-    case TT__OP_EMBEDDING: return tt__check_indices(l, 0, l->in[1].rows, NULL, "rows of the embedding table");
-    case TT__OP_GATHER_ROWS: return tt__check_indices(l, 1, l->in[0].rows, NULL, "rows to gather from");
-    case TT__OP_SET_ROWS: return tt__check_indices(l, 1, l->out[0].rows, NULL, "rows to set");
-    case TT__OP_MEAN_POOL: return tt__check_starts(l, 1, l->in[0].rows);
-    case TT__OP_CROSS_ENTROPY: return tt__check_indices(l, 1, l->in[0].cols, ignored, "classes of the logits");
-    case TT__OP_LINEAR_CROSS_ENTROPY: return tt__check_indices(l, 1, l->in[3].rows, ignored, "classes of the logits");
-    case TT__OP_ATTENTION:
-        status = tt__check_starts(l, 3, l->in[1].rows);
-        return status == TT_OK && l->in[4].data ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
-    case TT__OP_PATCHES:
-        status = tt__check_starts(l, 2, l->out[0].rows);
-        if (status != TT_OK) return status;
-        return tt__check_indices(l, 1, (int64_t)(image->height / image->patch) * (image->width / image->patch) + 1, NULL, "0 or the number of a patch");
-    default: return TT_OK;
-    }
-}
-
 /* Indices and starts of sequences are inputs: before anything runs, all are as the ops that read them need them. */
 static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
 {
@@ -10125,8 +10663,9 @@ static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
         l->instr = &p->built.t->code[k];
         for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__on_host(p, l->instr->in[j]);
         for (int j = 0; j < TT__MAX_OUT; j++) l->out[j] = tt__resolve(p, l->instr->out[j]);
-        status = tt__check_operands(l);
-        if (status == TT_OK) p->flops += tt__instr_flops(p->built.t, l->instr, l->in[0].rows, tt__attention_pairs(l));
+        const tt__op *op = tt__op_of(p->built.t, l->instr);
+        status = op->check ? op->check(l) : TT_OK;
+        if (status == TT_OK) p->flops += tt__flops(p->built.t, l->instr, l->in);
     }
     return status;
 }
@@ -10243,8 +10782,8 @@ static tt_status tt__collect_losses(tt_program *p)
     bool first = p->run.micro == 0;
     for (int k = 0; k < p->built.t->n_code && status == TT_OK; k++) {
         const tt__instr *i = &p->built.t->code[k];
-        if (!tt__is_loss(i->op)) continue;
-        status = p->settings.kind->backend->collect(p->arena->device, p->slot, (const float *)tt__resolve(p, i->out[2]).data, first);
+        if (!tt__op_of(p->built.t, i)->loss) continue;
+        status = p->settings.kind->backend->collect(p->arena->device, p->slot, (const float *)tt__resolve(p, i->out[TT__LOSS_COUNTS]).data, first);
         first = false;
     }
     return tt__device_status(p->ctx, p->arena, status);
@@ -10333,7 +10872,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     if (p->run.accumulate && !p->norm_known) { /* a power of two near the number of targets, so that undoing it is exact */
         int exponent = 0;
         for (int k = 0; k < p->built.t->n_code; k++)
-            if (tt__is_loss(p->built.t->code[k].op)) frexp((double)tt__actual_rows(p, p->built.t->code[k].in[0]), &exponent);
+            if (tt__op_of(p->built.t, &p->built.t->code[k])->loss) frexp((double)tt__actual_rows(p, p->built.t->code[k].in[0]), &exponent);
         p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
@@ -10606,7 +11145,9 @@ tt_plan tt_program_plan(const tt_program *p)
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         if (!i->in[0]) continue;
-        double flops = tt__instr_flops(t, i, t->values[i->in[0]].shape.rows, tt__attention_pairs_at_capacity(t, i));
+        tt__mat in[TT__MAX_IN];
+        for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
+        double flops = tt__flops(t, i, in);
         plan.flops += flops;
         if (i->again) plan.extra_flops += flops;
     }
