@@ -56,8 +56,9 @@
      models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or
                tt_train_batch and tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See
                examples/distilbert_imdb.c and examples/vit_l16.c.
-     tape      your own model: a struct of tt_param and a function that records ops; tt_compile, tt_set,
-               tt_step, tt_get, tt_program_save.
+     tape      your own model: tt_param_new, a function that records ops; tt_compile, tt_set, tt_step, tt_get;
+               tt_program_save and tt_program_load. As a tt_model, with a tt_source for its data, tt_fit trains
+               it too.
      ops       a row in TT__OPS (>>backend), its block in >>ops (recorder, shape rule, backward), a CPU kernel
                (>>cpu), CUDA's (tinytrain_cuda.cu), and one line in each of the two generic tests
                (tests/test_ops.c).
@@ -112,7 +113,7 @@
 
    SECTIONS (search for the tag)
      >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>context  >>compile  >>run
-     >>reports  >>optim  >>formats  >>models  >>trainer  >>unicode
+     >>reports  >>formats  >>models  >>trainer  >>unicode
      Each stands only on those before it. */
 
 /* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they
@@ -11389,22 +11390,6 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 }
 
 /* ============================================================================================================
-   OPTIM                                                                                            >>optim
-   Learning-rate schedules. The optimizers themselves are ops (>>tape, >>cpu) that the update pass emits. Uses base.
-   ============================================================================================================ */
-
-float tt_schedule_lr(const tt_schedule *s, int64_t step)
-{
-    if (step < s->warmup_steps) return (float)((double)s->lr * (double)step / (double)s->warmup_steps);
-    if (s->kind == TT_CONSTANT) return s->lr;
-    double left = (double)(s->total_steps - step) / (double)tt__max(1, s->total_steps - s->warmup_steps);
-    left = left < 0 ? 0 : left > 1 ? 1 : left;
-    if (s->kind == TT_COSINE) left = 0.5 * (1 - cos(3.14159265358979323846 * left));
-    return (float)(s->min_lr + ((double)s->lr - s->min_lr) * left);
-}
-
-
-/* ============================================================================================================
    FORMATS                                                                                        >>formats
    JSON, safetensors, Unicode, BERT's tokenizer, images, datasets and batches. Uses >>base only. Files are not trusted: every
    number that a file gives is checked before it is used, and no input makes a loop worse than n log n.
@@ -14583,7 +14568,7 @@ static int tt__layout_find(const tt__layout *l, int spelling, const tt__checkpoi
     return tt__find_tensor(c->file, name, l->a->prefix[spelling]);
 }
 
-/* Reads a tensor whose shape is not the parameter's in a way of its own and sets *done, or leaves it false. */
+/* Reads a tensor whose shape is not the parameter's in a way of its own, and sets *done; or does nothing. */
 typedef tt_status (*tt__adapt)(const tt__tensor_row *row, tt_param *p, tt__checkpoint *c, int index,
                                bool *done);
 
@@ -15787,10 +15772,11 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
 
 /* ============================================================================================================
    TRAINER                                                                                        >>trainer
-   Steps of micro-batches, evaluation, prediction, and the state of a run in one file. Uses all above.
+   Learning-rate schedules, steps of micro-batches, evaluation, prediction, the state of a run in one file, and
+   tt_fit. Uses all above.
    ============================================================================================================ */
 
-#define TT__METRIC_LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter */
 
 /* An input of the model, and how a batch gives it. */
 typedef struct tt__fed {
@@ -15812,8 +15798,18 @@ struct tt_trainer {
     tt__fed *inputs;
     int n_inputs;
     int32_t *positions, *seq_start; /* of max_seqs sequences of the same length */
-    void *zeros;                    /* as many as an input has at most that only the loss reads, for predictions */
+    void *zeros; /* for predictions: as many as an input has at most that only the loss reads */
 };
+
+float tt_schedule_lr(const tt_schedule *s, int64_t step)
+{
+    if (step < s->warmup_steps) return (float)((double)s->lr * (double)step / (double)s->warmup_steps);
+    if (s->kind == TT_CONSTANT) return s->lr;
+    double left = (double)(s->total_steps - step) / (double)tt__max(1, s->total_steps - s->warmup_steps);
+    left = left < 0 ? 0 : left > 1 ? 1 : left;
+    if (s->kind == TT_COSINE) left = 0.5 * (1 - cos(3.14159265358979323846 * left));
+    return (float)(s->min_lr + ((double)s->lr - s->min_lr) * left);
+}
 
 tt_train_options tt_train_options_default(void)
 {
@@ -15831,40 +15827,59 @@ tt_train_options tt_train_options_default(void)
     return o;
 }
 
-static tt_status tt__check_state_names(const tt_program *p);
+/* What of these options is for tt_compile. */
+static tt_compile_options tt__compile_options(const tt_train_options *o)
+{
+    tt_compile_options c = tt_compile_options_default();
+    c.train = o->train;
+    c.precision = o->precision;
+    c.residual = o->residual;
+    c.matmul = o->matmul;
+    c.loss_scale = o->loss_scale;
+    c.recompute = o->recompute;
+    c.device = o->device;
+    c.accumulate = o->accumulate;
+    c.optimizer = o->optimizer;
+    c.memory_budget = o->memory_budget;
+    return c;
+}
 
-static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o, tt__precision *precision)
+static bool tt__is_metric(const tt_metric *m)
+{
+    const char *letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    const size_t n = strlen(m->name);
+    return m->of && n > 0 && n < 32 && strspn(m->name, letters) == n && strcmp(m->name, "loss") != 0;
+}
+
+static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
 {
     char text[1024];
     tt__text all = {text, sizeof text, 0};
+    tt__settings settings;
+    const tt_compile_options c = tt__compile_options(o);
     const tt_schedule *s = &o->schedule;
+    const bool decays = s->kind != TT_CONSTANT;
     if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(&all, "; lr %g is not a finite number >= 0", s->lr);
     if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(&all, "; min_lr %g is not in [0, lr]", s->min_lr);
     if ((unsigned)s->kind > TT_COSINE) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
     if (s->warmup_steps < 0) tt__print(&all, "; warmup_steps is %lld", (long long)s->warmup_steps);
-    if (o->train && s->kind != TT_CONSTANT && s->total_steps < 1) tt__print(&all, "; total_steps must be set for a schedule that decays");
-    if (s->kind != TT_CONSTANT && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
-        tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps, (long long)s->total_steps);
-    if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
+    if (o->train && decays && s->total_steps < 1)
+        tt__print(&all, "; total_steps must be set for a schedule that decays");
+    if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
+        tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
+                  (long long)s->total_steps);
+    if (o->max_seqs < 1)
+        tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
         tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
     if (!model->record) tt__print(&all, "; the model has no function `record`");
-    const char *metric = model->metric.name;
-    if (metric && (!*metric || strlen(metric) > 31 || metric[strspn(metric, TT__METRIC_LETTERS)] || !model->metric.of ||
-                   strcmp(metric, "loss") == 0))
-        tt__print(&all, "; the model's metric '%.32s' needs a function and a name of at most 31 letters, digits, _ "
-                  "and - that is not 'loss'", metric);
-    if (!(o->label_smoothing >= 0 && o->label_smoothing < 1)) tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
-    if (tt__parse_precision(ctx, o->precision, o->residual, precision) != TT_OK) tt__print(&all, "; %s", ctx->error);
-    if (o->train && precision->half == TT_F16 && tt__check_loss_scale(ctx, &o->loss_scale) != TT_OK) tt__print(&all, "; %s", ctx->error);
-    tt__matmul matmul;
-    int index;
-    const tt__device_kind *kind = tt__find_device(ctx, o->device, &index);
-    if (!kind) tt__print(&all, "; %s", ctx->error);
-    if (tt__parse_matmul(ctx, o->matmul, &matmul) != TT_OK || (kind && tt__check_matmul(ctx, matmul, precision, kind) != TT_OK)) tt__print(&all, "; %s", ctx->error);
-    tt__recompute recompute;
-    if (tt__parse_recompute(ctx, o->recompute, &recompute) != TT_OK) tt__print(&all, "; %s", ctx->error);
-    if (o->train && tt__check_optimizer(ctx, &o->optimizer) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    if (model->metric.name && !tt__is_metric(&model->metric))
+        tt__print(&all,
+                  "; the model's metric '%.32s' needs a function and a name of at most 31 letters, digits, _ "
+                  "and - that is not 'loss'", model->metric.name);
+    if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
+        tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
+    if (tt__parse_settings(ctx, &c, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
@@ -15895,20 +15910,11 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 
 static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 {
-    tt_compile_options o = tt_compile_options_default();
+    tt_compile_options o = tt__compile_options(&r->options);
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     if (r->output.id) tt_output(t, r->output);
     r->output_width = tt_value_width(t, r->output);
-    o.precision = r->options.precision;
-    o.residual = r->options.residual;
-    o.matmul = r->options.matmul;
-    o.loss_scale = r->options.loss_scale;
-    o.recompute = r->options.recompute;
-    o.device = r->options.device;
-    o.accumulate = r->options.accumulate;
-    o.optimizer = r->options.optimizer;
-    o.memory_budget = r->options.memory_budget;
-    if (r->options.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
+    if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
     o.train = false;
     o.share = r->train;
     if (!(r->eval = tt_compile(t, loss, &o))) return r->ctx->status;
@@ -15916,6 +15922,26 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
         return tt__fail(r->ctx, TT_ERR_SHAPE, "the model has %d classes, and its output a width of %lld",
                         r->model.classes, (long long)r->output_width);
     return tt__trainer_inputs(r, t);
+}
+
+/* Refuses parameters under whose names a state could not be saved. */
+static tt_status tt__check_state_names(const tt_program *p)
+{
+    static const char *const taken[] = {"__metadata__", "tinytrain.*", "exp_avg.*", "exp_avg_sq.*",
+                                        "momentum_buffer.*"};
+    for (int32_t v = 1; v < p->built.t->n_values; v++) {
+        if (p->built.t->values[v].storage != TT__PARAMETER || p->built.t->values[v].base != v) continue;
+        const char *name = p->ctx->params[p->built.t->values[v].param]->name;
+        bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
+        for (int k = 0; k < TT__COUNT(taken); k++) usable = usable && !tt__match(taken[k], name);
+        if (!usable)
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                            "the state of a run cannot be saved with the parameter '%.200s' of %zu bytes: a "
+                            "name must be UTF-8 of at most %d bytes, not '__metadata__', and not begin with "
+                            "'tinytrain.', 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'",
+                            name, strlen(name), TT__STATE_NAME);
+    }
+    return TT_OK;
 }
 
 /* Where sequences of the same length have their rows. */
@@ -15933,9 +15959,8 @@ static tt_status tt__length_rows(tt_trainer *r)
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
     tt_train_options o = options ? *options : tt_train_options_default();
-    tt__precision precision;
     if (!o.precision) o.precision = "32-true";
-    if (tt__check_train_options(ctx, model, &o, &precision) != TT_OK) return NULL;
+    if (tt__check_train_options(ctx, model, &o) != TT_OK) return NULL;
     tt_trainer *r = (tt_trainer *)tt__calloc(ctx, sizeof *r);
     if (!r) return NULL;
     r->ctx = ctx;
@@ -15971,11 +15996,14 @@ float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.sch
 
 static tt_status tt__must_train(const tt_trainer *r)
 {
-    return r->train ? TT_OK : tt__fail(r->ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false: it evaluates and predicts only");
+    if (r->train) return TT_OK;
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                    "this trainer was made with train = false: it evaluates and predicts only");
 }
 
 /* Sets input f; while predicting, to zeros where only the loss reads it. */
-static tt_status tt__feed(tt_trainer *r, tt_program *p, tt__fed *f, const void *data, int64_t rows, bool predicting)
+static tt_status tt__feed(tt_trainer *r, tt_program *p, tt__fed *f, const void *data, int64_t rows,
+                          bool predicting)
 {
     f->rows = rows;
     return tt_set(p, f->info.value, predicting && !f->for_output ? r->zeros : data, rows);
@@ -15993,16 +16021,19 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
     const tt__fed *pixels = tt__fed_input(r, "pixels");
     const bool same = r->model.same_length, images = pixels != NULL;
     if (!b->n_arrays && (b->seqs < 1 || (!same && r->model.max_length && b->rows < 1)))
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs, b->rows);
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs,
+                        b->rows);
     if (same && b->seqs > r->options.max_seqs)
-        return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, max_seqs is %d", b->seqs, r->options.max_seqs);
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, max_seqs is %d", b->seqs,
+                        r->options.max_seqs);
     if (images != (b->pixels != NULL) && (b->pixels || b->ids))
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
                         images ? "the model reads images, but the batch has text"
                                : "the model reads text, but the batch has images");
     if (images && b->pixels && b->image_bytes != pixels->info.width)
-        return tt__fail(r->ctx, TT_ERR_SHAPE, "the images of the batch have %lld bytes (height * width * channels), "
-                        "those of the model %lld", (long long)b->image_bytes, (long long)pixels->info.width);
+        return tt__fail(r->ctx, TT_ERR_SHAPE,
+                        "the images of the batch have %lld bytes (height * width * channels), those of the "
+                        "model %lld", (long long)b->image_bytes, (long long)pixels->info.width);
     return TT_OK;
 }
 
@@ -16058,12 +16089,14 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (!r->options.accumulate && !b->last_of_step)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
                         "a step of several micro-batches needs a trainer made with accumulate = true");
+    const bool accumulates = r->options.accumulate;
     if (r->step_failed)
-        status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others are refused, "
-                          "up to the last, and nothing is updated");
+        status = tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                          "an earlier micro-batch of this step failed: its others are refused, up to the "
+                          "last, and nothing is updated");
     if (status == TT_OK) status = tt__set_batch(r, r->train, b, false);
-    if (status == TT_OK) status = r->options.accumulate ? tt_micro_step(r->train, stats) : tt_step(r->train, lr, stats);
-    if (status == TT_OK && r->options.accumulate && b->last_of_step) status = tt_update(r->train, lr, stats);
+    if (status == TT_OK) status = accumulates ? tt_micro_step(r->train, stats) : tt_step(r->train, lr, stats);
+    if (status == TT_OK && accumulates && b->last_of_step) status = tt_update(r->train, lr, stats);
     if (status != TT_OK) tt__discard_step(r->train);
     r->micro = status == TT_OK && !b->last_of_step ? r->micro + 1 : 0;
     r->step_failed = status != TT_OK && !b->last_of_step;
@@ -16103,8 +16136,8 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
 /* Adds epoch 0 of the source up; stops early where *stop is not 0. */
-static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const volatile int *stop, tt_stats *stats,
-                              double *items)
+static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const volatile int *stop,
+                              tt_stats *stats, double *items)
 {
     tt_batch b;
     bool more = true;
@@ -16130,7 +16163,8 @@ tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
 
 tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacity)
 {
-    if (!r->output.id) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the model gives no output: its `record` set none");
+    if (!r->output.id)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the model gives no output: its `record` set none");
     tt_status status = tt__set_batch(r, r->eval, b, true);
     if (status == TT_OK) status = tt_run(r->eval, NULL);
     return status == TT_OK ? tt_get(r->eval, r->output, to, capacity) : status;
@@ -16139,7 +16173,9 @@ tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacit
 tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
 {
     int classes = r->model.classes;
-    if (!classes) return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict needs a model with classes; tt_forward gives any output");
+    if (!classes)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                        "tt_predict needs a model with classes; tt_forward gives any output");
     tt_status status = tt_forward(r, b, probabilities, (size_t)b->seqs * (size_t)classes);
     for (int s = 0; s < b->seqs && status == TT_OK; s++) {
         float *x = probabilities + (size_t)s * (size_t)classes, most = x[0];
@@ -16149,7 +16185,8 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
         if (!isfinite(sum)) {
             const char *bad = tt__bad_parameter(r->eval);
             return tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for sequence %d is not finite%s%s%s", s,
-                            bad ? ": parameter '" : "", bad ? bad : "", bad ? "' has a number that is not" : "");
+                            bad ? ": parameter '" : "", bad ? bad : "",
+                            bad ? "' has a number that is not" : "");
         }
         for (int c = 0; c < classes; c++) x[c] = (float)(x[c] / sum);
     }
@@ -16159,7 +16196,7 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
 tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text, float *probabilities)
 {
     int most = (int)tt__min(r->model.max_length, r->options.max_tokens);
-    int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)most), start[2] = {0, 0}, label = 0;
+    int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)most), start[2] = {0, 0};
     tt_batch b;
     memset(&b, 0, sizeof b);
     if (!ids) return TT_ERR_MEMORY;
@@ -16170,27 +16207,24 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
     b.positions = ids + most;
     b.types = ids + 2 * most;
     b.seq_start = start;
-    b.labels = &label;
     tt_status status = tt_predict(r, &b, probabilities);
     tt__free(r->ctx, ids);
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------ state */
+/* -------------------------------------------------------------------------------------------------- state */
 
-enum { TT__STATE_VERSION = 5, TT__STATE_NAME = 170, TT__STATE_PIECE = 16384 }; /* bytes of the longest name of a
-                                                                                 parameter, and read at once */
+enum { TT__STATE_VERSION = 5, TT__STATE_PIECE = 16384 }; /* bytes that are moved at once */
 #define TT__MOST_STEPS ((int64_t)1 << 62) /* more were not done: counting on would overflow */
 
-static int64_t tt__double_bits(double x) { int64_t i; memcpy(&i, &x, 8); return i; }
-static double tt__bits_double(int64_t i) { double x; memcpy(&x, &i, 8); return x; }
-
-typedef struct tt__state_header { /* the tensor "tinytrain.run": I64 */
-    int64_t version, seed, step, optimizer, precision, program, loss_scale, good_steps, skipped;
+typedef struct tt__state_header { /* the tensor "tinytrain.run": all of 8 bytes, as I64 */
+    int64_t version;
+    tt__counts counts;
+    int64_t optimizer, precision, program;
 } tt__state_header;
 
-/* The state of a program, to be written or read: every tensor with its name and description, first the header,
-   last what a trainer adds. */
+/* The state of a program, to be written or read: every tensor with its name and description, first the
+   header, last what a trainer adds. */
 typedef struct tt__state {
     tt_program *p;
     const char *path;
@@ -16201,32 +16235,15 @@ typedef struct tt__state {
     tt_safetensors *file; /* that is read */
 } tt__state;
 
-/* Refuses parameters under whose names a state could not be saved. */
-static tt_status tt__check_state_names(const tt_program *p)
-{
-    static const char *const taken[] = {"__metadata__", "tinytrain.*", "exp_avg.*", "exp_avg_sq.*", "momentum_buffer.*"};
-    for (int32_t v = 1; v < p->built.t->n_values; v++) {
-        if (p->built.t->values[v].storage != TT__PARAMETER || p->built.t->values[v].base != v) continue;
-        const char *name = p->ctx->params[p->built.t->values[v].param]->name;
-        bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
-        for (int k = 0; k < TT__COUNT(taken); k++) usable = usable && !tt__match(taken[k], name);
-        if (!usable)
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT,
-                            "the state of a run cannot be saved with the parameter '%.200s' of %zu bytes: a "
-                            "name must be UTF-8 of at most %d bytes, not '__metadata__', and not begin with "
-                            "'tinytrain.', 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'",
-                            name, strlen(name), TT__STATE_NAME);
-    }
-    return TT_OK;
-}
-
 /* What decides a training's numbers: what was recorded, its precision and products, loss scaling, and how the
    optimizer's instructions update. How the program is placed, recomputed or run does not, nor its device. */
 static uint64_t tt__program_hash(const tt_program *p)
 {
     const tt_loss_scale *s = &p->settings.options.loss_scale;
-    const int how[] = {(int)p->settings.precision.kind, p->settings.precision.residual_f32, (int)p->settings.matmul, p->settings.scales ? s->interval : 0};
-    const float scaling[] = {p->settings.scales ? s->growth : 0, p->settings.scales ? s->backoff : 0};
+    const bool scales = p->settings.scales;
+    const int how[] = {(int)p->settings.precision.kind, p->settings.precision.residual_f32,
+                       (int)p->settings.matmul, scales ? s->interval : 0};
+    const float scaling[] = {scales ? s->growth : 0, scales ? s->backoff : 0};
     uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
     hash = tt__hash_on(hash, scaling, sizeof scaling);
     for (int k = 0; k < p->built.t->n_code; k++) {
@@ -16253,7 +16270,7 @@ static void tt__state_integers(tt_tensor_info *info, const char *name, size_t by
     info->dims[0] = (int64_t)bytes / 8;
 }
 
-/* Fills s with what the program's state has; `more` bytes: of the tensor "tinytrain.progress", 0: it has none. */
+/* Lists what the program's state has. `more`: bytes of the tensor "tinytrain.progress"; 0: it has none. */
 static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_context *ctx = p->ctx;
@@ -16292,17 +16309,16 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
 {
     tt__state s;
     tt_safetensors_writer *w = NULL;
-    const tt__counts c = tt__get_counts(p);
-    const bool between = p->run.micro > 0;
+    const bool within = p->run.micro > 0;
+    const tt__state_header h = {
+        TT__STATE_VERSION, tt__get_counts(p), (int64_t)p->settings.options.optimizer.kind,
+        (int64_t)p->settings.precision.kind, (int64_t)tt__program_hash(p)};
     tt_status status = tt__state_list(&s, p, path, more);
-    if (status == TT_OK && between)
+    if (status == TT_OK && within)
         status = tt__fail(p->ctx, TT_ERR_ARGUMENT,
                           "the state can be saved between steps, not between the micro-batches of one");
-    const tt__state_header h = {
-        TT__STATE_VERSION, c.seed, c.step, (int64_t)p->settings.options.optimizer.kind, (int64_t)p->settings.precision.kind,
-        (int64_t)tt__program_hash(p), tt__double_bits(c.loss_scale), c.good_steps, c.skipped};
-    if (status == TT_OK && !(w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, NULL))) status = p->ctx->status;
-    if (status == TT_OK) status = tt_safetensors_write(w, &h, sizeof h);
+    if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, NULL);
+    if (status == TT_OK) status = w ? tt_safetensors_write(w, &h, sizeof h) : p->ctx->status;
     for (int k = 0; k < s.count && status == TT_OK; k++)
         for (size_t done = 0, n; done < s.info[k + 1].bytes && status == TT_OK; done += n) {
             char piece[TT__STATE_PIECE];
@@ -16329,8 +16345,8 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
     if (same) return TT_OK;
     return tt__fail(s->p->ctx, TT_ERR_FORMAT,
-                    "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: the model or the precision "
-                    "differs", s->path, expected->name, found->dtype, found->bytes, expected->dtype,
+                    "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: the model or the "
+                    "precision differs", s->path, expected->name, found->dtype, found->bytes, expected->dtype,
                     expected->bytes);
 }
 
@@ -16346,24 +16362,28 @@ static tt_status tt__state_check_header(tt__state *s)
         if (status != TT_OK) return status;
         if (h->version != TT__STATE_VERSION) /* whose header has another size */
             return tt__fail(ctx, TT_ERR_FORMAT,
-                            "'%s' is a state of version %lld, this build reads %d; the tinytrain.h that wrote it "
-                            "can go on with it", s->path, (long long)h->version, TT__STATE_VERSION);
+                            "'%s' is a state of version %lld, this build reads %d; the tinytrain.h that "
+                            "wrote it can go on with it", s->path, (long long)h->version, TT__STATE_VERSION);
     }
     tt_status status = tt__state_has(s, &s->info[0]);
     if (status == TT_OK) status = tt_safetensors_read(s->file, at, 0, sizeof *h, h);
     if (status != TT_OK) return status;
-    if (h->step < 0 || h->step > TT__MOST_STEPS)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", s->path, (long long)h->step);
-    const double scale = tt__bits_double(h->loss_scale);
+    const tt__counts *n = &h->counts;
+    const uint64_t seed = (uint64_t)tt__get_counts(p).seed;
+    const double scale = n->loss_scale;
     const bool scales = tt__is_power_of_two(scale) && scale >= 1 && scale <= TT__LOSS_SCALE_MOST;
-    if (!scales || h->good_steps < 0 || h->good_steps > TT__MOST_STEPS || h->skipped < 0 || h->skipped > TT__MOST_STEPS)
+    if (n->step < 0 || n->step > TT__MOST_STEPS)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", s->path,
+                        (long long)n->step);
+    if (!scales || n->good_steps < 0 || n->good_steps > TT__MOST_STEPS || n->skipped < 0 ||
+        n->skipped > TT__MOST_STEPS)
         return tt__fail(ctx, TT_ERR_FORMAT,
                         "'%s' says that %lld steps were skipped, and %lld done with loss scale %g", s->path,
-                        (long long)h->skipped, (long long)h->good_steps, scale);
-    if (h->seed != tt__get_counts(p).seed)
+                        (long long)n->skipped, (long long)n->good_steps, scale);
+    if ((uint64_t)n->seed != seed)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "'%s' was made with seed %llu, this run has %llu: open the context with the same seed",
-                        s->path, (unsigned long long)h->seed, (unsigned long long)tt__get_counts(p).seed);
+                        "'%s' was made with seed %llu, this run has %llu: open the context with the same "
+                        "seed", s->path, (unsigned long long)n->seed, (unsigned long long)seed);
     if (h->optimizer != (int64_t)p->settings.options.optimizer.kind)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another optimizer", s->path);
     if (h->precision != (int64_t)p->settings.precision.kind)
@@ -16387,14 +16407,13 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     /* A trainer's state is one of its program too. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found == s->tensors) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are trained", path,
-                    found, s->tensors);
+    return tt__fail(p->ctx, TT_ERR_FORMAT,
+                    "'%s' has %d tensors, this run has %d: other parameters are trained", path, found,
+                    s->tensors);
 }
 
 static tt_status tt__state_take(tt__state *s)
 {
-    const tt__state_header *h = &s->header;
-    const tt__counts c = {h->seed, h->step, h->good_steps, h->skipped, tt__bits_double(h->loss_scale)};
     for (int k = 0; k < s->count; k++) {
         const int tensor = tt_safetensors_find(s->file, s->kept[k].name);
         for (size_t done = 0, n; done < s->info[k + 1].bytes; done += n) {
@@ -16405,12 +16424,12 @@ static tt_status tt__state_take(tt__state *s)
             if (status != TT_OK) return status;
         }
     }
-    tt__set_counts(s->p, &c);
-    if ((int64_t)tt__program_hash(s->p) != h->program)
+    tt__set_counts(s->p, &s->header.counts);
+    if ((int64_t)tt__program_hash(s->p) != s->header.program)
         tt__log(s->p->ctx, TT_LOG_WARNING, "resume",
-                "'%s' was made with other options of the model, the optimizer or the batches (dropout, weight decay, "
-                "max_tokens, ...): the run goes on with the new ones, and differs from one that was never stopped",
-                s->path);
+                "'%s' was made with other options of the model, the optimizer or the batches (dropout, "
+                "weight decay, max_tokens, ...): the run goes on with the new ones, and differs from one "
+                "that was never stopped", s->path);
     return TT_OK;
 }
 
@@ -16425,18 +16444,16 @@ tt_status tt_program_load(tt_program *p, const char *path)
     return status;
 }
 
-typedef struct tt__state_progress { /* the tensor "tinytrain.progress": I64 */
-    int64_t epoch, step, loss_sum, targets, correct, best, best_loss, best_by, classes, data, schedule, lr, min_lr,
-        warmup_steps, total_steps;
+typedef struct tt__state_progress { /* the tensor "tinytrain.progress": all of 8 bytes, as I64 */
+    tt_progress progress;
+    int64_t schedule, warmup_steps, total_steps;
+    double lr, min_lr;
 } tt__state_progress;
 
-static void tt__state_schedule(tt__state_progress *h, const tt_schedule *s)
+static tt__state_progress tt__state_progress_of(const tt_progress *p, const tt_schedule *s)
 {
-    h->schedule = (int64_t)s->kind;
-    h->lr = tt__double_bits(s->lr);
-    h->min_lr = tt__double_bits(s->min_lr);
-    h->warmup_steps = s->warmup_steps;
-    h->total_steps = s->total_steps;
+    tt__state_progress h = {*p, (int64_t)s->kind, s->warmup_steps, s->total_steps, s->lr, s->min_lr};
+    return h;
 }
 
 tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *progress)
@@ -16445,39 +16462,31 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     tt_status status = tt__must_train(r);
     if (status != TT_OK) return status;
     memset(&none, 0, sizeof none);
-    if (!progress) progress = &none;
-    tt__state_progress h = {
-        progress->epoch, progress->step, tt__double_bits(progress->loss_sum), tt__double_bits(progress->targets),
-        tt__double_bits(progress->correct), tt__double_bits(progress->best), tt__double_bits(progress->best_loss),
-        (int64_t)progress->best_by, (int64_t)progress->classes, (int64_t)progress->data, 0, 0, 0, 0, 0};
-    tt__state_schedule(&h, &r->options.schedule);
+    const tt__state_progress h = tt__state_progress_of(progress ? progress : &none, &r->options.schedule);
     status = tt__state_save(r->train, path, &h, sizeof h);
     if (status == TT_OK) r->saved_steps = tt_trainer_steps(r);
     return status;
 }
 
-/* What a trainer adds to a state; `to` is changed if it is in order. */
+/* What a trainer adds to a state; *to changes if it is in order. */
 static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *schedule, tt_progress *to)
 {
     tt__state_progress h;
-    tt_status status = tt_safetensors_read(s->file, tt_safetensors_find(s->file, "tinytrain.progress"), 0, sizeof h, &h);
+    const int at = tt_safetensors_find(s->file, "tinytrain.progress");
+    tt_status status = tt_safetensors_read(s->file, at, 0, sizeof h, &h);
     if (status != TT_OK) return status;
-    const tt_progress p = {
-        h.epoch, h.step, tt__bits_double(h.loss_sum), tt__bits_double(h.targets), tt__bits_double(h.correct),
-        tt__bits_double(h.best), tt__bits_double(h.best_loss), (uint64_t)h.best_by, (uint64_t)h.classes,
-        (uint64_t)h.data};
-    if (!(p.targets >= 0 && p.correct >= 0 && p.best >= -INFINITY)) /* so that NaN is none */
+    const tt_progress *p = &h.progress;
+    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* so that NaN is none */
         return tt__fail(s->p->ctx, TT_ERR_FORMAT,
-                        "'%s' says that %g of %g targets were right, and a metric of %g at best", s->path, p.correct,
-                        p.targets, p.best);
-    tt__state_progress now = h;
-    tt__state_schedule(&now, schedule);
+                        "'%s' says that %g of %g targets were right, and a metric of %g at best", s->path,
+                        p->correct, p->targets, p->best);
+    const tt__state_progress now = tt__state_progress_of(p, schedule);
     if (memcmp(&now, &h, sizeof h) != 0)
         tt__log(s->p->ctx, TT_LOG_WARNING, "resume",
-                "'%s' was made with another schedule (learning rate %g, %lld steps, now %g, %lld): the run goes on with "
-                "the new one, and differs from one that was never stopped", s->path, tt__bits_double(h.lr),
+                "'%s' was made with another schedule (learning rate %g, %lld steps, now %g, %lld): the run "
+                "goes on with the new one, and differs from one that was never stopped", s->path, h.lr,
                 (long long)h.total_steps, (double)schedule->lr, (long long)schedule->total_steps);
-    *to = p;
+    *to = *p;
     return TT_OK;
 }
 
@@ -16500,7 +16509,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     return status;
 }
 
-/* -------------------------------------------------------------------------------------------------------- fit */
+/* ---------------------------------------------------------------------------------------------------- fit */
 
 /* A line of metrics.csv. A value that is not a finite float is NaN. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
@@ -16518,13 +16527,13 @@ typedef struct tt__fit {
     bool best_by_metric;         /* this, and not the loss, tells the best validation */
     tt_fit_options o;
     tt_progress p;
-    int64_t steps, first_step;   /* of an epoch; done when tt_fit began                                              */
-    double started, saved;       /* seconds on the clock; `started` moves on by what validation takes                 */
-    double items, flops, peak;   /* since tt_fit began; the machine's                                        */
-    size_t bytes;                /* of the arena                                                            */
+    int64_t steps, first_step;   /* of an epoch; done when tt_fit began */
+    double started, saved;       /* seconds on the clock; `started` moves on by what validation takes */
+    double items, flops, peak;   /* since tt_fit began; the machine's */
+    size_t bytes;                /* of the arena */
     char state[TT__PATH];
-    bool has_state;              /* the folder holds a state of this run                                    */
-    char *csv;                   /* metrics.csv so far                                                               */
+    bool has_state;              /* the folder holds a state of this run */
+    char *csv;                   /* metrics.csv so far */
     size_t csv_bytes, csv_room;
     tt__fit_point *point;
     int points, cap_points;
@@ -16612,7 +16621,8 @@ static size_t tt__fit_heading(const tt__fit *f, char to[160])
 {
     const char *metric = f->metric.name;
     tt__text text = {to, 160, 0};
-    tt__print(&text, "step,epoch,split,loss,%s%slr,grad_norm,loss_scale,skipped,bytes,seconds,%.24s_per_second\n",
+    tt__print(&text,
+              "step,epoch,split,loss,%s%slr,grad_norm,loss_scale,skipped,bytes,seconds,%.24s_per_second\n",
               metric ? metric : "", metric ? "," : "", f->unit);
     return text.length;
 }
@@ -17061,8 +17071,9 @@ static tt_status tt__fit_resume(tt__fit *f, uint64_t classes, uint64_t data)
                         f->o.folder, (long long)f->p.epoch, (long long)f->p.step, (long long)f->o.epochs,
                         (long long)f->steps);
     if (f->p.best_by && f->p.best_by != best_by)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was not told by its %s: name what told it",
-                        f->o.folder, f->best_by_metric ? f->metric.name : "loss");
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "the best model in '%s' was not told by its %s: name what told it", f->o.folder,
+                        f->best_by_metric ? f->metric.name : "loss");
     if (f->p.classes && classes && f->p.classes != classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
                         "'%s' was trained on classes with other names than those of the data at hand; the "
@@ -17094,13 +17105,15 @@ static tt_status tt__fit_begin(tt__fit *f)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
     if (f->o.best_by && strcmp(f->o.best_by, "loss") != 0 &&
         !(f->metric.name && strcmp(f->o.best_by, f->metric.name) == 0))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: best_by is '%s', neither 'loss' nor the model's metric%s%s",
-                        f->o.best_by, f->metric.name ? ", " : " (it has none)", f->metric.name ? f->metric.name : "");
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "tt_fit: best_by is '%s', neither 'loss' nor the model's metric%s%s", f->o.best_by,
+                        f->metric.name ? ", " : " (it has none)", f->metric.name ? f->metric.name : "");
     f->best_by_metric = f->metric.name && !(f->o.best_by && strcmp(f->o.best_by, "loss") == 0);
     f->p.best = f->best_by_metric && !f->metric.lower_is_better ? -INFINITY : INFINITY;
     f->p.best_loss = INFINITY;
     f->p.best_by = tt__hash(f->best_by_metric ? f->metric.name : "loss");
-    if (f->o.resume && !f->o.folder) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
+    if (f->o.resume && !f->o.folder)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
     status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
     if (status != TT_OK || !f->o.folder) return status;

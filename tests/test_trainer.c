@@ -1120,11 +1120,11 @@ TEST(damaged_states)
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
         copy_state(path, bad, NULL, NULL, NULL, 2, INT64_MAX);
         refuse(&w, bad, TT_ERR_FORMAT, "says that 9223372036854775807 steps were done");
-        for (int k = 0; k < 8; k++) { /* loss scale, good steps, skipped ones: the last of the header */
-            const int64_t values[] = {tt__double_bits(3), tt__double_bits(0.5), tt__double_bits(NAN),
-                                      tt__double_bits(0x1p41), -1, INT64_MAX, -2, INT64_MAX};
-            int back = k < 4 ? 3 : k < 6 ? 2 : 1;
-            copy_state(path, bad, NULL, NULL, NULL, (int)(sizeof(tt__state_header) / 8) - back, values[k]);
+        for (int k = 0; k < 8; k++) { /* loss scale, good steps, skipped ones: numbers 5, 3 and 4 */
+            const double scales[] = {3, 0.5, NAN, 0x1p41};
+            int64_t values[] = {0, 0, 0, 0, -1, INT64_MAX, -2, INT64_MAX};
+            memcpy(values, scales, sizeof scales);
+            copy_state(path, bad, NULL, NULL, NULL, k < 4 ? 5 : k < 6 ? 3 : 4, values[k]);
             refuse(&w, bad, TT_ERR_FORMAT, "steps were skipped, and");
         }
         refuse(&w, TEST_GOLDEN("distilbert/model.safetensors"), TT_ERR_FORMAT, "has no tensor 'tinytrain.run'");
