@@ -186,7 +186,7 @@ EMU_C_asan        := asan
 EMU_C_trace       := plain
 # Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer tensors a launch, and fewer
 # blocks, each of which does more.
-EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x80000 -DTT__TENSORS=5 -DTT__SORT_TILES=2 -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=128 -Itests/cuda_emu -I.
+EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x7f000 -DTT__TENSORS=5 -DTT__SORT_TILES=2 -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=128 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace
 EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/cuda_emu/sample.cu tinytrain_cuda.cu

@@ -479,6 +479,7 @@ typedef struct tt_plan {
     const char *device;                /* the kind that it is for: "cpu", "cuda" */
     size_t bytes;                      /* the arena: exactly this much is allocated */
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
+    size_t host_bytes;                 /* beside the arena, of the host's memory: settings and results of runs */
     /* In use while parameters are initialised or loaded: they, the resident workspace and the buffer that
        they stream through. Nothing else of the arena is touched before the first step. */
     size_t init_bytes;
@@ -1125,7 +1126,8 @@ typedef struct tt__mat { void *data; tt_dtype dtype; int64_t rows, cols, ld; } t
 
 typedef enum tt__act { TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU } tt__act;
 
-#define TT__MAX_IN 8
+#define TT__MAX_IN 9
+#define TT__RUN_IN 8 /* the operand that is the step's settings, of ops with TT__WITH_RUN                                 */
 #define TT__MAX_OUT 5
 
 /* What distinguishes two instructions of the same op. */
@@ -1138,7 +1140,7 @@ typedef enum tt__act { TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RE
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
     X(float, scale)       /* SCALE, ATTENTION; value of FILL */ \
-    X(bool, loss_scale)   /* FILL: times the run's loss scale */ \
+    X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* DROPOUT, ATTENTION */ \
     X(float, eps)         /* LAYERNORM, ADAM */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
@@ -1172,6 +1174,8 @@ typedef struct tt__instr {
     tt__segment segment;
     bool backward;      /* autodiff emitted it, or recompute for one that autodiff emitted                            */
     bool again;         /* a copy that recomputes                                                                   */
+    bool with_next;     /* runs together with the next instruction, of the same op: see tt__backend's launch          */
+    int stream;         /* 0: of computation. Work on another is only started here, and ends at its WAIT              */
     size_t workspace;   /* bytes of scratch while it runs, and their place                                          */
     size_t workspace_place;
 } tt__instr;
@@ -1184,6 +1188,9 @@ typedef struct tt__instr {
 #define TT__INPLACE1 4  /* ... of in[1]                                                                             */
 #define TT__RMW 8       /* reads and writes its outputs: optimizer steps                                            */
 #define TT__RANDOM 16   /* draws random numbers                                                                     */
+#define TT__WITH_RUN 32      /* has the step's settings as operand TT__RUN_IN: where it updates or drops out              */
+#define TT__MEAN 64     /* ... only in programs that accumulate: before the step ends, they know no number of targets */
+#define TT__ANY_SPACE 128 /* its operands may lie in the host's memory                                               */
 #define TT__BY_ROW(slots) ((slots) << 8) /* row r of out[0] depends on row r of these operands, and on no other. "row numbers",
                            i32 (rows, 1): which rows of the batch these are, when not all are computed (tt__pass_rows) */
 
@@ -1194,8 +1201,8 @@ typedef struct tt__instr {
     X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> act(x)                        */ \
     X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2)) /* a, b -> a + b                 */ \
     X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* x -> s x                                     */ \
-    X(DROPOUT, "dropout", 3, 1, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__BY_ROW(1 | 2)) /* x, [residual], [row numbers] -> y */ \
-    X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__BY_ROW(1)) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
+    X(DROPOUT, "dropout", 3, 1, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1 | 2)) /* x, [residual], [row numbers] -> y */ \
+    X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1)) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
     X(GATHER_ROWS, "gather_rows", 2, 1, 0)              /* x, index -> y                                      */ \
     X(MEAN_POOL, "mean_pool", 2, 1, 0)                  /* x, seq_start -> y                                  */ \
     X(SET_ROWS, "set_rows", 3, 1, TT__INPLACE0)     /* x, index, row -> y                                 */ \
@@ -1203,23 +1210,27 @@ typedef struct tt__instr {
     X(CROSS_ENTROPY, "cross_entropy", 3, 3, 0)          /* logits, targets, [weights] -> loss, lse, counts    */ \
     X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, 0)/* x, target, [weights] -> loss, -, counts            */ \
     X(CAST, "cast", 1, 1, 0)                            /* x -> x in another dtype                            */ \
-    X(FILL, "fill", 0, 1, 0)                                   /* -> constant                                        */ \
+    X(FILL, "fill", 1, 1, 0)                                   /* [loss scale] -> constant                           */ \
     X(LINEAR_DX, "linear_dx", 3, 1, 0)                         /* dy, w, [saved by act] -> dx act'                  */ \
     X(LINEAR_DW, "linear_dw", 2, 2, 0)                         /* dy, x -> dw, [db]                                  */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0)       /* ids, dy -> dtable                                  */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 3, TT__INPLACE0) /* dy, x, w, stats -> [dx], [dw], [db]           */ \
     X(ACTIVATION_BACKWARD, "activation_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, saved -> dx              */ \
-    X(ATTENTION_BACKWARD, "attention_backward", 8, 3, 0)       /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv */ \
+    X(ATTENTION_BACKWARD, "attention_backward", 8, 3, TT__WITH_RUN) /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv */ \
     X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0)   /* dy, index -> dx                                    */ \
     X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0)       /* dy, seq_start -> dx                                */ \
     X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow]                       */ \
-    X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1) /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
-    X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, TT__INPLACE1) /* dloss, x, target, [weights], counts -> dx */ \
-    X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, 0)   /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
+    X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
+    X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, x, target, [weights], counts -> dx */ \
+    X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, TT__WITH_RUN | TT__MEAN)  /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
     X(SUM_SQUARES, "sum_squares", 1, 1, 0)                     /* g -> sum of g^2                                    */ \
-    X(CLIP, "clip", 1, 1, 0)                                   /* sums of squares -> factor for all gradients        */ \
-    X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM)                  /* g, factor -> p, [momentum]                         */ \
-    X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM)                /* g, factor -> p, m, v                               */
+    X(ADD_COUNTS, "add_counts", 1, 1, 0)                       /* a loss's counts -> totals                          */ \
+    X(CLIP, "clip", 3, 1, TT__WITH_RUN | TT__MEAN)                  /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
+    X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM | TT__WITH_RUN)                  /* g, factor -> p, [momentum]                         */ \
+    X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN)                /* g, factor -> p, m, v                               */ \
+    X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW)                 /* (norm, factor), totals -> loss scale               */ \
+    X(COPY, "copy", 1, 1, TT__ANY_SPACE)                       /* x -> x, from one memory to another                 */ \
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE)                       /* all operands of what another stream does, what it writes first */
 
 enum {
 #define TT__ENUM(OP, name, inputs, outputs, flags) TT__OP_##OP,
@@ -1228,24 +1239,25 @@ enum {
     TT__OP_COUNT
 };
 
-typedef struct tt__run { /* the state of a run, the same for all its instructions */
+/* The step's settings, which the host writes before it runs a segment. */
+typedef struct tt__run {
     uint64_t seed;
     int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                                 */
     float lr;
-    bool accumulate;
-    double loss_norm;       /* accumulate: what gradients are divided by before the number of targets is known       */
-    double loss_scale;      /* the gradient of the loss: a power of two                                              */
+    double loss_norm;       /* in programs that accumulate: what gradients are divided by before the number of targets is known */
 } tt__run;
 
-/* Sums over the losses of a step's micro-batches so far, and what CLIP found. */
-typedef struct tt__results {
-    double loss, targets, correct;
-    float norm;             /* of the gradients, before clipping; not finite: no parameter was changed               */
-    float factor;           /* that each gradient was multiplied by                                                  */
-} tt__results;
-
-/* What a program keeps on its device from instruction to instruction beside its arena. */
-typedef struct tt__slot { tt__results results; tt__run run; } tt__slot;
+/* What a step finds, which the host reads. Instructions read and write its three parts. */
+typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* of the losses of its micro-batches so far */
+typedef struct tt__scale {
+    double scale;               /* of the gradient of the loss: a power of two                                       */
+    double good_steps, skipped; /* steps since it changed; steps without an update                                   */
+} tt__scale;
+#define TT__LOSS_SCALE_MOST 0x1p40
+typedef struct tt__clipped { /* not finite: no parameter was changed; what each gradient was multiplied by             */
+    float norm, factor;
+} tt__clipped;
+typedef struct tt__results { tt__totals totals; tt__scale scale; tt__clipped clipped; } tt__results;
 
 typedef struct tt__device tt__device; /* one that is open; what it is only its backend knows                           */
 
@@ -1254,15 +1266,15 @@ typedef struct tt__launch {
     tt_context *ctx;        /* the header's own, as is the tape: backends elsewhere do not see into them              */
     const tt_tape *tape;
     const tt__instr *instr;
-    const tt__run *run;     /* the host's; slot->run is the same on the device                                       */
-    tt__slot *slot;
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                               */
-    bool more;              /* the next launch is of the same op: for sum_squares, sgd and adam, all may be done with the last of them */
     void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                           */
-    void *resident;         /* as many as the kind's `resident` less TT__SLOTS slots; any instruction may use them   */
+    void *resident;         /* as many as the kind's `resident`; any instruction may use them                     */
 } tt__launch;
+
+/* The step's settings in the device's memory; NULL: the instruction needs none. */
+#define TT__RUN_OF(l) ((const tt__run *)(l)->in[TT__RUN_IN].data)
 
 /* linear_cross_entropy works on so many rows at a time: enough that adding to the weight's gradient each time (a read and a write of it)
    is little beside the product. Their logits are f32, and their gradients take the same place. */
@@ -1270,16 +1282,13 @@ typedef struct tt__launch {
 #define TT__LOSS_CHUNK 256
 #endif
 
-/* CUDA's resident workspace: what cuBLAS recommends on Hopper (its documentation, cublasSetWorkspace); with less it leaves its faster kernels
+/* CUDA's resident workspace: what cuBLAS recommends on Hopper (its documentation, cublasSetWorkspace), less a page for what programs keep; with less it leaves its faster kernels
    out. Instructions run one after another, so others use it too: partial sums of biases, norms, losses and squares. */
 #ifndef TT__CUDA_RESIDENT /* tests make it smaller */
-#define TT__CUDA_RESIDENT ((size_t)32 << 20)
+#define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
 /* Storages begin at multiples of 256 bytes, as those of cudaMalloc do, which is enough for any vector load. */
 #define TT__CUDA_ALIGN 256
-/* A program's slot lies at the end of its arena's resident bytes. */
-enum { TT__SLOTS = 16, TT__SLOT_BYTES = 256 };
-
 /* ---------------------------------------------------------------------------------------------- a backend's functions
    Pointers called memory are the device's: only the backend looks into them. Everything is done in the order of the calls, and may
    be done after they return, but for read, results and wait. Where a function fails it returns a status or NULL, and error() tells
@@ -1305,10 +1314,9 @@ typedef struct tt__backend {
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    tt_status (*begin)(tt__device *d, tt__slot *slot, const tt__run *run); /* before launches with other values of run    */
-    tt_status (*launch)(tt__device *d, const tt__launch *l);
-    tt_status (*collect)(tt__device *d, tt__slot *slot, const float *counts, bool first); /* adds up a loss's counts; first: of a step */
-    tt_status (*results)(tt__device *d, const tt__slot *slot, tt__results *to);
+    /* One instruction or several of one op, none of which reads what another writes: they may be done in any order and at
+       once, those of which workspace() asks for bytes one after another. */
+    tt_status (*launch)(tt__device *d, const tt__launch *l, int n);
     /* Launches after capture are recorded and not done; captured ends that, and replay does what was recorded, any number of times,
        until forget. NULL where there is no such thing. captured returns NULL where it failed, and then nothing is left. */
     tt_status (*capture)(tt__device *d);
@@ -1596,20 +1604,24 @@ static bool tt__match(const char *pattern, const char *name)
 
 /* ------------------------------------------------------------------------------------------------- dtypes */
 
+/* Of sums that a step keeps; no tensor of a user has it. */
+#define TT__F64 TT_DTYPE_COUNT
+
 size_t tt_dtype_bytes(tt_dtype dtype)
 {
     switch (dtype) {
     case TT_F32: case TT_I32: return 4;
     case TT_BF16: case TT_F16: return 2;
     case TT_U8: return 1;
+    case TT__F64: return 8;
     default: return 0;
     }
 }
 
 const char *tt_dtype_name(tt_dtype dtype)
 {
-    static const char *const names[TT_DTYPE_COUNT] = {"f32", "bf16", "f16", "i32", "u8"};
-    return (unsigned)dtype < TT_DTYPE_COUNT ? names[dtype] : "unknown dtype";
+    static const char *const names[TT_DTYPE_COUNT + 1] = {"f32", "bf16", "f16", "i32", "u8", "f64"};
+    return (unsigned)dtype <= TT__F64 ? names[dtype] : "unknown dtype";
 }
 
 static bool tt__is_float(tt_dtype dtype) { return dtype == TT_F32 || dtype == TT_BF16 || dtype == TT_F16; }
@@ -2295,7 +2307,14 @@ struct tt_param {
                                  program with it; NULL: none                                                     */
 };
 
-typedef enum tt__storage { TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE } tt__storage;
+/* STEP: the step's settings and results. */
+typedef enum tt__storage { TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP } tt__storage;
+/* In whose memory a value lies. Where the device's is the host's, instructions may use both. */
+typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
+/* Which part of a tensor a value or a home has: all of it; chunks of TT__CHUNK elements; rows or columns (dim), in
+   each of `blocks` equal blocks. axis: of ranks, the one that it is split over. */
+typedef enum tt__part_kind { TT__WHOLE, TT__FLAT, TT__ROWS, TT__COLS } tt__part_kind;
+typedef struct tt__part { tt__part_kind kind; int dim, blocks, axis; } tt__part;
 
 typedef struct tt__shape {
     tt_dtype dtype;
@@ -2308,6 +2327,8 @@ typedef struct tt__value {
     tt__shape shape;
     int64_t ld;         /* elements from one row of its storage to the next                                         */
     tt__storage storage;
+    tt__space space;
+    tt__part part;
     int32_t base;       /* the value whose storage it shares: itself unless it is a view                             */
     int64_t offset;     /* elements from the start of base                                                          */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; -1                          */
@@ -2337,6 +2358,10 @@ struct tt_tape {
     int32_t *params; int n_params, cap_params;      /* of ctx->params, the value that stands for it; 0: none          */
     uint32_t n_random;
     size_t alignment;                               /* of storages: what the kind of device that it is compiled for wants */
+    bool host;                                      /* the memory of that kind is the host's                        */
+    bool accumulate;                                /* a step has several micro-batches                              */
+    /* the step's settings and results, and views of these: tt__totals, tt__scale, tt__clipped; 0: there are none */
+    int32_t run, results, totals, scale, clipped;
     tt_status status;                               /* of the first op that failed, with its sentence                */
     char error[512];
 };
@@ -2432,6 +2457,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     v->ld = ld;
     v->needs_grad = b->needs_grad; /* views made by autodiff */
     v->persistent = b->persistent;
+    v->space = b->space;
+    v->part = b->part;
     v->param = b->param;
     return id;
 }
@@ -2760,14 +2787,14 @@ static tt_status tt__settle(tt_tape *t, int n)
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)n); /* how many to insert, then the next one's number */
+    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1)); /* how many to insert, then the next one's number */
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
-        for (int k = 0; k < n; k++) {
+        for (int k = 0; k <= n; k++) {
             int many = place[k];
             place[k] = kept;
             kept += many;
-            if (t->code[k].op >= 0) code[kept++] = t->code[k];
+            if (k < n && t->code[k].op >= 0) code[kept++] = t->code[k];
         }
         for (int k = n; k < t->n_code; k++) if (t->code[k].op >= 0) code[place[t->code[k].before]++] = t->code[k];
         tt__instr *old = t->code;
@@ -2811,15 +2838,13 @@ typedef enum tt__again {
     TT__AGAIN_KEPT       /* where in[0] is an input or a parameter                                                    */
 } tt__again;
 
-struct tt__part; /* how a tensor is split over devices */
-
 /* What is known of an op beside its row. What a block does not set is 0, false or NULL. */
 typedef struct tt__op {
     /* Checks the operands and tells the shapes of the outputs; false after tt__tape_fail. As the verifier runs it too,
        it depends on the operands only; the outputs of ops that are not recorded exist already. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
     /* How the outputs are split over devices when the operands are split so. NULL: not at all, as yet with all ops. */
-    bool (*layout)(tt_tape *t, const tt__instr *i, struct tt__part *out);
+    bool (*layout)(tt_tape *t, const tt__instr *i, tt__part *out);
     /* Emits the backward of f, a copy of the instruction; g is the complete gradient of its out[0]. NULL: it has none. */
     void (*backward)(tt__builder *b, const tt__instr *f, int32_t g);
     /* Before a run: are the integers in the operands, which are on the host, as the kernels rely on? NULL: needs none. */
@@ -2853,6 +2878,7 @@ typedef struct tt__op {
     /* A mean over targets. The loss is out[0]; out[TT__LOSS_COUNTS] has what it counted; in[TT__LOSS_TARGETS] has as
        many rows as in[0]. */
     bool loss;
+    bool waits;             /* for the end of what another stream does; in[0] is what that writes first                */
     tt__again again;
     const char *state[2];   /* names in checkpoints of out[1] and out[2], which an optimizer keeps                    */
 } tt__op;
@@ -4450,8 +4476,22 @@ static void tt__op_SUM_SQUARES(tt__op *op)
     op->cpu_scratch = tt__cpu_SUM_SQUARES;
 }
 
+static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k) /* a part of tt__results */
+{
+    const tt__shape *s = tt__in(t, i, k);
+    return (s->dtype == TT__F64 && s->rows == 1 && s->cols == 3) || tt__bad(t, i, k, "f64 (1, 3)");
+}
+
+static bool tt__shape_ADD_COUNTS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__fixed_in(t, i, 0, 1, 4)) return false;
+    tt__set_fixed(&out[0], TT__F64, 1, 3);
+    return true;
+}
+
 static bool tt__shape_CLIP(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
+    if (!tt__doubles_in(t, i, 1) || (i->in[2] && !tt__doubles_in(t, i, 2))) return false;
     tt__set_fixed(&out[0], TT_F32, 1, 2);
     return tt__float_in(t, i, 0);
 }
@@ -4459,6 +4499,25 @@ static bool tt__shape_CLIP(tt_tape *t, const tt__instr *i, tt__shape *out)
 static void tt__op_CLIP(tt__op *op)
 {
     op->shape = tt__shape_CLIP;
+    op->cpu_scratch = tt__no_bytes;
+}
+
+static void tt__op_ADD_COUNTS(tt__op *op)
+{
+    op->shape = tt__shape_ADD_COUNTS;
+    op->cpu_scratch = tt__no_bytes;
+}
+
+static bool tt__shape_LOSS_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__fixed_in(t, i, 0, 1, 2) || !tt__doubles_in(t, i, 1)) return false;
+    tt__set_fixed(&out[0], TT__F64, 1, 3);
+    return true;
+}
+
+static void tt__op_LOSS_SCALE(tt__op *op)
+{
+    op->shape = tt__shape_LOSS_SCALE;
     op->cpu_scratch = tt__no_bytes;
 }
 
@@ -4475,6 +4534,25 @@ static void tt__op_SGD(tt__op *op)
 }
 
 static void tt__op_ADAM(tt__op *op) { tt__op_SGD(op); }
+
+/* ------------------------------------------------------------------------------------------- memories and streams */
+
+static bool tt__shape_COPY(tt_tape *t, const tt__instr *i, tt__shape *out) { out[0] = *tt__in(t, i, 0); return true; }
+
+static void tt__op_COPY(tt__op *op)
+{
+    op->shape = tt__shape_COPY;
+    op->cpu_scratch = tt__no_bytes;
+}
+
+static bool tt__shape_WAIT(tt_tape *t, const tt__instr *i, tt__shape *out) { (void)t; (void)i; (void)out; return true; }
+
+static void tt__op_WAIT(tt__op *op)
+{
+    op->shape = tt__shape_WAIT;
+    op->cpu_scratch = tt__no_bytes;
+    op->waits = true;
+}
 
 /* ----------------------------------------------------------------------------------------------------- all of them */
 
@@ -4521,52 +4599,132 @@ static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr 
 static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const char *what, int32_t value)
 {
     char text[256];
+    if (value < 0 || value >= t->n_values) value = 0;
     return tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d (%s): %s: %s", pass, at, tt__instr_name(&t->code[at]), what,
                     tt__describe(t, value, text, sizeof text));
 }
 
-/* Every use after its definition, one definition, shapes as the rules say, dtypes of the right kind. */
+/* What the verifier knows of a storage in front of an instruction. */
+typedef struct tt__known {
+    bool defined;
+    int group;      /* the last group of instructions that run together that writes it; 0: none                      */
+    int writer;     /* the instruction of another stream that writes it and was not waited for, and one more; 0: none  */
+    int readers;    /* how many of these read it                                                                     */
+} tt__known;
+
+/* Does an instruction with the flags of its op have the step's settings as an operand? */
+static bool tt__needs_run(const tt__instr *i, bool accumulate)
+{
+    unsigned flags = tt__row(i->op)->flags;
+    return flags & TT__MEAN ? accumulate : (flags & TT__WITH_RUN) && ((flags & TT__RMW) || i->attr.dropout > 0);
+}
+
+/* What an instruction reads: values that are there, in the memory that its op can reach, and that nothing else is
+   writing at the time. */
+static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int j, const tt__known *known, int group)
+{
+    int32_t id = i->in[j];
+    const tt__op_row *op = tt__row(i->op);
+    if (id < 0 || id >= t->n_values || (j >= op->inputs && !(j == TT__RUN_IN && (op->flags & TT__WITH_RUN)))) return "operand is no value";
+    const tt__value *v = &t->values[id];
+    const tt__known *k = &known[v->base];
+    if (!k->defined) return "reads a value that nothing has written";
+    if (v->space == TT__HOST && !t->host && !(op->flags & TT__ANY_SPACE)) return "cannot read the host's memory";
+    if (j == TT__RUN_IN && id != t->run) return "operand is not the step's settings";
+    if (k->group == group) return "reads what an instruction that it runs together with writes";
+    return k->writer && !tt__op_of(t, i)->waits ? "is not waited for before it is read" : NULL;
+}
+
+static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule, const tt__known *known)
+{
+    const tt__op_row *op = tt__row(i->op);
+    const tt__value *v = &t->values[i->out[j]];
+    const tt__known *k = &known[v->base];
+    bool updates = (op->flags & TT__RMW) != 0, adds = i->add >> j & 1, reads = adds || updates || (i->add_later >> j & 1);
+    bool other_dtype = tt__is_float(rule->dtype) != tt__is_float(v->shape.dtype) || (v->pinned_f32 && v->shape.dtype != TT_F32);
+    if (j >= op->outputs || !rule->rows) return "writes an output that it has not";
+    if (!tt__same_rows(rule, &v->shape) || rule->cols != v->shape.cols) return "result has another shape than its rule says";
+    if (other_dtype) return "result has the wrong dtype";
+    if (v->space == TT__HOST && !t->host && !(op->flags & TT__ANY_SPACE)) return "cannot write the host's memory";
+    if (!updates && (v->storage == TT__INPUT || v->storage == TT__PARAMETER || i->out[j] == t->run)) return "overwrites";
+    if (adds && !k->defined) return "adds to a value that nothing has written";
+    if (!reads && v->base == i->out[j] && k->defined) return "writes a value a second time";
+    if (k->writer || k->readers) return "is not waited for before it is written";
+    return NULL;
+}
+
+/* Ends the work whose first output is in[0]: every operand of it must be one of the WAIT's, which so keeps it. */
+static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__known *known)
+{
+    int at = known[t->values[i->in[0]].base].writer - 1;
+    const tt__instr *work = &t->code[tt__max(0, at)];
+    if (at < 0 || i->in[0] != work->out[0]) return "waits for nothing that is under way";
+    if (i->stream || i->segment != work->segment) return "waits in another segment or stream";
+    for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+        int32_t id = j < TT__MAX_IN ? work->in[j] : work->out[j - TT__MAX_IN];
+        bool kept = !id;
+        for (int m = 0; m < TT__MAX_IN; m++) kept |= i->in[m] == id;
+        if (!kept) return "does not keep all operands of what it waits for";
+        if (!id) continue;
+        if (j < TT__MAX_IN) known[t->values[id].base].readers--;
+        else known[t->values[id].base].writer = 0;
+    }
+    return NULL;
+}
+
+/* Every use after its definition, one definition, shapes as the rules say, dtypes of the right kind; work of other
+   streams has one WAIT, before which nothing uses what it writes or changes what it reads. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
+    int group = 1, under_way = 0;
     if (!t->ctx->options.verify) return TT_OK;
-    bool *defined = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
-    if (!defined) return TT_ERR_MEMORY;
+    tt__known *known = (tt__known *)tt__calloc(t->ctx, sizeof *known * (size_t)t->n_values);
+    if (!known) return TT_ERR_MEMORY;
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
-        defined[v] = x->base == v && (x->storage == TT__INPUT || x->storage == TT__PARAMETER || x->storage == TT__STATE);
+        const tt__value *x = &t->values[v];
+        bool given = x->storage == TT__INPUT || x->storage == TT__PARAMETER || x->storage == TT__STATE || v == t->run;
+        known[v].defined = x->base == v && (given || (x->storage == TT__STEP && x->persistent));
     }
     for (int k = 0; k < t->n_code && status == TT_OK; k++) {
         const tt__instr *i = &t->code[k];
-        const tt__op_row *op = tt__row(i->op);
         tt__shape shape[TT__MAX_OUT];
-        if (k && i->segment < i[-1].segment) status = tt__verify_fail(t, pass, k, "stands behind those of a later segment", 0);
-        for (int j = 0; j < TT__MAX_IN && status == TT_OK; j++) {
-            if (!i->in[j]) continue;
-            if (i->in[j] < 0 || i->in[j] >= t->n_values || j >= op->inputs) status = tt__verify_fail(t, pass, k, "operand is no value", 0);
-            else if (!defined[t->values[i->in[j]].base]) status = tt__verify_fail(t, pass, k, "reads a value that nothing has written", i->in[j]);
-        }
-        for (int j = 0; j < TT__MAX_OUT && status == TT_OK; j++)
-            if (i->out[j] < 0 || i->out[j] >= t->n_values) status = tt__verify_fail(t, pass, k, "result is no value", 0);
-        if (status != TT_OK) break;
-        if (!tt__shape_of(t, i, shape)) {
+        const char *wrong = NULL;
+        int32_t which = 0;
+        if (k && i->segment < i[-1].segment) wrong = "stands behind those of a later segment";
+        if (i->with_next && (k + 1 == t->n_code || i[1].op != i->op || i[1].segment != i->segment || i->stream || i[1].stream))
+            wrong = "runs together with one of another op";
+        for (int j = 0; j < TT__MAX_IN && !wrong; j++)
+            if ((which = i->in[j]) != 0) wrong = tt__verify_operand(t, i, j, known, group);
+        for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
+            if ((which = i->out[j]) < 0 || which >= t->n_values) { wrong = "result is no value"; which = 0; }
+        if (!wrong && !tt__shape_of(t, i, shape)) {
             status = tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d: %s", pass, k, t->error);
             break;
         }
-        for (int j = 0; j < TT__MAX_OUT && status == TT_OK; j++) {
-            if (!i->out[j]) continue;
-            const tt__value *v = &t->values[i->out[j]];
-            bool reads = (i->add >> j & 1) || (op->flags & TT__RMW) || (i->add_later >> j & 1);
-            if (j >= op->outputs || !shape[j].rows) status = tt__verify_fail(t, pass, k, "writes an output that it has not", i->out[j]);
-            else if (!tt__same_rows(&shape[j], &v->shape) || shape[j].cols != v->shape.cols) status = tt__verify_fail(t, pass, k, "result has another shape than its rule says", i->out[j]);
-            else if (tt__is_float(shape[j].dtype) != tt__is_float(v->shape.dtype) || (v->pinned_f32 && v->shape.dtype != TT_F32)) status = tt__verify_fail(t, pass, k, "result has the wrong dtype", i->out[j]);
-            else if (!(op->flags & TT__RMW) && (v->storage == TT__INPUT || v->storage == TT__PARAMETER)) status = tt__verify_fail(t, pass, k, "overwrites", i->out[j]);
-            else if ((i->add >> j & 1) && !defined[v->base]) status = tt__verify_fail(t, pass, k, "adds to a value that nothing has written", i->out[j]);
-            else if (!reads && v->base == i->out[j] && defined[v->base]) status = tt__verify_fail(t, pass, k, "writes a value a second time", i->out[j]);
-            defined[v->base] = true;
+        for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
+            if ((which = i->out[j]) != 0) wrong = tt__verify_result(t, i, j, &shape[j], known);
+        if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(i, t->accumulate)) { wrong = "lacks the step's settings"; which = t->run; }
+        if (!wrong && tt__op_of(t, i)->waits) {
+            which = i->in[0];
+            wrong = tt__verify_wait(t, i, known);
+            under_way--;
         }
+        if (!wrong && i->stream && !i->out[0]) { wrong = "is of another stream and writes nothing"; which = 0; }
+        if (wrong) status = tt__verify_fail(t, pass, k, wrong, which);
+        for (int j = 0; j < TT__MAX_IN && i->stream && !wrong; j++) if (i->in[j]) known[t->values[i->in[j]].base].readers++;
+        for (int j = 0; j < TT__MAX_OUT && !wrong; j++) {
+            tt__known *x = &known[t->values[i->out[j]].base];
+            x->defined = true;
+            x->group = group;
+            if (i->stream && i->out[j]) x->writer = k + 1;
+        }
+        under_way += i->stream != 0;
+        group += !i->with_next;
     }
-    tt__free(t->ctx, defined);
+    for (int32_t v = 1; v < t->n_values && under_way && status == TT_OK; v++)
+        if (known[v].writer) status = tt__verify_fail(t, pass, known[v].writer - 1, "is never waited for", v);
+    tt__free(t->ctx, known);
     return status;
 }
 
@@ -4584,7 +4742,7 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
         return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s", tt__describe(t, root, what, sizeof what));
     int32_t seed = tt__new_gradient(&b, root);
     tt__fill(&b, seed, 1);
-    if (b.ok) t->code[t->n_code - 1].attr.loss_scale = true;
+    if (b.ok) t->code[t->n_code - 1].in[0] = t->scale;
     for (int k = forward - 1; k >= 0 && b.ok; k--) {
         tt__instr f = t->code[k];
         int32_t g = t->values[f.out[0]].grad;
@@ -4985,6 +5143,62 @@ static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy)
     return tt__settle(t, n);
 }
 
+/* ------------------------------------------------------------------------------------------------------- step */
+
+static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int32_t of, int64_t offset, const char *name)
+{
+    tt__shape shape;
+    tt__set_fixed(&shape, dtype, 1, cols);
+    if (of) return tt__new_view(t, of, &shape, offset, cols, name);
+    int32_t id = tt__new_value(t, &shape, TT__STEP, "%s", name);
+    if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE; /* which the host reads and writes faster */
+    return id;
+}
+
+/* Where a step's losses are summed up and, if it trains, its norm and loss scale. */
+static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
+{
+    t->results = tt__new_step_value(t, TT__F64, (int64_t)(sizeof(tt__results) / 8), 0, 0, "step results");
+    if (!t->results) return TT_ERR_MEMORY;
+    t->values[t->results].keep = true;
+    t->values[t->results].persistent = t->accumulate || scales;
+    t->totals = tt__new_step_value(t, TT__F64, 3, t->results, 0, "totals");
+    if (scales) t->scale = tt__new_step_value(t, TT__F64, 3, t->results, (int64_t)(offsetof(tt__results, scale) / 8), "loss scale");
+    if (train) t->clipped = tt__new_step_value(t, TT_F32, 2, t->results, (int64_t)(offsetof(tt__results, clipped) / 8), "gradient norm and factor");
+    return t->totals && (t->scale || !scales) && (t->clipped || !train) ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* Adds up what each loss counts. */
+static tt_status tt__pass_counts(tt_tape *t)
+{
+    bool first = true;
+    int n = tt__index(t);
+    for (int k = 0; k < n && t->results; k++) {
+        if (!tt__op_of(t, &t->code[k])->loss) continue;
+        tt__instr add = tt__new_instr(TT__OP_ADD_COUNTS);
+        add.in[0] = t->code[k].out[TT__LOSS_COUNTS];
+        add.out[0] = t->totals;
+        add.add = !first;
+        add.add_later = first && t->accumulate;
+        add.backward = t->code[k].backward;
+        first = false;
+        if (!tt__insert(t, k + 1, &add)) return TT_ERR_MEMORY;
+    }
+    return tt__settle(t, n);
+}
+
+/* Gives the step's settings to the instructions that need them. */
+static tt_status tt__pass_settings(tt_tape *t)
+{
+    for (int k = 0; k < t->n_code; k++) {
+        if (!tt__needs_run(&t->code[k], t->accumulate)) continue;
+        if (!t->run) t->run = tt__new_step_value(t, TT_U8, sizeof(tt__run), 0, 0, "step settings");
+        if (!t->run) return TT_ERR_MEMORY;
+        t->code[k].in[TT__RUN_IN] = t->run;
+    }
+    return TT_OK;
+}
+
 /* ----------------------------------------------------------------------------------------------------- update */
 
 static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
@@ -5005,8 +5219,8 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* Global norm, clipping, and one optimizer instruction for each parameter with a gradient. */
-static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, int32_t *norms, int32_t *norm_and_factor)
+/* Global norm, clipping, one optimizer instruction for each parameter with a gradient, and the next loss scale. */
+static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, const tt_loss_scale *scale)
 {
     tt__builder b = {t, false, true, TT__EACH_STEP, false};
     tt__shape shape;
@@ -5014,30 +5228,28 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, int3
     for (int32_t v = 1; v < values; v++) n += t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;
     tt__set_fixed(&shape, TT_F32, n, 1);
     int32_t squares = tt__new_value(t, &shape, TT__TRANSIENT, "squared gradient norms");
-    tt__set_fixed(&shape, TT_F32, 1, 2);
-    int32_t factor = tt__new_value(t, &shape, TT__TRANSIENT, "gradient norm and factor");
-    if (!squares || !factor) return TT_ERR_MEMORY;
-    t->values[squares].pinned_f32 = t->values[factor].pinned_f32 = true;
-    t->values[squares].keep = t->values[factor].keep = true;
-    *norms = squares;
-    *norm_and_factor = factor;
+    if (!squares) return TT_ERR_MEMORY;
+    t->values[squares].pinned_f32 = t->values[squares].keep = true;
     for (int32_t v = 1, k = 0; v < values && b.ok; v++) {
         if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v || !t->values[v].grad) continue;
         int32_t g = t->values[v].grad;
         tt__instr *i = tt__emit(&b, TT__OP_SUM_SQUARES);
         tt__set_fixed(&shape, TT_F32, 1, 1);
-        int32_t slot = i ? tt__new_view(t, squares, &shape, k++, 1, t->values[g].name) : 0;
-        if (!slot) return TT_ERR_MEMORY;
+        int32_t square = i ? tt__new_view(t, squares, &shape, k++, 1, t->values[g].name) : 0;
+        if (!square) return TT_ERR_MEMORY;
         i = &t->code[t->n_code - 1];
         i->in[0] = g;
-        i->out[0] = slot;
+        i->out[0] = square;
+        i->with_next = k < n;
     }
     tt__instr *clip = tt__emit(&b, TT__OP_CLIP);
     if (!clip) return TT_ERR_MEMORY;
     clip->attr.clip_norm = o->clip_norm;
     clip->in[0] = squares;
-    clip->out[0] = factor;
-    for (int32_t v = 1; v < values && b.ok; v++) {
+    clip->in[1] = t->totals;
+    clip->in[2] = t->scale;
+    clip->out[0] = t->clipped;
+    for (int32_t v = 1, k = 0; v < values && b.ok; v++) {
         if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v || !t->values[v].grad) continue;
         bool adam = o->kind != TT_SGD;
         int32_t first = adam || o->momentum != 0 ? tt__new_state(&b, v, adam ? "m" : "momentum") : 0;
@@ -5045,7 +5257,7 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, int3
         tt__instr *i = tt__emit(&b, adam ? TT__OP_ADAM : TT__OP_SGD);
         if (!i) return TT_ERR_MEMORY;
         i->in[0] = t->values[v].grad;
-        i->in[1] = factor;
+        i->in[1] = t->clipped;
         i->out[0] = v;
         i->out[1] = first;
         i->out[2] = second;
@@ -5055,8 +5267,18 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, int3
         i->attr.beta2 = o->beta2;
         i->attr.eps = o->eps;
         i->attr.nesterov = o->nesterov;
+        i->with_next = ++k < n;
     }
-    return b.ok ? TT_OK : TT_ERR_MEMORY;
+    if (!t->scale) return b.ok ? TT_OK : TT_ERR_MEMORY;
+    tt__instr *next = tt__emit(&b, TT__OP_LOSS_SCALE);
+    if (!next) return TT_ERR_MEMORY;
+    next->in[0] = t->clipped;
+    next->in[1] = t->totals;
+    next->out[0] = t->scale;
+    next->attr.growth = scale->growth;
+    next->attr.backoff = scale->backoff;
+    next->attr.interval = scale->interval;
+    return TT_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------ prune */
@@ -5074,6 +5296,7 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         tt__instr *i = &t->code[k];
         bool live = false;
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
+        live |= tt__op_of(t, i)->waits && needed[t->values[i->in[0]].base];
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
         for (int o = 1; o < TT__MAX_OUT && live && drop_saved; o++) {
             const tt__value *x = &t->values[i->out[o]];
@@ -5105,16 +5328,17 @@ typedef struct tt__box {
     size_t bytes, place;
     int32_t value;  /* base value, or 0: the workspace of instruction `first` */
     int merged;     /* index of the box whose place it takes over; itself if none */
+    tt__space space;
 } tt__box;
 
-/* The largest sum of bytes alive at once, of boxes of at least `least` bytes, and where it is. */
-static size_t tt__max_live(const tt__box *box, int n, int instructions, size_t least, tt_context *ctx, int *at)
+/* The largest sum of bytes alive at once in a space, of boxes of at least `least` bytes, and where it is. */
+static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t least, tt_context *ctx, int *at)
 {
     int64_t *change = (int64_t *)tt__calloc(ctx, sizeof *change * ((size_t)instructions + 1));
     size_t live = 0, most = 0;
     if (!change) return SIZE_MAX;
     for (int k = 0; k < n; k++) {
-        if (box[k].merged != k || box[k].bytes < least) continue;
+        if (box[k].merged != k || box[k].space != space || box[k].bytes < least) continue;
         change[box[k].first] += (int64_t)box[k].bytes;
         change[box[k].last + 1] -= (int64_t)box[k].bytes;
     }
@@ -5290,36 +5514,41 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
     }
 }
 
-/* Places the n boxes (those merged into another take its place). *height: bytes needed; *bound: the largest sum of live bytes. Orders are
-   tried until one is within 1/256 of the bound, with the boxes that matter; those below 1/1024 of it then find room between these. */
-static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, size_t *height, size_t *bound, int *peak_at)
+/* Places those of the n boxes that lie in a space (those merged into another take its place). *height: bytes needed;
+   *bound: the largest sum of live bytes. Orders are tried until one is within 1/256 of the bound, with the boxes that
+   matter; those below 1/1024 of it then find room between these. */
+static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space, size_t *height, size_t *bound, int *peak_at)
 {
     int *order = (int *)tt__alloc(ctx, sizeof(int) * (size_t)(n + 1) * 2), large = 0, all, winner = 0, at;
     tt__taken taken;
-    bool room = tt__taken_open(ctx, &taken, instructions);
-    *bound = tt__max_live(box, n, instructions, 0, ctx, peak_at);
+    bool room = tt__taken_open(ctx, &taken, instructions) && order;
+    *bound = tt__max_live(box, n, instructions, space, 0, ctx, peak_at);
+    size_t least = *bound / 1024, goal = tt__max_live(box, n, instructions, space, least, ctx, &at), best = SIZE_MAX;
+    room = room && *bound != SIZE_MAX && goal != SIZE_MAX;
+    all = 0;
+    for (int small = 0; small < 2; small++) {
+        for (int k = 0; k < n && room; k++)
+            if (box[k].merged == k && box[k].space == space && box[k].bytes && (box[k].bytes < least) == small) order[all++] = k;
+        if (!small) large = all;
+    }
+    for (int attempt = 0; room && attempt < 2 * TT__ORDERS && best > goal + goal / 256; attempt++) {
+        tt__sort_boxes(box, order, order + n, large, attempt / 2, *peak_at);
+        size_t h = tt__place_in_order(box, order, large, attempt % 2 == 1, best - 1, &taken);
+        room = h != SIZE_MAX;
+        if (h >= best) continue;
+        best = h;
+        winner = attempt;
+    }
     *height = SIZE_MAX;
-    size_t least = *bound / 1024, goal = tt__max_live(box, n, instructions, least, ctx, &at), best = SIZE_MAX;
-    if (order && room && *bound != SIZE_MAX && goal != SIZE_MAX) {
-        for (int k = 0; k < n; k++) if (box[k].merged == k && box[k].bytes && box[k].bytes >= least) order[large++] = k;
-        all = large;
-        for (int k = 0; k < n; k++) if (box[k].merged == k && box[k].bytes && box[k].bytes < least) order[all++] = k;
-        for (int attempt = 0; attempt < 2 * TT__ORDERS && best > goal + goal / 256; attempt++) {
-            tt__sort_boxes(box, order, order + n, large, attempt / 2, *peak_at);
-            size_t h = tt__place_in_order(box, order, large, attempt % 2 == 1, best - 1, &taken);
-            if (h == SIZE_MAX) room = false;
-            if (h >= best) continue;
-            best = h;
-            winner = attempt;
-        }
+    if (room) {
         tt__sort_boxes(box, order, order + n, large, winner / 2, *peak_at);
         tt__sort_boxes(box, order + large, order + n, all - large, 0, *peak_at);
-        if (room) *height = tt__place_in_order(box, order, all, winner % 2 == 1, SIZE_MAX, &taken);
-        for (int k = 0; k < n; k++) {
-            int root = k;
-            while (box[root].merged != root) root = box[root].merged;
-            box[k].place = box[root].place;
-        }
+        *height = tt__place_in_order(box, order, all, winner % 2 == 1, SIZE_MAX, &taken);
+    }
+    for (int k = 0; k < n; k++) {
+        int root = k;
+        while (box[root].merged != root) root = box[root].merged;
+        box[k].place = box[root].place;
     }
     tt__taken_close(&taken);
     tt__free(ctx, order);
@@ -5351,50 +5580,49 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
                     tt__describe(t, largest, what, sizeof what));
 }
 
-/* Lifetimes of the transient storages and workspaces of a tape. *box is released by the caller. */
+static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, size_t bytes, int first, int last)
+{
+    box[at].first = first;
+    box[at].last = last;
+    box[at].bytes = tt__align_to(bytes, t->alignment);
+    box[at].value = value;
+    box[at].merged = at;
+    box[at].space = value ? t->values[value].space : TT__DEVICE;
+}
+
+/* Lifetimes of the transient storages and workspaces of a tape. *box is released by the caller. Instructions that run
+   together need their operands from the first of them to the last; work of other streams has operands until its WAIT,
+   which reads them. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
     tt_context *ctx = t->ctx;
-    size_t most = (size_t)t->n_values + (size_t)t->n_code;
-    tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * most);
+    const int end = t->n_code > 0 ? t->n_code - 1 : 0;
+    tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
     int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* box of each base value */
-    int n = 0;
+    int n = 0, group = 0, group_end = 0; /* of the instructions that run together */
     *out = box;
     if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
     for (int32_t v = 0; v < t->n_values; v++) of[v] = -1;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
+        if (k == 0 || !i[-1].with_next) group = group_end = k;
+        while (t->code[group_end].with_next) group_end++;
         for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
             int32_t id = j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
             if (!id) continue;
             int32_t base = t->values[id].base;
             const tt__value *v = &t->values[base];
             if (v->persistent) continue;
-            if (of[base] < 0) {
-                of[base] = n;
-                box[n].first = v->storage == TT__INPUT ? 0 : k; /* inputs are set before the run */
-                box[n].bytes = tt__arena_bytes(t, v);
-                box[n].value = base;
-                box[n].merged = n;
-                n++;
-            }
-            box[of[base]].last = v->keep || base == t->values[root].base ? t->n_code - 1 : k;
+            bool given = v->storage == TT__INPUT || base == t->run; /* the host writes it before the run */
+            if (of[base] < 0) tt__new_box(t, box, of[base] = n++, base, tt__storage_bytes(v), given ? 0 : group, 0);
+            box[of[base]].last = v->keep || base == t->values[root].base ? end : group_end;
         }
-        if (i->workspace) {
-            box[n].first = box[n].last = k;
-            box[n].bytes = tt__align_to(i->workspace, t->alignment);
-            box[n].merged = n;
-            n++;
-        }
+        if (i->workspace) tt__new_box(t, box, n++, 0, i->workspace, k, k);
     }
     for (int32_t v = 1; v < t->n_values; v++) { /* inputs that no instruction reads, but tt_get may */
-        if (t->values[v].storage != TT__INPUT || t->values[v].base != v || of[v] >= 0 || !(t->values[v].keep || v == t->values[root].base)) continue;
-        of[v] = n;
-        box[n].last = t->n_code > 0 ? t->n_code - 1 : 0;
-        box[n].bytes = tt__arena_bytes(t, &t->values[v]);
-        box[n].value = v;
-        box[n].merged = n;
-        n++;
+        const tt__value *x = &t->values[v];
+        if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !(x->keep || v == t->values[root].base)) continue;
+        tt__new_box(t, box, of[v] = n++, v, tt__storage_bytes(x), 0, end);
     }
     /* In place: out[0] begins where in[j] ends. Chains of several links merge into the first. */
     for (int k = 0; k < t->n_code; k++) {
@@ -5405,7 +5633,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         for (int j = 0; j < 2; j++) {
             int32_t x = i->in[j];
             if (!(flags & (j ? TT__INPLACE1 : TT__INPLACE0)) || !x || t->values[x].base != x || of[x] < 0) continue;
-            if (box[of[x]].last != k || box[of[x]].bytes != box[of[y]].bytes) continue;
+            if (box[of[x]].last != k || box[of[x]].bytes != box[of[y]].bytes || box[of[x]].space != box[of[y]].space) continue;
             if (t->values[x].shape.dtype != t->values[y].shape.dtype || t->values[x].shape.cols != t->values[y].shape.cols) continue;
             bool read_twice = false;
             for (int m = 0; m < TT__MAX_IN; m++) read_twice |= m != j && i->in[m] && t->values[i->in[m]].base == x;
@@ -5434,8 +5662,8 @@ static bool tt__overlaps(const tt__taken *t, const tt__box *b)
     return false;
 }
 
-/* No two storages that are alive together overlap, and all lie inside. */
-static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, size_t height)
+/* No two storages of a space that are alive together overlap, and all lie inside. */
+static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__space space, size_t height)
 {
     tt_status status = TT_OK;
     tt__taken taken;
@@ -5445,12 +5673,13 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, size_t
     if (!tt__taken_open(t->ctx, &taken, end) || !tt__taken_clear(&taken)) status = TT_ERR_MEMORY;
     for (int k = 0; k < n && status == TT_OK; k++) {
         const tt__box *b = &box[k];
+        if (b->space != space) continue;
         if (b->place % t->alignment || b->place > height || b->bytes > height - b->place) {
             status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its region of %zu",
                               k, b->bytes, b->place, height);
         } else if (b->merged == k && b->bytes && tt__overlaps(&taken, b)) {
             int other = 0;
-            while (box[other].merged != other || box[other].last < b->first || box[other].first > b->last ||
+            while (box[other].merged != other || box[other].space != space || box[other].last < b->first || box[other].first > b->last ||
                    box[other].place >= b->place + b->bytes || box[other].place + box[other].bytes <= b->place) other++;
             status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and overlap", k, other);
         } else if (b->merged == k && b->bytes && !tt__take(&taken, b, 1, 0, taken.leaves)) {
@@ -5694,7 +5923,8 @@ static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
 
 static uint64_t tt__dropout_key(const tt__launch *l)
 {
-    return tt__stream_key(l->run->seed, TT__RANDOM_DROPOUT, (uint64_t)l->run->step, (uint64_t)l->run->micro << 32 | l->instr->random);
+    const tt__run *run = TT__RUN_OF(l);
+    return !run ? 0 : tt__stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step, (uint64_t)run->micro << 32 | l->instr->random);
 }
 
 /* The key's words in the ten rounds of Philox, two a round. */
@@ -8209,7 +8439,7 @@ TT__FN tt_status TT__K(run_ADD)(const tt__launch *l) { tt__for_rows(l, l->out[0]
 
 TT__FN void TT__K(fill_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
-    float x = l->instr->attr.scale * (l->instr->attr.loss_scale ? (float)l->run->loss_scale : 1.0f);
+    float x = l->instr->attr.scale * (l->in[0].data ? (float)((const tt__scale *)l->in[0].data)->scale : 1.0f);
     uint16_t half = l->out[0].dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
     (void)scratch;
     for (int64_t r = from; r < to; r++) {
@@ -8791,7 +9021,7 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
 /* What a row's gradient is multiplied by: upstream gradient / number of targets. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
-    double norm = l->run->accumulate ? l->run->loss_norm : ((const float *)counts->data)[1];
+    double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[1];
     return norm > 0 ? (float)(*(const float *)l->in[0].data / norm) : 0.0f;
 }
 
@@ -8967,7 +9197,8 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
     uint16_t *h = (uint16_t *)m->data + from;
     uint64_t keys[20];
     if (m->dtype == TT_F32) return;
-    tt__philox_keys(tt__stream_key(l->run->seed, TT__RANDOM_ROUNDING, (uint64_t)l->run->step, (uint64_t)which << 32 | l->instr->random), keys);
+    const tt__run *run = TT__RUN_OF(l);
+    tt__philox_keys(tt__stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step, (uint64_t)which << 32 | l->instr->random), keys);
     if (m->dtype == TT_BF16) TT__K(round_row)(h, x, TT_BF16, n, keys, (uint64_t)from / 8);
     else TT__K(round_row)(h, x, TT_F16, n, keys, (uint64_t)from / 8);
 }
@@ -8997,31 +9228,72 @@ TT__FN tt_status TT__K(run_SUM_SQUARES)(const tt__launch *l)
     return TT_OK;
 }
 
+TT__FN tt_status TT__K(run_ADD_COUNTS)(const tt__launch *l)
+{
+    const float *counts = (const float *)l->in[0].data;
+    double *totals = (double *)l->out[0].data; /* tt__totals */
+    for (int k = 0; k < 3; k++) totals[k] = (l->add[0] ? totals[k] : 0) + counts[k];
+    return TT_OK;
+}
+
 /* Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_). */
 TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 {
     const float *squares = (const float *)l->in[0].data;
-    double sum = 0;
+    const tt__totals *totals = (const tt__totals *)l->in[1].data;
+    const tt__run *run = TT__RUN_OF(l);
+    double sum = 0, clip_norm = l->instr->attr.clip_norm;
     for (int64_t k = 0; k < l->in[0].rows; k++) sum += squares[k];
-    const tt__results *r = &l->slot->results;
-    double scale = (l->run->accumulate ? l->run->loss_norm / r->targets : 1) / l->run->loss_scale, norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(r->loss) || !(r->targets > 0)) norm = NAN; /* nothing is updated */
-    if (l->instr->attr.clip_norm > 0 && l->instr->attr.clip_norm < norm + 1e-6) factor *= l->instr->attr.clip_norm / (norm + 1e-6);
-    ((float *)l->out[0].data)[0] = l->slot->results.norm = (float)norm;
-    ((float *)l->out[0].data)[1] = l->slot->results.factor = (float)factor;
+    double scale = (run ? run->loss_norm / totals->targets : 1) / (l->in[2].data ? ((const tt__scale *)l->in[2].data)->scale : 1);
+    double norm = sqrt(sum) * scale, factor = scale;
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* nothing is updated */
+    if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
+    ((tt__clipped *)l->out[0].data)->norm = (float)norm;
+    ((tt__clipped *)l->out[0].data)->factor = (float)factor;
     return TT_OK;
 }
+
+/* The loss scale falls where gradients overflowed, and rises after `interval` steps where none did. It stays where
+   that is not its fault (the loss itself is not finite, or nothing was counted) or cannot be helped (it is 1). */
+TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
+{
+    const tt__totals *totals = (const tt__totals *)l->in[1].data;
+    const tt__attr *a = &l->instr->attr;
+    tt__scale *s = (tt__scale *)l->out[0].data;
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) return TT_OK;
+    if (isfinite(((const tt__clipped *)l->in[0].data)->norm)) {
+        if (++s->good_steps < a->interval) return TT_OK;
+        s->scale = fmin(s->scale * a->growth, TT__LOSS_SCALE_MOST);
+    } else {
+        if (s->scale * a->backoff < 1) return TT_OK;
+        s->scale *= a->backoff;
+        s->skipped++;
+    }
+    s->good_steps = 0;
+    return TT_OK;
+}
+
+/* The backend's copies wait for nothing, so that there is nothing to be waited for. */
+TT__FN tt_status TT__K(run_COPY)(const tt__launch *l)
+{
+    size_t bytes = (size_t)l->in[0].cols * tt_dtype_bytes(l->in[0].dtype);
+    for (int64_t r = 0; r < l->in[0].rows; r++) memcpy(tt__at(&l->out[0], r), tt__at(&l->in[0], r), bytes);
+    return TT_OK;
+}
+
+TT__FN tt_status TT__K(run_WAIT)(const tt__launch *l) { (void)l; return TT_OK; }
 
 TT__FN void TT__K(adam_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     const tt__attr *a = &l->instr->attr;
+    const tt__run *run = TT__RUN_OF(l);
     int64_t n = to - from, c = 0;
-    double t = (double)l->run->step + 1;
+    double t = (double)run->step + 1;
     const float *g = TT__K(chunk_in)(&l->in[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 0));
     float *p = TT__K(chunk_in)(&l->out[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 1));
     float *m = TT__K(chunk_in)(&l->out[1], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 2));
     float *v = TT__K(chunk_in)(&l->out[2], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 3));
-    float factor = ((const float *)l->in[1].data)[1], lr = l->run->lr, b1 = a->beta1, b2 = a->beta2;
+    float factor = ((const float *)l->in[1].data)[1], lr = run->lr, b1 = a->beta1, b2 = a->beta2;
     float step = (float)(lr / (1 - pow(b1, t))), root = (float)(1 / sqrt(1 - pow(b2, t)));
     float l2 = a->decoupled ? 0 : a->weight_decay, keep = a->decoupled ? 1 - lr * a->weight_decay : 1;
     for (; c < n; c += TT__LANES) {
@@ -9047,11 +9319,12 @@ TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l)
 TT__FN void TT__K(sgd_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     const tt__attr *a = &l->instr->attr;
+    const tt__run *run = TT__RUN_OF(l);
     int64_t n = to - from;
     const float *g = TT__K(chunk_in)(&l->in[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 0));
     float *p = TT__K(chunk_in)(&l->out[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 1));
     float *m = l->out[1].data ? TT__K(chunk_in)(&l->out[1], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 2)) : NULL;
-    float factor = ((const float *)l->in[1].data)[1], lr = l->run->lr;
+    float factor = ((const float *)l->in[1].data)[1], lr = run->lr;
     for (int64_t c = 0; c < n; c += TT__LANES) {
         int64_t left = tt__min(TT__LANES, n - c);
         tt__vf P = TT__K(load_n)(p + c, left), G = TT__K(load_n)(g + c, left) * factor + P * a->weight_decay;
@@ -9140,7 +9413,6 @@ typedef struct tt__arena {
     size_t budget;      /* the least memory_budget of its programs; 0: none                                          */
     tt__home *home;     /* by the index of the parameter                                                             */
     int n_homes;
-    unsigned slots;     /* bit k: slot k is in use                                                                   */
     const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's          */
 } tt__arena;
 
@@ -9235,21 +9507,15 @@ static tt_status tt__cpu_init(tt__device *d, void *memory, tt_dtype dtype, int64
 }
 
 static tt_status tt__cpu_wait(tt__device *d) { (void)d; return TT_OK; }
-static tt_status tt__cpu_begin(tt__device *d, tt__slot *slot, const tt__run *run) { (void)d; slot->run = *run; return TT_OK; }
-static tt_status tt__cpu_launch(tt__device *d, const tt__launch *l) { (void)d; return tt__cpu_of(l)->isa->run[l->instr->op](l); }
-static tt_status tt__cpu_results(tt__device *d, const tt__slot *slot, tt__results *to) { (void)d; *to = slot->results; return TT_OK; }
-static const char *tt__cpu_refuses(const tt__launch *l) { (void)l; return NULL; }
-
-static tt_status tt__cpu_collect(tt__device *d, tt__slot *slot, const float *counts, bool first)
+static tt_status tt__cpu_launch(tt__device *d, const tt__launch *l, int n)
 {
-    tt__results *r = &slot->results;
+    tt_status status = TT_OK;
     (void)d;
-    if (first) memset(r, 0, sizeof *r);
-    r->loss += counts[0];
-    r->targets += counts[1];
-    r->correct += counts[2];
-    return TT_OK;
+    for (int k = 0; k < n && status == TT_OK; k++) status = tt__cpu_of(&l[k])->isa->run[l[k].instr->op](&l[k]);
+    return status;
 }
+
+static const char *tt__cpu_refuses(const tt__launch *l) { (void)l; return NULL; }
 
 /* What follows `key` and a colon in the first line of a file that begins with key (all of the first line, with key ""); "" if there is none. */
 static void tt__line_of(const char *path, const char *key, char to[128])
@@ -9270,7 +9536,7 @@ static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity);
 
 static const tt__backend tt__cpu_backend = {
     tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init,
-    tt__cpu_copy, tt__cpu_wait, tt__cpu_mark, tt__cpu_after, tt__cpu_release_event, tt__cpu_begin, tt__cpu_launch, tt__cpu_collect, tt__cpu_results, NULL, NULL, NULL, NULL, tt__cpu_refuses, tt__cpu_describe,
+    tt__cpu_copy, tt__cpu_wait, tt__cpu_mark, tt__cpu_after, tt__cpu_release_event, tt__cpu_launch, NULL, NULL, NULL, NULL, tt__cpu_refuses, tt__cpu_describe,
 };
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
@@ -9841,12 +10107,13 @@ typedef struct tt__built {
     tt_tape *t;             /* a copy of the caller's, rewritten                                                     */
     uint64_t recorded;      /* tt__tape_hash of the caller's                                                         */
     int32_t root;
-    int32_t factor, squares;/* (gradient norm, factor); squared norm of each gradient                                */
     tt__box *box;           /* places of transient storages and workspaces                                           */
     int n_boxes;
     size_t transient;       /* bytes that these take                                                                 */
     size_t bound;           /* the largest sum of such bytes live at once ...                                        */
     int peak_at;            /* ... and the instruction where it is                                                   */
+    size_t host_persistent, host_transient; /* bytes of values in the host's memory                                  */
+    int together;           /* most instructions that run together                                                   */
 } tt__built;
 
 /* What tt_set has left of an input: nothing since the last run, its data, or data that a run or tt_set of another
@@ -9860,6 +10127,8 @@ typedef struct tt__rank {
     int inputs_set;         /* values that are TT__SET                                                               */
     char *staging;          /* buffers of all inputs; NULL on the host's device                                      */
     tt__staged *staged;     /* of each input                                                                         */
+    char *host;             /* values in the host's memory: persistent ones first                                    */
+    tt__launch *launches;   /* of instructions that run together                                                     */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run asks for                                              */
     bool never_records;     /* the device has failed to record                                                       */
@@ -9873,14 +10142,12 @@ struct tt_program {
     struct tt_program *next; /* of its arena                                                                         */
     tt__rank rank;
     tt__run run;
-    unsigned slot_bit;      /* of arena->slots                                                                       */
-    tt__slot host_slot, *slot; /* on the device; of the host's kind, host_slot                                         */
     tt__results results;    /* as read last                                                                          */
+    bool scale_set;         /* results.scale is the device's too                                                     */
     bool ready;             /* its arena and all its parameters have memory                                          */
     bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
     bool micro_failed, norm_known;
     bool zeroed;            /* tt__zero_states has run                                                               */
-    int64_t good_steps, skipped; /* steps since the loss scale changed; steps without an update                       */
     double flops;
 };
 
@@ -9929,8 +10196,6 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     if (!(o->clip_norm >= 0)) tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
-
-#define TT__LOSS_SCALE_MOST 0x1p40
 
 static bool tt__is_power_of_two(double x)
 {
@@ -10014,7 +10279,6 @@ static void tt__built_free(tt_context *ctx, tt__built *b)
 static void tt__leave_arena(tt_program *p)
 {
     tt__arena *a = p->arena;
-    a->slots &= ~p->slot_bit;
     if (a->results_of == p) a->results_of = NULL;
     tt_program **at = &a->programs;
     while (*at != p) at = &(*at)->next;
@@ -10035,6 +10299,8 @@ void tt_program_free(tt_program *p)
     for (int32_t v = 0; p->rank.staging && v < 2 * p->built.t->n_values; v++)
         if (p->rank.staged[v / 2].copied[v % 2]) a->kind->backend->release_event(a->device, p->rank.staged[v / 2].copied[v % 2]);
     if (p->rank.staging) a->kind->backend->release_host(a->device, p->rank.staging);
+    if (p->rank.host && p->settings.kind->host) tt__free(ctx, p->rank.host);
+    else if (p->rank.host) a->kind->backend->release_host(a->device, p->rank.host);
     for (int k = 0; k < TT__RECORDINGS; k++) {
         if (p->rank.recordings[k].made) a->kind->backend->forget(a->device, p->rank.recordings[k].made);
         tt__free(ctx, p->rank.recordings[k].rows);
@@ -10044,6 +10310,7 @@ void tt_program_free(tt_program *p)
     tt__free(ctx, p->rank.axis_rows);
     tt__free(ctx, p->rank.input);
     tt__free(ctx, p->rank.staged);
+    tt__free(ctx, p->rank.launches);
     tt__free(ctx, p);
 }
 
@@ -10058,18 +10325,6 @@ static void tt__mark_gradients(tt_tape *t)
         t->values[t->code[k].out[0]].needs_grad = needs;
     }
     for (int32_t v = 1; v < t->n_values; v++) t->values[v].needs_grad = t->values[t->values[v].base].needs_grad;
-}
-
-/* Counts the losses, whose counts a run reads. */
-static int tt__keep_losses(tt_tape *t)
-{
-    int losses = 0;
-    for (int k = 0; k < t->n_code; k++) {
-        if (!tt__op_of(t, &t->code[k])->loss) continue;
-        losses++;
-        t->values[t->code[k].out[TT__LOSS_COUNTS]].keep = true;
-    }
-    return losses;
 }
 
 /* The passes over a tape that ends with a loss: they add its backward and the update. */
@@ -10092,7 +10347,8 @@ static tt_status tt__run_training_passes(tt__built *b, const tt__settings *s, co
     if ((status = tt__verify(t, "recompute")) != TT_OK) return status;
     if (s->kind->host) tt__pass_fold_casts(t);
     if ((status = tt__verify(t, "fold casts")) != TT_OK) return status;
-    if ((status = tt__pass_update(t, &s->options.optimizer, &b->squares, &b->factor)) != TT_OK) return status;
+    if ((status = tt__pass_counts(t)) != TT_OK) return status;
+    if ((status = tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale)) != TT_OK) return status;
     return tt__verify(t, "update");
 }
 
@@ -10112,16 +10368,23 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
     if ((status = tt__verify(t, "fuse")) != TT_OK) return status;
     if ((status = tt__pass_precision(t, &s->precision)) != TT_OK) return status;
     if ((status = tt__verify(t, "precision")) != TT_OK) return status;
-    const int losses = tt__keep_losses(t);
+    int losses = 0;
+    for (int k = 0; k < t->n_code; k++) losses += tt__op_of(t, &t->code[k])->loss;
+    if (losses && (status = tt__new_results(t, train, s->scales)) != TT_OK) return status;
     if (train) status = tt__run_training_passes(b, s, choice, losses);
     else {
         if ((status = tt__pass_fuse(t, b->root, true)) != TT_OK) return status;
+        if ((status = tt__verify(t, "fuse loss")) != TT_OK) return status;
         if (s->kind->host) tt__pass_fold_casts(t);
+        if ((status = tt__verify(t, "fold casts")) != TT_OK) return status;
+        status = tt__pass_counts(t);
     }
     if (status != TT_OK) return status;
     if (s->matmul == TT__MATMUL_FP8) tt__pass_fp8(t);
     if ((status = tt__pass_prune(t, b->root, true)) != TT_OK) return status;
-    return tt__verify(t, "prune");
+    if ((status = tt__verify(t, "prune")) != TT_OK) return status;
+    if ((status = tt__pass_settings(t)) != TT_OK) return status;
+    return tt__verify(t, "settings");
 }
 
 /* The matrix that operand `id` is at full capacity, without data. */
@@ -10197,14 +10460,18 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
 }
 
-/* Places transient storages and workspaces. */
+/* Places transient storages and workspaces, and what lies in the host's memory. */
 static tt_status tt__place_transients(tt__built *b)
 {
     tt_tape *t = b->t;
     const int instructions = (int)tt__max(1, t->n_code);
     tt_status status = tt__lifetimes(t, b->root, &b->box, &b->n_boxes);
     if (status != TT_OK) return status;
-    status = tt__place(t->ctx, b->box, b->n_boxes, instructions, &b->transient, &b->bound, &b->peak_at);
+    size_t host_bound;
+    int host_peak;
+    status = tt__place(t->ctx, b->box, b->n_boxes, instructions, TT__HOST, &b->host_transient, &host_bound, &host_peak);
+    if (status == TT_OK)
+        status = tt__place(t->ctx, b->box, b->n_boxes, instructions, TT__DEVICE, &b->transient, &b->bound, &b->peak_at);
     if (status != TT_OK) return status;
     for (int32_t v = 1; v < t->n_values; v++) t->values[v].place = TT__NO_PLACE;
     for (int k = 0; k < b->n_boxes; k++) {
@@ -10212,7 +10479,14 @@ static tt_status tt__place_transients(tt__built *b)
         if (box->value) t->values[box->value].place = box->place;
         else t->code[box->first].workspace_place = box->place;
     }
-    return tt__verify_places(t, b->box, b->n_boxes, b->transient);
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        if (!x->persistent || x->base != v || x->space != TT__HOST) continue;
+        x->place = b->host_persistent;
+        b->host_persistent += tt__arena_bytes(t, x);
+    }
+    status = tt__verify_places(t, b->box, b->n_boxes, TT__HOST, b->host_transient);
+    return status == TT_OK ? tt__verify_places(t, b->box, b->n_boxes, TT__DEVICE, b->transient) : status;
 }
 
 /* Rewrites a copy of a tape and gives its transient storages their places: a program in all but the arena. Depends
@@ -10226,12 +10500,17 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     tt_status status = b->t ? TT_OK : TT_ERR_MEMORY;
     if (status == TT_OK) {
         b->t->alignment = s->kind->alignment;
+        b->t->host = s->kind->host;
+        b->t->accumulate = s->options.train && s->options.accumulate;
         tt__mark_gradients(b->t);
         if (!s->options.train) b->t->values[root].keep = b->t->values[b->t->values[root].base].keep = true;
         status = tt__run_passes(b, s, choice);
     }
-    for (int k = 0; status == TT_OK && k < b->t->n_code; k++)
+    for (int k = 0, n = 1; status == TT_OK && k < b->t->n_code; k++) {
         b->t->code[k].workspace = s->kind->workspace(s->threads, b->t, &b->t->code[k]);
+        b->together = (int)tt__max(b->together, n);
+        n = b->t->code[k].with_next ? n + 1 : 1;
+    }
     if (status == TT_OK) status = tt__check_total(b->t, s->kind->resident);
     if (status == TT_OK) status = tt__place_transients(b);
     if (status == TT_OK) status = tt__refused(b->t, s->kind);
@@ -10270,7 +10549,7 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t *byte
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
         const tt__arena *home = NULL;
-        if (!x->persistent || x->base != v) continue;
+        if (!x->persistent || x->base != v || x->space == TT__HOST) continue;
         if (x->storage == TT__PARAMETER) home = tt__home_arena(p->settings.kind, a, p->ctx->params[x->param]);
         tt_status status = home ? tt__check_home(p, home, v) : TT_OK;
         if (status != TT_OK) return status;
@@ -10316,7 +10595,7 @@ static void tt__place_persistent(tt_program *p)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
         tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
-        if (!x->persistent || x->base != v || (param && tt__home_arena(a->kind, a, param))) continue;
+        if (!x->persistent || x->base != v || x->space == TT__HOST || (param && tt__home_arena(a->kind, a, param))) continue;
         x->place = a->persistent;
         a->persistent += tt__arena_bytes(t, x);
         if (!param) continue;
@@ -10328,18 +10607,6 @@ static void tt__place_persistent(tt_program *p)
     }
 }
 
-/* The bit of a free slot of an arena on a device that is not the host; 0 if it needs none, or after tt__fail. */
-static unsigned tt__free_slot(const tt_program *p, const tt__arena *a)
-{
-    unsigned bit = 1;
-    if (p->settings.kind->host || !p->settings.kind->backend) return 0;
-    while (bit >> TT__SLOTS == 0 && a && a->slots & bit) bit <<= 1;
-    if (bit >> TT__SLOTS == 0) return bit;
-    tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%d programs share an arena on device '%s' already, the most that can", TT__SLOTS,
-             p->settings.kind->name);
-    return 0;
-}
-
 /* Puts a built program into the arena of `share`, or into a new one. Nothing is allocated on the device. After an
    error nothing has changed. */
 static tt_status tt__commit(tt_program *p, tt__arena *shared)
@@ -10349,8 +10616,6 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     tt__extent extent;
     tt_status status = tt__measure_extent(p, shared, &extent);
     if (status != TT_OK) return status;
-    const unsigned slot = tt__free_slot(p, shared);
-    if (!slot && !s->kind->host && s->kind->backend) return ctx->status;
     tt__arena *a = shared ? shared : (tt__arena *)tt__calloc(ctx, sizeof *a);
     if (!a) return TT_ERR_MEMORY;
     if (!shared) {
@@ -10365,11 +10630,9 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     }
     p->next = a->programs;
     a->programs = p;
-    a->slots |= slot;
     a->transient = extent.transient;
     if (s->options.memory_budget && (!a->budget || s->options.memory_budget < a->budget)) a->budget = s->options.memory_budget;
     p->arena = a;
-    p->slot_bit = slot;
     tt__place_persistent(p);
     return TT_OK;
 }
@@ -10381,9 +10644,12 @@ static tt_status tt__make_rank(tt_program *p)
     p->rank.axis_rows = (int64_t *)tt__alloc(p->ctx, sizeof *p->rank.axis_rows * axes);
     p->rank.input = (unsigned char *)tt__calloc(p->ctx, values);
     p->rank.staged = (tt__staged *)tt__calloc(p->ctx, values * sizeof *p->rank.staged);
-    if (!p->rank.axis_rows || !p->rank.input || !p->rank.staged) return TT_ERR_MEMORY;
+    p->rank.launches = (tt__launch *)tt__calloc(p->ctx, sizeof *p->rank.launches * (size_t)(p->built.together + 1));
+    if (!p->rank.axis_rows || !p->rank.input || !p->rank.staged || !p->rank.launches) return TT_ERR_MEMORY;
     for (size_t k = 0; k < axes; k++) p->rank.axis_rows[k] = -1;
-    return TT_OK;
+    if (!p->settings.kind->host) return TT_OK; /* such memory is the device's to allocate */
+    p->rank.host = (char *)tt__calloc(p->ctx, p->built.host_persistent + p->built.host_transient + 1);
+    return p->rank.host ? TT_OK : TT_ERR_MEMORY;
 }
 
 static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
@@ -10407,8 +10673,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     choice.recompute = p->settings.recompute;
     p->run.seed = p->ctx->options.seed;
-    p->run.accumulate = o->train && o->accumulate;
-    p->run.loss_scale = p->settings.scales ? o->loss_scale.init : 1;
+    p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
     if (status == TT_OK) status = tt__build(t, root, &p->settings, &choice, &p->built);
     if (status == TT_OK) status = tt__make_rank(p);
     return status == TT_OK ? tt__commit(p, o->share ? o->share->arena : NULL) : status;
@@ -10462,7 +10727,7 @@ static tt_status tt__zero_states(tt_program *p)
     tt_status status = TT_OK;
     for (int32_t v = 1; v < p->built.t->n_values && !p->zeroed && status == TT_OK; v++) {
         const tt__value *x = &p->built.t->values[v];
-        if (!x->persistent || x->base != v || x->storage == TT__PARAMETER) continue;
+        if (!x->persistent || x->base != v || x->storage == TT__PARAMETER || x->space == TT__HOST) continue;
         status = tt__device_status(p->ctx, p->arena, p->settings.kind->backend->fill(p->arena->device, p->arena->memory + x->place, 0, tt__storage_bytes(x)));
     }
     p->zeroed = status == TT_OK;
@@ -10494,6 +10759,13 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
     return status;
 }
 
+/* The host writes it into memory of the device. */
+static bool tt__is_staged(const tt_tape *t, int32_t v)
+{
+    const tt__value *x = &t->values[v];
+    return (x->storage == TT__INPUT || x->storage == TT__STEP) && x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
+}
+
 tt_status tt_allocate(tt_program *p)
 {
     tt__arena *a = p->arena;
@@ -10504,23 +10776,21 @@ tt_status tt_allocate(tt_program *p)
     tt_status status = tt__params_ready(p);
     if (status == TT_OK && !a->memory) status = tt__allocate_arena(p->ctx, a);
     if (status != TT_OK) return status;
-    p->slot = &p->host_slot;
+    const size_t on_host = p->built.host_persistent + p->built.host_transient;
+    if (on_host && !p->rank.host) {
+        if (!(p->rank.host = (char *)a->kind->backend->allocate_host(a->device, on_host))) return tt__device_status(p->ctx, a, TT_ERR_MEMORY);
+        memset(p->rank.host, 0, on_host);
+    }
     if (!p->settings.kind->host) {
-        int k = 0;
-        while (p->slot_bit >> k > 1) k++;
-        p->slot = (tt__slot *)(void *)(a->memory + p->settings.kind->resident - (size_t)(k + 1) * TT__SLOT_BYTES);
         for (int32_t v = 1; v < p->built.t->n_values; v++) {
-            const tt__value *x = &p->built.t->values[v];
-            if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
-            bytes += 2 * tt__storage_bytes(x);
+            if (tt__is_staged(p->built.t, v)) bytes += 2 * tt__storage_bytes(&p->built.t->values[v]);
         }
         p->rank.staging = bytes ? (char *)a->kind->backend->allocate_host(a->device, bytes) : NULL;
         if (bytes && !p->rank.staging) return tt__device_status(p->ctx, a, TT_ERR_MEMORY);
         char *at = p->rank.staging;
         for (int32_t v = 1; v < p->built.t->n_values; v++) {
             const tt__value *x = &p->built.t->values[v];
-            if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
-            for (int k = 0; k < 2; k++, at += tt__storage_bytes(x)) p->rank.staged[v].buffer[k] = at;
+            for (int k = 0; k < 2 && tt__is_staged(p->built.t, v); k++, at += tt__storage_bytes(x)) p->rank.staged[v].buffer[k] = at;
         }
     }
     p->ready = true;
@@ -10534,14 +10804,34 @@ static tt__mat tt__resolve(const tt_program *p, int32_t id)
     memset(&m, 0, sizeof m);
     if (!id) return m;
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
+    bool on_host = base->space == TT__HOST;
+    size_t region = base->persistent ? 0 : on_host ? p->built.host_persistent : p->arena->persistent;
     char *memory = base->storage == TT__PARAMETER ? tt__param_memory(p->ctx->params[base->param])
-                 : p->arena->memory + (base->persistent ? 0 : p->arena->persistent) + base->place;
+                 : (on_host ? p->rank.host : p->arena->memory) + region + base->place;
     m.data = memory + (size_t)v->offset * tt_dtype_bytes(base->shape.dtype);
     m.dtype = v->shape.dtype;
     m.rows = tt__actual_rows(p, id);
     m.cols = v->shape.cols;
     m.ld = v->ld;
     return m;
+}
+
+/* Writes a value before what is run from now on. The data may change once this returns. */
+static tt_status tt__write_value(tt_program *p, int32_t id, const void *data, size_t bytes)
+{
+    const tt__backend *b = p->settings.kind->backend;
+    tt__device *d = p->arena->device;
+    tt__staged *staged = &p->rank.staged[id];
+    void *to = tt__resolve(p, id).data;
+    if (!staged->buffer[0]) return memcpy(to, data, bytes), TT_OK;
+    staged->now ^= 1;
+    tt_status status = b->after(d, TT__HOST_STREAM, staged->copied[staged->now]);
+    if (status == TT_OK) {
+        memcpy(staged->buffer[staged->now], data, bytes);
+        status = b->write(d, to, staged->buffer[staged->now], bytes);
+    }
+    if (status == TT_OK && b->mark(d, TT__COMPUTE_STREAM, &staged->copied[staged->now]) != TT_OK) status = b->wait(d);
+    return tt__device_status(p->ctx, p->arena, status);
 }
 
 static void tt__mark_input(tt_program *p, int32_t v, tt__input_state state)
@@ -10586,20 +10876,9 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
     if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
     tt__mat m = tt__resolve(p, v.id);
     const size_t bytes = (size_t)rows * (size_t)m.cols * tt_dtype_bytes(m.dtype);
-    const tt__backend *b = p->settings.kind->backend;
-    tt__staged *staged = &p->rank.staged[v.id];
     p->arena->results_of = NULL; /* an output may have had this place */
     tt__overwrite(p, x->place, tt__storage_bytes(x));
-    if (!p->rank.staging) return b->write(p->arena->device, m.data, data, bytes);
-    staged->now ^= 1;
-    status = b->after(p->arena->device, TT__HOST_STREAM, staged->copied[staged->now]);
-    if (status == TT_OK) {
-        memcpy(staged->buffer[staged->now], data, bytes);
-        status = b->write(p->arena->device, m.data, staged->buffer[staged->now], bytes);
-    }
-    if (status == TT_OK && b->mark(p->arena->device, TT__COMPUTE_STREAM, &staged->copied[staged->now]) != TT_OK)
-        status = b->wait(p->arena->device);
-    return tt__device_status(p->ctx, p->arena, status);
+    return tt__write_value(p, v.id, data, bytes);
 }
 
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
@@ -10640,11 +10919,11 @@ static tt_status tt__inputs_ready(tt_program *p)
     return TT_OK;
 }
 
-static void tt__poison(tt_program *p, int instruction) /* what died here becomes NaN; before the first: all but inputs */
+static void tt__poison(tt_program *p, int instruction) /* what died here becomes NaN */
 {
     char *transient = p->arena->memory + p->arena->persistent;
     for (int k = 0; k < p->built.n_boxes; k++)
-        if (p->built.box[k].merged == k && p->built.box[k].last == instruction && instruction < p->built.t->n_code - 1)
+        if (p->built.box[k].merged == k && p->built.box[k].space == TT__DEVICE && p->built.box[k].last == instruction && instruction < p->built.t->n_code - 1)
             p->settings.kind->backend->fill(p->arena->device, transient + p->built.box[k].place, 0xff, p->built.box[k].bytes);
 }
 
@@ -10696,23 +10975,26 @@ static tt__recording *tt__recording_of(tt_program *p, tt__segment segment)
     return NULL;
 }
 
-/* Launches the instructions of a segment. */
-static tt_status tt__launch_segment(tt_program *p, tt__launch *l, tt__segment segment)
+/* Launches the instructions of a segment, those that run together in one call. */
+static tt_status tt__launch_segment(tt_program *p, const tt__launch *like, tt__segment segment)
 {
     tt_status status = TT_OK;
     const int end = tt__segment_first(p->built.t, segment + 1);
-    for (int k = tt__segment_first(p->built.t, segment); k < end && status == TT_OK; k++) {
-        const tt__instr *i = &p->built.t->code[k];
-        l->instr = i;
-        for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__resolve(p, i->in[j]);
-        for (int j = 0; j < TT__MAX_OUT; j++) {
-            l->out[j] = tt__resolve(p, i->out[j]);
-            l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
+    for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
+        for (n = 0; n == 0 || p->built.t->code[k + n - 1].with_next; n++) {
+            const tt__instr *i = &p->built.t->code[k + n];
+            tt__launch *l = &p->rank.launches[n];
+            *l = *like;
+            l->instr = i;
+            for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__resolve(p, i->in[j]);
+            for (int j = 0; j < TT__MAX_OUT; j++) {
+                l->out[j] = tt__resolve(p, i->out[j]);
+                l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
+            }
+            l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
         }
-        l->more = k + 1 < end && i[1].op == i->op && !p->poison;
-        l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
-        status = p->settings.kind->backend->launch(p->arena->device, l);
-        if (p->poison) tt__poison(p, k);
+        status = p->settings.kind->backend->launch(p->arena->device, p->rank.launches, n);
+        for (int j = 0; j < n && p->poison; j++) tt__poison(p, k + j);
     }
     return status;
 }
@@ -10756,18 +11038,20 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     l.device = d;
     l.ctx = p->ctx;
     l.tape = p->built.t;
-    l.run = &p->run;
-    l.slot = p->slot;
     l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
     l.resident = p->arena->memory;
     tt_status status = segment == TT__EACH_MICRO ? tt__check_inputs(p, &l) : TT_OK;
     if (status == TT_OK) status = tt__zero_states(p);
+    if (status == TT_OK && p->built.t->run) status = tt__write_value(p, p->built.t->run, &p->run, sizeof p->run);
+    if (status == TT_OK && p->built.t->scale && !p->scale_set) {
+        status = tt__write_value(p, p->built.t->results, &p->results, sizeof p->results);
+        p->scale_set = status == TT_OK;
+    }
     if (segment == TT__EACH_MICRO) p->arena->results_of = NULL;
     if (status == TT_OK) {
         tt__overwrite_segment(p, segment);
         tt__recording *r = b->capture && !p->rank.never_records ? tt__recording_of(p, segment) : NULL;
-        status = b->begin(d, p->slot, &p->run);
-        if (status == TT_OK && r && !r->made) tt__record_segment(p, &l, r);
+        if (r && !r->made) tt__record_segment(p, &l, r);
         if (status == TT_OK) status = r && r->made ? b->replay(d, r->made) : tt__launch_segment(p, &l, segment);
         status = tt__device_status(p->ctx, p->arena, status);
     }
@@ -10776,41 +11060,40 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     return status;
 }
 
-/* Adds up loss, targets and hits of the losses of this run. */
-static tt_status tt__collect_losses(tt_program *p)
-{
-    tt_status status = TT_OK;
-    bool first = p->run.micro == 0;
-    for (int k = 0; k < p->built.t->n_code && status == TT_OK; k++) {
-        const tt__instr *i = &p->built.t->code[k];
-        if (!tt__op_of(p->built.t, i)->loss) continue;
-        status = p->settings.kind->backend->collect(p->arena->device, p->slot, (const float *)tt__resolve(p, i->out[TT__LOSS_COUNTS]).data, first);
-        first = false;
-    }
-    return tt__device_status(p->ctx, p->arena, status);
-}
-
+/* Waits for what was run so far. */
 static tt_status tt__read_results(tt_program *p)
 {
-    return tt__device_status(p->ctx, p->arena, p->settings.kind->backend->results(p->arena->device, p->slot, &p->results));
+    const tt_tape *t = p->built.t;
+    tt_status status = TT_OK;
+    tt__scale scale = p->results.scale;
+    if (!t->results) return tt__device_status(p->ctx, p->arena, p->settings.kind->backend->wait(p->arena->device));
+    const void *from = tt__resolve(p, t->results).data;
+    if (t->values[t->results].space == TT__DEVICE) { /* by way of memory that a device can copy to while others work */
+        status = tt__read_bytes(p->ctx, p->arena, p->arena->bounce, from, sizeof p->results);
+        from = p->arena->bounce;
+    }
+    if (status == TT_OK) memcpy(&p->results, from, sizeof p->results);
+    if (!t->scale) p->results.scale = scale;
+    return status;
 }
 
 static void tt__give_stats(const tt_program *p, tt_stats *stats, double norm)
 {
     if (!stats) return;
-    stats->loss = p->results.targets > 0 ? p->results.loss / p->results.targets : 0;
-    stats->targets = p->results.targets;
-    stats->correct = p->results.correct;
+    stats->loss = p->results.totals.targets > 0 ? p->results.totals.loss / p->results.totals.targets : 0;
+    stats->targets = p->results.totals.targets;
+    stats->correct = p->results.totals.correct;
     stats->grad_norm = norm;
     stats->flops = p->flops;
     stats->step = p->run.step;
-    stats->loss_scale = p->run.loss_scale;
-    stats->skipped = p->skipped;
+    stats->loss_scale = p->results.scale.scale;
+    stats->skipped = (int64_t)p->results.scale.skipped;
 }
 
 static void tt__begin_step(tt_program *p)
 {
-    memset(&p->results, 0, sizeof p->results);
+    memset(&p->results.totals, 0, sizeof p->results.totals);
+    memset(&p->results.clipped, 0, sizeof p->results.clipped);
     p->flops = 0;
     p->run.micro = 0;
     p->norm_known = p->micro_failed = false;
@@ -10825,7 +11108,6 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
     tt__begin_step(p);
     status = tt__run_segment(p, TT__EACH_MICRO);
     tt__forget_inputs(p);
-    if (status == TT_OK) status = tt__collect_losses(p);
     if (status == TT_OK) status = tt__read_results(p);
     if (status == TT_OK) tt__give_stats(p, stats, 0);
     return status;
@@ -10855,7 +11137,7 @@ static const char *tt__bad_parameter(tt_program *p)
 
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
-    if (isfinite(p->results.loss)) return TT_OK;
+    if (isfinite(p->results.totals.loss)) return TT_OK;
     const char *bad = tt__bad_parameter(p);
     return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; nothing was updated: %s%s%s", (long long)p->run.step,
                     (long long)micro, p->built.t->values[p->built.root].name, bad ? "parameter '" : "check the inputs, or lower the learning rate", bad ? bad : "",
@@ -10870,7 +11152,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
-    if (p->run.accumulate && !p->norm_known) { /* a power of two near the number of targets, so that undoing it is exact */
+    if (p->built.t->accumulate && !p->norm_known) { /* a power of two near the number of targets, so that undoing it is exact */
         int exponent = 0;
         for (int k = 0; k < p->built.t->n_code; k++)
             if (tt__op_of(p->built.t, &p->built.t->code[k])->loss) frexp((double)tt__actual_rows(p, p->built.t->code[k].in[0]), &exponent);
@@ -10879,7 +11161,6 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     }
     status = tt__run_segment(p, TT__EACH_MICRO);
     tt__forget_inputs(p);
-    if (status == TT_OK) status = tt__collect_losses(p);
     if (status == TT_OK && (wanted || p->settings.kind->host)) status = tt__read_results(p);
     return status == TT_OK ? tt__check_loss(p, p->run.micro) : status;
 }
@@ -10889,28 +11170,18 @@ static tt_status tt__check_lr(tt_program *p, float lr)
     return lr >= 0 && isfinite(lr) ? TT_OK : tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
 
-/* Skips a step and lowers the loss scale; false where it is as low as it gets. */
-static bool tt__loss_overflowed(tt_program *p)
-{
-    double lower = p->run.loss_scale * p->settings.options.loss_scale.backoff;
-    if (lower < 1) return false;
-    p->run.loss_scale = lower;
-    p->good_steps = 0;
-    p->skipped++;
-    return true;
-}
-
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
+    const double skipped = p->results.scale.skipped;
     p->run.lr = lr;
     tt_status status = tt__run_segment(p, TT__EACH_STEP); /* which leaves all as it is where a loss or gradient is not finite */
     if (status == TT_OK) status = tt__read_results(p);
     if (status != TT_OK) return status;
-    if (!(p->results.targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing was updated", (long long)p->run.step);
+    if (!(p->results.totals.targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing was updated", (long long)p->run.step);
     if ((status = tt__check_loss(p, p->run.micro)) != TT_OK) return status;
-    if (!isfinite(p->results.norm)) {
+    if (!isfinite(p->results.clipped.norm)) {
         const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
-        if (p->settings.scales && tt__loss_overflowed(p)) {
+        if (p->results.scale.skipped != skipped) { /* the loss scale has fallen instead */
             tt__give_stats(p, stats, 0);
             return TT_OK;
         }
@@ -10927,11 +11198,7 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was updated", (long long)p->run.step, lowest);
     }
     p->run.step++;
-    if (p->settings.scales && ++p->good_steps >= p->settings.options.loss_scale.interval) {
-        p->run.loss_scale = fmin(p->run.loss_scale * p->settings.options.loss_scale.growth, TT__LOSS_SCALE_MOST);
-        p->good_steps = 0;
-    }
-    tt__give_stats(p, stats, p->results.norm);
+    tt__give_stats(p, stats, p->results.clipped.norm);
     return TT_OK;
 }
 
@@ -10946,7 +11213,7 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
 
 tt_status tt_micro_step(tt_program *p, tt_stats *stats)
 {
-    if (!p->run.accumulate) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and accumulate");
+    if (!p->built.t->accumulate) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and accumulate");
     if (p->run.micro == 0) tt__begin_step(p);
     tt_status status = p->micro_failed ? tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: tt_update ends the step without updating")
                                        : tt__micro(p, stats != NULL);
@@ -10959,7 +11226,7 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
 
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 {
-    if (!p->run.accumulate) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and accumulate");
+    if (!p->built.t->accumulate) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and accumulate");
     if (p->run.micro == 0) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
@@ -10971,17 +11238,17 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
 {
-    if (!p->run.accumulate || p->run.micro == 0)
+    if (!p->built.t->accumulate || p->run.micro == 0)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step and tt_update of a program compiled with accumulate");
     tt_status status = tt__read_results(p);
     if (status != TT_OK) return status;
-    if (!(p->results.targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored or have weight 0), so there is no mean");
+    if (!(p->results.totals.targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored or have weight 0), so there is no mean");
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__GRADIENT || x->base != v || x->param != param->index || param->ctx != p->ctx) continue;
         tt__mat m = tt__resolve(p, v);
         status = tt__read_floats(p->ctx, p->arena, to, m.data, m.dtype, (size_t)param->size);
-        for (int64_t k = 0; k < param->size && status == TT_OK; k++) to[k] = (float)(to[k] * (p->run.loss_norm / p->results.targets / p->run.loss_scale));
+        for (int64_t k = 0; k < param->size && status == TT_OK; k++) to[k] = (float)(to[k] * (p->run.loss_norm / p->results.totals.targets / p->results.scale.scale));
         return status;
     }
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this program: it is frozen or not used", param->name);
@@ -11030,7 +11297,8 @@ typedef struct tt__counts { int64_t seed, step, good_steps, skipped; double loss
 
 static tt__counts tt__get_counts(const tt_program *p)
 {
-    tt__counts c = {(int64_t)p->run.seed, p->run.step, p->good_steps, p->skipped, p->run.loss_scale};
+    const tt__scale *s = &p->results.scale;
+    tt__counts c = {(int64_t)p->run.seed, p->run.step, (int64_t)s->good_steps, (int64_t)s->skipped, s->scale};
     return c;
 }
 
@@ -11039,9 +11307,10 @@ static void tt__set_counts(tt_program *p, const tt__counts *c)
 {
     p->run.step = c->step;
     p->run.micro = 0;
-    p->run.loss_scale = c->loss_scale;
-    p->good_steps = c->good_steps;
-    p->skipped = c->skipped;
+    p->results.scale.scale = c->loss_scale;
+    p->results.scale.good_steps = (double)c->good_steps;
+    p->results.scale.skipped = (double)c->skipped;
+    p->scale_set = false;
 }
 
 /* A tensor that goes into a state: a parameter, or what an optimizer keeps of it. */
@@ -11089,7 +11358,7 @@ const char *tt_category_name(tt_category c)
 
 static tt_category tt__category(const tt_tape *t, int32_t base)
 {
-    if (!base) return TT_MEM_WORKSPACE;
+    if (!base || t->values[base].storage == TT__STEP) return TT_MEM_WORKSPACE;
     switch (t->values[base].storage) {
     case TT__PARAMETER: return TT_MEM_PARAMETERS;
     case TT__GRADIENT: return TT_MEM_GRADIENTS;
@@ -11114,13 +11383,13 @@ static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
         to->bytes = box->bytes;
         to->first = box->first;
         to->last = box->last;
-        return box->merged == k - t->n_values && box->bytes;
+        return box->merged == k - t->n_values && box->bytes && box->space == TT__DEVICE;
     }
     to->name = k ? t->values[k].name : "matmul";
     to->category = tt__category(t, k);
     to->bytes = k ? tt__arena_bytes(t, &t->values[k]) : p->settings.kind->resident;
     to->last = (int)tt__max(1, t->n_code) - 1;
-    return k ? t->values[k].persistent && t->values[k].base == k : to->bytes > 0;
+    return k ? t->values[k].persistent && t->values[k].base == k && t->values[k].space == TT__DEVICE : to->bytes > 0;
 }
 
 tt_plan tt_program_plan(const tt_program *p)
@@ -11133,6 +11402,7 @@ tt_plan tt_program_plan(const tt_program *p)
     plan.persistent_bytes = p->arena->persistent;
     plan.bytes = p->arena->persistent + p->arena->transient;
     plan.lower_bound_bytes = p->arena->persistent + p->built.bound;
+    plan.host_bytes = p->built.host_persistent + p->built.host_transient;
     plan.instructions = t->n_code;
     plan.values = t->n_values - 1;
     for (int k = 0; k < tt__storages(p); k++)
@@ -11384,7 +11654,7 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
         tt__print(&text, " <-");
         for (int j = 0; j < TT__MAX_IN; j++)
             if (i->in[j]) tt__print(&text, " '%s'", p->built.t->values[i->in[j]].name);
-        tt__print(&text, "\n");
+        tt__print(&text, "%s\n", i->with_next ? " ..." : "");
     }
     return text.length;
 }

@@ -8,7 +8,7 @@
 // Sections: portability, device, numbers, rows, losses, optimizers, attention, matmuls, table.
 //
 // Rules that all kernels keep. Sums are f32 at least and in a fixed order, with no atomics on floats: the same bits in every run. All that
-// changes from step to step (seed, step, learning rate, loss scale) is read from the program's slot on the device and never an argument, so
+// changes from step to step (seed, step, learning rate, loss scale) is read from values on the device and never an argument, so
 // that a captured step can be replayed. Nobody waits for another block. Where the CPU backend draws random numbers, these are the same.
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
@@ -126,7 +126,7 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait() { asm volat
 namespace { // all but the table at the end
 
 struct product_choice;
-struct waiting_tensors;
+struct group_arguments;
 
 } // namespace
 
@@ -137,9 +137,7 @@ struct tt__device {
     cudaDeviceProp properties;
     product_choice *choices; // TT__PRODUCT_CHOICES of them, see >>matmuls
     int choice_count;
-    waiting_tensors *waiting; // tensors that share a launch, see >>optimizers
-    int waiting_count;
-    tt__results *results;   // pinned: a copy to other memory is made by way of a buffer of CUDA's
+    group_arguments *arguments; // of tensors that share a launch, see >>optimizers
     char error[512];
 };
 
@@ -172,9 +170,8 @@ void cuda_close(tt__device *d)
     if (d->stream) cudaStreamSynchronize(d->stream);
     if (d->lt) cublasLtDestroy(d->lt);
     if (d->stream) cudaStreamDestroy(d->stream);
-    if (d->results) cudaFreeHost(d->results);
     free(d->choices);
-    free(d->waiting);
+    free(d->arguments);
     free(d);
 }
 
@@ -223,10 +220,7 @@ void explain(cudaError_t e, char *to, size_t capacity)
         snprintf(to, capacity, "%s (%s)", cudaGetErrorString(e), cudaGetErrorName(e));
 }
 
-__global__ void set_run(tt__slot *slot, tt__run run)
-{
-    if (threadIdx.x == 0) slot->run = run;
-}
+__global__ void add_counts(const float *counts, double *totals, bool add);
 
 // Has the device machine code of the kernels, or can its driver make it from their PTX?
 tt_status check_kernels(tt__device *d)
@@ -236,7 +230,7 @@ tt_status check_kernels(tt__device *d)
     char archs[128] = "";
     text_buffer text = {archs, sizeof archs, 0};
     if (major < 8) return fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and at least 8.0 is needed; CUDA_VISIBLE_DEVICES chooses among several", d->properties.name, major, minor);
-    cudaError_t e = cudaFuncGetAttributes(&attributes, set_run);
+    cudaError_t e = cudaFuncGetAttributes(&attributes, add_counts);
     if (e != cudaErrorNoKernelImageForDevice && e != cudaErrorInvalidDeviceFunction) return check(d, e, "kernels");
     cudaGetLastError();
     print_archs(&text);
@@ -263,7 +257,6 @@ tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t capacity)
     if (status == TT_OK) status = check_kernels(d);
     if (status == TT_OK) status = check(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "cudaStreamCreate");
     if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS) status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
-    if (status == TT_OK) status = check(d, cudaMallocHost(&d->results, sizeof *d->results), "cudaMallocHost");
     if (status == TT_OK) return d;
     snprintf(error, capacity, "%s", d->error);
     cuda_close(d);
@@ -425,29 +418,6 @@ void cuda_release_event(tt__device *d, void *event)
     cudaEventDestroy((cudaEvent_t)event);
 }
 
-tt_status cuda_begin(tt__device *d, tt__slot *slot, const tt__run *run)
-{
-    cudaSetDevice(d->index);
-    d->waiting_count = 0; // of a run that failed
-    return check(d, TT__LAUNCH(set_run, 1, 32, 0, d->stream, slot, *run), "begin");
-}
-
-__global__ void add_counts(tt__slot *slot, const float *counts, bool first)
-{
-    tt__results *r = &slot->results;
-    if (threadIdx.x) return;
-    r->loss = (first ? 0 : r->loss) + counts[0];
-    r->targets = (first ? 0 : r->targets) + counts[1];
-    r->correct = (first ? 0 : r->correct) + counts[2];
-    if (first) r->norm = r->factor = 0;
-}
-
-tt_status cuda_collect(tt__device *d, tt__slot *slot, const float *counts, bool first)
-{
-    cudaSetDevice(d->index);
-    return check(d, TT__LAUNCH(add_counts, 1, 32, 0, d->stream, slot, counts, first), "collect");
-}
-
 // A graph of what the stream would have done.
 tt_status cuda_capture(tt__device *d)
 {
@@ -463,7 +433,6 @@ void *cuda_captured(tt__device *d)
     tt_status status = check(d, cudaStreamEndCapture(d->stream, &graph), "end of a capture");
     if (status == TT_OK) status = check(d, cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
     if (graph) cudaGraphDestroy(graph);
-    d->waiting_count = 0; // of launches that failed
     return status == TT_OK ? ready : NULL;
 }
 
@@ -478,13 +447,6 @@ void cuda_forget(tt__device *d, void *recording)
     cudaSetDevice(d->index);
     cudaStreamSynchronize(d->stream);
     cudaGraphExecDestroy((cudaGraphExec_t)recording);
-}
-
-tt_status cuda_results(tt__device *d, const tt__slot *slot, tt__results *to)
-{
-    tt_status status = cuda_read(d, d->results, &slot->results, sizeof *to);
-    if (status == TT_OK) *to = *d->results;
-    return status;
 }
 
 // ================================================================================================== numbers
@@ -705,10 +667,10 @@ tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_i
 
 #define TT__ROW_THREADS 256
 
-// The resident bytes that a launch may use, which the slots follow. cuBLASLt has the first part, and bias gradients,
+// The resident bytes that a launch may use. cuBLASLt has the first part, and bias gradients,
 // or a bias in another dtype, the second; kernels that sum in two steps have all of it for their partial sums.
 struct resident_workspace {
-    static constexpr size_t BYTES = TT__CUDA_RESIDENT - TT__SLOTS * TT__SLOT_BYTES, BIAS_BYTES = TT__CUDA_RESIDENT / 32;
+    static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
     static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
     unsigned char lt[LT_BYTES], bias[BIAS_BYTES];
 };
@@ -801,11 +763,11 @@ struct op_add {
 
 cudaError_t run_add(tt__device *d, const tt__launch *l) { return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add()); }
 
-// y = a constant, times the run's loss scale if `run` is not NULL. Bytes: y once.
+// y = a constant, times the loss scale if `scale` is not NULL. Bytes: y once.
 struct op_fill {
     float x;
-    const tt__run *run;
-    __device__ void begin() { if (run) x *= (float)run->loss_scale; }
+    const tt__scale *scale;
+    __device__ void begin() { if (scale) x *= (float)scale->scale; }
     __device__ bool get(const group_args &, int64_t, int64_t, int, float (&v)[8]) const
     {
         TT__UNROLL for (int j = 0; j < 8; j++) v[j] = x;
@@ -815,7 +777,7 @@ struct op_fill {
 
 cudaError_t run_fill(tt__device *d, const tt__launch *l)
 {
-    const op_fill op = {l->instr->attr.scale, l->instr->attr.loss_scale ? &l->slot->run : NULL};
+    const op_fill op = {l->instr->attr.scale, (const tt__scale *)l->in[0].data};
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
 
@@ -897,7 +859,7 @@ struct op_dropout {
 cudaError_t run_dropout(tt__device *d, const tt__launch *l)
 {
     const uint32_t drop = (uint32_t)(l->instr->attr.dropout * 65536.0f + 0.5f);
-    const op_dropout op = {&l->slot->run, (const int32_t *)l->in[2].data, l->instr->random, drop, 65536.0f / (float)(65536 - drop), 0};
+    const op_dropout op = {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->instr->random, drop, 65536.0f / (float)(65536 - drop), 0};
     return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], true, op);
 }
 
@@ -1622,7 +1584,7 @@ __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
 // What a row's gradient is multiplied by: upstream gradient / number of targets.
 __device__ __forceinline__ float loss_factor(const tt__run *run, const float *dloss, const float *counts)
 {
-    double norm = run->accumulate ? run->loss_norm : counts[1];
+    double norm = run ? run->loss_norm : counts[1];
     return norm > 0 ? (float)(*dloss / norm) : 0.0f;
 }
 
@@ -1779,7 +1741,7 @@ cudaError_t run_cross_entropy_backward(tt__device *d, const tt__launch *l)
     const tt__attr *a = &l->instr->attr;
     const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
     return TT__LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, (const int32_t *)l->in[2].data, l->in[3], l->in[4],
-                     (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing, is_wide(x) && is_wide(dx), &l->slot->run);
+                     (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing, is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 
 // Sum over x, y (rows, n) of w (x - y)^2 / n; x and y cross memory once.
@@ -1834,7 +1796,7 @@ cudaError_t run_mean_squared_error_backward(tt__device *d, const tt__launch *l)
     const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
     const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
     return TT__LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y, l->in[3], (const float *)l->in[4].data, *dx, l->add[0],
-                     is_wide(x) && is_wide(y) && is_wide(dx), &l->slot->run);
+                     is_wide(x) && is_wide(y) && is_wide(dx), TT__RUN_OF(l));
 }
 
 // Sums over all rows of what linear_cross_entropy left of each, loss and hit, or with NULL of the weights only. Moves up to 16 bytes a row.
@@ -1919,7 +1881,7 @@ cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
         e = linear(d, l, &xs, w, b, &z);
         if (e == cudaSuccess)
             e = TT__LAUNCH(linear_cross_entropy, (unsigned)n, 1024, cached ? cache : 0, d->stream, z, dz, targets + r, rows_of(weights, r, n), (const float *)l->in[5].data,
-                          counts, row_loss + r, a->ignore_index, a->smoothing, cached, &l->slot->run);
+                          counts, row_loss + r, a->ignore_index, a->smoothing, cached, TT__RUN_OF(l));
         if (e == cudaSuccess && dx->data) e = linear_dx(d, l, &dz, w, &dxs, l->add[1]);
         if (e == cudaSuccess && back) e = linear_dw(d, l, &dz, &xs, dw, db, l->add[3] || r > 0, l->add[4] || r > 0);
     }
@@ -1932,7 +1894,7 @@ cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
 
 enum { TT__SQUARES_BLOCKS = 1024, TT__RANDOM_ROUNDING = 3 /* as TT__RANDOM_ROUNDING */ };
 
-// Tensors that share a launch, as its arguments: the program's next launch is of the same op (tt__launch.more). Tests make it smaller.
+// Tensors that share a launch, as its arguments: of instructions that run together. Tests make it smaller.
 #ifndef TT__TENSORS
 #define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60) // arguments may have 32,764 bytes; before CUDA 12.1, 4,096
 #endif
@@ -1989,26 +1951,69 @@ __global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant_
     if (threadIdx.x == 0) *t.to = (float)sum;
 }
 
+// totals [+]= a loss's counts: tt__totals.
+__global__ void add_counts(const float *counts, double *totals, bool add)
+{
+    if (threadIdx.x < 3) totals[threadIdx.x] = (add ? totals[threadIdx.x] : 0) + counts[threadIdx.x];
+}
+
+cudaError_t run_add_counts(tt__device *d, const tt__launch *l)
+{
+    return TT__LAUNCH(add_counts, 1, 32, 0, d->stream, (const float *)l->in[0].data, (double *)l->out[0].data, l->add[0]);
+}
+
 // Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_), from the n gradients' sums of squares.
-__global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm, tt__slot *slot, float *out)
+__global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm, const tt__totals *totals, const tt__scale *loss_scale,
+                                            const tt__run *run, tt__clipped *out)
 {
     double sum = 0;
     for (int64_t k = threadIdx.x; k < n; k += 256) sum += squares[k];
     sum = block_sum<256>(sum);
     if (threadIdx.x) return;
-    const tt__run *run = &slot->run;
-    tt__results *r = &slot->results;
-    double scale = (run->accumulate ? run->loss_norm / r->targets : 1) / run->loss_scale, norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(r->loss) || !(r->targets > 0)) norm = NAN; // nothing is updated
+    double scale = (run ? run->loss_norm / totals->targets : 1) / (loss_scale ? loss_scale->scale : 1), norm = sqrt(sum) * scale, factor = scale;
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // nothing is updated
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
-    out[0] = r->norm = (float)norm;
-    out[1] = r->factor = (float)factor;
+    out->norm = (float)norm;
+    out->factor = (float)factor;
 }
 
 cudaError_t run_clip(tt__device *d, const tt__launch *l)
 {
-    return TT__LAUNCH(clip, 1, 256, 0, d->stream, (const float *)l->in[0].data, l->in[0].rows, l->instr->attr.clip_norm, l->slot, (float *)l->out[0].data);
+    return TT__LAUNCH(clip, 1, 256, 0, d->stream, (const float *)l->in[0].data, l->in[0].rows, l->instr->attr.clip_norm, (const tt__totals *)l->in[1].data,
+                      (const tt__scale *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
 }
+
+// The next loss scale, as on the CPU.
+__global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale *s, float growth, float backoff, int interval)
+{
+    if (threadIdx.x || !isfinite(totals->loss) || !(totals->targets > 0)) return;
+    if (isfinite(clipped->norm)) {
+        if (++s->good_steps < interval) return;
+        s->scale = fmin(s->scale * growth, TT__LOSS_SCALE_MOST);
+    } else {
+        if (s->scale * backoff < 1) return;
+        s->scale *= backoff;
+        s->skipped++;
+    }
+    s->good_steps = 0;
+}
+
+cudaError_t run_loss_scale(tt__device *d, const tt__launch *l)
+{
+    const tt__attr *a = &l->instr->attr;
+    return TT__LAUNCH(next_loss_scale, 1, 32, 0, d->stream, (const tt__clipped *)l->in[0].data, (const tt__totals *)l->in[1].data, (tt__scale *)l->out[0].data,
+                      a->growth, a->backoff, a->interval);
+}
+
+// Between memories of the device and the host; in the order of all else, so that there is nothing to be waited for.
+cudaError_t run_copy(tt__device *d, const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *y = &l->out[0];
+    const size_t size = tt_dtype_bytes(x->dtype);
+    return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size, (size_t)x->cols * size, (size_t)x->rows, cudaMemcpyDefault, d->stream);
+}
+
+cudaError_t run_wait(tt__device *, const tt__launch *) { return cudaSuccess; }
 
 // x to 16 bits by stochastic rounding (the CPU's round_16): up with a probability equal to the dropped fraction, by 16 random bits. To the
 // nearest instead what is not finite and, in f16, from 65504 on, where nearest overflows no sooner.
@@ -2064,36 +2069,39 @@ struct param_updates {
     param_update of[TT__TENSORS];
 };
 
-struct waiting_tensors { square_sums squares; param_updates updates; };
+struct group_arguments { square_sums squares; param_updates updates; };
 static_assert(sizeof(square_sums) <= 32764 && sizeof(param_updates) + sizeof(void *) <= 32764, "a kernel's arguments");
 static_assert(TT__TENSORS * TT__SQUARES_BLOCKS * sizeof(double) <= resident_workspace::BYTES, "the partial sums of a launch");
 
-cudaError_t make_waiting(tt__device *d)
+bool make_arguments(tt__device *d)
 {
-    if (!d->waiting) d->waiting = (waiting_tensors *)calloc(1, sizeof *d->waiting);
-    return d->waiting ? cudaSuccess : cudaErrorMemoryAllocation;
+    if (!d->arguments) d->arguments = (group_arguments *)calloc(1, sizeof *d->arguments);
+    return d->arguments != NULL;
 }
 
-cudaError_t run_sum_squares(tt__device *d, const tt__launch *l)
+cudaError_t run_sum_squares(tt__device *d, const tt__launch *l, int count)
 {
-    if (make_waiting(d) != cudaSuccess) return cudaErrorMemoryAllocation;
-    const tt__mat *g = &l->in[0];
-    const int64_t n = g->rows * g->cols;
-    square_sums *s = &d->waiting->squares;
-    square_sum *t = &s->of[d->waiting_count];
-    t->g = g->data; t->to = (float *)l->out[0].data;
-    t->n = n;
-    t->first = d->waiting_count ? t[-1].first + t[-1].blocks : 0;
-    t->blocks = grid_for(n, 4 * 2048, TT__SQUARES_BLOCKS);
-    t->type = (uint8_t)g->dtype;
-    t->wide = is_wide(g);
-    s->count = ++d->waiting_count;
+    if (!make_arguments(d)) return cudaErrorMemoryAllocation;
+    square_sums *s = &d->arguments->squares;
     s->partial = (double *)l->resident;
-    if (l->more && s->count < TT__TENSORS) return cudaSuccess;
-    d->waiting_count = 0;
-    cudaError_t e = TT__LAUNCH(sum_squares, t->first + t->blocks, 256, 0, d->stream, *s);
-    if (e != cudaSuccess) return e;
-    return TT__LAUNCH(finish_sum_squares, (unsigned)s->count, 256, 0, d->stream, *s);
+    for (int from = 0; from < count; from += s->count) {
+        unsigned blocks = 0;
+        s->count = count - from < TT__TENSORS ? count - from : TT__TENSORS;
+        for (int k = 0; k < s->count; k++) {
+            const tt__mat *g = &l[from + k].in[0];
+            square_sum *t = &s->of[k];
+            t->g = g->data; t->to = (float *)l[from + k].out[0].data;
+            t->n = g->rows * g->cols;
+            t->first = blocks;
+            blocks += t->blocks = grid_for(t->n, 4 * 2048, TT__SQUARES_BLOCKS);
+            t->type = (uint8_t)g->dtype;
+            t->wide = is_wide(g);
+        }
+        cudaError_t e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
+        if (e == cudaSuccess) e = TT__LAUNCH(finish_sum_squares, (unsigned)s->count, 256, 0, d->stream, *s);
+        if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
 }
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
@@ -2144,35 +2152,41 @@ template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(co
     }
 }
 
-template <bool ADAM> cudaError_t run_update(tt__device *d, const tt__launch *l)
+update_rule rule_of(const tt__launch *l)
 {
-    if (make_waiting(d) != cudaSuccess) return cudaErrorMemoryAllocation;
     const tt__attr *a = &l->instr->attr;
-    const tt__mat *g = &l->in[0], *p = &l->out[0], *m = &l->out[1], *v = &l->out[2];
-    const update_rule rule = {a->beta1, a->beta2, a->eps, a->nesterov, a->decoupled};
-    const float *clip = (const float *)l->in[1].data;
-    param_updates *u = &d->waiting->updates;
-    const auto launch = [&] {
-        const param_update *last = &u->of[d->waiting_count - 1];
-        u->count = d->waiting_count;
-        d->waiting_count = 0;
-        return TT__LAUNCH((update_parameters<ADAM>), last->first + blocks_for(last->n, TT__UPDATE_CHUNK), 256, 0, d->stream, *u, &l->slot->run);
-    };
-    if (d->waiting_count && (memcmp(&u->rule, &rule, sizeof rule) != 0 || u->clip != clip)) {
-        cudaError_t e = launch();
+    return {a->beta1, a->beta2, a->eps, a->nesterov, a->decoupled};
+}
+
+template <bool ADAM> cudaError_t run_update(tt__device *d, const tt__launch *l, int count)
+{
+    if (!make_arguments(d)) return cudaErrorMemoryAllocation;
+    param_updates *u = &d->arguments->updates;
+    for (int from = 0; from < count; from += u->count) { /* as many as have the same rule */
+        const update_rule rule = rule_of(&l[from]);
+        const float *clip = (const float *)l[from].in[1].data;
+        unsigned blocks = 0;
+        u->rule = rule;
+        u->clip = clip;
+        for (u->count = 0; from + u->count < count && u->count < TT__TENSORS; u->count++) {
+            const tt__launch *k = &l[from + u->count];
+            const update_rule other = rule_of(k);
+            if (memcmp(&other, &rule, sizeof rule) != 0 || k->in[1].data != clip) break;
+            const tt__mat *g = &k->in[0], *p = &k->out[0], *m = &k->out[1], *v = &k->out[2];
+            param_update *t = &u->of[u->count];
+            t->g = g->data; t->p = p->data; t->m = m->data; t->v = v->data;
+            t->n = p->rows * p->cols;
+            t->first = blocks;
+            blocks += blocks_for(t->n, TT__UPDATE_CHUNK);
+            t->weight_decay = k->instr->attr.weight_decay;
+            t->random = k->instr->random;
+            t->types[0] = (uint8_t)g->dtype; t->types[1] = (uint8_t)p->dtype; t->types[2] = (uint8_t)m->dtype;
+            t->wide = ((uintptr_t)g->data | (uintptr_t)p->data | (uintptr_t)m->data | (uintptr_t)v->data) % 16 == 0;
+        }
+        cudaError_t e = TT__LAUNCH((update_parameters<ADAM>), blocks, 256, 0, d->stream, *u, TT__RUN_OF(l));
         if (e != cudaSuccess) return e;
     }
-    param_update *t = &u->of[d->waiting_count];
-    t->g = g->data; t->p = p->data; t->m = m->data; t->v = v->data;
-    t->n = p->rows * p->cols;
-    t->first = d->waiting_count ? t[-1].first + blocks_for(t[-1].n, TT__UPDATE_CHUNK) : 0;
-    t->weight_decay = a->weight_decay;
-    t->random = l->instr->random;
-    t->types[0] = (uint8_t)g->dtype; t->types[1] = (uint8_t)p->dtype; t->types[2] = (uint8_t)m->dtype;
-    t->wide = ((uintptr_t)g->data | (uintptr_t)p->data | (uintptr_t)m->data | (uintptr_t)v->data) % 16 == 0;
-    u->rule = rule;
-    u->clip = clip;
-    return ++d->waiting_count < TT__TENSORS && l->more ? cudaSuccess : launch();
+    return cudaSuccess;
 }
 
 // ================================================================================================== attention
@@ -2952,7 +2966,7 @@ cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, int seq_s
     p->q = l->in[q]; p->k = l->in[q + 1]; p->v = l->in[q + 2];
     p->seq_start = p->query_start = (const int32_t *)starts->data;
     p->seqs = (int)(starts->rows - 1);
-    p->run = &l->slot->run;
+    p->run = TT__RUN_OF(l);
     p->heads = attr->heads;
     p->head_size = (int)(p->q.cols / p->heads);
     p->causal = attr->causal;
@@ -3639,6 +3653,8 @@ cudaError_t run_linear_dw(tt__device *d, const tt__launch *l)
 
 typedef cudaError_t (*run_fn)(tt__device *d, const tt__launch *l);
 
+template <cudaError_t (*RUN)(tt__device *, const tt__launch *, int)> cudaError_t run_one(tt__device *d, const tt__launch *l) { return RUN(d, l, 1); }
+
 run_fn kernels_of(int op) // NULL: there are none
 {
     switch (op) {
@@ -3662,10 +3678,14 @@ run_fn kernels_of(int op) // NULL: there are none
     case TT__OP_CROSS_ENTROPY_BACKWARD: return run_cross_entropy_backward;
     case TT__OP_MEAN_SQUARED_ERROR_BACKWARD: return run_mean_squared_error_backward;
     case TT__OP_LINEAR_CROSS_ENTROPY: return run_linear_cross_entropy;
-    case TT__OP_SUM_SQUARES: return run_sum_squares;
+    case TT__OP_SUM_SQUARES: return run_one<run_sum_squares>;
+    case TT__OP_ADD_COUNTS: return run_add_counts;
     case TT__OP_CLIP: return run_clip;
-    case TT__OP_SGD: return run_update<false>;
-    case TT__OP_ADAM: return run_update<true>;
+    case TT__OP_LOSS_SCALE: return run_loss_scale;
+    case TT__OP_SGD: return run_one<run_update<false>>;
+    case TT__OP_ADAM: return run_one<run_update<true>>;
+    case TT__OP_COPY: return run_copy;
+    case TT__OP_WAIT: return run_wait;
     case TT__OP_LINEAR: return run_linear;
     case TT__OP_LINEAR_DX: return run_linear_dx;
     case TT__OP_LINEAR_DW: return run_linear_dw;
@@ -3700,12 +3720,24 @@ const char *cuda_refuses(const tt__launch *l)
     return NULL;
 }
 
-tt_status cuda_launch(tt__device *d, const tt__launch *l)
+// Instructions that run together, in as few launches of kernels as can be.
+cudaError_t run_together(tt__device *d, const tt__launch *l, int n)
+{
+    const int op = l->instr->op;
+    if (op == TT__OP_SUM_SQUARES) return run_sum_squares(d, l, n);
+    if (op == TT__OP_SGD) return run_update<false>(d, l, n);
+    if (op == TT__OP_ADAM) return run_update<true>(d, l, n);
+    cudaError_t e = cudaSuccess;
+    for (int k = 0; k < n && e == cudaSuccess; k++) e = kernels_of(op)(d, &l[k]);
+    return e;
+}
+
+tt_status cuda_launch(tt__device *d, const tt__launch *l, int n)
 {
     char what[64];
     cudaError_t e = cudaSetDevice(d->index);
     d->error[0] = 0;
-    if (e == cudaSuccess) e = kernels_of(l->instr->op)(d, l);
+    if (e == cudaSuccess) e = run_together(d, l, n);
     if (e == cudaSuccess) return TT_OK;
     if (d->error[0]) return TT_ERR_DEVICE; // the op has said more
     snprintf(what, sizeof what, "launch of %s", name_of(l->instr->op));
@@ -3716,7 +3748,7 @@ tt_status cuda_launch(tt__device *d, const tt__launch *l)
 
 extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill, cuda_init,
-    cuda_read, cuda_wait, cuda_mark, cuda_after, cuda_release_event, cuda_begin, cuda_launch, cuda_collect, cuda_results, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
+    cuda_read, cuda_wait, cuda_mark, cuda_after, cuda_release_event, cuda_launch, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
     cuda_describe,
 };
 

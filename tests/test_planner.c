@@ -173,24 +173,24 @@ TEST(verifier_finds_bad_places)
     box[1] = box_of(2, 5, 64, 128);
     box[2] = box_of(4, 6, 64, 0);
     for (int k = 0; k < 3; k++) box[k].merged = k;
-    CHECK(tt__verify_places(d.t, box, 3, 192) == TT_OK);
-    CHECK(tt__verify_places(d.t, box, 3, 191) == TT_ERR_INTERNAL);
+    CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
+    CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 191) == TT_ERR_INTERNAL);
     CHECK_ERROR(d.ctx, TT_ERR_INTERNAL, "storage 1 of 64 bytes at 128 leaves its region of 191");
     box[2].place = 192;
-    CHECK(tt__verify_places(d.t, box, 3, 192) == TT_ERR_INTERNAL);
+    CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_ERR_INTERNAL);
     CHECK_ERROR(d.ctx, TT_ERR_INTERNAL, "storage 2 of 64 bytes at 192 leaves its region of 192");
     box[2].place = 96; /* not aligned */
-    CHECK(tt__verify_places(d.t, box, 3, 1024) == TT_ERR_INTERNAL);
+    CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 1024) == TT_ERR_INTERNAL);
     box[2].place = 128;
-    CHECK(tt__verify_places(d.t, box, 3, 192) == TT_ERR_INTERNAL);
+    CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_ERR_INTERNAL);
     CHECK_ERROR(d.ctx, TT_ERR_INTERNAL, "storages 2 and 1 are alive together and overlap");
     box[2].place = 64; /* over box 0, which is dead by then */
-    CHECK(tt__verify_places(d.t, box, 3, 192) == TT_OK);
+    CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
     box[2].first = 3;
-    CHECK(tt__verify_places(d.t, box, 3, 192) == TT_ERR_INTERNAL);
+    CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_ERR_INTERNAL);
     box[2].merged = 0; /* takes over its place: not looked at */
     box[2].place = 0;
-    CHECK(tt__verify_places(d.t, box, 3, 192) == TT_OK);
+    CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
     tt_tape_free(d.t);
     TEST_CLOSE(d.ctx, &d.a);
 }
@@ -396,6 +396,7 @@ static void scatter(tt_program *p)
 {
     size_t at = 0;
     for (int k = 0; k < p->built.n_boxes; k++) {
+        if (p->built.box[k].space == TT__HOST) continue;
         p->built.box[k].merged = k;
         p->built.box[k].place = at;
         at += p->built.box[k].bytes;
@@ -617,10 +618,10 @@ TEST(placement_against_brute_force)
             for (int k = 0; k < n; k++) if (box[k].first <= i && i <= box[k].last) live += box[k].bytes;
             if (live > most) { most = live; bound_at = i; }
         }
-        REQUIRE(tt__place(ctx, box, n, length, &height, &bound, &at) == TT_OK);
+        REQUIRE(tt__place(ctx, box, n, length, TT__DEVICE, &height, &bound, &at) == TT_OK);
         CHECK(bound == most && at == bound_at);
         CHECK(height >= bound);
-        CHECK(tt__verify_places(t, box, n, height) == TT_OK);
+        CHECK(tt__verify_places(t, box, n, TT__DEVICE, height) == TT_OK);
         REQUIRE(tt__taken_open(ctx, &taken, length));
         size_t best = best_height(box, order, n, 0, SIZE_MAX, &taken);
         tt__taken_close(&taken);
@@ -661,7 +662,7 @@ TEST(verified_places_against_all_pairs)
             }
         }
         refused += overlap;
-        CHECK(tt__verify_places(t, box, n, 64 * 64) == (overlap ? TT_ERR_INTERNAL : TT_OK));
+        CHECK(tt__verify_places(t, box, n, TT__DEVICE, 64 * 64) == (overlap ? TT_ERR_INTERNAL : TT_OK));
     }
     CHECK(refused > cases / 4 && refused < cases * 3 / 4);
     tt_tape_free(t);
@@ -675,7 +676,7 @@ TEST(placement_of_merged_and_empty)
     tt__box box[4];
     size_t height, bound;
     int at;
-    CHECK(tt__place(ctx, box, 0, 0, &height, &bound, &at) == TT_OK && height == 0 && bound == 0);
+    CHECK(tt__place(ctx, box, 0, 0, TT__DEVICE, &height, &bound, &at) == TT_OK && height == 0 && bound == 0);
     box[0] = box_of(0, 5, 128, 7); /* lives on as box 1, which lives on as box 2 */
     box[1] = box_of(2, 4, 128, 7);
     box[2] = box_of(4, 5, 128, 7);
@@ -683,7 +684,7 @@ TEST(placement_of_merged_and_empty)
     for (int k = 0; k < 4; k++) box[k].merged = k;
     box[1].merged = 0;
     box[2].merged = 1;
-    CHECK(tt__place(ctx, box, 4, 6, &height, &bound, &at) == TT_OK && height == 192 && bound == 192 && at == 1);
+    CHECK(tt__place(ctx, box, 4, 6, TT__DEVICE, &height, &bound, &at) == TT_OK && height == 192 && bound == 192 && at == 1);
     CHECK(box[1].place == box[0].place && box[2].place == box[0].place && box[3].place % 64 == 0);
     TEST_CLOSE(ctx, &a);
 }
@@ -833,7 +834,7 @@ TEST(plans_for_another_device)
         tt_tape *t = tt_tape_new(ctx);
         tt_value logits, loss = encoder(t, e, &logits);
         tt_compile_options c = tt_compile_options_default();
-        size_t rows = (size_t)(e->seqs * e->length), resident = (size_t)32 << 20, attention = 0, embedding = 0, seen = 0;
+        size_t rows = (size_t)(e->seqs * e->length), resident = ((size_t)32 << 20) - 4096, attention = 0, embedding = 0, seen = 0;
         c.device = "cuda";
         c.precision = precisions[k % 3].name;
         c.accumulate = k >= 4;
@@ -1024,9 +1025,9 @@ static void check_picture(const tt_program *p, const char *svg)
             int height = heights[c * points + k] >= 0 ? heights[c * points + k] : below;
             if (layers[c] == TT_MEM_WORKSPACE) bytes = (double)p->settings.kind->resident;
             for (int32_t v = 1; v < p->built.t->n_values; v++)
-                if (p->built.t->values[v].persistent && p->built.t->values[v].base == v && tt__category(p->built.t, v) == layers[c]) bytes += (double)tt__arena_bytes(p->built.t, &p->built.t->values[v]);
+                if (p->built.t->values[v].persistent && p->built.t->values[v].base == v && p->built.t->values[v].space == TT__DEVICE && tt__category(p->built.t, v) == layers[c]) bytes += (double)tt__arena_bytes(p->built.t, &p->built.t->values[v]);
             for (int b = 0; b < p->built.n_boxes; b++)
-                if (p->built.box[b].merged == b && p->built.box[b].first <= k && k <= p->built.box[b].last && tt__category(p->built.t, p->built.box[b].value) == layers[c]) bytes += (double)p->built.box[b].bytes;
+                if (p->built.box[b].merged == b && p->built.box[b].space == TT__DEVICE && p->built.box[b].first <= k && k <= p->built.box[b].last && tt__category(p->built.t, p->built.box[b].value) == layers[c]) bytes += (double)p->built.box[b].bytes;
             from_below += bytes;
             if (points == n) CHECK(fabs(height - from_below / unit) <= 1.5); /* rounded, as the unit is */
             drawn[c] += height - below;
@@ -1366,6 +1367,7 @@ TEST(arena_is_the_plan)
         size_t before = tt_allocated_bytes(ctx);
         long blocks = a.live;
         REQUIRE(tt_allocate(p) == TT_OK);
+        CHECK(plan.host_bytes > 0 && plan.host_bytes <= 256); /* settings and results of a step */
         CHECK(a.live == blocks + 1);
         CHECK(tt_allocated_bytes(ctx) - before == plan.bytes);
         long calls = a.calls;

@@ -181,14 +181,14 @@ static tt_status train(world *w, int n, tt_stats *last)
 static char *snapshot(const world *w, size_t *bytes)
 {
     tt_program *p = w->r->train;
-    const int64_t numbers[4] = {p->run.step, p->good_steps, p->skipped, (int64_t)p->run.loss_scale};
+    const int64_t numbers[4] = {p->run.step, (int64_t)p->results.scale.good_steps, (int64_t)p->results.scale.skipped, (int64_t)p->results.scale.scale};
     char *copy = (char *)calloc(1, (p->arena->memory ? p->arena->persistent : 0) + sizeof numbers);
     memcpy(copy, numbers, sizeof numbers);
     *bytes = sizeof numbers;
     CHECK(!p->arena->memory || tt__zero_states(p) == TT_OK);
     for (int32_t v = 1; v < p->built.t->n_values && p->arena->memory; v++) {
         const tt__value *x = &p->built.t->values[v];
-        if (!x->persistent || x->base != v) continue;
+        if (!x->persistent || x->base != v || x->storage == TT__STEP) continue;
         tt__mat m = tt__resolve(p, v);
         memcpy(copy + *bytes, m.data, (size_t)(m.rows * m.ld) * tt_dtype_bytes(m.dtype));
         *bytes += (size_t)(m.rows * m.ld) * tt_dtype_bytes(m.dtype);
@@ -745,7 +745,7 @@ static void resume(const setup *s, const setup *again, int before, int after)
 
     if (!open_world(&c, again)) return;
     memset(&read, 0xA5, sizeof read);
-    CHECK(tt_trainer_load(c.r, half, &read) == TT_OK && tt_trainer_steps(c.r) == before - c.r->train->skipped);
+    CHECK(tt_trainer_load(c.r, half, &read) == TT_OK && tt_trainer_steps(c.r) == before - (int64_t)c.r->train->results.scale.skipped);
     CHECK(memcmp(&read, &saved, sizeof read) == 0);
     c.progress = read;
     CHECK(train(&c, after, NULL) == TT_OK);
@@ -1025,7 +1025,7 @@ TEST(resume_warns_of_other_options)
         warned[0] = 0;
         v.ctx->options.logger.log = keep_warning;
         CHECK(tt_trainer_load(v.r, path, &v.progress) == TT_OK && tt_trainer_steps(v.r) == 2);
-        CHECK(v.r->train->run.loss_scale == w.r->train->run.loss_scale);
+        CHECK(v.r->train->results.scale.scale == w.r->train->results.scale.scale);
         if (k == 0 || k == 5 || k == 8) CHECK(!warned[0]);
         else CHECK(strstr(warned, k == 4 ? "with another schedule" : "other options of the model, the optimizer or the batches") != NULL);
         close_world(&w);
