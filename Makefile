@@ -297,7 +297,7 @@ bits: FORCE
 	@mkdir -p '$(BITS)'
 	@[ -f '$(BITS)/tinytrain.h' ] || git archive '$(BASE)' tinytrain.h tinytrain_cuda.cu Makefile tests/cuda_emu | \
 	    tar -x -C '$(BITS)'
-	@B='$(B)' CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' MAKE='$(MAKE)' sh tests/bits.sh '$(BITS)' . $(foreach t,$(T),'$(t)')
+	@B='$(B)' CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' sh tests/bits.sh '$(BITS)' . $(foreach t,$(T),'$(t)')
 
 # The same of tests that ran in B, where CFLAGS had --coverage.
 covered:
