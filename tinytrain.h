@@ -916,6 +916,9 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
 /* The last hidden states (rows, hidden), and the logits (seqs, classes). */
+/* The model's class_names are those of a dataset with as many classes, each of at most 63 bytes. */
+tt_status tt_bert_name_classes(tt_bert *m, const tt_dataset *d);
+
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* As a trainer sees it: the mean cross-entropy of the classes that "labels" tell. m must stay. */
@@ -969,6 +972,8 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder);
 void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes */
 
 /* The last hidden states (rows, hidden), and the logits (seqs, classes). */
+tt_status tt_vit_name_classes(tt_vit *m, const tt_dataset *d); /* as tt_bert_name_classes */
+
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
@@ -992,6 +997,9 @@ struct tt_train_options {
     bool accumulate;                 /* default false */
 };
 tt_train_options tt_train_options_default(void);
+/* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate where steps of
+   the first do. Either may be NULL. */
+void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
 
 typedef struct tt_trainer tt_trainer;
 
@@ -15342,6 +15350,20 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     return status;
 }
 
+/* names: (classes, 64), as the dataset calls them. */
+static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, const tt_dataset *d)
+{
+    if (tt_dataset_classes(d) != classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d", tt_dataset_classes(d),
+                        classes);
+    for (int c = 0; c < classes; c++)
+        if (strlen(tt_dataset_class_name(d, c)) >= sizeof *names)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the name of class %d, '%.40s...', has more than 63 bytes", c,
+                            tt_dataset_class_name(d, c));
+    for (int c = 0; c < classes; c++) strcpy(names[c], tt_dataset_class_name(d, c));
+    return TT_OK;
+}
+
 static tt_value tt__named_activation(tt_tape *t, tt_value x, const char *name)
 {
     if (strcmp(name, "relu") == 0) return tt_relu(t, x);
@@ -15498,6 +15520,11 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 }
 
 void tt_bert_free(tt_bert *m) { tt__model_free(&tt__bert, m); }
+
+tt_status tt_bert_name_classes(tt_bert *m, const tt_dataset *d)
+{
+    return tt__name_classes(m->ctx, m->class_names, m->config.classes, d);
+}
 
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
@@ -15727,6 +15754,11 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 }
 
 void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit, m); }
+
+tt_status tt_vit_name_classes(tt_vit *m, const tt_dataset *d)
+{
+    return tt__name_classes(m->ctx, m->class_names, m->config.classes, d);
+}
 
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
 {
@@ -16095,6 +16127,16 @@ tt_train_options tt_train_options_default(void)
     o.loss_scale = tt_loss_scale_default();
     o.recompute = "cheap";
     return o;
+}
+
+void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation)
+{
+    for (int k = 0; k < 2; k++) {
+        const tt_source *s = k ? validation : train;
+        if (s && s->max_seqs > o->max_seqs) o->max_seqs = s->max_seqs;
+        if (s && s->max_tokens > o->max_tokens) o->max_tokens = s->max_tokens;
+    }
+    if (train && train->accumulates) o->accumulate = true;
 }
 
 /* What of these options is for tt_compile. */

@@ -190,12 +190,7 @@ static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const
         if (is_table()) c.max_positions = opt.max_length > 128 ? opt.max_length : 128;
         must(ctx, tt_bert_new(ctx, m, &c));
     }
-    for (int c = 0; c < m->config.classes; c++) {
-        const char *name = tt_dataset_class_name(d, c);
-        if (strlen(name) >= sizeof m->class_names[c])
-            die("the label '%.40s...' has more than 63 bytes", name);
-        strcpy(m->class_names[c], name);
-    }
+    must(ctx, tt_bert_name_classes(m, d));
     float rate = (float)opt.run.dropout;
     if (rate >= 0) m->config.dropout = m->config.attention_dropout = m->config.classifier_dropout = rate;
     freeze(ctx, opt.run.freeze);
@@ -203,16 +198,14 @@ static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const
 
 /* For the micro-batches of two loaders, of one where the other is NULL, or of one text. total_steps 0: only
    to evaluate and predict. */
-static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, const tt_loader *l, const tt_loader *other,
+static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, tt_loader *l, tt_loader *other,
                                 int64_t total_steps)
 {
     tt_model model = tt_bert_classifier(m);
     tt_train_options o = training_options(&opt.run, total_steps);
-    o.max_seqs = l ? tt_loader_max_seqs(l) : 1;
-    o.max_tokens = l ? tt_loader_max_tokens(l) : m->config.max_positions;
-    if (other && tt_loader_max_seqs(other) > o.max_seqs) o.max_seqs = tt_loader_max_seqs(other);
-    if (other && tt_loader_max_tokens(other) > o.max_tokens) o.max_tokens = tt_loader_max_tokens(other);
-    o.accumulate = l && tt_loader_accumulates(l);
+    o.max_seqs = 1;
+    o.max_tokens = l ? 1 : m->config.max_positions;
+    tt_train_options_make_room(&o, tt_loader_source(l), tt_loader_source(other));
     return (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
 }
 

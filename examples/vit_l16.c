@@ -328,23 +328,20 @@ static void make_model(tt_context *ctx, tt_vit *m, const tt_dataset *d)
         c.classes = tt_dataset_classes(d);
         must(ctx, tt_vit_new(ctx, m, &c));
     }
-    for (int c = 0; c < m->config.classes; c++) {
-        const char *name = tt_dataset_class_name(d, c);
-        if (strlen(name) >= sizeof m->class_names[c])
-            die("the class '%.40s...' has more than 63 bytes", name);
-        strcpy(m->class_names[c], name);
-    }
+    must(ctx, tt_vit_name_classes(m, d));
     if (opt.run.dropout >= 0) m->config.dropout = m->config.attention_dropout = (float)opt.run.dropout;
     freeze(ctx, opt.run.freeze);
 }
 
-/* total_steps 0: only to evaluate and predict. */
-static tt_trainer *make_trainer(tt_context *ctx, const tt_vit *m, int max_images, int64_t total_steps)
+/* For the micro-batches of two loaders, of one where the other is NULL, or of one image. total_steps 0: only
+   to evaluate and predict. */
+static tt_trainer *make_trainer(tt_context *ctx, const tt_vit *m, tt_loader *l, tt_loader *other,
+                                int64_t total_steps)
 {
     tt_model model = tt_vit_classifier(m);
     tt_train_options o = training_options(&opt.run, total_steps);
-    o.max_seqs = max_images;
-    o.accumulate = opt.accumulate > 1;
+    o.max_seqs = 1;
+    tt_train_options_make_room(&o, tt_loader_source(l), tt_loader_source(other));
     return (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
 }
 
@@ -362,7 +359,7 @@ static void test(void)
     read_images(ctx, &x, "test", opt.test);
     check_classes(x.d, "test on", m.config.classes, m.class_names, "the model");
     tt_loader *l = loader_of(ctx, x.d, &m, false);
-    tt_trainer *t = make_trainer(ctx, &m, tt_loader_max_seqs(l), 0);
+    tt_trainer *t = make_trainer(ctx, &m, l, NULL, 0);
     must(ctx, tt_evaluate(t, tt_loader_source(l), &s));
     printf("best epoch: accuracy %.4f, loss %.4f on %.0f test images\n", s.correct / s.targets, s.loss,
            s.targets);
@@ -407,9 +404,7 @@ static int train(void)
     make_model(ctx, &m, x.d);
     check_before(x.d, &m);
     tt_loader *l = loader_of(ctx, x.d, &m, true), *validation = loader_of(ctx, held, &m, false);
-    int most = tt_loader_max_seqs(l) > tt_loader_max_seqs(validation) ? tt_loader_max_seqs(l)
-                                                                      : tt_loader_max_seqs(validation);
-    tt_trainer *t = make_trainer(ctx, &m, most, tt_loader_steps(l) * opt.epochs);
+    tt_trainer *t = make_trainer(ctx, &m, l, validation, tt_loader_steps(l) * opt.epochs);
     long long others = (long long)tt_dataset_count(held);
     printf("%lld images to train on, %lld for validation; ", all - others, others);
     printf("%s, %d threads, %s\n", opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
@@ -434,7 +429,7 @@ static void predict(void)
     tt_batch b;
     must(ctx, tt_vit_load(ctx, &m, opt.run.out, 0, 0));
     int side = m.config.image_size, best = 0;
-    tt_trainer *t = make_trainer(ctx, &m, 1, 0);
+    tt_trainer *t = make_trainer(ctx, &m, NULL, NULL, 0);
     const char *wrong = decode(opt.predict, &image);
     if (wrong) die("cannot read '%s': %s", opt.predict, wrong);
     uint8_t *pixels = (uint8_t *)made(NULL, malloc((size_t)side * (size_t)side * 3));
