@@ -11786,31 +11786,21 @@ static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char 
 
 #define TT__INVALID 0xFFFFFFFFu
 
-/* The code point at text[*at], and moves on. TT__INVALID for bytes that are no UTF-8 (overlong forms, surrogates, cut
-   sequences); then moves past the longest start of a valid sequence, as the Unicode Standard, section 3.9, advises. */
+/* Returns the code point at text[*at] and moves on. Bytes that are no UTF-8 (overlong forms, surrogates, cut
+   sequences) are TT__INVALID; *at then moves past the longest start of a valid sequence, as the Unicode Standard,
+   section 3.9, advises. */
 static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
 {
     const unsigned char *p = (const unsigned char *)text;
-    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF;
-    int more;
+    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* of the next byte */
+    int more = c < 0xE0 ? 1 : c < 0xF0 ? 2 : 3;
     if (c < 0x80) return c;
-    if (c >= 0xC2 && c <= 0xDF) {
-        more = 1;
-        c &= 0x1F;
-    } else if (c >= 0xE0 && c <= 0xEF) {
-        more = 2;
-        if (c == 0xE0) low = 0xA0;
-        if (c == 0xED) high = 0x9F;
-        c &= 0x0F;
-    } else if (c >= 0xF0 && c <= 0xF4) {
-        more = 3;
-        if (c == 0xF0) low = 0x90;
-        if (c == 0xF4) high = 0x8F;
-        c &= 0x07;
-    } else {
-        return TT__INVALID;
-    }
-    for (; more; more--) {
+    if (c < 0xC2 || c > 0xF4) return TT__INVALID;
+    if (c == 0xE0) low = 0xA0;
+    if (c == 0xED) high = 0x9F;
+    if (c == 0xF0) low = 0x90;
+    if (c == 0xF4) high = 0x8F;
+    for (c &= 0x3Fu >> more; more; more--) {
         if (*at == bytes || p[*at] < low || p[*at] > high) return TT__INVALID;
         c = c << 6 | (p[(*at)++] & 0x3Fu);
         low = 0x80;
@@ -11821,19 +11811,10 @@ static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
 
 static int tt__utf8_put(uint32_t c, char to[4]) /* returns the number of bytes */
 {
-    if (c < 0x80) { to[0] = (char)c; return 1; }
-    if (c < 0x800) { to[0] = (char)(0xC0 | c >> 6); to[1] = (char)(0x80 | (c & 0x3F)); return 2; }
-    if (c < 0x10000) {
-        to[0] = (char)(0xE0 | c >> 12);
-        to[1] = (char)(0x80 | (c >> 6 & 0x3F));
-        to[2] = (char)(0x80 | (c & 0x3F));
-        return 3;
-    }
-    to[0] = (char)(0xF0 | c >> 18);
-    to[1] = (char)(0x80 | (c >> 12 & 0x3F));
-    to[2] = (char)(0x80 | (c >> 6 & 0x3F));
-    to[3] = (char)(0x80 | (c & 0x3F));
-    return 4;
+    int more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+    to[0] = (char)(more ? (0xFF00u >> (more + 1) & 0xFF) | c >> 6 * more : c);
+    for (int k = 1; k <= more; k++) to[k] = (char)(0x80 | (c >> 6 * (more - k) & 0x3F));
+    return more + 1;
 }
 
 /* Where the last character of a text in UTF-8, which has one, begins. */
@@ -11857,38 +11838,39 @@ static size_t tt__utf8_invalid(const char *text, size_t bytes)
 
 /* ------------------------------------------------------------------------------------------------------- JSON */
 
-/* RFC 8259. Stricter where the RFC leaves a choice: duplicate keys, unpaired surrogates, numbers beyond double and nesting
+/* RFC 8259. Where the RFC leaves a choice, duplicate keys, unpaired surrogates, numbers beyond double and nesting
    beyond TT__JSON_DEPTH are refused. A leading byte order mark is skipped. */
 #define TT__JSON_DEPTH 64
 #define TT__JSON_NUMBER 512 /* longest number, in characters */
 
 typedef enum tt__json_kind {
-    TT__JSON_NULL, TT__JSON_FALSE, TT__JSON_TRUE, TT__JSON_NUMBER_KIND, TT__JSON_STRING, TT__JSON_ARRAY, TT__JSON_OBJECT
+    TT__JSON_NULL, TT__JSON_FALSE, TT__JSON_TRUE, TT__JSON_NUMBER_KIND, TT__JSON_STRING, TT__JSON_ARRAY,
+    TT__JSON_OBJECT
 } tt__json_kind;
 
 /* Nodes lie in the order of the text: the first child of node i is i + 1, its next sibling is nodes[i].after. */
 typedef struct tt__json_node {
     uint8_t kind;
-    bool exact;          /* a number written as an integer that int64 holds: `integer` is it                         */
-    int32_t count;       /* members of an array or object; bytes of a string                                         */
-    int32_t after;       /* the node behind this one and all that it holds                                           */
-    uint32_t offset;     /* of its first byte in the text                                                            */
-    uint32_t key, key_bytes; /* of a member of an object: in `pool`, with a NUL behind                               */
+    bool exact;              /* a number written as an integer that int64 holds: `integer` is it */
+    int32_t count;           /* members of an array or object; bytes of a string */
+    int32_t after;           /* the node behind this one and all that it holds */
+    uint32_t offset;         /* of its first byte in the text */
+    uint32_t key, key_bytes; /* of a member of an object: in `pool`, with a NUL behind */
     double number;
-    int64_t integer;     /* a string: where it is in `pool`; an object: where its members, sorted, are in `sorted`    */
+    int64_t integer;         /* a string: its place in `pool`; an object: that of its sorted members in `sorted` */
 } tt__json_node;
 
 typedef struct tt__json {
     tt_context *ctx;
-    const char *path;    /* for errors                                                                               */
+    const char *path;        /* for errors */
     const char *text;
     size_t bytes, at;
-    size_t base;         /* offset of the text in its file, for errors                                               */
+    size_t base;             /* offset of the text in its file, for errors */
     tt__json_node *nodes;
     int count, capacity;
-    uint32_t *sorted;    /* of each object, its members by key: for lookups, and to find duplicates                  */
+    uint32_t *sorted;        /* of each object, its members by key: for lookups, and to find duplicates */
     int n_sorted, cap_sorted;
-    char *pool;          /* all strings, without escapes, a NUL behind each                                          */
+    char *pool;              /* all strings, without escapes, a NUL behind each */
     size_t used;
 } tt__json;
 
@@ -11915,18 +11897,30 @@ static bool tt__json_fail(const tt__json *j, size_t offset, const char *format, 
     return false;
 }
 
-static const char *tt__json_found(const tt__json *j, char to[32]) /* what stands at j->at, in words */
+/* The next character; 0 at the end. */
+static char tt__json_peek(const tt__json *j) { return j->at < j->bytes ? j->text[j->at] : 0; }
+
+/* Fails at `offset`, saying what was expected and what is next instead. */
+static bool tt__json_expected(const tt__json *j, size_t offset, const char *expected)
 {
-    unsigned char c = j->at < j->bytes ? (unsigned char)j->text[j->at] : 0;
-    if (j->at >= j->bytes) snprintf(to, 32, "the end of the text");
-    else if (c > 0x20 && c < 0x7F) snprintf(to, 32, "'%c'", c);
-    else snprintf(to, 32, "byte 0x%02x", c);
-    return to;
+    char found[32];
+    unsigned char c = (unsigned char)tt__json_peek(j);
+    if (j->at >= j->bytes) snprintf(found, sizeof found, "the end of the text");
+    else if (c > 0x20 && c < 0x7F) snprintf(found, sizeof found, "'%c'", c);
+    else snprintf(found, sizeof found, "byte 0x%02x", c);
+    return tt__json_fail(j, offset, "%s, found %s", expected, found);
+}
+
+static bool tt__json_take(tt__json *j, char c) /* moves on if it is next */
+{
+    if (tt__json_peek(j) != c) return false;
+    j->at++;
+    return true;
 }
 
 static void tt__json_skip_space(tt__json *j)
 {
-    while (j->at < j->bytes && (j->text[j->at] == ' ' || j->text[j->at] == '\n' || j->text[j->at] == '\r' || j->text[j->at] == '\t')) j->at++;
+    for (char c = tt__json_peek(j); c == ' ' || c == '\n' || c == '\r' || c == '\t'; c = tt__json_peek(j)) j->at++;
 }
 
 static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: out of memory */
@@ -11945,38 +11939,41 @@ static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: 
 
 static bool tt__json_hex4(tt__json *j, uint32_t *value) /* the four digits of \uXXXX */
 {
+    static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     *value = 0;
     for (int i = 0; i < 4; i++, j->at++) {
-        char found[32], c = j->at < j->bytes ? j->text[j->at] : 0;
-        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-        if (digit < 0) return tt__json_fail(j, j->at, "\\u needs four hexadecimal digits, found %s", tt__json_found(j, found));
-        *value = *value << 4 | (uint32_t)digit;
+        char c = tt__json_peek(j);
+        const char *digit = c ? strchr(digits, c) : NULL;
+        if (!digit) return tt__json_expected(j, j->at, "\\u needs four hexadecimal digits");
+        *value = *value << 4 | ((uint32_t)(digit - digits) & 15);
     }
     return true;
 }
 
 static bool tt__json_escape(tt__json *j) /* at the backslash */
 {
-    size_t from = j->at++;
-    char c = j->at < j->bytes ? j->text[j->at] : 0, found[32];
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
+    size_t from = j->at++;
+    char c = tt__json_peek(j);
     const char *simple = c ? strchr(names, c) : NULL;
     if (simple) {
         j->pool[j->used++] = values[simple - names];
         j->at++;
         return true;
     }
-    if (c != 'u') return tt__json_fail(j, from, "a backslash must be followed by one of \" \\ / b f n r t u, found %s", tt__json_found(j, found));
+    if (c != 'u')
+        return tt__json_expected(j, from, "a backslash must be followed by one of \" \\ / b f n r t u");
     uint32_t code, low;
     j->at++;
     if (!tt__json_hex4(j, &code)) return false;
-    if (code >= 0xDC00 && code <= 0xDFFF) return tt__json_fail(j, from, "\\u%04x is the second half of a surrogate pair without the first", code);
+    if (code >= 0xDC00 && code <= 0xDFFF)
+        return tt__json_fail(j, from, "\\u%04x is the second half of a surrogate pair without the first", code);
     if (code >= 0xD800 && code <= 0xDBFF) {
-        if (j->bytes - j->at < 2 || j->text[j->at] != '\\' || j->text[j->at + 1] != 'u')
+        if (!tt__json_take(j, '\\') || !tt__json_take(j, 'u'))
             return tt__json_fail(j, from, "\\u%04x is the first half of a surrogate pair without the second", code);
-        j->at += 2;
         if (!tt__json_hex4(j, &low)) return false;
-        if (low < 0xDC00 || low > 0xDFFF) return tt__json_fail(j, from, "\\u%04x\\u%04x is no surrogate pair", code, low);
+        if (low < 0xDC00 || low > 0xDFFF)
+            return tt__json_fail(j, from, "\\u%04x\\u%04x is no surrogate pair", code, low);
         code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
     }
     j->used += (size_t)tt__utf8_put(code, j->pool + j->used);
@@ -11994,10 +11991,12 @@ static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
         if (c == '\\') {
             if (!tt__json_escape(j)) return false;
         } else if (c < 0x20) {
-            return tt__json_fail(j, j->at, "control character 0x%02x in a string; it must be written \\u%04x", c, c);
+            return tt__json_fail(j, j->at, "control character 0x%02x in a string; it must be written \\u%04x", c,
+                                 c);
         } else {
             size_t from = j->at;
-            if (tt__utf8_next(j->text, j->bytes, &j->at) == TT__INVALID) return tt__json_fail(j, from, "byte 0x%02x is not valid UTF-8", c);
+            if (tt__utf8_next(j->text, j->bytes, &j->at) == TT__INVALID)
+                return tt__json_fail(j, from, "byte 0x%02x is not valid UTF-8", c);
             memcpy(j->pool + j->used, j->text + from, j->at - from);
             j->used += j->at - from;
         }
@@ -12023,47 +12022,47 @@ static double tt__json_double(const char *number, size_t n)
     return value;
 }
 
-static bool tt__json_digit(const tt__json *j) { return j->at < j->bytes && j->text[j->at] >= '0' && j->text[j->at] <= '9'; }
+static bool tt__json_digit(const tt__json *j) { return tt__json_peek(j) >= '0' && tt__json_peek(j) <= '9'; }
+
+static bool tt__json_digits(tt__json *j, const char *expected) /* one or more */
+{
+    if (!tt__json_digit(j)) return tt__json_expected(j, j->at, expected);
+    while (tt__json_digit(j)) j->at++;
+    return true;
+}
 
 static bool tt__json_number(tt__json *j)
 {
     size_t from = j->at;
-    char found[32];
-    bool negative = j->text[j->at] == '-', integer = true, fits = true;
+    bool negative = tt__json_take(j, '-'), integer = true, fits = true;
     uint64_t magnitude = 0, limit = (uint64_t)INT64_MAX + (negative ? 1 : 0);
-    if (negative) j->at++;
-    if (!tt__json_digit(j)) return tt__json_fail(j, j->at, "expected a digit, found %s", tt__json_found(j, found));
-    if (j->text[j->at] == '0') {
-        j->at++;
-        if (tt__json_digit(j)) return tt__json_fail(j, from, "a number with a leading zero");
-    }
+    if (!tt__json_digit(j)) return tt__json_expected(j, j->at, "expected a digit");
+    if (tt__json_take(j, '0') && tt__json_digit(j)) return tt__json_fail(j, from, "a number with a leading zero");
     for (; tt__json_digit(j); j->at++) {
         uint64_t digit = (uint64_t)(j->text[j->at] - '0');
         if (magnitude > (limit - digit) / 10) fits = false;
         else magnitude = magnitude * 10 + digit;
     }
-    if (j->at < j->bytes && j->text[j->at] == '.') {
+    if (tt__json_take(j, '.')) {
         integer = false;
-        j->at++;
-        if (!tt__json_digit(j)) return tt__json_fail(j, j->at, "expected a digit after the decimal point, found %s", tt__json_found(j, found));
-        while (tt__json_digit(j)) j->at++;
+        if (!tt__json_digits(j, "expected a digit after the decimal point")) return false;
     }
-    if (j->at < j->bytes && (j->text[j->at] == 'e' || j->text[j->at] == 'E')) {
+    if (tt__json_take(j, 'e') || tt__json_take(j, 'E')) {
         integer = false;
-        j->at++;
-        if (j->at < j->bytes && (j->text[j->at] == '+' || j->text[j->at] == '-')) j->at++;
-        if (!tt__json_digit(j)) return tt__json_fail(j, j->at, "expected a digit in the exponent, found %s", tt__json_found(j, found));
-        while (tt__json_digit(j)) j->at++;
+        if (!tt__json_take(j, '+')) tt__json_take(j, '-');
+        if (!tt__json_digits(j, "expected a digit in the exponent")) return false;
     }
-    if (j->at - from > TT__JSON_NUMBER) return tt__json_fail(j, from, "a number of %zu characters; at most %d are read", j->at - from, TT__JSON_NUMBER);
+    size_t length = j->at - from;
+    if (length > TT__JSON_NUMBER)
+        return tt__json_fail(j, from, "a number of %zu characters; at most %d are read", length, TT__JSON_NUMBER);
     int self = tt__json_push(j, TT__JSON_NUMBER_KIND, from);
     if (self < 0) return false;
     tt__json_node *node = &j->nodes[self];
     node->exact = integer && fits;
-    if (node->exact) node->integer = !negative ? (int64_t)magnitude : magnitude ? -(int64_t)(magnitude - 1) - 1 : 0;
-    node->number = tt__json_double(j->text + from, j->at - from);
-    if (!isfinite(node->number)) return tt__json_fail(j, from, "a number too large for a double");
-    return true;
+    if (node->exact)
+        node->integer = !negative ? (int64_t)magnitude : magnitude ? -(int64_t)(magnitude - 1) - 1 : 0;
+    node->number = tt__json_double(j->text + from, length);
+    return isfinite(node->number) || tt__json_fail(j, from, "a number too large for a double");
 }
 
 static bool tt__json_word(tt__json *j, const char *word, tt__json_kind kind)
@@ -12106,14 +12105,16 @@ static bool tt__json_index(tt__json *j, int object)
     for (int i = from + 1; i < j->n_sorted; i++) {
         const tt__json_node *node = &j->nodes[j->sorted[i]];
         if (tt__json_compare_keys(j, j->sorted[i - 1], j->sorted[i]) == 0)
-            return tt__json_fail(j, node->offset, "the key \"%.200s\" is there twice in one object; this is the value of the second", j->pool + node->key);
+            return tt__json_fail(j, node->offset, "the key \"%.200s\" is there twice in one object; this is the "
+                                 "value of the second", j->pool + node->key);
     }
     return true;
 }
 
 static bool tt__json_value(tt__json *j, int depth)
 {
-    char found[32], c = j->at < j->bytes ? j->text[j->at] : 0;
+    char c = tt__json_peek(j), close = c == '{' ? '}' : ']';
+    bool object = c == '{';
     if (c == '-' || tt__json_digit(j)) return tt__json_number(j);
     if (c == 't') return tt__json_word(j, "true", TT__JSON_TRUE);
     if (c == 'f') return tt__json_word(j, "false", TT__JSON_FALSE);
@@ -12126,24 +12127,20 @@ static bool tt__json_value(tt__json *j, int depth)
         j->nodes[self].count = (int32_t)bytes;
         return true;
     }
-    if (c != '{' && c != '[') return tt__json_fail(j, j->at, "expected a value, found %s", tt__json_found(j, found));
-    if (depth == TT__JSON_DEPTH) return tt__json_fail(j, j->at, "arrays and objects within each other more than %d deep", TT__JSON_DEPTH);
+    if (c != '{' && c != '[') return tt__json_expected(j, j->at, "expected a value");
+    if (depth == TT__JSON_DEPTH)
+        return tt__json_fail(j, j->at, "arrays and objects within each other more than %d deep", TT__JSON_DEPTH);
 
-    bool object = c == '{';
-    char close = object ? '}' : ']';
-    int self = tt__json_push(j, object ? TT__JSON_OBJECT : TT__JSON_ARRAY, j->at);
+    int self = tt__json_push(j, object ? TT__JSON_OBJECT : TT__JSON_ARRAY, j->at++);
     if (self < 0) return false;
-    j->at++;
     tt__json_skip_space(j);
-    bool more = !(j->at < j->bytes && j->text[j->at] == close);
-    while (more) {
+    for (bool more = tt__json_peek(j) != close; more;) {
         uint32_t key = 0, key_bytes = 0;
         if (object) {
-            if (j->at >= j->bytes || j->text[j->at] != '"') return tt__json_fail(j, j->at, "expected a key in double quotes, found %s", tt__json_found(j, found));
+            if (tt__json_peek(j) != '"') return tt__json_expected(j, j->at, "expected a key in double quotes");
             if (!tt__json_string(j, &key, &key_bytes)) return false;
             tt__json_skip_space(j);
-            if (j->at >= j->bytes || j->text[j->at] != ':') return tt__json_fail(j, j->at, "expected ':' after a key, found %s", tt__json_found(j, found));
-            j->at++;
+            if (!tt__json_take(j, ':')) return tt__json_expected(j, j->at, "expected ':' after a key");
             tt__json_skip_space(j);
         }
         int child = j->count;
@@ -12152,38 +12149,37 @@ static bool tt__json_value(tt__json *j, int depth)
         j->nodes[child].key_bytes = key_bytes;
         j->nodes[self].count++;
         tt__json_skip_space(j);
-        more = j->at < j->bytes && j->text[j->at] == ',';
-        if (more) {
-            j->at++;
-            tt__json_skip_space(j);
-        } else if (j->at >= j->bytes || j->text[j->at] != close) {
-            return tt__json_fail(j, j->at, "expected ',' or '%c', found %s", close, tt__json_found(j, found));
-        }
+        more = tt__json_take(j, ',');
+        if (more) tt__json_skip_space(j);
+        else if (tt__json_peek(j) != close)
+            return tt__json_expected(j, j->at, object ? "expected ',' or '}'" : "expected ',' or ']'");
     }
     j->at++;
     j->nodes[self].after = j->count;
     return !object || tt__json_index(j, self);
 }
 
-/* Reads one value and nothing behind it; node 0 is its root. The text must stay only during the call, path and context for
-   the life of j. To be freed in any case. */
-static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text, size_t bytes)
+/* Reads one value and nothing behind it; node 0 is its root. The text must stay only during the call, path and
+   context for the life of j, which is to be freed in any case. */
+static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text,
+                                size_t bytes)
 {
-    char found[32];
     memset(j, 0, sizeof *j);
     j->ctx = ctx;
     j->path = path;
     j->text = text;
     j->bytes = bytes;
     j->base = base;
-    if (bytes > INT32_MAX / 2) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' holds %zu bytes of JSON; at most %d are read", path, bytes, INT32_MAX / 2);
+    if (bytes > INT32_MAX / 2)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' holds %zu bytes of JSON; at most %d are read", path, bytes,
+                        INT32_MAX / 2);
     j->pool = (char *)tt__alloc(ctx, bytes + 1);
     if (!j->pool) return TT_ERR_MEMORY;
     if (bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) j->at = 3;
     tt__json_skip_space(j);
     if (!tt__json_value(j, 0)) return ctx->status;
     tt__json_skip_space(j);
-    if (j->at < bytes) { tt__json_fail(j, j->at, "expected the end after the value, found %s", tt__json_found(j, found)); return ctx->status; }
+    if (j->at < bytes) return tt__json_expected(j, j->at, "expected the end after the value"), ctx->status;
     j->text = NULL;
     return TT_OK;
 }
@@ -12231,9 +12227,18 @@ static const char *tt__json_kind_name(const tt__json *j, int node)
     return names[j->nodes[node].kind];
 }
 
-/* Reads of one member for configurations (inline: not every build uses each). The key is absent or null: *value stays as it
-   is, unless `required`. Of another kind or out of range: an error that names file, key and byte. */
-static inline tt_status tt__json_lookup(const tt__json *j, int object, const char *key, bool required, int *node)
+static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *expected)
+{
+    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"%s\" is %s; expected %s", j->path,
+                    j->base + j->nodes[node].offset, key, tt__json_kind_name(j, node), expected);
+}
+
+/* The functions tt__json_read_... read a member of a configuration. Where the key is absent or null, *value stays as
+   it is, which is an error if the key is `required`. A value of another kind or out of range is an error that names
+   file, key and byte.
+
+   Finds the member; *node is -1 where it is absent or null. */
+static tt_status tt__json_lookup(const tt__json *j, int object, const char *key, bool required, int *node)
 {
     *node = tt__json_get(j, object, key);
     if (*node >= 0 && j->nodes[*node].kind == TT__JSON_NULL) *node = -1;
@@ -12241,28 +12246,24 @@ static inline tt_status tt__json_lookup(const tt__json *j, int object, const cha
     return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"%s\", which is needed", j->path, key);
 }
 
-static inline tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *expected)
-{
-    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"%s\" is %s; expected %s", j->path, j->base + j->nodes[node].offset, key,
-                    tt__json_kind_name(j, node), expected);
-}
-
-static inline tt_status tt__json_read_int(const tt__json *j, int object, const char *key, bool required, int64_t min, int64_t max, int64_t *value)
+static tt_status tt__json_read_int(const tt__json *j, int object, const char *key, bool required, int64_t min,
+                                   int64_t max, int64_t *value)
 {
     int node;
     char expected[96];
     tt_status status = tt__json_lookup(j, object, key, required, &node);
     if (status != TT_OK || node < 0) return status;
+    const tt__json_node *found = &j->nodes[node];
     snprintf(expected, sizeof expected, "an integer from %lld to %lld", (long long)min, (long long)max);
-    if (!j->nodes[node].exact) return tt__json_wrong(j, key, node, expected);
-    if (j->nodes[node].integer < min || j->nodes[node].integer > max)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"%s\" is %lld; expected %s", j->path, j->base + j->nodes[node].offset, key,
-                        (long long)j->nodes[node].integer, expected);
-    *value = j->nodes[node].integer;
+    if (!found->exact) return tt__json_wrong(j, key, node, expected);
+    if (found->integer < min || found->integer > max)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"%s\" is %lld; expected %s", j->path,
+                        j->base + found->offset, key, (long long)found->integer, expected);
+    *value = found->integer;
     return TT_OK;
 }
 
-static inline tt_status tt__json_read_number(const tt__json *j, int object, const char *key, bool required, double *value)
+static tt_status tt__json_read_number(const tt__json *j, int object, const char *key, bool required, double *value)
 {
     int node;
     tt_status status = tt__json_lookup(j, object, key, required, &node);
@@ -12272,17 +12273,19 @@ static inline tt_status tt__json_read_number(const tt__json *j, int object, cons
     return TT_OK;
 }
 
-static inline tt_status tt__json_read_bool(const tt__json *j, int object, const char *key, bool required, bool *value)
+static tt_status tt__json_read_bool(const tt__json *j, int object, const char *key, bool required, bool *value)
 {
     int node;
     tt_status status = tt__json_lookup(j, object, key, required, &node);
     if (status != TT_OK || node < 0) return status;
-    if (j->nodes[node].kind != TT__JSON_TRUE && j->nodes[node].kind != TT__JSON_FALSE) return tt__json_wrong(j, key, node, "true or false");
+    if (j->nodes[node].kind != TT__JSON_TRUE && j->nodes[node].kind != TT__JSON_FALSE)
+        return tt__json_wrong(j, key, node, "true or false");
     *value = j->nodes[node].kind == TT__JSON_TRUE;
     return TT_OK;
 }
 
-static inline tt_status tt__json_read_string(const tt__json *j, int object, const char *key, bool required, const char **value) /* as long as j */
+static tt_status tt__json_read_string(const tt__json *j, int object, const char *key, bool required,
+                                      const char **value) /* as long as j */
 {
     int node;
     tt_status status = tt__json_lookup(j, object, key, required, &node);
