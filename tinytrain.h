@@ -36,6 +36,7 @@
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation
      (-O2). No -march flag is needed: the instruction set is chosen at run time, and so is how bf16 matrices
      are multiplied. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force one (tt_context_options).
+     With TINYTRAIN_CUDA_SYNC=1 in the environment "cuda" waits after each op, slowly, and an error names its op.
 
    VENDORING
      One file      copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation

@@ -138,6 +138,8 @@ struct tt__device {
     product_choice *choices; // TT__PRODUCT_CHOICES of them, see >>matmuls
     int choice_count;
     group_arguments *arguments; // of tensors that share a launch, see >>optimizers
+    bool waits;             // after each op, and records nothing: environment TINYTRAIN_CUDA_SYNC=1
+    bool lost;              // an error has ended all work on the device, and `error` stays what it is
     char error[512];
 };
 
@@ -149,10 +151,23 @@ TT_PRINTF(3, 4)
 tt_status fail(tt__device *d, tt_status status, const char *format, ...)
 {
     va_list args;
+    if (d->lost) return TT_ERR_DEVICE;
     va_start(args, format);
     vsnprintf(d->error, sizeof d->error, format, args);
     va_end(args);
     return status;
+}
+
+// Whether every later call in this process returns this error too (CUDA Runtime API, "Data types used by CUDA Runtime":
+// "the process must be terminated and relaunched").
+bool ends_all(cudaError_t e)
+{
+    switch (e) {
+    case cudaErrorIllegalAddress: case cudaErrorLaunchTimeout: case cudaErrorAssert: case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction: case cudaErrorMisalignedAddress: case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc: case cudaErrorLaunchFailure: case cudaErrorECCUncorrectable: return true;
+    default: return false;
+    }
 }
 
 // TT_OK, or TT_ERR_DEVICE with what was being done.
@@ -160,8 +175,16 @@ tt_status check(tt__device *d, cudaError_t e, const char *what)
 {
     if (e == cudaSuccess) return TT_OK;
     cudaGetLastError(); // the next call starts without it
-    return fail(d, e == cudaErrorMemoryAllocation ? TT_ERR_MEMORY : TT_ERR_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
+    const bool lost = ends_all(e);
+    tt_status status = fail(d, e == cudaErrorMemoryAllocation ? TT_ERR_MEMORY : TT_ERR_DEVICE, "%s: %s (%s)%s%s", what,
+                            cudaGetErrorString(e), cudaGetErrorName(e), lost ? "; CUDA does nothing more in this process" : "",
+                            lost && !d->waits ? ", and with TINYTRAIN_CUDA_SYNC=1 in the environment the op that failed is named" : "");
+    d->lost = d->lost || lost;
+    return status;
 }
+
+// Makes d the thread's device; false after fail, and if d can do nothing more.
+bool use(tt__device *d) { return !d->lost && check(d, cudaSetDevice(d->index), "cudaSetDevice") == TT_OK; }
 
 void cuda_close(tt__device *d)
 {
@@ -257,6 +280,8 @@ tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t capacity)
     if (status == TT_OK) status = check_kernels(d);
     if (status == TT_OK) status = check(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "cudaStreamCreate");
     if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS) status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
+    const char *waits = getenv("TINYTRAIN_CUDA_SYNC");
+    d->waits = waits && *waits && strcmp(waits, "0") != 0;
     if (status == TT_OK) return d;
     snprintf(error, capacity, "%s", d->error);
     cuda_close(d);
@@ -337,7 +362,7 @@ void *cuda_allocate(tt__device *d, size_t bytes)
 {
     void *memory = NULL;
     size_t unused = 0, total = 0;
-    cudaSetDevice(d->index);
+    if (!use(d)) return NULL;
     cudaError_t e = cudaMalloc(&memory, bytes);
     if (e == cudaSuccess) return memory;
     check(d, e, "cudaMalloc");
@@ -357,7 +382,7 @@ void cuda_release(tt__device *d, void *memory)
 void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
-    cudaSetDevice(d->index);
+    if (!use(d)) return NULL;
     if (check(d, cudaMallocHost(&host, bytes), "cudaMallocHost") != TT_OK) return NULL;
     return host;
 }
@@ -371,25 +396,25 @@ void cuda_release_host(tt__device *d, void *host)
 
 tt_status cuda_write(tt__device *d, void *memory, const void *from, size_t bytes)
 {
-    cudaSetDevice(d->index);
+    if (!use(d)) return TT_ERR_DEVICE;
     return check(d, cudaMemcpyAsync(memory, from, bytes, cudaMemcpyHostToDevice, d->stream), "copy to the device");
 }
 
 tt_status cuda_fill(tt__device *d, void *memory, int byte, size_t bytes)
 {
-    cudaSetDevice(d->index);
+    if (!use(d)) return TT_ERR_DEVICE;
     return bytes ? check(d, cudaMemsetAsync(memory, byte, bytes, d->stream), "fill") : TT_OK;
 }
 
 tt_status cuda_wait(tt__device *d)
 {
-    cudaSetDevice(d->index);
+    if (!use(d)) return TT_ERR_DEVICE;
     return check(d, cudaStreamSynchronize(d->stream), "wait");
 }
 
 tt_status cuda_read(tt__device *d, void *to, const void *memory, size_t bytes)
 {
-    cudaSetDevice(d->index);
+    if (!use(d)) return TT_ERR_DEVICE;
     tt_status status = check(d, cudaMemcpyAsync(to, memory, bytes, cudaMemcpyDeviceToHost, d->stream), "copy from the device");
     return status == TT_OK ? cuda_wait(d) : status;
 }
@@ -398,7 +423,7 @@ tt_status cuda_read(tt__device *d, void *to, const void *memory, size_t bytes)
 tt_status cuda_mark(tt__device *d, int stream, void **event)
 {
     (void)stream;
-    cudaSetDevice(d->index);
+    if (!use(d)) return TT_ERR_DEVICE;
     tt_status status = TT_OK;
     if (!*event) status = check(d, cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming), "cudaEventCreate");
     return status == TT_OK ? check(d, cudaEventRecord((cudaEvent_t)*event, d->stream), "cudaEventRecord") : status;
@@ -406,7 +431,7 @@ tt_status cuda_mark(tt__device *d, int stream, void **event)
 
 tt_status cuda_after(tt__device *d, int stream, void *event)
 {
-    cudaSetDevice(d->index);
+    if (!use(d)) return TT_ERR_DEVICE;
     if (!event) return TT_OK;
     if (stream == TT__HOST_STREAM) return check(d, cudaEventSynchronize((cudaEvent_t)event), "cudaEventSynchronize");
     return check(d, cudaStreamWaitEvent(d->stream, (cudaEvent_t)event, 0), "cudaStreamWaitEvent");
@@ -421,7 +446,8 @@ void cuda_release_event(tt__device *d, void *event)
 // A graph of what the stream would have done.
 tt_status cuda_capture(tt__device *d)
 {
-    cudaSetDevice(d->index);
+    if (!use(d)) return TT_ERR_DEVICE;
+    if (d->waits) return fail(d, TT_ERR_UNSUPPORTED, "TINYTRAIN_CUDA_SYNC is set");
     return check(d, cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "begin of a capture");
 }
 
@@ -438,7 +464,7 @@ void *cuda_captured(tt__device *d)
 
 tt_status cuda_replay(tt__device *d, void *recording)
 {
-    cudaSetDevice(d->index);
+    if (!use(d)) return TT_ERR_DEVICE;
     return check(d, cudaGraphLaunch((cudaGraphExec_t)recording, d->stream), "cudaGraphLaunch");
 }
 
@@ -658,7 +684,7 @@ __global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype,
 
 tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
 {
-    cudaSetDevice(d->index);
+    if (!use(d)) return TT_ERR_DEVICE;
     return check(d, TT__LAUNCH(init_values, grid_for(n, 1024, 4096), 256, 0, d->stream, memory, dtype, n, init, key), "initial values");
 }
 
@@ -3380,6 +3406,8 @@ cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const product *g, cons
     if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED) s = lt_run(d, l, p, true, &outcome);
     *done = outcome == LT_DONE;
     if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
+    const cudaError_t cause = cudaPeekAtLastError();
+    if (ends_all(cause)) return cause;
     fail(d, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m, (long long)g->n, (long long)g->k, (int)s);
     return cudaErrorUnknown;
 }
@@ -3734,13 +3762,16 @@ cudaError_t run_together(tt__device *d, const tt__launch *l, int n)
 
 tt_status cuda_launch(tt__device *d, const tt__launch *l, int n)
 {
-    char what[64];
-    cudaError_t e = cudaSetDevice(d->index);
+    char what[128];
+    if (!use(d)) return TT_ERR_DEVICE;
     d->error[0] = 0;
-    if (e == cudaSuccess) e = run_together(d, l, n);
+    cudaError_t e = run_together(d, l, n);
+    const bool launched = e == cudaSuccess;
+    if (launched && d->waits) e = cudaStreamSynchronize(d->stream);
     if (e == cudaSuccess) return TT_OK;
     if (d->error[0]) return TT_ERR_DEVICE; // the op has said more
-    snprintf(what, sizeof what, "launch of %s", name_of(l->instr->op));
+    snprintf(what, sizeof what, "%s of %s, whose result has %lld rows and %lld columns", launched ? "run" : "launch",
+             name_of(l->instr->op), (long long)l->out[0].rows, (long long)l->out[0].cols);
     return check(d, e, what);
 }
 

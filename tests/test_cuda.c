@@ -220,7 +220,7 @@ TEST(a_step_waits_once_for_its_results)
 
 /* --------------------------------------------------------------------------------------------------- faults */
 
-enum { FAULT = 719 /* cudaErrorLaunchFailure */ };
+enum { FAULT = 999 /* cudaErrorUnknown */, LOST = 719 /* cudaErrorLaunchFailure, after which nothing works */ };
 
 typedef struct small_net { tt_tape *t; tt_value x, y, ids, out; tt_program *p; tt_param *w, *table; } small_net;
 
@@ -301,7 +301,7 @@ static void fault_failed(long n, long count, const char *what, const char *more)
 /* A sentence that names the device, and the call or product that failed. */
 static bool names_the_fault(const char *text)
 {
-    return strstr(text, "device 'cuda'") && (strstr(text, "a kernel failed") || strstr(text, "cublasLtCreate") || strstr(text, "cuBLASLt"));
+    return strstr(text, "device 'cuda'") && (strstr(text, "unknown error") || strstr(text, "a kernel failed") || strstr(text, "cublasLtCreate") || strstr(text, "cuBLASLt"));
 }
 
 static void check_nothing_left(long n, long count)
@@ -364,7 +364,8 @@ TEST(lengths_that_are_met_again_are_replayed)
 
 static void count_log(void *user, tt_log_level level, const char *id, const char *message)
 {
-    *(int *)user += level == TT_LOG_WARNING && strcmp(id, "graph") == 0 && strstr(message, "cudaError") != NULL;
+    *(int *)user += level == TT_LOG_WARNING && strcmp(id, "graph") == 0 &&
+                      (strstr(message, "cudaError") || strstr(message, "TINYTRAIN_CUDA_SYNC"));
 }
 
 /* A device that cannot make graphs runs the instructions one by one, and says so once. */
@@ -453,6 +454,59 @@ TEST(algorithms_are_chosen_once)
     TEST_CLOSE(ctx, &a);
 }
 
+/* After an error that ends all work on a device every call fails with the first sentence, even if CUDA had forgotten. */
+TEST(a_lost_device_says_so)
+{
+    static const int errors[] = {700, 719, 716};
+    for (int k = 0; k < TEST_COUNT(errors); k++) {
+        test_allocator a;
+        small_net net;
+        tt_stats stats;
+        float w[5 * 4];
+        char first[1024];
+        emu_configure(1, (size_t)16 << 20, 1, 1);
+        tt_context *ctx = test_open(&a);
+        CHECK(small_open(ctx, &net, false) == TT_OK && small_step(&net, 0, &stats) == TT_OK);
+        emu_inject_fault_into("cudaStreamSynchronize", 1, errors[k], 1);
+        CHECK(small_step(&net, 1, &stats) == TT_ERR_DEVICE);
+        snprintf(first, sizeof first, "%s", tt_error(ctx));
+        CHECK(strstr(first, "CUDA does nothing more in this process") && strstr(first, "TINYTRAIN_CUDA_SYNC"));
+        CHECK(small_step(&net, 2, &stats) == TT_ERR_DEVICE && strcmp(tt_error(ctx), first) == 0);
+        CHECK(tt_param_get(net.w, w) == TT_ERR_DEVICE && strcmp(tt_error(ctx), first) == 0);
+        CHECK(tt_param_set(net.w, w) == TT_ERR_DEVICE && strcmp(tt_error(ctx), first) == 0);
+        small_close(&net);
+        TEST_CLOSE(ctx, &a);
+        check_nothing_left(k, 1);
+    }
+}
+
+/* With TINYTRAIN_CUDA_SYNC=1 each op is waited for, so that an error has the name of the op that it came from. */
+TEST(an_op_that_fails_is_named)
+{
+    static const char *const ops[] = {"run of embedding, whose result has 6 rows and 4 columns", "run of add, ", "run of layernorm, "};
+    setenv("TINYTRAIN_CUDA_SYNC", "1", 1);
+    for (int k = 0; k < TEST_COUNT(ops); k++) {
+        test_allocator a;
+        small_net net;
+        tt_stats stats;
+        int lines = 0;
+        emu_configure(1, (size_t)16 << 20, 1, 1);
+        tt_context_options o = test_options(&a);
+        o.logger.user = &lines;
+        o.logger.log = count_log;
+        tt_context *ctx = tt_open(&o);
+        CHECK(small_open(ctx, &net, false) == TT_OK && small_step(&net, 0, &stats) == TT_OK && small_step(&net, 1, &stats) == TT_OK);
+        CHECK(emu_get_counts().graph_launches == 0 && lines == 1);
+        CHECK(small_set(&net, USUAL_ROWS, 0) == TT_OK);
+        emu_inject_fault_into("cudaStreamSynchronize", k + 1, 700, 1);
+        CHECK(tt_step(net.p, 0.1f, &stats) == TT_ERR_DEVICE);
+        CHECK_ERROR(ctx, TT_ERR_DEVICE, ops[k]);
+        small_close(&net);
+        TEST_CLOSE(ctx, &a);
+    }
+    unsetenv("TINYTRAIN_CUDA_SYNC");
+}
+
 /* Call n of CUDA fails, or all from it on do, for each n up to the last of closing. A run that fails says why, and one that does not has the right
    results. After a single failure the program goes on. */
 static void sweep(long count)
@@ -468,7 +522,7 @@ static void sweep(long count)
         memset(&result, 0, sizeof result);
         emu_configure(1, (size_t)16 << 20, 1, (uint64_t)n);
         tt_context *ctx = test_open(&a);
-        if (n) emu_inject_fault(n, FAULT, count);
+        if (n) emu_inject_fault(n, count == 1 ? FAULT : LOST, count);
         tt_status status = small_run(ctx, &net, &result);
         if (n == 0) reference = result;
         if (status == TT_OK) {
@@ -507,7 +561,7 @@ TEST(any_call_may_fail_while_saving)
             if (!open_training(&t, "cuda", false, 0, false)) { close_training(&t); return; }
             CHECK(tt_allocate(t.trainer->train) == TT_OK);
             const long calls = emu_api_calls();
-            if (n) emu_inject_fault(n, FAULT, count);
+            if (n) emu_inject_fault(n, endless ? LOST : FAULT, count);
             tt_status status = tt_trainer_save(t.trainer, state, &progress);
             const bool saved = status == TT_OK;
             CHECK(saved == (access(state, F_OK) == 0));
@@ -534,6 +588,8 @@ TEST(lengths_that_are_met_again_are_replayed) { NEEDS_EMULATOR; }
 TEST(steps_go_on_without_graphs) { NEEDS_EMULATOR; }
 TEST(products_that_cublaslt_refuses) { NEEDS_EMULATOR; }
 TEST(algorithms_are_chosen_once) { NEEDS_EMULATOR; }
+TEST(a_lost_device_says_so) { NEEDS_EMULATOR; }
+TEST(an_op_that_fails_is_named) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_once) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_for_ever) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
@@ -544,6 +600,7 @@ static const test_case tests[] = {
     TEST_CASE(trains_distilbert_as_the_cpu_does), TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(a_step_waits_once_for_its_results),
     TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs), TEST_CASE(lengths_that_are_met_again_are_replayed),
     TEST_CASE(steps_go_on_without_graphs), TEST_CASE(products_that_cublaslt_refuses), TEST_CASE(algorithms_are_chosen_once),
+    TEST_CASE(a_lost_device_says_so), TEST_CASE(an_op_that_fails_is_named),
     TEST_CASE(any_call_may_fail_once), TEST_CASE(any_call_may_fail_for_ever), TEST_CASE(any_call_may_fail_while_saving),
 };
 

@@ -110,14 +110,22 @@ EMU_VECTORS(double, double, 16, 16)
     X(cudaErrorInvalidDevice, 101, "there is no device with this number") \
     X(cudaErrorNoKernelImageForDevice, 209, "there is no code of the kernel for this device") \
     X(cudaErrorPeerAccessUnsupported, 217, "the devices cannot reach each other's memory") \
+    X(cudaErrorECCUncorrectable, 214, "memory lost its contents") \
     X(cudaErrorInvalidResourceHandle, 400, "the handle is not valid here") \
     X(cudaErrorNotReady, 600, "the work is not done yet") \
     X(cudaErrorIllegalAddress, 700, "a kernel used an address that it may not") \
     X(cudaErrorLaunchOutOfResources, 701, "a launch asked for too many resources") \
+    X(cudaErrorLaunchTimeout, 702, "a kernel took too long") \
     X(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is on already") \
     X(cudaErrorPeerAccessNotEnabled, 705, "peer access is not on") \
     X(cudaErrorHostMemoryAlreadyRegistered, 712, "the host memory is registered already") \
     X(cudaErrorHostMemoryNotRegistered, 713, "the host memory is not registered") \
+    X(cudaErrorAssert, 710, "an assertion in a kernel failed") \
+    X(cudaErrorHardwareStackError, 714, "a kernel broke its stack") \
+    X(cudaErrorIllegalInstruction, 715, "a kernel had an illegal instruction") \
+    X(cudaErrorMisalignedAddress, 716, "a kernel used an address that is not aligned") \
+    X(cudaErrorInvalidAddressSpace, 717, "a kernel used an address of another space") \
+    X(cudaErrorInvalidPc, 718, "a kernel jumped out of its code") \
     X(cudaErrorLaunchFailure, 719, "a kernel failed") \
     X(cudaErrorNotSupported, 801, "not supported") \
     X(cudaErrorStreamCaptureUnsupported, 900, "not allowed while a stream is captured") \
