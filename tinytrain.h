@@ -9404,25 +9404,25 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 
 /* Where an arena has a parameter. */
 typedef struct tt__home {
-    size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none                                       */
+    size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none */
     tt_dtype dtype;
 } tt__home;
 
 /* One arena serves a program and those that share it: persistent bytes first, then the transient bytes of the
    largest. */
 typedef struct tt__arena {
-    int references;     /* programs, and parameters whose values it holds                                            */
-    struct tt_program *programs; /* a list                                                                           */
+    int references;     /* programs, and parameters whose values it holds */
+    struct tt_program *programs; /* a list */
     const tt__device_kind *kind;
-    int index;          /* of the device among those of its kind                                                     */
-    tt__device *device; /* NULL until allocated                                                                      */
-    char *memory;       /* NULL until allocated                                                                      */
-    char *bounce;       /* TT__PIECE floats of host memory, on the way to or from memory that is the device's; else NULL */
-    size_t persistent, transient; /* persistent: first the kind's resident workspace                                 */
-    size_t budget;      /* the least memory_budget of its programs; 0: none                                          */
-    tt__home *home;     /* by the index of the parameter                                                             */
+    int index;          /* of the device among those of its kind */
+    tt__device *device; /* NULL until allocated */
+    char *memory;       /* NULL until allocated */
+    char *bounce;       /* TT__PIECE floats of host memory, on the way to memory that is the device's; else NULL */
+    size_t persistent, transient; /* persistent: first the kind's resident workspace */
+    size_t budget;      /* the least memory_budget of its programs; 0: none */
+    tt__home *home;     /* by the index of the parameter */
     int n_homes;
-    const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's          */
+    const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's */
 } tt__arena;
 
 static void tt__arena_release(tt_context *ctx, tt__arena *a)
@@ -9477,13 +9477,33 @@ static void tt__cpu_close(tt__device *d) { (void)d; }
 static const char *tt__cpu_error(tt__device *d) { return tt__cpu_context(d)->error; }
 static void *tt__cpu_allocate(tt__device *d, size_t bytes) { return tt__alloc(tt__cpu_context(d), bytes); }
 static void tt__cpu_release(tt__device *d, void *memory) { tt__free(tt__cpu_context(d), memory); }
-static tt_status tt__cpu_copy(tt__device *d, void *to, const void *from, size_t bytes) { (void)d; return memcpy(to, from, bytes), TT_OK; }
-static tt_status tt__cpu_mark(tt__device *d, int stream, void **event) { (void)stream; *event = d; return TT_OK; }
-static tt_status tt__cpu_after(tt__device *d, int stream, void *event) { (void)d; (void)stream; (void)event; return TT_OK; }
-static void tt__cpu_release_event(tt__device *d, void *event) { (void)d; (void)event; }
-static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t bytes) { (void)d; return memset(memory, byte, bytes), TT_OK; }
 
-/* Elements [first, first + n) of what an initialiser gives under a key: of four each, from a Philox block. first is a multiple of 4. */
+static tt_status tt__cpu_copy(tt__device *d, void *to, const void *from, size_t bytes)
+{
+    (void)d;
+    memcpy(to, from, bytes);
+    return TT_OK;
+}
+
+/* Nothing is left to wait for, so events are empty. */
+static tt_status tt__cpu_mark(tt__device *d, int stream, void **event) { (void)stream; *event = d; return TT_OK; }
+static void tt__cpu_release_event(tt__device *d, void *event) { (void)d; (void)event; }
+
+static tt_status tt__cpu_after(tt__device *d, int stream, void *event)
+{
+    (void)d; (void)stream; (void)event;
+    return TT_OK;
+}
+
+static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t bytes)
+{
+    (void)d;
+    memset(memory, byte, bytes);
+    return TT_OK;
+}
+
+/* Elements [first, first + n) of what an initialiser gives under a key: four from each Philox block. first is a
+   multiple of 4. */
 static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
 {
     for (int64_t k = 0; k < n; k += 4) {
@@ -9526,7 +9546,7 @@ static tt_status tt__cpu_launch(tt__device *d, const tt__launch *l, int n)
 
 static const char *tt__cpu_refuses(const tt__launch *l) { (void)l; return NULL; }
 
-/* What follows `key` and a colon in the first line of a file that begins with key (all of the first line, with key ""); "" if there is none. */
+/* The first line of a file that begins with `key`, without that and a colon; "" if there is none. */
 static void tt__line_of(const char *path, const char *key, char to[128])
 {
     char line[1024];
@@ -9544,8 +9564,10 @@ static void tt__line_of(const char *path, const char *key, char to[128])
 static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity);
 
 static const tt__backend tt__cpu_backend = {
-    tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init,
-    tt__cpu_copy, tt__cpu_wait, tt__cpu_mark, tt__cpu_after, tt__cpu_release_event, tt__cpu_launch, NULL, NULL, NULL, NULL, tt__cpu_refuses, tt__cpu_describe,
+    tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate,
+    tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init, tt__cpu_copy, tt__cpu_wait, tt__cpu_mark,
+    tt__cpu_after, tt__cpu_release_event, tt__cpu_launch, NULL, NULL, NULL, NULL, tt__cpu_refuses,
+    tt__cpu_describe,
 };
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
@@ -9579,78 +9601,74 @@ static tt__device *tt__open_device(tt_context *ctx, const tt__device_kind *kind,
 static tt_status tt__device_status(tt_context *ctx, const tt__arena *a, tt_status status)
 {
     if (status == TT_OK || a->kind->host) return status; /* the CPU's functions have called tt__fail */
-    return tt__fail(ctx, status, "device '%s': %s", a->kind->name, a->kind->backend->error(a->device));
+    char name[32];
+    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(a->kind, a->index, name), a->kind->backend->error(a->device));
 }
 
-/* Copies from and to memory of a's device, which need not be the host's. */
-static tt_status tt__read_bytes(tt_context *ctx, const tt__arena *a, void *to, const void *memory, size_t bytes)
-{
-    return tt__device_status(ctx, a, a->kind->backend->read(a->device, to, memory, bytes));
-}
-
-static tt_status tt__write_bytes(tt_context *ctx, const tt__arena *a, void *memory, const void *from, size_t bytes)
+/* Reads n numbers of `dtype` from memory of an arena, which need not be the host's, and converts them. */
+static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, void *to, tt_dtype to_type, const void *memory,
+                                 tt_dtype dtype, size_t n)
 {
     const tt__backend *b = a->kind->backend;
+    const size_t item = tt_dtype_bytes(dtype), most = TT__PIECE / 2;
+    float piece[TT__PIECE / 4];
     tt_status status = TT_OK;
-    if (a->kind->host) return b->write(a->device, memory, from, bytes);
-    for (size_t done = 0, n; done < bytes && status == TT_OK; done += n) {
-        n = bytes - done < TT__PIECE * sizeof(float) ? bytes - done : TT__PIECE * sizeof(float);
-        memcpy(a->bounce, (const char *)from + done, n);
-        status = b->write(a->device, (char *)memory + done, a->bounce, n);
-        if (status == TT_OK) status = b->wait(a->device);
-    }
+    if (a->kind->host) tt__convert(to, to_type, memory, dtype, n);
+    else if (dtype == to_type) status = b->read(a->device, to, memory, n * item);
+    else
+        for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
+            m = n - done < most ? n - done : most;
+            status = b->read(a->device, piece, (const char *)memory + done * item, m * item);
+            if (status == TT_OK) tt__convert((char *)to + done * tt_dtype_bytes(to_type), to_type, piece, dtype, m);
+        }
     return tt__device_status(ctx, a, status);
 }
 
-/* The same, of n numbers of a dtype there and floats here. */
-static tt_status tt__read_floats(tt_context *ctx, const tt__arena *a, float *to, const void *memory, tt_dtype dtype, size_t n)
-{
-    uint16_t piece[4096];
-    tt_status status = TT_OK;
-    if (a->kind->host) { tt__convert(to, TT_F32, memory, dtype, n); return TT_OK; }
-    if (dtype == TT_F32) return tt__read_bytes(ctx, a, to, memory, n * sizeof(float));
-    for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
-        m = n - done < sizeof piece / 2 ? n - done : sizeof piece / 2;
-        status = tt__read_bytes(ctx, a, piece, (const char *)memory + 2 * done, 2 * m);
-        if (status == TT_OK) tt__convert(to + done, TT_F32, piece, dtype, m);
-    }
-    return status;
-}
-
-static tt_status tt__write_floats(tt_context *ctx, const tt__arena *a, void *memory, tt_dtype dtype, const float *from, size_t n)
+/* Converts n numbers to `dtype` and writes them to memory of an arena. */
+static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, void *memory, tt_dtype dtype, const void *from,
+                                  tt_dtype from_type, size_t n)
 {
     const tt__backend *b = a->kind->backend;
-    size_t item = tt_dtype_bytes(dtype);
+    const size_t item = tt_dtype_bytes(dtype);
     tt_status status = TT_OK;
-    if (a->kind->host) { tt__convert(memory, dtype, from, TT_F32, n); return TT_OK; }
-    for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
+    if (a->kind->host) tt__convert(memory, dtype, from, from_type, n);
+    for (size_t done = a->kind->host ? n : 0, m; done < n && status == TT_OK; done += m) {
         m = n - done < TT__PIECE ? n - done : TT__PIECE;
-        tt__convert(a->bounce, dtype, from + done, TT_F32, m);
+        tt__convert(a->bounce, dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
         status = b->write(a->device, (char *)memory + done * item, a->bounce, m * item);
         if (status == TT_OK) status = b->wait(a->device);
     }
     return tt__device_status(ctx, a, status);
 }
 
+/* The option, or the environment variable where it is NULL or ""; NULL where that is empty too. */
+static const char *tt__option(const char *option, const char *variable)
+{
+    if (!option || !*option) option = getenv(variable);
+    return option && *option ? option : NULL;
+}
+
 /* The kind of device that a name is of, and *index among them: "cuda" and "cuda:0" are the first. NULL after
-   tt__fail if there is none of that name. A name that is NULL or "" is the environment's. */
+   tt__fail if there is no such device. Without a name it is TINYTRAIN_DEVICE's, or "cpu". */
 static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name, int *index)
 {
     char known[128];
     tt__text text = {known, sizeof known, 0};
-    if (!name || !*name) name = getenv("TINYTRAIN_DEVICE");
-    if (!name || !*name) name = "cpu";
+    name = tt__option(name, "TINYTRAIN_DEVICE");
+    if (!name) name = "cpu";
     for (int k = 0; k < TT__KINDS; k++) {
         const tt__device_kind *kind = &tt__device_kinds[k];
         const size_t length = strlen(kind->name);
         tt__print(&text, "%s%s", k ? " or " : "", kind->name);
         if (strncmp(name, kind->name, length) != 0 || (name[length] && !strchr(":*", name[length]))) continue;
-        const char *number = name + length + (name[length] == ':'), *end = number + strspn(number, "0123456789");
+        const char *number = name + length + (name[length] == ':');
+        const size_t digits = strspn(number, "0123456789");
         *index = 0;
         if (!name[length]) return kind;
-        if (name[length] == '*' || *end == ',')
-            tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s': a program runs on one device for now: use %s", name, kind->name);
-        else if (end == number || *end || end - number > 4 || (*index = atoi(number)) >= TT__DEVICES)
+        if (name[length] == '*' || number[digits] == ',')
+            tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s': a program runs on one device for now: use %s", name,
+                     kind->name);
+        else if (!digits || digits > 4 || number[digits] || (*index = atoi(number)) >= TT__DEVICES)
             tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s': after '%s:' comes a number from 0 to %d", name, kind->name,
                      TT__DEVICES - 1);
         else if (kind->host && *index)
@@ -9669,7 +9687,8 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
     if (capacity) *to = 0;
     if (!kind) return ctx->status;
     if (!kind->backend)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", kind->name);
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define TINYTRAIN_CUDA and link "
+                        "tinytrain_cuda.cu, as `make cuda` does", kind->name);
     if (capacity) kind->backend->describe(ctx, to, capacity);
     return tt__open_device(ctx, kind, index) ? TT_OK : ctx->status;
 }
@@ -9681,9 +9700,10 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
 #ifdef TT__HAS_AVX2
     unsigned a, b, c = 0, d;
-    bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* which __builtin_cpu_supports of old compilers does not know */
+    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* __builtin_cpu_supports may not know it */
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c) table[1] = &tt__isa_table_avx2;
+    avx2 = avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (avx2) table[1] = &tt__isa_table_avx2;
 #endif
 #ifdef TT__HAS_AVX512
     if (table[1] && TT__AVX512_HERE) table[2] = &tt__isa_table_avx512;
@@ -9698,8 +9718,8 @@ static const tt__isa_table *tt__choose_isa(const char *name)
 
 static const char *const tt__bf16_name[] = {"convert", "dot", "tiles"};
 
-/* Dot products of bf16 run at twice the rate of fp32 on AMD's CPUs, at four times on Arm's (see tt__bfmmla), and at half of it on Intel's,
-   where tiles run at 16 times. */
+/* Dot products of bf16 run at twice the rate of fp32 on AMD's CPUs, at four times on Arm's (see tt__bfmmla), and at
+   half of it on Intel's, where tiles run at 16 times. */
 static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16 *how)
 {
     bool has[TT__COUNT(tt__bf16_name)] = {true, false, false};
@@ -9712,7 +9732,8 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
 #endif
 #ifdef TT__TILES_HERE
     if (isa == &tt__isa_table_avx512) {
-        has[TT__BF16_TILES] = (!name || strcmp(name, "tiles") == 0) && TT__TILES_HERE; /* Linux is asked for them only then */
+        const bool wanted = !name || strcmp(name, "tiles") == 0; /* Linux is asked for them only then */
+        has[TT__BF16_TILES] = wanted && TT__TILES_HERE;
         if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
     }
 #endif
@@ -9750,15 +9771,16 @@ tt_context *tt_open(const tt_context_options *options)
     ctx->options = o;
     ctx->cpu.ctx = ctx;
     pthread_mutex_init(&ctx->mutex, NULL);
-    const char *isa = o.isa ? o.isa : getenv("TINYTRAIN_ISA");
-    if (isa && !*isa) isa = NULL;
+    const char *isa = tt__option(o.isa, "TINYTRAIN_ISA"), *bf16 = tt__option(o.bf16, "TINYTRAIN_BF16");
     ctx->cpu.isa = tt__choose_isa(isa);
-    const char *bf16 = o.bf16 ? o.bf16 : getenv("TINYTRAIN_BF16");
-    if (bf16 && !*bf16) bf16 = NULL;
-    if (!ctx->cpu.isa) tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: use portable, avx2, avx512 or neon", isa);
+    if (!ctx->cpu.isa)
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: use portable, "
+                 "avx2, avx512 or neon", isa);
     else if (!tt__choose_bf16(ctx->cpu.isa, bf16, &ctx->cpu.bf16))
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot or tiles where kernels (%s) and CPU have dot products or tiles of bf16", bf16, ctx->cpu.isa->name);
-    else if (o.threads < 0 || o.threads > 256) tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot or tiles where kernels (%s) and CPU have dot "
+                 "products or tiles of bf16", bf16, ctx->cpu.isa->name);
+    else if (o.threads < 0 || o.threads > 256)
+        tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
     else ctx->cpu.pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
     if (ctx->cpu.pool) return ctx;
     tt__log(ctx, TT_LOG_ERROR, "open", "%s", ctx->error);
@@ -9774,14 +9796,14 @@ static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity)
     tt__text text = {to, capacity, 0};
     char line[128], available[128];
     long online = sysconf(_SC_NPROCESSORS_ONLN);
-    bool forced = ctx->options.isa || (getenv("TINYTRAIN_ISA") && *getenv("TINYTRAIN_ISA"));
+    const char *of = tt__option(ctx->options.isa, "TINYTRAIN_ISA") ? "which was asked for, of" : "the best of";
     tt__line_of("/proc/cpuinfo", "model name", line);
     tt__print(&text, "processor: %s, %ld online\n", *line ? line : "of unknown name", online);
-    tt__print(&text, "instruction set: %s, %s", tt_isa(ctx), forced ? "which was asked for, of" : "the best of");
+    tt__print(&text, "instruction set: %s, %s", tt_isa(ctx), of);
     for (int k = 0; k < TT__COUNT(isas); k++) if (tt__choose_isa(isas[k])) tt__print(&text, " %s", isas[k]);
     tt__bf16 how;
-    tt__print(&text, "; bf16 matrices: %s%s\n", text_of_bf16[ctx->cpu.bf16],
-              ctx->cpu.bf16 == TT__BF16_CONVERT && tt__choose_bf16(ctx->cpu.isa, "dot", &how) ? ", though there are bf16 dot products" : "");
+    const bool unused = ctx->cpu.bf16 == TT__BF16_CONVERT && tt__choose_bf16(ctx->cpu.isa, "dot", &how);
+    tt__print(&text, "; bf16 matrices: %s%s\n", text_of_bf16[ctx->cpu.bf16], unused ? ", though there are bf16 dot products" : "");
     tt__print(&text, "threads: %d, %s", tt_threads(ctx), ctx->options.threads ? "as the options say" : "all that it may use");
 #if defined(__linux__)
     double quota = tt__cgroup_quota("");
@@ -9793,16 +9815,25 @@ static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity)
     tt__print(&text, "\n");
     tt__line_of("/proc/meminfo", "MemAvailable", available);
     tt__line_of("/proc/meminfo", "MemTotal", line);
-    if (*line && *available) tt__print(&text, "memory: %.1f GB, of which %.1f GB are available\n", 1024e-9 * strtod(line, NULL), 1024e-9 * strtod(available, NULL));
+    if (*line && *available)
+        tt__print(&text, "memory: %.1f GB, of which %.1f GB are available\n", 1024e-9 * strtod(line, NULL),
+                  1024e-9 * strtod(available, NULL));
     tt__line_of("/sys/kernel/mm/transparent_hugepage/enabled", "", line);
-    if (*line) tt__print(&text, "huge pages for large tensors: %s\n", strstr(line, "[never]") ? "never, which is slower; madvise in /sys/kernel/mm/transparent_hugepage/enabled allows them" : "yes");
+    const bool never = strstr(line, "[never]") != NULL;
+    if (*line)
+        tt__print(&text, "huge pages for large tensors: %s\n", never ? "never, which is slower; madvise in "
+                  "/sys/kernel/mm/transparent_hugepage/enabled allows them" : "yes");
 }
 
 int tt_threads(const tt_context *ctx) { return ctx->cpu.pool->threads; }
 const char *tt_isa(const tt_context *ctx) { return ctx->cpu.isa->name; }
 size_t tt_allocated_bytes(const tt_context *ctx) { return ctx->allocated; }
 
-typedef struct tt__peak_job { double (*loop)(int64_t rounds, float *sink); int64_t rounds; double flops[256]; } tt__peak_job; /* flops: by task */
+typedef struct tt__peak_job {
+    double (*loop)(int64_t rounds, float *sink);
+    int64_t rounds;
+    double flops[256]; /* by task */
+} tt__peak_job;
 
 static void tt__peak_task(void *arg, int64_t task, int thread)
 {
@@ -9880,15 +9911,23 @@ tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_
 {
     int64_t size = 1;
     if (!name || !*name) { tt__fail(ctx, TT_ERR_ARGUMENT, "a parameter needs a name"); return NULL; }
-    if (tt_param_find(ctx, name)) { tt__fail(ctx, TT_ERR_ARGUMENT, "parameter '%s' exists already", name); return NULL; }
-    if (ndim < 1 || ndim > 4) { tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s' has %d dimensions, not 1 to 4", name, ndim); return NULL; }
+    if (tt_param_find(ctx, name)) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "parameter '%s' exists already", name);
+        return NULL;
+    }
+    if (ndim < 1 || ndim > 4) {
+        tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s' has %d dimensions, not 1 to 4", name, ndim);
+        return NULL;
+    }
     for (int k = 0; k < ndim; k++) {
-        if (dims[k] < 1) tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld; each must be at least 1", name, k, (long long)dims[k]);
-        else if (dims[k] > TT__MOST_ELEMENTS / size)
-            tt__fail(ctx, TT_ERR_SHAPE,
-                     "parameter '%s': with dimension %d, %lld, it has 2^47 elements or more", name, k,
+        const bool empty = dims[k] < 1, large = !empty && dims[k] > TT__MOST_ELEMENTS / size;
+        if (empty)
+            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld; each must be at least 1", name, k,
                      (long long)dims[k]);
-        if (dims[k] < 1 || dims[k] > TT__MOST_ELEMENTS / size) return NULL;
+        if (large)
+            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': with dimension %d, %lld, it has 2^47 elements or more", name, k,
+                     (long long)dims[k]);
+        if (empty || large) return NULL;
         size *= dims[k];
     }
     tt_param *p = (tt_param *)tt__calloc(ctx, sizeof *p);
@@ -9964,7 +10003,10 @@ static char *tt__param_memory(const tt_param *p)
     return p->holder && p->holder->memory ? p->holder->memory + tt__param_home(p)->offset : NULL;
 }
 
-static uint64_t tt__init_key(const tt_param *p) { return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0); }
+static uint64_t tt__init_key(const tt_param *p)
+{
+    return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
+}
 
 /* Elements [first, first + n) of p, from its source. first is a multiple of 4. */
 static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t n, float *to)
@@ -9982,7 +10024,8 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     const char *memory = tt__param_memory(p);
     if (!memory) return tt__param_read_source(p, first, n, to);
     const tt_dtype dtype = tt__param_home(p)->dtype;
-    return tt__read_floats(p->ctx, p->holder, to, memory + (size_t)first * tt_dtype_bytes(dtype), dtype, (size_t)n);
+    return tt__read_memory(p->ctx, p->holder, to, TT_F32, memory + (size_t)first * tt_dtype_bytes(dtype), dtype,
+                           (size_t)n);
 }
 
 /* Refuses finite numbers that f16 would make infinite. */
@@ -9992,7 +10035,8 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     for (int64_t k = 0; k < n && narrow; k++)
         if (fabsf(values[k]) >= 65520 && isfinite(values[k]))
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s': element %lld is %g, more than f16 can hold "
-                            "(65504): use precision 16-mixed or bf16-true", p->name, (long long)(first + k), (double)values[k]);
+                            "(65504): use precision 16-mixed or bf16-true", p->name, (long long)(first + k),
+                            (double)values[k]);
     return TT_OK;
 }
 
@@ -10025,7 +10069,7 @@ static tt_status tt__param_fill(const tt_param *p, float *piece)
         status = tt__param_read_source(p, first, n, straight ? (float *)(void *)to : piece);
         if (straight) continue;
         if (status == TT_OK) status = tt__param_fits(p, piece, first, n);
-        if (status == TT_OK) status = tt__write_floats(p->ctx, a, to, dtype, piece, (size_t)n);
+        if (status == TT_OK) status = tt__write_memory(p->ctx, a, to, dtype, piece, TT_F32, (size_t)n);
     }
     tt__float_restore(mode);
     return status;
@@ -10043,7 +10087,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     if (memory) {
         tt_status status = tt__param_fits(p, values, 0, p->size);
         if (status != TT_OK) return status;
-        return tt__write_floats(p->ctx, p->holder, memory, tt__param_home(p)->dtype, values, (size_t)p->size);
+        return tt__write_memory(p->ctx, p->holder, memory, tt__param_home(p)->dtype, values, TT_F32, (size_t)p->size);
     }
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -10067,7 +10111,9 @@ void tt_close(tt_context *ctx)
     tt__free(ctx, ctx->params);
     tt__free(ctx, ctx->param_slots);
     tt__pool_free(ctx, ctx->cpu.pool);
-    if (ctx->allocated) tt__log(ctx, TT_LOG_WARNING, "close", "%zu bytes are still held: free programs, tapes and trainers before the context", ctx->allocated);
+    if (ctx->allocated)
+        tt__log(ctx, TT_LOG_WARNING, "close", "%zu bytes are still held: free programs, tapes and trainers before the "
+                "context", ctx->allocated);
     tt_allocator allocator = ctx->options.allocator;
     pthread_mutex_destroy(&ctx->mutex);
     allocator.release(allocator.user, ctx, TT__CONTEXT_BYTES);
@@ -10082,11 +10128,11 @@ void tt_close(tt_context *ctx)
 /* The launches of a segment as a device has recorded them. Those of a micro-batch are for runs with the
    same numbers of rows; the update has none. */
 typedef struct tt__recording {
-    void *made;             /* the device's; NULL: such a run was met once                                           */
+    void *made;             /* the device's; NULL: such a run was met once */
     tt__segment segment;
-    bool later;             /* micro-batches but the first of a step: they add to gradients                          */
-    int64_t *rows;          /* of each axis; NULL: this entry is free                                                */
-    int credit;             /* gained when it is used, lost when another run finds no entry                          */
+    bool later;             /* micro-batches but the first of a step: they add to gradients */
+    int64_t *rows;          /* of each axis; NULL: this entry is free */
+    int credit;             /* gained when it is used, lost when another run finds no entry */
 } tt__recording;
 enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
 
@@ -10098,12 +10144,12 @@ typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; } tt__sta
 typedef struct tt__settings {
     tt_compile_options options;
     const tt__device_kind *kind;
-    int index;              /* of the device among those of its kind                                                 */
-    int threads;            /* of the device "cpu"                                                                   */
+    int index;              /* of the device among those of its kind */
+    int threads;            /* of the device "cpu" */
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute recompute;
-    bool scales;            /* the loss scale changes                                                                */
+    bool scales;            /* the loss scale changes */
 } tt__settings;
 
 /* What may differ between programs of the same settings, to fit a budget. */
@@ -10113,16 +10159,16 @@ typedef struct tt__choice {
 
 /* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
 typedef struct tt__built {
-    tt_tape *t;             /* a copy of the caller's, rewritten                                                     */
-    uint64_t recorded;      /* tt__tape_hash of the caller's                                                         */
+    tt_tape *t;             /* a copy of the caller's, rewritten */
+    uint64_t recorded;      /* tt__tape_hash of the caller's */
     int32_t root;
-    tt__box *box;           /* places of transient storages and workspaces                                           */
+    tt__box *box;           /* places of transient storages and workspaces */
     int n_boxes;
-    size_t transient;       /* bytes that these take                                                                 */
-    size_t bound;           /* the largest sum of such bytes live at once ...                                        */
-    int peak_at;            /* ... and the instruction where it is                                                   */
-    size_t host_persistent, host_transient; /* bytes of values in the host's memory                                  */
-    int together;           /* most instructions that run together                                                   */
+    size_t transient;       /* bytes that these take */
+    size_t bound;           /* the largest sum of such bytes live at once ... */
+    int peak_at;            /* ... and the instruction where it is */
+    size_t host_persistent, host_transient; /* bytes of values in the host's memory */
+    int together;           /* most instructions that run together */
 } tt__built;
 
 /* What tt_set has left of an input: nothing since the last run, its data, or data that a run or tt_set of another
@@ -10131,16 +10177,16 @@ typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_s
 
 /* What a program has for each device that it runs on, beside the arena's memory there. */
 typedef struct tt__rank {
-    int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set                                        */
-    unsigned char *input;   /* of each value, a tt__input_state                                                      */
-    int inputs_set;         /* values that are TT__SET                                                               */
-    char *staging;          /* buffers of all inputs; NULL on the host's device                                      */
-    tt__staged *staged;     /* of each input                                                                         */
-    char *host;             /* values in the host's memory: persistent ones first                                    */
-    tt__launch *launches;   /* of instructions that run together                                                     */
+    int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
+    unsigned char *input;   /* of each value, a tt__input_state */
+    int inputs_set;         /* values that are TT__SET */
+    char *staging;          /* buffers of all inputs; NULL on the host's device */
+    tt__staged *staged;     /* of each input */
+    char *host;             /* values in the host's memory: persistent ones first */
+    tt__launch *launches;   /* of instructions that run together */
     tt__recording recordings[TT__RECORDINGS];
-    int next_recording;     /* the entry that the next new run asks for                                              */
-    bool never_records;     /* the device has failed to record                                                       */
+    int next_recording;     /* the entry that the next new run asks for */
+    bool never_records;     /* the device has failed to record */
 } tt__rank;
 
 struct tt_program {
@@ -10148,15 +10194,15 @@ struct tt_program {
     tt__settings settings;
     tt__built built;
     tt__arena *arena;
-    struct tt_program *next; /* of its arena                                                                         */
+    struct tt_program *next; /* of its arena */
     tt__rank rank;
     tt__run run;
-    tt__results results;    /* as read last                                                                          */
-    bool scale_set;         /* results.scale is the device's too                                                     */
-    bool ready;             /* its arena and all its parameters have memory                                          */
-    bool poison;            /* tests: overwrite storages as soon as they are dead                                    */
+    tt__results results;    /* as read last */
+    bool scale_set;         /* results.scale is the device's too */
+    bool ready;             /* its arena and all its parameters have memory */
+    bool poison;            /* tests: overwrite storages as soon as they are dead */
     bool micro_failed, norm_known;
-    bool zeroed;            /* tt__zero_states has run                                                               */
+    bool zeroed;            /* tt__zero_states has run */
     double flops;
 };
 
@@ -10195,30 +10241,35 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
 {
     char text[512];
     tt__text all = {text, sizeof text, 0}; /* everything that is wrong, in one message */
+    const bool sgd = o->kind == TT_SGD;
     if ((unsigned)o->kind > TT_ADAMW) tt__print(&all, "; kind %d is unknown", (int)o->kind);
-    if (o->kind == TT_SGD && !(o->momentum >= 0 && o->momentum < 1)) tt__print(&all, "; momentum %g is not in [0, 1)", o->momentum);
-    if (o->kind == TT_SGD && o->nesterov && !(o->momentum > 0)) tt__print(&all, "; nesterov needs a momentum above 0");
-    if (o->kind != TT_SGD && !(o->beta1 >= 0 && o->beta1 < 1)) tt__print(&all, "; beta1 %g is not in [0, 1)", o->beta1);
-    if (o->kind != TT_SGD && !(o->beta2 >= 0 && o->beta2 < 1)) tt__print(&all, "; beta2 %g is not in [0, 1)", o->beta2);
-    if (o->kind != TT_SGD && !(o->eps >= 0)) tt__print(&all, "; eps %g is negative", o->eps);
+    if (sgd && !(o->momentum >= 0 && o->momentum < 1)) tt__print(&all, "; momentum %g is not in [0, 1)", o->momentum);
+    if (sgd && o->nesterov && !(o->momentum > 0)) tt__print(&all, "; nesterov needs a momentum above 0");
+    if (!sgd && !(o->beta1 >= 0 && o->beta1 < 1)) tt__print(&all, "; beta1 %g is not in [0, 1)", o->beta1);
+    if (!sgd && !(o->beta2 >= 0 && o->beta2 < 1)) tt__print(&all, "; beta2 %g is not in [0, 1)", o->beta2);
+    if (!sgd && !(o->eps >= 0)) tt__print(&all, "; eps %g is negative", o->eps);
     if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
     if (!(o->clip_norm >= 0)) tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 
-static bool tt__is_power_of_two(double x)
+/* A power of two of least..most. */
+static bool tt__is_power_of_two(double x, double least, double most)
 {
     int exponent;
-    return x > 0 && isfinite(x) && frexp(x, &exponent) == 0.5;
+    return x >= least && x <= most && frexp(x, &exponent) == 0.5;
 }
 
 static tt_status tt__check_loss_scale(tt_context *ctx, const tt_loss_scale *s)
 {
     char text[512];
     tt__text all = {text, sizeof text, 0};
-    if (!tt__is_power_of_two(s->init) || s->init < 1 || s->init > TT__LOSS_SCALE_MOST) tt__print(&all, "; init %g is not a power of two in 1..2^40", (double)s->init);
-    if (!tt__is_power_of_two(s->growth) || s->growth < 1) tt__print(&all, "; growth %g is not a power of two >= 1", (double)s->growth);
-    if (!tt__is_power_of_two(s->backoff) || s->backoff >= 1) tt__print(&all, "; backoff %g is not a power of two below 1", (double)s->backoff);
+    if (!tt__is_power_of_two(s->init, 1, TT__LOSS_SCALE_MOST))
+        tt__print(&all, "; init %g is not a power of two in 1..2^40", (double)s->init);
+    if (!tt__is_power_of_two(s->growth, 1, FLT_MAX))
+        tt__print(&all, "; growth %g is not a power of two >= 1", (double)s->growth);
+    if (!tt__is_power_of_two(s->backoff, 0, 0.5))
+        tt__print(&all, "; backoff %g is not a power of two below 1", (double)s->backoff);
     if (s->interval < 1) tt__print(&all, "; interval %d is less than 1", s->interval);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loss_scale: %s", text + 2) : TT_OK;
 }
@@ -10305,8 +10356,10 @@ void tt_program_free(tt_program *p)
     if (!p) return;
     tt_context *ctx = p->ctx;
     tt__arena *a = p->arena;
-    for (int32_t v = 0; p->rank.staging && v < 2 * p->built.t->n_values; v++)
-        if (p->rank.staged[v / 2].copied[v % 2]) a->kind->backend->release_event(a->device, p->rank.staged[v / 2].copied[v % 2]);
+    for (int32_t v = 0; p->rank.staging && v < 2 * p->built.t->n_values; v++) {
+        void *copied = p->rank.staged[v / 2].copied[v % 2];
+        if (copied) a->kind->backend->release_event(a->device, copied);
+    }
     if (p->rank.staging) a->kind->backend->release_host(a->device, p->rank.staging);
     if (p->rank.host && p->settings.kind->host) tt__free(ctx, p->rank.host);
     else if (p->rank.host) a->kind->backend->release_host(a->device, p->rank.host);
@@ -10323,11 +10376,14 @@ void tt_program_free(tt_program *p)
     tt__free(ctx, p);
 }
 
-/* Which values have a trainable parameter behind them; parameters may have been frozen since the tape was recorded. */
+/* Marks the values with a trainable parameter behind them. Parameters may have been frozen since the tape was
+   recorded. */
 static void tt__mark_gradients(tt_tape *t)
 {
-    for (int32_t v = 1; v < t->n_values; v++)
-        t->values[v].needs_grad = t->values[v].storage == TT__PARAMETER && !t->ctx->params[t->values[v].param]->frozen;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        x->needs_grad = x->storage == TT__PARAMETER && !t->ctx->params[x->param]->frozen;
+    }
     for (int k = 0; k < t->n_code; k++) {
         bool needs = false;
         for (int j = 0; j < TT__MAX_IN; j++) needs |= t->values[t->values[t->code[k].in[j]].base].needs_grad;
@@ -10336,65 +10392,66 @@ static void tt__mark_gradients(tt_tape *t)
     for (int32_t v = 1; v < t->n_values; v++) t->values[v].needs_grad = t->values[t->values[v].base].needs_grad;
 }
 
+/* Runs a pass and then the verifier; returns from the function that it stands in after an error. */
+#define TT__PASS(t, name, call) \
+    do { \
+        tt_status passed = (call); \
+        if (passed == TT_OK) passed = tt__verify((t), (name)); \
+        if (passed != TT_OK) return passed; \
+    } while (0)
+
 /* The passes over a tape that ends with a loss: they add its backward and the update. */
 static tt_status tt__run_training_passes(tt__built *b, const tt__settings *s, const tt__choice *choice, int losses)
 {
     tt_tape *t = b->t;
     const bool accumulate = s->options.accumulate;
-    tt_status status;
     if (losses != 1 && accumulate)
-        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "accumulate divides by the targets of one loss, but the program has %d",
-                        losses);
-    if ((status = tt__differentiate(t, b->root, accumulate)) != TT_OK) return status;
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "accumulate divides by the targets of one loss, but the program has "
+                        "%d", losses);
+    TT__PASS(t, "differentiate", tt__differentiate(t, b->root, accumulate));
     if (!losses)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on tt_cross_entropy or "
                         "tt_mean_squared_error", t->values[b->root].name);
-    if ((status = tt__verify(t, "differentiate")) != TT_OK) return status;
-    if ((status = tt__pass_fuse(t, b->root, true)) != TT_OK) return status;
-    if ((status = tt__verify(t, "fuse later")) != TT_OK) return status;
-    if ((status = tt__pass_recompute(t, choice->recompute)) != TT_OK) return status;
-    if ((status = tt__verify(t, "recompute")) != TT_OK) return status;
-    if (s->kind->host) tt__pass_fold_casts(t);
-    if ((status = tt__verify(t, "fold casts")) != TT_OK) return status;
-    if ((status = tt__pass_counts(t)) != TT_OK) return status;
-    if ((status = tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale)) != TT_OK) return status;
-    return tt__verify(t, "update");
+    TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
+    TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute));
+    if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
+    TT__PASS(t, "counts", tt__pass_counts(t));
+    TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
+    return TT_OK;
 }
 
-/* All passes, in order; the verifier after each. */
+static tt_status tt__run_evaluation_passes(tt__built *b, const tt__settings *s)
+{
+    tt_tape *t = b->t;
+    TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
+    if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
+    TT__PASS(t, "counts", tt__pass_counts(t));
+    return TT_OK;
+}
+
+/* All passes, in order. */
 static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
     const bool train = s->options.train;
-    tt_status status = tt__verify(t, "record");
-    if (status != TT_OK) return status;
-    if ((status = tt__pass_inference(t, b->root, train)) != TT_OK) return status;
-    if ((status = tt__verify(t, "inference")) != TT_OK) return status;
-    if ((status = tt__pass_prune(t, b->root, false)) != TT_OK) return status;
-    if ((status = tt__pass_rows(t, b->root)) != TT_OK) return status;
-    if ((status = tt__verify(t, "rows")) != TT_OK) return status;
-    if ((status = tt__pass_fuse(t, b->root, false)) != TT_OK) return status;
-    if ((status = tt__verify(t, "fuse")) != TT_OK) return status;
-    if ((status = tt__pass_precision(t, &s->precision)) != TT_OK) return status;
-    if ((status = tt__verify(t, "precision")) != TT_OK) return status;
     int losses = 0;
+    TT__PASS(t, "record", TT_OK);
+    TT__PASS(t, "inference", tt__pass_inference(t, b->root, train));
+    TT__PASS(t, "prune", tt__pass_prune(t, b->root, false));
+    TT__PASS(t, "rows", tt__pass_rows(t, b->root));
+    TT__PASS(t, "fuse", tt__pass_fuse(t, b->root, false));
+    TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
     for (int k = 0; k < t->n_code; k++) losses += tt__op_of(t, &t->code[k])->loss;
-    if (losses && (status = tt__new_results(t, train, s->scales)) != TT_OK) return status;
-    if (train) status = tt__run_training_passes(b, s, choice, losses);
-    else {
-        if ((status = tt__pass_fuse(t, b->root, true)) != TT_OK) return status;
-        if ((status = tt__verify(t, "fuse loss")) != TT_OK) return status;
-        if (s->kind->host) tt__pass_fold_casts(t);
-        if ((status = tt__verify(t, "fold casts")) != TT_OK) return status;
-        status = tt__pass_counts(t);
-    }
+    tt_status status = losses ? tt__new_results(t, train, s->scales) : TT_OK;
+    if (status == TT_OK)
+        status = train ? tt__run_training_passes(b, s, choice, losses) : tt__run_evaluation_passes(b, s);
     if (status != TT_OK) return status;
-    if (s->matmul == TT__MATMUL_FP8) tt__pass_fp8(t);
-    if ((status = tt__pass_prune(t, b->root, true)) != TT_OK) return status;
-    if ((status = tt__verify(t, "prune")) != TT_OK) return status;
-    if ((status = tt__pass_settings(t)) != TT_OK) return status;
-    return tt__verify(t, "settings");
+    if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "fp8", (tt__pass_fp8(t), TT_OK));
+    TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
+    TT__PASS(t, "settings", tt__pass_settings(t));
+    return TT_OK;
 }
+#undef TT__PASS
 
 /* The matrix that operand `id` is at full capacity, without data. */
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
@@ -10429,26 +10486,23 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_kind *kind)
     return TT_OK;
 }
 
-/* Whether products can be had so on a kind of device. */
-static tt_status tt__check_matmul(tt_context *ctx, tt__matmul matmul, const tt__precision *precision, const tt__device_kind *kind)
+static tt_status tt__check_matmul(tt_context *ctx, const tt__settings *s)
 {
-    if (matmul != TT__MATMUL_FP8) return TT_OK;
-    if (kind->host)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'", kind->name);
-    if (precision->kind == TT__32_TRUE)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none");
-    return TT_OK;
+    if (s->matmul != TT__MATMUL_FP8) return TT_OK;
+    if (s->kind && s->kind->host)
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'", s->kind->name);
+    if (s->precision.kind != TT__32_TRUE) return TT_OK;
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none");
 }
 
-/* Adds the error that a check has just left to those found before it. */
-static tt_status tt__add_error(tt__text *all, tt_context *ctx, tt_status before, tt_status status)
+/* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
+static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_status status)
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
-    return before != TT_OK ? before : status;
+    if (*first == TT_OK) *first = status;
 }
 
-/* Checks options and finds what their names stand for. One message names all that is wrong; the status is that of
-   the first. */
+/* Checks options and finds what their names stand for. One message names all that is wrong. */
 static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o, tt__settings *s)
 {
     char text[sizeof ctx->error];
@@ -10457,15 +10511,15 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     memset(s, 0, sizeof *s);
     s->options = *o;
     s->threads = ctx->cpu.pool->threads;
-    status = tt__add_error(&all, ctx, status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
-    status = tt__add_error(&all, ctx, status, tt__parse_matmul(ctx, o->matmul, &s->matmul));
+    tt__note_error(ctx, &all, &status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
     s->scales = o->train && s->precision.half == TT_F16;
-    if (s->scales) status = tt__add_error(&all, ctx, status, tt__check_loss_scale(ctx, &o->loss_scale));
-    status = tt__add_error(&all, ctx, status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
-    if (o->train) status = tt__add_error(&all, ctx, status, tt__check_optimizer(ctx, &o->optimizer));
+    if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
+    tt__note_error(ctx, &all, &status, tt__parse_matmul(ctx, o->matmul, &s->matmul));
+    tt__note_error(ctx, &all, &status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
+    if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
     s->kind = tt__find_device(ctx, o->device, &s->index);
-    if (!s->kind) status = tt__add_error(&all, ctx, status, ctx->status);
-    if (s->kind) status = tt__add_error(&all, ctx, status, tt__check_matmul(ctx, s->matmul, &s->precision, s->kind));
+    tt__note_error(ctx, &all, &status, s->kind ? TT_OK : ctx->status);
+    tt__note_error(ctx, &all, &status, tt__check_matmul(ctx, s));
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
 }
 
@@ -10902,7 +10956,8 @@ tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
     if (capacity < (size_t)(m.rows * m.cols))
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %lld floats, the buffer %zu", x->name, (long long)(m.rows * m.cols), capacity);
     tt_status status = x->persistent ? tt__zero_states(p) : TT_OK;
-    for (int64_t r = 0; r < m.rows && status == TT_OK; r++) status = tt__read_floats(p->ctx, p->arena, to + r * m.cols, tt__at(&m, r), m.dtype, (size_t)m.cols);
+    for (int64_t r = 0; r < m.rows && status == TT_OK; r++)
+        status = tt__read_memory(p->ctx, p->arena, to + r * m.cols, TT_F32, tt__at(&m, r), m.dtype, (size_t)m.cols);
     return status;
 }
 
@@ -11078,7 +11133,7 @@ static tt_status tt__read_results(tt_program *p)
     if (!t->results) return tt__device_status(p->ctx, p->arena, p->settings.kind->backend->wait(p->arena->device));
     const void *from = tt__resolve(p, t->results).data;
     if (t->values[t->results].space == TT__DEVICE) { /* by way of memory that a device can copy to while others work */
-        status = tt__read_bytes(p->ctx, p->arena, p->arena->bounce, from, sizeof p->results);
+        status = tt__read_memory(p->ctx, p->arena, p->arena->bounce, TT_U8, from, TT_U8, sizeof p->results);
         from = p->arena->bounce;
     }
     if (status == TT_OK) memcpy(&p->results, from, sizeof p->results);
@@ -11130,7 +11185,8 @@ static bool tt__all_finite(tt_program *p, int32_t v)
     for (int64_t r = 0; r < m.rows; r++)
         for (int64_t c = 0, n; c < m.cols; c += n) {
             n = tt__min(TT__COUNT(x), m.cols - c);
-            if (tt__read_floats(p->ctx, p->arena, x, (char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype), m.dtype, (size_t)n) != TT_OK) return true;
+            const char *at = (const char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
+            if (tt__read_memory(p->ctx, p->arena, x, TT_F32, at, m.dtype, (size_t)n) != TT_OK) return true;
             for (int64_t k = 0; k < n; k++) if (!isfinite(x[k])) return false;
         }
     return true;
@@ -11197,7 +11253,7 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
         for (int k = 0; k < p->built.t->n_code; k++) {
             float square;
             if (p->built.t->code[k].op != TT__OP_SUM_SQUARES) continue;
-            if ((status = tt__read_bytes(p->ctx, p->arena, &square, tt__resolve(p, p->built.t->code[k].out[0]).data, sizeof square)) != TT_OK) return status;
+            if ((status = tt__read_memory(p->ctx, p->arena, &square, TT_F32, tt__resolve(p, p->built.t->code[k].out[0]).data, TT_F32, 1)) != TT_OK) return status;
             if (isfinite(square)) continue;
             bool finite = tt__all_finite(p, p->built.t->code[k].in[0]);
             return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was updated", (long long)p->run.step,
@@ -11256,7 +11312,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
         const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__GRADIENT || x->base != v || x->param != param->index || param->ctx != p->ctx) continue;
         tt__mat m = tt__resolve(p, v);
-        status = tt__read_floats(p->ctx, p->arena, to, m.data, m.dtype, (size_t)param->size);
+        status = tt__read_memory(p->ctx, p->arena, to, TT_F32, m.data, m.dtype, (size_t)param->size);
         for (int64_t k = 0; k < param->size && status == TT_OK; k++) to[k] = (float)(to[k] * (p->run.loss_norm / p->results.totals.targets / p->results.scale.scale));
         return status;
     }
@@ -11346,12 +11402,14 @@ static int tt__kept_tensors(const tt_program *p, tt__kept *to, int most)
 
 static tt_status tt__kept_read(const tt_program *p, const tt__kept *k, size_t first, void *to, size_t bytes)
 {
-    return tt__read_bytes(p->ctx, p->arena, to, (const char *)tt__resolve(p, k->value).data + first, bytes);
+    const char *at = (const char *)tt__resolve(p, k->value).data + first;
+    return tt__read_memory(p->ctx, p->arena, to, TT_U8, at, TT_U8, bytes);
 }
 
 static tt_status tt__kept_write(const tt_program *p, const tt__kept *k, size_t first, const void *from, size_t bytes)
 {
-    return tt__write_bytes(p->ctx, p->arena, (char *)tt__resolve(p, k->value).data + first, from, bytes);
+    char *at = (char *)tt__resolve(p, k->value).data + first;
+    return tt__write_memory(p->ctx, p->arena, at, TT_U8, from, TT_U8, bytes);
 }
 
 /* ============================================================================================================
@@ -16687,7 +16745,7 @@ static tt_status tt__state_check_header(tt__state *s)
     const tt__counts *n = &h->counts;
     const uint64_t seed = (uint64_t)tt__get_counts(p).seed;
     const double scale = n->loss_scale;
-    const bool scales = tt__is_power_of_two(scale) && scale >= 1 && scale <= TT__LOSS_SCALE_MOST;
+    const bool scales = tt__is_power_of_two(scale, 1, TT__LOSS_SCALE_MOST);
     if (n->step < 0 || n->step > TT__MOST_STEPS)
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", s->path,
                         (long long)n->step);
