@@ -11728,8 +11728,9 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 
 /* ============================================================================================================
    FORMATS                                                                                        >>formats
-   JSON, safetensors, Unicode, BERT's tokenizer, images, datasets and batches. Uses >>base only. Files are not trusted: every
-   number that a file gives is checked before it is used, and no input makes a loop worse than n log n.
+   JSON, safetensors, BERT's tokenizer, images, datasets and batches. Uses >>base and >>unicode's tables.
+   Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
+   loop worse than n log n.
    ============================================================================================================ */
 
 #include <locale.h>
@@ -11738,7 +11739,8 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 #error "tinytrain copies the little-endian numbers of files as they are: this machine is big-endian"
 #endif
 
-/* Sorts numbers by less(arg, a, b), a strict total order. Heapsort: no memory, and n log n for every input. */
+/* Sorts numbers by less(arg, a, b), a strict total order. Heapsort needs no memory, and n log n for any
+   input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 
 static void tt__sift_down(uint32_t *items, size_t root, size_t n, tt__less less, const void *arg)
@@ -11771,40 +11773,34 @@ static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_
     return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-static bool tt__less_string(const void *arg, uint32_t a, uint32_t b) /* arg: array of strings, all different */
+static bool tt__less_string(const void *arg, uint32_t a, uint32_t b) /* arg: an array of strings */
 {
     const char *const *strings = (const char *const *)arg;
     int order = strcmp(strings[a], strings[b]);
     return order ? order < 0 : a < b;
 }
 
-/* Many small pieces of memory that are released together. Unlike tt__alloc it leaves no error when memory is out, since
-   background threads use it: the thread that talks to the user does that. */
+/* Many small pieces of memory that are released together. Unlike tt__alloc, tt__chunks_take leaves no error
+   when memory is out, since background threads use it: the thread that talks to the user does that. */
 typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__chunk;
 
 static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
 {
-    const size_t header = TT__ALIGN;
+    const size_t least = (size_t)1 << 18;
     tt__chunk *chunk = *chunks;
     size_t padded = (bytes + 7) & ~(size_t)7;
     if (padded < bytes) return NULL;
     if (!chunk || chunk->capacity - chunk->used < padded) {
-        const tt_allocator *allocator = &ctx->options.allocator;
-        size_t capacity = padded > ((size_t)1 << 18) ? padded : (size_t)1 << 18, total = capacity + header;
-        if (total < capacity) return NULL;
-        pthread_mutex_lock(&ctx->mutex);
-        chunk = (tt__chunk *)allocator->allocate(allocator->user, total, TT__ALIGN);
-        if (chunk) ctx->allocated += total;
-        pthread_mutex_unlock(&ctx->mutex);
-        if (!chunk) return NULL;
+        size_t capacity = padded > least ? padded : least;
+        if (capacity > SIZE_MAX - sizeof *chunk) return NULL;
+        if (!(chunk = (tt__chunk *)tt__try_alloc(ctx, sizeof *chunk + capacity))) return NULL;
         chunk->capacity = capacity;
         chunk->used = 0;
         chunk->next = *chunks;
         *chunks = chunk;
     }
-    void *memory = (char *)chunk + header + chunk->used;
     chunk->used += padded;
-    return memory;
+    return (char *)(chunk + 1) + chunk->used - padded;
 }
 
 /* Copies a text, with a NUL behind it. */
@@ -11818,16 +11814,12 @@ static char *tt__chunks_text(tt_context *ctx, tt__chunk **chunks, const char *te
 
 static void tt__chunks_free(tt_context *ctx, tt__chunk **chunks)
 {
-    const tt_allocator *allocator = &ctx->options.allocator;
-    while (*chunks) {
-        tt__chunk *chunk = *chunks;
-        size_t total = chunk->capacity + TT__ALIGN;
-        *chunks = chunk->next;
-        pthread_mutex_lock(&ctx->mutex);
-        ctx->allocated -= total;
-        allocator->release(allocator->user, chunk, total);
-        pthread_mutex_unlock(&ctx->mutex);
-    }
+    for (tt__chunk *chunk; (chunk = *chunks) != NULL; tt__free(ctx, chunk)) *chunks = chunk->next;
+}
+
+static void tt__free_all(tt_context *ctx, void *const *memory, int n)
+{
+    for (int i = 0; i < n; i++) tt__free(ctx, memory[i]);
 }
 
 #define TT__PATH 1024
@@ -11838,16 +11830,17 @@ static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char 
     size_t n = strlen(folder);
     int length = snprintf(path, TT__PATH, "%s%s%s", folder, n && folder[n - 1] == '/' ? "" : "/", name);
     if (length >= 0 && length < TT__PATH) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "the path '%.200s...' and '%.200s' are together longer than %d bytes", folder, name, TT__PATH - 1);
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "the path '%.200s...' and '%.200s' are together longer than %d "
+                    "bytes", folder, name, TT__PATH - 1);
 }
 
-/* ------------------------------------------------------------------------------------------------------ UTF-8 */
+/* ------------------------------------------------------------------------------------------------- UTF-8 */
 
 #define TT__INVALID 0xFFFFFFFFu
 
 /* Returns the code point at text[*at] and moves on. Bytes that are no UTF-8 (overlong forms, surrogates, cut
-   sequences) are TT__INVALID; *at then moves past the longest start of a valid sequence, as the Unicode Standard,
-   section 3.9, advises. */
+   sequences) are TT__INVALID; *at then moves past the longest start of a valid sequence, as the Unicode
+   Standard, section 3.9, advises. */
 static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
 {
     const unsigned char *p = (const unsigned char *)text;
@@ -11895,10 +11888,10 @@ static size_t tt__utf8_invalid(const char *text, size_t bytes)
     return bytes;
 }
 
-/* ------------------------------------------------------------------------------------------------------- JSON */
+/* -------------------------------------------------------------------------------------------------- JSON */
 
-/* RFC 8259. Where the RFC leaves a choice, duplicate keys, unpaired surrogates, numbers beyond double and nesting
-   beyond TT__JSON_DEPTH are refused. A leading byte order mark is skipped. */
+/* RFC 8259. Where the RFC leaves a choice, duplicate keys, unpaired surrogates, numbers beyond double and
+   nesting beyond TT__JSON_DEPTH are refused. A leading byte order mark is skipped. */
 #define TT__JSON_DEPTH 64
 #define TT__JSON_NUMBER 512 /* longest number, in characters */
 
@@ -11907,7 +11900,7 @@ typedef enum tt__json_kind {
     TT__JSON_OBJECT
 } tt__json_kind;
 
-/* Nodes lie in the order of the text: the first child of node i is i + 1, its next sibling is nodes[i].after. */
+/* Nodes lie in the order of the text: the first child of node i is i + 1, its next sibling nodes[i].after. */
 typedef struct tt__json_node {
     uint8_t kind;
     bool exact;              /* a number written as an integer that int64 holds: `integer` is it */
@@ -11916,7 +11909,7 @@ typedef struct tt__json_node {
     uint32_t offset;         /* of its first byte in the text */
     uint32_t key, key_bytes; /* of a member of an object: in `pool`, with a NUL behind */
     double number;
-    int64_t integer;         /* a string: its place in `pool`; an object: that of its sorted members in `sorted` */
+    int64_t integer; /* a string: its place in `pool`; an object: that of its sorted members in `sorted` */
 } tt__json_node;
 
 typedef struct tt__json {
@@ -11979,7 +11972,8 @@ static bool tt__json_take(tt__json *j, char c) /* moves on if it is next */
 
 static void tt__json_skip_space(tt__json *j)
 {
-    for (char c = tt__json_peek(j); c == ' ' || c == '\n' || c == '\r' || c == '\t'; c = tt__json_peek(j)) j->at++;
+    for (char c = tt__json_peek(j); c == ' ' || c == '\n' || c == '\r' || c == '\t'; c = tt__json_peek(j))
+        j->at++;
 }
 
 static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: out of memory */
@@ -12026,10 +12020,12 @@ static bool tt__json_escape(tt__json *j) /* at the backslash */
     j->at++;
     if (!tt__json_hex4(j, &code)) return false;
     if (code >= 0xDC00 && code <= 0xDFFF)
-        return tt__json_fail(j, from, "\\u%04x is the second half of a surrogate pair without the first", code);
+        return tt__json_fail(j, from, "\\u%04x is the second half of a surrogate pair without the first",
+                             code);
     if (code >= 0xD800 && code <= 0xDBFF) {
         if (!tt__json_take(j, '\\') || !tt__json_take(j, 'u'))
-            return tt__json_fail(j, from, "\\u%04x is the first half of a surrogate pair without the second", code);
+            return tt__json_fail(j, from, "\\u%04x is the first half of a surrogate pair without the second",
+                                 code);
         if (!tt__json_hex4(j, &low)) return false;
         if (low < 0xDC00 || low > 0xDFFF)
             return tt__json_fail(j, from, "\\u%04x\\u%04x is no surrogate pair", code, low);
@@ -12039,8 +12035,8 @@ static bool tt__json_escape(tt__json *j) /* at the backslash */
     return true;
 }
 
-/* A string at its opening quote, into the pool. The pool never overflows: a decoded string and its NUL are shorter than the
-   same string with its quotes. */
+/* Reads a string, from its opening quote on, into the pool. The pool never overflows: a decoded string and
+   its NUL are shorter than the same string with its quotes. */
 static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
 {
     size_t opened = j->at++;
@@ -12050,8 +12046,8 @@ static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
         if (c == '\\') {
             if (!tt__json_escape(j)) return false;
         } else if (c < 0x20) {
-            return tt__json_fail(j, j->at, "control character 0x%02x in a string; it must be written \\u%04x", c,
-                                 c);
+            return tt__json_fail(j, j->at, "control character 0x%02x in a string; it must be written "
+                                 "\\u%04x", c, c);
         } else {
             size_t from = j->at;
             if (tt__utf8_next(j->text, j->bytes, &j->at) == TT__INVALID)
@@ -12060,7 +12056,8 @@ static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
             j->used += j->at - from;
         }
     }
-    if (j->at >= j->bytes) return tt__json_fail(j, opened, "the string that starts here has no closing quote");
+    if (j->at >= j->bytes)
+        return tt__json_fail(j, opened, "the string that starts here has no closing quote");
     j->at++;
     *bytes = (uint32_t)(j->used - *start);
     j->pool[j->used++] = 0;
@@ -12096,7 +12093,8 @@ static bool tt__json_number(tt__json *j)
     bool negative = tt__json_take(j, '-'), integer = true, fits = true;
     uint64_t magnitude = 0, limit = (uint64_t)INT64_MAX + (negative ? 1 : 0);
     if (!tt__json_digit(j)) return tt__json_expected(j, j->at, "expected a digit");
-    if (tt__json_take(j, '0') && tt__json_digit(j)) return tt__json_fail(j, from, "a number with a leading zero");
+    if (tt__json_take(j, '0') && tt__json_digit(j))
+        return tt__json_fail(j, from, "a number with a leading zero");
     for (; tt__json_digit(j); j->at++) {
         uint64_t digit = (uint64_t)(j->text[j->at] - '0');
         if (magnitude > (limit - digit) / 10) fits = false;
@@ -12113,7 +12111,8 @@ static bool tt__json_number(tt__json *j)
     }
     size_t length = j->at - from;
     if (length > TT__JSON_NUMBER)
-        return tt__json_fail(j, from, "a number of %zu characters; at most %d are read", length, TT__JSON_NUMBER);
+        return tt__json_fail(j, from, "a number of %zu characters; at most %d are read", length,
+                             TT__JSON_NUMBER);
     int self = tt__json_push(j, TT__JSON_NUMBER_KIND, from);
     if (self < 0) return false;
     tt__json_node *node = &j->nodes[self];
@@ -12128,7 +12127,8 @@ static bool tt__json_word(tt__json *j, const char *word, tt__json_kind kind)
 {
     size_t n = strlen(word);
     if (j->bytes - j->at < n || memcmp(j->text + j->at, word, n) != 0)
-        return tt__json_fail(j, j->at, "expected a value: an object, array, string, number, true, false or null");
+        return tt__json_fail(j, j->at,
+                             "expected a value: an object, array, string, number, true, false or null");
     if (tt__json_push(j, kind, j->at) < 0) return false;
     j->at += n;
     return true;
@@ -12152,10 +12152,9 @@ static bool tt__json_index(tt__json *j, int object)
     int from = j->n_sorted, member = object + 1;
     j->nodes[object].integer = from;
     for (int i = 0; i < j->nodes[object].count; i++) {
-        if (!TT__GROW(j->ctx, j->sorted, j->n_sorted, j->cap_sorted)) {
-            tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d keys of '%s'", j->n_sorted + 1, j->path);
-            return false;
-        }
+        if (!TT__GROW(j->ctx, j->sorted, j->n_sorted, j->cap_sorted))
+            return tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d keys of '%s'", j->n_sorted + 1,
+                            j->path), false;
         j->sorted[j->n_sorted++] = (uint32_t)member;
         member = j->nodes[member].after;
     }
@@ -12164,8 +12163,8 @@ static bool tt__json_index(tt__json *j, int object)
     for (int i = from + 1; i < j->n_sorted; i++) {
         const tt__json_node *node = &j->nodes[j->sorted[i]];
         if (tt__json_compare_keys(j, j->sorted[i - 1], j->sorted[i]) == 0)
-            return tt__json_fail(j, node->offset, "the key \"%.200s\" is there twice in one object; this is the "
-                                 "value of the second", j->pool + node->key);
+            return tt__json_fail(j, node->offset, "the key \"%.200s\" is there twice in one object; this is "
+                                 "the value of the second", j->pool + node->key);
     }
     return true;
 }
@@ -12188,7 +12187,8 @@ static bool tt__json_value(tt__json *j, int depth)
     }
     if (c != '{' && c != '[') return tt__json_expected(j, j->at, "expected a value");
     if (depth == TT__JSON_DEPTH)
-        return tt__json_fail(j, j->at, "arrays and objects within each other more than %d deep", TT__JSON_DEPTH);
+        return tt__json_fail(j, j->at, "arrays and objects within each other more than %d deep",
+                             TT__JSON_DEPTH);
 
     int self = tt__json_push(j, object ? TT__JSON_OBJECT : TT__JSON_ARRAY, j->at++);
     if (self < 0) return false;
@@ -12196,7 +12196,8 @@ static bool tt__json_value(tt__json *j, int depth)
     for (bool more = tt__json_peek(j) != close; more;) {
         uint32_t key = 0, key_bytes = 0;
         if (object) {
-            if (tt__json_peek(j) != '"') return tt__json_expected(j, j->at, "expected a key in double quotes");
+            if (tt__json_peek(j) != '"')
+                return tt__json_expected(j, j->at, "expected a key in double quotes");
             if (!tt__json_string(j, &key, &key_bytes)) return false;
             tt__json_skip_space(j);
             if (!tt__json_take(j, ':')) return tt__json_expected(j, j->at, "expected ':' after a key");
@@ -12218,8 +12219,8 @@ static bool tt__json_value(tt__json *j, int depth)
     return !object || tt__json_index(j, self);
 }
 
-/* Reads one value and nothing behind it; node 0 is its root. The text must stay only during the call, path and
-   context for the life of j, which is to be freed in any case. */
+/* Reads one value and nothing behind it; node 0 is its root. The text must stay only during the call, path
+   and context for the life of j, which is to be freed in any case. */
 static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text,
                                 size_t bytes)
 {
@@ -12282,7 +12283,8 @@ static const char *tt__json_text(const tt__json *j, int node)
 
 static const char *tt__json_kind_name(const tt__json *j, int node)
 {
-    static const char *const names[] = {"null", "false", "true", "a number", "a string", "an array", "an object"};
+    static const char *const names[] = {"null", "false", "true", "a number", "a string", "an array",
+                                        "an object"};
     return names[j->nodes[node].kind];
 }
 
@@ -12292,9 +12294,9 @@ static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, co
                     j->base + j->nodes[node].offset, key, tt__json_kind_name(j, node), expected);
 }
 
-/* The functions tt__json_read_... read a member of a configuration. Where the key is absent or null, *value stays as
-   it is, which is an error if the key is `required`. A value of another kind or out of range is an error that names
-   file, key and byte.
+/* The functions tt__json_read_... read a member of a configuration. Where the key is absent or null, *value
+   stays as it is, which is an error if the key is `required`. A value of another kind or out of range is an
+   error that names file, key and byte.
 
    Finds the member; *node is -1 where it is absent or null. */
 static tt_status tt__json_lookup(const tt__json *j, int object, const char *key, bool required, int *node)
@@ -12322,7 +12324,8 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
     return TT_OK;
 }
 
-static tt_status tt__json_read_number(const tt__json *j, int object, const char *key, bool required, double *value)
+static tt_status tt__json_read_number(const tt__json *j, int object, const char *key, bool required,
+                                      double *value)
 {
     int node;
     tt_status status = tt__json_lookup(j, object, key, required, &node);
@@ -12332,7 +12335,8 @@ static tt_status tt__json_read_number(const tt__json *j, int object, const char 
     return TT_OK;
 }
 
-static tt_status tt__json_read_bool(const tt__json *j, int object, const char *key, bool required, bool *value)
+static tt_status tt__json_read_bool(const tt__json *j, int object, const char *key, bool required,
+                                    bool *value)
 {
     int node;
     tt_status status = tt__json_lookup(j, object, key, required, &node);
@@ -12354,7 +12358,8 @@ static tt_status tt__json_read_string(const tt__json *j, int object, const char 
     return TT_OK;
 }
 
-static void tt__text_put(tt__text *text, const char *bytes, size_t n) /* as tt__print, for text that may be long */
+/* Appends bytes as tt__print does text. */
+static void tt__text_put(tt__text *text, const char *bytes, size_t n)
 {
     if (text->length < text->capacity) {
         size_t room = text->capacity - text->length - 1;
@@ -12380,19 +12385,23 @@ static void tt__json_quote(tt__text *text, const char *string)
     tt__text_put(text, "\"", 1);
 }
 
-/* ------------------------------------------------------------------------------------------------ safetensors */
+/* ------------------------------------------------------------------------------------------- safetensors */
 
-/* The file: a little-endian uint64, the length of the header; the header, a JSON object of name -> {dtype, shape,
-   data_offsets: [begin, end) in the rest}, and "__metadata__", strings to strings; the tensors' bytes without a hole. */
+/* The file: a little-endian uint64, the length of the header; the header, a JSON object of name -> {dtype,
+   shape, data_offsets: [begin, end) in the rest}, and "__metadata__", strings to strings; the tensors' bytes
+   without a hole. */
 #define TT__SAFETENSORS_HEADER 100000000u /* the limit that the format sets */
 
 static const struct { const char *name; int bits; } tt__safetensors_types[] = {
-    {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8}, {"U8", 8}, {"BOOL", 8},
-    {"U16", 16}, {"U32", 32}, {"U64", 64}, {"C64", 64}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
-    {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
+    {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8},
+        {"U8", 8}, {"BOOL", 8}, {"U16", 16}, {"U32", 32}, {"U64", 64}, {"C64", 64}, {"F8_E4M3", 8},
+        {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2",
+        6}, {"F4", 4}, };
+/* The first rows of the table: those that can be read as floats or int32. */
+enum {
+    TT__ST_F32, TT__ST_BF16, TT__ST_F16, TT__ST_F64, TT__ST_I64, TT__ST_I32, TT__ST_I16, TT__ST_I8, TT__ST_U8,
+    TT__ST_BOOL, TT__ST_U16, TT__ST_U32, TT__ST_U64
 };
-enum { TT__ST_F32, TT__ST_BF16, TT__ST_F16, TT__ST_F64, TT__ST_I64, TT__ST_I32, TT__ST_I16, TT__ST_I8, TT__ST_U8, TT__ST_BOOL,
-       TT__ST_U16, TT__ST_U32, TT__ST_U64 }; /* the first rows of the table: those that can be read as floats or int32 */
 
 static int tt__safetensors_type(const char *name)
 {
@@ -12401,14 +12410,17 @@ static int tt__safetensors_type(const char *name)
     return -1;
 }
 
-/* Bytes of a tensor; false when they do not fit a size_t or are no whole number. */
+/* Counts the bytes of a tensor. Returns false when they do not fit a size_t or are no whole number. */
 static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *elements, size_t *bytes)
 {
     size_t bits;
     *elements = 1;
     for (int d = 0; d < info->ndim; d++)
-        if ((uint64_t)info->dims[d] > SIZE_MAX || !tt__mul_size(*elements, (size_t)info->dims[d], elements)) return false;
-    if (*elements > INT64_MAX || !tt__mul_size(*elements, (size_t)tt__safetensors_types[type].bits, &bits) || bits % 8) return false;
+        if ((uint64_t)info->dims[d] > SIZE_MAX || !tt__mul_size(*elements, (size_t)info->dims[d], elements))
+            return false;
+    if (*elements > INT64_MAX || !tt__mul_size(*elements, (size_t)tt__safetensors_types[type].bits, &bits) ||
+        bits % 8)
+        return false;
     *bytes = bits / 8;
     return true;
 }
@@ -12416,94 +12428,104 @@ static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *e
 struct tt_safetensors {
     tt_context *ctx;
     char *path;
-    void *file;            /* open */
-    size_t size;           /* of the file, when it was opened */
-    tt__json json;         /* keeps the names and the metadata */
-    size_t data;           /* where the first tensor begins in the file */
+    void *file;      /* open */
+    size_t size;     /* of the file, when it was opened */
+    tt__json json;   /* keeps the names and the metadata */
+    size_t data;     /* where the first tensor begins in the file */
     int count;
     tt_tensor_info *infos;
-    size_t *begin;         /* of each tensor, from `data`                                                            */
-    int *nodes;            /* of each tensor, ascending                                                              */
-    uint32_t *order;       /* tensors by place in the file, while it is checked                                      */
+    size_t *begin;   /* of each tensor, from `data` on */
+    int *nodes;      /* of each tensor, ascending */
+    uint32_t *order; /* tensors by place in the file, while it is checked */
 };
 
 void tt_safetensors_close(tt_safetensors *s)
 {
     if (!s) return;
     tt_context *ctx = s->ctx;
-    tt__free(ctx, s->path);
-    if (s->json.ctx) tt__json_free(&s->json);
     if (s->file) ctx->options.files.close(ctx->options.files.user, s->file);
-    tt__free(ctx, s->infos);
-    tt__free(ctx, s->begin);
-    tt__free(ctx, s->nodes);
-    tt__free(ctx, s->order);
-    tt__free(ctx, s);
+    if (s->json.ctx) tt__json_free(&s->json);
+    void *const owned[] = {s->path, s->infos, s->begin, s->nodes, s->order, s};
+    tt__free_all(ctx, owned, TT__COUNT(owned));
 }
 
 static bool tt__safetensors_before(const void *arg, uint32_t a, uint32_t b)
 {
     const tt_safetensors *s = (const tt_safetensors *)arg;
     if (s->begin[a] != s->begin[b]) return s->begin[a] < s->begin[b];
-    if (s->infos[a].bytes != s->infos[b].bytes) return s->infos[a].bytes < s->infos[b].bytes; /* empty ones first */
+    /* empty ones first */
+    if (s->infos[a].bytes != s->infos[b].bytes) return s->infos[a].bytes < s->infos[b].bytes;
     return a < b;
 }
 
 #if defined(__GNUC__)
 __attribute__((format(printf, 4, 5)))
 #endif
-TT_PRINTF(4, 5)
-static tt_status tt__safetensors_fail(const tt_safetensors *s, const char *name, int node, const char *format, ...)
+TT_PRINTF(4, 5) static tt_status tt__safetensors_fail(const tt_safetensors *s, const char *name, int node,
+                                                      const char *format, ...)
 {
     char what[512];
     va_list args;
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s', byte %zu: tensor '%.200s' %s", s->path, s->json.base + s->json.nodes[node].offset, name, what);
+    return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s', byte %zu: tensor '%.200s' %s", s->path,
+                    s->json.base + s->json.nodes[node].offset, name, what);
 }
 
+/* Reads what the header says of a tensor. */
 static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, size_t data_bytes)
 {
     const tt__json *j = &s->json;
     tt_tensor_info *info = &s->infos[index];
     const char *name = j->pool + j->nodes[node].key;
-    int dtype = tt__json_get(j, node, "dtype"), shape = tt__json_get(j, node, "shape"), offsets = tt__json_get(j, node, "data_offsets");
+    int dtype = tt__json_get(j, node, "dtype"), shape = tt__json_get(j, node, "shape");
+    int offsets = tt__json_get(j, node, "data_offsets");
     size_t elements;
 
-    if (strlen(name) != j->nodes[node].key_bytes) return tt__safetensors_fail(s, name, node, "has a NUL in its name");
-    if (j->nodes[node].kind != TT__JSON_OBJECT) return tt__safetensors_fail(s, name, node, "is %s; expected an object", tt__json_kind_name(j, node));
-    if (dtype < 0 || shape < 0 || offsets < 0)
-        return tt__safetensors_fail(s, name, node, "has no \"%s\"", dtype < 0 ? "dtype" : shape < 0 ? "shape" : "data_offsets");
-    int type = tt__safetensors_type(tt__json_text(j, dtype));
-    if (type < 0) {
-        const char *found = tt__json_text(j, dtype);
-        return tt__safetensors_fail(s, name, dtype, "has the dtype %.40s, which the format does not know", found ? found : tt__json_kind_name(j, dtype));
-    }
-    if (j->nodes[shape].kind != TT__JSON_ARRAY) return tt__safetensors_fail(s, name, shape, "has %s as \"shape\"; expected an array", tt__json_kind_name(j, shape));
-    if (j->nodes[shape].count > TT__COUNT(info->dims))
-        return tt__safetensors_fail(s, name, shape, "has %d dimensions; at most %d are read", j->nodes[shape].count, TT__COUNT(info->dims));
+    if (strlen(name) != j->nodes[node].key_bytes)
+        return tt__safetensors_fail(s, name, node, "has a NUL in its name");
+    if (j->nodes[node].kind != TT__JSON_OBJECT)
+        return tt__safetensors_fail(s, name, node, "is %s; expected an object", tt__json_kind_name(j, node));
+    const char *missing = dtype < 0 ? "dtype" : shape < 0 ? "shape" : offsets < 0 ? "data_offsets" : NULL;
+    if (missing) return tt__safetensors_fail(s, name, node, "has no \"%s\"", missing);
+    const char *type_name = tt__json_text(j, dtype);
+    int type = tt__safetensors_type(type_name);
+    if (type < 0)
+        return tt__safetensors_fail(s, name, dtype, "has the dtype %.40s, which the format does not know",
+                                    type_name ? type_name : tt__json_kind_name(j, dtype));
+    if (j->nodes[shape].kind != TT__JSON_ARRAY)
+        return tt__safetensors_fail(s, name, shape, "has %s as \"shape\"; expected an array",
+                                    tt__json_kind_name(j, shape));
     info->name = name;
     info->dtype = tt__safetensors_types[type].name;
     info->ndim = j->nodes[shape].count;
+    if (info->ndim > TT__COUNT(info->dims))
+        return tt__safetensors_fail(s, name, shape, "has %d dimensions; at most %d are read", info->ndim,
+                                    TT__COUNT(info->dims));
     for (int d = 0; d < info->ndim; d++) {
         const tt__json_node *dim = &j->nodes[shape + 1 + d];
-        if (!dim->exact || dim->integer < 0) return tt__safetensors_fail(s, name, shape + 1 + d, "has a dimension that is no integer >= 0");
+        if (!dim->exact || dim->integer < 0)
+            return tt__safetensors_fail(s, name, shape + 1 + d, "has a dimension that is no integer >= 0");
         info->dims[d] = dim->integer;
     }
     if (!tt__safetensors_size(info, type, &elements, &info->bytes))
-        return tt__safetensors_fail(s, name, shape, "has a shape whose bytes are too many to count or, for a dtype of less than a byte, no whole number");
+        return tt__safetensors_fail(s, name, shape, "has a shape whose bytes are too many to count or, for a "
+                                    "dtype of less than a byte, no whole number");
     const tt__json_node *begin = &j->nodes[offsets + 1], *end = &j->nodes[offsets + 2];
-    if (j->nodes[offsets].kind != TT__JSON_ARRAY || j->nodes[offsets].count != 2 || !begin->exact || !end->exact)
-        return tt__safetensors_fail(s, name, offsets, "has \"data_offsets\" that are no array of two integers");
+    bool two = j->nodes[offsets].kind == TT__JSON_ARRAY && j->nodes[offsets].count == 2;
+    if (!two || !begin->exact || !end->exact)
+        return tt__safetensors_fail(s, name, offsets, "has \"data_offsets\" that are no array of two "
+                                    "integers");
     if (begin->integer < 0 || end->integer < begin->integer || (uint64_t)end->integer > data_bytes)
-        return tt__safetensors_fail(s, name, offsets, "lies in bytes [%lld, %lld) of the data, of which the file has %zu; it may be truncated",
-                                    (long long)begin->integer, (long long)end->integer, data_bytes);
+        return tt__safetensors_fail(s, name, offsets, "lies in bytes [%lld, %lld) of the data, of which the "
+                                    "file has %zu; it may be truncated", (long long)begin->integer,
+                                    (long long)end->integer, data_bytes);
     s->begin[index] = (size_t)begin->integer;
-    if ((size_t)(end->integer - begin->integer) != info->bytes)
-        return tt__safetensors_fail(s, name, offsets, "has %lld bytes of data; its dtype %s and shape need %zu",
-                                    (long long)(end->integer - begin->integer), info->dtype, info->bytes);
-    return TT_OK;
+    size_t bytes = (size_t)(end->integer - begin->integer);
+    if (bytes == info->bytes) return TT_OK;
+    return tt__safetensors_fail(s, name, offsets, "has %zu bytes of data; its dtype %s and shape need %zu",
+                                bytes, info->dtype, info->bytes);
 }
 
 /* Reads the header and its length, which comes first. */
@@ -12512,16 +12534,17 @@ static tt_status tt__safetensors_read_header(tt_safetensors *s)
     tt_context *ctx = s->ctx;
     uint64_t length = 0;
     if (s->size < 8)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a safetensors file starts with 8 bytes that give "
-                        "the length of its header", s->path, s->size);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a safetensors file starts with 8 bytes that "
+                        "give the length of its header", s->path, s->size);
     tt_status status = tt__file_read(ctx, s->path, s->file, 0, &length, 8);
     if (status != TT_OK) return status;
     if (length > TT__SAFETENSORS_HEADER)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes; the format allows %u: is it a "
-                        "safetensors file?", s->path, (unsigned long long)length, TT__SAFETENSORS_HEADER);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes; the format allows %u: is "
+                        "it a safetensors file?", s->path, (unsigned long long)length,
+                        TT__SAFETENSORS_HEADER);
     if (length > s->size - 8)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes in a file of %zu: truncated, or "
-                        "no safetensors file", s->path, (unsigned long long)length, s->size);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes in a file of %zu: "
+                        "truncated, or no safetensors file", s->path, (unsigned long long)length, s->size);
     s->data = 8 + (size_t)length;
     char *header = (char *)tt__alloc(ctx, (size_t)length + 1);
     status = header ? tt__file_read(ctx, s->path, s->file, 8, header, (size_t)length) : TT_ERR_MEMORY;
@@ -12542,17 +12565,20 @@ static tt_status tt__safetensors_check(tt_safetensors *s)
     const tt__json *j = &s->json;
     size_t data_bytes = s->size - s->data, expected = 0;
     int members = j->nodes[0].count, metadata = tt__json_get(j, 0, "__metadata__");
-    if (metadata >= 0 && j->nodes[metadata].kind != TT__JSON_OBJECT) return tt__json_wrong(j, "__metadata__", metadata, "an object of strings");
+    if (metadata >= 0 && j->nodes[metadata].kind != TT__JSON_OBJECT)
+        return tt__json_wrong(j, "__metadata__", metadata, "an object of strings");
     if (metadata >= 0)
         for (int i = 0, node = metadata + 1; i < j->nodes[metadata].count; i++, node = j->nodes[node].after)
-            if (j->nodes[node].kind != TT__JSON_STRING) return tt__json_wrong(j, j->pool + j->nodes[node].key, node, "a string, as all in \"__metadata__\"");
+            if (j->nodes[node].kind != TT__JSON_STRING)
+                return tt__json_wrong(j, j->pool + j->nodes[node].key, node, "a string, as all in "
+                                      "\"__metadata__\"");
 
     size_t n = (size_t)(members ? members : 1);
-    s->infos = (tt_tensor_info *)tt__calloc(ctx, n * sizeof *s->infos);
-    s->begin = s->infos ? (size_t *)tt__calloc(ctx, n * sizeof *s->begin) : NULL;
-    s->nodes = s->begin ? (int *)tt__calloc(ctx, n * sizeof *s->nodes) : NULL;
-    s->order = s->nodes ? (uint32_t *)tt__calloc(ctx, n * sizeof *s->order) : NULL;
-    if (!s->order) return TT_ERR_MEMORY;
+    if (!(s->infos = (tt_tensor_info *)tt__calloc(ctx, n * sizeof *s->infos)) ||
+        !(s->begin = (size_t *)tt__calloc(ctx, n * sizeof *s->begin)) ||
+        !(s->nodes = (int *)tt__calloc(ctx, n * sizeof *s->nodes)) ||
+        !(s->order = (uint32_t *)tt__calloc(ctx, n * sizeof *s->order)))
+        return TT_ERR_MEMORY;
     for (int i = 0, node = 1; i < members; i++, node = j->nodes[node].after) {
         if (node == metadata) continue;
         status = tt__safetensors_tensor(s, s->count, node, data_bytes);
@@ -12565,15 +12591,17 @@ static tt_status tt__safetensors_check(tt_safetensors *s)
     for (int i = 0; i < s->count; i++) {
         int k = (int)s->order[i];
         if (s->begin[k] < expected)
-            return tt__safetensors_fail(s, s->infos[k].name, s->nodes[k], "starts at byte %zu of the data, within '%.200s', which ends at %zu", s->begin[k],
+            return tt__safetensors_fail(s, s->infos[k].name, s->nodes[k], "starts at byte %zu of the data, "
+                                        "within '%.200s', which ends at %zu", s->begin[k],
                                         s->infos[s->order[i - 1]].name, expected);
         if (s->begin[k] > expected)
-            return tt__safetensors_fail(s, s->infos[k].name, s->nodes[k], "starts at byte %zu of the data and leaves a hole from %zu", s->begin[k], expected);
+            return tt__safetensors_fail(s, s->infos[k].name, s->nodes[k], "starts at byte %zu of the data "
+                                        "and leaves a hole from %zu", s->begin[k], expected);
         expected = s->begin[k] + s->infos[k].bytes;
     }
     if (expected != data_bytes)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: %zu bytes behind the last tensor; expected the end of the file", s->path,
-                        s->data + expected, data_bytes - expected);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: %zu bytes behind the last tensor; expected the "
+                        "end of the file", s->path, s->data + expected, data_bytes - expected);
     tt__free(ctx, s->order);
     s->order = NULL;
     return TT_OK;
@@ -12585,7 +12613,8 @@ tt_safetensors *tt_safetensors_open(tt_context *ctx, const char *path)
     if (!s) return NULL;
     s->ctx = ctx;
     s->path = tt__strdup(ctx, path);
-    if (!s->path || tt__file_begin(ctx, path, &s->file, &s->size) != TT_OK || tt__safetensors_check(s) != TT_OK) {
+    if (!s->path || tt__file_begin(ctx, path, &s->file, &s->size) != TT_OK ||
+        tt__safetensors_check(s) != TT_OK) {
         tt_safetensors_close(s);
         return NULL;
     }
@@ -12594,7 +12623,10 @@ tt_safetensors *tt_safetensors_open(tt_context *ctx, const char *path)
 
 int tt_safetensors_count(const tt_safetensors *s) { return s->count; }
 
-const tt_tensor_info *tt_safetensors_info(const tt_safetensors *s, int i) { return i >= 0 && i < s->count ? &s->infos[i] : NULL; }
+const tt_tensor_info *tt_safetensors_info(const tt_safetensors *s, int i)
+{
+    return i >= 0 && i < s->count ? &s->infos[i] : NULL;
+}
 
 int tt_safetensors_find(const tt_safetensors *s, const char *name)
 {
@@ -12614,12 +12646,13 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
 }
 
 /* Does tensor i have `total` things, such as bytes, of which n from `first` on are wanted? */
-static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n, uint64_t total,
-                                       const char *things)
+static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n,
+                                       uint64_t total, const char *things)
 {
     if (first <= total && n <= total - first) return TT_OK;
-    return tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has %llu %s, not %lld from %lld on", s->path,
-                    s->infos[i].name, (unsigned long long)total, things, (long long)n, (long long)first);
+    return tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has %llu %s, not %lld from %lld on",
+                    s->path, s->infos[i].name, (unsigned long long)total, things, (long long)n,
+                    (long long)first);
 }
 
 static tt_status tt__safetensors_number(const tt_safetensors *s, int i)
@@ -12637,13 +12670,14 @@ tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size
 }
 
 /* Converts n numbers of a type of the table, of which the first is element `first` of tensor i. */
-typedef tt_status (*tt__safetensors_convert)(const tt_safetensors *s, int i, int64_t first, int64_t n, int type,
-                                             const void *from, void *to);
+typedef tt_status (*tt__safetensors_convert)(const tt_safetensors *s, int i, int64_t first, int64_t n,
+                                             int type, const void *from, void *to);
 
-/* Reads n elements from `first` on, in pieces; `to` gets 4 bytes of each. The types from row `least` of the table to
-   row `most` can be read, as `types` says. */
+/* Reads n elements from `first` on, in pieces; `to` gets 4 bytes of each. The types from row `least` of the
+   table to row `most` can be read, as `types` says. */
 static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_t first, int64_t n, void *to,
-                                          int least, int most, const char *types, tt__safetensors_convert convert)
+                                          int least, int most, const char *types,
+                                          tt__safetensors_convert convert)
 {
     tt_status status = tt__safetensors_number(s, i);
     if (status != TT_OK) return status;
@@ -12651,7 +12685,8 @@ static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_
     int type = tt__safetensors_type(info->dtype);
     size_t elements, bytes, width = (size_t)(tt__safetensors_types[type].bits / 8);
     double piece[2048]; /* aligned for all types */
-    if (!tt__safetensors_size(info, type, &elements, &bytes)) elements = 0; /* cannot be: checked when opened */
+    /* cannot be: checked when opened */
+    if (!tt__safetensors_size(info, type, &elements, &bytes)) elements = 0;
     status = tt__safetensors_range(s, i, (uint64_t)first, (uint64_t)n, elements, "elements");
     if (status != TT_OK) return status;
     if (type < least || type > most)
@@ -12670,13 +12705,15 @@ static tt_status tt__safetensors_floats(const tt_safetensors *s, int i, int64_t 
                                         const void *from, void *to)
 {
     float *values = (float *)to;
-    for (int64_t k = 0; k < n && type == TT__ST_BF16; k++) values[k] = tt__from_bf16(((const uint16_t *)from)[k]);
-    for (int64_t k = 0; k < n && type == TT__ST_F16; k++) values[k] = tt__from_f16(((const uint16_t *)from)[k]);
+    for (int64_t k = 0; k < n && type == TT__ST_BF16; k++)
+        values[k] = tt__from_bf16(((const uint16_t *)from)[k]);
+    for (int64_t k = 0; k < n && type == TT__ST_F16; k++)
+        values[k] = tt__from_f16(((const uint16_t *)from)[k]);
     for (int64_t k = 0; k < n && type == TT__ST_F64; k++) {
         double value = ((const double *)from)[k];
         if (isfinite(value) && fabs(value) > FLT_MAX)
-            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %g at element %lld, which a float "
-                            "cannot", s->path, s->infos[i].name, value, (long long)(first + k));
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %g at element %lld, which a "
+                            "float cannot", s->path, s->infos[i].name, value, (long long)(first + k));
         values[k] = (float)value;
     }
     return TT_OK;
@@ -12693,8 +12730,8 @@ static tt_status tt__safetensors_integers(const tt_safetensors *s, int i, int64_
         bool negative = type <= TT__ST_I8 && (raw & sign);
         uint64_t magnitude = negative ? sign - (raw & (sign - 1)) : raw;
         if (magnitude > (uint64_t)INT32_MAX + (negative ? 1 : 0))
-            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %s%llu at element %lld, which a "
-                            "32-bit integer cannot", s->path, s->infos[i].name, negative ? "-" : "",
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %s%llu at element %lld, "
+                            "which a 32-bit integer cannot", s->path, s->infos[i].name, negative ? "-" : "",
                             (unsigned long long)magnitude, (long long)(first + k));
         int64_t value = negative ? -(int64_t)magnitude : (int64_t)magnitude;
         ((int32_t *)to)[k] = type == TT__ST_BOOL ? raw != 0 : (int32_t)value;
@@ -12718,7 +12755,7 @@ struct tt_safetensors_writer {
     tt_context *ctx;
     int count;
     size_t *ends;     /* of each tensor, from the start of the data */
-    char *names;      /* one behind the other, for errors           */
+    char *names;      /* one behind the other, for errors */
     size_t written;
     tt__writer file;
 };
@@ -12732,7 +12769,8 @@ static void tt__safetensors_writer_free(tt_safetensors_writer *w)
 }
 
 /* The whole header without its padding; prints in the order of `tensors`. */
-static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors, int count, const size_t *ends, const char *const *metadata)
+static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors, int count,
+                                   const size_t *ends, const char *const *metadata)
 {
     const char *comma = "";
     tt__text_put(text, "{", 1);
@@ -12752,29 +12790,41 @@ static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors
         comma = ",";
         tt__json_quote(text, tensors[i].name);
         tt__print(text, ":{\"dtype\":\"%s\",\"shape\":[", tensors[i].dtype);
-        for (int d = 0; d < tensors[i].ndim; d++) tt__print(text, "%s%lld", d ? "," : "", (long long)tensors[i].dims[d]);
+        for (int d = 0; d < tensors[i].ndim; d++)
+            tt__print(text, "%s%lld", d ? "," : "", (long long)tensors[i].dims[d]);
         tt__print(text, "],\"data_offsets\":[%zu,%zu]}", i ? ends[i - 1] : 0, ends[i]);
     }
     tt__text_put(text, "}", 1);
 }
 
 /* All that would make the file invalid; fills w->ends and w->names. */
-static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *path, const tt_tensor_info *tensors, int count, const char *const *metadata)
+static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *path,
+                                         const tt_tensor_info *tensors, int count,
+                                         const char *const *metadata)
 {
     tt_context *ctx = w->ctx;
     size_t n = (size_t)(count > 0 ? count : 1), names_bytes = 0, at = 0, end = 0;
-    if (count < 0 || (count > 0 && !tensors)) return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d tensors to write", path, count);
+    if (count < 0 || (count > 0 && !tensors))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d tensors to write", path, count);
     for (int i = 0; i < count; i++) {
-        if (!tensors[i].name || tt__utf8_invalid(tensors[i].name, strlen(tensors[i].name)) < strlen(tensors[i].name) || strcmp(tensors[i].name, "__metadata__") == 0)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor %d of %d has no usable name: it must be UTF-8 and not \"__metadata__\"", path, i, count);
+        if (!tensors[i].name ||
+            tt__utf8_invalid(tensors[i].name, strlen(tensors[i].name)) < strlen(tensors[i].name) ||
+            strcmp(tensors[i].name, "__metadata__") == 0)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor %d of %d has no usable name: it must be "
+                            "UTF-8 and not \"__metadata__\"", path, i, count);
         names_bytes += strlen(tensors[i].name) + 1;
     }
     for (int i = 0; metadata && metadata[i]; i++) {
-        if (tt__utf8_invalid(metadata[i], strlen(metadata[i])) < strlen(metadata[i])) return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': metadata string %d is not UTF-8", path, i);
+        if (tt__utf8_invalid(metadata[i], strlen(metadata[i])) < strlen(metadata[i]))
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': metadata string %d is not UTF-8", path, i);
         if (i % 2) continue;
-        if (!metadata[i + 1]) return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" has no value behind it", path, metadata[i]);
+        if (!metadata[i + 1])
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" has no value behind it",
+                            path, metadata[i]);
         for (int k = 0; k < i; k += 2)
-            if (strcmp(metadata[k], metadata[i]) == 0) return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" is given twice", path, metadata[i]);
+            if (strcmp(metadata[k], metadata[i]) == 0)
+                return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" is given twice",
+                                path, metadata[i]);
     }
     w->ends = (size_t *)tt__calloc(ctx, n * sizeof *w->ends);
     w->names = w->ends ? (char *)tt__alloc(ctx, names_bytes + 1) : NULL;
@@ -12786,9 +12836,12 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
         int type = tt__safetensors_type(t->dtype);
         bool dims = t->ndim >= 0 && t->ndim <= TT__COUNT(t->dims);
         for (int d = 0; dims && d < t->ndim; d++) dims = t->dims[d] >= 0;
-        if (type < 0) return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has the dtype '%.40s', which the format does not know", path, t->name, t->dtype ? t->dtype : "NULL");
+        if (type < 0)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has the dtype '%.40s', which the "
+                            "format does not know", path, t->name, t->dtype ? t->dtype : "NULL");
         if (!dims || !tt__safetensors_size(t, type, &elements, &bytes) || bytes > (size_t)INT64_MAX - end)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' needs 0 to %d dimensions >= 0, of a size that can be counted", path, t->name, TT__COUNT(t->dims));
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' needs 0 to %d dimensions >= 0, of a "
+                            "size that can be counted", path, t->name, TT__COUNT(t->dims));
         memcpy(w->names + at, t->name, name_bytes);
         at += name_bytes;
         w->ends[i] = end += bytes;
@@ -12804,13 +12857,15 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
     if (order) tt__sort_indices(order, (size_t)count, tt__less_string, sorted_names);
     for (int i = 1; order && status == TT_OK && i < count; i++)
         if (strcmp(sorted_names[order[i - 1]], sorted_names[order[i]]) == 0)
-            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': two tensors are named '%.200s'", path, sorted_names[order[i]]);
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': two tensors are named '%.200s'", path,
+                              sorted_names[order[i]]);
     tt__free(ctx, order);
     tt__free(ctx, (void *)sorted_names);
     return status;
 }
 
-tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors, int count, const char *const *metadata)
+tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors,
+                                            int count, const char *const *metadata)
 {
     tt_safetensors_writer *w = (tt_safetensors_writer *)tt__calloc(ctx, sizeof *w);
     if (!w) return NULL;
@@ -12821,7 +12876,8 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
         tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* measures */
         size_t padded = (text.length + 7) & ~(size_t)7;
         if (padded > TT__SAFETENSORS_HEADER)
-            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %zu bytes; the format allows %u", path, padded, TT__SAFETENSORS_HEADER);
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %zu bytes; the format "
+                              "allows %u", path, padded, TT__SAFETENSORS_HEADER);
         text.capacity = padded + 1;
         if (status == TT_OK) {
             text.to = (char *)tt__alloc(ctx, text.capacity);
@@ -12831,7 +12887,8 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
             uint64_t length = padded;
             text.length = 0;
             tt__safetensors_header(&text, tensors, count, w->ends, metadata);
-            memset(text.to + text.length, ' ', padded - text.length); /* so that the data starts at a multiple of 8 */
+            /* so that the data starts at a multiple of 8 */
+            memset(text.to + text.length, ' ', padded - text.length);
             tt__write(&w->file, &length, sizeof length);
             tt__write(&w->file, text.to, padded);
             status = w->file.status;
@@ -12849,8 +12906,8 @@ tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size
     size_t total = w->count ? w->ends[w->count - 1] : 0;
     if (w->file.status != TT_OK) return w->file.status;
     if (n > total - w->written)
-        return w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s': %zu bytes more than the %zu of all declared tensors", w->file.path,
-                                         n - (total - w->written), total);
+        return w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s': %zu bytes more than the %zu of all "
+                                         "declared tensors", w->file.path, n - (total - w->written), total);
     if (n) tt__write(&w->file, bytes, n);
     w->written += n;
     return w->file.status;
@@ -12863,15 +12920,17 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
         const char *name = w->names;
         int i = 0;
         for (; w->ends[i] <= w->written; i++) name += strlen(name) + 1;
-        w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' was ended %zu bytes too early: tensor '%.200s' (%d of %d) lacks %zu of its bytes; the file was not written",
-                                  w->file.path, total - w->written, name, i + 1, w->count, w->ends[i] - w->written);
+        w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' was ended %zu bytes too early: tensor "
+                                  "'%.200s' (%d of %d) lacks %zu of its bytes; the file was not written",
+                                  w->file.path, total - w->written, name, i + 1, w->count,
+                                  w->ends[i] - w->written);
     }
     tt_status status = tt__writer_end(&w->file);
     tt__safetensors_writer_free(w);
     return status;
 }
 
-/* The same where what was to be written could not all be had, if `status` is an error: its sentence stays. NULL is fine. */
+/* Ends the file; after an error `status` of the caller, which stays, nothing is written. w NULL is fine. */
 static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
 {
     if (!w) return status;
@@ -12879,7 +12938,7 @@ static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
     return tt_safetensors_end(w);
 }
 
-/* ---------------------------------------------------------------------------------------------------- Unicode */
+/* ----------------------------------------------------------------------------------------------- Unicode */
 
 /* Classes of code points, as BERT's tokenizer tells them apart. A space ends a word. Controls, private use
    and U+FFFD are dropped. Punctuation is a word of its own. Accents are dropped from uncased text. Marks are
@@ -12896,10 +12955,11 @@ typedef struct tt__unicode tt__unicode;
 static tt__unicode *tt__unicode_new(tt_context *ctx);              /* to be freed */
 static int tt__class(const tt__unicode *u, uint32_t c);            /* a TT__CLASS_... */
 static bool tt__is_cjk(uint32_t c);                                /* a word of its own */
-/* Decomposes c (NFD), drops accents and lower-cases; c itself is no accent. Returns how many code points: 1 to 3. */
+/* Decomposes c (NFD), drops accents and lower-cases; c itself is no accent. Returns how many code points
+   result: 1 to 3. */
 static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3]);
 
-/* -------------------------------------------------------------------------------------------------- tokenizer */
+/* --------------------------------------------------------------------------------------------- tokenizer */
 
 /* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py compares the two. A word is looked
    up whole, then by ever shorter starts; the hashes of all starts come from one pass over its bytes (FNV-1a).
@@ -12909,7 +12969,7 @@ static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3]);
 #define TT__WORD_SEED 2166136261u
 #define TT__PIECE_SEED 3735928559u
 #define TT__LOW 0x3000 /* alphabets, punctuation, jamo */
-#define TT__VOCAB_BYTES ((size_t)1 << 28) /* a larger vocab.txt is refused; offsets into it are 32 bits wide */
+#define TT__VOCAB_BYTES ((size_t)1 << 28) /* a larger vocab.txt is refused; offsets into it have 32 bits */
 
 static uint32_t tt__hash_byte(uint32_t hash, unsigned char byte) { return (hash ^ byte) * 16777619u; }
 
@@ -12946,13 +13006,16 @@ void tt_tokenizer_free(tt_tokenizer *k)
 }
 
 /* The slot that holds the piece, or the free one where it belongs. */
-static uint32_t tt__vocab_slot(const tt_tokenizer *k, const char *text, uint32_t bytes, bool continues, uint32_t hash)
+static uint32_t tt__vocab_slot(const tt_tokenizer *k, const char *text, uint32_t bytes, bool continues,
+                               uint32_t hash)
 {
     uint32_t at = (hash ^ hash >> 15) & k->mask;
     for (; k->slots[at].id >= 0; at = (at + 1) & k->mask) {
         if (k->slots[at].hash != hash) continue;
         const tt__piece *piece = &k->pieces[k->slots[at].id];
-        if (piece->bytes == bytes && piece->continues == continues && memcmp(k->file.bytes + piece->start, text, bytes) == 0) break;
+        if (piece->bytes == bytes && piece->continues == continues &&
+            memcmp(k->file.bytes + piece->start, text, bytes) == 0)
+            break;
     }
     return at;
 }
@@ -12978,7 +13041,8 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
     bool continues = bytes > 2 && token[0] == '#' && token[1] == '#';
     if (continues) { token += 2; bytes -= 2; }
     if (bytes > TT__VOCAB_BYTES) return -1;
-    return k->slots[tt__vocab_slot(k, token, (uint32_t)bytes, continues, tt__vocab_hash(token, bytes, continues))].id;
+    return k->slots[tt__vocab_slot(k, token, (uint32_t)bytes, continues, tt__vocab_hash(token, bytes,
+        continues))].id;
 }
 
 static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
@@ -12987,14 +13051,17 @@ static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
     tt_status status = tt__file_open(ctx, path, &k->file);
     if (status != TT_OK) return status;
     char *text = k->file.bytes;
-    if (k->file.size > TT__VOCAB_BYTES) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a vocabulary of at most %zu is read", path, k->file.size, TT__VOCAB_BYTES);
+    if (k->file.size > TT__VOCAB_BYTES)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a vocabulary of at most %zu is read", path,
+                        k->file.size, TT__VOCAB_BYTES);
     for (size_t at = 0; at < k->file.size;) {
         const char *newline = (const char *)memchr(text + at, '\n', k->file.size - at);
         size_t start = at, end = newline ? (size_t)(newline - text) : k->file.size;
         at = end + 1;
         size_t invalid = tt__utf8_invalid(text + start, end - start);
         if (invalid < end - start || memchr(text + start, 0, end - start))
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has one token a line", path, k->size + 1);
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary "
+                            "has one token a line", path, k->size + 1);
         while (end > start) { /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
             size_t last = tt__utf8_last(text, end), next = last;
             uint32_t c = tt__utf8_next(text, end, &next);
@@ -13003,7 +13070,8 @@ static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
             end = last;
         }
         text[end] = 0;
-        if (!TT__GROW(ctx, k->pieces, k->size, k->capacity)) return tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %d tokens of '%s'", k->size + 1, path);
+        if (!TT__GROW(ctx, k->pieces, k->size, k->capacity))
+            return tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %d tokens of '%s'", k->size + 1, path);
         tt__piece *piece = &k->pieces[k->size++];
         piece->continues = end - start > 2 && text[start] == '#' && text[start + 1] == '#';
         piece->start = (uint32_t)(start + (piece->continues ? 2 : 0));
@@ -13015,7 +13083,8 @@ static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
     k->slots = (tt__bucket *)tt__alloc(ctx, slots * sizeof *k->slots);
     if (!k->slots) return TT_ERR_MEMORY;
     memset(k->slots, 0xFF, slots * sizeof *k->slots);
-    for (int id = 0; id < k->size; id++) { /* a token that is there twice has the id of the last, as in transformers */
+    /* a token that is there twice has the id of the last, as in transformers */
+    for (int id = 0; id < k->size; id++) {
         const tt__piece *piece = &k->pieces[id];
         const char *token = text + piece->start;
         uint32_t hash = tt__vocab_hash(token, piece->bytes, piece->continues);
@@ -13087,7 +13156,9 @@ static tt_status tt__tokenizer_config(tt_context *ctx, const char *path, bool *l
     tt__json j;
     tt_status status = tt__json_open(&j, ctx, path);
     bool accents = true, cjk = true, basic = true, split_special = false;
-    if (status == TT_OK && j.nodes[0].kind != TT__JSON_OBJECT) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", path, tt__json_kind_name(&j, 0));
+    if (status == TT_OK && j.nodes[0].kind != TT__JSON_OBJECT)
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", path,
+                          tt__json_kind_name(&j, 0));
     if (status == TT_OK) status = tt__json_read_bool(&j, 0, "do_lower_case", false, lowercase);
     accents = *lowercase; /* strip_accents follows do_lower_case when it is null */
     if (status == TT_OK) status = tt__json_read_bool(&j, 0, "strip_accents", false, &accents);
@@ -13110,12 +13181,14 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
     const tt_files *files = &ctx->options.files;
     char vocab[TT__PATH], config[TT__PATH];
     bool lowercase = true;
-    tt__name_search search = {"tokenizer_config.json", false}; /* looked for by name: one that cannot be read is an error */
-    if (tt__path_join(ctx, vocab, folder, "vocab.txt") != TT_OK || tt__path_join(ctx, config, folder, search.name) != TT_OK) return NULL;
-    if (!files->list(files->user, folder, tt__name_is, &search)) {
-        tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s; expected a Hugging Face model with a vocab.txt", folder, files->reason(files->user));
+    /* looked for by name: one that cannot be read is an error */
+    tt__name_search search = {"tokenizer_config.json", false};
+    if (tt__path_join(ctx, vocab, folder, "vocab.txt") != TT_OK ||
+        tt__path_join(ctx, config, folder, search.name) != TT_OK)
         return NULL;
-    }
+    if (!files->list(files->user, folder, tt__name_is, &search))
+        return tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s; expected a Hugging Face model "
+                        "with a vocab.txt", folder, files->reason(files->user)), NULL;
     if (search.found && tt__tokenizer_config(ctx, config, &lowercase) != TT_OK) return NULL;
     return tt_tokenizer_open(ctx, vocab, lowercase);
 }
@@ -13142,7 +13215,8 @@ static void tt__word_end(tt__word *w)
     int n = w->bytes, at = 0, first = w->count;
     if (!w->chars) return;
     if (w->chars > TT__WORD_CHARS) at = -1;
-    while (at >= 0 && at < n) { /* to the end even when there is room for no more ids: a word without a match is one [UNK] */
+    /* to the end even when there is room for no more ids: a word without a match is one [UNK] */
+    while (at >= 0 && at < n) {
         int end = (int)tt__min(n, at + (int64_t)k->longest), id = -1;
         if (at > 0) {
             uint32_t hash = TT__PIECE_SEED;
@@ -13196,7 +13270,8 @@ static void tt__word_mark(tt__word *w, uint32_t mark, int mark_class)
     while (n) tt__word_add(w, moved[--n]);
 }
 
-/* A character beyond ASCII, in the reference's order: clean, split CJK, strip accents and lower-case, split punctuation. */
+/* Adds a character beyond ASCII, in the reference's order: clean, split CJK, strip accents and lower-case,
+   split punctuation. */
 static void tt__word_other(tt__word *w, uint32_t c)
 {
     uint32_t folded[3] = {c, 0, 0};
@@ -13283,7 +13358,7 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
     return (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
 }
 
-/* ------------------------------------------------------------------------------------------------------ images */
+/* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* the largest height and width: that of JPEG */
 #define TT__WEIGHT_BITS 22   /* a weight's fraction: with the 8 bits of a pixel and 2 to spare, 32 */
@@ -13303,35 +13378,45 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-/* One axis resampled from `in` to `out` places: output x is the sum of weights[x * taps + t] times input first[x] + t, t < used[x]. */
+/* One axis resampled from `in` to `out` places: output x is the sum of weights[x * taps + t] times input
+   first[x] + t, t < used[x]. */
 typedef struct tt__filter {
     int in, out, taps;
     int32_t *first, *used; /* (out) */
-    int32_t *weights;      /* (out, taps) times 2^TT__WEIGHT_BITS; those of an output add up to 1, but for their rounding */
+    /* (out, taps) times 2^TT__WEIGHT_BITS; those of an output add up to 1, but for their rounding */
+    int32_t *weights;
     tt__buffer memory;
 } tt__filter;
 
 static double tt__triangle(double x) { x = fabs(x); return x < 1 ? 1 - x : 0; }
 
-/* The bilinear filter of Pillow (src/libImaging/Resample.c): a triangle over one input to both sides, stretched by the factor of a
-   reduction, and normalised over the inputs that there are. */
+/* The bilinear filter of Pillow (src/libImaging/Resample.c): a triangle over one input to both sides,
+   stretched by the factor of a reduction, and normalised over the inputs that there are. */
 static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out)
 {
     double scale = (double)in / out, support = scale < 1 ? 1 : scale, narrow = 1 / support;
     if (f->in == in && f->out == out) return true;
     f->in = 0;
     f->taps = 2 * (int)ceil(support) + 1;
-    double half = f->taps < 1 << 14 ? 0.5 : 0; /* the rounding of more weights could add up to a level of 256: truncate those */
-    if (!(f->first = (int32_t *)tt__buffer_get(ctx, &f->memory, (size_t)out, ((size_t)f->taps + 2) * sizeof(int32_t)))) return false;
+    /* the rounding of more weights could add up to a level of 256: truncate those */
+    double half = f->taps < 1 << 14 ? 0.5 : 0;
+    if (!(f->first = (int32_t *)tt__buffer_get(ctx, &f->memory, (size_t)out,
+                                               ((size_t)f->taps + 2) * sizeof(int32_t))))
+        return false;
     f->used = f->first + out;
     f->weights = f->used + out;
     for (int x = 0; x < out; x++) {
         double center = (x + 0.5) * scale, sum = 0;
-        int first = (int)tt__max(0, (int)(center - support + 0.5)), end = (int)tt__min(in, (int)(center + support + 0.5));
+        int first = (int)tt__max(0, (int)(center - support + 0.5)), end = (int)tt__min(in,
+            (int)(center + support + 0.5));
         int32_t *w = f->weights + (size_t)x * (size_t)f->taps;
         for (int k = first; k < end; k++) sum += tt__triangle((k - center + 0.5) * narrow);
-        for (int k = first; k < end; k++) w[k - first] = (int32_t)(half + tt__triangle((k - center + 0.5) * narrow) / sum * (1 << TT__WEIGHT_BITS));
-        while (end > first + 1 && !w[end - 1 - first]) end--; /* so that without resizing there is one tap, of weight 1 */
+        for (int k = first; k < end; k++) {
+            double weight = tt__triangle((k - center + 0.5) * narrow) / sum;
+            w[k - first] = (int32_t)(half + weight * (1 << TT__WEIGHT_BITS));
+        }
+        /* so that without resizing there is one tap, of weight 1 */
+        while (end > first + 1 && !w[end - 1 - first]) end--;
         f->first[x] = first;
         f->used[x] = end - first;
     }
@@ -13343,8 +13428,10 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out)
 /* Rows [top, top + height) and columns [left, left + width), these from right to left if mirrored. */
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
-/* One row across: the window's columns. A pixel of `in` has `stride` channels, of which channel c * step becomes c. */
-static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride, int step, int channels, uint32_t *out)
+/* Resamples one row across, to the window's columns. A pixel of `in` has `stride` channels, of which channel
+   c * step becomes c. */
+static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
+                                int step, int channels, uint32_t *out)
 {
     const uint32_t half = 1u << (TT__WEIGHT_BITS - 1);
     for (int k = 0; k < window->width; k++, out += channels) {
@@ -13373,8 +13460,10 @@ static void tt__resample_across(const tt__filter *f, const tt__window *window, c
     }
 }
 
-/* One row of n outputs: `taps` rows of `pitch` numbers, a multiple of 4, weighed; two to a multiplication, as no sum has over 32 bits. */
-static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n, uint8_t *out)
+/* Weighs `taps` rows of `pitch` numbers, a multiple of 4, to one row of n outputs. A multiplication does two
+   at once, as no sum has over 32 bits. */
+static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n,
+                              uint8_t *out)
 {
     const uint64_t half = (uint64_t)1 << (TT__WEIGHT_BITS - 1) | (uint64_t)1 << (TT__WEIGHT_BITS + 31);
     if (taps == 1) { /* of weight 1 */
@@ -13430,16 +13519,23 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
     tt__free(ctx, r->opaque.memory);
 }
 
-/* A window of the image resized to height x width, to rows of `to` that are `pitch` bytes apart. channels: the image's; or 3 of 4;
-   or any number of 1, which is repeated. False: out of memory. */
-static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width, int channels, const tt__window *window, uint8_t *to, size_t pitch)
+/* Resizes the image to height x width and writes a window of that, to rows of `to` that are `pitch` bytes
+   apart. channels: the image's; or 3 of 4; or any number of 1, which is repeated. Returns false when memory
+   is out. */
+static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
+                         int channels, const tt__window *window, uint8_t *to, size_t pitch)
 {
     int stride = image->channels, end = 0;
-    if (!tt__filter_make(ctx, &r->across, image->width, width) || !tt__filter_make(ctx, &r->down, image->height, height)) return false;
+    if (!tt__filter_make(ctx, &r->across, image->width, width) ||
+        !tt__filter_make(ctx, &r->down, image->height, height))
+        return false;
     int first = r->down.first[window->top];
-    for (int y = window->top; y < window->top + window->height; y++) end = (int)tt__max(end, r->down.first[y] + r->down.used[y]);
-    bool alpha = channels == stride && channels % 2 == 0 && (height != image->height || width != image->width);
-    size_t n = (size_t)window->width * (size_t)channels, row = (n + 3) & ~(size_t)3, image_row = (size_t)image->width * (size_t)stride;
+    for (int y = window->top; y < window->top + window->height; y++)
+        end = (int)tt__max(end, r->down.first[y] + r->down.used[y]);
+    bool alpha = channels == stride && channels % 2 == 0 && (height != image->height ||
+        width != image->width);
+    size_t n = (size_t)window->width * (size_t)channels, row = (n + 3) & ~(size_t)3,
+        image_row = (size_t)image->width * (size_t)stride;
     uint32_t *rows = (uint32_t *)tt__buffer_get(ctx, &r->rows, (size_t)(end - first), row * sizeof *rows);
     uint8_t *opaque = alpha ? (uint8_t *)tt__buffer_get(ctx, &r->opaque, image_row, 1) : NULL;
     if (!rows || (alpha && !opaque)) return false;
@@ -13451,7 +13547,8 @@ static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *imag
         for (size_t i = n; i < row; i++) out[i] = 0;
     }
     for (int y = window->top; y < window->top + window->height; y++, to += pitch) {
-        tt__resample_down(r->down.weights + (size_t)y * (size_t)r->down.taps, r->down.used[y], rows + (size_t)(r->down.first[y] - first) * row, row, n, to);
+        tt__resample_down(r->down.weights + (size_t)y * (size_t)r->down.taps, r->down.used[y],
+                          rows + (size_t)(r->down.first[y] - first) * row, row, n, to);
         if (alpha) tt__divide_alpha(to, (size_t)window->width, channels);
     }
     return true;
@@ -13459,25 +13556,37 @@ static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *imag
 
 static bool tt__side(int n) { return n >= 1 && n <= TT__IMAGE_SIDE; }
 
-static bool tt__image_valid(const tt_image *image) { return image->pixels && tt__side(image->height) && tt__side(image->width) && image->channels >= 1 && image->channels <= 4; }
+static bool tt__image_valid(const tt_image *image)
+{
+    bool sides = tt__side(image->height) && tt__side(image->width);
+    return image->pixels && sides && image->channels >= 1 && image->channels <= 4;
+}
 
 tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, int width, uint8_t *to)
 {
     tt__resampler r;
     tt__window whole = {0, 0, height, width, false};
     if (!tt__image_valid(image) || !tt__side(height) || !tt__side(width))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_resize: %d x %d pixels%s of %d channels to %d x %d; expected sides of 1 to %d and 1 to 4 channels", image->height,
-                        image->width, image->pixels ? "" : " (NULL)", image->channels, height, width, TT__IMAGE_SIDE);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_resize: %d x %d pixels%s of %d channels to %d x %d; "
+                        "expected sides of 1 to %d and 1 to 4 channels", image->height, image->width,
+                        image->pixels ? "" : " (NULL)", image->channels, height, width, TT__IMAGE_SIDE);
     memset(&r, 0, sizeof r);
-    bool ok = tt__resample(ctx, &r, image, height, width, image->channels, &whole, to, (size_t)width * (size_t)image->channels);
+    bool ok = tt__resample(ctx, &r, image, height, width, image->channels, &whole, to,
+                           (size_t)width * (size_t)image->channels);
     tt__resampler_free(ctx, &r);
-    return ok ? TT_OK : tt__fail(ctx, TT_ERR_MEMORY, "tt_image_resize: out of memory for %d x %d pixels to %d x %d", image->height, image->width, height, width);
+    return ok ? TT_OK : tt__fail(ctx, TT_ERR_MEMORY, "tt_image_resize: out of memory for %d x %d pixels to "
+                                 "%d x %d", image->height, image->width, height, width);
 }
 
-/* --------------------------------------------------------------------------------------------------- datasets */
+/* ---------------------------------------------------------------------------------------------- datasets */
 
 /* A text, or an image: its number in the source. */
-typedef struct tt__example { const char *text, *label_text; size_t bytes; int64_t number; int label; } tt__example;
+typedef struct tt__example {
+    const char *text, *label_text;
+    size_t bytes;
+    int64_t number;
+    int label;
+} tt__example;
 
 struct tt_dataset {
     tt_context *ctx;
@@ -13511,16 +13620,22 @@ const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes)
     return d->images ? "" : d->examples[i].text;
 }
 
-int tt_dataset_label(const tt_dataset *d, int64_t i) { return i >= 0 && i < d->count ? d->examples[i].label : -1; }
+int tt_dataset_label(const tt_dataset *d, int64_t i)
+{
+    return i >= 0 && i < d->count ? d->examples[i].label : -1;
+}
+
 int tt_dataset_classes(const tt_dataset *d) { return d->n_classes; }
-const char *tt_dataset_class_name(const tt_dataset *d, int class_index) { return class_index >= 0 && class_index < d->n_classes ? d->classes[class_index] : NULL; }
+const char *tt_dataset_class_name(const tt_dataset *d, int class_index)
+{
+    return class_index >= 0 && class_index < d->n_classes ? d->classes[class_index] : NULL;
+}
 
 static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
 {
-    if (!TT__GROW(d->ctx, d->examples, d->count, d->capacity)) {
-        tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %d %s of '%s'", d->count + 1, d->images ? "images" : "texts", path);
-        return NULL;
-    }
+    if (!TT__GROW(d->ctx, d->examples, d->count, d->capacity))
+        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %d %s of '%s'", d->count + 1, d->images
+                        ? "images" : "texts", path), NULL;
     tt__example *e = &d->examples[d->count++];
     memset(e, 0, sizeof *e);
     return e;
@@ -13545,8 +13660,8 @@ static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, in
     return TT_OK;
 }
 
-/* n of the examples, of each class its share (what rounding leaves goes to whoever comes first): their numbers, in random order, in
-   the first n of `order` (count). */
+/* Chooses n of the examples, of each class its share (what rounding leaves goes to whoever comes first):
+   their numbers, in random order, are the first n of `order` (count). */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
@@ -13580,8 +13695,8 @@ typedef struct tt__table {
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
-/* The field at t->at, unquoted in place, and moves behind the separator or newline that ends it (RFC 4180; a quote that does not
-   start the field is a character like others). */
+/* Reads the field at t->at, unquotes it in place, and moves behind the separator or newline that ends it
+   (RFC 4180; a quote that does not start the field is a character like others). */
 static tt_status tt__table_field(tt__table *t, tt__field *field)
 {
     char *text = t->text, *end;
@@ -13590,7 +13705,8 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         field->text = end = text + ++t->at;
         for (;;) {
             if (t->at == t->bytes)
-                return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: the quoted field that starts here is not closed before the end of the file", t->path, opened);
+                return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: the quoted field that starts here "
+                                "is not closed before the end of the file", t->path, opened);
             char c = text[t->at++];
             if (c == '"') {
                 if (t->at == t->bytes || text[t->at] != '"') break;
@@ -13601,7 +13717,8 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         }
         if (t->at + 1 < t->bytes && text[t->at] == '\r' && text[t->at + 1] == '\n') t->at++;
         if (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n')
-            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; a quote within a quoted field is written twice", t->path, t->line);
+            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; a quote "
+                            "within a quoted field is written twice", t->path, t->line);
     } else {
         field->text = text + t->at;
         while (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n') t->at++;
@@ -13665,7 +13782,8 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
                                 t->path, t->row_line, t->column[i]);
             column[i] = *columns;
         }
-        if (*columns == INT_MAX - 1) return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: too many columns", t->path, t->row_line);
+        if (*columns == INT_MAX - 1)
+            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: too many columns", t->path, t->row_line);
     }
     for (int i = 0; i < TT__COLUMNS; i++)
         if (column[i] < 0 && i != TT__COLUMN_SPLIT)
@@ -13689,7 +13807,8 @@ static int tt__split_of(const char *name)
                                                                                     : TT__SPLIT_OTHER;
 }
 
-static int tt__find_class(const char *const *classes, const uint32_t *order, int n, const char *label) /* -1: none */
+/* The number of a class, or -1. */
+static int tt__find_class(const char *const *classes, const uint32_t *order, int n, const char *label)
 {
     for (int low = 0, high = n; low < high;) {
         int middle = low + (high - low) / 2, compared = strcmp(classes[order[middle]], label);
@@ -13700,7 +13819,8 @@ static int tt__find_class(const char *const *classes, const uint32_t *order, int
     return -1;
 }
 
-static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const char *const *classes, const uint32_t *order, int n_classes)
+static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const char *const *classes,
+                                const uint32_t *order, int n_classes)
 {
     tt_context *ctx = d->ctx;
     int column[TT__COLUMNS], columns = 0;
@@ -13733,8 +13853,11 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
                             "valid, val, dev) or test", t->path, t->row_line, t->column[TT__COLUMN_SPLIT],
                             part->text);
         if (wanted ? is != wanted : split && !tt__field_is(part, split)) continue;
-        if (!label->bytes) return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label is empty", t->path, t->row_line);
-        if (strlen(label->text) != label->bytes) return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path, t->row_line);
+        if (!label->bytes)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label is empty", t->path, t->row_line);
+        if (strlen(label->text) != label->bytes)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path,
+                            t->row_line);
         size_t valid = tt__utf8_invalid(label->text, label->bytes); /* config.json names it, and is UTF-8 */
         unsigned char wrong = (unsigned char)label->text[valid];
         if (valid < label->bytes)
@@ -13749,12 +13872,14 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         if (!classes) continue;
         e->label = tt__find_class(classes, order, n_classes, label->text);
         if (e->label < 0)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.200s' is none of the %d classes given, of which the first is '%.200s'", t->path,
-                            t->row_line, label->text, n_classes, classes[0]);
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.200s' is none of the %d "
+                            "classes given, of which the first is '%.200s'", t->path, t->row_line,
+                            label->text, n_classes, classes[0]);
     }
     if (status == TT_OK && !d->count && (!wanted || wanted == TT__SPLIT_TRAIN))
-        status = split ? tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split)
-                       : tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header and no rows", t->path);
+        status = split ? tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path,
+                                  split) : tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header and no rows",
+                                                    t->path);
     return status;
 }
 
@@ -13774,11 +13899,13 @@ static tt_status tt__table_classes(tt_dataset *d)
     for (int i = 0; i < d->count; i++) order[i] = (uint32_t)i;
     tt__sort_indices(order, (size_t)d->count, tt__less_label, d->examples);
     for (int i = 0; i < d->count; i++) {
-        if (i == 0 || strcmp(d->examples[order[i - 1]].label_text, d->examples[order[i]].label_text) != 0) d->n_classes++;
+        if (i == 0 || strcmp(d->examples[order[i - 1]].label_text, d->examples[order[i]].label_text) != 0)
+            d->n_classes++;
         d->examples[order[i]].label = d->n_classes - 1;
     }
     d->classes = (const char **)tt__alloc(d->ctx, (size_t)d->n_classes * sizeof *d->classes);
-    for (int i = 0; d->classes && i < d->count; i++) d->classes[d->examples[i].label] = d->examples[i].label_text;
+    for (int i = 0; d->classes && i < d->count; i++)
+        d->classes[d->examples[i].label] = d->examples[i].label_text;
     tt__free(d->ctx, order);
     return d->classes ? TT_OK : TT_ERR_MEMORY;
 }
@@ -13834,26 +13961,21 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     tt_table_options o = options ? *options : tt_table_options_default();
     uint32_t *order = NULL;
     tt__table t;
-    if ((classes != NULL) != (n_classes > 0) || n_classes < 0) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to take them from the file", path, n_classes, classes ? "" : " as NULL");
-        return NULL;
-    }
+    if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to "
+                        "take them from the file", path, n_classes, classes ? "" : " as NULL"), NULL;
     const char *text = o.text_column ? o.text_column : "NULL";
     const char *label = o.label_column ? o.label_column : "NULL";
     const char *part = o.split_column ? o.split_column : "NULL";
     bool named = o.text_column && o.label_column && o.split_column;
-    if (!named || strcmp(text, label) == 0 || strcmp(text, part) == 0 || strcmp(label, part) == 0) {
-        tt__fail(ctx, TT_ERR_ARGUMENT,
+    if (!named || strcmp(text, label) == 0 || strcmp(text, part) == 0 || strcmp(label, part) == 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
                  "table options: the columns of text, label and split are '%.100s', '%.100s' and '%.100s'; "
-                 "expected three names", text, label, part);
-        return NULL;
-    }
-    if (o.delimiter && (strchr("\"\n\r", o.delimiter) || (unsigned char)o.delimiter >= 0x80)) {
-        tt__fail(ctx, TT_ERR_ARGUMENT,
+                 "expected three names", text, label, part), NULL;
+    if (o.delimiter && (strchr("\"\n\r", o.delimiter) || (unsigned char)o.delimiter >= 0x80))
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
                  "table options: the delimiter has the code %d; a table's columns cannot be divided by "
-                 "quotes, by ends of lines, or by bytes beyond ASCII", (unsigned char)o.delimiter);
-        return NULL;
-    }
+                 "quotes, by ends of lines, or by bytes beyond ASCII", (unsigned char)o.delimiter), NULL;
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
     if (!d) return NULL;
     d->ctx = ctx;
@@ -13914,14 +14036,13 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, int label)
     return TT_OK;
 }
 
-tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count, const char *const *class_names,
-                             int classes)
+tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
+                             const char *const *class_names, int classes)
 {
-    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %lld texts%s of %d classes%s; expected at least one text "
-                 "and one class", (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)");
-        return NULL;
-    }
+    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %lld texts%s of %d classes%s; expected at "
+                        "least one text and one class", (long long)count, texts ? "" : " (NULL)", classes,
+                        class_names ? "" : " (NULL)"), NULL;
     tt_dataset *d = tt__dataset_new(ctx, class_names, classes);
     tt_status status = d ? TT_OK : ctx->status;
     for (int64_t i = 0; i < count && status == TT_OK; i++) {
@@ -13941,13 +14062,12 @@ tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t coun
 tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
 {
     if (source->count < 1 || source->count > INT_MAX || source->classes < 1 || !source->labels ||
-        !source->class_names || !source->read) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: %lld images%s of %d classes%s%s; expected at least one "
-                 "image and one class, and labels, class_names and read", (long long)source->count,
-                 source->labels ? "" : " without labels", source->classes,
-                 source->class_names ? "" : " without class_names", source->read ? "" : " without read");
-        return NULL;
-    }
+        !source->class_names || !source->read)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: %lld images%s of %d classes%s%s; expected "
+                        "at least one image and one class, and labels, class_names and read",
+                        (long long)source->count, source->labels ? "" : " without labels", source->classes,
+                        source->class_names ? "" : " without class_names", source->read ? "" : " without "
+                        "read"), NULL;
     tt_dataset *d = tt__dataset_new(ctx, source->class_names, source->classes);
     tt_status status = d ? TT_OK : ctx->status;
     if (d) {
@@ -13961,7 +14081,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
     return tt__dataset_end(d, status);
 }
 
-/* ----------------------------------------------------------------------------------------------------- loader */
+/* ------------------------------------------------------------------------------------------------ loader */
 
 tt_loader_options tt_loader_options_default(void)
 {
@@ -13976,11 +14096,13 @@ tt_loader_options tt_loader_options_default(void)
     return o;
 }
 
-enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 }; /* b of tt__stream_key, of a loader; with a = epoch. b = 1 + window for the steps */
+/* b of tt__stream_key, of a loader; with a = epoch. b = 1 + window for the steps */
+enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
 #define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* a of tt__stream_key, of tt_dataset_split; with b = examples */
 #define TT__LOADER_THREADS 64
 
-typedef struct tt__tokens { const void *ids; int count; } tt__tokens; /* ids: uint16_t, or int32_t for a large vocabulary */
+/* ids: uint16_t, or int32_t for a large vocabulary */
+typedef struct tt__tokens { const void *ids; int count; } tt__tokens;
 
 typedef struct tt__loader_thread {
     struct tt_loader *loader;
@@ -14032,7 +14154,8 @@ struct tt_loader {
     int busy;                      /* threads that make an image */
 
     int64_t epoch, step;           /* the consumer's from here on */
-    int64_t window_at, window_steps; /* the window that `sorted` and `step_order` hold; steps of every window */
+    /* the window that `sorted` and `step_order` hold; steps of every window */
+    int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
     int in_step;                   /* sequences of the step that were handed out */
     tt_status status;              /* of the last tt_loader_next */
@@ -14087,10 +14210,9 @@ static bool tt__loader_tokenize(tt_loader *l)
     tt__parallel(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
     tt__free(ctx, l->scratch);
     l->scratch = NULL;
-    if (l->failed) {
-        tt__fail(ctx, TT_ERR_MEMORY, "loader: out of memory for the tokens of %d texts", l->d->count);
-        return false;
-    }
+    if (l->failed)
+        return tt__fail(ctx, TT_ERR_MEMORY, "loader: out of memory for the tokens of %d texts", l->d->count),
+            false;
 
     /* A micro-batch needs no more than the longest texts do; nor does a step. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0, step = 0;
@@ -14121,44 +14243,57 @@ static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, i
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
     if (o->height <= height + 2 * o->pad && o->width <= width + 2 * o->pad) return true;
-    snprintf(why, 256, "%d x %d pixels cannot be cropped out of %d x %d with %d zeros on each side: set resize_height and resize_width, or more pad", o->height, o->width,
-             height, width, o->pad);
+    snprintf(why, 256, "%d x %d pixels cannot be cropped out of %d x %d with %d zeros on each side: set "
+             "resize_height and resize_width, or more pad", o->height, o->width, height, width, o->pad);
     return false;
 }
 
 static bool tt__image_channels(const tt_image_options *o, int channels, char why[256])
 {
     if (channels == o->channels || (o->channels == 3 && (channels == 1 || channels == 4))) return true;
-    snprintf(why, 256, "%d channels cannot become %d: set channels of the image options (3 takes 1 and 4 too)", channels, o->channels);
+    snprintf(why, 256, "%d channels cannot become %d: set channels of the image options (3 takes 1 and 4 "
+             "too)", channels, o->channels);
     return false;
 }
 
 /* What the options say of one image, to `to` (height, width, channels). */
-static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt_image_options *o, const tt_image *image, uint64_t key, uint8_t *to, char why[256])
+static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt_image_options *o,
+                                     const tt_image *image, uint64_t key, uint8_t *to, char why[256])
 {
     const uint32_t zero[4] = {0, 0, 0, 0};
     uint32_t u[4];
     if (!tt__image_valid(image)) {
-        snprintf(why, 256, "read gave %d x %d pixels%s of %d channels; expected sides of 1 to %d and 1 to 4 channels", image->height, image->width,
-                 image->pixels ? "" : " (NULL)", image->channels, TT__IMAGE_SIDE);
+        snprintf(why, 256, "read gave %d x %d pixels%s of %d channels; expected sides of 1 to %d and 1 to 4 "
+                 "channels", image->height, image->width, image->pixels ? "" : " (NULL)", image->channels,
+                 TT__IMAGE_SIDE);
         return TT_ERR_ARGUMENT;
     }
-    int height = o->resize_height ? o->resize_height : image->height, width = o->resize_width ? o->resize_width : image->width;
-    if (!tt__image_channels(o, image->channels, why) || !tt__image_fits(o, height, width, why)) return TT_ERR_ARGUMENT;
+    int height = o->resize_height ? o->resize_height : image->height, width = o->resize_width
+        ? o->resize_width : image->width;
+    if (!tt__image_channels(o, image->channels, why) || !tt__image_fits(o, height, width, why))
+        return TT_ERR_ARGUMENT;
     int spare_height = height + 2 * o->pad - o->height, spare_width = width + 2 * o->pad - o->width;
     tt__philox(zero, key, u);
-    int top = (o->random_crop ? (int)((uint64_t)u[0] * ((unsigned)spare_height + 1) >> 32) : spare_height / 2) - o->pad;
-    int left = (o->random_crop ? (int)((uint64_t)u[1] * ((unsigned)spare_width + 1) >> 32) : spare_width / 2) - o->pad;
+    int top = (o->random_crop ? (int)((uint64_t)u[0] * ((unsigned)spare_height + 1) >> 32)
+               : spare_height / 2) - o->pad;
+    int left = (o->random_crop ? (int)((uint64_t)u[1] * ((unsigned)spare_width + 1) >> 32)
+                : spare_width / 2) - o->pad;
 
     /* the part of the crop that is image, from place (y, x) of the result on */
     tt__window w = {(int)tt__max(top, 0), (int)tt__max(left, 0), 0, 0, o->flip && u[2] >> 31};
     w.height = (int)tt__min(top + o->height, height) - w.top;
     w.width = (int)tt__min(left + o->width, width) - w.left;
-    if (w.height < o->height || w.width < o->width) memset(to, 0, (size_t)o->height * (size_t)o->width * (size_t)o->channels);
+    if (w.height < o->height || w.width < o->width)
+        memset(to, 0, (size_t)o->height * (size_t)o->width * (size_t)o->channels);
     if (w.height < 1 || w.width < 1) return TT_OK; /* all of it is padding */
-    size_t y = (size_t)(w.top - top), x = (size_t)(w.mirror ? left + o->width - w.left - w.width : w.left - left), pitch = (size_t)o->width * (size_t)o->channels;
-    if (tt__resample(ctx, r, image, height, width, o->channels, &w, to + y * pitch + x * (size_t)o->channels, pitch)) return TT_OK;
-    snprintf(why, 256, "out of memory for %d x %d pixels to %d x %d", image->height, image->width, height, width);
+    size_t y = (size_t)(w.top - top), x = (size_t)(w.mirror ? left + o->width - w.left - w.width
+                                                   : w.left - left), pitch =
+                                                   (size_t)o->width * (size_t)o->channels;
+    if (tt__resample(ctx, r, image, height, width, o->channels, &w, to + y * pitch + x * (size_t)o->channels,
+                     pitch))
+        return TT_OK;
+    snprintf(why, 256, "out of memory for %d x %d pixels to %d x %d", image->height, image->width, height,
+             width);
     return TT_ERR_MEMORY;
 }
 
@@ -14182,7 +14317,8 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     if (failed) snprintf(why, sizeof why, "%s", failed);
     else {
         tt__float_mode mode = tt__float_default();
-        status = tt__image_transform(l->ctx, &thread->resampler, &l->image, &image, key, slot->pixels + (size_t)(at - first) * l->image_bytes, why);
+        status = tt__image_transform(l->ctx, &thread->resampler, &l->image, &image, key,
+                                     slot->pixels + (size_t)(at - first) * l->image_bytes, why);
         tt__float_restore(mode);
         if (source->release) source->release(source->user, &image);
     }
@@ -14207,7 +14343,8 @@ static void *tt__image_main(void *arg)
     int seqs;
     pthread_mutex_lock(&l->mutex);
     while (!l->stop) {
-        if (l->cursor < l->texts && tt__image_micro(l, l->cursor, &first, &seqs) < l->base + l->slots) tt__image_make(l, thread);
+        if (l->cursor < l->texts && tt__image_micro(l, l->cursor, &first, &seqs) < l->base + l->slots)
+            tt__image_make(l, thread);
         else pthread_cond_wait(&l->work, &l->mutex);
     }
     pthread_mutex_unlock(&l->mutex);
@@ -14282,38 +14419,37 @@ void tt_loader_free(tt_loader *l)
     pthread_mutex_destroy(&l->mutex);
     for (int i = 0; i < TT__LOADER_THREADS; i++) tt__resampler_free(ctx, &l->threads[i].resampler);
     for (int i = 0; l->ring && i < l->slots; i++) tt__free(ctx, l->ring[i].pixels);
-    tt__free(ctx, l->ring);
-    tt__free(ctx, l->order);
-    tt__free(ctx, l->scratch);
-    tt__free(ctx, l->tokens);
     tt__chunks_free(ctx, &l->chunks);
-    tt__free(ctx, l->sorted);
-    tt__free(ctx, l->step_order);
-    tt__free(ctx, l->ids);
-    tt__free(ctx, l->positions);
-    tt__free(ctx, l->types);
-    tt__free(ctx, l->seq_start);
-    tt__free(ctx, l->labels);
-    tt__free(ctx, l->index);
-    tt__free(ctx, l);
+    void *const owned[] = {l->ring, l->order, l->scratch, l->tokens, l->sorted, l->step_order, l->ids,
+                           l->positions, l->types, l->seq_start, l->labels, l->index, l};
+    tt__free_all(ctx, owned, TT__COUNT(owned));
 }
 
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
 {
     if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", o->batch, o->accumulate);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d and accumulate = %d; expected 1 <= "
+                        "accumulate <= batch", o->batch, o->accumulate);
     if (!d->count) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: the dataset is empty");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: threads = %d; expected 0 to %d", o->threads,
+                        TT__LOADER_THREADS);
     if (o->drop_last && d->count < o->batch)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %d %s make no whole step of batch = %d, and drop_last leaves out others", d->count, d->images ? "images" : "texts", o->batch);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %d %s make no whole step of batch = %d, and drop_last "
+                        "leaves out others", d->count, d->images ? "images" : "texts", o->batch);
     if (d->images) return TT_OK;
-    if (o->max_length < 2) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_length = %d; expected at least 2, for [CLS] and [SEP]", o->max_length);
+    if (o->max_length < 2)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_length = %d; expected at least 2, for [CLS] and "
+                        "[SEP]", o->max_length);
     if (o->max_tokens != 0 && o->max_tokens < o->max_length)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_tokens = %d; expected 0 or at least max_length = %d, so that every text fits", o->max_tokens, o->max_length);
-    if (o->window < 0) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: window = %d; expected 0 (no sorting) or more batches", o->window);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_tokens = %d; expected 0 or at least max_length = "
+                        "%d, so that every text fits", o->max_tokens, o->max_length);
+    if (o->window < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: window = %d; expected 0 (no sorting) or more batches",
+                        o->window);
     if (tt__ceil_div(o->batch, o->accumulate) > INT32_MAX / o->max_length && !o->max_tokens)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d of max_length = %d are more tokens than can be counted: set max_tokens", o->batch, o->max_length);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d of max_length = %d are more tokens than "
+                        "can be counted: set max_tokens", o->batch, o->max_length);
     return TT_OK;
 }
 
@@ -14324,9 +14460,11 @@ static bool tt__loader_allocate(tt_loader *l) /* what texts need */
     size_t seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
-           (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
-           (l->ids = (int32_t *)tt__alloc(ctx, rows * 4)) && (l->positions = (int32_t *)tt__alloc(ctx, rows * 4)) &&
-           (l->types = (int32_t *)tt__calloc(ctx, rows * 4)) && (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
+        (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
+        (l->ids = (int32_t *)tt__alloc(ctx, rows * 4)) &&
+        (l->positions = (int32_t *)tt__alloc(ctx, rows * 4)) &&
+        (l->types = (int32_t *)tt__calloc(ctx, rows * 4)) &&
+        (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
 static bool tt__image_allocate(tt_loader *l) /* what images need */
@@ -14335,7 +14473,8 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     size_t bytes;
     l->image_bytes = (size_t)o->height * (size_t)o->width * (size_t)o->channels;
     if (!tt__mul_size(l->image_bytes, (size_t)l->max_seqs, &bytes))
-        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory can hold: set batch lower", l->max_seqs, o->height, o->width), false;
+        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
+                        "can hold: set batch lower", l->max_seqs, o->height, o->width), false;
     /* one that the trainer reads, one that is ready, and as many as give every thread two images to make */
     l->slots = l->o.threads ? 2 + (int)tt__ceil_div(2 * l->o.threads, l->max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
@@ -14371,8 +14510,10 @@ static tt_loader *tt__loader_end(tt_loader *l, bool (*allocate)(tt_loader *), vo
     tt_context *ctx = l->ctx;
     size_t seqs = (size_t)l->max_seqs;
     int threads = run ? l->o.threads : 0;
-    bool ok = (l->order = (uint32_t *)tt__alloc(ctx, (size_t)l->d->count * 4)) && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
-              (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) && allocate(l) && tt_loader_seek(l, 0, 0) == TT_OK;
+    bool ok = (l->order = (uint32_t *)tt__alloc(ctx, (size_t)l->d->count * 4)) &&
+        (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
+        (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) && allocate(l) &&
+        tt_loader_seek(l, 0, 0) == TT_OK;
     for (int i = 0; i < TT__LOADER_THREADS; i++) l->threads[i].loader = l;
     while (ok && l->started < threads) {
         tt__loader_thread *thread = &l->threads[l->started];
@@ -14387,13 +14528,13 @@ static tt_loader *tt__loader_end(tt_loader *l, bool (*allocate)(tt_loader *), vo
     return NULL;
 }
 
-tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k, const tt_loader_options *options)
+tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
+                         const tt_loader_options *options)
 {
     tt_loader_options o = options ? *options : tt_loader_options_default();
-    if (d->images) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "tt_loader_new: the dataset holds images: use tt_image_loader_new");
-        return NULL;
-    }
+    if (d->images)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_loader_new: the dataset holds images: use "
+                        "tt_image_loader_new"), NULL;
     tt_loader *l = tt__loader_check(ctx, d, &o) == TT_OK ? tt__loader_begin(ctx, d, &o) : NULL;
     if (!l) return NULL;
     l->k = k;
@@ -14417,23 +14558,33 @@ tt_image_options tt_image_options_default(int height, int width)
 static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_image_options *o)
 {
     char why[256];
-    if (!o) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the image options are NULL: how large are the results to be?");
-    if (!d->images) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the dataset holds texts: use tt_loader_new");
+    if (!o)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the image options are NULL: how large "
+                        "are the results to be?");
+    if (!d->images)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the dataset holds texts: use "
+                        "tt_loader_new");
     if (!tt__side(o->height) || !tt__side(o->width) || o->channels < 1 || o->channels > 4)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: results of %d x %d pixels of %d channels; expected sides of 1 to %d and 1 to 4 channels", o->height, o->width,
-                        o->channels, TT__IMAGE_SIDE);
-    if ((o->resize_height || o->resize_width) && (!tt__side(o->resize_height) || !tt__side(o->resize_width)))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height = %d and resize_width = %d; expected both 0, or both 1 to %d", o->resize_height, o->resize_width,
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: results of %d x %d pixels of %d channels; "
+                        "expected sides of 1 to %d and 1 to 4 channels", o->height, o->width, o->channels,
                         TT__IMAGE_SIDE);
-    if (o->pad < 0 || o->pad > TT__IMAGE_SIDE) return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad = %d; expected 0 to %d", o->pad, TT__IMAGE_SIDE);
+    if ((o->resize_height || o->resize_width) && (!tt__side(o->resize_height) || !tt__side(o->resize_width)))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height = %d and resize_width = %d; "
+                        "expected both 0, or both 1 to %d", o->resize_height, o->resize_width,
+                        TT__IMAGE_SIDE);
+    if (o->pad < 0 || o->pad > TT__IMAGE_SIDE)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad = %d; expected 0 to %d", o->pad,
+                        TT__IMAGE_SIDE);
     int height = o->resize_height ? o->resize_height : d->source.height;
     int width = o->resize_width ? o->resize_width : d->source.width, channels = d->source.channels;
-    if ((height && !tt__image_fits(o, height, width, why)) || (channels && !tt__image_channels(o, channels, why)))
+    if ((height && !tt__image_fits(o, height, width, why)) ||
+        (channels && !tt__image_channels(o, channels, why)))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: %s", why);
     return TT_OK;
 }
 
-tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image, const tt_loader_options *options)
+tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image,
+                               const tt_loader_options *options)
 {
     tt_loader_options o = options ? *options : tt_loader_options_default();
     bool ok = tt__image_check(ctx, d, image) == TT_OK && tt__loader_check(ctx, d, &o) == TT_OK;
@@ -14491,14 +14642,17 @@ const tt_source *tt_loader_source(tt_loader *l)
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
 {
     if (epoch < 0 || step < 0 || step > l->steps)
-        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: no step %lld of epoch %lld; an epoch has steps 0 to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
+        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: no step %lld of epoch %lld; an epoch has steps 0 "
+                        "to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
     pthread_mutex_lock(&l->mutex);
-    if (l->ring && epoch == l->epoch && step == l->step && !l->in_step && !l->failed) return pthread_mutex_unlock(&l->mutex), TT_OK;
+    if (l->ring && epoch == l->epoch && step == l->step && !l->in_step && !l->failed)
+        return pthread_mutex_unlock(&l->mutex), TT_OK;
     l->cursor = l->texts; /* nothing more is begun */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->epoch) {
         uint32_t count = (uint32_t)l->d->count;
-        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch, TT__SHUFFLE_TEXTS);
+        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
+                                      TT__SHUFFLE_TEXTS);
         if (l->o.shuffle) tt__shuffle(l->order, count, key);
         else for (uint32_t i = 0; i < count; i++) l->order[i] = i;
         l->epoch = epoch;
@@ -14515,14 +14669,16 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return TT_OK;
 }
 
-/* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then in random order. A
-   last incomplete step stays the last of its epoch. */
+/* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then
+   in random order. A last incomplete step stays the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
-    int64_t first = window * l->window_steps * l->o.batch, n = tt__min(l->window_steps * l->o.batch, l->texts - first);
+    int64_t first = window * l->window_steps * l->o.batch, n = tt__min(l->window_steps * l->o.batch,
+        l->texts - first);
     for (int64_t i = 0; i < n; i++) l->sorted[i] = l->order[first + i];
     if (l->sort) {
-        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->epoch, TT__SHUFFLE_STEPS + (uint64_t)window);
+        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->epoch,
+                                      TT__SHUFFLE_STEPS + (uint64_t)window);
         tt__sort_indices(l->sorted, (size_t)n, tt__loader_longer, l->tokens);
         tt__shuffle(l->step_order, (uint32_t)(n / l->o.batch), key);
         if (n % l->o.batch) l->step_order[n / l->o.batch] = (uint32_t)(n / l->o.batch);
@@ -14578,13 +14734,13 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
 {
     tt_context *ctx = d->ctx;
-    if (n < 1 || n >= d->count) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: %lld %s of %d; at least one must go and one stay", (long long)n, d->images ? "images" : "texts", d->count);
-        return NULL;
-    }
+    if (n < 1 || n >= d->count)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: %lld %s of %d; at least one must go and one "
+                        "stay", (long long)n, d->images ? "images" : "texts", d->count), NULL;
     tt_dataset *part = (tt_dataset *)tt__calloc(ctx, sizeof *part);
     uint32_t *order = (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count);
-    uint64_t key = tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_SPLIT, (uint64_t)d->count);
+    uint64_t key = tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_SPLIT,
+                                  (uint64_t)d->count);
     tt_status status = part && order ? tt__dataset_choose(d, n, key, order) : TT_ERR_MEMORY;
     if (part) {
         part->ctx = ctx;
@@ -14596,7 +14752,9 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
         tt__example *from = &d->examples[order[k]], *to = tt__dataset_add(part, "tt_dataset_split");
         bool copies = to && from->text;
         char *text = copies ? tt__chunks_text(ctx, &part->chunks, from->text, from->bytes) : NULL;
-        if (!to || (copies && !text)) status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld of %d", (long long)n, d->count);
+        if (!to || (copies && !text))
+            status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld of %d",
+                              (long long)n, d->count);
         else {
             *to = *from;
             to->text = text;
@@ -14606,7 +14764,8 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
     if (status == TT_OK) { /* take them out, keeping the order of the rest */
         for (int k = 0; k < (int)n; k++) d->examples[order[k]].label = -1;
         int kept = 0;
-        for (int i = 0; i < d->count; i++) if (d->examples[i].label >= 0) d->examples[kept++] = d->examples[i];
+        for (int i = 0; i < d->count; i++)
+            if (d->examples[i].label >= 0) d->examples[kept++] = d->examples[i];
         d->count = kept;
     }
     tt__free(ctx, order);
@@ -14622,8 +14781,10 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
     tt_context *ctx = k->ctx;
     const tt_files *files = &ctx->options.files;
     char path[TT__PATH];
-    const char *config = k->lowercase ? "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": true}\n" : "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": false}\n";
-    if (!files->make_folder(files->user, folder)) return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
+    const char *config = k->lowercase ? "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": true}\n"
+        : "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": false}\n";
+    if (!files->make_folder(files->user, folder))
+        return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
     tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
     if (!w) return TT_ERR_MEMORY;
     tt_status status = tt__path_join(ctx, path, folder, "vocab.txt");
@@ -17554,10 +17715,10 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
 }
 
 /* ============================================================================================================
-   UNICODE                                                                                              >>unicode
-   What BERT's tokenizer asks about code points. A table is a string of numbers, most of which are distances from
-   the row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base, and the classes
-   of code points from >>formats.
+   UNICODE                                                                                          >>unicode
+   What BERT's tokenizer asks about code points. A table is a string of numbers, most of which are distances
+   from the row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base, and the
+   classes of code points from >>formats.
    ============================================================================================================ */
 
 /* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
@@ -17631,9 +17792,9 @@ static const char tt__fold_many_text[] =
 
 struct tt__unicode {
     uint32_t classes[TT__CLASS_RANGES]; /* first << 11 | last - first (7 bits) << 4 | class */
-    uint32_t runs[TT__FOLD_RUNS][2];    /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 + step; to */
-    uint32_t many[TT__FOLD_MANY][4];    /* c << 11; the two or three code points that it becomes */
-    uint32_t cjk[TT__FOLD_CJK];         /* what U+F900..U+FAFF and U+2F800..U+2FA1F become */
+    uint32_t runs[TT__FOLD_RUNS][2]; /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 + step; to */
+    uint32_t many[TT__FOLD_MANY][4]; /* c << 11; the two or three code points that it becomes */
+    uint32_t cjk[TT__FOLD_CJK];      /* what U+F900..U+FAFF and U+2F800..U+2FA1F become */
 };
 
 /* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
@@ -17708,17 +17869,18 @@ static int tt__class(const tt__unicode *u, uint32_t c)
 {
     bool private_use = (c >= 0xE000 && c <= 0xF8FF) || (c >= 0xF0000 && (c & 0xFFFE) != 0xFFFE);
     if (private_use) return TT__CLASS_DROP;
-    uint32_t range = u->classes[tt__rows_to(u->classes, TT__CLASS_RANGES, 1, c) - 1]; /* the first begins with 0 */
+    int rows = tt__rows_to(u->classes, TT__CLASS_RANGES, 1, c); /* at least one: the first begins with 0 */
+    uint32_t range = u->classes[rows - 1];
     return c - (range >> 11) <= (range >> 4 & 127) ? (int)(range & 15) : (int)TT__CLASS_LETTER;
 }
 
-/* The blocks that BERT's tokenizer splits into single characters. U+2B820..U+2B91F is missing in the Rust package
-   `tokenizers`, which is the reference, by a typing error; so it is here. */
+/* The blocks that BERT's tokenizer splits into single characters. U+2B820..U+2B91F is missing in the Rust
+   package `tokenizers`, which is the reference, by a typing error; so it is here. */
 static bool tt__is_cjk(uint32_t c)
 {
     return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
-           (c >= 0x20000 && c <= 0x2A6DF) || (c >= 0x2A700 && c <= 0x2B81F) || (c >= 0x2B920 && c <= 0x2CEAF) ||
-           (c >= 0x2F800 && c <= 0x2FA1F);
+           (c >= 0x20000 && c <= 0x2A6DF) || (c >= 0x2A700 && c <= 0x2B81F) ||
+           (c >= 0x2B920 && c <= 0x2CEAF) || (c >= 0x2F800 && c <= 0x2FA1F);
 }
 
 /* Hangul by arithmetic: the Unicode Standard, section 3.12. */
