@@ -1190,56 +1190,87 @@ typedef struct tt__instr {
 } tt__instr;
 
 /* ------------------------------------------------------------------------------------------------- the op table
-   X(OP, name, inputs, outputs, flags). OP names everything else: tt__shape_OP and tt__backward_OP (>>ops),
+   X(OP, name, inputs, outputs, flags). OP names everything else: tt__rules_OP (>>ops),
    TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
-#define TT__NAMED_BY_ACT 1 /* errors and programs call it by its activation                                         */
-#define TT__INPLACE0 2  /* out[0] may take the place of in[0] when that dies here                                    */
-#define TT__INPLACE1 4  /* ... of in[1]                                                                             */
-#define TT__RMW 8       /* reads and writes its outputs: optimizer steps                                            */
-#define TT__RANDOM 16   /* draws random numbers                                                                     */
-#define TT__WITH_RUN 32      /* has the step's settings as operand TT__RUN_IN: where it updates or drops out              */
-#define TT__MEAN 64     /* ... only in programs that accumulate: before the step ends, they know no number of targets */
-#define TT__ANY_SPACE 128 /* its operands may lie in the host's memory                                               */
-#define TT__BY_ROW(slots) ((slots) << 8) /* row r of out[0] depends on row r of these operands, and on no other. "row numbers",
-                           i32 (rows, 1): which rows of the batch these are, when not all are computed (tt__pass_rows) */
+#define TT__NAMED_BY_ACT 0x1 /* errors and programs call it by its activation                                        */
+#define TT__INPLACE0 0x2     /* out[0] may take the place of in[0] when that dies here                               */
+#define TT__INPLACE1 0x4     /* ... of in[1]                                                                         */
+#define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                                        */
+#define TT__RANDOM 0x10      /* draws random numbers                                                                 */
+#define TT__WITH_RUN 0x20    /* has the step's settings as operand TT__RUN_IN: where it updates or drops out         */
+#define TT__MEAN 0x40        /* ... only in programs that accumulate: before the step ends, they know no number of targets */
+#define TT__ANY_SPACE 0x80   /* its operands may lie in the host's memory                                            */
+#define TT__WAITS 0x100      /* its operands are what an instruction of another stream reads and writes              */
+#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (attr.fp8)                           */
+#define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], which is then there                */
+#define TT__LOSS 0x800       /* a mean over the targets in[TT__LOSS_TARGETS]; out[TT__LOSS_COUNTS]: what it counted  */
+#define TT__GATHERS 0x1000   /* row r of out[0] is the row of in[0] whose number is row r of in[1]                   */
+#define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                                     */
+#define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                         */
+#define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], which are alike                                             */
+#define TT__MOVES 0x10000    /* out[0] is in[0] scaled, some of it, or a sum with it                                 */
+#define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                                   */
+/* The backward may compute out[0] again instead of finding it: where in[0] is there anyway; the same, if recompute is
+   "attention"; where in[0] is an input or a parameter. */
+#define TT__AGAIN 0x40000
+#define TT__AGAIN_ATTENTION 0x80000
+#define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
+/* Row r of out[0] depends on row r of these operands (1 << operand, of the first four), and on no other. */
+#define TT__BY_ROW(slots) ((slots) << 20)
+/* Operands by their numbers, not 0. A matrix that a product may round while it reads it (attr.narrow); what is added to
+   the rest of out[0]; i32 (rows, 1): which rows of the batch out[0] has, when not all are computed (tt__pass_rows). */
+#define TT__WEIGHT(operand) ((operand) << 24)
+#define TT__RESIDUAL(operand) ((operand) << 26)
+#define TT__NUMBERS(operand) ((operand) << 28)
+
+enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* places among operands and outputs */
 
 #define TT__OPS(X) \
-    X(LINEAR, "linear", 4, 2, TT__BY_ROW(1 | 8))    /* x, w, [b], [residual] -> y, [pre-activation]      */ \
-    X(EMBEDDING, "embedding", 2, 1, 0)                  /* ids, table -> y                                    */ \
-    X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1)) /* x, w, [b] -> y, (mean, 1/std)        */ \
-    X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1)) /* x -> act(x)                        */ \
-    X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2)) /* a, b -> a + b                 */ \
-    X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* x -> s x                                     */ \
-    X(DROPOUT, "dropout", 3, 1, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1 | 2)) /* x, [residual], [row numbers] -> y */ \
-    X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1)) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
-    X(GATHER_ROWS, "gather_rows", 2, 1, 0)              /* x, index -> y                                      */ \
-    X(MEAN_POOL, "mean_pool", 2, 1, 0)                  /* x, seq_start -> y                                  */ \
-    X(SET_ROWS, "set_rows", 3, 1, TT__INPLACE0)     /* x, index, row -> y                                 */ \
-    X(PATCHES, "patches", 3, 1, 0)                             /* pixels, positions, seq_start -> y                  */ \
-    X(CROSS_ENTROPY, "cross_entropy", 3, 3, 0)          /* logits, targets, [weights] -> loss, lse, counts    */ \
-    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, 0)/* x, target, [weights] -> loss, -, counts            */ \
-    X(CAST, "cast", 1, 1, 0)                            /* x -> x in another dtype                            */ \
-    X(FILL, "fill", 1, 1, 0)                                   /* [loss scale] -> constant                           */ \
-    X(LINEAR_DX, "linear_dx", 3, 1, 0)                         /* dy, w, [saved by act] -> dx act'                  */ \
-    X(LINEAR_DW, "linear_dw", 2, 2, 0)                         /* dy, x -> dw, [db]                                  */ \
-    X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0)       /* ids, dy -> dtable                                  */ \
-    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 3, TT__INPLACE0) /* dy, x, w, stats -> [dx], [dw], [db]           */ \
-    X(ACTIVATION_BACKWARD, "activation_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, saved -> dx              */ \
-    X(ATTENTION_BACKWARD, "attention_backward", 8, 3, TT__WITH_RUN) /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv */ \
-    X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0)   /* dy, index -> dx                                    */ \
-    X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0)       /* dy, seq_start -> dx                                */ \
-    X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow]                       */ \
-    X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
-    X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, x, target, [weights], counts -> dx */ \
-    X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, TT__WITH_RUN | TT__MEAN)  /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
-    X(SUM_SQUARES, "sum_squares", 1, 1, 0)                     /* g -> sum of g^2                                    */ \
-    X(ADD_COUNTS, "add_counts", 1, 1, 0)                       /* a loss's counts -> totals                          */ \
-    X(CLIP, "clip", 3, 1, TT__WITH_RUN | TT__MEAN)                  /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
-    X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM | TT__WITH_RUN)                  /* g, factor -> p, [momentum]                         */ \
-    X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN)                /* g, factor -> p, m, v                               */ \
-    X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW)                 /* (norm, factor), totals -> loss scale               */ \
-    X(COPY, "copy", 1, 1, TT__ANY_SPACE)                       /* x -> x, from one memory to another                 */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE)                       /* all operands of what another stream does, what it writes first */
+    X(LINEAR, "linear", 4, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
+      TT__WEIGHT(1) | TT__RESIDUAL(3)) /* x, w, [b], [residual] -> y, [pre-activation] */ \
+    X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
+    X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
+        /* x, w, [b] -> y, (mean, 1/std) */ \
+    X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) /* x -> act(x) */ \
+    X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__SUMS | TT__MOVES | TT__RESIDUAL(1)) \
+        /* a, b -> a + b */ \
+    X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s x */ \
+    X(DROPOUT, "dropout", 3, 1, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1 | 2) | \
+      TT__MOVES | TT__RESIDUAL(1) | TT__NUMBERS(2)) /* x, [residual], [row numbers] -> y */ \
+    X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1) | TT__NUMBERS(4) | TT__AGAIN_ATTENTION) \
+        /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
+    X(GATHER_ROWS, "gather_rows", 2, 1, TT__GATHERS | TT__MOVES) /* x, index -> y */ \
+    X(MEAN_POOL, "mean_pool", 2, 1, TT__BEGINS) /* x, seq_start -> y */ \
+    X(SET_ROWS, "set_rows", 3, 1, TT__INPLACE0) /* x, index, row -> y */ \
+    X(PATCHES, "patches", 3, 1, TT__AGAIN_KEPT) /* pixels, positions, seq_start -> y */ \
+    X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__LOSS) /* logits, targets, [weights] -> loss, lse, counts */ \
+    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) /* x, target, [weights] -> loss, -, counts */ \
+    X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
+    X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
+    X(LINEAR_DX, "linear_dx", 3, 1, TT__PRODUCT | TT__WEIGHT(1)) /* dy, w, [saved by act] -> dx act' */ \
+    X(LINEAR_DW, "linear_dw", 2, 2, TT__PRODUCT) /* dy, x -> dw, [db] */ \
+    X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
+    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 3, TT__INPLACE0) /* dy, x, w, stats -> [dx], [dw], [db] */ \
+    X(ACTIVATION_BACKWARD, "activation_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, saved -> dx */ \
+    X(ATTENTION_BACKWARD, "attention_backward", 8, 3, TT__WITH_RUN) \
+        /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv */ \
+    X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0) /* dy, index -> dx */ \
+    X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0) /* dy, seq_start -> dx */ \
+    X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
+    X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
+        /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
+    X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
+        /* dloss, x, target, [weights], counts -> dx */ \
+    X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, TT__LOSS | TT__WITH_RUN | TT__MEAN | TT__WEIGHT(3)) \
+        /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
+    X(SUM_SQUARES, "sum_squares", 1, 1, 0) /* g -> sum of g^2 */ \
+    X(ADD_COUNTS, "add_counts", 1, 1, 0) /* a loss's counts -> totals */ \
+    X(CLIP, "clip", 3, 1, TT__WITH_RUN | TT__MEAN) /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
+    X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, [momentum] */ \
+    X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
+    X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
+    X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* all operands of what another stream does, what it writes first */
 
 enum {
 #define TT__ENUM(OP, name, inputs, outputs, flags) TT__OP_##OP,
@@ -1448,7 +1479,6 @@ struct tt_context {
     size_t allocated;
     pthread_mutex_t mutex; /* guards `allocated` and the allocator, which background threads share */
     double measured_peak;
-    struct tt__op *ops;         /* what is known of each, by its number (>>ops)                                      */
     tt__cpu cpu;           /* device "cpu", as the options want it */
     tt__device *devices[TT__KINDS][TT__DEVICES]; /* by kind (tt__device_kinds) and index; NULL until used */
     tt_param **params;
@@ -2375,18 +2405,19 @@ struct tt_tape {
     char error[512];
 };
 
-/* What TT__OPS (>>backend) says of an op; what else is known stands in >>ops. */
-typedef struct tt__op_row { const char *name; int inputs, outputs; unsigned flags; } tt__op_row;
+/* What is known of an op: its row in TT__OPS (>>backend) and its rules (>>ops). */
+typedef struct tt__op {
+    const char *name;
+    int inputs, outputs;
+    unsigned flags;
+    const struct tt__rules *rules;
+} tt__op;
 
-static const tt__op_row *tt__row(int op)
-{
-    static const tt__op_row table[TT__OP_COUNT] = {
-#define TT__ROW(OP, name, inputs, outputs, flags) {name, inputs, outputs, flags},
-        TT__OPS(TT__ROW)
-#undef TT__ROW
-    };
-    return &table[op];
-}
+static const tt__op *tt__row(int op); /* the table stands below the rules */
+static bool tt__is(const tt__instr *i, unsigned flags) { return (tt__row(i->op)->flags & flags) == flags; }
+static int tt__weight(const tt__instr *i) { return (int)(tt__row(i->op)->flags >> 24 & 3); }
+static int tt__residual(const tt__instr *i) { return (int)(tt__row(i->op)->flags >> 26 & 3); }
+static int tt__numbers(const tt__instr *i) { return (int)(tt__row(i->op)->flags >> 28 & 7); }
 
 static const char *tt__act_name(int act)
 {
@@ -2396,8 +2427,7 @@ static const char *tt__act_name(int act)
 
 static const char *tt__instr_name(const tt__instr *i)
 {
-    const tt__op_row *row = tt__row(i->op);
-    return row->flags & TT__NAMED_BY_ACT ? tt__act_name(i->attr.act) : row->name;
+    return tt__is(i, TT__NAMED_BY_ACT) ? tt__act_name(i->attr.act) : tt__row(i->op)->name;
 }
 
 /* ------------------------------------------------------------------------------------------------- recording */
@@ -2820,11 +2850,11 @@ static tt_status tt__settle(tt_tape *t, int n)
 
 /* ============================================================================================================
    OPS                                                                                               >>ops
-   Each op in one place. Its block has the options' defaults, the shape rule, the function that records it, the
-   builder of its backward, the shape rules of the ops that only its backward or a pass emits, and what else is
-   known about it: the tt__op that tt__op_NAME fills in. The row in TT__OPS (>>backend) makes its number, its name
-   and its place in every table; kernels are in >>cpu and tinytrain_cuda.cu. Nothing else tests for an op: passes,
-   planner and runs read rows and tt__ops. Uses tape.
+   Each op in one place. Its block has its options' defaults, its shape rule, the function that records it, its backward,
+   the rules of the ops that only its backward or a pass emits, and what else is known about it; it ends with the tt__rules.
+   The row in TT__OPS (>>backend) makes its number, its name and its place in every table. Kernels are in >>cpu and
+   tinytrain_cuda.cu. Nothing else tests which op an instruction is: passes, planner and runs read rows and rules. Uses
+   tape.
    ============================================================================================================ */
 
 /* Emits instructions onto the end of a tape. */
@@ -2836,79 +2866,44 @@ typedef struct tt__builder {
     bool backward;
 } tt__builder;
 
-/* A matrix product: (m, k) times (k, n). */
-typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
+struct tt__part; /* how a tensor is split over devices */
 
-/* When the backward may compute out[0] again instead of finding it. */
-typedef enum tt__again {
-    TT__AGAIN_NEVER,
-    TT__AGAIN_CHEAP,     /* where in[0] is there anyway                                                               */
-    TT__AGAIN_ATTENTION, /* the same, only with recompute = "attention"                                               */
-    TT__AGAIN_KEPT       /* where in[0] is an input or a parameter                                                    */
-} tt__again;
-
-/* What is known of an op beside its row. What a block does not set is 0, false or NULL. */
-typedef struct tt__op {
+/* Functions of an op; NULL: see each. */
+typedef struct tt__rules {
     /* Checks the operands and tells the shapes of the outputs; false after tt__tape_fail. As the verifier runs it too,
        it depends on the operands only; the outputs of ops that are not recorded exist already. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
-    /* How the outputs are split over devices when the operands are split so. NULL: not at all, as yet with all ops. */
-    bool (*layout)(tt_tape *t, const tt__instr *i, tt__part *out);
-    /* Emits the backward of f, a copy of the instruction; g is the complete gradient of its out[0]. NULL: it has none. */
+    /* Emits the backward of f, a copy of the instruction; g is the gradient of its out[0]. NULL: it has none. */
     void (*backward)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* Before a run: are the integers in the operands, which are on the host, as the kernels rely on? NULL: needs none. */
+    /* Before a run: are the integers in the operands, which are on the host, as the kernels rely on? NULL: always. */
     tt_status (*check)(const tt__launch *l);
     /* Before differentiation, and later, after it: makes one instruction of instruction k and what it reads from, where
-       it can. root: the value that the program is compiled for. */
-    void (*fuse)(tt_tape *t, int k, int32_t root);
-    void (*fuse_later)(tt_tape *t, int k, int32_t root);
-    /* Makes an instruction without dropout a cheaper one; true: one that only copies in[0]. */
-    bool (*simplify)(tt__instr *i);
-    /* The product that computes out[0] when in[0] has so many rows. NULL: it is none. */
-    tt__mnk (*product)(const tt_tape *t, const tt__instr *i, int64_t rows);
-    /* Floating-point operations of matrix products, where `product` does not say it. Operands of a run have data of the
-       host where they are integers; without data they are at capacity. */
+       it can. root: the value that the program is compiled for. NULL: never. */
+    void (*fuse)(tt_tape *t, int k, int32_t root, bool later);
+    /* Floating-point operations of matrix products, for NULL those of TT__PRODUCT. in: of a run, with integers on the
+       host, or without data at capacity. */
     double (*flops)(const tt__instr *i, const tt__mat *in);
-    /* Bytes of scratch at full capacity. NULL: on a CPU of so many threads what tt__widen_bytes says, on CUDA none. */
+    /* Bytes of scratch at full capacity: on a CPU of so many threads (NULL: tt__widen_bytes), on CUDA (NULL: 0). */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
+    /* How the outputs are split over devices when the operands are split so. NULL: not at all, as yet with all ops. */
+    bool (*layout)(tt_tape *t, const tt__instr *i, struct tt__part *out);
+} tt__rules;
 
-    /* Operands by their number; 0: there is none. */
-    int weight;             /* a matrix that a product may round while it reads it (attr.narrow)                      */
-    int residual;           /* is added to the rest of out[0]                                                         */
-    int numbers;            /* i32 (rows, 1): which rows of the batch out[0] has, when not all are computed           */
-    /* Sets of operands, bit j for in[j]: */
-    unsigned passes_on;     /* out[0] is some of these, moved, scaled or added                                        */
-    unsigned saves;         /* of outputs: those that only a backward reads                                           */
-    bool begins_residual;   /* out[0] may begin a residual stream                                                     */
-    bool activates;         /* out[0] may be an activation (attr.act) of out[1], which is then there                  */
-    bool gathers;           /* row r of out[0] is the row of in[0] whose number is row r of in[1]                     */
-    bool casts;             /* out[0] is in[0] in another dtype                                                       */
-    /* A mean over targets. The loss is out[0]; out[TT__LOSS_COUNTS] has what it counted; in[TT__LOSS_TARGETS] has as
-       many rows as in[0]. */
-    bool loss;
-    bool waits;             /* for the end of what another stream does; in[0] is what that writes first                */
-    tt__again again;
-    const char *state[2];   /* names in checkpoints of out[1] and out[2], which an optimizer keeps                    */
-} tt__op;
-
-enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 };
-
-static const tt__op *tt__op_of(const tt_tape *t, const tt__instr *i) { return &t->ctx->ops[i->op]; }
+static const tt__rules *tt__rules_of(const tt__instr *i) { return tt__row(i->op)->rules; }
 
 /* ------------------------------------------------------------------------------------------------- recording */
 
 static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_OUT])
 {
     memset(out, 0, sizeof *out * TT__MAX_OUT);
-    return tt__op_of(t, i)->shape(t, i, out);
+    return tt__rules_of(i)->shape(t, i, out);
 }
 
 /* Checks `i` by its shape rule, creates its outputs, appends it. Returns out[0]. */
 static tt_value tt__record(tt_tape *t, const tt__instr *i)
 {
     tt__shape shape[TT__MAX_OUT];
-    const tt__op *op = tt__op_of(t, i);
     if (t->status != TT_OK || !tt__shape_of(t, i, shape)) return tt__handle(0);
     tt__instr *to = tt__append(t, i->op);
     if (!to) return tt__handle(0);
@@ -2919,18 +2914,24 @@ static tt_value tt__record(tt_tape *t, const tt__instr *i)
         if (!shape[k].rows) continue; /* an optional output, absent here */
         int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(i), at, k);
         if (!id) return tt__handle(0);
-        t->values[id].pinned_f32 = k > 0 || op->loss;
+        t->values[id].pinned_f32 = k > 0 || tt__is(i, TT__LOSS);
         t->code[at].out[k] = id;
     }
     return tt__handle(t->code[at].out[0]);
 }
 
-/* Records i, with operands so far, of v and w (ids 0: none) as in[0] and in[1]. */
-static tt_value tt__record_with(tt_tape *t, tt__instr *i, tt_value v, tt_value w)
+static tt_value tt__unary(tt_tape *t, tt__instr i, tt_value x)
 {
-    tt__operand(t, i, 0, v);
-    if (w.id) tt__operand(t, i, 1, w);
-    return tt__record(t, i);
+    tt__operand(t, &i, 0, x);
+    return tt__record(t, &i);
+}
+
+static tt_value tt__binary(tt_tape *t, int op, tt_value a, tt_value b)
+{
+    tt__instr i = tt__new_instr(op);
+    tt__operand(t, &i, 0, a);
+    tt__operand(t, &i, 1, b);
+    return tt__record(t, &i);
 }
 
 /* ------------------------------------------------------------------------------------------------- shape rules */
@@ -3123,7 +3124,7 @@ static tt__instr *tt__emit_of(tt__builder *b, int op, const tt__instr *f, const 
 static int32_t tt__grad_owner(const tt_tape *t, int32_t v)
 {
     int at = tt__producer(t, v);
-    bool cast = at >= 0 && tt__op_of(t, &t->code[at])->casts;
+    bool cast = at >= 0 && tt__is(&t->code[at], TT__CASTS);
     return cast && t->values[t->code[at].in[0]].storage == TT__PARAMETER ? t->code[at].in[0] : v;
 }
 
@@ -3409,9 +3410,31 @@ static size_t tt__no_bytes(int threads, const tt_tape *t, const tt__instr *i)
     return 0;
 }
 
+/* A matrix product: (m, k) times (k, n). */
+typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
+
+/* Of a TT__PRODUCT whose in[0] has so many rows; w has the shape that it has when all rows are there. */
+static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
+{
+    tt__mnk p = {rows, w_rows, cols};              /* linear: x, w                                                   */
+    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* dy, w                                                          */
+    if (i->op == TT__OP_LINEAR_DW) {               /* dy, x                                                          */
+        p.m = cols;
+        p.n = w_cols;
+        p.k = rows;
+    }
+    return p;
+}
+
+static tt__mnk tt__mnk_at_capacity(const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1);
+    return tt__mnk_of(i, a->rows, a->cols, b->rows, b->cols);
+}
+
 static size_t tt__product_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
-    tt__mnk p = tt__op_of(t, i)->product(t, i, tt__in(t, i, 0)->rows);
+    tt__mnk p = tt__mnk_at_capacity(t, i);
     (void)threads;
     return tt__gemm_workspace(p.m, p.n, p.k);
 }
@@ -3420,13 +3443,16 @@ static size_t tt__product_bytes(int threads, const tt_tape *t, const tt__instr *
 static size_t tt__fp8_bytes(const tt_tape *t, const tt__instr *i)
 {
     if (!i->attr.fp8) return 0;
-    tt__mnk p = tt__op_of(t, i)->product(t, i, tt__in(t, i, 0)->rows);
+    tt__mnk p = tt__mnk_at_capacity(t, i);
     size_t k = tt__align_to((size_t)p.k, 16);
     return TT__CUDA_ALIGN + tt__align_to((size_t)p.m * k, TT__CUDA_ALIGN) + tt__align_to((size_t)p.n * k, TT__CUDA_ALIGN);
 }
 
 /* On CUDA: a radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident. */
-static size_t tt__sort_bytes(int64_t rows) { return 4 * tt__align_to((size_t)rows * 4, TT__CUDA_ALIGN); }
+static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
+{
+    return 4 * tt__align_to((size_t)tt__in(t, i, 1)->rows * 4, TT__CUDA_ALIGN);
+}
 
 /* ------------------------------------------------------------------------------------------------------- linear */
 
@@ -3481,26 +3507,8 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_pass(b, g, f->in[3], true);
 }
 
-static tt__mnk tt__product_LINEAR(const tt_tape *t, const tt__instr *i, int64_t rows)
-{
-    const tt__mnk p = {rows, tt__in(t, i, 1)->rows, tt__in(t, i, 1)->cols};
-    return p;
-}
-
-static void tt__op_LINEAR(tt__op *op)
-{
-    op->shape = tt__shape_LINEAR;
-    op->backward = tt__backward_LINEAR;
-    op->product = tt__product_LINEAR;
-    op->cpu_scratch = tt__product_bytes;
-    op->cuda_scratch = tt__fp8_bytes;
-    op->weight = 1;
-    op->residual = 3;
-    op->passes_on = 1 << 3;
-    op->saves = 1 << 1;
-    op->begins_residual = true;
-    op->activates = true;
-}
+static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, tt__backward_LINEAR, NULL, NULL, NULL,
+    tt__product_bytes, tt__fp8_bytes, NULL};
 
 static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3510,20 +3518,8 @@ static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
     return !i->in[2] || tt__shape_in(t, i, 2, dy, w->cols);
 }
 
-static tt__mnk tt__product_LINEAR_DX(const tt_tape *t, const tt__instr *i, int64_t rows)
-{
-    const tt__mnk p = {rows, tt__in(t, i, 1)->cols, tt__in(t, i, 1)->rows};
-    return p;
-}
-
-static void tt__op_LINEAR_DX(tt__op *op)
-{
-    op->shape = tt__shape_LINEAR_DX;
-    op->product = tt__product_LINEAR_DX;
-    op->cpu_scratch = tt__product_bytes;
-    op->cuda_scratch = tt__fp8_bytes;
-    op->weight = 1;
-}
+static const tt__rules tt__rules_LINEAR_DX = {tt__shape_LINEAR_DX, NULL, NULL, NULL, NULL, tt__product_bytes,
+    tt__fp8_bytes, NULL};
 
 static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3534,12 +3530,6 @@ static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-static tt__mnk tt__product_LINEAR_DW(const tt_tape *t, const tt__instr *i, int64_t rows)
-{
-    const tt__mnk p = {tt__in(t, i, 0)->cols, tt__in(t, i, 1)->cols, rows};
-    return p;
-}
-
 static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *dy = tt__in(t, i, 0);
@@ -3548,13 +3538,8 @@ static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *
     return gemm > sums ? gemm : sums;
 }
 
-static void tt__op_LINEAR_DW(tt__op *op)
-{
-    op->shape = tt__shape_LINEAR_DW;
-    op->product = tt__product_LINEAR_DW;
-    op->cpu_scratch = tt__cpu_LINEAR_DW;
-    op->cuda_scratch = tt__fp8_bytes;
-}
+static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, NULL, NULL, NULL, NULL, tt__cpu_LINEAR_DW,
+    tt__fp8_bytes, NULL};
 
 /* ---------------------------------------------------------------------------------------------------- embedding */
 
@@ -3586,13 +3571,8 @@ static tt_status tt__check_EMBEDDING(const tt__launch *l)
     return tt__check_indices(l, 0, l->in[1].rows, NULL, "rows of the embedding table");
 }
 
-static void tt__op_EMBEDDING(tt__op *op)
-{
-    op->shape = tt__shape_EMBEDDING;
-    op->backward = tt__backward_EMBEDDING;
-    op->check = tt__check_EMBEDDING;
-    op->begins_residual = true;
-}
+static const tt__rules tt__rules_EMBEDDING = {tt__shape_EMBEDDING, tt__backward_EMBEDDING,
+    tt__check_EMBEDDING, NULL, NULL, NULL, NULL, NULL};
 
 static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3607,17 +3587,8 @@ static size_t tt__cpu_EMBEDDING_BACKWARD(int threads, const tt_tape *t, const tt
     return tt__align_up((size_t)sorted * 4) + tt__widen_bytes(threads, t, i);
 }
 
-static size_t tt__cuda_EMBEDDING_BACKWARD(const tt_tape *t, const tt__instr *i)
-{
-    return tt__sort_bytes(tt__in(t, i, 0)->rows);
-}
-
-static void tt__op_EMBEDDING_BACKWARD(tt__op *op)
-{
-    op->shape = tt__shape_EMBEDDING_BACKWARD;
-    op->cpu_scratch = tt__cpu_EMBEDDING_BACKWARD;
-    op->cuda_scratch = tt__cuda_EMBEDDING_BACKWARD;
-}
+static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKWARD, NULL, NULL, NULL, NULL,
+    tt__cpu_EMBEDDING_BACKWARD, tt__sort_bytes, NULL};
 
 /* ---------------------------------------------------------------------------------------------------- layernorm */
 
@@ -3649,13 +3620,8 @@ static void tt__backward_LAYERNORM(tt__builder *b, const tt__instr *f, int32_t g
     for (int k = 0; k < 3; k++) tt__grad_into(b, k, f->in[k]);
 }
 
-static void tt__op_LAYERNORM(tt__op *op)
-{
-    op->shape = tt__shape_LAYERNORM;
-    op->backward = tt__backward_LAYERNORM;
-    op->saves = 1 << 1;
-    op->again = TT__AGAIN_CHEAP;
-}
+static const tt__rules tt__rules_LAYERNORM = {tt__shape_LAYERNORM, tt__backward_LAYERNORM, NULL, NULL, NULL,
+    NULL, NULL, NULL};
 
 static bool tt__shape_LAYERNORM_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3674,11 +3640,8 @@ static size_t tt__cpu_LAYERNORM_BACKWARD(int threads, const tt_tape *t, const tt
     return 2 * tt__partial_bytes(most.rows, most.cols) + tt__widen_bytes(threads, t, i);
 }
 
-static void tt__op_LAYERNORM_BACKWARD(tt__op *op)
-{
-    op->shape = tt__shape_LAYERNORM_BACKWARD;
-    op->cpu_scratch = tt__cpu_LAYERNORM_BACKWARD;
-}
+static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_LAYERNORM_BACKWARD, NULL, NULL, NULL, NULL,
+    tt__cpu_LAYERNORM_BACKWARD, NULL, NULL};
 
 /* --------------------------------------------------------------------------------------------------- activation */
 
@@ -3686,7 +3649,7 @@ static tt_value tt__activation(tt_tape *t, tt_value x, int act)
 {
     tt__instr i = tt__new_instr(TT__OP_ACTIVATION);
     i.attr.act = act;
-    return tt__record_with(t, &i, x, tt__handle(0));
+    return tt__unary(t, i, x);
 }
 
 tt_value tt_gelu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU); }
@@ -3711,31 +3674,25 @@ static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 
 /* The product that x comes from applies the activation itself. Its own result becomes out[1], which GELU and SiLU save;
    pruning drops it where nothing reads it. */
-static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
+static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root, bool later)
 {
-    int at = tt__sole_producer(t, t->code[k].in[0], root);
+    int at = later ? -1 : tt__sole_producer(t, t->code[k].in[0], root);
     if (at < 0) return;
     tt__instr merged = t->code[at];
-    const tt__op *op = tt__op_of(t, &merged);
-    if (!op->activates || merged.attr.act || merged.in[op->residual]) return;
+    if (!tt__is(&merged, TT__ACTIVATES) || merged.attr.act || merged.in[tt__residual(&merged)]) return;
     merged.attr.act = t->code[k].attr.act;
     merged.out[1] = merged.out[0];
     tt__merge(t, at, k, merged);
 }
 
-static void tt__op_ACTIVATION(tt__op *op)
-{
-    op->shape = tt__shape_elementwise;
-    op->backward = tt__backward_ACTIVATION;
-    op->fuse = tt__fuse_ACTIVATION;
-    op->again = TT__AGAIN_CHEAP;
-}
+static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__backward_ACTIVATION, NULL,
+    tt__fuse_ACTIVATION, NULL, NULL, NULL, NULL};
 
 /* The product that dy comes from multiplies by the derivative itself: the gradient before the activation is never
    stored. */
-static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
+static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool later)
 {
-    int at = tt__sole_producer(t, t->code[k].in[0], root);
+    int at = later ? tt__sole_producer(t, t->code[k].in[0], root) : -1;
     if (at < 0 || t->code[at].op != TT__OP_LINEAR_DX || t->code[at].in[2] || !tt__may_wait(t, at, k)) return;
     tt__instr merged = t->code[at];
     merged.attr.act = t->code[k].attr.act;
@@ -3743,20 +3700,12 @@ static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
     tt__merge(t, at, k, merged);
 }
 
-static void tt__op_ACTIVATION_BACKWARD(tt__op *op)
-{
-    op->shape = tt__shape_of_two;
-    op->fuse_later = tt__fuse_ACTIVATION_BACKWARD;
-}
+static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, NULL, NULL,
+    tt__fuse_ACTIVATION_BACKWARD, NULL, NULL, NULL, NULL};
 
 /* ---------------------------------------------------------------------------------------------------------- add */
 
-tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
-{
-    tt__instr i = tt__new_instr(TT__OP_ADD);
-    tt__operand(t, &i, 1, b);
-    return tt__record_with(t, &i, a, tt__handle(0));
-}
+tt_value tt_add(tt_tape *t, tt_value a, tt_value b) { return tt__binary(t, TT__OP_ADD, a, b); }
 
 static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
 {
@@ -3768,11 +3717,11 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
 }
 
 /* What computes one of the two adds the other itself. */
-static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
+static void tt__fuse_ADD(tt_tape *t, int k, int32_t root, bool later)
 {
-    for (int side = 0; side < 2; side++) {
+    for (int side = 0; side < 2 && !later; side++) {
         int at = tt__sole_producer(t, t->code[k].in[side], root);
-        int slot = at >= 0 ? tt__op_of(t, &t->code[at])->residual : 0;
+        int slot = at >= 0 ? tt__residual(&t->code[at]) : 0;
         if (!slot || t->code[at].in[slot] || t->code[at].attr.act) continue;
         tt__instr merged = t->code[at];
         merged.in[slot] = t->code[k].in[1 - side];
@@ -3781,13 +3730,8 @@ static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
     }
 }
 
-static void tt__op_ADD(tt__op *op)
-{
-    op->shape = tt__shape_of_two;
-    op->backward = tt__backward_ADD;
-    op->fuse = tt__fuse_ADD;
-    op->passes_on = 1 << 0 | 1 << 1;
-}
+static const tt__rules tt__rules_ADD = {tt__shape_of_two, tt__backward_ADD, NULL, tt__fuse_ADD, NULL, NULL,
+    NULL, NULL};
 
 /* -------------------------------------------------------------------------------------------------------- scale */
 
@@ -3795,7 +3739,7 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
 {
     tt__instr i = tt__new_instr(TT__OP_SCALE);
     i.attr.scale = s;
-    return tt__record_with(t, &i, x, tt__handle(0));
+    return tt__unary(t, i, x);
 }
 
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
@@ -3804,12 +3748,8 @@ static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_into(b, 0, f->in[0]);
 }
 
-static void tt__op_SCALE(tt__op *op)
-{
-    op->shape = tt__shape_elementwise;
-    op->backward = tt__backward_SCALE;
-    op->passes_on = 1 << 0;
-}
+static const tt__rules tt__rules_SCALE = {tt__shape_elementwise, tt__backward_SCALE, NULL, NULL, NULL, NULL,
+    NULL, NULL};
 
 /* ------------------------------------------------------------------------------------------------------ dropout */
 
@@ -3824,7 +3764,7 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 {
     tt__instr i = tt__new_instr(TT__OP_DROPOUT);
     i.attr.dropout = p;
-    return tt__record_with(t, &i, x, tt__handle(0));
+    return tt__unary(t, i, x);
 }
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
@@ -3837,23 +3777,8 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_pass(b, g, f->in[1], true);
 }
 
-static bool tt__simplify_DROPOUT(tt__instr *i)
-{
-    bool sum = i->in[1] != 0;
-    i->op = sum ? TT__OP_ADD : TT__OP_SCALE;
-    if (!sum) i->attr.scale = 1;
-    return !sum;
-}
-
-static void tt__op_DROPOUT(tt__op *op)
-{
-    op->shape = tt__shape_DROPOUT;
-    op->backward = tt__backward_DROPOUT;
-    op->simplify = tt__simplify_DROPOUT;
-    op->residual = 1;
-    op->numbers = 2;
-    op->passes_on = 1 << 0 | 1 << 1;
-}
+static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__backward_DROPOUT, NULL, NULL, NULL, NULL,
+    NULL, NULL};
 
 /* ---------------------------------------------------------------------------------------------------- attention */
 
@@ -3967,17 +3892,8 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
     return order + (at.backward ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
 }
 
-static void tt__op_ATTENTION(tt__op *op)
-{
-    op->shape = tt__shape_ATTENTION;
-    op->backward = tt__backward_ATTENTION;
-    op->check = tt__check_ATTENTION;
-    op->flops = tt__flops_of_attention;
-    op->cpu_scratch = tt__cpu_attention;
-    op->cuda_scratch = tt__cuda_attention;
-    op->numbers = 4;
-    op->again = TT__AGAIN_ATTENTION;
-}
+static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__backward_ATTENTION,
+    tt__check_ATTENTION, NULL, tt__flops_of_attention, tt__cpu_attention, tt__cuda_attention, NULL};
 
 static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3989,13 +3905,8 @@ static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
     return true;
 }
 
-static void tt__op_ATTENTION_BACKWARD(tt__op *op)
-{
-    op->shape = tt__shape_ATTENTION_BACKWARD;
-    op->flops = tt__flops_of_attention;
-    op->cpu_scratch = tt__cpu_attention;
-    op->cuda_scratch = tt__cuda_attention;
-}
+static const tt__rules tt__rules_ATTENTION_BACKWARD = {tt__shape_ATTENTION_BACKWARD, NULL, NULL, NULL,
+    tt__flops_of_attention, tt__cpu_attention, tt__cuda_attention, NULL};
 
 /* -------------------------------------------------------------------------------------------------- gather_rows */
 
@@ -4006,14 +3917,8 @@ static bool tt__shape_GATHER_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out
     return true;
 }
 
-tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index)
-{
-    tt__instr i = tt__new_instr(TT__OP_GATHER_ROWS);
-    tt__operand(t, &i, 1, index);
-    return tt__record_with(t, &i, x, tt__handle(0));
-}
+tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index) { return tt__binary(t, TT__OP_GATHER_ROWS, x, index); }
 
-/* dy and the indices or starts of sequences -> dx. */
 static void tt__backward_by_index(tt__builder *b, int op, const tt__instr *f, int32_t g)
 {
     const int32_t in[] = {g, f->in[1]};
@@ -4031,14 +3936,8 @@ static tt_status tt__check_GATHER_ROWS(const tt__launch *l)
     return tt__check_indices(l, 1, l->in[0].rows, NULL, "rows to gather from");
 }
 
-static void tt__op_GATHER_ROWS(tt__op *op)
-{
-    op->shape = tt__shape_GATHER_ROWS;
-    op->backward = tt__backward_GATHER_ROWS;
-    op->check = tt__check_GATHER_ROWS;
-    op->passes_on = 1 << 0;
-    op->gathers = true;
-}
+static const tt__rules tt__rules_GATHER_ROWS = {tt__shape_GATHER_ROWS, tt__backward_GATHER_ROWS,
+    tt__check_GATHER_ROWS, NULL, NULL, NULL, NULL, NULL};
 
 static bool tt__shape_by_index(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4047,16 +3946,8 @@ static bool tt__shape_by_index(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-static size_t tt__cuda_GATHER_ROWS_BACKWARD(const tt_tape *t, const tt__instr *i)
-{
-    return tt__sort_bytes(tt__in(t, i, 1)->rows);
-}
-
-static void tt__op_GATHER_ROWS_BACKWARD(tt__op *op)
-{
-    op->shape = tt__shape_by_index;
-    op->cuda_scratch = tt__cuda_GATHER_ROWS_BACKWARD;
-}
+static const tt__rules tt__rules_GATHER_ROWS_BACKWARD = {tt__shape_by_index, NULL, NULL, NULL, NULL, NULL,
+    tt__sort_bytes, NULL};
 
 /* ---------------------------------------------------------------------------------------------------- mean_pool */
 
@@ -4069,12 +3960,7 @@ static bool tt__shape_MEAN_POOL(tt_tape *t, const tt__instr *i, tt__shape *out)
     return out[0].rows >= 1 || tt__bad(t, i, 1, "sequence starts of at least one sequence");
 }
 
-tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start)
-{
-    tt__instr i = tt__new_instr(TT__OP_MEAN_POOL);
-    tt__operand(t, &i, 1, seq_start);
-    return tt__record_with(t, &i, x, tt__handle(0));
-}
+tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start) { return tt__binary(t, TT__OP_MEAN_POOL, x, seq_start); }
 
 static void tt__backward_MEAN_POOL(tt__builder *b, const tt__instr *f, int32_t g)
 {
@@ -4083,15 +3969,11 @@ static void tt__backward_MEAN_POOL(tt__builder *b, const tt__instr *f, int32_t g
 
 static tt_status tt__check_MEAN_POOL(const tt__launch *l) { return tt__check_starts(l, 1, l->in[0].rows); }
 
-static void tt__op_MEAN_POOL(tt__op *op)
-{
-    op->shape = tt__shape_MEAN_POOL;
-    op->backward = tt__backward_MEAN_POOL;
-    op->check = tt__check_MEAN_POOL;
-    op->begins_residual = true;
-}
+static const tt__rules tt__rules_MEAN_POOL = {tt__shape_MEAN_POOL, tt__backward_MEAN_POOL,
+    tt__check_MEAN_POOL, NULL, NULL, NULL, NULL, NULL};
 
-static void tt__op_MEAN_POOL_BACKWARD(tt__op *op) { op->shape = tt__shape_by_index; }
+static const tt__rules tt__rules_MEAN_POOL_BACKWARD = {tt__shape_by_index, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL};
 
 /* ----------------------------------------------------------------------------------------------------- set_rows */
 
@@ -4121,12 +4003,8 @@ static tt_status tt__check_SET_ROWS(const tt__launch *l)
     return tt__check_indices(l, 1, l->out[0].rows, NULL, "rows to set");
 }
 
-static void tt__op_SET_ROWS(tt__op *op)
-{
-    op->shape = tt__shape_SET_ROWS;
-    op->backward = tt__backward_SET_ROWS;
-    op->check = tt__check_SET_ROWS;
-}
+static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, tt__backward_SET_ROWS, tt__check_SET_ROWS,
+    NULL, NULL, NULL, NULL, NULL};
 
 static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4141,11 +4019,8 @@ static size_t tt__cpu_SET_ROWS_BACKWARD(int threads, const tt_tape *t, const tt_
     return tt__align_up((size_t)tt__in(t, i, 0)->rows) + tt__widen_bytes(threads, t, i);
 }
 
-static void tt__op_SET_ROWS_BACKWARD(tt__op *op)
-{
-    op->shape = tt__shape_SET_ROWS_BACKWARD;
-    op->cpu_scratch = tt__cpu_SET_ROWS_BACKWARD;
-}
+static const tt__rules tt__rules_SET_ROWS_BACKWARD = {tt__shape_SET_ROWS_BACKWARD, NULL, NULL, NULL, NULL,
+    tt__cpu_SET_ROWS_BACKWARD, NULL, NULL};
 
 /* ------------------------------------------------------------------------------------------------------ patches */
 
@@ -4205,13 +4080,8 @@ static size_t tt__cpu_PATCHES(int threads, const tt_tape *t, const tt__instr *i)
     return tt__buffer_bytes(threads, t->values[i->out[0]].shape.cols);
 }
 
-static void tt__op_PATCHES(tt__op *op)
-{
-    op->shape = tt__shape_PATCHES;
-    op->check = tt__check_PATCHES;
-    op->cpu_scratch = tt__cpu_PATCHES;
-    op->again = TT__AGAIN_KEPT;
-}
+static const tt__rules tt__rules_PATCHES = {tt__shape_PATCHES, NULL, tt__check_PATCHES, NULL, NULL,
+    tt__cpu_PATCHES, NULL, NULL};
 
 /* ------------------------------------------------------------------------------------------------ cross_entropy */
 
@@ -4300,12 +4170,12 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
    chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al., arXiv 2410.10989).
    It stands where the last of them stood, so nothing may have read the loss until then; a program that sums several
    losses keeps them apart. So does one with 16-bit gradients, which adding chunk by chunk would round as often. */
-static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
+static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
 {
     int32_t logits = t->code[k].in[0];
     const tt__value *v = &t->values[logits];
     tt__head h = {tt__producer(t, logits), -1, k, t->code[k]};
-    if (h.linear < 0 || v->base != logits || v->keep || logits == root || v->shape.rows <= TT__LOSS_CHUNK) return;
+    if (!later || h.linear < 0 || v->base != logits || v->keep || logits == root || v->shape.rows <= TT__LOSS_CHUNK) return;
     const tt__instr *linear = &t->code[h.linear];
     if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
     if (v->shape.rows * v->shape.cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) return;
@@ -4328,15 +4198,8 @@ static tt_status tt__check_CROSS_ENTROPY(const tt__launch *l)
     return tt__check_indices(l, TT__LOSS_TARGETS, classes, &l->instr->attr.ignore_index, "classes of the logits");
 }
 
-static void tt__op_CROSS_ENTROPY(tt__op *op)
-{
-    op->shape = tt__shape_CROSS_ENTROPY;
-    op->backward = tt__backward_CROSS_ENTROPY;
-    op->check = tt__check_CROSS_ENTROPY;
-    op->fuse_later = tt__fuse_CROSS_ENTROPY;
-    op->cpu_scratch = tt__row_pairs_bytes;
-    op->loss = true;
-}
+static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__backward_CROSS_ENTROPY,
+    tt__check_CROSS_ENTROPY, tt__fuse_CROSS_ENTROPY, NULL, tt__row_pairs_bytes, NULL, NULL};
 
 static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /* dloss, x -> dx */
 {
@@ -4344,7 +4207,8 @@ static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-static void tt__op_CROSS_ENTROPY_BACKWARD(tt__op *op) { op->shape = tt__shape_of_error; }
+static const tt__rules tt__rules_CROSS_ENTROPY_BACKWARD = {tt__shape_of_error, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL};
 
 static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4386,16 +4250,9 @@ static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i
     return tt__align_to(chunk * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);
 }
 
-static void tt__op_LINEAR_CROSS_ENTROPY(tt__op *op)
-{
-    op->shape = tt__shape_LINEAR_CROSS_ENTROPY;
-    op->check = tt__check_CROSS_ENTROPY;
-    op->flops = tt__flops_LINEAR_CROSS_ENTROPY;
-    op->cpu_scratch = tt__cpu_LINEAR_CROSS_ENTROPY;
-    op->cuda_scratch = tt__cuda_LINEAR_CROSS_ENTROPY;
-    op->weight = 3;
-    op->loss = true;
-}
+static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY, NULL,
+    tt__check_CROSS_ENTROPY, NULL, tt__flops_LINEAR_CROSS_ENTROPY, tt__cpu_LINEAR_CROSS_ENTROPY,
+    tt__cuda_LINEAR_CROSS_ENTROPY, NULL};
 
 /* ------------------------------------------------------------------------------------------- mean_squared_error */
 
@@ -4426,15 +4283,11 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
     }
 }
 
-static void tt__op_MEAN_SQUARED_ERROR(tt__op *op)
-{
-    op->shape = tt__shape_MEAN_SQUARED_ERROR;
-    op->backward = tt__backward_MEAN_SQUARED_ERROR;
-    op->cpu_scratch = tt__row_pairs_bytes;
-    op->loss = true;
-}
+static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR,
+    tt__backward_MEAN_SQUARED_ERROR, NULL, NULL, NULL, tt__row_pairs_bytes, NULL, NULL};
 
-static void tt__op_MEAN_SQUARED_ERROR_BACKWARD(tt__op *op) { op->shape = tt__shape_of_error; }
+static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_error, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL};
 
 /* ------------------------------------------------------------------------------------------------ cast and fill */
 
@@ -4445,13 +4298,8 @@ static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_into(b, 0, f->in[0]);
 }
 
-static void tt__op_CAST(tt__op *op)
-{
-    op->shape = tt__shape_elementwise;
-    op->backward = tt__backward_CAST;
-    op->casts = true;
-    op->again = TT__AGAIN_KEPT;
-}
+static const tt__rules tt__rules_CAST = {tt__shape_elementwise, tt__backward_CAST, NULL, NULL, NULL, NULL,
+    NULL, NULL};
 
 static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4459,11 +4307,7 @@ static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-static void tt__op_FILL(tt__op *op)
-{
-    op->shape = tt__shape_FILL;
-    op->cpu_scratch = tt__no_bytes;
-}
+static const tt__rules tt__rules_FILL = {tt__shape_FILL, NULL, NULL, NULL, NULL, tt__no_bytes, NULL, NULL};
 
 /* ------------------------------------------------------------------------------------------------------- updates */
 
@@ -4479,11 +4323,8 @@ static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr
     return tt__align_up((size_t)chunks * 8) + tt__chunk_bytes(threads, t, i);
 }
 
-static void tt__op_SUM_SQUARES(tt__op *op)
-{
-    op->shape = tt__shape_SUM_SQUARES;
-    op->cpu_scratch = tt__cpu_SUM_SQUARES;
-}
+static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, NULL, NULL, NULL, NULL,
+    tt__cpu_SUM_SQUARES, NULL, NULL};
 
 static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k) /* a part of tt__results */
 {
@@ -4505,17 +4346,10 @@ static bool tt__shape_CLIP(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0);
 }
 
-static void tt__op_CLIP(tt__op *op)
-{
-    op->shape = tt__shape_CLIP;
-    op->cpu_scratch = tt__no_bytes;
-}
+static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, NULL, NULL, NULL, NULL, tt__no_bytes, NULL, NULL};
 
-static void tt__op_ADD_COUNTS(tt__op *op)
-{
-    op->shape = tt__shape_ADD_COUNTS;
-    op->cpu_scratch = tt__no_bytes;
-}
+static const tt__rules tt__rules_ADD_COUNTS = {tt__shape_ADD_COUNTS, NULL, NULL, NULL, NULL, tt__no_bytes,
+    NULL, NULL};
 
 static bool tt__shape_LOSS_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4524,11 +4358,8 @@ static bool tt__shape_LOSS_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-static void tt__op_LOSS_SCALE(tt__op *op)
-{
-    op->shape = tt__shape_LOSS_SCALE;
-    op->cpu_scratch = tt__no_bytes;
-}
+static const tt__rules tt__rules_LOSS_SCALE = {tt__shape_LOSS_SCALE, NULL, NULL, NULL, NULL, tt__no_bytes,
+    NULL, NULL};
 
 static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out) /* all outputs are as the gradient */
 {
@@ -4536,65 +4367,55 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out) 
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
-static void tt__op_SGD(tt__op *op)
-{
-    op->shape = tt__shape_of_update;
-    op->cpu_scratch = tt__chunk_bytes;
-}
+static const tt__rules tt__rules_SGD = {tt__shape_of_update, NULL, NULL, NULL, NULL, tt__chunk_bytes, NULL,
+    NULL};
 
-static void tt__op_ADAM(tt__op *op) { tt__op_SGD(op); }
+static const tt__rules tt__rules_ADAM = {tt__shape_of_update, NULL, NULL, NULL, NULL, tt__chunk_bytes, NULL,
+    NULL};
 
 /* ------------------------------------------------------------------------------------------- memories and streams */
 
 static bool tt__shape_COPY(tt_tape *t, const tt__instr *i, tt__shape *out) { out[0] = *tt__in(t, i, 0); return true; }
 
-static void tt__op_COPY(tt__op *op)
-{
-    op->shape = tt__shape_COPY;
-    op->cpu_scratch = tt__no_bytes;
-}
+static const tt__rules tt__rules_COPY = {tt__shape_COPY, NULL, NULL, NULL, NULL, tt__no_bytes, NULL, NULL};
 
 static bool tt__shape_WAIT(tt_tape *t, const tt__instr *i, tt__shape *out) { (void)t; (void)i; (void)out; return true; }
 
-static void tt__op_WAIT(tt__op *op)
-{
-    op->shape = tt__shape_WAIT;
-    op->cpu_scratch = tt__no_bytes;
-    op->waits = true;
-}
+static const tt__rules tt__rules_WAIT = {tt__shape_WAIT, NULL, NULL, NULL, NULL, tt__no_bytes, NULL, NULL};
 
 /* ----------------------------------------------------------------------------------------------------- all of them */
 
-/* What the blocks say, as contexts keep it. */
-static void tt__describe_ops(tt__op ops[TT__OP_COUNT])
+static const tt__op *tt__row(int op)
 {
-#define TT__DESCRIBE(OP, name, inputs, outputs, flags) tt__op_##OP(&ops[TT__OP_##OP]);
-    TT__OPS(TT__DESCRIBE)
-#undef TT__DESCRIBE
+    static const tt__op table[TT__OP_COUNT] = {
+#define TT__ROW(OP, name, inputs, outputs, flags) {name, inputs, outputs, flags, &tt__rules_##OP},
+        TT__OPS(TT__ROW)
+#undef TT__ROW
+    };
+    return &table[op];
 }
 
-/* Floating-point operations of an instruction's matrix products; `in`: see tt__op.flops. */
-static double tt__flops(const tt_tape *t, const tt__instr *i, const tt__mat *in)
+/* Floating-point operations of an instruction's matrix products; `in`: see tt__rules.flops. */
+static double tt__flops(const tt__instr *i, const tt__mat *in)
 {
-    const tt__op *op = tt__op_of(t, i);
-    if (op->flops) return op->flops(i, in);
-    if (!op->product || !i->out[0]) return 0;
-    tt__mnk p = op->product(t, i, in[0].rows);
+    if (tt__rules_of(i)->flops) return tt__rules_of(i)->flops(i, in);
+    if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return 0;
+    tt__mnk p = tt__mnk_of(i, in[0].rows, in[0].cols, in[1].rows, in[1].cols);
     return 2.0 * (double)p.m * (double)p.n * (double)p.k;
 }
 
 /* Scratch at full capacity, of the kinds of devices. */
 static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
-    const tt__op *op = tt__op_of(t, i);
-    return op->cpu_scratch ? op->cpu_scratch(threads, t, i) : tt__widen_bytes(threads, t, i);
+    const tt__rules *r = tt__rules_of(i);
+    return r->cpu_scratch ? r->cpu_scratch(threads, t, i) : tt__widen_bytes(threads, t, i);
 }
 
 static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
-    const tt__op *op = tt__op_of(t, i);
+    const tt__rules *r = tt__rules_of(i);
     (void)threads;
-    return op->cuda_scratch ? op->cuda_scratch(t, i) : 0;
+    return r->cuda_scratch ? r->cuda_scratch(t, i) : 0;
 }
 
 /* ============================================================================================================
@@ -4633,7 +4454,7 @@ static bool tt__needs_run(const tt__instr *i, bool accumulate)
 static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int j, const tt__known *known, int group)
 {
     int32_t id = i->in[j];
-    const tt__op_row *op = tt__row(i->op);
+    const tt__op *op = tt__row(i->op);
     if (id < 0 || id >= t->n_values || (j >= op->inputs && !(j == TT__RUN_IN && (op->flags & TT__WITH_RUN)))) return "operand is no value";
     const tt__value *v = &t->values[id];
     const tt__known *k = &known[v->base];
@@ -4641,12 +4462,12 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     if (v->space == TT__HOST && !t->host && !(op->flags & TT__ANY_SPACE)) return "cannot read the host's memory";
     if (j == TT__RUN_IN && id != t->run) return "operand is not the step's settings";
     if (k->group == group) return "reads what an instruction that it runs together with writes";
-    return k->writer && !tt__op_of(t, i)->waits ? "is not waited for before it is read" : NULL;
+    return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule, const tt__known *known)
 {
-    const tt__op_row *op = tt__row(i->op);
+    const tt__op *op = tt__row(i->op);
     const tt__value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
     bool updates = (op->flags & TT__RMW) != 0, adds = i->add >> j & 1, reads = adds || updates || (i->add_later >> j & 1);
@@ -4714,7 +4535,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
             if ((which = i->out[j]) != 0) wrong = tt__verify_result(t, i, j, &shape[j], known);
         if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(i, t->accumulate)) { wrong = "lacks the step's settings"; which = t->run; }
-        if (!wrong && tt__op_of(t, i)->waits) {
+        if (!wrong && tt__is(i, TT__WAITS)) {
             which = i->in[0];
             wrong = tt__verify_wait(t, i, known);
             under_way--;
@@ -4755,12 +4576,12 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     for (int k = forward - 1; k >= 0 && b.ok; k--) {
         tt__instr f = t->code[k];
         int32_t g = t->values[f.out[0]].grad;
-        const tt__op *op = tt__op_of(t, &f);
+        const tt__rules *rules = tt__rules_of(&f);
         if (!g || !t->values[f.out[0]].needs_grad) continue;
-        if (!op->backward)
+        if (!rules->backward)
             return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "op '%s' has no backward, and '%s' needs a gradient",
                             tt__instr_name(&f), t->values[f.out[0]].name);
-        op->backward(&b, &f, g);
+        rules->backward(&b, &f, g);
     }
     return b.ok ? TT_OK : t->ctx->status;
 }
@@ -4774,11 +4595,13 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
     int n = tt__index(t);
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
-        const tt__op *op = tt__op_of(t, i);
         const tt__value *y = &t->values[i->out[0]];
         for (int j = 0; j < TT__MAX_IN; j++) if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
         if (!train) i->attr.dropout = 0;
-        if (!op->simplify || i->attr.dropout > 0 || !op->simplify(i)) continue;
+        if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
+        i->op = i->in[tt__residual(i)] ? TT__OP_ADD : TT__OP_SCALE;
+        if (i->op == TT__OP_ADD) continue;
+        i->attr.scale = 1;
         if (y->keep || y->views || i->out[0] == root) continue;
         t->values[i->out[0]].instead = i->in[0];
         tt__drop(t, k);
@@ -4840,8 +4663,8 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
     if (at < 0 || t->values[index].shape.rows >= t->values[v].shape.rows) return TT_OK;
     tt__instr i = t->code[at];
-    const int numbers = tt__op_of(t, &i)->numbers;
-    unsigned slots = tt__row(i.op)->flags / TT__BY_ROW(1);
+    const int numbers = tt__numbers(&i);
+    unsigned slots = tt__row(i.op)->flags / TT__BY_ROW(1) & 15;
     tt__shape shape[TT__MAX_OUT];
     if (!slots || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool most = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
@@ -4875,7 +4698,7 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
     g.t = t;
     g.n = tt__index(t);
     for (int k = 0; k < g.n && status == TT_OK; k++)
-        if (tt__op_of(t, &t->code[k])->gathers && !tt__gathers_add(&g, k)) status = TT_ERR_MEMORY;
+        if (tt__is(&t->code[k], TT__GATHERS) && !tt__gathers_add(&g, k)) status = TT_ERR_MEMORY;
     while (g.n_todo && status == TT_OK) {
         int k = g.todo[--g.n_todo];
         if (t->code[k].op >= 0) status = tt__gather_before(&g, k, root);
@@ -4892,9 +4715,8 @@ static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
 {
     int n = tt__index(t);
     for (int k = 0; k < n; k++) {
-        const tt__op *op = t->code[k].op >= 0 ? tt__op_of(t, &t->code[k]) : NULL;
-        if (op && later && op->fuse_later) op->fuse_later(t, k, root);
-        if (op && !later && op->fuse) op->fuse(t, k, root);
+        const tt__rules *rules = t->code[k].op >= 0 ? tt__rules_of(&t->code[k]) : NULL;
+        if (rules && rules->fuse) rules->fuse(t, k, root, later);
     }
     return tt__settle(t, n);
 }
@@ -4950,9 +4772,8 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
     int at = x->base == v ? tt__producer(t, v) : -1;
     if (base->residual || base->pinned_f32 || x->storage != TT__TRANSIENT) return true;
     if (at < 0 || t->code[at].out[0] != v || t->code[at].attr.act) return false;
-    const tt__op *op = tt__op_of(t, &t->code[at]);
-    bool moved = (op->passes_on & 1) && tt__into_residual(t, t->code[at].in[0]);
-    return t->values[v].residual = op->begins_residual || moved;
+    const tt__instr *i = &t->code[at];
+    return t->values[v].residual = tt__is(i, TT__BEGINS) || (tt__is(i, TT__MOVES) && tt__into_residual(t, i->in[0]));
 }
 
 /* Marks the residual streams: sums of residual additions, rows gathered of them, and what flows into the first of them. */
@@ -4960,13 +4781,13 @@ static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        const tt__op *op = tt__op_of(t, i);
-        bool sum = (op->passes_on & 2) != 0, in = false;
-        unsigned from = op->residual ? 1u << op->residual : sum || op->gathers ? op->passes_on : 0;
-        if (!from || (op->residual && !i->in[op->residual])) continue;
-        for (int j = 0; j < TT__MAX_IN; j++) in |= (from >> j & 1) && t->values[t->values[i->in[j]].base].residual;
-        for (int j = 0; j < TT__MAX_IN && !in && !op->gathers; j++) if (from >> j & 1) tt__into_residual(t, i->in[j]);
-        if (in || !op->gathers) t->values[i->out[0]].residual = true;
+        const bool gathers = tt__is(i, TT__GATHERS);
+        const int last = tt__residual(i), first = tt__is(i, TT__SUMS) ? 0 : last;
+        bool in = false;
+        if (!gathers && !(last && i->in[last])) continue;
+        for (int j = first; j <= last; j++) in |= t->values[t->values[i->in[j]].base].residual;
+        for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
+        if (in || !gathers) t->values[i->out[0]].residual = true;
     }
 }
 
@@ -4978,13 +4799,13 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     const int n = tt__index(t);
     for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
-        const tt__op *op = tt__op_of(t, i);
+        const bool loss = tt__is(i, TT__LOSS);
         tt__value *y = &t->values[i->out[0]];
-        bool number = y->shape.rows == 1 && y->shape.cols == 1 && !y->shape.axis;
-        for (int j = 0; j < TT__MAX_IN; j++) {
+        bool number = y->shape.rows == 1 && y->shape.cols == 1 && !y->shape.axis && tt__is(i, TT__MOVES);
+        for (int j = 0; j < 2; j++) {
             tt__value *x = &t->values[t->values[i->in[j]].base];
-            if (op->loss && x->storage == TT__TRANSIENT) x->pinned_f32 = true;
-            if (number && (op->passes_on >> j & 1) && x->pinned_f32) y->pinned_f32 = true;
+            if (loss && x->storage == TT__TRANSIENT) x->pinned_f32 = true;
+            if (number && x->pinned_f32) y->pinned_f32 = true;
         }
     }
     if (precision->residual_f32) tt__mark_residual(t);
@@ -4995,7 +4816,7 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     }
     if (!precision->mixed) return TT_OK;
     for (int k = 0; k < n; k++) { /* a cast right before its first reader, so that the copy lives no longer than it must */
-        int slot = tt__op_of(t, &t->code[k])->weight;
+        int slot = tt__weight(&t->code[k]);
         int32_t w = slot ? t->code[k].in[slot] : 0;
         if (!w || t->values[w].storage != TT__PARAMETER || t->values[w].base != w) continue;
         if (!t->values[w].instead) {
@@ -5020,10 +4841,10 @@ static void tt__pass_fp8(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
         tt__instr *i = &t->code[k];
-        const tt__op *op = tt__op_of(t, i);
-        if (!op->product || !i->out[0]) continue;
-        const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1);
-        i->attr.fp8 = a->dtype != TT_F32 && a->dtype == b->dtype && op->product(t, i, a->rows).n % 16 == 0;
+        if (!tt__is(i, TT__PRODUCT) || !i->out[0]) continue;
+        const tt_dtype dtype = tt__in(t, i, 0)->dtype;
+        bool alike = dtype != TT_F32 && dtype == tt__in(t, i, 1)->dtype;
+        i->attr.fp8 = alike && tt__mnk_at_capacity(t, i).n % 16 == 0;
     }
 }
 
@@ -5033,8 +4854,8 @@ static void tt__pass_fold_casts(tt_tape *t)
     tt__index(t);
     for (int k = 0; k < t->n_code; k++) {
         tt__instr *i = &t->code[k];
-        int slot = tt__op_of(t, i)->weight, at = slot ? tt__producer(t, i->in[slot]) : -1;
-        if (at < 0 || !tt__op_of(t, &t->code[at])->casts) continue;
+        int slot = tt__weight(i), at = slot ? tt__producer(t, i->in[slot]) : -1;
+        if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
         const tt__value *w = &t->values[t->code[at].in[0]];
         if (w->storage != TT__PARAMETER || w->shape.dtype != TT_F32) continue;
         i->attr.narrow = t->values[i->in[slot]].shape.dtype;
@@ -5076,20 +4897,21 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v)
     tt__instr none = tt__new_instr(-1), i = none;
     if (at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end) return none;
     const tt__instr *f = &r->t->code[at];
-    const tt__op *op = tt__op_of(r->t, f);
-    if (at < r->whole) return op->loss ? none : *f;
+    if (at < r->whole) return tt__is(f, TT__LOSS) ? none : *f;
     if (f->out[0] != v) return none; /* statistics are small */
-    if (op->activates && f->attr.act && f->out[1] && tt__is_saved(r, f->out[1])) {
+    if (tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && tt__is_saved(r, f->out[1])) {
         i.op = TT__OP_ACTIVATION;
         i.attr = f->attr;
         i.in[0] = f->out[1];
         i.out[0] = v;
         return i;
     }
-    if (op->again == TT__AGAIN_NEVER || (op->again == TT__AGAIN_ATTENTION && r->policy != TT__RECOMPUTE_ATTENTION)) return none;
-    if (op->again != TT__AGAIN_KEPT) return tt__is_saved(r, f->in[0]) ? *f : none;
-    tt__storage storage = r->t->values[f->in[0]].storage;
-    return storage == TT__INPUT || storage == TT__PARAMETER ? *f : none;
+    if (tt__is(f, TT__AGAIN_KEPT)) {
+        tt__storage storage = r->t->values[f->in[0]].storage;
+        return storage == TT__INPUT || storage == TT__PARAMETER ? *f : none;
+    }
+    bool again = tt__is(f, TT__AGAIN) || (tt__is(f, TT__AGAIN_ATTENTION) && r->policy == TT__RECOMPUTE_ATTENTION);
+    return again && tt__is_saved(r, f->in[0]) ? *f : none;
 }
 
 /* What the backward reads instead of operand v; 0 when out of memory. */
@@ -5183,7 +5005,7 @@ static tt_status tt__pass_counts(tt_tape *t)
     bool first = true;
     int n = tt__index(t);
     for (int k = 0; k < n && t->results; k++) {
-        if (!tt__op_of(t, &t->code[k])->loss) continue;
+        if (!tt__is(&t->code[k], TT__LOSS)) continue;
         tt__instr add = tt__new_instr(TT__OP_ADD_COUNTS);
         add.in[0] = t->code[k].out[TT__LOSS_COUNTS];
         add.out[0] = t->totals;
@@ -5305,12 +5127,12 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         tt__instr *i = &t->code[k];
         bool live = false;
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
-        live |= tt__op_of(t, i)->waits && needed[t->values[i->in[0]].base];
+        live |= tt__is(i, TT__WAITS) && needed[t->values[i->in[0]].base];
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
-        for (int o = 1; o < TT__MAX_OUT && live && drop_saved; o++) {
-            const tt__value *x = &t->values[i->out[o]];
+        if (live && drop_saved && tt__is(i, TT__SAVES1) && i->out[1]) {
+            const tt__value *x = &t->values[i->out[1]];
             bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype; /* else out[0] is rounded as it */
-            if ((tt__op_of(t, i)->saves >> o & 1) && i->out[o] && same && !needed[x->base]) i->out[o] = 0;
+            if (same && !needed[x->base]) i->out[1] = 0;
         }
         if (!live) i->op = -1;
     }
@@ -9751,13 +9573,10 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     return true;
 }
 
-/* A context and, behind it, what it knows of ops. */
-#define TT__CONTEXT_BYTES (sizeof(tt_context) + TT__OP_COUNT * sizeof(tt__op))
-
 tt_context *tt_open(const tt_context_options *options)
 {
     tt_context_options o = options ? *options : tt_context_options_default();
-    tt_context *ctx = (tt_context *)o.allocator.allocate(o.allocator.user, TT__CONTEXT_BYTES, TT__ALIGN);
+    tt_context *ctx = (tt_context *)o.allocator.allocate(o.allocator.user, sizeof *ctx, TT__ALIGN);
     tt_context failed;
     memset(&failed, 0, sizeof failed);
     failed.options = o;
@@ -9765,9 +9584,7 @@ tt_context *tt_open(const tt_context_options *options)
         tt__log(&failed, TT_LOG_ERROR, "open", "the allocator returned NULL for the context");
         return NULL;
     }
-    memset(ctx, 0, TT__CONTEXT_BYTES);
-    ctx->ops = (tt__op *)(void *)(ctx + 1);
-    tt__describe_ops(ctx->ops);
+    memset(ctx, 0, sizeof *ctx);
     ctx->options = o;
     ctx->cpu.ctx = ctx;
     pthread_mutex_init(&ctx->mutex, NULL);
@@ -9785,7 +9602,7 @@ tt_context *tt_open(const tt_context_options *options)
     if (ctx->cpu.pool) return ctx;
     tt__log(ctx, TT_LOG_ERROR, "open", "%s", ctx->error);
     pthread_mutex_destroy(&ctx->mutex);
-    o.allocator.release(o.allocator.user, ctx, TT__CONTEXT_BYTES);
+    o.allocator.release(o.allocator.user, ctx, sizeof *ctx);
     return NULL;
 }
 
@@ -10116,7 +9933,7 @@ void tt_close(tt_context *ctx)
                 "context", ctx->allocated);
     tt_allocator allocator = ctx->options.allocator;
     pthread_mutex_destroy(&ctx->mutex);
-    allocator.release(allocator.user, ctx, TT__CONTEXT_BYTES);
+    allocator.release(allocator.user, ctx, sizeof *ctx);
 }
 
 /* ============================================================================================================
@@ -10441,7 +10258,7 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
     TT__PASS(t, "rows", tt__pass_rows(t, b->root));
     TT__PASS(t, "fuse", tt__pass_fuse(t, b->root, false));
     TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
-    for (int k = 0; k < t->n_code; k++) losses += tt__op_of(t, &t->code[k])->loss;
+    for (int k = 0; k < t->n_code; k++) losses += tt__is(&t->code[k], TT__LOSS);
     tt_status status = losses ? tt__new_results(t, train, s->scales) : TT_OK;
     if (status == TT_OK)
         status = train ? tt__run_training_passes(b, s, choice, losses) : tt__run_evaluation_passes(b, s);
@@ -11007,9 +10824,9 @@ static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
         l->instr = &p->built.t->code[k];
         for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__on_host(p, l->instr->in[j]);
         for (int j = 0; j < TT__MAX_OUT; j++) l->out[j] = tt__resolve(p, l->instr->out[j]);
-        const tt__op *op = tt__op_of(p->built.t, l->instr);
-        status = op->check ? op->check(l) : TT_OK;
-        if (status == TT_OK) p->flops += tt__flops(p->built.t, l->instr, l->in);
+        const tt__rules *rules = tt__rules_of(l->instr);
+        status = rules->check ? rules->check(l) : TT_OK;
+        if (status == TT_OK) p->flops += tt__flops(l->instr, l->in);
     }
     return status;
 }
@@ -11220,7 +11037,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     if (p->built.t->accumulate && !p->norm_known) { /* a power of two near the number of targets, so that undoing it is exact */
         int exponent = 0;
         for (int k = 0; k < p->built.t->n_code; k++)
-            if (tt__op_of(p->built.t, &p->built.t->code[k])->loss) frexp((double)tt__actual_rows(p, p->built.t->code[k].in[0]), &exponent);
+            if (tt__is(&p->built.t->code[k], TT__LOSS)) frexp((double)tt__actual_rows(p, p->built.t->code[k].in[0]), &exponent);
         p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
@@ -11485,7 +11302,7 @@ tt_plan tt_program_plan(const tt_program *p)
         if (!i->in[0]) continue;
         tt__mat in[TT__MAX_IN];
         for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
-        double flops = tt__flops(t, i, in);
+        double flops = tt__flops(i, in);
         plan.flops += flops;
         if (i->again) plan.extra_flops += flops;
     }

@@ -86,7 +86,7 @@ static tt_status bench__run(const tt__launch *l)
     double begin = tt__seconds();
     tt_status status = bench.real->run[op](l);
     c->seconds += tt__seconds() - begin;
-    c->flops += tt__flops(l->tape, l->instr, l->in);
+    c->flops += tt__flops(l->instr, l->in);
     c->bytes += bench__bytes(l);
     for (int j = 0; j < TT__MAX_IN; j++) c->in_place |= l->in[j].data && l->in[j].data == l->out[0].data;
     return status;

@@ -430,7 +430,7 @@ static int cast(int x) /* recorded by passes only */
     int at = new_node(eval_scale, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, 0, 0);
     tt__instr i = tt__new_instr(TT__OP_CAST);
     g->nodes[at].a = 1;
-    record(at, tt__record_with(g->tape, &i, g->nodes[x].t, tt__handle(0)));
+    record(at, tt__unary(g->tape, i, g->nodes[x].t));
     return at;
 }
 
@@ -1306,16 +1306,12 @@ TEST(gradient_cuda) { gradient("cuda"); }
 /* Every op with a backward has a case, and every op of all was run by the gradient tests. */
 TEST(every_op_has_a_case)
 {
-    test_allocator a;
-    tt_context *ctx = test_open(&a);
     for (int op = 0; op < TT__OP_COUNT; op++) {
-        bool found = !ctx->ops[op].backward;
+        bool found = !tt__row(op)->rules->backward;
         for (int c = 0; c < CASE_COUNT; c++) found |= cases[c].op == op;
         snprintf(where, sizeof where, "op '%s'", tt__row(op)->name);
         report(found, "has a backward, but no line in CASES");
-        report(ctx->ops[op].shape != NULL, "has no shape rule");
     }
-    TEST_CLOSE(ctx, &a);
     if (!ran[TT__OP_FILL]) return; /* the gradient tests were not selected */
     for (int op = 0; op < TT__OP_COUNT; op++) {
         snprintf(where, sizeof where, "op '%s'", tt__row(op)->name);
