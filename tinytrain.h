@@ -5719,26 +5719,36 @@ static inline void tt__attention_prefetch_next(const tt__mat *m, int64_t row, in
 #define TT__XSTR(x) TT__STR(x)
 
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
-typedef struct tt__rows_job { const tt__launch *l; tt__rows_fn fn; int64_t rows, chunk; char *scratch; size_t stride; } tt__rows_job;
+typedef struct tt__rows_job {
+    const tt__launch *l;
+    tt__rows_fn fn;
+    int64_t rows, chunk;
+    size_t skip, stride;
+} tt__rows_job;
+
+static float *tt__workspace_at(const tt__launch *l, size_t bytes) { return (float *)(void *)((char *)l->workspace + bytes); }
 
 static void tt__rows_task(void *arg, int64_t task, int thread)
 {
     const tt__rows_job *job = (const tt__rows_job *)arg;
-    job->fn(job->l, task * job->chunk, tt__min((task + 1) * job->chunk, job->rows), (float *)(void *)(job->scratch + job->stride * (size_t)thread));
+    float *scratch = tt__workspace_at(job->l, job->skip + job->stride * (size_t)thread);
+    job->fn(job->l, task * job->chunk, tt__min((task + 1) * job->chunk, job->rows), scratch);
 }
 
 static const tt__cpu *tt__cpu_of(const tt__launch *l) { return (const tt__cpu *)(const void *)l->device; }
 
-/* fn over `rows` rows in chunks of `chunk`; `skip` bytes of the workspace belong to the caller. */
-static void tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols, int64_t chunk, size_t skip, tt__rows_fn fn)
+/* Calls fn for `rows` rows of `cols` columns, `chunk` of them at a time. The first `skip` bytes of the workspace belong to the caller. */
+static tt_status tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols, int64_t chunk, size_t skip, tt__rows_fn fn)
 {
-    tt__rows_job job = {l, fn, rows, chunk, (char *)l->workspace + skip, TT__ROW_BUFFERS * tt__row_bytes(cols)};
+    tt__rows_job job = {l, fn, rows, chunk, skip, TT__ROW_BUFFERS * tt__row_bytes(cols)};
     tt__parallel(tt__cpu_of(l)->pool, tt__ceil_div(rows, chunk), tt__rows_task, &job);
+    return TT_OK;
 }
 
-static void tt__for_rows(const tt__launch *l, int64_t rows, int64_t cols, tt__rows_fn fn)
+/* Calls fn for the rows of m, in chunks of about 8192 elements. */
+static tt_status tt__for_rows(const tt__launch *l, const tt__mat *m, size_t skip, tt__rows_fn fn)
 {
-    tt__for_chunks(l, rows, cols, tt__max(1, 8192 / cols), 0, fn);
+    return tt__for_chunks(l, m->rows, m->cols, tt__max(1, 8192 / m->cols), skip, fn);
 }
 
 static int64_t tt__elements(const tt__mat *m) { return m->rows * m->cols; }
@@ -8228,92 +8238,97 @@ TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float 
     return m->dtype == TT_F32 && !add ? (float *)tt__at(m, r) : scratch;
 }
 
-/* Puts a row from row_begin into place. `spare`: another scratch row. */
-TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, float *row, float *spare)
+/* Writes a row of floats as row r of m, or adds it to that, unless it was computed in place. `spare` is a scratch row. */
+TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, const float *row, float *spare)
 {
-    if (m->dtype == TT_F32 && !add) return;
-    if (add) TT__K(axpby)(row, 1, row, 1, TT__K(row_in)(m, r, spare), m->cols);
-    if (m->dtype == TT_F32) memcpy(tt__at(m, r), row, (size_t)m->cols * 4);
-    else TT__K(row_narrow)(tt__at(m, r), row, m->dtype, m->cols);
+    float *to = m->dtype == TT_F32 ? (float *)tt__at(m, r) : spare;
+    if (row == to) return;
+    if (add) TT__K(axpby)(to, 1, row, 1, TT__K(row_in)(m, r, spare), m->cols);
+    else if (m->dtype == TT_F32) memcpy(to, row, (size_t)m->cols * 4);
+    if (m->dtype != TT_F32) TT__K(row_narrow)(tt__at(m, r), add ? spare : row, m->dtype, m->cols);
 }
 
-TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k) { return (float *)(void *)((char *)(void *)scratch + (size_t)k * tt__row_bytes(cols)); }
+TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k) { return scratch + (size_t)k * (tt__row_bytes(cols) / 4); }
 
-TT__FN void TT__K(scale_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+/* Computes row r of out[0] as y (n) from the rows of the same number of some inputs as x; x[k] is NULL if that input is absent. */
+typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *more);
+
+/* Rows [from, to) of out[0], each by fn from the rows of in[first] to in[first + count - 1]; at most three. */
+TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch, const int first, const int count,
+                                TT__K(row_fn) fn, const void *more)
 {
-    int64_t n = l->in[0].cols;
-    float *other = TT__K(scratch_row)(scratch, n, 1), *spare = TT__K(scratch_row)(scratch, n, 2);
+    const int64_t n = l->in[first].cols;
     for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(&l->in[0], r, other);
+        const float *x[3] = {NULL, NULL, NULL};
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        TT__K(axpby)(y, l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f, x, 0, NULL, n);
-        TT__K(row_end)(&l->out[0], l->add[0], r, y, spare);
+        TT__UNROLL(3)
+        for (int k = 0; k < count; k++) {
+            const tt__mat *in = &l->in[first + k];
+            if (in->data) x[k] = TT__K(row_in)(in, r, TT__K(scratch_row)(scratch, n, 1 + k));
+        }
+        fn(l, r, x, y, n, more);
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 1 + count));
     }
 }
 
-TT__FN tt_status TT__K(run_SCALE)(const tt__launch *l) { tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(scale_rows)); return TT_OK; }
-TT__FN tt_status TT__K(run_CAST)(const tt__launch *l) { return TT__K(run_SCALE)(l); }
+/* The kernel of an op whose rows of out[0] are computed by a function of a range of rows; the same by a row_fn. */
+#define TT__RUN_ROWS(OP, rows_fn) \
+    TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) { return tt__for_rows(l, &l->out[0], 0, TT__K(rows_fn)); }
+#define TT__RUN_MAP(OP, first, count, fn) \
+    TT__FN void TT__K(rows_##OP)(const tt__launch *l, int64_t from, int64_t to, float *scratch) \
+    { \
+        TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(fn), NULL); \
+    } \
+    TT__RUN_ROWS(OP, rows_##OP)
 
-TT__FN void TT__K(add_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__FN void TT__K(scale_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *more)
 {
-    int64_t n = l->in[0].cols;
-    for (int64_t r = from; r < to; r++) {
-        const float *a = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
-        const float *b = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2));
-        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        TT__K(axpby)(y, 1, a, 1, b, n);
-        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 3));
-    }
+    (void)r; (void)more;
+    TT__K(axpby)(y, l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f, x[0], 0, NULL, n);
 }
 
-TT__FN tt_status TT__K(run_ADD)(const tt__launch *l) { tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(add_rows)); return TT_OK; }
+TT__FN void TT__K(add_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *more)
+{
+    (void)l; (void)r; (void)more;
+    TT__K(axpby)(y, 1, x[0], 1, x[1], n);
+}
+
+TT__FN void TT__K(activation_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *more)
+{
+    (void)r; (void)more;
+    TT__K(act_row)(l->instr->attr.act, y, x[0], n);
+}
+
+TT__FN void TT__K(activation_backward_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n,
+                                           const void *more)
+{
+    (void)r; (void)more;
+    TT__K(act_backward_row)(l->instr->attr.act, y, x[0], x[1], n);
+}
+
+TT__RUN_MAP(SCALE, 0, 1, scale_row)
+TT__RUN_MAP(CAST, 0, 1, scale_row)
+TT__RUN_MAP(ADD, 0, 2, add_row)
+TT__RUN_MAP(ACTIVATION, 0, 1, activation_row)
+TT__RUN_MAP(ACTIVATION_BACKWARD, 0, 2, activation_backward_row)
 
 TT__FN void TT__K(fill_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
+    const tt__mat *y = &l->out[0];
     float x = l->instr->attr.scale * (l->in[0].data ? (float)((const tt__scale *)l->in[0].data)->scale : 1.0f);
-    uint16_t half = l->out[0].dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+    uint16_t half = y->dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
     (void)scratch;
     for (int64_t r = from; r < to; r++) {
-        if (l->out[0].dtype == TT_F32) for (int64_t c = 0; c < l->out[0].cols; c++) ((float *)tt__at(&l->out[0], r))[c] = x;
-        else for (int64_t c = 0; c < l->out[0].cols; c++) ((uint16_t *)tt__at(&l->out[0], r))[c] = half;
+        for (int64_t c = 0; c < y->cols; c++) {
+            if (y->dtype == TT_F32) ((float *)tt__at(y, r))[c] = x;
+            else ((uint16_t *)tt__at(y, r))[c] = half;
+        }
     }
 }
 
 TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
 {
-    if (!l->add[0]) tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(fill_rows));
-    return TT_OK;
-}
-
-TT__FN void TT__K(act_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
-{
-    int64_t n = l->in[0].cols;
-    for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
-        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        TT__K(act_row)(l->instr->attr.act, y, x, n);
-        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 2));
-    }
-}
-
-TT__FN tt_status TT__K(run_ACTIVATION)(const tt__launch *l) { tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(act_rows)); return TT_OK; }
-
-TT__FN void TT__K(act_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
-{
-    int64_t n = l->in[0].cols;
-    for (int64_t r = from; r < to; r++) {
-        const float *dy = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
-        const float *saved = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2));
-        float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        TT__K(act_backward_row)(l->instr->attr.act, dx, dy, saved, n);
-        TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 3));
-    }
-}
-
-TT__FN tt_status TT__K(run_ACTIVATION_BACKWARD)(const tt__launch *l)
-{
-    tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(act_backward_rows));
-    return TT_OK;
+    return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
 /* y = x / (1 - p) where the element of row r survives, else 0; + residual, which may be NULL. Element c: 16 random bits, number
@@ -8337,43 +8352,43 @@ TT__INLINE void TT__K(dropout_row)(float *y, const float *x, const float *residu
     }
 }
 
-TT__FN void TT__K(dropout_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__FN void TT__K(dropped_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *keys)
 {
-    int64_t n = l->in[0].cols;
-    uint64_t keys[20];
-    tt__philox_keys(tt__dropout_key(l), keys);
-    for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
-        const float *residual = l->in[1].data ? TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2)) : NULL;
-        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        int64_t number = l->in[2].data ? ((const int32_t *)l->in[2].data)[r] : r;
-        TT__K(dropout_row)(y, x, residual, n, keys, number, l->instr->attr.dropout);
-        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 3));
-    }
+    int64_t number = l->in[2].data ? ((const int32_t *)l->in[2].data)[r] : r;
+    TT__K(dropout_row)(y, x[0], x[1], n, (const uint64_t *)keys, number, l->instr->attr.dropout);
 }
 
-TT__FN tt_status TT__K(run_DROPOUT)(const tt__launch *l) { tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(dropout_rows)); return TT_OK; }
-
-/* ---- column sums: partial[chunk][col], then over the chunks in order ---- */
-
-TT__FN void TT__K(finish_column_sums)(const tt__mat *to, bool add, const float *partial, int64_t chunks, float *scratch)
+TT__FN void TT__K(dropout_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
-    int64_t n = to->cols, stride = (int64_t)tt__row_bytes(n) / 4;
-    float *sum = TT__K(scratch_row)(scratch, n, 0);
-    memset(sum, 0, (size_t)n * 4);
-    for (int64_t k = 0; k < chunks; k++) TT__K(axpby)(sum, 1, sum, 1, partial + k * stride, n);
-    if (to->dtype == TT_F32 && !add) memcpy(to->data, sum, (size_t)n * 4);
-    else TT__K(row_end)(to, add, 0, sum, TT__K(scratch_row)(scratch, n, 1));
+    uint64_t keys[20];
+    tt__philox_keys(tt__dropout_key(l), keys);
+    TT__K(map_rows)(l, from, to, scratch, 0, 2, TT__K(dropped_row), keys);
+}
+
+TT__RUN_ROWS(DROPOUT, dropout_rows)
+
+/* ---- column sums: the workspace begins with sums of TT__SUM_ROWS rows each, which are then added in order ---- */
+
+TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
+{
+    return tt__workspace_at(l, (size_t)k * tt__row_bytes(cols));
+}
+
+/* Writes or adds the sum of `count` partial sums from number `first` on; `scratch` has two rows. */
+TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bool add, int64_t first, int64_t count, float *scratch)
+{
+    int64_t n = to->cols;
+    memset(scratch, 0, (size_t)n * 4);
+    for (int64_t k = 0; k < count; k++) TT__K(axpby)(scratch, 1, scratch, 1, TT__K(partial_sum)(l, first + k, n), n);
+    TT__K(row_end)(to, add, 0, scratch, TT__K(scratch_row)(scratch, n, 1));
 }
 
 TT__FN void TT__K(column_sum_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t n = l->in[0].cols;
-    float *sum = (float *)(void *)((char *)l->workspace + (size_t)(from / TT__SUM_ROWS) * tt__row_bytes(n));
+    float *sum = TT__K(partial_sum)(l, from / TT__SUM_ROWS, n);
     memset(sum, 0, (size_t)n * 4);
-    for (int64_t r = from; r < to; r++) {
-        TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(&l->in[0], r, scratch), n);
-    }
+    for (int64_t r = from; r < to; r++) TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(&l->in[0], r, scratch), n);
 }
 
 /* ------------------------------------------------------------------------------------------- linear, attention */
@@ -8432,10 +8447,10 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
         TT__K(gemm)(tt__cpu_of(l)->pool, &g);
     }
     if (db->data) {
-        int64_t chunks = tt__ceil_div(dy->rows, TT__SUM_ROWS);
-        size_t used = (size_t)chunks * tt__row_bytes(dy->cols);
+        int64_t parts = tt__ceil_div(dy->rows, TT__SUM_ROWS);
+        size_t used = (size_t)parts * tt__row_bytes(dy->cols);
         tt__for_chunks(l, dy->rows, dy->cols, TT__SUM_ROWS, used, TT__K(column_sum_rows));
-        TT__K(finish_column_sums)(db, l->add[1], (const float *)l->workspace, chunks, (float *)(void *)((char *)l->workspace + used));
+        TT__K(finish_column_sums)(l, db, l->add[1], 0, parts, tt__workspace_at(l, used));
     }
     return TT_OK;
 }
@@ -8491,51 +8506,53 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
 
 /* --------------------------------------------------------------------------------------------------- layernorm */
 
+/* y = (x - mean) / sqrt(variance + eps) * w + b; weights: w (n) and b (n), which may be NULL. */
+TT__FN void TT__K(layernorm_row)(const tt__launch *l, int64_t r, const float *const *rows, float *y, int64_t n, const void *weights)
+{
+    const float *x = rows[0], *w = ((const float *const *)weights)[0], *b = ((const float *const *)weights)[1];
+    tt__vf s0 = TT__K(zero)(), s1 = s0;
+    int64_t c = 0;
+    for (; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
+        s0 += TT__K(load)(x + c);
+        s1 += TT__K(load)(x + c + TT__LANES);
+    }
+    for (; c < n; c += TT__LANES) s0 += TT__K(load_n)(x + c, tt__min(TT__LANES, n - c));
+    float mean = TT__K(sum)(s0 + s1) / (float)n, rest = 0;
+    s0 = s1 = TT__K(zero)();
+    for (c = 0; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
+        tt__vf d0 = TT__K(load)(x + c) - mean, d1 = TT__K(load)(x + c + TT__LANES) - mean;
+        s0 = TT__K(fma)(d0, d0, s0);
+        s1 = TT__K(fma)(d1, d1, s1);
+    }
+    for (; c < n; c++) rest += (x[c] - mean) * (x[c] - mean);
+    float rstd = 1.0f / sqrtf((TT__K(sum)(s0 + s1) + rest) / (float)n + l->instr->attr.eps);
+    for (c = 0; c < n; c += TT__LANES) {
+        int64_t left = tt__min(TT__LANES, n - c);
+        tt__vf v = (TT__K(load_n)(x + c, left) - mean) * rstd * TT__K(load_n)(w + c, left);
+        if (b) v += TT__K(load_n)(b + c, left);
+        TT__K(store_n)(y + c, v, left);
+    }
+    if (!l->out[1].data) return;
+    float *stats = (float *)tt__at(&l->out[1], r);
+    stats[0] = mean;
+    stats[1] = rstd;
+}
+
 TT__FN void TT__K(layernorm_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t n = l->in[0].cols;
-    const float *w = TT__K(row_in)(&l->in[1], 0, TT__K(scratch_row)(scratch, n, 2));
-    const float *b = l->in[2].data ? TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 3)) : NULL;
-    for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
-        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        tt__vf s0 = TT__K(zero)(), s1 = s0;
-        int64_t c = 0;
-        for (; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) { s0 += TT__K(load)(x + c); s1 += TT__K(load)(x + c + TT__LANES); }
-        for (; c < n; c += TT__LANES) s0 += TT__K(load_n)(x + c, tt__min(TT__LANES, n - c));
-        float mean = TT__K(sum)(s0 + s1) / (float)n;
-        s0 = s1 = TT__K(zero)();
-        for (c = 0; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
-            tt__vf d0 = TT__K(load)(x + c) - mean, d1 = TT__K(load)(x + c + TT__LANES) - mean;
-            s0 = TT__K(fma)(d0, d0, s0);
-            s1 = TT__K(fma)(d1, d1, s1);
-        }
-        float rest = 0;
-        for (; c < n; c++) rest += (x[c] - mean) * (x[c] - mean);
-        float rstd = 1.0f / sqrtf((TT__K(sum)(s0 + s1) + rest) / (float)n + l->instr->attr.eps);
-        for (c = 0; c < n; c += TT__LANES) {
-            int64_t left = tt__min(TT__LANES, n - c);
-            tt__vf v = (TT__K(load_n)(x + c, left) - mean) * rstd * TT__K(load_n)(w + c, left);
-            if (b) v += TT__K(load_n)(b + c, left);
-            TT__K(store_n)(y + c, v, left);
-        }
-        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 4));
-        if (l->out[1].data) {
-            float *stats = (float *)tt__at(&l->out[1], r);
-            stats[0] = mean;
-            stats[1] = rstd;
-        }
-    }
+    const float *weights[2] = {TT__K(row_in)(&l->in[1], 0, TT__K(scratch_row)(scratch, n, 3)), NULL};
+    if (l->in[2].data) weights[1] = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 4));
+    TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(layernorm_row), weights);
 }
 
-TT__FN tt_status TT__K(run_LAYERNORM)(const tt__launch *l) { tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(layernorm_rows)); return TT_OK; }
+TT__RUN_ROWS(LAYERNORM, layernorm_rows)
 
 /* With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std,  dw = sum dy n,  db = sum dy. */
 TT__FN void TT__K(layernorm_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
-    int64_t n = l->in[1].cols;
-    size_t row = tt__row_bytes(n), chunks = (size_t)tt__ceil_div(l->in[1].rows, TT__SUM_ROWS), chunk = (size_t)(from / TT__SUM_ROWS);
-    float *dw = (float *)(void *)((char *)l->workspace + chunk * row), *db = (float *)(void *)((char *)l->workspace + (chunks + chunk) * row);
+    int64_t n = l->in[1].cols, parts = tt__ceil_div(l->in[1].rows, TT__SUM_ROWS), part = from / TT__SUM_ROWS;
+    float *dw = TT__K(partial_sum)(l, part, n), *db = TT__K(partial_sum)(l, parts + part, n);
     const float *w = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 3));
     memset(dw, 0, (size_t)n * 4);
     memset(db, 0, (size_t)n * 4);
@@ -8568,42 +8585,43 @@ TT__FN void TT__K(layernorm_backward_rows)(const tt__launch *l, int64_t from, in
 
 TT__FN tt_status TT__K(run_LAYERNORM_BACKWARD)(const tt__launch *l)
 {
-    int64_t rows = l->in[1].rows, n = l->in[1].cols, chunks = tt__ceil_div(rows, TT__SUM_ROWS);
-    size_t part = (size_t)chunks * tt__row_bytes(n);
-    float *scratch = (float *)(void *)((char *)l->workspace + 2 * part);
-    tt__for_chunks(l, rows, n, TT__SUM_ROWS, 2 * part, TT__K(layernorm_backward_rows));
-    if (l->out[1].data) TT__K(finish_column_sums)(&l->out[1], l->add[1], (const float *)l->workspace, chunks, scratch);
-    if (l->out[2].data) TT__K(finish_column_sums)(&l->out[2], l->add[2], (const float *)(void *)((char *)l->workspace + part), chunks, scratch);
+    int64_t rows = l->in[1].rows, n = l->in[1].cols, parts = tt__ceil_div(rows, TT__SUM_ROWS);
+    size_t used = 2 * (size_t)parts * tt__row_bytes(n);
+    float *scratch = tt__workspace_at(l, used);
+    tt__for_chunks(l, rows, n, TT__SUM_ROWS, used, TT__K(layernorm_backward_rows));
+    if (l->out[1].data) TT__K(finish_column_sums)(l, &l->out[1], l->add[1], 0, parts, scratch);
+    if (l->out[2].data) TT__K(finish_column_sums)(l, &l->out[2], l->add[2], parts, parts, scratch);
     return TT_OK;
 }
 
 /* ------------------------------------------------------------------------------------- embedding, gather, pooling */
 
-TT__FN void TT__K(gather_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch) /* out[r] = table[index[r]] */
+/* Rows [from, to) of out[0] are rows of m: of the same numbers, or of those in `index`. */
+TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch, const tt__mat *m, const int32_t *index)
 {
-    bool embedding = l->instr->op == TT__OP_EMBEDDING;
-    const int32_t *index = (const int32_t *)l->in[embedding ? 0 : 1].data;
-    const tt__mat *table = &l->in[embedding ? 1 : 0];
-    int64_t n = table->cols;
     for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(table, index[r], TT__K(scratch_row)(scratch, n, 1));
-        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        memcpy(y, x, (size_t)n * 4);
-        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 2));
+        const float *x = TT__K(row_in)(m, index ? index[r] : r, scratch);
+        TT__K(row_end)(&l->out[0], l->add[0], r, x, TT__K(scratch_row)(scratch, m->cols, 1));
     }
 }
 
-TT__FN tt_status TT__K(run_EMBEDDING)(const tt__launch *l)
+TT__FN void TT__K(embedding_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
-    tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(gather_rows));
-    return TT_OK;
+    TT__K(take_rows)(l, from, to, scratch, &l->in[1], (const int32_t *)l->in[0].data);
 }
 
-TT__FN tt_status TT__K(run_GATHER_ROWS)(const tt__launch *l)
+TT__FN void TT__K(gather_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
-    tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(gather_rows));
-    return TT_OK;
+    TT__K(take_rows)(l, from, to, scratch, &l->in[0], (const int32_t *)l->in[1].data);
 }
+
+TT__FN void TT__K(copy_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    TT__K(take_rows)(l, from, to, scratch, &l->in[0], NULL);
+}
+
+TT__RUN_ROWS(EMBEDDING, embedding_rows)
+TT__RUN_ROWS(GATHER_ROWS, gather_rows)
 
 TT__FN void TT__K(zero_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
@@ -8626,8 +8644,7 @@ TT__FN void TT__K(embedding_backward_rows)(const tt__launch *l, int64_t from, in
             const float *dy = TT__K(row_in)(&l->in[1], order[k], TT__K(scratch_row)(scratch, n, 1));
             TT__K(axpby)(sum, 1, sum, 1, dy, n);
         }
-        if (l->out[0].dtype == TT_F32 && !l->add[0]) memcpy(tt__at(&l->out[0], id), sum, (size_t)n * 4);
-        else TT__K(row_end)(&l->out[0], l->add[0], id, sum, TT__K(scratch_row)(scratch, n, 2));
+        TT__K(row_end)(&l->out[0], l->add[0], id, sum, TT__K(scratch_row)(scratch, n, 2));
     }
 }
 
@@ -8640,48 +8657,30 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
     for (int64_t r = 0; r < rows; r++) first[ids[r] + 1]++;
     for (int64_t v = 0; v < vocab; v++) first[v + 1] += first[v];
     for (int64_t r = 0; r < rows; r++) order[first[ids[r]]++] = (int32_t)r;
-    if (!l->add[0]) tt__for_rows(l, vocab, n, TT__K(zero_rows));
-    tt__for_chunks(l, rows, n, 64, tt__align_up((size_t)(rows + vocab + 1) * 4), TT__K(embedding_backward_rows));
-    return TT_OK;
+    if (!l->add[0]) tt__for_rows(l, &l->out[0], 0, TT__K(zero_rows));
+    return tt__for_chunks(l, rows, n, 64, tt__align_up((size_t)(rows + vocab + 1) * 4), TT__K(embedding_backward_rows));
 }
 
 TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l) /* rows may repeat: added one after another */
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
-    int64_t n = l->out[0].cols;
     float *scratch = (float *)l->workspace;
-    if (!l->add[0]) tt__for_rows(l, l->out[0].rows, n, TT__K(zero_rows));
+    if (!l->add[0]) tt__for_rows(l, &l->out[0], 0, TT__K(zero_rows));
     for (int64_t r = 0; r < l->in[0].rows; r++) {
-        const float *dy = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
-        float *sum = TT__K(scratch_row)(scratch, n, 0);
-        memcpy(sum, dy, (size_t)n * 4);
-        TT__K(row_end)(&l->out[0], true, index[r], sum, TT__K(scratch_row)(scratch, n, 2));
+        const float *dy = TT__K(row_in)(&l->in[0], r, scratch);
+        TT__K(row_end)(&l->out[0], true, index[r], dy, TT__K(scratch_row)(scratch, l->out[0].cols, 1));
     }
     return TT_OK;
-}
-
-TT__FN void TT__K(copy_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch) /* of in[0] */
-{
-    int64_t n = l->in[0].cols;
-    for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
-        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        memcpy(y, x, (size_t)n * 4);
-        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 2));
-    }
 }
 
 TT__FN tt_status TT__K(run_SET_ROWS)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
-    int64_t n = l->out[0].cols;
     float *scratch = (float *)l->workspace;
-    if (l->in[0].data != l->out[0].data) tt__for_rows(l, l->out[0].rows, n, TT__K(copy_rows));
+    if (l->in[0].data != l->out[0].data) tt__for_rows(l, &l->out[0], 0, TT__K(copy_rows));
     for (int64_t k = 0; k < l->in[1].rows; k++) {
-        const float *row = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 1));
-        float *y = TT__K(row_begin)(&l->out[0], false, index[k], scratch);
-        memcpy(y, row, (size_t)n * 4);
-        TT__K(row_end)(&l->out[0], false, index[k], y, TT__K(scratch_row)(scratch, n, 2));
+        const float *row = TT__K(row_in)(&l->in[2], 0, scratch);
+        TT__K(row_end)(&l->out[0], false, index[k], row, TT__K(scratch_row)(scratch, l->out[0].cols, 1));
     }
     return TT_OK;
 }
@@ -8701,7 +8700,7 @@ TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l) /* a row may 
     int64_t rows = l->in[0].rows, n = l->in[0].cols;
     uint8_t *set = (uint8_t *)l->workspace;
     size_t skip = tt__align_up((size_t)rows);
-    float *scratch = (float *)(void *)((char *)l->workspace + skip);
+    float *scratch = tt__workspace_at(l, skip);
     memset(set, 0, (size_t)rows);
     for (int64_t k = 0; k < l->in[1].rows; k++) set[index[k]] = 1;
     if (l->out[1].data) {
@@ -8709,13 +8708,11 @@ TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l) /* a row may 
         memset(sum, 0, (size_t)n * 4);
         for (int64_t r = 0; r < rows; r++) {
             if (!set[r]) continue;
-            const float *dy = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
-            TT__K(axpby)(sum, 1, sum, 1, dy, n);
+            TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1)), n);
         }
         TT__K(row_end)(&l->out[1], l->add[1], 0, sum, TT__K(scratch_row)(scratch, n, 2));
     }
-    if (l->out[0].data) tt__for_chunks(l, rows, n, tt__max(1, 8192 / n), skip, TT__K(set_rows_backward_rows));
-    return TT_OK;
+    return l->out[0].data ? tt__for_rows(l, &l->in[0], skip, TT__K(set_rows_backward_rows)) : TT_OK;
 }
 
 TT__FN void TT__K(patches_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
@@ -8738,11 +8735,7 @@ TT__FN void TT__K(patches_rows)(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-TT__FN tt_status TT__K(run_PATCHES)(const tt__launch *l)
-{
-    tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(patches_rows));
-    return TT_OK;
-}
+TT__RUN_ROWS(PATCHES, patches_rows)
 
 TT__FN void TT__K(mean_pool_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
@@ -8763,8 +8756,7 @@ TT__FN void TT__K(mean_pool_rows)(const tt__launch *l, int64_t from, int64_t to,
 
 TT__FN tt_status TT__K(run_MEAN_POOL)(const tt__launch *l)
 {
-    tt__for_chunks(l, l->out[0].rows, l->out[0].cols, 1, 0, TT__K(mean_pool_rows));
-    return TT_OK;
+    return tt__for_chunks(l, l->out[0].rows, l->out[0].cols, 1, 0, TT__K(mean_pool_rows));
 }
 
 TT__FN void TT__K(mean_pool_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch) /* from..to: sequences */
@@ -8783,8 +8775,7 @@ TT__FN void TT__K(mean_pool_backward_rows)(const tt__launch *l, int64_t from, in
 
 TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 {
-    tt__for_chunks(l, l->in[0].rows, l->in[0].cols, 1, 0, TT__K(mean_pool_backward_rows));
-    return TT_OK;
+    return tt__for_chunks(l, l->in[0].rows, l->in[0].cols, 1, 0, TT__K(mean_pool_backward_rows));
 }
 
 /* ------------------------------------------------------------------------------------------------------ losses
@@ -8844,7 +8835,7 @@ TT__INLINE void TT__K(sum_losses)(const tt__launch *l, int weights, const int32_
 
 TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
 {
-    tt__for_chunks(l, l->in[0].rows, l->in[0].cols, tt__max(1, 8192 / l->in[0].cols), tt__align_up((size_t)l->in[0].rows * 8), TT__K(cross_entropy_rows));
+    tt__for_rows(l, &l->in[0], tt__align_up((size_t)l->in[0].rows * 8), TT__K(cross_entropy_rows));
     TT__K(sum_losses)(l, 2, (const int32_t *)l->in[1].data);
     return TT_OK;
 }
@@ -8856,34 +8847,27 @@ TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
     return norm > 0 ? (float)(*(const float *)l->in[0].data / norm) : 0.0f;
 }
 
-TT__FN void TT__K(cross_entropy_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__FN void TT__K(cross_entropy_backward_row)(const tt__launch *l, int64_t r, const float *const *x, float *dx, int64_t n,
+                                              const void *factor)
 {
-    const tt__attr *attr = &l->instr->attr;
-    const int32_t *targets = (const int32_t *)l->in[2].data;
-    int64_t n = l->in[1].cols;
-    float factor = TT__K(loss_factor)(l, &l->in[5]);
-    for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 1));
-        float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        float lse = *(const float *)tt__at(&l->in[4], r), w = factor * TT__K(row_weight)(l, 3, r);
-        if (targets[r] == attr->ignore_index) {
-            memset(dx, 0, (size_t)n * 4);
-        } else {
-            for (int64_t c = 0; c < n; c += TT__LANES) {
-                int64_t left = tt__min(TT__LANES, n - c);
-                TT__K(store_n)(dx + c, (TT__K(exp)(TT__K(load_n)(x + c, left) - lse) - attr->smoothing / (float)n) * w, left);
-            }
-            dx[targets[r]] -= (1 - attr->smoothing) * w;
-        }
-        TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 2));
+    const float smoothing = l->instr->attr.smoothing, lse = *(const float *)tt__at(&l->in[4], r);
+    const float w = *(const float *)factor * TT__K(row_weight)(l, 3, r);
+    const int32_t target = ((const int32_t *)l->in[2].data)[r];
+    if (target == l->instr->attr.ignore_index) { memset(dx, 0, (size_t)n * 4); return; }
+    for (int64_t c = 0; c < n; c += TT__LANES) {
+        int64_t left = tt__min(TT__LANES, n - c);
+        TT__K(store_n)(dx + c, (TT__K(exp)(TT__K(load_n)(x[0] + c, left) - lse) - smoothing / (float)n) * w, left);
     }
+    dx[target] -= (1 - smoothing) * w;
 }
 
-TT__FN tt_status TT__K(run_CROSS_ENTROPY_BACKWARD)(const tt__launch *l)
+TT__FN void TT__K(cross_entropy_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
-    tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(cross_entropy_backward_rows));
-    return TT_OK;
+    const float factor = TT__K(loss_factor)(l, &l->in[5]);
+    TT__K(map_rows)(l, from, to, scratch, 1, 1, TT__K(cross_entropy_backward_row), &factor);
 }
+
+TT__RUN_ROWS(CROSS_ENTROPY_BACKWARD, cross_entropy_backward_rows)
 
 /* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (tt__pass_fuse_loss), by the kernels of the ops that
    it stands for. Gradients of logits have the dtype of x, in the place of the logits. */
@@ -8915,7 +8899,7 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
         loss.in[0] = z;
         loss.in[1] = tt__rows_of(&l->in[1], r, n);
         loss.out[1] = lses;
-        tt__for_chunks(&loss, n, classes, tt__max(1, 8192 / classes), tt__align_up((size_t)n * 8), TT__K(cross_entropy_rows));
+        tt__for_rows(&loss, &z, tt__align_up((size_t)n * 8), TT__K(cross_entropy_rows));
         memcpy(row_loss + r, loss.workspace, (size_t)n * 4);
         memcpy(row_right + r, (const float *)loss.workspace + n, (size_t)n * 4);
         if (!dx->data && !l->out[3].data && !l->out[4].data) continue;
@@ -8927,7 +8911,7 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
         back.in[5] = l->out[2];
         back.out[0] = dz;
         back.add[0] = false;
-        tt__for_chunks(&back, n, classes, tt__max(1, 8192 / classes), 0, TT__K(cross_entropy_backward_rows));
+        tt__for_rows(&back, &dz, 0, TT__K(cross_entropy_backward_rows));
         memset(part.in, 0, sizeof part.in);
         memset(part.out, 0, sizeof part.out);
         part.in[0] = dz;
@@ -8968,29 +8952,25 @@ TT__FN void TT__K(squared_error_rows)(const tt__launch *l, int64_t from, int64_t
 
 TT__FN tt_status TT__K(run_MEAN_SQUARED_ERROR)(const tt__launch *l)
 {
-    tt__for_chunks(l, l->in[0].rows, l->in[0].cols, tt__max(1, 8192 / l->in[0].cols), tt__align_up((size_t)l->in[0].rows * 8), TT__K(squared_error_rows));
+    tt__for_rows(l, &l->in[0], tt__align_up((size_t)l->in[0].rows * 8), TT__K(squared_error_rows));
     TT__K(sum_losses)(l, 2, NULL);
     return TT_OK;
 }
 
-TT__FN void TT__K(squared_error_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__FN void TT__K(squared_error_backward_row)(const tt__launch *l, int64_t r, const float *const *x, float *dx, int64_t n,
+                                              const void *factor)
 {
-    int64_t n = l->in[1].cols;
-    float factor = TT__K(loss_factor)(l, &l->in[4]);
-    for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 1));
-        const float *y = TT__K(row_in)(&l->in[2], r, TT__K(scratch_row)(scratch, n, 2));
-        float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch), w = 2 * factor * TT__K(row_weight)(l, 3, r) / (float)n;
-        TT__K(axpby)(dx, w, x, -w, y, n);
-        TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 3));
-    }
+    const float w = 2 * *(const float *)factor * TT__K(row_weight)(l, 3, r) / (float)n;
+    TT__K(axpby)(dx, w, x[0], -w, x[1], n);
 }
 
-TT__FN tt_status TT__K(run_MEAN_SQUARED_ERROR_BACKWARD)(const tt__launch *l)
+TT__FN void TT__K(squared_error_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
-    tt__for_rows(l, l->out[0].rows, l->out[0].cols, TT__K(squared_error_backward_rows));
-    return TT_OK;
+    const float factor = TT__K(loss_factor)(l, &l->in[4]);
+    TT__K(map_rows)(l, from, to, scratch, 1, 2, TT__K(squared_error_backward_row), &factor);
 }
+
+TT__RUN_ROWS(MEAN_SQUARED_ERROR_BACKWARD, squared_error_backward_rows)
 
 /* -------------------------------------------------------------------------------------------------- optimizers
    Parameters, gradients and state are contiguous, so they are vectors here, in chunks of TT__CHUNK. */
@@ -9143,8 +9123,8 @@ TT__FN void TT__K(adam_rows)(const tt__launch *l, int64_t from, int64_t to, floa
 
 TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l)
 {
-    if (isfinite(((const float *)l->in[1].data)[0])) tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(adam_rows));
-    return TT_OK;
+    if (!isfinite(((const float *)l->in[1].data)[0])) return TT_OK;
+    return tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(adam_rows));
 }
 
 TT__FN void TT__K(sgd_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
@@ -9172,8 +9152,8 @@ TT__FN void TT__K(sgd_rows)(const tt__launch *l, int64_t from, int64_t to, float
 
 TT__FN tt_status TT__K(run_SGD)(const tt__launch *l)
 {
-    if (isfinite(((const float *)l->in[1].data)[0])) tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(sgd_rows));
-    return TT_OK;
+    if (!isfinite(((const float *)l->in[1].data)[0])) return TT_OK;
+    return tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(sgd_rows));
 }
 
 /* ------------------------------------------------------------------------------------------------ the pass's table */
