@@ -10040,13 +10040,15 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     tt__text all = {text, sizeof text, 0}; /* everything that is wrong, in one message */
     const bool sgd = o->kind == TT_SGD;
     if ((unsigned)o->kind > TT_ADAMW) tt__print(&all, "; kind %d is unknown", (int)o->kind);
-    if (sgd && !(o->momentum >= 0 && o->momentum < 1)) tt__print(&all, "; momentum %g is not in [0, 1)", o->momentum);
+    if (sgd && !(o->momentum >= 0 && o->momentum < 1))
+        tt__print(&all, "; momentum %g is not in [0, 1)", o->momentum);
     if (sgd && o->nesterov && !(o->momentum > 0)) tt__print(&all, "; nesterov needs a momentum above 0");
     if (!sgd && !(o->beta1 >= 0 && o->beta1 < 1)) tt__print(&all, "; beta1 %g is not in [0, 1)", o->beta1);
     if (!sgd && !(o->beta2 >= 0 && o->beta2 < 1)) tt__print(&all, "; beta2 %g is not in [0, 1)", o->beta2);
     if (!sgd && !(o->eps >= 0)) tt__print(&all, "; eps %g is negative", o->eps);
     if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
-    if (!(o->clip_norm >= 0)) tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
+    if (!(o->clip_norm >= 0))
+        tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 
@@ -10094,7 +10096,8 @@ static uint64_t tt__tape_hash(const tt_tape *t)
     for (int k = 1; k < t->n_axes; k++) hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
-        const int64_t shape[] = {(int64_t)x->shape.dtype, x->shape.rows, x->shape.cols, x->shape.axis, x->base, x->offset};
+        const tt__shape *s = &x->shape;
+        const int64_t shape[] = {(int64_t)s->dtype, s->rows, s->cols, s->axis, x->base, x->offset};
         const char *param = x->storage == TT__PARAMETER ? t->ctx->params[x->param]->name : "";
         hash = tt__hash_on(hash, shape, sizeof shape);
         hash = tt__hash_on(hash, param, strlen(param));
@@ -10287,9 +10290,11 @@ static tt_status tt__check_matmul(tt_context *ctx, const tt__settings *s)
 {
     if (s->matmul != TT__MATMUL_FP8) return TT_OK;
     if (s->kind && s->kind->host)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'", s->kind->name);
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
+                        s->kind->name);
     if (s->precision.kind != TT__32_TRUE) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none");
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' "
+                    "has none");
 }
 
 /* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
@@ -10381,23 +10386,21 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     return status;
 }
 
-/* What a program adds to an arena, and what the arena then is. */
-typedef struct tt__extent { size_t added, persistent, transient; } tt__extent;
-
 /* Fails if parameter value v cannot be the one that arena `a` has a home for. */
 static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t v)
 {
     char there[32], here[32];
     const tt__settings *s = &p->settings;
     const tt__value *x = &p->built.t->values[v];
+    const char *name = p->ctx->params[x->param]->name;
     const tt_dtype dtype = tt__home_in(a, x->param)->dtype;
     if (a->kind != s->kind || a->index != s->index)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier program has put "
-                        "it, and this program is for '%s'", p->ctx->params[x->param]->name,
-                        tt__device_name(a->kind, a->index, there), tt__device_name(s->kind, s->index, here));
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier program has "
+                        "put it, and this program is for '%s'", name, tt__device_name(a->kind, a->index, there),
+                        tt__device_name(s->kind, s->index, here));
     if (dtype == x->shape.dtype) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier program holds it "
-                    "as %s: compile both with the same precision", s->options.precision, p->ctx->params[x->param]->name,
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier program holds "
+                    "it as %s: compile both with the same precision", s->options.precision, name,
                     tt_dtype_name(x->shape.dtype), tt_dtype_name(dtype));
 }
 
@@ -10418,33 +10421,32 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t *byte
     return TT_OK;
 }
 
-/* Fails if an arena of this extent is more than the budget of the program, or of one that it shares the arena with. */
-static tt_status tt__check_budget(const tt_program *p, const tt__arena *shared, const tt__extent *e)
+/* The bytes of the arena that the program joins (`shared`), or of its own (NULL), once it is in there: *persistent
+   and *transient. Fails if they are more than the budget of one of the arena's programs, or than is allocated. */
+static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, size_t *persistent, size_t *transient)
 {
-    const size_t own = p->settings.options.memory_budget, theirs = shared ? shared->budget : 0;
-    const bool by_them = theirs && (!own || theirs < own);
-    const size_t budget = by_them ? theirs : own, bytes = e->persistent + e->transient;
+    static const tt__arena none;
+    const tt__arena *a = shared ? shared : &none;
+    const size_t own = p->settings.options.memory_budget, held = a->persistent + a->transient;
+    const bool by_them = a->budget && (!own || a->budget < own);
+    const size_t budget = by_them ? a->budget : own;
+    size_t added;
+    tt_status status = tt__added_bytes(p, shared, &added);
+    if (status == TT_OK) status = tt__check_total(p->built.t, held);
+    if (status != TT_OK) return status;
+    *persistent = (shared ? a->persistent : p->settings.kind->resident) + added;
+    *transient = a->transient > p->built.transient ? a->transient : p->built.transient;
+    const size_t bytes = *persistent + *transient;
+    if (a->memory && (added || *transient > a->transient))
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, with %zu "
+                        "bytes, and this program needs %zu: compile it before tt_allocate or the first tt_set of "
+                        "those that it shares with, or without `share`", held, bytes);
     if (!budget || bytes <= budget) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu%s: %zu are persistent "
                     "(parameters, optimizer, gradients), the rest is proportional to the capacity of the axes; the "
                     "smallest budget with these options is %zu", bytes, budget,
-                    by_them ? " for a program that this one shares an arena with" : "", bytes - p->built.transient, bytes);
-}
-
-/* Finds out what an arena is once the program has joined it, and fails if it must not. */
-static tt_status tt__measure_extent(const tt_program *p, tt__arena *shared, tt__extent *e)
-{
-    const size_t resident = p->settings.kind->resident;
-    tt_status status = tt__added_bytes(p, shared, &e->added);
-    if (status != TT_OK) return status;
-    if (shared && (status = tt__check_total(p->built.t, shared->persistent + shared->transient)) != TT_OK) return status;
-    e->persistent = (shared ? shared->persistent : resident) + e->added;
-    e->transient = shared && shared->transient > p->built.transient ? shared->transient : p->built.transient;
-    if (shared && shared->memory && (e->added || e->transient > shared->transient))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, with %zu bytes, and "
-                        "this program needs %zu: compile it before tt_allocate or the first tt_set of those that it shares "
-                        "with, or without `share`", shared->persistent + shared->transient, e->persistent + e->transient);
-    return tt__check_budget(p, shared, e);
+                    by_them ? " for a program that this one shares an arena with" : "", bytes - p->built.transient,
+                    bytes);
 }
 
 /* Gives each persistent storage that has none a place in the program's arena. */
@@ -10455,7 +10457,8 @@ static void tt__place_persistent(tt_program *p)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
         tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
-        if (!x->persistent || x->base != v || x->space == TT__HOST || (param && tt__home_arena(a->kind, a, param))) continue;
+        if (!x->persistent || x->base != v || x->space == TT__HOST) continue;
+        if (param && tt__home_arena(a->kind, a, param)) continue;
         x->place = a->persistent;
         a->persistent += tt__arena_bytes(t, x);
         if (!param) continue;
@@ -10473,8 +10476,9 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
 {
     tt_context *ctx = p->ctx;
     const tt__settings *s = &p->settings;
-    tt__extent extent;
-    tt_status status = tt__measure_extent(p, shared, &extent);
+    const size_t budget = s->options.memory_budget;
+    size_t persistent, transient;
+    tt_status status = tt__check_extent(p, shared, &persistent, &transient);
     if (status != TT_OK) return status;
     tt__arena *a = shared ? shared : (tt__arena *)tt__calloc(ctx, sizeof *a);
     if (!a) return TT_ERR_MEMORY;
@@ -10490,8 +10494,8 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     }
     p->next = a->programs;
     a->programs = p;
-    a->transient = extent.transient;
-    if (s->options.memory_budget && (!a->budget || s->options.memory_budget < a->budget)) a->budget = s->options.memory_budget;
+    a->transient = transient;
+    if (budget && (!a->budget || budget < a->budget)) a->budget = budget;
     p->arena = a;
     tt__place_persistent(p);
     return TT_OK;
@@ -10516,7 +10520,8 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
 {
     char theirs[32], own[32];
     const tt_program *share = s->options.share;
-    if (share && share->ctx != ctx) return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
+    if (share && share->ctx != ctx)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
     if (!share || (share->settings.kind == s->kind && share->settings.index == s->index)) return TT_OK;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this one is for '%s'",
                     tt__device_name(share->settings.kind, share->settings.index, theirs),
@@ -10580,81 +10585,87 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Optimizer state and accumulated gradients begin at 0: once, right before they are first used, so that until then nothing but parameters
-   takes memory where pages that nobody has touched take none. */
+/* Optimizer state and accumulated gradients begin at 0: once, right before they are first used, so that until then
+   nothing but parameters takes memory where pages that nobody has touched take none. */
 static tt_status tt__zero_states(tt_program *p)
 {
+    const tt__arena *a = p->arena;
     tt_status status = TT_OK;
     for (int32_t v = 1; v < p->built.t->n_values && !p->zeroed && status == TT_OK; v++) {
         const tt__value *x = &p->built.t->values[v];
         if (!x->persistent || x->base != v || x->storage == TT__PARAMETER || x->space == TT__HOST) continue;
-        status = tt__device_status(p->ctx, p->arena, p->settings.kind->backend->fill(p->arena->device, p->arena->memory + x->place, 0, tt__storage_bytes(x)));
+        status = a->kind->backend->fill(a->device, a->memory + x->place, 0, tt__storage_bytes(x));
     }
     p->zeroed = status == TT_OK;
-    return status;
+    return tt__device_status(p->ctx, a, status);
 }
 
 /* The arena's memory, with parameters filled. */
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
     const tt__backend *b = a->kind->backend;
-    tt_status status = TT_OK;
+    const size_t bytes = a->persistent + a->transient, buffer = sizeof(float) * TT__PIECE;
     if (!(a->device = tt__open_device(ctx, a->kind, a->index))) return ctx->status;
-    float *piece = (float *)tt__alloc(ctx, sizeof(float) * TT__PIECE);
-    char *memory = piece ? (char *)b->allocate(a->device, a->persistent + a->transient + !(a->persistent + a->transient)) : NULL;
-    a->bounce = memory && !a->kind->host ? (char *)b->allocate_host(a->device, sizeof(float) * TT__PIECE) : NULL;
-    if (!memory || (!a->bounce && !a->kind->host)) status = piece ? tt__device_status(ctx, a, TT_ERR_MEMORY) : TT_ERR_MEMORY;
-    if (status == TT_OK && a->kind->resident) status = tt__device_status(ctx, a, b->fill(a->device, memory, 0, a->kind->resident));
-    a->memory = memory;
+    float *piece = (float *)tt__alloc(ctx, buffer);
+    if (!piece) return TT_ERR_MEMORY;
+    a->memory = (char *)b->allocate(a->device, bytes ? bytes : 1);
+    if (a->memory && !a->kind->host) a->bounce = (char *)b->allocate_host(a->device, buffer);
+    tt_status status = a->memory && (a->bounce || a->kind->host) ? TT_OK : TT_ERR_MEMORY;
+    if (status == TT_OK && a->kind->resident) status = b->fill(a->device, a->memory, 0, a->kind->resident);
+    status = tt__device_status(ctx, a, status);
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
         if (ctx->params[k]->holder == a) status = tt__param_fill(ctx->params[k], piece);
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
         if (ctx->params[k]->holder == a) tt__param_drop_source(ctx->params[k]);
-    if (status != TT_OK) {
-        if (a->bounce) b->release_host(a->device, a->bounce);
-        if (memory) b->release(a->device, memory);
-        a->memory = a->bounce = NULL;
-    }
     tt__free(ctx, piece);
+    if (status == TT_OK) return TT_OK;
+    if (a->bounce) b->release_host(a->device, a->bounce);
+    if (a->memory) b->release(a->device, a->memory);
+    a->memory = a->bounce = NULL;
     return status;
 }
 
-/* The host writes it into memory of the device. */
-static bool tt__is_staged(const tt_tape *t, int32_t v)
+/* The host writes value v into memory that is the device's. */
+static bool tt__is_staged(const tt_program *p, int32_t v)
 {
-    const tt__value *x = &t->values[v];
-    return (x->storage == TT__INPUT || x->storage == TT__STEP) && x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
+    const tt__value *x = &p->built.t->values[v];
+    const bool written = x->storage == TT__INPUT || x->storage == TT__STEP;
+    return written && !p->settings.kind->host && x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
+}
+
+/* The host's memory of a program: its values there, and the buffers of what it writes to the device. */
+static tt_status tt__allocate_rank(tt_program *p)
+{
+    const tt__arena *a = p->arena;
+    const tt_tape *t = p->built.t;
+    const size_t on_host = p->built.host_persistent + p->built.host_transient;
+    tt__rank *r = &p->rank;
+    size_t bytes = 0;
+    for (int32_t v = 1; v < t->n_values; v++)
+        if (tt__is_staged(p, v)) bytes += 2 * tt__storage_bytes(&t->values[v]);
+    if (on_host && !r->host) {
+        if (!(r->host = (char *)a->kind->backend->allocate_host(a->device, on_host))) return TT_ERR_MEMORY;
+        memset(r->host, 0, on_host);
+    }
+    if (bytes && !(r->staging = (char *)a->kind->backend->allocate_host(a->device, bytes))) return TT_ERR_MEMORY;
+    char *at = r->staging;
+    for (int32_t v = 1; v < t->n_values; v++)
+        for (int k = 0; k < 2 && tt__is_staged(p, v); k++, at += tt__storage_bytes(&t->values[v]))
+            r->staged[v].buffer[k] = at;
+    return TT_OK;
 }
 
 tt_status tt_allocate(tt_program *p)
 {
-    tt__arena *a = p->arena;
-    size_t bytes = 0;
     if (p->ready) return TT_OK;
     if (!p->settings.kind->backend)
-        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot run them: compile for \"cpu\" to run this one", p->settings.kind->name);
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot run them: "
+                        "compile for \"cpu\" to run this one", p->settings.kind->name);
     tt_status status = tt__params_ready(p);
-    if (status == TT_OK && !a->memory) status = tt__allocate_arena(p->ctx, a);
-    if (status != TT_OK) return status;
-    const size_t on_host = p->built.host_persistent + p->built.host_transient;
-    if (on_host && !p->rank.host) {
-        if (!(p->rank.host = (char *)a->kind->backend->allocate_host(a->device, on_host))) return tt__device_status(p->ctx, a, TT_ERR_MEMORY);
-        memset(p->rank.host, 0, on_host);
-    }
-    if (!p->settings.kind->host) {
-        for (int32_t v = 1; v < p->built.t->n_values; v++) {
-            if (tt__is_staged(p->built.t, v)) bytes += 2 * tt__storage_bytes(&p->built.t->values[v]);
-        }
-        p->rank.staging = bytes ? (char *)a->kind->backend->allocate_host(a->device, bytes) : NULL;
-        if (bytes && !p->rank.staging) return tt__device_status(p->ctx, a, TT_ERR_MEMORY);
-        char *at = p->rank.staging;
-        for (int32_t v = 1; v < p->built.t->n_values; v++) {
-            const tt__value *x = &p->built.t->values[v];
-            for (int k = 0; k < 2 && tt__is_staged(p->built.t, v); k++, at += tt__storage_bytes(x)) p->rank.staged[v].buffer[k] = at;
-        }
-    }
-    p->ready = true;
-    return TT_OK;
+    if (status == TT_OK && !p->arena->memory) status = tt__allocate_arena(p->ctx, p->arena);
+    if (status == TT_OK) status = tt__device_status(p->ctx, p->arena, tt__allocate_rank(p));
+    p->ready = status == TT_OK;
+    return status;
 }
 
 /* The matrix that instruction operand `id` is in the coming run. */
@@ -10690,7 +10701,8 @@ static tt_status tt__write_value(tt_program *p, int32_t id, const void *data, si
         memcpy(staged->buffer[staged->now], data, bytes);
         status = b->write(d, to, staged->buffer[staged->now], bytes);
     }
-    if (status == TT_OK && b->mark(d, TT__COMPUTE_STREAM, &staged->copied[staged->now]) != TT_OK) status = b->wait(d);
+    if (status == TT_OK && b->mark(d, TT__COMPUTE_STREAM, &staged->copied[staged->now]) != TT_OK)
+        status = b->wait(d);
     return tt__device_status(p->ctx, p->arena, status);
 }
 
@@ -10706,52 +10718,68 @@ static void tt__overwrite(const tt_program *p, size_t from, size_t bytes)
     for (tt_program *q = p->arena->programs; q; q = q->next)
         for (int32_t v = 1; v < q->built.t->n_values && q != p && q->rank.inputs_set; v++) {
             const tt__value *x = &q->built.t->values[v];
-            if (q->rank.input[v] != TT__SET || x->place == TT__NO_PLACE) continue;
-            if (from < x->place + tt__storage_bytes(x) && x->place < from + bytes) tt__mark_input(q, v, TT__OVERWRITTEN);
+            if (q->rank.input[v] != TT__SET || x->place == TT__NO_PLACE || x->space != TT__DEVICE) continue;
+            const bool apart = from >= x->place + tt__storage_bytes(x) || x->place >= from + bytes;
+            if (!apart) tt__mark_input(q, v, TT__OVERWRITTEN);
         }
+}
+
+/* Sets the rows of an input's axis for the next run. Other inputs of the axis must agree; where this one is set
+   anew, they must follow. */
+static tt_status tt__set_rows(tt_program *p, int32_t v, int64_t rows)
+{
+    const tt__value *values = p->built.t->values, *x = &values[v];
+    int64_t *axis = &p->rank.axis_rows[x->shape.axis];
+    const bool other = *axis != rows - x->shape.extra, again = p->rank.input[v] != TT__UNSET;
+    for (int32_t k = 1; k < p->built.t->n_values && other; k++) {
+        if (p->rank.input[k] != TT__SET || k == v || values[k].shape.axis != x->shape.axis) continue;
+        if (!again)
+            return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with %lld on the "
+                            "same axis '%s'", x->name, (long long)rows, values[k].name,
+                            (long long)(*axis + values[k].shape.extra), p->built.t->axes[x->shape.axis].name);
+        tt__mark_input(p, k, TT__UNSET);
+    }
+    *axis = rows - x->shape.extra;
+    return TT_OK;
 }
 
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 {
+    const tt_tape *t = p->built.t;
     tt_status status = tt_allocate(p);
     if (status != TT_OK) return status;
-    if (v.id <= 0 || v.id >= p->built.t->n_values || p->built.t->values[v.id].storage != TT__INPUT || p->built.t->values[v.id].base != v.id)
+    const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
+    if (!x || x->storage != TT__INPUT || x->base != v.id)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: value %d is no input of this program", (int)v.id);
-    const tt__value *x = &p->built.t->values[v.id];
-    if (rows < 1 + x->shape.extra || rows > x->shape.rows || (!x->shape.axis && rows != x->shape.rows))
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld", (long long)rows, x->name, x->shape.axis ? "1 to " : "", (long long)x->shape.rows);
-    if (x->shape.axis) {
-        int64_t *axis = &p->rank.axis_rows[x->shape.axis];
-        bool other = *axis != rows - x->shape.extra, again = p->rank.input[v.id] != TT__UNSET;
-        for (int32_t k = 1; k < p->built.t->n_values && other; k++) {
-            if (p->rank.input[k] != TT__SET || k == v.id || p->built.t->values[k].shape.axis != x->shape.axis) continue;
-            if (again) tt__mark_input(p, k, TT__UNSET); /* set anew with another number of rows: the rest of its axis must follow */
-            else
-                return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with %lld on the same axis '%s'", x->name, (long long)rows,
-                                p->built.t->values[k].name, (long long)(*axis + p->built.t->values[k].shape.extra), p->built.t->axes[x->shape.axis].name);
-        }
-        *axis = rows - x->shape.extra;
-    }
+    const bool all = x->shape.axis || rows == x->shape.rows;
+    if (rows < 1 + x->shape.extra || rows > x->shape.rows || !all)
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld", (long long)rows,
+                        x->name, x->shape.axis ? "1 to " : "", (long long)x->shape.rows);
+    if (x->shape.axis && (status = tt__set_rows(p, v.id, rows)) != TT_OK) return status;
     tt__mark_input(p, v.id, TT__SET);
     if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
-    tt__mat m = tt__resolve(p, v.id);
-    const size_t bytes = (size_t)rows * (size_t)m.cols * tt_dtype_bytes(m.dtype);
     p->arena->results_of = NULL; /* an output may have had this place */
     tt__overwrite(p, x->place, tt__storage_bytes(x));
-    return tt__write_value(p, v.id, data, bytes);
+    const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
+    return tt__write_value(p, v.id, data, (size_t)rows * row);
 }
 
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
 {
-    if (v.id <= 0 || v.id >= p->built.t->n_values || !(p->built.t->values[v.id].keep || p->built.t->values[v.id].persistent || v.id == p->built.root))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: value %d is neither an output nor the root of this program: mark it with tt_output", (int)v.id);
-    const tt__value *x = &p->built.t->values[v.id];
+    const tt_tape *t = p->built.t;
+    const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
+    if (!x || !(x->keep || x->persistent || v.id == p->built.root))
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: value %d is neither an output nor the root of this program: "
+                        "mark it with tt_output", (int)v.id);
     if (!p->arena->memory || (!x->persistent && p->arena->results_of != p))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this program, before the next tt_set and other programs of its arena", x->name);
-    tt__mat m = tt__resolve(p, v.id);
-    if (!tt__is_float(m.dtype)) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name, tt_dtype_name(m.dtype));
-    if (capacity < (size_t)(m.rows * m.cols))
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %lld floats, the buffer %zu", x->name, (long long)(m.rows * m.cols), capacity);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this program, "
+                        "before the next tt_set and other programs of its arena", x->name);
+    const tt__mat m = tt__resolve(p, v.id);
+    const size_t n = (size_t)(m.rows * m.cols);
+    if (!tt__is_float(m.dtype))
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name, tt_dtype_name(m.dtype));
+    if (capacity < n)
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %zu floats, the buffer %zu", x->name, n, capacity);
     tt_status status = x->persistent ? tt__zero_states(p) : TT_OK;
     for (int64_t r = 0; r < m.rows && status == TT_OK; r++)
         status = tt__read_memory(p->ctx, p->arena, to + r * m.cols, TT_F32, tt__at(&m, r), m.dtype, (size_t)m.cols);
@@ -10773,26 +10801,30 @@ static tt_status tt__inputs_ready(tt_program *p)
             const bool overwritten = p->rank.input[base] == TT__OVERWRITTEN;
             if (t->values[base].storage != TT__INPUT || p->rank.input[base] == TT__SET) continue;
             tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, overwritten ? "input '%s' was set, and then overwritten by another "
-                            "program of the same arena: tt_set all inputs right before the run" : "input '%s' was not set "
-                            "before this run: tt_set it each time", t->values[base].name);
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s' was %s", t->values[base].name, overwritten ?
+                            "set, and then overwritten by another program of the same arena: tt_set all inputs right "
+                            "before the run" : "not set before this run: tt_set it each time");
         }
     return TT_OK;
 }
 
-static void tt__poison(tt_program *p, int instruction) /* what died here becomes NaN */
+/* Fills what an instruction is the last to use with NaN. */
+static void tt__poison(tt_program *p, int instruction)
 {
-    char *transient = p->arena->memory + p->arena->persistent;
-    for (int k = 0; k < p->built.n_boxes; k++)
-        if (p->built.box[k].merged == k && p->built.box[k].space == TT__DEVICE && p->built.box[k].last == instruction && instruction < p->built.t->n_code - 1)
-            p->settings.kind->backend->fill(p->arena->device, transient + p->built.box[k].place, 0xff, p->built.box[k].bytes);
+    const tt__arena *a = p->arena;
+    for (int k = 0; k < p->built.n_boxes && instruction < p->built.t->n_code - 1; k++) {
+        const tt__box *box = &p->built.box[k];
+        if (box->merged != k || box->space != TT__DEVICE || box->last != instruction) continue;
+        a->kind->backend->fill(a->device, a->memory + a->persistent + box->place, 0xff, box->bytes);
+    }
 }
 
 /* Input `id` as the host has it; else, on a host's device, the operand itself. */
 static tt__mat tt__on_host(const tt_program *p, int32_t id)
 {
+    const tt__staged *staged = &p->rank.staged[id];
     tt__mat m = tt__resolve(p, id);
-    if (p->rank.staging && id && p->built.t->values[id].storage == TT__INPUT) m.data = p->rank.staged[id].buffer[p->rank.staged[id].now];
+    if (id && p->built.t->values[id].storage == TT__INPUT && staged->buffer[0]) m.data = staged->buffer[staged->now];
     return m;
 }
 
@@ -10815,11 +10847,13 @@ static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
    credit left: runs that come back keep their recordings however many others there are. */
 static tt__recording *tt__recording_of(tt_program *p, tt__segment segment)
 {
-    const size_t all = sizeof *p->rank.axis_rows * (size_t)p->built.t->n_axes, bytes = segment == TT__EACH_MICRO ? all : 0;
+    const size_t all = sizeof *p->rank.axis_rows * (size_t)p->built.t->n_axes;
+    const size_t bytes = segment == TT__EACH_MICRO ? all : 0;
     const bool later = segment == TT__EACH_MICRO && p->run.micro > 0;
     for (int k = 0; k < TT__RECORDINGS; k++) {
         tt__recording *r = &p->rank.recordings[k];
-        if (!r->rows || r->segment != segment || r->later != later || memcmp(r->rows, p->rank.axis_rows, bytes) != 0) continue;
+        if (!r->rows || r->segment != segment || r->later != later) continue;
+        if (memcmp(r->rows, p->rank.axis_rows, bytes) != 0) continue;
         r->credit = (int)tt__min(r->credit + TT__RECORDING_USED, TT__RECORDING_MOST);
         return r;
     }
@@ -10874,8 +10908,8 @@ static void tt__record_segment(tt_program *p, tt__launch *l, tt__recording *r)
         r->made = NULL;
     }
     p->rank.never_records = true;
-    tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which this program makes one by one from "
-            "now on, more slowly: %s", p->settings.kind->name, b->error(d));
+    tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which this program "
+            "makes one by one from now on, more slowly: %s", p->settings.kind->name, b->error(d));
 }
 
 /* Notes what a segment is about to write. */
@@ -10884,7 +10918,8 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     const int first = tt__segment_first(p->built.t, segment), end = tt__segment_first(p->built.t, segment + 1);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
-        if (box->first < end && box->last >= first) tt__overwrite(p, box->place, box->bytes);
+        const bool device = box->space == TT__DEVICE;
+        if (device && box->first < end && box->last >= first) tt__overwrite(p, box->place, box->bytes);
     }
 }
 
@@ -10927,11 +10962,12 @@ static tt_status tt__read_results(tt_program *p)
     const tt_tape *t = p->built.t;
     tt_status status = TT_OK;
     tt__scale scale = p->results.scale;
-    if (!t->results) return tt__device_status(p->ctx, p->arena, p->settings.kind->backend->wait(p->arena->device));
+    const tt__arena *a = p->arena;
+    if (!t->results) return tt__device_status(p->ctx, a, a->kind->backend->wait(a->device));
     const void *from = tt__resolve(p, t->results).data;
     if (t->values[t->results].space == TT__DEVICE) { /* by way of memory that a device can copy to while others work */
-        status = tt__read_memory(p->ctx, p->arena, p->arena->bounce, TT_U8, from, TT_U8, sizeof p->results);
-        from = p->arena->bounce;
+        status = tt__read_memory(p->ctx, a, a->bounce, TT_U8, from, TT_U8, sizeof p->results);
+        from = a->bounce;
     }
     if (status == TT_OK) memcpy(&p->results, from, sizeof p->results);
     if (!t->scale) p->results.scale = scale;
@@ -10962,7 +10998,9 @@ static void tt__begin_step(tt_program *p)
 
 tt_status tt_run(tt_program *p, tt_stats *stats)
 {
-    if (p->settings.options.train) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_run: this program trains: use tt_step, or compile with train = false");
+    if (p->settings.options.train)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_run: this program trains: use tt_step, or compile with train = "
+                        "false");
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
@@ -10992,32 +11030,39 @@ static bool tt__all_finite(tt_program *p, int32_t v)
 /* Of a program whose results are not finite: the first parameter that is not, else NULL. */
 static const char *tt__bad_parameter(tt_program *p)
 {
-    for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (p->built.t->values[v].storage == TT__PARAMETER && p->built.t->values[v].base == v && !tt__all_finite(p, v)) return p->built.t->values[v].name;
+    for (int32_t v = 1; v < p->built.t->n_values; v++) {
+        const tt__value *x = &p->built.t->values[v];
+        if (x->storage == TT__PARAMETER && x->base == v && !tt__all_finite(p, v)) return x->name;
+    }
     return NULL;
 }
 
+/* Fails if the loss is not finite, and says whether a parameter is the cause. */
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
+    const tt_tape *t = p->built.t;
     if (isfinite(p->results.totals.loss)) return TT_OK;
     const char *bad = tt__bad_parameter(p);
-    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; nothing was updated: %s%s%s", (long long)p->run.step,
-                    (long long)micro, p->built.t->values[p->built.root].name, bad ? "parameter '" : "check the inputs, or lower the learning rate", bad ? bad : "",
+    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; nothing was "
+                    "updated: %s%s%s", (long long)p->run.step, (long long)micro, t->values[p->built.root].name,
+                    bad ? "parameter '" : "check the inputs, or lower the learning rate", bad ? bad : "",
                     bad ? "' has a number that is not finite" : "");
 }
 
-/* Forward and backward of one micro-batch. Results that the device has yet to compute are read if the caller wants them, else not waited
-   for: a loss that is not finite shows when the step ends. */
+/* Forward and backward of one micro-batch. Results that the device has yet to compute are read if the caller wants
+   them, else not waited for: a loss that is not finite shows when the step ends. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
-    if (!p->settings.options.train) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "this program was compiled with train = false: use tt_run");
+    const tt_tape *t = p->built.t;
+    if (!p->settings.options.train)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "this program was compiled with train = false: use tt_run");
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
-    if (p->built.t->accumulate && !p->norm_known) { /* a power of two near the number of targets, so that undoing it is exact */
+    if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number, so that undoing it is exact */
         int exponent = 0;
-        for (int k = 0; k < p->built.t->n_code; k++)
-            if (tt__is(&p->built.t->code[k], TT__LOSS)) frexp((double)tt__actual_rows(p, p->built.t->code[k].in[0]), &exponent);
+        for (int k = 0; k < t->n_code; k++)
+            if (tt__is(&t->code[k], TT__LOSS)) frexp((double)tt__actual_rows(p, t->code[k].in[0]), &exponent);
         p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
@@ -11029,38 +11074,48 @@ static tt_status tt__micro(tt_program *p, bool wanted)
 
 static tt_status tt__check_lr(tt_program *p, float lr)
 {
-    return lr >= 0 && isfinite(lr) ? TT_OK : tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
+    if (lr >= 0 && isfinite(lr)) return TT_OK;
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
 
+/* Fails, and names the gradient that is the cause of a norm that is not finite. */
+static tt_status tt__norm_failed(tt_program *p)
+{
+    const tt_tape *t = p->built.t;
+    const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
+    const long long step = (long long)p->run.step;
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        float square = 0;
+        if (i->op != TT__OP_SUM_SQUARES) continue;
+        tt_status status = tt__read_memory(p->ctx, p->arena, &square, TT_F32, tt__resolve(p, i->out[0]).data, TT_F32, 1);
+        if (status != TT_OK) return status;
+        if (isfinite(square)) continue;
+        const bool finite = tt__all_finite(p, i->in[0]);
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was updated", step,
+                        finite ? "sum of squares of the " : "", p->ctx->params[t->values[i->in[0]].param]->name,
+                        finite ? "overflows" : "is not finite", lowest);
+    }
+    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was updated", step,
+                    lowest);
+}
+
+/* The update, which leaves all as it is where a loss or gradient is not finite. */
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
     p->run.lr = lr;
-    tt_status status = tt__run_segment(p, TT__EACH_STEP); /* which leaves all as it is where a loss or gradient is not finite */
+    tt_status status = tt__run_segment(p, TT__EACH_STEP);
     if (status == TT_OK) status = tt__read_results(p);
     if (status != TT_OK) return status;
-    if (!(p->results.totals.targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing was updated", (long long)p->run.step);
+    if (!(p->results.totals.targets > 0))
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing "
+                        "was updated", (long long)p->run.step);
     if ((status = tt__check_loss(p, p->run.micro)) != TT_OK) return status;
-    if (!isfinite(p->results.clipped.norm)) {
-        const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
-        if (p->results.scale.skipped != skipped) { /* the loss scale has fallen instead */
-            tt__give_stats(p, stats, 0);
-            return TT_OK;
-        }
-        for (int k = 0; k < p->built.t->n_code; k++) {
-            float square;
-            if (p->built.t->code[k].op != TT__OP_SUM_SQUARES) continue;
-            if ((status = tt__read_memory(p->ctx, p->arena, &square, TT_F32, tt__resolve(p, p->built.t->code[k].out[0]).data, TT_F32, 1)) != TT_OK) return status;
-            if (isfinite(square)) continue;
-            bool finite = tt__all_finite(p, p->built.t->code[k].in[0]);
-            return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was updated", (long long)p->run.step,
-                            finite ? "sum of squares of the " : "", p->ctx->params[p->built.t->values[p->built.t->code[k].in[0]].param]->name,
-                            finite ? "overflows" : "is not finite", lowest);
-        }
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was updated", (long long)p->run.step, lowest);
-    }
-    p->run.step++;
-    tt__give_stats(p, stats, p->results.clipped.norm);
+    const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
+    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale has fallen */
+    if (finite) p->run.step++;
+    tt__give_stats(p, stats, finite ? p->results.clipped.norm : 0);
     return TT_OK;
 }
 
@@ -11075,10 +11130,13 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
 
 tt_status tt_micro_step(tt_program *p, tt_stats *stats)
 {
-    if (!p->built.t->accumulate) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and accumulate");
+    if (!p->built.t->accumulate)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and accumulate");
     if (p->run.micro == 0) tt__begin_step(p);
-    tt_status status = p->micro_failed ? tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: tt_update ends the step without updating")
-                                       : tt__micro(p, stats != NULL);
+    if (p->micro_failed)
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: tt_update ends the step "
+                        "without updating");
+    tt_status status = tt__micro(p, stats != NULL);
     if (status != TT_OK && p->run.micro > 0) p->micro_failed = true; /* gradients may hold half of a micro-batch */
     if (status != TT_OK) return status;
     p->run.micro++;
@@ -11088,38 +11146,55 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
 
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 {
-    if (!p->built.t->accumulate) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and accumulate");
-    if (p->run.micro == 0) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
+    if (!p->built.t->accumulate)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and accumulate");
+    if (p->run.micro == 0)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
-    status = p->micro_failed ? tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed; nothing was updated", (long long)p->run.step)
-                             : tt__finish_step(p, lr, stats);
+    if (!p->micro_failed) status = tt__finish_step(p, lr, stats);
+    else status = tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed; nothing was updated",
+                           (long long)p->run.step);
     p->run.micro = 0;
     return status;
 }
 
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
 {
+    const tt__results *of = &p->results;
     if (!p->built.t->accumulate || p->run.micro == 0)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step and tt_update of a program compiled with accumulate");
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step and tt_update "
+                        "of a program compiled with accumulate");
     tt_status status = tt__read_results(p);
     if (status != TT_OK) return status;
-    if (!(p->results.totals.targets > 0)) return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored or have weight 0), so there is no mean");
+    if (!(of->totals.targets > 0))
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored or have "
+                        "weight 0), so there is no mean");
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
-        if (x->storage != TT__GRADIENT || x->base != v || x->param != param->index || param->ctx != p->ctx) continue;
-        tt__mat m = tt__resolve(p, v);
+        const bool gradient = x->storage == TT__GRADIENT && x->base == v;
+        if (!gradient || x->param != param->index || param->ctx != p->ctx) continue;
+        const tt__mat m = tt__resolve(p, v);
         status = tt__read_memory(p->ctx, p->arena, to, TT_F32, m.data, m.dtype, (size_t)param->size);
-        for (int64_t k = 0; k < param->size && status == TT_OK; k++) to[k] = (float)(to[k] * (p->run.loss_norm / p->results.totals.targets / p->results.scale.scale));
+        for (int64_t k = 0; k < param->size && status == TT_OK; k++)
+            to[k] = (float)(to[k] * (p->run.loss_norm / of->totals.targets / of->scale.scale));
         return status;
     }
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this program: it is frozen or not used", param->name);
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this program: it is "
+                    "frozen or not used", param->name);
 }
 
 /* ---- what those who train a program ask of it */
 
-int64_t tt_value_rows(const tt_tape *t, tt_value v) { return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.rows : 0; }
-int64_t tt_value_width(const tt_tape *t, tt_value v) { return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.cols : 0; }
+int64_t tt_value_rows(const tt_tape *t, tt_value v)
+{
+    return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.rows : 0;
+}
+
+int64_t tt_value_width(const tt_tape *t, tt_value v)
+{
+    return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.cols : 0;
+}
 
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
 {
@@ -11189,7 +11264,8 @@ static int tt__kept_tensors(const tt_program *p, tt__kept *to, int most)
             if (x->storage != (side ? TT__STATE : TT__PARAMETER) || x->base != v || x->param < 0) continue;
             const tt_param *param = p->ctx->params[x->param];
             bool second = n > 0 && to[n - 1].param == param; /* Adam's, behind its first */
-            const char *what = p->settings.options.optimizer.kind == TT_SGD ? "momentum_buffer." : second ? "exp_avg_sq." : "exp_avg.";
+            const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
+            const char *what = sgd ? "momentum_buffer." : second ? "exp_avg_sq." : "exp_avg.";
             snprintf(to[n].name, sizeof to[n].name, "%s%.170s", side ? what : "", param->name);
             to[n].value = v;
             to[n++].param = param;
