@@ -15627,8 +15627,9 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     const tt_bert_config *c = &m->config;
     tt_attention_options attention = tt_attention_options_default(c->heads);
     attention.dropout = c->attention_dropout;
-    tt_value x = tt_embedding(t, in->ids, m->word); /* (rows, hidden), as all but h */
-    x = tt_add(t, x, tt_embedding(t, in->positions, m->position));
+    /* All but h is (rows, hidden). The order of these two decides the random numbers of the updates. */
+    tt_value places = tt_embedding(t, in->positions, m->position);
+    tt_value x = tt_add(t, tt_embedding(t, in->ids, m->word), places);
     if (m->type) x = tt_add(t, x, tt_embedding(t, in->types, m->type));
     x = tt_dropout(t, tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps), c->dropout);
     tt_name(t, x, "embeddings");
