@@ -99,8 +99,8 @@ compare() # cpu|cuda EVERY ISA BF16 [PATTERN...]
     cases=$((cases + n)) bad=$((bad + differ))
     [ -n "$first" ] || return
     for version in old new; do
-        TINYTRAIN_ISA=$isa TINYTRAIN_BF16=$bf16 "$B/$version.$kind" --kind $kind --tensors "$first" | sed -n 's/^  //p' \
-            > "$B/$version.tensors"
+        TINYTRAIN_ISA=$isa TINYTRAIN_BF16=$bf16 "$B/$version.$kind" --kind $kind --tensors "$first" | sed -n 's/^  //p' |
+            sort > "$B/$version.tensors"
     done
     echo "    tensors of $first that differ: $(diff "$B/old.tensors" "$B/new.tensors" | sed -n 's/^> //p' | head -n 8 |
         cut -d ' ' -f -2 | tr '\n' ';')"
