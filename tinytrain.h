@@ -4599,8 +4599,9 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
         for (int j = 0; j < TT__MAX_IN; j++) if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
         if (!train) i->attr.dropout = 0;
         if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
-        i->op = i->in[tt__residual(i)] ? TT__OP_ADD : TT__OP_SCALE;
-        if (i->op == TT__OP_ADD) continue;
+        const bool sum = i->in[tt__residual(i)] != 0;
+        i->op = sum ? TT__OP_ADD : TT__OP_SCALE;
+        if (sum) continue;
         i->attr.scale = 1;
         if (y->keep || y->views || i->out[0] == root) continue;
         t->values[i->out[0]].instead = i->in[0];
@@ -10819,12 +10820,14 @@ static void tt__poison(tt_program *p, int instruction)
     }
 }
 
-/* Input `id` as the host has it; else, on a host's device, the operand itself. */
+/* Operand `id` as the host has it where it is an input or a view of one; else, on a host's device, itself. */
 static tt__mat tt__on_host(const tt_program *p, int32_t id)
 {
-    const tt__staged *staged = &p->rank.staged[id];
+    const tt__value *x = &p->built.t->values[id];
+    const tt__staged *staged = &p->rank.staged[x->base];
     tt__mat m = tt__resolve(p, id);
-    if (id && p->built.t->values[id].storage == TT__INPUT && staged->buffer[0]) m.data = staged->buffer[staged->now];
+    if (x->storage != TT__INPUT || !staged->buffer[0]) return m;
+    m.data = staged->buffer[staged->now] + (size_t)x->offset * tt_dtype_bytes(m.dtype);
     return m;
 }
 
@@ -11084,10 +11087,10 @@ static tt_status tt__norm_failed(tt_program *p)
     const tt_tape *t = p->built.t;
     const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
     const long long step = (long long)p->run.step;
-    for (int k = 0; k < t->n_code; k++) {
+    for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         float square = 0;
-        if (i->op != TT__OP_SUM_SQUARES) continue;
+        if (t->values[i->in[0]].storage != TT__GRADIENT || tt__is(i, TT__RMW)) continue; /* the others sum squares */
         tt_status status = tt__read_memory(p->ctx, p->arena, &square, TT_F32, tt__resolve(p, i->out[0]).data, TT_F32, 1);
         if (status != TT_OK) return status;
         if (isfinite(square)) continue;
@@ -16657,8 +16660,7 @@ static uint64_t tt__program_hash(const tt_program *p)
     hash = tt__hash_on(hash, scaling, sizeof scaling);
     for (int k = 0; k < p->built.t->n_code; k++) {
         const tt__instr *i = &p->built.t->code[k];
-        const bool updates = i->op == TT__OP_CLIP || tt__row(i->op)->flags & TT__RMW;
-        if (updates) hash = tt__attr_hash(hash, &i->attr);
+        if (i->segment == TT__EACH_STEP) hash = tt__attr_hash(hash, &i->attr);
     }
     return hash;
 }

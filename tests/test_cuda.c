@@ -178,6 +178,34 @@ static void compare_with_cpu(bool images, float dropout, bool accumulate)
 #endif
 }
 
+/* Indices reach a kernel only if they are in range, also where a view of an input reads them. */
+TEST(indices_behind_a_view_are_checked)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    int64_t dims[2] = {5, 8};
+    tt_init zeros = {TT_INIT_ZEROS, 0};
+    tt_param *table = tt_param_new(ctx, "table", 2, dims, zeros);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value first = tt_input(t, "first", TT_I32, 6, 1), pairs = tt_input(t, "pairs", TT_I32, 3, 2);
+    tt_value rows = tt_embedding(t, tt_reshape(t, pairs, 6, 1), table), target = {0};
+    tt_value loss = tt_mean_squared_error(t, rows, tt_embedding(t, first, table), target);
+    tt_compile_options o = tt_compile_options_default();
+    o.train = false;
+    o.device = "cuda";
+    tt_program *p = tt_compile(t, loss, &o);
+    static const int32_t good[6] = {4, 0, 1, 2, 3, 4}, bad[6] = {0, 1, 5, 0, 0, 0};
+    if (CHECK(p != NULL)) {
+        CHECK(tt_set(p, first, good, 6) == TT_OK && tt_set(p, pairs, good, 3) == TT_OK && tt_run(p, NULL) == TT_OK);
+        CHECK(tt_set(p, first, good, 6) == TT_OK && tt_set(p, pairs, bad, 3) == TT_OK);
+        CHECK(tt_run(p, NULL) == TT_ERR_ARGUMENT);
+        CHECK(strstr(tt_error(ctx), "'pairs' has 5 in row 2, which is not in 0..4") != NULL);
+    }
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(trains_distilbert_as_the_cpu_does) { compare_with_cpu(false, 0.1f, true); }
 TEST(trains_vit_as_the_cpu_does) { compare_with_cpu(true, 0, false); }
 
@@ -597,6 +625,7 @@ TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
 #endif
 
 static const test_case tests[] = {
+    TEST_CASE(indices_behind_a_view_are_checked),
     TEST_CASE(trains_distilbert_as_the_cpu_does), TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(a_step_waits_once_for_its_results),
     TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs), TEST_CASE(lengths_that_are_met_again_are_replayed),
     TEST_CASE(steps_go_on_without_graphs), TEST_CASE(products_that_cublaslt_refuses), TEST_CASE(algorithms_are_chosen_once),
