@@ -11649,11 +11649,34 @@ static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_
     return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-static bool tt__less_string(const void *arg, uint32_t a, uint32_t b) /* arg: an array of strings */
+/* Strings whose pointers are `stride` bytes apart, as in an array of structs. */
+typedef struct tt__strings { const char *const *first; size_t stride; } tt__strings;
+
+static const char *tt__string_at(const tt__strings *s, uint32_t i)
 {
-    const char *const *strings = (const char *const *)arg;
-    int order = strcmp(strings[a], strings[b]);
+    return *(const char *const *)(const void *)((const char *)s->first + i * s->stride);
+}
+
+static bool tt__less_string(const void *arg, uint32_t a, uint32_t b)
+{
+    const tt__strings *s = (const tt__strings *)arg;
+    int order = strcmp(tt__string_at(s, a), tt__string_at(s, b));
     return order ? order < 0 : a < b;
+}
+
+/* The numbers 0..n - 1 of strings in the order of their bytes, to be freed; NULL and an error without memory.
+   *twice: a string that is there more than once, else NULL. */
+static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const char **twice)
+{
+    uint32_t *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof *order);
+    *twice = NULL;
+    for (int i = 0; order && i < n; i++) order[i] = (uint32_t)i;
+    if (order) tt__sort_indices(order, (size_t)n, tt__less_string, &s);
+    for (int i = 1; order && i < n && !*twice; i++) {
+        const char *name = tt__string_at(&s, order[i]);
+        if (strcmp(tt__string_at(&s, order[i - 1]), name) == 0) *twice = name;
+    }
+    return order;
 }
 
 /* Many small pieces of memory that are released together. Unlike tt__alloc, tt__chunks_take leaves no error
@@ -12261,6 +12284,16 @@ static void tt__json_quote(tt__text *text, const char *string)
     tt__text_put(text, "\"", 1);
 }
 
+static tt_status tt__write_text(tt_context *ctx, const char *path, const char *text)
+{
+    tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
+    if (!w) return TT_ERR_MEMORY;
+    if (tt__writer_begin(w, ctx, path) == TT_OK) tt__write(w, text, strlen(text));
+    tt_status status = tt__writer_end(w);
+    tt__free(ctx, w);
+    return status;
+}
+
 /* ------------------------------------------------------------------------------------------- safetensors */
 
 /* The file: a little-endian uint64, the length of the header; the header, a JSON object of name -> {dtype,
@@ -12270,9 +12303,10 @@ static void tt__json_quote(tt__text *text, const char *string)
 
 static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8},
-        {"U8", 8}, {"BOOL", 8}, {"U16", 16}, {"U32", 32}, {"U64", 64}, {"C64", 64}, {"F8_E4M3", 8},
-        {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2",
-        6}, {"F4", 4}, };
+    {"U8", 8}, {"BOOL", 8}, {"U16", 16}, {"U32", 32}, {"U64", 64}, {"C64", 64}, {"F8_E4M3", 8},
+    {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6},
+    {"F4", 4},
+};
 /* The first rows of the table: those that can be read as floats or int32. */
 enum {
     TT__ST_F32, TT__ST_BF16, TT__ST_F16, TT__ST_F64, TT__ST_I64, TT__ST_I32, TT__ST_I16, TT__ST_I8, TT__ST_U8,
@@ -12391,8 +12425,8 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
     const tt__json_node *begin = &j->nodes[offsets + 1], *end = &j->nodes[offsets + 2];
     bool two = j->nodes[offsets].kind == TT__JSON_ARRAY && j->nodes[offsets].count == 2;
     if (!two || !begin->exact || !end->exact)
-        return tt__safetensors_fail(s, name, offsets, "has \"data_offsets\" that are no array of two "
-                                    "integers");
+        return tt__safetensors_fail(s, name, offsets,
+                                    "has \"data_offsets\" that are no array of two integers");
     if (begin->integer < 0 || end->integer < begin->integer || (uint64_t)end->integer > data_bytes)
         return tt__safetensors_fail(s, name, offsets, "lies in bytes [%lld, %lld) of the data, of which the "
                                     "file has %zu; it may be truncated", (long long)begin->integer,
@@ -12446,8 +12480,8 @@ static tt_status tt__safetensors_check(tt_safetensors *s)
     if (metadata >= 0)
         for (int i = 0, node = metadata + 1; i < j->nodes[metadata].count; i++, node = j->nodes[node].after)
             if (j->nodes[node].kind != TT__JSON_STRING)
-                return tt__json_wrong(j, j->pool + j->nodes[node].key, node, "a string, as all in "
-                                      "\"__metadata__\"");
+                return tt__json_wrong(j, j->pool + j->nodes[node].key, node,
+                                      "a string, as all in \"__metadata__\"");
 
     size_t n = (size_t)(members ? members : 1);
     if (!(s->infos = (tt_tensor_info *)tt__calloc(ctx, n * sizeof *s->infos)) ||
@@ -12638,10 +12672,8 @@ struct tt_safetensors_writer {
 
 static void tt__safetensors_writer_free(tt_safetensors_writer *w)
 {
-    tt_context *ctx = w->ctx;
-    tt__free(ctx, w->ends);
-    tt__free(ctx, w->names);
-    tt__free(ctx, w);
+    void *const owned[] = {w->ends, w->names, w};
+    tt__free_all(w->ctx, owned, TT__COUNT(owned));
 }
 
 /* The whole header without its padding; prints in the order of `tensors`. */
@@ -12722,22 +12754,13 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
         at += name_bytes;
         w->ends[i] = end += bytes;
     }
-
-    const char **sorted_names = (const char **)tt__alloc(ctx, n * sizeof *sorted_names);
-    uint32_t *order = sorted_names ? (uint32_t *)tt__alloc(ctx, n * sizeof *order) : NULL;
-    tt_status status = order ? TT_OK : TT_ERR_MEMORY;
-    for (int i = 0; order && i < count; i++) {
-        sorted_names[i] = tensors[i].name;
-        order[i] = (uint32_t)i;
-    }
-    if (order) tt__sort_indices(order, (size_t)count, tt__less_string, sorted_names);
-    for (int i = 1; order && status == TT_OK && i < count; i++)
-        if (strcmp(sorted_names[order[i - 1]], sorted_names[order[i]]) == 0)
-            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': two tensors are named '%.200s'", path,
-                              sorted_names[order[i]]);
+    tt__strings all = {count ? &tensors->name : NULL, sizeof *tensors};
+    const char *twice;
+    uint32_t *order = tt__sort_strings(ctx, all, count, &twice);
     tt__free(ctx, order);
-    tt__free(ctx, (void *)sorted_names);
-    return status;
+    if (!order) return TT_ERR_MEMORY;
+    if (!twice) return TT_OK;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': two tensors are named '%.200s'", path, twice);
 }
 
 tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors,
@@ -12873,12 +12896,8 @@ struct tt_tokenizer {
 void tt_tokenizer_free(tt_tokenizer *k)
 {
     if (!k) return;
-    tt_context *ctx = k->ctx;
-    if (k->file.bytes) tt__file_close(ctx, &k->file);
-    tt__free(ctx, k->unicode);
-    tt__free(ctx, k->pieces);
-    tt__free(ctx, k->slots);
-    tt__free(ctx, k);
+    void *const owned[] = {k->file.bytes, k->unicode, k->pieces, k->slots, k};
+    tt__free_all(k->ctx, owned, TT__COUNT(owned));
 }
 
 /* The slot that holds the piece, or the free one where it belongs. */
@@ -13032,19 +13051,20 @@ static tt_status tt__tokenizer_config(tt_context *ctx, const char *path, bool *l
     tt__json j;
     tt_status status = tt__json_open(&j, ctx, path);
     bool accents = true, cjk = true, basic = true, split_special = false;
+    const struct { const char *key; bool *to; } members[] = {
+        {"do_lower_case", lowercase}, {"strip_accents", &accents}, {"tokenize_chinese_chars", &cjk},
+        {"do_basic_tokenize", &basic}, {"split_special_tokens", &split_special}};
     if (status == TT_OK && j.nodes[0].kind != TT__JSON_OBJECT)
         status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", path,
                           tt__json_kind_name(&j, 0));
-    if (status == TT_OK) status = tt__json_read_bool(&j, 0, "do_lower_case", false, lowercase);
-    accents = *lowercase; /* strip_accents follows do_lower_case when it is null */
-    if (status == TT_OK) status = tt__json_read_bool(&j, 0, "strip_accents", false, &accents);
-    if (status == TT_OK) status = tt__json_read_bool(&j, 0, "tokenize_chinese_chars", false, &cjk);
-    if (status == TT_OK) status = tt__json_read_bool(&j, 0, "do_basic_tokenize", false, &basic);
-    if (status == TT_OK) status = tt__json_read_bool(&j, 0, "split_special_tokens", false, &split_special);
-    const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case" :
-                              !cjk ? "\"tokenize_chinese_chars\" is false" :
-                              !basic ? "\"do_basic_tokenize\" is false" :
-                              split_special ? "\"split_special_tokens\" is true" : NULL;
+    for (int k = 0; k < TT__COUNT(members) && status == TT_OK; k++) {
+        status = tt__json_read_bool(&j, 0, members[k].key, false, members[k].to);
+        if (k == 0) accents = *lowercase; /* strip_accents follows do_lower_case when it is null */
+    }
+    const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
+                            : !cjk                  ? "\"tokenize_chinese_chars\" is false"
+                            : !basic                ? "\"do_basic_tokenize\" is false"
+                            : split_special         ? "\"split_special_tokens\" is true" : NULL;
     if (status == TT_OK && unsupported)
         status = tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which this tokenizer does not do", path,
                           unsupported);
@@ -13054,18 +13074,13 @@ static tt_status tt__tokenizer_config(tt_context *ctx, const char *path, bool *l
 
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 {
-    const tt_files *files = &ctx->options.files;
     char vocab[TT__PATH], config[TT__PATH];
-    bool lowercase = true;
-    /* looked for by name: one that cannot be read is an error */
-    tt__name_search search = {"tokenizer_config.json", false};
+    bool lowercase = true, there;
     if (tt__path_join(ctx, vocab, folder, "vocab.txt") != TT_OK ||
-        tt__path_join(ctx, config, folder, search.name) != TT_OK)
+        tt__path_join(ctx, config, folder, "tokenizer_config.json") != TT_OK ||
+        tt__folder_has(ctx, folder, "tokenizer_config.json", &there) != TT_OK ||
+        (there && tt__tokenizer_config(ctx, config, &lowercase) != TT_OK))
         return NULL;
-    if (!files->list(files->user, folder, tt__name_is, &search))
-        return tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s; expected a Hugging Face model "
-                        "with a vocab.txt", folder, files->reason(files->user)), NULL;
-    if (search.found && tt__tokenizer_config(ctx, config, &lowercase) != TT_OK) return NULL;
     return tt_tokenizer_open(ctx, vocab, lowercase);
 }
 
@@ -13283,8 +13298,8 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out)
     f->weights = f->used + out;
     for (int x = 0; x < out; x++) {
         double center = (x + 0.5) * scale, sum = 0;
-        int first = (int)tt__max(0, (int)(center - support + 0.5)), end = (int)tt__min(in,
-            (int)(center + support + 0.5));
+        int first = (int)tt__max(0, (int)(center - support + 0.5));
+        int end = (int)tt__min(in, (int)(center + support + 0.5));
         int32_t *w = f->weights + (size_t)x * (size_t)f->taps;
         for (int k = first; k < end; k++) sum += tt__triangle((k - center + 0.5) * narrow);
         for (int k = first; k < end; k++) {
@@ -13507,11 +13522,19 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index)
     return class_index >= 0 && class_index < d->n_classes ? d->classes[class_index] : NULL;
 }
 
+/* Frees the dataset unless all went well. */
+static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
+{
+    if (status == TT_OK) return d;
+    tt_dataset_free(d);
+    return NULL;
+}
+
 static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
 {
     if (!TT__GROW(d->ctx, d->examples, d->count, d->capacity))
-        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %d %s of '%s'", d->count + 1, d->images
-                        ? "images" : "texts", path), NULL;
+        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %d %s of '%s'", d->count + 1,
+                        d->images ? "images" : "texts", path), NULL;
     tt__example *e = &d->examples[d->count++];
     memset(e, 0, sizeof *e);
     return e;
@@ -13679,8 +13702,8 @@ static int tt__split_of(const char *name)
     static const char *const validation[] = {"validation", "valid", "val", "dev"};
     for (int i = 0; i < TT__COUNT(validation); i++)
         if (strcmp(name, validation[i]) == 0) return TT__SPLIT_VALIDATION;
-    return strcmp(name, "train") == 0 ? TT__SPLIT_TRAIN : strcmp(name, "test") == 0 ? TT__SPLIT_TEST
-                                                                                    : TT__SPLIT_OTHER;
+    if (strcmp(name, "train") == 0) return TT__SPLIT_TRAIN;
+    return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
 /* The number of a class, or -1. */
@@ -13752,34 +13775,25 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
                             "classes given, of which the first is '%.200s'", t->path, t->row_line,
                             label->text, n_classes, classes[0]);
     }
-    if (status == TT_OK && !d->count && (!wanted || wanted == TT__SPLIT_TRAIN))
-        status = split ? tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path,
-                                  split) : tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header and no rows",
-                                                    t->path);
-    return status;
-}
-
-static bool tt__less_label(const void *arg, uint32_t a, uint32_t b)
-{
-    const tt__example *examples = (const tt__example *)arg;
-    int order = strcmp(examples[a].label_text, examples[b].label_text);
-    return order ? order < 0 : a < b;
+    if (status != TT_OK || d->count || (wanted && wanted != TT__SPLIT_TRAIN)) return status;
+    if (!split) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header and no rows", t->path);
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
 }
 
 /* Numbers the distinct labels in byte order. */
 static tt_status tt__table_classes(tt_dataset *d)
 {
     if (!d->count) return TT_OK;
-    uint32_t *order = (uint32_t *)tt__alloc(d->ctx, (size_t)d->count * sizeof *order);
-    if (!order) return TT_ERR_MEMORY;
-    for (int i = 0; i < d->count; i++) order[i] = (uint32_t)i;
-    tt__sort_indices(order, (size_t)d->count, tt__less_label, d->examples);
-    for (int i = 0; i < d->count; i++) {
-        if (i == 0 || strcmp(d->examples[order[i - 1]].label_text, d->examples[order[i]].label_text) != 0)
-            d->n_classes++;
-        d->examples[order[i]].label = d->n_classes - 1;
+    tt__strings labels = {&d->examples->label_text, sizeof *d->examples};
+    const char *twice, *last = NULL;
+    uint32_t *order = tt__sort_strings(d->ctx, labels, d->count, &twice);
+    for (int i = 0; order && i < d->count; i++) {
+        tt__example *e = &d->examples[order[i]];
+        d->n_classes += !last || strcmp(last, e->label_text) != 0;
+        e->label = d->n_classes - 1;
+        last = e->label_text;
     }
-    d->classes = (const char **)tt__alloc(d->ctx, (size_t)d->n_classes * sizeof *d->classes);
+    if (order) d->classes = (const char **)tt__alloc(d->ctx, (size_t)d->n_classes * sizeof *d->classes);
     for (int i = 0; d->classes && i < d->count; i++)
         d->classes[d->examples[i].label] = d->examples[i].label_text;
     tt__free(d->ctx, order);
@@ -13789,16 +13803,13 @@ static tt_status tt__table_classes(tt_dataset *d)
 /* Copies the classes that the caller gave and sorts them for lookups; *order to be freed. */
 static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
 {
-    tt_context *ctx = d->ctx;
-    *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof **order);
-    tt_status status = *order ? tt__dataset_classes(d, classes, n) : TT_ERR_MEMORY;
+    const char *twice;
+    tt_status status = tt__dataset_classes(d, classes, n);
     if (status != TT_OK) return status;
-    for (int i = 0; i < n; i++) (*order)[i] = (uint32_t)i;
-    tt__sort_indices(*order, (size_t)n, tt__less_string, d->classes);
-    for (int i = 1; i < n; i++)
-        if (strcmp(classes[(*order)[i - 1]], classes[(*order)[i]]) == 0)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice", classes[(*order)[i]]);
-    return TT_OK;
+    tt__strings names = {d->classes, sizeof *d->classes};
+    if (!(*order = tt__sort_strings(d->ctx, names, n, &twice))) return TT_ERR_MEMORY;
+    if (!twice) return TT_OK;
+    return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice", twice);
 }
 
 tt_table_options tt_table_options_default(void)
@@ -13812,10 +13823,7 @@ static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char
 {
     int part = tt__split_of(split);
     tt_dataset *held = NULL, *result;
-    if (part == TT__SPLIT_VALIDATION) {
-        d->count = 0;
-        return d;
-    }
+    if (part == TT__SPLIT_VALIDATION) return d->count = 0, d;
     if (!part)
         tt__fail(d->ctx, TT_ERR_ARGUMENT,
                  "'%s' has no column '%.100s', so its rows are \"train\" or \"test\", not '%.200s'", path,
@@ -13874,9 +13882,8 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     }
     if (status == TT_OK && !classes) status = tt__table_classes(d);
     tt__free(ctx, order);
-    if (status == TT_OK) return split && !t.splits ? tt__table_divided(d, path, split, o.split_column) : d;
-    tt_dataset_free(d);
-    return NULL;
+    if (status == TT_OK && split && !t.splits) return tt__table_divided(d, path, split, o.split_column);
+    return tt__dataset_end(d, status);
 }
 
 /* ---- texts and images of the caller */
@@ -13887,17 +13894,7 @@ static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_nam
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
     if (!d) return NULL;
     d->ctx = ctx;
-    if (tt__dataset_classes(d, class_names, classes) == TT_OK) return d;
-    tt_dataset_free(d);
-    return NULL;
-}
-
-/* Frees the dataset unless all went well. */
-static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
-{
-    if (status == TT_OK) return d;
-    tt_dataset_free(d);
-    return NULL;
+    return tt__dataset_end(d, tt__dataset_classes(d, class_names, classes));
 }
 
 static tt_status tt__dataset_put(tt_dataset *d, const char *of, int label)
@@ -13942,8 +13939,8 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: %lld images%s of %d classes%s%s; expected "
                         "at least one image and one class, and labels, class_names and read",
                         (long long)source->count, source->labels ? "" : " without labels", source->classes,
-                        source->class_names ? "" : " without class_names", source->read ? "" : " without "
-                        "read"), NULL;
+                        source->class_names ? "" : " without class_names",
+                        source->read ? "" : " without read"), NULL;
     tt_dataset *d = tt__dataset_new(ctx, source->class_names, source->classes);
     tt_status status = d ? TT_OK : ctx->status;
     if (d) {
@@ -14132,7 +14129,14 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* What the options say of one image, to `to` (height, width, channels). */
+/* Where along one axis a crop begins, from -pad on. */
+static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
+{
+    int spare = size + 2 * o->pad - wanted;
+    return (o->random_crop ? (int)((uint64_t)random * ((unsigned)spare + 1) >> 32) : spare / 2) - o->pad;
+}
+
+/* Makes of an image what the options say, to `to` (height, width, channels). */
 static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt_image_options *o,
                                      const tt_image *image, uint64_t key, uint8_t *to, char why[256])
 {
@@ -14144,30 +14148,23 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
                  TT__IMAGE_SIDE);
         return TT_ERR_ARGUMENT;
     }
-    int height = o->resize_height ? o->resize_height : image->height, width = o->resize_width
-        ? o->resize_width : image->width;
+    int height = o->resize_height ? o->resize_height : image->height;
+    int width = o->resize_width ? o->resize_width : image->width;
     if (!tt__image_channels(o, image->channels, why) || !tt__image_fits(o, height, width, why))
         return TT_ERR_ARGUMENT;
-    int spare_height = height + 2 * o->pad - o->height, spare_width = width + 2 * o->pad - o->width;
     tt__philox(zero, key, u);
-    int top = (o->random_crop ? (int)((uint64_t)u[0] * ((unsigned)spare_height + 1) >> 32)
-               : spare_height / 2) - o->pad;
-    int left = (o->random_crop ? (int)((uint64_t)u[1] * ((unsigned)spare_width + 1) >> 32)
-                : spare_width / 2) - o->pad;
+    int top = tt__crop_at(o, u[0], height, o->height), left = tt__crop_at(o, u[1], width, o->width);
 
     /* the part of the crop that is image, from place (y, x) of the result on */
     tt__window w = {(int)tt__max(top, 0), (int)tt__max(left, 0), 0, 0, o->flip && u[2] >> 31};
     w.height = (int)tt__min(top + o->height, height) - w.top;
     w.width = (int)tt__min(left + o->width, width) - w.left;
-    if (w.height < o->height || w.width < o->width)
-        memset(to, 0, (size_t)o->height * (size_t)o->width * (size_t)o->channels);
+    size_t pitch = (size_t)o->width * (size_t)o->channels;
+    if (w.height < o->height || w.width < o->width) memset(to, 0, (size_t)o->height * pitch);
     if (w.height < 1 || w.width < 1) return TT_OK; /* all of it is padding */
-    size_t y = (size_t)(w.top - top), x = (size_t)(w.mirror ? left + o->width - w.left - w.width
-                                                   : w.left - left), pitch =
-                                                   (size_t)o->width * (size_t)o->channels;
-    if (tt__resample(ctx, r, image, height, width, o->channels, &w, to + y * pitch + x * (size_t)o->channels,
-                     pitch))
-        return TT_OK;
+    int x = w.mirror ? left + o->width - w.left - w.width : w.left - left;
+    to += (size_t)(w.top - top) * pitch + (size_t)x * (size_t)o->channels;
+    if (tt__resample(ctx, r, image, height, width, o->channels, &w, to, pitch)) return TT_OK;
     snprintf(why, 256, "out of memory for %d x %d pixels to %d x %d", image->height, image->width, height,
              width);
     return TT_ERR_MEMORY;
@@ -14256,9 +14253,8 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     pthread_mutex_unlock(&l->mutex);
     if (slot->failed < seqs) {
         const tt_image_source *source = &l->d->source;
-        uint32_t index = l->order[first + slot->failed];
-        const char *name = source->name ? source->name(source->user, l->d->examples[index].number) : NULL;
-        long long number = l->d->examples[index].number;
+        long long number = l->d->examples[l->order[first + slot->failed]].number;
+        const char *name = source->name ? source->name(source->user, number) : NULL;
         l->status = name ? tt__fail(l->ctx, slot->status, "loader: image '%.500s': %s", name, slot->why)
                          : tt__fail(l->ctx, slot->status, "loader: image %lld: %s", number, slot->why);
         return false;
@@ -14336,11 +14332,11 @@ static bool tt__loader_allocate(tt_loader *l) /* what texts need */
     size_t seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
-        (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
-        (l->ids = (int32_t *)tt__alloc(ctx, rows * 4)) &&
-        (l->positions = (int32_t *)tt__alloc(ctx, rows * 4)) &&
-        (l->types = (int32_t *)tt__calloc(ctx, rows * 4)) &&
-        (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
+           (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
+           (l->ids = (int32_t *)tt__alloc(ctx, rows * 4)) &&
+           (l->positions = (int32_t *)tt__alloc(ctx, rows * 4)) &&
+           (l->types = (int32_t *)tt__calloc(ctx, rows * 4)) &&
+           (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
 static bool tt__image_allocate(tt_loader *l) /* what images need */
@@ -14549,8 +14545,8 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
    in random order. A last incomplete step stays the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
-    int64_t first = window * l->window_steps * l->o.batch, n = tt__min(l->window_steps * l->o.batch,
-        l->texts - first);
+    int64_t first = window * l->window_steps * l->o.batch;
+    int64_t n = tt__min(l->window_steps * l->o.batch, l->texts - first);
     for (int64_t i = 0; i < n; i++) l->sorted[i] = l->order[first + i];
     if (l->sort) {
         uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->epoch,
@@ -14657,8 +14653,9 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
     tt_context *ctx = k->ctx;
     const tt_files *files = &ctx->options.files;
     char path[TT__PATH];
-    const char *config = k->lowercase ? "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": true}\n"
-        : "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": false}\n";
+    char config[128];
+    snprintf(config, sizeof config, "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": %s}\n",
+             k->lowercase ? "true" : "false");
     if (!files->make_folder(files->user, folder))
         return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
     tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
@@ -14672,9 +14669,8 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
         }
     if (status == TT_OK) status = tt__writer_end(w);
     if (status == TT_OK) status = tt__path_join(ctx, path, folder, "tokenizer_config.json");
-    if (status == TT_OK && tt__writer_begin(w, ctx, path) == TT_OK) tt__write(w, config, strlen(config));
-    if (status == TT_OK) status = tt__writer_end(w);
     tt__free(ctx, w);
+    if (status == TT_OK) status = tt__write_text(ctx, path, config);
     return status;
 }
 
@@ -15100,16 +15096,6 @@ static tt_status tt__layout_save(const tt__layout *l, int spelling, const char *
     tt__free(ctx, (void *)(uintptr_t)param);
     tt__free(ctx, names);
     tt__free(ctx, info);
-    return status;
-}
-
-static tt_status tt__write_text(tt_context *ctx, const char *path, const char *text)
-{
-    tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
-    if (!w) return TT_ERR_MEMORY;
-    if (tt__writer_begin(w, ctx, path) == TT_OK) tt__write(w, text, strlen(text));
-    tt_status status = tt__writer_end(w);
-    tt__free(ctx, w);
     return status;
 }
 
