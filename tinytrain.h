@@ -11221,7 +11221,8 @@ static bool *tt__needed_for(const tt_tape *t, tt_value v)
     for (int k = t->n_code - 1; k >= 0; k--) {
         const tt__instr *i = &t->code[k];
         bool needs = false;
-        for (int j = 0; j < TT__MAX_OUT; j++) needs = needs || (i->out[j] && needed[t->values[i->out[j]].base]);
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            needs = needs || (i->out[j] && needed[t->values[i->out[j]].base]);
         for (int j = 0; j < TT__MAX_IN && needs; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
     }
     return needed;
@@ -11253,11 +11254,42 @@ static void tt__set_counts(tt_program *p, const tt__counts *c)
     p->scale_set = false;
 }
 
-/* A tensor that goes into a state: a parameter, or what an optimizer keeps of it. */
-typedef struct tt__kept { int32_t value; const tt_param *param; char name[192]; } tt__kept;
+/* What decides a training's numbers: what was recorded, its precision and products, loss scaling, and how the
+   optimizer's instructions update. How the program is placed, recomputed or run does not, nor its device. */
+static uint64_t tt__program_hash(const tt_program *p)
+{
+    const tt_loss_scale *s = &p->settings.options.loss_scale;
+    const bool scales = p->settings.scales;
+    const int how[] = {(int)p->settings.precision.kind, p->settings.precision.residual_f32,
+                       (int)p->settings.matmul, scales ? s->interval : 0};
+    const float scaling[] = {scales ? s->growth : 0, scales ? s->backoff : 0};
+    uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
+    hash = tt__hash_on(hash, scaling, sizeof scaling);
+    for (int k = 0; k < p->built.t->n_code; k++) {
+        const tt__instr *i = &p->built.t->code[k];
+        if (i->segment == TT__EACH_STEP) hash = tt__attr_hash(hash, &i->attr);
+    }
+    return hash;
+}
 
-/* Lists them: parameters by name, then the optimizer's state with PyTorch's words in front. Returns how many, at
-   most `most`. */
+/* What a state must be of to go on in a program: as tt_optimizer_kind and tt__precision_kind number them. */
+typedef struct tt__training { bool trains, within_step; int64_t optimizer, precision, hash; } tt__training;
+
+static tt__training tt__training_of(const tt_program *p)
+{
+    const tt__settings *s = &p->settings;
+    tt__training t = {s->options.train, p->run.micro > 0, (int64_t)s->options.optimizer.kind,
+                      (int64_t)s->precision.kind, (int64_t)tt__program_hash(p)};
+    return t;
+}
+
+enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter in a state */
+
+/* A tensor that goes into a state: a parameter, or what an optimizer keeps of it. */
+typedef struct tt__kept { int32_t value; tt_dtype dtype; const tt_param *param; char name[192]; } tt__kept;
+
+/* Lists them: parameters by name, then the optimizer's state with PyTorch's words in front. Returns how many,
+   at most `most`. */
 static int tt__kept_tensors(const tt_program *p, tt__kept *to, int most)
 {
     int n = 0;
@@ -11271,6 +11303,7 @@ static int tt__kept_tensors(const tt_program *p, tt__kept *to, int most)
             const char *what = sgd ? "momentum_buffer." : second ? "exp_avg_sq." : "exp_avg.";
             snprintf(to[n].name, sizeof to[n].name, "%s%.170s", side ? what : "", param->name);
             to[n].value = v;
+            to[n].dtype = x->shape.dtype;
             to[n++].param = param;
         }
     return n;
@@ -11282,7 +11315,8 @@ static tt_status tt__kept_read(const tt_program *p, const tt__kept *k, size_t fi
     return tt__read_memory(p->ctx, p->arena, to, TT_U8, at, TT_U8, bytes);
 }
 
-static tt_status tt__kept_write(const tt_program *p, const tt__kept *k, size_t first, const void *from, size_t bytes)
+static tt_status tt__kept_write(const tt_program *p, const tt__kept *k, size_t first, const void *from,
+                                size_t bytes)
 {
     char *at = (char *)tt__resolve(p, k->value).data + first;
     return tt__write_memory(p->ctx, p->arena, at, TT_U8, from, TT_U8, bytes);
@@ -15439,13 +15473,14 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
 static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, const tt_dataset *d)
 {
     if (tt_dataset_classes(d) != classes)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d", tt_dataset_classes(d),
-                        classes);
-    for (int c = 0; c < classes; c++)
-        if (strlen(tt_dataset_class_name(d, c)) >= sizeof *names)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "the name of class %d, '%.40s...', has more than 63 bytes", c,
-                            tt_dataset_class_name(d, c));
-    for (int c = 0; c < classes; c++) strcpy(names[c], tt_dataset_class_name(d, c));
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d",
+                        tt_dataset_classes(d), classes);
+    for (int c = 0; c < 2 * classes; c++) { /* all are checked before one is changed */
+        const char *name = tt_dataset_class_name(d, c % classes);
+        if (strlen(name) >= sizeof *names)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes", name);
+        if (c >= classes) strcpy(names[c - classes], name);
+    }
     return TT_OK;
 }
 
@@ -16160,11 +16195,9 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
 
 /* ============================================================================================================
    TRAINER                                                                                        >>trainer
-   Learning-rate schedules, steps of micro-batches, evaluation, prediction, the state of a run in one file, and
+   Learning-rate schedules, steps of micro-batches, evaluation, prediction, the state of a run in one file,
    tt_fit. Uses all above.
    ============================================================================================================ */
-
-enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter */
 
 /* An input of the model, and how a batch gives it. */
 typedef struct tt__fed {
@@ -16322,24 +16355,28 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     return tt__trainer_inputs(r, t);
 }
 
-/* Refuses parameters under whose names a state could not be saved. */
-static tt_status tt__check_state_names(const tt_program *p)
+/* The tensors of a program's state, to be freed. NULL after an error, which a parameter is under whose name a
+   state could not be saved. */
+static tt__kept *tt__kept_of(const tt_program *p, int *count)
 {
     static const char *const taken[] = {"__metadata__", "tinytrain.*", "exp_avg.*", "exp_avg_sq.*",
                                         "momentum_buffer.*"};
-    for (int32_t v = 1; v < p->built.t->n_values; v++) {
-        if (p->built.t->values[v].storage != TT__PARAMETER || p->built.t->values[v].base != v) continue;
-        const char *name = p->ctx->params[p->built.t->values[v].param]->name;
+    const int most = 3 * p->ctx->n_params + 1;
+    tt__kept *kept = (tt__kept *)tt__alloc(p->ctx, sizeof *kept * (size_t)most);
+    *count = kept ? tt__kept_tensors(p, kept, most) : 0;
+    for (int k = 0; k < *count; k++) {
+        const char *name = kept[k].param->name;
         bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
-        for (int k = 0; k < TT__COUNT(taken); k++) usable = usable && !tt__match(taken[k], name);
-        if (!usable)
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT,
-                            "the state of a run cannot be saved with the parameter '%.200s' of %zu bytes: a "
-                            "name must be UTF-8 of at most %d bytes, not '__metadata__', and not begin with "
-                            "'tinytrain.', 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'",
-                            name, strlen(name), TT__STATE_NAME);
+        for (int i = 0; i < TT__COUNT(taken); i++) usable = usable && !tt__match(taken[i], name);
+        if (usable) continue;
+        tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                 "the state of a run cannot be saved with the parameter '%.200s' of %zu bytes: a name must "
+                 "be UTF-8 of at most %d bytes, not '__metadata__', and not begin with 'tinytrain.', "
+                 "'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'", name, strlen(name), TT__STATE_NAME);
+        tt__free(p->ctx, kept);
+        return NULL;
     }
-    return TT_OK;
+    return kept;
 }
 
 /* Where sequences of the same length have their rows. */
@@ -16368,7 +16405,10 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape *t = tt_tape_new(ctx);
     tt_status status = t ? tt__trainer_compile(r, t) : TT_ERR_MEMORY;
     tt_tape_free(t);
-    if (status == TT_OK && r->train) status = tt__check_state_names(r->train);
+    int count = 0;
+    tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count) : NULL;
+    if (status == TT_OK && r->train && !kept) status = ctx->status; /* now, not after hours of training */
+    tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK) return r;
     tt_trainer_free(r);
@@ -16633,24 +16673,6 @@ typedef struct tt__state {
     tt_safetensors *file; /* that is read */
 } tt__state;
 
-/* What decides a training's numbers: what was recorded, its precision and products, loss scaling, and how the
-   optimizer's instructions update. How the program is placed, recomputed or run does not, nor its device. */
-static uint64_t tt__program_hash(const tt_program *p)
-{
-    const tt_loss_scale *s = &p->settings.options.loss_scale;
-    const bool scales = p->settings.scales;
-    const int how[] = {(int)p->settings.precision.kind, p->settings.precision.residual_f32,
-                       (int)p->settings.matmul, scales ? s->interval : 0};
-    const float scaling[] = {scales ? s->growth : 0, scales ? s->backoff : 0};
-    uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
-    hash = tt__hash_on(hash, scaling, sizeof scaling);
-    for (int k = 0; k < p->built.t->n_code; k++) {
-        const tt__instr *i = &p->built.t->code[k];
-        if (i->segment == TT__EACH_STEP) hash = tt__attr_hash(hash, &i->attr);
-    }
-    return hash;
-}
-
 static void tt__state_close(tt__state *s)
 {
     tt__free(s->p->ctx, s->kept);
@@ -16671,24 +16693,20 @@ static void tt__state_integers(tt_tensor_info *info, const char *name, size_t by
 static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_context *ctx = p->ctx;
-    const int most = 3 * ctx->n_params + 1;
     memset(s, 0, sizeof *s);
     s->p = p;
     s->path = path;
-    if (!p->settings.options.train)
+    if (!tt__training_of(p).trains)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train: it has no state to save or load");
-    tt_status status = tt__check_state_names(p);
-    if (status == TT_OK) status = tt_allocate(p);
+    if (!(s->kept = tt__kept_of(p, &s->count))) return ctx->status;
+    s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(s->count + 2));
+    tt_status status = s->info ? tt_allocate(p) : TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__zero_states(p);
     if (status != TT_OK) return status;
-    s->kept = (tt__kept *)tt__alloc(ctx, sizeof *s->kept * (size_t)most);
-    s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(most + 2));
-    if (!s->kept || !s->info) return TT_ERR_MEMORY;
-    s->count = tt__kept_tensors(p, s->kept, most);
     s->tensors = 1 + s->count + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
-        const tt_dtype dtype = p->built.t->values[s->kept[k].value].shape.dtype;
+        const tt_dtype dtype = s->kept[k].dtype;
         const tt_param *param = s->kept[k].param;
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
@@ -16706,12 +16724,10 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
 {
     tt__state s;
     tt_safetensors_writer *w = NULL;
-    const bool within = p->run.micro > 0;
-    const tt__state_header h = {
-        TT__STATE_VERSION, tt__get_counts(p), (int64_t)p->settings.options.optimizer.kind,
-        (int64_t)p->settings.precision.kind, (int64_t)tt__program_hash(p)};
+    const tt__training t = tt__training_of(p);
+    const tt__state_header h = {TT__STATE_VERSION, tt__get_counts(p), t.optimizer, t.precision, t.hash};
     tt_status status = tt__state_list(&s, p, path, more);
-    if (status == TT_OK && within)
+    if (status == TT_OK && t.within_step)
         status = tt__fail(p->ctx, TT_ERR_ARGUMENT,
                           "the state can be saved between steps, not between the micro-batches of one");
     if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, NULL);
@@ -16766,6 +16782,7 @@ static tt_status tt__state_check_header(tt__state *s)
     if (status == TT_OK) status = tt_safetensors_read(s->file, at, 0, sizeof *h, h);
     if (status != TT_OK) return status;
     const tt__counts *n = &h->counts;
+    const tt__training t = tt__training_of(p);
     const uint64_t seed = (uint64_t)tt__get_counts(p).seed;
     const double scale = n->loss_scale;
     const bool scales = tt__is_power_of_two(scale, 1, TT__LOSS_SCALE_MOST);
@@ -16781,11 +16798,11 @@ static tt_status tt__state_check_header(tt__state *s)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
                         "'%s' was made with seed %llu, this run has %llu: open the context with the same "
                         "seed", s->path, (unsigned long long)n->seed, (unsigned long long)seed);
-    if (h->optimizer != (int64_t)p->settings.options.optimizer.kind)
+    if (h->optimizer != t.optimizer)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another optimizer", s->path);
-    if (h->precision != (int64_t)p->settings.precision.kind)
+    if (h->precision != t.precision)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another precision than '%s'", s->path,
-                        tt__precision_names[p->settings.precision.kind]);
+                        tt__precision_names[t.precision]);
     return TT_OK;
 }
 
@@ -16822,7 +16839,7 @@ static tt_status tt__state_take(tt__state *s)
         }
     }
     tt__set_counts(s->p, &s->header.counts);
-    if ((int64_t)tt__program_hash(s->p) != s->header.program)
+    if (tt__training_of(s->p).hash != s->header.program)
         tt__log(s->p->ctx, TT_LOG_WARNING, "resume",
                 "'%s' was made with other options of the model, the optimizer or the batches (dropout, "
                 "weight decay, max_tokens, ...): the run goes on with the new ones, and differs from one "
