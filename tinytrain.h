@@ -5191,6 +5191,7 @@ typedef struct tt__taken {
     tt__span *span; int n_span, cap_span;   /* span[0] is "none"                                                    */
     int unused;                             /* the first of the spans that are in no list                            */
     int *list;                              /* heads of node k's lists: list[2 k], all the time; list[2 k + 1], at times */
+    int last;                               /* the box that was placed last                                         */
     int leaves;                             /* instructions rounded up to a power of two; node 1 is the root          */
 } tt__taken;
 
@@ -5310,6 +5311,7 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
         tt__box *b = &box[order[k]];
         b->place = tt__gap(taken, b, tightest);
         if (b->place + b->bytes > height) height = b->place + b->bytes;
+        taken->last = order[k];
         if (height > limit) return height;
         if (!tt__take(taken, b, 1, 0, taken->leaves)) return SIZE_MAX;
     }
@@ -5346,16 +5348,42 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
     }
 }
 
+enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000 };
+
+/* Tries to get below the height of an order: the box that reaches it is placed first instead, again and again. Leaves
+   the lowest placement found, and returns its height. */
+static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound, tt__taken *taken)
+{
+    size_t best = tt__place_in_order(box, order, n, tightest, SIZE_MAX, taken), height = best;
+    bool best_tightest = tightest;
+    int rounds = n < TT__FEW_BOXES && best > bound ? TT__IMPROVE / (n + 1) : 0, top = 0;
+    for (int k = 0; k < n; k++) if (box[order[k]].place + box[order[k]].bytes == height) taken->last = order[k];
+    memcpy(best_order, order, sizeof *order * (size_t)n);
+    for (int round = 0; round < rounds && best > bound && height != SIZE_MAX; round++) {
+        for (top = 0; order[top] != taken->last; top++) {}
+        memmove(order + 1, order, sizeof *order * (size_t)top);
+        order[0] = taken->last;
+        tightest = !tightest;
+        height = tt__place_in_order(box, order, n, tightest, best - 1, taken);
+        if (height >= best) continue;
+        best = height;
+        best_tightest = tightest;
+        memcpy(best_order, order, sizeof *order * (size_t)n);
+        for (int k = 0; k < n; k++) if (box[order[k]].place + box[order[k]].bytes == height) taken->last = order[k];
+    }
+    return rounds ? tt__place_in_order(box, best_order, n, best_tightest, SIZE_MAX, taken) : best;
+}
+
 /* Places those of the n boxes that lie in a space (those merged into another take its place). *height: bytes needed;
-   *bound: the largest sum of live bytes. Orders are tried until one is within 1/256 of the bound, with the boxes that
-   matter; those below 1/1024 of it then find room between these. */
+   *bound: the largest sum of live bytes. Orders are tried until one reaches the bound (of many boxes, is within 1/256 of
+   it), with the boxes that matter; those below 1/1024 of it then find room between these. */
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space, size_t *height, size_t *bound, int *peak_at)
 {
     int *order = (int *)tt__alloc(ctx, sizeof(int) * (size_t)(n + 1) * 2), large = 0, all, winner = 0, at;
     tt__taken taken;
     bool room = tt__taken_open(ctx, &taken, instructions) && order;
     *bound = tt__max_live(box, n, instructions, space, 0, ctx, peak_at);
-    size_t least = *bound / 1024, goal = tt__max_live(box, n, instructions, space, least, ctx, &at), best = SIZE_MAX;
+    size_t least = n < TT__FEW_BOXES ? 0 : *bound / 1024, goal = tt__max_live(box, n, instructions, space, least, ctx, &at), best = SIZE_MAX;
     room = room && *bound != SIZE_MAX && goal != SIZE_MAX;
     all = 0;
     for (int small = 0; small < 2; small++) {
@@ -5363,7 +5391,8 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
             if (box[k].merged == k && box[k].space == space && box[k].bytes && (box[k].bytes < least) == small) order[all++] = k;
         if (!small) large = all;
     }
-    for (int attempt = 0; room && attempt < 2 * TT__ORDERS && best > goal + goal / 256; attempt++) {
+    const size_t enough = n < TT__FEW_BOXES ? goal : goal + goal / 256;
+    for (int attempt = 0; room && attempt < 2 * TT__ORDERS && best > enough; attempt++) {
         tt__sort_boxes(box, order, order + n, large, attempt / 2, *peak_at);
         size_t h = tt__place_in_order(box, order, large, attempt % 2 == 1, best - 1, &taken);
         room = h != SIZE_MAX;
@@ -5375,7 +5404,7 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
     if (room) {
         tt__sort_boxes(box, order, order + n, large, winner / 2, *peak_at);
         tt__sort_boxes(box, order + large, order + n, all - large, 0, *peak_at);
-        *height = tt__place_in_order(box, order, all, winner % 2 == 1, SIZE_MAX, &taken);
+        *height = tt__improve(box, order, order + n, all, winner % 2 == 1, *bound, &taken);
     }
     for (int k = 0; k < n; k++) {
         int root = k;

@@ -576,6 +576,234 @@ TEST(random_networks_have_true_gradients)
     }
 }
 
+/* ------------------------------------------------------------------------------------ streams, spaces and groups
+   Tapes by hand: no pass emits such instructions yet. */
+
+/* h = gelu(x) goes to the host's memory while u = gelu(x) is computed, and comes back while u2 = gelu(u) is. */
+typedef struct offload { damaged d; int32_t h, a, u, b, u2, y; } offload;
+enum { COPY_OUT = 1, MEANWHILE, WAIT_OUT, COPY_IN, AFTER, WAIT_IN, SUM };
+
+static void by_hand(tt_tape *t, int op, int stream, int32_t in0, int32_t in1, int32_t out)
+{
+    tt__instr *i = tt__append(t, op);
+    i->stream = stream;
+    i->in[0] = in0;
+    i->in[1] = in1;
+    i->out[0] = out;
+}
+
+static int32_t copy_of(tt_tape *t, int32_t v, tt__space space, const char *name)
+{
+    tt__shape shape = t->values[v].shape;
+    int32_t id = tt__new_value(t, &shape, TT__TRANSIENT, "%s", name);
+    t->values[id].space = space;
+    return id;
+}
+
+static int32_t gelu(tt_tape *t, int32_t x, const char *name)
+{
+    tt_value y = tt_gelu(t, tt__handle(x));
+    tt_name(t, y, "%s", name);
+    return y.id;
+}
+
+static bool offloaded(offload *o)
+{
+    damaged *d = &o->d;
+    d->ctx = test_open(&d->a);
+    if (!d->ctx) return false;
+    d->ctx->options.verify = true;
+    tt_tape *t = d->t = tt_tape_new(d->ctx);
+    d->x = tt_input(t, "x", TT_F32, 40, 4);
+    o->h = gelu(t, d->x.id, "h");
+    o->a = copy_of(t, o->h, TT__HOST, "a");
+    o->b = copy_of(t, o->h, TT__DEVICE, "b");
+    by_hand(t, TT__OP_COPY, 1, o->h, 0, o->a);
+    o->u = gelu(t, d->x.id, "u");
+    by_hand(t, TT__OP_WAIT, 0, o->a, o->h, 0);
+    by_hand(t, TT__OP_COPY, 2, o->a, 0, o->b);
+    o->u2 = gelu(t, o->u, "u2");
+    by_hand(t, TT__OP_WAIT, 0, o->b, o->a, 0);
+    o->y = tt_add(t, tt__handle(o->b), tt__handle(o->u2)).id;
+    return tt_tape_status(t) == TT_OK && t->n_code == SUM + 1 && tt__verify(t, "test") == TT_OK;
+}
+
+TEST(verifier_finds_what_is_not_waited_for)
+{
+    offload o;
+    tt__instr swap, *code;
+
+    REQUIRE(offloaded(&o)); /* used before the end */
+    code = o.d.t->code;
+    swap = code[WAIT_IN]; code[WAIT_IN] = code[SUM]; code[SUM] = swap;
+    EXPECT_DAMAGE(&o.d, "instruction 6 (add): is not waited for before it is read: 'b'");
+
+    REQUIRE(offloaded(&o)); /* what is copied changes meanwhile */
+    o.d.t->code[MEANWHILE].out[0] = o.h;
+    o.d.t->code[MEANWHILE].add = 1;
+    EXPECT_DAMAGE(&o.d, "instruction 2 (gelu): is not waited for before it is written: 'h'");
+
+    REQUIRE(offloaded(&o)); /* nor may the copy be written meanwhile */
+    o.d.t->code[AFTER].out[0] = o.b;
+    o.d.t->code[AFTER].add = 1;
+    EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): is not waited for before it is written: 'b'");
+
+    REQUIRE(offloaded(&o)); /* no end */
+    o.d.t->code[SUM].in[0] = o.u;
+    o.d.t->code[WAIT_IN] = o.d.t->code[SUM];
+    o.d.t->n_code--;
+    EXPECT_DAMAGE(&o.d, "instruction 4 (copy): is never waited for: 'b'");
+
+    REQUIRE(offloaded(&o)); /* two ends */
+    by_hand(o.d.t, TT__OP_WAIT, 0, o.b, o.a, 0);
+    EXPECT_DAMAGE(&o.d, "instruction 8 (wait): waits for nothing that is under way: 'b'");
+
+    REQUIRE(offloaded(&o)); /* an end that lets go of an operand */
+    o.d.t->code[WAIT_OUT].in[1] = 0;
+    EXPECT_DAMAGE(&o.d, "instruction 3 (wait): does not keep all operands of what it waits for: 'a'");
+
+    REQUIRE(offloaded(&o));
+    o.d.t->code[WAIT_OUT].in[0] = o.h;
+    EXPECT_DAMAGE(&o.d, "instruction 3 (wait): waits for nothing that is under way: 'h'");
+
+    REQUIRE(offloaded(&o)); /* micro-batches would start it many times, and updates would wait once */
+    for (int k = WAIT_IN; k <= SUM; k++) o.d.t->code[k].segment = TT__EACH_STEP;
+    EXPECT_DAMAGE(&o.d, "instruction 6 (wait): waits in another segment or stream: 'b'");
+
+    REQUIRE(offloaded(&o)); /* kernels do not reach the host's memory */
+    o.d.t->code[SUM].in[1] = o.a;
+    EXPECT_DAMAGE(&o.d, "instruction 7 (add): cannot read the host's memory: 'a'");
+
+    REQUIRE(offloaded(&o));
+    o.d.t->values[o.u2].space = TT__HOST;
+    EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): cannot write the host's memory: 'u2'");
+
+    REQUIRE(offloaded(&o)); /* but where it is the device's */
+    o.d.t->values[o.u2].space = TT__HOST;
+    o.d.t->host = true;
+    CHECK(tt__verify(o.d.t, "test") == TT_OK);
+    tt_tape_free(o.d.t);
+    TEST_CLOSE(o.d.ctx, &o.d.a);
+}
+
+TEST(verifier_finds_bad_groups)
+{
+    offload o;
+
+    REQUIRE(offloaded(&o));
+    o.d.t->code[AFTER].with_next = true;
+    EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): runs together with one of another op");
+
+    REQUIRE(offloaded(&o)); /* u and u2, which is computed from it */
+    o.d.t->code[WAIT_OUT] = o.d.t->code[COPY_OUT];
+    o.d.t->code[COPY_OUT] = o.d.t->code[MEANWHILE];
+    o.d.t->code[MEANWHILE] = o.d.t->code[AFTER];
+    o.d.t->code[COPY_OUT].with_next = true;
+    EXPECT_DAMAGE(&o.d, "instruction 2 (gelu): reads what an instruction that it runs together with writes: 'u'");
+}
+
+/* Where b lies, first and last instruction that it lives at; NULL: it has no storage. */
+static const tt__box *box_named(const tt_tape *t, const tt__box *box, int n, const char *name)
+{
+    for (int k = 0; k < n; k++) if (box[k].value && strcmp(t->values[box[k].value].name, name) == 0) return &box[k];
+    return NULL;
+}
+
+TEST(lifetimes_and_places_of_each_space)
+{
+    offload o;
+    tt__box *box;
+    int n, at;
+    size_t height[TT__SPACES], bound[TT__SPACES];
+    REQUIRE(offloaded(&o));
+    tt_tape *t = o.d.t;
+    REQUIRE(tt__lifetimes(t, o.y, &box, &n) == TT_OK);
+    const tt__box *h = box_named(t, box, n, "h"), *a = box_named(t, box, n, "a"), *b = box_named(t, box, n, "b");
+    REQUIRE(h && a && b);
+    CHECK(h->space == TT__DEVICE && h->first == 0 && h->last == WAIT_OUT);
+    CHECK(a->space == TT__HOST && a->first == COPY_OUT && a->last == WAIT_IN);
+    CHECK(b->space == TT__DEVICE && b->first == COPY_IN);
+    for (int space = 0; space < TT__SPACES; space++) {
+        REQUIRE(tt__place(o.d.ctx, box, n, t->n_code, (tt__space)space, &height[space], &bound[space], &at) == TT_OK);
+        CHECK(height[space] == bound[space]);
+    }
+    for (int space = 0; space < TT__SPACES; space++)
+        CHECK(tt__verify_places(t, box, n, (tt__space)space, height[space]) == TT_OK);
+    CHECK(height[TT__HOST] == 640 && height[TT__DEVICE] == 2 * 640); /* (40, 4) floats: x, whose place u and u2 take, and h or b */
+
+    box[a - box].place = 64;
+    CHECK(tt__verify_places(t, box, n, TT__DEVICE, height[TT__DEVICE]) == TT_OK);
+    CHECK(tt__verify_places(t, box, n, TT__HOST, height[TT__HOST]) == TT_ERR_INTERNAL);
+    tt__free(o.d.ctx, box);
+    tt_tape_free(t);
+    TEST_CLOSE(o.d.ctx, &o.d.a);
+}
+
+/* Compiled and run, it computes gelu(x) + gelu(gelu(x)), with the copy in memory that the plan counts as the host's. */
+TEST(values_in_the_hosts_memory)
+{
+    offload o;
+    float x[160], y[160];
+    tt_compile_options c = tt_compile_options_default();
+    REQUIRE(offloaded(&o));
+    c.train = false;
+    tt_program *p = tt_compile(o.d.t, tt__handle(o.y), &c);
+    REQUIRE(p != NULL);
+    CHECK(tt_program_plan(p).host_bytes == 640 && tt_program_plan(p).instructions == SUM + 1);
+    for (int k = 0; k < 160; k++) x[k] = (float)k / 40 - 2;
+    CHECK(tt_set(p, o.d.x, x, 40) == TT_OK && tt_run(p, NULL) == TT_OK && tt_get(p, tt__handle(o.y), y, 160) == TT_OK);
+    for (int k = 0; k < 160; k++) {
+        double g = 0.5 * x[k] * (1 + erf(x[k] / sqrt(2))), gg = 0.5 * g * (1 + erf(g / sqrt(2)));
+        CHECK_NEAR(y[k], g + gg, 1e-6);
+    }
+    tt_program_free(p);
+    tt_tape_free(o.d.t);
+    TEST_CLOSE(o.d.ctx, &o.d.a);
+}
+
+/* Sums of squares and updates each run together: what the last of them reads, and all that they write, is there from
+   the first to the last. An update without the step's settings is refused. */
+TEST(instructions_that_run_together)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value x = tt_input(t, "x", TT_F32, 6, 4), target = tt_input(t, "target", TT_F32, 6, 4), h = x;
+    char text[8192];
+    ctx->options.verify = true;
+    for (int k = 0; k < 3; k++) {
+        char name[8];
+        snprintf(name, sizeof name, "w%d", k);
+        h = tt_gelu(t, tt_linear(t, h, matrix(ctx, name, 4, 4), NULL));
+    }
+    tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, target, tt__handle(0)), NULL);
+    REQUIRE(p != NULL);
+    const tt_tape *code = p->built.t;
+    int groups = 0, end = 0, update = -1;
+    for (int k = 0; k < code->n_code; k++) {
+        if (!code->code[k].with_next || (k && code->code[k - 1].with_next)) continue;
+        for (end = k; code->code[end].with_next; end++) {}
+        CHECK(end == k + 2);
+        groups++;
+        update = end;
+        for (int b = 0; b < p->built.n_boxes; b++) {
+            const tt__box *box = &p->built.box[b];
+            bool meets = box->value && box->first <= end && box->last >= k;
+            if (meets) CHECK(box->first <= k && box->last >= end);
+        }
+    }
+    CHECK(groups == 2 && p->built.together == 3);
+    tt_program_text(p, text, sizeof text);
+    const char *line = strstr(text, "sum_squares"), *dots = line ? strstr(line, "...\n") : NULL;
+    CHECK(dots && dots < strchr(line, '\n'));
+    p->built.t->code[update].in[TT__RUN_IN] = 0;
+    CHECK(tt__verify(p->built.t, "test") == TT_ERR_INTERNAL);
+    CHECK_ERROR(ctx, TT_ERR_INTERNAL, "lacks the step's settings: 'step settings'");
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* ------------------------------------------------------------------------------------------------ placement */
 
 /* Smallest height of any placement: some order of lowest fits reaches it (put the storages of a best placement in the order of
@@ -1385,7 +1613,9 @@ TEST(arena_is_the_plan)
 
 static const test_case tests[] = {
     TEST_CASE(verifier_finds_damage), TEST_CASE(verifier_finds_bad_places), TEST_CASE(random_networks_replay_bit_for_bit),
-    TEST_CASE(random_networks_have_true_gradients), TEST_CASE(placement_against_brute_force),
+    TEST_CASE(random_networks_have_true_gradients), TEST_CASE(verifier_finds_what_is_not_waited_for),
+    TEST_CASE(verifier_finds_bad_groups), TEST_CASE(lifetimes_and_places_of_each_space), TEST_CASE(values_in_the_hosts_memory),
+    TEST_CASE(instructions_that_run_together), TEST_CASE(placement_against_brute_force),
     TEST_CASE(verified_places_against_all_pairs), TEST_CASE(placement_of_merged_and_empty),
     TEST_CASE(plans_of_real_architectures), TEST_CASE(elementwise_chains_work_in_place), TEST_CASE(in_place_spares_what_is_needed),
     TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits), TEST_CASE(plans_for_another_device),
