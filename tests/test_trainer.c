@@ -393,16 +393,54 @@ TEST(loaders_that_do_not_fit)
     REQUIRE(brief && split && r && tt_loader_max_tokens(brief) < tt_loader_max_tokens(w.all));
     CHECK(tt_evaluate(r, tt_loader_source(w.all), &stats) == TT_ERR_SHAPE);
     CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "micro-batches to evaluate have up to 8 sequences and ");
-    CHECK(tt_fit(r, tt_loader_source(brief), tt_loader_source(w.all), &o, &finished) == TT_ERR_SHAPE && !finished && tt_trainer_steps(r) == 0);
+    CHECK(tt_fit(r, tt_loader_source(brief), tt_loader_source(w.all), &o, &finished) == TT_ERR_SHAPE &&
+          !finished && tt_trainer_steps(r) == 0);
     CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "micro-batches for validation have up to 8 sequences");
-    CHECK(tt_fit(r, tt_loader_source(w.l), tt_loader_source(brief), &o, &finished) == TT_ERR_SHAPE && tt_trainer_steps(r) == 0);
+    CHECK(tt_fit(r, tt_loader_source(w.l), tt_loader_source(brief), &o, &finished) == TT_ERR_SHAPE &&
+          tt_trainer_steps(r) == 0);
     CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "max_tokens = 40: make it for the largest of all its loaders");
-    CHECK(tt_fit(w.r, tt_loader_source(split), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT && tt_trainer_steps(w.r) == 0);
+    CHECK(tt_fit(w.r, tt_loader_source(split), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT &&
+          tt_trainer_steps(w.r) == 0);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "make the trainer with accumulate = true");
     CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(brief), &o, &finished) == TT_OK && finished);
     tt_trainer_free(r);
     tt_loader_free(split);
     tt_loader_free(brief);
+    close_world(&w);
+}
+
+/* What the data says: names of classes, and the room that micro-batches need. */
+TEST(names_and_room_from_the_data)
+{
+    setup s = small();
+    world w;
+    tt_train_options o = tt_train_options_default();
+    if (!open_world(&w, &s)) return;
+    CHECK(strcmp(w.m.class_names[1], "LABEL_1") == 0 && tt_bert_name_classes(&w.m, w.d) == TT_OK);
+    CHECK(strcmp(w.m.class_names[0], "neg") == 0 && strcmp(w.m.class_names[1], "pos") == 0);
+    const char *name = w.d->classes[1];
+    char longer[65];
+    memset(longer, 'x', sizeof longer);
+    longer[64] = 0;
+    w.d->classes[0] = "other", w.d->classes[1] = longer;
+    CHECK(tt_bert_name_classes(&w.m, w.d) == TT_ERR_ARGUMENT && strcmp(w.m.class_names[0], "neg") == 0);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "xxx...' has more than 63 bytes");
+    w.d->classes[0] = "neg", w.d->classes[1] = name;
+    w.d->n_classes = 1;
+    CHECK(tt_bert_name_classes(&w.m, w.d) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the dataset has 1 classes, the model 2");
+    w.d->n_classes = 2;
+
+    tt_source train = *tt_loader_source(w.l), other = train;
+    CHECK(tt_loader_source(NULL) == NULL && train.max_seqs == BATCH &&
+          train.max_tokens == tt_loader_max_tokens(w.l));
+    other.max_tokens++;
+    other.max_seqs--;
+    other.accumulates = true;
+    tt_train_options_make_room(&o, &train, &other);
+    CHECK(o.max_seqs == BATCH && o.max_tokens == train.max_tokens + 1 && !o.accumulate);
+    tt_train_options_make_room(&o, &other, NULL);
+    CHECK(o.max_seqs == BATCH && o.max_tokens == train.max_tokens + 1 && o.accumulate);
     close_world(&w);
 }
 
@@ -443,7 +481,8 @@ TEST(predictions_without_labels_and_of_nan)
     b.last_of_step = true;
     CHECK(tt_predict(w.r, &b, with) == TT_OK);
     b.labels = NULL;
-    CHECK(tt_predict(w.r, &b, without) == TT_OK && memcmp(with, without, sizeof(float) * 2 * (size_t)b.seqs) == 0);
+    CHECK(tt_predict(w.r, &b, without) == TT_OK &&
+          memcmp(with, without, sizeof(float) * 2 * (size_t)b.seqs) == 0);
     CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the batch has no labels (NULL)");
     REQUIRE(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
@@ -532,11 +571,13 @@ TEST(evaluation_changes_nothing)
         if (!open_world(&a, &s) || !open_world(&b, &s)) return;
         CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &first) == TT_OK);
         CHECK(train(&a, 4, NULL) == TT_OK && train(&b, 4, NULL) == TT_OK);
-        CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &first) == TT_OK && tt_evaluate(a.r, tt_loader_source(a.all), &second) == TT_OK);
+        CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &first) == TT_OK &&
+              tt_evaluate(a.r, tt_loader_source(a.all), &second) == TT_OK);
         memset(&second, 0, sizeof second);
         CHECK(tt_loader_seek(a.all, 0, 0) == TT_OK);
         while (tt_loader_next(a.all, &micro)) CHECK(tt_evaluate_batch(a.r, &micro, &second) == TT_OK);
-        CHECK(memcmp(&first, &second, sizeof first) == 0 && first.targets == TEXTS && first.grad_norm == 0 && first.step == 4);
+        CHECK(memcmp(&first, &second, sizeof first) == 0 && first.targets == TEXTS && first.grad_norm == 0 &&
+              first.step == 4);
         CHECK(same_worlds(&a, &b));
         if (k >= 5) { /* also within a step */
             for (int i = 0; i < 4 && tt_loader_next(a.l, &micro); i++) {
@@ -560,7 +601,8 @@ TEST(evaluation_does_not_depend_on_the_batches)
     tt_stats x, y;
     other.max_tokens = 30;
     if (!open_world(&a, &s) || !open_world(&b, &other)) return;
-    CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &x) == TT_OK && tt_evaluate(b.r, tt_loader_source(b.all), &y) == TT_OK);
+    CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &x) == TT_OK &&
+          tt_evaluate(b.r, tt_loader_source(b.all), &y) == TT_OK);
     CHECK_NEAR(x.loss, y.loss, 1e-6);
     CHECK(x.correct == y.correct && x.targets == y.targets);
     CHECK(tt_evaluate(a.r, tt_loader_source(a.l), &y) == TT_OK); /* a shuffled loader: the same texts */
@@ -594,9 +636,11 @@ TEST(probabilities)
             CHECK(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
             CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
             CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false: it evaluates and predicts only");
-            CHECK(tt_trainer_save(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT && tt_trainer_load(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT);
+            CHECK(tt_trainer_save(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT &&
+                  tt_trainer_load(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT);
         }
-        CHECK(tt_evaluate(w.r, tt_loader_source(w.all), &stats) == TT_OK && tt_loader_seek(w.all, 0, 0) == TT_OK);
+        CHECK(tt_evaluate(w.r, tt_loader_source(w.all), &stats) == TT_OK &&
+              tt_loader_seek(w.all, 0, 0) == TT_OK);
         while (tt_loader_next(w.all, &b)) {
             float p[2 * BATCH];
             CHECK(tt_predict(w.r, &b, p) == TT_OK);
@@ -669,9 +713,12 @@ TEST(planned_for_another_device)
     o.device = "cuda";
     tt_trainer *planned = tt_trainer_new(w.ctx, &model, &o);
     REQUIRE(planned != NULL);
-    CHECK(strcmp(tt_program_plan(tt_trainer_program(planned)).device, "cuda") == 0 && strcmp(tt_program_plan(tt_trainer_program(w.r)).device, "cpu") == 0);
-    CHECK(tt_train_batch(planned, &b, &stats, NULL) == TT_ERR_UNSUPPORTED && tt_predict(planned, &b, p) == TT_ERR_UNSUPPORTED);
-    CHECK(tt_trainer_load(planned, "not-there", NULL) != TT_OK && tt_trainer_save(planned, "never-written", NULL) == TT_ERR_UNSUPPORTED);
+    CHECK(strcmp(tt_program_plan(tt_trainer_program(planned)).device, "cuda") == 0 &&
+          strcmp(tt_program_plan(tt_trainer_program(w.r)).device, "cpu") == 0);
+    CHECK(tt_train_batch(planned, &b, &stats, NULL) == TT_ERR_UNSUPPORTED &&
+          tt_predict(planned, &b, p) == TT_ERR_UNSUPPORTED);
+    CHECK(tt_trainer_load(planned, "not-there", NULL) != TT_OK &&
+          tt_trainer_save(planned, "never-written", NULL) == TT_ERR_UNSUPPORTED);
     CHECK_ERROR(w.ctx, TT_ERR_UNSUPPORTED, "compile for \"cpu\"");
     CHECK(tt_train_batch(w.r, &b, &stats, NULL) == TT_OK); /* beside it */
     tt_trainer_free(planned);
@@ -717,7 +764,8 @@ TEST(allocation_failures) /* of the trainer, its steps, and its state's files */
         } else {
             CHECK(status == TT_ERR_MEMORY && w.a.failed);
             CHECK_ERROR(w.ctx, TT_ERR_MEMORY, "out of memory");
-            if (w.r) CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_OK && tt_trainer_save(w.r, path, &w.progress) == TT_OK); /* memory is back */
+            if (w.r) CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_OK &&
+                           tt_trainer_save(w.r, path, &w.progress) == TT_OK); /* memory is back */
         }
         close_world(&w);
     }
@@ -739,13 +787,15 @@ static void resume(const setup *s, const setup *again, int before, int after)
     CHECK(train(&b, before, NULL) == TT_OK);
     b.progress.best = 0.875;
     a.progress.best = 0.875;
-    CHECK(tt_trainer_save(a.r, whole, &a.progress) == TT_OK && tt_trainer_save(b.r, half, &b.progress) == TT_OK);
+    CHECK(tt_trainer_save(a.r, whole, &a.progress) == TT_OK &&
+          tt_trainer_save(b.r, half, &b.progress) == TT_OK);
     tt_progress saved = b.progress;
     close_world(&b);
 
     if (!open_world(&c, again)) return;
     memset(&read, 0xA5, sizeof read);
-    CHECK(tt_trainer_load(c.r, half, &read) == TT_OK && tt_trainer_steps(c.r) == before - (int64_t)c.r->train->results.scale.skipped);
+    CHECK(tt_trainer_load(c.r, half, &read) == TT_OK &&
+          tt_trainer_steps(c.r) == before - (int64_t)c.r->train->results.scale.skipped);
     CHECK(memcmp(&read, &saved, sizeof read) == 0);
     c.progress = read;
     CHECK(train(&c, after, NULL) == TT_OK);
@@ -789,7 +839,8 @@ TEST(resume_with_loss_scaling)
         double scale = s.loss_scale.init;
         for (int step = 1; step <= 20; step++) {
             float lr = tt_trainer_lr(w.r);
-            CHECK(train(&w, 1, &stats) == TT_OK && stats.step + stats.skipped == step && tt_trainer_steps(w.r) == stats.step);
+            CHECK(train(&w, 1, &stats) == TT_OK && stats.step + stats.skipped == step &&
+                  tt_trainer_steps(w.r) == stats.step);
             if (stats.skipped > last) { CHECK(stats.loss_scale == scale / 2 && stats.grad_norm == 0 && tt_trainer_lr(w.r) == lr); falls++; }
             else { CHECK((stats.loss_scale == scale || stats.loss_scale == 8 * scale) && stats.grad_norm > 0 && tt_trainer_lr(w.r) != lr); grown += stats.loss_scale > scale; }
             last = stats.skipped;
@@ -858,7 +909,8 @@ TEST(resume_with_frozen_parameters)
         w[k].r = tt_trainer_new(w[k].ctx, &model, &o);
         REQUIRE(w[k].r != NULL);
     }
-    CHECK(train(&w[0], 3, NULL) == TT_OK && tt_trainer_save(w[0].r, path, &w[0].progress) == TT_OK && train(&w[0], 3, NULL) == TT_OK);
+    CHECK(train(&w[0], 3, NULL) == TT_OK && tt_trainer_save(w[0].r, path, &w[0].progress) == TT_OK &&
+          train(&w[0], 3, NULL) == TT_OK);
     CHECK(tt_trainer_load(w[1].r, path, &w[1].progress) == TT_OK && train(&w[1], 3, NULL) == TT_OK);
     CHECK(same_worlds(&w[0], &w[1]));
     CHECK(tt_trainer_load(w[2].r, path, &p) == TT_ERR_FORMAT); /* others are trained */
@@ -1131,7 +1183,8 @@ TEST(damaged_states)
         refuse(&w, TEST_GOLDEN("distilbert/config.json"), TT_ERR_FORMAT, "config.json'");
 
         copy_state(path, bad, NULL, NULL, NULL, -1, 0); /* and the copy itself is good */
-        CHECK(tt_trainer_load(w.r, bad, &w.progress) == TT_OK && tt_trainer_steps(w.r) == 3 && w.progress.step == 3);
+        CHECK(tt_trainer_load(w.r, bad, &w.progress) == TT_OK && tt_trainer_steps(w.r) == 3 &&
+              w.progress.step == 3);
         close_world(&w);
     }
 }
@@ -1269,7 +1322,8 @@ TEST(nan_in_a_step_loses_nothing)
         char path[1024], other[1024], *folder = test_folder();
         snprintf(path, sizeof path, "%s", test_path(folder, "a"));
         snprintf(other, sizeof other, "%s", test_path(folder, "b"));
-        CHECK(tt_trainer_save(w.r, path, &w.progress) == TT_OK && tt_trainer_save(healthy.r, other, &healthy.progress) == TT_OK);
+        CHECK(tt_trainer_save(w.r, path, &w.progress) == TT_OK &&
+              tt_trainer_save(healthy.r, other, &healthy.progress) == TT_OK);
         CHECK(same_files(path, other));
         close_world(&w);
         close_world(&healthy);
@@ -1357,7 +1411,8 @@ static void fit_report(void *user, const tt_fit_event *e)
 {
     fitting *f = (fitting *)user;
     CHECK(e->epochs == (f->epochs ? f->epochs : 3) && e->steps == 7 && e->epoch >= 0 &&
-          e->epoch < e->epochs && e->step >= 1 && e->step <= 7 && strcmp(e->metric_name, "accuracy") == 0 && e->metric >= 0 && e->metric <= 1);
+          e->epoch < e->epochs && e->step >= 1 && e->step <= 7 && strcmp(e->metric_name, "accuracy") == 0 &&
+          e->metric >= 0 && e->metric <= 1);
     CHECK(e->loss > 0 && e->seconds_left >= 0 && strcmp(e->unit, "tokens") == 0 &&
           (e->validation || (e->per_second > 0 && e->of_peak > 0)));
     if (e->validation) {
@@ -1391,7 +1446,8 @@ TEST(fit_in_a_line)
     e.of_peak = 0.287, e.seconds_left = 125;
     CHECK(tt_fit_text(&e, line, sizeof line) == strlen(line));
     CHECK(strcmp(line, "epoch 2/6 [#####...............] 13/52  loss 0.1235  accuracy 0.988  55692 tokens/s  29% of peak  ETA 2:05") == 0);
-    CHECK(tt_fit_text(&e, cut, sizeof cut) == strlen(line) && strcmp(cut, "epoch 2") == 0 && tt_fit_text(&e, NULL, 0) == strlen(line));
+    CHECK(tt_fit_text(&e, cut, sizeof cut) == strlen(line) && strcmp(cut, "epoch 2") == 0 &&
+          tt_fit_text(&e, NULL, 0) == strlen(line));
     e.unit = "images", e.step = 52, e.seconds_left = 0;
     tt_fit_text(&e, line, sizeof line);
     CHECK(strcmp(line, "epoch 2/6 [####################] 52/52  loss 0.1235  accuracy 0.988  55692 images/s  29% of peak  ETA 0:00") == 0);
@@ -1463,11 +1519,14 @@ TEST(fit_stopped_and_resumed) /* after the 3rd, 7th and 10th step, also of sever
         snprintf(second, sizeof second, "%s", test_path(test_folder(), "parts"));
         if (!open_world(&a, &s) || !open_world(&b, &s) || !open_world(&c, &s)) return;
         CHECK(fit(&a, first, false, &whole, &finished) == TT_OK && finished);
-        CHECK(whole.steps == 21 && whole.validations == 3 && whole.kept >= 1 && whole.best > 0.5 && tt_trainer_steps(a.r) == 21);
+        CHECK(whole.steps == 21 && whole.validations == 3 && whole.kept >= 1 && whole.best > 0.5 &&
+              tt_trainer_steps(a.r) == 21);
         parts.stop_at = stop_at[k];
-        CHECK(fit(&b, second, false, &parts, &finished) == TT_OK && !finished && tt_trainer_steps(b.r) == stop_at[k]);
+        CHECK(fit(&b, second, false, &parts, &finished) == TT_OK && !finished &&
+              tt_trainer_steps(b.r) == stop_at[k]);
         CHECK(fit(&c, second, true, &parts, &finished) == TT_OK && finished && tt_trainer_steps(c.r) == 21);
-        CHECK(parts.steps == 21 && parts.validations == 3 && parts.kept == whole.kept && parts.best == whole.best);
+        CHECK(parts.steps == 21 && parts.validations == 3 && parts.kept == whole.kept &&
+              parts.best == whole.best);
         CHECK(same_worlds(&a, &c));
         snprintf(x, sizeof x, "%s/state.safetensors", first);
         snprintf(y, sizeof y, "%s/state.safetensors", second);
@@ -1510,7 +1569,8 @@ TEST(fit_without_folder_or_validation)
     o.keep = fit_keep;
     o.user = &f;
     f.kept = 0;
-    CHECK(tt_fit(w.r, tt_loader_source(w.l), NULL, &o, NULL) == TT_OK && f.kept == 2 && tt_trainer_steps(w.r) == 35);
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), NULL, &o, NULL) == TT_OK && f.kept == 2 &&
+          tt_trainer_steps(w.r) == 35);
     close_world(&w);
 }
 
@@ -1526,10 +1586,12 @@ TEST(fit_refuses)
     snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
     if (!open_world(&w, &s) || !open_world(&v, &s)) return;
     o.epochs = 0;
-    CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT && !finished);
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT &&
+          !finished);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 0");
     o.epochs = INT64_MAX; /* of seven steps each: more than can be counted */
-    CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT && !finished);
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT &&
+          !finished);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 9223372036854775807");
     o.epochs = 1;
     o.resume = true;
@@ -1607,7 +1669,8 @@ TEST(fit_stops_at_a_failed_step_and_saves)
     snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
     if (!open_world(&w, &s)) return;
     f.poison_at = 9;
-    CHECK(fit(&w, folder, false, &f, &finished) == TT_ERR_NUMERIC && !finished && tt_trainer_steps(w.r) == 9 && f.steps == 9);
+    CHECK(fit(&w, folder, false, &f, &finished) == TT_ERR_NUMERIC && !finished &&
+          tt_trainer_steps(w.r) == 9 && f.steps == 9);
     CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "step 9");
     snprintf(path, sizeof path, "%s/state.safetensors", folder);
     CHECK(tt_trainer_load(w.r, path, &w.progress) == TT_OK && w.progress.epoch == 1 && w.progress.step == 2);
@@ -2197,11 +2260,13 @@ static bool open_own(own *w, bool language, tt_metric metric)
     w->hash = 7;
     w->embedding = tt_param_new(w->ctx, "embedding", 2, e, normal);
     w->position = tt_param_new(w->ctx, "position", 2, p, normal);
-    for (int k = 0; k < 3; k++) w->qkv[k] = tt_param_new(w->ctx, k == 0 ? "q" : k == 1 ? "k" : "v", 2, q, normal);
+    w->qkv[0] = tt_param_new(w->ctx, "q", 2, q, normal);
+    w->qkv[1] = tt_param_new(w->ctx, "k", 2, q, normal);
+    w->qkv[2] = tt_param_new(w->ctx, "v", 2, q, normal);
     w->w = tt_param_new(w->ctx, "w", 2, l, normal);
     w->b = tt_param_new(w->ctx, "b", 1, &one, normal);
-    tt_source s = {w, own_seek, own_next, OWN_STEPS, language ? 2 : OWN_ROWS, language ? OWN_TOKENS : 0, true, own_hash,
-                   NULL, 0};
+    tt_source s = {w, own_seek, own_next, OWN_STEPS, language ? 2 : OWN_ROWS, language ? OWN_TOKENS : 0, true,
+                   own_hash, NULL, 0};
     w->source = s;
     w->validation = s;
     tt_model model = {w, own_record, metric, 0, language ? "tokens" : NULL, 0, false};
@@ -2260,21 +2325,25 @@ TEST(fit_of_models_of_ones_own)
         bool finished;
         snprintf(first, sizeof first, "%s", test_path(test_folder(), "whole"));
         snprintf(second, sizeof second, "%s", test_path(test_folder(), "parts"));
-        if (!open_own(&a, language, metric) || !open_own(&b, language, metric) || !open_own(&c, language, metric)) return;
+        if (!open_own(&a, language, metric) || !open_own(&b, language, metric)) return;
+        if (!open_own(&c, language, metric)) return;
         CHECK(tt_evaluate(a.r, &a.validation, &before) == TT_OK);
         CHECK(before.targets == (language ? OWN_STEPS * (2.0 * OWN_TOKENS - 1) : OWN_STEPS * (4.5 + 4)));
-        CHECK(own_fit(&a, first, false, NULL, &finished) == TT_OK && finished && a.steps == OWN_STEPS * OWN_EPOCHS);
+        CHECK(own_fit(&a, first, false, NULL, &finished) == TT_OK && finished &&
+              a.steps == OWN_STEPS * OWN_EPOCHS);
         CHECK(tt_evaluate(a.r, &a.validation, &after) == TT_OK && after.loss < 0.7 * before.loss);
         CHECK_NEAR(a.metrics[2], language ? exp(after.loss) : sqrt(after.loss), 0);
         b.stop_at = 7; /* in the middle of the second epoch */
-        CHECK(own_fit(&b, second, false, NULL, &finished) == TT_OK && !finished && tt_trainer_steps(b.r) == 7);
+        CHECK(own_fit(&b, second, false, NULL, &finished) == TT_OK && !finished &&
+              tt_trainer_steps(b.r) == 7);
         CHECK(own_fit(&c, second, true, NULL, &finished) == TT_OK && finished && c.steps == a.steps - 7);
         snprintf(x, sizeof x, "%s/state.safetensors", first);
         snprintf(y, sizeof y, "%s/state.safetensors", second);
         CHECK(same_files(x, y));
         char *m = metrics_of(first, &lines[0]), *o = metrics_of(second, &lines[1]);
         CHECK(m && o && strcmp(m, o) == 0 && lines[0] == 1 + OWN_EPOCHS * (OWN_STEPS + 1));
-        CHECK(m && strstr(m, language ? "step,epoch,split,loss,perplexity,lr,grad_norm," : "step,epoch,split,loss,rmse,lr,") == m);
+        CHECK(m && strncmp(m, "step,epoch,split,loss,", 22) == 0);
+        CHECK(m && strncmp(m + 22, language ? "perplexity,lr,grad_norm," : "rmse,lr,", language ? 24 : 8) == 0);
         free(m);
         free(o);
         snprintf(x, sizeof x, "%s/metrics.csv", first);
@@ -2302,10 +2371,10 @@ TEST(fit_of_models_of_ones_own)
         CHECK(tt_predict(a.r, &batch, got) == TT_ERR_ARGUMENT);
         CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "tt_predict needs a model with classes");
         CHECK(tt_train_batch(a.r, &batch, NULL, NULL) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, language ? "the batch has no targets (NULL)" : "the batch has no y (NULL)");
+        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, language ? "the batch has no targets (NULL)" : "has no y (NULL)");
         batch.ids = NULL, batch.n_arrays = 0;
         CHECK(tt_forward(a.r, &batch, got, outputs) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, language ? "the batch has no ids (NULL)" : "the batch has no x (NULL)");
+        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, language ? "the batch has no ids (NULL)" : "has no x (NULL)");
         close_own(&a);
         close_own(&b);
         close_own(&c);
@@ -2320,8 +2389,8 @@ static double own_constant(const tt_stats *s) { return s->targets > 0; }
 TEST(best_by_metric_or_loss)
 {
     static const struct { double (*of)(const tt_stats *s); bool lower; const char *best_by; } rows[] = {
-        {own_rising, false, NULL}, {own_rising, true, NULL}, {own_rising, true, "loss"}, {own_constant, false, NULL},
-        {own_constant, true, "rise"}, {NULL, false, NULL}, {NULL, false, "loss"}};
+        {own_rising, false, NULL}, {own_rising, true, NULL}, {own_rising, true, "loss"},
+        {own_constant, false, NULL}, {own_constant, true, "rise"}, {NULL, false, NULL}, {NULL, false, "loss"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         const tt_metric metric = {rows[k].of ? "rise" : NULL, rows[k].of, rows[k].lower};
         own w;
@@ -2347,7 +2416,8 @@ TEST(best_by_metric_or_loss)
         free(csv);
         strcat(path, "/loss.svg");
         svg = test_read(path, &n);
-        CHECK(svg && strstr(svg, metric.name ? "height='612'" : "height='444'") && (strstr(svg, ">Rise<") != NULL) == (metric.name != NULL));
+        CHECK(svg && strstr(svg, metric.name ? "height='612'" : "height='444'"));
+        CHECK(svg && (strstr(svg, ">Rise<") != NULL) == (metric.name != NULL));
         free(svg);
         close_own(&w);
     }
@@ -2384,7 +2454,8 @@ TEST(fit_of_ones_own_refuses)
         if (k == 2) model.metric.name = "rmse", model.metric.of = NULL;
         if (k == 3) model.metric.name = NULL, model.classes = 3;
         CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
-        CHECK_ERROR(w.ctx, k < 3 ? TT_ERR_ARGUMENT : TT_ERR_SHAPE, k < 3 ? "the model's metric '" : "the model has 3 classes, and its output a width of 1");
+        CHECK_ERROR(w.ctx, k < 3 ? TT_ERR_ARGUMENT : TT_ERR_SHAPE,
+                    k < 3 ? "the model's metric '" : "the model has 3 classes, and its output a width of 1");
     }
     close_own(&w);
     close_own(&v);
@@ -2452,7 +2523,7 @@ TEST(a_program_by_hand_is_saved_and_goes_on)
         tt_compile_options o = tt_compile_options_default();
         o.precision = precisions[k % 5];
         o.accumulate = accumulate;
-        o.optimizer.kind = k / 5 == 0 ? TT_SGD : k / 5 == 1 ? TT_SGD : k / 5 == 2 ? TT_ADAM : TT_ADAMW;
+        o.optimizer.kind = k / 5 <= 1 ? TT_SGD : k / 5 == 2 ? TT_ADAM : TT_ADAMW;
         o.optimizer.momentum = k / 5 == 1 ? 0.9f : 0;
         o.optimizer.clip_norm = 1;
         o.loss_scale.init = 0x1p40f; /* of 16-bit floats: steps are skipped at first */
@@ -2502,8 +2573,9 @@ TEST(states_that_a_program_refuses)
     }
     free(bytes);
     for (int k = 0; k < 5; k++) {
-        static const char *const errors[] = {"tensor 'up' is F32 of 112 bytes, this run has F32 of 96", "was made with another optimizer",
-                                             "was made with another precision than '32-true'", "has no tensor 'exp_avg.up'", NULL};
+        static const char *const errors[] = {
+            "tensor 'up' is F32 of 112 bytes, this run has F32 of 96", "was made with another optimizer",
+            "was made with another precision than '32-true'", "has no tensor 'exp_avg.up'", NULL};
         other = o;
         if (k == 1) other.optimizer.kind = TT_SGD;
         if (k == 2) other.precision = "bf16-true";
@@ -2524,13 +2596,15 @@ TEST(states_that_a_program_refuses)
     }
     a.ctx->options.logger.log = keep_warning;
     warned[0] = 0;
-    CHECK(tt_program_load(a.p, bad) == TT_OK && strstr(warned, "bad.safetensors' was made with other options"));
+    CHECK(tt_program_load(a.p, bad) == TT_OK &&
+          strstr(warned, "bad.safetensors' was made with other options"));
     warned[0] = 0;
     CHECK(tt_program_load(a.p, path) == TT_OK && !warned[0] && tt_program_steps(a.p) == 3);
 
     float x[32] = {0};
     int32_t y[8] = {0};
-    CHECK(tt_set(a.p, a.x, x, 8) == TT_OK && tt_set(a.p, a.y, y, 8) == TT_OK && tt_micro_step(a.p, NULL) == TT_OK);
+    CHECK(tt_set(a.p, a.x, x, 8) == TT_OK && tt_set(a.p, a.y, y, 8) == TT_OK &&
+          tt_micro_step(a.p, NULL) == TT_OK);
     CHECK(tt_program_save(a.p, after) == TT_ERR_ARGUMENT);
     CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "between steps, not between the micro-batches");
     CHECK(tt_program_load(a.p, path) == TT_OK); /* and then none is left */
@@ -2579,24 +2653,35 @@ TEST(a_trainers_state_in_a_program)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together), TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
-    TEST_CASE(loaders_that_do_not_fit), TEST_CASE(steps_of_several_micro_batches_need_accumulate),
+    TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together),
+    TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
+    TEST_CASE(loaders_that_do_not_fit), TEST_CASE(names_and_room_from_the_data),
+    TEST_CASE(steps_of_several_micro_batches_need_accumulate),
     TEST_CASE(batches_that_do_not_fit), TEST_CASE(same_bits_for_any_number_of_threads),
     TEST_CASE(evaluation_changes_nothing),
-    TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities), TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(planned_for_another_device), TEST_CASE(allocation_failures),
-    TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_with_loss_scaling), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere), TEST_CASE(resume_with_micro_batches_and_other_threads),
-    TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters), TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options), TEST_CASE(resume_warns_of_other_pixel_means),
+    TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities),
+    TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(planned_for_another_device),
+    TEST_CASE(allocation_failures),
+    TEST_CASE(resume_in_every_precision_with_every_optimizer), TEST_CASE(resume_with_loss_scaling),
+    TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere),
+    TEST_CASE(resume_with_micro_batches_and_other_threads),
+    TEST_CASE(resume_without_new_context), TEST_CASE(resume_with_frozen_parameters),
+    TEST_CASE(states_of_other_runs), TEST_CASE(resume_warns_of_other_options),
+    TEST_CASE(resume_warns_of_other_pixel_means),
     TEST_CASE(damaged_states), TEST_CASE(files_that_fail),
-    TEST_CASE(predictions_without_labels_and_of_nan), TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
+    TEST_CASE(predictions_without_labels_and_of_nan), TEST_CASE(nan_in_a_step_loses_nothing),
+    TEST_CASE(a_gradient_that_is_not_finite_is_named), TEST_CASE(an_untrained_trainer_saves_and_loads),
     TEST_CASE(fit_in_a_line), TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation),
-    TEST_CASE(fit_refuses), TEST_CASE(fit_resumes_on_the_same_data), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
+    TEST_CASE(fit_refuses), TEST_CASE(fit_resumes_on_the_same_data),
+    TEST_CASE(fit_stops_at_a_failed_step_and_saves),
     TEST_CASE(fit_ties_of_accuracy_go_to_the_lower_loss), TEST_CASE(fit_keeps_again_where_keep_failed),
     TEST_CASE(fit_killed_in_its_first_keep_goes_on), TEST_CASE(fit_takes_no_unreadable_file_for_absent),
     TEST_CASE(a_folder_that_breaks_off_is_not_listed), TEST_CASE(fit_says_from_where_a_resumed_run_goes_on),
     TEST_CASE(fit_writes_metrics), TEST_CASE(fit_refuses_metrics_with_other_columns),
     TEST_CASE(pictures_of_a_training), TEST_CASE(lines_of_metrics),
     TEST_CASE(fit_of_a_trainer_that_only_evaluates), TEST_CASE(names_that_a_state_cannot_have),
-    TEST_CASE(fit_of_models_of_ones_own), TEST_CASE(best_by_metric_or_loss), TEST_CASE(fit_of_ones_own_refuses),
+    TEST_CASE(fit_of_models_of_ones_own), TEST_CASE(best_by_metric_or_loss),
+    TEST_CASE(fit_of_ones_own_refuses),
     TEST_CASE(a_program_by_hand_is_saved_and_goes_on), TEST_CASE(states_that_a_program_refuses),
     TEST_CASE(a_trainers_state_in_a_program),
 };
