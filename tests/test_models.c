@@ -80,7 +80,8 @@ static tt_batch golden_batch(const golden *g, int k, batch_data *d)
         snprintf(name, sizeof name, "batch%d.pixels", k);
         b.seqs = golden_ints(g, k, "labels", d->labels, TEST_COUNT(d->labels));
         k = tt_safetensors_find(g->file, name);
-        CHECK(k >= 0 && tt_safetensors_info(g->file, k)->bytes == (size_t)b.seqs * 12 * 12 * 3 && tt_safetensors_info(g->file, k)->bytes <= sizeof d->pixels);
+        CHECK(k >= 0 && tt_safetensors_info(g->file, k)->bytes == (size_t)b.seqs * 12 * 12 * 3 &&
+              tt_safetensors_info(g->file, k)->bytes <= sizeof d->pixels);
         CHECK(tt_safetensors_read(g->file, k, 0, (size_t)b.seqs * 12 * 12 * 3, d->pixels) == TT_OK);
         b.pixels = d->pixels;
         b.image_bytes = 12 * 12 * 3;
@@ -391,8 +392,10 @@ static tt_plan train_on_first_rows(bool all, const char *precision, const char *
     for (int s = 0; s < SEQS; s++) label[s] = s % 2;
     for (int step = 0; step < 4; step++) {
         tt_stats stats;
-        CHECK(tt_set(p, in.ids, id, TOKENS) == TT_OK && tt_set(p, in.positions, position, TOKENS) == TT_OK && tt_set(p, in.seq_start, start, SEQS + 1) == TT_OK);
-        CHECK(tt_set(p, in.first, start, SEQS) == TT_OK && tt_set(p, labels, label, SEQS) == TT_OK && tt_step(p, 0.5f, &stats) == TT_OK);
+        CHECK(tt_set(p, in.ids, id, TOKENS) == TT_OK && tt_set(p, in.positions, position, TOKENS) == TT_OK &&
+              tt_set(p, in.seq_start, start, SEQS + 1) == TT_OK);
+        CHECK(tt_set(p, in.first, start, SEQS) == TT_OK && tt_set(p, labels, label, SEQS) == TT_OK &&
+              tt_step(p, 0.5f, &stats) == TT_OK);
         loss[step] = (float)stats.loss;
     }
     plan = tt_program_plan(p);
@@ -460,7 +463,8 @@ TEST(rows_of_inputs_are_not_rounded)
     o.train = false;
     o.precision = "bf16-mixed";
     tt_program *p = tt_compile(t, tt_mean_squared_error(t, tt_gather_rows(t, tt_add(t, vx, vy), index), target, none), &o);
-    CHECK(p && tt_set(p, vx, x, 2) == TT_OK && tt_set(p, vy, y, 2) == TT_OK && tt_set(p, index, &first, 1) == TT_OK && tt_set(p, target, &zero, 1) == TT_OK);
+    CHECK(p && tt_set(p, vx, x, 2) == TT_OK && tt_set(p, vy, y, 2) == TT_OK &&
+          tt_set(p, index, &first, 1) == TT_OK && tt_set(p, target, &zero, 1) == TT_OK);
     CHECK(tt_run(p, &stats) == TT_OK);
     CHECK_NEAR(stats.loss, 0.25, 1e-6);
     tt_program_free(p);
@@ -655,10 +659,13 @@ static bool same_config(const tt_bert *a, const tt_bert *b)
     const tt_bert_config *x = &a->config, *y = &b->config;
     for (int k = 0; k < x->classes && k < y->classes; k++) if (!CHECK(strcmp(a->class_names[k], b->class_names[k]) == 0)) return false;
     return CHECK(x->distil == y->distil && x->vocab_size == y->vocab_size && x->hidden_size == y->hidden_size && x->layers == y->layers) &&
-           CHECK(x->heads == y->heads && x->intermediate_size == y->intermediate_size && x->max_positions == y->max_positions) &&
-           CHECK(x->type_vocab_size == y->type_vocab_size && x->classes == y->classes && strcmp(a->activation, b->activation) == 0) &&
+           CHECK(x->heads == y->heads && x->intermediate_size == y->intermediate_size &&
+                 x->max_positions == y->max_positions) &&
+           CHECK(x->type_vocab_size == y->type_vocab_size && x->classes == y->classes &&
+                 strcmp(a->activation, b->activation) == 0) &&
            CHECK(x->layer_norm_eps == y->layer_norm_eps && x->initializer_range == y->initializer_range) &&
-           CHECK(x->dropout == y->dropout && x->attention_dropout == y->attention_dropout && x->classifier_dropout == y->classifier_dropout);
+           CHECK(x->dropout == y->dropout && x->attention_dropout == y->attention_dropout &&
+                 x->classifier_dropout == y->classifier_dropout);
 }
 
 TEST(save_and_reload)
@@ -711,7 +718,8 @@ TEST(save_and_reload)
         tt_safetensors *file = tt_safetensors_open(ctx, path);
         if (CHECK(file != NULL)) {
             CHECK(tt_safetensors_count(file) == ctx->n_params);
-            CHECK(tt_safetensors_metadata(file, "format") && strcmp(tt_safetensors_metadata(file, "format"), "pt") == 0);
+            CHECK(tt_safetensors_metadata(file, "format") &&
+                  strcmp(tt_safetensors_metadata(file, "format"), "pt") == 0);
             for (int i = 0; i < tt_safetensors_count(file); i++) {
                 char name[256];
                 const tt_tensor_info *info = tt_safetensors_info(file, i), *reference;
@@ -719,7 +727,8 @@ TEST(save_and_reload)
                 int j = tt_safetensors_find(g.file, name);
                 if (!CHECK(j >= 0)) continue;
                 reference = tt_safetensors_info(g.file, j);
-                CHECK(info->ndim == reference->ndim && memcmp(info->dims, reference->dims, sizeof *info->dims * (size_t)info->ndim) == 0);
+                CHECK(info->ndim == reference->ndim &&
+                      memcmp(info->dims, reference->dims, sizeof *info->dims * (size_t)info->ndim) == 0);
                 CHECK(strcmp(info->dtype, dtypes[k / 3]) == 0);
             }
         }
@@ -772,7 +781,8 @@ TEST(save_fails_and_the_old_files_stay)
         tt_context_options o = test_options(&a);
         o.files = test_failing_files(&f, 0, 0);
         tt_context *ctx = tt_open(&o);
-        CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN("distilbert"), 0) == TT_OK && tt_bert_save(&m, folder) == TT_OK);
+        CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN("distilbert"), 0) == TT_OK &&
+              tt_bert_save(&m, folder) == TT_OK);
         for (int i = 0; i < 2; i++) bytes[i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[i]);
         m.config.dropout = 0.5f; /* so that both files would change */
         float *zeros = (float *)calloc((size_t)tt_param_size(m.word), sizeof(float));
@@ -788,7 +798,8 @@ TEST(save_fails_and_the_old_files_stay)
         for (int i = 0; i < 2; i++) bytes[2 + i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[2 + i]);
         CHECK(bytes[1] && bytes[3] && n[1] == n[3] && memcmp(bytes[1], bytes[3], n[1]) == 0);
         bool weights_done = k >= 6; /* they are in place before config.json is written */
-        CHECK(bytes[0] && bytes[2] && n[0] == n[2] && (memcmp(bytes[0], bytes[2], n[0]) == 0) == !weights_done);
+        CHECK(bytes[0] && bytes[2] && n[0] == n[2] &&
+              (memcmp(bytes[0], bytes[2], n[0]) == 0) == !weights_done);
         for (int i = 0; i < 4; i++) free(bytes[i]);
         char *left = test_read(test_path(folder, "model.safetensors.tmp"), &n[0]), *left_too = test_read(test_path(folder, "config.json.tmp"), &n[0]);
         CHECK(!left && !left_too);
@@ -995,7 +1006,8 @@ TEST(another_number_of_classes)
         tt_bert m;
         tt_context *ctx = open_logged(&a, &log);
         CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN(models[k]), 5) == TT_OK);
-        CHECK(m.config.classes == 5 && tt_param_dims(m.classifier_w)[0] == 5 && tt_param_size(m.classifier_b) == 5);
+        CHECK(m.config.classes == 5 && tt_param_dims(m.classifier_w)[0] == 5 &&
+              tt_param_size(m.classifier_b) == 5);
         CHECK(strcmp(m.class_names[4], "LABEL_4") == 0);
         if (k < 2) {
             CHECK(log.warnings == 2);
@@ -1003,7 +1015,8 @@ TEST(another_number_of_classes)
             CHECK(strstr(log.text, "'classifier.bias' has ") != NULL);
         } else { /* no classifier in the file */
             CHECK(log.warnings == 0 && log.infos == 2);
-            CHECK(strstr(log.text, "has no 'classifier.weight': it starts anew") && strstr(log.text, "has no 'classifier.bias': it starts anew"));
+            CHECK(strstr(log.text, "has no 'classifier.weight': it starts anew") &&
+                  strstr(log.text, "has no 'classifier.bias': it starts anew"));
         }
         float *w = param_values(m.classifier_w), *b = param_values(m.classifier_b);
         double size = distance(w, NULL, tt_param_size(m.classifier_w)) / sqrt((double)tt_param_size(m.classifier_w));
@@ -1034,7 +1047,8 @@ TEST(class_names_of_a_config)
     tt_context *ctx = test_open(&a);
     const char *old = "\"0\": \"LABEL_0\",\n    \"1\": \"LABEL_1\",\n    \"2\": \"LABEL_2\"";
     CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, "\"2\": \"\\u00e9\", \"0\": \"bad\", \"1\": \"so \\\"so\\\"\""), 0) == TT_OK);
-    CHECK(strcmp(m.class_names[0], "bad") == 0 && strcmp(m.class_names[1], "so \"so\"") == 0 && strcmp(m.class_names[2], "\xC3\xA9") == 0);
+    CHECK(strcmp(m.class_names[0], "bad") == 0 && strcmp(m.class_names[1], "so \"so\"") == 0 &&
+          strcmp(m.class_names[2], "\xC3\xA9") == 0);
     tt_bert_free(&m);
     TEST_CLOSE(ctx, &a);
     ctx = test_open(&a); /* too long a name is cut, never within a character */
@@ -1415,7 +1429,8 @@ TEST(new_models)
         test_allocator a;
         tt_bert m, twin;
         tt_bert_config c = tt_bert_config_default(distil);
-        CHECK(c.hidden_size == 768 && c.layers == (distil ? 6 : 12) && c.vocab_size == 30522 && c.classes == 2 && c.pooler == !distil);
+        CHECK(c.hidden_size == 768 && c.layers == (distil ? 6 : 12) && c.vocab_size == 30522 &&
+              c.classes == 2 && c.pooler == !distil);
         c.vocab_size = 200;
         c.hidden_size = 40;
         c.layers = 2;
@@ -1425,13 +1440,15 @@ TEST(new_models)
         c.classes = 3;
         tt_context *ctx = test_open(&a);
         CHECK(tt_bert_new(ctx, &m, &c) == TT_OK);
-        CHECK(ctx->n_params == 32 + (distil ? 8 : 9) && (m.type == NULL) == distil && strcmp(m.class_names[2], "LABEL_2") == 0);
+        CHECK(ctx->n_params == 32 + (distil ? 8 : 9) && (m.type == NULL) == distil &&
+              strcmp(m.class_names[2], "LABEL_2") == 0);
         for (int k = 0; k < ctx->n_params; k++) {
             const tt_param *p = ctx->params[k];
             float *x = param_values(p);
             int64_t n = tt_param_size(p);
             double size = distance(x, NULL, n) / sqrt((double)n);
-            bool norm = tt_param_ndim(p) == 1 && (tt__match("*LayerNorm.weight", p->name) || tt__match("*layer_norm.weight", p->name));
+            bool norm = tt_param_ndim(p) == 1 &&
+            (tt__match("*LayerNorm.weight", p->name) || tt__match("*layer_norm.weight", p->name));
             if (tt_param_ndim(p) == 2) CHECK(size > 0.014 && size < 0.026);
             else for (int64_t i = 0; i < n; i++) if (!CHECK(x[i] == (norm ? 1.0f : 0.0f))) break;
             free(x);
@@ -1572,16 +1589,26 @@ TEST(allocation_failures)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(golden_distilbert), TEST_CASE(golden_bert), TEST_CASE(golden_minilm), TEST_CASE(golden_vit), TEST_CASE(golden_vit_of_torchvision), TEST_CASE(golden_portable), TEST_CASE(golden_avx2), TEST_CASE(golden_bf16_mixed),
-    TEST_CASE(golden_bf16_true), TEST_CASE(golden_16_mixed), TEST_CASE(golden_16_true), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(rows_after_the_last_attention), TEST_CASE(rows_of_every_layer), TEST_CASE(rows_of_inputs_are_not_rounded),
-    TEST_CASE(recompute_policies), TEST_CASE(freeze_the_body), TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
-    TEST_CASE(freeze_embeddings_and_biases), TEST_CASE(freeze_nothing_and_all), TEST_CASE(frozen_parameters_take_no_memory), TEST_CASE(save_and_reload), TEST_CASE(save_before_anything_is_allocated),
-    TEST_CASE(save_fails_and_the_old_files_stay), TEST_CASE(names_without_prefix_and_old_names), TEST_CASE(other_dtypes), TEST_CASE(position_ids_and_other_tensors),
+    TEST_CASE(golden_distilbert), TEST_CASE(golden_bert), TEST_CASE(golden_minilm), TEST_CASE(golden_vit),
+    TEST_CASE(golden_vit_of_torchvision), TEST_CASE(golden_portable), TEST_CASE(golden_avx2),
+    TEST_CASE(golden_bf16_mixed),
+    TEST_CASE(golden_bf16_true), TEST_CASE(golden_16_mixed), TEST_CASE(golden_16_true),
+    TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(rows_after_the_last_attention),
+    TEST_CASE(rows_of_every_layer), TEST_CASE(rows_of_inputs_are_not_rounded),
+    TEST_CASE(recompute_policies), TEST_CASE(freeze_the_body),
+    TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
+    TEST_CASE(freeze_embeddings_and_biases), TEST_CASE(freeze_nothing_and_all),
+    TEST_CASE(frozen_parameters_take_no_memory), TEST_CASE(save_and_reload),
+    TEST_CASE(save_before_anything_is_allocated),
+    TEST_CASE(save_fails_and_the_old_files_stay), TEST_CASE(names_without_prefix_and_old_names),
+    TEST_CASE(other_dtypes), TEST_CASE(position_ids_and_other_tensors),
     TEST_CASE(another_number_of_classes), TEST_CASE(class_names_of_a_config), TEST_CASE(classes_of_one_name),
     TEST_CASE(what_no_config_can_hold_is_not_saved), TEST_CASE(broken_checkpoints),
     TEST_CASE(configs_that_promise_more_than_the_file_holds), TEST_CASE(many_layers),
-    TEST_CASE(numbers_that_a_float_cannot_hold), TEST_CASE(checkpoint_cut_off_after_loading), TEST_CASE(broken_configs),
-    TEST_CASE(other_activations_load), TEST_CASE(new_models), TEST_CASE(without_pooler_and_types), TEST_CASE(allocation_failures),
+    TEST_CASE(numbers_that_a_float_cannot_hold), TEST_CASE(checkpoint_cut_off_after_loading),
+    TEST_CASE(broken_configs),
+    TEST_CASE(other_activations_load), TEST_CASE(new_models), TEST_CASE(without_pooler_and_types),
+    TEST_CASE(allocation_failures),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

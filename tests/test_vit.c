@@ -52,10 +52,13 @@ static bool same_config(const tt_vit *a, const tt_vit *b)
 {
     tt_vit_config x = a->config, y = b->config;
     return CHECK(x.image_size == y.image_size && x.patch_size == y.patch_size && x.channels == y.channels && x.hidden_size == y.hidden_size) &&
-           CHECK(x.layers == y.layers && x.heads == y.heads && x.intermediate_size == y.intermediate_size && x.classes == y.classes && x.qkv_bias == y.qkv_bias) &&
-           CHECK(strcmp(a->activation, b->activation) == 0 && x.layer_norm_eps == y.layer_norm_eps && x.initializer_range == y.initializer_range) &&
+           CHECK(x.layers == y.layers && x.heads == y.heads && x.intermediate_size == y.intermediate_size &&
+                 x.classes == y.classes && x.qkv_bias == y.qkv_bias) &&
+           CHECK(strcmp(a->activation, b->activation) == 0 && x.layer_norm_eps == y.layer_norm_eps &&
+                 x.initializer_range == y.initializer_range) &&
            CHECK(x.dropout == y.dropout && x.attention_dropout == y.attention_dropout) &&
-           CHECK(memcmp(x.mean, y.mean, sizeof(float) * (size_t)x.channels) == 0 && memcmp(x.std, y.std, sizeof(float) * (size_t)x.channels) == 0);
+           CHECK(memcmp(x.mean, y.mean, sizeof(float) * (size_t)x.channels) == 0 &&
+                 memcmp(x.std, y.std, sizeof(float) * (size_t)x.channels) == 0);
 }
 
 static void same_parameters(const tt_context *a, const tt_context *b)
@@ -83,7 +86,8 @@ TEST(save_and_reload_in_both_spellings)
         snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "new"));
         snprintf(path, sizeof path, "%s/model.safetensors", folder);
         tt_context *ctx = open_logged(&a, &log), *other;
-        CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 0) == TT_OK && !m.torchvision && log.infos + log.warnings == 0);
+        CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 0) == TT_OK && !m.torchvision &&
+              log.infos + log.warnings == 0);
         m.torchvision = torchvision;
         m.config.dropout = 0.1f;
         m.config.attention_dropout = 0.123456789f;
@@ -93,7 +97,8 @@ TEST(save_and_reload_in_both_spellings)
         CHECK(tt_vit_save(&m, folder) == TT_OK && tt_vit_save(&m, folder) == TT_OK);
 
         other = open_logged(&b, &log);
-        CHECK(tt_vit_load(other, &again, folder, 0, 0) == TT_OK && again.torchvision == torchvision && log.infos + log.warnings == 0);
+        CHECK(tt_vit_load(other, &again, folder, 0, 0) == TT_OK && again.torchvision == torchvision &&
+              log.infos + log.warnings == 0);
         same_config(&m, &again);
         CHECK(strcmp(again.class_names[1], "a \"cat\"") == 0 && strcmp(again.class_names[2], "LABEL_2") == 0);
         same_parameters(ctx, other);
@@ -106,7 +111,9 @@ TEST(save_and_reload_in_both_spellings)
                 int at = tt_safetensors_find(reference, x->name);
                 if (!CHECK(at >= 0)) continue;
                 const tt_tensor_info *y = tt_safetensors_info(reference, at);
-                CHECK(x->ndim == y->ndim && memcmp(x->dims, y->dims, sizeof *x->dims * (size_t)x->ndim) == 0 && strcmp(x->dtype, y->dtype) == 0);
+                CHECK(x->ndim == y->ndim &&
+                      memcmp(x->dims, y->dims, sizeof *x->dims * (size_t)x->ndim) == 0 &&
+                      strcmp(x->dtype, y->dtype) == 0);
                 char *mine = test_tensor(saved, k), *theirs = test_tensor(reference, at);
                 CHECK(memcmp(mine, theirs, x->bytes) == 0);
                 free(mine);
@@ -163,7 +170,8 @@ TEST(positions_of_another_image_size)
     tt_vit m;
     tt_context *ctx = open_logged(&a, &log);
     CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 20, 0) == TT_OK && m.config.image_size == 20);
-    CHECK(log.warnings == 0 && strstr(log.text, "positions of 3 x 3 patches are interpolated to 5 x 5") != NULL);
+    CHECK(log.warnings == 0 &&
+          strstr(log.text, "positions of 3 x 3 patches are interpolated to 5 x 5") != NULL);
     CHECK(tt_param_dims(m.position)[0] == 26 && tt_param_dims(m.position)[1] == 36);
     tt_safetensors *golden = tt_safetensors_open(ctx, TEST_GOLDEN("vit/golden.safetensors"));
     float *now = values_of(m.position), reference[26 * 36];
@@ -181,13 +189,16 @@ TEST(another_head)
     log_lines log;
     tt_vit m;
     tt_context *ctx = open_logged(&a, &log);
-    CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 10) == TT_OK && m.config.classes == 10 && tt_param_dims(m.classifier_w)[0] == 10);
-    CHECK(log.warnings == 2 && strstr(log.text, "'classifier.weight' has 3 classes, 10 are asked for: it starts anew") != NULL);
+    CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 10) == TT_OK && m.config.classes == 10 &&
+          tt_param_dims(m.classifier_w)[0] == 10);
+    CHECK(log.warnings == 2 &&
+          strstr(log.text, "'classifier.weight' has 3 classes, 10 are asked for: it starts anew") != NULL);
     CHECK(m.token->read != NULL && m.classifier_w->read == NULL);
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
     ctx = open_logged(&a, &log);
-    CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit/torchvision.safetensors"), 0, 10) == TT_OK && log.warnings == 2);
+    CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit/torchvision.safetensors"), 0, 10) == TT_OK &&
+          log.warnings == 2);
     CHECK(strstr(log.text, "'heads.head.bias' has 3 classes, 10 are asked for: it starts anew") != NULL);
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
@@ -532,7 +543,8 @@ TEST(micro_batches_of_images)
         tt_trainer *r = trainer_of(ctx, &m, NULL, 0, IMAGES, true);
         tt_batch all = batch_of(pixels, labels, 0, IMAGES, true), first = batch_of(pixels, labels, 0, 4, false), second = batch_of(pixels, labels, 4, 2, true);
         if (!k) CHECK(tt_train_batch(r, &all, &s, &updated) == TT_OK && updated);
-        else CHECK(tt_train_batch(r, &first, &s, &updated) == TT_OK && !updated && tt_train_batch(r, &second, &s, &updated) == TT_OK && updated);
+        else CHECK(tt_train_batch(r, &first, &s, &updated) == TT_OK && !updated &&
+                   tt_train_batch(r, &second, &s, &updated) == TT_OK && updated);
         loss[k] = s.loss;
         norm[k] = s.grad_norm;
         tt_trainer_free(r);
@@ -642,7 +654,8 @@ TEST(misuse_of_patches)
     tt_value starts = tt_seq_start(t, "starts", 2), patches = tt_patches(t, pixels, positions, starts, &o);
     c.train = false;
     tt_program *p = tt_compile(t, patches, &c);
-    CHECK(p && tt_set(p, pixels, image, 2) == TT_OK && tt_set(p, positions, position, 10) == TT_OK && tt_set(p, starts, start, 3) == TT_OK);
+    CHECK(p && tt_set(p, pixels, image, 2) == TT_OK && tt_set(p, positions, position, 10) == TT_OK &&
+          tt_set(p, starts, start, 3) == TT_OK);
     CHECK(tt_run(p, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "patches: 'positions' has 5 in row 9, which is not in 0..4");
     tt_program_free(p);
@@ -654,7 +667,8 @@ static const test_case tests[] = {
     TEST_CASE(save_and_reload_in_both_spellings), TEST_CASE(sizes_told_by_shapes),
     TEST_CASE(positions_of_another_image_size), TEST_CASE(another_head),
     TEST_CASE(names_and_numbers_that_are_saved), TEST_CASE(broken_checkpoints),
-    TEST_CASE(configs), TEST_CASE(learns_and_predicts), TEST_CASE(same_bits_when_recomputed), TEST_CASE(micro_batches_of_images), TEST_CASE(misuse), TEST_CASE(misuse_of_patches),
+    TEST_CASE(configs), TEST_CASE(learns_and_predicts), TEST_CASE(same_bits_when_recomputed),
+    TEST_CASE(micro_batches_of_images), TEST_CASE(misuse), TEST_CASE(misuse_of_patches),
     TEST_CASE(unreadable_files_are_not_absent),
 };
 
