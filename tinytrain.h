@@ -5185,13 +5185,18 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
 
 /* Which bytes are taken when: a binary tree over the instructions (a segment tree: Bentley, "Solutions to Klee's rectangle problems", 1977).
    A node has two lists of spans of bytes: those taken during all of the node's instructions, and those taken during some of them. */
-typedef struct tt__span { size_t from, to; int next; } tt__span; /* next: the following span in order of bytes; 0: none */
+typedef struct tt__span {
+    size_t from, to;
+    int next;       /* the following span in order of bytes; 0: none                                                */
+    int list;       /* that it is in; 0: none                                                                       */
+} tt__span;
 typedef struct tt__taken {
     tt_context *ctx;
     tt__span *span; int n_span, cap_span;   /* span[0] is "none"                                                    */
     int unused;                             /* the first of the spans that are in no list                            */
     int *list;                              /* heads of node k's lists: list[2 k], all the time; list[2 k + 1], at times */
     int last;                               /* the box that was placed last                                         */
+    int *hint;                              /* of each list, the span that it got last                               */
     int leaves;                             /* instructions rounded up to a power of two; node 1 is the root          */
 } tt__taken;
 
@@ -5200,7 +5205,8 @@ static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
     memset(t, 0, sizeof *t);
     t->ctx = ctx;
     for (t->leaves = 1; t->leaves < instructions; t->leaves *= 2) {}
-    t->list = (int *)tt__alloc(ctx, sizeof *t->list * 4 * (size_t)t->leaves);
+    t->list = (int *)tt__alloc(ctx, sizeof *t->list * 8 * (size_t)t->leaves);
+    t->hint = t->list + 4 * t->leaves;
     return t->list != NULL;
 }
 
@@ -5212,9 +5218,10 @@ static void tt__taken_close(tt__taken *t)
 
 static bool tt__taken_clear(tt__taken *t)
 {
-    memset(t->list, 0, sizeof *t->list * 4 * (size_t)t->leaves);
+    memset(t->list, 0, sizeof *t->list * 8 * (size_t)t->leaves);
     t->n_span = t->unused = 0;
     if (!TT__GROW(t->ctx, t->span, t->n_span, t->cap_span)) return false;
+    t->span[0].list = 0;
     t->n_span = 1;
     return true;
 }
@@ -5222,13 +5229,15 @@ static bool tt__taken_clear(tt__taken *t)
 /* Adds bytes [from, to) to a list, where they are joined with the spans that they overlap or touch. */
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
-    int before = 0, at = t->list[list];
+    int before = 0, at = t->list[list], hint = t->hint[list];
+    if (t->span[hint].list == list && t->span[hint].from <= from) at = hint; /* most are near the one before */
     while (at && t->span[at].to < from) {
         before = at;
         at = t->span[at].next;
     }
     if (at && t->span[at].from <= to) { /* the first one grows, and those that it reaches then go */
         tt__span *s = &t->span[at];
+        t->hint[list] = at;
         if (from < s->from) s->from = from;
         if (to <= s->to) return true;
         s->to = to;
@@ -5236,6 +5245,7 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
             if (t->span[next].to > s->to) s->to = t->span[next].to;
             s->next = t->span[next].next;
             t->span[next].next = t->unused;
+            t->span[next].list = 0;
             t->unused = next;
         }
         return true;
@@ -5247,6 +5257,8 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
     t->span[made].from = from;
     t->span[made].to = to;
     t->span[made].next = at;
+    t->span[made].list = list;
+    t->hint[list] = made;
     *(before ? &t->span[before].next : &t->list[list]) = made;
     return true;
 }
@@ -5348,7 +5360,7 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
     }
 }
 
-enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000 };
+enum { TT__FEW_BOXES = 800, TT__MANY_BOXES = 20000, TT__IMPROVE = 200000 };
 
 /* Tries to get below the height of an order: the box that reaches it is placed first instead, again and again. Leaves
    the lowest placement found, and returns its height. */
@@ -5403,7 +5415,7 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
     *height = SIZE_MAX;
     if (room) {
         tt__sort_boxes(box, order, order + n, large, winner / 2, *peak_at);
-        tt__sort_boxes(box, order + large, order + n, all - large, 0, *peak_at);
+        tt__sort_boxes(box, order + large, order + n, all - large, n < TT__MANY_BOXES ? 0 : 2, *peak_at);
         *height = tt__improve(box, order, order + n, all, winner % 2 == 1, *bound, &taken);
     }
     for (int k = 0; k < n; k++) {
