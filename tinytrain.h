@@ -756,7 +756,7 @@ typedef struct tt_array {
    else the field of that name; "first" is where each sequence starts. What no input reads may be missing.
    Pointers are valid until the next call on whatever gave them. */
 typedef struct tt_batch {
-    int seqs;                 /* sequences, images or examples */
+    int seqs;                 /* sequences, images or examples; a speed counts `rows`, or else these */
     int rows;                 /* tokens of all sequences together; 0: there are none, as with images */
     const int32_t *ids;       /* (rows) */
     const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
@@ -777,7 +777,8 @@ typedef struct tt_source {
     void *self;                /* for the functions */
     /* Goes to the first micro-batch of a step, 0 to `steps`. */
     tt_status (*seek)(void *self, int64_t epoch, int64_t step);
-    /* The next micro-batch; *more is false, and the batch not read, at the end of the epoch. */
+    /* Fills in the next micro-batch, which is all 0, or sets *more to false at the end of the epoch. An error
+       ends tt_fit and tt_evaluate, which return it. */
     tt_status (*next)(void *self, tt_batch *batch, bool *more);
     int64_t steps;             /* of an epoch */
     /* The most that a micro-batch has, and whether a step may have several: tt_train_options must have room.
@@ -998,8 +999,8 @@ struct tt_train_options {
     bool accumulate;                 /* default false */
 };
 tt_train_options tt_train_options_default(void);
-/* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate where steps of
-   the first do. Either may be NULL. */
+/* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate if steps
+   of the first may have several. Either may be NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
 
 typedef struct tt_trainer tt_trainer;
