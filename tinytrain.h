@@ -2320,12 +2320,16 @@ static tt_status tt__writer_end(tt__writer *w)
    TAPE                                                                                              >>tape
    Values, instructions, and how instructions are recorded. Uses base.
 
-   A value is a matrix (rows, cols). rows is fixed, or an axis: a capacity now, a number at run time. A view shares the
-   storage of its base. An instruction reads `in`, writes `out`; bit o of `add` says out[o] += instead of =.
+   A value is a matrix (rows, cols). rows is fixed, or an axis: a capacity now, a number at run time. A view shares
+   the storage of its base. An instruction reads `in`, writes `out`; bit o of `add` says out[o] += instead of =.
 
-   The gradient rule: the first contribution to a gradient writes (=), later ones add (+=). In programs that accumulate over
-   micro-batches, the first contribution to a parameter's gradient also adds in all micro-batches but the first
-   (`add_later`).
+   The gradient rule: the first contribution to a gradient writes (=), later ones add (+=). In programs that accumulate
+   over micro-batches, the first contribution to a parameter's gradient also adds in all micro-batches but the first
+   (`add_later`). So do the totals of losses.
+
+   A step's state is on the tape too. Its settings (tt__run) are a value that the host writes before it runs a segment;
+   its results (tt__results) are one that instructions write: ADD_COUNTS what losses counted, CLIP the norm and the
+   factor, LOSS_SCALE the next loss scale.
    ============================================================================================================ */
 
 /* A tensor has no more elements, so that their bytes, and those of the scratch that an op needs for them, fit
@@ -2343,48 +2347,49 @@ struct tt_param {
     tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
     void (*release)(tt_context *ctx, void *source);
     void *source;
-    struct tt__arena *holder; /* the arena whose home of it holds its values, from the compilation of the first
-                                 program with it; NULL: none                                                     */
+    struct tt__arena *holder; /* the arena that holds its values, from the compilation of the first program with it;
+                                 NULL: none */
 };
 
 /* STEP: the step's settings and results. */
 typedef enum tt__storage { TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP } tt__storage;
 /* In whose memory a value lies. Where the device's is the host's, instructions may use both. */
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
-/* Which part of a tensor a value or a home has: all of it; chunks of TT__CHUNK elements; rows or columns (dim), in
-   each of `blocks` equal blocks. axis: of ranks, the one that it is split over. */
+/* Which part of a tensor a value or a home has: all of it; chunks of TT__CHUNK elements; rows or columns
+   (dim), in each of `blocks` equal blocks. axis: of ranks, the one that it is split over. */
 typedef enum tt__part_kind { TT__WHOLE, TT__FLAT, TT__ROWS, TT__COLS } tt__part_kind;
 typedef struct tt__part { tt__part_kind kind; int dim, blocks, axis; } tt__part;
 
 typedef struct tt__shape {
     tt_dtype dtype;
-    int64_t rows, cols; /* rows: the capacity when there is an axis                                                 */
-    int32_t axis;       /* 0: none                                                                                  */
-    int32_t extra;      /* actual rows = rows of the axis + extra (seq_start has one more)                           */
+    int64_t rows, cols; /* rows: the capacity when there is an axis */
+    int32_t axis;       /* 0: none */
+    int32_t extra;      /* actual rows = rows of the axis + extra (seq_start has one more) */
 } tt__shape;
 
 typedef struct tt__value {
     tt__shape shape;
-    int64_t ld;         /* elements from one row of its storage to the next                                         */
+    int64_t ld;         /* elements from one row of its storage to the next */
     tt__storage storage;
     tt__space space;
     tt__part part;
-    int32_t base;       /* the value whose storage it shares: itself unless it is a view                             */
-    int64_t offset;     /* elements from the start of base                                                          */
-    int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; -1                          */
-    bool keep;          /* readable after the run                                                                   */
-    bool block_end;     /* recompute: the backward finds it rather than computes it again                           */
-    bool persistent;    /* lives from run to run                                                                    */
-    bool pinned_f32;    /* statistics and losses: no precision pass changes it                                       */
-    bool residual;      /* precision: of the residual stream                                                         */
-    bool needs_grad;    /* autodiff: a trainable parameter lies behind it                                           */
-    int32_t grad;       /* autodiff: the value that holds its gradient; 0: none yet                                 */
-    /* as tt__index counts them: the number of the instruction that first writes it, and one more (0: none does); of a
-       base, with its views: operands that read it, results that write it, its views, the last instruction that reads it */
+    int32_t base;       /* the value whose storage it shares: itself unless it is a view */
+    int64_t offset;     /* elements from the start of base */
+    int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; -1 */
+    bool keep;          /* readable after the run */
+    bool block_end;     /* recompute: the backward finds it rather than computes it again */
+    bool persistent;    /* lives from run to run */
+    bool pinned_f32;    /* statistics and losses: no precision pass changes it */
+    bool residual;      /* precision: of the residual stream */
+    bool needs_grad;    /* autodiff: a trainable parameter lies behind it */
+    int32_t grad;       /* autodiff: the value that holds its gradient; 0: none yet */
+    /* As tt__index counts them: the number of the instruction that first writes it, and one more (0: none
+       does); of a base, with its views: operands that read it, results that write it, its views, its last
+       reader. */
     int32_t producer, uses, writes, views, reader;
-    int32_t instead;    /* within a pass, what is to be read instead of it; 0: itself                               */
-    bool named;         /* by tt_name, or by a pass                                                                 */
-    size_t place;       /* planner: byte offset in its region of the arena                                          */
+    int32_t instead;    /* within a pass, what is to be read instead of it; 0: itself */
+    bool named;         /* by tt_name, or by a pass */
+    size_t place;       /* planner: byte offset in its region of the arena */
     char name[72];
 } tt__value;
 
@@ -2392,17 +2397,17 @@ typedef struct tt__axis { char name[32]; int64_t capacity; } tt__axis;
 
 struct tt_tape {
     tt_context *ctx;
-    tt__value *values; int n_values, cap_values;    /* values[0] is "none"                                          */
+    tt__value *values; int n_values, cap_values;    /* values[0] is "none" */
     tt__instr *code; int n_code, cap_code;
-    tt__axis *axes; int n_axes, cap_axes;           /* axes[0] is "none"                                            */
-    int32_t *params; int n_params, cap_params;      /* of ctx->params, the value that stands for it; 0: none          */
+    tt__axis *axes; int n_axes, cap_axes;           /* axes[0] is "none" */
+    int32_t *params; int n_params, cap_params;      /* of ctx->params, the value that stands for it; 0: none */
     uint32_t n_random;
-    size_t alignment;                               /* of storages: what the kind of device that it is compiled for wants */
-    bool host;                                      /* the memory of that kind is the host's                        */
-    bool accumulate;                                /* a step has several micro-batches                              */
-    /* the step's settings and results, and views of these: tt__totals, tt__scale, tt__clipped; 0: there are none */
+    size_t alignment;                               /* of storages, as the kind of device wants it */
+    bool host;                                      /* the memory of that kind is the host's */
+    bool accumulate;                                /* a step has several micro-batches */
+    /* the step's settings and results, and views of these: tt__totals, tt__scale, tt__clipped; 0: none */
     int32_t run, results, totals, scale, clipped;
-    tt_status status;                               /* of the first op that failed, with its sentence                */
+    tt_status status;                               /* of the first op that failed, with its sentence */
     char error[512];
 };
 
@@ -2431,7 +2436,7 @@ static const char *tt__instr_name(const tt__instr *i)
     return tt__is(i, TT__NAMED_BY_ACT) ? tt__act_name(i->attr.act) : tt__row(i->op)->name;
 }
 
-/* ------------------------------------------------------------------------------------------------- recording */
+/* ---------------------------------------------------------------------------------------------- recording */
 
 TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
@@ -2458,7 +2463,10 @@ void tt_tape_free(tt_tape *t)
     tt__free(t->ctx, t);
 }
 
-static bool tt__out_of_memory(tt_tape *t) { return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape"); }
+static bool tt__out_of_memory(tt_tape *t)
+{
+    return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape");
+}
 
 /* A new value with storage of its own; 0 after tt__tape_fail. The arguments may point into the tape. */
 TT_PRINTF(4, 5)
@@ -2487,7 +2495,8 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
 }
 
 /* A view of rows [0, rows) and columns [from, from + cols) of v, or (whole, contiguous) another shape of it. */
-static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld, const char *name)
+static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
+                            const char *name)
 {
     int32_t id = tt__new_value(t, shape, t->values[of].storage, "%s", name);
     if (!id) return 0;
@@ -2527,7 +2536,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     if (!t) return NULL;
     t->ctx = ctx;
     t->alignment = TT__ALIGN;
-    if (!TT__GROW(ctx, t->values, t->n_values, t->cap_values) || !TT__GROW(ctx, t->axes, t->n_axes, t->cap_axes)) {
+    if (!TT__GROW(ctx, t->values, t->n_values, t->cap_values) ||
+        !TT__GROW(ctx, t->axes, t->n_axes, t->cap_axes)) {
         tt_tape_free(t);
         return NULL;
     }
@@ -2556,7 +2566,8 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
 {
     if (t->status != TT_OK) return 0;
     if (capacity < 1 || capacity > INT32_MAX) {
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld is not in 1..2^31-1", name, (long long)capacity);
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld is not in 1..2^31-1", name,
+                      (long long)capacity);
         return 0;
     }
     if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) { tt__out_of_memory(t); return 0; }
@@ -2588,12 +2599,13 @@ static tt_value tt__handle(int32_t id) { tt_value v; v.id = id; return v; }
 /* "'h' f32 (tokens<=8192, 768)" */
 static const char *tt__describe(const tt_tape *t, int32_t id, char *to, size_t capacity)
 {
-    const tt__value *v = &t->values[id];
+    const tt__shape *x = &t->values[id].shape;
+    char rows[64];
+    snprintf(rows, sizeof rows, "%s%s%s%lld", x->axis ? t->axes[x->axis].name : "", x->axis && x->extra ? "+1" : "",
+             x->axis ? "<=" : "", (long long)x->rows);
     if (!id) snprintf(to, capacity, "nothing");
-    else if (v->shape.axis)
-        snprintf(to, capacity, "'%s' %s (%s%s<=%lld, %lld)", v->name, tt_dtype_name(v->shape.dtype), t->axes[v->shape.axis].name,
-                 v->shape.extra ? "+1" : "", (long long)v->shape.rows, (long long)v->shape.cols);
-    else snprintf(to, capacity, "'%s' %s (%lld, %lld)", v->name, tt_dtype_name(v->shape.dtype), (long long)v->shape.rows, (long long)v->shape.cols);
+    else snprintf(to, capacity, "'%s' %s (%s, %lld)", t->values[id].name, tt_dtype_name(x->dtype), rows,
+                  (long long)x->cols);
     return to;
 }
 
@@ -2605,8 +2617,8 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
     if (t->status != TT_OK) return tt__handle(0);
     bool ok = tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT;
     if (!ok) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and width must be at least 1",
-                      name, (long long)rows, (long long)width, (int)dtype);
+        tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and width "
+                      "must be at least 1", name, (long long)rows, (long long)width, (int)dtype);
         return tt__handle(0);
     }
     return tt__handle(tt__new_value(t, &shape, TT__INPUT, "%s", name));
@@ -2618,7 +2630,8 @@ tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs)
     if (t->status == TT_OK && seqs < 0 && tt__decode_rows(t, seqs, &shape) && shape.extra == 0)
         return tt_input(t, name, TT_I32, tt__axis_code(shape.axis, 1), 1);
     if (seqs > 0 && seqs < INT64_MAX) return tt_input(t, name, TT_I32, seqs + 1, 1);
-    tt__tape_fail(t, TT_ERR_SHAPE, "sequence starts '%s': %lld is neither a positive number nor an axis", name, (long long)seqs);
+    tt__tape_fail(t, TT_ERR_SHAPE, "sequence starts '%s': %lld is neither a positive number nor an axis", name,
+                  (long long)seqs);
     return tt__handle(0);
 }
 
@@ -2644,25 +2657,26 @@ void tt_block_end(tt_tape *t, tt_value v)
     else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_block_end: value %d is not on this tape", (int)v.id);
 }
 
-/* v is on the tape, as operand `slot` of what an error calls `what`. */
-static bool tt__on_tape(tt_tape *t, const char *what, int slot, tt_value v)
+/* v is on the tape, as operand `number` of what an error calls `what`. */
+static bool tt__on_tape(tt_tape *t, const char *what, int number, tt_value v)
 {
     if (t->status != TT_OK || (v.id > 0 && v.id < t->n_values)) return t->status == TT_OK;
-    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d is not a value of this tape (id %d)", what, slot, (int)v.id);
+    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d is not a value of this tape (id %d)", what, number,
+                         (int)v.id);
 }
 
-/* Makes v operand `slot` of i; an error marks the tape. */
-static void tt__operand(tt_tape *t, tt__instr *i, int slot, tt_value v)
+/* Makes v operand `number` of i; an error marks the tape. */
+static void tt__operand(tt_tape *t, tt__instr *i, int number, tt_value v)
 {
-    if (tt__on_tape(t, tt__instr_name(i), slot, v)) i->in[slot] = v.id;
+    if (tt__on_tape(t, tt__instr_name(i), number, v)) i->in[number] = v.id;
 }
 
-/* The value that stands for parameter p on this tape, as operand `slot` of `what`; 0 after tt__tape_fail. */
-static int32_t tt__param_id(tt_tape *t, const char *what, int slot, const tt_param *p)
+/* The value that stands for parameter p on this tape, as operand `number` of `what`; 0 after tt__tape_fail. */
+static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_param *p)
 {
     tt__shape shape;
     if (t->status != TT_OK) return 0;
-    if (!p) tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL", what, slot);
+    if (!p) tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL", what, number);
     else if (p->ctx != t->ctx)
         tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter '%s' belongs to another context", what, p->name);
     if (t->status != TT_OK) return 0;
@@ -2682,14 +2696,14 @@ static int32_t tt__param_id(tt_tape *t, const char *what, int slot, const tt_par
     return t->params[p->index] = id;
 }
 
-static void tt__param_operand(tt_tape *t, tt__instr *i, int slot, const tt_param *p)
+static void tt__param_operand(tt_tape *t, tt__instr *i, int number, const tt_param *p)
 {
-    i->in[slot] = tt__param_id(t, tt__instr_name(i), slot, p);
+    i->in[number] = tt__param_id(t, tt__instr_name(i), number, p);
 }
 
 tt_value tt_param_value(tt_tape *t, tt_param *p) { return tt__handle(tt__param_id(t, "param_value", 0, p)); }
 
-/* ------------------------------------------------------------------------------------------------------------ views */
+/* -------------------------------------------------------------------------------------------------- views */
 
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
 {
@@ -2697,8 +2711,8 @@ tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
     if (!tt__on_tape(t, "slice", 0, x)) return tt__handle(0);
     tt__shape shape = t->values[x.id].shape;
     if (from < 0 || width < 1 || from > shape.cols - width) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s", (long long)width, (long long)from,
-                      tt__describe(t, x.id, what, sizeof what));
+        tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s", (long long)width,
+                      (long long)from, tt__describe(t, x.id, what, sizeof what));
         return tt__handle(0);
     }
     shape.cols = width;
@@ -2712,11 +2726,13 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     if (!tt__on_tape(t, "reshape", 0, x)) return tt__handle(0);
     tt__value *v = &t->values[x.id];
     bool ok = width >= 1 && tt__decode_rows(t, rows, &to) && v->ld == v->shape.cols;
-    if (ok && v->shape.axis) ok = to.axis == v->shape.axis && to.extra == v->shape.extra && width == v->shape.cols;
-    else if (ok) ok = !to.axis && to.rows <= INT64_MAX / width && to.rows * width == v->shape.rows * v->shape.cols;
+    const tt__shape *from = &v->shape;
+    if (ok && from->axis) ok = to.axis == from->axis && to.extra == from->extra && width == from->cols;
+    else if (ok) ok = !to.axis && to.rows <= INT64_MAX / width && to.rows * width == from->rows * from->cols;
     if (!ok) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of an axis cannot be split, "
-                      "and a slice cannot be reshaped", tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
+        tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of an axis "
+                      "cannot be split, and a slice cannot be reshaped", tt__describe(t, x.id, what, sizeof what),
+                      (long long)rows, (long long)width);
         return tt__handle(0);
     }
     to.dtype = v->shape.dtype;
@@ -2724,7 +2740,7 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     return tt__handle(tt__new_view(t, x.id, &to, 0, width, v->name));
 }
 
-/* ------------------------------------------------------------------------------------------------------- editing
+/* --------------------------------------------------------------------------------------------------- editing
    How passes rewrite code in one sweep: instructions keep their numbers until tt__settle. tt__index counts who writes
    and reads what; drop, put and insert keep the counts. A dropped instruction has op -1 and no operands. */
 
@@ -2768,8 +2784,8 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
     return v && v != root && !x->keep && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
 
-/* Instruction `at` may run at `later`, and be all that writes its out[0]: no other writes that, or until then writes
-   what `at` reads. */
+/* Instruction `at` may run at `later`, and be all that writes its out[0]: no other writes that, or until then
+   writes what `at` reads. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
     if (t->values[t->code[at].out[0]].writes != 1) return false;
@@ -2806,8 +2822,8 @@ static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
     tt__put(t, k, &merged);
 }
 
-/* `i` right before instruction `before`, after what was inserted there already. Until tt__settle it has a number behind
-   all others: that; 0: out of memory. */
+/* `i` right before instruction `before`, after what was inserted there already. Returns the number behind all
+   others that it has until tt__settle; 0: out of memory. */
 static int tt__insert(tt_tape *t, int before, const tt__instr *i)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
@@ -2827,7 +2843,7 @@ static tt_status tt__settle(tt_tape *t, int n)
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1)); /* how many to insert, then the next one's number */
+    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1)); /* how many to insert; then where */
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
         for (int k = 0; k <= n; k++) {
@@ -2836,7 +2852,8 @@ static tt_status tt__settle(tt_tape *t, int n)
             kept += many;
             if (k < n && t->code[k].op >= 0) code[kept++] = t->code[k];
         }
-        for (int k = n; k < t->n_code; k++) if (t->code[k].op >= 0) code[place[t->code[k].before]++] = t->code[k];
+        for (int k = n; k < t->n_code; k++)
+            if (t->code[k].op >= 0) code[place[t->code[k].before]++] = t->code[k];
         tt__instr *old = t->code;
         t->code = code;
         t->cap_code = t->n_code;
@@ -4425,66 +4442,76 @@ static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr 
    fuse, precision, [differentiate], fuse again, recompute, update, prune. Uses tape and ops.
    ============================================================================================================ */
 
-/* --------------------------------------------------------------------------------------------------- verifier */
+/* ----------------------------------------------------------------------------------------------- verifier */
 
 static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const char *what, int32_t value)
 {
     char text[256];
     if (value < 0 || value >= t->n_values) value = 0;
-    return tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d (%s): %s: %s", pass, at, tt__instr_name(&t->code[at]), what,
-                    tt__describe(t, value, text, sizeof text));
+    return tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d (%s): %s: %s", pass, at,
+                    tt__instr_name(&t->code[at]), what, tt__describe(t, value, text, sizeof text));
 }
 
 /* What the verifier knows of a storage in front of an instruction. */
 typedef struct tt__known {
     bool defined;
-    int group;      /* the last group of instructions that run together that writes it; 0: none                      */
-    int writer;     /* the instruction of another stream that writes it and was not waited for, and one more; 0: none  */
-    int readers;    /* how many of these read it                                                                     */
+    int group;      /* the last group of instructions that run together that writes it; 0: none */
+    int writer;     /* instruction of another stream that writes it and was not waited for, and one more; 0: none */
+    int readers;    /* how many of these read it */
 } tt__known;
 
 /* Does an instruction with the flags of its op have the step's settings as an operand? */
 static bool tt__needs_run(const tt__instr *i, bool accumulate)
 {
     unsigned flags = tt__row(i->op)->flags;
-    return flags & TT__MEAN ? accumulate : (flags & TT__WITH_RUN) && ((flags & TT__RMW) || i->attr.dropout > 0);
+    if (flags & TT__MEAN) return accumulate;
+    return (flags & TT__WITH_RUN) && ((flags & TT__RMW) || i->attr.dropout > 0);
 }
 
-/* What an instruction reads: values that are there, in the memory that its op can reach, and that nothing else is
-   writing at the time. */
+/* What is wrong with an operand, which must be there, in memory that the op can reach, and not be written at
+   the time; NULL: nothing. */
 static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int j, const tt__known *known, int group)
 {
     int32_t id = i->in[j];
     const tt__op *op = tt__row(i->op);
-    if (id < 0 || id >= t->n_values || (j >= op->inputs && !(j == TT__RUN_IN && (op->flags & TT__WITH_RUN)))) return "operand is no value";
+    bool expected = j < op->inputs || (j == TT__RUN_IN && (op->flags & TT__WITH_RUN));
+    if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__value *v = &t->values[id];
     const tt__known *k = &known[v->base];
+    bool out_of_reach = v->space == TT__HOST && !t->host && !(op->flags & TT__ANY_SPACE);
     if (!k->defined) return "reads a value that nothing has written";
-    if (v->space == TT__HOST && !t->host && !(op->flags & TT__ANY_SPACE)) return "cannot read the host's memory";
+    if (out_of_reach) return "cannot read the host's memory";
     if (j == TT__RUN_IN && id != t->run) return "operand is not the step's settings";
     if (k->group == group) return "reads what an instruction that it runs together with writes";
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
-static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule, const tt__known *known)
+/* What is wrong with a result, to which the op's rule gives a shape. */
+static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
+                                     const tt__known *known)
 {
     const tt__op *op = tt__row(i->op);
     const tt__value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
-    bool updates = (op->flags & TT__RMW) != 0, adds = i->add >> j & 1, reads = adds || updates || (i->add_later >> j & 1);
-    bool other_dtype = tt__is_float(rule->dtype) != tt__is_float(v->shape.dtype) || (v->pinned_f32 && v->shape.dtype != TT_F32);
+    bool updates = (op->flags & TT__RMW) != 0, adds = i->add >> j & 1;
+    bool reads = adds || updates || (i->add_later >> j & 1);
+    bool same_shape = tt__same_rows(rule, &v->shape) && rule->cols == v->shape.cols;
+    bool other_kind = tt__is_float(rule->dtype) != tt__is_float(v->shape.dtype);
+    bool given = v->storage == TT__INPUT || v->storage == TT__PARAMETER || i->out[j] == t->run;
+    bool out_of_reach = v->space == TT__HOST && !t->host && !(op->flags & TT__ANY_SPACE);
     if (j >= op->outputs || !rule->rows) return "writes an output that it has not";
-    if (!tt__same_rows(rule, &v->shape) || rule->cols != v->shape.cols) return "result has another shape than its rule says";
-    if (other_dtype) return "result has the wrong dtype";
-    if (v->space == TT__HOST && !t->host && !(op->flags & TT__ANY_SPACE)) return "cannot write the host's memory";
-    if (!updates && (v->storage == TT__INPUT || v->storage == TT__PARAMETER || i->out[j] == t->run)) return "overwrites";
+    if (!same_shape) return "result has another shape than its rule says";
+    if (other_kind || (v->pinned_f32 && v->shape.dtype != TT_F32)) return "result has the wrong dtype";
+    if (out_of_reach) return "cannot write the host's memory";
+    if (!updates && given) return "overwrites";
     if (adds && !k->defined) return "adds to a value that nothing has written";
     if (!reads && v->base == i->out[j] && k->defined) return "writes a value a second time";
     if (k->writer || k->readers) return "is not waited for before it is written";
     return NULL;
 }
 
-/* Ends the work whose first output is in[0]: every operand of it must be one of the WAIT's, which so keeps it. */
+/* Ends the work whose first output is in[0]: every operand of it must be one of the WAIT's, which so keeps
+   it. */
 static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__known *known)
 {
     int at = known[t->values[i->in[0]].base].writer - 1;
@@ -4503,8 +4530,8 @@ static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__kno
     return NULL;
 }
 
-/* Every use after its definition, one definition, shapes as the rules say, dtypes of the right kind; work of other
-   streams has one WAIT, before which nothing uses what it writes or changes what it reads. */
+/* Every use after its definition, one definition, shapes as the rules say, dtypes of the right kind; work of
+   other streams has one WAIT, before which nothing uses what it writes or changes what it reads. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
@@ -4514,8 +4541,9 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     if (!known) return TT_ERR_MEMORY;
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
-        bool given = x->storage == TT__INPUT || x->storage == TT__PARAMETER || x->storage == TT__STATE || v == t->run;
-        known[v].defined = x->base == v && (given || (x->storage == TT__STEP && x->persistent));
+        bool kept = x->persistent && (x->storage == TT__STATE || x->storage == TT__STEP);
+        bool given = x->storage == TT__INPUT || x->storage == TT__PARAMETER || v == t->run;
+        known[v].defined = x->base == v && (given || kept);
     }
     for (int k = 0; k < t->n_code && status == TT_OK; k++) {
         const tt__instr *i = &t->code[k];
@@ -4523,27 +4551,31 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         const char *wrong = NULL;
         int32_t which = 0;
         if (k && i->segment < i[-1].segment) wrong = "stands behind those of a later segment";
-        if (i->with_next && (k + 1 == t->n_code || i[1].op != i->op || i[1].segment != i->segment || i->stream || i[1].stream))
-            wrong = "runs together with one of another op";
+        bool alike = k + 1 < t->n_code && i[1].op == i->op && i[1].segment == i->segment && !i->stream && !i[1].stream;
+        if (i->with_next && !alike) wrong = "runs together with one of another op";
         for (int j = 0; j < TT__MAX_IN && !wrong; j++)
             if ((which = i->in[j]) != 0) wrong = tt__verify_operand(t, i, j, known, group);
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
-            if ((which = i->out[j]) < 0 || which >= t->n_values) { wrong = "result is no value"; which = 0; }
+            if ((which = i->out[j]) < 0 || which >= t->n_values) wrong = "result is no value";
         if (!wrong && !tt__shape_of(t, i, shape)) {
             status = tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d: %s", pass, k, t->error);
             break;
         }
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
             if ((which = i->out[j]) != 0) wrong = tt__verify_result(t, i, j, &shape[j], known);
-        if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(i, t->accumulate)) { wrong = "lacks the step's settings"; which = t->run; }
+        if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(i, t->accumulate)) {
+            wrong = "lacks the step's settings";
+            which = t->run;
+        }
         if (!wrong && tt__is(i, TT__WAITS)) {
             which = i->in[0];
             wrong = tt__verify_wait(t, i, known);
             under_way--;
         }
-        if (!wrong && i->stream && !i->out[0]) { wrong = "is of another stream and writes nothing"; which = 0; }
+        if (!wrong && i->stream && !i->out[0]) wrong = "is of another stream and writes nothing";
         if (wrong) status = tt__verify_fail(t, pass, k, wrong, which);
-        for (int j = 0; j < TT__MAX_IN && i->stream && !wrong; j++) if (i->in[j]) known[t->values[i->in[j]].base].readers++;
+        for (int j = 0; j < TT__MAX_IN && i->stream && !wrong; j++)
+            if (i->in[j]) known[t->values[i->in[j]].base].readers++;
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++) {
             tt__known *x = &known[t->values[i->out[j]].base];
             x->defined = true;
@@ -4559,7 +4591,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     return status;
 }
 
-/* ---------------------------------------------------------------------------------------------------- differentiate */
+/* ------------------------------------------------------------------------------------------ differentiate */
 
 /* Appends the backward instructions of the loss `root` to the tape. */
 static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
@@ -4568,9 +4600,12 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     int forward = tt__index(t);
     char what[256];
     if (!t->values[root].needs_grad)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the loss %s", tt__describe(t, root, what, sizeof what));
-    if (t->values[root].shape.rows != 1 || t->values[root].shape.cols != 1 || t->values[root].shape.axis || t->values[root].base != root)
-        return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s", tt__describe(t, root, what, sizeof what));
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the loss %s",
+                        tt__describe(t, root, what, sizeof what));
+    const tt__shape *shape = &t->values[root].shape;
+    if (shape->rows != 1 || shape->cols != 1 || shape->axis || t->values[root].base != root)
+        return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s",
+                        tt__describe(t, root, what, sizeof what));
     int32_t seed = tt__new_gradient(&b, root);
     tt__fill(&b, seed, 1);
     if (b.ok) t->code[t->n_code - 1].in[0] = t->scale;
@@ -4587,17 +4622,18 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     return b.ok ? TT_OK : t->ctx->status;
 }
 
-/* -------------------------------------------------------------------------------------------------- inference */
+/* ---------------------------------------------------------------------------------------------- inference */
 
-/* Takes dropout out: of all ops without training, and else where its rate is 0. Copies go, unless their result is asked
-   for by name. */
+/* Takes dropout out: of all ops without training, and else where its rate is 0. Copies go, unless their
+   result is asked for by name. */
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
         const tt__value *y = &t->values[i->out[0]];
-        for (int j = 0; j < TT__MAX_IN; j++) if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
         if (!train) i->attr.dropout = 0;
         if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
         const bool sum = i->in[tt__residual(i)] != 0;
@@ -4611,26 +4647,27 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
     return tt__settle(t, n);
 }
 
-/* ------------------------------------------------------------------------------------------------------- rows */
+/* --------------------------------------------------------------------------------------------------- rows */
 
 /* Instructions that gather rows. */
 typedef struct tt__gathers {
     tt_tape *t;
-    int n;                      /* instructions before the pass                                                      */
+    int n;                      /* instructions before the pass */
     int *all; int n_all, cap_all;
-    int *todo; int n_todo, cap_todo; /* the last is next                                                             */
+    int *todo; int n_todo, cap_todo; /* the last is next */
 } tt__gathers;
 
 static bool tt__gathers_add(tt__gathers *g, int k)
 {
     tt_context *ctx = g->t->ctx;
-    if (!TT__GROW(ctx, g->all, g->n_all, g->cap_all) || !TT__GROW(ctx, g->todo, g->n_todo, g->cap_todo)) return false;
+    if (!TT__GROW(ctx, g->all, g->n_all, g->cap_all)) return false;
+    if (!TT__GROW(ctx, g->todo, g->n_todo, g->cap_todo)) return false;
     g->all[g->n_all++] = g->todo[g->n_todo++] = k;
     return true;
 }
 
-/* The rows `index` of v, for instruction `at`; 0 when out of memory. One instruction gathers for all that want the
-   same, before the first of them. */
+/* The rows `index` of v, for instruction `at`; 0 when out of memory. One instruction gathers for all that
+   want the same, before the first of them. */
 static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
 {
     tt_tape *t = g->t;
@@ -4666,9 +4703,9 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     if (at < 0 || t->values[index].shape.rows >= t->values[v].shape.rows) return TT_OK;
     tt__instr i = t->code[at];
     const int numbers = tt__numbers(&i);
-    unsigned slots = tt__row(i.op)->flags / TT__BY_ROW(1) & 15;
+    unsigned by_row = tt__row(i.op)->flags / TT__BY_ROW(1) & 15;
     tt__shape shape[TT__MAX_OUT];
-    if (!slots || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
+    if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool most = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
     if (i.attr.causal && most) return TT_OK; /* as whole tiles that nobody sees are skipped only when all rows ask */
     i.out[0] = t->code[k].out[0];
@@ -4676,7 +4713,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     if (!y->named) memcpy(y->name, t->values[v].name, sizeof y->name);
     tt__drop(t, k);
     for (int j = 0; j < TT__MAX_IN; j++)
-        if (i.in[j] && slots >> j & 1 && !(i.in[j] = tt__gathered(g, at, i.in[j], index))) return TT_ERR_MEMORY;
+        if (i.in[j] && by_row >> j & 1 && !(i.in[j] = tt__gathered(g, at, i.in[j], index))) return TT_ERR_MEMORY;
     if (numbers) i.in[numbers] = index;
     if (!tt__shape_of(t, &i, shape)) return t->status;
     for (int o = 1; o < TT__MAX_OUT; o++) {
@@ -4689,9 +4726,10 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     return TT_OK;
 }
 
-/* Where only some rows of a result are read, only they are computed, from where all rows are needed on. So a classifier
-   that reads [CLS] computes one row of each sequence from the last attention on. Dropout draws the masks that it would
-   have drawn. The gathers stand where the op stood (an index is an input), so that nothing lives longer. */
+/* Where only some rows of a result are read, only they are computed, from where all rows are needed on. So a
+   classifier that reads [CLS] computes one row of each sequence from the last attention on. Dropout draws the
+   masks that it would have drawn. The gathers stand where the op stood (an index is an input), so that
+   nothing lives longer. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;
@@ -4710,7 +4748,7 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
     return status == TT_OK ? tt__settle(t, g.n) : status;
 }
 
-/* ------------------------------------------------------------------------------------------------------- fuse */
+/* --------------------------------------------------------------------------------------------------- fuse */
 
 /* Makes one instruction of several where ops know how; `later`: after differentiation. */
 static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
@@ -4723,16 +4761,19 @@ static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
     return tt__settle(t, n);
 }
 
-/* -------------------------------------------------------------------------------------------------- precision */
+/* ---------------------------------------------------------------------------------------------- precision */
 
-typedef enum tt__precision_kind { TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE, TT__16_MIXED, TT__16_TRUE } tt__precision_kind; /* as states number them */
+/* Numbered so in states. */
+typedef enum tt__precision_kind {
+    TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE, TT__16_MIXED, TT__16_TRUE
+} tt__precision_kind;
 
 /* What the options `precision` and `residual` say. */
 typedef struct tt__precision {
     tt__precision_kind kind;
     bool mixed;
     bool residual_f32;
-    tt_dtype half;      /* of 16-bit values; f32: there are none. f16: with loss scaling                              */
+    tt_dtype half;      /* of 16-bit values; f32: there are none. f16: with loss scaling */
 } tt__precision;
 
 static const char *const tt__precision_names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
@@ -4743,15 +4784,19 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     int k = 0;
     memset(out, 0, sizeof *out);
     while (name && k < TT__COUNT(tt__precision_names) && strcmp(name, names[k]) != 0) k++;
-    if (k == TT__COUNT(tt__precision_names)) return tt__fail(ctx, TT_ERR_UNSUPPORTED, "precision '%s' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", name);
+    if (k == TT__COUNT(tt__precision_names))
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "precision '%s' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed "
+                        "or bf16-true", name);
     out->kind = (tt__precision_kind)k;
     out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
     out->residual_f32 = residual ? strcmp(residual, "f32") == 0 : k == TT__16_MIXED;
     if (residual && strcmp(residual, "f32") != 0 && strcmp(residual, "16-bit") != 0)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "residual '%s' is unknown: use f32 or 16-bit, or NULL for what suits the precision", residual);
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "residual '%s' is unknown: use f32 or 16-bit, or NULL for what suits "
+                        "the precision", residual);
     if (residual && !out->mixed)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "residual '%s': precision '%s' has one dtype for all values; leave residual NULL, or use 16-mixed or bf16-mixed",
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "residual '%s': precision '%s' has one dtype for all values; leave "
+                        "residual NULL, or use 16-mixed or bf16-mixed",
                         residual, names[k]);
     return TT_OK;
 }
@@ -4766,8 +4811,8 @@ static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul 
     return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul '%s' is unknown: use fp32, tf32 or fp8", name);
 }
 
-/* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to 16 bits for
-   the matmuls that read it (norms, activations, attention), or is part of something wider. */
+/* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to
+   16 bits for the matmuls that read it (norms, activations, attention), or is part of something wider. */
 static bool tt__into_residual(tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v], *base = &t->values[x->base];
@@ -4778,7 +4823,8 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
     return t->values[v].residual = tt__is(i, TT__BEGINS) || (tt__is(i, TT__MOVES) && tt__into_residual(t, i->in[0]));
 }
 
-/* Marks the residual streams: sums of residual additions, rows gathered of them, and what flows into the first of them. */
+/* Marks the residual streams: sums of residual additions, rows gathered of them, and what flows into the
+   first of them. */
 static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -4793,8 +4839,9 @@ static void tt__mark_residual(tt_tape *t)
     }
 }
 
-/* Gives values their dtypes. Mixed: matmul weights are read through a 16-bit copy made once a run. Statistics, losses, what a
-   loss reads and what is computed from one stay f32. Runs before differentiation, so gradients follow. */
+/* Gives values their dtypes. Mixed: matmul weights are read through a 16-bit copy made once a run.
+   Statistics, losses, what a loss reads and what is computed from one stay f32. Runs before differentiation,
+   so gradients follow. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 {
     if (precision->kind == TT__32_TRUE) return TT_OK;
@@ -4813,19 +4860,21 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     if (precision->residual_f32) tt__mark_residual(t);
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v], *base = &t->values[x->base];
-        bool changes = x->storage == TT__TRANSIENT ? !base->pinned_f32 && !x->pinned_f32 && !base->residual : x->storage == TT__PARAMETER && !precision->mixed;
+        bool changes = x->storage == TT__PARAMETER && !precision->mixed;
+        if (x->storage == TT__TRANSIENT) changes = !base->pinned_f32 && !x->pinned_f32 && !base->residual;
         if (changes && x->shape.dtype == TT_F32) x->shape.dtype = precision->half;
     }
     if (!precision->mixed) return TT_OK;
-    for (int k = 0; k < n; k++) { /* a cast right before its first reader, so that the copy lives no longer than it must */
-        int slot = tt__weight(&t->code[k]);
-        int32_t w = slot ? t->code[k].in[slot] : 0;
+    for (int k = 0; k < n; k++) { /* a cast right before its first reader, so that the copy lives no longer */
+        int number = tt__weight(&t->code[k]);
+        int32_t w = number ? t->code[k].in[number] : 0;
         if (!w || t->values[w].storage != TT__PARAMETER || t->values[w].base != w) continue;
         if (!t->values[w].instead) {
             tt__shape shape = t->values[w].shape;
             tt__instr cast = tt__new_instr(TT__OP_CAST);
             shape.dtype = precision->half;
-            int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(shape.dtype), t->values[w].name);
+            int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(shape.dtype),
+                                         t->values[w].name);
             if (!copy) return TT_ERR_MEMORY;
             t->values[copy].needs_grad = t->values[w].needs_grad;
             t->values[w].instead = copy;
@@ -4833,12 +4882,13 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
             cast.out[0] = copy;
             if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
         }
-        t->code[k].in[slot] = t->values[w].instead;
+        t->code[k].in[number] = t->values[w].instead;
     }
     return tt__settle(t, n);
 }
 
-/* Rounds the operands of products of 16 bits to fp8. Those that a cross-entropy makes in chunks stay as they are. */
+/* Rounds the operands of products of 16 bits to fp8. Those that a cross-entropy makes in chunks stay as they
+   are. */
 static void tt__pass_fp8(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -4850,24 +4900,26 @@ static void tt__pass_fp8(tt_tape *t)
     }
 }
 
-/* On a device whose matmuls can round while they read: mixed precision's copies of the weights go, as does the time to make them. */
+/* On a device whose products can round while they read, mixed precision's copies of the weights go. */
 static void tt__pass_fold_casts(tt_tape *t)
 {
     tt__index(t);
     for (int k = 0; k < t->n_code; k++) {
         tt__instr *i = &t->code[k];
-        int slot = tt__weight(i), at = slot ? tt__producer(t, i->in[slot]) : -1;
+        int number = tt__weight(i), at = number ? tt__producer(t, i->in[number]) : -1;
         if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
         const tt__value *w = &t->values[t->code[at].in[0]];
         if (w->storage != TT__PARAMETER || w->shape.dtype != TT_F32) continue;
-        i->attr.narrow = t->values[i->in[slot]].shape.dtype;
-        i->in[slot] = t->code[at].in[0];
+        i->attr.narrow = t->values[i->in[number]].shape.dtype;
+        i->in[number] = t->code[at].in[0];
     }
 }
 
-/* -------------------------------------------------------------------------------------------------- recompute */
+/* ---------------------------------------------------------------------------------------------- recompute */
 
-typedef enum tt__recompute { TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS } tt__recompute;
+typedef enum tt__recompute {
+    TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS
+} tt__recompute;
 
 static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__recompute *out)
 {
@@ -4880,9 +4932,9 @@ static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__reco
 typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute policy;
-    int forward;     /* the first instruction of the backward                                                        */
-    int whole;       /* "blocks": all that the first so many instructions compute is computed again                  */
-    int at;          /* before which instructions are put in: the one that needs them                                */
+    int forward;     /* the first instruction of the backward */
+    int whole;       /* "blocks": all that the first so many instructions compute is computed again */
+    int at;          /* before which instructions are put in: the one that needs them */
 } tt__recomputer;
 
 /* The backward reads v anyway. */
@@ -4951,15 +5003,20 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward)
     double bytes[2] = {0, 0}; /* of what is computed between them, and after the last */
     for (int k = 0; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
-            if (t->code[k].out[o] && t->values[t->code[k].out[o]].block_end) { end[0] = end[1]; end[1] = k + 1; }
+            if (t->code[k].out[o] && t->values[t->code[k].out[o]].block_end) {
+                end[0] = end[1];
+                end[1] = k + 1;
+            }
     for (int k = end[0]; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
-            if (t->code[k].out[o]) bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
+            if (t->code[k].out[o])
+                bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
     return bytes[1] < bytes[0] / 2 ? end[0] : end[1]; /* what follows the last mark is a head, or a block of its own */
 }
 
-/* The backward reads fresh results of copies of forward instructions instead of what the forward computed, which so need
-   not be kept. A copy stands before the first instruction that reads its result, and runs only what that needs. */
+/* The backward reads fresh results of copies of forward instructions instead of what the forward computed,
+   which so need not be kept. A copy stands before the first instruction that reads its result, and runs only
+   what that needs. */
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy)
 {
     tt__recomputer r = {t, policy, 0, 0, 0};
@@ -4976,13 +5033,16 @@ static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy)
     return tt__settle(t, n);
 }
 
-/* ------------------------------------------------------------------------------------------------------- step */
+/* --------------------------------------------------------------------------------------------------- step */
 
-static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int32_t of, int64_t offset, const char *name)
+/* A row of numbers that instructions and the host share: a storage of its own, or a part of `of` from element
+   `offset` on. */
+static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int32_t of, size_t offset,
+                                  const char *name)
 {
     tt__shape shape;
     tt__set_fixed(&shape, dtype, 1, cols);
-    if (of) return tt__new_view(t, of, &shape, offset, cols, name);
+    if (of) return tt__new_view(t, of, &shape, (int64_t)offset, cols, name);
     int32_t id = tt__new_value(t, &shape, TT__STEP, "%s", name);
     if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE; /* which the host reads and writes faster */
     return id;
@@ -4996,8 +5056,9 @@ static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
     t->values[t->results].keep = true;
     t->values[t->results].persistent = t->accumulate || scales;
     t->totals = tt__new_step_value(t, TT__F64, 3, t->results, 0, "totals");
-    if (scales) t->scale = tt__new_step_value(t, TT__F64, 3, t->results, (int64_t)(offsetof(tt__results, scale) / 8), "loss scale");
-    if (train) t->clipped = tt__new_step_value(t, TT_F32, 2, t->results, (int64_t)(offsetof(tt__results, clipped) / 8), "gradient norm and factor");
+    const size_t scale = offsetof(tt__results, scale) / 8, clipped = offsetof(tt__results, clipped) / 8;
+    if (scales) t->scale = tt__new_step_value(t, TT__F64, 3, t->results, scale, "loss scale");
+    if (train) t->clipped = tt__new_step_value(t, TT_F32, 2, t->results, clipped, "gradient norm and factor");
     return t->totals && (t->scale || !scales) && (t->clipped || !train) ? TT_OK : TT_ERR_MEMORY;
 }
 
@@ -5032,7 +5093,7 @@ static tt_status tt__pass_settings(tt_tape *t)
     return TT_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------------- update */
+/* ------------------------------------------------------------------------------------------------- update */
 
 static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
 {
@@ -5048,23 +5109,31 @@ static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
 static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param)
 {
     if (!o->no_decay) return ctx->params[param]->ndim > 1;
-    for (int k = 0; o->no_decay[k]; k++) if (tt__match(o->no_decay[k], ctx->params[param]->name)) return false;
+    for (int k = 0; o->no_decay[k]; k++)
+        if (tt__match(o->no_decay[k], ctx->params[param]->name)) return false;
     return true;
 }
 
-/* Global norm, clipping, one optimizer instruction for each parameter with a gradient, and the next loss scale. */
+/* v is a parameter that has a gradient. */
+static bool tt__is_trained(const tt_tape *t, int32_t v)
+{
+    return t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;
+}
+
+/* Global norm, clipping, one optimizer instruction for each parameter with a gradient, and the next loss
+   scale. */
 static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, const tt_loss_scale *scale)
 {
     tt__builder b = {t, false, true, TT__EACH_STEP, false};
     tt__shape shape;
     int values = t->n_values, n = 0;
-    for (int32_t v = 1; v < values; v++) n += t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;
+    for (int32_t v = 1; v < values; v++) n += tt__is_trained(t, v);
     tt__set_fixed(&shape, TT_F32, n, 1);
     int32_t squares = tt__new_value(t, &shape, TT__TRANSIENT, "squared gradient norms");
     if (!squares) return TT_ERR_MEMORY;
     t->values[squares].pinned_f32 = t->values[squares].keep = true;
     for (int32_t v = 1, k = 0; v < values && b.ok; v++) {
-        if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v || !t->values[v].grad) continue;
+        if (!tt__is_trained(t, v)) continue;
         int32_t g = t->values[v].grad;
         tt__instr *i = tt__emit(&b, TT__OP_SUM_SQUARES);
         tt__set_fixed(&shape, TT_F32, 1, 1);
@@ -5083,7 +5152,7 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
     clip->in[2] = t->scale;
     clip->out[0] = t->clipped;
     for (int32_t v = 1, k = 0; v < values && b.ok; v++) {
-        if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v || !t->values[v].grad) continue;
+        if (!tt__is_trained(t, v)) continue;
         bool adam = o->kind != TT_SGD;
         int32_t first = adam || o->momentum != 0 ? tt__new_state(&b, v, adam ? "m" : "momentum") : 0;
         int32_t second = adam ? tt__new_state(&b, v, "v") : 0;
@@ -5114,10 +5183,10 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
     return TT_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ prune */
+/* -------------------------------------------------------------------------------------------------- prune */
 
-/* Removes what no result needs: instructions none of whose outputs is read, kept, or persistent, and, once the backward is there, outputs
-   that would be saved for it in vain. */
+/* Removes what no result needs: instructions none of whose outputs is read, kept or persistent, and, once the
+   backward is there, outputs that would be saved for it in vain. */
 static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 {
     bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
@@ -5133,7 +5202,8 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
         if (live && drop_saved && tt__is(i, TT__SAVES1) && i->out[1]) {
             const tt__value *x = &t->values[i->out[1]];
-            bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype; /* else out[0] is rounded as it */
+            /* another dtype: out[0] is rounded as it */
+            bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
             if (same && !needed[x->base]) i->out[1] = 0;
         }
         if (!live) i->op = -1;
@@ -5148,9 +5218,9 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 /* ============================================================================================================
    PLANNER                                                                                        >>planner
    Gives every value a place. Lifetimes are exact: from the instruction that first writes a storage to the last that
-   reads it. Persistent values lie one after another in the persistent region; the rest is placed in the transient region by
-   greedy first and best fit over several orders (Pisarchyk, Lee: "Efficient memory management for deep neural net inference",
-   2020), keeping the best. Uses tape.
+   reads it. Persistent values lie one after another; the rest is placed by greedy first and best fit over several
+   orders (Pisarchyk, Lee: "Efficient memory management for deep neural net inference", 2020), keeping the best. Each
+   space has its own places. Uses tape.
    ============================================================================================================ */
 
 #define TT__NO_PLACE SIZE_MAX /* of a storage that nothing uses */
@@ -5165,7 +5235,8 @@ typedef struct tt__box {
 } tt__box;
 
 /* The largest sum of bytes alive at once in a space, of boxes of at least `least` bytes, and where it is. */
-static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t least, tt_context *ctx, int *at)
+static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t least,
+                           tt_context *ctx, int *at)
 {
     int64_t *change = (int64_t *)tt__calloc(ctx, sizeof *change * ((size_t)instructions + 1));
     size_t live = 0, most = 0;
@@ -5184,21 +5255,22 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
     return most;
 }
 
-/* Which bytes are taken when: a binary tree over the instructions (a segment tree: Bentley, "Solutions to Klee's rectangle problems", 1977).
-   A node has two lists of spans of bytes: those taken during all of the node's instructions, and those taken during some of them. */
+/* Which bytes are taken when: a binary tree over the instructions (a segment tree: Bentley, "Solutions to
+   Klee's rectangle problems", 1977). A node has two lists of spans of bytes: those taken during all of the
+   node's instructions, and those taken during some of them. */
 typedef struct tt__span {
     size_t from, to;
-    int next;       /* the following span in order of bytes; 0: none                                                */
-    int list;       /* that it is in; 0: none                                                                       */
+    int next;       /* the following span in order of bytes; 0: none */
+    int list;       /* that it is in; 0: none */
 } tt__span;
 typedef struct tt__taken {
     tt_context *ctx;
-    tt__span *span; int n_span, cap_span;   /* span[0] is "none"                                                    */
-    int unused;                             /* the first of the spans that are in no list                            */
-    int *list;                              /* heads of node k's lists: list[2 k], all the time; list[2 k + 1], at times */
-    int last;                               /* the box that was placed last                                         */
-    int *hint;                              /* of each list, the span that it got last                               */
-    int leaves;                             /* instructions rounded up to a power of two; node 1 is the root          */
+    tt__span *span; int n_span, cap_span;   /* span[0] is "none" */
+    int unused;                             /* the first of the spans that are in no list */
+    int *list;                              /* of node k, list[2 k]: taken all the time; list[2 k + 1]: at times */
+    int last;                               /* the box that was placed last */
+    int *hint;                              /* of each list, the span that it got last */
+    int leaves;                             /* instructions rounded up to a power of two; node 1 is the root */
 } tt__taken;
 
 static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
@@ -5270,11 +5342,13 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
     if (b->first >= lo + width || b->last < lo) return true;
     bool always = b->first <= lo && b->last >= lo + width - 1;
     if (!tt__span_add(t, 2 * node + !always, b->place, b->place + b->bytes)) return false;
-    return always || (tt__take(t, b, 2 * node, lo, width / 2) && tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
+    return always || (tt__take(t, b, 2 * node, lo, width / 2) &&
+                      tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
 }
 
-/* Appends to `heads` the lists of what is taken at some time in b's life; returns how many there are then. Below each of at most two
-   nodes of a level that b's life is a part of, there are at most two lists of one node that is a part of it. */
+/* Appends to `heads` the lists of what is taken at some time in b's life; returns how many there are then. On
+   each level these are one list of at most two nodes that b's life is a part of, and two of at most two that
+   are a part of it. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads, int n)
 {
@@ -5314,9 +5388,10 @@ static size_t tt__gap(const tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes in the given order, each into the lowest (or the tightest) gap among those alive with it. Returns the height;
-   gives up above `limit`; SIZE_MAX: out of memory. */
-static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit, tt__taken *taken)
+/* Places boxes in the given order, each into the lowest (or the tightest) gap among those alive with it.
+   Returns the height; gives up above `limit`; SIZE_MAX: out of memory. */
+static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
+                                 tt__taken *taken)
 {
     size_t height = 0;
     if (!tt__taken_clear(taken)) return SIZE_MAX;
@@ -5331,8 +5406,8 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Sort key of the portfolio: 0 size, 1 size x duration, 2 duration, 3 time, 4 what lives at the peak by duration and then the rest by
-   size; larger first, ties by size, then index. */
+/* Sort keys: 0 size, 1 size x duration, 2 duration, 3 time, 4 what lives at the peak by duration and then the
+   rest by size; larger first, ties by size, then index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -5354,8 +5429,10 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
     for (int width = 1; width < n; width *= 2) {
         for (int lo = 0; lo < n; lo += 2 * width) {
             int mid = (int)tt__min(lo + width, n), hi = (int)tt__min(lo + 2 * width, n), a = lo, b = mid;
-            for (int k = lo; k < hi; k++)
-                scratch[k] = b >= hi || (a < mid && !tt__box_before(box, order[b], order[a], kind, peak)) ? order[a++] : order[b++];
+            for (int k = lo; k < hi; k++) {
+                bool left = b >= hi || (a < mid && !tt__box_before(box, order[b], order[a], kind, peak));
+                scratch[k] = left ? order[a++] : order[b++];
+            }
         }
         memcpy(order, scratch, sizeof *order * (size_t)n);
     }
@@ -5363,14 +5440,16 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
 
 enum { TT__FEW_BOXES = 800, TT__MANY_BOXES = 20000, TT__IMPROVE = 200000 };
 
-/* Tries to get below the height of an order: the box that reaches it is placed first instead, again and again. Leaves
-   the lowest placement found, and returns its height. */
-static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound, tt__taken *taken)
+/* Tries to get below the height of an order: the box that reaches it is placed first instead, again and
+   again. Leaves the lowest placement found, and returns its height. */
+static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound,
+                          tt__taken *taken)
 {
     size_t best = tt__place_in_order(box, order, n, tightest, SIZE_MAX, taken), height = best;
     bool best_tightest = tightest;
     int rounds = n < TT__FEW_BOXES && best > bound ? TT__IMPROVE / (n + 1) : 0, top = 0;
-    for (int k = 0; k < n; k++) if (box[order[k]].place + box[order[k]].bytes == height) taken->last = order[k];
+    for (int k = 0; k < n; k++)
+        if (box[order[k]].place + box[order[k]].bytes == height) taken->last = order[k];
     memcpy(best_order, order, sizeof *order * (size_t)n);
     for (int round = 0; round < rounds && best > bound && height != SIZE_MAX; round++) {
         for (top = 0; order[top] != taken->last; top++) {}
@@ -5382,7 +5461,8 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
         best = height;
         best_tightest = tightest;
         memcpy(best_order, order, sizeof *order * (size_t)n);
-        for (int k = 0; k < n; k++) if (box[order[k]].place + box[order[k]].bytes == height) taken->last = order[k];
+        for (int k = 0; k < n; k++)
+            if (box[order[k]].place + box[order[k]].bytes == height) taken->last = order[k];
     }
     return rounds ? tt__place_in_order(box, best_order, n, best_tightest, SIZE_MAX, taken) : best;
 }
@@ -5390,18 +5470,22 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
 /* Places those of the n boxes that lie in a space (those merged into another take its place). *height: bytes needed;
    *bound: the largest sum of live bytes. Orders are tried until one reaches the bound (of many boxes, is within 1/256 of
    it), with the boxes that matter; those below 1/1024 of it then find room between these. */
-static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space, size_t *height, size_t *bound, int *peak_at)
+static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space, size_t *height,
+                           size_t *bound, int *peak_at)
 {
     int *order = (int *)tt__alloc(ctx, sizeof(int) * (size_t)(n + 1) * 2), large = 0, all, winner = 0, at;
     tt__taken taken;
     bool room = tt__taken_open(ctx, &taken, instructions) && order;
     *bound = tt__max_live(box, n, instructions, space, 0, ctx, peak_at);
-    size_t least = n < TT__FEW_BOXES ? 0 : *bound / 1024, goal = tt__max_live(box, n, instructions, space, least, ctx, &at), best = SIZE_MAX;
+    size_t least = n < TT__FEW_BOXES ? 0 : *bound / 1024, best = SIZE_MAX;
+    size_t goal = tt__max_live(box, n, instructions, space, least, ctx, &at);
     room = room && *bound != SIZE_MAX && goal != SIZE_MAX;
     all = 0;
     for (int small = 0; small < 2; small++) {
-        for (int k = 0; k < n && room; k++)
-            if (box[k].merged == k && box[k].space == space && box[k].bytes && (box[k].bytes < least) == small) order[all++] = k;
+        for (int k = 0; k < n && room; k++) {
+            const tt__box *b = &box[k];
+            if (b->merged == k && b->space == space && b->bytes && (b->bytes < least) == small) order[all++] = k;
+        }
         if (!small) large = all;
     }
     const size_t enough = n < TT__FEW_BOXES ? goal : goal + goal / 256;
@@ -5429,7 +5513,10 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
     return *height == SIZE_MAX ? TT_ERR_MEMORY : TT_OK;
 }
 
-static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v) { return tt__align_to(tt__storage_bytes(v), t->alignment); }
+static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v)
+{
+    return tt__align_to(tt__storage_bytes(v), t->alignment);
+}
 
 /* Refuses a tape whose storages and workspaces are, with `more` bytes, 2^62 bytes or more, so that no sum of
    some of them overflows. */
@@ -5464,9 +5551,9 @@ static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, s
     box[at].space = value ? t->values[value].space : TT__DEVICE;
 }
 
-/* Lifetimes of the transient storages and workspaces of a tape. *box is released by the caller. Instructions that run
-   together need their operands from the first of them to the last; work of other streams has operands until its WAIT,
-   which reads them. */
+/* Lifetimes of the transient storages and workspaces of a tape. *box is released by the caller. Instructions
+   that run together need their operands from the first of them to the last; work of other streams has
+   operands until its WAIT, which reads them. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
     tt_context *ctx = t->ctx;
@@ -5495,7 +5582,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     }
     for (int32_t v = 1; v < t->n_values; v++) { /* inputs that no instruction reads, but tt_get may */
         const tt__value *x = &t->values[v];
-        if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !(x->keep || v == t->values[root].base)) continue;
+        bool kept = x->keep || v == t->values[root].base;
+        if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !kept) continue;
         tt__new_box(t, box, of[v] = n++, v, tt__storage_bytes(x), 0, end);
     }
     /* In place: out[0] begins where in[j] ends. Chains of several links merge into the first. */
@@ -5507,8 +5595,10 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         for (int j = 0; j < 2; j++) {
             int32_t x = i->in[j];
             if (!(flags & (j ? TT__INPLACE1 : TT__INPLACE0)) || !x || t->values[x].base != x || of[x] < 0) continue;
-            if (box[of[x]].last != k || box[of[x]].bytes != box[of[y]].bytes || box[of[x]].space != box[of[y]].space) continue;
-            if (t->values[x].shape.dtype != t->values[y].shape.dtype || t->values[x].shape.cols != t->values[y].shape.cols) continue;
+            const tt__shape *a = &t->values[x].shape, *b = &t->values[y].shape;
+            const tt__box *from = &box[of[x]], *to = &box[of[y]];
+            if (from->last != k || from->bytes != to->bytes || from->space != to->space) continue;
+            if (a->dtype != b->dtype || a->cols != b->cols) continue;
             bool read_twice = false;
             for (int m = 0; m < TT__MAX_IN; m++) read_twice |= m != j && i->in[m] && t->values[i->in[m]].base == x;
             if (read_twice) continue;
@@ -5536,6 +5626,14 @@ static bool tt__overlaps(const tt__taken *t, const tt__box *b)
     return false;
 }
 
+/* Storages k and j are alive together and overlap. */
+static bool tt__collide(const tt__box *box, int k, int j)
+{
+    const tt__box *a = &box[k], *b = &box[j];
+    bool apart = a->last < b->first || b->last < a->first || a->merged != k || a->space != b->space;
+    return !apart && a->place < b->place + b->bytes && b->place < a->place + a->bytes;
+}
+
 /* No two storages of a space that are alive together overlap, and all lie inside. */
 static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__space space, size_t height)
 {
@@ -5549,13 +5647,13 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
         const tt__box *b = &box[k];
         if (b->space != space) continue;
         if (b->place % t->alignment || b->place > height || b->bytes > height - b->place) {
-            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its region of %zu",
-                              k, b->bytes, b->place, height);
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its region of "
+                              "%zu", k, b->bytes, b->place, height);
         } else if (b->merged == k && b->bytes && tt__overlaps(&taken, b)) {
             int other = 0;
-            while (box[other].merged != other || box[other].space != space || box[other].last < b->first || box[other].first > b->last ||
-                   box[other].place >= b->place + b->bytes || box[other].place + box[other].bytes <= b->place) other++;
-            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and overlap", k, other);
+            while (!tt__collide(box, other, k)) other++;
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and overlap", k,
+                              other);
         } else if (b->merged == k && b->bytes && !tt__take(&taken, b, 1, 0, taken.leaves)) {
             status = TT_ERR_MEMORY;
         }
