@@ -17537,7 +17537,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
 {
     tt_batch b;
     tt_stats s;
-    bool updated, more;
+    bool updated, more = true;
     double began = tt__seconds(), items = 0;
     tt_status status = f->train->seek(f->train->self, f->p.epoch, f->p.step);
     while (status == TT_OK && (f->r->micro || !tt__fit_stopped(f))) { /* steps stay whole */
