@@ -246,6 +246,45 @@ TEST(a_step_waits_once_for_its_results)
         }
 }
 
+/* ------------------------------------------------------------------------------------------- the host's memory */
+
+/* gelu(x) goes to the host's memory and comes back: instructions by hand, as no pass emits them yet. */
+TEST(values_in_the_hosts_memory)
+{
+    test_allocator a;
+    float x[160], y[160];
+    emu_configure(1, (size_t)64 << 20, 1, 5);
+    tt_context *ctx = test_open(&a);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value in = tt_input(t, "x", TT_F32, 40, 4), h = tt_gelu(t, in);
+    tt__shape shape = t->values[h.id].shape;
+    int32_t away = tt__new_value(t, &shape, TT__TRANSIENT, "away"), back = tt__new_value(t, &shape, TT__TRANSIENT, "back");
+    t->values[away].space = TT__HOST;
+    const int32_t from[2] = {h.id, away}, to[2] = {away, back};
+    for (int k = 0; k < 4; k++) {
+        tt__instr *i = tt__append(t, k % 2 ? TT__OP_WAIT : TT__OP_COPY);
+        i->stream = k % 2 ? 0 : 1;
+        i->in[0] = k % 2 ? to[k / 2] : from[k / 2];
+        if (k % 2) i->in[1] = from[k / 2];
+        else i->out[0] = to[k / 2];
+    }
+    tt_value out = tt_scale(t, tt__handle(back), 2);
+    tt_compile_options o = tt_compile_options_default();
+    o.device = "cuda";
+    o.train = false;
+    tt_program *p = tt_compile(t, out, &o);
+    REQUIRE(p != NULL);
+    CHECK(tt_program_plan(p).host_bytes == 768 && tt_program_plan(p).instructions == 6); /* 640, in whole 256 bytes */
+    for (int run = 0; run < 4; run++) { /* from the second on a replay */
+        for (int k = 0; k < 160; k++) x[k] = (float)k / 40 - 2 + (float)run;
+        CHECK(tt_set(p, in, x, 40) == TT_OK && tt_run(p, NULL) == TT_OK && tt_get(p, out, y, 160) == TT_OK);
+        for (int k = 0; k < 160; k++) CHECK_NEAR(y[k], x[k] * (1 + erf(x[k] / sqrt(2))), 2e-6 * (1 + fabs(x[k])));
+    }
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* --------------------------------------------------------------------------------------------------- faults */
 
 enum { FAULT = 999 /* cudaErrorUnknown */, LOST = 719 /* cudaErrorLaunchFailure, after which nothing works */ };
@@ -610,6 +649,7 @@ TEST(any_call_may_fail_while_saving)
 #else
 
 #define NEEDS_EMULATOR SKIP("only the emulator counts waits and makes calls fail")
+TEST(values_in_the_hosts_memory) { NEEDS_EMULATOR; }
 TEST(a_step_waits_once_for_its_results) { NEEDS_EMULATOR; }
 TEST(micro_steps_that_do_not_wait_keep_their_inputs) { NEEDS_EMULATOR; }
 TEST(lengths_that_are_met_again_are_replayed) { NEEDS_EMULATOR; }
@@ -626,7 +666,8 @@ TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
 
 static const test_case tests[] = {
     TEST_CASE(indices_behind_a_view_are_checked),
-    TEST_CASE(trains_distilbert_as_the_cpu_does), TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(a_step_waits_once_for_its_results),
+    TEST_CASE(trains_distilbert_as_the_cpu_does), TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(values_in_the_hosts_memory),
+    TEST_CASE(a_step_waits_once_for_its_results),
     TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs), TEST_CASE(lengths_that_are_met_again_are_replayed),
     TEST_CASE(steps_go_on_without_graphs), TEST_CASE(products_that_cublaslt_refuses), TEST_CASE(algorithms_are_chosen_once),
     TEST_CASE(a_lost_device_says_so), TEST_CASE(an_op_that_fails_is_named),
