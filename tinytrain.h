@@ -1280,6 +1280,9 @@ enum {
     TT__OP_COUNT
 };
 
+/* What random numbers are for: a part of their streams' keys. */
+enum { TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE };
+
 /* The step's settings, which the host writes before it runs a segment. */
 typedef struct tt__run {
     uint64_t seed;
@@ -1736,8 +1739,6 @@ static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t
     tt__philox(counter, seed, out);
     return (uint64_t)out[1] << 32 | out[0];
 }
-
-enum { TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE };
 
 static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* in (0, 1) */
 

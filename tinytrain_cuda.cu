@@ -709,16 +709,26 @@ __device__ __forceinline__ void load_group(float (&v)[8], const tt__mat &m, int6
     load8(v, row_at(m, r), m.dtype, c, n, vector);
 }
 
+// A kernel whose template arguments are dtypes is for operands of these and whole vectors of 8 elements; it writes them
+// into its copies of the operands, and compilers drop the code of other dtypes. With ANY it takes any.
+enum { ANY = -1 };
+
 // An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which all threads of a block call, and
 // get(): the results v of the group of n columns that begins at column c of row r, or false where nothing is to be written.
 struct group_args { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
 
-template <class OP> __global__ void __launch_bounds__(TT__ROW_THREADS) each_group(group_args g, OP op)
+// X: dtype of the operands, Y: of the result.
+template <class OP, int X, int Y> __global__ void __launch_bounds__(TT__ROW_THREADS) each_group(group_args g, OP op)
 {
+    if (X != ANY) {
+        g.a.dtype = g.b.dtype = (tt_dtype)X;
+        g.y.dtype = (tt_dtype)Y;
+        g.vector = true;
+    }
     op.begin();
     for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < g.all; k += (int64_t)gridDim.x * TT__ROW_THREADS) {
         const int64_t row = g.all == g.per_row ? 0 : (uint32_t)k / (uint32_t)g.per_row, c = (k - row * g.per_row) * 8, r = g.first + row;
-        const int n = (int)min(g.y.cols - c, (int64_t)8);
+        const int n = X != ANY ? 8 : (int)min(g.y.cols - c, (int64_t)8);
         float v[8], old[8];
         if (!op.get(g, r, c, n, v)) continue;
         if (g.add) {
@@ -727,6 +737,39 @@ template <class OP> __global__ void __launch_bounds__(TT__ROW_THREADS) each_grou
         }
         store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
     }
+}
+
+template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group_args g, OP op)
+{
+    cudaError_t e = cudaSuccess;
+    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
+    for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
+        g.all = min(rows, g.y.rows - g.first) * g.per_row;
+        // twice as many blocks as run at a time on 132 processors
+        const int64_t blocks = min((g.all + TT__ROW_THREADS - 1) / TT__ROW_THREADS, (int64_t)2112);
+        e = TT__LAUNCH((each_group<OP, X, Y>), (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, g, op);
+    }
+    return e;
+}
+
+// What ops say of the dtypes for which they have kernels of their own: none; each, if all operands have it; and also a
+// 16-bit result of fp32.
+enum { RARE, HOT, HOT_CASTS };
+
+template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_args &g, OP op)
+{
+    const tt_dtype x = g.a.dtype, y = g.y.dtype;
+    const bool typed = g.vector && g.y.cols % 8 == 0 && (!g.b.data || g.b.dtype == x);
+    if constexpr (OP::KIND != RARE) {
+        if (typed && x == TT_F32 && y == TT_F32) return launch_groups<OP, TT_F32, TT_F32>(d, g, op);
+        if (typed && x == TT_BF16 && y == TT_BF16) return launch_groups<OP, TT_BF16, TT_BF16>(d, g, op);
+        if (typed && x == TT_F16 && y == TT_F16) return launch_groups<OP, TT_F16, TT_F16>(d, g, op);
+    }
+    if constexpr (OP::KIND == HOT_CASTS) {
+        if (typed && x == TT_F32 && y == TT_BF16) return launch_groups<OP, TT_F32, TT_BF16>(d, g, op);
+        if (typed && x == TT_F32 && y == TT_F16) return launch_groups<OP, TT_F32, TT_F16>(d, g, op);
+    }
+    return launch_groups<OP, ANY, ANY>(d, g, op);
 }
 
 // by_row: the op asks for its row or column, so matrices without gaps are not taken as one row. Operands whose data is NULL are left alone.
@@ -744,20 +787,14 @@ template <class OP> cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, 
     }
     if (!by_row) g.vector = ((uintptr_t)a.data | (uintptr_t)b.data | (uintptr_t)y.data) % 16 == 0;
     g.per_row = (g.y.cols + 7) / 8;
-    cudaError_t e = cudaSuccess;
-    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
-    for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
-        g.all = min(rows, g.y.rows - g.first) * g.per_row;
-        const int64_t blocks = min((g.all + TT__ROW_THREADS - 1) / TT__ROW_THREADS, (int64_t)2112); // twice as many as run at a time on 132 processors
-        e = TT__LAUNCH((each_group<OP>), (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, g, op);
-    }
-    return e;
+    return launch_typed_groups(d, g, op);
 }
 
 const tt__mat no_operand = {NULL, TT_F32, 0, 0, 0};
 
 // y = s x. Bytes: x and y once.
 struct op_scale {
+    static constexpr int KIND = HOT_CASTS;
     float s;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
@@ -776,6 +813,7 @@ cudaError_t run_scale(tt__device *d, const tt__launch *l)
 
 // y = a + b. Bytes: a, b and y once.
 struct op_add {
+    static constexpr int KIND = HOT;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
@@ -791,6 +829,7 @@ cudaError_t run_add(tt__device *d, const tt__launch *l) { return run_groups(d, l
 
 // y = a constant, times the loss scale if `scale` is not NULL. Bytes: y once.
 struct op_fill {
+    static constexpr int KIND = RARE;
     float x;
     const tt__scale *scale;
     __device__ void begin() { if (scale) x *= (float)scale->scale; }
@@ -809,6 +848,7 @@ cudaError_t run_fill(tt__device *d, const tt__launch *l)
 
 // y = act(x), and dx = dy act'(saved). Bytes: x and y, or dy, saved and dx once.
 template <int ACT> struct op_act {
+    static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
@@ -819,6 +859,7 @@ template <int ACT> struct op_act {
 };
 
 template <int ACT> struct op_act_backward {
+    static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
@@ -854,6 +895,7 @@ cudaError_t run_activation_backward(tt__device *d, const tt__launch *l)
 // y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox block {r, c / 8, 0, 0}; r is
 // number[r] if that is not NULL. Bytes: x, residual and y once; some 12 integer operations an element for the random numbers.
 struct op_dropout {
+    static constexpr int KIND = HOT;
     const tt__run *run;
     const int32_t *number;
     uint32_t stream, drop;
@@ -862,7 +904,7 @@ struct op_dropout {
     __device__ void begin()
     {
         TT__SHARED(uint64_t, shared, );
-        if (threadIdx.x == 0) shared = stream_key(run->seed, 2, (uint64_t)run->step, (uint64_t)run->micro << 32 | stream); // TT__RANDOM_DROPOUT
+        if (threadIdx.x == 0) shared = stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step, (uint64_t)run->micro << 32 | stream);
         __syncthreads();
         key = shared;
     }
@@ -891,6 +933,7 @@ cudaError_t run_dropout(tt__device *d, const tt__launch *l)
 
 // y[r] = x[index[r]]. Bytes: the rows of y twice.
 struct op_gather {
+    static constexpr int KIND = HOT_CASTS;
     const int32_t *index;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
@@ -921,6 +964,7 @@ __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seq
 
 // dx[r] = dy[s] / length of r's sequence s. Bytes: dx once.
 struct op_mean_pool_backward {
+    static constexpr int KIND = RARE;
     const int32_t *start;
     int64_t seqs;
     __device__ void begin() {}
@@ -942,6 +986,7 @@ cudaError_t run_mean_pool_backward(tt__device *d, const tt__launch *l)
 
 // y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. Bytes: the pixels and y once.
 struct op_patches {
+    static constexpr int KIND = RARE;
     const uint8_t *pixels;
     int64_t ld, seqs;
     const int32_t *position, *start;
@@ -1084,6 +1129,7 @@ cudaError_t run_mark_rows(tt__device *d, const tt__launch *l, int64_t rows)
 // y[r] = b where r is set, else x[r], which is not read when it is in place. Bytes: x and y once, or of the set rows only. As a backward:
 // 0 where r is set, which leaves alone what is added to.
 struct op_set_rows {
+    static constexpr int KIND = RARE;
     const unsigned *bits;
     bool in_place, add; // add: to what is there, where r is not set
     __device__ void begin() {}
@@ -1219,10 +1265,16 @@ template <int V, int LANES> __device__ __forceinline__ void store_row(const tt__
 // The sum over the threads of a row: a warp, or the block.
 template <int LANES> __device__ __forceinline__ float row_sum(float v) { return LANES == 32 ? warp_sum(v) : block_sum<TT__ROW_THREADS>(v); }
 
-// y = (x - mean) / std w + b; stats gets mean and 1 / std. A row in the registers of LANES threads (a warp, or the block), read once.
-template <int V, int LANES> __global__ void __launch_bounds__(TT__ROW_THREADS)
+// y = (x - mean) / std w + b; stats gets mean and 1 / std. A row in the registers of LANES threads (a warp, or the
+// block), read once. X: dtype of x and y, W: of w and b.
+template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__ROW_THREADS)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool add, bool vector)
 {
+    if (X != ANY) {
+        x.dtype = y.dtype = (tt_dtype)X;
+        w.dtype = b.dtype = (tt_dtype)W;
+        vector = true;
+    }
     const int64_t r = (int64_t)blockIdx.x * (TT__ROW_THREADS / LANES) + threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES;
     if (r >= x.rows) return; // a whole warp
@@ -1276,17 +1328,26 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_wide(tt__mat x, tt_
     }
 }
 
-// Runs CODE with V and LANES for rows of so many columns, up to TT__ROW_COLUMNS.
+// Runs CODE with V, LANES, X and W for rows of so many columns, up to TT__ROW_COLUMNS; the widths of today's
+// transformers have kernels of their own for dtypes x and w of operands that are `typed`, alike and in vectors.
 #define TT__ROW_COLUMNS 8192
-#define TT__WITH_ROW(cols, ...)                                                        \
-    do {                                                                              \
-        if ((cols) <= 256) { constexpr int V = 1, LANES = 32; __VA_ARGS__; }          \
-        else if ((cols) <= 512) { constexpr int V = 2, LANES = 32; __VA_ARGS__; }     \
-        else if ((cols) <= 768) { constexpr int V = 3, LANES = 32; __VA_ARGS__; }     \
-        else if ((cols) <= 1024) { constexpr int V = 4, LANES = 32; __VA_ARGS__; }    \
-        else if ((cols) <= 2048) { constexpr int V = 1, LANES = 256; __VA_ARGS__; }   \
-        else if ((cols) <= 4096) { constexpr int V = 2, LANES = 256; __VA_ARGS__; }   \
-        else { constexpr int V = 4, LANES = 256; __VA_ARGS__; }                       \
+#define TT__WITH_ROW(cols, typed, x, w, ...)                                                  \
+    do {                                                                                      \
+        if ((cols) <= 256) TT__WITH_ROW_TYPES(1, typed, x, w, __VA_ARGS__);                   \
+        else if ((cols) <= 512) TT__WITH_ROW_TYPES(2, typed, x, w, __VA_ARGS__);              \
+        else if ((cols) <= 768) TT__WITH_ROW_TYPES(3, typed, x, w, __VA_ARGS__);              \
+        else if ((cols) <= 1024) TT__WITH_ROW_TYPES(4, typed, x, w, __VA_ARGS__);             \
+        else if ((cols) <= 2048) { constexpr int V = 1, LANES = 256, X = ANY, W = ANY; __VA_ARGS__; } \
+        else if ((cols) <= 4096) { constexpr int V = 2, LANES = 256, X = ANY, W = ANY; __VA_ARGS__; } \
+        else { constexpr int V = 4, LANES = 256, X = ANY, W = ANY; __VA_ARGS__; }             \
+    } while (0)
+#define TT__WITH_ROW_TYPES(vectors, typed, x, w, ...)                                                  \
+    do {                                                                                               \
+        constexpr int V = vectors, LANES = 32;                                                         \
+        if ((typed) && (x) == TT_F32 && (w) == TT_F32) { constexpr int X = TT_F32, W = TT_F32; __VA_ARGS__; }        \
+        else if ((typed) && (x) == TT_BF16 && (w) == TT_F32) { constexpr int X = TT_BF16, W = TT_F32; __VA_ARGS__; } \
+        else if ((typed) && (x) == TT_BF16 && (w) == TT_BF16) { constexpr int X = TT_BF16, W = TT_BF16; __VA_ARGS__; } \
+        else { constexpr int X = ANY, W = ANY; __VA_ARGS__; }                                          \
     } while (0)
 
 cudaError_t run_layernorm(tt__device *d, const tt__launch *l)
@@ -1296,15 +1357,23 @@ cudaError_t run_layernorm(tt__device *d, const tt__launch *l)
     if (!x->rows) return cudaSuccess;
     if (x->cols > TT__ROW_COLUMNS)
         return TT__LAUNCH(layernorm_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y, l->out[1], l->instr->attr.eps, l->add[0]);
-    TT__WITH_ROW(x->cols, return TT__LAUNCH((layernorm<V, LANES>), blocks_for(x->rows, TT__ROW_THREADS / LANES), TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y,
-                                          l->out[1], l->instr->attr.eps, l->add[0], vector));
+    const bool typed = vector && y->dtype == x->dtype && (!b->data || b->dtype == w->dtype);
+    TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
+                 return TT__LAUNCH((layernorm<V, LANES, X, W>), blocks_for(x->rows, TT__ROW_THREADS / LANES), TT__ROW_THREADS, 0, d->stream,
+                                   *x, *w, *b, *y, l->out[1], l->instr->attr.eps, l->add[0], vector));
 }
 
 // With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw = sum dy n, db = sum dy: partial
 // holds `columns` of dw, then of db, for each block. Rows are in registers; dx.data may be NULL. Bytes: dy, x and dx once.
-template <int V, int LANES> __global__ void __launch_bounds__(TT__ROW_THREADS)
+// X: dtype of dy, x and dx, W: of w.
+template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__ROW_THREADS)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each, float *partial, bool add, bool vector)
 {
+    if (X != ANY) {
+        dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
+        w.dtype = (tt_dtype)W;
+        vector = true;
+    }
     constexpr int TEAMS = TT__ROW_THREADS / LANES;
     const float each = 1.0f / (float)x.cols;
     const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
@@ -1405,8 +1474,10 @@ cudaError_t run_layernorm_backward(tt__device *d, const tt__launch *l)
         if (e == cudaSuccess && dx->data) // last, as dx may take the place of dy
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats, *dx, l->add[0]);
     } else {
-        TT__WITH_ROW(x->cols, e = TT__LAUNCH((layernorm_backward<V, LANES>), (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats, *dx, each, partial,
-                                           l->add[0], vector));
+        const bool typed = vector && dy->dtype == x->dtype && (!dx->data || dx->dtype == x->dtype);
+        TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
+                     e = TT__LAUNCH((layernorm_backward<V, LANES, X, W>), (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats,
+                                    *dx, each, partial, l->add[0], vector));
     }
     if (e == cudaSuccess && l->out[1].data) e = run_finish_sums(d, partial, blocks, 2 * x->cols, &l->out[1], l->add[1]);
     if (e == cudaSuccess && l->out[2].data) e = run_finish_sums(d, partial + x->cols, blocks, 2 * x->cols, &l->out[2], l->add[2]);
@@ -1918,7 +1989,7 @@ cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
 // ================================================================================================== optimizers
 // Parameters, gradients and state are contiguous, so they are vectors here.
 
-enum { TT__SQUARES_BLOCKS = 1024, TT__RANDOM_ROUNDING = 3 /* as TT__RANDOM_ROUNDING */ };
+enum { TT__SQUARES_BLOCKS = 1024 };
 
 // Tensors that share a launch, as its arguments: of instructions that run together. Tests make it smaller.
 #ifndef TT__TENSORS
@@ -2132,17 +2203,22 @@ cudaError_t run_sum_squares(tt__device *d, const tt__launch *l, int count)
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
 
-// Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16 bits half of that.
-template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
+// Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16 bits half of
+// that. G: dtype of all gradients of the launch, P: of all parameters and their state.
+template <bool ADAM, int G, int P>
+__global__ void __launch_bounds__(256) update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
 {
     TT__SHARED(uint64_t, keys, [3]);
     TT__SHARED(float, of_step, [2]);
     if (!isfinite(u.clip[0])) return; // for all threads alike
     const param_update &t = u.of[tensor_of_block(u.of, u.count)];
-    const tt_dtype type_g = (tt_dtype)t.types[0], type_p = (tt_dtype)t.types[1], type_m = (tt_dtype)t.types[2];
-    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT__UPDATE_CHUNK, to = from + TT__UPDATE_CHUNK < t.n ? from + TT__UPDATE_CHUNK : t.n;
+    const tt_dtype type_g = (tt_dtype)(G != ANY ? G : t.types[0]), type_p = (tt_dtype)(P != ANY ? P : t.types[1]);
+    const tt_dtype type_m = (tt_dtype)(P != ANY ? P : t.types[2]);
+    const bool wide = P != ANY || t.wide;
+    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT__UPDATE_CHUNK, end = from + TT__UPDATE_CHUNK, to = end < t.n ? end : t.n;
     const float factor = u.clip[1], lr = run->lr, b1 = u.rule.beta1, b2 = u.rule.beta2, decay = t.weight_decay;
-    if (threadIdx.x < 3) keys[threadIdx.x] = stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step, (uint64_t)threadIdx.x << 32 | t.random);
+    if (threadIdx.x < 3)
+        keys[threadIdx.x] = stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step, (uint64_t)threadIdx.x << 32 | t.random);
     if (ADAM && threadIdx.x / 2 == 16) { // bias corrections: a thread of the second warp for each, a power by squaring
         double power = 1, b = threadIdx.x % 2 ? b2 : b1;
         for (uint64_t e = (uint64_t)run->step + 1; e; e >>= 1, b *= b) if (e & 1) power *= b;
@@ -2154,12 +2230,10 @@ template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(co
     for (int64_t i = from + 8 * threadIdx.x; i < to; i += 2048) {
         const int64_t left = to - i;
         float g[8], p[8], m[8] = {0}, v[8];
-        load8(g, t.g, type_g, i, left, t.wide);
-        load8(p, t.p, type_p, i, left, t.wide);
-        if (ADAM || t.m) load8(m, t.m, type_m, i, left, t.wide);
-        if (ADAM) {
-            load8(v, t.v, type_m, i, left, t.wide);
-        }
+        load8(g, t.g, type_g, i, left, wide);
+        load8(p, t.p, type_p, i, left, wide);
+        if (ADAM || t.m) load8(m, t.m, type_m, i, left, wide);
+        if (ADAM) load8(v, t.v, type_m, i, left, wide);
         TT__UNROLL for (int k = 0; k < 8; k++) {
             float d = g[k] * factor + p[k] * l2;
             if (ADAM) {
@@ -2172,10 +2246,28 @@ template <bool ADAM> __global__ void __launch_bounds__(256) update_parameters(co
                 p[k] -= d * lr;
             }
         }
-        update8(t.p, type_p, i, left, t.wide, p, keys[0]);
-        if (ADAM || t.m) update8(t.m, type_m, i, left, t.wide, m, keys[1]);
-        if (ADAM) update8(t.v, type_m, i, left, t.wide, v, keys[2]);
+        update8(t.p, type_p, i, left, wide, p, keys[0]);
+        if (ADAM || t.m) update8(t.m, type_m, i, left, wide, m, keys[1]);
+        if (ADAM) update8(t.v, type_m, i, left, wide, v, keys[2]);
     }
+}
+
+template <bool ADAM> cudaError_t launch_update(tt__device *d, const tt__launch *l, const param_updates *u, unsigned blocks)
+{
+#define TT__UPDATE(G, P) TT__LAUNCH((update_parameters<ADAM, G, P>), blocks, 256, 0, d->stream, *u, TT__RUN_OF(l))
+    const int g = u->of[0].types[0], p = u->of[0].types[1];
+    bool typed = true;
+    for (int k = 0; k < u->count; k++) {
+        const param_update *t = &u->of[k];
+        typed = typed && t->wide && t->types[0] == g && t->types[1] == p && (!t->m || t->types[2] == p);
+    }
+    if constexpr (ADAM) { // f32 gradients are those of 32-true, of accumulation and of norms' weights
+        if (typed && g == TT_F32 && p == TT_F32) return TT__UPDATE(TT_F32, TT_F32);
+        if (typed && g == TT_BF16 && p == TT_F32) return TT__UPDATE(TT_BF16, TT_F32);
+        if (typed && g == TT_BF16 && p == TT_BF16) return TT__UPDATE(TT_BF16, TT_BF16);
+    }
+    return TT__UPDATE(ANY, ANY);
+#undef TT__UPDATE
 }
 
 update_rule rule_of(const tt__launch *l)
@@ -2188,7 +2280,7 @@ template <bool ADAM> cudaError_t run_update(tt__device *d, const tt__launch *l, 
 {
     if (!make_arguments(d)) return cudaErrorMemoryAllocation;
     param_updates *u = &d->arguments->updates;
-    for (int from = 0; from < count; from += u->count) { /* as many as have the same rule */
+    for (int from = 0; from < count; from += u->count) { // as many as have the same rule
         const update_rule rule = rule_of(&l[from]);
         const float *clip = (const float *)l[from].in[1].data;
         unsigned blocks = 0;
@@ -2209,7 +2301,7 @@ template <bool ADAM> cudaError_t run_update(tt__device *d, const tt__launch *l, 
             t->types[0] = (uint8_t)g->dtype; t->types[1] = (uint8_t)p->dtype; t->types[2] = (uint8_t)m->dtype;
             t->wide = ((uintptr_t)g->data | (uintptr_t)p->data | (uintptr_t)m->data | (uintptr_t)v->data) % 16 == 0;
         }
-        cudaError_t e = TT__LAUNCH((update_parameters<ADAM>), blocks, 256, 0, d->stream, *u, TT__RUN_OF(l));
+        cudaError_t e = launch_update<ADAM>(d, l, u, blocks);
         if (e != cudaSuccess) return e;
     }
     return cudaSuccess;
@@ -2241,8 +2333,8 @@ struct attention_args {
 
 __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
 {
-    const uint32_t dropout = 2; // TT__RANDOM_DROPOUT of tinytrain.h
-    return p.drop ? stream_key(p.run->seed, dropout, (uint64_t)p.run->step, (uint64_t)p.run->micro << 32 | p.random) : 0;
+    const tt__run *run = p.run;
+    return p.drop ? stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step, (uint64_t)run->micro << 32 | p.random) : 0;
 }
 
 // Which of the weights of a query (a row of the batch) for keys 8 group ... 8 group + 7 of its sequence are kept, a bit each.
@@ -2282,6 +2374,18 @@ template <int SIZE> __device__ __forceinline__ attention_tile attention_find(con
     t.at = (number - start[s] / SIZE - s) * SIZE;
     if (t.at >= start[s + 1] - start[s]) t.at = -1;
     return t;
+}
+
+// How many of the sequence's keys are seen by any of a tile's `count` queries.
+__device__ __forceinline__ int attention_end(const attention_args &p, const attention_tile &t, int count)
+{
+    return p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
+}
+
+// Where lse and delta have a query and head.
+__device__ __forceinline__ int64_t attention_sums_at(const attention_args &p, int query, int head)
+{
+    return (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
 }
 
 // Numbers the queries, of which index (n) has the rows, by sequences, and those of a sequence in the order of index. n^2 comparisons, which for
@@ -2477,7 +2581,7 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
     if (t.at < 0) return;
     const uint64_t random = attention_key(p);
     const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)};
-    const int end = p.causal && !p.query_row ? min(t.length, t.at + q.count) : t.length; // of the keys that anyone sees
+    const int end = attention_end(p, t, q.count);
     float most[4], sum[4], out[4][4];
     int last[4]; // key that row y + 16 a sees
     TT__UNROLL for (int a = 0; a < 4; a++) {
@@ -2542,12 +2646,12 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     if (t.at < 0) return;
     const uint64_t random = attention_key(p);
     const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)}, dout = {&p.dout, p.query_at, q.first, q.count};
-    const int end = p.causal && !p.query_row ? min(t.length, t.at + q.count) : t.length;
+    const int end = attention_end(p, t, q.count);
     float lse[4], delta[4], dq[4][4];
     int last[4];
     TT__UNROLL for (int a = 0; a < 4; a++) {
         const int query = q.first + min(y + 16 * a, q.count - 1);
-        const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + b.head;
+        const int64_t at = attention_sums_at(p, query, b.head);
         last[a] = p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
         lse[a] = p.lse[at];
         delta[a] = p.delta[at];
@@ -2597,7 +2701,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
         attention_scores(ds, stage, v, dout, b.head, p.head_size);
         TT__UNROLL for (int c = 0; c < 4; c++) {
             const int i = x + 16 * c, query = q.first + min(i, q.count - 1);
-            const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + b.head;
+            const int64_t at = attention_sums_at(p, query, b.head);
             const int last = i >= q.count ? -1 : p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
             const float lse = p.lse[at], delta = p.delta[at];
             TT__UNROLL for (int a = 0; a < 4; a++) {
@@ -2750,31 +2854,62 @@ template <int MT, int KEYS> __device__ __forceinline__ bool attention_kept(const
     return keep[i / 4] >> (n % 4 * 8 + i % 4 * 2 + e) & 1;
 }
 
+// What forward and dq begin with: the block's tile of queries, and the part of its warp, which begins at `mine`.
+template <int MT> struct attention_queries {
+    attention_tile t;
+    int head, mine, pair; // pair: the first of the thread's two columns of 8 scores
+    int first, count;     // number of the tile's first query, and how many there are
+    int end, all;         // keys that any of them sees; that each of the warp's does
+    int row[MT][2];       // attention_rows_of
+};
+
+// False where the block has no queries. Long sequences come first.
+template <int MT> __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b, const attention_args &p)
+{
+    const int number = (int)(blockIdx.x / p.heads), tiles = (int)(gridDim.x / p.heads);
+    b.head = (int)(blockIdx.x % p.heads);
+    b.mine = (int)threadIdx.x / 32 * 16 * MT;
+    b.pair = threadIdx.x % 4 * 2;
+    b.t = attention_find<64 * MT>(p, p.query_start, p.causal ? tiles - 1 - number : number);
+    if (b.t.at < 0) return false;
+    b.first = b.t.first + b.t.at;
+    b.count = min(64 * MT, b.t.queries - b.t.at);
+    b.end = attention_end(p, b.t, b.count);
+    b.all = !p.causal ? b.t.length : p.query_row ? 1 : b.t.at + b.mine + 1;
+    attention_rows_of(b.row, p, b.first, b.count, b.mine);
+    return true;
+}
+
+// Tile `key` of a sequence's keys and values, of their two stages.
+template <class T, int D, int KEYS>
+__device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p, const attention_tile &t, int key, int stage, int head)
+{
+    const int at = stage * KEYS * (D + 8);
+    attention_fetch<T, D, KEYS>(ks + at, p.k, NULL, t.begin + key, t.length - key, head, p.head_size);
+    attention_fetch<T, D, KEYS>(vs + at, p.v, NULL, t.begin + key, t.length - key, head, p.head_size);
+    tt__cp_async_commit();
+}
+
 template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 {
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
     TT__DYN_SHARED(T, qs);
     T *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
-    const int number = (int)(blockIdx.x / p.heads), head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT, pair = threadIdx.x % 4 * 2;
-    const attention_tile t = attention_find<QUERIES>(p, p.query_start, p.causal ? (int)(gridDim.x / p.heads) - 1 - number : number); // long ones first
-    if (t.at < 0) return;
-    const int first = t.first + t.at, count = min(QUERIES + 0, t.queries - t.at), end = p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
+    attention_queries<MT> b;
+    if (!attention_find_queries(b, p)) return;
+    const attention_tile &t = b.t;
+    const int head = b.head, mine = b.mine, first = b.first, count = b.count;
     const float factor = fabsf(p.scale) * TT__LOG2E;
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
-    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin, t.length, head, p.head_size);
-    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin, t.length, head, p.head_size);
-    tt__cp_async_commit();
-    const int all = !p.causal ? t.length : p.query_row ? 1 : t.at + mine + 1; // keys that all of the warp's queries see
-    int row[MT][2];
-    attention_rows_of(row, p, first, count, mine);
+    attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, 0, 0, head);
     float most[MT][2], sum[MT][2], out[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++) {
         TT__UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
         TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[m][n][i] = 0;
     }
-    for (int key = 0, stage = 0; key < end; key += KEYS, stage ^= 1) {
+    for (int key = 0, stage = 0; key < b.end; key += KEYS, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         tt__cp_async_wait<0>();
         __syncthreads(); // the tile is there, and the other one was used
@@ -2782,20 +2917,16 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
             for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128) if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
             __syncthreads();
         }
-        if (key + KEYS < end) {
-            attention_fetch<T, D, KEYS>(ks + (stage ^ 1) * KEYS * PITCH, p.k, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
-            attention_fetch<T, D, KEYS>(vs + (stage ^ 1) * KEYS * PITCH, p.v, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
-            tt__cp_async_commit();
-        }
+        if (key + KEYS < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, key + KEYS, stage ^ 1, head);
         if (mine >= count) continue; // the warp has no queries
         uint32_t keep[MT * KEYS / 64];
         float s[MT][KEYS / 8][4];
-        attention_draw_rows<MT, KEYS>(keep, p, random, row, key, head);
+        attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
         attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
-        if (key + KEYS > all)
+        if (key + KEYS > b.all)
             TT__UNROLL for (int m = 0; m < MT; m++)
                 TT__UNROLL for (int i = 0; i < 4; i++) {
-                    const int last = (p.causal ? row[m][i / 2] - t.begin : t.length - 1) - key - pair - i % 2;
+                    const int last = (p.causal ? b.row[m][i / 2] - t.begin : t.length - 1) - key - b.pair - i % 2;
                     TT__UNROLL for (int n = 0; n < KEYS / 8; n++) if (8 * n > last) s[m][n][i] = -INFINITY;
                 }
         TT__UNROLL for (int m = 0; m < MT; m++)
@@ -2826,7 +2957,7 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
             const int i = mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, at = i >= count ? -1 : p.query_at ? p.query_at[first + i] : first + i;
             if (at < 0) continue;
             attention_store<T, D>(p.out, at, head, p.head_size, out[m], h, p.keep_scale / total, false);
-            if (pair == 0) p.lse[(int64_t)at * p.heads + head] = most[m][h] * fabsf(p.scale) + logf(total);
+            if (b.pair == 0) p.lse[(int64_t)at * p.heads + head] = most[m][h] * fabsf(p.scale) + logf(total);
         }
 }
 
@@ -2836,48 +2967,39 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
     TT__DYN_SHARED(T, qs);
     T *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
-    const int number = (int)(blockIdx.x / p.heads), head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT, pair = threadIdx.x % 4 * 2;
-    const attention_tile t = attention_find<QUERIES>(p, p.query_start, p.causal ? (int)(gridDim.x / p.heads) - 1 - number : number);
-    if (t.at < 0) return;
-    const int first = t.first + t.at, count = min(QUERIES + 0, t.queries - t.at), end = p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
+    attention_queries<MT> b;
+    if (!attention_find_queries(b, p)) return;
+    const attention_tile &t = b.t;
+    const int head = b.head, mine = b.mine, first = b.first, count = b.count;
     const float factor = p.scale * TT__LOG2E;
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch<T, D, QUERIES>(ds, p.dout, p.query_at, first, count, head, p.head_size);
-    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin, t.length, head, p.head_size);
-    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin, t.length, head, p.head_size);
-    tt__cp_async_commit();
-    const int all = !p.causal ? t.length : p.query_row ? 1 : t.at + mine + 1; // keys that all of the warp's queries see
-    int row[MT][2];
-    attention_rows_of(row, p, first, count, mine);
+    attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, 0, 0, head);
     float lse[MT][2], delta[MT][2], dq[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++) {
         TT__UNROLL for (int h = 0; h < 2; h++) {
             const int query = first + min(mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1);
-            const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
+            const int64_t at = attention_sums_at(p, query, head);
             lse[m][h] = p.lse[at] * TT__LOG2E;
             delta[m][h] = p.delta[at];
         }
         TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
     }
-    for (int key = 0, stage = 0; key < end; key += KEYS, stage ^= 1) {
+    for (int key = 0, stage = 0; key < b.end; key += KEYS, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         tt__cp_async_wait<0>();
         __syncthreads();
-        if (key + KEYS < end) {
-            attention_fetch<T, D, KEYS>(ks + (stage ^ 1) * KEYS * PITCH, p.k, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
-            attention_fetch<T, D, KEYS>(vs + (stage ^ 1) * KEYS * PITCH, p.v, NULL, t.begin + key + KEYS, t.length - key - KEYS, head, p.head_size);
-            tt__cp_async_commit();
-        }
+        if (key + KEYS < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, key + KEYS, stage ^ 1, head);
         if (mine >= count) continue;
         uint32_t keep[MT * KEYS / 64];
         float s[MT][KEYS / 8][4], g[MT][KEYS / 8][4];
-        attention_draw_rows<MT, KEYS>(keep, p, random, row, key, head);
+        attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
         attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
         attention_mma<T, D, MT, KEYS>(g, ds + mine * PITCH, vt);
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                const int last = key + KEYS <= all ? KEYS + 0 : (p.causal ? row[m][h] - t.begin : t.length - 1) - key - pair;
+                const int last = key + KEYS <= b.all ? KEYS + 0 : (p.causal ? b.row[m][h] - t.begin : t.length - 1) - key - b.pair;
                 TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
                     TT__UNROLL for (int i = 0; i < 2; i++) {
                         float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
@@ -2922,7 +3044,7 @@ template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128,
         attention_fetch<T, D, QUERIES>(ds + stage * QUERIES * PITCH, p.dout, p.query_at, first, n, head, p.head_size);
         if (i < QUERIES) {
             const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0;
-            const int64_t at = (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
+            const int64_t at = attention_sums_at(p, query, head);
             tt__cp_async_4(lses + stage * QUERIES + i, p.lse + at, bytes);
             tt__cp_async_4(deltas + stage * QUERIES + i, p.delta + at, bytes);
             rows[stage * QUERIES + i] = p.query_row ? p.query_row[query] : query;

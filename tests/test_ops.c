@@ -2668,6 +2668,195 @@ TEST(matmul_in_tf32)
 }
 
 #ifdef TINYTRAIN_CUDA
+/* ------------------------------------------------------------- one instruction on the CPU and on a GPU */
+
+/* A matrix of numbers between two, to be freed. */
+static tt__mat some(tt_dtype dtype, int64_t rows, int64_t cols, float from, float to, uint64_t *random)
+{
+    tt__mat m = {calloc((size_t)(rows * cols), tt_dtype_bytes(dtype)), dtype, rows, cols, cols};
+    for (int64_t k = 0; k < rows * cols; k++) {
+        float x = from + (to - from) * 0.5f * ((float)test_random(random) * 0x1p-31f);
+        tt__convert((char *)m.data + (size_t)k * tt_dtype_bytes(dtype), dtype, &x, TT_F32, 1);
+    }
+    return m;
+}
+
+static tt__mat some_indices(const int32_t *index, int n)
+{
+    tt__mat m = {malloc(sizeof *index * (size_t)n), TT_I32, n, 1, 1};
+    memcpy(m.data, index, sizeof *index * (size_t)n);
+    return m;
+}
+
+static void free_operands(tt__launch *l)
+{
+    for (int k = 0; k < TT__RUN_IN; k++) free(l->in[k].data);
+    for (int k = 0; k < TT__MAX_OUT; k++) free(l->out[k].data);
+    memset(l->in, 0, sizeof *l->in * TT__RUN_IN);
+    memset(l->out, 0, sizeof l->out);
+}
+
+static bool run_on_cpu(tt_context *ctx, tt__launch *l)
+{
+    const tt_status status = (l->workspace = calloc(1, (size_t)16 << 20)) ? ctx->cpu.isa->run[l->instr->op](l) : TT_ERR_MEMORY;
+    free(l->workspace);
+    l->workspace = NULL;
+    return status == TT_OK;
+}
+
+/* Both give the same, within `units` of the last place of each result's largest number. Frees the operands. */
+static void same_on_both(tt_context *ctx, tt__launch *l, double units, const char *what)
+{
+    tt__launch cpu = *l;
+    snprintf(where, sizeof where, "%s, %s", what, tt_dtype_name(l->in[0].dtype == TT_I32 ? l->in[1].dtype : l->in[0].dtype));
+    for (int k = 0; k < TT__MAX_OUT; k++) {
+        const size_t bytes = (size_t)(l->out[k].rows * l->out[k].cols) * tt_dtype_bytes(l->out[k].dtype);
+        if (l->out[k].data) cpu.out[k].data = memcpy(malloc(bytes), l->out[k].data, bytes);
+    }
+    const bool ok = report(run_on_cpu(ctx, &cpu), "the CPU fails") && run_on_cuda(l, (size_t)1 << 20);
+    for (int k = 0; k < TT__MAX_OUT && ok; k++) {
+        const tt__mat *m = &l->out[k];
+        const int64_t n = m->data ? m->rows * m->cols : 0;
+        const double unit = m->dtype == TT_F32 ? 0x1p-23 : m->dtype == TT_F16 ? 0x1p-10 : 0x1p-7;
+        float *got = (float *)malloc(sizeof *got * (size_t)(2 * n + 1)), *expected = got + n;
+        double most = 0;
+        int64_t wrong = 0;
+        tt__convert(got, TT_F32, m->data, m->dtype, (size_t)n);
+        tt__convert(expected, TT_F32, cpu.out[k].data, m->dtype, (size_t)n);
+        for (int64_t e = 0; e < n; e++) if (fabs(expected[e]) > most) most = fabs(expected[e]);
+        for (int64_t e = 0; e < n; e++) wrong += !(fabs((double)got[e] - expected[e]) <= units * unit * most);
+        report(wrong == 0 && (most > 0 || n == 0), "%lld of %lld numbers of result %d differ", (long long)wrong, (long long)n, k);
+        free(got);
+    }
+    for (int k = 0; k < TT__MAX_OUT; k++) if (l->out[k].data) free(cpu.out[k].data);
+    free_operands(l);
+}
+
+/* The kernels that are compiled for certain dtypes and sizes, each of them: what tests of whole programs meet of these
+   is left to chance. */
+TEST(cuda_kernels_of_each_dtype)
+{
+    enum { ROWS_ = 5, D = 40 };
+    static const tt_dtype dtype[] = {TT_F32, TT_BF16, TT_F16};
+    static const tt_dtype pair[][2] = {{TT_F32, TT_F32}, {TT_BF16, TT_BF16}, {TT_F16, TT_F16}, {TT_F32, TT_BF16}, {TT_F32, TT_F16}};
+    static const tt_dtype norm[][2] = {{TT_F32, TT_F32}, {TT_BF16, TT_F32}, {TT_BF16, TT_BF16}, {TT_F16, TT_F32}};
+    static const int width[] = {200, 512, 768, 1000, 1504, 3000, 5000}, head[] = {24, 64, 80, 96, 128};
+    static const int acts[] = {TT__ACT_GELU, TT__ACT_GELU_TANH};
+    static const int32_t index[ROWS_] = {2, 0, 4, 2, 1}, starts[] = {0, 3, ROWS_};
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)64 << 20, 1, 1);
+#endif
+    tt_context *ctx = tt_open(&co);
+    uint64_t s = 1;
+    tt__instr i;
+    tt__run run;
+    tt__launch l;
+    memset(&run, 0, sizeof run);
+    memset(&l, 0, sizeof l);
+    run.seed = 5;
+    run.lr = 0.1f;
+    l.ctx = ctx;
+    l.device = (tt__device *)(void *)&ctx->cpu;
+    l.instr = &i;
+    const tt__mat of_run = {&run, TT_U8, 1, sizeof run, sizeof run};
+    l.in[TT__RUN_IN] = of_run;
+    for (int t = 0; t < TT__COUNT(dtype); t++) {
+        for (int act = 0; act < TT__COUNT(acts); act++) {
+            i = tt__new_instr(TT__OP_ACTIVATION);
+            i.attr.act = acts[act];
+            l.in[0] = some(dtype[t], ROWS_, D, -3, 3, &s);
+            l.out[0] = some(dtype[t], ROWS_, D, 0, 0, &s);
+            same_on_both(ctx, &l, 8, "activation");
+            i.op = TT__OP_ACTIVATION_BACKWARD;
+            l.in[0] = some(dtype[t], ROWS_, D, -3, 3, &s);
+            l.in[1] = some(dtype[t], ROWS_, D, -3, 3, &s);
+            l.out[0] = some(dtype[t], ROWS_, D, 0, 0, &s);
+            same_on_both(ctx, &l, 8, "activation_backward");
+        }
+        for (int op = 0; op < 2; op++) {
+            i = tt__new_instr(op ? TT__OP_DROPOUT : TT__OP_ADD);
+            i.attr.dropout = 0.3f;
+            l.in[0] = some(dtype[t], ROWS_, D, -3, 3, &s);
+            l.in[1] = some(dtype[t], ROWS_, D, -3, 3, &s);
+            l.out[0] = some(dtype[t], ROWS_, D, 0, 0, &s);
+            same_on_both(ctx, &l, 1, op ? "dropout" : "add");
+        }
+    }
+    for (int t = 0; t < TT__COUNT(pair); t++) {
+        i = tt__new_instr(TT__OP_SCALE);
+        i.attr.scale = 0.37f;
+        l.in[0] = some(pair[t][0], ROWS_, D, -3, 3, &s);
+        l.out[0] = some(pair[t][1], ROWS_, D, 0, 0, &s);
+        same_on_both(ctx, &l, 1, "scale");
+        i = tt__new_instr(TT__OP_EMBEDDING);
+        l.in[0] = some_indices(index, ROWS_);
+        l.in[1] = some(pair[t][0], ROWS_, D, -3, 3, &s);
+        l.out[0] = some(pair[t][1], ROWS_, D, 0, 0, &s);
+        same_on_both(ctx, &l, 1, "embedding");
+    }
+    for (int w = 0; w < TT__COUNT(width); w++)
+        for (int t = 0; t < (width[w] <= 1024 ? TT__COUNT(norm) : 1); t++) {
+            const tt_dtype x = norm[t][0], of_w = norm[t][1];
+            i = tt__new_instr(TT__OP_LAYERNORM);
+            i.attr.eps = 1e-5f;
+            l.in[0] = some(x, ROWS_, width[w], -3, 3, &s);
+            l.in[1] = some(of_w, 1, width[w], -1, 1, &s);
+            l.in[2] = some(of_w, 1, width[w], -1, 1, &s);
+            l.out[0] = some(x, ROWS_, width[w], 0, 0, &s);
+            l.out[1] = some(TT_F32, ROWS_, 2, 0, 0, &s);
+            same_on_both(ctx, &l, 16, "layernorm");
+            i.op = TT__OP_LAYERNORM_BACKWARD;
+            l.in[0] = some(x, ROWS_, width[w], -3, 3, &s);
+            l.in[1] = some(x, ROWS_, width[w], -3, 3, &s);
+            l.in[2] = some(of_w, 1, width[w], -1, 1, &s);
+            l.in[3] = some(TT_F32, ROWS_, 2, 0.1f, 0.5f, &s);
+            l.out[0] = some(x, ROWS_, width[w], 0, 0, &s);
+            l.out[1] = some(of_w, 1, width[w], 0, 0, &s);
+            l.out[2] = some(of_w, 1, width[w], 0, 0, &s);
+            same_on_both(ctx, &l, 32, "layernorm_backward");
+        }
+    for (int t = 0; t < TT__COUNT(norm); t++) {
+        i = tt__new_instr(TT__OP_ADAM);
+        i.attr.beta1 = 0.9f;
+        i.attr.beta2 = 0.99f;
+        i.attr.eps = 1e-8f;
+        i.attr.weight_decay = 0.01f;
+        i.attr.decoupled = true;
+        l.in[0] = some(norm[t][0], ROWS_, 1000, -1, 1, &s);
+        l.in[1] = some(TT_F32, 1, 2, 1, 1, &s);
+        for (int k = 0; k < 3; k++) l.out[k] = some(norm[t][1], ROWS_, 1000, k == 2 ? 0.1f : -1, 1, &s);
+        same_on_both(ctx, &l, 2, "adam");
+    }
+    for (int h = 0; h < TT__COUNT(head); h++)
+        for (int t = 1; t < TT__COUNT(dtype); t++) {
+            tt__mat kept[5] = {some_indices(starts, 3)};
+            i = tt__new_instr(TT__OP_ATTENTION);
+            i.attr.heads = 1;
+            i.attr.scale = 0.1f;
+            l.in[3] = kept[0];
+            for (int k = 0; k < 3; k++) l.in[k] = some(dtype[t], ROWS_, head[h], -1, 1, &s);
+            l.out[0] = some(dtype[t], ROWS_, head[h], 0, 0, &s);
+            l.out[1] = some(TT_F32, ROWS_, 1, 0, 0, &s);
+            report(run_on_cpu(ctx, &l), "attention on the CPU");
+            const tt__launch forward = l; /* whose operands are those of both */
+            memset(l.out, 0, sizeof l.out);
+            for (int k = 0; k < 4; k++) l.in[k] = k == 3 ? some_indices(starts, 3) : some(dtype[t], ROWS_, head[h], -1, 1, &s);
+            for (int k = 0; k < 3; k++) memcpy(l.in[k].data, forward.in[k].data, (size_t)(ROWS_ * head[h]) * 2);
+            l.out[0] = some(dtype[t], ROWS_, head[h], 0, 0, &s);
+            l.out[1] = some(TT_F32, ROWS_, 1, 0, 0, &s);
+            same_on_both(ctx, &l, dtype[t] == TT_F16 ? 8 : 4, "attention");
+            i.op = TT__OP_ATTENTION_BACKWARD;
+            l.in[0] = some(dtype[t], ROWS_, head[h], -1, 1, &s);
+            for (int k = 0; k < 4; k++) l.in[1 + k] = forward.in[k];
+            for (int k = 0; k < 2; k++) l.in[5 + k] = forward.out[k];
+            for (int k = 0; k < 3; k++) l.out[k] = some(dtype[t], ROWS_, head[h], 0, 0, &s);
+            same_on_both(ctx, &l, dtype[t] == TT_F16 ? 16 : 8, "attention_backward");
+        }
+    TEST_CLOSE(ctx, &a);
+}
+
 /* fp8 by its definition: 3 or 2 bits of mantissa, exponents from -6 or -14 on, E4M3 up to 448, E5M2 up to 57344. */
 static double to_fp8(double x, bool e5m2)
 {
@@ -2761,6 +2950,7 @@ TEST(matmul_in_fp8)
     }
 }
 #else
+TEST(cuda_kernels_of_each_dtype) { SKIP("this build is without TINYTRAIN_CUDA"); }
 TEST(matmul_in_fp8) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
@@ -2977,7 +3167,7 @@ static const test_case tests[] = {
     TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
     TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read), TEST_CASE(products_exact), TEST_CASE(attention_by_dot), TEST_CASE(attention_by_tiles), TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
-    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(matmul_in_tf32), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device), TEST_CASE(device_described_cuda),
+    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(cuda_kernels_of_each_dtype), TEST_CASE(matmul_in_tf32), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device), TEST_CASE(device_described_cuda),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
