@@ -3,13 +3,15 @@
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -c tinytrain_cuda.cu
 //     cc -O2 -DTINYTRAIN_CUDA program.c tinytrain_cuda.o -lcublasLt -lcudart -lstdc++ -lm -lpthread
 //
-// Compile a program with device = "cuda" and it runs here: the same tape, passes and plan as on the CPU, other kernels.
+// Compile a program with device = "cuda" and it runs here: the same tape, passes and plan as on the CPU,
+// other kernels.
 //
 // Sections: portability, device, numbers, rows, losses, optimizers, attention, matmuls, table.
 //
-// Rules that all kernels keep. Sums are f32 at least and in a fixed order, with no atomics on floats: the same bits in every run. All that
-// changes from step to step (seed, step, learning rate, loss scale) is read from values on the device and never an argument, so
-// that a captured step can be replayed. Nobody waits for another block. Where the CPU backend draws random numbers, these are the same.
+// Rules that all kernels keep. Sums are f32 at least and in a fixed order, with no atomics on floats: the
+// same bits in every run. All that changes from step to step (seed, step, learning rate, loss scale) is read
+// from values on the device and never an argument, so that a captured step can be replayed. Nobody waits for
+// another block. Where the CPU backend draws random numbers, these are the same.
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -27,38 +29,60 @@
 #include "tinytrain.h"
 #endif
 
-// ================================================================================================== portability
-// The only place with inline assembly, and the only one that knows of the emulator (tests/cuda_emu), whose header defines TT_EMULATE and
-// has functions of the same names. Fragments and their layouts: PTX ISA, "Warp-level matrix instructions". g = lane/4, t = lane%4.
+// =============================================================================================== portability
+// The only place with inline assembly, and the only one that knows of the emulator (tests/cuda_emu), whose
+// header defines TT_EMULATE and has functions of the same names. Fragments and their layouts: PTX ISA,
+// "Warp-level matrix instructions". g = lane/4, t = lane%4.
 #ifndef TT_EMULATE
 #define TT__UNROLL _Pragma("unroll")
 // A shared array: TT__SHARED(float, tile, [32][33]); a shared scalar: TT__SHARED(int, count, );
 #define TT__SHARED(T, name, dims) __shared__ __align__(128) T name dims
 // The launch's dynamic shared memory, aligned to 128 bytes.
-#define TT__DYN_SHARED(T, name) extern __shared__ __align__(128) unsigned char tt__dyn_smem[]; T *name = (T *)tt__dyn_smem
-// TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in parentheses: (kernel<64, 2>).
-#define TT__LAUNCH(kernel, grid, block, shared, stream, ...) (kernel<<<(grid), (block), (shared), (stream)>>>(__VA_ARGS__), cudaGetLastError())
+#define TT__DYN_SHARED(T, name)                                    \
+    extern __shared__ __align__(128) unsigned char tt__dyn_smem[]; \
+    T *name = (T *)tt__dyn_smem
+// TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in
+// parentheses: (kernel<64, 2>).
+#define TT__LAUNCH(kernel, grid, block, shared, stream, ...) \
+    (kernel<<<(grid), (block), (shared), (stream)>>>(__VA_ARGS__), cudaGetLastError())
 
-__device__ __forceinline__ uint32_t tt__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ uint32_t tt__shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
 
-// d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major); T is __nv_bfloat16 or __half, two to a register, the lower column or row
-// in the lower half. a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8, 2t+8; b: rows 2t, 2t+8 of column g; d: (g, 2t), (g, 2t+1), (g+8, ...).
-template <class T> __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
-template <> __device__ __forceinline__ void tt__mma_16816<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+// d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major); T is __nv_bfloat16 or __half, two to a
+// register, the lower column or row in the lower half. a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8, 2t+8;
+// b: rows 2t, 2t+8 of column g; d: (g, 2t), (g, 2t+1), (g+8, ...).
+template <class T>
+__device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+template <>
+__device__ __forceinline__ void tt__mma_16816<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4],
+                                                             const uint32_t (&b)[2])
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
+                     "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-template <> __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+template <>
+__device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint32_t (&a)[4],
+                                                      const uint32_t (&b)[2])
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
+                     "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// d (16 x 8) += a (16 x 8) b (8 x 8) in TF32, of numbers that tt__tf32 rounded. a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4; b: rows t, t+4.
-__device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+// d (16 x 8) += a (16 x 8) b (8 x 8) in TF32, of numbers that tt__tf32 rounded. a: rows g, g+8, g, g+8 of
+// columns t, t, t+4, t+4; b: rows t, t+4.
+__device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2])
 {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
+                     "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 __device__ __forceinline__ uint32_t tt__tf32(float x)
 {
@@ -72,15 +96,17 @@ __device__ __forceinline__ float tt__exp2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// 8 x 8 matrices of 16-bit numbers from shared memory: lane 8j+i names row i (16 bytes) of matrix j. A thread gets columns 2t and 2t+1 of
-// row g of each; with _trans of its transpose.
+// 8 x 8 matrices of 16-bit numbers from shared memory: lane 8j+i names row i (16 bytes) of matrix j. A thread
+// gets columns 2t and 2t+1 of row g of each; with _trans of its transpose.
 __device__ __forceinline__ void tt__ldmatrix_x1(uint32_t &r, const void *row)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(tt__shared_address(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+                 : "=r"(r) : "r"(tt__shared_address(row)) : "memory");
 }
 __device__ __forceinline__ void tt__ldmatrix_x2(uint32_t (&r)[2], const void *row)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(tt__shared_address(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1]) : "r"(tt__shared_address(row)) : "memory");
 }
 __device__ __forceinline__ void tt__ldmatrix_x4(uint32_t (&r)[4], const void *row)
 {
@@ -89,33 +115,42 @@ __device__ __forceinline__ void tt__ldmatrix_x4(uint32_t (&r)[4], const void *ro
 }
 __device__ __forceinline__ void tt__ldmatrix_x1_trans(uint32_t &r, const void *row)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(tt__shared_address(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                 : "=r"(r) : "r"(tt__shared_address(row)) : "memory");
 }
 __device__ __forceinline__ void tt__ldmatrix_x2_trans(uint32_t (&r)[2], const void *row)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(tt__shared_address(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1]) : "r"(tt__shared_address(row)) : "memory");
 }
 __device__ __forceinline__ void tt__ldmatrix_x4_trans(uint32_t (&r)[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(tt__shared_address(row)) : "memory");
 }
-// Copies device memory to shared memory in the background; the bytes from `bytes` on become zero. Done after the commit and the wait that leaves
-// at most N later groups under way, for the thread's own copies: a barrier comes between that wait and the use by other threads.
+// Copies device memory to shared memory in the background; the bytes from `bytes` on become zero. Done after
+// the commit and the wait that leaves at most N later groups under way, for the thread's own copies: a
+// barrier comes between that wait and the use by other threads.
 __device__ __forceinline__ void tt__cp_async_4(void *to, const void *from, int bytes = 4)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(tt__shared_address(to)), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 ::"r"(tt__shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void tt__cp_async_8(void *to, const void *from, int bytes = 8)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(tt__shared_address(to)), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
+                 ::"r"(tt__shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void tt__cp_async_16(void *to, const void *from, int bytes = 16)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tt__shared_address(to)), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(tt__shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void tt__cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void tt__cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+template <int N> __device__ __forceinline__ void tt__cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 #endif
 
 #ifndef TT__PORTABILITY_ONLY
@@ -158,14 +193,15 @@ tt_status fail(tt__device *d, tt_status status, const char *format, ...)
     return status;
 }
 
-// Whether every later call in this process returns this error too (CUDA Runtime API, "Data types used by CUDA Runtime":
-// "the process must be terminated and relaunched").
+// Whether every later call in this process returns this error too (CUDA Runtime API, "Data types used by CUDA
+// Runtime": "the process must be terminated and relaunched").
 bool ends_all(cudaError_t e)
 {
     switch (e) {
-    case cudaErrorIllegalAddress: case cudaErrorLaunchTimeout: case cudaErrorAssert: case cudaErrorHardwareStackError:
-    case cudaErrorIllegalInstruction: case cudaErrorMisalignedAddress: case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc: case cudaErrorLaunchFailure: case cudaErrorECCUncorrectable: return true;
+    case cudaErrorIllegalAddress: case cudaErrorLaunchTimeout: case cudaErrorAssert:
+    case cudaErrorHardwareStackError: case cudaErrorIllegalInstruction: case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace: case cudaErrorInvalidPc: case cudaErrorLaunchFailure:
+    case cudaErrorECCUncorrectable: return true;
     default: return false;
     }
 }
@@ -176,9 +212,11 @@ tt_status check(tt__device *d, cudaError_t e, const char *what)
     if (e == cudaSuccess) return TT_OK;
     cudaGetLastError(); // the next call starts without it
     const bool lost = ends_all(e);
-    tt_status status = fail(d, e == cudaErrorMemoryAllocation ? TT_ERR_MEMORY : TT_ERR_DEVICE, "%s: %s (%s)%s%s", what,
-                            cudaGetErrorString(e), cudaGetErrorName(e), lost ? "; CUDA does nothing more in this process" : "",
-                            lost && !d->waits ? ", and with TINYTRAIN_CUDA_SYNC=1 in the environment the op that failed is named" : "");
+    const char *advice = !lost ? "" : d->waits ? "; CUDA does nothing more in this process"
+        : "; CUDA does nothing more in this process, and with TINYTRAIN_CUDA_SYNC=1 in the environment the "
+          "op that failed is named";
+    tt_status status = fail(d, e == cudaErrorMemoryAllocation ? TT_ERR_MEMORY : TT_ERR_DEVICE,
+                            "%s: %s (%s)%s", what, cudaGetErrorString(e), cudaGetErrorName(e), advice);
     d->lost = d->lost || lost;
     return status;
 }
@@ -215,14 +253,16 @@ void print(text_buffer *text, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    int n = text->length < text->capacity ? vsnprintf(text->to + text->length, text->capacity - text->length, format, args) : 0;
+    int n = text->length < text->capacity ? vsnprintf(text->to + text->length, text->capacity - text->length,
+                                                      format, args) : 0;
     va_end(args);
     if (n > 0) text->length += (size_t)n;
 }
 
 void print_archs(text_buffer *text)
 {
-    for (size_t k = 0; k < sizeof built_archs / sizeof *built_archs; k++) print(text, "%s%d.%d", k ? ", " : "", built_archs[k] / 100, built_archs[k] / 10 % 10);
+    for (size_t k = 0; k < sizeof built_archs / sizeof *built_archs; k++)
+        print(text, "%s%d.%d", k ? ", " : "", built_archs[k] / 100, built_archs[k] / 10 % 10);
 }
 
 // Why there is no device.
@@ -233,12 +273,16 @@ void explain(cudaError_t e, char *to, size_t capacity)
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
     if (e == cudaErrorInsufficientDriver && !driver)
-        snprintf(to, capacity, "there is no NVIDIA driver: install one for CUDA %d.%d or later", TT__VERSION_OF(runtime));
+        snprintf(to, capacity, "there is no NVIDIA driver: install one for CUDA %d.%d or later",
+                 TT__VERSION_OF(runtime));
     else if (e == cudaErrorInsufficientDriver)
-        snprintf(to, capacity, "the driver is for CUDA %d.%d, which is too old for this build with CUDA %d.%d: update the driver, or build with an older toolkit",
+        snprintf(to, capacity,
+                 "the driver is for CUDA %d.%d, which is too old for this build with CUDA %d.%d: "
+                 "update the driver, or build with an older toolkit",
                  TT__VERSION_OF(driver), TT__VERSION_OF(runtime));
     else if (e == cudaErrorNoDevice)
-        snprintf(to, capacity, "the driver finds no GPU%s%s%s", visible ? " that CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "", visible ? " leaves" : "");
+        snprintf(to, capacity, "the driver finds no GPU%s%s%s", visible ? " that CUDA_VISIBLE_DEVICES=" : "",
+                 visible ? visible : "", visible ? " leaves" : "");
     else
         snprintf(to, capacity, "%s (%s)", cudaGetErrorString(e), cudaGetErrorName(e));
 }
@@ -252,13 +296,19 @@ tt_status check_kernels(tt__device *d)
     cudaFuncAttributes attributes;
     char archs[128] = "";
     text_buffer text = {archs, sizeof archs, 0};
-    if (major < 8) return fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and at least 8.0 is needed; CUDA_VISIBLE_DEVICES chooses among several", d->properties.name, major, minor);
+    if (major < 8)
+        return fail(d, TT_ERR_DEVICE,
+                    "%s has compute capability %d.%d, and at least 8.0 is needed; "
+                    "CUDA_VISIBLE_DEVICES chooses among several", d->properties.name, major, minor);
     cudaError_t e = cudaFuncGetAttributes(&attributes, add_counts);
-    if (e != cudaErrorNoKernelImageForDevice && e != cudaErrorInvalidDeviceFunction) return check(d, e, "kernels");
+    if (e != cudaErrorNoKernelImageForDevice && e != cudaErrorInvalidDeviceFunction)
+        return check(d, e, "kernels");
     cudaGetLastError();
     print_archs(&text);
-    return fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, and the kernels were built for %s: build them with CUDA_ARCHS=%d%d", d->properties.name, major, minor, archs,
-                   major, minor);
+    return fail(d, TT_ERR_DEVICE,
+                "%s has compute capability %d.%d, and the kernels were built for %s: "
+                "build them with CUDA_ARCHS=%d%d",
+                d->properties.name, major, minor, archs, major, minor);
 }
 
 tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t capacity)
@@ -276,10 +326,13 @@ tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t capacity)
     if (!d) { snprintf(error, capacity, "out of memory"); return NULL; }
     d->index = index;
     tt_status status = check(d, cudaSetDevice(index), "cudaSetDevice");
-    if (status == TT_OK) status = check(d, cudaGetDeviceProperties(&d->properties, index), "cudaGetDeviceProperties");
+    if (status == TT_OK)
+        status = check(d, cudaGetDeviceProperties(&d->properties, index), "cudaGetDeviceProperties");
     if (status == TT_OK) status = check_kernels(d);
-    if (status == TT_OK) status = check(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS) status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
+    if (status == TT_OK)
+        status = check(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS)
+        status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
     const char *waits = getenv("TINYTRAIN_CUDA_SYNC");
     d->waits = waits && *waits && strcmp(waits, "0") != 0;
     if (status == TT_OK) return d;
@@ -314,13 +367,19 @@ void describe_device(text_buffer *text, int index)
         print(text, "device %d: %s (%s)\n", index, cudaGetErrorString(e), cudaGetErrorName(e));
         return;
     }
-    print(text, "device %d: %s, compute capability %d.%d, %.1f GB of memory, of which %.1f GB are free\n", index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
-    print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n", p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID, p.pciBusID, p.pciDeviceID); // slower while nothing runs
+    print(text, "device %d: %s, compute capability %d.%d, %.1f GB of memory, of which %.1f GB are free\n",
+          index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
+    print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n",
+          p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
+    // Slower while nothing runs.
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID,
+             p.pciBusID, p.pciDeviceID);
     first_line(path, speed);
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/current_link_width", p.pciDomainID, p.pciBusID, p.pciDeviceID);
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/current_link_width", p.pciDomainID,
+             p.pciBusID, p.pciDeviceID);
     first_line(path, width);
-    print(text, "    PCI %04x:%02x:%02x, %s%s%s\n", p.pciDomainID, p.pciBusID, p.pciDeviceID, *speed ? speed : "link unknown", *width ? ", lanes: " : "", width);
+    print(text, "    PCI %04x:%02x:%02x, %s%s%s\n", p.pciDomainID, p.pciBusID, p.pciDeviceID,
+          *speed ? speed : "link unknown", *width ? ", lanes: " : "", width);
 }
 
 void cuda_describe(tt_context *ctx, char *to, size_t capacity)
@@ -332,10 +391,12 @@ void cuda_describe(tt_context *ctx, char *to, size_t capacity)
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
     first_line("/proc/driver/nvidia/version", line);
-    if (driver) print(&text, "driver: for CUDA up to %d.%d%s%s\n", TT__VERSION_OF(driver), *line ? "; " : "", line);
+    if (driver)
+        print(&text, "driver: for CUDA up to %d.%d%s%s\n", TT__VERSION_OF(driver), *line ? "; " : "", line);
     else print(&text, "driver: none\n");
-    print(&text, "CUDA: runtime %d.%d, built with toolkit %d.%d; cuBLASLt %d.%d.%d\n", TT__VERSION_OF(runtime), TT__VERSION_OF(CUDART_VERSION), (int)(cublasLtGetVersion() / 10000),
-             (int)(cublasLtGetVersion() / 100 % 100), (int)(cublasLtGetVersion() % 100));
+    print(&text, "CUDA: runtime %d.%d, built with toolkit %d.%d; cuBLASLt %d.%d.%d\n",
+          TT__VERSION_OF(runtime), TT__VERSION_OF(CUDART_VERSION), (int)(cublasLtGetVersion() / 10000),
+          (int)(cublasLtGetVersion() / 100 % 100), (int)(cublasLtGetVersion() % 100));
     print(&text, "kernels: built for compute capability ");
     print_archs(&text);
     print(&text, "\n");
@@ -347,11 +408,15 @@ void cuda_describe(tt_context *ctx, char *to, size_t capacity)
         for (int j = 0; j < devices; j++) {
             if (k < 0) print(&text, " %3d", j);
             else if (j == k) print(&text, "   -");
-            else print(&text, " %3s", cudaDeviceCanAccessPeer(&peer, k, j) != cudaSuccess ? "?" : peer ? "yes" : "no");
+            else
+                print(&text, " %3s", cudaDeviceCanAccessPeer(&peer, k, j) != cudaSuccess ? "?" : peer ? "yes"
+                      : "no");
         }
         print(&text, "\n");
     }
-    if (devices) print(&text, "used: device 0, the first%s\n", getenv("CUDA_VISIBLE_DEVICES") ? " of CUDA_VISIBLE_DEVICES" : "; CUDA_VISIBLE_DEVICES chooses and orders them");
+    if (devices)
+        print(&text, "used: device 0, the first%s\n", getenv("CUDA_VISIBLE_DEVICES")
+              ? " of CUDA_VISIBLE_DEVICES" : "; CUDA_VISIBLE_DEVICES chooses and orders them");
     if (devices) cudaSetDevice(now);
     cudaGetLastError();
 }
@@ -397,7 +462,8 @@ void cuda_release_host(tt__device *d, void *host)
 tt_status cuda_write(tt__device *d, void *memory, const void *from, size_t bytes)
 {
     if (!use(d)) return TT_ERR_DEVICE;
-    return check(d, cudaMemcpyAsync(memory, from, bytes, cudaMemcpyHostToDevice, d->stream), "copy to the device");
+    return check(d, cudaMemcpyAsync(memory, from, bytes, cudaMemcpyHostToDevice, d->stream),
+                 "copy to the device");
 }
 
 tt_status cuda_fill(tt__device *d, void *memory, int byte, size_t bytes)
@@ -415,7 +481,8 @@ tt_status cuda_wait(tt__device *d)
 tt_status cuda_read(tt__device *d, void *to, const void *memory, size_t bytes)
 {
     if (!use(d)) return TT_ERR_DEVICE;
-    tt_status status = check(d, cudaMemcpyAsync(to, memory, bytes, cudaMemcpyDeviceToHost, d->stream), "copy from the device");
+    tt_status status = check(d, cudaMemcpyAsync(to, memory, bytes, cudaMemcpyDeviceToHost, d->stream),
+                             "copy from the device");
     return status == TT_OK ? cuda_wait(d) : status;
 }
 
@@ -425,15 +492,19 @@ tt_status cuda_mark(tt__device *d, int stream, void **event)
     (void)stream;
     if (!use(d)) return TT_ERR_DEVICE;
     tt_status status = TT_OK;
-    if (!*event) status = check(d, cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming), "cudaEventCreate");
-    return status == TT_OK ? check(d, cudaEventRecord((cudaEvent_t)*event, d->stream), "cudaEventRecord") : status;
+    if (!*event)
+        status = check(d, cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming),
+                       "cudaEventCreate");
+    return status == TT_OK ? check(d, cudaEventRecord((cudaEvent_t)*event, d->stream), "cudaEventRecord")
+        : status;
 }
 
 tt_status cuda_after(tt__device *d, int stream, void *event)
 {
     if (!use(d)) return TT_ERR_DEVICE;
     if (!event) return TT_OK;
-    if (stream == TT__HOST_STREAM) return check(d, cudaEventSynchronize((cudaEvent_t)event), "cudaEventSynchronize");
+    if (stream == TT__HOST_STREAM)
+        return check(d, cudaEventSynchronize((cudaEvent_t)event), "cudaEventSynchronize");
     return check(d, cudaStreamWaitEvent(d->stream, (cudaEvent_t)event, 0), "cudaStreamWaitEvent");
 }
 
@@ -448,7 +519,8 @@ tt_status cuda_capture(tt__device *d)
 {
     if (!use(d)) return TT_ERR_DEVICE;
     if (d->waits) return fail(d, TT_ERR_UNSUPPORTED, "TINYTRAIN_CUDA_SYNC is set");
-    return check(d, cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "begin of a capture");
+    return check(d, cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal),
+                 "begin of a capture");
 }
 
 void *cuda_captured(tt__device *d)
@@ -510,8 +582,10 @@ __device__ __forceinline__ void store_any(void *p, tt_dtype dtype, int64_t i, fl
     else ((f16 *)p)[i] = round_to<f16>(x);
 }
 
-// Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says that p is one of 16 bytes.
-__device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, float absent = 0)
+// Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says
+// that p is one of 16 bytes.
+__device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left,
+                                      bool wide, float absent = 0)
 {
     if (!wide || left < 8) {
         TT__UNROLL for (int k = 0; k < 8; k++) x[k] = k < left ? load_any(p, dtype, i + k) : absent;
@@ -533,30 +607,37 @@ template <class T> __device__ __forceinline__ void widen8(float (&x)[8], const u
 template <> __device__ __forceinline__ void widen8<bf16>(float (&x)[8], const uint4 &q)
 {
     const uint32_t words[4] = {q.x, q.y, q.z, q.w};
-    TT__UNROLL for (int k = 0; k < 8; k++) x[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16);
+    TT__UNROLL for (int k = 0; k < 8; k++)
+        x[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16);
 }
-template <> __device__ __forceinline__ void widen8<float>(float (&x)[8], const uint4 &q) // the four that there are
+// The four that there are.
+template <> __device__ __forceinline__ void widen8<float>(float (&x)[8], const uint4 &q)
 {
-    x[0] = __uint_as_float(q.x); x[1] = __uint_as_float(q.y); x[2] = __uint_as_float(q.z); x[3] = __uint_as_float(q.w);
+    x[0] = __uint_as_float(q.x); x[1] = __uint_as_float(q.y); x[2] = __uint_as_float(q.z);
+    x[3] = __uint_as_float(q.w);
     x[4] = x[5] = x[6] = x[7] = 0;
 }
 template <> __device__ __forceinline__ void widen8<f16>(float (&x)[8], const uint4 &q)
 {
     const uint32_t words[4] = {q.x, q.y, q.z, q.w};
-    TT__UNROLL for (int k = 0; k < 8; k++) x[k] = to_float(__ushort_as_half((unsigned short)(words[k / 2] >> (k % 2 * 16))));
+    TT__UNROLL for (int k = 0; k < 8; k++)
+        x[k] = to_float(__ushort_as_half((unsigned short)(words[k / 2] >> (k % 2 * 16))));
 }
 
 // The same for the bits of 16-bit numbers.
-__device__ __forceinline__ void store8_bits(void *p, int64_t i, int64_t left, bool wide, const uint32_t (&h)[8])
+__device__ __forceinline__ void store8_bits(void *p, int64_t i, int64_t left, bool wide,
+                                            const uint32_t (&h)[8])
 {
     if (!wide || left < 8) {
         TT__UNROLL for (int k = 0; k < 8; k++) if (k < left) ((uint16_t *)p)[i + k] = (uint16_t)h[k];
     } else {
-        ((uint4 *)p)[i / 8] = make_uint4(h[0] | h[1] << 16, h[2] | h[3] << 16, h[4] | h[5] << 16, h[6] | h[7] << 16);
+        ((uint4 *)p)[i / 8] = make_uint4(h[0] | h[1] << 16, h[2] | h[3] << 16, h[4] | h[5] << 16,
+                                         h[6] | h[7] << 16);
     }
 }
 
-__device__ __forceinline__ void store8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, const float (&x)[8])
+__device__ __forceinline__ void store8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
+                                       const float (&x)[8])
 {
     uint32_t h[8];
     if (dtype == TT_F32) {
@@ -568,24 +649,33 @@ __device__ __forceinline__ void store8(void *p, tt_dtype dtype, int64_t i, int64
         }
         return;
     }
-    TT__UNROLL for (int k = 0; k < 8; k++) h[k] = dtype == TT_BF16 ? __bfloat16_as_ushort(round_to<bf16>(x[k])) : __half_as_ushort(round_to<f16>(x[k]));
+    TT__UNROLL for (int k = 0; k < 8; k++)
+        h[k] = dtype == TT_BF16 ? __bfloat16_as_ushort(round_to<bf16>(x[k]))
+            : __half_as_ushort(round_to<f16>(x[k]));
     store8_bits(p, i, left, wide, h);
 }
 
-__device__ __forceinline__ void *row_at(const tt__mat &m, int64_t r) { return (char *)m.data + r * m.ld * (m.dtype == TT_F32 ? 4 : 2); }
+__device__ __forceinline__ void *row_at(const tt__mat &m, int64_t r)
+{
+    return (char *)m.data + r * m.ld * (m.dtype == TT_F32 ? 4 : 2);
+}
 
 // Whether every row of m begins at a multiple of 16 bytes.
-inline bool is_wide(const tt__mat *m) { return (uintptr_t)m->data % 16 == 0 && (m->rows < 2 || m->ld * (m->dtype == TT_F32 ? 4 : 2) % 16 == 0); }
+inline bool is_wide(const tt__mat *m)
+{
+    return (uintptr_t)m->data % 16 == 0 && (m->rows < 2 || m->ld * (m->dtype == TT_F32 ? 4 : 2) % 16 == 0);
+}
 
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
-// Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the others. Where exp or tanh have
-// run into 0 or 1, nothing is left of a product with a large x.
+// Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the
+// others. Where exp or tanh have run into 0 or 1, nothing is left of a product with a large x.
 __device__ __forceinline__ float activate(int act, float x)
 {
     switch (act) {
     case TT__ACT_GELU: return 0.5f * x * erfcf(-0.70710678118654752f * x);
-    case TT__ACT_GELU_TANH: return x / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))); // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u))
+    // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)).
+    case TT__ACT_GELU_TANH: return x / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
     case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
     case TT__ACT_TANH: return tanhf(x);
     case TT__ACT_SILU: return x / (1 + expf(-x));
@@ -595,7 +685,8 @@ __device__ __forceinline__ float activate(int act, float x)
 __device__ __forceinline__ float activation_slope(int act, float x)
 {
     switch (act) {
-    case TT__ACT_GELU: return 0.5f * erfcf(-0.70710678118654752f * x) + x * (0.39894228040143268f * expf(-0.5f * x * x));
+    case TT__ACT_GELU: return 0.5f * erfcf(-0.70710678118654752f * x)
+        + x * (0.39894228040143268f * expf(-0.5f * x * x));
     case TT__ACT_GELU_TANH: {
         float s = 1 / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))), ds = s * (1 - s);
         return ds > 0 ? s + x * ds * 1.5957691216057308f * (1 + 0.134145f * x * x) : s;
@@ -613,7 +704,8 @@ __device__ __forceinline__ float activation_slope(int act, float x)
 // Philox4x32-10, as in tinytrain.h.
 __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t key, uint32_t (&out)[4])
 {
-    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3], k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3], k0 = (uint32_t)key,
+        k1 = (uint32_t)(key >> 32);
     TT__UNROLL for (int round = 0; round < 10; round++) {
         uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
         uint32_t n0 = (uint32_t)(b >> 32) ^ c1 ^ k0, n2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
@@ -626,7 +718,8 @@ __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t ke
 // The key of a stream of random numbers, as tt__stream_key makes it.
 __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t b)
 {
-    const uint32_t counter[4] = {(uint32_t)a, (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), (uint32_t)b, (uint32_t)(b >> 32)};
+    const uint32_t counter[4] = {(uint32_t)a, (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), (uint32_t)b,
+                                 (uint32_t)(b >> 32)};
     uint32_t out[4];
     philox(counter, seed, out);
     return (uint64_t)out[1] << 32 | out[0];
@@ -657,11 +750,19 @@ template <int THREADS> __device__ __forceinline__ float block_sum(float v)
     return sum;
 }
 
-inline unsigned blocks_for(int64_t n, int64_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
-inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most) { return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, most) : 1; }
+inline unsigned blocks_for(int64_t n, int64_t per_block)
+{
+    return (unsigned)((n + per_block - 1) / per_block);
+}
+inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most)
+{
+    return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, most) : 1;
+}
 
-// Elements [4 i, 4 i + 4) of a parameter's first values from Philox block i, by the CPU's formulas (tt__init_values, tt__normal4).
-__global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
+// Elements [4 i, 4 i + 4) of a parameter's first values from Philox block i, by the CPU's formulas
+// (tt__init_values, tt__normal4).
+__global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t n, tt_init init,
+                                                   uint64_t key)
 {
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; 4 * i < n; i += gridDim.x * (int64_t)256) {
         const uint32_t counter[4] = {(uint32_t)i, (uint32_t)((uint64_t)i >> 32), 0, 0};
@@ -671,12 +772,15 @@ __global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype,
         TT__UNROLL for (int k = 0; k < 4; k++) x[k] = ((float)(u[k] >> 8) + 0.5f) * 0x1p-24f; // in (0, 1)
         if (init.kind == TT_INIT_NORMAL) {
             TT__UNROLL for (int k = 0; k < 4; k += 2) { // Box, Muller 1958
-                const double radius = sqrt(-2.0 * log((double)x[k])), angle = 6.283185307179586 * (double)x[k + 1];
+                const double radius = sqrt(-2.0 * log((double)x[k]));
+                const double angle = 6.283185307179586 * (double)x[k + 1];
                 x[k] = (float)(radius * cos(angle)) * init.scale;
                 x[k + 1] = (float)(radius * sin(angle)) * init.scale;
             }
         } else {
-            TT__UNROLL for (int k = 0; k < 4; k++) x[k] = init.kind == TT_INIT_UNIFORM ? (2 * x[k] - 1) * init.scale : init.kind == TT_INIT_ONES ? 1.0f : 0.0f;
+            TT__UNROLL for (int k = 0; k < 4; k++)
+                x[k] = init.kind == TT_INIT_UNIFORM ? (2 * x[k] - 1) * init.scale : init.kind == TT_INIT_ONES
+                    ? 1.0f : 0.0f;
         }
         TT__UNROLL for (int k = 0; k < 4; k++) if (4 * i + k < n) store_any(memory, dtype, 4 * i + k, x[k]);
     }
@@ -685,7 +789,8 @@ __global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype,
 tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
 {
     if (!use(d)) return TT_ERR_DEVICE;
-    return check(d, TT__LAUNCH(init_values, grid_for(n, 1024, 4096), 256, 0, d->stream, memory, dtype, n, init, key), "initial values");
+    return check(d, TT__LAUNCH(init_values, grid_for(n, 1024, 4096), 256, 0, d->stream, memory, dtype, n,
+                               init, key), "initial values");
 }
 
 // ================================================================================================== rows
@@ -693,8 +798,8 @@ tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_i
 
 #define TT__ROW_THREADS 256
 
-// The resident bytes that a launch may use. cuBLASLt has the first part, and bias gradients,
-// or a bias in another dtype, the second; kernels that sum in two steps have all of it for their partial sums.
+// The resident bytes that a launch may use. cuBLASLt has the first part, and bias gradients, or a bias in
+// another dtype, the second; kernels that sum in two steps have all of it for their partial sums.
 struct resident_workspace {
     static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
     static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
@@ -704,21 +809,25 @@ static_assert(sizeof(resident_workspace) == resident_workspace::BYTES, "there is
 
 resident_workspace *resident_of(const tt__launch *l) { return (resident_workspace *)l->resident; }
 
-__device__ __forceinline__ void load_group(float (&v)[8], const tt__mat &m, int64_t r, int64_t c, int n, bool vector)
+__device__ __forceinline__ void load_group(float (&v)[8], const tt__mat &m, int64_t r, int64_t c, int n,
+                                           bool vector)
 {
     load8(v, row_at(m, r), m.dtype, c, n, vector);
 }
 
-// A kernel whose template arguments are dtypes is for operands of these and whole vectors of 8 elements; it writes them
-// into its copies of the operands, and compilers drop the code of other dtypes. With ANY it takes any.
+// A kernel whose template arguments are dtypes is for operands of these and whole vectors of 8 elements; it
+// writes them into its copies of the operands, and compilers drop the code of other dtypes. With ANY it takes
+// any.
 enum { ANY = -1 };
 
-// An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which all threads of a block call, and
-// get(): the results v of the group of n columns that begins at column c of row r, or false where nothing is to be written.
+// An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which
+// all threads of a block call, and get(): the results v of the group of n columns that begins at column c of
+// row r, or false where nothing is to be written.
 struct group_args { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
 
 // X: dtype of the operands, Y: of the result.
-template <class OP, int X, int Y> __global__ void __launch_bounds__(TT__ROW_THREADS) each_group(group_args g, OP op)
+template <class OP, int X, int Y>
+__global__ void __launch_bounds__(TT__ROW_THREADS) each_group(group_args g, OP op)
 {
     if (X != ANY) {
         g.a.dtype = g.b.dtype = (tt_dtype)X;
@@ -726,8 +835,10 @@ template <class OP, int X, int Y> __global__ void __launch_bounds__(TT__ROW_THRE
         g.vector = true;
     }
     op.begin();
-    for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < g.all; k += (int64_t)gridDim.x * TT__ROW_THREADS) {
-        const int64_t row = g.all == g.per_row ? 0 : (uint32_t)k / (uint32_t)g.per_row, c = (k - row * g.per_row) * 8, r = g.first + row;
+    for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < g.all;
+         k += (int64_t)gridDim.x * TT__ROW_THREADS) {
+        const int64_t row = g.all == g.per_row ? 0 : (uint32_t)k / (uint32_t)g.per_row;
+        const int64_t c = (k - row * g.per_row) * 8, r = g.first + row;
         const int n = X != ANY ? 8 : (int)min(g.y.cols - c, (int64_t)8);
         float v[8], old[8];
         if (!op.get(g, r, c, n, v)) continue;
@@ -752,8 +863,8 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
     return e;
 }
 
-// What ops say of the dtypes for which they have kernels of their own: none; each, if all operands have it; and also a
-// 16-bit result of fp32.
+// What ops say of the dtypes for which they have kernels of their own: none; each, if all operands have it;
+// and also a 16-bit result of fp32.
 enum { RARE, HOT, HOT_CASTS };
 
 template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_args &g, OP op)
@@ -772,8 +883,10 @@ template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_a
     return launch_groups<OP, ANY, ANY>(d, g, op);
 }
 
-// by_row: the op asks for its row or column, so matrices without gaps are not taken as one row. Operands whose data is NULL are left alone.
-template <class OP> cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
+// by_row: the op asks for its row or column, so matrices without gaps are not taken as one row. Operands
+// whose data is NULL are left alone.
+template <class OP>
+cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
 {
     group_args g = {a, b, y, add, true, 1, 0, 0};
     tt__mat *const all[3] = {&g.a, &g.b, &g.y};
@@ -825,7 +938,10 @@ struct op_add {
     }
 };
 
-cudaError_t run_add(tt__device *d, const tt__launch *l) { return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add()); }
+cudaError_t run_add(tt__device *d, const tt__launch *l)
+{
+    return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add());
+}
 
 // y = a constant, times the loss scale if `scale` is not NULL. Bytes: y once.
 struct op_fill {
@@ -871,7 +987,8 @@ template <int ACT> struct op_act_backward {
     }
 };
 
-template <template <int> class OP> cudaError_t run_act(tt__device *d, int act, const tt__mat &a, const tt__mat &b, const tt__mat &y, bool add)
+template <template <int> class OP>
+cudaError_t run_act(tt__device *d, int act, const tt__mat &a, const tt__mat &b, const tt__mat &y, bool add)
 {
     switch (act) {
     case TT__ACT_GELU: return run_groups(d, a, b, y, add, false, OP<TT__ACT_GELU>());
@@ -892,8 +1009,9 @@ cudaError_t run_activation_backward(tt__device *d, const tt__launch *l)
     return run_act<op_act_backward>(d, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0]);
 }
 
-// y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox block {r, c / 8, 0, 0}; r is
-// number[r] if that is not NULL. Bytes: x, residual and y once; some 12 integer operations an element for the random numbers.
+// y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox
+// block {r, c / 8, 0, 0}; r is number[r] if that is not NULL. Bytes: x, residual and y once; some 12 integer
+// operations an element for the random numbers.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__run *run;
@@ -904,7 +1022,9 @@ struct op_dropout {
     __device__ void begin()
     {
         TT__SHARED(uint64_t, shared, );
-        if (threadIdx.x == 0) shared = stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step, (uint64_t)run->micro << 32 | stream);
+        if (threadIdx.x == 0)
+            shared = stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step,
+                                (uint64_t)run->micro << 32 | stream);
         __syncthreads();
         key = shared;
     }
@@ -914,7 +1034,8 @@ struct op_dropout {
         uint32_t u[4];
         load_group(v, g.a, r, c, n, g.vector);
         philox(counter, key, u);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
+        TT__UNROLL for (int j = 0; j < 8; j++)
+            v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
         if (g.b.data) {
             float residual[8];
             load_group(residual, g.b, r, c, n, g.vector);
@@ -927,7 +1048,8 @@ struct op_dropout {
 cudaError_t run_dropout(tt__device *d, const tt__launch *l)
 {
     const uint32_t drop = (uint32_t)(l->instr->attr.dropout * 65536.0f + 0.5f);
-    const op_dropout op = {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->instr->random, drop, 65536.0f / (float)(65536 - drop), 0};
+    const op_dropout op = {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->instr->random, drop,
+                           65536.0f / (float)(65536 - drop), 0};
     return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], true, op);
 }
 
@@ -984,7 +1106,8 @@ cudaError_t run_mean_pool_backward(tt__device *d, const tt__launch *l)
     return run_groups(d, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 
-// y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. Bytes: the pixels and y once.
+// y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. Bytes:
+// the pixels and y once.
 struct op_patches {
     static constexpr int KIND = RARE;
     const uint8_t *pixels;
@@ -999,14 +1122,18 @@ struct op_patches {
             TT__UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
             return true;
         }
-        const uint8_t *from = pixels + sequence_of(start, seqs, r) * ld + ((int64_t)(p / across) * o.width + p % across) * o.patch * o.channels;
+        const uint8_t *from = pixels + sequence_of(start, seqs, r) * ld
+            + ((int64_t)(p / across) * o.width + p % across) * o.patch * o.channels;
         int channel = (int)(c / area), line = (int)(c % area) / o.patch, x = (int)(c % area) % o.patch;
         TT__UNROLL for (int j = 0; j < 8; j++) {
             if (j >= n) continue;
             // a chain of choices, as an index would put the options into local memory
-            const float mean = channel == 0 ? o.mean[0] : channel == 1 ? o.mean[1] : channel == 2 ? o.mean[2] : o.mean[3];
-            const float std = channel == 0 ? o.std[0] : channel == 1 ? o.std[1] : channel == 2 ? o.std[2] : o.std[3];
-            v[j] = (float)from[((int64_t)line * o.width + x) * o.channels + channel] * (1 / (255 * std)) - mean / std;
+            const float mean = channel == 0 ? o.mean[0] : channel == 1 ? o.mean[1] : channel == 2 ? o.mean[2]
+                : o.mean[3];
+            const float std = channel == 0 ? o.std[0] : channel == 1 ? o.std[1] : channel == 2 ? o.std[2]
+                : o.std[3];
+            v[j] = (float)from[((int64_t)line * o.width + x) * o.channels
+                               + channel] * (1 / (255 * std)) - mean / std;
             if (++x < o.patch) continue;
             x = 0;
             if (++line < o.patch) continue;
@@ -1019,27 +1146,36 @@ struct op_patches {
 
 cudaError_t run_patches(tt__device *d, const tt__launch *l)
 {
-    const op_patches op = {(const uint8_t *)l->in[0].data, l->in[0].ld, l->in[2].rows - 1, (const int32_t *)l->in[1].data, (const int32_t *)l->in[2].data,
+    const op_patches op = {(const uint8_t *)l->in[0].data, l->in[0].ld, l->in[2].rows - 1,
+                           (const int32_t *)l->in[1].data, (const int32_t *)l->in[2].data,
                            l->instr->attr.image};
     return run_groups(d, no_operand, no_operand, l->out[0], l->add[0], true, op);
 }
 
 // ---- sums over rows: parts in f32, then over the parts
 
-// Columns [c, c + n) of N rows, of which those below 0 are zeros; all loads are under way before the first result is needed.
-template <int N> __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, const int64_t (&rows)[N], int64_t c, int n, bool vector)
+// Columns [c, c + n) of N rows, of which those below 0 are zeros; all loads are under way before the first
+// result is needed.
+template <int N>
+__device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, const int64_t (&rows)[N],
+                                          int64_t c, int n, bool vector)
 {
     if (!vector || n < 8) {
-        TT__UNROLL for (int k = 0; k < N; k++) load_group(v[k], m, rows[k] < 0 ? 0 : rows[k], c, rows[k] < 0 ? 0 : n, false);
+        TT__UNROLL for (int k = 0; k < N; k++)
+            load_group(v[k], m, rows[k] < 0 ? 0 : rows[k], c, rows[k] < 0 ? 0 : n, false);
     } else if (m.dtype == TT_F32) {
         TT__UNROLL for (int k = 0; k < N; k++) {
-            const float4 zero = make_float4(0, 0, 0, 0), *p = (const float4 *)((const float *)m.data + rows[k] * m.ld + c);
+            const float4 zero = make_float4(0, 0, 0, 0),
+                *p = (const float4 *)((const float *)m.data + rows[k] * m.ld + c);
             const float4 a = rows[k] < 0 ? zero : p[0], b = rows[k] < 0 ? zero : p[1];
-            v[k][0] = a.x; v[k][1] = a.y; v[k][2] = a.z; v[k][3] = a.w; v[k][4] = b.x; v[k][5] = b.y; v[k][6] = b.z; v[k][7] = b.w;
+            v[k][0] = a.x; v[k][1] = a.y; v[k][2] = a.z; v[k][3] = a.w; v[k][4] = b.x; v[k][5] = b.y;
+            v[k][6] = b.z; v[k][7] = b.w;
         }
     } else {
         uint4 u[N];
-        TT__UNROLL for (int k = 0; k < N; k++) u[k] = rows[k] < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4 *)((const uint16_t *)m.data + rows[k] * m.ld + c);
+        TT__UNROLL for (int k = 0; k < N; k++)
+            u[k] = rows[k] < 0 ? make_uint4(0, 0, 0, 0)
+                : *(const uint4 *)((const uint16_t *)m.data + rows[k] * m.ld + c);
         if (m.dtype == TT_BF16) {
             TT__UNROLL for (int k = 0; k < N; k++) widen8<bf16>(v[k], u[k]);
         } else {
@@ -1048,8 +1184,10 @@ template <int N> __device__ __forceinline__ void load_rows(float (&v)[N][8], con
     }
 }
 
-// to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. 32 columns a block; its warps take every eighth part.
-__global__ void __launch_bounds__(TT__ROW_THREADS) finish_sums(const float *partial, int64_t parts, int64_t stride, tt__mat to, bool add)
+// to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. 32 columns a block; its warps
+// take every eighth part.
+__global__ void __launch_bounds__(TT__ROW_THREADS) finish_sums(const float *partial, int64_t parts,
+                                                               int64_t stride, tt__mat to, bool add)
 {
     TT__SHARED(float, sums, [8][33]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -1064,9 +1202,11 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) finish_sums(const float *part
     store_any(to.data, to.dtype, c, sum);
 }
 
-cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, int64_t stride, const tt__mat *to, bool add)
+cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, int64_t stride,
+                            const tt__mat *to, bool add)
 {
-    return TT__LAUNCH(finish_sums, blocks_for(to->cols, 32), TT__ROW_THREADS, 0, d->stream, partial, parts, stride, *to, add);
+    return TT__LAUNCH(finish_sums, blocks_for(to->cols, 32), TT__ROW_THREADS, 0, d->stream, partial, parts,
+                      stride, *to, add);
 }
 
 // Sums of a block of 8 warps: lane i has columns [8 i, 8 i + 8) of 256. Thread k gets column k.
@@ -1081,14 +1221,18 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
     return sum;
 }
 
-// y[s] = the mean of sequence s. A block takes 256 columns of a sequence, a warp every eighth of its rows. Bytes: x once.
-__global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y, bool add, bool vector)
+// y[s] = the mean of sequence s. A block takes 256 columns of a sequence, a warp every eighth of its rows.
+// Bytes: x once.
+__global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
+                                                             bool add, bool vector)
 {
-    const int64_t s = blockIdx.x, from = start[s], to = start[s + 1], column = (int64_t)blockIdx.y * 256, c = column + threadIdx.x % 32 * 8;
+    const int64_t s = blockIdx.x, from = start[s], to = start[s + 1], column = (int64_t)blockIdx.y * 256;
+    const int64_t c = column + threadIdx.x % 32 * 8;
     const int n = (int)min(x.cols - c, (int64_t)8);
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[4][8];
     for (int64_t r = from + threadIdx.x / 32; r < to && n > 0; r += 32) {
-        const int64_t rows[4] = {r, r + 8 < to ? r + 8 : -1, r + 16 < to ? r + 16 : -1, r + 24 < to ? r + 24 : -1};
+        const int64_t rows[4] = {r, r + 8 < to ? r + 8 : -1, r + 16 < to ? r + 16 : -1,
+                                 r + 24 < to ? r + 24 : -1};
         load_rows(v, x, rows, c, n, vector);
         TT__UNROLL for (int k = 0; k < 4; k++)
             TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[k][j];
@@ -1104,8 +1248,8 @@ cudaError_t run_mean_pool(tt__device *d, const tt__launch *l)
 {
     const tt__mat *y = &l->out[0];
     if (!y->rows) return cudaSuccess;
-    return TT__LAUNCH(mean_pool, dim3((unsigned)y->rows, blocks_for(y->cols, 256)), TT__ROW_THREADS, 0, d->stream, l->in[0], (const int32_t *)l->in[1].data, *y,
-                     l->add[0], is_wide(&l->in[0]));
+    return TT__LAUNCH(mean_pool, dim3((unsigned)y->rows, blocks_for(y->cols, 256)), TT__ROW_THREADS, 0,
+                      d->stream, l->in[0], (const int32_t *)l->in[1].data, *y, l->add[0], is_wide(&l->in[0]));
 }
 
 // ---- set rows: a bit for each row that is listed, as a row may be listed twice
@@ -1122,12 +1266,12 @@ cudaError_t run_mark_rows(tt__device *d, const tt__launch *l, int64_t rows)
 {
     cudaError_t e = cudaMemsetAsync(l->resident, 0, bits_bytes(rows), d->stream);
     if (e != cudaSuccess || !l->in[1].rows) return e;
-    return TT__LAUNCH(mark_rows, blocks_for(l->in[1].rows, TT__ROW_THREADS), TT__ROW_THREADS, 0, d->stream, (const int32_t *)l->in[1].data, l->in[1].rows,
-                     (unsigned *)l->resident);
+    return TT__LAUNCH(mark_rows, blocks_for(l->in[1].rows, TT__ROW_THREADS), TT__ROW_THREADS, 0, d->stream,
+                      (const int32_t *)l->in[1].data, l->in[1].rows, (unsigned *)l->resident);
 }
 
-// y[r] = b where r is set, else x[r], which is not read when it is in place. Bytes: x and y once, or of the set rows only. As a backward:
-// 0 where r is set, which leaves alone what is added to.
+// y[r] = b where r is set, else x[r], which is not read when it is in place. Bytes: x and y once, or of the
+// set rows only. As a backward: 0 where r is set, which leaves alone what is added to.
 struct op_set_rows {
     static constexpr int KIND = RARE;
     const unsigned *bits;
@@ -1161,10 +1305,13 @@ cudaError_t run_set_rows(tt__device *d, const tt__launch *l)
     return e == cudaSuccess ? run_groups(d, l->in[0], l->in[2], l->out[0], false, true, op) : e;
 }
 
-// partial[blockIdx.x][c] = the sum of dy's set rows among `words` words of 32 rows. 256 columns a block, every eighth word a warp.
-__global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits, int64_t words, float *partial, bool vector)
+// partial[blockIdx.x][c] = the sum of dy's set rows among `words` words of 32 rows. 256 columns a block,
+// every eighth word a warp.
+__global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits,
+                                                                int64_t words, float *partial, bool vector)
 {
-    const int64_t column = (int64_t)blockIdx.y * 256, c = column + threadIdx.x % 32 * 8, end = min((blockIdx.x + 1) * words, (dy.rows + 31) / 32);
+    const int64_t column = (int64_t)blockIdx.y * 256, c = column + threadIdx.x % 32 * 8;
+    const int64_t end = min((blockIdx.x + 1) * words, (dy.rows + 31) / 32);
     const int n = (int)min(dy.cols - c, (int64_t)8);
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     for (int64_t k = blockIdx.x * words + threadIdx.x / 32; k < end && n > 0; k += 8) {
@@ -1177,7 +1324,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, cons
     if (column + threadIdx.x < dy.cols) partial[blockIdx.x * dy.cols + column + threadIdx.x] = all;
 }
 
-// How many blocks sum rows: two for each of 132 processors, if there is room for their f32 sums of so many bytes.
+// How many blocks sum rows: two for each of 132 processors, if there is room for their f32 sums of so many
+// bytes.
 int64_t sum_blocks(int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
@@ -1192,8 +1340,11 @@ cudaError_t run_set_rows_backward(tt__device *d, const tt__launch *l)
     float *partial = (float *)((char *)l->resident + used);
     cudaError_t e = run_mark_rows(d, l, dy->rows);
     if (e == cudaSuccess && l->out[1].data) { // first, as dx may take the place of dy
-        const int64_t all = (dy->rows + 31) / 32, blocks = sum_blocks((all + 7) / 8, used, (size_t)dy->cols * 4), words = (all + blocks - 1) / blocks;
-        e = TT__LAUNCH(sum_set_rows, dim3((unsigned)blocks, blocks_for(dy->cols, 256)), TT__ROW_THREADS, 0, d->stream, *dy, bits, words, partial, is_wide(dy));
+        const int64_t all = (dy->rows + 31) / 32;
+        const int64_t blocks = sum_blocks((all + 7) / 8, used, (size_t)dy->cols * 4);
+        const int64_t words = (all + blocks - 1) / blocks;
+        e = TT__LAUNCH(sum_set_rows, dim3((unsigned)blocks, blocks_for(dy->cols, 256)), TT__ROW_THREADS, 0,
+                       d->stream, *dy, bits, words, partial, is_wide(dy));
         if (e == cudaSuccess) e = run_finish_sums(d, partial, blocks, dy->cols, &l->out[1], l->add[1]);
     }
     if (e != cudaSuccess || !l->out[0].data) return e;
@@ -1203,25 +1354,31 @@ cudaError_t run_set_rows_backward(tt__device *d, const tt__launch *l)
 
 // ---- layernorm
 
-// A row in registers: V groups of 8 columns in each of LANES threads. vector: a group is 8 neighbours; otherwise they are LANES apart.
+// A row in registers: V groups of 8 columns in each of LANES threads. vector: a group is 8 neighbours;
+// otherwise they are LANES apart.
 template <int LANES> __device__ __forceinline__ int64_t column_of(int group, int j, int lane, bool vector)
 {
     return vector ? ((int64_t)group * LANES + lane) * 8 + j : ((int64_t)group * 8 + j) * LANES + lane;
 }
 
-// Row r as it is, 16-bit numbers in vectors packed in the first half of their group; widen_row makes them floats. In two steps so that loads
-// of several rows are under way at a time.
-template <int V, int LANES> __device__ __forceinline__ void fetch_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
+// Row r as it is, 16-bit numbers in vectors packed in the first half of their group; widen_row makes them
+// floats. In two steps so that loads of several rows are under way at a time.
+template <int V, int LANES>
+__device__ __forceinline__ void fetch_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane,
+                                          bool vector)
 {
     TT__UNROLL for (int k = 0; k < V; k++) {
         const int64_t c = column_of<LANES>(k, 0, lane, vector), at = r * m.ld + c;
         if (!vector) {
-            TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] = c + j * LANES < m.cols ? load_any(m.data, m.dtype, at + j * LANES) : 0;
+            TT__UNROLL for (int j = 0; j < 8; j++)
+                v[k][j] = c + j * LANES < m.cols ? load_any(m.data, m.dtype, at + j * LANES) : 0;
         } else if (m.dtype == TT_F32) {
             load_group(v[k], m, r, c, c < m.cols ? 8 : 0, true);
         } else {
-            const uint4 u = c < m.cols ? *(const uint4 *)((const uint16_t *)m.data + at) : make_uint4(0, 0, 0, 0);
-            v[k][0] = __uint_as_float(u.x); v[k][1] = __uint_as_float(u.y); v[k][2] = __uint_as_float(u.z); v[k][3] = __uint_as_float(u.w);
+            const uint4 u = c < m.cols ? *(const uint4 *)((const uint16_t *)m.data + at)
+                : make_uint4(0, 0, 0, 0);
+            v[k][0] = __uint_as_float(u.x); v[k][1] = __uint_as_float(u.y); v[k][2] = __uint_as_float(u.z);
+            v[k][3] = __uint_as_float(u.w);
         }
     }
 }
@@ -1230,20 +1387,24 @@ template <int V> __device__ __forceinline__ void widen_row(float (&v)[V][8], tt_
 {
     if (!vector || dtype == TT_F32) return;
     TT__UNROLL for (int k = 0; k < V; k++) {
-        const uint4 u = make_uint4(__float_as_uint(v[k][0]), __float_as_uint(v[k][1]), __float_as_uint(v[k][2]), __float_as_uint(v[k][3]));
+        const uint4 u = make_uint4(__float_as_uint(v[k][0]), __float_as_uint(v[k][1]),
+                                   __float_as_uint(v[k][2]), __float_as_uint(v[k][3]));
         if (dtype == TT_BF16) widen8<bf16>(v[k], u);
         else widen8<f16>(v[k], u);
     }
 }
 
-template <int V, int LANES> __device__ __forceinline__ void load_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
+template <int V, int LANES>
+__device__ __forceinline__ void load_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
 {
     fetch_row<V, LANES>(v, m, r, lane, vector);
     widen_row(v, m.dtype, vector);
 }
 
 // m[r] = or += v.
-template <int V, int LANES> __device__ __forceinline__ void store_row(const tt__mat &m, int64_t r, int lane, bool vector, bool add, const float (&v)[V][8])
+template <int V, int LANES>
+__device__ __forceinline__ void store_row(const tt__mat &m, int64_t r, int lane, bool vector, bool add,
+                                          const float (&v)[V][8])
 {
     TT__UNROLL for (int k = 0; k < V; k++) {
         if (vector) {
@@ -1256,17 +1417,21 @@ template <int V, int LANES> __device__ __forceinline__ void store_row(const tt__
         } else {
             TT__UNROLL for (int j = 0; j < 8; j++) {
                 const int64_t c = column_of<LANES>(k, j, lane, false), at = r * m.ld + c;
-                if (c < m.cols) store_any(m.data, m.dtype, at, v[k][j] + (add ? load_any(m.data, m.dtype, at) : 0.0f));
+                if (c < m.cols)
+                    store_any(m.data, m.dtype, at, v[k][j] + (add ? load_any(m.data, m.dtype, at) : 0.0f));
             }
         }
     }
 }
 
 // The sum over the threads of a row: a warp, or the block.
-template <int LANES> __device__ __forceinline__ float row_sum(float v) { return LANES == 32 ? warp_sum(v) : block_sum<TT__ROW_THREADS>(v); }
+template <int LANES> __device__ __forceinline__ float row_sum(float v)
+{
+    return LANES == 32 ? warp_sum(v) : block_sum<TT__ROW_THREADS>(v);
+}
 
-// y = (x - mean) / std w + b; stats gets mean and 1 / std. A row in the registers of LANES threads (a warp, or the
-// block), read once. X: dtype of x and y, W: of w and b.
+// y = (x - mean) / std w + b; stats gets mean and 1 / std. A row in the registers of LANES threads (a warp,
+// or the block), read once. X: dtype of x and y, W: of w and b.
 template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__ROW_THREADS)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool add, bool vector)
 {
@@ -1305,11 +1470,13 @@ template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__
 }
 
 // The same for wider rows: a block a row, which is read three times.
-__global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool add)
+__global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y,
+                                                                  tt__mat stats, float eps, bool add)
 {
     const int64_t r = blockIdx.x;
     float sum = 0, squares = 0;
-    for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) sum += load_any(x.data, x.dtype, r * x.ld + c);
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS)
+        sum += load_any(x.data, x.dtype, r * x.ld + c);
     const float mean = block_sum<TT__ROW_THREADS>(sum) / (float)x.cols;
     for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
         const float v = load_any(x.data, x.dtype, r * x.ld + c) - mean;
@@ -1329,26 +1496,28 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_wide(tt__mat x, tt_
 }
 
 // Runs CODE with V, LANES, X and W for rows of so many columns, up to TT__ROW_COLUMNS; the widths of today's
-// transformers have kernels of their own for dtypes x and w of operands that are `typed`, alike and in vectors.
+// transformers have kernels of their own for dtypes x and w of operands that are `typed`, alike and in
+// vectors.
 #define TT__ROW_COLUMNS 8192
-#define TT__WITH_ROW(cols, typed, x, w, ...)                                                  \
-    do {                                                                                      \
-        if ((cols) <= 256) TT__WITH_ROW_TYPES(1, typed, x, w, __VA_ARGS__);                   \
-        else if ((cols) <= 512) TT__WITH_ROW_TYPES(2, typed, x, w, __VA_ARGS__);              \
-        else if ((cols) <= 768) TT__WITH_ROW_TYPES(3, typed, x, w, __VA_ARGS__);              \
-        else if ((cols) <= 1024) TT__WITH_ROW_TYPES(4, typed, x, w, __VA_ARGS__);             \
-        else if ((cols) <= 2048) { constexpr int V = 1, LANES = 256, X = ANY, W = ANY; __VA_ARGS__; } \
-        else if ((cols) <= 4096) { constexpr int V = 2, LANES = 256, X = ANY, W = ANY; __VA_ARGS__; } \
-        else { constexpr int V = 4, LANES = 256, X = ANY, W = ANY; __VA_ARGS__; }             \
+#define TT__WITH_ROW(cols, typed, x, w, ...)                                                    \
+    do {                                                                                        \
+        if ((cols) <= 256) TT__WITH_ROW_TYPES(1, typed, x, w, __VA_ARGS__);                     \
+        else if ((cols) <= 512) TT__WITH_ROW_TYPES(2, typed, x, w, __VA_ARGS__);                \
+        else if ((cols) <= 768) TT__WITH_ROW_TYPES(3, typed, x, w, __VA_ARGS__);                \
+        else if ((cols) <= 1024) TT__WITH_ROW_TYPES(4, typed, x, w, __VA_ARGS__);               \
+        else if ((cols) <= 2048) TT__ROW_OF(1, 256, ANY, ANY, __VA_ARGS__)                      \
+        else if ((cols) <= 4096) TT__ROW_OF(2, 256, ANY, ANY, __VA_ARGS__)                      \
+        else TT__ROW_OF(4, 256, ANY, ANY, __VA_ARGS__)                                          \
     } while (0)
-#define TT__WITH_ROW_TYPES(vectors, typed, x, w, ...)                                                  \
-    do {                                                                                               \
-        constexpr int V = vectors, LANES = 32;                                                         \
-        if ((typed) && (x) == TT_F32 && (w) == TT_F32) { constexpr int X = TT_F32, W = TT_F32; __VA_ARGS__; }        \
-        else if ((typed) && (x) == TT_BF16 && (w) == TT_F32) { constexpr int X = TT_BF16, W = TT_F32; __VA_ARGS__; } \
-        else if ((typed) && (x) == TT_BF16 && (w) == TT_BF16) { constexpr int X = TT_BF16, W = TT_BF16; __VA_ARGS__; } \
-        else { constexpr int X = ANY, W = ANY; __VA_ARGS__; }                                          \
+#define TT__WITH_ROW_TYPES(v, typed, x, w, ...)                                                 \
+    do {                                                                                        \
+        const bool typed_ = (typed) && (x) != TT_F16 && (w) != TT_F16;                          \
+        if (typed_ && (x) == TT_F32 && (w) == TT_F32) TT__ROW_OF(v, 32, TT_F32, TT_F32, __VA_ARGS__) \
+        else if (typed_ && (w) == TT_F32) TT__ROW_OF(v, 32, TT_BF16, TT_F32, __VA_ARGS__)       \
+        else if (typed_ && (x) == TT_BF16) TT__ROW_OF(v, 32, TT_BF16, TT_BF16, __VA_ARGS__)     \
+        else TT__ROW_OF(v, 32, ANY, ANY, __VA_ARGS__)                                           \
     } while (0)
+#define TT__ROW_OF(v, lanes, x, w, ...) { constexpr int V = v, LANES = lanes, X = x, W = w; __VA_ARGS__; }
 
 cudaError_t run_layernorm(tt__device *d, const tt__launch *l)
 {
@@ -1356,18 +1525,21 @@ cudaError_t run_layernorm(tt__device *d, const tt__launch *l)
     const bool vector = x->cols % 8 == 0 && is_wide(x) && is_wide(w) && is_wide(b) && is_wide(y);
     if (!x->rows) return cudaSuccess;
     if (x->cols > TT__ROW_COLUMNS)
-        return TT__LAUNCH(layernorm_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y, l->out[1], l->instr->attr.eps, l->add[0]);
+        return TT__LAUNCH(layernorm_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y,
+                          l->out[1], l->instr->attr.eps, l->add[0]);
     const bool typed = vector && y->dtype == x->dtype && (!b->data || b->dtype == w->dtype);
     TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
-                 return TT__LAUNCH((layernorm<V, LANES, X, W>), blocks_for(x->rows, TT__ROW_THREADS / LANES), TT__ROW_THREADS, 0, d->stream,
-                                   *x, *w, *b, *y, l->out[1], l->instr->attr.eps, l->add[0], vector));
+                 return TT__LAUNCH((layernorm<V, LANES, X, W>), blocks_for(x->rows, TT__ROW_THREADS / LANES),
+                                   TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y, l->out[1],
+                                   l->instr->attr.eps, l->add[0], vector));
 }
 
-// With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw = sum dy n, db = sum dy: partial
-// holds `columns` of dw, then of db, for each block. Rows are in registers; dx.data may be NULL. Bytes: dy, x and dx once.
-// X: dtype of dy, x and dx, W: of w.
+// With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
+// = sum dy n, db = sum dy: partial holds `columns` of dw, then of db, for each block. Rows are in registers;
+// dx.data may be NULL. Bytes: dy, x and dx once. X: dtype of dy, x and dx, W: of w.
 template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__ROW_THREADS)
-    layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each, float *partial, bool add, bool vector)
+    layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
+                       float *partial, bool add, bool vector)
 {
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
@@ -1388,7 +1560,8 @@ template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__
         load_row<V, LANES>(scale, w, 0, lane, vector);
         widen_row(g, dy.dtype, vector);
         widen_row(n, x.dtype, vector);
-        const float mean = ((const float *)stats.data)[r * stats.ld], rstd = ((const float *)stats.data)[r * stats.ld + 1];
+        const float mean = ((const float *)stats.data)[r * stats.ld];
+        const float rstd = ((const float *)stats.data)[r * stats.ld + 1];
         TT__UNROLL for (int k = 0; k < V; k++)
             TT__UNROLL for (int j = 0; j < 8; j++) { // beyond the last column g is 0
                 n[k][j] = (n[k][j] - mean) * rstd;
@@ -1423,38 +1596,48 @@ template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__
             }
             __syncthreads();
             float sum_dw = 0, sum_db = 0;
-            TT__UNROLL for (int t = 0; t < 8; t++) { sum_dw += part[0][t][threadIdx.x]; sum_db += part[1][t][threadIdx.x]; }
+            TT__UNROLL for (int t = 0; t < 8; t++)
+                { sum_dw += part[0][t][threadIdx.x]; sum_db += part[1][t][threadIdx.x]; }
             if (c < x.cols) { to_dw[c] = sum_dw; to_db[c] = sum_db; }
         }
 }
 
-// The same for wider rows: dx, a block a row. Four blocks a processor: for eight, the compiler spills registers on compute capability 10.0.
-__global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, bool add)
+// The same for wider rows: dx, a block a row. Four blocks a processor: for eight, the compiler spills
+// registers on compute capability 10.0.
+__global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x,
+        tt__mat w, tt__mat stats, tt__mat dx, bool add)
 {
     const int64_t r = blockIdx.x;
-    const float mean = ((const float *)stats.data)[r * stats.ld], rstd = ((const float *)stats.data)[r * stats.ld + 1];
+    const float mean = ((const float *)stats.data)[r * stats.ld];
+    const float rstd = ((const float *)stats.data)[r * stats.ld + 1];
     float sum_g = 0, sum_gn = 0;
     for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
         const float g = load_any(dy.data, dy.dtype, r * dy.ld + c) * load_any(w.data, w.dtype, c);
         sum_g += g;
         sum_gn += g * (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd;
     }
-    const float avg_g = block_sum<TT__ROW_THREADS>(sum_g) / (float)x.cols, avg_gn = block_sum<TT__ROW_THREADS>(sum_gn) / (float)x.cols;
+    const float avg_g = block_sum<TT__ROW_THREADS>(sum_g) / (float)x.cols;
+    const float avg_gn = block_sum<TT__ROW_THREADS>(sum_gn) / (float)x.cols;
     for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
         const float g = load_any(dy.data, dy.dtype, r * dy.ld + c) * load_any(w.data, w.dtype, c);
-        const float n = (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd, v = (g - avg_g - n * avg_gn) * rstd;
-        store_any(dx.data, dx.dtype, r * dx.ld + c, v + (add ? load_any(dx.data, dx.dtype, r * dx.ld + c) : 0.0f));
+        const float n = (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd;
+        const float v = (g - avg_g - n * avg_gn) * rstd;
+        store_any(dx.data, dx.dtype, r * dx.ld + c,
+                  v + (add ? load_any(dx.data, dx.dtype, r * dx.ld + c) : 0.0f));
     }
 }
 
 // ... and the sums of dw and db over a block's rows, a column a thread.
-__global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats, int64_t rows_each, float *partial)
+__global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats,
+        int64_t rows_each, float *partial)
 {
-    const int64_t c = (int64_t)blockIdx.y * TT__ROW_THREADS + threadIdx.x, from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
+    const int64_t c = (int64_t)blockIdx.y * TT__ROW_THREADS + threadIdx.x;
+    const int64_t from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
     float dw = 0, db = 0;
     if (c >= x.cols) return;
     for (int64_t r = from; r < to; r++) {
-        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c), *at = (const float *)stats.data + r * stats.ld;
+        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c),
+            *at = (const float *)stats.data + r * stats.ld;
         dw += g * (load_any(x.data, x.dtype, r * x.ld + c) - at[0]) * at[1];
         db += g;
     }
@@ -1467,24 +1650,31 @@ cudaError_t run_layernorm_backward(tt__device *d, const tt__launch *l)
     const tt__mat *dy = &l->in[0], *x = &l->in[1], *w = &l->in[2], *stats = &l->in[3], *dx = &l->out[0];
     const bool vector = x->cols % 8 == 0 && is_wide(dy) && is_wide(x) && is_wide(w) && is_wide(dx);
     float *partial = (float *)l->resident;
-    const int64_t most = sum_blocks((x->rows + 7) / 8, 0, (size_t)x->cols * 8), each = ((x->rows + most - 1) / most + 7) / 8 * 8, blocks = (x->rows + each - 1) / each;
+    const int64_t most = sum_blocks((x->rows + 7) / 8, 0, (size_t)x->cols * 8);
+    const int64_t each = ((x->rows + most - 1) / most + 7) / 8 * 8, blocks = (x->rows + each - 1) / each;
     cudaError_t e = cudaSuccess;
     if (x->cols > TT__ROW_COLUMNS) {
-        e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)), TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
+        e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)),
+                       TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
         if (e == cudaSuccess && dx->data) // last, as dx may take the place of dy
-            e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats, *dx, l->add[0]);
+            e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
+                           *w, *stats, *dx, l->add[0]);
     } else {
         const bool typed = vector && dy->dtype == x->dtype && (!dx->data || dx->dtype == x->dtype);
         TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
-                     e = TT__LAUNCH((layernorm_backward<V, LANES, X, W>), (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, *dy, *x, *w, *stats,
-                                    *dx, each, partial, l->add[0], vector));
+                     e = TT__LAUNCH((layernorm_backward<V, LANES, X, W>), (unsigned)blocks, TT__ROW_THREADS,
+                                    0, d->stream, *dy, *x, *w, *stats, *dx, each, partial, l->add[0],
+                                    vector));
     }
-    if (e == cudaSuccess && l->out[1].data) e = run_finish_sums(d, partial, blocks, 2 * x->cols, &l->out[1], l->add[1]);
-    if (e == cudaSuccess && l->out[2].data) e = run_finish_sums(d, partial + x->cols, blocks, 2 * x->cols, &l->out[2], l->add[2]);
+    if (e == cudaSuccess && l->out[1].data)
+        e = run_finish_sums(d, partial, blocks, 2 * x->cols, &l->out[1], l->add[1]);
+    if (e == cudaSuccess && l->out[2].data)
+        e = run_finish_sums(d, partial + x->cols, blocks, 2 * x->cols, &l->out[2], l->add[2]);
     return e;
 }
 
-// ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums of equal ids
+// ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums
+// of equal ids
 
 #ifndef TT__SORT_TILES // at most so many blocks; tests make it smaller
 #define TT__SORT_TILES 128
@@ -1492,20 +1682,25 @@ cudaError_t run_layernorm_backward(tt__device *d, const tt__launch *l)
 enum { TT__SORT_STEP = 1024 }; // each of which takes so many numbers at a time
 
 // counts[block][digit] = how many of the block's ids have this digit of 8 bits.
-__global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift, int64_t tile, unsigned *counts)
+__global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift,
+                                                                int64_t tile, unsigned *counts)
 {
     TT__SHARED(unsigned, count, [256]);
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
     count[threadIdx.x] = 0;
     __syncthreads();
-    for (int64_t k = from + threadIdx.x; k < to; k += TT__ROW_THREADS) atomicAdd(&count[(uint32_t)ids[k] >> shift & 255], 1u);
+    for (int64_t k = from + threadIdx.x; k < to; k += TT__ROW_THREADS)
+        atomicAdd(&count[(uint32_t)ids[k] >> shift & 255], 1u);
     __syncthreads();
     counts[(int64_t)blockIdx.x * 256 + threadIdx.x] = count[threadIdx.x];
 }
 
-// Moves ids and rows (NULL: 0, 1, ...) behind those with a lesser digit, in the order that they had. Thread k of a block looks after digit k.
-__global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows, int64_t n, int shift, int64_t tile, const unsigned *counts,
-                                                                  int32_t *to_ids, int32_t *to_rows)
+// Moves ids and rows (NULL: 0, 1, ...) behind those with a lesser digit, in the order that they had. Thread k
+// of a block looks after digit k.
+__global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows,
+                                                                  int64_t n, int shift, int64_t tile,
+                                                                  const unsigned *counts, int32_t *to_ids,
+                                                                  int32_t *to_rows)
 {
     TT__SHARED(unsigned, place, [8][256]); // of each warp's next id with a digit
     TT__SHARED(unsigned, totals, [8]);
@@ -1531,7 +1726,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
         int32_t id[4];
         for (int k = lane; k < 256; k += 32) place[warp][k] = 0;
         __syncwarp();
-        TT__UNROLL for (int u = 0; u < 4; u++) { // how many ids with the same digit the warp has before each of its 128
+        // How many ids with the same digit the warp has before each of its 128.
+        TT__UNROLL for (int u = 0; u < 4; u++) {
             const int64_t k = at + warp * 128 + u * 32 + lane;
             id[u] = k < to ? ids[k] : 0;
             const unsigned digit = (uint32_t)id[u] >> shift & 255;
@@ -1564,12 +1760,15 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
     }
 }
 
-// Sums the rows of dy with equal ids, `chunk` of them a block. A sum of rows that are all in the chunk goes to its row of `to`; of those that
-// go on from the chunk before to partial[block][0], of those that begin here and go on to partial[block][1]. Bytes: dy and the rows of `to`.
-__global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy, tt__mat to, bool add, bool vector, int64_t chunk,
+// Sums the rows of dy with equal ids, `chunk` of them a block. A sum of rows that are all in the chunk goes
+// to its row of `to`; of those that go on from the chunk before to partial[block][0], of those that begin
+// here and go on to partial[block][1]. Bytes: dy and the rows of `to`.
+__global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
+                                               tt__mat to, bool add, bool vector, int64_t chunk,
                                                float *partial)
 {
-    const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk), c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
+    const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
+    const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const int width = (int)min(dy.cols - c, (int64_t)8);
     if (width <= 0) return;
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[4][8];
@@ -1601,10 +1800,13 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     }
 }
 
-// Adds up what ids whose rows lie in several chunks left in `partial`: the chunk in which they begin does. A column a thread.
-__global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, bool add, int64_t chunk, const float *partial)
+// Adds up what ids whose rows lie in several chunks left in `partial`: the chunk in which they begin does. A
+// column a thread.
+__global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, bool add,
+                                                int64_t chunk, const float *partial)
 {
-    const int64_t from = (int64_t)blockIdx.x * chunk, end = from + chunk, c = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
+    const int64_t from = (int64_t)blockIdx.x * chunk, end = from + chunk;
+    const int64_t c = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
     if (end >= n || c >= to.cols || ids[end] != ids[end - 1]) return;
     const int32_t id = ids[end];
     if (from > 0 && ids[from - 1] == id) return;
@@ -1629,32 +1831,39 @@ cudaError_t run_table_backward(tt__device *d, const tt__launch *l)
     cudaError_t e = l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, *to, false, false, zero);
     if (!n) return e;
     const int64_t tiles = min((n + TT__SORT_STEP - 1) / TT__SORT_STEP, (int64_t)TT__SORT_TILES);
-    const int64_t tile = ((n + tiles - 1) / tiles + TT__SORT_STEP - 1) / TT__SORT_STEP * TT__SORT_STEP, blocks = (n + tile - 1) / tile;
+    const int64_t tile = ((n + tiles - 1) / tiles + TT__SORT_STEP - 1) / TT__SORT_STEP * TT__SORT_STEP;
+    const int64_t blocks = (n + tile - 1) / tile;
     int32_t *array[4]; // ids and rows, and again
     for (int k = 0; k < 4; k++) array[k] = (int32_t *)l->workspace + k * ((n + 63) / 64 * 64);
     const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
     for (int shift = 0; e == cudaSuccess && (shift == 0 || (to->rows - 1) >> shift > 0); shift += 8) {
         int32_t *to_ids = array[shift / 8 % 2 * 2], *to_rows = array[shift / 8 % 2 * 2 + 1];
-        e = TT__LAUNCH(count_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, n, shift, tile, (unsigned *)l->resident);
+        e = TT__LAUNCH(count_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, n, shift, tile,
+                       (unsigned *)l->resident);
         if (e == cudaSuccess)
-            e = TT__LAUNCH(scatter_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, rows, n, shift, tile, (const unsigned *)l->resident, to_ids, to_rows);
+            e = TT__LAUNCH(scatter_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, rows, n,
+                           shift, tile, (const unsigned *)l->resident, to_ids, to_rows);
         ids = to_ids;
         rows = to_rows;
     }
-    const int64_t room = max((int64_t)1, (int64_t)(resident_workspace::BYTES / ((size_t)dy->cols * 8))), chunk = max((int64_t)32, (n + room - 1) / room);
+    const int64_t room = max((int64_t)1, (int64_t)(resident_workspace::BYTES / ((size_t)dy->cols * 8)));
+    const int64_t chunk = max((int64_t)32, (n + room - 1) / room);
     const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
     if (e == cudaSuccess)
-        e = TT__LAUNCH(sum_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8)), threads, 0, d->stream, ids, rows, n, *dy, *to, l->add[0],
-                      is_wide(dy) && is_wide(to), chunk, (float *)l->resident);
+        e = TT__LAUNCH(sum_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8)), threads, 0,
+                       d->stream, ids, rows, n, *dy, *to, l->add[0], is_wide(dy) &&
+                       is_wide(to), chunk, (float *)l->resident);
     if (e == cudaSuccess && n > chunk)
-        e = TT__LAUNCH(join_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, 128)), 128, 0, d->stream, ids, n, *to, l->add[0], chunk, (const float *)l->resident);
+        e = TT__LAUNCH(join_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, 128)), 128, 0, d->stream,
+                       ids, n, *to, l->add[0], chunk, (const float *)l->resident);
     return e;
 }
 
 // ================================================================================================== losses
 // counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
 
-#ifndef TT__LOSS_BLOCKS // at most; each leaves one partial sum in the resident workspace. Tests make it smaller
+// The most blocks, each of which leaves one partial sum in the resident workspace. Tests make it smaller.
+#ifndef TT__LOSS_BLOCKS
 #define TT__LOSS_BLOCKS 1024
 #endif
 
@@ -1685,13 +1894,15 @@ __device__ __forceinline__ float loss_factor(const tt__run *run, const float *dl
     return norm > 0 ? (float)(*dloss / norm) : 0.0f;
 }
 
-template <int THREADS> __device__ __forceinline__ void store_counts(loss_sums sums, float *counts, float *loss)
+template <int THREADS>
+__device__ __forceinline__ void store_counts(loss_sums sums, float *counts, float *loss)
 {
     sums.loss = block_sum<THREADS>(sums.loss);
     sums.weight = block_sum<THREADS>(sums.weight);
     sums.right = block_sum<THREADS>(sums.right);
     if (threadIdx.x) return;
-    counts[0] = (float)sums.loss; counts[1] = (float)sums.weight; counts[2] = (float)sums.right; counts[3] = 0;
+    counts[0] = (float)sums.loss; counts[1] = (float)sums.weight; counts[2] = (float)sums.right;
+    counts[3] = 0;
     *loss = (float)(sums.loss / sums.weight);
 }
 
@@ -1703,7 +1914,8 @@ template <int THREADS> __device__ __forceinline__ void store_partial(loss_sums s
     if (threadIdx.x == 0) partial[blockIdx.x] = sums;
 }
 
-__global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int n, float *counts, float *loss)
+__global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int n, float *counts,
+                                                   float *loss)
 {
     loss_sums sums = {0, 0, 0};
     for (int k = (int)threadIdx.x; k < n; k += 256) {
@@ -1727,11 +1939,13 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
     m = top;
 }
 
-// Of a row of n logits, by a warp or by a block of THREADS; target -1: only lse is wanted. The sum of exponentials is kept relative to the
-// greatest logit so far (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018), so that one pass is enough. `cache`, in
-// shared memory and a multiple of 8 long, gets the logits; each thread reads what it wrote itself.
-template <int THREADS> __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide, int64_t target,
-                                                                                   float smoothing, float *cache)
+// Of a row of n logits, by a warp or by a block of THREADS; target -1: only lse is wanted. The sum of
+// exponentials is kept relative to the greatest logit so far (Milakov, Gimelshein: "Online normalizer
+// calculation for softmax", 2018), so that one pass is enough. `cache`, in shared memory and a multiple of 8
+// long, gets the logits; each thread reads what it wrote itself.
+template <int THREADS>
+__device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
+                                                        int64_t target, float smoothing, float *cache)
 {
     const int thread = (int)threadIdx.x % THREADS;
     const float own = target >= 0 ? load_any(x, dtype, target) : 0;
@@ -1765,15 +1979,19 @@ template <int THREADS> __device__ __forceinline__ row_result row_cross_entropy(c
     return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
 }
 
-// Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for many.
-template <int GROUP> __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights, tt__mat lse, int ignore, float smoothing,
-                                                                          bool wide, loss_sums *partial)
+// Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for
+// many.
+template <int GROUP>
+__global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights,
+                                                     tt__mat lse, int ignore, float smoothing, bool wide,
+                                                     loss_sums *partial)
 {
     const int64_t groups = 256 / GROUP;
     loss_sums sums = {0, 0, 0};
     for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
         const int32_t target = targets[r];
-        const row_result row = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, x.cols, wide, target == ignore ? -1 : target, smoothing, NULL);
+        const row_result row = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, x.cols, wide,
+                                                        target == ignore ? -1 : target, smoothing, NULL);
         if (threadIdx.x % GROUP) continue;
         ((float *)lse.data)[r * lse.ld] = row.lse;
         if (target == ignore) continue;
@@ -1793,14 +2011,19 @@ cudaError_t run_cross_entropy(tt__device *d, const tt__launch *l)
     const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__LOSS_BLOCKS);
     loss_sums *partial = (loss_sums *)l->resident;
     const int32_t *targets = (const int32_t *)l->in[1].data;
-    cudaError_t e = many ? TT__LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial)
-                         : TT__LAUNCH((cross_entropy<32>), blocks, 256, 0, d->stream, *x, targets, l->in[2], l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial);
+    cudaError_t e = many ? TT__LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2],
+                                      l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial)
+                         : TT__LAUNCH((cross_entropy<32>), blocks, 256, 0, d->stream, *x, targets, l->in[2],
+                                      l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial);
     if (e != cudaSuccess) return e;
-    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data, (float *)l->out[0].data);
+    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
+                      (float *)l->out[0].data);
 }
 
-// Gradient of eight logits from column c on: (softmax - target) w, where the target has 1 - smoothing more than the smoothing / n of all.
-__device__ __forceinline__ void cross_entropy_gradient(float (&x)[8], int64_t c, int64_t n, int64_t target, float lse, float smoothing, float w)
+// Gradient of eight logits from column c on: (softmax - target) w, where the target has 1 - smoothing more
+// than the smoothing / n of all.
+__device__ __forceinline__ void cross_entropy_gradient(float (&x)[8], int64_t c, int64_t n, int64_t target,
+                                                       float lse, float smoothing, float w)
 {
     TT__UNROLL for (int k = 0; k < 8; k++) {
         x[k] = (fast_exp(x[k] - lse) - smoothing / (float)n) * w;
@@ -1809,8 +2032,11 @@ __device__ __forceinline__ void cross_entropy_gradient(float (&x)[8], int64_t c,
 }
 
 // dx (rows, n) [+]= ...: x and dx cross memory once. A thread does eight elements of a row at a time.
-__global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x, const int32_t *targets, tt__mat weights, tt__mat lse, const float *counts,
-                                                              tt__mat dx, bool add, int ignore, float smoothing, bool wide, const tt__run *run)
+__global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
+                                                              const int32_t *targets, tt__mat weights,
+                                                              tt__mat lse, const float *counts, tt__mat dx,
+                                                              bool add, int ignore, float smoothing,
+                                                              bool wide, const tt__run *run)
 {
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     const float factor = loss_factor(run, dloss, counts);
@@ -1820,7 +2046,8 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
         float v[8] = {0}, old[8];
         if (target != ignore) {
             load8(v, row_at(x, r), x.dtype, c, n - c, wide);
-            cross_entropy_gradient(v, c, n, target, ((const float *)lse.data)[r * lse.ld], smoothing, factor * row_weight(weights, r));
+            cross_entropy_gradient(v, c, n, target, ((const float *)lse.data)[r * lse.ld], smoothing,
+                                   factor * row_weight(weights, r));
         }
         if (add) {
             load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
@@ -1837,12 +2064,14 @@ cudaError_t run_cross_entropy_backward(tt__device *d, const tt__launch *l)
     const tt__mat *x = &l->in[1], *dx = &l->out[0];
     const tt__attr *a = &l->instr->attr;
     const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
-    return TT__LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, (const int32_t *)l->in[2].data, l->in[3], l->in[4],
-                     (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing, is_wide(x) && is_wide(dx), TT__RUN_OF(l));
+    return TT__LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x,
+                      (const int32_t *)l->in[2].data, l->in[3], l->in[4], (const float *)l->in[5].data, *dx,
+                      l->add[0], a->ignore_index, a->smoothing, is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 
 // Sum over x, y (rows, n) of w (x - y)^2 / n; x and y cross memory once.
-__global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide, loss_sums *partial)
+__global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
+                                                     loss_sums *partial)
 {
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     loss_sums sums = {0, 0, 0};
@@ -1865,14 +2094,18 @@ cudaError_t run_mean_squared_error(tt__device *d, const tt__launch *l)
     const tt__mat *x = &l->in[0], *y = &l->in[1];
     const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__LOSS_BLOCKS);
     loss_sums *partial = (loss_sums *)l->resident;
-    cudaError_t e = TT__LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2], is_wide(x) && is_wide(y), partial);
+    cudaError_t e = TT__LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2],
+                               is_wide(x) && is_wide(y), partial);
     if (e != cudaSuccess) return e;
-    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data, (float *)l->out[0].data);
+    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
+                      (float *)l->out[0].data);
 }
 
 // dx [+]= 2 w (x - y) / n; x, y and dx cross memory once.
-__global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y, tt__mat weights, const float *counts, tt__mat dx, bool add,
-                                                              bool wide, const tt__run *run)
+__global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
+                                                              tt__mat weights, const float *counts,
+                                                              tt__mat dx, bool add, bool wide,
+                                                              const tt__run *run)
 {
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     const float factor = loss_factor(run, dloss, counts);
@@ -1892,12 +2125,16 @@ cudaError_t run_mean_squared_error_backward(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
     const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
-    return TT__LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y, l->in[3], (const float *)l->in[4].data, *dx, l->add[0],
-                     is_wide(x) && is_wide(y) && is_wide(dx), TT__RUN_OF(l));
+    return TT__LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y,
+                      l->in[3], (const float *)l->in[4].data, *dx, l->add[0], is_wide(x) && is_wide(y) &&
+                      is_wide(dx), TT__RUN_OF(l));
 }
 
-// Sums over all rows of what linear_cross_entropy left of each, loss and hit, or with NULL of the weights only. Moves up to 16 bytes a row.
-__global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows, const int32_t *targets, tt__mat weights, int ignore, float *counts, float *loss)
+// Sums over all rows of what linear_cross_entropy left of each, loss and hit, or with NULL of the weights
+// only. Moves up to 16 bytes a row.
+__global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows,
+                                                           const int32_t *targets, tt__mat weights,
+                                                           int ignore, float *counts, float *loss)
 {
     loss_sums sums = {0, 0, 0};
     for (int64_t r = threadIdx.x; r < rows; r += 1024) {
@@ -1911,18 +2148,24 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
     store_counts<1024>(sums, counts, loss);
 }
 
-// A chunk's logits z (rows, n), f32 in rows of whole 32 bytes: loss and hit of each row and, unless dz.data is NULL, their gradients dz in
-// the rows' place, in the dtype that it says. A block a row; with `cached` the row stays in shared memory in between. Moves n (4 + dz's size)
-// bytes a row, of which most come from L2, as the product wrote them just before.
-__global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights, const float *dloss, const float *counts,
-                                                             float2 *row_loss, int ignore, float smoothing, bool cached, const tt__run *run)
+// A chunk's logits z (rows, n), f32 in rows of whole 32 bytes: loss and hit of each row and, unless dz.data
+// is NULL, their gradients dz in the rows' place, in the dtype that it says. A block a row; with `cached` the
+// row stays in shared memory in between. Moves n (4 + dz's size) bytes a row, of which most come from L2, as
+// the product wrote them just before.
+__global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
+                                                             tt__mat weights, const float *dloss,
+                                                             const float *counts, float2 *row_loss,
+                                                             int ignore, float smoothing, bool cached,
+                                                             const tt__run *run)
 {
     TT__DYN_SHARED(float, logits);
     const int64_t r = blockIdx.x, n = z.cols;
     const int32_t target = targets[r];
     const float *x = (const float *)row_at(z, r);
-    const row_result row = row_cross_entropy<1024>(x, TT_F32, n, true, target == ignore ? -1 : target, smoothing, cached ? logits : NULL);
-    if (threadIdx.x == 0) row_loss[r] = target == ignore ? make_float2(0, 0) : make_float2(row.loss, row.right ? 1.0f : 0.0f);
+    const row_result row = row_cross_entropy<1024>(x, TT_F32, n, true, target == ignore ? -1 : target,
+                                                   smoothing, cached ? logits : NULL);
+    if (threadIdx.x == 0)
+        row_loss[r] = target == ignore ? make_float2(0, 0) : make_float2(row.loss, row.right ? 1.0f : 0.0f);
     if (!dz.data) return;
     const float w = loss_factor(run, dloss, counts) * row_weight(weights, r);
     for (int64_t c0 = 0; c0 < n; c0 += 8 * 1024) {
@@ -1937,9 +2180,12 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
     }
 }
 
-cudaError_t linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y);
-cudaError_t linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add);
-cudaError_t linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b);
+cudaError_t linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b,
+                   const tt__mat *y);
+cudaError_t linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w,
+                      const tt__mat *dx, bool add);
+cudaError_t linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x,
+                      const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b);
 
 tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
 {
@@ -1953,47 +2199,61 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// As the CPU's, chunk by chunk of rows. The workspace has loss and hit of each row, and then the logits of a chunk.
+// As the CPU's, chunk by chunk of rows. The workspace has loss and hit of each row, and then the logits of a
+// chunk.
 cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
 {
-    const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *b = &l->in[4], *dx = &l->out[1], *dw = &l->out[3], *db = &l->out[4];
+    const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *b = &l->in[4], *dx = &l->out[1],
+        *dw = &l->out[3], *db = &l->out[4];
     const tt__attr *a = &l->instr->attr;
     const int32_t *targets = (const int32_t *)l->in[1].data;
     const int64_t rows = x->rows, classes = w->rows, ld = (classes + 7) / 8 * 8;
     const size_t kept = ((size_t)rows * 8 + 255) / 256 * 256;
-    const int64_t most = min((int64_t)TT__LOSS_CHUNK, (int64_t)((l->instr->workspace - kept) / ((size_t)ld * 4))), chunks = (rows + most - 1) / most;
+    const int64_t most = min((int64_t)TT__LOSS_CHUNK,
+                             (int64_t)((l->instr->workspace - kept) / ((size_t)ld * 4)));
+    const int64_t chunks = (rows + most - 1) / most;
     const bool back = dx->data || dw->data || db->data;
     const size_t cache = (size_t)ld * 4, spare = 2048;
-    const bool cached = back && cache + spare <= d->properties.sharedMemPerBlockOptin && cache <= TT__LOSS_CACHE;
+    const bool cached = back && cache + spare <= d->properties.sharedMemPerBlockOptin &&
+        cache <= TT__LOSS_CACHE;
     float2 *row_loss = (float2 *)l->workspace;
     float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
-    cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(d->properties.sharedMemPerBlockOptin - spare));
-    if (e == cudaSuccess) e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets, *weights, a->ignore_index, counts, loss);
+    cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         (int)(d->properties.sharedMemPerBlockOptin - spare));
+    if (e == cudaSuccess)
+        e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets,
+                       *weights, a->ignore_index, counts, loss);
     for (int64_t r = 0, n; r < rows && e == cudaSuccess; r += n) {
         n = min((rows + chunks - 1) / chunks, rows - r);
-        tt__mat z = {(char *)l->workspace + kept, TT_F32, n, classes, ld}, dz = z, xs = rows_of(x, r, n), dxs = rows_of(dx, r, n);
+        tt__mat z = {(char *)l->workspace + kept, TT_F32, n, classes, ld}, dz = z, xs = rows_of(x, r, n),
+            dxs = rows_of(dx, r, n);
         dz.dtype = x->dtype;
         dz.ld = ld * (int64_t)(4 / tt_dtype_bytes(x->dtype));
         if (!back) dz.data = NULL;
         e = linear(d, l, &xs, w, b, &z);
         if (e == cudaSuccess)
-            e = TT__LAUNCH(linear_cross_entropy, (unsigned)n, 1024, cached ? cache : 0, d->stream, z, dz, targets + r, rows_of(weights, r, n), (const float *)l->in[5].data,
-                          counts, row_loss + r, a->ignore_index, a->smoothing, cached, TT__RUN_OF(l));
+            e = TT__LAUNCH(linear_cross_entropy, (unsigned)n, 1024, cached ? cache : 0, d->stream, z, dz,
+                           targets + r, rows_of(weights, r, n), (const float *)l->in[5].data, counts,
+                           row_loss + r, a->ignore_index, a->smoothing, cached, TT__RUN_OF(l));
         if (e == cudaSuccess && dx->data) e = linear_dx(d, l, &dz, w, &dxs, l->add[1]);
-        if (e == cudaSuccess && back) e = linear_dw(d, l, &dz, &xs, dw, db, l->add[3] || r > 0, l->add[4] || r > 0);
+        if (e == cudaSuccess && back)
+            e = linear_dw(d, l, &dz, &xs, dw, db, l->add[3] || r > 0, l->add[4] || r > 0);
     }
-    if (e == cudaSuccess) e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, row_loss, rows, targets, *weights, a->ignore_index, counts, loss);
+    if (e == cudaSuccess)
+        e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, row_loss, rows, targets, *weights,
+                       a->ignore_index, counts, loss);
     return e;
 }
 
-// ================================================================================================== optimizers
+// ================================================================================================ optimizers
 // Parameters, gradients and state are contiguous, so they are vectors here.
 
 enum { TT__SQUARES_BLOCKS = 1024 };
 
 // Tensors that share a launch, as its arguments: of instructions that run together. Tests make it smaller.
 #ifndef TT__TENSORS
-#define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60) // arguments may have 32,764 bytes; before CUDA 12.1, 4,096
+// Arguments may have 32,764 bytes, and 4,096 before CUDA 12.1.
+#define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
 #endif
 
 // The tensor that a block is for, of `count` in the order of their first blocks.
@@ -2029,7 +2289,8 @@ __global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ squar
     const square_sum &t = s.of[tensor_of_block(s.of, s.count)];
     const tt_dtype type = (tt_dtype)t.type;
     double sum = 0;
-    for (int64_t i = 8 * ((blockIdx.x - t.first) * (int64_t)256 + threadIdx.x); i < t.n; i += 8 * (t.blocks * (int64_t)256)) {
+    for (int64_t i = 8 * ((blockIdx.x - t.first) * (int64_t)256 + threadIdx.x); i < t.n;
+         i += 8 * (t.blocks * (int64_t)256)) {
         float x[8];
         load8(x, t.g, type, i, t.n - i, t.wide);
         TT__UNROLL for (int k = 0; k < 8; k++) x[k] *= x[k];
@@ -2056,18 +2317,22 @@ __global__ void add_counts(const float *counts, double *totals, bool add)
 
 cudaError_t run_add_counts(tt__device *d, const tt__launch *l)
 {
-    return TT__LAUNCH(add_counts, 1, 32, 0, d->stream, (const float *)l->in[0].data, (double *)l->out[0].data, l->add[0]);
+    return TT__LAUNCH(add_counts, 1, 32, 0, d->stream, (const float *)l->in[0].data, (double *)l->out[0].data,
+                      l->add[0]);
 }
 
-// Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_), from the n gradients' sums of squares.
-__global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm, const tt__totals *totals, const tt__scale *loss_scale,
+// Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_), from the n gradients' sums
+// of squares.
+__global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm,
+                                            const tt__totals *totals, const tt__scale *loss_scale,
                                             const tt__run *run, tt__clipped *out)
 {
     double sum = 0;
     for (int64_t k = threadIdx.x; k < n; k += 256) sum += squares[k];
     sum = block_sum<256>(sum);
     if (threadIdx.x) return;
-    double scale = (run ? run->loss_norm / totals->targets : 1) / (loss_scale ? loss_scale->scale : 1), norm = sqrt(sum) * scale, factor = scale;
+    double scale = (run ? run->loss_norm / totals->targets : 1) / (loss_scale ? loss_scale->scale : 1),
+        norm = sqrt(sum) * scale, factor = scale;
     if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // nothing is updated
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     out->norm = (float)norm;
@@ -2076,12 +2341,14 @@ __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, flo
 
 cudaError_t run_clip(tt__device *d, const tt__launch *l)
 {
-    return TT__LAUNCH(clip, 1, 256, 0, d->stream, (const float *)l->in[0].data, l->in[0].rows, l->instr->attr.clip_norm, (const tt__totals *)l->in[1].data,
+    return TT__LAUNCH(clip, 1, 256, 0, d->stream, (const float *)l->in[0].data, l->in[0].rows,
+                      l->instr->attr.clip_norm, (const tt__totals *)l->in[1].data,
                       (const tt__scale *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
 }
 
 // The next loss scale, as on the CPU.
-__global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale *s, float growth, float backoff, int interval)
+__global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale *s,
+                                float growth, float backoff, int interval)
 {
     if (threadIdx.x || !isfinite(totals->loss) || !(totals->targets > 0)) return;
     if (isfinite(clipped->norm)) {
@@ -2098,22 +2365,26 @@ __global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *to
 cudaError_t run_loss_scale(tt__device *d, const tt__launch *l)
 {
     const tt__attr *a = &l->instr->attr;
-    return TT__LAUNCH(next_loss_scale, 1, 32, 0, d->stream, (const tt__clipped *)l->in[0].data, (const tt__totals *)l->in[1].data, (tt__scale *)l->out[0].data,
-                      a->growth, a->backoff, a->interval);
+    return TT__LAUNCH(next_loss_scale, 1, 32, 0, d->stream, (const tt__clipped *)l->in[0].data,
+                      (const tt__totals *)l->in[1].data, (tt__scale *)l->out[0].data, a->growth, a->backoff,
+                      a->interval);
 }
 
-// Between memories of the device and the host; in the order of all else, so that there is nothing to be waited for.
+// Between memories of the device and the host; in the order of all else, so that there is nothing to be
+// waited for.
 cudaError_t run_copy(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *y = &l->out[0];
     const size_t size = tt_dtype_bytes(x->dtype);
-    return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size, (size_t)x->cols * size, (size_t)x->rows, cudaMemcpyDefault, d->stream);
+    return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
+                             (size_t)x->cols * size, (size_t)x->rows, cudaMemcpyDefault, d->stream);
 }
 
 cudaError_t run_wait(tt__device *, const tt__launch *) { return cudaSuccess; }
 
-// x to 16 bits by stochastic rounding (the CPU's round_16): up with a probability equal to the dropped fraction, by 16 random bits. To the
-// nearest instead what is not finite and, in f16, from 65504 on, where nearest overflows no sooner.
+// x to 16 bits by stochastic rounding (the CPU's round_16): up with a probability equal to the dropped
+// fraction, by 16 random bits. To the nearest instead what is not finite and, in f16, from 65504 on, where
+// nearest overflows no sooner.
 __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype dtype)
 {
     const uint32_t u = __float_as_uint(x), magnitude = u & 0x7fffffff, sign = u >> 16 & 0x8000;
@@ -2128,9 +2399,11 @@ __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype 
     return sign | (whole + ((units - (float)whole) * 65536.0f + (float)random >= 65536.0f));
 }
 
-// Elements [i, i + 8) of a vector back into its dtype. Element e of a 16-bit one is rounded by number e % 8 of Philox counter {e / 8}, so that
-// steps smaller than half a unit in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015).
-__device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide, const float (&x)[8], uint64_t key)
+// Elements [i, i + 8) of a vector back into its dtype. Element e of a 16-bit one is rounded by number e % 8
+// of Philox counter {e / 8}, so that steps smaller than half a unit in the last place survive on average
+// (Gupta et al., "Deep learning with limited numerical precision", 2015).
+__device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
+                                        const float (&x)[8], uint64_t key)
 {
     if (dtype == TT_F32) {
         store8(p, TT_F32, i, left, wide, x);
@@ -2139,7 +2412,8 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     const uint32_t counter[4] = {(uint32_t)(i / 8), (uint32_t)((uint64_t)i / 8 >> 32), 0, 0};
     uint32_t random[4], h[8];
     philox(counter, key, random);
-    TT__UNROLL for (int k = 0; k < 8; k++) h[k] = round_16(x[k], random[k / 2] >> (k % 2 * 16) & 0xffff, dtype);
+    TT__UNROLL for (int k = 0; k < 8; k++)
+        h[k] = round_16(x[k], random[k / 2] >> (k % 2 * 16) & 0xffff, dtype);
     store8_bits(p, i, left, wide, h);
 }
 
@@ -2167,8 +2441,10 @@ struct param_updates {
 };
 
 struct group_arguments { square_sums squares; param_updates updates; };
-static_assert(sizeof(square_sums) <= 32764 && sizeof(param_updates) + sizeof(void *) <= 32764, "a kernel's arguments");
-static_assert(TT__TENSORS * TT__SQUARES_BLOCKS * sizeof(double) <= resident_workspace::BYTES, "the partial sums of a launch");
+static_assert(sizeof(square_sums) <= 32764 && sizeof(param_updates) + sizeof(void *) <= 32764,
+              "a kernel's arguments");
+static_assert(TT__TENSORS * TT__SQUARES_BLOCKS * sizeof(double) <= resident_workspace::BYTES,
+              "the partial sums of a launch");
 
 bool make_arguments(tt__device *d)
 {
@@ -2203,30 +2479,37 @@ cudaError_t run_sum_squares(tt__device *d, const tt__launch *l, int count)
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
 
-// Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16 bits half of
-// that. G: dtype of all gradients of the launch, P: of all parameters and their state.
+// Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16
+// bits half of that. G: dtype of all gradients of the launch, P: of all parameters and their state.
 template <bool ADAM, int G, int P>
-__global__ void __launch_bounds__(256) update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
+__global__ void __launch_bounds__(256) update_parameters(const __grid_constant__ param_updates u,
+                                                         const tt__run *run)
 {
     TT__SHARED(uint64_t, keys, [3]);
     TT__SHARED(float, of_step, [2]);
     if (!isfinite(u.clip[0])) return; // for all threads alike
     const param_update &t = u.of[tensor_of_block(u.of, u.count)];
-    const tt_dtype type_g = (tt_dtype)(G != ANY ? G : t.types[0]), type_p = (tt_dtype)(P != ANY ? P : t.types[1]);
+    const tt_dtype type_g = (tt_dtype)(G != ANY ? G : t.types[0]);
+    const tt_dtype type_p = (tt_dtype)(P != ANY ? P : t.types[1]);
     const tt_dtype type_m = (tt_dtype)(P != ANY ? P : t.types[2]);
     const bool wide = P != ANY || t.wide;
-    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT__UPDATE_CHUNK, end = from + TT__UPDATE_CHUNK, to = end < t.n ? end : t.n;
-    const float factor = u.clip[1], lr = run->lr, b1 = u.rule.beta1, b2 = u.rule.beta2, decay = t.weight_decay;
+    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT__UPDATE_CHUNK, end = from + TT__UPDATE_CHUNK;
+    const int64_t to = end < t.n ? end : t.n;
+    const float factor = u.clip[1], lr = run->lr, b1 = u.rule.beta1, b2 = u.rule.beta2;
+    const float decay = t.weight_decay;
     if (threadIdx.x < 3)
-        keys[threadIdx.x] = stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step, (uint64_t)threadIdx.x << 32 | t.random);
-    if (ADAM && threadIdx.x / 2 == 16) { // bias corrections: a thread of the second warp for each, a power by squaring
+        keys[threadIdx.x] = stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
+                                       (uint64_t)threadIdx.x << 32 | t.random);
+    // Bias corrections: a thread of the second warp for each, a power by squaring.
+    if (ADAM && threadIdx.x / 2 == 16) {
         double power = 1, b = threadIdx.x % 2 ? b2 : b1;
         for (uint64_t e = (uint64_t)run->step + 1; e; e >>= 1, b *= b) if (e & 1) power *= b;
         of_step[threadIdx.x % 2] = threadIdx.x % 2 ? (float)(1 / sqrt(1 - power)) : (float)(lr / (1 - power));
     }
     __syncthreads();
     const float step = ADAM ? of_step[0] : 0, root = ADAM ? of_step[1] : 0;
-    const float l2 = ADAM && u.rule.decoupled ? 0 : decay, keep = ADAM && u.rule.decoupled ? 1 - lr * decay : 1;
+    const float l2 = ADAM && u.rule.decoupled ? 0 : decay;
+    const float keep = ADAM && u.rule.decoupled ? 1 - lr * decay : 1;
     for (int64_t i = from + 8 * threadIdx.x; i < to; i += 2048) {
         const int64_t left = to - i;
         float g[8], p[8], m[8] = {0}, v[8];
@@ -2239,7 +2522,8 @@ __global__ void __launch_bounds__(256) update_parameters(const __grid_constant__
             if (ADAM) {
                 m[k] = m[k] * b1 + d * (1 - b1);
                 v[k] = v[k] * b2 + d * d * (1 - b2);
-                p[k] = p[k] * keep - __fdividef(m[k] * step, sqrtf(v[k]) * root + u.rule.eps); // within 2 ulp of the step
+                // Within 2 ulp of the step.
+                p[k] = p[k] * keep - __fdividef(m[k] * step, sqrtf(v[k]) * root + u.rule.eps);
             } else {
                 m[k] = m[k] * b1 + d;
                 if (t.m) d = u.rule.nesterov ? d + m[k] * b1 : m[k];
@@ -2252,9 +2536,11 @@ __global__ void __launch_bounds__(256) update_parameters(const __grid_constant__
     }
 }
 
-template <bool ADAM> cudaError_t launch_update(tt__device *d, const tt__launch *l, const param_updates *u, unsigned blocks)
+template <bool ADAM>
+cudaError_t launch_update(tt__device *d, const tt__launch *l, const param_updates *u, unsigned blocks)
 {
-#define TT__UPDATE(G, P) TT__LAUNCH((update_parameters<ADAM, G, P>), blocks, 256, 0, d->stream, *u, TT__RUN_OF(l))
+#define TT__UPDATE(G, P) \
+    TT__LAUNCH((update_parameters<ADAM, G, P>), blocks, 256, 0, d->stream, *u, TT__RUN_OF(l))
     const int g = u->of[0].types[0], p = u->of[0].types[1];
     bool typed = true;
     for (int k = 0; k < u->count; k++) {
@@ -2299,7 +2585,8 @@ template <bool ADAM> cudaError_t run_update(tt__device *d, const tt__launch *l, 
             t->weight_decay = k->instr->attr.weight_decay;
             t->random = k->instr->random;
             t->types[0] = (uint8_t)g->dtype; t->types[1] = (uint8_t)p->dtype; t->types[2] = (uint8_t)m->dtype;
-            t->wide = ((uintptr_t)g->data | (uintptr_t)p->data | (uintptr_t)m->data | (uintptr_t)v->data) % 16 == 0;
+            t->wide = ((uintptr_t)g->data | (uintptr_t)p->data | (uintptr_t)m->data
+                       | (uintptr_t)v->data) % 16 == 0;
         }
         cudaError_t e = launch_update<ADAM>(d, l, u, blocks);
         if (e != cudaSuccess) return e;
@@ -2307,20 +2594,24 @@ template <bool ADAM> cudaError_t run_update(tt__device *d, const tt__launch *l, 
     return cudaSuccess;
 }
 
-// ================================================================================================== attention
-// Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2", 2023). A block of threads takes
-// a tile of queries (or of keys) of one head and goes through the sequence's keys (or queries). The backward is three kernels: sums of
-// dout * out of each row and head; dq, by tiles of queries; dk and dv, by tiles of keys. Scores are thus computed twice, seven products
-// in place of five, but nothing is added to by two blocks: no atomics, no dq in fp32.
+// ================================================================================================= attention
+// Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2",
+// 2023). A block of threads takes a tile of queries (or of keys) of one head and goes through the sequence's
+// keys (or queries). The backward is three kernels: sums of dout * out of each row and head; dq, by tiles of
+// queries; dk and dv, by tiles of keys. Scores are thus computed twice, seven products in place of five, but
+// nothing is added to by two blocks: no atomics, no dq in fp32.
 //
-// Tiles of ragged sequences: those of SIZE rows that begin in sequence s are numbered from start[s] / SIZE + s on, which leaves room for
-// all of them, so rows / SIZE + seqs blocks are enough and the host need not know the lengths; numbers that are left over do nothing.
+// Tiles of ragged sequences: those of SIZE rows that begin in sequence s are numbered from start[s] / SIZE +
+// s on, which leaves room for all of them, so rows / SIZE + seqs blocks are enough and the host need not know
+// the lengths; numbers that are left over do nothing.
 
 struct attention_args {
     tt__mat q, k, v, out, dout, dq, dk, dv;
     const int32_t *seq_start, *query_start; // (seqs + 1): first row, first query of each sequence
-    const int32_t *query_row, *query_at;    // of a query: its row of the batch and its row in q; NULL: its number
-    float *lse, *delta;                     // (rows of q, heads): log-sum-exp of the scores; sum of dout * out
+    // Of a query: its row of the batch and its row in q; NULL: its number.
+    const int32_t *query_row, *query_at;
+    // (rows of q, heads): log-sum-exp of the scores; sum of dout * out.
+    float *lse, *delta;
     const tt__run *run;
     int seqs, heads, head_size;
     bool causal, add_dq, add_dk, add_dv;
@@ -2334,16 +2625,21 @@ struct attention_args {
 __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
 {
     const tt__run *run = p.run;
-    return p.drop ? stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step, (uint64_t)run->micro << 32 | p.random) : 0;
+    return p.drop ? stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step,
+                               (uint64_t)run->micro << 32 | p.random) : 0;
 }
 
-// Which of the weights of a query (a row of the batch) for keys 8 group ... 8 group + 7 of its sequence are kept, a bit each.
-__device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group, int head)
+// Which of the weights of a query (a row of the batch) for keys 8 group ... 8 group + 7 of its sequence are
+// kept, a bit each.
+__device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group,
+                                                   int head)
 {
     const uint32_t counter[4] = {(uint32_t)row, (uint32_t)group, (uint32_t)head, 0}, drop = (uint32_t)p.drop;
     uint32_t u[4], bits = 0;
     philox(counter, key, u);
-    TT__UNROLL for (int i = 0; i < 4; i++) bits |= (uint32_t)((u[i] & 0xffff) >= drop) << (2 * i) | (uint32_t)(u[i] >> 16 >= drop) << (2 * i + 1);
+    TT__UNROLL for (int i = 0; i < 4; i++)
+        bits |= (uint32_t)((u[i] & 0xffff) >= drop) << (2 * i) | (uint32_t)(u[i] >> 16 >= drop)
+            << (2 * i + 1);
     return bits;
 }
 
@@ -2355,7 +2651,9 @@ struct attention_tile {
 };
 
 // Tile `number` of SIZE rows that start[] divides; at < 0: there is none.
-template <int SIZE> __device__ __forceinline__ attention_tile attention_find(const attention_args &p, const int32_t *start, int number)
+template <int SIZE>
+__device__ __forceinline__ attention_tile attention_find(const attention_args &p, const int32_t *start,
+                                                         int number)
 {
     const int lane = threadIdx.x % 32;
     int s = 0, n = p.seqs; // it is one of s ... s + n - 1; each round asks 32 of them
@@ -2388,10 +2686,11 @@ __device__ __forceinline__ int64_t attention_sums_at(const attention_args &p, in
     return (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
 }
 
-// Numbers the queries, of which index (n) has the rows, by sequences, and those of a sequence in the order of index. n^2 comparisons, which for
-// tens of thousands is less work than one tile of scores of each.
-__global__ __launch_bounds__(256) void attention_order(const int32_t *index, int n, const int32_t *seq_start, int seqs, int32_t *query_start,
-                                                       int32_t *query_row, int32_t *query_at)
+// Numbers the queries, of which index (n) has the rows, by sequences, and those of a sequence in the order of
+// index. n^2 comparisons, which for tens of thousands is less work than one tile of scores of each.
+__global__ __launch_bounds__(256) void attention_order(const int32_t *index, int n, const int32_t *seq_start,
+                                                       int seqs, int32_t *query_start, int32_t *query_row,
+                                                       int32_t *query_at)
 {
     TT__SHARED(int32_t, rows, [256]);
     const int j = (int)(blockIdx.x * 256 + threadIdx.x); // a query, then the start of a sequence
@@ -2411,7 +2710,8 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
         __syncthreads();
         if (from + (int)threadIdx.x < n) rows[threadIdx.x] = index[from + threadIdx.x];
         __syncthreads();
-        for (int i = 0; i < min(256, n - from); i++) rank += rows[i] < begin || (from + i < j && rows[i] < end);
+        for (int i = 0; i < min(256, n - from); i++)
+            rank += rows[i] < begin || (from + i < j && rows[i] < end);
     }
     if (j < n) {
         query_row[rank] = row;
@@ -2419,7 +2719,8 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
     } else if (j <= n + seqs) query_start[j - n] = rank;
 }
 
-// Sums of dout * out of each row and head, by vectors of 16 bytes: a thread multiplies one of each, the first of a head's adds up.
+// Sums of dout * out of each row and head, by vectors of 16 bytes: a thread multiplies one of each, the first
+// of a head's adds up.
 template <class T> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
 {
     const int lanes = 16 / (int)sizeof(T), parts = p.head_size / lanes, heads = 256 / parts;
@@ -2446,18 +2747,21 @@ template <class T> __global__ __launch_bounds__(256) void attention_delta(attent
 // The same for any dtypes and addresses, a warp for each.
 __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
 {
-    const int64_t number = (int64_t)blockIdx.x * 8 + threadIdx.x / 32, row = number / p.heads, column = number % p.heads * p.head_size;
+    const int64_t number = (int64_t)blockIdx.x * 8 + threadIdx.x / 32, row = number / p.heads;
+    const int64_t column = number % p.heads * p.head_size;
     const int lane = threadIdx.x % 32;
     float sum = 0;
     for (int i = lane; i < p.head_size && row < p.q.rows; i += 32)
-        sum += load_any(p.out.data, p.out.dtype, row * p.out.ld + column + i) * load_any(p.dout.data, p.dout.dtype, row * p.dout.ld + column + i);
+        sum += load_any(p.out.data, p.out.dtype, row * p.out.ld + column + i) * load_any(p.dout.data,
+                p.dout.dtype, row * p.dout.ld + column + i);
     sum = warp_sum(sum);
     if (lane == 0 && row < p.q.rows) p.delta[number] = sum;
 }
 
-// ---- in f32 arithmetic: any dtypes, strides and head sizes. Tiles of 64 queries and 64 keys, 256 threads. Thread (x, y) of 16 x 16 has the scores of
-// rows y + 16 a and columns x + 16 b, and of outputs rows y + 16 a and columns 4 x ... 4 x + 3 of the 64 that a block makes; a larger head is made by
-// several blocks, all of which compute the scores.
+// ---- in f32 arithmetic: any dtypes, strides and head sizes. Tiles of 64 queries and 64 keys, 256 threads.
+// Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x + 16 b, and of outputs rows y + 16 a
+// and columns 4 x ... 4 x + 3 of the 64 that a block makes; a larger head is made by several blocks, all of
+// which compute the scores.
 
 struct attention_rows { // `count` rows of a matrix, in the columns of a head
     const tt__mat *m;
@@ -2466,10 +2770,13 @@ struct attention_rows { // `count` rows of a matrix, in the columns of a head
 };
 
 // to (64, PITCH) = `columns` columns from `column` on, up to COLUMNS with zeros, as are rows from count on.
-template <int COLUMNS, int PITCH> __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column, int columns)
+template <int COLUMNS, int PITCH>
+__device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column,
+                                                int columns)
 {
     const tt__mat &m = *x.m;
-    const bool whole = m.dtype == TT_F32 && columns >= COLUMNS && m.ld % 4 == 0 && column % 4 == 0 && (uintptr_t)m.data % 16 == 0;
+    const bool whole = m.dtype == TT_F32 && columns >= COLUMNS && m.ld % 4 == 0 && column % 4 == 0 &&
+        (uintptr_t)m.data % 16 == 0;
     for (int i = (int)threadIdx.x; i < 64 * COLUMNS / 4; i += 256) {
         const int r = i / (COLUMNS / 4), c = i % (COLUMNS / 4) * 4;
         float4 v = make_float4(0, 0, 0, 0);
@@ -2487,10 +2794,13 @@ template <int COLUMNS, int PITCH> __device__ __forceinline__ void attention_stag
     }
 }
 
-enum { ATTENTION_STAGE = 2 * 64 * 36, ATTENTION_PITCH = 68 }; // floats; pitches spread the rows that a warp reads over the banks
+// Floats; pitches spread the rows that a warp reads over the banks.
+enum { ATTENTION_STAGE = 2 * 64 * 36, ATTENTION_PITCH = 68 };
 
-// s = a b^T over the columns of head `head`. Barriers at its beginning and before its end; then `stage` may be read still.
-__device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage, const attention_rows &a, const attention_rows &b, int head, int head_size)
+// s = a b^T over the columns of head `head`. Barriers at its beginning and before its end; then `stage` may
+// be read still.
+__device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage, const attention_rows &a,
+                                                 const attention_rows &b, int head, int head_size)
 {
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     const float *as = stage + y * 36, *bs = stage + 64 * 36 + x * 36;
@@ -2515,8 +2825,10 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
     }
 }
 
-// to += tile (64, ATTENTION_PITCH) y, `columns` columns of y from `column` on. Barriers: after the writes to the tile, and none after its last use.
-__device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage, const attention_rows &y, int64_t column, int columns)
+// to += tile (64, ATTENTION_PITCH) y, `columns` columns of y from `column` on. Barriers: after the writes to
+// the tile, and none after its last use.
+__device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
+                                              const attention_rows &y, int64_t column, int columns)
 {
     const float *ts = tile + threadIdx.x / 16 * ATTENTION_PITCH, *ys = stage + threadIdx.x % 16 * 4;
     __syncthreads();
@@ -2527,16 +2839,21 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
         TT__UNROLL for (int i = 0; i < 4; i++) u[i] = *(const float4 *)(ts + i * 16 * ATTENTION_PITCH + k);
         TT__UNROLL for (int i = 0; i < 4; i++) w[i] = *(const float4 *)(ys + (k + i) * ATTENTION_PITCH);
         TT__UNROLL for (int i = 0; i < 4; i++) {
-            to[i][0] = fmaf(u[i].w, w[3].x, fmaf(u[i].z, w[2].x, fmaf(u[i].y, w[1].x, fmaf(u[i].x, w[0].x, to[i][0]))));
-            to[i][1] = fmaf(u[i].w, w[3].y, fmaf(u[i].z, w[2].y, fmaf(u[i].y, w[1].y, fmaf(u[i].x, w[0].y, to[i][1]))));
-            to[i][2] = fmaf(u[i].w, w[3].z, fmaf(u[i].z, w[2].z, fmaf(u[i].y, w[1].z, fmaf(u[i].x, w[0].z, to[i][2]))));
-            to[i][3] = fmaf(u[i].w, w[3].w, fmaf(u[i].z, w[2].w, fmaf(u[i].y, w[1].w, fmaf(u[i].x, w[0].w, to[i][3]))));
+            to[i][0] = fmaf(u[i].w, w[3].x,
+                            fmaf(u[i].z, w[2].x, fmaf(u[i].y, w[1].x, fmaf(u[i].x, w[0].x, to[i][0]))));
+            to[i][1] = fmaf(u[i].w, w[3].y,
+                            fmaf(u[i].z, w[2].y, fmaf(u[i].y, w[1].y, fmaf(u[i].x, w[0].y, to[i][1]))));
+            to[i][2] = fmaf(u[i].w, w[3].z,
+                            fmaf(u[i].z, w[2].z, fmaf(u[i].y, w[1].z, fmaf(u[i].x, w[0].z, to[i][2]))));
+            to[i][3] = fmaf(u[i].w, w[3].w,
+                            fmaf(u[i].z, w[2].w, fmaf(u[i].y, w[1].w, fmaf(u[i].x, w[0].w, to[i][3]))));
         }
     }
 }
 
 // The rows of an output (+)= scale * from.
-__device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns, const float (&from)[4], float scale, bool add)
+__device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns,
+                                                const float (&from)[4], float scale, bool add)
 {
     const int x = threadIdx.x % 16 * 4;
     TT__UNROLL for (int j = 0; j < 4; j++) {
@@ -2547,19 +2864,21 @@ __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, i
 }
 
 // keep (64 queries, 8): attention_keep for 64 keys from `key` on. A barrier comes between this and its use.
-__device__ __forceinline__ void attention_draw(unsigned char *keep, const attention_args &p, uint64_t random, const int32_t *rows, int first, int count, int key,
-                                               int head)
+__device__ __forceinline__ void attention_draw(unsigned char *keep, const attention_args &p, uint64_t random,
+                                               const int32_t *rows, int first, int count, int key, int head)
 {
     for (int i = (int)threadIdx.x; i < 64 * 8; i += 256) {
         const int r = i % 64, query = first + min(r, count - 1);
-        keep[r * 8 + i / 64] = (unsigned char)attention_keep(p, random, rows ? rows[query] : query, key / 8 + i / 64, head);
+        keep[r * 8 + i / 64] = (unsigned char)attention_keep(p, random, rows ? rows[query] : query,
+                                                             key / 8 + i / 64, head);
     }
 }
 
 // What a block of the f32 kernels works on.
 struct attention_block { attention_tile t; int head, column, columns; };
 
-__device__ __forceinline__ attention_block attention_block_at(const attention_args &p, const int32_t *start, int64_t block)
+__device__ __forceinline__ attention_block attention_block_at(const attention_args &p, const int32_t *start,
+                                                              int64_t block)
 {
     attention_block b;
     const int parts = (p.head_size + 63) / 64, part = (int)(block % parts);
@@ -2592,7 +2911,8 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
         TT__UNROLL for (int c = 0; c < 4; c++) out[a][c] = 0;
     }
     for (int key = 0; key < end; key += 64) {
-        const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)}, v = {&p.v, NULL, k.first, k.count};
+        const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)};
+        const attention_rows v = {&p.v, NULL, k.first, k.count};
         float s[4][4];
         if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
         attention_scores(s, stage, q, k, b.head, p.head_size);
@@ -2623,12 +2943,15 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
         const int query = q.first + y + 16 * a;
         const int64_t row = p.query_at ? p.query_at[query] : query;
         attention_write(p.out, row, b.column, b.columns, out[a], p.keep_scale / sum[a], false);
-        if (x == 0 && b.column == b.head * p.head_size) p.lse[row * p.heads + b.head] = most[a] / TT__LOG2E + logf(sum[a]);
+        if (x == 0 && b.column == b.head * p.head_size)
+            p.lse[row * p.heads + b.head] = most[a] / TT__LOG2E + logf(sum[a]);
     }
 }
 
-// Weights and the gradients of scores without the factor `scale`, of which element (i, j) of a tile, from its score and that of dout v^T.
-__device__ __forceinline__ void attention_gradient(const attention_args &p, float &weight, float &dscore, bool seen, bool kept, float lse, float delta)
+// Weights and the gradients of scores without the factor `scale`, of which element (i, j) of a tile, from its
+// score and that of dout v^T.
+__device__ __forceinline__ void attention_gradient(const attention_args &p, float &weight, float &dscore,
+                                                   bool seen, bool kept, float lse, float delta)
 {
     const float w = seen ? exp2f((weight * p.scale - lse) * TT__LOG2E) : 0;
     dscore = seen ? w * ((kept ? dscore * p.keep_scale : 0) - delta) : 0;
@@ -2645,7 +2968,8 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     if (t.at < 0) return;
     const uint64_t random = attention_key(p);
-    const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)}, dout = {&p.dout, p.query_at, q.first, q.count};
+    const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)};
+    const attention_rows dout = {&p.dout, p.query_at, q.first, q.count};
     const int end = attention_end(p, t, q.count);
     float lse[4], delta[4], dq[4][4];
     int last[4];
@@ -2658,7 +2982,8 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
         TT__UNROLL for (int c = 0; c < 4; c++) dq[a][c] = 0;
     }
     for (int key = 0; key < end; key += 64) {
-        const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)}, v = {&p.v, NULL, k.first, k.count};
+        const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)};
+        const attention_rows v = {&p.v, NULL, k.first, k.count};
         float s[4][4], ds[4][4];
         if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
         attention_scores(s, stage, q, k, b.head, p.head_size);
@@ -2675,7 +3000,8 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     TT__UNROLL for (int a = 0; a < 4; a++) {
         if (y + 16 * a >= q.count) continue;
         const int query = q.first + y + 16 * a;
-        attention_write(p.dq, p.query_at ? p.query_at[query] : query, b.column, b.columns, dq[a], p.scale, p.add_dq);
+        attention_write(p.dq, p.query_at ? p.query_at[query] : query, b.column, b.columns, dq[a], p.scale,
+                        p.add_dq);
     }
 }
 
@@ -2690,11 +3016,13 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     if (t.at < 0) return;
     const uint64_t random = attention_key(p);
-    const attention_rows k = {&p.k, NULL, t.begin + t.at, min(64, t.length - t.at)}, v = {&p.v, NULL, k.first, k.count};
+    const attention_rows k = {&p.k, NULL, t.begin + t.at, min(64, t.length - t.at)};
+    const attention_rows v = {&p.v, NULL, k.first, k.count};
     float dk[4][4], dv[4][4];
     TT__UNROLL for (int a = 0; a < 4; a++) TT__UNROLL for (int c = 0; c < 4; c++) dk[a][c] = dv[a][c] = 0;
     for (int from = p.causal && !p.query_row ? t.at : 0; from < t.queries; from += 64) {
-        const attention_rows q = {&p.q, p.query_at, t.first + from, min(64, t.queries - from)}, dout = {&p.dout, p.query_at, q.first, q.count};
+        const attention_rows q = {&p.q, p.query_at, t.first + from, min(64, t.queries - from)};
+        const attention_rows dout = {&p.dout, p.query_at, q.first, q.count};
         float s[4][4], ds[4][4];
         if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, t.at, b.head);
         attention_scores(s, stage, k, q, b.head, p.head_size);
@@ -2702,7 +3030,8 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
         TT__UNROLL for (int c = 0; c < 4; c++) {
             const int i = x + 16 * c, query = q.first + min(i, q.count - 1);
             const int64_t at = attention_sums_at(p, query, b.head);
-            const int last = i >= q.count ? -1 : p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
+            const int last = i >= q.count ? -1 : p.causal
+                ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
             const float lse = p.lse[at], delta = p.delta[at];
             TT__UNROLL for (int a = 0; a < 4; a++) {
                 const int r = y + 16 * a;
@@ -2713,19 +3042,25 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
         }
         attention_add(dv, tile, stage, dout, b.column, b.columns);
         __syncthreads();
-        TT__UNROLL for (int a = 0; a < 4; a++) TT__UNROLL for (int c = 0; c < 4; c++) tile[(y + 16 * a) * ATTENTION_PITCH + x + 16 * c] = ds[a][c];
+        TT__UNROLL for (int a = 0; a < 4; a++)
+            TT__UNROLL for (int c = 0; c < 4; c++)
+                tile[(y + 16 * a) * ATTENTION_PITCH + x + 16 * c] = ds[a][c];
         attention_add(dk, tile, stage, q, b.column, b.columns);
     }
-    TT__UNROLL for (int a = 0; a < 4; a++) { // one thread has an element of dk and of dv, which may be the same
+    // One thread has an element of dk and of dv, which may be the same.
+    TT__UNROLL for (int a = 0; a < 4; a++) {
         if (y + 16 * a >= k.count) continue;
-        if (p.dk.data) attention_write(p.dk, k.first + y + 16 * a, b.column, b.columns, dk[a], p.scale, p.add_dk);
-        if (p.dv.data) attention_write(p.dv, k.first + y + 16 * a, b.column, b.columns, dv[a], p.keep_scale, p.add_dv);
+        if (p.dk.data)
+            attention_write(p.dk, k.first + y + 16 * a, b.column, b.columns, dk[a], p.scale, p.add_dk);
+        if (p.dv.data)
+            attention_write(p.dv, k.first + y + 16 * a, b.column, b.columns, dv[a], p.keep_scale, p.add_dv);
     }
 }
 
-// ---- on tensor cores: q, k, v and dout in the same 16-bit dtype T, rows and heads at multiples of 16 bytes, head sizes up to 128. D: the next of
-// 32, 64, 80, 96, 128, its surplus columns zero. Blocks of 4 warps, each with 16 MT rows of the tile that the block owns; the other tiles come
-// two at a time, one in use and one under way. Rows in shared memory are 16 bytes longer than D, so that eight of them lie in different banks.
+// ---- on tensor cores: q, k, v and dout in the same 16-bit dtype T, rows and heads at multiples of 16 bytes,
+// head sizes up to 128. D: the next of 32, 64, 80, 96, 128, its surplus columns zero. Blocks of 4 warps, each
+// with 16 MT rows of the tile that the block owns; the other tiles come two at a time, one in use and one
+// under way. Rows in shared memory are 16 bytes longer than D, so that eight of them lie in different banks.
 
 template <class T> __device__ __forceinline__ uint32_t attention_pack(float low, float high);
 template <> __device__ __forceinline__ uint32_t attention_pack<bf16>(float low, float high)
@@ -2739,11 +3074,14 @@ template <> __device__ __forceinline__ uint32_t attention_pack<f16>(float low, f
     return (uint32_t)__half_as_ushort(v.x) | (uint32_t)__half_as_ushort(v.y) << 16;
 }
 
-// to (ROWS, D + 8) = rows first ... first + count - 1 of a head, or where `at` says that they lie; the rest zeros. In the background.
+// to (ROWS, D + 8) = rows first ... first + count - 1 of a head, or where `at` says that they lie; the rest
+// zeros. In the background.
 template <class T, int D, int ROWS>
-__device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first, int count, int head, int head_size)
+__device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
+                                                int count, int head, int head_size)
 {
-    enum { PARTS = D / 8, STEP = 128 / PARTS }; // vectors of a row, rows at a time; 8 threads of 128 idle where D is 80 or 96
+    // Vectors of a row, rows at a time; 8 threads of 128 idle where D is 80 or 96.
+    enum { PARTS = D / 8, STEP = 128 / PARTS };
     const int r = (int)threadIdx.x / PARTS, c = (int)threadIdx.x % PARTS * 8;
     const T *from = (const T *)m.data + (int64_t)head * head_size + c;
     to += r * (D + 8) + c;
@@ -2758,12 +3096,14 @@ __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const i
 }
 
 // s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
-template <class T, int D, int MT, int N> __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T *a, const T *b)
+template <class T, int D, int MT, int N>
+__device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T *a, const T *b)
 {
     const int lane = threadIdx.x % 32;
     a += lane % 16 * (D + 8) + lane / 16 * 8;
     b += (lane % 8 + lane / 16 * 8) * (D + 8) + lane / 8 % 2 * 8;
-    TT__UNROLL for (int m = 0; m < MT; m++) TT__UNROLL for (int n = 0; n < N / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) s[m][n][i] = 0;
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int n = 0; n < N / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) s[m][n][i] = 0;
     TT__UNROLL for (int k = 0; k < D; k += 16) {
         uint32_t af[MT][4];
         TT__UNROLL for (int m = 0; m < MT; m++) tt__ldmatrix_x4(af[m], a + m * 16 * (D + 8) + k);
@@ -2781,14 +3121,17 @@ template <class T, int D, int MT, int N> __device__ __forceinline__ void attenti
 
 // to (16 MT, D) += w y of w (16 MT, N) in registers, rounded to T, and y (N, D) in shared memory
 template <class T, int D, int MT, int N>
-__device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], const float (&w)[MT][N / 8][4], const T *y)
+__device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], const float (&w)[MT][N / 8][4],
+                                                  const T *y)
 {
     const int lane = threadIdx.x % 32;
     y += lane % 16 * (D + 8) + lane / 16 * 8;
     TT__UNROLL for (int k = 0; k < N; k += 16) {
         uint32_t af[MT][4];
         TT__UNROLL for (int m = 0; m < MT; m++)
-            TT__UNROLL for (int i = 0; i < 4; i++) af[m][i] = attention_pack<T>(w[m][k / 8 + i / 2][i % 2 * 2], w[m][k / 8 + i / 2][i % 2 * 2 + 1]);
+            TT__UNROLL for (int i = 0; i < 4; i++)
+                af[m][i] = attention_pack<T>(w[m][k / 8 + i / 2][i % 2 * 2],
+                                             w[m][k / 8 + i / 2][i % 2 * 2 + 1]);
         TT__UNROLL for (int n = 0; n < D; n += 16) {
             uint32_t r[4];
             tt__ldmatrix_x4_trans(r, y + k * (D + 8) + n);
@@ -2803,7 +3146,8 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
 
 // Row `row` of a head of an output (+)= scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns.
 template <class T, int D>
-__device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size, const float (&from)[D / 8][4], int h, float scale, bool add)
+__device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
+                                                const float (&from)[D / 8][4], int h, float scale, bool add)
 {
     const int64_t start = row * m.ld + (int64_t)head * head_size + threadIdx.x % 4 * 2;
     TT__UNROLL for (int n = 0; n < D / 8; n++) {
@@ -2820,8 +3164,11 @@ __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int h
     }
 }
 
-// Rows of the batch of a warp's queries, in the forward and dq: [m][h] is that of row mine + 16 m + 8 h + lane / 4 of the tile. Those from count on are the last's.
-template <int MT> __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first, int count, int mine)
+// Rows of the batch of a warp's queries, in the forward and dq: [m][h] is that of row mine + 16 m + 8 h +
+// lane / 4 of the tile. Those from count on are the last's.
+template <int MT>
+__device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first,
+                                                  int count, int mine)
 {
     TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int h = 0; h < 2; h++) {
@@ -2830,17 +3177,19 @@ template <int MT> __device__ __forceinline__ void attention_rows_of(int (&row)[M
         }
 }
 
-// Which of the weights for keys key ... key + KEYS - 1 the warp keeps; see attention_kept. Drawn before there are scores, which take the registers.
-// The four threads of a row draw for 8 keys each.
+// Which of the weights for keys key ... key + KEYS - 1 the warp keeps; see attention_kept. Drawn before there
+// are scores, which take the registers. The four threads of a row draw for 8 keys each.
 template <int MT, int KEYS>
-__device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p, uint64_t random, const int (&row)[MT][2], int key,
+__device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
+                                                    uint64_t random, const int (&row)[MT][2], int key,
                                                     int head)
 {
     const int t = threadIdx.x % 4;
     TT__UNROLL for (int i = 0; i < MT * KEYS / 64; i++) keep[i] = p.drop ? 0 : 0xffffffffu;
     if (!p.drop) return;
     TT__UNROLL for (int i = 0; i < MT * KEYS / 16; i++) {
-        uint32_t bits = attention_keep(p, random, row[i / (KEYS / 16)][i / (KEYS / 32) % 2], key / 8 + i % (KEYS / 32) * 4 + t, head) << 8 * t;
+        uint32_t bits = attention_keep(p, random, row[i / (KEYS / 16)][i / (KEYS / 32) % 2],
+                                       key / 8 + i % (KEYS / 32) * 4 + t, head) << 8 * t;
         bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
         bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
         keep[i / 4] |= (bits >> 2 * t & 0x03030303u) << i % 4 * 2;
@@ -2848,13 +3197,16 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
 }
 
 // That for row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e.
-template <int MT, int KEYS> __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n, int e)
+template <int MT, int KEYS>
+__device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n,
+                                               int e)
 {
     const int i = (2 * m + h) * (KEYS / 32) + n / 4;
     return keep[i / 4] >> (n % 4 * 8 + i % 4 * 2 + e) & 1;
 }
 
-// What forward and dq begin with: the block's tile of queries, and the part of its warp, which begins at `mine`.
+// What forward and dq begin with: the block's tile of queries, and the part of its warp, which begins at
+// `mine`.
 template <int MT> struct attention_queries {
     attention_tile t;
     int head, mine, pair; // pair: the first of the thread's two columns of 8 scores
@@ -2864,7 +3216,8 @@ template <int MT> struct attention_queries {
 };
 
 // False where the block has no queries. Long sequences come first.
-template <int MT> __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b, const attention_args &p)
+template <int MT>
+__device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b, const attention_args &p)
 {
     const int number = (int)(blockIdx.x / p.heads), tiles = (int)(gridDim.x / p.heads);
     b.head = (int)(blockIdx.x % p.heads);
@@ -2882,7 +3235,8 @@ template <int MT> __device__ __forceinline__ bool attention_find_queries(attenti
 
 // Tile `key` of a sequence's keys and values, of their two stages.
 template <class T, int D, int KEYS>
-__device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p, const attention_tile &t, int key, int stage, int head)
+__device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
+                                                     const attention_tile &t, int key, int stage, int head)
 {
     const int at = stage * KEYS * (D + 8);
     attention_fetch<T, D, KEYS>(ks + at, p.k, NULL, t.begin + key, t.length - key, head, p.head_size);
@@ -2890,7 +3244,8 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
+template <class T, int D, int MT, int KEYS>
+__global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 {
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
@@ -2913,8 +3268,10 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         tt__cp_async_wait<0>();
         __syncthreads(); // the tile is there, and the other one was used
-        if (key == 0 && p.scale < 0) { // then the largest score is the smallest product: turn the queries round
-            for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128) if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
+        // Then the largest score is the smallest product: turn the queries round.
+        if (key == 0 && p.scale < 0) {
+            for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128)
+                if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
             __syncthreads();
         }
         if (key + KEYS < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, key + KEYS, stage ^ 1, head);
@@ -2926,13 +3283,15 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
         if (key + KEYS > b.all)
             TT__UNROLL for (int m = 0; m < MT; m++)
                 TT__UNROLL for (int i = 0; i < 4; i++) {
-                    const int last = (p.causal ? b.row[m][i / 2] - t.begin : t.length - 1) - key - b.pair - i % 2;
+                    const int last = (p.causal ? b.row[m][i / 2] - t.begin
+                                      : t.length - 1) - key - b.pair - i % 2;
                     TT__UNROLL for (int n = 0; n < KEYS / 8; n++) if (8 * n > last) s[m][n][i] = -INFINITY;
                 }
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 float now = most[m][h], total = 0;
-                TT__UNROLL for (int n = 0; n < KEYS / 8; n++) now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
                 now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
                 now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
                 const float correction = tt__exp2((most[m][h] - now) * factor), offset = -now * factor;
@@ -2943,10 +3302,12 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
                         total += s[m][n][i];
                     }
                 sum[m][h] = sum[m][h] * correction + total;
-                TT__UNROLL for (int n = 0; n < D / 8; n++) { out[m][n][2 * h] *= correction; out[m][n][2 * h + 1] *= correction; }
+                TT__UNROLL for (int n = 0; n < D / 8; n++)
+                    { out[m][n][2 * h] *= correction; out[m][n][2 * h + 1] *= correction; }
                 if (p.drop)
                     TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                        TT__UNROLL for (int i = 0; i < 2; i++) if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
+                        TT__UNROLL for (int i = 0; i < 2; i++)
+                            if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
             }
         attention_mma_add<T, D, MT, KEYS>(out, s, vt);
     }
@@ -2954,14 +3315,16 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
         TT__UNROLL for (int h = 0; h < 2; h++) {
             float total = sum[m][h] + __shfl_xor_sync(0xffffffffu, sum[m][h], 1);
             total += __shfl_xor_sync(0xffffffffu, total, 2);
-            const int i = mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, at = i >= count ? -1 : p.query_at ? p.query_at[first + i] : first + i;
+            const int i = mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4;
+            const int at = i >= count ? -1 : p.query_at ? p.query_at[first + i] : first + i;
             if (at < 0) continue;
             attention_store<T, D>(p.out, at, head, p.head_size, out[m], h, p.keep_scale / total, false);
             if (b.pair == 0) p.lse[(int64_t)at * p.heads + head] = most[m][h] * fabsf(p.scale) + logf(total);
         }
 }
 
-template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
+template <class T, int D, int MT, int KEYS>
+__global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 {
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
@@ -2999,12 +3362,14 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
         attention_mma<T, D, MT, KEYS>(g, ds + mine * PITCH, vt);
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                const int last = key + KEYS <= b.all ? KEYS + 0 : (p.causal ? b.row[m][h] - t.begin : t.length - 1) - key - b.pair;
+                const int last = key + KEYS <= b.all ? KEYS + 0
+                    : (p.causal ? b.row[m][h] - t.begin : t.length - 1) - key - b.pair;
                 TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
                     TT__UNROLL for (int i = 0; i < 2; i++) {
                         float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
                         x = 8 * n + i > last ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
-                        y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale : 0) - delta[m][h]);
+                        y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale
+                                  : 0) - delta[m][h]);
                     }
             }
         attention_mma_add<T, D, MT, KEYS>(dq, g, kt);
@@ -3012,12 +3377,15 @@ template <class T, int D, int MT, int KEYS> __global__ __launch_bounds__(128, 2)
     TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int h = 0; h < 2; h++) {
             const int i = mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4;
-            if (i < count) attention_store<T, D>(p.dq, p.query_at ? p.query_at[first + i] : first + i, head, p.head_size, dq[m], h, p.scale, p.add_dq);
+            if (i < count)
+                attention_store<T, D>(p.dq, p.query_at ? p.query_at[first + i] : first + i, head, p.head_size,
+                                      dq[m], h, p.scale, p.add_dq);
         }
 }
 
 // A row of scores is here a key, a column a query.
-template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
+template <class T, int D, int MT, int QUERIES>
+__global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     enum { KEYS = 64 * MT, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, );
@@ -3025,7 +3393,8 @@ template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128,
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
-    const int head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT, group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    const int head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT;
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     const attention_tile t = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / p.heads));
     if (t.at < 0) return;
     const int count = min(KEYS + 0, t.length - t.at);
@@ -3034,14 +3403,17 @@ template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128,
     if (threadIdx.x == 0) random = attention_key(p);
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++)
-        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
+        TT__UNROLL for (int n = 0; n < D / 8; n++)
+            TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
     attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin + t.at, count, head, p.head_size);
     attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin + t.at, count, head, p.head_size);
     tt__cp_async_commit();
     const auto fetch = [&](int from, int stage) { // queries from ... of the sequence
         const int first = t.first + from, n = t.queries - from, i = threadIdx.x;
-        attention_fetch<T, D, QUERIES>(qs + stage * QUERIES * PITCH, p.q, p.query_at, first, n, head, p.head_size);
-        attention_fetch<T, D, QUERIES>(ds + stage * QUERIES * PITCH, p.dout, p.query_at, first, n, head, p.head_size);
+        attention_fetch<T, D, QUERIES>(qs + stage * QUERIES * PITCH, p.q, p.query_at, first, n, head,
+                                       p.head_size);
+        attention_fetch<T, D, QUERIES>(ds + stage * QUERIES * PITCH, p.dout, p.query_at, first, n, head,
+                                       p.head_size);
         if (i < QUERIES) {
             const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0;
             const int64_t at = attention_sums_at(p, query, head);
@@ -3060,25 +3432,33 @@ template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128,
         tt__cp_async_wait<0>();
         __syncthreads();
         if (from + QUERIES < t.queries) fetch(from + QUERIES, stage ^ 1);
-        if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue; // no keys, or none of them is seen
+        // No keys, or none of them is seen.
+        if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
         const bool masked = p.causal && (!diagonal || t.at + mine + 16 * MT - 1 > from);
-        static_assert(MT * QUERIES <= 64, "the thread's weights are bits of keep: 8 (2 e + h) + m QUERIES / 8 + n");
+        static_assert(MT * QUERIES <= 64,
+                      "the thread's weights are bits of keep: 8 (2 e + h) + m QUERIES / 8 + n");
         uint32_t keep = p.drop ? 0 : 0xffffffffu;
         if (p.drop)
-            TT__UNROLL for (int i = 0; i < MT * QUERIES / 8; i += 2) { // two tiles of 8 columns; the eight threads of a column draw for one query and 8 keys each
-                const int m = i / (QUERIES / 8), n = i % (QUERIES / 8), query = row[8 * (n + group / 4) + pair + group / 2 % 2];
-                uint32_t bits = attention_keep(p, random, query, (t.at + mine + 16 * m) / 8 + group % 2, head) << 8 * (group % 4);
+            // Two tiles of 8 columns; the eight threads of a column draw for one query and 8 keys each.
+            TT__UNROLL for (int i = 0; i < MT * QUERIES / 8; i += 2) {
+                const int m = i / (QUERIES / 8), n = i % (QUERIES / 8);
+                const int query = row[8 * (n + group / 4) + pair + group / 2 % 2];
+                uint32_t bits = attention_keep(p, random, query, (t.at + mine + 16 * m) / 8 + group % 2,
+                                               head) << 8 * (group % 4);
                 bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
                 bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
                 const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, 16);
-                keep |= ((group < 4 ? bits : other) >> group & 0x01010101u) << i | ((group < 4 ? other : bits) >> group & 0x01010101u) << (i + 1);
+                keep |= ((group < 4 ? bits : other) >> group & 0x01010101u) << i
+                    | ((group < 4 ? other : bits) >> group & 0x01010101u) << (i + 1);
             }
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
         attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
         attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
         TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
             TT__UNROLL for (int e = 0; e < 2; e++) {
-                const int c = 8 * n + e, last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT; // of the warp's keys that the query sees
+                // Of the warp's keys that the query sees.
+                const int c = 8 * n + e;
+                const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
                 const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
                 TT__UNROLL for (int m = 0; m < MT; m++)
                     TT__UNROLL for (int h = 0; h < 2; h++) {
@@ -3093,19 +3473,23 @@ template <class T, int D, int MT, int QUERIES> __global__ __launch_bounds__(128,
         attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
     }
     TT__UNROLL for (int m = 0; m < MT; m++)
-        TT__UNROLL for (int h = 0; h < 2; h++) { // one thread has an element of dk and of dv, which may be the same
+        // One thread has an element of dk and of dv, which may be the same.
+        TT__UNROLL for (int h = 0; h < 2; h++) {
             const int r = mine + 16 * m + 8 * h + group, row = t.begin + t.at + r;
             if (r >= count) continue;
             if (p.dk.data) attention_store<T, D>(p.dk, row, head, p.head_size, dk[m], h, p.scale, p.add_dk);
-            if (p.dv.data) attention_store<T, D>(p.dv, row, head, p.head_size, dv[m], h, p.keep_scale, p.add_dv);
+            if (p.dv.data)
+                attention_store<T, D>(p.dv, row, head, p.head_size, dv[m], h, p.keep_scale, p.add_dv);
         }
     tt__cp_async_wait<0>(); // where no query came, of k and v
 }
 
 // ---- the ops
 
-// Operands q ... q + 2: q, k, v; `numbers`: of the rows that ask, which are put in order in the workspace, of which *used bytes are taken.
-cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, int seq_start, int numbers, attention_args *p, size_t *used)
+// Operands q ... q + 2: q, k, v; `numbers`: of the rows that ask, which are put in order in the workspace, of
+// which *used bytes are taken.
+cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, int seq_start, int numbers,
+                            attention_args *p, size_t *used)
 {
     const tt__attr *attr = &l->instr->attr;
     const tt__mat *starts = &l->in[seq_start];
@@ -3128,8 +3512,8 @@ cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, int seq_s
     p->query_start = start; p->query_row = row; p->query_at = at;
     *used = ((size_t)p->seqs + 1 + 2 * (size_t)n) * 4;
     *used = (*used + 255) / 256 * 256;
-    return TT__LAUNCH(attention_order, blocks_for((int64_t)n + p->seqs + 1, 256), 256, 0, d->stream, (const int32_t *)l->in[numbers].data, n, p->seq_start, p->seqs,
-                     start, row, at);
+    return TT__LAUNCH(attention_order, blocks_for((int64_t)n + p->seqs + 1, 256), 256, 0, d->stream,
+                      (const int32_t *)l->in[numbers].data, n, p->seq_start, p->seqs, start, row, at);
 }
 
 bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 bytes
@@ -3139,49 +3523,62 @@ bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 byte
 
 bool attention_paired(const tt__mat *m, tt_dtype dtype) // for stores of two elements
 {
-    return !m->data || ((m->dtype == dtype || m->dtype == TT_F32) && (uintptr_t)m->data % 8 == 0 && m->ld % 2 == 0);
+    return !m->data ||
+        ((m->dtype == dtype || m->dtype == TT_F32) && (uintptr_t)m->data % 8 == 0 && m->ld % 2 == 0);
 }
 
 // Whether the kernels on tensor cores can run.
 bool attention_fast(const attention_args *p)
 {
     const tt_dtype dtype = p->q.dtype;
-    return dtype != TT_F32 && p->head_size % 8 == 0 && p->head_size <= 128 && attention_aligned(&p->q, dtype) && attention_aligned(&p->k, dtype) &&
-           attention_aligned(&p->v, dtype) && (!p->dout.data || attention_aligned(&p->dout, dtype)) && (p->dout.data || attention_paired(&p->out, dtype)) &&
-           attention_paired(&p->dq, dtype) && attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
+    return dtype != TT_F32 && p->head_size % 8 == 0 && p->head_size <= 128 &&
+        attention_aligned(&p->q, dtype) && attention_aligned(&p->k, dtype) &&
+        attention_aligned(&p->v, dtype) && (!p->dout.data || attention_aligned(&p->dout, dtype)) &&
+        (p->dout.data || attention_paired(&p->out, dtype)) && attention_paired(&p->dq, dtype) &&
+        attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
 // Launches with a block of `threads` for each tile of `size` of these rows, each head and each of `parts`.
 template <class K>
-cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size, int parts, unsigned threads, size_t shared)
+cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size,
+                             int parts, unsigned threads, size_t shared)
 {
     const unsigned blocks = (unsigned)((rows / size + p->seqs) * p->heads * parts);
-    cudaError_t e = shared > 48 << 10 ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared) : cudaSuccess;
+    cudaError_t e = shared > 48 << 10
+        ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared)
+        : cudaSuccess;
     return e == cudaSuccess ? TT__LAUNCH(kernel, blocks, threads, shared, d->stream, *p) : e;
 }
 
-// Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread, without spills).
+// Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread,
+// without spills).
 template <class T, int D> cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
     enum { MT = 2, KEYS = D <= 64 ? 64 : 32 };
-    return attention_launch(d, attention_forward<T, D, MT, KEYS>, p, p->q.rows, 64 * MT, 1, 128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
+    return attention_launch(d, attention_forward<T, D, MT, KEYS>, p, p->q.rows, 64 * MT, 1, 128,
+                            (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
 }
 
 template <class T, int D> cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
 {
-    enum { QMT = D <= 96 ? 2 : 1, KEYS = D <= 96 ? 32 : 64, KMT = D <= 64 ? 2 : 1, QUERIES = D <= 64 || D > 96 ? 32 : 64 };
+    enum { QMT = D <= 96 ? 2 : 1, KEYS = D <= 96 ? 32 : 64, KMT = D <= 64 ? 2 : 1,
+          QUERIES = D <= 64 || D > 96 ? 32 : 64 };
     cudaError_t e = cudaSuccess;
     if (p->dq.data && p->q.rows > 0)
-        e = attention_launch(d, attention_dq<T, D, QMT, KEYS>, p, p->q.rows, 64 * QMT, 1, 128, (2 * 64 * QMT + 4 * KEYS) * (D + 8) * sizeof(T));
+        e = attention_launch(d, attention_dq<T, D, QMT, KEYS>, p, p->q.rows, 64 * QMT, 1, 128,
+                             (2 * 64 * QMT + 4 * KEYS) * (D + 8) * sizeof(T));
     if (e == cudaSuccess && (p->dk.data || p->dv.data))
         e = attention_launch(d, attention_dkdv<T, D, KMT, QUERIES>, p, p->k.rows, 64 * KMT, 1, 128,
-                             (2 * 64 * KMT + 4 * QUERIES) * (D + 8) * sizeof(T) + 6 * QUERIES * sizeof(float));
+                             (2 * 64 * KMT + 4 * QUERIES) * (D + 8) * sizeof(T)
+                             + 6 * QUERIES * sizeof(float));
     return e;
 }
 
 template <class T> cudaError_t attention_on(tt__device *d, const attention_args *p)
 {
-#define TT__ATTENTION_SIZE(D) if (p->head_size <= D) return p->dout.data ? attention_backward_on<T, D>(d, p) : attention_forward_on<T, D>(d, p)
+#define TT__ATTENTION_SIZE(D)   \
+    if (p->head_size <= D)      \
+        return p->dout.data ? attention_backward_on<T, D>(d, p) : attention_forward_on<T, D>(d, p)
     TT__ATTENTION_SIZE(32);
     TT__ATTENTION_SIZE(64);
     TT__ATTENTION_SIZE(80);
@@ -3199,7 +3596,8 @@ cudaError_t run_attention(tt__device *d, const tt__launch *l)
     p.out = l->out[0];
     p.lse = (float *)l->out[1].data;
     if (e != cudaSuccess || p.seqs < 1 || p.q.rows < 1) return e;
-    if (attention_fast(&p)) return p.q.dtype == TT_BF16 ? attention_on<bf16>(d, &p) : attention_on<f16>(d, &p);
+    if (attention_fast(&p))
+        return p.q.dtype == TT_BF16 ? attention_on<bf16>(d, &p) : attention_on<f16>(d, &p);
     return attention_launch(d, attention_forward_any, &p, p.q.rows, 64, (p.head_size + 63) / 64, 256, 0);
 }
 
@@ -3208,9 +3606,11 @@ cudaError_t attention_deltas(tt__device *d, const attention_args *p)
     const tt_dtype dtype = p->out.dtype;
     const int64_t n = p->q.rows * p->heads;
     const int lanes = dtype == TT_F32 ? 4 : 8, parts = p->head_size / lanes;
-    if (p->head_size % lanes || parts > 256 || !attention_aligned(&p->out, dtype) || !attention_aligned(&p->dout, dtype))
+    if (p->head_size % lanes || parts > 256 || !attention_aligned(&p->out, dtype) ||
+        !attention_aligned(&p->dout, dtype))
         return TT__LAUNCH(attention_delta_any, blocks_for(n, 8), 256, 0, d->stream, *p);
-    TT__WITH_TYPE(dtype, T, return TT__LAUNCH((attention_delta<T>), blocks_for(n, 256 / parts), 256, 0, d->stream, *p));
+    TT__WITH_TYPE(dtype, T,
+                  return TT__LAUNCH((attention_delta<T>), blocks_for(n, 256 / parts), 256, 0, d->stream, *p));
 }
 
 cudaError_t run_attention_backward(tt__device *d, const tt__launch *l)
@@ -3226,16 +3626,21 @@ cudaError_t run_attention_backward(tt__device *d, const tt__launch *l)
     p.add_dq = l->add[0]; p.add_dk = l->add[1]; p.add_dv = l->add[2];
     if (e != cudaSuccess || p.seqs < 1) return e;
     if (p.q.rows > 0) e = attention_deltas(d, &p);
-    if (e == cudaSuccess && attention_fast(&p)) return p.q.dtype == TT_BF16 ? attention_on<bf16>(d, &p) : attention_on<f16>(d, &p);
+    if (e == cudaSuccess && attention_fast(&p))
+        return p.q.dtype == TT_BF16 ? attention_on<bf16>(d, &p) : attention_on<f16>(d, &p);
     const int parts = (p.head_size + 63) / 64;
-    if (e == cudaSuccess && p.dq.data && p.q.rows > 0) e = attention_launch(d, attention_dq_any, &p, p.q.rows, 64, parts, 256, 0);
-    if (e == cudaSuccess && (p.dk.data || p.dv.data)) e = attention_launch(d, attention_dkdv_any, &p, p.k.rows, 64, parts, 256, 0); // zeros where nobody asks
+    if (e == cudaSuccess && p.dq.data && p.q.rows > 0)
+        e = attention_launch(d, attention_dq_any, &p, p.q.rows, 64, parts, 256, 0);
+    // Zeros where nobody asks.
+    if (e == cudaSuccess && (p.dk.data || p.dv.data))
+        e = attention_launch(d, attention_dkdv_any, &p, p.k.rows, 64, parts, 256, 0);
     return e;
 }
 
 // ================================================================================================== matmuls
-// By cuBLASLt, with its epilogues where they fit, and then a pass over the result for what they leave; where cuBLASLt has nothing (operands of
-// different dtypes) by a kernel of our own. Linear layers take x (rows, in), w (out, in), and give y (rows, out).
+// By cuBLASLt, with its epilogues where they fit, and then a pass over the result for what they leave; where
+// cuBLASLt has nothing (operands of different dtypes) by a kernel of our own. Linear layers take x (rows,
+// in), w (out, in), and give y (rows, out).
 
 // C = A B, A (m, k), B (k, n): element (i, j) of A at i * a_row + j * a_col. What becomes of a sum v:
 //     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
@@ -3252,10 +3657,15 @@ struct product {
     bool accumulate;
     bool sums_rows;        // the rows of a batch are k, else m
     bool gradient;         // A is one: E5M2 where operands are rounded to fp8
-    const float *unscale;  // not NULL: A and B are in fp8 (a_type and b_type what they were), to be multiplied by [0] and [1], in device memory
+    // Not NULL: A and B are in fp8 (a_type and b_type what they were), to be multiplied by [0] and [1], in
+    // device memory.
+    const float *unscale;
 };
 
-__device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j) { return load_any(m.data, m.dtype, i * m.ld + j); }
+__device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
+{
+    return load_any(m.data, m.dtype, i * m.ld + j);
+}
 
 __device__ __forceinline__ void finish_element(const product &g, int64_t i, int64_t j, float v)
 {
@@ -3274,20 +3684,25 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
 }
 
-// Tiles of 64 x 64 by 256 threads, 4 x 4 sums each, in steps of 16. For what cuBLASLt has not: small or rare products.
+// Tiles of 64 x 64 by 256 threads, 4 x 4 sums each, in steps of 16. For what cuBLASLt has not: small or rare
+// products.
 __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     TT__SHARED(float, a, [16][68]);
     TT__SHARED(float, b, [16][68]);
-    const int64_t tiles = (g.n + 63) / 64, i0 = (int64_t)blockIdx.x / tiles * 64, j0 = (int64_t)blockIdx.x % tiles * 64;
+    const int64_t tiles = (g.n + 63) / 64, i0 = (int64_t)blockIdx.x / tiles * 64;
+    const int64_t j0 = (int64_t)blockIdx.x % tiles * 64;
     const int t = threadIdx.x, ti = t / 16 * 4, tj = t % 16 * 4;
     float sum[4][4] = {};
     for (int64_t k0 = 0; k0 < g.k; k0 += 16) {
         for (int e = t; e < 1024; e += 256) {
-            int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64; // neighbours in memory to neighbouring threads
+            // Neighbours in memory to neighbouring threads.
+            int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64;
             int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
-            a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k ? load_any(g.a, g.a_type, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
-            b[kb][jb] = j0 + jb < g.n && k0 + kb < g.k ? load_any(g.b, g.b_type, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
+            a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k
+                ? load_any(g.a, g.a_type, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
+            b[kb][jb] = j0 + jb < g.n && k0 + kb < g.k
+                ? load_any(g.b, g.b_type, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
         }
         __syncthreads();
         TT__UNROLL for (int k = 0; k < 16; k++) {
@@ -3301,7 +3716,8 @@ __global__ void __launch_bounds__(256) any_matmul(product g)
     }
     for (int r = 0; r < 4; r++) {
         for (int c = 0; c < 4; c++) {
-            if (i0 + ti + r < g.m && j0 + tj + c < g.n) finish_element(g, i0 + ti + r, j0 + tj + c, sum[r][c]);
+            if (i0 + ti + r < g.m && j0 + tj + c < g.n)
+                finish_element(g, i0 + ti + r, j0 + tj + c, sum[r][c]);
         }
     }
 }
@@ -3313,13 +3729,17 @@ __global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype
 }
 
 
-cudaDataType_t lt_type(tt_dtype t) { return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F; }
+cudaDataType_t lt_type(tt_dtype t)
+{
+    return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
 
-// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB); `aux`, what goes
-// into GELU, is written or read.
+// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB); `aux`,
+// what goes into GELU, is written or read.
 struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
-// A product as cuBLASLt gets it: to = g's A B (+ addend), and more. In its column-major view that is C^T = B^T A^T.
+// A product as cuBLASLt gets it: to = g's A B (+ addend), and more. In its column-major view that is C^T =
+// B^T A^T.
 struct lt_product {
     const product *g;
     const tt__mat *to, *addend; // addend: or NULL
@@ -3356,9 +3776,9 @@ uint16_t alignment_of(const void *p)
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-// The number of rows for which an algorithm is chosen: more than 128 count as the next multiple, which has as many
-// tiles, so that batches of texts, of ever new lengths, seldom ask. It depends on nothing that happened before, as the
-// bits of a product may depend on its algorithm. `exact`: the number itself.
+// The number of rows for which an algorithm is chosen: more than 128 count as the next multiple, which has as
+// many tiles, so that batches of texts, of ever new lengths, seldom ask. It depends on nothing that happened
+// before, as the bits of a product may depend on its algorithm. `exact`: the number itself.
 int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
@@ -3382,7 +3802,8 @@ product_key key_of(const lt_product &p, bool exact)
     return key;
 }
 
-// The entry of a key, or a free one, in a table that is emptied when three quarters of it are in use. NULL: no memory.
+// The entry of a key, or a free one, in a table that is emptied when three quarters of it are in use. NULL:
+// no memory.
 product_choice *choice_of(tt__device *d, const product_key &key)
 {
     if (!d->choices) d->choices = (product_choice *)calloc(TT__PRODUCT_CHOICES, sizeof *d->choices);
@@ -3412,7 +3833,8 @@ struct lt_description {
     {
         const product &g = *p.g;
         const lt_epilogue &more = *p.more;
-        status = cublasLtMatmulDescCreate(&desc, p.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+        status = cublasLtMatmulDescCreate(&desc, p.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
+                                          CUDA_R_32F);
         set(CUBLASLT_MATMUL_DESC_TRANSA, p.b_plain() ? CUBLAS_OP_N : CUBLAS_OP_T);
         set(CUBLASLT_MATMUL_DESC_TRANSB, p.a_plain() ? CUBLAS_OP_N : CUBLAS_OP_T);
         set(CUBLASLT_MATMUL_DESC_EPILOGUE, more.kind);
@@ -3421,7 +3843,8 @@ struct lt_description {
             const float *of_a = g.unscale, *of_b = g.unscale + 1;
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a);
-            const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF; // cuBLASLt has no other
+            // cuBLASLt has no other.
+            const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
         }
         if (more.aux.data) {
@@ -3443,12 +3866,15 @@ struct lt_description {
 
     template <class T> void set(cublasLtMatmulDescAttributes_t name, const T &value)
     {
-        if (status == CUBLAS_STATUS_SUCCESS) status = cublasLtMatmulDescSetAttribute(desc, name, &value, sizeof value);
+        if (status == CUBLAS_STATUS_SUCCESS)
+            status = cublasLtMatmulDescSetAttribute(desc, name, &value, sizeof value);
     }
-    void lay_out(cublasLtMatrixLayout_t *layout, cudaDataType type, bool plain, int64_t rows, int64_t cols, int64_t ld)
+    void lay_out(cublasLtMatrixLayout_t *layout, cudaDataType type, bool plain, int64_t rows, int64_t cols,
+                 int64_t ld)
     {
         if (status != CUBLAS_STATUS_SUCCESS) return;
-        status = cublasLtMatrixLayoutCreate(layout, type, (uint64_t)(plain ? cols : rows), (uint64_t)(plain ? rows : cols), ld);
+        status = cublasLtMatrixLayoutCreate(layout, type, (uint64_t)(plain ? cols : rows),
+                                            (uint64_t)(plain ? rows : cols), ld);
     }
 };
 
@@ -3466,14 +3892,16 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
     cublasLtMatmulPreference_t preference = NULL;
     cublasStatus_t s = of.status;
     const auto set = [&](cublasLtMatmulPreferenceAttributes_t name, const auto &value) {
-        if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof value);
+        if (s == CUBLAS_STATUS_SUCCESS)
+            s = cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof value);
     };
     *count = 0;
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulPreferenceCreate(&preference);
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
     for (int k = 0; k < 4; k++) set(names[k], (uint32_t)key.alignment[k]);
     if (s == CUBLAS_STATUS_SUCCESS) {
-        const cublasStatus_t none = cublasLtMatmulAlgoGetHeuristic(d->lt, of.desc, of.b, of.a, of.c, of.to, preference, most, found, count);
+        const cublasStatus_t none = cublasLtMatmulAlgoGetHeuristic(d->lt, of.desc, of.b, of.a, of.c, of.to,
+                                                                   preference, most, found, count);
         if (none != CUBLAS_STATUS_SUCCESS || found[0].state != CUBLAS_STATUS_SUCCESS) *count = 0;
     }
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
@@ -3482,8 +3910,10 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
 
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
-// Makes the product with the algorithm that was chosen for its key, or chooses one: the first that is not refused.
-cublasStatus_t lt_run(tt__device *d, const tt__launch *l, const lt_product &p, bool exact, lt_outcome *outcome)
+// Makes the product with the algorithm that was chosen for its key, or chooses one: the first that is not
+// refused.
+cublasStatus_t lt_run(tt__device *d, const tt__launch *l, const lt_product &p, bool exact,
+                      lt_outcome *outcome)
 {
     const float one = 1, zero = 0;
     const product_key key = key_of(p, exact);
@@ -3504,9 +3934,11 @@ cublasStatus_t lt_run(tt__device *d, const tt__launch *l, const lt_product &p, b
         choice->algo = found[0].algo;
     }
     for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
-        s = cublasLtMatmul(d->lt, of.desc, &one, p.g->b, of.b, p.g->a, of.a, p.addend ? &one : &zero, p.c(), of.c, p.to->data, of.to,
-                           &found[k].algo, l->resident, resident_workspace::LT_BYTES, d->stream);
-        if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) continue; // what the heuristic had offered
+        s = cublasLtMatmul(d->lt, of.desc, &one, p.g->b, of.b, p.g->a, of.a, p.addend ? &one : &zero, p.c(),
+                           of.c, p.to->data, of.to, &found[k].algo, l->resident, resident_workspace::LT_BYTES,
+                           d->stream);
+        // What the heuristic had offered.
+        if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) continue;
         if (s != CUBLAS_STATUS_SUCCESS) return s;
         choice->algo = found[k].algo;
         *outcome = LT_DONE;
@@ -3517,32 +3949,36 @@ cublasStatus_t lt_run(tt__device *d, const tt__launch *l, const lt_product &p, b
 }
 
 // The product (+ addend) with that by cuBLASLt; *done is false where it has no algorithm.
-cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend, const lt_epilogue *more,
-                      bool *done)
+cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const product *g, const tt__mat *to,
+                      const tt__mat *addend, const lt_epilogue *more, bool *done)
 {
     const lt_product p = {g, to, addend, more, l->tf32 && g->a_type == TT_F32};
     lt_outcome outcome = LT_NOT_OFFERED;
     *done = false;
-    if (g->a_type != g->b_type || (to->dtype != TT_F32 && to->dtype != g->a_type) || !g->k) return cudaSuccess;
+    if (g->a_type != g->b_type || (to->dtype != TT_F32 && to->dtype != g->a_type) || !g->k)
+        return cudaSuccess;
     cublasStatus_t s = lt_run(d, l, p, false, &outcome);
     if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED) s = lt_run(d, l, p, true, &outcome);
     *done = outcome == LT_DONE;
     if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
     const cudaError_t cause = cudaPeekAtLastError();
     if (ends_all(cause)) return cause;
-    fail(d, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m, (long long)g->n, (long long)g->k, (int)s);
+    fail(d, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m,
+         (long long)g->n, (long long)g->k, (int)s);
     return cudaErrorUnknown;
 }
 
-// Whether cuBLASLt's GELU will do. It is the tanh approximation (github.com/pytorch/pytorch/pull/104061); what goes into it has the result's dtype
-// and rows that are a multiple of 8 elements apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
+// Whether cuBLASLt's GELU will do. It is the tanh approximation (github.com/pytorch/pytorch/pull/104061);
+// what goes into it has the result's dtype and rows that are a multiple of 8 elements apart (cublasLt.h,
+// CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
 bool lt_gelu(const product *g, const tt__mat *aux)
 {
     if (g->act != TT__ACT_GELU_TANH || g->accumulate || g->residual.data) return false;
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
 }
 
-// ---- fp8: both operands rounded in the workspace, where k lies contiguous, as cuBLASLt wants them, padded with zeros to a multiple of 16
+// ---- fp8: both operands rounded in the workspace, where k lies contiguous, as cuBLASLt wants them, padded
+// with zeros to a multiple of 16
 
 struct fp8_operand {
     tt__mat m;             // (lines, k), or `across` (k, lines)
@@ -3550,7 +3986,8 @@ struct fp8_operand {
     int64_t lines, ld;     // ld: k to a multiple of 16
     unsigned char *to;     // (lines, ld)
 };
-struct fp8_operands { fp8_operand of[2]; unsigned *largest; float *unscale; }; // of each operand; both in device memory
+// Of each operand; both in device memory.
+struct fp8_operands { fp8_operand of[2]; unsigned *largest; float *unscale; };
 
 // The bits of the largest magnitude, NaN above infinity. Reads each operand once; grid (any, 2).
 __global__ void __launch_bounds__(256) fp8_largest(fp8_operands both)
@@ -3559,7 +3996,8 @@ __global__ void __launch_bounds__(256) fp8_largest(fp8_operands both)
     const fp8_operand &x = both.of[blockIdx.y];
     const int64_t groups = (x.m.cols + 7) / 8;
     unsigned most = 0;
-    for (int64_t g = (int64_t)blockIdx.x * 256 + threadIdx.x; g < x.m.rows * groups; g += (int64_t)gridDim.x * 256) {
+    for (int64_t g = (int64_t)blockIdx.x * 256 + threadIdx.x; g < x.m.rows * groups;
+         g += (int64_t)gridDim.x * 256) {
         const int64_t r = g / groups, c = g % groups * 8;
         float v[8];
         load8(v, row_at(x.m, r), x.m.dtype, c, x.m.cols - c, x.wide);
@@ -3574,7 +4012,8 @@ __global__ void __launch_bounds__(256) fp8_largest(fp8_operands both)
     }
 }
 
-// What an operand is multiplied by: the largest power of two that keeps it within fp8's range. NaN if it is not finite, for the product to show.
+// What an operand is multiplied by: the largest power of two that keeps it within fp8's range. NaN if it is
+// not finite, for the product to show.
 __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
 {
     const float most = __uint_as_float(largest);
@@ -3583,7 +4022,8 @@ __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
     return __uint_as_float(__float_as_uint((e5m2 ? 57344.0f : 448.0f) / most) & 0x7f800000u);
 }
 
-// Tiles of 64 lines x 64 k, turned in shared memory if they lie across: reads 16 bytes a thread and writes as many. Grid (tiles of the larger, 2).
+// Tiles of 64 lines x 64 k, turned in shared memory if they lie across: reads 16 bytes a thread and writes as
+// many. Grid (tiles of the larger, 2).
 __global__ void __launch_bounds__(256) fp8_round(fp8_operands both)
 {
     TT__SHARED(unsigned char, tile, [64][80]);
@@ -3598,7 +4038,8 @@ __global__ void __launch_bounds__(256) fp8_round(fp8_operands both)
     for (int e = t; e < 512; e += 256) {
         const int r = e / 8, c = e % 8 * 8;
         float v[8] = {};
-        if (r0 + r < x.m.rows && c0 + c < x.m.cols) load8(v, row_at(x.m, r0 + r), x.m.dtype, c0 + c, x.m.cols - c0 - c, x.wide);
+        if (r0 + r < x.m.rows && c0 + c < x.m.cols)
+            load8(v, row_at(x.m, r0 + r), x.m.dtype, c0 + c, x.m.cols - c0 - c, x.wide);
         TT__UNROLL for (int k = 0; k < 8; k++) {
             const unsigned char q = __nv_cvt_float_to_fp8(v[k] * scale, __NV_SATFINITE, kind);
             if (x.across) tile[c + k][r] = q;
@@ -3607,16 +4048,20 @@ __global__ void __launch_bounds__(256) fp8_round(fp8_operands both)
     }
     __syncthreads();
     const int line = t / 4, k = t % 4 * 16;
-    if (line0 + line < x.lines && k0 + k < x.ld) *(uint4 *)&x.to[(line0 + line) * x.ld + k0 + k] = *(const uint4 *)&tile[line][k];
+    if (line0 + line < x.lines && k0 + k < x.ld)
+        *(uint4 *)&x.to[(line0 + line) * x.ld + k0 + k] = *(const uint4 *)&tile[line][k];
 }
 
 // Rounds the operands of g into the workspace; `low` is the product of those.
 cudaError_t to_fp8(tt__device *d, const tt__launch *l, const product *g, product *low)
 {
     const int64_t ld = (g->k + 15) / 16 * 16;
-    unsigned char *memory = (unsigned char *)l->workspace, *a = memory + 256, *b = a + (g->m * ld + 255) / 256 * 256;
-    fp8_operands both = {{{{(void *)g->a, g->a_type, g->m, g->k, g->a_row}, g->a_col != 1, false, g->gradient, g->m, ld, a},
-                             {{(void *)g->b, g->b_type, g->n, g->k, g->b_col}, g->b_row != 1, false, false, g->n, ld, b}}, (unsigned *)memory, (float *)memory + 2};
+    unsigned char *memory = (unsigned char *)l->workspace, *a = memory + 256,
+        *b = a + (g->m * ld + 255) / 256 * 256;
+    fp8_operands both =
+        {{{{(void *)g->a, g->a_type, g->m, g->k, g->a_row}, g->a_col != 1, false, g->gradient, g->m, ld, a},
+          {{(void *)g->b, g->b_type, g->n, g->k, g->b_col}, g->b_row != 1, false, false, g->n, ld, b}},
+          (unsigned *)memory, (float *)memory + 2};
     int64_t tiles = 0, groups = 0;
     for (int k = 0; k < 2; k++) {
         fp8_operand *x = &both.of[k];
@@ -3626,7 +4071,8 @@ cudaError_t to_fp8(tt__device *d, const tt__launch *l, const product *g, product
         groups = max(groups, x->m.rows * ((x->m.cols + 7) / 8));
     }
     cudaError_t e = cudaMemsetAsync(both.largest, 0, 2 * sizeof *both.largest, d->stream);
-    if (e == cudaSuccess) e = TT__LAUNCH(fp8_largest, dim3(grid_for(groups, 2048, 512), 2), 256, 0, d->stream, both);
+    if (e == cudaSuccess)
+        e = TT__LAUNCH(fp8_largest, dim3(grid_for(groups, 2048, 512), 2), 256, 0, d->stream, both);
     if (e == cudaSuccess) e = TT__LAUNCH(fp8_round, dim3((unsigned)tiles, 2), 256, 0, d->stream, both);
     *low = *g;
     low->a = a; low->a_row = ld; low->a_col = 1;
@@ -3640,18 +4086,21 @@ cudaError_t matmul(tt__device *d, const tt__launch *l, const product *g)
 {
     const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
     tt__mat to = passes && g->pre.data ? g->pre : g->c;
-    const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual : NULL, *aux = g->saved.data ? &g->saved : &g->pre;
+    const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual
+        : NULL, *aux = g->saved.data ? &g->saved : &g->pre;
     const cublasLtEpilogue_t plain = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     lt_epilogue more = {plain, g->bias, no_operand};
     cudaError_t e = cudaSuccess;
-    bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) && !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
+    bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) &&
+        !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
     if (g->m <= 0 || g->n <= 0) return cudaSuccess;
     const bool fp8 = fits && l->instr->attr.fp8 && g->k > 0;
     const tt_dtype bias_type = !fp8 || to.dtype != TT_F32 ? to.dtype : TT_BF16; // that cuBLASLt adds
     if (fits && g->bias && g->bias_type != bias_type) {
         if ((size_t)g->n * tt_dtype_bytes(bias_type) <= resident_workspace::BIAS_BYTES) {
             void *copy = resident_of(l)->bias;
-            e = TT__LAUNCH(cast_bias, blocks_for(g->n, 256), 256, 0, d->stream, copy, bias_type, g->bias, g->bias_type, g->n);
+            e = TT__LAUNCH(cast_bias, blocks_for(g->n, 256), 256, 0, d->stream, copy, bias_type, g->bias,
+                           g->bias_type, g->n);
             more.bias = copy;
         } else {
             fits = false;
@@ -3665,7 +4114,8 @@ cudaError_t matmul(tt__device *d, const tt__launch *l, const product *g)
     } else if (fits && e == cudaSuccess && lt_gelu(g, aux)) {
         more.aux = *aux;
         if (g->saved.data) more.kind = CUBLASLT_EPILOGUE_DGELU;
-        else if (g->bias) more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
+        else if (g->bias)
+            more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
         else more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
         e = lt_matmul(d, l, g, &g->c, NULL, &more, &done);
         if (e != cudaSuccess || done) return e;
@@ -3707,20 +4157,22 @@ product linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat *dx, boo
     return g;
 }
 
-cudaError_t linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
+cudaError_t linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b,
+                   const tt__mat *y)
 {
     product g = linear_of(x, w, b, y);
     return matmul(d, l, &g);
 }
 
-cudaError_t linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
+cudaError_t linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w,
+                      const tt__mat *dx, bool add)
 {
     product g = linear_dx_of(dy, w, dx, add);
     return matmul(d, l, &g);
 }
 
-// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of up to TT__SUM_CHUNKS chunks of rows, then over the chunks. Moves one
-// read of dy. Blocks of 32 columns by 8 rows.
+// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of up to TT__SUM_CHUNKS chunks of rows,
+// then over the chunks. Moves one read of dy. Blocks of 32 columns by 8 rows.
 enum { TT__SUM_CHUNKS = 64 };
 __global__ void __launch_bounds__(256) column_sums(float *partial, tt__mat dy, int64_t rows_per_chunk)
 {
@@ -3739,7 +4191,8 @@ __global__ void __launch_bounds__(256) column_sums(float *partial, tt__mat dy, i
     }
 }
 
-cudaError_t run_column_sums(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
+cudaError_t run_column_sums(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *to,
+                            bool add)
 {
     float *partial = (float *)l->resident;
     int64_t chunks = (dy->rows + 63) / 64, most = (int64_t)(resident_workspace::LT_BYTES / 4) / dy->cols;
@@ -3747,12 +4200,14 @@ cudaError_t run_column_sums(tt__device *d, const tt__launch *l, const tt__mat *d
     if (chunks > most) chunks = most;
     int64_t rows = (dy->rows + chunks - 1) / chunks;
     chunks = (dy->rows + rows - 1) / rows;
-    cudaError_t e = TT__LAUNCH(column_sums, dim3(blocks_for(dy->cols, 32), (unsigned)chunks), 256, 0, d->stream, partial, *dy, rows);
+    cudaError_t e = TT__LAUNCH(column_sums, dim3(blocks_for(dy->cols, 32), (unsigned)chunks), 256, 0,
+                               d->stream, partial, *dy, rows);
     if (e == cudaSuccess) e = run_finish_sums(d, partial, chunks, dy->cols, to, add);
     return e;
 }
 
-cudaError_t linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
+cudaError_t linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x,
+                      const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
 {
     product g;
     memset(&g, 0, sizeof g);
@@ -3765,7 +4220,8 @@ cudaError_t linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, con
     g.gradient = true;
     cudaError_t e = cudaSuccess;
     bool done = false;
-    if (dw->data && db->data && !l->instr->attr.fp8 && db->dtype == dw->dtype && (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= resident_workspace::BIAS_BYTES))) {
+    if (dw->data && db->data && !l->instr->attr.fp8 && db->dtype == dw->dtype &&
+        (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= resident_workspace::BIAS_BYTES))) {
         // with the product, that reads dy anyway; cuBLASLt does not add to what is there
         float *sums = (float *)resident_of(l)->bias;
         lt_epilogue more = {CUBLASLT_EPILOGUE_BGRADB, add_b ? sums : db->data, no_operand};
@@ -3803,7 +4259,8 @@ cudaError_t run_linear_dw(tt__device *d, const tt__launch *l)
 
 typedef cudaError_t (*run_fn)(tt__device *d, const tt__launch *l);
 
-template <cudaError_t (*RUN)(tt__device *, const tt__launch *, int)> cudaError_t run_one(tt__device *d, const tt__launch *l) { return RUN(d, l, 1); }
+template <cudaError_t (*RUN)(tt__device *, const tt__launch *, int)>
+cudaError_t run_one(tt__device *d, const tt__launch *l) { return RUN(d, l, 1); }
 
 run_fn kernels_of(int op) // NULL: there are none
 {
@@ -3864,9 +4321,12 @@ const char *cuda_refuses(const tt__launch *l)
             (void)cudaGetLastError(); // no device is no reason to refuse a program that is only planned
         if (major * 10 + minor < 89) return "matmul 'fp8' needs compute capability 8.9";
     }
-    const bool sums_rows = op == TT__OP_LAYERNORM_BACKWARD || op == TT__OP_EMBEDDING_BACKWARD || op == TT__OP_GATHER_ROWS_BACKWARD || op == TT__OP_SET_ROWS_BACKWARD;
-    if (sums_rows && l->in[op == TT__OP_EMBEDDING_BACKWARD].cols > 1 << 20) return "the CUDA backend's kernel for it takes at most 2^20 columns";
-    if ((op == TT__OP_SET_ROWS || op == TT__OP_SET_ROWS_BACKWARD) && l->in[0].rows > 1 << 27) return "the CUDA backend's kernel for it takes at most 2^27 rows";
+    const bool sums_rows = op == TT__OP_LAYERNORM_BACKWARD || op == TT__OP_EMBEDDING_BACKWARD ||
+        op == TT__OP_GATHER_ROWS_BACKWARD || op == TT__OP_SET_ROWS_BACKWARD;
+    if (sums_rows && l->in[op == TT__OP_EMBEDDING_BACKWARD].cols > 1 << 20)
+        return "the CUDA backend's kernel for it takes at most 2^20 columns";
+    if ((op == TT__OP_SET_ROWS || op == TT__OP_SET_ROWS_BACKWARD) && l->in[0].rows > 1 << 27)
+        return "the CUDA backend's kernel for it takes at most 2^27 rows";
     return NULL;
 }
 
@@ -3892,17 +4352,17 @@ tt_status cuda_launch(tt__device *d, const tt__launch *l, int n)
     if (launched && d->waits) e = cudaStreamSynchronize(d->stream);
     if (e == cudaSuccess) return TT_OK;
     if (d->error[0]) return TT_ERR_DEVICE; // the op has said more
-    snprintf(what, sizeof what, "%s of %s, whose result has %lld rows and %lld columns", launched ? "run" : "launch",
-             name_of(l->instr->op), (long long)l->out[0].rows, (long long)l->out[0].cols);
+    snprintf(what, sizeof what, "%s of %s, whose result has %lld rows and %lld columns",
+             launched ? "run" : "launch", name_of(l->instr->op), (long long)l->out[0].rows,
+             (long long)l->out[0].cols);
     return check(d, e, what);
 }
 
 } // namespace
 
 extern "C" const tt__backend tt__cuda_backend = {
-    cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill, cuda_init,
-    cuda_read, cuda_wait, cuda_mark, cuda_after, cuda_release_event, cuda_launch, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses,
-    cuda_describe,
-};
+    cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host,
+        cuda_write, cuda_fill, cuda_init, cuda_read, cuda_wait, cuda_mark, cuda_after, cuda_release_event,
+        cuda_launch, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses, cuda_describe, };
 
 #endif // TT__PORTABILITY_ONLY
