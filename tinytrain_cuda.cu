@@ -2480,10 +2480,11 @@ cudaError_t run_sum_squares(tt__device *d, const tt__launch *l, int count)
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
 
 // Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16
-// bits half of that. G: dtype of all gradients of the launch, P: of all parameters and their state.
+// bits half of that. G: dtype of all gradients of the launch, P: of all parameters and their state. SGD of any
+// dtypes needs more than the 64 registers of four blocks a processor.
 template <bool ADAM, int G, int P>
-__global__ void __launch_bounds__(256) update_parameters(const __grid_constant__ param_updates u,
-                                                         const tt__run *run)
+__global__ void __launch_bounds__(256, ADAM ? 4 : 3)
+    update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
 {
     TT__SHARED(uint64_t, keys, [3]);
     TT__SHARED(float, of_step, [2]);
