@@ -5670,21 +5670,22 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
    tape.
    ============================================================================================================ */
 
-/* C = act(A B + bias) + residual, or act'(saved) A B, optionally + the C there was.  A(i,k) = a[i * a_row + k * a_col], and so
-   on; one stride of A and one of B is 1. Sums are fp32 whatever the dtypes, in an order that does not depend on the number of threads. */
+/* C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds what C was. A(i, k) = a[i * a_row + k * a_col] and
+   B(k, j) = b[k * b_row + j * b_col], where one stride of A and one of B is 1. Sums are fp32 whatever the dtypes, in an
+   order that does not depend on the number of threads. Matrices without data are absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
-    const void *a; tt_dtype a_type; int64_t a_row, a_col;
-    const void *b; tt_dtype b_type; int64_t b_row, b_col; /* B(k,j) = b[k * b_row + j * b_col]                    */
-    tt_dtype b_narrow;                                    /* B is float, and rounded to this when read; TT_F32: is not */
-    void *c; tt_dtype c_type; int64_t c_row;
+    tt__mat a, b, c;
+    int64_t a_row, a_col, b_row, b_col;
+    tt_dtype b_narrow;   /* B is float, and rounded to this when read; TT_F32: it is not             */
     bool accumulate;
-    tt__bf16 bf16;                                                     /* how, where both are bf16                  */
-    const void *bias; tt_dtype bias_type;                              /* (n) or NULL                              */
-    int act; void *pre; tt_dtype pre_type; int64_t pre_row;            /* pre: A B + bias; with an act, NULL or kept */
-    const void *residual; tt_dtype residual_type; int64_t residual_row; /* (m, n) or NULL                          */
-    const void *saved; tt_dtype saved_type; int64_t saved_row;         /* (m, n) or NULL: what act saved             */
-    void *workspace;                                                   /* of gemm_workspace bytes, 64-byte aligned */
+    tt__bf16 bf16;       /* how products are computed where A and B are bf16                          */
+    int act;
+    tt__mat bias;        /* (n)                                                                       */
+    tt__mat pre;         /* (m, n): keeps A B + bias, before the act                                  */
+    tt__mat residual;    /* (m, n)                                                                    */
+    tt__mat saved;       /* (m, n): what act saved                                                    */
+    void *workspace;     /* of gemm_workspace bytes, 64-byte aligned                                  */
 } tt__gemm_args;
 
 /* What a microkernel computes: C = scale * A B + base, a block whose sums stay in registers. k counts floats or, where bf16 is
@@ -5740,17 +5741,21 @@ static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 /* Operands and strides that a CBLAS takes. */
 static bool tt__cblas_takes(const tt__gemm_args *g)
 {
-    int64_t most = tt__max(tt__max(tt__max(g->m, g->n), tt__max(g->k, g->c_row)), tt__max(tt__max(g->a_row, g->a_col), tt__max(g->b_row, g->b_col)));
-    return g->a_type == TT_F32 && g->b_type == TT_F32 && g->b_narrow == TT_F32 && g->k > 0 && most <= INT32_MAX;
+    const int64_t sizes[] = {g->m, g->n, g->k, g->c.ld, g->a_row, g->a_col, g->b_row, g->b_col};
+    for (int k = 0; k < TT__COUNT(sizes); k++)
+        if (sizes[k] > INT32_MAX) return false;
+    return g->a.dtype == TT_F32 && g->b.dtype == TT_F32 && g->b_narrow == TT_F32 && g->k > 0;
 }
 
 /* c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
-static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows, int64_t col, int64_t cols, float *c, int64_t c_row, bool add)
+static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows, int64_t col, int64_t cols, float *c,
+                              int64_t c_row, bool add)
 {
-    const float *a = (const float *)g->a + row * g->a_row, *b = (const float *)g->b + col * g->b_col;
+    const float *a = (const float *)g->a.data + row * g->a_row, *b = (const float *)g->b.data + col * g->b_col;
     bool a_lies = g->a_col == 1 && g->a_row >= g->k, b_lies = g->b_col == 1 && g->b_row >= g->n; /* else transposed */
-    cblas_sgemm(CblasRowMajor, a_lies ? CblasNoTrans : CblasTrans, b_lies ? CblasNoTrans : CblasTrans, (int)rows, (int)cols, (int)g->k, 1, a,
-                (int)(a_lies ? g->a_row : g->a_col), b, (int)(b_lies ? g->b_row : g->b_col), add ? 1.0f : 0.0f, c, (int)c_row);
+    cblas_sgemm(CblasRowMajor, a_lies ? CblasNoTrans : CblasTrans, b_lies ? CblasNoTrans : CblasTrans, (int)rows, (int)cols,
+                (int)g->k, 1, a, (int)(a_lies ? g->a_row : g->a_col), b, (int)(b_lies ? g->b_row : g->b_col), add ? 1.0f : 0.0f,
+                c, (int)c_row);
 }
 #endif
 
@@ -6485,20 +6490,17 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* panel */
 #define TT__GEMM_TILES 32 /* rows and columns of C that four tiles hold */
 
-TT__FN void TT__K(gemm_widen)(float *to, const void *from, tt_dtype dtype, int64_t offset, int64_t n)
-{
-    if (dtype == TT_F32) memcpy(to, (const float *)from + offset, (size_t)n * 4);
-    else TT__K(row_widen)(to, (const uint16_t *)from + offset, dtype, n);
-}
-
-/* The same of numbers that, if they are float, are rounded to `narrow` on the way. */
-TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dtype narrow, int64_t offset, int64_t n)
+/* Reads n numbers from element `at` on, rounding floats to `narrow` unless that is TT_F32. */
+TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dtype narrow, int64_t at, int64_t n)
 {
     uint16_t half[64];
-    if (narrow == TT_F32) { TT__K(gemm_widen)(to, from, dtype, offset, n); return; }
-    for (int64_t c = 0, some; c < n; c += some) {
+    if (dtype != TT_F32) {
+        TT__K(row_widen)(to, (const uint16_t *)from + at, dtype, n);
+    } else if (narrow == TT_F32) {
+        memcpy(to, (const float *)from + at, (size_t)n * 4);
+    } else for (int64_t c = 0, some; c < n; c += some) {
         some = tt__min(TT__COUNT(half), n - c);
-        TT__K(row_narrow)(half, (const float *)from + offset + c, narrow, some);
+        TT__K(row_narrow)(half, (const float *)from + at + c, narrow, some);
         TT__K(row_widen)(to + c, half, narrow, some);
     }
 }
@@ -7039,45 +7041,61 @@ TT__TILES_TARGET static double TT__K(peak_tiles)(int64_t n, float *sink) /* as p
 }
 #endif
 
-/* sums += elements [at, at + n) of x */
-TT__INLINE void TT__K(gemm_add)(float *sums, const void *x, tt_dtype dtype, int64_t at, int64_t n)
+/* Reads, adds to sums, or writes elements [col, col + n) of a row. Of sums, whole vectors are read and written. */
+TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
+    TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
+}
+
+TT__INLINE void TT__K(gemm_add)(float *sums, const tt__mat *m, int64_t row, int64_t col, int64_t n)
+{
+    const int64_t at = row * m->ld + col;
     int64_t j = 0;
-    if (dtype == TT_F32)
-        for (; j + TT__LANES <= n; j += TT__LANES) TT__K(store)(sums + j, TT__K(load)(sums + j) + TT__K(load)((const float *)x + at + j));
-    for (; j < n; j += TT__LANES) TT__K(store)(sums + j, TT__K(load)(sums + j) + TT__K(load_as)(x, dtype, at + j, tt__min(TT__LANES, n - j)));
+    if (m->dtype == TT_F32) {
+        const float *x = (const float *)m->data + at;
+        for (; j + TT__LANES <= n; j += TT__LANES) TT__K(store)(sums + j, TT__K(load)(sums + j) + TT__K(load)(x + j));
+    }
+    for (; j < n; j += TT__LANES) {
+        tt__vf x = TT__K(load_as)(m->data, m->dtype, at + j, tt__min(TT__LANES, n - j));
+        TT__K(store)(sums + j, TT__K(load)(sums + j) + x);
+    }
 }
 
-TT__INLINE void TT__K(gemm_keep)(void *to, tt_dtype dtype, int64_t at, const float *sums, int64_t n)
+TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, const float *sums, int64_t n)
 {
-    if (dtype == TT_F32) memcpy((float *)to + at, sums, (size_t)n * 4);
-    else TT__K(row_narrow)((uint16_t *)to + at, sums, dtype, n);
+    const int64_t at = row * m->ld + col;
+    if (m->dtype == TT_F32) memcpy((float *)m->data + at, sums, (size_t)n * 4);
+    else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col); changes sums, whose rows are whole vectors.
-   Rows of a microkernel's tile are short, and lie behind each other: several at a time are rounded and go through act. */
+/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col). Changes sums, whose rows
+   are whole vectors; rows of `more` lie as those of sums do. Rows of a microkernel's tile are short, and lie behind each
+   other: several at a time are rounded and go through act. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols, float *sums,
-                               const float *more, int64_t sums_row)
+                               float *more, int64_t sums_row)
 {
     enum { STRIP = TT__GEMM_TILE_N, TOGETHER = 2 * STRIP };
     const int64_t most = cols == sums_row && cols <= STRIP ? TOGETHER / cols : 1;
-    tt_dtype kept = g->pre ? g->pre_type : g->c_type; /* act works on what would be kept, so that it can be computed again from that */
+    /* act works on what would be kept, so that it can be computed again from that */
+    const tt_dtype kept = g->pre.data ? g->pre.dtype : g->c.dtype;
+    const bool keeps = g->pre.data && g->act != TT__ACT_NONE;
     uint16_t half[TOGETHER];
     float bias[STRIP], saved[TOGETHER];
+    const tt__mat addend = {more, TT_F32, rows, cols, sums_row}, biases = {bias, TT_F32, 1, STRIP, STRIP};
     for (int64_t j = 0; j < cols; j += STRIP) {
         int64_t n = tt__min(STRIP, cols - j), at = col + j;
-        if (g->bias) TT__K(gemm_widen)(bias, g->bias, g->bias_type, at, n);
+        if (g->bias.data) TT__K(gemm_take)(bias, &g->bias, 0, at, n);
         for (int64_t i = 0, some; i < rows; i += some) {
             some = tt__min(most, rows - i);
             float *x = sums + i * sums_row + j;
             int64_t r = row + i, whole = tt__ceil_div(some * n, TT__LANES) * TT__LANES;
             for (int64_t t = 0; t < some; t++) {
-                if (more) TT__K(gemm_add)(x + t * n, more, TT_F32, (i + t) * sums_row + j, n);
-                if (g->bias) TT__K(gemm_add)(x + t * n, bias, TT_F32, 0, n);
-                if (g->saved) TT__K(gemm_widen)(saved + t * n, g->saved, g->saved_type, (r + t) * g->saved_row + at, n);
-                else if (g->pre && g->act != TT__ACT_NONE) TT__K(gemm_keep)(g->pre, g->pre_type, (r + t) * g->pre_row + at, x + t * n, n);
+                if (more) TT__K(gemm_add)(x + t * n, &addend, i + t, j, n);
+                if (g->bias.data) TT__K(gemm_add)(x + t * n, &biases, 0, 0, n);
+                if (g->saved.data) TT__K(gemm_take)(saved + t * n, &g->saved, r + t, at, n);
+                else if (keeps) TT__K(gemm_keep)(&g->pre, r + t, at, x + t * n, n);
             }
-            if (g->saved) { /* without a bias */
+            if (g->saved.data) { /* without a bias */
                 TT__K(act_backward_row)(g->act, x, x, saved, some * n);
             } else if (g->act != TT__ACT_NONE) {
                 if (kept != TT_F32) {
@@ -7087,9 +7105,9 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                 TT__K(act_row)(g->act, x, x, whole);
             }
             for (int64_t t = 0; t < some; t++) {
-                if (g->residual) TT__K(gemm_add)(x + t * n, g->residual, g->residual_type, (r + t) * g->residual_row + at, n);
-                if (g->accumulate) TT__K(gemm_add)(x + t * n, g->c, g->c_type, (r + t) * g->c_row + at, n);
-                TT__K(gemm_keep)(g->c, g->c_type, (r + t) * g->c_row + at, x + t * n, n);
+                if (g->residual.data) TT__K(gemm_add)(x + t * n, &g->residual, r + t, at, n);
+                if (g->accumulate) TT__K(gemm_add)(x + t * n, &g->c, r + t, at, n);
+                TT__K(gemm_keep)(&g->c, r + t, at, x + t * n, n);
             }
         }
     }
@@ -7103,9 +7121,8 @@ typedef struct TT__K(gemm_block) {
     TT__K(micro_fn) micro;
     int mr, nr;                           /* lines of the panels of A and B */
     bool tiles, in_place;                 /* by tiles; rows of A where they are */
-    bool direct;                          /* sums are kept in C itself, on top of what base[i * base_row + j] has, if anything */
-    const float *base;
-    int64_t base_row;
+    bool direct;                          /* sums are kept in C itself, on top of `base`, if that has data   */
+    tt__mat base;
     TT__K(gemm_operand) a, b;
     float *a_panels, *b_panels, *partial; /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0) */
     int64_t row, rows, col, cols, k0, k, partial_rows;
@@ -7154,21 +7171,16 @@ TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
     TT__K(gemm_pack_some)(w, a, w->a_panels, w->mr, &w->a, w->row, w->rows);
 }
 
-/* Asks for a part of C before the sums for it are begun, so that it is there when they are ready. */
-TT__INLINE void TT__K(gemm_prefetch)(const void *c, int64_t at, int64_t row, size_t item, int64_t rows, int64_t cols)
+/* Asks for part of a matrix, unless it is absent, before the sums for it are begun, so that it is there when they are ready. */
+TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col, int64_t rows, int64_t cols)
 {
-    for (int64_t i = 0; i < rows; i++, at += row) {
-        __builtin_prefetch((const char *)c + (size_t)at * item, 1);
-        __builtin_prefetch((const char *)c + (size_t)(at + cols - 1) * item, 1);
+    const int64_t item = (int64_t)tt_dtype_bytes(m->dtype), step = m->ld * item, last = (cols - 1) * item;
+    if (!m->data) return;
+    const char *p = (const char *)m->data + row * step + col * item;
+    for (int64_t i = 0; i < rows; i++, p += step) {
+        __builtin_prefetch(p, 1);
+        __builtin_prefetch(p + last, 1);
     }
-}
-
-/* The same of all that gemm_finish reads and writes there. */
-TT__INLINE void TT__K(gemm_prefetch_all)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols)
-{
-    TT__K(gemm_prefetch)(g->c, row * g->c_row + col, g->c_row, tt_dtype_bytes(g->c_type), rows, cols);
-    if (g->saved) TT__K(gemm_prefetch)(g->saved, row * g->saved_row + col, g->saved_row, tt_dtype_bytes(g->saved_type), rows, cols);
-    if (g->residual) TT__K(gemm_prefetch)(g->residual, row * g->residual_row + col, g->residual_row, tt_dtype_bytes(g->residual_type), rows, cols);
 }
 
 /* The microkernel on the panels of row i and column j of the block. */
@@ -7183,20 +7195,20 @@ TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_
 /* A tile that needs no more than sums; one at the edge of C, and so smaller than the microkernel's, is computed in a copy. */
 TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows, int64_t cols)
 {
-    const tt__gemm_args *g = w->args;
-    float *c = (float *)g->c + (w->row + i) * g->c_row + w->col + j, copy[TT__GEMM_MR * TT__GEMM_NR];
-    int64_t base_row = w->k0 ? g->c_row : w->base_row;
-    const float *base = w->k0 ? c : w->base ? w->base + (w->row + i) * base_row + w->col + j : NULL;
-    TT__K(gemm_prefetch)(c, 0, g->c_row, sizeof *c, rows, cols);
-    if (base && base != c && base_row) TT__K(gemm_prefetch)(base, 0, base_row, sizeof *c, rows, cols);
+    const tt__mat *to = &w->args->c, *from = w->k0 ? to : &w->base;
+    const int64_t row = w->row + i, col = w->col + j;
+    float *c = (float *)to->data + row * to->ld + col, copy[TT__GEMM_MR * TT__GEMM_NR];
+    const float *base = from->data ? (const float *)from->data + row * from->ld + col : NULL;
+    TT__K(gemm_prefetch)(to, row, col, rows, cols);
+    if (base != c && from->ld) TT__K(gemm_prefetch)(from, row, col, rows, cols);
     if (rows == TT__GEMM_MR && cols == TT__GEMM_NR) {
-        TT__K(gemm_panels)(w, i, j, rows, cols, c, g->c_row, base, base_row);
+        TT__K(gemm_panels)(w, i, j, rows, cols, c, to->ld, base, from->ld);
         return;
     }
     memset(copy, 0, sizeof copy);
-    for (int64_t r = 0; r < rows && base; r++) memcpy(copy + r * TT__GEMM_NR, base + r * base_row, (size_t)cols * 4);
+    for (int64_t r = 0; r < rows && base; r++) memcpy(copy + r * TT__GEMM_NR, base + r * from->ld, (size_t)cols * 4);
     TT__K(gemm_panels)(w, i, j, rows, cols, copy, TT__GEMM_NR, copy, TT__GEMM_NR);
-    for (int64_t r = 0; r < rows; r++) memcpy(c + r * g->c_row, copy + r * TT__GEMM_NR, (size_t)cols * 4);
+    for (int64_t r = 0; r < rows; r++) memcpy(c + r * to->ld, copy + r * TT__GEMM_NR, (size_t)cols * 4);
 }
 
 TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
@@ -7214,10 +7226,13 @@ TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
             if (w->direct) {
                 TT__K(gemm_direct)(w, i, j, rows, cols);
             } else if (!w->last) {
-                TT__K(gemm_prefetch)(partial, 0, TT__GEMM_NR, sizeof *partial, rows, TT__GEMM_NR);
+                const tt__mat tile = {partial, TT_F32, rows, TT__GEMM_NR, TT__GEMM_NR};
+                TT__K(gemm_prefetch)(&tile, 0, 0, rows, TT__GEMM_NR);
                 TT__K(gemm_panels)(w, i, j, rows, cols, partial, TT__GEMM_NR, w->k0 ? partial : NULL, TT__GEMM_NR);
             } else {
-                TT__K(gemm_prefetch_all)(g, w->row + i, w->col + j, rows, cols);
+                TT__K(gemm_prefetch)(&g->c, w->row + i, w->col + j, rows, cols);
+                TT__K(gemm_prefetch)(&g->saved, w->row + i, w->col + j, rows, cols);
+                TT__K(gemm_prefetch)(&g->residual, w->row + i, w->col + j, rows, cols);
                 TT__K(gemm_panels)(w, i, j, rows, cols, sums, TT__GEMM_NR, NULL, 0);
                 TT__K(gemm_finish)(g, w->row + i, w->col + j, rows, cols, sums, w->k0 ? partial : NULL, TT__GEMM_NR);
             }
@@ -7283,7 +7298,8 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     memset(&w, 0, sizeof w);
     tt__task tile_task = TT__K(gemm_tile_task);
     int64_t units = g->k;
-    tt__bf16 bf16 = g->a_type == TT_BF16 && (g->b_type == TT_BF16 || g->b_narrow == TT_BF16) ? g->bf16 : TT__BF16_CONVERT;
+    tt__bf16 bf16 = TT__BF16_CONVERT;
+    if (g->a.dtype == TT_BF16 && (g->b.dtype == TT_BF16 || g->b_narrow == TT_BF16)) bf16 = g->bf16;
     (void)bf16;
     w.args = g;
     w.micro = TT__K(gemm_micro);
@@ -7299,7 +7315,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
 #endif
 #ifdef TT__TILES
     if (bf16 == TT__BF16_TILES) {
-        w.in_place = g->a_col == 1 && g->k % 32 == 0 && g->a_row % 32 == 0 && (uintptr_t)g->a % 64 == 0;
+        w.in_place = g->a_col == 1 && g->k % 32 == 0 && g->a_row % 32 == 0 && (uintptr_t)g->a.data % 64 == 0;
         tile_task = TT__K(gemm_tiles_task);
         w.mr = w.nr = TT__GEMM_TILES;
         w.tiles = w.a.pairs = w.b.pairs = true;
@@ -7308,13 +7324,24 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     }
 #endif
     int64_t rows = tt__gemm_block(g->m, TT__GEMM_M, w.mr), cols = tt__gemm_block(g->n, TT__GEMM_N, w.nr);
-    w.direct = g->c_type == TT_F32 && g->act == TT__ACT_NONE && (g->bias != NULL) + (g->residual != NULL) + g->accumulate <= 1 &&
-               (!g->bias || g->bias_type == TT_F32) && (!g->residual || g->residual_type == TT_F32);
-    w.base = (const float *)(g->bias ? g->bias : g->residual ? g->residual : g->accumulate ? g->c : NULL);
-    w.base_row = g->bias ? 0 : g->residual ? g->residual_row : g->c_row;
+    const int addends = (g->bias.data != NULL) + (g->residual.data != NULL) + g->accumulate;
+    if (g->bias.data) w.base = g->bias;
+    else if (g->residual.data) w.base = g->residual;
+    else if (g->accumulate) w.base = g->c;
+    if (g->bias.data) w.base.ld = 0; /* the same for every row */
+    w.direct = g->c.dtype == TT_F32 && g->act == TT__ACT_NONE && addends <= 1 && (!w.base.data || w.base.dtype == TT_F32);
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 16);
-    w.a.data = g->a; w.a.dtype = g->a_type; w.a.lines = g->m; w.a.line_step = g->a_row; w.a.k_step = g->a_col;
-    w.b.data = g->b; w.b.dtype = g->b_type; w.b.narrow = g->b_narrow; w.b.lines = g->n; w.b.line_step = g->b_col; w.b.k_step = g->b_row;
+    w.a.data = g->a.data;
+    w.a.dtype = g->a.dtype;
+    w.a.lines = g->m;
+    w.a.line_step = g->a_row;
+    w.a.k_step = g->a_col;
+    w.b.data = g->b.data;
+    w.b.dtype = g->b.dtype;
+    w.b.narrow = g->b_narrow;
+    w.b.lines = g->n;
+    w.b.line_step = g->b_col;
+    w.b.k_step = g->b_row;
     w.a_panels = (float *)g->workspace;
     w.b_panels = w.a_panels + tt__align_up((size_t)(rows * tt__min(depth, units)) * 4) / 4;
     w.partial = w.b_panels + tt__align_up((size_t)(cols * tt__min(depth, units)) * 4) / 4;
@@ -7397,7 +7424,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
 TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
-    const bool in_place = g->b_type == TT_F32 && g->b_narrow == TT_F32;
+    const bool in_place = g->b.dtype == TT_F32 && g->b_narrow == TT_F32;
     float wide[2 * TT__GEMM_DEPTH];
     for (int64_t j = 0; j < cols; j += 2) {
         int64_t pair = tt__min(2, cols - j);
@@ -7406,9 +7433,10 @@ TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t 
             int64_t at = (col + j) * g->b_col + k0, step = g->b_col;
             const float *b = wide;
             if (in_place) {
-                b = (const float *)g->b + at;
+                b = (const float *)g->b.data + at;
             } else {
-                for (int64_t c = 0; c < pair; c++) TT__K(gemm_read)(wide + c * TT__GEMM_DEPTH, g->b, g->b_type, g->b_narrow, at + c * step, k);
+                for (int64_t c = 0; c < pair; c++)
+                    TT__K(gemm_read)(wide + c * TT__GEMM_DEPTH, g->b.data, g->b.dtype, g->b_narrow, at + c * step, k);
                 step = TT__GEMM_DEPTH;
             }
             for (int64_t i = 0; i < g->m; i += 4) {
@@ -7433,11 +7461,12 @@ TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t 
     for (int64_t k0 = 0; k0 < g->k; k0 += 4) {
         int64_t k = tt__min(4, g->k - k0), at = k0 * g->b_row + col, step = g->b_row;
         const float *b = wide;
-        if (g->b_type == TT_F32 && g->b_narrow == TT_F32 && k == 4 && cols == TT__GEMM_STRIP) {
-            b = (const float *)g->b + at;
+        if (g->b.dtype == TT_F32 && g->b_narrow == TT_F32 && k == 4 && cols == TT__GEMM_STRIP) {
+            b = (const float *)g->b.data + at;
         } else {
             if (k < 4) memset(wide, 0, sizeof wide);
-            for (int64_t r = 0; r < k; r++) TT__K(gemm_read)(wide + r * TT__GEMM_STRIP, g->b, g->b_type, g->b_narrow, at + r * step, cols);
+            for (int64_t r = 0; r < k; r++)
+                TT__K(gemm_read)(wide + r * TT__GEMM_STRIP, g->b.data, g->b.dtype, g->b_narrow, at + r * step, cols);
             step = TT__GEMM_STRIP;
         }
         for (int64_t i = 0; i < g->m; i++) {
@@ -7472,14 +7501,13 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
 {
     TT__K(gemm_few) w;
     w.args = g;
-    w.a = (const float *)g->a;
+    w.a = (const float *)g->a.data;
     w.a_row = g->a_row;
-    if (g->a_type != TT_F32 || g->a_col != 1) {
-        float *copy = (float *)g->workspace;
-        float column[TT__GEMM_FEW_ROWS];
-        for (int64_t i = 0; i < g->m && g->a_col == 1; i++) TT__K(gemm_widen)(copy + i * g->k, g->a, g->a_type, i * g->a_row, g->k);
+    if (g->a.dtype != TT_F32 || g->a_col != 1) {
+        float *copy = (float *)g->workspace, column[TT__GEMM_FEW_ROWS];
+        for (int64_t i = 0; i < g->m && g->a_col == 1; i++) TT__K(gemm_take)(copy + i * g->k, &g->a, i, 0, g->k);
         for (int64_t k = 0; k < g->k && g->a_col != 1; k++) {
-            TT__K(gemm_widen)(column, g->a, g->a_type, k * g->a_col, g->m);
+            TT__K(gemm_take)(column, &g->a, k, 0, g->m);
             for (int64_t i = 0; i < g->m; i++) copy[i * g->k + k] = column[i];
         }
         w.a = copy;
@@ -7498,14 +7526,15 @@ TT__FN void TT__K(gemm_product_task)(void *arg, int64_t task, int thread)
     const TT__K(gemm_product) *w = (const TT__K(gemm_product) *)arg;
     int64_t i = task * 8;
     (void)thread;
-    TT__K(gemm_finish)(w->args, w->row + i, w->col, tt__min(8, w->rows - i), w->cols, (float *)w->args->workspace + i * w->stride, NULL, w->stride);
+    float *sums = (float *)w->args->workspace + i * w->stride;
+    TT__K(gemm_finish)(w->args, w->row + i, w->col, tt__min(8, w->rows - i), w->cols, sums, NULL, w->stride);
 }
 
 TT__FN void TT__K(gemm_cblas)(tt__pool *pool, const tt__gemm_args *g)
 {
     TT__K(gemm_product) w;
-    if (g->c_type == TT_F32 && !g->bias && g->act == TT__ACT_NONE && !g->residual) {
-        tt__cblas_product(g, 0, g->m, 0, g->n, (float *)g->c, g->c_row, g->accumulate);
+    if (g->c.dtype == TT_F32 && !g->bias.data && g->act == TT__ACT_NONE && !g->residual.data) {
+        tt__cblas_product(g, 0, g->m, 0, g->n, (float *)g->c.data, g->c.ld, g->accumulate);
         return;
     }
     w.args = g;
@@ -8535,10 +8564,22 @@ TT__FN void TT__K(column_sum_rows)(const tt__launch *l, int64_t from, int64_t to
 
 /* ------------------------------------------------------------------------------------------- linear, attention */
 
-TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l)
+/* C = out[0] (m, n) of products with A and B, rows of which, or columns where so said, run along the sum over k. */
+TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns, const tt__mat *b, bool b_columns)
 {
     tt__gemm_args g;
     memset(&g, 0, sizeof g);
+    g.m = a_columns ? a->cols : a->rows;
+    g.n = b_columns ? b->cols : b->rows;
+    g.k = k;
+    g.a = *a;
+    g.a_row = a_columns ? 1 : a->ld;
+    g.a_col = a_columns ? a->ld : 1;
+    g.b = *b;
+    g.b_row = b_columns ? b->ld : 1;
+    g.b_col = b_columns ? 1 : b->ld;
+    g.c = l->out[0];
+    g.accumulate = l->add[0];
     g.workspace = l->workspace;
     g.bf16 = tt__cpu_of(l)->bf16;
     return g;
@@ -8546,46 +8587,31 @@ TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l)
 
 TT__FN tt_status TT__K(run_LINEAR)(const tt__launch *l)
 {
-    const tt__mat *x = &l->in[0], *w = &l->in[1];
-    tt__gemm_args g = TT__K(gemm_args)(l);
-    g.m = x->rows; g.n = w->rows; g.k = x->cols;
-    g.a = x->data; g.a_type = x->dtype; g.a_row = x->ld; g.a_col = 1;
-    g.b = w->data; g.b_type = w->dtype; g.b_row = 1; g.b_col = w->ld; g.b_narrow = l->instr->attr.narrow;
-    g.c = l->out[0].data; g.c_type = l->out[0].dtype; g.c_row = l->out[0].ld;
-    g.accumulate = l->add[0];
-    g.bias = l->in[2].data; g.bias_type = l->in[2].dtype;
+    tt__gemm_args g = TT__K(gemm_args)(l, l->in[0].cols, &l->in[0], false, &l->in[1], false);
+    g.b_narrow = l->instr->attr.narrow;
+    g.bias = l->in[2];
     g.act = l->instr->attr.act;
-    g.pre = l->out[1].data; g.pre_type = l->out[1].dtype; g.pre_row = l->out[1].ld;
-    g.residual = l->in[3].data; g.residual_type = l->in[3].dtype; g.residual_row = l->in[3].ld;
+    g.pre = l->out[1];
+    g.residual = l->in[3];
     TT__K(gemm)(tt__cpu_of(l)->pool, &g);
     return TT_OK;
 }
 
 TT__FN tt_status TT__K(run_LINEAR_DX)(const tt__launch *l)
 {
-    const tt__mat *dy = &l->in[0], *w = &l->in[1];
-    tt__gemm_args g = TT__K(gemm_args)(l);
-    g.m = dy->rows; g.n = w->cols; g.k = dy->cols;
-    g.a = dy->data; g.a_type = dy->dtype; g.a_row = dy->ld; g.a_col = 1;
-    g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1; g.b_narrow = l->instr->attr.narrow;
-    g.c = l->out[0].data; g.c_type = l->out[0].dtype; g.c_row = l->out[0].ld;
-    g.accumulate = l->add[0];
+    tt__gemm_args g = TT__K(gemm_args)(l, l->in[0].cols, &l->in[0], false, &l->in[1], true);
+    g.b_narrow = l->instr->attr.narrow;
     g.act = l->instr->attr.act;
-    g.saved = l->in[2].data; g.saved_type = l->in[2].dtype; g.saved_row = l->in[2].ld;
+    g.saved = l->in[2];
     TT__K(gemm)(tt__cpu_of(l)->pool, &g);
     return TT_OK;
 }
 
 TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
 {
-    const tt__mat *dy = &l->in[0], *x = &l->in[1], *dw = &l->out[0], *db = &l->out[1];
-    if (dw->data) {
-        tt__gemm_args g = TT__K(gemm_args)(l);
-        g.m = dy->cols; g.n = x->cols; g.k = dy->rows;
-        g.a = dy->data; g.a_type = dy->dtype; g.a_row = 1; g.a_col = dy->ld;
-        g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
-        g.c = dw->data; g.c_type = dw->dtype; g.c_row = dw->ld;
-        g.accumulate = l->add[0];
+    const tt__mat *dy = &l->in[0], *db = &l->out[1];
+    if (l->out[0].data) {
+        tt__gemm_args g = TT__K(gemm_args)(l, dy->rows, dy, true, &l->in[1], true);
         TT__K(gemm)(tt__cpu_of(l)->pool, &g);
     }
     if (db->data) {
