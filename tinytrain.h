@@ -5937,8 +5937,6 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[20])
 #define TT__TARGET
 #include TINYTRAIN_FILENAME
 #undef TT__LANES
-#undef TT__ISA
-#undef TT__TARGET
 
 #if defined(__x86_64__) && !defined(TINYTRAIN_NO_AVX2)
 #define TT__HAS_AVX2
@@ -5951,10 +5949,6 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[20])
 #define TT__NARROW_F16(p, x) _mm_storeu_si128((__m128i *)(void *)(p), _mm256_cvtps_ph((__m256)(x), _MM_FROUND_TO_NEAREST_INT))
 #include TINYTRAIN_FILENAME
 #undef TT__LANES
-#undef TT__ISA
-#undef TT__TARGET
-#undef TT__WIDEN_F16
-#undef TT__NARROW_F16
 
 #ifndef TINYTRAIN_NO_AVX512
 #define TT__HAS_AVX512
@@ -5997,15 +5991,7 @@ static bool tt__tiles_here(void)
 #endif
 #endif
 #include TINYTRAIN_FILENAME
-#undef TT__TILES
-#undef TT__DOT
-#undef TT__DOT_TARGET
-#undef TT__DOT_DEPTH
 #undef TT__LANES
-#undef TT__ISA
-#undef TT__TARGET
-#undef TT__WIDEN_F16
-#undef TT__NARROW_F16
 #endif
 #endif
 
@@ -6041,15 +6027,7 @@ TT__DOT_TARGET static inline __attribute__((always_inline)) float32x4_t tt__bfmm
 #define TT__DOT_DEPTH 4
 #endif
 #include TINYTRAIN_FILENAME
-#undef TT__DOT
-#undef TT__DOT_TARGET
-#undef TT__DOT_DEPTH
 #undef TT__LANES
-#undef TT__NEON
-#undef TT__ISA
-#undef TT__TARGET
-#undef TT__WIDEN_F16
-#undef TT__NARROW_F16
 #endif
 
 #endif /* TT__IMPLEMENT */
@@ -6177,23 +6155,28 @@ TT__INLINE float TT__K(max_lane)(tt__vf v)
     return m;
 }
 
+/* c[0] x^(n - 1) + ... + c[n - 1] */
+TT__INLINE tt__vf TT__K(polynomial)(const float *c, const int n, tt__vf x)
+{
+    tt__vf p = TT__K(splat)(c[0]);
+    TT__UNROLL(8)
+    for (int i = 1; i < n; i++) p = TT__K(fma)(p, x, TT__K(splat)(c[i]));
+    return p;
+}
+
 /* e^x, relative error < 2e-7; 0 below -87.3 (where the result would be subnormal), clamped above 88.7; NaN in, NaN out.
    Range reduction and polynomial after Cephes' expf. */
 TT__INLINE tt__vf TT__K(exp)(tt__vf x)
 {
+    static const float c[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                              4.1665795894e-2f, 1.6666665459e-1f, 0.5f};
     const tt__vf magic = TT__K(splat)(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     tt__vi zero_result = x < TT__K(splat)(-87.3f), nan = x != x;
     tt__vf y = TT__K(min)(TT__K(max)(x, TT__K(splat)(-87.3f)), TT__K(splat)(88.7f));
     tt__vf shifted = TT__K(fma)(y, TT__K(splat)(1.44269504088896341f), magic), n = shifted - magic;
     tt__vf r = TT__K(fma)(n, TT__K(splat)(-0.693359375f), y);
     r = TT__K(fma)(n, TT__K(splat)(2.12194440e-4f), r);
-    tt__vf p = TT__K(splat)(1.9875691500e-4f);
-    p = TT__K(fma)(p, r, TT__K(splat)(1.3981999507e-3f));
-    p = TT__K(fma)(p, r, TT__K(splat)(8.3334519073e-3f));
-    p = TT__K(fma)(p, r, TT__K(splat)(4.1665795894e-2f));
-    p = TT__K(fma)(p, r, TT__K(splat)(1.6666665459e-1f));
-    p = TT__K(fma)(p, r, TT__K(splat)(0.5f));
-    p = TT__K(fma)(p, r * r, r + 1.0f);
+    tt__vf p = TT__K(fma)(TT__K(polynomial)(c, 6, r), r * r, r + 1.0f);
     /* 2^n in two factors, so that n = 128 does not overflow the exponent field on the way */
     tt__vi e = (tt__vi)shifted - (tt__vi)magic, half = e >> 1;
     p = p * (tt__vf)((half + 127) << 23) * (tt__vf)((e - half + 127) << 23);
@@ -6201,43 +6184,44 @@ TT__INLINE tt__vf TT__K(exp)(tt__vf x)
     return (tt__vf)bits;
 }
 
+/* 2^x for x <= 127, relative error < 2e-7; 2^-126 for all x below -126. NaN in, NaN out. */
+TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
+{
+    /* minimax in relative error with 2^0 = 1 */
+    static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
+                              2.402265278e-1f, 6.931472150e-1f, 1.0f};
+    const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    x = TT__K(max)(TT__K(splat)(-126.0f), x);                /* in this order: max() gives its second operand for NaN */
+    tt__vf shifted = x + magic, r = x - (shifted - magic);
+    /* the low bits of shifted are the exponent, biased */
+    return TT__K(polynomial)(c, 7, r) * (tt__vf)((tt__vi)shifted << 23);
+}
+
 /* erf(x), absolute error < 2e-7: the rational approximation of x P(x^2) / Q(x^2) on [-4, 4] used by Eigen and XLA. */
 TT__INLINE tt__vf TT__K(erf)(tt__vf x)
 {
+    static const float p[] = {-2.72614225801306e-10f, 2.77068142495902e-08f, -2.10102402082508e-06f, -5.69250639462346e-05f,
+                              -7.34990630326855e-04f, -2.95459980854025e-03f, -1.60960333262415e-02f};
+    static const float q[] = {-1.45660718464996e-05f, -2.13374055278905e-04f, -1.68282697438203e-03f, -7.37332916720468e-03f,
+                              -1.42647390514189e-02f};
     tt__vf y = TT__K(max)(TT__K(min)(x, TT__K(splat)(4.0f)), TT__K(splat)(-4.0f)), z = y * y;
-    tt__vf p = TT__K(splat)(-2.72614225801306e-10f), q = TT__K(splat)(-1.45660718464996e-05f);
-    p = TT__K(fma)(p, z, TT__K(splat)(2.77068142495902e-08f));
-    p = TT__K(fma)(p, z, TT__K(splat)(-2.10102402082508e-06f));
-    p = TT__K(fma)(p, z, TT__K(splat)(-5.69250639462346e-05f));
-    p = TT__K(fma)(p, z, TT__K(splat)(-7.34990630326855e-04f));
-    p = TT__K(fma)(p, z, TT__K(splat)(-2.95459980854025e-03f));
-    p = TT__K(fma)(p, z, TT__K(splat)(-1.60960333262415e-02f));
-    q = TT__K(fma)(q, z, TT__K(splat)(-2.13374055278905e-04f));
-    q = TT__K(fma)(q, z, TT__K(splat)(-1.68282697438203e-03f));
-    q = TT__K(fma)(q, z, TT__K(splat)(-7.37332916720468e-03f));
-    q = TT__K(fma)(q, z, TT__K(splat)(-1.42647390514189e-02f));
-    tt__vf e = y * p / q;
+    tt__vf e = y * TT__K(polynomial)(p, 7, z) / TT__K(polynomial)(q, 5, z);
     tt__vi nan = x != x;
     return (tt__vf)(((tt__vi)e & ~nan) | ((tt__vi)x & nan));
 }
 
-/* tanh(x), relative error < 5e-7: rational approximation used by Eigen. Exactly 1 or -1 where that is as near: 1 - tanh^2 times a
-   large number must be 0 there. */
+/* tanh(x), relative error < 5e-7: rational approximation used by Eigen. Exactly 1 or -1 where that is as near: 1 - tanh^2
+   times a large number must be 0 there. */
 TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
 {
-    tt__vf y = TT__K(max)(TT__K(min)(x, TT__K(splat)(7.90531110763549805f)), TT__K(splat)(-7.90531110763549805f)), z = y * y;
-    tt__vf p = TT__K(splat)(-2.76076847742355e-16f), q = TT__K(splat)(1.19825839466702e-06f);
-    p = TT__K(fma)(p, z, TT__K(splat)(2.00018790482477e-13f));
-    p = TT__K(fma)(p, z, TT__K(splat)(-8.60467152213735e-11f));
-    p = TT__K(fma)(p, z, TT__K(splat)(5.12229709037114e-08f));
-    p = TT__K(fma)(p, z, TT__K(splat)(1.48572235717979e-05f));
-    p = TT__K(fma)(p, z, TT__K(splat)(6.37261928875436e-04f));
-    p = TT__K(fma)(p, z, TT__K(splat)(4.89352455891786e-03f));
-    q = TT__K(fma)(q, z, TT__K(splat)(1.18534705686654e-04f));
-    q = TT__K(fma)(q, z, TT__K(splat)(2.26843463243900e-03f));
-    q = TT__K(fma)(q, z, TT__K(splat)(4.89352518554385e-03f));
-    tt__vf t = y * p / q;
-    tt__vi nan = x != x, far = z >= TT__K(splat)(62.4f), sign = (tt__vi)TT__K(splat)(-0.0f), one = (tt__vi)TT__K(splat)(1.0f);
+    static const float p[] = {-2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f, 5.12229709037114e-08f,
+                              1.48572235717979e-05f, 6.37261928875436e-04f, 4.89352455891786e-03f};
+    static const float q[] = {1.19825839466702e-06f, 1.18534705686654e-04f, 2.26843463243900e-03f, 4.89352518554385e-03f};
+    const tt__vf limit = TT__K(splat)(7.90531110763549805f);
+    tt__vf y = TT__K(max)(TT__K(min)(x, limit), -limit), z = y * y;
+    tt__vf t = y * TT__K(polynomial)(p, 7, z) / TT__K(polynomial)(q, 4, z);
+    tt__vi nan = x != x, far = z >= TT__K(splat)(62.4f);
+    tt__vi sign = (tt__vi)TT__K(splat)(-0.0f), one = (tt__vi)TT__K(splat)(1.0f);
     return (tt__vf)(((tt__vi)t & ~nan & ~far) | ((tt__vi)x & nan) | ((((tt__vi)x & sign) | one) & far & ~nan));
 }
 
@@ -7664,22 +7648,6 @@ TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[20], tt__vu c0, tt__vu
     memcpy(numbers, words, sizeof words);
 }
 
-/* 2^x for x <= 127, relative error < 2e-7; 2^-126 for all x below -126. NaN in, NaN out. */
-TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
-{
-    const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    x = TT__K(max)(TT__K(splat)(-126.0f), x);                /* in this order: max() gives its second operand for NaN */
-    tt__vf shifted = x + magic, r = x - (shifted - magic);
-    tt__vf p = TT__K(splat)(1.559467754e-4f); /* minimax in relative error with 2^0 = 1 */
-    p = TT__K(fma)(p, r, TT__K(splat)(1.340664390e-3f));
-    p = TT__K(fma)(p, r, TT__K(splat)(9.617692975e-3f));
-    p = TT__K(fma)(p, r, TT__K(splat)(5.550310551e-2f));
-    p = TT__K(fma)(p, r, TT__K(splat)(2.402265278e-1f));
-    p = TT__K(fma)(p, r, TT__K(splat)(6.931472150e-1f));
-    p = TT__K(fma)(p, r, TT__K(splat)(1.0f));
-    return p * (tt__vf)((tt__vi)shifted << 23); /* the low bits of shifted are the exponent, biased */
-}
-
 #ifdef TT__ATTENTION_BF16
 /* ---- operands of products of bf16, by dot products or tiles: rows of pairs of it, which are computed from fp32 blocks ---- */
 
@@ -7891,58 +7859,34 @@ TT__FN void TT__K(attention_to_queries)(tt__bf16 by, const tt__attention_buffers
 
 /* ---- rows of one head in and out of fp32 blocks ---- */
 
-TT__INLINE float TT__K(half_in)(uint16_t h,
-                                tt_dtype dtype) { return dtype == TT_BF16 ? tt__from_bf16(h) : tt__from_f16(h); }
-TT__INLINE uint16_t TT__K(half_out)(float x, tt_dtype dtype) { return dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x); }
-
 /* to (n, stride) = scale * rows [row, row + n), or those that `at` has there, of the head that starts at `column`, with zeros up to a
    whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column, int64_t d, float scale,
                                   float *to, int64_t stride)
 {
-    int64_t whole = d / TT__LANES * TT__LANES, padded = tt__ceil_div(d, TT__LANES) * TT__LANES;
     for (int64_t i = 0; i < n; i++, to += stride) {
         int64_t number = at ? at[row + i] : row + i;
-        const void *memory = tt__attention_row(m, number, column);
-        const float *f = (const float *)memory;
-        const uint16_t *h = (const uint16_t *)memory;
+        const void *from = tt__attention_row(m, number, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d);
         tt__attention_prefetch_next(m, number, column, d);
-        if (m->dtype == TT_F32) {
-            for (int64_t j = 0; j < whole; j += TT__LANES) TT__K(store)(to + j, TT__K(load)(f + j) * scale);
-            for (int64_t j = whole; j < d; j++) to[j] = f[j] * scale;
-        } else {
-            for (int64_t j = 0; j < whole; j += TT__LANES) TT__K(store)(to + j, TT__K(load_16)(h + j, m->dtype) * scale);
-            for (int64_t j = whole; j < d; j++) to[j] = TT__K(half_in)(h[j], m->dtype) * scale;
-        }
-        for (int64_t j = d; j < padded; j++) to[j] = 0;
+        for (int64_t j = 0; j < d; j += TT__LANES)
+            TT__K(store)(to + j, TT__K(load_as)(from, m->dtype, j, tt__min(TT__LANES, d - j)) * scale);
     }
 }
 
-/* The same rows of the head (+)= scale * from. */
+/* The same rows of the head (+)= scale * from; a gradient that nothing needs is absent. */
 TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column, int64_t d, float scale,
                                     const float *from, int64_t stride, bool add)
 {
-    int64_t whole = d / TT__LANES * TT__LANES;
-    if (!m->data) return; /* a gradient that nothing needs */
-    for (int64_t i = 0; i < n; i++, from += stride) {
-        void *memory = tt__attention_row(m, at ? at[row + i] : row + i, column);
-        float *f = (float *)memory;
-        uint16_t *h = (uint16_t *)memory;
+    for (int64_t i = 0; i < n && m->data; i++, from += stride) {
+        void *to = tt__attention_row(m, at ? at[row + i] : row + i, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d);
-        if (m->dtype == TT_F32) {
-            for (int64_t j = 0; j < whole; j += TT__LANES) {
-                tt__vf x = TT__K(load)(from + j) * scale;
-                TT__K(store)(f + j, add ? x + TT__K(load)(f + j) : x);
-            }
-            for (int64_t j = whole; j < d; j++) f[j] = from[j] * scale + (add ? f[j] : 0.0f);
-        } else {
-            for (int64_t j = 0; j < whole; j += TT__LANES) {
-                tt__vf x = TT__K(load)(from + j) * scale;
-                TT__K(store_16)(h + j, add ? x + TT__K(load_16)(h + j, m->dtype) : x, m->dtype);
-            }
-            for (int64_t j = whole; j < d; j++)
-                h[j] = TT__K(half_out)(from[j] * scale + (add ? TT__K(half_in)(h[j], m->dtype) : 0.0f), m->dtype);
+        for (int64_t j = 0; j < d; j += TT__LANES) {
+            int64_t left = tt__min(TT__LANES, d - j);
+            tt__vf x = TT__K(load)(from + j) * scale;
+            if (add) x += TT__K(load_as)(to, m->dtype, j, left);
+            else if (left < TT__LANES) x += 0.0f; /* the zeros in the rest of a row are positive */
+            TT__K(store_as)(to, m->dtype, j, x, left);
         }
     }
 }
@@ -8099,17 +8043,6 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
     return correction;
 }
 
-TT__FN tt__vf TT__K(attention_softmax_plain)(const TT__K(attention_lanes) *l, int64_t keys, float *tile, float *most,
-                                             float *sum)
-{
-    return TT__K(attention_softmax)(false, l, keys, tile, most, sum);
-}
-TT__FN tt__vf TT__K(attention_softmax_dropout)(const TT__K(attention_lanes) *l, int64_t keys, float *tile, float *most,
-                                               float *sum)
-{
-    return TT__K(attention_softmax)(true, l, keys, tile, most, sum);
-}
-
 /* Scores to dropped weights P~, and gradients of dropped weights to gradients of scores P (keep dP~ - delta). */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
                                                   float *weights, float *dscores, const float *lse, const float *delta)
@@ -8150,17 +8083,6 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
     }
 }
 
-TT__FN void TT__K(attention_softmax_backward_plain)(const TT__K(attention_lanes) *l, int64_t keys, float *weights,
-                                                    float *dscores, const float *lse, const float *delta)
-{
-    TT__K(attention_softmax_backward)(false, l, keys, weights, dscores, lse, delta);
-}
-TT__FN void TT__K(attention_softmax_backward_dropout)(const TT__K(attention_lanes) *l, int64_t keys, float *weights,
-                                                      float *dscores, const float *lse, const float *delta)
-{
-    TT__K(attention_softmax_backward)(true, l, keys, weights, dscores, lse, delta);
-}
-
 /* ---- the two kernels ---- */
 
 typedef struct TT__K(attention_call) {
@@ -8197,8 +8119,8 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_call) *call, con
     TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, a->bf16 ? call->query_scale : 1.0f, a->bf16 ? b->k_pairs : b->k, qt, b->weights);
     for (int64_t i = 0; i < n; i += TT__LANES) {
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, x, key, keys, query + i, call->keys);
-        tt__vf c = l.drop ? TT__K(attention_softmax_dropout)(&l, keys, b->weights + i, most + i, sum + i)
-                          : TT__K(attention_softmax_plain)(&l, keys, b->weights + i, most + i, sum + i);
+        tt__vf c = l.drop ? TT__K(attention_softmax)(true, &l, keys, b->weights + i, most + i, sum + i)
+                          : TT__K(attention_softmax)(false, &l, keys, b->weights + i, most + i, sum + i);
         TT__K(store)(correction + i, c);
     }
     for (int64_t i = 0; key > 0 && i < n; i++) {
@@ -8313,8 +8235,8 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_call) *call, co
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, x, key, keys, query + i, call->keys);
         float *w = b->weights + i, *ds = b->dscores + i;
         const float *lse = b->lse + query - span + i, *delta = b->delta + query - span + i;
-        if (l.drop) TT__K(attention_softmax_backward_dropout)(&l, keys, w, ds, lse, delta);
-        else TT__K(attention_softmax_backward_plain)(&l, keys, w, ds, lse, delta);
+        if (l.drop) TT__K(attention_softmax_backward)(true, &l, keys, w, ds, lse, delta);
+        else TT__K(attention_softmax_backward)(false, &l, keys, w, ds, lse, delta);
     }
     float *dq = b->dq + (query - span) * dq_stride;
 #ifdef TT__ATTENTION_BF16
@@ -9360,6 +9282,18 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 #undef TT__K
 #undef TT__FN
 #undef TT__INLINE
+#undef TT__OUTLINE
+
+/* What the pass was told, but TT__LANES, of which the rest of the file sees that it is in a pass. */
+#undef TT__ISA
+#undef TT__TARGET
+#undef TT__NEON
+#undef TT__WIDEN_F16
+#undef TT__NARROW_F16
+#undef TT__DOT
+#undef TT__DOT_TARGET
+#undef TT__DOT_DEPTH
+#undef TT__TILES
 
 #endif /* TT__LANES */
 
