@@ -147,7 +147,7 @@ typedef struct results {
     uint64_t losses, norms, evaluation, parameters, state;
     double last_loss;
     int skipped, states;
-    size_t plan, init;
+    size_t plan, bound, init;
 } results;
 
 static bool print_tensors;
@@ -359,6 +359,7 @@ static void train_model(tt_context *ctx, const one_case *c, const char *device, 
     add_state(r, ctx, path);
     tt_plan plan = tt_program_plan(tt_trainer_program(t));
     r->plan = plan.bytes;
+    r->bound = plan.lower_bound_bytes;
     r->init = plan.init_bytes;
     tt_trainer_free(t);
     if (images) tt_vit_free(&vit);
@@ -494,6 +495,7 @@ static void train_by_hand(tt_context *ctx, const one_case *c, const char *device
     for (int k = 0; k < count; k++) add_parameter(r, ctx, all[k], c->name);
     tt_plan plan = tt_program_plan(p);
     r->plan = plan.bytes;
+    r->bound = plan.lower_bound_bytes;
     r->init = plan.init_bytes;
     tt_program_free(p);
     tt_tape_free(t);
@@ -517,8 +519,8 @@ static void run(const one_case *c, const char *kind, int steps, const char *path
     r.losses = r.norms = r.evaluation = r.parameters = HASH_START;
     if (c->model == POOLED || c->model == OWN) train_by_hand(ctx, c, kind, steps, &r);
     else train_model(ctx, c, kind, steps, path, &r);
-    printf("%s plan=%zu init=%zu losses=%016" PRIx64 " norms=%016" PRIx64 " outputs=%016" PRIx64, c->name, r.plan,
-           r.init, r.losses, r.norms, r.evaluation);
+    printf("%s plan=%zu bound=%zu init=%zu losses=%016" PRIx64 " norms=%016" PRIx64 " outputs=%016" PRIx64, c->name, r.plan,
+           r.bound, r.init, r.losses, r.norms, r.evaluation);
     printf(" parameters=%016" PRIx64 " state=%d:%016" PRIx64 " last=%.6g skipped=%d\n", r.parameters, r.states, r.state,
            r.last_loss, r.skipped);
     fflush(stdout);

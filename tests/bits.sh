@@ -49,7 +49,8 @@ build() # old|new cpu|cuda FOLDER FLAG
     $CXX "$program.c.o" "$program.cu.o" "$program.cuda_emu.o" "$program.cuda_emu_blas.o" -o "$program" -lm -lpthread
 }
 
-# Joins the lines of both by the case's name. A plan may be smaller, all else must be equal.
+# Joins the lines of both by the case's name. A plan, the least that any placement needs (bound), and what is needed to
+# initialise the parameters may be smaller; all else must be equal.
 cat > "$B/compare.awk" <<'AWK'
 FNR == NR { if ($1 != "absent") line[$1] = $0; next }
 $1 == "absent" { next }
@@ -60,8 +61,8 @@ $1 == "absent" { next }
     for (i = 2; i <= NF; i++) {
         if (a[i] == $i) continue
         split(a[i], x, "="); split($i, y, "=")
-        if (x[1] == "plan" || x[1] == "init") {
-            if (y[2] + 0 < x[2] + 0) smaller++
+        if (x[1] == "plan" || x[1] == "bound" || x[1] == "init") {
+            if (y[2] + 0 < x[2] + 0) { if (x[1] == "plan") smaller++ }
             else wrong = wrong " " x[1] " " x[2] " -> " y[2]
         } else wrong = wrong " " x[1] (x[1] == "last" || x[1] == "skipped" ? " " x[2] " -> " y[2] : "")
     }
