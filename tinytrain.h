@@ -326,6 +326,7 @@ tt_value tt_relu(tt_tape *t, tt_value x);
 tt_value tt_tanh(tt_tape *t, tt_value x);
 tt_value tt_silu(tt_tape *t, tt_value x);      /* x / (1 + exp(-x)) */
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* same shape */
+tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* same shape; element by element */
 tt_value tt_scale(tt_tape *t, tt_value x, float s);
 /* Training: zero with probability p, else x / (1 - p); p in [0, 1). The mask is a function of (seed, step,
    micro-batch, instruction, element) and is never stored. p acts in steps of 2^-16. Without training: x. */
@@ -1235,6 +1236,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* pla
     X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) /* x -> act(x) */ \
     X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__SUMS | TT__MOVES | TT__RESIDUAL(1)) \
         /* a, b -> a + b */ \
+    X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a b */ \
     X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s x */ \
     X(DROPOUT, "dropout", 3, 1, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1 | 2) | \
       TT__MOVES | TT__RESIDUAL(1) | TT__NUMBERS(2)) /* x, [residual], [row numbers] -> y */ \
@@ -3751,6 +3753,22 @@ static void tt__fuse_ADD(tt_tape *t, int k, int32_t root, bool later)
 
 static const tt__rules tt__rules_ADD = {tt__shape_of_two, tt__backward_ADD, NULL, tt__fuse_ADD, NULL, NULL,
     NULL, NULL};
+
+/* ---------------------------------------------------------------------------------------------------------- mul */
+
+tt_value tt_mul(tt_tape *t, tt_value a, tt_value b) { return tt__binary(t, TT__OP_MUL, a, b); }
+
+static void tt__backward_MUL(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    for (int side = 0; side < 2; side++) {
+        const int32_t in[] = {g, f->in[1 - side]};
+        if (!tt__wants(b->t, f->in[side])) continue;
+        tt__emit_of(b, TT__OP_MUL, NULL, in, 2);
+        tt__grad_into(b, 0, f->in[side]);
+    }
+}
+
+static const tt__rules tt__rules_MUL = {tt__shape_of_two, tt__backward_MUL, NULL, NULL, NULL, NULL, NULL, NULL};
 
 /* -------------------------------------------------------------------------------------------------------- scale */
 
@@ -8386,6 +8404,15 @@ TT__FN void TT__K(add_row)(const tt__launch *l, int64_t r, const float *const *x
     TT__K(axpby)(y, 1, x[0], 1, x[1], n);
 }
 
+TT__FN void TT__K(mul_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *more)
+{
+    (void)l; (void)r; (void)more;
+    for (int64_t c = 0; c < n; c += TT__LANES) {
+        int64_t left = tt__min(TT__LANES, n - c);
+        TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, left) * TT__K(load_n)(x[1] + c, left), left);
+    }
+}
+
 TT__FN void TT__K(activation_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *more)
 {
     (void)r; (void)more;
@@ -8402,6 +8429,7 @@ TT__FN void TT__K(activation_backward_row)(const tt__launch *l, int64_t r, const
 TT__RUN_MAP(SCALE, 0, 1, scale_row)
 TT__RUN_MAP(CAST, 0, 1, scale_row)
 TT__RUN_MAP(ADD, 0, 2, add_row)
+TT__RUN_MAP(MUL, 0, 2, mul_row)
 TT__RUN_MAP(ACTIVATION, 0, 1, activation_row)
 TT__RUN_MAP(ACTIVATION_BACKWARD, 0, 2, activation_backward_row)
 

@@ -943,6 +943,24 @@ cudaError_t run_add(tt__device *d, const tt__launch *l)
     return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add());
 }
 
+// y = a b. Bytes: a, b and y once.
+struct op_mul {
+    __device__ void begin() {}
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        float b[8];
+        load_group(v, g.a, r, c, n, g.vector);
+        load_group(b, g.b, r, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= b[j];
+        return true;
+    }
+};
+
+cudaError_t run_mul(tt__device *d, const tt__launch *l)
+{
+    return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op_mul());
+}
+
 // y = a constant, times the loss scale if `scale` is not NULL. Bytes: y once.
 struct op_fill {
     static constexpr int KIND = RARE;
@@ -4268,6 +4286,7 @@ run_fn kernels_of(int op) // NULL: there are none
     switch (op) {
     case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
     case TT__OP_ADD: return run_add;
+    case TT__OP_MUL: return run_mul;
     case TT__OP_FILL: return run_fill;
     case TT__OP_ACTIVATION: return run_activation;
     case TT__OP_ACTIVATION_BACKWARD: return run_activation_backward;

@@ -409,6 +409,22 @@ static int add(int a, int b)
     return at;
 }
 
+static void eval_mul(node *n)
+{
+    for (int k = 0; k < n->rows * n->cols; k++) {
+        n->v[k] = IN(0)->v[k] * IN(1)->v[k];
+        note(n, fabs(n->v[k]));
+    }
+    note(n, IN(0)->magnitude * IN(1)->magnitude);
+}
+
+static int mul(int a, int b)
+{
+    int at = new_node(eval_mul, g->nodes[a].kind, g->nodes[a].rows, g->nodes[a].cols, a, b, 0);
+    record(at, tt_mul(g->tape, g->nodes[a].t, g->nodes[b].t));
+    return at;
+}
+
 static void eval_scale(node *n)
 {
     for (int k = 0; k < n->rows * n->cols; k++) n->v[k] = n->a * IN(0)->v[k];
@@ -715,6 +731,11 @@ static int squared_error(int x, int target, bool weighted)
     X(add_self_computed, ADD, int x = gelu(V(ROWS, D)); return add(x, x);) \
     X(add_chain, ADD, int x = V(ROWS, D); int y = add(gelu(x), x); int z = add(y, tanh_(y)); return add(add(z, y), x);) \
     X(add_shared, ADD, int x = gelu(V(ROWS, D)); int y = gelu(V(ROWS, D)); return add(add(x, y), add(gelu(x), gelu(y)));) \
+    X(mul, MUL, return mul(V(ROWS, D), V(ROWS, D));) \
+    X(mul_self, MUL, int x = V(ROWS, D); return mul(x, x);) \
+    X(mul_gated, MUL, int x = V(ROWS, D); return mul(silu(linear(x, W(O, D), 0)), linear(x, W(O, D), 0));) \
+    X(mul_slices, MUL, int x = gelu(V(ROWS, 2 * D)); return mul(slice(x, 0, D), slice(x, D, D));) \
+    X(mul_of_rows, MUL, int x = gelu(V(ROWS, D)); return gather_rows(mul(x, tanh_(x)), I(PICKED, R));) \
     X(scale, SCALE, return scale(V(ROWS, D), 0.37f);) \
     X(scale_negative, SCALE, return scale(gelu(V(ROWS, D)), -3);) \
     X(scale_loss, SCALE, int x = V(ROWS, D); return scale(squared_error(gelu(x), input(ROWS, R, D, 1), false), 2.5f);) \
