@@ -4581,7 +4581,8 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
             break;
         }
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
-            if ((which = i->out[j]) != 0) wrong = tt__verify_result(t, i, j, &shape[j], known);
+            if ((which = i->out[j]) != 0 && !(wrong = tt__verify_result(t, i, j, &shape[j], known)))
+                known[t->values[which].base].defined = true; /* a later result of it may add to this one */
         if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(i, t->accumulate)) {
             wrong = "lacks the step's settings";
             which = t->run;
