@@ -1185,8 +1185,8 @@ typedef struct tt__instr {
     tt__segment segment;
     bool backward;      /* autodiff emitted it, or recompute for one that autodiff emitted                            */
     bool again;         /* a copy that recomputes                                                                   */
-    bool with_next;     /* runs together with the next instruction, of the same op: see tt__backend's launch          */
-    int stream;         /* 0: of computation. Work on another is only started here, and ends at its WAIT              */
+    bool with_next;     /* runs together with the next instruction, of the same op: see tt__backend.launch */
+    int stream;         /* 0: of computation. Work on another is only started here, and ends at its WAIT */
     size_t workspace;   /* bytes of scratch while it runs, and their place                                          */
     size_t workspace_place;
 } tt__instr;
@@ -1200,7 +1200,7 @@ typedef struct tt__instr {
 #define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                                        */
 #define TT__RANDOM 0x10      /* draws random numbers                                                                 */
 #define TT__WITH_RUN 0x20    /* has the step's settings as operand TT__RUN_IN: where it updates or drops out         */
-#define TT__MEAN 0x40        /* ... only in programs that accumulate: before the step ends, they know no number of targets */
+#define TT__MEAN 0x40        /* ... only in programs that accumulate, as the number of targets is not known yet      */
 #define TT__ANY_SPACE 0x80   /* its operands may lie in the host's memory                                            */
 #define TT__WAITS 0x100      /* its operands are what an instruction of another stream reads and writes              */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (attr.fp8)                           */
@@ -1290,7 +1290,7 @@ typedef struct tt__run {
     uint64_t seed;
     int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                                 */
     float lr;
-    double loss_norm;       /* in programs that accumulate: what gradients are divided by before the number of targets is known */
+    double loss_norm;       /* what gradients are divided by before the number of targets is known, to accumulate */
 } tt__run;
 
 /* What a step finds, which the host reads. Instructions read and write its three parts. */
@@ -1336,9 +1336,9 @@ typedef struct tt__launch {
 /* Storages begin at multiples of 256 bytes, as those of cudaMalloc do, which is enough for any vector load. */
 #define TT__CUDA_ALIGN 256
 /* ---------------------------------------------------------------------------------------------- a backend's functions
-   Pointers called memory are the device's: only the backend looks into them. Everything is done in the order of the calls, and may
-   be done after they return, but for read, results and wait. Where a function fails it returns a status or NULL, and error() tells
-   why in a sentence. One thread uses a device at a time. */
+   Pointers called memory are the device's: only the backend looks into them. Everything is done in the order of the
+   calls, and may be done after they return, but for read and wait. Where a function fails it returns a status or NULL,
+   and error() tells why in a sentence. One thread uses a device at a time. */
 
 enum { TT__HOST_STREAM = -1, TT__COMPUTE_STREAM };
 
@@ -1360,8 +1360,8 @@ typedef struct tt__backend {
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* One instruction or several of one op, none of which reads what another writes: they may be done in any order and at
-       once, those of which workspace() asks for bytes one after another. */
+    /* One instruction, or several of one op of which none reads what another writes: these may be done at once, or, where
+       they have a workspace, one after another. */
     tt_status (*launch)(tt__device *d, const tt__launch *l, int n);
     /* Launches after capture are recorded and not done; captured ends that, and replay does what was recorded, any number of times,
        until forget. NULL where there is no such thing. captured returns NULL where it failed, and then nothing is left. */
