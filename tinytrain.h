@@ -320,6 +320,9 @@ tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
 /* (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016).  x (rows, D), w (D), b (D) or NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
+/* x / sqrt(mean(x^2) + eps) w, the mean over each row (Zhang, Sennrich: "Root mean square layer normalization", 2019).
+   w (width). eps >= 0. */
+tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
 tt_value tt_gelu(tt_tape *t, tt_value x);      /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016) */
 tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* its tanh form, "gelu_new" */
 tt_value tt_relu(tt_tape *t, tt_value x);
@@ -1153,7 +1156,7 @@ typedef enum tt__act { TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RE
     X(float, scale)       /* SCALE, ATTENTION; value of FILL */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* DROPOUT, ATTENTION */ \
-    X(float, eps)         /* LAYERNORM, ADAM */ \
+    X(float, eps)         /* LAYERNORM, RMSNORM, ADAM */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
     X(float, weight_decay) /* SGD, ADAM */ \
     X(float, beta1)       /* ADAM; SGD: momentum */ \
@@ -1233,6 +1236,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* pla
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
+    X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) /* x, w -> y, 1/rms */ \
+    X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 2, TT__INPLACE0) /* dy, x, w, 1/rms -> [dx], [dw] */ \
     X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) /* x -> act(x) */ \
     X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__SUMS | TT__MOVES | TT__RESIDUAL(1)) \
         /* a, b -> a + b */ \
@@ -3662,6 +3667,49 @@ static size_t tt__cpu_LAYERNORM_BACKWARD(int threads, const tt_tape *t, const tt
 }
 
 static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_LAYERNORM_BACKWARD, NULL, NULL, NULL, NULL,
+    tt__cpu_LAYERNORM_BACKWARD, NULL, NULL};
+
+/* ------------------------------------------------------------------------------------------------------ rmsnorm */
+
+static bool tt__shape_RMSNORM(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0);
+    if (!tt__float_in(t, i, 0) || !tt__fixed_in(t, i, 1, 1, x->cols)) return false;
+    if (!(i->attr.eps >= 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "rmsnorm: eps %g is negative", i->attr.eps);
+    out[0] = *x;
+    tt__set_shape(&out[1], TT_F32, x, 1);
+    return true;
+}
+
+tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps)
+{
+    tt__instr i = tt__new_instr(TT__OP_RMSNORM);
+    i.attr.eps = eps;
+    tt__operand(t, &i, 0, x);
+    tt__param_operand(t, &i, 1, w);
+    return tt__record(t, &i);
+}
+
+static void tt__backward_RMSNORM(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    const int32_t in[] = {g, f->in[0], f->in[1], f->out[1]};
+    tt__emit_of(b, TT__OP_RMSNORM_BACKWARD, NULL, in, 4);
+    for (int k = 0; k < 2; k++) tt__grad_into(b, k, f->in[k]);
+}
+
+static const tt__rules tt__rules_RMSNORM = {tt__shape_RMSNORM, tt__backward_RMSNORM, NULL, NULL, NULL, NULL, NULL, NULL};
+
+static bool tt__shape_RMSNORM_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 1);
+    if (!tt__shape_in(t, i, 0, x, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols) || !tt__shape_in(t, i, 3, x, 1))
+        return false;
+    if (i->out[0]) out[0] = *x;
+    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, x->cols);
+    return true;
+}
+
+static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_RMSNORM_BACKWARD, NULL, NULL, NULL, NULL,
     tt__cpu_LAYERNORM_BACKWARD, NULL, NULL};
 
 /* --------------------------------------------------------------------------------------------------- activation */
@@ -8626,9 +8674,11 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
 /* --------------------------------------------------------------------------------------------------- layernorm */
 
 /* y = (x - mean) / sqrt(variance + eps) * w + b; weights: w (n) and b (n), which may be NULL. */
+/* rmsnorm is layernorm with a mean of 0, which is not kept. */
 TT__FN void TT__K(layernorm_row)(const tt__launch *l, int64_t r, const float *const *rows, float *y, int64_t n, const void *weights)
 {
     const float *x = rows[0], *w = ((const float *const *)weights)[0], *b = ((const float *const *)weights)[1];
+    const bool centred = l->instr->op == TT__OP_LAYERNORM;
     tt__vf s0 = TT__K(zero)(), s1 = s0;
     int64_t c = 0;
     for (; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
@@ -8636,7 +8686,7 @@ TT__FN void TT__K(layernorm_row)(const tt__launch *l, int64_t r, const float *co
         s1 += TT__K(load)(x + c + TT__LANES);
     }
     for (; c < n; c += TT__LANES) s0 += TT__K(load_n)(x + c, tt__min(TT__LANES, n - c));
-    float mean = TT__K(sum)(s0 + s1) / (float)n, rest = 0;
+    float mean = centred ? TT__K(sum)(s0 + s1) / (float)n : 0, rest = 0;
     s0 = s1 = TT__K(zero)();
     for (c = 0; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
         tt__vf d0 = TT__K(load)(x + c) - mean, d1 = TT__K(load)(x + c + TT__LANES) - mean;
@@ -8653,33 +8703,36 @@ TT__FN void TT__K(layernorm_row)(const tt__launch *l, int64_t r, const float *co
     }
     if (!l->out[1].data) return;
     float *stats = (float *)tt__at(&l->out[1], r);
-    stats[0] = mean;
-    stats[1] = rstd;
+    if (centred) *stats++ = mean;
+    *stats = rstd;
 }
 
 TT__FN void TT__K(layernorm_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t n = l->in[0].cols;
     const float *weights[2] = {TT__K(row_in)(&l->in[1], 0, TT__K(scratch_row)(scratch, n, 3)), NULL};
-    if (l->in[2].data) weights[1] = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 4));
+    if (l->in[2].data) weights[1] = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 4)); /* of layernorm */
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(layernorm_row), weights);
 }
 
 TT__RUN_ROWS(LAYERNORM, layernorm_rows)
+TT__RUN_ROWS(RMSNORM, layernorm_rows)
 
-/* With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std,  dw = sum dy n,  db = sum dy. */
+/* With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std,  dw = sum dy n,  db = sum dy.
+   rmsnorm: without mean and avg(g). */
 TT__FN void TT__K(layernorm_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t n = l->in[1].cols, parts = tt__ceil_div(l->in[1].rows, TT__SUM_ROWS), part = from / TT__SUM_ROWS;
     float *dw = TT__K(partial_sum)(l, part, n), *db = TT__K(partial_sum)(l, parts + part, n);
     const float *w = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 3));
+    const bool centred = l->instr->op == TT__OP_LAYERNORM_BACKWARD;
     memset(dw, 0, (size_t)n * 4);
     memset(db, 0, (size_t)n * 4);
     for (int64_t r = from; r < to; r++) {
         const float *dy = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
         const float *x = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2));
         const float *stats = (const float *)tt__at(&l->in[3], r);
-        float mean = stats[0], rstd = stats[1];
+        float mean = centred ? stats[0] : 0, rstd = centred ? stats[1] : stats[0];
         tt__vf sg = TT__K(zero)(), sgn = sg;
         for (int64_t c = 0; c < n; c += TT__LANES) {
             int64_t left = tt__min(TT__LANES, n - c);
@@ -8690,7 +8743,7 @@ TT__FN void TT__K(layernorm_backward_rows)(const tt__launch *l, int64_t from, in
             TT__K(store_n)(dw + c, TT__K(fma)(d, xn, TT__K(load_n)(dw + c, left)), left);
             TT__K(store_n)(db + c, d + TT__K(load_n)(db + c, left), left);
         }
-        float avg_g = TT__K(sum)(sg) / (float)n, avg_gn = TT__K(sum)(sgn) / (float)n;
+        float avg_g = centred ? TT__K(sum)(sg) / (float)n : 0, avg_gn = TT__K(sum)(sgn) / (float)n;
         if (!l->out[0].data) continue;
         float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
         for (int64_t c = 0; c < n; c += TT__LANES) {
@@ -8712,6 +8765,8 @@ TT__FN tt_status TT__K(run_LAYERNORM_BACKWARD)(const tt__launch *l)
     if (l->out[2].data) TT__K(finish_column_sums)(l, &l->out[2], l->add[2], parts, parts, scratch);
     return TT_OK;
 }
+
+TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K(run_LAYERNORM_BACKWARD)(l); }
 
 /* ------------------------------------------------------------------------------------- embedding, gather, pooling */
 

@@ -1448,10 +1448,28 @@ template <int LANES> __device__ __forceinline__ float row_sum(float v)
     return LANES == 32 ? warp_sum(v) : block_sum<TT__ROW_THREADS>(v);
 }
 
-// y = (x - mean) / std w + b; stats gets mean and 1 / std. A row in the registers of LANES threads (a warp,
-// or the block), read once. X: dtype of x and y, W: of w and b.
+// The statistics of a row: mean and 1 / std, or of rmsnorm, which is not centred, 1 / rms alone.
+struct row_stats { bool centred; float mean, rstd; };
+
+__device__ __forceinline__ void set_stats(const tt__mat &stats, int64_t r, bool centred, float mean, float rstd)
+{
+    float *at = (float *)stats.data + r * stats.ld;
+    if (centred) *at++ = mean;
+    *at = rstd;
+}
+
+__device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
+{
+    const float *at = (const float *)stats.data + r * stats.ld;
+    const bool centred = stats.cols == 2;
+    return {centred, centred ? at[0] : 0.0f, at[centred]};
+}
+
+// y = (x - mean) / std w + b; stats gets mean and 1 / std. Not centred: the mean is taken as 0. A row in the
+// registers of LANES threads (a warp, or the block), read once. X: dtype of x and y, W: of w and b.
 template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__ROW_THREADS)
-    layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool add, bool vector)
+    layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
+              bool vector)
 {
     if (X != ANY) {
         x.dtype = y.dtype = (tt_dtype)X;
@@ -1465,7 +1483,7 @@ template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__
     load_row<V, LANES>(v, x, r, lane, vector);
     TT__UNROLL for (int k = 0; k < V; k++)
         TT__UNROLL for (int j = 0; j < 8; j++) sum += v[k][j];
-    const float each = 1.0f / (float)x.cols, mean = row_sum<LANES>(sum) * each;
+    const float each = 1.0f / (float)x.cols, mean = centred ? row_sum<LANES>(sum) * each : 0.0f;
     TT__UNROLL for (int k = 0; k < V; k++)
         TT__UNROLL for (int j = 0; j < 8; j++) {
             v[k][j] -= mean;
@@ -1481,21 +1499,18 @@ template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__
             TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[k][j];
     }
     store_row<V, LANES>(y, r, lane, vector, add, v);
-    if (stats.data && lane == 0) {
-        ((float *)stats.data)[r * stats.ld] = mean;
-        ((float *)stats.data)[r * stats.ld + 1] = rstd;
-    }
+    if (stats.data && lane == 0) set_stats(stats, r, centred, mean, rstd);
 }
 
 // The same for wider rows: a block a row, which is read three times.
 __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y,
-                                                                  tt__mat stats, float eps, bool add)
+                                                                  tt__mat stats, float eps, bool centred, bool add)
 {
     const int64_t r = blockIdx.x;
     float sum = 0, squares = 0;
     for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS)
         sum += load_any(x.data, x.dtype, r * x.ld + c);
-    const float mean = block_sum<TT__ROW_THREADS>(sum) / (float)x.cols;
+    const float mean = centred ? block_sum<TT__ROW_THREADS>(sum) / (float)x.cols : 0.0f;
     for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
         const float v = load_any(x.data, x.dtype, r * x.ld + c) - mean;
         squares += v * v;
@@ -1507,10 +1522,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_wide(tt__mat x, tt_
         if (add) v += load_any(y.data, y.dtype, r * y.ld + c);
         store_any(y.data, y.dtype, r * y.ld + c, v);
     }
-    if (stats.data && threadIdx.x == 0) {
-        ((float *)stats.data)[r * stats.ld] = mean;
-        ((float *)stats.data)[r * stats.ld + 1] = rstd;
-    }
+    if (stats.data && threadIdx.x == 0) set_stats(stats, r, centred, mean, rstd);
 }
 
 // Runs CODE with V, LANES, X and W for rows of so many columns, up to TT__ROW_COLUMNS; the widths of today's
@@ -1541,15 +1553,16 @@ cudaError_t run_layernorm(tt__device *d, const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *w = &l->in[1], *b = &l->in[2], *y = &l->out[0];
     const bool vector = x->cols % 8 == 0 && is_wide(x) && is_wide(w) && is_wide(b) && is_wide(y);
+    const bool centred = l->instr->op == TT__OP_LAYERNORM;
     if (!x->rows) return cudaSuccess;
     if (x->cols > TT__ROW_COLUMNS)
         return TT__LAUNCH(layernorm_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y,
-                          l->out[1], l->instr->attr.eps, l->add[0]);
+                          l->out[1], l->instr->attr.eps, centred, l->add[0]);
     const bool typed = vector && y->dtype == x->dtype && (!b->data || b->dtype == w->dtype);
     TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
                  return TT__LAUNCH((layernorm<V, LANES, X, W>), blocks_for(x->rows, TT__ROW_THREADS / LANES),
                                    TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y, l->out[1],
-                                   l->instr->attr.eps, l->add[0], vector));
+                                   l->instr->attr.eps, centred, l->add[0], vector));
 }
 
 // With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
@@ -1578,8 +1591,8 @@ template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__
         load_row<V, LANES>(scale, w, 0, lane, vector);
         widen_row(g, dy.dtype, vector);
         widen_row(n, x.dtype, vector);
-        const float mean = ((const float *)stats.data)[r * stats.ld];
-        const float rstd = ((const float *)stats.data)[r * stats.ld + 1];
+        const row_stats s = get_stats(stats, r);
+        const float mean = s.mean, rstd = s.rstd;
         TT__UNROLL for (int k = 0; k < V; k++)
             TT__UNROLL for (int j = 0; j < 8; j++) { // beyond the last column g is 0
                 n[k][j] = (n[k][j] - mean) * rstd;
@@ -1590,7 +1603,7 @@ template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__
                 sum_gn += g[k][j] * n[k][j];
             }
         if (!dx.data) continue;
-        const float avg_g = row_sum<LANES>(sum_g) * each, avg_gn = row_sum<LANES>(sum_gn) * each;
+        const float avg_g = s.centred ? row_sum<LANES>(sum_g) * each : 0.0f, avg_gn = row_sum<LANES>(sum_gn) * each;
         TT__UNROLL for (int k = 0; k < V; k++)
             TT__UNROLL for (int j = 0; j < 8; j++) g[k][j] = (g[k][j] - avg_g - n[k][j] * avg_gn) * rstd;
         store_row<V, LANES>(dx, r, lane, vector, add, g);
@@ -1626,15 +1639,15 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt
         tt__mat w, tt__mat stats, tt__mat dx, bool add)
 {
     const int64_t r = blockIdx.x;
-    const float mean = ((const float *)stats.data)[r * stats.ld];
-    const float rstd = ((const float *)stats.data)[r * stats.ld + 1];
+    const row_stats s = get_stats(stats, r);
+    const float mean = s.mean, rstd = s.rstd;
     float sum_g = 0, sum_gn = 0;
     for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
         const float g = load_any(dy.data, dy.dtype, r * dy.ld + c) * load_any(w.data, w.dtype, c);
         sum_g += g;
         sum_gn += g * (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd;
     }
-    const float avg_g = block_sum<TT__ROW_THREADS>(sum_g) / (float)x.cols;
+    const float avg_g = s.centred ? block_sum<TT__ROW_THREADS>(sum_g) / (float)x.cols : 0.0f;
     const float avg_gn = block_sum<TT__ROW_THREADS>(sum_gn) / (float)x.cols;
     for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
         const float g = load_any(dy.data, dy.dtype, r * dy.ld + c) * load_any(w.data, w.dtype, c);
@@ -1654,9 +1667,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat d
     float dw = 0, db = 0;
     if (c >= x.cols) return;
     for (int64_t r = from; r < to; r++) {
-        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c),
-            *at = (const float *)stats.data + r * stats.ld;
-        dw += g * (load_any(x.data, x.dtype, r * x.ld + c) - at[0]) * at[1];
+        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c);
+        const row_stats s = get_stats(stats, r);
+        dw += g * (load_any(x.data, x.dtype, r * x.ld + c) - s.mean) * s.rstd;
         db += g;
     }
     partial[(int64_t)blockIdx.x * 2 * x.cols + c] = dw;
@@ -4291,8 +4304,8 @@ run_fn kernels_of(int op) // NULL: there are none
     case TT__OP_ACTIVATION: return run_activation;
     case TT__OP_ACTIVATION_BACKWARD: return run_activation_backward;
     case TT__OP_DROPOUT: return run_dropout;
-    case TT__OP_LAYERNORM: return run_layernorm;
-    case TT__OP_LAYERNORM_BACKWARD: return run_layernorm_backward;
+    case TT__OP_LAYERNORM: case TT__OP_RMSNORM: return run_layernorm;
+    case TT__OP_LAYERNORM_BACKWARD: case TT__OP_RMSNORM_BACKWARD: return run_layernorm_backward;
     case TT__OP_EMBEDDING: case TT__OP_GATHER_ROWS: return run_gather;
     case TT__OP_EMBEDDING_BACKWARD: case TT__OP_GATHER_ROWS_BACKWARD: return run_table_backward;
     case TT__OP_MEAN_POOL: return run_mean_pool;
@@ -4341,8 +4354,8 @@ const char *cuda_refuses(const tt__launch *l)
             (void)cudaGetLastError(); // no device is no reason to refuse a program that is only planned
         if (major * 10 + minor < 89) return "matmul 'fp8' needs compute capability 8.9";
     }
-    const bool sums_rows = op == TT__OP_LAYERNORM_BACKWARD || op == TT__OP_EMBEDDING_BACKWARD ||
-        op == TT__OP_GATHER_ROWS_BACKWARD || op == TT__OP_SET_ROWS_BACKWARD;
+    const bool sums_rows = op == TT__OP_LAYERNORM_BACKWARD || op == TT__OP_RMSNORM_BACKWARD ||
+        op == TT__OP_EMBEDDING_BACKWARD || op == TT__OP_GATHER_ROWS_BACKWARD || op == TT__OP_SET_ROWS_BACKWARD;
     if (sums_rows && l->in[op == TT__OP_EMBEDDING_BACKWARD].cols > 1 << 20)
         return "the CUDA backend's kernel for it takes at most 2^20 columns";
     if ((op == TT__OP_SET_ROWS || op == TT__OP_SET_ROWS_BACKWARD) && l->in[0].rows > 1 << 27)

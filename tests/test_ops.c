@@ -361,6 +361,27 @@ static int layernorm(int x, int w, int b, float eps)
     return at;
 }
 
+static void eval_rmsnorm(node *n)
+{
+    for (int r = 0; r < n->rows; r++) {
+        const double *x = IN(0)->v + r * n->cols;
+        double squares = 0;
+        for (int c = 0; c < n->cols; c++) squares += x[c] * x[c] / n->cols;
+        for (int c = 0; c < n->cols; c++) {
+            n->v[r * n->cols + c] = x[c] / sqrt(squares + n->a) * IN(1)->v[c];
+            note(n, n->v[r * n->cols + c]);
+        }
+    }
+}
+
+static int rmsnorm(int x, int w, float eps)
+{
+    int at = new_node(eval_rmsnorm, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, w, 0);
+    g->nodes[at].a = eps;
+    record(at, tt_rmsnorm(g->tape, g->nodes[x].t, g->nodes[w].param, eps));
+    return at;
+}
+
 static void eval_activation(node *n)
 {
     if (!n->index) n->index = (int32_t *)calloc((size_t)(n->rows * n->cols), sizeof(int32_t));
@@ -715,6 +736,11 @@ static int squared_error(int x, int target, bool weighted)
     X(layernorm_of_sum, LAYERNORM, int x = add(V(ROWS, D), V(ROWS, D)); return add(x, layernorm(x, B(D), B(D), 1e-2f));) \
     X(layernorm_same_parameters, LAYERNORM, int w = B(D); int b = B(D); return layernorm(layernorm(V(ROWS, D), w, b, 1e-1f), w, b, 1e-1f);) \
     X(layernorm_weight_is_bias, LAYERNORM, int w = B(D); return layernorm(V(ROWS, D), w, w, 1e-3f);) \
+    X(rmsnorm, RMSNORM, return rmsnorm(V(ROWS, D), B(D), 1e-3f);) \
+    X(rmsnorm_of_sum, RMSNORM, int x = add(V(ROWS, D), V(ROWS, D)); return add(x, rmsnorm(x, B(D), 1e-2f));) \
+    X(rmsnorm_same_parameters, RMSNORM, int w = B(D); return rmsnorm(linear(rmsnorm(V(ROWS, D), w, 1e-1f), W(D, D), 0), w, 1e-1f);) \
+    X(rmsnorm_slice, RMSNORM, return rmsnorm(slice(gelu(V(ROWS, D + 2)), 1, D), B(D), 1e-2f);) \
+    X(rmsnorm_of_rows, RMSNORM, int x = gelu(V(ROWS, D)); return gather_rows(rmsnorm(x, B(D), 1e-2f), I(PICKED, R));) \
     X(gelu, ACTIVATION, return gelu(V(ROWS, D));) \
     X(gelu_tanh, ACTIVATION, return gelu_tanh(V(ROWS, D));) \
     X(relu, ACTIVATION, return relu(V(ROWS, D));) \
