@@ -945,6 +945,7 @@ cudaError_t run_add(tt__device *d, const tt__launch *l)
 
 // y = a b. Bytes: a, b and y once.
 struct op_mul {
+    static constexpr int KIND = HOT;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
@@ -1451,7 +1452,8 @@ template <int LANES> __device__ __forceinline__ float row_sum(float v)
 // The statistics of a row: mean and 1 / std, or of rmsnorm, which is not centred, 1 / rms alone.
 struct row_stats { bool centred; float mean, rstd; };
 
-__device__ __forceinline__ void set_stats(const tt__mat &stats, int64_t r, bool centred, float mean, float rstd)
+__device__ __forceinline__ void set_stats(const tt__mat &stats, int64_t r, bool centred, float mean,
+                                          float rstd)
 {
     float *at = (float *)stats.data + r * stats.ld;
     if (centred) *at++ = mean;
@@ -1503,8 +1505,8 @@ template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__
 }
 
 // The same for wider rows: a block a row, which is read three times.
-__global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y,
-                                                                  tt__mat stats, float eps, bool centred, bool add)
+__global__ void __launch_bounds__(TT__ROW_THREADS)
+    layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add)
 {
     const int64_t r = blockIdx.x;
     float sum = 0, squares = 0;
@@ -1603,7 +1605,8 @@ template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__
                 sum_gn += g[k][j] * n[k][j];
             }
         if (!dx.data) continue;
-        const float avg_g = s.centred ? row_sum<LANES>(sum_g) * each : 0.0f, avg_gn = row_sum<LANES>(sum_gn) * each;
+        const float avg_g = s.centred ? row_sum<LANES>(sum_g) * each : 0.0f;
+        const float avg_gn = row_sum<LANES>(sum_gn) * each;
         TT__UNROLL for (int k = 0; k < V; k++)
             TT__UNROLL for (int j = 0; j < 8; j++) g[k][j] = (g[k][j] - avg_g - n[k][j] * avg_gn) * rstd;
         store_row<V, LANES>(dx, r, lane, vector, add, g);
