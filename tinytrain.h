@@ -458,13 +458,17 @@ typedef struct tt_compile_options {
     const char *recompute;
     bool accumulate; /* steps of several micro-batches: gradients persist between them. Default false */
     tt_optimizer_options optimizer;
-    size_t memory_budget; /* bytes; a plan that needs more fails with TT_ERR_BUDGET. 0: no limit */
-    /* Kind of device: "cpu" or "cuda"; NULL (default): what TINYTRAIN_DEVICE in the environment says, else
+    /* Bytes of the arena, which a program that shares it later may not exceed either: TT_ERR_BUDGET from the
+       tt_compile that would need more. 0 (default): no limit. */
+    size_t memory_budget;
+    /* "cpu", "cuda", or by number, "cuda:1"; NULL (default): what TINYTRAIN_DEVICE in the environment says, else
        "cpu". A program for a kind that this build cannot run is there to be planned: its plan counts the
        parameters whole, but it takes no part of their memory, and tt_allocate, tt_set and runs fail with
        TT_ERR_UNSUPPORTED (or TT_ERR_DEVICE, where the device is not there or failed). */
     const char *device;
-    tt_program *share; /* whose arena to use: a program of the same device that never runs at the same time */
+    /* A program of the same device whose arena to use; inputs are overwritten when the other runs. An arena
+       that is allocated does not grow: compile the program that needs most before. NULL (default): none. */
+    tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
 
@@ -482,7 +486,8 @@ const char *tt_category_name(tt_category c);
 
 typedef struct tt_plan {
     const char *device;                /* the kind that it is for: "cpu", "cuda" */
-    size_t bytes;                      /* the arena: exactly this much is allocated */
+    size_t bytes;                      /* the arena: exactly this much is allocated. Parameters that an earlier
+                                          program's arena holds are in that one's plan only */
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
     size_t host_bytes;                 /* beside the arena, of the host's memory: settings and results of runs */
     /* In use while parameters are initialised or loaded: they, the resident workspace and the buffer that
@@ -9405,7 +9410,7 @@ typedef struct tt__arena {
     int index;          /* of the device among those of its kind */
     tt__device *device; /* NULL until allocated */
     char *memory;       /* NULL until allocated */
-    char *bounce;       /* TT__PIECE floats of host memory, on the way to memory that is the device's; else NULL */
+    char *bounce;       /* TT__PIECE floats of the host's, on the way to memory of the device; else NULL */
     size_t persistent, transient; /* persistent: first the kind's resident workspace */
     size_t budget;      /* the least memory_budget of its programs; 0: none */
     tt__home *home;     /* by the index of the parameter */
@@ -9440,8 +9445,8 @@ static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* The arena in which a program of arena `a` finds a parameter: the holder, or, where no program of the kind can
-   run and so none may hold it, a itself. NULL: there is none yet. */
+/* The arena in which a program of arena `a` finds a parameter: the holder, or, where no program of the kind
+   can run and so none may hold it, a itself. NULL: there is none yet. */
 static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p)
 {
     return kind->backend ? p->holder : tt__home_in(a, p->index) ? a : NULL;
@@ -9474,8 +9479,14 @@ static tt_status tt__cpu_copy(tt__device *d, void *to, const void *from, size_t 
 }
 
 /* Nothing is left to wait for, so events are empty. */
-static tt_status tt__cpu_mark(tt__device *d, int stream, void **event) { (void)stream; *event = d; return TT_OK; }
 static void tt__cpu_release_event(tt__device *d, void *event) { (void)d; (void)event; }
+
+static tt_status tt__cpu_mark(tt__device *d, int stream, void **event)
+{
+    (void)stream;
+    *event = d;
+    return TT_OK;
+}
 
 static tt_status tt__cpu_after(tt__device *d, int stream, void *event)
 {
@@ -9490,8 +9501,8 @@ static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t byte
     return TT_OK;
 }
 
-/* Elements [first, first + n) of what an initialiser gives under a key: four from each Philox block. first is a
-   multiple of 4. */
+/* Elements [first, first + n) of what an initialiser gives under a key: four from each Philox block. first is
+   a multiple of 4. */
 static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
 {
     for (int64_t k = 0; k < n; k += 4) {
@@ -9511,7 +9522,8 @@ static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n
     }
 }
 
-static tt_status tt__cpu_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
+static tt_status tt__cpu_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init,
+                              uint64_t key)
 {
     float piece[4096];
     (void)d;
@@ -9528,7 +9540,8 @@ static tt_status tt__cpu_launch(tt__device *d, const tt__launch *l, int n)
 {
     tt_status status = TT_OK;
     (void)d;
-    for (int k = 0; k < n && status == TT_OK; k++) status = tt__cpu_of(&l[k])->isa->run[l[k].instr->op](&l[k]);
+    const tt__isa_table *isa = tt__cpu_of(l)->isa;
+    for (int k = 0; k < n && status == TT_OK; k++) status = isa->run[l[k].instr->op](&l[k]);
     return status;
 }
 
@@ -9581,7 +9594,8 @@ static tt__device *tt__open_device(tt_context *ctx, const tt__device_kind *kind,
     char why[512] = "no reason given", name[32];
     tt__device **d = &ctx->devices[kind - tt__device_kinds][index];
     if (!*d && !(*d = kind->backend->open(ctx, index, why, sizeof why)))
-        tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s", tt__device_name(kind, index, name), why);
+        tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s", tt__device_name(kind, index, name),
+                 why);
     return *d;
 }
 
@@ -9590,15 +9604,16 @@ static tt_status tt__device_status(tt_context *ctx, const tt__arena *a, tt_statu
 {
     if (status == TT_OK || a->kind->host) return status; /* the CPU's functions have called tt__fail */
     char name[32];
-    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(a->kind, a->index, name), a->kind->backend->error(a->device));
+    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(a->kind, a->index, name),
+                    a->kind->backend->error(a->device));
 }
 
 /* Reads n numbers of `dtype` from memory of an arena, which need not be the host's, and converts them. */
-static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, void *to, tt_dtype to_type, const void *memory,
-                                 tt_dtype dtype, size_t n)
+static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, void *to, tt_dtype to_type,
+                                 const void *memory, tt_dtype dtype, size_t n)
 {
     const tt__backend *b = a->kind->backend;
-    const size_t item = tt_dtype_bytes(dtype), most = TT__PIECE / 2;
+    const size_t item = tt_dtype_bytes(dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
     float piece[TT__PIECE / 4];
     tt_status status = TT_OK;
     if (a->kind->host) tt__convert(to, to_type, memory, dtype, n);
@@ -9607,14 +9622,14 @@ static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, void *to, 
         for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
             m = n - done < most ? n - done : most;
             status = b->read(a->device, piece, (const char *)memory + done * item, m * item);
-            if (status == TT_OK) tt__convert((char *)to + done * tt_dtype_bytes(to_type), to_type, piece, dtype, m);
+            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, dtype, m);
         }
     return tt__device_status(ctx, a, status);
 }
 
 /* Converts n numbers to `dtype` and writes them to memory of an arena. */
-static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, void *memory, tt_dtype dtype, const void *from,
-                                  tt_dtype from_type, size_t n)
+static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, void *memory, tt_dtype dtype,
+                                  const void *from, tt_dtype from_type, size_t n)
 {
     const tt__backend *b = a->kind->backend;
     const size_t item = tt_dtype_bytes(dtype);
@@ -9654,13 +9669,14 @@ static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name,
         *index = 0;
         if (!name[length]) return kind;
         if (name[length] == '*' || number[digits] == ',')
-            tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s': a program runs on one device for now: use %s", name,
-                     kind->name);
+            tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s': a program runs on one device for now: use %s",
+                     name, kind->name);
         else if (!digits || digits > 4 || number[digits] || (*index = atoi(number)) >= TT__DEVICES)
-            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s': after '%s:' comes a number from 0 to %d", name, kind->name,
-                     TT__DEVICES - 1);
+            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s': after '%s:' comes a number from 0 to %d", name,
+                     kind->name, TT__DEVICES - 1);
         else if (kind->host && *index)
-            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s", name, kind->name);
+            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s", name,
+                     kind->name);
         else return kind;
         return NULL;
     }
@@ -9675,8 +9691,8 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
     if (capacity) *to = 0;
     if (!kind) return ctx->status;
     if (!kind->backend)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define TINYTRAIN_CUDA and link "
-                        "tinytrain_cuda.cu, as `make cuda` does", kind->name);
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define "
+                        "TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", kind->name);
     if (capacity) kind->backend->describe(ctx, to, capacity);
     return tt__open_device(ctx, kind, index) ? TT_OK : ctx->status;
 }
@@ -9706,8 +9722,8 @@ static const tt__isa_table *tt__choose_isa(const char *name)
 
 static const char *const tt__bf16_name[] = {"convert", "dot", "tiles"};
 
-/* Dot products of bf16 run at twice the rate of fp32 on AMD's CPUs, at four times on Arm's (see tt__bfmmla), and at
-   half of it on Intel's, where tiles run at 16 times. */
+/* Dot products of bf16 run at twice the rate of fp32 on AMD's CPUs, at four times on Arm's (see tt__bfmmla),
+   and at half of it on Intel's, where tiles run at 16 times. */
 static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16 *how)
 {
     bool has[TT__COUNT(tt__bf16_name)] = {true, false, false};
@@ -9757,11 +9773,11 @@ tt_context *tt_open(const tt_context_options *options)
     const char *isa = tt__option(o.isa, "TINYTRAIN_ISA"), *bf16 = tt__option(o.bf16, "TINYTRAIN_BF16");
     ctx->cpu.isa = tt__choose_isa(isa);
     if (!ctx->cpu.isa)
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: use portable, "
-                 "avx2, avx512 or neon", isa);
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: "
+                 "use portable, avx2, avx512 or neon", isa);
     else if (!tt__choose_bf16(ctx->cpu.isa, bf16, &ctx->cpu.bf16))
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot or tiles where kernels (%s) and CPU have dot "
-                 "products or tiles of bf16", bf16, ctx->cpu.isa->name);
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot or tiles where kernels (%s) and "
+                 "CPU have dot products or tiles of bf16", bf16, ctx->cpu.isa->name);
     else if (o.threads < 0 || o.threads > 256)
         tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
     else ctx->cpu.pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
@@ -9779,15 +9795,18 @@ static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity)
     tt__text text = {to, capacity, 0};
     char line[128], available[128];
     long online = sysconf(_SC_NPROCESSORS_ONLN);
-    const char *of = tt__option(ctx->options.isa, "TINYTRAIN_ISA") ? "which was asked for, of" : "the best of";
+    const char *asked = tt__option(ctx->options.isa, "TINYTRAIN_ISA");
+    const char *of = asked ? "which was asked for, of" : "the best of";
     tt__line_of("/proc/cpuinfo", "model name", line);
     tt__print(&text, "processor: %s, %ld online\n", *line ? line : "of unknown name", online);
     tt__print(&text, "instruction set: %s, %s", tt_isa(ctx), of);
     for (int k = 0; k < TT__COUNT(isas); k++) if (tt__choose_isa(isas[k])) tt__print(&text, " %s", isas[k]);
     tt__bf16 how;
     const bool unused = ctx->cpu.bf16 == TT__BF16_CONVERT && tt__choose_bf16(ctx->cpu.isa, "dot", &how);
-    tt__print(&text, "; bf16 matrices: %s%s\n", text_of_bf16[ctx->cpu.bf16], unused ? ", though there are bf16 dot products" : "");
-    tt__print(&text, "threads: %d, %s", tt_threads(ctx), ctx->options.threads ? "as the options say" : "all that it may use");
+    tt__print(&text, "; bf16 matrices: %s%s\n", text_of_bf16[ctx->cpu.bf16],
+              unused ? ", though there are bf16 dot products" : "");
+    tt__print(&text, "threads: %d, %s", tt_threads(ctx),
+              ctx->options.threads ? "as the options say" : "all that it may use");
 #if defined(__linux__)
     double quota = tt__cgroup_quota("");
     int mask = tt__affinity_cpus();
@@ -9845,7 +9864,8 @@ static double tt__measure_peak(tt_context *ctx, double (*loop)(int64_t rounds, f
 
 double tt_measured_peak(tt_context *ctx)
 {
-    if (ctx->measured_peak <= 0) ctx->measured_peak = tt__measure_peak(ctx, ctx->cpu.isa->peak[TT__BF16_CONVERT]);
+    if (ctx->measured_peak <= 0)
+        ctx->measured_peak = tt__measure_peak(ctx, ctx->cpu.isa->peak[TT__BF16_CONVERT]);
     return ctx->measured_peak;
 }
 
@@ -9905,11 +9925,11 @@ tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_
     for (int k = 0; k < ndim; k++) {
         const bool empty = dims[k] < 1, large = !empty && dims[k] > TT__MOST_ELEMENTS / size;
         if (empty)
-            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld; each must be at least 1", name, k,
-                     (long long)dims[k]);
+            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld; each must be at least 1", name,
+                     k, (long long)dims[k]);
         if (large)
-            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': with dimension %d, %lld, it has 2^47 elements or more", name, k,
-                     (long long)dims[k]);
+            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': with dimension %d, %lld, it has 2^47 elements or "
+                     "more", name, k, (long long)dims[k]);
         if (empty || large) return NULL;
         size *= dims[k];
     }
@@ -10001,14 +10021,15 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
     return TT_OK;
 }
 
-/* Elements [first, first + n) of p, from memory if it is there, else from its source. first is a multiple of 4. */
+/* Elements [first, first + n) of p, from memory if it is there, else from its source. first is a multiple of
+   4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     const char *memory = tt__param_memory(p);
     if (!memory) return tt__param_read_source(p, first, n, to);
     const tt_dtype dtype = tt__param_home(p)->dtype;
-    return tt__read_memory(p->ctx, p->holder, to, TT_F32, memory + (size_t)first * tt_dtype_bytes(dtype), dtype,
-                           (size_t)n);
+    memory += (size_t)first * tt_dtype_bytes(dtype);
+    return tt__read_memory(p->ctx, p->holder, to, TT_F32, memory, dtype, (size_t)n);
 }
 
 /* Refuses finite numbers that f16 would make infinite. */
@@ -10017,9 +10038,9 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     const bool narrow = tt__param_home(p)->dtype == TT_F16;
     for (int64_t k = 0; k < n && narrow; k++)
         if (fabsf(values[k]) >= 65520 && isfinite(values[k]))
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s': element %lld is %g, more than f16 can hold "
-                            "(65504): use precision 16-mixed or bf16-true", p->name, (long long)(first + k),
-                            (double)values[k]);
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s': element %lld is %g, more than f16 can "
+                            "hold (65504): use precision 16-mixed or bf16-true", p->name,
+                            (long long)(first + k), (double)values[k]);
     return TT_OK;
 }
 
@@ -10038,7 +10059,7 @@ static tt_status tt__param_fill(const tt_param *p, float *piece)
     char *memory = tt__param_memory(p);
     const tt__arena *a = p->holder;
     const tt_dtype dtype = tt__param_home(p)->dtype;
-    const bool straight = dtype == TT_F32 && a->kind->host; /* the source's floats stay where they are read to */
+    const bool straight = dtype == TT_F32 && a->kind->host; /* read to where they stay */
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
     if (!p->read && tt__init_fits(p)) {
@@ -10070,7 +10091,8 @@ tt_status tt_param_set(tt_param *p, const float *values)
     if (memory) {
         tt_status status = tt__param_fits(p, values, 0, p->size);
         if (status != TT_OK) return status;
-        return tt__write_memory(p->ctx, p->holder, memory, tt__param_home(p)->dtype, values, TT_F32, (size_t)p->size);
+        const tt_dtype dtype = tt__param_home(p)->dtype;
+        return tt__write_memory(p->ctx, p->holder, memory, dtype, values, TT_F32, (size_t)p->size);
     }
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -10095,8 +10117,8 @@ void tt_close(tt_context *ctx)
     tt__free(ctx, ctx->param_slots);
     tt__pool_free(ctx, ctx->cpu.pool);
     if (ctx->allocated)
-        tt__log(ctx, TT_LOG_WARNING, "close", "%zu bytes are still held: free programs, tapes and trainers before the "
-                "context", ctx->allocated);
+        tt__log(ctx, TT_LOG_WARNING, "close", "%zu bytes are still held: free programs, tapes and trainers "
+                "before the context", ctx->allocated);
     tt_allocator allocator = ctx->options.allocator;
     pthread_mutex_destroy(&ctx->mutex);
     allocator.release(allocator.user, ctx, sizeof *ctx);
@@ -10119,8 +10141,8 @@ typedef struct tt__recording {
 } tt__recording;
 enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
 
-/* Where an input is copied from when the device's memory is not the host's: two buffers in turn, each with the event
-   after which it may be written again. */
+/* Where an input is copied from when the device's memory is not the host's: two buffers in turn, each with
+   the event after which it may be written again. */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; } tt__staged;
 
 /* tt_compile_options, checked, with what their names stand for. */
@@ -10154,8 +10176,8 @@ typedef struct tt__built {
     int together;           /* most instructions that run together */
 } tt__built;
 
-/* What tt_set has left of an input: nothing since the last run, its data, or data that a run or tt_set of another
-   program of the arena has written over. */
+/* What tt_set has left of an input: nothing since the last run, its data, or data that a run or tt_set of
+   another program of the arena has written over. */
 typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_state;
 
 /* What a program has for each device that it runs on, beside the arena's memory there. */
@@ -10274,12 +10296,13 @@ static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
     return hash;
 }
 
-/* Of all that was recorded, but for the names of values: another model, or one of another capacity, has another
-   hash. */
+/* Of all that was recorded, but for the names of values: another model, or one of another capacity, has
+   another hash. */
 static uint64_t tt__tape_hash(const tt_tape *t)
 {
     uint64_t hash = TT__HASH_BEGIN;
-    for (int k = 1; k < t->n_axes; k++) hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
+    for (int k = 1; k < t->n_axes; k++)
+        hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
         const tt__shape *s = &x->shape;
@@ -10310,7 +10333,8 @@ static tt_tape *tt__copy_tape(const tt_tape *t)
     copy->n_axes = copy->cap_axes = t->n_axes;
     if (tt__copy_array(t->ctx, (void **)&copy->values, t->values, sizeof *t->values * (size_t)t->n_values) &&
         tt__copy_array(t->ctx, (void **)&copy->code, t->code, sizeof *t->code * (size_t)t->n_code) &&
-        tt__copy_array(t->ctx, (void **)&copy->axes, t->axes, sizeof *t->axes * (size_t)t->n_axes)) return copy;
+        tt__copy_array(t->ctx, (void **)&copy->axes, t->axes, sizeof *t->axes * (size_t)t->n_axes))
+        return copy;
     tt_tape_free(copy);
     return NULL;
 }
@@ -10321,7 +10345,8 @@ static void tt__built_free(tt_context *ctx, tt__built *b)
     tt__free(ctx, b->box);
 }
 
-/* Takes a program out of its arena. Of an arena that was never allocated, the last takes out the parameters too. */
+/* Takes a program out of its arena. Of an arena that was never allocated, the last takes out the parameters
+   too. */
 static void tt__leave_arena(tt_program *p)
 {
     tt__arena *a = p->arena;
@@ -10375,7 +10400,8 @@ static void tt__mark_gradients(tt_tape *t)
         for (int j = 0; j < TT__MAX_IN; j++) needs |= t->values[t->values[t->code[k].in[j]].base].needs_grad;
         t->values[t->code[k].out[0]].needs_grad = needs;
     }
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].needs_grad = t->values[t->values[v].base].needs_grad;
+    for (int32_t v = 1; v < t->n_values; v++)
+        t->values[v].needs_grad = t->values[t->values[v].base].needs_grad;
 }
 
 /* Runs a pass and then the verifier; returns from the function that it stands in after an error. */
@@ -10387,17 +10413,18 @@ static void tt__mark_gradients(tt_tape *t)
     } while (0)
 
 /* The passes over a tape that ends with a loss: they add its backward and the update. */
-static tt_status tt__run_training_passes(tt__built *b, const tt__settings *s, const tt__choice *choice, int losses)
+static tt_status tt__run_training_passes(tt__built *b, const tt__settings *s, const tt__choice *choice,
+                                         int losses)
 {
     tt_tape *t = b->t;
     const bool accumulate = s->options.accumulate;
     if (losses != 1 && accumulate)
-        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "accumulate divides by the targets of one loss, but the program has "
-                        "%d", losses);
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "accumulate divides by the targets of one loss, but the "
+                        "program has %d", losses);
     TT__PASS(t, "differentiate", tt__differentiate(t, b->root, accumulate));
     if (!losses)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on tt_cross_entropy or "
-                        "tt_mean_squared_error", t->values[b->root].name);
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on "
+                        "tt_cross_entropy or tt_mean_squared_error", t->values[b->root].name);
     TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
     TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute));
     if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
@@ -10479,8 +10506,8 @@ static tt_status tt__check_matmul(tt_context *ctx, const tt__settings *s)
         return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
                         s->kind->name);
     if (s->precision.kind != TT__32_TRUE) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' "
-                    "has none");
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision "
+                    "'32-true' has none");
 }
 
 /* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
@@ -10515,14 +10542,14 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
 static tt_status tt__place_transients(tt__built *b)
 {
     tt_tape *t = b->t;
-    const int instructions = (int)tt__max(1, t->n_code);
+    const int n = (int)tt__max(1, t->n_code);
+    size_t bound;
+    int peak;
     tt_status status = tt__lifetimes(t, b->root, &b->box, &b->n_boxes);
     if (status != TT_OK) return status;
-    size_t host_bound;
-    int host_peak;
-    status = tt__place(t->ctx, b->box, b->n_boxes, instructions, TT__HOST, &b->host_transient, &host_bound, &host_peak);
+    status = tt__place(t->ctx, b->box, b->n_boxes, n, TT__HOST, &b->host_transient, &bound, &peak);
     if (status == TT_OK)
-        status = tt__place(t->ctx, b->box, b->n_boxes, instructions, TT__DEVICE, &b->transient, &b->bound, &b->peak_at);
+        status = tt__place(t->ctx, b->box, b->n_boxes, n, TT__DEVICE, &b->transient, &b->bound, &b->peak_at);
     if (status != TT_OK) return status;
     for (int32_t v = 1; v < t->n_values; v++) t->values[v].place = TT__NO_PLACE;
     for (int k = 0; k < b->n_boxes; k++) {
@@ -10540,9 +10567,11 @@ static tt_status tt__place_transients(tt__built *b)
     return status == TT_OK ? tt__verify_places(t, b->box, b->n_boxes, TT__DEVICE, b->transient) : status;
 }
 
-/* Rewrites a copy of a tape and gives its transient storages their places: a program in all but the arena. Depends
-   on its arguments and on which parameters are frozen, and changes nothing else. After an error, *b is empty. */
-static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice, tt__built *b)
+/* Rewrites a copy of a tape and gives its transient storages their places: a program in all but the arena.
+   Depends on its arguments and on which parameters are frozen, and changes nothing else. After an error, *b
+   is empty. */
+static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice,
+                           tt__built *b)
 {
     memset(b, 0, sizeof *b);
     b->root = root;
@@ -10581,16 +10610,17 @@ static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t
     const char *name = p->ctx->params[x->param]->name;
     const tt_dtype dtype = tt__home_in(a, x->param)->dtype;
     if (a->kind != s->kind || a->index != s->index)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier program has "
-                        "put it, and this program is for '%s'", name, tt__device_name(a->kind, a->index, there),
-                        tt__device_name(s->kind, s->index, here));
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier "
+                        "program has put it, and this program is for '%s'", name, tt__device_name(a->kind,
+                        a->index, there), tt__device_name(s->kind, s->index, here));
     if (dtype == x->shape.dtype) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier program holds "
-                    "it as %s: compile both with the same precision", s->options.precision, name,
-                    tt_dtype_name(x->shape.dtype), tt_dtype_name(dtype));
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier "
+                    "program holds it as %s: compile both with the same precision", s->options.precision,
+                    name, tt_dtype_name(x->shape.dtype), tt_dtype_name(dtype));
 }
 
-/* Bytes of the persistent storages that no arena has a home for, if the program joins arena `a` (NULL: a new one). */
+/* Bytes of the persistent storages that no arena has a home for, if the program joins arena `a` (NULL: a new
+   one). */
 static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t *bytes)
 {
     const tt_tape *t = p->built.t;
@@ -10607,9 +10637,11 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t *byte
     return TT_OK;
 }
 
-/* The bytes of the arena that the program joins (`shared`), or of its own (NULL), once it is in there: *persistent
-   and *transient. Fails if they are more than the budget of one of the arena's programs, or than is allocated. */
-static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, size_t *persistent, size_t *transient)
+/* The bytes of the arena that the program joins (`shared`), or of its own (NULL), once it is in there:
+   *persistent and *transient. Fails if they are more than the budget of one of the arena's programs, or than
+   is allocated. */
+static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, size_t *persistent,
+                                  size_t *transient)
 {
     static const tt__arena none;
     const tt__arena *a = shared ? shared : &none;
@@ -10624,14 +10656,14 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, size_t
     *transient = a->transient > p->built.transient ? a->transient : p->built.transient;
     const size_t bytes = *persistent + *transient;
     if (a->memory && (added || *transient > a->transient))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, with %zu "
-                        "bytes, and this program needs %zu: compile it before tt_allocate or the first tt_set of "
-                        "those that it shares with, or without `share`", held, bytes);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, "
+                        "with %zu bytes, and this program needs %zu: compile it before tt_allocate or the "
+                        "first tt_set of those that it shares with, or without `share`", held, bytes);
     if (!budget || bytes <= budget) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu%s: %zu are persistent "
-                    "(parameters, optimizer, gradients), the rest is proportional to the capacity of the axes; the "
-                    "smallest budget with these options is %zu", bytes, budget,
-                    by_them ? " for a program that this one shares an arena with" : "", bytes - p->built.transient,
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu%s: %zu are "
+                    "persistent (parameters, optimizer, gradients), the rest is proportional to the capacity "
+                    "of the axes; the smallest budget with these options is %zu", bytes, budget, by_them ? " "
+                    "for a program that this one shares an arena with" : "", bytes - p->built.transient,
                     bytes);
 }
 
@@ -10656,8 +10688,8 @@ static void tt__place_persistent(tt_program *p)
     }
 }
 
-/* Puts a built program into the arena of `share`, or into a new one. Nothing is allocated on the device. After an
-   error nothing has changed. */
+/* Puts a built program into the arena of `share`, or into a new one. Nothing is allocated on the device.
+   After an error nothing has changed. */
 static tt_status tt__commit(tt_program *p, tt__arena *shared)
 {
     tt_context *ctx = p->ctx;
@@ -10691,10 +10723,11 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
 static tt_status tt__make_rank(tt_program *p)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
+    const size_t together = (size_t)p->built.together + 1;
     p->rank.axis_rows = (int64_t *)tt__alloc(p->ctx, sizeof *p->rank.axis_rows * axes);
     p->rank.input = (unsigned char *)tt__calloc(p->ctx, values);
     p->rank.staged = (tt__staged *)tt__calloc(p->ctx, values * sizeof *p->rank.staged);
-    p->rank.launches = (tt__launch *)tt__calloc(p->ctx, sizeof *p->rank.launches * (size_t)(p->built.together + 1));
+    p->rank.launches = (tt__launch *)tt__calloc(p->ctx, sizeof *p->rank.launches * together);
     if (!p->rank.axis_rows || !p->rank.input || !p->rank.staged || !p->rank.launches) return TT_ERR_MEMORY;
     for (size_t k = 0; k < axes; k++) p->rank.axis_rows[k] = -1;
     if (!p->settings.kind->host) return TT_OK; /* such memory is the device's to allocate */
@@ -10709,8 +10742,8 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
     if (share && share->ctx != ctx)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
     if (!share || (share->settings.kind == s->kind && share->settings.index == s->index)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this one is for '%s'",
-                    tt__device_name(share->settings.kind, share->settings.index, theirs),
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this one is "
+                    "for '%s'", tt__device_name(share->settings.kind, share->settings.index, theirs),
                     tt__device_name(s->kind, s->index, own));
 }
 
@@ -10719,7 +10752,8 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     tt__choice choice;
     if (t->status != TT_OK) return tt__fail(p->ctx, t->status, "%s", t->error);
     if (root <= 0 || root >= t->n_values)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape", (int)root);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape",
+                        (int)root);
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     choice.recompute = p->settings.recompute;
@@ -10743,7 +10777,8 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 
 /* ============================================================================================================
    RUN                                                                                               >>run
-   Allocates a program's memory, takes inputs, runs micro-batches and updates, and gives results. Uses all above.
+   Allocates a program's memory, takes inputs, runs micro-batches and updates, and gives results. Uses all
+   above.
    ============================================================================================================ */
 
 static int64_t tt__actual_rows(const tt_program *p, int32_t id)
@@ -10752,7 +10787,8 @@ static int64_t tt__actual_rows(const tt_program *p, int32_t id)
     return s->axis ? p->rank.axis_rows[s->axis] + s->extra : s->rows;
 }
 
-/* Parameters that live with another program must have memory there, and still be what this program takes them for. */
+/* Parameters that live with another program must have memory there, and still be what this program takes them
+   for. */
 static tt_status tt__params_ready(const tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -10761,18 +10797,18 @@ static tt_status tt__params_ready(const tt_program *p)
         if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v) continue;
         const tt_param *param = p->ctx->params[t->values[v].param];
         if (!param->holder)
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that held parameter '%s' was freed before it was "
-                            "allocated: compile this one again", param->name);
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that held parameter '%s' was freed before "
+                            "it was allocated: compile this one again", param->name);
         if (param->holder != p->arena && !param->holder->memory)
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not allocated: allocate "
-                            "that one first, or compile with `share`", param->name);
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not "
+                            "allocated: allocate that one first, or compile with `share`", param->name);
         status = tt__check_home(p, param->holder, v);
     }
     return status;
 }
 
-/* Optimizer state and accumulated gradients begin at 0: once, right before they are first used, so that until then
-   nothing but parameters takes memory where pages that nobody has touched take none. */
+/* Optimizer state and accumulated gradients begin at 0: once, right before they are first used, so that until
+   then nothing but parameters takes memory where pages that nobody has touched take none. */
 static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
@@ -10815,8 +10851,8 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__value *x = &p->built.t->values[v];
-    const bool written = x->storage == TT__INPUT || x->storage == TT__STEP;
-    return written && !p->settings.kind->host && x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
+    if (p->settings.kind->host || (x->storage != TT__INPUT && x->storage != TT__STEP)) return false;
+    return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
 /* The host's memory of a program: its values there, and the buffers of what it writes to the device. */
@@ -10825,15 +10861,16 @@ static tt_status tt__allocate_rank(tt_program *p)
     const tt__arena *a = p->arena;
     const tt_tape *t = p->built.t;
     const size_t on_host = p->built.host_persistent + p->built.host_transient;
+    const tt__backend *b = a->kind->backend;
     tt__rank *r = &p->rank;
     size_t bytes = 0;
     for (int32_t v = 1; v < t->n_values; v++)
         if (tt__is_staged(p, v)) bytes += 2 * tt__storage_bytes(&t->values[v]);
     if (on_host && !r->host) {
-        if (!(r->host = (char *)a->kind->backend->allocate_host(a->device, on_host))) return TT_ERR_MEMORY;
+        if (!(r->host = (char *)b->allocate_host(a->device, on_host))) return TT_ERR_MEMORY;
         memset(r->host, 0, on_host);
     }
-    if (bytes && !(r->staging = (char *)a->kind->backend->allocate_host(a->device, bytes))) return TT_ERR_MEMORY;
+    if (bytes && !(r->staging = (char *)b->allocate_host(a->device, bytes))) return TT_ERR_MEMORY;
     char *at = r->staging;
     for (int32_t v = 1; v < t->n_values; v++)
         for (int k = 0; k < 2 && tt__is_staged(p, v); k++, at += tt__storage_bytes(&t->values[v]))
@@ -10845,8 +10882,8 @@ tt_status tt_allocate(tt_program *p)
 {
     if (p->ready) return TT_OK;
     if (!p->settings.kind->backend)
-        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot run them: "
-                        "compile for \"cpu\" to run this one", p->settings.kind->name);
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot "
+                        "run them: compile for \"cpu\" to run this one", p->settings.kind->name);
     tt_status status = tt__params_ready(p);
     if (status == TT_OK && !p->arena->memory) status = tt__allocate_arena(p->ctx, p->arena);
     if (status == TT_OK) status = tt__device_status(p->ctx, p->arena, tt__allocate_rank(p));
@@ -10898,7 +10935,8 @@ static void tt__mark_input(tt_program *p, int32_t v, tt__input_state state)
     p->rank.input[v] = (unsigned char)state;
 }
 
-/* Notes that p writes these bytes of its transient region: inputs of other programs of the arena are lost there. */
+/* Notes that p writes these bytes of its transient region: inputs of other programs of the arena are lost
+   there. */
 static void tt__overwrite(const tt_program *p, size_t from, size_t bytes)
 {
     for (tt_program *q = p->arena->programs; q; q = q->next)
@@ -10910,8 +10948,8 @@ static void tt__overwrite(const tt_program *p, size_t from, size_t bytes)
         }
 }
 
-/* Sets the rows of an input's axis for the next run. Other inputs of the axis must agree; where this one is set
-   anew, they must follow. */
+/* Sets the rows of an input's axis for the next run. Other inputs of the axis must agree; where this one is
+   set anew, they must follow. */
 static tt_status tt__set_rows(tt_program *p, int32_t v, int64_t rows)
 {
     const tt__value *values = p->built.t->values, *x = &values[v];
@@ -10920,8 +10958,8 @@ static tt_status tt__set_rows(tt_program *p, int32_t v, int64_t rows)
     for (int32_t k = 1; k < p->built.t->n_values && other; k++) {
         if (p->rank.input[k] != TT__SET || k == v || values[k].shape.axis != x->shape.axis) continue;
         if (!again)
-            return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with %lld on the "
-                            "same axis '%s'", x->name, (long long)rows, values[k].name,
+            return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with "
+                            "%lld on the same axis '%s'", x->name, (long long)rows, values[k].name,
                             (long long)(*axis + values[k].shape.extra), p->built.t->axes[x->shape.axis].name);
         tt__mark_input(p, k, TT__UNSET);
     }
@@ -10939,8 +10977,8 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: value %d is no input of this program", (int)v.id);
     const bool all = x->shape.axis || rows == x->shape.rows;
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || !all)
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld", (long long)rows,
-                        x->name, x->shape.axis ? "1 to " : "", (long long)x->shape.rows);
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld",
+                        (long long)rows, x->name, x->shape.axis ? "1 to " : "", (long long)x->shape.rows);
     if (x->shape.axis && (status = tt__set_rows(p, v.id, rows)) != TT_OK) return status;
     tt__mark_input(p, v.id, TT__SET);
     if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
@@ -10955,20 +10993,22 @@ tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
     const tt_tape *t = p->built.t;
     const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
     if (!x || !(x->keep || x->persistent || v.id == p->built.root))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: value %d is neither an output nor the root of this program: "
-                        "mark it with tt_output", (int)v.id);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: value %d is neither an output nor the root of this "
+                        "program: mark it with tt_output", (int)v.id);
     if (!p->arena->memory || (!x->persistent && p->arena->results_of != p))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this program, "
-                        "before the next tt_set and other programs of its arena", x->name);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this "
+                        "program, before the next tt_set and other programs of its arena", x->name);
     const tt__mat m = tt__resolve(p, v.id);
     const size_t n = (size_t)(m.rows * m.cols);
     if (!tt__is_float(m.dtype))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name, tt_dtype_name(m.dtype));
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name,
+                        tt_dtype_name(m.dtype));
     if (capacity < n)
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %zu floats, the buffer %zu", x->name, n, capacity);
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %zu floats, the buffer %zu", x->name, n,
+                        capacity);
     tt_status status = x->persistent ? tt__zero_states(p) : TT_OK;
-    for (int64_t r = 0; r < m.rows && status == TT_OK; r++)
-        status = tt__read_memory(p->ctx, p->arena, to + r * m.cols, TT_F32, tt__at(&m, r), m.dtype, (size_t)m.cols);
+    for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols)
+        status = tt__read_memory(p->ctx, p->arena, to, TT_F32, tt__at(&m, r), m.dtype, (size_t)m.cols);
     return status;
 }
 
@@ -10988,8 +11028,8 @@ static tt_status tt__inputs_ready(tt_program *p)
             if (t->values[base].storage != TT__INPUT || p->rank.input[base] == TT__SET) continue;
             tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s' was %s", t->values[base].name, overwritten ?
-                            "set, and then overwritten by another program of the same arena: tt_set all inputs right "
-                            "before the run" : "not set before this run: tt_set it each time");
+                            "set, and then overwritten by another program of the same arena: tt_set all "
+                            "inputs right before the run" : "not set before this run: tt_set it each time");
         }
     return TT_OK;
 }
@@ -11016,11 +11056,13 @@ static tt__mat tt__on_host(const tt_program *p, int32_t id)
     return m;
 }
 
-/* Indices and starts of sequences are inputs: before anything runs, all are as the ops that read them need them. */
+/* Indices and starts of sequences are inputs: before anything runs, all are as the ops that read them need
+   them. */
 static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
 {
     tt_status status = TT_OK;
-    for (int k = 0, end = tt__segment_first(p->built.t, TT__EACH_MICRO + 1); k < end && status == TT_OK; k++) {
+    const int end = tt__segment_first(p->built.t, TT__EACH_MICRO + 1);
+    for (int k = 0; k < end && status == TT_OK; k++) {
         l->instr = &p->built.t->code[k];
         for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__on_host(p, l->instr->in[j]);
         for (int j = 0; j < TT__MAX_OUT; j++) l->out[j] = tt__resolve(p, l->instr->out[j]);
@@ -11031,8 +11073,8 @@ static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
     return status;
 }
 
-/* The entry of such a run if it was met before. Else NULL, and the entry whose turn it is gives way if it has no
-   credit left: runs that come back keep their recordings however many others there are. */
+/* The entry of such a run if it was met before. Else NULL, and the entry whose turn it is gives way if it has
+   no credit left: runs that come back keep their recordings however many others there are. */
 static tt__recording *tt__recording_of(tt_program *p, tt__segment segment)
 {
     const size_t all = sizeof *p->rank.axis_rows * (size_t)p->built.t->n_axes;
@@ -11096,14 +11138,15 @@ static void tt__record_segment(tt_program *p, tt__launch *l, tt__recording *r)
         r->made = NULL;
     }
     p->rank.never_records = true;
-    tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which this program "
-            "makes one by one from now on, more slowly: %s", p->settings.kind->name, b->error(d));
+    tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which this "
+            "program makes one by one from now on, more slowly: %s", p->settings.kind->name, b->error(d));
 }
 
 /* Notes what a segment is about to write. */
 static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
-    const int first = tt__segment_first(p->built.t, segment), end = tt__segment_first(p->built.t, segment + 1);
+    const tt_tape *t = p->built.t;
+    const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
         const bool device = box->space == TT__DEVICE;
@@ -11111,7 +11154,8 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     }
 }
 
-/* Runs a segment. A device that can records it when it meets such a run again, and replays that from then on. */
+/* Runs a segment. A device that can records it when it meets such a run again, and replays that from then on.
+   */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -11126,7 +11170,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     l.resident = p->arena->memory;
     tt_status status = segment == TT__EACH_MICRO ? tt__check_inputs(p, &l) : TT_OK;
     if (status == TT_OK) status = tt__zero_states(p);
-    if (status == TT_OK && p->built.t->run) status = tt__write_value(p, p->built.t->run, &p->run, sizeof p->run);
+    if (status == TT_OK && l.tape->run) status = tt__write_value(p, l.tape->run, &p->run, sizeof p->run);
     if (status == TT_OK && p->built.t->scale && !p->scale_set) {
         status = tt__write_value(p, p->built.t->results, &p->results, sizeof p->results);
         p->scale_set = status == TT_OK;
@@ -11136,7 +11180,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
         tt__overwrite_segment(p, segment);
         tt__recording *r = b->capture && !p->rank.never_records ? tt__recording_of(p, segment) : NULL;
         if (r && !r->made) tt__record_segment(p, &l, r);
-        if (status == TT_OK) status = r && r->made ? b->replay(d, r->made) : tt__launch_segment(p, &l, segment);
+        status = r && r->made ? b->replay(d, r->made) : tt__launch_segment(p, &l, segment);
         status = tt__device_status(p->ctx, p->arena, status);
     }
     tt__float_restore(mode);
@@ -11153,7 +11197,7 @@ static tt_status tt__read_results(tt_program *p)
     const tt__arena *a = p->arena;
     if (!t->results) return tt__device_status(p->ctx, a, a->kind->backend->wait(a->device));
     const void *from = tt__resolve(p, t->results).data;
-    if (t->values[t->results].space == TT__DEVICE) { /* by way of memory that a device can copy to while others work */
+    if (t->values[t->results].space == TT__DEVICE) { /* by memory that it can copy to while others work */
         status = tt__read_memory(p->ctx, a, a->bounce, TT_U8, from, TT_U8, sizeof p->results);
         from = a->bounce;
     }
@@ -11187,8 +11231,8 @@ static void tt__begin_step(tt_program *p)
 tt_status tt_run(tt_program *p, tt_stats *stats)
 {
     if (p->settings.options.train)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_run: this program trains: use tt_step, or compile with train = "
-                        "false");
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_run: this program trains: use tt_step, or compile with "
+                        "train = false");
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
@@ -11231,14 +11275,14 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
     const tt_tape *t = p->built.t;
     if (isfinite(p->results.totals.loss)) return TT_OK;
     const char *bad = tt__bad_parameter(p);
-    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; nothing was "
-                    "updated: %s%s%s", (long long)p->run.step, (long long)micro, t->values[p->built.root].name,
-                    bad ? "parameter '" : "check the inputs, or lower the learning rate", bad ? bad : "",
-                    bad ? "' has a number that is not finite" : "");
+    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; "
+                    "nothing was updated: %s%s%s", (long long)p->run.step, (long long)micro,
+                    t->values[p->built.root].name, bad ? "parameter '" : "check the inputs, or lower the "
+                    "learning rate", bad ? bad : "", bad ? "' has a number that is not finite" : "");
 }
 
-/* Forward and backward of one micro-batch. Results that the device has yet to compute are read if the caller wants
-   them, else not waited for: a loss that is not finite shows when the step ends. */
+/* Forward and backward of one micro-batch. Results that the device has yet to compute are read if the caller
+   wants them, else not waited for: a loss that is not finite shows when the step ends. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const tt_tape *t = p->built.t;
@@ -11247,7 +11291,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
-    if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number, so that undoing it is exact */
+    if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number: undoing it is exact */
         int exponent = 0;
         for (int k = 0; k < t->n_code; k++)
             if (tt__is(&t->code[k], TT__LOSS)) frexp((double)tt__actual_rows(p, t->code[k].in[0]), &exponent);
@@ -11275,17 +11319,19 @@ static tt_status tt__norm_failed(tt_program *p)
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         float square = 0;
-        if (t->values[i->in[0]].storage != TT__GRADIENT || tt__is(i, TT__RMW)) continue; /* the others sum squares */
-        tt_status status = tt__read_memory(p->ctx, p->arena, &square, TT_F32, tt__resolve(p, i->out[0]).data, TT_F32, 1);
+        if (t->values[i->in[0]].storage != TT__GRADIENT || tt__is(i, TT__RMW)) continue;
+        const void *at = tt__resolve(p, i->out[0]).data;
+        tt_status status = tt__read_memory(p->ctx, p->arena, &square, TT_F32, at, TT_F32, 1);
         if (status != TT_OK) return status;
         if (isfinite(square)) continue;
         const bool finite = tt__all_finite(p, i->in[0]);
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was updated", step,
-                        finite ? "sum of squares of the " : "", p->ctx->params[t->values[i->in[0]].param]->name,
-                        finite ? "overflows" : "is not finite", lowest);
+        const char *what = finite ? "overflows" : "is not finite";
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was "
+                        "updated", step, finite ? "sum of squares of the " : "",
+                        p->ctx->params[t->values[i->in[0]].param]->name, what, lowest);
     }
-    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was updated", step,
-                    lowest);
+    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was "
+                    "updated", step, lowest);
 }
 
 /* The update, which leaves all as it is where a loss or gradient is not finite. */
@@ -11297,8 +11343,8 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
     if (status == TT_OK) status = tt__read_results(p);
     if (status != TT_OK) return status;
     if (!(p->results.totals.targets > 0))
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight 0); nothing "
-                        "was updated", (long long)p->run.step);
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight "
+                        "0); nothing was updated", (long long)p->run.step);
     if ((status = tt__check_loss(p, p->run.micro)) != TT_OK) return status;
     const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
     if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale has fallen */
@@ -11319,13 +11365,14 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
 tt_status tt_micro_step(tt_program *p, tt_stats *stats)
 {
     if (!p->built.t->accumulate)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and accumulate");
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and "
+                        "accumulate");
     if (p->run.micro == 0) tt__begin_step(p);
     if (p->micro_failed)
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: tt_update ends the step "
-                        "without updating");
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: tt_update ends "
+                        "the step without updating");
     tt_status status = tt__micro(p, stats != NULL);
-    if (status != TT_OK && p->run.micro > 0) p->micro_failed = true; /* gradients may hold half of a micro-batch */
+    if (status != TT_OK && p->run.micro > 0) p->micro_failed = true; /* gradients may hold half of it */
     if (status != TT_OK) return status;
     p->run.micro++;
     tt__give_stats(p, stats, 0);
@@ -11335,7 +11382,8 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 {
     if (!p->built.t->accumulate)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and accumulate");
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and "
+                        "accumulate");
     if (p->run.micro == 0)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
     tt_status status = tt__check_lr(p, lr);
@@ -11351,13 +11399,13 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
 {
     const tt__results *of = &p->results;
     if (!p->built.t->accumulate || p->run.micro == 0)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step and tt_update "
-                        "of a program compiled with accumulate");
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step "
+                        "and tt_update of a program compiled with accumulate");
     tt_status status = tt__read_results(p);
     if (status != TT_OK) return status;
     if (!(of->totals.targets > 0))
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored or have "
-                        "weight 0), so there is no mean");
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored "
+                        "or have weight 0), so there is no mean");
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
         const bool gradient = x->storage == TT__GRADIENT && x->base == v;
@@ -11368,8 +11416,8 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
             to[k] = (float)(to[k] * (p->run.loss_norm / of->totals.targets / of->scale.scale));
         return status;
     }
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this program: it is "
-                    "frozen or not used", param->name);
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this "
+                    "program: it is frozen or not used", param->name);
 }
 
 /* ---- what those who train a program ask of it */
@@ -11514,14 +11562,16 @@ static tt_status tt__kept_write(const tt_program *p, const tt__kept *k, size_t f
 
 const char *tt_category_name(tt_category c)
 {
-    static const char *const names[TT_MEM_CATEGORIES] = {"parameters", "gradients", "optimizer", "activations", "workspace", "inputs"};
+    static const char *const names[] = {"parameters", "gradients", "optimizer", "activations", "workspace",
+                                        "inputs"};
     return (unsigned)c < TT_MEM_CATEGORIES ? names[c] : "unknown category";
 }
 
 static tt_category tt__category(const tt_tape *t, int32_t base)
 {
-    if (!base || t->values[base].storage == TT__STEP) return TT_MEM_WORKSPACE;
+    if (!base) return TT_MEM_WORKSPACE;
     switch (t->values[base].storage) {
+    case TT__STEP: return TT_MEM_WORKSPACE;
     case TT__PARAMETER: return TT_MEM_PARAMETERS;
     case TT__GRADIENT: return TT_MEM_GRADIENTS;
     case TT__STATE: return TT_MEM_OPTIMIZER;
@@ -11530,8 +11580,8 @@ static tt_category tt__category(const tt_tape *t, int32_t base)
     }
 }
 
-/* Storage k of the program, 0 <= k < tt__storages(p): the resident workspace, then persistent values, then boxes. False if there is none
-   of that number. */
+/* Storage k of the program's arena: the resident workspace (0), then persistent values, then boxes. False if
+   it has none of that number, 0 <= k < tt__storages(p). */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -11547,11 +11597,19 @@ static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
         to->last = box->last;
         return box->merged == k - t->n_values && box->bytes && box->space == TT__DEVICE;
     }
-    to->name = k ? t->values[k].name : "matmul";
+    const tt__value *x = &t->values[k];
+    const bool elsewhere = x->storage == TT__PARAMETER && !tt__home_in(p->arena, x->param);
+    to->name = k ? x->name : "matmul";
     to->category = tt__category(t, k);
-    to->bytes = k ? tt__arena_bytes(t, &t->values[k]) : p->settings.kind->resident;
+    to->bytes = k ? tt__arena_bytes(t, x) : p->settings.kind->resident;
     to->last = (int)tt__max(1, t->n_code) - 1;
-    return k ? t->values[k].persistent && t->values[k].base == k && t->values[k].space == TT__DEVICE : to->bytes > 0;
+    return k ? x->persistent && x->base == k && x->space == TT__DEVICE && !elsewhere : to->bytes > 0;
+}
+
+/* The same, of what is alive at the peak. */
+static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
+{
+    return tt__storage_of(p, k, to) && to->first <= p->built.peak_at && to->last >= p->built.peak_at;
 }
 
 tt_plan tt_program_plan(const tt_program *p)
@@ -11568,17 +11626,17 @@ tt_plan tt_program_plan(const tt_program *p)
     plan.instructions = t->n_code;
     plan.values = t->n_values - 1;
     for (int k = 0; k < tt__storages(p); k++)
-        if (tt__storage_of(p, k, &v) && v.first <= p->built.peak_at && v.last >= p->built.peak_at) plan.at_peak[v.category] += v.bytes;
-    plan.init_bytes = plan.at_peak[TT_MEM_PARAMETERS] + p->settings.kind->resident + sizeof(float) * TT__PIECE;
+        if (tt__storage_at_peak(p, k, &v)) plan.at_peak[v.category] += v.bytes;
+    plan.init_bytes = plan.at_peak[TT_MEM_PARAMETERS] + p->settings.kind->resident;
+    plan.init_bytes += sizeof(float) * TT__PIECE;
     plan.peak_instruction = p->built.peak_at;
-    if (p->built.peak_at < t->n_code) {
-        const tt__instr *i = &t->code[p->built.peak_at];
-        snprintf(plan.peak_name, sizeof plan.peak_name, "%s %.60s", tt__instr_name(i), t->values[i->out[0]].name);
-    }
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        if (!i->in[0]) continue;
+        const char *name = t->values[i->out[0]].name;
         tt__mat in[TT__MAX_IN];
+        if (k == p->built.peak_at)
+            snprintf(plan.peak_name, sizeof plan.peak_name, "%s %.60s", tt__instr_name(i), name);
+        if (!i->in[0]) continue;
         for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
         double flops = tt__flops(i, in);
         plan.flops += flops;
@@ -11592,10 +11650,13 @@ int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity)
     int n = 0;
     for (int k = 0; k < tt__storages(p); k++) {
         tt_plan_value v;
-        if (!tt__storage_of(p, k, &v) || v.first > p->built.peak_at || v.last < p->built.peak_at) continue;
-        int box = k - p->built.t->n_values, kept = n < capacity ? n : capacity, at = kept;
-        for (int b = box + 1; box >= 0 && b < p->built.n_boxes; b++) /* those that took over its place, in order of time */
-            if (p->built.box[b].merged == box && p->built.box[b].first <= p->built.peak_at) v.name = p->built.t->values[p->built.box[b].value].name;
+        if (!tt__storage_at_peak(p, k, &v)) continue;
+        int first = k - p->built.t->n_values, kept = n < capacity ? n : capacity, at = kept;
+        for (int b = first + 1; first >= 0 && b < p->built.n_boxes; b++) { /* who took over its place last */
+            const tt__box *box = &p->built.box[b];
+            const bool over = box->merged == first && box->first <= p->built.peak_at;
+            if (over) v.name = p->built.t->values[box->value].name;
+        }
         n++;
         while (at > 0 && to[at - 1].bytes < v.bytes) at--;
         if (at >= capacity) continue;
@@ -11605,7 +11666,10 @@ int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity)
     return n;
 }
 
-static bool tt__is_alphanumeric(char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+static bool tt__is_alphanumeric(char c)
+{
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
 
 /* The name with '*' for each number that stands alone: "layer.*.norm1" for "layer.3.norm1". */
 static void tt__without_numbers(const char *name, char *to, size_t capacity)
@@ -11622,9 +11686,15 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
     to[n] = 0;
 }
 
-typedef struct tt__plan_group { char name[72]; tt_category category; size_t bytes; int count; } tt__plan_group;
+typedef struct tt__plan_group {
+    char name[72];
+    tt_category category;
+    size_t bytes;
+    int count;
+} tt__plan_group;
 
-/* The largest values at the peak, those of one size whose names differ in numbers only taken together: one line for 24 layers. */
+/* The largest values at the peak. Those of one size whose names differ in numbers only are taken together:
+   one line for 24 layers. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     tt__plan_group largest[8];
@@ -11668,16 +11738,21 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
-    tt_plan plan = tt_program_plan(p);
+    const tt_plan plan = tt_program_plan(p);
+    const double mb = 1e-6, transient = mb * (double)(plan.bytes - plan.persistent_bytes);
     if (capacity) to[0] = 0;
-    tt__print(&text, "memory plan for %s: %.1f MB (%.1f persistent, %.1f transient; lower bound %.1f; %.1f to initialise the parameters)\n", plan.device,
-              (double)plan.bytes / 1e6, (double)plan.persistent_bytes / 1e6, (double)(plan.bytes - plan.persistent_bytes) / 1e6,
-              (double)plan.lower_bound_bytes / 1e6, (double)plan.init_bytes / 1e6);
-    tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity", plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
+    tt__print(&text, "memory plan for %s: %.1f MB (%.1f persistent, %.1f transient; lower bound %.1f; %.1f "
+              "to initialise the parameters)\n", plan.device, mb * (double)plan.bytes,
+              mb * (double)plan.persistent_bytes, transient, mb * (double)plan.lower_bound_bytes,
+              mb * (double)plan.init_bytes);
+    tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity",
+              plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
     if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);
     tt__print(&text, "\n");
-    for (int c = 0; c < TT_MEM_CATEGORIES; c++)
-        if (plan.at_peak[c]) tt__print(&text, "  %-12s %6.1f MB\n", tt_category_name((tt_category)c), (double)plan.at_peak[c] / 1e6);
+    for (int c = 0; c < TT_MEM_CATEGORIES; c++) {
+        const char *name = tt_category_name((tt_category)c);
+        if (plan.at_peak[c]) tt__print(&text, "  %-12s %6.1f MB\n", name, mb * (double)plan.at_peak[c]);
+    }
     tt__print_largest(p, &text);
     return text.length;
 }
@@ -11685,8 +11760,10 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 /* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
 static double tt__axis_step(double length, int marks)
 {
-    double step = pow(10, floor(log10(length / marks)));
-    return length <= step * marks ? step : length <= 2 * step * marks ? 2 * step : length <= 5 * step * marks ? 5 * step : 10 * step;
+    static const int times[] = {1, 2, 5};
+    const double step = pow(10, floor(log10(length / marks)));
+    for (int k = 0; k < TT__COUNT(times); k++) if (length <= times[k] * step * marks) return times[k] * step;
+    return 10 * step;
 }
 
 static void tt__print_xml(tt__text *text, const char *name)
@@ -11698,9 +11775,11 @@ static void tt__print_xml(tt__text *text, const char *name)
     }
 }
 
-/* live[k * N + c]: bytes in use in column k, of the categories layer[0..c]. A column is one of n instructions or, where several share it, the
-   one that needs most. NULL when out of memory. */
-static int64_t *tt__live_layers(const tt_program *p, const tt_category *layer, int n, int columns)
+/* live[k * N + c]: bytes in use in column k, of the categories tt__layer[0..c]. A column is one of n
+   instructions or, where several share it, the one that needs most. NULL when out of memory. */
+static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
+                                        TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
+static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
 {
     enum { N = TT_MEM_CATEGORIES };
     int64_t *live = (int64_t *)tt__calloc(p->ctx, sizeof *live * (size_t)(n + 1) * N);
@@ -11708,7 +11787,7 @@ static int64_t *tt__live_layers(const tt_program *p, const tt_category *layer, i
     for (int k = 0; live && k < tt__storages(p); k++) {
         int c = 0;
         if (!tt__storage_of(p, k, &v)) continue;
-        while (layer[c] != v.category) c++;
+        while (tt__layer[c] != v.category) c++;
         for (; c < N; c++) {
             live[v.first * N + c] += (int64_t)v.bytes;
             live[(v.last + 1) * N + c] -= (int64_t)v.bytes;
@@ -11716,87 +11795,134 @@ static int64_t *tt__live_layers(const tt_program *p, const tt_category *layer, i
     }
     for (int k = N; live && k < n * N; k++) live[k] += live[k - N];
     for (int k = 0; live && k < columns; k++) {
-        int most = (int)((int64_t)k * n / columns);
-        for (int j = most + 1; j < (int64_t)(k + 1) * n / columns; j++) if (live[j * N + N - 1] > live[most * N + N - 1]) most = j;
+        int64_t most = (int64_t)k * n / columns;
+        for (int64_t j = most + 1; j < (int64_t)(k + 1) * n / columns; j++)
+            if (live[j * N + N - 1] > live[most * N + N - 1]) most = j;
         memmove(&live[k * N], &live[most * N], sizeof *live * N);
     }
     return live;
 }
 
-size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
+/* Pixels of the picture: the corners of the plot, and its size. */
+enum { TT__LEFT = 64, TT__TOP = 66, TT__WIDTH = 600, TT__HEIGHT = 290, TT__RIGHT = TT__LEFT + TT__WIDTH,
+       TT__BOTTOM = TT__TOP + TT__HEIGHT };
+
+/* A line of text of the picture; `anchor`: "start", "middle" or "end" is at x. */
+TT_PRINTF(5, 6)
+static void tt__label(tt__text *text, int x, int y, const char *anchor, const char *format, ...)
 {
-    enum { LEFT = 64, TOP = 66, WIDTH = 600, HEIGHT = 290, RIGHT = LEFT + WIDTH, BOTTOM = TOP + HEIGHT, N = TT_MEM_CATEGORIES }; /* pixels */
-    static const tt_category layer[N] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
-    static const char *const colour[N] = {"#4e79a7", "#a0cbe8", "#f28e2b", "#b07aa1", "#59a14f", "#9c9490"}; /* from below */
-    static const char *const part_names[] = {"forward", "backward", "update"};
-    const tt_plan plan = tt_program_plan(p);
-    const int n = (int)tt__max(1, plan.instructions), columns = (int)tt__min(n, WIDTH);
-    size_t peak = 0;
-    for (int c = 0; c < N; c++) peak += plan.at_peak[c];
-    const double most = (double)(peak > plan.bytes ? peak : plan.bytes) + 1, full = 1.2 * most, scale = 10 * HEIGHT / full, unit = most < 1e9 ? 1e6 : 1e9;
-    const char *unit_name = most < 1e9 ? "MB" : "GB";
-    const int decimals = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1;
-    int64_t *live = tt__live_layers(p, layer, n, columns);
-    bool drawn[N] = {false};
-    tt__text text = {to, capacity, 0};
-    if (capacity) to[0] = 0;
-    if (!live) return 0;
-    tt__print(&text, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 880 %d' width='880' height='%d' font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'>\n"
-                     "<rect x='.5' y='.5' width='879' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n"
-                     "<text x='%d' y='28' font-size='15' font-weight='bold'>Memory of one %s on %s, by instruction</text>\n",
-              BOTTOM + 64, BOTTOM + 64, BOTTOM + 63, LEFT, p->settings.options.train ? "training step" : "run", plan.device);
-    /* in tenths of a pixel from the lower left corner, upwards */
-    tt__print(&text, "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10'>\n<path stroke='#e2e2e2' d='", LEFT, BOTTOM);
-    const double step = tt__axis_step(full / unit, 6);
-    for (int k = 1; k * step * unit < full; k++) tt__print(&text, "M0 %dh%d", (int)(k * step * unit * scale + 0.5), 10 * WIDTH);
-    tt__print(&text, "'/>\n");
-    for (int c = N - 1; c >= 0; c--) { /* each down to the axis, the next over it */
+    char label[160];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(label, sizeof label, format, args);
+    va_end(args);
+    tt__print(text, "<text x='%d' y='%d' text-anchor='%s'>%s</text>\n", x, y, anchor, label);
+}
+
+/* Draws the layers of memory over the columns, each down to the axis and the next over it, in tenths of a
+   pixel from the lower left corner, upwards; scale: tenths a byte. Notes which there are. */
+static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, double scale,
+                            const char *const *colour, bool *drawn)
+{
+    enum { N = TT_MEM_CATEGORIES };
+    for (int c = N - 1; c >= 0; c--) {
         int height = 0, x = 0;
-        for (int k = 0; k < columns && !drawn[c]; k++) drawn[c] = live[k * N + c] > (c ? live[k * N + c - 1] : 0);
+        drawn[c] = false;
+        for (int k = c; k < columns * N && !drawn[c]; k += N) drawn[c] = live[k] > (c ? live[k - 1] : 0);
         if (!drawn[c]) continue;
-        tt__print(&text, "<path fill='%s' d='M0 0", colour[c]);
+        tt__print(text, "<path fill='%s' d='M0 0", colour[c]);
         for (int k = 0; k < columns; k++) {
-            int from = (int)(10 * (int64_t)WIDTH * k / columns), h = (int)((double)live[k * N + c] * scale + 0.5);
+            const int from = (int)(10 * (int64_t)TT__WIDTH * k / columns);
+            const int h = (int)((double)live[k * N + c] * scale + 0.5);
             if (h == height) continue;
-            if (from > x) tt__print(&text, "h%d", from - x);
-            tt__print(&text, "v%d", h - height);
+            if (from > x) tt__print(text, "h%d", from - x);
+            tt__print(text, "v%d", h - height);
             x = from;
             height = h;
         }
-        tt__print(&text, "H%dV0z'><title>%s</title></path>\n", 10 * WIDTH, tt_category_name(layer[c]));
+        tt__print(text, "H%dV0z'><title>%s</title></path>\n", 10 * TT__WIDTH, tt_category_name(tt__layer[c]));
     }
+}
+
+/* Below the axis, which instructions are forward, backward and update. */
+static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
+{
+    static const char *const names[] = {"forward", "backward", "update"};
+    for (int part = 0, from = 0, upto = 0; part < 3; part++, from = upto) {
+        for (; upto < instructions; upto++)
+            if ((i[upto].segment == TT__EACH_STEP ? 2 : i[upto].backward) > part) break;
+        if (upto == from) continue;
+        const int x = TT__LEFT + TT__WIDTH * from / instructions;
+        const int width = TT__LEFT + TT__WIDTH * upto / instructions - x;
+        tt__print(text, "<rect x='%d' y='%d' width='%d' height='17' fill='%s'/>", x, TT__BOTTOM + 1, width,
+                  part == 1 ? "#dcdcdc" : "#ececec");
+        if (width > 60) tt__label(text, x + width / 2, TT__BOTTOM + 14, "middle", "%s", names[part]);
+    }
+}
+
+size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
+{
+    enum { N = TT_MEM_CATEGORIES, LEGEND = TT__RIGHT + 24 };
+    static const char *const colour[N] = {"#4e79a7", "#a0cbe8", "#f28e2b", "#b07aa1", "#59a14f", "#9c9490"};
+    const tt_plan plan = tt_program_plan(p);
+    const int n = (int)tt__max(1, plan.instructions), columns = (int)tt__min(n, TT__WIDTH);
+    size_t peak = 0;
+    for (int c = 0; c < N; c++) peak += plan.at_peak[c];
+    const double most = (double)(peak > plan.bytes ? peak : plan.bytes) + 1, full = 1.2 * most;
+    const double scale = 10 * TT__HEIGHT / full, unit = most < 1e9 ? 1e6 : 1e9;
+    const double step = tt__axis_step(full / unit, 6);
+    const char *unit_name = most < 1e9 ? "MB" : "GB";
+    const int digits = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1; /* behind the point */
+    int64_t *live = tt__live_layers(p, n, columns);
+    bool drawn[N];
+    tt__text text = {to, capacity, 0};
+    if (capacity) to[0] = 0;
+    if (!live) return 0;
+    tt__print(&text, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 880 %d' width='880' height='%d' "
+              "font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'>\n", TT__BOTTOM + 64,
+              TT__BOTTOM + 64);
+    tt__print(&text, "<rect x='.5' y='.5' width='879' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n<text "
+              "x='%d' y='28' font-size='15' font-weight='bold'>Memory of one %s on %s, by "
+              "instruction</text>\n", TT__BOTTOM + 63, TT__LEFT, p->settings.options.train ? "training "
+              "step" : "run", plan.device);
+    tt__print(&text, "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10'>\n"
+              "<path stroke='#e2e2e2' d='", TT__LEFT, TT__BOTTOM);
+    for (int k = 1; k * step * unit < full; k++)
+        tt__print(&text, "M0 %dh%d", (int)(k * step * unit * scale + 0.5), 10 * TT__WIDTH);
+    tt__print(&text, "'/>\n");
+    tt__draw_layers(&text, live, columns, scale, colour, drawn);
     tt__free(p->ctx, live);
-    const int peak_x = (int)((plan.peak_instruction + 0.5) / n * (double)(10 * WIDTH));
-    const int peak_y = (int)((double)peak * scale + 0.5);
-    const int arena_y = (int)((double)plan.bytes * scale + 0.5);
-    tt__print(&text, "<path stroke='#222' stroke-dasharray='60 40' d='M0 %dH%d'/>\n<path stroke='#222' d='M0 %dV0H%dM%d %dV%d'/><circle cx='%d' cy='%d' r='35' fill='#222'/>\n</g>\n",
-              arena_y, 10 * WIDTH, 10 * HEIGHT, 10 * WIDTH, peak_x, peak_y, 10 * HEIGHT - 190, peak_x, peak_y);
-    for (int part = 0, from = 0; part < 3; part++) { /* below the axis */
-        int upto = from;
-        const tt__instr *i = p->built.t->code;
-        while (upto < plan.instructions && (i[upto].segment == TT__EACH_STEP ? 2 : i[upto].backward) <= part) upto++;
-        int x = LEFT + WIDTH * from / n, width = LEFT + WIDTH * upto / n - x;
-        if (upto > from) tt__print(&text, "<rect x='%d' y='%d' width='%d' height='17' fill='%s'/>", x, BOTTOM + 1, width, part == 1 ? "#dcdcdc" : "#ececec");
-        if (width > 60) tt__print(&text, "<text x='%d' y='%d' text-anchor='middle'>%s</text>\n", x + width / 2, BOTTOM + 14, part_names[part]);
-        from = upto;
+    const int peak_x = (int)((plan.peak_instruction + 0.5) / n * (double)(10 * TT__WIDTH));
+    const int peak_y = (int)((double)peak * scale + 0.5), arena_y = (int)((double)plan.bytes * scale + 0.5);
+    tt__print(&text, "<path stroke='#222' stroke-dasharray='60 40' d='M0 %dH%d'/>\n<path stroke='#222' d='M0 "
+              "%dV0H%dM%d %dV%d'/><circle cx='%d' cy='%d' r='35' fill='#222'/>\n</g>\n", arena_y,
+              10 * TT__WIDTH, 10 * TT__HEIGHT, 10 * TT__WIDTH, peak_x, peak_y, 10 * TT__HEIGHT - 190, peak_x,
+              peak_y);
+    tt__draw_parts(&text, p->built.t->code, plan.instructions);
+    for (int k = 0; k * step * unit < full; k++) {
+        const int up = (int)(k * step * unit * scale / 10 + 0.5);
+        tt__label(&text, TT__LEFT - 6, TT__BOTTOM + 4 - up, "end", "%g", k * step);
     }
-    for (int k = 0; k * step * unit < full; k++)
-        tt__print(&text, "<text x='%d' y='%d' text-anchor='end'>%g</text>\n", LEFT - 6, BOTTOM + 4 - (int)(k * step * unit * scale / 10 + 0.5), k * step);
-    const int x_step = (int)tt__max(1, (int64_t)tt__axis_step(n, 8));
-    for (int k = 0; k <= n; k += x_step)
-        tt__print(&text, "<text x='%d' y='%d' text-anchor='middle'>%d</text>\n", LEFT + (int)((int64_t)WIDTH * k / n), BOTTOM + 33, k);
-    tt__print(&text, "<text x='%d' y='%d' text-anchor='end'>%s</text>\n<text x='%d' y='%d' text-anchor='middle'>instruction</text>\n", LEFT - 6, TOP - 8, unit_name,
-              LEFT + WIDTH / 2, BOTTOM + 52);
-    const int label = 7 * (24 + (int)strlen(plan.peak_name)); /* about as wide as it is */
-    tt__print(&text, "<text x='%d' y='%d'><tspan font-weight='bold'>peak %.*f %s</tspan> at %d: ", (int)tt__max(LEFT + 8, tt__min(LEFT + (peak_x - 5 * label) / 10, 872 - label)),
-              TOP + 13, decimals, (double)peak / unit, unit_name, plan.peak_instruction);
+    for (int k = 0, each = (int)tt__max(1, (int64_t)tt__axis_step(n, 8)); k <= n; k += each)
+        tt__label(&text, TT__LEFT + (int)((int64_t)TT__WIDTH * k / n), TT__BOTTOM + 33, "middle", "%d", k);
+    tt__label(&text, TT__LEFT - 6, TT__TOP - 8, "end", "%s", unit_name);
+    tt__label(&text, TT__LEFT + TT__WIDTH / 2, TT__BOTTOM + 52, "middle", "instruction");
+    const int width = 7 * (24 + (int)strlen(plan.peak_name)); /* of the label of the peak, about */
+    const int64_t label_x = tt__min(TT__LEFT + (peak_x - 5 * width) / 10, 872 - width);
+    tt__print(&text, "<text x='%d' y='%d'><tspan font-weight='bold'>peak %.*f %s</tspan> at %d: ",
+              (int)tt__max(TT__LEFT + 8, label_x), TT__TOP + 13, digits, (double)peak / unit, unit_name,
+              plan.peak_instruction);
     tt__print_xml(&text, plan.peak_name);
-    tt__print(&text, "</text>\n<text x='%d' y='%d'>arena %.*f %s</text>\n<text x='%d' y='%d' fill='#666'>at the peak</text>\n", RIGHT + 8, BOTTOM + 4 - arena_y / 10,
-              decimals, (double)plan.bytes / unit, unit_name, RIGHT + 24, TOP + 92);
-    for (int c = N - 1, y = TOP + 100; c >= 0; c--) {
+    tt__print(&text, "</text>\n");
+    tt__label(&text, TT__RIGHT + 8, TT__BOTTOM + 4 - arena_y / 10, "start", "arena %.*f %s", digits,
+              (double)plan.bytes / unit, unit_name);
+    tt__label(&text, LEGEND, TT__TOP + 92, "start", "at the peak");
+    for (int c = N - 1, y = TT__TOP + 100; c >= 0; c--) {
         if (!drawn[c]) continue;
-        tt__print(&text, "<rect x='%d' y='%d' width='13' height='13' fill='%s'/><text x='%d' y='%d'>%s</text><text x='864' y='%d' text-anchor='end'>%.*f %s</text>\n", RIGHT + 24, y,
-                  colour[c], RIGHT + 43, y + 11, tt_category_name(layer[c]), y + 11, decimals, (double)plan.at_peak[layer[c]] / unit, unit_name);
+        tt__print(&text, "<rect x='%d' y='%d' width='13' height='13' fill='%s'/>", LEGEND, y, colour[c]);
+        tt__label(&text, LEGEND + 19, y + 11, "start", "%s", tt_category_name(tt__layer[c]));
+        tt__label(&text, 864, y + 11, "end", "%.*f %s", digits, (double)plan.at_peak[tt__layer[c]] / unit,
+                  unit_name);
         y += 22;
     }
     tt__print(&text, "</svg>\n");
@@ -11805,17 +11931,24 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
 
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 {
+    const tt_tape *t = p->built.t;
     tt__text text = {to, capacity, 0};
     char what[256];
     if (capacity) to[0] = 0;
-    for (int k = 0; k < p->built.t->n_code; k++) {
-        const tt__instr *i = &p->built.t->code[k];
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
         tt__print(&text, "%4d %-24s", k, tt__instr_name(i));
-        for (int j = 0; j < TT__MAX_OUT; j++)
-            if (i->out[j]) tt__print(&text, " %s%s @%zu", tt__describe(p->built.t, i->out[j], what, sizeof what), (i->add >> j & 1) ? " +=" : "", p->built.t->values[p->built.t->values[i->out[j]].base].place);
+        for (int j = 0; j < TT__MAX_OUT; j++) {
+            const tt__value *x = &t->values[t->values[i->out[j]].base];
+            const tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
+            const tt__arena *a = param ? tt__home_arena(p->settings.kind, p->arena, param) : NULL;
+            if (!i->out[j]) continue;
+            tt__print(&text, " %s%s @%zu", tt__describe(t, i->out[j], what, sizeof what), i->add >> j & 1 ?
+                      " +=" : "", a ? tt__home_in(a, x->param)->offset : x->place);
+        }
         tt__print(&text, " <-");
         for (int j = 0; j < TT__MAX_IN; j++)
-            if (i->in[j]) tt__print(&text, " '%s'", p->built.t->values[i->in[j]].name);
+            if (i->in[j]) tt__print(&text, " '%s'", t->values[i->in[j]].name);
         tt__print(&text, "%s\n", i->with_next ? " ..." : "");
     }
     return text.length;

@@ -1136,6 +1136,30 @@ TEST(budget_of_a_shared_arena)
     TEST_CLOSE(ctx, &a);
 }
 
+/* Parameters are counted in the plan of the program whose arena has them, and in no other. */
+TEST(plans_count_what_their_arena_holds)
+{
+    test_allocator a;
+    model m;
+    tt_context *ctx = test_open(&a);
+    REQUIRE(model_params(ctx) && model_record(ctx, &m));
+    tt_program *holder = model_compile(&m, true, "32-true", false), *other = model_compile(&m, false, "32-true", false);
+    REQUIRE(holder && other && holder->arena != other->arena);
+    const tt_plan plans[2] = {tt_program_plan(holder), tt_program_plan(other)};
+    for (int k = 0; k < 2; k++) {
+        size_t live = 0;
+        for (int c = 0; c < TT_MEM_CATEGORIES; c++) live += plans[k].at_peak[c];
+        CHECK(live == plans[k].lower_bound_bytes && (plans[k].at_peak[TT_MEM_PARAMETERS] > 0) == (k == 0));
+    }
+    const size_t before = tt_allocated_bytes(ctx);
+    CHECK(tt_allocate(holder) == TT_OK && tt_allocate(other) == TT_OK);
+    CHECK(tt_allocated_bytes(ctx) - before == plans[0].bytes + plans[1].bytes);
+    tt_program_free(holder);
+    tt_program_free(other);
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* Parameters move to an arena of other dtypes, while a program that takes them for what they were waits to run. */
 TEST(parameters_held_as_another_dtype)
 {
@@ -1551,7 +1575,8 @@ static const test_case tests[] = {
     TEST_CASE(every_allocation_may_fail), TEST_CASE(closing_with_things_left_warns), TEST_CASE(nothing_is_printed_but_by_the_logger),
     TEST_CASE(initial_values), TEST_CASE(initial_values_too_large_for_f16), TEST_CASE(parameters_are_made_found_set_and_read), TEST_CASE(a_failed_source_can_be_tried_again),
     TEST_CASE(frozen_parameters_cost_nothing), TEST_CASE(frozen_parameters_keep_their_bits), TEST_CASE(logits_of_a_large_vocabulary), TEST_CASE(inputs_overwritten_by_another_program), TEST_CASE(sharing_an_allocated_arena), TEST_CASE(budget_of_a_shared_arena),
-    TEST_CASE(parameters_held_as_another_dtype), TEST_CASE(builds_are_pure), TEST_CASE(options_are_checked_together),
+    TEST_CASE(plans_count_what_their_arena_holds), TEST_CASE(parameters_held_as_another_dtype),
+    TEST_CASE(builds_are_pure), TEST_CASE(options_are_checked_together),
     TEST_CASE(names_of_devices), TEST_CASE(memory_budget), TEST_CASE(misuse_of_runs),
     TEST_CASE(misuse_of_compile), TEST_CASE(odd_roots_and_unread_inputs), TEST_CASE(parameters_of_a_freed_program), TEST_CASE(numbers_that_are_not_finite),
 };
