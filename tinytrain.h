@@ -10662,9 +10662,9 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, size_t
     if (!budget || bytes <= budget) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu%s: %zu are "
                     "persistent (parameters, optimizer, gradients), the rest is proportional to the capacity "
-                    "of the axes; the smallest budget with these options is %zu", bytes, budget, by_them ? " "
-                    "for a program that this one shares an arena with" : "", bytes - p->built.transient,
-                    bytes);
+                    "of the axes; the smallest budget with these options is %zu", bytes, budget,
+                    by_them ? " for a program that this one shares an arena with" : "",
+                    bytes - p->built.transient, bytes);
 }
 
 /* Gives each persistent storage that has none a place in the program's arena. */
@@ -11277,8 +11277,9 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
     const char *bad = tt__bad_parameter(p);
     return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; "
                     "nothing was updated: %s%s%s", (long long)p->run.step, (long long)micro,
-                    t->values[p->built.root].name, bad ? "parameter '" : "check the inputs, or lower the "
-                    "learning rate", bad ? bad : "", bad ? "' has a number that is not finite" : "");
+                    t->values[p->built.root].name,
+                    bad ? "parameter '" : "check the inputs, or lower the learning rate", bad ? bad : "",
+                    bad ? "' has a number that is not finite" : "");
 }
 
 /* Forward and backward of one micro-batch. Results that the device has yet to compute are read if the caller
@@ -11881,10 +11882,10 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
     tt__print(&text, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 880 %d' width='880' height='%d' "
               "font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'>\n", TT__BOTTOM + 64,
               TT__BOTTOM + 64);
-    tt__print(&text, "<rect x='.5' y='.5' width='879' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n<text "
-              "x='%d' y='28' font-size='15' font-weight='bold'>Memory of one %s on %s, by "
-              "instruction</text>\n", TT__BOTTOM + 63, TT__LEFT, p->settings.options.train ? "training "
-              "step" : "run", plan.device);
+    tt__print(&text, "<rect x='.5' y='.5' width='879' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n"
+              "<text x='%d' y='28' font-size='15' font-weight='bold'>Memory of one %s on %s, by "
+              "instruction</text>\n", TT__BOTTOM + 63, TT__LEFT,
+              p->settings.options.train ? "training step" : "run", plan.device);
     tt__print(&text, "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10'>\n"
               "<path stroke='#e2e2e2' d='", TT__LEFT, TT__BOTTOM);
     for (int k = 1; k * step * unit < full; k++)
