@@ -10643,8 +10643,9 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t *byte
 static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, size_t *persistent,
                                   size_t *transient)
 {
-    static const tt__arena none;
+    tt__arena none;
     const tt__arena *a = shared ? shared : &none;
+    memset(&none, 0, sizeof none);
     const size_t own = p->settings.options.memory_budget, held = a->persistent + a->transient;
     const bool by_them = a->budget && (!own || a->budget < own);
     const size_t budget = by_them ? a->budget : own;
@@ -13887,7 +13888,7 @@ static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
 {
     if (!TT__GROW(d->ctx, d->examples, d->count, d->capacity))
         return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %d %s of '%s'", d->count + 1,
-                        d->images ? "images" : "texts", path), NULL;
+                        d->images ? "images" : "texts", path), (tt__example *)NULL;
     tt__example *e = &d->examples[d->count++];
     memset(e, 0, sizeof *e);
     return e;
@@ -14200,7 +14201,8 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     tt__table t;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to "
-                        "take them from the file", path, n_classes, classes ? "" : " as NULL"), NULL;
+                        "take them from the file", path, n_classes, classes ? "" : " as NULL"),
+               (tt_dataset *)NULL;
     const char *text = o.text_column ? o.text_column : "NULL";
     const char *label = o.label_column ? o.label_column : "NULL";
     const char *part = o.split_column ? o.split_column : "NULL";
@@ -14208,11 +14210,12 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     if (!named || strcmp(text, label) == 0 || strcmp(text, part) == 0 || strcmp(label, part) == 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
                  "table options: the columns of text, label and split are '%.100s', '%.100s' and '%.100s'; "
-                 "expected three names", text, label, part), NULL;
+                 "expected three names", text, label, part), (tt_dataset *)NULL;
     if (o.delimiter && (strchr("\"\n\r", o.delimiter) || (unsigned char)o.delimiter >= 0x80))
         return tt__fail(ctx, TT_ERR_ARGUMENT,
                  "table options: the delimiter has the code %d; a table's columns cannot be divided by "
-                 "quotes, by ends of lines, or by bytes beyond ASCII", (unsigned char)o.delimiter), NULL;
+                 "quotes, by ends of lines, or by bytes beyond ASCII", (unsigned char)o.delimiter),
+               (tt_dataset *)NULL;
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
     if (!d) return NULL;
     d->ctx = ctx;
@@ -14268,7 +14271,7 @@ tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t coun
     if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %lld texts%s of %d classes%s; expected at "
                         "least one text and one class", (long long)count, texts ? "" : " (NULL)", classes,
-                        class_names ? "" : " (NULL)"), NULL;
+                        class_names ? "" : " (NULL)"), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, class_names, classes);
     tt_status status = d ? TT_OK : ctx->status;
     for (int64_t i = 0; i < count && status == TT_OK; i++) {
@@ -14293,7 +14296,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
                         "at least one image and one class, and labels, class_names and read",
                         (long long)source->count, source->labels ? "" : " without labels", source->classes,
                         source->class_names ? "" : " without class_names",
-                        source->read ? "" : " without read"), NULL;
+                        source->read ? "" : " without read"), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, source->class_names, source->classes);
     tt_status status = d ? TT_OK : ctx->status;
     if (d) {
@@ -14759,7 +14762,7 @@ tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenize
     tt_loader_options o = options ? *options : tt_loader_options_default();
     if (d->images)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_loader_new: the dataset holds images: use "
-                        "tt_image_loader_new"), NULL;
+                        "tt_image_loader_new"), (tt_loader *)NULL;
     tt_loader *l = tt__loader_check(ctx, d, &o) == TT_OK ? tt__loader_begin(ctx, d, &o) : NULL;
     if (!l) return NULL;
     l->k = k;
@@ -14961,7 +14964,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
     tt_context *ctx = d->ctx;
     if (n < 1 || n >= d->count)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: %lld %s of %d; at least one must go and one "
-                        "stay", (long long)n, d->images ? "images" : "texts", d->count), NULL;
+                        "stay", (long long)n, d->images ? "images" : "texts", d->count), (tt_dataset *)NULL;
     tt_dataset *part = (tt_dataset *)tt__calloc(ctx, sizeof *part);
     uint32_t *order = (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count);
     uint64_t key = tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_SPLIT,
