@@ -553,11 +553,9 @@ void cuda_forget(tt__device *d, void *recording)
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
 
-__device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
 template <class T> __device__ __forceinline__ T round_to(float x); // to nearest, ties to even
-template <> __device__ __forceinline__ float round_to<float>(float x) { return x; }
 template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
