@@ -1,11 +1,12 @@
-"""Measures another commit's version and this one in turn: speed of steps and matrix products, time to compile programs
-and the header, and the plans of the memory ladder.
+"""Measures another commit's version and this one in turn: speed of steps and matrix products, time to compile
+programs and the header, and the plans of the memory ladder.
 
     python3 bench/against.py [BASE] [--rounds 5] [--only plans,step,gemm,compile,header] [--new FOLDER]
 
-BASE is a commit (053f6e9) or a folder with tinytrain.h and bench/. Every round runs both versions, in the other order
-than the round before; what is printed is the median of the rounds' ratios, new / old. Above 1 is slower for seconds;
-for speeds, below 1. Exits with 1 where a plan is larger. B: folder for what is built (build); CC, CFLAGS (-O2)."""
+BASE is a commit (053f6e9) or a folder with tinytrain.h and bench/. Every round runs both versions, in
+the other order than the round before; what is printed is the median of the rounds' ratios, new / old. Above 1
+is slower for seconds; for speeds, below 1. Exits with 1 where a plan is larger. B: folder for what is built
+(build); CC, CFLAGS (-O2)."""
 
 import argparse
 import json
@@ -50,7 +51,8 @@ def built(folder, name, program):
 
 def rows(program, *arguments):
     """What a benchmark prints with --json: {name: value}."""
-    out = subprocess.run([program, "--json", *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
+    command = [program, "--json", *arguments]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     return {line["name"]: line["value"] for line in lines}
 
@@ -64,7 +66,8 @@ def plans(programs):
     for setting in settings:
         lines = {}
         for name, program in programs.items():
-            done = subprocess.run([program, "--json", *setting], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            command = [program, "--json", *setting]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             if done.returncode != 0 and name == "old" and "unknown option" in done.stderr:
                 break
             if done.returncode != 0:
@@ -77,7 +80,8 @@ def plans(programs):
         if len(lines["old"]) != len(lines["new"]):
             raise SystemExit(f"memory_ladder {' '.join(setting)} prints another number of lines than it did")
         for old, new in zip(lines["old"], lines["new"]):
-            what = " ".join(str(old[k]) for k in ("rung", "model", "precision", "recompute", "card_gb") if k in old)
+            names = ("rung", "model", "precision", "recompute", "card_gb")
+            what = " ".join(str(old[k]) for k in names if k in old)
             compared += 1
             # Of --fits, more images on a card are what a smaller plan gives.
             if "batch" in old:
@@ -108,8 +112,8 @@ def in_turn(rounds, measure):
         pairs = [(o[what], n[what]) for o, n in zip(seen["old"], seen["new"])]
         ratios = [n / o for o, n in pairs]
         old, new = statistics.median(o for o, _ in pairs), statistics.median(n for _, n in pairs)
-        print(f"{what:58} {old:10.4g} {new:10.4g}   {statistics.median(ratios):6.3f}   {min(ratios):.3f} .. {max(ratios):.3f}",
-              flush=True)
+        print(f"{what:58} {old:10.4g} {new:10.4g}   {statistics.median(ratios):6.3f}   "
+              f"{min(ratios):.3f} .. {max(ratios):.3f}", flush=True)
 
 
 def main():
@@ -130,29 +134,34 @@ def main():
         for precision in PRECISIONS:
             for model in (["--length", "128", "--seqs", "8"], ["--vit", "S/16", "--seqs", "4"]):
                 def step(name):
-                    r = rows(programs[name], *model, "--layers", "2", "--steps", "8", "--warm", "2", "--precision", precision)
+                    r = rows(programs[name], *model, "--layers", "2", "--steps", "8", "--warm", "2",
+                             "--precision", precision)
                     ms = r["time of a step, mean"]
                     best = r["tokens a second, best step"]
-                    return {f"ms a step, {precision} {' '.join(model)}": ms, "  its best step, tokens/s": best}
+                    what = f"ms a step, {precision} {' '.join(model)}"
+                    return {what: ms, "  its best step, tokens/s": best}
                 in_turn(o.rounds, step)
     if "gemm" in only:
         programs = {name: built(folder, name, "gemm") for name, folder in folders.items()}
         for precision in PRECISIONS:
             for size in ((2048, 768, 3072), (512, 768, 768), (37, 100, 52)):
                 def gemm(name):
-                    r = rows(programs[name], "--rows", str(size[0]), "--in", str(size[1]), "--out", str(size[2]),
-                             "--seconds", "0.2", "--precision", precision)
+                    r = rows(programs[name], "--rows", str(size[0]), "--in", str(size[1]),
+                             "--out", str(size[2]), "--seconds", "0.2", "--precision", precision)
                     return {f"GFLOP/s, {precision} {k}": v for k, v in r.items()}
                 in_turn(o.rounds, gemm)
     if "compile" in only:
         programs = {name: built(folder, name, "compile") for name, folder in folders.items()}
-        in_turn(o.rounds, lambda name: {f"ms, {k}": v for k, v in rows(programs[name], "--rounds", "1").items()})
+        def compiling(name):
+            return {f"ms, {k}": v for k, v in rows(programs[name], "--rounds", "1").items()}
+        in_turn(o.rounds, compiling)
     if "header" in only:
         def header(name):
             begin = time.time()
-            subprocess.run([CC, *CFLAGS, *STRICT, "-DTINYTRAIN_IMPLEMENTATION", "-I", folders[name], "-x", "c", "-c",
-                            os.path.join(folders[name], "tinytrain.h"), "-o", os.path.join(B, "against", "header.o")],
-                           check=True)
+            to = os.path.join(B, "against", "header.o")
+            source = os.path.join(folders[name], "tinytrain.h")
+            subprocess.run([CC, *CFLAGS, *STRICT, "-DTINYTRAIN_IMPLEMENTATION", "-I", folders[name],
+                            "-x", "c", "-c", source, "-o", to], check=True)
             return {f"seconds to compile the header, {' '.join(CFLAGS)}": time.time() - begin}
         in_turn(o.rounds, header)
     return 1 if failed else 0

@@ -1,12 +1,14 @@
-/* Seconds from a model to a program that can run: making the parameters of a BERT of many small layers, recording it,
-   and tt_compile of it (differentiation, passes, lifetimes, placement): forward only, for training, and for training
-   with the verifier after each pass. Nothing is allocated, and nothing runs. A figure is the best of --rounds. */
+/* Seconds from a model to a program that can run: making the parameters of a BERT of many small layers,
+   recording it, and tt_compile of it (differentiation, passes, lifetimes, placement): forward only, for
+   training, and for training with the verifier after each pass. Nothing is allocated, and nothing runs. A
+   figure is the best of --rounds. */
 
 #include "bench.h"
 
 enum { PARAMETERS, RECORD, FORWARD, TRAIN, VERIFIED, PHASES };
-static const char *const phase_names[PHASES] = {"parameters", "recording", "compiling, forward only", "compiling, training",
-                                                "compiling, training, verified"};
+static const char *const phase_names[PHASES] = {
+    "parameters", "recording", "compiling, forward only", "compiling, training",
+    "compiling, training, verified"};
 typedef struct phases { double seconds[PHASES]; int instructions; } phases;
 
 static double compile(tt_context *ctx, tt_tape *t, tt_value loss, bool train, int *instructions)
@@ -67,7 +69,7 @@ int main(int argc, char **argv)
 {
     int layers = 0, rounds = 3;
     const bench_flag flags[] = {
-        {"--layers", &layers, NULL, NULL, "of the model (without it: some 3,500 and some 55,000 instructions)"},
+        {"--layers", &layers, NULL, NULL, "of the model (without it: 3,500 and 55,000 instructions)"},
         {"--rounds", &rounds, NULL, NULL, "how often each is measured"},
     };
     const int some[] = {55, 873};

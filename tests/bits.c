@@ -1,12 +1,13 @@
-/* Trains tiny models and prints a line for each case: hashes of losses, norms, parameters and optimizer state after
-   some steps, and the bytes of the plan. tests/bits.sh compiles it against two versions of tinytrain.h and compares
-   the lines, so it uses only what both versions' public API has; what differs stands in "versions" below, where
-   TT_OLD is defined for the older one.
-
+/* Trains tiny models and prints a line for each case: hashes of losses, norms, parameters and optimizer state
+   after some steps, and the bytes of the plan. tests/bits.sh compiles it against two versions of tinytrain.h
+   and compares the lines, so it uses only what both versions' public API has; what differs stands in
+   "versions" below, where TT_OLD is defined for the older one.
+   
        bits [--kind cpu|cuda] [--every N] [--steps N] [--list] [--tensors] [PATTERN...]
-
-   --every N runs each N-th case (of the others, none), --tensors adds a line for each tensor. The environment's
-   TINYTRAIN_ISA and TINYTRAIN_BF16 choose the instruction set; one that is not there prints "absent". */
+   
+   --every N runs each N-th case (of the others, none), --tensors adds a line for each tensor. The
+   environment's TINYTRAIN_ISA and TINYTRAIN_BF16 choose the instruction set; one that is not there prints
+   "absent". */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -40,7 +41,7 @@ static void die(const char *format, ...)
     exit(2);
 }
 
-/* ---------------------------------------------------------------------------------------------------- versions */
+/* ----------------------------------------------------------------------------------------------- versions */
 
 /* Saves the state of a trainer: parameters, optimizer state and more in one safetensors file. */
 static tt_status save_state(tt_trainer *t, const char *path)
@@ -56,7 +57,7 @@ static bool is_tensor_of_state(const tt_tensor_info *info)
     return strncmp(info->name, "tinytrain.", 10) != 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------- cases */
+/* -------------------------------------------------------------------------------------------------- cases */
 
 typedef enum kind_of_model { BERT, DISTILBERT, MINILM, VIT, POOLED, OWN, MODELS } kind_of_model;
 static const char *const model_names[MODELS] = {"bert", "distilbert", "minilm", "vit", "pooled", "own"};
@@ -95,9 +96,12 @@ static tt_optimizer_options optimizer_of(const one_case *c)
     return o;
 }
 
-static float lr_of(const one_case *c, int step) { return (c->optimizer < 2 ? 0.05f : 2e-3f) / (float)(1 + step / 4); }
+static float lr_of(const one_case *c, int step)
+{
+    return (c->optimizer < 2 ? 0.05f : 2e-3f) / (float)(1 + step / 4);
+}
 
-/* ----------------------------------------------------------------------------------------------------- batches */
+/* ------------------------------------------------------------------------------------------------ batches */
 
 typedef struct numbers {
     int seqs, rows;
@@ -133,7 +137,7 @@ static void make_batch(numbers *n, int k)
     for (int i = 0; i < n->seqs * IMAGE * IMAGE * 3; i++) n->pixels[i] = (uint8_t)next_random(&random);
 }
 
-/* ----------------------------------------------------------------------------------------------------- results */
+/* ------------------------------------------------------------------------------------------------ results */
 
 static uint64_t hash_of(uint64_t hash, const void *bytes, size_t n)
 {
@@ -174,7 +178,8 @@ static void add_parameter(results *r, tt_context *ctx, const tt_param *p, const 
     free(values);
 }
 
-/* The tensors of a saved state, in whatever order and under whatever names they are: a sum of their hashes. */
+/* The tensors of a saved state, in whatever order and under whatever names they are: a sum of their
+   hashes. */
 static void add_state(results *r, tt_context *ctx, const char *path)
 {
     tt_safetensors *file = tt_safetensors_open(ctx, path);
@@ -198,7 +203,7 @@ static void add_state(results *r, tt_context *ctx, const char *path)
     tt_safetensors_close(file);
 }
 
-/* -------------------------------------------------------------------------------------------------- with a trainer */
+/* ----------------------------------------------------------------------------------------- with a trainer */
 
 static bool no_sync(void *user, void *file) { (void)user; (void)file; return true; }
 static void no_log(void *user, tt_log_level level, const char *id, const char *message)
@@ -252,8 +257,8 @@ static tt_param **params_of_bert(const tt_bert *m, int *n)
 {
     static tt_param *all[256];
     *n = 0;
-    tt_param *ends[] = {m->word, m->position, m->type, m->norm_w, m->norm_b, m->head_w, m->head_b, m->classifier_w,
-                        m->classifier_b};
+    tt_param *ends[] = {m->word, m->position, m->type, m->norm_w, m->norm_b, m->head_w, m->head_b,
+                        m->classifier_w, m->classifier_b};
     for (int k = 0; k < COUNT(ends); k++) if (ends[k]) all[(*n)++] = ends[k];
     for (int l = 0; l < m->config.layers; l++) {
         tt_bert_layer *y = &m->layer[l];
@@ -274,8 +279,9 @@ static tt_param **params_of_vit(const tt_vit *m, int *n)
     for (int k = 0; k < COUNT(ends); k++) all[(*n)++] = ends[k];
     for (int l = 0; l < m->config.layers; l++) {
         tt_vit_layer *y = &m->layer[l];
-        tt_param *of[] = {y->before_w, y->before_b, y->q_w, y->q_b, y->k_w, y->k_b, y->v_w, y->v_b, y->attention_w,
-                          y->attention_b, y->after_w, y->after_b, y->up_w, y->up_b, y->down_w, y->down_b};
+        tt_param *of[] = {y->before_w, y->before_b, y->q_w, y->q_b, y->k_w, y->k_b, y->v_w, y->v_b,
+                          y->attention_w, y->attention_b, y->after_w, y->after_b, y->up_w, y->up_b,
+                          y->down_w, y->down_b};
         for (int k = 0; k < COUNT(of); k++) all[(*n)++] = of[k];
     }
     return all;
@@ -300,7 +306,8 @@ static tt_batch batch_of(const numbers *n, bool images)
     return b;
 }
 
-static void train_model(tt_context *ctx, const one_case *c, const char *device, int steps, const char *path, results *r)
+static void train_model(tt_context *ctx, const one_case *c, const char *device, int steps, const char *path,
+                        results *r)
 {
     tt_train_options o = tt_train_options_default();
     tt_bert_config bc = config_of(c);
@@ -348,7 +355,8 @@ static void train_model(tt_context *ctx, const one_case *c, const char *device, 
         tt_batch b = batch_of(&n, images);
         if (tt_evaluate_batch(t, &b, &stats) != TT_OK) die("%s: evaluation: %s", c->name, tt_error(ctx));
         if (tt_predict(t, &b, probabilities) != TT_OK) die("%s: prediction: %s", c->name, tt_error(ctx));
-        r->evaluation = hash_of(r->evaluation, probabilities, sizeof *probabilities * (size_t)(n.seqs * CLASSES));
+        size_t bytes = sizeof *probabilities * (size_t)(n.seqs * CLASSES);
+        r->evaluation = hash_of(r->evaluation, probabilities, bytes);
     }
     r->evaluation = hash_of(r->evaluation, &stats.loss, sizeof stats.loss);
     r->evaluation = hash_of(r->evaluation, &stats.correct, sizeof stats.correct);
@@ -366,7 +374,7 @@ static void train_model(tt_context *ctx, const one_case *c, const char *device, 
     else tt_bert_free(&bert);
 }
 
-/* ---------------------------------------------------------------------------------------------- recorded by hand */
+/* --------------------------------------------------------------------------------------- recorded by hand */
 
 enum { OWN_PARAMS = 9 };
 static void own_params(tt_context *ctx, tt_param *p[OWN_PARAMS])
@@ -377,14 +385,16 @@ static void own_params(tt_context *ctx, tt_param *p[OWN_PARAMS])
         char name[16];
         tt_init normal = {TT_INIT_NORMAL, 0.2f}, ones = {TT_INIT_ONES, 0}, uniform = {TT_INIT_UNIFORM, 0.1f};
         snprintf(name, sizeof name, "own.%d", k);
-        p[k] = tt_param_new(ctx, name, dims[k][1] ? 2 : 1, dims[k], k == 5 ? ones : dims[k][1] ? normal : uniform);
+        tt_init init = k == 5 ? ones : dims[k][1] ? normal : uniform;
+        p[k] = tt_param_new(ctx, name, dims[k][1] ? 2 : 1, dims[k], init);
         if (!p[k]) die("%s", tt_error(ctx));
     }
 }
 
-/* Causal attention with a scale of its own and shared q and k, views, and a weighted squared error. x (rows, 24). */
-static tt_value own_loss(tt_tape *t, tt_param *const p[OWN_PARAMS], tt_value x, tt_value target, tt_value starts,
-                         tt_value weights, float dropout, tt_value *out)
+/* Causal attention with a scale of its own and shared q and k, views, and a weighted squared error. x (rows,
+   24). */
+static tt_value own_loss(tt_tape *t, tt_param *const p[OWN_PARAMS], tt_value x, tt_value target,
+                         tt_value starts, tt_value weights, float dropout, tt_value *out)
 {
     tt_attention_options a = tt_attention_options_default(2);
     a.causal = true;
@@ -502,7 +512,7 @@ static void train_by_hand(tt_context *ctx, const one_case *c, const char *device
     if (pooled) tt_bert_free(&m);
 }
 
-/* -------------------------------------------------------------------------------------------------------- main */
+/* --------------------------------------------------------------------------------------------------- main */
 
 static bool matches(const char *pattern, const char *name) /* '*' any run of characters */
 {
@@ -519,10 +529,10 @@ static void run(const one_case *c, const char *kind, int steps, const char *path
     r.losses = r.norms = r.evaluation = r.parameters = HASH_START;
     if (c->model == POOLED || c->model == OWN) train_by_hand(ctx, c, kind, steps, &r);
     else train_model(ctx, c, kind, steps, path, &r);
-    printf("%s plan=%zu bound=%zu init=%zu losses=%016" PRIx64 " norms=%016" PRIx64 " outputs=%016" PRIx64, c->name, r.plan,
-           r.bound, r.init, r.losses, r.norms, r.evaluation);
-    printf(" parameters=%016" PRIx64 " state=%d:%016" PRIx64 " last=%.6g skipped=%d\n", r.parameters, r.states, r.state,
-           r.last_loss, r.skipped);
+    printf("%s plan=%zu bound=%zu init=%zu", c->name, r.plan, r.bound, r.init);
+    printf(" losses=%016" PRIx64 " norms=%016" PRIx64, r.losses, r.norms);
+    printf(" outputs=%016" PRIx64 " parameters=%016" PRIx64 " state=%d:%016" PRIx64, r.evaluation, r.parameters, r.states, r.state);
+    printf(" last=%.6g skipped=%d\n", r.last_loss, r.skipped);
     fflush(stdout);
     tt_close(ctx);
 }
@@ -570,11 +580,12 @@ int main(int argc, char **argv)
         c.overflow = PICK(2) != 0;
 #undef PICK
         bool scaled = strncmp(c.precision->precision, "16-", 3) == 0;
-        if (c.overflow && (!scaled || c.optimizer != 3)) continue; /* without a loss scale nothing overflows */
+        /* without a loss scale nothing overflows */
+        if (c.overflow && (!scaled || c.optimizer != 3)) continue;
         if (c.precision->only_cuda && strcmp(kind, "cuda") != 0) continue;
-        snprintf(c.name, sizeof c.name, "%s/%s/%s/%d/%s/%s%s", model_names[c.model], c.precision->name, c.recompute,
-                 c.micro, c.dropout > 0 ? "dropout" : "plain", optimizer_names[c.optimizer],
-                 c.overflow ? "/overflow" : "");
+        snprintf(c.name, sizeof c.name, "%s/%s/%s/%d/%s/%s%s", model_names[c.model],
+                 c.precision->name, c.recompute, c.micro, c.dropout > 0 ? "dropout" : "plain",
+                 optimizer_names[c.optimizer], c.overflow ? "/overflow" : "");
         bool wanted = n_patterns == 0;
         for (int i = 0; i < n_patterns; i++) wanted = wanted || matches(patterns[i], c.name);
         if (!wanted || number++ % every != 0) continue;

@@ -1,8 +1,9 @@
 #!/bin/sh
-# bits.sh OLD NEW [PATTERN...]: trains tiny models with two versions of the library (tests/bits.c) and compares
-# losses, norms, outputs, parameters, optimizer state (the same bits) and plans (none larger). OLD and NEW are folders
-# with tinytrain.h, tinytrain_cuda.cu, Makefile and tests/cuda_emu; `make bits BASE=COMMIT` makes the old one. PATTERN:
-# of names of cases, such as 'vit/16-*'. Results of OLD are kept, and used again until tests/bits.c changes.
+# bits.sh OLD NEW [PATTERN...]: trains tiny models with two versions of the library (tests/bits.c) and
+# compares losses, norms, outputs, parameters, optimizer state (the same bits) and plans (none larger). OLD
+# and NEW are folders with tinytrain.h, tinytrain_cuda.cu, Makefile and tests/cuda_emu; `make bits BASE=COMMIT`
+# makes the old one. PATTERN: of names of cases, such as 'vit/16-*'. Results of OLD are kept, and used again
+# until tests/bits.c changes.
 #
 #   KINDS   "cpu cuda" (the default): on which kinds of device; cuda is emulated
 #   EVERY   17: 1 of so many cases is run, and half as many on instruction sets other than the best,
@@ -10,11 +11,12 @@
 #   B       build: folder for programs and results
 #   CC, CXX, CFLAGS (-O2)
 set -u
-[ $# -ge 2 ] || { sed -n '2,10s/^# *//p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,12s/^# *//p' "$0"; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 old=$(cd "$1" && pwd) && new=$(cd "$2" && pwd) || exit 2
 shift 2
-B=${B:-build} EVERY=${EVERY:-17} KINDS=${KINDS:-cpu cuda} CC=${CC:-cc} CFLAGS=${CFLAGS:--O2} MAKE=${MAKE:-make}
+B=${B:-build} EVERY=${EVERY:-17} KINDS=${KINDS:-cpu cuda}
+CC=${CC:-cc} CFLAGS=${CFLAGS:--O2} MAKE=${MAKE:-make}
 case $CC in *clang*) CXX=${CXX:-clang++} ;; *) CXX=${CXX:-c++} ;; esac
 mkdir -p "$B/bits" && B=$(cd "$B/bits" && pwd) || exit 2
 strict="-std=c99 -Wall -Wextra -Wpedantic"
@@ -36,7 +38,8 @@ build() # old|new cpu|cuda FOLDER FLAG
     fi
     newer "$program" "$here/bits.c" "$3/tinytrain.h" "$3/tinytrain_cuda.cu" "$3"/tests/cuda_emu/* && return 0
     # Each version with its own emulator, and with the sizes that its Makefile gives it there.
-    defines=$(cd "$3" && env -u MAKEFLAGS -u MAKELEVEL $MAKE -s --eval 'emu_defines: ; @echo $(EMU_DEFINES)' emu_defines) || return 1
+    show='emu_defines: ; @echo $(EMU_DEFINES)'
+    defines=$(cd "$3" && env -u MAKEFLAGS -u MAKELEVEL $MAKE -s --eval "$show" emu_defines) || return 1
     cxx="-std=c++17 -g -ftrivial-auto-var-init=pattern"
     fma=
     grep -qsw fma /proc/cpuinfo && fma="-mfma -ffp-contract=off"
@@ -44,13 +47,14 @@ build() # old|new cpu|cuda FOLDER FLAG
         (cd "$3" && $CXX $cxx -O1 -c tests/cuda_emu/$part.cpp -o "$program.$part.o") || return 1
     done
     (cd "$3" && $CXX $cxx -O2 $fma $defines -x c++ -c tinytrain_cuda.cu -o "$program.cu.o") || return 1
-    (cd "$3" && $CC -O1 $strict $4 -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2 $defines -c "$here/bits.c" \
-        -o "$program.c.o") || return 1
-    $CXX "$program.c.o" "$program.cu.o" "$program.cuda_emu.o" "$program.cuda_emu_blas.o" -o "$program" -lm -lpthread
+    (cd "$3" && $CC -O1 $strict $4 -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2 $defines \
+        -c "$here/bits.c" -o "$program.c.o") || return 1
+    $CXX "$program.c.o" "$program.cu.o" "$program.cuda_emu.o" "$program.cuda_emu_blas.o" -o "$program" \
+        -lm -lpthread
 }
 
-# Joins the lines of both by the case's name. A plan, the least that any placement needs (bound), and what is needed to
-# initialise the parameters may be smaller; all else must be equal.
+# Joins the lines of both by the case's name. A plan, the least that any placement needs (bound), and what is
+# needed to initialise the parameters may be smaller; all else must be equal.
 cat > "$B/compare.awk" <<'AWK'
 FNR == NR { if ($1 != "absent") line[$1] = $0; next }
 $1 == "absent" { next }
@@ -76,6 +80,12 @@ END {
 AWK
 
 cases=0 bad=0
+run() # old|new ARGUMENT...
+{
+    program=$B/$1.$kind; shift
+    TINYTRAIN_ISA=$isa TINYTRAIN_BF16=$bf16 "$program" --kind $kind "$@"
+}
+
 compare() # cpu|cuda EVERY ISA BF16 [PATTERN...]
 {
     kind=$1 every=$2 isa=$3 bf16=$4; shift 4
@@ -83,8 +93,8 @@ compare() # cpu|cuda EVERY ISA BF16 [PATTERN...]
     for version in old new; do
         of=$B/$version.$kind.$isa.$bf16.txt
         printf '%s\n' "$every $*" > "$B/asked"
-        if [ $version = old ] && newer "$of" "$B/old.$kind" && cmp -s "$B/asked" "$of.asked"; then continue; fi
-        TINYTRAIN_ISA=$isa TINYTRAIN_BF16=$bf16 "$B/$version.$kind" --kind $kind --every $every "$@" > "$of.part" 2> "$B/errors"
+        [ $version = old ] && newer "$of" "$B/old.$kind" && cmp -s "$B/asked" "$of.asked" && continue
+        run $version --every $every "$@" > "$of.part" 2> "$B/errors"
         if [ $? -ne 0 ]; then
             echo "$what: the $version version failed: $(head -n 3 "$B/errors")"
             bad=$((bad + 1))
@@ -100,15 +110,17 @@ compare() # cpu|cuda EVERY ISA BF16 [PATTERN...]
     cases=$((cases + n)) bad=$((bad + differ))
     [ -n "$first" ] || return
     for version in old new; do
-        TINYTRAIN_ISA=$isa TINYTRAIN_BF16=$bf16 "$B/$version.$kind" --kind $kind --tensors "$first" | sed -n 's/^  //p' |
-            sort > "$B/$version.tensors"
+        run $version --tensors "$first" | sed -n 's/^  //p' | sort > "$B/$version.tensors"
     done
-    echo "    tensors of $first that differ: $(diff "$B/old.tensors" "$B/new.tensors" | sed -n 's/^> //p' | head -n 8 |
-        cut -d ' ' -f -2 | tr '\n' ';')"
+    tensors=$(diff "$B/old.tensors" "$B/new.tensors" | sed -n 's/^> //p' | head -n 8 | cut -d ' ' -f -2)
+    echo "    tensors of $first that differ:" $tensors
 }
 
 for kind in $KINDS; do
-    build old $kind "$old" -DTT_OLD && build new $kind "$new" "" || { echo "bits.sh: a version does not compile"; exit 2; }
+    if ! build old $kind "$old" -DTT_OLD || ! build new $kind "$new" ""; then
+        echo "bits.sh: a version does not compile"
+        exit 2
+    fi
     if [ $kind = cuda ]; then
         compare cuda $((EVERY * 4 + 1)) "" "" "$@"
         continue
