@@ -36,7 +36,7 @@
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation
      (-O2). No -march flag is needed: the instruction set is chosen at run time, and so is how bf16 matrices
      are multiplied. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force one (tt_context_options).
-     With TINYTRAIN_CUDA_SYNC=1 in the environment "cuda" waits after each op, slowly, and an error names its op.
+     With TINYTRAIN_CUDA_SYNC=1 in the environment "cuda" waits after each op and errors name the op.
 
    VENDORING
      One file      copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation
@@ -58,8 +58,7 @@
                tt_train_batch and tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See
                examples/distilbert_imdb.c and examples/vit_l16.c.
      tape      your own model: tt_param_new, a function that records ops; tt_compile, tt_set, tt_step, tt_get;
-               tt_program_save and tt_program_load. As a tt_model, with a tt_source for its data, tt_fit trains
-               it too.
+               tt_program_save, tt_program_load. As a tt_model, with a tt_source for its data, tt_fit trains it.
      ops       a row in TT__OPS (>>backend), its block in >>ops (recorder, shape rule, backward), a CPU kernel
                (>>cpu), CUDA's (tinytrain_cuda.cu), and one line in each of the two generic tests
                (tests/test_ops.c).
@@ -320,8 +319,8 @@ tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
 /* (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016).  x (rows, D), w (D), b (D) or NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
-/* x / sqrt(mean(x^2) + eps) w, the mean over each row (Zhang, Sennrich: "Root mean square layer normalization", 2019).
-   w (width). eps >= 0. */
+/* x / sqrt(mean(x^2) + eps) w, the mean over each row (Zhang, Sennrich: "Root mean square layer
+   normalization", 2019). w (width). eps >= 0. */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
 tt_value tt_gelu(tt_tape *t, tt_value x);      /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016) */
 tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* its tanh form, "gelu_new" */
@@ -461,8 +460,8 @@ typedef struct tt_compile_options {
     /* Bytes of the arena, which a program that shares it later may not exceed either: TT_ERR_BUDGET from the
        tt_compile that would need more. 0 (default): no limit. */
     size_t memory_budget;
-    /* "cpu", "cuda", or by number, "cuda:1"; NULL (default): what TINYTRAIN_DEVICE in the environment says, else
-       "cpu". A program for a kind that this build cannot run is there to be planned: its plan counts the
+    /* "cpu", "cuda", or by number, "cuda:1"; NULL (default): what TINYTRAIN_DEVICE in the environment says,
+       else "cpu". A program for a kind that this build cannot run is there to be planned: its plan counts the
        parameters whole, but it takes no part of their memory, and tt_allocate, tt_set and runs fail with
        TT_ERR_UNSUPPORTED (or TT_ERR_DEVICE, where the device is not there or failed). */
     const char *device;
@@ -486,10 +485,10 @@ const char *tt_category_name(tt_category c);
 
 typedef struct tt_plan {
     const char *device;                /* the kind that it is for: "cpu", "cuda" */
-    size_t bytes;                      /* the arena: exactly this much is allocated. Parameters that an earlier
-                                          program's arena holds are in that one's plan only */
+    size_t bytes;                      /* the arena: exactly this much is allocated. Parameters that an
+                                          earlier program's arena holds are in that one's plan only */
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
-    size_t host_bytes;                 /* beside the arena, of the host's memory: settings and results of runs */
+    size_t host_bytes;                 /* of the host's memory, for settings and results of runs */
     /* In use while parameters are initialised or loaded: they, the resident workspace and the buffer that
        they stream through. Nothing else of the arena is touched before the first step. */
     size_t init_bytes;

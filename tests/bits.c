@@ -531,7 +531,8 @@ static void run(const one_case *c, const char *kind, int steps, const char *path
     else train_model(ctx, c, kind, steps, path, &r);
     printf("%s plan=%zu bound=%zu init=%zu", c->name, r.plan, r.bound, r.init);
     printf(" losses=%016" PRIx64 " norms=%016" PRIx64, r.losses, r.norms);
-    printf(" outputs=%016" PRIx64 " parameters=%016" PRIx64 " state=%d:%016" PRIx64, r.evaluation, r.parameters, r.states, r.state);
+    printf(" outputs=%016" PRIx64 " parameters=%016" PRIx64, r.evaluation, r.parameters);
+    printf(" state=%d:%016" PRIx64, r.states, r.state);
     printf(" last=%.6g skipped=%d\n", r.last_loss, r.skipped);
     fflush(stdout);
     tt_close(ctx);
