@@ -2590,12 +2590,12 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
 }
 
 /* The first instruction of a segment; for TT__SEGMENTS, their number. */
-static int tt__segment_first(const tt_tape *t, int segment)
+static int tt__segment_first(const tt_tape *t, unsigned segment)
 {
     int from = 0, to = t->n_code;
     while (from < to) {
         int middle = (from + to) / 2;
-        if ((int)t->code[middle].segment < segment) from = middle + 1;
+        if ((unsigned)t->code[middle].segment < segment) from = middle + 1;
         else to = middle;
     }
     return from;
@@ -11061,7 +11061,7 @@ static tt__mat tt__on_host(const tt_program *p, int32_t id)
 static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
 {
     tt_status status = TT_OK;
-    const int end = tt__segment_first(p->built.t, TT__EACH_MICRO + 1);
+    const int end = tt__segment_first(p->built.t, TT__EACH_MICRO + 1u);
     for (int k = 0; k < end && status == TT_OK; k++) {
         l->instr = &p->built.t->code[k];
         for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__on_host(p, l->instr->in[j]);
@@ -11104,7 +11104,7 @@ static tt__recording *tt__recording_of(tt_program *p, tt__segment segment)
 static tt_status tt__launch_segment(tt_program *p, const tt__launch *like, tt__segment segment)
 {
     tt_status status = TT_OK;
-    const int end = tt__segment_first(p->built.t, segment + 1);
+    const int end = tt__segment_first(p->built.t, segment + 1u);
     for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
         for (n = 0; n == 0 || p->built.t->code[k + n - 1].with_next; n++) {
             const tt__instr *i = &p->built.t->code[k + n];
@@ -11146,7 +11146,7 @@ static void tt__record_segment(tt_program *p, tt__launch *l, tt__recording *r)
 static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
-    const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1);
+    const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
         const bool device = box->space == TT__DEVICE;

@@ -53,7 +53,8 @@ def check_picture(device, text, path):
     at_peak = dict(re.findall(r"^  (\w+) +([\d.]+) MB$", text, re.M))
     areas = {p.find(SVG + "title").text: heights(p.get("d"), width * (int(peak) + 0.5) / int(last)) for p in inside.findall(SVG + "path") if len(p)}
     whole, below = max(areas.values(), default=0), 0
-    for category, height in sorted(areas.items(), key=lambda area: area[1]):
+    lowest_first = reversed(list(areas.items()))  # as drawn, so that an area of no height follows the one below it
+    for category, height in sorted(lowest_first, key=lambda area: area[1]):
         drawn, said = bound * (height - below) / max(1, whole), float(at_peak.get(category, 0))
         below = height
         if not abs(drawn - said) <= 0.1 + 0.002 * bound:
