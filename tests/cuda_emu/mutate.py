@@ -77,7 +77,7 @@ EQUIVALENT = {
         "four rows that begin at the end are none",
     ("tinytrain_cuda.cu", "one too many", "k < parts && c < to.cols"):
         "the sum of the column behind the last is not stored",
-    ("tinytrain_cuda.cu", "one too many", "i < t.n; i += 8 * (t.blocks * (int64_t)256)"):
+    ("tinytrain_cuda.cu", "one too many", "+ threadIdx.x); i < t.n;"):
         "eight elements that begin at the end are read as zeros",
     ("tinytrain_cuda.cu", "one too many", "i < to; i += 2048"):
         "of eight elements that begin at the end none is stored",
@@ -85,7 +85,7 @@ EQUIVALENT = {
         "the sequence behind the last that it may be begins behind the tile that is looked for",
     ("tinytrain_cuda.cu", "one too many", "from < n; from += 256"):
         "a round that begins at the end compares none",
-    ("tinytrain_cuda.cu", "one too many", "from + TT__UPDATE_CHUNK < t.n ?"):
+    ("tinytrain_cuda.cu", "one too many", "end < t.n ? end : t.n"):
         "the lesser of two equal numbers is either",
     ("tinytrain_cuda.cu", "one too many", "from + rows_per_chunk < dy.rows ?"):
         "the lesser of two equal numbers is either",
@@ -93,6 +93,8 @@ EQUIVALENT = {
         "a round that begins at the end adds zeros",
     ("tinytrain_cuda.cu", "one too many", "k0 < g.k; k0 += 16"):
         "a round that begins at the end adds zeros",
+    ("tinytrain_cuda.cu", "one too many", "key < b.end; key +="):
+        "no query sees a key of a round that begins at the end",
     ("tinytrain_cuda.cu", "one too many", "key < end; key +="):
         "no query sees a key of a round that begins at the end",
     ("tinytrain_cuda.cu", "one too many", "from < t.queries; from += 64"):
