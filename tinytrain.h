@@ -1134,7 +1134,7 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
    BACKEND API                                                                                    >>backend
    What a backend (the CPU's below, tinytrain_cuda.cu) gets to run one instruction, and the functions that it has. Uses the
    public API only. A file that brings a backend defines TINYTRAIN_BACKEND before it includes this one.
-   ============================================================================================================ */
+   ======================================================================================================== */
 
 #if (defined(TINYTRAIN_IMPLEMENTATION) || defined(TINYTRAIN_BACKEND)) && !defined(TT__LANES) && !defined(TT__BACKEND_API)
 #define TT__BACKEND_API
@@ -1145,12 +1145,12 @@ typedef struct tt__mat { void *data; tt_dtype dtype; int64_t rows, cols, ld; } t
 typedef enum tt__act { TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU } tt__act;
 
 #define TT__MAX_IN 9
-#define TT__RUN_IN 8 /* the operand that is the step's settings, of ops with TT__WITH_RUN                                 */
+#define TT__RUN_IN 8 /* the operand that is the step's settings, of ops with TT__WITH_RUN                   */
 #define TT__MAX_OUT 5
 
 /* What distinguishes two instructions of the same op. */
-/* X(type, name): an attribute of instructions, 0 where an op does not use it. What a state is hashed over is read
-   from this list, so a type may have no padding. */
+/* X(type, name): an attribute of instructions, 0 where an op does not use it. What a state is hashed over is
+   read from this list, so a type may have no padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
     X(int, heads)         /* ATTENTION */ \
@@ -1179,60 +1179,62 @@ typedef struct tt__attr {
 } tt__attr;
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 4 * sizeof(int) + 8 * sizeof(float) ? 1 : -1];
 
-/* What a segment, a contiguous range of a tape's instructions, is run for. Segments follow one another in this order. */
+/* What a segment, a contiguous range of a tape's instructions, is run for. Segments follow one another in
+   this order. */
 typedef enum tt__segment { TT__EACH_MICRO, TT__EACH_STEP, TT__SEGMENTS } tt__segment;
 
 typedef struct tt__instr {
-    int op;             /* TT__OP_; -1: dropped by a pass that is under way                                        */
-    int before;         /* in a pass: inserted before this instruction                                             */
-    int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: operand absent                                       */
+    int op;             /* TT__OP_; -1: dropped by a pass that is under way                                 */
+    int before;         /* in a pass: inserted before this instruction                                      */
+    int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: operand absent                               */
     uint32_t add, add_later;
     tt__attr attr;
-    uint32_t random;    /* its stream of random numbers; a recomputed copy has the same                             */
+    uint32_t random;    /* its stream of random numbers; a recomputed copy has the same                     */
     tt__segment segment;
-    bool backward;      /* autodiff emitted it, or recompute for one that autodiff emitted                            */
-    bool again;         /* a copy that recomputes                                                                   */
+    bool backward;      /* autodiff emitted it, or recompute for one that autodiff emitted                  */
+    bool again;         /* a copy that recomputes                                                           */
     bool with_next;     /* runs together with the next instruction, of the same op: see tt__backend.launch */
     int stream;         /* 0: of computation. Work on another is only started here, and ends at its WAIT */
-    size_t workspace;   /* bytes of scratch while it runs, and their place                                          */
+    size_t workspace;   /* bytes of scratch while it runs, and their place                                  */
     size_t workspace_place;
 } tt__instr;
 
-/* ------------------------------------------------------------------------------------------------- the op table
+/* ---------------------------------------------------------------------------------------------- the op table
    X(OP, name, inputs, outputs, flags). OP names everything else: tt__rules_OP (>>ops),
    TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
-#define TT__NAMED_BY_ACT 0x1 /* errors and programs call it by its activation                                        */
-#define TT__INPLACE0 0x2     /* out[0] may take the place of in[0] when that dies here                               */
-#define TT__INPLACE1 0x4     /* ... of in[1]                                                                         */
-#define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                                        */
-#define TT__RANDOM 0x10      /* draws random numbers                                                                 */
-#define TT__WITH_RUN 0x20    /* has the step's settings as operand TT__RUN_IN: where it updates or drops out         */
-#define TT__MEAN 0x40        /* ... only in programs that accumulate, as the number of targets is not known yet      */
-#define TT__ANY_SPACE 0x80   /* its operands may lie in the host's memory                                            */
-#define TT__WAITS 0x100      /* its operands are what an instruction of another stream reads and writes              */
-#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (attr.fp8)                           */
-#define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], which is then there                */
-#define TT__LOSS 0x800       /* a mean over the targets in[TT__LOSS_TARGETS]; out[TT__LOSS_COUNTS]: what it counted  */
-#define TT__GATHERS 0x1000   /* row r of out[0] is the row of in[0] whose number is row r of in[1]                   */
-#define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                                     */
-#define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                         */
-#define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], which are alike                                             */
-#define TT__MOVES 0x10000    /* out[0] is in[0] scaled, some of it, or a sum with it                                 */
-#define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                                   */
-/* The backward may compute out[0] again instead of finding it: where in[0] is there anyway; the same, if recompute is
-   "attention"; where in[0] is an input or a parameter. */
+#define TT__NAMED_BY_ACT 0x1 /* errors and programs call it by its activation                               */
+#define TT__INPLACE0 0x2     /* out[0] may take the place of in[0] when that dies here                      */
+#define TT__INPLACE1 0x4     /* ... of in[1]                                                                */
+#define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
+#define TT__RANDOM 0x10      /* draws random numbers                                                        */
+#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN is the step's settings: where it updates or drops out    */
+#define TT__MEAN 0x40        /* ... only in programs that accumulate, whose number of targets is yet to come */
+#define TT__ANY_SPACE 0x80   /* its operands may lie in the host's memory                                   */
+#define TT__WAITS 0x100      /* its operands are what an instruction of another stream reads and writes     */
+#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (attr.fp8)                  */
+#define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], which is then there       */
+#define TT__LOSS 0x800       /* a mean over targets, in[TT__LOSS_TARGETS]; it counts: out[TT__LOSS_COUNTS]  */
+#define TT__GATHERS 0x1000   /* row r of out[0] is the row of in[0] whose number is row r of in[1]          */
+#define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                            */
+#define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                */
+#define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], which are alike                                    */
+#define TT__MOVES 0x10000    /* out[0] is in[0] scaled, some of it, or a sum with it                        */
+#define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
+/* The backward may compute out[0] again instead of finding it: where in[0] is there anyway; the same, if
+   recompute is "attention"; where in[0] is an input or a parameter. */
 #define TT__AGAIN 0x40000
 #define TT__AGAIN_ATTENTION 0x80000
 #define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
 /* Row r of out[0] depends on row r of these operands (1 << operand, of the first four), and on no other. */
 #define TT__BY_ROW(slots) ((slots) << 20)
-/* Operands by their numbers, not 0. A matrix that a product may round while it reads it (attr.narrow); what is added to
-   the rest of out[0]; i32 (rows, 1): which rows of the batch out[0] has, when not all are computed (tt__pass_rows). */
+/* Operands by their numbers, not 0. A matrix that a product may round while it reads it (attr.narrow); what
+   is added to the rest of out[0]; i32 (rows, 1): which rows of the batch out[0] has, when not all are
+   computed (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
 
-enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* places among operands and outputs */
+enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* operands, and an output */
 
 #define TT__OPS(X) \
     X(LINEAR, "linear", 4, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
@@ -1240,29 +1242,33 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* pla
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
-    X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) /* x, w -> y, 1/rms */ \
+    X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
+        /* x, w -> y, 1/rms */ \
     X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 2, TT__INPLACE0) /* dy, x, w, 1/rms -> [dx], [dw] */ \
-    X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) /* x -> act(x) */ \
-    X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__SUMS | TT__MOVES | TT__RESIDUAL(1)) \
-        /* a, b -> a + b */ \
+    X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) \
+        /* x -> act(x) */ \
+    X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__SUMS | TT__MOVES | \
+      TT__RESIDUAL(1)) /* a, b -> a + b */ \
     X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a b */ \
     X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s x */ \
-    X(DROPOUT, "dropout", 3, 1, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1 | 2) | \
-      TT__MOVES | TT__RESIDUAL(1) | TT__NUMBERS(2)) /* x, [residual], [row numbers] -> y */ \
-    X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1) | TT__NUMBERS(4) | TT__AGAIN_ATTENTION) \
-        /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
+    X(DROPOUT, "dropout", 3, 1, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__MOVES | \
+      TT__BY_ROW(1 | 2) | TT__RESIDUAL(1) | TT__NUMBERS(2)) /* x, [residual], [row numbers] -> y */ \
+    X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1) | TT__NUMBERS(4) | \
+      TT__AGAIN_ATTENTION) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
     X(GATHER_ROWS, "gather_rows", 2, 1, TT__GATHERS | TT__MOVES) /* x, index -> y */ \
     X(MEAN_POOL, "mean_pool", 2, 1, TT__BEGINS) /* x, seq_start -> y */ \
     X(SET_ROWS, "set_rows", 3, 1, TT__INPLACE0) /* x, index, row -> y */ \
     X(PATCHES, "patches", 3, 1, TT__AGAIN_KEPT) /* pixels, positions, seq_start -> y */ \
     X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__LOSS) /* logits, targets, [weights] -> loss, lse, counts */ \
-    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) /* x, target, [weights] -> loss, -, counts */ \
+    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) \
+        /* x, target, [weights] -> loss, -, counts */ \
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
     X(LINEAR_DX, "linear_dx", 3, 1, TT__PRODUCT | TT__WEIGHT(1)) /* dy, w, [saved by act] -> dx act' */ \
     X(LINEAR_DW, "linear_dw", 2, 2, TT__PRODUCT) /* dy, x -> dw, [db] */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
-    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 3, TT__INPLACE0) /* dy, x, w, stats -> [dx], [dw], [db] */ \
+    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 3, TT__INPLACE0) \
+        /* dy, x, w, stats -> [dx], [dw], [db] */ \
     X(ACTIVATION_BACKWARD, "activation_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, saved -> dx */ \
     X(ATTENTION_BACKWARD, "attention_backward", 8, 3, TT__WITH_RUN) \
         /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv */ \
@@ -1271,18 +1277,20 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* pla
     X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
-    X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
-        /* dloss, x, target, [weights], counts -> dx */ \
-    X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, TT__LOSS | TT__WITH_RUN | TT__MEAN | TT__WEIGHT(3)) \
+    X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, \
+      TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, x, target, [weights], counts -> dx */ \
+    X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, \
+      TT__LOSS | TT__WITH_RUN | TT__MEAN | TT__WEIGHT(3)) \
         /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
     X(SUM_SQUARES, "sum_squares", 1, 1, 0) /* g -> sum of g^2 */ \
     X(ADD_COUNTS, "add_counts", 1, 1, 0) /* a loss's counts -> totals */ \
-    X(CLIP, "clip", 3, 1, TT__WITH_RUN | TT__MEAN) /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
+    X(CLIP, "clip", 3, 1, TT__WITH_RUN | TT__MEAN) \
+        /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
     X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, [momentum] */ \
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* all operands of what another stream does, what it writes first */
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* all operands of another stream's work, its result first */
 
 enum {
 #define TT__ENUM(OP, name, inputs, outputs, flags) TT__OP_##OP,
@@ -1297,7 +1305,7 @@ enum { TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_
 /* The step's settings, which the host writes before it runs a segment. */
 typedef struct tt__run {
     uint64_t seed;
-    int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                                 */
+    int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                        */
     float lr;
     double loss_norm;       /* what gradients are divided by before the number of targets is known, to accumulate */
 } tt__run;
@@ -1305,46 +1313,49 @@ typedef struct tt__run {
 /* What a step finds, which the host reads. Instructions read and write its three parts. */
 typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* of the losses of its micro-batches so far */
 typedef struct tt__scale {
-    double scale;               /* of the gradient of the loss: a power of two                                       */
-    double good_steps, skipped; /* steps since it changed; steps without an update                                   */
+    double scale;               /* of the gradient of the loss: a power of two                              */
+    double good_steps, skipped; /* steps since it changed; steps without an update                          */
 } tt__scale;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* not finite: no parameter was changed; what each gradient was multiplied by             */
+typedef struct tt__clipped { /* not finite: no parameter was changed; what each gradient was multiplied by  */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale scale; tt__clipped clipped; } tt__results;
 
-typedef struct tt__device tt__device; /* one that is open; what it is only its backend knows                           */
+typedef struct tt__device tt__device; /* one that is open; what it is only its backend knows                */
 
 typedef struct tt__launch {
-    tt__device *device;     /* that it runs on; of the CPU, a tt__cpu                                                */
-    tt_context *ctx;        /* the header's own, as is the tape: backends elsewhere do not see into them              */
+    tt__device *device;     /* that it runs on; of the CPU, a tt__cpu                                       */
+    tt_context *ctx;        /* the header's own, as is the tape: backends elsewhere do not see into them    */
     const tt_tape *tape;
     const tt__instr *instr;
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
     bool add[TT__MAX_OUT];
-    bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                               */
-    void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                           */
-    void *resident;         /* as many as the kind's `resident`; any instruction may use them                     */
+    bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
+    void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                 */
+    void *resident;         /* as many as the kind's `resident`; any instruction may use them               */
 } tt__launch;
 
 /* The step's settings in the device's memory; NULL: the instruction needs none. */
 #define TT__RUN_OF(l) ((const tt__run *)(l)->in[TT__RUN_IN].data)
 
-/* linear_cross_entropy works on so many rows at a time: enough that adding to the weight's gradient each time (a read and a write of it)
-   is little beside the product. Their logits are f32, and their gradients take the same place. */
+/* linear_cross_entropy works on so many rows at a time: enough that adding to the weight's gradient each time
+   (a read and a write of it) is little beside the product. Their logits are f32, and their gradients take the
+   same place. */
 #ifndef TT__LOSS_CHUNK /* tests make both smaller */
 #define TT__LOSS_CHUNK 256
 #endif
 
-/* CUDA's resident workspace: what cuBLAS recommends on Hopper (its documentation, cublasSetWorkspace), less a page for what programs keep; with less it leaves its faster kernels
-   out. Instructions run one after another, so others use it too: partial sums of biases, norms, losses and squares. */
+/* CUDA's resident workspace: what cuBLAS recommends on Hopper (its documentation, cublasSetWorkspace), less a
+   page for what programs keep; with less it leaves its faster kernels out. Instructions run one after
+   another, so others use it too: partial sums of biases, norms, losses and squares. */
 #ifndef TT__CUDA_RESIDENT /* tests make it smaller */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
-/* Storages begin at multiples of 256 bytes, as those of cudaMalloc do, which is enough for any vector load. */
+/* Storages begin at multiples of 256 bytes, as those of cudaMalloc do, which is enough for any vector
+   load. */
 #define TT__CUDA_ALIGN 256
-/* ---------------------------------------------------------------------------------------------- a backend's functions
+/* ------------------------------------------------------------------------------------- a backend's functions
    Pointers called memory are the device's: only the backend looks into them. Everything is done in the order of the
    calls, and may be done after they return, but for read and wait. Where a function fails it returns a status or NULL,
    and error() tells why in a sentence. One thread uses a device at a time. */
@@ -1355,30 +1366,33 @@ typedef struct tt__backend {
     tt__device *(*open)(tt_context *ctx, int index, char *error, size_t capacity);
     void (*close)(tt__device *d);
     const char *(*error)(tt__device *d);
-    void *(*allocate)(tt__device *d, size_t bytes);           /* with any contents                                      */
+    void *(*allocate)(tt__device *d, size_t bytes);           /* with any contents                          */
     void (*release)(tt__device *d, void *memory);
-    void *(*allocate_host)(tt__device *d, size_t bytes);      /* for write                                              */
+    void *(*allocate_host)(tt__device *d, size_t bytes);      /* for write                                  */
     void (*release_host)(tt__device *d, void *host);
     tt_status (*write)(tt__device *d, void *memory, const void *from, size_t bytes); /* `from`, of allocate_host, stays until a later mark or wait */
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
     tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key); /* as tt__init_values */
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark: from now on `event` stands for all that the stream was given so far; NULL: a new one is made, to be
-       released. after: what the stream is given from now on, or the calling thread (TT__HOST_STREAM), waits for that. */
+    /* mark: from now on `event` stands for all that the stream was given so far; NULL: a new one is made, to
+       be released. after: what the stream is given from now on, or the calling thread (TT__HOST_STREAM),
+       waits for that. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* One instruction, or several of one op of which none reads what another writes: these may be done at once, or, where
-       they have a workspace, one after another. */
+    /* One instruction, or several of one op of which none reads what another writes: these may be done at
+       once, or, where they have a workspace, one after another. */
     tt_status (*launch)(tt__device *d, const tt__launch *l, int n);
-    /* Launches after capture are recorded and not done; captured ends that, and replay does what was recorded, any number of times,
-       until forget. NULL where there is no such thing. captured returns NULL where it failed, and then nothing is left. */
+    /* Launches after capture are recorded and not done; captured ends that, and replay does what was
+       recorded, any number of times, until forget. NULL where there is no such thing. captured returns NULL
+       where it failed, and then nothing is left. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* NULL, or what of it the backend has not, to follow "cannot run". Operands are at capacity, their data NULL. */
+    /* NULL, or what of it the backend has not, to follow "cannot run". Operands are at capacity, their data
+       NULL. */
     const char *(*refuses)(const tt__launch *l);
     void (*describe)(tt_context *ctx, char *to, size_t capacity); /* tt_device_text's lines, whether there is a device or not */
 } tt__backend;
@@ -1386,10 +1400,10 @@ typedef struct tt__backend {
 /* What a plan must know of a kind of device, whether this build can run it or not. */
 typedef struct tt__device_kind {
     const char *name;
-    const tt__backend *backend; /* NULL: this build has none, and only plans                                         */
-    size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                          */
-    size_t resident;    /* bytes of workspace that stay between instructions and runs                                */
-    bool host;          /* its memory is the host's, and a launch is done when it returns                            */
+    const tt__backend *backend; /* NULL: this build has none, and only plans                                */
+    size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                  */
+    size_t resident;    /* bytes of workspace that stay between instructions and runs                       */
+    bool host;          /* its memory is the host's, and a launch is done when it returns                   */
     size_t (*workspace)(int threads, const tt_tape *t, const tt__instr *i); /* bytes that i needs beside it, at full
                            capacity; threads: of a device of the kind "cpu" */
 } tt__device_kind;
@@ -1398,7 +1412,7 @@ typedef struct tt__device_kind {
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                                                           */
+extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                                             */
 #ifdef __cplusplus
 }
 #endif
@@ -1410,6 +1424,7 @@ extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                 
 #define TT__IMPLEMENTED
 #define TT__IMPLEMENT /* until the end of this reading of the file */
 #pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers" /* tt__rules leave out what an op has not */
 #ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic ignored "-Wold-style-cast"
 #endif
@@ -2332,17 +2347,18 @@ static tt_status tt__writer_end(tt__writer *w)
    TAPE                                                                                              >>tape
    Values, instructions, and how instructions are recorded. Uses base.
 
-   A value is a matrix (rows, cols). rows is fixed, or an axis: a capacity now, a number at run time. A view shares
-   the storage of its base. An instruction reads `in`, writes `out`; bit o of `add` says out[o] += instead of =.
+   A value is a matrix (rows, cols). rows is fixed, or an axis: a capacity now, a number at run time. A view
+   shares the storage of its base. An instruction reads `in`, writes `out`; bit o of `add` says out[o] +=
+   instead of =.
 
-   The gradient rule: the first contribution to a gradient writes (=), later ones add (+=). In programs that accumulate
-   over micro-batches, the first contribution to a parameter's gradient also adds in all micro-batches but the first
-   (`add_later`). So do the totals of losses.
+   The gradient rule: the first contribution to a gradient writes (=), later ones add (+=). In programs that
+   accumulate over micro-batches, the first contribution to a parameter's gradient also adds in all
+   micro-batches but the first (`add_later`). So do the totals of losses.
 
-   A step's state is on the tape too. Its settings (tt__run) are a value that the host writes before it runs a segment;
-   its results (tt__results) are one that instructions write: ADD_COUNTS what losses counted, CLIP the norm and the
-   factor, LOSS_SCALE the next loss scale.
-   ============================================================================================================ */
+   A step's state is on the tape too. Its settings (tt__run) are a value that the host writes before it runs a
+   segment; its results (tt__results) are one that instructions write: ADD_COUNTS what losses counted, CLIP
+   the norm and the factor, LOSS_SCALE the next loss scale.
+   ======================================================================================================== */
 
 /* A tensor has no more elements, so that their bytes, and those of the scratch that an op needs for them, fit
    a size_t. What the tensors of a program sum up to is checked when it is planned, by tt__check_total. */
@@ -2364,7 +2380,9 @@ struct tt_param {
 };
 
 /* STEP: the step's settings and results. */
-typedef enum tt__storage { TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP } tt__storage;
+typedef enum tt__storage {
+    TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP
+} tt__storage;
 /* In whose memory a value lies. Where the device's is the host's, instructions may use both. */
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
 /* Which part of a tensor a value or a home has: all of it; chunks of TT__CHUNK elements; rows or columns
@@ -2412,7 +2430,7 @@ struct tt_tape {
     tt__value *values; int n_values, cap_values;    /* values[0] is "none" */
     tt__instr *code; int n_code, cap_code;
     tt__axis *axes; int n_axes, cap_axes;           /* axes[0] is "none" */
-    int32_t *params; int n_params, cap_params;      /* of ctx->params, the value that stands for it; 0: none */
+    int32_t *params; int n_params, cap_params;      /* of ctx->params: the value for each; 0: none        */
     uint32_t n_random;
     size_t alignment;                               /* of storages, as the kind of device wants it */
     bool host;                                      /* the memory of that kind is the host's */
@@ -2506,7 +2524,8 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     return t->n_values++;
 }
 
-/* A view of rows [0, rows) and columns [from, from + cols) of v, or (whole, contiguous) another shape of it. */
+/* A view of rows [0, rows) and columns [from, from + cols) of v, or (whole, contiguous) another shape of
+   it. */
 static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
                             const char *name)
 {
@@ -2613,8 +2632,8 @@ static const char *tt__describe(const tt_tape *t, int32_t id, char *to, size_t c
 {
     const tt__shape *x = &t->values[id].shape;
     char rows[64];
-    snprintf(rows, sizeof rows, "%s%s%s%lld", x->axis ? t->axes[x->axis].name : "", x->axis && x->extra ? "+1" : "",
-             x->axis ? "<=" : "", (long long)x->rows);
+    snprintf(rows, sizeof rows, "%s%s%s%lld", x->axis ? t->axes[x->axis].name : "",
+             x->axis && x->extra ? "+1" : "", x->axis ? "<=" : "", (long long)x->rows);
     if (!id) snprintf(to, capacity, "nothing");
     else snprintf(to, capacity, "'%s' %s (%s, %lld)", t->values[id].name, tt_dtype_name(x->dtype), rows,
                   (long long)x->cols);
@@ -2642,8 +2661,8 @@ tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs)
     if (t->status == TT_OK && seqs < 0 && tt__decode_rows(t, seqs, &shape) && shape.extra == 0)
         return tt_input(t, name, TT_I32, tt__axis_code(shape.axis, 1), 1);
     if (seqs > 0 && seqs < INT64_MAX) return tt_input(t, name, TT_I32, seqs + 1, 1);
-    tt__tape_fail(t, TT_ERR_SHAPE, "sequence starts '%s': %lld is neither a positive number nor an axis", name,
-                  (long long)seqs);
+    tt__tape_fail(t, TT_ERR_SHAPE, "sequence starts '%s': %lld is neither a positive number nor an axis",
+                  name, (long long)seqs);
     return tt__handle(0);
 }
 
@@ -2673,8 +2692,8 @@ void tt_block_end(tt_tape *t, tt_value v)
 static bool tt__on_tape(tt_tape *t, const char *what, int number, tt_value v)
 {
     if (t->status != TT_OK || (v.id > 0 && v.id < t->n_values)) return t->status == TT_OK;
-    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d is not a value of this tape (id %d)", what, number,
-                         (int)v.id);
+    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d is not a value of this tape (id %d)", what,
+                         number, (int)v.id);
 }
 
 /* Makes v operand `number` of i; an error marks the tape. */
@@ -2683,7 +2702,8 @@ static void tt__operand(tt_tape *t, tt__instr *i, int number, tt_value v)
     if (tt__on_tape(t, tt__instr_name(i), number, v)) i->in[number] = v.id;
 }
 
-/* The value that stands for parameter p on this tape, as operand `number` of `what`; 0 after tt__tape_fail. */
+/* The value that stands for parameter p on this tape, as operand `number` of `what`; 0 after
+   tt__tape_fail. */
 static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_param *p)
 {
     tt__shape shape;
@@ -2742,9 +2762,9 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     if (ok && from->axis) ok = to.axis == from->axis && to.extra == from->extra && width == from->cols;
     else if (ok) ok = !to.axis && to.rows <= INT64_MAX / width && to.rows * width == from->rows * from->cols;
     if (!ok) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of an axis "
-                      "cannot be split, and a slice cannot be reshaped", tt__describe(t, x.id, what, sizeof what),
-                      (long long)rows, (long long)width);
+        tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of "
+                      "an axis cannot be split, and a slice cannot be reshaped",
+                      tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
         return tt__handle(0);
     }
     to.dtype = v->shape.dtype;
@@ -2753,8 +2773,9 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
 }
 
 /* --------------------------------------------------------------------------------------------------- editing
-   How passes rewrite code in one sweep: instructions keep their numbers until tt__settle. tt__index counts who writes
-   and reads what; drop, put and insert keep the counts. A dropped instruction has op -1 and no operands. */
+   How passes rewrite code in one sweep: instructions keep their numbers until tt__settle. tt__index counts
+   who writes and reads what; drop, put and insert keep the counts. A dropped instruction has op -1 and no
+   operands. */
 
 /* Adds what instruction k reads and writes to the counts, or (by: -1) takes it away. */
 static void tt__count(tt_tape *t, int k, int by)
@@ -2824,7 +2845,8 @@ static void tt__put(tt_tape *t, int k, const tt__instr *i)
     tt__count(t, k, 1);
 }
 
-/* Drops instruction `at`; `merged`, which does its work and that of k, stands at k and writes what k wrote. */
+/* Drops instruction `at`; `merged`, which does its work and that of k, stands at k and writes what k
+   wrote. */
 static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
 {
     merged.out[0] = t->code[k].out[0];
@@ -2855,7 +2877,7 @@ static tt_status tt__settle(tt_tape *t, int n)
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1)); /* how many to insert; then where */
+    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1)); /* how many; then where */
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
         for (int k = 0; k <= n; k++) {
@@ -2878,21 +2900,21 @@ static tt_status tt__settle(tt_tape *t, int n)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* ============================================================================================================
+/* ===========================================================================================================
    OPS                                                                                               >>ops
-   Each op in one place. Its block has its options' defaults, its shape rule, the function that records it, its backward,
-   the rules of the ops that only its backward or a pass emits, and what else is known about it; it ends with the tt__rules.
-   The row in TT__OPS (>>backend) makes its number, its name and its place in every table. Kernels are in >>cpu and
-   tinytrain_cuda.cu. Nothing else tests which op an instruction is: passes, planner and runs read rows and rules. Uses
-   tape.
-   ============================================================================================================ */
+   Each op in one place. Its block has its options' defaults, its shape rule, the function that records it,
+   its backward, the rules of the ops that only its backward or a pass emits, and what else is known about it;
+   it ends with the tt__rules. The row in TT__OPS (>>backend) makes its number, its name and its place in every
+   table. Kernels are in >>cpu and tinytrain_cuda.cu. Nothing else asks which op an instruction is: passes,
+   planner and runs read rows and rules. Uses tape.
+   ======================================================================================================== */
 
 /* Emits instructions onto the end of a tape. */
 typedef struct tt__builder {
     tt_tape *t;
-    bool accumulate;      /* gradients of parameters persist over micro-batches                                      */
-    bool ok;              /* false: out of memory                                                                    */
-    tt__segment segment;  /* of what it emits                                                                        */
+    bool accumulate;      /* gradients of parameters persist over micro-batches                             */
+    bool ok;              /* false: out of memory                                                           */
+    tt__segment segment;  /* of what it emits                                                               */
     bool backward;
 } tt__builder;
 
@@ -2900,29 +2922,34 @@ struct tt__part; /* how a tensor is split over devices */
 
 /* Functions of an op; NULL: see each. */
 typedef struct tt__rules {
-    /* Checks the operands and tells the shapes of the outputs; false after tt__tape_fail. As the verifier runs it too,
-       it depends on the operands only; the outputs of ops that are not recorded exist already. */
+    /* Checks the operands and tells the shapes of the outputs; false after tt__tape_fail. As the verifier
+       runs it too, it depends on the operands only; the outputs of ops that are not recorded exist
+       already. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
-    /* Emits the backward of f, a copy of the instruction; g is the gradient of its out[0]. NULL: it has none. */
+    /* Emits the backward of f, a copy of the instruction; g is the gradient of its out[0]. NULL: it has
+       none. */
     void (*backward)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* Before a run: are the integers in the operands, which are on the host, as the kernels rely on? NULL: always. */
+    /* Before a run: are the integers in the operands, which are on the host, as the kernels rely on? NULL:
+       always. */
     tt_status (*check)(const tt__launch *l);
-    /* Before differentiation, and later, after it: makes one instruction of instruction k and what it reads from, where
-       it can. root: the value that the program is compiled for. NULL: never. */
+    /* Before differentiation, and later, after it: makes one instruction of instruction k and what it reads
+       from, where it can. root: the value that the program is compiled for. NULL: never. */
     void (*fuse)(tt_tape *t, int k, int32_t root, bool later);
-    /* Floating-point operations of matrix products, for NULL those of TT__PRODUCT. in: of a run, with integers on the
-       host, or without data at capacity. */
+    /* Floating-point operations of matrix products, for NULL those of TT__PRODUCT. in: of a run, with
+       integers on the host, or without data at capacity. */
     double (*flops)(const tt__instr *i, const tt__mat *in);
-    /* Bytes of scratch at full capacity: on a CPU of so many threads (NULL: tt__widen_bytes), on CUDA (NULL: 0). */
+    /* Bytes of scratch at full capacity: on a CPU of so many threads (NULL: tt__widen_bytes), on CUDA (NULL:
+       0). */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
-    /* How the outputs are split over devices when the operands are split so. NULL: not at all, as yet with all ops. */
+    /* How the outputs are split over devices when the operands are split so. NULL: not at all, as yet with
+       all ops. */
     bool (*layout)(tt_tape *t, const tt__instr *i, struct tt__part *out);
 } tt__rules;
 
 static const tt__rules *tt__rules_of(const tt__instr *i) { return tt__row(i->op)->rules; }
 
-/* ------------------------------------------------------------------------------------------------- recording */
+/* ---------------------------------------------------------------------------------------------- recording */
 
 static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_OUT])
 {
@@ -2942,7 +2969,8 @@ static tt_value tt__record(tt_tape *t, const tt__instr *i)
     to->attr = i->attr;
     for (int k = 0; k < tt__row(i->op)->outputs; k++) {
         if (!shape[k].rows) continue; /* an optional output, absent here */
-        int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(i), at, k);
+        int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(i),
+                                   at, k);
         if (!id) return tt__handle(0);
         t->values[id].pinned_f32 = k > 0 || tt__is(i, TT__LOSS);
         t->code[at].out[k] = id;
@@ -2964,9 +2992,12 @@ static tt_value tt__binary(tt_tape *t, int op, tt_value a, tt_value b)
     return tt__record(t, &i);
 }
 
-/* ------------------------------------------------------------------------------------------------- shape rules */
+/* -------------------------------------------------------------------------------------------- shape rules */
 
-static const tt__shape *tt__in(const tt_tape *t, const tt__instr *i, int k) { return &t->values[i->in[k]].shape; }
+static const tt__shape *tt__in(const tt_tape *t, const tt__instr *i, int k)
+{
+    return &t->values[i->in[k]].shape;
+}
 
 static bool tt__same_rows(const tt__shape *a, const tt__shape *b)
 {
@@ -2996,9 +3027,9 @@ static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape 
     const tt__shape *s = tt__in(t, i, k);
     if (!tt__float_in(t, i, k)) return false;
     if (tt__same_rows(s, like) && s->cols == cols) return true;
-    if (like->axis)
-        return tt__bad(t, i, k, "(%s<=%lld, %lld)", t->axes[like->axis].name, (long long)like->rows, (long long)cols);
-    return tt__bad(t, i, k, "(%lld, %lld)", (long long)like->rows, (long long)cols);
+    const char *axis = like->axis ? t->axes[like->axis].name : "";
+    return tt__bad(t, i, k, "(%s%s%lld, %lld)", axis, *axis ? "<=" : "", (long long)like->rows,
+                   (long long)cols);
 }
 
 /* Operand k, where there is one, has floats, as many rows, of no axis, and as many columns. */
@@ -3015,7 +3046,8 @@ static bool tt__index_in(tt_tape *t, const tt__instr *i, int k) /* i32 (any rows
 {
     const tt__shape *s = tt__in(t, i, k);
     if (s->dtype != TT_I32 || s->cols != 1) return tt__bad(t, i, k, "i32 of width 1");
-    return t->values[i->in[k]].ld == 1 || tt__bad(t, i, k, "an input of its own, not a column of a wider one");
+    bool alone = t->values[i->in[k]].ld == 1;
+    return alone || tt__bad(t, i, k, "an input of its own, not a column of a wider one");
 }
 
 /* Operand k, where there is one, has the numbers of the rows of operand `of`. */
@@ -3023,7 +3055,8 @@ static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
 {
     if (!i->in[k]) return true;
     if (!tt__index_in(t, i, k)) return false;
-    return tt__same_rows(tt__in(t, i, k), tt__in(t, i, of)) || tt__bad(t, i, k, "one number for each row of operand %d", of);
+    bool same = tt__same_rows(tt__in(t, i, k), tt__in(t, i, of));
+    return same || tt__bad(t, i, k, "one number for each row of operand %d", of);
 }
 
 /* Operand k, where there is one, has the weights of a loss's targets. They get no gradient. */
@@ -3069,7 +3102,7 @@ static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out) /* 
     return tt__shape_elementwise(t, i, out) && tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols);
 }
 
-/* ------------------------------------------------------------------------------------------ checks before a run */
+/* ------------------------------------------------------------------------------------ checks before a run */
 
 TT_PRINTF(3, 4)
 static tt_status tt__launch_fail(const tt__launch *l, int operand, const char *format, ...)
@@ -3104,8 +3137,8 @@ static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows
         return tt__launch_fail(l, operand, "begins with %d; the first sequence starts at row 0", start[0]);
     for (int64_t s = 0; s < seqs; s++)
         if (start[s + 1] <= start[s])
-            return tt__launch_fail(l, operand, "has %d after %d at %lld: sequences must have at least one row",
-                                   start[s + 1], start[s], (long long)(s + 1));
+            return tt__launch_fail(l, operand, "has %d after %d at %lld: sequences must have at least one "
+                                   "row", start[s + 1], start[s], (long long)(s + 1));
     if (start[seqs] == rows) return TT_OK;
     return tt__launch_fail(l, operand, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
 }
@@ -3122,7 +3155,7 @@ static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
     return low;
 }
 
-/* ----------------------------------------------------------------------------------------------------- gradients
+/* ------------------------------------------------------------------------------------------------- gradients
    The gradient rule, see >>tape: the first contribution writes, later ones add. */
 
 static tt__instr *tt__emit(tt__builder *b, int op)
@@ -3164,7 +3197,7 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
-    if (b->t->values[v].persistent) i->add_later = 1; /* accumulated: it starts at x once, not in each micro-batch */
+    if (b->t->values[v].persistent) i->add_later = 1; /* it starts at x once, not in each micro-batch */
 }
 
 /* A gradient with storage of its own for v, which is no view. */
@@ -3185,7 +3218,8 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     return g;
 }
 
-/* Makes out[slot] of the last instruction the gradient of v, or its next contribution; nothing if v needs none. */
+/* Makes out[slot] of the last instruction the gradient of v, or its next contribution; nothing if v needs
+   none. */
 static void tt__grad_into(tt__builder *b, int slot, int32_t v)
 {
     tt_tape *t = b->t;
@@ -3218,7 +3252,8 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
     else if (t->values[g].persistent) i->add_later |= 1u << slot;
 }
 
-/* v's gradient is g, unchanged: takes g over when nothing else will read or add to it, else copies or adds. */
+/* v's gradient is g, unchanged: takes g over when nothing else will read or add to it, else copies or
+   adds. */
 static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 {
     tt_tape *t = b->t;
@@ -3237,10 +3272,11 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 
 static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].needs_grad; }
 
-/* ------------------------------------------------------------------------------------------- scratch of kernels
+/* ---------------------------------------------------------------------------------------- scratch of kernels
    What the sizes of a plan and the CPU kernels that lay the scratch out must agree on. */
 
-/* Rows are handed out in chunks fixed by the shape. Each thread has TT__ROW_BUFFERS rows of floats to widen into. */
+/* Rows are handed out in chunks fixed by the shape. Each thread has TT__ROW_BUFFERS rows of floats to widen
+   into. */
 #define TT__ROW_BUFFERS 5
 #define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
 
@@ -3249,33 +3285,36 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 /* Long vectors (parameters, their gradients and state) are worked on in chunks of this many elements. */
 #define TT__CHUNK 4096
 
-/* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", 2008: a panel of B
-   (K x 8..48) stays in L1 or near it, a tile of A (TILE_M x K) in L2, the packed blocks of A (M x K) and B (K x N) in L3. M and TILE_M are
-   multiples of every microkernel's height, N and TILE_N of every width. */
+/* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
+   2008: a panel of B (K x 8..48) stays in L1 or near it, a tile of A (TILE_M x K) in L2, the packed blocks of
+   A (M x K) and B (K x N) in L3. M and TILE_M are multiples of every microkernel's height, N and TILE_N of
+   every width. */
 #define TT__GEMM_K 384
 #define TT__GEMM_M 1056
 #define TT__GEMM_N 1056
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
-#define TT__GEMM_PACK_LINES 96 /* a packing task takes so many lines of all k: whole panels of any width,          */
-#define TT__GEMM_PACK_K 32     /* or, where lines lie side by side, so many units of all lines: an even number       */
-#define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                         */
-#define TT__GEMM_STRIP 64     /* columns of a task where B is not packed                                           */
-#define TT__GEMM_FEW_ROWS 24  /* up to here B is not packed, as it would be used only a few times: dot products     */
-#define TT__GEMM_FEW_SUMS 4   /* the same where B's rows are contiguous: sums of rows                               */
+#define TT__GEMM_PACK_LINES 96 /* a packing task takes so many lines of all k: whole panels of any width,   */
+#define TT__GEMM_PACK_K 32    /* or, where lines lie side by side, so many units of all lines: even         */
+#define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                   */
+#define TT__GEMM_STRIP 64     /* columns of a task where B is not packed                                    */
+#define TT__GEMM_FEW_ROWS 24  /* up to here B is not packed, being used only a few times: dot products      */
+#define TT__GEMM_FEW_SUMS 4   /* the same where B's rows are contiguous: sums of rows                       */
 #ifdef TINYTRAIN_CBLAS
 #include <cblas.h>
-#define TT__CBLAS_M 192     /* rows, and at most GEMM_N columns, that are finished while they are in the cache    */
+#define TT__CBLAS_M 192 /* rows, and at most GEMM_N columns, that are finished while in the cache          */
 #endif
 
-/* Bytes of args->workspace; the same for every instruction set and number of threads, and never less for a larger m, n or k, so
-   that what is planned for the most rows serves fewer. */
+/* Bytes of args->workspace; the same for every instruction set and number of threads, and never less for a
+   larger m, n or k, so that what is planned for the most rows serves fewer. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
     size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
-    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M), cols = (size_t)tt__min(n + 47, TT__GEMM_N); /* in whole panels */
-    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K);                                   /* 16: units of a tile           */
-    size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4) + (k > TT__GEMM_K ? rows * cols * 4 : 0);
+    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* in whole panels */
+    size_t cols = (size_t)tt__min(n + 47, TT__GEMM_N);
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* 16: units of a tile */
+    size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4);
+    if (k > TT__GEMM_K) packed += rows * cols * 4;
 #ifdef TINYTRAIN_CBLAS
     size_t sums = (size_t)tt__min(m, TT__CBLAS_M) * cols * 4;
     if (packed < sums) packed = sums;
@@ -3283,46 +3322,50 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
     return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
 }
 
-/* Blocks of the flash-style kernels: score tiles of KEYS x QUERIES floats that stay in the cache. A forward task takes up
-   to GROUP queries, so that packing a block of keys and values pays for itself. All are multiples of 16; KEYS of 8 too,
-   because one Philox call serves 8 keys. */
+/* Blocks of the flash-style kernels: score tiles of KEYS x QUERIES floats that stay in the cache. A forward
+   task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All are
+   multiples of 16; KEYS of 8 too, because one Philox call serves 8 keys. */
 enum {
     TT__ATTENTION_KEYS = 256,
     TT__ATTENTION_QUERIES = 64,
     TT__ATTENTION_GROUP = 256,
     TT__ATTENTION_SPAN = 4096, /* queries of which the backward holds dq in fp32: it bounds the workspace */
-    TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles, in floats: an odd number of cache lines */
+    TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
-/* Row stride of packed rows: room for the widest vectors, and an odd number of cache lines, because power-of-two
-   strides would put a column of a block into a few cache sets. */
+/* Row stride of packed rows: room for the widest vectors, and an odd number of cache lines, because
+   power-of-two strides would put a column of a block into a few cache sets. */
 static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
 
 /* Rows of qt and doutt: columns of a head, or pairs of them up to whole tiles. */
-static int64_t tt__attention_qt_rows(int64_t head_size) { return tt__max(head_size, tt__ceil_div(head_size, 32) * 16); }
+static int64_t tt__attention_qt_rows(int64_t head_size)
+{
+    return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
+}
 
-/* The buffers of one thread; all are 64-byte aligned. stride: tt__attention_stride, tile: TT__ATTENTION_TILE. */
+/* The buffers of one thread; all are 64-byte aligned. stride: tt__attention_stride, tile:
+   TT__ATTENTION_TILE. */
 typedef struct tt__attention_buffers {
-    float *k, *v;           /* (KEYS, stride)                                                                        */
-    float *weights;         /* (KEYS, tile): scores, then weights                                                    */
-    float *q, *qt;          /* (QUERIES, stride); (qt_rows, tile) for each block of queries that a task holds        */
-    float *out;             /* forward: (GROUP, stride)                                                              */
-    float *most, *sum;      /* forward: (GROUP): running maximum of the scores, sum of the weights                   */
-    float *dk, *dv;         /* backward: (KEYS, stride)                                                              */
-    float *dscores;         /* backward: (KEYS, tile)                                                                */
-    float *dout, *doutt;    /* backward: (QUERIES, stride), (qt_rows, tile)                                          */
-    float *lse, *delta;     /* backward: (SPAN): log2-sum-exp2; sum of dout * out                                    */
-    float *dq;              /* backward: (SPAN, padded head size)                                                    */
+    float *k, *v;           /* (KEYS, stride)                                                               */
+    float *weights;         /* (KEYS, tile): scores, then weights                                           */
+    float *q, *qt;          /* (QUERIES, stride); (qt_rows, tile) for each block of queries of a task       */
+    float *out;             /* forward: (GROUP, stride)                                                     */
+    float *most, *sum;      /* forward: (GROUP): running maximum of the scores, sum of the weights          */
+    float *dk, *dv;         /* backward: (KEYS, stride)                                                     */
+    float *dscores;         /* backward: (KEYS, tile)                                                       */
+    float *dout, *doutt;    /* backward: (QUERIES, stride), (qt_rows, tile)                                 */
+    float *lse, *delta;     /* backward: (SPAN): log2-sum-exp2; sum of dout * out                           */
+    float *dq;              /* backward: (SPAN, padded head size)                                           */
     /* Pairs of bf16, where those are multiplied; of columns or of rows, see attention_pairs_of_columns: */
-    float *k_pairs;         /* (KEYS, head_size), of columns                                                         */
-    float *v_pairs;         /* backward: the same                                                                    */
-    float *summed;          /* of k, in a forward by tiles of v: (KEYS, stride), of rows, or that transposed         */
-    float *columns;         /* of q or dout: (QUERIES, head_size), of columns                                        */
-    float *q_pairs, *dout_pairs; /* backward: (QUERIES, stride), of rows                                             */
-    float *left;            /* of weights or their gradients: (KEYS, QUERIES), of rows or columns                    */
-    float *across;          /* by tiles: fp32, (head_size, QUERIES); or (KEYS, stride), of rows                      */
+    float *k_pairs;         /* (KEYS, head_size), of columns                                                */
+    float *v_pairs;         /* backward: the same                                                           */
+    float *summed;          /* of k, in a forward by tiles of v: (KEYS, stride), of rows, or transposed     */
+    float *columns;         /* of q or dout: (QUERIES, head_size), of columns                               */
+    float *q_pairs, *dout_pairs; /* backward: (QUERIES, stride), of rows                                    */
+    float *left;            /* of weights or their gradients: (KEYS, QUERIES), of rows or columns           */
+    float *across;          /* by tiles: fp32, (head_size, QUERIES); or (KEYS, stride), of rows             */
 } tt__attention_buffers;
 
 static float *tt__attention_take(char *memory, size_t *used, int64_t floats)
@@ -3332,8 +3375,10 @@ static float *tt__attention_take(char *memory, size_t *used, int64_t floats)
     return p;
 }
 
-/* Lays the buffers out in memory (which may be NULL) and returns the bytes that they take. rows: of the longest sequence. */
-static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, bool backward, tt__attention_buffers *b)
+/* Lays the buffers out in memory (which may be NULL) and returns the bytes that they take. rows: of the
+   longest sequence. */
+static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, bool backward,
+                                   tt__attention_buffers *b)
 {
     int64_t stride = tt__attention_stride(head_size), tile = TT__ATTENTION_TILE, keys = TT__ATTENTION_KEYS;
     int64_t queries = TT__ATTENTION_QUERIES, group = TT__ATTENTION_GROUP;
@@ -3351,7 +3396,8 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
     b->weights = tt__attention_take(memory, &used, keys * tile);
     b->q = tt__attention_take(memory, &used, queries * stride);
     if (!backward) {
-        b->qt = tt__attention_take(memory, &used, tt__ceil_div(group, queries) * tt__attention_qt_rows(head_size) * tile);
+        int64_t blocks = tt__ceil_div(group, queries);
+        b->qt = tt__attention_take(memory, &used, blocks * tt__attention_qt_rows(head_size) * tile);
         b->out = tt__attention_take(memory, &used, group * stride);
         b->most = tt__attention_take(memory, &used, group);
         b->sum = tt__attention_take(memory, &used, group);
@@ -3379,13 +3425,17 @@ static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, bool 
     return tt__attention_layout(NULL, max_rows, head_size, backward, &b) * (size_t)threads;
 }
 
-static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n) { return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t)); }
+static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n)
+{
+    return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t));
+}
 
 /* What linear_cross_entropy keeps: loss and hit of each row; of a chunk, log-sum-exp and logits. */
 static size_t tt__loss_bytes(int64_t rows, int64_t classes)
 {
     int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);
-    return tt__align_up((size_t)rows * 8) + tt__align_up((size_t)chunk * 4) + tt__align_up((size_t)(chunk * classes) * 4);
+    size_t of_chunk = tt__align_up((size_t)chunk * 4) + tt__align_up((size_t)(chunk * classes) * 4);
+    return tt__align_up((size_t)rows * 8) + of_chunk;
 }
 
 /* Scratch of the rows that the threads of a CPU widen to floats: TT__ROW_BUFFERS of so many columns each. */
@@ -3427,16 +3477,13 @@ static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr
 
 static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i) /* of vectors in chunks */
 {
-    (void)t;
-    (void)i;
+    (void)t; (void)i;
     return tt__buffer_bytes(threads, TT__CHUNK);
 }
 
 static size_t tt__no_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
-    (void)threads;
-    (void)t;
-    (void)i;
+    (void)threads; (void)t; (void)i;
     return 0;
 }
 
@@ -3446,9 +3493,9 @@ typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
 /* Of a TT__PRODUCT whose in[0] has so many rows; w has the shape that it has when all rows are there. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
-    tt__mnk p = {rows, w_rows, cols};              /* linear: x, w                                                   */
-    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* dy, w                                                          */
-    if (i->op == TT__OP_LINEAR_DW) {               /* dy, x                                                          */
+    tt__mnk p = {rows, w_rows, cols};              /* linear: x, w                                          */
+    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* dy, w                                                 */
+    if (i->op == TT__OP_LINEAR_DW) {               /* dy, x                                                 */
         p.m = cols;
         p.n = w_cols;
         p.k = rows;
@@ -3474,8 +3521,8 @@ static size_t tt__fp8_bytes(const tt_tape *t, const tt__instr *i)
 {
     if (!i->attr.fp8) return 0;
     tt__mnk p = tt__mnk_at_capacity(t, i);
-    size_t k = tt__align_to((size_t)p.k, 16);
-    return TT__CUDA_ALIGN + tt__align_to((size_t)p.m * k, TT__CUDA_ALIGN) + tt__align_to((size_t)p.n * k, TT__CUDA_ALIGN);
+    size_t k = tt__align_to((size_t)p.k, 16), a = tt__align_to((size_t)p.m * k, TT__CUDA_ALIGN);
+    return TT__CUDA_ALIGN + a + tt__align_to((size_t)p.n * k, TT__CUDA_ALIGN);
 }
 
 /* On CUDA: a radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident. */
@@ -3484,14 +3531,15 @@ static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
     return 4 * tt__align_to((size_t)tt__in(t, i, 1)->rows * 4, TT__CUDA_ALIGN);
 }
 
-/* ------------------------------------------------------------------------------------------------------- linear */
+/* ------------------------------------------------------------------------------------------------- linear */
 
 static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 1);
     if (!tt__float_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
     if (w->axis || w->cols != x->cols)
-        return tt__bad(t, i, 1, "(out, %lld): the width of x is %lld", (long long)x->cols, (long long)x->cols);
+        return tt__bad(t, i, 1, "(out, %lld): the width of x is %lld", (long long)x->cols,
+                       (long long)x->cols);
     if (i->in[2] && !tt__fixed_in(t, i, 2, 1, w->rows)) return false;
     if (i->in[3] && !tt__shape_in(t, i, 3, x, w->rows)) return false;
     tt__set_shape(&out[0], x->dtype, x, w->rows);
@@ -3538,7 +3586,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
 }
 
 static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, tt__backward_LINEAR, NULL, NULL, NULL,
-    tt__product_bytes, tt__fp8_bytes, NULL};
+    tt__product_bytes, tt__fp8_bytes};
 
 static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3549,7 +3597,7 @@ static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
 }
 
 static const tt__rules tt__rules_LINEAR_DX = {tt__shape_LINEAR_DX, NULL, NULL, NULL, NULL, tt__product_bytes,
-    tt__fp8_bytes, NULL};
+    tt__fp8_bytes};
 
 static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3569,9 +3617,9 @@ static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *
 }
 
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, NULL, NULL, NULL, NULL, tt__cpu_LINEAR_DW,
-    tt__fp8_bytes, NULL};
+    tt__fp8_bytes};
 
-/* ---------------------------------------------------------------------------------------------------- embedding */
+/* ---------------------------------------------------------------------------------------------- embedding */
 
 static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3602,13 +3650,13 @@ static tt_status tt__check_EMBEDDING(const tt__launch *l)
 }
 
 static const tt__rules tt__rules_EMBEDDING = {tt__shape_EMBEDDING, tt__backward_EMBEDDING,
-    tt__check_EMBEDDING, NULL, NULL, NULL, NULL, NULL};
+    tt__check_EMBEDDING};
 
 static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__index_in(t, i, 0) || !tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 1)->cols)) return false;
-    tt__set_fixed(&out[0], TT_F32, t->values[i->out[0]].shape.rows, tt__in(t, i, 1)->cols);
-    return true;
+    const int64_t cols = tt__in(t, i, 1)->cols;
+    tt__set_fixed(&out[0], TT_F32, t->values[i->out[0]].shape.rows, cols);
+    return tt__index_in(t, i, 0) && tt__shape_in(t, i, 1, tt__in(t, i, 0), cols);
 }
 
 static size_t tt__cpu_EMBEDDING_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
@@ -3618,19 +3666,25 @@ static size_t tt__cpu_EMBEDDING_BACKWARD(int threads, const tt_tape *t, const tt
 }
 
 static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKWARD, NULL, NULL, NULL, NULL,
-    tt__cpu_EMBEDDING_BACKWARD, tt__sort_bytes, NULL};
+    tt__cpu_EMBEDDING_BACKWARD, tt__sort_bytes};
 
-/* ---------------------------------------------------------------------------------------------------- layernorm */
+/* ---------------------------------------------------------------------------------------------- layernorm */
+
+/* x, w, [b] -> y, so many statistics of each row. */
+static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out, int64_t statistics)
+{
+    const tt__shape *x = tt__in(t, i, 0);
+    const float eps = i->attr.eps;
+    if (!tt__float_in(t, i, 0) || !tt__fixed_in(t, i, 1, 1, x->cols)) return false;
+    if (i->in[2] && !tt__fixed_in(t, i, 2, 1, x->cols)) return false;
+    out[0] = *x;
+    tt__set_shape(&out[1], TT_F32, x, statistics);
+    return eps >= 0 || tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: eps %g is negative", tt__instr_name(i), eps);
+}
 
 static bool tt__shape_LAYERNORM(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    const tt__shape *x = tt__in(t, i, 0);
-    if (!tt__float_in(t, i, 0) || !tt__fixed_in(t, i, 1, 1, x->cols)) return false;
-    if (i->in[2] && !tt__fixed_in(t, i, 2, 1, x->cols)) return false;
-    if (!(i->attr.eps >= 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "layernorm: eps %g is negative", i->attr.eps);
-    out[0] = *x;
-    tt__set_shape(&out[1], TT_F32, x, 2);
-    return true;
+    return tt__shape_of_norm(t, i, out, 2);
 }
 
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps)
@@ -3643,25 +3697,29 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
     return tt__record(t, &i);
 }
 
-static void tt__backward_LAYERNORM(tt__builder *b, const tt__instr *f, int32_t g)
+static void tt__backward_norm(tt__builder *b, int op, const tt__instr *f, int32_t g)
 {
     const int32_t in[] = {g, f->in[0], f->in[1], f->out[1]};
-    tt__emit_of(b, TT__OP_LAYERNORM_BACKWARD, NULL, in, 4);
+    tt__emit_of(b, op, NULL, in, 4);
     for (int k = 0; k < 3; k++) tt__grad_into(b, k, f->in[k]);
 }
 
-static const tt__rules tt__rules_LAYERNORM = {tt__shape_LAYERNORM, tt__backward_LAYERNORM, NULL, NULL, NULL,
-    NULL, NULL, NULL};
+static void tt__backward_LAYERNORM(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__backward_norm(b, TT__OP_LAYERNORM_BACKWARD, f, g);
+}
 
-static bool tt__shape_LAYERNORM_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+static const tt__rules tt__rules_LAYERNORM = {tt__shape_LAYERNORM, tt__backward_LAYERNORM};
+
+/* dy, x, w, statistics -> [dx], [dw], [db]. */
+static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 1);
-    if (!tt__shape_in(t, i, 0, x, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols) || !tt__shape_in(t, i, 3, x, 2))
-        return false;
+    const int64_t statistics = tt__row(i->op)->outputs - 1;
     if (i->out[0]) out[0] = *x;
-    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, x->cols);
-    if (i->out[2]) tt__set_fixed(&out[2], TT_F32, 1, x->cols);
-    return true;
+    for (int k = 1; k < 3; k++) if (i->out[k]) tt__set_fixed(&out[k], TT_F32, 1, x->cols);
+    return tt__shape_in(t, i, 0, x, x->cols) && tt__fixed_in(t, i, 2, 1, x->cols) &&
+           tt__shape_in(t, i, 3, x, statistics);
 }
 
 static size_t tt__cpu_LAYERNORM_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
@@ -3670,19 +3728,14 @@ static size_t tt__cpu_LAYERNORM_BACKWARD(int threads, const tt_tape *t, const tt
     return 2 * tt__partial_bytes(most.rows, most.cols) + tt__widen_bytes(threads, t, i);
 }
 
-static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_LAYERNORM_BACKWARD, NULL, NULL, NULL, NULL,
-    tt__cpu_LAYERNORM_BACKWARD, NULL, NULL};
+static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_of_norm_backward, NULL, NULL, NULL, NULL,
+    tt__cpu_LAYERNORM_BACKWARD};
 
-/* ------------------------------------------------------------------------------------------------------ rmsnorm */
+/* ------------------------------------------------------------------------------------------------ rmsnorm */
 
 static bool tt__shape_RMSNORM(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    const tt__shape *x = tt__in(t, i, 0);
-    if (!tt__float_in(t, i, 0) || !tt__fixed_in(t, i, 1, 1, x->cols)) return false;
-    if (!(i->attr.eps >= 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "rmsnorm: eps %g is negative", i->attr.eps);
-    out[0] = *x;
-    tt__set_shape(&out[1], TT_F32, x, 1);
-    return true;
+    return tt__shape_of_norm(t, i, out, 1);
 }
 
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps)
@@ -3696,27 +3749,15 @@ tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps)
 
 static void tt__backward_RMSNORM(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    const int32_t in[] = {g, f->in[0], f->in[1], f->out[1]};
-    tt__emit_of(b, TT__OP_RMSNORM_BACKWARD, NULL, in, 4);
-    for (int k = 0; k < 2; k++) tt__grad_into(b, k, f->in[k]);
+    tt__backward_norm(b, TT__OP_RMSNORM_BACKWARD, f, g);
 }
 
-static const tt__rules tt__rules_RMSNORM = {tt__shape_RMSNORM, tt__backward_RMSNORM, NULL, NULL, NULL, NULL, NULL, NULL};
+static const tt__rules tt__rules_RMSNORM = {tt__shape_RMSNORM, tt__backward_RMSNORM};
 
-static bool tt__shape_RMSNORM_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    const tt__shape *x = tt__in(t, i, 1);
-    if (!tt__shape_in(t, i, 0, x, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols) || !tt__shape_in(t, i, 3, x, 1))
-        return false;
-    if (i->out[0]) out[0] = *x;
-    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, x->cols);
-    return true;
-}
+static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_of_norm_backward, NULL, NULL, NULL, NULL,
+    tt__cpu_LAYERNORM_BACKWARD};
 
-static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_RMSNORM_BACKWARD, NULL, NULL, NULL, NULL,
-    tt__cpu_LAYERNORM_BACKWARD, NULL, NULL};
-
-/* --------------------------------------------------------------------------------------------------- activation */
+/* --------------------------------------------------------------------------------------------- activation */
 
 static tt_value tt__activation(tt_tape *t, tt_value x, int act)
 {
@@ -3738,15 +3779,16 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__grad_into(b, 0, f->in[0]);
 }
 
-/* The instruction whose out[0] is v, where only one instruction, which may so take v over, reads v; -1: there is none. */
+/* The instruction whose out[0] is v, where only one instruction, which may so take v over, reads v; -1: there
+   is none. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
     return at >= 0 && t->code[at].out[0] == v ? at : -1;
 }
 
-/* The product that x comes from applies the activation itself. Its own result becomes out[1], which GELU and SiLU save;
-   pruning drops it where nothing reads it. */
+/* The product that x comes from applies the activation itself. Its own result becomes out[1], which GELU and
+   SiLU save; pruning drops it where nothing reads it. */
 static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root, bool later)
 {
     int at = later ? -1 : tt__sole_producer(t, t->code[k].in[0], root);
@@ -3759,10 +3801,10 @@ static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root, bool later)
 }
 
 static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__backward_ACTIVATION, NULL,
-    tt__fuse_ACTIVATION, NULL, NULL, NULL, NULL};
+    tt__fuse_ACTIVATION};
 
-/* The product that dy comes from multiplies by the derivative itself: the gradient before the activation is never
-   stored. */
+/* The product that dy comes from multiplies by the derivative itself: the gradient before the activation is
+   never stored. */
 static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool later)
 {
     int at = later ? tt__sole_producer(t, t->code[k].in[0], root) : -1;
@@ -3774,9 +3816,9 @@ static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool l
 }
 
 static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, NULL, NULL,
-    tt__fuse_ACTIVATION_BACKWARD, NULL, NULL, NULL, NULL};
+    tt__fuse_ACTIVATION_BACKWARD};
 
-/* ---------------------------------------------------------------------------------------------------------- add */
+/* ---------------------------------------------------------------------------------------------------- add */
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b) { return tt__binary(t, TT__OP_ADD, a, b); }
 
@@ -3803,10 +3845,9 @@ static void tt__fuse_ADD(tt_tape *t, int k, int32_t root, bool later)
     }
 }
 
-static const tt__rules tt__rules_ADD = {tt__shape_of_two, tt__backward_ADD, NULL, tt__fuse_ADD, NULL, NULL,
-    NULL, NULL};
+static const tt__rules tt__rules_ADD = {tt__shape_of_two, tt__backward_ADD, NULL, tt__fuse_ADD};
 
-/* ---------------------------------------------------------------------------------------------------------- mul */
+/* ---------------------------------------------------------------------------------------------------- mul */
 
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b) { return tt__binary(t, TT__OP_MUL, a, b); }
 
@@ -3820,9 +3861,9 @@ static void tt__backward_MUL(tt__builder *b, const tt__instr *f, int32_t g)
     }
 }
 
-static const tt__rules tt__rules_MUL = {tt__shape_of_two, tt__backward_MUL, NULL, NULL, NULL, NULL, NULL, NULL};
+static const tt__rules tt__rules_MUL = {tt__shape_of_two, tt__backward_MUL};
 
-/* -------------------------------------------------------------------------------------------------------- scale */
+/* -------------------------------------------------------------------------------------------------- scale */
 
 tt_value tt_scale(tt_tape *t, tt_value x, float s)
 {
@@ -3837,16 +3878,15 @@ static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_into(b, 0, f->in[0]);
 }
 
-static const tt__rules tt__rules_SCALE = {tt__shape_elementwise, tt__backward_SCALE, NULL, NULL, NULL, NULL,
-    NULL, NULL};
+static const tt__rules tt__rules_SCALE = {tt__shape_elementwise, tt__backward_SCALE};
 
-/* ------------------------------------------------------------------------------------------------------ dropout */
+/* ------------------------------------------------------------------------------------------------ dropout */
 
 static bool tt__shape_DROPOUT(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0);
-    if (!tt__rate_in(t, i) || (i->in[1] && !tt__shape_in(t, i, 1, x, x->cols)) || !tt__numbers_in(t, i, 2, 0)) return false;
-    return tt__shape_elementwise(t, i, out);
+    if (i->in[1] && !tt__shape_in(t, i, 1, x, x->cols)) return false;
+    return tt__rate_in(t, i) && tt__numbers_in(t, i, 2, 0) && tt__shape_elementwise(t, i, out);
 }
 
 tt_value tt_dropout(tt_tape *t, tt_value x, float p)
@@ -3866,10 +3906,9 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_pass(b, g, f->in[1], true);
 }
 
-static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__backward_DROPOUT, NULL, NULL, NULL, NULL,
-    NULL, NULL};
+static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__backward_DROPOUT};
 
-/* ---------------------------------------------------------------------------------------------------- attention */
+/* ---------------------------------------------------------------------------------------------- attention */
 
 tt_attention_options tt_attention_options_default(int heads)
 {
@@ -3897,23 +3936,25 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     for (int k = 0; k < 3; k++) if (!tt__shape_in(t, i, k, k ? keys : q, q->cols)) return false;
     if (!tt__index_in(t, i, 3) || !tt__numbers_in(t, i, 4, 0)) return false;
     if (heads < 1 || q->cols % heads)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads", (long long)q->cols, heads);
+        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads",
+                             (long long)q->cols, heads);
     if (q->cols / heads > TT__MOST_HEAD)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
                              (long long)(q->cols / heads), TT__MOST_HEAD);
     for (int k = 1; k < 3; k++)
-        for (int j = 0; j < k; j++) { /* heads are computed at the same time: two must not add to one column's gradient */
+        for (int j = 0; j < k; j++) { /* heads run side by side: two must not add to one column */
             const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
             if (a->base == b->base && a->offset != b->offset && llabs(a->offset - b->offset) < q->cols)
-                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: take the same "
-                                     "columns, or columns apart", a->name, b->name);
+                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: take "
+                                     "the same columns, or columns apart", a->name, b->name);
         }
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, heads);
     return tt__rate_in(t, i);
 }
 
-tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, const tt_attention_options *o)
+tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start,
+                      const tt_attention_options *o)
 {
     tt__instr i = tt__new_instr(TT__OP_ATTENTION);
     const tt_value in[] = {q, k, v, seq_start};
@@ -3928,10 +3969,11 @@ tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value s
 
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    for (int k = 1; k < 3; k++) /* operands of one storage: dq, dk and dv all add to its gradient, in the kernel's order */
-        for (int j = 0; j < k; j++) {
-            int32_t base = b->t->values[f->in[k]].base;
-            if (b->t->values[f->in[j]].base != base || !tt__wants(b->t, base) || b->t->values[base].grad) continue;
+    const tt__value *v = b->t->values;
+    for (int k = 1; k < 3; k++) /* of one storage: dq, dk and dv add to its gradient, in the kernel's order */
+        for (int j = 0; j < k; j++, v = b->t->values) {
+            int32_t base = v[f->in[k]].base;
+            if (v[f->in[j]].base != base || !tt__wants(b->t, base) || v[base].grad) continue;
             int32_t whole = tt__new_gradient(b, base);
             if (whole) tt__fill(b, whole, 0);
         }
@@ -3946,7 +3988,8 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
 
-/* Two products forward, four backward, of each pair of a query and a key. At capacity sequences have equal lengths. */
+/* Two products forward, four backward, of each pair of a query and a key. At capacity sequences have equal
+   lengths. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i);
@@ -3957,7 +4000,7 @@ static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
     for (int64_t r = 0; start && r < (row ? q->rows : seqs); r++) {
         int64_t s = row ? tt__sequence_of(start, seqs, row[r]) : r, length = start[s + 1] - start[s];
         if (!row) pairs += (double)length * (double)length;
-        else pairs += i->attr.causal ? 2.0 * (row[r] - start[s] + 1) : (double)length; /* causal: halved below */
+        else pairs += i->attr.causal ? 2.0 * (row[r] - start[s] + 1) : (double)length; /* halved below */
     }
     return (at.backward ? 8.0 : 4.0) * pairs * (double)q->cols * (i->attr.causal ? 0.5 : 1.0);
 }
@@ -3971,8 +4014,8 @@ static size_t tt__cpu_attention(int threads, const tt_tape *t, const tt__instr *
     return bytes + (i->in[at.numbers] ? tt__attention_queries_bytes(seqs, q->rows) : 0);
 }
 
-/* Row numbers put in order: starts, rows and places. Backward: the sum of dout * out of each row and head, which all
-   blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2). */
+/* Row numbers put in order: starts, rows and places. Backward: the sum of dout * out of each row and head,
+   which all blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2). */
 static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
 {
     const tt__attention_operands at = tt__attention_of(i);
@@ -3982,22 +4025,21 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
 }
 
 static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__backward_ATTENTION,
-    tt__check_ATTENTION, NULL, tt__flops_of_attention, tt__cpu_attention, tt__cuda_attention, NULL};
+    tt__check_ATTENTION, NULL, tt__flops_of_attention, tt__cpu_attention, tt__cuda_attention};
 
 static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *q = tt__in(t, i, 1), *keys = i->in[7] ? tt__in(t, i, 2) : q;
     for (int k = 0; k < 6; k++)
         if (k != 4 && !tt__shape_in(t, i, k, k == 2 || k == 3 ? keys : q, q->cols)) return false;
-    if (!tt__index_in(t, i, 4) || !tt__shape_in(t, i, 6, q, i->attr.heads) || !tt__numbers_in(t, i, 7, 1)) return false;
     for (int k = 0; k < 3; k++) if (i->out[k]) out[k] = k ? *keys : *q;
-    return true;
+    return tt__index_in(t, i, 4) && tt__shape_in(t, i, 6, q, i->attr.heads) && tt__numbers_in(t, i, 7, 1);
 }
 
 static const tt__rules tt__rules_ATTENTION_BACKWARD = {tt__shape_ATTENTION_BACKWARD, NULL, NULL, NULL,
-    tt__flops_of_attention, tt__cpu_attention, tt__cuda_attention, NULL};
+    tt__flops_of_attention, tt__cpu_attention, tt__cuda_attention};
 
-/* -------------------------------------------------------------------------------------------------- gather_rows */
+/* -------------------------------------------------------------------------------------------- gather_rows */
 
 static bool tt__shape_GATHER_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4006,7 +4048,10 @@ static bool tt__shape_GATHER_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out
     return true;
 }
 
-tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index) { return tt__binary(t, TT__OP_GATHER_ROWS, x, index); }
+tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index)
+{
+    return tt__binary(t, TT__OP_GATHER_ROWS, x, index);
+}
 
 static void tt__backward_by_index(tt__builder *b, int op, const tt__instr *f, int32_t g)
 {
@@ -4026,7 +4071,7 @@ static tt_status tt__check_GATHER_ROWS(const tt__launch *l)
 }
 
 static const tt__rules tt__rules_GATHER_ROWS = {tt__shape_GATHER_ROWS, tt__backward_GATHER_ROWS,
-    tt__check_GATHER_ROWS, NULL, NULL, NULL, NULL, NULL};
+    tt__check_GATHER_ROWS};
 
 static bool tt__shape_by_index(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4036,9 +4081,9 @@ static bool tt__shape_by_index(tt_tape *t, const tt__instr *i, tt__shape *out)
 }
 
 static const tt__rules tt__rules_GATHER_ROWS_BACKWARD = {tt__shape_by_index, NULL, NULL, NULL, NULL, NULL,
-    tt__sort_bytes, NULL};
+    tt__sort_bytes};
 
-/* ---------------------------------------------------------------------------------------------------- mean_pool */
+/* ---------------------------------------------------------------------------------------------- mean_pool */
 
 static bool tt__shape_MEAN_POOL(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4049,7 +4094,10 @@ static bool tt__shape_MEAN_POOL(tt_tape *t, const tt__instr *i, tt__shape *out)
     return out[0].rows >= 1 || tt__bad(t, i, 1, "sequence starts of at least one sequence");
 }
 
-tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start) { return tt__binary(t, TT__OP_MEAN_POOL, x, seq_start); }
+tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start)
+{
+    return tt__binary(t, TT__OP_MEAN_POOL, x, seq_start);
+}
 
 static void tt__backward_MEAN_POOL(tt__builder *b, const tt__instr *f, int32_t g)
 {
@@ -4059,12 +4107,11 @@ static void tt__backward_MEAN_POOL(tt__builder *b, const tt__instr *f, int32_t g
 static tt_status tt__check_MEAN_POOL(const tt__launch *l) { return tt__check_starts(l, 1, l->in[0].rows); }
 
 static const tt__rules tt__rules_MEAN_POOL = {tt__shape_MEAN_POOL, tt__backward_MEAN_POOL,
-    tt__check_MEAN_POOL, NULL, NULL, NULL, NULL, NULL};
+    tt__check_MEAN_POOL};
 
-static const tt__rules tt__rules_MEAN_POOL_BACKWARD = {tt__shape_by_index, NULL, NULL, NULL, NULL, NULL, NULL,
-    NULL};
+static const tt__rules tt__rules_MEAN_POOL_BACKWARD = {tt__shape_by_index};
 
-/* ----------------------------------------------------------------------------------------------------- set_rows */
+/* ----------------------------------------------------------------------------------------------- set_rows */
 
 static bool tt__shape_SET_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4092,8 +4139,7 @@ static tt_status tt__check_SET_ROWS(const tt__launch *l)
     return tt__check_indices(l, 1, l->out[0].rows, NULL, "rows to set");
 }
 
-static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, tt__backward_SET_ROWS, tt__check_SET_ROWS,
-    NULL, NULL, NULL, NULL, NULL};
+static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, tt__backward_SET_ROWS, tt__check_SET_ROWS};
 
 static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4103,15 +4149,16 @@ static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shap
     return true;
 }
 
-static size_t tt__cpu_SET_ROWS_BACKWARD(int threads, const tt_tape *t, const tt__instr *i) /* a mark for each row */
+/* A mark for each row. */
+static size_t tt__cpu_SET_ROWS_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__align_up((size_t)tt__in(t, i, 0)->rows) + tt__widen_bytes(threads, t, i);
 }
 
 static const tt__rules tt__rules_SET_ROWS_BACKWARD = {tt__shape_SET_ROWS_BACKWARD, NULL, NULL, NULL, NULL,
-    tt__cpu_SET_ROWS_BACKWARD, NULL, NULL};
+    tt__cpu_SET_ROWS_BACKWARD};
 
-/* ------------------------------------------------------------------------------------------------------ patches */
+/* ------------------------------------------------------------------------------------------------ patches */
 
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch)
 {
@@ -4131,11 +4178,13 @@ static bool tt__shape_PATCHES(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt_patch_options *o = &i->attr.image;
     bool image = o->height >= 1 && o->width >= 1 && o->channels >= 1 && o->channels <= 4;
     if (!image || o->patch < 1 || o->height % o->patch || o->width % o->patch)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: images of %d x %d pixels and %d channels (1 to 4) cannot be cut "
-                             "into patches of %d x %d", o->width, o->height, o->channels, o->patch, o->patch);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: images of %d x %d pixels and %d channels (1 to 4) "
+                             "cannot be cut into patches of %d x %d", o->width, o->height, o->channels,
+                             o->patch, o->patch);
     for (int c = 0; c < o->channels; c++)
         if (!isfinite(o->mean[c]) || !(o->std[c] > 0))
-            return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: mean %g and std %g of channel %d", o->mean[c], o->std[c], c);
+            return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: mean %g and std %g of channel %d", o->mean[c],
+                                 o->std[c], c);
     int64_t size = (int64_t)o->height * o->width * o->channels;
     if (pixels->dtype != TT_U8 || pixels->cols != size)
         return tt__bad(t, i, 0, "u8 of width %lld (height * width * channels)", (long long)size);
@@ -4146,7 +4195,8 @@ static bool tt__shape_PATCHES(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start, const tt_patch_options *o)
+tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start,
+                    const tt_patch_options *o)
 {
     tt__instr i = tt__new_instr(TT__OP_PATCHES);
     i.attr.image = *o;
@@ -4161,7 +4211,8 @@ static tt_status tt__check_PATCHES(const tt__launch *l)
     const tt_patch_options *o = &l->instr->attr.image;
     int64_t patches = (int64_t)(o->height / o->patch) * (o->width / o->patch);
     tt_status status = tt__check_starts(l, 2, l->out[0].rows);
-    return status == TT_OK ? tt__check_indices(l, 1, patches + 1, NULL, "0 or the number of a patch") : status;
+    if (status != TT_OK) return status;
+    return tt__check_indices(l, 1, patches + 1, NULL, "0 or the number of a patch");
 }
 
 static size_t tt__cpu_PATCHES(int threads, const tt_tape *t, const tt__instr *i)
@@ -4170,9 +4221,9 @@ static size_t tt__cpu_PATCHES(int threads, const tt_tape *t, const tt__instr *i)
 }
 
 static const tt__rules tt__rules_PATCHES = {tt__shape_PATCHES, NULL, tt__check_PATCHES, NULL, NULL,
-    tt__cpu_PATCHES, NULL, NULL};
+    tt__cpu_PATCHES};
 
-/* ------------------------------------------------------------------------------------------------ cross_entropy */
+/* ------------------------------------------------------------------------------------------ cross_entropy */
 
 tt_cross_entropy_options tt_cross_entropy_options_default(void)
 {
@@ -4190,14 +4241,16 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     if (!tt__same_rows(logits, tt__in(t, i, 1))) return tt__bad(t, i, 1, "as many rows as the logits");
     if (!tt__weights_in(t, i, 2, logits)) return false;
     if (!(smoothing >= 0 && smoothing < 1))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)", smoothing);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)",
+                             smoothing);
     tt__set_fixed(&out[0], TT_F32, 1, 1);
     tt__set_shape(&out[1], TT_F32, logits, 1);
     tt__set_fixed(&out[2], TT_F32, 1, 4);
     return true;
 }
 
-tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *options)
+tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
+                          const tt_cross_entropy_options *options)
 {
     tt_cross_entropy_options o = options ? *options : tt_cross_entropy_options_default();
     tt__instr i = tt__new_instr(TT__OP_CROSS_ENTROPY);
@@ -4218,7 +4271,7 @@ static void tt__backward_CROSS_ENTROPY(tt__builder *b, const tt__instr *f, int32
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__head {
-    int linear, back, last; /* instructions: of the logits, of their gradient (-1: none), the last of the gradients from it */
+    int linear, back, last; /* instructions: of the logits, of their gradient (-1: none), the last replaced */
     tt__instr fused;
 } tt__head;
 
@@ -4255,16 +4308,18 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
 
-/* linear + cross_entropy of many logits, and their backward, become one instruction that computes loss and gradients
-   chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al., arXiv 2410.10989).
-   It stands where the last of them stood, so nothing may have read the loss until then; a program that sums several
-   losses keeps them apart. So does one with 16-bit gradients, which adding chunk by chunk would round as often. */
+/* linear + cross_entropy of many logits, and their backward, become one instruction that computes loss and
+   gradients chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al.,
+   arXiv 2410.10989). It stands where the last of them stood, so nothing may have read the loss until then; a
+   program that sums several losses keeps them apart. So does one with 16-bit gradients, which adding chunk by
+   chunk would round as often. */
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
 {
     int32_t logits = t->code[k].in[0];
     const tt__value *v = &t->values[logits];
     tt__head h = {tt__producer(t, logits), -1, k, t->code[k]};
-    if (!later || h.linear < 0 || v->base != logits || v->keep || logits == root || v->shape.rows <= TT__LOSS_CHUNK) return;
+    if (!later || h.linear < 0 || v->base != logits || v->keep || logits == root) return;
+    if (v->shape.rows <= TT__LOSS_CHUNK) return;
     const tt__instr *linear = &t->code[h.linear];
     if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
     if (v->shape.rows * v->shape.cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) return;
@@ -4284,11 +4339,12 @@ static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
 static tt_status tt__check_CROSS_ENTROPY(const tt__launch *l)
 {
     int64_t classes = l->instr->op == TT__OP_CROSS_ENTROPY ? l->in[0].cols : l->in[3].rows;
-    return tt__check_indices(l, TT__LOSS_TARGETS, classes, &l->instr->attr.ignore_index, "classes of the logits");
+    const int32_t *ignored = &l->instr->attr.ignore_index;
+    return tt__check_indices(l, TT__LOSS_TARGETS, classes, ignored, "classes of the logits");
 }
 
 static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__backward_CROSS_ENTROPY,
-    tt__check_CROSS_ENTROPY, tt__fuse_CROSS_ENTROPY, NULL, tt__row_pairs_bytes, NULL, NULL};
+    tt__check_CROSS_ENTROPY, tt__fuse_CROSS_ENTROPY, NULL, tt__row_pairs_bytes};
 
 static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /* dloss, x -> dx */
 {
@@ -4296,14 +4352,14 @@ static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-static const tt__rules tt__rules_CROSS_ENTROPY_BACKWARD = {tt__shape_of_error, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL};
+static const tt__rules tt__rules_CROSS_ENTROPY_BACKWARD = {tt__shape_of_error};
 
 static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 3);
     if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__weights_in(t, i, 2, x)) return false;
-    if (!tt__fixed_in(t, i, 3, w->rows, x->cols) || (i->in[4] && !tt__fixed_in(t, i, 4, 1, w->rows))) return false;
+    if (!tt__fixed_in(t, i, 3, w->rows, x->cols)) return false;
+    if (i->in[4] && !tt__fixed_in(t, i, 4, 1, w->rows)) return false;
     if (i->in[5] && !tt__fixed_in(t, i, 5, 1, 1)) return false;
     tt__set_fixed(&out[0], TT_F32, 1, 1);
     tt__set_fixed(&out[2], TT_F32, 1, 4);
@@ -4324,9 +4380,10 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
     const tt__shape *x = tt__in(t, i, 0);
     int64_t chunk = tt__min(x->rows, TT__LOSS_CHUNK), classes = tt__in(t, i, 3)->rows;
     size_t widen = tt__buffer_bytes(threads, classes), most = 0;
-    size_t parts[] = {tt__gemm_workspace(chunk, classes, x->cols), tt__gemm_workspace(chunk, x->cols, classes),
-                      tt__gemm_workspace(classes, x->cols, chunk), tt__partial_bytes(chunk, classes) + widen,
-                      tt__align_up((size_t)chunk * 8) + widen};
+    size_t parts[] = {tt__gemm_workspace(chunk, classes, x->cols),
+                      tt__gemm_workspace(chunk, x->cols, classes),
+                      tt__gemm_workspace(classes, x->cols, chunk),
+                      tt__partial_bytes(chunk, classes) + widen, tt__align_up((size_t)chunk * 8) + widen};
     for (int k = 0; k < TT__COUNT(parts); k++) most = parts[k] > most ? parts[k] : most;
     return tt__loss_bytes(x->rows, classes) + most;
 }
@@ -4341,9 +4398,9 @@ static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i
 
 static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY, NULL,
     tt__check_CROSS_ENTROPY, NULL, tt__flops_LINEAR_CROSS_ENTROPY, tt__cpu_LINEAR_CROSS_ENTROPY,
-    tt__cuda_LINEAR_CROSS_ENTROPY, NULL};
+    tt__cuda_LINEAR_CROSS_ENTROPY};
 
-/* ------------------------------------------------------------------------------------------- mean_squared_error */
+/* ------------------------------------------------------------------------------------- mean_squared_error */
 
 static bool tt__shape_MEAN_SQUARED_ERROR(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4373,22 +4430,20 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
 }
 
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR,
-    tt__backward_MEAN_SQUARED_ERROR, NULL, NULL, NULL, tt__row_pairs_bytes, NULL, NULL};
+    tt__backward_MEAN_SQUARED_ERROR, NULL, NULL, NULL, tt__row_pairs_bytes};
 
-static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_error, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL};
+static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_error};
 
-/* ------------------------------------------------------------------------------------------------ cast and fill */
+/* ------------------------------------------------------------------------------------------ cast and fill */
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    if (b->t->values[f->in[0]].storage == TT__PARAMETER) return; /* its gradient went to the parameter directly */
+    if (b->t->values[f->in[0]].storage == TT__PARAMETER) return; /* which has got its gradient already */
     tt__emit_of(b, TT__OP_CAST, NULL, &g, 1);
     tt__grad_into(b, 0, f->in[0]);
 }
 
-static const tt__rules tt__rules_CAST = {tt__shape_elementwise, tt__backward_CAST, NULL, NULL, NULL, NULL,
-    NULL, NULL};
+static const tt__rules tt__rules_CAST = {tt__shape_elementwise, tt__backward_CAST};
 
 static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4396,9 +4451,9 @@ static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-static const tt__rules tt__rules_FILL = {tt__shape_FILL, NULL, NULL, NULL, NULL, tt__no_bytes, NULL, NULL};
+static const tt__rules tt__rules_FILL = {tt__shape_FILL, NULL, NULL, NULL, NULL, tt__no_bytes};
 
-/* ------------------------------------------------------------------------------------------------------- updates */
+/* ------------------------------------------------------------------------------------------------ updates */
 
 static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4406,14 +4461,15 @@ static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out
     return tt__float_in(t, i, 0);
 }
 
-static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr *i) /* a sum for each chunk */
+/* A sum for each chunk. */
+static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr *i)
 {
     int64_t chunks = tt__ceil_div(tt__in(t, i, 0)->rows * tt__in(t, i, 0)->cols, TT__CHUNK);
     return tt__align_up((size_t)chunks * 8) + tt__chunk_bytes(threads, t, i);
 }
 
 static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, NULL, NULL, NULL, NULL,
-    tt__cpu_SUM_SQUARES, NULL, NULL};
+    tt__cpu_SUM_SQUARES};
 
 static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k) /* a part of tt__results */
 {
@@ -4435,10 +4491,9 @@ static bool tt__shape_CLIP(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0);
 }
 
-static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, NULL, NULL, NULL, NULL, tt__no_bytes, NULL, NULL};
+static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, NULL, NULL, NULL, NULL, tt__no_bytes};
 
-static const tt__rules tt__rules_ADD_COUNTS = {tt__shape_ADD_COUNTS, NULL, NULL, NULL, NULL, tt__no_bytes,
-    NULL, NULL};
+static const tt__rules tt__rules_ADD_COUNTS = {tt__shape_ADD_COUNTS, NULL, NULL, NULL, NULL, tt__no_bytes};
 
 static bool tt__shape_LOSS_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4447,32 +4502,38 @@ static bool tt__shape_LOSS_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-static const tt__rules tt__rules_LOSS_SCALE = {tt__shape_LOSS_SCALE, NULL, NULL, NULL, NULL, tt__no_bytes,
-    NULL, NULL};
+static const tt__rules tt__rules_LOSS_SCALE = {tt__shape_LOSS_SCALE, NULL, NULL, NULL, NULL, tt__no_bytes};
 
-static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out) /* all outputs are as the gradient */
+/* All outputs are as the gradient. */
+static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     for (int k = 0; k < TT__MAX_OUT; k++) if (i->out[k]) out[k] = *tt__in(t, i, 0);
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
-static const tt__rules tt__rules_SGD = {tt__shape_of_update, NULL, NULL, NULL, NULL, tt__chunk_bytes, NULL,
-    NULL};
+static const tt__rules tt__rules_SGD = {tt__shape_of_update, NULL, NULL, NULL, NULL, tt__chunk_bytes};
 
-static const tt__rules tt__rules_ADAM = {tt__shape_of_update, NULL, NULL, NULL, NULL, tt__chunk_bytes, NULL,
-    NULL};
+static const tt__rules tt__rules_ADAM = {tt__shape_of_update, NULL, NULL, NULL, NULL, tt__chunk_bytes};
 
-/* ------------------------------------------------------------------------------------------- memories and streams */
+/* ----------------------------------------------------------------------------------- memories and streams */
 
-static bool tt__shape_COPY(tt_tape *t, const tt__instr *i, tt__shape *out) { out[0] = *tt__in(t, i, 0); return true; }
+static bool tt__shape_COPY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    out[0] = *tt__in(t, i, 0);
+    return true;
+}
 
-static const tt__rules tt__rules_COPY = {tt__shape_COPY, NULL, NULL, NULL, NULL, tt__no_bytes, NULL, NULL};
+static const tt__rules tt__rules_COPY = {tt__shape_COPY, NULL, NULL, NULL, NULL, tt__no_bytes};
 
-static bool tt__shape_WAIT(tt_tape *t, const tt__instr *i, tt__shape *out) { (void)t; (void)i; (void)out; return true; }
+static bool tt__shape_WAIT(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    (void)t; (void)i; (void)out;
+    return true;
+}
 
-static const tt__rules tt__rules_WAIT = {tt__shape_WAIT, NULL, NULL, NULL, NULL, tt__no_bytes, NULL, NULL};
+static const tt__rules tt__rules_WAIT = {tt__shape_WAIT, NULL, NULL, NULL, NULL, tt__no_bytes};
 
-/* ----------------------------------------------------------------------------------------------------- all of them */
+/* -------------------------------------------------------------------------------------------- all of them */
 
 static const tt__op *tt__row(int op)
 {
@@ -4507,7 +4568,7 @@ static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr 
     return r->cuda_scratch ? r->cuda_scratch(t, i) : 0;
 }
 
-/* ============================================================================================================
+/* ===========================================================================================================
    PASSES                                                                                          >>passes
    Functions that rewrite a tape, and the verifier that runs after each. In order: inference (without training), rows,
    fuse, precision, [differentiate], fuse again, recompute, update, prune. Uses tape and ops.
