@@ -5797,9 +5797,9 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
 
 /* ============================================================================================================
    CPU                                                                                                >>cpu
-   The CPU backend. The kernels between "one pass per instruction set" and its end are compiled once for each instruction set
-   (this file includes itself with TT__LANES set); the best one the CPU has is chosen when a context opens. Uses base and
-   tape.
+   The CPU backend. The kernels between "one pass per instruction set" and its end are compiled once for each
+   instruction set (this file includes itself with TT__LANES set); the best one the CPU has is chosen when a
+   context opens. Uses base, tape and ops.
    ============================================================================================================ */
 
 /* C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds what C was. A(i, k) = a[i * a_row + k * a_col] and
@@ -5832,22 +5832,24 @@ typedef struct tt__product {
     float scale;
 } tt__product;
 
-/* Attention within each sequence, per head: k, v (rows, heads * head_size), q, out (queries, heads * head_size), lse f32 (queries,
-   heads). Every row asks, or those that query_row lists, in any order.
-   Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h: 16 random bits, number j % 8
-   of Philox counter {i, j / 8, h, 0}, low half of each word first; kept if they are >= round(65536 p). */
+/* Attention within each sequence, per head. Shapes: k, v (rows, heads * head_size); q, out (queries, heads * head_size);
+   lse f32 (queries, heads). The queries are of all rows or of those that query_row lists, in any order.
+   Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h takes 16 random bits: number
+   j % 8 of Philox counter {i, j / 8, h, 0}, the low half of each word first. The weight is kept if they are at least
+   round(65536 p). */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
-    const int32_t *query_start;           /* (seqs + 1): number of the first query of each sequence                   */
-    const int32_t *query_row, *query_at;  /* of a query: its row of the batch and its row in q; NULL: its number      */
+    const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
+    const int32_t *query_row;    /* of a query: its row of the batch; NULL: the query's number            */
+    const int32_t *query_at;     /* of a query: its row in q; NULL: the query's number                    */
     int heads; int64_t head_size;
     bool causal; float scale; float dropout; uint64_t dropout_key;
     tt__mat q, k, v, out;
     float *lse;
-    tt__mat dout, dq, dk, dv;             /* backward only                                                        */
-    bool add_dq, add_dk, add_dv;          /* backward: += instead of =                                            */
-    tt__bf16 bf16;                        /* how products of bf16 are computed; other operands are rounded to it  */
-    void *workspace;                      /* of attention_workspace bytes                                         */
+    tt__mat dout, dq, dk, dv;    /* for backward only                                                     */
+    bool add_dq, add_dk, add_dv; /* for backward: += instead of =                                         */
+    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to it   */
+    void *workspace;             /* of attention_workspace bytes                                          */
 } tt__attention_args;
 
 /* Dropout: of 16 random bits, those below this drop. */
@@ -5855,8 +5857,8 @@ static int32_t tt__drop_threshold(float p) { return (int32_t)(p * 65536.0f + 0.5
 
 struct tt__isa_table {
     const char *name;
-    double (*peak[3])(int64_t rounds, float *sink); /* one thread's fastest multiply-adds, of fp32 and by tt__bf16; returns the FLOPs */
-                                                    /* done; NULL: it has none                                                        */
+    /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL. They return the FLOPs that they have done. */
+    double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
 };
 
@@ -5884,10 +5886,11 @@ static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows,
                               int64_t c_row, bool add)
 {
     const float *a = (const float *)g->a.data + row * g->a_row, *b = (const float *)g->b.data + col * g->b_col;
-    bool a_lies = g->a_col == 1 && g->a_row >= g->k, b_lies = g->b_col == 1 && g->b_row >= g->n; /* else transposed */
-    cblas_sgemm(CblasRowMajor, a_lies ? CblasNoTrans : CblasTrans, b_lies ? CblasNoTrans : CblasTrans, (int)rows, (int)cols,
-                (int)g->k, 1, a, (int)(a_lies ? g->a_row : g->a_col), b, (int)(b_lies ? g->b_row : g->b_col), add ? 1.0f : 0.0f,
-                c, (int)c_row);
+    const bool a_lies = g->a_col == 1 && g->a_row >= g->k, b_lies = g->b_col == 1 && g->b_row >= g->n;
+    const CBLAS_TRANSPOSE a_as = a_lies ? CblasNoTrans : CblasTrans, b_as = b_lies ? CblasNoTrans : CblasTrans;
+    const int a_step = (int)(a_lies ? g->a_row : g->a_col), b_step = (int)(b_lies ? g->b_row : g->b_col);
+    cblas_sgemm(CblasRowMajor, a_as, b_as, (int)rows, (int)cols, (int)g->k, 1, a, a_step, b, b_step, add ? 1.0f : 0.0f, c,
+                (int)c_row);
 }
 #endif
 
@@ -5983,15 +5986,17 @@ static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
 /* Rows of a head lie far apart, where the prefetchers of the CPU do not look. */
 static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t column, int64_t d)
 {
-    const char *p = (const char *)tt__attention_row(m, row, column), *end = p + (size_t)d * tt_dtype_bytes(m->dtype);
-    for (; p < end; p += 64) __builtin_prefetch(p);
+    const size_t bytes = (size_t)d * tt_dtype_bytes(m->dtype);
+    const char *p = (const char *)tt__attention_row(m, row, column);
+    for (const char *end = p + bytes; p < end; p += 64) __builtin_prefetch(p);
 }
 
-/* The same into L2, of what the next head has of that row: it most likely is this thread's next task. */
+/* Asks L2 for what the next head has of that row: it most likely is this thread's next task. */
 static inline void tt__attention_prefetch_next(const tt__mat *m, int64_t row, int64_t column, int64_t d)
 {
-    const char *p = (const char *)tt__attention_row(m, row, column + d), *end = p + (size_t)d * tt_dtype_bytes(m->dtype);
-    for (; p < end; p += 64) __builtin_prefetch(p, 0, 2);
+    const size_t bytes = (size_t)d * tt_dtype_bytes(m->dtype);
+    const char *p = (const char *)tt__attention_row(m, row, column + d);
+    for (const char *end = p + bytes; p < end; p += 64) __builtin_prefetch(p, 0, 2);
 }
 
 #define TT__STR(x) #x
@@ -6005,7 +6010,10 @@ typedef struct tt__rows_job {
     size_t skip, stride;
 } tt__rows_job;
 
-static float *tt__workspace_at(const tt__launch *l, size_t bytes) { return (float *)(void *)((char *)l->workspace + bytes); }
+static float *tt__workspace_at(const tt__launch *l, size_t bytes)
+{
+    return (float *)(void *)((char *)l->workspace + bytes);
+}
 
 static void tt__rows_task(void *arg, int64_t task, int thread)
 {
@@ -6031,7 +6039,10 @@ static tt_status tt__for_rows(const tt__launch *l, const tt__mat *m, size_t skip
 }
 
 static int64_t tt__elements(const tt__mat *m) { return m->rows * m->cols; }
-static void *tt__at(const tt__mat *m, int64_t r) { return (char *)m->data + (size_t)(r * m->ld) * tt_dtype_bytes(m->dtype); }
+static void *tt__at(const tt__mat *m, int64_t r)
+{
+    return (char *)m->data + (size_t)(r * m->ld) * tt_dtype_bytes(m->dtype);
+}
 
 static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
 {
@@ -6078,7 +6089,8 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[20])
 #define TT__ISA avx2
 #define TT__TARGET __attribute__((target("avx2,fma,f16c")))
 #define TT__WIDEN_F16(p) (tt__vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p)))
-#define TT__NARROW_F16(p, x) _mm_storeu_si128((__m128i *)(void *)(p), _mm256_cvtps_ph((__m256)(x), _MM_FROUND_TO_NEAREST_INT))
+#define TT__NARROW_F16(p, x) \
+    _mm_storeu_si128((__m128i *)(void *)(p), _mm256_cvtps_ph((__m256)(x), _MM_FROUND_TO_NEAREST_INT))
 #include TINYTRAIN_FILENAME
 #undef TT__LANES
 
@@ -6088,11 +6100,14 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[20])
 #define TT__ISA avx512
 #ifndef TT__AVX512_TARGET /* tests/emulate_avx512.h runs these kernels where the CPU has none of it */
 #define TT__AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
-#define TT__WIDEN_F16(p) (tt__vf)_mm512_maskz_cvtph_ps((__mmask16)-1, _mm256_loadu_si256((const __m256i *)(const void *)(p)))
+#define TT__WIDEN_F16(p) \
+    (tt__vf)_mm512_maskz_cvtph_ps((__mmask16)-1, _mm256_loadu_si256((const __m256i *)(const void *)(p)))
 #define TT__NARROW_F16(p, x) \
-    _mm256_storeu_si256((__m256i *)(void *)(p), _mm512_maskz_cvtps_ph((__mmask16)-1, (__m512)(x), _MM_FROUND_TO_NEAREST_INT))
+    _mm256_storeu_si256((__m256i *)(void *)(p), \
+                        _mm512_maskz_cvtps_ph((__mmask16)-1, (__m512)(x), _MM_FROUND_TO_NEAREST_INT))
 #define TT__AVX512_HERE \
-    (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && \
+     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
 #endif
 #define TT__TARGET __attribute__((target(TT__AVX512_TARGET)))
 #if defined(__clang__) || __GNUC__ >= 10
@@ -6110,15 +6125,16 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[20])
 #ifndef TT__TILES_TARGET
 #define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
 #define TT__TILES_HERE tt__tiles_here()
-#define TT__TILES_FENCE __asm__ volatile("" ::: "memory") /* gcc 12's intrinsics do not say that they read and write memory, */
-#define TT__TILES_KEEP(p) __asm__ volatile("" : : "r"(p) : "memory") /* nor which: all of what p points to                    */
+/* gcc 12's intrinsics do not say that they read and write memory, nor which. KEEP: all that p points to. */
+#define TT__TILES_FENCE __asm__ volatile("" ::: "memory")
+#define TT__TILES_KEEP(p) __asm__ volatile("" : : "r"(p) : "memory")
 /* AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX), and the kernel lets this process have its registers, which it must ask for:
    ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux, Documentation/arch/x86/xstate.rst). */
 static bool tt__tiles_here(void)
 {
     unsigned a, b, c, d = 0;
-    return __builtin_cpu_supports("avx512bf16") && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 22 & 1) &&
-           syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    return __builtin_cpu_supports("avx512bf16") && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) &&
+           (d >> 22 & 1) && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 #endif
 #endif
@@ -6138,7 +6154,8 @@ static bool tt__tiles_here(void)
 #define TT__NARROW_F16(p, x) vst1_u16((p), vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)(x))))
 #if defined(__linux__) && (defined(__clang__) || __GNUC__ >= 10)
 #include <sys/auxv.h>
-#define TT__NEON_DOT_HERE ((getauxval(AT_HWCAP2) >> 14 & 1) != 0) /* HWCAP2_BF16, which old headers do not name */
+/* HWCAP2_BF16, which old headers do not name */
+#define TT__NEON_DOT_HERE ((getauxval(AT_HWCAP2) >> 14 & 1) != 0)
 #ifdef __clang__
 #define TT__DOT_TARGET __attribute__((target("bf16")))
 #else
@@ -6150,12 +6167,14 @@ static bool tt__tiles_here(void)
    depend on its neighbours; products and sums are rounded to odd, subnormals are 0 (Arm ARM, BFMMLA with FPCR.EBF = 0).
    As assembly, because gcc 12 inlines the intrinsic only into functions for armv8.2-a or more, into which the kernels' building blocks,
    compiled for what the user asks for, then may not be inlined. */
-TT__DOT_TARGET static inline __attribute__((always_inline)) float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
+TT__DOT_TARGET static inline __attribute__((always_inline))
+float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 {
     __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum) : "w"(rows), "w"(columns));
     return sum;
 }
-#define TT__DOT(sum, rows, columns) (tt__vf)tt__bfmmla((float32x4_t)(sum), (float32x4_t)(rows), (float32x4_t)(columns))
+#define TT__DOT(sum, rows, columns) \
+    (tt__vf)tt__bfmmla((float32x4_t)(sum), (float32x4_t)(rows), (float32x4_t)(columns))
 #define TT__DOT_DEPTH 4
 #endif
 #include TINYTRAIN_FILENAME
@@ -6174,9 +6193,14 @@ TT__DOT_TARGET static inline __attribute__((always_inline)) float32x4_t tt__bfmm
 #define TT__JOIN2(name, isa) tt__##name##_##isa
 #define TT__JOIN(name, isa) TT__JOIN2(name, isa)
 #define TT__K(name) TT__JOIN(name, TT__ISA)
-#define TT__FN static TT__TARGET                                            /* a kernel of this instruction set */
-#define TT__INLINE static inline TT__TARGET __attribute__((always_inline)) /* its building blocks                */
-#define TT__OUTLINE static TT__TARGET __attribute__((noinline))            /* what its kernels share               */
+#define TT__ALWAYS __attribute__((always_inline))
+#define TT__FN static TT__TARGET                                /* a kernel of this instruction set */
+#define TT__INLINE static inline TT__TARGET TT__ALWAYS          /* its building blocks              */
+#define TT__OUTLINE static TT__TARGET __attribute__((noinline)) /* what its kernels share           */
+/* The same with dot products, and with tiles. */
+#define TT__DOT_FN static TT__DOT_TARGET __attribute__((noinline))
+#define TT__DOT_INLINE static inline TT__DOT_TARGET TT__ALWAYS
+#define TT__TILES_FN static TT__TILES_TARGET __attribute__((noinline))
 
 #if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE)
 #define TT__TABLE
@@ -6239,34 +6263,43 @@ TT__OUTLINE tt__vf TT__K(load_some)(const float *p, int64_t n)
 }
 TT__OUTLINE void TT__K(store_some)(float *p, tt__vf v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
 
-TT__INLINE tt__vf TT__K(load_n)(const float *p, int64_t n) { return n == TT__LANES ? TT__K(load)(p) : TT__K(load_some)(p, n); }
+TT__INLINE tt__vf TT__K(load_n)(const float *p, int64_t n)
+{
+    return n == TT__LANES ? TT__K(load)(p) : TT__K(load_some)(p, n);
+}
 TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
 {
     if (n == TT__LANES) TT__K(store)(p, v);
     else TT__K(store_some)(p, v, n);
 }
 
-#if TT__LANES == 16 /* masked with all ones: the plain forms make g++ 12 warn of uninitialised values in its own header */
-TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { return (tt__vf)_mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b); }
-TT__INLINE tt__vf TT__K(min)(tt__vf a, tt__vf b) { return (tt__vf)_mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b); }
+#define TT__OF_TWO(name, result) \
+    TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
+#define TT__OF_THREE(name, result) \
+    TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
+#if TT__LANES == 16 /* masked with all ones: g++ 12 warns of uninitialised values in its header's plain forms */
+TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
+TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
+TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { return (tt__vf)_mm512_maskz_sqrt_ps((__mmask16)-1, (__m512)a); }
 #elif TT__LANES == 8
-TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
-TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { return (tt__vf)_mm256_max_ps((__m256)a, (__m256)b); }
-TT__INLINE tt__vf TT__K(min)(tt__vf a, tt__vf b) { return (tt__vf)_mm256_min_ps((__m256)a, (__m256)b); }
+TT__OF_THREE(fma, _mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c))
+TT__OF_TWO(max, _mm256_max_ps((__m256)a, (__m256)b))
+TT__OF_TWO(min, _mm256_min_ps((__m256)a, (__m256)b))
 TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { return (tt__vf)_mm256_sqrt_ps((__m256)a); }
 #elif defined(TT__NEON) /* maximum and minimum as x86 has them: the second operand for NaN */
-TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
-TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { return (tt__vf)vbslq_f32((uint32x4_t)(a > b), (float32x4_t)a, (float32x4_t)b); }
-TT__INLINE tt__vf TT__K(min)(tt__vf a, tt__vf b) { return (tt__vf)vbslq_f32((uint32x4_t)(a < b), (float32x4_t)a, (float32x4_t)b); }
+TT__OF_THREE(fma, vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b))
+TT__OF_TWO(max, vbslq_f32((uint32x4_t)(a > b), (float32x4_t)a, (float32x4_t)b))
+TT__OF_TWO(min, vbslq_f32((uint32x4_t)(a < b), (float32x4_t)a, (float32x4_t)b))
 TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { return (tt__vf)vsqrtq_f32((float32x4_t)a); }
 #else
-TT__INLINE tt__vf TT__K(fma)(tt__vf a, tt__vf b, tt__vf c) { return a * b + c; }
-TT__INLINE tt__vf TT__K(max)(tt__vf a, tt__vf b) { tt__vi m = a > b; return (tt__vf)(((tt__vi)a & m) | ((tt__vi)b & ~m)); }
-TT__INLINE tt__vf TT__K(min)(tt__vf a, tt__vf b) { tt__vi m = a < b; return (tt__vf)(((tt__vi)a & m) | ((tt__vi)b & ~m)); }
+TT__OF_THREE(fma, a * b + c)
+TT__OF_TWO(max, ((tt__vi)a & (tt__vi)(a > b)) | ((tt__vi)b & ~(tt__vi)(a > b)))
+TT__OF_TWO(min, ((tt__vi)a & (tt__vi)(a < b)) | ((tt__vi)b & ~(tt__vi)(a < b)))
 TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { for (int i = 0; i < TT__LANES; i++) a[i] = sqrtf(a[i]); return a; }
 #endif
+#undef TT__OF_TWO
+#undef TT__OF_THREE
 
 /* Lanes are added pairwise in a fixed order. */
 TT__INLINE float TT__K(sum)(tt__vf v)
@@ -6361,7 +6394,10 @@ TT__INLINE tt__vf TT__K(act)(const int kind, tt__vf x) /* kind: tt__act */
 {
     switch (kind) {
     case TT__ACT_GELU: return x * 0.5f * (1.0f + TT__K(erf)(x * 0.70710678118654752f));
-    case TT__ACT_GELU_TANH: return x * 0.5f * (1.0f + TT__K(tanh)(0.7978845608028654f * x * (1.0f + 0.044715f * x * x)));
+    case TT__ACT_GELU_TANH: {
+        tt__vf t = TT__K(tanh)(0.7978845608028654f * x * (1.0f + 0.044715f * x * x));
+        return x * 0.5f * (1.0f + t);
+    }
     case TT__ACT_RELU: { tt__vi keep = ~(x < 0.0f); return (tt__vf)((tt__vi)x & keep); } /* NaN stays NaN */
     case TT__ACT_TANH: return TT__K(tanh)(x);
     case TT__ACT_SILU: return x / (1.0f + TT__K(exp)(-x));
@@ -6430,23 +6466,33 @@ TT__OUTLINE void TT__K(act_backward_row)(int kind, float *dx, const float *dy, c
 }
 #undef TT__EACH_ACT
 
-/* ---- 16-bit floats by the vector: the bits of tt__from_bf16 and so on, but of NaNs where f16 is converted by an instruction ---- */
+/* ---- 16-bit floats by the vector ----
+   The bits are those of tt__from_bf16 and so on, but of NaNs where f16 is converted by an instruction. */
 
-TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b) { return (a & (tt__vu)mask) | (b & ~(tt__vu)mask); }
+TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b)
+{
+    return (a & (tt__vu)mask) | (b & ~(tt__vu)mask);
+}
 
 #ifdef TT__NEON /* of the conversion below gcc makes one for each lane */
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { return (tt__vu)vmovl_u16(vld1_u16(p)); }
 TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { vst1_u16(p, vmovn_u32((uint32x4_t)u)); }
 #else
-#if TT__LANES == 16 /* of the conversion below gcc 12 makes two of half the width */
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p)
 {
+#if TT__LANES == 16 /* of the conversion below gcc 12 makes two of half the width */
     return (tt__vu)_mm512_maskz_cvtepu16_epi32((__mmask16)-1, _mm256_loadu_si256((const __m256i *)(const void *)p));
-}
 #else
-TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { TT__K(vh) h; memcpy(&h, p, sizeof h); return __builtin_convertvector(h, tt__vu); }
+    TT__K(vh) h;
+    memcpy(&h, p, sizeof h);
+    return __builtin_convertvector(h, tt__vu);
 #endif
-TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { TT__K(vh) h = __builtin_convertvector(u, TT__K(vh)); memcpy(p, &h, sizeof h); }
+}
+TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u)
+{
+    TT__K(vh) h = __builtin_convertvector(u, TT__K(vh));
+    memcpy(p, &h, sizeof h);
+}
 #endif
 
 TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
@@ -6540,7 +6586,7 @@ TT__INLINE void TT__K(store_as)(void *p, tt_dtype dtype, int64_t i, tt__vf x, in
     else TT__K(store_rest)(p, dtype, i, x, n);
 }
 
-/* ---- rows as floats: a kernel that works on floats reads and writes rows of any float dtype through these ---- */
+/* ---- rows as floats: through these, a kernel of floats reads and writes rows of any float dtype ---- */
 
 TT__OUTLINE void TT__K(row_widen)(float *to, const void *from, tt_dtype dtype, int64_t n) /* dtype bf16 or f16 */
 {
@@ -6638,7 +6684,7 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 /* ---- packing ---- */
 
 /* LOW, HIGH: the first and the last two of each four lanes of a and b, alternating; FIRST, LAST: those of a, then those of b. */
-#if TT__LANES == 16 /* forms with a mask (of ones), because g++ 12 warns of an uninitialised register inside those without */
+#if TT__LANES == 16 /* with a mask of ones: g++ 12 warns of uninitialised values in its header's plain forms */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__FIRST(a, b) (tt__vf)_mm512_maskz_shuffle_ps(0xffff, (__m512)(a), (__m512)(b), 0x44)
@@ -6997,18 +7043,21 @@ TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product
     TT__MICRO_ROWS(kernel, 1)
 #endif
 
-TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__product *p) { TT__MICRO_ANY(TT__K(micro)) }
+TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__product *p)
+{
+    TT__MICRO_ANY(TT__K(micro))
+}
 
 #ifdef TT__DOT
 /* The microkernel of pairs of bf16: one instruction multiplies and adds TT__DOT_DEPTH elements of a row and a column. It is not one text
    with that of fp32, as functions for different CPUs are not inlined into each other. */
-TT__DOT_TARGET static inline __attribute__((always_inline))
-void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col, int64_t b_row, const float scale, const tt__product *p)
+TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col, int64_t b_row, const float scale, const tt__product *p)
 {
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
-#if TT__DOT_DEPTH == 4 /* sums of rows i and i + 1: those of columns 4 v and 4 v + 1 are in sum[i][v], of the next two in sum[i + 1][v] */
+#if TT__DOT_DEPTH == 4
+    /* Sums of rows i and i + 1: of columns 4 v and 4 v + 1 in sum[i][v], of the next two in sum[i + 1][v]. */
     for (int64_t k = p->k; k > 0; k -= 2, a += 2 * a_col, b += 2 * b_row) {
         tt__vf columns[4];
         TT__UNROLL(4)
@@ -7049,7 +7098,7 @@ void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col
 }
 
 /* As gemm_micro, of whole panels or halves of those of A. */
-TT__DOT_TARGET static __attribute__((noinline)) void TT__K(gemm_dot_micro)(int64_t rows, int64_t cols, const tt__product *p)
+TT__DOT_FN void TT__K(gemm_dot_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, NV = TT__GEMM_NV };
     (void)cols;
@@ -7059,12 +7108,16 @@ TT__DOT_TARGET static __attribute__((noinline)) void TT__K(gemm_dot_micro)(int64
 
 #if TT__LANES == 16
 #define TT__ATTENTION_BF16
-#define TT__SCALED_DOT(rows, nv, a_row, a_col, b_row, p) TT__K(dot_micro)(rows, nv, a_row, a_col, b_row, p->scale, p)
-TT__DOT_TARGET static void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt__product *p) { TT__MICRO_ANY(TT__SCALED_DOT) }
+#define TT__SCALED_DOT(rows, nv, a_row, a_col, b_row, p) \
+    TT__K(dot_micro)(rows, nv, a_row, a_col, b_row, p->scale, p)
+TT__DOT_FN void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt__product *p)
+{
+    TT__MICRO_ANY(TT__SCALED_DOT)
+}
 #undef TT__SCALED_DOT
 #endif
 
-TT__DOT_TARGET static double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
+TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
 {
     tt__vf sum[12], x = TT__K(splat)(*sink), y = TT__K(splat)(1e-20f);
     TT__UNROLL(12)
@@ -7083,7 +7136,7 @@ TT__DOT_TARGET static double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_
 #ifdef TT__TILES
 /* Tiles are eight registers of 16 rows of 64 bytes: 0 to 3 are 32 x 32 of C, 4 and 5 are 32 rows of A, 6 and 7 are 32 columns of B.
    Before a thread's work on them, and where `rows` of C (1 to 32) are another number than before. */
-TT__TILES_TARGET static void TT__K(tiles_begin)(int64_t rows)
+TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 {
     struct { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config;
     const uint8_t upper = (uint8_t)tt__min(16, rows), lower = (uint8_t)(rows > 16 ? rows - 16 : 16);
@@ -7099,11 +7152,11 @@ TT__TILES_TARGET static void TT__K(tiles_begin)(int64_t rows)
     TT__TILES_KEEP(&config);
 }
 
-TT__TILES_TARGET static void TT__K(tiles_end)(void) { _tile_release(); }
+TT__TILES_FN void TT__K(tiles_end)(void) { _tile_release(); }
 
 /* The microkernel of tiles: 32 rows (or what tiles_begin was told) and columns, or, below 17 of them, 16. k is a multiple of 16 units;
    base_row is c_row. */
-TT__TILES_TARGET static __attribute__((noinline)) void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__product *p)
+TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     const bool below = rows > 16, beside = cols > 16;
     const int64_t a_row = p->a_row * 4, b_row = p->b_row * 4, c_row = p->c_row * 4; /* in bytes */
@@ -7142,7 +7195,7 @@ TT__TILES_TARGET static __attribute__((noinline)) void TT__K(tiles_micro)(int64_
     TT__TILES_FENCE;
 }
 
-TT__TILES_TARGET static double TT__K(peak_tiles)(int64_t n, float *sink) /* as peak_loop */
+TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* as peak_loop */
 {
     TT__K(tiles_begin)(32);
     for (int64_t round = 0; round < n; round++) {
@@ -7486,7 +7539,11 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
 
 #define TT__GEMM_DEPTH 1024 /* k elements of a 16-bit column of B widened at a time */
 
-typedef struct TT__K(gemm_few) { const tt__gemm_args *args; const float *a; int64_t a_row; } TT__K(gemm_few); /* A as float */
+typedef struct TT__K(gemm_few) {
+    const tt__gemm_args *args;
+    const float *a; /* A as float */
+    int64_t a_row;
+} TT__K(gemm_few);
 
 /* sums[i * STRIP + j] += A(i, [0, k)) . b[j], for 4 rows at most and 2 columns: that loads less often than it multiplies. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row, const float *b, int64_t b_col,
@@ -7635,7 +7692,10 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
 #ifdef TINYTRAIN_CBLAS
 /* ---- the product by a CBLAS: into C, or by the block into the workspace, where it is finished ---- */
 
-typedef struct TT__K(gemm_product) { const tt__gemm_args *args; int64_t row, rows, col, cols, stride; } TT__K(gemm_product);
+typedef struct TT__K(gemm_product) {
+    const tt__gemm_args *args;
+    int64_t row, rows, col, cols, stride;
+} TT__K(gemm_product);
 
 TT__FN void TT__K(gemm_product_task)(void *arg, int64_t task, int thread)
 {
@@ -7784,38 +7844,41 @@ TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[20], tt__vu c0, tt__vu
 /* ---- operands of products of bf16, by dot products or tiles: rows of pairs of it, which are computed from fp32 blocks ---- */
 
 /* n vectors as bf16, to a multiple of 32 elements; what is more than n is 0. */
-TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
+TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
 {
     for (int64_t v = 0; v < n; v += 2) {
-        __m512 low = (__m512)TT__K(load)(from + 16 * v), high = v + 1 < n ? (__m512)TT__K(load)(from + 16 * (v + 1)) : (__m512)TT__K(zero)();
-        TT__K(store)(to + 8 * v, (tt__vf)_mm512_cvtne2ps_pbh(high, low));
+        tt__vf low = TT__K(load)(from + 16 * v), high = v + 1 < n ? TT__K(load)(from + 16 * (v + 1)) : TT__K(zero)();
+        TT__K(store)(to + 8 * v, (tt__vf)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
     }
 }
 
 /* Pairs of n vectors of two rows, of which either may be NULL, for zeros: as gemm_interleave. */
-TT__DOT_TARGET static inline __attribute__((always_inline)) void TT__K(attention_pairs)(float *to, const float *even, const float *odd, int64_t n)
+TT__DOT_INLINE void TT__K(attention_pairs)(float *to, const float *even, const float *odd, int64_t n)
 {
     uint16_t order[32];
     for (int k = 0; k < 32; k++) order[k] = (uint16_t)(k / 2 + k % 2 * 16);
     const __m512i alternate = _mm512_loadu_si512((const void *)order);
     for (int64_t v = 0; v < n; v++) {
-        __m512 x = even ? (__m512)TT__K(load)(even + 16 * v) : (__m512)TT__K(zero)(), y = odd ? (__m512)TT__K(load)(odd + 16 * v) : (__m512)TT__K(zero)();
-        TT__K(store)(to + 16 * v, (tt__vf)_mm512_permutexvar_epi16(alternate, (__m512i)_mm512_cvtne2ps_pbh(y, x)));
+        tt__vf x = even ? TT__K(load)(even + 16 * v) : TT__K(zero)(), y = odd ? TT__K(load)(odd + 16 * v) : TT__K(zero)();
+        __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x);
+        TT__K(store)(to + 16 * v, (tt__vf)_mm512_permutexvar_epi16(alternate, both));
     }
 }
 
 /* to (n, ceil(width / 32) * 16): pairs that lie side by side in a row. */
-TT__DOT_TARGET static void TT__K(attention_pairs_of_columns)(float *to, const float *from, int64_t stride, int64_t n, int64_t width)
+TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, int64_t stride, int64_t n, int64_t width)
 {
-    for (int64_t i = 0; i < n; i++) TT__K(attention_narrow)(to + i * tt__ceil_div(width, 32) * 16, from + i * stride, tt__ceil_div(width, 16));
+    const int64_t to_row = tt__ceil_div(width, 32) * 16, vectors = tt__ceil_div(width, 16);
+    for (int64_t i = 0; i < n; i++) TT__K(attention_narrow)(to + i * to_row, from + i * stride, vectors);
 }
 
 /* to (ceil(n / 32) * 16, to_row): pairs of a row and the next; zeros for rows from n on. */
-TT__DOT_TARGET static void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const float *from, int64_t stride, int64_t n, int64_t width)
+TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const float *from, int64_t stride, int64_t n,
+                                               int64_t width)
 {
-    for (int64_t i = 0; i < tt__ceil_div(n, 32) * 32; i += 2)
-        TT__K(attention_pairs)(to + i / 2 * to_row, i < n ? from + i * stride : NULL, i + 1 < n ? from + (i + 1) * stride : NULL,
-                               tt__ceil_div(width, 16));
+    const int64_t whole = tt__ceil_div(n, 32) * 32, vectors = tt__ceil_div(width, 16);
+    for (int64_t i = 0; i < whole; i += 2, to += to_row, from += 2 * stride)
+        TT__K(attention_pairs)(to, i < n ? from : NULL, i + 1 < n ? from + stride : NULL, vectors);
 }
 
 /* to (m, to_row) = from^T, whole blocks of 16 x 16; rows of from from n on are taken for zeros. */
@@ -7837,14 +7900,15 @@ TT__FN void TT__K(attention_transpose_whole)(float *to, int64_t to_row, const fl
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys, int64_t d, const float *y, int64_t stride)
 {
     float *pairs = by == TT__BF16_TILES ? buffers->across : buffers->summed;
+    const int64_t rows = tt__ceil_div(keys, 32) * 16, cols = tt__attention_padded(d);
     TT__K(attention_pairs_of_rows)(pairs, stride, y, stride, keys, d);
     if (by == TT__BF16_TILES)
-        TT__K(attention_transpose_whole)(buffers->summed, TT__ATTENTION_KEYS / 2, pairs, stride, tt__ceil_div(keys, 32) * 16, tt__attention_padded(d));
+        TT__K(attention_transpose_whole)(buffers->summed, TT__ATTENTION_KEYS / 2, pairs, stride, rows, cols);
 }
 
 #ifdef TT__TILES
 /* What rounding to bf16 leaves of n floats. */
-TT__DOT_TARGET static void TT__K(attention_rest)(float *x, int64_t n)
+TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
 {
     float half[16];
     for (int64_t i = 0; i < n; i += 16) {
@@ -7894,16 +7958,26 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(bool twice, const tt__attention
 
 /* The microkernel for a way with bf16 (0: fp32), and the rows and columns of its blocks. It takes `whole` elements along k at a time, a
    power of 2, of which a unit holds 1 or, if `pairs` is 1, 2. */
-typedef struct TT__K(attention_kernel) { TT__K(micro_fn) run; int64_t rows, cols, whole; int pairs; } TT__K(attention_kernel);
+typedef struct TT__K(attention_kernel) {
+    TT__K(micro_fn) run;
+    int64_t rows, cols, whole;
+    int pairs;
+} TT__K(attention_kernel);
 
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES, 1, 0};
 #ifdef TT__ATTENTION_BF16
-    if (by == TT__BF16_DOT) { kernel.run = TT__K(attention_dot_micro); kernel.whole = 2; }
+    if (by == TT__BF16_DOT) {
+        kernel.run = TT__K(attention_dot_micro);
+        kernel.whole = 2;
+    }
 #endif
 #ifdef TT__TILES
-    if (by == TT__BF16_TILES) { kernel.run = TT__K(tiles_micro); kernel.rows = kernel.cols = kernel.whole = 32; }
+    if (by == TT__BF16_TILES) {
+        kernel.run = TT__K(tiles_micro);
+        kernel.rows = kernel.cols = kernel.whole = 32;
+    }
 #endif
     kernel.pairs = by != TT__BF16_CONVERT;
     return kernel;
@@ -7927,7 +8001,8 @@ TT__INLINE void TT__K(attention_block)(const TT__K(attention_kernel) *kernel, co
 /* In the three products, query i of the block sees the keys of the block that are <= i + diagonal. Parts of a tile that
    no query of a vector sees are neither computed nor read; with listed queries all are, and the softmax leaves weights of 0 there. */
 
-/* tile (keys, queries) = scale * X (keys, d) Yt (d, queries). Of bf16, X has pairs of columns, Yt pairs of rows; in fp32, scale is 1. */
+/* tile (keys, queries) = scale * X (keys, d) Yt (d, queries). Of bf16, X has pairs of columns and Yt pairs of rows; fp32 operands are
+   scaled already. */
 TT__FN void TT__K(attention_scores)(tt__bf16 by, int64_t keys, int64_t queries, int64_t d, int64_t diagonal, float scale, const float *x,
                                     const float *yt, float *tile)
 {
@@ -8066,7 +8141,8 @@ TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__atte
 #ifdef TT__ATTENTION_BF16
     if (a->bf16) {
         TT__K(attention_pairs_of_columns)(b->columns, from, stride, n, d);
-        TT__K(attention_transpose_whole)(to, TT__ATTENTION_TILE, b->columns, tt__ceil_div(d, 32) * 16, n, tt__ceil_div(d, 32) * 16);
+        const int64_t row = tt__ceil_div(d, 32) * 16;
+        TT__K(attention_transpose_whole)(to, TT__ATTENTION_TILE, b->columns, row, n, row);
         return;
     }
 #endif
@@ -8075,6 +8151,23 @@ TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__atte
 }
 
 /* ---- softmax ---- */
+
+typedef struct TT__K(attention_call) {
+    const tt__attention_args *a;
+    int64_t longest;
+    float query_scale;  /* scale * log2 e                       */
+    float keep_scale;   /* 1 / (1 - p)                          */
+    uint64_t keys[20];
+} TT__K(attention_call);
+
+/* One head of one sequence, and the buffers of the thread that works on it. */
+typedef struct TT__K(attention_task) {
+    const TT__K(attention_call) *call;
+    const tt__attention_args *a;
+    int head;
+    tt__attention_sequence x;
+    tt__attention_buffers b;
+} TT__K(attention_task);
 
 /* What the lanes of one vector of queries have in common. */
 typedef struct TT__K(attention_lanes) {
@@ -8086,26 +8179,27 @@ typedef struct TT__K(attention_lanes) {
     const uint64_t *keys; /* of Philox                                                 */
 } TT__K(attention_lanes);
 
-/* query: of the first lane, in the sequence x */
-TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const tt__attention_args *a, int head, const tt__attention_sequence *x,
-                                                            int64_t first_key, int64_t keys, int64_t query, const uint64_t *philox_keys)
+/* query: of the first lane, in the sequence */
+TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attention_task) *t, int64_t first_key, int64_t keys,
+                                                            int64_t query)
 {
+    const tt__attention_args *a = t->a;
     TT__K(attention_lanes) l;
     l.full = keys;
     l.seen = 0;
     for (int i = 0; i < TT__LANES; i++) {
-        int64_t row = x->begin + query + i;
-        if (a->query_row) row = a->query_row[x->first + tt__min(query + i, x->queries - 1)];
-        int64_t last = a->causal ? tt__max(-1, tt__min(keys, row - x->begin - first_key)) : keys;
+        int64_t row = t->x.begin + query + i;
+        if (a->query_row) row = a->query_row[t->x.first + tt__min(query + i, t->x.queries - 1)];
+        int64_t last = a->causal ? tt__max(-1, tt__min(keys, row - t->x.begin - first_key)) : keys;
         l.last[i] = (int32_t)last;
         l.row[i] = (uint32_t)row;
         l.full = tt__min(l.full, last + 1);
         l.seen = tt__max(l.seen, tt__min(keys, last + 1));
     }
     l.first_key = first_key;
-    l.head = head;
+    l.head = t->head;
     l.drop = tt__drop_threshold(a->dropout);
-    l.keys = philox_keys;
+    l.keys = t->call->keys;
     return l;
 }
 
@@ -8125,7 +8219,10 @@ TT__INLINE tt__vi TT__K(attention_keep)(const tt__vu bits[4], int i, int32_t dro
     return (tt__vi)number >= drop;
 }
 
-TT__INLINE tt__vi TT__K(attention_visible)(const TT__K(attention_lanes) *l, int64_t key) { return l->last >= (int32_t)key; }
+TT__INLINE tt__vi TT__K(attention_visible)(const TT__K(attention_lanes) *l, int64_t key)
+{
+    return l->last >= (int32_t)key;
+}
 
 /* Scores in, weights out, for one vector of queries (tile: its column), with a running maximum and sum. Returns what earlier
    sums of weights must be multiplied with. */
@@ -8217,14 +8314,6 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
 
 /* ---- the two kernels ---- */
 
-typedef struct TT__K(attention_call) {
-    const tt__attention_args *a;
-    int64_t longest;
-    float query_scale;  /* scale * log2 e                       */
-    float keep_scale;   /* 1 / (1 - p)                          */
-    uint64_t keys[20];
-} TT__K(attention_call);
-
 TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
 {
     TT__K(attention_call) call;
@@ -8236,21 +8325,35 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
     return call;
 }
 
+/* Task `task` of a call, which is of sequence s. */
+TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call) *call, int64_t task, int64_t s, bool backward,
+                                                      int thread)
+{
+    TT__K(attention_task) t;
+    t.call = call;
+    t.a = call->a;
+    t.head = (int)(task % t.a->heads);
+    t.x = tt__attention_sequence_at(t.a, s);
+    t.b = tt__attention_thread_buffers(t.a, call->longest, backward, thread);
+    return t;
+}
+
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* the products take every key for every query */
 
 /* One block of queries against one block of keys. key, query: the first of them, in the sequence. */
-TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_call) *call, const tt__attention_buffers *b, int head,
-                                          const tt__attention_sequence *x, int64_t key, int64_t keys, int64_t query, int64_t n,
+TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, int64_t key, int64_t keys, int64_t query, int64_t n,
                                           const float *qt, float *out, float *most, float *sum)
 {
-    const tt__attention_args *a = call->a;
-    int64_t d = a->head_size, stride = tt__attention_stride(d), diagonal = x->diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
+    const tt__attention_args *a = t->a;
+    const tt__attention_buffers *b = &t->b;
+    int64_t d = a->head_size, stride = tt__attention_stride(d);
+    int64_t diagonal = t->x.diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
     float correction[TT__ATTENTION_QUERIES];
     keys = tt__min(keys, n + diagonal);
     if (keys <= 0) return;
-    TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, a->bf16 ? call->query_scale : 1.0f, a->bf16 ? b->k_pairs : b->k, qt, b->weights);
+    TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, t->call->query_scale, a->bf16 ? b->k_pairs : b->k, qt, b->weights);
     for (int64_t i = 0; i < n; i += TT__LANES) {
-        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, x, key, keys, query + i, call->keys);
+        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, keys, query + i);
         tt__vf c = l.drop ? TT__K(attention_softmax)(true, &l, keys, b->weights + i, most + i, sum + i)
                           : TT__K(attention_softmax)(false, &l, keys, b->weights + i, most + i, sum + i);
         TT__K(store)(correction + i, c);
@@ -8275,46 +8378,50 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
     const tt__attention_args *a = call->a;
-    int head = (int)(task % a->heads);
-    int64_t group = task / a->heads, s = tt__attention_group_sequence(a, group);
-    tt__attention_sequence x = tt__attention_sequence_at(a, s);
+    const int64_t group = task / a->heads, s = tt__attention_group_sequence(a, group);
+    const TT__K(attention_task) t = TT__K(attention_task_of)(call, task, s, false, thread);
+    const tt__attention_buffers *b = &t.b;
     int64_t first = (group - tt__attention_first_group(a, s)) * TT__ATTENTION_GROUP;
-    int64_t queries = tt__min(TT__ATTENTION_GROUP, x.queries - first), d = a->head_size, column = head * d;
-    int64_t stride = tt__attention_stride(d);
+    int64_t queries = tt__min(TT__ATTENTION_GROUP, t.x.queries - first), key_end = t.x.diagonal ? first + queries : t.x.length;
+    int64_t d = a->head_size, column = t.head * d, stride = tt__attention_stride(d);
+    int64_t qt_size = tt__attention_qt_rows(d) * TT__ATTENTION_TILE;
     if (queries <= 0) return;
-    tt__attention_buffers b = tt__attention_thread_buffers(a, call->longest, false, thread);
-    int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES), key_end = x.diagonal ? first + queries : x.length;
-    int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS), qt_size = tt__attention_qt_rows(d) * TT__ATTENTION_TILE;
+    int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES);
+    int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS);
+    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* of bf16, products are scaled */
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
-        TT__K(attention_pack)(&a->q, a->query_at, x.first + first + i, n, column, d, a->bf16 ? 1.0f : call->query_scale, b.q, stride);
-        TT__K(attention_columns)(a, &b, b.q, n, 1.0f, b.qt + block * qt_size);
+        TT__K(attention_pack)(&a->q, a->query_at, t.x.first + first + i, n, column, d, q_scale, b->q, stride);
+        TT__K(attention_columns)(a, b, b->q, n, 1.0f, b->qt + block * qt_size);
     }
-    for (int64_t i = 0; i < TT__ATTENTION_GROUP; i++) { b.most[i] = -FLT_MAX; b.sum[i] = 0; }
+    for (int64_t i = 0; i < TT__ATTENTION_GROUP; i++) {
+        b->most[i] = -FLT_MAX;
+        b->sum[i] = 0;
+    }
 #ifdef TT__TILES
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_begin)(32);
 #endif
     for (int64_t key = 0; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
-        TT__K(attention_pack)(&a->k, NULL, x.begin + key, keys, column, d, 1.0f, b.k, stride);
-        TT__K(attention_pack)(&a->v, NULL, x.begin + key, keys, column, d, 1.0f, b.v, stride);
+        TT__K(attention_pack)(&a->k, NULL, t.x.begin + key, keys, column, d, 1.0f, b->k, stride);
+        TT__K(attention_pack)(&a->v, NULL, t.x.begin + key, keys, column, d, 1.0f, b->v, stride);
 #ifdef TT__ATTENTION_BF16
         if (a->bf16) {
-            TT__K(attention_pairs_of_columns)(b.k_pairs, b.k, stride, keys, d);
-            if (a->bf16 == TT__BF16_TILES) TT__K(attention_summed_bf16)(a->bf16, &b, keys, d, b.v, stride);
+            TT__K(attention_pairs_of_columns)(b->k_pairs, b->k, stride, keys, d);
+            if (a->bf16 == TT__BF16_TILES) TT__K(attention_summed_bf16)(a->bf16, b, keys, d, b->v, stride);
         }
 #endif
         for (int64_t i = 0, block = 0; i < queries; i += query_block, block++)
-            TT__K(attention_forward_tile)(call, &b, head, &x, key, keys, first + i, tt__min(query_block, queries - i),
-                                          b.qt + block * qt_size, b.out + i * stride, b.most + i, b.sum + i);
+            TT__K(attention_forward_tile)(&t, key, keys, first + i, tt__min(query_block, queries - i),
+                                          b->qt + block * qt_size, b->out + i * stride, b->most + i, b->sum + i);
     }
 #ifdef TT__TILES
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_end)();
 #endif
     for (int64_t i = 0; i < queries; i++) {
-        int64_t number = x.first + first + i, row = a->query_at ? a->query_at[number] : number;
-        TT__K(attention_unpack)(&a->out, NULL, row, 1, column, d, call->keep_scale / b.sum[i], b.out + i * stride, stride, false);
-        a->lse[row * a->heads + head] = b.most[i] * 0.693147180559945309f + logf(b.sum[i]);
+        int64_t number = t.x.first + first + i, row = a->query_at ? a->query_at[number] : number;
+        TT__K(attention_unpack)(&a->out, NULL, row, 1, column, d, call->keep_scale / b->sum[i], b->out + i * stride, stride, false);
+        a->lse[row * a->heads + t.head] = b->most[i] * 0.693147180559945309f + logf(b->sum[i]);
     }
 }
 
@@ -8326,45 +8433,47 @@ TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a
 }
 
 /* log2-sum-exp2 of the scores and sum of dout * out of n queries from number `first` on */
-TT__FN void TT__K(attention_backward_rows)(const tt__attention_args *a, const tt__attention_buffers *b, int head,
-                                           int64_t first, int64_t n)
+TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64_t first, int64_t n)
 {
+    const tt__attention_args *a = t->a;
+    const tt__attention_buffers *b = &t->b;
     int64_t d = a->head_size, stride = tt__attention_stride(d);
     for (int64_t i = 0; i < n; i += TT__ATTENTION_QUERIES) {
         int64_t block = tt__min(TT__ATTENTION_QUERIES, n - i);
-        TT__K(attention_pack)(&a->out, a->query_at, first + i, block, head * d, d, 1.0f, b->q, stride);
-        TT__K(attention_pack)(&a->dout, a->query_at, first + i, block, head * d, d, 1.0f, b->dout, stride);
+        TT__K(attention_pack)(&a->out, a->query_at, first + i, block, t->head * d, d, 1.0f, b->q, stride);
+        TT__K(attention_pack)(&a->dout, a->query_at, first + i, block, t->head * d, d, 1.0f, b->dout, stride);
         for (int64_t k = 0; k < block; k++) {
             tt__vf sum = TT__K(zero)();
             for (int64_t j = 0; j < d; j += TT__LANES)
                 sum = TT__K(fma)(TT__K(load)(b->q + k * stride + j), TT__K(load)(b->dout + k * stride + j), sum);
             b->delta[i + k] = TT__K(sum)(sum);
             int64_t number = first + i + k, row = a->query_at ? a->query_at[number] : number;
-            b->lse[i + k] = a->lse[row * a->heads + head] * 1.44269504088896341f;
+            b->lse[i + k] = a->lse[row * a->heads + t->head] * 1.44269504088896341f;
         }
     }
     for (int64_t i = n; i < tt__attention_padded(n); i++) b->delta[i] = b->lse[i] = 0;
 }
 
 /* span: the first query of which b holds lse, delta and dq */
-TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_call) *call, const tt__attention_buffers *b, int head,
-                                           const tt__attention_sequence *x, int64_t key, int64_t keys, int64_t span, int64_t query,
-                                           int64_t n)
+TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, int64_t key, int64_t keys, int64_t span,
+                                           int64_t query, int64_t n)
 {
-    const tt__attention_args *a = call->a;
-    int64_t d = a->head_size, stride = tt__attention_stride(d), column = head * d, dq_stride = tt__attention_padded(d);
-    int64_t diagonal = x->diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
+    const tt__attention_args *a = t->a;
+    const tt__attention_buffers *b = &t->b;
+    const bool half = a->bf16 != TT__BF16_CONVERT;
+    const float query_scale = t->call->query_scale, keep_scale = t->call->keep_scale;
+    int64_t d = a->head_size, stride = tt__attention_stride(d), dq_stride = tt__attention_padded(d), column = t->head * d;
+    int64_t row = t->x.first + query, diagonal = t->x.diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
     keys = tt__min(keys, n + diagonal);
     if (keys <= 0) return;
-    TT__K(attention_pack)(&a->q, a->query_at, x->first + query, n, column, d, 1.0f, b->q, stride);
-    TT__K(attention_pack)(&a->dout, a->query_at, x->first + query, n, column, d, a->bf16 ? 1.0f : call->keep_scale, b->dout, stride);
-    TT__K(attention_columns)(a, b, b->q, n, call->query_scale, b->qt);
+    TT__K(attention_pack)(&a->q, a->query_at, row, n, column, d, 1.0f, b->q, stride);
+    TT__K(attention_pack)(&a->dout, a->query_at, row, n, column, d, half ? 1.0f : keep_scale, b->dout, stride);
+    TT__K(attention_columns)(a, b, b->q, n, query_scale, b->qt);
     TT__K(attention_columns)(a, b, b->dout, n, 1.0f, b->doutt);
-    const bool half = a->bf16 != TT__BF16_CONVERT;
-    TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, half ? call->query_scale : 1.0f, half ? b->k_pairs : b->k, b->qt, b->weights);
-    TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, half ? call->keep_scale : 1.0f, half ? b->v_pairs : b->v, b->doutt, b->dscores);
+    TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, query_scale, half ? b->k_pairs : b->k, b->qt, b->weights);
+    TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, keep_scale, half ? b->v_pairs : b->v, b->doutt, b->dscores);
     for (int64_t i = 0; i < n; i += TT__LANES) {
-        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(a, head, x, key, keys, query + i, call->keys);
+        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, keys, query + i);
         float *w = b->weights + i, *ds = b->dscores + i;
         const float *lse = b->lse + query - span + i, *delta = b->delta + query - span + i;
         if (l.drop) TT__K(attention_softmax_backward)(true, &l, keys, w, ds, lse, delta);
@@ -8389,15 +8498,17 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_call) *call, co
 }
 
 /* The gradients that come from n queries of a sequence; where there are none, zeros for its keys and values. */
-TT__FN void TT__K(attention_backward_span)(const TT__K(attention_call) *call, const tt__attention_buffers *b, int head,
-                                           const tt__attention_sequence *x, int64_t span, int64_t n)
+TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, int64_t span, int64_t n)
 {
-    const tt__attention_args *a = call->a;
-    int64_t d = a->head_size, column = head * d, stride = tt__attention_stride(d), key_end = x->diagonal ? span + n : x->length;
+    const tt__attention_args *a = t->a;
+    const tt__attention_buffers *b = &t->b;
+    const tt__attention_sequence *x = &t->x;
+    int64_t d = a->head_size, column = t->head * d, stride = tt__attention_stride(d);
+    int64_t key_end = x->diagonal ? span + n : x->length;
     int64_t query_block = tt__attention_block(tt__max(1, n), TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS);
-    const float dv_scale = a->bf16 ? call->keep_scale : 1.0f; /* bf16 products take dout as it is */
-    TT__K(attention_backward_rows)(a, b, head, x->first + span, n);
+    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products take dout as it is */
+    TT__K(attention_backward_rows)(t, x->first + span, n);
     for (int64_t key = 0; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         TT__K(attention_pack)(&a->k, NULL, x->begin + key, keys, column, d, 1.0f, b->k, stride);
@@ -8412,30 +8523,30 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_call) *call, co
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
         memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
         for (int64_t query = span; query < span + n; query += query_block)
-            TT__K(attention_backward_tile)(call, b, head, x, key, keys, span, query, tt__min(query_block, span + n - query));
-        int64_t old = span == 0 ? 0 : x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys; /* keys of earlier spans */
-        TT__K(attention_unpack)(&a->dk, NULL, x->begin + key, old, column, d, a->scale, b->dk, stride, true);
-        TT__K(attention_unpack)(&a->dv, NULL, x->begin + key, old, column, d, dv_scale, b->dv, stride, true);
-        TT__K(attention_unpack)(&a->dk, NULL, x->begin + key + old, keys - old, column, d, a->scale, b->dk + old * stride, stride,
-                                a->add_dk);
-        TT__K(attention_unpack)(&a->dv, NULL, x->begin + key + old, keys - old, column, d, dv_scale, b->dv + old * stride, stride,
-                                a->add_dv);
+            TT__K(attention_backward_tile)(t, key, keys, span, query, tt__min(query_block, span + n - query));
+        /* The keys that earlier spans have seen come first: their gradients are added to. */
+        const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys, old = span ? seen : 0;
+        for (int64_t from = 0, end = old; from < keys; from = end, end = keys) {
+            int64_t row = x->begin + key + from, count = end - from;
+            const float *dk = b->dk + from * stride, *dv = b->dv + from * stride;
+            TT__K(attention_unpack)(&a->dk, NULL, row, count, column, d, a->scale, dk, stride, from < old || a->add_dk);
+            TT__K(attention_unpack)(&a->dv, NULL, row, count, column, d, dv_scale, dv, stride, from < old || a->add_dv);
+        }
     }
-    TT__K(attention_unpack)(&a->dq, a->query_at, x->first + span, n, column, d, a->scale, b->dq, tt__attention_padded(d), a->add_dq);
+    const int64_t dq_stride = tt__attention_padded(d);
+    TT__K(attention_unpack)(&a->dq, a->query_at, x->first + span, n, column, d, a->scale, b->dq, dq_stride, a->add_dq);
 }
 
 TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
     const tt__attention_args *a = call->a;
-    int head = (int)(task % a->heads);
-    tt__attention_sequence x = tt__attention_sequence_at(a, task / a->heads);
-    tt__attention_buffers b = tt__attention_thread_buffers(a, call->longest, true, thread);
+    const TT__K(attention_task) t = TT__K(attention_task_of)(call, task, task / a->heads, true, thread);
 #ifdef TT__TILES
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_begin)(32);
 #endif
-    for (int64_t span = 0; span == 0 || span < x.queries; span += TT__ATTENTION_SPAN)
-        TT__K(attention_backward_span)(call, &b, head, &x, span, tt__min(TT__ATTENTION_SPAN, x.queries - span));
+    for (int64_t span = 0; span == 0 || span < t.x.queries; span += TT__ATTENTION_SPAN)
+        TT__K(attention_backward_span)(&t, span, tt__min(TT__ATTENTION_SPAN, t.x.queries - span));
 #ifdef TT__TILES
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_end)();
 #endif
@@ -8473,10 +8584,21 @@ TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, const floa
     if (m->dtype != TT_F32) TT__K(row_narrow)(tt__at(m, r), add ? spare : row, m->dtype, m->cols);
 }
 
-TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k) { return scratch + (size_t)k * (tt__row_bytes(cols) / 4); }
+TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k)
+{
+    return scratch + (size_t)k * (tt__row_bytes(cols) / 4);
+}
 
 /* Computes row r of out[0] as y (n) from the rows of the same number of some inputs as x; x[k] is NULL if that input is absent. */
-typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *more);
+typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n,
+                              const void *more);
+#define TT__UNUSED __attribute__((unused))
+#define TT__ROW_FN(name) \
+    TT__FN void TT__K(name)(TT__UNUSED const tt__launch *l, TT__UNUSED int64_t r, const float *const *x, \
+                            float *y, int64_t n, TT__UNUSED const void *more)
+/* A function of the rows [from, to) of an op, with TT__ROW_BUFFERS rows of scratch. */
+#define TT__ROWS_FN(name) \
+    TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
 /* Rows [from, to) of out[0], each by fn from the rows of in[first] to in[first + count - 1]; at most three. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch, const int first, const int count,
@@ -8498,45 +8620,42 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
 
 /* The kernel of an op whose rows of out[0] are computed by a function of a range of rows; the same by a row_fn. */
 #define TT__RUN_ROWS(OP, rows_fn) \
-    TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) { return tt__for_rows(l, &l->out[0], 0, TT__K(rows_fn)); }
+    TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \
+    { \
+        return tt__for_rows(l, &l->out[0], 0, TT__K(rows_fn)); \
+    }
 #define TT__RUN_MAP(OP, first, count, fn) \
-    TT__FN void TT__K(rows_##OP)(const tt__launch *l, int64_t from, int64_t to, float *scratch) \
+    TT__ROWS_FN(rows_##OP) \
     { \
         TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(fn), NULL); \
     } \
     TT__RUN_ROWS(OP, rows_##OP)
 
-TT__FN void TT__K(scale_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *more)
+TT__ROW_FN(scale_row)
 {
-    (void)r; (void)more;
     TT__K(axpby)(y, l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f, x[0], 0, NULL, n);
 }
 
-TT__FN void TT__K(add_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *more)
+TT__ROW_FN(add_row)
 {
-    (void)l; (void)r; (void)more;
     TT__K(axpby)(y, 1, x[0], 1, x[1], n);
 }
 
-TT__FN void TT__K(mul_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *more)
+TT__ROW_FN(mul_row)
 {
-    (void)l; (void)r; (void)more;
     for (int64_t c = 0; c < n; c += TT__LANES) {
         int64_t left = tt__min(TT__LANES, n - c);
         TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, left) * TT__K(load_n)(x[1] + c, left), left);
     }
 }
 
-TT__FN void TT__K(activation_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *more)
+TT__ROW_FN(activation_row)
 {
-    (void)r; (void)more;
     TT__K(act_row)(l->instr->attr.act, y, x[0], n);
 }
 
-TT__FN void TT__K(activation_backward_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n,
-                                           const void *more)
+TT__ROW_FN(activation_backward_row)
 {
-    (void)r; (void)more;
     TT__K(act_backward_row)(l->instr->attr.act, y, x[0], x[1], n);
 }
 
@@ -8547,12 +8666,11 @@ TT__RUN_MAP(MUL, 0, 2, mul_row)
 TT__RUN_MAP(ACTIVATION, 0, 1, activation_row)
 TT__RUN_MAP(ACTIVATION_BACKWARD, 0, 2, activation_backward_row)
 
-TT__FN void TT__K(fill_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(fill_rows)
 {
     const tt__mat *y = &l->out[0];
     float x = l->instr->attr.scale * (l->in[0].data ? (float)((const tt__scale *)l->in[0].data)->scale : 1.0f);
     uint16_t half = y->dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
-    (void)scratch;
     for (int64_t r = from; r < to; r++) {
         for (int64_t c = 0; c < y->cols; c++) {
             if (y->dtype == TT_F32) ((float *)tt__at(y, r))[c] = x;
@@ -8587,13 +8705,13 @@ TT__INLINE void TT__K(dropout_row)(float *y, const float *x, const float *residu
     }
 }
 
-TT__FN void TT__K(dropped_row)(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n, const void *keys)
+TT__ROW_FN(dropped_row) /* more: Philox's keys */
 {
     int64_t number = l->in[2].data ? ((const int32_t *)l->in[2].data)[r] : r;
-    TT__K(dropout_row)(y, x[0], x[1], n, (const uint64_t *)keys, number, l->instr->attr.dropout);
+    TT__K(dropout_row)(y, x[0], x[1], n, (const uint64_t *)more, number, l->instr->attr.dropout);
 }
 
-TT__FN void TT__K(dropout_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(dropout_rows)
 {
     uint64_t keys[20];
     tt__philox_keys(tt__dropout_key(l), keys);
@@ -8618,7 +8736,7 @@ TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bo
     TT__K(row_end)(to, add, 0, scratch, TT__K(scratch_row)(scratch, n, 1));
 }
 
-TT__FN void TT__K(column_sum_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(column_sum_rows)
 {
     int64_t n = l->in[0].cols;
     float *sum = TT__K(partial_sum)(l, from / TT__SUM_ROWS, n);
@@ -8738,31 +8856,31 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
 
 /* --------------------------------------------------------------------------------------------------- layernorm */
 
-/* y = (x - mean) / sqrt(variance + eps) * w + b; weights: w (n) and b (n), which may be NULL. */
-/* rmsnorm is layernorm with a mean of 0, which is not kept. */
-TT__FN void TT__K(layernorm_row)(const tt__launch *l, int64_t r, const float *const *rows, float *y, int64_t n, const void *weights)
+/* y = (x - mean) / sqrt(variance + eps) * w + b; more: w (n) and b (n), which may be NULL. rmsnorm is layernorm with a
+   mean of 0, which is not kept. */
+TT__ROW_FN(layernorm_row)
 {
-    const float *x = rows[0], *w = ((const float *const *)weights)[0], *b = ((const float *const *)weights)[1];
+    const float *const *weights = (const float *const *)more, *w = weights[0], *b = weights[1], *row = x[0];
     const bool centred = l->instr->op == TT__OP_LAYERNORM;
     tt__vf s0 = TT__K(zero)(), s1 = s0;
     int64_t c = 0;
     for (; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
-        s0 += TT__K(load)(x + c);
-        s1 += TT__K(load)(x + c + TT__LANES);
+        s0 += TT__K(load)(row + c);
+        s1 += TT__K(load)(row + c + TT__LANES);
     }
-    for (; c < n; c += TT__LANES) s0 += TT__K(load_n)(x + c, tt__min(TT__LANES, n - c));
+    for (; c < n; c += TT__LANES) s0 += TT__K(load_n)(row + c, tt__min(TT__LANES, n - c));
     float mean = centred ? TT__K(sum)(s0 + s1) / (float)n : 0, rest = 0;
     s0 = s1 = TT__K(zero)();
     for (c = 0; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
-        tt__vf d0 = TT__K(load)(x + c) - mean, d1 = TT__K(load)(x + c + TT__LANES) - mean;
+        tt__vf d0 = TT__K(load)(row + c) - mean, d1 = TT__K(load)(row + c + TT__LANES) - mean;
         s0 = TT__K(fma)(d0, d0, s0);
         s1 = TT__K(fma)(d1, d1, s1);
     }
-    for (; c < n; c++) rest += (x[c] - mean) * (x[c] - mean);
+    for (; c < n; c++) rest += (row[c] - mean) * (row[c] - mean);
     float rstd = 1.0f / sqrtf((TT__K(sum)(s0 + s1) + rest) / (float)n + l->instr->attr.eps);
     for (c = 0; c < n; c += TT__LANES) {
         int64_t left = tt__min(TT__LANES, n - c);
-        tt__vf v = (TT__K(load_n)(x + c, left) - mean) * rstd * TT__K(load_n)(w + c, left);
+        tt__vf v = (TT__K(load_n)(row + c, left) - mean) * rstd * TT__K(load_n)(w + c, left);
         if (b) v += TT__K(load_n)(b + c, left);
         TT__K(store_n)(y + c, v, left);
     }
@@ -8772,7 +8890,7 @@ TT__FN void TT__K(layernorm_row)(const tt__launch *l, int64_t r, const float *co
     *stats = rstd;
 }
 
-TT__FN void TT__K(layernorm_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(layernorm_rows)
 {
     int64_t n = l->in[0].cols;
     const float *weights[2] = {TT__K(row_in)(&l->in[1], 0, TT__K(scratch_row)(scratch, n, 3)), NULL};
@@ -8785,7 +8903,7 @@ TT__RUN_ROWS(RMSNORM, layernorm_rows)
 
 /* With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std,  dw = sum dy n,  db = sum dy.
    rmsnorm: without mean and avg(g). */
-TT__FN void TT__K(layernorm_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(layernorm_backward_rows)
 {
     int64_t n = l->in[1].cols, parts = tt__ceil_div(l->in[1].rows, TT__SUM_ROWS), part = from / TT__SUM_ROWS;
     float *dw = TT__K(partial_sum)(l, part, n), *db = TT__K(partial_sum)(l, parts + part, n);
@@ -8844,17 +8962,17 @@ TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, 
     }
 }
 
-TT__FN void TT__K(embedding_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(embedding_rows)
 {
     TT__K(take_rows)(l, from, to, scratch, &l->in[1], (const int32_t *)l->in[0].data);
 }
 
-TT__FN void TT__K(gather_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(gather_rows)
 {
     TT__K(take_rows)(l, from, to, scratch, &l->in[0], (const int32_t *)l->in[1].data);
 }
 
-TT__FN void TT__K(copy_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(copy_rows)
 {
     TT__K(take_rows)(l, from, to, scratch, &l->in[0], NULL);
 }
@@ -8862,15 +8980,15 @@ TT__FN void TT__K(copy_rows)(const tt__launch *l, int64_t from, int64_t to, floa
 TT__RUN_ROWS(EMBEDDING, embedding_rows)
 TT__RUN_ROWS(GATHER_ROWS, gather_rows)
 
-TT__FN void TT__K(zero_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(zero_rows)
 {
-    (void)scratch;
-    for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, (size_t)l->out[0].cols * tt_dtype_bytes(l->out[0].dtype));
+    const size_t bytes = (size_t)l->out[0].cols * tt_dtype_bytes(l->out[0].dtype);
+    for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
 /* Rows of dy in the order of their ids (equal ids in row order): `order`; first[id]: where an id begins. Each chunk of the
    order belongs to the task in which its id begins, so an id's rows are added by one task, in row order. */
-TT__FN void TT__K(embedding_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
     int64_t rows = l->in[0].rows, n = l->out[0].cols, k = from;
@@ -8924,7 +9042,7 @@ TT__FN tt_status TT__K(run_SET_ROWS)(const tt__launch *l)
     return TT_OK;
 }
 
-TT__FN void TT__K(set_rows_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(set_rows_backward_rows)
 {
     const uint8_t *set = (const uint8_t *)l->workspace;
     for (int64_t r = from; r < to; r++) {
@@ -8954,7 +9072,7 @@ TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l) /* a row may 
     return l->out[0].data ? tt__for_rows(l, &l->in[0], skip, TT__K(set_rows_backward_rows)) : TT_OK;
 }
 
-TT__FN void TT__K(patches_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(patches_rows)
 {
     const tt_patch_options *o = &l->instr->attr.image;
     const int32_t *position = (const int32_t *)l->in[1].data, *start = (const int32_t *)l->in[2].data;
@@ -8965,7 +9083,8 @@ TT__FN void TT__K(patches_rows)(const tt__launch *l, int64_t from, int64_t to, f
         int p = position[r] - 1, across = o->width / o->patch;
         if (p < 0) memset(y, 0, (size_t)n * 4);
         for (int c = 0; c < o->channels && p >= 0; c++) {
-            const uint8_t *from_x = (const uint8_t *)tt__at(&l->in[0], s) + (((int64_t)p / across * o->width + p % across) * o->patch) * o->channels + c;
+            const int64_t corner = ((int64_t)p / across * o->width + p % across) * o->patch;
+            const uint8_t *from_x = (const uint8_t *)tt__at(&l->in[0], s) + corner * o->channels + c;
             float scale = 1 / (255 * o->std[c]), shift = -o->mean[c] / o->std[c];
             for (int line = 0; line < o->patch; line++, from_x += (int64_t)o->width * o->channels)
                 for (int x = 0; x < o->patch; x++) *to_y++ = (float)from_x[x * o->channels] * scale + shift;
@@ -8976,7 +9095,7 @@ TT__FN void TT__K(patches_rows)(const tt__launch *l, int64_t from, int64_t to, f
 
 TT__RUN_ROWS(PATCHES, patches_rows)
 
-TT__FN void TT__K(mean_pool_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(mean_pool_rows)
 {
     const int32_t *start = (const int32_t *)l->in[1].data;
     int64_t n = l->in[0].cols;
@@ -8998,7 +9117,7 @@ TT__FN tt_status TT__K(run_MEAN_POOL)(const tt__launch *l)
     return tt__for_chunks(l, l->out[0].rows, l->out[0].cols, 1, 0, TT__K(mean_pool_rows));
 }
 
-TT__FN void TT__K(mean_pool_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch) /* from..to: sequences */
+TT__ROWS_FN(mean_pool_backward_rows) /* from..to: sequences */
 {
     const int32_t *start = (const int32_t *)l->in[1].data;
     int64_t n = l->in[0].cols;
@@ -9026,7 +9145,7 @@ TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch) : 1.0f;
 }
 
-TT__FN void TT__K(cross_entropy_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(cross_entropy_rows)
 {
     const tt__attr *attr = &l->instr->attr;
     const int32_t *targets = (const int32_t *)l->in[1].data;
@@ -9049,7 +9168,8 @@ TT__FN void TT__K(cross_entropy_rows)(const tt__launch *l, int64_t from, int64_t
         float lse = m + logf(sum);
         *(float *)tt__at(&l->out[1], r) = lse;
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
-        row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - (attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0);
+        const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
+        row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
         bool right = x[targets[r]] == m; /* the first of those that are greatest, as argmax */
         for (c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
@@ -9086,21 +9206,21 @@ TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
     return norm > 0 ? (float)(*(const float *)l->in[0].data / norm) : 0.0f;
 }
 
-TT__FN void TT__K(cross_entropy_backward_row)(const tt__launch *l, int64_t r, const float *const *x, float *dx, int64_t n,
-                                              const void *factor)
+TT__ROW_FN(cross_entropy_backward_row) /* more: the factor of all rows */
 {
     const float smoothing = l->instr->attr.smoothing, lse = *(const float *)tt__at(&l->in[4], r);
-    const float w = *(const float *)factor * TT__K(row_weight)(l, 3, r);
+    const float w = *(const float *)more * TT__K(row_weight)(l, 3, r);
     const int32_t target = ((const int32_t *)l->in[2].data)[r];
-    if (target == l->instr->attr.ignore_index) { memset(dx, 0, (size_t)n * 4); return; }
+    if (target == l->instr->attr.ignore_index) { memset(y, 0, (size_t)n * 4); return; }
     for (int64_t c = 0; c < n; c += TT__LANES) {
         int64_t left = tt__min(TT__LANES, n - c);
-        TT__K(store_n)(dx + c, (TT__K(exp)(TT__K(load_n)(x[0] + c, left) - lse) - smoothing / (float)n) * w, left);
+        tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, left) - lse);
+        TT__K(store_n)(y + c, (p - smoothing / (float)n) * w, left);
     }
-    dx[target] -= (1 - smoothing) * w;
+    y[target] -= (1 - smoothing) * w;
 }
 
-TT__FN void TT__K(cross_entropy_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(cross_entropy_backward_rows)
 {
     const float factor = TT__K(loss_factor)(l, &l->in[5]);
     TT__K(map_rows)(l, from, to, scratch, 1, 1, TT__K(cross_entropy_backward_row), &factor);
@@ -9171,7 +9291,7 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-TT__FN void TT__K(squared_error_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(squared_error_rows)
 {
     float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
     int64_t n = l->in[0].cols;
@@ -9196,14 +9316,13 @@ TT__FN tt_status TT__K(run_MEAN_SQUARED_ERROR)(const tt__launch *l)
     return TT_OK;
 }
 
-TT__FN void TT__K(squared_error_backward_row)(const tt__launch *l, int64_t r, const float *const *x, float *dx, int64_t n,
-                                              const void *factor)
+TT__ROW_FN(squared_error_backward_row) /* more: the factor of all rows */
 {
-    const float w = 2 * *(const float *)factor * TT__K(row_weight)(l, 3, r) / (float)n;
-    TT__K(axpby)(dx, w, x[0], -w, x[1], n);
+    const float w = 2 * *(const float *)more * TT__K(row_weight)(l, 3, r) / (float)n;
+    TT__K(axpby)(y, w, x[0], -w, x[1], n);
 }
 
-TT__FN void TT__K(squared_error_backward_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(squared_error_backward_rows)
 {
     const float factor = TT__K(loss_factor)(l, &l->in[4]);
     TT__K(map_rows)(l, from, to, scratch, 1, 2, TT__K(squared_error_backward_row), &factor);
@@ -9253,7 +9372,7 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
     else TT__K(round_row)(h, x, TT_F16, n, keys, (uint64_t)from / 8);
 }
 
-TT__FN void TT__K(sum_squares_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(sum_squares_rows)
 {
     const float *g = TT__K(chunk_in)(&l->in[0], from, to - from, scratch);
     int64_t n = to - from, c = 0;
@@ -9333,7 +9452,7 @@ TT__FN tt_status TT__K(run_COPY)(const tt__launch *l)
 
 TT__FN tt_status TT__K(run_WAIT)(const tt__launch *l) { (void)l; return TT_OK; }
 
-TT__FN void TT__K(adam_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(adam_rows)
 {
     const tt__attr *a = &l->instr->attr;
     const tt__run *run = TT__RUN_OF(l);
@@ -9366,7 +9485,7 @@ TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l)
     return tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(adam_rows));
 }
 
-TT__FN void TT__K(sgd_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+TT__ROWS_FN(sgd_rows)
 {
     const tt__attr *a = &l->instr->attr;
     const tt__run *run = TT__RUN_OF(l);
@@ -9432,6 +9551,10 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 #undef TT__FN
 #undef TT__INLINE
 #undef TT__OUTLINE
+#undef TT__ALWAYS
+#undef TT__DOT_FN
+#undef TT__DOT_INLINE
+#undef TT__TILES_FN
 
 /* What the pass was told, but TT__LANES, of which the rest of the file sees that it is in a pass. */
 #undef TT__ISA
