@@ -5802,9 +5802,10 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
    context opens. Uses base, tape and ops.
    ============================================================================================================ */
 
-/* C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds what C was. A(i, k) = a[i * a_row + k * a_col] and
-   B(k, j) = b[k * b_row + j * b_col], where one stride of A and one of B is 1. Sums are fp32 whatever the dtypes, in an
-   order that does not depend on the number of threads. Matrices without data are absent. */
+/* C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds what C was. A(i, k) =
+   a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one of B is 1.
+   Sums are fp32 whatever the dtypes, in an order that does not depend on the number of threads. Matrices
+   without data are absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     tt__mat a, b, c;
@@ -5820,9 +5821,10 @@ typedef struct tt__gemm_args {
     void *workspace;     /* of gemm_workspace bytes, 64-byte aligned                                  */
 } tt__gemm_args;
 
-/* What a microkernel computes: C = scale * A B + base, a block whose sums stay in registers. k counts floats or, where bf16 is
-   multiplied, units: pairs of it in the place of a float. A(i, k) = a[i * a_row + k * a_col], for AMX a[i * a_row + k / 16 * a_col + k % 16];
-   B's and C's rows lie b_row and c_row floats apart. `base` is NULL, C itself, or another block. */
+/* What a microkernel computes: C = scale * A B + base, a block whose sums stay in registers. k counts floats
+   or, where bf16 is multiplied, units: pairs of it in the place of a float. A(i, k) =
+   a[i * a_row + k * a_col], for AMX a[i * a_row + k / 16 * a_col + k % 16]; B's and C's rows lie b_row and
+   c_row floats apart. `base` is NULL, C itself, or another block. */
 typedef struct tt__product {
     int64_t k;
     const float *a; int64_t a_row, a_col;
@@ -5832,11 +5834,11 @@ typedef struct tt__product {
     float scale;
 } tt__product;
 
-/* Attention within each sequence, per head. Shapes: k, v (rows, heads * head_size); q, out (queries, heads * head_size);
-   lse f32 (queries, heads). The queries are of all rows or of those that query_row lists, in any order.
-   Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h takes 16 random bits: number
-   j % 8 of Philox counter {i, j / 8, h, 0}, the low half of each word first. The weight is kept if they are at least
-   round(65536 p). */
+/* Attention within each sequence, per head. Shapes: k, v (rows, heads * head_size); q, out (queries, heads *
+   head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists, in any
+   order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h takes 16
+   random bits: number j % 8 of Philox counter {i, j / 8, h, 0}, the low half of each word first. The weight
+   is kept if they are at least round(65536 p). */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
@@ -5857,14 +5859,16 @@ static int32_t tt__drop_threshold(float p) { return (int32_t)(p * 65536.0f + 0.5
 
 struct tt__isa_table {
     const char *name;
-    /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL. They return the FLOPs that they have done. */
+    /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL. They return the FLOPs that they
+       have done. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
 };
 
 /* ---- matrix product: what all instruction sets share ---- */
 
-/* n in equal blocks of at most `most`, each but the last a multiple of `multiple` (which divides `most`): their size. */
+/* n in equal blocks of at most `most`, each but the last a multiple of `multiple` (which divides `most`):
+   their size. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 {
     int64_t blocks = tt__max(1, tt__ceil_div(n, most));
@@ -5882,15 +5886,17 @@ static bool tt__cblas_takes(const tt__gemm_args *g)
 }
 
 /* c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
-static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows, int64_t col, int64_t cols, float *c,
-                              int64_t c_row, bool add)
+static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                              float *c, int64_t c_row, bool add)
 {
-    const float *a = (const float *)g->a.data + row * g->a_row, *b = (const float *)g->b.data + col * g->b_col;
+    const float *a = (const float *)g->a.data + row * g->a_row,
+                *b = (const float *)g->b.data + col * g->b_col;
     const bool a_lies = g->a_col == 1 && g->a_row >= g->k, b_lies = g->b_col == 1 && g->b_row >= g->n;
-    const CBLAS_TRANSPOSE a_as = a_lies ? CblasNoTrans : CblasTrans, b_as = b_lies ? CblasNoTrans : CblasTrans;
+    const CBLAS_TRANSPOSE a_as = a_lies ? CblasNoTrans : CblasTrans,
+                          b_as = b_lies ? CblasNoTrans : CblasTrans;
     const int a_step = (int)(a_lies ? g->a_row : g->a_col), b_step = (int)(b_lies ? g->b_row : g->b_col);
-    cblas_sgemm(CblasRowMajor, a_as, b_as, (int)rows, (int)cols, (int)g->k, 1, a, a_step, b, b_step, add ? 1.0f : 0.0f, c,
-                (int)c_row);
+    cblas_sgemm(CblasRowMajor, a_as, b_as, (int)rows, (int)cols, (int)g->k, 1, a, a_step, b, b_step,
+                add ? 1.0f : 0.0f, c, (int)c_row);
 }
 #endif
 
@@ -5901,16 +5907,18 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
     else for (int64_t task = 0; task < count; task++) run(arg, task, 0);
 }
 
-/* ------------------------------------------------------------------------------------- attention, shared by all passes */
+/* ------------------------------------------------------------------------ attention, shared by all passes */
 
-/* Numbers the queries, of which index (n) has the rows, by sequences, in memory of tt__attention_queries_bytes. */
+/* Numbers the queries, of which index (n) has the rows, by sequences, in memory of
+   tt__attention_queries_bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    for (int64_t j = n - 1; j >= 0; j--) { /* from behind: start[s + 1] moves down to where it belongs, the start of s + 1 being that of s */
+    /* from behind: start[s + 1] moves down to where it belongs, the start of s + 1 being that of s */
+    for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
         row[number] = index[j];
         at[number] = (int32_t)j;
@@ -5946,7 +5954,8 @@ static int64_t tt__attention_longest(const tt__attention_args *a) /* rows or que
 }
 
 /* Where this thread's buffers are depends on the thread, what is computed in them does not. */
-static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_args *a, int64_t longest, bool backward, int thread)
+static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_args *a, int64_t longest,
+                                                          bool backward, int thread)
 {
     tt__attention_buffers b;
     size_t bytes = tt__attention_layout(NULL, longest, a->head_size, backward, &b);
@@ -5954,8 +5963,9 @@ static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_ar
     return b;
 }
 
-/* Groups of queries are numbered without looking at every sequence: those of sequence s have the numbers from
-   query_start[s] / GROUP + s on, which leaves room for as many as it can have (some numbers have no queries). */
+/* Groups of queries are numbered without looking at every sequence: those of sequence s have the numbers
+   from query_start[s] / GROUP + s on, which leaves room for as many as it can have (some numbers have no
+   queries). */
 static int64_t tt__attention_first_group(const tt__attention_args *a, int64_t s)
 {
     return a->query_start[s] / TT__ATTENTION_GROUP + s;
@@ -5972,7 +5982,8 @@ static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t
     return low;
 }
 
-/* Splits n into blocks of at most `most`, about equal and multiples of 16 but for the last; both n, most > 0. */
+/* Splits n into blocks of at most `most`, about equal and multiples of 16 but for the last; both n, most >
+   0. */
 static int64_t tt__attention_block(int64_t n, int64_t most)
 {
     return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, most)));
@@ -6024,8 +6035,10 @@ static void tt__rows_task(void *arg, int64_t task, int thread)
 
 static const tt__cpu *tt__cpu_of(const tt__launch *l) { return (const tt__cpu *)(const void *)l->device; }
 
-/* Calls fn for `rows` rows of `cols` columns, `chunk` of them at a time. The first `skip` bytes of the workspace belong to the caller. */
-static tt_status tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols, int64_t chunk, size_t skip, tt__rows_fn fn)
+/* Calls fn for `rows` rows of `cols` columns, `chunk` of them at a time. The first `skip` bytes of the
+   workspace belong to the caller. */
+static tt_status tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols, int64_t chunk, size_t skip,
+                                tt__rows_fn fn)
 {
     tt__rows_job job = {l, fn, rows, chunk, skip, TT__ROW_BUFFERS * tt__row_bytes(cols)};
     tt__parallel(tt__cpu_of(l)->pool, tt__ceil_div(rows, chunk), tt__rows_task, &job);
@@ -6055,7 +6068,8 @@ static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
 static uint64_t tt__dropout_key(const tt__launch *l)
 {
     const tt__run *run = TT__RUN_OF(l);
-    return !run ? 0 : tt__stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step, (uint64_t)run->micro << 32 | l->instr->random);
+    return !run ? 0 : tt__stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step,
+                                     (uint64_t)run->micro << 32 | l->instr->random);
 }
 
 /* The key's words in the ten rounds of Philox, two a round. */
@@ -6128,8 +6142,9 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[20])
 /* gcc 12's intrinsics do not say that they read and write memory, nor which. KEEP: all that p points to. */
 #define TT__TILES_FENCE __asm__ volatile("" ::: "memory")
 #define TT__TILES_KEEP(p) __asm__ volatile("" : : "r"(p) : "memory")
-/* AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX), and the kernel lets this process have its registers, which it must ask for:
-   ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux, Documentation/arch/x86/xstate.rst). */
+/* AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX), and the kernel lets this process have its registers,
+   which it must ask for: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux,
+   Documentation/arch/x86/xstate.rst). */
 static bool tt__tiles_here(void)
 {
     unsigned a, b, c, d = 0;
@@ -6161,12 +6176,13 @@ static bool tt__tiles_here(void)
 #else
 #define TT__DOT_TARGET __attribute__((target("+bf16")))
 #endif
-/* BFMMLA, not BFDOT: it multiplies 2 rows of 4 elements by 2 columns, 16 products where BFDOT has 8 and a fused multiply-add of fp32 has 4,
-   and Neoverse V1 and N2 begin as many of either in a cycle (Arm's software optimization guides, as LLVM's AArch64SchedNeoverseV1.td
-   and N2.td have them). For that, panels are regrouped after packing. It is two BFDOTs one after the other, so an element of C does not
-   depend on its neighbours; products and sums are rounded to odd, subnormals are 0 (Arm ARM, BFMMLA with FPCR.EBF = 0).
-   As assembly, because gcc 12 inlines the intrinsic only into functions for armv8.2-a or more, into which the kernels' building blocks,
-   compiled for what the user asks for, then may not be inlined. */
+/* BFMMLA, not BFDOT: it multiplies 2 rows of 4 elements by 2 columns, 16 products where BFDOT has 8 and a
+   fused multiply-add of fp32 has 4, and Neoverse V1 and N2 begin as many of either in a cycle (Arm's software
+   optimization guides, as LLVM's AArch64SchedNeoverseV1.td and N2.td have them). For that, panels are
+   regrouped after packing. It is two BFDOTs one after the other, so an element of C does not depend on its
+   neighbours; products and sums are rounded to odd, subnormals are 0 (Arm ARM, BFMMLA with FPCR.EBF = 0). As
+   assembly, because gcc 12 inlines the intrinsic only into functions for armv8.2-a or more, into which the
+   kernels' building blocks, compiled for what the user asks for, then may not be inlined. */
 TT__DOT_TARGET static inline __attribute__((always_inline))
 float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 {
@@ -6186,9 +6202,10 @@ float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 #ifdef TT__LANES
 
 /* ------------------------------------------------------------------------------------------------- vectors
-   A vector is TT__LANES floats, written with the vector extensions of gcc and clang, so that one text serves every
-   instruction set; only what those extensions cannot say, or say slowly (fused multiply-add, max, square root, transposes, some
-   loads) is spelled out for each. Names end in the instruction set through TT__K(). */
+   A vector is TT__LANES floats, written with the vector extensions of gcc and clang, so that one text serves
+   every instruction set; only what those extensions cannot say, or say slowly (fused multiply-add, max,
+   square root, transposes, some loads) is spelled out for each. Names end in the instruction set through
+   TT__K(). */
 
 #define TT__JOIN2(name, isa) tt__##name##_##isa
 #define TT__JOIN(name, isa) TT__JOIN2(name, isa)
@@ -6277,7 +6294,7 @@ TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
 #define TT__OF_THREE(name, result) \
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
-#if TT__LANES == 16 /* masked with all ones: g++ 12 warns of uninitialised values in its header's plain forms */
+#if TT__LANES == 16 /* masked with all ones: g++ 12 warns of its header's plain forms */
 TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
 TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
@@ -6329,8 +6346,8 @@ TT__INLINE tt__vf TT__K(polynomial)(const float *c, const int n, tt__vf x)
     return p;
 }
 
-/* e^x, relative error < 2e-7; 0 below -87.3 (where the result would be subnormal), clamped above 88.7; NaN in, NaN out.
-   Range reduction and polynomial after Cephes' expf. */
+/* e^x, relative error < 2e-7; 0 below -87.3 (where the result would be subnormal), clamped above 88.7; NaN
+   in, NaN out. Range reduction and polynomial after Cephes' expf. */
 TT__INLINE tt__vf TT__K(exp)(tt__vf x)
 {
     static const float c[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
@@ -6356,18 +6373,21 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
     const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    x = TT__K(max)(TT__K(splat)(-126.0f), x);                /* in this order: max() gives its second operand for NaN */
+    x = TT__K(max)(TT__K(splat)(-126.0f), x); /* in this order: max() gives its second operand for NaN */
     tt__vf shifted = x + magic, r = x - (shifted - magic);
     /* the low bits of shifted are the exponent, biased */
     return TT__K(polynomial)(c, 7, r) * (tt__vf)((tt__vi)shifted << 23);
 }
 
-/* erf(x), absolute error < 2e-7: the rational approximation of x P(x^2) / Q(x^2) on [-4, 4] used by Eigen and XLA. */
+/* erf(x), absolute error < 2e-7: the rational approximation of x P(x^2) / Q(x^2) on [-4, 4] used by Eigen and
+   XLA. */
 TT__INLINE tt__vf TT__K(erf)(tt__vf x)
 {
-    static const float p[] = {-2.72614225801306e-10f, 2.77068142495902e-08f, -2.10102402082508e-06f, -5.69250639462346e-05f,
+    static const float p[] = {-2.72614225801306e-10f, 2.77068142495902e-08f, -2.10102402082508e-06f,
+                              -5.69250639462346e-05f,
                               -7.34990630326855e-04f, -2.95459980854025e-03f, -1.60960333262415e-02f};
-    static const float q[] = {-1.45660718464996e-05f, -2.13374055278905e-04f, -1.68282697438203e-03f, -7.37332916720468e-03f,
+    static const float q[] = {-1.45660718464996e-05f, -2.13374055278905e-04f, -1.68282697438203e-03f,
+                              -7.37332916720468e-03f,
                               -1.42647390514189e-02f};
     tt__vf y = TT__K(max)(TT__K(min)(x, TT__K(splat)(4.0f)), TT__K(splat)(-4.0f)), z = y * y;
     tt__vf e = y * TT__K(polynomial)(p, 7, z) / TT__K(polynomial)(q, 5, z);
@@ -6375,19 +6395,22 @@ TT__INLINE tt__vf TT__K(erf)(tt__vf x)
     return (tt__vf)(((tt__vi)e & ~nan) | ((tt__vi)x & nan));
 }
 
-/* tanh(x), relative error < 5e-7: rational approximation used by Eigen. Exactly 1 or -1 where that is as near: 1 - tanh^2
-   times a large number must be 0 there. */
+/* tanh(x), relative error < 5e-7: rational approximation used by Eigen. Exactly 1 or -1 where that is as
+   near: 1 - tanh^2 times a large number must be 0 there. */
 TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
 {
-    static const float p[] = {-2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f, 5.12229709037114e-08f,
+    static const float p[] = {-2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f,
+                              5.12229709037114e-08f,
                               1.48572235717979e-05f, 6.37261928875436e-04f, 4.89352455891786e-03f};
-    static const float q[] = {1.19825839466702e-06f, 1.18534705686654e-04f, 2.26843463243900e-03f, 4.89352518554385e-03f};
+    static const float q[] = {1.19825839466702e-06f, 1.18534705686654e-04f, 2.26843463243900e-03f,
+                              4.89352518554385e-03f};
     const tt__vf limit = TT__K(splat)(7.90531110763549805f);
     tt__vf y = TT__K(max)(TT__K(min)(x, limit), -limit), z = y * y;
     tt__vf t = y * TT__K(polynomial)(p, 7, z) / TT__K(polynomial)(q, 4, z);
     tt__vi nan = x != x, far = z >= TT__K(splat)(62.4f);
     tt__vi sign = (tt__vi)TT__K(splat)(-0.0f), one = (tt__vi)TT__K(splat)(1.0f);
-    return (tt__vf)(((tt__vi)t & ~nan & ~far) | ((tt__vi)x & nan) | ((((tt__vi)x & sign) | one) & far & ~nan));
+    return (tt__vf)(((tt__vi)t & ~nan & ~far) | ((tt__vi)x & nan)
+                    | ((((tt__vi)x & sign) | one) & far & ~nan));
 }
 
 TT__INLINE tt__vf TT__K(act)(const int kind, tt__vf x) /* kind: tt__act */
@@ -6414,9 +6437,11 @@ TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
         return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
     }
     case TT__ACT_GELU_TANH: {
-        s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s)); /* no infinity times 0; NaN stays NaN */
+        /* no infinity times 0; NaN stays NaN */
+        s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s));
         tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
-        return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 0.134145f * s * s);
+        return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f
+               * (1.0f + 0.134145f * s * s);
     }
     case TT__ACT_RELU: { tt__vi positive = s > 0.0f; return (tt__vf)(positive & (tt__vi)TT__K(splat)(1.0f)); }
     case TT__ACT_TANH: return 1.0f - s * s;
@@ -6436,11 +6461,13 @@ TT__INLINE void TT__K(act_each)(const int kind, float *y, const float *x, int64_
     }
 }
 
-TT__INLINE void TT__K(act_each_backward)(const int kind, float *dx, const float *dy, const float *saved, int64_t n)
+TT__INLINE void TT__K(act_each_backward)(const int kind, float *dx, const float *dy, const float *saved,
+                                         int64_t n)
 {
     for (int64_t c = 0, left; c < n; c += TT__LANES) {
         left = tt__min(TT__LANES, n - c);
-        TT__K(store_n)(dx + c, TT__K(load_n)(dy + c, left) * TT__K(act_derivative)(kind, TT__K(load_n)(saved + c, left)), left);
+        TT__K(store_n)(dx + c, TT__K(load_n)(dy + c, left)
+                       * TT__K(act_derivative)(kind, TT__K(load_n)(saved + c, left)), left);
     }
 }
 
@@ -6481,7 +6508,8 @@ TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { vst1_u16(p, vmovn_u32((u
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p)
 {
 #if TT__LANES == 16 /* of the conversion below gcc 12 makes two of half the width */
-    return (tt__vu)_mm512_maskz_cvtepu16_epi32((__mmask16)-1, _mm256_loadu_si256((const __m256i *)(const void *)p));
+    return (tt__vu)_mm512_maskz_cvtepu16_epi32((__mmask16)-1,
+                                               _mm256_loadu_si256((const __m256i *)(const void *)p));
 #else
     TT__K(vh) h;
     memcpy(&h, p, sizeof h);
@@ -6530,14 +6558,15 @@ TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
 #endif
 }
 
-/* Stochastic rounding: up with a probability equal to the dropped fraction, by 16 random bits in each lane. To the nearest instead what is
-   not finite and, in f16, from 65504 on, where nearest overflows no sooner. */
+/* Stochastic rounding: up with a probability equal to the dropped fraction, by 16 random bits in each lane.
+   To the nearest instead what is not finite and, in f16, from 65504 on, where nearest overflows no sooner. */
 TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype dtype)
 {
     tt__vu u = (tt__vu)x, magnitude = u & 0x7fffffff;
     tt__vi nan = magnitude > 0x7f800000;
     if (dtype == TT_BF16) {
-        TT__K(store_h)(p, TT__K(select)(magnitude >= 0x7f800000, (u >> 16) | ((tt__vu)nan & 0x40), (u + random) >> 16));
+        TT__K(store_h)(p, TT__K(select)(magnitude >= 0x7f800000, (u >> 16) | ((tt__vu)nan & 0x40),
+                                        (u + random) >> 16));
         return;
     }
     tt__vi subnormal = magnitude < 0x38800000;
@@ -6547,12 +6576,14 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
     tt__vu r = (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
     r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* up: 0 or -1 */
-    r = TT__K(select)(magnitude >= 0x477fe000, TT__K(splat_u)(0x7bff), r); /* 65504 and more: to the nearest */
+    /* 65504 and more: to the nearest */
+    r = TT__K(select)(magnitude >= 0x477fe000, TT__K(splat_u)(0x7bff), r);
     r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* The rest of load_as and store_as: fewer than TT__LANES elements. Out of line, because they are many places' and few elements' path. */
+/* The rest of load_as and store_as: fewer than TT__LANES elements. Out of line, because they are many places'
+   and few elements' path. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};
@@ -6588,7 +6619,8 @@ TT__INLINE void TT__K(store_as)(void *p, tt_dtype dtype, int64_t i, tt__vf x, in
 
 /* ---- rows as floats: through these, a kernel of floats reads and writes rows of any float dtype ---- */
 
-TT__OUTLINE void TT__K(row_widen)(float *to, const void *from, tt_dtype dtype, int64_t n) /* dtype bf16 or f16 */
+/* dtype bf16 or f16 */
+TT__OUTLINE void TT__K(row_widen)(float *to, const void *from, tt_dtype dtype, int64_t n)
 {
     const uint16_t *h = (const uint16_t *)from;
     int64_t i = 0;
@@ -6625,13 +6657,14 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 }
 
 /* ------------------------------------------------------------------------------------------- matrix product
-   One driver for every transposition and dtype: blocks of A and B are packed into panels, [k][MR] and [k][NR], of fp32 or pairs of
-   bf16, so that the microkernel reads both in sequence (for AMX, A by tiles or where it lies); tiles of C are then handed out. An element of C is computed by one task, its sum
-   over k in blocks that depend on k alone, so neither tiles nor threads change a bit. */
+   One driver for every transposition and dtype: blocks of A and B are packed into panels, [k][MR] and
+   [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for AMX, A by tiles or
+   where it lies); tiles of C are then handed out. An element of C is computed by one task, its sum over k in
+   blocks that depend on k alone, so neither tiles nor threads change a bit. */
 
-/* The heights in rows and widths in vectors of the microkernels for panels and for attention's blocks: their accumulators, one row of B
-   and a broadcast fill the 32 (AVX-512, NEON) or 16 registers. AVX-512: 8 x 48 loads less often than 12 x 32 does and is 7% faster on
-   Granite Rapids. */
+/* The heights in rows and widths in vectors of the microkernels for panels and for attention's blocks: their
+   accumulators, one row of B and a broadcast fill the 32 (AVX-512, NEON) or 16 registers. AVX-512: 8 x 48
+   loads less often than 12 x 32 does and is 7% faster on Granite Rapids. */
 #if TT__LANES == 16
 #define TT__GEMM_MR 8
 #define TT__GEMM_NV 3
@@ -6653,7 +6686,8 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #define TT__GEMM_TILES 32 /* rows and columns of C that four tiles hold */
 
 /* Reads n numbers from element `at` on, rounding floats to `narrow` unless that is TT_F32. */
-TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dtype narrow, int64_t at, int64_t n)
+TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dtype narrow, int64_t at,
+                             int64_t n)
 {
     uint16_t half[64];
     if (dtype != TT_F32) {
@@ -6667,7 +6701,8 @@ TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dty
     }
 }
 
-/* Pairs of bf16, the lower k in the low half, in what is otherwise a row of floats; odd may be NULL, for zeros. */
+/* Pairs of bf16, the lower k in the low half, in what is otherwise a row of floats; odd may be NULL, for
+   zeros. */
 TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16_t *odd, int64_t n)
 {
     int64_t i = 0;
@@ -6683,8 +6718,9 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* LOW, HIGH: the first and the last two of each four lanes of a and b, alternating; FIRST, LAST: those of a, then those of b. */
-#if TT__LANES == 16 /* with a mask of ones: g++ 12 warns of uninitialised values in its header's plain forms */
+/* LOW, HIGH: the first and the last two of each four lanes of a and b, alternating; FIRST, LAST: those of a,
+   then those of b. */
+#if TT__LANES == 16 /* masked with all ones, as max */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__FIRST(a, b) (tt__vf)_mm512_maskz_shuffle_ps(0xffff, (__m512)(a), (__m512)(b), 0x44)
@@ -6706,7 +6742,8 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 /* In each four lanes, lane j of vector i becomes lane i of vector j. */
 TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
 {
-    tt__vf a = TT__LOW(r[0], r[1]), b = TT__HIGH(r[0], r[1]), c = TT__LOW(r[2], r[3]), d = TT__HIGH(r[2], r[3]);
+    tt__vf a = TT__LOW(r[0], r[1]), b = TT__HIGH(r[0], r[1]), c = TT__LOW(r[2], r[3]),
+           d = TT__HIGH(r[2], r[3]);
     r[0] = TT__FIRST(a, c);
     r[1] = TT__LAST(a, c);
     r[2] = TT__FIRST(b, d);
@@ -6750,8 +6787,9 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__QUARTERS
 #undef TT__HALVES
 
-/* One operand seen as lines (rows of A, columns of B) of k elements: element (line, k) is at line * line_step + k * k_step.
-   Panels hold them as floats or, for dot products and tiles, as pairs of bf16; a unit is one of either, and k counts units below. */
+/* One operand seen as lines (rows of A, columns of B) of k elements: element (line, k) is at line * line_step
+   + k * k_step. Panels hold them as floats or, for dot products and tiles, as pairs of bf16; a unit is one of
+   either, and k counts units below. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
     tt_dtype dtype, narrow; /* narrow: see gemm_args.b_narrow */
@@ -6765,7 +6803,8 @@ TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_
     if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, line * x->line_step + k, n); return; }
     int64_t present = tt__min(2 * n, x->elements - 2 * k);
     if (present < 2 * n) memset(to + present / 2, 0, (size_t)(n - present / 2) * sizeof *to);
-    if (x->dtype == TT_F32) TT__K(row_narrow)(to, (const float *)x->data + line * x->line_step + 2 * k, x->narrow, present);
+    if (x->dtype == TT_F32)
+        TT__K(row_narrow)(to, (const float *)x->data + line * x->line_step + 2 * k, x->narrow, present);
     else memcpy(to, (const uint16_t *)x->data + line * x->line_step + 2 * k, (size_t)present * 2);
 }
 
@@ -6773,7 +6812,8 @@ TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_
 #define TT__GEMM_STRAIGHT 96 /* lines copied at a time, where those of one k lie side by side: whole panels */
 
 /* Unit k of n lines, at most STRAIGHT; for line_step 1. */
-TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
+TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k,
+                                   int64_t n)
 {
     uint16_t half[2][TT__GEMM_STRAIGHT];
     int64_t at = 2 * k * x->k_step + line;
@@ -6781,7 +6821,8 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, k * x->k_step + line, n); return; }
     if (2 * k >= x->elements) { memset(to, 0, (size_t)n * sizeof *to); return; }
     if (x->dtype == TT_F32) {
-        for (int r = 0; r <= odd; r++) TT__K(row_narrow)(half[r], (const float *)x->data + at + r * x->k_step, x->narrow, n);
+        for (int r = 0; r <= odd; r++)
+            TT__K(row_narrow)(half[r], (const float *)x->data + at + r * x->k_step, x->narrow, n);
         TT__K(gemm_interleave)(to, half[0], odd ? half[1] : NULL, n);
     } else {
         const uint16_t *even = (const uint16_t *)x->data + at;
@@ -6789,9 +6830,11 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines from `line`, k units from k0, as panels [k][width] that begin `panel` floats from each other; what is missing
-   in the last panel is 0. Where two or more panels' widths are a vector, one transposition serves as many times the k. */
-TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
+/* Packs `lines` lines from `line`, k units from k0, as panels [k][width] that begin `panel` floats from each
+   other; what is missing in the last panel is 0. Where two or more panels' widths are a vector, one
+   transposition serves as many times the k. */
+TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
+                                            const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
 {
     enum { L = TT__LANES };
@@ -6805,13 +6848,15 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int 
             const float *from = copy;
             if (whole && x->dtype == TT_F32 && x->narrow == TT_F32) {
                 from = (const float *)x->data + (line + done) * step + k0 + kk;
-            } else if (whole && x->pairs && x->dtype == TT_BF16 && step % 2 == 0 && 2 * (k0 + kk + some) <= x->elements) {
+            } else if (whole && x->pairs && x->dtype == TT_BF16 && step % 2 == 0
+                       && 2 * (k0 + kk + some) <= x->elements) {
                 step /= 2;
                 from = (const float *)x->data + (line + done) * step + k0 + kk;
             } else {
                 if (!whole) memset(copy, 0, sizeof copy);
                 step = TT__GEMM_CHUNK;
-                for (int64_t i = 0; i < present; i++) TT__K(gemm_line)(copy + i * step, x, line + done + i, k0 + kk, some);
+                for (int64_t i = 0; i < present; i++)
+                    TT__K(gemm_line)(copy + i * step, x, line + done + i, k0 + kk, some);
             }
             TT__UNROLL(4)
             for (int first = 0; first < width; first += L) {
@@ -6820,18 +6865,21 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int 
                     tt__vf r[L];
                     TT__UNROLL(16)
                     for (int i = 0; i < L; i++)
-                        r[i] = i < used ? TT__K(load)(from + (first + i % width) * step + t + i / width * L) : TT__K(zero)();
+                        r[i] = i < used ? TT__K(load)(from + (first + i % width) * step + t + i / width * L)
+                               : TT__K(zero)();
                     TT__K(transpose)(r);
                     if (t + parts * L <= some) {
                         TT__UNROLL(16)
                         for (int i = 0; i < L; i++) {
                             TT__UNROLL(4)
                             for (int part = 0; part < parts; part++)
-                                memcpy(to + (kk + t + part * L + i) * width + first, (const float *)&r[i] + part * width, (size_t)(used / parts) * 4);
+                                memcpy(to + (kk + t + part * L + i) * width + first,
+                                       (const float *)&r[i] + part * width, (size_t)(used / parts) * 4);
                         }
                     } else {
                         for (int i = 0; i < parts * L && t + i < some; i++)
-                            memcpy(to + (kk + t + i) * width + first, (const float *)&r[i % L] + i / L * width, (size_t)(used / parts) * 4);
+                            memcpy(to + (kk + t + i) * width + first,
+                                   (const float *)&r[i % L] + i / L * width, (size_t)(used / parts) * 4);
                     }
                 }
             }
@@ -6839,9 +6887,11 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int 
     }
 }
 
-/* The same where the lines of one k lie side by side. A vector wider than the panel spills into the next k's place before that is
-   written, the last k is stored exactly; so a panel is narrower than a vector or whole vectors wide. */
-TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
+/* The same where the lines of one k lie side by side. A vector wider than the panel spills into the next k's
+   place before that is written, the last k is stored exactly; so a panel is narrower than a vector or whole
+   vectors wide. */
+TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int width,
+                                          const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                           int64_t k0, int64_t k)
 {
     float copy[TT__GEMM_STRAIGHT + TT__LANES];
@@ -6849,8 +6899,10 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
     for (int64_t kk = 0; kk < k; kk++) {
         for (int64_t strip = 0; strip < lines; strip += TT__GEMM_STRAIGHT) {
             int64_t some = tt__min(TT__GEMM_STRAIGHT, lines - strip);
-            const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width; /* lines read beyond the last panel's */
-            bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || some % width || line + strip + some + spill > x->lines;
+            /* lines read beyond the last panel's */
+            const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width;
+            bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || some % width
+                || line + strip + some + spill > x->lines;
             const float *from = copy;
             float *out = to + strip / width * panel + kk * width;
             if (copied) TT__K(gemm_column)(copy, x, line + strip, k0 + kk, some);
@@ -6888,20 +6940,24 @@ TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int widt
 #endif
 
 #ifdef TT__TILES
-/* Panels of 32 lines for the rows of tiles, [k / 16][32][16] units; what is missing in the last panel is left as it is. */
-TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t lines, int64_t k0, int64_t k)
+/* Panels of 32 lines for the rows of tiles, [k / 16][32][16] units; what is missing in the last panel is left
+   as it is. */
+TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
+                                   int64_t k0, int64_t k)
 {
     for (int64_t kk = 0; kk < k; kk += 16) {
         for (int64_t done = 0; done < lines; done += 32) {
             int64_t present = tt__min(32, lines - done);
             float *tile = to + done * k + kk * 32;
             if (x->k_step == 1) {
-                for (int64_t i = 0; i < present; i++) TT__K(gemm_line)(tile + i * 16, x, line + done + i, k0 + kk, 16);
+                for (int64_t i = 0; i < present; i++)
+                    TT__K(gemm_line)(tile + i * 16, x, line + done + i, k0 + kk, 16);
                 continue;
             }
             tt__vf r[16];
             float units[16][32];
-            for (int64_t t = 0; t < 16; t++) TT__K(gemm_column)(units[t], x, line + done, k0 + kk + t, present);
+            for (int64_t t = 0; t < 16; t++)
+                TT__K(gemm_column)(units[t], x, line + done, k0 + kk + t, present);
             for (int half = 0; half < (present > 16 ? 2 : 1); half++) {
                 TT__UNROLL(16)
                 for (int t = 0; t < 16; t++) r[t] = TT__K(load)(units[t] + 16 * half);
@@ -6914,12 +6970,15 @@ TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int6
 }
 #endif
 
-TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(gemm_operand) *x, int64_t line, int64_t lines, int64_t k0, int64_t k)
+TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(gemm_operand) *x, int64_t line,
+                             int64_t lines, int64_t k0, int64_t k)
 {
     const bool straight = x->k_step != 1;
-    if (width == TT__GEMM_MR && straight) TT__K(gemm_pack_straight)(to, panel, TT__GEMM_MR, x, line, lines, k0, k);
+    if (width == TT__GEMM_MR && straight)
+        TT__K(gemm_pack_straight)(to, panel, TT__GEMM_MR, x, line, lines, k0, k);
     else if (width == TT__GEMM_MR) TT__K(gemm_pack_transposed)(to, panel, TT__GEMM_MR, x, line, lines, k0, k);
-    else if (width == TT__GEMM_NR && straight) TT__K(gemm_pack_straight)(to, panel, TT__GEMM_NR, x, line, lines, k0, k);
+    else if (width == TT__GEMM_NR && straight)
+        TT__K(gemm_pack_straight)(to, panel, TT__GEMM_NR, x, line, lines, k0, k);
     else if (width == TT__GEMM_NR) TT__K(gemm_pack_transposed)(to, panel, TT__GEMM_NR, x, line, lines, k0, k);
 #ifdef TT__TILES
     else if (straight) TT__K(gemm_pack_straight)(to, panel, TT__GEMM_TILES, x, line, lines, k0, k);
@@ -6935,7 +6994,8 @@ TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(ge
 
 typedef tt__vf TT__K(micro_sums)[12][4]; /* at most; what a microkernel uses of it are registers */
 
-/* A microkernel computes one block of C: its rows and vectors (nv) are constants, so that the sums live in registers. */
+/* A microkernel computes one block of C: its rows and vectors (nv) are constants, so that the sums live in
+   registers. */
 typedef void (*TT__K(micro_fn))(int64_t rows, int64_t cols, const tt__product *p);
 
 TT__INLINE void TT__K(micro_begin)(const int rows, const int nv, TT__K(micro_sums) sum)
@@ -6947,7 +7007,8 @@ TT__INLINE void TT__K(micro_begin)(const int rows, const int nv, TT__K(micro_sum
     }
 }
 
-TT__INLINE void TT__K(micro_end)(const int rows, const int nv, TT__K(micro_sums) sum, const float scale, const tt__product *p)
+TT__INLINE void TT__K(micro_end)(const int rows, const int nv, TT__K(micro_sums) sum, const float scale,
+                                 const tt__product *p)
 {
     const float *base = p->base;
     const int64_t base_row = p->base_row, c_row = p->c_row;
@@ -6971,20 +7032,24 @@ TT__INLINE void TT__K(micro_end)(const int rows, const int nv, TT__K(micro_sums)
     }
 }
 
-/* The microkernel of fp32. The strides of A and B are arguments, so that a caller can give them as constants. */
-TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_t a_col, int64_t b_row, const tt__product *p)
+/* The microkernel of fp32. The strides of A and B are arguments, so that a caller can give them as
+   constants. */
+TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_t a_col, int64_t b_row,
+                             const tt__product *p)
 {
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
-    TT__UNROLL_BY(4) /* where two threads share a core, what is short is instructions beside the multiplications */
+    /* where two threads share a core, what is short is instructions beside the multiplications */
+    TT__UNROLL_BY(4)
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
         TT__UNROLL(4)
         for (int v = 0; v < nv; v++) row[v] = TT__K(load)(b + v * TT__LANES);
 #ifdef TT__NEON /* multiplies by a lane: loads of single floats would take most of the registers */
         tt__vf column[12 / TT__LANES];
-        const int whole = __builtin_constant_p(a_row) && a_row == 1 && rows % TT__LANES == 0 ? rows / TT__LANES : 0;
+        const bool lanes = __builtin_constant_p(a_row) && a_row == 1 && rows % TT__LANES == 0;
+        const int whole = lanes ? rows / TT__LANES : 0;
         TT__UNROLL(4)
         for (int v = 0; v < whole; v++) column[v] = TT__K(load)(a + v * TT__LANES);
 #endif
@@ -7002,8 +7067,8 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* For panels of A and B. Of a panel of A it takes all rows, or as many thirds (of 4 or 8 rows: halves) as hold `rows`; of a panel of 48
-   columns all, or 16 if there are no more. */
+/* For panels of A and B. Of a panel of A it takes all rows, or as many thirds (of 4 or 8 rows: halves) as
+   hold `rows`; of a panel of 48 columns all, or 16 if there are no more. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -7049,9 +7114,11 @@ TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__pr
 }
 
 #ifdef TT__DOT
-/* The microkernel of pairs of bf16: one instruction multiplies and adds TT__DOT_DEPTH elements of a row and a column. It is not one text
-   with that of fp32, as functions for different CPUs are not inlined into each other. */
-TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col, int64_t b_row, const float scale, const tt__product *p)
+/* The microkernel of pairs of bf16: one instruction multiplies and adds TT__DOT_DEPTH elements of a row and a
+   column. It is not one text with that of fp32, as functions for different CPUs are not inlined into each
+   other. */
+TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col,
+                                     int64_t b_row, const float scale, const tt__product *p)
 {
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
@@ -7066,7 +7133,8 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
         for (int i = 0; i < rows; i += 2) {
             tt__vf x = TT__K(load)(a + 2 * i * a_row);
             TT__UNROLL(4)
-            for (int j = 0; j < 2 * nv; j++) sum[i + j % 2][j / 2] = TT__DOT(sum[i + j % 2][j / 2], x, columns[j]);
+            for (int j = 0; j < 2 * nv; j++)
+                sum[i + j % 2][j / 2] = TT__DOT(sum[i + j % 2][j / 2], x, columns[j]);
         }
     }
     TT__UNROLL(16)
@@ -7134,8 +7202,9 @@ TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
 #endif
 
 #ifdef TT__TILES
-/* Tiles are eight registers of 16 rows of 64 bytes: 0 to 3 are 32 x 32 of C, 4 and 5 are 32 rows of A, 6 and 7 are 32 columns of B.
-   Before a thread's work on them, and where `rows` of C (1 to 32) are another number than before. */
+/* Tiles are eight registers of 16 rows of 64 bytes: 0 to 3 are 32 x 32 of C, 4 and 5 are 32 rows of A, 6 and
+   7 are 32 columns of B. Before a thread's work on them, and where `rows` of C (1 to 32) are another number
+   than before. */
 TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 {
     struct { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config;
@@ -7154,8 +7223,8 @@ TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 
 TT__TILES_FN void TT__K(tiles_end)(void) { _tile_release(); }
 
-/* The microkernel of tiles: 32 rows (or what tiles_begin was told) and columns, or, below 17 of them, 16. k is a multiple of 16 units;
-   base_row is c_row. */
+/* The microkernel of tiles: 32 rows (or what tiles_begin was told) and columns, or, below 17 of them, 16. k
+   is a multiple of 16 units; base_row is c_row. */
 TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     const bool below = rows > 16, beside = cols > 16;
@@ -7210,7 +7279,8 @@ TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* as peak_loop */
 }
 #endif
 
-/* Reads, adds to sums, or writes elements [col, col + n) of a row. Of sums, whole vectors are read and written. */
+/* Reads, adds to sums, or writes elements [col, col + n) of a row. Of sums, whole vectors are read and
+   written. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
     TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
@@ -7222,7 +7292,8 @@ TT__INLINE void TT__K(gemm_add)(float *sums, const tt__mat *m, int64_t row, int6
     int64_t j = 0;
     if (m->dtype == TT_F32) {
         const float *x = (const float *)m->data + at;
-        for (; j + TT__LANES <= n; j += TT__LANES) TT__K(store)(sums + j, TT__K(load)(sums + j) + TT__K(load)(x + j));
+        for (; j + TT__LANES <= n; j += TT__LANES)
+            TT__K(store)(sums + j, TT__K(load)(sums + j) + TT__K(load)(x + j));
     }
     for (; j < n; j += TT__LANES) {
         tt__vf x = TT__K(load_as)(m->data, m->dtype, at + j, tt__min(TT__LANES, n - j));
@@ -7237,11 +7308,11 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col). Changes sums, whose rows
-   are whole vectors; rows of `more` lie as those of sums do. Rows of a microkernel's tile are short, and lie behind each
-   other: several at a time are rounded and go through act. */
-TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols, float *sums,
-                               float *more, int64_t sums_row)
+/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col). Changes
+   sums, whose rows are whole vectors; rows of `more` lie as those of sums do. Rows of a microkernel's tile
+   are short, and lie behind each other: several at a time are rounded and go through act. */
+TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                               float *sums, float *more, int64_t sums_row)
 {
     enum { STRIP = TT__GEMM_TILE_N, TOGETHER = 2 * STRIP };
     const int64_t most = cols == sums_row && cols <= STRIP ? TOGETHER / cols : 1;
@@ -7284,26 +7355,28 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
 
 /* ---- the packed product ---- */
 
-/* The block of work at hand: rows [row, row + rows), columns [col, col + cols), sums over the units [k0, k0 + k). */
+/* The block of work at hand: rows [row, row + rows), columns [col, col + cols), sums over the units [k0, k0 +
+   k). */
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
     int mr, nr;                           /* lines of the panels of A and B */
     bool tiles, in_place;                 /* by tiles; rows of A where they are */
-    bool direct;                          /* sums are kept in C itself, on top of `base`, if that has data   */
+    bool direct;                          /* sums are kept in C itself, on top of `base`, if that has data */
     tt__mat base;
     TT__K(gemm_operand) a, b;
-    float *a_panels, *b_panels, *partial; /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0) */
+    /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0) */
+    float *a_panels, *b_panels, *partial;
     int64_t row, rows, col, cols, k0, k, partial_rows;
     bool last;                            /* k block */
     int64_t a_tasks, pack_tasks;          /* of packing: for A, and in all: those for B lie between them */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
 
-/* Task `task` of packing an operand: where the lines of one k lie side by side, some k of all lines, so that memory is read in sequence,
-   else some lines. */
-TT__FN void TT__K(gemm_pack_some)(const TT__K(gemm_block) *w, int64_t task, float *to, int width, const TT__K(gemm_operand) *x, int64_t line,
-                                  int64_t lines)
+/* Task `task` of packing an operand: where the lines of one k lie side by side, some k of all lines, so that
+   memory is read in sequence, else some lines. */
+TT__FN void TT__K(gemm_pack_some)(const TT__K(gemm_block) *w, int64_t task, float *to, int width,
+                                  const TT__K(gemm_operand) *x, int64_t line, int64_t lines)
 {
     int64_t k = 0, first = 0, ks = w->k;
     if (x->k_step != 1) {
@@ -7313,7 +7386,8 @@ TT__FN void TT__K(gemm_pack_some)(const TT__K(gemm_block) *w, int64_t task, floa
         first = task * TT__GEMM_PACK_LINES;
         lines = tt__min(TT__GEMM_PACK_LINES, lines - first);
     }
-    TT__K(gemm_pack)(to + first * w->k + k * width, width * w->k, width, x, line + first, lines, w->k0 + k, ks);
+    TT__K(gemm_pack)(to + first * w->k + k * width, width * w->k, width, x, line + first, lines, w->k0 + k,
+                     ks);
 }
 
 TT__FN int64_t TT__K(gemm_pack_count)(const TT__K(gemm_block) *w, const TT__K(gemm_operand) *x, int64_t lines)
@@ -7340,7 +7414,8 @@ TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
     TT__K(gemm_pack_some)(w, a, w->a_panels, w->mr, &w->a, w->row, w->rows);
 }
 
-/* Asks for part of a matrix, unless it is absent, before the sums for it are begun, so that it is there when they are ready. */
+/* Asks for part of a matrix, unless it is absent, before the sums for it are begun, so that it is there when
+   they are ready. */
 TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col, int64_t rows, int64_t cols)
 {
     const int64_t item = (int64_t)tt_dtype_bytes(m->dtype), step = m->ld * item, last = (cols - 1) * item;
@@ -7353,16 +7428,18 @@ TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col,
 }
 
 /* The microkernel on the panels of row i and column j of the block. */
-TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows, int64_t cols, float *c, int64_t c_row,
-                                   const float *base, int64_t base_row)
+TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
+                                   int64_t cols, float *c, int64_t c_row, const float *base, int64_t base_row)
 {
     const float *a = w->a_panels + i * w->k, *b = w->b_panels + j * w->k;
     const tt__product p = {w->k, a, 1, TT__GEMM_MR, b, TT__GEMM_NR, c, c_row, base, base_row, 1.0f};
     w->micro(rows, cols, &p);
 }
 
-/* A tile that needs no more than sums; one at the edge of C, and so smaller than the microkernel's, is computed in a copy. */
-TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows, int64_t cols)
+/* A tile that needs no more than sums; one at the edge of C, and so smaller than the microkernel's, is
+   computed in a copy. */
+TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
+                                   int64_t cols)
 {
     const tt__mat *to = &w->args->c, *from = w->k0 ? to : &w->base;
     const int64_t row = w->row + i, col = w->col + j;
@@ -7375,7 +7452,8 @@ TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_
         return;
     }
     memset(copy, 0, sizeof copy);
-    for (int64_t r = 0; r < rows && base; r++) memcpy(copy + r * TT__GEMM_NR, base + r * from->ld, (size_t)cols * 4);
+    for (int64_t r = 0; r < rows && base; r++)
+        memcpy(copy + r * TT__GEMM_NR, base + r * from->ld, (size_t)cols * 4);
     TT__K(gemm_panels)(w, i, j, rows, cols, copy, TT__GEMM_NR, copy, TT__GEMM_NR);
     for (int64_t r = 0; r < rows; r++) memcpy(c + r * to->ld, copy + r * TT__GEMM_NR, (size_t)cols * 4);
 }
@@ -7397,13 +7475,15 @@ TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
             } else if (!w->last) {
                 const tt__mat tile = {partial, TT_F32, rows, TT__GEMM_NR, TT__GEMM_NR};
                 TT__K(gemm_prefetch)(&tile, 0, 0, rows, TT__GEMM_NR);
-                TT__K(gemm_panels)(w, i, j, rows, cols, partial, TT__GEMM_NR, w->k0 ? partial : NULL, TT__GEMM_NR);
+                TT__K(gemm_panels)(w, i, j, rows, cols, partial, TT__GEMM_NR, w->k0 ? partial : NULL,
+                                   TT__GEMM_NR);
             } else {
                 TT__K(gemm_prefetch)(&g->c, w->row + i, w->col + j, rows, cols);
                 TT__K(gemm_prefetch)(&g->saved, w->row + i, w->col + j, rows, cols);
                 TT__K(gemm_prefetch)(&g->residual, w->row + i, w->col + j, rows, cols);
                 TT__K(gemm_panels)(w, i, j, rows, cols, sums, TT__GEMM_NR, NULL, 0);
-                TT__K(gemm_finish)(g, w->row + i, w->col + j, rows, cols, sums, w->k0 ? partial : NULL, TT__GEMM_NR);
+                TT__K(gemm_finish)(g, w->row + i, w->col + j, rows, cols, sums, w->k0 ? partial : NULL,
+                                   TT__GEMM_NR);
             }
         }
     }
@@ -7429,8 +7509,10 @@ TT__FN void TT__K(gemm_tiles_task)(void *arg, int64_t task, int thread)
         for (int64_t j = 0; j < cols; j += 32) {
             for (int64_t i = 0; i < rows; i += 32) {
                 int64_t n = tt__min(32, rows - i), at = i * across + j;
-                const float *a = w->a_panels + (row + i) * w->k + k * 32, *b = w->b_panels + (col + j) * w->k + k * 32;
-                tt__product p = {depth, a, 16, 512, b, 32, to + at, across, from ? from + at : NULL, across, 1.0f};
+                const float *a = w->a_panels + (row + i) * w->k + k * 32,
+                            *b = w->b_panels + (col + j) * w->k + k * 32;
+                tt__product p = {depth, a, 16, 512, b, 32, to + at, across, from ? from + at : NULL, across,
+                                 1.0f};
                 if (w->in_place) {
                     p.a_row = w->a.line_step / 2;
                     p.a_col = 16;
@@ -7498,7 +7580,8 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     else if (g->residual.data) w.base = g->residual;
     else if (g->accumulate) w.base = g->c;
     if (g->bias.data) w.base.ld = 0; /* the same for every row */
-    w.direct = g->c.dtype == TT_F32 && g->act == TT__ACT_NONE && addends <= 1 && (!w.base.data || w.base.dtype == TT_F32);
+    w.direct = g->c.dtype == TT_F32 && g->act == TT__ACT_NONE && addends <= 1
+        && (!w.base.data || w.base.dtype == TT_F32);
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 16);
     w.a.data = g->a.data;
     w.a.dtype = g->a.dtype;
@@ -7524,9 +7607,11 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                w.a_tasks = w.in_place ? 0 : w.tiles ? tt__ceil_div(w.rows, TT__GEMM_PACK_LINES) : TT__K(gemm_pack_count)(&w, &w.a, w.rows);
+                if (!w.tiles) w.a_tasks = TT__K(gemm_pack_count)(&w, &w.a, w.rows);
+                else w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, TT__GEMM_PACK_LINES);
                 w.pack_tasks = w.a_tasks;
-                if (w.row == 0 || w.k < units) w.pack_tasks += TT__K(gemm_pack_count)(&w, &w.b, w.cols); /* else it lies there */
+                const bool packed = w.row > 0 && w.k == units; /* B, for the rows before */
+                if (!packed) w.pack_tasks += TT__K(gemm_pack_count)(&w, &w.b, w.cols);
                 if (w.k && w.pack_tasks) tt__gemm_tasks(pool, g, w.pack_tasks, TT__K(gemm_pack_task), &w);
                 tt__gemm_tasks(pool, g, tiles, tile_task, &w);
                 w.k0 += w.k;
@@ -7545,9 +7630,10 @@ typedef struct TT__K(gemm_few) {
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* sums[i * STRIP + j] += A(i, [0, k)) . b[j], for 4 rows at most and 2 columns: that loads less often than it multiplies. */
-TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row, const float *b, int64_t b_col,
-                                 int64_t k, float *sums)
+/* sums[i * STRIP + j] += A(i, [0, k)) . b[j], for 4 rows at most and 2 columns: that loads less often than it
+   multiplies. */
+TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
+                                 const float *b, int64_t b_col, int64_t k, float *sums)
 {
     tt__vf sum[8], x[4], y[2];
     float total[16];
@@ -7580,7 +7666,8 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
     for (int first = 0; first < 8; first += TT__LANES) {
         tt__vf r[TT__LANES];
         TT__UNROLL(16)
-        for (int i = 0; i < TT__LANES; i++) r[i] = first + i < 2 * rows ? sum[(first + i) & 7] : TT__K(zero)();
+        for (int i = 0; i < TT__LANES; i++)
+            r[i] = first + i < 2 * rows ? sum[(first + i) & 7] : TT__K(zero)();
         TT__K(transpose)(r);
         TT__UNROLL(4)
         for (int half = TT__LANES / 2; half; half /= 2) {
@@ -7609,13 +7696,17 @@ TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t 
                 b = (const float *)g->b.data + at;
             } else {
                 for (int64_t c = 0; c < pair; c++)
-                    TT__K(gemm_read)(wide + c * TT__GEMM_DEPTH, g->b.data, g->b.dtype, g->b_narrow, at + c * step, k);
+                    TT__K(gemm_read)(wide + c * TT__GEMM_DEPTH, g->b.data, g->b.dtype, g->b_narrow,
+                                     at + c * step, k);
                 step = TT__GEMM_DEPTH;
             }
             for (int64_t i = 0; i < g->m; i += 4) {
                 const float *a = w->a + i * w->a_row + k0;
                 float *out = sums + i * TT__GEMM_STRIP + j;
-                if (g->m - i >= 4 && pair == 2) { TT__K(gemm_dots)(4, 2, a, w->a_row, b, step, k, out); continue; }
+                if (g->m - i >= 4 && pair == 2) {
+                    TT__K(gemm_dots)(4, 2, a, w->a_row, b, step, k, out);
+                    continue;
+                }
                 for (int64_t r = 0; r < tt__min(4, g->m - i); r++, a += w->a_row, out += TT__GEMM_STRIP) {
                     if (pair == 2) TT__K(gemm_dots)(1, 2, a, w->a_row, b, step, k, out);
                     else TT__K(gemm_dots)(1, 1, a, w->a_row, b, step, k, out);
@@ -7639,7 +7730,8 @@ TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t 
         } else {
             if (k < 4) memset(wide, 0, sizeof wide);
             for (int64_t r = 0; r < k; r++)
-                TT__K(gemm_read)(wide + r * TT__GEMM_STRIP, g->b.data, g->b.dtype, g->b_narrow, at + r * step, cols);
+                TT__K(gemm_read)(wide + r * TT__GEMM_STRIP, g->b.data, g->b.dtype, g->b_narrow, at + r * step,
+                                 cols);
             step = TT__GEMM_STRIP;
         }
         for (int64_t i = 0; i < g->m; i++) {
@@ -7678,7 +7770,8 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
     w.a_row = g->a_row;
     if (g->a.dtype != TT_F32 || g->a_col != 1) {
         float *copy = (float *)g->workspace, column[TT__GEMM_FEW_ROWS];
-        for (int64_t i = 0; i < g->m && g->a_col == 1; i++) TT__K(gemm_take)(copy + i * g->k, &g->a, i, 0, g->k);
+        for (int64_t i = 0; i < g->m && g->a_col == 1; i++)
+            TT__K(gemm_take)(copy + i * g->k, &g->a, i, 0, g->k);
         for (int64_t k = 0; k < g->k && g->a_col != 1; k++) {
             TT__K(gemm_take)(column, &g->a, k, 0, g->m);
             for (int64_t i = 0; i < g->m; i++) copy[i * g->k + k] = column[i];
@@ -7737,8 +7830,8 @@ TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
     else TT__K(gemm_packed)(pool, args);
 }
 
-/* The most that one thread can do: n rounds of multiply-adds that do not wait for each other. Returns the FLOPs done; *sink
-   keeps the compiler from dropping them. */
+/* The most that one thread can do: n rounds of multiply-adds that do not wait for each other. Returns the
+   FLOPs done; *sink keeps the compiler from dropping them. */
 TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 {
     enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* of 32 or 16 registers */
@@ -7772,11 +7865,12 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 #undef TT__GEMM_STRAIGHT
 #undef TT__GEMM_DEPTH
 
-/* ------------------------------------------------------------------------------------------------------- attention
-   Flash-style (Dao et al., "FlashAttention", 2022): scores exist only as tiles, of which only the log-sum-exp of each query
-   survives the forward; the backward computes them again. Tiles are transposed, keys as rows and queries in lanes, so
-   that the softmax needs no shuffles, and both P V and P^T dO broadcast their weights straight from the tile.
-   Scores are in units of log 2 (the scale of Q includes log2 e), which makes every exp an exp2. */
+/* ------------------------------------------------------------------------------------------------- attention
+   Flash-style (Dao et al., "FlashAttention", 2022): scores exist only as tiles, of which only the log-sum-exp
+   of each query survives the forward; the backward computes them again. Tiles are transposed, keys as rows
+   and queries in lanes, so that the softmax needs no shuffles, and both P V and P^T dO broadcast their
+   weights straight from the tile. Scores are in units of log 2 (the scale of Q includes log2 e), which makes
+   every exp an exp2. */
 
 typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
 #define tt__vw TT__K(vw)
@@ -7785,7 +7879,8 @@ typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
 TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 {
 #if TT__LANES == 16
-    return (tt__vw)_mm512_maskz_mul_epu32((__mmask8)-1, (__m512i)a, (__m512i)b); /* as mul_epu32, which g++ 12 warns of */
+    /* as mul_epu32, which g++ 12 warns of */
+    return (tt__vw)_mm512_maskz_mul_epu32((__mmask8)-1, (__m512i)a, (__m512i)b);
 #elif TT__LANES == 8
     return (tt__vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 #elif defined(TT__NEON)
@@ -7797,9 +7892,11 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 
 TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
 
-/* tt__philox in every lane. The counters are held twice as 64-bit lanes whose low half is an even and an odd counter, and
-   whose high half is never looked at: that is what 32 x 32 -> 64 bit multiplications take and give. */
-TT__INLINE void TT__K(philox)(const uint64_t keys[20], tt__vu c0, tt__vu c1, tt__vu c2, tt__vu c3, tt__vu out[4])
+/* tt__philox in every lane. The counters are held twice as 64-bit lanes whose low half is an even and an odd
+   counter, and whose high half is never looked at: that is what 32 x 32 -> 64 bit multiplications take and
+   give. */
+TT__INLINE void TT__K(philox)(const uint64_t keys[20], tt__vu c0, tt__vu c1, tt__vu c2, tt__vu c3,
+                              tt__vu out[4])
 {
     const tt__vw m0 = TT__K(splat_w)(0xD2511F53u), m1 = TT__K(splat_w)(0xCD9E8D57u);
     tt__vw e0 = (tt__vw)c0, e1 = (tt__vw)c1, e2 = (tt__vw)c2, e3 = (tt__vw)c3;
@@ -7820,8 +7917,9 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[20], tt__vu c0, tt__vu c1, tt_
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
-/* 16-bit numbers of as many counters as there are lanes, eight of each, the low half of a word first: of the counters {c0, c1, 0, 0} in
-   their order, when they are given in that of philox_groups, which makes the four words of a counter, and those of the next, neighbours. */
+/* 16-bit numbers of as many counters as there are lanes, eight of each, the low half of a word first: of the
+   counters {c0, c1, 0, 0} in their order, when they are given in that of philox_groups, which makes the four
+   words of a counter, and those of the next, neighbours. */
 TT__INLINE tt__vu TT__K(philox_groups)(void)
 {
     tt__vu groups;
@@ -7829,7 +7927,8 @@ TT__INLINE tt__vu TT__K(philox_groups)(void)
     return groups;
 }
 
-TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[20], tt__vu c0, tt__vu c1, uint16_t numbers[8 * TT__LANES])
+TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[20], tt__vu c0, tt__vu c1,
+                                      uint16_t numbers[8 * TT__LANES])
 {
     const tt__vu none = TT__K(splat_u)(0);
     tt__vu bits[4];
@@ -7840,14 +7939,24 @@ TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[20], tt__vu c0, tt__vu
     memcpy(numbers, words, sizeof words);
 }
 
+/* Some keys of a sequence and some queries, of a head of d columns: query i sees the keys that are <= i +
+   diagonal. Products of bf16 are computed `by` one of the ways. */
+typedef struct TT__K(attention_block) {
+    tt__bf16 by;
+    int64_t keys, queries, d, diagonal;
+    const tt__attention_buffers *b;
+} TT__K(attention_block);
+
 #ifdef TT__ATTENTION_BF16
-/* ---- operands of products of bf16, by dot products or tiles: rows of pairs of it, which are computed from fp32 blocks ---- */
+/* ---- operands of products of bf16, by dot products or tiles: rows of pairs of it, which are computed from
+   fp32 blocks ---- */
 
 /* n vectors as bf16, to a multiple of 32 elements; what is more than n is 0. */
 TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
 {
     for (int64_t v = 0; v < n; v += 2) {
-        tt__vf low = TT__K(load)(from + 16 * v), high = v + 1 < n ? TT__K(load)(from + 16 * (v + 1)) : TT__K(zero)();
+        tt__vf low = TT__K(load)(from + 16 * v),
+               high = v + 1 < n ? TT__K(load)(from + 16 * (v + 1)) : TT__K(zero)();
         TT__K(store)(to + 8 * v, (tt__vf)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
     }
 }
@@ -7859,22 +7968,24 @@ TT__DOT_INLINE void TT__K(attention_pairs)(float *to, const float *even, const f
     for (int k = 0; k < 32; k++) order[k] = (uint16_t)(k / 2 + k % 2 * 16);
     const __m512i alternate = _mm512_loadu_si512((const void *)order);
     for (int64_t v = 0; v < n; v++) {
-        tt__vf x = even ? TT__K(load)(even + 16 * v) : TT__K(zero)(), y = odd ? TT__K(load)(odd + 16 * v) : TT__K(zero)();
+        tt__vf x = even ? TT__K(load)(even + 16 * v) : TT__K(zero)(),
+               y = odd ? TT__K(load)(odd + 16 * v) : TT__K(zero)();
         __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x);
         TT__K(store)(to + 16 * v, (tt__vf)_mm512_permutexvar_epi16(alternate, both));
     }
 }
 
 /* to (n, ceil(width / 32) * 16): pairs that lie side by side in a row. */
-TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, int64_t stride, int64_t n, int64_t width)
+TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, int64_t stride, int64_t n,
+                                                  int64_t width)
 {
     const int64_t to_row = tt__ceil_div(width, 32) * 16, vectors = tt__ceil_div(width, 16);
     for (int64_t i = 0; i < n; i++) TT__K(attention_narrow)(to + i * to_row, from + i * stride, vectors);
 }
 
 /* to (ceil(n / 32) * 16, to_row): pairs of a row and the next; zeros for rows from n on. */
-TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const float *from, int64_t stride, int64_t n,
-                                               int64_t width)
+TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const float *from, int64_t stride,
+                                               int64_t n, int64_t width)
 {
     const int64_t whole = tt__ceil_div(n, 32) * 32, vectors = tt__ceil_div(width, 16);
     for (int64_t i = 0; i < whole; i += 2, to += to_row, from += 2 * stride)
@@ -7882,22 +7993,26 @@ TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const 
 }
 
 /* to (m, to_row) = from^T, whole blocks of 16 x 16; rows of from from n on are taken for zeros. */
-TT__FN void TT__K(attention_transpose_whole)(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t n, int64_t m)
+TT__FN void TT__K(attention_transpose_whole)(float *to, int64_t to_row, const float *from, int64_t from_row,
+                                             int64_t n, int64_t m)
 {
     tt__vf r[16];
     for (int64_t i = 0; i < n; i += 16)
         for (int64_t j = 0; j < m; j += 16) {
             TT__UNROLL(16)
-            for (int t = 0; t < 16; t++) r[t] = i + t < n ? TT__K(load)(from + (i + t) * from_row + j) : TT__K(zero)();
+            for (int t = 0; t < 16; t++)
+                r[t] = i + t < n ? TT__K(load)(from + (i + t) * from_row + j) : TT__K(zero)();
             TT__K(transpose)(r);
             TT__UNROLL(16)
             for (int t = 0; t < 16; t++) TT__K(store)(to + (j + t) * to_row + i, r[t]);
         }
 }
 
-/* Y (keys, d), of which attention_to_queries adds rows, as pairs of rows. The kernel of tiles needs the left operand's rows to run along the
-   summed dimension, which a transposed tile's do not; so there, Y is transposed and out^T computed. */
-TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys, int64_t d, const float *y, int64_t stride)
+/* Y (keys, d), of which attention_to_queries adds rows, as pairs of rows. The kernel of tiles needs the left
+   operand's rows to run along the summed dimension, which a transposed tile's do not; so there, Y is
+   transposed and out^T computed. */
+TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
+                                         int64_t d, const float *y, int64_t stride)
 {
     float *pairs = by == TT__BF16_TILES ? buffers->across : buffers->summed;
     const int64_t rows = tt__ceil_div(keys, 32) * 16, cols = tt__attention_padded(d);
@@ -7919,23 +8034,25 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
 #endif
 
 #ifdef TT__TILES
-/* attention_to_queries by tiles: Y is from attention_summed_bf16. `twice`: what rounding to bf16 leaves of tile is multiplied, too, and
-   replaces it. */
-TT__FN void TT__K(attention_to_queries_by_tiles)(bool twice, const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
-                                                 int64_t diagonal, float *tile, float *out, int64_t out_stride, bool accumulate)
+/* attention_to_queries by tiles: Y is from attention_summed_bf16. `twice`: what rounding to bf16 leaves of
+   tile is multiplied, too, and replaces it. */
+TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
+                                                 float *out, int64_t out_stride, bool add)
 {
-    const int64_t whole = tt__ceil_div(keys, 32) * 32, m = tt__attention_padded(d), n = tt__attention_padded(queries);
+    const int64_t whole = tt__ceil_div(x->keys, 32) * 32;
+    const int64_t m = tt__attention_padded(x->d), n = tt__attention_padded(x->queries);
     const int64_t y_row = TT__ATTENTION_KEYS / 2;
-    float *b = buffers->left, *c = buffers->across;
+    float *b = x->b->left, *c = x->b->across;
     tt__vf r[16];
     for (int part = 0; part <= twice; part++) {
-        for (int64_t i = 0; i < keys && part; i++) TT__K(attention_rest)(tile + i * TT__ATTENTION_TILE, n);
-        TT__K(attention_pairs_of_rows)(b, n, tile, TT__ATTENTION_TILE, keys, queries);
+        for (int64_t i = 0; i < x->keys && part; i++) TT__K(attention_rest)(tile + i * TT__ATTENTION_TILE, n);
+        TT__K(attention_pairs_of_rows)(b, n, tile, TT__ATTENTION_TILE, x->keys, x->queries);
         for (int64_t j = 0; j < n; j += 32) {
-            int64_t seen = tt__max(0, tt__min(whole, tt__ceil_div(j + 32 + diagonal, 32) * 32));
+            int64_t seen = tt__max(0, tt__min(whole, tt__ceil_div(j + 32 + x->diagonal, 32) * 32));
             for (int64_t i = 0; i < m; i += 32) {
                 float *to = c + i * n + j;
-                tt__product p = {seen / 2, buffers->summed + i * y_row, y_row, 16, b + j, n, to, n, part ? to : NULL, n, 1.0f};
+                tt__product p = {seen / 2, x->b->summed + i * y_row, y_row, 16, b + j, n, to, n,
+                                 part ? to : NULL, n, 1.0f};
                 TT__K(tiles_micro)(m - i, n - j, &p);
             }
         }
@@ -7945,9 +8062,9 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(bool twice, const tt__attention
             TT__UNROLL(16)
             for (int t = 0; t < 16; t++) r[t] = TT__K(load)(c + (i + t) * n + j);
             TT__K(transpose)(r);
-            for (int t = 0; t < tt__min(16, queries - j); t++) {
+            for (int t = 0; t < tt__min(16, x->queries - j); t++) {
                 float *to = out + (j + t) * out_stride + i;
-                TT__K(store)(to, accumulate ? r[t] + TT__K(load)(to) : r[t]);
+                TT__K(store)(to, add ? r[t] + TT__K(load)(to) : r[t]);
             }
         }
 }
@@ -7956,8 +8073,8 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(bool twice, const tt__attention
 
 /* ---- products ---- */
 
-/* The microkernel for a way with bf16 (0: fp32), and the rows and columns of its blocks. It takes `whole` elements along k at a time, a
-   power of 2, of which a unit holds 1 or, if `pairs` is 1, 2. */
+/* The microkernel for a way with bf16 (0: fp32), and the rows and columns of its blocks. It takes `whole`
+   elements along k at a time, a power of 2, of which a unit holds 1 or, if `pairs` is 1, 2. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
@@ -7966,7 +8083,8 @@ typedef struct TT__K(attention_kernel) {
 
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
-    TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES, 1, 0};
+    TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
+                                      1, 0};
 #ifdef TT__ATTENTION_BF16
     if (by == TT__BF16_DOT) {
         kernel.run = TT__K(attention_dot_micro);
@@ -7983,93 +8101,102 @@ TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
     return kernel;
 }
 
-/* The block of p's C that begins at row i and column j, summed over elements [from, to). */
-TT__INLINE void TT__K(attention_block)(const TT__K(attention_kernel) *kernel, const tt__product *p, int64_t i, int64_t rows, int64_t j,
-                                       int64_t cols, int64_t from, int64_t to)
+/* Computes rows [i, rows) and columns [j, cols) of p's C, at most those of the microkernel, summed over
+   elements [from, to). */
+TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel, const tt__product *p,
+                                          int64_t i, int64_t rows, int64_t j, int64_t cols, int64_t from,
+                                          int64_t to)
 {
     const int64_t first = (from & -kernel->whole) >> kernel->pairs;
     tt__product block = *p;
     block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
     block.k -= first;
-    block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col); /* tiles' rows of A lie along k */
+    /* tiles' rows of A lie along k */
+    block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
     block.b += first * p->b_row + j;
     block.c += i * p->c_row + j;
     if (p->base) block.base = block.c;
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* In the three products, query i of the block sees the keys of the block that are <= i + diagonal. Parts of a tile that
-   no query of a vector sees are neither computed nor read; with listed queries all are, and the softmax leaves weights of 0 there. */
+/* Parts of a tile that no query of a vector sees are neither computed nor read in the three products; with
+   listed queries all are, and the softmax leaves weights of 0 there. */
 
-/* tile (keys, queries) = scale * X (keys, d) Yt (d, queries). Of bf16, X has pairs of columns and Yt pairs of rows; fp32 operands are
-   scaled already. */
-TT__FN void TT__K(attention_scores)(tt__bf16 by, int64_t keys, int64_t queries, int64_t d, int64_t diagonal, float scale, const float *x,
+/* tile (keys, queries) = scale * X (keys, d) Yt (d, queries). Of bf16, X has pairs of columns and Yt pairs of
+   rows; fp32 operands are scaled already. */
+TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale, const float *x,
                                     const float *yt, float *tile)
 {
-    const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(by);
-    const int64_t row = by ? tt__ceil_div(d, 32) * 16 : tt__attention_stride(d), cols = tt__ceil_div(queries, TT__LANES) * TT__LANES;
-    const int64_t rows = by == TT__BF16_TILES ? tt__attention_padded(keys) : keys;
-    const tt__product p = {0, x, row, by == TT__BF16_TILES ? 16 : 1, yt, TT__ATTENTION_TILE, tile, TT__ATTENTION_TILE, NULL, 0, scale};
+    const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(s->by);
+    const bool by_tiles = s->by == TT__BF16_TILES;
+    const int64_t row = s->by ? tt__ceil_div(s->d, 32) * 16 : tt__attention_stride(s->d),
+                  step = TT__ATTENTION_TILE;
+    const int64_t rows = by_tiles ? tt__attention_padded(s->keys) : s->keys;
+    const int64_t cols = tt__ceil_div(s->queries, TT__LANES) * TT__LANES;
+    const tt__product p = {0, x, row, by_tiles ? 16 : 1, yt, step, tile, step, NULL, 0, scale};
     for (int64_t j = 0; j < cols; j += kernel.cols) {
-        int64_t seen = tt__min(rows, tt__min(j + kernel.cols, cols) + diagonal);
-        for (int64_t i = 0; i < seen; i += kernel.rows) TT__K(attention_block)(&kernel, &p, i, seen, j, cols, 0, d);
+        int64_t seen = tt__min(rows, tt__min(j + kernel.cols, cols) + s->diagonal);
+        for (int64_t i = 0; i < seen; i += kernel.rows)
+            TT__K(attention_multiply)(&kernel, &p, i, seen, j, cols, 0, s->d);
     }
-    for (float *t = tile; t < tile + keys * TT__ATTENTION_TILE && by == TT__BF16_TILES; t += TT__ATTENTION_TILE)
-        for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(t + j, TT__K(load)(t + j) * scale);
+    for (int64_t i = 0; i < s->keys && by_tiles; i++, tile += step)
+        for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
 /* dX (keys, d) += tile (keys, queries) Y (queries, d); of bf16, Y has pairs of rows. */
-TT__FN void TT__K(attention_to_keys)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
-                                     int64_t diagonal, const float *tile, const float *y, float *dx)
+TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
+                                     float *dx)
 {
-    const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(by);
-    const int64_t cols = tt__ceil_div(d, TT__LANES) * TT__LANES, stride = tt__attention_stride(d);
+    const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(s->by);
+    const int64_t cols = tt__ceil_div(s->d, TT__LANES) * TT__LANES, stride = tt__attention_stride(s->d);
+    int64_t rows = s->keys;
     tt__product p = {0, tile, TT__ATTENTION_TILE, 1, y, stride, dx, stride, dx, stride, 1.0f};
 #ifdef TT__ATTENTION_BF16
-    if (by) {
-        p.a = buffers->left;
-        p.a_row = tt__ceil_div(queries, 32) * 16;
-        p.a_col = by == TT__BF16_TILES ? 16 : 1;
-        TT__K(attention_pairs_of_columns)(buffers->left, tile, TT__ATTENTION_TILE, keys, queries);
-        if (by == TT__BF16_TILES) keys = tt__attention_padded(keys);
+    if (s->by) {
+        p.a = s->b->left;
+        p.a_row = tt__ceil_div(s->queries, 32) * 16;
+        TT__K(attention_pairs_of_columns)(s->b->left, tile, TT__ATTENTION_TILE, s->keys, s->queries);
     }
 #endif
-    (void)buffers;
+    if (s->by == TT__BF16_TILES) {
+        p.a_col = 16;
+        rows = tt__attention_padded(rows);
+    }
     for (int64_t j = 0; j < cols; j += kernel.cols)
-        for (int64_t i = 0; i < keys; i += kernel.rows)
-            TT__K(attention_block)(&kernel, &p, i, keys, j, cols, tt__max(0, i - diagonal), queries);
+        for (int64_t i = 0; i < rows; i += kernel.rows)
+            TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* out (queries, d) (+)= tile^T (queries, keys) Y (keys, d), without tiles; of bf16, Y is from attention_summed_bf16. Rows of one block share
-   their keys (of bf16, pairs of them), with weights 0 for those that a query does not see: a NaN or infinity in Y also reaches the few
-   queries before it in the same block. With listed queries it reaches all of the sequence, by tiles the 32 queries before it. */
-TT__FN void TT__K(attention_to_queries)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys, int64_t queries, int64_t d,
-                                        int64_t diagonal, const float *tile, const float *y, float *out, int64_t out_stride, bool accumulate)
+/* out (queries, d) = or += tile^T (queries, keys) Y (keys, d), without tiles; of bf16, Y is from
+   attention_summed_bf16. Rows of one block share their keys (of bf16, pairs of them), with weights 0 for
+   those that a query does not see: a NaN or infinity in Y also reaches the few queries before it in the same
+   block. With listed queries it reaches all of the sequence, by tiles the 32 queries before it. */
+TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, const float *tile, const float *y,
+                                        float *out, int64_t out_row, bool add)
 {
-    const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(by);
-    const int64_t cols = tt__ceil_div(d, TT__LANES) * TT__LANES;
-    tt__product p = {0, tile, 1, TT__ATTENTION_TILE, y, tt__attention_stride(d), out, out_stride, accumulate ? out : NULL, out_stride, 1.0f};
+    const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(s->by);
+    const int64_t cols = tt__ceil_div(s->d, TT__LANES) * TT__LANES, y_row = tt__attention_stride(s->d);
+    tt__product p = {0, tile, 1, TT__ATTENTION_TILE, y, y_row, out, out_row, add ? out : NULL, out_row, 1.0f};
 #ifdef TT__ATTENTION_BF16
-    if (by) {
-        p.a = buffers->left;
-        p.a_col = tt__attention_padded(queries);
-        TT__K(attention_pairs_of_rows)(buffers->left, p.a_col, tile, TT__ATTENTION_TILE, keys, queries);
+    if (s->by) {
+        p.a = s->b->left;
+        p.a_col = tt__attention_padded(s->queries);
+        TT__K(attention_pairs_of_rows)(s->b->left, p.a_col, tile, TT__ATTENTION_TILE, s->keys, s->queries);
     }
 #endif
-    (void)buffers;
     for (int64_t j = 0; j < cols; j += kernel.cols)
-        for (int64_t i = 0; i < queries; i += kernel.rows) {
-            int64_t seen = tt__min(keys, tt__min(i + kernel.rows, queries) + diagonal);
-            if (seen > 0) TT__K(attention_block)(&kernel, &p, i, queries, j, cols, 0, seen);
+        for (int64_t i = 0; i < s->queries; i += kernel.rows) {
+            int64_t seen = tt__min(s->keys, tt__min(i + kernel.rows, s->queries) + s->diagonal);
+            if (seen > 0) TT__K(attention_multiply)(&kernel, &p, i, s->queries, j, cols, 0, seen);
         }
 }
 
 /* ---- rows of one head in and out of fp32 blocks ---- */
 
-/* to (n, stride) = scale * rows [row, row + n), or those that `at` has there, of the head that starts at `column`, with zeros up to a
-   whole vector. */
-TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column, int64_t d, float scale,
-                                  float *to, int64_t stride)
+/* to (n, stride) = scale * rows [row, row + n), or those that `at` has there, of the head that starts at
+   `column`, with zeros up to a whole vector. */
+TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
+                                  int64_t d, float scale, float *to, int64_t stride)
 {
     for (int64_t i = 0; i < n; i++, to += stride) {
         int64_t number = at ? at[row + i] : row + i;
@@ -8082,8 +8209,9 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
 }
 
 /* The same rows of the head (+)= scale * from; a gradient that nothing needs is absent. */
-TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column, int64_t d, float scale,
-                                    const float *from, int64_t stride, bool add)
+TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n,
+                                    int64_t column, int64_t d, float scale, const float *from, int64_t stride,
+                                    bool add)
 {
     for (int64_t i = 0; i < n && m->data; i++, from += stride) {
         void *to = tt__attention_row(m, at ? at[row + i] : row + i, column);
@@ -8108,8 +8236,10 @@ TT__INLINE void TT__K(attention_transpose_4)(const float *from, int64_t stride, 
     memcpy(&b, from + stride, 16);
     memcpy(&c, from + 2 * stride, 16);
     memcpy(&d, from + 3 * stride, 16);
-    TT__K(quad) ab_low = TT__SHUFFLE(a, b, 0, 4, 1, 5) * scale, ab_high = TT__SHUFFLE(a, b, 2, 6, 3, 7) * scale;
-    TT__K(quad) cd_low = TT__SHUFFLE(c, d, 0, 4, 1, 5) * scale, cd_high = TT__SHUFFLE(c, d, 2, 6, 3, 7) * scale;
+    TT__K(quad) ab_low = TT__SHUFFLE(a, b, 0, 4, 1, 5) * scale,
+                ab_high = TT__SHUFFLE(a, b, 2, 6, 3, 7) * scale;
+    TT__K(quad) cd_low = TT__SHUFFLE(c, d, 0, 4, 1, 5) * scale,
+                cd_high = TT__SHUFFLE(c, d, 2, 6, 3, 7) * scale;
     a = TT__SHUFFLE(ab_low, cd_low, 0, 1, 4, 5);
     b = TT__SHUFFLE(ab_low, cd_low, 2, 3, 6, 7);
     c = TT__SHUFFLE(ab_high, cd_high, 0, 1, 4, 5);
@@ -8121,21 +8251,24 @@ TT__INLINE void TT__K(attention_transpose_4)(const float *from, int64_t stride, 
 }
 
 /* to (d, tile) = scale * from^T, from (n, stride); rows of from up to a whole vector become zeros. */
-TT__FN void TT__K(attention_transpose)(float *from, int64_t stride, int64_t n, int64_t d, float scale, float *to)
+TT__FN void TT__K(attention_transpose)(float *from, int64_t stride, int64_t n, int64_t d, float scale,
+                                       float *to)
 {
     int64_t padded = tt__ceil_div(n, TT__LANES) * TT__LANES;
     memset(from + n * stride, 0, (size_t)((padded - n) * stride) * sizeof(float));
     for (int64_t i = 0; i < padded; i += 4) {
         int64_t j = 0;
         for (; j + 4 <= d; j += 4)
-            TT__K(attention_transpose_4)(from + i * stride + j, stride, scale, to + j * TT__ATTENTION_TILE + i);
+            TT__K(attention_transpose_4)(from + i * stride + j, stride, scale,
+                                         to + j * TT__ATTENTION_TILE + i);
         for (; j < d; j++)
             for (int64_t k = i; k < i + 4; k++) to[j * TT__ATTENTION_TILE + k] = from[k * stride + j] * scale;
     }
 }
 
 /* to (d, tile) = scale * from^T, from (n, stride); of bf16, pairs of that, and no scale. */
-TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__attention_buffers *b, float *from, int64_t n, float scale, float *to)
+TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__attention_buffers *b, float *from,
+                                     int64_t n, float scale, float *to)
 {
     int64_t d = a->head_size, stride = tt__attention_stride(d);
 #ifdef TT__ATTENTION_BF16
@@ -8180,8 +8313,8 @@ typedef struct TT__K(attention_lanes) {
 } TT__K(attention_lanes);
 
 /* query: of the first lane, in the sequence */
-TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attention_task) *t, int64_t first_key, int64_t keys,
-                                                            int64_t query)
+TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attention_task) *t, int64_t first_key,
+                                                            int64_t keys, int64_t query)
 {
     const tt__attention_args *a = t->a;
     TT__K(attention_lanes) l;
@@ -8206,8 +8339,8 @@ TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attentio
 /* The random bits of keys r .. r + 7 of the block, r a multiple of 8: two keys a word. */
 TT__INLINE void TT__K(attention_random)(const TT__K(attention_lanes) *l, int64_t r, tt__vu bits[4])
 {
-    TT__K(philox)(l->keys, l->row, TT__K(splat_u)((uint32_t)((l->first_key + r) / 8)), TT__K(splat_u)((uint32_t)l->head),
-                  TT__K(splat_u)(0), bits);
+    TT__K(philox)(l->keys, l->row, TT__K(splat_u)((uint32_t)((l->first_key + r) / 8)),
+                  TT__K(splat_u)((uint32_t)l->head), TT__K(splat_u)(0), bits);
 }
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
@@ -8224,8 +8357,8 @@ TT__INLINE tt__vi TT__K(attention_visible)(const TT__K(attention_lanes) *l, int6
     return l->last >= (int32_t)key;
 }
 
-/* Scores in, weights out, for one vector of queries (tile: its column), with a running maximum and sum. Returns what earlier
-   sums of weights must be multiplied with. */
+/* Scores in, weights out, for one vector of queries (tile: its column), with a running maximum and sum.
+   Returns what earlier sums of weights must be multiplied with. */
 TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
                                            float *tile, float *most, float *sum)
 {
@@ -8272,9 +8405,11 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
     return correction;
 }
 
-/* Scores to dropped weights P~, and gradients of dropped weights to gradients of scores P (keep dP~ - delta). */
-TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
-                                                  float *weights, float *dscores, const float *lse, const float *delta)
+/* Scores to dropped weights P~, and gradients of dropped weights to gradients of scores P (keep dP~ -
+   delta). */
+TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
+                                                  int64_t keys, float *weights, float *dscores,
+                                                  const float *lse, const float *delta)
 {
     tt__vf log_sum = TT__K(load)(lse), dl = TT__K(load)(delta);
     for (int64_t r = 0; r < l->seen; r += 8) {
@@ -8326,8 +8461,8 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
 }
 
 /* Task `task` of a call, which is of sequence s. */
-TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call) *call, int64_t task, int64_t s, bool backward,
-                                                      int thread)
+TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call) *call, int64_t task,
+                                                      int64_t s, bool backward, int thread)
 {
     TT__K(attention_task) t;
     t.call = call;
@@ -8341,37 +8476,40 @@ TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* the products take every key for every query */
 
 /* One block of queries against one block of keys. key, query: the first of them, in the sequence. */
-TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, int64_t key, int64_t keys, int64_t query, int64_t n,
-                                          const float *qt, float *out, float *most, float *sum)
+TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, int64_t key, int64_t keys,
+                                          int64_t query, int64_t n, const float *qt, float *out, float *most,
+                                          float *sum)
 {
     const tt__attention_args *a = t->a;
     const tt__attention_buffers *b = &t->b;
-    int64_t d = a->head_size, stride = tt__attention_stride(d);
-    int64_t diagonal = t->x.diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
+    const int64_t d = a->head_size, stride = tt__attention_stride(d);
+    const int64_t diagonal = t->x.diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
+    TT__K(attention_block) s = {a->bf16, tt__min(keys, n + diagonal), n, d, diagonal, b};
     float correction[TT__ATTENTION_QUERIES];
-    keys = tt__min(keys, n + diagonal);
-    if (keys <= 0) return;
-    TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, t->call->query_scale, a->bf16 ? b->k_pairs : b->k, qt, b->weights);
+    if (s.keys <= 0) return;
+    TT__K(attention_scores)(&s, t->call->query_scale, a->bf16 ? b->k_pairs : b->k, qt, b->weights);
     for (int64_t i = 0; i < n; i += TT__LANES) {
-        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, keys, query + i);
-        tt__vf c = l.drop ? TT__K(attention_softmax)(true, &l, keys, b->weights + i, most + i, sum + i)
-                          : TT__K(attention_softmax)(false, &l, keys, b->weights + i, most + i, sum + i);
+        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, s.keys, query + i);
+        tt__vf c = l.drop ? TT__K(attention_softmax)(true, &l, s.keys, b->weights + i, most + i, sum + i)
+                          : TT__K(attention_softmax)(false, &l, s.keys, b->weights + i, most + i, sum + i);
         TT__K(store)(correction + i, c);
     }
     for (int64_t i = 0; key > 0 && i < n; i++) {
         float *row = out + i * stride;
-        if (correction[i] != 1.0f)
-            for (int64_t j = 0; j < d; j += TT__LANES) TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
+        for (int64_t j = 0; j < d && correction[i] != 1.0f; j += TT__LANES)
+            TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-    /* The weights are not rounded here: dout * out, made of rounded ones, would not be what the backward's weights and their gradients sum to,
-       and the gradients of keys, which cancel out, would be half as wrong again. */
+    /* The weights are not rounded here: dout * out, made of rounded ones, would not be what the backward's
+       weights and their gradients sum to, and the gradients of keys, which cancel out, would be half as wrong
+       again. */
 #ifdef TT__TILES
     if (a->bf16 == TT__BF16_TILES) {
-        TT__K(attention_to_queries_by_tiles)(true, b, keys, n, d, diagonal, b->weights, out, stride, key > 0);
+        TT__K(attention_to_queries_by_tiles)(&s, true, b->weights, out, stride, key > 0);
         return;
     }
 #endif
-    TT__K(attention_to_queries)(TT__BF16_CONVERT, b, keys, n, d, diagonal, b->weights, b->v, out, stride, key > 0);
+    s.by = TT__BF16_CONVERT;
+    TT__K(attention_to_queries)(&s, b->weights, b->v, out, stride, key > 0);
 }
 
 TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
@@ -8382,7 +8520,8 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     const TT__K(attention_task) t = TT__K(attention_task_of)(call, task, s, false, thread);
     const tt__attention_buffers *b = &t.b;
     int64_t first = (group - tt__attention_first_group(a, s)) * TT__ATTENTION_GROUP;
-    int64_t queries = tt__min(TT__ATTENTION_GROUP, t.x.queries - first), key_end = t.x.diagonal ? first + queries : t.x.length;
+    int64_t queries = tt__min(TT__ATTENTION_GROUP, t.x.queries - first),
+            key_end = t.x.diagonal ? first + queries : t.x.length;
     int64_t d = a->head_size, column = t.head * d, stride = tt__attention_stride(d);
     int64_t qt_size = tt__attention_qt_rows(d) * TT__ATTENTION_TILE;
     if (queries <= 0) return;
@@ -8411,16 +8550,19 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
             if (a->bf16 == TT__BF16_TILES) TT__K(attention_summed_bf16)(a->bf16, b, keys, d, b->v, stride);
         }
 #endif
-        for (int64_t i = 0, block = 0; i < queries; i += query_block, block++)
-            TT__K(attention_forward_tile)(&t, key, keys, first + i, tt__min(query_block, queries - i),
-                                          b->qt + block * qt_size, b->out + i * stride, b->most + i, b->sum + i);
+        for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
+            int64_t n = tt__min(query_block, queries - i);
+            TT__K(attention_forward_tile)(&t, key, keys, first + i, n, b->qt + block * qt_size,
+                                          b->out + i * stride, b->most + i, b->sum + i);
+        }
     }
 #ifdef TT__TILES
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_end)();
 #endif
     for (int64_t i = 0; i < queries; i++) {
         int64_t number = t.x.first + first + i, row = a->query_at ? a->query_at[number] : number;
-        TT__K(attention_unpack)(&a->out, NULL, row, 1, column, d, call->keep_scale / b->sum[i], b->out + i * stride, stride, false);
+        TT__K(attention_unpack)(&a->out, NULL, row, 1, column, d, call->keep_scale / b->sum[i],
+                                b->out + i * stride, stride, false);
         a->lse[row * a->heads + t.head] = b->most[i] * 0.693147180559945309f + logf(b->sum[i]);
     }
 }
@@ -8429,7 +8571,9 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
 TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a)
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
-    if (a->seqs > 0) tt__parallel(pool, tt__attention_first_group(a, a->seqs) * a->heads, TT__K(attention_forward_task), &call);
+    if (a->seqs > 0)
+        tt__parallel(pool, tt__attention_first_group(a, a->seqs) * a->heads, TT__K(attention_forward_task),
+                     &call);
 }
 
 /* log2-sum-exp2 of the scores and sum of dout * out of n queries from number `first` on */
@@ -8445,7 +8589,8 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
         for (int64_t k = 0; k < block; k++) {
             tt__vf sum = TT__K(zero)();
             for (int64_t j = 0; j < d; j += TT__LANES)
-                sum = TT__K(fma)(TT__K(load)(b->q + k * stride + j), TT__K(load)(b->dout + k * stride + j), sum);
+                sum = TT__K(fma)(TT__K(load)(b->q + k * stride + j), TT__K(load)(b->dout + k * stride + j),
+                                 sum);
             b->delta[i + k] = TT__K(sum)(sum);
             int64_t number = first + i + k, row = a->query_at ? a->query_at[number] : number;
             b->lse[i + k] = a->lse[row * a->heads + t->head] * 1.44269504088896341f;
@@ -8455,29 +8600,31 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
 }
 
 /* span: the first query of which b holds lse, delta and dq */
-TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, int64_t key, int64_t keys, int64_t span,
-                                           int64_t query, int64_t n)
+TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, int64_t key, int64_t keys,
+                                           int64_t span, int64_t query, int64_t n)
 {
     const tt__attention_args *a = t->a;
     const tt__attention_buffers *b = &t->b;
     const bool half = a->bf16 != TT__BF16_CONVERT;
     const float query_scale = t->call->query_scale, keep_scale = t->call->keep_scale;
-    int64_t d = a->head_size, stride = tt__attention_stride(d), dq_stride = tt__attention_padded(d), column = t->head * d;
-    int64_t row = t->x.first + query, diagonal = t->x.diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
-    keys = tt__min(keys, n + diagonal);
-    if (keys <= 0) return;
+    const int64_t d = a->head_size, stride = tt__attention_stride(d), dq_stride = tt__attention_padded(d);
+    const int64_t column = t->head * d, row = t->x.first + query;
+    const int64_t diagonal = t->x.diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
+    const TT__K(attention_block) s = {a->bf16, tt__min(keys, n + diagonal), n, d, diagonal, b};
+    if (s.keys <= 0) return;
     TT__K(attention_pack)(&a->q, a->query_at, row, n, column, d, 1.0f, b->q, stride);
-    TT__K(attention_pack)(&a->dout, a->query_at, row, n, column, d, half ? 1.0f : keep_scale, b->dout, stride);
+    TT__K(attention_pack)(&a->dout, a->query_at, row, n, column, d, half ? 1.0f : keep_scale, b->dout,
+                          stride);
     TT__K(attention_columns)(a, b, b->q, n, query_scale, b->qt);
     TT__K(attention_columns)(a, b, b->dout, n, 1.0f, b->doutt);
-    TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, query_scale, half ? b->k_pairs : b->k, b->qt, b->weights);
-    TT__K(attention_scores)(a->bf16, keys, n, d, diagonal, keep_scale, half ? b->v_pairs : b->v, b->doutt, b->dscores);
+    TT__K(attention_scores)(&s, query_scale, half ? b->k_pairs : b->k, b->qt, b->weights);
+    TT__K(attention_scores)(&s, keep_scale, half ? b->v_pairs : b->v, b->doutt, b->dscores);
     for (int64_t i = 0; i < n; i += TT__LANES) {
-        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, keys, query + i);
+        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, s.keys, query + i);
         float *w = b->weights + i, *ds = b->dscores + i;
         const float *lse = b->lse + query - span + i, *delta = b->delta + query - span + i;
-        if (l.drop) TT__K(attention_softmax_backward)(true, &l, keys, w, ds, lse, delta);
-        else TT__K(attention_softmax_backward)(false, &l, keys, w, ds, lse, delta);
+        if (l.drop) TT__K(attention_softmax_backward)(true, &l, s.keys, w, ds, lse, delta);
+        else TT__K(attention_softmax_backward)(false, &l, s.keys, w, ds, lse, delta);
     }
     float *dq = b->dq + (query - span) * dq_stride;
 #ifdef TT__ATTENTION_BF16
@@ -8486,18 +8633,19 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, int64
         TT__K(attention_pairs_of_rows)(b->dout_pairs, stride, b->dout, stride, n, d);
     }
 #endif
-    TT__K(attention_to_keys)(a->bf16, b, keys, n, d, diagonal, b->weights, half ? b->dout_pairs : b->dout, b->dv);
-    TT__K(attention_to_keys)(a->bf16, b, keys, n, d, diagonal, b->dscores, half ? b->q_pairs : b->q, b->dk);
+    TT__K(attention_to_keys)(&s, b->weights, half ? b->dout_pairs : b->dout, b->dv);
+    TT__K(attention_to_keys)(&s, b->dscores, half ? b->q_pairs : b->q, b->dk);
 #ifdef TT__TILES
     if (a->bf16 == TT__BF16_TILES) {
-        TT__K(attention_to_queries_by_tiles)(false, b, keys, n, d, diagonal, b->dscores, dq, dq_stride, key > 0);
+        TT__K(attention_to_queries_by_tiles)(&s, false, b->dscores, dq, dq_stride, key > 0);
         return;
     }
 #endif
-    TT__K(attention_to_queries)(a->bf16, b, keys, n, d, diagonal, b->dscores, half ? b->summed : b->k, dq, dq_stride, key > 0);
+    TT__K(attention_to_queries)(&s, b->dscores, half ? b->summed : b->k, dq, dq_stride, key > 0);
 }
 
-/* The gradients that come from n queries of a sequence; where there are none, zeros for its keys and values. */
+/* The gradients that come from n queries of a sequence; where there are none, zeros for its keys and
+   values. */
 TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, int64_t span, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -8525,16 +8673,20 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, int64
         for (int64_t query = span; query < span + n; query += query_block)
             TT__K(attention_backward_tile)(t, key, keys, span, query, tt__min(query_block, span + n - query));
         /* The keys that earlier spans have seen come first: their gradients are added to. */
-        const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys, old = span ? seen : 0;
+        const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
+                      old = span ? seen : 0;
         for (int64_t from = 0, end = old; from < keys; from = end, end = keys) {
             int64_t row = x->begin + key + from, count = end - from;
             const float *dk = b->dk + from * stride, *dv = b->dv + from * stride;
-            TT__K(attention_unpack)(&a->dk, NULL, row, count, column, d, a->scale, dk, stride, from < old || a->add_dk);
-            TT__K(attention_unpack)(&a->dv, NULL, row, count, column, d, dv_scale, dv, stride, from < old || a->add_dv);
+            TT__K(attention_unpack)(&a->dk, NULL, row, count, column, d, a->scale, dk, stride,
+                                    from < old || a->add_dk);
+            TT__K(attention_unpack)(&a->dv, NULL, row, count, column, d, dv_scale, dv, stride,
+                                    from < old || a->add_dv);
         }
     }
     const int64_t dq_stride = tt__attention_padded(d);
-    TT__K(attention_unpack)(&a->dq, a->query_at, x->first + span, n, column, d, a->scale, b->dq, dq_stride, a->add_dq);
+    TT__K(attention_unpack)(&a->dq, a->query_at, x->first + span, n, column, d, a->scale, b->dq, dq_stride,
+                            a->add_dq);
 }
 
 TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
@@ -8564,9 +8716,9 @@ TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *
 #undef TT__ATTENTION_NV
 #undef TT__ATTENTION_NO_DIAGONAL
 
-/* ------------------------------------------------------------------------------------------------ row kernels
-   Everything but matmul and attention works on rows of floats; other dtypes are widened on the way in and rounded on the
-   way out, a row at a time, so no kernel knows them. */
+/* ----------------------------------------------------------------------------------------------- row kernels
+   Everything but matmul and attention works on rows of floats; other dtypes are widened on the way in and
+   rounded on the way out, a row at a time, so no kernel knows them. */
 
 /* Where row r of m is computed: in place, or in scratch when it must be rounded or added. */
 TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float *scratch)
@@ -8574,7 +8726,8 @@ TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float 
     return m->dtype == TT_F32 && !add ? (float *)tt__at(m, r) : scratch;
 }
 
-/* Writes a row of floats as row r of m, or adds it to that, unless it was computed in place. `spare` is a scratch row. */
+/* Writes a row of floats as row r of m, or adds it to that, unless it was computed in place. `spare` is a
+   scratch row. */
 TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, const float *row, float *spare)
 {
     float *to = m->dtype == TT_F32 ? (float *)tt__at(m, r) : spare;
@@ -8589,7 +8742,8 @@ TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k)
     return scratch + (size_t)k * (tt__row_bytes(cols) / 4);
 }
 
-/* Computes row r of out[0] as y (n) from the rows of the same number of some inputs as x; x[k] is NULL if that input is absent. */
+/* Computes row r of out[0] as y (n) from the rows of the same number of some inputs as x; x[k] is NULL if
+   that input is absent. */
 typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n,
                               const void *more);
 #define TT__UNUSED __attribute__((unused))
@@ -8600,9 +8754,10 @@ typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const
 #define TT__ROWS_FN(name) \
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
-/* Rows [from, to) of out[0], each by fn from the rows of in[first] to in[first + count - 1]; at most three. */
-TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch, const int first, const int count,
-                                TT__K(row_fn) fn, const void *more)
+/* Rows [from, to) of out[0], each by fn from the rows of in[first] to in[first + count - 1]; at most
+   three. */
+TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
+                                const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
     const int64_t n = l->in[first].cols;
     for (int64_t r = from; r < to; r++) {
@@ -8618,7 +8773,8 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-/* The kernel of an op whose rows of out[0] are computed by a function of a range of rows; the same by a row_fn. */
+/* The kernel of an op whose rows of out[0] are computed by a function of a range of rows; the same by a
+   row_fn. */
 #define TT__RUN_ROWS(OP, rows_fn) \
     TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \
     { \
@@ -8669,7 +8825,8 @@ TT__RUN_MAP(ACTIVATION_BACKWARD, 0, 2, activation_backward_row)
 TT__ROWS_FN(fill_rows)
 {
     const tt__mat *y = &l->out[0];
-    float x = l->instr->attr.scale * (l->in[0].data ? (float)((const tt__scale *)l->in[0].data)->scale : 1.0f);
+    const float loss_scale = l->in[0].data ? (float)((const tt__scale *)l->in[0].data)->scale : 1.0f;
+    const float x = l->instr->attr.scale * loss_scale;
     uint16_t half = y->dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
     for (int64_t r = from; r < to; r++) {
         for (int64_t c = 0; c < y->cols; c++) {
@@ -8684,16 +8841,18 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* y = x / (1 - p) where the element of row r survives, else 0; + residual, which may be NULL. Element c: 16 random bits, number
-   c % 8 of Philox counter {r, c / 8, 0, 0}. */
-TT__INLINE void TT__K(dropout_row)(float *y, const float *x, const float *residual, int64_t n, const uint64_t keys[20], int64_t r, float p)
+/* y = x / (1 - p) where the element of row r survives, else 0; + residual, which may be NULL. Element c: 16
+   random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}. */
+TT__INLINE void TT__K(dropout_row)(float *y, const float *x, const float *residual, int64_t n,
+                                   const uint64_t keys[20], int64_t r, float p)
 {
     const tt__vu groups = TT__K(philox_groups)();
     int32_t drop = tt__drop_threshold(p);
     float scale = 65536.0f / (float)(65536 - drop);
     uint16_t numbers[8 * TT__LANES];
     for (int64_t c = 0; c < n; c += 8 * TT__LANES) {
-        TT__K(philox_numbers)(keys, TT__K(splat_u)((uint32_t)r), TT__K(splat_u)((uint32_t)(c / 8)) + groups, numbers);
+        TT__K(philox_numbers)(keys, TT__K(splat_u)((uint32_t)r), TT__K(splat_u)((uint32_t)(c / 8)) + groups,
+                              numbers);
         int64_t end = tt__min(n, c + 8 * TT__LANES);
         for (int64_t i = c, left; i < end; i += TT__LANES) {
             left = tt__min(TT__LANES, n - i);
@@ -8720,7 +8879,8 @@ TT__ROWS_FN(dropout_rows)
 
 TT__RUN_ROWS(DROPOUT, dropout_rows)
 
-/* ---- column sums: the workspace begins with sums of TT__SUM_ROWS rows each, which are then added in order ---- */
+/* ---- column sums: the workspace begins with sums of TT__SUM_ROWS rows each, which are then added in order
+   ---- */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
 {
@@ -8728,11 +8888,13 @@ TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t col
 }
 
 /* Writes or adds the sum of `count` partial sums from number `first` on; `scratch` has two rows. */
-TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bool add, int64_t first, int64_t count, float *scratch)
+TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bool add, int64_t first,
+                                      int64_t count, float *scratch)
 {
     int64_t n = to->cols;
     memset(scratch, 0, (size_t)n * 4);
-    for (int64_t k = 0; k < count; k++) TT__K(axpby)(scratch, 1, scratch, 1, TT__K(partial_sum)(l, first + k, n), n);
+    for (int64_t k = 0; k < count; k++)
+        TT__K(axpby)(scratch, 1, scratch, 1, TT__K(partial_sum)(l, first + k, n), n);
     TT__K(row_end)(to, add, 0, scratch, TT__K(scratch_row)(scratch, n, 1));
 }
 
@@ -8744,10 +8906,12 @@ TT__ROWS_FN(column_sum_rows)
     for (int64_t r = from; r < to; r++) TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(&l->in[0], r, scratch), n);
 }
 
-/* ------------------------------------------------------------------------------------------- linear, attention */
+/* -------------------------------------------------------------------------------------- linear, attention */
 
-/* C = out[0] (m, n) of products with A and B, rows of which, or columns where so said, run along the sum over k. */
-TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns, const tt__mat *b, bool b_columns)
+/* C = out[0] (m, n) of products with A and B, rows of which, or columns where so said, run along the sum over
+   k. */
+TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns,
+                                          const tt__mat *b, bool b_columns)
 {
     tt__gemm_args g;
     memset(&g, 0, sizeof g);
@@ -8805,7 +8969,8 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that ask, which are put in order in the workspace. */
+/* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that ask, which are put in order in the
+   workspace. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;
@@ -8847,17 +9012,18 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
     a.dout = l->in[0];
     a.out = l->in[5];
     a.lse = (float *)l->in[6].data;
-    if (a.dout.dtype != TT_BF16) a.bf16 = TT__BF16_CONVERT; /* dout * out is taken of dout as it is, so products must be too */
+    /* dout * out is taken of dout as it is, so products must be too */
+    if (a.dout.dtype != TT_BF16) a.bf16 = TT__BF16_CONVERT;
     a.dq = l->out[0]; a.dk = l->out[1]; a.dv = l->out[2];
     a.add_dq = l->add[0]; a.add_dk = l->add[1]; a.add_dv = l->add[2];
     TT__K(attention_backward)(tt__cpu_of(l)->pool, &a);
     return TT_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------- layernorm */
+/* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* y = (x - mean) / sqrt(variance + eps) * w + b; more: w (n) and b (n), which may be NULL. rmsnorm is layernorm with a
-   mean of 0, which is not kept. */
+/* y = (x - mean) / sqrt(variance + eps) * w + b; more: w (n) and b (n), which may be NULL. rmsnorm is
+   layernorm with a mean of 0, which is not kept. */
 TT__ROW_FN(layernorm_row)
 {
     const float *const *weights = (const float *const *)more, *w = weights[0], *b = weights[1], *row = x[0];
@@ -8894,14 +9060,15 @@ TT__ROWS_FN(layernorm_rows)
 {
     int64_t n = l->in[0].cols;
     const float *weights[2] = {TT__K(row_in)(&l->in[1], 0, TT__K(scratch_row)(scratch, n, 3)), NULL};
-    if (l->in[2].data) weights[1] = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 4)); /* of layernorm */
+    /* of layernorm */
+    if (l->in[2].data) weights[1] = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 4));
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(layernorm_row), weights);
 }
 
 TT__RUN_ROWS(LAYERNORM, layernorm_rows)
 TT__RUN_ROWS(RMSNORM, layernorm_rows)
 
-/* With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std,  dw = sum dy n,  db = sum dy.
+/* With n = (x - mean) / std and g = dy w: dx = (g - avg(g) - n avg(g n)) / std, dw = sum dy n, db = sum dy.
    rmsnorm: without mean and avg(g). */
 TT__ROWS_FN(layernorm_backward_rows)
 {
@@ -8931,7 +9098,8 @@ TT__ROWS_FN(layernorm_backward_rows)
         float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
         for (int64_t c = 0; c < n; c += TT__LANES) {
             int64_t left = tt__min(TT__LANES, n - c);
-            tt__vf g = TT__K(load_n)(dy + c, left) * TT__K(load_n)(w + c, left), xn = (TT__K(load_n)(x + c, left) - mean) * rstd;
+            tt__vf g = TT__K(load_n)(dy + c, left) * TT__K(load_n)(w + c, left),
+                   xn = (TT__K(load_n)(x + c, left) - mean) * rstd;
             TT__K(store_n)(dx + c, (g - avg_g - xn * avg_gn) * rstd, left);
         }
         TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 4));
@@ -8951,10 +9119,11 @@ TT__FN tt_status TT__K(run_LAYERNORM_BACKWARD)(const tt__launch *l)
 
 TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K(run_LAYERNORM_BACKWARD)(l); }
 
-/* ------------------------------------------------------------------------------------- embedding, gather, pooling */
+/* ----------------------------------------------------------------------------- embedding, gather, pooling */
 
 /* Rows [from, to) of out[0] are rows of m: of the same numbers, or of those in `index`. */
-TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch, const tt__mat *m, const int32_t *index)
+TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
+                                 const tt__mat *m, const int32_t *index)
 {
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(m, index ? index[r] : r, scratch);
@@ -8986,8 +9155,9 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* Rows of dy in the order of their ids (equal ids in row order): `order`; first[id]: where an id begins. Each chunk of the
-   order belongs to the task in which its id begins, so an id's rows are added by one task, in row order. */
+/* Rows of dy in the order of their ids (equal ids in row order): `order`; first[id]: where an id begins. Each
+   chunk of the order belongs to the task in which its id begins, so an id's rows are added by one task, in
+   row order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
@@ -9015,10 +9185,12 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
     for (int64_t v = 0; v < vocab; v++) first[v + 1] += first[v];
     for (int64_t r = 0; r < rows; r++) order[first[ids[r]]++] = (int32_t)r;
     if (!l->add[0]) tt__for_rows(l, &l->out[0], 0, TT__K(zero_rows));
-    return tt__for_chunks(l, rows, n, 64, tt__align_up((size_t)(rows + vocab + 1) * 4), TT__K(embedding_backward_rows));
+    return tt__for_chunks(l, rows, n, 64, tt__align_up((size_t)(rows + vocab + 1) * 4),
+                          TT__K(embedding_backward_rows));
 }
 
-TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l) /* rows may repeat: added one after another */
+/* rows may repeat: added one after another */
+TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
     float *scratch = (float *)l->workspace;
@@ -9051,7 +9223,8 @@ TT__ROWS_FN(set_rows_backward_rows)
     }
 }
 
-TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l) /* a row may be listed twice, but was set once */
+/* a row may be listed twice, but was set once */
+TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
     int64_t rows = l->in[0].rows, n = l->in[0].cols;
@@ -9136,7 +9309,7 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
     return tt__for_chunks(l, l->in[0].rows, l->in[0].cols, 1, 0, TT__K(mean_pool_backward_rows));
 }
 
-/* ------------------------------------------------------------------------------------------------------ losses
+/* ---------------------------------------------------------------------------------------------------- losses
    counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0. */
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
@@ -9228,23 +9401,29 @@ TT__ROWS_FN(cross_entropy_backward_rows)
 
 TT__RUN_ROWS(CROSS_ENTROPY_BACKWARD, cross_entropy_backward_rows)
 
-/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (tt__pass_fuse_loss), by the kernels of the ops that
-   it stands for. Gradients of logits have the dtype of x, in the place of the logits. */
+/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (tt__pass_fuse_loss),
+   by the kernels of the ops that it stands for. Gradients of logits have the dtype of x, in the place of the
+   logits. */
 TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];
     const int32_t *targets = (const int32_t *)l->in[1].data;
-    const int64_t rows = x->rows, classes = w->rows, chunk = tt__ceil_div(rows, tt__ceil_div(rows, TT__LOSS_CHUNK));
-    float *row_loss = (float *)l->workspace, *row_right = row_loss + rows, *lse = row_loss + tt__align_up((size_t)rows * 8) / 4;
+    const int64_t rows = x->rows, classes = w->rows,
+                  chunk = tt__ceil_div(rows, tt__ceil_div(rows, TT__LOSS_CHUNK));
+    float *row_loss = (float *)l->workspace, *row_right = row_loss + rows,
+          *lse = row_loss + tt__align_up((size_t)rows * 8) / 4;
     float *logits = lse + tt__align_up((size_t)chunk * 4) / 4; /* see tt__loss_bytes */
     double total = 0;
     tt__launch forward = *l, loss = *l, back = *l, part = *l;
-    for (int64_t r = 0; r < rows; r++) if (targets[r] != l->instr->attr.ignore_index) total += TT__K(row_weight)(l, 2, r);
+    for (int64_t r = 0; r < rows; r++)
+        if (targets[r] != l->instr->attr.ignore_index) total += TT__K(row_weight)(l, 2, r);
     ((float *)l->out[2].data)[1] = (float)total;
-    forward.workspace = loss.workspace = back.workspace = part.workspace = (char *)l->workspace + tt__loss_bytes(rows, classes);
+    forward.workspace = tt__workspace_at(l, tt__loss_bytes(rows, classes));
+    loss.workspace = back.workspace = part.workspace = forward.workspace;
     for (int64_t r = 0, n; r < rows; r += n) {
         n = tt__min(chunk, rows - r);
-        tt__mat z = {logits, TT_F32, n, classes, classes}, dz = z, xs = tt__rows_of(x, r, n), lses = {lse, TT_F32, n, 1, 1};
+        tt__mat z = {logits, TT_F32, n, classes, classes}, dz = z, xs = tt__rows_of(x, r, n),
+                lses = {lse, TT_F32, n, 1, 1};
         dz.dtype = x->dtype;
         dz.ld = classes * (int64_t)(sizeof(float) / tt_dtype_bytes(x->dtype));
         memset(forward.in, 0, sizeof forward.in);
@@ -9330,7 +9509,7 @@ TT__ROWS_FN(squared_error_backward_rows)
 
 TT__RUN_ROWS(MEAN_SQUARED_ERROR_BACKWARD, squared_error_backward_rows)
 
-/* -------------------------------------------------------------------------------------------------- optimizers
+/* ------------------------------------------------------------------------------------------------ optimizers
    Parameters, gradients and state are contiguous, so they are vectors here, in chunks of TT__CHUNK. */
 
 /* Elements [from, from + n) of m as floats. */
@@ -9338,36 +9517,44 @@ TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, flo
 {
     if (m->dtype == TT_F32) return (float *)m->data + from;
     const uint16_t *h = (const uint16_t *)m->data + from;
-    for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(h + n + c, 0, 2); /* of what is most likely this thread's next chunk */
+    /* of what is most likely this thread's next chunk */
+    for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(h + n + c, 0, 2);
     TT__K(row_widen)(scratch, h, m->dtype, n);
     return scratch;
 }
 
-/* x to 16 bits by stochastic rounding; group: the number of h's first eight elements, of which the low word does not wrap in here. */
-TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dtype, int64_t n, const uint64_t keys[20], uint64_t group)
+/* x to 16 bits by stochastic rounding; group: the number of h's first eight elements, of which the low word
+   does not wrap in here. */
+TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dtype, int64_t n,
+                                 const uint64_t keys[20], uint64_t group)
 {
-    const tt__vu groups = TT__K(philox_groups)() + (uint32_t)group, high = TT__K(splat_u)((uint32_t)(group >> 32));
+    const tt__vu groups = TT__K(philox_groups)() + (uint32_t)group,
+                 high = TT__K(splat_u)((uint32_t)(group >> 32));
     uint16_t numbers[8 * TT__LANES], some[TT__LANES];
     for (int64_t c = 0; c < n; c += 8 * TT__LANES) {
         int64_t i = 0, left = tt__min(n - c, 8 * TT__LANES);
         TT__K(philox_numbers)(keys, groups + (uint32_t)(c / 8), high, numbers);
-        for (; i + TT__LANES <= left; i += TT__LANES) TT__K(round_16)(h + c + i, TT__K(load)(x + c + i), TT__K(load_h)(numbers + i), dtype);
+        for (; i + TT__LANES <= left; i += TT__LANES)
+            TT__K(round_16)(h + c + i, TT__K(load)(x + c + i), TT__K(load_h)(numbers + i), dtype);
         if (i == left) continue;
         TT__K(round_16)(some, TT__K(load_some)(x + c + i, left - i), TT__K(load_h)(numbers + i), dtype);
         memcpy(h + c + i, some, (size_t)(left - i) * 2);
     }
 }
 
-/* Back into 16 bits, so that steps smaller than half a unit in the last place survive on average (Gupta et al., "Deep learning with
-   limited numerical precision", 2015): an element is rounded up with a probability equal to the dropped fraction, by number e % 8 of
-   Philox counter {e / 8}. `which` tells the tensors of one instruction apart. */
-TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n, const float *x, uint32_t which)
+/* Back into 16 bits, so that steps smaller than half a unit in the last place survive on average (Gupta et
+   al., "Deep learning with limited numerical precision", 2015): an element is rounded up with a probability
+   equal to the dropped fraction, by number e % 8 of Philox counter {e / 8}. `which` tells the tensors of one
+   instruction apart. */
+TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
+                                  const float *x, uint32_t which)
 {
     uint16_t *h = (uint16_t *)m->data + from;
     uint64_t keys[20];
     if (m->dtype == TT_F32) return;
     const tt__run *run = TT__RUN_OF(l);
-    tt__philox_keys(tt__stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step, (uint64_t)which << 32 | l->instr->random), keys);
+    tt__philox_keys(tt__stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
+                                   (uint64_t)which << 32 | l->instr->random), keys);
     if (m->dtype == TT_BF16) TT__K(round_row)(h, x, TT_BF16, n, keys, (uint64_t)from / 8);
     else TT__K(round_row)(h, x, TT_F16, n, keys, (uint64_t)from / 8);
 }
@@ -9413,7 +9600,8 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     const tt__run *run = TT__RUN_OF(l);
     double sum = 0, clip_norm = l->instr->attr.clip_norm;
     for (int64_t k = 0; k < l->in[0].rows; k++) sum += squares[k];
-    double scale = (run ? run->loss_norm / totals->targets : 1) / (l->in[2].data ? ((const tt__scale *)l->in[2].data)->scale : 1);
+    const double loss_scale = l->in[2].data ? ((const tt__scale *)l->in[2].data)->scale : 1;
+    double scale = (run ? run->loss_norm / totals->targets : 1) / loss_scale;
     double norm = sqrt(sum) * scale, factor = scale;
     if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* nothing is updated */
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
@@ -9422,8 +9610,9 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     return TT_OK;
 }
 
-/* The loss scale falls where gradients overflowed, and rises after `interval` steps where none did. It stays where
-   that is not its fault (the loss itself is not finite, or nothing was counted) or cannot be helped (it is 1). */
+/* The loss scale falls where gradients overflowed, and rises after `interval` steps where none did. It stays
+   where that is not its fault (the loss itself is not finite, or nothing was counted) or cannot be helped
+   (it is 1). */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
@@ -9468,7 +9657,8 @@ TT__ROWS_FN(adam_rows)
     for (; c < n; c += TT__LANES) {
         int64_t left = tt__min(TT__LANES, n - c);
         tt__vf P = TT__K(load_n)(p + c, left), G = TT__K(load_n)(g + c, left) * factor + P * l2;
-        tt__vf M = TT__K(load_n)(m + c, left) * b1 + G * (1 - b1), V = TT__K(load_n)(v + c, left) * b2 + G * G * (1 - b2);
+        tt__vf M = TT__K(load_n)(m + c, left) * b1 + G * (1 - b1),
+               V = TT__K(load_n)(v + c, left) * b2 + G * G * (1 - b2);
         P = P * keep - M * step / (TT__K(sqrt)(V) * root + a->eps);
         TT__K(store_n)(p + c, P, left);
         TT__K(store_n)(m + c, M, left);
@@ -9492,7 +9682,8 @@ TT__ROWS_FN(sgd_rows)
     int64_t n = to - from;
     const float *g = TT__K(chunk_in)(&l->in[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 0));
     float *p = TT__K(chunk_in)(&l->out[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 1));
-    float *m = l->out[1].data ? TT__K(chunk_in)(&l->out[1], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 2)) : NULL;
+    float *m = NULL;
+    if (l->out[1].data) m = TT__K(chunk_in)(&l->out[1], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 2));
     float factor = ((const float *)l->in[1].data)[1], lr = run->lr;
     for (int64_t c = 0; c < n; c += TT__LANES) {
         int64_t left = tt__min(TT__LANES, n - c);
@@ -9514,7 +9705,7 @@ TT__FN tt_status TT__K(run_SGD)(const tt__launch *l)
     return tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(sgd_rows));
 }
 
-/* ------------------------------------------------------------------------------------------------ the pass's table */
+/* --------------------------------------------------------------------------------------- the pass's table */
 
 TT__TABLE const tt__isa_table TT__K(isa_table) = {
     TT__XSTR(TT__ISA),
