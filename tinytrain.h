@@ -1326,7 +1326,6 @@ typedef struct tt__device tt__device; /* one that is open; what it is only its b
 
 typedef struct tt__launch {
     tt__device *device;     /* that it runs on; of the CPU, a tt__cpu                                       */
-    tt_context *ctx;        /* the header's own, as is the tape: backends elsewhere do not see into them    */
     const tt_tape *tape;
     const tt__instr *instr;
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
@@ -9773,6 +9772,7 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 typedef struct tt__home {
     size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none */
     tt_dtype dtype;
+    tt__part part;      /* of the parameter, that lies there */
 } tt__home;
 
 /* One arena serves a program and those that share it: persistent bytes first, then the transient bytes of the
@@ -10556,6 +10556,7 @@ typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_s
 
 /* What a program has for each device that it runs on, beside the arena's memory there. */
 typedef struct tt__rank {
+    tt__run run;            /* settings of the next run */
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
     unsigned char *input;   /* of each value, a tt__input_state */
     int inputs_set;         /* values that are TT__SET */
@@ -10575,7 +10576,6 @@ struct tt_program {
     tt__arena *arena;
     struct tt_program *next; /* of its arena */
     tt__rank rank;
-    tt__run run;
     tt__results results;    /* as read last */
     bool scale_set;         /* results.scale is the device's too */
     bool ready;             /* its arena and all its parameters have memory */
@@ -10858,7 +10858,6 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_kind *kind)
 {
     tt__launch l;
     memset(&l, 0, sizeof l);
-    l.ctx = t->ctx;
     l.tape = t;
     for (int k = 0; k < t->n_code && kind->backend; k++) {
         const char *why;
@@ -11057,6 +11056,7 @@ static void tt__place_persistent(tt_program *p)
         if (!param) continue;
         a->home[x->param].offset = x->place;
         a->home[x->param].dtype = x->shape.dtype;
+        a->home[x->param].part = x->part;
         if (!a->kind->backend) continue;
         param->holder = a;
         a->references++;
@@ -11132,7 +11132,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     choice.recompute = p->settings.recompute;
-    p->run.seed = p->ctx->options.seed;
+    p->rank.run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
     if (status == TT_OK) status = tt__build(t, root, &p->settings, &choice, &p->built);
     if (status == TT_OK) status = tt__make_rank(p);
@@ -11454,7 +11454,7 @@ static tt__recording *tt__recording_of(tt_program *p, tt__segment segment)
 {
     const size_t all = sizeof *p->rank.axis_rows * (size_t)p->built.t->n_axes;
     const size_t bytes = segment == TT__EACH_MICRO ? all : 0;
-    const bool later = segment == TT__EACH_MICRO && p->run.micro > 0;
+    const bool later = segment == TT__EACH_MICRO && p->rank.run.micro > 0;
     for (int k = 0; k < TT__RECORDINGS; k++) {
         tt__recording *r = &p->rank.recordings[k];
         if (!r->rows || r->segment != segment || r->later != later) continue;
@@ -11489,7 +11489,7 @@ static tt_status tt__launch_segment(tt_program *p, const tt__launch *like, tt__s
             for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__resolve(p, i->in[j]);
             for (int j = 0; j < TT__MAX_OUT; j++) {
                 l->out[j] = tt__resolve(p, i->out[j]);
-                l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->run.micro > 0);
+                l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->rank.run.micro > 0);
             }
             l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
         }
@@ -11539,13 +11539,12 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     tt__float_mode mode = tt__float_default();
     memset(&l, 0, sizeof l);
     l.device = d;
-    l.ctx = p->ctx;
     l.tape = p->built.t;
     l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
     l.resident = p->arena->memory;
     tt_status status = segment == TT__EACH_MICRO ? tt__check_inputs(p, &l) : TT_OK;
     if (status == TT_OK) status = tt__zero_states(p);
-    if (status == TT_OK && l.tape->run) status = tt__write_value(p, l.tape->run, &p->run, sizeof p->run);
+    if (status == TT_OK && l.tape->run) status = tt__write_value(p, l.tape->run, &p->rank.run, sizeof p->rank.run);
     if (status == TT_OK && p->built.t->scale && !p->scale_set) {
         status = tt__write_value(p, p->built.t->results, &p->results, sizeof p->results);
         p->scale_set = status == TT_OK;
@@ -11589,7 +11588,7 @@ static void tt__give_stats(const tt_program *p, tt_stats *stats, double norm)
     stats->correct = p->results.totals.correct;
     stats->grad_norm = norm;
     stats->flops = p->flops;
-    stats->step = p->run.step;
+    stats->step = p->rank.run.step;
     stats->loss_scale = p->results.scale.scale;
     stats->skipped = (int64_t)p->results.scale.skipped;
 }
@@ -11599,7 +11598,7 @@ static void tt__begin_step(tt_program *p)
     memset(&p->results.totals, 0, sizeof p->results.totals);
     memset(&p->results.clipped, 0, sizeof p->results.clipped);
     p->flops = 0;
-    p->run.micro = 0;
+    p->rank.run.micro = 0;
     p->norm_known = p->micro_failed = false;
 }
 
@@ -11651,7 +11650,7 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
     if (isfinite(p->results.totals.loss)) return TT_OK;
     const char *bad = tt__bad_parameter(p);
     return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; "
-                    "nothing was updated: %s%s%s", (long long)p->run.step, (long long)micro,
+                    "nothing was updated: %s%s%s", (long long)p->rank.run.step, (long long)micro,
                     t->values[p->built.root].name,
                     bad ? "parameter '" : "check the inputs, or lower the learning rate", bad ? bad : "",
                     bad ? "' has a number that is not finite" : "");
@@ -11671,13 +11670,13 @@ static tt_status tt__micro(tt_program *p, bool wanted)
         int exponent = 0;
         for (int k = 0; k < t->n_code; k++)
             if (tt__is(&t->code[k], TT__LOSS)) frexp((double)tt__actual_rows(p, t->code[k].in[0]), &exponent);
-        p->run.loss_norm = ldexp(1.0, exponent);
+        p->rank.run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
     status = tt__run_segment(p, TT__EACH_MICRO);
     tt__forget_inputs(p);
     if (status == TT_OK && (wanted || p->settings.kind->host)) status = tt__read_results(p);
-    return status == TT_OK ? tt__check_loss(p, p->run.micro) : status;
+    return status == TT_OK ? tt__check_loss(p, p->rank.run.micro) : status;
 }
 
 static tt_status tt__check_lr(tt_program *p, float lr)
@@ -11691,7 +11690,7 @@ static tt_status tt__norm_failed(tt_program *p)
 {
     const tt_tape *t = p->built.t;
     const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
-    const long long step = (long long)p->run.step;
+    const long long step = (long long)p->rank.run.step;
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         float square = 0;
@@ -11714,17 +11713,17 @@ static tt_status tt__norm_failed(tt_program *p)
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
-    p->run.lr = lr;
+    p->rank.run.lr = lr;
     tt_status status = tt__run_segment(p, TT__EACH_STEP);
     if (status == TT_OK) status = tt__read_results(p);
     if (status != TT_OK) return status;
     if (!(p->results.totals.targets > 0))
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight "
-                        "0); nothing was updated", (long long)p->run.step);
-    if ((status = tt__check_loss(p, p->run.micro)) != TT_OK) return status;
+                        "0); nothing was updated", (long long)p->rank.run.step);
+    if ((status = tt__check_loss(p, p->rank.run.micro)) != TT_OK) return status;
     const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
     if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale has fallen */
-    if (finite) p->run.step++;
+    if (finite) p->rank.run.step++;
     tt__give_stats(p, stats, finite ? p->results.clipped.norm : 0);
     return TT_OK;
 }
@@ -11743,14 +11742,14 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
     if (!p->built.t->accumulate)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and "
                         "accumulate");
-    if (p->run.micro == 0) tt__begin_step(p);
+    if (p->rank.run.micro == 0) tt__begin_step(p);
     if (p->micro_failed)
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: tt_update ends "
                         "the step without updating");
     tt_status status = tt__micro(p, stats != NULL);
-    if (status != TT_OK && p->run.micro > 0) p->micro_failed = true; /* gradients may hold half of it */
+    if (status != TT_OK && p->rank.run.micro > 0) p->micro_failed = true; /* gradients may hold half of it */
     if (status != TT_OK) return status;
-    p->run.micro++;
+    p->rank.run.micro++;
     tt__give_stats(p, stats, 0);
     return TT_OK;
 }
@@ -11760,21 +11759,21 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
     if (!p->built.t->accumulate)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and "
                         "accumulate");
-    if (p->run.micro == 0)
+    if (p->rank.run.micro == 0)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
     if (!p->micro_failed) status = tt__finish_step(p, lr, stats);
     else status = tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed; nothing was updated",
-                           (long long)p->run.step);
-    p->run.micro = 0;
+                           (long long)p->rank.run.step);
+    p->rank.run.micro = 0;
     return status;
 }
 
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
 {
     const tt__results *of = &p->results;
-    if (!p->built.t->accumulate || p->run.micro == 0)
+    if (!p->built.t->accumulate || p->rank.run.micro == 0)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step "
                         "and tt_update of a program compiled with accumulate");
     tt_status status = tt__read_results(p);
@@ -11789,7 +11788,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
         const tt__mat m = tt__resolve(p, v);
         status = tt__read_memory(p->ctx, p->arena, to, TT_F32, m.data, m.dtype, (size_t)param->size);
         for (int64_t k = 0; k < param->size && status == TT_OK; k++)
-            to[k] = (float)(to[k] * (p->run.loss_norm / of->totals.targets / of->scale.scale));
+            to[k] = (float)(to[k] * (p->rank.run.loss_norm / of->totals.targets / of->scale.scale));
         return status;
     }
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this "
@@ -11838,9 +11837,9 @@ static bool *tt__needed_for(const tt_tape *t, tt_value v)
 }
 
 /* Forgets the micro-batches of the step at hand: the next is the first of a step. */
-static void tt__discard_step(tt_program *p) { p->run.micro = 0; }
+static void tt__discard_step(tt_program *p) { p->rank.run.micro = 0; }
 
-int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
+int64_t tt_program_steps(const tt_program *p) { return p->rank.run.step; }
 
 /* What a program that trains counts from step to step. */
 typedef struct tt__counts { int64_t seed, step, good_steps, skipped; double loss_scale; } tt__counts;
@@ -11848,15 +11847,15 @@ typedef struct tt__counts { int64_t seed, step, good_steps, skipped; double loss
 static tt__counts tt__get_counts(const tt_program *p)
 {
     const tt__scale *s = &p->results.scale;
-    tt__counts c = {(int64_t)p->run.seed, p->run.step, (int64_t)s->good_steps, (int64_t)s->skipped, s->scale};
+    tt__counts c = {(int64_t)p->rank.run.seed, p->rank.run.step, (int64_t)s->good_steps, (int64_t)s->skipped, s->scale};
     return c;
 }
 
 /* The next micro-batch is then the first of a step. The seed stays. */
 static void tt__set_counts(tt_program *p, const tt__counts *c)
 {
-    p->run.step = c->step;
-    p->run.micro = 0;
+    p->rank.run.step = c->step;
+    p->rank.run.micro = 0;
     p->results.scale.scale = c->loss_scale;
     p->results.scale.good_steps = (double)c->good_steps;
     p->results.scale.skipped = (double)c->skipped;
@@ -11887,7 +11886,7 @@ typedef struct tt__training { bool trains, within_step; int64_t optimizer, preci
 static tt__training tt__training_of(const tt_program *p)
 {
     const tt__settings *s = &p->settings;
-    tt__training t = {s->options.train, p->run.micro > 0, (int64_t)s->options.optimizer.kind,
+    tt__training t = {s->options.train, p->rank.run.micro > 0, (int64_t)s->options.optimizer.kind,
                       (int64_t)s->precision.kind, (int64_t)tt__program_hash(p)};
     return t;
 }

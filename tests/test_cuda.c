@@ -285,6 +285,64 @@ TEST(values_in_the_hosts_memory)
     TEST_CLOSE(ctx, &a);
 }
 
+/* --------------------------------------------------------------------------------------------- several devices */
+
+/* Programs on two devices of a context give what each gives on the first alone, however their steps alternate. */
+TEST(programs_on_two_devices)
+{
+    enum { RUNS = 4, ROWS = 8, WIDTH = 16 };
+    double loss[2][2][RUNS];
+    float w[2][2][WIDTH];
+    for (int both = 0; both < 2; both++) {
+        test_allocator a;
+        emu_configure(2, (size_t)64 << 20, 1, 6);
+        tt_context *ctx = test_open(&a);
+        tt_tape *t[2];
+        tt_program *p[2] = {NULL, NULL};
+        tt_value x[2], y[2], missing;
+        for (int k = 0; k < 2; k++) {
+            const int64_t dims[] = {1, WIDTH};
+            const tt_init init = {TT_INIT_NORMAL, 1};
+            tt_compile_options o = tt_compile_options_default();
+            t[k] = tt_tape_new(ctx);
+            x[k] = tt_input(t[k], "x", TT_F32, ROWS, WIDTH);
+            y[k] = tt_input(t[k], "y", TT_F32, ROWS, 1);
+            tt_param *param = tt_param_new(ctx, k ? "second" : "first", 2, dims, init);
+            missing = tt_mean_squared_error(t[k], tt_linear(t[k], x[k], param, NULL), y[k], tt__handle(0));
+            o.device = k && both ? "cuda:1" : "cuda:0";
+            p[k] = tt_compile(t[k], missing, &o);
+            REQUIRE(p[k] && tt_allocate(p[k]) == TT_OK && p[k]->arena->index == (k && both));
+        }
+        CHECK((p[0]->arena->device == p[1]->arena->device) == !both);
+        for (int run = 0; run < 2 * RUNS; run++) {
+            const int k = run % 2;
+            float data[ROWS * WIDTH], target[ROWS];
+            tt_stats stats;
+            for (int i = 0; i < ROWS * WIDTH; i++) data[i] = (float)sin(i + run / 2 + 10 * k);
+            for (int i = 0; i < ROWS; i++) target[i] = (float)(i % 3);
+            CHECK(tt_set(p[k], x[k], data, ROWS) == TT_OK && tt_set(p[k], y[k], target, ROWS) == TT_OK);
+            CHECK(tt_step(p[k], 0.01f, &stats) == TT_OK);
+            loss[both][k][run / 2] = stats.loss;
+        }
+        for (int k = 0; k < 2; k++) CHECK(tt_param_get(tt_param_find(ctx, k ? "second" : "first"), w[both][k]) == TT_OK);
+        tt_compile_options o = tt_compile_options_default(); /* a parameter is on one device; a device may be absent */
+        if (both) {
+            o.device = "cuda:0";
+            CHECK(!tt_compile(t[1], missing, &o));
+            CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'second' lives on device 'cuda:1', where an earlier program has "
+                        "put it, and this program is for 'cuda'");
+            CHECK(tt_device_text(ctx, "cuda:1", NULL, 0) == TT_OK && tt_device_text(ctx, "cuda:2", NULL, 0) == TT_ERR_DEVICE);
+            CHECK_ERROR(ctx, TT_ERR_DEVICE, "device 'cuda:2' cannot be opened: number 2 asked for, 2 found");
+        }
+        for (int k = 0; k < 2; k++) {
+            tt_program_free(p[k]);
+            tt_tape_free(t[k]);
+        }
+        TEST_CLOSE(ctx, &a);
+    }
+    CHECK(memcmp(loss[0], loss[1], sizeof loss[0]) == 0 && memcmp(w[0], w[1], sizeof w[0]) == 0);
+}
+
 /* --------------------------------------------------------------------------------------------------- faults */
 
 enum { FAULT = 999 /* cudaErrorUnknown */, LOST = 719 /* cudaErrorLaunchFailure, after which nothing works */ };
@@ -650,6 +708,7 @@ TEST(any_call_may_fail_while_saving)
 
 #define NEEDS_EMULATOR SKIP("only the emulator counts waits and makes calls fail")
 TEST(values_in_the_hosts_memory) { NEEDS_EMULATOR; }
+TEST(programs_on_two_devices) { NEEDS_EMULATOR; }
 TEST(a_step_waits_once_for_its_results) { NEEDS_EMULATOR; }
 TEST(micro_steps_that_do_not_wait_keep_their_inputs) { NEEDS_EMULATOR; }
 TEST(lengths_that_are_met_again_are_replayed) { NEEDS_EMULATOR; }
@@ -667,7 +726,7 @@ TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
 static const test_case tests[] = {
     TEST_CASE(indices_behind_a_view_are_checked),
     TEST_CASE(trains_distilbert_as_the_cpu_does), TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(values_in_the_hosts_memory),
-    TEST_CASE(a_step_waits_once_for_its_results),
+    TEST_CASE(a_step_waits_once_for_its_results), TEST_CASE(programs_on_two_devices),
     TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs), TEST_CASE(lengths_that_are_met_again_are_replayed),
     TEST_CASE(steps_go_on_without_graphs), TEST_CASE(products_that_cublaslt_refuses), TEST_CASE(algorithms_are_chosen_once),
     TEST_CASE(a_lost_device_says_so), TEST_CASE(an_op_that_fails_is_named),

@@ -1704,7 +1704,7 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
     enum { WORKSPACE = TT__MAX_IN + TT__MAX_OUT, RESIDENT, MEMORIES };
     void *memory[MEMORIES] = {0};
     tt__launch l = *host;
-    tt__device *d = b->open(l.ctx, 0, error, sizeof error);
+    tt__device *d = b->open(tt__cpu_of(host)->ctx, 0, error, sizeof error);
     bool ok = report(d != NULL, "%s", error);
     if (ok && workspace) ok = (l.workspace = memory[WORKSPACE] = b->allocate(d, workspace)) && (l.resident = memory[RESIDENT] = b->allocate(d, TT__CUDA_RESIDENT));
     for (int to = 0; to < 2; to++) {
@@ -1761,7 +1761,6 @@ TEST(stochastic_rounding_of_each_isa)
                 run.step = 3;
                 run.lr = 1;
                 i.random = 7;
-                l.ctx = ctx;
                 l.device = (tt__device *)(void *)&ctx->cpu;
                 l.instr = &i;
                 l.in[TT__RUN_IN].data = &run;
@@ -1828,7 +1827,6 @@ TEST(weights_narrowed_while_read)
                     tt__launch l;
                     memset(&l, 0, sizeof l);
                     i.attr.narrow = narrow ? half : TT_F32;
-                    l.ctx = ctx;
                     l.device = (tt__device *)(void *)&ctx->cpu;
                     l.instr = &i;
                     tt__mat in = {x, half, rows, from, from}, weight = {copy, half, z[1], z[2], z[2]}, out = {got[narrow], TT_F32, rows, to, to};
@@ -1887,7 +1885,6 @@ TEST(products_exact)
                 memset(&l, 0, sizeof l);
                 memset(got, 0xff, sizeof got);
                 i.attr.narrow = TT_F32;
-                l.ctx = ctx;
                 l.device = (tt__device *)(void *)&ctx->cpu;
                 l.instr = &i;
                 tt__mat left = {wide ? (void *)x[0] : (void *)half[0], wide ? TT_F32 : TT_BF16, which == 2 ? k : m, which == 2 ? m : k, which == 2 ? m : k};
@@ -1939,7 +1936,6 @@ static void attention_of_bf16(const char *by)
                 i.attr.causal = causal;
                 i.attr.dropout = drop ? 0.25f : 0;
                 i.attr.scale = c % 3 ? 1.5f / sqrtf((float)d) : -0.5f;
-                l.ctx = ctx;
                 l.device = (tt__device *)(void *)&ctx->cpu;
                 l.instr = &i;
                 l.in[TT__RUN_IN].data = &run;
@@ -2805,7 +2801,6 @@ TEST(cuda_kernels_of_each_dtype)
     memset(&l, 0, sizeof l);
     run.seed = 5;
     run.lr = 0.1f;
-    l.ctx = ctx;
     l.device = (tt__device *)(void *)&ctx->cpu;
     l.instr = &i;
     const tt__mat of_run = {&run, TT_U8, 1, sizeof run, sizeof run};
@@ -2965,7 +2960,6 @@ TEST(matmul_in_fp8)
         memset(&l, 0, sizeof l);
         memset(got, 0, sizeof got);
         i.attr.fp8 = true;
-        l.ctx = ctx;
         l.device = (tt__device *)(void *)&ctx->cpu;
         l.instr = &i;
         tt__mat x = {operand[0], half, rows[0], cols[0], cols[0]}, y = {operand[1], half, rows[1], cols[1], cols[1]};

@@ -1562,7 +1562,7 @@ TEST(numbers_that_are_not_finite)
         CHECK_ERROR(ctx, TT_ERR_NUMERIC, messages[k]);
         CHECK_ERROR(ctx, TT_ERR_NUMERIC, "nothing was updated");
         tt_param_get(w, after);
-        CHECK(memcmp(before, after, sizeof before) == 0 && p->run.step == 0);
+        CHECK(memcmp(before, after, sizeof before) == 0 && p->rank.run.step == 0);
     }
     tt_program_free(p);
     tt_tape_free(t);

@@ -181,7 +181,7 @@ static tt_status train(world *w, int n, tt_stats *last)
 static char *snapshot(const world *w, size_t *bytes)
 {
     tt_program *p = w->r->train;
-    const int64_t numbers[4] = {p->run.step, (int64_t)p->results.scale.good_steps, (int64_t)p->results.scale.skipped, (int64_t)p->results.scale.scale};
+    const int64_t numbers[4] = {p->rank.run.step, (int64_t)p->results.scale.good_steps, (int64_t)p->results.scale.skipped, (int64_t)p->results.scale.scale};
     char *copy = (char *)calloc(1, (p->arena->memory ? p->arena->persistent : 0) + sizeof numbers);
     memcpy(copy, numbers, sizeof numbers);
     *bytes = sizeof numbers;
