@@ -104,7 +104,7 @@
      Nothing here exits, aborts or prints; the default logger writes warnings and errors to stderr.
 
    LIMITS
-     One device; "cuda" needs compute capability 8.0. Little-endian machines. At most 4 dimensions for
+     A program runs on one device; "cuda" needs compute capability 8.0. Little-endian machines. At most 4 dimensions for
      parameters, 2 for activations; 2^31 rows. Matrix products add up in fp32 whatever the dtype of their
      operands; dot products and tiles of bf16 take subnormals as 0, dot products on Arm round to odd. Tiles
      (AMX) are used where Linux lets the process have them: it refuses if a thread has an alternate signal
@@ -9766,7 +9766,7 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
    Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
    ============================================================================================================ */
 
-/* ---------------------------------------------------------------------------------------------------- memory */
+/* ------------------------------------------------------------------------------------------------- memory */
 
 /* Where an arena has a parameter. */
 typedef struct tt__home {
@@ -9826,7 +9826,7 @@ static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, cons
     return kind->backend ? p->holder : tt__home_in(a, p->index) ? a : NULL;
 }
 
-/* ---------------------------------------------------------------------------------------------------- devices */
+/* ------------------------------------------------------------------------------------------------ devices */
 
 /* Elements that tensors stream through between files, host and device. */
 #define TT__PIECE 16384
@@ -10071,7 +10071,7 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
     return tt__open_device(ctx, kind, index) ? TT_OK : ctx->status;
 }
 
-/* --------------------------------------------------------------------------------------------------- context */
+/* ------------------------------------------------------------------------------------------------ context */
 
 static const tt__isa_table *tt__choose_isa(const char *name)
 {
@@ -10243,7 +10243,7 @@ double tt_measured_peak(tt_context *ctx)
     return ctx->measured_peak;
 }
 
-/* ------------------------------------------------------------------------------------------------ parameters */
+/* --------------------------------------------------------------------------------------------- parameters */
 
 #define TT__HASH_BEGIN 14695981039346656037u /* FNV-1a */
 static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
@@ -10284,29 +10284,32 @@ tt_param *tt_param_find(tt_context *ctx, const char *name)
     return found ? ctx->params[found - 1] : NULL;
 }
 
-tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_t *dims, tt_init init)
+/* The number of elements of a parameter that is to be made; 0 after tt__fail if it must not be. */
+static int64_t tt__new_param_size(tt_context *ctx, const char *name, int ndim, const int64_t *dims)
 {
     int64_t size = 1;
-    if (!name || !*name) { tt__fail(ctx, TT_ERR_ARGUMENT, "a parameter needs a name"); return NULL; }
-    if (tt_param_find(ctx, name)) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "parameter '%s' exists already", name);
-        return NULL;
+    tt_status status = TT_OK;
+    if (!name || !*name) status = tt__fail(ctx, TT_ERR_ARGUMENT, "a parameter needs a name");
+    else if (tt_param_find(ctx, name))
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "parameter '%s' exists already", name);
+    else if (ndim < 1 || ndim > 4)
+        status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s' has %d dimensions, not 1 to 4", name, ndim);
+    for (int k = 0; status == TT_OK && k < ndim; k++) {
+        if (dims[k] < 1)
+            status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld; each must be at "
+                              "least 1", name, k, (long long)dims[k]);
+        else if (dims[k] > TT__MOST_ELEMENTS / size)
+            status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': with dimension %d, %lld, it has 2^47 "
+                              "elements or more", name, k, (long long)dims[k]);
+        else size *= dims[k];
     }
-    if (ndim < 1 || ndim > 4) {
-        tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s' has %d dimensions, not 1 to 4", name, ndim);
-        return NULL;
-    }
-    for (int k = 0; k < ndim; k++) {
-        const bool empty = dims[k] < 1, large = !empty && dims[k] > TT__MOST_ELEMENTS / size;
-        if (empty)
-            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld; each must be at least 1", name,
-                     k, (long long)dims[k]);
-        if (large)
-            tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': with dimension %d, %lld, it has 2^47 elements or "
-                     "more", name, k, (long long)dims[k]);
-        if (empty || large) return NULL;
-        size *= dims[k];
-    }
+    return status == TT_OK ? size : 0;
+}
+
+tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_t *dims, tt_init init)
+{
+    const int64_t size = tt__new_param_size(ctx, name, ndim, dims);
+    if (!size) return NULL;
     tt_param *p = (tt_param *)tt__calloc(ctx, sizeof *p);
     if (p) p->name = tt__strdup(ctx, name);
     bool room = p && p->name && TT__GROW(ctx, ctx->params, ctx->n_params, ctx->cap_params) &&
@@ -11544,7 +11547,8 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     l.resident = p->arena->memory;
     tt_status status = segment == TT__EACH_MICRO ? tt__check_inputs(p, &l) : TT_OK;
     if (status == TT_OK) status = tt__zero_states(p);
-    if (status == TT_OK && l.tape->run) status = tt__write_value(p, l.tape->run, &p->rank.run, sizeof p->rank.run);
+    if (status == TT_OK && l.tape->run)
+        status = tt__write_value(p, l.tape->run, &p->rank.run, sizeof p->rank.run);
     if (status == TT_OK && p->built.t->scale && !p->scale_set) {
         status = tt__write_value(p, p->built.t->results, &p->results, sizeof p->results);
         p->scale_set = status == TT_OK;
@@ -11847,7 +11851,8 @@ typedef struct tt__counts { int64_t seed, step, good_steps, skipped; double loss
 static tt__counts tt__get_counts(const tt_program *p)
 {
     const tt__scale *s = &p->results.scale;
-    tt__counts c = {(int64_t)p->rank.run.seed, p->rank.run.step, (int64_t)s->good_steps, (int64_t)s->skipped, s->scale};
+    tt__counts c = {(int64_t)p->rank.run.seed, p->rank.run.step, (int64_t)s->good_steps, (int64_t)s->skipped,
+                    s->scale};
     return c;
 }
 
