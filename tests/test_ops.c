@@ -2785,7 +2785,7 @@ TEST(cuda_kernels_of_each_dtype)
     static const tt_dtype pair[][2] = {{TT_F32, TT_F32}, {TT_BF16, TT_BF16}, {TT_F16, TT_F16}, {TT_F32, TT_BF16}, {TT_F32, TT_F16}};
     static const tt_dtype norm[][2] = {{TT_F32, TT_F32}, {TT_BF16, TT_F32}, {TT_BF16, TT_BF16}, {TT_F16, TT_F32}};
     static const int width[] = {200, 512, 768, 1000, 1504, 3000, 5000}, head[] = {24, 64, 80, 96, 128};
-    static const int acts[] = {TT__ACT_GELU, TT__ACT_GELU_TANH};
+    static const int acts[] = {TT__ACT_GELU, TT__ACT_GELU_TANH}, of_two[] = {TT__OP_ADD, TT__OP_MUL, TT__OP_DROPOUT};
     static const int32_t index[ROWS_] = {2, 0, 4, 2, 1}, starts[] = {0, 3, ROWS_};
     test_allocator a;
     tt_context_options co = test_options(&a);
@@ -2818,13 +2818,13 @@ TEST(cuda_kernels_of_each_dtype)
             l.out[0] = some(dtype[t], ROWS_, D, 0, 0, &s);
             same_on_both(ctx, &l, 8, "activation_backward");
         }
-        for (int op = 0; op < 2; op++) {
-            i = tt__new_instr(op ? TT__OP_DROPOUT : TT__OP_ADD);
+        for (int op = 0; op < TT__COUNT(of_two); op++) {
+            i = tt__new_instr(of_two[op]);
             i.attr.dropout = 0.3f;
             l.in[0] = some(dtype[t], ROWS_, D, -3, 3, &s);
             l.in[1] = some(dtype[t], ROWS_, D, -3, 3, &s);
             l.out[0] = some(dtype[t], ROWS_, D, 0, 0, &s);
-            same_on_both(ctx, &l, 1, op ? "dropout" : "add");
+            same_on_both(ctx, &l, 1, tt__ops[i.op].name);
         }
     }
     for (int t = 0; t < TT__COUNT(pair); t++) {
