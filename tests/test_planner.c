@@ -772,7 +772,7 @@ TEST(instructions_that_run_together)
     char text[8192];
     ctx->options.verify = true;
     for (int k = 0; k < 3; k++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "w%d", k);
         h = tt_gelu(t, tt_linear(t, h, matrix(ctx, name, 4, 4), NULL));
     }
