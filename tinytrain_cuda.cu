@@ -1504,7 +1504,8 @@ template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__
 
 // The same for wider rows: a block a row, which is read three times.
 __global__ void __launch_bounds__(TT__ROW_THREADS)
-    layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add)
+    layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred,
+                   bool add)
 {
     const int64_t r = blockIdx.x;
     float sum = 0, squares = 0;
@@ -2512,8 +2513,8 @@ cudaError_t run_sum_squares(tt__device *d, const tt__launch *l, int count)
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
 
 // Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16
-// bits half of that. G: dtype of all gradients of the launch, P: of all parameters and their state. SGD of any
-// dtypes needs more than the 64 registers of four blocks a processor.
+// bits half of that. G: dtype of all gradients of the launch, P: of all parameters and their state. SGD of
+// any dtypes needs more than the 64 registers of four blocks a processor.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
@@ -4356,7 +4357,8 @@ const char *cuda_refuses(const tt__launch *l)
         if (major * 10 + minor < 89) return "matmul 'fp8' needs compute capability 8.9";
     }
     const bool sums_rows = op == TT__OP_LAYERNORM_BACKWARD || op == TT__OP_RMSNORM_BACKWARD ||
-        op == TT__OP_EMBEDDING_BACKWARD || op == TT__OP_GATHER_ROWS_BACKWARD || op == TT__OP_SET_ROWS_BACKWARD;
+                           op == TT__OP_EMBEDDING_BACKWARD || op == TT__OP_GATHER_ROWS_BACKWARD ||
+                           op == TT__OP_SET_ROWS_BACKWARD;
     if (sums_rows && l->in[op == TT__OP_EMBEDDING_BACKWARD].cols > 1 << 20)
         return "the CUDA backend's kernel for it takes at most 2^20 columns";
     if ((op == TT__OP_SET_ROWS || op == TT__OP_SET_ROWS_BACKWARD) && l->in[0].rows > 1 << 27)

@@ -1,13 +1,16 @@
 /* What the benchmarks share. A program includes this file alone; it holds the implementation.
 
-   Kernels are timed inside real programs: bench_open() puts a table of kernels into the context that times each op as it calls
-   the real one. What is printed of a kernel is the best of its runs, because others on the machine can only slow it down.
+   Kernels are timed inside real programs: bench_open() puts a table of kernels into the context that times
+   each op as it calls the real one. What is printed of a kernel is the best of its runs, because others on
+   the machine can only slow it down.
 
-   Rows: name, value, unit, and where there is one the machine's limit in that unit, the best that all threads of the context do:
-   multiply-adds in registers, or a stream through memory (bench_stream). Beside a single kernel the multiply-adds run between its
-   runs, as long as these take; elsewhere they are the best of short bursts so far (bench_peak). A kernel beside which they were clearly
-   slower than that is measured again, and marked as of a busy machine if it stays so. With --json each row is an object on a line of its
-   own, with the keys name, value, unit, peak, of_peak, peer, ratio (value / peer); null where there is none, and of_peak of a busy machine. */
+   Rows: name, value, unit, and where there is one the machine's limit in that unit, the best that all threads
+   of the context do: multiply-adds in registers, or a stream through memory (bench_stream). Beside a single
+   kernel the multiply-adds run between its runs, as long as these take; elsewhere they are the best of short
+   bursts so far (bench_peak). A kernel beside which they were clearly slower than that is measured again, and
+   marked as of a busy machine if it stays so. With --json each row is an object on a line of its own, with
+   the keys name, value, unit, peak, of_peak, peer, ratio (value / peer); null where there is none, and
+   of_peak of a busy machine. */
 #ifndef TINYTRAIN_BENCH_H
 #define TINYTRAIN_BENCH_H
 
@@ -17,7 +20,15 @@
 #include <sys/resource.h>
 
 enum { BENCH_FP32, BENCH_BF16, BENCH_PEAKS };
-enum { BENCH_READ, BENCH_COPY, BENCH_COPY_IN_PLACE, BENCH_TRIAD, BENCH_TRIAD_IN_PLACE, BENCH_4R_3W, BENCH_STREAMS };
+enum {
+    BENCH_READ,
+    BENCH_COPY,
+    BENCH_COPY_IN_PLACE,
+    BENCH_TRIAD,
+    BENCH_TRIAD_IN_PLACE,
+    BENCH_4R_3W,
+    BENCH_STREAMS
+};
 
 typedef struct bench_cost {
     double seconds, flops, bytes;
@@ -66,16 +77,21 @@ static inline double bench_resident_peak(void) /* bytes; ru_maxrss is in KiB on 
 #endif
 }
 
-/* ----------------------------------------------------------------------------------------------------- timing */
+/* ------------------------------------------------------------------------------------------------- timing */
 
-static double bench__size(const tt__mat *m) { return m->data ? (double)m->rows * (double)m->cols * (double)tt_dtype_bytes(m->dtype) : 0; }
+static double bench__size(const tt__mat *m)
+{
+    return m->data ? (double)m->rows * (double)m->cols * (double)tt_dtype_bytes(m->dtype) : 0;
+}
 
 /* Bytes that the program sees: operands read, results written, both where a result is added to or updated. */
 static double bench__bytes(const tt__launch *l)
 {
     double n = 0;
-    for (int j = 0; j < TT__MAX_IN; j++) n += l->instr->op == TT__OP_EMBEDDING && j == 1 ? bench__size(&l->out[0]) : bench__size(&l->in[j]);
-    for (int j = 0; j < TT__MAX_OUT; j++) n += (l->add[j] || tt__row(l->instr->op)->flags & TT__RMW ? 2 : 1) * bench__size(&l->out[j]);
+    for (int j = 0; j < TT__MAX_IN; j++)
+        n += l->instr->op == TT__OP_EMBEDDING && j == 1 ? bench__size(&l->out[0]) : bench__size(&l->in[j]);
+    for (int j = 0; j < TT__MAX_OUT; j++)
+        n += (l->add[j] || tt__row(l->instr->op)->flags & TT__RMW ? 2 : 1) * bench__size(&l->out[j]);
     return n;
 }
 
@@ -97,23 +113,27 @@ static inline void bench_begin_run(void) { memset(bench.run, 0, sizeof bench.run
 static inline double bench_longest(void) /* seconds of the run's longest op with FLOPs */
 {
     double longest = 0;
-    for (int op = 0; op < TT__OP_COUNT; op++) if (bench.run[op].flops > 0 && bench.run[op].seconds > longest) longest = bench.run[op].seconds;
+    for (int op = 0; op < TT__OP_COUNT; op++)
+        if (bench.run[op].flops > 0 && bench.run[op].seconds > longest) longest = bench.run[op].seconds;
     return longest;
 }
 
 static inline void bench_end_run(void)
 {
     for (int op = 0; op < TT__OP_COUNT; op++)
-        if (bench.run[op].seconds > 0 && (bench.best[op].seconds == 0 || bench.run[op].seconds < bench.best[op].seconds)) bench.best[op] = bench.run[op];
+        if (bench.run[op].seconds > 0 &&
+            (bench.best[op].seconds == 0 || bench.run[op].seconds < bench.best[op].seconds))
+            bench.best[op] = bench.run[op];
 }
 
 static inline bench_cost bench_sum(bench_cost a, bench_cost b)
 {
-    bench_cost c = {a.seconds + b.seconds, a.flops + b.flops, a.bytes + b.bytes, a.least + b.least, a.in_place || b.in_place, a.busy || b.busy};
+    bench_cost c = {a.seconds + b.seconds, a.flops + b.flops,        a.bytes + b.bytes,
+                    a.least + b.least,     a.in_place || b.in_place, a.busy || b.busy};
     return c;
 }
 
-/* ----------------------------------------------------------------------------------------------------- limits */
+/* ------------------------------------------------------------------------------------------------- limits */
 
 static double bench__measure(int peak)
 {
@@ -126,10 +146,13 @@ static double bench__measure(int peak)
     return best;
 }
 
-static inline int bench__peak_of(const char *precision) { return strncmp(precision, "bf16", 4) == 0 ? BENCH_BF16 : BENCH_FP32; }
+static inline int bench__peak_of(const char *precision)
+{
+    return strncmp(precision, "bf16", 4) == 0 ? BENCH_BF16 : BENCH_FP32;
+}
 
-/* FLOP/s of the fastest multiply-adds that a precision may use. Measured at least once, and until it is not below `flops`, which
-   would only say that the machine was busy then. */
+/* FLOP/s of the fastest multiply-adds that a precision may use. Measured at least once, and until it is not
+   below `flops`, which would only say that the machine was busy then. */
 static inline double bench_peak(const char *precision, double flops)
 {
     int peak = bench__peak_of(precision);
@@ -142,7 +165,8 @@ static inline double bench_peak(const char *precision, double flops)
 
 #define BENCH_BURST 200e-6 /* seconds: below, starting the threads would count */
 
-/* FLOP/s of one burst of multiply-adds that takes about so many seconds, as bench.beside and bench.peak where it is more. */
+/* FLOP/s of one burst of multiply-adds that takes about so many seconds, as bench.beside and bench.peak where
+   it is more. */
 static inline void bench_run_beside(double seconds)
 {
     tt__peak_job b;
@@ -162,11 +186,14 @@ static inline void bench_run_beside(double seconds)
     if (bench.beside > bench.peak[peak]) bench.peak[peak] = bench.beside;
 }
 
-/* Streams over arrays as large as the tensors of bench/rows.c, 50 MB; bytes as the program sees them: a store to memory that was
-   not read costs a hidden read. */
+/* Streams over arrays as large as the tensors of bench/rows.c, 50 MB; bytes as the program sees them: a store
+   to memory that was not read costs a hidden read. */
 enum { BENCH_ARRAY = 16384 * 768, BENCH_STREAM_TASK = 1 << 16 };
 typedef float bench_f32x8 __attribute__((vector_size(32)));
-typedef struct bench_stream_job { int kind; bench_f32x8 sums[BENCH_ARRAY / BENCH_STREAM_TASK]; } bench_stream_job;
+typedef struct bench_stream_job {
+    int kind;
+    bench_f32x8 sums[BENCH_ARRAY / BENCH_STREAM_TASK];
+} bench_stream_job;
 
 static void bench__stream_task(void *arg, int64_t task, int thread)
 {
@@ -199,7 +226,8 @@ static inline double bench_stream(int kind)
     if (!job) bench_die("%s", tt_error(bench.ctx));
     for (int k = 0; k < 4; k++) {
         if (bench.array[k]) continue;
-        bench.array[k] = (float *)bench.options.allocator.allocate(bench.options.allocator.user, BENCH_ARRAY * sizeof(float), TT__ALIGN);
+        bench.array[k] = (float *)bench.options.allocator.allocate(bench.options.allocator.user,
+                                                                   BENCH_ARRAY * sizeof(float), TT__ALIGN);
         if (!bench.array[k]) bench_die("no memory for the streams");
         memset(bench.array[k], 0, BENCH_ARRAY * sizeof(float));
     }
@@ -215,7 +243,7 @@ static inline double bench_stream(int kind)
     return bench.stream[kind];
 }
 
-/* ------------------------------------------------------------------------------------------------------ GPUs */
+/* --------------------------------------------------------------------------------------------------- GPUs */
 
 #if defined(TINYTRAIN_CUDA) /* bench/gpu.cu says what they do */
 #ifdef __cplusplus
@@ -228,21 +256,42 @@ double bench_gpu_product(const char *type, int n, double seconds, char error[256
 }
 #endif
 #else
-static inline double bench__gpu_none(char error[256]) { return snprintf(error, 256, "this build is without CUDA"), 0; }
+static inline double bench__gpu_none(char error[256])
+{
+    return snprintf(error, 256, "this build is without CUDA"), 0;
+}
 static inline size_t bench_gpu_used(void) { return 0; }
-static inline double bench_gpu_copy(size_t bytes, double seconds, char error[256]) { (void)bytes; (void)seconds; return bench__gpu_none(error); }
-static inline double bench_gpu_product(const char *type, int n, double seconds, char error[256]) { (void)type; (void)n; (void)seconds; return bench__gpu_none(error); }
+static inline double bench_gpu_copy(size_t bytes, double seconds, char error[256])
+{
+    (void)bytes;
+    (void)seconds;
+    return bench__gpu_none(error);
+}
+static inline double bench_gpu_product(const char *type, int n, double seconds, char error[256])
+{
+    (void)type;
+    (void)n;
+    (void)seconds;
+    return bench__gpu_none(error);
+}
 #endif
 
-/* ------------------------------------------------------------------------------------------------ options, rows */
+/* ------------------------------------------------------------------------------------------ options, rows */
 
 /* A program's own option: a number above 0, a text, or nothing behind it. */
-typedef struct bench_flag { const char *name; int *number; const char **text; bool *on; const char *help; } bench_flag;
+typedef struct bench_flag {
+    const char *name;
+    int *number;
+    const char **text;
+    bool *on;
+    const char *help;
+} bench_flag;
 
 static inline void bench__usage(const bench_flag *flags, int n)
 {
     printf("usage: %s [options]\n", bench.program);
-    printf("  --json         an object a line\n  --precision P  32-true, 16-mixed, 16-true, bf16-mixed or bf16-true (32-true)\n  --threads N    0: all (0)\n");
+    printf("  --json         an object a line\n  --precision P  32-true, 16-mixed, 16-true, bf16-mixed or "
+           "bf16-true (32-true)\n  --threads N    0: all (0)\n");
     printf("  --seconds X    that each kernel is measured for, at least (0.5)\n");
     for (int k = 0; k < n; k++) {
         printf("  %-14s %s", flags[k].name, flags[k].help);
@@ -280,12 +329,14 @@ static inline tt_context *bench_open(int argc, char **argv, const bench_flag *fl
         const char *name = argv[i];
         char *end = NULL;
         double number = 0;
-        bool threads = strcmp(name, "--threads") == 0, seconds = strcmp(name, "--seconds") == 0, precision = strcmp(name, "--precision") == 0;
+        bool threads = strcmp(name, "--threads") == 0, seconds = strcmp(name, "--seconds") == 0,
+             precision = strcmp(name, "--precision") == 0;
         for (int k = 0; k < n; k++) if (strcmp(name, flags[k].name) == 0) f = &flags[k];
         if (strcmp(name, "--help") == 0) bench__usage(flags, n);
         if (strcmp(name, "--json") == 0) { bench.json = true; continue; }
         if (f && f->on) { *f->on = true; continue; }
-        if (!f && !threads && !seconds && !precision) bench_die("unknown option '%s'; --help lists them", name);
+        if (!f && !threads && !seconds && !precision)
+            bench_die("unknown option '%s'; --help lists them", name);
         if (++i == argc) bench_die("%s needs a value", name);
         if (precision) {
             static const char *const known[] = {"32-true", "16-mixed", "16-true", "bf16-mixed", "bf16-true"};
@@ -297,8 +348,13 @@ static inline tt_context *bench_open(int argc, char **argv, const bench_flag *fl
         }
         if (f && f->text) { *f->text = argv[i]; continue; }
         number = strtod(argv[i], &end);
-        if (end == argv[i] || *end || !(number >= (f ? 1 : 0)) || number > 1e9 || (!seconds && number != (int)number))
-            bench_die("%s takes a %s, not '%s'", name, f ? "whole number above 0" : threads ? "number of threads" : "number of seconds", argv[i]);
+        if (end == argv[i] || *end || !(number >= (f ? 1 : 0)) || number > 1e9 ||
+            (!seconds && number != (int)number))
+            bench_die("%s takes a %s, not '%s'", name,
+                      f ? "whole number above 0"
+                      : threads ? "number of threads"
+                      : "number of seconds",
+                      argv[i]);
         if (f) *f->number = (int)number;
         else if (threads) bench.options.threads = (int)number;
         else bench.least = number;
@@ -311,7 +367,9 @@ static inline tt_context *bench_open(int argc, char **argv, const bench_flag *fl
 static inline void bench_close(void)
 {
     for (int k = 0; k < 4; k++)
-        if (bench.array[k]) bench.options.allocator.release(bench.options.allocator.user, bench.array[k], BENCH_ARRAY * sizeof(float));
+        if (bench.array[k])
+            bench.options.allocator.release(bench.options.allocator.user, bench.array[k],
+                                            BENCH_ARRAY * sizeof(float));
     tt_close(bench.ctx);
 }
 
@@ -322,12 +380,15 @@ static inline const char *bench__number(char to[32], double x)
     return to;
 }
 
-static inline void bench__print_row(const char *name, double value, const char *unit, double peak, double peer, bool busy)
+static inline void bench__print_row(const char *name, double value, const char *unit, double peak,
+                                    double peer, bool busy)
 {
     char text[5][32];
     if (bench.json) {
-        printf("{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"peak\": %s, \"of_peak\": %s, \"peer\": %s, \"ratio\": %s}\n", name, value, unit,
-               bench__number(text[0], peak), bench__number(text[1], peak > 0 && !busy ? value / peak : 0), bench__number(text[2], peer),
+        printf("{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"peak\": %s, \"of_peak\": %s, "
+               "\"peer\": %s, \"ratio\": %s}\n",
+               name, value, unit, bench__number(text[0], peak),
+               bench__number(text[1], peak > 0 && !busy ? value / peak : 0), bench__number(text[2], peer),
                bench__number(text[3], peer > 0 ? value / peer : 0));
     } else {
         printf("%-48s %10.4g %-9s", name, value, unit);
@@ -339,12 +400,16 @@ static inline void bench__print_row(const char *name, double value, const char *
     fflush(stdout);
 }
 
-static inline void bench_peer_row(const char *name, double value, const char *unit, double peak, double peer) /* peak, peer 0: none */
+/* peak, peer 0: none */
+static inline void bench_peer_row(const char *name, double value, const char *unit, double peak, double peer)
 {
     bench__print_row(name, value, unit, peak, peer, false);
 }
 
-static inline void bench_row(const char *name, double value, const char *unit, double peak) { bench_peer_row(name, value, unit, peak, 0); }
+static inline void bench_row(const char *name, double value, const char *unit, double peak)
+{
+    bench_peer_row(name, value, unit, peak, 0);
+}
 
 static inline void bench_flops_row(const char *name, double flops) /* FLOP/s */
 {
@@ -353,7 +418,8 @@ static inline void bench_flops_row(const char *name, double flops) /* FLOP/s */
 
 static inline void bench_cost_row(const char *name, bench_cost c)
 {
-    if (c.least > 0) bench__print_row(name, c.flops / c.seconds / 1e9, "GFLOP/s", c.flops / c.least / 1e9, 0, c.busy);
+    if (c.least > 0)
+        bench__print_row(name, c.flops / c.seconds / 1e9, "GFLOP/s", c.flops / c.least / 1e9, 0, c.busy);
     else bench_flops_row(name, c.flops / c.seconds);
 }
 
@@ -378,9 +444,11 @@ static inline bool bench_turn(void)
     return false;
 }
 
-/* --------------------------------------------------------------------------------------------------- programs */
+/* ----------------------------------------------------------------------------------------------- programs */
 
-static inline tt_param *bench_param(tt_context *ctx, const char *name, int64_t rows, int64_t cols, float scale) /* rows 0: 1-D */
+/* Rows 0: 1-D. */
+static inline tt_param *bench_param(tt_context *ctx, const char *name, int64_t rows, int64_t cols,
+                                    float scale)
 {
     int64_t dims[2] = {rows ? rows : cols, cols};
     tt_init init = {TT_INIT_NORMAL, scale};
@@ -391,14 +459,16 @@ static inline tt_param *bench_param(tt_context *ctx, const char *name, int64_t r
 
 /* An embedding of rows ids: a value (rows, width) that has a gradient and costs next to nothing. */
 enum { BENCH_VOCAB = 64 };
-static inline tt_value bench_source(tt_context *ctx, tt_tape *t, const char *name, tt_value ids, int64_t width)
+static inline tt_value bench_source(tt_context *ctx, tt_tape *t, const char *name, tt_value ids,
+                                    int64_t width)
 {
     return tt_embedding(t, ids, bench_param(ctx, name, BENCH_VOCAB, width, 1));
 }
 
 /* What a kernel's program reads. */
 typedef struct bench_inputs {
-    tt_value ids, target, seq_start; /* i32 (rows, 1); f32 (rows, width) of zeros, or i32 (rows, 1) when width is 0; or none */
+    /* i32 (rows, 1); f32 (rows, width) of zeros, or i32 (rows, 1) when width is 0; or none */
+    tt_value ids, target, seq_start;
     int64_t rows, width, seqs;
     const int32_t *starts;           /* (seqs + 1) */
     int vocab;                       /* of ids; 0: BENCH_VOCAB */
@@ -419,18 +489,20 @@ static inline bench_inputs bench_inputs_new(tt_tape *t, int64_t rows, int64_t wi
     return in;
 }
 
-/* Were the multiply-adds beside the kernels slower than they can be: below what this process has seen, or below a kernel? */
+/* Were the multiply-adds beside the kernels slower than they can be: below what this process has seen, or
+   below a kernel? */
 static inline bool bench__busy(void)
 {
     if (bench.beside <= 0) return false; /* no kernel has FLOPs */
-    for (int op = 0; op < TT__OP_COUNT; op++) if (bench.best[op].flops > bench.beside * bench.best[op].seconds) return true;
+    for (int op = 0; op < TT__OP_COUNT; op++)
+        if (bench.best[op].flops > bench.beside * bench.best[op].seconds) return true;
     return bench.beside < 0.85 * bench.peak[bench__peak_of(bench.precision)];
 }
 
 enum { BENCH_ATTEMPTS = 4 };
 
-/* Trains on mean(y^2), or on the loss y when there is no width, for at least bench.least seconds and 3 steps, timing each. Frees
-   the tape. */
+/* Trains on mean(y^2), or on the loss y when there is no width, for at least bench.least seconds and 3 steps,
+   timing each. Frees the tape. */
 static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const bench_inputs *in)
 {
     tt_value none = {0};
@@ -457,7 +529,8 @@ static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const be
         bench.beside = 0;
         double begin = tt__seconds();
         for (int step = 0; step < 3 || tt__seconds() - begin < bench.least; step++) {
-            bool ok = tt_set(p, in->ids, id, in->rows) == TT_OK && tt_set(p, in->target, zeros, in->rows) == TT_OK;
+            bool ok = tt_set(p, in->ids, id, in->rows) == TT_OK &&
+                      tt_set(p, in->target, zeros, in->rows) == TT_OK;
             if (ok && in->seq_start.id) ok = tt_set(p, in->seq_start, in->starts, in->seqs + 1) == TT_OK;
             bench_begin_run();
             if (!ok || tt_step(p, 1e-3f, NULL) != TT_OK) bench_die("%s", tt_error(ctx));

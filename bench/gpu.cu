@@ -1,6 +1,7 @@
-// gpu.cu - what a GPU can do, for the benchmarks: products of large matrices by cuBLASLt and copies of its memory, sustained, on numbers that
-// are not 0 (zeros are multiplied faster); and how much of its memory is in use. Of the device that tinytrain uses, the first.
-// Functions that measure return a rate, or 0 and why in `error`.
+// gpu.cu - what a GPU can do, for the benchmarks: products of large matrices by cuBLASLt and copies of its
+// memory, sustained, on numbers that are not 0 (zeros are multiplied faster); and how much of its memory is
+// in use. Of the device that tinytrain uses, the first. Functions that measure return a rate, or 0 and why in
+// `error`.
 #include <cuda_runtime.h>
 #include <cublasLt.h>
 #include <stdio.h>
@@ -27,7 +28,8 @@ static bool failed(cudaError_t e, const char *what, char *error)
     return true;
 }
 
-// Mean seconds of f(), which starts work on stream 0, over at least `seconds` after a quarter of that to warm up; 0 if it fails.
+// Mean seconds of f(), which starts work on stream 0, over at least `seconds` after a quarter of that to warm
+// up; 0 if it fails.
 template <class F> static double sustained(double seconds, F f)
 {
     long runs = 1;
@@ -47,13 +49,15 @@ template <class F> static double sustained(double seconds, F f)
 static cudaError_t fill(void *memory, size_t bytes, int element, int mantissa)
 {
     std::vector<uint32_t> pattern(((size_t)1 << 18) + 1); // of odd length, so that rows of a matrix differ
-    const uint32_t half = element == 2 ? 0xffff : 0xffffffffu, one = mantissa == 10 ? 15 : 127; // the exponent of 1
+    // The exponent of 1.
+    const uint32_t half = element == 2 ? 0xffff : 0xffffffffu, one = mantissa == 10 ? 15 : 127;
     uint64_t random = 1;
     for (uint32_t &word : pattern) {
         word = 0;
         for (int k = 0; k < 4 / element; k++) {
             random = random * 6364136223846793005u + 1442695040888963407u;
-            const uint32_t r = (uint32_t)(random >> 32), sign = r >> 31, exponent = one - 1 - (r >> 29 & 3), rest = (uint32_t)(random >> 16) & ((1u << mantissa) - 1);
+            const uint32_t r = (uint32_t)(random >> 32), sign = r >> 31, exponent = one - 1 - (r >> 29 & 3),
+                           rest = (uint32_t)(random >> 16) & ((1u << mantissa) - 1);
             word |= (half & (sign << (8 * element - 1) | exponent << mantissa | rest)) << (16 * k);
         }
     }
@@ -77,20 +81,28 @@ extern "C" double bench_gpu_copy(size_t bytes, double seconds, char *error)
 {
     char *memory = NULL;
     double each = 0;
-    if (failed(cudaSetDevice(0), "cudaSetDevice", error) || failed(cudaMalloc((void **)&memory, 2 * bytes), "memory to copy", error)) return 0;
+    if (failed(cudaSetDevice(0), "cudaSetDevice", error) ||
+        failed(cudaMalloc((void **)&memory, 2 * bytes), "memory to copy", error))
+        return 0;
     cudaError_t e = fill(memory, bytes, 4, 23);
-    if (e == cudaSuccess) each = sustained(seconds, [&] { return (e = cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, 0)) == cudaSuccess; });
+    if (e == cudaSuccess)
+        each = sustained(seconds, [&] {
+            return (e = cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, 0)) ==
+                   cudaSuccess;
+        });
     failed(e == cudaSuccess && each == 0 ? cudaGetLastError() : e, "a copy", error);
     cudaFree(memory);
     return each > 0 ? 2 * (double)bytes / each : 0;
 }
 
-// FLOP/s of products of n x n matrices with sums in fp32. type: "fp32", "tf32" (fp32 in memory), "fp16" or "bf16".
+// FLOP/s of products of n x n matrices with sums in fp32. type: "fp32", "tf32" (fp32 in memory), "fp16" or
+// "bf16".
 extern "C" double bench_gpu_product(const char *type, int n, double seconds, char *error)
 {
     const bool bf16 = strcmp(type, "bf16") == 0, fp16 = strcmp(type, "fp16") == 0;
     const cudaDataType dtype = bf16 ? CUDA_R_16BF : fp16 ? CUDA_R_16F : CUDA_R_32F;
-    const cublasComputeType_t compute = strcmp(type, "tf32") == 0 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    const cublasComputeType_t compute = strcmp(type, "tf32") == 0 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                                  : CUBLAS_COMPUTE_32F;
     const cublasOperation_t transposed = CUBLAS_OP_T;
     const int element = bf16 || fp16 ? 2 : 4;
     const size_t matrix = (size_t)n * (size_t)n * (size_t)element;
@@ -104,28 +116,41 @@ extern "C" double bench_gpu_product(const char *type, int n, double seconds, cha
     int count = 0;
     double best = 0;
 
-    if (failed(cudaSetDevice(0), "cudaSetDevice", error) || failed(cudaMalloc((void **)&memory, 3 * matrix + WORKSPACE), "memory of a product", error)) return 0;
+    if (failed(cudaSetDevice(0), "cudaSetDevice", error) ||
+        failed(cudaMalloc((void **)&memory, 3 * matrix + WORKSPACE), "memory of a product", error))
+        return 0;
     cudaError_t e = fill(memory, 2 * matrix, element, bf16 ? 7 : fp16 ? 10 : 23);
     cublasStatus_t s = cublasLtCreate(&lt);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescCreate(&desc, compute, CUDA_R_32F);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed); // as a linear layer's
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutCreate(&layout, dtype, (uint64_t)n, (uint64_t)n, n);
+    // As a linear layer's.
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasLtMatrixLayoutCreate(&layout, dtype, (uint64_t)n, (uint64_t)n, n);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulPreferenceCreate(&preference);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE, sizeof WORKSPACE);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulAlgoGetHeuristic(lt, desc, layout, layout, layout, layout, preference, CANDIDATES, found, &count);
-    for (int round = 0, fastest = 0; round < 2 && s == CUBLAS_STATUS_SUCCESS && e == cudaSuccess; round++) { // each for a moment, then the fastest
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                 &WORKSPACE, sizeof WORKSPACE);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasLtMatmulAlgoGetHeuristic(lt, desc, layout, layout, layout, layout, preference, CANDIDATES,
+                                           found, &count);
+    // Each for a moment, then the fastest.
+    for (int round = 0, fastest = 0; round < 2 && s == CUBLAS_STATUS_SUCCESS && e == cudaSuccess; round++) {
         double least = 0;
         for (int k = round ? fastest : 0; k < (round ? fastest + 1 : count); k++) {
             const double each = sustained(round ? seconds : seconds / 20, [&] {
-                return cublasLtMatmul(lt, desc, &one, memory, layout, memory + matrix, layout, &zero, memory + 2 * matrix, layout, memory + 2 * matrix, layout,
-                                      &found[k].algo, memory + 3 * matrix, WORKSPACE, 0) == CUBLAS_STATUS_SUCCESS;
+                return cublasLtMatmul(lt, desc, &one, memory, layout, memory + matrix, layout, &zero,
+                                      memory + 2 * matrix, layout, memory + 2 * matrix, layout,
+                                      &found[k].algo, memory + 3 * matrix, WORKSPACE,
+                                      0) == CUBLAS_STATUS_SUCCESS;
             });
             if (each > 0 && (least == 0 || each < least)) { least = each; fastest = k; }
         }
         best = least;
     }
     if (best == 0 && !failed(e == cudaSuccess ? cudaGetLastError() : e, "a product", error))
-        snprintf(error, ERROR_BYTES, "cuBLASLt's products of %s, %d x %d: status %d, %d ways to do them", type, n, n, (int)s, count);
+        snprintf(error, ERROR_BYTES, "cuBLASLt's products of %s, %d x %d: status %d, %d ways to do them",
+                 type, n, n, (int)s, count);
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
     if (layout) cublasLtMatrixLayoutDestroy(layout);
     if (desc) cublasLtMatmulDescDestroy(desc);

@@ -1,10 +1,11 @@
-/* Images a second that one thread of a loader makes ready: resized, padded by an eighth, cropped at random and flipped, as
-   examples/vit_l16.c --augment does; and for how much of its training steps a vision transformer waits for them, where that thread
-   works beside those of the steps. */
+/* Images a second that one thread of a loader makes ready: resized, padded by an eighth, cropped at random
+   and flipped, as examples/vit_l16.c --augment does; and for how much of its training steps a vision
+   transformer waits for them, where that thread works beside those of the steps. */
 
 #include "bench.h"
 
-static const char *give(void *user, int64_t index, tt_image *image) /* ready as it is: what takes time is the loader's part */
+/* Ready as it is: what takes time is the loader's part. */
+static const char *give(void *user, int64_t index, tt_image *image)
 {
     (void)index;
     *image = *(const tt_image *)user;
@@ -48,14 +49,16 @@ static tt_loader *loader(tt_context *ctx, const tt_dataset *d, int side, int bat
 static void next(tt_context *ctx, tt_loader *l, tt_batch *b, int64_t *epoch)
 {
     while (!tt_loader_next(l, b))
-        if (tt_loader_status(l) != TT_OK || tt_loader_seek(l, ++*epoch, 0) != TT_OK) bench_die("%s", tt_error(ctx));
+        if (tt_loader_status(l) != TT_OK || tt_loader_seek(l, ++*epoch, 0) != TT_OK)
+            bench_die("%s", tt_error(ctx));
 }
 
 /* delivered: images a second of that thread alone. */
 static void steps_of(tt_image *image, const char *size, int side, int batch, int steps, double delivered)
 {
     tt_context *ctx = bench_reopen();
-    tt_dataset *d = dataset(ctx, image, batch * (steps + 4)); /* steps, those not measured, and what is made ahead: one epoch */
+    /* steps, those not measured, and what is made ahead: one epoch */
+    tt_dataset *d = dataset(ctx, image, batch * (steps + 4));
     tt_loader *l = loader(ctx, d, side, batch);
     tt_vit_config c = tt_vit_config_default(size);
     tt_vit m;
@@ -107,7 +110,8 @@ int main(int argc, char **argv)
         {"--steps", &steps, NULL, NULL, "steps measured, after one that is not"},
     };
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
-    if (from > TT__IMAGE_SIDE || side > TT__IMAGE_SIDE) bench_die("--from and --pixels are at most %d", TT__IMAGE_SIDE);
+    if (from > TT__IMAGE_SIDE || side > TT__IMAGE_SIDE)
+        bench_die("--from and --pixels are at most %d", TT__IMAGE_SIDE);
     tt_image image = {NULL, from, from, 3};
     int64_t bytes = (int64_t)from * from * 3, epoch = 0, images = 0;
     uint8_t *pixels = (uint8_t *)malloc((size_t)bytes);
@@ -133,7 +137,8 @@ int main(int argc, char **argv)
     tt_loader_free(l);
     tt_dataset_free(d);
 
-    for (int k = 0; k < (size ? 1 : 2); k++) steps_of(&image, size ? size : k ? "S/16" : "Ti/16", side, batch, steps, delivered);
+    for (int k = 0; k < (size ? 1 : 2); k++)
+        steps_of(&image, size ? size : k ? "S/16" : "Ti/16", side, batch, steps, delivered);
     free(pixels);
     bench_close();
     return 0;

@@ -35,7 +35,8 @@ int main(int argc, char **argv)
     for (int r = 0; r < MAX; r++) positions[r] = r;
     for (ssize_t n; p && status == TT_OK && (n = getline(&line, &capacity, stdin)) >= 0;) {
         while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) n--;
-        start[1] = tt_tokenize(k, line, (size_t)n, ids, MAX < m.config.max_positions ? MAX : m.config.max_positions);
+        start[1] = tt_tokenize(k, line, (size_t)n, ids,
+                               MAX < m.config.max_positions ? MAX : m.config.max_positions);
         if (status == TT_OK) status = tt_set(p, in.ids, ids, start[1]);
         if (status == TT_OK) status = tt_set(p, in.positions, positions, start[1]);
         if (status == TT_OK) status = tt_set(p, in.types, types, start[1]);
@@ -43,7 +44,8 @@ int main(int argc, char **argv)
         if (status == TT_OK) status = tt_set(p, in.first, start, 1);
         if (status == TT_OK) status = tt_run(p, NULL);
         if (status == TT_OK) status = tt_get(p, root, logits, 64);
-        for (int c = 0; c < m.config.classes && status == TT_OK; c++) printf("%s%.9g", c ? "\t" : "", logits[c]);
+        for (int c = 0; c < m.config.classes && status == TT_OK; c++)
+            printf("%s%.9g", c ? "\t" : "", logits[c]);
         if (status == TT_OK) printf("\n");
     }
     if (!p || status != TT_OK) fprintf(stderr, "%s\n", tt_error(ctx));

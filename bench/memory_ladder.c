@@ -1,10 +1,12 @@
-/* The memory of fine-tuning a vision transformer, rung by rung: what each technique leaves of it, known before anything is allocated.
+/* The memory of fine-tuning a vision transformer, rung by rung: what each technique leaves of it, known
+   before anything is allocated.
 
-   The rungs are those of S. Raschka, "Optimizing memory usage for training LLMs and vision transformers in PyTorch" (2023), which takes
-   ViT-L/16 on 224 x 224 pixels and ten classes from 26.84 to 2.02 GB, and what tinytrain has beyond them. GB are 10^9 bytes; planned is
-   all that the step's one arena holds on the device kind named by --device, measured what the allocator gave for it in a real step here
-   (--measure, only on "cpu") and what the resident memory grew by. --json: an object a line with rung, planned_bytes, measured_bytes,
-   extra_flops (a share of the step's), article_gb; null where there is none.
+   The rungs are those of S. Raschka, "Optimizing memory usage for training LLMs and vision transformers in
+   PyTorch" (2023), which takes ViT-L/16 on 224 x 224 pixels and ten classes from 26.84 to 2.02 GB, and what
+   tinytrain has beyond them. GB are 10^9 bytes; planned is all that the step's one arena holds on the device
+   kind named by --device, measured what the allocator gave for it in a real step here (--measure, only on
+   "cpu") and what the resident memory grew by. --json: an object a line with rung, planned_bytes,
+   measured_bytes, extra_flops (a share of the step's), article_gb; null where there is none.
 
    --fits asks the other way round: the largest micro-batch whose plan, with AdamW, fits a GPU of 8, 12, 24 or
    80 GB, when 0.7 GB of these are left to CUDA's context and kernels, an assumption. --json: an object a line
@@ -18,9 +20,9 @@
 typedef struct rung {
     const char *name, *precision, *recompute;
     tt_optimizer_kind optimizer;
-    int batch, accumulate;      /* images of a micro-batch; micro-batches                                            */
-    double article_gb;          /* 0: not in the article                                                             */
-    bool initialise;            /* only the parameters                                                               */
+    int batch, accumulate;      /* images of a micro-batch; micro-batches                                   */
+    double article_gb;          /* 0: not in the article                                                    */
+    bool initialise;            /* only the parameters                                                      */
 } rung;
 
 static const rung rungs[] = {
@@ -69,7 +71,8 @@ static result plan_distilbert(void)
     return r;
 }
 
-/* What parameters take until the first step. Of the arena, allocated in one piece, only they are touched: resident memory shows it. */
+/* What parameters take until the first step. Of the arena, allocated in one piece, only they are touched:
+   resident memory shows it. */
 static void measure_init(tt_context *ctx, tt_trainer *t, result *out)
 {
     double before = bench_resident_peak();
@@ -81,7 +84,8 @@ static void measure_init(tt_context *ctx, tt_trainer *t, result *out)
 static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung *g, result *out)
 {
     int n = batch_of(g), labels[64] = {0};
-    size_t bytes = (size_t)n * (size_t)(m->config.image_size * m->config.image_size * m->config.channels), held = tt_allocated_bytes(ctx);
+    size_t bytes = (size_t)n * (size_t)(m->config.image_size * m->config.image_size * m->config.channels),
+           held = tt_allocated_bytes(ctx);
     uint8_t *pixels = (uint8_t *)malloc(bytes);
     double before = bench_resident_peak(), begin = tt__seconds();
     tt_batch b;
@@ -256,18 +260,25 @@ int main(int argc, char **argv)
         bench_close();
         return 0;
     }
-    if (!bench.json) printf("ViT-%s, %d x %d pixels, batch %d, device kind %s\n%-36s %8s %9s %9s %9s %8s\n", opt.size, opt.pixels, opt.pixels, opt.batch, opt.device, "rung",
-                            "planned", "measured", "resident", "FLOPs", "article");
+    if (!bench.json)
+        printf("ViT-%s, %d x %d pixels, batch %d, device kind %s\n%-36s %8s %9s %9s %9s %8s\n", opt.size,
+               opt.pixels, opt.pixels, opt.batch, opt.device, "rung", "planned", "measured", "resident",
+               "FLOPs", "article");
     for (int k = 0; k <= TT__COUNT(rungs); k++) {
-        static const rung distilbert = {"DistilBERT-base, 12 x 512, bf16-true", "bf16-true", "cheap", TT_ADAM, 12, 1, 0, false};
+        static const rung distilbert = {
+            "DistilBERT-base, 12 x 512, bf16-true", "bf16-true", "cheap", TT_ADAM, 12, 1, 0, false};
         const rung *g = k < TT__COUNT(rungs) ? &rungs[k] : &distilbert;
-        bool article = g->article_gb > 0 && opt.batch == 64 && opt.pixels == 224 && strcmp(opt.size, "L/16") == 0;
+        bool article = g->article_gb > 0 && opt.batch == 64 && opt.pixels == 224 &&
+                       strcmp(opt.size, "L/16") == 0;
         result r = g == &distilbert ? plan_distilbert() : run ? climb_apart(g) : climb(g, false);
         char text[3][32];
         if (!r.ok) bench_die("%s: the step failed", g->name);
         if (bench.json) {
-            printf("{\"rung\": \"%s\", \"planned_bytes\": %.0f, \"measured_bytes\": %s, \"extra_flops\": %.6g, \"article_gb\": %s}\n", g->name, r.planned,
-                   r.measured > 0 ? (snprintf(text[0], 32, "%.0f", r.measured), text[0]) : "null", r.extra, article ? bench__number(text[1], g->article_gb) : "null");
+            printf("{\"rung\": \"%s\", \"planned_bytes\": %.0f, \"measured_bytes\": %s, \"extra_flops\": "
+                   "%.6g, \"article_gb\": %s}\n",
+                   g->name, r.planned,
+                   r.measured > 0 ? (snprintf(text[0], 32, "%.0f", r.measured), text[0]) : "null", r.extra,
+                   article ? bench__number(text[1], g->article_gb) : "null");
             continue;
         }
         printf("%-36s %8.3f", g->name, r.planned / 1e9);

@@ -52,11 +52,16 @@ int main(int argc, char **argv)
         tt_batch b;
         tt_stats stats;
         memset(&b, 0, sizeof b);
-        int32_t *ids = read_tensor(file, s, "input_ids", &rows), *start = read_tensor(file, s, "seq_start", &seqs), *label = read_tensor(file, s, "labels", &labels);
-        if (!ids || !start || !label) return fprintf(stderr, "minilm_losses: '%s' has no batch %d\n", argv[2], s), 1;
-        int32_t *positions = (int32_t *)malloc(sizeof *positions * (size_t)rows), *types = (int32_t *)calloc((size_t)rows, sizeof *types);
+        int32_t *ids = read_tensor(file, s, "input_ids", &rows),
+                *start = read_tensor(file, s, "seq_start", &seqs),
+                *label = read_tensor(file, s, "labels", &labels);
+        if (!ids || !start || !label)
+            return fprintf(stderr, "minilm_losses: '%s' has no batch %d\n", argv[2], s), 1;
+        int32_t *positions = (int32_t *)malloc(sizeof *positions * (size_t)rows),
+                *types = (int32_t *)calloc((size_t)rows, sizeof *types);
         if (!positions || !types) return fprintf(stderr, "minilm_losses: out of memory\n"), 1;
-        for (int64_t q = 0; q + 1 < seqs; q++) for (int r = start[q]; r < start[q + 1]; r++) positions[r] = r - start[q];
+        for (int64_t q = 0; q + 1 < seqs; q++)
+            for (int r = start[q]; r < start[q + 1]; r++) positions[r] = r - start[q];
         b.seqs = (int)seqs - 1;
         b.rows = (int)rows;
         b.ids = ids;
@@ -68,7 +73,8 @@ int main(int argc, char **argv)
         double began = tt__seconds();
         if (tt_train_batch(t, &b, &stats, NULL) != TT_OK) return fail(ctx);
         printf("%s%.9g", s ? ", " : "", stats.loss);
-        fprintf(stderr, "step %d: loss %.6f, gradient norm %.4f, %d tokens, %.2f s\n", s, stats.loss, stats.grad_norm, b.rows, tt__seconds() - began);
+        fprintf(stderr, "step %d: loss %.6f, gradient norm %.4f, %d tokens, %.2f s\n", s, stats.loss,
+                stats.grad_norm, b.rows, tt__seconds() - began);
         free(types);
         free(positions);
         free(label);

@@ -1,16 +1,19 @@
-/* Whole training steps of DistilBERT-base (66 million parameters, random weights, AdamW, decay 0.01, clipping 1, dropout as in its
-   config), or with --vit of a vision transformer: tokens/s, GFLOP/s against the peak, where the time goes, and the plan's bytes against
-   what the process grew by.
+/* Whole training steps of DistilBERT-base (66 million parameters, random weights, AdamW, decay 0.01, clipping
+   1, dropout as in its config), or with --vit of a vision transformer: tokens/s, GFLOP/s against the peak,
+   where the time goes, and the plan's bytes against what the process grew by.
 
-   Tokens are random, or those of --batches: a safetensors file of int32 tensors batchB.input_ids (all sequences one after another),
-   batchB.seq_start (sequences + 1) and batchB.labels for B = 0, 1, ..., as bench/pytorch.py and bench/minilm_imdb.py write them; so are
-   images, of uint8 tensors batchB.pixels (images, height, width, 3). With
-   --turns each step waits for a line on standard input and reports itself, so that two programs can take turns.
+   Tokens are random, or those of --batches: a safetensors file of int32 tensors batchB.input_ids (all
+   sequences one after another), batchB.seq_start (sequences + 1) and batchB.labels for B = 0, 1, ..., as
+   bench/pytorch.py and bench/minilm_imdb.py write them; so are images, of uint8 tensors batchB.pixels
+   (images, height, width, 3). With --turns each step waits for a line on standard input and reports itself,
+   so that two programs can take turns.
 
-   On a GPU (--device cuda, in a build with tinytrain_cuda.cu and bench/gpu.cu) steps are timed as a whole, from a call of tt_train_batch
-   to its return, by when their results are on the host. The peak is cuBLASLt's, measured before and after the steps: the larger one.
-   Memory is what of the device's is in use (cudaMemGetInfo) after the steps, less what was before the model was there, when the CUDA
-   context and cuBLASLt's kernels of that peak were: so kernels, graphs and whatever else CUDA keeps come on top of the plan. */
+   On a GPU (--device cuda, in a build with tinytrain_cuda.cu and bench/gpu.cu) steps are timed as a whole,
+   from a call of tt_train_batch to its return, by when their results are on the host. The peak is cuBLASLt's,
+   measured before and after the steps: the larger one. Memory is what of the device's is in use
+   (cudaMemGetInfo) after the steps, less what was before the model was there, when the CUDA context and
+   cuBLASLt's kernels of that peak were: so kernels, graphs and whatever else CUDA keeps come on top of the
+   plan. */
 
 #include "bench.h"
 
@@ -24,7 +27,8 @@ static int32_t *numbers(int64_t n)
 }
 
 /* Takes ids, starts and labels, and adds what else there is in a batch. */
-static void add_batch(batches *all, int seqs, const int32_t *ids, const int32_t *starts, const int32_t *labels)
+static void add_batch(batches *all, int seqs, const int32_t *ids, const int32_t *starts,
+                      const int32_t *labels)
 {
     int rows = starts[seqs];
     int32_t *positions = numbers(rows);
@@ -32,7 +36,8 @@ static void add_batch(batches *all, int seqs, const int32_t *ids, const int32_t 
     if (!all->batch) bench_die("no memory");
     tt_batch *b = &all->batch[all->n++];
     memset(b, 0, sizeof *b);
-    for (int s = 0; s < seqs; s++) for (int r = starts[s]; r < starts[s + 1]; r++) positions[r] = r - starts[s];
+    for (int s = 0; s < seqs; s++)
+        for (int r = starts[s]; r < starts[s + 1]; r++) positions[r] = r - starts[s];
     b->seqs = seqs;
     b->rows = rows;
     b->ids = ids;
@@ -47,7 +52,8 @@ static void add_batch(batches *all, int seqs, const int32_t *ids, const int32_t 
 
 static void random_batch(batches *all, int seqs, int length, int vocab)
 {
-    if ((int64_t)seqs * length > INT32_MAX) bench_die("%d sequences of %d tokens are more than 2^31 rows", seqs, length);
+    if ((int64_t)seqs * length > INT32_MAX)
+        bench_die("%d sequences of %d tokens are more than 2^31 rows", seqs, length);
     int32_t *ids = numbers((int64_t)seqs * length), *starts = numbers(seqs + 1), *labels = numbers(seqs);
     uint32_t random = 1;
     for (int r = 0; r < seqs * length; r++) {
@@ -61,7 +67,8 @@ static void random_batch(batches *all, int seqs, int length, int vocab)
     add_batch(all, seqs, ids, starts, labels);
 }
 
-static int32_t *read_tensor(tt_context *ctx, const tt_safetensors *file, int batch, const char *name, int64_t *n)
+static int32_t *read_tensor(tt_context *ctx, const tt_safetensors *file, int batch, const char *name,
+                            int64_t *n)
 {
     char full[64];
     snprintf(full, sizeof full, "batch%d.%s", batch, name);
@@ -82,18 +89,25 @@ static void read_batches(tt_context *ctx, batches *all, const char *path)
     if (!file) bench_die("%s", tt_error(ctx));
     for (int b = 0;; b++) {
         int64_t rows, starts, labels;
-        int32_t *ids = read_tensor(ctx, file, b, "input_ids", &rows), *start = read_tensor(ctx, file, b, "seq_start", &starts), *label = read_tensor(ctx, file, b, "labels", &labels);
+        int32_t *ids = read_tensor(ctx, file, b, "input_ids", &rows),
+                *start = read_tensor(ctx, file, b, "seq_start", &starts),
+                *label = read_tensor(ctx, file, b, "labels", &labels);
         if (!ids && b > 0) break;
-        if (!ids || !start || !label || starts < 2 || labels != starts - 1 || start[0] != 0 || start[starts - 1] != rows)
-            bench_die("'%s': batch %d lacks batch%d.input_ids, .seq_start or .labels, or they disagree", path, b, b);
+        if (!ids || !start || !label || starts < 2 || labels != starts - 1 || start[0] != 0 ||
+            start[starts - 1] != rows)
+            bench_die("'%s': batch %d lacks batch%d.input_ids, .seq_start or .labels, or they disagree", path,
+                      b, b);
         for (int64_t s = 0; s + 1 < starts; s++)
-            if (start[s + 1] <= start[s] || start[s + 1] - start[s] > 512) bench_die("'%s': sequence %lld of batch %d has no token, or more than 512", path, (long long)s, b);
+            if (start[s + 1] <= start[s] || start[s + 1] - start[s] > 512)
+                bench_die("'%s': sequence %lld of batch %d has no token, or more than 512", path,
+                          (long long)s, b);
         add_batch(all, (int)(starts - 1), ids, start, label);
     }
     tt_safetensors_close(file);
 }
 
-static void add_images(batches *all, int images, const uint8_t *pixels, int64_t bytes, const int32_t *labels, int tokens)
+static void add_images(batches *all, int images, const uint8_t *pixels, int64_t bytes, const int32_t *labels,
+                       int tokens)
 {
     all->batch = (tt_batch *)realloc(all->batch, (size_t)(all->n + 1) * sizeof *all->batch);
     if (!all->batch) bench_die("no memory");
@@ -133,11 +147,14 @@ static void read_images(tt_context *ctx, batches *all, const char *path, int64_t
         int k = tt_safetensors_find(file, name);
         int32_t *label = read_tensor(ctx, file, b, "labels", &images);
         if (k < 0 && b > 0) break;
-        if (k < 0 || !label || strcmp(tt_safetensors_info(file, k)->dtype, "U8") != 0 || (int64_t)tt_safetensors_info(file, k)->bytes != images * bytes)
-            bench_die("'%s': batch %d lacks batch%d.pixels or .labels, or they are not of the model's size", path, b, b);
+        if (k < 0 || !label || strcmp(tt_safetensors_info(file, k)->dtype, "U8") != 0 ||
+            (int64_t)tt_safetensors_info(file, k)->bytes != images * bytes)
+            bench_die("'%s': batch %d lacks batch%d.pixels or .labels, or they are not of the model's size",
+                      path, b, b);
         uint8_t *pixels = (uint8_t *)malloc((size_t)(images * bytes));
         if (!pixels) bench_die("no memory");
-        if (tt_safetensors_read(file, k, 0, (size_t)(images * bytes), pixels) != TT_OK) bench_die("%s", tt_error(ctx));
+        if (tt_safetensors_read(file, k, 0, (size_t)(images * bytes), pixels) != TT_OK)
+            bench_die("%s", tt_error(ctx));
         add_images(all, (int)images, pixels, bytes, label, tokens);
     }
     tt_safetensors_close(file);
@@ -145,7 +162,8 @@ static void read_images(tt_context *ctx, batches *all, const char *path, int64_t
 
 /* Where the time of a step goes. */
 enum { MATMULS, ATTENTION, ROWS, OPTIMIZER, REST, PARTS };
-static const char *const part_names[PARTS] = {"matmuls", "attention", "rows (all other ops)", "optimizer and clipping", "rest (outside of ops)"};
+static const char *const part_names[PARTS] = {"matmuls", "attention", "rows (all other ops)",
+                                              "optimizer and clipping", "rest (outside of ops)"};
 
 static int part_of(int op)
 {
@@ -157,11 +175,14 @@ static int part_of(int op)
     }
 }
 
-/* TFLOP/s of cuBLASLt's products in the type that a precision multiplies in, or 0 if they cannot be measured (again, for want of memory). */
+/* TFLOP/s of cuBLASLt's products in the type that a precision multiplies in, or 0 if they cannot be measured
+   (again, for want of memory). */
 static double gpu_peak(const char *precision, int n)
 {
     char error[256];
-    const char *type = strncmp(precision, "bf16", 4) == 0 ? "bf16" : strncmp(precision, "16", 2) == 0 ? "fp16" : "fp32";
+    const char *type = strncmp(precision, "bf16", 4) == 0 ? "bf16"
+                       : strncmp(precision, "16", 2) == 0 ? "fp16"
+                       : "fp32";
     double flops = bench_gpu_product(type, n, bench.least, error);
     if (!(flops > 0)) fprintf(stderr, "%s: the peak is not measured: %s\n", bench.program, error);
     return flops / 1e12;
@@ -178,7 +199,8 @@ static void peaks(bool gpu, int n)
         snprintf(name, sizeof name, "matrix products of %s, %d x %d", types[k], n, n);
         bench_row(name, flops / 1e12, "TFLOP/s", 0);
     }
-    double bytes = gpu ? bench_gpu_copy(16 * (size_t)n * (size_t)n, bench.least, error) : bench_stream(BENCH_COPY);
+    double bytes = gpu ? bench_gpu_copy(16 * (size_t)n * (size_t)n, bench.least, error)
+                       : bench_stream(BENCH_COPY);
     if (!(bytes > 0)) bench_die("%s", error);
     if (!gpu) bench_row("multiply-adds of fp32", bench_peak("32-true", 0) / 1e9, "GFLOP/s", 0);
     if (!gpu) bench_row("multiply-adds of bf16", bench_peak("bf16-true", 0) / 1e9, "GFLOP/s", 0);
@@ -199,11 +221,12 @@ int main(int argc, char **argv)
         {"--steps", &steps, NULL, NULL, "steps measured; of --batches at least once each"},
         {"--warm", &warm, NULL, NULL, "steps before them"},
         {"--device", NULL, &device, NULL, "KIND, cpu or cuda (TINYTRAIN_DEVICE, else cpu)"},
-        {"--product", &product, NULL, NULL, "rows, columns and depth of the matrix products that are a GPU's peak"},
+        {"--product", &product, NULL, NULL,
+         "rows, columns and depth of the matrix products that are a GPU's peak"},
         {"--peaks", NULL, NULL, &only_peaks, "what the device can do at most, and no step"},
-        {"--batches", NULL, &path, NULL, "FILE.safetensors of token ids to train on, instead of --seqs and --length"},
-        {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},
-    };
+        {"--batches", NULL, &path, NULL,
+         "FILE.safetensors of token ids to train on, instead of --seqs and --length"},
+        {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},};
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     tt_bert_config c = tt_bert_config_default(true);
     tt_vit_config v = tt_vit_config_default(size);
@@ -223,9 +246,11 @@ int main(int argc, char **argv)
     v.image_size = side;
     v.classes = 2;
     if (layers) c.layers = v.layers = layers;
-    if ((size ? tt_vit_new(ctx, &vit, &v) : tt_bert_new(ctx, &m, &c)) != TT_OK) bench_die("%s", tt_error(ctx));
+    if ((size ? tt_vit_new(ctx, &vit, &v) : tt_bert_new(ctx, &m, &c)) != TT_OK)
+        bench_die("%s", tt_error(ctx));
     tt_model model = size ? tt_vit_classifier(&vit) : tt_bert_classifier(&m);
-    if (!size && length > c.max_positions) bench_die("--length %d: the model has %d positions", length, c.max_positions);
+    if (!size && length > c.max_positions)
+        bench_die("--length %d: the model has %d positions", length, c.max_positions);
     const int image_bytes = v.image_size * v.image_size * v.channels;
     if (size && path) read_images(ctx, &all, path, image_bytes, model.max_length);
     else if (size) random_images(&all, seqs, image_bytes, model.max_length);
@@ -247,7 +272,8 @@ int main(int argc, char **argv)
     bench_cost by_op[TT__OP_COUNT];
     memset(by_op, 0, sizeof by_op);
     for (int step = 0; turns ? bench_turn() : step < warm + steps; step++) {
-        const tt_batch *b = &all.batch[(step + all.n * warm - warm) % all.n]; /* those before the first are not counted */
+        /* Those before the first are not counted. */
+        const tt_batch *b = &all.batch[(step + all.n * warm - warm) % all.n];
         bench_begin_run();
         double begin = tt__seconds();
         if (tt_train_batch(t, b, &s, &updated) != TT_OK) bench_die("%s", tt_error(ctx));
@@ -267,7 +293,8 @@ int main(int argc, char **argv)
             part[REST] -= bench.run[op].seconds;
         }
     }
-    double grown = (gpu ? (double)bench_gpu_used() : bench_resident_peak()) - before, plan = (double)tt_program_plan(tt_trainer_program(t)).bytes;
+    double grown = (gpu ? (double)bench_gpu_used() : bench_resident_peak()) - before,
+           plan = (double)tt_program_plan(tt_trainer_program(t)).bytes;
     if (done) {
         qsort(speeds, (size_t)done, sizeof *speeds, bench_ascending);
         bench_row("tokens a second, mean", tokens / seconds, "tokens/s", 0);
@@ -279,7 +306,8 @@ int main(int argc, char **argv)
     if (gpu && done) {
         double after = gpu_peak(bench.precision, product);
         if (size) bench_row("images a second, mean", tokens / model.max_length / seconds, "images/s", 0);
-        bench_row("matmuls and attention, whole step, mean", step_flops / seconds / 1e12, "TFLOP/s", fmax(peak, after));
+        bench_row("matmuls and attention, whole step, mean", step_flops / seconds / 1e12, "TFLOP/s",
+                  fmax(peak, after));
         bench_row("matrix products of the peak, before", peak, "TFLOP/s", 0);
         bench_row("matrix products of the peak, after", after, "TFLOP/s", 0);
     }
@@ -288,7 +316,10 @@ int main(int argc, char **argv)
     bench_row("peak resident memory", bench_resident_peak() / 1e6, "MB", 0);
     for (int k = 0; k < PARTS && done && !gpu; k++) {
         double ms = 1e3 * part[k] / done, share = 100 * part[k] / seconds;
-        if (!bench.json) { printf("%-48s %10.4g ms        %5.1f%% of the step\n", part_names[k], ms, share); continue; }
+        if (!bench.json) {
+            printf("%-48s %10.4g ms        %5.1f%% of the step\n", part_names[k], ms, share);
+            continue;
+        }
         snprintf(name, sizeof name, "a step's %s", part_names[k]);
         bench_row(name, ms, "ms", 0);
         snprintf(name, sizeof name, "share of a step's %s", part_names[k]);

@@ -1,7 +1,8 @@
-/* For builds with -include of this file: the 16-lane kernels run on any x86-64 with AVX2, their intrinsics by SIMDe
-   (github.com/simd-everywhere/simde; Debian: libsimde-dev). The masks are all ones wherever the kernels have them. gcc 12 at -O2
-   gets a loop wrong that stores 64-byte vectors made of a running integer, where it lowers the vector to smaller ones:
-   the kernels have no such loop. Tiles (AMX), which SIMDe has not, are below. */
+/* For builds with -include of this file: the 16-lane kernels run on any x86-64 with AVX2, their intrinsics by
+   SIMDe (github.com/simd-everywhere/simde; Debian: libsimde-dev). The masks are all ones wherever the kernels
+   have them. gcc 12 at -O2 gets a loop wrong that stores 64-byte vectors made of a running integer, where it
+   lowers the vector to smaller ones: the kernels have no such loop. Tiles (AMX), which SIMDe has not, are
+   below. */
 #define _GNU_SOURCE /* as tinytrain.h does */
 #include <immintrin.h>
 #include <math.h>
@@ -14,7 +15,8 @@ typedef unsigned emulated_u32x16 __attribute__((vector_size(64)));
 
 #define TT__AVX512_TARGET "avx2,fma"
 #define TT__AVX512_HERE 1
-#define TT__AVX512_DOT(sum, a, b) (tt__vf)simde_mm512_dpbf16_ps((simde__m512)(sum), (simde__m512bh)(a), (simde__m512bh)(b))
+#define TT__AVX512_DOT(sum, a, b) \
+    (tt__vf) simde_mm512_dpbf16_ps((simde__m512)(sum), (simde__m512bh)(a), (simde__m512bh)(b))
 #define TT__AVX512_DOT_TARGET __attribute__((target(TT__AVX512_TARGET)))
 #define TT__AVX512_DOT_HERE 1
 #define __m512 simde__m512
@@ -31,14 +33,21 @@ typedef unsigned emulated_u32x16 __attribute__((vector_size(64)));
 #define _mm512_maskz_shuffle_f32x4(ones, a, b, which) simde_mm512_shuffle_f32x4(a, b, which)
 #undef I /* of complex.h */
 
-/* ---- tiles: registers of each thread, with the shapes that it configured; before and after, what uses them traps ---- */
+/* ---- tiles: registers of each thread, with the shapes that it configured; before and after, what uses them
+   traps ---- */
 
 #define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET)))
 #define TT__TILES_HERE 1
 #define TT__TILES_FENCE ((void)0)
 #define TT__TILES_KEEP(p) ((void)(p))
 
-typedef struct emulated_tile { int rows, row_bytes; union { uint16_t bf16[16][32]; float f32[16][16]; } of; } emulated_tile;
+typedef struct emulated_tile {
+    int rows, row_bytes;
+    union {
+        uint16_t bf16[16][32];
+        float f32[16][16];
+    } of;
+} emulated_tile;
 static __thread emulated_tile emulated_tiles[8];
 
 static inline void emulate_tile_loadconfig(const void *config)
@@ -66,7 +75,8 @@ static inline void emulate_tile_loadd(int t, const void *from, int64_t stride)
 {
     emulate_tile_zero(t);
     for (int r = 0; r < emulated_tiles[t].rows; r++)
-        memcpy(emulated_tiles[t].of.bf16[r], (const char *)from + r * stride, (size_t)emulated_tiles[t].row_bytes);
+        memcpy(emulated_tiles[t].of.bf16[r], (const char *)from + r * stride,
+               (size_t)emulated_tiles[t].row_bytes);
 }
 
 static inline void emulate_tile_stored(int t, void *to, int64_t stride)
@@ -76,7 +86,8 @@ static inline void emulate_tile_stored(int t, void *to, int64_t stride)
         memcpy((char *)to + r * stride, emulated_tiles[t].of.bf16[r], (size_t)emulated_tiles[t].row_bytes);
 }
 
-static inline float emulated_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; } /* subnormals are zeros */
+/* Subnormals are zeros. */
+static inline float emulated_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
 
 static inline float emulated_bf16(uint16_t bits)
 {
@@ -86,22 +97,29 @@ static inline float emulated_bf16(uint16_t bits)
     return emulated_flush(x);
 }
 
-/* TDPBF16PS of Intel's manual: sums of the even and of the odd products, each by fused multiply-adds, then both and what there was. */
+/* TDPBF16PS of Intel's manual: sums of the even and of the odd products, each by fused multiply-adds, then
+   both and what there was. */
 static inline void emulate_tile_dpbf16ps(int c, int a, int b)
 {
     emulated_tile *sum = &emulated_tiles[c];
     const emulated_tile *x = &emulated_tiles[a], *y = &emulated_tiles[b];
-    if (sum->rows < 1 || x->rows != sum->rows || y->row_bytes != sum->row_bytes || x->row_bytes != 4 * y->rows) __builtin_trap();
+    if (sum->rows < 1 || x->rows != sum->rows || y->row_bytes != sum->row_bytes ||
+        x->row_bytes != 4 * y->rows)
+        __builtin_trap();
     for (int i = 0; i < sum->rows; i++)
         for (int j = 0; j < sum->row_bytes / 4; j++) {
             float part[2] = {0, 0};
             for (int k = 0; k < x->row_bytes / 2; k++)
-                part[k % 2] = emulated_flush(fmaf(emulated_bf16(x->of.bf16[i][k]), emulated_bf16(y->of.bf16[k / 2][2 * j + k % 2]), part[k % 2]));
-            sum->of.f32[i][j] = emulated_flush(emulated_flush(sum->of.f32[i][j]) + emulated_flush(part[0] + part[1]));
+                part[k % 2] = emulated_flush(fmaf(emulated_bf16(x->of.bf16[i][k]),
+                                                  emulated_bf16(y->of.bf16[k / 2][2 * j + k % 2]),
+                                                  part[k % 2]));
+            sum->of.f32[i][j] = emulated_flush(emulated_flush(sum->of.f32[i][j]) +
+                                               emulated_flush(part[0] + part[1]));
         }
 }
 
-/* VCVTNE2PS2BF16: to the nearest, subnormals are zeros; b in the low half. No NaNs come here but from NaNs. */
+/* VCVTNE2PS2BF16: to the nearest, subnormals are zeros; b in the low half. No NaNs come here but from
+   NaNs. */
 static inline simde__m512i emulate_cvtne2ps_pbh(simde__m512 a, simde__m512 b)
 {
     float x[32];

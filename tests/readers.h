@@ -14,12 +14,18 @@ static inline bool reader__fails(char kind)
 }
 static inline void *reader__malloc(size_t n) { return reader__fails('m') ? NULL : malloc(n); }
 static inline void *reader__calloc(size_t n, size_t item)
-{ return reader__fails('m') ? NULL : calloc(n, item); }
+{
+    return reader__fails('m') ? NULL : calloc(n, item);
+}
 static inline void *reader__realloc(void *p, size_t n) { return reader__fails('m') ? NULL : realloc(p, n); }
 static inline FILE *reader__fopen(const char *path, const char *mode)
-{ return reader__fails('o') ? NULL : fopen(path, mode); }
+{
+    return reader__fails('o') ? NULL : fopen(path, mode);
+}
 static inline int reader__stat(const char *path, struct stat *info)
-{ return reader__fails('z') ? -1 : stat(path, info); }
+{
+    return reader__fails('z') ? -1 : stat(path, info);
+}
 static inline size_t reader__fread(void *to, size_t size, size_t n, FILE *file)
 {
     return reader__fails('c') || reader__fails('r') ? 0 : fread(to, size, n, file);
@@ -30,7 +36,9 @@ static inline int reader__ferror(FILE *file)
 }
 static inline DIR *reader__opendir(const char *path) { return reader__fails('l') ? NULL : opendir(path); }
 static inline struct dirent *reader__readdir(DIR *folder)
-{ return reader__fails('n') ? NULL : readdir(folder); }
+{
+    return reader__fails('n') ? NULL : readdir(folder);
+}
 
 #define malloc(n) reader__malloc(n)
 #define calloc(n, item) reader__calloc(n, item)

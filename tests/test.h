@@ -26,34 +26,46 @@ static inline bool test__check(bool ok, const char *file, int line, const char *
 {
     test__state.checks++;
     if (ok) return true;
-    if (!test__state.failed_checks++) snprintf(test__state.failure, sizeof test__state.failure, "%s:%d: %s", file, line, text);
+    if (!test__state.failed_checks++)
+        snprintf(test__state.failure, sizeof test__state.failure, "%s:%d: %s", file, line, text);
     return false;
 }
 
-static inline bool test__near(double a, double b, double tolerance, const char *file, int line, const char *text)
+static inline bool test__near(double a, double b, double tolerance, const char *file, int line,
+                              const char *text)
 {
     char message[512];
     double error = fabs(a - b);
     bool wrong = !(error <= tolerance); /* so that NaN fails */
-    if (wrong) snprintf(message, sizeof message, "%s: %.9g and %.9g differ by %.3g, tolerance %.3g", text, a, b, error, tolerance);
+    if (wrong)
+        snprintf(message, sizeof message, "%s: %.9g and %.9g differ by %.3g, tolerance %.3g", text, a, b,
+                 error, tolerance);
     return test__check(!wrong, file, line, wrong ? message : text);
 }
 
-static inline bool test__error(tt_context *ctx, tt_status status, const char *part, const char *file, int line)
+static inline bool test__error(tt_context *ctx, tt_status status, const char *part, const char *file,
+                               int line)
 {
     char message[2048];
     bool ok = tt_error_code(ctx) == status && strstr(tt_error(ctx), part) != NULL;
-    if (!ok) snprintf(message, sizeof message, "expected %s with \"%s\", found %s: %s", tt_status_name(status), part, tt_status_name(tt_error_code(ctx)), tt_error(ctx));
+    if (!ok)
+        snprintf(message, sizeof message, "expected %s with \"%s\", found %s: %s", tt_status_name(status),
+                 part, tt_status_name(tt_error_code(ctx)), tt_error(ctx));
     return test__check(ok, file, line, ok ? part : message);
 }
 
 #define CHECK(cond) test__check((cond), __FILE__, __LINE__, #cond)
-#define CHECK_NEAR(a, b, tolerance) test__near((double)(a), (double)(b), (double)(tolerance), __FILE__, __LINE__, #a " ~ " #b)
+#define CHECK_NEAR(a, b, tolerance) \
+    test__near((double)(a), (double)(b), (double)(tolerance), __FILE__, __LINE__, #a " ~ " #b)
 /* The context's last error is `status` and its sentence holds `part`. */
 #define CHECK_ERROR(ctx, status, part) test__error((ctx), (status), (part), __FILE__, __LINE__)
 /* Leaves the test (a function without result) when it fails: for what the rest of the test stands on. */
 #define REQUIRE(cond) do { if (!CHECK(cond)) return; } while (0)
-#define SKIP(why) do { snprintf(test__state.skipped, sizeof test__state.skipped, "%s", (why)); return; } while (0)
+#define SKIP(why) \
+    do { \
+        snprintf(test__state.skipped, sizeof test__state.skipped, "%s", (why)); \
+        return; \
+    } while (0)
 
 /* Before a function whose loops take most of a test's time: sanitizers and coverage leave it out. */
 #if __has_attribute(no_profile_instrument_function)
@@ -63,11 +75,12 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 #define TEST_PLAIN __attribute__((no_sanitize("address", "undefined", "thread")))
 #endif
 
-/* ------------------------------------------------------------------------------------------------ allocation */
+/* --------------------------------------------------------------------------------------------- allocation */
 
 #define TEST_GARBAGE ((size_t)1 << 20) /* bytes of an allocation, at most, that are filled */
 
-/* Counts, fills new memory with garbage, and returns NULL at call number fail_at (from 1; 0: never). Thread-safe. */
+/* Counts, fills new memory with garbage, and returns NULL at call number fail_at (from 1; 0: never).
+   Thread-safe. */
 typedef struct test_allocator {
     pthread_mutex_t mutex;
     long calls, fail_at, live;
@@ -101,7 +114,13 @@ static inline void test__release(void *user, void *memory, size_t bytes)
     free(memory);
 }
 
-static inline void test__no_log(void *user, tt_log_level level, const char *id, const char *message) { (void)user; (void)level; (void)id; (void)message; }
+static inline void test__no_log(void *user, tt_log_level level, const char *id, const char *message)
+{
+    (void)user;
+    (void)level;
+    (void)id;
+    (void)message;
+}
 
 /* Options with the counting allocator, one thread, no log. */
 static inline tt_context_options test_options(test_allocator *a)
@@ -135,7 +154,7 @@ static inline void test__close(tt_context *ctx, test_allocator *a, const char *f
 /* Closes the context and checks that nothing is left. */
 #define TEST_CLOSE(ctx, allocator) test__close((ctx), (allocator), __FILE__, __LINE__)
 
-/* ----------------------------------------------------------------------------------------------------- files */
+/* -------------------------------------------------------------------------------------------------- files */
 
 static inline void test__remove(const char *path) /* with all that is in it */
 {
@@ -152,8 +171,8 @@ static inline void test__remove(const char *path) /* with all that is in it */
     remove(path);
 }
 
-/* A fresh empty folder below $TMPDIR or /tmp, removed when the program ends. The text is valid for the next seven calls of the
-   functions of this section. */
+/* A fresh empty folder below $TMPDIR or /tmp, removed when the program ends. The text is valid for the next
+   seven calls of the functions of this section. */
 static inline char *test__buffer(void)
 {
     static char buffers[8][1024];
@@ -166,7 +185,8 @@ static inline char *test_folder(void)
     char *path = test__buffer();
     const char *root = getenv("TMPDIR");
     if (!test__state.folder[0]) {
-        snprintf(test__state.folder, sizeof test__state.folder, "%.400s/tinytrain_test_XXXXXX", root && *root ? root : "/tmp");
+        snprintf(test__state.folder, sizeof test__state.folder, "%.400s/tinytrain_test_XXXXXX",
+                 root && *root ? root : "/tmp");
         if (!mkdtemp(test__state.folder)) { perror(test__state.folder); exit(2); }
     }
     snprintf(path, 1024, "%s/%d", test__state.folder, test__state.folders++);
@@ -223,13 +243,14 @@ static inline char *test_tensor(const tt_safetensors *s, int k)
 {
     size_t n = tt_safetensors_info(s, k)->bytes;
     char *bytes = (char *)malloc(n + 1);
-    if (bytes && !test__check(tt_safetensors_read(s, k, 0, n, bytes) == TT_OK, __FILE__, __LINE__, "a tensor is read"))
+    if (bytes &&
+        !test__check(tt_safetensors_read(s, k, 0, n, bytes) == TT_OK, __FILE__, __LINE__, "a tensor is read"))
         memset(bytes, 0, n);
     return bytes;
 }
 
-/* The default file hooks, of which operation `fail` ('o'pen, si'z'e, 'r'ead, 'w'rite, 's'ync, 'c'lose, re'n'ame, 'l'ist) fails at
-   call number `at` (from 1), with the reason "injected". */
+/* The default file hooks, of which operation `fail` ('o'pen, si'z'e, 'r'ead, 'w'rite, 's'ync, 'c'lose,
+   re'n'ame, 'l'ist) fails at call number `at` (from 1), with the reason "injected". */
 typedef struct test_files { tt_files real; char fail; long at, calls; } test_files;
 
 static inline bool test__inject(void *user, char op)
@@ -239,9 +260,13 @@ static inline bool test__inject(void *user, char op)
 }
 static inline void *test__file_open(void *u, const char *path, char mode)
 {
-    return test__inject(u, 'o') ? NULL : ((test_files *)u)->real.open(((test_files *)u)->real.user, path, mode);
+    return test__inject(u, 'o') ? NULL
+                                : ((test_files *)u)->real.open(((test_files *)u)->real.user, path, mode);
 }
-static inline int64_t test__file_size(void *u, void *f) { return test__inject(u, 'z') ? -1 : ((test_files *)u)->real.size(((test_files *)u)->real.user, f); }
+static inline int64_t test__file_size(void *u, void *f)
+{
+    return test__inject(u, 'z') ? -1 : ((test_files *)u)->real.size(((test_files *)u)->real.user, f);
+}
 static inline bool test__file_read(void *u, void *f, uint64_t at, void *to, size_t n)
 {
     return !test__inject(u, 'r') && ((test_files *)u)->real.read(((test_files *)u)->real.user, f, at, to, n);
@@ -250,7 +275,10 @@ static inline bool test__file_write(void *u, void *f, const void *from, size_t n
 {
     return !test__inject(u, 'w') && ((test_files *)u)->real.write(((test_files *)u)->real.user, f, from, n);
 }
-static inline bool test__file_sync(void *u, void *f) { return !test__inject(u, 's') && ((test_files *)u)->real.sync(((test_files *)u)->real.user, f); }
+static inline bool test__file_sync(void *u, void *f)
+{
+    return !test__inject(u, 's') && ((test_files *)u)->real.sync(((test_files *)u)->real.user, f);
+}
 static inline bool test__file_close(void *u, void *f)
 {
     bool ok = ((test_files *)u)->real.close(((test_files *)u)->real.user, f);
@@ -260,9 +288,11 @@ static inline bool test__file_rename(void *u, const char *from, const char *to)
 {
     return !test__inject(u, 'n') && ((test_files *)u)->real.rename(((test_files *)u)->real.user, from, to);
 }
-static inline bool test__file_list(void *u, const char *path, bool (*each)(void *arg, const char *name), void *arg)
+static inline bool test__file_list(void *u, const char *path, bool (*each)(void *arg, const char *name),
+                                   void *arg)
 {
-    return !test__inject(u, 'l') && ((test_files *)u)->real.list(((test_files *)u)->real.user, path, each, arg);
+    return !test__inject(u, 'l') &&
+           ((test_files *)u)->real.list(((test_files *)u)->real.user, path, each, arg);
 }
 static inline const char *test__file_reason(void *u) { (void)u; return "injected"; }
 
@@ -286,7 +316,7 @@ static inline tt_files test_failing_files(test_files *f, char fail, long at)
     return files;
 }
 
-/* ------------------------------------------------------------------------------------------------------ main */
+/* --------------------------------------------------------------------------------------------------- main */
 
 static inline uint32_t test_random(uint64_t *state) /* xorshift64* */
 {
@@ -304,9 +334,16 @@ static inline int test_main(int argc, char **argv, const test_case *tests, int n
         test__state.failed_checks = 0;
         test__state.skipped[0] = 0;
         tests[i].run();
-        if (test__state.failed_checks) { printf("FAILED %s: %s\n", tests[i].name, test__state.failure); failed++; }
-        else if (test__state.skipped[0]) { printf("skip %s: %s\n", tests[i].name, test__state.skipped); skipped++; }
-        else { printf("ok %s\n", tests[i].name); passed++; }
+        if (test__state.failed_checks) {
+            printf("FAILED %s: %s\n", tests[i].name, test__state.failure);
+            failed++;
+        } else if (test__state.skipped[0]) {
+            printf("skip %s: %s\n", tests[i].name, test__state.skipped);
+            skipped++;
+        } else {
+            printf("ok %s\n", tests[i].name);
+            passed++;
+        }
         fflush(stdout);
     }
     if (test__state.folder[0]) test__remove(test__state.folder);

@@ -1,11 +1,12 @@
-/* The CUDA backend as a whole: training beside the CPU's, waits of the host, and calls of CUDA that fail. On a GPU (TINYTRAIN_CUDA=1 make test) or
-   on the emulator, which some of it needs. */
+/* The CUDA backend as a whole: training beside the CPU's, waits of the host, and calls of CUDA that fail. On
+   a GPU (TINYTRAIN_CUDA=1 make test) or on the emulator, which some of it needs. */
 #ifndef TINYTRAIN_CUDA
 #include <stdio.h>
 
 int main(void) /* without the header, whose code takes a minute to compile */
 {
-    return puts("skip test_cuda: this build is without TINYTRAIN_CUDA\n0 checks, 1 skipped: 0 passed, 0 failed") < 0;
+    return puts("skip test_cuda: this build is without TINYTRAIN_CUDA\n0 checks, 1 skipped: 0 passed, 0 "
+                "failed") < 0;
 }
 
 #else
@@ -16,13 +17,22 @@ int main(void) /* without the header, whose code takes a minute to compile */
 #include "emu_control.h"
 #endif
 
-/* ------------------------------------------------------------------------------------------------- training */
+/* ----------------------------------------------------------------------------------------------- training */
 
-enum { STEPS = 20, MOST_SEQS = 5, MOST_ROWS = 48, IMAGE = 12, IMAGE_BYTES = IMAGE * IMAGE * 3, VOCAB = 50, CLASSES = 3 };
+enum {
+    STEPS = 20,
+    MOST_SEQS = 5,
+    MOST_ROWS = 48,
+    IMAGE = 12,
+    IMAGE_BYTES = IMAGE * IMAGE * 3,
+    VOCAB = 50,
+    CLASSES = 3
+};
 
 typedef struct made_batch { /* what a tt_batch points to */
     tt_batch b;
-    int32_t ids[MOST_ROWS], positions[MOST_ROWS], types[MOST_ROWS], seq_start[MOST_SEQS + 1], labels[MOST_SEQS];
+    int32_t ids[MOST_ROWS], positions[MOST_ROWS], types[MOST_ROWS], seq_start[MOST_SEQS + 1],
+        labels[MOST_SEQS];
     int64_t index[MOST_SEQS];
     uint8_t pixels[MOST_SEQS * IMAGE_BYTES];
 } made_batch;
@@ -63,7 +73,13 @@ typedef struct outcome { /* of a training run */
     size_t n;
 } outcome;
 
-typedef struct trained { test_allocator a; tt_context *ctx; tt_bert text; tt_vit vision; tt_trainer *trainer; } trained;
+typedef struct trained {
+    test_allocator a;
+    tt_context *ctx;
+    tt_bert text;
+    tt_vit vision;
+    tt_trainer *trainer;
+} trained;
 
 static bool open_training(trained *t, const char *device, bool images, float dropout, bool accumulate)
 {
@@ -97,7 +113,8 @@ static bool open_training(trained *t, const char *device, bool images, float dro
     o.schedule.kind = TT_CONSTANT;
     o.schedule.lr = 1e-3f;
     o.optimizer.clip_norm = 1;
-    o.optimizer.eps = 1e-5f; /* else elements whose gradient is rounding errors alone, as of keys' biases, take steps of full size */
+    /* Else elements whose gradient is rounding errors alone, as of keys' biases, take steps of full size. */
+    o.optimizer.eps = 1e-5f;
     o.device = device;
     o.accumulate = accumulate;
     o.max_seqs = MOST_SEQS;
@@ -151,7 +168,8 @@ static bool train_on(outcome *to, const char *device, bool images, float dropout
     return ok;
 }
 
-/* Twenty steps with both: losses to 1e-5 relative, parameters to 2e-5, a fiftieth of what one step may change. */
+/* Twenty steps with both: losses to 1e-5 relative, parameters to 2e-5, a fiftieth of what one step may
+   change. */
 static void compare_with_cpu(bool images, float dropout, bool accumulate)
 {
     outcome cpu = {{0}, {0}, NULL, 0}, cuda = cpu;
@@ -159,12 +177,14 @@ static void compare_with_cpu(bool images, float dropout, bool accumulate)
 #ifdef TT_EMULATE
     emu_configure(1, (size_t)64 << 20, 1, 3);
 #endif
-    if (train_on(&cpu, "cpu", images, dropout, accumulate) && train_on(&cuda, "cuda", images, dropout, accumulate) && CHECK(cpu.n == cuda.n)) {
+    if (train_on(&cpu, "cpu", images, dropout, accumulate) &&
+        train_on(&cuda, "cuda", images, dropout, accumulate) && CHECK(cpu.n == cuda.n)) {
         for (int k = 0; k < STEPS; k++) {
             CHECK_NEAR(cuda.loss[k], cpu.loss[k], 1e-5 * cpu.loss[k]);
             CHECK_NEAR(cuda.norm[k], cpu.norm[k], 1e-4 * cpu.norm[k]);
         }
-        CHECK(cpu.loss[0] > 0.5 && fabs(cpu.loss[STEPS - 1] - cpu.loss[STEPS - 3]) > 1e-3); /* it is training */
+        /* It is training. */
+        CHECK(cpu.loss[0] > 0.5 && fabs(cpu.loss[STEPS - 1] - cpu.loss[STEPS - 3]) > 1e-3);
         for (size_t k = 0; k < cpu.n; k++) {
             double error = fabs((double)cuda.parameters[k] - cpu.parameters[k]);
             if (!(error <= worst)) worst = error;
@@ -174,7 +194,8 @@ static void compare_with_cpu(bool images, float dropout, bool accumulate)
     free(cpu.parameters);
     free(cuda.parameters);
 #ifdef TT_EMULATE
-    CHECK(emu_get_counts().graph_launches >= (accumulate ? 3 : 2) * (STEPS - 6)); /* most runs are replays of both shapes */
+    /* Most runs are replays of both shapes. */
+    CHECK(emu_get_counts().graph_launches >= (accumulate ? 3 : 2) * (STEPS - 6));
 #endif
 }
 
@@ -196,7 +217,8 @@ TEST(indices_behind_a_view_are_checked)
     tt_program *p = tt_compile(t, loss, &o);
     static const int32_t good[6] = {4, 0, 1, 2, 3, 4}, bad[6] = {0, 1, 5, 0, 0, 0};
     if (CHECK(p != NULL)) {
-        CHECK(tt_set(p, first, good, 6) == TT_OK && tt_set(p, pairs, good, 3) == TT_OK && tt_run(p, NULL) == TT_OK);
+        CHECK(tt_set(p, first, good, 6) == TT_OK && tt_set(p, pairs, good, 3) == TT_OK &&
+              tt_run(p, NULL) == TT_OK);
         CHECK(tt_set(p, first, good, 6) == TT_OK && tt_set(p, pairs, bad, 3) == TT_OK);
         CHECK(tt_run(p, NULL) == TT_ERR_ARGUMENT);
         CHECK(strstr(tt_error(ctx), "'pairs' has 5 in row 2, which is not in 0..4") != NULL);
@@ -211,7 +233,7 @@ TEST(trains_vit_as_the_cpu_does) { compare_with_cpu(true, 0, false); }
 
 #ifdef TT_EMULATE
 
-/* ---------------------------------------------------------------------------------------------------- waits */
+/* -------------------------------------------------------------------------------------------------- waits */
 
 static emu_counts since(emu_counts before) /* what was counted since then */
 {
@@ -224,8 +246,8 @@ static emu_counts since(emu_counts before) /* what was counted since then */
     return now;
 }
 
-/* Once every shape has been met twice, a step waits once, for its results, and allocates nothing; so does each micro-batch whose results are asked
-   for, and one whose results are not does not wait. */
+/* Once every shape has been met twice, a step waits once, for its results, and allocates nothing; so does
+   each micro-batch whose results are asked for, and one whose results are not does not wait. */
 TEST(a_step_waits_once_for_its_results)
 {
     for (int accumulate = 0; accumulate < 2; accumulate++)
@@ -237,16 +259,18 @@ TEST(a_step_waits_once_for_its_results)
             if (!open_training(&t, "cuda", true, 0, accumulate)) { close_training(&t); return; }
             for (int k = 0; k < 4; k++) CHECK(one_step(&t, k, true, accumulate, &stats) == TT_OK);
             n = emu_get_counts();
-            for (int k = 4; k < 8; k++) CHECK(one_step(&t, k, true, accumulate, asked ? &stats : NULL) == TT_OK);
+            for (int k = 4; k < 8; k++)
+                CHECK(one_step(&t, k, true, accumulate, asked ? &stats : NULL) == TT_OK);
             n = since(n);
             CHECK_NEAR((double)n.host_syncs, accumulate && asked ? 4 * 3 : 4, 0);
-            CHECK_NEAR((double)n.graph_launches, accumulate ? 4 * 3 : 4 * 2, 0); /* a micro-batch each, and an update */
+            /* A micro-batch each, and an update. */
+            CHECK_NEAR((double)n.graph_launches, accumulate ? 4 * 3 : 4 * 2, 0);
             CHECK(n.pageable_async == 0 && n.allocations == 0 && n.kernels > 0);
             close_training(&t);
         }
 }
 
-/* ------------------------------------------------------------------------------------------- the host's memory */
+/* -------------------------------------------------------------------------------------- the host's memory */
 
 /* gelu(x) goes to the host's memory and comes back: instructions by hand, as no pass emits them yet. */
 TEST(values_in_the_hosts_memory)
@@ -258,7 +282,8 @@ TEST(values_in_the_hosts_memory)
     tt_tape *t = tt_tape_new(ctx);
     tt_value in = tt_input(t, "x", TT_F32, 40, 4), h = tt_gelu(t, in);
     tt__shape shape = t->values[h.id].shape;
-    int32_t away = tt__new_value(t, &shape, TT__TRANSIENT, "away"), back = tt__new_value(t, &shape, TT__TRANSIENT, "back");
+    int32_t away = tt__new_value(t, &shape, TT__TRANSIENT, "away"),
+            back = tt__new_value(t, &shape, TT__TRANSIENT, "back");
     t->values[away].space = TT__HOST;
     const int32_t from[2] = {h.id, away}, to[2] = {away, back};
     for (int k = 0; k < 4; k++) {
@@ -274,20 +299,23 @@ TEST(values_in_the_hosts_memory)
     o.train = false;
     tt_program *p = tt_compile(t, out, &o);
     REQUIRE(p != NULL);
-    CHECK(tt_program_plan(p).host_bytes == 768 && tt_program_plan(p).instructions == 6); /* 640, in whole 256 bytes */
+    /* 640, in whole 256 bytes */
+    CHECK(tt_program_plan(p).host_bytes == 768 && tt_program_plan(p).instructions == 6);
     for (int run = 0; run < 4; run++) { /* from the second on a replay */
         for (int k = 0; k < 160; k++) x[k] = (float)k / 40 - 2 + (float)run;
         CHECK(tt_set(p, in, x, 40) == TT_OK && tt_run(p, NULL) == TT_OK && tt_get(p, out, y, 160) == TT_OK);
-        for (int k = 0; k < 160; k++) CHECK_NEAR(y[k], x[k] * (1 + erf(x[k] / sqrt(2))), 2e-6 * (1 + fabs(x[k])));
+        for (int k = 0; k < 160; k++)
+            CHECK_NEAR(y[k], x[k] * (1 + erf(x[k] / sqrt(2))), 2e-6 * (1 + fabs(x[k])));
     }
     tt_program_free(p);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);
 }
 
-/* --------------------------------------------------------------------------------------------- several devices */
+/* ---------------------------------------------------------------------------------------- several devices */
 
-/* Programs on two devices of a context give what each gives on the first alone, however their steps alternate. */
+/* Programs on two devices of a context give what each gives on the first alone, however their steps
+   alternate. */
 TEST(programs_on_two_devices)
 {
     enum { RUNS = 4, ROWS = 8, WIDTH = 16 };
@@ -324,14 +352,18 @@ TEST(programs_on_two_devices)
             CHECK(tt_step(p[k], 0.01f, &stats) == TT_OK);
             loss[both][k][run / 2] = stats.loss;
         }
-        for (int k = 0; k < 2; k++) CHECK(tt_param_get(tt_param_find(ctx, k ? "second" : "first"), w[both][k]) == TT_OK);
-        tt_compile_options o = tt_compile_options_default(); /* a parameter is on one device; a device may be absent */
+        for (int k = 0; k < 2; k++)
+            CHECK(tt_param_get(tt_param_find(ctx, k ? "second" : "first"), w[both][k]) == TT_OK);
+        /* A parameter is on one device; a device may be absent. */
+        tt_compile_options o = tt_compile_options_default();
         if (both) {
             o.device = "cuda:0";
             CHECK(!tt_compile(t[1], missing, &o));
-            CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'second' lives on device 'cuda:1', where an earlier program has "
+            CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                        "parameter 'second' lives on device 'cuda:1', where an earlier program has "
                         "put it, and this program is for 'cuda'");
-            CHECK(tt_device_text(ctx, "cuda:1", NULL, 0) == TT_OK && tt_device_text(ctx, "cuda:2", NULL, 0) == TT_ERR_DEVICE);
+            CHECK(tt_device_text(ctx, "cuda:1", NULL, 0) == TT_OK &&
+                  tt_device_text(ctx, "cuda:2", NULL, 0) == TT_ERR_DEVICE);
             CHECK_ERROR(ctx, TT_ERR_DEVICE, "device 'cuda:2' cannot be opened: number 2 asked for, 2 found");
         }
         for (int k = 0; k < 2; k++) {
@@ -343,11 +375,19 @@ TEST(programs_on_two_devices)
     CHECK(memcmp(loss[0], loss[1], sizeof loss[0]) == 0 && memcmp(w[0], w[1], sizeof w[0]) == 0);
 }
 
-/* --------------------------------------------------------------------------------------------------- faults */
+/* ------------------------------------------------------------------------------------------------- faults */
 
-enum { FAULT = 999 /* cudaErrorUnknown */, LOST = 719 /* cudaErrorLaunchFailure, after which nothing works */ };
+enum {
+    FAULT = 999 /* cudaErrorUnknown */,
+    LOST = 719 /* cudaErrorLaunchFailure, after which nothing works */
+};
 
-typedef struct small_net { tt_tape *t; tt_value x, y, ids, out; tt_program *p; tt_param *w, *table; } small_net;
+typedef struct small_net {
+    tt_tape *t;
+    tt_value x, y, ids, out;
+    tt_program *p;
+    tt_param *w, *table;
+} small_net;
 
 /* What a run of a small program gives: losses of its steps, its output and a parameter. */
 typedef struct small_result { double loss[4]; float out[6 * 5], w[5 * 4]; } small_result;
@@ -402,8 +442,8 @@ static void small_close(small_net *n)
     tt_tape_free(n->t);
 }
 
-/* Opens, compiles, allocates, takes four steps (the second makes a graph, the third replays it, the fourth has
-   other rows), reads. */
+/* Opens, compiles, allocates, takes four steps (the second makes a graph, the third replays it, the fourth
+   has other rows), reads. */
 static tt_status small_run(tt_context *ctx, small_net *n, small_result *to)
 {
     tt_stats stats;
@@ -419,14 +459,17 @@ static tt_status small_run(tt_context *ctx, small_net *n, small_result *to)
 static void fault_failed(long n, long count, const char *what, const char *more)
 {
     char text[1024];
-    snprintf(text, sizeof text, "call %ld fails%s: %s: %.700s", n, count == 1 ? "" : ", and all after it", what, more);
+    snprintf(text, sizeof text, "call %ld fails%s: %s: %.700s", n, count == 1 ? "" : ", and all after it",
+             what, more);
     test__check(false, "test_cuda.c", 0, text);
 }
 
 /* A sentence that names the device, and the call or product that failed. */
 static bool names_the_fault(const char *text)
 {
-    return strstr(text, "device 'cuda'") && (strstr(text, "unknown error") || strstr(text, "a kernel failed") || strstr(text, "cublasLtCreate") || strstr(text, "cuBLASLt"));
+    return strstr(text, "device 'cuda'") &&
+           (strstr(text, "unknown error") || strstr(text, "a kernel failed") ||
+            strstr(text, "cublasLtCreate") || strstr(text, "cuBLASLt"));
 }
 
 static void check_nothing_left(long n, long count)
@@ -435,8 +478,8 @@ static void check_nothing_left(long n, long count)
     if (emu_live_objects(left, sizeof left)) fault_failed(n, count, "left on the device", left);
 }
 
-/* Micro-batches whose results nobody asks for do not wait, and the next inputs may not overwrite those that are
-   still being copied: the same bits as with a wait after each, in every order that CUDA allows. */
+/* Micro-batches whose results nobody asks for do not wait, and the next inputs may not overwrite those that
+   are still being copied: the same bits as with a wait after each, in every order that CUDA allows. */
 TEST(micro_steps_that_do_not_wait_keep_their_inputs)
 {
     for (int scheduler = 0; scheduler < EMU_SCHEDULERS; scheduler++) {
@@ -449,7 +492,8 @@ TEST(micro_steps_that_do_not_wait_keep_their_inputs)
             emu_set_scheduler((emu_scheduler)scheduler);
             tt_context *ctx = test_open(&a);
             bool ok = CHECK(small_open(ctx, &net, true) == TT_OK);
-            for (int k = 0; k < 3 * 5 && ok; k++) { /* five micro-batches a step; each sets its inputs twice */
+            /* Five micro-batches a step; each sets its inputs twice. */
+            for (int k = 0; k < 3 * 5 && ok; k++) {
                 ok = CHECK(small_set(&net, 5, k + 7) == TT_OK && small_set(&net, USUAL_ROWS, k) == TT_OK);
                 ok = ok && CHECK(tt_micro_step(net.p, asked ? &stats : NULL) == TT_OK);
                 if (k % 5 == 4) ok = ok && CHECK(tt_update(net.p, 0.1f, NULL) == TT_OK);
@@ -478,8 +522,8 @@ static long graphs_of_lengths(int lengths, int rounds)
     return since(before).graph_launches;
 }
 
-/* The update is one graph whatever the lengths; the rest of a step is one for each length that is met again, unless
-   there are more lengths than graphs: then some of them keep theirs. */
+/* The update is one graph whatever the lengths; the rest of a step is one for each length that is met again,
+   unless there are more lengths than graphs: then some of them keep theirs. */
 TEST(lengths_that_are_met_again_are_replayed)
 {
     CHECK_NEAR((double)graphs_of_lengths(9, 3), (3 * 9 - 1) + 2 * 9, 0);
@@ -496,7 +540,8 @@ static void count_log(void *user, tt_log_level level, const char *id, const char
 /* A device that cannot make graphs runs the instructions one by one, and says so once. */
 TEST(steps_go_on_without_graphs)
 {
-    static const char *const calls[] = {"cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"};
+    static const char *const calls[] = {"cudaStreamBeginCapture", "cudaStreamEndCapture",
+                                        "cudaGraphInstantiate"};
     small_result reference, result;
     memset(&reference, 0, sizeof reference);
     memset(&result, 0, sizeof result);
@@ -520,24 +565,26 @@ TEST(steps_go_on_without_graphs)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------- products */
+/* ----------------------------------------------------------------------------------------------- products */
 
-static bool same_results(const small_result *a, const small_result *b) /* a fault may have a product made by other means */
+/* A fault may have a product made by other means. */
+static bool same_results(const small_result *a, const small_result *b)
 {
     bool same = true;
     for (int k = 0; k < 4; k++) same &= fabs(a->loss[k] - b->loss[k]) <= 1e-6;
     for (int k = 0; k < TEST_COUNT(a->w); k++) same &= fabsf(a->w[k] - b->w[k]) <= 1e-5f;
-    for (int k = 0; k < 4 * 5; k++) same &= fabsf(a->out[k] - b->out[k]) <= 1e-5f; /* the last step has 4 rows */
+    /* The last step has 4 rows. */
+    for (int k = 0; k < 4 * 5; k++) same &= fabsf(a->out[k] - b->out[k]) <= 1e-5f;
     return same;
 }
 
-/* What cublasLtMatmul refuses although its heuristic offered it is made by another of the algorithms that it offers, or
-   by the kernel that makes any product. */
+/* What cublasLtMatmul refuses although its heuristic offered it is made by another of the algorithms that it
+   offers, or by the kernel that makes any product. */
 TEST(products_that_cublaslt_refuses)
 {
     enum { NOT_SUPPORTED = 15, INVALID_VALUE = 7, ALL = 0x1e };
-    static const struct { unsigned algorithms; int status; } refused[] = {{0, 0}, {2, NOT_SUPPORTED}, {2, INVALID_VALUE},
-                                                                         {ALL & ~16u, NOT_SUPPORTED}, {ALL, NOT_SUPPORTED}};
+    static const struct { unsigned algorithms; int status; } refused[] = {
+        {0, 0}, {2, NOT_SUPPORTED}, {2, INVALID_VALUE}, {ALL & ~16u, NOT_SUPPORTED}, {ALL, NOT_SUPPORTED}};
     small_result reference, result;
     long gemms = 0;
     memset(&reference, 0, sizeof reference);
@@ -558,8 +605,8 @@ TEST(products_that_cublaslt_refuses)
     }
 }
 
-/* Each shape is asked for once, however many there are; shapes of more than 128 rows together with those of the same
-   multiple of 128. */
+/* Each shape is asked for once, however many there are; shapes of more than 128 rows together with those of
+   the same multiple of 128. */
 TEST(algorithms_are_chosen_once)
 {
     test_allocator a;
@@ -579,7 +626,8 @@ TEST(algorithms_are_chosen_once)
     TEST_CLOSE(ctx, &a);
 }
 
-/* After an error that ends all work on a device every call fails with the first sentence, even if CUDA had forgotten. */
+/* After an error that ends all work on a device every call fails with the first sentence, even if CUDA had
+   forgotten. */
 TEST(a_lost_device_says_so)
 {
     static const int errors[] = {700, 719, 716};
@@ -595,7 +643,8 @@ TEST(a_lost_device_says_so)
         emu_inject_fault_into("cudaStreamSynchronize", 1, errors[k], 1);
         CHECK(small_step(&net, 1, &stats) == TT_ERR_DEVICE);
         snprintf(first, sizeof first, "%s", tt_error(ctx));
-        CHECK(strstr(first, "CUDA does nothing more in this process") && strstr(first, "TINYTRAIN_CUDA_SYNC"));
+        CHECK(strstr(first, "CUDA does nothing more in this process") &&
+              strstr(first, "TINYTRAIN_CUDA_SYNC"));
         CHECK(small_step(&net, 2, &stats) == TT_ERR_DEVICE && strcmp(tt_error(ctx), first) == 0);
         CHECK(tt_param_get(net.w, w) == TT_ERR_DEVICE && strcmp(tt_error(ctx), first) == 0);
         CHECK(tt_param_set(net.w, w) == TT_ERR_DEVICE && strcmp(tt_error(ctx), first) == 0);
@@ -605,10 +654,12 @@ TEST(a_lost_device_says_so)
     }
 }
 
-/* With TINYTRAIN_CUDA_SYNC=1 each op is waited for, so that an error has the name of the op that it came from. */
+/* With TINYTRAIN_CUDA_SYNC=1 each op is waited for, so that an error has the name of the op that it came
+   from. */
 TEST(an_op_that_fails_is_named)
 {
-    static const char *const ops[] = {"run of embedding, whose result has 6 rows and 4 columns", "run of add, ", "run of layernorm, "};
+    static const char *const ops[] = {"run of embedding, whose result has 6 rows and 4 columns",
+                                      "run of add, ", "run of layernorm, "};
     setenv("TINYTRAIN_CUDA_SYNC", "1", 1);
     for (int k = 0; k < TEST_COUNT(ops); k++) {
         test_allocator a;
@@ -620,7 +671,8 @@ TEST(an_op_that_fails_is_named)
         o.logger.user = &lines;
         o.logger.log = count_log;
         tt_context *ctx = tt_open(&o);
-        CHECK(small_open(ctx, &net, false) == TT_OK && small_step(&net, 0, &stats) == TT_OK && small_step(&net, 1, &stats) == TT_OK);
+        CHECK(small_open(ctx, &net, false) == TT_OK && small_step(&net, 0, &stats) == TT_OK &&
+              small_step(&net, 1, &stats) == TT_OK);
         CHECK(emu_get_counts().graph_launches == 0 && lines == 1);
         CHECK(small_set(&net, USUAL_ROWS, 0) == TT_OK);
         emu_inject_fault_into("cudaStreamSynchronize", k + 1, 700, 1);
@@ -632,8 +684,8 @@ TEST(an_op_that_fails_is_named)
     unsetenv("TINYTRAIN_CUDA_SYNC");
 }
 
-/* Call n of CUDA fails, or all from it on do, for each n up to the last of closing. A run that fails says why, and one that does not has the right
-   results. After a single failure the program goes on. */
+/* Call n of CUDA fails, or all from it on do, for each n up to the last of closing. A run that fails says
+   why, and one that does not has the right results. After a single failure the program goes on. */
 static void sweep(long count)
 {
     small_result reference;
@@ -653,7 +705,8 @@ static void sweep(long count)
         if (status == TT_OK) {
             tolerated += n > 0 && emu_api_calls() >= n; /* the others fail in the close */
             if (!same_results(&result, &reference)) fault_failed(n, count, "TT_OK", "and wrong results");
-        } else if ((status != TT_ERR_DEVICE && status != TT_ERR_MEMORY) || tt_error_code(ctx) != status || !names_the_fault(tt_error(ctx))) {
+        } else if ((status != TT_ERR_DEVICE && status != TT_ERR_MEMORY) || tt_error_code(ctx) != status ||
+                   !names_the_fault(tt_error(ctx))) {
             fault_failed(n, count, tt_status_name(status), tt_error(ctx));
         } else if (count == 1 && (small_step(&net, 0, &stats) != TT_OK || !(stats.loss > 0))) {
             fault_failed(n, count, "the next step", tt_error(ctx));
@@ -669,7 +722,8 @@ static void sweep(long count)
 TEST(any_call_may_fail_once) { sweep(1); }
 TEST(any_call_may_fail_for_ever) { sweep(1L << 40); }
 
-/* The same where a trainer's state and its model are saved, and loaded again. A state that could not be written is not there. */
+/* The same where a trainer's state and its model are saved, and loaded again. A state that could not be
+   written is not there. */
 TEST(any_call_may_fail_while_saving)
 {
     char state[1100], folder[1100];
@@ -678,7 +732,8 @@ TEST(any_call_may_fail_while_saving)
     for (int endless = 0; endless < 2; endless++) {
         const long count = endless ? 1L << 40 : 1;
         long n = 0;
-        for (bool reached = true; reached; n += n < 6 ? 1 : 29) { /* one function reads, another writes, each of them many parameters */
+        /* One function reads, another writes, each of them many parameters. */
+        for (bool reached = true; reached; n += n < 6 ? 1 : 29) {
             trained t;
             tt_progress progress;
             memset(&progress, 0, sizeof progress);
@@ -693,7 +748,8 @@ TEST(any_call_may_fail_while_saving)
             if (saved) status = tt_bert_save(&t.text, folder);
             if (status == TT_OK) status = tt_trainer_load(t.trainer, state, &progress);
             const bool failed = n > 0 && emu_api_calls() >= calls + n;
-            if (status != TT_OK && (status != TT_ERR_DEVICE || !names_the_fault(tt_error(t.ctx)))) fault_failed(n, count, tt_status_name(status), tt_error(t.ctx));
+            if (status != TT_OK && (status != TT_ERR_DEVICE || !names_the_fault(tt_error(t.ctx))))
+                fault_failed(n, count, tt_status_name(status), tt_error(t.ctx));
             CHECK(status != TT_OK || !failed || !endless);
             remove(state);
             close_training(&t);
@@ -724,13 +780,14 @@ TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
 #endif
 
 static const test_case tests[] = {
-    TEST_CASE(indices_behind_a_view_are_checked),
-    TEST_CASE(trains_distilbert_as_the_cpu_does), TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(values_in_the_hosts_memory),
+    TEST_CASE(indices_behind_a_view_are_checked), TEST_CASE(trains_distilbert_as_the_cpu_does),
+    TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(values_in_the_hosts_memory),
     TEST_CASE(a_step_waits_once_for_its_results), TEST_CASE(programs_on_two_devices),
-    TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs), TEST_CASE(lengths_that_are_met_again_are_replayed),
-    TEST_CASE(steps_go_on_without_graphs), TEST_CASE(products_that_cublaslt_refuses), TEST_CASE(algorithms_are_chosen_once),
-    TEST_CASE(a_lost_device_says_so), TEST_CASE(an_op_that_fails_is_named),
-    TEST_CASE(any_call_may_fail_once), TEST_CASE(any_call_may_fail_for_ever), TEST_CASE(any_call_may_fail_while_saving),
+    TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs),
+    TEST_CASE(lengths_that_are_met_again_are_replayed), TEST_CASE(steps_go_on_without_graphs),
+    TEST_CASE(products_that_cublaslt_refuses), TEST_CASE(algorithms_are_chosen_once),
+    TEST_CASE(a_lost_device_says_so), TEST_CASE(an_op_that_fails_is_named), TEST_CASE(any_call_may_fail_once),
+    TEST_CASE(any_call_may_fail_for_ever), TEST_CASE(any_call_may_fail_while_saving),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

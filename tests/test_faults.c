@@ -177,7 +177,8 @@ static pid_t begin(training *r, const char *folder, bool resume, long at, bool h
     o.save_seconds = r->save_seconds;
     o.keep = keep;
     o.user = r;
-    tt_status status = tt_fit(r->t, tt_loader_source(r->train), tt_loader_source(r->validates ? r->validation : NULL), &o, &finished);
+    tt_status status = tt_fit(r->t, tt_loader_source(r->train),
+                              tt_loader_source(r->validates ? r->validation : NULL), &o, &finished);
     if (status != TT_OK) snprintf(shared->error, sizeof shared->error, "%s", tt_error(r->ctx));
     _exit(status == TT_OK && finished ? ENDED : FAILED);
 }
@@ -449,7 +450,9 @@ static bool sweep_train(sweep *s, bool resume)
     o.report = sweep_report;
     o.stop = &s->stop;
     o.user = s;
-    return tt_fit(s->r.t, tt_loader_source(s->r.train), tt_loader_source(s->r.validation), &o, &finished) == TT_OK && finished == !s->stop_at;
+    return tt_fit(s->r.t, tt_loader_source(s->r.train), tt_loader_source(s->r.validation), &o, &finished) ==
+               TT_OK &&
+           finished == !s->stop_at;
 }
 
 static bool sweep_fit(sweep *s) { return sweep_train(s, false); }

@@ -7,7 +7,7 @@
 #include "test.h"
 #include "readers.h"
 
-/* ------------------------------------------------------------------------------------------------------- JSON */
+/* --------------------------------------------------------------------------------------------------- JSON */
 
 static bool parses(tt_context *ctx, const char *text, size_t n)
 {
@@ -22,8 +22,10 @@ static bool parses(tt_context *ctx, const char *text, size_t n)
 
 TEST(json_values)
 {
-    static const char text[] = "\xEF\xBB\xBF {\"a\": [1, -2.5e3, true, false, null, \"x\"], \"b\" : {\"c\":{}} , \"\":[] ,\r\n\t\"big\":9223372036854775807,"
-                               "\"small\":-9223372036854775808,\"over\":9223372036854775808,\"e\":1E2,\"z\":-0,\"pi\":3.141592653589793,\"tiny\":4.9e-324}";
+    static const char text[] = "\xEF\xBB\xBF {\"a\": [1, -2.5e3, true, false, null, \"x\"], \"b\" : "
+                               "{\"c\":{}} , \"\":[] ,\r\n\t\"big\":9223372036854775807,"
+                               "\"small\":-9223372036854775808,\"over\":9223372036854775808,\"e\":1E2,\"z\":-"
+                               "0,\"pi\":3.141592653589793,\"tiny\":4.9e-324}";
     test_allocator a;
     tt_context *ctx = test_open(&a);
     tt__json j;
@@ -34,10 +36,12 @@ TEST(json_values)
     CHECK(j.nodes[array].kind == TT__JSON_ARRAY && j.nodes[array].count == 6);
     CHECK(j.nodes[array + 1].exact && j.nodes[array + 1].integer == 1);
     CHECK(!j.nodes[array + 2].exact && j.nodes[array + 2].number == -2500);
-    CHECK(j.nodes[array + 3].kind == TT__JSON_TRUE && j.nodes[array + 4].kind == TT__JSON_FALSE && j.nodes[array + 5].kind == TT__JSON_NULL);
+    CHECK(j.nodes[array + 3].kind == TT__JSON_TRUE && j.nodes[array + 4].kind == TT__JSON_FALSE &&
+          j.nodes[array + 5].kind == TT__JSON_NULL);
     CHECK(strcmp(tt__json_text(&j, array + 6), "x") == 0);
     CHECK(tt__json_get(&j, tt__json_get(&j, 0, "b"), "c") > 0);
-    CHECK(tt__json_get(&j, 0, "") > 0 && tt__json_get(&j, 0, "c") == -1 && tt__json_get(&j, array, "a") == -1);
+    CHECK(tt__json_get(&j, 0, "") > 0 && tt__json_get(&j, 0, "c") == -1 &&
+          tt__json_get(&j, array, "a") == -1);
     int64_t v = 7;
     CHECK(tt__json_read_int(&j, 0, "big", true, INT64_MIN, INT64_MAX, &v) == TT_OK && v == INT64_MAX);
     CHECK(tt__json_read_int(&j, 0, "small", true, INT64_MIN, INT64_MAX, &v) == TT_OK && v == INT64_MIN);
@@ -57,7 +61,8 @@ TEST(json_values)
     CHECK(tt__json_read_number(&j, 0, "pi", true, &x) == TT_OK && x == 3.141592653589793);
     CHECK(tt__json_read_number(&j, 0, "tiny", true, &x) == TT_OK && x == 4.9e-324);
     CHECK(tt__json_read_number(&j, 0, "a", true, &x) == TT_ERR_FORMAT);
-    CHECK(tt__json_read_string(&j, 0, "e", true, &string) == TT_ERR_FORMAT && tt__json_read_bool(&j, 0, "e", true, &flag) == TT_ERR_FORMAT);
+    CHECK(tt__json_read_string(&j, 0, "e", true, &string) == TT_ERR_FORMAT &&
+          tt__json_read_bool(&j, 0, "e", true, &flag) == TT_ERR_FORMAT);
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "expected true or false");
     tt__json_free(&j);
     TEST_CLOSE(ctx, &a);
@@ -66,15 +71,17 @@ TEST(json_values)
 TEST(json_strings)
 {
     static const struct { const char *json, *text; size_t bytes; } good[] = {
-        {"\"\\\"\\\\\\/\\b\\f\\n\\r\\t\"", "\"\\/\b\f\n\r\t", 8}, {"\"\\u0041\\u00e9\\u20AC\"", "A\xC3\xA9\xE2\x82\xAC", 6},
-        {"\"\\ud83d\\ude00\"", "\xF0\x9F\x98\x80", 4}, {"\"\xF0\x9F\x98\x80\x7F\"", "\xF0\x9F\x98\x80\x7F", 5}, {"\"\\u0000\"", "\0", 1}, {"\"\"", "", 0},
-    };
+        {"\"\\\"\\\\\\/\\b\\f\\n\\r\\t\"", "\"\\/\b\f\n\r\t", 8},
+        {"\"\\u0041\\u00e9\\u20AC\"", "A\xC3\xA9\xE2\x82\xAC", 6},
+        {"\"\\ud83d\\ude00\"", "\xF0\x9F\x98\x80", 4},
+        {"\"\xF0\x9F\x98\x80\x7F\"", "\xF0\x9F\x98\x80\x7F", 5}, {"\"\\u0000\"", "\0", 1}, {"\"\"", "", 0},};
     test_allocator a;
     tt_context *ctx = test_open(&a);
     for (int i = 0; i < TEST_COUNT(good); i++) {
         tt__json j;
         if (CHECK(tt__json_parse(&j, ctx, "text", 0, good[i].json, strlen(good[i].json)) == TT_OK)) {
-            CHECK((size_t)j.nodes[0].count == good[i].bytes && memcmp(j.pool + j.nodes[0].integer, good[i].text, good[i].bytes) == 0);
+            CHECK((size_t)j.nodes[0].count == good[i].bytes &&
+                  memcmp(j.pool + j.nodes[0].integer, good[i].text, good[i].bytes) == 0);
             CHECK((tt__json_text(&j, 0) == NULL) == (memchr(good[i].text, 0, good[i].bytes) != NULL));
         }
         tt__json_free(&j);
@@ -85,17 +92,27 @@ TEST(json_strings)
 TEST(json_errors)
 {
     static const struct { const char *json, *error; } bad[] = {
-        {"", "byte 0: not valid JSON: expected a value, found the end"}, {"  ", "byte 2"}, {"[1,]", "byte 3"}, {"[1 2]", "byte 3: not valid JSON: expected ',' or ']', found '2'"},
-        {"{\"a\":1,}", "expected a key in double quotes, found '}'"}, {"{a:1}", "found 'a'"}, {"{\"a\" 1}", "expected ':'"}, {"{\"a\":1", "found the end"},
-        {"[1]x", "byte 3: not valid JSON: expected the end"}, {"01", "leading zero"}, {"-", "expected a digit"}, {"-a", "expected a digit"}, {"1.", "after the decimal"}, {".5", "found '.'"},
-        {"1e", "in the exponent"}, {"1e+", "in the exponent"}, {"+1", "found '+'"}, {"NaN", "found 'N'"}, {"Infinity", "found 'I'"}, {"nul", "expected a value"}, {"tru", "expected a value"},
-        {"True", "found 'T'"}, {"1e999", "too large"}, {"-1e999", "too large"}, {"'a'", "found '''"}, {"\"a", "byte 0: not valid JSON: the string that starts here"}, {"\"\\x\"", "a backslash"},
-        {"\"\\", "a backslash"}, {"\"\\u12g4\"", "four hexadecimal digits, found 'g'"}, {"\"\\u12", "four hexadecimal"}, {"\"\\ud800\"", "without the second"},
-        {"\"\\ud800\\u0041\"", "no surrogate pair"}, {"\"\\udc00\"", "without the first"}, {"\"\x01\"", "control character 0x01"}, {"\"\n\"", "control character"},
-        {"\"\xFF\"", "byte 1: not valid JSON: byte 0xff is not valid UTF-8"}, {"\"\xC0\x80\"", "UTF-8"}, {"\"\xED\xA0\x80\"", "UTF-8"}, {"\"\xE2\x82\"", "UTF-8"}, {"\"\xF4\x90\x80\x80\"", "UTF-8"},
-        {"{\"a\":1,\"b\":2,\"a\":3}", "byte 17: not valid JSON: the key \"a\" is there twice"}, {"{\"a\":1,\"\\u0061\":3}", "twice"}, {"{\"\":1,\"\":3}", "twice"}, {"/**/1", "found '/'"}, {"\x0B" "1", "byte 0x0b"},
-        {"]", "found ']'"}, {"[}", "found '}'"}, {"{]", "found ']'"},
-    };
+        {"", "byte 0: not valid JSON: expected a value, found the end"}, {"  ", "byte 2"}, {"[1,]", "byte 3"},
+        {"[1 2]", "byte 3: not valid JSON: expected ',' or ']', found '2'"},
+        {"{\"a\":1,}", "expected a key in double quotes, found '}'"}, {"{a:1}", "found 'a'"},
+        {"{\"a\" 1}", "expected ':'"}, {"{\"a\":1", "found the end"},
+        {"[1]x", "byte 3: not valid JSON: expected the end"}, {"01", "leading zero"},
+        {"-", "expected a digit"}, {"-a", "expected a digit"}, {"1.", "after the decimal"},
+        {".5", "found '.'"},
+        {"1e", "in the exponent"}, {"1e+", "in the exponent"}, {"+1", "found '+'"}, {"NaN", "found 'N'"},
+        {"Infinity", "found 'I'"}, {"nul", "expected a value"}, {"tru", "expected a value"},
+        {"True", "found 'T'"}, {"1e999", "too large"}, {"-1e999", "too large"}, {"'a'", "found '''"},
+        {"\"a", "byte 0: not valid JSON: the string that starts here"}, {"\"\\x\"", "a backslash"},
+        {"\"\\", "a backslash"}, {"\"\\u12g4\"", "four hexadecimal digits, found 'g'"},
+        {"\"\\u12", "four hexadecimal"}, {"\"\\ud800\"", "without the second"},
+        {"\"\\ud800\\u0041\"", "no surrogate pair"}, {"\"\\udc00\"", "without the first"},
+        {"\"\x01\"", "control character 0x01"}, {"\"\n\"", "control character"},
+        {"\"\xFF\"", "byte 1: not valid JSON: byte 0xff is not valid UTF-8"}, {"\"\xC0\x80\"", "UTF-8"},
+        {"\"\xED\xA0\x80\"", "UTF-8"}, {"\"\xE2\x82\"", "UTF-8"}, {"\"\xF4\x90\x80\x80\"", "UTF-8"},
+        {"{\"a\":1,\"b\":2,\"a\":3}", "byte 17: not valid JSON: the key \"a\" is there twice"},
+        {"{\"a\":1,\"\\u0061\":3}", "twice"}, {"{\"\":1,\"\":3}", "twice"}, {"/**/1", "found '/'"},
+        {"\x0B" "1", "byte 0x0b"},
+        {"]", "found ']'"}, {"[}", "found '}'"}, {"{]", "found ']'"},};
     test_allocator a;
     tt_context *ctx = test_open(&a);
     char deep[300], number[1000];
@@ -109,7 +126,8 @@ TEST(json_errors)
     memset(deep, '[', 65);
     memset(deep + 65, ']', 65);
     CHECK(!parses(ctx, deep, 130));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "byte 64: not valid JSON: arrays and objects within each other more than 64 deep");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT,
+                "byte 64: not valid JSON: arrays and objects within each other more than 64 deep");
     memset(number, '1', sizeof number);
     CHECK(!parses(ctx, number, sizeof number));
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "a number of 1000 characters");
@@ -117,14 +135,17 @@ TEST(json_errors)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(json_many_keys) /* lookups and duplicates in an object of 50,000 keys; fails to end if they were quadratic */
+/* Lookups and duplicates in an object of 50,000 keys; fails to end if they were quadratic. */
+TEST(json_many_keys)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
     tt__json j;
     size_t capacity = 2000000, n = 0;
     char *text = (char *)malloc(capacity), key[32];
-    for (int i = 0; i < 50000; i++) n += (size_t)snprintf(text + n, capacity - n, "%s\"k%d\":%d", i ? "," : "{", i * 7919 % 50000, i * 7919 % 50000);
+    for (int i = 0; i < 50000; i++)
+        n += (size_t)snprintf(text + n, capacity - n, "%s\"k%d\":%d", i ? "," : "{", i * 7919 % 50000,
+                              i * 7919 % 50000);
     text[n] = '}';
     if (CHECK(tt__json_parse(&j, ctx, "text", 0, text, n + 1) == TT_OK))
         for (int i = 0; i < 50000; i++) {
@@ -140,9 +161,10 @@ TEST(json_many_keys) /* lookups and duplicates in an object of 50,000 keys; fail
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------------------ safetensors */
+/* -------------------------------------------------------------------------------------------- safetensors */
 
-static const char *write_header(const char *path, const char *header, const void *data, size_t data_bytes, int64_t claimed)
+static const char *write_header(const char *path, const char *header, const void *data, size_t data_bytes,
+                                int64_t claimed)
 {
     uint64_t length = claimed >= 0 ? (uint64_t)claimed : strlen(header);
     size_t n = strlen(header);
@@ -172,8 +194,11 @@ TEST(safetensors_round_trip)
     test_allocator a;
     tt_context *ctx = test_open(&a);
     const char *path = test_path(test_folder(), "a.safetensors");
-    tt_tensor_info t[] = {tensor("w", "F32", 2, 3, 5), tensor("a \"quoted\"\n\\ \xC3\xA9 name", "BF16", 1, 3, 0), tensor("none", "F32", 2, 0, 4),
-                          tensor("scalar", "I64", 0, 0, 0), tensor("odd", "U8", 1, 70001, 0), tensor("h", "F16", 1, 2, 0), tensor("d", "F64", 1, 2, 0)};
+    tt_tensor_info t[] = {
+        tensor("w", "F32", 2, 3, 5),      tensor("a \"quoted\"\n\\ \xC3\xA9 name", "BF16", 1, 3, 0),
+        tensor("none", "F32", 2, 0, 4),   tensor("scalar", "I64", 0, 0, 0),
+        tensor("odd", "U8", 1, 70001, 0), tensor("h", "F16", 1, 2, 0),
+        tensor("d", "F64", 1, 2, 0)};
     const char *metadata[] = {"format", "pt", "note", "a\tb \"c\"", NULL};
     static unsigned char data[70200];
     uint64_t seed = 5;
@@ -194,24 +219,29 @@ TEST(safetensors_round_trip)
     at = 0;
     for (int i = 0; i < TEST_COUNT(t); i++) {
         const tt_tensor_info *info = tt_safetensors_info(s, i);
-        CHECK(strcmp(info->name, t[i].name) == 0 && strcmp(info->dtype, t[i].dtype) == 0 && info->ndim == t[i].ndim);
+        CHECK(strcmp(info->name, t[i].name) == 0 && strcmp(info->dtype, t[i].dtype) == 0 &&
+              info->ndim == t[i].ndim);
         CHECK(memcmp(info->dims, t[i].dims, sizeof info->dims[0] * (size_t)info->ndim) == 0);
         CHECK(tt_safetensors_find(s, t[i].name) == i);
         char *bytes = test_tensor(s, i);
         CHECK(memcmp(bytes, data + at, info->bytes) == 0);
-        CHECK(info->bytes < 4 || (tt_safetensors_read(s, i, 2, 2, bytes) == TT_OK && memcmp(bytes, data + at + 2, 2) == 0));
+        CHECK(info->bytes < 4 ||
+              (tt_safetensors_read(s, i, 2, 2, bytes) == TT_OK && memcmp(bytes, data + at + 2, 2) == 0));
         free(bytes);
         at += info->bytes;
     }
     CHECK(at == total);
     CHECK(s->data % 8 == 0 && s->begin[0] == 0);
     char none[8];
-    CHECK(tt_safetensors_read(s, 0, 59, 2, none) == TT_ERR_ARGUMENT && tt_safetensors_read(s, 0, 61, 0, none) == TT_ERR_ARGUMENT);
+    CHECK(tt_safetensors_read(s, 0, 59, 2, none) == TT_ERR_ARGUMENT &&
+          tt_safetensors_read(s, 0, 61, 0, none) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tensor 'w' has 60 bytes, not 0 from 61 on");
-    CHECK(tt_safetensors_read(s, 0, 60, 0, NULL) == TT_OK && tt_safetensors_read(s, 7, 0, 0, none) == TT_ERR_ARGUMENT);
+    CHECK(tt_safetensors_read(s, 0, 60, 0, NULL) == TT_OK &&
+          tt_safetensors_read(s, 7, 0, 0, none) == TT_ERR_ARGUMENT);
     CHECK(tt_safetensors_find(s, "x") == -1 && tt_safetensors_find(s, "__metadata__") == -1);
     CHECK(!tt_safetensors_info(s, -1) && !tt_safetensors_info(s, 7));
-    CHECK(strcmp(tt_safetensors_metadata(s, "note"), "a\tb \"c\"") == 0 && strcmp(tt_safetensors_metadata(s, "format"), "pt") == 0 && !tt_safetensors_metadata(s, "x"));
+    CHECK(strcmp(tt_safetensors_metadata(s, "note"), "a\tb \"c\"") == 0 &&
+          strcmp(tt_safetensors_metadata(s, "format"), "pt") == 0 && !tt_safetensors_metadata(s, "x"));
     tt_safetensors_close(s);
 
     /* the same bytes once more; no tensors at all */
@@ -229,7 +259,8 @@ TEST(safetensors_round_trip)
     CHECK(tt_safetensors_end(w) == TT_OK);
     s = tt_safetensors_open(ctx, path);
     REQUIRE(s);
-    CHECK(tt_safetensors_count(s) == 0 && tt_safetensors_find(s, "w") == -1 && !tt_safetensors_metadata(s, "format"));
+    CHECK(tt_safetensors_count(s) == 0 && tt_safetensors_find(s, "w") == -1 &&
+          !tt_safetensors_metadata(s, "format"));
     tt_safetensors_close(s);
     tt_safetensors_close(NULL);
     TEST_CLOSE(ctx, &a);
@@ -242,7 +273,12 @@ TEST(safetensors_numbers)
     const char *path = test_path(test_folder(), "a.safetensors");
     struct { uint8_t bytes[200]; } data;
     size_t n = 0;
-#define PUT(type, ...) do { type v_[] = {__VA_ARGS__}; memcpy(data.bytes + n, v_, sizeof v_); n += sizeof v_; } while (0)
+#define PUT(type, ...) \
+    do { \
+        type v_[] = {__VA_ARGS__}; \
+        memcpy(data.bytes + n, v_, sizeof v_); \
+        n += sizeof v_; \
+    } while (0)
     PUT(uint8_t, 0, 255, 3); /* an odd start, so that the others lie unaligned */
     PUT(double, 1.5, -2.25, 1e300, HUGE_VAL);
     PUT(float, 1.25f, -0.0f);
@@ -256,9 +292,12 @@ TEST(safetensors_numbers)
     PUT(uint32_t, 7, 0x80000000u);
     PUT(uint8_t, 1);
 #undef PUT
-    tt_tensor_info t[] = {tensor("u8", "U8", 1, 3, 0), tensor("f64", "F64", 1, 4, 0), tensor("f32", "F32", 1, 2, 0), tensor("bf16", "BF16", 2, 2, 1),
-                          tensor("f16", "F16", 1, 2, 0), tensor("i64", "I64", 1, 5, 0), tensor("i32", "I32", 1, 2, 0), tensor("i16", "I16", 1, 2, 0),
-                          tensor("i8", "I8", 1, 2, 0), tensor("bool", "BOOL", 1, 2, 0), tensor("u32", "U32", 1, 2, 0), tensor("f8", "F8_E4M3", 1, 1, 0)};
+    tt_tensor_info t[] = {tensor("u8", "U8", 1, 3, 0),   tensor("f64", "F64", 1, 4, 0),
+                          tensor("f32", "F32", 1, 2, 0), tensor("bf16", "BF16", 2, 2, 1),
+                          tensor("f16", "F16", 1, 2, 0), tensor("i64", "I64", 1, 5, 0),
+                          tensor("i32", "I32", 1, 2, 0), tensor("i16", "I16", 1, 2, 0),
+                          tensor("i8", "I8", 1, 2, 0),   tensor("bool", "BOOL", 1, 2, 0),
+                          tensor("u32", "U32", 1, 2, 0), tensor("f8", "F8_E4M3", 1, 1, 0)};
     tt_safetensors_writer *w = tt_safetensors_begin(ctx, path, t, TEST_COUNT(t), NULL);
     REQUIRE(w);
     CHECK(tt_safetensors_write(w, data.bytes, n) == TT_OK && tt_safetensors_end(w) == TT_OK);
@@ -285,33 +324,44 @@ TEST(safetensors_numbers)
     CHECK(tt_safetensors_read_i32(s, 7, 0, 2, v) == TT_OK && v[0] == -32768 && v[1] == 32767);
     CHECK(tt_safetensors_read_i32(s, 8, 0, 2, v) == TT_OK && v[0] == -128 && v[1] == 127);
     CHECK(tt_safetensors_read_i32(s, 9, 0, 2, v) == TT_OK && v[0] == 0 && v[1] == 1);
-    CHECK(tt_safetensors_read_i32(s, 10, 0, 1, v) == TT_OK && v[0] == 7 && tt_safetensors_read_i32(s, 10, 1, 1, v) == TT_ERR_FORMAT);
-    CHECK(tt_safetensors_read_i32(s, 2, 0, 1, v) == TT_ERR_UNSUPPORTED && tt_safetensors_read_f32(s, 0, 0, 1, f) == TT_ERR_UNSUPPORTED);
+    CHECK(tt_safetensors_read_i32(s, 10, 0, 1, v) == TT_OK && v[0] == 7 &&
+          tt_safetensors_read_i32(s, 10, 1, 1, v) == TT_ERR_FORMAT);
+    CHECK(tt_safetensors_read_i32(s, 2, 0, 1, v) == TT_ERR_UNSUPPORTED &&
+          tt_safetensors_read_f32(s, 0, 0, 1, f) == TT_ERR_UNSUPPORTED);
     CHECK(tt_safetensors_read_f32(s, 11, 0, 1, f) == TT_ERR_UNSUPPORTED);
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "tensor 'f8' is F8_E4M3");
     CHECK(tt_safetensors_read_f32(s, 2, 0, 0, f) == TT_OK && tt_safetensors_read_f32(s, 2, 2, 0, f) == TT_OK);
-    CHECK(tt_safetensors_read_f32(s, 2, 1, 2, f) == TT_ERR_ARGUMENT && tt_safetensors_read_f32(s, 2, -1, 1, f) == TT_ERR_ARGUMENT);
-    CHECK(tt_safetensors_read_f32(s, 2, 0, -1, f) == TT_ERR_ARGUMENT && tt_safetensors_read_f32(s, 2, INT64_MAX, INT64_MAX, f) == TT_ERR_ARGUMENT);
+    CHECK(tt_safetensors_read_f32(s, 2, 1, 2, f) == TT_ERR_ARGUMENT &&
+          tt_safetensors_read_f32(s, 2, -1, 1, f) == TT_ERR_ARGUMENT);
+    CHECK(tt_safetensors_read_f32(s, 2, 0, -1, f) == TT_ERR_ARGUMENT &&
+          tt_safetensors_read_f32(s, 2, INT64_MAX, INT64_MAX, f) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tensor 'f32' has 2 elements");
     CHECK(tt_safetensors_read_f32(s, 99, 0, 1, f) == TT_ERR_ARGUMENT);
     tt_safetensors_close(s);
     TEST_CLOSE(ctx, &a);
 }
 
-#define T_(name, dtype, shape, begin, end) "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
+#define T_(name, dtype, shape, begin, end) \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 
 TEST(safetensors_hostile)
 {
     static const struct { const char *header; int data; const char *error; } bad[] = {
         {"{" T_("a", "F32", "[2]", 0, 8) "}", 9, "1 bytes behind the last tensor"},
-        {"{" T_("a", "F32", "[2]", 0, 8) "}", 7, "tensor 'a' lies in bytes [0, 8) of the data, of which the file has 7"},
+        {"{" T_("a", "F32", "[2]", 0, 8) "}", 7,
+         "tensor 'a' lies in bytes [0, 8) of the data, of which the file has 7"},
         {"{" T_("a", "F32", "[2]", 0, 4) "}", 4, "has 4 bytes of data; its dtype F32 and shape need 8"},
-        {"{" T_("a", "F32", "[2]", 0, 8) "," T_("b", "F32", "[2]", 4, 12) "}", 12, "tensor 'b' starts at byte 4 of the data, within 'a', which ends at 8"},
-        {"{" T_("a", "F32", "[2]", 0, 8) "," T_("b", "F32", "[2]", 0, 8) "}", 8, "starts at byte 0 of the data, within"},
-        {"{" T_("a", "F32", "[2]", 0, 8) "," T_("b", "F32", "[2]", 12, 20) "}", 20, "tensor 'b' starts at byte 12 of the data and leaves a hole from 8"},
+        {"{" T_("a", "F32", "[2]", 0, 8) "," T_("b", "F32", "[2]", 4, 12) "}", 12,
+         "tensor 'b' starts at byte 4 of the data, within 'a', which ends at 8"},
+        {"{" T_("a", "F32", "[2]", 0, 8) "," T_("b", "F32", "[2]", 0, 8) "}", 8,
+         "starts at byte 0 of the data, within"},
+        {"{" T_("a", "F32", "[2]", 0, 8) "," T_("b", "F32", "[2]", 12, 20) "}", 20,
+         "tensor 'b' starts at byte 12 of the data and leaves a hole from 8"},
         {"{" T_("a", "F32", "[1]", 4, 8) "}", 8, "leaves a hole from 0"},
-        {"{" T_("a", "F32", "[2]", 0, 8) "," T_("e", "F32", "[0]", 4, 4) "}", 8, "tensor 'e' starts at byte 4"},
-        {"{" T_("a", "F32", "[2]", 0, 8) "," T_("a", "F32", "[2]", 8, 16) "}", 16, "the key \"a\" is there twice"},
+        {"{" T_("a", "F32", "[2]", 0, 8) "," T_("e", "F32", "[0]", 4, 4) "}", 8,
+         "tensor 'e' starts at byte 4"},
+        {"{" T_("a", "F32", "[2]", 0, 8) "," T_("a", "F32", "[2]", 8, 16) "}", 16,
+         "the key \"a\" is there twice"},
         {"{" T_("a", "F31", "[2]", 0, 8) "}", 8, "tensor 'a' has the dtype F31"},
         {"{" T_("a", "f32", "[2]", 0, 8) "}", 8, "has the dtype f32"},
         {"{" T_("a", "F32", "[-2]", 0, 8) "}", 8, "has a dimension that is no integer >= 0"},
@@ -331,30 +381,36 @@ TEST(safetensors_hostile)
         {"{" T_("a", "F32", "[2]", 0, 8.0) "}", 8, "no array of two integers"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4,8]}}", 8, "no array of two integers"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, "no array of two integers"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[[0,8],8]}}", 8, "no array of two integers"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[[0,8],8]}}", 8,
+         "no array of two integers"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":{}}}", 8, "no array of two integers"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", 8, "tensor 'a' has no \"data_offsets\""},
         {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,8]}}", 8, "has no \"shape\""},
         {"{\"a\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "has no \"dtype\""},
         {"{\"a\":{\"dtype\":3,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "has the dtype a number"},
         {"{\"a\":[1]}", 0, "byte 13: tensor 'a' "},
-        {"{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1, "has a NUL in its name"},
+        {"{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1,
+         "has a NUL in its name"},
         {"{\"__metadata__\":3}", 0, "\"__metadata__\" is a number; expected an object of strings"},
         {"{\"__metadata__\":{\"k\":3}}", 0, "\"k\" is a number; expected a string"},
-        {" {}", 0, "does not start with '{'"}, {"[]", 0, "does not start with '{'"}, {"{}x", 0, "byte 10: not valid JSON: expected the end"}, {"{", 0, "does not start with '{'"}, {"", 0, "does not start with '{'"},
+        {" {}", 0, "does not start with '{'"}, {"[]", 0, "does not start with '{'"},
+        {"{}x", 0, "byte 10: not valid JSON: expected the end"}, {"{", 0, "does not start with '{'"},
+        {"", 0, "does not start with '{'"},
         {"{}", 1, "1 bytes behind the last tensor"},
-        {"{\"a\":", 0, "byte 13: not valid JSON"},
-    };
+        {"{\"a\":", 0, "byte 13: not valid JSON"},};
     test_allocator a;
     tt_context *ctx = test_open(&a);
     const char *path = test_path(test_folder(), "bad.safetensors"), data[32] = {0};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
-        CHECK(tt_safetensors_open(ctx, write_header(path, bad[i].header, data, (size_t)bad[i].data, -1)) == NULL);
+        CHECK(tt_safetensors_open(ctx, write_header(path, bad[i].header, data, (size_t)bad[i].data, -1)) ==
+              NULL);
         CHECK_ERROR(ctx, TT_ERR_FORMAT, bad[i].error);
         CHECK_ERROR(ctx, TT_ERR_FORMAT, "bad.safetensors");
     }
     static const struct { int64_t length; const char *error; } lengths[] = {
-        {100000001, "a header of 100000001 bytes; the format allows 100000000"}, {INT64_MAX, "the format allows"}, {99999999, "in a file of"}, {0, "does not start with"}, {1, "does not start"}, {1000, "truncated"}};
+        {100000001, "a header of 100000001 bytes; the format allows 100000000"},
+        {INT64_MAX, "the format allows"}, {99999999, "in a file of"}, {0, "does not start with"},
+        {1, "does not start"}, {1000, "truncated"}};
     for (int i = 0; i < TEST_COUNT(lengths); i++) {
         CHECK(tt_safetensors_open(ctx, write_header(path, "{}", data, 0, lengths[i].length)) == NULL);
         CHECK_ERROR(ctx, TT_ERR_FORMAT, lengths[i].error);
@@ -364,10 +420,16 @@ TEST(safetensors_hostile)
     CHECK(tt_safetensors_open(ctx, "/nonexistent/x.safetensors") == NULL);
     CHECK_ERROR(ctx, TT_ERR_FILE, "cannot open '/nonexistent/x.safetensors'");
 
-    /* keys and offsets in any order, empty tensors anywhere between, spaces behind, unknown keys: all legal */
-    tt_safetensors *s = tt_safetensors_open(ctx, write_header(path, "{" T_("z", "F32", "[1]", 4, 8) "," T_("e", "F32", "[5,0]", 4, 4) "," T_("a", "F4", "[8]", 0, 4) ",\"__metadata__\":{}}   ", data, 8, -1));
+    /* keys and offsets in any order, empty tensors anywhere between, spaces behind, unknown keys: all
+       legal */
+    tt_safetensors *s = tt_safetensors_open(
+        ctx, write_header(path,
+                          "{" T_("z", "F32", "[1]", 4, 8) "," T_("e", "F32", "[5,0]", 4, 4) "," T_(
+                              "a", "F4", "[8]", 0, 4) ",\"__metadata__\":{}}   ",
+                          data, 8, -1));
     REQUIRE(s);
-    CHECK(tt_safetensors_count(s) == 3 && tt_safetensors_find(s, "a") == 2 && tt_safetensors_find(s, "e") == 1);
+    CHECK(tt_safetensors_count(s) == 3 && tt_safetensors_find(s, "a") == 2 &&
+          tt_safetensors_find(s, "e") == 1);
     CHECK(s->begin[0] - s->begin[2] == 4);
     tt_safetensors_close(s);
     s = tt_safetensors_open(ctx, write_header(path, "{}", data, 0, -1)); /* no tensor at all */
@@ -384,7 +446,8 @@ TEST(safetensors_truncated) /* at every byte, and with every byte too many */
     tt_context *ctx = test_open(&a);
     const char *folder = test_folder(), *path = test_path(folder, "whole"), *cut = test_path(folder, "cut");
     size_t n;
-    write_header(path, "{" T_("a", "F32", "[2]", 0, 8) "," T_("b", "I8", "[3]", 8, 11) "}", "0123456789a", 11, -1);
+    write_header(path, "{" T_("a", "F32", "[2]", 0, 8) "," T_("b", "I8", "[3]", 8, 11) "}", "0123456789a", 11,
+                 -1);
     char *bytes = test_read(path, &n);
     for (size_t i = 0; i <= n; i++) {
         tt_safetensors *s = tt_safetensors_open(ctx, test_write(cut, bytes, i));
@@ -398,8 +461,8 @@ TEST(safetensors_truncated) /* at every byte, and with every byte too many */
 TEST(safetensors_cut_off_while_read) /* by another program: an error of that read, which says where */
 {
     enum { N = 50000 };
-    static const char header[] = "{" T_("w", "F32", "[50000]", 0, 200000) "," T_("h", "BF16", "[50000]", 200000, 300000)
-        "," T_("i", "I16", "[50000]", 300000, 400000) "}";
+    static const char header[] = "{" T_("w", "F32", "[50000]", 0, 200000) "," T_(
+        "h", "BF16", "[50000]", 200000, 300000) "," T_("i", "I16", "[50000]", 300000, 400000) "}";
     test_allocator a;
     tt_context *ctx = test_open(&a);
     char path[700], said[64];
@@ -409,18 +472,21 @@ TEST(safetensors_cut_off_while_read) /* by another program: an error of that rea
     for (int i = 0; i < N; i++) { float x = (float)i; memcpy(data + 4 * i, &x, 4); }
     snprintf(path, sizeof path, "%s", test_path(test_folder(), "cut"));
     write_header(path, header, data, 400000, -1);
-    int64_t begin = 8 + (int64_t)strlen(header), cuts[] = {begin + 399999, begin + 200001, begin + 100000, begin, 3, 0};
+    int64_t begin = 8 + (int64_t)strlen(header),
+            cuts[] = {begin + 399999, begin + 200001, begin + 100000, begin, 3, 0};
     tt_safetensors *s = tt_safetensors_open(ctx, path);
     REQUIRE(s);
     CHECK(tt_safetensors_read_f32(s, 0, 0, N, to) == TT_OK && to[N - 1] == N - 1);
     for (int k = 0; k < TEST_COUNT(cuts); k++) {
         REQUIRE(truncate(path, (off_t)cuts[k]) == 0);
         int64_t left = cuts[k] - begin;
-        tt_status status[] = {tt_safetensors_read_f32(s, 0, 0, N, to), tt_safetensors_read_f32(s, 1, 0, N, to),
+        tt_status status[] = {tt_safetensors_read_f32(s, 0, 0, N, to),
+                              tt_safetensors_read_f32(s, 1, 0, N, to),
                               tt_safetensors_read_i32(s, 2, 0, N, integers)};
         CHECK((status[0] == TT_OK) == (left >= 200000) && (status[1] == TT_OK) == (left >= 300000));
         CHECK(status[2] == TT_ERR_FILE);
-        snprintf(said, sizeof said, "cut', byte %lld: the file was cut off while it was read", (long long)cuts[k]);
+        snprintf(said, sizeof said, "cut', byte %lld: the file was cut off while it was read",
+                 (long long)cuts[k]);
         CHECK_ERROR(ctx, TT_ERR_FILE, said);
         if (left >= 100000) /* what is there can be read */
             CHECK(tt_safetensors_read_f32(s, 0, 24990, 10, to) == TT_OK && to[9] == 24999);
@@ -503,7 +569,8 @@ TEST(safetensors_writer_errors)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(safetensors_write_faults) /* every file operation fails once: an error, the old file whole, no temporary file left */
+/* Every file operation fails once: an error, the old file whole, no temporary file left. */
+TEST(safetensors_write_faults)
 {
     tt_tensor_info t = tensor("a", "U8", 1, 40000, 0);
     static const char ops[] = "owscn";
@@ -525,8 +592,10 @@ TEST(safetensors_write_faults) /* every file operation fails once: an error, the
             bool failed = f.calls >= at;
             char *now = test_read(path, &n);
             CHECK(failed == (status != TT_OK));
-            if (failed) { CHECK_ERROR(ctx, TT_ERR_FILE, "injected"); CHECK(n == 3 && memcmp(now, "old", 3) == 0); }
-            else CHECK(n > 40000);
+            if (failed) {
+                CHECK_ERROR(ctx, TT_ERR_FILE, "injected");
+                CHECK(n == 3 && memcmp(now, "old", 3) == 0);
+            } else CHECK(n > 40000);
             free(now);
             CHECK(access(test_path(folder, "a.safetensors.tmp"), F_OK) != 0);
             TEST_CLOSE(ctx, &a);
@@ -544,7 +613,9 @@ TEST(safetensors_many) /* 20,000 tensors, in reverse order of their places */
     size_t capacity = N * 90, n = 0;
     char *header = (char *)malloc(capacity), *data = (char *)calloc(N, 1), name[32];
     for (int i = 0; i < N; i++)
-        n += (size_t)snprintf(header + n, capacity - n, "%s\"t%d\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}", i ? "," : "{", i, N - 1 - i, N - i);
+        n += (size_t)snprintf(header + n, capacity - n,
+                              "%s\"t%d\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}",
+                              i ? "," : "{", i, N - 1 - i, N - i);
     snprintf(header + n, capacity - n, "}");
     tt_safetensors *s = tt_safetensors_open(ctx, write_header(path, header, data, N, -1));
     free(header);
@@ -558,7 +629,7 @@ TEST(safetensors_many) /* 20,000 tensors, in reverse order of their places */
     TEST_CLOSE(ctx, &a);
 }
 
-/* -------------------------------------------------------------------------------------------------- tokenizer */
+/* ---------------------------------------------------------------------------------------------- tokenizer */
 
 static size_t unescape(const char *from, size_t n, char *to)
 {
@@ -593,10 +664,13 @@ static void golden(const char *vocab, const char *cases, bool lowercase)
         size_t bytes = unescape(line, (size_t)(tab - line), text);
         for (char *p = tab; p < end; wanted++) want[wanted] = (int32_t)strtol(p, &p, 10);
         long calls = a.calls;
-        for (int max = 1000; max >= 2; max = max == 1000 ? wanted + 1 : max - 1) { /* every length that cuts */
+        /* Every length that cuts. */
+        for (int max = 1000; max >= 2; max = max == 1000 ? wanted + 1 : max - 1) {
             int have = tt_tokenize(k, text, bytes, got, max), expected = max < wanted ? max : wanted;
-            bool same = have == expected && got[have - 1] == want[wanted - 1] && memcmp(got, want, (size_t)(expected - 1) * 4) == 0;
-            snprintf(message, sizeof message, "%.150s, line %d, max_tokens %d: %.80s", cases, lines + 1, max, line);
+            bool same = have == expected && got[have - 1] == want[wanted - 1] &&
+                        memcmp(got, want, (size_t)(expected - 1) * 4) == 0;
+            snprintf(message, sizeof message, "%.150s, line %d, max_tokens %d: %.80s", cases, lines + 1, max,
+                     line);
             test__check(same, __FILE__, __LINE__, message);
         }
         CHECK(a.calls == calls);
@@ -609,8 +683,14 @@ static void golden(const char *vocab, const char *cases, bool lowercase)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(tokenizer_golden_uncased) { golden(TEST_GOLDEN("vocab_uncased.txt"), TEST_GOLDEN("tokens_uncased.tsv"), true); }
-TEST(tokenizer_golden_cased) { golden(TEST_GOLDEN("vocab_cased.txt"), TEST_GOLDEN("tokens_cased.tsv"), false); }
+TEST(tokenizer_golden_uncased)
+{
+    golden(TEST_GOLDEN("vocab_uncased.txt"), TEST_GOLDEN("tokens_uncased.tsv"), true);
+}
+TEST(tokenizer_golden_cased)
+{
+    golden(TEST_GOLDEN("vocab_cased.txt"), TEST_GOLDEN("tokens_cased.tsv"), false);
+}
 
 /* The vocabulary of point_vocabulary() in golden/make_tokens.py: its ids tell the characters of words.
    Empty lines stand for code points that can be no token. */
@@ -734,22 +814,36 @@ TEST(tokenizer_vocabulary)
     int32_t ids[16];
     REQUIRE(k);
     CHECK(tt_tokenizer_size(k) == 12);
-    CHECK(tt_tokenizer_find(k, "a") == 7 && tt_tokenizer_find(k, "##a") == 5 && tt_tokenizer_find(k, "[PAD]") == 0 && tt_tokenizer_find(k, "c") == -1);
-    CHECK(tt_tokenizer_find(k, "##") == 9 && tt_tokenizer_find(k, "#") == 10 && tt_tokenizer_find(k, "") == 8 && tt_tokenizer_find(k, "##b") == 11);
-    CHECK(strcmp(tt_tokenizer_token(k, 5), "##a") == 0 && strcmp(tt_tokenizer_token(k, 0), "[PAD]") == 0 && strcmp(tt_tokenizer_token(k, 4), "a") == 0);
-    CHECK(strcmp(tt_tokenizer_token(k, 9), "##") == 0 && strcmp(tt_tokenizer_token(k, 11), "##b") == 0 && !tt_tokenizer_token(k, 12) && !tt_tokenizer_token(k, -1));
-    CHECK(tt_tokenize(k, "Aab ba## x", 10, ids, 16) == 10 && ids[0] == 2 && ids[1] == 7 && ids[2] == 5 && ids[3] == 11 && ids[4] == 6 && ids[5] == 5 && ids[6] == 10 && ids[7] == 10 && ids[8] == 1 && ids[9] == 3);
-    CHECK(tt_tokenize(k, "a\xFF" "b \xE2\x82 b\xED\xA0\x80 \xF0\x9F\x98", 14, ids, 16) == 5 && ids[1] == 7 && ids[2] == 11 && ids[3] == 6); /* invalid UTF-8 is dropped */
-    CHECK(tt_tokenize(k, "a\0b", 3, ids, 16) == 4 && ids[1] == 7 && ids[2] == 11);                                  /* so is NUL */
+    CHECK(tt_tokenizer_find(k, "a") == 7 && tt_tokenizer_find(k, "##a") == 5 &&
+          tt_tokenizer_find(k, "[PAD]") == 0 && tt_tokenizer_find(k, "c") == -1);
+    CHECK(tt_tokenizer_find(k, "##") == 9 && tt_tokenizer_find(k, "#") == 10 &&
+          tt_tokenizer_find(k, "") == 8 && tt_tokenizer_find(k, "##b") == 11);
+    CHECK(strcmp(tt_tokenizer_token(k, 5), "##a") == 0 && strcmp(tt_tokenizer_token(k, 0), "[PAD]") == 0 &&
+          strcmp(tt_tokenizer_token(k, 4), "a") == 0);
+    CHECK(strcmp(tt_tokenizer_token(k, 9), "##") == 0 && strcmp(tt_tokenizer_token(k, 11), "##b") == 0 &&
+          !tt_tokenizer_token(k, 12) && !tt_tokenizer_token(k, -1));
+    CHECK(tt_tokenize(k, "Aab ba## x", 10, ids, 16) == 10 && ids[0] == 2 && ids[1] == 7 && ids[2] == 5 &&
+          ids[3] == 11 && ids[4] == 6 && ids[5] == 5 && ids[6] == 10 && ids[7] == 10 && ids[8] == 1 &&
+          ids[9] == 3);
+    /* Invalid UTF-8 is dropped. */
+    CHECK(tt_tokenize(k,
+                      "a\xFF"
+                      "b \xE2\x82 b\xED\xA0\x80 \xF0\x9F\x98",
+                      14, ids, 16) == 5 &&
+          ids[1] == 7 && ids[2] == 11 && ids[3] == 6);
+    CHECK(tt_tokenize(k, "a\0b", 3, ids, 16) == 4 && ids[1] == 7 && ids[2] == 11); /* so is NUL */
     CHECK(tt_tokenize(k, NULL, 0, ids, 2) == 2 && ids[0] == 2 && ids[1] == 3);
     CHECK(tt_tokenize(k, "a", 1, ids, 1) == 0);
-    CHECK(tt_tokenize(k, "aaaac", 5, ids, 4) == 3 && ids[1] == 1); /* cut only after the whole word is known to be [UNK] */
+    /* Cut only after the whole word is known to be [UNK]. */
+    CHECK(tt_tokenize(k, "aaaac", 5, ids, 4) == 3 && ids[1] == 1);
     tt_tokenizer_free(k);
     tt_tokenizer_free(NULL);
 
     static const struct { const char *vocab; size_t n; const char *error; } bad[] = {
-        {"", 0, "has no [UNK] among its 0 tokens"}, {"[CLS]\n[SEP]\n", 12, "has no [UNK]"}, {"[UNK]\n[SEP]\n", 12, "has no [CLS]"}, {"[UNK]\n[CLS]\n", 12, "has no [SEP]"},
-        {"[UNK]\n[CLS]\n[SEP]\n\xFF\n", 20, "line 4: the token is not UTF-8"}, {"[UNK]\n[CLS]\n[SEP]\na\0b\n", 22, "line 4"}};
+        {"", 0, "has no [UNK] among its 0 tokens"}, {"[CLS]\n[SEP]\n", 12, "has no [UNK]"},
+        {"[UNK]\n[SEP]\n", 12, "has no [CLS]"}, {"[UNK]\n[CLS]\n", 12, "has no [SEP]"},
+        {"[UNK]\n[CLS]\n[SEP]\n\xFF\n", 20, "line 4: the token is not UTF-8"},
+        {"[UNK]\n[CLS]\n[SEP]\na\0b\n", 22, "line 4"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         CHECK(!tt_tokenizer_open(ctx, test_write(path, bad[i].vocab, bad[i].n), true));
         CHECK_ERROR(ctx, TT_ERR_FORMAT, bad[i].error);
@@ -759,7 +853,8 @@ TEST(tokenizer_vocabulary)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(tokenizer_large_vocabulary) /* ids of more than 16 bits, in the loader's cache too; the slots of the hash table */
+/* Ids of more than 16 bits, in the loader's cache too; the slots of the hash table. */
+TEST(tokenizer_large_vocabulary)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -768,7 +863,8 @@ TEST(tokenizer_large_vocabulary) /* ids of more than 16 bits, in the loader's ca
     int32_t ids[8];
     n += (size_t)snprintf(vocab, capacity, "[UNK]\n[CLS]\n[SEP]\n");
     for (int i = 0; i < 70000; i++) n += (size_t)snprintf(vocab + n, capacity - n, "w%dx\n", i);
-    tt_tokenizer *k = tt_tokenizer_open(ctx, test_write(test_path(test_folder(), "vocab.txt"), vocab, n), true);
+    tt_tokenizer *k = tt_tokenizer_open(ctx, test_write(test_path(test_folder(), "vocab.txt"), vocab, n),
+                                        true);
     free(vocab);
     REQUIRE(k);
     for (int i = 0; i < 70000; i++) {
@@ -782,7 +878,8 @@ TEST(tokenizer_large_vocabulary) /* ids of more than 16 bits, in the loader's ca
     tt_loader *l = d ? tt_loader_new(ctx, d, k, NULL) : NULL;
     tt_batch b;
     REQUIRE(l);
-    CHECK(tt_loader_next(l, &b) && b.rows == 4 && b.ids[1] == 70002 && b.ids[2] == 4 && b.last_of_step && !tt_loader_next(l, &b));
+    CHECK(tt_loader_next(l, &b) && b.rows == 4 && b.ids[1] == 70002 && b.ids[2] == 4 && b.last_of_step &&
+          !tt_loader_next(l, &b));
     tt_loader_free(l);
     tt_dataset_free(d);
     tt_tokenizer_free(k);
@@ -804,13 +901,17 @@ TEST(tokenizer_folder)
     CHECK_ERROR(ctx, TT_ERR_FILE, "cannot list the folder '/nonexistent'");
     test_write(vocab, "[UNK]\n[CLS]\n[SEP]\na\nA\n", 22);
     static const struct { const char *json; int id; const char *error; } cases[] = {
-        {NULL, 3, NULL}, {"{\"do_lower_case\": false}", 4, NULL}, {"{\"do_lower_case\": true, \"strip_accents\": null}", 3, NULL}, {"{}", 3, NULL},
-        {"{\"do_lower_case\": 1}", 0, "\"do_lower_case\" is a number"}, {"[]", 0, "is an array; expected a JSON object"}, {"{", 0, "not valid JSON"},
-        {"{\"strip_accents\": false}", 0, "\"strip_accents\" is not as do_lower_case"}, {"{\"tokenize_chinese_chars\": false}", 0, "\"tokenize_chinese_chars\" is false"},
+        {NULL, 3, NULL}, {"{\"do_lower_case\": false}", 4, NULL},
+        {"{\"do_lower_case\": true, \"strip_accents\": null}", 3, NULL}, {"{}", 3, NULL},
+        {"{\"do_lower_case\": 1}", 0, "\"do_lower_case\" is a number"},
+        {"[]", 0, "is an array; expected a JSON object"}, {"{", 0, "not valid JSON"},
+        {"{\"strip_accents\": false}", 0, "\"strip_accents\" is not as do_lower_case"},
+        {"{\"tokenize_chinese_chars\": false}", 0, "\"tokenize_chinese_chars\" is false"},
         {"{\"split_special_tokens\": true}", 0, "\"split_special_tokens\" is true"},
         {"{\"split_special_tokens\": false}", 3, NULL},
         {"{\"do_basic_tokenize\": false}", 0, "\"do_basic_tokenize\" is false"},
-        {"{\"do_lower_case\": false, \"strip_accents\": false, \"tokenize_chinese_chars\": true, \"model_max_length\": 512}", 4, NULL}};
+        {"{\"do_lower_case\": false, \"strip_accents\": false, \"tokenize_chinese_chars\": true, "
+         "\"model_max_length\": 512}", 4, NULL}};
     for (int i = 0; i < TEST_COUNT(cases); i++) {
         if (cases[i].json) test_write(config, cases[i].json, strlen(cases[i].json));
         tt_tokenizer *k = tt_tokenizer_load(ctx, folder);
@@ -822,9 +923,10 @@ TEST(tokenizer_folder)
     TEST_CLOSE(ctx, &a);
 }
 
-/* --------------------------------------------------------------------------------------------------- datasets */
+/* ----------------------------------------------------------------------------------------------- datasets */
 
-static tt_dataset *table(tt_context *ctx, const char *name, const char *text, size_t n, const char *split, const char *const *classes, int n_classes)
+static tt_dataset *table(tt_context *ctx, const char *name, const char *text, size_t n, const char *split,
+                         const char *const *classes, int n_classes)
 {
     static char folder[600];
     if (!folder[0]) snprintf(folder, sizeof folder, "%s", test_folder());
@@ -843,18 +945,26 @@ TEST(dataset_table)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
-    static const char csv[] = "\xEF\xBB\xBFlabel,other,text,split\r\n\"pos\",1,\"a, \"\"b\"\"\nc\",train\r\n\r\nneg,2,,test\r\nneg,\"3\",plain \"quoted\" text,train\n\"\xC3\xA9\",4,\"\",train";
+    static const char csv[] = "\xEF\xBB\xBFlabel,other,text,split\r\n\"pos\",1,\"a, "
+                              "\"\"b\"\"\nc\",train\r\n\r\nneg,2,,test\r\nneg,\"3\",plain \"quoted\" "
+                              "text,train\n\"\xC3\xA9\",4,\"\",train";
     tt_dataset *d = table(ctx, "a.csv", csv, sizeof csv - 1, NULL, NULL, 0);
     REQUIRE(d);
     CHECK(tt_dataset_count(d) == 4 && tt_dataset_classes(d) == 3);
-    CHECK(strcmp(tt_dataset_class_name(d, 0), "neg") == 0 && strcmp(tt_dataset_class_name(d, 1), "pos") == 0 && strcmp(tt_dataset_class_name(d, 2), "\xC3\xA9") == 0);
-    CHECK(row_is(d, 0, "a, \"b\"\nc", 1) && row_is(d, 1, "", 0) && row_is(d, 2, "plain \"quoted\" text", 0) && row_is(d, 3, "", 2));
-    CHECK(!tt_dataset_text(d, 4, NULL) && !tt_dataset_text(d, -1, NULL) && tt_dataset_label(d, 4) == -1 && !tt_dataset_class_name(d, 3));
+    CHECK(strcmp(tt_dataset_class_name(d, 0), "neg") == 0 &&
+          strcmp(tt_dataset_class_name(d, 1), "pos") == 0 &&
+          strcmp(tt_dataset_class_name(d, 2), "\xC3\xA9") == 0);
+    CHECK(row_is(d, 0, "a, \"b\"\nc", 1) && row_is(d, 1, "", 0) && row_is(d, 2, "plain \"quoted\" text", 0) &&
+          row_is(d, 3, "", 2));
+    CHECK(!tt_dataset_text(d, 4, NULL) && !tt_dataset_text(d, -1, NULL) && tt_dataset_label(d, 4) == -1 &&
+          !tt_dataset_class_name(d, 3));
     tt_dataset_free(d);
-    static const char *const classes[] = {"pos", "neg", "\xC3\xA9", "unused"}, *const twice[] = {"a", "b", "a"};
+    static const char *const classes[] = {"pos", "neg", "\xC3\xA9", "unused"}, *const twice[] = {"a", "b",
+                                                                                                 "a"};
     d = table(ctx, "a.csv", csv, sizeof csv - 1, "train", classes, 4);
     REQUIRE(d);
-    CHECK(tt_dataset_count(d) == 3 && tt_dataset_classes(d) == 4 && row_is(d, 0, "a, \"b\"\nc", 0) && row_is(d, 1, "plain \"quoted\" text", 1) && row_is(d, 2, "", 2));
+    CHECK(tt_dataset_count(d) == 3 && tt_dataset_classes(d) == 4 && row_is(d, 0, "a, \"b\"\nc", 0) &&
+          row_is(d, 1, "plain \"quoted\" text", 1) && row_is(d, 2, "", 2));
     tt_dataset_free(d);
     static const char tsv[] = "text\tlabel\na, b\t1\n\"tab\there\"\t0\n";
     d = table(ctx, "a.tsv", tsv, sizeof tsv - 1, NULL, NULL, 0);
@@ -867,19 +977,28 @@ TEST(dataset_table)
     tt_dataset_free(NULL);
 
     static const struct { const char *text; size_t n; const char *split, *error; } bad[] = {
-        {"", 0, NULL, "is empty"}, {"\n\n", 0, NULL, "is empty"}, {"text\tlabel\n", 0, NULL, "a header and no rows"}, {"text\tlabel", 0, NULL, "no rows"},
-        {"text\tlable\na\tb\n", 0, NULL, "line 1: the header's 2 columns, separated by tabs, have none named 'label'"}, {"text,label\na,b\n", 0, NULL, "have none named 'text'"},
-        {"text\tlabel\ttext\na\tb\tc\n", 0, NULL, "two columns are named 'text'"}, {"text\tlabel\na\tb\na\n", 0, NULL, "line 3: 1 columns; the header has 2"},
-        {"text\tlabel\na\tb\tc\n", 0, NULL, "line 2: 3 columns"}, {"text\tlabel\n\"a\n\nb\"\tx\n\"c\nd\te\n", 0, NULL, "line 5: the quoted field that starts here is not closed"},
-        {"text\tlabel\n\"a\nb\"x\tc\n", 0, NULL, "line 3: text behind a closing quote"}, {"text\tlabel\n\n\na\t\n", 0, NULL, "line 4: the label is empty"},
-        {"text\tlabel\na\tb\n", 0, "train", "cannot be divided into"}, {"text\tlabel\tsplit\na\tb\ttest\n", 0, "train", "no row whose split is 'train'"},
+        {"", 0, NULL, "is empty"}, {"\n\n", 0, NULL, "is empty"},
+        {"text\tlabel\n", 0, NULL, "a header and no rows"}, {"text\tlabel", 0, NULL, "no rows"},
+        {"text\tlable\na\tb\n", 0, NULL,
+         "line 1: the header's 2 columns, separated by tabs, have none named 'label'"},
+        {"text,label\na,b\n", 0, NULL, "have none named 'text'"},
+        {"text\tlabel\ttext\na\tb\tc\n", 0, NULL, "two columns are named 'text'"},
+        {"text\tlabel\na\tb\na\n", 0, NULL, "line 3: 1 columns; the header has 2"},
+        {"text\tlabel\na\tb\tc\n", 0, NULL, "line 2: 3 columns"},
+        {"text\tlabel\n\"a\n\nb\"\tx\n\"c\nd\te\n", 0, NULL,
+         "line 5: the quoted field that starts here is not closed"},
+        {"text\tlabel\n\"a\nb\"x\tc\n", 0, NULL, "line 3: text behind a closing quote"},
+        {"text\tlabel\n\n\na\t\n", 0, NULL, "line 4: the label is empty"},
+        {"text\tlabel\na\tb\n", 0, "train", "cannot be divided into"},
+        {"text\tlabel\tsplit\na\tb\ttest\n", 0, "train", "no row whose split is 'train'"},
         {"text\tlabel\na\tb\0c\n", 17, NULL, "line 2: the label holds a NUL"},
         {"text\tlabel\na\t", 0, NULL, "the label is empty"},
         {"text\tlabel\na\tx\nb\tcaf\xE9 noir\n", 0, NULL, "line 3: the label 'caf' breaks off at byte 0xe9, "
          "which is not UTF-8"},
         {"text\tlabel\na\t\xED\xA0\x80\n", 0, NULL, "line 2: the label '' breaks off at byte 0xed"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
-        CHECK(!table(ctx, "bad.tsv", bad[i].text, bad[i].n ? bad[i].n : strlen(bad[i].text), bad[i].split, NULL, 0));
+        CHECK(!table(ctx, "bad.tsv", bad[i].text, bad[i].n ? bad[i].n : strlen(bad[i].text), bad[i].split,
+                     NULL, 0));
         CHECK_ERROR(ctx, TT_ERR_FORMAT, bad[i].error);
     }
     CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, "train", classes, 2));
@@ -890,7 +1009,8 @@ TEST(dataset_table)
     CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, NULL, latin1, 2));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the name of class 1 of 2, 'caf', breaks off at byte 0xe9, which is "
                 "not UTF-8");
-    CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, NULL, NULL, 2) && !table(ctx, "a.csv", csv, sizeof csv - 1, NULL, classes, 0));
+    CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, NULL, NULL, 2) &&
+          !table(ctx, "a.csv", csv, sizeof csv - 1, NULL, classes, 0));
     CHECK(!tt_dataset_table(ctx, "/nonexistent.csv", NULL, NULL, 0, NULL));
     CHECK_ERROR(ctx, TT_ERR_FILE, "/nonexistent.csv");
     TEST_CLOSE(ctx, &a);
@@ -989,7 +1109,8 @@ TEST(table_options)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Without a split column, "train" and "test" share the rows out: each row is in one of them, a tenth of each class in "test". */
+/* Without a split column, "train" and "test" share the rows out: each row is in one of them, a tenth of each
+   class in "test". */
 TEST(table_without_split_is_divided)
 {
     test_allocator a;
@@ -1029,7 +1150,8 @@ static void make_imdb(char folder[600])
             snprintf(path, sizeof path, "%s/%s/%s", folder, s ? "test" : "train", c ? "pos" : "neg");
             mkdir(path, 0777);
             for (int i = 0; i < 12; i++) {
-                snprintf(path, sizeof path, "%s/%s/%s/%d_%d.txt", folder, s ? "test" : "train", c ? "pos" : "neg", i, c ? 7 + i % 4 : 1 + i % 4);
+                snprintf(path, sizeof path, "%s/%s/%s/%d_%d.txt", folder, s ? "test" : "train",
+                         c ? "pos" : "neg", i, c ? 7 + i % 4 : 1 + i % 4);
                 snprintf(text, sizeof text, "%s %s %d", s ? "test" : "train", c ? "good" : "bad", i);
                 test_write(path, text, strlen(text));
             }
@@ -1049,14 +1171,17 @@ TEST(dataset_imdb)
     REQUIRE(d);
     CHECK(tt_dataset_count(d) == 24 && tt_dataset_classes(d) == 2);
     CHECK(strcmp(tt_dataset_class_name(d, 0), "neg") == 0 && strcmp(tt_dataset_class_name(d, 1), "pos") == 0);
-    CHECK(row_is(d, 0, "train bad 0", 0) && row_is(d, 1, "train bad 10", 0) && row_is(d, 3, "train bad 1", 0) && row_is(d, 12, "train good 0", 1)); /* 0_, 10_, 11_, 1_ */
+    /* 0_, 10_, 11_, 1_ */
+    CHECK(row_is(d, 0, "train bad 0", 0) && row_is(d, 1, "train bad 10", 0) &&
+          row_is(d, 3, "train bad 1", 0) && row_is(d, 12, "train good 0", 1));
     tt_dataset_free(d);
     d = imdb_open(ctx, folder, "test", 8, why);
     tt_dataset *e = imdb_open(ctx, folder, "test", 8, why);
     REQUIRE(d && e);
     CHECK(tt_dataset_count(d) == 8);
     for (int i = 0; i < 8; i++) {
-        CHECK(tt_dataset_label(d, i) == i / 4 && strncmp(tt_dataset_text(d, i, NULL), i < 4 ? "test bad" : "test good", 8) == 0);
+        CHECK(tt_dataset_label(d, i) == i / 4 &&
+              strncmp(tt_dataset_text(d, i, NULL), i < 4 ? "test bad" : "test good", 8) == 0);
         CHECK(strcmp(tt_dataset_text(d, i, NULL), tt_dataset_text(e, i, NULL)) == 0);
         CHECK(i == 0 || strcmp(tt_dataset_text(d, i, NULL), tt_dataset_text(d, i - 1, NULL)) != 0);
     }
@@ -1068,7 +1193,8 @@ TEST(dataset_imdb)
         o.seed = seed;
         tt_context *other = tt_open(&o);
         e = imdb_open(other, folder, "test", 8, why);
-        for (int i = 0; e && i < 8; i++) differ += strcmp(tt_dataset_text(d, i, NULL), tt_dataset_text(e, i, NULL)) != 0;
+        for (int i = 0; e && i < 8; i++)
+            differ += strcmp(tt_dataset_text(d, i, NULL), tt_dataset_text(e, i, NULL)) != 0;
         tt_dataset_free(e);
         TEST_CLOSE(other, &b);
     }
@@ -1078,14 +1204,17 @@ TEST(dataset_imdb)
     CHECK(!imdb_open(ctx, folder, "train", -2, why));
     CHECK_WHY(!imdb_open(ctx, folder, "train", 26, why), "it holds 12: use a limit of at most 24");
     CHECK_WHY(!imdb_open(ctx, folder, "unsup", 0, why), "no split 'unsup'");
-    CHECK_WHY(!imdb_open(ctx, "/nonexistent", "train", 0, why), "cannot list the folder '/nonexistent/train/neg'");
+    CHECK_WHY(!imdb_open(ctx, "/nonexistent", "train", 0, why),
+              "cannot list the folder '/nonexistent/train/neg'");
     snprintf(path, sizeof path, "%s/train/pos/12_3.txt", folder);
     test_write(path, "x", 1);
-    CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why), "train/pos/12_3.txt' is not named NUMBER_RATING.txt with a rating from 7 to 10");
+    CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why),
+              "train/pos/12_3.txt' is not named NUMBER_RATING.txt with a rating from 7 to 10");
     remove(path);
     snprintf(path, sizeof path, "%s/train/pos/100_10.txt", folder);
     char *large = (char *)calloc(1, (1 << 20) + 1);
-    CHECK_WHY(!imdb_open(ctx, test_write(path, large, (1 << 20) + 1) ? folder : "", "train", 0, why), "100_10.txt' has 1048577 bytes");
+    CHECK_WHY(!imdb_open(ctx, test_write(path, large, (1 << 20) + 1) ? folder : "", "train", 0, why),
+              "100_10.txt' has 1048577 bytes");
     free(large);
     remove(path);
     for (int i = 0; i < 12; i++) {
@@ -1135,7 +1264,8 @@ TEST(imdb_faults)
         CHECK(tt_allocated_bytes(ctx) == before && n < 100);
     }
     char path[800];
-    snprintf(path, sizeof path, "%s/train/pos/3_10.txt", folder); /* in the place of a review, what is no file */
+    /* In the place of a review, what is no file. */
+    snprintf(path, sizeof path, "%s/train/pos/3_10.txt", folder);
     CHECK(remove(path) == 0 && mkdir(path, 0777) == 0);
     CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why), "pos/3_10.txt' is no regular file");
     TEST_CLOSE(ctx, &a);
@@ -1160,7 +1290,8 @@ TEST(dataset_texts)
     CHECK(tt_dataset_label(part, 0) != tt_dataset_label(part, 1) && tt_dataset_count(d) == 2);
     tt_dataset_free(part);
     tt_dataset_free(d);
-    CHECK(!tt_dataset_texts(ctx, texts, 0, names, 2) && !tt_dataset_texts(ctx, texts, (int64_t)INT_MAX + 1, names, 2));
+    CHECK(!tt_dataset_texts(ctx, texts, 0, names, 2) &&
+          !tt_dataset_texts(ctx, texts, (int64_t)INT_MAX + 1, names, 2));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: 2147483648 texts of 2 classes");
     CHECK(!tt_dataset_texts(ctx, NULL, 4, NULL, 2));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "4 texts (NULL) of 2 classes (NULL)");
@@ -1174,7 +1305,7 @@ TEST(dataset_texts)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ----------------------------------------------------------------------------------------------------- loader */
+/* ------------------------------------------------------------------------------------------------- loader */
 
 static tt_dataset *words(tt_context *ctx, int n) /* text i has i * 37 % 29 words, from none on */
 {
@@ -1182,7 +1313,8 @@ static tt_dataset *words(tt_context *ctx, int n) /* text i has i * 37 % 29 words
     char *text = (char *)malloc(capacity);
     used += (size_t)snprintf(text, capacity, "text\tlabel\n");
     for (int i = 0; i < n; i++) {
-        for (int k = 0; k < i * 37 % 29; k++) used += (size_t)snprintf(text + used, capacity - used, "%c ", 'a' + (i + k) % 26);
+        for (int k = 0; k < i * 37 % 29; k++)
+            used += (size_t)snprintf(text + used, capacity - used, "%c ", 'a' + (i + k) % 26);
         used += (size_t)snprintf(text + used, capacity - used, "\tc%d\n", i % 3);
     }
     tt_dataset *d = table(ctx, "words.tsv", text, used, NULL, NULL, 0);
@@ -1195,7 +1327,8 @@ typedef struct epoch_log { int micro, steps, seqs; int64_t *index; int *step_of;
 static void log_free(epoch_log *log) { free(log->index); free(log->step_of); free(log->micro_of); }
 
 /* Reads to the end of the epoch and checks every batch by itself. */
-static epoch_log read_epoch(tt_loader *l, const tt_dataset *d, const tt_tokenizer *k, const tt_loader_options *o, int64_t epoch, int64_t step)
+static epoch_log read_epoch(tt_loader *l, const tt_dataset *d, const tt_tokenizer *k,
+                            const tt_loader_options *o, int64_t epoch, int64_t step)
 {
     epoch_log log = {0, 0, 0, NULL, NULL, NULL};
     tt_batch b;
@@ -1206,12 +1339,14 @@ static epoch_log read_epoch(tt_loader *l, const tt_dataset *d, const tt_tokenize
     log.micro_of = (int *)calloc(n, sizeof *log.micro_of);
     CHECK(tt_loader_seek(l, epoch, step) == TT_OK);
     while (tt_loader_next(l, &b)) {
-        CHECK(b.seqs >= 1 && b.seqs <= tt_loader_max_seqs(l) && b.rows <= tt_loader_max_tokens(l) && b.seq_start[0] == 0 && b.seq_start[b.seqs] == b.rows);
+        CHECK(b.seqs >= 1 && b.seqs <= tt_loader_max_seqs(l) && b.rows <= tt_loader_max_tokens(l) &&
+              b.seq_start[0] == 0 && b.seq_start[b.seqs] == b.rows);
         for (int i = 0; i < b.seqs; i++) {
             size_t bytes;
             const char *text = tt_dataset_text(d, b.index[i], &bytes);
             int length = tt_tokenize(k, text, bytes, want, o->max_length), from = b.seq_start[i];
-            CHECK(b.seq_start[i + 1] - from == length && memcmp(b.ids + from, want, (size_t)length * 4) == 0); /* complete, without padding */
+            /* complete, without padding */
+            CHECK(b.seq_start[i + 1] - from == length && memcmp(b.ids + from, want, (size_t)length * 4) == 0);
             for (int p = 0; p < length; p++) CHECK(b.positions[from + p] == p && b.types[from + p] == 0);
             CHECK(b.labels[i] == tt_dataset_label(d, b.index[i]));
             if (!CHECK((size_t)log.seqs < n)) return log;
@@ -1234,19 +1369,28 @@ TEST(loader_batches)
     enum { N = 103 };
     tt_dataset *d = words(ctx, N);
     REQUIRE(k && d);
-    static const int configurations[][6] = { /* batch, accumulate, max_length, max_tokens, window, drop_last */
-        {16, 1, 512, 0, 50, 0}, {16, 4, 12, 0, 3, 0}, {16, 3, 20, 25, 2, 1}, {1, 1, 30, 0, 7, 0}, {7, 7, 9, 0, 0, 1}, {200, 1, 64, 0, 50, 0}, {5, 1, 10, 10, 1, 0}, {103, 2, 40, 100, 4, 1}, {8, 1, 2, 0, 2, 0}};
+    /* batch, accumulate, max_length, max_tokens, window, drop_last */
+    static const int configurations[][6] = {
+        {16, 1, 512, 0, 50, 0}, {16, 4, 12, 0, 3, 0}, {16, 3, 20, 25, 2, 1}, {1, 1, 30, 0, 7, 0},
+        {7, 7, 9, 0, 0, 1}, {200, 1, 64, 0, 50, 0}, {5, 1, 10, 10, 1, 0}, {103, 2, 40, 100, 4, 1},
+        {8, 1, 2, 0, 2, 0}};
     for (int c = 0; c < TEST_COUNT(configurations); c++) {
         for (int shuffle = 0; shuffle < 2; shuffle++) {
             tt_loader_options o = tt_loader_options_default();
             epoch_log first = {0, 0, 0, NULL, NULL, NULL};
-            o.batch = configurations[c][0]; o.accumulate = configurations[c][1]; o.max_length = configurations[c][2]; o.max_tokens = configurations[c][3];
-            o.window = configurations[c][4]; o.drop_last = configurations[c][5] != 0; o.shuffle = shuffle != 0;
+            o.batch = configurations[c][0];
+            o.accumulate = configurations[c][1];
+            o.max_length = configurations[c][2];
+            o.max_tokens = configurations[c][3];
+            o.window = configurations[c][4];
+            o.drop_last = configurations[c][5] != 0;
+            o.shuffle = shuffle != 0;
             for (int threads = 0; threads < 5; threads++) {
                 o.threads = threads;
                 tt_loader *l = tt_loader_new(ctx, d, k, &o);
                 REQUIRE(l);
-                int expected = o.drop_last ? N / o.batch : (N + o.batch - 1) / o.batch, used = o.drop_last ? N / o.batch * o.batch : N, seen[N] = {0};
+                int expected = o.drop_last ? N / o.batch : (N + o.batch - 1) / o.batch,
+                    used = o.drop_last ? N / o.batch * o.batch : N, seen[N] = {0};
                 CHECK(tt_loader_steps(l) == expected);
                 epoch_log e = read_epoch(l, d, k, &o, 0, 0);
                 CHECK(e.steps == expected && e.seqs == used);
@@ -1254,28 +1398,36 @@ TEST(loader_batches)
                     CHECK(!seen[e.index[i]]++);
                     CHECK(e.step_of[i] == i / o.batch); /* all steps whole, but for the last */
                     if (!shuffle) CHECK(e.index[i] == i);
-                    if (i && shuffle && o.window > 1 && e.step_of[i] == e.step_of[i - 1]) { /* longest first, ties by index */
+                    /* Longest first, ties by index. */
+                    if (i && shuffle && o.window > 1 && e.step_of[i] == e.step_of[i - 1]) {
                         size_t n0, n1;
-                        const char *t0 = tt_dataset_text(d, e.index[i - 1], &n0), *t1 = tt_dataset_text(d, e.index[i], &n1);
+                        const char *t0 = tt_dataset_text(d, e.index[i - 1], &n0),
+                                   *t1 = tt_dataset_text(d, e.index[i], &n1);
                         int32_t ids[600];
-                        int l0 = tt_tokenize(k, t0, n0, ids, o.max_length), l1 = tt_tokenize(k, t1, n1, ids, o.max_length);
+                        int l0 = tt_tokenize(k, t0, n0, ids, o.max_length),
+                            l1 = tt_tokenize(k, t1, n1, ids, o.max_length);
                         CHECK(l0 > l1 || (l0 == l1 && e.index[i - 1] < e.index[i]));
                     }
                 }
                 if (threads == 0) { first = e; }
                 else { /* the same for any number of threads */
-                    CHECK(first.seqs == e.seqs && first.micro == e.micro && memcmp(first.index, e.index, (size_t)e.seqs * sizeof *e.index) == 0 && memcmp(first.micro_of, e.micro_of, (size_t)e.seqs * sizeof(int)) == 0);
+                    CHECK(first.seqs == e.seqs && first.micro == e.micro &&
+                          memcmp(first.index, e.index, (size_t)e.seqs * sizeof *e.index) == 0 &&
+                          memcmp(first.micro_of, e.micro_of, (size_t)e.seqs * sizeof(int)) == 0);
                     log_free(&e);
                 }
                 epoch_log second = read_epoch(l, d, k, &o, 1, 0), again = read_epoch(l, d, k, &o, 0, 0);
-                CHECK(again.micro == first.micro && memcmp(first.index, again.index, (size_t)first.seqs * sizeof *first.index) == 0);
-                if (shuffle && o.batch < 100) CHECK(memcmp(first.index, second.index, (size_t)first.seqs * sizeof *first.index) != 0);
+                CHECK(again.micro == first.micro &&
+                      memcmp(first.index, again.index, (size_t)first.seqs * sizeof *first.index) == 0);
+                if (shuffle && o.batch < 100)
+                    CHECK(memcmp(first.index, second.index, (size_t)first.seqs * sizeof *first.index) != 0);
                 log_free(&again);
                 for (int step = expected; step >= 0; step -= 2) { /* seek equals reading */
                     epoch_log rest = read_epoch(l, d, k, &o, 1, step);
                     int skip = step * o.batch < second.seqs ? step * o.batch : second.seqs;
                     CHECK(rest.seqs == second.seqs - skip && rest.steps == expected - step);
-                    CHECK(memcmp(rest.index, second.index + skip, (size_t)rest.seqs * sizeof *rest.index) == 0);
+                    CHECK(memcmp(rest.index, second.index + skip, (size_t)rest.seqs * sizeof *rest.index) ==
+                          0);
                     log_free(&rest);
                 }
                 log_free(&second);
@@ -1290,7 +1442,8 @@ TEST(loader_batches)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(loader_micro_batches) /* greedy: each is full, in sequences or tokens, or ends its step; length buckets; seeds */
+/* greedy: each is full, in sequences or tokens, or ends its step; length buckets; seeds */
+TEST(loader_micro_batches)
 {
     test_allocator a, b;
     tt_context *ctx = test_open(&a);
@@ -1310,8 +1463,13 @@ TEST(loader_micro_batches) /* greedy: each is full, in sequences or tokens, or e
     while (more) {
         bool got = tt_loader_next(l, &x), got2 = tt_loader_next(m, &y);
         if (got && got2 && x.seqs && y.seqs) differ += x.index[0] != y.index[0];
-        if (got && !x.last_of_step && x.seqs < 7) { full_tokens++; CHECK(x.rows + (x.seq_start[x.seqs] - x.seq_start[x.seqs - 1]) > 100); } /* the next is no longer than the last */
-        if (got && first && ++steps % 4 != 1) longer += x.seq_start[1] > longest; /* within a window, steps are not in order of length */
+        /* The next is no longer than the last. */
+        if (got && !x.last_of_step && x.seqs < 7) {
+            full_tokens++;
+            CHECK(x.rows + (x.seq_start[x.seqs] - x.seq_start[x.seqs - 1]) > 100);
+        }
+        /* Within a window, steps are not in order of length. */
+        if (got && first && ++steps % 4 != 1) longer += x.seq_start[1] > longest;
         if (got && first) longest = x.seq_start[1];
         first = got && x.last_of_step;
         more = got;
@@ -1320,12 +1478,26 @@ TEST(loader_micro_batches) /* greedy: each is full, in sequences or tokens, or e
     tt_loader_free(l);
     tt_loader_free(m);
 
-    static const struct { int batch, accumulate, length, tokens, window, threads; const char *error; } bad[] = {
-        {0, 1, 9, 0, 1, 1, "batch = 0"}, {4, 0, 9, 0, 1, 1, "accumulate = 0"}, {4, 5, 9, 0, 1, 1, "1 <= accumulate <= batch"}, {4, 1, 1, 0, 1, 1, "max_length = 1"},
-        {4, 1, 9, 8, 1, 1, "max_tokens = 8"}, {4, 1, 9, -1, 1, 1, "max_tokens = -1"}, {4, 1, 9, 0, -1, 1, "window = -1"}, {4, 1, 9, 0, 1, -1, "threads = -1"}, {4, 1, 9, 0, 1, 65, "threads = 65"},
-        {1 << 30, 1, 512, 0, 1, 1, "set max_tokens"}};
+    static const struct {
+        int batch, accumulate, length, tokens, window, threads;
+        const char *error;
+    } bad[] = {{0, 1, 9, 0, 1, 1, "batch = 0"},
+               {4, 0, 9, 0, 1, 1, "accumulate = 0"},
+               {4, 5, 9, 0, 1, 1, "1 <= accumulate <= batch"},
+               {4, 1, 1, 0, 1, 1, "max_length = 1"},
+               {4, 1, 9, 8, 1, 1, "max_tokens = 8"},
+               {4, 1, 9, -1, 1, 1, "max_tokens = -1"},
+               {4, 1, 9, 0, -1, 1, "window = -1"},
+               {4, 1, 9, 0, 1, -1, "threads = -1"},
+               {4, 1, 9, 0, 1, 65, "threads = 65"},
+               {1 << 30, 1, 512, 0, 1, 1, "set max_tokens"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
-        o.batch = bad[i].batch; o.accumulate = bad[i].accumulate; o.max_length = bad[i].length; o.max_tokens = bad[i].tokens; o.window = bad[i].window; o.threads = bad[i].threads;
+        o.batch = bad[i].batch;
+        o.accumulate = bad[i].accumulate;
+        o.max_length = bad[i].length;
+        o.max_tokens = bad[i].tokens;
+        o.window = bad[i].window;
+        o.threads = bad[i].threads;
         CHECK(!tt_loader_new(ctx, d, k, &o));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, bad[i].error);
     }
@@ -1336,7 +1508,8 @@ TEST(loader_micro_batches) /* greedy: each is full, in sequences or tokens, or e
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "200 texts make no whole step");
     l = tt_loader_new(ctx, d, k, NULL);
     REQUIRE(l);
-    CHECK(tt_loader_seek(l, 0, 14) == TT_ERR_ARGUMENT && tt_loader_seek(l, -1, 0) == TT_ERR_ARGUMENT && tt_loader_seek(l, 0, -1) == TT_ERR_ARGUMENT && tt_loader_seek(l, 0, 13) == TT_OK);
+    CHECK(tt_loader_seek(l, 0, 14) == TT_ERR_ARGUMENT && tt_loader_seek(l, -1, 0) == TT_ERR_ARGUMENT &&
+          tt_loader_seek(l, 0, -1) == TT_ERR_ARGUMENT && tt_loader_seek(l, 0, 13) == TT_OK);
     CHECK(!tt_loader_next(l, &x) && tt_loader_status(l) == TT_OK);
     tt_loader_free(l);
     for (int i = 0; i < 30; i++) { /* freed while its threads work */
@@ -1417,7 +1590,7 @@ TEST(loader_capacity_is_that_of_the_texts)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------- failures of allocation */
+/* --------------------------------------------------------------------------------- failures of allocation */
 
 static bool use_everything(tt_context *ctx, const char *folder, const char *csv, const char *safetensors)
 {
@@ -1482,11 +1655,15 @@ TEST(allocation_failures) /* each allocation fails once: an error that says so, 
     CHECK(done && n > 40);
 }
 
-/* ------------------------------------------------------------------------------------------------------- fuzz */
+/* --------------------------------------------------------------------------------------------------- fuzz */
 
 /* Files in memory. */
 typedef struct memory_file { const char *bytes; size_t n; } memory_file;
-static void *memory_open(void *user, const char *path, char mode) { (void)path; return mode == 'r' ? user : NULL; }
+static void *memory_open(void *user, const char *path, char mode)
+{
+    (void)path;
+    return mode == 'r' ? user : NULL;
+}
 static int64_t memory_size(void *user, void *file) { (void)user; return (int64_t)((memory_file *)file)->n; }
 static bool memory_read(void *user, void *file, uint64_t at, void *to, size_t n)
 {
@@ -1501,7 +1678,8 @@ static size_t mutate(uint64_t *seed, char *bytes, size_t n, size_t capacity)
 {
     static const char interesting[] = "\"{}[]:,\\0123456789-+.eE \t\n\rtfnu\0\x80\xC3\xED\xFF";
     for (uint32_t rounds = 1 + test_random(seed) % 6; rounds; rounds--) {
-        size_t at = n ? test_random(seed) % n : 0, from = n ? test_random(seed) % n : 0, length = test_random(seed) % 12;
+        size_t at = n ? test_random(seed) % n : 0, from = n ? test_random(seed) % n : 0,
+               length = test_random(seed) % 12;
         switch (test_random(seed) % 6) {
         case 0: if (n) bytes[at] = (char)test_random(seed); break;
         case 1: if (n) bytes[at] = interesting[test_random(seed) % (sizeof interesting - 1)]; break;
@@ -1509,8 +1687,13 @@ static size_t mutate(uint64_t *seed, char *bytes, size_t n, size_t capacity)
         case 3: n = test_random(seed) % 8 ? n : at; break;
         case 4: if (at + length <= n && from + length <= n) memmove(bytes + at, bytes + from, length); break;
         default:
-            if (n + length <= capacity && at + length <= n) { memmove(bytes + at + length, bytes + at, n - at); n += length; }
-            else if (at + length <= n) { memmove(bytes + at, bytes + at + length, n - at - length); n -= length; }
+            if (n + length <= capacity && at + length <= n) {
+                memmove(bytes + at + length, bytes + at, n - at);
+                n += length;
+            } else if (at + length <= n) {
+                memmove(bytes + at, bytes + at + length, n - at - length);
+                n -= length;
+            }
         }
     }
     return n;
@@ -1518,16 +1701,23 @@ static size_t mutate(uint64_t *seed, char *bytes, size_t n, size_t capacity)
 
 TEST(fuzz)
 {
-    static const char json[] = "{\"a\":[1,-2.5e3,true,false,null,\"x\\u00e9\\ud83d\\ude00\"],\"b\":{\"c\":{\"dtype\":\"F32\"}},\"d\":[[],{}]}";
-    static const char header[] = "{\"__metadata__\":{\"k\":\"v\"}," T_("a", "F32", "[2]", 0, 8) "," T_("b", "I8", "[3,1]", 8, 11) "," T_("c", "BF16", "[]", 11, 13) "}  ";
-    static const char csv[] = "text\tlabel\tsplit\n\"a\t\"\"b\"\"\n\"\tpos\ttrain\r\nplain\tneg\ttest\n\n\"x\"\t\"pos\"\ttrain\n";
-    static const char text[] = "Caf\xC3\xA9 \xE4\xB8\xAD\xE5\x9B\xBD don't \xF0\x9F\x98\x80 \xED\x95\x9C naIve\xCC\x81 [SEP] 100%\xE2\x80\x94wordlessness";
+    static const char json[] = "{\"a\":[1,-2.5e3,true,false,null,\"x\\u00e9\\ud83d\\ude00\"],\"b\":{\"c\":{"
+                               "\"dtype\":\"F32\"}},\"d\":[[],{}]}";
+    static const char header[] = "{\"__metadata__\":{\"k\":\"v\"}," T_("a", "F32", "[2]", 0, 8) "," T_(
+        "b", "I8", "[3,1]", 8, 11) "," T_("c", "BF16", "[]", 11, 13) "}  ";
+    static const char csv[] =
+        "text\tlabel\tsplit\n\"a\t\"\"b\"\"\n\"\tpos\ttrain\r\nplain\tneg\ttest\n\n\"x\"\t\"pos\"\ttrain\n";
+    static const char text[] = "Caf\xC3\xA9 \xE4\xB8\xAD\xE5\x9B\xBD don't \xF0\x9F\x98\x80 \xED\x95\x9C "
+                               "naIve\xCC\x81 [SEP] 100%\xE2\x80\x94wordlessness";
     test_allocator a;
     memory_file file;
     tt_context_options o = test_options(&a);
     tt_context *files = tt_open(&o);
     tt_tokenizer *k = tt_tokenizer_open(files, TEST_GOLDEN("vocab_uncased.txt"), true);
-    o.files.open = memory_open; o.files.size = memory_size; o.files.read = memory_read; o.files.close = memory_close;
+    o.files.open = memory_open;
+    o.files.size = memory_size;
+    o.files.read = memory_read;
+    o.files.close = memory_close;
     o.files.user = &file;
     tt_context *ctx = tt_open(&o);
     uint64_t seed = 20240229, length = sizeof header - 1;
@@ -1541,7 +1731,10 @@ TEST(fuzz)
     for (int i = 0; i < 20000; i++) {
         int kind = i % 4;
         const char *from = kind == 0 ? json : kind == 1 ? whole : kind == 2 ? csv : text;
-        size_t n = kind == 0 ? sizeof json - 1 : kind == 1 ? 8 + (size_t)length + 13 : kind == 2 ? sizeof csv - 1 : sizeof text - 1;
+        size_t n = kind == 0 ? sizeof json - 1
+                   : kind == 1 ? 8 + (size_t)length + 13
+                   : kind == 2 ? sizeof csv - 1
+                   : sizeof text - 1;
         memcpy(bytes, from, n);
         n = mutate(&seed, bytes, n, sizeof bytes);
         char *exact = (char *)malloc(n ? n : 1);
@@ -1552,7 +1745,8 @@ TEST(fuzz)
             good[0] += parses(ctx, exact, n);
         } else if (kind == 1) {
             tt_safetensors *s = tt_safetensors_open(ctx, "fuzz");
-            for (int t = 0; s && t < tt_safetensors_count(s); t++) { /* all that it says is there can be read */
+            /* All that it says is there can be read. */
+            for (int t = 0; s && t < tt_safetensors_count(s); t++) {
                 free(test_tensor(s, t));
                 CHECK(tt_safetensors_find(s, tt_safetensors_info(s, t)->name) == t);
             }
@@ -1564,7 +1758,8 @@ TEST(fuzz)
             for (int64_t r = 0; d && r < tt_dataset_count(d); r++) {
                 size_t size;
                 const char *row = tt_dataset_text(d, r, &size);
-                CHECK(row[size] == 0 && tt_dataset_label(d, r) >= 0 && tt_dataset_label(d, r) < tt_dataset_classes(d));
+                CHECK(row[size] == 0 && tt_dataset_label(d, r) >= 0 &&
+                      tt_dataset_label(d, r) < tt_dataset_classes(d));
             }
             good[2] += d != NULL;
             if (!d) CHECK(tt_error_code(ctx) == TT_ERR_FORMAT);
@@ -1573,14 +1768,16 @@ TEST(fuzz)
             int max = 2 + (int)(test_random(&seed) % 40);
             int32_t *ids = (int32_t *)malloc((size_t)max * 4);
             int count = tt_tokenize(k, exact, n, ids, max);
-            CHECK(count >= 2 && count <= max && ids[0] == tt_tokenizer_find(k, "[CLS]") && ids[count - 1] == tt_tokenizer_find(k, "[SEP]"));
+            CHECK(count >= 2 && count <= max && ids[0] == tt_tokenizer_find(k, "[CLS]") &&
+                  ids[count - 1] == tt_tokenizer_find(k, "[SEP]"));
             for (int p = 0; p < count; p++) CHECK(ids[p] >= 0 && ids[p] < tt_tokenizer_size(k));
             good[3]++;
             free(ids);
         }
         free(exact);
     }
-    for (int i = 0; i < 4; i++) CHECK(good[i] > 20); /* the mutations are not so strong that all is refused at once */
+    /* The mutations are not so strong that all is refused at once. */
+    for (int i = 0; i < 4; i++) CHECK(good[i] > 20);
     CHECK(tt_allocated_bytes(ctx) == before);
     tt_close(ctx);
     tt_tokenizer_free(k);
@@ -1588,17 +1785,17 @@ TEST(fuzz)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(json_values), TEST_CASE(json_strings), TEST_CASE(json_errors), TEST_CASE(json_many_keys), TEST_CASE(safetensors_round_trip),
-    TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile), TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_cut_off_while_read),
-    TEST_CASE(a_pipe_is_refused),
-    TEST_CASE(safetensors_writer_errors),
-    TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many), TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
+    TEST_CASE(json_values), TEST_CASE(json_strings), TEST_CASE(json_errors), TEST_CASE(json_many_keys),
+    TEST_CASE(safetensors_round_trip), TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile),
+    TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_cut_off_while_read), TEST_CASE(a_pipe_is_refused),
+    TEST_CASE(safetensors_writer_errors), TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many),
+    TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
-    TEST_CASE(tokenizer_vocabulary_line_ends),
-    TEST_CASE(tokenizer_vocabulary), TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder),
-    TEST_CASE(dataset_table), TEST_CASE(table_with_validation_rows), TEST_CASE(table_options),
-    TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(imdb_faults), TEST_CASE(dataset_texts),
-    TEST_CASE(loader_batches), TEST_CASE(loader_micro_batches),
+    TEST_CASE(tokenizer_vocabulary_line_ends), TEST_CASE(tokenizer_vocabulary),
+    TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder), TEST_CASE(dataset_table),
+    TEST_CASE(table_with_validation_rows), TEST_CASE(table_options),
+    TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(imdb_faults),
+    TEST_CASE(dataset_texts), TEST_CASE(loader_batches), TEST_CASE(loader_micro_batches),
     TEST_CASE(loader_capacity_is_that_of_the_texts), TEST_CASE(allocation_failures), TEST_CASE(fuzz),
 };
 

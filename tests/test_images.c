@@ -7,7 +7,7 @@
 #include "test.h"
 #include "readers.h"
 
-/* ------------------------------------------------------------------------------------------------------ resize */
+/* ------------------------------------------------------------------------------------------------- resize */
 
 TEST(resize_golden) /* what Pillow gives, to the last bit */
 {
@@ -30,7 +30,8 @@ TEST(resize_golden) /* what Pillow gives, to the last bit */
         CHECK(tt_image_resize(ctx, &image, (int)to->dims[0], (int)to->dims[1], have) == TT_OK);
         size_t different = 0;
         for (size_t p = 0; p < to->bytes; p++) different += have[p] != want[p];
-        if (!CHECK(different == 0)) printf("resize %s: %zu of %zu bytes differ\n", from->name, different, to->bytes);
+        if (!CHECK(different == 0))
+            printf("resize %s: %zu of %zu bytes differ\n", from->name, different, to->bytes);
         free(have);
         free(want);
         free(pixels);
@@ -49,10 +50,13 @@ TEST(resize_reference) /* any sizes, within the two roundings of sums over the w
     tt_context *ctx = test_open(&a);
     uint64_t seed = 77;
     for (int n = 0; n < 300; n++) {
-        int h = 1 + (int)(test_random(&seed) % 24), w = 1 + (int)(test_random(&seed) % 24), H = 1 + (int)(test_random(&seed) % 40), W = 1 + (int)(test_random(&seed) % 40);
+        int h = 1 + (int)(test_random(&seed) % 24), w = 1 + (int)(test_random(&seed) % 24),
+            H = 1 + (int)(test_random(&seed) % 40), W = 1 + (int)(test_random(&seed) % 40);
         int c = n % 2 ? 3 : 1;
-        uint8_t *from = (uint8_t *)malloc((size_t)(h * w * c)), *to = (uint8_t *)malloc((size_t)(H * W * c) + 1);
-        for (int i = 0; i < h * w * c; i++) from[i] = n % 5 ? (uint8_t)test_random(&seed) : (uint8_t)(255 * (test_random(&seed) & 1));
+        uint8_t *from = (uint8_t *)malloc((size_t)(h * w * c)),
+                *to = (uint8_t *)malloc((size_t)(H * W * c) + 1);
+        for (int i = 0; i < h * w * c; i++)
+            from[i] = n % 5 ? (uint8_t)test_random(&seed) : (uint8_t)(255 * (test_random(&seed) & 1));
         to[H * W * c] = 0x5C;
         tt_image image = {from, h, w, c};
         REQUIRE(tt_image_resize(ctx, &image, H, W, to) == TT_OK);
@@ -80,14 +84,17 @@ TEST(resize_limits)
     tt_context *ctx = test_open(&a);
     uint8_t *line = (uint8_t *)malloc(65535), to[4] = {9, 9, 9, 9};
     tt_image image = {line, 1, 65535, 1};
-    for (int level = 0; level < 256; level += 51) { /* so many weights that their rounding could add up to more than 255 */
+    /* So many weights that their rounding could add up to more than 255. */
+    for (int level = 0; level < 256; level += 51) {
         memset(line, level, 65535);
         CHECK(tt_image_resize(ctx, &image, 1, 1, to) == TT_OK && to[0] <= level && level - to[0] <= 3);
         image.width = 16380; /* and few enough */
         CHECK(tt_image_resize(ctx, &image, 1, 2, to) == TT_OK && abs(to[0] - level) <= 1 && to[0] == to[1]);
         image.width = 65535;
     }
-    static const struct { int height, width, channels, to_height, to_width; } bad[] = {{0, 1, 1, 1, 1}, {1, -1, 1, 1, 1}, {1, 1, 0, 1, 1}, {1, 1, 5, 1, 1}, {1, 65536, 1, 1, 1}, {1, 1, 1, 0, 1}, {1, 1, 1, 1, 65536}};
+    static const struct { int height, width, channels, to_height, to_width; } bad[] = {
+        {0, 1, 1, 1, 1}, {1, -1, 1, 1, 1}, {1, 1, 0, 1, 1}, {1, 1, 5, 1, 1}, {1, 65536, 1, 1, 1},
+        {1, 1, 1, 0, 1}, {1, 1, 1, 1, 65536}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         tt_image wrong = {line, bad[i].height, bad[i].width, bad[i].channels};
         CHECK(tt_image_resize(ctx, &wrong, bad[i].to_height, bad[i].to_width, to) == TT_ERR_ARGUMENT);
@@ -111,9 +118,12 @@ TEST(resize_limits)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ---------------------------------------------------------------------------------------------------- CIFAR-10 */
+/* ----------------------------------------------------------------------------------------------- CIFAR-10 */
 
-static uint8_t cifar_pixel(int file, int record, int c, int y, int x) { return (uint8_t)(file * 31 + record * 17 + c * 85 + y * 3 + x * 7); }
+static uint8_t cifar_pixel(int file, int record, int c, int y, int x)
+{
+    return (uint8_t)(file * 31 + record * 17 + c * 85 + y * 3 + x * 7);
+}
 static int cifar_label(int file, int record) { return (file + record * 3) % 10; }
 
 /* File 1..5: data_batch_N.bin; 6: test_batch.bin. */
@@ -142,9 +152,10 @@ static bool cifar_is(tt_context *ctx, const tt_dataset *d, int64_t i, int file, 
     lo.shuffle = false;
     lo.threads = 0;
     tt_loader *l = tt_image_loader_new(ctx, d, &o, &lo);
-    bool same = l && tt_loader_seek(l, 0, i) == TT_OK && tt_loader_next(l, &b) && b.index[0] == i && b.labels[0] == cifar_label(file, record) &&
-                tt_dataset_label(d, i) == b.labels[0];
-    for (int p = 0; same && p < 3072; p++) same = b.pixels[p] == cifar_pixel(file, record, p % 3, p / 96, p / 3 % 32);
+    bool same = l && tt_loader_seek(l, 0, i) == TT_OK && tt_loader_next(l, &b) && b.index[0] == i &&
+                b.labels[0] == cifar_label(file, record) && tt_dataset_label(d, i) == b.labels[0];
+    for (int p = 0; same && p < 3072; p++)
+        same = b.pixels[p] == cifar_pixel(file, record, p % 3, p / 96, p / 3 % 32);
     tt_loader_free(l);
     return same;
 }
@@ -156,19 +167,23 @@ TEST(cifar_files)
     char folder[600], why[DATASET_WHY] = "";
     cifar images, more;
     snprintf(folder, sizeof folder, "%s", test_folder());
-    CHECK_WHY(!cifar_open(ctx, &images, folder, "train", why), "holds no data_batch_1.bin to data_batch_5.bin");
+    CHECK_WHY(!cifar_open(ctx, &images, folder, "train", why),
+              "holds no data_batch_1.bin to data_batch_5.bin");
     cifar_write(folder, 3, 4);
     cifar_write(folder, 1, 12);
     CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "holds no test_batch.bin");
     cifar_write(folder, 6, 7);
-    tt_dataset *train = cifar_open(ctx, &images, folder, "train", why), *test = cifar_open(ctx, &more, folder, "test", why);
+    tt_dataset *train = cifar_open(ctx, &images, folder, "train", why),
+               *test = cifar_open(ctx, &more, folder, "test", why);
     REQUIRE(train && test);
     CHECK(tt_dataset_count(train) == 16 && tt_dataset_count(test) == 7 && tt_dataset_classes(train) == 10);
-    CHECK(strcmp(tt_dataset_class_name(train, 0), "airplane") == 0 && strcmp(tt_dataset_class_name(test, 9), "truck") == 0);
+    CHECK(strcmp(tt_dataset_class_name(train, 0), "airplane") == 0 &&
+          strcmp(tt_dataset_class_name(test, 9), "truck") == 0);
     for (int i = 0; i < 16; i++) CHECK(cifar_is(ctx, train, i, i < 12 ? 1 : 3, i < 12 ? i : i - 12));
     for (int i = 0; i < 7; i++) CHECK(cifar_is(ctx, test, i, 6, i));
     size_t bytes = 1;
-    CHECK(tt_dataset_label(train, 16) == -1 && strcmp(tt_dataset_text(train, 0, &bytes), "") == 0 && bytes == 0 && !tt_dataset_text(train, 16, NULL));
+    CHECK(tt_dataset_label(train, 16) == -1 && strcmp(tt_dataset_text(train, 0, &bytes), "") == 0 &&
+          bytes == 0 && !tt_dataset_text(train, 16, NULL));
     tt_dataset_free(train);
     tt_dataset_free(test);
     cifar_free(&images);
@@ -181,7 +196,8 @@ TEST(cifar_files)
     test_write(path, names, strlen(names));
     test = cifar_open(ctx, &images, folder, "test", why);
     REQUIRE(test);
-    CHECK(strcmp(tt_dataset_class_name(test, 0), "a b") == 0 && strcmp(tt_dataset_class_name(test, 9), "k") == 0);
+    CHECK(strcmp(tt_dataset_class_name(test, 0), "a b") == 0 &&
+          strcmp(tt_dataset_class_name(test, 9), "k") == 0);
     tt_dataset_free(test);
     cifar_free(&images);
     test_write(path, names, 5);
@@ -192,7 +208,8 @@ TEST(cifar_files)
 
     CHECK_WHY(!cifar_open(ctx, &images, folder, "dev", why), "no split 'dev'");
     CHECK(!cifar_open(ctx, &images, folder, NULL, why));
-    CHECK_WHY(!cifar_open(ctx, &images, "/nonexistent", "test", why), "the folder '/nonexistent' holds no test_batch");
+    CHECK_WHY(!cifar_open(ctx, &images, "/nonexistent", "test", why),
+              "the folder '/nonexistent' holds no test_batch");
 
     uint8_t *record = (uint8_t *)calloc(3, 3073);
     static const int sizes[] = {0, 1, 3072, 3074, 2 * 3073 + 100};
@@ -206,7 +223,8 @@ TEST(cifar_files)
     }
     record[2 * 3073] = 10;
     test_write(path, record, 3 * 3073);
-    CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "test_batch.bin', byte 6146: label 10; CIFAR-10 has labels 0 to 9");
+    CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why),
+              "test_batch.bin', byte 6146: label 10; CIFAR-10 has labels 0 to 9");
     free(record);
     TEST_CLOSE(ctx, &a);
 }
@@ -225,14 +243,16 @@ TEST(cifar_split) /* of each class its share, by the seed */
         tt_context *ctx = tt_open(&o);
         char why[DATASET_WHY];
         cifar images;
-        tt_dataset *all = cifar_open(ctx, &images, folder, "train", why), *d = all ? tt_dataset_split(all, 20) : NULL;
+        tt_dataset *all = cifar_open(ctx, &images, folder, "train", why),
+                   *d = all ? tt_dataset_split(all, 20) : NULL;
         int of_class[10] = {0}, changed = 0, place;
         REQUIRE(d);
         CHECK(tt_dataset_count(d) == 20 && tt_dataset_count(all) == 40);
         tt_dataset_free(all); /* its images stay those of `images` */
         for (int i = 0; i < 20; i++) {
             place = 0;
-            while (place < 60 && !cifar_is(ctx, d, i, place < 40 ? 2 : 5, place < 40 ? place : place - 40)) place++;
+            while (place < 60 && !cifar_is(ctx, d, i, place < 40 ? 2 : 5, place < 40 ? place : place - 40))
+                place++;
             REQUIRE(place < 60);
             of_class[tt_dataset_label(d, i)]++;
             changed += run && previous[i] != place;
@@ -246,14 +266,17 @@ TEST(cifar_split) /* of each class its share, by the seed */
         memcpy(first, previous, sizeof first);
         tt_dataset *part = tt_dataset_split(d, 5); /* its images are its own */
         REQUIRE(part);
-        CHECK(tt_dataset_count(part) == 5 && tt_dataset_count(d) == 15 && tt_dataset_classes(part) == 10 && strcmp(tt_dataset_class_name(part, 3), "cat") == 0);
+        CHECK(tt_dataset_count(part) == 5 && tt_dataset_count(d) == 15 && tt_dataset_classes(part) == 10 &&
+              strcmp(tt_dataset_class_name(part, 3), "cat") == 0);
         for (int k = 0; k < 20; k++)
             for (int i = 0; i < 20; i++)
-                seen[first[i]] += cifar_is(ctx, k < 5 ? part : d, k < 5 ? k : k - 5, first[i] < 40 ? 2 : 5, first[i] < 40 ? first[i] : first[i] - 40);
+                seen[first[i]] += cifar_is(ctx, k < 5 ? part : d, k < 5 ? k : k - 5, first[i] < 40 ? 2 : 5,
+                                           first[i] < 40 ? first[i] : first[i] - 40);
         for (int i = 0; i < 20; i++) CHECK(seen[first[i]] == 1);
         place = -1;
         for (int i = 0; i < 20; i++)
-            if (cifar_is(ctx, part, 0, first[i] < 40 ? 2 : 5, first[i] < 40 ? first[i] : first[i] - 40)) place = first[i];
+            if (cifar_is(ctx, part, 0, first[i] < 40 ? 2 : 5, first[i] < 40 ? first[i] : first[i] - 40))
+                place = first[i];
         tt_dataset_free(d);
         CHECK(place >= 0 && cifar_is(ctx, part, 0, place < 40 ? 2 : 5, place < 40 ? place : place - 40));
         CHECK(!tt_dataset_split(part, 5));
@@ -265,7 +288,7 @@ TEST(cifar_split) /* of each class its share, by the seed */
     CHECK(different > 10);
 }
 
-/* ----------------------------------------------------------------------------------------------------- sources */
+/* ------------------------------------------------------------------------------------------------ sources */
 
 /* Draws images; image i is of class i % 3. Counts how often it is called. */
 typedef struct drawing {
@@ -280,7 +303,11 @@ typedef struct drawing {
     int labels[512];
 } drawing;
 
-static uint8_t draw(int64_t i, int y, int x, int c) { return (uint8_t)(1 + (i * 37 + y * 20 + x * 11 * (c + 1) + c * 60) % 255); } /* not 0: padding is */
+/* Not 0: padding is. */
+static uint8_t draw(int64_t i, int y, int x, int c)
+{
+    return (uint8_t)(1 + (i * 37 + y * 20 + x * 11 * (c + 1) + c * 60) % 255);
+}
 
 static const char *drawing_read(void *user, int64_t i, tt_image *image)
 {
@@ -302,7 +329,11 @@ static const char *drawing_read(void *user, int64_t i, tt_image *image)
     pthread_mutex_unlock(&s->mutex);
     if (s->slow) usleep((useconds_t)(s->slow * (1 + i % 7)));
     if (fails && !s->instead) return "not a picture";
-    int h = s->height ? s->height : 9 + (int)(i * 7 % 13), w = s->width ? s->width : 8 + (int)(i * 5 % 17), c = s->channels ? s->channels : i % 3 == 2 ? 4 : i % 3 == 1 ? 3 : 1;
+    int h = s->height ? s->height : 9 + (int)(i * 7 % 13), w = s->width ? s->width : 8 + (int)(i * 5 % 17),
+        c = s->channels ? s->channels
+            : i % 3 == 2 ? 4
+            : i % 3 == 1 ? 3
+            : 1;
     uint8_t *pixels = (uint8_t *)malloc((size_t)(h * w * c));
     for (int p = 0; p < h * w * c; p++) pixels[p] = draw(i, p / c / w, p / c % w, p % c);
     image->pixels = pixels;
@@ -371,8 +402,10 @@ TEST(image_dataset)
     tt_dataset *d = tt_dataset_images(ctx, &source);
     REQUIRE(d);
     for (int i = 0; i < 30; i++) s.labels[i] = -5; /* they were copied */
-    CHECK(tt_dataset_count(d) == 30 && tt_dataset_classes(d) == 3 && strcmp(tt_dataset_class_name(d, 2), "blue") == 0 && !tt_dataset_class_name(d, 3));
-    CHECK(tt_dataset_label(d, 4) == 1 && tt_dataset_label(d, 29) == 2 && tt_dataset_label(d, 30) == -1 && strcmp(tt_dataset_text(d, 3, NULL), "") == 0);
+    CHECK(tt_dataset_count(d) == 30 && tt_dataset_classes(d) == 3 &&
+          strcmp(tt_dataset_class_name(d, 2), "blue") == 0 && !tt_dataset_class_name(d, 3));
+    CHECK(tt_dataset_label(d, 4) == 1 && tt_dataset_label(d, 29) == 2 && tt_dataset_label(d, 30) == -1 &&
+          strcmp(tt_dataset_text(d, 3, NULL), "") == 0);
     tt_dataset *part = tt_dataset_split(d, 6);
     REQUIRE(part);
     int of_class[3] = {0};
@@ -429,21 +462,30 @@ TEST(image_dataset)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------------------------ loader */
+/* ------------------------------------------------------------------------------------------------- loader */
 
-typedef struct epoch_log { int micro, steps, seqs; int64_t index[512]; int micro_of[512]; uint64_t pixels[512]; } epoch_log; /* pixels: a hash */
+/* pixels: a hash */
+typedef struct epoch_log {
+    int micro, steps, seqs;
+    int64_t index[512];
+    int micro_of[512];
+    uint64_t pixels[512];
+} epoch_log;
 
 /* Reads to the end of the epoch. */
-static void read_epoch(tt_loader *l, const tt_dataset *d, size_t bytes, int64_t epoch, int64_t step, epoch_log *log)
+static void read_epoch(tt_loader *l, const tt_dataset *d, size_t bytes, int64_t epoch, int64_t step,
+                       epoch_log *log)
 {
     tt_batch b;
     memset(log, 0, sizeof *log);
     CHECK(tt_loader_seek(l, epoch, step) == TT_OK);
     while (tt_loader_next(l, &b)) {
-        CHECK(b.seqs >= 1 && b.seqs <= tt_loader_max_seqs(l) && b.rows == 0 && !b.ids && !b.positions && !b.types && !b.seq_start);
+        CHECK(b.seqs >= 1 && b.seqs <= tt_loader_max_seqs(l) && b.rows == 0 && !b.ids && !b.positions &&
+              !b.types && !b.seq_start);
         for (int i = 0; i < b.seqs; i++) {
             uint64_t hash = 14695981039346656037u; /* FNV-1a */
-            for (size_t p = 0; p < bytes; p++) hash = (hash ^ b.pixels[(size_t)i * bytes + p]) * 1099511628211u;
+            for (size_t p = 0; p < bytes; p++)
+                hash = (hash ^ b.pixels[(size_t)i * bytes + p]) * 1099511628211u;
             CHECK(b.labels[i] == tt_dataset_label(d, b.index[i]));
             if (!CHECK(log->seqs < 512)) return;
             log->index[log->seqs] = b.index[i];
@@ -469,8 +511,12 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
     image.resize_width = 12;
     image.pad = 2;
     image.random_crop = image.flip = true;
-    epoch_log *first = (epoch_log *)malloc(5 * sizeof *first), *log = first + 1, *second = first + 2, *rest = first + 3, *again = first + 4;
-    static const int configurations[][4] = {{16, 1, 0, 1}, {16, 4, 0, 1}, {10, 3, 1, 1}, {1, 1, 0, 0}, {7, 7, 1, 0}, {100, 3, 0, 1}, {53, 2, 1, 0}}; /* batch, accumulate, drop_last, shuffle */
+    epoch_log *first = (epoch_log *)malloc(5 * sizeof *first), *log = first + 1, *second = first + 2,
+              *rest = first + 3, *again = first + 4;
+    /* batch, accumulate, drop_last, shuffle */
+    static const int configurations[][4] = {
+        {16, 1, 0, 1}, {16, 4, 0, 1}, {10, 3, 1, 1}, {1, 1, 0, 0}, {7, 7, 1, 0}, {100, 3, 0, 1},
+        {53, 2, 1, 0}};
     for (int c = 0; c < TEST_COUNT(configurations); c++) {
         tt_loader_options o = tt_loader_options_default();
         o.batch = configurations[c][0];
@@ -481,9 +527,11 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
             o.threads = threads;
             tt_loader *l = tt_image_loader_new(ctx, d, &image, &o);
             REQUIRE(l);
-            int steps = o.drop_last ? 53 / o.batch : (53 + o.batch - 1) / o.batch, used = o.drop_last ? steps * o.batch : 53, seen[53] = {0};
+            int steps = o.drop_last ? 53 / o.batch : (53 + o.batch - 1) / o.batch,
+                used = o.drop_last ? steps * o.batch : 53, seen[53] = {0};
             int most = (o.batch + o.accumulate - 1) / o.accumulate, in_step = 0, micro = 0;
-            CHECK(tt_loader_steps(l) == steps && tt_loader_max_seqs(l) == (most < 53 ? most : 53) && tt_loader_max_tokens(l) == 0);
+            CHECK(tt_loader_steps(l) == steps && tt_loader_max_seqs(l) == (most < 53 ? most : 53) &&
+                  tt_loader_max_tokens(l) == 0);
             read_epoch(l, d, 270, 0, 0, log);
             CHECK(log->steps == steps && log->seqs == used);
             for (int i = 0; i < used; i++) { /* every image once; micro-batches are full or end their step */
@@ -498,17 +546,21 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
             CHECK(memcmp(first, log, sizeof *log) == 0);
             read_epoch(l, d, 270, 1, 0, second);
             read_epoch(l, d, 270, 0, 0, again);
-            CHECK(memcmp(first, again, sizeof *again) == 0 && memcmp(first->pixels, second->pixels, sizeof second->pixels) != 0);
+            CHECK(memcmp(first, again, sizeof *again) == 0 &&
+                  memcmp(first->pixels, second->pixels, sizeof second->pixels) != 0);
             CHECK((memcmp(first->index, second->index, sizeof second->index) != 0) == o.shuffle);
             for (int step = steps; step >= 0; step -= 2) { /* seek equals reading */
                 int skip = step * o.batch < used ? step * o.batch : used;
                 read_epoch(l, d, 270, 1, step, rest);
                 CHECK(rest->seqs == used - skip && rest->steps == steps - step);
-                CHECK(memcmp(rest->index, second->index + skip, (size_t)rest->seqs * sizeof *rest->index) == 0);
-                CHECK(memcmp(rest->pixels, second->pixels + skip, (size_t)rest->seqs * sizeof *rest->pixels) == 0);
+                CHECK(memcmp(rest->index, second->index + skip, (size_t)rest->seqs * sizeof *rest->index) ==
+                      0);
+                CHECK(memcmp(rest->pixels, second->pixels + skip,
+                             (size_t)rest->seqs * sizeof *rest->pixels) == 0);
             }
             CHECK(tt_loader_waited(l) >= 0);
-            CHECK(tt_loader_seek(l, 0, steps + 1) == TT_ERR_ARGUMENT && tt_loader_seek(l, -1, 0) == TT_ERR_ARGUMENT);
+            CHECK(tt_loader_seek(l, 0, steps + 1) == TT_ERR_ARGUMENT &&
+                  tt_loader_seek(l, -1, 0) == TT_ERR_ARGUMENT);
             tt_loader_free(l);
         }
     }
@@ -542,14 +594,17 @@ TEST(image_loader_seeds) /* another seed: another order, other crops */
             tt_dataset_free(d);
             tt_close(ctx);
         }
-        CHECK((memcmp(log[0].index, log[1].index, sizeof log->index) != 0) == lo.shuffle && memcmp(log[0].pixels, log[1].pixels, sizeof log->pixels) != 0);
+        CHECK((memcmp(log[0].index, log[1].index, sizeof log->index) != 0) == lo.shuffle &&
+              memcmp(log[0].pixels, log[1].pixels, sizeof log->pixels) != 0);
     }
     CHECK(a.live == 0);
     free(log);
 }
 
-/* Is `have` what one gets by padding the resized image (H, W, channels) with zeros, cropping from (top, left) on and maybe mirroring? */
-static bool is_crop(const uint8_t *resized, int H, int W, const tt_image_options *o, int top, int left, bool mirror, const uint8_t *have)
+/* Is `have` what one gets by padding the resized image (H, W, channels) with zeros, cropping from (top, left)
+   on and maybe mirroring? */
+static bool is_crop(const uint8_t *resized, int H, int W, const tt_image_options *o, int top, int left,
+                    bool mirror, const uint8_t *have)
 {
     for (int y = 0; y < o->height; y++)
         for (int x = 0; x < o->width; x++)
@@ -561,15 +616,21 @@ static bool is_crop(const uint8_t *resized, int H, int W, const tt_image_options
     return true;
 }
 
-TEST(image_loader_transforms) /* every result is one crop of the image and no other; all of them come, both ways round */
+/* Every result is one crop of the image and no other; all of them come, both ways round. */
+TEST(image_loader_transforms)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
     enum { N = 50, HEIGHT = 12, WIDTH = 10 };
-    static const struct { int channels, to, height, width, resize_height, resize_width, pad; bool random, flip; } cases[] = {
-        {3, 3, 12, 10, 0, 0, 0, false, false}, {3, 3, 9, 7, 0, 0, 0, false, false}, {3, 3, 9, 7, 0, 0, 2, true, true}, {1, 3, 12, 10, 0, 0, 2, true, false}, {4, 3, 7, 8, 0, 0, 0, true, true},
-        {3, 3, 17, 20, 20, 24, 0, true, true}, {4, 3, 7, 6, 7, 6, 1, false, true}, {1, 1, 9, 9, 6, 5, 4, true, true}, {4, 4, 5, 5, 6, 7, 0, true, true}, {2, 2, 14, 12, 12, 10, 2, true, false},
-        {3, 3, 3, 3, 2, 2, 3, true, true}, {3, 3, 16, 15, 0, 0, 3, false, true}};
+    static const struct {
+        int channels, to, height, width, resize_height, resize_width, pad;
+        bool random, flip;
+    } cases[] = {{3, 3, 12, 10, 0, 0, 0, false, false}, {3, 3, 9, 7, 0, 0, 0, false, false},
+                 {3, 3, 9, 7, 0, 0, 2, true, true},     {1, 3, 12, 10, 0, 0, 2, true, false},
+                 {4, 3, 7, 8, 0, 0, 0, true, true},     {3, 3, 17, 20, 20, 24, 0, true, true},
+                 {4, 3, 7, 6, 7, 6, 1, false, true},    {1, 1, 9, 9, 6, 5, 4, true, true},
+                 {4, 4, 5, 5, 6, 7, 0, true, true},     {2, 2, 14, 12, 12, 10, 2, true, false},
+                 {3, 3, 3, 3, 2, 2, 3, true, true},     {3, 3, 16, 15, 0, 0, 3, false, true}};
     for (int n = 0; n < TEST_COUNT(cases); n++) {
         drawing s;
         tt_image_source source = drawing_source(&s, N);
@@ -585,13 +646,16 @@ TEST(image_loader_transforms) /* every result is one crop of the image and no ot
         o.pad = cases[n].pad;
         o.random_crop = cases[n].random;
         o.flip = cases[n].flip;
-        int c = o.channels, H = o.resize_height ? o.resize_height : HEIGHT, W = o.resize_width ? o.resize_width : WIDTH;
+        int c = o.channels, H = o.resize_height ? o.resize_height : HEIGHT,
+            W = o.resize_width ? o.resize_width : WIDTH;
         int tops = H + 2 * o.pad - o.height + 1, lefts = W + 2 * o.pad - o.width + 1;
         size_t bytes = (size_t)(o.height * o.width * c), resized_bytes = (size_t)(H * W * c);
-        uint8_t *resized = (uint8_t *)malloc(N * resized_bytes), *came = (uint8_t *)calloc((size_t)(tops * lefts), 2), pixels[HEIGHT * WIDTH * 4];
+        uint8_t *resized = (uint8_t *)malloc(N * resized_bytes),
+                *came = (uint8_t *)calloc((size_t)(tops * lefts), 2), pixels[HEIGHT * WIDTH * 4];
         for (int i = 0; i < N; i++) { /* first the channels, then the size */
             tt_image image = {pixels, HEIGHT, WIDTH, c};
-            for (int p = 0; p < HEIGHT * WIDTH * c; p++) pixels[p] = draw(i, p / c / WIDTH, p / c % WIDTH, s.channels == 1 ? 0 : p % c);
+            for (int p = 0; p < HEIGHT * WIDTH * c; p++)
+                pixels[p] = draw(i, p / c / WIDTH, p / c % WIDTH, s.channels == 1 ? 0 : p % c);
             CHECK(tt_image_resize(ctx, &image, H, W, resized + (size_t)i * resized_bytes) == TT_OK);
         }
         tt_dataset *d = tt_dataset_images(ctx, &source);
@@ -607,7 +671,9 @@ TEST(image_loader_transforms) /* every result is one crop of the image and no ot
                         int top = place / 2 / lefts, left = place / 2 % lefts;
                         if (!o.random_crop && (top != (tops - 1) / 2 || left != (lefts - 1) / 2)) continue;
                         if (!o.flip && place % 2) continue;
-                        if (!is_crop(resized + (size_t)b.index[i] * resized_bytes, H, W, &o, top, left, place % 2, b.pixels + (size_t)i * bytes)) continue;
+                        if (!is_crop(resized + (size_t)b.index[i] * resized_bytes, H, W, &o, top, left,
+                                     place % 2, b.pixels + (size_t)i * bytes))
+                            continue;
                         mirrored += place % 2;
                         came[place] = 1;
                         found++;
@@ -645,11 +711,20 @@ TEST(image_loader_option_errors)
     char why[DATASET_WHY];
     tt_dataset *d = tt_dataset_images(ctx, &source), *sized = cifar_open(ctx, &images, folder, "test", why);
     REQUIRE(d && sized);
-    static const struct { int height, width, channels, resize_height, resize_width, pad; const char *error; } bad[] = {
-        {0, 8, 3, 0, 0, 0, "results of 0 x 8"}, {8, 65536, 3, 0, 0, 0, "results of 8 x 65536"}, {8, 8, 0, 0, 0, 0, "of 0 channels"}, {8, 8, 5, 0, 0, 0, "of 5 channels"},
-        {8, 8, 3, 9, 0, 0, "resize_height = 9 and resize_width = 0"}, {8, 8, 3, 0, 9, 0, "resize_height = 0 and resize_width = 9"}, {8, 8, 3, -1, -1, 0, "resize_height = -1"},
-        {8, 8, 3, 0, 0, -1, "pad = -1"}, {8, 8, 3, 0, 0, 65536, "pad = 65536"}, {12, 8, 3, 9, 9, 1, "12 x 8 pixels cannot be cropped out of 9 x 9 with 1 zeros"},
-        {8, 10, 3, 9, 9, 0, "8 x 10 pixels cannot be cropped out of 9 x 9 with 0 zeros"}};
+    static const struct {
+        int height, width, channels, resize_height, resize_width, pad;
+        const char *error;
+    } bad[] = {{0, 8, 3, 0, 0, 0, "results of 0 x 8"},
+               {8, 65536, 3, 0, 0, 0, "results of 8 x 65536"},
+               {8, 8, 0, 0, 0, 0, "of 0 channels"},
+               {8, 8, 5, 0, 0, 0, "of 5 channels"},
+               {8, 8, 3, 9, 0, 0, "resize_height = 9 and resize_width = 0"},
+               {8, 8, 3, 0, 9, 0, "resize_height = 0 and resize_width = 9"},
+               {8, 8, 3, -1, -1, 0, "resize_height = -1"},
+               {8, 8, 3, 0, 0, -1, "pad = -1"},
+               {8, 8, 3, 0, 0, 65536, "pad = 65536"},
+               {12, 8, 3, 9, 9, 1, "12 x 8 pixels cannot be cropped out of 9 x 9 with 1 zeros"},
+               {8, 10, 3, 9, 9, 0, "8 x 10 pixels cannot be cropped out of 9 x 9 with 0 zeros"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         tt_image_options o = tt_image_options_default(bad[i].height, bad[i].width);
         o.channels = bad[i].channels;
@@ -659,7 +734,8 @@ TEST(image_loader_option_errors)
         CHECK(!tt_image_loader_new(ctx, d, &o, NULL));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, bad[i].error);
     }
-    tt_image_options o = tt_image_options_default(33, 32); /* sizes and channels of CIFAR-10 are known before */
+    /* Sizes and channels of CIFAR-10 are known before. */
+    tt_image_options o = tt_image_options_default(33, 32);
     CHECK(!tt_image_loader_new(ctx, sized, &o, NULL));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "cannot be cropped out of 32 x 32");
     o = tt_image_options_default(32, 32);
@@ -667,7 +743,8 @@ TEST(image_loader_option_errors)
     CHECK(!tt_image_loader_new(ctx, sized, &o, NULL));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "3 channels cannot become 1");
     static const struct { int batch, accumulate, threads; bool drop_last; const char *error; } wrong[] = {
-        {0, 1, 1, false, "batch = 0"}, {4, 5, 1, false, "accumulate = 5"}, {4, 1, 65, false, "threads = 65"}, {4, 1, -1, false, "threads = -1"}, {21, 1, 1, true, "20 images make no whole step"}};
+        {0, 1, 1, false, "batch = 0"}, {4, 5, 1, false, "accumulate = 5"}, {4, 1, 65, false, "threads = 65"},
+        {4, 1, -1, false, "threads = -1"}, {21, 1, 1, true, "20 images make no whole step"}};
     for (int i = 0; i < TEST_COUNT(wrong); i++) {
         tt_loader_options lo = tt_loader_options_default();
         lo.max_length = lo.window = -7; /* mean nothing here */
@@ -685,17 +762,21 @@ TEST(image_loader_option_errors)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(image_loader_failing_source) /* the micro-batches before it are given, then an error that names it; one can seek past it */
+/* The micro-batches before it are given, then an error that names it; one can seek past it. */
+TEST(image_loader_failing_source)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
     static const uint8_t pixels[4] = {1, 2, 3, 4};
     static const struct { tt_image instead; bool named; tt_status status; const char *error; } cases[] = {
-        {{NULL, 0, 0, 0}, true, TT_ERR_FILE, "loader: image 'drawing-23.png': not a picture"}, {{NULL, 0, 0, 0}, false, TT_ERR_FILE, "loader: image 23: not a picture"},
-        {{NULL, 9, 9, 3}, true, TT_ERR_ARGUMENT, "'drawing-23.png': read gave 9 x 9 pixels (NULL) of 3 channels"},
+        {{NULL, 0, 0, 0}, true, TT_ERR_FILE, "loader: image 'drawing-23.png': not a picture"},
+        {{NULL, 0, 0, 0}, false, TT_ERR_FILE, "loader: image 23: not a picture"},
+        {{NULL, 9, 9, 3}, true, TT_ERR_ARGUMENT,
+         "'drawing-23.png': read gave 9 x 9 pixels (NULL) of 3 channels"},
         {{pixels, 0, 1, 3}, true, TT_ERR_ARGUMENT, "'drawing-23.png': read gave 0 x 1 pixels of 3 channels"},
         {{pixels, 1, 1, 7}, true, TT_ERR_ARGUMENT, "'drawing-23.png': read gave 1 x 1 pixels of 7 channels"},
-        {{pixels, 1, 1, 3}, true, TT_ERR_ARGUMENT, "'drawing-23.png': 8 x 8 pixels cannot be cropped out of 1 x 1"},
+        {{pixels, 1, 1, 3}, true, TT_ERR_ARGUMENT,
+         "'drawing-23.png': 8 x 8 pixels cannot be cropped out of 1 x 1"},
         {{pixels, 1, 1, 2}, false, TT_ERR_ARGUMENT, "image 23: 2 channels cannot become 3: set channels"}};
     for (int n = 0; n < TEST_COUNT(cases); n++)
         for (int threads = 0; threads < 4; threads++) {
@@ -754,7 +835,8 @@ TEST(image_loader_works_ahead_on_several_threads)
     tt_loader *l = d ? tt_image_loader_new(ctx, d, &image, &o) : NULL;
     REQUIRE(l);
     double until = tt__seconds() + 20;
-    while (drawing_counter(&s, &s.released) < 24 && tt__seconds() < until) usleep(100); /* three micro-batches, though nobody asked for one */
+    /* Three micro-batches, though nobody asked for one. */
+    while (drawing_counter(&s, &s.released) < 24 && tt__seconds() < until) usleep(100);
     CHECK(drawing_counter(&s, &s.released) == 24 && s.most_inside >= 2);
     CHECK(tt_loader_seek(l, 0, 0) == TT_OK); /* nothing is made anew */
     for (int step = 0; step < 5; step++) {
@@ -764,7 +846,8 @@ TEST(image_loader_works_ahead_on_several_threads)
         until = tt__seconds() + 20;
         while (drawing_counter(&s, &s.released) < 24 + 8 * step && tt__seconds() < until) usleep(100);
         for (int p = 0; p < b.seqs * 192; p++) later = later * 31 + b.pixels[p];
-        CHECK(drawing_counter(&s, &s.reads) == 24 + 8 * step && sum == later); /* the batch stays as it is meanwhile */
+        /* The batch stays as it is meanwhile. */
+        CHECK(drawing_counter(&s, &s.reads) == 24 + 8 * step && sum == later);
     }
     tt_loader_free(l);
     tt_dataset_free(d);
@@ -797,7 +880,9 @@ TEST(image_loader_seeks_while_its_threads_work)
         for (uint32_t n = test_random(&seed) % 4; n; n--) {
             bool more = tt_loader_next(plain, &c);
             CHECK(tt_loader_next(l, &b) == more && b.seqs == c.seqs && b.last_of_step == c.last_of_step);
-            if (more) CHECK(memcmp(b.pixels, c.pixels, (size_t)b.seqs * 192) == 0 && memcmp(b.index, c.index, (size_t)b.seqs * sizeof *b.index) == 0);
+            if (more)
+                CHECK(memcmp(b.pixels, c.pixels, (size_t)b.seqs * 192) == 0 &&
+                      memcmp(b.index, c.index, (size_t)b.seqs * sizeof *b.index) == 0);
         }
         if (i % 8 == 0) usleep(300);
     }
@@ -828,7 +913,8 @@ TEST(image_loader_freed_while_its_threads_work)
         REQUIRE(l);
         if (i % 3) CHECK(tt_loader_seek(l, i, i % 3) == TT_OK);
         if (i % 2) CHECK(tt_loader_next(l, &b));
-        if (i % 4 == 3) CHECK(tt_loader_next(l, &b) && tt_loader_seek(l, i + 1, 1) == TT_OK && tt_loader_next(l, &b));
+        if (i % 4 == 3)
+            CHECK(tt_loader_next(l, &b) && tt_loader_seek(l, i + 1, 1) == TT_OK && tt_loader_next(l, &b));
         tt_loader_free(l);
         CHECK(s.reads == s.released);
     }
@@ -836,7 +922,7 @@ TEST(image_loader_freed_while_its_threads_work)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------------------------ faults */
+/* ------------------------------------------------------------------------------------------------- faults */
 
 static bool use_everything(tt_context *ctx, const char *folder, drawing *s, const tt_image_source *source)
 {
@@ -867,7 +953,8 @@ static bool use_everything(tt_context *ctx, const char *folder, drawing *s, cons
     return ok;
 }
 
-TEST(image_allocation_failures) /* each allocation fails once: an error that says so, nothing leaked, no crash */
+/* Each allocation fails once: an error that says so, nothing leaked, no crash. */
+TEST(image_allocation_failures)
 {
     char folder[600];
     snprintf(folder, sizeof folder, "%s", test_folder());
@@ -897,8 +984,8 @@ TEST(image_allocation_failures) /* each allocation fails once: an error that say
 TEST(cifar_faults)
 {
     static const struct { char kind; const char *says; int failures; } faults[] = {
-        {'m', "out of memory", 10}, {'o', "cannot open '", 4}, {'z', "cannot open '", 10}, {'r', "cannot read '", 4},
-        {'c', "was cut off at byte 0 while it was read", 4}};
+        {'m', "out of memory", 10}, {'o', "cannot open '", 4}, {'z', "cannot open '", 10},
+        {'r', "cannot read '", 4}, {'c', "was cut off at byte 0 while it was read", 4}};
     test_allocator a;
     tt_context *ctx = test_open(&a);
     char folder[600], why[DATASET_WHY];
@@ -930,11 +1017,14 @@ TEST(cifar_faults)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(resize_golden), TEST_CASE(resize_reference), TEST_CASE(resize_limits), TEST_CASE(cifar_files), TEST_CASE(cifar_split), TEST_CASE(image_dataset),
-    TEST_CASE(image_loader_is_the_same_for_any_number_of_threads), TEST_CASE(image_loader_seeds), TEST_CASE(image_loader_transforms), TEST_CASE(image_loader_option_errors),
-    TEST_CASE(image_loader_failing_source), TEST_CASE(image_loader_works_ahead_on_several_threads), TEST_CASE(image_loader_seeks_while_its_threads_work),
-    TEST_CASE(image_loader_freed_while_its_threads_work),
-    TEST_CASE(image_allocation_failures), TEST_CASE(cifar_faults),
+    TEST_CASE(resize_golden), TEST_CASE(resize_reference), TEST_CASE(resize_limits), TEST_CASE(cifar_files),
+    TEST_CASE(cifar_split), TEST_CASE(image_dataset),
+    TEST_CASE(image_loader_is_the_same_for_any_number_of_threads), TEST_CASE(image_loader_seeds),
+    TEST_CASE(image_loader_transforms), TEST_CASE(image_loader_option_errors),
+    TEST_CASE(image_loader_failing_source), TEST_CASE(image_loader_works_ahead_on_several_threads),
+    TEST_CASE(image_loader_seeks_while_its_threads_work),
+    TEST_CASE(image_loader_freed_while_its_threads_work), TEST_CASE(image_allocation_failures),
+    TEST_CASE(cifar_faults),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

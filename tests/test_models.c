@@ -1,5 +1,5 @@
-/* BERT, DistilBERT, MiniLM and ViT against transformers (tests/golden), freezing, loading and saving checkpoints: tests of >>models.
-   TINYTRAIN_TEST_VERBOSE=1 prints the differences that were measured. */
+/* BERT, DistilBERT, MiniLM and ViT against transformers (tests/golden), freezing, loading and saving
+   checkpoints: tests of >>models. TINYTRAIN_TEST_VERBOSE=1 prints the differences that were measured. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -7,11 +7,15 @@
 #include "tinytrain.h"
 #include "test.h"
 
-static const char *const models[] = {"distilbert", "bert", "minilm"}, *const all_models[] = {"distilbert", "bert", "minilm", "vit", "vit/torchvision.safetensors"};
+static const char *const models[] = {"distilbert", "bert", "minilm"}, *const all_models[] = {
+                                                                          "distilbert", "bert", "minilm",
+                                                                          "vit",
+                                                                          "vit/torchvision.safetensors"};
 
-/* -------------------------------------------------------------------------------------------- contexts and logs */
+/* -------------------------------------------------------------------------------------- contexts and logs */
 
-typedef struct log_lines { int infos, warnings; char text[4096]; } log_lines; /* all messages, a newline behind each */
+/* All messages, a newline behind each. */
+typedef struct log_lines { int infos, warnings; char text[4096]; } log_lines;
 
 static void keep_log(void *user, tt_log_level level, const char *id, const char *message)
 {
@@ -32,7 +36,7 @@ static tt_context *open_logged(test_allocator *a, log_lines *log)
     return tt_open(&o);
 }
 
-/* --------------------------------------------------------------------------------------------------- golden runs */
+/* -------------------------------------------------------------------------------------------- golden runs */
 
 typedef struct golden {
     test_allocator a;
@@ -40,13 +44,17 @@ typedef struct golden {
     tt_safetensors *file;
     tt_bert m;
     tt_vit v;
-    bool vit;               /* the model is v                                                                         */
+    bool vit;               /* the model is v                                                               */
     tt_trainer *r;
 } golden;
 
-typedef struct batch_data { int32_t ids[256], positions[256], types[256], seq_start[16], labels[16]; uint8_t pixels[8 * 12 * 12 * 3]; } batch_data;
+typedef struct batch_data {
+    int32_t ids[256], positions[256], types[256], seq_start[16], labels[16];
+    uint8_t pixels[8 * 12 * 12 * 3];
+} batch_data;
 
-static float *golden_tensor(const golden *g, const char *prefix, const char *name, int64_t *n) /* to be freed */
+/* To be freed. */
+static float *golden_tensor(const golden *g, const char *prefix, const char *name, int64_t *n)
 {
     char full[256];
     snprintf(full, sizeof full, "%s%s", prefix, name);
@@ -64,7 +72,10 @@ static int golden_ints(const golden *g, int batch, const char *what, int32_t *to
     snprintf(name, sizeof name, "batch%d.%s", batch, what);
     int k = tt_safetensors_find(g->file, name);
     int n = k < 0 ? -1 : (int)(tt_safetensors_info(g->file, k)->bytes / 4);
-    if (!CHECK(n > 0 && n <= room)) { fprintf(stderr, "golden.safetensors: '%s' is not usable\n", name); exit(2); }
+    if (!CHECK(n > 0 && n <= room)) {
+        fprintf(stderr, "golden.safetensors: '%s' is not usable\n", name);
+        exit(2);
+    }
     CHECK(tt_safetensors_read_i32(g->file, k, 0, n, to) == TT_OK);
     return n;
 }
@@ -114,7 +125,9 @@ static bool golden_open(golden *g, const char *name, const char *isa, int thread
     if (!CHECK(g->ctx != NULL)) return false;
     memset(&g->m, 0, sizeof g->m);
     memset(&g->v, 0, sizeof g->v);
-    if (g->vit ? !CHECK(tt_vit_load(g->ctx, &g->v, TEST_GOLDEN(name), 0, 0) == TT_OK) : !CHECK(tt_bert_load(g->ctx, &g->m, TEST_GOLDEN(name), 0) == TT_OK)) return false;
+    if (g->vit ? !CHECK(tt_vit_load(g->ctx, &g->v, TEST_GOLDEN(name), 0, 0) == TT_OK)
+               : !CHECK(tt_bert_load(g->ctx, &g->m, TEST_GOLDEN(name), 0) == TT_OK))
+        return false;
     g->m.config.dropout = g->m.config.attention_dropout = g->m.config.classifier_dropout = 0;
     g->v.config.dropout = g->v.config.attention_dropout = 0;
     snprintf(path, sizeof path, "%s/golden.safetensors", TEST_GOLDEN(g->vit ? "vit" : name));
@@ -172,7 +185,10 @@ static float *param_values(const tt_param *p) /* to be freed */
     return x;
 }
 
-static bool is_key_bias(const char *name) { return tt__match("*k_lin.bias", name) || tt__match("*key.bias", name); }
+static bool is_key_bias(const char *name)
+{
+    return tt__match("*k_lin.bias", name) || tt__match("*key.bias", name);
+}
 
 static double distance(const float *a, const float *b, int64_t n)
 {
@@ -184,10 +200,13 @@ static double distance(const float *a, const float *b, int64_t n)
 /* The larger of two errors; NaN is the largest. */
 static double worse(double a, double b) { return b <= a || a != a ? a : b; }
 
-/* Largest differences from the reference. gradient: of each tensor, L2, relative to its reference; step5: of each parameter,
-   L2, relative to the reference's change in five steps; key biases by themselves: their gradient is zero but for rounding, and
-   Adam makes up to lr a step of rounding. losses: of batch 0 forward and of five steps; norms: relative. */
-typedef struct differences { double logits, losses, norms, gradient, key_gradient, step5, key_step5; } differences;
+/* Largest differences from the reference. gradient: of each tensor, L2, relative to its reference; step5: of
+   each parameter, L2, relative to the reference's change in five steps; key biases by themselves: their
+   gradient is zero but for rounding, and Adam makes up to lr a step of rounding. losses: of batch 0 forward
+   and of five steps; norms: relative. */
+typedef struct differences {
+    double logits, losses, norms, gradient, key_gradient, step5, key_step5;
+} differences;
 
 static void golden_steps(golden *g, bool gradients, differences *d)
 {
@@ -202,7 +221,8 @@ static void golden_steps(golden *g, bool gradients, differences *d)
     for (int k = 0; k < params; k++) start[k] = param_values(g->ctx->params[k]);
 
     CHECK(tt_predict(g->r, &b, logits) == TT_OK);
-    CHECK(tt_get(g->r->eval, g->r->output, logits, TEST_COUNT(logits)) == TT_OK); /* the logits behind the probabilities */
+    /* The logits behind the probabilities. */
+    CHECK(tt_get(g->r->eval, g->r->output, logits, TEST_COUNT(logits)) == TT_OK);
     reference = golden_tensor(g, "", "logits", &n);
     CHECK(n == (int64_t)b.seqs * g->r->model.classes);
     for (int64_t k = 0; k < n; k++) d->logits = worse(d->logits, fabs(logits[k] - reference[k]));
@@ -219,8 +239,13 @@ static void golden_steps(golden *g, bool gradients, differences *d)
                 reference = golden_tensor(g, "grad.", tt_param_name(p), &n);
                 CHECK(n == tt_param_size(p) && tt_get_gradient(g->r->train, p, gradient) == TT_OK);
                 double error = distance(gradient, reference, n), size = distance(reference, NULL, n);
-                if (is_key_bias(tt_param_name(p))) { CHECK(size == 0); d->key_gradient = worse(d->key_gradient, error); }
-                else { CHECK(size > 0); d->gradient = worse(d->gradient, error / size); }
+                if (is_key_bias(tt_param_name(p))) {
+                    CHECK(size == 0);
+                    d->key_gradient = worse(d->key_gradient, error);
+                } else {
+                    CHECK(size > 0);
+                    d->gradient = worse(d->gradient, error / size);
+                }
                 free(gradient);
                 free(reference);
             }
@@ -246,7 +271,8 @@ static void golden_steps(golden *g, bool gradients, differences *d)
         const tt_param *p = g->ctx->params[k];
         float *now = param_values(p);
         reference = golden_tensor(g, "step5.", tt_param_name(p), &n);
-        if (is_key_bias(tt_param_name(p))) for (int64_t j = 0; j < n; j++) d->key_step5 = worse(d->key_step5, fabs(now[j] - reference[j]));
+        if (is_key_bias(tt_param_name(p)))
+            for (int64_t j = 0; j < n; j++) d->key_step5 = worse(d->key_step5, fabs(now[j] - reference[j]));
         else d->step5 = worse(d->step5, distance(now, reference, n) / distance(start[k], reference, n));
         free(reference);
         free(now);
@@ -263,12 +289,15 @@ static void compare(const char *name, const char *isa, const char *precision, co
         memset(&d, 0, sizeof d);
         if (!golden_open(&g, name, isa, 1) || !golden_trainer(&g, precision, accumulate)) return;
         int tensors = 0;
-        for (int k = 0; k < tt_safetensors_count(g.file); k++) tensors += strncmp(tt_safetensors_info(g.file, k)->name, "grad.", 5) == 0;
+        for (int k = 0; k < tt_safetensors_count(g.file); k++)
+            tensors += strncmp(tt_safetensors_info(g.file, k)->name, "grad.", 5) == 0;
         CHECK(tensors == g.ctx->n_params); /* so that every one is compared */
         golden_steps(&g, accumulate, &d);
         if (getenv("TINYTRAIN_TEST_VERBOSE"))
-            printf("  %-27s %-9s %-10s%s logits %.1e, losses %.1e, norms %.1e, gradients %.1e (key biases %.1e), step 5 %.1e (%.1e)\n", name, tt_isa(g.ctx), precision,
-                   accumulate ? " +" : "  ", d.logits, d.losses, d.norms, d.gradient, d.key_gradient, d.step5, d.key_step5);
+            printf("  %-27s %-9s %-10s%s logits %.1e, losses %.1e, norms %.1e, gradients %.1e (key biases "
+                   "%.1e), step 5 %.1e (%.1e)\n",
+                   name, tt_isa(g.ctx), precision, accumulate ? " +" : "  ", d.logits, d.losses, d.norms,
+                   d.gradient, d.key_gradient, d.step5, d.key_step5);
         CHECK_NEAR(d.logits, 0, most->logits);
         CHECK_NEAR(d.losses, 0, most->losses);
         CHECK_NEAR(d.norms, 0, most->norms);
@@ -300,14 +329,17 @@ TEST(golden_avx2)
 }
 
 TEST(golden_bf16_mixed)
-{ /* a unit of DistilBERT's ReLU whose input is near zero may flip, which moves a norm by some percent; the gradients of ViT's key biases, which
-     rounding alone keeps from 0, are 0.0020 here and with PyTorch's autocast, 0.0021 where sums are rounded to odd (BFMMLA) */
+/* A unit of DistilBERT's ReLU whose input is near zero may flip, which moves a norm by some percent; the
+   gradients of ViT's key biases, which rounding alone keeps from 0, are 0.0020 here and with PyTorch's
+   autocast, 0.0021 where sums are rounded to odd (BFMMLA). */
+{
     static const differences most = {0.04, 0.03, 0.1, 0.1, 0.0025, 0.3, 5.1 * GOLDEN_LR};
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "bf16-mixed", &most);
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "bf16-mixed", &most);
 }
 
-TEST(golden_bf16_true) /* near 1 a parameter is a multiple of 1/128: five steps of 1/1000 are less than their stochastic rounding */
+/* Near 1 a parameter is a multiple of 1/128: five steps of 1/1000 are less than their stochastic rounding. */
+TEST(golden_bf16_true)
 {
     static const differences most = {0.06, 0.05, 0.1, 0.2, 0.004, 4, 0.02};
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "bf16-true", &most);
@@ -315,13 +347,17 @@ TEST(golden_bf16_true) /* near 1 a parameter is a multiple of 1/128: five steps 
 }
 
 TEST(golden_16_mixed)
-{ /* three bits more than bf16: about an eighth of its differences; but Adam's steps are as large where a sign of a small gradient flips */
+/* Three bits more than bf16: about an eighth of its differences; but Adam's steps are as large where a sign
+   of a small gradient flips. */
+{
     static const differences most = {0.005, 0.004, 0.02, 0.02, 0.0003, 0.3, 5.1 * GOLDEN_LR};
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "16-mixed", &most);
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "16-mixed", &most);
 }
 
-TEST(golden_16_true) /* near 1 a parameter is a multiple of 1/1024; ViT's weights in fp16 move its logits by 0.0096 in PyTorch too */
+/* Near 1 a parameter is a multiple of 1/1024; ViT's weights in fp16 move its logits by 0.0096 in PyTorch
+   too. */
+TEST(golden_16_true)
 {
     static const differences most = {0.012, 0.0065, 0.02, 0.03, 0.0005, 0.5, 5.1 * GOLDEN_LR};
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "16-true", &most);
@@ -332,11 +368,14 @@ TEST(same_bits_for_any_number_of_threads)
 {
     for (int k = 0; k < TEST_COUNT(all_models); k++)
         for (int precision = 0; precision < 5; precision++) {
-            static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+            static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed",
+                                                     "16-true"};
             golden g[2];
             differences d;
             for (int t = 0; t < 2; t++) {
-                if (!golden_open(&g[t], all_models[k], NULL, t ? 3 : 1) || !golden_trainer(&g[t], precisions[precision], false)) return;
+                if (!golden_open(&g[t], all_models[k], NULL, t ? 3 : 1) ||
+                    !golden_trainer(&g[t], precisions[precision], false))
+                    return;
                 memset(&d, 0, sizeof d);
                 golden_steps(&g[t], false, &d);
             }
@@ -352,7 +391,8 @@ TEST(same_bits_for_any_number_of_threads)
         }
 }
 
-/* Losses of four steps of a small DistilBERT with dropout, and its plan; with the last hidden rows asked for, or only [CLS]. */
+/* Losses of four steps of a small DistilBERT with dropout, and its plan; with the last hidden rows asked for,
+   or only [CLS]. */
 static tt_plan train_on_first_rows(bool all, const char *precision, const char *recompute, float loss[4])
 {
     enum { SEQS = 3, LENGTH = 7, TOKENS = SEQS * LENGTH };
@@ -386,7 +426,11 @@ static tt_plan train_on_first_rows(bool all, const char *precision, const char *
     in.first = tt_input(t, "first", TT_I32, seqs, 1);
     tt_value labels = tt_input(t, "labels", TT_I32, seqs, 1), h = tt_bert_encode(&m, t, &in);
     if (all) tt_output(t, h);
-    tt_program *p = tt_compile(t, tt_cross_entropy(t, tt_linear(t, tt_gather_rows(t, h, in.first), m.classifier_w, m.classifier_b), labels, NULL), &o);
+    tt_program *p = tt_compile(
+        t,
+        tt_cross_entropy(t, tt_linear(t, tt_gather_rows(t, h, in.first), m.classifier_w, m.classifier_b),
+                         labels, NULL),
+        &o);
     for (int r = 0; r < TOKENS; r++) { id[r] = r * 7 % 50; position[r] = r % LENGTH; }
     for (int s = 0; s <= SEQS; s++) start[s] = s * LENGTH;
     for (int s = 0; s < SEQS; s++) label[s] = s % 2;
@@ -410,8 +454,10 @@ static tt_plan train_on_first_rows(bool all, const char *precision, const char *
 TEST(rows_after_the_last_attention)
 {
     float some[4], all[4];
-    double fewer = train_on_first_rows(true, "32-true", "none", all).flops - train_on_first_rows(false, "32-true", "none", some).flops;
-    CHECK(fewer == 6.0 * (21 - 3) * (2 * 24 * 24 + 2 * 24 * 40) + 12.0 * (21 - 3) * 7 * 24); /* q, out, up, down; attention */
+    double fewer = train_on_first_rows(true, "32-true", "none", all).flops -
+                   train_on_first_rows(false, "32-true", "none", some).flops;
+    /* q, out, up, down; attention */
+    CHECK(fewer == 6.0 * (21 - 3) * (2 * 24 * 24 + 2 * 24 * 40) + 12.0 * (21 - 3) * 7 * 24);
     for (int k = 0; k < 4; k++) CHECK_NEAR(some[k], all[k], 1e-5 * all[k]);
     CHECK(all[0] != all[1] && all[3] > 0);
 }
@@ -428,7 +474,8 @@ TEST(rows_of_every_layer)
         int64_t dims[2] = {32, 32};
         tt_init init = {TT_INIT_NORMAL, 0.1f};
         tt_param *w = tt_param_new(ctx, "w", 2, dims, init);
-        tt_value x = tt_input(t, "x", TT_F32, 512, 32), index = tt_input(t, "index", TT_I32, 4, 1), layer[6], sum = {0};
+        tt_value x = tt_input(t, "x", TT_F32, 512, 32), index = tt_input(t, "index", TT_I32, 4, 1), layer[6],
+                 sum = {0};
         for (int k = 0; k < 6; k++) {
             x = tt_gelu(t, tt_linear(t, x, w, NULL));
             layer[k] = tt_linear(t, x, w, NULL);
@@ -459,10 +506,12 @@ TEST(rows_of_inputs_are_not_rounded)
     tt_context *ctx = test_open(&a);
     tt_tape *t = tt_tape_new(ctx);
     tt_compile_options o = tt_compile_options_default();
-    tt_value none = {0}, vx = tt_input(t, "x", TT_F32, 2, 1), vy = tt_input(t, "y", TT_F32, 2, 1), index = tt_input(t, "index", TT_I32, 1, 1), target = tt_input(t, "target", TT_F32, 1, 1);
+    tt_value none = {0}, vx = tt_input(t, "x", TT_F32, 2, 1), vy = tt_input(t, "y", TT_F32, 2, 1),
+             index = tt_input(t, "index", TT_I32, 1, 1), target = tt_input(t, "target", TT_F32, 1, 1);
     o.train = false;
     o.precision = "bf16-mixed";
-    tt_program *p = tt_compile(t, tt_mean_squared_error(t, tt_gather_rows(t, tt_add(t, vx, vy), index), target, none), &o);
+    tt_program *p = tt_compile(
+        t, tt_mean_squared_error(t, tt_gather_rows(t, tt_add(t, vx, vy), index), target, none), &o);
     CHECK(p && tt_set(p, vx, x, 2) == TT_OK && tt_set(p, vy, y, 2) == TT_OK &&
           tt_set(p, index, &first, 1) == TT_OK && tt_set(p, target, &zero, 1) == TT_OK);
     CHECK(tt_run(p, &stats) == TT_OK);
@@ -501,7 +550,8 @@ static tt_plan plan_of_base(const char *precision, const char *recompute)
 /* What is computed again takes no memory meanwhile, and gives the same bits. */
 TEST(recompute_policies)
 {
-    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"}, *const policies[] = {"none", "cheap", "attention", "blocks"};
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"},
+                             *const policies[] = {"none", "cheap", "attention", "blocks"};
     const double rows = 21, d = 24, ff = 40, block = 2 * rows * (4 * d * d + 2 * d * ff) + 4 * rows * 7 * d;
     for (int k = 0; k < TEST_COUNT(precisions); k++) {
         float loss[4][4];
@@ -512,21 +562,24 @@ TEST(recompute_policies)
             CHECK_NEAR(plan[p].flops - plan[p].extra_flops, plan[0].flops, 0);
         }
         CHECK(plan[0].extra_flops == 0 && plan[1].extra_flops == 0);
-        CHECK_NEAR(plan[2].extra_flops, 4 * 4 * rows * 7 * d, 0);                    /* four attentions                     */
-        CHECK_NEAR(plan[3].extra_flops, 3 * (block - 2 * rows * d * ff), 0);         /* three blocks, but not their last product */
+        CHECK_NEAR(plan[2].extra_flops, 4 * 4 * rows * 7 * d, 0);                    /* four attentions     */
+        CHECK_NEAR(plan[3].extra_flops, 3 * (block - 2 * rows * d * ff),
+                   0); /* three blocks, but not their last product */
         for (int p = 0; p < 4; p++) {
             plan[p] = plan_of_base(precisions[k], policies[p]);
-            if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("  DistilBERT-base 16 x 512, %s, %s: %.1f MB, %.1f%% more FLOPs\n", precisions[k], policies[p], (double)plan[p].bytes / 1e6,
-                      100 * plan[p].extra_flops / (plan[p].flops - plan[p].extra_flops));
+            if (getenv("TINYTRAIN_TEST_VERBOSE"))
+                printf("  DistilBERT-base 16 x 512, %s, %s: %.1f MB, %.1f%% more FLOPs\n", precisions[k],
+                       policies[p], (double)plan[p].bytes / 1e6,
+                       100 * plan[p].extra_flops / (plan[p].flops - plan[p].extra_flops));
             CHECK(p == 0 || plan[p].bytes < plan[p - 1].bytes);
         }
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ freezing */
+/* ----------------------------------------------------------------------------------------------- freezing */
 
-/* Freezes, trains three steps, and compares: frozen parameters keep their bits, the others move, and their first gradients and
-   its norm are those of the reference. Patterns beginning with '!' thaw again. */
+/* Freezes, trains three steps, and compares: frozen parameters keep their bits, the others move, and their
+   first gradients and its norm are those of the reference. Patterns beginning with '!' thaw again. */
 static void freeze(const char *name, const char *const *patterns, int trainable)
 {
     golden g;
@@ -536,7 +589,8 @@ static void freeze(const char *name, const char *const *patterns, int trainable)
     int64_t n;
     if (!golden_open(&g, name, NULL, 1)) return;
     int params = g.ctx->n_params, found = 0;
-    for (int k = 0; patterns[k]; k++) CHECK(tt_param_freeze(g.ctx, patterns[k] + (*patterns[k] == '!'), *patterns[k] != '!') > 0);
+    for (int k = 0; patterns[k]; k++)
+        CHECK(tt_param_freeze(g.ctx, patterns[k] + (*patterns[k] == '!'), *patterns[k] != '!') > 0);
     float **start = (float **)malloc(sizeof *start * (size_t)params);
     for (int k = 0; k < params; k++) {
         start[k] = param_values(g.ctx->params[k]);
@@ -604,7 +658,9 @@ TEST(freeze_all_but_the_last_layer_and_head)
 
 TEST(freeze_the_head)
 {
-    static const char *const distil[] = {"pre_classifier.*", "classifier.*", NULL}, *const bert[] = {"*", "!bert.e*", NULL};
+    static const char *const distil[] = {"pre_classifier.*", "classifier.*", NULL}, *const bert[] = {
+                                                                                        "*", "!bert.e*",
+                                                                                        NULL};
     freeze("distilbert", distil, 36);
     freeze("bert", bert, 37);
     freeze("minilm", bert, 37);
@@ -647,18 +703,21 @@ TEST(frozen_parameters_take_no_memory) /* no gradient, no optimizer state, less 
     if (!golden_trainer(&g, "32-true", true)) return;
     head = tt_program_plan(tt_trainer_program(g.r));
     CHECK(head.at_peak[TT_MEM_PARAMETERS] == all.at_peak[TT_MEM_PARAMETERS]);
-    CHECK(head.persistent_bytes - head.at_peak[TT_MEM_PARAMETERS] == 3 * (256 + 64)); /* (2, 32) and (2), in lines of 64 bytes */
+    /* (2, 32) and (2), in lines of 64 bytes */
+    CHECK(head.persistent_bytes - head.at_peak[TT_MEM_PARAMETERS] == 3 * (256 + 64));
     CHECK(head.bytes - head.persistent_bytes < all.bytes - all.persistent_bytes);
     golden_close(&g);
 }
 
-/* ------------------------------------------------------------------------------------------- saving and reloading */
+/* ----------------------------------------------------------------------------------- saving and reloading */
 
 static bool same_config(const tt_bert *a, const tt_bert *b)
 {
     const tt_bert_config *x = &a->config, *y = &b->config;
-    for (int k = 0; k < x->classes && k < y->classes; k++) if (!CHECK(strcmp(a->class_names[k], b->class_names[k]) == 0)) return false;
-    return CHECK(x->distil == y->distil && x->vocab_size == y->vocab_size && x->hidden_size == y->hidden_size && x->layers == y->layers) &&
+    for (int k = 0; k < x->classes && k < y->classes; k++)
+        if (!CHECK(strcmp(a->class_names[k], b->class_names[k]) == 0)) return false;
+    return CHECK(x->distil == y->distil && x->vocab_size == y->vocab_size &&
+                 x->hidden_size == y->hidden_size && x->layers == y->layers) &&
            CHECK(x->heads == y->heads && x->intermediate_size == y->intermediate_size &&
                  x->max_positions == y->max_positions) &&
            CHECK(x->type_vocab_size == y->type_vocab_size && x->classes == y->classes &&
@@ -671,7 +730,11 @@ static bool same_config(const tt_bert *a, const tt_bert *b)
 TEST(save_and_reload)
 {
     static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
-    static const char *const dtypes[] = {"F32", "F32", "BF16", "F32", "F16"}, *const names[] = {"float32", "float32", "bfloat16", "float32", "float16"};
+    static const char *const dtypes[] = {"F32", "F32", "BF16", "F32", "F16"}, *const names[] = {"float32",
+                                                                                                "float32",
+                                                                                                "bfloat16",
+                                                                                                "float32",
+                                                                                                "float16"};
     for (int k = 0; k < TEST_COUNT(models) * TEST_COUNT(precisions); k++) {
         golden g;
         differences d;
@@ -688,8 +751,12 @@ TEST(save_and_reload)
             g.m.config.attention_dropout = 0.123456789f;
             g.m.config.classifier_dropout = 1.0f / 3;
             g.m.config.initializer_range = 0.017f;
-            if (!g.m.config.distil) g.m.config.layer_norm_eps = 1.1e-7f; /* DistilBERT's is 1e-12, and not in its file */
-            snprintf(g.m.class_names[0], sizeof g.m.class_names[0], "n\xC3\xA4" "chster \"Film\"\\\t%d", round);
+            /* DistilBERT's is 1e-12, and not in its file */
+            if (!g.m.config.distil) g.m.config.layer_norm_eps = 1.1e-7f;
+            snprintf(g.m.class_names[0], sizeof g.m.class_names[0],
+                     "n\xC3\xA4"
+                     "chster \"Film\"\\\t%d",
+                     round);
             snprintf(g.m.class_names[1], sizeof g.m.class_names[1], "\xE5\xA5\xBD");
             CHECK(tt_bert_save(&g.m, folder) == TT_OK);
         }
@@ -709,7 +776,8 @@ TEST(save_and_reload)
             CHECK(strcmp(tt_param_name(old), tt_param_name(now)) == 0);
             const tt_dtype dtype = tt__param_home(old)->dtype;
             CHECK(dtype == tt__param_home(now)->dtype);
-            CHECK(memcmp(tt__param_memory(old), tt__param_memory(now), (size_t)old->size * tt_dtype_bytes(dtype)) == 0);
+            CHECK(memcmp(tt__param_memory(old), tt__param_memory(now),
+                         (size_t)old->size * tt_dtype_bytes(dtype)) == 0);
         }
         tt_trainer_free(r);
 
@@ -769,8 +837,10 @@ TEST(save_before_anything_is_allocated) /* straight from the checkpoint, also in
 TEST(save_fails_and_the_old_files_stay)
 {
     static const struct { char op; long at; const char *error; } faults[] = {
-        {'o', 1, "cannot create '"}, {'w', 1, "cannot write '"}, {'w', 3, "cannot write '"}, {'s', 1, "cannot sync '"}, {'c', 1, "cannot close '"}, {'n', 1, "cannot rename '"},
-        {'o', 2, "config.json.tmp': injected"}, {'s', 2, "config.json.tmp': injected"}, {'n', 2, "config.json.tmp': injected"}};
+        {'o', 1, "cannot create '"}, {'w', 1, "cannot write '"}, {'w', 3, "cannot write '"},
+        {'s', 1, "cannot sync '"}, {'c', 1, "cannot close '"}, {'n', 1, "cannot rename '"},
+        {'o', 2, "config.json.tmp': injected"}, {'s', 2, "config.json.tmp': injected"},
+        {'n', 2, "config.json.tmp': injected"}};
     for (int k = 0; k < TEST_COUNT(faults); k++) {
         test_allocator a;
         test_files f;
@@ -783,7 +853,8 @@ TEST(save_fails_and_the_old_files_stay)
         tt_context *ctx = tt_open(&o);
         CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN("distilbert"), 0) == TT_OK &&
               tt_bert_save(&m, folder) == TT_OK);
-        for (int i = 0; i < 2; i++) bytes[i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[i]);
+        for (int i = 0; i < 2; i++)
+            bytes[i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[i]);
         m.config.dropout = 0.5f; /* so that both files would change */
         float *zeros = (float *)calloc((size_t)tt_param_size(m.word), sizeof(float));
         CHECK(tt_param_set(m.word, zeros) == TT_OK);
@@ -795,13 +866,15 @@ TEST(save_fails_and_the_old_files_stay)
         CHECK_ERROR(ctx, TT_ERR_FILE, faults[k].error);
         CHECK(strstr(tt_error(ctx), "injected") != NULL);
         f.fail = 0;
-        for (int i = 0; i < 2; i++) bytes[2 + i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[2 + i]);
+        for (int i = 0; i < 2; i++)
+            bytes[2 + i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[2 + i]);
         CHECK(bytes[1] && bytes[3] && n[1] == n[3] && memcmp(bytes[1], bytes[3], n[1]) == 0);
         bool weights_done = k >= 6; /* they are in place before config.json is written */
         CHECK(bytes[0] && bytes[2] && n[0] == n[2] &&
               (memcmp(bytes[0], bytes[2], n[0]) == 0) == !weights_done);
         for (int i = 0; i < 4; i++) free(bytes[i]);
-        char *left = test_read(test_path(folder, "model.safetensors.tmp"), &n[0]), *left_too = test_read(test_path(folder, "config.json.tmp"), &n[0]);
+        char *left = test_read(test_path(folder, "model.safetensors.tmp"), &n[0]),
+             *left_too = test_read(test_path(folder, "config.json.tmp"), &n[0]);
         CHECK(!left && !left_too);
         free(left);
         free(left_too);
@@ -813,19 +886,21 @@ TEST(save_fails_and_the_old_files_stay)
     }
 }
 
-/* ---------------------------------------------------------------------------------------- checkpoints made to order */
+/* ------------------------------------------------------------------------------ checkpoints made to order */
 
 typedef struct edit {
-    const char *strip, *put;   /* a prefix that is taken off the names where it is; one that is put before the others  */
-    bool old_norms;            /* LayerNorm.gamma and .beta                                                           */
-    const char *drop;          /* tensors whose name matches are left out                                             */
-    const char *longer;        /* this tensor gets a row more, of zeros                                               */
-    const char *flat;          /* this one is one dimension                                                           */
-    const char *retype, *dtype;/* these (a pattern) become of this dtype: converted, or zeros for integers             */
-    const char *extra;         /* a further tensor, I64 (1, 3)                                                        */
+    const char *strip,
+        *put; /* a prefix that is taken off the names where it is; one that is put before the others */
+    bool old_norms;            /* LayerNorm.gamma and .beta                                                 */
+    const char *drop;          /* tensors whose name matches are left out                                   */
+    const char *longer;        /* this tensor gets a row more, of zeros                                     */
+    const char *flat;          /* this one is one dimension                                                 */
+    const char *retype, *dtype;/* these (a pattern) become of this dtype: converted, or zeros for integers  */
+    const char *extra;         /* a further tensor, I64 (1, 3)                                              */
 } edit;
 
-/* Writes a golden folder's checkpoint, edited, and its config.json with `from` replaced by `to`, into a new folder. */
+/* Writes a golden folder's checkpoint, edited, and its config.json with `from` replaced by `to`, into a new
+   folder. */
 static const char *edited(const char *model, const edit *e, const char *from, const char *to)
 {
     static char folder[1024];
@@ -851,8 +926,11 @@ static const char *edited(const char *model, const edit *e, const char *from, co
         const char *norm = strstr(old->name, "LayerNorm.");
         const char *plain = old->name + (stripped ? strlen(e->strip) : 0);
         bool renamed = e->old_norms && norm;
-        snprintf(names[count], sizeof names[count], "%s%.*s%s", e->put ? e->put : "", renamed ? (int)(norm + 10 - plain) : 120, plain,
-                 !renamed ? "" : strcmp(norm + 10, "weight") == 0 ? "gamma" : "beta");
+        snprintf(names[count], sizeof names[count], "%s%.*s%s", e->put ? e->put : "",
+                 renamed ? (int)(norm + 10 - plain) : 120, plain,
+                 !renamed ? ""
+                 : strcmp(norm + 10, "weight") == 0 ? "gamma"
+                 : "beta");
         info[count] = *old;
         info[count].name = names[count];
         size_t elements = old->bytes / 4;
@@ -870,7 +948,9 @@ static const char *edited(const char *model, const edit *e, const char *from, co
         if (e->retype && tt__match(e->retype, old->name)) {
             const float *x = (const float *)(const void *)bytes[count];
             char *y = (char *)calloc(elements, 8);
-            size_t one = strcmp(e->dtype, "F64") == 0 || strcmp(e->dtype, "I64") == 0 ? 8 : strcmp(e->dtype, "I32") == 0 ? 4 : 2;
+            size_t one = strcmp(e->dtype, "F64") == 0 || strcmp(e->dtype, "I64") == 0 ? 8
+                         : strcmp(e->dtype, "I32") == 0 ? 4
+                         : 2;
             for (size_t i = 0; i < elements; i++) {
                 double wide = x[i];
                 uint16_t half = strcmp(e->dtype, "BF16") == 0 ? tt__to_bf16(x[i]) : tt__to_f16(x[i]);
@@ -895,7 +975,8 @@ static const char *edited(const char *model, const edit *e, const char *from, co
         info[count].bytes = 24;
         bytes[count++] = (char *)calloc(3, 8);
     }
-    tt_safetensors_writer *w = tt_safetensors_begin(ctx, test_path(folder, "model.safetensors"), info, count, NULL);
+    tt_safetensors_writer *w = tt_safetensors_begin(ctx, test_path(folder, "model.safetensors"), info, count,
+                                                    NULL);
     CHECK(w != NULL);
     for (int k = 0; k < count; k++) {
         if (w) CHECK(tt_safetensors_write(w, bytes[k], info[k].bytes) == TT_OK);
@@ -921,14 +1002,16 @@ static const char *edited(const char *model, const edit *e, const char *from, co
 
 static const edit unchanged = {NULL, NULL, false, NULL, NULL, NULL, NULL, NULL, NULL};
 
-/* Loads `folder` and compares each parameter with the golden checkpoint's; tolerance relative to the largest element. */
+/* Loads `folder` and compares each parameter with the golden checkpoint's; tolerance relative to the largest
+   element. */
 static void same_parameters(const char *folder, const char *model, double tolerance)
 {
     test_allocator a, b;
     tt_bert m, reference;
     log_lines log;
     tt_context *ctx = open_logged(&a, &log), *other = test_open(&b);
-    if (CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK) && CHECK(tt_bert_load(other, &reference, TEST_GOLDEN(model), 0) == TT_OK)) {
+    if (CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK) &&
+        CHECK(tt_bert_load(other, &reference, TEST_GOLDEN(model), 0) == TT_OK)) {
         CHECK(log.warnings == 0);
         CHECK(ctx->n_params == other->n_params);
         for (int k = 0; k < ctx->n_params; k++) {
@@ -969,7 +1052,8 @@ TEST(names_without_prefix_and_old_names)
 
 TEST(other_dtypes)
 {
-    static const struct { const char *dtype; double tolerance; } rows[] = {{"F64", 0}, {"BF16", 1.0 / 256}, {"F16", 1.0 / 2048}};
+    static const struct { const char *dtype; double tolerance; } rows[] = {
+        {"F64", 0}, {"BF16", 1.0 / 256}, {"F16", 1.0 / 2048}};
     for (int k = 0; k < TEST_COUNT(rows); k++)
         for (int m = 0; m < TEST_COUNT(models); m++) {
             edit e = unchanged;
@@ -993,7 +1077,8 @@ TEST(position_ids_and_other_tensors)
     e.extra = "cls.predictions.bias";
     ctx = open_logged(&a, &log);
     CHECK(tt_bert_load(ctx, &m, edited("bert", &e, NULL, NULL), 0) == TT_OK && log.warnings == 1);
-    CHECK(strstr(log.text, "model.safetensors': 1 tensors are not part of this model and were left out") != NULL);
+    CHECK(strstr(log.text, "model.safetensors': 1 tensors are not part of this model and were left out") !=
+          NULL);
     tt_bert_free(&m);
     TEST_CLOSE(ctx, &a);
 }
@@ -1011,7 +1096,8 @@ TEST(another_number_of_classes)
         CHECK(strcmp(m.class_names[4], "LABEL_4") == 0);
         if (k < 2) {
             CHECK(log.warnings == 2);
-            CHECK(strstr(log.text, k ? "'classifier.weight' has 2 classes, 5 are asked for: it starts anew" : "'classifier.weight' has 3 classes, 5 are asked for: it starts anew"));
+            CHECK(strstr(log.text, k ? "'classifier.weight' has 2 classes, 5 are asked for: it starts anew"
+                                     : "'classifier.weight' has 3 classes, 5 are asked for: it starts anew"));
             CHECK(strstr(log.text, "'classifier.bias' has ") != NULL);
         } else { /* no classifier in the file */
             CHECK(log.warnings == 0 && log.infos == 2);
@@ -1019,12 +1105,14 @@ TEST(another_number_of_classes)
                   strstr(log.text, "has no 'classifier.bias': it starts anew"));
         }
         float *w = param_values(m.classifier_w), *b = param_values(m.classifier_b);
-        double size = distance(w, NULL, tt_param_size(m.classifier_w)) / sqrt((double)tt_param_size(m.classifier_w));
+        double size = distance(w, NULL, tt_param_size(m.classifier_w)) /
+                      sqrt((double)tt_param_size(m.classifier_w));
         CHECK(size > 0.015 && size < 0.025 && distance(b, NULL, 5) == 0); /* normal, initializer_range 0.02 */
         free(w);
         free(b);
         /* the body is the file's */
-        tt_param *word = tt_param_find(ctx, k ? "bert.embeddings.word_embeddings.weight" : "distilbert.embeddings.word_embeddings.weight");
+        tt_param *word = tt_param_find(ctx, k ? "bert.embeddings.word_embeddings.weight"
+                                              : "distilbert.embeddings.word_embeddings.weight");
         CHECK(word && word == m.word && word->read != NULL);
         tt_bert_free(&m);
         TEST_CLOSE(ctx, &a);
@@ -1046,7 +1134,10 @@ TEST(class_names_of_a_config)
     tt_bert m;
     tt_context *ctx = test_open(&a);
     const char *old = "\"0\": \"LABEL_0\",\n    \"1\": \"LABEL_1\",\n    \"2\": \"LABEL_2\"";
-    CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, "\"2\": \"\\u00e9\", \"0\": \"bad\", \"1\": \"so \\\"so\\\"\""), 0) == TT_OK);
+    CHECK(tt_bert_load(ctx, &m,
+                       edited("distilbert", &unchanged, old,
+                              "\"2\": \"\\u00e9\", \"0\": \"bad\", \"1\": \"so \\\"so\\\"\""),
+                       0) == TT_OK);
     CHECK(strcmp(m.class_names[0], "bad") == 0 && strcmp(m.class_names[1], "so \"so\"") == 0 &&
           strcmp(m.class_names[2], "\xC3\xA9") == 0);
     tt_bert_free(&m);
@@ -1065,7 +1156,9 @@ TEST(class_names_of_a_config)
     tt_bert_free(&m);
     TEST_CLOSE(ctx, &a);
     ctx = test_open(&a);
-    CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, "\"0\": \"a\", \"1\": \"b\", \"3\": \"c\""), 0) == TT_ERR_FORMAT);
+    CHECK(tt_bert_load(ctx, &m,
+                       edited("distilbert", &unchanged, old, "\"0\": \"a\", \"1\": \"b\", \"3\": \"c\""),
+                       0) == TT_ERR_FORMAT);
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "has no \"2\", which is needed");
     CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, ""), 0) == TT_ERR_UNSUPPORTED);
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "id2label has 0 classes; 1 to 100000 are supported");
@@ -1148,33 +1241,44 @@ TEST(broken_checkpoints)
     char *bytes, name[1100];
     size_t n;
     e.drop = "*layer.1.ffn.lin1.weight";
-    refused(edited("distilbert", &e, NULL, NULL), TT_ERR_FORMAT, "has no tensor 'distilbert.transformer.layer.1.ffn.lin1.weight', which config.json calls for", "model.safetensors'");
+    refused(edited("distilbert", &e, NULL, NULL), TT_ERR_FORMAT,
+            "has no tensor 'distilbert.transformer.layer.1.ffn.lin1.weight', which config.json calls for",
+            "model.safetensors'");
     e.drop = "embeddings.word_embeddings.weight";
-    refused(edited("minilm", &e, NULL, NULL), TT_ERR_FORMAT, "has no tensor 'bert.embeddings.word_embeddings.weight'", "calls for");
+    refused(edited("minilm", &e, NULL, NULL), TT_ERR_FORMAT,
+            "has no tensor 'bert.embeddings.word_embeddings.weight'", "calls for");
     e.drop = "bert.embeddings.LayerNorm.bias";
-    refused(edited("bert", &e, NULL, NULL), TT_ERR_FORMAT, "has no tensor 'bert.embeddings.LayerNorm.bias'", "calls for");
+    refused(edited("bert", &e, NULL, NULL), TT_ERR_FORMAT, "has no tensor 'bert.embeddings.LayerNorm.bias'",
+            "calls for");
     e = unchanged;
     e.longer = "bert.encoder.layer.0.output.dense.weight";
-    refused(edited("bert", &e, NULL, NULL), TT_ERR_SHAPE, "tensor 'bert.encoder.layer.0.output.dense.weight' has shape (33, 44), expected (32, 44)", "for parameter '");
+    refused(edited("bert", &e, NULL, NULL), TT_ERR_SHAPE,
+            "tensor 'bert.encoder.layer.0.output.dense.weight' has shape (33, 44), expected (32, 44)",
+            "for parameter '");
     e.longer = "bert.encoder.layer.0.output.dense.bias";
-    refused(edited("bert", &e, NULL, NULL), TT_ERR_SHAPE, "has shape (33), expected (32)", "model.safetensors'");
+    refused(edited("bert", &e, NULL, NULL), TT_ERR_SHAPE, "has shape (33), expected (32)",
+            "model.safetensors'");
     e = unchanged;
     e.flat = "classifier.weight";
-    refused(edited("bert", &e, "\"classifier_dropout\"", "\"num_labels\": 64, \"classifier_dropout\""), TT_ERR_SHAPE, "'classifier.weight' has shape (64), expected (64, 32)", "for parameter '");
+    refused(edited("bert", &e, "\"classifier_dropout\"", "\"num_labels\": 64, \"classifier_dropout\""),
+            TT_ERR_SHAPE, "'classifier.weight' has shape (64), expected (64, 32)", "for parameter '");
     e = unchanged;
     e.retype = "distilbert.transformer.layer.0.attention.q_lin.weight";
     e.dtype = "I32";
-    refused(edited("distilbert", &e, NULL, NULL), TT_ERR_FORMAT, "q_lin.weight' has dtype I32; parameters are F32, BF16, F16 or F64", "model.safetensors'");
+    refused(edited("distilbert", &e, NULL, NULL), TT_ERR_FORMAT,
+            "q_lin.weight' has dtype I32; parameters are F32, BF16, F16 or F64", "model.safetensors'");
     e.retype = "*";
     e.dtype = "I64";
     refused(edited("distilbert", &e, NULL, NULL), TT_ERR_FORMAT, "has dtype I64", "F64");
 
     /* a checkpoint of other sizes than its config says */
-    refused(edited("bert", &unchanged, "\"vocab_size\": 97", "\"vocab_size\": 98"), TT_ERR_SHAPE, "word_embeddings.weight' has shape (97, 32), expected (98, 32)", "model.safetensors'");
+    refused(edited("bert", &unchanged, "\"vocab_size\": 97", "\"vocab_size\": 98"), TT_ERR_SHAPE,
+            "word_embeddings.weight' has shape (97, 32), expected (98, 32)", "model.safetensors'");
     refused(edited("bert", &unchanged, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), TT_ERR_FORMAT,
             "has no tensor 'bert.encoder.layer.2.attention.self.query.weight': it has 2 layers, config.json "
             "calls for 3", "model.safetensors'");
-    refused(edited("bert", &unchanged, "\"model_type\": \"bert\"", "\"model_type\": \"distilbert\""), TT_ERR_FORMAT, "has no \"dim\", which is needed", "config.json'");
+    refused(edited("bert", &unchanged, "\"model_type\": \"bert\"", "\"model_type\": \"distilbert\""),
+            TT_ERR_FORMAT, "has no \"dim\", which is needed", "config.json'");
 
     folder = edited("bert", &unchanged, NULL, NULL); /* truncated and damaged files */
     snprintf(name, sizeof name, "%s/model.safetensors", folder);
@@ -1272,7 +1376,8 @@ TEST(many_layers)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(numbers_that_a_float_cannot_hold) /* found when the tensor is read, since loading only looks at the header */
+/* Found when the tensor is read, since loading only looks at the header. */
+TEST(numbers_that_a_float_cannot_hold)
 {
     test_allocator a;
     tt_bert m;
@@ -1307,7 +1412,8 @@ TEST(numbers_that_a_float_cannot_hold) /* found when the tensor is read, since l
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(checkpoint_cut_off_after_loading) /* an error of the allocation; once the file is whole again, it goes on */
+/* An error of the allocation; once the file is whole again, it goes on. */
+TEST(checkpoint_cut_off_after_loading)
 {
     test_allocator a;
     tt_bert m;
@@ -1337,24 +1443,33 @@ TEST(checkpoint_cut_off_after_loading) /* an error of the allocation; once the f
 TEST(broken_configs)
 {
     static const struct { const char *model, *from, *to; tt_status status; const char *error; } rows[] = {
-        {"bert", "\"model_type\": \"bert\"", "\"model_type\": \"roberta\"", TT_ERR_UNSUPPORTED, "model_type is 'roberta'; this loader reads 'bert' (BERT, MiniLM) and 'distilbert'"},
-        {"bert", "\"model_type\": \"bert\"", "\"model_typ\": \"bert\"", TT_ERR_FORMAT, "has no \"model_type\", which is needed"},
-        {"bert", "\"model_type\": \"bert\"", "\"model_type\": 3", TT_ERR_FORMAT, "\"model_type\" is a number; expected a string"},
-        {"bert", "\"model_type\": \"bert\",", "\"model_type\": \"bert\"", TT_ERR_FORMAT, "not valid JSON: expected ',' or '}', found '\"'"},
+        {"bert", "\"model_type\": \"bert\"", "\"model_type\": \"roberta\"", TT_ERR_UNSUPPORTED,
+         "model_type is 'roberta'; this loader reads 'bert' (BERT, MiniLM) and 'distilbert'"},
+        {"bert", "\"model_type\": \"bert\"", "\"model_typ\": \"bert\"", TT_ERR_FORMAT,
+         "has no \"model_type\", which is needed"},
+        {"bert", "\"model_type\": \"bert\"", "\"model_type\": 3", TT_ERR_FORMAT,
+         "\"model_type\" is a number; expected a string"},
+        {"bert", "\"model_type\": \"bert\",", "\"model_type\": \"bert\"", TT_ERR_FORMAT,
+         "not valid JSON: expected ',' or '}', found '\"'"},
         {"bert", "{", "", TT_ERR_FORMAT, "not valid JSON"},
-        {"bert", "\"hidden_size\": 32", "\"hidden_size\": 33", TT_ERR_ARGUMENT, "hidden_size 33 is not a multiple of 2 heads"},
-        {"bert", "\"hidden_size\": 32", "\"hidden_size\": 0", TT_ERR_FORMAT, "\"hidden_size\" is 0; expected an integer from 1 to"},
-        {"bert", "\"hidden_size\": 32", "\"hidden_size\": \"32\"", TT_ERR_FORMAT, "\"hidden_size\" is a string; expected an integer"},
-        {"bert", "\"hidden_size\": 32", "\"hidden_size\": 1e9", TT_ERR_FORMAT, "\"hidden_size\" is a number; expected an integer"},
-        {"bert", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": -2", TT_ERR_FORMAT, "\"num_hidden_layers\" is -2; expected"},
-        {"bert", "\"hidden_act\": \"gelu\"", "\"hidden_act\": \"mish\"", TT_ERR_ARGUMENT, "activation 'mish' is unknown (gelu, gelu_new, relu, silu)"},
+        {"bert", "\"hidden_size\": 32", "\"hidden_size\": 33", TT_ERR_ARGUMENT,
+         "hidden_size 33 is not a multiple of 2 heads"},
+        {"bert", "\"hidden_size\": 32", "\"hidden_size\": 0", TT_ERR_FORMAT,
+         "\"hidden_size\" is 0; expected an integer from 1 to"},
+        {"bert", "\"hidden_size\": 32", "\"hidden_size\": \"32\"", TT_ERR_FORMAT,
+         "\"hidden_size\" is a string; expected an integer"},
+        {"bert", "\"hidden_size\": 32", "\"hidden_size\": 1e9", TT_ERR_FORMAT,
+         "\"hidden_size\" is a number; expected an integer"},
+        {"bert", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": -2", TT_ERR_FORMAT,
+         "\"num_hidden_layers\" is -2; expected"},
+        {"bert", "\"hidden_act\": \"gelu\"", "\"hidden_act\": \"mish\"", TT_ERR_ARGUMENT,
+         "activation 'mish' is unknown (gelu, gelu_new, relu, silu)"},
         {"bert", "\"hidden_dropout_prob\": 0.0", "\"hidden_dropout_prob\": 1.0", TT_ERR_FORMAT,
          "\"hidden_dropout_prob\" is 1; expected a number that a float holds, of at least 0 and below 1"},
         {"bert", "\"hidden_dropout_prob\": 0.0", "\"hidden_dropout_prob\": 0.99999999999", TT_ERR_FORMAT,
          "\"hidden_dropout_prob\" is 1;"},
         {"bert", "\"attention_probs_dropout_prob\": 0.0", "\"attention_probs_dropout_prob\": -0.1",
-         TT_ERR_FORMAT,
-         "\"attention_probs_dropout_prob\" is -0.1; expected"},
+         TT_ERR_FORMAT, "\"attention_probs_dropout_prob\" is -0.1; expected"},
         {"bert", "\"initializer_range\": 0.02", "\"initializer_range\": 1e300", TT_ERR_FORMAT,
          "\"initializer_range\" is 1e+300; expected a number that a float holds, of at least 0"},
         {"distilbert", "\"initializer_range\": 0.02", "\"initializer_range\": -1e39", TT_ERR_FORMAT,
@@ -1371,14 +1486,20 @@ TEST(broken_configs)
          "\"layer_norm_eps\" is 1e+39; expected"},
         {"bert", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": -1", TT_ERR_FORMAT,
          "\"layer_norm_eps\" is -1; expected"},
-        {"bert", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": true", TT_ERR_FORMAT, "\"layer_norm_eps\" is true; expected a number"},
-        {"bert", "\"use_cache\"", "\"position_embedding_type\": \"relative_key\", \"use_cache\"", TT_ERR_UNSUPPORTED, "position_embedding_type is 'relative_key'; only 'absolute' is supported"},
-        {"bert", "\"use_cache\"", "\"num_labels\": 100001, \"use_cache\"", TT_ERR_FORMAT, "\"num_labels\" is 100001; expected an integer from 1 to 100000"},
+        {"bert", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": true", TT_ERR_FORMAT,
+         "\"layer_norm_eps\" is true; expected a number"},
+        {"bert", "\"use_cache\"", "\"position_embedding_type\": \"relative_key\", \"use_cache\"",
+         TT_ERR_UNSUPPORTED, "position_embedding_type is 'relative_key'; only 'absolute' is supported"},
+        {"bert", "\"use_cache\"", "\"num_labels\": 100001, \"use_cache\"", TT_ERR_FORMAT,
+         "\"num_labels\" is 100001; expected an integer from 1 to 100000"},
         {"distilbert", "\"dim\": 36,", "", TT_ERR_FORMAT, "has no \"dim\", which is needed"},
-        {"distilbert", "\"n_heads\": 3", "\"n_heads\": 5", TT_ERR_ARGUMENT, "hidden_size 36 is not a multiple of 5 heads"},
-        {"distilbert", "\"activation\": \"gelu\"", "\"activation\": \"a long name of no activation\"", TT_ERR_ARGUMENT, "' is unknown (gelu, gelu_new, relu, silu)"},
-    };
-    for (int k = 0; k < TEST_COUNT(rows); k++) refused(edited(rows[k].model, &unchanged, rows[k].from, rows[k].to), rows[k].status, rows[k].error, rows[k].status == TT_ERR_ARGUMENT ? "BERT config: " : "config.json'");
+        {"distilbert", "\"n_heads\": 3", "\"n_heads\": 5", TT_ERR_ARGUMENT,
+         "hidden_size 36 is not a multiple of 5 heads"},
+        {"distilbert", "\"activation\": \"gelu\"", "\"activation\": \"a long name of no activation\"",
+         TT_ERR_ARGUMENT, "' is unknown (gelu, gelu_new, relu, silu)"},};
+    for (int k = 0; k < TEST_COUNT(rows); k++)
+        refused(edited(rows[k].model, &unchanged, rows[k].from, rows[k].to), rows[k].status, rows[k].error,
+                rows[k].status == TT_ERR_ARGUMENT ? "BERT config: " : "config.json'");
     const char *folder = edited("bert", &unchanged, NULL, NULL);
     char path[1100], *text;
     size_t n;
@@ -1397,7 +1518,8 @@ TEST(broken_configs)
     char *far_away = (char *)malloc(3000);
     memset(far_away, 'x', 2999);
     far_away[2999] = 0;
-    refused(far_away, TT_ERR_ARGUMENT, "the path 'xxxx", "and 'config.json' are together longer than 1023 bytes");
+    refused(far_away, TT_ERR_ARGUMENT, "the path 'xxxx",
+            "and 'config.json' are together longer than 1023 bytes");
     free(far_away);
 }
 
@@ -1410,7 +1532,8 @@ TEST(other_activations_load)
         tt_bert m;
         snprintf(to, sizeof to, "\"hidden_act\": \"%s\"", names[k]);
         tt_context *ctx = test_open(&a);
-        CHECK(tt_bert_load(ctx, &m, edited("bert", &unchanged, "\"hidden_act\": \"gelu\"", to), 0) == TT_OK && strcmp(m.activation, names[k]) == 0);
+        CHECK(tt_bert_load(ctx, &m, edited("bert", &unchanged, "\"hidden_act\": \"gelu\"", to), 0) == TT_OK &&
+              strcmp(m.activation, names[k]) == 0);
         tt_model model = tt_bert_classifier(&m);
         tt_train_options o = golden_options("32-true", false);
         tt_trainer *r = tt_trainer_new(ctx, &model, &o);
@@ -1421,7 +1544,7 @@ TEST(other_activations_load)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ from scratch */
+/* ------------------------------------------------------------------------------------------- from scratch */
 
 TEST(new_models)
 {
@@ -1467,8 +1590,10 @@ TEST(new_models)
         c.dropout = 1.5f;
         c.activation = NULL;
         CHECK(tt_bert_new(ctx, &m, &c) == TT_ERR_ARGUMENT); /* all at once */
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "BERT config: vocab_size is 0; 100070 classes, at most 100000 are supported; hidden_size 41 is not a multiple of 4 heads; dropout 1.5 is not in [0, 1); "
-                                          "activation '(null)' is unknown");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                    "BERT config: vocab_size is 0; 100070 classes, at most 100000 are supported; hidden_size "
+                    "41 is not a multiple of 4 heads; dropout 1.5 is not in [0, 1); "
+                    "activation '(null)' is unknown");
         CHECK(ctx->n_params == 0);
         TEST_CLOSE(ctx, &a);
     }
@@ -1523,9 +1648,10 @@ TEST(without_pooler_and_types)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------------- allocation failures */
+/* ------------------------------------------------------------------------------------ allocation failures */
 
-/* Everything from loading to a saved model, with allocation number fail_at failing. How many allocations there were. */
+/* Everything from loading to a saved model, with allocation number fail_at failing. How many allocations
+   there were. */
 static long load_and_train(const char *model_name, long fail_at, const char *folder, bool *ok)
 {
     test_allocator a;

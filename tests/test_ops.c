@@ -1,17 +1,20 @@
 /* Generic tests of the ops, their gradients, and the programs made of them.
 
-   Everything hangs on one table, CASES: a line is a small program. The functions it calls (linear(), gelu(), ...) record an op
-   on a tape and, beside it, a plain float64 loop that computes the same. Two tests then run every case at every size in every
-   precision and instruction set: `reference` compares results with the loops, `gradient` compares gradients with central
-   differences of the loops. A new op is its loop below and a line in the table.
+   Everything hangs on one table, CASES: a line is a small program. The functions it calls (linear(), gelu(),
+   ...) record an op on a tape and, beside it, a plain float64 loop that computes the same. Two tests then run
+   every case at every size in every precision and instruction set: `reference` compares results with the
+   loops, `gradient` compares gradients with central differences of the loops. A new op is its loop below and
+   a line in the table.
 
-   Tolerances. f32: 2e-6 per op of the longest path, relative to the largest sum of the absolute terms of a result. bf16 keeps 8 bits
-   of mantissa, so a rounding errs by at most 2^-9: 2^-8 per op of the path (operands and result). f16 keeps 11: 2^-11. Gradients:
-   2e-5, in bf16 and f16 as many 2^-8 or 2^-11 as there are ops on the path to the loss, relative to the largest element of the
-   parameter's gradient plus, for sums that cancel, a tenth (16 bits: half) of the largest of all gradients and the largest gradient
-   that enters the case. */
+   Tolerances. f32: 2e-6 per op of the longest path, relative to the largest sum of the absolute terms of a
+   result. bf16 keeps 8 bits of mantissa, so a rounding errs by at most 2^-9: 2^-8 per op of the path
+   (operands and result). f16 keeps 11: 2^-11. Gradients: 2e-5, in bf16 and f16 as many 2^-8 or 2^-11 as there
+   are ops on the path to the loss, relative to the largest element of the parameter's gradient plus, for sums
+   that cancel, a tenth (16 bits: half) of the largest of all gradients and the largest gradient that enters
+   the case. */
 #define TINYTRAIN_IMPLEMENTATION
-#define TT__LOSS_CHUNK 5 /* so that linear_cross_entropy stands for every linear layer before a cross-entropy, in several chunks */
+/* So that linear_cross_entropy stands for every linear layer before a cross-entropy, in several chunks. */
+#define TT__LOSS_CHUNK 5
 #define TT__LOSS_WHOLE 0
 #include "tinytrain.h"
 #include "test.h"
@@ -24,7 +27,12 @@
 #define GRADIENT_F32 2e-5
 
 /* The last two, which differ from others in the residual stream only, take half of the cases. */
-typedef struct precision_case { const char *name, *residual; tt_dtype half; double rounding; bool mixed, halved; } precision_case;
+typedef struct precision_case {
+    const char *name, *residual;
+    tt_dtype half;
+    double rounding;
+    bool mixed, halved;
+} precision_case;
 static const precision_case precisions[] = {
     {"32-true", NULL, TT_F32, 0, false, false},
     {"bf16-mixed", NULL, TT_BF16, 0x1p-8, true, false},
@@ -36,16 +44,17 @@ static const precision_case precisions[] = {
 };
 enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 
-/* ----------------------------------------------------------------------------------------------------- sizes */
+/* -------------------------------------------------------------------------------------------------- sizes */
 
-enum { FIXED, ROWS, SEQS, PICKED, KINDS }; /* what the rows of a value are: an axis of the tape, or just so many */
+/* What the rows of a value are: an axis of the tape, or just so many. */
+enum { FIXED, ROWS, SEQS, PICKED, KINDS };
 
 typedef struct size_set {
     const char *name;
     int heads, head_size, out, vocab, picked;
-    int length[8];          /* of the sequences; rows is their sum                                                    */
-    const char *only;       /* a large size, for the cases of this pattern:                                            */
-    bool half;              /* ... and its gradients in the mixed precisions too                                       */
+    int length[8];          /* of the sequences; rows is their sum                                          */
+    const char *only;       /* a large size, for the cases of this pattern:                                 */
+    bool half;              /* ... and its gradients in the mixed precisions too                            */
 } size_set;
 
 static const size_set sizes[] = {
@@ -82,20 +91,21 @@ static const size_set sizes[] = {
 
 #define SIZES ((int)(sizeof sizes / sizeof sizes[0]))
 
-/* ------------------------------------------------------------------------------------------- the net of a case */
+/* -------------------------------------------------------------------------------------- the net of a case */
 
-enum { AS_INPUT, AS_PARAM, AS_GATHERED, MODES }; /* value operands: inputs; parameters; rows of parameters picked on an axis */
+/* Value operands: inputs; parameters; rows of parameters picked on an axis. */
+enum { AS_INPUT, AS_PARAM, AS_GATHERED, MODES };
 
 typedef struct node {
     void (*eval)(struct node *n);
     int in[4], kind, rows, cols, depth;
-    double *v, magnitude;   /* (rows, cols); the largest sum of absolute terms                                        */
-    int32_t *index;         /* (rows) of index inputs                                                                 */
-    uint8_t *bytes;         /* (rows, cols) of u8 inputs                                                              */
-    double a, b;            /* attributes                                                                             */
+    double *v, magnitude;   /* (rows, cols); the largest sum of absolute terms                              */
+    int32_t *index;         /* (rows) of index inputs                                                       */
+    uint8_t *bytes;         /* (rows, cols) of u8 inputs                                                    */
+    double a, b;            /* attributes                                                                   */
     int k;
     bool flag, loss, input, leaf, stale;
-    uint32_t stream;        /* of random numbers                                                                      */
+    uint32_t stream;        /* of random numbers                                                            */
     tt_value t;
     tt_param *param;
 } node;
@@ -108,7 +118,7 @@ typedef struct net {
     bool axes, train, round, has_random, differencing;
     int64_t axis[KINDS];
     uint64_t random, seed, step, micro;
-    double upstream, gain;  /* the largest gradient that enters the case (0: unknown); factors of its scales           */
+    double upstream, gain; /* the largest gradient that enters the case (0: unknown); factors of its scales */
     node nodes[128];
 } net;
 
@@ -121,7 +131,8 @@ static int new_node(void (*eval)(node *), int kind, int rows, int cols, int a, i
     n->eval = eval;
     n->in[0] = a; n->in[1] = b; n->in[2] = c;
     n->kind = kind; n->rows = rows; n->cols = cols;
-    for (int k = 0; k < 3; k++) if (g->nodes[n->in[k]].depth >= n->depth) n->depth = g->nodes[n->in[k]].depth + 1;
+    for (int k = 0; k < 3; k++)
+        if (g->nodes[n->in[k]].depth >= n->depth) n->depth = g->nodes[n->in[k]].depth + 1;
     n->v = (double *)calloc((size_t)(rows * cols), sizeof(double));
     return g->n;
 }
@@ -170,13 +181,15 @@ static int new_param(int ndim, int rows, int cols, double scale)
     snprintf(name, sizeof name, "param%d", at);
     n->param = tt_param_new(g->ctx, name, ndim, ndim == 1 ? &dims[1] : dims, zeros);
     for (int k = 0; k < rows * cols; k++) values[k] = (float)n->v[k];
-    test__check(n->param && tt_param_set(n->param, values) == TT_OK, __FILE__, __LINE__, "cannot make a parameter");
+    test__check(n->param && tt_param_set(n->param, values) == TT_OK, __FILE__, __LINE__,
+                "cannot make a parameter");
     free(values);
     g->params++;
     return at;
 }
 
-static int W(int rows, int cols) { return new_param(2, rows, cols, cols > 3 ? sqrt(3.0 / cols) : 1); } /* keeps variances */
+/* keeps variances */
+static int W(int rows, int cols) { return new_param(2, rows, cols, cols > 3 ? sqrt(3.0 / cols) : 1); }
 static int B(int n) { return new_param(1, 1, n, 1); }
 
 static int new_index(int kind, int rows, int limit)
@@ -185,7 +198,8 @@ static int new_index(int kind, int rows, int limit)
     char name[32];
     g->nodes[at].depth = 0;
     g->nodes[at].index = (int32_t *)malloc(sizeof(int32_t) * (size_t)rows);
-    for (int k = 0; k < rows; k++) g->nodes[at].index[k] = (int32_t)(test_random(&g->random) % (uint32_t)limit);
+    for (int k = 0; k < rows; k++)
+        g->nodes[at].index[k] = (int32_t)(test_random(&g->random) % (uint32_t)limit);
     snprintf(name, sizeof name, "index%d", at);
     g->nodes[at].t = tt_input(g->tape, name, TT_I32, code(kind, rows), 1);
     g->nodes[at].input = true;
@@ -235,7 +249,7 @@ static int starts(void) /* of the sequences; one input serves a net */
     return g->starts;
 }
 
-/* --------------------------------------------------------------------------------- random numbers, as documented */
+/* -------------------------------------------------------------------------- random numbers, as documented */
 
 static void philox(const uint32_t counter[4], uint64_t key, uint32_t c[4])
 {
@@ -243,7 +257,8 @@ static void philox(const uint32_t counter[4], uint64_t key, uint32_t c[4])
     memcpy(c, counter, 16);
     for (int round = 0; round < 10; round++) {
         uint64_t p0 = (uint64_t)0xD2511F53u * c[0], p1 = (uint64_t)0xCD9E8D57u * c[2];
-        uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ k0, (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ k1, (uint32_t)p0};
+        uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ k0, (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ k1,
+                            (uint32_t)p0};
         memcpy(c, next, 16);
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
@@ -252,7 +267,9 @@ static void philox(const uint32_t counter[4], uint64_t key, uint32_t c[4])
 
 static uint64_t dropout_key(uint64_t seed, uint64_t step, uint64_t micro, uint32_t stream)
 {
-    uint32_t counter[4] = {(uint32_t)step, (uint32_t)(step >> 32) ^ (2 * 0x9E3779B9u), stream, (uint32_t)micro}, u[4];
+    uint32_t counter[4] = {(uint32_t)step, (uint32_t)(step >> 32) ^ (2 * 0x9E3779B9u), stream,
+                           (uint32_t)micro},
+             u[4];
     philox(counter, seed, u);
     return (uint64_t)u[1] << 32 | u[0];
 }
@@ -272,7 +289,7 @@ static double kept(uint64_t key, uint32_t i, uint32_t j, uint32_t h, double p)
 
 static uint64_t node_key(const node *n) { return dropout_key(g->seed, g->step, g->micro, n->stream); }
 
-/* ------------------------------------------------------------------------------------------ the ops, as plain loops */
+/* -------------------------------------------------------------------------------- the ops, as plain loops */
 
 #define IN(k) (&g->nodes[n->in[k]])
 
@@ -282,7 +299,8 @@ static void record(int at, tt_value t)
 {
     node *n = &g->nodes[at];
     n->t = t;
-    for (int k = 0; k < g->tape->n_code; k++) if (g->tape->code[k].out[0] == t.id) n->stream = g->tape->code[k].random;
+    for (int k = 0; k < g->tape->n_code; k++)
+        if (g->tape->code[k].out[0] == t.id) n->stream = g->tape->code[k].random;
 }
 
 static void eval_linear(node *n)
@@ -294,7 +312,8 @@ static void eval_linear(node *n)
             double sum = b ? b[c] : 0, size = fabs(sum), part[4] = {0, 0, 0, 0};
             if (g->differencing) { /* fast, without the magnitude */
                 int k = 0;
-                for (; k + 4 <= depth; k += 4) for (int j = 0; j < 4; j++) part[j] += x[r * depth + k + j] * w[c * depth + k + j];
+                for (; k + 4 <= depth; k += 4)
+                    for (int j = 0; j < 4; j++) part[j] += x[r * depth + k + j] * w[c * depth + k + j];
                 for (; k < depth; k++) sum += x[r * depth + k] * w[c * depth + k];
                 n->v[r * n->cols + c] = sum + part[0] + part[1] + part[2] + part[3];
                 continue;
@@ -389,8 +408,10 @@ static void eval_activation(node *n)
         double x = IN(0)->v[k], y = 0;
         if (!g->differencing) n->index[k] = x > 0;
         if (n->k == TT__ACT_GELU) y = x / 2 * (1 + erf(x / sqrt(2.0)));
-        if (n->k == TT__ACT_GELU_TANH) y = x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
-        if (n->k == TT__ACT_RELU) y = (g->differencing ? n->index[k] : x > 0) ? x : 0; /* no difference across the kink */
+        if (n->k == TT__ACT_GELU_TANH)
+            y = x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+        /* No difference across the kink. */
+        if (n->k == TT__ACT_RELU) y = (g->differencing ? n->index[k] : x > 0) ? x : 0;
         if (n->k == TT__ACT_TANH) y = tanh(x);
         if (n->k == TT__ACT_SILU) y = x / (1 + exp(-x));
         n->v[k] = y;
@@ -476,7 +497,8 @@ static void eval_dropout(node *n)
     uint64_t key = node_key(n);
     for (int r = 0; r < n->rows; r++)
         for (int c = 0; c < n->cols; c++) {
-            n->v[r * n->cols + c] = IN(0)->v[r * n->cols + c] * (g->train && n->a > 0 ? kept(key, (uint32_t)r, (uint32_t)c, 0, n->a) : 1);
+            n->v[r * n->cols + c] = IN(0)->v[r * n->cols + c] *
+                                    (g->train && n->a > 0 ? kept(key, (uint32_t)r, (uint32_t)c, 0, n->a) : 1);
             note(n, n->v[r * n->cols + c]);
         }
     note(n, IN(0)->magnitude);
@@ -504,7 +526,8 @@ TEST_PLAIN static void eval_attention(node *n)
                 double most = -INFINITY, sum = 0, *out = n->v + i * width + h * size;
                 for (int j = start[s]; j < last; j++) {
                     double dot = 0;
-                    for (int c = h * size; c < (h + 1) * size; c++) dot += IN(0)->v[i * width + c] * IN(1)->v[j * width + c];
+                    for (int c = h * size; c < (h + 1) * size; c++)
+                        dot += IN(0)->v[i * width + c] * IN(1)->v[j * width + c];
                     w[j] = dot * n->a;
                     if (w[j] > most) most = w[j];
                 }
@@ -512,8 +535,10 @@ TEST_PLAIN static void eval_attention(node *n)
                 for (int c = 0; c < size; c++) out[c] = 0;
                 for (int j = start[s]; j < last; j++) {
                     double weight = w[j] / sum;
-                    if (g->train && n->b > 0) weight *= kept(key, (uint32_t)i, (uint32_t)(j - start[s]), (uint32_t)h, n->b);
-                    if (weight != 0) for (int c = 0; c < size; c++) out[c] += weight * IN(2)->v[j * width + h * size + c];
+                    if (g->train && n->b > 0)
+                        weight *= kept(key, (uint32_t)i, (uint32_t)(j - start[s]), (uint32_t)h, n->b);
+                    if (weight != 0)
+                        for (int c = 0; c < size; c++) out[c] += weight * IN(2)->v[j * width + h * size + c];
                 }
             }
     free(w);
@@ -560,7 +585,8 @@ static int mean_pool(int x)
 static void eval_set_rows(node *n)
 {
     memcpy(n->v, IN(0)->v, sizeof *n->v * (size_t)(n->rows * n->cols));
-    for (int k = 0; k < IN(1)->rows; k++) memcpy(n->v + IN(1)->index[k] * n->cols, IN(2)->v, sizeof *n->v * (size_t)n->cols);
+    for (int k = 0; k < IN(1)->rows; k++)
+        memcpy(n->v + IN(1)->index[k] * n->cols, IN(2)->v, sizeof *n->v * (size_t)n->cols);
     note(n, IN(0)->magnitude);
     note(n, IN(2)->magnitude);
 }
@@ -582,16 +608,19 @@ static void eval_patches(node *n)
             for (int c = 0; c < 3; c++)
                 for (int y = 0; y < side; y++)
                     for (int x = 0; x < side; x++) {
-                        int p = IN(1)->index[r] - 1, at = ((p / 3 * side + y) * width + p % 3 * side + x) * 3 + c;
+                        int p = IN(1)->index[r] - 1,
+                            at = ((p / 3 * side + y) * width + p % 3 * side + x) * 3 + c;
                         double mean = (float)(0.25 * (c + 1)), std = (float)(0.5 + 0.125 * c);
-                        n->v[((r * 3 + c) * side + y) * side + x] = p < 0 ? 0 : (IN(0)->bytes[s * 6 * side * side * 3 + at] / 255.0 - mean) / std;
+                        n->v[((r * 3 + c) * side + y) * side + x] =
+                            p < 0 ? 0 : (IN(0)->bytes[s * 6 * side * side * 3 + at] / 255.0 - mean) / std;
                     }
     note(n, 4);
 }
 
 static int patches(int side)
 {
-    int from = starts(), images = pixels(g->count[SEQS], 6 * side * side * 3), positions = new_index(ROWS, g->count[ROWS], 7);
+    int from = starts(), images = pixels(g->count[SEQS], 6 * side * side * 3),
+        positions = new_index(ROWS, g->count[ROWS], 7);
     int at = new_node(eval_patches, ROWS, g->count[ROWS], 3 * side * side, images, positions, 0);
     tt_patch_options o = tt_patch_options_default(2 * side, 3 * side, 3, side);
     for (int c = 0; c < 3; c++) { o.mean[c] = 0.25f * (float)(c + 1); o.std[c] = 0.5f + 0.125f * (float)c; }
@@ -662,11 +691,13 @@ static void eval_cross_entropy(node *n)
 static int cross_entropy(int logits, bool ignored, float smoothing, bool weighted)
 {
     node *x = &g->nodes[logits];
-    int targets = new_index(x->kind, x->rows, x->cols), weights = weighted ? input(x->kind, x->rows, 1, 1) : 0;
+    int targets = new_index(x->kind, x->rows, x->cols),
+        weights = weighted ? input(x->kind, x->rows, 1, 1) : 0;
     tt_cross_entropy_options o = tt_cross_entropy_options_default();
     if (ignored) o.ignore_index = -7;
     for (int r = 2; r < x->rows && ignored; r += 3) g->nodes[targets].index[r] = -7;
-    for (int r = 0; r < x->rows && weighted; r++) g->nodes[weights].v[r] = (double)(float)fabs(g->nodes[weights].v[r]) + 0.125 * (r == 0);
+    for (int r = 0; r < x->rows && weighted; r++)
+        g->nodes[weights].v[r] = (double)(float)fabs(g->nodes[weights].v[r]) + 0.125 * (r == 0);
     int at = new_node(eval_cross_entropy, FIXED, 1, 1, logits, targets, weights);
     node *n = &g->nodes[at];
     o.label_smoothing = smoothing;
@@ -698,49 +729,61 @@ static void eval_squared_error(node *n)
 static int squared_error(int x, int target, bool weighted)
 {
     int weights = weighted ? input(g->nodes[x].kind, g->nodes[x].rows, 1, 1) : 0;
-    for (int r = 0; r < g->nodes[x].rows && weighted; r++) g->nodes[weights].v[r] = fabs(g->nodes[weights].v[r]) + 0.25 * (r == 0);
+    for (int r = 0; r < g->nodes[x].rows && weighted; r++)
+        g->nodes[weights].v[r] = fabs(g->nodes[weights].v[r]) + 0.25 * (r == 0);
     int at = new_node(eval_squared_error, FIXED, 1, 1, x, target, weights);
     g->nodes[at].loss = true;
     record(at, tt_mean_squared_error(g->tape, g->nodes[x].t, g->nodes[target].t, g->nodes[weights].t));
     return at;
 }
 
-/* ------------------------------------------------------------------------------------------------------- cases */
+/* -------------------------------------------------------------------------------------------------- cases */
 
-/* X(name, the op it is for, body). R rows, D = heads x head size, O another width, C classes, S a scale of scores. V: a value operand,
-   W, B: a parameter of two dimensions, of one; I: an index. */
+/* X(name, the op it is for, body). R rows, D = heads x head size, O another width, C classes, S a scale of
+   scores. V: a value operand, W, B: a parameter of two dimensions, of one; I: an index. */
 #define CASES(X) \
     X(linear, LINEAR, return linear(V(ROWS, D), W(O, D), B(O));) \
     X(linear_no_bias, LINEAR, return linear(V(ROWS, D), W(O, D), 0);) \
     X(linear_gelu, LINEAR, return gelu(linear(V(ROWS, D), W(O, D), B(O)));) \
     X(linear_gelu_tanh, LINEAR, return gelu_tanh(linear(V(ROWS, D), W(O, D), B(O)));) \
-    X(linear_gelu_tanh_linear, LINEAR, int x = gelu(V(ROWS, D)); return gelu(linear(gelu_tanh(linear(x, W(O, D), B(O))), W(D, O), B(D)));) \
+    X(linear_gelu_tanh_linear, LINEAR, int x = gelu(V(ROWS, D)); \
+        return gelu(linear(gelu_tanh(linear(x, W(O, D), B(O))), W(D, O), B(D)));) \
     X(linear_relu, LINEAR, return relu(linear(V(ROWS, D), W(O, D), B(O)));) \
     X(linear_tanh, LINEAR, return tanh_(linear(V(ROWS, D), W(O, D), B(O)));) \
     X(linear_silu_no_bias, LINEAR, return silu(linear(V(ROWS, D), W(O, D), 0));) \
     X(linear_residual, LINEAR, return add(linear(V(ROWS, D), W(O, D), B(O)), V(ROWS, O));) \
     X(linear_residual_first, LINEAR, return add(V(ROWS, O), linear(V(ROWS, D), W(O, D), 0));) \
     X(linear_residual_of_input, LINEAR, int x = V(ROWS, D); return add(linear(x, W(D, D), B(D)), x);) \
-    X(linear_plus_linear, LINEAR, int x = V(ROWS, D); return add(linear(x, W(O, D), B(O)), linear(x, W(O, D), B(O)));) \
-    X(linear_same_weight, LINEAR, int w = W(D, D); int b = B(D); return linear(linear(V(ROWS, D), w, b), w, b);) \
+    X(linear_plus_linear, LINEAR, int x = V(ROWS, D); \
+        return add(linear(x, W(O, D), B(O)), linear(x, W(O, D), B(O)));) \
+    X(linear_same_weight, LINEAR, int w = W(D, D); int b = B(D); \
+        return linear(linear(V(ROWS, D), w, b), w, b);) \
     X(linear_bias_is_weight, LINEAR, int w = W(1, 1); return linear(V(ROWS, 1), w, w);) \
     X(linear_gelu_residual, LINEAR, int x = V(ROWS, D); return add(gelu(linear(x, W(D, D), B(D))), x);) \
     X(linear_used_twice, LINEAR, int h = linear(V(ROWS, D), W(D, D), B(D)); return add(gelu(h), h);) \
-    X(linear_weight_as_value, LINEAR, int w = W(D, D); return add(linear(V(ROWS, D), w, 0), gather_rows(param_value(w), I(ROWS, D)));) \
+    X(linear_weight_as_value, LINEAR, int w = W(D, D); \
+        return add(linear(V(ROWS, D), w, 0), gather_rows(param_value(w), I(ROWS, D)));) \
     X(embedding, EMBEDDING, return embedding(I(ROWS, C), W(C, D));) \
     X(embedding_tied, EMBEDDING, int w = W(C, D); return linear(embedding(I(ROWS, C), w), w, 0);) \
-    X(embedding_two, EMBEDDING, int w = W(C, D); return add(embedding(I(ROWS, C), w), embedding(I(ROWS, C), w));) \
-    X(embedding_sum, EMBEDDING, return layernorm(add(embedding(I(ROWS, C), W(C, D)), embedding(I(ROWS, 2), W(2, D))), B(D), B(D), 1e-2f);) \
+    X(embedding_two, EMBEDDING, int w = W(C, D); \
+        return add(embedding(I(ROWS, C), w), embedding(I(ROWS, C), w));) \
+    X(embedding_sum, EMBEDDING, \
+        return layernorm(add(embedding(I(ROWS, C), W(C, D)), embedding(I(ROWS, 2), W(2, D))), B(D), B(D), \
+        1e-2f);) \
     X(layernorm, LAYERNORM, return layernorm(V(ROWS, D), B(D), B(D), 1e-3f);) \
     X(layernorm_no_bias, LAYERNORM, return layernorm(V(ROWS, D), B(D), 0, 1e-3f);) \
-    X(layernorm_of_sum, LAYERNORM, int x = add(V(ROWS, D), V(ROWS, D)); return add(x, layernorm(x, B(D), B(D), 1e-2f));) \
-    X(layernorm_same_parameters, LAYERNORM, int w = B(D); int b = B(D); return layernorm(layernorm(V(ROWS, D), w, b, 1e-1f), w, b, 1e-1f);) \
+    X(layernorm_of_sum, LAYERNORM, int x = add(V(ROWS, D), V(ROWS, D)); \
+        return add(x, layernorm(x, B(D), B(D), 1e-2f));) \
+    X(layernorm_same_parameters, LAYERNORM, int w = B(D); int b = B(D); \
+        return layernorm(layernorm(V(ROWS, D), w, b, 1e-1f), w, b, 1e-1f);) \
     X(layernorm_weight_is_bias, LAYERNORM, int w = B(D); return layernorm(V(ROWS, D), w, w, 1e-3f);) \
     X(rmsnorm, RMSNORM, return rmsnorm(V(ROWS, D), B(D), 1e-3f);) \
     X(rmsnorm_of_sum, RMSNORM, int x = add(V(ROWS, D), V(ROWS, D)); return add(x, rmsnorm(x, B(D), 1e-2f));) \
-    X(rmsnorm_same_parameters, RMSNORM, int w = B(D); return rmsnorm(linear(rmsnorm(V(ROWS, D), w, 1e-1f), W(D, D), 0), w, 1e-1f);) \
+    X(rmsnorm_same_parameters, RMSNORM, int w = B(D); \
+        return rmsnorm(linear(rmsnorm(V(ROWS, D), w, 1e-1f), W(D, D), 0), w, 1e-1f);) \
     X(rmsnorm_slice, RMSNORM, return rmsnorm(slice(gelu(V(ROWS, D + 2)), 1, D), B(D), 1e-2f);) \
-    X(rmsnorm_of_rows, RMSNORM, int x = gelu(V(ROWS, D)); return gather_rows(rmsnorm(x, B(D), 1e-2f), I(PICKED, R));) \
+    X(rmsnorm_of_rows, RMSNORM, int x = gelu(V(ROWS, D)); \
+        return gather_rows(rmsnorm(x, B(D), 1e-2f), I(PICKED, R));) \
     X(gelu, ACTIVATION, return gelu(V(ROWS, D));) \
     X(gelu_tanh, ACTIVATION, return gelu_tanh(V(ROWS, D));) \
     X(relu, ACTIVATION, return relu(V(ROWS, D));) \
@@ -755,8 +798,10 @@ static int squared_error(int x, int target, bool weighted)
     X(add, ADD, return add(V(ROWS, D), V(ROWS, D));) \
     X(add_self, ADD, int x = V(ROWS, D); return add(x, x);) \
     X(add_self_computed, ADD, int x = gelu(V(ROWS, D)); return add(x, x);) \
-    X(add_chain, ADD, int x = V(ROWS, D); int y = add(gelu(x), x); int z = add(y, tanh_(y)); return add(add(z, y), x);) \
-    X(add_shared, ADD, int x = gelu(V(ROWS, D)); int y = gelu(V(ROWS, D)); return add(add(x, y), add(gelu(x), gelu(y)));) \
+    X(add_chain, ADD, int x = V(ROWS, D); int y = add(gelu(x), x); int z = add(y, tanh_(y)); \
+        return add(add(z, y), x);) \
+    X(add_shared, ADD, int x = gelu(V(ROWS, D)); int y = gelu(V(ROWS, D)); \
+        return add(add(x, y), add(gelu(x), gelu(y)));) \
     X(mul, MUL, return mul(V(ROWS, D), V(ROWS, D));) \
     X(mul_self, MUL, int x = V(ROWS, D); return mul(x, x);) \
     X(mul_gated, MUL, int x = V(ROWS, D); return mul(silu(linear(x, W(O, D), 0)), linear(x, W(O, D), 0));) \
@@ -764,93 +809,130 @@ static int squared_error(int x, int target, bool weighted)
     X(mul_of_rows, MUL, int x = gelu(V(ROWS, D)); return gather_rows(mul(x, tanh_(x)), I(PICKED, R));) \
     X(scale, SCALE, return scale(V(ROWS, D), 0.37f);) \
     X(scale_negative, SCALE, return scale(gelu(V(ROWS, D)), -3);) \
-    X(scale_loss, SCALE, int x = V(ROWS, D); return scale(squared_error(gelu(x), input(ROWS, R, D, 1), false), 2.5f);) \
+    X(scale_loss, SCALE, int x = V(ROWS, D); \
+        return scale(squared_error(gelu(x), input(ROWS, R, D, 1), false), 2.5f);) \
     X(dropout, DROPOUT, return dropout(V(ROWS, D), 0.3f);) \
     X(dropout_none, DROPOUT, return add(dropout(V(ROWS, D), 0), dropout(gelu(V(ROWS, D)), 0));) \
     X(dropout_residual, DROPOUT, return add(dropout(V(ROWS, D), 0.3f), V(ROWS, D));) \
     X(dropout_residual_first, DROPOUT, return add(V(ROWS, D), dropout(gelu(V(ROWS, D)), 0.5f));) \
     X(dropout_residual_of_input, DROPOUT, int x = gelu(V(ROWS, D)); return add(dropout(x, 0.1f), x);) \
-    X(dropout_linear_residual, DROPOUT, int x = V(ROWS, D); return add(dropout(linear(gelu(x), W(D, D), B(D)), 0.25f), x);) \
+    X(dropout_linear_residual, DROPOUT, int x = V(ROWS, D); \
+        return add(dropout(linear(gelu(x), W(D, D), B(D)), 0.25f), x);) \
     X(dropout_twice, DROPOUT, int x = V(ROWS, D); return add(dropout(x, 0.4f), dropout(x, 0.4f));) \
     X(attention, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, 0, 0);) \
     X(attention_causal, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), true, 0, 0);) \
     X(attention_dropout, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, 0, 0.3f);) \
-    X(attention_causal_dropout, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), true, S, 0.5f);) \
+    X(attention_causal_dropout, ATTENTION, \
+        return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), true, S, 0.5f);) \
     X(attention_scaled, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, -S, 0);) \
     X(attention_same, ATTENTION, int x = V(ROWS, D); return attention(x, x, x, false, S, 0);) \
-    X(attention_same_computed, ATTENTION, int x = gelu(V(ROWS, D)); return add(attention(x, x, x, true, S, 0.2f), x);) \
-    X(attention_same_keys_values, ATTENTION, int x = gelu(V(ROWS, D)); return attention(V(ROWS, D), x, x, true, 0, 0);) \
+    X(attention_same_computed, ATTENTION, int x = gelu(V(ROWS, D)); \
+        return add(attention(x, x, x, true, S, 0.2f), x);) \
+    X(attention_same_keys_values, ATTENTION, int x = gelu(V(ROWS, D)); \
+        return attention(V(ROWS, D), x, x, true, 0, 0);) \
     X(attention_packed, ATTENTION, int x = linear(V(ROWS, D), W(3 * D, D), B(3 * D)); \
         return attention(slice(x, 0, D), slice(x, D, D), slice(x, 2 * D, D), false, 0, 0.1f);) \
     X(attention_packed_values, ATTENTION, int x = V(ROWS, 3 * D); \
         return add(attention(slice(x, 2 * D, D), slice(x, D, D), slice(x, 0, D), true, 0, 0), slice(x, D, D));) \
     X(gather_rows, GATHER_ROWS, return gather_rows(V(ROWS, D), I(PICKED, R));) \
-    X(gather_rows_computed, GATHER_ROWS, int x = gelu(V(ROWS, D)); return add(gather_rows(x, I(PICKED, R)), gather_rows(x, I(PICKED, R)));) \
+    X(gather_rows_computed, GATHER_ROWS, int x = gelu(V(ROWS, D)); \
+        return add(gather_rows(x, I(PICKED, R)), gather_rows(x, I(PICKED, R)));) \
     X(gather_rows_slice, GATHER_ROWS, return gather_rows(slice(V(ROWS, D + 3), 2, D), I(PICKED, R));) \
-    X(rows_of_linear, LINEAR, int i = I(PICKED, R); int x = V(ROWS, D); return gather_rows(tanh_(add(linear(x, W(D, D), B(D)), x)), i);) \
-    X(rows_of_dropout, DROPOUT, int i = I(PICKED, R); int x = gelu(V(ROWS, D)); return gather_rows(add(dropout(scale(x, 2), 0.3f), x), i);) \
-    X(rows_of_layernorm, LAYERNORM, int i = I(PICKED, R); int x = linear(V(ROWS, D), W(D, D), B(D)); int y = layernorm(add(gelu(x), x), B(D), B(D), 1e-1f); \
+    X(rows_of_linear, LINEAR, int i = I(PICKED, R); int x = V(ROWS, D); \
+        return gather_rows(tanh_(add(linear(x, W(D, D), B(D)), x)), i);) \
+    X(rows_of_dropout, DROPOUT, int i = I(PICKED, R); int x = gelu(V(ROWS, D)); \
+        return gather_rows(add(dropout(scale(x, 2), 0.3f), x), i);) \
+    X(rows_of_layernorm, LAYERNORM, int i = I(PICKED, R); int x = linear(V(ROWS, D), W(D, D), B(D)); \
+        int y = layernorm(add(gelu(x), x), B(D), B(D), 1e-1f); \
         return gather_rows(add(silu(linear(y, W(D, D), 0)), dropout(y, 0.2f)), i);) \
-    X(rows_of_same, ADD, int i = I(PICKED, R); int x = gelu(V(ROWS, D)); int y = tanh_(x); return gather_rows(add(add(y, y), add(x, y)), i);) \
+    X(rows_of_same, ADD, int i = I(PICKED, R); int x = gelu(V(ROWS, D)); int y = tanh_(x); \
+        return gather_rows(add(add(y, y), add(x, y)), i);) \
     X(rows_twice, ACTIVATION, int x = gelu(V(ROWS, D)); int i = I(PICKED, R); \
         return add(gather_rows(tanh_(x), i), add(gather_rows(silu(x), i), gather_rows(gelu(x), I(PICKED, R))));) \
     X(rows_of_slice, LINEAR, int i = I(PICKED, R); int x = gelu(V(ROWS, D + O)); \
         return gather_rows(add(linear(slice(x, 0, D), W(O, D), B(O)), gelu(slice(x, D, O))), i);) \
-    X(rows_of_attention, ATTENTION, int i = I(PICKED, R); return gather_rows(attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, S, 0.2f), i);) \
+    X(rows_of_attention, ATTENTION, int i = I(PICKED, R); \
+        return gather_rows(attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, S, 0.2f), i);) \
     X(rows_of_attention_first, ATTENTION, int i = I(PICKED, g->size->length[0]); \
         return gather_rows(attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, S, 0), i);) \
     X(rows_of_attention_same, ATTENTION, int i = I(PICKED, R); int x = gelu(V(ROWS, D)); \
         return gather_rows(add(attention(linear(x, W(D, D), B(D)), x, x, false, S, 0), x), i);) \
-    X(rows_of_attention_packed, ATTENTION, int i = I(PICKED, R); int x = linear(V(ROWS, D), W(3 * D, D), B(3 * D)); \
+    X(rows_of_attention_packed, ATTENTION, int i = I(PICKED, R); \
+        int x = linear(V(ROWS, D), W(3 * D, D), B(3 * D)); \
         return gather_rows(attention(slice(x, 0, D), slice(x, D, D), slice(x, 2 * D, D), true, S, 0.1f), i);) \
-    X(rows_of_block, ATTENTION, int i = I(PICKED, R); int x = V(ROWS, D); int h = layernorm(x, B(D), B(D), 1e-1f); \
+    X(rows_of_block, ATTENTION, int i = I(PICKED, R); int x = V(ROWS, D); \
+        int h = layernorm(x, B(D), B(D), 1e-1f); \
         h = attention(linear(h, W(D, D), B(D)), linear(h, W(D, D), B(D)), linear(h, W(D, D), B(D)), true, S, 0.1f); \
         x = add(x, dropout(linear(h, W(D, D), B(D)), 0.1f)); h = layernorm(x, B(D), B(D), 1e-1f); \
         x = add(x, linear(gelu(linear(h, W(O, D), B(O))), W(D, O), B(D))); return linear(gather_rows(x, i), W(O, D), B(O));) \
     X(mean_pool, MEAN_POOL, return mean_pool(V(ROWS, D));) \
-    X(mean_pool_computed, MEAN_POOL, int x = gelu(V(ROWS, D)); return add(mean_pool(x), tanh_(mean_pool(x)));) \
+    X(mean_pool_computed, MEAN_POOL, int x = gelu(V(ROWS, D)); \
+        return add(mean_pool(x), tanh_(mean_pool(x)));) \
     X(mean_pool_slice, MEAN_POOL, int x = V(ROWS, 2 * D); return gelu(mean_pool(slice(x, D, D)));) \
     X(set_rows, SET_ROWS, return set_rows(V(ROWS, D), I(PICKED, R), B(D));) \
-    X(set_rows_computed, SET_ROWS, int x = gelu(V(ROWS, D)); return set_rows(linear(x, W(D, D), B(D)), I(PICKED, R), B(D));) \
-    X(set_rows_of_shared, SET_ROWS, int x = gelu(V(ROWS, D)); return add(set_rows(tanh_(x), I(PICKED, R), B(D)), set_rows(x, I(PICKED, R), B(D)));) \
-    X(set_rows_again, SET_ROWS, int row = B(D); return add(set_rows(set_rows(silu(V(ROWS, D)), I(PICKED, R), row), I(SEQS, R), row), V(ROWS, D));) \
+    X(set_rows_computed, SET_ROWS, int x = gelu(V(ROWS, D)); \
+        return set_rows(linear(x, W(D, D), B(D)), I(PICKED, R), B(D));) \
+    X(set_rows_of_shared, SET_ROWS, int x = gelu(V(ROWS, D)); \
+        return add(set_rows(tanh_(x), I(PICKED, R), B(D)), set_rows(x, I(PICKED, R), B(D)));) \
+    X(set_rows_again, SET_ROWS, int row = B(D); \
+        return add(set_rows(set_rows(silu(V(ROWS, D)), I(PICKED, R), row), I(SEQS, R), row), V(ROWS, D));) \
     X(set_rows_of_frozen, SET_ROWS, return set_rows(input(ROWS, R, D, 1), I(PICKED, R), B(D));) \
     X(patches, PATCHES, return linear(patches(2), W(O, 12), B(O));) \
-    X(patches_of_a_pixel, PATCHES, return linear(set_rows(add(linear(patches(1), W(D, 3), B(D)), V(ROWS, D)), I(SEQS, R), B(D)), W(O, D), 0);) \
-    X(patches_used_twice, PATCHES, int x = patches(3); return add(linear(x, W(O, 27), B(O)), tanh_(linear(x, W(O, 27), 0)));) \
+    X(patches_of_a_pixel, PATCHES, \
+        return linear(set_rows(add(linear(patches(1), W(D, 3), B(D)), V(ROWS, D)), I(SEQS, R), B(D)), \
+        W(O, D), 0);) \
+    X(patches_used_twice, PATCHES, int x = patches(3); \
+        return add(linear(x, W(O, 27), B(O)), tanh_(linear(x, W(O, 27), 0)));) \
     X(cross_entropy, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0, false);) \
     X(cross_entropy_ignored, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), true, 0, false);) \
     X(cross_entropy_smoothed, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0.1f, false);) \
     X(cross_entropy_weighted, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0, true);) \
     X(cross_entropy_all, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), true, 0.25f, true);) \
-    X(cross_entropy_linear, CROSS_ENTROPY, return cross_entropy(linear(V(ROWS, D), W(O, D), B(O)), true, 0.1f, true);) \
-    X(cross_entropy_linear_no_bias, CROSS_ENTROPY, return cross_entropy(linear(gelu(V(ROWS, D)), W(C, D), 0), false, 0, false);) \
-    X(cross_entropy_linear_all, CROSS_ENTROPY, int x = gelu(V(ROWS, D)); return cross_entropy(linear(add(x, tanh_(x)), W(C, D), B(C)), true, 0.2f, true);) \
+    X(cross_entropy_linear, CROSS_ENTROPY, \
+        return cross_entropy(linear(V(ROWS, D), W(O, D), B(O)), true, 0.1f, true);) \
+    X(cross_entropy_linear_no_bias, CROSS_ENTROPY, \
+        return cross_entropy(linear(gelu(V(ROWS, D)), W(C, D), 0), false, 0, false);) \
+    X(cross_entropy_linear_all, CROSS_ENTROPY, int x = gelu(V(ROWS, D)); \
+        return cross_entropy(linear(add(x, tanh_(x)), W(C, D), B(C)), true, 0.2f, true);) \
     X(cross_entropy_linear_tied, CROSS_ENTROPY, int w = W(C, D); \
         return cross_entropy(linear(silu(add(V(ROWS, D), embedding(I(ROWS, C), w))), w, 0), true, 0, true);) \
-    X(cross_entropy_linear_of_input, CROSS_ENTROPY, return cross_entropy(linear(input(ROWS, R, D, 1), W(C, D), B(C)), false, 0.1f, false);) \
-    X(cross_entropy_slice, CROSS_ENTROPY, return cross_entropy(slice(V(ROWS, C + 5), 3, C), true, 0.1f, false);) \
+    X(cross_entropy_linear_of_input, CROSS_ENTROPY, \
+        return cross_entropy(linear(input(ROWS, R, D, 1), W(C, D), B(C)), false, 0.1f, false);) \
+    X(cross_entropy_slice, CROSS_ENTROPY, \
+        return cross_entropy(slice(V(ROWS, C + 5), 3, C), true, 0.1f, false);) \
     X(squared_error, MEAN_SQUARED_ERROR, return squared_error(V(ROWS, D), input(ROWS, R, D, 1), false);) \
-    X(squared_error_weighted, MEAN_SQUARED_ERROR, return squared_error(V(ROWS, D), input(ROWS, R, D, 1), true);) \
-    X(squared_error_both, MEAN_SQUARED_ERROR, int x = gelu(V(ROWS, D)); return squared_error(x, add(gelu(x), V(ROWS, D)), true);) \
-    X(squared_error_slices, MEAN_SQUARED_ERROR, int x = V(ROWS, 2 * D); return squared_error(slice(x, 0, D), slice(x, D, D), false);) \
+    X(squared_error_weighted, MEAN_SQUARED_ERROR, \
+        return squared_error(V(ROWS, D), input(ROWS, R, D, 1), true);) \
+    X(squared_error_both, MEAN_SQUARED_ERROR, int x = gelu(V(ROWS, D)); \
+        return squared_error(x, add(gelu(x), V(ROWS, D)), true);) \
+    X(squared_error_slices, MEAN_SQUARED_ERROR, int x = V(ROWS, 2 * D); \
+        return squared_error(slice(x, 0, D), slice(x, D, D), false);) \
     X(slice_activation, ACTIVATION, return gelu(slice(V(ROWS, D + 5), 3, D));) \
     X(slice_overlapping, ADD, int x = V(ROWS, D + 1); return add(slice(x, 0, D), gelu(slice(x, 1, D)));) \
     X(slice_of_slice, LINEAR, return linear(slice(slice(V(ROWS, D + 9), 4, D + 4), 1, D), W(O, D), B(O));) \
-    X(slice_residual, LINEAR, int x = gelu(V(ROWS, D + O)); return add(linear(slice(x, 0, D), W(O, D), B(O)), slice(x, D, O));) \
+    X(slice_residual, LINEAR, int x = gelu(V(ROWS, D + O)); \
+        return add(linear(slice(x, 0, D), W(O, D), B(O)), slice(x, D, O));) \
     X(slice_layernorm, LAYERNORM, return layernorm(slice(V(ROWS, D + 2), 1, D), B(D), B(D), 1e-2f);) \
-    X(slice_dropout, DROPOUT, int x = gelu(V(ROWS, 2 * D)); return add(dropout(slice(x, D, D), 0.2f), slice(x, 0, D));) \
-    X(slice_of_linear, LINEAR, int x = linear(V(ROWS, D), W(2 * O, D), B(2 * O)); return add(slice(x, O, O), tanh_(slice(x, 0, O)));) \
-    X(slice_of_parameter, SCALE, int w = W(R, D + 4); return add(scale(slice(param_value(w), 1, D), 3), gelu(slice(param_value(w), 4, D)));) \
+    X(slice_dropout, DROPOUT, int x = gelu(V(ROWS, 2 * D)); \
+        return add(dropout(slice(x, D, D), 0.2f), slice(x, 0, D));) \
+    X(slice_of_linear, LINEAR, int x = linear(V(ROWS, D), W(2 * O, D), B(2 * O)); \
+        return add(slice(x, O, O), tanh_(slice(x, 0, O)));) \
+    X(slice_of_parameter, SCALE, int w = W(R, D + 4); \
+        return add(scale(slice(param_value(w), 1, D), 3), gelu(slice(param_value(w), 4, D)));) \
     X(reshape_value, ACTIVATION, return gelu(reshape(V(ROWS, D), D, R));) \
-    X(reshape_computed, LINEAR, int x = tanh_(V(ROWS, D)); return linear(reshape(x, R * D, 1), W(O, g->axes ? D : 1), B(O));) \
-    X(reshape_and_slice, ADD, int x = reshape(gelu(V(ROWS, 2 * D)), R, 2 * D); return add(slice(x, 0, D), slice(x, D, D));) \
-    X(reshape_parameter, ADD, int w = W(2, 3 * D); return add(reshape(param_value(w), 6, D), gelu(reshape(param_value(w), 6, D)));) \
-    X(residual_before_act, LINEAR, int h = linear(V(ROWS, D), W(D, D), B(D)); return add(linear(gelu(h), W(D, D), B(D)), h);) \
+    X(reshape_computed, LINEAR, int x = tanh_(V(ROWS, D)); \
+        return linear(reshape(x, R * D, 1), W(O, g->axes ? D : 1), B(O));) \
+    X(reshape_and_slice, ADD, int x = reshape(gelu(V(ROWS, 2 * D)), R, 2 * D); \
+        return add(slice(x, 0, D), slice(x, D, D));) \
+    X(reshape_parameter, ADD, int w = W(2, 3 * D); \
+        return add(reshape(param_value(w), 6, D), gelu(reshape(param_value(w), 6, D)));) \
+    X(residual_before_act, LINEAR, int h = linear(V(ROWS, D), W(D, D), B(D)); \
+        return add(linear(gelu(h), W(D, D), B(D)), h);) \
     X(slice_of_act_used_again, LINEAR, int h = gelu(linear(V(ROWS, D), W(D, D), B(D))); \
         return add(scale(linear(h, W(D, D), B(D)), 0.5f), linear(slice(h, 0, D), W(D, D), B(D)));) \
     X(cast, CAST, return gelu(cast(gelu(V(ROWS, D))));) \
-    X(block, ATTENTION, int x = V(ROWS, D); int h = layernorm(x, B(D), B(D), 1e-1f); int qkv = linear(h, W(3 * D, D), B(3 * D)); \
+    X(block, ATTENTION, int x = V(ROWS, D); int h = layernorm(x, B(D), B(D), 1e-1f); \
+        int qkv = linear(h, W(3 * D, D), B(3 * D)); \
         h = attention(slice(qkv, 0, D), slice(qkv, D, D), slice(qkv, 2 * D, D), true, S, 0.1f); \
         x = add(x, dropout(linear(h, W(D, D), B(D)), 0.1f)); h = layernorm(x, B(D), B(D), 1e-1f); \
         x = add(x, linear(gelu(linear(h, W(O, D), B(O))), W(D, O), B(D))); return linear(mean_pool(x), W(O, D), B(O));)
@@ -874,7 +956,7 @@ static const op_case cases[] = {
 
 #define CASE_COUNT ((int)(sizeof cases / sizeof cases[0]))
 
-/* --------------------------------------------------------------------------------------------- building a net */
+/* ----------------------------------------------------------------------------------------- building a net */
 
 /* isa: an instruction set's name, with _dot or _tiles behind it for bf16 products that are so computed. */
 static bool is_bf16(const char *isa) { return strchr(isa, '_') != NULL; }
@@ -906,7 +988,8 @@ static bool has_isa(const char *isa)
     return ctx != NULL;
 }
 
-static void net_open(net *to, const op_case *c, const size_set *size, const char *isa, int mode, bool axes, bool round)
+static void net_open(net *to, const op_case *c, const size_set *size, const char *isa, int mode, bool axes,
+                     bool round)
 {
     static const char *const names[KINDS] = {"", "rows", "seqs", "picked"};
     tt_context_options o = tt_context_options_default();
@@ -960,13 +1043,15 @@ static void evaluate(void)
     }
 }
 
-/* The loss of a case: its result, or its squared error, directly or through a linear layer to one column. The targets lie far
-   from the results, so that their difference, a factor of all gradients, has no rounding error of its own. */
+/* The loss of a case: its result, or its squared error, directly or through a linear layer to one column. The
+   targets lie far from the results, so that their difference, a factor of all gradients, has no rounding
+   error of its own. */
 static int loss_of(int result, bool projected)
 {
     node *n = &g->nodes[result];
     double most = 0;
-    if (n->loss) { /* a row's gradient is a difference of numbers up to 1 / rows, which may cancel altogether */
+    /* A row's gradient is a difference of numbers up to 1 / rows, which may cancel altogether. */
+    if (n->loss) {
         g->upstream = g->gain / g->nodes[n->in[0]].rows;
         return result;
     }
@@ -974,7 +1059,8 @@ static int loss_of(int result, bool projected)
     evaluate();
     int target = input(n->kind, n->rows, n->cols, 1);
     for (int k = 0; k < n->rows * n->cols; k++) if (fabs(n->v[k]) > most) most = fabs(n->v[k]);
-    for (int k = 0; k < n->rows * n->cols; k++) g->nodes[target].v[k] = (float)((most + 1) * (g->nodes[target].v[k] + (k % 2 ? 3 : -3)));
+    for (int k = 0; k < n->rows * n->cols; k++)
+        g->nodes[target].v[k] = (float)((most + 1) * (g->nodes[target].v[k] + (k % 2 ? 3 : -3)));
     g->upstream = 8 * g->gain * (most + 1) / (n->rows * n->cols);
     return squared_error(result, target, false);
 }
@@ -987,7 +1073,9 @@ static bool set_inputs(tt_program *p)
         if (!n->input) continue;
         float *values = (float *)malloc(sizeof(float) * (size_t)(n->rows * n->cols));
         for (int e = 0; e < n->rows * n->cols && !n->index; e++) values[e] = (float)n->v[e];
-        const void *data = n->index ? (const void *)n->index : n->bytes ? (const void *)n->bytes : (const void *)values;
+        const void *data = n->index ? (const void *)n->index
+                           : n->bytes ? (const void *)n->bytes
+                           : (const void *)values;
         ok = tt_set(p, n->t, data, n->rows) == TT_OK;
         free(values);
     }
@@ -1017,8 +1105,10 @@ static bool all_near(const char *what, const float *got, const double *expected,
         if (!(error <= fabs(got[worst] - expected[worst]))) worst = k;
         if (!(error <= tolerance) && error != error) break;
     }
-    return report(fabs(got[worst] - expected[worst]) <= tolerance, "%s: element %d of %d is %.9g, expected %.9g; they differ by %.3g, tolerance %.3g", what, worst, n,
-                  (double)got[worst], expected[worst], fabs(got[worst] - expected[worst]), tolerance);
+    return report(fabs(got[worst] - expected[worst]) <= tolerance,
+                  "%s: element %d of %d is %.9g, expected %.9g; they differ by %.3g, tolerance %.3g", what,
+                  worst, n, (double)got[worst], expected[worst], fabs(got[worst] - expected[worst]),
+                  tolerance);
 }
 
 static bool check_result(tt_program *p, int at, const precision_case *precision)
@@ -1027,7 +1117,10 @@ static bool check_result(tt_program *p, int at, const precision_case *precision)
     float *got = (float *)malloc(sizeof(float) * (size_t)(n->rows * n->cols));
     bool ok = tt_get(p, n->t, got, (size_t)(n->rows * n->cols)) == TT_OK;
     report(ok, "tt_get: %s", tt_error(g->ctx));
-    if (ok) ok = all_near("result", got, n->v, n->rows * n->cols, (precision->rounding > 0 ? precision->rounding : FORWARD_F32) * (1 + n->depth) * n->magnitude);
+    if (ok)
+        ok = all_near("result", got, n->v, n->rows * n->cols,
+                      (precision->rounding > 0 ? precision->rounding : FORWARD_F32) * (1 + n->depth) *
+                          n->magnitude);
     free(got);
     return ok;
 }
@@ -1044,24 +1137,31 @@ static bool fits(const op_case *c, const precision_case *precision)
 {
     double most = 0;
     for (int k = 1; k <= g->n; k++) /* losses are f32 */
-        for (int e = 0; e < g->nodes[k].rows * g->nodes[k].cols && !g->nodes[k].loss; e++) if (fabs(g->nodes[k].v[e]) > most) most = fabs(g->nodes[k].v[e]);
+        for (int e = 0; e < g->nodes[k].rows * g->nodes[k].cols && !g->nodes[k].loss; e++)
+            if (fabs(g->nodes[k].v[e]) > most) most = fabs(g->nodes[k].v[e]);
     bool ok = precision->half != TT_F16 || most < 32768;
     report(ok || strcmp(c->name, "gelu_tanh_very_far") == 0, "values of %g are more than f16 can hold", most);
     return ok;
 }
 
 /* TT_TEST_CASE='linear*': only these cases. */
-static bool asked_for(const op_case *c) { return !getenv("TT_TEST_CASE") || tt__match(getenv("TT_TEST_CASE"), c->name); }
+static bool asked_for(const op_case *c)
+{
+    return !getenv("TT_TEST_CASE") || tt__match(getenv("TT_TEST_CASE"), c->name);
+}
 
-/* The emulator is slow: each of its three builds takes another part of all combinations, the fastest the largest, but for sizes "whole_*",
-   for which asan alone has its part. TT_TEST_CASE: all, unless TT_TEST_SHARE is there too. */
+/* The emulator is slow: each of its three builds takes another part of all combinations, the fastest the
+   largest, but for sizes "whole_*", for which asan alone has its part. TT_TEST_CASE: all, unless
+   TT_TEST_SHARE is there too. */
 static bool left_out(const char *isa, const size_set *size, int combination)
 {
 #ifdef TT_EMULATE
     const int part = combination % 16;
     if (tt__match("whole_*", size->name) && strcmp(emu_build(), "asan") != 0) return false;
     if (!is_cuda(isa) || (getenv("TT_TEST_CASE") && !getenv("TT_TEST_SHARE"))) return false;
-    return strcmp(emu_build(), "plain") == 0 ? part > 5 : strcmp(emu_build(), "asan") == 0 ? part != 6 : part != 7 && part != 8;
+    return strcmp(emu_build(), "plain") == 0 ? part > 5
+           : strcmp(emu_build(), "asan") == 0 ? part != 6
+           : part != 7 && part != 8;
 #else
     (void)isa; (void)size; (void)combination;
     return false;
@@ -1080,16 +1180,18 @@ static bool fits_case(const size_set *size, const op_case *c, const char *isa)
     return asked_for(c) && rows > 0 && (!size->only || tt__match(size->only, c->name));
 }
 
-/* ----------------------------------------------------------------------------------------- test 1: reference */
+/* -------------------------------------------------------------------------------------- test 1: reference */
 
-static void reference_case(const op_case *c, const size_set *size, const char *isa, const precision_case *precision, int mode, bool axes)
+static void reference_case(const op_case *c, const size_set *size, const char *isa,
+                           const precision_case *precision, int mode, bool axes)
 {
     net n;
     tt_compile_options o = tt_compile_options_default();
     bool train = mode != AS_INPUT;
     net_open(&n, c, size, isa, mode, axes, precision->half != TT_F32);
-    snprintf(where, sizeof where, "%s, size %s, %s, %s%s, %s%s", c->name, size->name, isa, precision->name, precision->halved ? " with the other residual" : "",
-             train ? "training" : "inference", axes ? ", axes" : "");
+    snprintf(where, sizeof where, "%s, size %s, %s, %s%s, %s%s", c->name, size->name, isa, precision->name,
+             precision->halved ? " with the other residual" : "", train ? "training" : "inference",
+             axes ? ", axes" : "");
     int result = c->build(), loss = train ? loss_of(result, false) : result;
     bool used = false;
     for (int k = 0; k < g->tape->n_code; k++) used |= g->tape->code[k].op == c->op;
@@ -1111,16 +1213,21 @@ static void reference_case(const op_case *c, const size_set *size, const char *i
 
 static void reference(const char *isa)
 {
-    if (!has_isa(isa)) SKIP(is_cuda(isa) ? "this build is without TINYTRAIN_CUDA" : "this CPU does not have it");
+    if (!has_isa(isa))
+        SKIP(is_cuda(isa) ? "this build is without TINYTRAIN_CUDA" : "this CPU does not have it");
     for (int c = 0; c < CASE_COUNT; c++)
         for (int s = 0; s < SIZES; s++) {
             if (!fits_case(&sizes[s], &cases[c], isa)) continue;
             for (int k = 0; k < PRECISIONS; k++) {
                 const precision_case *p = &precisions[k];
-                if (left_out(isa, &sizes[s], c + s + k) || (is_bf16(isa) && p->half != TT_BF16) || (p->halved && (sizes[s].only || (c + s) % 2))) continue;
-                if (!sizes[s].only || p->mixed || k == 0) reference_case(&cases[c], &sizes[s], isa, p, AS_INPUT, true);
+                if (left_out(isa, &sizes[s], c + s + k) || (is_bf16(isa) && p->half != TT_BF16) ||
+                    (p->halved && (sizes[s].only || (c + s) % 2)))
+                    continue;
+                if (!sizes[s].only || p->mixed || k == 0)
+                    reference_case(&cases[c], &sizes[s], isa, p, AS_INPUT, true);
                 if (sizes[s].only) continue;
-                if ((p->mixed && !p->halved) || k == 0) reference_case(&cases[c], &sizes[s], isa, p, AS_INPUT, false);
+                if ((p->mixed && !p->halved) || k == 0)
+                    reference_case(&cases[c], &sizes[s], isa, p, AS_INPUT, false);
                 reference_case(&cases[c], &sizes[s], isa, p, AS_GATHERED, true);
             }
         }
@@ -1135,14 +1242,15 @@ TEST(reference_neon) { reference("neon"); }
 TEST(reference_neon_dot) { reference("neon_dot"); }
 TEST(reference_cuda) { reference("cuda"); }
 
-/* ------------------------------------------------------------------------------------------ test 2: gradient */
+/* --------------------------------------------------------------------------------------- test 2: gradient */
 
 typedef struct expected { /* gradients of a net's parameters, one after another, for micro-batches 0 and 1 */
     double *grad[2], *direction;
     int size;
 } expected;
 
-static expected known[CASE_COUNT][SIZES][MODES][2]; /* the same for all instruction sets and 16-bit precisions */
+/* The same for all instruction sets and 16-bit precisions. */
+static expected known[CASE_COUNT][SIZES][MODES][2];
 static bool ran[TT__OP_COUNT];
 
 /* The loss after a change of parameter k: evaluates what depends on it. */
@@ -1150,13 +1258,15 @@ static double loss_at(int loss, int k)
 {
     for (int i = 1; i <= g->n; i++) {
         node *n = &g->nodes[i];
-        n->stale = i == k || (n->eval && (g->nodes[n->in[0]].stale || g->nodes[n->in[1]].stale || g->nodes[n->in[2]].stale));
+        n->stale = i == k || (n->eval && (g->nodes[n->in[0]].stale || g->nodes[n->in[1]].stale ||
+                                          g->nodes[n->in[2]].stale));
         if (n->stale && n->eval) n->eval(n);
     }
     return g->nodes[loss].v[0];
 }
 
-/* Of many elements only the derivative along one random direction is compared: two evaluations instead of thousands. */
+/* Of many elements only the derivative along one random direction is compared: two evaluations instead of
+   thousands. */
 static bool by_direction(const node *n) { return g->size->only || n->rows * n->cols > 400; }
 
 static void difference(expected *e, int loss)
@@ -1169,7 +1279,8 @@ static void difference(expected *e, int loss)
     evaluate();
     g->differencing = true;
     for (int micro = 0; micro < (g->has_random ? 2 : 1); micro++) {
-        double *grad = e->grad[micro] = (double *)calloc((size_t)size, sizeof(double)), *direction = e->direction;
+        double *grad = e->grad[micro] = (double *)calloc((size_t)size, sizeof(double)),
+               *direction = e->direction;
         g->micro = (uint64_t)micro;
         evaluate();
         for (int k = 1; k <= g->n; k++) {
@@ -1180,7 +1291,10 @@ static void difference(expected *e, int loss)
             double l[2];
             for (int x = 0; x < count && !along; x++) {
                 double old = n->v[x];
-                for (int side = 0; side < 2; side++) { n->v[x] = old + (side ? h : -h); l[side] = loss_at(loss, k); }
+                for (int side = 0; side < 2; side++) {
+                    n->v[x] = old + (side ? h : -h);
+                    l[side] = loss_at(loss, k);
+                }
                 n->v[x] = old;
                 if (x == count - 1) loss_at(loss, k);
                 grad[x] = (l[1] - l[0]) / (2 * h);
@@ -1203,8 +1317,10 @@ static void difference(expected *e, int loss)
     g->differencing = false;
 }
 
-/* Compares a parameter's gradient (its first is number `at` of the net's) with the mean of what micro-batches 0..micros-1 have. */
-static void check_gradient(const expected *e, const node *n, int at, const float *got, int micros, const precision_case *precision, const char *what)
+/* Compares a parameter's gradient (its first is number `at` of the net's) with the mean of what micro-batches
+   0..micros-1 have. */
+static void check_gradient(const expected *e, const node *n, int at, const float *got, int micros,
+                           const precision_case *precision, const char *what)
 {
     int count = n->rows * n->cols;
     bool along = by_direction(n);
@@ -1212,36 +1328,50 @@ static void check_gradient(const expected *e, const node *n, int at, const float
     double relative = precision->rounding > 0 ? precision->rounding * g->nodes[g->n].depth : GRADIENT_F32;
     float dot = 0;
     for (int k = 0; k < count; k++) {
-        mean[k] = e->grad[1] && micros == 2 ? (e->grad[0][at + k] + e->grad[1][at + k]) / 2 : e->grad[0][at + k];
+        mean[k] = e->grad[1] && micros == 2 ? (e->grad[0][at + k] + e->grad[1][at + k]) / 2
+                                            : e->grad[0][at + k];
         if (fabs(mean[k]) > most) most = fabs(mean[k]);
     }
-    for (int k = 0; k < e->size; k++) if (fabs(e->grad[0][k]) > most_of_all) most_of_all = fabs(e->grad[0][k]);
+    for (int k = 0; k < e->size; k++)
+        if (fabs(e->grad[0][k]) > most_of_all) most_of_all = fabs(e->grad[0][k]);
     if (along) {
         double sum = 0, size = 0;
-        for (int k = 0; k < count; k++) { sum += got[k] * e->direction[at + k]; size += fabs(got[k] * e->direction[at + k]); }
+        for (int k = 0; k < count; k++) {
+            sum += got[k] * e->direction[at + k];
+            size += fabs(got[k] * e->direction[at + k]);
+        }
         dot = (float)sum;
         most = size / sqrt((double)count) + fabs(sum);
         if (most > most_of_all) most_of_all = most;
     }
-    all_near(what, along ? &dot : got, mean, along ? 1 : count, relative * (most + (precision->rounding > 0 ? 0.5 : 0.1) * most_of_all + g->upstream) + 1e-9);
+    all_near(what, along ? &dot : got, mean, along ? 1 : count,
+             relative * (most + (precision->rounding > 0 ? 0.5 : 0.1) * most_of_all + g->upstream) + 1e-9);
     free(mean);
 }
 
-static void note_ops(const tt_program *p) { for (int k = 0; k < p->built.t->n_code; k++) ran[p->built.t->code[k].op] = true; }
+static void note_ops(const tt_program *p)
+{
+    for (int k = 0; k < p->built.t->n_code; k++) ran[p->built.t->code[k].op] = true;
+}
 
-/* Runs `micros` micro-batches of the same inputs, checks the gradients of all trainable parameters after each. */
-static void check_accumulated(tt_program *p, const expected *e, int micros, const precision_case *precision, const char *what)
+/* Runs `micros` micro-batches of the same inputs, checks the gradients of all trainable parameters after
+   each. */
+static void check_accumulated(tt_program *p, const expected *e, int micros, const precision_case *precision,
+                              const char *what)
 {
     char name[96];
     for (int micro = 0; micro < micros; micro++) {
-        if (!report(set_inputs(p) && tt_micro_step(p, NULL) == TT_OK, "%s: %s", what, tt_error(g->ctx))) return;
+        if (!report(set_inputs(p) && tt_micro_step(p, NULL) == TT_OK, "%s: %s", what, tt_error(g->ctx)))
+            return;
         for (int k = 1, at = 0; k <= g->n; k++) {
             node *n = &g->nodes[k];
             if (!n->param) continue;
             if (!tt_param_frozen(n->param)) {
                 float *got = (float *)malloc(sizeof(float) * (size_t)(n->rows * n->cols));
-                snprintf(name, sizeof name, "%s, gradient of %s after %d micro-batches", what, tt_param_name(n->param), micro + 1);
-                if (report(tt_get_gradient(p, n->param, got) == TT_OK, "%s: %s", name, tt_error(g->ctx))) check_gradient(e, n, at, got, micro + 1, precision, name);
+                snprintf(name, sizeof name, "%s, gradient of %s after %d micro-batches", what,
+                         tt_param_name(n->param), micro + 1);
+                if (report(tt_get_gradient(p, n->param, got) == TT_OK, "%s: %s", name, tt_error(g->ctx)))
+                    check_gradient(e, n, at, got, micro + 1, precision, name);
                 free(got);
             }
             at += n->rows * n->cols;
@@ -1278,15 +1408,16 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
     bool half = precision->half != TT_F32, large = sizes[s].only != NULL;
     expected *e = &known[c][s][mode][half];
     net_open(&n, &cases[c], &sizes[s], isa, mode, mode == AS_GATHERED, half);
-    snprintf(where, sizeof where, "%s, size %s, %s, %s%s%s", cases[c].name, sizes[s].name, isa, precision->name, precision->halved ? " with the other residual" : "",
-             g->axes ? ", axes" : "");
+    snprintf(where, sizeof where, "%s, size %s, %s, %s%s%s", cases[c].name, sizes[s].name, isa,
+             precision->name, precision->halved ? " with the other residual" : "", g->axes ? ", axes" : "");
     int loss = loss_of(cases[c].build(), mode == AS_GATHERED);
     g->train = true;
     evaluate();
     bool wanted = fits(&cases[c], precision);
     compile_in(&o, isa, precision);
     o.loss_scale.init = 65536;
-    while (o.loss_scale.init > 1 && o.loss_scale.init * g->upstream > 256) o.loss_scale.init /= 2; /* room for the sums of the backward */
+    /* Room for the sums of the backward. */
+    while (o.loss_scale.init > 1 && o.loss_scale.init * g->upstream > 256) o.loss_scale.init /= 2;
     o.accumulate = true;
     tt_program *p = wanted ? tt_compile(g->tape, g->nodes[loss].t, &o) : NULL, *q = NULL;
     if (wanted && report(p != NULL, "%s", tt_error(g->ctx))) {
@@ -1325,7 +1456,8 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
 
 static void gradient(const char *isa)
 {
-    if (!has_isa(isa)) SKIP(is_cuda(isa) ? "this build is without TINYTRAIN_CUDA" : "this CPU does not have it");
+    if (!has_isa(isa))
+        SKIP(is_cuda(isa) ? "this build is without TINYTRAIN_CUDA" : "this CPU does not have it");
     for (int c = 0; c < CASE_COUNT; c++)
         for (int s = 0; s < SIZES; s++) {
             if (!fits_case(&sizes[s], &cases[c], isa)) continue;
@@ -1333,7 +1465,8 @@ static void gradient(const char *isa)
                 for (int mode = AS_PARAM; mode <= AS_GATHERED; mode++) {
                     const precision_case *p = &precisions[k];
                     if (sizes[s].only && k > 0 && !(sizes[s].half && p->mixed && !p->halved)) continue;
-                    bool wanted = sizes[s].only ? mode == AS_GATHERED : k == 0 || (c + s) % 2 == mode - AS_PARAM;
+                    bool wanted = sizes[s].only ? mode == AS_GATHERED
+                                                : k == 0 || (c + s) % 2 == mode - AS_PARAM;
                     if (p->halved) wanted = (c + s) % 4 == mode;
                     if (left_out(isa, &sizes[s], c + s + k)) wanted = false;
                     if (wanted && (!is_bf16(isa) || p->half == TT_BF16)) gradient_case(c, s, isa, p, mode);
@@ -1367,7 +1500,8 @@ TEST(every_op_has_a_case)
     }
 }
 
-/* Far from 0 an activation is x, 0, 1 or -1, and its derivative 1 or 0: nothing may be left of 1 - 1 and multiplied by a large x. */
+/* Far from 0 an activation is x, 0, 1 or -1, and its derivative 1 or 0: nothing may be left of 1 - 1 and
+   multiplied by a large x. */
 TEST(activations_far_from_zero)
 {
     static const char *const isa[] = {"portable", "avx2", "avx512", "neon"};
@@ -1382,7 +1516,8 @@ TEST(activations_far_from_zero)
             tt_compile_options o = tt_compile_options_default();
             tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros);
             tt_tape *t = tt_tape_new(ctx);
-            tt_value y = tt__activation(t, tt_param_value(t, w), act), target = tt_input(t, "target", TT_F32, 1, 8);
+            tt_value y = tt__activation(t, tt_param_value(t, w), act),
+                     target = tt_input(t, "target", TT_F32, 1, 8);
             tt_value loss = tt_mean_squared_error(t, y, target, tt__handle(0));
             float far[8], got[8], gradient_of[8];
             tt_output(t, y);
@@ -1390,12 +1525,15 @@ TEST(activations_far_from_zero)
             o.accumulate = true;
             tt_program *p = tt_compile(t, loss, &o);
             for (int c = 0; c < 8; c++) far[c] = -4e12f; /* the gradient that enters: 1e12 */
-            if (CHECK(p && tt_set(p, target, far, 1) == TT_OK && tt_micro_step(p, NULL) == TT_OK && tt_get(p, y, got, 8) == TT_OK && tt_get_gradient(p, w, gradient_of) == TT_OK))
+            if (CHECK(p && tt_set(p, target, far, 1) == TT_OK && tt_micro_step(p, NULL) == TT_OK &&
+                      tt_get(p, y, got, 8) == TT_OK && tt_get_gradient(p, w, gradient_of) == TT_OK))
                 for (int c = 0; c < 8; c++) {
                     double limit = act == TT__ACT_TANH ? (x[c] > 0 ? 1 : -1) : x[c] > 0 ? x[c] : 0;
                     snprintf(where, sizeof where, "%s(%g), %s", tt__act_name(act), (double)x[c], isa[k]);
-                    report(fabs(got[c] - limit) <= 1e-12 * fabs((double)x[c]), "is %.9g, expected %.9g", (double)got[c], limit);
-                    report(fabs(gradient_of[c] / 1e12 - (act == TT__ACT_TANH ? 0 : limit > 0)) <= 0.003, "has the derivative %.9g", gradient_of[c] / 1e12);
+                    report(fabs(got[c] - limit) <= 1e-12 * fabs((double)x[c]), "is %.9g, expected %.9g",
+                           (double)got[c], limit);
+                    report(fabs(gradient_of[c] / 1e12 - (act == TT__ACT_TANH ? 0 : limit > 0)) <= 0.003,
+                           "has the derivative %.9g", gradient_of[c] / 1e12);
                 }
             tt_program_free(p);
             tt_tape_free(t);
@@ -1403,9 +1541,10 @@ TEST(activations_far_from_zero)
         }
 }
 
-/* ------------------------------------------------------------------------------------------------------ dropout */
+/* ------------------------------------------------------------------------------------------------ dropout */
 
-/* Masks are those of the documented generator in every step and micro-batch, the same when run again, different elsewhere. */
+/* Masks are those of the documented generator in every step and micro-batch, the same when run again,
+   different elsewhere. */
 TEST(dropout_masks)
 {
     static const size_set size = {"masks", 3, 37, 1, 1, 1, {150, 50}, NULL, false};
@@ -1421,7 +1560,8 @@ TEST(dropout_masks)
             op_case c = {"masks", TT__OP_DROPOUT, NULL};
             o.accumulate = accumulate;
             net_open(&n, &c, &size, "portable", AS_PARAM, false, false);
-            int x = V(ROWS, g->d), y = dropout(x, 0.1f), z = dropout(y, 0.25f), count = 200 * g->d, loss = loss_of(z, false);
+            int x = V(ROWS, g->d), y = dropout(x, 0.1f), z = dropout(y, 0.25f), count = 200 * g->d,
+                loss = loss_of(z, false);
             float *got = (float *)malloc(sizeof(float) * (size_t)count);
             tt_output(g->tape, g->nodes[y].t);
             tt_output(g->tape, g->nodes[z].t);
@@ -1429,7 +1569,8 @@ TEST(dropout_masks)
             tt_program *p = tt_compile(g->tape, g->nodes[loss].t, &o);
             for (int k = 0; k < 4 && CHECK(p != NULL); k++) {
                 long kept_elements = 0;
-                snprintf(where, sizeof where, "dropout, run %d, %s", k, accumulate ? "micro-batches" : "steps");
+                snprintf(where, sizeof where, "dropout, run %d, %s", k,
+                         accumulate ? "micro-batches" : "steps");
                 g->step = accumulate ? 0 : (uint64_t)k;
                 g->micro = accumulate ? (uint64_t)k : 0;
                 evaluate();
@@ -1443,7 +1584,8 @@ TEST(dropout_masks)
                 first[k] = sum;
                 for (int j = 0; j < k; j++) report(first[j] != sum, "two runs have the same mask");
                 double p_kept = 0.9 * 0.75;
-                CHECK_NEAR((double)kept_elements / count, p_kept, 4 * sqrt(p_kept * (1 - p_kept) / count) + 2.0 / 65536);
+                CHECK_NEAR((double)kept_elements / count, p_kept,
+                           4 * sqrt(p_kept * (1 - p_kept) / count) + 2.0 / 65536);
             }
             free(got);
             tt_program_free(p);
@@ -1451,7 +1593,7 @@ TEST(dropout_masks)
         }
 }
 
-/* ------------------------------------------------------------------------------------------------ a small model */
+/* ------------------------------------------------------------------------------------------ a small model */
 
 enum { MODEL_TOKENS = 640, MODEL_SEQS = 16, MODEL_WIDTH = 24, MODEL_VOCAB = 40, MODEL_CLASSES = 4 };
 
@@ -1466,7 +1608,8 @@ typedef struct batch {
     int32_t ids[MODEL_TOKENS], start[MODEL_SEQS + 1], labels[MODEL_SEQS];
 } batch;
 
-static tt_param *model_param(tt_context *ctx, const char *part, int layer, int rows, int cols, tt_init_kind kind)
+static tt_param *model_param(tt_context *ctx, const char *part, int layer, int rows, int cols,
+                             tt_init_kind kind)
 {
     char name[64];
     int64_t dims[2] = {rows, cols};
@@ -1493,17 +1636,25 @@ static void model_open(model *m, int threads, float p)
     m->labels = tt_input(t, "labels", TT_I32, seqs, 1);
     tt_value x = tt_embedding(t, m->ids, model_param(ctx, "embedding", 0, MODEL_VOCAB, D, TT_INIT_NORMAL));
     for (int l = 0; l < 2; l++) {
-        tt_value h = tt_layernorm(t, x, model_param(ctx, "norm1.weight", l, 1, D, TT_INIT_ONES), model_param(ctx, "norm1.bias", l, 1, D, TT_INIT_ZEROS), 1e-5f);
-        tt_value qkv = tt_linear(t, h, model_param(ctx, "qkv.weight", l, 3 * D, D, TT_INIT_NORMAL), model_param(ctx, "qkv.bias", l, 1, 3 * D, TT_INIT_ZEROS));
-        h = tt_attention(t, tt_slice(t, qkv, 0, D), tt_slice(t, qkv, D, D), tt_slice(t, qkv, 2 * D, D), m->start, &a);
-        h = tt_linear(t, h, model_param(ctx, "out.weight", l, D, D, TT_INIT_NORMAL), model_param(ctx, "out.bias", l, 1, D, TT_INIT_ZEROS));
+        tt_value h = tt_layernorm(t, x, model_param(ctx, "norm1.weight", l, 1, D, TT_INIT_ONES),
+                                  model_param(ctx, "norm1.bias", l, 1, D, TT_INIT_ZEROS), 1e-5f);
+        tt_value qkv = tt_linear(t, h, model_param(ctx, "qkv.weight", l, 3 * D, D, TT_INIT_NORMAL),
+                                 model_param(ctx, "qkv.bias", l, 1, 3 * D, TT_INIT_ZEROS));
+        h = tt_attention(t, tt_slice(t, qkv, 0, D), tt_slice(t, qkv, D, D), tt_slice(t, qkv, 2 * D, D),
+                         m->start, &a);
+        h = tt_linear(t, h, model_param(ctx, "out.weight", l, D, D, TT_INIT_NORMAL),
+                      model_param(ctx, "out.bias", l, 1, D, TT_INIT_ZEROS));
         x = tt_add(t, x, tt_dropout(t, h, p));
-        h = tt_layernorm(t, x, model_param(ctx, "norm2.weight", l, 1, D, TT_INIT_ONES), model_param(ctx, "norm2.bias", l, 1, D, TT_INIT_ZEROS), 1e-5f);
-        h = tt_gelu(t, tt_linear(t, h, model_param(ctx, "up.weight", l, 2 * D, D, TT_INIT_NORMAL), model_param(ctx, "up.bias", l, 1, 2 * D, TT_INIT_ZEROS)));
-        h = tt_linear(t, h, model_param(ctx, "down.weight", l, D, 2 * D, TT_INIT_NORMAL), model_param(ctx, "down.bias", l, 1, D, TT_INIT_ZEROS));
+        h = tt_layernorm(t, x, model_param(ctx, "norm2.weight", l, 1, D, TT_INIT_ONES),
+                         model_param(ctx, "norm2.bias", l, 1, D, TT_INIT_ZEROS), 1e-5f);
+        h = tt_gelu(t, tt_linear(t, h, model_param(ctx, "up.weight", l, 2 * D, D, TT_INIT_NORMAL),
+                                 model_param(ctx, "up.bias", l, 1, 2 * D, TT_INIT_ZEROS)));
+        h = tt_linear(t, h, model_param(ctx, "down.weight", l, D, 2 * D, TT_INIT_NORMAL),
+                      model_param(ctx, "down.bias", l, 1, D, TT_INIT_ZEROS));
         x = tt_add(t, x, tt_dropout(t, h, p));
     }
-    x = tt_linear(t, tt_mean_pool(t, x, m->start), model_param(ctx, "classes", 0, MODEL_CLASSES, D, TT_INIT_NORMAL), NULL);
+    x = tt_linear(t, tt_mean_pool(t, x, m->start),
+                  model_param(ctx, "classes", 0, MODEL_CLASSES, D, TT_INIT_NORMAL), NULL);
     m->loss = tt_cross_entropy(t, x, m->labels, NULL);
 }
 
@@ -1526,7 +1677,8 @@ static batch make_batch(int seqs, int longest, uint64_t seed)
         b.labels[s] = (int32_t)(test_random(&seed) % MODEL_CLASSES);
         for (int k = 0; k < length; k++) {
             bool leans = test_random(&seed) % 10 < 5;
-            b.ids[b.rows++] = (int32_t)(leans ? (uint32_t)b.labels[s] * 10 + test_random(&seed) % 10 : test_random(&seed) % MODEL_VOCAB);
+            b.ids[b.rows++] = (int32_t)(leans ? (uint32_t)b.labels[s] * 10 + test_random(&seed) % 10
+                                              : test_random(&seed) % MODEL_VOCAB);
         }
         b.start[s + 1] = b.rows;
     }
@@ -1535,7 +1687,9 @@ static batch make_batch(int seqs, int longest, uint64_t seed)
 
 static bool model_set(const model *m, tt_program *p, const batch *b)
 {
-    return tt_set(p, m->ids, b->ids, b->rows) == TT_OK && tt_set(p, m->start, b->start, b->seqs + 1) == TT_OK && tt_set(p, m->labels, b->labels, b->seqs) == TT_OK;
+    return tt_set(p, m->ids, b->ids, b->rows) == TT_OK &&
+           tt_set(p, m->start, b->start, b->seqs + 1) == TT_OK &&
+           tt_set(p, m->labels, b->labels, b->seqs) == TT_OK;
 }
 
 /* All parameters, one after another; *size of them. To be freed. */
@@ -1552,7 +1706,10 @@ static float *all_params(tt_context *ctx, size_t *size)
     return values;
 }
 
-static bool same_params(const float *a, const float *b, size_t n) { return memcmp(a, b, sizeof(float) * n) == 0; }
+static bool same_params(const float *a, const float *b, size_t n)
+{
+    return memcmp(a, b, sizeof(float) * n) == 0;
+}
 
 TEST(same_bits_for_any_number_of_threads)
 {
@@ -1581,7 +1738,8 @@ TEST(same_bits_for_any_number_of_threads)
             else {
                 snprintf(where, sizeof where, "%s, %d threads", precisions[precision].name, threads[k]);
                 report(same_params(first, now, n), "the parameters have other bits than with one thread");
-                report(stats.loss == first_stats.loss && stats.grad_norm == first_stats.grad_norm, "loss or gradient norm differ from one thread's");
+                report(stats.loss == first_stats.loss && stats.grad_norm == first_stats.grad_norm,
+                       "loss or gradient norm differ from one thread's");
                 free(now);
             }
             tt_program_free(p);
@@ -1591,7 +1749,7 @@ TEST(same_bits_for_any_number_of_threads)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------- precision */
+/* ---------------------------------------------------------------------------------------------- precision */
 
 /* The mean loss of the last 20 of 60 steps; the first losses; steps skipped. */
 static double train_model(int precision, double first[10], int64_t *skipped)
@@ -1616,8 +1774,9 @@ static double train_model(int precision, double first[10], int64_t *skipped)
     return last;
 }
 
-/* The mean loss of the last 20 of 60 steps: within 0.05 of that of 32-true, which is far below that of guessing. The losses of the first
-   ten steps, of about 1.5, differ by what rounds in two layers: 2^-8 and 2^-11 in each of 16 ops. */
+/* The mean loss of the last 20 of 60 steps: within 0.05 of that of 32-true, which is far below that of
+   guessing. The losses of the first ten steps, of about 1.5, differ by what rounds in two layers: 2^-8 and
+   2^-11 in each of 16 ops. */
 TEST(precisions_train_alike)
 {
     double first[10], others[10];
@@ -1627,7 +1786,8 @@ TEST(precisions_train_alike)
     for (int k = 1; k < PRECISIONS; k++) {
         CHECK_NEAR(train_model(k, others, &skipped), loss, 0.05);
         CHECK(skipped == 0); /* so that steps can be compared */
-        for (int step = 0; step < 10; step++) CHECK_NEAR(others[step], first[step], 16 * precisions[k].rounding * 1.5);
+        for (int step = 0; step < 10; step++)
+            CHECK_NEAR(others[step], first[step], 16 * precisions[k].rounding * 1.5);
     }
 }
 
@@ -1646,11 +1806,13 @@ static uint16_t f16_stochastic(float x, uint32_t r)
     if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 65504 and more */
     if (magnitude >= 0x38800000u) return (uint16_t)(sign | ((magnitude - 0x38000000u + (r & 0x1fff)) >> 13));
     float units = tt__float(magnitude) * 0x1p24f; /* of the subnormals; exact */
-    return (uint16_t)(sign | ((uint32_t)units + ((units - (float)(uint32_t)units) * 65536 + (float)(r & 0xffff) >= 65536)));
+    return (uint16_t)(sign | ((uint32_t)units +
+                              ((units - (float)(uint32_t)units) * 65536 + (float)(r & 0xffff) >= 65536)));
 }
 
-/* Every step moves 16-bit parameters of 1.5 by a 64th of their unit in the last place, u = 2^-7 or 2^-10. Rounding to nearest would leave
-   them where they are; stochastic rounding moves their mean as exact arithmetic does, up to 5 standard deviations of u / sqrt(4096). */
+/* Every step moves 16-bit parameters of 1.5 by a 64th of their unit in the last place, u = 2^-7 or 2^-10.
+   Rounding to nearest would leave them where they are; stochastic rounding moves their mean as exact
+   arithmetic does, up to 5 standard deviations of u / sqrt(4096). */
 TEST(stochastic_rounding_is_unbiased)
 {
     enum { N = 4096 };
@@ -1665,7 +1827,8 @@ TEST(stochastic_rounding_is_unbiased)
         tt_init zeros = {TT_INIT_ZEROS, 0};
         tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros);
         tt_tape *t = tt_tape_new(ctx);
-        tt_value y = tt_input(t, "y", TT_F32, 64, 64), loss = tt_mean_squared_error(t, tt_param_value(t, w), y, tt__handle(0));
+        tt_value y = tt_input(t, "y", TT_F32, 64, 64),
+                 loss = tt_mean_squared_error(t, tt_param_value(t, w), y, tt__handle(0));
         tt_compile_options o = tt_compile_options_default();
         double exact = 1.5, mean = 0;
         o.precision = f16 ? "16-true" : "bf16-true";
@@ -1706,7 +1869,9 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
     tt__launch l = *host;
     tt__device *d = b->open(tt__cpu_of(host)->ctx, 0, error, sizeof error);
     bool ok = report(d != NULL, "%s", error);
-    if (ok && workspace) ok = (l.workspace = memory[WORKSPACE] = b->allocate(d, workspace)) && (l.resident = memory[RESIDENT] = b->allocate(d, TT__CUDA_RESIDENT));
+    if (ok && workspace)
+        ok = (l.workspace = memory[WORKSPACE] = b->allocate(d, workspace)) &&
+             (l.resident = memory[RESIDENT] = b->allocate(d, TT__CUDA_RESIDENT));
     for (int to = 0; to < 2; to++) {
         for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT && ok; k++) {
             tt__mat *m = k < TT__MAX_IN ? &l.in[k] : &l.out[k - TT__MAX_IN];
@@ -1714,7 +1879,9 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
             size_t bytes = (size_t)(h->rows * h->ld) * tt_dtype_bytes(h->dtype);
             if (!h->data) continue;
             if (to) ok = b->read(d, h->data, m->data, bytes) == TT_OK;
-            else ok = (m->data = memory[k] = b->allocate(d, bytes)) != NULL && b->write(d, m->data, h->data, bytes) == TT_OK && b->wait(d) == TT_OK;
+            else
+                ok = (m->data = memory[k] = b->allocate(d, bytes)) != NULL &&
+                     b->write(d, m->data, h->data, bytes) == TT_OK && b->wait(d) == TT_OK;
         }
         if (ok && !to) ok = b->launch(d, &l, 1) == TT_OK;
     }
@@ -1724,23 +1891,33 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
     return ok;
 }
 #else
-static bool run_on_cuda(const tt__launch *host, size_t workspace) { (void)host; (void)workspace; return false; }
+static bool run_on_cuda(const tt__launch *host, size_t workspace)
+{
+    (void)host;
+    (void)workspace;
+    return false;
+}
 #endif
 
-/* Each instruction set rounds as the functions above do with the documented numbers: halves of the words of Philox counter {element / 8}
-   under the key of step, tensor and instruction. From 0 with a rate of 1, a step of SGD leaves the gradient's negative: numbers of every
-   size, near the limits of both dtypes, infinite and not a number, in a last chunk that is no whole number of vectors. */
+/* Each instruction set rounds as the functions above do with the documented numbers: halves of the words of
+   Philox counter {element / 8} under the key of step, tensor and instruction. From 0 with a rate of 1, a step
+   of SGD leaves the gradient's negative: numbers of every size, near the limits of both dtypes, infinite and
+   not a number, in a last chunk that is no whole number of vectors. */
 TEST(stochastic_rounding_of_each_isa)
 {
     enum { N = 2 * TT__CHUNK + 1237 };
     static const char *const isa[] = {"portable", "avx2", "avx512", "neon", "cuda"};
-    static const uint32_t edges[] = {0, 0x80000000, 1, 0x7fffff, 0x800000, 0x33000000, 0x33800001, 0x387fffff, 0x38800000, 0x477fdfff, 0x477fe000,
-                                     0x477fefff, 0x477ff000, 0xc7800000, 0x7f7f0000, 0x7f7fffff, 0x7f800000, 0xff800000, 0x7f800001, 0xffc12345};
+    static const uint32_t edges[] = {0,          0x80000000, 1,          0x7fffff,   0x800000,
+                                     0x33000000, 0x33800001, 0x387fffff, 0x38800000, 0x477fdfff,
+                                     0x477fe000, 0x477fefff, 0x477ff000, 0xc7800000, 0x7f7f0000,
+                                     0x7f7fffff, 0x7f800000, 0xff800000, 0x7f800001, 0xffc12345};
     static float g[N];
     static uint16_t h[N];
     uint64_t s = 23;
     for (int e = 0; e < N; e++)
-        g[e] = tt__float(e % 3 == 0 ? edges[e / 3 % TT__COUNT(edges)] : e % 3 == 1 ? test_random(&s) : (test_random(&s) & 0x8fffffff) + 0x32000000);
+        g[e] = tt__float(e % 3 == 0 ? edges[e / 3 % TT__COUNT(edges)]
+                         : e % 3 == 1 ? test_random(&s)
+                         : (test_random(&s) & 0x8fffffff) + 0x32000000);
     for (int k = 0; k < TT__COUNT(isa); k++) {
         if (!has_isa(isa[k])) continue;
         for (int threads = 1; threads <= (is_cuda(isa[k]) ? 1 : 2); threads++) {
@@ -1787,7 +1964,9 @@ TEST(stochastic_rounding_of_each_isa)
                     uint32_t bits = u[e % 8 / 2] >> (e % 2 * 16);
                     float x = 0.0f - (g[e] + 0.0f);
                     uint16_t expected = f16 ? f16_stochastic(x, bits) : bf16_stochastic(x, bits);
-                    if (x != x) wrong += f16 ? tt__from_f16(h[e]) == tt__from_f16(h[e]) : tt__from_bf16(h[e]) == tt__from_bf16(h[e]);
+                    if (x != x)
+                        wrong += f16 ? tt__from_f16(h[e]) == tt__from_f16(h[e])
+                                     : tt__from_bf16(h[e]) == tt__from_bf16(h[e]);
                     else wrong += h[e] != expected;
                 }
                 snprintf(where, sizeof where, "%s, %s, %d threads", isa[k], f16 ? "f16" : "bf16", threads);
@@ -1799,19 +1978,24 @@ TEST(stochastic_rounding_of_each_isa)
     }
 }
 
-/* A weight that is rounded while it is read gives the bits of a rounded copy: products of few rows, of few sums and packed ones, with cut tiles. */
+/* A weight that is rounded while it is read gives the bits of a rounded copy: products of few rows, of few
+   sums and packed ones, with cut tiles. */
 TEST(weights_narrowed_while_read)
 {
     enum { MOST = 600 * 130 };
-    static const char *const isa[] = {"portable", "avx2", "avx512", "avx512_dot", "avx512_tiles", "neon", "neon_dot"};
-    static const int shape[][3] = {{1, 1, 1}, {3, 40, 130}, {20, 130, 70}, {31, 7, 600}, {100, 130, 33}}; /* rows, out, width */
+    static const char *const isa[] = {"portable",     "avx2", "avx512",  "avx512_dot",
+                                      "avx512_tiles", "neon", "neon_dot"};
+    /* rows, out, width */
+    static const int shape[][3] = {{1, 1, 1}, {3, 40, 130}, {20, 130, 70}, {31, 7, 600}, {100, 130, 33}};
     static float w[MOST], got[2][MOST];
     static uint16_t x[MOST], copy[MOST];
     for (int k = 0; k < TT__COUNT(isa); k++) {
         if (!has_isa(isa[k])) continue;
         for (int f16 = 0; f16 < (is_bf16(isa[k]) ? 1 : 2); f16++)
             for (int s = 0; s < 2 * TT__COUNT(shape); s++) {
-                const int *z = shape[s / 2], rows = z[0], from = s % 2 ? z[1] : z[2], to = s % 2 ? z[2] : z[1]; /* odd: the gradient of x */
+                /* odd: the gradient of x */
+                const int *z = shape[s / 2], rows = z[0], from = s % 2 ? z[1] : z[2],
+                          to = s % 2 ? z[2] : z[1];
                 const tt_dtype half = f16 ? TT_F16 : TT_BF16;
                 uint64_t random = (uint64_t)s + 99;
                 test_allocator a;
@@ -1820,7 +2004,10 @@ TEST(weights_narrowed_while_read)
                 tt_context *ctx = open_isa(co, isa[k]);
                 for (int e = 0; e < MOST; e++) w[e] = (float)test_random(&random) * 0x1p-31f - 1;
                 for (int e = 0; e < MOST; e++) tt__convert(&copy[e], half, &w[e], TT_F32, 1);
-                for (int e = 0; e < MOST; e++) { float y = (float)test_random(&random) * 0x1p-31f - 1; tt__convert(&x[e], half, &y, TT_F32, 1); }
+                for (int e = 0; e < MOST; e++) {
+                    float y = (float)test_random(&random) * 0x1p-31f - 1;
+                    tt__convert(&x[e], half, &y, TT_F32, 1);
+                }
                 memset(got, 0, sizeof got);
                 for (int narrow = 0; narrow < 2; narrow++) {
                     tt__instr i = tt__new_instr(s % 2 ? TT__OP_LINEAR_DX : TT__OP_LINEAR);
@@ -1829,7 +2016,8 @@ TEST(weights_narrowed_while_read)
                     i.attr.narrow = narrow ? half : TT_F32;
                     l.device = (tt__device *)(void *)&ctx->cpu;
                     l.instr = &i;
-                    tt__mat in = {x, half, rows, from, from}, weight = {copy, half, z[1], z[2], z[2]}, out = {got[narrow], TT_F32, rows, to, to};
+                    tt__mat in = {x, half, rows, from, from}, weight = {copy, half, z[1], z[2], z[2]},
+                            out = {got[narrow], TT_F32, rows, to, to};
                     if (narrow) { weight.data = w; weight.dtype = TT_F32; }
                     l.in[0] = in;
                     l.in[1] = weight;
@@ -1839,7 +2027,8 @@ TEST(weights_narrowed_while_read)
                     CHECK(l.workspace && ctx->cpu.isa->run[i.op](&l) == TT_OK);
                     tt__free(ctx, l.workspace);
                 }
-                snprintf(where, sizeof where, "%s, %s, %d x %d, %s of width %d", isa[k], tt_dtype_name(half), z[1], z[2], s % 2 ? "gradients" : "rows", from);
+                snprintf(where, sizeof where, "%s, %s, %d x %d, %s of width %d", isa[k], tt_dtype_name(half),
+                         z[1], z[2], s % 2 ? "gradients" : "rows", from);
                 report(memcmp(got[0], got[1], sizeof got[0]) == 0, "bits differ");
                 report(rows * to == 1 || got[0][0] != got[0][1], "nothing is computed");
                 TEST_CLOSE(ctx, &a);
@@ -1847,13 +2036,16 @@ TEST(weights_narrowed_while_read)
     }
 }
 
-/* Products of which every sum is exact in fp32, in any order: all bits are known. Cut panels, tiles and blocks in each direction, and so many
-   sums that they are taken up in a second and third block. */
+/* Products of which every sum is exact in fp32, in any order: all bits are known. Cut panels, tiles and
+   blocks in each direction, and so many sums that they are taken up in a second and third block. */
 TEST(products_exact)
 {
     enum { MOST = 1100 * 800 };
-    static const char *const isa[] = {"portable", "avx2", "avx512", "avx512_dot", "avx512_tiles", "neon", "neon_dot"};
-    static const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW}, shape[][3] = {{1100, 40, 200}, {40, 1100, 200}, {1100, 20, 800}, {33, 29, 1700}, {161, 97, 129}, {64, 96, 64}};
+    static const char *const isa[] = {"portable",     "avx2", "avx512",  "avx512_dot",
+                                      "avx512_tiles", "neon", "neon_dot"};
+    static const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW},
+                     shape[][3] = {{1100, 40, 200}, {40, 1100, 200}, {1100, 20, 800},
+                                   {33, 29, 1700},  {161, 97, 129},  {64, 96, 64}};
     static const char *const names[] = {"forward", "dx", "dw"};
     static float x[2][MOST], got[MOST], expected[MOST];
     static uint16_t half[2][MOST];
@@ -1864,12 +2056,15 @@ TEST(products_exact)
             tt__convert(&half[k][e], TT_BF16, &x[k][e], TT_F32, 1);
         }
     for (int c = 0; c < TT__COUNT(op) * TT__COUNT(shape); c++) {
-        const int which = c % TT__COUNT(op), *z = shape[c / TT__COUNT(op)], m = z[0], n = z[1], k = z[2]; /* (m, n), k products each */
-        const int a_row = which == 2 ? 1 : k, a_col = which == 2 ? m : 1, b_row = which == 0 ? 1 : n, b_col = which == 0 ? k : 1;
+        /* (m, n), k products each */
+        const int which = c % TT__COUNT(op), *z = shape[c / TT__COUNT(op)], m = z[0], n = z[1], k = z[2];
+        const int a_row = which == 2 ? 1 : k, a_col = which == 2 ? m : 1, b_row = which == 0 ? 1 : n,
+                  b_col = which == 0 ? k : 1;
         for (int i = 0; i < m; i++)
             for (int j = 0; j < n; j++) {
                 double sum = 0;
-                for (int e = 0; e < k; e++) sum += (double)x[0][i * a_row + e * a_col] * (double)x[1][e * b_row + j * b_col];
+                for (int e = 0; e < k; e++)
+                    sum += (double)x[0][i * a_row + e * a_col] * (double)x[1][e * b_row + j * b_col];
                 expected[i * n + j] = (float)sum;
             }
         for (int s = 0; s < TT__COUNT(isa); s++)
@@ -1887,8 +2082,10 @@ TEST(products_exact)
                 i.attr.narrow = TT_F32;
                 l.device = (tt__device *)(void *)&ctx->cpu;
                 l.instr = &i;
-                tt__mat left = {wide ? (void *)x[0] : (void *)half[0], wide ? TT_F32 : TT_BF16, which == 2 ? k : m, which == 2 ? m : k, which == 2 ? m : k};
-                tt__mat right = {wide ? (void *)x[1] : (void *)half[1], wide ? TT_F32 : TT_BF16, which == 0 ? n : k, which == 0 ? k : n, which == 0 ? k : n};
+                tt__mat left = {wide ? (void *)x[0] : (void *)half[0], wide ? TT_F32 : TT_BF16,
+                                which == 2 ? k : m, which == 2 ? m : k, which == 2 ? m : k};
+                tt__mat right = {wide ? (void *)x[1] : (void *)half[1], wide ? TT_F32 : TT_BF16,
+                                 which == 0 ? n : k, which == 0 ? k : n, which == 0 ? k : n};
                 tt__mat to = {got, TT_F32, m, n, n};
                 l.in[0] = left;
                 l.in[1] = right;
@@ -1897,28 +2094,36 @@ TEST(products_exact)
                 memset(l.workspace, 0xff, bytes);
                 CHECK(ctx->cpu.isa->run[i.op](&l) == TT_OK);
                 tt__free(ctx, l.workspace);
-                snprintf(where, sizeof where, "%s, %s, %s, %d x %d x %d", isa[s], wide ? "f32" : "bf16", names[which], m, n, k);
-                report(memcmp(got, expected, sizeof *got * (size_t)(m * n)) == 0, "other bits than those of exact sums");
+                snprintf(where, sizeof where, "%s, %s, %s, %d x %d x %d", isa[s], wide ? "f32" : "bf16",
+                         names[which], m, n, k);
+                report(memcmp(got, expected, sizeof *got * (size_t)(m * n)) == 0,
+                       "other bits than those of exact sums");
                 TEST_CLOSE(ctx, &a);
             }
     }
 }
 
-/* Attention by dot products and by tiles against attention in fp32 of the same bf16 numbers: several blocks of keys and queries, head sizes that fill no tile. */
+/* Attention by dot products and by tiles against attention in fp32 of the same bf16 numbers: several blocks
+   of keys and queries, head sizes that fill no tile. */
 static void attention_of_bf16(const char *by)
 {
     enum { ROWS = 434, WIDTH = 160, MOST = ROWS * WIDTH, LISTED = 40 };
     static const int sizes[] = {64, 32, 80, 20, 160, 1};
-    static int32_t starts[] = {0, 300, 301, 400, ROWS}, index[LISTED]; /* LISTED: as many queries, in any order */
+    /* LISTED: as many queries, in any order */
+    static int32_t starts[] = {0, 300, 301, 400, ROWS}, index[LISTED];
     static uint16_t x[4][MOST], grad[2][3][MOST], kept[MOST];
     static float out[2][MOST], lse[2][ROWS * WIDTH];
     uint64_t random = 11;
     for (int k = 0; k < 4; k++)
-        for (int e = 0; e < MOST; e++) { float y = (float)test_random(&random) * 0x1p-31f - 1; tt__convert(&x[k][e], TT_BF16, &y, TT_F32, 1); }
+        for (int e = 0; e < MOST; e++) {
+            float y = (float)test_random(&random) * 0x1p-31f - 1;
+            tt__convert(&x[k][e], TT_BF16, &y, TT_F32, 1);
+        }
     for (int k = 0; k < LISTED; k++) index[k] = (int32_t)(test_random(&random) % ROWS);
     for (int c = 0; c < 8 * TT__COUNT(sizes); c++) {
         const bool causal = c % 2, drop = c / 2 % 2, listed = c / 4 % 2;
-        const int d = sizes[c / 8], heads = tt__max(1, tt__min(3, WIDTH / d)), width = heads * d, queries = listed ? LISTED : ROWS;
+        const int d = sizes[c / 8], heads = tt__max(1, tt__min(3, WIDTH / d)), width = heads * d,
+                  queries = listed ? LISTED : ROWS;
         static const char *const names[] = {"out", "dq", "dk", "dv"};
         for (int narrow = 0; narrow < 2; narrow++) {
             test_allocator a;
@@ -1930,7 +2135,8 @@ static void attention_of_bf16(const char *by)
             for (int back = 0; back < 2; back++) {
                 tt__instr i = tt__new_instr(back ? TT__OP_ATTENTION_BACKWARD : TT__OP_ATTENTION);
                 tt__launch l;
-                size_t bytes = tt__attention_workspace(ROWS, d, back, 2) + tt__attention_queries_bytes(4, LISTED);
+                size_t bytes = tt__attention_workspace(ROWS, d, back, 2) +
+                               tt__attention_queries_bytes(4, LISTED);
                 memset(&l, 0, sizeof l);
                 i.attr.heads = heads;
                 i.attr.causal = causal;
@@ -1939,9 +2145,15 @@ static void attention_of_bf16(const char *by)
                 l.device = (tt__device *)(void *)&ctx->cpu;
                 l.instr = &i;
                 l.in[TT__RUN_IN].data = &run;
-                for (int k = 0; k < 3; k++) { tt__mat m = {x[k], TT_BF16, k ? ROWS : queries, width, width}; l.in[back + k] = m; }
-                tt__mat begin = {starts, TT_I32, TT__COUNT(starts), 1, 1}, list = {index, TT_I32, LISTED, 1, 1};
-                tt__mat o = {back ? (void *)kept : (void *)out[narrow], back ? TT_BF16 : TT_F32, queries, width, width}, sums = {lse[narrow], TT_F32, queries, heads, heads};
+                for (int k = 0; k < 3; k++) {
+                    tt__mat m = {x[k], TT_BF16, k ? ROWS : queries, width, width};
+                    l.in[back + k] = m;
+                }
+                tt__mat begin = {starts, TT_I32, TT__COUNT(starts), 1, 1},
+                        list = {index, TT_I32, LISTED, 1, 1};
+                tt__mat o = {back ? (void *)kept : (void *)out[narrow], back ? TT_BF16 : TT_F32, queries,
+                             width, width},
+                        sums = {lse[narrow], TT_F32, queries, heads, heads};
                 l.in[3 + back] = begin;
                 if (listed) l.in[back ? 7 : 4] = list;
                 if (back) {
@@ -1951,7 +2163,10 @@ static void attention_of_bf16(const char *by)
                     l.in[0] = dout;
                     l.in[5] = o;
                     l.in[6] = sums;
-                    for (int k = 0; k < 3; k++) { tt__mat m = {grad[narrow][k], TT_BF16, k ? ROWS : queries, width, width}; l.out[k] = m; }
+                    for (int k = 0; k < 3; k++) {
+                        tt__mat m = {grad[narrow][k], TT_BF16, k ? ROWS : queries, width, width};
+                        l.out[k] = m;
+                    }
                 } else {
                     l.out[0] = o;
                     l.out[1] = sums;
@@ -1966,13 +2181,17 @@ static void attention_of_bf16(const char *by)
         for (int k = 0; k < 4; k++) {
             double most = 0, off = 0;
             for (int e = 0; e < (k < 2 ? queries : ROWS) * width; e++) {
-                double got = k ? tt__from_bf16(grad[1][k - 1][e]) : out[1][e], expected = k ? tt__from_bf16(grad[0][k - 1][e]) : out[0][e];
+                double got = k ? tt__from_bf16(grad[1][k - 1][e]) : out[1][e],
+                       expected = k ? tt__from_bf16(grad[0][k - 1][e]) : out[0][e];
                 double difference = fabs(got - expected);
                 if (fabs(expected) > most) most = fabs(expected);
                 if (!(difference <= off)) off = difference;
             }
-            snprintf(where, sizeof where, "%s, %d heads of %d%s%s%s, %s: off by %g of %g", by, heads, d, causal ? ", causal" : "", drop ? ", dropout" : "", listed ? ", listed" : "", names[k], off, most);
-            report(off <= (k ? 0.02 : 2e-5) * most && most > 0.01, "bf16 and fp32 differ"); /* the backward rounds weights and their gradients to bf16 */
+            snprintf(where, sizeof where, "%s, %d heads of %d%s%s%s, %s: off by %g of %g", by, heads, d,
+                     causal ? ", causal" : "", drop ? ", dropout" : "", listed ? ", listed" : "", names[k],
+                     off, most);
+            /* The backward rounds weights and their gradients to bf16. */
+            report(off <= (k ? 0.02 : 2e-5) * most && most > 0.01, "bf16 and fp32 differ");
         }
     }
 }
@@ -1989,7 +2208,8 @@ TEST(attention_by_tiles)
     attention_of_bf16("avx512_tiles");
 }
 
-/* ... so on the CPU mixed precision makes no copies of weights, not even for a second time in the backward. */
+/* ... so on the CPU mixed precision makes no copies of weights, not even for a second time in the
+   backward. */
 TEST(mixed_precision_without_copies)
 {
     static const char *const device[] = {"cpu", "cuda"};
@@ -2007,13 +2227,15 @@ TEST(mixed_precision_without_copies)
                 casts += p->built.t->code[k].op == TT__OP_CAST;
                 narrow += p->built.t->code[k].attr.narrow == TT_BF16;
             }
-            report(d == 0 ? casts == 0 && narrow > 0 : casts > 0 && narrow == 0, "%s: %d copies, %d products that round", device[d], casts, narrow);
+            report(d == 0 ? casts == 0 && narrow > 0 : casts > 0 && narrow == 0,
+                   "%s: %d copies, %d products that round", device[d], casts, narrow);
             tt_program_free(p);
             model_close(&m);
         }
 }
 
-/* A deep pre-norm stack, each layer of which adds little to the stream: its last norm and the gradient of its first weight. */
+/* A deep pre-norm stack, each layer of which adds little to the stream: its last norm and the gradient of its
+   first weight. */
 enum { DEEP_LAYERS = 24, DEEP_ROWS = 40, DEEP_WIDTH = 32 };
 
 static void deep_stack(const char *precision, const char *residual, float *result, float *gradient_of)
@@ -2033,20 +2255,29 @@ static void deep_stack(const char *precision, const char *residual, float *resul
     const tt_init small = {TT_INIT_NORMAL, 0.02f};
     tt_value h = tt_linear(t, in, first, NULL);
     for (int l = 0; l < DEEP_LAYERS; l++) {
-        tt_value b = tt_layernorm(t, h, model_param(ctx, "norm.weight", l, 1, D, TT_INIT_ONES), model_param(ctx, "norm.bias", l, 1, D, TT_INIT_ZEROS), 1e-5f);
+        tt_value b = tt_layernorm(t, h, model_param(ctx, "norm.weight", l, 1, D, TT_INIT_ONES),
+                                  model_param(ctx, "norm.bias", l, 1, D, TT_INIT_ZEROS), 1e-5f);
         b = tt_gelu(t, tt_linear(t, b, model_param(ctx, "up", l, 2 * D, D, TT_INIT_NORMAL), NULL));
         snprintf(name, sizeof name, "layer.%d.down", l);
-        h = tt_add(t, h, tt_linear(t, b, tt_param_new(ctx, name, 2, down, small), model_param(ctx, "down.bias", l, 1, D, TT_INIT_ZEROS)));
+        h = tt_add(t, h,
+                   tt_linear(t, b, tt_param_new(ctx, name, 2, down, small),
+                             model_param(ctx, "down.bias", l, 1, D, TT_INIT_ZEROS)));
     }
-    h = tt_layernorm(t, h, model_param(ctx, "norm.weight", DEEP_LAYERS, 1, D, TT_INIT_ONES), model_param(ctx, "norm.bias", DEEP_LAYERS, 1, D, TT_INIT_ZEROS), 1e-5f);
+    h = tt_layernorm(t, h, model_param(ctx, "norm.weight", DEEP_LAYERS, 1, D, TT_INIT_ONES),
+                     model_param(ctx, "norm.bias", DEEP_LAYERS, 1, D, TT_INIT_ZEROS), 1e-5f);
     tt_output(t, h);
     o.precision = precision;
     o.residual = residual;
     o.accumulate = true;
     tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, target, tt__handle(0)), &o);
-    for (int k = 0; k < DEEP_ROWS * D; k++) { x[k] = (float)test_random(&s) * 0x1p-31f - 1; y[k] = (float)test_random(&s) * 0x1p-31f - 1; }
-    CHECK(p && tt_set(p, in, x, DEEP_ROWS) == TT_OK && tt_set(p, target, y, DEEP_ROWS) == TT_OK && tt_micro_step(p, NULL) == TT_OK);
-    CHECK(tt_get(p, h, result, DEEP_ROWS * DEEP_WIDTH) == TT_OK && tt_get_gradient(p, first, gradient_of) == TT_OK);
+    for (int k = 0; k < DEEP_ROWS * D; k++) {
+        x[k] = (float)test_random(&s) * 0x1p-31f - 1;
+        y[k] = (float)test_random(&s) * 0x1p-31f - 1;
+    }
+    CHECK(p && tt_set(p, in, x, DEEP_ROWS) == TT_OK && tt_set(p, target, y, DEEP_ROWS) == TT_OK &&
+          tt_micro_step(p, NULL) == TT_OK);
+    CHECK(tt_get(p, h, result, DEEP_ROWS * DEEP_WIDTH) == TT_OK &&
+          tt_get_gradient(p, first, gradient_of) == TT_OK);
     tt_program_free(p);
     tt_tape_free(t);
     tt_close(ctx);
@@ -2055,11 +2286,15 @@ static void deep_stack(const char *precision, const char *residual, float *resul
 static double relative_error(const float *x, const float *reference, int n)
 {
     double error = 0, size = 0;
-    for (int k = 0; k < n; k++) { error += (x[k] - reference[k]) * (x[k] - reference[k]); size += reference[k] * reference[k]; }
+    for (int k = 0; k < n; k++) {
+        error += (x[k] - reference[k]) * (x[k] - reference[k]);
+        size += reference[k] * reference[k];
+    }
     return sqrt(error / size);
 }
 
-/* A stream kept in f32 is rounded by none of its additions: nearer to 32-true than one of 16 bits, in results and gradients. */
+/* A stream kept in f32 is rounded by none of its additions: nearer to 32-true than one of 16 bits, in results
+   and gradients. */
 TEST(residual_stream_in_f32)
 {
     enum { N = DEEP_ROWS * DEEP_WIDTH, M = DEEP_WIDTH * DEEP_WIDTH };
@@ -2074,28 +2309,39 @@ TEST(residual_stream_in_f32)
             gradient_error[r] = relative_error(got_gradient, exact_gradient, M);
         }
         if (getenv("TINYTRAIN_TEST_VERBOSE"))
-            printf("  %s, 24 layers: results differ by %.2e (16-bit), %.2e (f32); gradients by %.2e, %.2e\n", names[k], error[0], error[1], gradient_error[0], gradient_error[1]);
+            printf("  %s, 24 layers: results differ by %.2e (16-bit), %.2e (f32); gradients by %.2e, %.2e\n",
+                   names[k], error[0], error[1], gradient_error[0], gradient_error[1]);
         CHECK(error[1] > 0 && error[1] < 0.5 * error[0] && gradient_error[1] < 0.5 * gradient_error[0]);
-        CHECK(error[2] == error[k] && gradient_error[2] == gradient_error[k]); /* the default: 16-bit with bf16, f32 with f16 */
+        /* The default: 16-bit with bf16, f32 with f16. */
+        CHECK(error[2] == error[k] && gradient_error[2] == gradient_error[k]);
     }
 }
 
-/* Every number of f16 and, between each two neighbours, f32 numbers below, at and above the middle: each instruction set widens and
-   narrows as the scalar functions do, which are checked against ldexp and what is known of nearest even. */
+/* Every number of f16 and, between each two neighbours, f32 numbers below, at and above the middle: each
+   instruction set widens and narrows as the scalar functions do, which are checked against ldexp and what is
+   known of nearest even. */
 TEST(f16_conversions)
 {
     enum { PATTERNS = 65536, COLS = 64, ROWS = 4 * PATTERNS / COLS };
     static const char *const isa[] = {"portable", "avx2", "avx512", "neon"};
     uint16_t *half = (uint16_t *)calloc(4 * PATTERNS, sizeof(uint16_t));
-    float *wide = (float *)calloc(4 * PATTERNS, sizeof(float)), *zero = (float *)calloc(4 * PATTERNS, sizeof(float)), *got = (float *)calloc(4 * PATTERNS, sizeof(float));
+    float *wide = (float *)calloc(4 * PATTERNS, sizeof(float)),
+          *zero = (float *)calloc(4 * PATTERNS, sizeof(float)),
+          *got = (float *)calloc(4 * PATTERNS, sizeof(float));
     for (int k = 0; k < PATTERNS; k++) {
         int exponent = k >> 10 & 31, fraction = k & 1023;
-        double x = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24), above = exponent ? ldexp(1025 + fraction, exponent - 25) : ldexp(fraction + 1, -24);
+        double x = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24),
+               above = exponent ? ldexp(1025 + fraction, exponent - 25) : ldexp(fraction + 1, -24);
         float sign = k >> 15 ? -1.0f : 1.0f, f = tt__from_f16((uint16_t)k);
         if (exponent == 31) CHECK(fraction ? f != f : f == sign * INFINITY);
         else CHECK(f == sign * (float)x && tt__to_f16(f) == k);
-        for (int part = 0; part < 4; part++) { /* itself, and a third, a half and two thirds of the way to the next: all are f32 */
-            float y = exponent == 31 ? f : sign * (float)(part == 2 ? (x + above) / 2 : x + (above - x) * (part == 3 ? 0.6875 : part * 0.3125));
+        /* itself, and a third, a half and two thirds of the way to the next: all are f32 */
+        for (int part = 0; part < 4; part++) {
+            float y = exponent == 31
+                          ? f
+                          : sign * (float)(part == 2
+                                               ? (x + above) / 2
+                                               : x + (above - x) * (part == 3 ? 0.6875 : part * 0.3125));
             uint16_t expected = part < 2 || (part == 2 && k % 2 == 0) ? (uint16_t)k : (uint16_t)(k + 1);
             if (exponent < 31) CHECK(tt__to_f16(y) == expected);
             wide[4 * k + part] = y;
@@ -2109,14 +2355,19 @@ TEST(f16_conversions)
         tt_tape *t = tt_tape_new(ctx);
         tt_compile_options o = tt_compile_options_default();
         int wrong = 0;
-        tt_value h = tt_input(t, "half", TT_F16, ROWS, COLS), w = tt_input(t, "wide", TT_F32, ROWS, COLS), z = tt_input(t, "zero", TT_F32, ROWS, COLS);
-        tt_value zh = tt_input(t, "zero half", TT_F16, ROWS, COLS), widened = tt_add(t, z, h), narrowed = tt_add(t, zh, w); /* dtype of the first operand */
+        tt_value h = tt_input(t, "half", TT_F16, ROWS, COLS), w = tt_input(t, "wide", TT_F32, ROWS, COLS),
+                 z = tt_input(t, "zero", TT_F32, ROWS, COLS);
+        /* Dtype of the first operand. */
+        tt_value zh = tt_input(t, "zero half", TT_F16, ROWS, COLS), widened = tt_add(t, z, h),
+                 narrowed = tt_add(t, zh, w);
         tt_output(t, narrowed);
         o.train = false;
         tt_program *p = tt_compile(t, widened, &o);
         for (int part = 0; part < 2 && CHECK(p != NULL); part++) {
-            CHECK(tt_set(p, h, half, ROWS) == TT_OK && tt_set(p, w, wide, ROWS) == TT_OK && tt_set(p, z, zero, ROWS) == TT_OK && tt_set(p, zh, zero, ROWS) == TT_OK);
-            CHECK(tt_run(p, NULL) == TT_OK && tt_get(p, part ? narrowed : widened, got, 4 * PATTERNS) == TT_OK);
+            CHECK(tt_set(p, h, half, ROWS) == TT_OK && tt_set(p, w, wide, ROWS) == TT_OK &&
+                  tt_set(p, z, zero, ROWS) == TT_OK && tt_set(p, zh, zero, ROWS) == TT_OK);
+            CHECK(tt_run(p, NULL) == TT_OK &&
+                  tt_get(p, part ? narrowed : widened, got, 4 * PATTERNS) == TT_OK);
             for (int e = 0; e < 4 * PATTERNS; e++) {
                 float expected = part ? tt__from_f16(tt__to_f16(wide[e])) : tt__from_f16(half[e]);
                 wrong += expected != expected ? got[e] == got[e] : got[e] != expected;
@@ -2128,7 +2379,8 @@ TEST(f16_conversions)
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
     }
-    for (int k = 0; k < 2 * PATTERNS; k++) { /* stochastic rounding: to one of both neighbours, up as often as the distance says */
+    /* Stochastic rounding: to one of both neighbours, up as often as the distance says. */
+    for (int k = 0; k < 2 * PATTERNS; k++) {
         float x = wide[2 * k];
         uint32_t ups = 0, draws = 64;
         int pattern = k / 2;
@@ -2146,7 +2398,7 @@ TEST(f16_conversions)
     free(got);
 }
 
-/* ------------------------------------------------------------------------------------------------- accumulation */
+/* ------------------------------------------------------------------------------------------- accumulation */
 
 static batch part_of(const batch *b, int from, int n)
 {
@@ -2161,7 +2413,8 @@ static batch part_of(const batch *b, int from, int n)
 }
 
 /* A step over `parts` (ending with 0) of 16 sequences, or one tt_step: gradient and parameters after it. */
-static float *accumulated(const int *parts, int ignored, tt_optimizer_kind kind, float **gradient, size_t *size, tt_stats *stats)
+static float *accumulated(const int *parts, int ignored, tt_optimizer_kind kind, float **gradient,
+                          size_t *size, tt_stats *stats)
 {
     model m;
     tt_compile_options o = tt_compile_options_default();
@@ -2170,7 +2423,8 @@ static float *accumulated(const int *parts, int ignored, tt_optimizer_kind kind,
     o.optimizer.kind = kind;
     o.optimizer.clip_norm = 0.1f;
     o.optimizer.eps = 1e-3f; /* or Adam would turn the rounding of a gradient near 0 into a step */
-    for (int s = 0; s < MODEL_SEQS; s++) if ((ignored & 1 && s < 4) || (ignored & 2 && s % 3 == 0)) all.labels[s] = -100;
+    for (int s = 0; s < MODEL_SEQS; s++)
+        if ((ignored & 1 && s < 4) || (ignored & 2 && s % 3 == 0)) all.labels[s] = -100;
     model_open(&m, 2, 0);
     tt_program *p = tt_compile(m.t, m.loss, &o);
     CHECK(p != NULL);
@@ -2183,7 +2437,8 @@ static float *accumulated(const int *parts, int ignored, tt_optimizer_kind kind,
             *size = 0;
             for (int k = 0; k < m.ctx->n_params; k++) *size += (size_t)tt_param_size(m.ctx->params[k]);
             *gradient = (float *)malloc(sizeof(float) * *size);
-            for (int k = 0, at = 0; k < m.ctx->n_params; at += (int)tt_param_size(m.ctx->params[k++])) CHECK(tt_get_gradient(p, m.ctx->params[k], *gradient + at) == TT_OK);
+            for (int k = 0, at = 0; k < m.ctx->n_params; at += (int)tt_param_size(m.ctx->params[k++]))
+                CHECK(tt_get_gradient(p, m.ctx->params[k], *gradient + at) == TT_OK);
         }
         if (parts) CHECK(tt_update(p, 0.05f, stats) == TT_OK);
         else CHECK(model_set(&m, p, &all) && tt_step(p, 0.05f, stats) == TT_OK);
@@ -2208,7 +2463,8 @@ static double distance(const float *a, const float *b, size_t n)
     return most;
 }
 
-/* One batch of 16 equals micro-batches of any sizes, with any number of targets in each, up to the rounding of sums: 1e-6. */
+/* One batch of 16 equals micro-batches of any sizes, with any number of targets in each, up to the rounding
+   of sums: 1e-6. */
 TEST(micro_batches_equal_a_batch)
 {
     static const int whole[] = {16, 0}, fours[] = {4, 4, 4, 4, 0}, uneven[] = {1, 7, 3, 5, 0};
@@ -2228,7 +2484,11 @@ TEST(micro_batches_equal_a_batch)
             CHECK(distance(p0, p1, n) <= 1e-6 * scale_p);
             CHECK(distance(p1, p2, n) <= 1e-6 * scale_p);
             CHECK(distance(p1, p3, n) <= 1e-6 * scale_p);
-            CHECK(s1.targets == s0.targets && s1.targets == s2.targets && s1.targets == s3.targets && s1.targets == (ignored == 0 ? 16 : ignored == 1 ? 12 : ignored == 2 ? 10 : 8));
+            CHECK(s1.targets == s0.targets && s1.targets == s2.targets && s1.targets == s3.targets &&
+                  s1.targets == (ignored == 0 ? 16
+                                 : ignored == 1 ? 12
+                                 : ignored == 2 ? 10
+                                 : 8));
 #ifndef TINYTRAIN_CBLAS /* two bits of a loss of 4 */
             CHECK_NEAR(s1.loss, s0.loss, 1e-6);
             CHECK_NEAR(s1.loss, s2.loss, 1e-6);
@@ -2236,7 +2496,8 @@ TEST(micro_batches_equal_a_batch)
 #endif
             CHECK_NEAR(s1.grad_norm, s2.grad_norm, 1e-5 * s1.grad_norm);
             CHECK_NEAR(s1.grad_norm, s0.grad_norm, 1e-5 * s1.grad_norm);
-            CHECK(s1.correct == s2.correct && s1.correct == s3.correct && s1.correct == s0.correct && s1.step == 2);
+            CHECK(s1.correct == s2.correct && s1.correct == s3.correct && s1.correct == s0.correct &&
+                  s1.step == 2);
             free(p0); free(p1); free(p2); free(p3); free(g1); free(g2); free(g3);
         }
 #ifdef TINYTRAIN_CBLAS
@@ -2244,10 +2505,11 @@ TEST(micro_batches_equal_a_batch)
 #endif
 }
 
-/* ---------------------------------------------------------------------------------------------------- bad input */
+/* ---------------------------------------------------------------------------------------------- bad input */
 
-/* X(name, status, words that the message must have, the op). x (rows<=8, 6), y (rows<=8, 5), z (4, 6) f32; i (rows<=8, 1), pairs
-   (rows<=8, 2), few (4, 1) i32; s sequence starts; w (5, 6), w7 (5, 7), v (6), v5 (5) parameters. */
+/* X(name, status, words that the message must have, the op). x (rows<=8, 6), y (rows<=8, 5), z (4, 6) f32; i
+   (rows<=8, 1), pairs (rows<=8, 2), few (4, 1) i32; s sequence starts; w (5, 6), w7 (5, 7), v (6), v5 (5)
+   parameters. */
 #define REFUSED(X) \
     X(linear_width, TT_ERR_SHAPE, "linear", "w7", tt_linear(t, x, w7, NULL)) \
     X(linear_bias, TT_ERR_SHAPE, "linear", "'v'", tt_linear(t, x, w, v)) \
@@ -2276,11 +2538,13 @@ TEST(micro_batches_equal_a_batch)
     X(dropout_nan, TT_ERR_ARGUMENT, "dropout", "below 65535/65536", tt_dropout(t, x, NAN)) \
     X(attention_keys, TT_ERR_SHAPE, "attention", "'y'", tt_attention(t, x, y, x, s, &two)) \
     X(attention_values, TT_ERR_SHAPE, "attention", "'z'", tt_attention(t, x, x, z, s, &two)) \
-    X(attention_overlap, TT_ERR_SHAPE, "attention", "slices that overlap", tt_attention(t, tt_slice(t, x, 0, 4), tt_slice(t, x, 2, 4), tt_slice(t, x, 0, 4), s, &two)) \
+    X(attention_overlap, TT_ERR_SHAPE, "attention", "slices that overlap", \
+        tt_attention(t, tt_slice(t, x, 0, 4), tt_slice(t, x, 2, 4), tt_slice(t, x, 0, 4), s, &two)) \
     X(attention_starts, TT_ERR_SHAPE, "attention", "'y'", tt_attention(t, x, x, x, y, &two)) \
     X(attention_heads, TT_ERR_SHAPE, "attention", "4 heads", tt_attention(t, x, x, x, s, &four)) \
     X(attention_no_heads, TT_ERR_SHAPE, "attention", "0 heads", tt_attention(t, x, x, x, s, &none)) \
-    X(attention_dropout, TT_ERR_ARGUMENT, "attention", "below 65535/65536", tt_attention(t, x, x, x, s, &dropped)) \
+    X(attention_dropout, TT_ERR_ARGUMENT, "attention", "below 65535/65536", \
+        tt_attention(t, x, x, x, s, &dropped)) \
     X(gather_index, TT_ERR_SHAPE, "gather_rows", "'y'", tt_gather_rows(t, x, y)) \
     X(gather_part, TT_ERR_SHAPE, "gather_rows", "'pairs'", tt_gather_rows(t, x, tt_slice(t, pairs, 0, 1))) \
     X(gather_dtype, TT_ERR_SHAPE, "gather_rows", "'i'", tt_gather_rows(t, i, i)) \
@@ -2298,9 +2562,12 @@ TEST(micro_batches_equal_a_batch)
     X(cross_entropy_targets, TT_ERR_SHAPE, "cross_entropy", "'y'", tt_cross_entropy(t, x, y, NULL)) \
     X(cross_entropy_logits, TT_ERR_SHAPE, "cross_entropy", "'i'", tt_cross_entropy(t, i, i, NULL)) \
     X(cross_entropy_weights, TT_ERR_SHAPE, "cross_entropy", "'y'", tt_cross_entropy(t, x, i, &weighted)) \
-    X(cross_entropy_smoothing, TT_ERR_ARGUMENT, "cross_entropy", "smoothing", tt_cross_entropy(t, x, i, &smooth)) \
-    X(squared_error_shape, TT_ERR_SHAPE, "mean_squared_error", "'y'", tt_mean_squared_error(t, x, y, tt__handle(0))) \
-    X(squared_error_dtype, TT_ERR_SHAPE, "mean_squared_error", "'i'", tt_mean_squared_error(t, x, i, tt__handle(0))) \
+    X(cross_entropy_smoothing, TT_ERR_ARGUMENT, "cross_entropy", "smoothing", \
+        tt_cross_entropy(t, x, i, &smooth)) \
+    X(squared_error_shape, TT_ERR_SHAPE, "mean_squared_error", "'y'", \
+        tt_mean_squared_error(t, x, y, tt__handle(0))) \
+    X(squared_error_dtype, TT_ERR_SHAPE, "mean_squared_error", "'i'", \
+        tt_mean_squared_error(t, x, i, tt__handle(0))) \
     X(squared_error_weights, TT_ERR_SHAPE, "mean_squared_error", "'z'", tt_mean_squared_error(t, x, x, z))
 
 enum {
@@ -2321,13 +2588,16 @@ TEST(ops_refuse_wrong_operands)
     tt_init zeros = {TT_INIT_ZEROS, 0};
     tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros), *w7 = tt_param_new(ctx, "w7", 2, wide, zeros);
     tt_param *v = tt_param_new(ctx, "v", 1, &dims[1], zeros), *v5 = tt_param_new(ctx, "v5", 1, dims, zeros);
-    tt_attention_options two = tt_attention_options_default(2), four = tt_attention_options_default(4), none = tt_attention_options_default(0), dropped = two;
+    tt_attention_options two = tt_attention_options_default(2), four = tt_attention_options_default(4),
+                         none = tt_attention_options_default(0), dropped = two;
     dropped.dropout = 1;
     for (int k = 0; k < REFUSED_COUNT; k++) {
         tt_tape *t = tt_tape_new(ctx);
         int64_t axis = tt_axis(t, "rows", 8), seqs = tt_axis(t, "seqs", 3);
-        tt_value x = tt_input(t, "x", TT_F32, axis, 6), y = tt_input(t, "y", TT_F32, axis, 5), z = tt_input(t, "z", TT_F32, 4, 6), result = {0};
-        tt_value i = tt_input(t, "i", TT_I32, axis, 1), pairs = tt_input(t, "pairs", TT_I32, axis, 2), few = tt_input(t, "few", TT_I32, 4, 1);
+        tt_value x = tt_input(t, "x", TT_F32, axis, 6), y = tt_input(t, "y", TT_F32, axis, 5),
+                 z = tt_input(t, "z", TT_F32, 4, 6), result = {0};
+        tt_value i = tt_input(t, "i", TT_I32, axis, 1), pairs = tt_input(t, "pairs", TT_I32, axis, 2),
+                 few = tt_input(t, "few", TT_I32, 4, 1);
         tt_value s = tt_seq_start(t, "s", seqs);
         tt_cross_entropy_options weighted = tt_cross_entropy_options_default(), smooth = weighted;
         weighted.weights = y;
@@ -2339,15 +2609,21 @@ TEST(ops_refuse_wrong_operands)
         default: break;
         }
         snprintf(where, sizeof where, "%s", rows[k].name);
-        report(tt_tape_status(t) == rows[k].status && result.id == 0, "status %s, expected %s: %s", tt_status_name(tt_tape_status(t)), tt_status_name(rows[k].status), tt_error(ctx));
-        for (int j = 0; j < 2; j++) report(strstr(t->error, rows[k].part[j]) != NULL, "the message has no \"%s\": %s", rows[k].part[j], t->error);
-        report(tt_compile(t, x, NULL) == NULL && tt_error_code(ctx) == rows[k].status && strcmp(tt_error(ctx), t->error) == 0, "tt_compile must repeat the error: %s", tt_error(ctx));
+        report(tt_tape_status(t) == rows[k].status && result.id == 0, "status %s, expected %s: %s",
+               tt_status_name(tt_tape_status(t)), tt_status_name(rows[k].status), tt_error(ctx));
+        for (int j = 0; j < 2; j++)
+            report(strstr(t->error, rows[k].part[j]) != NULL, "the message has no \"%s\": %s",
+                   rows[k].part[j], t->error);
+        report(tt_compile(t, x, NULL) == NULL && tt_error_code(ctx) == rows[k].status &&
+                   strcmp(tt_error(ctx), t->error) == 0,
+               "tt_compile must repeat the error: %s", tt_error(ctx));
         tt_tape_free(t);
     }
     TEST_CLOSE(ctx, &a);
 }
 
-/* One good step of the model, optionally `spoil` in between, and a second good step: the same bits as without it. */
+/* One good step of the model, optionally `spoil` in between, and a second good step: the same bits as without
+   it. */
 typedef struct spoiled { const char *name, *part[2]; tt_status status; void (*spoil)(batch *b); } spoiled;
 
 static void spoil_id(batch *b) { b->ids[2] = MODEL_VOCAB; }
@@ -2384,27 +2660,37 @@ TEST(bad_batches_change_nothing)
             model_open(&m, 2, 0.1f);
             tt_program *p = tt_compile(m.t, m.loss, &o);
             REQUIRE(p != NULL);
-            CHECK(model_set(&m, p, &b) && (accumulate ? tt_micro_step(p, NULL) == TT_OK && tt_update(p, 0.01f, NULL) == TT_OK : tt_step(p, 0.01f, NULL) == TT_OK));
+            CHECK(model_set(&m, p, &b) &&
+                  (accumulate ? tt_micro_step(p, NULL) == TT_OK && tt_update(p, 0.01f, NULL) == TT_OK
+                              : tt_step(p, 0.01f, NULL) == TT_OK));
             if (k >= 0) {
                 float *before = all_params(m.ctx, &n);
                 snprintf(where, sizeof where, "%s%s", bad[k].name, accumulate ? ", accumulating" : "");
                 bad[k].spoil(&spoiled_batch);
                 CHECK(model_set(&m, p, &spoiled_batch));
                 tt_status status = accumulate ? tt_micro_step(p, NULL) : tt_step(p, 0.01f, NULL);
-                if (accumulate && bad[k].status == TT_ERR_NUMERIC && report(status == TT_OK, "a micro-batch may be without targets, a step may not: %s", tt_error(m.ctx))) {
+                if (accumulate && bad[k].status == TT_ERR_NUMERIC &&
+                    report(status == TT_OK, "a micro-batch may be without targets, a step may not: %s",
+                           tt_error(m.ctx))) {
                     float grad[MODEL_CLASSES * MODEL_WIDTH];
-                    CHECK(tt_get_gradient(p, tt_param_find(m.ctx, "layer.0.classes"), grad) == TT_ERR_NUMERIC);
+                    CHECK(tt_get_gradient(p, tt_param_find(m.ctx, "layer.0.classes"), grad) ==
+                          TT_ERR_NUMERIC);
                     CHECK_ERROR(m.ctx, TT_ERR_NUMERIC, "no target counted");
                     status = tt_update(p, 0.01f, NULL);
                 }
-                report(status == bad[k].status && tt_error_code(m.ctx) == status, "status %s", tt_status_name(status));
-                for (int j = 0; j < 2; j++) report(strstr(tt_error(m.ctx), bad[k].part[j]) != NULL, "the message has no \"%s\": %s", bad[k].part[j], tt_error(m.ctx));
+                report(status == bad[k].status && tt_error_code(m.ctx) == status, "status %s",
+                       tt_status_name(status));
+                for (int j = 0; j < 2; j++)
+                    report(strstr(tt_error(m.ctx), bad[k].part[j]) != NULL, "the message has no \"%s\": %s",
+                           bad[k].part[j], tt_error(m.ctx));
                 float *after = all_params(m.ctx, &n);
                 report(same_params(before, after, n), "parameters changed");
                 free(before);
                 free(after);
             }
-            CHECK(model_set(&m, p, &second) && (accumulate ? tt_micro_step(p, NULL) == TT_OK && tt_update(p, 0.01f, NULL) == TT_OK : tt_step(p, 0.01f, NULL) == TT_OK));
+            CHECK(model_set(&m, p, &second) &&
+                  (accumulate ? tt_micro_step(p, NULL) == TT_OK && tt_update(p, 0.01f, NULL) == TT_OK
+                              : tt_step(p, 0.01f, NULL) == TT_OK));
             float *now = all_params(m.ctx, &n);
             if (!good[accumulate]) good[accumulate] = now;
             else { report(same_params(good[accumulate], now, n), "training went on differently"); free(now); }
@@ -2415,7 +2701,8 @@ TEST(bad_batches_change_nothing)
     free(good[1]);
 }
 
-/* NaN and overflow: the step fails and names the tensor; parameters and optimizer are as if it had not been. */
+/* NaN and overflow: the step fails and names the tensor; parameters and optimizer are as if it had not
+   been. */
 TEST(numbers_that_are_not_finite)
 {
     static const struct { const char *name, *part; float value; int batch_at; } bad[] = {
@@ -2447,7 +2734,8 @@ TEST(numbers_that_are_not_finite)
                 for (int e = 0; e < 20; e++) x[e] = (float)((e * 7 + step) % 5 - 2);
                 for (int e = 0; e < 12; e++) y[e] = (float)((e * 5 + step) % 7 - 3) * (spoil ? 100.0f : 1.0f);
                 if (spoil) { x[7] = bad[k].value; memset(after, 0, sizeof after); }
-                if (spoil && k == 3) tt_param_get(w, before), tt_param_set(w, after); /* zero weights: the loss stays finite */
+                /* Zero weights: the loss stays finite. */
+                if (spoil && k == 3) tt_param_get(w, before), tt_param_set(w, after);
                 else tt_param_get(w, before);
                 CHECK(tt_set(p, in, x, 4) == TT_OK && tt_set(p, target, y, 4) == TT_OK);
                 tt_status status = accumulate ? tt_micro_step(p, NULL) : tt_step(p, 0.1f, NULL);
@@ -2455,8 +2743,15 @@ TEST(numbers_that_are_not_finite)
                 if (spoil) {
                     CHECK(status == TT_ERR_NUMERIC);
                     CHECK_ERROR(ctx, TT_ERR_NUMERIC, bad[k].part);
-                    if (k == 3) { float now[15]; tt_param_get(w, now); CHECK(same_params(now, after, 15)); tt_param_set(w, before); }
-                    else { tt_param_get(w, after); CHECK(same_params(before, after, 15)); }
+                    if (k == 3) {
+                        float now[15];
+                        tt_param_get(w, now);
+                        CHECK(same_params(now, after, 15));
+                        tt_param_set(w, before);
+                    } else {
+                        tt_param_get(w, after);
+                        CHECK(same_params(before, after, 15));
+                    }
                 } else CHECK(status == TT_OK);
             }
             tt_param_get(w, after);
@@ -2468,7 +2763,8 @@ TEST(numbers_that_are_not_finite)
         }
 }
 
-/* A failed micro-batch in the middle of a step ends the step without an update; the next step is a clean one. */
+/* A failed micro-batch in the middle of a step ends the step without an update; the next step is a clean
+   one. */
 TEST(failed_micro_batch_ends_the_step)
 {
     model m;
@@ -2507,9 +2803,10 @@ TEST(failed_micro_batch_ends_the_step)
 }
 
 #ifdef TT_EMULATE
-/* What cuBLASLt did in a micro-batch of gelu(second(act(first(gelu(x))))) and its backward. The loss reads something else, since what it reads is
-   never 16-bit. */
-static void check_products(int act(int), int width, bool biases, const precision_case *precision, int gelus, int slopes, int bias_gradients)
+/* What cuBLASLt did in a micro-batch of gelu(second(act(first(gelu(x))))) and its backward. The loss reads
+   something else, since what it reads is never 16-bit. */
+static void check_products(int act(int), int width, bool biases, const precision_case *precision, int gelus,
+                           int slopes, int bias_gradients)
 {
     static const op_case c = {"products", TT__OP_LINEAR, NULL};
     static const size_set size = {"products", 2, 8, 24, 2, 2, {5, 1, 7}, NULL, false};
@@ -2522,20 +2819,23 @@ static void check_products(int act(int), int width, bool biases, const precision
     compile_in(&o, "cuda", precision);
     tt_program *p = tt_compile(g->tape, g->nodes[loss].t, &o);
     bool ok = p && set_inputs(p);
-    snprintf(where, sizeof where, "width %d, %s biases, %s", width, biases ? "with" : "without", precision->name);
+    snprintf(where, sizeof where, "width %d, %s biases, %s", width, biases ? "with" : "without",
+             precision->name);
     emu_reset_counts();
     if (report(ok && tt_micro_step(p, NULL) == TT_OK, "%s", tt_error(g->ctx))) {
         emu_counts got = emu_get_counts();
-        report(got.gemms == 6 && got.gelus == gelus && got.gelu_slopes == slopes && got.bias_gradients == bias_gradients,
-               "of %ld products, %ld have GELU, %ld its derivative, %ld a bias gradient; expected of 6 %d, %d, %d", got.gemms, got.gelus, got.gelu_slopes, got.bias_gradients,
-               gelus, slopes, bias_gradients);
+        report(got.gemms == 6 && got.gelus == gelus && got.gelu_slopes == slopes &&
+                   got.bias_gradients == bias_gradients,
+               "of %ld products, %ld have GELU, %ld its derivative, %ld a bias gradient; expected of 6 %d, "
+               "%d, %d",
+               got.gemms, got.gelus, got.gelu_slopes, got.bias_gradients, gelus, slopes, bias_gradients);
     }
     tt_program_free(p);
     net_close();
 }
 
-/* The epilogues are used where they fit, and only there: for GELU by tanh, not by erf, with rows of a multiple of 8 elements. The results are
-   right with them: also of micro-batches that add to gradients. */
+/* The epilogues are used where they fit, and only there: for GELU by tanh, not by erf, with rows of a
+   multiple of 8 elements. The results are right with them: also of micro-batches that add to gradients. */
 TEST(cuda_epilogues)
 {
     for (int k = 0; k < PRECISIONS; k++) {
@@ -2546,7 +2846,8 @@ TEST(cuda_epilogues)
         check_products(gelu, 24, true, precision, 0, 0, 2);
         for (int c = 0; c < CASE_COUNT; c++)
             for (int s = 0; s < SIZES; s++) {
-                if (strcmp(sizes[s].name, "octets") != 0 || !tt__match(sizes[s].only, cases[c].name)) continue;
+                if (strcmp(sizes[s].name, "octets") != 0 || !tt__match(sizes[s].only, cases[c].name))
+                    continue;
                 reference_case(&cases[c], &sizes[s], "cuda", precision, AS_INPUT, true);
                 reference_case(&cases[c], &sizes[s], "cuda", precision, AS_GATHERED, true);
                 gradient_case(c, s, "cuda", precision, AS_PARAM);
@@ -2561,7 +2862,8 @@ TEST(cuda_epilogues) { SKIP("only the emulator counts them"); }
 #ifdef TINYTRAIN_CUDA
 enum { SHARED_LAYERS = 6, SHARED_WIDTH = 40 };
 
-/* Two steps of a chain of linear layers with biases; the parameters after them, and the launches of the second update. */
+/* Two steps of a chain of linear layers with biases; the parameters after them, and the launches of the
+   second update. */
 static long train_chain(tt_optimizer_kind kind, const char *precision, bool alone, float *to)
 {
     test_allocator a;
@@ -2575,7 +2877,8 @@ static long train_chain(tt_optimizer_kind kind, const char *precision, bool alon
     tt_param *params[2 * SHARED_LAYERS];
     int64_t dims[2] = {SHARED_WIDTH, SHARED_WIDTH};
     tt_init normal = {TT_INIT_NORMAL, 0.2f};
-    tt_value x = tt_input(t, "x", TT_F32, 5, SHARED_WIDTH), y = tt_input(t, "y", TT_F32, 5, SHARED_WIDTH), h = x;
+    tt_value x = tt_input(t, "x", TT_F32, 5, SHARED_WIDTH), y = tt_input(t, "y", TT_F32, 5, SHARED_WIDTH),
+             h = x;
     tt_value no_weights = {0};
     float values[5 * SHARED_WIDTH];
     long launches = 0;
@@ -2599,7 +2902,8 @@ static long train_chain(tt_optimizer_kind kind, const char *precision, bool alon
     if (CHECK(p != NULL)) {
         for (int k = 0; k < p->built.t->n_code && alone; k++) p->built.t->code[k].with_next = false;
         for (int step = 0; step < 2; step++) {
-            CHECK(tt_set(p, x, values, 5) == TT_OK && tt_set(p, y, values, 5) == TT_OK && tt_micro_step(p, NULL) == TT_OK);
+            CHECK(tt_set(p, x, values, 5) == TT_OK && tt_set(p, y, values, 5) == TT_OK &&
+                  tt_micro_step(p, NULL) == TT_OK);
 #ifdef TT_EMULATE
             emu_reset_counts();
 #endif
@@ -2608,7 +2912,8 @@ static long train_chain(tt_optimizer_kind kind, const char *precision, bool alon
             launches = emu_get_counts().launches;
 #endif
         }
-        for (int k = 0; k < 2 * SHARED_LAYERS; k++) CHECK(tt_param_get(params[k], to + k * SHARED_WIDTH * SHARED_WIDTH) == TT_OK);
+        for (int k = 0; k < 2 * SHARED_LAYERS; k++)
+            CHECK(tt_param_get(params[k], to + k * SHARED_WIDTH * SHARED_WIDTH) == TT_OK);
     }
     tt_program_free(p);
     tt_tape_free(t);
@@ -2621,12 +2926,15 @@ TEST(cuda_tensors_share_launches)
 {
     enum { N = 2 * SHARED_LAYERS * SHARED_WIDTH * SHARED_WIDTH };
     static const char *const names[] = {"32-true", "bf16-mixed", "bf16-true", "16-true"};
-    float *one = (float *)calloc(N, sizeof(float)), *all = (float *)calloc(N, sizeof(float)), *start = (float *)calloc(N, sizeof(float));
+    float *one = (float *)calloc(N, sizeof(float)), *all = (float *)calloc(N, sizeof(float)),
+          *start = (float *)calloc(N, sizeof(float));
     for (int k = 0; k < 8; k++) {
         tt_optimizer_kind kind = k % 2 ? TT_SGD : TT_ADAMW;
-        long alone = train_chain(kind, names[k / 2], true, one), together = train_chain(kind, names[k / 2], false, all);
+        long alone = train_chain(kind, names[k / 2], true, one),
+             together = train_chain(kind, names[k / 2], false, all);
         CHECK(memcmp(one, all, N * sizeof(float)) == 0 && memcmp(one, start, N * sizeof(float)) != 0);
-#ifdef TT_EMULATE /* of 12 parameters, 5 at a time: 2 launches for squares, 1 for the update; and clip, next_loss_scale */
+/* Of 12 parameters, 5 at a time: 2 launches for squares, 1 for the update; and clip, next_loss_scale. */
+#ifdef TT_EMULATE
         CHECK(alone == 12 * 3 + 1 + (k / 2 == 3) && together == 3 * 3 + 1 + (k / 2 == 3));
 #else
         (void)alone; (void)together;
@@ -2640,7 +2948,8 @@ TEST(cuda_tensors_share_launches)
 TEST(cuda_tensors_share_launches) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
-/* A linear layer (33, 70) -> (33, 50) on a device; its products that were in TF32, as the emulator counts them. */
+/* A linear layer (33, 70) -> (33, 50) on a device; its products that were in TF32, as the emulator counts
+   them. */
 static long run_linear_layer(const char *device, const char *matmul, float *y)
 {
     enum { ROWS_ = 33, IN_ = 70, OUT_ = 50 };
@@ -2658,14 +2967,17 @@ static long run_linear_layer(const char *device, const char *matmul, float *y)
     uint64_t s = 1;
     long tf32 = 0;
     for (int k = 0; k < ROWS_ * IN_; k++) x[k] = (float)(test_random(&s) % 100003) / 50000 - 1;
-    tt_value in = tt_input(t, "x", TT_F32, ROWS_, IN_), out = tt_linear(t, in, tt_param_new(ctx, "w", 2, dims, normal), NULL);
+    tt_value in = tt_input(t, "x", TT_F32, ROWS_, IN_),
+             out = tt_linear(t, in, tt_param_new(ctx, "w", 2, dims, normal), NULL);
     tt_compile_options o = tt_compile_options_default();
     CHECK(strcmp(o.matmul, "fp32") == 0);
     o.train = false;
     o.device = device;
     o.matmul = matmul;
     tt_program *p = tt_compile(t, out, &o);
-    if (CHECK(p != NULL)) CHECK(tt_set(p, in, x, ROWS_) == TT_OK && tt_run(p, NULL) == TT_OK && tt_get(p, out, y, ROWS_ * OUT_) == TT_OK);
+    if (CHECK(p != NULL))
+        CHECK(tt_set(p, in, x, ROWS_) == TT_OK && tt_run(p, NULL) == TT_OK &&
+              tt_get(p, out, y, ROWS_ * OUT_) == TT_OK);
 #ifdef TT_EMULATE
     tf32 = emu_get_counts().tf32;
 #endif
@@ -2678,8 +2990,8 @@ static long run_linear_layer(const char *device, const char *matmul, float *y)
     return tf32;
 }
 
-/* Products of fp32 matrices in TF32 differ from those in fp32, by as much as operands of 11 bits do: 2^-11 of each term, here up to 4. The CPU
-   computes the same with either. */
+/* Products of fp32 matrices in TF32 differ from those in fp32, by as much as operands of 11 bits do: 2^-11 of
+   each term, here up to 4. The CPU computes the same with either. */
 TEST(matmul_in_tf32)
 {
     enum { N = 33 * 50 };
@@ -2702,7 +3014,8 @@ TEST(matmul_in_tf32)
         all += (double)exact[k] * exact[k];
     }
     CHECK(other > N / 2 && far == 0 && far_fp32 == 0);
-    CHECK(squares > all * 0x1p-26 && squares < all * 0x1p-20); /* both operands rounded by up to 2^-11, a third of that squared on average */
+    /* Both operands rounded by up to 2^-11, a third of that squared on average. */
+    CHECK(squares > all * 0x1p-26 && squares < all * 0x1p-20);
 #ifdef TT_EMULATE
     CHECK(without == 0 && with == 1);
 #else
@@ -2742,17 +3055,20 @@ static void free_operands(tt__launch *l)
 
 static bool run_on_cpu(tt_context *ctx, tt__launch *l)
 {
-    const tt_status status = (l->workspace = calloc(1, (size_t)16 << 20)) ? ctx->cpu.isa->run[l->instr->op](l) : TT_ERR_MEMORY;
+    const tt_status status = (l->workspace = calloc(1, (size_t)16 << 20)) ? ctx->cpu.isa->run[l->instr->op](l)
+                                                                          : TT_ERR_MEMORY;
     free(l->workspace);
     l->workspace = NULL;
     return status == TT_OK;
 }
 
-/* Both give the same, within `units` of the last place of each result's largest number. Frees the operands. */
+/* Both give the same, within `units` of the last place of each result's largest number. Frees the
+   operands. */
 static void same_on_both(tt_context *ctx, tt__launch *l, double units, const char *what)
 {
     tt__launch cpu = *l;
-    snprintf(where, sizeof where, "%s, %s", what, tt_dtype_name(l->in[0].dtype == TT_I32 ? l->in[1].dtype : l->in[0].dtype));
+    snprintf(where, sizeof where, "%s, %s", what,
+             tt_dtype_name(l->in[0].dtype == TT_I32 ? l->in[1].dtype : l->in[0].dtype));
     for (int k = 0; k < TT__MAX_OUT; k++) {
         const size_t bytes = (size_t)(l->out[k].rows * l->out[k].cols) * tt_dtype_bytes(l->out[k].dtype);
         if (l->out[k].data) cpu.out[k].data = memcpy(malloc(bytes), l->out[k].data, bytes);
@@ -2769,23 +3085,27 @@ static void same_on_both(tt_context *ctx, tt__launch *l, double units, const cha
         if (n) tt__convert(expected, TT_F32, cpu.out[k].data, m->dtype, (size_t)n);
         for (int64_t e = 0; e < n; e++) if (fabs(expected[e]) > most) most = fabs(expected[e]);
         for (int64_t e = 0; e < n; e++) wrong += !(fabs((double)got[e] - expected[e]) <= units * unit * most);
-        report(wrong == 0 && (most > 0 || n == 0), "%lld of %lld numbers of result %d differ", (long long)wrong, (long long)n, k);
+        report(wrong == 0 && (most > 0 || n == 0), "%lld of %lld numbers of result %d differ",
+               (long long)wrong, (long long)n, k);
         free(got);
     }
     for (int k = 0; k < TT__MAX_OUT; k++) if (l->out[k].data) free(cpu.out[k].data);
     free_operands(l);
 }
 
-/* The kernels that are compiled for certain dtypes and sizes, each of them: what tests of whole programs meet of these
-   is left to chance. */
+/* The kernels that are compiled for certain dtypes and sizes, each of them: what tests of whole programs meet
+   of these is left to chance. */
 TEST(cuda_kernels_of_each_dtype)
 {
     enum { ROWS_ = 5, D = 40 };
     static const tt_dtype dtype[] = {TT_F32, TT_BF16, TT_F16};
-    static const tt_dtype pair[][2] = {{TT_F32, TT_F32}, {TT_BF16, TT_BF16}, {TT_F16, TT_F16}, {TT_F32, TT_BF16}, {TT_F32, TT_F16}};
-    static const tt_dtype norm[][2] = {{TT_F32, TT_F32}, {TT_BF16, TT_F32}, {TT_BF16, TT_BF16}, {TT_F16, TT_F32}};
+    static const tt_dtype pair[][2] = {
+        {TT_F32, TT_F32}, {TT_BF16, TT_BF16}, {TT_F16, TT_F16}, {TT_F32, TT_BF16}, {TT_F32, TT_F16}};
+    static const tt_dtype norm[][2] = {
+        {TT_F32, TT_F32}, {TT_BF16, TT_F32}, {TT_BF16, TT_BF16}, {TT_F16, TT_F32}};
     static const int width[] = {200, 512, 768, 1000, 1504, 3000, 5000}, head[] = {24, 64, 80, 96, 128};
-    static const int acts[] = {TT__ACT_GELU, TT__ACT_GELU_TANH}, of_two[] = {TT__OP_ADD, TT__OP_MUL, TT__OP_DROPOUT};
+    static const int acts[] = {TT__ACT_GELU, TT__ACT_GELU_TANH},
+                     of_two[] = {TT__OP_ADD, TT__OP_MUL, TT__OP_DROPOUT};
     static const int32_t index[ROWS_] = {2, 0, 4, 2, 1}, starts[] = {0, 3, ROWS_};
     test_allocator a;
     tt_context_options co = test_options(&a);
@@ -2885,8 +3205,10 @@ TEST(cuda_kernels_of_each_dtype)
             report(run_on_cpu(ctx, &l), "attention on the CPU");
             const tt__launch forward = l; /* whose operands are those of both */
             memset(l.out, 0, sizeof l.out);
-            for (int k = 0; k < 4; k++) l.in[k] = k == 3 ? some_indices(starts, 3) : some(dtype[t], ROWS_, head[h], -1, 1, &s);
-            for (int k = 0; k < 3; k++) memcpy(l.in[k].data, forward.in[k].data, (size_t)(ROWS_ * head[h]) * 2);
+            for (int k = 0; k < 4; k++)
+                l.in[k] = k == 3 ? some_indices(starts, 3) : some(dtype[t], ROWS_, head[h], -1, 1, &s);
+            for (int k = 0; k < 3; k++)
+                memcpy(l.in[k].data, forward.in[k].data, (size_t)(ROWS_ * head[h]) * 2);
             l.out[0] = some(dtype[t], ROWS_, head[h], 0, 0, &s);
             l.out[1] = some(TT_F32, ROWS_, 1, 0, 0, &s);
             same_on_both(ctx, &l, dtype[t] == TT_F16 ? 8 : 4, "attention");
@@ -2900,13 +3222,15 @@ TEST(cuda_kernels_of_each_dtype)
     TEST_CLOSE(ctx, &a);
 }
 
-/* fp8 by its definition: 3 or 2 bits of mantissa, exponents from -6 or -14 on, E4M3 up to 448, E5M2 up to 57344. */
+/* fp8 by its definition: 3 or 2 bits of mantissa, exponents from -6 or -14 on, E4M3 up to 448, E5M2 up to
+   57344. */
 static double to_fp8(double x, bool e5m2)
 {
     int e;
     if (x == 0) return 0;
     frexp(x, &e);
-    double unit = ldexp(1, (e - 1 < (e5m2 ? -14 : -6) ? (e5m2 ? -14 : -6) : e - 1) - (e5m2 ? 2 : 3)), most = e5m2 ? 57344 : 448, y = nearbyint(x / unit) * unit;
+    double unit = ldexp(1, (e - 1 < (e5m2 ? -14 : -6) ? (e5m2 ? -14 : -6) : e - 1) - (e5m2 ? 2 : 3)),
+           most = e5m2 ? 57344 : 448, y = nearbyint(x / unit) * unit;
     return y > most ? most : y < -most ? -most : y;
 }
 
@@ -2921,7 +3245,8 @@ static void round_to_fp8(double *v, int n, bool e5m2)
     for (int k = 0; k < n; k++) v[k] = to_fp8(v[k] * scale, e5m2) / scale;
 }
 
-/* Forward, gradient of x and gradient of w of a linear layer (33, IN) -> (33, OUT), all of which are products (m, n) of (m, k) and (n, k). */
+/* Forward, gradient of x and gradient of w of a linear layer (33, IN) -> (33, OUT), all of which are products
+   (m, n) of (m, k) and (n, k). */
 TEST(matmul_in_fp8)
 {
     enum { ROWS_ = 33, WIDE = 80, ANY = 70, MOST = WIDE * WIDE };
@@ -2930,15 +3255,23 @@ TEST(matmul_in_fp8)
     static double exact[2][MOST], low[2][MOST];
     static float got[MOST], bias[WIDE];
     for (int c = 0; c < 3 * 2 * 4; c++) { /* which product, dtype, values */
-        const int which = c % 3, values = c / 6; /* 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite */
+        /* 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite */
+        const int which = c % 3, values = c / 6;
         const tt_dtype half = c / 3 % 2 ? TT_F16 : TT_BF16;
-        const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW}, out = which == 1 ? ANY : WIDE, in = which ? WIDE : ANY;
+        const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW}, out = which == 1 ? ANY : WIDE,
+                  in = which ? WIDE : ANY;
         const int rows[2] = {ROWS_, which == 2 ? ROWS_ : out}, cols[2] = {which ? out : in, in};
-        const int m = which == 2 ? out : ROWS_, n = which == 0 ? out : in, k = which == 0 ? in : which == 1 ? out : ROWS_;
+        const int m = which == 2 ? out : ROWS_, n = which == 0 ? out : in,
+                  k = which == 0 ? in
+                      : which == 1 ? out
+                      : ROWS_;
         uint64_t s = (uint64_t)c + 1;
         int wrong = 0, same = 0;
         for (int o = 0; o < 2; o++) {
-            float size = o ? 0.02f : values == 1 && which ? (half == TT_F16 ? 1e-3f : 1e-9f) : values == 2 ? 0.0f : 3.0f;
+            float size = o ? 0.02f
+                         : values == 1 && which ? (half == TT_F16 ? 1e-3f : 1e-9f)
+                         : values == 2 ? 0.0f
+                         : 3.0f;
             for (int e = 0; e < rows[o] * cols[o]; e++) {
                 float x = size * ((float)test_random(&s) * 0x1p-31f - 1);
                 if (values == 3 && o == 0 && e == 5) x = INFINITY;
@@ -2962,7 +3295,8 @@ TEST(matmul_in_fp8)
         i.attr.fp8 = true;
         l.device = (tt__device *)(void *)&ctx->cpu;
         l.instr = &i;
-        tt__mat x = {operand[0], half, rows[0], cols[0], cols[0]}, y = {operand[1], half, rows[1], cols[1], cols[1]};
+        tt__mat x = {operand[0], half, rows[0], cols[0], cols[0]},
+                y = {operand[1], half, rows[1], cols[1], cols[1]};
         tt__mat b = {bias, TT_F32, 1, n, n}, to = {got, TT_F32, m, n, n};
         l.in[0] = x;
         l.in[1] = y;
@@ -2977,13 +3311,15 @@ TEST(matmul_in_fp8)
             for (int j = 0; j < n; j++) {
                 double sum = 0, terms = 0, other = 0;
                 for (int e = 0; e < k; e++) {
-                    int at = which == 2 ? e * cols[0] + r : r * cols[0] + e, bt = which == 0 ? j * cols[1] + e : e * cols[1] + j;
+                    int at = which == 2 ? e * cols[0] + r : r * cols[0] + e,
+                        bt = which == 0 ? j * cols[1] + e : e * cols[1] + j;
                     sum += low[0][at] * low[1][bt];
                     terms += fabs(low[0][at] * low[1][bt]);
                     other += exact[0][at] * exact[1][bt];
                 }
                 if (which == 0) { sum += bias[j]; other += bias[j]; }
-                wrong += values == 3 ? isfinite(got[r * n + j]) : !(fabs(got[r * n + j] - sum) <= 1e-6 * terms + 1e-7 * fabs(sum));
+                wrong += values == 3 ? isfinite(got[r * n + j])
+                                     : !(fabs(got[r * n + j] - sum) <= 1e-6 * terms + 1e-7 * fabs(sum));
                 same += fabs(got[r * n + j] - other) <= 1e-6 * terms;
             }
         report(wrong == 0, "%d of %d numbers are not those of fp8", wrong, m * n);
@@ -2996,7 +3332,8 @@ TEST(cuda_kernels_of_each_dtype) { SKIP("this build is without TINYTRAIN_CUDA");
 TEST(matmul_in_fp8) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
-/* A model some of whose products have widths for fp8, some not: trains as with bf16. Where fp8 cannot be had, that is said. */
+/* A model some of whose products have widths for fp8, some not: trains as with bf16. Where fp8 cannot be had,
+   that is said. */
 TEST(training_in_fp8)
 {
     static const struct { const char *device, *precision, *error; } refused[] = {
@@ -3035,8 +3372,9 @@ TEST(training_in_fp8)
         tt_program_free(p);
         model_close(&m);
 #ifdef TT_EMULATE
-        CHECK(emu_get_counts().fp8 == (fp8 ? 12 : 0)); /* up forward, down backward (x and w), of two layers, in a step that is run and one that is
-                                                            captured */
+        /* Up forward, down backward (x and w), of two layers, in a step that is run and one that is
+           captured. */
+        CHECK(emu_get_counts().fp8 == (fp8 ? 12 : 0));
 #endif
     }
     int same = 0;
@@ -3048,13 +3386,14 @@ TEST(training_in_fp8)
 #endif
 }
 #ifdef TINYTRAIN_CUDA
-/* On a device, parameters that no file fills are made there, in their dtype, without a copy; with the CPU's bits on the emulator, and on a GPU
-   as near to them as its logarithm and sine are. */
+/* On a device, parameters that no file fills are made there, in their dtype, without a copy; with the CPU's
+   bits on the emulator, and on a GPU as near to them as its logarithm and sine are. */
 TEST(parameters_begin_on_the_device)
 {
     enum { LARGE = 33 * 1031 };
     static const char *const precision[] = {"32-true", "bf16-true", "16-true"};
-    static const double near[] = {0x1p-22, 0x1p-7, 0x1p-10}; /* of a number: a unit in the last place or two */
+    /* Of a number: a unit in the last place or two. */
+    static const double near[] = {0x1p-22, 0x1p-7, 0x1p-10};
     float *expected = (float *)malloc(sizeof(float) * LARGE), *got = (float *)malloc(sizeof(float) * LARGE);
     for (int how = 0; how < TT__COUNT(precision); how++)
         for (int kind = 0; kind <= TT_INIT_UNIFORM; kind++)
@@ -3097,12 +3436,15 @@ TEST(parameters_begin_on_the_device)
 #ifdef TT_EMULATE
                         wrong += memcmp(&got[k], &expected[k], sizeof(float)) != 0;
 #endif
-                        wrong += !(fabs((double)got[k] - expected[k]) <= near[how] * fabs((double)expected[k]));
+                        wrong += !(fabs((double)got[k] - expected[k]) <=
+                                   near[how] * fabs((double)expected[k]));
                     }
                     CHECK(wrong == 0);
-                    const tt__backend *b = w->holder->kind->backend; /* in memory that ends behind the last of them */
+                    /* In memory that ends behind the last of them. */
+                    const tt__backend *b = w->holder->kind->backend;
                     void *exact = b->allocate(w->holder->device, (size_t)n * tt_dtype_bytes(dtype));
-                    CHECK(exact && b->init(w->holder->device, exact, dtype, n, init, 1) == TT_OK && b->wait(w->holder->device) == TT_OK);
+                    CHECK(exact && b->init(w->holder->device, exact, dtype, n, init, 1) == TT_OK &&
+                          b->wait(w->holder->device) == TT_OK);
                     b->release(w->holder->device, exact);
                 }
                 tt_program_free(p);
@@ -3126,7 +3468,8 @@ TEST(unused_inputs)
     tt_param *w = tt_param_new(ctx, "w", 2, dims, ones);
     tt_tape *t = tt_tape_new(ctx);
     int64_t rows = tt_axis(t, "rows", 5);
-    tt_value x = tt_input(t, "x", TT_F32, rows, 3), y = tt_input(t, "y", TT_I32, rows, 1), unused = tt_input(t, "unused", TT_F32, 1000, 64);
+    tt_value x = tt_input(t, "x", TT_F32, rows, 3), y = tt_input(t, "y", TT_I32, rows, 1),
+             unused = tt_input(t, "unused", TT_F32, 1000, 64);
     tt_value logits = tt_linear(t, x, w, NULL);
     tt_cross_entropy(t, logits, y, NULL);
     tt_compile_options o = tt_compile_options_default();
@@ -3135,7 +3478,8 @@ TEST(unused_inputs)
     o.train = false;
     tt_program *p = tt_compile(t, logits, &o);
     if (CHECK(p != NULL)) {
-        CHECK(tt_set(p, x, in, 2) == TT_OK && tt_set(p, y, labels, 2) == TT_OK && tt_set(p, unused, big, 1000) == TT_OK);
+        CHECK(tt_set(p, x, in, 2) == TT_OK && tt_set(p, y, labels, 2) == TT_OK &&
+              tt_set(p, unused, big, 1000) == TT_OK);
         CHECK(tt_run(p, NULL) == TT_OK && tt_get(p, logits, out, 4) == TT_OK);
         CHECK(out[0] == 6 && out[1] == 6 && out[2] == 15 && out[3] == 15);
     }
@@ -3158,24 +3502,30 @@ TEST(device_described_cuda)
     REQUIRE(ctx != NULL);
     tt_status status = tt_device_text(ctx, "cuda", text, sizeof text);
     if (!CHECK(status == TT_OK)) printf("%s%s\n", text, tt_error(ctx));
-    CHECK(strstr(text, "driver: for CUDA up to ") && strstr(text, "cuBLASLt ") && strstr(text, "\ndevice 0: ") && strstr(text, "\nused: device 0"));
+    CHECK(strstr(text, "driver: for CUDA up to ") && strstr(text, "cuBLASLt ") &&
+          strstr(text, "\ndevice 0: ") && strstr(text, "\nused: device 0"));
     CHECK(tt_device_text(ctx, "cuda", text, 10) == TT_OK && strlen(text) == 9);
     TEST_CLOSE(ctx, &a);
 #ifdef TT_EMULATE
     static const struct { int error; const char *part; } reasons[] = {
-        {35, "the driver is for CUDA 13.0, which is too old for this build with CUDA 13.0"}, {35, "there is no NVIDIA driver: install one for CUDA "},
-        {209, "emulated device 0 has compute capability 9.0, and the kernels were built for 9.0: build them with CUDA_ARCHS=90"},
+        {35, "the driver is for CUDA 13.0, which is too old for this build with CUDA 13.0"},
+        {35, "there is no NVIDIA driver: install one for CUDA "},
+        {209, "emulated device 0 has compute capability 9.0, and the kernels were built for 9.0: build them "
+              "with CUDA_ARCHS=90"},
         {2, "cudaStreamCreate: out of memory (cudaErrorMemoryAllocation)"}};
     for (int peers = 0; peers < 2; peers++) {
         emu_configure(2, (size_t)64 << 20, peers, 1);
         ctx = test_open(&a);
-        CHECK(tt_device_text(ctx, "cuda", text, sizeof text) == TT_OK && strstr(text, "\ndevice 1: emulated device 1, compute capability 9.0, 0.1 GB"));
-        CHECK(strstr(text, peers ? "\npeers:   0   1\n     0   - yes\n     1 yes   -\n" : "\npeers:   0   1\n     0   -  no\n     1  no   -\n"));
+        CHECK(tt_device_text(ctx, "cuda", text, sizeof text) == TT_OK &&
+              strstr(text, "\ndevice 1: emulated device 1, compute capability 9.0, 0.1 GB"));
+        CHECK(strstr(text, peers ? "\npeers:   0   1\n     0   - yes\n     1 yes   -\n"
+                                 : "\npeers:   0   1\n     0   -  no\n     1  no   -\n"));
         TEST_CLOSE(ctx, &a);
     }
     for (int r = 0; r < TEST_COUNT(reasons); r++) {
         bool said = false;
-        for (long nth = 1, calls = 2; nth < calls; nth++) { /* each call of CUDA fails once, or all from there on */
+        /* Each call of CUDA fails once, or all from there on. */
+        for (long nth = 1, calls = 2; nth < calls; nth++) {
             for (int all = 0; all < 2; all++) {
                 emu_configure(1, (size_t)64 << 20, 1, 1);
                 ctx = test_open(&a);
@@ -3203,13 +3553,23 @@ TEST(device_described_cuda)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512), TEST_CASE(reference_avx512_dot), TEST_CASE(reference_avx512_tiles), TEST_CASE(reference_neon), TEST_CASE(reference_neon_dot), TEST_CASE(reference_cuda),
-    TEST_CASE(gradient_portable), TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot), TEST_CASE(gradient_avx512_tiles), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot), TEST_CASE(gradient_cuda),
-    TEST_CASE(every_op_has_a_case),
-    TEST_CASE(activations_far_from_zero), TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(precisions_train_alike),
-    TEST_CASE(stochastic_rounding_is_unbiased), TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read), TEST_CASE(products_exact), TEST_CASE(attention_by_dot), TEST_CASE(attention_by_tiles), TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32), TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
-    TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite), TEST_CASE(failed_micro_batch_ends_the_step),
-    TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues), TEST_CASE(cuda_tensors_share_launches), TEST_CASE(cuda_kernels_of_each_dtype), TEST_CASE(matmul_in_tf32), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device), TEST_CASE(device_described_cuda),
+    TEST_CASE(reference_portable), TEST_CASE(reference_avx2), TEST_CASE(reference_avx512),
+    TEST_CASE(reference_avx512_dot), TEST_CASE(reference_avx512_tiles), TEST_CASE(reference_neon),
+    TEST_CASE(reference_neon_dot), TEST_CASE(reference_cuda), TEST_CASE(gradient_portable),
+    TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot),
+    TEST_CASE(gradient_avx512_tiles), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot),
+    TEST_CASE(gradient_cuda), TEST_CASE(every_op_has_a_case), TEST_CASE(activations_far_from_zero),
+    TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads),
+    TEST_CASE(precisions_train_alike), TEST_CASE(stochastic_rounding_is_unbiased),
+    TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read),
+    TEST_CASE(products_exact), TEST_CASE(attention_by_dot), TEST_CASE(attention_by_tiles),
+    TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32),
+    TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
+    TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite),
+    TEST_CASE(failed_micro_batch_ends_the_step), TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues),
+    TEST_CASE(cuda_tensors_share_launches), TEST_CASE(cuda_kernels_of_each_dtype), TEST_CASE(matmul_in_tf32),
+    TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device),
+    TEST_CASE(device_described_cuda),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

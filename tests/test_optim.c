@@ -1,4 +1,5 @@
-/* Optimizers against float64 loops that follow torch.optim's documented formulas; schedules against closed forms. */
+/* Optimizers against float64 loops that follow torch.optim's documented formulas; schedules against closed
+   forms. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -6,14 +7,21 @@
 #include "tinytrain.h"
 #include "test.h"
 
-static float uniform(uint64_t *state) { return (float)(test_random(state) >> 8) * 0x1p-23f - 1; } /* [-1, 1) */
+/* [-1, 1) */
+static float uniform(uint64_t *state) { return (float)(test_random(state) >> 8) * 0x1p-23f - 1; }
 
-/* Two parameters, each pulled to a target by a mean squared error of its own: the gradient of element i is 2 (p_i - target_i) / n. */
+/* Two parameters, each pulled to a target by a mean squared error of its own: the gradient of element i is 2
+   (p_i - target_i) / n. */
 enum { N_BIAS = 37, ROWS = 13, COLS = 331, N_WEIGHT = ROWS * COLS, STEPS = 20 };
 
-typedef struct reference { int n; bool decays; double p[N_WEIGHT], m[N_WEIGHT], v[N_WEIGHT], g[N_WEIGHT]; } reference;
+typedef struct reference {
+    int n;
+    bool decays;
+    double p[N_WEIGHT], m[N_WEIGHT], v[N_WEIGHT], g[N_WEIGHT];
+} reference;
 
-/* One step (number t, from 1) on r->g. Formulas: torch.optim.SGD, Adam and AdamW, documentation of PyTorch 2. */
+/* One step (number t, from 1) on r->g. Formulas: torch.optim.SGD, Adam and AdamW, documentation of PyTorch
+   2. */
 static void reference_step(reference *r, const tt_optimizer_options *o, double lr, double factor, int t)
 {
     double decay = r->decays ? o->weight_decay : 0, b1 = o->beta1, b2 = o->beta2;
@@ -37,8 +45,10 @@ static void reference_step(reference *r, const tt_optimizer_options *o, double l
     }
 }
 
-/* Largest difference of parameters and of the norm, relative to their size, over STEPS steps with changing targets and rates. */
-static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bool decay_weight, double *norm_error)
+/* Largest difference of parameters and of the norm, relative to their size, over STEPS steps with changing
+   targets and rates. */
+static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bool decay_weight,
+                              double *norm_error)
 {
     static reference bias, weight;
     static float values[N_WEIGHT], targets[2][N_WEIGHT];
@@ -47,10 +57,14 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
     tt_context *ctx = test_open(&a);
     int64_t dims[2][2] = {{N_BIAS, 0}, {ROWS, COLS}};
     tt_init init = {TT_INIT_NORMAL, 1.0f};
-    tt_param *p[2] = {tt_param_new(ctx, "layer.bias", 1, dims[0], init), tt_param_new(ctx, "layer.weight", 2, dims[1], init)};
+    tt_param *p[2] = {tt_param_new(ctx, "layer.bias", 1, dims[0], init),
+                      tt_param_new(ctx, "layer.weight", 2, dims[1], init)};
     tt_tape *t = tt_tape_new(ctx);
-    tt_value target[2] = {tt_input(t, "bias target", TT_F32, 1, N_BIAS), tt_input(t, "weight target", TT_F32, ROWS, COLS)}, loss[2];
-    for (int k = 0; k < 2; k++) loss[k] = tt_mean_squared_error(t, tt_param_value(t, p[k]), target[k], tt__handle(0));
+    tt_value target[2] = {tt_input(t, "bias target", TT_F32, 1, N_BIAS),
+                          tt_input(t, "weight target", TT_F32, ROWS, COLS)},
+             loss[2];
+    for (int k = 0; k < 2; k++)
+        loss[k] = tt_mean_squared_error(t, tt_param_value(t, p[k]), target[k], tt__handle(0));
     tt_compile_options c = tt_compile_options_default();
     c.optimizer = *o;
     tt_program *program = tt_compile(t, tt_add(t, loss[0], loss[1]), &c);
@@ -71,7 +85,8 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
         tt_stats stats;
         for (int k = 0; k < 2; k++) {
             for (int i = 0; i < both[k]->n; i++) {
-                targets[k][i] = step % 5 ? uniform(&s) * 3 : (float)both[k]->p[i]; /* every fifth step the gradient nearly vanishes */
+                /* Every fifth step the gradient nearly vanishes. */
+                targets[k][i] = step % 5 ? uniform(&s) * 3 : (float)both[k]->p[i];
                 both[k]->g[i] = 2 * (both[k]->p[i] - targets[k][i]) / both[k]->n;
                 squares += both[k]->g[i] * both[k]->g[i];
             }
@@ -98,11 +113,13 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
     return error;
 }
 
-static void check_optimizer(const tt_optimizer_options *o, bool decay_bias, bool decay_weight, const char *name, int line)
+static void check_optimizer(const tt_optimizer_options *o, bool decay_bias, bool decay_weight,
+                            const char *name, int line)
 {
     double norm_error, error = optimizer_error(o, decay_bias, decay_weight, &norm_error);
     char what[160];
-    snprintf(what, sizeof what, "%s: parameters differ by %.3g, gradient norms by %.3g", name, error, norm_error);
+    snprintf(what, sizeof what, "%s: parameters differ by %.3g, gradient norms by %.3g", name, error,
+             norm_error);
     test__check(error <= 3e-6 && norm_error <= 1e-5, __FILE__, line, what);
 }
 #define CHECK_OPTIMIZER(o, bias, weight, name) check_optimizer((o), (bias), (weight), (name), __LINE__)
@@ -128,15 +145,18 @@ TEST(sgd)
 TEST(adam)
 {
     tt_optimizer_options o = tt_optimizer_options_default();
-    CHECK(o.kind == TT_ADAMW && o.beta1 == 0.9f && o.beta2 == 0.999f && o.eps == 1e-8f && o.weight_decay == 0.01f && !o.no_decay && o.clip_norm == 0);
-    o.eps = 1e-6f; /* where the gradient vanishes, m / sqrt(v) at 1e-8 is decided by the last bits of float32 */
+    CHECK(o.kind == TT_ADAMW && o.beta1 == 0.9f && o.beta2 == 0.999f && o.eps == 1e-8f &&
+          o.weight_decay == 0.01f && !o.no_decay && o.clip_norm == 0);
+    /* Where the gradient vanishes, m / sqrt(v) at 1e-8 is decided by the last bits of float32. */
+    o.eps = 1e-6f;
     CHECK_OPTIMIZER(&o, false, true, "adamw");
     o.weight_decay = 0.5f;
     CHECK_OPTIMIZER(&o, false, true, "adamw, strong decay");
     o.clip_norm = 0.05f;
     CHECK_OPTIMIZER(&o, false, true, "adamw, clipped");
     o.kind = TT_ADAM;
-    o.weight_decay = 0.01f; /* a strong one holds elements at zero, where the float64 loop and any float32 one part */
+    /* A strong one holds elements at zero, where the float64 loop and any float32 one part. */
+    o.weight_decay = 0.01f;
     CHECK_OPTIMIZER(&o, false, true, "adam");
     o.clip_norm = 0;
     o.beta1 = 0.5f;
@@ -148,7 +168,8 @@ TEST(adam)
 
 TEST(decay_rules)
 {
-    static const char *const none[] = {NULL}, *const weights[] = {"*.weight", NULL}, *const all[] = {"nothing", "layer.*", NULL}, *const bias[] = {"*.bia?", NULL};
+    static const char *const none[] = {NULL}, *const weights[] = {"*.weight", NULL},
+                             *const all[] = {"nothing", "layer.*", NULL}, *const bias[] = {"*.bia?", NULL};
     tt_optimizer_options o = tt_optimizer_options_default();
     o.eps = 1e-6f;
     o.weight_decay = 0.3f;
@@ -164,7 +185,8 @@ TEST(decay_rules)
     CHECK_OPTIMIZER(&o, false, true, "biases do not decay");
 }
 
-/* The first step of Adam moves every element by lr, whatever the size of its gradient: only right with bias correction. */
+/* The first step of Adam moves every element by lr, whatever the size of its gradient: only right with bias
+   correction. */
 TEST(bias_correction)
 {
     test_allocator a;
@@ -176,8 +198,10 @@ TEST(bias_correction)
     tt_compile_options c = tt_compile_options_default();
     tt_value target = tt_input(t, "target", TT_F32, 1, n);
     float targets[5] = {1e-3f, -1, 100, -1e4f, 3}, got[5];
-    tt_program *program = tt_compile(t, tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0)), &c);
-    REQUIRE(program && tt_set(program, target, targets, 1) == TT_OK && tt_step(program, 0.25f, NULL) == TT_OK);
+    tt_program *program = tt_compile(t, tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0)),
+                                     &c);
+    REQUIRE(program && tt_set(program, target, targets, 1) == TT_OK &&
+            tt_step(program, 0.25f, NULL) == TT_OK);
     tt_param_get(p, got);
     for (int k = 0; k < 5; k++) CHECK_NEAR(got[k], targets[k] > 0 ? 0.25 : -0.25, 1e-4);
     tt_program_free(program);
@@ -185,7 +209,8 @@ TEST(bias_correction)
     TEST_CLOSE(ctx, &a);
 }
 
-/* bf16-true: steps far below half a unit in the last place survive on average, and the same run gives the same bits. */
+/* bf16-true: steps far below half a unit in the last place survive on average, and the same run gives the
+   same bits. */
 TEST(stochastic_rounding_moves_bf16_weights)
 {
     enum { N = 8192, TINY_STEPS = 16 };
@@ -204,14 +229,19 @@ TEST(stochastic_rounding_moves_bf16_weights)
         c.precision = "bf16-true";
         c.optimizer.kind = TT_SGD;
         c.optimizer.weight_decay = 0;
-        tt_program *program = tt_compile(t, tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0)), &c);
+        tt_program *program =
+            tt_compile(t, tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0)), &c);
         REQUIRE(program != NULL);
         for (int k = 0; k < N; k++) targets[k] = 1025; /* gradient 2 (1 - 1025) / N = -1/4 */
-        for (int step = 0; step < TINY_STEPS; step++) REQUIRE(tt_set(program, target, targets, 1) == TT_OK && tt_step(program, 0x1p-9f, NULL) == TT_OK);
+        for (int step = 0; step < TINY_STEPS; step++)
+            REQUIRE(tt_set(program, target, targets, 1) == TT_OK && tt_step(program, 0x1p-9f, NULL) == TT_OK);
         tt_param_get(p, values[run]);
         double sum = 0;
         bool on_grid = true;
-        for (int k = 0; k < N; k++) { sum += values[run][k]; on_grid &= values[run][k] == tt__from_bf16(tt__to_bf16(values[run][k])); }
+        for (int k = 0; k < N; k++) {
+            sum += values[run][k];
+            on_grid &= values[run][k] == tt__from_bf16(tt__to_bf16(values[run][k]));
+        }
         CHECK(on_grid);
         CHECK_NEAR(sum / N - 1, TINY_STEPS * 0x1p-11, TINY_STEPS * 0x1p-11 * 0.1); /* half a unit is 2^-8 */
         tt_program_free(program);
@@ -221,13 +251,15 @@ TEST(stochastic_rounding_moves_bf16_weights)
     CHECK(memcmp(values[0], values[1], sizeof values[0]) == 0);
 }
 
-/* Four micro-batches with an update at the end are one step on all rows, whatever the weights, and in a program that accumulates. */
+/* Four micro-batches with an update at the end are one step on all rows, whatever the weights, and in a
+   program that accumulates. */
 TEST(micro_batches_equal_one_batch)
 {
     enum { BATCH = 16, IN = 7, OUT = 3 };
     static float results[3][IN * OUT + OUT];
     double losses[3], norms[3];
-    for (int run = 0; run < 3; run++) { /* 0: plain step; 1: tt_step of a program that accumulates; 2: micro-batches of 1, 6, 4 and 5 */
+    /* 0: plain step; 1: tt_step of a program that accumulates; 2: micro-batches of 1, 6, 4 and 5 */
+    for (int run = 0; run < 3; run++) {
         test_allocator a;
         tt_context *ctx = test_open(&a);
         int64_t dims[2] = {OUT, IN}, n = OUT;
@@ -235,7 +267,8 @@ TEST(micro_batches_equal_one_batch)
         tt_param *w = tt_param_new(ctx, "w", 2, dims, init), *b = tt_param_new(ctx, "b", 1, &n, init);
         tt_tape *t = tt_tape_new(ctx);
         int64_t rows = tt_axis(t, "rows", BATCH);
-        tt_value x = tt_input(t, "x", TT_F32, rows, IN), y = tt_input(t, "y", TT_I32, rows, 1), weights = tt_input(t, "weights", TT_F32, rows, 1);
+        tt_value x = tt_input(t, "x", TT_F32, rows, IN), y = tt_input(t, "y", TT_I32, rows, 1),
+                 weights = tt_input(t, "weights", TT_F32, rows, 1);
         tt_cross_entropy_options ce = tt_cross_entropy_options_default();
         tt_compile_options c = tt_compile_options_default();
         float xs[BATCH * IN], ws[BATCH];
@@ -250,11 +283,15 @@ TEST(micro_batches_equal_one_batch)
         for (int step = 0; step < 3; step++) {
             static const int parts[4] = {1, 6, 4, 5};
             for (int k = 0; k < BATCH * IN; k++) xs[k] = uniform(&s);
-            for (int k = 0; k < BATCH; k++) { ys[k] = k % 5 == 4 ? -100 : k % OUT; ws[k] = 1.25f + uniform(&s); }
+            for (int k = 0; k < BATCH; k++) {
+                ys[k] = k % 5 == 4 ? -100 : k % OUT;
+                ws[k] = 1.25f + uniform(&s);
+            }
             int count = run == 2 ? 4 : 1;
             for (int part = 0, from = 0; part < count; part++) {
                 int size = run == 2 ? parts[part] : BATCH;
-                CHECK(tt_set(p, x, xs + from * IN, size) == TT_OK && tt_set(p, y, ys + from, size) == TT_OK && tt_set(p, weights, ws + from, size) == TT_OK);
+                CHECK(tt_set(p, x, xs + from * IN, size) == TT_OK && tt_set(p, y, ys + from, size) == TT_OK &&
+                      tt_set(p, weights, ws + from, size) == TT_OK);
                 CHECK((run == 2 ? tt_micro_step(p, &stats) : tt_step(p, 0.05f, &stats)) == TT_OK);
                 from += size;
             }
@@ -284,7 +321,8 @@ TEST(contradictory_options_are_refused_together)
     tt_init zeros = {TT_INIT_ZEROS, 0};
     tt_tape *t = tt_tape_new(ctx);
     tt_value target = tt_input(t, "target", TT_F32, 1, n);
-    tt_value loss = tt_mean_squared_error(t, tt_param_value(t, tt_param_new(ctx, "p", 1, &n, zeros)), target, tt__handle(0));
+    tt_value loss = tt_mean_squared_error(t, tt_param_value(t, tt_param_new(ctx, "p", 1, &n, zeros)), target,
+                                          tt__handle(0));
     tt_compile_options c = tt_compile_options_default();
     c.optimizer.beta1 = 1;
     c.optimizer.beta2 = -0.1f;
@@ -292,8 +330,10 @@ TEST(contradictory_options_are_refused_together)
     c.optimizer.weight_decay = -1;
     c.optimizer.clip_norm = -2;
     CHECK(!tt_compile(t, loss, &c));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "optimizer options: beta1 1 is not in [0, 1); beta2 -0.1 is not in [0, 1); eps ");
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "; weight_decay -1 is negative; clip_norm -2 is negative (0 means no clipping)");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "optimizer options: beta1 1 is not in [0, 1); beta2 -0.1 is not in [0, 1); eps ");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "; weight_decay -1 is negative; clip_norm -2 is negative (0 means no clipping)");
     c.optimizer = tt_optimizer_options_default();
     c.optimizer.kind = TT_SGD;
     c.optimizer.nesterov = true;
@@ -322,7 +362,15 @@ TEST(contradictory_options_are_refused_together)
 
 enum { WIDE = 4, PAIR = 2 };
 
-typedef struct chain { test_allocator a; tt_context *ctx; tt_tape *t; tt_program *p; tt_param *w[2]; tt_value x, target; bool accumulate; } chain;
+typedef struct chain {
+    test_allocator a;
+    tt_context *ctx;
+    tt_tape *t;
+    tt_program *p;
+    tt_param *w[2];
+    tt_value x, target;
+    bool accumulate;
+} chain;
 
 static bool chain_open(chain *c, const char *precision, bool accumulate, const tt_loss_scale *scale)
 {
@@ -363,8 +411,9 @@ static tt_status chain_set(chain *c, float g)
     return status == TT_OK ? tt_set(c->p, c->target, target, PAIR) : status;
 }
 
-/* A step with gradients of g. Where it is accumulated: of micro-batches whose mean that is, the first with a gradient of 1; before their
-   number is known, losses are divided by 4 instead of 2, so that the second has a value of g as well. */
+/* A step with gradients of g. Where it is accumulated: of micro-batches whose mean that is, the first with a
+   gradient of 1; before their number is known, losses are divided by 4 instead of 2, so that the second has a
+   value of g as well. */
 static tt_status chain_step(chain *c, float g, tt_stats *stats)
 {
     const float lr = 1e-4f;
@@ -395,7 +444,8 @@ static char *chain_state(const chain *c, size_t *bytes)
 
 static const char *const scaled[] = {"16-mixed", "16-true"};
 
-/* Six scales overflow, from 65536 to 2048; then every third good step doubles the scale, which the next step takes back. */
+/* Six scales overflow, from 65536 to 2048; then every third good step doubles the scale, which the next step
+   takes back. */
 TEST(loss_scale_falls_and_grows)
 {
     for (int k = 0; k < 4; k++) {
@@ -421,12 +471,16 @@ TEST(loss_scale_falls_and_grows)
             CHECK(same == overflow);
             CHECK(stats.loss_scale == expected && stats.skipped == skipped && stats.step == done);
             if (overflow) CHECK(stats.grad_norm == 0);
-            else CHECK_NEAR(stats.grad_norm, 40 * sqrt(2.0 * WIDE * WIDE), 0.01 * 40 * sqrt(2.0 * WIDE * WIDE)); /* of the true gradient */
+            else
+                CHECK_NEAR(stats.grad_norm, 40 * sqrt(2.0 * WIDE * WIDE),
+                           0.01 * 40 * sqrt(2.0 * WIDE * WIDE)); /* of the true gradient */
             CHECK(stats.loss > 10 && isfinite(stats.loss));
         }
         CHECK(skipped == 8 && done == 7);
-        CHECK(chain_step(&c, 100, &stats) == TT_OK && stats.loss_scale == 512 && stats.skipped == 9); /* good steps before it count no more */
-        for (int step = 0; step < 3; step++) CHECK(chain_step(&c, 40, &stats) == TT_OK && stats.loss_scale == (step < 2 ? 512 : 1024));
+        /* Good steps before it count no more. */
+        CHECK(chain_step(&c, 100, &stats) == TT_OK && stats.loss_scale == 512 && stats.skipped == 9);
+        for (int step = 0; step < 3; step++)
+            CHECK(chain_step(&c, 40, &stats) == TT_OK && stats.loss_scale == (step < 2 ? 512 : 1024));
         chain_close(&c);
     }
 }
@@ -434,20 +488,25 @@ TEST(loss_scale_falls_and_grows)
 TEST(loss_scale_grows_where_nothing_overflows)
 {
     static const struct { tt_loss_scale scale; float g; double after[5]; } rows[] = {
-        {{1024, 2, 0.5f, 2}, 0.01f, {1024, 2048, 2048, 4096, 4096}}, {{1, 16, 0.25f, 1}, 0.01f, {16, 256, 4096, 65536, 1048576}},
-        {{256, 1, 0.5f, 1}, 0.01f, {256, 256, 256, 256, 256}},       {{0x1p39f, 2, 0.5f, 1}, 0, {0x1p40, 0x1p40, 0x1p40, 0x1p40, 0x1p40}}, /* the most */
+        {{1024, 2, 0.5f, 2}, 0.01f, {1024, 2048, 2048, 4096, 4096}},
+        {{1, 16, 0.25f, 1}, 0.01f, {16, 256, 4096, 65536, 1048576}},
+        /* the most */
+        {{256, 1, 0.5f, 1}, 0.01f, {256, 256, 256, 256, 256}},
+        {{0x1p39f, 2, 0.5f, 1}, 0, {0x1p40, 0x1p40, 0x1p40, 0x1p40, 0x1p40}},
         {{4096, 2, 0x1p-4f, 1}, 40, {256, 512, 1024, 2048, 128}}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         chain c;
         tt_stats stats;
         if (!chain_open(&c, "16-mixed", false, &rows[k].scale)) return;
-        for (int step = 0; step < 5; step++) CHECK(chain_step(&c, rows[k].g, &stats) == TT_OK && stats.loss_scale == rows[k].after[step]);
+        for (int step = 0; step < 5; step++)
+            CHECK(chain_step(&c, rows[k].g, &stats) == TT_OK && stats.loss_scale == rows[k].after[step]);
         chain_close(&c);
     }
 }
 
-/* A power of two is divided out without a trace, so that all scales that neither overflow nor underflow train to the same bits; and what
-   tt_get_gradient and the norm show is the gradient that 32-true has, up to f16's rounding. */
+/* A power of two is divided out without a trace, so that all scales that neither overflow nor underflow train
+   to the same bits; and what tt_get_gradient and the norm show is the gradient that 32-true has, up to f16's
+   rounding. */
 TEST(loss_scale_leaves_true_gradients)
 {
     static const float scales[] = {1, 16, 1024};
@@ -465,7 +524,8 @@ TEST(loss_scale_leaves_true_gradients)
                 CHECK(stats.loss_scale == (k < 0 ? 1 : scales[k]));
                 for (int w = 0; w < 2; w++) {
                     CHECK(tt_get_gradient(c.p, c.w[w], got) == TT_OK);
-                    for (int e = 0; e < WIDE * WIDE; e++) CHECK_NEAR(got[e], micro ? 5 : 3, k < 0 ? 1e-5 : 0x1p-9);
+                    for (int e = 0; e < WIDE * WIDE; e++)
+                        CHECK_NEAR(got[e], micro ? 5 : 3, k < 0 ? 1e-5 : 0x1p-9);
                 }
             }
             if (accumulate) CHECK(tt_update(c.p, 0, &stats) == TT_OK);
@@ -482,7 +542,8 @@ TEST(loss_scale_leaves_true_gradients)
     }
 }
 
-/* An overflow that no scale helps against is an error, once, that names the gradient; nothing has changed, and a better batch trains on. */
+/* An overflow that no scale helps against is an error, once, that names the gradient; nothing has changed,
+   and a better batch trains on. */
 TEST(loss_scale_has_a_floor)
 {
     for (int k = 0; k < 4; k++) {
@@ -496,23 +557,31 @@ TEST(loss_scale_has_a_floor)
         char *before = chain_state(&c, &n);
         for (int step = 0; step < 4; step++) {
             tt_status status = chain_step(&c, 1e5f, &stats);
-            if (step < 2) CHECK(status == TT_OK && stats.loss_scale == (step ? 1 : 2) && stats.skipped == step + 1 && stats.step == 0);
+            if (step < 2)
+                CHECK(status == TT_OK && stats.loss_scale == (step ? 1 : 2) && stats.skipped == step + 1 &&
+                      stats.step == 0);
             else CHECK(status == TT_ERR_NUMERIC);
-            if (step >= 2) CHECK_ERROR(c.ctx, TT_ERR_NUMERIC, "step 0: the gradient of 'w1' is not finite at the lowest loss scale; nothing was updated");
+            if (step >= 2)
+                CHECK_ERROR(c.ctx, TT_ERR_NUMERIC,
+                            "step 0: the gradient of 'w1' is not finite at the lowest loss scale; nothing "
+                            "was updated");
         }
         char *after = chain_state(&c, &n);
         CHECK(memcmp(before, after, n) == 0);
         free(before);
         free(after);
-        CHECK(chain_step(&c, NAN, &stats) == TT_ERR_NUMERIC); /* a loss that is not finite is one at any scale */
+        /* A loss that is not finite is one at any scale. */
+        CHECK(chain_step(&c, NAN, &stats) == TT_ERR_NUMERIC);
         CHECK_ERROR(c.ctx, TT_ERR_NUMERIC, "is not finite; nothing was updated: check the inputs");
         if (c.accumulate) CHECK(tt_update(c.p, 0, &stats) == TT_ERR_NUMERIC);
-        CHECK(chain_step(&c, 2, &stats) == TT_OK && stats.loss_scale == 1 && stats.skipped == 2 && stats.step == 1);
+        CHECK(chain_step(&c, 2, &stats) == TT_OK && stats.loss_scale == 1 && stats.skipped == 2 &&
+              stats.step == 1);
         chain_close(&c);
     }
 }
 
-/* 16-true with gradients of 2^-12, of whose squares f16 would hold nothing: Adam's steps are of the learning rate all the same. */
+/* 16-true with gradients of 2^-12, of whose squares f16 would hold nothing: Adam's steps are of the learning
+   rate all the same. */
 TEST(optimizer_state_of_f16_weights)
 {
     enum { N = 4096, SMALL_STEPS = 40 };
@@ -530,10 +599,12 @@ TEST(optimizer_state_of_f16_weights)
     double moved = 0;
     int states = 0;
     c.precision = "16-true";
-    tt_program *program = tt_compile(t, tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0)), &c);
+    tt_program *program = tt_compile(t, tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0)),
+                                     &c);
     REQUIRE(program != NULL);
     for (int k = 0; k < N; k++) targets[k] = 0.5f; /* gradient 2 (1 - 1/2) / N */
-    for (int step = 0; step < SMALL_STEPS; step++) CHECK(tt_set(program, target, targets, 1) == TT_OK && tt_step(program, (float)lr, &stats) == TT_OK);
+    for (int step = 0; step < SMALL_STEPS; step++)
+        CHECK(tt_set(program, target, targets, 1) == TT_OK && tt_step(program, (float)lr, &stats) == TT_OK);
     CHECK(stats.skipped == 0 && tt__param_home(p)->dtype == TT_F16);
     for (int32_t v = 1; v < program->built.t->n_values; v++) {
         if (program->built.t->values[v].storage != TT__STATE) continue;
@@ -552,19 +623,23 @@ TEST(precision_options)
 {
     static const struct { const char *precision, *residual, *error; tt_status status; } rows[] = {
         {"16-mixed", "f16", "residual 'f16' is unknown: use f32 or 16-bit", TT_ERR_UNSUPPORTED},
-        {"32-true", "f32", "residual 'f32': precision '32-true' has one dtype for all values; leave residual NULL, or use 16-mixed or bf16-mixed", TT_ERR_ARGUMENT},
+        {"32-true", "f32", "residual 'f32': precision '32-true' has one dtype for all values; leave residual "
+                           "NULL, or use 16-mixed or bf16-mixed", TT_ERR_ARGUMENT},
         {"bf16-true", "16-bit", "residual '16-bit': precision 'bf16-true' has one dtype", TT_ERR_ARGUMENT},
         {"16-true", "f32", "residual 'f32': precision '16-true' has one dtype", TT_ERR_ARGUMENT},
-        {"16", NULL, "precision '16' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", TT_ERR_UNSUPPORTED}};
+        {"16", NULL, "precision '16' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true",
+         TT_ERR_UNSUPPORTED}};
     test_allocator a;
     tt_context *ctx = test_open(&a);
     int64_t n = 3;
     tt_init zeros = {TT_INIT_ZEROS, 0};
     tt_param *p = tt_param_new(ctx, "p", 1, &n, zeros);
     tt_tape *t = tt_tape_new(ctx);
-    tt_value target = tt_input(t, "target", TT_F32, 1, n), loss = tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0));
+    tt_value target = tt_input(t, "target", TT_F32, 1, n),
+             loss = tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0));
     tt_compile_options c = tt_compile_options_default();
-    CHECK(c.residual == NULL && tt_train_options_default().residual == NULL && tt_train_options_default().loss_scale.init == 65536);
+    CHECK(c.residual == NULL && tt_train_options_default().residual == NULL &&
+          tt_train_options_default().loss_scale.init == 65536);
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         c.precision = rows[k].precision;
         c.residual = rows[k].residual;
@@ -578,10 +653,14 @@ TEST(precision_options)
     c.loss_scale.backoff = 1;
     c.loss_scale.interval = 0;
     CHECK(!tt_compile(t, loss, &c));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "loss_scale: init 3 is not a power of two in 1..2^40; growth 0.5 is not a power of two >= 1; backoff 1 is not a power of two below 1; "
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "loss_scale: init 3 is not a power of two in 1..2^40; growth 0.5 is not a power of two >= 1; "
+                "backoff 1 is not a power of two below 1; "
                 "interval 0 is less than 1");
-    static const tt_loss_scale bad[] = {{0.5f, 2, 0.5f, 9}, {0x1p41f, 2, 0.5f, 9}, {NAN, 2, 0.5f, 9}, {0, 2, 0.5f, 9}, {-4, 2, 0.5f, 9}, {4, INFINITY, 0.5f, 9}, {4, 3, 0.5f, 9},
-                                        {4, NAN, 0.5f, 9}, {4, 2, 0, 9}, {4, 2, 0.3f, 9}, {4, 2, -0.5f, 9}, {4, 2, NAN, 9}, {4, 2, 0.5f, -1}};
+    static const tt_loss_scale bad[] = {
+        {0.5f, 2, 0.5f, 9}, {0x1p41f, 2, 0.5f, 9}, {NAN, 2, 0.5f, 9}, {0, 2, 0.5f, 9}, {-4, 2, 0.5f, 9},
+        {4, INFINITY, 0.5f, 9}, {4, 3, 0.5f, 9}, {4, NAN, 0.5f, 9}, {4, 2, 0, 9}, {4, 2, 0.3f, 9},
+        {4, 2, -0.5f, 9}, {4, 2, NAN, 9}, {4, 2, 0.5f, -1}};
     for (int k = 0; k < TEST_COUNT(bad); k++) {
         c.loss_scale = bad[k];
         CHECK(!tt_compile(t, loss, &c) && tt_error_code(ctx) == TT_ERR_ARGUMENT);
@@ -598,7 +677,8 @@ TEST(precision_options)
     const float large[3] = {1, -70000, 3}, infinite[3] = {INFINITY, 65519, NAN}; /* what f16 cannot hold */
     CHECK(tt_param_set(p, large) == TT_OK && tt_allocate(program) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'p': element 1 is -70000, more than f16 can hold (65504)");
-    CHECK(tt_param_set(p, infinite) == TT_OK && tt_allocate(program) == TT_OK && tt_param_set(p, large) == TT_ERR_ARGUMENT);
+    CHECK(tt_param_set(p, infinite) == TT_OK && tt_allocate(program) == TT_OK &&
+          tt_param_set(p, large) == TT_ERR_ARGUMENT);
     float got[3];
     CHECK(tt_param_get(p, got) == TT_OK && got[0] == INFINITY && got[1] == 65504 && got[2] != got[2]);
     tt_program_free(program);
@@ -606,7 +686,7 @@ TEST(precision_options)
     TEST_CLOSE(ctx, &a);
 }
 
-/* -------------------------------------------------------------------------------------------------- schedules */
+/* ---------------------------------------------------------------------------------------------- schedules */
 
 TEST(schedules)
 {
@@ -627,7 +707,9 @@ TEST(schedules)
             double done = ((double)steps[j] - 10) / 100, lr = 2e-3f, low = 1e-4f;
             if (done > 1) done = 1;
             double expected = steps[j] < 10 ? lr * (double)steps[j] / 10
-                            : k == 0 ? lr : k == 1 ? lr + (low - lr) * done : low + (lr - low) * 0.5 * (1 + cos(acos(-1.0) * done));
+                              : k == 0 ? lr
+                              : k == 1 ? lr + (low - lr) * done
+                              : low + (lr - low) * 0.5 * (1 + cos(acos(-1.0) * done));
             CHECK_NEAR(tt_schedule_lr(&s, steps[j]), expected, 1e-9);
         }
         CHECK(tt_schedule_lr(&s, 10) == 2e-3f && (k == 0 || tt_schedule_lr(&s, 110) == 1e-4f));
@@ -644,10 +726,12 @@ TEST(schedules)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(sgd), TEST_CASE(adam), TEST_CASE(decay_rules), TEST_CASE(bias_correction), TEST_CASE(stochastic_rounding_moves_bf16_weights),
-    TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(contradictory_options_are_refused_together), TEST_CASE(loss_scale_falls_and_grows),
-    TEST_CASE(loss_scale_grows_where_nothing_overflows), TEST_CASE(loss_scale_leaves_true_gradients), TEST_CASE(loss_scale_has_a_floor),
-    TEST_CASE(optimizer_state_of_f16_weights), TEST_CASE(precision_options), TEST_CASE(schedules),
+    TEST_CASE(sgd), TEST_CASE(adam), TEST_CASE(decay_rules), TEST_CASE(bias_correction),
+    TEST_CASE(stochastic_rounding_moves_bf16_weights), TEST_CASE(micro_batches_equal_one_batch),
+    TEST_CASE(contradictory_options_are_refused_together), TEST_CASE(loss_scale_falls_and_grows),
+    TEST_CASE(loss_scale_grows_where_nothing_overflows), TEST_CASE(loss_scale_leaves_true_gradients),
+    TEST_CASE(loss_scale_has_a_floor), TEST_CASE(optimizer_state_of_f16_weights),
+    TEST_CASE(precision_options), TEST_CASE(schedules),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

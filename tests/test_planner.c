@@ -1,4 +1,5 @@
-/* Tape, verifier, passes, planner and replay: planted damage, random networks, brute force, poisoned memory. */
+/* Tape, verifier, passes, planner and replay: planted damage, random networks, brute force, poisoned
+   memory. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -7,7 +8,9 @@
 #include "test.h"
 
 typedef struct precision_case { const char *name, *residual; } precision_case;
-static const precision_case precisions[] = {{"32-true", NULL}, {"bf16-mixed", NULL}, {"bf16-true", NULL}, {"16-mixed", NULL}, {"16-true", NULL}, {"bf16-mixed", "f32"}, {"16-mixed", "16-bit"}};
+static const precision_case precisions[] = {
+    {"32-true", NULL}, {"bf16-mixed", NULL}, {"bf16-true", NULL}, {"16-mixed", NULL}, {"16-true", NULL},
+    {"bf16-mixed", "f32"}, {"16-mixed", "16-bit"}};
 enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 
 static tt_compile_options options_of(const precision_case *precision)
@@ -20,7 +23,8 @@ static tt_compile_options options_of(const precision_case *precision)
 }
 
 static int pick(uint64_t *state, int n) { return (int)(test_random(state) % (uint32_t)n); }
-static float uniform(uint64_t *state) { return (float)(test_random(state) >> 8) * 0x1p-23f - 1; } /* [-1, 1) */
+/* [-1, 1) */
+static float uniform(uint64_t *state) { return (float)(test_random(state) >> 8) * 0x1p-23f - 1; }
 
 static tt_init normal_init(float scale)
 {
@@ -46,7 +50,12 @@ static tt_param *vector(tt_context *ctx, const char *name, int64_t n, tt_init_ki
 /* ------------------------------------------------------------------------------------------------- damage
    A small program through the private API, one thing broken at a time. */
 
-typedef struct damaged { tt_context *ctx; tt_tape *t; tt_value x, h, y, target, loss; test_allocator a; } damaged;
+typedef struct damaged {
+    tt_context *ctx;
+    tt_tape *t;
+    tt_value x, h, y, target, loss;
+    test_allocator a;
+} damaged;
 
 static bool intact(damaged *d) /* x -> linear -> gelu -> mean squared error */
 {
@@ -208,12 +217,14 @@ typedef struct net {
     bool per_sequence;  /* labels: one for each sequence */
 } net;
 
-typedef struct net_options { bool dropout, kinks; } net_options; /* kinks: ReLU, which finite differences stumble over */
+/* kinks: ReLU, which finite differences stumble over */
+typedef struct net_options { bool dropout, kinks; } net_options;
 
 static tt_param *random_matrix(tt_context *ctx, uint64_t *s, int64_t rows, int64_t cols)
 {
     char name[64];
-    snprintf(name, sizeof name, "w%d.%dx%d", pick(s, 3), (int)rows, (int)cols); /* equal names are shared parameters */
+    /* Equal names are shared parameters. */
+    snprintf(name, sizeof name, "w%d.%dx%d", pick(s, 3), (int)rows, (int)cols);
     return matrix(ctx, name, rows, cols);
 }
 
@@ -233,7 +244,8 @@ static tt_value random_attention(net *n, uint64_t *s, tt_value q, tt_value k, tt
 }
 
 /* One more value of the pool, of width d, 2 d or 3 d; from is one of them. */
-static tt_value random_op(net *n, uint64_t *s, const tt_value *pool, int count, tt_value from, int64_t d, net_options o)
+static tt_value random_op(net *n, uint64_t *s, const tt_value *pool, int count, tt_value from, int64_t d,
+                          net_options o)
 {
     tt_tape *t = n->t;
     int64_t width = t->values[from.id].shape.cols, rows = tt__axis_code(t->values[from.id].shape.axis, 0);
@@ -246,43 +258,60 @@ static tt_value random_op(net *n, uint64_t *s, const tt_value *pool, int count, 
         tt_param *b = pick(s, 3) ? random_vector(t->ctx, s, out, TT_INIT_UNIFORM) : NULL;
         return tt_linear(t, from, random_matrix(t->ctx, s, out, width), b);
     }
-    case 3: return tt_layernorm(t, from, random_vector(t->ctx, s, width, TT_INIT_ONES), pick(s, 3) ? random_vector(t->ctx, s, width, TT_INIT_UNIFORM) : NULL, 1e-3f);
+    case 3:
+        return tt_layernorm(t, from, random_vector(t->ctx, s, width, TT_INIT_ONES),
+                            pick(s, 3) ? random_vector(t->ctx, s, width, TT_INIT_UNIFORM) : NULL, 1e-3f);
     case 4: return tt_gelu(t, from);
     case 5: return pick(s, 2) ? tt_silu(t, from) : tt_gelu_tanh(t, from);
     case 6: return pick(s, 2) && o.kinks ? tt_relu(t, from) : tt_tanh(t, from);
     case 7: case 8: return tt_add(t, from, same[pick(s, n_same)]);
     case 9: return tt_scale(t, from, 0.7f);
-    case 10: return o.dropout ? tt_dropout(t, from, pick(s, 4) ? 0.25f : 0) : tt_gather_rows(t, from, n->index);
-    case 11: return pick(s, 2) || t->values[from.id].ld != width ? tt_gather_rows(t, from, n->index) : tt_reshape(t, from, rows, width);
+    case 10:
+        return o.dropout ? tt_dropout(t, from, pick(s, 4) ? 0.25f : 0) : tt_gather_rows(t, from, n->index);
+    case 11:
+        return pick(s, 2) || t->values[from.id].ld != width ? tt_gather_rows(t, from, n->index)
+                                                            : tt_reshape(t, from, rows, width);
     case 12: if (width > d) return tt_slice(t, from, pick(s, (int)(width - d) + 1), d); /* fall through */
     default:
-        if (width == 3 * d) return random_attention(n, s, tt_slice(t, from, 0, d), tt_slice(t, from, d, d), tt_slice(t, from, 2 * d, d), o.dropout);
+        if (width == 3 * d)
+            return random_attention(n, s, tt_slice(t, from, 0, d), tt_slice(t, from, d, d),
+                                    tt_slice(t, from, 2 * d, d), o.dropout);
         return random_attention(n, s, from, same[pick(s, n_same)], same[pick(s, n_same)], o.dropout);
     }
 }
 
-/* A pre-norm and a post-norm block over token and position embeddings, packed qkv, shared output embedding. */
+/* A pre-norm and a post-norm block over token and position embeddings, packed qkv, shared output
+   embedding. */
 static tt_value small_transformer(tt_context *ctx, net *n, bool dropout)
 {
     tt_tape *t = n->t;
     char name[64];
     float p = dropout ? 0.1f : 0;
     const int d = 16;
-    tt_value h = tt_add(t, tt_embedding(t, n->ids, matrix(ctx, "tokens", NET_VOCAB, d)), tt_embedding(t, n->index, matrix(ctx, "positions", NET_ROWS, d)));
-    h = tt_dropout(t, tt_layernorm(t, h, vector(ctx, "norm.w", d, TT_INIT_ONES), vector(ctx, "norm.b", d, TT_INIT_ZEROS), 1e-5f), p);
+    tt_value h = tt_add(t, tt_embedding(t, n->ids, matrix(ctx, "tokens", NET_VOCAB, d)),
+                        tt_embedding(t, n->index, matrix(ctx, "positions", NET_ROWS, d)));
+    h = tt_dropout(t,
+                   tt_layernorm(t, h, vector(ctx, "norm.w", d, TT_INIT_ONES),
+                                vector(ctx, "norm.b", d, TT_INIT_ZEROS), 1e-5f),
+                   p);
     for (int k = 0; k < 2; k++) {
         tt_attention_options o = tt_attention_options_default(2);
         tt_param *w[12];
-        static const char *const names[12] = {"norm1.w", "norm1.b", "qkv.w", "qkv.b", "out.w", "out.b", "norm2.w", "norm2.b", "up.w", "up.b", "down.w", "down.b"};
-        static const int rows[12] = {0, 0, 48, 48, 16, 16, 0, 0, 64, 64, 16, 16}, cols[12] = {0, 0, 16, 0, 16, 0, 0, 0, 16, 0, 64, 0};
+        static const char *const names[12] = {"norm1.w", "norm1.b", "qkv.w", "qkv.b", "out.w",  "out.b",
+                                              "norm2.w", "norm2.b", "up.w",  "up.b",  "down.w", "down.b"};
+        static const int rows[12] = {0, 0, 48, 48, 16, 16, 0, 0, 64, 64, 16, 16},
+                         cols[12] = {0, 0, 16, 0, 16, 0, 0, 0, 16, 0, 64, 0};
         for (int j = 0; j < 12; j++) {
             snprintf(name, sizeof name, "layer.%d.%s", k, names[j]);
-            w[j] = cols[j] ? matrix(ctx, name, rows[j], cols[j]) : vector(ctx, name, rows[j] ? rows[j] : d, rows[j] || j % 2 ? TT_INIT_ZEROS : TT_INIT_ONES);
+            w[j] = cols[j] ? matrix(ctx, name, rows[j], cols[j])
+                           : vector(ctx, name, rows[j] ? rows[j] : d,
+                                    rows[j] || j % 2 ? TT_INIT_ZEROS : TT_INIT_ONES);
         }
         o.causal = k == 1;
         o.dropout = p;
         tt_value x = k ? h : tt_layernorm(t, h, w[0], w[1], 1e-5f), qkv = tt_linear(t, x, w[2], w[3]);
-        x = tt_attention(t, tt_slice(t, qkv, 0, d), tt_slice(t, qkv, d, d), tt_slice(t, qkv, 2 * d, d), n->starts, &o);
+        x = tt_attention(t, tt_slice(t, qkv, 0, d), tt_slice(t, qkv, d, d), tt_slice(t, qkv, 2 * d, d),
+                         n->starts, &o);
         h = tt_add(t, h, tt_dropout(t, tt_linear(t, x, w[4], w[5]), p));
         if (k) h = tt_layernorm(t, h, w[0], w[1], 1e-5f);
         x = k ? h : tt_layernorm(t, h, w[6], w[7], 1e-5f);
@@ -317,7 +346,8 @@ static bool random_net(tt_context *ctx, uint64_t seed, net_options o, net *n)
     if (pick(&s, 2)) pool[count++] = tt_embedding(t, n->ids, random_matrix(ctx, &s, NET_VOCAB, d));
     if (pick(&s, 2)) { /* a view of a parameter: some of its columns, or with rows of half the length */
         tt_value table = tt_param_value(t, random_matrix(ctx, &s, NET_VOCAB, 2 * d));
-        table = pick(&s, 2) ? tt_slice(t, table, pick(&s, (int)d + 1), d) : tt_reshape(t, table, 2 * NET_VOCAB, d);
+        table = pick(&s, 2) ? tt_slice(t, table, pick(&s, (int)d + 1), d)
+                            : tt_reshape(t, table, 2 * NET_VOCAB, d);
         tt_value gathered = tt_gather_rows(t, table, n->ids);
         pool[count++] = gathered;
     }
@@ -338,10 +368,13 @@ static bool random_net(tt_context *ctx, uint64_t seed, net_options o, net *n)
         c.label_smoothing = pick(&s, 2) ? 0.1f : 0;
         n->labels = tt_input(t, "labels", TT_I32, rows, 1);
         if (pick(&s, 2)) c.weights = n->weights = tt_input(t, "weights", TT_F32, rows, 1);
-        n->loss = tt_cross_entropy(t, tt_linear(t, last, random_matrix(ctx, &s, NET_CLASSES, width), NULL), n->labels, &c);
+        n->loss = tt_cross_entropy(t, tt_linear(t, last, random_matrix(ctx, &s, NET_CLASSES, width), NULL),
+                                   n->labels, &c);
     } else {
         n->target = tt_input(t, "target", TT_F32, rows, d);
-        n->loss = tt_mean_squared_error(t, tt_linear(t, last, random_matrix(ctx, &s, d, width), random_vector(ctx, &s, d, TT_INIT_ZEROS)), n->target, n->weights);
+        n->loss = tt_mean_squared_error(
+            t, tt_linear(t, last, random_matrix(ctx, &s, d, width), random_vector(ctx, &s, d, TT_INIT_ZEROS)),
+            n->target, n->weights);
     }
     return tt_tape_status(t) == TT_OK;
 }
@@ -372,12 +405,20 @@ static tt_status set_inputs(const net *n, tt_program *p, uint64_t batch)
 }
 
 /* What a few steps leave behind. */
-typedef struct outcome { double loss[8]; int n_losses; float *params; size_t n; tt_status status; char error[256]; } outcome;
+typedef struct outcome {
+    double loss[8];
+    int n_losses;
+    float *params;
+    size_t n;
+    tt_status status;
+    char error[256];
+} outcome;
 
 static bool same_outcome(const outcome *a, const outcome *b)
 {
-    return a->status == TT_OK && b->status == TT_OK && a->n_losses == b->n_losses && memcmp(a->loss, b->loss, sizeof *a->loss * (size_t)a->n_losses) == 0 &&
-           a->n == b->n && memcmp(a->params, b->params, a->n * sizeof(float)) == 0;
+    return a->status == TT_OK && b->status == TT_OK && a->n_losses == b->n_losses &&
+           memcmp(a->loss, b->loss, sizeof *a->loss * (size_t)a->n_losses) == 0 && a->n == b->n &&
+           memcmp(a->params, b->params, a->n * sizeof(float)) == 0;
 }
 
 static void free_outcome(outcome *o) { free(o->params); o->params = NULL; }
@@ -391,7 +432,8 @@ static void take_params(tt_context *ctx, outcome *o)
     for (int k = 0; k < ctx->n_params; k++) { tt_param_get(ctx->params[k], to); to += ctx->params[k]->size; }
 }
 
-/* Gives each storage a place of its own: nothing is shared, nothing works in place. Before anything is allocated. */
+/* Gives each storage a place of its own: nothing is shared, nothing works in place. Before anything is
+   allocated. */
 static void scatter(tt_program *p)
 {
     size_t at = 0;
@@ -412,7 +454,18 @@ static void poison(tt_program *p) /* now, and whatever dies in each run */
     if (tt_allocate(p) == TT_OK) memset(p->arena->memory + p->arena->persistent, 0xff, p->arena->transient);
 }
 
-typedef enum variant { PLAIN, POISONED, SCATTERED, THREADED, PLANNED, EVALUATED, KEEPING, ATTENTION, BLOCKS, VARIANTS } variant;
+typedef enum variant {
+    PLAIN,
+    POISONED,
+    SCATTERED,
+    THREADED,
+    PLANNED,
+    EVALUATED,
+    KEEPING,
+    ATTENTION,
+    BLOCKS,
+    VARIANTS
+} variant;
 
 static outcome run_net(uint64_t seed, const precision_case *precision, bool accumulate, variant how)
 {
@@ -429,7 +482,10 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
     tt_context *ctx = tt_open(&co);
     c.accumulate = accumulate;
     c.optimizer.clip_norm = 1;
-    c.recompute = how == KEEPING ? "none" : how == ATTENTION ? "attention" : how == BLOCKS ? "blocks" : "cheap";
+    c.recompute = how == KEEPING ? "none"
+                  : how == ATTENTION ? "attention"
+                  : how == BLOCKS ? "blocks"
+                  : "cheap";
     bool built = random_net(ctx, seed, with_all, &n);
     for (int32_t v = 1; built && how == BLOCKS && v < n.t->n_values; v++)
         if ((v * 7 + (int32_t)seed) % 9 == 0) tt_block_end(n.t, tt__handle(v));
@@ -456,7 +512,8 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
         }
         for (int micro = 0; micro < (accumulate ? 2 : 1) && o.status == TT_OK; micro++) {
             o.status = set_inputs(&n, p, (uint64_t)(step * 2 + micro));
-            if (o.status == TT_OK) o.status = accumulate ? tt_micro_step(p, &stats) : tt_step(p, 0.01f, &stats);
+            if (o.status == TT_OK)
+                o.status = accumulate ? tt_micro_step(p, &stats) : tt_step(p, 0.01f, &stats);
         }
         if (o.status == TT_OK && accumulate) o.status = tt_update(p, 0.01f, &stats);
         o.loss[o.n_losses++] = stats.loss;
@@ -480,7 +537,15 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
 
 TEST(random_networks_replay_bit_for_bit)
 {
-    static const char *const names[VARIANTS] = {"plain", "poisoned", "scattered", "threaded", "planned elsewhere", "evaluated", "keeping all", "recomputing attention", "recomputing blocks"};
+    static const char *const names[VARIANTS] = {"plain",
+                                                "poisoned",
+                                                "scattered",
+                                                "threaded",
+                                                "planned elsewhere",
+                                                "evaluated",
+                                                "keeping all",
+                                                "recomputing attention",
+                                                "recomputing blocks"};
     char what[512];
     for (uint64_t seed = 0; seed <= 60; seed++) {
         for (int precision = 0; precision < PRECISIONS; precision++) {
@@ -488,13 +553,19 @@ TEST(random_networks_replay_bit_for_bit)
             for (int accumulate = 0; accumulate < 2; accumulate++) {
                 const precision_case *in = &precisions[precision];
                 outcome plain = run_net(seed, in, accumulate, PLAIN);
-                snprintf(what, sizeof what, "network %d, %s, accumulate %d: %s", (int)seed, in->name, accumulate, plain.error);
-                if (plain.status == TT_ERR_ARGUMENT && strstr(plain.error, "nothing to train")) { free_outcome(&plain); continue; }
+                snprintf(what, sizeof what, "network %d, %s, accumulate %d: %s", (int)seed, in->name,
+                         accumulate, plain.error);
+                if (plain.status == TT_ERR_ARGUMENT && strstr(plain.error, "nothing to train")) {
+                    free_outcome(&plain);
+                    continue;
+                }
                 test__check(plain.status == TT_OK && isfinite(plain.loss[0]), __FILE__, __LINE__, what);
                 for (int how = POISONED; how < VARIANTS; how++) {
                     outcome other = run_net(seed, in, accumulate, (variant)how);
-                    snprintf(what, sizeof what, "network %d, %s, accumulate %d, %s: other results (first losses %.9g, %.9g) %s", (int)seed,
-                             in->name, accumulate, names[how], plain.loss[0], other.loss[0], other.error);
+                    snprintf(what, sizeof what,
+                             "network %d, %s, accumulate %d, %s: other results (first losses %.9g, %.9g) %s",
+                             (int)seed, in->name, accumulate, names[how], plain.loss[0], other.loss[0],
+                             other.error);
                     test__check(same_outcome(&plain, &other), __FILE__, __LINE__, what);
                     free_outcome(&other);
                 }
@@ -504,8 +575,8 @@ TEST(random_networks_replay_bit_for_bit)
     }
 }
 
-/* Gradients of random networks against differences of the loss along each parameter tensor's gradient and along a random direction,
-   over two micro-batches. */
+/* Gradients of random networks against differences of the loss along each parameter tensor's gradient and
+   along a random direction, over two micro-batches. */
 static double mean_loss(const net *n, tt_program *eval)
 {
     double loss = 0, targets = 0;
@@ -518,7 +589,8 @@ static double mean_loss(const net *n, tt_program *eval)
     return loss / targets;
 }
 
-static double slope(const net *n, tt_program *eval, tt_param *p, const float *at, const float *direction, float *scratch)
+static double slope(const net *n, tt_program *eval, tt_param *p, const float *at, const float *direction,
+                    float *scratch)
 {
     double loss[4];
     static const float steps[4] = {-2, -1, 1, 2};
@@ -547,26 +619,38 @@ TEST(random_networks_have_true_gradients)
         c.share = p;
         tt_program *eval = p ? tt_compile(n.t, n.loss, &c) : NULL;
         CHECK(eval != NULL);
-        for (uint64_t batch = 0; batch < 2 && eval; batch++) CHECK(set_inputs(&n, p, batch) == TT_OK && tt_micro_step(p, NULL) == TT_OK);
+        for (uint64_t batch = 0; batch < 2 && eval; batch++)
+            CHECK(set_inputs(&n, p, batch) == TT_OK && tt_micro_step(p, NULL) == TT_OK);
         for (int k = 0; eval && k < ctx->n_params; k++) {
             tt_param *w = ctx->params[k];
             uint64_t s = seed * 31 + (uint64_t)k + 1;
             size_t size = (size_t)w->size;
-            float *all = (float *)malloc(size * 4 * sizeof(float)), *g = all, *at = all + size, *direction = at + size, *scratch = direction + size;
+            float *all = (float *)malloc(size * 4 * sizeof(float)), *g = all, *at = all + size,
+                  *direction = at + size, *scratch = direction + size;
             double norm = 0, along = 0, length = 0;
-            if (tt_get_gradient(p, w, g) != TT_OK) memset(g, 0, size * sizeof(float)); /* not behind the loss */
+            /* Not behind the loss. */
+            if (tt_get_gradient(p, w, g) != TT_OK) memset(g, 0, size * sizeof(float));
             tt_param_get(w, at);
             for (size_t i = 0; i < size; i++) norm += (double)g[i] * g[i];
             norm = sqrt(norm);
             for (size_t i = 0; i < size; i++) direction[i] = norm > 0 ? (float)(g[i] / norm) : 0;
             double found = slope(&n, eval, w, at, direction, scratch);
-            snprintf(what, sizeof what, "network %d: gradient of '%s': slope %.6g along it, norm %.6g", (int)seed, w->name, found, norm);
+            snprintf(what, sizeof what, "network %d: gradient of '%s': slope %.6g along it, norm %.6g",
+                     (int)seed, w->name, found, norm);
             test__check(fabs(found - norm) <= 0.01 * norm + 1e-3, __FILE__, __LINE__, what);
-            for (size_t i = 0; i < size; i++) { direction[i] = uniform(&s); length += (double)direction[i] * direction[i]; }
-            for (size_t i = 0; i < size; i++) { direction[i] /= (float)sqrt(length); along += (double)direction[i] * g[i]; }
+            for (size_t i = 0; i < size; i++) {
+                direction[i] = uniform(&s);
+                length += (double)direction[i] * direction[i];
+            }
+            for (size_t i = 0; i < size; i++) {
+                direction[i] /= (float)sqrt(length);
+                along += (double)direction[i] * g[i];
+            }
             found = slope(&n, eval, w, at, direction, scratch);
-            snprintf(what, sizeof what, "network %d: gradient of '%s': slope %.6g across it, expected %.6g", (int)seed, w->name, found, along);
-            test__check(fabs(found - along) <= 0.01 * fabs(along) + 0.002 * norm + 1e-3, __FILE__, __LINE__, what);
+            snprintf(what, sizeof what, "network %d: gradient of '%s': slope %.6g across it, expected %.6g",
+                     (int)seed, w->name, found, along);
+            test__check(fabs(found - along) <= 0.01 * fabs(along) + 0.002 * norm + 1e-3, __FILE__, __LINE__,
+                        what);
             free(all);
         }
         tt_program_free(eval);
@@ -576,10 +660,11 @@ TEST(random_networks_have_true_gradients)
     }
 }
 
-/* ------------------------------------------------------------------------------------ streams, spaces and groups
+/* -------------------------------------------------------------------------------- streams, spaces and groups
    Tapes by hand: no pass emits such instructions yet. */
 
-/* h = gelu(x) goes to the host's memory while u = gelu(x) is computed, and comes back while u2 = gelu(u) is. */
+/* h = gelu(x) goes to the host's memory while u = gelu(x) is computed, and comes back while u2 = gelu(u)
+   is. */
 typedef struct offload { damaged d; int32_t h, a, u, b, u2, y; } offload;
 enum { COPY_OUT = 1, MEANWHILE, WAIT_OUT, COPY_IN, AFTER, WAIT_IN, SUM };
 
@@ -699,13 +784,15 @@ TEST(verifier_finds_bad_groups)
     o.d.t->code[COPY_OUT] = o.d.t->code[MEANWHILE];
     o.d.t->code[MEANWHILE] = o.d.t->code[AFTER];
     o.d.t->code[COPY_OUT].with_next = true;
-    EXPECT_DAMAGE(&o.d, "instruction 2 (gelu): reads what an instruction that it runs together with writes: 'u'");
+    EXPECT_DAMAGE(&o.d,
+                  "instruction 2 (gelu): reads what an instruction that it runs together with writes: 'u'");
 }
 
 /* Where b lies, first and last instruction that it lives at; NULL: it has no storage. */
 static const tt__box *box_named(const tt_tape *t, const tt__box *box, int n, const char *name)
 {
-    for (int k = 0; k < n; k++) if (box[k].value && strcmp(t->values[box[k].value].name, name) == 0) return &box[k];
+    for (int k = 0; k < n; k++)
+        if (box[k].value && strcmp(t->values[box[k].value].name, name) == 0) return &box[k];
     return NULL;
 }
 
@@ -718,18 +805,21 @@ TEST(lifetimes_and_places_of_each_space)
     REQUIRE(offloaded(&o));
     tt_tape *t = o.d.t;
     REQUIRE(tt__lifetimes(t, o.y, &box, &n) == TT_OK);
-    const tt__box *h = box_named(t, box, n, "h"), *a = box_named(t, box, n, "a"), *b = box_named(t, box, n, "b");
+    const tt__box *h = box_named(t, box, n, "h"), *a = box_named(t, box, n, "a"),
+                  *b = box_named(t, box, n, "b");
     REQUIRE(h && a && b);
     CHECK(h->space == TT__DEVICE && h->first == 0 && h->last == WAIT_OUT);
     CHECK(a->space == TT__HOST && a->first == COPY_OUT && a->last == WAIT_IN);
     CHECK(b->space == TT__DEVICE && b->first == COPY_IN);
     for (int space = 0; space < TT__SPACES; space++) {
-        REQUIRE(tt__place(o.d.ctx, box, n, t->n_code, (tt__space)space, &height[space], &bound[space], &at) == TT_OK);
+        REQUIRE(tt__place(o.d.ctx, box, n, t->n_code, (tt__space)space, &height[space], &bound[space], &at) ==
+                TT_OK);
         CHECK(height[space] == bound[space]);
     }
     for (int space = 0; space < TT__SPACES; space++)
         CHECK(tt__verify_places(t, box, n, (tt__space)space, height[space]) == TT_OK);
-    CHECK(height[TT__HOST] == 640 && height[TT__DEVICE] == 2 * 640); /* (40, 4) floats: x, whose place u and u2 take, and h or b */
+    /* (40, 4) floats: x, whose place u and u2 take, and h or b */
+    CHECK(height[TT__HOST] == 640 && height[TT__DEVICE] == 2 * 640);
 
     box[a - box].place = 64;
     CHECK(tt__verify_places(t, box, n, TT__DEVICE, height[TT__DEVICE]) == TT_OK);
@@ -739,7 +829,8 @@ TEST(lifetimes_and_places_of_each_space)
     TEST_CLOSE(o.d.ctx, &o.d.a);
 }
 
-/* Compiled and run, it computes gelu(x) + gelu(gelu(x)), with the copy in memory that the plan counts as the host's. */
+/* Compiled and run, it computes gelu(x) + gelu(gelu(x)), with the copy in memory that the plan counts as the
+   host's. */
 TEST(values_in_the_hosts_memory)
 {
     offload o;
@@ -751,7 +842,8 @@ TEST(values_in_the_hosts_memory)
     REQUIRE(p != NULL);
     CHECK(tt_program_plan(p).host_bytes == 640 && tt_program_plan(p).instructions == SUM + 1);
     for (int k = 0; k < 160; k++) x[k] = (float)k / 40 - 2;
-    CHECK(tt_set(p, o.d.x, x, 40) == TT_OK && tt_run(p, NULL) == TT_OK && tt_get(p, tt__handle(o.y), y, 160) == TT_OK);
+    CHECK(tt_set(p, o.d.x, x, 40) == TT_OK && tt_run(p, NULL) == TT_OK &&
+          tt_get(p, tt__handle(o.y), y, 160) == TT_OK);
     for (int k = 0; k < 160; k++) {
         double g = 0.5 * x[k] * (1 + erf(x[k] / sqrt(2))), gg = 0.5 * g * (1 + erf(g / sqrt(2)));
         CHECK_NEAR(y[k], g + gg, 1e-6);
@@ -761,8 +853,8 @@ TEST(values_in_the_hosts_memory)
     TEST_CLOSE(o.d.ctx, &o.d.a);
 }
 
-/* Sums of squares and updates each run together: what the last of them reads, and all that they write, is there from
-   the first to the last. An update without the step's settings is refused. */
+/* Sums of squares and updates each run together: what the last of them reads, and all that they write, is
+   there from the first to the last. An update without the step's settings is refused. */
 TEST(instructions_that_run_together)
 {
     test_allocator a;
@@ -804,10 +896,10 @@ TEST(instructions_that_run_together)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------------------ placement */
+/* ---------------------------------------------------------------------------------------------- placement */
 
-/* Smallest height of any placement: some order of lowest fits reaches it (put the storages of a best placement in the order of
-   their places: each lands at its place or below). */
+/* Smallest height of any placement: some order of lowest fits reaches it (put the storages of a best
+   placement in the order of their places: each lands at its place or below). */
 static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__taken *taken)
 {
     if (fixed == n) {
@@ -858,7 +950,9 @@ TEST(placement_against_brute_force)
         if ((double)height / (double)best > worst) worst = (double)height / (double)best;
         optimal += height == best;
     }
-    if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("  placement: %d of %d optimal, mean %.4f, worst %.4f of the optimum\n", optimal, cases, sum / cases, worst);
+    if (getenv("TINYTRAIN_TEST_VERBOSE"))
+        printf("  placement: %d of %d optimal, mean %.4f, worst %.4f of the optimum\n", optimal, cases,
+               sum / cases, worst);
     CHECK(optimal >= cases * 9 / 10);
     CHECK(sum / cases <= 1.01);
     CHECK(worst <= 1.35);
@@ -885,7 +979,8 @@ TEST(verified_places_against_all_pairs)
             box[k].merged = k > 0 && pick(&s, 8) == 0 ? 0 : k;
             for (int j = 0; j < k; j++) {
                 const tt__box *x = &box[k], *y = &box[j];
-                bool together = x->first <= y->last && y->first <= x->last && x->merged == k && y->merged == j;
+                bool together = x->first <= y->last && y->first <= x->last && x->merged == k &&
+                                y->merged == j;
                 overlap |= together && x->place < y->place + y->bytes && y->place < x->place + x->bytes;
             }
         }
@@ -912,14 +1007,19 @@ TEST(placement_of_merged_and_empty)
     for (int k = 0; k < 4; k++) box[k].merged = k;
     box[1].merged = 0;
     box[2].merged = 1;
-    CHECK(tt__place(ctx, box, 4, 6, TT__DEVICE, &height, &bound, &at) == TT_OK && height == 192 && bound == 192 && at == 1);
+    CHECK(tt__place(ctx, box, 4, 6, TT__DEVICE, &height, &bound, &at) == TT_OK && height == 192 &&
+          bound == 192 && at == 1);
     CHECK(box[1].place == box[0].place && box[2].place == box[0].place && box[3].place % 64 == 0);
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------- plans of real architectures */
+/* ---------------------------------------------------------------------------- plans of real architectures */
 
-typedef struct shape { const char *name; int layers, width, heads, mlp, seqs, length, classes; bool pre_norm; } shape;
+typedef struct shape {
+    const char *name;
+    int layers, width, heads, mlp, seqs, length, classes;
+    bool pre_norm;
+} shape;
 
 static tt_param *layer_param(tt_context *ctx, int layer, const char *what, int64_t rows, int64_t cols)
 {
@@ -949,9 +1049,11 @@ static tt_value encoder_linear(tt_tape *t, int layer, const char *what, tt_value
 /* Post-norm with token embeddings (DistilBERT) or pre-norm with patches (ViT). */
 static tt_value encoder(tt_tape *t, const shape *e, tt_value *logits)
 {
-    int64_t rows = tt_axis(t, "tokens", (int64_t)e->seqs * e->length), seqs = tt_axis(t, "seqs", e->seqs), d = e->width;
+    int64_t rows = tt_axis(t, "tokens", (int64_t)e->seqs * e->length), seqs = tt_axis(t, "seqs", e->seqs),
+            d = e->width;
     tt_value starts = tt_seq_start(t, "seq_start", seqs), x;
-    tt_value positions = tt_embedding(t, tt_input(t, "positions", TT_I32, rows, 1), matrix(t->ctx, "positions", e->length, d));
+    tt_value positions = tt_embedding(t, tt_input(t, "positions", TT_I32, rows, 1),
+                                      matrix(t->ctx, "positions", e->length, d));
     if (e->pre_norm) x = encoder_linear(t, -1, "patches", tt_input(t, "pixels", TT_F32, rows, 768), d);
     else x = tt_embedding(t, tt_input(t, "ids", TT_I32, rows, 1), matrix(t->ctx, "words", 30522, d));
     x = tt_add(t, x, positions);
@@ -961,7 +1063,8 @@ static tt_value encoder(tt_tape *t, const shape *e, tt_value *logits)
         tt_attention_options o = tt_attention_options_default(e->heads);
         if (!e->pre_norm) o.dropout = 0.1f;
         tt_value h = e->pre_norm ? encoder_norm(t, k, "norm1", x, d) : x;
-        h = tt_attention(t, encoder_linear(t, k, "q", h, d), encoder_linear(t, k, "k", h, d), encoder_linear(t, k, "v", h, d), starts, &o);
+        h = tt_attention(t, encoder_linear(t, k, "q", h, d), encoder_linear(t, k, "k", h, d),
+                         encoder_linear(t, k, "v", h, d), starts, &o);
         x = tt_add(t, encoder_linear(t, k, "out", h, d), x);
         if (!e->pre_norm) x = encoder_norm(t, k, "norm1", x, d);
         h = e->pre_norm ? encoder_norm(t, k, "norm2", x, d) : x;
@@ -975,8 +1078,9 @@ static tt_value encoder(tt_tape *t, const shape *e, tt_value *logits)
     return tt_cross_entropy(t, *logits, tt_input(t, "labels", TT_I32, seqs, 1), NULL);
 }
 
-/* What is f32 of all rows in 16-bit precisions, but for statistics: `sums` values of the residual stream (two a layer but for the last,
-   of which only [CLS] is computed, and three at its beginning) and their gradients. */
+/* What is f32 of all rows in 16-bit precisions, but for statistics: `sums` values of the residual stream (two
+   a layer but for the last, of which only [CLS] is computed, and three at its beginning) and their
+   gradients. */
 static void check_f32_values(const tt_program *p, int64_t rows, int sums)
 {
     const tt_tape *t = p->built.t;
@@ -985,13 +1089,16 @@ static void check_f32_values(const tt_program *p, int64_t rows, int sums)
     tt__index(p->built.t);
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
-        if (x->storage != TT__TRANSIENT || x->base != v || x->shape.rows != rows || x->shape.dtype != TT_F32 || x->pinned_f32 || tt__producer(t, v) < 0) continue;
+        if (x->storage != TT__TRANSIENT || x->base != v || x->shape.rows != rows ||
+            x->shape.dtype != TT_F32 || x->pinned_f32 || tt__producer(t, v) < 0)
+            continue;
         const tt__instr *i = &t->code[tt__producer(t, v)];
         bool gradient = i->backward && !i->again;
         if (i->again) continue;
         if (!gradient) found++;
         bool of_sum = false;
-        for (int32_t k = 1; k < t->n_values && gradient; k++) of_sum |= t->values[k].grad == v && t->values[k].residual;
+        for (int32_t k = 1; k < t->n_values && gradient; k++)
+            of_sum |= t->values[k].grad == v && t->values[k].residual;
         stray += gradient ? !of_sum : !x->residual;
     }
     CHECK(stray == 0);
@@ -1009,7 +1116,8 @@ TEST(plans_of_real_architectures)
         tt_context *ctx = test_open(&a);
         tt_tape *t = tt_tape_new(ctx);
         tt_value logits, loss = encoder(t, &shapes[m], &logits);
-        enum { KINDS_OF_PROGRAMS = PRECISIONS + 6 }; /* train in all precisions, with accumulation, evaluation of the loss and of the logits alone */
+        /* Train in all precisions, with accumulation, evaluation of the loss and of the logits alone. */
+        enum { KINDS_OF_PROGRAMS = PRECISIONS + 6 };
         size_t trained[PRECISIONS] = {0};
         for (int k = 0; k < 2 * KINDS_OF_PROGRAMS; k++) {
             int kind = k % KINDS_OF_PROGRAMS;
@@ -1021,40 +1129,58 @@ TEST(plans_of_real_architectures)
             tt_program *p = tt_compile(t, logits_only ? logits : loss, &c);
             REQUIRE(p != NULL);
             tt_plan plan = tt_program_plan(p);
-            double ratio = (double)(plan.bytes - plan.persistent_bytes) / (double)(plan.lower_bound_bytes - plan.persistent_bytes);
-            snprintf(what, sizeof what, "%s, %s, %s, %s: transient %.1f MB is %.4f of its bound", shapes[m].name, c.device, c.precision,
-                     c.accumulate ? "accumulate" : c.train ? "train" : logits_only ? "logits" : "eval", (double)(plan.bytes - plan.persistent_bytes) / 1e6, ratio);
+            double ratio = (double)(plan.bytes - plan.persistent_bytes) /
+                           (double)(plan.lower_bound_bytes - plan.persistent_bytes);
+            snprintf(what, sizeof what, "%s, %s, %s, %s: transient %.1f MB is %.4f of its bound",
+                     shapes[m].name, c.device, c.precision,
+                     c.accumulate ? "accumulate"
+                     : c.train ? "train"
+                     : logits_only ? "logits"
+                     : "eval",
+                     (double)(plan.bytes - plan.persistent_bytes) / 1e6, ratio);
             if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("  %s (%d instructions)\n", what, plan.instructions);
             test__check(ratio >= 1 && ratio <= 1.02, __FILE__, __LINE__, what);
             CHECK(tt_allocated_bytes(ctx) < ((size_t)8 << 20)); /* nothing of the plan is allocated */
             size_t live = 0, params = 0;
             for (int c2 = 0; c2 < TT_MEM_CATEGORIES; c2++) live += plan.at_peak[c2];
             CHECK(live == plan.lower_bound_bytes);
-            for (int i = 0; i < ctx->n_params; i++) params += tt__align_to((size_t)ctx->params[i]->size * (strstr(c.precision, "16-true") ? 2 : 4), p->settings.kind->alignment);
+            for (int i = 0; i < ctx->n_params; i++)
+                params += tt__align_to((size_t)ctx->params[i]->size *
+                                           (strstr(c.precision, "16-true") ? 2 : 4),
+                                       p->settings.kind->alignment);
             CHECK(plan.at_peak[TT_MEM_PARAMETERS] <= params && plan.at_peak[TT_MEM_PARAMETERS] > params / 2);
             CHECK(plan.at_peak[TT_MEM_OPTIMIZER] == (c.train ? 2 * plan.at_peak[TT_MEM_PARAMETERS] : 0));
-            CHECK(plan.peak_instruction >= 0 && plan.peak_instruction < plan.instructions && plan.peak_name[0]);
+            CHECK(plan.peak_instruction >= 0 && plan.peak_instruction < plan.instructions &&
+                  plan.peak_name[0]);
             if (k < PRECISIONS) trained[k] = plan.bytes - plan.persistent_bytes;
             if (logits_only) CHECK(plan.bytes - plan.persistent_bytes < trained[1] / 2);
-            if (c.train) check_f32_values(p, (int64_t)shapes[m].seqs * shapes[m].length, kind % PRECISIONS == 3 || kind % PRECISIONS == 5 ? 2 * shapes[m].layers + 1 : 0);
+            if (c.train)
+                check_f32_values(p, (int64_t)shapes[m].seqs * shapes[m].length,
+                                 kind % PRECISIONS == 3 || kind % PRECISIONS == 5 ? 2 * shapes[m].layers + 1
+                                                                                  : 0);
             tt_program_free(p);
         }
-        CHECK(trained[1] < trained[0] && trained[2] < trained[1]); /* bf16 halves activations, bf16-true gradients as well */
-        CHECK(trained[6] == trained[1] && trained[4] == trained[2] && trained[5] == trained[3]); /* f16 takes what bf16 takes */
-        /* the sums of two additions a layer are kept for the norms, but for the last layer, and gradients of one or two of them at a time */
+        /* bf16 halves activations, bf16-true gradients as well */
+        CHECK(trained[1] < trained[0] && trained[2] < trained[1]);
+        /* f16 takes what bf16 takes */
+        CHECK(trained[6] == trained[1] && trained[4] == trained[2] && trained[5] == trained[3]);
+        /* the sums of two additions a layer are kept for the norms, but for the last layer, and gradients of
+           one or two of them at a time */
         size_t sum = (size_t)shapes[m].seqs * (size_t)shapes[m].length * (size_t)shapes[m].width * 2;
-        CHECK(m == 2 || trained[3] >= trained[1] + (size_t)(2 * shapes[m].layers - 2) * sum); /* the peak of the smallest is in the update */
+        /* The peak of the smallest is in the update. */
+        CHECK(m == 2 || trained[3] >= trained[1] + (size_t)(2 * shapes[m].layers - 2) * sum);
         CHECK(trained[3] <= trained[1] + (size_t)(2 * shapes[m].layers) * sum);
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
     }
 }
 
-/* ------------------------------------------------------------------------------------------- kinds of devices */
+/* --------------------------------------------------------------------------------------- kinds of devices */
 
 TEST(plans_for_another_device)
 {
-    static const shape vit = {"ViT", 2, 128, 4, 512, 3, 197, 10, true}, bert = {"DistilBERT", 2, 128, 4, 512, 3, 100, 2, false};
+    static const shape vit = {"ViT", 2, 128, 4, 512, 3, 197, 10, true},
+                       bert = {"DistilBERT", 2, 128, 4, 512, 3, 100, 2, false};
     for (int k = 0; k < 8; k++) {
         test_allocator a;
         tt_context *ctx = test_open(&a);
@@ -1062,7 +1188,8 @@ TEST(plans_for_another_device)
         tt_tape *t = tt_tape_new(ctx);
         tt_value logits, loss = encoder(t, e, &logits);
         tt_compile_options c = tt_compile_options_default();
-        size_t rows = (size_t)(e->seqs * e->length), resident = ((size_t)32 << 20) - 4096, attention = 0, embedding = 0, seen = 0;
+        size_t rows = (size_t)(e->seqs * e->length), resident = ((size_t)32 << 20) - 4096, attention = 0,
+               embedding = 0, seen = 0;
         c.device = "cuda";
         c.precision = precisions[k % 3].name;
         c.accumulate = k >= 4;
@@ -1071,17 +1198,24 @@ TEST(plans_for_another_device)
         tt_plan plan = tt_program_plan(p);
         for (int i = 0; i < plan.instructions; i++) {
             const tt__instr *in = &p->built.t->code[i];
-            size_t q = in->op == TT__OP_ATTENTION_BACKWARD ? (size_t)p->built.t->values[in->in[1]].shape.rows : 0; /* the last attention has one query a sequence */
-            bool listed = q ? in->in[7] != 0 : in->op == TT__OP_ATTENTION && in->in[4]; /* which rows ask: their order takes starts and two numbers a row */
-            size_t wanted = q || listed ? (q * (size_t)e->heads * 4 + 255) / 256 * 256 + (listed ? ((size_t)(3 * e->seqs + 1) * 4 + 255) / 256 * 256 : 0)
-                          : in->op == TT__OP_EMBEDDING_BACKWARD ? (rows * 4 + 255) / 256 * 256 * 4
-                          : in->op == TT__OP_GATHER_ROWS_BACKWARD ? ((size_t)e->seqs * 4 + 255) / 256 * 256 * 4 : 0;
+            /* The last attention has one query a sequence. */
+            size_t q = in->op == TT__OP_ATTENTION_BACKWARD ? (size_t)p->built.t->values[in->in[1]].shape.rows
+                                                           : 0;
+            /* Which rows ask: their order takes starts and two numbers a row. */
+            bool listed = q ? in->in[7] != 0 : in->op == TT__OP_ATTENTION && in->in[4];
+            size_t wanted = q || listed ? (q * (size_t)e->heads * 4 + 255) / 256 * 256 +
+                                              (listed ? ((size_t)(3 * e->seqs + 1) * 4 + 255) / 256 * 256 : 0)
+                            : in->op == TT__OP_EMBEDDING_BACKWARD ? (rows * 4 + 255) / 256 * 256 * 4
+                            : in->op == TT__OP_GATHER_ROWS_BACKWARD
+                                ? ((size_t)e->seqs * 4 + 255) / 256 * 256 * 4
+                                : 0;
             CHECK(in->workspace == wanted && in->workspace_place % 256 == 0);
             CHECK(!q || q == rows || q == (size_t)e->seqs);
             attention += in->op == TT__OP_ATTENTION_BACKWARD && q == rows;
             embedding += in->op == TT__OP_EMBEDDING_BACKWARD;
         }
-        CHECK(attention == 1 && embedding == (e->pre_norm ? 1 : 2)); /* the other attention is read in its first rows only */
+        /* The other attention is read in its first rows only. */
+        CHECK(attention == 1 && embedding == (e->pre_norm ? 1 : 2));
         for (int32_t v = 1; v < p->built.t->n_values; v++) {
             const tt__value *x = &p->built.t->values[v];
             if (x->base != v || x->place == TT__NO_PLACE) continue;
@@ -1100,7 +1234,8 @@ TEST(plans_for_another_device)
         c.share = p;
         tt_program *eval = tt_compile(t, loss, &c);
         REQUIRE(eval != NULL);
-        CHECK(eval->arena == p->arena && tt_program_plan(p).bytes == plan.bytes && tt_program_plan(eval).bytes == plan.bytes);
+        CHECK(eval->arena == p->arena && tt_program_plan(p).bytes == plan.bytes &&
+              tt_program_plan(eval).bytes == plan.bytes);
         c.share = eval; /* whose tape may be all that is left */
         tt_program_free(p);
         tt_program *again = tt_compile(t, loss, &c);
@@ -1109,13 +1244,15 @@ TEST(plans_for_another_device)
         tt_program *alone = tt_compile(t, loss, &c);
         REQUIRE(alone != NULL);
         plan = tt_program_plan(alone);
-        CHECK(plan.persistent_bytes == resident + plan.at_peak[TT_MEM_PARAMETERS] && plan.at_peak[TT_MEM_PARAMETERS] == tt_program_plan(eval).at_peak[TT_MEM_PARAMETERS]);
+        CHECK(plan.persistent_bytes == resident + plan.at_peak[TT_MEM_PARAMETERS] &&
+              plan.at_peak[TT_MEM_PARAMETERS] == tt_program_plan(eval).at_peak[TT_MEM_PARAMETERS]);
 
         /* none of them can run */
         int32_t labels[3] = {0, 0, 0};
         CHECK(tt_allocate(alone) == TT_ERR_UNSUPPORTED);
         CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "plans programs for device 'cuda' and cannot run them");
-        CHECK(tt_set(eval, tt__handle(loss.id - 1), labels, 3) == TT_ERR_UNSUPPORTED && tt_run(alone, NULL) == TT_ERR_UNSUPPORTED);
+        CHECK(tt_set(eval, tt__handle(loss.id - 1), labels, 3) == TT_ERR_UNSUPPORTED &&
+              tt_run(alone, NULL) == TT_ERR_UNSUPPORTED);
 
         /* nor with programs of another kind or precision */
         c.share = alone;
@@ -1126,7 +1263,8 @@ TEST(plans_for_another_device)
         if (k % 3) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "but an earlier program holds it as");
         c.device = "cpu";
         CHECK(tt_compile(t, loss, &c) == NULL);
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` is a program for device 'cuda', and this one is for 'cpu'");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                    "`share` is a program for device 'cuda', and this one is for 'cpu'");
         c.device = "abacus";
         CHECK(tt_compile(t, loss, &c) == NULL);
         CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'abacus' is unknown: use cpu or cuda");
@@ -1161,14 +1299,16 @@ TEST(a_plan_has_a_budget_too)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ---------------------------------------------------------------------------------------------------- reports */
+/* ------------------------------------------------------------------------------------------------ reports */
 
-/* Some value of that name is written by, and read after, the peak: from the instructions, not from the planner's boxes. */
+/* Some value of that name is written by, and read after, the peak: from the instructions, not from the
+   planner's boxes. */
 static bool lives_at_peak(const tt_program *p, const char *name, int peak)
 {
     const tt_tape *t = p->built.t;
     for (int32_t v = 1; v < t->n_values; v++) {
-        int first = t->values[v].storage == TT__INPUT ? 0 : INT_MAX, last = t->values[v].keep || v == t->values[p->built.root].base ? INT_MAX : -1;
+        int first = t->values[v].storage == TT__INPUT ? 0 : INT_MAX,
+            last = t->values[v].keep || v == t->values[p->built.root].base ? INT_MAX : -1;
         if (t->values[v].base != v || strcmp(t->values[v].name, name) != 0) continue;
         if (t->values[v].persistent) return true;
         for (int k = t->n_code - 1; k >= 0; k--)
@@ -1183,18 +1323,22 @@ static bool lives_at_peak(const tt_program *p, const char *name, int peak)
     return false;
 }
 
-/* A plan's values: largest first, alive at the peak, and as many bytes as it says, whatever part of them is asked for. */
+/* A plan's values: largest first, alive at the peak, and as many bytes as it says, whatever part of them is
+   asked for. */
 static void check_values(const tt_program *p)
 {
     tt_plan plan = tt_program_plan(p);
     size_t at_peak[TT_MEM_CATEGORIES] = {0}, all = 0;
     int n = tt_plan_values(p, NULL, 0);
-    tt_plan_value *v = (tt_plan_value *)calloc((size_t)n + 1, sizeof *v), *some = (tt_plan_value *)calloc((size_t)n + 1, sizeof *some);
+    tt_plan_value *v = (tt_plan_value *)calloc((size_t)n + 1, sizeof *v),
+                  *some = (tt_plan_value *)calloc((size_t)n + 1, sizeof *some);
     CHECK(tt_plan_values(p, v, n) == n && v[n].name == NULL);
     for (int k = 0; k < n; k++) {
         CHECK(v[k].bytes > 0 && (k == 0 || v[k].bytes <= v[k - 1].bytes));
-        CHECK(v[k].first >= 0 && v[k].first <= plan.peak_instruction && plan.peak_instruction <= v[k].last && v[k].last < (plan.instructions ? plan.instructions : 1));
-        test__check(v[k].category == TT_MEM_WORKSPACE || lives_at_peak(p, v[k].name, plan.peak_instruction), __FILE__, __LINE__, v[k].name);
+        CHECK(v[k].first >= 0 && v[k].first <= plan.peak_instruction && plan.peak_instruction <= v[k].last &&
+              v[k].last < (plan.instructions ? plan.instructions : 1));
+        test__check(v[k].category == TT_MEM_WORKSPACE || lives_at_peak(p, v[k].name, plan.peak_instruction),
+                    __FILE__, __LINE__, v[k].name);
         at_peak[v[k].category] += v[k].bytes;
         all += v[k].bytes;
     }
@@ -1202,16 +1346,19 @@ static void check_values(const tt_program *p)
     CHECK(all == plan.lower_bound_bytes);
     for (int part = 0; part <= n; part += 1 + n / 7) {
         memset(some, 0, sizeof *some * (size_t)(n + 1));
-        CHECK(tt_plan_values(p, some, part) == n && memcmp(some, v, sizeof *v * (size_t)part) == 0 && some[part].name == NULL);
+        CHECK(tt_plan_values(p, some, part) == n && memcmp(some, v, sizeof *v * (size_t)part) == 0 &&
+              some[part].name == NULL);
     }
     free(v);
     free(some);
 }
 
-/* The heights of each layer of the picture, `points` a layer, in its own unit, bottom first; -1: no such layer. Returns the arena's. */
+/* The heights of each layer of the picture, `points` a layer, in its own unit, bottom first; -1: no such
+   layer. Returns the arena's. */
 static int read_picture(const char *svg, int points, int *heights)
 {
-    static const char *const layers[] = {"parameters", "optimizer", "gradients", "inputs", "activations", "workspace"};
+    static const char *const layers[] = {"parameters", "optimizer",   "gradients",
+                                         "inputs",     "activations", "workspace"};
     const char *dashed = strstr(svg, "stroke-dasharray='60 40' d='M0 ");
     for (int c = 0; c < 6; c++) {
         char title[64];
@@ -1223,7 +1370,8 @@ static int read_picture(const char *svg, int points, int *heights)
         while (at > svg && *at != 'M') at--;
         at += strlen("M0 0");
         for (int k = 0; k < points; k++) { /* up and down at x, then on */
-            while ((*at == 'v' || *at == 'h') && (int)((int64_t)6000 * k / points) >= x + (*at == 'h' ? atoi(at + 1) : 0)) {
+            while ((*at == 'v' || *at == 'h') &&
+                   (int)((int64_t)6000 * k / points) >= x + (*at == 'h' ? atoi(at + 1) : 0)) {
                 if (*at == 'v') height += atoi(at + 1);
                 else x += atoi(at + 1);
                 at += 1 + strspn(at + 1, "-0123456789");
@@ -1238,7 +1386,8 @@ static int read_picture(const char *svg, int points, int *heights)
 /* Layers, arena and peak of the picture against sums over the program's storages. */
 static void check_picture(const tt_program *p, const char *svg)
 {
-    static const tt_category layers[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
+    static const tt_category layers[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER,   TT_MEM_GRADIENTS,
+                                         TT_MEM_INPUTS,     TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
     tt_plan plan = tt_program_plan(p);
     int n = plan.instructions, points = n < 600 ? n : 600, highest = 0;
     int *heights = (int *)malloc(sizeof(int) * 6 * (size_t)points);
@@ -1253,9 +1402,14 @@ static void check_picture(const tt_program *p, const char *svg)
             int height = heights[c * points + k] >= 0 ? heights[c * points + k] : below;
             if (layers[c] == TT_MEM_WORKSPACE) bytes = (double)p->settings.kind->resident;
             for (int32_t v = 1; v < p->built.t->n_values; v++)
-                if (p->built.t->values[v].persistent && p->built.t->values[v].base == v && p->built.t->values[v].space == TT__DEVICE && tt__category(p->built.t, v) == layers[c]) bytes += (double)tt__arena_bytes(p->built.t, &p->built.t->values[v]);
+                if (p->built.t->values[v].persistent && p->built.t->values[v].base == v &&
+                    p->built.t->values[v].space == TT__DEVICE && tt__category(p->built.t, v) == layers[c])
+                    bytes += (double)tt__arena_bytes(p->built.t, &p->built.t->values[v]);
             for (int b = 0; b < p->built.n_boxes; b++)
-                if (p->built.box[b].merged == b && p->built.box[b].space == TT__DEVICE && p->built.box[b].first <= k && k <= p->built.box[b].last && tt__category(p->built.t, p->built.box[b].value) == layers[c]) bytes += (double)p->built.box[b].bytes;
+                if (p->built.box[b].merged == b && p->built.box[b].space == TT__DEVICE &&
+                    p->built.box[b].first <= k && k <= p->built.box[b].last &&
+                    tt__category(p->built.t, p->built.box[b].value) == layers[c])
+                    bytes += (double)p->built.box[b].bytes;
             from_below += bytes;
             if (points == n) CHECK(fabs(height - from_below / unit) <= 1.5); /* rounded, as the unit is */
             drawn[c] += height - below;
@@ -1264,23 +1418,30 @@ static void check_picture(const tt_program *p, const char *svg)
         }
         if (below > highest) highest = below;
     }
-    if (points == n) for (int c = 0; c < 6; c++) CHECK(fabs(drawn[c] - summed[c] / unit) <= 2.0 * points && (drawn[c] > 0) >= (summed[c] / unit > points));
+    if (points == n)
+        for (int c = 0; c < 6; c++)
+            CHECK(fabs(drawn[c] - summed[c] / unit) <= 2.0 * points &&
+                  (drawn[c] > 0) >= (summed[c] / unit > points));
     CHECK(fabs(highest - (double)plan.lower_bound_bytes / unit) <= 1.5);
     free(heights);
 }
 
 typedef size_t (*report)(const tt_program *p, char *to, size_t capacity);
 
-/* What any capacity leaves of a report: its beginning, terminated, and nothing behind it. Returns the whole, to be freed. */
+/* What any capacity leaves of a report: its beginning, terminated, and nothing behind it. Returns the whole,
+   to be freed. */
 static char *check_report(const tt_program *p, report write, size_t every)
 {
     size_t length = write(p, NULL, 0);
     char *all = (char *)malloc(length + 1), *part = (char *)malloc(length + 8);
     CHECK(length > 0 && write(p, all, length + 1) == length && strlen(all) == length);
-    for (size_t capacity = 0; capacity <= length + 3; capacity += capacity < 400 || capacity + 50 > length ? 1 : every) {
+    for (size_t capacity = 0; capacity <= length + 3;
+         capacity += capacity < 400 || capacity + 50 > length ? 1 : every) {
         memset(part, '#', length + 8);
         CHECK(write(p, part, capacity) == length && part[capacity] == '#');
-        if (capacity) CHECK(strncmp(part, all, capacity - 1) == 0 && strlen(part) == (capacity - 1 < length ? capacity - 1 : length));
+        if (capacity)
+            CHECK(strncmp(part, all, capacity - 1) == 0 &&
+                  strlen(part) == (capacity - 1 < length ? capacity - 1 : length));
     }
     free(part);
     return all;
@@ -1302,14 +1463,21 @@ TEST(reports)
         REQUIRE(random_net(ctx, seed, with_all, &n));
         tt_name(n.t, n.x, "<x> & \"\x80\"");
         tt_program *p = tt_compile(n.t, n.loss, &c);
-        if (!p) { CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "nothing to train"); tt_tape_free(n.t); TEST_CLOSE(ctx, &a); continue; }
+        if (!p) {
+            CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "nothing to train");
+            tt_tape_free(n.t);
+            TEST_CLOSE(ctx, &a);
+            continue;
+        }
         long live = a.live;
         check_values(p);
         char *text = check_report(p, tt_plan_text, 50), *svg = check_report(p, tt_plan_svg, 500), line[64];
-        snprintf(line, sizeof line, "memory plan for %s: %.1f MB (", c.device, (double)tt_program_plan(p).bytes / 1e6);
+        snprintf(line, sizeof line, "memory plan for %s: %.1f MB (", c.device,
+                 (double)tt_program_plan(p).bytes / 1e6);
         CHECK(strncmp(text, line, strlen(line)) == 0 && strstr(text, "largest:"));
         check_picture(p, svg);
-        CHECK(strncmp(svg, "<svg ", 5) == 0 && strstr(svg, "</svg>\n") && !strstr(svg, "<x>") && !strchr(svg, '\x80'));
+        CHECK(strncmp(svg, "<svg ", 5) == 0 && strstr(svg, "</svg>\n") && !strstr(svg, "<x>") &&
+              !strchr(svg, '\x80'));
         CHECK(a.live == live);
         free(text);
         free(svg);
@@ -1335,7 +1503,8 @@ TEST(reports_of_a_deep_network)
     CHECK(tt_program_plan(p).instructions > 600);
     check_picture(p, svg);
     CHECK(strlen(svg) < 60000 && strlen(text) < 2048);
-    CHECK(strstr(text, "24 x layer.*.up.weight (parameters)\n") && strstr(text, "24 x m(layer.*.up.weight) (optimizer)\n"));
+    CHECK(strstr(text, "24 x layer.*.up.weight (parameters)\n") &&
+          strstr(text, "24 x m(layer.*.up.weight) (optimizer)\n"));
     CHECK(strstr(text, "23 x linear.* (activations)\n")); /* before the GELU; the last layer has few rows */
     free(text);
     free(svg);
@@ -1361,7 +1530,8 @@ TEST(names_of_what_works_in_place) /* a storage is called by what it holds at th
     int found = 0;
     c.train = false;
     tt_tape *t = tt_tape_new(ctx);
-    tt_value x = tt_input(t, "x", TT_F32, 640, 48), r = tt_relu(t, x), h = tt_tanh(t, r), large = tt_linear(t, h, matrix(ctx, "w", 480, 48), NULL);
+    tt_value x = tt_input(t, "x", TT_F32, 640, 48), r = tt_relu(t, x), h = tt_tanh(t, r),
+             large = tt_linear(t, h, matrix(ctx, "w", 480, 48), NULL);
     tt_value small = tt_slice(t, large, 7, 48), end = tt_gelu(t, tt_scale(t, small, 2));
     tt_name(t, r, "relu");
     tt_name(t, h, "tanh");
@@ -1373,7 +1543,8 @@ TEST(names_of_what_works_in_place) /* a storage is called by what it holds at th
     REQUIRE(n <= 8 && strcmp(tt_program_plan(p).peak_name, "linear large") == 0);
     for (int k = 0; k < n; k++) {
         CHECK(strcmp(v[k].name, "x") != 0 && strcmp(v[k].name, "relu") != 0);
-        found += strcmp(v[k].name, "tanh") == 0 || strcmp(v[k].name, "w") == 0 || (strcmp(v[k].name, "large") == 0 && k == 0);
+        found += strcmp(v[k].name, "tanh") == 0 || strcmp(v[k].name, "w") == 0 ||
+                 (strcmp(v[k].name, "large") == 0 && k == 0);
     }
     CHECK(found == 3);
     tt_program_free(p);
@@ -1383,8 +1554,10 @@ TEST(names_of_what_works_in_place) /* a storage is called by what it holds at th
 
 TEST(numbers_in_names)
 {
-    static const char *const names[][2] = {{"layer.3.norm1.weight", "layer.*.norm1.weight"}, {"d(layer.23.up)", "d(layer.*.up)"}, {"12", "*"}, {"1x", "1x"}, {"x1", "x1"},
-                                           {"h.0_7-8", "h.*_*-*"}, {"", ""}, {"conv2d.10", "conv2d.*"}, {"a12b.3c4.5", "a12b.3c4.*"}};
+    static const char *const names[][2] = {
+        {"layer.3.norm1.weight", "layer.*.norm1.weight"}, {"d(layer.23.up)", "d(layer.*.up)"}, {"12", "*"},
+        {"1x", "1x"}, {"x1", "x1"}, {"h.0_7-8", "h.*_*-*"}, {"", ""}, {"conv2d.10", "conv2d.*"},
+        {"a12b.3c4.5", "a12b.3c4.*"}};
     char text[32];
     for (int k = 0; k < TEST_COUNT(names); k++) {
         tt__without_numbers(names[k][0], text, sizeof text);
@@ -1421,7 +1594,7 @@ TEST(allocation_failures) /* of plans that share an arena, and of their reports 
     }
 }
 
-/* --------------------------------------------------------------------------------------------------- in place */
+/* ----------------------------------------------------------------------------------------------- in place */
 
 TEST(elementwise_chains_work_in_place)
 {
@@ -1441,7 +1614,8 @@ TEST(elementwise_chains_work_in_place)
         }
         tt_program *p = tt_compile(t, h, &c);
         REQUIRE(p != NULL);
-        for (int k = 0; k < p->built.t->n_code; k++) if (p->built.t->code[k].workspace > workspace) workspace = p->built.t->code[k].workspace;
+        for (int k = 0; k < p->built.t->n_code; k++)
+            if (p->built.t->code[k].workspace > workspace) workspace = p->built.t->code[k].workspace;
         tt_plan plan = tt_program_plan(p);
         CHECK(plan.bytes - plan.persistent_bytes == buffer * (kind ? 2 : 1) + workspace);
         CHECK(plan.lower_bound_bytes == plan.bytes);
@@ -1451,7 +1625,8 @@ TEST(elementwise_chains_work_in_place)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A value that is still needed is not worked on in place: x + x, a value that a view or a later op reads, an output. */
+/* A value that is still needed is not worked on in place: x + x, a value that a view or a later op reads, an
+   output. */
 TEST(in_place_spares_what_is_needed)
 {
     test_allocator a;
@@ -1461,7 +1636,8 @@ TEST(in_place_spares_what_is_needed)
     float numbers[8], got[8];
     c.train = false;
     tt_value x = tt_input(t, "x", TT_F32, 2, 4);
-    tt_value a1 = tt_scale(t, x, 2), view = tt_slice(t, a1, 1, 2), b = tt_scale(t, a1, 3), kept = tt_scale(t, b, 5), d = tt_add(t, kept, kept);
+    tt_value a1 = tt_scale(t, x, 2), view = tt_slice(t, a1, 1, 2), b = tt_scale(t, a1, 3),
+             kept = tt_scale(t, b, 5), d = tt_add(t, kept, kept);
     tt_value e = tt_add(t, tt_add(t, d, d), x), small = tt_scale(t, view, 7);
     tt_output(t, kept);
     tt_output(t, small);
@@ -1481,7 +1657,7 @@ TEST(in_place_spares_what_is_needed)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------------------------ arena */
+/* -------------------------------------------------------------------------------------------------- arena */
 
 /* A tape of n scaled copies of x (rows, cols), all of which are kept. */
 static tt_tape *copies(tt_context *ctx, int64_t rows, int64_t cols, int n, tt_value *root)
@@ -1601,7 +1777,8 @@ TEST(arena_is_the_plan)
         long calls = a.calls;
         for (int step = 0; step < 3; step++) {
             CHECK(set_inputs(&n, p, (uint64_t)step) == TT_OK);
-            if (c.accumulate) CHECK(tt_micro_step(p, &stats) == TT_OK && tt_update(p, 0.01f, &stats) == TT_OK);
+            if (c.accumulate)
+                CHECK(tt_micro_step(p, &stats) == TT_OK && tt_update(p, 0.01f, &stats) == TT_OK);
             else CHECK(tt_step(p, 0.01f, &stats) == TT_OK);
         }
         CHECK(a.calls == calls); /* nothing is allocated in a step */
@@ -1612,15 +1789,17 @@ TEST(arena_is_the_plan)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(verifier_finds_damage), TEST_CASE(verifier_finds_bad_places), TEST_CASE(random_networks_replay_bit_for_bit),
-    TEST_CASE(random_networks_have_true_gradients), TEST_CASE(verifier_finds_what_is_not_waited_for),
-    TEST_CASE(verifier_finds_bad_groups), TEST_CASE(lifetimes_and_places_of_each_space), TEST_CASE(values_in_the_hosts_memory),
+    TEST_CASE(verifier_finds_damage), TEST_CASE(verifier_finds_bad_places),
+    TEST_CASE(random_networks_replay_bit_for_bit), TEST_CASE(random_networks_have_true_gradients),
+    TEST_CASE(verifier_finds_what_is_not_waited_for), TEST_CASE(verifier_finds_bad_groups),
+    TEST_CASE(lifetimes_and_places_of_each_space), TEST_CASE(values_in_the_hosts_memory),
     TEST_CASE(instructions_that_run_together), TEST_CASE(placement_against_brute_force),
     TEST_CASE(verified_places_against_all_pairs), TEST_CASE(placement_of_merged_and_empty),
-    TEST_CASE(plans_of_real_architectures), TEST_CASE(elementwise_chains_work_in_place), TEST_CASE(in_place_spares_what_is_needed),
-    TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits), TEST_CASE(plans_for_another_device),
-    TEST_CASE(a_plan_has_a_budget_too), TEST_CASE(reports),
-    TEST_CASE(reports_of_a_deep_network), TEST_CASE(names_of_what_works_in_place), TEST_CASE(numbers_in_names), TEST_CASE(allocation_failures),
+    TEST_CASE(plans_of_real_architectures), TEST_CASE(elementwise_chains_work_in_place),
+    TEST_CASE(in_place_spares_what_is_needed), TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits),
+    TEST_CASE(plans_for_another_device), TEST_CASE(a_plan_has_a_budget_too), TEST_CASE(reports),
+    TEST_CASE(reports_of_a_deep_network), TEST_CASE(names_of_what_works_in_place),
+    TEST_CASE(numbers_in_names), TEST_CASE(allocation_failures),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -6,16 +6,20 @@
 #include "tinytrain.h"
 #include "test.h"
 
-/* ------------------------------------------------------------------------------------------------- a small run */
+/* -------------------------------------------------------------------------------------------- a small run */
 
 enum { TEXTS = 52, BATCH = 8 }; /* an epoch is seven steps, the last of four texts */
 
-/* Texts of the words of tests/golden/vocab_uncased.txt, each class with words of its own, as a table; path valid for long. */
+/* Texts of the words of tests/golden/vocab_uncased.txt, each class with words of its own, as a table; path
+   valid for long. */
 static const char *texts(void)
 {
     static char path[1024];
-    static const char *const own[2][6] = {{"bad", "worst", "never", "unhappy", "noir", "ending"}, {"good", "great", "love", "happy", "best", "cafe"}};
-    static const char *const common[] = {"the", "film", "movie", "was", "is", "and", "of", "plot", "story", "acting", "watched", "2023", "play", "director"};
+    static const char *const own[2][6] = {
+        {"bad", "worst", "never", "unhappy", "noir", "ending"},
+        {"good", "great", "love", "happy", "best", "cafe"}};
+    static const char *const common[] = {"the",  "film",  "movie",  "was",     "is",   "and",  "of",
+                                         "plot", "story", "acting", "watched", "2023", "play", "director"};
     uint64_t random = 12345;
     if (path[0]) return path;
     snprintf(path, sizeof path, "%s", test_path(test_folder(), "texts.csv"));
@@ -26,7 +30,8 @@ static const char *texts(void)
         int words = 2 + (int)(test_random(&random) % 17);
         for (int w = 0; w < words; w++) {
             bool telling = w == 0 || test_random(&random) % 3 == 0;
-            fprintf(f, "%s%s", w ? " " : "", telling ? own[k % 2][test_random(&random) % 6] : common[test_random(&random) % 14]);
+            fprintf(f, "%s%s", w ? " " : "",
+                    telling ? own[k % 2][test_random(&random) % 6] : common[test_random(&random) % 14]);
         }
         fprintf(f, ",%s\n", k % 2 ? "pos" : "neg");
     }
@@ -43,10 +48,10 @@ typedef struct setup {
     tt_optimizer_options optimizer;
     tt_schedule schedule;
     int batch, accumulate, max_tokens;
-    bool accumulating;          /* the trainer's option                                                              */
+    bool accumulating;          /* the trainer's option                                                     */
     bool train;
     size_t memory_budget;
-    test_files *files;          /* hooks that fail; NULL: the default ones                                           */
+    test_files *files;          /* hooks that fail; NULL: the default ones                                  */
 } setup;
 
 static setup small(void)
@@ -177,11 +182,13 @@ static tt_status train(world *w, int n, tt_stats *last)
     return status;
 }
 
-/* All that a step changes: parameters, optimizer state, gradients that are gathered, the number of steps, the loss scale. To be freed. */
+/* All that a step changes: parameters, optimizer state, gradients that are gathered, the number of steps, the
+   loss scale. To be freed. */
 static char *snapshot(const world *w, size_t *bytes)
 {
     tt_program *p = w->r->train;
-    const int64_t numbers[4] = {p->rank.run.step, (int64_t)p->results.scale.good_steps, (int64_t)p->results.scale.skipped, (int64_t)p->results.scale.scale};
+    const int64_t numbers[4] = {p->rank.run.step, (int64_t)p->results.scale.good_steps,
+                                (int64_t)p->results.scale.skipped, (int64_t)p->results.scale.scale};
     char *copy = (char *)calloc(1, (p->arena->memory ? p->arena->persistent : 0) + sizeof numbers);
     memcpy(copy, numbers, sizeof numbers);
     *bytes = sizeof numbers;
@@ -218,7 +225,7 @@ static bool same_files(const char *a, const char *b)
     return x && y ? same_snapshots(x, n, y, m) : (free(x), free(y), false);
 }
 
-/* --------------------------------------------------------------------------------------------------- training */
+/* ----------------------------------------------------------------------------------------------- training */
 
 TEST(loss_falls)
 {
@@ -263,7 +270,9 @@ TEST(options_refused_together)
     tt_train_options o = tt_train_options_default();
     size_t held = tt_allocated_bytes(w.ctx);
     CHECK(tt_trainer_new(w.ctx, &model, NULL) == NULL);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: total_steps must be set for a schedule that decays; max_seqs is 0: set it, for example from tt_loader_max_seqs");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
+                "train options: total_steps must be set for a schedule that decays; max_seqs is 0: set it, "
+                "for example from tt_loader_max_seqs");
     o.schedule.kind = TT_COSINE;
     o.schedule.lr = -1;
     o.schedule.min_lr = 2;
@@ -279,9 +288,18 @@ TEST(options_refused_together)
     o.optimizer.clip_norm = NAN;
     model.record = NULL;
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
-    static const char *const parts[] = {"train options: ", "lr -1 is not a finite number >= 0", "min_lr 2 is not in [0, lr]", "warmup_steps 9 exceeds total_steps 5", "max_tokens 4 is less than max_seqs 5",
-                                        "the model has no function `record`", "label_smoothing 1 is not in [0, 1)", "precision 'fp4' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", "beta1 1 is not in [0, 1)",
-                                        "weight_decay -2 is negative", "clip_norm nan is negative"};
+    static const char *const parts[] = {
+        "train options: ",
+        "lr -1 is not a finite number >= 0",
+        "min_lr 2 is not in [0, lr]",
+        "warmup_steps 9 exceeds total_steps 5",
+        "max_tokens 4 is less than max_seqs 5",
+        "the model has no function `record`",
+        "label_smoothing 1 is not in [0, 1)",
+        "precision 'fp4' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true",
+        "beta1 1 is not in [0, 1)",
+        "weight_decay -2 is negative",
+        "clip_norm nan is negative"};
     for (int k = 0; k < TEST_COUNT(parts); k++) CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, parts[k]);
     o = train_options(&s, w.l);
     o.precision = "16-mixed";
@@ -298,7 +316,9 @@ TEST(options_refused_together)
     o.optimizer.kind = (tt_optimizer_kind)9;
     model = tt_bert_classifier(&w.m);
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "lr inf is not a finite number >= 0; schedule 9 is unknown; warmup_steps is -1; optimizer options: kind 9 is unknown");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
+                "lr inf is not a finite number >= 0; schedule 9 is unknown; warmup_steps is -1; optimizer "
+                "options: kind 9 is unknown");
     CHECK(tt_allocated_bytes(w.ctx) == held); /* nothing was left behind */
     o = train_options(&s, w.l);
     o.optimizer.kind = TT_SGD;
@@ -319,23 +339,27 @@ TEST(micro_batches_equal_one_batch) /* of 16, as 4 x 4, as 16 x 1, and cut by ma
         s.batch = 16;
         s.accumulate = rows[k].accumulate;
         s.max_tokens = rows[k].max_tokens;
-        s.optimizer.kind = TT_SGD; /* parameters move with the gradient; Adam would divide rounding by itself */
+        /* Parameters move with the gradient; Adam would divide rounding by itself. */
+        s.optimizer.kind = TT_SGD;
         s.schedule.kind = TT_CONSTANT;
         s.schedule.lr = 0.1f;
         s.schedule.warmup_steps = 0;
         s.optimizer.clip_norm = 0.5f;
         if (!open_world(&w[k], &s)) return;
         CHECK(tt_loader_max_seqs(w[k].l) == (int)tt__ceil_div(16, rows[k].accumulate));
-        CHECK(train(&w[k], 5, &stats[k]) == TT_OK); /* over the end of an epoch of four steps, the last of four texts */
+        /* Over the end of an epoch of four steps, the last of four texts. */
+        CHECK(train(&w[k], 5, &stats[k]) == TT_OK);
         CHECK(w[k].progress.epoch == 1 && w[k].progress.step == 1);
         CHECK(stats[k].targets == 16 && stats[k].correct == stats[0].correct && stats[k].step == 5);
         CHECK_NEAR(stats[k].loss, stats[0].loss, 1e-5);
         CHECK_NEAR(stats[k].grad_norm, stats[0].grad_norm, 1e-4 * stats[0].grad_norm);
         for (int p = 0; p < w[0].ctx->n_params; p++) {
             const tt_param *a = w[0].ctx->params[p], *b = w[k].ctx->params[p];
-            const float *x = (const float *)(const void *)tt__param_memory(a), *y = (const float *)(const void *)tt__param_memory(b);
+            const float *x = (const float *)(const void *)tt__param_memory(a),
+                        *y = (const float *)(const void *)tt__param_memory(b);
             double worst = 0;
-            for (int64_t i = 0; i < a->size; i++) if (worst == worst && !(fabs(x[i] - y[i]) <= worst)) worst = fabs(x[i] - y[i]);
+            for (int64_t i = 0; i < a->size; i++)
+                if (worst == worst && !(fabs(x[i] - y[i]) <= worst)) worst = fabs(x[i] - y[i]);
             CHECK_NEAR(worst, 0, 1e-5);
         }
     }
@@ -364,7 +388,8 @@ TEST(max_tokens_splits_steps)
         if (!updated) { /* between the micro-batches of a step */
             CHECK(stats.grad_norm == 0);
             CHECK(tt_trainer_save(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT);
-            CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the micro-batches of one");
+            CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
+                        "the state can be saved between steps, not between the micro-batches of one");
         }
     }
     CHECK(updates == 4 && seqs == TEXTS && micro > 12);
@@ -454,7 +479,8 @@ TEST(steps_of_several_micro_batches_need_accumulate)
     REQUIRE(tt_loader_next(w.l, &b));
     b.last_of_step = false;
     CHECK(tt_train_batch(w.r, &b, NULL, &updated) == TT_ERR_ARGUMENT && !updated);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "a step of several micro-batches needs a trainer made with accumulate = true");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
+                "a step of several micro-batches needs a trainer made with accumulate = true");
     CHECK(train(&w, 2, NULL) == TT_OK); /* of another size, and nothing is left of the first */
     close_world(&w);
 }
@@ -469,12 +495,16 @@ TEST(predictions_without_labels_and_of_nan)
     if (!open_world(&w, &s)) return;
     REQUIRE(tt_allocate(w.r->train) == TT_OK);
     size_t untouched = 0;
-    for (int32_t v = 1, seen = 0; v < w.r->train->built.t->n_values && seen < 3; v++) { /* no more than parameters is touched before the first step */
+    /* No more than parameters is touched before the first step. */
+    for (int32_t v = 1, seen = 0; v < w.r->train->built.t->n_values && seen < 3; v++) {
         const tt__value *x = &w.r->train->built.t->values[v];
         const unsigned char *memory = (const unsigned char *)tt__resolve(w.r->train, v).data;
         if (x->storage != TT__STATE || x->base != v) continue;
         seen++;
-        for (size_t k = 0; k < tt__storage_bytes(x) && memory + k < (unsigned char *)w.r->train->arena->memory + TEST_GARBAGE - 64; k++, untouched++) CHECK(memory[k] == 0xA5);
+        for (size_t k = 0; k < tt__storage_bytes(x) &&
+                           memory + k < (unsigned char *)w.r->train->arena->memory + TEST_GARBAGE - 64;
+             k++, untouched++)
+            CHECK(memory[k] == 0xA5);
     }
     CHECK(untouched > 0);
     REQUIRE(tt_loader_next(w.all, &b));
@@ -556,7 +586,7 @@ TEST(same_bits_for_any_number_of_threads)
     for (int k = 0; k < 3; k++) close_world(&w[k]);
 }
 
-/* --------------------------------------------------------------------------------------- evaluation and prediction */
+/* ------------------------------------------------------------------------------ evaluation and prediction */
 
 TEST(evaluation_changes_nothing)
 {
@@ -635,7 +665,8 @@ TEST(probabilities)
             CHECK(tt_trainer_steps(w.r) == 0);
             CHECK(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
             CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
-            CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false: it evaluates and predicts only");
+            CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
+                        "this trainer was made with train = false: it evaluates and predicts only");
             CHECK(tt_trainer_save(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT &&
                   tt_trainer_load(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT);
         }
@@ -657,7 +688,7 @@ TEST(probabilities)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ memory */
+/* ------------------------------------------------------------------------------------------------- memory */
 
 TEST(planned_bytes_are_allocated_bytes)
 {
@@ -679,7 +710,8 @@ TEST(planned_bytes_are_allocated_bytes)
         b.last_of_step = true;
         long calls = w.a.calls;
         float p[2 * BATCH];
-        for (int i = 0; i < 3; i++) CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_OK && tt_predict(w.r, &b, p) == TT_OK);
+        for (int i = 0; i < 3; i++)
+            CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_OK && tt_predict(w.r, &b, p) == TT_OK);
         CHECK(w.a.calls == calls);
         size_t arena = plan.bytes;
         close_world(&w);
@@ -771,7 +803,7 @@ TEST(allocation_failures) /* of the trainer, its steps, and its state's files */
     }
 }
 
-/* ------------------------------------------------------------------------------------------------- save and resume */
+/* ---------------------------------------------------------------------------------------- save and resume */
 
 /* N + M steps with all closed and opened in between, and N + M without: the same bits, and the same file. */
 static void resume(const setup *s, const setup *again, int before, int after)
@@ -819,8 +851,8 @@ TEST(resume_in_every_precision_with_every_optimizer)
     }
 }
 
-/* From a scale that overflows, growing after every second good step: what was skipped, how often, and what comes next goes into the state.
-   A skipped step ends like any other, but the learning rate stays. */
+/* From a scale that overflows, growing after every second good step: what was skipped, how often, and what
+   comes next goes into the state. A skipped step ends like any other, but the learning rate stays. */
 TEST(resume_with_loss_scaling)
 {
     for (int k = 0; k < 8; k++) {
@@ -841,8 +873,14 @@ TEST(resume_with_loss_scaling)
             float lr = tt_trainer_lr(w.r);
             CHECK(train(&w, 1, &stats) == TT_OK && stats.step + stats.skipped == step &&
                   tt_trainer_steps(w.r) == stats.step);
-            if (stats.skipped > last) { CHECK(stats.loss_scale == scale / 2 && stats.grad_norm == 0 && tt_trainer_lr(w.r) == lr); falls++; }
-            else { CHECK((stats.loss_scale == scale || stats.loss_scale == 8 * scale) && stats.grad_norm > 0 && tt_trainer_lr(w.r) != lr); grown += stats.loss_scale > scale; }
+            if (stats.skipped > last) {
+                CHECK(stats.loss_scale == scale / 2 && stats.grad_norm == 0 && tt_trainer_lr(w.r) == lr);
+                falls++;
+            } else {
+                CHECK((stats.loss_scale == scale || stats.loss_scale == 8 * scale) && stats.grad_norm > 0 &&
+                      tt_trainer_lr(w.r) != lr);
+                grown += stats.loss_scale > scale;
+            }
             last = stats.skipped;
             scale = stats.loss_scale;
         }
@@ -918,9 +956,10 @@ TEST(resume_with_frozen_parameters)
     for (int k = 0; k < 3; k++) close_world(&w[k]);
 }
 
-/* ------------------------------------------------------------------------------------------------------- faults */
+/* ------------------------------------------------------------------------------------------------- faults */
 
-/* Tries to load `path` and checks that it is refused and that neither the trainer nor the progress changes. */
+/* Tries to load `path` and checks that it is refused and that neither the trainer nor the progress
+   changes. */
 static void refuse(world *w, const char *path, tt_status status, const char *part)
 {
     size_t n, m;
@@ -939,11 +978,24 @@ static void refuse(world *w, const char *path, tt_status status, const char *par
 
 TEST(states_of_other_runs)
 {
-    static const char *const what[] = {"seed", "optimizer", "optimizer too", "no momentum", "momentum", "precision", "precision too", "mixed", "hidden", "layers", "fewer layers", "classes", "f16"};
-    static const char *const errors[] = {"was made with seed 8, this run has 7: open the context with the same seed", "was made with another optimizer", "was made with another optimizer",
-                                         "tensors, this run has", "has no tensor 'momentum_buffer.", "was made with another precision than 'bf16-true'", "was made with another precision than '32-true'",
-                                         "was made with another precision than 'bf16-mixed'", "the model or the precision differs", "tensors, this run has", "has no tensor 'distilbert.transformer.layer.2.",
-                                         "'classifier.weight' is F32 of", "was made with another precision than '16-mixed'"};
+    static const char *const what[] = {"seed",     "optimizer", "optimizer too", "no momentum",
+                                       "momentum", "precision", "precision too", "mixed",
+                                       "hidden",   "layers",    "fewer layers",  "classes",
+                                       "f16"};
+    static const char *const errors[] = {
+        "was made with seed 8, this run has 7: open the context with the same seed",
+        "was made with another optimizer",
+        "was made with another optimizer",
+        "tensors, this run has",
+        "has no tensor 'momentum_buffer.",
+        "was made with another precision than 'bf16-true'",
+        "was made with another precision than '32-true'",
+        "was made with another precision than 'bf16-mixed'",
+        "the model or the precision differs",
+        "tensors, this run has",
+        "has no tensor 'distilbert.transformer.layer.2.",
+        "'classifier.weight' is F32 of",
+        "was made with another precision than '16-mixed'"};
     for (int k = 0; k < TEST_COUNT(what); k++) {
         setup s = small(), other;
         world w, v;
@@ -991,7 +1043,8 @@ TEST(states_of_other_runs)
             CHECK(train(&v, 2, NULL) == TT_OK && tt_trainer_save(v.r, path, &v.progress) == TT_OK);
         }
         CHECK(train(&w, 2, NULL) == TT_OK);
-        refuse(&w, path, k <= 2 || (k >= 5 && k <= 7) || k == 12 ? TT_ERR_ARGUMENT : TT_ERR_FORMAT, errors[k]);
+        refuse(&w, path, k <= 2 || (k >= 5 && k <= 7) || k == 12 ? TT_ERR_ARGUMENT : TT_ERR_FORMAT,
+               errors[k]);
         CHECK(train(&w, 1, NULL) == TT_OK); /* it goes on as if nothing had been */
         char *x = snapshot(&w, &n);
         world u;
@@ -1005,9 +1058,10 @@ TEST(states_of_other_runs)
     }
 }
 
-/* Copies a state file without tensor `drop`, with a further tensor `add`, with `flatten` as one dimension, or with element
-   header_at (from 0; -1: none) of "tinytrain.run" changed. */
-static void copy_state(const char *from, const char *to, const char *drop, const char *add, const char *flatten, int header_at, int64_t header_value)
+/* Copies a state file without tensor `drop`, with a further tensor `add`, with `flatten` as one dimension, or
+   with element header_at (from 0; -1: none) of "tinytrain.run" changed. */
+static void copy_state(const char *from, const char *to, const char *drop, const char *add,
+                       const char *flatten, int header_at, int64_t header_value)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -1079,7 +1133,10 @@ TEST(resume_warns_of_other_options)
         CHECK(tt_trainer_load(v.r, path, &v.progress) == TT_OK && tt_trainer_steps(v.r) == 2);
         CHECK(v.r->train->results.scale.scale == w.r->train->results.scale.scale);
         if (k == 0 || k == 5 || k == 8) CHECK(!warned[0]);
-        else CHECK(strstr(warned, k == 4 ? "with another schedule" : "other options of the model, the optimizer or the batches") != NULL);
+        else
+            CHECK(strstr(warned, k == 4
+                                     ? "with another schedule"
+                                     : "other options of the model, the optimizer or the batches") != NULL);
         close_world(&w);
         close_world(&v);
     }
@@ -1099,7 +1156,8 @@ TEST(resume_warns_of_other_pixel_means)
             tt_vit m;
             tt_vit_config c = tt_vit_config_default("Ti/8");
             tt_train_options o = tt_train_options_default();
-            c.layers = 1, c.hidden_size = c.intermediate_size = 16, c.heads = 2, c.image_size = 16, c.classes = 2;
+            c.layers = 1, c.hidden_size = c.intermediate_size = 16, c.heads = 2, c.image_size = 16,
+            c.classes = 2;
             if (again && k == 1) c.mean[1] = 0.25f;
             if (again && k == 2) c.std[2] = 0.25f;
             o.schedule.kind = TT_CONSTANT;
@@ -1123,7 +1181,8 @@ TEST(resume_warns_of_other_pixel_means)
 
 TEST(damaged_states)
 {
-    for (int allocated = 1; allocated >= 0; allocated--) { /* before the first step nothing need be in memory */
+    /* Before the first step nothing need be in memory. */
+    for (int allocated = 1; allocated >= 0; allocated--) {
         setup s = small();
         world w;
         char path[1024], bad[1024], *folder = test_folder();
@@ -1161,7 +1220,8 @@ TEST(damaged_states)
         copy_state(path, bad, "classifier.bias", NULL, NULL, -1, 0);
         refuse(&w, bad, TT_ERR_FORMAT, "has no tensor 'classifier.bias'");
         copy_state(path, bad, "tinytrain.run", NULL, NULL, -1, 0);
-        refuse(&w, bad, TT_ERR_FORMAT, "has no tensor 'tinytrain.run': it is no state of this model and optimizer");
+        refuse(&w, bad, TT_ERR_FORMAT,
+               "has no tensor 'tinytrain.run': it is no state of this model and optimizer");
         copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0); /* of one element */
         refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 5");
         copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
@@ -1179,7 +1239,8 @@ TEST(damaged_states)
             copy_state(path, bad, NULL, NULL, NULL, k < 4 ? 5 : k < 6 ? 3 : 4, values[k]);
             refuse(&w, bad, TT_ERR_FORMAT, "steps were skipped, and");
         }
-        refuse(&w, TEST_GOLDEN("distilbert/model.safetensors"), TT_ERR_FORMAT, "has no tensor 'tinytrain.run'");
+        refuse(&w, TEST_GOLDEN("distilbert/model.safetensors"), TT_ERR_FORMAT,
+               "has no tensor 'tinytrain.run'");
         refuse(&w, TEST_GOLDEN("distilbert/config.json"), TT_ERR_FORMAT, "config.json'");
 
         copy_state(path, bad, NULL, NULL, NULL, -1, 0); /* and the copy itself is good */
@@ -1191,8 +1252,11 @@ TEST(damaged_states)
 
 TEST(files_that_fail)
 {
-    static const struct { char op; const char *verb; } faults[] = {{'o', "cannot create '"}, {'w', "cannot write '"}, {'s', "cannot sync '"}, {'c', "cannot close '"}, {'n', "cannot rename '"}};
-    static const struct { char op; const char *verb; } reads[] = {{'o', "cannot open '"}, {'z', "cannot tell the size of '"}, {'r', "cannot read "}};
+    static const struct { char op; const char *verb; } faults[] = {
+        {'o', "cannot create '"}, {'w', "cannot write '"}, {'s', "cannot sync '"}, {'c', "cannot close '"},
+        {'n', "cannot rename '"}};
+    static const struct { char op; const char *verb; } reads[] = {
+        {'o', "cannot open '"}, {'z', "cannot tell the size of '"}, {'r', "cannot read "}};
     setup s = small();
     test_files f;
     world w;
@@ -1263,7 +1327,8 @@ static void poison(world *w, tt_batch *b, int32_t *ids)
 
 static void poison_row(world *w, bool nan)
 {
-    int64_t n = tt_param_size(w->m.word), hidden = w->m.config.hidden_size, row = tt_tokenizer_find(w->k, "[MASK]");
+    int64_t n = tt_param_size(w->m.word), hidden = w->m.config.hidden_size,
+            row = tt_tokenizer_find(w->k, "[MASK]");
     float *x = (float *)malloc(sizeof(float) * (size_t)n);
     CHECK(tt_param_get(w->m.word, x) == TT_OK);
     for (int64_t k = 0; k < hidden; k++) x[row * hidden + k] = nan ? NAN : 0.0f;
@@ -1305,7 +1370,9 @@ TEST(nan_in_a_step_loses_nothing)
                 }
                 if (micro > bad) {
                     CHECK(status == TT_ERR_ARGUMENT);
-                    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others are refused, up to the last, and nothing is updated");
+                    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
+                                "an earlier micro-batch of this step failed: its others are refused, up to "
+                                "the last, and nothing is updated");
                 }
             }
             CHECK(b.last_of_step && tt_trainer_steps(w.r) == 2);
@@ -1339,7 +1406,8 @@ TEST(a_gradient_that_is_not_finite_is_named)
     if (!open_world(&w, &s)) return;
     CHECK(train(&w, 1, NULL) == TT_OK);
     float *x = (float *)malloc(sizeof(float) * (size_t)tt_param_size(w.m.classifier_w));
-    for (int64_t k = 0; k < tt_param_size(w.m.classifier_w); k++) x[k] = (k % 2 ? 1 : -1) * 1e37f; /* the loss is huge, its gradient times these overflows a square */
+    /* The loss is huge, its gradient times these overflows a square. */
+    for (int64_t k = 0; k < tt_param_size(w.m.classifier_w); k++) x[k] = (k % 2 ? 1 : -1) * 1e37f;
     CHECK(tt_param_set(w.m.classifier_w, x) == TT_OK);
     free(x);
     char *before = snapshot(&w, &n);
@@ -1369,11 +1437,12 @@ TEST(an_untrained_trainer_saves_and_loads)
     close_world(&b);
 }
 
-/* -------------------------------------------------------------------------------------------------------- fit */
+/* ---------------------------------------------------------------------------------------------------- fit */
 
 typedef struct fitting {
     world *w;
-    int steps, validations, kept, stop_at, poison_at; /* events so far; steps after which to stop, or to spoil a parameter */
+    /* Events so far; steps after which to stop, or to spoil a parameter. */
+    int steps, validations, kept, stop_at, poison_at;
     bool stop_in_validation;
     volatile int stop;
     double best, best_loss;
@@ -1442,18 +1511,22 @@ TEST(fit_in_a_line)
     memset(&e, 0, sizeof e);
     memset(&s, 0, sizeof s);
     e.epoch = 1, e.epochs = 6, e.step = 13, e.steps = 52;
-    e.loss = 0.12345, e.metric_name = "accuracy", e.metric = 0.98765, e.unit = "tokens", e.per_second = 55692.3;
+    e.loss = 0.12345, e.metric_name = "accuracy", e.metric = 0.98765, e.unit = "tokens",
+    e.per_second = 55692.3;
     e.of_peak = 0.287, e.seconds_left = 125;
     CHECK(tt_fit_text(&e, line, sizeof line) == strlen(line));
-    CHECK(strcmp(line, "epoch 2/6 [#####...............] 13/52  loss 0.1235  accuracy 0.988  55692 tokens/s  29% of peak  ETA 2:05") == 0);
+    CHECK(strcmp(line, "epoch 2/6 [#####...............] 13/52  loss 0.1235  accuracy 0.988  55692 tokens/s  "
+                       "29% of peak  ETA 2:05") == 0);
     CHECK(tt_fit_text(&e, cut, sizeof cut) == strlen(line) && strcmp(cut, "epoch 2") == 0 &&
           tt_fit_text(&e, NULL, 0) == strlen(line));
     e.unit = "images", e.step = 52, e.seconds_left = 0;
     tt_fit_text(&e, line, sizeof line);
-    CHECK(strcmp(line, "epoch 2/6 [####################] 52/52  loss 0.1235  accuracy 0.988  55692 images/s  29% of peak  ETA 0:00") == 0);
+    CHECK(strcmp(line, "epoch 2/6 [####################] 52/52  loss 0.1235  accuracy 0.988  55692 images/s  "
+                       "29% of peak  ETA 0:00") == 0);
     e.of_peak = 0;
     tt_fit_text(&e, line, sizeof line);
-    CHECK(strcmp(line, "epoch 2/6 [####################] 52/52  loss 0.1235  accuracy 0.988  55692 images/s  ETA 0:00") == 0);
+    CHECK(strcmp(line, "epoch 2/6 [####################] 52/52  loss 0.1235  accuracy 0.988  55692 images/s  "
+                       "ETA 0:00") == 0);
     e.seconds_left = 1e300;
     tt_fit_text(&e, line, sizeof line);
     CHECK(strstr(line, "  ETA 16666666:40") != NULL);
@@ -1500,7 +1573,8 @@ static char *metrics_of(const char *folder, int *lines)
     return text;
 }
 
-TEST(fit_stopped_and_resumed) /* after the 3rd, 7th and 10th step, also of several micro-batches: as if it had not been stopped */
+/* After the 3rd, 7th and 10th step, also of several micro-batches: as if it had not been stopped. */
+TEST(fit_stopped_and_resumed)
 {
     for (int k = 0; k < 4; k++) {
         static const int stop_at[] = {3, 7, 10, 10};
@@ -2157,7 +2231,7 @@ TEST(names_that_a_state_cannot_have)
     }
 }
 
-/* ------------------------------------------------------------------------------- models and data of one's own */
+/* --------------------------------------------------------------------------- models and data of one's own */
 
 enum { OWN_STEPS = 5, OWN_MICRO = 2, OWN_ROWS = 6, OWN_WORDS = 7, OWN_TOKENS = 12, OWN_EPOCHS = 3 };
 
@@ -2194,7 +2268,8 @@ static tt_value own_record(const void *self, tt_tape *t, const tt_train_options 
     }
     int64_t rows = tt_axis(t, "tokens", o->max_tokens), seqs = tt_axis(t, "sequences", o->max_seqs);
     tt_value ids = tt_input(t, "ids", TT_I32, rows, 1), positions = tt_input(t, "positions", TT_I32, rows, 1);
-    tt_value start = tt_seq_start(t, "seq_start", seqs), targets = tt_input(t, "targets", TT_I32, rows, 1), in[3];
+    tt_value start = tt_seq_start(t, "seq_start", seqs), targets = tt_input(t, "targets", TT_I32, rows, 1),
+             in[3];
     tt_attention_options attention = tt_attention_options_default(1);
     attention.causal = true;
     tt_value x = tt_add(t, tt_embedding(t, ids, w->embedding), tt_embedding(t, positions, w->position));
@@ -2343,7 +2418,8 @@ TEST(fit_of_models_of_ones_own)
         char *m = metrics_of(first, &lines[0]), *o = metrics_of(second, &lines[1]);
         CHECK(m && o && strcmp(m, o) == 0 && lines[0] == 1 + OWN_EPOCHS * (OWN_STEPS + 1));
         CHECK(m && strncmp(m, "step,epoch,split,loss,", 22) == 0);
-        CHECK(m && strncmp(m + 22, language ? "perplexity,lr,grad_norm," : "rmse,lr,", language ? 24 : 8) == 0);
+        CHECK(m &&
+              strncmp(m + 22, language ? "perplexity,lr,grad_norm," : "rmse,lr,", language ? 24 : 8) == 0);
         free(m);
         free(o);
         snprintf(x, sizeof x, "%s/metrics.csv", first);
@@ -2390,7 +2466,8 @@ TEST(best_by_metric_or_loss)
 {
     static const struct { double (*of)(const tt_stats *s); bool lower; const char *best_by; } rows[] = {
         {own_rising, false, NULL}, {own_rising, true, NULL}, {own_rising, true, "loss"},
-        {own_constant, false, NULL}, {own_constant, true, "rise"}, {NULL, false, NULL}, {NULL, false, "loss"}};
+        {own_constant, false, NULL}, {own_constant, true, "rise"}, {NULL, false, NULL},
+        {NULL, false, "loss"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         const tt_metric metric = {rows[k].of ? "rise" : NULL, rows[k].of, rows[k].lower};
         own w;
@@ -2412,7 +2489,8 @@ TEST(best_by_metric_or_loss)
         CHECK(w.kept == kept && w.losses[1] < w.losses[0]); /* not all the same */
         char *csv = metrics_of(path, &lines), *svg;
         CHECK(csv && lines == 1 + OWN_EPOCHS * (OWN_STEPS + 1) &&
-              strstr(csv, metric.name ? "step,epoch,split,loss,rise,lr," : "step,epoch,split,loss,lr,") == csv);
+              strstr(csv, metric.name ? "step,epoch,split,loss,rise,lr," : "step,epoch,split,loss,lr,") ==
+                  csv);
         free(csv);
         strcat(path, "/loss.svg");
         svg = test_read(path, &n);
@@ -2461,7 +2539,7 @@ TEST(fit_of_ones_own_refuses)
     close_own(&v);
 }
 
-/* ------------------------------------------------------------------------------------------ programs by hand */
+/* --------------------------------------------------------------------------------------- programs by hand */
 
 typedef struct byhand {
     test_allocator a;
@@ -2477,7 +2555,8 @@ static bool open_byhand(byhand *h, int width, const tt_compile_options *o)
     const tt_init normal = {TT_INIT_NORMAL, 0.5f};
     memset(h, 0, sizeof *h);
     h->ctx = test_open(&h->a);
-    tt_param *up = tt_param_new(h->ctx, "up", 2, d1, normal), *bias = tt_param_new(h->ctx, "bias", 1, &n, normal);
+    tt_param *up = tt_param_new(h->ctx, "up", 2, d1, normal),
+             *bias = tt_param_new(h->ctx, "bias", 1, &n, normal);
     tt_param *down = tt_param_new(h->ctx, "down", 2, d2, normal);
     h->t = tt_tape_new(h->ctx);
     h->x = tt_input(h->t, "x", TT_F32, 8, 4);

@@ -1,5 +1,6 @@
-/* Vision transformers: checkpoints in both spellings, sizes told by shapes, interpolated positions, images in the trainer, and the memory
-   ladder that bench/memory_ladder prints. Golden runs of ViT stand in tests/test_models.c. */
+/* Vision transformers: checkpoints in both spellings, sizes told by shapes, interpolated positions, images in
+   the trainer, and the memory ladder that bench/memory_ladder prints. Golden runs of ViT stand in
+   tests/test_models.c. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -51,7 +52,8 @@ static tt_vit_config tiny(void) /* the sizes of the golden model */
 static bool same_config(const tt_vit *a, const tt_vit *b)
 {
     tt_vit_config x = a->config, y = b->config;
-    return CHECK(x.image_size == y.image_size && x.patch_size == y.patch_size && x.channels == y.channels && x.hidden_size == y.hidden_size) &&
+    return CHECK(x.image_size == y.image_size && x.patch_size == y.patch_size && x.channels == y.channels &&
+                 x.hidden_size == y.hidden_size) &&
            CHECK(x.layers == y.layers && x.heads == y.heads && x.intermediate_size == y.intermediate_size &&
                  x.classes == y.classes && x.qkv_bias == y.qkv_bias) &&
            CHECK(strcmp(a->activation, b->activation) == 0 && x.layer_norm_eps == y.layer_norm_eps &&
@@ -74,7 +76,7 @@ static void same_parameters(const tt_context *a, const tt_context *b)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ checkpoints */
+/* -------------------------------------------------------------------------------------------- checkpoints */
 
 TEST(save_and_reload_in_both_spellings)
 {
@@ -104,7 +106,10 @@ TEST(save_and_reload_in_both_spellings)
         same_parameters(ctx, other);
 
         /* tensor by tensor what transformers, or torchvision, saved */
-        tt_safetensors *saved = tt_safetensors_open(ctx, path), *reference = tt_safetensors_open(ctx, TEST_GOLDEN(torchvision ? "vit/torchvision.safetensors" : "vit/model.safetensors"));
+        tt_safetensors *saved = tt_safetensors_open(ctx, path),
+                       *reference = tt_safetensors_open(ctx, TEST_GOLDEN(torchvision
+                                                                             ? "vit/torchvision.safetensors"
+                                                                             : "vit/model.safetensors"));
         if (CHECK(saved && reference && tt_safetensors_count(saved) == tt_safetensors_count(reference))) {
             for (int k = 0; k < tt_safetensors_count(saved); k++) {
                 const tt_tensor_info *x = tt_safetensors_info(saved, k);
@@ -175,7 +180,8 @@ TEST(positions_of_another_image_size)
     CHECK(tt_param_dims(m.position)[0] == 26 && tt_param_dims(m.position)[1] == 36);
     tt_safetensors *golden = tt_safetensors_open(ctx, TEST_GOLDEN("vit/golden.safetensors"));
     float *now = values_of(m.position), reference[26 * 36];
-    CHECK(golden && tt_safetensors_read_f32(golden, tt_safetensors_find(golden, "positions.20"), 0, 26 * 36, reference) == TT_OK);
+    CHECK(golden && tt_safetensors_read_f32(golden, tt_safetensors_find(golden, "positions.20"), 0, 26 * 36,
+                                            reference) == TT_OK);
     for (int k = 0; k < 26 * 36; k++) CHECK_NEAR(now[k], reference[k], 1e-6);
     free(now);
     tt_safetensors_close(golden);
@@ -217,7 +223,8 @@ static const char *edited(const char *file, const char *old, const char *now)
         char *bytes = test_read(TEST_GOLDEN(golden), &n), *at = NULL;
         snprintf(path, sizeof path, "%s/%s", folder, files[k]);
         if (strcmp(file, files[k]) != 0) { test_write(path, bytes, n); free(bytes); continue; }
-        for (size_t i = 0; i + strlen(old) <= n && !at; i++) if (memcmp(bytes + i, old, strlen(old)) == 0) at = bytes + i;
+        for (size_t i = 0; i + strlen(old) <= n && !at; i++)
+            if (memcmp(bytes + i, old, strlen(old)) == 0) at = bytes + i;
         if (CHECK(at != NULL) && now) {
             char *text = (char *)malloc(n + strlen(now) + 1);
             size_t before = (size_t)(at - bytes), after = n - before - strlen(old);
@@ -232,7 +239,8 @@ static const char *edited(const char *file, const char *old, const char *now)
     return folder;
 }
 
-static void refused(const char *path, int image_size, int classes, tt_status status, const char *part, const char *part_too)
+static void refused(const char *path, int image_size, int classes, tt_status status, const char *part,
+                    const char *part_too)
 {
     test_allocator a;
     log_lines log;
@@ -286,10 +294,14 @@ TEST(names_and_numbers_that_are_saved)
 TEST(broken_checkpoints)
 {
     char path[1100];
-    refused(edited("config.json", "\"model_type\": \"vit\"", "\"model_type\": \"bert\""), 0, 0, TT_ERR_UNSUPPORTED, "model_type is 'bert'; this loader reads 'vit'", "config.json");
-    refused(edited("config.json", "\"hidden_size\": 36", "\"hidden_size\": 39"), 0, 0, TT_ERR_SHAPE, "cls_token' has shape (1, 1, 36), expected (1, 1, 39)", "model.safetensors");
-    refused(edited("config.json", "\"num_attention_heads\": 3", "\"num_attention_heads\": 5"), 0, 0, TT_ERR_ARGUMENT, "hidden_size 36 is not a multiple of 5 heads", "ViT config");
-    refused(edited("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), 0, 0, TT_ERR_FORMAT, "has no tensor 'vit.encoder.layer.2.layernorm_before.weight'", "calls for");
+    refused(edited("config.json", "\"model_type\": \"vit\"", "\"model_type\": \"bert\""), 0, 0,
+            TT_ERR_UNSUPPORTED, "model_type is 'bert'; this loader reads 'vit'", "config.json");
+    refused(edited("config.json", "\"hidden_size\": 36", "\"hidden_size\": 39"), 0, 0, TT_ERR_SHAPE,
+            "cls_token' has shape (1, 1, 36), expected (1, 1, 39)", "model.safetensors");
+    refused(edited("config.json", "\"num_attention_heads\": 3", "\"num_attention_heads\": 5"), 0, 0,
+            TT_ERR_ARGUMENT, "hidden_size 36 is not a multiple of 5 heads", "ViT config");
+    refused(edited("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), 0, 0,
+            TT_ERR_FORMAT, "has no tensor 'vit.encoder.layer.2.layernorm_before.weight'", "calls for");
     refused(edited("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4000"), 0, 0,
             TT_ERR_FORMAT,
             "has no tensor 'vit.encoder.layer.2.layernorm_before.weight': it has 2 layers, config.json calls "
@@ -298,7 +310,8 @@ TEST(broken_checkpoints)
             "position_embeddings' has shape (1, 10, 36), expected (1, 16777217, 36)", "model.safetensors'");
     refused(edited("config.json", "\"image_size\": 12", "\"image_size\": 16384"), 12, 0, TT_ERR_SHAPE,
             "expected (1, 16777217, 36)", "for parameter '");
-    refused(edited("config.json", "\"patch_size\": 4", "\"patch_size\": 5"), 0, 0, TT_ERR_ARGUMENT, "image_size 12 is not a multiple of patch_size 5", "ViT config");
+    refused(edited("config.json", "\"patch_size\": 4", "\"patch_size\": 5"), 0, 0, TT_ERR_ARGUMENT,
+            "image_size 12 is not a multiple of patch_size 5", "ViT config");
     refused(edited("config.json", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": 1e300"), 0, 0,
             TT_ERR_FORMAT,
             "\"layer_norm_eps\" is 1e+300; expected a number that a float holds, of at least 0",
@@ -312,15 +325,22 @@ TEST(broken_checkpoints)
     refused(edited("config.json", "\"attention_probs_dropout_prob\": 0.0",
                    "\"attention_probs_dropout_prob\": -1"), 0, 0,
             TT_ERR_FORMAT, "\"attention_probs_dropout_prob\" is -1; expected", "config.json");
-    refused(edited("config.json", "\"image_size\": 12", "\"image_size\": \"12\""), 0, 0, TT_ERR_FORMAT, "\"image_size\" is a string; expected an integer", "config.json");
-    refused(edited("model.safetensors", "vit.embeddings.cls_token", "vit.embeddings.cls_tokem"), 0, 0, TT_ERR_FORMAT, "has no tensor 'vit.embeddings.cls_token'", "calls for");
-    refused(TEST_GOLDEN("vit"), 14, 0, TT_ERR_ARGUMENT, "image_size 14 is not a multiple of patch_size 4", "ViT config");
-    refused(TEST_GOLDEN("vit"), 0, 100001, TT_ERR_ARGUMENT, "100001 classes, at most 100000 are supported", "ViT config");
+    refused(edited("config.json", "\"image_size\": 12", "\"image_size\": \"12\""), 0, 0, TT_ERR_FORMAT,
+            "\"image_size\" is a string; expected an integer", "config.json");
+    refused(edited("model.safetensors", "vit.embeddings.cls_token", "vit.embeddings.cls_tokem"), 0, 0,
+            TT_ERR_FORMAT, "has no tensor 'vit.embeddings.cls_token'", "calls for");
+    refused(TEST_GOLDEN("vit"), 14, 0, TT_ERR_ARGUMENT, "image_size 14 is not a multiple of patch_size 4",
+            "ViT config");
+    refused(TEST_GOLDEN("vit"), 0, 100001, TT_ERR_ARGUMENT, "100001 classes, at most 100000 are supported",
+            "ViT config");
     refused(TEST_GOLDEN("vit"), -4, 0, TT_ERR_ARGUMENT, "image_size is -4", "ViT config");
     refused(TEST_GOLDEN("nothing"), 0, 0, TT_ERR_FILE, "cannot open '", "model.safetensors': No such file");
-    refused(TEST_GOLDEN("nothing.safetensors"), 0, 0, TT_ERR_FILE, "cannot open '", "nothing.safetensors': No such file");
+    refused(TEST_GOLDEN("nothing.safetensors"), 0, 0, TT_ERR_FILE, "cannot open '",
+            "nothing.safetensors': No such file");
     snprintf(path, sizeof path, "%s/model.safetensors", edited("config.json", "{", NULL));
-    refused(path, 0, 0, TT_ERR_FORMAT, "a width of 36 does not tell how many heads there are: put a config.json beside the file", "model.safetensors");
+    refused(path, 0, 0, TT_ERR_FORMAT,
+            "a width of 36 does not tell how many heads there are: put a config.json beside the file",
+            "model.safetensors");
     size_t n;
     char *bert = test_read(TEST_GOLDEN("bert/model.safetensors"), &n);
     test_write(path, bert, n);
@@ -329,7 +349,8 @@ TEST(broken_checkpoints)
     const char *folder = edited("config.json", "{", "{");
     snprintf(path, sizeof path, "%s/preprocessor_config.json", folder);
     test_write(path, "{\"image_mean\": [0.1, 0.2]}", 26);
-    refused(folder, 0, 0, TT_ERR_FORMAT, "'image_mean' must be a list of 3 numbers", "preprocessor_config.json");
+    refused(folder, 0, 0, TT_ERR_FORMAT, "'image_mean' must be a list of 3 numbers",
+            "preprocessor_config.json");
     test_write(path, "{\"image_mean\": [0.1, 0.2, 0.3], \"image_std\": [0.1, 0, 0.3]}", 59);
     refused(folder, 0, 0, TT_ERR_FORMAT, "\"image_std\" is 0; expected a number", "preprocessor_config.json");
     static const struct { const char *text, *error; } numbers[] = {
@@ -355,8 +376,10 @@ TEST(broken_checkpoints)
 
 TEST(configs)
 {
-    static const struct { const char *size; int64_t parameters; } rows[] = { /* with 1000 classes, as published */
-        {"Ti/16", 5717416}, {"S/16", 22050664}, {"B/16", 86567656}, {"B/32", 88224232}, {"L/16", 304326632}, {"H/14", 632045800}};
+    /* With 1000 classes, as published. */
+    static const struct { const char *size; int64_t parameters; } rows[] = {
+        {"Ti/16", 5717416}, {"S/16", 22050664}, {"B/16", 86567656}, {"B/32", 88224232}, {"L/16", 304326632},
+        {"H/14", 632045800}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         test_allocator a;
         tt_vit m;
@@ -375,14 +398,17 @@ TEST(configs)
     tt_context *ctx = test_open(&a);
     tt_vit_config c = tt_vit_config_default("XL/16");
     CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "patch_size is 0; hidden_size is 0; layers is 0; heads is 0; intermediate_size is 0");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "patch_size is 0; hidden_size is 0; layers is 0; heads is 0; intermediate_size is 0");
     c = tiny();
     c.channels = 5;
     c.dropout = 1;
     c.std[0] = 0;
     c.activation = "sine";
     CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "channels is 5, at most 4 are supported; mean 0.5 and std 0 of channel 0; dropout 1 is not in [0, 1); activation 'sine' is unknown");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "channels is 5, at most 4 are supported; mean 0.5 and std 0 of channel 0; dropout 1 is not "
+                "in [0, 1); activation 'sine' is unknown");
     c = tiny();
     c.qkv_bias = false;
     CHECK(tt_vit_new(ctx, &m, &c) == TT_OK && m.layer[0].q_b == NULL);
@@ -393,16 +419,18 @@ TEST(configs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ----------------------------------------------------------------------------------------------- the trainer */
+/* -------------------------------------------------------------------------------------------- the trainer */
 
 enum { SIDE = 12, IMAGES = 6, IMAGE = SIDE * SIDE * 3 };
 
-static void draw(uint8_t pixels[IMAGES * IMAGE], int32_t labels[IMAGES]) /* of class c the channel c is bright */
+/* Of class c the channel c is bright. */
+static void draw(uint8_t pixels[IMAGES * IMAGE], int32_t labels[IMAGES])
 {
     uint64_t random = 5;
     for (int k = 0; k < IMAGES; k++) {
         labels[k] = k % 3;
-        for (int p = 0; p < IMAGE; p++) pixels[k * IMAGE + p] = (uint8_t)(test_random(&random) % 128 + (p % 3 == labels[k] ? 127 : 0));
+        for (int p = 0; p < IMAGE; p++)
+            pixels[k * IMAGE + p] = (uint8_t)(test_random(&random) % 128 + (p % 3 == labels[k] ? 127 : 0));
     }
 }
 
@@ -418,7 +446,8 @@ static tt_batch batch_of(const uint8_t *pixels, const int32_t *labels, int from,
     return b;
 }
 
-static tt_trainer *trainer_of(tt_context *ctx, tt_vit *m, const char *recompute, float dropout, int max_seqs, bool accumulate)
+static tt_trainer *trainer_of(tt_context *ctx, tt_vit *m, const char *recompute, float dropout, int max_seqs,
+                              bool accumulate)
 {
     tt_vit_config c = tiny();
     tt_train_options o = tt_train_options_default();
@@ -487,7 +516,8 @@ TEST(learns_and_predicts)
     for (int k = 0; k < 30; k++) CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK);
     CHECK(s.correct == IMAGES && s.loss < 0.2);
     CHECK(tt_predict(r, &b, p) == TT_OK);
-    for (int k = 0; k < IMAGES; k++) CHECK(p[3 * k + labels[k]] > 0.7f && p[3 * k] + p[3 * k + 1] + p[3 * k + 2] > 0.999f);
+    for (int k = 0; k < IMAGES; k++)
+        CHECK(p[3 * k + labels[k]] > 0.7f && p[3 * k] + p[3 * k + 1] + p[3 * k + 2] > 0.999f);
     float one[3];
     for (int k = 0; k < IMAGES; k++) { /* each alone as among others */
         b = batch_of(pixels, labels, k, 1, true);
@@ -541,7 +571,8 @@ TEST(micro_batches_of_images)
         bool updated = false;
         tt_context *ctx = test_open(&a);
         tt_trainer *r = trainer_of(ctx, &m, NULL, 0, IMAGES, true);
-        tt_batch all = batch_of(pixels, labels, 0, IMAGES, true), first = batch_of(pixels, labels, 0, 4, false), second = batch_of(pixels, labels, 4, 2, true);
+        tt_batch all = batch_of(pixels, labels, 0, IMAGES, true),
+                 first = batch_of(pixels, labels, 0, 4, false), second = batch_of(pixels, labels, 4, 2, true);
         if (!k) CHECK(tt_train_batch(r, &all, &s, &updated) == TT_OK && updated);
         else CHECK(tt_train_batch(r, &first, &s, &updated) == TT_OK && !updated &&
                    tt_train_batch(r, &second, &s, &updated) == TT_OK && updated);
@@ -585,7 +616,9 @@ TEST(misuse)
     b = batch_of(pixels, labels, 1, 3, true);
     b.image_bytes = 32 * 32 * 3;
     CHECK(tt_train_batch(r, &b, &s, NULL) == TT_ERR_SHAPE);
-    CHECK_ERROR(ctx, TT_ERR_SHAPE, "the images of the batch have 3072 bytes (height * width * channels), those of the model 432");
+    CHECK_ERROR(
+        ctx, TT_ERR_SHAPE,
+        "the images of the batch have 3072 bytes (height * width * channels), those of the model 432");
     b.image_bytes = IMAGE;
     CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK && s.targets == 3); /* nothing was lost */
     tt_trainer_free(r);
@@ -624,22 +657,26 @@ TEST(misuse_of_patches)
 {
     static const struct { int height, width, channels, patch; const char *message; } rows[] = {
         {8, 8, 3, 3, "images of 8 x 8 pixels and 3 channels (1 to 4) cannot be cut into patches of 3 x 3"},
-        {8, 8, 5, 4, "5 channels (1 to 4)"}, {0, 8, 3, 4, "images of 8 x 0 pixels"}, {8, 8, 3, 0, "patches of 0 x 0"},
-        {8, 12, 3, 4, "operand 0 is 'pixels' u8 (2, 192), expected u8 of width 288 (height * width * channels)"},
-    };
+        {8, 8, 5, 4, "5 channels (1 to 4)"}, {0, 8, 3, 4, "images of 8 x 0 pixels"},
+        {8, 8, 3, 0, "patches of 0 x 0"},
+        {8, 12, 3, 4,
+         "operand 0 is 'pixels' u8 (2, 192), expected u8 of width 288 (height * width * channels)"},};
     test_allocator a;
     tt_context *ctx = test_open(&a);
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         tt_tape *t = tt_tape_new(ctx);
-        tt_value pixels = tt_input(t, "pixels", TT_U8, 2, 192), positions = tt_input(t, "positions", TT_I32, 10, 1);
-        tt_patch_options o = tt_patch_options_default(rows[k].height, rows[k].width, rows[k].channels, rows[k].patch);
+        tt_value pixels = tt_input(t, "pixels", TT_U8, 2, 192),
+                 positions = tt_input(t, "positions", TT_I32, 10, 1);
+        tt_patch_options o = tt_patch_options_default(rows[k].height, rows[k].width, rows[k].channels,
+                                                      rows[k].patch);
         tt_patches(t, pixels, positions, tt_seq_start(t, "starts", 2), &o);
         CHECK(tt_tape_status(t) != TT_OK);
         CHECK_ERROR(ctx, tt_tape_status(t), rows[k].message);
         tt_tape_free(t);
     }
     tt_tape *t = tt_tape_new(ctx);
-    tt_value pixels = tt_input(t, "pixels", TT_U8, 2, 192), positions = tt_input(t, "positions", TT_I32, 10, 1);
+    tt_value pixels = tt_input(t, "pixels", TT_U8, 2, 192),
+             positions = tt_input(t, "positions", TT_I32, 10, 1);
     tt_patch_options o = tt_patch_options_default(8, 8, 3, 4);
     tt_patches(t, pixels, positions, tt_seq_start(t, "starts", 3), &o);
     CHECK_ERROR(ctx, TT_ERR_SHAPE, "expected one row more than there are images");

@@ -16,7 +16,8 @@
 #include <string.h>
 #include <time.h>
 
-/* c (m, n) = a (m, k) times b (k, n); a_turned, b_turned: is stored as (k, m), (n, k). In bf16 all three are. */
+/* c (m, n) = a (m, k) times b (k, n); a_turned, b_turned: is stored as (k, m), (n, k). In bf16 all three
+   are. */
 typedef struct product { const char *name; int m, n, k, a_turned, b_turned, bf16; void *a, *b, *c; } product;
 
 #ifdef PEER_OPENBLAS
@@ -28,8 +29,10 @@ static int prepare(const product *p) { return !p->bf16; }
 
 static void multiply(const product *p)
 {
-    cblas_sgemm(CblasRowMajor, p->a_turned ? CblasTrans : CblasNoTrans, p->b_turned ? CblasTrans : CblasNoTrans, p->m, p->n, p->k, 1, (const float *)p->a,
-                p->a_turned ? p->m : p->k, (const float *)p->b, p->b_turned ? p->k : p->n, 0, (float *)p->c, p->n);
+    cblas_sgemm(CblasRowMajor, p->a_turned ? CblasTrans : CblasNoTrans,
+                p->b_turned ? CblasTrans : CblasNoTrans, p->m, p->n, p->k, 1, (const float *)p->a,
+                p->a_turned ? p->m : p->k, (const float *)p->b, p->b_turned ? p->k : p->n, 0, (float *)p->c,
+                p->n);
 }
 #else
 #include <dnnl.h>
@@ -42,14 +45,18 @@ static dnnl_stream_t stream;
 static dnnl_primitive_t matmul;
 static dnnl_exec_arg_t operands[3];
 
-static void version(void) { printf("oneDNN %d.%d.%d\n", dnnl_version()->major, dnnl_version()->minor, dnnl_version()->patch); }
+static void version(void)
+{
+    printf("oneDNN %d.%d.%d\n", dnnl_version()->major, dnnl_version()->minor, dnnl_version()->patch);
+}
 
 /* Its description and place among the operands. NULL: not to be had. */
 static dnnl_memory_desc_t matrix(int at, int argument, int rows, int cols, int turned, int bf16, void *data)
 {
     const dnnl_dims_t dims = {rows, cols}, steps = {turned ? 1 : cols, turned ? rows : 1};
     dnnl_memory_desc_t d;
-    if (dnnl_memory_desc_create_with_strides(&d, 2, dims, bf16 ? dnnl_bf16 : dnnl_f32, steps) != dnnl_success) return NULL;
+    if (dnnl_memory_desc_create_with_strides(&d, 2, dims, bf16 ? dnnl_bf16 : dnnl_f32, steps) != dnnl_success)
+        return NULL;
     operands[at].arg = argument;
     return dnnl_memory_create(&operands[at].memory, d, engine, data) == dnnl_success ? d : NULL;
 }
@@ -57,16 +64,22 @@ static dnnl_memory_desc_t matrix(int at, int argument, int rows, int cols, int t
 static int prepare(const product *p) /* what is made lasts until the process ends */
 {
     dnnl_primitive_desc_t d;
-    if (!engine && (dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success || dnnl_stream_create(&stream, engine, dnnl_stream_default_flags) != dnnl_success)) return 0;
-    dnnl_memory_desc_t a = matrix(0, DNNL_ARG_SRC, p->m, p->k, p->a_turned, p->bf16, p->a), b = matrix(1, DNNL_ARG_WEIGHTS, p->k, p->n, p->b_turned, p->bf16, p->b);
+    if (!engine && (dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success ||
+                    dnnl_stream_create(&stream, engine, dnnl_stream_default_flags) != dnnl_success))
+        return 0;
+    dnnl_memory_desc_t a = matrix(0, DNNL_ARG_SRC, p->m, p->k, p->a_turned, p->bf16, p->a),
+                       b = matrix(1, DNNL_ARG_WEIGHTS, p->k, p->n, p->b_turned, p->bf16, p->b);
     dnnl_memory_desc_t c = matrix(2, DNNL_ARG_DST, p->m, p->n, 0, p->bf16, p->c);
-    return a && b && c && dnnl_matmul_primitive_desc_create(&d, engine, a, b, NULL, c, NULL) == dnnl_success && dnnl_primitive_create(&matmul, d) == dnnl_success;
+    return a && b && c &&
+           dnnl_matmul_primitive_desc_create(&d, engine, a, b, NULL, c, NULL) == dnnl_success &&
+           dnnl_primitive_create(&matmul, d) == dnnl_success;
 }
 
 static void multiply(const product *p)
 {
     (void)p;
-    if (dnnl_primitive_execute(matmul, stream, 3, operands) != dnnl_success || dnnl_stream_wait(stream) != dnnl_success) {
+    if (dnnl_primitive_execute(matmul, stream, 3, operands) != dnnl_success ||
+        dnnl_stream_wait(stream) != dnnl_success) {
         fprintf(stderr, "gemm_onednn: a product failed\n");
         exit(1);
     }
@@ -108,7 +121,8 @@ static void *numbers(size_t n, int bf16)
 
 int main(int argc, char **argv)
 {
-    int rows = argc > 4 ? atoi(argv[1]) : 0, in = argc > 4 ? atoi(argv[2]) : 0, out = argc > 4 ? atoi(argv[3]) : 0;
+    int rows = argc > 4 ? atoi(argv[1]) : 0, in = argc > 4 ? atoi(argv[2]) : 0,
+        out = argc > 4 ? atoi(argv[3]) : 0;
     int bf16 = argc == 6 && strcmp(argv[5], "bf16") == 0;
     double least = argc > 4 ? atof(argv[4]) : 0;
     if (argc == 2 && strcmp(argv[1], "--version") == 0) { version(); return 0; }
@@ -116,10 +130,13 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: %s ROWS IN OUT SECONDS [bf16]\n", argv[0]);
         return 1;
     }
-    void *x = numbers((size_t)rows * (size_t)in, bf16), *w = numbers((size_t)out * (size_t)in, bf16), *dy = numbers((size_t)rows * (size_t)out, bf16);
+    void *x = numbers((size_t)rows * (size_t)in, bf16), *w = numbers((size_t)out * (size_t)in, bf16),
+         *dy = numbers((size_t)rows * (size_t)out, bf16);
     size_t widest = (size_t)(in > out ? in : out);
     void *c = numbers(widest * ((size_t)rows > widest ? (size_t)rows : widest), bf16);
-    const product products[] = {{"forward", rows, out, in, 0, 1, bf16, x, w, c}, {"dX", rows, in, out, 0, 0, bf16, dy, w, c}, {"dW", out, in, rows, 1, 0, bf16, dy, x, c}};
+    const product products[] = {
+        {"forward", rows, out, in, 0, 1, bf16, x, w, c}, {"dX", rows, in, out, 0, 0, bf16, dy, w, c},
+        {"dW", out, in, rows, 1, 0, bf16, dy, x, c}};
     for (int k = 0; k < 3; k++) {
         const product *p = &products[k];
         double best = 0, end, sum = 0, size = 0;
@@ -129,12 +146,15 @@ int main(int argc, char **argv)
         }
         multiply(p);
         for (int i = 0; i < p->k; i++) { /* the last element */
-            size_t a = p->a_turned ? (size_t)(i + 1) * (size_t)p->m - 1 : (size_t)(p->m - 1) * (size_t)p->k + (size_t)i;
-            size_t b = p->b_turned ? (size_t)(p->n - 1) * (size_t)p->k + (size_t)i : (size_t)(i + 1) * (size_t)p->n - 1;
+            size_t a = p->a_turned ? (size_t)(i + 1) * (size_t)p->m - 1
+                                   : (size_t)(p->m - 1) * (size_t)p->k + (size_t)i;
+            size_t b = p->b_turned ? (size_t)(p->n - 1) * (size_t)p->k + (size_t)i
+                                   : (size_t)(i + 1) * (size_t)p->n - 1;
             double term = element(p->a, bf16, a) * element(p->b, bf16, b);
             sum += term, size += fabs(term);
         }
-        if (!(fabs(element(c, bf16, (size_t)p->m * (size_t)p->n - 1) - sum) <= 1e-5 * size + (bf16 ? fabs(sum) / 128 : 0))) {
+        if (!(fabs(element(c, bf16, (size_t)p->m * (size_t)p->n - 1) - sum) <=
+              1e-5 * size + (bf16 ? fabs(sum) / 128 : 0))) {
             fprintf(stderr, "%s: %s is wrong\n", argv[0], p->name);
             return 1;
         }

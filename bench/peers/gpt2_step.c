@@ -1,7 +1,9 @@
-/* Training steps of a transformer of GPT-2's shape (124 million parameters: 12 layers, width 768, vocabulary 50304, the head tied to the
-   token embedding), built from ops, on random tokens with AdamW; beside llm.c's steps, in turn, if --peer names build/llmc (peers/llmc.c).
+/* Training steps of a transformer of GPT-2's shape (124 million parameters: 12 layers, width 768, vocabulary
+   50304, the head tied to the token embedding), built from ops, on random tokens with AdamW; beside llm.c's
+   steps, in turn, if --peer names build/llmc (peers/llmc.c).
 
-   Milliseconds are medians. FLOPs: of matmuls and attention. What is in the ratio: llm.c's median time over ours. */
+   Milliseconds are medians. FLOPs: of matmuls and attention. What is in the ratio: llm.c's median time over
+   ours. */
 
 #include "../bench.h"
 
@@ -10,7 +12,8 @@
 
 enum { LAYERS = 12, WIDTH = 768, HEADS = 12, VOCAB = 50257, TABLE = 50304, POSITIONS = 1024, MOST = 1000 };
 
-static tt_value linear(tt_context *ctx, tt_tape *t, tt_value x, int layer, const char *name, int64_t n_in, int64_t n_out, float scale)
+static tt_value linear(tt_context *ctx, tt_tape *t, tt_value x, int layer, const char *name, int64_t n_in,
+                       int64_t n_out, float scale)
 {
     char w[64], b[64];
     snprintf(w, sizeof w, "h.%d.%s.weight", layer, name);
@@ -37,7 +40,8 @@ static void start_peer(const char *program, int batch, int length, int threads)
 {
     int in[2], out[2];
     char text[3][16];
-    if (access(program, X_OK) != 0) bench_die("--peer '%s': %s; make bench-peers LLMC=dir builds it", program, strerror(errno));
+    if (access(program, X_OK) != 0)
+        bench_die("--peer '%s': %s; make bench-peers LLMC=dir builds it", program, strerror(errno));
     if (pipe(in) != 0 || pipe(out) != 0) bench_die("no pipe: %s", strerror(errno));
     snprintf(text[0], sizeof text[0], "%d", batch);
     snprintf(text[1], sizeof text[1], "%d", length);
@@ -65,7 +69,8 @@ static double peer_step(double *loss) /* milliseconds */
     double ms;
     fputc('\n', to_peer);
     fflush(to_peer);
-    while (fgets(line, sizeof line, from_peer)) if (sscanf(line, "step %lf ms, loss %lf", &ms, loss) == 2) return ms;
+    while (fgets(line, sizeof line, from_peer))
+        if (sscanf(line, "step %lf ms, loss %lf", &ms, loss) == 2) return ms;
     bench_die("the peer ended");
 }
 
@@ -79,9 +84,11 @@ int main(int argc, char **argv)
 {
     int batch = 4, length = 64, steps = 5;
     const char *peer = NULL;
-    const bench_flag flags[] = {{"--batch", &batch, NULL, NULL, "sequences"}, {"--length", &length, NULL, NULL, "tokens of each, up to 1024"},
-                                {"--steps", &steps, NULL, NULL, "steps measured, after one that is not"},
-                                {"--peer", NULL, &peer, NULL, "PROGRAM, build/llmc: its steps in turn with these"}};
+    const bench_flag flags[] = {
+        {"--batch", &batch, NULL, NULL, "sequences"},
+        {"--length", &length, NULL, NULL, "tokens of each, up to 1024"},
+        {"--steps", &steps, NULL, NULL, "steps measured, after one that is not"},
+        {"--peer", NULL, &peer, NULL, "PROGRAM, build/llmc: its steps in turn with these"}};
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     if (length > POSITIONS) bench_die("--length %d: the model has %d positions", length, POSITIONS);
     if (batch > 4096) bench_die("--batch %d is more than 4096", batch);
@@ -91,27 +98,33 @@ int main(int argc, char **argv)
     int rows = batch * length;
     tt_tape *t = tt_tape_new(ctx);
     tt_value ids = tt_input(t, "ids", TT_I32, rows, 1), targets = tt_input(t, "targets", TT_I32, rows, 1);
-    tt_value positions = tt_input(t, "positions", TT_I32, rows, 1), seq_start = tt_seq_start(t, "seq_start", batch);
+    tt_value positions = tt_input(t, "positions", TT_I32, rows, 1),
+             seq_start = tt_seq_start(t, "seq_start", batch);
     tt_param *table = bench_param(ctx, "wte", TABLE, WIDTH, 0.02f);
-    tt_value x = tt_add(t, tt_embedding(t, ids, table), tt_embedding(t, positions, bench_param(ctx, "wpe", POSITIONS, WIDTH, 0.02f)));
+    tt_value x = tt_add(t, tt_embedding(t, ids, table),
+                        tt_embedding(t, positions, bench_param(ctx, "wpe", POSITIONS, WIDTH, 0.02f)));
     tt_attention_options attention = tt_attention_options_default(HEADS);
     attention.causal = true;
     for (int k = 0; k < LAYERS; k++) {
-        tt_value qkv = linear(ctx, t, layernorm(ctx, t, x, k, "ln_1"), k, "attn.c_attn", WIDTH, 3 * WIDTH, 0.02f), part[3];
+        tt_value qkv = linear(ctx, t, layernorm(ctx, t, x, k, "ln_1"), k, "attn.c_attn", WIDTH, 3 * WIDTH,
+                              0.02f),
+                 part[3];
         for (int j = 0; j < 3; j++) part[j] = tt_slice(t, qkv, j * WIDTH, WIDTH);
         tt_value seen = tt_attention(t, part[0], part[1], part[2], seq_start, &attention);
         x = tt_add(t, x, linear(ctx, t, seen, k, "attn.c_proj", WIDTH, WIDTH, 0.02f));
         tt_value up = linear(ctx, t, layernorm(ctx, t, x, k, "ln_2"), k, "mlp.c_fc", WIDTH, 4 * WIDTH, 0.02f);
         x = tt_add(t, x, linear(ctx, t, tt_gelu_tanh(t, up), k, "mlp.c_proj", 4 * WIDTH, WIDTH, 0.02f));
     }
-    tt_value loss = tt_cross_entropy(t, tt_linear(t, layernorm(ctx, t, x, LAYERS, "ln_f"), table, NULL), targets, NULL);
+    tt_value loss = tt_cross_entropy(t, tt_linear(t, layernorm(ctx, t, x, LAYERS, "ln_f"), table, NULL),
+                                     targets, NULL);
     tt_compile_options o = tt_compile_options_default();
     o.precision = bench.precision;
     o.optimizer.weight_decay = 0;
     tt_program *p = tt_compile(t, loss, &o);
     if (!p) bench_die("%s", tt_error(ctx));
 
-    int32_t *data = (int32_t *)malloc((size_t)(2 * rows + 1 + batch + 1) * sizeof *data), *place = data + rows + 1, *starts = place + rows;
+    int32_t *data = (int32_t *)malloc((size_t)(2 * rows + 1 + batch + 1) * sizeof *data),
+            *place = data + rows + 1, *starts = place + rows;
     uint32_t random = 1;
     if (!data) bench_die("no memory");
     for (int r = 0; r <= rows; r++) {
@@ -126,8 +139,9 @@ int main(int argc, char **argv)
     memset(&s, 0, sizeof s);
     for (int step = 0; step <= steps; step++) { /* the first is not counted */
         double begin = tt__seconds();
-        bool ok = tt_set(p, ids, data, rows) == TT_OK && tt_set(p, targets, data + 1, rows) == TT_OK && tt_set(p, positions, place, rows) == TT_OK
-               && tt_set(p, seq_start, starts, batch + 1) == TT_OK && tt_step(p, 1e-4f, &s) == TT_OK;
+        bool ok = tt_set(p, ids, data, rows) == TT_OK && tt_set(p, targets, data + 1, rows) == TT_OK &&
+                  tt_set(p, positions, place, rows) == TT_OK &&
+                  tt_set(p, seq_start, starts, batch + 1) == TT_OK && tt_step(p, 1e-4f, &s) == TT_OK;
         if (!ok) bench_die("%s", tt_error(ctx));
         mine[step > 0 ? step - 1 : 0] = 1e3 * (tt__seconds() - begin);
         if (peer) theirs[step > 0 ? step - 1 : 0] = peer_step(&peer_loss);

@@ -19,10 +19,12 @@ static double now(void)
 
 static uint32_t next(uint32_t *random) { return *random = *random * 1664525u + 1013904223u; }
 
-/* Header, then the 16 tensors: norms begin as 1 and 0, biases as 0, matrices uniform with a standard deviation of 0.02. */
+/* Header, then the 16 tensors: norms begin as 1 and 0, biases as 0, matrices uniform with a standard
+   deviation of 0.02. */
 static void write_checkpoint(const char *path, GPT2Config c)
 {
-    int header[256] = {20240326, 3, c.max_seq_len, c.vocab_size, c.num_layers, c.num_heads, c.channels, c.padded_vocab_size};
+    int header[256] = {20240326,     3,           c.max_seq_len, c.vocab_size,
+                       c.num_layers, c.num_heads, c.channels,    c.padded_vocab_size};
     size_t sizes[NUM_PARAMETER_TENSORS], largest = 0;
     uint32_t random = 1;
     FILE *f = fopenCheck(path, "wb");
@@ -31,8 +33,10 @@ static void write_checkpoint(const char *path, GPT2Config c)
     for (int k = 0; k < NUM_PARAMETER_TENSORS; k++) if (sizes[k] > largest) largest = sizes[k];
     float *x = (float *)mallocCheck(largest * sizeof *x);
     for (int k = 0; k < NUM_PARAMETER_TENSORS; k++) {
-        int norm = k == 2 || k == 8 || k == 14, matrix = k == 0 || k == 1 || k == 4 || k == 6 || k == 10 || k == 12;
-        for (size_t i = 0; i < sizes[k]; i++) x[i] = norm ? 1.0f : matrix ? 0.0693f * ((float)(next(&random) >> 8) * 0x1p-24f - 0.5f) : 0.0f;
+        int norm = k == 2 || k == 8 || k == 14,
+            matrix = k == 0 || k == 1 || k == 4 || k == 6 || k == 10 || k == 12;
+        for (size_t i = 0; i < sizes[k]; i++)
+            x[i] = norm ? 1.0f : matrix ? 0.0693f * ((float)(next(&random) >> 8) * 0x1p-24f - 0.5f) : 0.0f;
         ok = ok && fwrite(x, sizeof *x, sizes[k], f) == sizes[k];
     }
     free(x);
@@ -48,7 +52,8 @@ int main(int argc, char **argv)
     char path[4096];
     uint32_t random = 1;
     GPT2 model;
-    if (batch < 1 || length < 1 || length > config.max_seq_len) return fprintf(stderr, "usage: llmc BATCH LENGTH (of 1 to 1024)\n"), 2;
+    if (batch < 1 || length < 1 || length > config.max_seq_len)
+        return fprintf(stderr, "usage: llmc BATCH LENGTH (of 1 to 1024)\n"), 2;
     snprintf(path, sizeof path, "%s/llmc.XXXXXX", folder ? folder : "/tmp");
     int file = mkstemp(path);
     if (file < 0) return fprintf(stderr, "llmc: cannot make a file in '%s'\n", folder ? folder : "/tmp"), 1;

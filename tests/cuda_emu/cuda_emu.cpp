@@ -1,4 +1,5 @@
-// cuda_emu.cpp - the runtime of the emulator: fibers, blocks and warps, the scheduler of operations, device memory, the CUDA runtime API.
+// cuda_emu.cpp - the runtime of the emulator: fibers, blocks and warps, the scheduler of operations, device
+// memory, the CUDA runtime API.
 #include "emu_internal.h"
 #include <errno.h>
 #include <signal.h>
@@ -41,7 +42,7 @@ int emu_refused_status;
 static thread_local int current_device;
 static thread_local cudaError_t last_error = cudaSuccess;
 
-// ================================================================================================== random numbers, errors
+// ============================================================================== random numbers, errors
 static uint64_t random_state = 88172645463325252ull;
 static int scheduler = EMU_EAGER;
 static unsigned run_ahead; // of 256: how often the device makes progress while the host enqueues
@@ -58,11 +59,13 @@ static unsigned random_below(size_t n) { return (unsigned)(emu_random() % n); }
 static void print_place(FILE *f)
 {
     if (emu_current_op) {
-        fprintf(f, "  in operation '%s' (number %u, stream %d, device %d)\n", emu_current_op->work.name.c_str(), emu_current_op->number,
-                emu_current_op->stream->id, emu_current_op->stream->device);
+        fprintf(f, "  in operation '%s' (number %u, stream %d, device %d)\n",
+                emu_current_op->work.name.c_str(), emu_current_op->number, emu_current_op->stream->id,
+                emu_current_op->stream->device);
     }
     if (emu_block.current >= 0) {
-        fprintf(f, "  block (%u,%u,%u) thread (%u,%u,%u)\n", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
+        fprintf(f, "  block (%u,%u,%u) thread (%u,%u,%u)\n", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x,
+                threadIdx.y, threadIdx.z);
     }
 }
 
@@ -86,7 +89,7 @@ cudaError_t emu_error(cudaError_t e)
     return e;
 }
 
-// ================================================================================================== fibers
+// ============================================================================== fibers
 // A hand-written switch, as swapcontext makes two system calls (300 ns against 20).
 extern "C" void emu_switch(void **save, void *to);
 #if defined(__APPLE__)
@@ -103,10 +106,13 @@ enum { SAVED_WORDS = 8, SAVED_PC = 6 }; // six registers, the return address, an
 #elif defined(__aarch64__)
 asm(".text\n.globl " EMU_SWITCH "\n.p2align 2\n" EMU_SWITCH ":\n"
     "sub sp,sp,#176\nstp x19,x20,[sp]\nstp x21,x22,[sp,#16]\nstp x23,x24,[sp,#32]\nstp x25,x26,[sp,#48]\n"
-    "stp x27,x28,[sp,#64]\nstp x29,x30,[sp,#80]\nstp d8,d9,[sp,#96]\nstp d10,d11,[sp,#112]\nstp d12,d13,[sp,#128]\n"
+    "stp x27,x28,[sp,#64]\nstp x29,x30,[sp,#80]\nstp d8,d9,[sp,#96]\nstp d10,d11,[sp,#112]\nstp "
+    "d12,d13,[sp,#128]\n"
     "stp d14,d15,[sp,#144]\nmov x9,sp\nstr x9,[x0]\nmov sp,x1\n"
-    "ldp x19,x20,[sp]\nldp x21,x22,[sp,#16]\nldp x23,x24,[sp,#32]\nldp x25,x26,[sp,#48]\nldp x27,x28,[sp,#64]\n"
-    "ldp x29,x30,[sp,#80]\nldp d8,d9,[sp,#96]\nldp d10,d11,[sp,#112]\nldp d12,d13,[sp,#128]\nldp d14,d15,[sp,#144]\n"
+    "ldp x19,x20,[sp]\nldp x21,x22,[sp,#16]\nldp x23,x24,[sp,#32]\nldp x25,x26,[sp,#48]\nldp "
+    "x27,x28,[sp,#64]\n"
+    "ldp x29,x30,[sp,#80]\nldp d8,d9,[sp,#96]\nldp d10,d11,[sp,#112]\nldp d12,d13,[sp,#128]\nldp "
+    "d14,d15,[sp,#144]\n"
     "add sp,sp,#176\nret\n");
 enum { SAVED_WORDS = 22, SAVED_PC = 11 };
 #else
@@ -116,7 +122,8 @@ enum { SAVED_WORDS = 22, SAVED_PC = 11 };
 static emu_fiber main_fiber; // the host thread that runs the device
 emu_fiber *emu_current_fiber = &main_fiber;
 static emu_fiber *previous_fiber;
-static std::vector<emu_fiber *> &idle_fibers = *new std::vector<emu_fiber *>; // never freed: stacks are used to the end
+// Never freed: stacks are used to the end.
+static std::vector<emu_fiber *> &idle_fibers = *new std::vector<emu_fiber *>;
 
 static void switch_to(emu_fiber *to)
 {
@@ -158,7 +165,8 @@ static emu_fiber *new_fiber()
 #endif
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     emu_fiber *f = new emu_fiber();
-    char *m = (char *)mmap(nullptr, size + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *m = (char *)mmap(nullptr, size + page, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (m == MAP_FAILED) emu_fatal("no memory for the stack of a thread");
     mprotect(m, page, PROT_NONE); // stacks grow down into it
     f->stack = m + page;
@@ -166,7 +174,8 @@ static emu_fiber *new_fiber()
     // Different offsets within the page: 1024 equal ones would share a few sets of the L1 cache.
     uintptr_t top = ((uintptr_t)(f->stack + size) - 64 - (uintptr_t)(serial++ % 32) * 192) & ~(uintptr_t)63;
 #if defined(__x86_64__)
-    void **sp = (void **)(top - sizeof(void *) * SAVED_WORDS); // after `ret` the stack is 8 off 16, as behind a call
+    // After `ret` the stack is 8 off 16, as behind a call.
+    void **sp = (void **)(top - sizeof(void *) * SAVED_WORDS);
 #else
     void **sp = (void **)((top - sizeof(void *) * SAVED_WORDS) & ~(uintptr_t)15);
 #endif
@@ -176,7 +185,7 @@ static emu_fiber *new_fiber()
     return f;
 }
 
-// ================================================================================================== the block: who runs next
+// ============================================================================== the block: who runs next
 struct warp_meeting { // the lanes of a mask come together; up to four at once in a warp
     enum { FREE, GATHERING, LEAVING } phase = FREE;
     int left = 0, line = 0;
@@ -221,7 +230,8 @@ static int next_thread() // -1: none can run
     if (unborn + n == 0) return -1;
     bool start = n == 0;
     if (unborn > 0 && block.order == IN_ORDER) start = true;
-    else if (unborn > 0 && n > 0 && block.order == SHUFFLED) start = (int)random_below((size_t)(unborn + n)) < unborn;
+    else if (unborn > 0 && n > 0 && block.order == SHUFFLED)
+        start = (int)random_below((size_t)(unborn + n)) < unborn;
     if (start) {
         int i = block.started++;
         if (block.order == IN_ORDER) return i;
@@ -229,14 +239,20 @@ static int next_thread() // -1: none can run
         return (int)(((long)i * block.multiplier + block.offset) % emu_block.threads);
     }
     block.ready_count--;
-    if (block.order == REVERSED) return block.ready[(block.ready_head + n - 1) % ring]; // the last comes first: warps run far apart
-    if (block.order == SHUFFLED) std::swap(block.ready[block.ready_head], block.ready[(block.ready_head + (int)random_below((size_t)n)) % ring]);
+    // The last comes first: warps run far apart.
+    if (block.order == REVERSED) return block.ready[(block.ready_head + n - 1) % ring];
+    if (block.order == SHUFFLED)
+        std::swap(block.ready[block.ready_head],
+                  block.ready[(block.ready_head + (int)random_below((size_t)n)) % ring]);
     int thread = block.ready[block.ready_head];
     block.ready_head = (block.ready_head + 1) % ring;
     return thread;
 }
 
-static void make_ready(int thread) { block.ready[(block.ready_head + block.ready_count++) % (2 * EMU_MOST_THREADS)] = (uint16_t)thread; }
+static void make_ready(int thread)
+{
+    block.ready[(block.ready_head + block.ready_count++) % (2 * EMU_MOST_THREADS)] = (uint16_t)thread;
+}
 
 static void go_to(int thread)
 {
@@ -262,7 +278,9 @@ static void go_to(int thread)
         else snprintf(where, sizeof where, "waiting in %s at %s:%d", t.what, t.file, t.line);
         groups[where].push_back(i);
     }
-    for (auto &g : groups) text += "\n    " + std::to_string(g.second.size()) + " threads " + g.first + " (thread " + std::to_string(g.second[0]) + " is one)";
+    for (auto &g : groups)
+        text += "\n    " + std::to_string(g.second.size()) + " threads " + g.first + " (thread " +
+                std::to_string(g.second[0]) + " is one)";
     emu_fatal("divergence: no thread of the block can run%s", text.c_str());
 }
 
@@ -279,8 +297,8 @@ static void wait_for_others(const char *what, const char *file, int line)
     set_current(me);
 }
 
-// Body of every fiber: runs threads from begin to end, one after the other on one stack, until one of them has to wait. So kernels
-// without barriers cost no switches.
+// Body of every fiber: runs threads from begin to end, one after the other on one stack, until one of them
+// has to wait. So kernels without barriers cost no switches.
 static void run_threads()
 {
     for (;;) {
@@ -293,7 +311,8 @@ static void run_threads()
             set_current(thread);
             (*block.kernel)(); // which calls emu_kernel_begins
             emu_block.in_kernel = false;
-            if (!block.copies[thread].empty()) emu_fatal("the thread ends with cp.async copies that it never waited for");
+            if (!block.copies[thread].empty())
+                emu_fatal("the thread ends with cp.async copies that it never waited for");
             emu_block.thread[thread].done = true;
             block.alive--;
             block.warp[thread / 32].exited |= 1u << thread % 32;
@@ -341,7 +360,7 @@ static void run_block(const std::function<void()> &kernel, uint32_t index, threa
 void emu_atomic(void *, size_t, const char *, int) {}
 #endif
 
-// ================================================================================================== shared memory, barriers
+// ============================================================================== shared memory, barriers
 struct function_info { std::string name; int dynamic_limit = EMU_STATIC_SHARED; size_t static_bytes = 0; };
 static std::map<const void *, function_info> functions;
 
@@ -354,10 +373,14 @@ void *emu_shared(void *key, size_t n, const char *name)
     block.shared_top = (block.shared_top + n + 32 + 127) & ~(size_t)127;
     block.static_bytes = ((block.static_bytes + 15) & ~(size_t)15) + n;
     size_t total = block.static_bytes + emu_block.dynamic;
-    if (block.static_bytes > EMU_STATIC_SHARED) emu_fatal("static shared memory: '%s' makes it %zu bytes, more than 48 KiB", name, block.static_bytes);
+    if (block.static_bytes > EMU_STATIC_SHARED)
+        emu_fatal("static shared memory: '%s' makes it %zu bytes, more than 48 KiB", name,
+                  block.static_bytes);
     if (total > EMU_OPTIN_SHARED || (total > EMU_STATIC_SHARED && f.dynamic_limit <= EMU_STATIC_SHARED)) {
-        emu_fatal("shared memory: %zu static bytes with '%s' and %zu dynamic ones are more than %s", block.static_bytes, name, emu_block.dynamic,
-                  total > EMU_OPTIN_SHARED ? "the 227 KiB of a block" : "48 KiB, without cudaFuncSetAttribute");
+        emu_fatal("shared memory: %zu static bytes with '%s' and %zu dynamic ones are more than %s",
+                  block.static_bytes, name, emu_block.dynamic,
+                  total > EMU_OPTIN_SHARED ? "the 227 KiB of a block"
+                                           : "48 KiB, without cudaFuncSetAttribute");
     }
     f.static_bytes = std::max(f.static_bytes, block.static_bytes);
     unpoison(p, n);
@@ -381,7 +404,8 @@ static void barrier(const char *what, int predicate, const char *file, int line)
         block.barrier_votes[0] = block.barrier_votes[2] = 0;
         block.barrier_votes[1] = 1;
     } else if (block.barrier_line != line || block.barrier_what != what) {
-        emu_fatal("divergent %s: a thread is at %s:%d, others are at %s:%d", what, file, line, block.barrier_file, block.barrier_line);
+        emu_fatal("divergent %s: a thread is at %s:%d, others are at %s:%d", what, file, line,
+                  block.barrier_file, block.barrier_line);
     }
     block.barrier_votes[0] += predicate != 0;
     block.barrier_votes[1] &= predicate != 0;
@@ -406,27 +430,35 @@ int emu_block_vote(int predicate, int how, const char *file, int line)
 {
     static const char what[] = "__syncthreads_count/and/or";
     barrier(what, predicate, file, line);
-    int result = block.barrier_result[how]; // no thread can complete the next barrier before this one has read it
+    // No thread can complete the next barrier before this one has read it.
+    int result = block.barrier_result[how];
     emu_block.in_kernel = true;
     return result;
 }
 
-// ================================================================================================== warps
-static warp_meeting *meet(const char *what, unsigned mask, const void *value, size_t n, const char *file, int line)
+// ============================================================================== warps
+static warp_meeting *meet(const char *what, unsigned mask, const void *value, size_t n, const char *file,
+                          int line)
 {
     int me = emu_block.current, lane = me & 31, first = me & ~31;
     warp_state &warp = block.warp[me / 32];
     warp_meeting *m = nullptr;
     unsigned existing = emu_block.threads - first >= 32 ? ~0u : (1u << (emu_block.threads - first)) - 1;
     emu_block.in_kernel = false;
-    if (!(mask >> lane & 1)) emu_fatal("%s at %s:%d: lane %d calls it and is not in its mask %#x", what, file, line, lane, mask);
-    if (mask & ~existing) emu_fatal("%s at %s:%d: mask %#x has lanes that a block of %d threads has not", what, file, line, mask, emu_block.threads);
-    if (mask & warp.exited) emu_fatal("%s at %s:%d: lanes %#x of its mask %#x have exited", what, file, line, mask & warp.exited, mask);
+    if (!(mask >> lane & 1))
+        emu_fatal("%s at %s:%d: lane %d calls it and is not in its mask %#x", what, file, line, lane, mask);
+    if (mask & ~existing)
+        emu_fatal("%s at %s:%d: mask %#x has lanes that a block of %d threads has not", what, file, line,
+                  mask, emu_block.threads);
+    if (mask & warp.exited)
+        emu_fatal("%s at %s:%d: lanes %#x of its mask %#x have exited", what, file, line, mask & warp.exited,
+                  mask);
     for (auto &other : warp.meeting) {
         if (other.phase != warp_meeting::GATHERING || !(other.mask & mask)) continue;
         if (other.mask != mask || strcmp(other.what, what) != 0) {
-            emu_fatal("divergent warp: lane %d is in %s (mask %#x) at %s:%d, others are in %s (mask %#x) at %s:%d", lane, what, mask, file, line,
-                      other.what, other.mask, other.file, other.line);
+            emu_fatal(
+                "divergent warp: lane %d is in %s (mask %#x) at %s:%d, others are in %s (mask %#x) at %s:%d",
+                lane, what, mask, file, line, other.what, other.mask, other.file, other.line);
         }
         m = &other;
     }
@@ -460,7 +492,8 @@ void emu_shuffle(unsigned mask, const void *in, void *out, size_t n, int from, c
 {
     if (n > sizeof(warp_meeting::value[0])) emu_fatal("shuffle of %zu bytes at %s:%d", n, file, line);
     warp_meeting *m = meet("a shuffle", mask, in, n, file, line);
-    if (!(mask >> from & 1)) emu_fatal("a shuffle at %s:%d reads lane %d, which is not in its mask %#x", file, line, from, mask);
+    if (!(mask >> from & 1))
+        emu_fatal("a shuffle at %s:%d reads lane %d, which is not in its mask %#x", file, line, from, mask);
     memcpy(out, m->value[from], n);
     leave(m);
 }
@@ -508,9 +541,10 @@ void emu_warp_barrier(unsigned mask, const char *file, int line)
     leave(m);
 }
 
-// ================================================================================================== tensor cores
-// Fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16 with .f16/.bf16" and "... mma.m16n8k8 with .tf32". With g = lane/4 and
-// t = lane%4: row g and g+8 of A, column g of B, rows g and g+8 and columns 2t and 2t+1 of C.
+// ============================================================================== tensor cores Fragment
+// layouts: PTX ISA, "Matrix fragments for mma.m16n8k16 with .f16/.bf16" and "... mma.m16n8k8 with .tf32".
+// With g = lane/4 and t = lane%4: row g and g+8 of A, column g of B, rows g and g+8 and columns 2t and 2t+1
+// of C.
 struct mma_operands { uint32_t a[4], b[2]; };
 
 static void multiply(warp_meeting *m, float *d, int depth)
@@ -528,7 +562,8 @@ static void multiply(warp_meeting *m, float *d, int depth)
 void emu_mma_16816(float *d, const uint32_t *a, const uint32_t *b, bool half_type, const char *file, int line)
 {
     mma_operands mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-    warp_meeting *m = meet(half_type ? "mma.16816 of f16" : "mma.16816 of bf16", ~0u, &mine, sizeof mine, file, line);
+    warp_meeting *m = meet(half_type ? "mma.16816 of f16" : "mma.16816 of bf16", ~0u, &mine, sizeof mine,
+                           file, line);
     auto value = [&](uint32_t word, int high) {
         uint16_t bits = (uint16_t)(word >> 16 * high);
         return half_type ? __half2float({bits}) : __bfloat162float({bits});
@@ -539,7 +574,8 @@ void emu_mma_16816(float *d, const uint32_t *a, const uint32_t *b, bool half_typ
             int g = lane / 4, t = lane % 4;
             memcpy(&o, m->value[lane], sizeof o);
             for (int high = 0; high < 2; high++) {
-                for (int r = 0; r < 4; r++) m->a[g + 8 * (r % 2)][2 * t + high + 8 * (r / 2)] = value(o.a[r], high);
+                for (int r = 0; r < 4; r++)
+                    m->a[g + 8 * (r % 2)][2 * t + high + 8 * (r / 2)] = value(o.a[r], high);
                 for (int r = 0; r < 2; r++) m->b[2 * t + high + 8 * r][g] = value(o.b[r], high);
             }
         }
@@ -556,23 +592,29 @@ void emu_mma_1688_tf32(float *d, const uint32_t *a, const uint32_t *b, const cha
             mma_operands o;
             int g = lane / 4, t = lane % 4;
             memcpy(&o, m->value[lane], sizeof o);
-            for (int r = 0; r < 4; r++) m->a[g + 8 * (r % 2)][t + 4 * (r / 2)] = __uint_as_float(o.a[r] & 0xffffe000); // the low 13 bits are not read
+            // The low 13 bits are not read.
+            for (int r = 0; r < 4; r++)
+                m->a[g + 8 * (r % 2)][t + 4 * (r / 2)] = __uint_as_float(o.a[r] & 0xffffe000);
             for (int r = 0; r < 2; r++) m->b[t + 4 * r][g] = __uint_as_float(o.b[r] & 0xffffe000);
         }
     }
     multiply(m, d, 8);
 }
 
-static void require_shared(const void *p, size_t n, size_t alignment, const char *what, const char *file, int line)
+static void require_shared(const void *p, size_t n, size_t alignment, const char *what, const char *file,
+                           int line)
 {
     const char *c = (const char *)p;
     emu_block.in_kernel = false;
     bool somewhere = c >= emu_shared_arena && c + n <= emu_shared_arena + EMU_SHARED_ARENA;
     if (!somewhere) emu_fatal("%s at %s:%d: address %p is not in shared memory", what, file, line, p);
-    if ((uintptr_t)c % alignment) emu_fatal("%s at %s:%d: the address is not aligned to %zu bytes", what, file, line, alignment);
+    if ((uintptr_t)c % alignment)
+        emu_fatal("%s at %s:%d: the address is not aligned to %zu bytes", what, file, line, alignment);
     bool inside = c + n <= emu_shared_arena + emu_block.dynamic;
     for (auto &s : emu_block.slots) inside = inside || (c >= s.p && c + n <= s.p + s.n);
-    if (!inside) emu_fatal("%s at %s:%d: shared memory out of bounds, %zu bytes at offset %ld", what, file, line, n, (long)(c - emu_shared_arena));
+    if (!inside)
+        emu_fatal("%s at %s:%d: shared memory out of bounds, %zu bytes at offset %ld", what, file, line, n,
+                  (long)(c - emu_shared_arena));
     emu_block.in_kernel = true;
 }
 
@@ -598,19 +640,23 @@ void emu_ldmatrix(uint32_t *r, int matrices, bool transposed, const void *row, c
     leave(m);
 }
 
-// The destination is undefined from issue to wait: it is filled with garbage first, and copied as late as is legal.
+// The destination is undefined from issue to wait: it is filled with garbage first, and copied as late as is
+// legal.
 void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file, int line)
 {
     if (bytes < 0 || bytes > n) emu_fatal("cp.async at %s:%d: %d of %d bytes", file, line, bytes, n);
     require_shared(to, (size_t)n, (size_t)n, "cp.async, destination", file, line);
-    if (bytes && (uintptr_t)from % (uintptr_t)n) emu_fatal("cp.async at %s:%d: the source is not aligned to %d bytes", file, line, n);
+    if (bytes && (uintptr_t)from % (uintptr_t)n)
+        emu_fatal("cp.async at %s:%d: the source is not aligned to %d bytes", file, line, n);
     emu_block.in_kernel = false;
-    if (bytes && emu_device_of(from) < 0) emu_fatal("cp.async at %s:%d: the source %p is not in device memory", file, line, from);
+    if (bytes && emu_device_of(from) < 0)
+        emu_fatal("cp.async at %s:%d: the source %p is not in device memory", file, line, from);
     emu_touch(to, (size_t)n, EMU_WRITES, file, line);
     if (bytes) emu_touch(from, (size_t)bytes, EMU_READS, file, line);
     memset(to, 0xff, (size_t)n);
     emu_trace_undefined(to, (size_t)n);
-    block.copies[emu_block.current].push_back({(char *)to, (const char *)from, n, bytes, block.copy_group[emu_block.current]});
+    block.copies[emu_block.current].push_back(
+        {(char *)to, (const char *)from, n, bytes, block.copy_group[emu_block.current]});
     emu_block.in_kernel = true;
 }
 
@@ -631,19 +677,21 @@ void emu_cp_async_wait(int groups_left, const char *file, int line)
     emu_block.in_kernel = true;
 }
 
-// ================================================================================================== device memory
+// ============================================================================== device memory
 static const size_t FAR_REGION = (size_t)1 << 30; // never accessible: indices that are far off end here
 
 int emu_device_of(const void *p)
 {
-    for (int d = 0; d < emu_device_count; d++) if ((const char *)p >= emu_devices[d].base && (const char *)p < emu_devices[d].end) return d;
+    for (int d = 0; d < emu_device_count; d++)
+        if ((const char *)p >= emu_devices[d].base && (const char *)p < emu_devices[d].end) return d;
     return -1;
 }
 
 emu_allocation *emu_find_allocation(int device, const void *p)
 {
     auto &all = emu_devices[device].allocations;
-    auto it = std::upper_bound(all.begin(), all.end(), (char *)p, [](char *x, const emu_allocation &a) { return x < a.p; });
+    auto it = std::upper_bound(all.begin(), all.end(), (char *)p,
+                               [](char *x, const emu_allocation &a) { return x < a.p; });
     return it == all.begin() ? nullptr : &*--it;
 }
 
@@ -660,8 +708,8 @@ void emu_describe(const void *p, char *text, size_t size)
     emu_allocation *a = emu_find_allocation(d, p);
     if (!a) { snprintf(text, size, "%p is on device %d, before any allocation", p, d); return; }
     long at = (long)((const char *)p - a->p);
-    snprintf(text, size, "%p is byte %ld of allocation %d of device %d (%zu bytes%s)%s", p, at, a->serial, d, a->n, a->freed ? ", FREED" : "",
-             at >= (long)a->n ? ": OUT OF BOUNDS" : "");
+    snprintf(text, size, "%p is byte %ld of allocation %d of device %d (%zu bytes%s)%s", p, at, a->serial, d,
+             a->n, a->freed ? ", FREED" : "", at >= (long)a->n ? ": OUT OF BOUNDS" : "");
 }
 
 bool emu_bad_range(const void *p, size_t n)
@@ -672,8 +720,8 @@ bool emu_bad_range(const void *p, size_t n)
     return !a || a->freed || (const char *)p + n > a->p + a->n;
 }
 
-// Host code never sees device memory; a kernel (bit 31) sees its device and the peers that were enabled. Copies check their ranges
-// themselves, so nothing is taken away for them.
+// Host code never sees device memory; a kernel (bit 31) sees its device and the peers that were enabled.
+// Copies check their ranges themselves, so nothing is taken away for them.
 static void set_access(unsigned mask)
 {
     static const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -681,7 +729,9 @@ static void set_access(unsigned mask)
         emu_device &dev = emu_devices[d];
         bool on = mask >> d & 1;
         if (on == dev.readable || (mask && !(mask >> 31) && !on)) continue;
-        if (dev.top > dev.base) mprotect(dev.base, ((size_t)(dev.top - dev.base) + page - 1) & ~(page - 1), on ? PROT_READ | PROT_WRITE : PROT_NONE);
+        if (dev.top > dev.base)
+            mprotect(dev.base, ((size_t)(dev.top - dev.base) + page - 1) & ~(page - 1),
+                     on ? PROT_READ | PROT_WRITE : PROT_NONE);
         dev.readable = on;
     }
 }
@@ -698,8 +748,8 @@ static void check_canaries() // after every operation; the asan build has its ow
                 memcpy(&before, a.p - EMU_REDZONE + i, 8);
                 memcpy(&behind, a.p + a.n + i, 8);
                 if (before != canary || behind != canary) {
-                    emu_fatal("write out of bounds of allocation %d of device %d (%zu bytes), near byte %ld", a.serial, d, a.n,
-                              before != canary ? (long)i - EMU_REDZONE : (long)(a.n + i));
+                    emu_fatal("write out of bounds of allocation %d of device %d (%zu bytes), near byte %ld",
+                              a.serial, d, a.n, before != canary ? (long)i - EMU_REDZONE : (long)(a.n + i));
                 }
             }
         }
@@ -725,7 +775,9 @@ static void on_segv(int number, siginfo_t *info, void *context)
     fflush(stdout);
     const char *why = "";
     const char *stack = emu_current_fiber->stack, *at = (const char *)info->si_addr;
-    if (!device) why = on_fiber && at < stack && at >= stack - 65536 ? ": the thread's stack is full" : ": neither device nor shared memory";
+    if (!device)
+        why = on_fiber && at < stack && at >= stack - 65536 ? ": the thread's stack is full"
+                                                            : ": neither device nor shared memory";
     else if (!emu_current_op) why = ": HOST code touched device memory";
     else why = ": not accessible from this device (is peer access enabled?) or not allocated";
     fprintf(stderr, "emu error: illegal access, %s%s\n", text, why);
@@ -733,8 +785,14 @@ static void on_segv(int number, siginfo_t *info, void *context)
     _exit(EMU_EXIT_STATUS);
 }
 
-// ================================================================================================== scheduler
-struct emu_event { int device; unsigned flags; emu_op_ptr op; struct emu_graph *capture = nullptr; int node = -1; };
+// ============================================================================== scheduler
+struct emu_event {
+    int device;
+    unsigned flags;
+    emu_op_ptr op;
+    struct emu_graph *capture = nullptr;
+    int node = -1;
+};
 struct emu_node { emu_work work; int lane; std::vector<int> after; };
 struct emu_graph {
     std::vector<emu_node> nodes;
@@ -806,7 +864,9 @@ static emu_stream *choose(const emu_op_ptr &target)
     if (scheduler == EMU_LAZY && target) return needed_for(target);
     for (auto s : streams) if (runnable(s)) ready.push_back(s);
     if (ready.empty()) return nullptr;
-    auto older = [](emu_stream *a, emu_stream *b) { return a->queue.front()->number < b->queue.front()->number; };
+    auto older = [](emu_stream *a, emu_stream *b) {
+        return a->queue.front()->number < b->queue.front()->number;
+    };
     auto lower = [](emu_stream *a, emu_stream *b) { return a->priority < b->priority; };
     if (scheduler == EMU_EAGER) return *std::min_element(ready.begin(), ready.end(), older);
     if (scheduler == EMU_NEWEST) return *std::max_element(ready.begin(), ready.end(), older);
@@ -844,7 +904,10 @@ static void progress() // of the device while the host enqueued: any is legal
 }
 
 static emu_stream *actual(cudaStream_t s) { return s ? s : emu_devices[current_device].legacy; }
-static bool bad_stream(cudaStream_t s) { return s && std::find(streams.begin(), streams.end(), s) == streams.end(); }
+static bool bad_stream(cudaStream_t s)
+{
+    return s && std::find(streams.begin(), streams.end(), s) == streams.end();
+}
 int emu_stream_device(cudaStream_t s) { return bad_stream(s) ? -1 : actual(s)->device; }
 int emu_current_device() { return current_device; }
 void emu_count_object(int by) { other_objects += by; }
@@ -858,9 +921,12 @@ static emu_op_ptr add_op(emu_stream *s, emu_work work, std::vector<emu_op_ptr> a
     if (s->last) op->after.push_back(s->last);
     for (auto &w : s->waits) op->after.push_back(w);
     s->waits.clear();
-    for (auto t : streams) { // the legacy stream waits for all blocking streams of its device, and they for it
+    // The legacy stream waits for all blocking streams of its device, and they for it.
+    for (auto t : streams) {
         bool legacy = s == emu_devices[s->device].legacy || t == emu_devices[s->device].legacy;
-        if (t != s && t->device == s->device && t->last && legacy && !((t->flags | s->flags) & cudaStreamNonBlocking)) op->after.push_back(t->last);
+        if (t != s && t->device == s->device && t->last && legacy &&
+            !((t->flags | s->flags) & cudaStreamNonBlocking))
+            op->after.push_back(t->last);
     }
     op->clock = emu_host_clock;
     for (auto &x : op->after) join(op->clock, x->clock);
@@ -896,7 +962,8 @@ cudaError_t emu_enqueue(cudaStream_t handle, emu_work work)
     if (s->capture) { add_node(s, std::move(work)); return cudaSuccess; }
     if (s == emu_devices[s->device].legacy) { // would wait for a stream that is being captured
         for (auto t : streams) {
-            if (t->capture && t->device == s->device && !(t->flags & cudaStreamNonBlocking)) return emu_error(cudaErrorStreamCaptureImplicit);
+            if (t->capture && t->device == s->device && !(t->flags & cudaStreamNonBlocking))
+                return emu_error(cudaErrorStreamCaptureImplicit);
         }
     }
     add_op(s, std::move(work));
@@ -904,7 +971,7 @@ cudaError_t emu_enqueue(cudaStream_t handle, emu_work work)
     return cudaSuccess;
 }
 
-// ================================================================================================== control
+// ============================================================================== control
 static long api_calls, fault_in, fault_count;
 static cudaError_t fault_error;
 static std::string fault_call; // the function whose calls fail; empty: any
@@ -946,7 +1013,10 @@ static void watchdog(long seconds) // an operation that never ends
     for (;;) {
         std::this_thread::sleep_for(std::chrono::seconds(seconds));
         if (emu_current_op && slices == before) {
-            fprintf(stderr, "emu error: an operation runs for more than %ld s: an endless loop, or a kernel that waits for others?\n", seconds);
+            fprintf(stderr,
+                    "emu error: an operation runs for more than %ld s: an endless loop, or a kernel that "
+                    "waits for others?\n",
+                    seconds);
             print_place(stderr);
             fflush(stderr);
             _exit(EMU_EXIT_STATUS);
@@ -959,7 +1029,8 @@ static void first_configuration()
 {
     static pid_t watched;
     if (!emu_shared_arena) {
-        emu_shared_arena = (char *)mmap(nullptr, EMU_SHARED_ARENA, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        emu_shared_arena = (char *)mmap(nullptr, EMU_SHARED_ARENA, PROT_READ | PROT_WRITE,
+                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (emu_shared_arena == MAP_FAILED) emu_fatal("no memory for shared memory");
         struct sigaction action{};
         action.sa_sigaction = on_segv;
@@ -986,7 +1057,8 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
 {
     static const size_t unit = 1 << 16;
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
-    if (devices < 0 || devices > EMU_MOST_DEVICES) emu_fatal("emu_configure: %d devices, at most %d", devices, EMU_MOST_DEVICES);
+    if (devices < 0 || devices > EMU_MOST_DEVICES)
+        emu_fatal("emu_configure: %d devices, at most %d", devices, EMU_MOST_DEVICES);
     first_configuration();
     for (auto s : std::vector<emu_stream *>(streams)) run_until(s->last);
     for (auto s : streams) delete s;
@@ -1011,7 +1083,8 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
         emu_trace_device_gone(d);
         d = emu_device();
     }
-    emu_address_space = (bytes * 4 + ((size_t)16 << 20) + unit - 1) / unit * unit; // room for many rounds of allocating and freeing
+    // Room for many rounds of allocating and freeing.
+    emu_address_space = (bytes * 4 + ((size_t)16 << 20) + unit - 1) / unit * unit;
     emu_device_count = devices;
     peers_allowed = peers != 0;
     current_device = 0;
@@ -1026,7 +1099,8 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
     emu_reseed(seed);
     for (int i = 0; i < devices; i++) {
         emu_device &d = emu_devices[i];
-        void *m = mmap(nullptr, emu_address_space + FAR_REGION, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *m = mmap(nullptr, emu_address_space + FAR_REGION, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (m == MAP_FAILED) emu_fatal("no address space for device %d: %s", i, strerror(errno));
         d.base = d.top = (char *)m;
         d.end = d.base + emu_address_space;
@@ -1038,11 +1112,13 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
 
 cudaError_t emu_enter(const char *call)
 {
-    if (emu_current_op) emu_fatal("%s is called from within a kernel or a host function, where CUDA forbids it", call);
+    if (emu_current_op)
+        emu_fatal("%s is called from within a kernel or a host function, where CUDA forbids it", call);
     if (!emu_shared_arena) {
-        const char *devices = getenv("EMU_DEVICES"), *memory = getenv("EMU_MEMORY"), *peers = getenv("EMU_PEERS"), *seed = getenv("EMU_SEED");
-        emu_configure(devices ? atoi(devices) : 1, memory ? strtoull(memory, nullptr, 0) : (size_t)256 << 20, peers ? atoi(peers) : 1,
-                      seed ? strtoull(seed, nullptr, 0) : 0);
+        const char *devices = getenv("EMU_DEVICES"), *memory = getenv("EMU_MEMORY"),
+                   *peers = getenv("EMU_PEERS"), *seed = getenv("EMU_SEED");
+        emu_configure(devices ? atoi(devices) : 1, memory ? strtoull(memory, nullptr, 0) : (size_t)256 << 20,
+                      peers ? atoi(peers) : 1, seed ? strtoull(seed, nullptr, 0) : 0);
     }
     api_calls++;
     const bool hit = fault_call.empty() || fault_call == call;
@@ -1091,24 +1167,30 @@ extern "C" int emu_live_objects(char *text, size_t size)
 {
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     int allocations = 0;
-    for (int d = 0; d < emu_device_count; d++) for (auto &a : emu_devices[d].allocations) allocations += !a.freed;
+    for (int d = 0; d < emu_device_count; d++)
+        for (auto &a : emu_devices[d].allocations) allocations += !a.freed;
     int n_graphs = (int)(graphs.size() + captures.size() + execs.size());
     if (text) {
-        snprintf(text, size, "%d device allocations, %zu of pinned memory, %d streams, %zu events, %d graphs, %d cuBLAS objects", allocations,
-                 pinned.size(), user_streams, events.size(), n_graphs, other_objects);
+        snprintf(text, size,
+                 "%d device allocations, %zu of pinned memory, %d streams, %zu events, %d graphs, %d cuBLAS "
+                 "objects",
+                 allocations, pinned.size(), user_streams, events.size(), n_graphs, other_objects);
     }
     return allocations + (int)pinned.size() + user_streams + (int)events.size() + n_graphs + other_objects;
 }
 
-// ================================================================================================== kernels
+// ============================================================================== kernels
 extern "C" char __executable_start;
 static std::map<const void *, long> kernel_runs;
 
-// EMU_KERNELS=file: at the end of the program how often each kernel has run, by the address that nm prints of it (see kernels.py).
+// EMU_KERNELS=file: at the end of the program how often each kernel has run, by the address that nm prints of
+// it (see kernels.py).
 static void write_kernel_runs()
 {
     FILE *f = fopen(getenv("EMU_KERNELS"), "w");
-    for (auto &k : kernel_runs) if (f) fprintf(f, "%lx %ld\n", (unsigned long)((const char *)k.first - &__executable_start), k.second);
+    for (auto &k : kernel_runs)
+        if (f)
+            fprintf(f, "%lx %ld\n", (unsigned long)((const char *)k.first - &__executable_start), k.second);
     if (f) fclose(f);
 }
 
@@ -1122,19 +1204,22 @@ static uint64_t block_position(uint64_t i, uint64_t n, int part_count, thread_or
     return (multiplier % n * i + number % n) % n;
 }
 
-cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 shape, size_t shared, cudaStream_t handle, std::function<void()> body)
+cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 shape, size_t shared,
+                       cudaStream_t handle, std::function<void()> body)
 {
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     if (cudaError_t e = emu_enter("a launch")) return e;
     if (bad_stream(handle)) return emu_error(cudaErrorInvalidResourceHandle);
     emu_stream *s = actual(handle);
     uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z, threads = (uint64_t)shape.x * shape.y * shape.z;
-    if (!blocks || !threads || threads > EMU_MOST_THREADS || shape.z > 64 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) {
+    if (!blocks || !threads || threads > EMU_MOST_THREADS || shape.z > 64 || grid.x > 0x7fffffffu ||
+        grid.y > 65535 || grid.z > 65535) {
         return emu_error(cudaErrorInvalidConfiguration);
     }
     function_info &f = functions[kernel];
     f.name = name;
-    if (shared > (size_t)f.dynamic_limit || shared + f.static_bytes > EMU_OPTIN_SHARED) return emu_error(cudaErrorInvalidValue);
+    if (shared > (size_t)f.dynamic_limit || shared + f.static_bytes > EMU_OPTIN_SHARED)
+        return emu_error(cudaErrorInvalidValue);
     if (s->device != current_device) return emu_error(cudaErrorInvalidResourceHandle);
     emu_stats.launches++;
     emu_work work;
@@ -1149,7 +1234,8 @@ cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 sha
         emu_block.dynamic = shared;
         block.function = kernel;
         if (block.shape.x != shape.x || block.shape.y != shape.y || block.shape.z != shape.z) {
-            for (unsigned i = 0; i < threads; i++) block.thread_index[i] = {i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y};
+            for (unsigned i = 0; i < threads; i++)
+                block.thread_index[i] = {i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y};
             block.shape = shape;
         }
         if (part == 0) {
@@ -1158,9 +1244,11 @@ cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 sha
             kernel_runs[kernel]++;
         }
         thread_order order = scheduler == EMU_EAGER ? IN_ORDER : (thread_order)random_below(3);
-        for (uint64_t i = blocks * (unsigned)part / (unsigned)parts; i < blocks * (unsigned)(part + 1) / (unsigned)parts; i++) {
+        for (uint64_t i = blocks * (unsigned)part / (unsigned)parts;
+             i < blocks * (unsigned)(part + 1) / (unsigned)parts; i++) {
             uint64_t k = block_position(i, blocks, parts, order, emu_current_op->number);
-            blockIdx = {(unsigned)(k % grid.x), (unsigned)(k / grid.x % grid.y), (unsigned)(k / grid.x / grid.y)};
+            blockIdx = {(unsigned)(k % grid.x), (unsigned)(k / grid.x % grid.y),
+                        (unsigned)(k / grid.x / grid.y)};
             run_block(body, (uint32_t)k, order);
             emu_stats.blocks++;
             emu_stats.threads += (long)threads;
@@ -1173,8 +1261,10 @@ cudaError_t emu_function_set(const void *kernel, cudaFuncAttribute a, int value)
 {
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     if (cudaError_t e = emu_enter("cudaFuncSetAttribute")) return e;
-    if (a == cudaFuncAttributePreferredSharedMemoryCarveout) return value < -1 || value > 100 ? emu_error(cudaErrorInvalidValue) : cudaSuccess;
-    if (a != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value + functions[kernel].static_bytes > EMU_OPTIN_SHARED) {
+    if (a == cudaFuncAttributePreferredSharedMemoryCarveout)
+        return value < -1 || value > 100 ? emu_error(cudaErrorInvalidValue) : cudaSuccess;
+    if (a != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
+        value + functions[kernel].static_bytes > EMU_OPTIN_SHARED) {
         return emu_error(cudaErrorInvalidValue);
     }
     functions[kernel].dynamic_limit = value;
@@ -1193,18 +1283,20 @@ cudaError_t emu_function_get(cudaFuncAttributes *a, const void *kernel)
     return cudaSuccess;
 }
 
-cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t shared) // as if every kernel had 64 registers
+// As if every kernel had 64 registers.
+cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t shared)
 {
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     if (cudaError_t e = emu_enter("cudaOccupancyMaxActiveBlocksPerMultiprocessor")) return e;
     if (threads < 1 || threads > EMU_MOST_THREADS) return emu_error(cudaErrorInvalidValue);
     size_t rounded = ((size_t)threads + 31) / 32 * 32, bytes = shared + functions[kernel].static_bytes + 1024;
     size_t n = std::min<size_t>(32, std::min<size_t>(2048 / rounded, 65536 / (64 * rounded)));
-    *blocks = shared > (size_t)functions[kernel].dynamic_limit ? 0 : (int)std::min<size_t>(n, 228 * 1024 / bytes);
+    *blocks = shared > (size_t)functions[kernel].dynamic_limit ? 0
+                                                               : (int)std::min<size_t>(n, 228 * 1024 / bytes);
     return cudaSuccess;
 }
 
-// ================================================================================================== runtime API: devices
+// ============================================================================== runtime API: devices
 // Every call takes the lock and may be made to fail. A release does its work even then.
 #define EMU_API(name) \
     std::lock_guard<std::recursive_mutex> lock(emu_lock); \
@@ -1213,11 +1305,13 @@ cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t s
     std::lock_guard<std::recursive_mutex> lock(emu_lock); \
     const cudaError_t fault = emu_enter(name)
 
-static cudaError_t forbidden_in_capture(bool whatever_mode) // calls that would wait for, or disturb, streams being captured
+// Calls that would wait for, or disturb, streams being captured.
+static cudaError_t forbidden_in_capture(bool whatever_mode)
 {
     for (auto g : captures) {
         bool mine = g->thread == std::this_thread::get_id();
-        bool allowed = g->mode == cudaStreamCaptureModeRelaxed || (g->mode == cudaStreamCaptureModeThreadLocal && !mine);
+        bool allowed = g->mode == cudaStreamCaptureModeRelaxed ||
+                       (g->mode == cudaStreamCaptureModeThreadLocal && !mine);
         if (allowed && !whatever_mode) continue;
         g->invalid = true;
         return emu_error(cudaErrorStreamCaptureUnsupported);
@@ -1230,8 +1324,20 @@ static bool bad_device(int d) { return d < 0 || d >= emu_device_count; }
 
 #define EMU_ERROR_NAME(name, number, text) case name: return #name;
 #define EMU_ERROR_TEXT(name, number, text) case name: return text;
-const char *cudaGetErrorName(cudaError_t e) { switch (e) { EMU_ERRORS(EMU_ERROR_NAME) } return "unrecognized error code"; }
-const char *cudaGetErrorString(cudaError_t e) { switch (e) { EMU_ERRORS(EMU_ERROR_TEXT) } return "unrecognized error code"; }
+const char *cudaGetErrorName(cudaError_t e)
+{
+    switch (e) {
+        EMU_ERRORS(EMU_ERROR_NAME)
+    }
+    return "unrecognized error code";
+}
+const char *cudaGetErrorString(cudaError_t e)
+{
+    switch (e) {
+        EMU_ERRORS(EMU_ERROR_TEXT)
+    }
+    return "unrecognized error code";
+}
 cudaError_t cudaPeekAtLastError() { return last_error; }
 cudaError_t cudaGetLastError()
 {
@@ -1361,7 +1467,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
     return cudaSuccess;
 }
 
-// ================================================================================================== runtime API: memory
+// ============================================================================== runtime API: memory
 cudaError_t cudaMalloc(void **p, size_t n)
 {
     EMU_API("cudaMalloc");
@@ -1372,8 +1478,11 @@ cudaError_t cudaMalloc(void **p, size_t n)
     emu_device &d = emu_devices[current_device];
     size_t charged = (n + 511) & ~(size_t)511;
     if (n > d.limit || d.used + charged > d.limit) return emu_error(cudaErrorMemoryAllocation);
-    size_t total = (EMU_REDZONE + n + EMU_REDZONE + 511) & ~(size_t)511; // the address is a multiple of 256 and of no more, as CUDA promises
-    if (d.top + total > d.end) emu_fatal("cudaMalloc: the address space of device %d is used up by freed allocations", current_device);
+    // The address is a multiple of 256 and of no more, as CUDA promises.
+    size_t total = (EMU_REDZONE + n + EMU_REDZONE + 511) & ~(size_t)511;
+    if (d.top + total > d.end)
+        emu_fatal("cudaMalloc: the address space of device %d is used up by freed allocations",
+                  current_device);
     set_access(0);
     emu_allocation a{d.top + EMU_REDZONE, n, charged, false, (int)d.allocations.size()};
     d.top += total;
@@ -1398,7 +1507,8 @@ cudaError_t cudaFree(void *p)
     int device = emu_device_of(p);
     emu_allocation *a = device < 0 ? nullptr : emu_find_allocation(device, p);
     if (!a || a->p != p) emu_fatal("cudaFree(%p): not the address of an allocation", p);
-    if (a->freed) emu_fatal("cudaFree(%p): allocation %d of device %d is freed already", p, a->serial, device);
+    if (a->freed)
+        emu_fatal("cudaFree(%p): allocation %d of device %d is freed already", p, a->serial, device);
     for (auto s : std::vector<emu_stream *>(streams)) if (s->device == device) run_until(s->last);
     set_access(1u << device);
     memset(a->p, 0xff, a->n);
@@ -1458,7 +1568,8 @@ cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
     emu_stats.allocations++;
     if (!p || !n || flags > 15 || emu_device_of(p) >= 0) return emu_error(cudaErrorInvalidValue);
     auto next = pinned.lower_bound((char *)p);
-    if (find_pinned(p) != pinned.end() || (next != pinned.end() && next->first < (char *)p + n)) return emu_error(cudaErrorHostMemoryAlreadyRegistered);
+    if (find_pinned(p) != pinned.end() || (next != pinned.end() && next->first < (char *)p + n))
+        return emu_error(cudaErrorHostMemoryAlreadyRegistered);
     pinned[(char *)p] = {n, true};
     return cudaSuccess;
 }
@@ -1491,7 +1602,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p)
     return cudaSuccess;
 }
 
-// ---------------------------------------------------------------------------------------------------- copies
+// -------------------------------------------------------------------------------- copies
 struct rectangle { char *to; const char *from; size_t to_pitch, from_pitch, width, height; };
 
 static void copy_rows(const rectangle &r, size_t begin, size_t end)
@@ -1507,25 +1618,34 @@ static emu_body copy_body(rectangle r)
     if (r.height == 1) { // its slices are slices of the row
         return [r](int part, int parts) {
             size_t begin = r.width * (size_t)part / (size_t)parts & ~(size_t)15;
-            size_t end = part + 1 == parts ? r.width : r.width * (size_t)(part + 1) / (size_t)parts & ~(size_t)15;
+            size_t end = part + 1 == parts ? r.width
+                                           : r.width * (size_t)(part + 1) / (size_t)parts & ~(size_t)15;
             if (begin < end) copy_rows({r.to + begin, r.from + begin, 0, 0, end - begin, 1}, 0, 1);
         };
     }
-    return [r](int part, int parts) { copy_rows(r, r.height * (size_t)part / (size_t)parts, r.height * (size_t)(part + 1) / (size_t)parts); };
+    return [r](int part, int parts) {
+        copy_rows(r, r.height * (size_t)part / (size_t)parts, r.height * (size_t)(part + 1) / (size_t)parts);
+    };
 }
 
-static cudaError_t copy(rectangle r, cudaMemcpyKind kind, cudaStream_t handle, bool blocking, const char *name)
+static cudaError_t copy(rectangle r, cudaMemcpyKind kind, cudaStream_t handle, bool blocking,
+                        const char *name)
 {
     if (bad_stream(handle)) return emu_error(cudaErrorInvalidResourceHandle);
     if (!r.width || !r.height) return cudaSuccess;
-    if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) return emu_error(cudaErrorInvalidMemcpyDirection);
-    if (r.height > 1 && (r.to_pitch < r.width || r.from_pitch < r.width)) return emu_error(cudaErrorInvalidPitchValue);
-    size_t to_bytes = (r.height - 1) * r.to_pitch + r.width, from_bytes = (r.height - 1) * r.from_pitch + r.width;
+    if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault)
+        return emu_error(cudaErrorInvalidMemcpyDirection);
+    if (r.height > 1 && (r.to_pitch < r.width || r.from_pitch < r.width))
+        return emu_error(cudaErrorInvalidPitchValue);
+    size_t to_bytes = (r.height - 1) * r.to_pitch + r.width,
+           from_bytes = (r.height - 1) * r.from_pitch + r.width;
     int to = emu_device_of(r.to), from = emu_device_of(r.from);
-    if (emu_bad_range(r.to, to_bytes) || emu_bad_range(r.from, from_bytes)) return emu_error(cudaErrorInvalidValue);
+    if (emu_bad_range(r.to, to_bytes) || emu_bad_range(r.from, from_bytes))
+        return emu_error(cudaErrorInvalidValue);
     bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    if (kind != cudaMemcpyDefault && (to_device != (to >= 0) || from_device != (from >= 0))) return emu_error(cudaErrorInvalidValue);
+    if (kind != cudaMemcpyDefault && (to_device != (to >= 0) || from_device != (from >= 0)))
+        return emu_error(cudaErrorInvalidValue);
     emu_stream *s = actual(handle);
     bool pageable = (to < 0 && !is_pinned(r.to, to_bytes)) || (from < 0 && !is_pinned(r.from, from_bytes));
     emu_work work;
@@ -1540,7 +1660,8 @@ static cudaError_t copy(rectangle r, cudaMemcpyKind kind, cudaStream_t handle, b
     }
     if (pageable && from < 0) { // staged: the source is read now
         auto staged = std::make_shared<std::vector<char>>(r.width * r.height);
-        for (size_t y = 0; y < r.height; y++) memcpy(staged->data() + y * r.width, r.from + y * r.from_pitch, r.width);
+        for (size_t y = 0; y < r.height; y++)
+            memcpy(staged->data() + y * r.width, r.from + y * r.from_pitch, r.width);
         emu_body inner = copy_body({r.to, staged->data(), r.to_pitch, r.width, r.width, r.height});
         work.body = [staged, inner](int part, int parts) { inner(part, parts); };
     } else {
@@ -1549,7 +1670,8 @@ static cudaError_t copy(rectangle r, cudaMemcpyKind kind, cudaStream_t handle, b
     if (to < 0) work.pins.push_back({r.to, to_bytes, true});
     if (from < 0 && !pageable) work.pins.push_back({r.from, from_bytes, false});
     if (cudaError_t e = emu_enqueue(handle, std::move(work))) return e;
-    if (!s->capture && (to < 0 || (blocking && from < 0))) { // copies within and between devices do not hold up the host
+    // Copies within and between devices do not hold up the host.
+    if (!s->capture && (to < 0 || (blocking && from < 0))) {
         if (blocking || pageable) {
             emu_stats.host_syncs++;
             synchronise(s->last);
@@ -1569,27 +1691,35 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind
     EMU_API("cudaMemcpyAsync");
     return copy({(char *)to, (const char *)from, n, n, n, 1}, kind, s, false, "cudaMemcpyAsync");
 }
-cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind)
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                         size_t height, cudaMemcpyKind kind)
 {
     EMU_API("cudaMemcpy2D");
     EMU_NOT_IN_CAPTURE(false);
-    return copy({(char *)to, (const char *)from, to_pitch, from_pitch, width, height}, kind, nullptr, true, "cudaMemcpy2D");
+    return copy({(char *)to, (const char *)from, to_pitch, from_pitch, width, height}, kind, nullptr, true,
+                "cudaMemcpy2D");
 }
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t s)
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t s)
 {
     EMU_API("cudaMemcpy2DAsync");
-    return copy({(char *)to, (const char *)from, to_pitch, from_pitch, width, height}, kind, s, false, "cudaMemcpy2DAsync");
+    return copy({(char *)to, (const char *)from, to_pitch, from_pitch, width, height}, kind, s, false,
+                "cudaMemcpy2DAsync");
 }
-cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n, cudaStream_t s)
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n,
+                                cudaStream_t s)
 {
     EMU_API("cudaMemcpyPeerAsync");
     if (bad_device(to_device) || bad_device(from_device)) return emu_error(cudaErrorInvalidDevice);
-    if (n && (emu_device_of(to) != to_device || emu_device_of(from) != from_device)) return emu_error(cudaErrorInvalidValue);
-    return copy({(char *)to, (const char *)from, n, n, n, 1}, cudaMemcpyDeviceToDevice, s, false, "cudaMemcpyPeerAsync");
+    if (n && (emu_device_of(to) != to_device || emu_device_of(from) != from_device))
+        return emu_error(cudaErrorInvalidValue);
+    return copy({(char *)to, (const char *)from, n, n, n, 1}, cudaMemcpyDeviceToDevice, s, false,
+                "cudaMemcpyPeerAsync");
 }
 cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n)
 {
-    return cudaMemcpyPeerAsync(to, to_device, from, from_device, n, nullptr); // does not hold up the host either
+    // Does not hold up the host either.
+    return cudaMemcpyPeerAsync(to, to_device, from, from_device, n, nullptr);
 }
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
@@ -1610,9 +1740,10 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
     emu_stats.memsets++;
     return emu_enqueue(s, std::move(work));
 }
-cudaError_t cudaMemset(void *p, int value, size_t n) { return cudaMemsetAsync(p, value, n, nullptr); } // the host does not wait for it
+// The host does not wait for it.
+cudaError_t cudaMemset(void *p, int value, size_t n) { return cudaMemsetAsync(p, value, n, nullptr); }
 
-// ================================================================================================== runtime API: streams, events
+// ============================================================================== runtime API: streams, events
 static bool bad_event(cudaEvent_t e) { return !events.count(e); }
 static cudaError_t in_capture(emu_stream *s) // a call that a captured stream forbids
 {
@@ -1665,7 +1796,8 @@ cudaError_t cudaStreamQuery(cudaStream_t handle)
     emu_stream *s = actual(handle);
     if (cudaError_t e = in_capture(s)) return e;
     progress();
-    if (s->last && !s->last->done) { run_slice(choose(s->last)); set_access(0); return cudaErrorNotReady; } // so that polling ends
+    // So that polling ends.
+    if (s->last && !s->last->done) { run_slice(choose(s->last)); set_access(0); return cudaErrorNotReady; }
     if (s->last) join(emu_host_clock, s->last->clock);
     return cudaSuccess;
 }
@@ -1760,10 +1892,12 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
     if (e->op) join(emu_host_clock, e->op->clock);
     return cudaSuccess;
 }
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) // virtual time: a microsecond for each slice of work
+// Virtual time: a microsecond for each slice of work.
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
 {
     EMU_API("cudaEventElapsedTime");
-    if (bad_event(from) || bad_event(to) || !from->op || !to->op || from->device != to->device || (from->flags | to->flags) & cudaEventDisableTiming) {
+    if (bad_event(from) || bad_event(to) || !from->op || !to->op || from->device != to->device ||
+        (from->flags | to->flags) & cudaEventDisableTiming) {
         return emu_error(cudaErrorInvalidResourceHandle);
     }
     if (!from->op->done || !to->op->done) return cudaErrorNotReady;
@@ -1771,7 +1905,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) //
     return cudaSuccess;
 }
 
-// ================================================================================================== runtime API: graphs
+// ============================================================================== runtime API: graphs
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode)
 {
     EMU_API("cudaStreamBeginCapture");
@@ -1796,7 +1930,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *statu
     EMU_API("cudaStreamIsCapturing");
     if (bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
     emu_graph *g = actual(s)->capture;
-    *status = !g ? cudaStreamCaptureStatusNone : g->invalid ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+    *status = !g ? cudaStreamCaptureStatusNone
+              : g->invalid ? cudaStreamCaptureStatusInvalidated
+              : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
@@ -1806,7 +1942,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
     if (!s || bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
     emu_graph *g = s->capture;
     if (!g || !s->capture_origin) return emu_error(cudaErrorStreamCaptureUnmatched);
-    if (g->mode != cudaStreamCaptureModeRelaxed && g->thread != std::this_thread::get_id()) return emu_error(cudaErrorStreamCaptureWrongThread);
+    if (g->mode != cudaStreamCaptureModeRelaxed && g->thread != std::this_thread::get_id())
+        return emu_error(cudaErrorStreamCaptureWrongThread);
     if (!s->capture_waits.empty()) add_node(s, mark("join"));
     std::vector<char> reached(g->nodes.size() + 1, 0); // every node must be behind the origin's last
     bool joined = true;
@@ -1824,7 +1961,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
     g->joined.clear();
     captures.erase(g);
     if (fault || g->invalid || !joined) {
-        cudaError_t e = fault ? fault : emu_error(g->invalid ? cudaErrorStreamCaptureInvalidated : cudaErrorStreamCaptureUnjoined);
+        cudaError_t e = fault ? fault
+                              : emu_error(g->invalid ? cudaErrorStreamCaptureInvalidated
+                              : cudaErrorStreamCaptureUnjoined);
         delete g;
         return e;
     }
@@ -1847,7 +1986,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned lon
     if (!graphs.count(g)) return emu_error(cudaErrorInvalidValue);
     emu_graph_exec *exec = new emu_graph_exec();
     exec->nodes = g->nodes;
-    for (int device : g->lanes) exec->lanes.push_back(new_stream(device, cudaStreamNonBlocking)); // a replay has streams of its own
+    // A replay has streams of its own.
+    for (int device : g->lanes) exec->lanes.push_back(new_stream(device, cudaStreamNonBlocking));
     execs.insert(exec);
     *x = exec;
     return cudaSuccess;
@@ -1860,9 +2000,11 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t x, cudaGraph_t g, cudaGraphExecU
     if (x->nodes.size() != g->nodes.size()) info->result = cudaGraphExecUpdateErrorTopologyChanged;
     for (size_t i = 0; i < g->nodes.size() && !info->result; i++) {
         emu_node &old = x->nodes[i], &now = g->nodes[i];
-        if (old.after != now.after || old.lane != now.lane) info->result = cudaGraphExecUpdateErrorTopologyChanged;
+        if (old.after != now.after || old.lane != now.lane)
+            info->result = cudaGraphExecUpdateErrorTopologyChanged;
         else if (old.work.kind != now.work.kind) info->result = cudaGraphExecUpdateErrorNodeTypeChanged;
-        else if (old.work.devices != now.work.devices) info->result = cudaGraphExecUpdateErrorParametersChanged;
+        else if (old.work.devices != now.work.devices)
+            info->result = cudaGraphExecUpdateErrorParametersChanged;
         if (info->result) info->errorNode = &now;
     }
     if (info->result) return emu_error(cudaErrorGraphExecUpdateFailure);
@@ -1879,7 +2021,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t handle)
     EMU_API("cudaGraphLaunch");
     if (!execs.count(x) || bad_stream(handle)) return emu_error(cudaErrorInvalidResourceHandle);
     emu_stream *s = actual(handle);
-    if (s->capture) { s->capture->invalid = true; return emu_error(cudaErrorNotSupported); } // child graphs are not emulated
+    // Child graphs are not emulated.
+    if (s->capture) { s->capture->invalid = true; return emu_error(cudaErrorNotSupported); }
     emu_stats.graph_launches++;
     std::vector<emu_op_ptr> before, ops;
     if (x->last) before.push_back(x->last); // launches of one graph follow each other

@@ -1,27 +1,34 @@
-// cuda_emu.h - enough of CUDA for a C++17 compiler to build tinytrain_cuda.cu, and to run it on a CPU with an adversary at the wheel.
+// cuda_emu.h - enough of CUDA for a C++17 compiler to build tinytrain_cuda.cu, and to run it on a CPU with an
+// adversary at the wheel.
 //
-// A test double, never a backend. Of all that CUDA leaves open (order of threads, warps, blocks, operations of different streams; what
-// fresh memory holds; when an asynchronous copy reads its source) it takes, for each seed, another legal choice, so that a missing
-// barrier or event shows as a wrong result; and a good part of the mistakes it reports itself: one message that begins `emu error:`, exit
-// status 86. Three builds of one runtime:
+// A test double, never a backend. Of all that CUDA leaves open (order of threads, warps, blocks, operations
+// of different streams; what fresh memory holds; when an asynchronous copy reads its source) it takes, for
+// each seed, another legal choice, so that a missing barrier or event shows as a wrong result; and a good
+// part of the mistakes it reports itself: one message that begins `emu error:`, exit status 86. Three builds
+// of one runtime:
 //
 //     plain   divergence, far accesses, writes beyond an allocation, missing peer access, host code in device memory, stack overflow
 //     asan    -fsanitize=address,undefined: also reads beyond allocations, use after free, misaligned vectors, undefined arithmetic
 //     trace   the .cu (not the runtime) with -fsanitize=thread, linked with our own __tsan_* functions and not with libtsan: every load
-//             and store of a kernel is checked for bounds, for memory never written, and for races within a block, between blocks and
-//             between operations, which vector clocks decide; the host's accesses to pinned memory too; with file and line
+//             and store of a kernel is checked for bounds, for memory never written, and for races within a
+//             block, between blocks and between operations, which vector clocks decide; the host's accesses
+//             to pinned memory too; with file and line
 //
 //     c++ -std=c++17 -g -O2 -I tests/cuda_emu -x c++ my.cu -x none cuda_emu.o cuda_emu_blas.o -lpthread
 //
-// How it works. All device work runs on the host thread that synchronises or enqueues, under one lock. Threads of a block are fibers. Streams
-// are chains of a graph of operations, of which a seeded scheduler picks the next. See emu_control.h for what a test can set and ask.
+// How it works. All device work runs on the host thread that synchronises or enqueues, under one lock.
+// Threads of a block are fibers. Streams are chains of a graph of operations, of which a seeded scheduler
+// picks the next. See emu_control.h for what a test can set and ask.
 //
 // Rules for the .cu; what breaks them does not compile, or is reported, or makes results differ from a GPU's:
-//   1. Launch with TT__LAUNCH, shared memory with TT__SHARED and TT__DYN_SHARED, inline assembly only in its portability block.
-//   2. No __device__ or __constant__ variables, no static variables in kernels: virtual devices would share them.
-//   3. Blocks are multiples of 32 threads. Every thread reaches every __syncthreads; every lane of a mask reaches its warp operation.
-//      Shuffles do not order memory, __syncwarp does.
-//   4. No waiting for other blocks, devices or the host within a kernel, and no plain access by two blocks to an address that one writes.
+//   1. Launch with TT__LAUNCH, shared memory with TT__SHARED and TT__DYN_SHARED, inline assembly only in its
+//      portability block.
+//   2. No __device__ or __constant__ variables, no static variables in kernels: virtual devices would share
+//      them.
+//   3. Blocks are multiples of 32 threads. Every thread reaches every __syncthreads; every lane of a mask
+//      reaches its warp operation. Shuffles do not order memory, __syncwarp does.
+//   4. No waiting for other blocks, devices or the host within a kernel, and no plain access by two blocks to
+//      an address that one writes.
 //   5. 16-bit and 8-bit floats have no arithmetic: convert, compute in float, convert back.
 //   6. No memcpy or memset of device memory in kernels; vector accesses through float4 and the like.
 #ifndef TT_CUDA_EMU_H
@@ -43,7 +50,7 @@
 #include <utility>
 #include "emu_control.h"
 
-// ================================================================================================== language
+// ========================================================================= language
 #define __global__
 #define __device__
 #define __host__
@@ -68,10 +75,12 @@
     name##_type &name = *(name##_type *)emu_shared(&name##_key, sizeof(name##_type), #name)
 // The launch's dynamic shared memory, aligned to 128 bytes.
 #define TT__DYN_SHARED(T, name) T *name = (T *)emu_dynamic_shared()
-// TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in parentheses: (kernel<64, 2>).
-#define TT__LAUNCH(kernel, grid, block, shared, ...) emu_launch_kernel(#kernel, kernel, grid, block, shared, __VA_ARGS__)
+// TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in
+// parentheses: (kernel<64, 2>).
+#define TT__LAUNCH(kernel, grid, block, shared, ...) \
+    emu_launch_kernel(#kernel, kernel, grid, block, shared, __VA_ARGS__)
 
-// ================================================================================================== vector types
+// ========================================================================= vector types
 struct uint3 { unsigned x, y, z; };
 struct dim3 {
     unsigned x, y, z;
@@ -95,7 +104,7 @@ EMU_VECTORS(long long, longlong, 16, 16)
 EMU_VECTORS(double, double, 16, 16)
 #undef uint3
 
-// ================================================================================================== runtime API: types
+// ========================================================================= runtime API: types
 #define EMU_ERRORS(X) \
     X(cudaSuccess, 0, "no error") \
     X(cudaErrorInvalidValue, 1, "an argument is out of range") \
@@ -146,23 +155,76 @@ typedef enum cudaError cudaError_t;
 #define CUDART_VERSION 13000
 #define __CUDA_ARCH_LIST__ 900
 
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
-enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
-enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4 };
-enum { cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2, cudaHostRegisterReadOnly = 8 };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
-enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive, cudaStreamCaptureStatusInvalidated };
-enum cudaGraphExecUpdateResult {
-    cudaGraphExecUpdateSuccess, cudaGraphExecUpdateError, cudaGraphExecUpdateErrorTopologyChanged, cudaGraphExecUpdateErrorNodeTypeChanged,
-    cudaGraphExecUpdateErrorFunctionChanged, cudaGraphExecUpdateErrorParametersChanged, cudaGraphExecUpdateErrorNotSupported
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
 };
-enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
+enum {
+    cudaStreamDefault = 0,
+    cudaStreamNonBlocking = 1,
+    cudaEventDefault = 0,
+    cudaEventBlockingSync = 1,
+    cudaEventDisableTiming = 2
+};
+enum {
+    cudaHostAllocDefault = 0,
+    cudaHostAllocPortable = 1,
+    cudaHostAllocMapped = 2,
+    cudaHostAllocWriteCombined = 4
+};
+enum {
+    cudaHostRegisterDefault = 0,
+    cudaHostRegisterPortable = 1,
+    cudaHostRegisterMapped = 2,
+    cudaHostRegisterReadOnly = 8
+};
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal,
+    cudaStreamCaptureModeThreadLocal,
+    cudaStreamCaptureModeRelaxed
+};
+enum cudaStreamCaptureStatus {
+    cudaStreamCaptureStatusNone,
+    cudaStreamCaptureStatusActive,
+    cudaStreamCaptureStatusInvalidated
+};
+enum cudaGraphExecUpdateResult {
+    cudaGraphExecUpdateSuccess,
+    cudaGraphExecUpdateError,
+    cudaGraphExecUpdateErrorTopologyChanged,
+    cudaGraphExecUpdateErrorNodeTypeChanged,
+    cudaGraphExecUpdateErrorFunctionChanged,
+    cudaGraphExecUpdateErrorParametersChanged,
+    cudaGraphExecUpdateErrorNotSupported
+};
+enum cudaMemoryType {
+    cudaMemoryTypeUnregistered,
+    cudaMemoryTypeHost,
+    cudaMemoryTypeDevice,
+    cudaMemoryTypeManaged
+};
 enum cudaDeviceAttr {
-    cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxSharedMemoryPerBlock = 8, cudaDevAttrWarpSize = 10, cudaDevAttrClockRate = 13,
-    cudaDevAttrMultiProcessorCount = 16, cudaDevAttrConcurrentKernels = 31, cudaDevAttrMemoryClockRate = 36, cudaDevAttrGlobalMemoryBusWidth = 37,
-    cudaDevAttrL2CacheSize = 38, cudaDevAttrAsyncEngineCount = 40, cudaDevAttrUnifiedAddressing = 41,
-    cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76, cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrMaxThreadsPerBlock = 1,
+    cudaDevAttrMaxSharedMemoryPerBlock = 8,
+    cudaDevAttrWarpSize = 10,
+    cudaDevAttrClockRate = 13,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrConcurrentKernels = 31,
+    cudaDevAttrMemoryClockRate = 36,
+    cudaDevAttrGlobalMemoryBusWidth = 37,
+    cudaDevAttrL2CacheSize = 38,
+    cudaDevAttrAsyncEngineCount = 40,
+    cudaDevAttrUnifiedAddressing = 41,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
 typedef struct emu_stream *cudaStream_t;
@@ -174,14 +236,21 @@ typedef void (*cudaHostFn_t)(void *);
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
-    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, maxThreadsPerMultiProcessor, regsPerBlock, l2CacheSize, asyncEngineCount;
+    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, maxThreadsPerMultiProcessor,
+        regsPerBlock, l2CacheSize, asyncEngineCount;
     int concurrentKernels, unifiedAddressing, canMapHostMemory, pciBusID, pciDeviceID, pciDomainID;
 };
-struct cudaFuncAttributes { size_t sharedSizeBytes, constSizeBytes, localSizeBytes; int maxThreadsPerBlock, numRegs, maxDynamicSharedSizeBytes; };
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
+    int maxThreadsPerBlock, numRegs, maxDynamicSharedSizeBytes;
+};
 struct cudaPointerAttributes { cudaMemoryType type; int device; void *devicePointer, *hostPointer; };
-struct cudaGraphExecUpdateResultInfo { cudaGraphExecUpdateResult result; cudaGraphNode_t errorNode, errorFromNode; };
+struct cudaGraphExecUpdateResultInfo {
+    cudaGraphExecUpdateResult result;
+    cudaGraphNode_t errorNode, errorFromNode;
+};
 
-// ================================================================================================== runtime API: functions
+// ========================================================================= runtime API: functions
 const char *cudaGetErrorName(cudaError_t e);
 const char *cudaGetErrorString(cudaError_t e);
 cudaError_t cudaGetLastError();
@@ -212,20 +281,28 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p);
 inline cudaError_t cudaMallocHost(void **p, size_t n) { return cudaHostAlloc(p, n, 0); }
 template <class T> cudaError_t cudaMalloc(T **p, size_t n) { return cudaMalloc((void **)p, n); }
 template <class T> cudaError_t cudaMallocHost(T **p, size_t n) { return cudaHostAlloc((void **)p, n, 0); }
-template <class T> cudaError_t cudaHostAlloc(T **p, size_t n, unsigned flags) { return cudaHostAlloc((void **)p, n, flags); }
+template <class T> cudaError_t cudaHostAlloc(T **p, size_t n, unsigned flags)
+{
+    return cudaHostAlloc((void **)p, n, flags);
+}
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t n, cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind kind, cudaStream_t s = 0);
-cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind);
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind,
-                              cudaStream_t s = 0);
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                         size_t height, cudaMemcpyKind kind);
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t s = 0);
 cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n);
-cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n, cudaStream_t s = 0);
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n,
+                                cudaStream_t s = 0);
 cudaError_t cudaMemset(void *p, int value, size_t n);
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s = 0);
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority);
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) { return cudaStreamCreateWithPriority(s, flags, 0); }
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
+{
+    return cudaStreamCreateWithPriority(s, flags, 0);
+}
 inline cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithPriority(s, 0, 0); }
 cudaError_t cudaStreamDestroy(cudaStream_t s);
 cudaError_t cudaStreamSynchronize(cudaStream_t s);
@@ -252,9 +329,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s);
 cudaError_t cudaGraphDestroy(cudaGraph_t g);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x);
 
-// ================================================================================================== what the emulator is called for
+// ========================================================================= what the emulator is called for
 [[noreturn]] void emu_fatal(const char *format, ...) __attribute__((format(printf, 1, 2)));
-cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s, std::function<void()> body);
+cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 block, size_t shared,
+                       cudaStream_t s, std::function<void()> body);
 cudaError_t emu_function_set(const void *kernel, cudaFuncAttribute a, int value);
 cudaError_t emu_function_get(cudaFuncAttributes *a, const void *kernel);
 cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t shared);
@@ -266,7 +344,8 @@ void emu_block_barrier(const char *file, int line);
 int emu_block_vote(int predicate, int how, const char *file, int line); // how: 0 count, 1 and, 2 or
 void emu_shuffle(unsigned mask, const void *in, void *out, size_t n, int from, const char *file, int line);
 unsigned emu_ballot(unsigned mask, int predicate, const char *file, int line);
-unsigned emu_reduce(unsigned mask, unsigned v, int how, const char *file, int line); // how: a character of "+&|^" or < > (signed), ( ) (unsigned)
+// how: a character of "+&|^" or < > (signed), ( ) (unsigned)
+unsigned emu_reduce(unsigned mask, unsigned v, int how, const char *file, int line);
 void emu_warp_barrier(unsigned mask, const char *file, int line);
 void emu_mma_16816(float *d, const uint32_t *a, const uint32_t *b, bool half, const char *file, int line);
 void emu_mma_1688_tf32(float *d, const uint32_t *a, const uint32_t *b, const char *file, int line);
@@ -276,12 +355,15 @@ void emu_cp_async_commit();
 void emu_cp_async_wait(int groups_left, const char *file, int line);
 void emu_atomic(void *p, size_t n, const char *file, int line);
 
-template <class... P, class... A>
-cudaError_t emu_launch_kernel(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A &&...arguments)
+template <class... P, class... A> cudaError_t emu_launch_kernel(const char *name, void (*kernel)(P...),
+                                                                dim3 grid, dim3 block, size_t shared,
+                                                                cudaStream_t s, A &&...arguments)
 {
-    std::tuple<std::decay_t<P>...> copies(std::forward<A>(arguments)...); // of the parameters' types, as <<<>>> makes them
+    // Of the parameters' types, as <<<>>> makes them.
+    std::tuple<std::decay_t<P>...> copies(std::forward<A>(arguments)...);
     return emu_launch(name, (const void *)kernel, grid, block, shared, s, [kernel, copies] {
-        void (*function)(P...) = kernel; // on the thread's stack: what it reads elsewhere from here on is the kernel's doing
+        // On the thread's stack: what it reads elsewhere from here on is the kernel's doing.
+        void (*function)(P...) = kernel;
         std::tuple<std::decay_t<P>...> own = copies;
         emu_kernel_begins();
         std::apply(function, std::move(own));
@@ -291,12 +373,17 @@ template <class F> cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute
 {
     return emu_function_set((const void *)kernel, a, value);
 }
-template <class F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F *kernel) { return emu_function_get(a, (const void *)kernel); }
-template <class F> cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *kernel, int threads, size_t shared)
+template <class F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F *kernel)
+{
+    return emu_function_get(a, (const void *)kernel);
+}
+template <class F>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *kernel, int threads, size_t shared)
 {
     return emu_occupancy(blocks, (const void *)kernel, threads, shared);
 }
-template <class F> cudaError_t cudaOccupancyMaxPotentialBlockSize(int *grid, int *block, F *kernel, size_t shared = 0, int limit = 0)
+template <class F> cudaError_t cudaOccupancyMaxPotentialBlockSize(int *grid, int *block, F *kernel,
+                                                                  size_t shared = 0, int limit = 0)
 {
     *block = limit && limit < 1024 ? limit / 32 * 32 : 1024;
     *grid = 0;
@@ -308,7 +395,7 @@ template <class F> cudaError_t cudaOccupancyMaxPotentialBlockSize(int *grid, int
     return e;
 }
 
-// ================================================================================================== device code: threads and warps
+// ========================================================================= device code: threads and warps
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 enum { warpSize = 32 };
@@ -326,7 +413,8 @@ inline void __trap(EMU_HERE) { emu_fatal("__trap at %s:%d", emu_file, emu_line);
 template <class T> T __shfl_sync(unsigned mask, T v, int lane, int width = 32, EMU_HERE)
 {
     T r;
-    emu_shuffle(mask, &v, &r, sizeof v, (emu_lane() & ~(width - 1)) | (lane & (width - 1)), emu_file, emu_line);
+    emu_shuffle(mask, &v, &r, sizeof v, (emu_lane() & ~(width - 1)) | (lane & (width - 1)), emu_file,
+                emu_line);
     return r;
 }
 template <class T> T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, EMU_HERE)
@@ -351,20 +439,53 @@ template <class T> T __shfl_up_sync(unsigned mask, T v, unsigned by, int width =
     emu_shuffle(mask, &v, &r, sizeof v, from, emu_file, emu_line);
     return r;
 }
-inline unsigned __ballot_sync(unsigned mask, int p, EMU_HERE) { return emu_ballot(mask, p, emu_file, emu_line); }
+inline unsigned __ballot_sync(unsigned mask, int p, EMU_HERE)
+{
+    return emu_ballot(mask, p, emu_file, emu_line);
+}
 inline int __any_sync(unsigned mask, int p, EMU_HERE) { return emu_ballot(mask, p, emu_file, emu_line) != 0; }
-inline int __all_sync(unsigned mask, int p, EMU_HERE) { return emu_ballot(mask, p, emu_file, emu_line) == mask; }
-inline unsigned __reduce_add_sync(unsigned mask, unsigned v, EMU_HERE) { return emu_reduce(mask, v, '+', emu_file, emu_line); }
-inline int __reduce_add_sync(unsigned mask, int v, EMU_HERE) { return (int)emu_reduce(mask, (unsigned)v, '+', emu_file, emu_line); }
-inline unsigned __reduce_min_sync(unsigned mask, unsigned v, EMU_HERE) { return emu_reduce(mask, v, '(', emu_file, emu_line); }
-inline int __reduce_min_sync(unsigned mask, int v, EMU_HERE) { return (int)emu_reduce(mask, (unsigned)v, '<', emu_file, emu_line); }
-inline unsigned __reduce_max_sync(unsigned mask, unsigned v, EMU_HERE) { return emu_reduce(mask, v, ')', emu_file, emu_line); }
-inline int __reduce_max_sync(unsigned mask, int v, EMU_HERE) { return (int)emu_reduce(mask, (unsigned)v, '>', emu_file, emu_line); }
-inline unsigned __reduce_and_sync(unsigned mask, unsigned v, EMU_HERE) { return emu_reduce(mask, v, '&', emu_file, emu_line); }
-inline unsigned __reduce_or_sync(unsigned mask, unsigned v, EMU_HERE) { return emu_reduce(mask, v, '|', emu_file, emu_line); }
-inline unsigned __reduce_xor_sync(unsigned mask, unsigned v, EMU_HERE) { return emu_reduce(mask, v, '^', emu_file, emu_line); }
+inline int __all_sync(unsigned mask, int p, EMU_HERE)
+{
+    return emu_ballot(mask, p, emu_file, emu_line) == mask;
+}
+inline unsigned __reduce_add_sync(unsigned mask, unsigned v, EMU_HERE)
+{
+    return emu_reduce(mask, v, '+', emu_file, emu_line);
+}
+inline int __reduce_add_sync(unsigned mask, int v, EMU_HERE)
+{
+    return (int)emu_reduce(mask, (unsigned)v, '+', emu_file, emu_line);
+}
+inline unsigned __reduce_min_sync(unsigned mask, unsigned v, EMU_HERE)
+{
+    return emu_reduce(mask, v, '(', emu_file, emu_line);
+}
+inline int __reduce_min_sync(unsigned mask, int v, EMU_HERE)
+{
+    return (int)emu_reduce(mask, (unsigned)v, '<', emu_file, emu_line);
+}
+inline unsigned __reduce_max_sync(unsigned mask, unsigned v, EMU_HERE)
+{
+    return emu_reduce(mask, v, ')', emu_file, emu_line);
+}
+inline int __reduce_max_sync(unsigned mask, int v, EMU_HERE)
+{
+    return (int)emu_reduce(mask, (unsigned)v, '>', emu_file, emu_line);
+}
+inline unsigned __reduce_and_sync(unsigned mask, unsigned v, EMU_HERE)
+{
+    return emu_reduce(mask, v, '&', emu_file, emu_line);
+}
+inline unsigned __reduce_or_sync(unsigned mask, unsigned v, EMU_HERE)
+{
+    return emu_reduce(mask, v, '|', emu_file, emu_line);
+}
+inline unsigned __reduce_xor_sync(unsigned mask, unsigned v, EMU_HERE)
+{
+    return emu_reduce(mask, v, '^', emu_file, emu_line);
+}
 
-// ================================================================================================== device code: atomics
+// ========================================================================= device code: atomics
 // One thread runs at a time, so plain code is atomic. The trace build checks them as atomic accesses.
 #define EMU_ATOMIC(name, T, result) \
     EMU_UNTRACED inline T name(T *p, T v, EMU_HERE) \
@@ -396,7 +517,7 @@ EMU_ATOMIC(atomicSub, int, (int)((unsigned)old - (unsigned)v))
 EMU_ATOMIC(atomicSub, unsigned, old - v)
 EMU_ATOMIC(atomicExch, float, v)
 
-// ================================================================================================== device code: arithmetic
+// ========================================================================= device code: arithmetic
 template <class T> T __ldg(const T *p) { return *p; }
 template <class T> T __ldcs(const T *p) { return *p; }
 template <class T> T __ldcg(const T *p) { return *p; }
@@ -439,12 +560,21 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((uint64_t)a * b) >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 {
-    uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32, middle = a1 * b0 + (a0 * b0 >> 32);
+    uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32,
+             middle = a1 * b0 + (a0 * b0 >> 32);
     return a1 * b1 + (middle >> 32) + ((a0 * b1 + (uint32_t)middle) >> 32);
 }
-inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) { return by & 31 ? high << (by & 31) | low >> (32 - (by & 31)) : high; }
-inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) { return by & 31 ? low >> (by & 31) | high << (32 - (by & 31)) : low; }
-#define EMU_MIN_MAX(T) inline T min(T a, T b) { return a < b ? a : b; } inline T max(T a, T b) { return a > b ? a : b; }
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by)
+{
+    return by & 31 ? high << (by & 31) | low >> (32 - (by & 31)) : high;
+}
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by)
+{
+    return by & 31 ? low >> (by & 31) | high << (32 - (by & 31)) : low;
+}
+#define EMU_MIN_MAX(T) \
+    inline T min(T a, T b) { return a < b ? a : b; } \
+    inline T max(T a, T b) { return a > b ? a : b; }
 EMU_MIN_MAX(int)
 EMU_MIN_MAX(unsigned)
 EMU_MIN_MAX(long)
@@ -454,9 +584,9 @@ EMU_MIN_MAX(unsigned long long)
 inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
 
-// ================================================================================================== 16-bit floats
-// Our own types, so that no toolkit is needed, and without arithmetic: bf16 arithmetic by accident does not compile. The conversions give
-// the bits of NVIDIA's (test_emu.cu).
+// ========================================================================= 16-bit floats Our own types, so
+// that no toolkit is needed, and without arithmetic: bf16 arithmetic by accident does not compile. The
+// conversions give the bits of NVIDIA's (test_emu.cu).
 struct __nv_bfloat16 { uint16_t emu_bits; };
 struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
 struct __half { uint16_t emu_bits; };
@@ -488,7 +618,8 @@ inline __nv_bfloat16 __float2bfloat16(float f) { return __float2bfloat16_rn(f); 
 
 inline float __half2float(__half h)
 {
-    unsigned sign = (unsigned)(h.emu_bits & 0x8000) << 16, exponent = h.emu_bits >> 10 & 31, mantissa = h.emu_bits & 1023;
+    unsigned sign = (unsigned)(h.emu_bits & 0x8000) << 16, exponent = h.emu_bits >> 10 & 31,
+             mantissa = h.emu_bits & 1023;
     if (exponent == 31) return __uint_as_float(mantissa ? 0x7fffffff : sign | 0x7f800000);
     if (exponent) return __uint_as_float(sign | (exponent + 112) << 23 | mantissa << 13);
     float f = (float)mantissa * 0x1p-24f; // subnormal
@@ -503,7 +634,8 @@ inline __half __float2half_rn(float f) // nearest, ties to even
         a -= 0x38000000;
         return {(uint16_t)(sign | (a + 0xfff + (a >> 13 & 1)) >> 13)};
     }
-    return {(uint16_t)(sign | (unsigned)lrintf(__uint_as_float(a) * 0x1p24f))}; // subnormals are multiples of 2^-24
+    // Subnormals are multiples of 2^-24.
+    return {(uint16_t)(sign | (unsigned)lrintf(__uint_as_float(a) * 0x1p24f))};
 }
 inline __half __float2half_rz(float f) // towards zero
 {
@@ -528,12 +660,13 @@ inline __half __float2half(float f) { return __float2half_rn(f); }
     inline float __high2float(T2 v) { return from(v.y); } \
     EMU_ATOMIC(atomicAdd, T, to(from(old) + from(v))) \
     EMU_ATOMIC(atomicAdd, T2, (T2{to(from(old.x) + from(v.x)), to(from(old.y) + from(v.y))}))
-EMU_PAIR(__nv_bfloat16, __nv_bfloat162, __float2bfloat16_rn, __bfloat162float, __floats2bfloat162_rn, __float22bfloat162_rn, __bfloat1622float2,
-         __halves2bfloat162, __low2bfloat16, __high2bfloat16, __float2bfloat162_rn)
-EMU_PAIR(__half, __half2, __float2half_rn, __half2float, __floats2half2_rn, __float22half2_rn, __half22float2, __halves2half2, __low2half,
-         __high2half, __float2half2_rn)
+EMU_PAIR(__nv_bfloat16, __nv_bfloat162, __float2bfloat16_rn, __bfloat162float, __floats2bfloat162_rn,
+         __float22bfloat162_rn, __bfloat1622float2, __halves2bfloat162, __low2bfloat16, __high2bfloat16,
+         __float2bfloat162_rn)
+EMU_PAIR(__half, __half2, __float2half_rn, __half2float, __floats2half2_rn, __float22half2_rn, __half22float2,
+         __halves2half2, __low2half, __high2half, __float2half2_rn)
 
-// ================================================================================================== 8-bit floats
+// ========================================================================= 8-bit floats
 typedef unsigned char __nv_fp8_storage_t;
 typedef unsigned short __nv_fp8x2_storage_t;
 typedef unsigned __nv_fp8x4_storage_t;
@@ -541,15 +674,18 @@ enum __nv_saturation_t { __NV_NOSAT, __NV_SATFINITE };
 enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
 struct __half_raw { unsigned short x; };
 
-inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float f, __nv_saturation_t saturate, __nv_fp8_interpretation_t kind)
+inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float f, __nv_saturation_t saturate,
+                                                __nv_fp8_interpretation_t kind)
 {
     const bool e4m3 = kind == __NV_E4M3;
     const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
     unsigned u = __float_as_uint(f), sign = u >> 24 & 0x80, a = u & 0x7fffffff;
     float x = __uint_as_float(a);
     if (a > 0x7f800000) return 0x7f; // NaN, of either kind
-    if (e4m3 ? x > 464.0f : x >= 61440.0f) // rounds beyond the largest finite number (464 itself is a tie that goes down, to even)
-        return (__nv_fp8_storage_t)(sign | (saturate == __NV_SATFINITE ? (e4m3 ? 0x7e : 0x7b) : (e4m3 ? 0x7f : 0x7c)));
+    // Rounds beyond the largest finite number (464 itself is a tie that goes down, to even).
+    if (e4m3 ? x > 464.0f : x >= 61440.0f)
+        return (__nv_fp8_storage_t)(sign | (saturate == __NV_SATFINITE ? (e4m3 ? 0x7e : 0x7b)
+                                                                       : (e4m3 ? 0x7f : 0x7c)));
     int exponent = (int)(a >> 23) - 127;
     if (exponent < 1 - bias) // subnormal: multiples of the smallest
         return (__nv_fp8_storage_t)(sign | (unsigned)lrintf(x * (e4m3 ? 0x1p9f : 0x1p16f)));
@@ -564,12 +700,15 @@ inline __half_raw __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t v, __nv_fp8_interpr
     if (kind == __NV_E5M2) return {(unsigned short)((u & 0x7fff) > 0x7c00 ? 0x7fff : u)};
     unsigned sign = u & 0x8000, magnitude = v & 0x7f;
     if (magnitude == 0x7f) return {0x7fff};
-    if (magnitude < 8) return {(unsigned short)(sign | __float2half_rn((float)magnitude * 0x1p-9f).emu_bits)}; // subnormal
+    // subnormal
+    if (magnitude < 8) return {(unsigned short)(sign | __float2half_rn((float)magnitude * 0x1p-9f).emu_bits)};
     return {(unsigned short)(sign | (magnitude + (8 << 3)) << 7)}; // the bias goes from 7 to 15
 }
-inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 v, __nv_saturation_t saturate, __nv_fp8_interpretation_t kind)
+inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 v, __nv_saturation_t saturate,
+                                                     __nv_fp8_interpretation_t kind)
 {
-    return (__nv_fp8x2_storage_t)(__nv_cvt_float_to_fp8(v.x, saturate, kind) | __nv_cvt_float_to_fp8(v.y, saturate, kind) << 8);
+    return (__nv_fp8x2_storage_t)(__nv_cvt_float_to_fp8(v.x, saturate, kind) |
+                                  __nv_cvt_float_to_fp8(v.y, saturate, kind) << 8);
 }
 #define EMU_FP8(T, kind) \
     struct T { \
@@ -581,26 +720,55 @@ inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 v, __nv_saturation_t
 EMU_FP8(__nv_fp8_e4m3, __NV_E4M3)
 EMU_FP8(__nv_fp8_e5m2, __NV_E5M2)
 
-// ================================================================================================== the portability block's functions
-// What tinytrain_cuda.cu gets from inline assembly under nvcc; its portability block has those twins and says what each does.
+// ========================================================================= the portability block's functions
+// What tinytrain_cuda.cu gets from inline assembly under nvcc; its portability block has those twins and says
+// what each does.
 template <class T> void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE)
 {
-    static_assert(std::is_same<T, __half>::value || std::is_same<T, __nv_bfloat16>::value, "mma of __half or __nv_bfloat16");
+    static_assert(std::is_same<T, __half>::value || std::is_same<T, __nv_bfloat16>::value,
+                  "mma of __half or __nv_bfloat16");
     emu_mma_16816(d, a, b, std::is_same<T, __half>::value, emu_file, emu_line);
 }
 inline void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE)
 {
     emu_mma_1688_tf32(d, a, b, emu_file, emu_line);
 }
-inline void tt__ldmatrix_x1(uint32_t &r, const void *row, EMU_HERE) { emu_ldmatrix(&r, 1, false, row, emu_file, emu_line); }
-inline void tt__ldmatrix_x2(uint32_t (&r)[2], const void *row, EMU_HERE) { emu_ldmatrix(r, 2, false, row, emu_file, emu_line); }
-inline void tt__ldmatrix_x4(uint32_t (&r)[4], const void *row, EMU_HERE) { emu_ldmatrix(r, 4, false, row, emu_file, emu_line); }
-inline void tt__ldmatrix_x1_trans(uint32_t &r, const void *row, EMU_HERE) { emu_ldmatrix(&r, 1, true, row, emu_file, emu_line); }
-inline void tt__ldmatrix_x2_trans(uint32_t (&r)[2], const void *row, EMU_HERE) { emu_ldmatrix(r, 2, true, row, emu_file, emu_line); }
-inline void tt__ldmatrix_x4_trans(uint32_t (&r)[4], const void *row, EMU_HERE) { emu_ldmatrix(r, 4, true, row, emu_file, emu_line); }
-inline void tt__cp_async_4(void *to, const void *from, int bytes = 4, EMU_HERE) { emu_cp_async(to, from, 4, bytes, emu_file, emu_line); }
-inline void tt__cp_async_8(void *to, const void *from, int bytes = 8, EMU_HERE) { emu_cp_async(to, from, 8, bytes, emu_file, emu_line); }
-inline void tt__cp_async_16(void *to, const void *from, int bytes = 16, EMU_HERE) { emu_cp_async(to, from, 16, bytes, emu_file, emu_line); }
+inline void tt__ldmatrix_x1(uint32_t &r, const void *row, EMU_HERE)
+{
+    emu_ldmatrix(&r, 1, false, row, emu_file, emu_line);
+}
+inline void tt__ldmatrix_x2(uint32_t (&r)[2], const void *row, EMU_HERE)
+{
+    emu_ldmatrix(r, 2, false, row, emu_file, emu_line);
+}
+inline void tt__ldmatrix_x4(uint32_t (&r)[4], const void *row, EMU_HERE)
+{
+    emu_ldmatrix(r, 4, false, row, emu_file, emu_line);
+}
+inline void tt__ldmatrix_x1_trans(uint32_t &r, const void *row, EMU_HERE)
+{
+    emu_ldmatrix(&r, 1, true, row, emu_file, emu_line);
+}
+inline void tt__ldmatrix_x2_trans(uint32_t (&r)[2], const void *row, EMU_HERE)
+{
+    emu_ldmatrix(r, 2, true, row, emu_file, emu_line);
+}
+inline void tt__ldmatrix_x4_trans(uint32_t (&r)[4], const void *row, EMU_HERE)
+{
+    emu_ldmatrix(r, 4, true, row, emu_file, emu_line);
+}
+inline void tt__cp_async_4(void *to, const void *from, int bytes = 4, EMU_HERE)
+{
+    emu_cp_async(to, from, 4, bytes, emu_file, emu_line);
+}
+inline void tt__cp_async_8(void *to, const void *from, int bytes = 8, EMU_HERE)
+{
+    emu_cp_async(to, from, 8, bytes, emu_file, emu_line);
+}
+inline void tt__cp_async_16(void *to, const void *from, int bytes = 16, EMU_HERE)
+{
+    emu_cp_async(to, from, 16, bytes, emu_file, emu_line);
+}
 inline void tt__cp_async_commit() { emu_cp_async_commit(); }
 template <int N> void tt__cp_async_wait(EMU_HERE) { emu_cp_async_wait(N, emu_file, emu_line); }
 inline uint32_t tt__tf32(float f) // nearest, ties away from zero

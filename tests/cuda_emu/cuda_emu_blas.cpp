@@ -1,8 +1,10 @@
-// cuda_emu_blas.cpp - cuBLAS and cuBLASLt as plain loops: column-major, sums in float, each call one operation of its stream.
+// cuda_emu_blas.cpp - cuBLAS and cuBLASLt as plain loops: column-major, sums in float, each call one
+// operation of its stream.
 //
-// Where the libraries are strict, this is: sizes of attributes, leading dimensions, alignment, workspaces, combinations of types
-// (cuBLAS documentation, cublasLtMatmul() and "Tensor Core Usage"). Where they are free, this is nasty: the workspace is garbage before, during
-// and after the call, and so is an output that the call does not read until the call ends.
+// Where the libraries are strict, this is: sizes of attributes, leading dimensions, alignment, workspaces,
+// combinations of types (cuBLAS documentation, cublasLtMatmul() and "Tensor Core Usage"). Where they are
+// free, this is nasty: the workspace is garbage before, during and after the call, and so is an output that
+// the call does not read until the call ends.
 #include "emu_internal.h"
 #include <algorithm>
 #include <set>
@@ -10,7 +12,8 @@
 struct emu_cublas { int device; cudaStream_t stream; void *workspace; size_t workspace_bytes; bool tf32; };
 struct emu_cublas_lt { int device; };
 struct emu_lt_layout { cudaDataType type; uint64_t rows, cols; int64_t ld; int32_t batch; int64_t stride; };
-struct emu_lt_preference { uint64_t workspace = 0; uint32_t alignment[4] = {256, 256, 256, 256}; }; // of A, B, C, D
+// Of A, B, C, D.
+struct emu_lt_preference { uint64_t workspace = 0; uint32_t alignment[4] = {256, 256, 256, 256}; };
 struct emu_lt_matmul {
     cublasComputeType_t compute;
     int32_t transpose_a = 0, transpose_b = 0, pointer_mode = 0, bias_type = -1, aux_type = -1, sms = 0;
@@ -47,9 +50,16 @@ static bool dead(const void *object) { return !handles.count(const_cast<void *>(
     std::lock_guard<std::recursive_mutex> lock(emu_lock); \
     const cudaError_t fault = emu_enter(name)
 
-// ================================================================================================== numbers
-static size_t size_of(cudaDataType t) { return t == CUDA_R_32F ? 4 : t == CUDA_R_16F || t == CUDA_R_16BF ? 2 : 1; }
-static bool known(cudaDataType t) { return t == CUDA_R_32F || t == CUDA_R_16F || t == CUDA_R_16BF || t == CUDA_R_8F_E4M3 || t == CUDA_R_8F_E5M2; }
+// ===================================================================================== numbers
+static size_t size_of(cudaDataType t)
+{
+    return t == CUDA_R_32F ? 4 : t == CUDA_R_16F || t == CUDA_R_16BF ? 2 : 1;
+}
+static bool known(cudaDataType t)
+{
+    return t == CUDA_R_32F || t == CUDA_R_16F || t == CUDA_R_16BF || t == CUDA_R_8F_E4M3 ||
+           t == CUDA_R_8F_E5M2;
+}
 static bool is_fp8(cudaDataType t) { return t == CUDA_R_8F_E4M3 || t == CUDA_R_8F_E5M2; }
 
 static float load(const void *p, cudaDataType t, int64_t i)
@@ -82,7 +92,7 @@ static float gelu_slope(float x)
     return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.7978845608f * (1 + 3 * 0.044715f * x * x);
 }
 
-// ================================================================================================== one product
+// ===================================================================================== one product
 struct matrix { const void *p; cudaDataType type; int64_t ld; };
 struct product { // D (m, n) = epilogue(alpha op(A) op(B) + beta C)
     bool transpose_a, transpose_b, tf32;
@@ -97,19 +107,29 @@ struct product { // D (m, n) = epilogue(alpha op(A) op(B) + beta C)
     float *largest_d;
     // what the epilogue does
     bool has(uint32_t bits) const { return epilogue == bits; }
-    bool adds_bias() const { return has(CUBLASLT_EPILOGUE_BIAS) || has(CUBLASLT_EPILOGUE_GELU_BIAS) || has(CUBLASLT_EPILOGUE_GELU_AUX_BIAS); }
-    bool writes_aux() const { return has(CUBLASLT_EPILOGUE_GELU_AUX) || has(CUBLASLT_EPILOGUE_GELU_AUX_BIAS); }
+    bool adds_bias() const
+    {
+        return has(CUBLASLT_EPILOGUE_BIAS) || has(CUBLASLT_EPILOGUE_GELU_BIAS) ||
+               has(CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
+    }
+    bool writes_aux() const
+    { return has(CUBLASLT_EPILOGUE_GELU_AUX) || has(CUBLASLT_EPILOGUE_GELU_AUX_BIAS); }
     bool reads_aux() const { return has(CUBLASLT_EPILOGUE_DGELU) || has(CUBLASLT_EPILOGUE_DGELU_BGRAD); }
-    bool applies_gelu() const { return has(CUBLASLT_EPILOGUE_GELU) || has(CUBLASLT_EPILOGUE_GELU_BIAS) || writes_aux(); }
+    bool applies_gelu() const
+    { return has(CUBLASLT_EPILOGUE_GELU) || has(CUBLASLT_EPILOGUE_GELU_BIAS) || writes_aux(); }
     int64_t bias_gradient() const // how many numbers it has
     {
-        return has(CUBLASLT_EPILOGUE_DGELU_BGRAD) || has(CUBLASLT_EPILOGUE_BGRADA) ? m : has(CUBLASLT_EPILOGUE_BGRADB) ? n : 0;
+        return has(CUBLASLT_EPILOGUE_DGELU_BGRAD) || has(CUBLASLT_EPILOGUE_BGRADA) ? m
+               : has(CUBLASLT_EPILOGUE_BGRADB) ? n
+               : 0;
     }
 };
 
 static void touch_matrix(const matrix &x, int64_t rows, int64_t cols, emu_access access)
 {
-    for (int64_t j = 0; j < cols; j++) emu_touch((const char *)x.p + (size_t)(j * x.ld) * size_of(x.type), (size_t)rows * size_of(x.type), access);
+    for (int64_t j = 0; j < cols; j++)
+        emu_touch((const char *)x.p + (size_t)(j * x.ld) * size_of(x.type), (size_t)rows * size_of(x.type),
+                  access);
 }
 static bool leaves_allocation(const matrix &x, int64_t rows, int64_t cols)
 {
@@ -123,10 +143,13 @@ static void check_ranges(const product &g) // the library has no bounds to check
     if (leaves_allocation(g.b, g.transpose_b ? g.n : g.k, g.transpose_b ? g.k : g.n)) wrong = "B";
     if (g.beta != 0 && leaves_allocation(g.c, g.m, g.n)) wrong = "C";
     if (leaves_allocation(g.d, g.m, g.n)) wrong = "D";
-    if ((g.writes_aux() || g.reads_aux()) && leaves_allocation({g.aux, g.aux_type, g.aux_ld}, g.m, g.n)) wrong = "the auxiliary matrix";
+    if ((g.writes_aux() || g.reads_aux()) && leaves_allocation({g.aux, g.aux_type, g.aux_ld}, g.m, g.n))
+        wrong = "the auxiliary matrix";
     int64_t bias = g.adds_bias() ? g.m : g.bias_gradient();
     if (bias && leaves_allocation({g.bias, g.bias_type, bias}, bias, 1)) wrong = "the bias";
-    if (wrong) emu_fatal("matrix product (m %ld, n %ld, k %ld): %s is not within one live allocation", (long)g.m, (long)g.n, (long)g.k, wrong);
+    if (wrong)
+        emu_fatal("matrix product (m %ld, n %ld, k %ld): %s is not within one live allocation", (long)g.m,
+                  (long)g.n, (long)g.k, wrong);
 }
 
 static float scale_at(const float *p)
@@ -145,18 +168,22 @@ static void compute(const product &g)
     matrix aux = {g.aux, g.aux_type, g.aux_ld};
     if (g.reads_aux()) touch_matrix(aux, g.m, g.n, EMU_READS);
     if (g.adds_bias()) emu_touch(g.bias, (size_t)g.m * size_of(g.bias_type), EMU_READS);
-    float scale = g.alpha * scale_at(g.scale_a) * scale_at(g.scale_b), scale_c = g.beta * scale_at(g.scale_c), scale_d = scale_at(g.scale_d);
+    float scale = g.alpha * scale_at(g.scale_a) * scale_at(g.scale_b), scale_c = g.beta * scale_at(g.scale_c),
+          scale_d = scale_at(g.scale_d);
     float largest = 0;
     auto input = [&](const matrix &x, int64_t i) {
         float v = load(x.p, x.type, i);
         return g.tf32 && x.type == CUDA_R_32F ? __uint_as_float(tt__tf32(v)) : v;
     };
-    std::vector<float> a((size_t)(g.m * g.k)), b((size_t)(g.k * g.n)), d((size_t)(g.m * g.n)); // rows of op(A), columns of op(B)
+    // Rows of op(A), columns of op(B).
+    std::vector<float> a((size_t)(g.m * g.k)), b((size_t)(g.k * g.n)), d((size_t)(g.m * g.n));
     for (int64_t i = 0; i < g.m; i++) {
-        for (int64_t l = 0; l < g.k; l++) a[(size_t)(i * g.k + l)] = input(g.a, g.transpose_a ? l + i * g.a.ld : i + l * g.a.ld);
+        for (int64_t l = 0; l < g.k; l++)
+            a[(size_t)(i * g.k + l)] = input(g.a, g.transpose_a ? l + i * g.a.ld : i + l * g.a.ld);
     }
     for (int64_t j = 0; j < g.n; j++) {
-        for (int64_t l = 0; l < g.k; l++) b[(size_t)(j * g.k + l)] = input(g.b, g.transpose_b ? j + l * g.b.ld : l + j * g.b.ld);
+        for (int64_t l = 0; l < g.k; l++)
+            b[(size_t)(j * g.k + l)] = input(g.b, g.transpose_b ? j + l * g.b.ld : l + j * g.b.ld);
     }
     for (int64_t j = 0; j < g.n; j++) {
         for (int64_t i = 0; i < g.m; i++) {
@@ -175,7 +202,8 @@ static void compute(const product &g)
     if (g.writes_aux()) touch_matrix(aux, g.m, g.n, EMU_WRITES);
     touch_matrix(g.d, g.m, g.n, EMU_WRITES);
     for (int64_t j = 0; j < g.n; j++) {
-        for (int64_t i = 0; i < g.m; i++) store(const_cast<void *>(g.d.p), g.d.type, i + j * g.d.ld, scale_d * d[(size_t)(i + j * g.m)]);
+        for (int64_t i = 0; i < g.m; i++)
+            store(const_cast<void *>(g.d.p), g.d.type, i + j * g.d.ld, scale_d * d[(size_t)(i + j * g.m)]);
     }
     if (g.largest_d) {
         emu_touch(g.largest_d, sizeof(float), EMU_WRITES);
@@ -186,14 +214,16 @@ static void compute(const product &g)
     emu_touch(g.bias, (size_t)n * size_of(g.bias_type), EMU_WRITES);
     for (int64_t i = 0; i < n; i++) {
         float s = 0;
-        if (g.has(CUBLASLT_EPILOGUE_DGELU_BGRAD)) for (int64_t j = 0; j < g.n; j++) s += d[(size_t)(i + j * g.m)];
+        if (g.has(CUBLASLT_EPILOGUE_DGELU_BGRAD))
+            for (int64_t j = 0; j < g.n; j++) s += d[(size_t)(i + j * g.m)];
         if (g.has(CUBLASLT_EPILOGUE_BGRADA)) for (int64_t l = 0; l < g.k; l++) s += a[(size_t)(i * g.k + l)];
         if (g.has(CUBLASLT_EPILOGUE_BGRADB)) for (int64_t l = 0; l < g.k; l++) s += b[(size_t)(i * g.k + l)];
         store(g.bias, g.bias_type, i, s);
     }
 }
 
-static void spoil_output(const product &g) // the first half of the work: what it writes and does not read is undefined until the end
+// The first half of the work: what it writes and does not read is undefined until the end.
+static void spoil_output(const product &g)
 {
     check_ranges(g);
     if (g.beta != 0) return;
@@ -204,11 +234,13 @@ static void spoil_output(const product &g) // the first half of the work: what i
     }
 }
 
-static cublasStatus_t submit(cudaStream_t s, const char *name, std::vector<product> products, void *workspace, size_t workspace_bytes)
+static cublasStatus_t submit(cudaStream_t s, const char *name, std::vector<product> products, void *workspace,
+                             size_t workspace_bytes)
 {
     for (auto &g : products) {
-        if (g.m < 0 || g.n < 0 || g.k <= 0 || g.a.ld < std::max<int64_t>(1, g.transpose_a ? g.k : g.m) || g.c.ld < std::max<int64_t>(1, g.m) ||
-            g.b.ld < std::max<int64_t>(1, g.transpose_b ? g.n : g.k) || g.d.ld < std::max<int64_t>(1, g.m)) {
+        if (g.m < 0 || g.n < 0 || g.k <= 0 || g.a.ld < std::max<int64_t>(1, g.transpose_a ? g.k : g.m) ||
+            g.c.ld < std::max<int64_t>(1, g.m) || g.b.ld < std::max<int64_t>(1, g.transpose_b ? g.n : g.k) ||
+            g.d.ld < std::max<int64_t>(1, g.m)) {
             return CUBLAS_STATUS_INVALID_VALUE;
         }
     }
@@ -229,7 +261,9 @@ static cublasStatus_t submit(cudaStream_t s, const char *name, std::vector<produ
         }
         if (part < parts - 1) return;
         for (size_t i = 0; i < workspace_bytes; i++) {
-            if (((unsigned char *)workspace)[i] != mine) emu_fatal("the workspace of this matrix product changed while it ran: do two streams share it?");
+            if (((unsigned char *)workspace)[i] != mine)
+                emu_fatal(
+                    "the workspace of this matrix product changed while it ran: do two streams share it?");
         }
         for (auto &g : products) compute(g);
     };
@@ -242,7 +276,7 @@ static cublasStatus_t submit(cudaStream_t s, const char *name, std::vector<produ
     return emu_enqueue(s, std::move(work)) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 
-// ================================================================================================== cuBLAS
+// ===================================================================================== cuBLAS
 #define EMU_STATUS_NAME(s) case s: return #s;
 const char *cublasGetStatusName(cublasStatus_t s)
 {
@@ -304,21 +338,28 @@ cublasStatus_t cublasSetPointerMode(cublasHandle_t h, cublasPointerMode_t m)
 {
     EMU_BLAS("cublasSetPointerMode", CUBLAS_STATUS_EXECUTION_FAILED);
     if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
-    return m == CUBLAS_POINTER_MODE_HOST ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED; // alpha and beta on the host only
+    // Alpha and beta on the host only.
+    return m == CUBLAS_POINTER_MODE_HOST ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void *alpha,
-                                          const void *a, cudaDataType a_type, int lda, long long stride_a, const void *b, cudaDataType b_type,
-                                          int ldb, long long stride_b, const void *beta, void *c, cudaDataType c_type, int ldc, long long stride_c,
-                                          int batch, cublasComputeType_t compute_type, cublasGemmAlgo_t)
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m,
+                                          int n, int k, const void *alpha, const void *a, cudaDataType a_type,
+                                          int lda, long long stride_a, const void *b, cudaDataType b_type,
+                                          int ldb, long long stride_b, const void *beta, void *c,
+                                          cudaDataType c_type, int ldc, long long stride_c, int batch,
+                                          cublasComputeType_t compute_type, cublasGemmAlgo_t)
 {
     EMU_BLAS("cublasGemmStridedBatchedEx", CUBLAS_STATUS_EXECUTION_FAILED);
     if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (batch < 0 || !alpha || !beta || emu_stream_device(h->stream) < 0) return CUBLAS_STATUS_INVALID_VALUE;
-    if (emu_current_device() != h->device || emu_stream_device(h->stream) != h->device) return CUBLAS_STATUS_EXECUTION_FAILED; // bound to its device
-    if (a_type != b_type || is_fp8(a_type) || is_fp8(c_type) || !known(a_type) || !known(c_type)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    // Bound to its device.
+    if (emu_current_device() != h->device || emu_stream_device(h->stream) != h->device)
+        return CUBLAS_STATUS_EXECUTION_FAILED;
+    if (a_type != b_type || is_fp8(a_type) || is_fp8(c_type) || !known(a_type) || !known(c_type))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (c_type != a_type && c_type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-    bool tf32 = (h->tf32 && compute_type == CUBLAS_COMPUTE_32F) || compute_type == CUBLAS_COMPUTE_32F_FAST_TF32;
+    bool tf32 = (h->tf32 && compute_type == CUBLAS_COMPUTE_32F) ||
+                compute_type == CUBLAS_COMPUTE_32F_FAST_TF32;
     std::vector<product> products;
     for (int i = 0; i < batch; i++) {
         product g = product();
@@ -339,14 +380,16 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta
     }
     return submit(h->stream, "cublasGemm", products, h->workspace, h->workspace_bytes);
 }
-cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void *alpha, const void *a,
-                            cudaDataType a_type, int lda, const void *b, cudaDataType b_type, int ldb, const void *beta, void *c,
-                            cudaDataType c_type, int ldc, cublasComputeType_t compute_type, cublasGemmAlgo_t algo)
+cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
+                            const void *alpha, const void *a, cudaDataType a_type, int lda, const void *b,
+                            cudaDataType b_type, int ldb, const void *beta, void *c, cudaDataType c_type,
+                            int ldc, cublasComputeType_t compute_type, cublasGemmAlgo_t algo)
 {
-    return cublasGemmStridedBatchedEx(h, ta, tb, m, n, k, alpha, a, a_type, lda, 0, b, b_type, ldb, 0, beta, c, c_type, ldc, 0, 1, compute_type, algo);
+    return cublasGemmStridedBatchedEx(h, ta, tb, m, n, k, alpha, a, a_type, lda, 0, b, b_type, ldb, 0, beta,
+                                      c, c_type, ldc, 0, 1, compute_type, algo);
 }
 
-// ================================================================================================== cuBLASLt: descriptors
+// ===================================================================================== cuBLASLt: descriptors
 size_t cublasLtGetVersion() { return 130000; }
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *h)
 {
@@ -358,7 +401,8 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t h)
     EMU_BLAS_RELEASE("cublasLtDestroy");
     return destroyed(h, fault);
 }
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute_type, cudaDataType scale)
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute_type,
+                                        cudaDataType scale)
 {
     EMU_BLAS("cublasLtMatmulDescCreate", CUBLAS_STATUS_ALLOC_FAILED);
     if (scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -371,13 +415,15 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
     EMU_BLAS_RELEASE("cublasLtMatmulDescDestroy");
     return destroyed(d, fault);
 }
-template <class T> static cublasStatus_t set(T &to, const void *value, size_t n) // an attribute of the wrong size is refused
+// An attribute of the wrong size is refused.
+template <class T> static cublasStatus_t set(T &to, const void *value, size_t n)
 {
     if (!value || n != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
     memcpy((void *)&to, value, n);
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void *value, size_t n)
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
+                                              const void *value, size_t n)
 {
     EMU_BLAS("cublasLtMatmulDescSetAttribute", CUBLAS_STATUS_INVALID_VALUE);
     if (dead(d)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -404,7 +450,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
     default: return CUBLAS_STATUS_INVALID_VALUE;
     }
 }
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld)
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld)
 {
     EMU_BLAS("cublasLtMatrixLayoutCreate", CUBLAS_STATUS_ALLOC_FAILED);
     if (!known(type)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -415,14 +462,17 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
     EMU_BLAS_RELEASE("cublasLtMatrixLayoutDestroy");
     return destroyed(l, fault);
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a, const void *value, size_t n)
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a,
+                                                const void *value, size_t n)
 {
     EMU_BLAS("cublasLtMatrixLayoutSetAttribute", CUBLAS_STATUS_INVALID_VALUE);
     int32_t order = 0;
     if (dead(l)) return CUBLAS_STATUS_INVALID_VALUE;
     switch (a) {
     case CUBLASLT_MATRIX_LAYOUT_TYPE: return set(l->type, value, n);
-    case CUBLASLT_MATRIX_LAYOUT_ORDER: return set(order, value, n) || order != 0 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS; // column-major
+    case CUBLASLT_MATRIX_LAYOUT_ORDER:
+        return set(order, value, n) || order != 0 ? CUBLAS_STATUS_NOT_SUPPORTED
+                                                  : CUBLAS_STATUS_SUCCESS; // column-major
     case CUBLASLT_MATRIX_LAYOUT_ROWS: return set(l->rows, value, n);
     case CUBLASLT_MATRIX_LAYOUT_COLS: return set(l->cols, value, n);
     case CUBLASLT_MATRIX_LAYOUT_LD: return set(l->ld, value, n);
@@ -441,7 +491,9 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
     EMU_BLAS_RELEASE("cublasLtMatmulPreferenceDestroy");
     return destroyed(p, fault);
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t a, const void *value, size_t n)
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t a, const void *value,
+                                                    size_t n)
 {
     EMU_BLAS("cublasLtMatmulPreferenceSetAttribute", CUBLAS_STATUS_INVALID_VALUE);
     if (dead(p)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -449,12 +501,14 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return set(p->alignment[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, n);
 }
 
-// ================================================================================================== cuBLASLt: matmul
-struct algorithm { uint64_t id, workspace, alignment; }; // in cublasLtMatmulAlgo_t::data; alignment 0: that of an element
+// ===================================================================================== cuBLASLt: matmul
+// In cublasLtMatmulAlgo_t::data; alignment 0: that of an element.
+struct algorithm { uint64_t id, workspace, alignment; };
 static const algorithm algorithms[] = {{1, 256 << 10, 16}, {2, 4 << 10, 16}, {3, 0, 16}, {4, 0, 0}};
 
 static size_t alignment_of(uint64_t bytes) { return bytes ? (size_t)(bytes & (~bytes + 1)) : 256; }
-static size_t alignment_of(const emu_lt_layout &l) // of its columns and of the batch's matrices, if the first is aligned enough
+// Of its columns and of the batch's matrices, if the first is aligned enough.
+static size_t alignment_of(const emu_lt_layout &l)
 {
     size_t a = alignment_of((uint64_t)l.ld * size_of(l.type));
     return l.batch > 1 ? std::min(a, alignment_of((uint64_t)l.stride * size_of(l.type))) : a;
@@ -462,64 +516,87 @@ static size_t alignment_of(const emu_lt_layout &l) // of its columns and of the 
 
 static bool epilogue_known(uint32_t e)
 {
-    static const uint32_t all[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS,
-                                   CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
-                                   CUBLASLT_EPILOGUE_DGELU_BGRAD, CUBLASLT_EPILOGUE_BGRADA, CUBLASLT_EPILOGUE_BGRADB};
+    static const uint32_t all[] = {CUBLASLT_EPILOGUE_DEFAULT,  CUBLASLT_EPILOGUE_BIAS,
+                                   CUBLASLT_EPILOGUE_GELU,     CUBLASLT_EPILOGUE_GELU_BIAS,
+                                   CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                                   CUBLASLT_EPILOGUE_DGELU,    CUBLASLT_EPILOGUE_DGELU_BGRAD,
+                                   CUBLASLT_EPILOGUE_BGRADA,   CUBLASLT_EPILOGUE_BGRADB};
     return std::find(std::begin(all), std::end(all), e) != std::end(all);
 }
 
 // What holds for every algorithm: shapes, types, the epilogue's operands.
-static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, const emu_lt_layout &b, const emu_lt_layout &c, const emu_lt_layout &out)
+static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, const emu_lt_layout &b,
+                                const emu_lt_layout &c, const emu_lt_layout &out)
 {
     uint64_t m = d.transpose_a ? a.cols : a.rows, k = d.transpose_a ? a.rows : a.cols;
     uint64_t n = d.transpose_b ? b.rows : b.cols, also_k = d.transpose_b ? b.cols : b.rows;
-    bool shapes = k == also_k && m == out.rows && n == out.cols && c.rows == out.rows && c.cols == out.cols && m && n && k;
+    bool shapes = k == also_k && m == out.rows && n == out.cols && c.rows == out.rows && c.cols == out.cols &&
+                  m && n && k;
     bool batches = out.batch >= 1 && a.batch == out.batch && b.batch == out.batch && c.batch == out.batch;
-    bool lds = a.ld >= (int64_t)a.rows && b.ld >= (int64_t)b.rows && c.ld >= (int64_t)c.rows && out.ld >= (int64_t)out.rows;
-    if (!shapes || !batches || !lds || d.pointer_mode != 0 || !epilogue_known(d.epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
-    bool computes = d.compute == CUBLAS_COMPUTE_32F || d.compute == CUBLAS_COMPUTE_32F_FAST_TF32 || d.compute == CUBLAS_COMPUTE_32F_PEDANTIC;
+    bool lds = a.ld >= (int64_t)a.rows && b.ld >= (int64_t)b.rows && c.ld >= (int64_t)c.rows &&
+               out.ld >= (int64_t)out.rows;
+    if (!shapes || !batches || !lds || d.pointer_mode != 0 || !epilogue_known(d.epilogue))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    bool computes = d.compute == CUBLAS_COMPUTE_32F || d.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ||
+                    d.compute == CUBLAS_COMPUTE_32F_PEDANTIC;
     if (!computes) return CUBLAS_STATUS_NOT_SUPPORTED;
     product g = product();
     g.epilogue = d.epilogue;
-    cudaDataType bias_type = d.bias_type < 0 ? (is_fp8(out.type) ? CUDA_R_16BF : out.type) : (cudaDataType)d.bias_type;
+    cudaDataType bias_type = d.bias_type < 0 ? (is_fp8(out.type) ? CUDA_R_16BF : out.type)
+                                             : (cudaDataType)d.bias_type;
     bool aux = g.writes_aux() || g.reads_aux();
-    bool bias = g.adds_bias() || d.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD || d.epilogue >= CUBLASLT_EPILOGUE_BGRADA;
+    bool bias = g.adds_bias() || d.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD ||
+                d.epilogue >= CUBLASLT_EPILOGUE_BGRADA;
     if (is_fp8(a.type) || is_fp8(b.type)) { // cublasLtMatmul(), "To use FP8 kernels"
-        if (!is_fp8(a.type) || !is_fp8(b.type) || (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2)) return CUBLAS_STATUS_NOT_SUPPORTED;
-        if (!d.transpose_a || d.transpose_b || d.compute != CUBLAS_COMPUTE_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-        if (k % 16 || out.rows % 16 || is_fp8(c.type) || (!is_fp8(out.type) && c.type != out.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
-        if (d.epilogue == CUBLASLT_EPILOGUE_BGRADA || d.epilogue == CUBLASLT_EPILOGUE_BGRADB) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (!is_fp8(a.type) || !is_fp8(b.type) || (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2))
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (!d.transpose_a || d.transpose_b || d.compute != CUBLAS_COMPUTE_32F)
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (k % 16 || out.rows % 16 || is_fp8(c.type) || (!is_fp8(out.type) && c.type != out.type))
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (d.epilogue == CUBLASLT_EPILOGUE_BGRADA || d.epilogue == CUBLASLT_EPILOGUE_BGRADB)
+            return CUBLAS_STATUS_NOT_SUPPORTED;
         if (bias && bias_type == CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     } else {
         if (a.type != b.type || c.type != out.type || is_fp8(out.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (out.type != a.type && out.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-        if (d.scale_a || d.scale_b || d.scale_c || d.scale_d || d.largest_d) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (d.scale_a || d.scale_b || d.scale_c || d.scale_d || d.largest_d)
+            return CUBLAS_STATUS_NOT_SUPPORTED;
         if (bias && bias_type != out.type && bias_type != a.type) return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     if (!is_fp8(out.type) && (d.scale_d || d.largest_d)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    bool aux_fits = d.aux && (uintptr_t)d.aux % 16 == 0 && d.aux_ld % 8 == 0 && d.aux_ld >= (int64_t)out.rows && d.aux_stride % 8 == 0;
+    bool aux_fits = d.aux && (uintptr_t)d.aux % 16 == 0 && d.aux_ld % 8 == 0 &&
+                    d.aux_ld >= (int64_t)out.rows && d.aux_stride % 8 == 0;
     if (aux && !aux_fits) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (bias && (!d.bias || (uintptr_t)d.bias % size_of(bias_type))) return CUBLAS_STATUS_INVALID_VALUE;
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static size_t least_alignment(const algorithm &x, const emu_lt_layout &l) { return x.alignment ? (size_t)x.alignment : size_of(l.type); }
+static size_t least_alignment(const algorithm &x, const emu_lt_layout &l)
+{
+    return x.alignment ? (size_t)x.alignment : size_of(l.type);
+}
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out, cublasLtMatmulPreference_t p, int wanted,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,
+                                              cublasLtMatmulPreference_t p, int wanted,
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
     EMU_BLAS("cublasLtMatmulAlgoGetHeuristic", CUBLAS_STATUS_INTERNAL_ERROR);
     emu_stats.heuristics++;
     *found = 0;
     if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (dead(d) || dead(a) || dead(b) || dead(c) || dead(out) || dead(p) || wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    if (dead(d) || dead(a) || dead(b) || dead(c) || dead(out) || dead(p) || wanted < 1)
+        return CUBLAS_STATUS_INVALID_VALUE;
     cublasStatus_t status = supported(*d, *a, *b, *c, *out);
     if (status) return status;
     const emu_lt_layout *layouts[4] = {a, b, c, out};
     for (auto &x : algorithms) {
         bool fits = x.workspace <= p->workspace && *found < wanted && !(is_fp8(a->type) && !x.alignment);
-        for (int i = 0; i < 4; i++) fits = fits && std::min<size_t>(alignment_of(*layouts[i]), p->alignment[i]) >= least_alignment(x, *layouts[i]);
+        for (int i = 0; i < 4; i++)
+            fits = fits && std::min<size_t>(alignment_of(*layouts[i]), p->alignment[i]) >=
+                               least_alignment(x, *layouts[i]);
         if (!fits) continue;
         cublasLtMatmulHeuristicResult_t &r = results[(*found)++];
         r = cublasLtMatmulHeuristicResult_t();
@@ -530,14 +607,16 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a, cublasLtMatrixLayout_t a_layout,
-                              const void *b, cublasLtMatrixLayout_t b_layout, const void *beta, const void *c, cublasLtMatrixLayout_t c_layout,
-                              void *out, cublasLtMatrixLayout_t out_layout, const cublasLtMatmulAlgo_t *algo, void *workspace,
-                              size_t workspace_bytes, cudaStream_t s)
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
+                              const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *out,
+                              cublasLtMatrixLayout_t out_layout, const cublasLtMatmulAlgo_t *algo,
+                              void *workspace, size_t workspace_bytes, cudaStream_t s)
 {
     EMU_BLAS("cublasLtMatmul", CUBLAS_STATUS_EXECUTION_FAILED);
     if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (dead(d) || dead(a_layout) || dead(b_layout) || dead(c_layout) || dead(out_layout)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (dead(d) || dead(a_layout) || dead(b_layout) || dead(c_layout) || dead(out_layout))
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (!alpha || !beta || !a || !b || !c || !out) return CUBLAS_STATUS_INVALID_VALUE;
     if (emu_current_device() != h->device) return CUBLAS_STATUS_INVALID_VALUE;
     if (emu_stream_device(s) != h->device) return CUBLAS_STATUS_EXECUTION_FAILED;
@@ -547,13 +626,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     const void *pointers[4] = {a, b, c, out};
     algorithm chosen = {0, 0, 0};
     for (auto &x : algorithms) { // the one asked for, or the first that fits
-        bool fits = x.workspace <= workspace_bytes && (uintptr_t)workspace % 16 == 0 && !(is_fp8(a_layout->type) && !x.alignment);
+        bool fits = x.workspace <= workspace_bytes && (uintptr_t)workspace % 16 == 0 &&
+                    !(is_fp8(a_layout->type) && !x.alignment);
         for (int i = 0; i < 4; i++) {
             size_t least = least_alignment(x, *layouts[i]);
             fits = fits && (uintptr_t)pointers[i] % least == 0 && alignment_of(*layouts[i]) >= least;
         }
         if (algo ? algo->data[0] == x.id : fits) {
-            if (!fits) return x.workspace > workspace_bytes ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_NOT_SUPPORTED;
+            if (!fits)
+                return x.workspace > workspace_bytes ? CUBLAS_STATUS_INVALID_VALUE
+                                                     : CUBLAS_STATUS_NOT_SUPPORTED;
             chosen = x;
             break;
         }
@@ -562,7 +644,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     if (!chosen.id) return algo ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_NOT_SUPPORTED;
     std::vector<product> products;
     for (int i = 0; i < out_layout->batch; i++) {
-        auto at = [&](const void *p, const emu_lt_layout &l) { return matrix{(const char *)p + (int64_t)size_of(l.type) * l.stride * i, l.type, l.ld}; };
+        auto at = [&](const void *p, const emu_lt_layout &l) {
+            return matrix{(const char *)p + (int64_t)size_of(l.type) * l.stride * i, l.type, l.ld};
+        };
         product g = product();
         g.transpose_a = d->transpose_a != 0;
         g.transpose_b = d->transpose_b != 0;
@@ -577,8 +661,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
         g.c = at(c, *c_layout);
         g.d = at(out, *out_layout);
         g.epilogue = d->epilogue;
-        g.bias_type = d->bias_type < 0 ? (is_fp8(out_layout->type) ? CUDA_R_16BF : out_layout->type) : (cudaDataType)d->bias_type;
-        g.aux_type = d->aux_type < 0 ? (is_fp8(out_layout->type) ? CUDA_R_16BF : out_layout->type) : (cudaDataType)d->aux_type;
+        g.bias_type = d->bias_type < 0 ? (is_fp8(out_layout->type) ? CUDA_R_16BF : out_layout->type)
+                                       : (cudaDataType)d->bias_type;
+        g.aux_type = d->aux_type < 0 ? (is_fp8(out_layout->type) ? CUDA_R_16BF : out_layout->type)
+                                     : (cudaDataType)d->aux_type;
         g.bias = (char *)d->bias + (int64_t)size_of(g.bias_type) * d->bias_stride * i;
         g.aux = (char *)d->aux + (int64_t)size_of(g.aux_type) * d->aux_stride * i;
         g.aux_ld = d->aux_ld;

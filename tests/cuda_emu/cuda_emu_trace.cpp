@@ -1,14 +1,16 @@
-// cuda_emu_trace.cpp - the trace build: the functions that -fsanitize=thread calls before each load and store, without libtsan.
+// cuda_emu_trace.cpp - the trace build: the functions that -fsanitize=thread calls before each load and
+// store, without libtsan.
 //
-// Two bytes of device or shared memory have a cell of 32 bytes: who wrote them last, and who read them since. An access is an error if
-// its bytes lie outside of every allocation, were never written, or were last used by someone whom nothing orders before it:
+// Two bytes of device or shared memory have a cell of 32 bytes: who wrote them last, and who read them since.
+// An access is an error if its bytes lie outside of every allocation, were never written, or were last used
+// by someone whom nothing orders before it:
 //
 //   in one block          a barrier, or a __syncwarp for lanes of one warp, lies between (epochs)
 //   in one operation      never, for two blocks of which one writes
 //   in two operations     the vector clock of this one includes the other
 //
-// The cells are lossy: they know the last writer, the last reader, and whether there were others of its block or of other blocks. So
-// a race can be missed with one seed; none is made up.
+// The cells are lossy: they know the last writer, the last reader, and whether there were others of its block
+// or of other blocks. So a race can be missed with one seed; none is made up.
 #include "emu_internal.h"
 #include <sys/mman.h>
 #include <unistd.h>
@@ -35,7 +37,7 @@ static std::vector<op_record> ops(1); // by number
 static std::vector<pinned_use> pinned_uses;
 static std::atomic<size_t> pinned_use_count;
 
-// ================================================================================================== upkeep
+// =================================================================================== upkeep
 void emu_trace_reset()
 {
     ops.resize(1);
@@ -46,7 +48,8 @@ void emu_trace_reset()
 static size_t shadow_bytes() { return emu_address_space / 2 * sizeof(cell); }
 void emu_trace_device(emu_device &d)
 {
-    d.shadow = (char *)mmap(nullptr, shadow_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    d.shadow = (char *)mmap(nullptr, shadow_bytes(), PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (d.shadow == MAP_FAILED) emu_fatal("no address space for the cells of a device");
 }
 void emu_trace_device_gone(emu_device &d) { munmap(d.shadow, shadow_bytes()); }
@@ -62,7 +65,7 @@ void emu_trace_undefined(const void *p, size_t n)
     for (size_t i = 0; i < n / 2; i++) shared_cells[first + i].defined = 0;
 }
 
-// ================================================================================================== reports
+// =================================================================================== reports
 static std::string text_of(const place &at)
 {
     char exe[1024], command[1400], line[512] = "";
@@ -89,7 +92,8 @@ static std::string text_of(const place &at)
 static std::string text_of_address(const void *p, bool shared)
 {
     char text[300];
-    if (shared) snprintf(text, sizeof text, "byte %ld of shared memory", (long)((const char *)p - emu_shared_arena));
+    if (shared)
+        snprintf(text, sizeof text, "byte %ld of shared memory", (long)((const char *)p - emu_shared_arena));
     else emu_describe(p, text, sizeof text);
     for (auto &s : emu_block.slots) if (shared && (const char *)p >= s.p && (const char *)p < s.p + s.n) {
         snprintf(text, sizeof text, "byte %ld of shared memory '%s'", (long)((const char *)p - s.p), s.name);
@@ -97,17 +101,22 @@ static std::string text_of_address(const void *p, bool shared)
     return text;
 }
 
-[[noreturn]] static void report_race(const char *kind, const void *p, bool shared, bool write, bool previous_write, uint32_t op, uint32_t in_block,
-                                     unsigned thread, const place &at)
+[[noreturn]] static void report_race(const char *kind, const void *p, bool shared, bool write,
+                                     bool previous_write, uint32_t op, uint32_t in_block, unsigned thread,
+                                     const place &at)
 {
     std::string who;
-    if (op < ops.size()) who = " by operation " + std::to_string(op) + " '" + ops[op].name + "' (stream " + std::to_string(ops[op].stream) + ")";
-    if (in_block != NO_BLOCK) who += " block " + std::to_string(in_block) + " thread " + std::to_string(thread);
-    emu_fatal("RACE between %s: %s%s; the %s%s before it is not ordered with it; %s", kind, write ? "write" : "read", text_of(at).c_str(),
-              previous_write ? "write" : "read", who.c_str(), text_of_address(p, shared).c_str());
+    if (op < ops.size())
+        who = " by operation " + std::to_string(op) + " '" + ops[op].name + "' (stream " +
+              std::to_string(ops[op].stream) + ")";
+    if (in_block != NO_BLOCK)
+        who += " block " + std::to_string(in_block) + " thread " + std::to_string(thread);
+    emu_fatal("RACE between %s: %s%s; the %s%s before it is not ordered with it; %s", kind,
+              write ? "write" : "read", text_of(at).c_str(), previous_write ? "write" : "read", who.c_str(),
+              text_of_address(p, shared).c_str());
 }
 
-// ================================================================================================== the check
+// =================================================================================== the check
 static bool happened_before(uint32_t op)
 {
     const op_record &r = ops[op];
@@ -125,32 +134,39 @@ struct usage { // who does what
 static void against_writer(const cell &c, const usage &a, const void *p, bool shared)
 {
     if (c.write_op != a.op) {
-        if (!happened_before(c.write_op)) report_race("operations", p, shared, a.write, true, c.write_op, c.write_block, c.write_thread, a.at);
+        if (!happened_before(c.write_op))
+            report_race("operations", p, shared, a.write, true, c.write_op, c.write_block, c.write_thread,
+                        a.at);
     } else if (c.write_block != a.in_block) {
         report_race("blocks", p, shared, a.write, true, c.write_op, c.write_block, c.write_thread, a.at);
     } else if (c.write_thread != a.thread && c.write_epoch == a.epoch) {
         bool ordered_in_warp = c.write_thread / 32 == a.thread / 32 && c.write_warp_epoch != a.warp_epoch;
-        if (!ordered_in_warp) report_race("threads", p, shared, a.write, true, c.write_op, c.write_block, c.write_thread, a.at);
+        if (!ordered_in_warp)
+            report_race("threads", p, shared, a.write, true, c.write_op, c.write_block, c.write_thread, a.at);
     }
 }
 
 static void against_readers(const cell &c, const usage &a, const void *p, bool shared)
 {
     if (c.read_op != a.op) {
-        if (!happened_before(c.read_op)) report_race("operations", p, shared, true, false, c.read_op, c.read_block, c.read_thread, a.at);
+        if (!happened_before(c.read_op))
+            report_race("operations", p, shared, true, false, c.read_op, c.read_block, c.read_thread, a.at);
     } else if (c.read_block != a.in_block || c.other_readers & OTHER_BLOCKS) {
         report_race("blocks", p, shared, true, false, c.read_op, c.read_block, c.read_thread, a.at);
     } else if (c.read_epoch == a.epoch) {
         bool same_warp = c.read_thread / 32 == a.thread / 32;
-        bool other_lane = c.read_warp_epoch == a.warp_epoch && (c.other_readers & OTHER_LANES || c.read_thread != a.thread);
+        bool other_lane = c.read_warp_epoch == a.warp_epoch &&
+                          (c.other_readers & OTHER_LANES || c.read_thread != a.thread);
         bool race = c.other_readers & OTHER_WARPS || !same_warp || other_lane;
-        if (race) report_race("threads", p, shared, true, false, c.read_op, c.read_block, c.read_thread, a.at);
+        if (race)
+            report_race("threads", p, shared, true, false, c.read_op, c.read_block, c.read_thread, a.at);
     }
 }
 
 static void note_write(cell &c, const usage &a, uint8_t mask)
 {
-    bool plain_before = c.write_op == a.op && c.write_block == a.in_block && c.write_thread == a.thread && c.write_epoch == a.epoch && !c.atomic;
+    bool plain_before = c.write_op == a.op && c.write_block == a.in_block && c.write_thread == a.thread &&
+                        c.write_epoch == a.epoch && !c.atomic;
     c.atomic = a.atomic && !plain_before; // the thread's plain write stays on record
     c.write_op = a.op;
     c.write_block = a.in_block;
@@ -168,8 +184,10 @@ static void note_read(cell &c, const usage &a, uint8_t mask)
         others = c.other_readers & OTHER_BLOCKS;
         if (c.read_block != a.in_block) others |= OTHER_BLOCKS;
         else if (c.read_epoch == a.epoch) {
-            const bool same_warp = c.read_thread / 32 == a.thread / 32, ordered = same_warp && c.read_warp_epoch != a.warp_epoch;
-            others |= c.other_readers & (ordered ? OTHER_WARPS | OTHER_BLOCKS : ~0); // a __syncwarp lies behind what the warp's lanes read
+            const bool same_warp = c.read_thread / 32 == a.thread / 32,
+                       ordered = same_warp && c.read_warp_epoch != a.warp_epoch;
+            // A __syncwarp lies behind what the warp's lanes read.
+            others |= c.other_readers & (ordered ? OTHER_WARPS | OTHER_BLOCKS : ~0);
             if (c.read_thread != a.thread && !ordered) others |= same_warp ? OTHER_LANES : OTHER_WARPS;
         }
     }
@@ -184,7 +202,8 @@ static void note_read(cell &c, const usage &a, uint8_t mask)
 
 static bool of_a_stack(const char *p);
 
-static void check(const void *address, size_t n, bool write, bool atomic, bool kernel, bool may_be_undefined, const place &at)
+static void check(const void *address, size_t n, bool write, bool atomic, bool kernel, bool may_be_undefined,
+                  const place &at)
 {
     const char *p = (const char *)address;
     const char *verb = write ? "write" : "read";
@@ -194,8 +213,9 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
         bool inside = p + n <= emu_shared_arena + emu_block.dynamic;
         for (auto &s : emu_block.slots) inside = inside || (p >= s.p && p + n <= s.p + s.n);
         if (!inside) {
-            emu_fatal("shared memory out of bounds: %s of %zu bytes%s, in no array of the block and not in its %zu dynamic bytes", verb, n,
-                      text_of(at).c_str(), emu_block.dynamic);
+            emu_fatal("shared memory out of bounds: %s of %zu bytes%s, in no array of the block and not in "
+                      "its %zu dynamic bytes",
+                      verb, n, text_of(at).c_str(), emu_block.dynamic);
         }
         c = shared_cells + (p - emu_shared_arena) / 2;
     } else {
@@ -203,7 +223,8 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
         if (device < 0) {
             if (!kernel || (p >= &__executable_start && p < &_end) || of_a_stack(p)) return;
             if (text_of_address(p, false).find("far beyond") != std::string::npos) {
-                emu_fatal("%s of %zu bytes%s: %s", verb, n, text_of(at).c_str(), text_of_address(p, false).c_str());
+                emu_fatal("%s of %zu bytes%s: %s", verb, n, text_of(at).c_str(),
+                          text_of_address(p, false).c_str());
             }
             cudaPointerAttributes attributes;
             emu_op *op = emu_current_op;
@@ -211,11 +232,15 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
             cudaPointerGetAttributes(&attributes, p);
             emu_current_op = op;
             if (attributes.type == cudaMemoryTypeHost) return;
-            emu_fatal("a kernel's %s of %zu bytes%s: %p is memory of the host that is not pinned", verb, n, text_of(at).c_str(), address);
+            emu_fatal("a kernel's %s of %zu bytes%s: %p is memory of the host that is not pinned", verb, n,
+                      text_of(at).c_str(), address);
         }
-        if (emu_bad_range(p, n)) emu_fatal("%s of %zu bytes%s: %s", verb, n, text_of(at).c_str(), text_of_address(p, false).c_str());
+        if (emu_bad_range(p, n))
+            emu_fatal("%s of %zu bytes%s: %s", verb, n, text_of(at).c_str(),
+                      text_of_address(p, false).c_str());
         if (!(emu_current_op->work.devices >> device & 1)) {
-            emu_fatal("%s%s without peer access: %s", verb, text_of(at).c_str(), text_of_address(p, false).c_str());
+            emu_fatal("%s%s without peer access: %s", verb, text_of(at).c_str(),
+                      text_of_address(p, false).c_str());
         }
         c = (cell *)emu_devices[device].shadow + (p - emu_devices[device].base) / 2;
     }
@@ -234,13 +259,16 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
             c->defined = c->write_mask = 0;
         }
         if (shared && (c->read_op != a.op || c->read_block != a.in_block)) c->read_op = 0;
-        if (c->write_op && c->write_mask & mask && !(atomic && c->atomic)) against_writer(*c, a, (void *)x, shared);
+        if (c->write_op && c->write_mask & mask && !(atomic && c->atomic))
+            against_writer(*c, a, (void *)x, shared);
         if (write) {
-            if (c->read_op && c->read_mask & mask && !(atomic && c->atomic)) against_readers(*c, a, (void *)x, shared);
+            if (c->read_op && c->read_mask & mask && !(atomic && c->atomic))
+                against_readers(*c, a, (void *)x, shared);
             note_write(*c, a, mask);
         } else {
             if (!may_be_undefined && (c->defined & mask) != mask) {
-                emu_fatal("read%s of memory that was never written: %s", text_of(at).c_str(), text_of_address((void *)x, shared).c_str());
+                emu_fatal("read%s of memory that was never written: %s", text_of(at).c_str(),
+                          text_of_address((void *)x, shared).c_str());
             }
             note_read(*c, a, mask);
         }
@@ -249,7 +277,9 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
 
 void emu_touch(const void *p, size_t n, emu_access how, const char *file, int line)
 {
-    if (n) check(p, n, how == EMU_WRITES, false, emu_block.current >= 0, how == EMU_COPIES_FROM, {nullptr, file, line});
+    if (n)
+        check(p, n, how == EMU_WRITES, false, emu_block.current >= 0, how == EMU_COPIES_FROM,
+              {nullptr, file, line});
 }
 
 void emu_atomic(void *p, size_t n, const char *file, int line)
@@ -264,16 +294,20 @@ void emu_atomic(void *p, size_t n, const char *file, int line)
 // The host uses pinned memory that an operation may not be done with.
 static void check_host(const char *p, size_t n, bool write, void *pc)
 {
-    std::unique_lock<std::recursive_mutex> lock(emu_lock, std::try_to_lock); // another thread may hold it, and wait for this one
+    // Another thread may hold it, and wait for this one.
+    std::unique_lock<std::recursive_mutex> lock(emu_lock, std::try_to_lock);
     if (!lock.owns_lock() || emu_current_op) return;
     size_t kept = 0;
     for (size_t i = 0; i < pinned_uses.size(); i++) {
         const pinned_use u = pinned_uses[i];
         const op_record &r = ops[u.op];
-        if (emu_host_clock.size() > r.stream && emu_host_clock[r.stream] >= r.ticket) continue; // synchronised with since
+        // Synchronised with since.
+        if (emu_host_clock.size() > r.stream && emu_host_clock[r.stream] >= r.ticket) continue;
         if (p < u.pin.p + u.pin.n && u.pin.p < p + n && (write || u.pin.device_writes)) {
-            emu_fatal("RACE of the host with the device: %s%s of pinned memory that operation %u '%s' %s, and nothing waited for it",
-                      write ? "write" : "read", text_of({pc, nullptr, 0}).c_str(), u.op, r.name.c_str(), u.pin.device_writes ? "writes" : "reads");
+            emu_fatal("RACE of the host with the device: %s%s of pinned memory that operation %u '%s' %s, "
+                      "and nothing waited for it",
+                      write ? "write" : "read", text_of({pc, nullptr, 0}).c_str(), u.op, r.name.c_str(),
+                      u.pin.device_writes ? "writes" : "reads");
         }
         pinned_uses[kept++] = u;
     }
@@ -296,7 +330,8 @@ static inline void hook(const void *address, size_t n, bool write, void *pc)
     const char *p = (const char *)address, *frame = (const char *)__builtin_frame_address(0);
     const emu_fiber *f = emu_current_fiber;
     if (frame >= f->stack && frame < f->stack + f->size) {
-        if (!emu_block.in_kernel || (p >= f->stack && p < f->stack + f->size)) return; // registers and local variables
+        // Registers and local variables.
+        if (!emu_block.in_kernel || (p >= f->stack && p < f->stack + f->size)) return;
         emu_block.in_kernel = false;
         check(p, n, write, false, true, false, {pc, nullptr, 0});
         emu_block.in_kernel = true;
@@ -305,7 +340,7 @@ static inline void hook(const void *address, size_t n, bool write, void *pc)
     }
 }
 
-// ================================================================================================== what the compiler calls
+// =================================================================================== what the compiler calls
 #define CALLER __builtin_return_address(0)
 #define EMU_TSAN_ACCESS(n) \
     void __tsan_read##n(void *p) { hook(p, n, false, CALLER); } \

@@ -1,6 +1,6 @@
-// death.cu - wrong programs, each with what must be reported in which build. A child process runs each of them for some seeds; the emulator
-// ends it with status 86 and a message, the sanitizers with theirs. "wrong result" is not a report but what a test sees: poison and
-// adversarial orders are there to make it so.
+// death.cu - wrong programs, each with what must be reported in which build. A child process runs each of
+// them for some seeds; the emulator ends it with status 86 and a message, the sanitizers with theirs. "wrong
+// result" is not a report but what a test sees: poison and adversarial orders are there to make it so.
 #define SAMPLE_WITHOUT_TESTS
 #include "sample.cu"
 #include <sys/wait.h>
@@ -43,7 +43,7 @@ static cudaStream_t new_stream()
 }
 static int done() { return cudaDeviceSynchronize() != cudaSuccess; }
 
-// ================================================================================================== within a block
+// ===================================================================================== within a block
 __global__ void shifted(float *out) // reads its neighbour's number without a barrier
 {
     TT__SHARED(float, s, [128]);
@@ -103,7 +103,10 @@ static int barrier_in_branches()
     TT__LAUNCH(two_barriers, 2, 64, 0, 0);
     return done();
 }
-__global__ void half_a_shuffle(float *out) { if (threadIdx.x < 16) out[threadIdx.x] = __shfl_down_sync(~0u, 1.f, 1); }
+__global__ void half_a_shuffle(float *out)
+{
+    if (threadIdx.x < 16) out[threadIdx.x] = __shfl_down_sync(~0u, 1.f, 1);
+}
 static int shuffle_in_a_branch()
 {
     float *out = device_floats(32);
@@ -155,7 +158,7 @@ static int shared_sum_too_large() // 32 KiB static, 20 KiB dynamic
     return done();
 }
 
-// ================================================================================================== cp.async and ldmatrix
+// ===================================================================================== cp.async and ldmatrix
 __global__ void not_awaited(float *out, const float *a)
 {
     TT__SHARED(float, s, [128]);
@@ -251,7 +254,7 @@ static int ldmatrix_misaligned()
     return done();
 }
 
-// ================================================================================================== device memory
+// ===================================================================================== device memory
 __global__ void ones(float *out, int n)
 {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -263,7 +266,10 @@ static int write_out_of_bounds()
     TT__LAUNCH(ones, 2, 64, 0, 0, out, 100);
     return done();
 }
-__global__ void copy_some(float *out, const float *a, int n) { out[threadIdx.x] = (int)threadIdx.x <= n ? a[threadIdx.x] : 0; }
+__global__ void copy_some(float *out, const float *a, int n)
+{
+    out[threadIdx.x] = (int)threadIdx.x <= n ? a[threadIdx.x] : 0;
+}
 static int read_out_of_bounds()
 {
     float *out = device_floats(64), *a = device_floats(50);
@@ -313,7 +319,8 @@ static int kernel_reads_host_memory()
 {
     float *out = device_floats(64);
     std::vector<float> h(64, 1.0f);
-    TT__LAUNCH(copy_some, 1, 64, 0, 0, out, h.data(), 64); // a CPU has one address space, so nothing looks wrong
+    // A CPU has one address space, so nothing looks wrong.
+    TT__LAUNCH(copy_some, 1, 64, 0, 0, out, h.data(), 64);
     return differs(out, 64, [](int) { return 1.f; });
 }
 __global__ void one_number(float *out) { if (threadIdx.x == 0) out[0] = (float)blockIdx.x; }
@@ -334,7 +341,8 @@ static int plain_and_atomic()
     TT__LAUNCH(reset_and_add, 1, 64, 0, 0, out);
     return differs(out, 1, [](int) { return 64.f; });
 }
-__global__ void last_block(float *out, float *part, unsigned *count) // rule 4: the reduction by whoever comes last
+// Rule 4: the reduction by whoever comes last.
+__global__ void last_block(float *out, float *part, unsigned *count)
 {
     if (threadIdx.x) return;
     part[blockIdx.x] = 1;
@@ -397,7 +405,7 @@ static int spin()
     return done();
 }
 
-// ================================================================================================== order of operations
+// ===================================================================================== order of operations
 static int consumer(cudaEvent_t e) // on another stream than the producer
 {
     const int n = 4096;
@@ -468,14 +476,15 @@ static int workspace_of_two_streams()
 {
     const int n = 16;
     const float one = 1, nothing = 0;
-    float *a = device_floats(256), *b = device_floats(256), *c[2] = {device_floats(256), device_floats(256)}, *workspace = device_floats(64);
+    float *a = device_floats(256), *b = device_floats(256), *c[2] = {device_floats(256), device_floats(256)},
+          *workspace = device_floats(64);
     cublasHandle_t h;
     cublasCreate(&h);
     for (int i = 0; i < 2; i++) {
         cublasSetStream(h, new_stream());
         cublasSetWorkspace(h, workspace, 256);
-        cublasGemmEx(h, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &one, a, CUDA_R_32F, n, b, CUDA_R_32F, n, &nothing, c[i], CUDA_R_32F, n, CUBLAS_COMPUTE_32F,
-                     CUBLAS_GEMM_DEFAULT);
+        cublasGemmEx(h, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &one, a, CUDA_R_32F, n, b, CUDA_R_32F, n, &nothing,
+                     c[i], CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     }
     return done();
 }
@@ -485,11 +494,12 @@ static int product_out_of_bounds()
     float *a = device_floats(255), *b = device_floats(256), *c = device_floats(256);
     cublasHandle_t h;
     cublasCreate(&h);
-    cublasGemmEx(h, CUBLAS_OP_N, CUBLAS_OP_N, 16, 16, 16, &one, a, CUDA_R_32F, 16, b, CUDA_R_32F, 16, &nothing, c, CUDA_R_32F, 16, CUBLAS_COMPUTE_32F,
-                 CUBLAS_GEMM_DEFAULT);
+    cublasGemmEx(h, CUBLAS_OP_N, CUBLAS_OP_N, 16, 16, 16, &one, a, CUDA_R_32F, 16, b, CUDA_R_32F, 16,
+                 &nothing, c, CUDA_R_32F, 16, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     return done();
 }
-static int freed_under_a_peers_copy() // cudaFree waits for its own device, not for another one that writes there
+// cudaFree waits for its own device, not for another one that writes there
+static int freed_under_a_peers_copy()
 {
     float *a = device_floats(4096);
     cudaSetDevice(1);
@@ -508,27 +518,34 @@ static int cuda_call_in_host_function()
     return done();
 }
 
-// ================================================================================================== the table
-// What must come in each build: part of a message (or of another, after |), in all seeds; with ~ before it in some; nullptr: nothing is
-// promised.
+// ===================================================================================== the table What must
+// come in each build: part of a message (or of another, after |), in all seeds; with ~ before it in some;
+// nullptr: nothing is promised.
 struct death { const char *name; int (*run)(); const char *plain, *asan, *trace; };
 #define DEATH(name, plain, asan, trace) {#name, name, plain, asan, trace}
 static const death deaths[] = {
-    DEATH(missing_syncthreads, "~wrong result", "~wrong result", "RACE between threads: read at death.cu|was never written"),
+    DEATH(missing_syncthreads, "~wrong result", "~wrong result",
+          "RACE between threads: read at death.cu|was never written"),
     DEATH(write_after_read, "~wrong result", "~wrong result", "RACE between threads"),
     DEATH(missing_syncwarp, nullptr, nullptr, "RACE between threads: read at death.cu|was never written"),
     DEATH(exit_before_barrier, "divergence: no thread", "divergence: no thread", "divergence: no thread"),
-    DEATH(barrier_in_branches, "divergent __syncthreads", "divergent __syncthreads", "divergent __syncthreads"),
+    DEATH(barrier_in_branches, "divergent __syncthreads", "divergent __syncthreads",
+          "divergent __syncthreads"),
     DEATH(shuffle_in_a_branch, "a shuffle at death.cu", "a shuffle at death.cu", "a shuffle at death.cu"),
-    DEATH(shared_never_written, "wrong result", "wrong result", "was never written: byte 252 of shared memory 's'"),
-    DEATH(shared_out_of_bounds, nullptr, "index 64 out of bounds|use-after-poison", "shared memory out of bounds: write of 4 bytes at death.cu"),
+    DEATH(shared_never_written, "wrong result", "wrong result",
+          "was never written: byte 252 of shared memory 's'"),
+    DEATH(shared_out_of_bounds, nullptr, "index 64 out of bounds|use-after-poison",
+          "shared memory out of bounds: write of 4 bytes at death.cu"),
     DEATH(shared_sum_too_large, "more than 48 KiB", "more than 48 KiB", "more than 48 KiB"),
     DEATH(cp_async_read_before_wait, "wrong result", "wrong result", "was never written"),
-    DEATH(cp_async_without_barrier, "~wrong result", "~wrong result", "RACE between threads|was never written"),
+    DEATH(cp_async_without_barrier, "~wrong result", "~wrong result",
+          "RACE between threads|was never written"),
     DEATH(cp_async_never_awaited, "never waited for", "never waited for", "never waited for"),
     DEATH(cp_async_into_a_live_stage, "~wrong result", "~wrong result", "RACE between threads"),
-    DEATH(ldmatrix_without_barrier, "~wrong result", "~wrong result", "RACE between threads: read at|was never written"),
-    DEATH(ldmatrix_misaligned, "not aligned to 16 bytes", "not aligned to 16 bytes", "not aligned to 16 bytes"),
+    DEATH(ldmatrix_without_barrier, "~wrong result", "~wrong result",
+          "RACE between threads: read at|was never written"),
+    DEATH(ldmatrix_misaligned, "not aligned to 16 bytes", "not aligned to 16 bytes",
+          "not aligned to 16 bytes"),
     DEATH(write_out_of_bounds, "write out of bounds of allocation 0", "use-after-poison", "OUT OF BOUNDS"),
     DEATH(read_out_of_bounds, "wrong result", "use-after-poison", "OUT OF BOUNDS"),
     DEATH(far_out_of_bounds, "far beyond", "far beyond", "far beyond"),
@@ -552,12 +569,16 @@ static const death deaths[] = {
     DEATH(missing_event, "~wrong result", "~wrong result", "RACE between operations"),
     DEATH(event_never_recorded, "~wrong result", "~wrong result", "RACE between operations"),
     DEATH(missing_join_in_graph, "~wrong result", "~wrong result", "RACE between operations"),
-    DEATH(pinned_source_overwritten, "~wrong result", "~wrong result", "RACE of the host with the device: write at death.cu"),
-    DEATH(pinned_result_read_early, "~wrong result", "~wrong result", "RACE of the host with the device: read at death.cu"),
-    DEATH(workspace_of_two_streams, "~do two streams share it", "~do two streams share it", "~RACE between operations"),
+    DEATH(pinned_source_overwritten, "~wrong result", "~wrong result",
+          "RACE of the host with the device: write at death.cu"),
+    DEATH(pinned_result_read_early, "~wrong result", "~wrong result",
+          "RACE of the host with the device: read at death.cu"),
+    DEATH(workspace_of_two_streams, "~do two streams share it", "~do two streams share it",
+          "~RACE between operations"),
     DEATH(product_out_of_bounds, "A is not within", "A is not within", "A is not within"),
     DEATH(freed_under_a_peers_copy, nullptr, "~use-after-poison", "~FREED"),
-    DEATH(cuda_call_in_host_function, "where CUDA forbids it", "where CUDA forbids it", "where CUDA forbids it"),
+    DEATH(cuda_call_in_host_function, "where CUDA forbids it", "where CUDA forbids it",
+          "where CUDA forbids it"),
 };
 
 static std::string output_of(const death &d, uint64_t seed, int *status)
@@ -587,11 +608,16 @@ static std::string output_of(const death &d, uint64_t seed, int *status)
 
 static bool holds_one_of(std::string text, std::string parts)
 {
-    const std::string folder = std::string(__FILE__).substr(0, std::string(__FILE__).find_last_of('/') + 1); // lines come with it or without
-    for (size_t at = folder.empty() ? std::string::npos : text.find(folder); at != std::string::npos; at = text.find(folder)) text.erase(at, folder.size());
+    // Lines come with it or without.
+    const std::string folder = std::string(__FILE__).substr(0, std::string(__FILE__).find_last_of('/') + 1);
+    for (size_t at = folder.empty() ? std::string::npos : text.find(folder); at != std::string::npos;
+         at = text.find(folder))
+        text.erase(at, folder.size());
 #if defined(__aarch64__) // the lines of accesses come from a tool that a cross-compiler's host may lack
     for (size_t at = parts.find(" at death.cu"); at != std::string::npos; at = parts.find(" at death.cu")) {
-        parts.erase(at, parts.find_first_of(" |", at + 4) == std::string::npos ? std::string::npos : parts.find_first_of(" |", at + 4) - at);
+        parts.erase(at, parts.find_first_of(" |", at + 4) == std::string::npos
+                            ? std::string::npos
+                            : parts.find_first_of(" |", at + 4) - at);
     }
 #endif
     for (size_t begin = 0, end; begin <= parts.size(); begin = end + 1) {
@@ -623,8 +649,8 @@ TEST(dies)
         if (some && found) break;
     }
     char text[1200];
-    snprintf(text, sizeof text, "expected \"%s\" in %s seed, seen in %d of %d; the last one said: %.700s", expected + some, some ? "a" : "every",
-             (int)found, (int)seeds, last.c_str());
+    snprintf(text, sizeof text, "expected \"%s\" in %s seed, seen in %d of %d; the last one said: %.700s",
+             expected + some, some ? "a" : "every", (int)found, (int)seeds, last.c_str());
     for (char *p = text; *p; p++) if (*p == '\n') *p = ' ';
     test__check(some ? found > 0 : found == seeds, __FILE__, __LINE__, text);
 }

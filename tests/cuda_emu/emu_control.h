@@ -1,4 +1,5 @@
-/* What a test says to the CUDA emulator, and what it may ask. C and C++. The emulator itself is described in cuda_emu.h. */
+/* What a test says to the CUDA emulator, and what it may ask. C and C++. The emulator itself is described in
+   cuda_emu.h. */
 #ifndef TT_EMU_CONTROL_H
 #define TT_EMU_CONTROL_H
 
@@ -13,42 +14,47 @@ extern "C" {
 typedef enum emu_scheduler {
     EMU_NEWEST,  /* the youngest: consumers before producers that nothing orders */
     EMU_UNIFORM, /* any */
-    EMU_PCT,     /* streams have random priorities that change now and then (Burckhardt et al., ASPLOS 2010) */
-    EMU_LAZY,    /* nothing before the host waits for it, and then only what that needs */
-    EMU_EAGER,   /* at once and in order, like CUDA_LAUNCH_BLOCKING=1 */
+    EMU_PCT,   /* streams have random priorities that change now and then (Burckhardt et al., ASPLOS 2010) */
+    EMU_LAZY,  /* nothing before the host waits for it, and then only what that needs */
+    EMU_EAGER, /* at once and in order, like CUDA_LAUNCH_BLOCKING=1 */
     EMU_SCHEDULERS
 } emu_scheduler;
 
-/* Starts afresh: everything that the emulator held is gone. `peers`: 1, every device can reach every other; 0, none can.
-   Without this call the first CUDA call takes EMU_DEVICES (1), EMU_MEMORY (256 MiB), EMU_PEERS (1) and EMU_SEED (0). */
+/* Starts afresh: everything that the emulator held is gone. `peers`: 1, every device can reach every other;
+   0, none can. Without this call the first CUDA call takes EMU_DEVICES (1), EMU_MEMORY (256 MiB), EMU_PEERS
+   (1) and EMU_SEED (0). */
 void emu_configure(int devices, size_t bytes_per_device, int peers, uint64_t seed);
 
-/* Restarts the random numbers behind all orders (operations, blocks, warps, threads). The scheduler becomes seed % EMU_SCHEDULERS. */
+/* Restarts the random numbers behind all orders (operations, blocks, warps, threads). The scheduler becomes
+   seed % EMU_SCHEDULERS. */
 void emu_reseed(uint64_t seed);
 void emu_set_scheduler(emu_scheduler s);
 
-/* API calls number `nth` ... nth + count - 1 from now fail with this cudaError_t (nth 0: none). Releases, synchronisations included,
-   do their work all the same, as calls of CUDA that return the error of earlier work do. */
+/* API calls number `nth` ... nth + count - 1 from now fail with this cudaError_t (nth 0: none). Releases,
+   synchronisations included, do their work all the same, as calls of CUDA that return the error of earlier
+   work do. */
 void emu_inject_fault(long nth, int cuda_error, long count);
 /* The same, of the calls of this function alone, until the next emu_inject_fault or emu_configure. */
 void emu_inject_fault_into(const char *call, long nth, int error, long count);
-/* cublasLtMatmul refuses the algorithms of these bits (number k: bit k) with this status, though its heuristic offers
-   them, until the next emu_configure. The emulator has numbers 1 to 4. */
+/* cublasLtMatmul refuses the algorithms of these bits (number k: bit k) with this status, though its
+   heuristic offers them, until the next emu_configure. The emulator has numbers 1 to 4. */
 void emu_refuse_algorithms(unsigned bits, int cublas_status);
 long emu_api_calls(void); /* since emu_configure */
 
-/* How many allocations, streams, events, graphs and handles are alive; `text` (may be NULL) gets their kinds. */
+/* How many allocations, streams, events, graphs and handles are alive; `text` (may be NULL) gets their
+   kinds. */
 int emu_live_objects(char *text, size_t size);
 
 typedef struct emu_counts {
     long operations, kernels, blocks, threads, switches; /* what has run */
     long launches, graph_launches;                       /* what was asked for */
     long copies, memsets, gemms;
-    long gelus, gelu_slopes, bias_gradients, tf32, fp8;  /* of the matrix products, those with such an epilogue or operands */
+    long gelus, gelu_slopes, bias_gradients, tf32,
+        fp8; /* of the matrix products, those with such an epilogue or operands */
     long heuristics;                                     /* questions to cuBLASLt's heuristic */
-    long pageable_async;                                 /* cudaMemcpyAsync from or to memory that is not pinned */
-    long host_syncs;                                     /* waits of the host: synchronise calls and blocking copies */
-    long event_syncs;                                    /* those for an event, which may long have happened */
+    long pageable_async; /* cudaMemcpyAsync from or to memory that is not pinned */
+    long host_syncs;     /* waits of the host: synchronise calls and blocking copies */
+    long event_syncs;    /* those for an event, which may long have happened */
     long allocations;                                    /* cudaMalloc, cudaFree and those of pinned memory */
 } emu_counts;
 emu_counts emu_get_counts(void);

@@ -28,7 +28,7 @@ enum {
     EMU_EXIT_STATUS = 86
 };
 
-// ---------------------------------------------------------------------------------------------------- operations
+// ---------------------------------------------------------------------------------- operations
 typedef std::function<void(int part, int parts)> emu_body; // called once for each part 0 ... parts-1
 typedef std::vector<uint32_t> emu_clock;                   // vector clock, one component a stream
 enum emu_kind { EMU_KERNEL, EMU_COPY, EMU_MEMSET, EMU_GEMM, EMU_HOST_FUNCTION, EMU_MARK };
@@ -71,7 +71,7 @@ struct emu_stream {
     std::vector<int> capture_waits;
 };
 
-// ---------------------------------------------------------------------------------------------------- devices
+// ---------------------------------------------------------------------------------- devices
 struct emu_allocation { char *p; size_t n, charged; bool freed; int serial; };
 struct emu_device {
     char *base = nullptr, *top = nullptr, *end = nullptr; // addresses are handed out once and never again
@@ -83,7 +83,7 @@ struct emu_device {
     emu_stream *legacy = nullptr;
 };
 
-// ---------------------------------------------------------------------------------------------------- the block that runs
+// ---------------------------------------------------------------------------------- the block that runs
 struct emu_fiber { void *sp; char *stack; size_t size; void *fake; int thread; };
 struct emu_thread { emu_fiber *fiber; const char *what, *file; int line; bool done; uint16_t warp_epoch; };
 struct emu_slot { void *key; char *p; size_t n; const char *name; }; // a TT__SHARED of this block
@@ -123,9 +123,10 @@ void emu_count_object(int by); // handles of cuBLAS, for emu_live_objects
 bool emu_bad_range(const void *p, size_t n); // begins in device memory and leaves a live allocation
 uint64_t emu_random();
 
-// ---------------------------------------------------------------------------------------------------- the trace build's checks
+// ---------------------------------------------------------------------------------- the trace build's checks
 // emu_touch: an access of the running operation that no __tsan_ function sees.
-enum emu_access { EMU_READS, EMU_WRITES, EMU_COPIES_FROM }; // copying bytes that were never written is allowed
+// Copying bytes that were never written is allowed.
+enum emu_access { EMU_READS, EMU_WRITES, EMU_COPIES_FROM };
 #ifdef EMU_TRACE
 void emu_trace_reset();
 void emu_trace_device(emu_device &d);

@@ -1,4 +1,5 @@
-// tests/test.h for programs without tinytrain.h: the same names, the same lines. Arguments are patterns ('*') of the tests to run.
+// tests/test.h for programs without tinytrain.h: the same names, the same lines. Arguments are patterns ('*')
+// of the tests to run.
 #ifndef TT_EMU_TEST_H
 #define TT_EMU_TEST_H
 #include <math.h>
@@ -16,14 +17,18 @@ static struct { long checks, failed_checks; char failure[4096], skipped[256]; } 
 static inline bool test__check(bool ok, const char *file, int line, const char *text)
 {
     test__state.checks++;
-    if (!ok && !test__state.failed_checks++) snprintf(test__state.failure, sizeof test__state.failure, "%s:%d: %s", file, line, text);
+    if (!ok && !test__state.failed_checks++)
+        snprintf(test__state.failure, sizeof test__state.failure, "%s:%d: %s", file, line, text);
     return ok;
 }
-static inline bool test__near(double a, double b, double tolerance, const char *file, int line, const char *text)
+static inline bool test__near(double a, double b, double tolerance, const char *file, int line,
+                              const char *text)
 {
     char message[512];
     bool wrong = !(fabs(a - b) <= tolerance); // so that NaN fails
-    if (wrong) snprintf(message, sizeof message, "%s: %.9g and %.9g differ by more than %.3g", text, a, b, tolerance);
+    if (wrong)
+        snprintf(message, sizeof message, "%s: %.9g and %.9g differ by more than %.3g", text, a, b,
+                 tolerance);
     return test__check(!wrong, file, line, wrong ? message : text);
 }
 static inline bool test__equal(long a, long b, const char *file, int line, const char *text)
@@ -33,11 +38,16 @@ static inline bool test__equal(long a, long b, const char *file, int line, const
     return test__check(a == b, file, line, a != b ? message : text);
 }
 #define CHECK(cond) test__check((cond), __FILE__, __LINE__, #cond)
-#define CHECK_NEAR(a, b, tolerance) test__near((double)(a), (double)(b), (double)(tolerance), __FILE__, __LINE__, #a " ~ " #b)
+#define CHECK_NEAR(a, b, tolerance) \
+    test__near((double)(a), (double)(b), (double)(tolerance), __FILE__, __LINE__, #a " ~ " #b)
 #define CHECK_EQUAL(a, b) test__equal((long)(a), (long)(b), __FILE__, __LINE__, #a " == " #b)
 #define OK(call) CHECK_EQUAL(call, 0)
 #define REQUIRE(cond) do { if (!CHECK(cond)) return; } while (0)
-#define SKIP(why) do { snprintf(test__state.skipped, sizeof test__state.skipped, "%s", (why)); return; } while (0)
+#define SKIP(why) \
+    do { \
+        snprintf(test__state.skipped, sizeof test__state.skipped, "%s", (why)); \
+        return; \
+    } while (0)
 
 static inline bool test__match(const char *pattern, const char *name)
 {
@@ -55,9 +65,16 @@ static inline int test_main(int argc, char **argv, const test_case *tests, int n
         test__state.failed_checks = 0;
         test__state.skipped[0] = 0;
         tests[i].run();
-        if (test__state.failed_checks) { printf("FAILED %s: %s\n", tests[i].name, test__state.failure); failed++; }
-        else if (test__state.skipped[0]) { printf("skip %s: %s\n", tests[i].name, test__state.skipped); skipped++; }
-        else { printf("ok %s\n", tests[i].name); passed++; }
+        if (test__state.failed_checks) {
+            printf("FAILED %s: %s\n", tests[i].name, test__state.failure);
+            failed++;
+        } else if (test__state.skipped[0]) {
+            printf("skip %s: %s\n", tests[i].name, test__state.skipped);
+            skipped++;
+        } else {
+            printf("ok %s\n", tests[i].name);
+            passed++;
+        }
         fflush(stdout);
     }
     printf("%ld checks, %d skipped: %d passed, %d failed\n", test__state.checks, skipped, passed, failed);

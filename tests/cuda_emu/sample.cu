@@ -1,6 +1,7 @@
-// sample.cu - kernels and host code as tinytrain_cuda.cu has them, in small: a sample of what the emulator runs, and what its mutants are made
-// of. Also builds with nvcc, and then runs on a GPU: nvcc -gencode arch=compute_90a,code=sm_90a tests/cuda_emu/sample.cu (from another folder
-// than this, as nvcc looks for its own cuda_runtime.h here otherwise)
+// sample.cu - kernels and host code as tinytrain_cuda.cu has them, in small: a sample of what the emulator
+// runs, and what its mutants are made of. Also builds with nvcc, and then runs on a GPU: nvcc -gencode
+// arch=compute_90a,code=sm_90a tests/cuda_emu/sample.cu (from another folder than this, as nvcc looks for its
+// own cuda_runtime.h here otherwise)
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -31,7 +32,7 @@ static __device__ __forceinline__ float2 unpack2(uint32_t v)
     return __bfloat1622float2(r);
 }
 
-// ================================================================================================== rows
+// =========================================================================================== rows
 // out = a + b, eight numbers a thread; n8 = n/8
 __global__ void residual(bf16 *out, const bf16 *a, const bf16 *b, int n8)
 {
@@ -70,7 +71,8 @@ layernorm(float *__restrict__ out, const float *__restrict__ x, const float *__r
     float mean = block_sum<THREADS>(sum) / (float)n;
     for (int i = threadIdx.x; i < n; i += THREADS) squares += (row[i] - mean) * (row[i] - mean);
     float scale = rsqrtf(block_sum<THREADS>(squares) / (float)n + 1e-5f);
-    for (int i = threadIdx.x; i < n; i += THREADS) out[(size_t)blockIdx.x * n + i] = (row[i] - mean) * scale * w[i];
+    for (int i = threadIdx.x; i < n; i += THREADS)
+        out[(size_t)blockIdx.x * n + i] = (row[i] - mean) * scale * w[i];
 }
 
 __global__ void add(float *a, const float *b, int n)
@@ -80,23 +82,28 @@ __global__ void add(float *a, const float *b, int n)
 
 __global__ void fill(float *a, int n, int rank, int round) // integers, so that sums are exact in any order
 {
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) a[i] = (float)((i * 7 + rank * 13 + round * 5) % 101);
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+        a[i] = (float)((i * 7 + rank * 13 + round * 5) % 101);
 }
 
-// ================================================================================================== matrix product
-// c (M, N) = a (M, K) b (N, K)^T, K a multiple of 32. 4 warps (2 x 2) make a tile of 64 x 64 in steps of 32, double-buffered.
-enum { GEMM_PITCH = 40, GEMM_SHARED = 2 * 2 * 64 * GEMM_PITCH * 2 }; // rows of 80 bytes: eight of them lie in different banks
+// =========================================================================================== matrix product
+// c (M, N) = a (M, K) b (N, K)^T, K a multiple of 32. 4 warps (2 x 2) make a tile of 64 x 64 in steps of 32,
+// double-buffered. Rows of 80 bytes: eight of them lie in different banks.
+enum { GEMM_PITCH = 40, GEMM_SHARED = 2 * 2 * 64 * GEMM_PITCH * 2 };
 __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 *b, int M, int N, int K)
 {
     TT__DYN_SHARED(bf16, tiles); // [2 stages][a 64 x pitch, b 64 x pitch]
-    int t = threadIdx.x, lane = t & 31, warp = t >> 5, warp_m = warp >> 1, warp_n = warp & 1, m0 = blockIdx.y * 64, n0 = blockIdx.x * 64;
+    int t = threadIdx.x, lane = t & 31, warp = t >> 5, warp_m = warp >> 1, warp_n = warp & 1,
+        m0 = blockIdx.y * 64, n0 = blockIdx.x * 64;
     float sum[2][4][4] = {};
     auto load = [&](int stage, int k0) { // rows past the end are zero
         bf16 *to_a = tiles + stage * 2 * 64 * GEMM_PITCH, *to_b = to_a + 64 * GEMM_PITCH;
         for (int i = t; i < 256; i += 128) {
             int r = i >> 2, k = (i & 3) * 8;
-            tt__cp_async_16(to_a + r * GEMM_PITCH + k, a + (size_t)(m0 + r < M ? m0 + r : 0) * K + k0 + k, m0 + r < M ? 16 : 0);
-            tt__cp_async_16(to_b + r * GEMM_PITCH + k, b + (size_t)(n0 + r < N ? n0 + r : 0) * K + k0 + k, n0 + r < N ? 16 : 0);
+            tt__cp_async_16(to_a + r * GEMM_PITCH + k, a + (size_t)(m0 + r < M ? m0 + r : 0) * K + k0 + k,
+                            m0 + r < M ? 16 : 0);
+            tt__cp_async_16(to_b + r * GEMM_PITCH + k, b + (size_t)(n0 + r < N ? n0 + r : 0) * K + k0 + k,
+                            n0 + r < N ? 16 : 0);
         }
         tt__cp_async_commit();
     };
@@ -110,9 +117,13 @@ __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 
         const bf16 *tile_a = tiles + (step & 1) * 2 * 64 * GEMM_PITCH, *tile_b = tile_a + 64 * GEMM_PITCH;
         TT__UNROLL for (int k = 0; k < 32; k += 16) {
             uint32_t fa[2][4], fb[2][4];
-            for (int i = 0; i < 2; i++) tt__ldmatrix_x4(fa[i], tile_a + (warp_m * 32 + i * 16 + (lane & 15)) * GEMM_PITCH + k + (lane >> 4) * 8);
+            for (int i = 0; i < 2; i++)
+                tt__ldmatrix_x4(fa[i], tile_a + (warp_m * 32 + i * 16 + (lane & 15)) * GEMM_PITCH + k +
+                                           (lane >> 4) * 8);
             for (int j = 0; j < 2; j++) {
-                tt__ldmatrix_x4(fb[j], tile_b + (warp_n * 32 + j * 16 + (lane & 7) + (lane >> 4) * 8) * GEMM_PITCH + k + (lane >> 3 & 1) * 8);
+                tt__ldmatrix_x4(fb[j],
+                                tile_b + (warp_n * 32 + j * 16 + (lane & 7) + (lane >> 4) * 8) * GEMM_PITCH +
+                                    k + (lane >> 3 & 1) * 8);
             }
             for (int i = 0; i < 2; i++) {
                 for (int j = 0; j < 4; j++) {
@@ -126,25 +137,29 @@ __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < 4; j++) {
             for (int q = 0; q < 4; q++) {
-                int row = m0 + warp_m * 32 + i * 16 + (lane >> 2) + (q >> 1) * 8, column = n0 + warp_n * 32 + j * 8 + (lane & 3) * 2 + (q & 1);
+                int row = m0 + warp_m * 32 + i * 16 + (lane >> 2) + (q >> 1) * 8,
+                    column = n0 + warp_n * 32 + j * 8 + (lane & 3) * 2 + (q & 1);
                 if (row < M && column < N) c[(size_t)row * N + column] = sum[i][j][q];
             }
         }
     }
 }
 
-// ================================================================================================== attention
-// Causal, head width 64, q, k, v and o: (heads, T, 64), T a multiple of 64. A block takes 64 queries of one head, a warp 16 of them
-// (Dao, "FlashAttention-2", algorithm 1). lse (heads, T): log of the sum of exponentials of each row.
+// =========================================================================================== attention
+// Causal, head width 64, q, k, v and o: (heads, T, 64), T a multiple of 64. A block takes 64 queries of one
+// head, a warp 16 of them (Dao, "FlashAttention-2", algorithm 1). lse (heads, T): log of the sum of
+// exponentials of each row.
 enum { HEAD_PITCH = 72, ATTENTION_SHARED = 3 * 64 * HEAD_PITCH * 2 };
-__global__ void __launch_bounds__(128) attention(bf16 *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, int T, float scale)
+__global__ void __launch_bounds__(128)
+    attention(bf16 *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, int T, float scale)
 {
     TT__DYN_SHARED(bf16, tile_q);
     bf16 *tile_k = tile_q + 64 * HEAD_PITCH, *tile_v = tile_k + 64 * HEAD_PITCH;
     int t = threadIdx.x, lane = t & 31, warp = t >> 5, q0 = blockIdx.x * 64;
     size_t head = (size_t)blockIdx.y * T * 64;
     auto load = [&](bf16 *to, const bf16 *from) {
-        for (int i = t; i < 512; i += 128) tt__cp_async_16(to + (i >> 3) * HEAD_PITCH + (i & 7) * 8, from + (i >> 3) * 64 + (i & 7) * 8);
+        for (int i = t; i < 512; i += 128)
+            tt__cp_async_16(to + (i >> 3) * HEAD_PITCH + (i & 7) * 8, from + (i >> 3) * 64 + (i & 7) * 8);
     };
     float out[8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
     load(tile_q, q + head + (size_t)q0 * 64);
@@ -160,7 +175,8 @@ __global__ void __launch_bounds__(128) attention(bf16 *o, float *lse, const bf16
             uint32_t fa[4], fb[4];
             tt__ldmatrix_x4(fa, tile_q + (warp * 16 + (lane & 15)) * HEAD_PITCH + kk * 16 + (lane >> 4) * 8);
             for (int j = 0; j < 4; j++) {
-                tt__ldmatrix_x4(fb, tile_k + (j * 16 + (lane & 7) + (lane >> 4) * 8) * HEAD_PITCH + kk * 16 + (lane >> 3 & 1) * 8);
+                tt__ldmatrix_x4(fb, tile_k + (j * 16 + (lane & 7) + (lane >> 4) * 8) * HEAD_PITCH + kk * 16 +
+                                        (lane >> 3 & 1) * 8);
                 uint32_t b0[2] = {fb[0], fb[1]}, b1[2] = {fb[2], fb[3]};
                 tt__mma_16816<bf16>(s[2 * j], fa, b0);
                 tt__mma_16816<bf16>(s[2 * j + 1], fa, b1);
@@ -191,11 +207,13 @@ __global__ void __launch_bounds__(128) attention(bf16 *o, float *lse, const bf16
             sum[h] = sum[h] * correction + z;
         }
         for (int kk = 0; kk < 4; kk++) { // the layout of C is that of A: the probabilities stay in registers
-            uint32_t fa[4] = {pack2(s[2 * kk][0], s[2 * kk][1]), pack2(s[2 * kk][2], s[2 * kk][3]), pack2(s[2 * kk + 1][0], s[2 * kk + 1][1]),
+            uint32_t fa[4] = {pack2(s[2 * kk][0], s[2 * kk][1]), pack2(s[2 * kk][2], s[2 * kk][3]),
+                              pack2(s[2 * kk + 1][0], s[2 * kk + 1][1]),
                               pack2(s[2 * kk + 1][2], s[2 * kk + 1][3])};
             uint32_t fb[4];
             for (int j = 0; j < 4; j++) {
-                tt__ldmatrix_x4_trans(fb, tile_v + (kk * 16 + (lane & 15)) * HEAD_PITCH + j * 16 + (lane >> 4) * 8);
+                tt__ldmatrix_x4_trans(fb, tile_v + (kk * 16 + (lane & 15)) * HEAD_PITCH + j * 16 +
+                                              (lane >> 4) * 8);
                 uint32_t b0[2] = {fb[0], fb[1]}, b1[2] = {fb[2], fb[3]};
                 tt__mma_16816<bf16>(out[2 * j], fa, b0);
                 tt__mma_16816<bf16>(out[2 * j + 1], fa, b1);
@@ -213,8 +231,9 @@ __global__ void __launch_bounds__(128) attention(bf16 *o, float *lse, const bf16
     }
 }
 
-// ================================================================================================== ring all-reduce
-// Every device has a copy and a compute stream. The sum over all ranks of data[r]; starts after, and ends on, the compute streams.
+// =========================================================================================== ring all-reduce
+// Every device has a copy and a compute stream. The sum over all ranks of data[r]; starts after, and ends on,
+// the compute streams.
 #define TRY(x) do { if ((err = (x)) != cudaSuccess) goto fail; } while (0)
 enum { MOST_RANKS = 8 };
 struct ring {
@@ -222,7 +241,8 @@ struct ring {
     size_t chunk; // numbers; a rank has ranks * chunk of them
     float *data[MOST_RANKS], *received[MOST_RANKS];
     cudaStream_t copy[MOST_RANKS], compute[MOST_RANKS];
-    cudaEvent_t ready[MOST_RANKS], sent[MOST_RANKS][MOST_RANKS], added[MOST_RANKS][MOST_RANKS], gathered[MOST_RANKS][MOST_RANKS];
+    cudaEvent_t ready[MOST_RANKS], sent[MOST_RANKS][MOST_RANKS], added[MOST_RANKS][MOST_RANKS],
+        gathered[MOST_RANKS][MOST_RANKS];
 };
 
 inline void ring_free(ring *R)
@@ -287,16 +307,20 @@ inline cudaError_t ring_all_reduce(ring *R)
         for (int r = 0; r < n; r++) {
             int q = (r + 1) % n, k = (r - s + n) % n;
             TRY(cudaSetDevice(r));
-            TRY(cudaStreamWaitEvent(R->copy[r], s == 0 ? R->ready[r] : R->added[r][s - 1], 0)); // the chunk is final here
-            TRY(cudaStreamWaitEvent(R->copy[r], s < 2 ? R->ready[q] : R->added[q][s - 2], 0));  // its place is free there
-            TRY(cudaMemcpyPeerAsync(R->received[q] + (s & 1) * c, q, R->data[r] + k * c, r, c * sizeof(float), R->copy[r]));
+            // The chunk is final here.
+            TRY(cudaStreamWaitEvent(R->copy[r], s == 0 ? R->ready[r] : R->added[r][s - 1], 0));
+            TRY(cudaStreamWaitEvent(R->copy[r], s < 2 ? R->ready[q] : R->added[q][s - 2],
+                                    0)); // its place is free there
+            TRY(cudaMemcpyPeerAsync(R->received[q] + (s & 1) * c, q, R->data[r] + k * c, r, c * sizeof(float),
+                                    R->copy[r]));
             TRY(cudaEventRecord(R->sent[r][s], R->copy[r]));
         }
         for (int r = 0; r < n; r++) {
             int q = (r + 1) % n, k = (r - s + n) % n;
             TRY(cudaSetDevice(q));
             TRY(cudaStreamWaitEvent(R->compute[q], R->sent[r][s], 0));
-            TRY(TT__LAUNCH(add, 2, 64, 0, R->compute[q], R->data[q] + k * c, R->received[q] + (s & 1) * c, (int)c));
+            TRY(TT__LAUNCH(add, 2, 64, 0, R->compute[q], R->data[q] + k * c, R->received[q] + (s & 1) * c,
+                           (int)c));
             TRY(cudaEventRecord(R->added[q][s], R->compute[q]));
         }
     }
@@ -304,12 +328,15 @@ inline cudaError_t ring_all_reduce(ring *R)
         for (int r = 0; r < n; r++) {
             int q = (r + 1) % n, k = (r + 1 - s + n) % n;
             TRY(cudaSetDevice(r));
-            TRY(cudaStreamWaitEvent(R->copy[r], s == 0 ? R->added[r][n - 2] : R->gathered[(r + n - 1) % n][s - 1], 0));
-            TRY(cudaMemcpyPeerAsync(R->data[q] + k * c, q, R->data[r] + k * c, r, c * sizeof(float), R->copy[r]));
+            TRY(cudaStreamWaitEvent(R->copy[r],
+                                    s == 0 ? R->added[r][n - 2] : R->gathered[(r + n - 1) % n][s - 1], 0));
+            TRY(cudaMemcpyPeerAsync(R->data[q] + k * c, q, R->data[r] + k * c, r, c * sizeof(float),
+                                    R->copy[r]));
             TRY(cudaEventRecord(R->gathered[r][s], R->copy[r]));
         }
     }
-    for (int r = 0; r < n; r++) { // compute goes on once all has arrived here, and nothing is read from here any longer
+    // Compute goes on once all has arrived here, and nothing is read from here any longer.
+    for (int r = 0; r < n; r++) {
         TRY(cudaSetDevice(r));
         TRY(cudaStreamWaitEvent(R->compute[r], R->gathered[(r + n - 1) % n][n - 2], 0));
         TRY(cudaStreamWaitEvent(R->compute[r], R->gathered[r][n - 2], 0));
@@ -318,7 +345,7 @@ fail:
     return err;
 }
 
-// ================================================================================================== tests
+// =========================================================================================== tests
 #include "emu_test.h"
 
 inline float random_number()
@@ -344,7 +371,9 @@ inline void randomise(buffer<bf16> &b, float scale = 1)
 }
 
 #ifdef TT_EMULATE
-#define FOR_SEEDS(n, devices, peers) for (uint64_t seed = 0; seed < (n); emu_leaks(), seed++) if (emu_configure(devices, (size_t)8 << 20, peers, seed), true)
+#define FOR_SEEDS(n, devices, peers) \
+    for (uint64_t seed = 0; seed < (n); emu_leaks(), seed++) \
+        if (emu_configure(devices, (size_t)8 << 20, peers, seed), true)
 inline void emu_leaks()
 {
     char what[200];
@@ -385,8 +414,11 @@ TEST(layernorm_of_odd_rows)
         for (int r = 0; r < rows; r++) {
             double mean = 0, variance = 0;
             for (int i = 0; i < n; i++) mean += (double)x.host[r * n + i] / n;
-            for (int i = 0; i < n; i++) variance += (x.host[r * n + i] - mean) * (x.host[r * n + i] - mean) / n;
-            for (int i = 0; i < n; i++) CHECK_NEAR(y.host[r * n + i], (x.host[r * n + i] - mean) / sqrt(variance + 1e-5) * w.host[i], 1e-5);
+            for (int i = 0; i < n; i++)
+                variance += (x.host[r * n + i] - mean) * (x.host[r * n + i] - mean) / n;
+            for (int i = 0; i < n; i++)
+                CHECK_NEAR(y.host[r * n + i], (x.host[r * n + i] - mean) / sqrt(variance + 1e-5) * w.host[i],
+                           1e-5);
         }
     }
 }
@@ -399,12 +431,14 @@ TEST(gemm_of_whole_and_cut_tiles)
         buffer<float> c((size_t)(M * N));
         randomise(a);
         randomise(b);
-        OK(TT__LAUNCH(gemm, dim3((N + 63) / 64, (M + 63) / 64), 128, GEMM_SHARED, 0, c.device, a.device, b.device, M, N, K));
+        OK(TT__LAUNCH(gemm, dim3((N + 63) / 64, (M + 63) / 64), 128, GEMM_SHARED, 0, c.device, a.device,
+                      b.device, M, N, K));
         c.down();
         for (int i = 0; i < M; i++) {
             for (int j = 0; j < N; j++) {
                 double sum = 0;
-                for (int k = 0; k < K; k++) sum += (double)__bfloat162float(a.host[i * K + k]) * __bfloat162float(b.host[j * K + k]);
+                for (int k = 0; k < K; k++)
+                    sum += (double)__bfloat162float(a.host[i * K + k]) * __bfloat162float(b.host[j * K + k]);
                 CHECK_NEAR(c.host[i * N + j], sum, 1e-4);
             }
         }
@@ -422,7 +456,8 @@ TEST(attention_is_softmax_of_scores)
         randomise(k, 2);
         randomise(v, 2);
         OK(cudaFuncSetAttribute(attention, cudaFuncAttributeMaxDynamicSharedMemorySize, ATTENTION_SHARED));
-        OK(TT__LAUNCH(attention, dim3(T / 64, heads), 128, ATTENTION_SHARED, 0, o.device, lse.device, q.device, k.device, v.device, T, 0.125f));
+        OK(TT__LAUNCH(attention, dim3(T / 64, heads), 128, ATTENTION_SHARED, 0, o.device, lse.device,
+                      q.device, k.device, v.device, T, 0.125f));
         o.down();
         lse.down();
         for (int row = 0; row < heads * T; row++) {
@@ -430,13 +465,16 @@ TEST(attention_is_softmax_of_scores)
             std::vector<double> s((size_t)(row % T) + 1);
             double largest = -INFINITY, sum = 0;
             for (size_t j = 0; j < s.size(); j++) {
-                for (int d = 0; d < 64; d++) s[j] += 0.125 * __bfloat162float(q.host[(size_t)row * 64 + d]) * __bfloat162float(k.host[head + j * 64 + d]);
+                for (int d = 0; d < 64; d++)
+                    s[j] += 0.125 * __bfloat162float(q.host[(size_t)row * 64 + d]) *
+                            __bfloat162float(k.host[head + j * 64 + d]);
                 largest = fmax(largest, s[j]);
             }
             for (double x : s) sum += exp(x - largest);
             for (int d = 0; d < 64; d++) {
                 double expected = 0;
-                for (size_t j = 0; j < s.size(); j++) expected += exp(s[j] - largest) / sum * __bfloat162float(v.host[head + j * 64 + d]);
+                for (size_t j = 0; j < s.size(); j++)
+                    expected += exp(s[j] - largest) / sum * __bfloat162float(v.host[head + j * 64 + d]);
                 CHECK_NEAR(__bfloat162float(o.host[(size_t)row * 64 + d]), expected, 2e-2);
             }
             CHECK_NEAR(lse.host[row], largest + log(sum), 1e-3);
@@ -444,7 +482,8 @@ TEST(attention_is_softmax_of_scores)
     }
 }
 
-inline cudaError_t ring_rounds(int ranks, size_t n, int rounds, bool *wrong) // rounds overlap as far as the events allow
+// Rounds overlap as far as the events allow.
+inline cudaError_t ring_rounds(int ranks, size_t n, int rounds, bool *wrong)
 {
     ring R;
     float *total[MOST_RANKS] = {};
@@ -474,7 +513,8 @@ inline cudaError_t ring_rounds(int ranks, size_t n, int rounds, bool *wrong) // 
         TRY(cudaStreamSynchronize(R.compute[r]));
         for (int i = 0; i < (int)n; i++) {
             float expected = 0;
-            for (int k = 0; k < rounds * ranks; k++) expected += (float)((i * 7 + k % ranks * 13 + k / ranks * 5) % 101);
+            for (int k = 0; k < rounds * ranks; k++)
+                expected += (float)((i * 7 + k % ranks * 13 + k / ranks * 5) % 101);
             *wrong = *wrong || h[(size_t)i] != expected;
         }
     }
@@ -522,8 +562,9 @@ TEST(ring_survives_every_failing_call)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(residual_adds), TEST_CASE(layernorm_of_odd_rows), TEST_CASE(gemm_of_whole_and_cut_tiles), TEST_CASE(attention_is_softmax_of_scores),
-    TEST_CASE(ring_all_reduce_sums), TEST_CASE(ring_survives_every_failing_call),
+    TEST_CASE(residual_adds), TEST_CASE(layernorm_of_odd_rows), TEST_CASE(gemm_of_whole_and_cut_tiles),
+    TEST_CASE(attention_is_softmax_of_scores), TEST_CASE(ring_all_reduce_sums),
+    TEST_CASE(ring_survives_every_failing_call),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -1,5 +1,6 @@
-// test_emu.cu - the emulator against CUDA's rules: layouts of fragments, conversions, order of operations, captures, errors, matrix products.
-// What needs no knob of the emulator also builds with nvcc, and then tests the portability block on a GPU.
+// test_emu.cu - the emulator against CUDA's rules: layouts of fragments, conversions, order of operations,
+// captures, errors, matrix products. What needs no knob of the emulator also builds with nvcc, and then tests
+// the portability block on a GPU.
 #define SAMPLE_WITHOUT_TESTS
 #include "sample.cu"
 #include <cuda_fp8.h>
@@ -18,8 +19,8 @@ struct event {
     operator cudaEvent_t() const { return e; }
 };
 
-// ================================================================================================== conversions
-// FNV-1a over the results for every 16-bit pattern, and for floats at a fixed stride through all 2^32 patterns. The expected
+// ============================================================================= conversions FNV-1a over the
+// results for every 16-bit pattern, and for floats at a fixed stride through all 2^32 patterns. The expected
 // numbers are what this function gives with NVIDIA's headers (CUDA 13.0, host code).
 static uint64_t conversion_hash(int which)
 {
@@ -36,18 +37,25 @@ static uint64_t conversion_hash(int which)
             mix(bits(which ? __bfloat162float(bf16_value) : __half2float(half_value)));
         }
     } else if (which < 4) {
-        for (uint32_t i = 0; i < 256; i++) mix(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)i, which == 2 ? __NV_E4M3 : __NV_E5M2).x);
+        for (uint32_t i = 0; i < 256; i++)
+            mix(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)i, which == 2 ? __NV_E4M3 : __NV_E5M2).x);
     } else {
         for (uint64_t i = 0; i < (1ull << 32); i += 4093) { // a prime: low bits vary too
             for (uint32_t k = 0; k < 3; k++) {
-                uint32_t u = (uint32_t)i + (k == 0 ? 0 : k == 1 ? 0x1000 - (uint32_t)i % 0x2000 : 0x8000 - (uint32_t)i % 0x10000), r = 0; // near ties too
+                // Near ties too.
+                uint32_t u = (uint32_t)i + (k == 0 ? 0
+                                            : k == 1 ? 0x1000 - (uint32_t)i % 0x2000
+                                            : 0x8000 - (uint32_t)i % 0x10000),
+                         r = 0;
                 float f;
                 memcpy(&f, &u, 4);
                 __half half_value = which == 4 ? __float2half_rn(f) : __float2half_rz(f);
                 bf16 bf16_value = which == 6 ? __float2bfloat16_rn(f) : __float2bfloat16_rz(f);
                 if (which <= 5) memcpy(&r, &half_value, 2);
                 else if (which <= 7) memcpy(&r, &bf16_value, 2);
-                else r = __nv_cvt_float_to_fp8(f, which & 1 ? __NV_SATFINITE : __NV_NOSAT, which < 10 ? __NV_E4M3 : __NV_E5M2);
+                else
+                    r = __nv_cvt_float_to_fp8(f, which & 1 ? __NV_SATFINITE : __NV_NOSAT,
+                                              which < 10 ? __NV_E4M3 : __NV_E5M2);
                 mix(r);
             }
         }
@@ -68,15 +76,17 @@ TEST(conversions_have_the_bits_of_nvidias)
     CHECK((float)__nv_fp8_e4m3(1000.0f) == 448 && (float)__nv_fp8_e5m2(1e6f) == 57344);
 }
 
-// ================================================================================================== fragments
-// One warp multiplies a (16, K) and b (K, 8), both row-major in device memory, with fragments loaded by the formulas of the PTX manual.
+// ============================================================================= fragments One warp multiplies
+// a (16, K) and b (K, 8), both row-major in device memory, with fragments loaded by the formulas of the PTX
+// manual.
 template <class T> __global__ void mma_by_formula(float *d, const T *a, const T *b)
 {
     int g = threadIdx.x / 4, t = threadIdx.x % 4;
     uint32_t fa[4], fb[2];
     float fd[4] = {1, 2, 3, 4};
     for (int i = 0; i < 4; i++) {
-        T pair[2] = {a[(g + i % 2 * 8) * 16 + 2 * t + i / 2 * 8], a[(g + i % 2 * 8) * 16 + 2 * t + 1 + i / 2 * 8]};
+        T pair[2] = {a[(g + i % 2 * 8) * 16 + 2 * t + i / 2 * 8],
+                     a[(g + i % 2 * 8) * 16 + 2 * t + 1 + i / 2 * 8]};
         memcpy(&fa[i], pair, 4);
     }
     for (int i = 0; i < 2; i++) {
@@ -89,7 +99,8 @@ template <class T> __global__ void mma_by_formula(float *d, const T *a, const T 
 __global__ void mma_tf32_by_formula(float *d, const float *a, const float *b)
 {
     int g = threadIdx.x / 4, t = threadIdx.x % 4;
-    uint32_t fa[4] = {tt__tf32(a[g * 8 + t]), tt__tf32(a[(g + 8) * 8 + t]), tt__tf32(a[g * 8 + t + 4]), tt__tf32(a[(g + 8) * 8 + t + 4])};
+    uint32_t fa[4] = {tt__tf32(a[g * 8 + t]), tt__tf32(a[(g + 8) * 8 + t]), tt__tf32(a[g * 8 + t + 4]),
+                      tt__tf32(a[(g + 8) * 8 + t + 4])};
     uint32_t fb[2] = {tt__tf32(b[t * 8 + g]), tt__tf32(b[(t + 4) * 8 + g])};
     float fd[4] = {};
     tt__mma_1688_tf32(fd, fa, fb);
@@ -98,12 +109,14 @@ __global__ void mma_tf32_by_formula(float *d, const float *a, const float *b)
 static float to_float(bf16 v) { return __bfloat162float(v); }
 static float to_float(__half v) { return __half2float(v); }
 static float to_float(float v) { return v; }
-template <class T> static void check_product(const buffer<float> &d, const buffer<T> &a, const buffer<T> &b, int K)
+template <class T>
+static void check_product(const buffer<float> &d, const buffer<T> &a, const buffer<T> &b, int K)
 {
     for (int i = 0; i < 16; i++) {
         for (int j = 0; j < 8; j++) {
             double sum = 0;
-            for (int k = 0; k < K; k++) sum += (double)to_float(a.host[(size_t)(i * K + k)]) * to_float(b.host[(size_t)(k * 8 + j)]);
+            for (int k = 0; k < K; k++)
+                sum += (double)to_float(a.host[(size_t)(i * K + k)]) * to_float(b.host[(size_t)(k * 8 + j)]);
             CHECK_NEAR(d.host[(size_t)(i * 8 + j)], sum, 1e-3);
         }
     }
@@ -147,7 +160,8 @@ TEST(tf32_rounds_to_nearest_away_from_zero)
 #endif
 }
 
-// Each load of 8 x 8 matrices: out[matrix][lane] = the thread's two numbers. in (32, 8): four matrices one under the other.
+// Each load of 8 x 8 matrices: out[matrix][lane] = the thread's two numbers. in (32, 8): four matrices one
+// under the other.
 __global__ void ldmatrix_all(uint32_t *out, const uint16_t *in)
 {
     TT__SHARED(uint16_t, tile, [32][8]);
@@ -181,8 +195,10 @@ TEST(ldmatrix_gives_each_lane_its_part)
             for (int load = 0; load < 7; load++) {
                 int matrix = load == 0 ? 0 : load < 3 ? load - 1 : load - 3;
                 for (int lane = 0; lane < 32; lane++) {
-                    int row = matrix * 8 + (trans ? lane % 4 * 2 : lane / 4), column = trans ? lane / 4 : lane % 4 * 2;
-                    uint32_t low = in.host[(size_t)(row * 8 + column)], high = in.host[(size_t)(trans ? (row + 1) * 8 + column : row * 8 + column + 1)];
+                    int row = matrix * 8 + (trans ? lane % 4 * 2 : lane / 4),
+                        column = trans ? lane / 4 : lane % 4 * 2;
+                    uint32_t low = in.host[(size_t)(row * 8 + column)],
+                             high = in.host[(size_t)(trans ? (row + 1) * 8 + column : row * 8 + column + 1)];
                     CHECK_EQUAL(out.host[(size_t)((trans * 7 + load) * 32 + lane)], low | high << 16);
                 }
             }
@@ -208,7 +224,8 @@ __global__ void cp_async_all(uint32_t *out, const uint32_t *in)
     out[t * 4] += tile[1][t][1];
     tt__cp_async_wait<0>();
     __syncthreads();
-    for (int k = 1; k < 4; k++) out[t * 4 + k] = tile[2][31 - t][k] + tile[0][t][k] + (k > 1 ? tile[1][t][k] : 0);
+    for (int k = 1; k < 4; k++)
+        out[t * 4 + k] = tile[2][31 - t][k] + tile[0][t][k] + (k > 1 ? tile[1][t][k] : 0);
 }
 TEST(cp_async_copies_and_zero_fills)
 {
@@ -219,13 +236,15 @@ TEST(cp_async_copies_and_zero_fills)
         OK(TT__LAUNCH(cp_async_all, 1, 32, 0, 0, out.device, in.device));
         out.down();
         for (uint32_t t = 0; t < 32; t++) {
-            CHECK_EQUAL(out.host[t * 4], (t % 2 ? in.host[t * 4] : 0) + (t % 3 == 2 ? in.host[t * 4 + 1] : 0));
-            for (uint32_t k = 1, o = 31 - t; k < 4; k++) CHECK_EQUAL(out.host[t * 4 + k], (o % 5 > k ? in.host[o * 4 + k] : 0) + 7 + (k > 1 ? 7 : 0));
+            CHECK_EQUAL(out.host[t * 4],
+                        (t % 2 ? in.host[t * 4] : 0) + (t % 3 == 2 ? in.host[t * 4 + 1] : 0));
+            for (uint32_t k = 1, o = 31 - t; k < 4; k++)
+                CHECK_EQUAL(out.host[t * 4 + k], (o % 5 > k ? in.host[o * 4 + k] : 0) + 7 + (k > 1 ? 7 : 0));
         }
     }
 }
 
-// ================================================================================================== warps, atomics, shared memory
+// ============================================================================= warps, atomics, shared memory
 __global__ void warp_functions(int *out)
 {
     int t = threadIdx.x, lane = t % 32, *o = out + t * 16;
@@ -259,8 +278,22 @@ TEST(warp_functions_agree_with_loops)
             int lane = t % 32, *o = &out.host[(size_t)t * 16], squares = 0, ballot = 0;
             for (int l = 0; l < 32; l++) squares ^= l * l;
             for (int l = 0; l < 32; l += 3) ballot |= (int)(1u << l);
-            int expected[16] = {t ^ 5, lane < 3 ? t : t - 3, lane % 8 + 3 >= 8 ? t : t + 3, t / 16 * 16 + 9, ballot, 5, 496, -5, -1, squares, t ^ 15,
-                                lane < 16 ? 0xffff : 0xffff, 13, 3, 2 * (t ^ 1) + 1, lane == 31 ? t : t + 1};
+            int expected[16] = {t ^ 5,
+                                lane < 3 ? t : t - 3,
+                                lane % 8 + 3 >= 8 ? t : t + 3,
+                                t / 16 * 16 + 9,
+                                ballot,
+                                5,
+                                496,
+                                -5,
+                                -1,
+                                squares,
+                                t ^ 15,
+                                lane < 16 ? 0xffff : 0xffff,
+                                13,
+                                3,
+                                2 * (t ^ 1) + 1,
+                                lane == 31 ? t : t + 1};
             for (int k = 0; k < 16; k++) CHECK_EQUAL(o[k], expected[k]);
         }
     }
@@ -319,8 +352,10 @@ TEST(atomics_add_up)
         i.down();
         u.down();
         b.down();
-        CHECK(f.host[0] == 96 && i.host[0] == 96 * 95 / 2 && i.host[1] == 95 && i.host[2] == -95 && i.host[3] == 77);
-        CHECK(u.host[0] == 0xffffffffu && u.host[1] == 5 && __low2float(b.host[0]) == 96 && __high2float(b.host[0]) == 192);
+        CHECK(f.host[0] == 96 && i.host[0] == 96 * 95 / 2 && i.host[1] == 95 && i.host[2] == -95 &&
+              i.host[3] == 77);
+        CHECK(u.host[0] == 0xffffffffu && u.host[1] == 5 && __low2float(b.host[0]) == 96 &&
+              __high2float(b.host[0]) == 192);
     }
 }
 
@@ -344,7 +379,9 @@ TEST(shared_memory_beyond_48_kib_is_asked_for)
         CHECK_EQUAL(TT__LAUNCH(count_bytes, 2, 1024, 60000, 0, out.device), cudaErrorInvalidValue);
         OK(cudaFuncSetAttribute(count_bytes, cudaFuncAttributeMaxDynamicSharedMemorySize, 60000));
         OK(TT__LAUNCH(count_bytes, 2, 1024, 60000, 0, out.device));
-        CHECK_EQUAL(cudaFuncSetAttribute(count_bytes, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 * 1024), cudaErrorInvalidValue);
+        CHECK_EQUAL(cudaFuncSetAttribute(count_bytes, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         228 * 1024),
+                    cudaErrorInvalidValue);
         OK(cudaFuncGetAttributes(&attributes, count_bytes));
         CHECK_EQUAL(attributes.maxDynamicSharedSizeBytes, 60000);
         int few = 0, many = 0, grid = 0, block = 0;
@@ -358,7 +395,7 @@ TEST(shared_memory_beyond_48_kib_is_asked_for)
     }
 }
 
-// ================================================================================================== copies
+// ============================================================================= copies
 TEST(copies_in_one_and_two_dimensions)
 {
     FOR_SEEDS(10, 2, seed % 2) {
@@ -375,14 +412,20 @@ TEST(copies_in_one_and_two_dimensions)
         }
         a.up();
         b.up();
-        OK(cudaMemcpy2DAsync(a.device, pitch * 4, pinned, width * 4, width * 4, rows, cudaMemcpyHostToDevice, s)); // packed to pitched
-        OK(cudaMemcpy2DAsync(b.device + 1, pitch * 4, a.device, pitch * 4, width * 4, rows, cudaMemcpyDeviceToDevice, s));
-        OK(cudaMemcpy2DAsync(registered, pitch * 4, b.device, pitch * 4, pitch * 4, rows, cudaMemcpyDeviceToHost, s));
+        // Packed to pitched.
+        OK(cudaMemcpy2DAsync(a.device, pitch * 4, pinned, width * 4, width * 4, rows, cudaMemcpyHostToDevice,
+                             s));
+        OK(cudaMemcpy2DAsync(b.device + 1, pitch * 4, a.device, pitch * 4, width * 4, rows,
+                             cudaMemcpyDeviceToDevice, s));
+        OK(cudaMemcpy2DAsync(registered, pitch * 4, b.device, pitch * 4, pitch * 4, rows,
+                             cudaMemcpyDeviceToHost, s));
         OK(cudaStreamSynchronize(s));
         for (size_t r = 0; r < rows; r++) {
-            for (size_t c = 0; c < pitch; c++) CHECK_EQUAL(registered[r * pitch + c], c >= 1 && c <= width ? (int)(r * width + c - 1) : -1);
+            for (size_t c = 0; c < pitch; c++)
+                CHECK_EQUAL(registered[r * pitch + c], c >= 1 && c <= width ? (int)(r * width + c - 1) : -1);
         }
-        CHECK_EQUAL(cudaMemcpy2D(a.device, 4, pinned, width * 4, width * 4, rows, cudaMemcpyHostToDevice), cudaErrorInvalidPitchValue);
+        CHECK_EQUAL(cudaMemcpy2D(a.device, 4, pinned, width * 4, width * 4, rows, cudaMemcpyHostToDevice),
+                    cudaErrorInvalidPitchValue);
         OK(cudaGetDeviceCount(&devices));
         if (devices > 1) { // with peer access or staged: a copy between devices always works
             int *other, back[35];
@@ -408,7 +451,7 @@ TEST(copies_in_one_and_two_dimensions)
     }
 }
 
-// ================================================================================================== order of operations
+// ============================================================================= order of operations
 // A producer on one stream, a consumer on another. `wait`: with the event between them.
 static bool consumer_sees_producer(bool wait)
 {
@@ -544,9 +587,10 @@ TEST(events_tell_time)
     }
 }
 
-// ================================================================================================== graphs
+// ============================================================================= graphs
 struct captured { cudaGraph_t graph = nullptr; cudaGraphExec_t exec = nullptr; };
-static cudaError_t capture_two_streams(captured *c, cudaStream_t s, cudaStream_t t, float *a, float *b, int n, int rank)
+static cudaError_t capture_two_streams(captured *c, cudaStream_t s, cudaStream_t t, float *a, float *b, int n,
+                                       int rank)
 {
     event fork, join; // may go once the capture has ended
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
@@ -574,13 +618,15 @@ TEST(graphs_are_captured_replayed_and_updated)
         OK(cudaGraphInstantiate(&first.exec, first.graph, 0));
         OK(cudaGraphGetNodes(first.graph, nullptr, &nodes));
         CHECK(nodes >= 2);
-        for (int i = 0; i < 3; i++) OK(cudaGraphLaunch(first.exec, i % 2 ? s.s : t.s)); // launches of one graph follow each other
+        // Launches of one graph follow each other.
+        for (int i = 0; i < 3; i++) OK(cudaGraphLaunch(first.exec, i % 2 ? s.s : t.s));
         OK(cudaGraphExecUpdate(first.exec, second.graph, &info)); // those under way keep their arguments
         CHECK_EQUAL(info.result, cudaGraphExecUpdateSuccess);
         OK(cudaGraphLaunch(first.exec, s));
         OK(cudaStreamSynchronize(s));
         a.down();
-        for (int i = 0; i < n; i++) CHECK(a.host[(size_t)i] == 3.0f * (float)((i * 7 + 13) % 101) + (float)((i * 7 + 26) % 101));
+        for (int i = 0; i < n; i++)
+            CHECK(a.host[(size_t)i] == 3.0f * (float)((i * 7 + 13) % 101) + (float)((i * 7 + 26) % 101));
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // another shape
         OK(TT__LAUNCH(add, 4, 64, 0, s, a.device, b.device, n));
         OK(cudaStreamEndCapture(s, &other.graph));
@@ -663,7 +709,8 @@ TEST(captures_refuse_what_cuda_refuses)
         CHECK_EQUAL(cudaStreamWaitEvent(s, outside, 0), cudaErrorStreamCaptureIsolation);
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
 
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // an event of the capture is none for the host
+        // An event of the capture is none for the host.
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         OK(cudaEventRecord(e, s));
         CHECK_EQUAL(cudaEventSynchronize(e), cudaErrorCapturedEvent);
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
@@ -672,7 +719,7 @@ TEST(captures_refuse_what_cuda_refuses)
     }
 }
 
-// ================================================================================================== errors, limits, counts
+// ============================================================================= errors, limits, counts
 #ifdef TT_EMULATE
 TEST(misuse_has_cudas_error_codes)
 {
@@ -694,14 +741,16 @@ TEST(misuse_has_cudas_error_codes)
         OK(cudaStreamCreateWithFlags(&s1, cudaStreamNonBlocking));
         OK(cudaEventCreateWithFlags(&e1, cudaEventDisableTiming));
         OK(cudaMalloc(&b, 256));
-        CHECK_EQUAL(TT__LAUNCH(fill, 1, 32, 0, s0, p, 1, 0, 0), cudaErrorInvalidResourceHandle); // another device's stream
+        // Another device's stream.
+        CHECK_EQUAL(TT__LAUNCH(fill, 1, 32, 0, s0, p, 1, 0, 0), cudaErrorInvalidResourceHandle);
         CHECK_EQUAL(cudaEventRecord(e1, s0), cudaErrorInvalidResourceHandle);
         CHECK_EQUAL(cudaMemcpyPeerAsync(b, 0, p, 1, 256, s1), cudaErrorInvalidValue); // the devices swapped
         CHECK_EQUAL(cudaMemcpyAsync(b, p, 257, cudaMemcpyDeviceToDevice, s1), cudaErrorInvalidValue);
         CHECK_EQUAL(cudaMemcpyAsync(b, p, 4, cudaMemcpyHostToDevice, s1), cudaErrorInvalidValue);
         CHECK_EQUAL(cudaMemcpyAsync(b, p, 4, (cudaMemcpyKind)9, s1), cudaErrorInvalidMemcpyDirection);
         CHECK_EQUAL(cudaSetDevice(2), cudaErrorInvalidDevice);
-        CHECK_EQUAL(cudaFuncSetAttribute(fill, cudaFuncAttributeMaxDynamicSharedMemorySize, 300000), cudaErrorInvalidValue);
+        CHECK_EQUAL(cudaFuncSetAttribute(fill, cudaFuncAttributeMaxDynamicSharedMemorySize, 300000),
+                    cudaErrorInvalidValue);
         OK(cudaDeviceEnablePeerAccess(0, 0));
         CHECK_EQUAL(cudaDeviceEnablePeerAccess(0, 0), cudaErrorPeerAccessAlreadyEnabled);
         OK(cudaDeviceDisablePeerAccess(0));
@@ -782,7 +831,8 @@ TEST(stalls_of_the_host_are_counted)
         emu_reset_counts();
         OK(cudaMemcpyAsync(a.device, pinned, 256, cudaMemcpyHostToDevice, s));
         OK(cudaMemcpyAsync(pinned, a.device, 256, cudaMemcpyDeviceToHost, s));
-        CHECK(emu_get_counts().pageable_async == 0 && emu_get_counts().host_syncs == 0 && emu_get_counts().copies == 2);
+        CHECK(emu_get_counts().pageable_async == 0 && emu_get_counts().host_syncs == 0 &&
+              emu_get_counts().copies == 2);
         OK(cudaMemcpyAsync(a.device, h.data(), 256, cudaMemcpyHostToDevice, s)); // staged
         CHECK(emu_get_counts().pageable_async == 1 && emu_get_counts().host_syncs == 0);
         OK(cudaMemcpyAsync(h.data(), a.device, 256, cudaMemcpyDeviceToHost, s)); // waits
@@ -831,11 +881,14 @@ TEST(a_host_thread_for_each_device)
                 int &error = errors[d];
                 cudaStream_t s;
                 float *x, *y, *pinned;
-                error |= cudaSetDevice(d) | cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking) | cudaMalloc(&x, 4000) | cudaMalloc(&y, 4000);
+                error |= cudaSetDevice(d) | cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking) |
+                         cudaMalloc(&x, 4000) | cudaMalloc(&y, 4000);
                 error |= cudaMallocHost(&pinned, 4000);
                 for (int round = 0; round < 10; round++) {
-                    error |= TT__LAUNCH(fill, 2, 64, 0, s, x, 1000, d, round) | TT__LAUNCH(fill, 2, 64, 0, s, y, 1000, d, round + 1);
-                    error |= TT__LAUNCH(add, 2, 64, 0, s, x, y, 1000) | cudaMemcpyAsync(pinned, x, 4000, cudaMemcpyDeviceToHost, s);
+                    error |= TT__LAUNCH(fill, 2, 64, 0, s, x, 1000, d, round) |
+                             TT__LAUNCH(fill, 2, 64, 0, s, y, 1000, d, round + 1);
+                    error |= TT__LAUNCH(add, 2, 64, 0, s, x, y, 1000) |
+                             cudaMemcpyAsync(pinned, x, 4000, cudaMemcpyDeviceToHost, s);
                     error |= cudaStreamSynchronize(s);
                     for (int i = 0; i < 1000; i++) {
                         int first = i * 7 + d * 13 + round * 5;
@@ -852,7 +905,7 @@ TEST(a_host_thread_for_each_device)
 }
 #endif
 
-// ================================================================================================== matrix products
+// ============================================================================= matrix products
 template <class T> static T from_float(float v);
 template <> float from_float<float>(float v) { return v; }
 template <> bf16 from_float<bf16>(float v) { return __float2bfloat16_rn(v); }
@@ -873,12 +926,14 @@ template <class T> static void random_values(buffer<T> &b)
     b.up();
 }
 // Element (row, column) of op(x), x column-major
-template <class T> static double at(const buffer<T> &x, bool transpose, int row, int column, int ld, int first = 0)
+template <class T>
+static double at(const buffer<T> &x, bool transpose, int row, int column, int ld, int first = 0)
 {
     return to_float(x.host[(size_t)(first + (transpose ? column + row * ld : row + column * ld))]);
 }
 
-template <class T, class C> static void check_gemm(cublasHandle_t h, bool ta, bool tb, int batch, double tolerance)
+template <class T, class C>
+static void check_gemm(cublasHandle_t h, bool ta, bool tb, int batch, double tolerance)
 {
     const int m = 5, n = 7, k = 9, lda = (ta ? k : m) + 1, ldb = (tb ? n : k) + 2, ldc = m + 3;
     const int stride_a = lda * (ta ? m : k), stride_b = ldb * (tb ? k : n), stride_c = ldc * n;
@@ -890,20 +945,25 @@ template <class T, class C> static void check_gemm(cublasHandle_t h, bool ta, bo
     random_values(c);
     std::vector<C> before = c.host;
     if (batch == 1) {
-        OK(cublasGemmEx(h, ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N, m, n, k, &alpha, a.device, data_type<T>::value, lda, b.device,
-                        data_type<T>::value, ldb, &beta, c.device, data_type<C>::value, ldc, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+        OK(cublasGemmEx(h, ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N, m, n, k, &alpha,
+                        a.device, data_type<T>::value, lda, b.device, data_type<T>::value, ldb, &beta,
+                        c.device, data_type<C>::value, ldc, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
     } else {
-        OK(cublasGemmStridedBatchedEx(h, ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N, m, n, k, &alpha, a.device, data_type<T>::value,
-                                      lda, stride_a, b.device, data_type<T>::value, ldb, stride_b, &beta, c.device, data_type<C>::value, ldc, stride_c,
-                                      batch, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+        OK(cublasGemmStridedBatchedEx(h, ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N, m, n,
+                                      k, &alpha, a.device, data_type<T>::value, lda, stride_a, b.device,
+                                      data_type<T>::value, ldb, stride_b, &beta, c.device,
+                                      data_type<C>::value, ldc, stride_c, batch, CUBLAS_COMPUTE_32F,
+                                      CUBLAS_GEMM_DEFAULT));
     }
     c.down();
     for (int q = 0; q < batch; q++) {
         for (int j = 0; j < n; j++) {
             for (int i = 0; i < ldc; i++) {
                 size_t e = (size_t)(q * stride_c + j * ldc + i);
-                double sum = i < m ? 2 * to_float(before[e]) : to_float(before[e]); // rows between m and ldc stay as they were
-                for (int l = 0; l < k && i < m; l++) sum += 0.5 * at(a, ta, i, l, lda, q * stride_a) * at(b, tb, l, j, ldb, q * stride_b);
+                // Rows between m and ldc stay as they were.
+                double sum = i < m ? 2 * to_float(before[e]) : to_float(before[e]);
+                for (int l = 0; l < k && i < m; l++)
+                    sum += 0.5 * at(a, ta, i, l, lda, q * stride_a) * at(b, tb, l, j, ldb, q * stride_b);
                 CHECK_NEAR(to_float(c.host[e]), sum, tolerance);
             }
         }
@@ -927,7 +987,10 @@ TEST(cublas_gemm_of_all_kinds)
     }
 }
 
-static double gelu_reference(double v) { return 0.5 * v * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (v + 0.044715 * v * v * v))); }
+static double gelu_reference(double v)
+{
+    return 0.5 * v * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (v + 0.044715 * v * v * v)));
+}
 
 struct lt_call { // one cublasLtMatmul, with its descriptors
     cublasLtHandle_t h = nullptr;
@@ -936,16 +999,18 @@ struct lt_call { // one cublasLtMatmul, with its descriptors
     cublasLtMatmulPreference_t p = nullptr;
     cublasLtMatmulHeuristicResult_t results[8];
     int found = 0;
-    lt_call(cublasComputeType_t compute, cudaDataType ta, cudaDataType tb, cudaDataType tc, cudaDataType td, int m, int n, int k, bool transpose_a,
-            bool transpose_b)
+    lt_call(cublasComputeType_t compute, cudaDataType ta, cudaDataType tb, cudaDataType tc, cudaDataType td,
+            int m, int n, int k, bool transpose_a, bool transpose_b)
     {
         int32_t ta_ = transpose_a, tb_ = transpose_b;
         OK(cublasLtCreate(&h));
         OK(cublasLtMatmulDescCreate(&d, compute, CUDA_R_32F));
         set(CUBLASLT_MATMUL_DESC_TRANSA, ta_);
         set(CUBLASLT_MATMUL_DESC_TRANSB, tb_);
-        OK(cublasLtMatrixLayoutCreate(&a, ta, (uint64_t)(transpose_a ? k : m), (uint64_t)(transpose_a ? m : k), transpose_a ? k : m));
-        OK(cublasLtMatrixLayoutCreate(&b, tb, (uint64_t)(transpose_b ? n : k), (uint64_t)(transpose_b ? k : n), transpose_b ? n : k));
+        OK(cublasLtMatrixLayoutCreate(&a, ta, (uint64_t)(transpose_a ? k : m),
+                                      (uint64_t)(transpose_a ? m : k), transpose_a ? k : m));
+        OK(cublasLtMatrixLayoutCreate(&b, tb, (uint64_t)(transpose_b ? n : k),
+                                      (uint64_t)(transpose_b ? k : n), transpose_b ? n : k));
         OK(cublasLtMatrixLayoutCreate(&c, tc, (uint64_t)m, (uint64_t)n, m));
         OK(cublasLtMatrixLayoutCreate(&out, td, (uint64_t)m, (uint64_t)n, m));
         OK(cublasLtMatmulPreferenceCreate(&p));
@@ -960,21 +1025,32 @@ struct lt_call { // one cublasLtMatmul, with its descriptors
         OK(cublasLtMatmulDescDestroy(d));
         OK(cublasLtDestroy(h));
     }
-    template <class T> void set(cublasLtMatmulDescAttributes_t attribute, T value) { OK(cublasLtMatmulDescSetAttribute(d, attribute, &value, sizeof value)); }
-    void workspace(size_t n) { OK(cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &n, sizeof n)); }
+    template <class T> void set(cublasLtMatmulDescAttributes_t attribute, T value)
+    {
+        OK(cublasLtMatmulDescSetAttribute(d, attribute, &value, sizeof value));
+    }
+    void workspace(size_t n)
+    {
+        OK(cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &n, sizeof n));
+    }
     int query() { return cublasLtMatmulAlgoGetHeuristic(h, d, a, b, c, out, p, 8, results, &found); }
 };
 
 // m features, n rows, k inputs, as a linear layer has them
-template <class T, class D> static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double tolerance)
+template <class T, class D>
+static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double tolerance)
 {
     const int m = 16, n = 6, k = 24;
-    const bool adds = epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    const bool writes_aux = epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    const bool adds = epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_BIAS ||
+                      epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    const bool writes_aux = epilogue == CUBLASLT_EPILOGUE_GELU_AUX ||
+                            epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     const bool reads_aux = epilogue == CUBLASLT_EPILOGUE_DGELU || epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD;
-    const bool gelu = writes_aux || epilogue == CUBLASLT_EPILOGUE_GELU || epilogue == CUBLASLT_EPILOGUE_GELU_BIAS;
+    const bool gelu = writes_aux || epilogue == CUBLASLT_EPILOGUE_GELU ||
+                      epilogue == CUBLASLT_EPILOGUE_GELU_BIAS;
     const float alpha = 1.5f, beta = beta_value;
-    lt_call call(CUBLAS_COMPUTE_32F, data_type<T>::value, data_type<T>::value, data_type<D>::value, data_type<D>::value, m, n, k, true, false);
+    lt_call call(CUBLAS_COMPUTE_32F, data_type<T>::value, data_type<T>::value, data_type<D>::value,
+                 data_type<D>::value, m, n, k, true, false);
     buffer<T> a((size_t)(m * k)), b((size_t)(n * k));
     buffer<D> c((size_t)(m * n)), d((size_t)(m * n)), aux((size_t)(m * n)), bias((size_t)std::max(m, n));
     buffer<unsigned char> workspace(4096);
@@ -996,8 +1072,8 @@ template <class T, class D> static void check_epilogue(cublasLtEpilogue_t epilog
     CHECK(call.found >= 1);
     if (!call.found) return;
     OK(cudaMemset(workspace.device, 0, 4096));
-    OK(cublasLtMatmul(call.h, call.d, &alpha, a.device, call.a, b.device, call.b, &beta, c.device, call.c, d.device, call.out,
-                      &call.results[0].algo, workspace.device, 4096, 0));
+    OK(cublasLtMatmul(call.h, call.d, &alpha, a.device, call.a, b.device, call.b, &beta, c.device, call.c,
+                      d.device, call.out, &call.results[0].algo, workspace.device, 4096, 0));
     d.down();
     std::vector<D> aux_before = aux.host, bias_before = bias.host;
     aux.down();
@@ -1008,7 +1084,8 @@ template <class T, class D> static void check_epilogue(cublasLtEpilogue_t epilog
             size_t e = (size_t)(i + j * m);
             double sum = 0;
             for (int l = 0; l < k; l++) sum += at(a, true, i, l, k) * at(b, false, l, j, k);
-            sum = alpha * sum + (beta != 0 ? beta * to_float(c.host[e]) : 0) + (adds ? to_float(bias_before[(size_t)i]) : 0);
+            sum = alpha * sum + (beta != 0 ? beta * to_float(c.host[e]) : 0) +
+                  (adds ? to_float(bias_before[(size_t)i]) : 0);
             if (writes_aux) CHECK_NEAR(to_float(aux.host[e]), sum, tolerance * (1 + fabs(sum)));
             if (gelu) sum = gelu_reference(sum);
             if (reads_aux) {
@@ -1020,17 +1097,25 @@ template <class T, class D> static void check_epilogue(cublasLtEpilogue_t epilog
         }
     }
     for (int l = 0; l < k; l++) {
-        for (int i = 0; i < m && epilogue == CUBLASLT_EPILOGUE_BGRADA; i++) bias_gradient[(size_t)i] += at(a, true, i, l, k);
-        for (int j = 0; j < n && epilogue == CUBLASLT_EPILOGUE_BGRADB; j++) bias_gradient[(size_t)j] += at(b, false, l, j, k);
+        for (int i = 0; i < m && epilogue == CUBLASLT_EPILOGUE_BGRADA; i++)
+            bias_gradient[(size_t)i] += at(a, true, i, l, k);
+        for (int j = 0; j < n && epilogue == CUBLASLT_EPILOGUE_BGRADB; j++)
+            bias_gradient[(size_t)j] += at(b, false, l, j, k);
     }
-    int count = epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD || epilogue == CUBLASLT_EPILOGUE_BGRADA ? m : epilogue == CUBLASLT_EPILOGUE_BGRADB ? n : 0;
-    for (int i = 0; i < count; i++) CHECK_NEAR(to_float(bias.host[(size_t)i]), bias_gradient[(size_t)i], tolerance * (1 + fabs(bias_gradient[(size_t)i])));
+    int count = epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD || epilogue == CUBLASLT_EPILOGUE_BGRADA ? m
+                : epilogue == CUBLASLT_EPILOGUE_BGRADB ? n
+                : 0;
+    for (int i = 0; i < count; i++)
+        CHECK_NEAR(to_float(bias.host[(size_t)i]), bias_gradient[(size_t)i],
+                   tolerance * (1 + fabs(bias_gradient[(size_t)i])));
 }
 TEST(cublaslt_epilogues)
 {
-    static const cublasLtEpilogue_t all[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS,
-                                             CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
-                                             CUBLASLT_EPILOGUE_DGELU_BGRAD, CUBLASLT_EPILOGUE_BGRADA, CUBLASLT_EPILOGUE_BGRADB};
+    static const cublasLtEpilogue_t all[] = {CUBLASLT_EPILOGUE_DEFAULT,  CUBLASLT_EPILOGUE_BIAS,
+                                             CUBLASLT_EPILOGUE_GELU,     CUBLASLT_EPILOGUE_GELU_BIAS,
+                                             CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                                             CUBLASLT_EPILOGUE_DGELU,    CUBLASLT_EPILOGUE_DGELU_BGRAD,
+                                             CUBLASLT_EPILOGUE_BGRADA,   CUBLASLT_EPILOGUE_BGRADB};
     FOR_SEEDS(3, 1, 1) {
         for (auto e : all) {
             check_epilogue<bf16, bf16>(e, 0, 1e-2);
@@ -1045,7 +1130,8 @@ template <class A, class B> static void check_fp8(double tolerance)
 {
     const int m = 16, n = 5, k = 32;
     const float alpha = 2, beta = 0;
-    lt_call call(CUBLAS_COMPUTE_32F, data_type<A>::value, data_type<B>::value, CUDA_R_16BF, CUDA_R_16BF, m, n, k, true, false);
+    lt_call call(CUBLAS_COMPUTE_32F, data_type<A>::value, data_type<B>::value, CUDA_R_16BF, CUDA_R_16BF, m, n,
+                 k, true, false);
     buffer<A> a((size_t)(m * k));
     buffer<B> b((size_t)(n * k));
     buffer<bf16> c((size_t)(m * n)), d((size_t)(m * n));
@@ -1059,7 +1145,8 @@ template <class A, class B> static void check_fp8(double tolerance)
     call.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (const void *)(scales.device + 1));
     call.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
     OK(call.query());
-    OK(cublasLtMatmul(call.h, call.d, &alpha, a.device, call.a, b.device, call.b, &beta, c.device, call.c, d.device, call.out, &call.results[0].algo, nullptr, 0, 0));
+    OK(cublasLtMatmul(call.h, call.d, &alpha, a.device, call.a, b.device, call.b, &beta, c.device, call.c,
+                      d.device, call.out, &call.results[0].algo, nullptr, 0, 0));
     d.down();
     for (int j = 0; j < n; j++) {
         for (int i = 0; i < m; i++) {
@@ -1075,11 +1162,14 @@ TEST(cublaslt_fp8_with_scales)
         check_fp8<__nv_fp8_e4m3, __nv_fp8_e4m3>(1e-2);
         check_fp8<__nv_fp8_e4m3, __nv_fp8_e5m2>(1e-2);
         check_fp8<__nv_fp8_e5m2, __nv_fp8_e4m3>(1e-2);
-        lt_call both(CUBLAS_COMPUTE_32F, CUDA_R_8F_E5M2, CUDA_R_8F_E5M2, CUDA_R_16BF, CUDA_R_16BF, 16, 16, 16, true, false);
+        lt_call both(CUBLAS_COMPUTE_32F, CUDA_R_8F_E5M2, CUDA_R_8F_E5M2, CUDA_R_16BF, CUDA_R_16BF, 16, 16, 16,
+                     true, false);
         CHECK(both.query() != CUBLAS_STATUS_SUCCESS);
-        lt_call wrong_layout(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16BF, 16, 16, 16, false, false);
+        lt_call wrong_layout(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16BF, 16,
+                             16, 16, false, false);
         CHECK(wrong_layout.query() != CUBLAS_STATUS_SUCCESS);
-        lt_call odd(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16BF, 16, 16, 24, true, false);
+        lt_call odd(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16BF, 16, 16, 24,
+                    true, false);
         CHECK(odd.query() != CUBLAS_STATUS_SUCCESS);
     }
 }
@@ -1093,10 +1183,12 @@ TEST(cublaslt_offers_and_refuses)
         buffer<bf16> x(1024);
         buffer<unsigned char> workspace(1 << 20);
         randomise(x);
-        lt_call call(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 16, 8, 24, false, false);
+        lt_call call(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 16, 8, 24, false,
+                     false);
         auto run = [&](bf16 *a, const cublasLtMatmulAlgo_t *algo, size_t workspace_bytes) {
-            return cublasLtMatmul(call.h, call.d, &one, a, call.a, x.device, call.b, &zero, x.device + 512, call.c, x.device + 512, call.out, algo,
-                                  workspace.device, workspace_bytes, 0);
+            return cublasLtMatmul(call.h, call.d, &one, a, call.a, x.device, call.b, &zero, x.device + 512,
+                                  call.c, x.device + 512, call.out, algo, workspace.device, workspace_bytes,
+                                  0);
         };
         OK(call.query()); // without workspace
         CHECK_EQUAL(call.found, 2);
@@ -1104,14 +1196,18 @@ TEST(cublaslt_offers_and_refuses)
         call.workspace(1 << 20);
         OK(call.query());
         CHECK_EQUAL(call.found, 4);
-        CHECK(call.results[0].workspaceSize > call.results[1].workspaceSize && call.results[1].workspaceSize > 0);
-        CHECK_EQUAL(run(x.device, &call.results[0].algo, 4096), CUBLAS_STATUS_INVALID_VALUE); // the workspace is too small for it
+        CHECK(call.results[0].workspaceSize > call.results[1].workspaceSize &&
+              call.results[1].workspaceSize > 0);
+        // The workspace is too small for it.
+        CHECK_EQUAL(run(x.device, &call.results[0].algo, 4096), CUBLAS_STATUS_INVALID_VALUE);
         OK(run(x.device, &call.results[0].algo, 1 << 20));
         OK(run(x.device, nullptr, 0));
-        CHECK_EQUAL(run(x.device + 1, &call.results[0].algo, 1 << 20), CUBLAS_STATUS_NOT_SUPPORTED); // a is not aligned to 16 bytes
+        // A is not aligned to 16 bytes.
+        CHECK_EQUAL(run(x.device + 1, &call.results[0].algo, 1 << 20), CUBLAS_STATUS_NOT_SUPPORTED);
         OK(run(x.device + 1, &call.results[3].algo, 0));
         uint32_t alignment = 2; // said beforehand
-        OK(cublasLtMatmulPreferenceSetAttribute(call.p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment, sizeof alignment));
+        OK(cublasLtMatmulPreferenceSetAttribute(call.p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                                                &alignment, sizeof alignment));
         OK(call.query());
         CHECK_EQUAL(call.found, 1);
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_GELU_AUX);
@@ -1124,12 +1220,14 @@ TEST(cublaslt_offers_and_refuses)
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS);
         CHECK_EQUAL(call.query(), CUBLAS_STATUS_INVALID_VALUE); // no bias
         int64_t wide = 4;
-        CHECK_EQUAL(cublasLtMatmulDescSetAttribute(call.d, CUBLASLT_MATMUL_DESC_EPILOGUE, &wide, sizeof wide), CUBLAS_STATUS_INVALID_VALUE);
+        CHECK_EQUAL(cublasLtMatmulDescSetAttribute(call.d, CUBLASLT_MATMUL_DESC_EPILOGUE, &wide, sizeof wide),
+                    CUBLAS_STATUS_INVALID_VALUE);
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_DEFAULT);
         OK(cudaSetDevice(1));
         CHECK(run(x.device, nullptr, 0) != CUBLAS_STATUS_SUCCESS); // a handle belongs to its device
         OK(cudaSetDevice(0));
-        lt_call mixed(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16F, CUDA_R_16BF, CUDA_R_16BF, 16, 8, 24, false, false);
+        lt_call mixed(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16F, CUDA_R_16BF, CUDA_R_16BF, 16, 8, 24, false,
+                      false);
         CHECK_EQUAL(mixed.query(), CUBLAS_STATUS_NOT_SUPPORTED);
     }
     CHECK_EQUAL(emu_live_objects(nullptr, 0), 0);
@@ -1137,16 +1235,22 @@ TEST(cublaslt_offers_and_refuses)
 #endif
 
 static const test_case tests[] = {
-    TEST_CASE(conversions_have_the_bits_of_nvidias), TEST_CASE(mma_fragments_lie_as_the_manual_says), TEST_CASE(tf32_rounds_to_nearest_away_from_zero),
-    TEST_CASE(ldmatrix_gives_each_lane_its_part), TEST_CASE(cp_async_copies_and_zero_fills), TEST_CASE(warp_functions_agree_with_loops), TEST_CASE(syncwarp_orders_reads_and_a_write),
-    TEST_CASE(atomics_add_up), TEST_CASE(shared_memory_beyond_48_kib_is_asked_for), TEST_CASE(copies_in_one_and_two_dimensions),
-    TEST_CASE(events_order_streams), TEST_CASE(legacy_stream_waits_for_blocking_streams), TEST_CASE(host_functions_run_in_order),
-    TEST_CASE(events_tell_time), TEST_CASE(graphs_are_captured_replayed_and_updated), TEST_CASE(graphs_read_pinned_memory_when_they_run),
-    TEST_CASE(captures_refuse_what_cuda_refuses), TEST_CASE(cublas_gemm_of_all_kinds), TEST_CASE(cublaslt_epilogues), TEST_CASE(cublaslt_fp8_with_scales),
+    TEST_CASE(conversions_have_the_bits_of_nvidias), TEST_CASE(mma_fragments_lie_as_the_manual_says),
+    TEST_CASE(tf32_rounds_to_nearest_away_from_zero), TEST_CASE(ldmatrix_gives_each_lane_its_part),
+    TEST_CASE(cp_async_copies_and_zero_fills), TEST_CASE(warp_functions_agree_with_loops),
+    TEST_CASE(syncwarp_orders_reads_and_a_write), TEST_CASE(atomics_add_up),
+    TEST_CASE(shared_memory_beyond_48_kib_is_asked_for), TEST_CASE(copies_in_one_and_two_dimensions),
+    TEST_CASE(events_order_streams), TEST_CASE(legacy_stream_waits_for_blocking_streams),
+    TEST_CASE(host_functions_run_in_order), TEST_CASE(events_tell_time),
+    TEST_CASE(graphs_are_captured_replayed_and_updated), TEST_CASE(graphs_read_pinned_memory_when_they_run),
+    TEST_CASE(captures_refuse_what_cuda_refuses), TEST_CASE(cublas_gemm_of_all_kinds),
+    TEST_CASE(cublaslt_epilogues), TEST_CASE(cublaslt_fp8_with_scales),
 #ifdef TT_EMULATE
-    TEST_CASE(every_scheduler_but_eager_shows_a_missing_event), TEST_CASE(a_seed_decides_the_order_of_threads_and_blocks), TEST_CASE(misuse_has_cudas_error_codes),
-    TEST_CASE(kernels_reach_peers_once_enabled), TEST_CASE(memory_has_a_limit_and_leaks_are_counted), TEST_CASE(stalls_of_the_host_are_counted),
-    TEST_CASE(faults_are_injected_once_or_on_end), TEST_CASE(a_host_thread_for_each_device), TEST_CASE(cublaslt_offers_and_refuses),
+    TEST_CASE(every_scheduler_but_eager_shows_a_missing_event),
+    TEST_CASE(a_seed_decides_the_order_of_threads_and_blocks), TEST_CASE(misuse_has_cudas_error_codes),
+    TEST_CASE(kernels_reach_peers_once_enabled), TEST_CASE(memory_has_a_limit_and_leaks_are_counted),
+    TEST_CASE(stalls_of_the_host_are_counted), TEST_CASE(faults_are_injected_once_or_on_end),
+    TEST_CASE(a_host_thread_for_each_device), TEST_CASE(cublaslt_offers_and_refuses),
 #endif
 };
 
