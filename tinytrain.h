@@ -12334,12 +12334,12 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
     return text.length;
 }
 
-/* ============================================================================================================
-   FORMATS                                                                                        >>formats
+/* ===========================================================================================================
+   FORMATS                                                                                           >>formats
    JSON, safetensors, BERT's tokenizer, images, datasets and batches. Uses >>base and >>unicode's tables.
    Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
    loop worse than n log n.
-   ============================================================================================================ */
+   ======================================================================================================== */
 
 #include <locale.h>
 
@@ -12539,7 +12539,7 @@ typedef struct tt__json_node {
     int32_t after;           /* the node behind this one and all that it holds */
     uint32_t offset;         /* of its first byte in the text */
     uint32_t key, key_bytes; /* of a member of an object: in `pool`, with a NUL behind */
-    double number;
+    double number;   /* in a safetensors header, of a tensor: its number; of other members: -1 */
     int64_t integer; /* a string: its place in `pool`; an object: that of its sorted members in `sorted` */
 } tt__json_node;
 
@@ -12565,9 +12565,6 @@ static void tt__json_free(tt__json *j)
     memset(j, 0, sizeof *j);
 }
 
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
 TT_PRINTF(3, 4)
 static bool tt__json_fail(const tt__json *j, size_t offset, const char *format, ...)
 {
@@ -12754,15 +12751,15 @@ static bool tt__json_number(tt__json *j)
     return isfinite(node->number) || tt__json_fail(j, from, "a number too large for a double");
 }
 
-static bool tt__json_word(tt__json *j, const char *word, tt__json_kind kind)
+static bool tt__json_word(tt__json *j, tt__json_kind kind) /* TT__JSON_NULL, _FALSE or _TRUE */
 {
-    size_t n = strlen(word);
-    if (j->bytes - j->at < n || memcmp(j->text + j->at, word, n) != 0)
+    static const char *const words[] = {"null", "false", "true"};
+    size_t n = strlen(words[kind]);
+    if (j->bytes - j->at < n || memcmp(j->text + j->at, words[kind], n) != 0)
         return tt__json_fail(j, j->at,
                              "expected a value: an object, array, string, number, true, false or null");
-    if (tt__json_push(j, kind, j->at) < 0) return false;
     j->at += n;
-    return true;
+    return tt__json_push(j, kind, j->at - n) >= 0;
 }
 
 static int tt__json_compare_keys(const tt__json *j, uint32_t a, uint32_t b)
@@ -12805,9 +12802,8 @@ static bool tt__json_value(tt__json *j, int depth)
     char c = tt__json_peek(j), close = c == '{' ? '}' : ']';
     bool object = c == '{';
     if (c == '-' || tt__json_digit(j)) return tt__json_number(j);
-    if (c == 't') return tt__json_word(j, "true", TT__JSON_TRUE);
-    if (c == 'f') return tt__json_word(j, "false", TT__JSON_FALSE);
-    if (c == 'n') return tt__json_word(j, "null", TT__JSON_NULL);
+    if (c == 'n' || c == 'f' || c == 't')
+        return tt__json_word(j, c == 'n' ? TT__JSON_NULL : c == 'f' ? TT__JSON_FALSE : TT__JSON_TRUE);
     if (c == '"') {
         uint32_t start, bytes;
         int self = tt__json_push(j, TT__JSON_STRING, j->at);
@@ -12879,10 +12875,8 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
 {
     tt__file_bytes file;
     memset(j, 0, sizeof *j);
-    j->ctx = ctx;
     tt_status status = tt__file_open(ctx, path, &file);
-    if (status != TT_OK) return status;
-    status = tt__json_parse(j, ctx, path, 0, file.bytes, file.size);
+    if (status == TT_OK) status = tt__json_parse(j, ctx, path, 0, file.bytes, file.size);
     tt__file_close(ctx, &file);
     return status;
 }
@@ -12919,101 +12913,104 @@ static const char *tt__json_kind_name(const tt__json *j, int node)
     return names[j->nodes[node].kind];
 }
 
-static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *expected)
+/* found: what the member is; NULL: its kind */
+static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *found,
+                                const char *expected)
 {
     return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"%s\" is %s; expected %s", j->path,
-                    j->base + j->nodes[node].offset, key, tt__json_kind_name(j, node), expected);
+                    j->base + j->nodes[node].offset, key, found ? found : tt__json_kind_name(j, node),
+                    expected);
 }
 
 /* The functions tt__json_read_... read a member of a configuration. Where the key is absent or null, *value
    stays as it is, which is an error if the key is `required`. A value of another kind or out of range is an
    error that names file, key and byte.
 
-   Finds the member; *node is -1 where it is absent or null. */
-static tt_status tt__json_lookup(const tt__json *j, int object, const char *key, bool required, int *node)
+   Finds the member, which must be of one of `kinds` (bits 1 << TT__JSON_...). Returns -1 where it is absent
+   or null, and on errors. */
+static int tt__json_member(const tt__json *j, int object, const char *key, bool required, int kinds,
+                           const char *expected, tt_status *status)
 {
-    *node = tt__json_get(j, object, key);
-    if (*node >= 0 && j->nodes[*node].kind == TT__JSON_NULL) *node = -1;
-    if (*node >= 0 || !required) return TT_OK;
-    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"%s\", which is needed", j->path, key);
+    int node = tt__json_get(j, object, key);
+    *status = TT_OK;
+    if (node >= 0 && kinds >> j->nodes[node].kind & 1) return node;
+    if (node >= 0 && j->nodes[node].kind != TT__JSON_NULL)
+        *status = tt__json_wrong(j, key, node, NULL, expected);
+    else if (required)
+        *status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"%s\", which is needed", j->path, key);
+    return -1;
 }
 
 static tt_status tt__json_read_int(const tt__json *j, int object, const char *key, bool required, int64_t min,
                                    int64_t max, int64_t *value)
 {
-    int node;
-    char expected[96];
-    tt_status status = tt__json_lookup(j, object, key, required, &node);
-    if (status != TT_OK || node < 0) return status;
-    const tt__json_node *found = &j->nodes[node];
+    tt_status status;
+    char expected[96], found[32];
     snprintf(expected, sizeof expected, "an integer from %lld to %lld", (long long)min, (long long)max);
-    if (!found->exact) return tt__json_wrong(j, key, node, expected);
-    if (found->integer < min || found->integer > max)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"%s\" is %lld; expected %s", j->path,
-                        j->base + found->offset, key, (long long)found->integer, expected);
-    *value = found->integer;
-    return TT_OK;
+    int node = tt__json_member(j, object, key, required, 1 << TT__JSON_NUMBER_KIND, expected, &status);
+    if (node < 0) return status;
+    const tt__json_node *at = &j->nodes[node];
+    if (at->exact && at->integer >= min && at->integer <= max) return *value = at->integer, TT_OK;
+    snprintf(found, sizeof found, "%lld", (long long)at->integer);
+    return tt__json_wrong(j, key, node, at->exact ? found : NULL, expected);
 }
 
-static tt_status tt__json_read_number(const tt__json *j, int object, const char *key, bool required,
-                                      double *value)
+/* The number at `node` as a float in [least, below). */
+static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float least, float below,
+                                   float *value)
 {
-    int node;
-    tt_status status = tt__json_lookup(j, object, key, required, &node);
-    if (status != TT_OK || node < 0) return status;
-    if (j->nodes[node].kind != TT__JSON_NUMBER_KIND) return tt__json_wrong(j, key, node, "a number");
-    *value = j->nodes[node].number;
-    return TT_OK;
+    if (j->nodes[node].kind != TT__JSON_NUMBER_KIND) return tt__json_wrong(j, key, node, NULL, "a number");
+    double x = j->nodes[node].number;
+    if (fabs(x) <= FLT_MAX && (float)x >= least && (float)x < below) return *value = (float)x, TT_OK;
+    char found[32], expected[96];
+    int n = snprintf(expected, sizeof expected, "a number that a float holds, of at least %g", least);
+    if (isfinite(below)) snprintf(expected + n, sizeof expected - (size_t)n, " and below %g", below);
+    snprintf(found, sizeof found, "%g", x);
+    return tt__json_wrong(j, key, node, found, expected);
 }
 
-static tt_status tt__json_read_bool(const tt__json *j, int object, const char *key, bool required,
-                                    bool *value)
+static tt_status tt__json_read_float(const tt__json *j, int object, const char *key, float least, float below,
+                                     float *value)
 {
-    int node;
-    tt_status status = tt__json_lookup(j, object, key, required, &node);
-    if (status != TT_OK || node < 0) return status;
-    if (j->nodes[node].kind != TT__JSON_TRUE && j->nodes[node].kind != TT__JSON_FALSE)
-        return tt__json_wrong(j, key, node, "true or false");
-    *value = j->nodes[node].kind == TT__JSON_TRUE;
-    return TT_OK;
+    tt_status status;
+    int node = tt__json_member(j, object, key, false, 1 << TT__JSON_NUMBER_KIND, "a number", &status);
+    return node < 0 ? status : tt__json_float_at(j, key, node, least, below, value);
+}
+
+static tt_status tt__json_read_bool(const tt__json *j, int object, const char *key, bool *value)
+{
+    const int kinds = 1 << TT__JSON_TRUE | 1 << TT__JSON_FALSE;
+    tt_status status;
+    int node = tt__json_member(j, object, key, false, kinds, "true or false", &status);
+    if (node >= 0) *value = j->nodes[node].kind == TT__JSON_TRUE;
+    return status;
 }
 
 static tt_status tt__json_read_string(const tt__json *j, int object, const char *key, bool required,
                                       const char **value) /* as long as j */
 {
-    int node;
-    tt_status status = tt__json_lookup(j, object, key, required, &node);
-    if (status != TT_OK || node < 0) return status;
-    if (!tt__json_text(j, node)) return tt__json_wrong(j, key, node, "a string without U+0000");
+    static const char expected[] = "a string without U+0000";
+    tt_status status;
+    int node = tt__json_member(j, object, key, required, 1 << TT__JSON_STRING, expected, &status);
+    if (node < 0) return status;
+    if (!tt__json_text(j, node)) return tt__json_wrong(j, key, node, NULL, expected);
     *value = tt__json_text(j, node);
     return TT_OK;
 }
 
-/* Appends bytes as tt__print does text. */
-static void tt__text_put(tt__text *text, const char *bytes, size_t n)
-{
-    if (text->length < text->capacity) {
-        size_t room = text->capacity - text->length - 1;
-        memcpy(text->to + text->length, bytes, n < room ? n : room);
-        text->to[text->length + (n < room ? n : room)] = 0;
-    }
-    text->length += n;
-}
-
 static void tt__json_quote(tt__text *text, const char *string)
 {
-    tt__text_put(text, "\"", 1);
+    tt__print(text, "\"");
     while (*string) {
-        size_t plain = 0;
-        while ((unsigned char)string[plain] >= 0x20 && string[plain] != '"' && string[plain] != '\\') plain++;
-        tt__text_put(text, string, plain);
-        string += plain;
-        if (!*string) break;
-        if (*string == '"' || *string == '\\') tt__print(text, "\\%c", *string);
-        else tt__print(text, "\\u%04x", (unsigned)*string);
-        string++;
+        int plain = 0;
+        while ((unsigned char)string[plain] >= 0x20 && string[plain] != '"' && string[plain] != '\\' &&
+               plain < INT_MAX)
+            plain++;
+        if (plain) tt__print(text, "%.*s", plain, string);
+        else tt__print(text, *string == '"' || *string == '\\' ? "\\%c" : "\\u%04x", *string);
+        string += plain ? plain : 1;
     }
-    tt__text_put(text, "\"", 1);
+    tt__print(text, "\"");
 }
 
 static tt_status tt__write_text(tt_context *ctx, const char *path, const char *text)
@@ -13024,6 +13021,32 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
     tt_status status = tt__writer_end(w);
     tt__free(ctx, w);
     return status;
+}
+
+/* Writes what `print` prints into a file of a folder. */
+static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
+                                  void (*print)(tt__text *to, const void *arg), const void *arg)
+{
+    char path[TT__PATH];
+    tt__text text = {NULL, 0, 0};
+    tt_status status = tt__path_join(ctx, path, folder, file);
+    if (status != TT_OK) return status;
+    print(&text, arg); /* how long it is */
+    text.capacity = text.length + 1;
+    text.length = 0;
+    text.to = (char *)tt__alloc(ctx, text.capacity);
+    if (!text.to) return TT_ERR_MEMORY;
+    print(&text, arg);
+    status = tt__write_text(ctx, path, text.to);
+    tt__free(ctx, text.to);
+    return status;
+}
+
+static tt_status tt__make_folder(tt_context *ctx, const char *folder)
+{
+    const tt_files *files = &ctx->options.files;
+    if (files->make_folder(files->user, folder)) return TT_OK;
+    return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
 }
 
 /* ------------------------------------------------------------------------------------------- safetensors */
@@ -13077,7 +13100,7 @@ struct tt_safetensors {
     int count;
     tt_tensor_info *infos;
     size_t *begin;   /* of each tensor, from `data` on */
-    int *nodes;      /* of each tensor, ascending */
+    int *nodes;      /* of each tensor, for errors */
     uint32_t *order; /* tensors by place in the file, while it is checked */
 };
 
@@ -13100,11 +13123,9 @@ static bool tt__safetensors_before(const void *arg, uint32_t a, uint32_t b)
     return a < b;
 }
 
-#if defined(__GNUC__)
-__attribute__((format(printf, 4, 5)))
-#endif
-TT_PRINTF(4, 5) static tt_status tt__safetensors_fail(const tt_safetensors *s, const char *name, int node,
-                                                      const char *format, ...)
+TT_PRINTF(4, 5)
+static tt_status tt__safetensors_fail(const tt_safetensors *s, const char *name, int node, const char *format,
+                                      ...)
 {
     char what[512];
     va_list args;
@@ -13208,11 +13229,11 @@ static tt_status tt__safetensors_check(tt_safetensors *s)
     size_t data_bytes = s->size - s->data, expected = 0;
     int members = j->nodes[0].count, metadata = tt__json_get(j, 0, "__metadata__");
     if (metadata >= 0 && j->nodes[metadata].kind != TT__JSON_OBJECT)
-        return tt__json_wrong(j, "__metadata__", metadata, "an object of strings");
+        return tt__json_wrong(j, "__metadata__", metadata, NULL, "an object of strings");
     if (metadata >= 0)
         for (int i = 0, node = metadata + 1; i < j->nodes[metadata].count; i++, node = j->nodes[node].after)
             if (j->nodes[node].kind != TT__JSON_STRING)
-                return tt__json_wrong(j, j->pool + j->nodes[node].key, node,
+                return tt__json_wrong(j, j->pool + j->nodes[node].key, node, NULL,
                                       "a string, as all in \"__metadata__\"");
 
     size_t n = (size_t)(members ? members : 1);
@@ -13222,6 +13243,7 @@ static tt_status tt__safetensors_check(tt_safetensors *s)
         !(s->order = (uint32_t *)tt__calloc(ctx, n * sizeof *s->order)))
         return TT_ERR_MEMORY;
     for (int i = 0, node = 1; i < members; i++, node = j->nodes[node].after) {
+        s->json.nodes[node].number = node == metadata ? -1 : s->count;
         if (node == metadata) continue;
         status = tt__safetensors_tensor(s, s->count, node, data_bytes);
         if (status != TT_OK) return status;
@@ -13272,14 +13294,8 @@ const tt_tensor_info *tt_safetensors_info(const tt_safetensors *s, int i)
 
 int tt_safetensors_find(const tt_safetensors *s, const char *name)
 {
-    int node = tt__json_get(&s->json, 0, name), low = 0, high = s->count;
-    while (node >= 0 && low < high) {
-        int middle = low + (high - low) / 2;
-        if (s->nodes[middle] == node) return middle;
-        if (s->nodes[middle] < node) low = middle + 1;
-        else high = middle;
-    }
-    return -1;
+    int node = tt__json_get(&s->json, 0, name);
+    return node < 0 ? -1 : (int)s->json.nodes[node].number;
 }
 
 const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
@@ -13311,15 +13327,32 @@ tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size
     return tt__file_read(s->ctx, s->path, s->file, (uint64_t)s->data + s->begin[i] + first, to, n);
 }
 
-/* Converts n numbers of a type of the table, of which the first is element `first` of tensor i. */
-typedef tt_status (*tt__safetensors_convert)(const tt_safetensors *s, int i, int64_t first, int64_t n,
-                                             int type, const void *from, void *to);
+/* Converts a number of a row of the table, from F64 on, to a float if it is F64, else to an int32. Returns
+   false if it does not fit, and in `found` what it is. */
+static bool tt__safetensors_convert(int type, size_t width, const char *from, void *to, char found[32])
+{
+    uint64_t raw = 0, sign = (uint64_t)1 << (8 * width - 1);
+    memcpy(&raw, from, width);
+    if (type == TT__ST_F64) {
+        double value;
+        memcpy(&value, from, sizeof value);
+        bool fits = !isfinite(value) || fabs(value) <= FLT_MAX;
+        if (fits) *(float *)to = (float)value;
+        else snprintf(found, 32, "%g", value);
+        return fits;
+    }
+    bool negative = type <= TT__ST_I8 && (raw & sign);
+    uint64_t magnitude = negative ? sign - (raw & (sign - 1)) : raw;
+    bool fits = magnitude <= (uint64_t)INT32_MAX + (negative ? 1 : 0);
+    int64_t value = negative ? -(int64_t)magnitude : (int64_t)magnitude;
+    if (fits) *(int32_t *)to = type == TT__ST_BOOL ? raw != 0 : (int32_t)value;
+    else snprintf(found, 32, "%s%llu", negative ? "-" : "", (unsigned long long)magnitude);
+    return fits;
+}
 
-/* Reads n elements from `first` on, in pieces; `to` gets 4 bytes of each. The types from row `least` of the
-   table to row `most` can be read, as `types` says. */
-static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_t first, int64_t n, void *to,
-                                          int least, int most, const char *types,
-                                          tt__safetensors_convert convert)
+/* Reads n elements from `first` on, in pieces, to floats, or to int32 if `integers`. */
+static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_t first, int64_t n,
+                                          bool integers, void *to)
 {
     tt_status status = tt__safetensors_number(s, i);
     if (status != TT_OK) return status;
@@ -13327,70 +13360,40 @@ static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_
     int type = tt__safetensors_type(info->dtype);
     size_t elements, bytes, width = (size_t)(tt__safetensors_types[type].bits / 8);
     double piece[2048]; /* aligned for all types */
+    char found[32];
     /* cannot be: checked when opened */
     if (!tt__safetensors_size(info, type, &elements, &bytes)) elements = 0;
     status = tt__safetensors_range(s, i, (uint64_t)first, (uint64_t)n, elements, "elements");
     if (status != TT_OK) return status;
-    if (type < least || type > most)
+    if (integers ? type < TT__ST_I64 || type > TT__ST_U64 : type > TT__ST_F64)
         return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' is %s, which cannot be read as %s",
-                        s->path, info->name, info->dtype, types);
+                        s->path, info->name, info->dtype,
+                        integers ? "integers (BOOL, U8 to U64 and I8 to I64 can)"
+                                 : "floats (F64, F32, BF16 and F16 can)");
     if (type == TT__ST_F32) return tt_safetensors_read(s, i, (size_t)first * 4, (size_t)n * 4, to);
     for (int64_t done = 0, part; done < n && status == TT_OK; done += part) {
+        char *at = (char *)to + done * 4;
         part = tt__min(n - done, (int64_t)(sizeof piece / width));
         status = tt_safetensors_read(s, i, (size_t)(first + done) * width, (size_t)part * width, piece);
-        if (status == TT_OK) status = convert(s, i, first + done, part, type, piece, (char *)to + done * 4);
+        if (status == TT_OK && type < TT__ST_F64)
+            tt__convert(at, TT_F32, piece, type == TT__ST_F16 ? TT_F16 : TT_BF16, (size_t)part);
+        for (int64_t k = 0; k < part && status == TT_OK && type >= TT__ST_F64; k++)
+            if (!tt__safetensors_convert(type, width, (char *)piece + (size_t)k * width, at + k * 4, found))
+                status = tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %s at element %lld, "
+                                  "which a %s cannot", s->path, info->name, found,
+                                  (long long)(first + done + k), integers ? "32-bit integer" : "float");
     }
     return status;
 }
 
-static tt_status tt__safetensors_floats(const tt_safetensors *s, int i, int64_t first, int64_t n, int type,
-                                        const void *from, void *to)
-{
-    float *values = (float *)to;
-    for (int64_t k = 0; k < n && type == TT__ST_BF16; k++)
-        values[k] = tt__from_bf16(((const uint16_t *)from)[k]);
-    for (int64_t k = 0; k < n && type == TT__ST_F16; k++)
-        values[k] = tt__from_f16(((const uint16_t *)from)[k]);
-    for (int64_t k = 0; k < n && type == TT__ST_F64; k++) {
-        double value = ((const double *)from)[k];
-        if (isfinite(value) && fabs(value) > FLT_MAX)
-            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %g at element %lld, which a "
-                            "float cannot", s->path, s->infos[i].name, value, (long long)(first + k));
-        values[k] = (float)value;
-    }
-    return TT_OK;
-}
-
-static tt_status tt__safetensors_integers(const tt_safetensors *s, int i, int64_t first, int64_t n, int type,
-                                          const void *from, void *to)
-{
-    size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
-    uint64_t sign = (uint64_t)1 << (8 * width - 1);
-    for (int64_t k = 0; k < n; k++) {
-        uint64_t raw = 0;
-        memcpy(&raw, (const char *)from + (size_t)k * width, width);
-        bool negative = type <= TT__ST_I8 && (raw & sign);
-        uint64_t magnitude = negative ? sign - (raw & (sign - 1)) : raw;
-        if (magnitude > (uint64_t)INT32_MAX + (negative ? 1 : 0))
-            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %s%llu at element %lld, "
-                            "which a 32-bit integer cannot", s->path, s->infos[i].name, negative ? "-" : "",
-                            (unsigned long long)magnitude, (long long)(first + k));
-        int64_t value = negative ? -(int64_t)magnitude : (int64_t)magnitude;
-        ((int32_t *)to)[k] = type == TT__ST_BOOL ? raw != 0 : (int32_t)value;
-    }
-    return TT_OK;
-}
-
 tt_status tt_safetensors_read_f32(const tt_safetensors *s, int i, int64_t first, int64_t n, float *to)
 {
-    return tt__safetensors_elements(s, i, first, n, to, TT__ST_F32, TT__ST_F64,
-                                    "floats (F64, F32, BF16 and F16 can)", tt__safetensors_floats);
+    return tt__safetensors_elements(s, i, first, n, false, to);
 }
 
 tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first, int64_t n, int32_t *to)
 {
-    return tt__safetensors_elements(s, i, first, n, to, TT__ST_I64, TT__ST_U64,
-                                    "integers (BOOL, U8 to U64 and I8 to I64 can)", tt__safetensors_integers);
+    return tt__safetensors_elements(s, i, first, n, true, to);
 }
 
 struct tt_safetensors_writer {
@@ -13412,29 +13415,22 @@ static void tt__safetensors_writer_free(tt_safetensors_writer *w)
 static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors, int count,
                                    const size_t *ends, const char *const *metadata)
 {
-    const char *comma = "";
-    tt__text_put(text, "{", 1);
-    if (metadata && metadata[0]) {
-        tt__print(text, "\"__metadata__\":{");
-        for (int i = 0; metadata[i]; i += 2) {
-            if (i) tt__text_put(text, ",", 1);
-            tt__json_quote(text, metadata[i]);
-            tt__text_put(text, ":", 1);
-            tt__json_quote(text, metadata[i + 1]);
-        }
-        tt__text_put(text, "}", 1);
-        comma = ",";
+    const bool more = metadata && metadata[0];
+    tt__print(text, "{%s", more ? "\"__metadata__\":{" : "");
+    for (int i = 0; more && metadata[i]; i++) {
+        if (i) tt__print(text, i % 2 ? ":" : ",");
+        tt__json_quote(text, metadata[i]);
     }
+    if (more) tt__print(text, "}");
     for (int i = 0; i < count; i++) {
-        tt__print(text, "%s", comma);
-        comma = ",";
+        if (i || more) tt__print(text, ",");
         tt__json_quote(text, tensors[i].name);
         tt__print(text, ":{\"dtype\":\"%s\",\"shape\":[", tensors[i].dtype);
         for (int d = 0; d < tensors[i].ndim; d++)
             tt__print(text, "%s%lld", d ? "," : "", (long long)tensors[i].dims[d]);
         tt__print(text, "],\"data_offsets\":[%zu,%zu]}", i ? ends[i - 1] : 0, ends[i]);
     }
-    tt__text_put(text, "}", 1);
+    tt__print(text, "}");
 }
 
 /* All that would make the file invalid; fills w->ends and w->names. */
@@ -13503,30 +13499,24 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     w->ctx = ctx;
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
+    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* measures */
+    uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* so that the data starts at a multiple of 8 */
+    if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes; the format allows "
+                          "%u", path, (unsigned long long)padded, TT__SAFETENSORS_HEADER);
+    text.capacity = (size_t)padded + 1;
+    if (status == TT_OK && !(text.to = (char *)tt__alloc(ctx, text.capacity))) status = TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__writer_begin(&w->file, ctx, path);
     if (status == TT_OK) {
-        tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* measures */
-        size_t padded = (text.length + 7) & ~(size_t)7;
-        if (padded > TT__SAFETENSORS_HEADER)
-            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %zu bytes; the format "
-                              "allows %u", path, padded, TT__SAFETENSORS_HEADER);
-        text.capacity = padded + 1;
-        if (status == TT_OK) {
-            text.to = (char *)tt__alloc(ctx, text.capacity);
-            status = text.to ? tt__writer_begin(&w->file, ctx, path) : TT_ERR_MEMORY;
-        }
-        if (status == TT_OK) {
-            uint64_t length = padded;
-            text.length = 0;
-            tt__safetensors_header(&text, tensors, count, w->ends, metadata);
-            /* so that the data starts at a multiple of 8 */
-            memset(text.to + text.length, ' ', padded - text.length);
-            tt__write(&w->file, &length, sizeof length);
-            tt__write(&w->file, text.to, padded);
-            status = w->file.status;
-            if (status != TT_OK) tt__writer_end(&w->file);
-        }
-        tt__free(ctx, text.to);
+        text.length = 0;
+        tt__safetensors_header(&text, tensors, count, w->ends, metadata);
+        memset(text.to + text.length, ' ', (size_t)padded - text.length);
+        tt__write(&w->file, &padded, sizeof padded);
+        tt__write(&w->file, text.to, (size_t)padded);
+        status = w->file.status;
+        if (status != TT_OK) tt__writer_end(&w->file);
     }
+    tt__free(ctx, text.to);
     if (status == TT_OK) return w;
     tt__safetensors_writer_free(w);
     return NULL;
@@ -13606,6 +13596,7 @@ static uint32_t tt__hash_byte(uint32_t hash, unsigned char byte) { return (hash 
 
 /* A text that spells out one of these has that token there. The first three must be in the vocabulary. */
 static const char *const tt__special_tokens[] = {"[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"};
+enum { TT__UNK, TT__CLS, TT__SEP };
 
 typedef struct tt__piece { uint32_t start, bytes; bool continues; } tt__piece; /* in the file, without ## */
 typedef struct tt__bucket { uint32_t hash; int32_t id; } tt__bucket;              /* id -1: free */
@@ -13617,7 +13608,7 @@ struct tt_tokenizer {
     tt__piece *pieces;      /* by id */
     tt__bucket *slots;        /* open addressing, at most half full */
     uint32_t mask;
-    int size, capacity, longest, unk, cls, sep;
+    int size, capacity, longest;
     int special[TT__COUNT(tt__special_tokens)]; /* ids; -1: absent */
     bool lowercase;
     uint8_t classes[256];     /* a TT__CLASS_..., or a letter or digit, folded; 0: "[", or beyond ASCII */
@@ -13722,13 +13713,10 @@ static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
     }
     for (int i = 0; i < TT__COUNT(tt__special_tokens); i++) {
         k->special[i] = tt_tokenizer_find(k, tt__special_tokens[i]);
-        if (i < 3 && k->special[i] < 0)
+        if (i <= TT__SEP && k->special[i] < 0)
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no %s among its %d tokens: is it the vocab.txt of "
                             "a BERT, one token a line?", path, tt__special_tokens[i], k->size);
     }
-    k->unk = k->special[0];
-    k->cls = k->special[1];
-    k->sep = k->special[2];
     return TT_OK;
 }
 
@@ -13749,7 +13737,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
         k->classes[c] = (uint8_t)tt__class(k->unicode, c);
         if (k->classes[c] == TT__CLASS_LETTER) k->classes[c] = (uint8_t)(upper && lowercase ? c + 32 : c);
         int id = c ? tt_tokenizer_find(k, one) : -1;
-        k->punctuation[c] = id < 0 ? k->unk : id;
+        k->punctuation[c] = id < 0 ? k->special[TT__UNK] : id;
     }
     for (uint32_t c = 0; c < TT__LOW; c++) k->low[c] = (uint8_t)tt__class(k->unicode, c);
     k->classes[(int)'['] = TT__CLASS_LETTER; /* it may begin a special token */
@@ -13777,43 +13765,52 @@ static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char 
     return tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s", folder, files->reason(files->user));
 }
 
-/* What of tokenizer_config.json changes ids. */
-static tt_status tt__tokenizer_config(tt_context *ctx, const char *path, bool *lowercase)
+/* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
+   freed in any case. */
+static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
+                                        const char *file)
 {
-    tt__json j;
-    tt_status status = tt__json_open(&j, ctx, path);
+    bool there = false;
+    memset(j, 0, sizeof *j);
+    tt_status status = tt__path_join(ctx, path, folder, file);
+    if (status == TT_OK) status = tt__folder_has(ctx, folder, file, &there);
+    return status == TT_OK && there ? tt__json_open(j, ctx, path) : status;
+}
+
+/* What of tokenizer_config.json changes ids. */
+static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
+{
+    tt_status status = TT_OK;
     bool accents = true, cjk = true, basic = true, split_special = false;
     const struct { const char *key; bool *to; } members[] = {
         {"do_lower_case", lowercase}, {"strip_accents", &accents}, {"tokenize_chinese_chars", &cjk},
         {"do_basic_tokenize", &basic}, {"split_special_tokens", &split_special}};
-    if (status == TT_OK && j.nodes[0].kind != TT__JSON_OBJECT)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", path,
-                          tt__json_kind_name(&j, 0));
+    if (j->nodes[0].kind != TT__JSON_OBJECT)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", j->path,
+                        tt__json_kind_name(j, 0));
     for (int k = 0; k < TT__COUNT(members) && status == TT_OK; k++) {
-        status = tt__json_read_bool(&j, 0, members[k].key, false, members[k].to);
+        status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
         if (k == 0) accents = *lowercase; /* strip_accents follows do_lower_case when it is null */
     }
     const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
                             : !cjk                  ? "\"tokenize_chinese_chars\" is false"
                             : !basic                ? "\"do_basic_tokenize\" is false"
                             : split_special         ? "\"split_special_tokens\" is true" : NULL;
-    if (status == TT_OK && unsupported)
-        status = tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which this tokenizer does not do", path,
-                          unsupported);
-    tt__json_free(&j);
-    return status;
+    if (status != TT_OK || !unsupported) return status;
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which this tokenizer does not do", j->path,
+                    unsupported);
 }
 
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 {
     char vocab[TT__PATH], config[TT__PATH];
-    bool lowercase = true, there;
-    if (tt__path_join(ctx, vocab, folder, "vocab.txt") != TT_OK ||
-        tt__path_join(ctx, config, folder, "tokenizer_config.json") != TT_OK ||
-        tt__folder_has(ctx, folder, "tokenizer_config.json", &there) != TT_OK ||
-        (there && tt__tokenizer_config(ctx, config, &lowercase) != TT_OK))
-        return NULL;
-    return tt_tokenizer_open(ctx, vocab, lowercase);
+    bool lowercase = true;
+    tt__json j;
+    tt_status status = tt__json_open_if_there(&j, ctx, config, folder, "tokenizer_config.json");
+    if (status == TT_OK && j.count) status = tt__tokenizer_config(&j, &lowercase);
+    if (status == TT_OK) status = tt__path_join(ctx, vocab, folder, "vocab.txt");
+    tt__json_free(&j);
+    return status == TT_OK ? tt_tokenizer_open(ctx, vocab, lowercase) : NULL;
 }
 
 typedef struct tt__word {     /* the word that is being read, and the ids so far */
@@ -13855,7 +13852,7 @@ static void tt__word_end(tt__word *w)
     }
     if (at < 0) {
         w->count = first;
-        tt__word_id(w, k->unk);
+        tt__word_id(w, k->special[TT__UNK]);
     }
     w->chars = w->bytes = w->barrier = 0;
 }
@@ -13944,7 +13941,7 @@ static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, i
     w.ids = ids;
     w.count = w.chars = w.bytes = w.barrier = 0;
     w.limit = max_tokens - 1; /* [SEP] always fits */
-    tt__word_id(&w, k->cls);
+    tt__word_id(&w, k->special[TT__CLS]);
     for (size_t at = 0; at < bytes && (whole || w.count < w.limit);) {
         unsigned char byte = (unsigned char)text[at];
         uint8_t c = k->classes[byte];
@@ -13971,7 +13968,7 @@ static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, i
         }
     }
     tt__word_end(&w);
-    ids[w.count < w.limit ? w.count : w.limit] = k->sep;
+    ids[w.count < w.limit ? w.count : w.limit] = k->special[TT__SEP];
     return w.count < INT_MAX ? w.count + 1 : INT_MAX;
 }
 
@@ -14576,7 +14573,7 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
 {
     tt_table_options o = options ? *options : tt_table_options_default();
     uint32_t *order = NULL;
-    tt__table t;
+    bool splits = false; /* has a column that says so */
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to "
                         "take them from the file", path, n_classes, classes ? "" : " as NULL"),
@@ -14600,23 +14597,16 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     tt_status status = classes ? tt__table_given(d, classes, n_classes, &order) : TT_OK;
     if (status == TT_OK) status = tt__file_open(ctx, path, &d->file);
     if (status == TT_OK) {
-        memset(&t, 0, sizeof t);
-        t.ctx = ctx;
-        t.path = path;
-        t.text = d->file.bytes;
-        t.bytes = d->file.size;
-        t.line = 1;
-        t.column[TT__COLUMN_TEXT] = text;
-        t.column[TT__COLUMN_LABEL] = label;
-        t.column[TT__COLUMN_SPLIT] = part;
-        bool csv = tt__match("*.csv", path) || tt__match("*.CSV", path);
-        t.separator = o.delimiter ? o.delimiter : csv ? ',' : '\t';
+        const bool csv = tt__match("*.csv", path) || tt__match("*.CSV", path);
+        const char between = o.delimiter ? o.delimiter : csv ? ',' : '\t';
+        tt__table t = {ctx, path, d->file.bytes, d->file.size, 0, 1, 1, {text, label, part}, between, false};
         if (t.bytes >= 3 && memcmp(t.text, "\xEF\xBB\xBF", 3) == 0) t.at = 3; /* byte order mark */
         status = tt__table_read(d, &t, split, classes ? d->classes : NULL, order, n_classes);
+        splits = t.splits;
     }
     if (status == TT_OK && !classes) status = tt__table_classes(d);
     tt__free(ctx, order);
-    if (status == TT_OK && split && !t.splits) return tt__table_divided(d, path, split, o.split_column);
+    if (status == TT_OK && split && !splits) return tt__table_divided(d, path, split, o.split_column);
     return tt__dataset_end(d, status);
 }
 
@@ -14835,6 +14825,17 @@ static bool tt__loader_tokenize(tt_loader *l)
     return true;
 }
 
+/* Gives a batch what texts and images share, and goes on to the next step behind the last batch of one. */
+static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_of_step)
+{
+    batch->seqs = seqs;
+    batch->labels = l->labels;
+    batch->index = l->index;
+    batch->last_of_step = last_of_step;
+    if (last_of_step) l->step++, l->in_step = 0;
+    return true;
+}
+
 /* ---- images of a loader */
 
 /* The micro-batch of place `at` of the epoch, its first place, and how many images it has. */
@@ -14997,18 +14998,10 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
         l->index[i] = l->order[first + i];
         l->labels[i] = l->d->examples[l->index[i]].label;
     }
-    batch->seqs = seqs;
-    batch->labels = l->labels;
-    batch->index = l->index;
     batch->pixels = slot->pixels;
     batch->image_bytes = (int64_t)l->image_bytes;
     l->in_step += seqs;
-    batch->last_of_step = l->in_step == l->o.batch || first + seqs == l->texts;
-    if (batch->last_of_step) {
-        l->step++;
-        l->in_step = 0;
-    }
-    return true;
+    return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->texts);
 }
 
 void tt_loader_free(tt_loader *l)
@@ -15319,20 +15312,12 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
         }
     }
     l->seq_start[seqs] = rows;
-    batch->seqs = seqs;
     batch->rows = rows;
     batch->ids = l->ids;
     batch->positions = l->positions;
     batch->types = l->types;
     batch->seq_start = l->seq_start;
-    batch->labels = l->labels;
-    batch->index = l->index;
-    batch->last_of_step = l->in_step == in_step;
-    if (batch->last_of_step) {
-        l->step++;
-        l->in_step = 0;
-    }
-    return true;
+    return tt__loader_give(l, batch, seqs, l->in_step == in_step);
 }
 
 /* ---- parts of a dataset */
@@ -15382,37 +15367,31 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
 
 /* ---- a tokenizer as a Hugging Face folder holds it */
 
-tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
+static void tt__print_vocab(tt__text *to, const void *tokenizer)
 {
-    tt_context *ctx = k->ctx;
-    const tt_files *files = &ctx->options.files;
-    char path[TT__PATH];
-    char config[128];
-    snprintf(config, sizeof config, "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": %s}\n",
-             k->lowercase ? "true" : "false");
-    if (!files->make_folder(files->user, folder))
-        return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
-    tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
-    if (!w) return TT_ERR_MEMORY;
-    tt_status status = tt__path_join(ctx, path, folder, "vocab.txt");
-    if (status == TT_OK && tt__writer_begin(w, ctx, path) == TT_OK)
-        for (int id = 0; id < k->size; id++) {
-            const char *token = tt_tokenizer_token(k, id);
-            tt__write(w, token, strlen(token));
-            tt__write(w, "\n", 1);
-        }
-    if (status == TT_OK) status = tt__writer_end(w);
-    if (status == TT_OK) status = tt__path_join(ctx, path, folder, "tokenizer_config.json");
-    tt__free(ctx, w);
-    if (status == TT_OK) status = tt__write_text(ctx, path, config);
-    return status;
+    const tt_tokenizer *k = (const tt_tokenizer *)tokenizer;
+    for (int id = 0; id < k->size; id++) tt__print(to, "%s\n", tt_tokenizer_token(k, id));
 }
 
-/* ============================================================================================================
-   MODELS                                                                                          >>models
+static void tt__print_tokenizer_config(tt__text *to, const void *tokenizer)
+{
+    tt__print(to, "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": %s}\n",
+              ((const tt_tokenizer *)tokenizer)->lowercase ? "true" : "false");
+}
+
+tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
+{
+    tt_status status = tt__make_folder(k->ctx, folder);
+    if (status == TT_OK) status = tt__save_printed(k->ctx, folder, "vocab.txt", tt__print_vocab, k);
+    if (status != TT_OK) return status;
+    return tt__save_printed(k->ctx, folder, "tokenizer_config.json", tt__print_tokenizer_config, k);
+}
+
+/* ===========================================================================================================
+   MODELS                                                                                             >>models
    Structs of named parameters and functions that record ops: BERT and ViT. Uses the public API, and >>formats
    for checkpoints.
-   ============================================================================================================ */
+   ======================================================================================================== */
 
 /* ---------------------------------------------------------------------------------- what architectures share
    Tables say where a model's struct has its parameters and its config's numbers, what files call them, and
@@ -15452,7 +15431,7 @@ typedef struct tt__architecture {
     size_t config_at, activation_at, names_at, layers_at;     /* in the model's struct */
     size_t hidden, layers, heads, classes, activation, range; /* in the config's struct */
     void (*sizes)(const void *config, tt__sizes size);        /* those that no row of the config tells */
-    void (*check)(tt__text *all, const void *config);         /* adds what else is wrong */
+    void (*check)(tt__text *all, const void *config);         /* adds what else is wrong; NULL: nothing */
 } tt__architecture;
 
 /* The last fields but two of an architecture whose structs are X, X_config and X_layer. */
@@ -15627,13 +15606,10 @@ static tt_status tt__tensor_fits(tt_context *ctx, const tt__checkpoint *c, int i
 static tt_status tt__param_from_checkpoint(tt_param *p, tt__checkpoint *c, int index, int ndim,
                                            const int64_t *dims, int part)
 {
-    static const char *const floats[] = {"F32", "BF16", "F16", "F64"};
     const tt_tensor_info *info = tt_safetensors_info(c->file, index);
-    bool is_float = false;
     tt_status status = tt__tensor_fits(p->ctx, c, index, ndim, dims, part, p->name);
     if (status != TT_OK) return status;
-    for (int k = 0; k < TT__COUNT(floats); k++) is_float = is_float || strcmp(info->dtype, floats[k]) == 0;
-    if (!is_float)
+    if (tt__safetensors_type(info->dtype) > TT__ST_F64)
         return tt__fail(p->ctx, TT_ERR_FORMAT,
                         "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, F16 or F64", c->file->path,
                         info->name, info->dtype);
@@ -15791,21 +15767,20 @@ static const char *tt__safetensors_dtype(tt_dtype dtype)
 static tt_status tt__layout_save(const tt__layout *l, int spelling, const char *folder, tt_dtype *dtype)
 {
     tt_context *ctx = l->ctx;
-    const tt_files *files = &ctx->options.files;
     static const char *const metadata[] = {"format", "pt", NULL};
     const tt__tensor_row *row;
     char path[TT__PATH], name[256];
     const size_t all = (size_t)(l->a->n_model + l->a->n_layer * l->layers);
     int tensors = 0, params = 0;
     *dtype = TT_F32;
-    if (!files->make_folder(files->user, folder))
-        return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
+    tt_status status = tt__make_folder(ctx, folder);
+    if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
+    if (status != TT_OK) return status;
     tt_tensor_info *info = (tt_tensor_info *)tt__calloc(ctx, sizeof *info * all);
     char(*names)[256] = (char(*)[256])tt__alloc(ctx, sizeof *names * all);
     const tt_param **param = (const tt_param **)tt__alloc(ctx, sizeof *param * all);
     float *piece = (float *)tt__alloc(ctx, sizeof(float) * TT__PIECE * 2);
-    tt_status status = info && names && param && piece ? tt__path_join(ctx, path, folder, "model.safetensors")
-                                                       : TT_ERR_MEMORY;
+    if (!info || !names || !param || !piece) status = TT_ERR_MEMORY;
     for (int k = 0; status == TT_OK && (row = tt__layout_row(l, spelling, k, name)) != NULL; k++) {
         const tt_param *p = *tt__layout_slot(l, row, k);
         const int part = spelling == 1 ? row->part : 0;
@@ -15820,35 +15795,14 @@ static tt_status tt__layout_save(const tt__layout *l, int spelling, const char *
         if (part) info[tensors].dims[0] *= 3;
         tensors++;
     }
-    bool all_told = status == TT_OK;
-    tt_safetensors_writer *w = all_told ? tt_safetensors_begin(ctx, path, info, tensors, metadata) : NULL;
-    if (all_told && !w) status = ctx->status;
+    tt_safetensors_writer *w = NULL;
+    if (status == TT_OK && !(w = tt_safetensors_begin(ctx, path, info, tensors, metadata)))
+        status = ctx->status;
     for (int k = 0; k < params && status == TT_OK; k++)
         status = tt__save_param(w, param[k], *dtype, piece, piece + TT__PIECE);
     status = tt__safetensors_end(w, status);
-    tt__free(ctx, piece);
-    tt__free(ctx, (void *)(uintptr_t)param);
-    tt__free(ctx, names);
-    tt__free(ctx, info);
-    return status;
-}
-
-/* Writes what `print` prints into a file of a folder. */
-static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
-                                  void (*print)(tt__text *to, const void *arg), const void *arg)
-{
-    char path[TT__PATH];
-    tt__text text = {NULL, 0, 0};
-    tt_status status = tt__path_join(ctx, path, folder, file);
-    if (status != TT_OK) return status;
-    print(&text, arg); /* how long it is */
-    text.capacity = text.length + 1;
-    text.length = 0;
-    text.to = (char *)tt__alloc(ctx, text.capacity);
-    if (!text.to) return TT_ERR_MEMORY;
-    print(&text, arg);
-    status = tt__write_text(ctx, path, text.to);
-    tt__free(ctx, text.to);
+    void *const owned[] = {piece, (void *)(uintptr_t)param, names, info};
+    tt__free_all(ctx, owned, TT__COUNT(owned));
     return status;
 }
 
@@ -15950,25 +15904,6 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
     return TT_OK;
 }
 
-/* The number at `node` as a float in [least, below). */
-static tt_status tt__float_at(const tt__json *j, const char *key, int node, float least, float below,
-                              float *to)
-{
-    if (j->nodes[node].kind != TT__JSON_NUMBER_KIND) return tt__json_wrong(j, key, node, "a number");
-    double x = j->nodes[node].number;
-    bool held = fabs(x) <= FLT_MAX;
-    float value = held ? (float)x : 0;
-    if (held && value >= least && value < below) {
-        *to = value;
-        return TT_OK;
-    }
-    char expected[64] = "";
-    if (isfinite(below)) snprintf(expected, sizeof expected, " and below %g", below);
-    return tt__fail(j->ctx, TT_ERR_FORMAT,
-                    "'%s', byte %zu: \"%s\" is %g; expected a number that a float holds, of at least %g%s",
-                    j->path, j->base + j->nodes[node].offset, key, x, least, expected);
-}
-
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
 /* Reads a config as its rows say, and the number of classes. `activation` is where its activation stays. */
@@ -15981,7 +15916,6 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, i
         const tt__config_row *r = &a->config[k];
         const char *key = r->key[spelling];
         char *to = (char *)config + r->offset;
-        int node;
         if (!key) continue;
         if (tt__is_int(r)) {
             const bool needed = r->kind == 'N';
@@ -15989,11 +15923,9 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, i
             status = tt__json_read_int(j, 0, key, needed, needed, INT32_MAX / 4, &x);
             *(int *)(void *)to = (int)x;
         } else if (r->kind == 'b') {
-            status = tt__json_read_bool(j, 0, key, false, (bool *)(void *)to);
+            status = tt__json_read_bool(j, 0, key, (bool *)(void *)to);
         } else {
-            status = tt__json_lookup(j, 0, key, false, &node);
-            if (status == TT_OK && node >= 0)
-                status = tt__float_at(j, key, node, 0, r->kind == 'p' ? 1 : INFINITY, (float *)(void *)to);
+            status = tt__json_read_float(j, 0, key, 0, r->kind == 'p' ? 1 : INFINITY, (float *)(void *)to);
         }
     }
     if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key[spelling], false, &act);
@@ -16004,11 +15936,14 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, i
     return tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
-static bool tt__is_activation(const char *name)
+/* Records the activation of that name; NULL: there is none. */
+static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
 {
-    static const char *const names[] = {"gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish"};
-    for (int k = 0; k < TT__COUNT(names); k++) if (name && strcmp(name, names[k]) == 0) return true;
-    return false;
+    static const struct { const char *name; tt_value (*record)(tt_tape *, tt_value); } all[] = {
+        {"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
+        {"relu", tt_relu}, {"silu", tt_silu}, {"swish", tt_silu}};
+    for (int k = 0; k < TT__COUNT(all); k++) if (name && strcmp(name, all[k].name) == 0) return all[k].record;
+    return NULL;
 }
 
 /* All that is wrong with a config, in one message. */
@@ -16027,7 +15962,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     if (classes < 1) tt__print(&all, "; classes is %d", classes);
     if (classes > TT__MOST_CLASSES)
         tt__print(&all, "; %d classes, at most %d are supported", classes, TT__MOST_CLASSES);
-    a->check(&all, config);
+    if (a->check) a->check(&all, config);
     if (layers > TT__MOST_LAYERS)
         tt__print(&all, "; %d layers, at most %d are supported", layers, TT__MOST_LAYERS);
     if (heads > 0 && hidden % heads)
@@ -16038,7 +15973,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
         if (r->kind == 'p' && !(x >= 0 && x < 1)) tt__print(&all, "; %s %g is not in [0, 1)", r->field, x);
         if (r->kind == 'f' && !(x >= 0 && isfinite(x))) tt__print(&all, "; %s is %g", r->field, x);
     }
-    if (!tt__is_activation(activation))
+    if (!tt__activation_of(activation))
         tt__print(&all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)",
                   activation ? activation : "(null)");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s config: %s", a->name, text + 2) : TT_OK;
@@ -16048,8 +15983,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
 
 static void tt__model_free(const tt__architecture *a, void *self)
 {
-    tt_context *ctx;
-    memcpy(&ctx, self, sizeof ctx); /* the first of each model's struct */
+    tt_context *ctx = (tt_context *)tt__pointer_at(self, 0); /* the first of each model's struct */
     if (ctx) {
         tt__free(ctx, tt__pointer_at(self, a->layers_at));
         tt__free(ctx, tt__pointer_at(self, a->names_at));
@@ -16103,7 +16037,8 @@ static tt_status tt__model_check(tt_context *ctx, const tt__architecture *a, voi
 }
 
 /* Makes a model of a config that is in order, to be read from c, whose tensors are checked. own_classes: the
-   file's; j: config.json, or NULL; made: the spelling of the parameters' names; spelling: of the file's. */
+   file's; j: config.json, empty if there is none; made: the spelling of the parameters' names; spelling: of
+   the file's. */
 static tt_status tt__model_load(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
                                 int own_classes, const tt__json *j, int made, int spelling, tt__checkpoint *c,
                                 tt__adapt adapt)
@@ -16111,7 +16046,7 @@ static tt_status tt__model_load(tt_context *ctx, const tt__architecture *a, void
     const int params = ctx->n_params;
     tt_status status = tt__model_make(ctx, a, self, config, made);
     if (status != TT_OK) return status;
-    if (j && tt__int_field(config, a->classes) == own_classes)
+    if (j->count && tt__int_field(config, a->classes) == own_classes)
         status = tt__read_labels(j, (char(*)[64])tt__pointer_at(self, a->names_at), own_classes);
     tt__layout l = tt__layout_of(ctx, a, self, config);
     if (status == TT_OK) status = tt__layout_attach(&l, spelling, c, adapt);
@@ -16182,13 +16117,6 @@ static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classe
         if (c >= classes) strcpy(names[c - classes], name);
     }
     return TT_OK;
-}
-
-static tt_value tt__named_activation(tt_tape *t, tt_value x, const char *name)
-{
-    if (strcmp(name, "relu") == 0) return tt_relu(t, x);
-    if (strcmp(name, "silu") == 0 || strcmp(name, "swish") == 0) return tt_silu(t, x);
-    return strcmp(name, "gelu") == 0 ? tt_gelu(t, x) : tt_gelu_tanh(t, x);
 }
 
 /* ------------------------------------------------------------------------------- classifiers of sequences */
@@ -16279,8 +16207,6 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
     size['Q' - 'A'] = c->distil || c->pooler ? c->hidden_size : 0;
 }
 
-static void tt__bert_check(tt__text *all, const void *config) { (void)all, (void)config; }
-
 static const tt__tensor_row tt__bert_tensors[] = {
 #define T(field, bert, distil, shape) TT__TENSOR(tt_bert, field, bert, distil, shape, 'n', false)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
@@ -16332,7 +16258,7 @@ static const tt__architecture tt__bert = {
     {"bert.", "distilbert."}, {"encoder.layer.%d.", "transformer.layer.%d."},
     tt__bert_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__bert_tensors),
     TT__COUNT(tt__bert_layer_tensors), TT__COUNT(tt__bert_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
-    tt__bert_check};
+    NULL};
 
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
@@ -16368,7 +16294,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d.attention_norm", k);
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
-        h = tt__named_activation(t, h, m->activation);
+        h = tt__activation_of(m->activation)(t, h);
         tt_name(t, h, "layer.%d.intermediate", k);
         h = tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout);
         x = tt_add(t, h, x);
@@ -16612,7 +16538,7 @@ tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
         tt_name(t, h, "layer.%d.norm_after", k);
         h = tt_linear(t, h, l->up_w, l->up_b); /* (rows, intermediate) */
         tt_name(t, h, "layer.%d.intermediate", k);
-        h = tt__named_activation(t, h, m->activation);
+        h = tt__activation_of(m->activation)(t, h);
         tt_name(t, h, "layer.%d.activation", k);
         x = tt_add(t, tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout), x);
         tt_name(t, x, "layer.%d", k);
@@ -16787,11 +16713,12 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
 {
     if (c->channels < 1 || c->channels > 4) return TT_OK; /* tt__vit_check refuses it: mean has room for 4 */
     bool rescales = true, normalizes = true;
-    double factor = 1.0 / 255;
-    tt_status status = tt__json_read_bool(j, 0, "do_rescale", false, &rescales);
-    if (status == TT_OK) status = tt__json_read_number(j, 0, "rescale_factor", false, &factor);
-    if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_normalize", false, &normalizes);
-    if (status == TT_OK && (!rescales || !(fabs(factor * 255 - 1) < 1e-6)))
+    float factor = 1.0f / 255;
+    tt_status status = tt__json_read_bool(j, 0, "do_rescale", &rescales);
+    if (status == TT_OK)
+        status = tt__json_read_float(j, 0, "rescale_factor", -FLT_MAX, INFINITY, &factor);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_normalize", &normalizes);
+    if (status == TT_OK && (!rescales || !(fabsf(factor * 255 - 1) < 1e-6f)))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
                         "'%s': pixels are taken divided by 255, and this file asks for another "
                         "\"rescale_factor\" or none", j->path);
@@ -16806,18 +16733,9 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
         const float least = side ? FLT_MIN : -FLT_MAX; /* what is divided by is above 0 */
         float *to = side ? c->std : c->mean;
         for (int k = 0, node = list + 1; k < c->channels && status == TT_OK; k++, node = j->nodes[node].after)
-            status = tt__float_at(j, key, node, least, INFINITY, &to[k]);
+            status = tt__json_float_at(j, key, node, least, INFINITY, &to[k]);
     }
     return status;
-}
-
-/* Opens a file of a folder, if it is there. path: the file's, which j keeps. */
-static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
-                                        const char *file, bool *there)
-{
-    tt_status status = tt__path_join(ctx, path, folder, file);
-    if (status == TT_OK) status = tt__folder_has(ctx, folder, file, there);
-    return status == TT_OK && *there ? tt__json_open(j, ctx, path) : status;
 }
 
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes)
@@ -16826,7 +16744,7 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     tt__json j, preprocessor;
     tt_vit_config config;
     int own_classes = 0;
-    bool is_file = tt__match("*.safetensors", path), has_config = false, has_preprocessor = false;
+    bool is_file = tt__match("*.safetensors", path);
     const char *slash = is_file ? strrchr(path, '/') : NULL;
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
@@ -16839,14 +16757,13 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     if (!c) return ctx->status;
     const int spelling = tt_safetensors_find(c->file, "class_token") >= 0 ||
                          tt_safetensors_find(c->file, "conv_proj.weight") >= 0;
-    status = tt__json_open_if_there(&j, ctx, file, folder, "config.json", &has_config);
+    status = tt__json_open_if_there(&j, ctx, file, folder, "config.json");
     if (status == TT_OK)
-        status = has_config ? tt__vit_read_config(&j, &config, activation)
-                            : tt__vit_infer_config(ctx, c, spelling, &config);
+        status = j.count ? tt__vit_read_config(&j, &config, activation)
+                         : tt__vit_infer_config(ctx, c, spelling, &config);
     if (status == TT_OK)
-        status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json",
-                                        &has_preprocessor);
-    if (status == TT_OK && has_preprocessor) status = tt__vit_read_preprocessor(&preprocessor, &config);
+        status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
+    if (status == TT_OK && preprocessor.count) status = tt__vit_read_preprocessor(&preprocessor, &config);
     if (status == TT_OK) own_classes = config.classes;
     if (status == TT_OK) status = tt__model_check(ctx, &tt__vit, &config, classes, spelling, c);
     if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
@@ -16854,8 +16771,7 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
         status = tt__config_check(ctx, &tt__vit, &config);
     }
     if (status == TT_OK)
-        status = tt__model_load(ctx, &tt__vit, m, &config, own_classes, has_config ? &j : NULL, 0, spelling,
-                                c, tt__vit_adapt);
+        status = tt__model_load(ctx, &tt__vit, m, &config, own_classes, &j, 0, spelling, c, tt__vit_adapt);
     if (status == TT_OK) m->torchvision = spelling == 1;
     tt__json_free(&preprocessor);
     tt__json_free(&j);
@@ -18293,12 +18209,12 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     return status;
 }
 
-/* ============================================================================================================
-   UNICODE                                                                                          >>unicode
+/* ===========================================================================================================
+   UNICODE                                                                                           >>unicode
    What BERT's tokenizer asks about code points. A table is a string of numbers, most of which are distances
-   from the row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base, and the
-   classes of code points from >>formats.
-   ============================================================================================================ */
+   from the row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base, and
+   the classes of code points from >>formats.
+   ======================================================================================================== */
 
 /* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
 enum {
@@ -18371,7 +18287,8 @@ static const char tt__fold_many_text[] =
 
 struct tt__unicode {
     uint32_t classes[TT__CLASS_RANGES]; /* first << 11 | last - first (7 bits) << 4 | class */
-    uint32_t runs[TT__FOLD_RUNS][2]; /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 + step; to */
+    uint32_t runs[TT__FOLD_RUNS][2]; /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 + step; to
+                                        what */
     uint32_t many[TT__FOLD_MANY][4]; /* c << 11; the two or three code points that it becomes */
     uint32_t cjk[TT__FOLD_CJK];      /* what U+F900..U+FAFF and U+2F800..U+2FA1F become */
 };
@@ -18500,15 +18417,18 @@ MIT License
 
 Copyright (c) 2026 tinytrain contributors
 
-Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated documentation files (the
-"Software"), to deal in the Software without restriction, including without limitation the rights to use, copy, modify, merge, publish,
-distribute, sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is furnished to do so, subject to
-the following conditions:
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+documentation files (the "Software"), to deal in the Software without restriction, including without
+limitation the rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the
+Software, and to permit persons to whom the Software is furnished to do so, subject to the following
+conditions:
 
-The above copyright notice and this permission notice shall be included in all copies or substantial portions of the Software.
+The above copyright notice and this permission notice shall be included in all copies or substantial portions
+of the Software.
 
-THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF
-MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY
-CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE
-SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED
+TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL
+THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF
+CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER
+DEALINGS IN THE SOFTWARE.
 */

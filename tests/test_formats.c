@@ -54,15 +54,20 @@ TEST(json_values)
     CHECK(tt__json_read_int(&j, 0, "none", false, 0, 9, &v) == TT_OK && v == 7);
     CHECK(tt__json_read_int(&j, 0, "none", true, 0, 9, &v) == TT_ERR_FORMAT);
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "has no \"none\"");
-    double x = 0;
+    float x = 0;
     const char *string = NULL;
     bool flag = false;
-    CHECK(tt__json_read_number(&j, 0, "e", true, &x) == TT_OK && x == 100);
-    CHECK(tt__json_read_number(&j, 0, "pi", true, &x) == TT_OK && x == 3.141592653589793);
-    CHECK(tt__json_read_number(&j, 0, "tiny", true, &x) == TT_OK && x == 4.9e-324);
-    CHECK(tt__json_read_number(&j, 0, "a", true, &x) == TT_ERR_FORMAT);
+    CHECK(j.nodes[tt__json_get(&j, 0, "e")].number == 100);
+    CHECK(j.nodes[tt__json_get(&j, 0, "pi")].number == 3.141592653589793);
+    CHECK(tt__json_read_float(&j, 0, "pi", 0, 4, &x) == TT_OK && x == 3.141592653589793f);
+    CHECK(tt__json_read_float(&j, 0, "none", 0, 4, &x) == TT_OK && x == 3.141592653589793f);
+    CHECK(tt__json_read_float(&j, 0, "pi", 0, 3, &x) == TT_ERR_FORMAT);
+    CHECK_ERROR(ctx, TT_ERR_FORMAT,
+                "\"pi\" is 3.14159; expected a number that a float holds, of at least 0 and below 3");
+    CHECK(j.nodes[tt__json_get(&j, 0, "tiny")].number == 4.9e-324);
+    CHECK(tt__json_read_float(&j, 0, "a", 0, 4, &x) == TT_ERR_FORMAT);
     CHECK(tt__json_read_string(&j, 0, "e", true, &string) == TT_ERR_FORMAT &&
-          tt__json_read_bool(&j, 0, "e", true, &flag) == TT_ERR_FORMAT);
+          tt__json_read_bool(&j, 0, "e", &flag) == TT_ERR_FORMAT);
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "expected true or false");
     tt__json_free(&j);
     TEST_CLOSE(ctx, &a);
