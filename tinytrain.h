@@ -6235,6 +6235,8 @@ extern const tt__isa_table TT__K(isa_table);
 #define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
 #define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* of a loop of any length */
 #endif
+/* A loop over i in [0, n) that is unrolled; n, at most 24, is known to the compiler. */
+#define TT__EACH(i, n) TT__UNROLL(24) for (int i = 0; i < (n); i++)
 #endif
 
 #ifndef TT__SHUFFLE /* of two vectors of four floats */
@@ -6314,8 +6316,6 @@ TT__OF_TWO(max, ((tt__vi)a & (tt__vi)(a > b)) | ((tt__vi)b & ~(tt__vi)(a > b)))
 TT__OF_TWO(min, ((tt__vi)a & (tt__vi)(a < b)) | ((tt__vi)b & ~(tt__vi)(a < b)))
 TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { for (int i = 0; i < TT__LANES; i++) a[i] = sqrtf(a[i]); return a; }
 #endif
-#undef TT__OF_TWO
-#undef TT__OF_THREE
 
 /* Lanes are added pairwise in a fixed order. */
 TT__INLINE float TT__K(sum)(tt__vf v)
@@ -6756,23 +6756,20 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
     for (int i = 0; i < TT__LANES; i += 4) TT__K(transpose_quads)(r + i);
 #if TT__LANES == 16
     tt__vf t[16];
-    TT__UNROLL(4)
-    for (int i = 0; i < 4; i++) {
+    TT__EACH(i, 4) {
         t[i] = TT__QUARTERS(r[i], r[4 + i], 0x88);
         t[4 + i] = TT__QUARTERS(r[i], r[4 + i], 0xdd);
         t[8 + i] = TT__QUARTERS(r[8 + i], r[12 + i], 0x88);
         t[12 + i] = TT__QUARTERS(r[8 + i], r[12 + i], 0xdd);
     }
-    TT__UNROLL(4)
-    for (int i = 0; i < 4; i++) {
+    TT__EACH(i, 4) {
         r[i] = TT__QUARTERS(t[i], t[8 + i], 0x88);
         r[8 + i] = TT__QUARTERS(t[i], t[8 + i], 0xdd);
         r[4 + i] = TT__QUARTERS(t[4 + i], t[12 + i], 0x88);
         r[12 + i] = TT__QUARTERS(t[4 + i], t[12 + i], 0xdd);
     }
 #elif TT__LANES == 8
-    TT__UNROLL(4)
-    for (int i = 0; i < 4; i++) {
+    TT__EACH(i, 4) {
         tt__vf a = r[i], b = r[4 + i];
         r[i] = TT__HALVES(a, b, 0x20);
         r[4 + i] = TT__HALVES(a, b, 0x31);
@@ -6862,16 +6859,13 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int 
                 const int used = parts > 1 ? L : width - first < L ? width - first : L;
                 for (int64_t t = 0; t < some; t += parts * L) {
                     tt__vf r[L];
-                    TT__UNROLL(16)
-                    for (int i = 0; i < L; i++)
+                    TT__EACH(i, L)
                         r[i] = i < used ? TT__K(load)(from + (first + i % width) * step + t + i / width * L)
                                : TT__K(zero)();
                     TT__K(transpose)(r);
                     if (t + parts * L <= some) {
-                        TT__UNROLL(16)
-                        for (int i = 0; i < L; i++) {
-                            TT__UNROLL(4)
-                            for (int part = 0; part < parts; part++)
+                        TT__EACH(i, L) {
+                            TT__EACH(part, parts)
                                 memcpy(to + (kk + t + part * L + i) * width + first,
                                        (const float *)&r[i] + part * width, (size_t)(used / parts) * 4);
                         }
@@ -6926,13 +6920,11 @@ TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int widt
     for (float *end = panels + tt__ceil_div(lines, width) * panel; panels < end; panels += panel) {
         for (float *pair = panels; pair < panels + width * k; pair += 2 * width) {
             float32x4x2_t both[TT__GEMM_WIDEST / 4];
-            TT__UNROLL(4)
-            for (int v = 0; v < width / 4; v++) {
+            TT__EACH(v, width / 4) {
                 both[v].val[0] = vld1q_f32(pair + 4 * v);
                 both[v].val[1] = vld1q_f32(pair + width + 4 * v);
             }
-            TT__UNROLL(4)
-            for (int v = 0; v < width / 4; v++) vst2q_f32(pair + 8 * v, both[v]);
+            TT__EACH(v, width / 4) vst2q_f32(pair + 8 * v, both[v]);
         }
     }
 }
@@ -6958,11 +6950,9 @@ TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int6
             for (int64_t t = 0; t < 16; t++)
                 TT__K(gemm_column)(units[t], x, line + done, k0 + kk + t, present);
             for (int half = 0; half < (present > 16 ? 2 : 1); half++) {
-                TT__UNROLL(16)
-                for (int t = 0; t < 16; t++) r[t] = TT__K(load)(units[t] + 16 * half);
+                TT__EACH(t, 16) r[t] = TT__K(load)(units[t] + 16 * half);
                 TT__K(transpose)(r);
-                TT__UNROLL(16)
-                for (int t = 0; t < 16; t++) TT__K(store)(tile + (16 * half + t) * 16, r[t]);
+                TT__EACH(t, 16) TT__K(store)(tile + (16 * half + t) * 16, r[t]);
             }
         }
     }
@@ -6999,11 +6989,8 @@ typedef void (*TT__K(micro_fn))(int64_t rows, int64_t cols, const tt__product *p
 
 TT__INLINE void TT__K(micro_begin)(const int rows, const int nv, TT__K(micro_sums) sum)
 {
-    TT__UNROLL(16)
-    for (int i = 0; i < rows; i++) {
-        TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) sum[i][v] = TT__K(zero)();
-    }
+    TT__EACH(i, rows)
+        TT__EACH(v, nv) sum[i][v] = TT__K(zero)();
 }
 
 TT__INLINE void TT__K(micro_end)(const int rows, const int nv, TT__K(micro_sums) sum, const float scale,
@@ -7012,23 +6999,14 @@ TT__INLINE void TT__K(micro_end)(const int rows, const int nv, TT__K(micro_sums)
     const float *base = p->base;
     const int64_t base_row = p->base_row, c_row = p->c_row;
     float *c = p->c;
-    TT__UNROLL(16)
-    for (int i = 0; i < rows; i++) {
-        TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) sum[i][v] *= scale;
-    }
+    TT__EACH(i, rows)
+        TT__EACH(v, nv) sum[i][v] *= scale;
     if (base) {
-        TT__UNROLL(16)
-        for (int i = 0; i < rows; i++) {
-            TT__UNROLL(4)
-            for (int v = 0; v < nv; v++) sum[i][v] += TT__K(load)(base + i * base_row + v * TT__LANES);
-        }
+        TT__EACH(i, rows)
+            TT__EACH(v, nv) sum[i][v] += TT__K(load)(base + i * base_row + v * TT__LANES);
     }
-    TT__UNROLL(16)
-    for (int i = 0; i < rows; i++) {
-        TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) TT__K(store)(c + i * c_row + v * TT__LANES, sum[i][v]);
-    }
+    TT__EACH(i, rows)
+        TT__EACH(v, nv) TT__K(store)(c + i * c_row + v * TT__LANES, sum[i][v]);
 }
 
 /* The microkernel of fp32. The strides of A and B are arguments, so that a caller can give them as
@@ -7043,24 +7021,20 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__UNROLL_BY(4)
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
-        TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) row[v] = TT__K(load)(b + v * TT__LANES);
+        TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
 #ifdef TT__NEON /* multiplies by a lane: loads of single floats would take most of the registers */
         tt__vf column[12 / TT__LANES];
         const bool lanes = __builtin_constant_p(a_row) && a_row == 1 && rows % TT__LANES == 0;
         const int whole = lanes ? rows / TT__LANES : 0;
-        TT__UNROLL(4)
-        for (int v = 0; v < whole; v++) column[v] = TT__K(load)(a + v * TT__LANES);
+        TT__EACH(v, whole) column[v] = TT__K(load)(a + v * TT__LANES);
 #endif
-        TT__UNROLL(16)
-        for (int i = 0; i < rows; i++) {
+        TT__EACH(i, rows) {
 #ifdef TT__NEON
             tt__vf x = TT__K(splat)(whole ? column[i / TT__LANES][i % TT__LANES] : a[i * a_row]);
 #else
             tt__vf x = TT__K(splat)(a[i * a_row]);
 #endif
-            TT__UNROLL(4)
-            for (int v = 0; v < nv; v++) sum[i][v] = TT__K(fma)(x, row[v], sum[i][v]);
+            TT__EACH(v, nv) sum[i][v] = TT__K(fma)(x, row[v], sum[i][v]);
         }
     }
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
@@ -7095,17 +7069,11 @@ TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product
 #else
 #define TT__MICRO_TALL(kernel, nv)
 #endif
-#if TT__ATTENTION_NV == 4
 #define TT__MICRO_ANY(kernel) \
-    if (cols > 3 * TT__LANES) TT__MICRO_ROWS(kernel, 4) \
-    if (cols > 2 * TT__LANES) TT__MICRO_ROWS(kernel, 3) \
+    if (TT__ATTENTION_NV > 2 && cols > 3 * TT__LANES) TT__MICRO_ROWS(kernel, 4) \
+    if (TT__ATTENTION_NV > 2 && cols > 2 * TT__LANES) TT__MICRO_ROWS(kernel, 3) \
     if (cols > TT__LANES) TT__MICRO_ROWS(kernel, 2) \
     TT__MICRO_ROWS(kernel, 1)
-#else
-#define TT__MICRO_ANY(kernel) \
-    if (cols > TT__LANES) TT__MICRO_ROWS(kernel, 2) \
-    TT__MICRO_ROWS(kernel, 1)
-#endif
 
 TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
@@ -7126,20 +7094,17 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
     /* Sums of rows i and i + 1: of columns 4 v and 4 v + 1 in sum[i][v], of the next two in sum[i + 1][v]. */
     for (int64_t k = p->k; k > 0; k -= 2, a += 2 * a_col, b += 2 * b_row) {
         tt__vf columns[4];
-        TT__UNROLL(4)
-        for (int j = 0; j < 2 * nv; j++) columns[j] = TT__K(load)(b + 4 * j);
+        TT__EACH(j, 2 * nv) columns[j] = TT__K(load)(b + 4 * j);
         TT__UNROLL(16)
         for (int i = 0; i < rows; i += 2) {
             tt__vf x = TT__K(load)(a + 2 * i * a_row);
-            TT__UNROLL(4)
-            for (int j = 0; j < 2 * nv; j++)
+            TT__EACH(j, 2 * nv)
                 sum[i + j % 2][j / 2] = TT__DOT(sum[i + j % 2][j / 2], x, columns[j]);
         }
     }
     TT__UNROLL(16)
     for (int i = 0; i < rows; i += 2) {
-        TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) {
+        TT__EACH(v, nv) {
             tt__vf x = sum[i][v], y = sum[i + 1][v];
             sum[i][v] = TT__SHUFFLE(x, y, 0, 1, 4, 5);
             sum[i + 1][v] = TT__SHUFFLE(x, y, 2, 3, 6, 7);
@@ -7149,15 +7114,12 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
     TT__UNROLL_BY(4) /* as in micro */
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
-        TT__UNROLL(4)
-        for (int v = 0; v < nv; v++) row[v] = TT__K(load)(b + v * TT__LANES);
-        TT__UNROLL(16)
-        for (int i = 0; i < rows; i++) {
+        TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
+        TT__EACH(i, rows) {
             uint32_t pair;
             memcpy(&pair, a + i * a_row, sizeof pair);
             tt__vf x = (tt__vf)TT__K(splat_u)(pair);
-            TT__UNROLL(4)
-            for (int v = 0; v < nv; v++) sum[i][v] = TT__DOT(sum[i][v], x, row[v]);
+            TT__EACH(v, nv) sum[i][v] = TT__DOT(sum[i][v], x, row[v]);
         }
     }
 #endif
@@ -7181,17 +7143,14 @@ TT__DOT_FN void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt_
 {
     TT__MICRO_ANY(TT__SCALED_DOT)
 }
-#undef TT__SCALED_DOT
 #endif
 
 TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
 {
     tt__vf sum[12], x = TT__K(splat)(*sink), y = TT__K(splat)(1e-20f);
-    TT__UNROLL(12)
-    for (int i = 0; i < 12; i++) sum[i] = TT__K(splat)((float)i);
+    TT__EACH(i, 12) sum[i] = TT__K(splat)((float)i);
     for (int64_t round = 0; round < n; round++) {
-        TT__UNROLL(12)
-        for (int i = 0; i < 12; i++) sum[i] = TT__DOT(sum[i], x, y);
+        TT__EACH(i, 12) sum[i] = TT__DOT(sum[i], x, y);
     }
     TT__UNROLL(12)
     for (int i = 1; i < 12; i++) sum[0] += sum[i];
@@ -7636,42 +7595,31 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
 {
     tt__vf sum[8], x[4], y[2];
     float total[16];
-    TT__UNROLL(8)
-    for (int i = 0; i < 8; i++) sum[i] = TT__K(zero)();
+    TT__EACH(i, 8) sum[i] = TT__K(zero)();
     int64_t kk = 0;
     for (; kk + TT__LANES <= k; kk += TT__LANES) {
-        TT__UNROLL(2)
-        for (int j = 0; j < cols; j++) y[j] = TT__K(load)(b + j * b_col + kk);
-        TT__UNROLL(4)
-        for (int i = 0; i < rows; i++) {
+        TT__EACH(j, cols) y[j] = TT__K(load)(b + j * b_col + kk);
+        TT__EACH(i, rows) {
             tt__vf x1 = TT__K(load)(a + i * a_row + kk);
-            TT__UNROLL(2)
-            for (int j = 0; j < cols; j++) sum[2 * i + j] = TT__K(fma)(x1, y[j], sum[2 * i + j]);
+            TT__EACH(j, cols) sum[2 * i + j] = TT__K(fma)(x1, y[j], sum[2 * i + j]);
         }
     }
     if (kk < k) {
-        TT__UNROLL(4)
-        for (int i = 0; i < rows; i++) x[i] = TT__K(load_n)(a + i * a_row + kk, k - kk);
-        TT__UNROLL(2)
-        for (int j = 0; j < cols; j++) y[j] = TT__K(load_n)(b + j * b_col + kk, k - kk);
-        TT__UNROLL(4)
-        for (int i = 0; i < rows; i++) {
-            TT__UNROLL(2)
-            for (int j = 0; j < cols; j++) sum[2 * i + j] = TT__K(fma)(x[i], y[j], sum[2 * i + j]);
-        }
+        TT__EACH(i, rows) x[i] = TT__K(load_n)(a + i * a_row + kk, k - kk);
+        TT__EACH(j, cols) y[j] = TT__K(load_n)(b + j * b_col + kk, k - kk);
+        TT__EACH(i, rows)
+            TT__EACH(j, cols) sum[2 * i + j] = TT__K(fma)(x[i], y[j], sum[2 * i + j]);
     }
     /* Transposed, the lanes of all sums are added at once. */
     TT__UNROLL(2)
     for (int first = 0; first < 8; first += TT__LANES) {
         tt__vf r[TT__LANES];
-        TT__UNROLL(16)
-        for (int i = 0; i < TT__LANES; i++)
+        TT__EACH(i, TT__LANES)
             r[i] = first + i < 2 * rows ? sum[(first + i) & 7] : TT__K(zero)();
         TT__K(transpose)(r);
         TT__UNROLL(4)
         for (int half = TT__LANES / 2; half; half /= 2) {
-            TT__UNROLL(8)
-            for (int i = 0; i < half; i++) r[i] += r[i + half];
+            TT__EACH(i, half) r[i] += r[i + half];
         }
         TT__K(store)(total + first, r[0]);
     }
@@ -7740,8 +7688,7 @@ TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t 
             for (int64_t j = 0; j < cols; j += TT__LANES) {
                 float *p = sums + i * TT__GEMM_STRIP + j;
                 tt__vf s = TT__K(load)(p);
-                TT__UNROLL(4)
-                for (int r = 0; r < 4; r++) s = TT__K(fma)(x[r], TT__K(load)(b + r * step + j), s);
+                TT__EACH(r, 4) s = TT__K(fma)(x[r], TT__K(load)(b + r * step + j), s);
                 TT__K(store)(p, s);
             }
         }
@@ -7835,8 +7782,7 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 {
     enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* of 32 or 16 registers */
     tt__vf sum[SUMS], x = TT__K(splat)(0.999f), y = TT__K(splat)(*sink);
-    TT__UNROLL(24)
-    for (int i = 0; i < SUMS; i++) sum[i] = TT__K(splat)((float)i);
+    TT__EACH(i, SUMS) sum[i] = TT__K(splat)((float)i);
     for (int64_t round = 0; round < n; round++) {
         TT__UNROLL(24)
 #ifdef TT__NEON /* its instruction overwrites what it adds to: the other way round would copy y */
@@ -7851,18 +7797,9 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
     return (double)n * (double)(2 * SUMS * TT__LANES);
 }
 
-#undef TT__MICRO_ROWS
 #undef TT__MICRO_TALL
-#undef TT__MICRO_ANY
 #undef TT__GEMM_MR
 #undef TT__GEMM_NV
-#undef TT__GEMM_NR
-#undef TT__GEMM_WIDEST
-#undef TT__TILES_K
-#undef TT__GEMM_TILES
-#undef TT__GEMM_CHUNK
-#undef TT__GEMM_STRAIGHT
-#undef TT__GEMM_DEPTH
 
 /* ------------------------------------------------------------------------------------------------- attention
    Flash-style (Dao et al., "FlashAttention", 2022): scores exist only as tiles, of which only the log-sum-exp
@@ -7900,8 +7837,7 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[20], tt__vu c0, tt__vu c1, tt_
     const tt__vw m0 = TT__K(splat_w)(0xD2511F53u), m1 = TT__K(splat_w)(0xCD9E8D57u);
     tt__vw e0 = (tt__vw)c0, e1 = (tt__vw)c1, e2 = (tt__vw)c2, e3 = (tt__vw)c3;
     tt__vw o0 = e0 >> 32, o1 = e1 >> 32, o2 = e2 >> 32, o3 = e3 >> 32;
-    TT__UNROLL(10)
-    for (int round = 0; round < 10; round++) {
+    TT__EACH(round, 10) {
         tt__vw ea = TT__K(mul_low)(e0, m0), eb = TT__K(mul_low)(e2, m1);
         tt__vw oa = TT__K(mul_low)(o0, m0), ob = TT__K(mul_low)(o2, m1);
         e0 = (eb >> 32) ^ e1 ^ keys[2 * round];
@@ -7998,12 +7934,10 @@ TT__FN void TT__K(attention_transpose_whole)(float *to, int64_t to_row, const fl
     tt__vf r[16];
     for (int64_t i = 0; i < n; i += 16)
         for (int64_t j = 0; j < m; j += 16) {
-            TT__UNROLL(16)
-            for (int t = 0; t < 16; t++)
+            TT__EACH(t, 16)
                 r[t] = i + t < n ? TT__K(load)(from + (i + t) * from_row + j) : TT__K(zero)();
             TT__K(transpose)(r);
-            TT__UNROLL(16)
-            for (int t = 0; t < 16; t++) TT__K(store)(to + (j + t) * to_row + i, r[t]);
+            TT__EACH(t, 16) TT__K(store)(to + (j + t) * to_row + i, r[t]);
         }
 }
 
@@ -8058,8 +7992,7 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
     }
     for (int64_t i = 0; i < m; i += 16)
         for (int64_t j = 0; j < n; j += 16) {
-            TT__UNROLL(16)
-            for (int t = 0; t < 16; t++) r[t] = TT__K(load)(c + (i + t) * n + j);
+            TT__EACH(t, 16) r[t] = TT__K(load)(c + (i + t) * n + j);
             TT__K(transpose)(r);
             for (int t = 0; t < tt__min(16, x->queries - j); t++) {
                 float *to = out + (j + t) * out_stride + i;
@@ -8379,8 +8312,7 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
         float *t = tile + r * TT__ATTENTION_TILE;
         if (dropout) TT__K(attention_random)(l, r, bits);
         if (r + 8 <= l->full) {
-            TT__UNROLL(8)
-            for (int i = 0; i < 8; i++) {
+            TT__EACH(i, 8) {
                 tt__vf p = TT__K(exp2)(TT__K(load)(t + i * TT__ATTENTION_TILE) - m0);
                 if (i & 1) total1 += p;
                 else total0 += p;
@@ -8416,8 +8348,7 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
         float *w = weights + r * TT__ATTENTION_TILE, *ds = dscores + r * TT__ATTENTION_TILE;
         if (dropout) TT__K(attention_random)(l, r, bits);
         if (r + 8 <= l->full) {
-            TT__UNROLL(8)
-            for (int i = 0; i < 8; i++) {
+            TT__EACH(i, 8) {
                 tt__vf p = TT__K(exp2)(TT__K(load)(w + i * TT__ATTENTION_TILE) - log_sum);
                 tt__vf dp = TT__K(load)(ds + i * TT__ATTENTION_TILE);
                 tt__vi keep;
@@ -8710,10 +8641,8 @@ TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *
     if (a->seqs > 0) tt__parallel(pool, a->seqs * a->heads, TT__K(attention_backward_task), &call);
 }
 
-#undef tt__vw
 #undef TT__ATTENTION_MR
 #undef TT__ATTENTION_NV
-#undef TT__ATTENTION_NO_DIAGONAL
 
 /* ----------------------------------------------------------------------------------------------- row kernels
    Everything but matmul and attention works on rows of floats; other dtypes are widened on the way in and
@@ -8762,8 +8691,7 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
     for (int64_t r = from; r < to; r++) {
         const float *x[3] = {NULL, NULL, NULL};
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-        TT__UNROLL(3)
-        for (int k = 0; k < count; k++) {
+        TT__EACH(k, count) {
             const tt__mat *in = &l->in[first + k];
             if (in->data) x[k] = TT__K(row_in)(in, r, TT__K(scratch_row)(scratch, n, 1 + k));
         }
@@ -9730,23 +9658,7 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 
 #endif /* TT__KERNELS_ELSEWHERE */
 
-#undef tt__vf
-#undef tt__vi
-#undef tt__vu
-#undef TT__TABLE
-
-#undef TT__JOIN2
-#undef TT__JOIN
-#undef TT__K
-#undef TT__FN
-#undef TT__INLINE
-#undef TT__OUTLINE
-#undef TT__ALWAYS
-#undef TT__DOT_FN
-#undef TT__DOT_INLINE
-#undef TT__TILES_FN
-
-/* What the pass was told, but TT__LANES, of which the rest of the file sees that it is in a pass. */
+/* What differs from pass to pass, but TT__LANES, of which the rest of the file sees that it is in a pass. */
 #undef TT__ISA
 #undef TT__TARGET
 #undef TT__NEON
