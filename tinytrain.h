@@ -6272,7 +6272,7 @@ TT__INLINE tt__vf TT__K(load)(const float *p) { tt__vf v; memcpy(&v, p, sizeof v
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { memcpy(p, &v, sizeof v); }
 #endif
 
-/* The first n (0..TT__LANES) lanes; the rest is zero. Mostly n is TT__LANES: what is not, is out of line. */
+/* The first TT__LANES of n elements; zeros beyond n. Mostly n is at least TT__LANES: less is out of line. */
 TT__OUTLINE tt__vf TT__K(load_some)(const float *p, int64_t n)
 {
     tt__vf v = TT__K(zero)();
@@ -6283,11 +6283,11 @@ TT__OUTLINE void TT__K(store_some)(float *p, tt__vf v, int64_t n) { memcpy(p, &v
 
 TT__INLINE tt__vf TT__K(load_n)(const float *p, int64_t n)
 {
-    return n == TT__LANES ? TT__K(load)(p) : TT__K(load_some)(p, n);
+    return n >= TT__LANES ? TT__K(load)(p) : TT__K(load_some)(p, n);
 }
 TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
 {
-    if (n == TT__LANES) TT__K(store)(p, v);
+    if (n >= TT__LANES) TT__K(store)(p, v);
     else TT__K(store_some)(p, v, n);
 }
 
@@ -6452,45 +6452,28 @@ TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
     }
 }
 
-TT__INLINE void TT__K(act_each)(const int kind, float *y, const float *x, int64_t n)
+TT__INLINE void TT__K(act_each)(const int kind, float *y, const float *x, const float *saved, int64_t n)
 {
-    for (int64_t c = 0, left; c < n; c += TT__LANES) {
-        left = tt__min(TT__LANES, n - c);
-        TT__K(store_n)(y + c, TT__K(act)(kind, TT__K(load_n)(x + c, left)), left);
+    for (int64_t c = 0; c < n; c += TT__LANES) {
+        tt__vf v = TT__K(load_n)(x + c, n - c);
+        if (saved) v *= TT__K(act_derivative)(kind, TT__K(load_n)(saved + c, n - c));
+        else v = TT__K(act)(kind, v);
+        TT__K(store_n)(y + c, v, n - c);
     }
 }
 
-TT__INLINE void TT__K(act_each_backward)(const int kind, float *dx, const float *dy, const float *saved,
-                                         int64_t n)
+/* y = act(x), or, unless `saved` is NULL, x act'(saved). y may be x. */
+TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float *saved, int64_t n)
 {
-    for (int64_t c = 0, left; c < n; c += TT__LANES) {
-        left = tt__min(TT__LANES, n - c);
-        TT__K(store_n)(dx + c, TT__K(load_n)(dy + c, left)
-                       * TT__K(act_derivative)(kind, TT__K(load_n)(saved + c, left)), left);
+    switch (kind) {
+    case TT__ACT_GELU: TT__K(act_each)(TT__ACT_GELU, y, x, saved, n); break;
+    case TT__ACT_GELU_TANH: TT__K(act_each)(TT__ACT_GELU_TANH, y, x, saved, n); break;
+    case TT__ACT_RELU: TT__K(act_each)(TT__ACT_RELU, y, x, saved, n); break;
+    case TT__ACT_TANH: TT__K(act_each)(TT__ACT_TANH, y, x, saved, n); break;
+    case TT__ACT_SILU: TT__K(act_each)(TT__ACT_SILU, y, x, saved, n); break;
+    default: TT__K(act_each)(TT__ACT_NONE, y, x, saved, n); break;
     }
 }
-
-#define TT__EACH_ACT(call) \
-    switch (kind) { \
-    case TT__ACT_GELU: { enum { ACT = TT__ACT_GELU }; call; break; } \
-    case TT__ACT_GELU_TANH: { enum { ACT = TT__ACT_GELU_TANH }; call; break; } \
-    case TT__ACT_RELU: { enum { ACT = TT__ACT_RELU }; call; break; } \
-    case TT__ACT_TANH: { enum { ACT = TT__ACT_TANH }; call; break; } \
-    case TT__ACT_SILU: { enum { ACT = TT__ACT_SILU }; call; break; } \
-    default: { enum { ACT = TT__ACT_NONE }; call; break; } \
-    }
-
-/* y = act(x); dx = dy act'(saved). y may be x, and dx dy. */
-TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, int64_t n)
-{
-    TT__EACH_ACT(TT__K(act_each)(ACT, y, x, n))
-}
-
-TT__OUTLINE void TT__K(act_backward_row)(int kind, float *dx, const float *dy, const float *saved, int64_t n)
-{
-    TT__EACH_ACT(TT__K(act_each_backward)(ACT, dx, dy, saved, n))
-}
-#undef TT__EACH_ACT
 
 /* ---- 16-bit floats by the vector ----
    The bits are those of tt__from_bf16 and so on, but of NaNs where f16 is converted by an instruction. */
@@ -6587,7 +6570,7 @@ TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, in
 {
     uint16_t some[TT__LANES] = {0};
     if (dtype == TT_F32) return TT__K(load_some)((const float *)p + i, n);
-    if (n == TT__LANES) return TT__K(load_16)((const uint16_t *)p + i, dtype);
+    if (n >= TT__LANES) return TT__K(load_16)((const uint16_t *)p + i, dtype);
     memcpy(some, (const uint16_t *)p + i, (size_t)n * 2);
     return TT__K(load_16)(some, dtype);
 }
@@ -6596,23 +6579,23 @@ TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x,
 {
     uint16_t some[TT__LANES];
     if (dtype == TT_F32) { TT__K(store_some)((float *)p + i, x, n); return; }
-    if (n == TT__LANES) { TT__K(store_16)((uint16_t *)p + i, x, dtype); return; }
+    if (n >= TT__LANES) { TT__K(store_16)((uint16_t *)p + i, x, dtype); return; }
     TT__K(store_16)(some, x, dtype);
     memcpy((uint16_t *)p + i, some, (size_t)n * 2);
 }
 
-/* Elements [i, i + n) of a float array of any dtype, n <= TT__LANES; the rest is zero. */
+/* As load_n and store_n, from element i of a float array of any dtype. */
 TT__INLINE tt__vf TT__K(load_as)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
-    if (n == TT__LANES && dtype == TT_F32) return TT__K(load)((const float *)p + i);
-    if (n == TT__LANES && dtype == TT_BF16) return TT__K(load_16)((const uint16_t *)p + i, TT_BF16);
+    if (n >= TT__LANES && dtype == TT_F32) return TT__K(load)((const float *)p + i);
+    if (n >= TT__LANES && dtype == TT_BF16) return TT__K(load_16)((const uint16_t *)p + i, TT_BF16);
     return TT__K(load_rest)(p, dtype, i, n);
 }
 
 TT__INLINE void TT__K(store_as)(void *p, tt_dtype dtype, int64_t i, tt__vf x, int64_t n)
 {
-    if (n == TT__LANES && dtype == TT_F32) TT__K(store)((float *)p + i, x);
-    else if (n == TT__LANES && dtype == TT_BF16) TT__K(store_16)((uint16_t *)p + i, x, TT_BF16);
+    if (n >= TT__LANES && dtype == TT_F32) TT__K(store)((float *)p + i, x);
+    else if (n >= TT__LANES && dtype == TT_BF16) TT__K(store_16)((uint16_t *)p + i, x, TT_BF16);
     else TT__K(store_rest)(p, dtype, i, x, n);
 }
 
@@ -6635,23 +6618,13 @@ TT__OUTLINE void TT__K(row_narrow)(void *to, const float *from, tt_dtype dtype, 
     if (i < n) TT__K(store_as)(h, dtype, i, TT__K(load_n)(from + i, n - i), n - i);
 }
 
-/* Row r of m as floats: in place when m is f32, else widened into scratch. */
-TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratch)
-{
-    const char *row = (const char *)m->data + (size_t)(r * m->ld) * tt_dtype_bytes(m->dtype);
-    if (m->dtype == TT_F32) return (const float *)(const void *)row;
-    TT__K(row_widen)(scratch, row, m->dtype, m->cols);
-    return scratch;
-}
-
 /* y = a x + b z over a row; z may be NULL. */
 TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const float *z, int64_t n)
 {
-    for (int64_t c = 0, left; c < n; c += TT__LANES) {
-        left = tt__min(TT__LANES, n - c);
-        tt__vf v = TT__K(load_n)(x + c, left) * a;
-        if (z) v += TT__K(load_n)(z + c, left) * b;
-        TT__K(store_n)(y + c, v, left);
+    for (int64_t c = 0; c < n; c += TT__LANES) {
+        tt__vf v = TT__K(load_n)(x + c, n - c) * a;
+        if (z) v += TT__K(load_n)(z + c, n - c) * b;
+        TT__K(store_n)(y + c, v, n - c);
     }
 }
 
@@ -7254,7 +7227,7 @@ TT__INLINE void TT__K(gemm_add)(float *sums, const tt__mat *m, int64_t row, int6
             TT__K(store)(sums + j, TT__K(load)(sums + j) + TT__K(load)(x + j));
     }
     for (; j < n; j += TT__LANES) {
-        tt__vf x = TT__K(load_as)(m->data, m->dtype, at + j, tt__min(TT__LANES, n - j));
+        tt__vf x = TT__K(load_as)(m->data, m->dtype, at + j, n - j);
         TT__K(store)(sums + j, TT__K(load)(sums + j) + x);
     }
 }
@@ -7294,13 +7267,13 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                 else if (keeps) TT__K(gemm_keep)(&g->pre, r + t, at, x + t * n, n);
             }
             if (g->saved.data) { /* without a bias */
-                TT__K(act_backward_row)(g->act, x, x, saved, some * n);
+                TT__K(act_row)(g->act, x, x, saved, some * n);
             } else if (g->act != TT__ACT_NONE) {
                 if (kept != TT_F32) {
                     TT__K(row_narrow)(half, x, kept, some * n);
                     TT__K(row_widen)(x, half, kept, some * n);
                 }
-                TT__K(act_row)(g->act, x, x, whole);
+                TT__K(act_row)(g->act, x, x, NULL, whole);
             }
             for (int64_t t = 0; t < some; t++) {
                 if (g->residual.data) TT__K(gemm_add)(x + t * n, &g->residual, r + t, at, n);
@@ -8136,7 +8109,7 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d);
         tt__attention_prefetch_next(m, number, column, d);
         for (int64_t j = 0; j < d; j += TT__LANES)
-            TT__K(store)(to + j, TT__K(load_as)(from, m->dtype, j, tt__min(TT__LANES, d - j)) * scale);
+            TT__K(store)(to + j, TT__K(load_as)(from, m->dtype, j, d - j) * scale);
     }
 }
 
@@ -8149,11 +8122,10 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
         void *to = tt__attention_row(m, at ? at[row + i] : row + i, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d);
         for (int64_t j = 0; j < d; j += TT__LANES) {
-            int64_t left = tt__min(TT__LANES, d - j);
             tt__vf x = TT__K(load)(from + j) * scale;
-            if (add) x += TT__K(load_as)(to, m->dtype, j, left);
-            else if (left < TT__LANES) x += 0.0f; /* the zeros in the rest of a row are positive */
-            TT__K(store_as)(to, m->dtype, j, x, left);
+            if (add) x += TT__K(load_as)(to, m->dtype, j, d - j);
+            else if (d - j < TT__LANES) x += 0.0f; /* the zeros in the rest of a row are positive */
+            TT__K(store_as)(to, m->dtype, j, x, d - j);
         }
     }
 }
@@ -8648,26 +8620,42 @@ TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *
    Everything but matmul and attention works on rows of floats; other dtypes are widened on the way in and
    rounded on the way out, a row at a time, so no kernel knows them. */
 
-/* Where row r of m is computed: in place, or in scratch when it must be rounded or added. */
-TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float *scratch)
+/* Row k of the scratch of a thread. */
+TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k)
 {
-    return m->dtype == TT_F32 && !add ? (float *)tt__at(m, r) : scratch;
+    return scratch + (size_t)k * (tt__row_bytes(cols) / 4);
 }
 
-/* Writes a row of floats as row r of m, or adds it to that, unless it was computed in place. `spare` is a
-   scratch row. */
-TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, const float *row, float *spare)
+/* Row r of m as floats: in place when m is f32, else widened into row k of scratch. */
+TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratch, int k)
 {
+    float *row = TT__K(scratch_row)(scratch, m->cols, k);
+    if (m->dtype == TT_F32) return (const float *)tt__at(m, r);
+    TT__K(row_widen)(row, tt__at(m, r), m->dtype, m->cols);
+    return row;
+}
+
+/* Where row r of m is computed: in place, or in `row` when it must be rounded or added. */
+TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float *row)
+{
+    return m->dtype == TT_F32 && !add ? (float *)tt__at(m, r) : row;
+}
+
+/* Writes or adds a row of floats to row r of m, unless it was computed in place; uses row k of scratch. */
+TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, const float *row, float *scratch, int k)
+{
+    float *spare = TT__K(scratch_row)(scratch, m->cols, k);
     float *to = m->dtype == TT_F32 ? (float *)tt__at(m, r) : spare;
     if (row == to) return;
-    if (add) TT__K(axpby)(to, 1, row, 1, TT__K(row_in)(m, r, spare), m->cols);
+    if (add) TT__K(axpby)(to, 1, row, 1, TT__K(row_in)(m, r, spare, 0), m->cols);
     else if (m->dtype == TT_F32) memcpy(to, row, (size_t)m->cols * 4);
     if (m->dtype != TT_F32) TT__K(row_narrow)(tt__at(m, r), add ? spare : row, m->dtype, m->cols);
 }
 
-TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k)
+/* sum += row r of m, which row k of scratch may hold. */
+TT__INLINE void TT__K(row_add)(float *sum, const tt__mat *m, int64_t r, float *scratch, int k)
 {
-    return scratch + (size_t)k * (tt__row_bytes(cols) / 4);
+    TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(m, r, scratch, k), m->cols);
 }
 
 /* Computes row r of out[0] as y (n) from the rows of the same number of some inputs as x; x[k] is NULL if
@@ -8693,61 +8681,34 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
         TT__EACH(k, count) {
             const tt__mat *in = &l->in[first + k];
-            if (in->data) x[k] = TT__K(row_in)(in, r, TT__K(scratch_row)(scratch, n, 1 + k));
+            if (in->data) x[k] = TT__K(row_in)(in, r, scratch, 1 + k);
         }
         fn(l, r, x, y, n, more);
-        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 1 + count));
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, scratch, 1 + count);
     }
 }
 
-/* The kernel of an op whose rows of out[0] are computed by a function of a range of rows; the same by a
-   row_fn. */
-#define TT__RUN_ROWS(OP, rows_fn) \
+/* Kernels of ops that compute rows of out[0]. RUN_ROWS: by a statement for the rows [from, to). RUN_MAP: each
+   by the function row_OP or a statement, from rows of inputs as in map_rows. */
+#define TT__RUN_ROWS(OP, statement) \
+    TT__ROWS_FN(rows_##OP) { statement; } \
     TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \
     { \
-        return tt__for_rows(l, &l->out[0], 0, TT__K(rows_fn)); \
+        return tt__for_rows(l, &l->out[0], 0, TT__K(rows_##OP)); \
     }
-#define TT__RUN_MAP(OP, first, count, fn) \
-    TT__ROWS_FN(rows_##OP) \
-    { \
-        TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(fn), NULL); \
-    } \
-    TT__RUN_ROWS(OP, rows_##OP)
+#define TT__RUN_MAP(OP, first, count) \
+    TT__RUN_ROWS(OP, TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(row_##OP), NULL))
+#define TT__RUN_MAP_OF(OP, first, count, statement) \
+    TT__ROW_FN(row_##OP) { statement; } \
+    TT__RUN_MAP(OP, first, count)
 
-TT__ROW_FN(scale_row)
-{
-    TT__K(axpby)(y, l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f, x[0], 0, NULL, n);
-}
-
-TT__ROW_FN(add_row)
-{
-    TT__K(axpby)(y, 1, x[0], 1, x[1], n);
-}
-
-TT__ROW_FN(mul_row)
-{
-    for (int64_t c = 0; c < n; c += TT__LANES) {
-        int64_t left = tt__min(TT__LANES, n - c);
-        TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, left) * TT__K(load_n)(x[1] + c, left), left);
-    }
-}
-
-TT__ROW_FN(activation_row)
-{
-    TT__K(act_row)(l->instr->attr.act, y, x[0], n);
-}
-
-TT__ROW_FN(activation_backward_row)
-{
-    TT__K(act_backward_row)(l->instr->attr.act, y, x[0], x[1], n);
-}
-
-TT__RUN_MAP(SCALE, 0, 1, scale_row)
-TT__RUN_MAP(CAST, 0, 1, scale_row)
-TT__RUN_MAP(ADD, 0, 2, add_row)
-TT__RUN_MAP(MUL, 0, 2, mul_row)
-TT__RUN_MAP(ACTIVATION, 0, 1, activation_row)
-TT__RUN_MAP(ACTIVATION_BACKWARD, 0, 2, activation_backward_row)
+TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
+TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
+TT__RUN_MAP_OF(ADD, 0, 2, TT__K(axpby)(y, 1, x[0], 1, x[1], n))
+TT__RUN_MAP_OF(MUL, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES)
+    TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, n - c) * TT__K(load_n)(x[1] + c, n - c), n - c))
+TT__RUN_MAP_OF(ACTIVATION, 0, 1, TT__K(act_row)(l->instr->attr.act, y, x[0], NULL, n))
+TT__RUN_MAP_OF(ACTIVATION_BACKWARD, 0, 2, TT__K(act_row)(l->instr->attr.act, y, x[0], x[1], n))
 
 TT__ROWS_FN(fill_rows)
 {
@@ -8768,43 +8729,35 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* y = x / (1 - p) where the element of row r survives, else 0; + residual, which may be NULL. Element c: 16
-   random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}. */
-TT__INLINE void TT__K(dropout_row)(float *y, const float *x, const float *residual, int64_t n,
-                                   const uint64_t keys[20], int64_t r, float p)
+/* y = x / (1 - p) where the element of row r survives, else 0; + residual, which may be absent. Element c: 16
+   random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}. more: Philox's keys. */
+TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();
-    int32_t drop = tt__drop_threshold(p);
-    float scale = 65536.0f / (float)(65536 - drop);
+    const int32_t drop = tt__drop_threshold(l->instr->attr.dropout);
+    const float scale = 65536.0f / (float)(65536 - drop);
+    const int64_t number = l->in[2].data ? ((const int32_t *)l->in[2].data)[r] : r;
     uint16_t numbers[8 * TT__LANES];
     for (int64_t c = 0; c < n; c += 8 * TT__LANES) {
-        TT__K(philox_numbers)(keys, TT__K(splat_u)((uint32_t)r), TT__K(splat_u)((uint32_t)(c / 8)) + groups,
-                              numbers);
-        int64_t end = tt__min(n, c + 8 * TT__LANES);
-        for (int64_t i = c, left; i < end; i += TT__LANES) {
-            left = tt__min(TT__LANES, n - i);
+        TT__K(philox_numbers)((const uint64_t *)more, TT__K(splat_u)((uint32_t)number),
+                              TT__K(splat_u)((uint32_t)(c / 8)) + groups, numbers);
+        for (int64_t i = c; i < tt__min(n, c + 8 * TT__LANES); i += TT__LANES) {
             tt__vi keep = (tt__vi)TT__K(load_h)(numbers + (i - c)) >= drop;
-            tt__vf v = (tt__vf)((tt__vi)(TT__K(load_n)(x + i, left) * scale) & keep);
-            if (residual) v += TT__K(load_n)(residual + i, left);
-            TT__K(store_n)(y + i, v, left);
+            tt__vf v = (tt__vf)((tt__vi)(TT__K(load_n)(x[0] + i, n - i) * scale) & keep);
+            if (x[1]) v += TT__K(load_n)(x[1] + i, n - i);
+            TT__K(store_n)(y + i, v, n - i);
         }
     }
-}
-
-TT__ROW_FN(dropped_row) /* more: Philox's keys */
-{
-    int64_t number = l->in[2].data ? ((const int32_t *)l->in[2].data)[r] : r;
-    TT__K(dropout_row)(y, x[0], x[1], n, (const uint64_t *)more, number, l->instr->attr.dropout);
 }
 
 TT__ROWS_FN(dropout_rows)
 {
     uint64_t keys[20];
     tt__philox_keys(tt__dropout_key(l), keys);
-    TT__K(map_rows)(l, from, to, scratch, 0, 2, TT__K(dropped_row), keys);
+    TT__K(map_rows)(l, from, to, scratch, 0, 2, TT__K(dropout_row), keys);
 }
 
-TT__RUN_ROWS(DROPOUT, dropout_rows)
+TT__RUN_ROWS(DROPOUT, TT__K(dropout_rows)(l, from, to, scratch))
 
 /* ---- column sums: the workspace begins with sums of TT__SUM_ROWS rows each, which are then added in order
    ---- */
@@ -8822,7 +8775,7 @@ TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bo
     memset(scratch, 0, (size_t)n * 4);
     for (int64_t k = 0; k < count; k++)
         TT__K(axpby)(scratch, 1, scratch, 1, TT__K(partial_sum)(l, first + k, n), n);
-    TT__K(row_end)(to, add, 0, scratch, TT__K(scratch_row)(scratch, n, 1));
+    TT__K(row_end)(to, add, 0, scratch, scratch, 1);
 }
 
 TT__ROWS_FN(column_sum_rows)
@@ -8830,7 +8783,7 @@ TT__ROWS_FN(column_sum_rows)
     int64_t n = l->in[0].cols;
     float *sum = TT__K(partial_sum)(l, from / TT__SUM_ROWS, n);
     memset(sum, 0, (size_t)n * 4);
-    for (int64_t r = from; r < to; r++) TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(&l->in[0], r, scratch), n);
+    for (int64_t r = from; r < to; r++) TT__K(row_add)(sum, &l->in[0], r, scratch, 0);
 }
 
 /* -------------------------------------------------------------------------------------- linear, attention */
@@ -8949,6 +8902,20 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
 
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
+/* Sum of (x - mean)^2 over the whole pairs of vectors in x (n); of what is behind them: *rest. */
+TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, float *rest)
+{
+    int64_t c = 0;
+    tt__vf s0 = TT__K(zero)(), s1 = s0;
+    for (; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
+        tt__vf d0 = TT__K(load)(x + c) - mean, d1 = TT__K(load)(x + c + TT__LANES) - mean;
+        s0 = TT__K(fma)(d0, d0, s0);
+        s1 = TT__K(fma)(d1, d1, s1);
+    }
+    for (*rest = 0; c < n; c++) *rest += (x[c] - mean) * (x[c] - mean);
+    return TT__K(sum)(s0 + s1);
+}
+
 /* y = (x - mean) / sqrt(variance + eps) * w + b; more: w (n) and b (n), which may be NULL. rmsnorm is
    layernorm with a mean of 0, which is not kept. */
 TT__ROW_FN(layernorm_row)
@@ -8962,20 +8929,13 @@ TT__ROW_FN(layernorm_row)
         s1 += TT__K(load)(row + c + TT__LANES);
     }
     for (; c < n; c += TT__LANES) s0 += TT__K(load_n)(row + c, tt__min(TT__LANES, n - c));
-    float mean = centred ? TT__K(sum)(s0 + s1) / (float)n : 0, rest = 0;
-    s0 = s1 = TT__K(zero)();
-    for (c = 0; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
-        tt__vf d0 = TT__K(load)(row + c) - mean, d1 = TT__K(load)(row + c + TT__LANES) - mean;
-        s0 = TT__K(fma)(d0, d0, s0);
-        s1 = TT__K(fma)(d1, d1, s1);
-    }
-    for (; c < n; c++) rest += (row[c] - mean) * (row[c] - mean);
-    float rstd = 1.0f / sqrtf((TT__K(sum)(s0 + s1) + rest) / (float)n + l->instr->attr.eps);
+    float mean = centred ? TT__K(sum)(s0 + s1) / (float)n : 0, rest;
+    float squares = TT__K(squares)(row, n, mean, &rest);
+    float rstd = 1.0f / sqrtf((squares + rest) / (float)n + l->instr->attr.eps);
     for (c = 0; c < n; c += TT__LANES) {
-        int64_t left = tt__min(TT__LANES, n - c);
-        tt__vf v = (TT__K(load_n)(row + c, left) - mean) * rstd * TT__K(load_n)(w + c, left);
-        if (b) v += TT__K(load_n)(b + c, left);
-        TT__K(store_n)(y + c, v, left);
+        tt__vf v = (TT__K(load_n)(row + c, n - c) - mean) * rstd * TT__K(load_n)(w + c, n - c);
+        if (b) v += TT__K(load_n)(b + c, n - c);
+        TT__K(store_n)(y + c, v, n - c);
     }
     if (!l->out[1].data) return;
     float *stats = (float *)tt__at(&l->out[1], r);
@@ -8985,15 +8945,14 @@ TT__ROW_FN(layernorm_row)
 
 TT__ROWS_FN(layernorm_rows)
 {
-    int64_t n = l->in[0].cols;
-    const float *weights[2] = {TT__K(row_in)(&l->in[1], 0, TT__K(scratch_row)(scratch, n, 3)), NULL};
-    /* of layernorm */
-    if (l->in[2].data) weights[1] = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 4));
+    const float *weights[2] = {TT__K(row_in)(&l->in[1], 0, scratch, 3), NULL};
+    if (l->in[2].data) /* of layernorm */
+        weights[1] = TT__K(row_in)(&l->in[2], 0, scratch, 4);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(layernorm_row), weights);
 }
 
-TT__RUN_ROWS(LAYERNORM, layernorm_rows)
-TT__RUN_ROWS(RMSNORM, layernorm_rows)
+TT__RUN_ROWS(LAYERNORM, TT__K(layernorm_rows)(l, from, to, scratch))
+TT__RUN_ROWS(RMSNORM, TT__K(layernorm_rows)(l, from, to, scratch))
 
 /* With n = (x - mean) / std and g = dy w: dx = (g - avg(g) - n avg(g n)) / std, dw = sum dy n, db = sum dy.
    rmsnorm: without mean and avg(g). */
@@ -9001,35 +8960,33 @@ TT__ROWS_FN(layernorm_backward_rows)
 {
     int64_t n = l->in[1].cols, parts = tt__ceil_div(l->in[1].rows, TT__SUM_ROWS), part = from / TT__SUM_ROWS;
     float *dw = TT__K(partial_sum)(l, part, n), *db = TT__K(partial_sum)(l, parts + part, n);
-    const float *w = TT__K(row_in)(&l->in[2], 0, TT__K(scratch_row)(scratch, n, 3));
+    const float *w = TT__K(row_in)(&l->in[2], 0, scratch, 3);
     const bool centred = l->instr->op == TT__OP_LAYERNORM_BACKWARD;
     memset(dw, 0, (size_t)n * 4);
     memset(db, 0, (size_t)n * 4);
     for (int64_t r = from; r < to; r++) {
-        const float *dy = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
-        const float *x = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2));
+        const float *dy = TT__K(row_in)(&l->in[0], r, scratch, 1);
+        const float *x = TT__K(row_in)(&l->in[1], r, scratch, 2);
         const float *stats = (const float *)tt__at(&l->in[3], r);
         float mean = centred ? stats[0] : 0, rstd = centred ? stats[1] : stats[0];
         tt__vf sg = TT__K(zero)(), sgn = sg;
         for (int64_t c = 0; c < n; c += TT__LANES) {
-            int64_t left = tt__min(TT__LANES, n - c);
-            tt__vf d = TT__K(load_n)(dy + c, left), g = d * TT__K(load_n)(w + c, left);
-            tt__vf xn = (TT__K(load_n)(x + c, left) - mean) * rstd;
+            tt__vf d = TT__K(load_n)(dy + c, n - c), g = d * TT__K(load_n)(w + c, n - c);
+            tt__vf xn = (TT__K(load_n)(x + c, n - c) - mean) * rstd;
             sg += g;
             sgn = TT__K(fma)(g, xn, sgn);
-            TT__K(store_n)(dw + c, TT__K(fma)(d, xn, TT__K(load_n)(dw + c, left)), left);
-            TT__K(store_n)(db + c, d + TT__K(load_n)(db + c, left), left);
+            TT__K(store_n)(dw + c, TT__K(fma)(d, xn, TT__K(load_n)(dw + c, n - c)), n - c);
+            TT__K(store_n)(db + c, d + TT__K(load_n)(db + c, n - c), n - c);
         }
         float avg_g = centred ? TT__K(sum)(sg) / (float)n : 0, avg_gn = TT__K(sum)(sgn) / (float)n;
         if (!l->out[0].data) continue;
         float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
         for (int64_t c = 0; c < n; c += TT__LANES) {
-            int64_t left = tt__min(TT__LANES, n - c);
-            tt__vf g = TT__K(load_n)(dy + c, left) * TT__K(load_n)(w + c, left),
-                   xn = (TT__K(load_n)(x + c, left) - mean) * rstd;
-            TT__K(store_n)(dx + c, (g - avg_g - xn * avg_gn) * rstd, left);
+            tt__vf g = TT__K(load_n)(dy + c, n - c) * TT__K(load_n)(w + c, n - c),
+                   xn = (TT__K(load_n)(x + c, n - c) - mean) * rstd;
+            TT__K(store_n)(dx + c, (g - avg_g - xn * avg_gn) * rstd, n - c);
         }
-        TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 4));
+        TT__K(row_end)(&l->out[0], l->add[0], r, dx, scratch, 4);
     }
 }
 
@@ -9053,28 +9010,18 @@ TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, 
                                  const tt__mat *m, const int32_t *index)
 {
     for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(m, index ? index[r] : r, scratch);
-        TT__K(row_end)(&l->out[0], l->add[0], r, x, TT__K(scratch_row)(scratch, m->cols, 1));
+        const float *x = TT__K(row_in)(m, index ? index[r] : r, scratch, 0);
+        TT__K(row_end)(&l->out[0], l->add[0], r, x, scratch, 1);
     }
 }
 
-TT__ROWS_FN(embedding_rows)
-{
-    TT__K(take_rows)(l, from, to, scratch, &l->in[1], (const int32_t *)l->in[0].data);
-}
-
-TT__ROWS_FN(gather_rows)
-{
-    TT__K(take_rows)(l, from, to, scratch, &l->in[0], (const int32_t *)l->in[1].data);
-}
+TT__RUN_ROWS(EMBEDDING, TT__K(take_rows)(l, from, to, scratch, &l->in[1], (const int32_t *)l->in[0].data))
+TT__RUN_ROWS(GATHER_ROWS, TT__K(take_rows)(l, from, to, scratch, &l->in[0], (const int32_t *)l->in[1].data))
 
 TT__ROWS_FN(copy_rows)
 {
     TT__K(take_rows)(l, from, to, scratch, &l->in[0], NULL);
 }
-
-TT__RUN_ROWS(EMBEDDING, embedding_rows)
-TT__RUN_ROWS(GATHER_ROWS, gather_rows)
 
 TT__ROWS_FN(zero_rows)
 {
@@ -9095,10 +9042,10 @@ TT__ROWS_FN(embedding_backward_rows)
         int32_t id = ids[order[k]];
         memset(sum, 0, (size_t)n * 4);
         for (; k < rows && ids[order[k]] == id; k++) {
-            const float *dy = TT__K(row_in)(&l->in[1], order[k], TT__K(scratch_row)(scratch, n, 1));
+            const float *dy = TT__K(row_in)(&l->in[1], order[k], scratch, 1);
             TT__K(axpby)(sum, 1, sum, 1, dy, n);
         }
-        TT__K(row_end)(&l->out[0], l->add[0], id, sum, TT__K(scratch_row)(scratch, n, 2));
+        TT__K(row_end)(&l->out[0], l->add[0], id, sum, scratch, 2);
     }
 }
 
@@ -9123,8 +9070,8 @@ TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l)
     float *scratch = (float *)l->workspace;
     if (!l->add[0]) tt__for_rows(l, &l->out[0], 0, TT__K(zero_rows));
     for (int64_t r = 0; r < l->in[0].rows; r++) {
-        const float *dy = TT__K(row_in)(&l->in[0], r, scratch);
-        TT__K(row_end)(&l->out[0], true, index[r], dy, TT__K(scratch_row)(scratch, l->out[0].cols, 1));
+        const float *dy = TT__K(row_in)(&l->in[0], r, scratch, 0);
+        TT__K(row_end)(&l->out[0], true, index[r], dy, scratch, 1);
     }
     return TT_OK;
 }
@@ -9135,8 +9082,8 @@ TT__FN tt_status TT__K(run_SET_ROWS)(const tt__launch *l)
     float *scratch = (float *)l->workspace;
     if (l->in[0].data != l->out[0].data) tt__for_rows(l, &l->out[0], 0, TT__K(copy_rows));
     for (int64_t k = 0; k < l->in[1].rows; k++) {
-        const float *row = TT__K(row_in)(&l->in[2], 0, scratch);
-        TT__K(row_end)(&l->out[0], false, index[k], row, TT__K(scratch_row)(scratch, l->out[0].cols, 1));
+        const float *row = TT__K(row_in)(&l->in[2], 0, scratch, 0);
+        TT__K(row_end)(&l->out[0], false, index[k], row, scratch, 1);
     }
     return TT_OK;
 }
@@ -9165,9 +9112,9 @@ TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l)
         memset(sum, 0, (size_t)n * 4);
         for (int64_t r = 0; r < rows; r++) {
             if (!set[r]) continue;
-            TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1)), n);
+            TT__K(row_add)(sum, &l->in[0], r, scratch, 1);
         }
-        TT__K(row_end)(&l->out[1], l->add[1], 0, sum, TT__K(scratch_row)(scratch, n, 2));
+        TT__K(row_end)(&l->out[1], l->add[1], 0, sum, scratch, 2);
     }
     return l->out[0].data ? tt__for_rows(l, &l->in[0], skip, TT__K(set_rows_backward_rows)) : TT_OK;
 }
@@ -9189,11 +9136,11 @@ TT__ROWS_FN(patches_rows)
             for (int line = 0; line < o->patch; line++, from_x += (int64_t)o->width * o->channels)
                 for (int x = 0; x < o->patch; x++) *to_y++ = (float)from_x[x * o->channels] * scale + shift;
         }
-        TT__K(row_end)(&l->out[0], l->add[0], r, y, TT__K(scratch_row)(scratch, n, 1));
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, scratch, 1);
     }
 }
 
-TT__RUN_ROWS(PATCHES, patches_rows)
+TT__RUN_ROWS(PATCHES, TT__K(patches_rows)(l, from, to, scratch))
 
 TT__ROWS_FN(mean_pool_rows)
 {
@@ -9203,12 +9150,12 @@ TT__ROWS_FN(mean_pool_rows)
     for (int64_t s = from; s < to; s++) {
         memset(sum, 0, (size_t)n * 4);
         for (int64_t r = start[s]; r < start[s + 1]; r++) {
-            const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+            const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
             TT__K(axpby)(sum, 1, sum, 1, x, n);
         }
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], s, TT__K(scratch_row)(scratch, n, 2));
         TT__K(axpby)(y, 1.0f / (float)(start[s + 1] - start[s]), sum, 0, NULL, n);
-        TT__K(row_end)(&l->out[0], l->add[0], s, y, TT__K(scratch_row)(scratch, n, 3));
+        TT__K(row_end)(&l->out[0], l->add[0], s, y, scratch, 3);
     }
 }
 
@@ -9222,11 +9169,11 @@ TT__ROWS_FN(mean_pool_backward_rows) /* from..to: sequences */
     const int32_t *start = (const int32_t *)l->in[1].data;
     int64_t n = l->in[0].cols;
     for (int64_t s = from; s < to; s++) {
-        const float *dy = TT__K(row_in)(&l->in[0], s, TT__K(scratch_row)(scratch, n, 1));
+        const float *dy = TT__K(row_in)(&l->in[0], s, scratch, 1);
         for (int64_t r = start[s]; r < start[s + 1]; r++) {
             float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
             TT__K(axpby)(dx, 1.0f / (float)(start[s + 1] - start[s]), dy, 0, NULL, n);
-            TT__K(row_end)(&l->out[0], l->add[0], r, dx, TT__K(scratch_row)(scratch, n, 2));
+            TT__K(row_end)(&l->out[0], l->add[0], r, dx, scratch, 2);
         }
     }
 }
@@ -9242,7 +9189,7 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
     float scratch[TT__LANES]; /* one would do, but gcc cannot see it */
-    return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch) : 1.0f;
+    return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
 TT__ROWS_FN(cross_entropy_rows)
@@ -9252,7 +9199,7 @@ TT__ROWS_FN(cross_entropy_rows)
     float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
     int64_t n = l->in[0].cols;
     for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
+        const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
         int64_t c = 0;
         for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
@@ -9276,13 +9223,13 @@ TT__ROWS_FN(cross_entropy_rows)
     }
 }
 
-TT__INLINE void TT__K(sum_losses)(const tt__launch *l, int weights, const int32_t *targets)
+TT__INLINE void TT__K(sum_losses)(const tt__launch *l, const int32_t *targets)
 {
     const float *row_loss = (const float *)l->workspace, *row_right = row_loss + l->in[0].rows;
     double loss = 0, total = 0, right = 0;
     for (int64_t r = 0; r < l->in[0].rows; r++) {
         if (targets && targets[r] == l->instr->attr.ignore_index) continue;
-        double w = TT__K(row_weight)(l, weights, r);
+        double w = TT__K(row_weight)(l, 2, r);
         loss += w * row_loss[r];
         total += w;
         right += w * row_right[r];
@@ -9295,38 +9242,31 @@ TT__INLINE void TT__K(sum_losses)(const tt__launch *l, int weights, const int32_
 TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
 {
     tt__for_rows(l, &l->in[0], tt__align_up((size_t)l->in[0].rows * 8), TT__K(cross_entropy_rows));
-    TT__K(sum_losses)(l, 2, (const int32_t *)l->in[1].data);
+    TT__K(sum_losses)(l, (const int32_t *)l->in[1].data);
     return TT_OK;
 }
 
-/* What a row's gradient is multiplied by: upstream gradient / number of targets. */
+/* What a row's gradient is multiplied by, beside its weight: upstream gradient / number of targets. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[1];
     return norm > 0 ? (float)(*(const float *)l->in[0].data / norm) : 0.0f;
 }
 
-TT__ROW_FN(cross_entropy_backward_row) /* more: the factor of all rows */
+TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 {
     const float smoothing = l->instr->attr.smoothing, lse = *(const float *)tt__at(&l->in[4], r);
-    const float w = *(const float *)more * TT__K(row_weight)(l, 3, r);
+    const float w = TT__K(loss_factor)(l, &l->in[5]) * TT__K(row_weight)(l, 3, r);
     const int32_t target = ((const int32_t *)l->in[2].data)[r];
     if (target == l->instr->attr.ignore_index) { memset(y, 0, (size_t)n * 4); return; }
     for (int64_t c = 0; c < n; c += TT__LANES) {
-        int64_t left = tt__min(TT__LANES, n - c);
-        tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, left) - lse);
-        TT__K(store_n)(y + c, (p - smoothing / (float)n) * w, left);
+        tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - lse);
+        TT__K(store_n)(y + c, (p - smoothing / (float)n) * w, n - c);
     }
     y[target] -= (1 - smoothing) * w;
 }
 
-TT__ROWS_FN(cross_entropy_backward_rows)
-{
-    const float factor = TT__K(loss_factor)(l, &l->in[5]);
-    TT__K(map_rows)(l, from, to, scratch, 1, 1, TT__K(cross_entropy_backward_row), &factor);
-}
-
-TT__RUN_ROWS(CROSS_ENTROPY_BACKWARD, cross_entropy_backward_rows)
+TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
 /* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (tt__pass_fuse_loss),
    by the kernels of the ops that it stands for. Gradients of logits have the dtype of x, in the place of the
@@ -9376,7 +9316,7 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
         back.in[5] = l->out[2];
         back.out[0] = dz;
         back.add[0] = false;
-        tt__for_rows(&back, &dz, 0, TT__K(cross_entropy_backward_rows));
+        TT__K(run_CROSS_ENTROPY_BACKWARD)(&back);
         memset(part.in, 0, sizeof part.in);
         memset(part.out, 0, sizeof part.out);
         part.in[0] = dz;
@@ -9393,7 +9333,7 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
         part.add[1] = l->add[4] || r > 0;
         TT__K(run_LINEAR_DW)(&part);
     }
-    TT__K(sum_losses)(l, 2, targets);
+    TT__K(sum_losses)(l, targets);
     return TT_OK;
 }
 
@@ -9402,12 +9342,11 @@ TT__ROWS_FN(squared_error_rows)
     float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
     int64_t n = l->in[0].cols;
     for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(&l->in[0], r, TT__K(scratch_row)(scratch, n, 1));
-        const float *y = TT__K(row_in)(&l->in[1], r, TT__K(scratch_row)(scratch, n, 2));
+        const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
+        const float *y = TT__K(row_in)(&l->in[1], r, scratch, 2);
         tt__vf s = TT__K(zero)();
         for (int64_t c = 0; c < n; c += TT__LANES) {
-            int64_t left = tt__min(TT__LANES, n - c);
-            tt__vf d = TT__K(load_n)(x + c, left) - TT__K(load_n)(y + c, left);
+            tt__vf d = TT__K(load_n)(x + c, n - c) - TT__K(load_n)(y + c, n - c);
             s = TT__K(fma)(d, d, s);
         }
         row_loss[r] = TT__K(sum)(s) / (float)n;
@@ -9418,36 +9357,31 @@ TT__ROWS_FN(squared_error_rows)
 TT__FN tt_status TT__K(run_MEAN_SQUARED_ERROR)(const tt__launch *l)
 {
     tt__for_rows(l, &l->in[0], tt__align_up((size_t)l->in[0].rows * 8), TT__K(squared_error_rows));
-    TT__K(sum_losses)(l, 2, NULL);
+    TT__K(sum_losses)(l, NULL);
     return TT_OK;
 }
 
-TT__ROW_FN(squared_error_backward_row) /* more: the factor of all rows */
+TT__ROW_FN(row_MEAN_SQUARED_ERROR_BACKWARD)
 {
-    const float w = 2 * *(const float *)more * TT__K(row_weight)(l, 3, r) / (float)n;
+    const float w = 2 * TT__K(loss_factor)(l, &l->in[4]) * TT__K(row_weight)(l, 3, r) / (float)n;
     TT__K(axpby)(y, w, x[0], -w, x[1], n);
 }
 
-TT__ROWS_FN(squared_error_backward_rows)
-{
-    const float factor = TT__K(loss_factor)(l, &l->in[4]);
-    TT__K(map_rows)(l, from, to, scratch, 1, 2, TT__K(squared_error_backward_row), &factor);
-}
-
-TT__RUN_ROWS(MEAN_SQUARED_ERROR_BACKWARD, squared_error_backward_rows)
+TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
 
 /* ------------------------------------------------------------------------------------------------ optimizers
    Parameters, gradients and state are contiguous, so they are vectors here, in chunks of TT__CHUNK. */
 
-/* Elements [from, from + n) of m as floats. */
-TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, float *scratch)
+/* Elements [from, from + n) of m as floats, in place or in row k of scratch. */
+TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, float *scratch, int k)
 {
+    float *row = TT__K(scratch_row)(scratch, TT__CHUNK, k);
     if (m->dtype == TT_F32) return (float *)m->data + from;
     const uint16_t *h = (const uint16_t *)m->data + from;
     /* of what is most likely this thread's next chunk */
     for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(h + n + c, 0, 2);
-    TT__K(row_widen)(scratch, h, m->dtype, n);
-    return scratch;
+    TT__K(row_widen)(row, h, m->dtype, n);
+    return row;
 }
 
 /* x to 16 bits by stochastic rounding; group: the number of h's first eight elements, of which the low word
@@ -9488,17 +9422,9 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
 
 TT__ROWS_FN(sum_squares_rows)
 {
-    const float *g = TT__K(chunk_in)(&l->in[0], from, to - from, scratch);
-    int64_t n = to - from, c = 0;
-    tt__vf s0 = TT__K(zero)(), s1 = s0;
-    for (; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
-        tt__vf a = TT__K(load)(g + c), b = TT__K(load)(g + c + TT__LANES);
-        s0 = TT__K(fma)(a, a, s0);
-        s1 = TT__K(fma)(b, b, s1);
-    }
-    float rest = 0;
-    for (; c < n; c++) rest += g[c] * g[c];
-    ((double *)l->workspace)[from / TT__CHUNK] = (double)TT__K(sum)(s0 + s1) + rest;
+    const float *g = TT__K(chunk_in)(&l->in[0], from, to - from, scratch, 0);
+    float rest, squares = TT__K(squares)(g, to - from, 0, &rest);
+    ((double *)l->workspace)[from / TT__CHUNK] = (double)squares + rest;
 }
 
 TT__FN tt_status TT__K(run_SUM_SQUARES)(const tt__launch *l)
@@ -9574,22 +9500,21 @@ TT__ROWS_FN(adam_rows)
     const tt__run *run = TT__RUN_OF(l);
     int64_t n = to - from, c = 0;
     double t = (double)run->step + 1;
-    const float *g = TT__K(chunk_in)(&l->in[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 0));
-    float *p = TT__K(chunk_in)(&l->out[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 1));
-    float *m = TT__K(chunk_in)(&l->out[1], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 2));
-    float *v = TT__K(chunk_in)(&l->out[2], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 3));
+    const float *g = TT__K(chunk_in)(&l->in[0], from, n, scratch, 0);
+    float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
+    float *m = TT__K(chunk_in)(&l->out[1], from, n, scratch, 2);
+    float *v = TT__K(chunk_in)(&l->out[2], from, n, scratch, 3);
     float factor = ((const float *)l->in[1].data)[1], lr = run->lr, b1 = a->beta1, b2 = a->beta2;
     float step = (float)(lr / (1 - pow(b1, t))), root = (float)(1 / sqrt(1 - pow(b2, t)));
     float l2 = a->decoupled ? 0 : a->weight_decay, keep = a->decoupled ? 1 - lr * a->weight_decay : 1;
     for (; c < n; c += TT__LANES) {
-        int64_t left = tt__min(TT__LANES, n - c);
-        tt__vf P = TT__K(load_n)(p + c, left), G = TT__K(load_n)(g + c, left) * factor + P * l2;
-        tt__vf M = TT__K(load_n)(m + c, left) * b1 + G * (1 - b1),
-               V = TT__K(load_n)(v + c, left) * b2 + G * G * (1 - b2);
+        tt__vf P = TT__K(load_n)(p + c, n - c), G = TT__K(load_n)(g + c, n - c) * factor + P * l2;
+        tt__vf M = TT__K(load_n)(m + c, n - c) * b1 + G * (1 - b1),
+               V = TT__K(load_n)(v + c, n - c) * b2 + G * G * (1 - b2);
         P = P * keep - M * step / (TT__K(sqrt)(V) * root + a->eps);
-        TT__K(store_n)(p + c, P, left);
-        TT__K(store_n)(m + c, M, left);
-        TT__K(store_n)(v + c, V, left);
+        TT__K(store_n)(p + c, P, n - c);
+        TT__K(store_n)(m + c, M, n - c);
+        TT__K(store_n)(v + c, V, n - c);
     }
     TT__K(chunk_out)(l, &l->out[0], from, n, p, 0);
     TT__K(chunk_out)(l, &l->out[1], from, n, m, 1);
@@ -9607,20 +9532,19 @@ TT__ROWS_FN(sgd_rows)
     const tt__attr *a = &l->instr->attr;
     const tt__run *run = TT__RUN_OF(l);
     int64_t n = to - from;
-    const float *g = TT__K(chunk_in)(&l->in[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 0));
-    float *p = TT__K(chunk_in)(&l->out[0], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 1));
-    float *m = NULL;
-    if (l->out[1].data) m = TT__K(chunk_in)(&l->out[1], from, n, TT__K(scratch_row)(scratch, TT__CHUNK, 2));
+    const float *g = TT__K(chunk_in)(&l->in[0], from, n, scratch, 0);
+    float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
+    float *m = l->out[1].data ? TT__K(chunk_in)(&l->out[1], from, n, scratch, 2) : NULL;
     float factor = ((const float *)l->in[1].data)[1], lr = run->lr;
     for (int64_t c = 0; c < n; c += TT__LANES) {
-        int64_t left = tt__min(TT__LANES, n - c);
-        tt__vf P = TT__K(load_n)(p + c, left), G = TT__K(load_n)(g + c, left) * factor + P * a->weight_decay;
+        tt__vf P = TT__K(load_n)(p + c, n - c);
+        tt__vf G = TT__K(load_n)(g + c, n - c) * factor + P * a->weight_decay;
         if (m) {
-            tt__vf M = TT__K(load_n)(m + c, left) * a->beta1 + G;
-            TT__K(store_n)(m + c, M, left);
+            tt__vf M = TT__K(load_n)(m + c, n - c) * a->beta1 + G;
+            TT__K(store_n)(m + c, M, n - c);
             G = a->nesterov ? G + M * a->beta1 : M;
         }
-        TT__K(store_n)(p + c, P - G * lr, left);
+        TT__K(store_n)(p + c, P - G * lr, n - c);
     }
     TT__K(chunk_out)(l, &l->out[0], from, n, p, 0);
     if (m) TT__K(chunk_out)(l, &l->out[1], from, n, m, 1);
