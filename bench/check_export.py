@@ -3,8 +3,9 @@
 
     python bench/check_export.py FOLDER TEXTS [--program build/logits] [--count 100] [--tolerance 1e-4]
 
-TEXTS: a file with a text on each line, or a folder of .txt files (the first COUNT by name). Tokenizer and model are loaded from
-FOLDER by transformers' Auto classes. Prints the largest difference; status 1 if it exceeds the tolerance.
+TEXTS: a file with a text on each line, or a folder of .txt files (the first COUNT by name). Tokenizer and
+model are loaded from FOLDER by transformers' Auto classes. Prints the largest difference; status 1 if it
+exceeds the tolerance.
 
 needs: torch, transformers."""
 import argparse
@@ -33,15 +34,19 @@ def main():
     texts = [" ".join(t.split()) for t in texts]      # one line each
     tokenizer = AutoTokenizer.from_pretrained(args.folder)
     model = AutoModelForSequenceClassification.from_pretrained(args.folder, dtype=torch.float32).eval()
-    out = subprocess.run([args.program, args.folder], input="\n".join(texts) + "\n", capture_output=True, text=True, check=True).stdout
+    out = subprocess.run([args.program, args.folder], input="\n".join(texts) + "\n", capture_output=True,
+                         text=True, check=True).stdout
     ours = torch.tensor([[float(x) for x in line.split("\t")] for line in out.splitlines()])
     limit = min(512, model.config.max_position_embeddings)
     with torch.no_grad():
-        theirs = torch.cat([model(**tokenizer(t, truncation=True, max_length=limit, return_tensors="pt")).logits for t in texts])
+        theirs = torch.cat(
+            [model(**tokenizer(t, truncation=True, max_length=limit, return_tensors="pt")).logits
+             for t in texts])
     if ours.shape != theirs.shape:
         sys.exit(f"{tuple(ours.shape)} logits of tinytrain, {tuple(theirs.shape)} of transformers")
     worst = (ours - theirs).abs().max().item()
-    print(f"{len(texts)} texts, {ours.shape[1]} classes: largest difference {worst:.3g}, logits up to {theirs.abs().max().item():.3g}; "
+    print(f"{len(texts)} texts, {ours.shape[1]} classes: largest difference {worst:.3g}, "
+          f"logits up to {theirs.abs().max().item():.3g}; "
           f"labels {model.config.id2label}")
     if not worst <= args.tolerance:
         sys.exit(f"more than {args.tolerance}")

@@ -87,8 +87,8 @@ extern "C" double bench_gpu_copy(size_t bytes, double seconds, char *error)
     cudaError_t e = fill(memory, bytes, 4, 23);
     if (e == cudaSuccess)
         each = sustained(seconds, [&] {
-            return (e = cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, 0)) ==
-                   cudaSuccess;
+            e = cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, 0);
+            return e == cudaSuccess;
         });
     failed(e == cudaSuccess && each == 0 ? cudaGetLastError() : e, "a copy", error);
     cudaFree(memory);

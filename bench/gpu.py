@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
 """What bench/gpu.sh runs of Python: batches for both sides, PyTorch's side of a measurement, and the report.
 
-    python bench/gpu.py batches imdb --seqs 12 --batches 60 --to FILE          vit, fixed or imdb; standard library only
-    python bench/gpu.py torch --batches FILE --variant 'bf16 weights' ...      steps of the model in PyTorch, on "cuda" or "cpu"
-    python bench/gpu.py report --state DIR --to PREFIX ...                     PREFIX.json and PREFIX.md from what the stages left
+    python bench/gpu.py batches imdb --seqs 12 --batches 60 --to FILE
+        vit, fixed or imdb; standard library only
+    python bench/gpu.py torch --batches FILE --variant 'bf16 weights' ...
+        steps of the model in PyTorch, on "cuda" or "cpu"
+    python bench/gpu.py report --state DIR --to PREFIX ...
+        PREFIX.json and PREFIX.md from what the stages left
 
-Model, optimizer and variants are bench/pytorch.py's. PyTorch's inputs lie on the device, as it wants them, before the clock starts; then all of
-its steps are started without waiting for one, and the clock stops when the last is done. tinytrain's clock runs from step to step, with the
-copy of each batch to the device and the wait for each step's results.
+Model, optimizer and variants are bench/pytorch.py's. PyTorch's inputs lie on the device, as it wants them,
+before the clock starts; then all of its steps are started without waiting for one, and the clock stops when
+the last is done. tinytrain's clock runs from step to step, with the copy of each batch to the device and the
+wait for each step's results.
 
-`imdb` without --imdb draws lengths from a table of IMDb's quantiles; with --imdb DIR --vocab DIR it takes reviews. Batches are in random order:
-PyTorch pads each to its longest sequence, tinytrain has no padding."""
+`imdb` without --imdb draws lengths from a table of IMDb's quantiles; with --imdb DIR --vocab DIR it takes
+reviews. Batches are in random order: PyTorch pads each to its longest sequence, tinytrain has no padding."""
 import argparse
 import json
 import os
@@ -21,11 +25,13 @@ import time
 
 import pytorch
 
-# Tokens of the 25,000 reviews of IMDb's train split by bert-base-uncased's vocabulary, cut to 512: quantiles in steps of 5% (mean 275.3).
-IMDB_QUANTILES = [13, 86, 123, 147, 158, 168, 178, 189, 202, 217, 233, 253, 276, 306, 340, 382, 436, 509, 512, 512, 512]
+# Tokens of the 25,000 reviews of IMDb's train split by bert-base-uncased's vocabulary, cut to 512: quantiles
+# in steps of 5% (mean 275.3).
+IMDB_QUANTILES = [13, 86, 123, 147, 158, 168, 178, 189, 202, 217, 233, 253, 276, 306, 340, 382, 436, 509, 512,
+                  512, 512]
 
 
-# ---------------------------------------------------------------------------------------------------------- batches
+# ---------------------------------------------------------------------------------------------------- batches
 def imdb_length(rng):
     at = rng.random() * (len(IMDB_QUANTILES) - 1)
     low = IMDB_QUANTILES[int(at)]
@@ -42,15 +48,18 @@ def batches(args):
             pytorch.imdb_batches(args, args.to, os.path.join(folder, "grouped.safetensors"))
     else:
         length = (lambda: args.length) if args.kind == "fixed" else lambda: min(args.length, imdb_length(rng))
-        pytorch.write_batches(args.to, [[([rng.randrange(30522) for _ in range(length())], s % 2) for s in range(args.seqs)] for _ in range(args.batches)])
+        pytorch.write_batches(args.to,
+                              [[([rng.randrange(30522) for _ in range(length())], s % 2)
+                                for s in range(args.seqs)] for _ in range(args.batches)])
 
 
-# ------------------------------------------------------------------------------------------------------------ torch
+# ------------------------------------------------------------------------------------------------------ torch
 def tokens_of(inputs, args):
     """without padding"""
     if args.vit:
         return len(inputs["pixel_values"]) * ((args.pixels // int(args.vit.split("/")[1])) ** 2 + 1)
-    return int(inputs["input_ids"].numel() if inputs["attention_mask"] is None else inputs["attention_mask"].sum())
+    return int(inputs["input_ids"].numel() if inputs["attention_mask"] is None
+               else inputs["attention_mask"].sum())
 
 
 def run_torch(args):
@@ -63,7 +72,8 @@ def run_torch(args):
         (x @ x).sum().item()      # so that CUDA's context and cuBLAS are there
         before = in_use()
     step, all_batches = pytorch.training(args, args.device)
-    if args.steps == 0:      # to have compiled: the files that torch.compile keeps make the next process faster
+    # To have compiled: the files that torch.compile keeps make the next process faster.
+    if args.steps == 0:
         for batch in all_batches[:3]:      # another length has it compile again, for any length
             step(*batch)
         return wait()
@@ -91,14 +101,16 @@ def run_torch(args):
         report.row("peak resident memory", pytorch.peak_resident() / 1e6, "MB")
 
 
-# ----------------------------------------------------------------------------------------------------------- report
+# ----------------------------------------------------------------------------------------------------- report
 WHAT = {"vit": "ViT", "fixed": "DistilBERT", "imdb": "DistilBERT, IMDb lengths"}
 SIDES = {"tinytrain": "tinytrain", "eager": "PyTorch eager", "compile": "torch.compile"}
 
 
 def table(header, lines):
-    text = lambda x: "" if x is None else x if isinstance(x, str) else f"{x:.4g}" if abs(x) < 1000 else f"{x:.0f}"
-    return ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"] + ["| " + " | ".join(map(text, line)) + " |" for line in lines]
+    number = lambda x: f"{x:.4g}" if abs(x) < 1000 else f"{x:.0f}"
+    text = lambda x: "" if x is None else x if isinstance(x, str) else number(x)
+    return (["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"] +
+            ["| " + " | ".join(map(text, line)) + " |" for line in lines])
 
 
 def pairs(texts):
@@ -108,7 +120,8 @@ def pairs(texts):
 def make_report(args):
     stages, measured, rows, lines = [], {}, [], []
     about, shapes = pairs(args.about), pairs(args.shapes)
-    files = sorted((f for f in os.listdir(args.state) if f.endswith(".stage")), key=lambda f: os.path.getmtime(os.path.join(args.state, f)))
+    files = sorted((f for f in os.listdir(args.state) if f.endswith(".stage")),
+                   key=lambda f: os.path.getmtime(os.path.join(args.state, f)))
     for file in files:
         with open(os.path.join(args.state, file)) as f:
             name, result, seconds, command = f.read().rstrip("\n").split("\t")
@@ -119,7 +132,8 @@ def make_report(args):
                 measured[name] = pytorch.rows_of(f.read())
 
     def row(name, value, unit, peer=None, peak=None):
-        rows.append({"name": name, "value": value, "unit": unit, "peak": peak, "of_peak": value / peak if peak else None, "peer": peer, "ratio": value / peer if peer else None})
+        rows.append({"name": name, "value": value, "unit": unit, "peak": peak, "of_peak": value / peak if peak
+                     else None, "peer": peer, "ratio": value / peer if peer else None})
 
     for name, r in measured.get("peaks", {}).items():
         row(name, r["value"], r["unit"])
@@ -129,8 +143,10 @@ def make_report(args):
         label = f"{WHAT[what]}, {shapes[what]}, {precision}"
         speeds = {side: value(f"{what}.{precision}.{side}", "tokens a second, mean") for side in SIDES}
         ours = measured.get(f"{what}.{precision}.tinytrain", {})
-        rate, planned = ours.get("matmuls and attention, whole step, mean"), ours.get("planned memory", {}).get("value")
-        grown = lambda side: value(f"{what}.{precision}.{side}", "device memory grew by") or value(f"{what}.{precision}.{side}", "peak resident memory")
+        rate = ours.get("matmuls and attention, whole step, mean")
+        planned = ours.get("planned memory", {}).get("value")
+        grown = lambda side: (value(f"{what}.{precision}.{side}", "device memory grew by") or
+                              value(f"{what}.{precision}.{side}", "peak resident memory"))
         for side, who in SIDES.items():
             run, speed = f"{what}.{precision}.{side}", speeds[side]
             if not speed:
@@ -142,7 +158,8 @@ def make_report(args):
                 row(f"{label}: matmuls and attention", rate["value"], rate["unit"], peak=rate["peak"])
                 row(f"{label}: memory planned", planned, "MB")
                 row(f"{label}: memory measured beside the plan", memory, "MB", peer=planned)
-                of_peak = f"{rate['value']:.4g} {rate['unit']}" + (f", {100 * rate['of_peak']:.1f}%" if rate["of_peak"] else "")
+                of_peak = (f"{rate['value']:.4g} {rate['unit']}" +
+                           (f", {100 * rate['of_peak']:.1f}%" if rate["of_peak"] else ""))
             elif speeds["tinytrain"]:
                 ratio = speeds["tinytrain"] / speed
                 row(f"{label}: tokens a second beside {who}", speeds["tinytrain"], "tokens/s", peer=speed)
@@ -153,13 +170,21 @@ def make_report(args):
     with open(args.to + ".json", "w") as f:
         json.dump({**about, "stages": stages, "rows": rows}, f, indent=1)
         f.write("\n")
-    text = [f"# {about.get('gpu', 'GPU')}, {about.get('date', '')}", ""] + [f"- {k}: {f'`{v}`' if k == 'command' else v}" for k, v in about.items()]
-    text += ["", "Memory in MB: `tensors` is what tinytrain planned, and the most that PyTorch's allocator had handed out; `measured` is by how much the device's memory in use grew "
-             "(without a GPU: the process's most). `ratio`: tinytrain's tokens/s over the peer's. The share is of cuBLASLt's products in the same process.", ""]
-    text += table(["what", "side", "ms a step", "tokens/s", "ratio", "matmuls and attention", "tensors", "measured"], lines) if lines else ["Nothing was measured."]
+    text = ([f"# {about.get('gpu', 'GPU')}, {about.get('date', '')}", ""] +
+            [f"- {k}: {f'`{v}`' if k == 'command' else v}" for k, v in about.items()])
+    text += ["", "Memory in MB: `tensors` is what tinytrain planned, and the most that PyTorch's allocator "
+             "had handed out; `measured` is by how much the device's memory in use grew "
+             "(without a GPU: the process's most). `ratio`: tinytrain's tokens/s over the peer's. "
+             "The share is of cuBLASLt's products in the same process.", ""]
+    columns = ["what", "side", "ms a step", "tokens/s", "ratio", "matmuls and attention", "tensors",
+               "measured"]
+    text += table(columns, lines) if lines else ["Nothing was measured."]
     if "peaks" in measured:
-        text += [""] + table(["at most", "", ""], [[name, r["value"], r["unit"]] for name, r in measured["peaks"].items()])
-    text += [""] + table(["stage", "result", "s"], [[s["name"], s["result"], str(s["seconds"])] for s in stages])
+        text += ([""] +
+                 table(["at most", "", ""],
+                       [[name, r["value"], r["unit"]] for name, r in measured["peaks"].items()]))
+    text += ([""] +
+             table(["stage", "result", "s"], [[s["name"], s["result"], str(s["seconds"])] for s in stages]))
     with open(args.to + ".md", "w") as f:
         f.write("\n".join(text) + "\n")
     print("\n".join(text))
@@ -171,17 +196,21 @@ def main():
     b, t, r = (sub.add_parser(name) for name in ("batches", "torch", "report"))
     b.add_argument("kind", choices=list(WHAT))
     b.add_argument("--to", required=True, metavar="FILE")
-    b.add_argument("--seqs", type=pytorch.positive, default=12, metavar="N", help="sequences or images in a batch")
-    b.add_argument("--length", type=pytorch.positive, default=512, metavar="N", help="tokens of each; of imdb at most")
+    b.add_argument("--seqs", type=pytorch.positive, default=12, metavar="N",
+                   help="sequences or images in a batch")
+    b.add_argument("--length", type=pytorch.positive, default=512, metavar="N",
+                   help="tokens of each; of imdb at most")
     b.add_argument("--pixels", type=pytorch.positive, default=224, metavar="N")
     b.add_argument("--batches", type=pytorch.positive, default=4, metavar="N")
     b.add_argument("--imdb", metavar="DIR", help="folder aclImdb; needs transformers")
     b.add_argument("--vocab", metavar="DIR", help="folder with vocab.txt of bert-base-uncased")
     b.add_argument("--seed", type=int, default=1)
-    t.add_argument("--variant", required=True, help="as bench/pytorch.py has them: 'bf16 weights', 'bf16 autocast', 'fp32', with ' compiled' behind it or not")
+    t.add_argument("--variant", required=True, help="as bench/pytorch.py has them: 'bf16 weights', "
+                   "'bf16 autocast', 'fp32', with ' compiled' behind it or not")
     t.add_argument("--batches", required=True, metavar="FILE")
     t.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    t.add_argument("--warm", type=pytorch.positive, default=5, metavar="N", help="steps before those measured")
+    t.add_argument("--warm", type=pytorch.positive, default=5, metavar="N",
+                   help="steps before those measured")
     t.add_argument("--steps", type=int, default=20, metavar="N", help="steps measured; 0: compile only")
     t.add_argument("--vit", metavar="SIZE")
     t.add_argument("--pixels", type=pytorch.positive, default=224)

@@ -1,4 +1,5 @@
-/* The logits that a saved (Distil)BERT classifier gives each line of standard input, with nine digits, tab separated:
+/* The logits that a saved (Distil)BERT classifier gives each line of standard input, with nine
+   digits, tab separated:
 
        build/logits FOLDER < texts.txt
 

@@ -1,26 +1,29 @@
 #!/usr/bin/env python3
 """PyTorch reference for fine-tuning MiniLM on IMDb reviews: what tinytrain's runs are compared with.
 
-needs: torch, transformers, safetensors. IMDb: the original aclImdb_v1 archive, unpacked. MiniLM: a Hugging Face folder with
-config.json, model.safetensors and vocab.txt, such as sentence-transformers/all-MiniLM-L6-v2.
+needs: torch, transformers, safetensors. IMDb: the original aclImdb_v1 archive, unpacked. MiniLM: a Hugging
+Face folder with config.json, model.safetensors and vocab.txt, such as sentence-transformers/all-MiniLM-L6-v2.
 
     # 1. the starting point of both programs: the MiniLM body with a seeded classifier of two labels
     python bench/minilm_imdb.py --make-start start/ --minilm all-MiniLM-L6-v2/
     # 2. loss curve: no dropout, fixed batches, float32. Writes the batches for tinytrain, and the losses
-    python bench/minilm_imdb.py --losses 50 --start start/ --imdb aclImdb/ --batches batches.safetensors --out losses.json
-    # 3. quality and speed: dropout as in config.json, length-grouped batches. Prints test accuracy and wall time
+    python bench/minilm_imdb.py --losses 50 --start start/ --imdb aclImdb/ --batches batches.safetensors \\
+        --out losses.json
+    # 3. quality and speed: dropout as in config.json, length-grouped batches. Prints test accuracy and
+    # wall time
     python bench/minilm_imdb.py --train 4000 --test 2000 --epochs 2 --batch 16 --start start/ --imdb aclImdb/
 
-Training in both modes: mean cross-entropy, AdamW (betas 0.9 0.999, eps 1e-8, weight decay 0.01 except on biases and LayerNorm
-weights), global gradient norm clipped to 1, and the learning rate --lr times, at step s = 0, 1, ... of S with W = S // 10,
+Training in both modes: mean cross-entropy, AdamW (betas 0.9 0.999, eps 1e-8, weight decay 0.01 except on
+biases and LayerNorm weights), global gradient norm clipped to 1, and the learning rate --lr times, at step
+s = 0, 1, ... of S with W = S // 10,
     s / W                  while s < W (as transformers' get_linear_schedule_with_warmup)
     (S - s) / (S - W)      after that, with --schedule linear;   1 with --schedule constant
 Reviews are cut to 512 tokens, [CLS] and [SEP] included. A label is 1 for pos, 0 for neg.
 
-Choice of N reviews of a split: the sorted file names of pos, shuffled by random.Random(seed), the first N/2; the same for neg with
-a fresh random.Random(seed). --losses then shuffles those N = 16 * steps reviews by random.Random(seed) and cuts them into batches
-of 16. batches.safetensors holds int32 tensors batchB.input_ids (all sequences one after another, no padding), batchB.seq_start
-(sequences + 1) and batchB.labels.
+Choice of N reviews of a split: the sorted file names of pos, shuffled by random.Random(seed), the first N/2;
+the same for neg with a fresh random.Random(seed). --losses then shuffles those N = 16 * steps reviews by
+random.Random(seed) and cuts them into batches of 16. batches.safetensors holds int32 tensors batchB.input_ids
+(all sequences one after another, no padding), batchB.seq_start (sequences + 1) and batchB.labels.
 """
 import argparse
 import json
@@ -63,7 +66,9 @@ def reviews(folder, split, count, seed):
             with open(os.path.join(folder, split, name, file), encoding="utf-8", newline="") as f:
                 out.append((f.read(), label))
     if len(out) != count:
-        raise SystemExit(f"{folder}/{split} gives {len(out)} reviews; {count} were asked for (an even number, at most 25000)")
+        raise SystemExit(f"{folder}/{split} gives {len(out)} reviews; {count} were asked for (an even "
+                         "number, "
+                         "at most 25000)")
     return out
 
 
@@ -81,15 +86,18 @@ def padded(rows, device):
 
 
 def load_model(args, dropout):
-    off = {} if dropout else dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0)
-    return BertForSequenceClassification.from_pretrained(args.start, num_labels=2, dtype=torch.float32, **off).to(args.device)
+    off = ({} if dropout
+           else dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0))
+    return BertForSequenceClassification.from_pretrained(args.start, num_labels=2, dtype=torch.float32,
+                                                         **off).to(args.device)
 
 
 class Trainer:
     def __init__(self, model, args, steps):
         plain = [p for n, p in model.named_parameters() if n.endswith(".bias") or "LayerNorm" in n]
         decayed = [p for n, p in model.named_parameters() if not (n.endswith(".bias") or "LayerNorm" in n)]
-        self.optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}],
+        self.optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01},
+                                            {"params": plain, "weight_decay": 0.0}],
                                            lr=args.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
         self.model, self.args, self.steps, self.step_number = model, args, steps, 0
 
@@ -97,7 +105,8 @@ class Trainer:
         s, warmup = self.step_number, self.steps // 10
         if s < warmup:
             return self.args.lr * s / warmup
-        return self.args.lr * ((self.steps - s) / (self.steps - warmup) if self.args.schedule == "linear" else 1.0)
+        return self.args.lr * ((self.steps - s) / (self.steps - warmup) if self.args.schedule == "linear"
+                               else 1.0)
 
     def step(self, rows):
         """one update on a batch; (loss, gradient norm before clipping, learning rate)"""
@@ -105,7 +114,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         ids, mask, labels = padded(rows, self.args.device)
-        loss = torch.nn.functional.cross_entropy(self.model(input_ids=ids, attention_mask=mask).logits, labels)
+        loss = torch.nn.functional.cross_entropy(self.model(input_ids=ids, attention_mask=mask).logits,
+                                                 labels)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -133,14 +143,17 @@ def losses(args, tokenizer):
     out = {"losses": [], "grad_norms": [], "lrs": [], "seconds": []}
     for b in range(args.losses):
         ids, start = tensors[f"batch{b}.input_ids"].tolist(), tensors[f"batch{b}.seq_start"].tolist()
-        batch = [(ids[i:j], label) for i, j, label in zip(start, start[1:], tensors[f"batch{b}.labels"].tolist())]
+        batch = [(ids[i:j], label)
+                 for i, j, label in zip(start, start[1:], tensors[f"batch{b}.labels"].tolist())]
         began = time.perf_counter()
         loss, norm, lr = trainer.step(batch)
         for key, value in zip(out, (loss, norm, lr, round(time.perf_counter() - began, 3))):
             out[key].append(value)
-        print(f"step {b}: loss {loss:.6f}, gradient norm {norm:.4f}, lr {lr:.3e}, {len(ids)} tokens, {out['seconds'][-1]:.2f} s", flush=True)
+        print(f"step {b}: loss {loss:.6f}, gradient norm {norm:.4f}, "
+              f"lr {lr:.3e}, {len(ids)} tokens, {out['seconds'][-1]:.2f} s", flush=True)
     with open(args.out, "w") as f:
-        json.dump({**out, "torch": torch.__version__, "lr": args.lr, "schedule": args.schedule, "seed": args.seed}, f, indent=1)
+        json.dump({**out, "torch": torch.__version__, "lr": args.lr, "schedule": args.schedule,
+                   "seed": args.seed}, f, indent=1)
         f.write("\n")
     print("wrote", args.batches, "and", args.out)
 
@@ -174,7 +187,8 @@ def train(args, tokenizer):
     train_rows = encode(tokenizer, reviews(args.imdb, "train", args.train, args.seed))
     test_rows = encode(tokenizer, reviews(args.imdb, "test", args.test, args.seed))
     tokens = sum(len(ids) for ids, _ in train_rows)
-    print(f"{len(train_rows)} train reviews ({tokens} tokens), {len(test_rows)} test reviews, read in {time.perf_counter() - began:.1f} s")
+    print(f"{len(train_rows)} train reviews ({tokens} tokens), {len(test_rows)} test reviews, "
+          f"read in {time.perf_counter() - began:.1f} s")
     model = load_model(args, dropout=True).train()
     per_epoch = math.ceil(len(train_rows) / args.batch)
     trainer = Trainer(model, args, per_epoch * args.epochs)
@@ -185,23 +199,28 @@ def train(args, tokenizer):
             total += trainer.step(batch)[0]
             if (i + 1) % 25 == 0:
                 spent = time.perf_counter() - began
-                print(f"  epoch {epoch + 1} step {i + 1}/{per_epoch}: mean loss {total / (i + 1):.4f}, {spent:.0f} s", flush=True)
+                print(f"  epoch {epoch + 1} step {i + 1}/{per_epoch}: "
+                      f"mean loss {total / (i + 1):.4f}, {spent:.0f} s", flush=True)
         spent = time.perf_counter() - began
         seconds += spent
         began = time.perf_counter()
         score = accuracy(model, test_rows, args)
         print(f"epoch {epoch + 1}: train loss {total / per_epoch:.4f}, test accuracy {score:.4f}; "
-              f"trained {spent:.1f} s ({tokens / spent:.0f} tokens/s), tested {time.perf_counter() - began:.1f} s", flush=True)
+              f"trained {spent:.1f} s ({tokens / spent:.0f} tokens/s), "
+              f"tested {time.perf_counter() - began:.1f} s", flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024      # KiB on Linux
-    print(f"training took {seconds:.1f} s with {torch.get_num_threads()} threads on {args.device}; peak resident memory {peak:.0f} MiB")
+    print(f"training took {seconds:.1f} s with {torch.get_num_threads()} threads on {args.device}; "
+          f"peak resident memory {peak:.0f} MiB")
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--make-start", metavar="DIR", help="write the starting folder and stop")
     p.add_argument("--minilm", metavar="DIR", help="where MiniLM is, for --make-start")
-    p.add_argument("--losses", type=int, metavar="STEPS", help="fixed batches without dropout; writes --batches and --out")
-    p.add_argument("--total-steps", type=int, metavar="S", help="length of the schedule, when longer than --losses runs")
+    p.add_argument("--losses", type=int, metavar="STEPS",
+                   help="fixed batches without dropout; writes --batches and --out")
+    p.add_argument("--total-steps", type=int, metavar="S",
+                   help="length of the schedule, when longer than --losses runs")
     p.add_argument("--train", type=int, metavar="N", help="train on N reviews")
     p.add_argument("--test", type=int, default=2000, metavar="N")
     p.add_argument("--epochs", type=int, default=2)

@@ -1,8 +1,11 @@
-/* The losses of the batches that bench/minilm_imdb.py --losses wrote, trained with the same settings, as JSON on standard output:
+/* The losses of the batches that bench/minilm_imdb.py --losses wrote, trained with the same
+   settings, as JSON on standard output:
 
-       build/minilm_losses start/ batches.safetensors STEPS [precision [steps of the schedule]] > tinytrain.json
+       build/minilm_losses start/ batches.safetensors STEPS [precision [steps of the schedule]] \
+           > tinytrain.json
 
-   Dropout off, AdamW 5e-5, decay 0.01 (not on biases and norms), linear schedule with a tenth of the steps as warm-up, clipping 1.0. */
+   Dropout off, AdamW 5e-5, decay 0.01 (not on biases and norms), linear schedule with a tenth of the steps as
+   warm-up, clipping 1.0. */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"

@@ -1,24 +1,29 @@
 #!/usr/bin/env python3
-"""PyTorch reference for a small vision transformer from scratch on CIFAR-10: what tinytrain's runs are compared with.
+"""PyTorch reference for a small vision transformer from scratch on CIFAR-10: what tinytrain's runs are
+compared with.
 
-needs: torch, transformers. CIFAR-10: the folder cifar-10-batches-bin of the binary version; the data_batch files that are there.
+needs: torch, transformers. CIFAR-10: the folder cifar-10-batches-bin of the binary version; the data_batch
+files that are there.
 
     # 1. the starting point of both programs: random weights of a small ViT
     python bench/vit_cifar.py --make-start start/
     # 2. loss curve: images in the order of the files, neither cropped nor flipped. One side, then the other
     python bench/vit_cifar.py --losses 20 --start start/ --cifar cifar-10-batches-bin/
     build/vit_losses start/ cifar-10-batches-bin/ 20
-    # 3. quality: shuffled, randomly cropped and flipped. Prints the test accuracy of the epoch that validates best
+    # 3. quality: shuffled, randomly cropped and flipped. Prints the test accuracy of the epoch that validates
+    # best
     python bench/vit_cifar.py --start start/ --cifar cifar-10-batches-bin/
-    build/vit_l16 --model start/ --data cifar-10-batches-bin/ --augment --epochs 20 --batch 32 --lr 1e-3 --out run
+    build/vit_l16 --model start/ --data cifar-10-batches-bin/ --augment --epochs 20 --batch 32 --lr 1e-3 \\
+        --out run
 
-Training in both modes: fp32, mean cross-entropy, AdamW (betas 0.9 0.999, eps 1e-8, weight decay 0.01 except on biases, LayerNorm
-weights and the class token), global gradient norm clipped to 1, and the learning rate --lr times, at step s = 0, 1, ... of S with
-W = S // 10,
+Training in both modes: fp32, mean cross-entropy, AdamW (betas 0.9 0.999, eps 1e-8, weight decay 0.01 except
+on biases, LayerNorm weights and the class token), global gradient norm clipped to 1, and the learning rate
+--lr times, at step s = 0, 1, ... of S with W = S // 10,
     s / W                                        while s < W
     (1 + cos(pi * (s - W) / (S - W))) / 2        after that
-The model sees pixel / 127.5 - 1. --train: one image of eleven, of each class its share, is left out for validation; of the others,
-padded by 4 zeros on all sides, a random 32 x 32 is cropped, and mirrored with probability 1/2.
+The model sees pixel / 127.5 - 1. --train: one image of eleven, of each class its share, is left out for
+validation; of the others, padded by 4 zeros on all sides, a random 32 x 32 is cropped, and mirrored with
+probability 1/2.
 """
 import argparse
 import copy
@@ -36,7 +41,8 @@ SIDE, PAD = 32, 4
 
 def make_start(args):
     torch.manual_seed(args.seed)
-    config = ViTConfig(image_size=SIDE, patch_size=args.patch, hidden_size=args.width, num_hidden_layers=args.layers, num_attention_heads=args.heads,
+    config = ViTConfig(image_size=SIDE, patch_size=args.patch, hidden_size=args.width,
+                       num_hidden_layers=args.layers, num_attention_heads=args.heads,
                        intermediate_size=2 * args.width, num_labels=10, initializer_range=args.std)
     model = ViTForImageClassification(config)
     model.save_pretrained(args.make_start)
@@ -84,13 +90,15 @@ class Trainer:
     def __init__(self, model, args, steps):
         decayed = [p for n, p in model.named_parameters() if p.squeeze().ndim > 1]
         plain = [p for n, p in model.named_parameters() if p.squeeze().ndim <= 1]
-        self.optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}],
+        self.optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01},
+                                            {"params": plain, "weight_decay": 0.0}],
                                            lr=args.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
         self.model, self.args, self.steps, self.step_number = model, args, steps, 0
 
     def lr(self):
         s, warmup = self.step_number, self.steps // 10
-        return self.args.lr * (s / warmup if s < warmup else 0.5 * (1 + math.cos(math.pi * (s - warmup) / (self.steps - warmup))))
+        return self.args.lr * (s / warmup if s < warmup
+                               else 0.5 * (1 + math.cos(math.pi * (s - warmup) / (self.steps - warmup))))
 
     def step(self, pixels, labels):
         """one update on a batch; (loss, gradient norm before clipping, right)"""
@@ -107,7 +115,8 @@ class Trainer:
 
 
 def load_model(args):
-    return ViTForImageClassification.from_pretrained(args.start, dtype=torch.float32, attn_implementation="sdpa")
+    return ViTForImageClassification.from_pretrained(args.start, dtype=torch.float32,
+                                                     attn_implementation="sdpa")
 
 
 def losses(args, pixels, labels):
@@ -116,13 +125,15 @@ def losses(args, pixels, labels):
     trainer = Trainer(load_model(args).train(), args, args.losses)
     for s in range(args.losses):
         part = slice(s * args.batch, (s + 1) * args.batch)
-        print("step %d: loss %.6f, gradient norm %.4f" % (s, *trainer.step(pixels[part], labels[part])[:2]), flush=True)
+        print("step %d: loss %.6f, gradient norm %.4f" % (s, *trainer.step(pixels[part], labels[part])[:2]),
+              flush=True)
 
 
 @torch.no_grad()
 def accuracy(model, pixels, labels):
     model.eval()
-    right = sum((logits(model, p).argmax(-1) == l).sum().item() for p, l in zip(pixels.split(100), labels.split(100)))
+    right = sum((logits(model, p).argmax(-1) == l).sum().item()
+                for p, l in zip(pixels.split(100), labels.split(100)))
     model.train()
     return right / len(labels)
 
@@ -134,7 +145,8 @@ def train(args, pixels, labels):
     model = load_model(args).train()
     per_epoch = math.ceil(len(rest) / args.batch)
     trainer = Trainer(model, args, per_epoch * args.epochs)
-    print(f"{len(rest)} images to train on, {len(validation)} for validation; {torch.get_num_threads()} threads")
+    print(f"{len(rest)} images to train on, {len(validation)} for validation; {torch.get_num_threads()} "
+          "threads")
     best, kept, seconds = -1, None, 0.0
     for epoch in range(args.epochs):
         began, total, right = time.perf_counter(), 0.0, 0
@@ -146,11 +158,13 @@ def train(args, pixels, labels):
         score = accuracy(model, pixels[validation], labels[validation])
         if score > best:
             best, kept = score, copy.deepcopy(model.state_dict())
-        print(f"epoch {epoch + 1}: loss {total / len(rest):.4f}, accuracy {right / len(rest):.4f}; validation {score:.4f}; "
+        print(f"epoch {epoch + 1}: loss {total / len(rest):.4f}, accuracy {right / len(rest):.4f}; "
+              f"validation {score:.4f}; "
               f"{spent:.0f} s, {len(rest) / spent:.0f} images/s", flush=True)
     model.load_state_dict(kept)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024      # KiB on Linux
-    print(f"best epoch: accuracy {accuracy(model, *test):.4f} on {len(test[1])} test images; trained for {seconds:.0f} s, peak resident memory {peak:.0f} MiB")
+    print(f"best epoch: accuracy {accuracy(model, *test):.4f} on {len(test[1])} test images; "
+          f"trained for {seconds:.0f} s, peak resident memory {peak:.0f} MiB")
 
 
 def main():

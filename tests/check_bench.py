@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs each of the benchmarks for a moment with --json, and checks that every line is an object with the keys that bench/bench.h promises; and those
-of bench/peers/gemm.c of which the library was there.
-`make bench-peers` goes on without the peers that are not to be had, and lists them; pip and the compiler are
-stand-ins.
-bench/gpu.sh runs without a GPU and without PyTorch. On the emulator of CUDA the benchmark of steps runs where it is built (make B/cuda_emu/step.plain).
-Standard library only; run from the repository's root. Skipped where they are not built (make bench-programs).
+"""Runs each of the benchmarks for a moment with --json, and checks that every line is an object with the keys
+that bench/bench.h promises; and those of bench/peers/gemm.c of which the library was there. `make
+bench-peers` goes on without the peers that are not to be had, and lists them; pip and the compiler are
+stand-ins. bench/gpu.sh runs without a GPU and without PyTorch. On the emulator of CUDA the benchmark of steps
+runs where it is built (make B/cuda_emu/step.plain). Standard library only; run from the repository's root.
+Skipped where they are not built (make bench-programs).
 
     python3 tests/check_bench.py             B: folder of the built benchmarks (build), from the environment
 """
@@ -18,10 +18,14 @@ import tempfile
 
 B = os.environ.get("B", "build")
 KEYS = ["name", "value", "unit", "peak", "of_peak", "peer", "ratio"]
-RUNS = ["gemm --seconds 0 --rows 64 --in 96 --out 80", "gemm --seconds 0 --rows 9 --in 33 --out 17 --precision bf16-true --threads 1",
-        "attention --seconds 0", "rows --seconds 0", "tokenize", "step --layers 1 --seqs 1 --length 16 --steps 1", "step --peaks --seconds 0",
-        "step --vit Ti/16 --pixels 32 --layers 1 --seqs 1 --steps 1", "images --seconds 0 --vit Ti/16 --from 48 --pixels 32 --seqs 1 --steps 1"]
-REFUSED = ["gemm --precision foo", "tokenize --precision x", "rows --seconds", "attention --nonsense", "step --length 600", "step --device cuda --seqs 1 --length 16", "gemm --rows 4",
+RUNS = ["gemm --seconds 0 --rows 64 --in 96 --out 80",
+        "gemm --seconds 0 --rows 9 --in 33 --out 17 --precision bf16-true --threads 1",
+        "attention --seconds 0", "rows --seconds 0", "tokenize",
+        "step --layers 1 --seqs 1 --length 16 --steps 1", "step --peaks --seconds 0",
+        "step --vit Ti/16 --pixels 32 --layers 1 --seqs 1 --steps 1",
+        "images --seconds 0 --vit Ti/16 --from 48 --pixels 32 --seqs 1 --steps 1"]
+REFUSED = ["gemm --precision foo", "tokenize --precision x", "rows --seconds", "attention --nonsense",
+           "step --length 600", "step --device cuda --seqs 1 --length 16", "gemm --rows 4",
            "images --from 70000"]
 LIBRARIES = ["gemm_openblas", "gemm_onednn"]
 failed = passed = 0
@@ -35,7 +39,8 @@ def check(name, wrong):
 
 def run(arguments):
     program, *rest = arguments.split()
-    return subprocess.run([os.path.join(B, program), "--json"] + rest, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.run([os.path.join(B, program), "--json"] + rest, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True)
 
 
 def number(x, least=0.0):
@@ -50,12 +55,15 @@ def line_wrong(line):
         return f"no JSON ({e}): {line[:100]}"
     if not isinstance(row, dict) or list(row) != KEYS:
         return f"not the keys {KEYS}: {line[:100]}"
-    if not (row["name"] and isinstance(row["name"], str) and isinstance(row["unit"], str) and number(row["value"])):
+    if not (row["name"] and isinstance(row["name"], str) and isinstance(row["unit"], str) and
+            number(row["value"])):
         return f"name, value or unit: {line[:100]}"
     if not all(row[k] is None or number(row[k]) for k in KEYS[3:]):
         return f"neither a number nor null: {line[:100]}"
     for share, whole in (("of_peak", "peak"), ("ratio", "peer")):
-        if row[share] is not None and (row[whole] is None or not abs(row[share] * row[whole] - row["value"]) <= 1e-4 * row["value"]):
+        if row[share] is not None and (
+                row[whole] is None or
+                not abs(row[share] * row[whole] - row["value"]) <= 1e-4 * row["value"]):
             return f"{share} is not value / {whole}: {line[:100]}"
     return None
 
@@ -64,21 +72,30 @@ def check_gpu_script():
     """all that bench/gpu.sh can do without a GPU, and its report"""
     with tempfile.TemporaryDirectory() as folder:
         command = ["sh", "bench/gpu.sh", "--dry-run", "--measure", "--no-peers", "--out", folder]
-        out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ, B=B, PYTHON=sys.executable))
+        out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                             env=dict(os.environ, B=B, PYTHON=sys.executable))
         files = {name.rsplit(".", 1)[-1]: os.path.join(folder, name) for name in os.listdir(folder)}
         if out.returncode or sorted(files) != ["json", "log", "md"]:
             return [f"status {out.returncode}, wrote {sorted(files)}: {out.stdout[-300:]}"]
         with open(files["json"]) as f:
             report = json.load(f)
         wrong = [w for w in (line_wrong(json.dumps(row)) for row in report["rows"]) if w]
-        measured = {row["name"].split(":")[0] for row in report["rows"] if row["name"].endswith("time of a step")}
-        wrong += [f"no step of {name} was measured" for name in ("ViT, Ti/16 of 1 layer, 2 images, bf16-true, tinytrain", "DistilBERT, 1 layer, 2 x 16, bf16-true, tinytrain",
-                                                                 "DistilBERT, IMDb lengths, 1 layer, batch 2, bf16-mixed, tinytrain") if name not in measured]
+        measured = {row["name"].split(":")[0]
+                    for row in report["rows"] if row["name"].endswith("time of a step")}
+        wrong += [f"no step of {name} was measured"
+                  for name in ("ViT, Ti/16 of 1 layer, 2 images, bf16-true, tinytrain",
+                               "DistilBERT, 1 layer, 2 x 16, bf16-true, tinytrain",
+                               "DistilBERT, IMDb lengths, 1 layer, batch 2, bf16-mixed, tinytrain")
+                  if name not in measured]
         beside = [row for row in report["rows"] if row["name"].endswith("beside the plan")]
-        wrong += [f"{row['name']}: {row['value']} MB, planned {row['peer']} MB" for row in beside if not row["peer"] <= row["value"] <= row["peer"] + 8]      # of the whole process
+        # Of the whole process.
+        wrong += [f"{row['name']}: {row['value']} MB, planned {row['peer']} MB"
+                  for row in beside if not row["peer"] <= row["value"] <= row["peer"] + 8]
         with open(files["md"]) as f:
             text = f.read()
-        wrong += [f"{name} is not in the table" for name in ("| tinytrain |", "| vit.bf16-true.tinytrain | ok |", "GFLOP/s") if name not in text]
+        wrong += [f"{name} is not in the table"
+                  for name in ("| tinytrain |", "| vit.bf16-true.tinytrain | ok |", "GFLOP/s")
+                  if name not in text]
         return wrong
 
 
@@ -157,21 +174,29 @@ def main():
         check("bench " + arguments, wrong)
     for arguments in [] if missing else REFUSED:
         out = run(arguments)
-        check("bench refuses " + arguments, [] if out.returncode and not out.stdout and len(out.stderr.splitlines()) == 1 else
+        check("bench refuses " + arguments,
+              [] if out.returncode and not out.stdout and len(out.stderr.splitlines()) == 1 else
               [f"status {out.returncode}, says {out.stdout[:100]!r} and {out.stderr[:200]!r}"])
     if not missing:
         check("bench/gpu.sh --dry-run", check_gpu_script())
     if os.access(os.path.join(B, "cuda_emu", "step.plain"), os.X_OK):
-        out = run("cuda_emu/step.plain --device cuda --vit Ti/16 --pixels 32 --layers 1 --seqs 1 --steps 2 --product 32 --seconds 0 --precision bf16-true")
+        out = run("cuda_emu/step.plain --device cuda --vit Ti/16 --pixels 32 --layers 1 --seqs 1 --steps 2 "
+                  "--product 32 --seconds 0 --precision bf16-true")
         rows = {r["name"]: r for r in map(json.loads, out.stdout.splitlines())}
-        wrong = [w for w in map(line_wrong, out.stdout.splitlines()) if w] + [f"status {out.returncode}: {out.stderr[:200]}"] * bool(out.returncode)
-        if not wrong and not 0 <= rows["device memory grew by"]["value"] - rows["planned memory"]["value"] < 0.01:      # the emulator keeps nothing else there
+        wrong = ([w for w in map(line_wrong, out.stdout.splitlines()) if w] +
+                 [f"status {out.returncode}: {out.stderr[:200]}"] * bool(out.returncode))
+        # The emulator keeps nothing else there.
+        value_of = lambda name: rows[name]["value"]
+        if not wrong and not 0 <= value_of("device memory grew by") - value_of("planned memory") < 0.01:
             wrong.append("the device's memory did not grow as planned")
         check("bench step on an emulated GPU", wrong)
     for program in (p for p in LIBRARIES if os.access(os.path.join(B, p), os.X_OK)):
-        out = subprocess.run([os.path.join(B, program), "9", "33", "17", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        out = subprocess.run([os.path.join(B, program), "9", "33", "17", "0"], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True)
         lines = [line.split() for line in out.stdout.splitlines()]
-        check(program, [] if out.returncode == 0 and [name for name, _ in lines] == ["forward", "dX", "dW"] and all(float(speed) > 0 for _, speed in lines) else
+        check(program,
+              [] if out.returncode == 0 and [name for name, _ in lines] == ["forward", "dX", "dW"] and
+              all(float(speed) > 0 for _, speed in lines) else
               [f"status {out.returncode}, says {out.stdout[:100]!r} and {out.stderr[:200]!r}"])
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0

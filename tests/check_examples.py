@@ -88,7 +88,8 @@ def wrong_options_are_named(folder):
     refused(TEXT, "--out", "--plan",
             saying="'--plan' looks like an option; if it is the value, write --out=--plan")
     refused(TEXT, "--delimiter=ab", saying="--delimiter is one character")
-    refused(TEXT, "--data=/dev/null", saying="cannot open '/dev/null': it is a pipe or a device; expected a regular file")
+    refused(TEXT, "--data=/dev/null",
+            saying="cannot open '/dev/null': it is a pipe or a device; expected a regular file")
     refused(TEXT, "--budget=3G", saying="--budget takes bytes, as 3GB or 500MiB, not '3G'")
     for program in TEXT, IMAGES:
         refused(program, "--threads", "1000", saying="--threads is a number from 0 to 256, not 1000")

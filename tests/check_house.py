@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that what is known of an op stands in one place: outside of the section >>ops, where its rules are, and >>cpu, where
-its kernels are, nothing in tinytrain.h asks which op an instruction is. What passes, plans and runs must know is a flag of
-its row or one of its rules (see CONTRIBUTING.md, "Add an op"). Standard library only; run from the repository's root.
+"""Checks that what is known of an op stands in one place: outside of the section >>ops, where its rules are,
+and >>cpu, where its kernels are, nothing in tinytrain.h asks which op an instruction is. What passes, plans
+and runs must know is a flag of its row or one of its rules (see CONTRIBUTING.md, "Add an op"). Standard
+library only; run from the repository's root.
 """
 import re
 import sys

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks an example's --plan: that nothing is trained, and that the picture is XML which shows what the text says. Standard library
-only; run from the repository's root.
+"""Checks an example's --plan: that nothing is trained, and that the picture is XML which shows what the text
+says. Standard library only; run from the repository's root.
 
     python3 tests/check_plan.py              B: folder of the built examples (build), from the environment
 """
@@ -37,9 +37,11 @@ def check_picture(device, text, path):
     size = os.path.getsize(path)
     root = xml.etree.ElementTree.parse(path).getroot()
     inside = root.find(SVG + "g")
-    width = max(int(n) for n in re.findall(r"H(\d+)", " ".join(p.get("d") for p in inside.iter(SVG + "path"))))
+    width = max(int(n)
+                for n in re.findall(r"H(\d+)", " ".join(p.get("d") for p in inside.iter(SVG + "path"))))
     tags = {e.tag.replace(SVG, "") for e in root.iter()}
-    words = " ".join(e.text or "" for e in root.iter(SVG + "text")) + " ".join(e.tail or "" for e in root.iter(SVG + "tspan"))
+    words = (" ".join(e.text or "" for e in root.iter(SVG + "text")) +
+             " ".join(e.tail or "" for e in root.iter(SVG + "tspan")))
     if root.tag != SVG + "svg" or tags - {"svg", "g", "rect", "path", "circle", "text", "tspan", "title"}:
         wrong.append(f"elements {sorted(tags)}")
     if size > 60000:
@@ -51,9 +53,11 @@ def check_picture(device, text, path):
         wrong.append(f"the peak {peak}, {op}, is not in the picture")
     bound = float(re.search(r"lower bound ([\d.]+)", text).group(1))
     at_peak = dict(re.findall(r"^  (\w+) +([\d.]+) MB$", text, re.M))
-    areas = {p.find(SVG + "title").text: heights(p.get("d"), width * (int(peak) + 0.5) / int(last)) for p in inside.findall(SVG + "path") if len(p)}
+    areas = {p.find(SVG + "title").text: heights(p.get("d"), width * (int(peak) + 0.5) / int(last))
+             for p in inside.findall(SVG + "path") if len(p)}
     whole, below = max(areas.values(), default=0), 0
-    lowest_first = reversed(list(areas.items()))  # as drawn, so that an area of no height follows the one below it
+    # As drawn, so that an area of no height follows the one below it.
+    lowest_first = reversed(list(areas.items()))
     for category, height in sorted(lowest_first, key=lambda area: area[1]):
         drawn, said = bound * (height - below) / max(1, whole), float(at_peak.get(category, 0))
         below = height
@@ -68,7 +72,8 @@ def main():
     for device in ("cpu", "cuda"):
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "out")
-            done = subprocess.run([f"{B}/distilbert_imdb", "--plan", "--device", device, "--accumulate", "2", "--out", out], stdin=subprocess.DEVNULL,
+            done = subprocess.run([f"{B}/distilbert_imdb", "--plan", "--device", device, "--accumulate", "2",
+                                   "--out", out], stdin=subprocess.DEVNULL,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
             files = os.listdir(out) if os.path.isdir(out) else []
             wrong = [f"status {done.returncode}: {done.stdout[-300:]}"] if done.returncode else []

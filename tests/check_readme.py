@@ -7,12 +7,12 @@ library only; run from the repository's root.
 B: folder of the built examples (build), CC: compiler (cc), both from the environment.
 
 
-  - every ```c block compiles as it stands, with -Werror; one that is marked ```c run must also run and end with
-    0; one that is marked ```c resume too, and when it is killed (its argument says after which step) and started
-    again, it must print and save the same
+  - every ```c block compiles as it stands, with -Werror; one that is marked ```c run must also run and end
+    with 0; one that is marked ```c resume too, and when it is killed (its argument says after which step) and
+    started again, it must print and save the same
   - every `make TARGET` and VARIABLE=... in a ```sh block or in `backticks` is one that the Makefile has
-  - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file, and for a bench, which
-    the tests do not build: in its source)
+  - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file,
+    and for a bench, which the tests do not build: in its source)
   - every flag in an example's --help is taken by its parser, as --flag value and --flag=value, and one that
     is not there is refused
   - every relative link leads to a file
@@ -53,7 +53,8 @@ def blocks(text):
 
 
 def commands(text):
-    """the commands that the text shows, as lists of words: lines of sh blocks, and what stands in backticks outside of blocks"""
+    """the commands that the text shows, as lists of words: lines of sh blocks, and what stands in backticks
+    outside of blocks"""
     shown = []
     for _, info, body in blocks(text):
         if info[:1] == ["sh"]:
@@ -78,8 +79,8 @@ def check_snippets(text, folder):
         with open(source, "w") as f:
             f.write(body)
         run = "run" in info or "resume" in info
-        status, said = call(*CC, "-O1", "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I.", source,
-                            *(["-o", program, "-lm", "-lpthread"] if run else ["-c", "-o", program + ".o"]))
+        status, said = call(*CC, "-O1", "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I.",
+                            source, "-o", *([program, "-lm", "-lpthread"] if run else [program + ".o", "-c"]))
         if status == 0 and "run" in info:
             status, said = call(program)
         if status == 0 and "resume" in info:
@@ -88,7 +89,8 @@ def check_snippets(text, folder):
 
 
 def check_resume(program, folder, line):
-    """What it prints and the files that it leaves: without a stop, and killed after a step and started again."""
+    """What it prints and the files that it leaves: without a stop, and killed after a step and started
+    again."""
     wrong, left = [], []
     for kill in ([], ["115"]):
         place = os.path.join(folder, f"resume_{line}_{len(kill)}")
@@ -152,7 +154,8 @@ def check_flags(text, name):
             continue
         if path.endswith((".py", ".c")):
             known = ""
-            for file in [path] + ["bench/bench.h"] * path.endswith(".c"):      # the flags that all benches have
+            # The flags that all benches have.
+            for file in [path] + ["bench/bench.h"] * path.endswith(".c"):
                 with open(file) as f:
                     known += f.read()
         else:
@@ -216,7 +219,8 @@ def main():
     for file in sorted(os.listdir("examples")):
         if file.endswith(".c"):
             program = os.path.join(B, file[:-2])
-            check_help(program) if os.path.exists(program) else report("FAILED", f"help_{file[:-2]}", f"{program} is not built")
+            check_help(program) if os.path.exists(program) else report("FAILED", f"help_{file[:-2]}",
+                                                                       f"{program} is not built")
     print(f"{counts['skip']} skipped: {counts['ok']} passed, {counts['FAILED']} failed")
     return 1 if counts["FAILED"] else 0
 

@@ -1,11 +1,12 @@
-/* A small test framework. A test program includes tinytrain.h (with TINYTRAIN_IMPLEMENTATION) first, then this:
+/* A small test framework. A test program includes tinytrain.h (with TINYTRAIN_IMPLEMENTATION) first, then
+   this:
 
        TEST(adds) { CHECK(1 + 1 == 2); }
        static const test_case tests[] = {TEST_CASE(adds)};
        int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
 
-   It prints one line a test, `ok name`, `FAILED name: file:line: text` or `skip name: why`, then `N passed, N failed`. Arguments are
-   patterns ('*', '?') of the tests to run. Checks are made on the main thread. */
+   It prints one line a test, `ok name`, `FAILED name: file:line: text` or `skip name: why`, then `N passed,
+   N failed`. Arguments are patterns ('*', '?') of the tests to run. Checks are made on the main thread. */
 #ifndef TINYTRAIN_TEST_H
 #define TINYTRAIN_TEST_H
 

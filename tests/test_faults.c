@@ -450,9 +450,8 @@ static bool sweep_train(sweep *s, bool resume)
     o.report = sweep_report;
     o.stop = &s->stop;
     o.user = s;
-    return tt_fit(s->r.t, tt_loader_source(s->r.train), tt_loader_source(s->r.validation), &o, &finished) ==
-               TT_OK &&
-           finished == !s->stop_at;
+    const tt_source *train = tt_loader_source(s->r.train), *validation = tt_loader_source(s->r.validation);
+    return tt_fit(s->r.t, train, validation, &o, &finished) == TT_OK && finished == !s->stop_at;
 }
 
 static bool sweep_fit(sweep *s) { return sweep_train(s, false); }

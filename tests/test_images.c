@@ -553,10 +553,9 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
                 int skip = step * o.batch < used ? step * o.batch : used;
                 read_epoch(l, d, 270, 1, step, rest);
                 CHECK(rest->seqs == used - skip && rest->steps == steps - step);
-                CHECK(memcmp(rest->index, second->index + skip, (size_t)rest->seqs * sizeof *rest->index) ==
-                      0);
-                CHECK(memcmp(rest->pixels, second->pixels + skip,
-                             (size_t)rest->seqs * sizeof *rest->pixels) == 0);
+                const size_t n = (size_t)rest->seqs;
+                CHECK(memcmp(rest->index, second->index + skip, n * sizeof *rest->index) == 0);
+                CHECK(memcmp(rest->pixels, second->pixels + skip, n * sizeof *rest->pixels) == 0);
             }
             CHECK(tt_loader_waited(l) >= 0);
             CHECK(tt_loader_seek(l, 0, steps + 1) == TT_ERR_ARGUMENT &&

@@ -7,10 +7,8 @@
 #include "tinytrain.h"
 #include "test.h"
 
-static const char *const models[] = {"distilbert", "bert", "minilm"}, *const all_models[] = {
-                                                                          "distilbert", "bert", "minilm",
-                                                                          "vit",
-                                                                          "vit/torchvision.safetensors"};
+static const char *const models[] = {"distilbert", "bert", "minilm"},
+    *const all_models[] = {"distilbert", "bert", "minilm", "vit", "vit/torchvision.safetensors"};
 
 /* -------------------------------------------------------------------------------------- contexts and logs */
 
@@ -658,9 +656,8 @@ TEST(freeze_all_but_the_last_layer_and_head)
 
 TEST(freeze_the_head)
 {
-    static const char *const distil[] = {"pre_classifier.*", "classifier.*", NULL}, *const bert[] = {
-                                                                                        "*", "!bert.e*",
-                                                                                        NULL};
+    static const char *const distil[] = {"pre_classifier.*", "classifier.*", NULL},
+                      *const bert[] = {"*", "!bert.e*", NULL};
     freeze("distilbert", distil, 36);
     freeze("bert", bert, 37);
     freeze("minilm", bert, 37);
@@ -1077,8 +1074,8 @@ TEST(position_ids_and_other_tensors)
     e.extra = "cls.predictions.bias";
     ctx = open_logged(&a, &log);
     CHECK(tt_bert_load(ctx, &m, edited("bert", &e, NULL, NULL), 0) == TT_OK && log.warnings == 1);
-    CHECK(strstr(log.text, "model.safetensors': 1 tensors are not part of this model and were left out") !=
-          NULL);
+    CHECK(strstr(log.text,
+                 "model.safetensors': 1 tensors are not part of this model and were left out") != NULL);
     tt_bert_free(&m);
     TEST_CLOSE(ctx, &a);
 }

@@ -267,9 +267,9 @@ static void philox(const uint32_t counter[4], uint64_t key, uint32_t c[4])
 
 static uint64_t dropout_key(uint64_t seed, uint64_t step, uint64_t micro, uint32_t stream)
 {
-    uint32_t counter[4] = {(uint32_t)step, (uint32_t)(step >> 32) ^ (2 * 0x9E3779B9u), stream,
-                           (uint32_t)micro},
-             u[4];
+    uint32_t u[4];
+    const uint32_t high = (uint32_t)(step >> 32) ^ (2 * 0x9E3779B9u);
+    const uint32_t counter[4] = {(uint32_t)step, high, stream, (uint32_t)micro};
     philox(counter, seed, u);
     return (uint64_t)u[1] << 32 | u[0];
 }
@@ -768,8 +768,8 @@ static int squared_error(int x, int target, bool weighted)
     X(embedding_two, EMBEDDING, int w = W(C, D); \
         return add(embedding(I(ROWS, C), w), embedding(I(ROWS, C), w));) \
     X(embedding_sum, EMBEDDING, \
-        return layernorm(add(embedding(I(ROWS, C), W(C, D)), embedding(I(ROWS, 2), W(2, D))), B(D), B(D), \
-        1e-2f);) \
+        return layernorm(add(embedding(I(ROWS, C), W(C, D)), embedding(I(ROWS, 2), W(2, D))), \
+                         B(D), B(D), 1e-2f);) \
     X(layernorm, LAYERNORM, return layernorm(V(ROWS, D), B(D), B(D), 1e-3f);) \
     X(layernorm_no_bias, LAYERNORM, return layernorm(V(ROWS, D), B(D), 0, 1e-3f);) \
     X(layernorm_of_sum, LAYERNORM, int x = add(V(ROWS, D), V(ROWS, D)); \
@@ -833,7 +833,8 @@ static int squared_error(int x, int target, bool weighted)
     X(attention_packed, ATTENTION, int x = linear(V(ROWS, D), W(3 * D, D), B(3 * D)); \
         return attention(slice(x, 0, D), slice(x, D, D), slice(x, 2 * D, D), false, 0, 0.1f);) \
     X(attention_packed_values, ATTENTION, int x = V(ROWS, 3 * D); \
-        return add(attention(slice(x, 2 * D, D), slice(x, D, D), slice(x, 0, D), true, 0, 0), slice(x, D, D));) \
+        return add(attention(slice(x, 2 * D, D), slice(x, D, D), slice(x, 0, D), true, 0, 0), \
+                   slice(x, D, D));) \
     X(gather_rows, GATHER_ROWS, return gather_rows(V(ROWS, D), I(PICKED, R));) \
     X(gather_rows_computed, GATHER_ROWS, int x = gelu(V(ROWS, D)); \
         return add(gather_rows(x, I(PICKED, R)), gather_rows(x, I(PICKED, R)));) \
@@ -848,7 +849,8 @@ static int squared_error(int x, int target, bool weighted)
     X(rows_of_same, ADD, int i = I(PICKED, R); int x = gelu(V(ROWS, D)); int y = tanh_(x); \
         return gather_rows(add(add(y, y), add(x, y)), i);) \
     X(rows_twice, ACTIVATION, int x = gelu(V(ROWS, D)); int i = I(PICKED, R); \
-        return add(gather_rows(tanh_(x), i), add(gather_rows(silu(x), i), gather_rows(gelu(x), I(PICKED, R))));) \
+        return add(gather_rows(tanh_(x), i), \
+                   add(gather_rows(silu(x), i), gather_rows(gelu(x), I(PICKED, R))));) \
     X(rows_of_slice, LINEAR, int i = I(PICKED, R); int x = gelu(V(ROWS, D + O)); \
         return gather_rows(add(linear(slice(x, 0, D), W(O, D), B(O)), gelu(slice(x, D, O))), i);) \
     X(rows_of_attention, ATTENTION, int i = I(PICKED, R); \
@@ -859,12 +861,15 @@ static int squared_error(int x, int target, bool weighted)
         return gather_rows(add(attention(linear(x, W(D, D), B(D)), x, x, false, S, 0), x), i);) \
     X(rows_of_attention_packed, ATTENTION, int i = I(PICKED, R); \
         int x = linear(V(ROWS, D), W(3 * D, D), B(3 * D)); \
-        return gather_rows(attention(slice(x, 0, D), slice(x, D, D), slice(x, 2 * D, D), true, S, 0.1f), i);) \
+        return gather_rows(attention(slice(x, 0, D), slice(x, D, D), slice(x, 2 * D, D), true, S, 0.1f), \
+                           i);) \
     X(rows_of_block, ATTENTION, int i = I(PICKED, R); int x = V(ROWS, D); \
         int h = layernorm(x, B(D), B(D), 1e-1f); \
-        h = attention(linear(h, W(D, D), B(D)), linear(h, W(D, D), B(D)), linear(h, W(D, D), B(D)), true, S, 0.1f); \
+        h = attention(linear(h, W(D, D), B(D)), linear(h, W(D, D), B(D)), linear(h, W(D, D), B(D)), \
+                      true, S, 0.1f); \
         x = add(x, dropout(linear(h, W(D, D), B(D)), 0.1f)); h = layernorm(x, B(D), B(D), 1e-1f); \
-        x = add(x, linear(gelu(linear(h, W(O, D), B(O))), W(D, O), B(D))); return linear(gather_rows(x, i), W(O, D), B(O));) \
+        x = add(x, linear(gelu(linear(h, W(O, D), B(O))), W(D, O), B(D))); \
+        return linear(gather_rows(x, i), W(O, D), B(O));) \
     X(mean_pool, MEAN_POOL, return mean_pool(V(ROWS, D));) \
     X(mean_pool_computed, MEAN_POOL, int x = gelu(V(ROWS, D)); \
         return add(mean_pool(x), tanh_(mean_pool(x)));) \
@@ -935,7 +940,8 @@ static int squared_error(int x, int target, bool weighted)
         int qkv = linear(h, W(3 * D, D), B(3 * D)); \
         h = attention(slice(qkv, 0, D), slice(qkv, D, D), slice(qkv, 2 * D, D), true, S, 0.1f); \
         x = add(x, dropout(linear(h, W(D, D), B(D)), 0.1f)); h = layernorm(x, B(D), B(D), 1e-1f); \
-        x = add(x, linear(gelu(linear(h, W(O, D), B(O))), W(D, O), B(D))); return linear(mean_pool(x), W(O, D), B(O));)
+        x = add(x, linear(gelu(linear(h, W(O, D), B(O))), W(D, O), B(D))); \
+        return linear(mean_pool(x), W(O, D), B(O));)
 
 #define CASE_FUNCTION(name, op, ...) \
     static int case_##name(void) \
@@ -2337,11 +2343,9 @@ TEST(f16_conversions)
         else CHECK(f == sign * (float)x && tt__to_f16(f) == k);
         /* itself, and a third, a half and two thirds of the way to the next: all are f32 */
         for (int part = 0; part < 4; part++) {
-            float y = exponent == 31
-                          ? f
-                          : sign * (float)(part == 2
-                                               ? (x + above) / 2
-                                               : x + (above - x) * (part == 3 ? 0.6875 : part * 0.3125));
+            double between = x + (above - x) * (part == 3 ? 0.6875 : part * 0.3125);
+            if (part == 2) between = (x + above) / 2;
+            float y = exponent == 31 ? f : sign * (float)between;
             uint16_t expected = part < 2 || (part == 2 && k % 2 == 0) ? (uint16_t)k : (uint16_t)(k + 1);
             if (exponent < 31) CHECK(tt__to_f16(y) == expected);
             wide[4 * k + part] = y;
@@ -2673,8 +2677,8 @@ TEST(bad_batches_change_nothing)
                     report(status == TT_OK, "a micro-batch may be without targets, a step may not: %s",
                            tt_error(m.ctx))) {
                     float grad[MODEL_CLASSES * MODEL_WIDTH];
-                    CHECK(tt_get_gradient(p, tt_param_find(m.ctx, "layer.0.classes"), grad) ==
-                          TT_ERR_NUMERIC);
+                    const tt_param *classes = tt_param_find(m.ctx, "layer.0.classes");
+                    CHECK(tt_get_gradient(p, classes, grad) == TT_ERR_NUMERIC);
                     CHECK_ERROR(m.ctx, TT_ERR_NUMERIC, "no target counted");
                     status = tt_update(p, 0.01f, NULL);
                 }

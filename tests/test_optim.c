@@ -356,9 +356,10 @@ TEST(contradictory_options_are_refused_together)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------------------ loss scaling
-   y = x W1 W2 of two rows, all x 1/2, both weights the identity, error (y - target)^2: where target is y - 4 g, the gradients of y, of
-   x W1 (which is f16) and of both weights are all g. f16 holds 65504 at most: 40 overflows with a scale of 2048, and not with 1024. */
+/* ------------------------------------------------------------------------------------------ loss scaling
+   y = x W1 W2 of two rows, all x 1/2, both weights the identity, error (y - target)^2: where target is
+   y - 4 g, the gradients of y, of x W1 (which is f16) and of both weights are all g. f16 holds 65504 at most:
+   40 overflows with a scale of 2048, and not with 1024. */
 
 enum { WIDE = 4, PAIR = 2 };
 

@@ -455,16 +455,7 @@ static void poison(tt_program *p) /* now, and whatever dies in each run */
 }
 
 typedef enum variant {
-    PLAIN,
-    POISONED,
-    SCATTERED,
-    THREADED,
-    PLANNED,
-    EVALUATED,
-    KEEPING,
-    ATTENTION,
-    BLOCKS,
-    VARIANTS
+    PLAIN, POISONED, SCATTERED, THREADED, PLANNED, EVALUATED, KEEPING, ATTENTION, BLOCKS, VARIANTS
 } variant;
 
 static outcome run_net(uint64_t seed, const precision_case *precision, bool accumulate, variant how)
@@ -812,8 +803,8 @@ TEST(lifetimes_and_places_of_each_space)
     CHECK(a->space == TT__HOST && a->first == COPY_OUT && a->last == WAIT_IN);
     CHECK(b->space == TT__DEVICE && b->first == COPY_IN);
     for (int space = 0; space < TT__SPACES; space++) {
-        REQUIRE(tt__place(o.d.ctx, box, n, t->n_code, (tt__space)space, &height[space], &bound[space], &at) ==
-                TT_OK);
+        REQUIRE(tt__place(o.d.ctx, box, n, t->n_code, (tt__space)space,
+                          &height[space], &bound[space], &at) == TT_OK);
         CHECK(height[space] == bound[space]);
     }
     for (int space = 0; space < TT__SPACES; space++)

@@ -2489,8 +2489,8 @@ TEST(best_by_metric_or_loss)
         CHECK(w.kept == kept && w.losses[1] < w.losses[0]); /* not all the same */
         char *csv = metrics_of(path, &lines), *svg;
         CHECK(csv && lines == 1 + OWN_EPOCHS * (OWN_STEPS + 1) &&
-              strstr(csv, metric.name ? "step,epoch,split,loss,rise,lr," : "step,epoch,split,loss,lr,") ==
-                  csv);
+              strstr(csv, metric.name ? "step,epoch,split,loss,rise,lr,"
+                                      : "step,epoch,split,loss,lr,") == csv);
         free(csv);
         strcat(path, "/loss.svg");
         svg = test_read(path, &n);

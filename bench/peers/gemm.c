@@ -1,12 +1,14 @@
-/* GFLOP/s of the products of a linear layer by other libraries, for bench/pytorch.py gemm to run in turn with build/gemm:
+/* GFLOP/s of the products of a linear layer by other libraries, for bench/pytorch.py gemm to run in turn with
+   build/gemm:
 
        build/gemm_openblas ROWS IN OUT SECONDS [bf16]      OpenBLAS; no bf16
        build/gemm_onednn ROWS IN OUT SECONDS [bf16]        oneDNN 3, its matmul primitive
        build/gemm_onednn --version
 
-   One line each for forward, dX and dW: its name and the best of the runs that take SECONDS together. Status 2: the library does not
-   have such a product on this CPU. Threads: environment OMP_NUM_THREADS. Matrices are row-major, as they are in training; none is brought into another order beforehand, because weights too
-   are others in each step. `make bench-programs` builds each where it finds the library. */
+   One line each for forward, dX and dW: its name and the best of the runs that take SECONDS together. Status
+   2: the library does not have such a product on this CPU. Threads: environment OMP_NUM_THREADS. Matrices are
+   row-major, as they are in training; none is brought into another order beforehand, because weights too are
+   others in each step. `make bench-programs` builds each where it finds the library. */
 
 #define _GNU_SOURCE
 #include <math.h>

@@ -3,8 +3,9 @@
        make build/llmc LLMC=dir        dir: a checkout of github.com/karpathy/llm.c
        build/llmc BATCH LENGTH         a step for each line of standard input; says its milliseconds and loss
 
-   train_gpt2.c is included as it is, without its main. It gets a checkpoint of GPT-2's 124 million parameters with random weights,
-   written to a file without a name, and random tokens. AdamW 1e-4 without decay, as its main has it. */
+   train_gpt2.c is included as it is, without its main. It gets a checkpoint of GPT-2's 124 million parameters
+   with random weights, written to a file without a name, and random tokens. AdamW 1e-4 without decay, as its
+   main has it. */
 
 #define _GNU_SOURCE
 #define TESTING

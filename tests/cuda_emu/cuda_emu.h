@@ -7,12 +7,14 @@
 // part of the mistakes it reports itself: one message that begins `emu error:`, exit status 86. Three builds
 // of one runtime:
 //
-//     plain   divergence, far accesses, writes beyond an allocation, missing peer access, host code in device memory, stack overflow
-//     asan    -fsanitize=address,undefined: also reads beyond allocations, use after free, misaligned vectors, undefined arithmetic
-//     trace   the .cu (not the runtime) with -fsanitize=thread, linked with our own __tsan_* functions and not with libtsan: every load
-//             and store of a kernel is checked for bounds, for memory never written, and for races within a
-//             block, between blocks and between operations, which vector clocks decide; the host's accesses
-//             to pinned memory too; with file and line
+//     plain   divergence, far accesses, writes beyond an allocation, missing peer access, host code in device
+//             memory, stack overflow
+//     asan    -fsanitize=address,undefined: also reads beyond allocations, use after free, misaligned
+//             vectors, undefined arithmetic
+//     trace   the .cu (not the runtime) with -fsanitize=thread, linked with our own __tsan_* functions and
+//             not with libtsan: every load and store of a kernel is checked for bounds, for memory never
+//             written, and for races within a block, between blocks and between operations, which vector
+//             clocks decide; the host's accesses to pinned memory too; with file and line
 //
 //     c++ -std=c++17 -g -O2 -I tests/cuda_emu -x c++ my.cu -x none cuda_emu.o cuda_emu_blas.o -lpthread
 //
@@ -496,8 +498,9 @@ inline unsigned __reduce_xor_sync(unsigned mask, unsigned v, EMU_HERE)
         return old; \
     }
 #define EMU_ATOMIC_INTEGER(T) \
-    EMU_ATOMIC(atomicMin, T, old < v ? old : v) EMU_ATOMIC(atomicMax, T, old > v ? old : v) EMU_ATOMIC(atomicExch, T, v) \
-    EMU_ATOMIC(atomicAnd, T, old & v) EMU_ATOMIC(atomicOr, T, old | v) EMU_ATOMIC(atomicXor, T, old ^ v) \
+    EMU_ATOMIC(atomicMin, T, old < v ? old : v) EMU_ATOMIC(atomicMax, T, old > v ? old : v) \
+    EMU_ATOMIC(atomicExch, T, v) EMU_ATOMIC(atomicAnd, T, old & v) \
+    EMU_ATOMIC(atomicOr, T, old | v) EMU_ATOMIC(atomicXor, T, old ^ v) \
     EMU_UNTRACED inline T atomicCAS(T *p, T expected, T v, EMU_HERE) \
     { \
         emu_atomic(p, sizeof(T), emu_file, emu_line); \
@@ -648,7 +651,8 @@ inline __half __float2half_rz(float f) // towards zero
 }
 inline __half __float2half(float f) { return __float2half_rn(f); }
 
-#define EMU_PAIR(T, T2, to, from, name_floats, name_float22, name_2float2, name_halves, name_low, name_high, name_both) \
+#define EMU_PAIR(T, T2, to, from, name_floats, name_float22, name_2float2, name_halves, \
+                 name_low, name_high, name_both) \
     inline T2 name_floats(float a, float b) { return {to(a), to(b)}; } \
     inline T2 name_float22(float2 v) { return {to(v.x), to(v.y)}; } \
     inline float2 name_2float2(T2 v) { return {from(v.x), from(v.y)}; } \

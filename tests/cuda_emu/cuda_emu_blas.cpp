@@ -595,8 +595,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     for (auto &x : algorithms) {
         bool fits = x.workspace <= p->workspace && *found < wanted && !(is_fp8(a->type) && !x.alignment);
         for (int i = 0; i < 4; i++)
-            fits = fits && std::min<size_t>(alignment_of(*layouts[i]), p->alignment[i]) >=
-                               least_alignment(x, *layouts[i]);
+            fits = fits && least_alignment(x, *layouts[i]) <=
+                               std::min<size_t>(alignment_of(*layouts[i]), p->alignment[i]);
         if (!fits) continue;
         cublasLtMatmulHeuristicResult_t &r = results[(*found)++];
         r = cublasLtMatmulHeuristicResult_t();

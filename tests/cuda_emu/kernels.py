@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Which kernels of a .cu the programs on the emulator ran: fails if there is one, or an instance of one that is a
-template, that none did.
+"""Which kernels of a .cu the programs on the emulator ran: fails if there is one, or an instance of one that
+is a template, that none did.
 
     kernels.py FILE.cu PROGRAM.kernels ...
 
-PROGRAM.kernels is what PROGRAM wrote with EMU_KERNELS; nm tells the names. Prints of each kernel how often it ran.
-Ends as all tests do.
+PROGRAM.kernels is what PROGRAM wrote with EMU_KERNELS; nm tells the names. Prints of each kernel how often it
+ran. Ends as all tests do.
 """
 import re
 import subprocess
@@ -21,7 +21,8 @@ def kernels_of(path):
 
 
 def instances_of(program, kernels):
-    """The kernels in a program by address: (name, instance), where the instance has its template arguments."""
+    """The kernels in a program by address: (name, instance), where the instance has its template
+    arguments."""
     listing = subprocess.run(["nm", "-C", program], stdout=subprocess.PIPE, text=True, check=True).stdout
     found = {}
     for line in listing.replace("(anonymous namespace)::", "").split("\n"):
@@ -43,12 +44,13 @@ def main():
                 address, count = line.split()
                 name, instance = symbols[int(address, 16)]
                 runs[name][instance] += int(count)
-    texts = ["%s %d%s" % (name, sum(counts.values()), " (%d instances)" % len(counts) if len(counts) > 1 else "")
+    texts = ["%s %d%s" % (name, sum(counts.values()),
+                          " (%d instances)" % len(counts) if len(counts) > 1 else "")
              for name, counts in runs.items()]
     idle = [name for name in kernels if not runs[name]]
     idle += [instance for name in kernels for instance, count in runs[name].items() if not count]
-    print(textwrap.fill("kernel runs: " + ", ".join(texts), 110, break_on_hyphens=False, subsequent_indent="    ",
-                        break_long_words=False))
+    print(textwrap.fill("kernel runs: " + ", ".join(texts), 110, break_on_hyphens=False,
+                        subsequent_indent="    ", break_long_words=False))
     failed = bool(idle) or not kernels
     print("FAILED all_kernels_run: of %s these did not: %s" % (sys.argv[1], "; ".join(idle)) if failed
           else "ok all_kernels_run")

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Removes one barrier, wait or bound at a time from a .cu, and tells which tests on the emulator notice.
 
-    mutate.py FILE.cu [PROGRAM.cu ...] [--builds plain,trace] [--only TEXT] [--first] [--seconds 60] [--cxx g++] [--cc gcc] [--list]
+    mutate.py FILE.cu [PROGRAM.cu ...] [--builds plain,trace] [--only TEXT] [--first] [--seconds 60]
+              [--cxx g++] [--cc gcc] [--list]
 
-All mutants are compiled at once, each behind a switch that the environment's EMU_MUTANT=number turns, and the first run of each test notes
-which of them it reaches. A mutant then runs the tests that reach it, the quickest first, until one notices or --seconds worth of them have
-passed. Programs include FILE.cu by its name alone; without one FILE.cu is one itself, but tinytrain_cuda.cu is linked with LINKED below.
-A mutant that no build notices is a hole in the tests, unless EQUIVALENT says why it does the same as the original. Status 1 if there is
-such a hole, or if the original itself fails. What lies in the portability block (#ifndef TT_EMULATE) and behind #include "emu_test.h" is
-left alone.
+All mutants are compiled at once, each behind a switch that the environment's EMU_MUTANT=number turns, and the
+first run of each test notes which of them it reaches. A mutant then runs the tests that reach it, the
+quickest first, until one notices or --seconds worth of them have passed. Programs include FILE.cu by its name
+alone; without one FILE.cu is one itself, but tinytrain_cuda.cu is linked with LINKED below. A mutant that no
+build notices is a hole in the tests, unless EQUIVALENT says why it does the same as the original. Status 1 if
+there is such a hole, or if the original itself fails. What lies in the portability block (#ifndef TT_EMULATE)
+and behind #include "emu_test.h" is left alone.
 """
 import argparse
 import os
@@ -25,25 +27,31 @@ FLAGS = {"plain": "-O1 -ftrivial-auto-var-init=pattern", "trace": "-O1 -fsanitiz
          "asan": "-O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"}
 RUNTIME = {"plain": "-O1", "trace": "-O1 -DEMU_TRACE", "asan": "-O1 -fsanitize=address"}
 with open(os.path.join(ROOT, "Makefile")) as makefile:
-    DEFINES = re.findall(r"-D\S+", re.search(r"^EMU_DEFINES\s*:= (.*)", makefile.read(), re.M).group(1)) + ["-I" + HERE, "-I" + ROOT]
+    DEFINES = re.search(r"^EMU_DEFINES\s*:= ((?:.*\\\n)*.*)", makefile.read(), re.M).group(1)
+DEFINES = re.findall(r"-D\S+", DEFINES) + ["-I" + HERE, "-I" + ROOT]
 
-# Linked with tinytrain_cuda.cu: a program, arguments of all its runs, and what divides it into runs: (pattern, environment or argument).
+# Linked with tinytrain_cuda.cu: a program, arguments of all its runs, and what divides it into runs:
+# (pattern, environment or argument).
 LINKED = {
     "tinytrain_cuda.cu": [
         ("tests/test_ops.c", ["reference_cuda", "gradient_cuda"], r"^    X\((\w+), [A-Z]", "TT_TEST_CASE"),
-        ("tests/test_ops.c", [], r"TEST_CASE\((stochastic_rounding_of_each_isa|cuda_\w+|matmul_in_\w+|training_in_fp8|parameters_begin_on_the_device)\)", None),
+        ("tests/test_ops.c", [],
+         r"TEST_CASE\((stochastic_rounding_of_each_isa|cuda_\w+|matmul_in_\w+|training_in_fp8|"
+         r"parameters_begin_on_the_device)\)", None),
         ("tests/test_cuda.c", [], r"TEST_CASE\((\w+)\)", None),
     ],
 }
 
 # What bounds compare with: numbers of rows, columns, elements.
-EXTENT = r"(?:(?:\w+\.)?(?:cols|rows|n|length|queries|count|head_size|end|to|all|parts|left|width|columns)|g\.[mk])"
+EXTENT = (r"(?:(?:\w+\.)?(?:cols|rows|n|length|queries|count|head_size|end|to|all|parts|left|width|columns)"
+          r"|g\.[mk])")
 TERM = r"(?:\(int\))?[\w.]+(?:\[\w+\])?"
 SUM = TERM + r"(?: [+*/%] " + TERM + r")*"
 BEFORE = r"(?:(?<=\()|(?<=!)|(?<=[=?:;,] )|(?<=&& )|(?<=\|\| ))"
 ARGS = r"(?:[^()]|\([^()]*\))*"
 
-# name, what to look for (ARGS: balanced parentheses), what stands there in the mutant. Of a pattern with (?P<at>) that part is replaced.
+# name, what to look for (ARGS: balanced parentheses), what stands there in the mutant. Of a pattern with
+# (?P<at>) that part is replaced.
 MUTATIONS = [
     ("no barrier", r"__syncthreads\(\)", "(void)0"),
     ("no warp barrier", r"__syncwarp\([^)]*\)", "(void)0"),
@@ -64,13 +72,15 @@ EQUIVALENT = {
     ("sample.cu", "no zero fill", "tt__cp_async_16(to_"):
         "rows past the end then hold row 0, which is as good: the sums that they enter are not stored",
     ("tinytrain_cuda.cu", "no wait for the stream", "cudaStreamSynchronize(d->stream);"):
-        "cudaFree, cudaFreeHost and the end of a graph or a stream wait for what is under way; here it is said",
+        "cudaFree, cudaFreeHost and the end of a graph or a stream wait for what is under way; "
+        "here it is said",
     ("tinytrain_cuda.cu", "one too many", "4 * i < n; i += gridDim.x"):
         "of a block of four that begins at the end the bound inside takes none",
     ("tinytrain_cuda.cu", "one too many", "at < to; at += TT__SORT_STEP"):
         "a step that begins at the end finds no id",
     ("tinytrain_cuda.cu", "one too many", "__ballot_sync(0xffffffffu, k < to)"):
-        "the lane behind the last id is above all that have one, and what it adds to the count only ids behind it would read",
+        "the lane behind the last id is above all that have one, "
+        "and what it adds to the count only ids behind it would read",
     ("tinytrain_cuda.cu", "one too many", "if (k < to && !lower)"):
         "the lane behind the last id, if none below it has digit 0, adds none to the count",
     ("tinytrain_cuda.cu", "one too many", "for (int64_t k = from; k < end; k += 4)"):
@@ -127,7 +137,8 @@ static struct emu_reached_sites {
         if (f) fclose(f);
     }
 } emu_reached;
-__attribute__((no_sanitize("thread"), noinline)) static bool emu_is(int k) // on the device too, which may not read the host's memory
+// Runs on the device too, which may not read the host's memory.
+__attribute__((no_sanitize("thread"), noinline)) static bool emu_is(int k)
 {
     emu_reached.at[k] = true;
     return k == emu_mutant;
@@ -148,7 +159,8 @@ def code_regions(text):
 
 def on_device(text, at):
     """Whether a place lies in a function, or in a struct's function, of the device."""
-    header = max(m.start() for m in re.finditer(r"^(?:template|static|struct|extern|inline|__)", text[:at], re.M))
+    header = max(m.start()
+                 for m in re.finditer(r"^(?:template|static|struct|extern|inline|__)", text[:at], re.M))
     return bool(re.search(r"__global__|__device__", text[header:at]))
 
 
@@ -161,7 +173,9 @@ def mutants(text):
             first, last = (begin + x for x in m.span("at" if "at" in m.groupdict() else 0))
             line_begin = text.rfind("\n", 0, first) + 1
             line = text[line_begin:text.index("\n", first)]
-            if "//" in text[line_begin:first] or line.startswith("#") or (name == "one too many" and not on_device(text, first)):
+            if "//" in text[line_begin:first] or line.startswith("#"):
+                continue
+            if name == "one too many" and not on_device(text, first):
                 continue
             found.append((name, text.count("\n", 0, first) + 1, line.strip(), first, last, m.expand(instead)))
     return sorted(found, key=lambda x: (x[3], x[4]))
@@ -184,14 +198,16 @@ def switched(text, found, name):
 
 
 def run(command, **options):
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", **options)
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace", **options)
 
 
 def build_runtime(cxx, build, folder):
     parts = ["cuda_emu", "cuda_emu_blas"] + (["cuda_emu_trace"] if build == "trace" else [])
     for part in parts:
         source, target = os.path.join(HERE, part + ".cpp"), os.path.join(folder, "%s.%s.o" % (part, build))
-        subprocess.run([cxx, "-std=c++17", "-g", *RUNTIME[build].split(), "-c", source, "-o", target], check=True)
+        subprocess.run([cxx, "-std=c++17", "-g", *RUNTIME[build].split(), "-c", source, "-o", target],
+                       check=True)
     return [os.path.join(folder, "%s.%s.o" % (part, build)) for part in parts]
 
 
@@ -199,7 +215,8 @@ def build_programs(options, build, folder, name):
     """The programs of a build: their paths."""
     def compiled(p):
         target = os.path.join(folder, "%s.%s.o" % (p, build))
-        subprocess.run([options.cxx, "-std=c++17", "-g", "-w", *FLAGS[build].split(), *DEFINES, "-x", "c++", "-c", os.path.join(folder, p), "-o", target], check=True)
+        subprocess.run([options.cxx, "-std=c++17", "-g", "-w", *FLAGS[build].split(), *DEFINES, "-x", "c++",
+                        "-c", os.path.join(folder, p), "-o", target], check=True)
         return target
 
     def linked(p, objects):
@@ -210,12 +227,14 @@ def build_programs(options, build, folder, name):
     runtime = build_runtime(options.cxx, build, folder)
     sanitize = FLAGS[build].split() if build == "asan" else []
     if options.programs or name not in LINKED:
-        return {p: linked(p, [compiled(p), *runtime]) for p in [os.path.basename(p) for p in options.programs] or [name]}
+        return {p: linked(p, [compiled(p), *runtime])
+                for p in [os.path.basename(p) for p in options.programs] or [name]}
     paths, runtime = {}, [compiled(name), *runtime]
     for p in sorted({p for p, *_ in LINKED[name]}):
         target = os.path.join(folder, "%s%s.o" % (os.path.basename(p), ".asan" * bool(sanitize)))
         if not os.path.exists(target): # the host's code is the same in the other builds
-            subprocess.run([options.cc, "-std=c99", "-g", *(sanitize or ["-O2"]), "-DTINYTRAIN_CUDA", "-DTT_EMULATE", "-DTINYTRAIN_NO_AVX2", *DEFINES, "-c",
+            subprocess.run([options.cc, "-std=c99", "-g", *(sanitize or ["-O2"]), "-DTINYTRAIN_CUDA",
+                            "-DTT_EMULATE", "-DTINYTRAIN_NO_AVX2", *DEFINES, "-c",
                             os.path.join(ROOT, p), "-o", target], check=True)
         paths[p] = linked(p, [target, *runtime])
     return paths
@@ -231,7 +250,8 @@ def runs_of(options, name):
             parts = list(dict.fromkeys(re.findall(pattern, f.read(), re.M)))
         for part in parts:
             extra = {"TINYTRAIN_DEVICE": "cuda", "TT_TEST_SHARE": "1"}
-            all_runs.append((p, arguments if variable else [part], dict(extra, **{variable: part}) if variable else extra))
+            all_runs.append((p, arguments if variable else [part],
+                             dict(extra, **{variable: part}) if variable else extra))
     return all_runs
 
 
@@ -247,17 +267,21 @@ def verdict(paths, one, mutant=-1, reached=None):
         return "takes more than 300 s"
     if result.returncode == 0:
         return None
-    lines = [x for x in result.stdout.split("\n") if re.match(r"emu error|FAILED|.*ERROR: AddressSanitizer|.*runtime error", x)]
+    lines = [x for x in result.stdout.split("\n")
+             if re.match(r"emu error|FAILED|.*ERROR: AddressSanitizer|.*runtime error", x)]
     return (lines[0] if lines else "status %d" % result.returncode)[:150]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file")
     parser.add_argument("programs", nargs="*")
     parser.add_argument("--builds", default="plain,trace")
-    parser.add_argument("--only", default="", help="mutants whose name, line number or line match this expression")
-    parser.add_argument("--first", action="store_true", help="one build that notices is enough; the last one is asked first")
+    parser.add_argument("--only", default="",
+                        help="mutants whose name, line number or line match this expression")
+    parser.add_argument("--first", action="store_true",
+                        help="one build that notices is enough; the last one is asked first")
     parser.add_argument("--seconds", type=float, default=60, help="of tests, for each mutant and build")
     parser.add_argument("--cxx", default="g++")
     parser.add_argument("--cc", default="gcc")
@@ -289,15 +313,18 @@ def main():
                 begin = time.time()
                 wrong = verdict(paths[b], runs[k], reached=reached)
                 if wrong:
-                    sys.exit("the original fails in the %s build, %s: %s" % (b, " ".join([runs[k][0], *runs[k][1], *runs[k][2].values()]), wrong))
+                    sys.exit("the original fails in the %s build, %s: %s" % (
+                        b, " ".join([runs[k][0], *runs[k][1], *runs[k][2].values()]), wrong))
                 with open(reached) as f:
                     originals[b, k] = time.time() - begin, set(map(int, f))
             return originals[b, k]
 
-        for k in range(len(runs)): # builds may leave out other parts of a test: theirs are run when they are needed
+        # Builds may leave out other parts of a test: theirs are run when they are needed.
+        for k in range(len(runs)):
             original_run(builds[0], k)
         quickest = sorted(range(len(runs)), key=lambda k: original_run(builds[0], k)[0])
-        print("%s: %d runs of the original in %.0f s" % (builds[0], len(runs), sum(x[0] for x in originals.values())))
+        print("%s: %d runs of the original in %.0f s" % (builds[0], len(runs),
+                                                         sum(x[0] for x in originals.values())))
         sys.stdout.flush()
         caught = equivalent = 0
         holes = []
@@ -305,7 +332,8 @@ def main():
         for k in wanted:
             what, number, line = found[k][:3]
             seen, tried = {}, {}
-            for b in reversed(builds): # the first one made knows best what is reached, the last one notices most
+            # The first one made knows best what is reached, the last one notices most.
+            for b in reversed(builds):
                 seen[b], tried[b], spent = None, 0, 0
                 if options.first and any(seen.values()):
                     continue
@@ -321,7 +349,8 @@ def main():
                     if seen[b]:
                         break
                 by_build[b] += seen[b] is not None
-            reason = next((r for (f, w, part), r in EQUIVALENT.items() if f == name and w == what and part in line), None)
+            reason = next((r for (f, w, part), r in EQUIVALENT.items() if f == name and w == what and
+                           part in line), None)
             if any(seen.values()):
                 caught += 1
                 state = "caught" if not reason else "caught, although listed as equivalent"
@@ -336,7 +365,8 @@ def main():
                 print("    %-5s %s" % (b, seen[b] or "passes %d runs that reach it" % tried[b]))
             sys.stdout.flush()
         print("%d mutants: %d caught (%s), %d equivalent, %d not caught" % (
-            len(wanted), caught, ", ".join("%s %d" % (b, by_build[b]) for b in builds), equivalent, len(holes)))
+            len(wanted), caught, ", ".join("%s %d" % (b, by_build[b]) for b in builds), equivalent,
+            len(holes)))
         for what, number, line in holes:
             print("NOT CAUGHT %s:%d: %s: %s" % (name, number, what, line))
         return 1 if holes else 0

@@ -281,18 +281,8 @@ TEST(warp_functions_agree_with_loops)
             int expected[16] = {t ^ 5,
                                 lane < 3 ? t : t - 3,
                                 lane % 8 + 3 >= 8 ? t : t + 3,
-                                t / 16 * 16 + 9,
-                                ballot,
-                                5,
-                                496,
-                                -5,
-                                -1,
-                                squares,
-                                t ^ 15,
-                                lane < 16 ? 0xffff : 0xffff,
-                                13,
-                                3,
-                                2 * (t ^ 1) + 1,
+                                t / 16 * 16 + 9, ballot, 5, 496, -5, -1, squares, t ^ 15,
+                                lane < 16 ? 0xffff : 0xffff, 13, 3, 2 * (t ^ 1) + 1,
                                 lane == 31 ? t : t + 1};
             for (int k = 0; k < 16; k++) CHECK_EQUAL(o[k], expected[k]);
         }

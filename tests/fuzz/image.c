@@ -30,8 +30,8 @@ static void cifar_of(fuzz_input *in)
         for (int k = 0; k < images.count; k++) {
             tt_image image;
             FUZZ_CHECK(images.labels[k] >= 0 && images.labels[k] < CIFAR_CLASSES);
-            FUZZ_CHECK(!cifar_image(&images, k, &image) && image.pixels[CIFAR_PIXELS - 1] ==
-                       bytes[(size_t)(k + 1) * (CIFAR_PIXELS + 1) - 1]);
+            FUZZ_CHECK(!cifar_image(&images, k, &image) &&
+                       image.pixels[CIFAR_PIXELS - 1] == bytes[(size_t)(k + 1) * (CIFAR_PIXELS + 1) - 1]);
         }
     } else {
         FUZZ_CHECK(*why && !getenv("FUZZ_GOOD"));
