@@ -12355,6 +12355,8 @@ static size_t tt__utf8_invalid(const char *text, size_t bytes)
     return bytes;
 }
 
+static bool tt__is_utf8(const char *text) { return !text[tt__utf8_invalid(text, strlen(text))]; }
+
 /* -------------------------------------------------------------------------------------------------- JSON */
 
 /* RFC 8259. Where the RFC leaves a choice, duplicate keys, unpaired surrogates, numbers beyond double and
@@ -12587,17 +12589,6 @@ static bool tt__json_number(tt__json *j)
     return isfinite(node->number) || tt__json_fail(j, from, "a number too large for a double");
 }
 
-static bool tt__json_word(tt__json *j, tt__json_kind kind) /* TT__JSON_NULL, _FALSE or _TRUE */
-{
-    static const char *const words[] = {"null", "false", "true"};
-    size_t n = strlen(words[kind]);
-    if (j->bytes - j->at < n || memcmp(j->text + j->at, words[kind], n) != 0)
-        return tt__json_fail(j, j->at,
-                             "expected a value: an object, array, string, number, true, false or null");
-    j->at += n;
-    return tt__json_push(j, kind, j->at - n) >= 0;
-}
-
 static int tt__json_compare_keys(const tt__json *j, uint32_t a, uint32_t b)
 {
     const tt__json_node *x = &j->nodes[a], *y = &j->nodes[b];
@@ -12635,11 +12626,19 @@ static bool tt__json_index(tt__json *j, int object)
 
 static bool tt__json_value(tt__json *j, int depth)
 {
+    static const char *const words[] = {"null", "false", "true"}; /* as in tt__json_kind */
     char c = tt__json_peek(j), close = c == '{' ? '}' : ']';
     bool object = c == '{';
     if (c == '-' || tt__json_digit(j)) return tt__json_number(j);
-    if (c == 'n' || c == 'f' || c == 't')
-        return tt__json_word(j, c == 'n' ? TT__JSON_NULL : c == 'f' ? TT__JSON_FALSE : TT__JSON_TRUE);
+    for (int k = 0; k < TT__COUNT(words); k++) {
+        size_t n = strlen(words[k]);
+        if (c != words[k][0]) continue;
+        if (j->bytes - j->at < n || memcmp(j->text + j->at, words[k], n) != 0)
+            return tt__json_fail(j, j->at,
+                                 "expected a value: an object, array, string, number, true, false or null");
+        j->at += n;
+        return tt__json_push(j, (tt__json_kind)k, j->at - n) >= 0;
+    }
     if (c == '"') {
         uint32_t start, bytes;
         int self = tt__json_push(j, TT__JSON_STRING, j->at);
@@ -12928,6 +12927,7 @@ static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *e
 
 struct tt_safetensors {
     tt_context *ctx;
+    int shared;      /* by how many others, each of which closes it too */
     char *path;
     void *file;      /* open */
     size_t size;     /* of the file, when it was opened */
@@ -12942,7 +12942,7 @@ struct tt_safetensors {
 
 void tt_safetensors_close(tt_safetensors *s)
 {
-    if (!s) return;
+    if (!s || s->shared-- > 0) return;
     tt_context *ctx = s->ctx;
     if (s->file) ctx->options.files.close(ctx->options.files.user, s->file);
     if (s->json.ctx) tt__json_free(&s->json);
@@ -13279,15 +13279,14 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
     if (count < 0 || (count > 0 && !tensors))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d tensors to write", path, count);
     for (int i = 0; i < count; i++) {
-        if (!tensors[i].name ||
-            tt__utf8_invalid(tensors[i].name, strlen(tensors[i].name)) < strlen(tensors[i].name) ||
-            strcmp(tensors[i].name, "__metadata__") == 0)
+        const char *name = tensors[i].name;
+        if (!name || !tt__is_utf8(name) || strcmp(name, "__metadata__") == 0)
             return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor %d of %d has no usable name: it must be "
                             "UTF-8 and not \"__metadata__\"", path, i, count);
-        names_bytes += strlen(tensors[i].name) + 1;
+        names_bytes += strlen(name) + 1;
     }
     for (int i = 0; metadata && metadata[i]; i++) {
-        if (tt__utf8_invalid(metadata[i], strlen(metadata[i])) < strlen(metadata[i]))
+        if (!tt__is_utf8(metadata[i]))
             return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': metadata string %d is not UTF-8", path, i);
         if (i % 2) continue;
         if (!metadata[i + 1])
@@ -14271,11 +14270,11 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* The number of a class, or -1. */
-static int tt__find_class(const char *const *classes, const uint32_t *order, int n, const char *label)
+/* The number of the class of that name, or -1. order: see tt__table_given */
+static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char *label)
 {
-    for (int low = 0, high = n; low < high;) {
-        int middle = low + (high - low) / 2, compared = strcmp(classes[order[middle]], label);
+    for (int low = 0, high = d->n_classes; low < high;) {
+        int middle = low + (high - low) / 2, compared = strcmp(d->classes[order[middle]], label);
         if (compared == 0) return (int)order[middle];
         if (compared < 0) low = middle + 1;
         else high = middle;
@@ -14283,8 +14282,8 @@ static int tt__find_class(const char *const *classes, const uint32_t *order, int
     return -1;
 }
 
-static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const char *const *classes,
-                                const uint32_t *order, int n_classes)
+/* order: see tt__table_given; NULL: the classes are those of the table */
+static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const uint32_t *order)
 {
     tt_context *ctx = d->ctx;
     int column[TT__COLUMNS], columns = 0;
@@ -14333,12 +14332,12 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         e->text = fields[TT__COLUMN_TEXT].text;
         e->bytes = fields[TT__COLUMN_TEXT].bytes;
         e->label_text = label->text;
-        if (!classes) continue;
-        e->label = tt__find_class(classes, order, n_classes, label->text);
+        if (!order) continue;
+        e->label = tt__find_class(d, order, label->text);
         if (e->label < 0)
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.200s' is none of the %d "
                             "classes given, of which the first is '%.200s'", t->path, t->row_line,
-                            label->text, n_classes, classes[0]);
+                            label->text, d->n_classes, d->classes[0]);
     }
     if (status != TT_OK || d->count || (wanted && wanted != TT__SPLIT_TRAIN)) return status;
     if (!split) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header and no rows", t->path);
@@ -14437,7 +14436,7 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
         const char between = o.delimiter ? o.delimiter : csv ? ',' : '\t';
         tt__table t = {ctx, path, d->file.bytes, d->file.size, 0, 1, 1, {text, label, part}, between, false};
         if (t.bytes >= 3 && memcmp(t.text, "\xEF\xBB\xBF", 3) == 0) t.at = 3; /* byte order mark */
-        status = tt__table_read(d, &t, split, classes ? d->classes : NULL, order, n_classes);
+        status = tt__table_read(d, &t, split, order);
         splits = t.splits;
     }
     if (status == TT_OK && !classes) status = tt__table_classes(d);
@@ -14457,8 +14456,15 @@ static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_nam
     return tt__dataset_end(d, tt__dataset_classes(d, class_names, classes));
 }
 
-static tt_status tt__dataset_put(tt_dataset *d, const char *of, int label)
+/* Adds an image, or a copy of a text. */
+static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
 {
+    if (text && !text->text && text->bytes)
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: text %d is NULL", of, d->count);
+    char *copy = text ? tt__chunks_text(d->ctx, &d->chunks, text->text, text->bytes) : NULL;
+    if (text && !copy)
+        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d", text->bytes,
+                        d->count);
     if (label < 0 || label >= d->n_classes)
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: %s %d has label %d; labels go from 0 to %d", of,
                         d->images ? "image" : "text", d->count, label, d->n_classes - 1);
@@ -14466,6 +14472,8 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, int label)
     if (!e) return TT_ERR_MEMORY;
     e->number = d->count - 1;
     e->label = label;
+    e->text = copy;
+    e->bytes = text ? text->bytes : 0;
     return TT_OK;
 }
 
@@ -14478,17 +14486,8 @@ tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t coun
                         class_names ? "" : " (NULL)"), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, class_names, classes);
     tt_status status = d ? TT_OK : ctx->status;
-    for (int64_t i = 0; i < count && status == TT_OK; i++) {
-        const tt_text *from = &texts[i];
-        if (!from->text && from->bytes)
-            status = tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %lld is NULL", (long long)i);
-        char *copy = status == TT_OK ? tt__chunks_text(ctx, &d->chunks, from->text, from->bytes) : NULL;
-        if (status == TT_OK && !copy)
-            status = tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %lld", from->bytes,
-                              (long long)i);
-        if (status == TT_OK) status = tt__dataset_put(d, "tt_dataset_texts", from->label);
-        if (status == TT_OK) d->examples[i].text = copy, d->examples[i].bytes = from->bytes;
-    }
+    for (int64_t i = 0; i < count && status == TT_OK; i++)
+        status = tt__dataset_put(d, "tt_dataset_texts", &texts[i], texts[i].label);
     return tt__dataset_end(d, status);
 }
 
@@ -14510,7 +14509,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
         d->source.class_names = NULL;
     }
     for (int64_t i = 0; i < source->count && status == TT_OK; i++)
-        status = tt__dataset_put(d, "tt_dataset_images", source->labels[i]);
+        status = tt__dataset_put(d, "tt_dataset_images", NULL, source->labels[i]);
     return tt__dataset_end(d, status);
 }
 
@@ -14518,14 +14517,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
 
 tt_loader_options tt_loader_options_default(void)
 {
-    tt_loader_options o;
-    memset(&o, 0, sizeof o);
-    o.batch = 16;
-    o.accumulate = 1;
-    o.max_length = 512;
-    o.shuffle = true;
-    o.window = 50;
-    o.threads = 1;
+    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1};
     return o;
 }
 
@@ -14981,11 +14973,7 @@ tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenize
 
 tt_image_options tt_image_options_default(int height, int width)
 {
-    tt_image_options o;
-    memset(&o, 0, sizeof o);
-    o.height = height;
-    o.width = width;
-    o.channels = 3;
+    tt_image_options o = {height, width, 3, 0, 0, 0, false, false};
     return o;
 }
 
@@ -15164,17 +15152,12 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
     if (n < 1 || n >= d->count)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: %lld %s of %d; at least one must go and one "
                         "stay", (long long)n, d->images ? "images" : "texts", d->count), (tt_dataset *)NULL;
-    tt_dataset *part = (tt_dataset *)tt__calloc(ctx, sizeof *part);
-    uint32_t *order = (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count);
+    tt_dataset *part = tt__dataset_new(ctx, d->classes, d->n_classes);
+    uint32_t *order = part ? (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count) : NULL;
     uint64_t key = tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_SPLIT,
                                   (uint64_t)d->count);
-    tt_status status = part && order ? tt__dataset_choose(d, n, key, order) : TT_ERR_MEMORY;
-    if (part) {
-        part->ctx = ctx;
-        part->images = d->images;
-        part->source = d->source;
-    }
-    if (status == TT_OK) status = tt__dataset_classes(part, d->classes, d->n_classes);
+    tt_status status = order ? tt__dataset_choose(d, n, key, order) : TT_ERR_MEMORY;
+    if (part) part->images = d->images, part->source = d->source;
     for (int k = 0; k < (int)n && status == TT_OK; k++) {
         tt__example *from = &d->examples[order[k]], *to = tt__dataset_add(part, "tt_dataset_split");
         bool copies = to && from->text;
@@ -15196,9 +15179,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
         d->count = kept;
     }
     tt__free(ctx, order);
-    if (status == TT_OK) return part;
-    tt_dataset_free(part);
-    return NULL;
+    return tt__dataset_end(part, status);
 }
 
 /* ---- a tokenizer as a Hugging Face folder holds it */
@@ -15268,9 +15249,11 @@ typedef struct tt__architecture {
     size_t hidden, layers, heads, classes, activation, range; /* in the config's struct */
     void (*sizes)(const void *config, tt__sizes size);        /* those that no row of the config tells */
     void (*check)(tt__text *all, const void *config);         /* adds what else is wrong; NULL: nothing */
+    /* reads a tensor whose shape is not the parameter's in a way of its own and sets *done; NULL: none is */
+    tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
 } tt__architecture;
 
-/* The last fields but two of an architecture whose structs are X, X_config and X_layer. */
+/* The last fields but three of an architecture whose structs are X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
     sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
     offsetof(X, class_names), offsetof(X, layer), offsetof(X##_config, hidden_size), \
@@ -15305,12 +15288,13 @@ typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* the model's struct, the first layer's; NULL: not made yet */
-    int layers;
+    int layers, spelling;
+    tt_safetensors *file; /* that is read, in that spelling; NULL: none */
     tt__sizes size;
 } tt__layout;
 
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config)
+                                const void *config, int spelling, tt_safetensors *file)
 {
     tt__layout l;
     memset(&l, 0, sizeof l);
@@ -15319,6 +15303,8 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     l.self = (char *)(uintptr_t)self;
     l.layer_self = self ? (char *)tt__pointer_at(self, a->layers_at) : NULL;
     l.layers = tt__int_field(config, a->layers);
+    l.spelling = spelling;
+    l.file = file;
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         if (r->letter) l.size[r->letter - 'A'] = tt__int_field(config, r->offset);
@@ -15329,10 +15315,10 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
 }
 
 /* Parameter number k (the model's, then each layer's): its row and name; NULL behind the last. */
-static const tt__tensor_row *tt__layout_row(const tt__layout *l, int spelling, int k, char name[256])
+static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char name[256])
 {
     const tt__architecture *a = l->a;
-    const int in_layers = k - a->n_model, layer = in_layers / a->n_layer;
+    const int in_layers = k - a->n_model, layer = in_layers / a->n_layer, spelling = l->spelling;
     if (in_layers >= 0 && layer >= l->layers) return NULL;
     const tt__tensor_row *row = in_layers < 0 ? &a->model[k] : &a->layer[in_layers % a->n_layer];
     const char *plain = row->name[spelling] ? row->name[spelling] : "";
@@ -15350,6 +15336,12 @@ static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row
     return (tt_param **)(void *)((in_layers < 0 ? l->self : l->layer_self) + layer + row->offset);
 }
 
+/* Which part of a tensor a parameter is, in the spelling that packs three; 0: all of it. */
+static int tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
+{
+    return l->spelling == 1 ? row->part : 0;
+}
+
 /* Fills in the dimensions that files give a tensor. Returns how many, 0 if the model lacks it. */
 static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
@@ -15361,14 +15353,14 @@ static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t 
     return n;
 }
 
-/* Creates the parameters, named in `spelling`. scale: the standard deviation of those that start at random */
-static tt_status tt__layout_new(const tt__layout *l, int spelling, float scale)
+/* Creates the parameters. scale: the standard deviation of those that start at random */
+static tt_status tt__layout_new(const tt__layout *l, float scale)
 {
     const tt__tensor_row *row;
     char name[256];
-    for (int k = 0; (row = tt__layout_row(l, spelling, k, name)) != NULL; k++) {
+    for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4];
-        int n = row->name[spelling] ? tt__row_dims(l, row, dims) : 0, lead = (int)strspn(row->shape, "1");
+        int n = row->name[l->spelling] ? tt__row_dims(l, row, dims) : 0, lead = (int)strspn(row->shape, "1");
         tt_init init = {row->init == '1' ? TT_INIT_ONES : TT_INIT_ZEROS, scale};
         if (row->init == 'n') init.kind = TT_INIT_NORMAL;
         if (!n) continue;
@@ -15381,49 +15373,29 @@ static tt_status tt__layout_new(const tt__layout *l, int spelling, float scale)
 
 /* ---- from checkpoint files: an open file is shared by the parameters that will be read from it */
 
-typedef struct tt__checkpoint { tt_safetensors *file; int references; } tt__checkpoint;
 typedef struct tt__checkpoint_tensor {
-    tt__checkpoint *checkpoint;
+    tt_safetensors *file;
     int index;
     int64_t first;
 } tt__checkpoint_tensor;
 
-static void tt__checkpoint_release(tt__checkpoint *c, tt_context *ctx)
-{
-    if (!c || --c->references > 0) return;
-    tt_safetensors_close(c->file);
-    tt__free(ctx, c);
-}
-
-static tt__checkpoint *tt__checkpoint_open(tt_context *ctx, const char *path)
-{
-    tt__checkpoint *c = (tt__checkpoint *)tt__calloc(ctx, sizeof *c);
-    if (!c) return NULL;
-    c->references = 1;
-    c->file = tt_safetensors_open(ctx, path);
-    if (c->file) return c;
-    tt__free(ctx, c);
-    return NULL;
-}
-
 static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, float *to)
 {
-    tt__checkpoint_tensor *s = (tt__checkpoint_tensor *)source;
-    return tt_safetensors_read_f32(s->checkpoint->file, s->index, s->first + first, n, to);
+    tt__checkpoint_tensor *t = (tt__checkpoint_tensor *)source;
+    return tt_safetensors_read_f32(t->file, t->index, t->first + first, n, to);
 }
 
 static void tt__checkpoint_drop(tt_context *ctx, void *source)
 {
-    tt__checkpoint_tensor *s = (tt__checkpoint_tensor *)source;
-    tt__checkpoint_release(s->checkpoint, ctx);
-    tt__free(ctx, s);
+    tt_safetensors_close(((tt__checkpoint_tensor *)source)->file);
+    tt__free(ctx, source);
 }
 
-/* Tensor `index` of c must have the shape `dims`; with `part`, three times as many rows. */
-static tt_status tt__tensor_fits(tt_context *ctx, const tt__checkpoint *c, int index, int ndim,
-                                 const int64_t *dims, int part, const char *param)
+/* Tensor `index` of s must have the shape `dims`; with `part`, three times as many rows. */
+static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims, int part,
+                                 const char *param)
 {
-    const tt_tensor_info *info = tt_safetensors_info(c->file, index);
+    const tt_tensor_info *info = &s->infos[index];
     const int64_t rows = ndim ? dims[0] * (part ? 3 : 1) : 0;
     bool same = info->ndim == ndim;
     for (int k = 0; k < ndim && same; k++) same = info->dims[k] == (k ? dims[k] : rows);
@@ -15434,29 +15406,28 @@ static tt_status tt__tensor_fits(tt_context *ctx, const tt__checkpoint *c, int i
     for (int k = 0; k < info->ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)info->dims[k]);
     tt__print(&shapes, "), expected (");
     for (int k = 0; k < ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)(k ? dims[k] : rows));
-    return tt__fail(ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has shape %s) for parameter '%s'", c->file->path,
+    return tt__fail(s->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has shape %s) for parameter '%s'", s->path,
                     info->name, text, param);
 }
 
-/* p will be read from tensor `index` of c, whose shape must be `dims`; with `part`, from that third of it. */
-static tt_status tt__param_from_checkpoint(tt_param *p, tt__checkpoint *c, int index, int ndim,
-                                           const int64_t *dims, int part)
+/* p will be read from tensor `index` of s, whose shape must be `dims`; with `part`, from that third of it. */
+static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
+                                     int part)
 {
-    const tt_tensor_info *info = tt_safetensors_info(c->file, index);
-    tt_status status = tt__tensor_fits(p->ctx, c, index, ndim, dims, part, p->name);
+    const tt_tensor_info *info = &s->infos[index];
+    tt_status status = tt__tensor_fits(s, index, ndim, dims, part, p->name);
     if (status != TT_OK) return status;
     if (tt__safetensors_type(info->dtype) > TT__ST_F64)
-        return tt__fail(p->ctx, TT_ERR_FORMAT,
-                        "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, F16 or F64", c->file->path,
-                        info->name, info->dtype);
-    tt__checkpoint_tensor *s = (tt__checkpoint_tensor *)tt__alloc(p->ctx, sizeof *s);
-    if (!s) return TT_ERR_MEMORY;
-    s->checkpoint = c;
-    s->index = index;
-    s->first = part ? (part - 1) * p->size : 0;
-    c->references++;
+        return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, "
+                        "F16 or F64", s->path, info->name, info->dtype);
+    tt__checkpoint_tensor *t = (tt__checkpoint_tensor *)tt__alloc(p->ctx, sizeof *t);
+    if (!t) return TT_ERR_MEMORY;
+    t->file = s;
+    t->index = index;
+    t->first = part ? (part - 1) * p->size : 0;
+    s->shared++;
     tt__param_drop_source(p);
-    p->source = s;
+    p->source = t;
     p->read = tt__checkpoint_read;
     p->release = tt__checkpoint_drop;
     return TT_OK;
@@ -15482,14 +15453,10 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
     return index;
 }
 
-static int tt__layout_find(const tt__layout *l, int spelling, const tt__checkpoint *c, const char *name)
+static int tt__layout_find(const tt__layout *l, const char *name)
 {
-    return tt__find_tensor(c->file, name, l->a->prefix[spelling]);
+    return tt__find_tensor(l->file, name, l->a->prefix[l->spelling]);
 }
-
-/* Reads a tensor whose shape is not the parameter's in a way of its own, and sets *done; or does nothing. */
-typedef tt_status (*tt__adapt)(const tt__tensor_row *row, tt_param *p, tt__checkpoint *c, int index,
-                               bool *done);
 
 /* A classifier (rows of C) of another number of classes than the file's is made anew. */
 static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *info, const int64_t *dims)
@@ -15498,81 +15465,77 @@ static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *inf
 }
 
 /* Tensor `name` is missing in the file, or all of its layer are. */
-static tt_status tt__layout_lacks(const tt__layout *l, int spelling, const tt__checkpoint *c, int k,
-                                  const char *name)
+static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
 {
     const tt__architecture *a = l->a;
     const int layer = k < a->n_model ? 0 : (k - a->n_model) / a->n_layer;
     char other[256];
     bool any = layer == 0; /* tensors of this layer */
     for (int i = 0; i < a->n_layer && !any; i++) {
-        const tt__tensor_row *row = tt__layout_row(l, spelling, a->n_model + layer * a->n_layer + i, other);
-        any = row->name[spelling] && tt__layout_find(l, spelling, c, other) >= 0;
+        const tt__tensor_row *row = tt__layout_row(l, a->n_model + layer * a->n_layer + i, other);
+        any = row->name[l->spelling] && tt__layout_find(l, other) >= 0;
     }
-    if (!any)
-        return tt__fail(l->ctx, TT_ERR_FORMAT,
-                        "'%s' has no tensor '%s': it has %d layers, config.json calls for %d", c->file->path,
-                        name, layer, l->layers);
-    return tt__fail(l->ctx, TT_ERR_FORMAT,
-                    "'%s' has no tensor '%s', which config.json calls for, or without one the other tensors "
-                    "do", c->file->path, name);
+    if (any)
+        return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
+                        "without one the other tensors do", l->file->path, name);
+    return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it has %d layers, config.json calls for "
+                    "%d", l->file->path, name, layer, l->layers);
 }
 
 /* Checks that the file has each tensor of the layout, of its shape, before anything of such sizes is made. */
-static tt_status tt__layout_check(const tt__layout *l, int spelling, const tt__checkpoint *c)
+static tt_status tt__layout_check(const tt__layout *l)
 {
     const tt__tensor_row *row;
     char name[256];
-    for (int k = 0; (row = tt__layout_row(l, spelling, k, name)) != NULL; k++) {
+    for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4];
-        int ndim = tt__row_dims(l, row, dims), part = spelling == 1 ? row->part : 0;
-        if (!ndim || !row->name[spelling]) continue;
-        int index = tt__layout_find(l, spelling, c, name);
+        int ndim = tt__row_dims(l, row, dims);
+        if (!ndim || !row->name[l->spelling]) continue;
+        int index = tt__layout_find(l, name);
         tt_status status = TT_OK;
-        if (index >= 0 && !tt__starts_anew(row, tt_safetensors_info(c->file, index), dims))
-            status = tt__tensor_fits(l->ctx, c, index, ndim, dims, part, name);
-        if (index < 0 && !row->head) status = tt__layout_lacks(l, spelling, c, k, name);
+        if (index >= 0 && !tt__starts_anew(row, &l->file->infos[index], dims))
+            status = tt__tensor_fits(l->file, index, ndim, dims, tt__layout_part(l, row), name);
+        if (index < 0 && !row->head) status = tt__layout_lacks(l, k, name);
         if (status != TT_OK) return status;
     }
     return TT_OK;
 }
 
-/* The parameters will be read from c, whose tensors are checked. A head that the file lacks is made anew. */
-static tt_status tt__layout_attach(const tt__layout *l, int spelling, tt__checkpoint *c, tt__adapt adapt)
+/* The parameters will be read from the file, whose tensors are checked. A head that it lacks is made anew. */
+static tt_status tt__layout_attach(const tt__layout *l)
 {
     const tt__tensor_row *row;
-    const char *path = c->file->path;
+    const char *path = l->file->path;
     char name[256];
     int used = 0;
-    for (int k = 0; (row = tt__layout_row(l, spelling, k, name)) != NULL; k++) {
+    for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4];
-        int ndim = tt__row_dims(l, row, dims), part = spelling == 1 ? row->part : 0;
+        int ndim = tt__row_dims(l, row, dims), part = tt__layout_part(l, row);
         bool done = false;
         tt_param *p = *tt__layout_slot(l, row, k);
         if (!p) continue;
-        int index = tt__layout_find(l, spelling, c, name);
-        const tt_tensor_info *info = index < 0 ? NULL : tt_safetensors_info(c->file, index);
+        int index = tt__layout_find(l, name);
+        const tt_tensor_info *info = index < 0 ? NULL : &l->file->infos[index];
         if (!info) {
             tt__log(l->ctx, TT_LOG_INFO, "checkpoint", "'%s' has no '%s': it starts anew", path, name);
             continue;
         }
         used += part < 2; /* parts of one tensor count once */
         if (tt__starts_anew(row, info, dims)) {
-            tt__log(l->ctx, TT_LOG_WARNING, "checkpoint",
-                    "'%s': '%s' has %lld classes, %lld are asked for: it starts anew", path, name,
-                    (long long)info->dims[0], (long long)dims[0]);
+            tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': '%s' has %lld classes, %lld are asked for: "
+                    "it starts anew", path, name, (long long)info->dims[0], (long long)dims[0]);
             continue;
         }
-        tt_status status = adapt ? adapt(row, p, c, index, &done) : TT_OK;
-        if (status == TT_OK && !done) status = tt__param_from_checkpoint(p, c, index, ndim, dims, part);
+        tt_status status = l->a->adapt ? l->a->adapt(row, p, l->file, index, &done) : TT_OK;
+        if (status == TT_OK && !done) status = tt__param_from_file(p, l->file, index, ndim, dims, part);
         if (status != TT_OK) return status;
     }
-    int unused = tt_safetensors_count(c->file) - used;
-    for (int k = 0; k < tt_safetensors_count(c->file) && unused > 0; k++)
-        unused -= tt__match("*embeddings.position_ids", tt_safetensors_info(c->file, k)->name);
+    int unused = l->file->count - used;
+    for (int k = 0; k < l->file->count && unused > 0; k++)
+        unused -= tt__match("*embeddings.position_ids", l->file->infos[k].name);
     if (unused > 0)
-        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint",
-                "'%s': %d tensors are not part of this model and were left out", path, unused);
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were "
+                "left out", path, unused);
     return TT_OK;
 }
 
@@ -15600,7 +15563,7 @@ static const char *tt__safetensors_dtype(tt_dtype dtype)
 
 /* Writes model.safetensors into a folder, which is made if need be; in the dtype of the parameters, which is
    returned. */
-static tt_status tt__layout_save(const tt__layout *l, int spelling, const char *folder, tt_dtype *dtype)
+static tt_status tt__layout_save(const tt__layout *l, const char *folder, tt_dtype *dtype)
 {
     tt_context *ctx = l->ctx;
     static const char *const metadata[] = {"format", "pt", NULL};
@@ -15617,9 +15580,9 @@ static tt_status tt__layout_save(const tt__layout *l, int spelling, const char *
     const tt_param **param = (const tt_param **)tt__alloc(ctx, sizeof *param * all);
     float *piece = (float *)tt__alloc(ctx, sizeof(float) * TT__PIECE * 2);
     if (!info || !names || !param || !piece) status = TT_ERR_MEMORY;
-    for (int k = 0; status == TT_OK && (row = tt__layout_row(l, spelling, k, name)) != NULL; k++) {
+    for (int k = 0; status == TT_OK && (row = tt__layout_row(l, k, name)) != NULL; k++) {
         const tt_param *p = *tt__layout_slot(l, row, k);
-        const int part = spelling == 1 ? row->part : 0;
+        const int part = tt__layout_part(l, row);
         if (!p) continue;
         if (!params && p->holder) *dtype = tt__param_home(p)->dtype;
         param[params++] = p;
@@ -15655,34 +15618,27 @@ static const char *tt__json_float(float x, char to[32])
     return to;
 }
 
-static bool tt__less_label_name(const void *arg, uint32_t a, uint32_t b) /* arg: (classes, 64) */
-{
-    const char(*names)[64] = (const char(*)[64])arg;
-    int order = strcmp(names[a], names[b]);
-    return order ? order < 0 : a < b;
-}
-
 /* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
    transformers. (*last)[k]: class k is the last of its name; to be freed. names: (classes, 64);
    TT_ERR_ARGUMENT if one is not UTF-8. */
 static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int classes, bool **last)
 {
-    uint32_t *order = (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)classes);
-    tt_status status = TT_OK;
-    *last = order ? (bool *)tt__calloc(ctx, sizeof **last * (size_t)classes) : NULL;
-    for (int k = 0; k < classes && *last && status == TT_OK; k++) {
-        const char *end = (const char *)memchr(names[k], 0, sizeof names[k]);
-        order[k] = (uint32_t)k;
-        if (!end || tt__utf8_invalid(names[k], (size_t)(end - names[k])) < (size_t)(end - names[k]))
+    const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)classes), *twice;
+    uint32_t *order = NULL;
+    tt_status status = name ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < classes && status == TT_OK; k++) {
+        name[k] = names[k];
+        if (!memchr(name[k], 0, sizeof names[k]) || !tt__is_utf8(name[k]))
             status = tt__fail(ctx, TT_ERR_ARGUMENT,
                               "class_names[%d] is not UTF-8 of at most 63 bytes with a NUL behind them", k);
     }
-    if (*last && status == TT_OK) {
-        tt__sort_indices(order, (size_t)classes, tt__less_label_name, names);
-        for (int k = 0; k < classes; k++)
-            (*last)[order[k]] = k + 1 == classes || strcmp(names[order[k]], names[order[k + 1]]) != 0;
-    }
-    if (!*last) status = TT_ERR_MEMORY;
+    tt__strings all = {name, sizeof *name};
+    *last = status == TT_OK ? (bool *)tt__calloc(ctx, sizeof **last * (size_t)classes) : NULL;
+    if (*last) order = tt__sort_strings(ctx, all, classes, &twice);
+    for (int k = 0; k < classes && order; k++)
+        (*last)[order[k]] = k + 1 == classes || strcmp(name[order[k]], name[order[k + 1]]) != 0;
+    if (status == TT_OK && !order) status = TT_ERR_MEMORY;
+    tt__free(ctx, (void *)(uintptr_t)name);
     tt__free(ctx, order);
     return status;
 }
@@ -15845,8 +15801,8 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     snprintf(to + a->activation_at, 32, "%s", activation);           /* its own copy says it */
     memcpy(to + a->names_at, &names, sizeof names);
     memcpy(to + a->layers_at, &layers, sizeof layers);
-    tt__layout l = tt__layout_of(ctx, a, self, config);
-    if (status == TT_OK) status = tt__layout_new(&l, spelling, tt__float_field(config, a->range));
+    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL);
+    if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
     tt__model_free(a, self);
@@ -15862,32 +15818,31 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
 }
 
 /* Checks a file's config and its tensors. classes: these are asked for; 0: those of the config. */
-static tt_status tt__model_check(tt_context *ctx, const tt__architecture *a, void *config, int classes,
-                                 int spelling, const tt__checkpoint *c)
+static tt_status tt__model_check(const tt__architecture *a, void *config, int classes, int spelling,
+                                 tt_safetensors *s)
 {
     if (classes) *(int *)(void *)((char *)config + a->classes) = classes;
-    tt_status status = tt__config_check(ctx, a, config);
+    tt_status status = tt__config_check(s->ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(ctx, a, NULL, config);
-    return tt__layout_check(&l, spelling, c);
+    tt__layout l = tt__layout_of(s->ctx, a, NULL, config, spelling, s);
+    return tt__layout_check(&l);
 }
 
-/* Makes a model of a config that is in order, to be read from c, whose tensors are checked. own_classes: the
+/* Makes a model of a config that is in order, to be read from s, whose tensors are checked. own_classes: the
    file's; j: config.json, empty if there is none; made: the spelling of the parameters' names; spelling: of
    the file's. */
-static tt_status tt__model_load(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
-                                int own_classes, const tt__json *j, int made, int spelling, tt__checkpoint *c,
-                                tt__adapt adapt)
+static tt_status tt__model_load(const tt__architecture *a, void *self, const void *config, int own_classes,
+                                const tt__json *j, int made, int spelling, tt_safetensors *s)
 {
-    const int params = ctx->n_params;
-    tt_status status = tt__model_make(ctx, a, self, config, made);
+    const int params = s->ctx->n_params;
+    tt_status status = tt__model_make(s->ctx, a, self, config, made);
     if (status != TT_OK) return status;
     if (j->count && tt__int_field(config, a->classes) == own_classes)
         status = tt__read_labels(j, (char(*)[64])tt__pointer_at(self, a->names_at), own_classes);
-    tt__layout l = tt__layout_of(ctx, a, self, config);
-    if (status == TT_OK) status = tt__layout_attach(&l, spelling, c, adapt);
+    tt__layout l = tt__layout_of(s->ctx, a, self, config, spelling, s);
+    if (status == TT_OK) status = tt__layout_attach(&l);
     if (status == TT_OK) return TT_OK;
-    tt__params_undo(ctx, params);
+    tt__params_undo(s->ctx, params);
     tt__model_free(a, self);
     return status;
 }
@@ -15932,9 +15887,9 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     const char(*names)[64] = (const char(*)[64])tt__pointer_at(self, a->names_at);
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(ctx, a, self, config);
+    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL);
     status = tt__last_of_names(ctx, names, tt__int_field(config, a->classes), &s.last);
-    if (status == TT_OK) status = tt__layout_save(&l, spelling, folder, &s.dtype);
+    if (status == TT_OK) status = tt__layout_save(&l, folder, &s.dtype);
     if (status == TT_OK) status = tt__save_printed(ctx, folder, "config.json", tt__print_config, &s);
     tt__free(ctx, s.last);
     return status;
@@ -16094,7 +16049,7 @@ static const tt__architecture tt__bert = {
     {"bert.", "distilbert."}, {"encoder.layer.%d.", "transformer.layer.%d."},
     tt__bert_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__bert_tensors),
     TT__COUNT(tt__bert_layer_tensors), TT__COUNT(tt__bert_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
-    NULL};
+    NULL, NULL};
 
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
@@ -16191,7 +16146,7 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
     char path[TT__PATH], activation[32];
     tt__json j;
     tt_bert_config config;
-    tt__checkpoint *c = NULL;
+    tt_safetensors *s = NULL;
     int own_classes = 0;
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
@@ -16200,13 +16155,12 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
     if (status == TT_OK) status = tt__bert_read_config(&j, &config, activation);
     if (status == TT_OK) own_classes = config.classes;
     if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
-    if (status == TT_OK && !(c = tt__checkpoint_open(ctx, path))) status = ctx->status;
-    if (status == TT_OK) status = tt__model_check(ctx, &tt__bert, &config, classes, config.distil, c);
-    const int spelling = status == TT_OK && config.distil;
+    if (status == TT_OK && !(s = tt_safetensors_open(ctx, path))) status = ctx->status;
+    if (status == TT_OK) status = tt__model_check(&tt__bert, &config, classes, config.distil, s);
     if (status == TT_OK)
-        status = tt__model_load(ctx, &tt__bert, m, &config, own_classes, &j, spelling, spelling, c, NULL);
+        status = tt__model_load(&tt__bert, m, &config, own_classes, &j, config.distil, config.distil, s);
     tt__json_free(&j);
-    tt__checkpoint_release(c, ctx);
+    tt_safetensors_close(s);
     return status;
 }
 
@@ -16235,18 +16189,16 @@ tt_vit_config tt_vit_config_default(const char *size)
     c.initializer_range = 0.02f;
     c.qkv_bias = true;
     for (int k = 0; k < 4; k++) c.mean[k] = c.std[k] = 0.5f;
-    const char *slash = size ? strchr(size, '/') : NULL;
-    for (int k = 0; k < TT__COUNT(sizes) && slash; k++) {
-        const size_t letters = (size_t)(slash - size);
-        if (strlen(sizes[k].name) != letters || strncmp(sizes[k].name, size, letters) != 0) continue;
+    char letters[3];
+    int patch = 0, end = 0;
+    bool named = size && sscanf(size, "%2[^/]/%5d%n", letters, &patch, &end) == 2 && !size[end];
+    for (int k = 0; k < TT__COUNT(sizes) && named && patch >= 1 && patch <= TT__MAX_PATCH; k++) {
+        if (strcmp(sizes[k].name, letters) != 0) continue;
         c.hidden_size = sizes[k].hidden;
         c.layers = sizes[k].layers;
         c.heads = sizes[k].heads;
         c.intermediate_size = 4 * c.hidden_size;
-        char *end;
-        long patch = strtol(slash + 1, &end, 10);
-        if (*end || patch < 1 || patch > TT__MAX_PATCH) c.hidden_size = 0; /* as an unknown size */
-        else c.patch_size = (int)patch;
+        c.patch_size = patch;
     }
     return c;
 }
@@ -16275,6 +16227,72 @@ static void tt__vit_check(tt__text *all, const void *config)
     for (int k = 0; k < c->channels && k < 4; k++)
         if (!isfinite(c->mean[k]) || !(c->std[k] >= FLT_MIN) || !isfinite(c->std[k]))
             tt__print(all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
+}
+
+/* Weights of the four pixels around, at distance x in [0, 1) from the second (Keys 1981, with a = -3/4). */
+static void tt__cubic_weights(float x, float w[4])
+{
+    const float a = -0.75f;
+    for (int k = 0; k < 4; k++) {
+        float d = fabsf((float)(k - 1) - x);
+        w[k] = d <= 1 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a;
+    }
+}
+
+/* Positions of a grid of from x from patches, for one of to x to: bicubic, pixel centres aligned, edges
+   repeated, as transformers does; the class token's stays. old (1 + from^2, n) -> now (1 + to^2, n) */
+static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
+{
+    memcpy(now, old, sizeof *now * (size_t)n);
+    for (int at = 0; at < to * to; at++) {
+        const int y = at / to, x = at % to;
+        float sy = ((float)y + 0.5f) * (float)from / (float)to - 0.5f, wy[4];
+        float sx = ((float)x + 0.5f) * (float)from / (float)to - 0.5f, wx[4];
+        float *sum = now + (1 + (int64_t)at) * n;
+        tt__cubic_weights(sy - floorf(sy), wy);
+        tt__cubic_weights(sx - floorf(sx), wx);
+        memset(sum, 0, sizeof *sum * (size_t)n);
+        for (int k = 0; k < 16; k++) {
+            int64_t row = tt__max(0, tt__min(from - 1, (int)floorf(sy) + k / 4 - 1));
+            int64_t column = tt__max(0, tt__min(from - 1, (int)floorf(sx) + k % 4 - 1));
+            const float *p = old + (1 + row * from + column) * n, w = wy[k / 4] * wx[k % 4];
+            for (int64_t c = 0; c < n; c++) sum[c] += w * p[c];
+        }
+    }
+}
+
+static int tt__square_root(int64_t n) /* of a square; else 0 */
+{
+    int64_t root = n > 0 && n <= INT32_MAX ? (int64_t)(sqrt((double)n) + 0.5) : 0;
+    return root * root == n ? (int)root : 0;
+}
+
+/* Positions of a checkpoint for images of another size. */
+static tt_status tt__vit_adapt(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index,
+                               bool *done)
+{
+    const tt_tensor_info *info = tt_safetensors_info(s, index);
+    const bool fits = info->ndim == 3 && info->dims[0] == 1 && info->dims[2] == p->dims[1];
+    if (strcmp(row->shape, "1NH") != 0 || !fits || info->dims[1] == p->dims[0]) return TT_OK;
+    int from = tt__square_root(info->dims[1] - 1), to = tt__square_root(p->dims[0] - 1);
+    int64_t n = info->dims[1] * info->dims[2];
+    if (!from) return TT_OK;
+    float *old = (float *)tt__alloc(p->ctx, sizeof *old * (size_t)n);
+    float *now = (float *)tt__alloc(p->ctx, sizeof *now * (size_t)p->size);
+    tt_status status = old && now ? tt_safetensors_read_f32(s, index, 0, n, old) : TT_ERR_MEMORY;
+    if (status == TT_OK) {
+        tt__interpolate_positions(old, from, now, to, p->dims[1]);
+        tt__param_drop_source(p);
+        p->read = tt__read_copy;
+        p->release = tt__free;
+        p->source = now;
+        *done = true;
+        tt__log(p->ctx, TT_LOG_INFO, "checkpoint", "'%s': positions of %d x %d patches are interpolated to "
+                "%d x %d", s->path, from, from, to, to);
+    }
+    if (!*done) tt__free(p->ctx, now);
+    tt__free(p->ctx, old);
+    return status;
 }
 
 static const tt__tensor_row tt__vit_tensors[] = {
@@ -16329,7 +16347,7 @@ static const tt__architecture tt__vit = {
     "ViT", {"ViTForImageClassification", NULL}, {"vit", NULL}, {"hidden_act", NULL}, {"", NULL}, {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
-    TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check};
+    TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check, tt__vit_adapt};
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
@@ -16410,74 +16428,6 @@ tt_model tt_vit_classifier(const tt_vit *m)
     return model;
 }
 
-/* Weights of the four pixels around, at distance x in [0, 1) from the second (Keys 1981, with a = -3/4). */
-static void tt__cubic_weights(float x, float w[4])
-{
-    const float a = -0.75f;
-    for (int k = 0; k < 4; k++) {
-        float d = fabsf((float)(k - 1) - x);
-        w[k] = d <= 1 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a;
-    }
-}
-
-/* Positions of a grid of from x from patches, for one of to x to: bicubic, pixel centres aligned, edges
-   repeated, as transformers does; the class token's stays. old (1 + from^2, n) -> now (1 + to^2, n) */
-static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
-{
-    memcpy(now, old, sizeof *now * (size_t)n);
-    for (int at = 0; at < to * to; at++) {
-        const int y = at / to, x = at % to;
-        float sy = ((float)y + 0.5f) * (float)from / (float)to - 0.5f, wy[4];
-        float sx = ((float)x + 0.5f) * (float)from / (float)to - 0.5f, wx[4];
-        float *sum = now + (1 + (int64_t)at) * n;
-        tt__cubic_weights(sy - floorf(sy), wy);
-        tt__cubic_weights(sx - floorf(sx), wx);
-        memset(sum, 0, sizeof *sum * (size_t)n);
-        for (int k = 0; k < 16; k++) {
-            int64_t row = tt__max(0, tt__min(from - 1, (int)floorf(sy) + k / 4 - 1));
-            int64_t column = tt__max(0, tt__min(from - 1, (int)floorf(sx) + k % 4 - 1));
-            const float *p = old + (1 + row * from + column) * n, w = wy[k / 4] * wx[k % 4];
-            for (int64_t c = 0; c < n; c++) sum[c] += w * p[c];
-        }
-    }
-}
-
-static int tt__square_root(int64_t n) /* of a square; else 0 */
-{
-    int64_t root = n > 0 && n <= INT32_MAX ? (int64_t)(sqrt((double)n) + 0.5) : 0;
-    return root * root == n ? (int)root : 0;
-}
-
-/* Positions of a checkpoint for images of another size. */
-static tt_status tt__vit_adapt(const tt__tensor_row *row, tt_param *p, tt__checkpoint *c, int index,
-                               bool *done)
-{
-    const tt_tensor_info *info = tt_safetensors_info(c->file, index);
-    const bool fits = info->ndim == 3 && info->dims[0] == 1 && info->dims[2] == p->dims[1];
-    if (strcmp(row->shape, "1NH") != 0 || !fits || info->dims[1] == p->dims[0]) return TT_OK;
-    int from = tt__square_root(info->dims[1] - 1), to = tt__square_root(p->dims[0] - 1);
-    int64_t n = info->dims[1] * info->dims[2];
-    if (!from) return TT_OK;
-    float *old = (float *)tt__alloc(p->ctx, sizeof *old * (size_t)n);
-    float *now = (float *)tt__alloc(p->ctx, sizeof *now * (size_t)p->size);
-    tt_status status = old && now ? tt_safetensors_read_f32(c->file, index, 0, n, old) : TT_ERR_MEMORY;
-    if (status == TT_OK) {
-        tt__interpolate_positions(old, from, now, to, p->dims[1]);
-        tt__param_drop_source(p);
-        p->read = tt__read_copy;
-        p->release = tt__free;
-        p->source = now;
-        *done = true;
-        tt__log(p->ctx, TT_LOG_INFO, "checkpoint",
-                "'%s': positions of %d x %d patches are interpolated to %d x %d", c->file->path, from, from,
-                to, to);
-    } else {
-        tt__free(p->ctx, now);
-    }
-    tt__free(p->ctx, old);
-    return status;
-}
-
 static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c, char activation[32])
 {
     const char *type = NULL;
@@ -16492,16 +16442,15 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c, char a
 }
 
 /* Size k of tensor `name`, 0 when there is none. */
-static int tt__tensor_size(const tt__checkpoint *c, const char *name, int k)
+static int tt__tensor_size(const tt_safetensors *s, const char *name, int k)
 {
-    int index = tt__find_tensor(c->file, name, "vit.");
-    const tt_tensor_info *info = index < 0 ? NULL : tt_safetensors_info(c->file, index);
+    int index = tt__find_tensor(s, name, "vit.");
+    const tt_tensor_info *info = tt_safetensors_info(s, index);
     return info && k < info->ndim && info->dims[k] <= INT32_MAX / 4 ? (int)info->dims[k] : 0;
 }
 
 /* The config of a file without one, from the shapes of its tensors. */
-static tt_status tt__vit_infer_config(tt_context *ctx, const tt__checkpoint *c, int spelling,
-                                      tt_vit_config *config)
+static tt_status tt__vit_infer_config(const tt_safetensors *s, int spelling, tt_vit_config *config)
 {
     static const char *const position[] = {"vit.embeddings.position_embeddings", "encoder.pos_embedding"};
     static const char *const patch[] = {"vit.embeddings.patch_embeddings.projection.weight",
@@ -16511,13 +16460,13 @@ static tt_status tt__vit_infer_config(tt_context *ctx, const tt__checkpoint *c, 
     static const char *const head[] = {"classifier.weight", "heads.head.weight"};
     char name[128];
     *config = tt_vit_config_default("B/16");
-    config->hidden_size = tt__tensor_size(c, position[spelling], 2);
-    config->patch_size = tt__tensor_size(c, patch[spelling], 2);
-    config->channels = tt__tensor_size(c, patch[spelling], 1);
+    config->hidden_size = tt__tensor_size(s, position[spelling], 2);
+    config->patch_size = tt__tensor_size(s, patch[spelling], 2);
+    config->channels = tt__tensor_size(s, patch[spelling], 1);
     if (config->patch_size > TT__MAX_PATCH)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d", c->file->path,
+        return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d", s->path,
                         config->patch_size, TT__MAX_PATCH);
-    config->image_size = tt__square_root(tt__tensor_size(c, position[spelling], 1) - 1) * config->patch_size;
+    config->image_size = tt__square_root(tt__tensor_size(s, position[spelling], 1) - 1) * config->patch_size;
     int head_size = config->hidden_size == 1280 ? 80 : 64; /* of the published sizes Ti, S, B, L; H */
     config->heads = config->hidden_size / head_size;
     if (spelling == 1) { /* as torchvision's models were trained */
@@ -16528,20 +16477,20 @@ static tt_status tt__vit_infer_config(tt_context *ctx, const tt__checkpoint *c, 
     }
     for (config->layers = 0; config->layers < 1000; config->layers++) {
         snprintf(name, sizeof name, up[spelling], config->layers);
-        int size = tt__tensor_size(c, name, 0);
+        int size = tt__tensor_size(s, name, 0);
         if (!size) break;
         config->intermediate_size = size;
     }
-    int classes = tt__tensor_size(c, head[spelling], 0);
+    int classes = tt__tensor_size(s, head[spelling], 0);
     if (classes) config->classes = classes;
     if (config->hidden_size % head_size)
-        return tt__fail(ctx, TT_ERR_FORMAT,
+        return tt__fail(s->ctx, TT_ERR_FORMAT,
                         "'%s': a width of %d does not tell how many heads there are: put a config.json "
-                        "beside the file", c->file->path, config->hidden_size);
+                        "beside the file", s->path, config->hidden_size);
     if (config->hidden_size && config->patch_size && config->image_size && config->layers) return TT_OK;
-    return tt__fail(ctx, TT_ERR_FORMAT,
+    return tt__fail(s->ctx, TT_ERR_FORMAT,
                     "'%s' is no ViT: '%s', '%s' or the first layer is not there, or not of the shape of one",
-                    c->file->path, position[spelling], patch[spelling]);
+                    s->path, position[spelling], patch[spelling]);
 }
 
 /* image_mean and image_std of preprocessor_config.json, and whether they are used. */
@@ -16589,29 +16538,29 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     if (status != TT_OK) return status;
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
-    tt__checkpoint *c = tt__checkpoint_open(ctx, is_file ? path : file);
-    if (!c) return ctx->status;
-    const int spelling = tt_safetensors_find(c->file, "class_token") >= 0 ||
-                         tt_safetensors_find(c->file, "conv_proj.weight") >= 0;
+    tt_safetensors *s = tt_safetensors_open(ctx, is_file ? path : file);
+    if (!s) return ctx->status;
+    const int spelling = tt_safetensors_find(s, "class_token") >= 0 ||
+                         tt_safetensors_find(s, "conv_proj.weight") >= 0;
     status = tt__json_open_if_there(&j, ctx, file, folder, "config.json");
     if (status == TT_OK)
         status = j.count ? tt__vit_read_config(&j, &config, activation)
-                         : tt__vit_infer_config(ctx, c, spelling, &config);
+                         : tt__vit_infer_config(s, spelling, &config);
     if (status == TT_OK)
         status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
     if (status == TT_OK && preprocessor.count) status = tt__vit_read_preprocessor(&preprocessor, &config);
     if (status == TT_OK) own_classes = config.classes;
-    if (status == TT_OK) status = tt__model_check(ctx, &tt__vit, &config, classes, spelling, c);
+    if (status == TT_OK) status = tt__model_check(&tt__vit, &config, classes, spelling, s);
     if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
         config.image_size = image_size;
         status = tt__config_check(ctx, &tt__vit, &config);
     }
     if (status == TT_OK)
-        status = tt__model_load(ctx, &tt__vit, m, &config, own_classes, &j, 0, spelling, c, tt__vit_adapt);
+        status = tt__model_load(&tt__vit, m, &config, own_classes, &j, 0, spelling, s);
     if (status == TT_OK) m->torchvision = spelling == 1;
     tt__json_free(&preprocessor);
     tt__json_free(&j);
-    tt__checkpoint_release(c, ctx);
+    tt_safetensors_close(s);
     return status;
 }
 
