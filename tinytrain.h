@@ -58,7 +58,7 @@
                tt_train_batch and tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See
                examples/distilbert_imdb.c and examples/vit_l16.c.
      tape      your own model: tt_param_new, a function that records ops; tt_compile, tt_set, tt_step, tt_get;
-               tt_program_save, tt_program_load. As a tt_model, with a tt_source for its data, tt_fit trains it.
+               tt_program_save, tt_program_load. As a tt_model with a tt_source of data, tt_fit trains it.
      ops       a row in TT__OPS (>>backend), its block in >>ops (recorder, shape rule, backward), a CPU kernel
                (>>cpu), CUDA's (tinytrain_cuda.cu), and one line in each of the two generic tests
                (tests/test_ops.c).
@@ -104,12 +104,12 @@
      Nothing here exits, aborts or prints; the default logger writes warnings and errors to stderr.
 
    LIMITS
-     A program runs on one device; "cuda" needs compute capability 8.0. Little-endian machines. At most 4 dimensions for
-     parameters, 2 for activations; 2^31 rows. Matrix products add up in fp32 whatever the dtype of their
-     operands; dot products and tiles of bf16 take subnormals as 0, dot products on Arm round to odd. Tiles
-     (AMX) are used where Linux lets the process have them: it refuses if a thread has an alternate signal
-     stack too small to save them, and afterwards takes no such stack. Cross-entropy with 16-bit gradients, or
-     of logits that something else reads too, holds the logits whole.
+     A program runs on one device; "cuda" needs compute capability 8.0. Little-endian machines. At most 4
+     dimensions for parameters, 2 for activations; 2^31 rows. Matrix products add up in fp32 whatever the dtype
+     of their operands; dot products and tiles of bf16 take subnormals as 0, dot products on Arm round to odd.
+     Tiles (AMX) are used where Linux lets the process have them: it refuses if a thread has an alternate
+     signal stack too small to save them, and afterwards takes no such stack. Cross-entropy with 16-bit
+     gradients, or of logits that something else reads too, holds the logits whole.
 
    SECTIONS (search for the tag)
      >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>context  >>compile  >>run
@@ -232,8 +232,7 @@ typedef struct tt_context_options {
 
 tt_context_options tt_context_options_default(void);
 
-/* NULL options: the defaults. NULL result: no memory, no threads, or an isa or bf16 that this CPU has not;
-   the logger is told why. */
+/* NULL options: defaults. NULL result, the logger is told why: no memory, threads, or such an isa or bf16. */
 tt_context *tt_open(const tt_context_options *options);
 /* Frees the parameters too. Free programs, tapes and trainers first. NULL is fine. */
 void tt_close(tt_context *ctx);
@@ -350,8 +349,7 @@ tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value s
 tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index); /* x (rows, D), index i32 (n, 1) -> (n, D) */
 /* x (rows, D) -> (seqs, D), the mean of each sequence. */
 tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start);
-/* x with `row` in the rows that index lists: class and mask tokens. x (rows, D), index i32 (n, 1), row (D) ->
-   (rows, D) */
+/* x with `row` in the rows that index lists (class, mask tokens). x (rows, D), index i32 (n, 1), row (D) */
 tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row);
 
 typedef struct tt_patch_options {
@@ -370,8 +368,7 @@ tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value se
                     const tt_patch_options *o);
 /* A view of the columns [from, from + width). */
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width);
-/* a view; same number of elements, fixed rows, or whole rows of an axis (rows = that axis and the same
-   width) */
+/* A view of as many elements: of fixed rows, or of an axis, whose rows stay whole (the same width). */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
     int ignore_index;      /* a target with this value counts for nothing. Default -100 */
@@ -380,11 +377,10 @@ typedef struct tt_cross_entropy_options {
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
 
-/* Mean over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum of the weights of the rows
-   that count.
-   logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL: defaults. Where they come from tt_linear,
-   are read by nothing else, take 16 MiB or more and the gradients of parameters are f32, only those of 256
-   rows at a time are ever stored. */
+/* Sum over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum of the weights of the rows that
+   count. logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL: defaults. Logits that come from
+   tt_linear, are read by nothing else and take 16 MiB or more are only stored 256 rows at a time, if the
+   gradients of parameters are f32. */
 tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *o);
 /* Mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) if given. -> (1, 1) */
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
@@ -533,8 +529,7 @@ typedef struct tt_input_info {
     int axis;            /* inputs of one axis have equally many rows (tt_seq_start: one more); 0: `rows` */
     bool read;           /* false: nothing reads it, and it need not be set */
 } tt_input_info;
-/* The inputs in the order in which they were recorded: at most `capacity` into `to`. Returns how many there
-   are. */
+/* The inputs in the order of their recording: at most `capacity` into `to`. Returns how many there are. */
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity);
 /* Copies value v (the root, or marked with tt_output) as floats, rows * width of them; after a run, before
    the next tt_set and before a program of the same arena runs. */
@@ -560,8 +555,7 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
    tt_update, which divides by the targets of all together, so that 4 micro-batches of 4 equal one of 16. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
-/* After tt_micro_step and before tt_update: the gradient of p (tt_param_size floats), of the mean over the
-   targets so far. */
+/* After tt_micro_step, before tt_update: tt_param_size floats, the gradient of the mean over targets so far. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 /* Forward only (programs with train = false). */
 tt_status tt_run(tt_program *p, tt_stats *stats);
@@ -612,8 +606,7 @@ tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first,
    appears under its name, synced, only when tt_safetensors_end returns TT_OK; until then an old file of that
    name stays whole. */
 typedef struct tt_safetensors_writer tt_safetensors_writer;
-/* tensors: name, dtype, ndim and dims are read, bytes is not. metadata: pairs of strings key, value, ...,
-   NULL; may be NULL. */
+/* tensors: all but `bytes` is read. metadata: pairs of strings key, value, ..., NULL; may be NULL. */
 tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors,
                                             int count, const char *const *metadata);
 tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size_t n);
@@ -624,8 +617,7 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w);
 
 /* BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), equal to
    BertTokenizer of transformers 5.23.0 with tokenizers 0.23.3, from a vocab.txt: one token a line, its number
-   the id. White space at the end of a line is no part of its token. Immutable: any number of threads may use
-   one. */
+   the id, white space at the end of a line left out. Immutable: any number of threads may use one. */
 typedef struct tt_tokenizer tt_tokenizer;
 
 /* Uncased (`lowercase`): lower-cased and accents stripped; cased: neither. */
@@ -919,9 +911,8 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    misshapen tensor of the body is an error, before anything of the sizes in config.json is made. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
 /* Writes config.json and model.safetensors into a folder (made if need be), each atomically, as transformers
-   reads them. Of classes that share a name, all are in id2label, and the last is in label2id. Class names
-   that are not UTF-8, and a changed `config` that could not be loaded, are refused before anything is
-   written. */
+   reads them. Of classes that share a name, all are in id2label, the last in label2id. Class names that are
+   not UTF-8, and a changed `config` that could not be loaded, are refused before anything is written. */
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
@@ -1035,8 +1026,7 @@ tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, 
 tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats);
 /* Mean loss, targets and hits over epoch 0 of the source. */
 tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
-/* The model's output for a batch, as tt_get gives it. Arrays that only the loss reads, such as labels, are
-   ignored and may be missing. */
+/* The model's output for a batch, as tt_get gives it. What only the loss reads, as labels, may be missing. */
 tt_status tt_forward(tt_trainer *t, const tt_batch *batch, float *to, size_t capacity);
 /* Class probabilities of a batch, of a model that has classes: (seqs, classes). Else as tt_forward. */
 tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities);
@@ -1130,27 +1120,29 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 
 #endif /* TINYTRAIN_H */
 
-/* ============================================================================================================
+/* ===========================================================================================================
    BACKEND API                                                                                    >>backend
-   What a backend (the CPU's below, tinytrain_cuda.cu) gets to run one instruction, and the functions that it has. Uses the
-   public API only. A file that brings a backend defines TINYTRAIN_BACKEND before it includes this one.
+   What a backend (the CPU's below, tinytrain_cuda.cu) gets to run one instruction, and the functions that it
+   has. Uses the public API only. A file that brings a backend defines TINYTRAIN_BACKEND before including this.
    ======================================================================================================== */
 
-#if (defined(TINYTRAIN_IMPLEMENTATION) || defined(TINYTRAIN_BACKEND)) && !defined(TT__LANES) && !defined(TT__BACKEND_API)
+#if (defined(TINYTRAIN_IMPLEMENTATION) || defined(TINYTRAIN_BACKEND)) && !defined(TT__LANES) && \
+    !defined(TT__BACKEND_API)
 #define TT__BACKEND_API
 
 /* A row-major matrix as a kernel sees it: row r starts at element r * ld. */
 typedef struct tt__mat { void *data; tt_dtype dtype; int64_t rows, cols, ld; } tt__mat;
 
-typedef enum tt__act { TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU } tt__act;
+typedef enum tt__act {
+    TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU
+} tt__act;
 
 #define TT__MAX_IN 9
 #define TT__RUN_IN 8 /* the operand that is the step's settings, of ops with TT__WITH_RUN                   */
 #define TT__MAX_OUT 5
 
-/* What distinguishes two instructions of the same op. */
-/* X(type, name): an attribute of instructions, 0 where an op does not use it. What a state is hashed over is
-   read from this list, so a type may have no padding. */
+/* What distinguishes two instructions of the same op. X(type, name): 0 where an op does not use it. What a
+   state is hashed over is read from this list, so a type may have no padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
     X(int, heads)         /* ATTENTION */ \
@@ -1177,10 +1169,9 @@ typedef struct tt__attr {
     TT__ATTRS(TT__FIELD)
 #undef TT__FIELD
 } tt__attr;
-typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 4 * sizeof(int) + 8 * sizeof(float) ? 1 : -1];
+typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 
-/* What a segment, a contiguous range of a tape's instructions, is run for. Segments follow one another in
-   this order. */
+/* What a segment, a contiguous range of a tape's instructions, is run for. They follow in this order. */
 typedef enum tt__segment { TT__EACH_MICRO, TT__EACH_STEP, TT__SEGMENTS } tt__segment;
 
 typedef struct tt__instr {
@@ -1208,7 +1199,7 @@ typedef struct tt__instr {
 #define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
 #define TT__RANDOM 0x10      /* draws random numbers                                                        */
 #define TT__WITH_RUN 0x20    /* operand TT__RUN_IN is the step's settings: where it updates or drops out    */
-#define TT__MEAN 0x40        /* ... only in programs that accumulate, whose number of targets is yet to come */
+#define TT__MEAN 0x40        /* ... only in programs that accumulate: the number of targets is yet to come  */
 #define TT__ANY_SPACE 0x80   /* its operands may lie in the host's memory                                   */
 #define TT__WAITS 0x100      /* its operands are what an instruction of another stream reads and writes     */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (attr.fp8)                  */
@@ -1242,8 +1233,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
-    X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
-        /* x, w -> y, 1/rms */ \
+    X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) /* x, w -> y, 1/rms */ \
     X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 2, TT__INPLACE0) /* dy, x, w, 1/rms -> [dx], [dw] */ \
     X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) \
         /* x -> act(x) */ \
@@ -1290,7 +1280,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* all operands of another stream's work, its result first */
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* all operands of a stream's work, its result first */
 
 enum {
 #define TT__ENUM(OP, name, inputs, outputs, flags) TT__OP_##OP,
@@ -1307,11 +1297,11 @@ typedef struct tt__run {
     uint64_t seed;
     int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                        */
     float lr;
-    double loss_norm;       /* what gradients are divided by before the number of targets is known, to accumulate */
+    double loss_norm;       /* divides gradients before the number of targets is known, to accumulate       */
 } tt__run;
 
 /* What a step finds, which the host reads. Instructions read and write its three parts. */
-typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* of the losses of its micro-batches so far */
+typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* of its micro-batches so far     */
 typedef struct tt__scale {
     double scale;               /* of the gradient of the loss: a power of two                              */
     double good_steps, skipped; /* steps since it changed; steps without an update                          */
@@ -1328,7 +1318,7 @@ typedef struct tt__launch {
     tt__device *device;     /* that it runs on; of the CPU, a tt__cpu                                       */
     const tt_tape *tape;
     const tt__instr *instr;
-    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL where there is none       */
+    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: there is none   */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
     void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                 */
@@ -1338,9 +1328,8 @@ typedef struct tt__launch {
 /* The step's settings in the device's memory; NULL: the instruction needs none. */
 #define TT__RUN_OF(l) ((const tt__run *)(l)->in[TT__RUN_IN].data)
 
-/* linear_cross_entropy works on so many rows at a time: enough that adding to the weight's gradient each time
-   (a read and a write of it) is little beside the product. Their logits are f32, and their gradients take the
-   same place. */
+/* linear_cross_entropy works on so many rows at a time: enough that reading and writing the weight's gradient
+   each time is little beside the product. Their logits are f32; their gradients take the same place. */
 #ifndef TT__LOSS_CHUNK /* tests make both smaller */
 #define TT__LOSS_CHUNK 256
 #endif
@@ -1351,13 +1340,13 @@ typedef struct tt__launch {
 #ifndef TT__CUDA_RESIDENT /* tests make it smaller */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
-/* Storages begin at multiples of 256 bytes, as those of cudaMalloc do, which is enough for any vector
-   load. */
+/* Storages begin at multiples of 256 bytes, as cudaMalloc's do, which is enough for any vector load. */
 #define TT__CUDA_ALIGN 256
+
 /* ------------------------------------------------------------------------------------- a backend's functions
-   Pointers called memory are the device's: only the backend looks into them. Everything is done in the order of the
-   calls, and may be done after they return, but for read and wait. Where a function fails it returns a status or NULL,
-   and error() tells why in a sentence. One thread uses a device at a time. */
+   Pointers called memory are the device's: only the backend looks into them. Everything is done in the order
+   of the calls, and may be done after they return, but for read and wait. Where a function fails it returns a
+   status or NULL, and error() tells why in a sentence. One thread uses a device at a time. */
 
 enum { TT__HOST_STREAM = -1, TT__COMPUTE_STREAM };
 
@@ -1369,14 +1358,15 @@ typedef struct tt__backend {
     void (*release)(tt__device *d, void *memory);
     void *(*allocate_host)(tt__device *d, size_t bytes);      /* for write                                  */
     void (*release_host)(tt__device *d, void *host);
-    tt_status (*write)(tt__device *d, void *memory, const void *from, size_t bytes); /* `from`, of allocate_host, stays until a later mark or wait */
+    /* `from`, of allocate_host, stays until a later mark or wait. */
+    tt_status (*write)(tt__device *d, void *memory, const void *from, size_t bytes);
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
-    tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key); /* as tt__init_values */
+    /* As tt__init_values. */
+    tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark: from now on `event` stands for all that the stream was given so far; NULL: a new one is made, to
-       be released. after: what the stream is given from now on, or the calling thread (TT__HOST_STREAM),
-       waits for that. */
+    /* mark: from now on `event` stands for all that the stream was given; NULL: makes a new one, to be
+       released. after: what the stream, or the caller (TT__HOST_STREAM), does from now on waits for that. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
@@ -1390,10 +1380,10 @@ typedef struct tt__backend {
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* NULL, or what of it the backend has not, to follow "cannot run". Operands are at capacity, their data
-       NULL. */
+    /* What the backend lacks for it, to follow "cannot run", or NULL. Operands: at capacity, data NULL. */
     const char *(*refuses)(const tt__launch *l);
-    void (*describe)(tt_context *ctx, char *to, size_t capacity); /* tt_device_text's lines, whether there is a device or not */
+    /* tt_device_text's lines, whether there is a device or not. */
+    void (*describe)(tt_context *ctx, char *to, size_t capacity);
 } tt__backend;
 
 /* What a plan must know of a kind of device, whether this build can run it or not. */
@@ -1403,8 +1393,8 @@ typedef struct tt__device_kind {
     size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                  */
     size_t resident;    /* bytes of workspace that stay between instructions and runs                       */
     bool host;          /* its memory is the host's, and a launch is done when it returns                   */
-    size_t (*workspace)(int threads, const tt_tape *t, const tt__instr *i); /* bytes that i needs beside it, at full
-                           capacity; threads: of a device of the kind "cpu" */
+    /* Bytes that i needs beside it, at full capacity. threads: of a device of the kind "cpu". */
+    size_t (*workspace)(int threads, const tt_tape *t, const tt__instr *i);
 } tt__device_kind;
 
 #if defined(TINYTRAIN_CUDA) || defined(TINYTRAIN_BACKEND)
@@ -1432,7 +1422,8 @@ extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                 
 #endif
 
 #if defined(__FAST_MATH__) && !defined(TINYTRAIN_ALLOW_FAST_MATH)
-#error "tinytrain: -ffast-math (or -Ofast) breaks NaN checks and rounding; build without it, or define TINYTRAIN_ALLOW_FAST_MATH"
+#error "tinytrain: -ffast-math (or -Ofast) breaks NaN checks and rounding; build without it, or define \
+TINYTRAIN_ALLOW_FAST_MATH"
 #endif
 #ifndef TINYTRAIN_FILENAME
 #define TINYTRAIN_FILENAME "tinytrain.h"
@@ -1528,23 +1519,15 @@ static void tt__log(tt_context *ctx, tt_log_level level, const char *id, const c
     ctx->options.logger.log(ctx->options.logger.user, level, id, message);
 }
 
-TT_PRINTF(3, 0)
-static tt_status tt__failv(tt_context *ctx, tt_status status, const char *format, va_list args)
-{
-    vsnprintf(ctx->error, sizeof ctx->error, format, args);
-    ctx->status = status;
-    return status;
-}
-
 /* Records the sentence that tt_error() returns. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    tt__failv(ctx, status, format, args);
+    vsnprintf(ctx->error, sizeof ctx->error, format, args);
     va_end(args);
-    return status;
+    return ctx->status = status;
 }
 
 const char *tt_status_name(tt_status status)
@@ -1795,9 +1778,8 @@ static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
 
 /* ------------------------------------------------------------------------------------------------ threads */
 
-/* The floating-point mode (rounding, subnormals, traps) of a thread. The library computes in the default
-   mode, so that results do not depend on the caller's. tt__float_default sets it and returns the mode to be
-   restored afterwards. */
+/* The floating-point mode (rounding, subnormals, traps) of a thread. The library computes in the default, so
+   that results don't depend on the caller's: tt__float_default sets it and returns the one to be restored. */
 #if defined(__x86_64__)
 typedef uint32_t tt__float_mode; /* MXCSR: flags in bits 0 to 5 */
 static tt__float_mode tt__float_default(void)
@@ -1892,8 +1874,7 @@ static void tt__pool_work(tt__pool *pool, int thread)
     }
 }
 
-/* Times around a waiting loop, about 20 microseconds: longer than the gap between two ops, shorter than a
-   time slice. */
+/* Times around a waiting loop, about 20 us: longer than between two ops, shorter than a time slice. */
 #define TT__SPINS 2000
 
 static void tt__pause(void) /* in a loop that waits for another thread */
@@ -2013,9 +1994,8 @@ static double tt__quota_in(const char *folder)
     return quota;
 }
 
-/* The smallest quota on the way from the process's control groups to the top, below `root` ("" but in tests).
-   A container may see the groups of its host in /proc but only its own folder, as the top: a folder that is
-   not there limits nothing. */
+/* The smallest quota from the process's control groups up to the top, below `root` ("" but in tests). In a
+   container /proc may name the host's groups, with its own folder alone there: missing ones limit nothing. */
 static double tt__cgroup_quota(const char *root)
 {
     char line[4096], folder[8192];
@@ -2073,17 +2053,18 @@ static int tt__usable_cpus(void)
 
 /* ------------------------------------------------------------------------------------------ default hooks */
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter" /* none of the hooks needs its `user` */
+
 static void tt__default_log(void *user, tt_log_level level, const char *id, const char *message)
 {
     static const char *const names[] = {"debug", "info", "warning", "error"};
-    (void)user;
     if (level >= TT_LOG_WARNING) fprintf(stderr, "tinytrain %s [%s]: %s\n", names[level], id, message);
 }
 
 static void *tt__default_allocate(void *user, size_t bytes, size_t alignment)
 {
     void *p = NULL;
-    (void)user;
     if (bytes >= ((size_t)4 << 20)) alignment = (size_t)2 << 20;
     if (posix_memalign(&p, alignment, bytes) != 0) return NULL;
 #ifdef MADV_HUGEPAGE
@@ -2092,18 +2073,13 @@ static void *tt__default_allocate(void *user, size_t bytes, size_t alignment)
     return p;
 }
 
-static void tt__default_release(void *user, void *memory, size_t bytes)
-{
-    (void)user; (void)bytes;
-    free(memory);
-}
+static void tt__default_release(void *user, void *memory, size_t bytes) { free(memory); }
 
 /* POSIX files: a handle is a file descriptor plus one, so that NULL means failure. */
 static int tt__fd(void *file) { return (int)(intptr_t)file - 1; }
 
 static void *tt__posix_open(void *user, const char *path, char mode)
 {
-    (void)user;
     /* Opening a pipe that nobody writes to would wait without O_NONBLOCK, which regular files ignore. */
     int flags = mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY | O_NONBLOCK;
     int fd = open(path, flags | O_CLOEXEC, 0666);
@@ -2119,13 +2095,11 @@ static void *tt__posix_open(void *user, const char *path, char mode)
 static int64_t tt__posix_size(void *user, void *file)
 {
     struct stat info;
-    (void)user;
     return fstat(tt__fd(file), &info) == 0 ? (int64_t)info.st_size : -1;
 }
 
 static bool tt__posix_read(void *user, void *file, uint64_t offset, void *to, size_t n)
 {
-    (void)user;
     for (size_t done = 0; done < n;) {
         ssize_t got = pread(tt__fd(file), (char *)to + done, n - done, (off_t)(offset + done));
         if (got < 0 && errno == EINTR) continue;
@@ -2137,7 +2111,6 @@ static bool tt__posix_read(void *user, void *file, uint64_t offset, void *to, si
 
 static bool tt__posix_write(void *user, void *file, const void *from, size_t n)
 {
-    (void)user;
     for (size_t done = 0; done < n;) {
         ssize_t put = write(tt__fd(file), (const char *)from + done, n - done);
         if (put < 0 && errno == EINTR) continue;
@@ -2147,32 +2120,20 @@ static bool tt__posix_write(void *user, void *file, const void *from, size_t n)
     return true;
 }
 
-static bool tt__posix_sync(void *user, void *file)
-{
-    (void)user;
-    return fsync(tt__fd(file)) == 0 || errno == EINVAL;
-}
-
-static bool tt__posix_rename(void *user, const char *from, const char *to)
-{
-    (void)user;
-    return rename(from, to) == 0;
-}
-
-static bool tt__posix_close(void *user, void *file) { (void)user; return close(tt__fd(file)) == 0; }
-static bool tt__posix_remove(void *user, const char *path) { (void)user; return remove(path) == 0; }
+static bool tt__posix_sync(void *user, void *file) { return fsync(tt__fd(file)) == 0 || errno == EINVAL; }
+static bool tt__posix_close(void *user, void *file) { return close(tt__fd(file)) == 0; }
+static bool tt__posix_rename(void *user, const char *from, const char *to) { return rename(from, to) == 0; }
+static bool tt__posix_remove(void *user, const char *path) { return remove(path) == 0; }
 
 static bool tt__posix_make_folder(void *user, const char *path)
 {
     struct stat info;
-    (void)user;
     if (mkdir(path, 0777) == 0) return true;
     return errno == EEXIST && stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
 static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg)
 {
-    (void)user;
     DIR *folder = opendir(path);
     int error = 0;
     if (!folder) return false;
@@ -2189,9 +2150,9 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
 
 static const char *tt__posix_reason(void *user)
 {
-    (void)user;
     return errno == ESPIPE ? "it is a pipe or a device; expected a regular file" : strerror(errno);
 }
+#pragma GCC diagnostic pop
 
 tt_context_options tt_context_options_default(void)
 {
@@ -2290,10 +2251,8 @@ static void tt__writer_fail(tt__writer *w, const char *what)
 static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *path)
 {
     const tt_files *files = &ctx->options.files;
+    memset(w, 0, offsetof(tt__writer, path));
     w->ctx = ctx;
-    w->status = TT_OK;
-    w->used = 0;
-    w->file = NULL;
     if (strlen(path) >= sizeof w->path)
         return w->status = tt__fail(ctx, TT_ERR_ARGUMENT, "path of %zu bytes is too long", strlen(path));
     snprintf(w->path, sizeof w->path, "%s", path);
@@ -2319,10 +2278,7 @@ static void tt__write(tt__writer *w, const void *data, size_t n)
 {
     if (w->status != TT_OK) return;
     if (w->used + n > sizeof w->buffer) tt__writer_flush(w);
-    if (n >= sizeof w->buffer) {
-        tt__writer_put(w, data, n);
-        return;
-    }
+    if (n >= sizeof w->buffer) { tt__writer_put(w, data, n); return; }
     memcpy(w->buffer + w->used, data, n);
     w->used += n;
 }
@@ -2342,7 +2298,7 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* ============================================================================================================
+/* ===========================================================================================================
    TAPE                                                                                              >>tape
    Values, instructions, and how instructions are recorded. Uses base.
 
@@ -2359,8 +2315,8 @@ static tt_status tt__writer_end(tt__writer *w)
    the norm and the factor, LOSS_SCALE the next loss scale.
    ======================================================================================================== */
 
-/* A tensor has no more elements, so that their bytes, and those of the scratch that an op needs for them, fit
-   a size_t. What the tensors of a program sum up to is checked when it is planned, by tt__check_total. */
+/* A tensor has no more elements, so that their bytes and an op's scratch for them fit a size_t. What the
+   tensors of a program sum up to is checked when it is planned, by tt__check_total. */
 #define TT__MOST_ELEMENTS (((int64_t)1 << 47) - 1)
 
 struct tt_param {
@@ -2374,8 +2330,7 @@ struct tt_param {
     tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
     void (*release)(tt_context *ctx, void *source);
     void *source;
-    struct tt__arena *holder; /* the arena that holds its values, from the compilation of the first program with it;
-                                 NULL: none */
+    struct tt__arena *holder; /* holds its values, from the compilation of the first program with it; or NULL */
 };
 
 /* STEP: the step's settings and results. */
@@ -2467,6 +2422,7 @@ static const char *tt__instr_name(const tt__instr *i)
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
+/* Marks the tape with its first error. Returns false, which as the number of a value is none. */
 TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
 {
@@ -2512,19 +2468,15 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     va_start(args, format);
     vsnprintf(v.name, sizeof v.name, format, args);
     va_end(args);
-    if (shape->rows > TT__MOST_ELEMENTS / shape->cols) {
-        tt__tape_fail(t, TT_ERR_SHAPE,
-                      "'%s': %lld rows of width %lld are 2^47 elements or more, which no memory holds",
-                      v.name, (long long)shape->rows, (long long)shape->cols);
-        return 0;
-    }
-    if (!TT__GROW(t->ctx, t->values, t->n_values, t->cap_values)) { tt__out_of_memory(t); return 0; }
+    if (shape->rows > TT__MOST_ELEMENTS / shape->cols)
+        return tt__tape_fail(t, TT_ERR_SHAPE, "'%s': %lld rows of width %lld are 2^47 elements or more, which "
+                             "no memory holds", v.name, (long long)shape->rows, (long long)shape->cols);
+    if (!TT__GROW(t->ctx, t->values, t->n_values, t->cap_values)) return tt__out_of_memory(t);
     t->values[t->n_values] = v;
     return t->n_values++;
 }
 
-/* A view of rows [0, rows) and columns [from, from + cols) of v, or (whole, contiguous) another shape of
-   it. */
+/* A view of rows [0, rows) and columns [from, from + cols) of v, or (whole, contiguous) another shape. */
 static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
                             const char *name)
 {
@@ -2554,9 +2506,8 @@ static tt__instr *tt__append(tt_tape *t, int op)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) { tt__out_of_memory(t); return NULL; }
     tt__instr *i = &t->code[t->n_code++];
-    memset(i, 0, sizeof *i);
-    i->op = op;
-    if (tt__row(op)->flags & TT__RANDOM) i->random = ++t->n_random;
+    *i = tt__new_instr(op);
+    if (tt__is(i, TT__RANDOM)) i->random = ++t->n_random;
     return i;
 }
 
@@ -2595,12 +2546,10 @@ static bool tt__decode_rows(tt_tape *t, int64_t rows, tt__shape *shape)
 int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
 {
     if (t->status != TT_OK) return 0;
-    if (capacity < 1 || capacity > INT32_MAX) {
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld is not in 1..2^31-1", name,
-                      (long long)capacity);
-        return 0;
-    }
-    if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) { tt__out_of_memory(t); return 0; }
+    if (capacity < 1 || capacity > INT32_MAX)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld is not in 1..2^31-1", name,
+                             (long long)capacity);
+    if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
     tt__axis *a = &t->axes[t->n_axes];
     snprintf(a->name, sizeof a->name, "%s", name);
     a->capacity = capacity;
@@ -2645,13 +2594,11 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
     shape.dtype = dtype;
     shape.cols = width;
     if (t->status != TT_OK) return tt__handle(0);
-    bool ok = tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT;
-    if (!ok) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and width "
-                      "must be at least 1", name, (long long)rows, (long long)width, (int)dtype);
-        return tt__handle(0);
-    }
-    return tt__handle(tt__new_value(t, &shape, TT__INPUT, "%s", name));
+    if (tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT)
+        return tt__handle(tt__new_value(t, &shape, TT__INPUT, "%s", name));
+    tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and width "
+                  "must be at least 1", name, (long long)rows, (long long)width, (int)dtype);
+    return tt__handle(0);
 }
 
 tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs)
@@ -2695,17 +2642,9 @@ static bool tt__on_tape(tt_tape *t, const char *what, int number, tt_value v)
                          number, (int)v.id);
 }
 
-/* Makes v operand `number` of i; an error marks the tape. */
-static void tt__operand(tt_tape *t, tt__instr *i, int number, tt_value v)
-{
-    if (tt__on_tape(t, tt__instr_name(i), number, v)) i->in[number] = v.id;
-}
-
-/* The value that stands for parameter p on this tape, as operand `number` of `what`; 0 after
-   tt__tape_fail. */
+/* The value of parameter p on this tape, as operand `number` of `what`; 0 after tt__tape_fail. */
 static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_param *p)
 {
-    tt__shape shape;
     if (t->status != TT_OK) return 0;
     if (!p) tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL", what, number);
     else if (p->ctx != t->ctx)
@@ -2716,20 +2655,13 @@ static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_p
         t->params[t->n_params++] = 0;
     }
     if (t->params[p->index]) return t->params[p->index];
-    shape.dtype = TT_F32;
-    shape.rows = p->ndim > 1 ? p->dims[0] : 1;
-    shape.cols = p->size / shape.rows;
-    shape.axis = shape.extra = 0;
+    const int64_t rows = p->ndim > 1 ? p->dims[0] : 1;
+    const tt__shape shape = {TT_F32, rows, p->size / rows, 0, 0};
     int32_t id = tt__new_value(t, &shape, TT__PARAMETER, "%s", p->name);
     if (!id) return 0;
     t->values[id].param = p->index;
     t->values[id].persistent = true;
     return t->params[p->index] = id;
-}
-
-static void tt__param_operand(tt_tape *t, tt__instr *i, int number, const tt_param *p)
-{
-    i->in[number] = tt__param_id(t, tt__instr_name(i), number, p);
 }
 
 tt_value tt_param_value(tt_tape *t, tt_param *p) { return tt__handle(tt__param_id(t, "param_value", 0, p)); }
@@ -2741,11 +2673,10 @@ tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
     char what[256];
     if (!tt__on_tape(t, "slice", 0, x)) return tt__handle(0);
     tt__shape shape = t->values[x.id].shape;
-    if (from < 0 || width < 1 || from > shape.cols - width) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s", (long long)width,
-                      (long long)from, tt__describe(t, x.id, what, sizeof what));
-        return tt__handle(0);
-    }
+    if (from < 0 || width < 1 || from > shape.cols - width)
+        return tt__handle(tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s",
+                                        (long long)width, (long long)from,
+                                        tt__describe(t, x.id, what, sizeof what)));
     shape.cols = width;
     return tt__handle(tt__new_view(t, x.id, &shape, from, t->values[x.id].ld, t->values[x.id].name));
 }
@@ -2760,15 +2691,13 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     const tt__shape *from = &v->shape;
     if (ok && from->axis) ok = to.axis == from->axis && to.extra == from->extra && width == from->cols;
     else if (ok) ok = !to.axis && to.rows <= INT64_MAX / width && to.rows * width == from->rows * from->cols;
-    if (!ok) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of "
-                      "an axis cannot be split, and a slice cannot be reshaped",
-                      tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
-        return tt__handle(0);
-    }
     to.dtype = v->shape.dtype;
     to.cols = width;
-    return tt__handle(tt__new_view(t, x.id, &to, 0, width, v->name));
+    if (ok) return tt__handle(tt__new_view(t, x.id, &to, 0, width, v->name));
+    tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of an "
+                  "axis cannot be split, and a slice cannot be reshaped",
+                  tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
+    return tt__handle(0);
 }
 
 /* --------------------------------------------------------------------------------------------------- editing
@@ -2782,11 +2711,11 @@ static void tt__count(tt_tape *t, int k, int by)
     const tt__instr *i = &t->code[k];
     for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) t->values[t->values[i->in[j]].base].uses += by;
     for (int j = 0; j < TT__MAX_OUT; j++) {
+        tt__value *y = &t->values[i->out[j]];
         if (!i->out[j]) continue;
-        t->values[t->values[i->out[j]].base].writes += by;
-        if (by > 0 && (!t->values[i->out[j]].producer || k < t->values[i->out[j]].producer))
-            t->values[i->out[j]].producer = k + 1;
-        if (by < 0 && t->values[i->out[j]].producer == k + 1) t->values[i->out[j]].producer = 0;
+        t->values[y->base].writes += by;
+        if (by > 0 && (!y->producer || k < y->producer)) y->producer = k + 1;
+        if (by < 0 && y->producer == k + 1) y->producer = 0;
     }
 }
 
@@ -2816,8 +2745,7 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
     return v && v != root && !x->keep && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
 
-/* Instruction `at` may run at `later`, and be all that writes its out[0]: no other writes that, or until then
-   writes what `at` reads. */
+/* Instruction `at`, alone in writing its out[0], may run at `later`: until then none writes what it reads. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
     if (t->values[t->code[at].out[0]].writes != 1) return false;
@@ -2844,8 +2772,7 @@ static void tt__put(tt_tape *t, int k, const tt__instr *i)
     tt__count(t, k, 1);
 }
 
-/* Drops instruction `at`; `merged`, which does its work and that of k, stands at k and writes what k
-   wrote. */
+/* Drops instruction `at`; `merged`, which does its work and k's, stands at k and writes what k wrote. */
 static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
 {
     merged.out[0] = t->code[k].out[0];
@@ -2903,9 +2830,9 @@ static tt_status tt__settle(tt_tape *t, int n)
    OPS                                                                                               >>ops
    Each op in one place. Its block has its options' defaults, its shape rule, the function that records it,
    its backward, the rules of the ops that only its backward or a pass emits, and what else is known about it;
-   it ends with the tt__rules. The row in TT__OPS (>>backend) makes its number, its name and its place in every
-   table. Kernels are in >>cpu and tinytrain_cuda.cu. Nothing else asks which op an instruction is: passes,
-   planner and runs read rows and rules. Uses tape.
+   it ends with the tt__rules. The row in TT__OPS (>>backend) makes its number, its name and its place in
+   every table. Kernels are in >>cpu and tinytrain_cuda.cu. Nothing else asks which op an instruction is:
+   passes, planner and runs read rows and rules. Uses tape.
    ======================================================================================================== */
 
 /* Emits instructions onto the end of a tape. */
@@ -2917,19 +2844,25 @@ typedef struct tt__builder {
     bool backward;
 } tt__builder;
 
-struct tt__part; /* how a tensor is split over devices */
+/* The backward of an op. */
+typedef struct tt__gradient {
+    /* Emits it. f is a copy of the instruction, g the gradient of its out[0]. NULL: see reads. */
+    void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
+    /* Not NULL: it is one instruction of `op`, see tt__emit_gradient. */
+    const char *reads, *into;
+    int op;
+} tt__gradient;
 
-/* Functions of an op; NULL: see each. */
+/* What is known of an op beside its row; NULL: see each. */
 typedef struct tt__rules {
-    /* Checks the operands and tells the shapes of the outputs; false after tt__tape_fail. As the verifier
-       runs it too, it depends on the operands only; the outputs of ops that are not recorded exist
-       already. */
+    /* Checks the operands and tells the shapes of the outputs; false after tt__tape_fail. The verifier runs
+       it too, so it depends on the operands only; the outputs of ops that are not recorded exist already. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
-    /* Emits the backward of f, a copy of the instruction; g is the gradient of its out[0]. NULL: it has
-       none. */
-    void (*backward)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* Before a run: are the integers in the operands, which are on the host, as the kernels rely on? NULL:
-       always. */
+    tt__gradient backward; /* nothing in it: there is none */
+    /* Bytes of scratch at capacity: on a CPU of some threads (NULL: tt__widen_bytes), on CUDA (NULL: 0). */
+    size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
+    size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
+    /* Before a run: are the operands' integers, which are on the host, what kernels rely on? NULL: always. */
     tt_status (*check)(const tt__launch *l);
     /* Before differentiation, and later, after it: makes one instruction of instruction k and what it reads
        from, where it can. root: the value that the program is compiled for. NULL: never. */
@@ -2937,13 +2870,8 @@ typedef struct tt__rules {
     /* Floating-point operations of matrix products, for NULL those of TT__PRODUCT. in: of a run, with
        integers on the host, or without data at capacity. */
     double (*flops)(const tt__instr *i, const tt__mat *in);
-    /* Bytes of scratch at full capacity: on a CPU of so many threads (NULL: tt__widen_bytes), on CUDA (NULL:
-       0). */
-    size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
-    size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
-    /* How the outputs are split over devices when the operands are split so. NULL: not at all, as yet with
-       all ops. */
-    bool (*layout)(tt_tape *t, const tt__instr *i, struct tt__part *out);
+    /* How the outputs are split over devices when the operands are. NULL, as yet for all ops: not at all. */
+    bool (*layout)(tt_tape *t, const tt__instr *i, tt__part *out);
 } tt__rules;
 
 static const tt__rules *tt__rules_of(const tt__instr *i) { return tt__row(i->op)->rules; }
@@ -2956,39 +2884,37 @@ static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_O
     return tt__rules_of(i)->shape(t, i, out);
 }
 
-/* Checks `i` by its shape rule, creates its outputs, appends it. Returns out[0]. */
-static tt_value tt__record(tt_tape *t, const tt__instr *i)
+/* Records i with operands of the kinds that letters tell: v a tt_value, p a tt_param; V and P may be none (id
+   0, NULL). Checks it by its shape rule, creates its outputs, appends it. Returns out[0]. */
+static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
 {
     tt__shape shape[TT__MAX_OUT];
-    if (t->status != TT_OK || !tt__shape_of(t, i, shape)) return tt__handle(0);
-    tt__instr *to = tt__append(t, i->op);
+    va_list args;
+    va_start(args, kinds);
+    for (int k = 0; kinds[k]; k++) {
+        const bool value = kinds[k] == 'v' || kinds[k] == 'V', optional = kinds[k] == 'V' || kinds[k] == 'P';
+        tt_value v = value ? va_arg(args, tt_value) : tt__handle(0);
+        tt_param *p = value ? NULL : va_arg(args, tt_param *);
+        if (optional && !v.id && !p) continue;
+        if (!value) i.in[k] = tt__param_id(t, tt__instr_name(&i), k, p);
+        else if (tt__on_tape(t, tt__instr_name(&i), k, v)) i.in[k] = v.id;
+    }
+    va_end(args);
+    if (t->status != TT_OK || !tt__shape_of(t, &i, shape)) return tt__handle(0);
+    tt__instr *to = tt__append(t, i.op);
     if (!to) return tt__handle(0);
+    i.random = to->random;
+    *to = i;
     int at = t->n_code - 1;
-    memcpy(to->in, i->in, sizeof to->in);
-    to->attr = i->attr;
-    for (int k = 0; k < tt__row(i->op)->outputs; k++) {
+    for (int k = 0; k < tt__row(i.op)->outputs; k++) {
         if (!shape[k].rows) continue; /* an optional output, absent here */
-        int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(i),
+        int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(&i),
                                    at, k);
         if (!id) return tt__handle(0);
-        t->values[id].pinned_f32 = k > 0 || tt__is(i, TT__LOSS);
+        t->values[id].pinned_f32 = k > 0 || tt__is(&i, TT__LOSS);
         t->code[at].out[k] = id;
     }
     return tt__handle(t->code[at].out[0]);
-}
-
-static tt_value tt__unary(tt_tape *t, tt__instr i, tt_value x)
-{
-    tt__operand(t, &i, 0, x);
-    return tt__record(t, &i);
-}
-
-static tt_value tt__binary(tt_tape *t, int op, tt_value a, tt_value b)
-{
-    tt__instr i = tt__new_instr(op);
-    tt__operand(t, &i, 0, a);
-    tt__operand(t, &i, 1, b);
-    return tt__record(t, &i);
 }
 
 /* -------------------------------------------------------------------------------------------- shape rules */
@@ -3031,14 +2957,11 @@ static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape 
                    (long long)cols);
 }
 
-/* Operand k, where there is one, has floats, as many rows, of no axis, and as many columns. */
+/* Operand k, where there is one, has floats, so many rows, of no axis, and so many columns. */
 static bool tt__fixed_in(tt_tape *t, const tt__instr *i, int k, int64_t rows, int64_t cols)
 {
-    const tt__shape *s = tt__in(t, i, k);
-    if (!i->in[k]) return true;
-    if (!tt__float_in(t, i, k)) return false;
-    bool ok = s->rows == rows && s->cols == cols && !s->axis;
-    return ok || tt__bad(t, i, k, "(%lld, %lld)", (long long)rows, (long long)cols);
+    const tt__shape like = {TT_F32, rows, cols, 0, 0};
+    return !i->in[k] || tt__shape_in(t, i, k, &like, cols);
 }
 
 static bool tt__index_in(tt_tape *t, const tt__instr *i, int k) /* i32 (any rows, 1) */
@@ -3160,10 +3083,7 @@ static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
 static tt__instr *tt__emit(tt__builder *b, int op)
 {
     tt__instr *i = b->ok ? tt__append(b->t, op) : NULL;
-    if (!i) {
-        b->ok = false;
-        return NULL;
-    }
+    if (!(b->ok = i != NULL)) return NULL;
     i->segment = b->segment;
     i->backward = b->backward;
     return i;
@@ -3175,10 +3095,9 @@ static tt__instr *tt__emit_of(tt__builder *b, int op, const tt__instr *f, const 
     tt__instr *i = tt__emit(b, op);
     if (!i) return NULL;
     memcpy(i->in, in, sizeof *in * (size_t)n);
-    if (f) {
-        i->attr = f->attr;
-        i->random = f->random;
-    }
+    if (!f) return i;
+    i->attr = f->attr;
+    i->random = f->random;
     return i;
 }
 
@@ -3206,10 +3125,7 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     tt__value of = t->values[v];
     bool parameter = of.storage == TT__PARAMETER;
     int32_t g = tt__new_value(t, &of.shape, parameter ? TT__GRADIENT : TT__TRANSIENT, "d(%.60s)", of.name);
-    if (!g) {
-        b->ok = false;
-        return 0;
-    }
+    if (!(b->ok = g != 0)) return 0;
     t->values[g].param = of.param;
     t->values[g].persistent = parameter && b->accumulate;
     t->values[g].pinned_f32 = of.pinned_f32;
@@ -3217,8 +3133,7 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     return g;
 }
 
-/* Makes out[slot] of the last instruction the gradient of v, or its next contribution; nothing if v needs
-   none. */
+/* Makes out[slot] of the last instruction the gradient of v, if it needs one, or its next contribution. */
 static void tt__grad_into(tt__builder *b, int slot, int32_t v)
 {
     tt_tape *t = b->t;
@@ -3240,10 +3155,7 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
             exists = true;
         }
         g = tt__new_view(t, g, &view.shape, view.offset, view.ld, view.name);
-        if (!g) {
-            b->ok = false;
-            return;
-        }
+        if (!(b->ok = g != 0)) return;
     }
     tt__instr *i = &t->code[t->n_code - 1];
     i->out[slot] = g;
@@ -3251,8 +3163,7 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
     else if (t->values[g].persistent) i->add_later |= 1u << slot;
 }
 
-/* v's gradient is g, unchanged: takes g over when nothing else will read or add to it, else copies or
-   adds. */
+/* v's gradient is g, unchanged: takes it over if nothing else will read or add to it; else copies or adds. */
 static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 {
     tt_tape *t = b->t;
@@ -3269,13 +3180,27 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
     tt__grad_into(b, 0, v);
 }
 
+/* Emits an instruction with f's attributes and random numbers. It reads what the letters in `reads` say: g,
+   operands of f by their numbers, its results as A, B, C, and - for none. Its results are gradients of the
+   operands whose numbers are in `into`. */
+static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
+                              const char *into)
+{
+    int32_t in[TT__MAX_IN];
+    int n = 0;
+    for (; reads[n]; n++)
+        in[n] = reads[n] == 'g' ? g : reads[n] == '-' ? 0 : reads[n] >= 'A' ? f->out[reads[n] - 'A']
+              : f->in[reads[n] - '0'];
+    tt__emit_of(b, op, f, in, n);
+    for (int o = 0; into[o]; o++) tt__grad_into(b, o, f->in[into[o] - '0']);
+}
+
 static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].needs_grad; }
 
 /* ---------------------------------------------------------------------------------------- scratch of kernels
    What the sizes of a plan and the CPU kernels that lay the scratch out must agree on. */
 
-/* Rows are handed out in chunks fixed by the shape. Each thread has TT__ROW_BUFFERS rows of floats to widen
-   into. */
+/* Rows are handed out in chunks fixed by the shape. Each thread widens into so many rows of floats. */
 #define TT__ROW_BUFFERS 5
 #define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
 
@@ -3285,9 +3210,8 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 #define TT__CHUNK 4096
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
-   2008: a panel of B (K x 8..48) stays in L1 or near it, a tile of A (TILE_M x K) in L2, the packed blocks of
-   A (M x K) and B (K x N) in L3. M and TILE_M are multiples of every microkernel's height, N and TILE_N of
-   every width. */
+   2008: a panel of B (K x 8..48) stays in L1 or near it, a tile of A (TILE_M x K) in L2, the packed A (M x K)
+   and B (K x N) in L3. M, TILE_M are multiples of every microkernel's height, N and TILE_N of its width. */
 #define TT__GEMM_K 384
 #define TT__GEMM_M 1056
 #define TT__GEMM_N 1056
@@ -3344,76 +3268,60 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
 }
 
-/* The buffers of one thread; all are 64-byte aligned. stride: tt__attention_stride, tile:
-   TT__ATTENTION_TILE. */
+/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): of the forward, the backward or both;
+   sizes are in the variables of tt__attention_layout. Those of pairs hold two bf16 in each float, where those
+   are multiplied; they are of columns or of rows, see attention_pairs_of_columns. */
+#define TT__ATTENTION_BUFFERS(X) \
+    X(both, k_pairs, keys * whole / 2)           /* of columns */ \
+    X(both, summed, keys * stride / 2)           /* pairs; forward by tiles of v: of rows, or transposed */ \
+    X(both, columns, queries * whole / 2)        /* pairs of q or dout, of columns */ \
+    X(both, left, keys * queries / 2)            /* pairs of weights or dscores, of rows or columns */ \
+    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* by tiles: fp32; or pairs of rows */ \
+    X(both, k, keys * stride) \
+    X(both, v, keys * stride) \
+    X(both, weights, keys * tile)                /* scores, then weights */ \
+    X(both, q, queries * stride) \
+    X(both, qt, blocks * qt_rows * tile)         /* for each block of queries of a task */ \
+    X(forward, out, group * stride) \
+    X(forward, most, group)                      /* running maximum of the scores */ \
+    X(forward, sum, group)                       /* sum of the weights */ \
+    X(backward, v_pairs, keys * whole / 2)       /* of columns */ \
+    X(backward, q_pairs, queries * stride / 2)   /* of rows */ \
+    X(backward, dout_pairs, queries * stride / 2) \
+    X(backward, dk, keys * stride) \
+    X(backward, dv, keys * stride) \
+    X(backward, dscores, keys * tile) \
+    X(backward, dout, queries * stride) \
+    X(backward, doutt, qt_rows * tile) \
+    X(backward, lse, span)                       /* log2-sum-exp2 */ \
+    X(backward, delta, span)                     /* sum of dout * out */ \
+    X(backward, dq, span * tt__attention_padded(head_size))
+
 typedef struct tt__attention_buffers {
-    float *k, *v;           /* (KEYS, stride)                                                               */
-    float *weights;         /* (KEYS, tile): scores, then weights                                           */
-    float *q, *qt;          /* (QUERIES, stride); (qt_rows, tile) for each block of queries of a task       */
-    float *out;             /* forward: (GROUP, stride)                                                     */
-    float *most, *sum;      /* forward: (GROUP): running maximum of the scores, sum of the weights          */
-    float *dk, *dv;         /* backward: (KEYS, stride)                                                     */
-    float *dscores;         /* backward: (KEYS, tile)                                                       */
-    float *dout, *doutt;    /* backward: (QUERIES, stride), (qt_rows, tile)                                 */
-    float *lse, *delta;     /* backward: (SPAN): log2-sum-exp2; sum of dout * out                           */
-    float *dq;              /* backward: (SPAN, padded head size)                                           */
-    /* Pairs of bf16, where those are multiplied; of columns or of rows, see attention_pairs_of_columns: */
-    float *k_pairs;         /* (KEYS, head_size), of columns                                                */
-    float *v_pairs;         /* backward: the same                                                           */
-    float *summed;          /* of k, in a forward by tiles of v: (KEYS, stride), of rows, or transposed     */
-    float *columns;         /* of q or dout: (QUERIES, head_size), of columns                               */
-    float *q_pairs, *dout_pairs; /* backward: (QUERIES, stride), of rows                                    */
-    float *left;            /* of weights or their gradients: (KEYS, QUERIES), of rows or columns           */
-    float *across;          /* by tiles: fp32, (head_size, QUERIES); or (KEYS, stride), of rows             */
+#define TT__BUFFER(of, name, floats) float *name;
+    TT__ATTENTION_BUFFERS(TT__BUFFER)
+#undef TT__BUFFER
 } tt__attention_buffers;
 
-static float *tt__attention_take(char *memory, size_t *used, int64_t floats)
-{
-    float *p = memory ? (float *)(void *)(memory + *used) : NULL;
-    *used += tt__align_up((size_t)floats * sizeof(float));
-    return p;
-}
-
-/* Lays the buffers out in memory (which may be NULL) and returns the bytes that they take. rows: of the
-   longest sequence. */
+/* Lays the buffers out in memory, unless NULL; returns their bytes. rows: of the longest sequence. */
 static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, bool backward,
                                    tt__attention_buffers *b)
 {
     int64_t stride = tt__attention_stride(head_size), tile = TT__ATTENTION_TILE, keys = TT__ATTENTION_KEYS;
     int64_t queries = TT__ATTENTION_QUERIES, group = TT__ATTENTION_GROUP;
     int64_t span = tt__attention_padded(tt__min(rows, TT__ATTENTION_SPAN));
-    int64_t whole = tt__ceil_div(head_size, 32) * 32;
+    int64_t whole = tt__ceil_div(head_size, 32) * 32; /* columns, in whole tiles of pairs */
+    int64_t qt_rows = tt__attention_qt_rows(head_size), blocks = backward ? 1 : tt__ceil_div(group, queries);
+    const bool both = true, forward = !backward;
     size_t used = 0;
     memset(b, 0, sizeof *b);
-    b->k_pairs = tt__attention_take(memory, &used, keys * whole / 2);
-    b->summed = tt__attention_take(memory, &used, keys * stride / 2);
-    b->columns = tt__attention_take(memory, &used, queries * whole / 2);
-    b->left = tt__attention_take(memory, &used, keys * queries / 2);
-    b->across = tt__attention_take(memory, &used, tt__max(whole * queries, keys * stride / 2));
-    b->k = tt__attention_take(memory, &used, keys * stride);
-    b->v = tt__attention_take(memory, &used, keys * stride);
-    b->weights = tt__attention_take(memory, &used, keys * tile);
-    b->q = tt__attention_take(memory, &used, queries * stride);
-    if (!backward) {
-        int64_t blocks = tt__ceil_div(group, queries);
-        b->qt = tt__attention_take(memory, &used, blocks * tt__attention_qt_rows(head_size) * tile);
-        b->out = tt__attention_take(memory, &used, group * stride);
-        b->most = tt__attention_take(memory, &used, group);
-        b->sum = tt__attention_take(memory, &used, group);
-        return used;
+#define TT__BUFFER(of, name, floats) \
+    if (of) { \
+        b->name = memory ? (float *)(void *)(memory + used) : NULL; \
+        used += tt__align_up((size_t)(floats) * sizeof(float)); \
     }
-    b->qt = tt__attention_take(memory, &used, tt__attention_qt_rows(head_size) * tile);
-    b->v_pairs = tt__attention_take(memory, &used, keys * whole / 2);
-    b->q_pairs = tt__attention_take(memory, &used, queries * stride / 2);
-    b->dout_pairs = tt__attention_take(memory, &used, queries * stride / 2);
-    b->dk = tt__attention_take(memory, &used, keys * stride);
-    b->dv = tt__attention_take(memory, &used, keys * stride);
-    b->dscores = tt__attention_take(memory, &used, keys * tile);
-    b->dout = tt__attention_take(memory, &used, queries * stride);
-    b->doutt = tt__attention_take(memory, &used, tt__attention_qt_rows(head_size) * tile);
-    b->lse = tt__attention_take(memory, &used, span);
-    b->delta = tt__attention_take(memory, &used, span);
-    b->dq = tt__attention_take(memory, &used, span * tt__attention_padded(head_size));
+    TT__ATTENTION_BUFFERS(TT__BUFFER)
+#undef TT__BUFFER
     return used;
 }
 
@@ -3539,20 +3447,14 @@ static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (w->axis || w->cols != x->cols)
         return tt__bad(t, i, 1, "(out, %lld): the width of x is %lld", (long long)x->cols,
                        (long long)x->cols);
-    if (i->in[2] && !tt__fixed_in(t, i, 2, 1, w->rows)) return false;
-    if (i->in[3] && !tt__shape_in(t, i, 3, x, w->rows)) return false;
     tt__set_shape(&out[0], x->dtype, x, w->rows);
     if (i->attr.act) out[1] = out[0];
-    return true;
+    return tt__fixed_in(t, i, 2, 1, w->rows) && (!i->in[3] || tt__shape_in(t, i, 3, x, w->rows));
 }
 
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
-    tt__instr i = tt__new_instr(TT__OP_LINEAR);
-    tt__operand(t, &i, 0, x);
-    tt__param_operand(t, &i, 1, w);
-    if (b) tt__param_operand(t, &i, 2, b);
-    return tt__record(t, &i);
+    return tt__record(t, tt__new_instr(TT__OP_LINEAR), "vpP", x, w, b);
 }
 
 static bool tt__act_from_output(int act) { return act == TT__ACT_RELU || act == TT__ACT_TANH; }
@@ -3584,8 +3486,8 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_pass(b, g, f->in[3], true);
 }
 
-static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, tt__backward_LINEAR, NULL, NULL, NULL,
-    tt__product_bytes, tt__fp8_bytes};
+static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, {tt__backward_LINEAR}, tt__product_bytes,
+    tt__fp8_bytes};
 
 static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3595,16 +3497,14 @@ static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
     return !i->in[2] || tt__shape_in(t, i, 2, dy, w->cols);
 }
 
-static const tt__rules tt__rules_LINEAR_DX = {tt__shape_LINEAR_DX, NULL, NULL, NULL, NULL, tt__product_bytes,
-    tt__fp8_bytes};
+static const tt__rules tt__rules_LINEAR_DX = {tt__shape_LINEAR_DX, {NULL}, tt__product_bytes, tt__fp8_bytes};
 
 static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *dy = tt__in(t, i, 0), *x = tt__in(t, i, 1);
-    if (!tt__float_in(t, i, 0) || !tt__shape_in(t, i, 1, dy, x->cols)) return false;
-    if (i->out[0]) tt__set_fixed(&out[0], TT_F32, dy->cols, x->cols);
-    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, dy->cols);
-    return true;
+    tt__set_fixed(&out[0], TT_F32, dy->cols, x->cols);
+    tt__set_fixed(&out[1], TT_F32, 1, dy->cols);
+    return tt__float_in(t, i, 0) && tt__shape_in(t, i, 1, dy, x->cols);
 }
 
 static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *i)
@@ -3615,32 +3515,21 @@ static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *
     return gemm > sums ? gemm : sums;
 }
 
-static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, NULL, NULL, NULL, NULL, tt__cpu_LINEAR_DW,
-    tt__fp8_bytes};
+static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, {NULL}, tt__cpu_LINEAR_DW, tt__fp8_bytes};
 
 /* ---------------------------------------------------------------------------------------------- embedding */
 
 static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
+    const tt__shape *table = tt__in(t, i, 1);
+    tt__set_shape(&out[0], table->dtype, tt__in(t, i, 0), table->cols);
     if (!tt__index_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
-    if (tt__in(t, i, 1)->axis) return tt__bad(t, i, 1, "a table with a fixed number of rows");
-    tt__set_shape(&out[0], tt__in(t, i, 1)->dtype, tt__in(t, i, 0), tt__in(t, i, 1)->cols);
-    return true;
+    return !table->axis || tt__bad(t, i, 1, "a table with a fixed number of rows");
 }
 
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table)
 {
-    tt__instr i = tt__new_instr(TT__OP_EMBEDDING);
-    tt__operand(t, &i, 0, ids);
-    tt__param_operand(t, &i, 1, table);
-    return tt__record(t, &i);
-}
-
-static void tt__backward_EMBEDDING(tt__builder *b, const tt__instr *f, int32_t g)
-{
-    const int32_t in[] = {f->in[0], g};
-    tt__emit_of(b, TT__OP_EMBEDDING_BACKWARD, NULL, in, 2);
-    tt__grad_into(b, 0, f->in[1]);
+    return tt__record(t, tt__new_instr(TT__OP_EMBEDDING), "vp", ids, table);
 }
 
 static tt_status tt__check_EMBEDDING(const tt__launch *l)
@@ -3648,8 +3537,8 @@ static tt_status tt__check_EMBEDDING(const tt__launch *l)
     return tt__check_indices(l, 0, l->in[1].rows, NULL, "rows of the embedding table");
 }
 
-static const tt__rules tt__rules_EMBEDDING = {tt__shape_EMBEDDING, tt__backward_EMBEDDING,
-    tt__check_EMBEDDING};
+static const tt__rules tt__rules_EMBEDDING = {tt__shape_EMBEDDING,
+    {NULL, "0g", "1", TT__OP_EMBEDDING_BACKWARD}, NULL, NULL, tt__check_EMBEDDING};
 
 static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3664,59 +3553,40 @@ static size_t tt__cpu_EMBEDDING_BACKWARD(int threads, const tt_tape *t, const tt
     return tt__align_up((size_t)sorted * 4) + tt__widen_bytes(threads, t, i);
 }
 
-static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKWARD, NULL, NULL, NULL, NULL,
+static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKWARD, {NULL},
     tt__cpu_EMBEDDING_BACKWARD, tt__sort_bytes};
 
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* x, w, [b] -> y, so many statistics of each row. */
-static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out, int64_t statistics)
+/* x, w, [b] -> y, as many statistics of each row as the op has parameters. */
+static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0);
     const float eps = i->attr.eps;
-    if (!tt__float_in(t, i, 0) || !tt__fixed_in(t, i, 1, 1, x->cols)) return false;
-    if (i->in[2] && !tt__fixed_in(t, i, 2, 1, x->cols)) return false;
+    if (!tt__float_in(t, i, 0)) return false;
+    if (!tt__fixed_in(t, i, 1, 1, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols)) return false;
     out[0] = *x;
-    tt__set_shape(&out[1], TT_F32, x, statistics);
+    tt__set_shape(&out[1], TT_F32, x, tt__row(i->op)->inputs - 1);
     return eps >= 0 || tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: eps %g is negative", tt__instr_name(i), eps);
-}
-
-static bool tt__shape_LAYERNORM(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    return tt__shape_of_norm(t, i, out, 2);
 }
 
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps)
 {
     tt__instr i = tt__new_instr(TT__OP_LAYERNORM);
     i.attr.eps = eps;
-    tt__operand(t, &i, 0, x);
-    tt__param_operand(t, &i, 1, w);
-    if (b) tt__param_operand(t, &i, 2, b);
-    return tt__record(t, &i);
+    return tt__record(t, i, "vpP", x, w, b);
 }
 
-static void tt__backward_norm(tt__builder *b, int op, const tt__instr *f, int32_t g)
-{
-    const int32_t in[] = {g, f->in[0], f->in[1], f->out[1]};
-    tt__emit_of(b, op, NULL, in, 4);
-    for (int k = 0; k < 3; k++) tt__grad_into(b, k, f->in[k]);
-}
-
-static void tt__backward_LAYERNORM(tt__builder *b, const tt__instr *f, int32_t g)
-{
-    tt__backward_norm(b, TT__OP_LAYERNORM_BACKWARD, f, g);
-}
-
-static const tt__rules tt__rules_LAYERNORM = {tt__shape_LAYERNORM, tt__backward_LAYERNORM};
+static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm,
+    {NULL, "g01B", "012", TT__OP_LAYERNORM_BACKWARD}};
 
 /* dy, x, w, statistics -> [dx], [dw], [db]. */
 static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 1);
     const int64_t statistics = tt__row(i->op)->outputs - 1;
-    if (i->out[0]) out[0] = *x;
-    for (int k = 1; k < 3; k++) if (i->out[k]) tt__set_fixed(&out[k], TT_F32, 1, x->cols);
+    out[0] = *x;
+    for (int k = 1; k < 3; k++) tt__set_fixed(&out[k], TT_F32, 1, x->cols);
     return tt__shape_in(t, i, 0, x, x->cols) && tt__fixed_in(t, i, 2, 1, x->cols) &&
            tt__shape_in(t, i, 3, x, statistics);
 }
@@ -3727,33 +3597,21 @@ static size_t tt__cpu_LAYERNORM_BACKWARD(int threads, const tt_tape *t, const tt
     return 2 * tt__partial_bytes(most.rows, most.cols) + tt__widen_bytes(threads, t, i);
 }
 
-static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_of_norm_backward, NULL, NULL, NULL, NULL,
+static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_of_norm_backward, {NULL},
     tt__cpu_LAYERNORM_BACKWARD};
 
 /* ------------------------------------------------------------------------------------------------ rmsnorm */
-
-static bool tt__shape_RMSNORM(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    return tt__shape_of_norm(t, i, out, 1);
-}
 
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps)
 {
     tt__instr i = tt__new_instr(TT__OP_RMSNORM);
     i.attr.eps = eps;
-    tt__operand(t, &i, 0, x);
-    tt__param_operand(t, &i, 1, w);
-    return tt__record(t, &i);
+    return tt__record(t, i, "vp", x, w);
 }
 
-static void tt__backward_RMSNORM(tt__builder *b, const tt__instr *f, int32_t g)
-{
-    tt__backward_norm(b, TT__OP_RMSNORM_BACKWARD, f, g);
-}
+static const tt__rules tt__rules_RMSNORM = {tt__shape_of_norm, {NULL, "g01B", "01", TT__OP_RMSNORM_BACKWARD}};
 
-static const tt__rules tt__rules_RMSNORM = {tt__shape_RMSNORM, tt__backward_RMSNORM};
-
-static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_of_norm_backward, NULL, NULL, NULL, NULL,
+static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_of_norm_backward, {NULL},
     tt__cpu_LAYERNORM_BACKWARD};
 
 /* --------------------------------------------------------------------------------------------- activation */
@@ -3762,7 +3620,7 @@ static tt_value tt__activation(tt_tape *t, tt_value x, int act)
 {
     tt__instr i = tt__new_instr(TT__OP_ACTIVATION);
     i.attr.act = act;
-    return tt__unary(t, i, x);
+    return tt__record(t, i, "v", x);
 }
 
 tt_value tt_gelu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU); }
@@ -3773,13 +3631,11 @@ tt_value tt_silu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_S
 
 static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    const int32_t in[] = {g, tt__act_from_output(f->attr.act) ? f->out[0] : f->in[0]};
-    tt__emit_of(b, TT__OP_ACTIVATION_BACKWARD, f, in, 2);
-    tt__grad_into(b, 0, f->in[0]);
+    const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "g0";
+    tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* The instruction whose out[0] is v, where only one instruction, which may so take v over, reads v; -1: there
-   is none. */
+/* The instruction whose out[0] is v, if only one, which may so take v over, reads v; -1: there is none. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
@@ -3799,11 +3655,10 @@ static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root, bool later)
     tt__merge(t, at, k, merged);
 }
 
-static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__backward_ACTIVATION, NULL,
-    tt__fuse_ACTIVATION};
+static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, {tt__backward_ACTIVATION}, NULL, NULL,
+    NULL, tt__fuse_ACTIVATION};
 
-/* The product that dy comes from multiplies by the derivative itself: the gradient before the activation is
-   never stored. */
+/* The product of dy multiplies by the derivative: the gradient before the activation is never stored. */
 static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool later)
 {
     int at = later ? tt__sole_producer(t, t->code[k].in[0], root) : -1;
@@ -3814,12 +3669,15 @@ static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool l
     tt__merge(t, at, k, merged);
 }
 
-static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, NULL, NULL,
+static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, {NULL}, NULL, NULL, NULL,
     tt__fuse_ACTIVATION_BACKWARD};
 
 /* ---------------------------------------------------------------------------------------------------- add */
 
-tt_value tt_add(tt_tape *t, tt_value a, tt_value b) { return tt__binary(t, TT__OP_ADD, a, b); }
+tt_value tt_add(tt_tape *t, tt_value a, tt_value b) 
+{
+    return tt__record(t, tt__new_instr(TT__OP_ADD), "vv", a, b);
+}
 
 static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
 {
@@ -3844,23 +3702,22 @@ static void tt__fuse_ADD(tt_tape *t, int k, int32_t root, bool later)
     }
 }
 
-static const tt__rules tt__rules_ADD = {tt__shape_of_two, tt__backward_ADD, NULL, tt__fuse_ADD};
+static const tt__rules tt__rules_ADD = {tt__shape_of_two, {tt__backward_ADD}, NULL, NULL, NULL, tt__fuse_ADD};
 
 /* ---------------------------------------------------------------------------------------------------- mul */
 
-tt_value tt_mul(tt_tape *t, tt_value a, tt_value b) { return tt__binary(t, TT__OP_MUL, a, b); }
+tt_value tt_mul(tt_tape *t, tt_value a, tt_value b) 
+{
+    return tt__record(t, tt__new_instr(TT__OP_MUL), "vv", a, b);
+}
 
 static void tt__backward_MUL(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    for (int side = 0; side < 2; side++) {
-        const int32_t in[] = {g, f->in[1 - side]};
-        if (!tt__wants(b->t, f->in[side])) continue;
-        tt__emit_of(b, TT__OP_MUL, NULL, in, 2);
-        tt__grad_into(b, 0, f->in[side]);
-    }
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_MUL, "g1", "0");
+    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, TT__OP_MUL, "g0", "1");
 }
 
-static const tt__rules tt__rules_MUL = {tt__shape_of_two, tt__backward_MUL};
+static const tt__rules tt__rules_MUL = {tt__shape_of_two, {tt__backward_MUL}};
 
 /* -------------------------------------------------------------------------------------------------- scale */
 
@@ -3868,44 +3725,33 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
 {
     tt__instr i = tt__new_instr(TT__OP_SCALE);
     i.attr.scale = s;
-    return tt__unary(t, i, x);
+    return tt__record(t, i, "v", x);
 }
 
-static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
-{
-    tt__emit_of(b, TT__OP_SCALE, f, &g, 1);
-    tt__grad_into(b, 0, f->in[0]);
-}
-
-static const tt__rules tt__rules_SCALE = {tt__shape_elementwise, tt__backward_SCALE};
+static const tt__rules tt__rules_SCALE = {tt__shape_elementwise, {NULL, "g", "0", TT__OP_SCALE}};
 
 /* ------------------------------------------------------------------------------------------------ dropout */
 
 static bool tt__shape_DROPOUT(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    const tt__shape *x = tt__in(t, i, 0);
-    if (i->in[1] && !tt__shape_in(t, i, 1, x, x->cols)) return false;
-    return tt__rate_in(t, i) && tt__numbers_in(t, i, 2, 0) && tt__shape_elementwise(t, i, out);
+    bool fits = i->in[1] ? tt__shape_of_two(t, i, out) : tt__shape_elementwise(t, i, out);
+    return fits && tt__rate_in(t, i) && tt__numbers_in(t, i, 2, 0);
 }
 
 tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 {
     tt__instr i = tt__new_instr(TT__OP_DROPOUT);
     i.attr.dropout = p;
-    return tt__unary(t, i, x);
+    return tt__record(t, i, "v", x);
 }
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    if (tt__wants(b->t, f->in[0])) { /* the same mask on the gradient */
-        const int32_t in[] = {g, 0, f->in[2]};
-        tt__emit_of(b, TT__OP_DROPOUT, f, in, 3);
-        tt__grad_into(b, 0, f->in[0]);
-    }
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* the same mask */
     tt__grad_pass(b, g, f->in[1], true);
 }
 
-static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__backward_DROPOUT};
+static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, {tt__backward_DROPOUT}};
 
 /* ---------------------------------------------------------------------------------------------- attention */
 
@@ -3944,8 +3790,8 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
         for (int j = 0; j < k; j++) { /* heads run side by side: two must not add to one column */
             const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
             if (a->base == b->base && a->offset != b->offset && llabs(a->offset - b->offset) < q->cols)
-                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: take "
-                                     "the same columns, or columns apart", a->name, b->name);
+                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: "
+                                     "take the same columns, or columns apart", a->name, b->name);
         }
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, heads);
@@ -3956,14 +3802,12 @@ tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value s
                       const tt_attention_options *o)
 {
     tt__instr i = tt__new_instr(TT__OP_ATTENTION);
-    const tt_value in[] = {q, k, v, seq_start};
-    for (int j = 0; j < 4; j++) tt__operand(t, &i, j, in[j]);
     i.attr.heads = o->heads;
     i.attr.causal = o->causal;
     i.attr.dropout = o->dropout;
     bool given = o->scale != 0 || o->heads < 1;
-    i.attr.scale = given ? o->scale : 1.0f / sqrtf((float)(tt__in(t, &i, 0)->cols / o->heads));
-    return tt__record(t, &i);
+    i.attr.scale = given ? o->scale : 1.0f / sqrtf((float)(tt_value_width(t, q) / o->heads));
+    return tt__record(t, i, "vvvv", q, k, v, seq_start);
 }
 
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
@@ -3976,9 +3820,7 @@ static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g
             int32_t whole = tt__new_gradient(b, base);
             if (whole) tt__fill(b, whole, 0);
         }
-    const int32_t in[] = {g, f->in[0], f->in[1], f->in[2], f->in[3], f->out[0], f->out[1], f->in[4]};
-    tt__emit_of(b, TT__OP_ATTENTION_BACKWARD, f, in, 8);
-    for (int k = 0; k < 3; k++) tt__grad_into(b, k, f->in[k]);
+    tt__emit_gradient(b, f, g, TT__OP_ATTENTION_BACKWARD, "g0123AB4", "012");
 }
 
 static tt_status tt__check_ATTENTION(const tt__launch *l)
@@ -3987,8 +3829,7 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
 
-/* Two products forward, four backward, of each pair of a query and a key. At capacity sequences have equal
-   lengths. */
+/* Two products forward, four backward, of each query and key. At capacity sequences have equal lengths. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i);
@@ -4023,45 +3864,32 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
     return order + (at.backward ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
 }
 
-static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__backward_ATTENTION,
-    tt__check_ATTENTION, NULL, tt__flops_of_attention, tt__cpu_attention, tt__cuda_attention};
+static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, {tt__backward_ATTENTION},
+    tt__cpu_attention, tt__cuda_attention, tt__check_ATTENTION, NULL, tt__flops_of_attention};
 
 static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *q = tt__in(t, i, 1), *keys = i->in[7] ? tt__in(t, i, 2) : q;
     for (int k = 0; k < 6; k++)
         if (k != 4 && !tt__shape_in(t, i, k, k == 2 || k == 3 ? keys : q, q->cols)) return false;
-    for (int k = 0; k < 3; k++) if (i->out[k]) out[k] = k ? *keys : *q;
+    for (int k = 0; k < 3; k++) out[k] = k ? *keys : *q;
     return tt__index_in(t, i, 4) && tt__shape_in(t, i, 6, q, i->attr.heads) && tt__numbers_in(t, i, 7, 1);
 }
 
-static const tt__rules tt__rules_ATTENTION_BACKWARD = {tt__shape_ATTENTION_BACKWARD, NULL, NULL, NULL,
-    tt__flops_of_attention, tt__cpu_attention, tt__cuda_attention};
+static const tt__rules tt__rules_ATTENTION_BACKWARD = {tt__shape_ATTENTION_BACKWARD, {NULL},
+    tt__cpu_attention, tt__cuda_attention, NULL, NULL, tt__flops_of_attention};
 
 /* -------------------------------------------------------------------------------------------- gather_rows */
 
 static bool tt__shape_GATHER_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
     tt__set_shape(&out[0], tt__in(t, i, 0)->dtype, tt__in(t, i, 1), tt__in(t, i, 0)->cols);
-    return true;
+    return tt__float_in(t, i, 0) && tt__index_in(t, i, 1);
 }
 
 tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index)
 {
-    return tt__binary(t, TT__OP_GATHER_ROWS, x, index);
-}
-
-static void tt__backward_by_index(tt__builder *b, int op, const tt__instr *f, int32_t g)
-{
-    const int32_t in[] = {g, f->in[1]};
-    tt__emit_of(b, op, NULL, in, 2);
-    tt__grad_into(b, 0, f->in[0]);
-}
-
-static void tt__backward_GATHER_ROWS(tt__builder *b, const tt__instr *f, int32_t g)
-{
-    tt__backward_by_index(b, TT__OP_GATHER_ROWS_BACKWARD, f, g);
+    return tt__record(t, tt__new_instr(TT__OP_GATHER_ROWS), "vv", x, index);
 }
 
 static tt_status tt__check_GATHER_ROWS(const tt__launch *l)
@@ -4069,18 +3897,16 @@ static tt_status tt__check_GATHER_ROWS(const tt__launch *l)
     return tt__check_indices(l, 1, l->in[0].rows, NULL, "rows to gather from");
 }
 
-static const tt__rules tt__rules_GATHER_ROWS = {tt__shape_GATHER_ROWS, tt__backward_GATHER_ROWS,
-    tt__check_GATHER_ROWS};
+static const tt__rules tt__rules_GATHER_ROWS = {tt__shape_GATHER_ROWS,
+    {NULL, "g1", "0", TT__OP_GATHER_ROWS_BACKWARD}, NULL, NULL, tt__check_GATHER_ROWS};
 
 static bool tt__shape_by_index(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
     tt__set_shape(&out[0], TT_F32, &t->values[i->out[0]].shape, tt__in(t, i, 0)->cols);
-    return true;
+    return tt__float_in(t, i, 0) && tt__index_in(t, i, 1);
 }
 
-static const tt__rules tt__rules_GATHER_ROWS_BACKWARD = {tt__shape_by_index, NULL, NULL, NULL, NULL, NULL,
-    tt__sort_bytes};
+static const tt__rules tt__rules_GATHER_ROWS_BACKWARD = {tt__shape_by_index, {NULL}, NULL, tt__sort_bytes};
 
 /* ---------------------------------------------------------------------------------------------- mean_pool */
 
@@ -4095,18 +3921,13 @@ static bool tt__shape_MEAN_POOL(tt_tape *t, const tt__instr *i, tt__shape *out)
 
 tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start)
 {
-    return tt__binary(t, TT__OP_MEAN_POOL, x, seq_start);
-}
-
-static void tt__backward_MEAN_POOL(tt__builder *b, const tt__instr *f, int32_t g)
-{
-    tt__backward_by_index(b, TT__OP_MEAN_POOL_BACKWARD, f, g);
+    return tt__record(t, tt__new_instr(TT__OP_MEAN_POOL), "vv", x, seq_start);
 }
 
 static tt_status tt__check_MEAN_POOL(const tt__launch *l) { return tt__check_starts(l, 1, l->in[0].rows); }
 
-static const tt__rules tt__rules_MEAN_POOL = {tt__shape_MEAN_POOL, tt__backward_MEAN_POOL,
-    tt__check_MEAN_POOL};
+static const tt__rules tt__rules_MEAN_POOL = {tt__shape_MEAN_POOL,
+    {NULL, "g1", "0", TT__OP_MEAN_POOL_BACKWARD}, NULL, NULL, tt__check_MEAN_POOL};
 
 static const tt__rules tt__rules_MEAN_POOL_BACKWARD = {tt__shape_by_index};
 
@@ -4120,17 +3941,7 @@ static bool tt__shape_SET_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
 
 tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row)
 {
-    tt__instr i = tt__new_instr(TT__OP_SET_ROWS);
-    tt__operand(t, &i, 0, x);
-    tt__operand(t, &i, 1, index);
-    tt__param_operand(t, &i, 2, row);
-    return tt__record(t, &i);
-}
-
-static void tt__backward_SET_ROWS(tt__builder *b, const tt__instr *f, int32_t g)
-{
-    tt__backward_by_index(b, TT__OP_SET_ROWS_BACKWARD, f, g);
-    tt__grad_into(b, 1, f->in[2]);
+    return tt__record(t, tt__new_instr(TT__OP_SET_ROWS), "vvp", x, index, row);
 }
 
 static tt_status tt__check_SET_ROWS(const tt__launch *l)
@@ -4138,14 +3949,14 @@ static tt_status tt__check_SET_ROWS(const tt__launch *l)
     return tt__check_indices(l, 1, l->out[0].rows, NULL, "rows to set");
 }
 
-static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, tt__backward_SET_ROWS, tt__check_SET_ROWS};
+static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, {NULL, "g1", "02", TT__OP_SET_ROWS_BACKWARD},
+    NULL, NULL, tt__check_SET_ROWS};
 
 static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
-    if (i->out[0]) out[0] = *tt__in(t, i, 0);
-    if (i->out[1]) tt__set_fixed(&out[1], TT_F32, 1, tt__in(t, i, 0)->cols);
-    return true;
+    out[0] = *tt__in(t, i, 0);
+    tt__set_fixed(&out[1], TT_F32, 1, out[0].cols);
+    return tt__float_in(t, i, 0) && tt__index_in(t, i, 1);
 }
 
 /* A mark for each row. */
@@ -4154,7 +3965,7 @@ static size_t tt__cpu_SET_ROWS_BACKWARD(int threads, const tt_tape *t, const tt_
     return tt__align_up((size_t)tt__in(t, i, 0)->rows) + tt__widen_bytes(threads, t, i);
 }
 
-static const tt__rules tt__rules_SET_ROWS_BACKWARD = {tt__shape_SET_ROWS_BACKWARD, NULL, NULL, NULL, NULL,
+static const tt__rules tt__rules_SET_ROWS_BACKWARD = {tt__shape_SET_ROWS_BACKWARD, {NULL},
     tt__cpu_SET_ROWS_BACKWARD};
 
 /* ------------------------------------------------------------------------------------------------ patches */
@@ -4199,10 +4010,7 @@ tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value se
 {
     tt__instr i = tt__new_instr(TT__OP_PATCHES);
     i.attr.image = *o;
-    tt__operand(t, &i, 0, pixels);
-    tt__operand(t, &i, 1, positions);
-    tt__operand(t, &i, 2, seq_start);
-    return tt__record(t, &i);
+    return tt__record(t, i, "vvv", pixels, positions, seq_start);
 }
 
 static tt_status tt__check_PATCHES(const tt__launch *l)
@@ -4219,8 +4027,8 @@ static size_t tt__cpu_PATCHES(int threads, const tt_tape *t, const tt__instr *i)
     return tt__buffer_bytes(threads, t->values[i->out[0]].shape.cols);
 }
 
-static const tt__rules tt__rules_PATCHES = {tt__shape_PATCHES, NULL, tt__check_PATCHES, NULL, NULL,
-    tt__cpu_PATCHES};
+static const tt__rules tt__rules_PATCHES = {tt__shape_PATCHES, {NULL}, tt__cpu_PATCHES, NULL,
+    tt__check_PATCHES};
 
 /* ------------------------------------------------------------------------------------------ cross_entropy */
 
@@ -4255,17 +4063,7 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
     tt__instr i = tt__new_instr(TT__OP_CROSS_ENTROPY);
     i.attr.ignore_index = o.ignore_index;
     i.attr.smoothing = o.label_smoothing;
-    tt__operand(t, &i, 0, logits);
-    tt__operand(t, &i, 1, targets);
-    if (o.weights.id) tt__operand(t, &i, 2, o.weights);
-    return tt__record(t, &i);
-}
-
-static void tt__backward_CROSS_ENTROPY(tt__builder *b, const tt__instr *f, int32_t g)
-{
-    const int32_t in[] = {g, f->in[0], f->in[1], f->in[2], f->out[1], f->out[2]};
-    tt__emit_of(b, TT__OP_CROSS_ENTROPY_BACKWARD, f, in, 6);
-    tt__grad_into(b, 0, f->in[0]);
+    return tt__record(t, i, "vvV", logits, targets, o.weights);
 }
 
 /* The linear layer and its backward that a fused loss replaces. */
@@ -4342,8 +4140,9 @@ static tt_status tt__check_CROSS_ENTROPY(const tt__launch *l)
     return tt__check_indices(l, TT__LOSS_TARGETS, classes, ignored, "classes of the logits");
 }
 
-static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__backward_CROSS_ENTROPY,
-    tt__check_CROSS_ENTROPY, tt__fuse_CROSS_ENTROPY, NULL, tt__row_pairs_bytes};
+static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY,
+    {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
+    tt__fuse_CROSS_ENTROPY};
 
 static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /* dloss, x -> dx */
 {
@@ -4357,15 +4156,13 @@ static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__s
 {
     const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 3);
     if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__weights_in(t, i, 2, x)) return false;
-    if (!tt__fixed_in(t, i, 3, w->rows, x->cols)) return false;
-    if (i->in[4] && !tt__fixed_in(t, i, 4, 1, w->rows)) return false;
-    if (i->in[5] && !tt__fixed_in(t, i, 5, 1, 1)) return false;
     tt__set_fixed(&out[0], TT_F32, 1, 1);
+    out[1] = *x;
     tt__set_fixed(&out[2], TT_F32, 1, 4);
-    if (i->out[1]) out[1] = *x;
-    if (i->out[3]) tt__set_fixed(&out[3], TT_F32, w->rows, w->cols);
-    if (i->out[4]) tt__set_fixed(&out[4], TT_F32, 1, w->rows);
-    return true;
+    tt__set_fixed(&out[3], TT_F32, w->rows, w->cols);
+    tt__set_fixed(&out[4], TT_F32, 1, w->rows);
+    return tt__fixed_in(t, i, 3, w->rows, x->cols) && tt__fixed_in(t, i, 4, 1, w->rows) &&
+           tt__fixed_in(t, i, 5, 1, 1);
 }
 
 static double tt__flops_LINEAR_CROSS_ENTROPY(const tt__instr *i, const tt__mat *in)
@@ -4395,41 +4192,34 @@ static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i
     return tt__align_to(chunk * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);
 }
 
-static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY, NULL,
-    tt__check_CROSS_ENTROPY, NULL, tt__flops_LINEAR_CROSS_ENTROPY, tt__cpu_LINEAR_CROSS_ENTROPY,
-    tt__cuda_LINEAR_CROSS_ENTROPY};
+static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY, {NULL},
+    tt__cpu_LINEAR_CROSS_ENTROPY, tt__cuda_LINEAR_CROSS_ENTROPY, tt__check_CROSS_ENTROPY, NULL,
+    tt__flops_LINEAR_CROSS_ENTROPY};
 
 /* ------------------------------------------------------------------------------------- mean_squared_error */
 
 static bool tt__shape_MEAN_SQUARED_ERROR(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__shape_of_two(t, i, out) || !tt__weights_in(t, i, 2, tt__in(t, i, 0))) return false;
+    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0));
     tt__set_fixed(&out[0], TT_F32, 1, 1);
     tt__set_fixed(&out[2], TT_F32, 1, 4);
-    return true;
+    return fits;
 }
 
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights)
 {
-    tt__instr i = tt__new_instr(TT__OP_MEAN_SQUARED_ERROR);
-    tt__operand(t, &i, 0, x);
-    tt__operand(t, &i, 1, target);
-    if (weights.id) tt__operand(t, &i, 2, weights);
-    return tt__record(t, &i);
+    return tt__record(t, tt__new_instr(TT__OP_MEAN_SQUARED_ERROR), "vvV", x, target, weights);
 }
 
 static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    for (int side = 0; side < 2; side++) { /* the error is symmetric: for the target, swap the operands */
-        const int32_t in[] = {g, f->in[side], f->in[1 - side], f->in[2], f->out[2]};
-        if (!tt__wants(b->t, f->in[side])) continue;
-        tt__emit_of(b, TT__OP_MEAN_SQUARED_ERROR_BACKWARD, NULL, in, 5);
-        tt__grad_into(b, 0, f->in[side]);
-    }
+    const int op = TT__OP_MEAN_SQUARED_ERROR_BACKWARD;
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, op, "g012C", "0");
+    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1"); /* the error is symmetric */
 }
 
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR,
-    tt__backward_MEAN_SQUARED_ERROR, NULL, NULL, NULL, tt__row_pairs_bytes};
+    {tt__backward_MEAN_SQUARED_ERROR}, tt__row_pairs_bytes};
 
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_error};
 
@@ -4437,12 +4227,11 @@ static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_err
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    if (b->t->values[f->in[0]].storage == TT__PARAMETER) return; /* which has got its gradient already */
-    tt__emit_of(b, TT__OP_CAST, NULL, &g, 1);
-    tt__grad_into(b, 0, f->in[0]);
+    bool parameter = b->t->values[f->in[0]].storage == TT__PARAMETER; /* which has got its gradient already */
+    if (!parameter) tt__emit_gradient(b, f, g, TT__OP_CAST, "g", "0");
 }
 
-static const tt__rules tt__rules_CAST = {tt__shape_elementwise, tt__backward_CAST};
+static const tt__rules tt__rules_CAST = {tt__shape_elementwise, {tt__backward_CAST}};
 
 static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4450,7 +4239,7 @@ static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-static const tt__rules tt__rules_FILL = {tt__shape_FILL, NULL, NULL, NULL, NULL, tt__no_bytes};
+static const tt__rules tt__rules_FILL = {tt__shape_FILL, {NULL}, tt__no_bytes};
 
 /* ------------------------------------------------------------------------------------------------ updates */
 
@@ -4467,8 +4256,7 @@ static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr
     return tt__align_up((size_t)chunks * 8) + tt__chunk_bytes(threads, t, i);
 }
 
-static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, NULL, NULL, NULL, NULL,
-    tt__cpu_SUM_SQUARES};
+static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, {NULL}, tt__cpu_SUM_SQUARES};
 
 static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k) /* a part of tt__results */
 {
@@ -4478,41 +4266,38 @@ static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k) /* a part of t
 
 static bool tt__shape_ADD_COUNTS(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__fixed_in(t, i, 0, 1, 4)) return false;
     tt__set_fixed(&out[0], TT__F64, 1, 3);
-    return true;
+    return tt__fixed_in(t, i, 0, 1, 4);
 }
 
 static bool tt__shape_CLIP(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__doubles_in(t, i, 1) || (i->in[2] && !tt__doubles_in(t, i, 2))) return false;
     tt__set_fixed(&out[0], TT_F32, 1, 2);
-    return tt__float_in(t, i, 0);
+    return tt__float_in(t, i, 0) && tt__doubles_in(t, i, 1) && (!i->in[2] || tt__doubles_in(t, i, 2));
 }
 
-static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, NULL, NULL, NULL, NULL, tt__no_bytes};
+static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, {NULL}, tt__no_bytes};
 
-static const tt__rules tt__rules_ADD_COUNTS = {tt__shape_ADD_COUNTS, NULL, NULL, NULL, NULL, tt__no_bytes};
+static const tt__rules tt__rules_ADD_COUNTS = {tt__shape_ADD_COUNTS, {NULL}, tt__no_bytes};
 
 static bool tt__shape_LOSS_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    if (!tt__fixed_in(t, i, 0, 1, 2) || !tt__doubles_in(t, i, 1)) return false;
     tt__set_fixed(&out[0], TT__F64, 1, 3);
-    return true;
+    return tt__fixed_in(t, i, 0, 1, 2) && tt__doubles_in(t, i, 1);
 }
 
-static const tt__rules tt__rules_LOSS_SCALE = {tt__shape_LOSS_SCALE, NULL, NULL, NULL, NULL, tt__no_bytes};
+static const tt__rules tt__rules_LOSS_SCALE = {tt__shape_LOSS_SCALE, {NULL}, tt__no_bytes};
 
 /* All outputs are as the gradient. */
 static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    for (int k = 0; k < TT__MAX_OUT; k++) if (i->out[k]) out[k] = *tt__in(t, i, 0);
+    for (int k = 0; k < TT__MAX_OUT; k++) out[k] = *tt__in(t, i, 0);
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
-static const tt__rules tt__rules_SGD = {tt__shape_of_update, NULL, NULL, NULL, NULL, tt__chunk_bytes};
+static const tt__rules tt__rules_SGD = {tt__shape_of_update, {NULL}, tt__chunk_bytes};
 
-static const tt__rules tt__rules_ADAM = {tt__shape_of_update, NULL, NULL, NULL, NULL, tt__chunk_bytes};
+static const tt__rules tt__rules_ADAM = {tt__shape_of_update, {NULL}, tt__chunk_bytes};
 
 /* ----------------------------------------------------------------------------------- memories and streams */
 
@@ -4522,7 +4307,7 @@ static bool tt__shape_COPY(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-static const tt__rules tt__rules_COPY = {tt__shape_COPY, NULL, NULL, NULL, NULL, tt__no_bytes};
+static const tt__rules tt__rules_COPY = {tt__shape_COPY, {NULL}, tt__no_bytes};
 
 static bool tt__shape_WAIT(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4530,7 +4315,7 @@ static bool tt__shape_WAIT(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-static const tt__rules tt__rules_WAIT = {tt__shape_WAIT, NULL, NULL, NULL, NULL, tt__no_bytes};
+static const tt__rules tt__rules_WAIT = {tt__shape_WAIT, {NULL}, tt__no_bytes};
 
 /* -------------------------------------------------------------------------------------------- all of them */
 
@@ -4569,9 +4354,9 @@ static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr 
 
 /* ===========================================================================================================
    PASSES                                                                                          >>passes
-   Functions that rewrite a tape, and the verifier that runs after each. In order: inference (without training), rows,
-   fuse, precision, [differentiate], fuse again, recompute, update, prune. Uses tape and ops.
-   ============================================================================================================ */
+   Functions that rewrite a tape, and the verifier that runs after each. In order: inference (without
+   training), rows, fuse, precision, [differentiate], fuse again, recompute, update, prune. Uses tape and ops.
+   ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------------------- verifier */
 
@@ -4587,31 +4372,32 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
 typedef struct tt__known {
     bool defined;
     int group;      /* the last group of instructions that run together that writes it; 0: none */
-    int writer;     /* instruction of another stream that writes it and was not waited for, and one more; 0: none */
+    int writer;     /* one more than the instruction of another stream that writes it and was not waited for */
     int readers;    /* how many of these read it */
 } tt__known;
 
-/* Does an instruction with the flags of its op have the step's settings as an operand? */
+/* Does i have the step's settings as an operand? */
 static bool tt__needs_run(const tt__instr *i, bool accumulate)
 {
-    unsigned flags = tt__row(i->op)->flags;
-    if (flags & TT__MEAN) return accumulate;
-    return (flags & TT__WITH_RUN) && ((flags & TT__RMW) || i->attr.dropout > 0);
+    if (tt__is(i, TT__MEAN)) return accumulate;
+    return tt__is(i, TT__WITH_RUN) && (tt__is(i, TT__RMW) || i->attr.dropout > 0);
 }
 
-/* What is wrong with an operand, which must be there, in memory that the op can reach, and not be written at
-   the time; NULL: nothing. */
-static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int j, const tt__known *known, int group)
+static bool tt__reaches(const tt_tape *t, const tt__instr *i, int32_t v)
+{
+    return t->values[v].space != TT__HOST || t->host || tt__is(i, TT__ANY_SPACE);
+}
+
+/* What is wrong with an operand: not there, out of the op's reach, or being written. NULL: nothing. */
+static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int j, const tt__known *known,
+                                      int group)
 {
     int32_t id = i->in[j];
-    const tt__op *op = tt__row(i->op);
-    bool expected = j < op->inputs || (j == TT__RUN_IN && (op->flags & TT__WITH_RUN));
+    bool expected = j < tt__row(i->op)->inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
-    const tt__value *v = &t->values[id];
-    const tt__known *k = &known[v->base];
-    bool out_of_reach = v->space == TT__HOST && !t->host && !(op->flags & TT__ANY_SPACE);
+    const tt__known *k = &known[t->values[id].base];
     if (!k->defined) return "reads a value that nothing has written";
-    if (out_of_reach) return "cannot read the host's memory";
+    if (!tt__reaches(t, i, id)) return "cannot read the host's memory";
     if (j == TT__RUN_IN && id != t->run) return "operand is not the step's settings";
     if (k->group == group) return "reads what an instruction that it runs together with writes";
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
@@ -4621,19 +4407,17 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
                                      const tt__known *known)
 {
-    const tt__op *op = tt__row(i->op);
     const tt__value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
-    bool updates = (op->flags & TT__RMW) != 0, adds = i->add >> j & 1;
+    bool updates = tt__is(i, TT__RMW), adds = i->add >> j & 1;
     bool reads = adds || updates || (i->add_later >> j & 1);
     bool same_shape = tt__same_rows(rule, &v->shape) && rule->cols == v->shape.cols;
     bool other_kind = tt__is_float(rule->dtype) != tt__is_float(v->shape.dtype);
     bool given = v->storage == TT__INPUT || v->storage == TT__PARAMETER || i->out[j] == t->run;
-    bool out_of_reach = v->space == TT__HOST && !t->host && !(op->flags & TT__ANY_SPACE);
-    if (j >= op->outputs || !rule->rows) return "writes an output that it has not";
+    if (j >= tt__row(i->op)->outputs || !rule->rows) return "writes an output that it has not";
     if (!same_shape) return "result has another shape than its rule says";
     if (other_kind || (v->pinned_f32 && v->shape.dtype != TT_F32)) return "result has the wrong dtype";
-    if (out_of_reach) return "cannot write the host's memory";
+    if (!tt__reaches(t, i, i->out[j])) return "cannot write the host's memory";
     if (!updates && given) return "overwrites";
     if (adds && !k->defined) return "adds to a value that nothing has written";
     if (!reads && v->base == i->out[j] && k->defined) return "writes a value a second time";
@@ -4641,8 +4425,7 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     return NULL;
 }
 
-/* Ends the work whose first output is in[0]: every operand of it must be one of the WAIT's, which so keeps
-   it. */
+/* Ends the work whose first output is in[0]; every operand of that must be one of the WAIT's, to keep it. */
 static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__known *known)
 {
     int at = known[t->values[i->in[0]].base].writer - 1;
@@ -4682,14 +4465,15 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         const char *wrong = NULL;
         int32_t which = 0;
         if (k && i->segment < i[-1].segment) wrong = "stands behind those of a later segment";
-        bool alike = k + 1 < t->n_code && i[1].op == i->op && i[1].segment == i->segment && !i->stream && !i[1].stream;
-        if (i->with_next && !alike) wrong = "runs together with one of another op";
+        bool alike = k + 1 < t->n_code && i[1].op == i->op && i[1].segment == i->segment;
+        if (i->with_next && !(alike && !i->stream && !i[1].stream)) wrong = "runs together with one of another op";
         for (int j = 0; j < TT__MAX_IN && !wrong; j++)
             if ((which = i->in[j]) != 0) wrong = tt__verify_operand(t, i, j, known, group);
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
             if ((which = i->out[j]) < 0 || which >= t->n_values) wrong = "result is no value";
         if (!wrong && !tt__shape_of(t, i, shape)) {
-            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d: %s", pass, k, t->error);
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d: %s", pass, k,
+                              t->error);
             break;
         }
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
@@ -4732,8 +4516,8 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     int forward = tt__index(t);
     char what[256];
     if (!t->values[root].needs_grad)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the loss %s",
-                        tt__describe(t, root, what, sizeof what));
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the "
+                        "loss %s", tt__describe(t, root, what, sizeof what));
     const tt__shape *shape = &t->values[root].shape;
     if (shape->rows != 1 || shape->cols != 1 || shape->axis || t->values[root].base != root)
         return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s",
@@ -4744,12 +4528,13 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     for (int k = forward - 1; k >= 0 && b.ok; k--) {
         tt__instr f = t->code[k];
         int32_t g = t->values[f.out[0]].grad;
-        const tt__rules *rules = tt__rules_of(&f);
+        const tt__gradient *how = &tt__rules_of(&f)->backward;
         if (!g || !t->values[f.out[0]].needs_grad) continue;
-        if (!rules->backward)
+        if (!how->emit && !how->reads)
             return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "op '%s' has no backward, and '%s' needs a gradient",
                             tt__instr_name(&f), t->values[f.out[0]].name);
-        rules->backward(&b, &f, g);
+        if (how->emit) how->emit(&b, &f, g);
+        else tt__emit_gradient(&b, &f, g, how->op, how->reads, how->into);
     }
     return b.ok ? TT_OK : t->ctx->status;
 }
@@ -4821,7 +4606,7 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
         tt__value *y = &t->values[gather.out[0]];
         y->named = true;
         y->needs_grad = t->values[v].needs_grad;
-        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* as exact as an input */
+        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* exact, as inputs */
     }
     return tt__insert(t, at, &gather) && tt__gathers_add(g, t->n_code - 1) ? gather.out[0] : 0;
 }
@@ -4839,13 +4624,14 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool most = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
-    if (i.attr.causal && most) return TT_OK; /* as whole tiles that nobody sees are skipped only when all rows ask */
+    if (i.attr.causal && most) return TT_OK; /* only when all rows ask are tiles skipped that nobody sees */
     i.out[0] = t->code[k].out[0];
     tt__value *y = &t->values[i.out[0]];
     if (!y->named) memcpy(y->name, t->values[v].name, sizeof y->name);
     tt__drop(t, k);
     for (int j = 0; j < TT__MAX_IN; j++)
-        if (i.in[j] && by_row >> j & 1 && !(i.in[j] = tt__gathered(g, at, i.in[j], index))) return TT_ERR_MEMORY;
+        if (i.in[j] && by_row >> j & 1 && !(i.in[j] = tt__gathered(g, at, i.in[j], index)))
+            return TT_ERR_MEMORY;
     if (numbers) i.in[numbers] = index;
     if (!tt__shape_of(t, &i, shape)) return t->status;
     for (int o = 1; o < TT__MAX_OUT; o++) {
@@ -4858,10 +4644,9 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     return TT_OK;
 }
 
-/* Where only some rows of a result are read, only they are computed, from where all rows are needed on. So a
-   classifier that reads [CLS] computes one row of each sequence from the last attention on. Dropout draws the
-   masks that it would have drawn. The gathers stand where the op stood (an index is an input), so that
-   nothing lives longer. */
+/* Where only some rows of a result are read, only they are computed, from where all rows are needed on (see
+   ROWS in the manual). Dropout draws the masks that it would have drawn. The gathers stand where the op stood
+   (an index is an input), so that nothing lives longer. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;
@@ -4908,29 +4693,37 @@ typedef struct tt__precision {
     tt_dtype half;      /* of 16-bit values; f32: there are none. f16: with loss scaling */
 } tt__precision;
 
-static const char *const tt__precision_names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+static const char *const tt__precision_names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed",
+                                                  "16-true"};
 
-static tt_status tt__parse_precision(tt_context *ctx, const char *name, const char *residual, tt__precision *out)
+/* The number of an option's value among its n names. `use`: how the error lists these. */
+static tt_status tt__parse(tt_context *ctx, const char *option, const char *name, const char *const *names,
+                           int n, const char *use, int *out)
 {
-    const char *const *names = tt__precision_names;
-    int k = 0;
+    for (*out = 0; *out < n; ++*out) if (strcmp(name, names[*out]) == 0) return TT_OK;
+    *out = 0;
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "%s '%s' is unknown: use %s", option, name, use);
+}
+
+static tt_status tt__parse_precision(tt_context *ctx, const char *name, const char *residual,
+                                     tt__precision *out)
+{
+    static const char *const residuals[] = {"16-bit", "f32"};
+    int k, wide = 0;
     memset(out, 0, sizeof *out);
-    while (name && k < TT__COUNT(tt__precision_names) && strcmp(name, names[k]) != 0) k++;
-    if (k == TT__COUNT(tt__precision_names))
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "precision '%s' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed "
-                        "or bf16-true", name);
+    tt_status status = tt__parse(ctx, "precision", name ? name : "32-true", tt__precision_names, 5,
+                                 "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", &k);
+    if (status == TT_OK && residual)
+        status = tt__parse(ctx, "residual", residual, residuals, 2,
+                           "f32 or 16-bit, or NULL for what suits the precision", &wide);
+    if (status != TT_OK) return status;
     out->kind = (tt__precision_kind)k;
     out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
-    out->residual_f32 = residual ? strcmp(residual, "f32") == 0 : k == TT__16_MIXED;
-    if (residual && strcmp(residual, "f32") != 0 && strcmp(residual, "16-bit") != 0)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "residual '%s' is unknown: use f32 or 16-bit, or NULL for what suits "
-                        "the precision", residual);
-    if (residual && !out->mixed)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "residual '%s': precision '%s' has one dtype for all values; leave "
-                        "residual NULL, or use 16-mixed or bf16-mixed",
-                        residual, names[k]);
-    return TT_OK;
+    out->residual_f32 = residual ? wide : k == TT__16_MIXED;
+    if (!residual || out->mixed) return TT_OK;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "residual '%s': precision '%s' has one dtype for all values; leave "
+                    "residual NULL, or use 16-mixed or bf16-mixed", residual, tt__precision_names[k]);
 }
 
 typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
@@ -4938,9 +4731,10 @@ typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt_
 static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul *out)
 {
     static const char *const names[] = {"fp32", "tf32", "fp8"};
-    for (int k = 0; k < 3; k++)
-        if (strcmp(name ? name : "fp32", names[k]) == 0) { *out = (tt__matmul)k; return TT_OK; }
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul '%s' is unknown: use fp32, tf32 or fp8", name);
+    int k;
+    tt_status status = tt__parse(ctx, "matmul", name ? name : "fp32", names, 3, "fp32, tf32 or fp8", &k);
+    *out = (tt__matmul)k;
+    return status;
 }
 
 /* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to
@@ -4952,11 +4746,11 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
     if (base->residual || base->pinned_f32 || x->storage != TT__TRANSIENT) return true;
     if (at < 0 || t->code[at].out[0] != v || t->code[at].attr.act) return false;
     const tt__instr *i = &t->code[at];
-    return t->values[v].residual = tt__is(i, TT__BEGINS) || (tt__is(i, TT__MOVES) && tt__into_residual(t, i->in[0]));
+    bool in = tt__is(i, TT__BEGINS) || (tt__is(i, TT__MOVES) && tt__into_residual(t, i->in[0]));
+    return t->values[v].residual = in;
 }
 
-/* Marks the residual streams: sums of residual additions, rows gathered of them, and what flows into the
-   first of them. */
+/* Marks residual streams: sums of residual additions, rows gathered of them, what flows into the first. */
 static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -4971,9 +4765,8 @@ static void tt__mark_residual(tt_tape *t)
     }
 }
 
-/* Gives values their dtypes. Mixed: matmul weights are read through a 16-bit copy made once a run.
-   Statistics, losses, what a loss reads and what is computed from one stay f32. Runs before differentiation,
-   so gradients follow. */
+/* Gives values their dtypes; gradients follow, being made later. Mixed: matmul weights are read through a
+   16-bit copy made once a run. Statistics, losses, what a loss reads and is computed from one stay f32. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 {
     if (precision->kind == TT__32_TRUE) return TT_OK;
@@ -5019,8 +4812,7 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     return tt__settle(t, n);
 }
 
-/* Rounds the operands of products of 16 bits to fp8. Those that a cross-entropy makes in chunks stay as they
-   are. */
+/* Rounds the operands of 16-bit products to fp8, but of those that a cross-entropy makes in chunks. */
 static void tt__pass_fp8(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -5056,9 +4848,11 @@ typedef enum tt__recompute {
 static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__recompute *out)
 {
     static const char *const names[] = {"none", "cheap", "attention", "blocks"};
-    for (int k = 0; k < 4; k++)
-        if (strcmp(name ? name : "cheap", names[k]) == 0) { *out = (tt__recompute)k; return TT_OK; }
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "recompute '%s' is unknown: use none, cheap, attention or blocks", name);
+    int k;
+    tt_status status = tt__parse(ctx, "recompute", name ? name : "cheap", names, 4,
+                                 "none, cheap, attention or blocks", &k);
+    *out = (tt__recompute)k;
+    return status;
 }
 
 typedef struct tt__recomputer {
@@ -5096,7 +4890,8 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v)
         tt__storage storage = r->t->values[f->in[0]].storage;
         return storage == TT__INPUT || storage == TT__PARAMETER ? *f : none;
     }
-    bool again = tt__is(f, TT__AGAIN) || (tt__is(f, TT__AGAIN_ATTENTION) && r->policy == TT__RECOMPUTE_ATTENTION);
+    const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__AGAIN_KEPT : TT__AGAIN;
+    const bool again = (tt__row(f->op)->flags & cheap) != 0;
     return again && tt__is_saved(r, f->in[0]) ? *f : none;
 }
 
@@ -5143,12 +4938,11 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    return bytes[1] < bytes[0] / 2 ? end[0] : end[1]; /* what follows the last mark is a head, or a block of its own */
+    return bytes[1] < bytes[0] / 2 ? end[0] : end[1]; /* a head follows the last mark, or one more block */
 }
 
-/* The backward reads fresh results of copies of forward instructions instead of what the forward computed,
-   which so need not be kept. A copy stands before the first instruction that reads its result, and runs only
-   what that needs. */
+/* The backward reads what copies of forward instructions compute again, so that the forward's results need
+   not be kept. A copy stands before the first instruction that reads it, and runs only what that needs. */
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy)
 {
     tt__recomputer r = {t, policy, 0, 0, 0};
@@ -5167,8 +4961,7 @@ static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy)
 
 /* --------------------------------------------------------------------------------------------------- step */
 
-/* A row of numbers that instructions and the host share: a storage of its own, or a part of `of` from element
-   `offset` on. */
+/* Numbers that instructions and the host share: a storage of its own, or a part of `of` from `offset` on. */
 static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int32_t of, size_t offset,
                                   const char *name)
 {
@@ -5176,7 +4969,7 @@ static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int3
     tt__set_fixed(&shape, dtype, 1, cols);
     if (of) return tt__new_view(t, of, &shape, (int64_t)offset, cols, name);
     int32_t id = tt__new_value(t, &shape, TT__STEP, "%s", name);
-    if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE; /* which the host reads and writes faster */
+    if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE; /* the host reads and writes it faster */
     return id;
 }
 
@@ -5252,8 +5045,7 @@ static bool tt__is_trained(const tt_tape *t, int32_t v)
     return t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;
 }
 
-/* Global norm, clipping, one optimizer instruction for each parameter with a gradient, and the next loss
-   scale. */
+/* Global norm, clipping, an optimizer's instruction for each parameter with a gradient, next loss scale. */
 static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, const tt_loss_scale *scale)
 {
     tt__builder b = {t, false, true, TT__EACH_STEP, false};
@@ -5264,34 +5056,27 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
     int32_t squares = tt__new_value(t, &shape, TT__TRANSIENT, "squared gradient norms");
     if (!squares) return TT_ERR_MEMORY;
     t->values[squares].pinned_f32 = t->values[squares].keep = true;
-    for (int32_t v = 1, k = 0; v < values && b.ok; v++) {
+    tt__set_fixed(&shape, TT_F32, 1, 1);
+    for (int32_t v = 1, k = 0; v < values; v++) {
         if (!tt__is_trained(t, v)) continue;
-        int32_t g = t->values[v].grad;
-        tt__instr *i = tt__emit(&b, TT__OP_SUM_SQUARES);
-        tt__set_fixed(&shape, TT_F32, 1, 1);
-        int32_t square = i ? tt__new_view(t, squares, &shape, k++, 1, t->values[g].name) : 0;
-        if (!square) return TT_ERR_MEMORY;
-        i = &t->code[t->n_code - 1];
-        i->in[0] = g;
-        i->out[0] = square;
+        const tt__value *g = &t->values[t->values[v].grad];
+        tt__instr *i = tt__emit_of(&b, TT__OP_SUM_SQUARES, NULL, &t->values[v].grad, 1);
+        if (!i || !(i->out[0] = tt__new_view(t, squares, &shape, k++, 1, g->name))) return TT_ERR_MEMORY;
         i->with_next = k < n;
     }
-    tt__instr *clip = tt__emit(&b, TT__OP_CLIP);
+    const int32_t norms[] = {squares, t->totals, t->scale};
+    tt__instr *clip = tt__emit_of(&b, TT__OP_CLIP, NULL, norms, 3);
     if (!clip) return TT_ERR_MEMORY;
     clip->attr.clip_norm = o->clip_norm;
-    clip->in[0] = squares;
-    clip->in[1] = t->totals;
-    clip->in[2] = t->scale;
     clip->out[0] = t->clipped;
     for (int32_t v = 1, k = 0; v < values && b.ok; v++) {
         if (!tt__is_trained(t, v)) continue;
         bool adam = o->kind != TT_SGD;
         int32_t first = adam || o->momentum != 0 ? tt__new_state(&b, v, adam ? "m" : "momentum") : 0;
         int32_t second = adam ? tt__new_state(&b, v, "v") : 0;
-        tt__instr *i = tt__emit(&b, adam ? TT__OP_ADAM : TT__OP_SGD);
+        const int32_t in[] = {t->values[v].grad, t->clipped};
+        tt__instr *i = tt__emit_of(&b, adam ? TT__OP_ADAM : TT__OP_SGD, NULL, in, 2);
         if (!i) return TT_ERR_MEMORY;
-        i->in[0] = t->values[v].grad;
-        i->in[1] = t->clipped;
         i->out[0] = v;
         i->out[1] = first;
         i->out[2] = second;
@@ -5304,10 +5089,9 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
         i->with_next = ++k < n;
     }
     if (!t->scale) return b.ok ? TT_OK : TT_ERR_MEMORY;
-    tt__instr *next = tt__emit(&b, TT__OP_LOSS_SCALE);
+    const int32_t in[] = {t->clipped, t->totals};
+    tt__instr *next = tt__emit_of(&b, TT__OP_LOSS_SCALE, NULL, in, 2);
     if (!next) return TT_ERR_MEMORY;
-    next->in[0] = t->clipped;
-    next->in[1] = t->totals;
     next->out[0] = t->scale;
     next->attr.growth = scale->growth;
     next->attr.backoff = scale->backoff;
@@ -5328,32 +5112,27 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         if (t->values[v].keep || t->values[v].persistent) needed[t->values[v].base] = true;
     for (int k = t->n_code - 1; k >= 0; k--) {
         tt__instr *i = &t->code[k];
-        bool live = false;
+        bool live = tt__is(i, TT__WAITS) && needed[t->values[i->in[0]].base];
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
-        live |= tt__is(i, TT__WAITS) && needed[t->values[i->in[0]].base];
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
-        if (live && drop_saved && tt__is(i, TT__SAVES1) && i->out[1]) {
-            const tt__value *x = &t->values[i->out[1]];
-            /* another dtype: out[0] is rounded as it */
-            bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
-            if (same && !needed[x->base]) i->out[1] = 0;
-        }
         if (!live) i->op = -1;
+        if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
+        const tt__value *x = &t->values[i->out[1]];
+        /* another dtype: out[0] is rounded as it */
+        bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
+        if (same && !needed[x->base]) i->out[1] = 0;
     }
-    int kept = 0;
-    for (int k = 0; k < t->n_code; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
-    t->n_code = kept;
     tt__free(t->ctx, needed);
-    return TT_OK;
+    return tt__settle(t, t->n_code);
 }
 
-/* ============================================================================================================
+/* ===========================================================================================================
    PLANNER                                                                                        >>planner
-   Gives every value a place. Lifetimes are exact: from the instruction that first writes a storage to the last that
-   reads it. Persistent values lie one after another; the rest is placed by greedy first and best fit over several
-   orders (Pisarchyk, Lee: "Efficient memory management for deep neural net inference", 2020), keeping the best. Each
-   space has its own places. Uses tape.
-   ============================================================================================================ */
+   Gives every value a place. Lifetimes are exact: from the instruction that first writes a storage to the
+   last that reads it. Persistent values lie one after another; the rest is placed by greedy first and best
+   fit over several orders (Pisarchyk, Lee: "Efficient memory management for deep neural net inference",
+   2020), keeping the best. Each space has its own places. Uses tape.
+   ======================================================================================================== */
 
 #define TT__NO_PLACE SIZE_MAX /* of a storage that nothing uses */
 
@@ -5398,11 +5177,11 @@ typedef struct tt__span {
 typedef struct tt__taken {
     tt_context *ctx;
     tt__span *span; int n_span, cap_span;   /* span[0] is "none" */
-    int unused;                             /* the first of the spans that are in no list */
-    int *list;                              /* of node k, list[2 k]: taken all the time; list[2 k + 1]: at times */
-    int last;                               /* the box that was placed last */
-    int *hint;                              /* of each list, the span that it got last */
-    int leaves;                             /* instructions rounded up to a power of two; node 1 is the root */
+    int unused;     /* the first of the spans that are in no list */
+    int *list;      /* of node k, list[2 k]: taken all the time; list[2 k + 1]: at times */
+    int *hint;      /* of each list, the span that it got last */
+    int leaves;     /* instructions rounded up to a power of two; node 1 is the root */
+    int highest;    /* the last placed of the boxes that reach the height */
 } tt__taken;
 
 static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
@@ -5435,7 +5214,7 @@ static bool tt__taken_clear(tt__taken *t)
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
     int before = 0, at = t->list[list], hint = t->hint[list];
-    if (t->span[hint].list == list && t->span[hint].from <= from) at = hint; /* most are near the one before */
+    if (t->span[hint].list == list && t->span[hint].from <= from) at = hint; /* most are near the last */
     while (at && t->span[at].to < from) {
         before = at;
         at = t->span[at].next;
@@ -5478,11 +5257,11 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
                       tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
 }
 
-/* Appends to `heads` the lists of what is taken at some time in b's life; returns how many there are then. On
-   each level these are one list of at most two nodes that b's life is a part of, and two of at most two that
-   are a part of it. */
+/* Appends to `heads` the lists of what is taken at some time in b's life; returns how many there are then: on
+   each level one of at most two nodes that b's life is a part of, and two of at most two that are in it. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
-static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads, int n)
+static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
+                           int n)
 {
     if (b->first >= lo + width || b->last < lo || !(t->list[2 * node] | t->list[2 * node + 1])) return n;
     bool always = b->first <= lo && b->last >= lo + width - 1;
@@ -5530,8 +5309,10 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     for (int k = 0; k < n; k++) {
         tt__box *b = &box[order[k]];
         b->place = tt__gap(taken, b, tightest);
-        if (b->place + b->bytes > height) height = b->place + b->bytes;
-        taken->last = order[k];
+        if (b->place + b->bytes >= height) {
+            height = b->place + b->bytes;
+            taken->highest = order[k];
+        }
         if (height > limit) return height;
         if (!tt__take(taken, b, 1, 0, taken->leaves)) return SIZE_MAX;
     }
@@ -5556,7 +5337,8 @@ static bool tt__box_before(const tt__box *box, int a, int b, int kind, int peak)
     return a < b;
 }
 
-static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, int kind, int peak) /* merge sort */
+/* Merge sort. */
+static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, int kind, int peak)
 {
     for (int width = 1; width < n; width *= 2) {
         for (int lo = 0; lo < n; lo += 2 * width) {
@@ -5579,46 +5361,41 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
 {
     size_t best = tt__place_in_order(box, order, n, tightest, SIZE_MAX, taken), height = best;
     bool best_tightest = tightest;
-    int rounds = n < TT__FEW_BOXES && best > bound ? TT__IMPROVE / (n + 1) : 0, top = 0;
-    for (int k = 0; k < n; k++)
-        if (box[order[k]].place + box[order[k]].bytes == height) taken->last = order[k];
+    const int rounds = n < TT__FEW_BOXES && best > bound ? TT__IMPROVE / (n + 1) : 0;
     memcpy(best_order, order, sizeof *order * (size_t)n);
     for (int round = 0; round < rounds && best > bound && height != SIZE_MAX; round++) {
-        for (top = 0; order[top] != taken->last; top++) {}
+        int top = 0;
+        while (order[top] != taken->highest) top++;
         memmove(order + 1, order, sizeof *order * (size_t)top);
-        order[0] = taken->last;
+        order[0] = taken->highest;
         tightest = !tightest;
         height = tt__place_in_order(box, order, n, tightest, best - 1, taken);
         if (height >= best) continue;
         best = height;
         best_tightest = tightest;
         memcpy(best_order, order, sizeof *order * (size_t)n);
-        for (int k = 0; k < n; k++)
-            if (box[order[k]].place + box[order[k]].bytes == height) taken->last = order[k];
     }
     return rounds ? tt__place_in_order(box, best_order, n, best_tightest, SIZE_MAX, taken) : best;
 }
 
-/* Places those of the n boxes that lie in a space (those merged into another take its place). *height: bytes needed;
-   *bound: the largest sum of live bytes. Orders are tried until one reaches the bound (of many boxes, is within 1/256 of
-   it), with the boxes that matter; those below 1/1024 of it then find room between these. */
-static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space, size_t *height,
-                           size_t *bound, int *peak_at)
+/* Places those of the n boxes that lie in a space (those merged into another take its place). *height: bytes
+   needed; *bound: the largest sum of live bytes. Orders of the boxes that matter are tried until one reaches it
+   (of many boxes, is within 1/256 of it); boxes below 1/1024 of it then find room between these. */
+static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space,
+                           size_t *height, size_t *bound, int *peak_at)
 {
-    int *order = (int *)tt__alloc(ctx, sizeof(int) * (size_t)(n + 1) * 2), large = 0, all, winner = 0, at;
+    int *order = (int *)tt__alloc(ctx, sizeof(int) * (size_t)(n + 1) * 2), large = 0, all = 0, winner = 0, at;
     tt__taken taken;
     bool room = tt__taken_open(ctx, &taken, instructions) && order;
     *bound = tt__max_live(box, n, instructions, space, 0, ctx, peak_at);
     size_t least = n < TT__FEW_BOXES ? 0 : *bound / 1024, best = SIZE_MAX;
     size_t goal = tt__max_live(box, n, instructions, space, least, ctx, &at);
     room = room && *bound != SIZE_MAX && goal != SIZE_MAX;
-    all = 0;
-    for (int small = 0; small < 2; small++) {
-        for (int k = 0; k < n && room; k++) {
-            const tt__box *b = &box[k];
-            if (b->merged == k && b->space == space && b->bytes && (b->bytes < least) == small) order[all++] = k;
-        }
-        if (!small) large = all;
+    for (int k = 0; k < 2 * n && room; k++) { /* the large ones, then the others */
+        const tt__box *b = &box[k % n];
+        if (b->merged != k % n || b->space != space || !b->bytes || (b->bytes < least) != (k >= n)) continue;
+        order[all++] = k % n;
+        large += k < n;
     }
     const size_t enough = n < TT__FEW_BOXES ? goal : goal + goal / 256;
     for (int attempt = 0; room && attempt < 2 * TT__ORDERS && best > enough; attempt++) {
@@ -5650,8 +5427,7 @@ static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v)
     return tt__align_to(tt__storage_bytes(v), t->alignment);
 }
 
-/* Refuses a tape whose storages and workspaces are, with `more` bytes, 2^62 bytes or more, so that no sum of
-   some of them overflows. */
+/* Refuses a tape whose storages, workspaces and `more` are 2^62 bytes or more, so that no sum overflows. */
 static tt_status tt__check_total(const tt_tape *t, size_t more)
 {
     const size_t most = SIZE_MAX / 4;
@@ -5673,14 +5449,12 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
                     tt__describe(t, largest, what, sizeof what));
 }
 
-static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, size_t bytes, int first, int last)
+/* value 0: a workspace. */
+static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, size_t bytes, int first,
+                        int last)
 {
-    box[at].first = first;
-    box[at].last = last;
-    box[at].bytes = tt__align_to(bytes, t->alignment);
-    box[at].value = value;
-    box[at].merged = at;
-    box[at].space = value ? t->values[value].space : TT__DEVICE;
+    const tt__box b = {first, last, tt__align_to(bytes, t->alignment), 0, value, at, t->values[value].space};
+    box[at] = b;
 }
 
 /* Lifetimes of the transient storages and workspaces of a tape. *box is released by the caller. Instructions
@@ -5707,7 +5481,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             const tt__value *v = &t->values[base];
             if (v->persistent) continue;
             bool given = v->storage == TT__INPUT || base == t->run; /* the host writes it before the run */
-            if (of[base] < 0) tt__new_box(t, box, of[base] = n++, base, tt__storage_bytes(v), given ? 0 : group, 0);
+            const int first = given ? 0 : group;
+            if (of[base] < 0) tt__new_box(t, box, of[base] = n++, base, tt__storage_bytes(v), first, 0);
             box[of[base]].last = v->keep || base == t->values[root].base ? end : group_end;
         }
         if (i->workspace) tt__new_box(t, box, n++, 0, i->workspace, k, k);
@@ -5721,18 +5496,18 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     /* In place: out[0] begins where in[j] ends. Chains of several links merge into the first. */
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        unsigned flags = tt__row(i->op)->flags;
         int32_t y = i->out[0];
         if (!y || (i->add & 1) || t->values[y].base != y || of[y] < 0 || box[of[y]].first != k) continue;
         for (int j = 0; j < 2; j++) {
             int32_t x = i->in[j];
-            if (!(flags & (j ? TT__INPLACE1 : TT__INPLACE0)) || !x || t->values[x].base != x || of[x] < 0) continue;
+            if (!tt__is(i, j ? TT__INPLACE1 : TT__INPLACE0)) continue;
+            if (!x || t->values[x].base != x || of[x] < 0) continue;
             const tt__shape *a = &t->values[x].shape, *b = &t->values[y].shape;
             const tt__box *from = &box[of[x]], *to = &box[of[y]];
             if (from->last != k || from->bytes != to->bytes || from->space != to->space) continue;
             if (a->dtype != b->dtype || a->cols != b->cols) continue;
             bool read_twice = false;
-            for (int m = 0; m < TT__MAX_IN; m++) read_twice |= m != j && i->in[m] && t->values[i->in[m]].base == x;
+            for (int m = 0; m < TT__MAX_IN; m++) read_twice |= m != j && t->values[i->in[m]].base == x;
             if (read_twice) continue;
             int start = of[x];
             while (box[start].merged != start) start = box[start].merged;
@@ -5779,13 +5554,13 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
         const tt__box *b = &box[k];
         if (b->space != space) continue;
         if (b->place % t->alignment || b->place > height || b->bytes > height - b->place) {
-            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its region of "
-                              "%zu", k, b->bytes, b->place, height);
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its region "
+                              "of %zu", k, b->bytes, b->place, height);
         } else if (b->merged == k && b->bytes && tt__overlaps(&taken, b)) {
             int other = 0;
             while (!tt__collide(box, other, k)) other++;
-            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and overlap", k,
-                              other);
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and "
+                              "overlap", k, other);
         } else if (b->merged == k && b->bytes && !tt__take(&taken, b, 1, 0, taken.leaves)) {
             status = TT_ERR_MEMORY;
         }
