@@ -105,8 +105,8 @@
 
    LIMITS
      A program runs on one device; "cuda" needs compute capability 8.0. Little-endian machines. At most 4
-     dimensions for parameters, 2 for activations; 2^31 rows. Matrix products add up in fp32 whatever the dtype
-     of their operands; dot products and tiles of bf16 take subnormals as 0, dot products on Arm round to odd.
+     dimensions for parameters, 2 for activations; 2^31 rows. Products of matrices add up in fp32 whatever the
+     dtype of these; dot products and tiles of bf16 take subnormals as 0, dot products on Arm round to odd.
      Tiles (AMX) are used where Linux lets the process have them: it refuses if a thread has an alternate
      signal stack too small to save them, and afterwards takes no such stack. Cross-entropy with 16-bit
      gradients, or of logits that something else reads too, holds the logits whole.
@@ -241,10 +241,8 @@ const char *tt_error(const tt_context *ctx); /* the last failure in one sentence
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable" */
-/* Returns the bytes now held through the allocator, less 64 for each block. */
-size_t tt_allocated_bytes(const tt_context *ctx);
-/* Returns fp32 FLOP/s of all threads together, measured once in about 30 ms. */
-double tt_measured_peak(tt_context *ctx);
+size_t tt_allocated_bytes(const tt_context *ctx);   /* now held, less 64 for each block of the allocator's */
+double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads, measured once, in 30 ms */
 
 /* What this machine has of a kind of device ("cpu", "cuda"; NULL: as tt_compile_options.device), which of it
    programs use and why: lines of text into `to` (always terminated, cut at capacity; capacity 0: none). Opens
@@ -295,8 +293,7 @@ void tt_tape_free(tt_tape *t);
 /* Ops never fail at once: the first wrong shape marks the tape, later ops do nothing, and tt_compile returns
    the error. tt_tape_status tells earlier. */
 tt_status tt_tape_status(const tt_tape *t);
-/* Names v in plans and errors. */
-void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4);
+void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* in plans and errors */
 int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 where the tape has no such value */
 int64_t tt_value_width(const tt_tape *t, tt_value v);
 
@@ -309,8 +306,7 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
 tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs);
 tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand: 1-D (n) is (1, n) */
 void tt_output(tt_tape *t, tt_value v); /* keep v until the end of a run, for tt_get */
-/* Says that v ends a block of the model: tt_compile_options.recompute "blocks" keeps it. */
-void tt_block_end(tt_tape *t, tt_value v);
+void tt_block_end(tt_tape *t, tt_value v); /* v ends a block: tt_compile_options.recompute keeps it */
 
 /* y = x W^T + b.  x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
@@ -366,8 +362,7 @@ tt_patch_options tt_patch_options_default(int height, int width, int channels, i
    -> (rows, channels * patch * patch), in the order channel, y, x (that of a convolution's weight). */
 tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start,
                     const tt_patch_options *o);
-/* A view of the columns [from, from + width). */
-tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width);
+tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of columns from `from` on */
 /* A view of as many elements: of fixed rows, or of an axis, whose rows stay whole (the same width). */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
@@ -405,8 +400,7 @@ typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_
 
 typedef struct tt_schedule {
     tt_schedule_kind kind;
-    float lr, min_lr;      /* after the warm-up lr is constant, or falls to min_lr, linearly or along a
-                              cosine */
+    float lr, min_lr;      /* after the warm-up lr stays, or falls to min_lr, linearly or along a cosine */
     int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps (as transformers does) */
     int64_t total_steps;   /* of warm-up and decay together */
 } tt_schedule;
@@ -517,8 +511,8 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
 /* Allocates the arena and fills the parameters. tt_set and the runs do it when it has not been done. */
 tt_status tt_allocate(tt_program *p);
-/* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Inputs keep their values
-   until set again only if nothing else uses their place, so set every input before every run. */
+/* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Set every input before
+   every run: something else may use its place. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
 /* An input of a program. */
 typedef struct tt_input_info {
@@ -555,12 +549,10 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
    tt_update, which divides by the targets of all together, so that 4 micro-batches of 4 equal one of 16. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
-/* After tt_micro_step, before tt_update: tt_param_size floats, the gradient of the mean over targets so far. */
+/* After tt_micro_step, before tt_update: tt_param_size floats, d(mean over the targets so far) / d(param). */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
-/* Forward only (programs with train = false). */
-tt_status tt_run(tt_program *p, tt_stats *stats);
-/* Returns the optimizer steps done; those skipped by loss scaling are not counted. */
-int64_t tt_program_steps(const tt_program *p);
+tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
+int64_t tt_program_steps(const tt_program *p);    /* of the optimizer; not those that loss scaling skipped */
 
 /* The whole state of a program that trains, in one safetensors file: parameters by their names, the
    optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before them, and in the tensor
@@ -828,13 +820,11 @@ typedef struct tt_train_options tt_train_options;
 
 /* How good a model is, told from what an evaluation has added up. */
 typedef struct tt_metric {
-    const char *name; /* in metrics.csv and on the terminal: at most 31 letters, digits, _ and -. NULL:
-                         none */
+    const char *name; /* in metrics.csv and texts: at most 31 letters, digits, _ and -. NULL: none */
     double (*of)(const tt_stats *s);
     bool lower_is_better;
 } tt_metric;
-/* "accuracy": the share of the targets that was predicted right (cross-entropy). */
-tt_metric tt_accuracy(void);
+tt_metric tt_accuracy(void);   /* "accuracy": the share of targets predicted right (cross-entropy) */
 tt_metric tt_perplexity(void); /* "perplexity": exp(loss). Lower is better */
 
 /* What a trainer trains. */
@@ -845,16 +835,14 @@ typedef struct tt_model {
        The names of the inputs are those of a batch's arrays. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
-    int classes;      /* tt_predict: the output has a logit for each of so many classes. 0: it is something
-                         else */
+    int classes;      /* the output has a logit for each of so many, for tt_predict. 0: something else */
     const char *unit; /* what is counted a second: "tokens", "images". Default, NULL: "examples" */
     int max_length;   /* rows of the longest sequence that there may be; 0: it has no sequences */
     bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
                          and starts, and batches need not have them */
 } tt_model;
 
-/* What BERT and ViT read; (rows): the tokens of all sequences one after another. An image is a sequence: a
-   class token, then its patches. */
+/* What BERT and ViT read, of all sequences one after another. An image is one: a class token, its patches. */
 typedef struct tt_inputs {
     tt_value positions; /* i32 (rows, 1): 0, 1, ... within each sequence */
     tt_value seq_start; /* i32 (seqs + 1, 1) */
@@ -871,8 +859,7 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
 /* BERT (Devlin et al. 2019), DistilBERT (Sanh et al. 2019), MiniLM (Wang et al. 2020): one encoder, two
    spellings. Parameters carry the names of transformers' (Distil)BertForSequenceClassification. */
 typedef struct tt_bert_config {
-    bool distil;              /* DistilBERT's names and head (pre_classifier, ReLU), not BERT's (pooler,
-                                 tanh) */
+    bool distil;              /* DistilBERT's names, head (pre_classifier, ReLU), not BERT's (pooler, tanh) */
     int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
     int type_vocab_size;      /* 0: no token types */
     bool pooler;              /* BERT: dense + tanh on the first token before the classifier. Default true */
@@ -916,10 +903,9 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* The last hidden states (rows, hidden), and the logits (seqs, classes). */
 /* The model's class_names are those of a dataset with as many classes, each of at most 63 bytes. */
 tt_status tt_bert_name_classes(tt_bert *m, const tt_dataset *d);
-
+/* The last hidden states (rows, hidden), and the logits (seqs, classes). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* As a trainer sees it: the mean cross-entropy of the classes that "labels" tell. m must stay. */
@@ -972,9 +958,7 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
 void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes */
 
-/* The last hidden states (rows, hidden), and the logits (seqs, classes). */
-tt_status tt_vit_name_classes(tt_vit *m, const tt_dataset *d); /* as tt_bert_name_classes */
-
+tt_status tt_vit_name_classes(tt_vit *m, const tt_dataset *d); /* these three are as BERT's */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
@@ -982,8 +966,7 @@ tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
-    bool train; /* default true; false: no gradients and optimizer, only tt_evaluate, tt_forward,
-                   tt_predict */
+    bool train; /* default true; false: no gradients, optimizer; for tt_evaluate, tt_forward, tt_predict */
     tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up; total_steps (0) must be set */
     tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1 */
     /* These are tt_compile_options', with the same defaults. */
@@ -1008,10 +991,8 @@ typedef struct tt_trainer tt_trainer;
    options are reported in one message. Nothing is allocated yet. NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
-/* Returns the training program (or the only one), for its plan. */
-const tt_program *tt_trainer_program(const tt_trainer *t);
-/* Returns the optimizer steps done; those skipped by loss scaling are not counted. */
-int64_t tt_trainer_steps(const tt_trainer *t);
+const tt_program *tt_trainer_program(const tt_trainer *t); /* that trains, or the only one, for its plan */
+int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of that */
 /* Returns the steps done in the state that was last saved or loaded, here or by tt_fit, from which a resumed
    run goes on; -1: there is none. */
 int64_t tt_trainer_saved_steps(const tt_trainer *t);
@@ -1056,8 +1037,7 @@ typedef struct tt_fit_event {
     double metric;                 /* of this epoch so far; of validation, where there is one */
     const char *unit;              /* "tokens", "images", ... */
     double per_second;             /* of these, since tt_fit began, validation left out */
-    double of_peak;                /* share of tt_measured_peak that matmuls and attention reach; 0:
-                                      unknown */
+    double of_peak;                /* matmuls' and attention's share of tt_measured_peak; 0: unknown */
     double seconds_left;           /* of all epochs, validation left out */
     const tt_stats *validation;    /* after the last step of an epoch; else NULL */
     bool best;                     /* it is the best so far, and `keep` has been called */
@@ -1070,19 +1050,16 @@ typedef struct tt_fit_options {
     int64_t epochs;                /* default 1 */
     const char *folder;            /* where state.safetensors, metrics.csv and loss.svg (see tt_fit) are
                                       written, made if need be. Default NULL: none of these */
-    bool resume;                   /* go on from the state in folder; else a folder that holds one is
-                                      refused */
+    bool resume;                   /* go on from the state in folder; else one that holds one is refused */
     double save_seconds;           /* the state is saved after each epoch, and so often in one. Default 300 */
     const volatile int *stop;      /* not 0: stop after the step or the batch of validation at hand; a signal
                                       handler may set it (sig_atomic_t). Default NULL */
-    const char *best_by;           /* what tells the best validation: "loss", or the model's metric by its
-                                      name, equal ones by the lower loss. Default NULL: the metric, or the
-                                      loss where the model has none */
-    tt_status (*keep)(void *user); /* save the model: an epoch is over whose validation is the best so far,
-                                      or, without validation, any. The folder holds a state by then, so that a
-                                      run that is killed here can be resumed. A failure ends tt_fit with that
-                                      status, and a resumed run calls `keep` for this epoch again. Default
-                                      NULL */
+    const char *best_by;           /* what tells the best validation: "loss", or the model's metric by name,
+                                      ties by loss. Default NULL: the metric, or else the loss */
+    /* Save the model: an epoch is over whose validation is the best so far, or, without validation, any. The
+       folder holds a state by then, so that a run that is killed here can be resumed. A failure ends tt_fit
+       with that status, and a resumed run calls `keep` for this epoch again. Default NULL. */
+    tt_status (*keep)(void *user);
     void (*report)(void *user, const tt_fit_event *event);
     void *user;
 } tt_fit_options;
@@ -1123,7 +1100,7 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 /* ===========================================================================================================
    BACKEND API                                                                                    >>backend
    What a backend (the CPU's below, tinytrain_cuda.cu) gets to run one instruction, and the functions that it
-   has. Uses the public API only. A file that brings a backend defines TINYTRAIN_BACKEND before including this.
+   has. Uses the public API only. A file that brings a backend defines TINYTRAIN_BACKEND before it.
    ======================================================================================================== */
 
 #if (defined(TINYTRAIN_IMPLEMENTATION) || defined(TINYTRAIN_BACKEND)) && !defined(TT__LANES) && \
@@ -1161,8 +1138,7 @@ typedef enum tt__act {
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(bool, fp8)          /* LINEAR, LINEAR_DX, LINEAR_DW: operands are rounded to fp8 */ \
-    X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: w is f32 and rounded to this when read \
-                             (TT_F32: is not) */
+    X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to this when read */
 
 typedef struct tt__attr {
 #define TT__FIELD(type, name) type name;
@@ -1233,7 +1209,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
-    X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) /* x, w -> y, 1/rms */ \
+    X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
+        /* x, w -> y, 1/rms */ \
     X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 2, TT__INPLACE0) /* dy, x, w, 1/rms -> [dx], [dw] */ \
     X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) \
         /* x -> act(x) */ \
@@ -1467,13 +1444,8 @@ static int64_t tt__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static size_t tt__align_to(size_t n, size_t alignment) { return (n + alignment - 1) & ~(alignment - 1); }
 static size_t tt__align_up(size_t n) { return tt__align_to(n, TT__ALIGN); }
 
-/* a * b for non-negative sizes; false when the product does not fit. */
-static bool tt__mul_size(size_t a, size_t b, size_t *product)
-{
-    if (b && a > SIZE_MAX / b) return false;
-    *product = a * b;
-    return true;
-}
+/* a * b; false when the product does not fit. */
+static bool tt__mul_size(size_t a, size_t b, size_t *to) { return !__builtin_mul_overflow(a, b, to); }
 
 /* ------------------------------------------------------------------------------------------------ context */
 
@@ -2330,7 +2302,8 @@ struct tt_param {
     tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
     void (*release)(tt_context *ctx, void *source);
     void *source;
-    struct tt__arena *holder; /* holds its values, from the compilation of the first program with it; or NULL */
+    /* The arena that holds its values, from the compilation of the first program with it; NULL: none. */
+    struct tt__arena *holder;
 };
 
 /* STEP: the step's settings and results. */
@@ -2469,8 +2442,8 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     vsnprintf(v.name, sizeof v.name, format, args);
     va_end(args);
     if (shape->rows > TT__MOST_ELEMENTS / shape->cols)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "'%s': %lld rows of width %lld are 2^47 elements or more, which "
-                             "no memory holds", v.name, (long long)shape->rows, (long long)shape->cols);
+        return tt__tape_fail(t, TT_ERR_SHAPE, "'%s': %lld rows of width %lld are 2^47 elements or more, "
+                             "which no memory holds", v.name, (long long)shape->rows, (long long)shape->cols);
     if (!TT__GROW(t->ctx, t->values, t->n_values, t->cap_values)) return tt__out_of_memory(t);
     t->values[t->n_values] = v;
     return t->n_values++;
@@ -2596,8 +2569,8 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
     if (t->status != TT_OK) return tt__handle(0);
     if (tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT)
         return tt__handle(tt__new_value(t, &shape, TT__INPUT, "%s", name));
-    tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and width "
-                  "must be at least 1", name, (long long)rows, (long long)width, (int)dtype);
+    tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and "
+                  "width must be at least 1", name, (long long)rows, (long long)width, (int)dtype);
     return tt__handle(0);
 }
 
@@ -2694,8 +2667,8 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     to.dtype = v->shape.dtype;
     to.cols = width;
     if (ok) return tt__handle(tt__new_view(t, x.id, &to, 0, width, v->name));
-    tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of an "
-                  "axis cannot be split, and a slice cannot be reshaped",
+    tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of "
+                  "an axis cannot be split, and a slice cannot be reshaped",
                   tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
     return tt__handle(0);
 }
@@ -4372,7 +4345,7 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
 typedef struct tt__known {
     bool defined;
     int group;      /* the last group of instructions that run together that writes it; 0: none */
-    int writer;     /* one more than the instruction of another stream that writes it and was not waited for */
+    int writer;     /* one more than the instruction of another stream that writes it, before its WAIT */
     int readers;    /* how many of these read it */
 } tt__known;
 
@@ -4466,7 +4439,8 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         int32_t which = 0;
         if (k && i->segment < i[-1].segment) wrong = "stands behind those of a later segment";
         bool alike = k + 1 < t->n_code && i[1].op == i->op && i[1].segment == i->segment;
-        if (i->with_next && !(alike && !i->stream && !i[1].stream)) wrong = "runs together with one of another op";
+        if (i->with_next && (!alike || i->stream || i[1].stream))
+            wrong = "runs together with one of another op";
         for (int j = 0; j < TT__MAX_IN && !wrong; j++)
             if ((which = i->in[j]) != 0) wrong = tt__verify_operand(t, i, j, known, group);
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
@@ -5379,8 +5353,8 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
 }
 
 /* Places those of the n boxes that lie in a space (those merged into another take its place). *height: bytes
-   needed; *bound: the largest sum of live bytes. Orders of the boxes that matter are tried until one reaches it
-   (of many boxes, is within 1/256 of it); boxes below 1/1024 of it then find room between these. */
+   needed; *bound: the largest sum of live bytes. Orders of the boxes that matter are tried until one reaches
+   it (of many boxes, is within 1/256 of it); boxes below 1/1024 of it then find room between these. */
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space,
                            size_t *height, size_t *bound, int *peak_at)
 {
@@ -5554,8 +5528,8 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
         const tt__box *b = &box[k];
         if (b->space != space) continue;
         if (b->place % t->alignment || b->place > height || b->bytes > height - b->place) {
-            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its region "
-                              "of %zu", k, b->bytes, b->place, height);
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its "
+                              "region of %zu", k, b->bytes, b->place, height);
         } else if (b->merged == k && b->bytes && tt__overlaps(&taken, b)) {
             int other = 0;
             while (!tt__collide(box, other, k)) other++;
