@@ -9804,27 +9804,20 @@ static void tt__peak_task(void *arg, int64_t task, int thread)
     job->flops[task] = job->loop(job->rounds, &sink);
 }
 
-static double tt__measure_peak(tt_context *ctx, double (*loop)(int64_t rounds, float *sink))
-{
-    tt__peak_job job;
-    double best = 0;
-    job.loop = loop;
-    job.rounds = 200000;
-    for (int attempt = 0; attempt < 8 && best <= 0; attempt++)
-        for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour can only slow it down */
-            double start = tt__seconds(), flops = 0;
-            tt__parallel(ctx->cpu.pool, ctx->cpu.pool->threads, tt__peak_task, &job);
-            double seconds = tt__seconds() - start;
-            for (int t = 0; t < ctx->cpu.pool->threads; t++) flops += job.flops[t];
-            if (seconds > 0 && flops / seconds > best) best = flops / seconds;
-        }
-    return best;
-}
-
 double tt_measured_peak(tt_context *ctx)
 {
-    if (ctx->measured_peak <= 0)
-        ctx->measured_peak = tt__measure_peak(ctx, ctx->cpu.isa->peak[TT__BF16_CONVERT]);
+    const int threads = ctx->cpu.pool->threads;
+    tt__peak_job job;
+    job.loop = ctx->cpu.isa->peak[TT__BF16_CONVERT];
+    job.rounds = 200000;
+    for (int attempt = 0; attempt < 8 && ctx->measured_peak <= 0; attempt++)
+        for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour can only slow it down */
+            double start = tt__seconds(), flops = 0;
+            tt__parallel(ctx->cpu.pool, threads, tt__peak_task, &job);
+            double seconds = tt__seconds() - start;
+            for (int t = 0; t < threads; t++) flops += job.flops[t];
+            if (seconds > 0) ctx->measured_peak = fmax(ctx->measured_peak, flops / seconds);
+        }
     return ctx->measured_peak;
 }
 
@@ -10374,41 +10367,11 @@ static void tt__mark_gradients(tt_tape *t)
         if (passed != TT_OK) return passed; \
     } while (0)
 
-/* The passes over a tape that ends with a loss: they add its backward and the update. */
-static tt_status tt__run_training_passes(tt__built *b, const tt__settings *s, const tt__choice *choice,
-                                         int losses)
-{
-    tt_tape *t = b->t;
-    const bool accumulate = s->options.accumulate;
-    if (losses != 1 && accumulate)
-        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "accumulate divides by the targets of one loss, but the "
-                        "program has %d", losses);
-    TT__PASS(t, "differentiate", tt__differentiate(t, b->root, accumulate));
-    if (!losses)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on "
-                        "tt_cross_entropy or tt_mean_squared_error", t->values[b->root].name);
-    TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
-    TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute));
-    if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
-    TT__PASS(t, "counts", tt__pass_counts(t));
-    TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
-    return TT_OK;
-}
-
-static tt_status tt__run_evaluation_passes(tt__built *b, const tt__settings *s)
-{
-    tt_tape *t = b->t;
-    TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
-    if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
-    TT__PASS(t, "counts", tt__pass_counts(t));
-    return TT_OK;
-}
-
-/* All passes, in order. */
+/* All passes, in order. A tape that is to train gets the backward of its loss and the update. */
 static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
-    const bool train = s->options.train;
+    const bool train = s->options.train, accumulate = s->options.accumulate;
     int losses = 0;
     TT__PASS(t, "record", TT_OK);
     TT__PASS(t, "inference", tt__pass_inference(t, b->root, train));
@@ -10418,9 +10381,19 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
     TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
     for (int k = 0; k < t->n_code; k++) losses += tt__is(&t->code[k], TT__LOSS);
     tt_status status = losses ? tt__new_results(t, train, s->scales) : TT_OK;
-    if (status == TT_OK)
-        status = train ? tt__run_training_passes(b, s, choice, losses) : tt__run_evaluation_passes(b, s);
+    if (status == TT_OK && train && accumulate && losses != 1)
+        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "accumulate divides by the targets of one loss, but "
+                          "the program has %d", losses);
     if (status != TT_OK) return status;
+    if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, accumulate));
+    if (train && !losses)
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on "
+                        "tt_cross_entropy or tt_mean_squared_error", t->values[b->root].name);
+    TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
+    if (train) TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute));
+    if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
+    TT__PASS(t, "counts", tt__pass_counts(t));
+    if (train) TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
     if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "fp8", (tt__pass_fp8(t), TT_OK));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
     TT__PASS(t, "settings", tt__pass_settings(t));
@@ -10428,16 +10401,11 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
 }
 #undef TT__PASS
 
-/* The matrix that operand `id` is at full capacity, without data. */
+/* The matrix that operand `id` is at full capacity, without data; all 0 for no operand. */
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
 {
-    tt__mat m;
-    memset(&m, 0, sizeof m);
-    if (!id) return m;
-    m.dtype = t->values[id].shape.dtype;
-    m.rows = t->values[id].shape.rows;
-    m.cols = t->values[id].shape.cols;
-    m.ld = t->values[id].ld;
+    const tt__value *v = &t->values[id];
+    const tt__mat m = {NULL, v->shape.dtype, v->shape.rows, v->shape.cols, v->ld};
     return m;
 }
 
@@ -10857,8 +10825,7 @@ tt_status tt_allocate(tt_program *p)
 /* The matrix that instruction operand `id` is in the coming run. */
 static tt__mat tt__resolve(const tt_program *p, int32_t id)
 {
-    tt__mat m;
-    memset(&m, 0, sizeof m);
+    tt__mat m = tt__at_capacity(p->built.t, id);
     if (!id) return m;
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
     bool on_host = base->space == TT__HOST;
@@ -10866,10 +10833,7 @@ static tt__mat tt__resolve(const tt_program *p, int32_t id)
     char *memory = base->storage == TT__PARAMETER ? tt__param_memory(p->ctx->params[base->param])
                  : (on_host ? p->rank.host : p->arena->memory) + region + base->place;
     m.data = memory + (size_t)v->offset * tt_dtype_bytes(base->shape.dtype);
-    m.dtype = v->shape.dtype;
     m.rows = tt__actual_rows(p, id);
-    m.cols = v->shape.cols;
-    m.ld = v->ld;
     return m;
 }
 
@@ -11191,22 +11155,6 @@ static void tt__begin_step(tt_program *p)
     p->norm_known = p->micro_failed = false;
 }
 
-tt_status tt_run(tt_program *p, tt_stats *stats)
-{
-    if (p->settings.options.train)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_run: this program trains: use tt_step, or compile with "
-                        "train = false");
-    tt_status status = tt_allocate(p);
-    if (status == TT_OK) status = tt__inputs_ready(p);
-    if (status != TT_OK) return status;
-    tt__begin_step(p);
-    status = tt__run_segment(p, TT__EACH_MICRO);
-    tt__forget_inputs(p);
-    if (status == TT_OK) status = tt__read_results(p);
-    if (status == TT_OK) tt__give_stats(p, stats, 0);
-    return status;
-}
-
 /* True also where the device does not let itself be read: what it says of that matters more. */
 static bool tt__all_finite(tt_program *p, int32_t v)
 {
@@ -11245,13 +11193,12 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
                     bad ? "' has a number that is not finite" : "");
 }
 
-/* Forward and backward of one micro-batch. Results that the device has yet to compute are read if the caller
-   wants them, else not waited for: a loss that is not finite shows when the step ends. */
+/* Forward, and backward of a program that trains, of one micro-batch. Results that the device has yet to
+   compute are read if the caller wants them, else not waited for: a loss that is not finite shows when the
+   step ends. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const tt_tape *t = p->built.t;
-    if (!p->settings.options.train)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "this program was compiled with train = false: use tt_run");
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
@@ -11265,7 +11212,19 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     status = tt__run_segment(p, TT__EACH_MICRO);
     tt__forget_inputs(p);
     if (status == TT_OK && (wanted || p->settings.kind->host)) status = tt__read_results(p);
-    return status == TT_OK ? tt__check_loss(p, p->rank.run.micro) : status;
+    if (status == TT_OK && p->settings.options.train) status = tt__check_loss(p, p->rank.run.micro);
+    return status;
+}
+
+tt_status tt_run(tt_program *p, tt_stats *stats)
+{
+    if (p->settings.options.train)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_run: this program trains: use tt_step, or compile with "
+                        "train = false");
+    tt__begin_step(p);
+    tt_status status = tt__micro(p, true);
+    if (status == TT_OK) tt__give_stats(p, stats, 0);
+    return status;
 }
 
 static tt_status tt__check_lr(tt_program *p, float lr)
@@ -11319,6 +11278,8 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 
 tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
 {
+    if (!p->settings.options.train)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "this program was compiled with train = false: use tt_run");
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
     tt__begin_step(p);
@@ -11430,28 +11391,6 @@ static void tt__discard_step(tt_program *p) { p->rank.run.micro = 0; }
 
 int64_t tt_program_steps(const tt_program *p) { return p->rank.run.step; }
 
-/* What a program that trains counts from step to step. */
-typedef struct tt__counts { int64_t seed, step, good_steps, skipped; double loss_scale; } tt__counts;
-
-static tt__counts tt__get_counts(const tt_program *p)
-{
-    const tt__scale *s = &p->results.scale;
-    tt__counts c = {(int64_t)p->rank.run.seed, p->rank.run.step, (int64_t)s->good_steps, (int64_t)s->skipped,
-                    s->scale};
-    return c;
-}
-
-/* The next micro-batch is then the first of a step. The seed stays. */
-static void tt__set_counts(tt_program *p, const tt__counts *c)
-{
-    p->rank.run.step = c->step;
-    p->rank.run.micro = 0;
-    p->results.scale.scale = c->loss_scale;
-    p->results.scale.good_steps = (double)c->good_steps;
-    p->results.scale.skipped = (double)c->skipped;
-    p->scale_set = false;
-}
-
 /* What decides a training's numbers: what was recorded, its precision and products, loss scaling, and how the
    optimizer's instructions update. How the program is placed, recomputed or run does not, nor its device. */
 static uint64_t tt__program_hash(const tt_program *p)
@@ -11470,54 +11409,37 @@ static uint64_t tt__program_hash(const tt_program *p)
     return hash;
 }
 
-/* What a state must be of to go on in a program: as tt_optimizer_kind and tt__precision_kind number them. */
-typedef struct tt__training { bool trains, within_step; int64_t optimizer, precision, hash; } tt__training;
+enum { TT__STATE_VERSION = 5 };
+#define TT__MOST_STEPS ((int64_t)1 << 62) /* more were not done: counting on would overflow */
 
-static tt__training tt__training_of(const tt_program *p)
+/* What a state has beside tensors, and what it must be of to go on in a program: the tensor "tinytrain.run",
+   all of 8 bytes, as I64. Optimizer and precision: as tt_optimizer_kind and tt__precision_kind number them. */
+typedef struct tt__state_header {
+    int64_t version, seed, step, good_steps, skipped;
+    double loss_scale;
+    int64_t optimizer, precision, program;
+} tt__state_header;
+
+static tt__state_header tt__state_header_of(const tt_program *p)
 {
-    const tt__settings *s = &p->settings;
-    tt__training t = {s->options.train, p->rank.run.micro > 0, (int64_t)s->options.optimizer.kind,
-                      (int64_t)s->precision.kind, (int64_t)tt__program_hash(p)};
-    return t;
+    const tt__settings *set = &p->settings;
+    const tt__scale *s = &p->results.scale;
+    const tt__state_header h = {TT__STATE_VERSION, (int64_t)p->rank.run.seed, p->rank.run.step,
+                                (int64_t)s->good_steps, (int64_t)s->skipped, s->scale,
+                                (int64_t)set->options.optimizer.kind, (int64_t)set->precision.kind,
+                                (int64_t)tt__program_hash(p)};
+    return h;
 }
 
-enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter in a state */
-
-/* A tensor that goes into a state: a parameter, or what an optimizer keeps of it. */
-typedef struct tt__kept { int32_t value; tt_dtype dtype; const tt_param *param; char name[192]; } tt__kept;
-
-/* Lists them: parameters by name, then the optimizer's state with PyTorch's words in front. Returns how many,
-   at most `most`. */
-static int tt__kept_tensors(const tt_program *p, tt__kept *to, int most)
+/* Goes on from the step of a state. The next micro-batch is then the first of a step. The seed stays. */
+static void tt__set_counts(tt_program *p, const tt__state_header *h)
 {
-    int n = 0;
-    for (int side = 0; side < 2; side++)
-        for (int32_t v = 1; v < p->built.t->n_values && n < most; v++) {
-            const tt__value *x = &p->built.t->values[v];
-            if (x->storage != (side ? TT__STATE : TT__PARAMETER) || x->base != v || x->param < 0) continue;
-            const tt_param *param = p->ctx->params[x->param];
-            bool second = n > 0 && to[n - 1].param == param; /* Adam's, behind its first */
-            const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
-            const char *what = sgd ? "momentum_buffer." : second ? "exp_avg_sq." : "exp_avg.";
-            snprintf(to[n].name, sizeof to[n].name, "%s%.170s", side ? what : "", param->name);
-            to[n].value = v;
-            to[n].dtype = x->shape.dtype;
-            to[n++].param = param;
-        }
-    return n;
-}
-
-static tt_status tt__kept_read(const tt_program *p, const tt__kept *k, size_t first, void *to, size_t bytes)
-{
-    const char *at = (const char *)tt__resolve(p, k->value).data + first;
-    return tt__read_memory(p->ctx, p->arena, to, TT_U8, at, TT_U8, bytes);
-}
-
-static tt_status tt__kept_write(const tt_program *p, const tt__kept *k, size_t first, const void *from,
-                                size_t bytes)
-{
-    char *at = (char *)tt__resolve(p, k->value).data + first;
-    return tt__write_memory(p->ctx, p->arena, at, TT_U8, from, TT_U8, bytes);
+    p->rank.run.step = h->step;
+    p->rank.run.micro = 0;
+    p->results.scale.scale = h->loss_scale;
+    p->results.scale.good_steps = (double)h->good_steps;
+    p->results.scale.skipped = (double)h->skipped;
+    p->scale_set = false;
 }
 
 /* ============================================================================================================
@@ -16505,28 +16427,51 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     return tt__trainer_inputs(r, t);
 }
 
-/* The tensors of a program's state, to be freed. NULL after an error, which a parameter is under whose name a
-   state could not be saved. */
-static tt__kept *tt__kept_of(const tt_program *p, int *count)
+enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter in a state */
+
+/* A tensor that goes into a state: a parameter, or what an optimizer keeps of it. */
+typedef struct tt__kept { int32_t value; tt_dtype dtype; const tt_param *param; char name[192]; } tt__kept;
+
+/* Fails if a state cannot hold a parameter of this name. */
+static tt_status tt__check_kept(const tt_param *param)
 {
     static const char *const taken[] = {"__metadata__", "tinytrain.*", "exp_avg.*", "exp_avg_sq.*",
                                         "momentum_buffer.*"};
-    const int most = 3 * p->ctx->n_params + 1;
-    tt__kept *kept = (tt__kept *)tt__alloc(p->ctx, sizeof *kept * (size_t)most);
-    *count = kept ? tt__kept_tensors(p, kept, most) : 0;
-    for (int k = 0; k < *count; k++) {
-        const char *name = kept[k].param->name;
-        bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
-        for (int i = 0; i < TT__COUNT(taken); i++) usable = usable && !tt__match(taken[i], name);
-        if (usable) continue;
-        tt__fail(p->ctx, TT_ERR_ARGUMENT,
-                 "the state of a run cannot be saved with the parameter '%.200s' of %zu bytes: a name must "
-                 "be UTF-8 of at most %d bytes, not '__metadata__', and not begin with 'tinytrain.', "
-                 "'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'", name, strlen(name), TT__STATE_NAME);
-        tt__free(p->ctx, kept);
-        return NULL;
-    }
-    return kept;
+    const char *name = param->name;
+    bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
+    for (int i = 0; i < TT__COUNT(taken); i++) usable = usable && !tt__match(taken[i], name);
+    if (usable) return TT_OK;
+    return tt__fail(param->ctx, TT_ERR_ARGUMENT, "the state of a run cannot be saved with the parameter "
+                    "'%.200s' of %zu bytes: a name must be UTF-8 of at most %d bytes, not '__metadata__', "
+                    "and not begin with 'tinytrain.', 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'", name,
+                    strlen(name), TT__STATE_NAME);
+}
+
+/* The tensors of a program's state, to be freed: parameters by name, then the optimizer's state with PyTorch's
+   words in front. NULL after an error. */
+static tt__kept *tt__kept_of(const tt_program *p, int *count)
+{
+    const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
+    tt__kept *kept = (tt__kept *)tt__alloc(p->ctx, sizeof *kept * (size_t)(3 * p->ctx->n_params + 1));
+    tt_status status = kept ? TT_OK : TT_ERR_MEMORY;
+    int n = 0;
+    for (int side = 0; side < 2; side++)
+        for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
+            const tt__value *x = &p->built.t->values[v];
+            if (x->storage != (side ? TT__STATE : TT__PARAMETER) || x->base != v || x->param < 0) continue;
+            const tt_param *param = p->ctx->params[x->param];
+            const bool second = n > 0 && kept[n - 1].param == param; /* Adam's, behind its first */
+            const char *what = sgd ? "momentum_buffer." : second ? "exp_avg_sq." : "exp_avg.";
+            status = tt__check_kept(param);
+            snprintf(kept[n].name, sizeof kept[n].name, "%s%.170s", side ? what : "", param->name);
+            kept[n].value = v;
+            kept[n].dtype = x->shape.dtype;
+            kept[n++].param = param;
+        }
+    *count = n;
+    if (status == TT_OK) return kept;
+    tt__free(p->ctx, kept);
+    return NULL;
 }
 
 /* Where sequences of the same length have their rows. */
@@ -16802,15 +16747,6 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 
 /* -------------------------------------------------------------------------------------------------- state */
 
-enum { TT__STATE_VERSION = 5, TT__STATE_PIECE = 16384 }; /* bytes that are moved at once */
-#define TT__MOST_STEPS ((int64_t)1 << 62) /* more were not done: counting on would overflow */
-
-typedef struct tt__state_header { /* the tensor "tinytrain.run": all of 8 bytes, as I64 */
-    int64_t version;
-    tt__counts counts;
-    int64_t optimizer, precision, program;
-} tt__state_header;
-
 /* The state of a program, to be written or read: every tensor with its name and description, first the
    header, last what a trainer adds. */
 typedef struct tt__state {
@@ -16846,7 +16782,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     memset(s, 0, sizeof *s);
     s->p = p;
     s->path = path;
-    if (!tt__training_of(p).trains)
+    if (!p->settings.options.train)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train: it has no state to save or load");
     if (!(s->kept = tt__kept_of(p, &s->count))) return ctx->status;
     s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(s->count + 2));
@@ -16869,26 +16805,41 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     return TT_OK;
 }
 
+/* Moves the tensors of the state in pieces: to the file that is written, or, w NULL, from the one that is
+   read. */
+static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
+{
+    const tt_program *p = s->p;
+    tt_status status = TT_OK;
+    for (int k = 0; k < s->count; k++) {
+        const int tensor = w ? -1 : tt_safetensors_find(s->file, s->kept[k].name);
+        const size_t bytes = s->info[k + 1].bytes;
+        char *at = (char *)tt__resolve(p, s->kept[k].value).data, piece[16384];
+        for (size_t done = 0, n; done < bytes && status == TT_OK; done += n, at += n) {
+            n = bytes - done < sizeof piece ? bytes - done : sizeof piece;
+            if (w) status = tt__read_memory(p->ctx, p->arena, piece, TT_U8, at, TT_U8, n);
+            else status = tt_safetensors_read(s->file, tensor, done, n, piece);
+            if (status != TT_OK) continue;
+            if (w) status = tt_safetensors_write(w, piece, n);
+            else status = tt__write_memory(p->ctx, p->arena, at, TT_U8, piece, TT_U8, n);
+        }
+    }
+    return status;
+}
+
 /* Writes the state, and `more` bytes of a trainer's progress. */
 static tt_status tt__state_save(tt_program *p, const char *path, const void *progress, size_t more)
 {
     tt__state s;
     tt_safetensors_writer *w = NULL;
-    const tt__training t = tt__training_of(p);
-    const tt__state_header h = {TT__STATE_VERSION, tt__get_counts(p), t.optimizer, t.precision, t.hash};
+    const tt__state_header h = tt__state_header_of(p);
     tt_status status = tt__state_list(&s, p, path, more);
-    if (status == TT_OK && t.within_step)
-        status = tt__fail(p->ctx, TT_ERR_ARGUMENT,
-                          "the state can be saved between steps, not between the micro-batches of one");
+    if (status == TT_OK && p->rank.run.micro > 0)
+        status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the "
+                          "micro-batches of one");
     if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, NULL);
     if (status == TT_OK) status = w ? tt_safetensors_write(w, &h, sizeof h) : p->ctx->status;
-    for (int k = 0; k < s.count && status == TT_OK; k++)
-        for (size_t done = 0, n; done < s.info[k + 1].bytes && status == TT_OK; done += n) {
-            char piece[TT__STATE_PIECE];
-            n = s.info[k + 1].bytes - done < sizeof piece ? s.info[k + 1].bytes - done : sizeof piece;
-            status = tt__kept_read(p, &s.kept[k], done, piece, n);
-            if (status == TT_OK) status = tt_safetensors_write(w, piece, n);
-        }
+    if (status == TT_OK) status = tt__state_move(&s, w);
     if (status == TT_OK && more) status = tt_safetensors_write(w, progress, more);
     status = tt__safetensors_end(w, status);
     tt__state_close(&s);
@@ -16917,42 +16868,37 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
 static tt_status tt__state_check_header(tt__state *s)
 {
     tt_context *ctx = s->p->ctx;
-    const tt_program *p = s->p;
     tt__state_header *h = &s->header;
+    const tt__state_header own = tt__state_header_of(s->p);
     const int at = tt_safetensors_find(s->file, s->info[0].name);
-    if (at >= 0 && tt_safetensors_info(s->file, at)->bytes >= sizeof h->version) {
-        tt_status status = tt_safetensors_read(s->file, at, 0, sizeof h->version, &h->version);
-        if (status != TT_OK) return status;
-        if (h->version != TT__STATE_VERSION) /* whose header has another size */
-            return tt__fail(ctx, TT_ERR_FORMAT,
-                            "'%s' is a state of version %lld, this build reads %d; the tinytrain.h that "
-                            "wrote it can go on with it", s->path, (long long)h->version, TT__STATE_VERSION);
-    }
-    tt_status status = tt__state_has(s, &s->info[0]);
+    int64_t version = TT__STATE_VERSION;
+    tt_status status = TT_OK;
+    if (at >= 0 && tt_safetensors_info(s->file, at)->bytes >= sizeof version)
+        status = tt_safetensors_read(s->file, at, 0, sizeof version, &version);
+    if (version != TT__STATE_VERSION) /* whose header has another size */
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d; the "
+                        "tinytrain.h that wrote it can go on with it", s->path, (long long)version,
+                        TT__STATE_VERSION);
+    if (status == TT_OK) status = tt__state_has(s, &s->info[0]);
     if (status == TT_OK) status = tt_safetensors_read(s->file, at, 0, sizeof *h, h);
     if (status != TT_OK) return status;
-    const tt__counts *n = &h->counts;
-    const tt__training t = tt__training_of(p);
-    const uint64_t seed = (uint64_t)tt__get_counts(p).seed;
-    const double scale = n->loss_scale;
-    const bool scales = tt__is_power_of_two(scale, 1, TT__LOSS_SCALE_MOST);
-    if (n->step < 0 || n->step > TT__MOST_STEPS)
+    const bool scales = tt__is_power_of_two(h->loss_scale, 1, TT__LOSS_SCALE_MOST);
+    if (h->step < 0 || h->step > TT__MOST_STEPS)
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", s->path,
-                        (long long)n->step);
-    if (!scales || n->good_steps < 0 || n->good_steps > TT__MOST_STEPS || n->skipped < 0 ||
-        n->skipped > TT__MOST_STEPS)
-        return tt__fail(ctx, TT_ERR_FORMAT,
-                        "'%s' says that %lld steps were skipped, and %lld done with loss scale %g", s->path,
-                        (long long)n->skipped, (long long)n->good_steps, scale);
-    if ((uint64_t)n->seed != seed)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "'%s' was made with seed %llu, this run has %llu: open the context with the same "
-                        "seed", s->path, (unsigned long long)n->seed, (unsigned long long)seed);
-    if (h->optimizer != t.optimizer)
+                        (long long)h->step);
+    if (!scales || h->good_steps < 0 || h->good_steps > TT__MOST_STEPS || h->skipped < 0 ||
+        h->skipped > TT__MOST_STEPS)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were skipped, and %lld done with loss "
+                        "scale %g", s->path, (long long)h->skipped, (long long)h->good_steps, h->loss_scale);
+    if (h->seed != own.seed)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with seed %llu, this run has %llu: open the "
+                        "context with the same seed", s->path, (unsigned long long)h->seed,
+                        (unsigned long long)own.seed);
+    if (h->optimizer != own.optimizer)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another optimizer", s->path);
-    if (h->precision != t.precision)
+    if (h->precision != own.precision)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another precision than '%s'", s->path,
-                        tt__precision_names[t.precision]);
+                        tt__precision_names[own.precision]);
     return TT_OK;
 }
 
@@ -16978,22 +16924,13 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
 
 static tt_status tt__state_take(tt__state *s)
 {
-    for (int k = 0; k < s->count; k++) {
-        const int tensor = tt_safetensors_find(s->file, s->kept[k].name);
-        for (size_t done = 0, n; done < s->info[k + 1].bytes; done += n) {
-            char piece[TT__STATE_PIECE];
-            n = s->info[k + 1].bytes - done < sizeof piece ? s->info[k + 1].bytes - done : sizeof piece;
-            tt_status status = tt_safetensors_read(s->file, tensor, done, n, piece);
-            if (status == TT_OK) status = tt__kept_write(s->p, &s->kept[k], done, piece, n);
-            if (status != TT_OK) return status;
-        }
-    }
-    tt__set_counts(s->p, &s->header.counts);
-    if (tt__training_of(s->p).hash != s->header.program)
-        tt__log(s->p->ctx, TT_LOG_WARNING, "resume",
-                "'%s' was made with other options of the model, the optimizer or the batches (dropout, "
-                "weight decay, max_tokens, ...): the run goes on with the new ones, and differs from one "
-                "that was never stopped", s->path);
+    tt_status status = tt__state_move(s, NULL);
+    if (status != TT_OK) return status;
+    tt__set_counts(s->p, &s->header);
+    if (tt__state_header_of(s->p).program != s->header.program)
+        tt__log(s->p->ctx, TT_LOG_WARNING, "resume", "'%s' was made with other options of the model, the "
+                "optimizer or the batches (dropout, weight decay, max_tokens, ...): the run goes on with the "
+                "new ones, and differs from one that was never stopped", s->path);
     return TT_OK;
 }
 
