@@ -9360,8 +9360,7 @@ typedef struct tt__home {
     tt__part part;      /* of the parameter, that lies there */
 } tt__home;
 
-/* One arena serves a program and those that share it: persistent bytes first, then the transient bytes of the
-   largest. */
+/* Memory of a program and those that share it: persistent bytes, then the transient bytes of the largest. */
 typedef struct tt__arena {
     int references;     /* programs, and parameters whose values it holds */
     struct tt_program *programs; /* a list */
@@ -9460,8 +9459,7 @@ static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t byte
     return TT_OK;
 }
 
-/* Elements [first, first + n) of what an initialiser gives under a key: four from each Philox block. first is
-   a multiple of 4. */
+/* Elements [first, first + n) of an initialiser's, four from each Philox block. first: a multiple of 4. */
 static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
 {
     for (int64_t k = 0; k < n; k += 4) {
@@ -9499,8 +9497,7 @@ static tt_status tt__cpu_launch(tt__device *d, const tt__launch *l, int n)
 {
     tt_status status = TT_OK;
     (void)d;
-    const tt__isa_table *isa = tt__cpu_of(l)->isa;
-    for (int k = 0; k < n && status == TT_OK; k++) status = isa->run[l[k].instr->op](&l[k]);
+    for (int k = 0; k < n && status == TT_OK; k++) status = tt__cpu_of(l)->isa->run[l[k].instr->op](&l[k]);
     return status;
 }
 
@@ -9688,23 +9685,17 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     bool has[TT__COUNT(tt__bf16_name)] = {true, false, false};
     *how = TT__BF16_CONVERT;
 #ifdef TT__AVX512_DOT
-    if (isa == &tt__isa_table_avx512) {
-        has[TT__BF16_DOT] = TT__AVX512_DOT_HERE;
-        if (has[TT__BF16_DOT] && __builtin_cpu_is("amd")) *how = TT__BF16_DOT;
-    }
+    has[TT__BF16_DOT] = isa == &tt__isa_table_avx512 && TT__AVX512_DOT_HERE;
+    if (has[TT__BF16_DOT] && __builtin_cpu_is("amd")) *how = TT__BF16_DOT;
 #endif
 #ifdef TT__TILES_HERE
-    if (isa == &tt__isa_table_avx512) {
-        const bool wanted = !name || strcmp(name, "tiles") == 0; /* Linux is asked for them only then */
-        has[TT__BF16_TILES] = wanted && TT__TILES_HERE;
-        if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
-    }
+    const bool wanted = !name || strcmp(name, "tiles") == 0; /* Linux is asked for them only then */
+    has[TT__BF16_TILES] = wanted && isa == &tt__isa_table_avx512 && TT__TILES_HERE;
+    if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
 #endif
 #ifdef TT__NEON_DOT_HERE
-    if (isa == &tt__isa_table_neon) {
-        has[TT__BF16_DOT] = TT__NEON_DOT_HERE;
-        if (has[TT__BF16_DOT]) *how = TT__BF16_DOT;
-    }
+    has[TT__BF16_DOT] = isa == &tt__isa_table_neon && TT__NEON_DOT_HERE;
+    if (has[TT__BF16_DOT]) *how = TT__BF16_DOT;
 #endif
     (void)isa;
     for (int k = 0; name; k++) {
@@ -9792,7 +9783,6 @@ size_t tt_allocated_bytes(const tt_context *ctx) { return ctx->allocated; }
 
 typedef struct tt__peak_job {
     double (*loop)(int64_t rounds, float *sink);
-    int64_t rounds;
     double flops[256]; /* by task */
 } tt__peak_job;
 
@@ -9801,7 +9791,7 @@ static void tt__peak_task(void *arg, int64_t task, int thread)
     tt__peak_job *job = (tt__peak_job *)arg;
     float sink = 1e-3f;
     (void)thread;
-    job->flops[task] = job->loop(job->rounds, &sink);
+    job->flops[task] = job->loop(200000, &sink);
 }
 
 double tt_measured_peak(tt_context *ctx)
@@ -9809,7 +9799,6 @@ double tt_measured_peak(tt_context *ctx)
     const int threads = ctx->cpu.pool->threads;
     tt__peak_job job;
     job.loop = ctx->cpu.isa->peak[TT__BF16_CONVERT];
-    job.rounds = 200000;
     for (int attempt = 0; attempt < 8 && ctx->measured_peak <= 0; attempt++)
         for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour can only slow it down */
             double start = tt__seconds(), flops = 0;
@@ -9966,7 +9955,7 @@ static uint64_t tt__init_key(const tt_param *p)
     return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
 }
 
-/* Elements [first, first + n) of p, from its source. first is a multiple of 4. */
+/* Elements [first, first + n) of p, from its source. first: a multiple of 4. */
 static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (p->read) return p->read(p->source, first, n, to);
@@ -9976,8 +9965,7 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
     return TT_OK;
 }
 
-/* Elements [first, first + n) of p, from memory if it is there, else from its source. first is a multiple of
-   4. */
+/* Elements [first, first + n) of p, from memory or, without it, its source. first: a multiple of 4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     const char *memory = tt__param_memory(p);
@@ -9999,8 +9987,7 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* f16 can hold all that the initialiser gives: normal numbers are at most sqrt(-2 log(2^-25)) = 5.9 standard
-   deviations. */
+/* f16 can hold all that the initialiser gives; normal numbers: at most sqrt(-2 log(2^-25)) = 5.9 scales. */
 static bool tt__init_fits(const tt_param *p)
 {
     const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
@@ -10251,8 +10238,7 @@ static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
     return hash;
 }
 
-/* Of all that was recorded, but for the names of values: another model, or one of another capacity, has
-   another hash. */
+/* Of all that was recorded but names of values: another model or capacity has another hash. */
 static uint64_t tt__tape_hash(const tt_tape *t)
 {
     uint64_t hash = TT__HASH_BEGIN;
@@ -10300,8 +10286,7 @@ static void tt__built_free(tt_context *ctx, tt__built *b)
     tt__free(ctx, b->box);
 }
 
-/* Takes a program out of its arena. Of an arena that was never allocated, the last takes out the parameters
-   too. */
+/* Takes a program out of its arena; the last takes the parameters out of one that was never allocated. */
 static void tt__leave_arena(tt_program *p)
 {
     tt__arena *a = p->arena;
@@ -10342,8 +10327,7 @@ void tt_program_free(tt_program *p)
     tt__free(ctx, p);
 }
 
-/* Marks the values with a trainable parameter behind them. Parameters may have been frozen since the tape was
-   recorded. */
+/* Marks the values with a trainable parameter behind them, which may have been frozen after recording. */
 static void tt__mark_gradients(tt_tape *t)
 {
     for (int32_t v = 1; v < t->n_values; v++) {
@@ -10497,8 +10481,7 @@ static tt_status tt__place_transients(tt__built *b)
 }
 
 /* Rewrites a copy of a tape and gives its transient storages their places: a program in all but the arena.
-   Depends on its arguments and on which parameters are frozen, and changes nothing else. After an error, *b
-   is empty. */
+   Depends on nothing but its arguments and which parameters are frozen. After an error, *b is empty. */
 static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice,
                            tt__built *b)
 {
@@ -10548,8 +10531,7 @@ static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t
                     name, tt_dtype_name(x->shape.dtype), tt_dtype_name(dtype));
 }
 
-/* Bytes of the persistent storages that no arena has a home for, if the program joins arena `a` (NULL: a new
-   one). */
+/* Bytes of the persistent storages that no arena has, if the program joins arena `a` (NULL: a new one). */
 static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t *bytes)
 {
     const tt_tape *t = p->built.t;
@@ -10566,9 +10548,8 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t *byte
     return TT_OK;
 }
 
-/* The bytes of the arena that the program joins (`shared`), or of its own (NULL), once it is in there:
-   *persistent and *transient. Fails if they are more than the budget of one of the arena's programs, or than
-   is allocated. */
+/* The bytes of the arena that the program joins (`shared`), or of its own (NULL), once it is in there. Fails
+   if they are more than the budget of one of the arena's programs, or than is allocated. */
 static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, size_t *persistent,
                                   size_t *transient)
 {
@@ -10619,8 +10600,7 @@ static void tt__place_persistent(tt_program *p)
     }
 }
 
-/* Puts a built program into the arena of `share`, or into a new one. Nothing is allocated on the device.
-   After an error nothing has changed. */
+/* Puts a built program into the arena of `share`, or into a new one. After an error nothing has changed. */
 static tt_status tt__commit(tt_program *p, tt__arena *shared)
 {
     tt_context *ctx = p->ctx;
@@ -10718,8 +10698,7 @@ static int64_t tt__actual_rows(const tt_program *p, int32_t id)
     return s->axis ? p->rank.axis_rows[s->axis] + s->extra : s->rows;
 }
 
-/* Parameters that live with another program must have memory there, and still be what this program takes them
-   for. */
+/* Parameters of another program must have memory there, and be what this one takes them for. */
 static tt_status tt__params_ready(const tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -10862,8 +10841,7 @@ static void tt__mark_input(tt_program *p, int32_t v, tt__input_state state)
     p->rank.input[v] = (unsigned char)state;
 }
 
-/* Notes that p writes these bytes of its transient region: inputs of other programs of the arena are lost
-   there. */
+/* Notes that p writes these transient bytes: inputs of other programs of the arena are lost there. */
 static void tt__overwrite(const tt_program *p, size_t from, size_t bytes)
 {
     for (tt_program *q = p->arena->programs; q; q = q->next)
@@ -10875,8 +10853,7 @@ static void tt__overwrite(const tt_program *p, size_t from, size_t bytes)
         }
 }
 
-/* Sets the rows of an input's axis for the next run. Other inputs of the axis must agree; where this one is
-   set anew, they must follow. */
+/* Sets the rows of an input's axis. Others of the axis must agree or, if it is set anew, follow. */
 static tt_status tt__set_rows(tt_program *p, int32_t v, int64_t rows)
 {
     const tt__value *values = p->built.t->values, *x = &values[v];
@@ -10983,8 +10960,7 @@ static tt__mat tt__on_host(const tt_program *p, int32_t id)
     return m;
 }
 
-/* Indices and starts of sequences are inputs: before anything runs, all are as the ops that read them need
-   them. */
+/* Before anything runs, indices and starts of sequences are as the ops that read them need them. */
 static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
 {
     tt_status status = TT_OK;
@@ -11005,12 +10981,11 @@ static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
 static tt__recording *tt__recording_of(tt_program *p, tt__segment segment)
 {
     const size_t all = sizeof *p->rank.axis_rows * (size_t)p->built.t->n_axes;
-    const size_t bytes = segment == TT__EACH_MICRO ? all : 0;
     const bool later = segment == TT__EACH_MICRO && p->rank.run.micro > 0;
     for (int k = 0; k < TT__RECORDINGS; k++) {
         tt__recording *r = &p->rank.recordings[k];
         if (!r->rows || r->segment != segment || r->later != later) continue;
-        if (memcmp(r->rows, p->rank.axis_rows, bytes) != 0) continue;
+        if (segment == TT__EACH_MICRO && memcmp(r->rows, p->rank.axis_rows, all) != 0) continue;
         r->credit = (int)tt__min(r->credit + TT__RECORDING_USED, TT__RECORDING_MOST);
         return r;
     }
@@ -11081,8 +11056,7 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     }
 }
 
-/* Runs a segment. A device that can records it when it meets such a run again, and replays that from then on.
-   */
+/* Runs a segment. A device that can records it at the second such run, and replays that from then on. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -11183,12 +11157,11 @@ static const char *tt__bad_parameter(tt_program *p)
 /* Fails if the loss is not finite, and says whether a parameter is the cause. */
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
-    const tt_tape *t = p->built.t;
     if (isfinite(p->results.totals.loss)) return TT_OK;
     const char *bad = tt__bad_parameter(p);
     return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; "
                     "nothing was updated: %s%s%s", (long long)p->rank.run.step, (long long)micro,
-                    t->values[p->built.root].name,
+                    p->built.t->values[p->built.root].name,
                     bad ? "parameter '" : "check the inputs, or lower the learning rate", bad ? bad : "",
                     bad ? "' has a number that is not finite" : "");
 }
@@ -11388,7 +11361,7 @@ static bool *tt__needed_for(const tt_tape *t, tt_value v)
 
 /* Forgets the micro-batches of the step at hand: the next is the first of a step. */
 static void tt__discard_step(tt_program *p) { p->rank.run.micro = 0; }
-
+static bool tt__within_step(const tt_program *p) { return p->rank.run.micro > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->rank.run.step; }
 
 /* What decides a training's numbers: what was recorded, its precision and products, loss scaling, and how the
@@ -11412,8 +11385,8 @@ static uint64_t tt__program_hash(const tt_program *p)
 enum { TT__STATE_VERSION = 5 };
 #define TT__MOST_STEPS ((int64_t)1 << 62) /* more were not done: counting on would overflow */
 
-/* What a state has beside tensors, and what it must be of to go on in a program: the tensor "tinytrain.run",
-   all of 8 bytes, as I64. Optimizer and precision: as tt_optimizer_kind and tt__precision_kind number them. */
+/* What a state has beside tensors, and what it must be of to go on in a program: "tinytrain.run", all of 8
+   bytes, as I64. Optimizer and precision: numbers of tt_optimizer_kind and tt__precision_kind. */
 typedef struct tt__state_header {
     int64_t version, seed, step, good_steps, skipped;
     double loss_scale;
@@ -11580,8 +11553,7 @@ typedef struct tt__plan_group {
     int count;
 } tt__plan_group;
 
-/* The largest values at the peak. Those of one size whose names differ in numbers only are taken together:
-   one line for 24 layers. */
+/* The largest values at the peak. Those of one size whose names differ in numbers only share a line. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     tt__plan_group largest[8];
@@ -16271,25 +16243,19 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
    tt_fit. Uses all above.
    ============================================================================================================ */
 
-/* An input of the model, and how a batch gives it. */
-typedef struct tt__fed {
-    tt_input_info info;
-    bool for_output; /* the output depends on it: a prediction needs it */
-    int64_t rows;    /* that the batch at hand has; 0: not set yet */
-} tt__fed;
-
 struct tt_trainer {
     tt_context *ctx;
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    int micro;        /* micro-batches of the step at hand that are done */
-    bool step_failed; /* one of them failed: the others of its step are refused */
+    bool step_failed; /* a micro-batch failed: the others of its step are refused */
     int64_t saved_steps;
     tt_value output;
     int64_t output_width;
-    tt__fed *inputs;
+    tt_input_info *inputs;
     int n_inputs;
+    int64_t *rows;    /* of each input in the batch at hand; 0: not set yet */
+    bool *needed;     /* for the output, by the input's value: a prediction sets the others to zeros */
     int32_t *positions, *seq_start; /* of max_seqs sequences of the same length */
     void *zeros; /* for predictions: as many as an input has at most that only the loss reads */
 };
@@ -16377,9 +16343,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
     if (!model->record) tt__print(&all, "; the model has no function `record`");
     if (model->metric.name && !tt__is_metric(&model->metric))
-        tt__print(&all,
-                  "; the model's metric '%.32s' needs a function and a name of at most 31 letters, digits, _ "
-                  "and - that is not 'loss'", model->metric.name);
+        tt__print(&all, "; the model's metric '%.32s' needs a function and a name of at most 31 letters, "
+                  "digits, _ and - that is not 'loss'", model->metric.name);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
     if (tt__parse_settings(ctx, &c, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
@@ -16390,24 +16355,19 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
     const tt_program *p = r->train ? r->train : r->eval;
-    r->n_inputs = tt_program_inputs(p, NULL, 0);
-    const size_t n = (size_t)r->n_inputs + 1;
-    tt_input_info *info = (tt_input_info *)tt__alloc(r->ctx, sizeof *info * n);
-    bool *needed = tt__needed_for(t, r->output);
+    const size_t n = (size_t)(r->n_inputs = tt_program_inputs(p, NULL, 0)) + 1;
     size_t most = 0;
-    r->inputs = (tt__fed *)tt__calloc(r->ctx, sizeof *r->inputs * n);
-    if (info && needed && r->inputs) {
-        tt_program_inputs(p, info, r->n_inputs);
-        for (int k = 0; k < r->n_inputs; k++) {
-            const size_t bytes = (size_t)info[k].rows * (size_t)info[k].width * tt_dtype_bytes(info[k].dtype);
-            r->inputs[k].info = info[k];
-            r->inputs[k].for_output = needed[info[k].value.id];
-            if (!needed[info[k].value.id] && bytes > most) most = bytes;
-        }
-        r->zeros = tt__calloc(r->ctx, most + 1);
+    r->inputs = (tt_input_info *)tt__alloc(r->ctx, sizeof *r->inputs * n);
+    r->rows = (int64_t *)tt__alloc(r->ctx, sizeof *r->rows * n);
+    r->needed = tt__needed_for(t, r->output);
+    if (!r->inputs || !r->rows || !r->needed) return TT_ERR_MEMORY;
+    tt_program_inputs(p, r->inputs, r->n_inputs);
+    for (int k = 0; k < r->n_inputs; k++) {
+        const tt_input_info *i = &r->inputs[k];
+        const size_t bytes = (size_t)i->rows * (size_t)i->width * tt_dtype_bytes(i->dtype);
+        if (!r->needed[i->value.id] && bytes > most) most = bytes;
     }
-    tt__free(r->ctx, needed);
-    tt__free(r->ctx, info);
+    r->zeros = tt__calloc(r->ctx, most + 1);
     return r->zeros ? TT_OK : TT_ERR_MEMORY;
 }
 
@@ -16447,8 +16407,8 @@ static tt_status tt__check_kept(const tt_param *param)
                     strlen(name), TT__STATE_NAME);
 }
 
-/* The tensors of a program's state, to be freed: parameters by name, then the optimizer's state with PyTorch's
-   words in front. NULL after an error. */
+/* The tensors of a program's state, to be freed: parameters, then the optimizer's, named with PyTorch's words
+   in front. NULL after an error. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count)
 {
     const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
@@ -16518,6 +16478,8 @@ void tt_trainer_free(tt_trainer *r)
     tt__free(r->ctx, r->positions);
     tt__free(r->ctx, r->seq_start);
     tt__free(r->ctx, r->inputs);
+    tt__free(r->ctx, r->rows);
+    tt__free(r->ctx, r->needed);
     tt__free(r->ctx, r->zeros);
     tt__free(r->ctx, r);
 }
@@ -16534,25 +16496,18 @@ static tt_status tt__must_train(const tt_trainer *r)
                     "this trainer was made with train = false: it evaluates and predicts only");
 }
 
-/* Sets input f; while predicting, to zeros where only the loss reads it. */
-static tt_status tt__feed(tt_trainer *r, tt_program *p, tt__fed *f, const void *data, int64_t rows,
-                          bool predicting)
+/* The number of the input of this name; -1: the model has none. */
+static int tt__input_named(const tt_trainer *r, const char *name)
 {
-    f->rows = rows;
-    return tt_set(p, f->info.value, predicting && !f->for_output ? r->zeros : data, rows);
-}
-
-static tt__fed *tt__fed_input(tt_trainer *r, const char *name)
-{
-    for (int k = 0; k < r->n_inputs; k++) if (strcmp(r->inputs[k].info.name, name) == 0) return &r->inputs[k];
-    return NULL;
+    for (int k = 0; k < r->n_inputs; k++) if (strcmp(r->inputs[k].name, name) == 0) return k;
+    return -1;
 }
 
 /* Is the batch of the model's kind, and of as many sequences as there is room for? */
 static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
 {
-    const tt__fed *pixels = tt__fed_input(r, "pixels");
-    const bool same = r->model.same_length, images = pixels != NULL;
+    const int pixels = tt__input_named(r, "pixels");
+    const bool same = r->model.same_length, images = pixels >= 0;
     if (!b->n_arrays && (b->seqs < 1 || (!same && r->model.max_length && b->rows < 1)))
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs,
                         b->rows);
@@ -16563,13 +16518,14 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
                         images ? "the model reads images, but the batch has text"
                                : "the model reads text, but the batch has images");
-    if (images && b->pixels && b->image_bytes != pixels->info.width)
+    if (images && b->pixels && b->image_bytes != r->inputs[pixels].width)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
                         "the images of the batch have %lld bytes (height * width * channels), those of the "
-                        "model %lld", (long long)b->image_bytes, (long long)pixels->info.width);
+                        "model %lld", (long long)b->image_bytes, (long long)r->inputs[pixels].width);
     return TT_OK;
 }
 
+/* Sets the inputs; while predicting, to zeros where only the loss reads them. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, const tt_batch *b, bool predicting)
 {
     const bool same = r->model.same_length;
@@ -16584,22 +16540,26 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, const tt_batch *b,
         {"first", start, b->seqs},
         {"labels", b->labels, b->seqs}};
     tt_status status = TT_OK;
-    for (int k = 0; k < r->n_inputs; k++) r->inputs[k].rows = 0;
+    for (int k = 0; k < r->n_inputs; k++) r->rows[k] = 0;
     for (int k = 0; k < b->n_arrays + TT__COUNT(fields) && status == TT_OK; k++) {
         const tt_array *a = k < b->n_arrays ? &b->arrays[k] : &fields[k - b->n_arrays];
-        tt__fed *f = tt__fed_input(r, a->input);
-        if (!f || f->rows || (!a->data && !(predicting && !f->for_output))) continue;
-        status = tt__feed(r, p, f, a->data, a->rows, predicting);
+        const int at = tt__input_named(r, a->input);
+        if (at < 0 || r->rows[at]) continue;
+        const bool zeros = predicting && !r->needed[r->inputs[at].value.id];
+        if (!a->data && !zeros) continue;
+        r->rows[at] = a->rows;
+        status = tt_set(p, r->inputs[at].value, zeros ? r->zeros : a->data, a->rows);
     }
     for (int k = 0; k < r->n_inputs && status == TT_OK; k++) {
-        tt__fed *f = &r->inputs[k];
-        if (f->rows || !f->info.read) continue;
-        if (!predicting || f->for_output)
-            return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", f->info.name);
+        const tt_input_info *input = &r->inputs[k];
+        if (r->rows[k] || !input->read) continue;
+        if (!predicting || r->needed[input->value.id])
+            return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
         int64_t as_others = 0; /* rows of an input on the same axis */
-        for (int j = 0; j < r->n_inputs && f->info.axis; j++)
-            if (r->inputs[j].info.axis == f->info.axis) as_others = tt__max(as_others, r->inputs[j].rows);
-        status = tt__feed(r, p, f, NULL, as_others ? as_others : f->info.rows, true);
+        for (int j = 0; j < r->n_inputs && input->axis; j++)
+            if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
+        r->rows[k] = as_others ? as_others : input->rows;
+        status = tt_set(p, input->value, r->zeros, r->rows[k]);
     }
     return status;
 }
@@ -16624,14 +16584,12 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
                         "a step of several micro-batches needs a trainer made with accumulate = true");
     const bool accumulates = r->options.accumulate;
     if (r->step_failed)
-        status = tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                          "an earlier micro-batch of this step failed: its others are refused, up to the "
-                          "last, and nothing is updated");
+        status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others "
+                          "are refused, up to the last, and nothing is updated");
     if (status == TT_OK) status = tt__set_batch(r, r->train, b, false);
     if (status == TT_OK) status = accumulates ? tt_micro_step(r->train, stats) : tt_step(r->train, lr, stats);
     if (status == TT_OK && accumulates && b->last_of_step) status = tt_update(r->train, lr, stats);
     if (status != TT_OK) tt__discard_step(r->train);
-    r->micro = status == TT_OK && !b->last_of_step ? r->micro + 1 : 0;
     r->step_failed = status != TT_OK && !b->last_of_step;
     if (updated) *updated = status == TT_OK && b->last_of_step;
     return status;
@@ -16652,17 +16610,15 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
     return TT_OK;
 }
 
-/* Has the trainer room for every micro-batch of a source? Asked before the first, as a large one may come
-   late. */
+/* Has the trainer room for all of a source? Asked before the first micro-batch: a large one may come late. */
 static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const char *what)
 {
     const tt_train_options *o = &r->options;
     bool tokens_fit = r->model.same_length || s->max_tokens <= o->max_tokens;
     if (tokens_fit && s->max_seqs <= o->max_seqs) return TT_OK;
-    return tt__fail(r->ctx, TT_ERR_SHAPE,
-                    "micro-batches %s have up to %d sequences and %d tokens, and the trainer has max_seqs = "
-                    "%d and max_tokens = %d: make it for the largest of all its loaders",
-                    what, s->max_seqs, s->max_tokens, o->max_seqs, o->max_tokens);
+    return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, and the "
+                    "trainer has max_seqs = %d and max_tokens = %d: make it for the largest of all its "
+                    "loaders", what, s->max_seqs, s->max_tokens, o->max_seqs, o->max_tokens);
 }
 
 /* What the unit of the model counts. */
@@ -16747,8 +16703,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 
 /* -------------------------------------------------------------------------------------------------- state */
 
-/* The state of a program, to be written or read: every tensor with its name and description, first the
-   header, last what a trainer adds. */
+/* The state of a program, to be written or read: first the header, last what a trainer adds. */
 typedef struct tt__state {
     tt_program *p;
     const char *path;
@@ -16805,8 +16760,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     return TT_OK;
 }
 
-/* Moves the tensors of the state in pieces: to the file that is written, or, w NULL, from the one that is
-   read. */
+/* Moves the tensors of the state in pieces: to a file that is written or, w NULL, from one that is read. */
 static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
 {
     const tt_program *p = s->p;
@@ -16834,7 +16788,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     tt_safetensors_writer *w = NULL;
     const tt__state_header h = tt__state_header_of(p);
     tt_status status = tt__state_list(&s, p, path, more);
-    if (status == TT_OK && p->rank.run.micro > 0)
+    if (status == TT_OK && tt__within_step(p))
         status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the "
                           "micro-batches of one");
     if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, NULL);
@@ -16851,17 +16805,15 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
 {
     int k = tt_safetensors_find(s->file, expected->name);
     if (k < 0)
-        return tt__fail(s->p->ctx, TT_ERR_FORMAT,
-                        "'%s' has no tensor '%s': it is no state of this model and optimizer", s->path,
-                        expected->name);
+        return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it is no state of this model and "
+                        "optimizer", s->path, expected->name);
     const tt_tensor_info *found = tt_safetensors_info(s->file, k);
     bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
     if (same) return TT_OK;
-    return tt__fail(s->p->ctx, TT_ERR_FORMAT,
-                    "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: the model or the "
-                    "precision differs", s->path, expected->name, found->dtype, found->bytes, expected->dtype,
-                    expected->bytes);
+    return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: "
+                    "the model or the precision differs", s->path, expected->name, found->dtype, found->bytes,
+                    expected->dtype, expected->bytes);
 }
 
 /* Reads the header and checks that it is of this program. */
@@ -16917,9 +16869,8 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     /* A trainer's state is one of its program too. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found == s->tensors) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_FORMAT,
-                    "'%s' has %d tensors, this run has %d: other parameters are trained", path, found,
-                    s->tensors);
+    return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are "
+                    "trained", path, found, s->tensors);
 }
 
 static tt_status tt__state_take(tt__state *s)
@@ -16978,9 +16929,8 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     if (status != TT_OK) return status;
     const tt_progress *p = &h.progress;
     if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* so that NaN is none */
-        return tt__fail(s->p->ctx, TT_ERR_FORMAT,
-                        "'%s' says that %g of %g targets were right, and a metric of %g at best", s->path,
-                        p->correct, p->targets, p->best);
+        return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right, and a metric "
+                        "of %g at best", s->path, p->correct, p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);
     if (memcmp(&now, &h, sizeof h) != 0)
         tt__log(s->p->ctx, TT_LOG_WARNING, "resume",
@@ -17003,7 +16953,6 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     if (status == TT_OK) {
         if (progress) *progress = read;
         r->saved_steps = tt_trainer_steps(r);
-        r->micro = 0;
         r->step_failed = false;
     }
     tt__state_close(&s);
@@ -17102,11 +17051,9 @@ static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
     tt_context *ctx = f->r->ctx;
     tt__fit_point point;
     if (f->csv_bytes + n + 1 > f->csv_room) {
-        size_t room = 2 * (f->csv_bytes + n) + 4096;
-        char *more = (char *)tt__alloc(ctx, room);
+        const size_t room = 2 * (f->csv_bytes + n) + 4096;
+        char *more = (char *)tt__realloc(ctx, f->csv, room);
         if (!more) return TT_ERR_MEMORY;
-        if (f->csv) memcpy(more, f->csv, f->csv_bytes);
-        tt__free(ctx, f->csv);
         f->csv = more;
         f->csv_room = room;
     }
@@ -17169,10 +17116,8 @@ static tt_status tt__fit_read_metrics(tt__fit *f)
     if (there) status = tt__file_open(f->r->ctx, path, &file);
     if (status != TT_OK || !there) return status;
     if (strncmp(file.bytes, heading, length) != 0)
-        status = tt__fail(f->r->ctx, TT_ERR_FORMAT,
-                          "'%s' has other columns than this run writes, %.*s: move it away, and the run goes "
-                          "on without its lines",
-                          path, (int)length - 1, heading);
+        status = tt__fail(f->r->ctx, TT_ERR_FORMAT, "'%s' has other columns than this run writes, %.*s: move "
+                          "it away, and the run goes on without its lines", path, (int)length - 1, heading);
     const char *line = file.bytes, *end;
     for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
         size_t n = (size_t)(end + 1 - line);
@@ -17188,26 +17133,19 @@ static tt_status tt__fit_read_metrics(tt__fit *f)
 
 enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels of the margin for labels, and of a panel */
 
-/* An axis upwards, of values or of their decimal logarithms. Its ticks are at first * step, (first + 1) *
-   step and so on. */
+/* An axis upwards, of values or of their decimal logarithms, with ticks at (first + k) * step. */
 typedef struct tt__fit_axis {
     bool logarithmic;
     double from, to, step, first;
     int height; /* pixels */
 } tt__fit_axis;
 
-/* A line through values of training or of validation, as they are or their running mean. */
+/* A line through values of training or of validation, as they are (decay 0) or their running mean. */
 typedef struct tt__fit_series {
     tt__fit_value value;
     bool validation;
-    double decay, sum, weight; /* decay 0: the values as they are */
+    double decay, sum, weight;
 } tt__fit_series;
-
-static tt__fit_series tt__fit_series_of(const tt__fit *f, tt__fit_value value, bool validation, bool smooth)
-{
-    tt__fit_series s = {value, validation, smooth ? exp(-50 / fmax(f->points, 50)) : 0, 0, 0};
-    return s;
-}
 
 /* What the series has at point k; false where that is nothing. */
 static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value)
@@ -17220,12 +17158,10 @@ static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value
     return true;
 }
 
-/* An axis that holds low..high: from 0, unless they are close to each other, and of logarithms if they are
-   far apart. */
+/* An axis that holds low..high: from 0, unless these are close, and of logarithms if they are far apart. */
 static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarithmic, int height)
 {
     tt__fit_axis a = {may_be_logarithmic && low > 0 && high > 1000 * low, 0, 0, 0, 0, height};
-    const int marks = height / 24;
     if (a.logarithmic) {
         low = log10(low);
         high = log10(high);
@@ -17234,7 +17170,7 @@ static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarit
         if (low > 0 && !narrow) low = 0;
         if (!(high > low)) high = low + 1;
     }
-    a.step = tt__axis_step(high - low, marks);
+    a.step = tt__axis_step(high - low, height / 24);
     if (a.logarithmic && a.step < 1) a.step = 1;
     a.first = floor(low / a.step + 1e-6);
     a.from = a.first * a.step;
@@ -17259,17 +17195,18 @@ static int tt__fit_x(int64_t step, int64_t last)
 /* Draws a series as a line. Of the points that share a pixel of width, the lowest and the highest are drawn,
    so that the file stays small with any number of steps. A series of one point is a dot. */
 static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
-                            int64_t last, const char *style)
+                            int64_t last, const char *colour, int width)
 {
     int x = -1, low = 0, high = 0, before = 0;
     bool begun = false;
     double value;
-    tt__print(svg, "<path clip-path='url(#p%d)' %s d='", (int)s.value, style);
+    tt__print(svg, "<path clip-path='url(#p%d)' stroke='%s' stroke-width='%d' d='", (int)s.value, colour,
+              width);
     for (int k = 0; k <= f->points; k++) {
-        if (k < f->points && !tt__fit_at(f, &s, k, &value)) continue;
-        int at = k < f->points ? tt__fit_x(f->point[k].step, last) : -1,
-            y = k < f->points ? tt__fit_y(a, value) : 0;
-        if (x >= 0 && at / 10 == x / 10 && k < f->points) {
+        const bool end = k == f->points;
+        if (!end && !tt__fit_at(f, &s, k, &value)) continue;
+        const int at = end ? -1 : tt__fit_x(f->point[k].step, last), y = end ? 0 : tt__fit_y(a, value);
+        if (x >= 0 && at / 10 == x / 10 && !end) {
             low = y < low ? y : low;
             high = y > high ? y : high;
             continue;
@@ -17288,10 +17225,9 @@ static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, c
 }
 
 /* Dots at the values of validation, 12 pixels apart at least. */
-static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_value value, const tt__fit_axis *a,
+static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
                          int64_t last)
 {
-    tt__fit_series s = tt__fit_series_of(f, value, true, false);
     int x = -120;
     double y;
     tt__print(svg, "<path stroke='#d62728' stroke-width='65' d='");
@@ -17330,14 +17266,16 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
     const char *title = value == TT__FIT_LOSS ? "Loss" : value == TT__FIT_LR ? "Learning rate" : metric;
     snprintf(metric, sizeof metric, "%s", f->metric.name ? f->metric.name : "");
     if (metric[0] >= 'a' && metric[0] <= 'z') metric[0] = (char)(metric[0] - 'a' + 'A');
-    const bool has_validation = value != TT__FIT_LR, smooth = value != TT__FIT_LR;
+    const bool has_validation = value != TT__FIT_LR;
+    const tt__fit_series each = {value, false, 0, 0, 0}, validation = {value, true, 0, 0, 0};
+    const tt__fit_series mean = {value, false, has_validation ? exp(-50 / fmax(f->points, 50)) : 0, 0, 0};
     const int64_t x_step = tt__max(1, (int64_t)tt__axis_step((double)last, 8));
     double low = INFINITY, high = -INFINITY, highest = -INFINITY, y;
     int ends[TT__FIT_EPOCHS], epochs, steps = 0;
     int64_t number[TT__FIT_EPOCHS];
     char label[32];
     for (int side = 0; side <= (int)has_validation; side++) {
-        tt__fit_series s = tt__fit_series_of(f, value, side > 0, smooth && !side);
+        tt__fit_series s = side ? validation : mean;
         for (int k = 0; k < f->points; k++) {
             if (!tt__fit_at(f, &s, k, &y)) continue;
             low = fmin(low, y);
@@ -17349,16 +17287,17 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
     }
     if (value == TT__FIT_LOSS)
         high = fmax(high, fmin(highest, 1.5 * high)); /* single steps may be cut off, the others are not */
-    const tt__fit_axis a = low <= high ? tt__fit_axis_of(low, high, value == TT__FIT_LOSS, height)
-                                       : tt__fit_axis_of(0, 1, false, height);
+    if (!(low <= high)) low = 0, high = 1;
+    const tt__fit_axis a = tt__fit_axis_of(low, high, value == TT__FIT_LOSS, height);
     tt__print(svg, "<text x='%d' y='%d' font-weight='bold'>%s%s</text>\n<g text-anchor='end' fill='#555'>",
               TT__FIT_LEFT, top - 10, title, a.logarithmic ? " (logarithmic)" : "");
-    for (int k = 0; k < 40 && (a.first + k) * a.step <= a.to + 1e-6 * a.step; k++) {
-        double tick = (a.first + k) * a.step, at = a.logarithmic ? pow(10, tick) : tick;
-        if (fabs(at) <= FLT_MAX)
-            tt__print(svg, "<text x='%d' y='%d'>%s</text>", TT__FIT_LEFT - 8,
-                      top + 4 + height - (int)(height * (tick - a.from) / (a.to - a.from) + 0.5),
-                      tt__json_float((float)at, label));
+    const int ticks = (int)fmin((a.to - a.from) / a.step + 1.5, 40);
+    for (int k = 0; k < ticks; k++) {
+        const double tick = (a.first + k) * a.step, at = a.logarithmic ? pow(10, tick) : tick;
+        const int up = (int)(height * (tick - a.from) / (a.to - a.from) + 0.5);
+        if (fabs(at) > FLT_MAX) continue;
+        tt__print(svg, "<text x='%d' y='%d'>%s</text>", TT__FIT_LEFT - 8, top + 4 + height - up,
+                  tt__json_float((float)at, label));
     }
     /* From here on in tenths of a pixel from the panel's lower left corner, upwards. */
     tt__print(svg,
@@ -17366,26 +17305,20 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
               "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10' "
               "stroke-linecap='round' stroke-linejoin='round'>\n<path stroke='#e4e4e4' d='",
               (int)value, 10 * TT__FIT_WIDTH + 60, 10 * height + 60, TT__FIT_LEFT, top + height);
-    for (int k = 1; k < 40 && (a.first + k) * a.step <= a.to + 1e-6 * a.step; k++)
-        tt__print(svg, "M0 %dh%d",
-                  tt__fit_y(&a, a.logarithmic ? pow(10, (a.first + k) * a.step) : (a.first + k) * a.step),
-                  10 * TT__FIT_WIDTH);
+    for (int k = 1; k < ticks; k++) {
+        const double tick = (a.first + k) * a.step;
+        tt__print(svg, "M0 %dh%d", tt__fit_y(&a, a.logarithmic ? pow(10, tick) : tick), 10 * TT__FIT_WIDTH);
+    }
     for (int64_t k = 1; k <= last / x_step; k++)
         tt__print(svg, "M%d 0v%d", tt__fit_x(k * x_step, last), 10 * height);
     tt__print(svg, "'/>\n<path stroke='#aaa' stroke-dasharray='20 40' d='");
     epochs = tt__fit_epochs(f, last, ends, number);
     for (int k = 0; k < epochs; k++) tt__print(svg, "M%d 0v%d", ends[k], 10 * height);
     tt__print(svg, "'/>\n<path stroke='#555' d='M0 %dV0H%d'/>\n", 10 * height, 10 * TT__FIT_WIDTH);
-    if (value == TT__FIT_LOSS)
-        tt__fit_line_of(svg, f, tt__fit_series_of(f, value, false, false), &a, last,
-                        "stroke='#aec7e8' stroke-width='8'");
-    tt__fit_line_of(svg, f, tt__fit_series_of(f, value, false, smooth), &a, last,
-                    steps == 1 ? "stroke='#1f77b4' stroke-width='50'" : "stroke='#1f77b4' stroke-width='18'");
-    if (has_validation) {
-        tt__fit_line_of(svg, f, tt__fit_series_of(f, value, true, false), &a, last,
-                        "stroke='#d62728' stroke-width='14'");
-        tt__fit_dots(svg, f, value, &a, last);
-    }
+    if (value == TT__FIT_LOSS) tt__fit_line_of(svg, f, each, &a, last, "#aec7e8", 8);
+    tt__fit_line_of(svg, f, mean, &a, last, "#1f77b4", steps == 1 ? 50 : 18);
+    if (has_validation) tt__fit_line_of(svg, f, validation, &a, last, "#d62728", 14);
+    if (has_validation) tt__fit_dots(svg, f, validation, &a, last);
     tt__print(svg, "</g>\n");
 }
 
@@ -17400,19 +17333,15 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
     int64_t last = 1, number[TT__FIT_EPOCHS];
     for (int k = 0; k < f->points; k++) last = tt__max(last, f->point[k].step);
     const int64_t x_step = tt__max(1, (int64_t)tt__axis_step((double)last, 8));
-    tt__print(svg,
-              "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 800 %d' width='800' height='%d' "
-              "font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'>\n"
-              "<rect x='.5' y='.5' width='799' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n",
-              HEIGHT, HEIGHT, HEIGHT - 1);
-    tt__print(svg,
-              "<path stroke='#aec7e8' stroke-width='2' d='M%d 26h22'/>"
-              "<text x='%d' y='30'>training, each step</text>"
-              "<path stroke='#1f77b4' stroke-width='2' d='M%d 26h22'/>"
-              "<text x='%d' y='30'>training, running mean</text>"
-              "<path stroke='#d62728' stroke-width='2' d='M%d 26h22'/>"
-              "<circle cx='%d' cy='26' r='3.5' fill='#d62728'/><text x='%d' y='30'>validation</text>\n",
-              RIGHT - 418, RIGHT - 390, RIGHT - 264, RIGHT - 236, RIGHT - 86, RIGHT - 75, RIGHT - 58);
+    tt__print(svg, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 800 %d' width='800' height='%d' "
+              "font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'>\n<rect x='.5' y='.5' "
+              "width='799' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n", HEIGHT, HEIGHT, HEIGHT - 1);
+    tt__print(svg, "<path stroke='#aec7e8' stroke-width='2' d='M%d 26h22'/><text x='%d' y='30'>training, "
+              "each step</text><path stroke='#1f77b4' stroke-width='2' d='M%d 26h22'/><text x='%d' "
+              "y='30'>training, running mean</text><path stroke='#d62728' stroke-width='2' d='M%d "
+              "26h22'/><circle cx='%d' cy='26' r='3.5' fill='#d62728'/><text x='%d' "
+              "y='30'>validation</text>\n", RIGHT - 418, RIGHT - 390, RIGHT - 264, RIGHT - 236, RIGHT - 86,
+              RIGHT - 75, RIGHT - 58);
     tt__fit_panel(svg, f, TT__FIT_LOSS, LOSS, 232, last);
     if (f->metric.name) tt__fit_panel(svg, f, TT__FIT_METRIC, METRIC, 124, last);
     tt__fit_panel(svg, f, TT__FIT_LR, LR, BOTTOM - LR, last);
@@ -17423,10 +17352,8 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
     for (int k = 0, n = tt__fit_epochs(f, last, x, number); k < n; k++)
         tt__print(svg, "<text x='%d' y='%d'>%lld</text>", LEFT + x[k] / 10, BOTTOM + 38,
                   (long long)number[k]);
-    tt__print(svg,
-              "</g>\n<g text-anchor='end'><text x='%d' y='%d'>step</text><text x='%d' "
-              "y='%d'>epoch</text></g>\n</svg>\n",
-              LEFT - 22, BOTTOM + 18, LEFT - 22, BOTTOM + 38);
+    tt__print(svg, "</g>\n<g text-anchor='end'><text x='%d' y='%d'>step</text><text x='%d' "
+              "y='%d'>epoch</text></g>\n</svg>\n", LEFT - 22, BOTTOM + 18, LEFT - 22, BOTTOM + 38);
 }
 
 /* Has the run made a step, be it a skipped one? */
@@ -17487,7 +17414,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
     bool updated, more = true;
     double began = tt__seconds(), items = 0;
     tt_status status = f->train->seek(f->train->self, f->p.epoch, f->p.step);
-    while (status == TT_OK && (f->r->micro || !tt__fit_stopped(f))) { /* steps stay whole */
+    while (status == TT_OK && (tt__within_step(f->r->train) || !tt__fit_stopped(f))) { /* steps stay whole */
         float lr = tt_trainer_lr(f->r);
         memset(&b, 0, sizeof b);
         status = f->train->next(f->train->self, &b, &more);
@@ -17550,48 +17477,35 @@ static tt_status tt__fit_validate(tt__fit *f)
     return status;
 }
 
-/* Hashes of the names of a source's classes, and of its data; 0: there are none. */
-static void tt__fit_hash_data(const tt_source *s, uint64_t *classes, uint64_t *data)
-{
-    *classes = s->classes ? TT__HASH_BEGIN : 0;
-    for (int c = 0; c < s->classes; c++)
-        *classes = tt__hash_on(*classes, s->class_names[c], strlen(s->class_names[c]) + 1);
-    *data = s->hash ? s->hash(s->self) : 0;
-}
-
-/* Resumes from f->state, which must be of data with these hashes. */
-static tt_status tt__fit_resume(tt__fit *f, uint64_t classes, uint64_t data)
+/* Resumes from f->state, which must be of the data that f->p says. */
+static tt_status tt__fit_resume(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
-    const uint64_t best_by = f->p.best_by;
+    const tt_progress now = f->p;
     tt_status status = tt_trainer_load(f->r, f->state, &f->p);
     if (status != TT_OK) return status;
     if (f->p.epoch > f->o.epochs || f->p.step > f->steps || f->p.epoch < 0 || f->p.step < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "'%s' has done %lld epochs and %lld steps, more than %lld epochs of %lld steps",
-                        f->o.folder, (long long)f->p.epoch, (long long)f->p.step, (long long)f->o.epochs,
-                        (long long)f->steps);
-    if (f->p.best_by && f->p.best_by != best_by)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "the best model in '%s' was not told by its %s: name what told it", f->o.folder,
-                        f->best_by_metric ? f->metric.name : "loss");
-    if (f->p.classes && classes && f->p.classes != classes)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "'%s' was trained on classes with other names than those of the data at hand; the "
-                        "first of these is '%s'",
-                        f->o.folder, f->train->class_names[0]);
-    if (f->p.data && data && f->p.data != data)
-        tt__log(ctx, TT_LOG_WARNING, "resume",
-                "'%s' was trained on other data: the run goes on with those at hand, and differs from one "
-                "that was never stopped",
-                f->o.folder);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has done %lld epochs and %lld steps, more than %lld "
+                        "epochs of %lld steps", f->o.folder, (long long)f->p.epoch, (long long)f->p.step,
+                        (long long)f->o.epochs, (long long)f->steps);
+    if (f->p.best_by && f->p.best_by != now.best_by)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was not told by its %s: name what told "
+                        "it", f->o.folder, f->best_by_metric ? f->metric.name : "loss");
+    if (f->p.classes && now.classes && f->p.classes != now.classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was trained on classes with other names than those of "
+                        "the data at hand; the first of these is '%s'", f->o.folder,
+                        f->train->class_names[0]);
+    if (f->p.data && now.data && f->p.data != now.data)
+        tt__log(ctx, TT_LOG_WARNING, "resume", "'%s' was trained on other data: the run goes on with those "
+                "at hand, and differs from one that was never stopped", f->o.folder);
+    f->p.classes = now.classes;
+    f->p.data = now.data;
     return tt__fit_read_metrics(f);
 }
 
 static tt_status tt__fit_begin(tt__fit *f)
 {
     char heading[160];
-    uint64_t classes, data;
     tt_context *ctx = f->r->ctx;
     const tt_files *files = &ctx->options.files;
     tt_status status = tt__must_train(f->r);
@@ -17599,9 +17513,8 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status == TT_OK && f->validation) status = tt__source_fits(f->r, f->validation, "for validation");
     if (status != TT_OK) return status;
     if (f->train->accumulates && !f->r->options.accumulate)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: steps may have several micro-batches: make the trainer with accumulate = "
-                        "true");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the "
+                        "trainer with accumulate = true");
     if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / tt__max(1, f->steps))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
     if (f->o.best_by && strcmp(f->o.best_by, "loss") != 0 &&
@@ -17630,11 +17543,13 @@ static tt_status tt__fit_begin(tt__fit *f)
                         f->o.folder);
     if (!f->has_state && f->o.resume)
         return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
-    tt__fit_hash_data(f->train, &classes, &data);
-    if (f->o.resume) status = tt__fit_resume(f, classes, data);
-    f->p.classes = classes;
-    f->p.data = data;
-    return status;
+    f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* hashes; 0: there are none */
+    for (int c = 0; c < f->train->classes; c++) {
+        const char *name = f->train->class_names[c];
+        f->p.classes = tt__hash_on(f->p.classes, name, strlen(name) + 1);
+    }
+    f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
+    return f->o.resume ? tt__fit_resume(f) : TT_OK;
 }
 
 tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
@@ -17661,7 +17576,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         if (status == TT_OK && !tt__fit_stopped(f)) status = tt__fit_validate(f);
     }
     bool done = status == TT_OK && f->p.epoch == f->o.epochs;
-    if (began && !done && tt__fit_has_steps(f) && r->micro == 0) { /* so that nothing is lost */
+    if (began && !done && tt__fit_has_steps(f) && !tt__within_step(r->train)) { /* so that nothing is lost */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);
