@@ -11546,52 +11546,44 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
     to[n] = 0;
 }
 
-typedef struct tt__plan_group {
-    char name[72];
-    tt_category category;
-    size_t bytes;
-    int count;
-} tt__plan_group;
+/* Values of one size and category whose names differ in numbers only. */
+typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* The largest values at the peak. Those of one size whose names differ in numbers only share a line. */
+/* The largest values at the peak; those of a group share a line: one for 24 layers. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
-    tt__plan_group largest[8];
-    int n = tt_plan_values(p, NULL, 0), groups = 0, others = n;
+    const int n = tt_plan_values(p, NULL, 0);
+    int groups = 0, others = n;
     size_t rest = 0;
     tt_plan_value *all = (tt_plan_value *)tt__alloc(p->ctx, sizeof *all * (size_t)(n + 1));
-    if (!all) return; /* the rest of the report is worth having */
-    tt_plan_values(p, all, n);
-    for (int i = 0; i < n; i++) {
-        tt__plan_group g = {"", all[i].category, 0, 0};
+    tt__plan_group *group = (tt__plan_group *)tt__calloc(p->ctx, sizeof *group * (size_t)(n + 1));
+    if (all && group) tt_plan_values(p, all, n);
+    else others = 0; /* the rest of the report is worth having */
+    for (int i = 0; i < others; i++) {
+        tt__plan_group *g = group, *end = &group[groups];
+        tt__without_numbers(all[i].name, end->name, sizeof end->name);
+        while (g < end && (g->first->bytes != all[i].bytes || g->first->category != all[i].category ||
+                           strcmp(g->name, end->name) != 0)) g++;
+        if (g == end) group[groups++].first = &all[i];
+        g->count++;
         rest += all[i].bytes;
-        if (!all[i].name) continue; /* it is in a group */
-        tt__without_numbers(all[i].name, g.name, sizeof g.name);
-        for (int j = i; j < n && all[j].bytes == all[i].bytes; j++) {
-            char name[sizeof g.name];
-            if (!all[j].name || all[j].category != g.category) continue;
-            tt__without_numbers(all[j].name, name, sizeof name);
-            if (strcmp(name, g.name) != 0) continue;
-            g.bytes += all[j].bytes;
-            if (g.count++) all[j].name = NULL;
-        }
-        if (g.count == 1) snprintf(g.name, sizeof g.name, "%s", all[i].name);
-        int at = groups;
-        while (at > 0 && largest[at - 1].bytes < g.bytes) at--;
-        if (at == TT__COUNT(largest)) continue;
-        if (groups < TT__COUNT(largest)) groups++;
-        memmove(&largest[at + 1], &largest[at], sizeof g * (size_t)(groups - 1 - at));
-        largest[at] = g;
     }
-    tt__free(p->ctx, all);
-    for (int k = 0; k < groups; k++) {
-        tt__print(text, "  %8s %10.1f MB  ", k ? "" : "largest:", (double)largest[k].bytes / 1e6);
-        if (largest[k].count > 1) tt__print(text, "%d x ", largest[k].count);
-        tt__print(text, "%s (%s)\n", largest[k].name, tt_category_name(largest[k].category));
-        rest -= largest[k].bytes;
-        others -= largest[k].count;
+    for (int k = 0; k < 8 && k < groups; k++) {
+        tt__plan_group *g = group;
+        for (tt__plan_group *i = group + 1; i < &group[groups]; i++)
+            if (i->first->bytes * (size_t)i->count > g->first->bytes * (size_t)g->count) g = i;
+        const size_t bytes = g->first->bytes * (size_t)g->count;
+        tt__print(text, "  %8s %10.1f MB  ", k ? "" : "largest:", (double)bytes / 1e6);
+        if (g->count > 1) tt__print(text, "%d x ", g->count);
+        tt__print(text, "%.71s (%s)\n", g->count > 1 ? g->name : g->first->name,
+                  tt_category_name(g->first->category));
+        rest -= bytes;
+        others -= g->count;
+        g->count = 0;
     }
     if (others) tt__print(text, "  %8s %10.1f MB  %d others\n", "", (double)rest / 1e6, others);
+    tt__free(p->ctx, group);
+    tt__free(p->ctx, all);
 }
 
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
