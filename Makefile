@@ -1,6 +1,6 @@
-# tinytrain. `make help` lists what can be made; GNU make, a C99 compiler, nothing else.
-# CC and CFLAGS are the caller's (make test CC=clang CFLAGS='-O1 -fsanitize=address'); what is built lies below B. The emulator of CUDA,
-# for tests only, needs the C++ compiler that goes with CC.
+# tinytrain. `make help` lists what can be made; GNU make, a C99 compiler, nothing else. CC and CFLAGS are the
+# caller's (make test CC=clang CFLAGS='-O1 -fsanitize=address'); what is built lies below B. The emulator of
+# CUDA, for tests only, needs the C++ compiler that goes with CC.
 
 CFLAGS ?= -O2
 PREFIX ?= /usr/local
@@ -13,7 +13,8 @@ VENV   ?= build/venv
 STRICT := -std=c99 -Wall -Wextra -Wpedantic
 LIBS   := -lm -lpthread
 
-# CUDA code is tested on an emulator, in three builds (tests/cuda_emu/cuda_emu.h), with all tests unless TESTS= names some.
+# CUDA code is tested on an emulator, in three builds (tests/cuda_emu/cuda_emu.h), with all tests unless
+# TESTS= names some.
 ifeq ($(origin EMU_BUILDS)$(origin TESTS),undefinedundefined)
 EMU_BUILDS := plain asan trace
 TEST_TIME  := $(if $(T),,, about 5 minutes on two cores; make check, without the emulator of CUDA, 1.5)
@@ -24,15 +25,19 @@ CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC)))
 endif
 # Of tests/NAME.c, those that run with tinytrain_cuda.cu on the emulator too, with TINYTRAIN_DEVICE=cuda.
 CUDA_TESTS         ?= test_ops test_models test_cuda
-CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa cuda_epilogues cuda_tensors_share_launches cuda_kernels_of_each_dtype matmul_in_tf32 matmul_in_fp8 training_in_fp8 parameters_begin_on_the_device device_described_cuda
+CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa cuda_epilogues \
+                      cuda_tensors_share_launches cuda_kernels_of_each_dtype matmul_in_tf32 matmul_in_fp8 \
+                      training_in_fp8 parameters_begin_on_the_device device_described_cuda
 CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true recompute_policies
-# Whole models, and runs of a program for each call of CUDA: on a GPU, and in the fastest of the emulator's builds.
+# Whole models, and runs of a program for each call of CUDA: on a GPU, and in the fastest of the emulator's
+# builds.
 EMU_CUDA_plain := $(CUDA_TESTS)
 EMU_CUDA_asan  := $(filter-out test_models test_cuda,$(CUDA_TESTS))
 EMU_CUDA_trace := $(EMU_CUDA_asan)
 ifneq ($(EMU_BUILDS),)
 HAVE_CXX := $(shell command -v $(firstword $(CXX)))
-EMU_LOGS := $(if $(HAVE_CXX),$(foreach b,$(EMU_BUILDS),$(patsubst %.cu,$(B)/cuda_emu/%.$(b).log,$(notdir $(EMU_TESTS))) \
+EMU_LOGS := $(if $(HAVE_CXX),$(foreach b,$(EMU_BUILDS), \
+            $(patsubst %.cu,$(B)/cuda_emu/%.$(b).log,$(notdir $(EMU_TESTS))) \
             $(addprefix $(B)/cuda_emu/,$(EMU_CUDA_$(b):%=%.$(b).log))),$(B)/cuda_emu.log)
 # Which kernels these ran, as a test of its own where all the tests of ops are among them.
 EMU_RAN := $(if $(HAVE_CXX),$(foreach b,$(EMU_BUILDS),$(EMU_CUDA_$(b):%=$(B)/cuda_emu/%.$(b))))
@@ -45,19 +50,22 @@ CHECKS   ?= $(wildcard tests/check_*.py)
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 BENCHES  := $(patsubst bench/%.c,$(B)/%,$(wildcard bench/*.c))
 MEASURED := $(addprefix $(B)/,gemm attention rows step compile tokenize images)
-# What make bench-peers has pip install for PyTorch: a requirement and options. PyPI's torch for Linux brings CUDA (5.6 GB); PyTorch's own
-# index of CPU builds does not: TORCH='torch --index-url URL'.
+# What make bench-peers has pip install for PyTorch: a requirement and options. PyPI's torch for Linux brings
+# CUDA (5.6 GB); PyTorch's own index of CPU builds does not: TORCH='torch --index-url URL'.
 TORCH  ?= torch
-# make bench-peers LLMC=dir, a checkout of github.com/karpathy/llm.c: its CPU program too, with the flags of its Makefile.
+# make bench-peers LLMC=dir, a checkout of github.com/karpathy/llm.c: its CPU program too, with the flags of
+# its Makefile.
 LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
 PROGRAMS := $(patsubst tests/%.c,$(B)/%,$(TESTS))
 # make cuda: for these GPUs, and PTX for later ones. TINYTRAIN_CUDA=1 make test also runs CUDA_TESTS on a GPU.
 CUDA_HOME  ?= /usr/local/cuda
 NVCC       ?= $(CUDA_HOME)/bin/nvcc
 CUDA_ARCHS ?= 80 90a 100
-CUDA_CODE  ?= $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_90,code=compute_90
+CUDA_CODE  ?= $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+              -gencode arch=compute_90,code=compute_90
 CUDA_LIBS  := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart -lstdc++
-CUDA_PROGRAMS := $(patsubst examples/%.c,$(B)/cuda/%,$(wildcard examples/*.c)) $(CUDA_TESTS:%=$(B)/cuda/%) $(B)/cuda/step
+CUDA_PROGRAMS := $(patsubst examples/%.c,$(B)/cuda/%,$(wildcard examples/*.c)) $(CUDA_TESTS:%=$(B)/cuda/%) \
+                 $(B)/cuda/step
 ifneq ($(TINYTRAIN_CUDA),)
 GPU_LOGS := $(CUDA_TESTS:%=$(B)/cuda/%.log)
 endif
@@ -75,17 +83,21 @@ help:
 	@echo 'make check        tests, not on the emulator of CUDA: about 1.5 minutes instead of 5, on two cores'
 	@echo "make test         build and run all tests; T='name*' runs those, TESTS=tests/test_x.c that program"
 	@echo 'make coverage     lines of tinytrain.h that the tests run; fails below 90% (GCOV, gcc)'
-	@echo 'make bits         tiny models trained by this version and by that of BASE ($(BASE)): the same bits, no larger plan'
+	@echo 'make bits         tiny models trained by this version and by that of BASE ($(BASE)): the same bits,'
+	@echo '                  no larger plan'
 	@echo "make fuzz         SECONDS=60 of libFuzzer for each of tests/fuzz/; FUZZ='table state' runs those"
-	@echo 'make bench        build the benchmarks, as $(B)/NAME, and run those that need no data; A=--json prints one object a line'
-	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to compare with;'
-	@echo '                  LLMC=dir: also those of llm.c, from a checkout; TORCH=...: what pip installs as PyTorch (torch)'
+	@echo 'make bench        build the benchmarks, as $(B)/NAME, and run those that need no data;'
+	@echo '                  A=--json prints one object a line'
+	@echo 'make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and'
+	@echo '                  programs to compare with; LLMC=dir: also those of llm.c, from a checkout;'
+	@echo '                  TORCH=...: what pip installs as PyTorch (torch)'
 	@echo 'make bench-programs  build what those comparisons run here, without the environment'
-	@echo 'make cuda         examples, tests and the benchmark of steps for NVIDIA GPUs, as $(B)/cuda/NAME (CUDA_HOME, NVCC, CUDA_ARCHS);'
-	@echo '                  TINYTRAIN_CUDA=1 make test runs these tests too'
+	@echo 'make cuda         examples, tests and the benchmark of steps for NVIDIA GPUs, as $(B)/cuda/NAME'
+	@echo '                  (CUDA_HOME, NVCC, CUDA_ARCHS); TINYTRAIN_CUDA=1 make test runs these tests too'
 	@echo 'make install      header, .cu, pkg-config and CMake files, below PREFIX ($(PREFIX)) and DESTDIR'
 	@echo 'make clean        remove $(B)'
-	@echo "Variables: CC ($(CC)), CFLAGS ($(CFLAGS)), B, PYTHON, RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' before each test program"
+	@echo "Variables: CC ($(CC)), CFLAGS ($(CFLAGS)), B, PYTHON,"
+	@echo "           RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' before each test program"
 
 demo: $(B)/distilbert_imdb
 	rm -rf '$(B)/demo'
@@ -96,7 +108,8 @@ examples: $(EXAMPLES)
 # Rebuilds all when compiler or flags change.
 $(B)/flags: FORCE
 	@mkdir -p $(B)
-	@echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' | cmp -s - $@ || echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' > $@
+	@echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' | cmp -s - $@ || \
+	    echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' > $@
 
 # The CPU's kernels, most of a compiler's work, once for all programs (see TT__KERNELS_ONLY in tinytrain.h).
 # Only test_ops, which tests them, has all in one file, as users have. Apple's linker does not take the first
@@ -121,12 +134,14 @@ $(B)/gpt2_step.o: bench/peers/gpt2_step.c bench/bench.h tinytrain.h $(B)/flags
 $(EXAMPLES) $(BENCHES) $(B)/gpt2_step $(filter-out $(B)/test_ops,$(PROGRAMS)): $(B)/%: $(B)/%.o $(KERNELS)
 	$(CC) $(CFLAGS) $< -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
 
-# Other libraries' matrix products, where the library is: oneDNN below build/venv, or as OpenBLAS where compilers look.
+# Other libraries' matrix products, where the library is: oneDNN below build/venv, or as OpenBLAS where
+# compilers look.
 GEMM_PEERS         := $(B)/gemm_openblas $(B)/gemm_onednn
 GEMM_openblas      := -DPEER_OPENBLAS -lopenblas
 GEMM_onednn        := -isystem $(VENV)/include -L$(VENV)/lib -Wl,-rpath,'$(abspath $(VENV))/lib' -ldnnl
 GEMM_NEED_openblas := OpenBLAS (Debian: libopenblas-dev)
-GEMM_NEED_onednn   := oneDNN 3 (PyPI: onednn-devel-cpu-gomp, which make bench-peers installs; Debian: libdnnl-dev, where it is 3)
+GEMM_NEED_onednn   := oneDNN 3 (PyPI: onednn-devel-cpu-gomp, which make bench-peers installs; \
+                      Debian: libdnnl-dev, where it is 3)
 # The smallest program that compiles and links where the library is: its header alone, or another's, is not
 # enough.
 GEMM_TRY_openblas  := '\#include <cblas.h>' 'int main(void) { return !openblas_get_config(); }'
@@ -144,7 +159,11 @@ $(GEMM_PEERS): $(B)/gemm_%: bench/peers/gemm.c $(B)/flags
 	fi
 
 $(B)/llmc: bench/peers/llmc.c $(or $(wildcard $(LLMC)/train_gpt2.c),FORCE) $(B)/flags
-	@[ -f '$(LLMC)/train_gpt2.c' ] || { echo "LLMC='$(LLMC)': there is no train_gpt2.c; LLMC=dir names a checkout of github.com/karpathy/llm.c" >&2; exit 1; }
+	@[ -f '$(LLMC)/train_gpt2.c' ] || { \
+	    echo "LLMC='$(LLMC)': there is no train_gpt2.c;" \
+	        "LLMC=dir names a checkout of github.com/karpathy/llm.c" >&2; \
+	    exit 1; \
+	}
 	$(CC) $(STRICT) $(LLMC_FLAGS) -isystem '$(LLMC)' $< -o $@ $(LIBS)
 
 $(PROGRAMS:%=%.o): $(B)/%.o: tests/%.c tests/test.h examples/datasets.h tinytrain.h $(B)/flags
@@ -162,10 +181,12 @@ $(B)/check_%.log: tests/check_%.py $(EXAMPLES) FORCE
 	@if $(PYTHON) -c '' 2>/dev/null; then B=$(B) CC='$(CC)' sh tests/run.sh run $@ $(PYTHON) $<; \
 	else sh tests/run.sh skip $@ '$(PYTHON) is not there'; fi
 
-# ---- the emulator. Its runtime is never compiled with -fsanitize=thread: in the trace build it is what that option calls.
+# ---- the emulator. Its runtime is never compiled with -fsanitize=thread: in the trace build it is what that
+# option calls.
 EMU_STRICT        := -std=c++17 -g -Wall -Wextra -Wpedantic -Werror
 EMU_SANITIZE      := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
-EMU_PATTERN        = $(shell $(CXX) -ftrivial-auto-var-init=pattern -E -x c++ /dev/null > /dev/null 2>&1 && echo -ftrivial-auto-var-init=pattern)
+EMU_PATTERN        = $(shell $(CXX) -ftrivial-auto-var-init=pattern -E -x c++ /dev/null > /dev/null 2>&1 && \
+                       echo -ftrivial-auto-var-init=pattern)
 # fmaf as an instruction where this CPU has it, with the same bits as the library's function, of which the
 # calls take a third of the kernels' time.
 EMU_FMA            = $(shell grep -qsw fma /proc/cpuinfo && \
@@ -184,9 +205,10 @@ EMU_C_FLAGS_asan  := $(EMU_SANITIZE) -g
 EMU_C_plain       := plain
 EMU_C_asan        := asan
 EMU_C_trace       := plain
-# Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer tensors a launch, and fewer
-# blocks, each of which does more.
-EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x7f000 -DTT__TENSORS=5 -DTT__SORT_TILES=2 -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=128 -Itests/cuda_emu -I.
+# Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer
+# tensors a launch, and fewer blocks, each of which does more.
+EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x7f000 -DTT__TENSORS=5 -DTT__SORT_TILES=2 -DTT__LOSS_BLOCKS=3 \
+                     -DTT__LOSS_CACHE=128 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace
 EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/cuda_emu/sample.cu tinytrain_cuda.cu
@@ -213,7 +235,8 @@ $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1)): $(B)/cuda_emu/%.$(1): $(B)/cuda_emu/%.$(EM
 	$$(CXX) $$(EMU_LINK_$(1)) $$^ -o $$@ $$(LIBS)
 $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).log): $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
 	@rm -f $$<.kernels
-	@sh tests/run.sh run $$@ env TINYTRAIN_DEVICE=cuda EMU_KERNELS=$$<.kernels $$(RUN) $$< $$(foreach t,$$(or $$(T),$$(CUDA_T_$$*)),'$$(t)')
+	@sh tests/run.sh run $$@ env TINYTRAIN_DEVICE=cuda EMU_KERNELS=$$<.kernels $$(RUN) $$< \
+	    $$(foreach t,$$(or $$(T),$$(CUDA_T_$$*)),'$$(t)')
 endef
 $(foreach b,plain asan trace,$(eval $(call emu_rules,$(b))))
 EMU_C_STRICT := $(STRICT) -Werror -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2
@@ -224,7 +247,8 @@ $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).c.o): $(B)/cuda_emu/%.$(1).c.o: tests/%.c te
 	$$(CC) $$(CPPFLAGS) $$(EMU_C_STRICT) $$(EMU_C_FLAGS_$(1)) $$(EMU_DEFINES) -c $$< -o $$@
 endef
 $(foreach b,plain asan,$(eval $(call emu_c_rules,$(b))))
-$(B)/cuda_emu/step.plain: bench/step.c bench/bench.h bench/gpu.cu tinytrain.h $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(B)/flags
+$(B)/cuda_emu/step.plain: bench/step.c bench/bench.h bench/gpu.cu tinytrain.h \
+        $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(B)/flags
 	$(CXX) $(EMU_STRICT) -O1 $(EMU_DEFINES) -x c++ -c bench/gpu.cu -o $@.gpu.o
 	$(CC) $(CPPFLAGS) $(EMU_C_STRICT) -O1 $(EMU_DEFINES) -c $< -o $@.o
 	$(CXX) $@.o $@.gpu.o $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) -o $@ $(LIBS)
@@ -234,7 +258,9 @@ ifneq ($(and $(HAVE_CXX),$(filter plain,$(EMU_BUILDS))),)
 $(B)/check_bench.log: $(B)/cuda_emu/step.plain
 endif
 $(B)/cuda_emu/all_kernels.log: $(addsuffix .log,$(EMU_RAN)) FORCE
-	@if $(PYTHON) -c '' 2>/dev/null; then sh tests/run.sh run $@ $(PYTHON) tests/cuda_emu/kernels.py tinytrain_cuda.cu $(addsuffix .kernels,$(EMU_RAN)); \
+	@if $(PYTHON) -c '' 2>/dev/null; then \
+	    sh tests/run.sh run $@ $(PYTHON) tests/cuda_emu/kernels.py tinytrain_cuda.cu \
+	        $(addsuffix .kernels,$(EMU_RAN)); \
 	else sh tests/run.sh skip $@ '$(PYTHON) is not there'; fi
 
 $(B)/cuda_emu.log: FORCE
@@ -245,7 +271,8 @@ cuda: $(CUDA_PROGRAMS)
 
 $(B)/cuda/tinytrain_cuda.o: tinytrain_cuda.cu tinytrain.h $(B)/flags
 	@mkdir -p $(@D)
-	$(NVCC) -O3 -std=c++17 -Werror all-warnings -Xptxas -v $(CUDA_CODE) -I. -c $< -o $@ 2> $@.txt || { cat $@.txt >&2; exit 1; }
+	$(NVCC) -O3 -std=c++17 -Werror all-warnings -Xptxas -v $(CUDA_CODE) -I. -c $< -o $@ 2> $@.txt || \
+	    { cat $@.txt >&2; exit 1; }
 	@! grep -B 1 -E '[1-9][0-9]* bytes spill' $@.txt || { echo 'registers are spilled' >&2; rm $@; exit 1; }
 
 # In two steps, so that nothing waits for nvcc.
@@ -290,13 +317,14 @@ coverage:
 	    CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
 	@$(MAKE) --no-print-directory covered B=$(B)/coverage
 
-# The same bits as at another commit: losses, parameters and optimizer state of tiny models; plans, none larger.
+# The same bits as at another commit: losses, parameters and optimizer state of tiny models; plans, none
+# larger.
 BASE ?= 053f6e9
 BITS := $(B)/bits/$(BASE)
 bits: FORCE
 	@mkdir -p '$(BITS)'
-	@[ -f '$(BITS)/tinytrain.h' ] || git archive '$(BASE)' tinytrain.h tinytrain_cuda.cu Makefile tests/cuda_emu | \
-	    tar -x -C '$(BITS)'
+	@[ -f '$(BITS)/tinytrain.h' ] || \
+	    git archive '$(BASE)' tinytrain.h tinytrain_cuda.cu Makefile tests/cuda_emu | tar -x -C '$(BITS)'
 	@B='$(B)' CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' sh tests/bits.sh '$(BITS)' . $(foreach t,$(T),'$(t)')
 
 # The same of tests that ran in B, where CFLAGS had --coverage.

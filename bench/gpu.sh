@@ -1,19 +1,27 @@
 #!/bin/sh
-# Everything that is to be known of tinytrain on a GPU, in one command: builds for the GPU that is there, runs the tests on it and small
-# shares of them under compute-sanitizer, then measures training steps beside PyTorch's, in one process each, one after another.
+# Everything that is to be known of tinytrain on a GPU, in one command: builds for the GPU that is there, runs
+# the tests on it and small shares of them under compute-sanitizer, then measures training steps beside
+# PyTorch's, in one process each, one after another.
 #
-#   PYTHON=python3 bench/gpu.sh                  all of it; needs an NVIDIA GPU, the CUDA toolkit, and for the peers torch and transformers
-#   bench/gpu.sh --build --test                  these parts only (--build --test --sanitize --measure), so that several calls share the work
-#   bench/gpu.sh --dry-run                       the same without a GPU: small shapes on the CPU; what needs a GPU is skipped
+#   PYTHON=python3 bench/gpu.sh      all of it; needs an NVIDIA GPU, the CUDA toolkit, and for the peers torch
+#                                    and transformers
+#   bench/gpu.sh --build --test      these parts only (--build --test --sanitize --measure), so that several
+#                                    calls share the work
+#   bench/gpu.sh --dry-run           the same without a GPU: small shapes on the CPU; what needs a GPU is
+#                                    skipped
 #
-#   --out DIR       for NAME.json, NAME.md and NAME.log, where NAME is gpu_, the GPU and the date (bench/results)
+#   --out DIR       for NAME.json, NAME.md and NAME.log, where NAME is gpu_, the GPU and the date
+#                   (bench/results)
 #   --limit N       seconds for all of this call; what no longer fits is skipped (580)
-#   --imdb DIR, --vocab DIR   real reviews, and the folder of their vocab.txt, instead of lengths drawn as IMDb's are
-#   --only LIST     of vit, fixed and imdb, what to measure: ViT-L/16, DistilBERT on 12 x 512 tokens and on texts of IMDb's lengths ('vit fixed imdb')
+#   --imdb DIR, --vocab DIR   real reviews, and the folder of their vocab.txt, instead of lengths drawn as
+#                             IMDb's are
+#   --only LIST     of vit, fixed and imdb, what to measure: ViT-L/16, DistilBERT on 12 x 512 tokens and on
+#                   texts of IMDb's lengths ('vit fixed imdb')
 #   --no-peers      tinytrain alone
 #   environment: B (build), CUDA_HOME (/usr/local/cuda), NVCC, CC, PYTHON (python3)
 #
-# A stage that fails or runs out of time is reported and the others go on; the status is 1 if one failed. What the stages print is in NAME.log.
+# A stage that fails or runs out of time is reported and the others go on; the status is 1 if one failed. What
+# the stages print is in NAME.log.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 B=${B:-build} CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} PYTHON=${PYTHON:-python3} began=$(date +%s)
@@ -40,13 +48,16 @@ while [ $# -gt 0 ]; do
     shift
 done
 parts=${parts:- build test sanitize measure}
-for kind in $only; do case $kind in vit | fixed | imdb) ;; *) die "--only '$kind': there are vit, fixed and imdb" ;; esac; done
+for kind in $only; do
+    case $kind in vit | fixed | imdb) ;; *) die "--only '$kind': there are vit, fixed and imdb" ;; esac
+done
 case $limit in *[!0-9]* | '') die "--limit takes seconds, not '$limit'" ;; esac
 part() { case "$parts " in *" $1 "*) return 0 ;; esac; return 1; }
 
 date=$(date +%Y-%m-%d) gpu='' driver='' cuda=''
 if [ -z "$dry" ]; then
-    gpu=$(nvidia-smi -i 0 --query-gpu=name --format=csv,noheader 2>&1) || die "no GPU: nvidia-smi says '$gpu'; --dry-run does without one"
+    gpu=$(nvidia-smi -i 0 --query-gpu=name --format=csv,noheader 2>&1) ||
+        die "no GPU: nvidia-smi says '$gpu'; --dry-run does without one"
     driver=$(nvidia-smi -i 0 --query-gpu=driver_version --format=csv,noheader)
     arch=$(nvidia-smi -i 0 --query-gpu=compute_cap --format=csv,noheader | tr -d .)
     cuda=$("$NVCC" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
@@ -55,14 +66,16 @@ if [ -z "$dry" ]; then
 fi
 device=${dry:+cpu} device=${device:-cuda}
 export B CUDA_HOME TORCHINDUCTOR_CACHE_DIR='' TORCHINDUCTOR_FX_GRAPH_CACHE=1 TORCHINDUCTOR_COMPILE_THREADS=4
-export NVCC="$NVCC --threads 0 --split-compile 0" CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # this GPU's code only
+export NVCC="$NVCC --threads 0 --split-compile 0"
+export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # this GPU's code only
 name=gpu_$(echo "${gpu:-none}" | tr 'A-Z ' 'a-z_' | tr -cd 'a-z0-9_-')_$date
 state=$B/$name
 ! part build || rm -rf "$state"
 mkdir -p "$state" "$out" || die "cannot write to $state and $out"
 TORCHINDUCTOR_CACHE_DIR=$(cd "$state" && pwd)/torch
 
-# stage NAME SECONDS COMMAND...: runs it and says how it went; its outputs are in NAME.log, and the standard one alone in NAME.out.
+# stage NAME SECONDS COMMAND...: runs it and says how it went; its outputs are in NAME.log, and the standard
+# one alone in NAME.out.
 left() { echo $((limit - $(date +%s) + began)); }
 said() { # NAME RESULT SECONDS COMMAND
     printf '%s\t%s\t%s\t%s\n' "$@" | tr '\n' ' ' > "$state/$1.stage"
@@ -87,34 +100,39 @@ stage() {
 }
 skip() { said "$1" "skipped: $2" 0 ''; }
 
-# ------------------------------------------------------------------------------------------------ what is measured
-# By kind: options of the model, its shape as the report says it, options of the batches, steps not measured and measured, precisions. With
-# of() and model_of(), which read them.
+# ------------------------------------------------------------------------------------------ what is measured
+# By kind: options of the model, its shape as the report says it, options of the batches, steps not measured
+# and measured, precisions. With of() and model_of(), which read them.
 # shellcheck disable=SC2034
 if [ -n "$dry" ]; then
     model_vit='--vit Ti/16 --pixels 32 --layers 1' model_text='--layers 1'
     shape_vit='Ti/16 of 1 layer, 2 images' shape_fixed='1 layer, 2 x 16' shape_imdb='1 layer, batch 2'
-    batches_vit='--seqs 2 --pixels 32' batches_fixed='--seqs 2 --length 16' batches_imdb='--seqs 2 --length 48 --batches 3'
+    batches_vit='--seqs 2 --pixels 32' batches_fixed='--seqs 2 --length 16'
+    batches_imdb='--seqs 2 --length 48 --batches 3'
     precisions_vit=bf16-true precisions_fixed=bf16-true precisions_imdb=bf16-mixed
-    warm_vit=1 steps_vit=2 warm_fixed=1 steps_fixed=2 warm_imdb=2 steps_imdb=3 step=$B/step quick='--seconds 0 --threads 1'
+    warm_vit=1 steps_vit=2 warm_fixed=1 steps_fixed=2 warm_imdb=2 steps_imdb=3
+    step=$B/step quick='--seconds 0 --threads 1'
 else
     model_vit='--vit L/16' model_text=''
     shape_vit='L/16, 64 images' shape_fixed='12 x 512' shape_imdb='batch 12'
     batches_vit='--seqs 64 --batches 2' batches_fixed='--seqs 12' batches_imdb='--seqs 12 --batches 48'
-    warm_vit=5 steps_vit=20 warm_fixed=10 steps_fixed=100 warm_imdb=20 steps_imdb=48 step=$B/cuda/step quick='--seconds 1'
+    warm_vit=5 steps_vit=20 warm_fixed=10 steps_fixed=100 warm_imdb=20 steps_imdb=48
+    step=$B/cuda/step quick='--seconds 1'
     precisions_vit=bf16-true precisions_fixed='bf16-true bf16-mixed' precisions_imdb='bf16-true bf16-mixed'
 fi
 of() { eval "echo \"\$$1_$2\""; }
 model_of() { case $1 in vit) echo "$model_vit" ;; *) echo "$model_text" ;; esac; }
 variant_of() { case $1 in bf16-true) echo 'bf16 weights' ;; *) echo 'bf16 autocast' ;; esac; }
 torch=''
-[ -z "$peers" ] || torch=$("$PYTHON" -c 'import torch, transformers, safetensors; print("PyTorch", torch.__version__, "transformers", transformers.__version__)' 2> /dev/null)
+[ -z "$peers" ] || torch=$("$PYTHON" -c 'import torch, transformers, safetensors
+print("PyTorch", torch.__version__, "transformers", transformers.__version__)' 2> /dev/null)
 make_batches() {
     for kind in $only; do
         real=$imdb
         [ "$kind" = imdb ] || real=''
         # shellcheck disable=SC2046,SC2086
-        [ -e "$state/$kind.safetensors" ] || stage "batches_$kind" 90 "$PYTHON" bench/gpu.py batches "$kind" --to "$state/$kind.safetensors" $(of batches "$kind") $real
+        [ -e "$state/$kind.safetensors" ] || stage "batches_$kind" 90 "$PYTHON" bench/gpu.py batches "$kind" \
+            --to "$state/$kind.safetensors" $(of batches "$kind") $real
     done
 }
 # torch_stage NAME KIND PRECISION eager|compile SECONDS STEPS
@@ -122,13 +140,16 @@ torch_stage() {
     variant="$(variant_of "$3")"
     [ "$4" = eager ] || variant="$variant compiled"
     # shellcheck disable=SC2046
-    stage "$1" "$5" "$PYTHON" bench/gpu.py torch --device "$device" --batches "$state/$2.safetensors" --variant "$variant" --warm "$(of warm "$2")" --steps "$6" $(model_of "$2")
+    stage "$1" "$5" "$PYTHON" bench/gpu.py torch --device "$device" --batches "$state/$2.safetensors" \
+        --variant "$variant" --warm "$(of warm "$2")" --steps "$6" $(model_of "$2")
 }
 
-# -------------------------------------------------------------------------------------------------------- the parts
+# -------------------------------------------------------------------------------------------------- the parts
 [ -n "$dry" ] || stage nvidia-smi 20 nvidia-smi
 if part build && [ -n "$dry" ]; then stage build 300 make "$B/step" "$B/tt_doctor"
-elif part build; then # all that need not wait for another at once, and what torch.compile leaves for the processes that measure
+elif part build; then
+    # All that need not wait for another at once, and what torch.compile leaves for the processes that
+    # measure.
     stage build 300 make "$B/cuda/step" "$B/cuda/test_ops" "$B/cuda/test_models" "$B/cuda/tt_doctor" &
     if part measure && [ -n "$torch" ]; then
         make_batches
@@ -146,17 +167,20 @@ if part test && [ -n "$dry" ]; then
     skip tests 'no GPU'
 elif part test; then
     stage doctor 60 "$B/cuda/tt_doctor" --device cuda
-    stage tests $most env TINYTRAIN_CUDA=1 TEST_SECONDS=$((most - 20)) make test TESTS= CHECKS= & # beside the sanitizers, where these are asked for
+    # Beside the sanitizers, where these are asked for.
+    stage tests $most env TINYTRAIN_CUDA=1 TEST_SECONDS=$((most - 20)) make test TESTS= CHECKS= &
 fi
 
 # A tool on a few ops, as many as there is time for. Arguments: compute-sanitizer, tool, program, seconds.
 # shellcheck disable=SC2016
 sanitize='clean=0 found=0 end=$(($(date +%s) + $4))
-for ops in layernorm linear_gelu embedding cross_entropy_linear dropout attention mean_pool set_rows patches; do
+for ops in layernorm linear_gelu embedding cross_entropy_linear dropout attention mean_pool set_rows \
+    patches; do
     left=$((end - $(date +%s)))
     [ $left -gt 0 ] || { echo "-- $2: no time for $ops"; continue; }
     echo "-- $2: $ops"
-    TINYTRAIN_DEVICE=cuda TT_TEST_CASE=$ops timeout $left "$1" --tool "$2" --error-exitcode 9 --print-limit 5 "$3" reference_cuda gradient_cuda
+    TINYTRAIN_DEVICE=cuda TT_TEST_CASE=$ops timeout $left "$1" --tool "$2" --error-exitcode 9 \
+        --print-limit 5 "$3" reference_cuda gradient_cuda
     case $? in
     0) clean=$((clean + 1)) ;;
     124) echo "-- $2: no time for all of $ops" ;;
@@ -170,7 +194,9 @@ if part sanitize; then
     for tool in memcheck racecheck initcheck synccheck; do
         if [ -n "$dry" ]; then skip $tool 'no GPU'
         elif [ ! -x "$sanitizer" ]; then skip $tool 'there is no compute-sanitizer'
-        else stage $tool $most sh -c "$sanitize" sanitize "$sanitizer" $tool "$B/cuda/test_ops" $((most - 20)) &
+        else
+            stage $tool $most \
+                sh -c "$sanitize" sanitize "$sanitizer" $tool "$B/cuda/test_ops" $((most - 20)) &
         fi
     done
 fi
@@ -180,11 +206,13 @@ if part measure; then
     make_batches
     # shellcheck disable=SC2086
     stage peaks 60 "$step" --json --device $device --peaks $quick
-    for side in tinytrain eager compile; do for kind in $only; do for precision in $(of precisions "$kind"); do
+    for side in tinytrain eager compile; do for kind in $only; do
+    for precision in $(of precisions "$kind"); do
         run=$kind.$precision.$side
         # shellcheck disable=SC2046,SC2086
         if [ $side = tinytrain ]; then
-            stage "$run" 60 "$step" --json --device $device --precision "$precision" --batches "$state/$kind.safetensors" --warm "$(of warm "$kind")" \
+            stage "$run" 60 "$step" --json --device $device --precision "$precision" \
+                --batches "$state/$kind.safetensors" --warm "$(of warm "$kind")" \
                 --steps "$(of steps "$kind")" $(model_of "$kind") $quick
         elif [ -z "$torch" ]; then skip "$run" 'PyTorch with transformers is not there, or not asked for'
         else torch_stage "$run" "$kind" "$precision" $side 90 "$(of steps "$kind")"
@@ -194,7 +222,9 @@ fi
 
 # shellcheck disable=SC2046
 cat $(ls -tr "$state"/*.log) > "$out/$name.log"
-"$PYTHON" bench/gpu.py report --state "$state" --to "$out/$name" --shapes "vit=$shape_vit" "fixed=$shape_fixed" "imdb=$shape_imdb${imdb:+, real reviews}" \
-    --about "gpu=${gpu:-no GPU: a dry run}" "date=$date" "driver=${driver:-none}" "cuda=${cuda:-none}" "peers=${torch:-none}" \
+"$PYTHON" bench/gpu.py report --state "$state" --to "$out/$name" \
+    --shapes "vit=$shape_vit" "fixed=$shape_fixed" "imdb=$shape_imdb${imdb:+, real reviews}" \
+    --about "gpu=${gpu:-no GPU: a dry run}" "date=$date" "driver=${driver:-none}" "cuda=${cuda:-none}" \
+    "peers=${torch:-none}" \
     "revision=$(git rev-parse --short HEAD 2> /dev/null || echo unknown)" "command=$command" || exit 1
 ! grep -qE '	(failed|ended|ok: .* [1-9][0-9]* failed)' "$state"/*.stage

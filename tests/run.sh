@@ -1,12 +1,15 @@
 #!/bin/sh
-# Runs test programs and adds up what they say. Their lines: `ok NAME`, `FAILED NAME: why`, `skip NAME: why`, and a last one that ends
-# with `N passed, N failed`. Made by the Makefile's recipes:
+# Runs test programs and adds up what they say. Their lines: `ok NAME`, `FAILED NAME: why`, `skip NAME: why`,
+# and a last one that ends with `N passed, N failed`. Made by the Makefile's recipes:
 #
 #   run.sh start FILE PROGRAMS ABOUT        says ABOUT; from now on FILE has how many of the PROGRAMS are done
-#   run.sh run LOG PROGRAM [ARG...]         runs one program into LOG and shows it; a program that dies is a failure in LOG
+#   run.sh run LOG PROGRAM [ARG...]         runs one program into LOG and shows it; a program that dies is a
+#                                           failure in LOG
 #   run.sh skip LOG WHY                     what LOG says of a program that cannot run here
-#   run.sh total LOG...                     repeats the failures and ends with one line `N passed, N failed`; status 1 unless all is well
-#   run.sh coverage FILE PERCENT NOT_RUN    reads `gcov -t` of any number of programs; prints FILE's percentage of lines run
+#   run.sh total LOG...                     repeats the failures and ends with one line `N passed, N failed`;
+#                                           status 1 unless all is well
+#   run.sh coverage FILE PERCENT NOT_RUN    reads `gcov -t` of any number of programs; prints FILE's
+#                                           percentage of lines run
 set -u
 
 # ended NAME SECONDS: TEST_PROGRESS is start's FILE, whose first line is the number of programs.
@@ -56,7 +59,8 @@ total)
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
     ;;
 coverage)
-    # A line of gcov -t: COUNT:LINE:TEXT with COUNT -, #####, ===== or a number; a line may come once for each function instance.
+    # A line of gcov -t: COUNT:LINE:TEXT with COUNT -, #####, ===== or a number; a line may come once for each
+    # function instance.
     awk -F: -v file="$2" -v least="$3" -v not_run="$4" '
         $2 ~ /^ *0$/ { if ($3 == "Source") { n = split($4, part, "/"); here = part[n] == file }; next }
         !here || NF < 3 { next }
@@ -66,9 +70,16 @@ coverage)
         count ~ /^[0-9]/ { run[line] = 1 }
         END {
             printf "" > not_run
-            for (k = 1; k <= last; k++) if (k in lines) { all++; if (k in run) good++; else { sub(/^[^:]*: */, "", text[k]); print text[k] > not_run } }
+            for (k = 1; k <= last; k++) {
+                if (!(k in lines)) continue
+                all++
+                if (k in run) { good++; continue }
+                sub(/^[^:]*: */, "", text[k])
+                print text[k] > not_run
+            }
             if (!all) { print "coverage: no line of " file " was counted"; exit 1 }
-            printf "coverage: %.1f%% of %d lines of %s (at least %s%%); the others are in %s\n", 100 * good / all, all, file, least, not_run
+            printf "coverage: %.1f%% of %d lines of %s (at least %s%%); the others are in %s\n",
+                100 * good / all, all, file, least, not_run
             exit 100 * good < least * all
         }'
     ;;
