@@ -12546,16 +12546,13 @@ static int tt__safetensors_type(const char *name)
 }
 
 /* Counts the bytes of a tensor. Returns false when they do not fit a size_t or are no whole number. */
-static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *elements, size_t *bytes)
+static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *bytes)
 {
-    size_t bits;
-    *elements = 1;
+    size_t bits, elements = 1;
     for (int d = 0; d < info->ndim; d++)
-        if ((uint64_t)info->dims[d] > SIZE_MAX || !tt__mul_size(*elements, (size_t)info->dims[d], elements))
+        if ((uint64_t)info->dims[d] > SIZE_MAX || !tt__mul_size(elements, (size_t)info->dims[d], &elements))
             return false;
-    if (*elements > INT64_MAX || !tt__mul_size(*elements, (size_t)tt__safetensors_types[type].bits, &bits) ||
-        bits % 8)
-        return false;
+    if (!tt__mul_size(elements, (size_t)tt__safetensors_types[type].bits, &bits) || bits % 8) return false;
     *bytes = bits / 8;
     return true;
 }
@@ -12615,7 +12612,6 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
     const char *name = j->pool + j->nodes[node].key;
     int dtype = tt__json_get(j, node, "dtype"), shape = tt__json_get(j, node, "shape");
     int offsets = tt__json_get(j, node, "data_offsets");
-    size_t elements;
 
     if (strlen(name) != j->nodes[node].key_bytes)
         return tt__safetensors_fail(s, name, node, "has a NUL in its name");
@@ -12643,7 +12639,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
             return tt__safetensors_fail(s, name, shape + 1 + d, "has a dimension that is no integer >= 0");
         info->dims[d] = dim->integer;
     }
-    if (!tt__safetensors_size(info, type, &elements, &info->bytes))
+    if (!tt__safetensors_size(info, type, &info->bytes))
         return tt__safetensors_fail(s, name, shape, "has a shape whose bytes are too many to count or, for a "
                                     "dtype of less than a byte, no whole number");
     const tt__json_node *begin = &j->nodes[offsets + 1], *end = &j->nodes[offsets + 2];
@@ -12774,26 +12770,25 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
     return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
 }
 
-/* Does tensor i have `total` things, such as bytes, of which n from `first` on are wanted? */
+/* Is there a tensor i, and does it have n elements, or bytes, from `first` on? */
 static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n,
-                                       uint64_t total, const char *things)
+                                       bool elements)
 {
+    if (i < 0 || i >= s->count)
+        return tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s' has no tensor number %d; it has %d", s->path, i,
+                        s->count);
+    const tt_tensor_info *info = &s->infos[i];
+    uint64_t total = info->bytes;
+    if (elements) total = total * 8 / (unsigned)tt__safetensors_types[tt__safetensors_type(info->dtype)].bits;
     if (first <= total && n <= total - first) return TT_OK;
     return tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has %llu %s, not %lld from %lld on",
-                    s->path, s->infos[i].name, (unsigned long long)total, things, (long long)n,
-                    (long long)first);
-}
-
-static tt_status tt__safetensors_number(const tt_safetensors *s, int i)
-{
-    if (i >= 0 && i < s->count) return TT_OK;
-    return tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s' has no tensor number %d; it has %d", s->path, i, s->count);
+                    s->path, info->name, (unsigned long long)total, elements ? "elements" : "bytes",
+                    (long long)n, (long long)first);
 }
 
 tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size_t n, void *to)
 {
-    tt_status status = tt__safetensors_number(s, i);
-    if (status == TT_OK) status = tt__safetensors_range(s, i, first, n, s->infos[i].bytes, "bytes");
+    tt_status status = tt__safetensors_range(s, i, first, n, false);
     if (status != TT_OK) return status;
     return tt__file_read(s->ctx, s->path, s->file, (uint64_t)s->data + s->begin[i] + first, to, n);
 }
@@ -12825,17 +12820,13 @@ static bool tt__safetensors_convert(int type, size_t width, const char *from, vo
 static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_t first, int64_t n,
                                           bool integers, void *to)
 {
-    tt_status status = tt__safetensors_number(s, i);
+    tt_status status = tt__safetensors_range(s, i, (uint64_t)first, (uint64_t)n, true);
     if (status != TT_OK) return status;
     const tt_tensor_info *info = &s->infos[i];
     int type = tt__safetensors_type(info->dtype);
-    size_t elements, bytes, width = (size_t)(tt__safetensors_types[type].bits / 8);
+    size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
     double piece[2048]; /* aligned for all types */
     char found[32];
-    /* cannot be: checked when opened */
-    if (!tt__safetensors_size(info, type, &elements, &bytes)) elements = 0;
-    status = tt__safetensors_range(s, i, (uint64_t)first, (uint64_t)n, elements, "elements");
-    if (status != TT_OK) return status;
     if (integers ? type < TT__ST_I64 || type > TT__ST_U64 : type > TT__ST_F64)
         return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' is %s, which cannot be read as %s",
                         s->path, info->name, info->dtype,
@@ -12871,13 +12862,14 @@ struct tt_safetensors_writer {
     tt_context *ctx;
     int count;
     size_t *ends;     /* of each tensor, from the start of the data */
-    char *names;      /* one behind the other, for errors */
+    char **names;     /* for errors */
     size_t written;
     tt__writer file;
 };
 
 static void tt__safetensors_writer_free(tt_safetensors_writer *w)
 {
+    for (int i = 0; w->names && i < w->count; i++) tt__free(w->ctx, w->names[i]);
     void *const owned[] = {w->ends, w->names, w};
     tt__free_all(w->ctx, owned, TT__COUNT(owned));
 }
@@ -12910,16 +12902,9 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
                                          const char *const *metadata)
 {
     tt_context *ctx = w->ctx;
-    size_t n = (size_t)(count > 0 ? count : 1), names_bytes = 0, at = 0, end = 0;
+    size_t n = (size_t)(count > 0 ? count : 1), end = 0;
     if (count < 0 || (count > 0 && !tensors))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d tensors to write", path, count);
-    for (int i = 0; i < count; i++) {
-        const char *name = tensors[i].name;
-        if (!name || !tt__is_utf8(name) || strcmp(name, "__metadata__") == 0)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor %d of %d has no usable name: it must be "
-                            "UTF-8 and not \"__metadata__\"", path, i, count);
-        names_bytes += strlen(name) + 1;
-    }
     for (int i = 0; metadata && metadata[i]; i++) {
         if (!tt__is_utf8(metadata[i]))
             return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': metadata string %d is not UTF-8", path, i);
@@ -12933,26 +12918,28 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
                                 path, metadata[i]);
     }
     w->ends = (size_t *)tt__calloc(ctx, n * sizeof *w->ends);
-    w->names = w->ends ? (char *)tt__alloc(ctx, names_bytes + 1) : NULL;
-    if (!w->names) return TT_ERR_MEMORY;
+    w->names = (char **)tt__calloc(ctx, n * sizeof *w->names);
+    if (!w->ends || !w->names) return TT_ERR_MEMORY;
     w->count = count;
     for (int i = 0; i < count; i++) {
         const tt_tensor_info *t = &tensors[i];
-        size_t elements, bytes, name_bytes = strlen(t->name) + 1;
+        size_t bytes;
         int type = tt__safetensors_type(t->dtype);
         bool dims = t->ndim >= 0 && t->ndim <= TT__COUNT(t->dims);
         for (int d = 0; dims && d < t->ndim; d++) dims = t->dims[d] >= 0;
+        if (!t->name || !tt__is_utf8(t->name) || strcmp(t->name, "__metadata__") == 0)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor %d of %d has no usable name: it must be "
+                            "UTF-8 and not \"__metadata__\"", path, i, count);
         if (type < 0)
             return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has the dtype '%.40s', which the "
                             "format does not know", path, t->name, t->dtype ? t->dtype : "NULL");
-        if (!dims || !tt__safetensors_size(t, type, &elements, &bytes) || bytes > (size_t)INT64_MAX - end)
+        if (!dims || !tt__safetensors_size(t, type, &bytes) || bytes > (size_t)INT64_MAX - end)
             return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' needs 0 to %d dimensions >= 0, of a "
                             "size that can be counted", path, t->name, TT__COUNT(t->dims));
-        memcpy(w->names + at, t->name, name_bytes);
-        at += name_bytes;
+        if (!(w->names[i] = tt__strdup(ctx, t->name))) return TT_ERR_MEMORY;
         w->ends[i] = end += bytes;
     }
-    tt__strings all = {count ? &tensors->name : NULL, sizeof *tensors};
+    tt__strings all = {(const char *const *)w->names, sizeof *w->names};
     const char *twice;
     uint32_t *order = tt__sort_strings(ctx, all, count, &twice);
     tt__free(ctx, order);
@@ -13008,12 +12995,11 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
 {
     size_t total = w->count ? w->ends[w->count - 1] : 0;
     if (w->file.status == TT_OK && w->written < total) {
-        const char *name = w->names;
         int i = 0;
-        for (; w->ends[i] <= w->written; i++) name += strlen(name) + 1;
+        while (w->ends[i] <= w->written) i++;
         w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' was ended %zu bytes too early: tensor "
                                   "'%.200s' (%d of %d) lacks %zu of its bytes; the file was not written",
-                                  w->file.path, total - w->written, name, i + 1, w->count,
+                                  w->file.path, total - w->written, w->names[i], i + 1, w->count,
                                   w->ends[i] - w->written);
     }
     tt_status status = tt__writer_end(&w->file);
@@ -14545,45 +14531,42 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     return true;
 }
 
-/* A loader whose options are checked, with what texts and images share. */
-static tt_loader *tt__loader_begin(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
+/* A loader of texts (k) or images (`image`), at the first step, its threads started. */
+static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
+                                  const tt_image_options *image, const tt_loader_options *options)
 {
-    tt_loader *l = (tt_loader *)tt__calloc(ctx, sizeof *l);
+    tt_loader_options o = options ? *options : tt_loader_options_default();
+    tt_loader *l = tt__loader_check(ctx, d, &o) == TT_OK ? (tt_loader *)tt__calloc(ctx, sizeof *l) : NULL;
     if (!l) return NULL;
     pthread_mutex_init(&l->mutex, NULL);
     pthread_cond_init(&l->work, NULL);
     pthread_cond_init(&l->ready, NULL);
     l->ctx = ctx;
     l->d = d;
-    l->o = *o;
-    l->steps = o->drop_last ? d->count / o->batch : tt__ceil_div(d->count, o->batch);
-    l->texts = tt__min(d->count, l->steps * o->batch);
-    l->max_seqs = (int)tt__min(tt__ceil_div(o->batch, o->accumulate), d->count);
-    l->accumulates = l->max_seqs < tt__min(o->batch, d->count);
-    l->window_steps = 1;
+    l->k = k;
+    l->o = o;
+    if (image) l->image = *image;
+    l->wide = k && k->size > 65536;
+    l->sort = k && o.shuffle && o.window > 1;
+    l->steps = o.drop_last ? d->count / o.batch : tt__ceil_div(d->count, o.batch);
+    l->texts = tt__min(d->count, l->steps * o.batch);
+    l->max_seqs = (int)tt__min(tt__ceil_div(o.batch, o.accumulate), d->count);
+    l->accumulates = l->max_seqs < tt__min(o.batch, d->count);
+    l->window_steps = l->sort ? tt__min(o.window, l->steps) : 1;
     l->epoch = l->window_at = -1;
-    return l;
-}
-
-/* Allocates the rest, goes to the first step and starts the threads that `run`, if it is not NULL. Frees the
-   loader on failure. */
-static tt_loader *tt__loader_end(tt_loader *l, bool (*allocate)(tt_loader *), void *(*run)(void *))
-{
-    tt_context *ctx = l->ctx;
     size_t seqs = (size_t)l->max_seqs;
-    int threads = run ? l->o.threads : 0;
-    bool ok = (l->order = (uint32_t *)tt__alloc(ctx, (size_t)l->d->count * 4)) &&
+    bool ok = (l->order = (uint32_t *)tt__alloc(ctx, (size_t)d->count * 4)) &&
         (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
-        (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) && allocate(l) &&
-        tt_loader_seek(l, 0, 0) == TT_OK;
+        (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) &&
+        (image ? tt__image_allocate(l) : tt__loader_allocate(l)) && tt_loader_seek(l, 0, 0) == TT_OK;
     for (int i = 0; i < TT__LOADER_THREADS; i++) l->threads[i].loader = l;
-    while (ok && l->started < threads) {
+    while (ok && image && l->started < o.threads) {
         tt__loader_thread *thread = &l->threads[l->started];
-        ok = tt__thread_start(&thread->handle, run, thread);
+        ok = tt__thread_start(&thread->handle, tt__image_main, thread);
         if (ok) l->started++;
         else
             tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower",
-                     l->started + 1, threads);
+                     l->started + 1, o.threads);
     }
     if (ok) return l;
     tt_loader_free(l);
@@ -14593,17 +14576,9 @@ static tt_loader *tt__loader_end(tt_loader *l, bool (*allocate)(tt_loader *), vo
 tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                          const tt_loader_options *options)
 {
-    tt_loader_options o = options ? *options : tt_loader_options_default();
-    if (d->images)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_loader_new: the dataset holds images: use "
-                        "tt_image_loader_new"), (tt_loader *)NULL;
-    tt_loader *l = tt__loader_check(ctx, d, &o) == TT_OK ? tt__loader_begin(ctx, d, &o) : NULL;
-    if (!l) return NULL;
-    l->k = k;
-    l->wide = k->size > 65536;
-    l->sort = o.shuffle && o.window > 1;
-    if (l->sort) l->window_steps = tt__min(o.window, l->steps);
-    return tt__loader_end(l, tt__loader_allocate, NULL);
+    if (!d->images) return tt__loader_make(ctx, d, k, NULL, options);
+    tt__fail(ctx, TT_ERR_ARGUMENT, "tt_loader_new: the dataset holds images: use tt_image_loader_new");
+    return NULL;
 }
 
 tt_image_options tt_image_options_default(int height, int width)
@@ -14644,12 +14619,7 @@ static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_
 tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image,
                                const tt_loader_options *options)
 {
-    tt_loader_options o = options ? *options : tt_loader_options_default();
-    bool ok = tt__image_check(ctx, d, image) == TT_OK && tt__loader_check(ctx, d, &o) == TT_OK;
-    tt_loader *l = ok ? tt__loader_begin(ctx, d, &o) : NULL;
-    if (!l) return NULL;
-    l->image = *image;
-    return tt__loader_end(l, tt__image_allocate, tt__image_main);
+    return tt__image_check(ctx, d, image) == TT_OK ? tt__loader_make(ctx, d, NULL, image, options) : NULL;
 }
 
 int64_t tt_loader_steps(const tt_loader *l) { return l->steps; }
@@ -14886,9 +14856,10 @@ typedef struct tt__architecture {
     void (*check)(tt__text *all, const void *config);         /* adds what else is wrong; NULL: nothing */
     /* reads a tensor whose shape is not the parameter's in a way of its own and sets *done; NULL: none is */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
+    size_t image_size; /* in the config's struct */
 } tt__architecture;
 
-/* The last fields but three of an architecture whose structs are X, X_config and X_layer. */
+/* The last fields but four of an architecture whose structs are X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
     sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
     offsetof(X, class_names), offsetof(X, layer), offsetof(X##_config, hidden_size), \
@@ -15333,9 +15304,8 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
 
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
-/* Reads a config as its rows say, and the number of classes. `activation` is where its activation stays. */
-static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, int spelling, void *config,
-                                 char activation[32])
+/* Reads a config as its rows say, and the number of classes. Its activation's name lives as long as j. */
+static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, int spelling, void *config)
 {
     const char *act = NULL;
     tt_status status = TT_OK;
@@ -15357,9 +15327,7 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, i
     }
     if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key[spelling], false, &act);
     if (status != TT_OK) return status;
-    snprintf(activation, 32, "%s", act ? act : "gelu");
-    act = activation;
-    memcpy((char *)config + a->activation, &act, sizeof act);
+    if (act) memcpy((char *)config + a->activation, &act, sizeof act);
     return tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
@@ -15452,29 +15420,28 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
     return status == TT_OK ? tt__model_make(ctx, a, self, config, spelling) : status;
 }
 
-/* Checks a file's config and its tensors. classes: these are asked for; 0: those of the config. */
-static tt_status tt__model_check(const tt__architecture *a, void *config, int classes, int spelling,
-                                 tt_safetensors *s)
+/* Makes a model of a file's config and tensors, which are checked first. classes, image_size: those that are
+   asked for; 0: the config's. j: config.json, empty if there is none; made: the spelling of the parameters'
+   names; spelling: of the file's. */
+static tt_status tt__model_load(const tt__architecture *a, void *self, void *config, int classes,
+                                int image_size, const tt__json *j, int made, int spelling, tt_safetensors *s)
 {
-    if (classes) *(int *)(void *)((char *)config + a->classes) = classes;
+    const int params = s->ctx->n_params, own_classes = tt__int_field(config, a->classes);
+    if (!classes) classes = own_classes;
+    *(int *)(void *)((char *)config + a->classes) = classes;
     tt_status status = tt__config_check(s->ctx, a, config);
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(s->ctx, a, NULL, config, spelling, s);
-    return tt__layout_check(&l);
-}
-
-/* Makes a model of a config that is in order, to be read from s, whose tensors are checked. own_classes: the
-   file's; j: config.json, empty if there is none; made: the spelling of the parameters' names; spelling: of
-   the file's. */
-static tt_status tt__model_load(const tt__architecture *a, void *self, const void *config, int own_classes,
-                                const tt__json *j, int made, int spelling, tt_safetensors *s)
-{
-    const int params = s->ctx->n_params;
-    tt_status status = tt__model_make(s->ctx, a, self, config, made);
+    status = tt__layout_check(&l);
+    if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
+        *(int *)(void *)((char *)config + a->image_size) = image_size;
+        status = tt__config_check(s->ctx, a, config);
+    }
+    if (status == TT_OK) status = tt__model_make(s->ctx, a, self, config, made);
     if (status != TT_OK) return status;
-    if (j->count && tt__int_field(config, a->classes) == own_classes)
-        status = tt__read_labels(j, (char(*)[64])tt__pointer_at(self, a->names_at), own_classes);
-    tt__layout l = tt__layout_of(s->ctx, a, self, config, spelling, s);
+    if (j->count && classes == own_classes)
+        status = tt__read_labels(j, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
+    l = tt__layout_of(s->ctx, a, self, config, spelling, s);
     if (status == TT_OK) status = tt__layout_attach(&l);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(s->ctx, params);
@@ -15684,7 +15651,7 @@ static const tt__architecture tt__bert = {
     {"bert.", "distilbert."}, {"encoder.layer.%d.", "transformer.layer.%d."},
     tt__bert_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__bert_tensors),
     TT__COUNT(tt__bert_layer_tensors), TT__COUNT(tt__bert_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
-    NULL, NULL};
+    NULL, NULL, 0};
 
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
@@ -15757,7 +15724,7 @@ tt_model tt_bert_classifier(const tt_bert *m)
     return model;
 }
 
-static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char activation[32])
+static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
 {
     const char *type = NULL, *position = "absolute";
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
@@ -15768,7 +15735,7 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char
                         j->path, type);
     *c = tt_bert_config_default(strcmp(type, "distilbert") == 0);
     if (!c->distil) c->classifier_dropout = -1; /* where there is none, it is as `dropout` */
-    status = tt__config_read(j, &tt__bert, c->distil, c, activation);
+    status = tt__config_read(j, &tt__bert, c->distil, c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
     if (status != TT_OK || strcmp(position, "absolute") == 0) return status;
@@ -15778,22 +15745,19 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c, char
 
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
 {
-    char path[TT__PATH], activation[32];
+    char path[TT__PATH];
     tt__json j;
     tt_bert_config config;
     tt_safetensors *s = NULL;
-    int own_classes = 0;
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
     tt_status status = tt__path_join(ctx, path, folder, "config.json");
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    if (status == TT_OK) status = tt__bert_read_config(&j, &config, activation);
-    if (status == TT_OK) own_classes = config.classes;
+    if (status == TT_OK) status = tt__bert_read_config(&j, &config);
     if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
     if (status == TT_OK && !(s = tt_safetensors_open(ctx, path))) status = ctx->status;
-    if (status == TT_OK) status = tt__model_check(&tt__bert, &config, classes, config.distil, s);
     if (status == TT_OK)
-        status = tt__model_load(&tt__bert, m, &config, own_classes, &j, config.distil, config.distil, s);
+        status = tt__model_load(&tt__bert, m, &config, classes, 0, &j, config.distil, config.distil, s);
     tt__json_free(&j);
     tt_safetensors_close(s);
     return status;
@@ -15982,7 +15946,8 @@ static const tt__architecture tt__vit = {
     "ViT", {"ViTForImageClassification", NULL}, {"vit", NULL}, {"hidden_act", NULL}, {"", NULL}, {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
-    TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check, tt__vit_adapt};
+    TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check, tt__vit_adapt,
+    offsetof(tt_vit_config, image_size)};
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
@@ -16063,7 +16028,7 @@ tt_model tt_vit_classifier(const tt_vit *m)
     return model;
 }
 
-static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c, char activation[32])
+static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
 {
     const char *type = NULL;
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
@@ -16073,7 +16038,7 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c, char a
                         j->path, type);
     *c = tt_vit_config_default("B/16");
     c->classes = 2; /* transformers' default */
-    return tt__config_read(j, &tt__vit, 0, c, activation);
+    return tt__config_read(j, &tt__vit, 0, c);
 }
 
 /* Size k of tensor `name`, 0 when there is none. */
@@ -16160,10 +16125,9 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
 
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes)
 {
-    char folder[TT__PATH], file[TT__PATH], beside[TT__PATH], activation[32];
+    char folder[TT__PATH], file[TT__PATH], beside[TT__PATH];
     tt__json j, preprocessor;
     tt_vit_config config;
-    int own_classes = 0;
     bool is_file = tt__match("*.safetensors", path);
     const char *slash = is_file ? strrchr(path, '/') : NULL;
     memset(m, 0, sizeof *m);
@@ -16179,19 +16143,13 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
                          tt_safetensors_find(s, "conv_proj.weight") >= 0;
     status = tt__json_open_if_there(&j, ctx, file, folder, "config.json");
     if (status == TT_OK)
-        status = j.count ? tt__vit_read_config(&j, &config, activation)
+        status = j.count ? tt__vit_read_config(&j, &config)
                          : tt__vit_infer_config(s, spelling, &config);
     if (status == TT_OK)
         status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
     if (status == TT_OK && preprocessor.count) status = tt__vit_read_preprocessor(&preprocessor, &config);
-    if (status == TT_OK) own_classes = config.classes;
-    if (status == TT_OK) status = tt__model_check(&tt__vit, &config, classes, spelling, s);
-    if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
-        config.image_size = image_size;
-        status = tt__config_check(ctx, &tt__vit, &config);
-    }
     if (status == TT_OK)
-        status = tt__model_load(&tt__vit, m, &config, own_classes, &j, 0, spelling, s);
+        status = tt__model_load(&tt__vit, m, &config, classes, image_size, &j, 0, spelling, s);
     if (status == TT_OK) m->torchvision = spelling == 1;
     tt__json_free(&preprocessor);
     tt__json_free(&j);
