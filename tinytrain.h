@@ -7225,32 +7225,32 @@ TT__FN int64_t TT__K(gemm_tile_count)(TT__K(gemm_block) *w)
 
 TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
 {
+    const bool halves = g->a.dtype == TT_BF16 && (g->b.dtype == TT_BF16 || g->b_narrow == TT_BF16);
+    const bool pairs = halves && g->bf16 != TT__BF16_CONVERT;
+    const TT__K(gemm_operand) a = {g->a.data, g->a.dtype, TT_F32, pairs, g->m, g->a_row, g->a_col, g->k};
+    const TT__K(gemm_operand) b = {g->b.data, g->b.dtype, g->b_narrow, pairs, g->n, g->b_col, g->b_row, g->k};
     TT__K(gemm_block) w;
     memset(&w, 0, sizeof w);
     tt__task tile_task = TT__K(gemm_tile_task);
     int64_t units = g->k;
-    tt__bf16 bf16 = TT__BF16_CONVERT;
-    if (g->a.dtype == TT_BF16 && (g->b.dtype == TT_BF16 || g->b_narrow == TT_BF16)) bf16 = g->bf16;
-    (void)bf16;
     w.args = g;
+    w.a = a;
+    w.b = b;
     w.micro = TT__K(gemm_micro);
     w.mr = TT__GEMM_MR;
     w.nr = TT__GEMM_NR;
 #ifdef TT__DOT
-    if (bf16 == TT__BF16_DOT) {
+    if (pairs && g->bf16 == TT__BF16_DOT) {
         w.micro = TT__K(gemm_dot_micro);
-        w.a.pairs = w.b.pairs = true;
-        w.a.elements = w.b.elements = g->k;
         units = tt__ceil_div(g->k, TT__DOT_DEPTH) * (TT__DOT_DEPTH / 2);
     }
 #endif
 #ifdef TT__TILES
-    if (bf16 == TT__BF16_TILES) {
+    if (pairs && g->bf16 == TT__BF16_TILES) {
         w.in_place = g->a_col == 1 && g->k % 32 == 0 && g->a_row % 32 == 0 && (uintptr_t)g->a.data % 64 == 0;
         tile_task = TT__K(gemm_tiles_task);
         w.mr = w.nr = TT__GEMM_TILES;
-        w.tiles = w.a.pairs = w.b.pairs = true;
-        w.a.elements = w.b.elements = g->k;
+        w.tiles = true;
         units = tt__ceil_div(g->k, 32) * 16;
     }
 #endif
@@ -7263,17 +7263,6 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     w.direct = g->c.dtype == TT_F32 && g->act == TT__ACT_NONE && addends <= 1
         && (!w.base.data || w.base.dtype == TT_F32);
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 16);
-    w.a.data = g->a.data;
-    w.a.dtype = g->a.dtype;
-    w.a.lines = g->m;
-    w.a.line_step = g->a_row;
-    w.a.k_step = g->a_col;
-    w.b.data = g->b.data;
-    w.b.dtype = g->b.dtype;
-    w.b.narrow = g->b_narrow;
-    w.b.lines = g->n;
-    w.b.line_step = g->b_col;
-    w.b.k_step = g->b_row;
     w.a_panels = (float *)g->workspace;
     w.b_panels = w.a_panels + tt__align_up((size_t)(rows * tt__min(depth, units)) * 4) / 4;
     w.partial = w.b_panels + tt__align_up((size_t)(cols * tt__min(depth, units)) * 4) / 4;
@@ -7604,6 +7593,23 @@ typedef struct TT__K(attention_block) {
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
+/* to (m, to_row) = from^T, of floats times scale if `scaled`, by whole vectors: rows of `from` from n on are
+   taken for zeros. */
+TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
+                                           int64_t n, int64_t m, const bool scaled, float scale)
+{
+    enum { L = TT__LANES };
+    tt__vf r[L];
+    for (int64_t i = 0; i < n; i += L) {
+        for (int64_t j = 0; j < m; j += L) {
+            TT__EACH(t, L) r[t] = i + t < n ? TT__K(load)(from + (i + t) * from_row + j) : TT__K(zero)();
+            if (scaled) TT__EACH(t, L) r[t] *= scale;
+            TT__K(transpose)(r);
+            TT__EACH(t, L) if (j + t < m) TT__K(store)(to + (j + t) * to_row + i, r[t]);
+        }
+    }
+}
+
 #ifdef TT__ATTENTION_BF16
 /* ---- operands of products of bf16, by dot products or tiles: rows of pairs of it, which are computed from
    fp32 blocks ---- */
@@ -7649,20 +7655,6 @@ TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const 
         TT__K(attention_pairs)(to, i < n ? from : NULL, i + 1 < n ? from + stride : NULL, vectors);
 }
 
-/* to (m, to_row) = from^T, whole blocks of 16 x 16; rows of from from n on are taken for zeros. */
-TT__FN void TT__K(attention_transpose_whole)(float *to, int64_t to_row, const float *from, int64_t from_row,
-                                             int64_t n, int64_t m)
-{
-    tt__vf r[16];
-    for (int64_t i = 0; i < n; i += 16)
-        for (int64_t j = 0; j < m; j += 16) {
-            TT__EACH(t, 16)
-                r[t] = i + t < n ? TT__K(load)(from + (i + t) * from_row + j) : TT__K(zero)();
-            TT__K(transpose)(r);
-            TT__EACH(t, 16) TT__K(store)(to + (j + t) * to_row + i, r[t]);
-        }
-}
-
 /* Y (keys, d), of which attention_to_queries adds rows, as pairs of rows. The kernel of tiles needs the left
    operand's rows to run along the summed dimension, which a transposed tile's do not; so there, Y is
    transposed and out^T computed. */
@@ -7672,8 +7664,8 @@ TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffer
     float *pairs = by == TT__BF16_TILES ? buffers->across : buffers->summed;
     const int64_t rows = tt__ceil_div(keys, 32) * 16, cols = tt__attention_padded(d);
     TT__K(attention_pairs_of_rows)(pairs, stride, y, stride, keys, d);
-    if (by == TT__BF16_TILES)
-        TT__K(attention_transpose_whole)(buffers->summed, TT__ATTENTION_KEYS / 2, pairs, stride, rows, cols);
+    if (by != TT__BF16_TILES) return;
+    TT__K(attention_transpose)(buffers->summed, TT__ATTENTION_KEYS / 2, pairs, stride, rows, cols, false, 1);
 }
 
 #ifdef TT__TILES
@@ -7686,9 +7678,7 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
         TT__K(store)(x + i, TT__K(load)(x + i) - TT__K(load_16)((const uint16_t *)half, TT_BF16));
     }
 }
-#endif
 
-#ifdef TT__TILES
 /* attention_to_queries by tiles: Y is from attention_summed_bf16. `twice`: what rounding to bf16 leaves of
    tile is multiplied, too, and replaces it. */
 TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
@@ -7879,61 +7869,21 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
     }
 }
 
-typedef float TT__K(quad) __attribute__((vector_size(16)));
-
-/* to (4, tile) = scale * from^T, from (4, stride) */
-TT__INLINE void TT__K(attention_transpose_4)(const float *from, int64_t stride, float scale, float *to)
-{
-    TT__K(quad) a, b, c, d;
-    memcpy(&a, from, 16);
-    memcpy(&b, from + stride, 16);
-    memcpy(&c, from + 2 * stride, 16);
-    memcpy(&d, from + 3 * stride, 16);
-    TT__K(quad) ab_low = TT__SHUFFLE(a, b, 0, 4, 1, 5) * scale,
-                ab_high = TT__SHUFFLE(a, b, 2, 6, 3, 7) * scale;
-    TT__K(quad) cd_low = TT__SHUFFLE(c, d, 0, 4, 1, 5) * scale,
-                cd_high = TT__SHUFFLE(c, d, 2, 6, 3, 7) * scale;
-    a = TT__SHUFFLE(ab_low, cd_low, 0, 1, 4, 5);
-    b = TT__SHUFFLE(ab_low, cd_low, 2, 3, 6, 7);
-    c = TT__SHUFFLE(ab_high, cd_high, 0, 1, 4, 5);
-    d = TT__SHUFFLE(ab_high, cd_high, 2, 3, 6, 7);
-    memcpy(to, &a, 16);
-    memcpy(to + TT__ATTENTION_TILE, &b, 16);
-    memcpy(to + 2 * TT__ATTENTION_TILE, &c, 16);
-    memcpy(to + 3 * TT__ATTENTION_TILE, &d, 16);
-}
-
-/* to (d, tile) = scale * from^T, from (n, stride); rows of from up to a whole vector become zeros. */
-TT__FN void TT__K(attention_transpose)(float *from, int64_t stride, int64_t n, int64_t d, float scale,
-                                       float *to)
-{
-    int64_t padded = tt__ceil_div(n, TT__LANES) * TT__LANES;
-    memset(from + n * stride, 0, (size_t)((padded - n) * stride) * sizeof(float));
-    for (int64_t i = 0; i < padded; i += 4) {
-        int64_t j = 0;
-        for (; j + 4 <= d; j += 4)
-            TT__K(attention_transpose_4)(from + i * stride + j, stride, scale,
-                                         to + j * TT__ATTENTION_TILE + i);
-        for (; j < d; j++)
-            for (int64_t k = i; k < i + 4; k++) to[j * TT__ATTENTION_TILE + k] = from[k * stride + j] * scale;
-    }
-}
-
 /* to (d, tile) = scale * from^T, from (n, stride); of bf16, pairs of that, and no scale. */
-TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__attention_buffers *b, float *from,
-                                     int64_t n, float scale, float *to)
+TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__attention_buffers *b,
+                                     const float *from, int64_t n, float scale, float *to)
 {
-    int64_t d = a->head_size, stride = tt__attention_stride(d);
+    int64_t d = a->head_size, stride = tt__attention_stride(d), step = TT__ATTENTION_TILE;
 #ifdef TT__ATTENTION_BF16
     if (a->bf16) {
-        TT__K(attention_pairs_of_columns)(b->columns, from, stride, n, d);
         const int64_t row = tt__ceil_div(d, 32) * 16;
-        TT__K(attention_transpose_whole)(to, TT__ATTENTION_TILE, b->columns, row, n, row);
+        TT__K(attention_pairs_of_columns)(b->columns, from, stride, n, d);
+        TT__K(attention_transpose)(to, step, b->columns, row, n, row, false, 1);
         return;
     }
 #endif
     (void)b;
-    TT__K(attention_transpose)(from, stride, n, d, scale, to);
+    TT__K(attention_transpose)(to, step, from, stride, n, d, true, scale);
 }
 
 /* ---- softmax ---- */
