@@ -5552,8 +5552,7 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
 
 /* C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds what C was. A(i, k) =
    a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one of B is 1.
-   Sums are fp32 whatever the dtypes, in an order that does not depend on the number of threads. Matrices
-   without data are absent. */
+   Sums are fp32, in an order that does not depend on threads. Matrices without data are absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     tt__mat a, b, c;
@@ -5607,16 +5606,14 @@ static int32_t tt__drop_threshold(float p) { return (int32_t)(p * 65536.0f + 0.5
 
 struct tt__isa_table {
     const char *name;
-    /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL. They return the FLOPs that they
-       have done. */
+    /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL; they return the FLOPs done. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
 };
 
 /* ---- matrix product: what all instruction sets share ---- */
 
-/* n in equal blocks of at most `most`, each but the last a multiple of `multiple` (which divides `most`):
-   their size. */
+/* Size of equal blocks of n: at most `most`, but for the last a multiple of `multiple`, a divisor of that. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 {
     int64_t blocks = tt__max(1, tt__ceil_div(n, most));
@@ -5711,9 +5708,8 @@ static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_ar
     return b;
 }
 
-/* Groups of queries are numbered without looking at every sequence: those of sequence s have the numbers
-   from query_start[s] / GROUP + s on, which leaves room for as many as it can have (some numbers have no
-   queries). */
+/* Groups of queries are numbered without looking at every sequence: those of sequence s from query_start[s] /
+   GROUP + s on, which leaves room for as many as it can have (some numbers have no queries). */
 static int64_t tt__attention_first_group(const tt__attention_args *a, int64_t s)
 {
     return a->query_start[s] / TT__ATTENTION_GROUP + s;
@@ -5730,8 +5726,7 @@ static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t
     return low;
 }
 
-/* Splits n into blocks of at most `most`, about equal and multiples of 16 but for the last; both n, most >
-   0. */
+/* The size of about equal blocks of n, at most `most`, multiples of 16 but for the last; n, most > 0. */
 static int64_t tt__attention_block(int64_t n, int64_t most)
 {
     return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, most)));
@@ -6127,8 +6122,7 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
     return TT__K(polynomial)(c, 7, r) * (tt__vf)((tt__vi)shifted << 23);
 }
 
-/* erf(x), absolute error < 2e-7: the rational approximation of x P(x^2) / Q(x^2) on [-4, 4] used by Eigen and
-   XLA. */
+/* erf(x), absolute error < 2e-7: x P(x^2) / Q(x^2) on [-4, 4], as used by Eigen and XLA. */
 TT__INLINE tt__vf TT__K(erf)(tt__vf x)
 {
     static const float p[] = {-2.72614225801306e-10f, 2.77068142495902e-08f, -2.10102402082508e-06f,
@@ -6313,8 +6307,7 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* The rest of load_as and store_as: fewer than TT__LANES elements. Out of line, because they are many places'
-   and few elements' path. */
+/* The rest of load_as and store_as, out of line because many places have it for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};
@@ -6422,8 +6415,7 @@ TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dty
     }
 }
 
-/* Pairs of bf16, the lower k in the low half, in what is otherwise a row of floats; odd may be NULL, for
-   zeros. */
+/* Pairs of bf16, the lower k in the low half, in the place of a row of floats; odd may be NULL, for zeros. */
 TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16_t *odd, int64_t n)
 {
     int64_t i = 0;
@@ -6439,8 +6431,7 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* LOW, HIGH: the first and the last two of each four lanes of a and b, alternating; FIRST, LAST: those of a,
-   then those of b. */
+/* LOW, HIGH: the first, last two of each four lanes of a and b, alternating; FIRST, LAST: a's, then b's. */
 #if TT__LANES == 16 /* masked with all ones, as max */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
@@ -6602,9 +6593,8 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int 
     }
 }
 
-/* The same where the lines of one k lie side by side. A vector wider than the panel spills into the next k's
-   place before that is written, the last k is stored exactly; so a panel is narrower than a vector or whole
-   vectors wide. */
+/* The same where the lines of one k lie side by side. A panel is narrower than a vector, which then spills
+   into the next k's place before that is written (the last k is stored exactly), or whole vectors wide. */
 TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int width,
                                           const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                           int64_t k0, int64_t k)
@@ -6653,8 +6643,7 @@ TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int widt
 #endif
 
 #ifdef TT__TILES
-/* Panels of 32 lines for the rows of tiles, [k / 16][32][16] units; what is missing in the last panel is left
-   as it is. */
+/* Panels of 32 lines for the rows of tiles, [k / 16][32][16] units; only lines that exist are written. */
 TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                    int64_t k0, int64_t k)
 {
@@ -6705,8 +6694,7 @@ TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(ge
 
 typedef tt__vf TT__K(micro_sums)[12][4]; /* at most; what a microkernel uses of it are registers */
 
-/* A microkernel computes one block of C: its rows and vectors (nv) are constants, so that the sums live in
-   registers. */
+/* A microkernel computes a block of C: constant rows and vectors (nv), so that sums live in registers. */
 typedef void (*TT__K(micro_fn))(int64_t rows, int64_t cols, const tt__product *p);
 
 TT__INLINE void TT__K(micro_begin)(const int rows, const int nv, TT__K(micro_sums) sum)
@@ -6731,8 +6719,7 @@ TT__INLINE void TT__K(micro_end)(const int rows, const int nv, TT__K(micro_sums)
         TT__EACH(v, nv) TT__K(store)(c + i * c_row + v * TT__LANES, sum[i][v]);
 }
 
-/* The microkernel of fp32. The strides of A and B are arguments, so that a caller can give them as
-   constants. */
+/* The microkernel of fp32. The strides are arguments, so that a caller can give them as constants. */
 TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_t a_col, int64_t b_row,
                              const tt__product *p)
 {
@@ -6803,9 +6790,8 @@ TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__pr
 }
 
 #ifdef TT__DOT
-/* The microkernel of pairs of bf16: one instruction multiplies and adds TT__DOT_DEPTH elements of a row and a
-   column. It is not one text with that of fp32, as functions for different CPUs are not inlined into each
-   other. */
+/* The microkernel of pairs of bf16: one instruction multiplies TT__DOT_DEPTH elements of a row and a column.
+   Not one text with that of fp32, as functions for different CPUs are not inlined into each other. */
 TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col,
                                      int64_t b_row, const float scale, const tt__product *p)
 {
@@ -6883,8 +6869,7 @@ TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
 
 #ifdef TT__TILES
 /* Tiles are eight registers of 16 rows of 64 bytes: 0 to 3 are 32 x 32 of C, 4 and 5 are 32 rows of A, 6 and
-   7 are 32 columns of B. Before a thread's work on them, and where `rows` of C (1 to 32) are another number
-   than before. */
+   7 are 32 columns of B. Called before a thread's work on them and when `rows` of C (1 to 32) change. */
 TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 {
     struct { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config;
@@ -6959,8 +6944,7 @@ TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* as peak_loop */
 }
 #endif
 
-/* Reads, adds to sums, or writes elements [col, col + n) of a row. Of sums, whole vectors are read and
-   written. */
+/* These read, add to sums, or write elements [col, col + n) of a row. Sums are whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
     TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
@@ -7035,8 +7019,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
 
 /* ---- the packed product ---- */
 
-/* The block of work at hand: rows [row, row + rows), columns [col, col + cols), sums over the units [k0, k0 +
-   k). */
+/* The work at hand: rows [row, row + rows), columns [col, col + cols), sums over units [k0, k0 + k). */
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
@@ -7094,8 +7077,7 @@ TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
     TT__K(gemm_pack_some)(w, a, w->a_panels, w->mr, &w->a, w->row, w->rows);
 }
 
-/* Asks for part of a matrix, unless it is absent, before the sums for it are begun, so that it is there when
-   they are ready. */
+/* Asks for part of a matrix, unless it is absent, so that it is there when the sums for it are ready. */
 TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col, int64_t rows, int64_t cols)
 {
     const int64_t item = (int64_t)tt_dtype_bytes(m->dtype), step = m->ld * item, last = (cols - 1) * item;
@@ -7116,8 +7098,7 @@ TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_
     w->micro(rows, cols, &p);
 }
 
-/* A tile that needs no more than sums; one at the edge of C, and so smaller than the microkernel's, is
-   computed in a copy. */
+/* A tile that needs no more than sums; at the edge of C, where it is smaller, it is computed in a copy. */
 TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
                                    int64_t cols)
 {
@@ -7299,8 +7280,7 @@ typedef struct TT__K(gemm_few) {
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* sums[i * STRIP + j] += A(i, [0, k)) . b[j], for 4 rows at most and 2 columns: that loads less often than it
-   multiplies. */
+/* sums[i * STRIP + j] += A(i, [0, k)) . b[j]: 4 rows, 2 columns at most, to load less than it multiplies. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
                                  const float *b, int64_t b_col, int64_t k, float *sums)
 {
@@ -7539,9 +7519,8 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 
 TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
 
-/* tt__philox in every lane. The counters are held twice as 64-bit lanes whose low half is an even and an odd
-   counter, and whose high half is never looked at: that is what 32 x 32 -> 64 bit multiplications take and
-   give. */
+/* tt__philox in every lane. The counters are held as 64-bit lanes, even and odd ones apart, of which only the
+   low half counts: that is what 32 x 32 -> 64 bit multiplications take and give. */
 TT__INLINE void TT__K(philox)(const uint64_t keys[20], tt__vu c0, tt__vu c1, tt__vu c2, tt__vu c3,
                               tt__vu out[4])
 {
@@ -7611,8 +7590,7 @@ TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const floa
 }
 
 #ifdef TT__ATTENTION_BF16
-/* ---- operands of products of bf16, by dot products or tiles: rows of pairs of it, which are computed from
-   fp32 blocks ---- */
+/* ---- operands of products of bf16, by dot products or tiles: rows of pairs, made of fp32 blocks ---- */
 
 /* n vectors as bf16, to a multiple of 32 elements; what is more than n is 0. */
 TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
@@ -7745,8 +7723,7 @@ TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
     return kernel;
 }
 
-/* Computes rows [i, rows) and columns [j, cols) of p's C, at most those of the microkernel, summed over
-   elements [from, to). */
+/* Rows [i, rows), columns [j, cols) of p's C, at most the microkernel's, summed over elements [from, to). */
 TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel, const tt__product *p,
                                           int64_t i, int64_t rows, int64_t j, int64_t cols, int64_t from,
                                           int64_t to)
@@ -8007,8 +7984,7 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
     return correction;
 }
 
-/* Scores to dropped weights P~, and gradients of dropped weights to gradients of scores P (keep dP~ -
-   delta). */
+/* Scores to dropped weights P~, and gradients of those to gradients of scores P (keep dP~ - delta). */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
                                                   int64_t keys, float *weights, float *dscores,
                                                   const float *lse, const float *delta)
@@ -8100,9 +8076,9 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, int64_
         for (int64_t j = 0; j < d && correction[i] != 1.0f; j += TT__LANES)
             TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-    /* The weights are not rounded here: dout * out, made of rounded ones, would not be what the backward's
-       weights and their gradients sum to, and the gradients of keys, which cancel out, would be half as wrong
-       again. */
+    /* The weights are not rounded here: dout * out of rounded ones would not be what the backward's weights
+       and their gradients sum to, and the gradients of keys, which cancel out, would be half as wrong again.
+       */
 #ifdef TT__TILES
     if (a->bf16 == TT__BF16_TILES) {
         TT__K(attention_to_queries_by_tiles)(&s, true, b->weights, out, stride, key > 0);
@@ -8245,8 +8221,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, int64
     TT__K(attention_to_queries)(&s, b->dscores, half ? b->summed : b->k, dq, dq_stride, key > 0);
 }
 
-/* The gradients that come from n queries of a sequence; where there are none, zeros for its keys and
-   values. */
+/* The gradients that come from n queries of a sequence; where n is 0, zeros for its keys and values. */
 TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, int64_t span, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -8357,8 +8332,7 @@ TT__INLINE void TT__K(row_add)(float *sum, const tt__mat *m, int64_t r, float *s
     TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(m, r, scratch, k), m->cols);
 }
 
-/* Computes row r of out[0] as y (n) from the rows of the same number of some inputs as x; x[k] is NULL if
-   that input is absent. */
+/* Computes row r of out[0] as y (n) from row r of some inputs, the x; x[k] is NULL if that one is absent. */
 typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n,
                               const void *more);
 #define TT__UNUSED __attribute__((unused))
@@ -8369,8 +8343,7 @@ typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const
 #define TT__ROWS_FN(name) \
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
-/* Rows [from, to) of out[0], each by fn from the rows of in[first] to in[first + count - 1]; at most
-   three. */
+/* Rows [from, to) of out[0], each by fn from the rows of in[first] to in[first + count - 1], 3 at most. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -8458,8 +8431,7 @@ TT__ROWS_FN(dropout_rows)
 
 TT__RUN_ROWS(DROPOUT, TT__K(dropout_rows)(l, from, to, scratch))
 
-/* ---- column sums: the workspace begins with sums of TT__SUM_ROWS rows each, which are then added in order
-   ---- */
+/* ---- column sums: the workspace begins with sums of TT__SUM_ROWS rows each, then added in order ---- */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
 {
@@ -8487,8 +8459,7 @@ TT__ROWS_FN(column_sum_rows)
 
 /* -------------------------------------------------------------------------------------- linear, attention */
 
-/* C = out[0] (m, n) of products with A and B, rows of which, or columns where so said, run along the sum over
-   k. */
+/* C = out[0] (m, n) of products with A and B, whose rows (columns, where so said) run along the sum of k. */
 TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns,
                                           const tt__mat *b, bool b_columns)
 {
@@ -8548,8 +8519,7 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that ask, which are put in order in the
-   workspace. */
+/* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that ask, put in order in the workspace. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;
@@ -8728,9 +8698,8 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* Rows of dy in the order of their ids (equal ids in row order): `order`; first[id]: where an id begins. Each
-   chunk of the order belongs to the task in which its id begins, so an id's rows are added by one task, in
-   row order. */
+/* `order`: rows of dy in the order of their ids (equal ids in row order). The rows of an id belong to the
+   task in which it begins, so that one task adds them, in row order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
@@ -8968,8 +8937,7 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
 /* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (tt__pass_fuse_loss),
-   by the kernels of the ops that it stands for. Gradients of logits have the dtype of x, in the place of the
-   logits. */
+   by the kernels of those ops. Gradients of logits have the dtype of x, in the place of the logits. */
 TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];
@@ -9083,8 +9051,7 @@ TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, flo
     return row;
 }
 
-/* x to 16 bits by stochastic rounding; group: the number of h's first eight elements, of which the low word
-   does not wrap in here. */
+/* x to 16 bits by stochastic rounding; group: of h's first eight elements; its low word does not wrap. */
 TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dtype, int64_t n,
                                  const uint64_t keys[20], uint64_t group)
 {
@@ -9103,9 +9070,8 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
 }
 
 /* Back into 16 bits, so that steps smaller than half a unit in the last place survive on average (Gupta et
-   al., "Deep learning with limited numerical precision", 2015): an element is rounded up with a probability
-   equal to the dropped fraction, by number e % 8 of Philox counter {e / 8}. `which` tells the tensors of one
-   instruction apart. */
+   al., "Deep learning with limited numerical precision", 2015): element e is rounded up with a probability
+   equal to the dropped fraction, by number e % 8 of Philox counter {e / 8}. `which`: the tensor's number. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
@@ -9163,8 +9129,7 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 }
 
 /* The loss scale falls where gradients overflowed, and rises after `interval` steps where none did. It stays
-   where that is not its fault (the loss itself is not finite, or nothing was counted) or cannot be helped
-   (it is 1). */
+   where it is not at fault (the loss is not finite, or nothing was counted) or cannot help (it is 1). */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
