@@ -9916,7 +9916,6 @@ static tt_status tt__param_fill(const tt_param *p, float *piece)
     char *memory = tt__param_memory(p);
     const tt__arena *a = p->holder;
     const tt_dtype dtype = tt__param_home(p)->dtype;
-    const bool straight = dtype == TT_F32 && a->kind->host; /* read to where they stay */
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
     if (!p->read && tt__init_fits(p)) {
@@ -9925,10 +9924,9 @@ static tt_status tt__param_fill(const tt_param *p, float *piece)
         return tt__device_status(p->ctx, a, status);
     }
     for (int64_t first = 0; first < p->size && status == TT_OK; first += TT__PIECE) {
-        int64_t n = tt__min(TT__PIECE, p->size - first);
+        const int64_t n = tt__min(TT__PIECE, p->size - first);
         char *to = memory + (size_t)first * tt_dtype_bytes(dtype);
-        status = tt__param_read_source(p, first, n, straight ? (float *)(void *)to : piece);
-        if (straight) continue;
+        status = tt__param_read_source(p, first, n, piece);
         if (status == TT_OK) status = tt__param_fits(p, piece, first, n);
         if (status == TT_OK) status = tt__write_memory(p->ctx, a, to, dtype, piece, TT_F32, (size_t)n);
     }
@@ -11506,7 +11504,6 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
     tt__text text = {to, capacity, 0};
     const tt_plan plan = tt_program_plan(p);
     const double mb = 1e-6, transient = mb * (double)(plan.bytes - plan.persistent_bytes);
-    if (capacity) to[0] = 0;
     tt__print(&text, "memory plan for %s: %.1f MB (%.1f persistent, %.1f transient; lower bound %.1f; %.1f "
               "to initialise the parameters)\n", plan.device, mb * (double)plan.bytes,
               mb * (double)plan.persistent_bytes, transient, mb * (double)plan.lower_bound_bytes,
@@ -16866,7 +16863,6 @@ tt_fit_options tt_fit_options_default(void)
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
-    if (capacity) to[0] = 0;
     if (e->validation) {
         tt__print(&text, "  validation: loss %.4f", e->validation->loss);
         if (e->metric_name) tt__print(&text, ", %s %.4f", e->metric_name, e->metric);

@@ -301,16 +301,23 @@ static inline char *sample_data(const char *program, const char *name)
     return NULL;
 }
 
+static inline bool holds(const char *folder, const char *name) /* a file of that name */
+{
+    char *path = join(folder, name);
+    bool there = exists(path);
+    free(path);
+    return there;
+}
+
 /* Before training: refuses to write over a run or a model, or to resume what is not there. */
 static inline void check_folder(const char *folder, bool resume)
 {
-    char *state = join(folder, "state.safetensors"), *model = join(folder, "model.safetensors");
-    if (resume && !exists(state)) die("nothing to --resume: '%s' is not there", state);
-    if (!resume && exists(state))
+    bool state = holds(folder, "state.safetensors");
+    if (resume && !state) die("nothing to --resume: '%s/state.safetensors' is not there", folder);
+    if (!resume && state)
         die("'%s' holds a run: go on with it (--resume), or name another folder (--out)", folder);
-    if (!resume && exists(model))
+    if (!resume && holds(folder, "model.safetensors"))
         die("'%s' holds a model, which training would replace: name another folder (--out)", folder);
-    free(state), free(model);
 }
 
 /* --------------------------------------------------------------------------------- training on a terminal */
@@ -444,15 +451,12 @@ typedef struct cli_training {
      .help = "parameters to keep as they are: name patterns with commas between, * and ?"}, \
     {"--precision", "P", CLI_CHOICE, &(run).precision, \
      .help = "of weights and activations", .choices = "32-true 16-mixed 16-true bf16-mixed bf16-true"}, \
-    {"--matmul", "M", CLI_CHOICE, &(run).matmul, \
-     .help = "how matrices are multiplied; on a GPU, tf32 rounds those of fp32 to 11 bits and fp8 those of " \
-     "16 bits to 4 or 3", .choices = "fp32 tf32 fp8"}, \
-    {"--recompute", "R", CLI_CHOICE, &(run).recompute, \
-     .help = "what the backward computes again, to save memory", \
-     .choices = "none cheap attention blocks"}, \
-    {"--budget", "BYTES", CLI_BYTES, &(run).budget, \
-     .help = "memory that training may take, as 3GB or 500MiB; a plan that needs more is refused (no " \
-     "limit)"}, \
+    {"--matmul", "M", CLI_CHOICE, &(run).matmul, .help = "how matrices are multiplied; on a GPU, tf32 " \
+     "rounds those of fp32 to 11 bits and fp8 those of 16 bits to 4 or 3", .choices = "fp32 tf32 fp8"}, \
+    {"--recompute", "R", CLI_CHOICE, &(run).recompute, .help = "what the backward computes again, to save " \
+     "memory", .choices = "none cheap attention blocks"}, \
+    {"--budget", "BYTES", CLI_BYTES, &(run).budget, .help = "memory that training may take, as 3GB or " \
+     "500MiB; a plan that needs more is refused (no limit)"}, \
     {"--device", "KIND", CLI_TEXT, &(run).device, \
      .help = "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"}, \
     {"--seed", "N", CLI_INTEGER, &(run).seed, .help = "of all that is random", .most = 1e9}, \

@@ -30,12 +30,10 @@ static const cli_flag flags[] = {
      .help = "a table's column of texts", .least = 1, .most = 1000},
     {"--label-column", "NAME", CLI_TEXT, &opt.label_column,
      .help = "a table's column of labels", .least = 1, .most = 1000},
-    {"--delimiter", "C", CLI_TEXT, &opt.delimiter,
-     .help = "what divides a table's columns, such as ';' or \\t (a comma in .csv, else a tab)",
-     .least = 1, .most = 2},
-    {"--model", "DIR", CLI_TEXT, &opt.model,
-     .help = "Hugging Face folder to start from: config.json, model.safetensors, vocab.txt (none: from "
-     "scratch)"},
+    {"--delimiter", "C", CLI_TEXT, &opt.delimiter, .help = "what divides a table's columns, such as ';' or "
+     "\\t (a comma in .csv, else a tab)", .least = 1, .most = 2},
+    {"--model", "DIR", CLI_TEXT, &opt.model, .help = "Hugging Face folder to start from: config.json, "
+     "model.safetensors, vocab.txt (none: from scratch)"},
     {"--train", "N", CLI_INTEGER, &opt.train,
      .help = "texts to train on (0: all but those for validation)", .most = 1e9},
     {"--test", "N", CLI_INTEGER, &opt.test, .help = "texts to test on (0: all)", .most = 1e9},
@@ -46,9 +44,8 @@ static const cli_flag flags[] = {
      .help = "micro-batches in a step, at least", .least = 1, .most = 65536},
     {"--max-length", "N", CLI_INTEGER, &opt.max_length,
      .help = "tokens of a text; longer ones are cut (0: as many as the model has positions)", .most = 1e6},
-    {"--max-tokens", "N", CLI_INTEGER, &opt.max_tokens,
-     .help = "tokens in a micro-batch; it is filled up to this (0: 8192 with --model, else 2048)",
-     .most = 1e9},
+    {"--max-tokens", "N", CLI_INTEGER, &opt.max_tokens, .help = "tokens in a micro-batch; it is filled up to "
+     "this (0: 8192 with --model, else 2048)", .most = 1e9},
     {"--lr", "X", CLI_NUMBER, &opt.run.lr,
      .help = "peak learning rate (0: 5e-5 with --model, else 5e-4)", .most = 1e9},
     CLI_TRAINING_FLAGS(opt.run),
@@ -287,8 +284,8 @@ static int train(const char *program)
 /* --------------------------------------------------------------------------------------------- prediction */
 static void predict(void)
 {
-    char *model = join(opt.run.out, "model.safetensors"), *line = NULL;
-    if (!exists(model))
+    char *line = NULL;
+    if (!holds(opt.run.out, "model.safetensors"))
         die("'%s' holds no trained model: one is saved when the first epoch ends", opt.run.out);
     tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
     tt_tokenizer *k = open_tokenizer(ctx, opt.run.out, NULL);
@@ -310,7 +307,7 @@ static void predict(void)
         if (!lines) break;
     }
     if (lines && ferror(stdin)) die("cannot read standard input: %s", strerror(errno));
-    free(line), free(probability), free(model);
+    free(line), free(probability);
     tt_trainer_free(t), tt_bert_free(&m), tt_tokenizer_free(k), tt_close(ctx);
 }
 

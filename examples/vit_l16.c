@@ -33,18 +33,14 @@ static struct {
 } opt = {.accumulate = 1, .run = {CLI_TRAINING_DEFAULT, .schedule = "cosine"}};
 
 static const cli_flag flags[] = {
-    {"--data", "DIR", CLI_TEXT, &opt.data,
-     .help = "cifar-10-batches-bin, or a folder of images: DIR/train/CLASS/FILE and DIR/test/..., or "
-     "DIR/CLASS/FILE (none: shapes, drawn here)"},
-    {"--model", "PATH", CLI_TEXT, &opt.model,
-     .help = "checkpoint to start from: a folder or a .safetensors file, of transformers or torchvision "
-     "(none: from scratch)"},
-    {"--vit", "SIZE", CLI_TEXT, &opt.vit,
-     .help = "from scratch: Ti/16, S/16, B/16, L/16 or H/14, or with patches of another size (none: L/16 for "
-     "CIFAR-10 at --size 224, else a small one)"},
-    {"--size", "N", CLI_INTEGER, &opt.size,
-     .help = "height and width of what the model sees; images are resized to it (0: as the model says; from "
-     "scratch 32)", .most = 16384},
+    {"--data", "DIR", CLI_TEXT, &opt.data, .help = "cifar-10-batches-bin, or a folder of images: "
+     "DIR/train/CLASS/FILE and DIR/test/..., or DIR/CLASS/FILE (none: shapes, drawn here)"},
+    {"--model", "PATH", CLI_TEXT, &opt.model, .help = "checkpoint to start from: a folder or a .safetensors "
+     "file, of transformers or torchvision (none: from scratch)"},
+    {"--vit", "SIZE", CLI_TEXT, &opt.vit, .help = "from scratch: Ti/16, S/16, B/16, L/16 or H/14, or with "
+     "patches of another size (none: L/16 for CIFAR-10 at --size 224, else a small one)"},
+    {"--size", "N", CLI_INTEGER, &opt.size, .help = "height and width of what the model sees; images are "
+     "resized to it (0: as the model says; from scratch 32)", .most = 16384},
     {"--augment", "", CLI_SWITCH, &opt.augment,
      .help = "training images: shifted by up to an eighth and mirrored at random"},
     {"--train", "N", CLI_INTEGER, &opt.train,
@@ -233,11 +229,7 @@ typedef struct images { tt_dataset *d; shapes drawn; folder *files; cifar cifar;
 
 static bool is_cifar(void)
 {
-    char *train = join(opt.data ? opt.data : "", "data_batch_1.bin"),
-         *test = join(opt.data ? opt.data : "", "test_batch.bin");
-    bool is = opt.data && (exists(train) || exists(test));
-    free(train), free(test);
-    return is;
+    return opt.data && (holds(opt.data, "data_batch_1.bin") || holds(opt.data, "test_batch.bin"));
 }
 
 /* "train" (n of them, and a tenth more for validation) or "test" (n); n 0: all. */
@@ -252,23 +244,21 @@ static void read_images(tt_context *ctx, images *x, const char *split, int n)
     if (is_cifar()) {
         x->d = cifar_open(ctx, &x->cifar, opt.data, split, why);
         if (!x->d) die("%s", why);
+    } else if (opt.data) {
+        x->files = read_folder(split);
+        s.count = x->files->count, s.labels = x->files->label;
+        s.class_names = (const char *const *)x->files->class_name, s.classes = x->files->classes;
+        s.read = read_file, s.name = file_name, s.user = x->files;
     } else {
-        if (opt.data) {
-            x->files = read_folder(split);
-            s.count = x->files->count, s.labels = x->files->label;
-            s.class_names = (const char *const *)x->files->class_name, s.classes = x->files->classes;
-            s.read = read_file, s.name = file_name, s.user = x->files;
-        } else {
-            s.count = n ? n : train ? SHAPES_TRAIN : SHAPES_TEST;
-            labels = (int *)made(NULL, calloc((size_t)s.count, sizeof *labels));
-            for (int64_t k = 0; k < s.count; k++) labels[k] = (int)(k % SHAPES);
-            x->drawn.seed = (uint64_t)opt.run.seed, x->drawn.first = train ? 0 : (uint64_t)1 << 40;
-            s.labels = labels, s.class_names = shape_names, s.classes = SHAPES;
-            s.read = draw_shape, s.user = &x->drawn;
-        }
-        x->d = (tt_dataset *)made(ctx, tt_dataset_images(ctx, &s));
-        free(labels);
+        s.count = n ? n : train ? SHAPES_TRAIN : SHAPES_TEST;
+        labels = (int *)made(NULL, calloc((size_t)s.count, sizeof *labels));
+        for (int64_t k = 0; k < s.count; k++) labels[k] = (int)(k % SHAPES);
+        x->drawn.seed = (uint64_t)opt.run.seed, x->drawn.first = train ? 0 : (uint64_t)1 << 40;
+        s.labels = labels, s.class_names = shape_names, s.classes = SHAPES;
+        s.read = draw_shape, s.user = &x->drawn;
     }
+    if (!x->d) x->d = (tt_dataset *)made(ctx, tt_dataset_images(ctx, &s));
+    free(labels);
     long long there = (long long)tt_dataset_count(x->d);
     const char *more = train ? " with those for validation" : "";
     if (n > there) die("--%s needs %d images%s; '%s' has %lld to %s", split, n, more, opt.data, there, split);
@@ -374,18 +364,16 @@ static void check_before(const tt_dataset *d, const tt_vit *m)
     images x;
     tt_vit saved;
     if (!opt.data) return;
-    char *model = join(opt.run.out, "model.safetensors");
     tt_context *own = open_context(opt.run.seed, opt.run.threads);
     read_images(own, &x, "test", opt.test);
     check_classes(x.d, "test on", m->config.classes, m->class_names, "those to train on");
     free_images(&x);
-    if (opt.run.resume && exists(model)) {
+    if (opt.run.resume && holds(opt.run.out, "model.safetensors")) {
         must(own, tt_vit_load(own, &saved, opt.run.out, 0, 0));
         check_classes(d, "train on", saved.config.classes, saved.class_names, "the run to resume");
         tt_vit_free(&saved);
     }
     tt_close(own);
-    free(model);
 }
 
 static int train(void)
@@ -399,8 +387,7 @@ static int train(void)
     int classes = tt_dataset_classes(x.d);
     if (all < 2 || classes < 2)
         die("'%s' has %lld images of %d classes to train on; two are the least", opt.data, all, classes);
-    tt_dataset *held = (tt_dataset *)made(
-        ctx, tt_dataset_split(x.d, (all + 10) / 11)); /* one for validation, ten to train on */
+    tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(x.d, (all + 10) / 11)); /* one of eleven */
     make_model(ctx, &m, x.d);
     check_before(x.d, &m);
     tt_loader *l = loader_of(ctx, x.d, &m, true), *validation = loader_of(ctx, held, &m, false);
