@@ -9820,14 +9820,6 @@ static void tt__param_drop_source(tt_param *p)
     p->source = NULL;
 }
 
-static void tt__param_free(tt_param *p)
-{
-    tt__param_drop_source(p);
-    tt__arena_release(p->ctx, p->holder);
-    tt__free(p->ctx, p->name);
-    tt__free(p->ctx, p);
-}
-
 /* Undoes the creation of all parameters but the first `count`; no tape may know them. The latest goes first,
    so that no search for a name that stays passes over a slot that is freed. */
 static void tt__params_undo(tt_context *ctx, int count)
@@ -9836,7 +9828,10 @@ static void tt__params_undo(tt_context *ctx, int count)
         tt_param *last = ctx->params[ctx->n_params - 1];
         *tt__param_slot(ctx, last->name) = 0;
         ctx->n_params--;
-        tt__param_free(last);
+        tt__param_drop_source(last);
+        tt__arena_release(ctx, last->holder);
+        tt__free(ctx, last->name);
+        tt__free(ctx, last);
     }
 }
 
@@ -9902,13 +9897,6 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* f16 can hold all that the initialiser gives; normal numbers: at most sqrt(-2 log(2^-25)) = 5.9 scales. */
-static bool tt__init_fits(const tt_param *p)
-{
-    const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
-    return tt__param_home(p)->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
-}
-
 /* Fills the memory of p from its source, which stays, in case another parameter fails. `piece` has TT__PIECE
    floats. An initialiser whose numbers need no check writes where they stay. */
 static tt_status tt__param_fill(const tt_param *p, float *piece)
@@ -9916,9 +9904,12 @@ static tt_status tt__param_fill(const tt_param *p, float *piece)
     char *memory = tt__param_memory(p);
     const tt__arena *a = p->holder;
     const tt_dtype dtype = tt__param_home(p)->dtype;
+    /* f16 can hold normal numbers of this scale: they are at most sqrt(-2 log(2^-25)) = 5.9 times as large. */
+    const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
+    const bool fits = dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    if (!p->read && tt__init_fits(p)) {
+    if (!p->read && fits) {
         status = a->kind->backend->init(a->device, memory, dtype, p->size, p->init, tt__init_key(p));
         tt__float_restore(mode);
         return tt__device_status(p->ctx, a, status);
@@ -11315,17 +11306,6 @@ static tt__state_header tt__state_header_of(const tt_program *p)
                                 (int64_t)set->options.optimizer.kind, (int64_t)set->precision.kind,
                                 (int64_t)tt__program_hash(p)};
     return h;
-}
-
-/* Goes on from the step of a state. The next micro-batch is then the first of a step. The seed stays. */
-static void tt__set_counts(tt_program *p, const tt__state_header *h)
-{
-    p->rank.run.step = h->step;
-    p->rank.run.micro = 0;
-    p->results.scale.scale = h->loss_scale;
-    p->results.scale.good_steps = (double)h->good_steps;
-    p->results.scale.skipped = (double)h->skipped;
-    p->scale_set = false;
 }
 
 /* ============================================================================================================
@@ -16251,8 +16231,8 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 
 enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter in a state */
 
-/* A tensor that goes into a state: a parameter, or what an optimizer keeps of it. */
-typedef struct tt__kept { int32_t value; tt_dtype dtype; const tt_param *param; char name[192]; } tt__kept;
+/* A value that goes into a state: a parameter, or what an optimizer keeps of it. */
+typedef struct tt__kept { int32_t value; char name[192]; } tt__kept;
 
 /* Fails if a state cannot hold a parameter of this name. */
 static tt_status tt__check_kept(const tt_param *param)
@@ -16282,13 +16262,11 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count)
             const tt__value *x = &p->built.t->values[v];
             if (x->storage != (side ? TT__STATE : TT__PARAMETER) || x->base != v || x->param < 0) continue;
             const tt_param *param = p->ctx->params[x->param];
-            const bool second = n > 0 && kept[n - 1].param == param; /* Adam's, behind its first */
+            const bool second = n > 0 && p->built.t->values[kept[n - 1].value].param == x->param; /* Adam's */
             const char *what = sgd ? "momentum_buffer." : second ? "exp_avg_sq." : "exp_avg.";
             status = tt__check_kept(param);
             snprintf(kept[n].name, sizeof kept[n].name, "%s%.170s", side ? what : "", param->name);
-            kept[n].value = v;
-            kept[n].dtype = x->shape.dtype;
-            kept[n++].param = param;
+            kept[n++].value = v;
         }
     *count = n;
     if (status == TT_OK) return kept;
@@ -16609,14 +16587,14 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->tensors = 1 + s->count + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
-        const tt_dtype dtype = s->kept[k].dtype;
-        const tt_param *param = s->kept[k].param;
+        const tt__value *x = &p->built.t->values[s->kept[k].value];
+        const tt_param *param = ctx->params[x->param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
-        info->dtype = tt__safetensors_dtype(dtype);
+        info->dtype = tt__safetensors_dtype(x->shape.dtype);
         info->ndim = param->ndim;
         memcpy(info->dims, param->dims, sizeof param->dims);
-        info->bytes = (size_t)param->size * tt_dtype_bytes(dtype);
+        info->bytes = (size_t)param->size * tt_dtype_bytes(x->shape.dtype);
     }
     if (more) tt__state_integers(&s->info[s->count + 1], "tinytrain.progress", more);
     return TT_OK;
@@ -16737,10 +16715,17 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
 
 static tt_status tt__state_take(tt__state *s)
 {
+    const tt__state_header *h = &s->header;
+    tt_program *p = s->p;
     tt_status status = tt__state_move(s, NULL);
     if (status != TT_OK) return status;
-    tt__set_counts(s->p, &s->header);
-    if (tt__state_header_of(s->p).program != s->header.program)
+    p->rank.run.step = h->step;
+    p->rank.run.micro = 0; /* the next micro-batch is the first of a step */
+    p->results.scale.scale = h->loss_scale;
+    p->results.scale.good_steps = (double)h->good_steps;
+    p->results.scale.skipped = (double)h->skipped;
+    p->scale_set = false;
+    if (tt__state_header_of(p).program != h->program)
         tt__log(s->p->ctx, TT_LOG_WARNING, "resume", "'%s' was made with other options of the model, the "
                 "optimizer or the batches (dropout, weight decay, max_tokens, ...): the run goes on with the "
                 "new ones, and differs from one that was never stopped", s->path);
@@ -17441,13 +17426,9 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);
-        if (status == TT_OK) {
-            status = saved;
-        } else {
-            if (saved != TT_OK) /* the first error is the one to return */
-                tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
-            tt__fail(ctx, status, "%s", error);
-        }
+        if (status != TT_OK && saved != TT_OK)
+            tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
+        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* the first error counts */
     }
     if (finished) *finished = done;
     tt__free(ctx, f->csv);
