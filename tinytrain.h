@@ -4687,13 +4687,14 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     memset(out, 0, sizeof *out);
     tt_status status = tt__parse(ctx, "precision", name ? name : "32-true", tt__precision_names, 5,
                                  "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", &k);
-    if (status == TT_OK && residual)
+    if (status != TT_OK) return status;
+    out->kind = (tt__precision_kind)k; /* also if the residual is wrong: what needs it is checked too */
+    out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
+    out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
+    if (residual)
         status = tt__parse(ctx, "residual", residual, residuals, 2,
                            "f32 or 16-bit, or NULL for what suits the precision", &wide);
     if (status != TT_OK) return status;
-    out->kind = (tt__precision_kind)k;
-    out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
-    out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
     out->residual_f32 = residual ? wide : k == TT__16_MIXED;
     if (!residual || out->mixed) return TT_OK;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "residual '%s': precision '%s' has one dtype for all values; leave "
@@ -9904,7 +9905,7 @@ static tt_status tt__param_fill(const tt_param *p, float *piece)
     char *memory = tt__param_memory(p);
     const tt__arena *a = p->holder;
     const tt_dtype dtype = tt__param_home(p)->dtype;
-    /* f16 can hold normal numbers of this scale: they are at most sqrt(-2 log(2^-25)) = 5.9 times as large. */
+    /* f16 can hold what is at most this: normal numbers are up to sqrt(-2 log(2^-25)) = 5.9 deviations. */
     const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
     const bool fits = dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
     tt_status status = TT_OK;
