@@ -166,7 +166,7 @@ $(B)/llmc: bench/peers/llmc.c $(or $(wildcard $(LLMC)/train_gpt2.c),FORCE) $(B)/
 	}
 	$(CC) $(STRICT) $(LLMC_FLAGS) -isystem '$(LLMC)' $< -o $@ $(LIBS)
 
-$(PROGRAMS:%=%.o): $(B)/%.o: tests/%.c tests/test.h examples/datasets.h tinytrain.h $(B)/flags
+$(PROGRAMS:%=%.o): $(B)/%.o: tests/%.c $(wildcard tests/test*.h) examples/datasets.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -Werror $(if $(filter test_ops,$*),,$(SHARED)) -I. -c $< -o $@
 $(filter $(B)/test_ops,$(PROGRAMS)): $(B)/%: $(B)/%.o
 	$(CC) $(CFLAGS) $< -o $@ $(LDFLAGS) $(LIBS)
@@ -211,7 +211,8 @@ EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x7f000 -DTT__TENSORS=5 -DTT__SORT_TILE
                      -DTT__LOSS_CACHE=128 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace
-EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/cuda_emu/sample.cu tinytrain_cuda.cu
+EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/test_main.h tests/cuda_emu/sample.cu \
+                     tinytrain_cuda.cu
 
 define emu_rules
 EMU_OBJECTS_$(1) := $(patsubst %,$(B)/cuda_emu/%.$(1).o,$(EMU_PARTS) $(EMU_PARTS_$(1)))
@@ -241,8 +242,8 @@ endef
 $(foreach b,plain asan trace,$(eval $(call emu_rules,$(b))))
 EMU_C_STRICT := $(STRICT) -Werror -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2
 define emu_c_rules
-$(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).c.o): $(B)/cuda_emu/%.$(1).c.o: tests/%.c tests/test.h tinytrain.h \
-        $(wildcard tests/cuda_emu/*.h) $(B)/flags
+$(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).c.o): $(B)/cuda_emu/%.$(1).c.o: tests/%.c tinytrain.h \
+        $(wildcard tests/test*.h tests/cuda_emu/*.h) $(B)/flags
 	@mkdir -p $$(@D)
 	$$(CC) $$(CPPFLAGS) $$(EMU_C_STRICT) $$(EMU_C_FLAGS_$(1)) $$(EMU_DEFINES) -c $$< -o $$@
 endef
@@ -282,7 +283,7 @@ $(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_CUDA -I. -c $< -o $@
 endef
 $(B)/cuda/%.c.o: examples/%.c $(wildcard examples/*.h) tinytrain.h $(B)/flags
 	$(cuda_compile)
-$(B)/cuda/%.c.o: tests/%.c tests/test.h tinytrain.h $(B)/flags
+$(B)/cuda/%.c.o: tests/%.c $(wildcard tests/test*.h) tinytrain.h $(B)/flags
 	$(cuda_compile)
 $(B)/cuda/%.c.o: bench/%.c bench/bench.h tinytrain.h $(B)/flags
 	$(cuda_compile)

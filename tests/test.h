@@ -10,39 +10,12 @@
 #ifndef TINYTRAIN_TEST_H
 #define TINYTRAIN_TEST_H
 
-#define TEST(name) static void name(void)
-#define TEST_CASE(name) {#name, name}
-#define TEST_COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
-
-typedef struct test_case { const char *name; void (*run)(void); } test_case;
+#include "test_main.h"
 
 static struct {
-    long checks, failed_checks;
-    char failure[4096], skipped[256]; /* of the test that runs; the first failure */
-    char folder[512];                 /* "" until test_folder() is called */
+    char folder[512]; /* "" until test_folder() is called */
     int folders;
-} test__state;
-
-static inline bool test__check(bool ok, const char *file, int line, const char *text)
-{
-    test__state.checks++;
-    if (ok) return true;
-    if (!test__state.failed_checks++)
-        snprintf(test__state.failure, sizeof test__state.failure, "%s:%d: %s", file, line, text);
-    return false;
-}
-
-static inline bool test__near(double a, double b, double tolerance, const char *file, int line,
-                              const char *text)
-{
-    char message[512];
-    double error = fabs(a - b);
-    bool wrong = !(error <= tolerance); /* so that NaN fails */
-    if (wrong)
-        snprintf(message, sizeof message, "%s: %.9g and %.9g differ by %.3g, tolerance %.3g", text, a, b,
-                 error, tolerance);
-    return test__check(!wrong, file, line, wrong ? message : text);
-}
+} test__files_made;
 
 static inline bool test__error(tt_context *ctx, tt_status status, const char *part, const char *file,
                                int line)
@@ -55,18 +28,8 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
     return test__check(ok, file, line, ok ? part : message);
 }
 
-#define CHECK(cond) test__check((cond), __FILE__, __LINE__, #cond)
-#define CHECK_NEAR(a, b, tolerance) \
-    test__near((double)(a), (double)(b), (double)(tolerance), __FILE__, __LINE__, #a " ~ " #b)
 /* The context's last error is `status` and its sentence holds `part`. */
 #define CHECK_ERROR(ctx, status, part) test__error((ctx), (status), (part), __FILE__, __LINE__)
-/* Leaves the test (a function without result) when it fails: for what the rest of the test stands on. */
-#define REQUIRE(cond) do { if (!CHECK(cond)) return; } while (0)
-#define SKIP(why) \
-    do { \
-        snprintf(test__state.skipped, sizeof test__state.skipped, "%s", (why)); \
-        return; \
-    } while (0)
 
 /* Before a function whose loops take most of a test's time: sanitizers and coverage leave it out. */
 #if __has_attribute(no_profile_instrument_function)
@@ -143,6 +106,28 @@ static inline tt_context *test_open(test_allocator *a)
     return tt_open(&o);
 }
 
+/* The messages of a context, a newline behind each. */
+typedef struct test_log { int infos, warnings; char text[4096]; } test_log;
+
+static inline void test__keep_log(void *user, tt_log_level level, const char *id, const char *message)
+{
+    test_log *log = (test_log *)user;
+    size_t used = strlen(log->text);
+    (void)id;
+    log->infos += level == TT_LOG_INFO;
+    log->warnings += level == TT_LOG_WARNING;
+    snprintf(log->text + used, sizeof log->text - used, "%s\n", message);
+}
+
+static inline tt_context *test_open_logged(test_allocator *a, test_log *log)
+{
+    tt_context_options o = test_options(a);
+    memset(log, 0, sizeof *log);
+    o.logger.log = test__keep_log;
+    o.logger.user = log;
+    return tt_open(&o);
+}
+
 static inline void test__close(tt_context *ctx, test_allocator *a, const char *file, int line)
 {
     char message[128];
@@ -185,12 +170,12 @@ static inline char *test_folder(void)
 {
     char *path = test__buffer();
     const char *root = getenv("TMPDIR");
-    if (!test__state.folder[0]) {
-        snprintf(test__state.folder, sizeof test__state.folder, "%.400s/tinytrain_test_XXXXXX",
+    if (!test__files_made.folder[0]) {
+        snprintf(test__files_made.folder, sizeof test__files_made.folder, "%.400s/tinytrain_test_XXXXXX",
                  root && *root ? root : "/tmp");
-        if (!mkdtemp(test__state.folder)) { perror(test__state.folder); exit(2); }
+        if (!mkdtemp(test__files_made.folder)) { perror(test__files_made.folder); exit(2); }
     }
-    snprintf(path, 1024, "%s/%d", test__state.folder, test__state.folders++);
+    snprintf(path, 1024, "%s/%d", test__files_made.folder, test__files_made.folders++);
     if (mkdir(path, 0777) != 0) { perror(path); exit(2); }
     return path;
 }
@@ -325,31 +310,24 @@ static inline uint32_t test_random(uint64_t *state) /* xorshift64* */
     return (uint32_t)((*state * 2685821657736338717ull) >> 32);
 }
 
+static inline float test_uniform(uint64_t *state) /* [-1, 1) */
+{
+    return (float)(test_random(state) >> 8) * 0x1p-23f - 1;
+}
+
+/* A parameter's values, to be freed. */
+static inline float *test_values(const tt_param *p)
+{
+    float *x = (float *)malloc(sizeof(float) * (size_t)tt_param_size(p));
+    CHECK(tt_param_get(p, x) == TT_OK);
+    return x;
+}
+
 static inline int test_main(int argc, char **argv, const test_case *tests, int n)
 {
-    int passed = 0, failed = 0, skipped = 0;
-    for (int i = 0; i < n; i++) {
-        bool wanted = argc < 2;
-        for (int k = 1; k < argc; k++) wanted = wanted || tt__match(argv[k], tests[i].name);
-        if (!wanted) continue;
-        test__state.failed_checks = 0;
-        test__state.skipped[0] = 0;
-        tests[i].run();
-        if (test__state.failed_checks) {
-            printf("FAILED %s: %s\n", tests[i].name, test__state.failure);
-            failed++;
-        } else if (test__state.skipped[0]) {
-            printf("skip %s: %s\n", tests[i].name, test__state.skipped);
-            skipped++;
-        } else {
-            printf("ok %s\n", tests[i].name);
-            passed++;
-        }
-        fflush(stdout);
-    }
-    if (test__state.folder[0]) test__remove(test__state.folder);
-    printf("%ld checks, %d skipped: %d passed, %d failed\n", test__state.checks, skipped, passed, failed);
-    return failed ? 1 : 0;
+    int status = test__main(argc, argv, tests, n);
+    if (test__files_made.folder[0]) test__remove(test__files_made.folder);
+    return status;
 }
 
 #endif

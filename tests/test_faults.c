@@ -608,8 +608,7 @@ TEST(each_allocation_and_file_operation_fails)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(killed_at_each_file_operation),
-    TEST_CASE(killed_at_random_moments),
+    TEST_CASE(killed_at_each_file_operation), TEST_CASE(killed_at_random_moments),
     TEST_CASE(each_allocation_and_file_operation_fails),
 };
 

@@ -10,30 +10,6 @@
 static const char *const models[] = {"distilbert", "bert", "minilm"},
     *const all_models[] = {"distilbert", "bert", "minilm", "vit", "vit/torchvision.safetensors"};
 
-/* -------------------------------------------------------------------------------------- contexts and logs */
-
-/* All messages, a newline behind each. */
-typedef struct log_lines { int infos, warnings; char text[4096]; } log_lines;
-
-static void keep_log(void *user, tt_log_level level, const char *id, const char *message)
-{
-    log_lines *log = (log_lines *)user;
-    size_t used = strlen(log->text);
-    (void)id;
-    log->infos += level == TT_LOG_INFO;
-    log->warnings += level == TT_LOG_WARNING;
-    snprintf(log->text + used, sizeof log->text - used, "%s\n", message);
-}
-
-static tt_context *open_logged(test_allocator *a, log_lines *log)
-{
-    tt_context_options o = test_options(a);
-    memset(log, 0, sizeof *log);
-    o.logger.log = keep_log;
-    o.logger.user = log;
-    return tt_open(&o);
-}
-
 /* -------------------------------------------------------------------------------------------- golden runs */
 
 typedef struct golden {
@@ -176,13 +152,6 @@ static bool golden_trainer(golden *g, const char *precision, bool accumulate)
     return g->r != NULL;
 }
 
-static float *param_values(const tt_param *p) /* to be freed */
-{
-    float *x = (float *)malloc(sizeof(float) * (size_t)tt_param_size(p));
-    CHECK(tt_param_get(p, x) == TT_OK);
-    return x;
-}
-
 static bool is_key_bias(const char *name)
 {
     return tt__match("*k_lin.bias", name) || tt__match("*key.bias", name);
@@ -216,7 +185,7 @@ static void golden_steps(golden *g, bool gradients, differences *d)
     tt_batch b = golden_batch(g, 0, &data);
     int params = g->ctx->n_params;
     float **start = (float **)malloc(sizeof *start * (size_t)params);
-    for (int k = 0; k < params; k++) start[k] = param_values(g->ctx->params[k]);
+    for (int k = 0; k < params; k++) start[k] = test_values(g->ctx->params[k]);
 
     CHECK(tt_predict(g->r, &b, logits) == TT_OK);
     /* The logits behind the probabilities. */
@@ -267,7 +236,7 @@ static void golden_steps(golden *g, bool gradients, differences *d)
     free(reference);
     for (int k = 0; k < params; k++) {
         const tt_param *p = g->ctx->params[k];
-        float *now = param_values(p);
+        float *now = test_values(p);
         reference = golden_tensor(g, "step5.", tt_param_name(p), &n);
         if (is_key_bias(tt_param_name(p)))
             for (int64_t j = 0; j < n; j++) d->key_step5 = worse(d->key_step5, fabs(now[j] - reference[j]));
@@ -379,7 +348,7 @@ TEST(same_bits_for_any_number_of_threads)
             }
             CHECK(g[0].ctx->n_params == g[1].ctx->n_params);
             for (int p = 0; p < g[0].ctx->n_params; p++) {
-                float *a = param_values(g[0].ctx->params[p]), *b = param_values(g[1].ctx->params[p]);
+                float *a = test_values(g[0].ctx->params[p]), *b = test_values(g[1].ctx->params[p]);
                 CHECK(memcmp(a, b, sizeof(float) * (size_t)tt_param_size(g[0].ctx->params[p])) == 0);
                 free(a);
                 free(b);
@@ -591,7 +560,7 @@ static void freeze(const char *name, const char *const *patterns, int trainable)
         CHECK(tt_param_freeze(g.ctx, patterns[k] + (*patterns[k] == '!'), *patterns[k] != '!') > 0);
     float **start = (float **)malloc(sizeof *start * (size_t)params);
     for (int k = 0; k < params; k++) {
-        start[k] = param_values(g.ctx->params[k]);
+        start[k] = test_values(g.ctx->params[k]);
         found += !tt_param_frozen(g.ctx->params[k]);
     }
     CHECK(found == trainable);
@@ -626,7 +595,7 @@ static void freeze(const char *name, const char *const *patterns, int trainable)
     }
     for (int k = 0; k < params; k++) {
         const tt_param *p = g.ctx->params[k];
-        float *now = param_values(p);
+        float *now = test_values(p);
         bool same = memcmp(now, start[k], sizeof(float) * (size_t)tt_param_size(p)) == 0;
         if (tt_param_frozen(p)) CHECK(same);
         else CHECK(!same);
@@ -758,8 +727,8 @@ TEST(save_and_reload)
             CHECK(tt_bert_save(&g.m, folder) == TT_OK);
         }
 
-        log_lines log;
-        tt_context *ctx = open_logged(&a, &log);
+        test_log log;
+        tt_context *ctx = test_open_logged(&a, &log);
         CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK);
         CHECK(log.infos + log.warnings == 0); /* nothing starts anew, nothing is left out */
         CHECK(same_config(&g.m, &m));
@@ -1005,15 +974,15 @@ static void same_parameters(const char *folder, const char *model, double tolera
 {
     test_allocator a, b;
     tt_bert m, reference;
-    log_lines log;
-    tt_context *ctx = open_logged(&a, &log), *other = test_open(&b);
+    test_log log;
+    tt_context *ctx = test_open_logged(&a, &log), *other = test_open(&b);
     if (CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK) &&
         CHECK(tt_bert_load(other, &reference, TEST_GOLDEN(model), 0) == TT_OK)) {
         CHECK(log.warnings == 0);
         CHECK(ctx->n_params == other->n_params);
         for (int k = 0; k < ctx->n_params; k++) {
             int64_t n = tt_param_size(ctx->params[k]);
-            float *x = param_values(ctx->params[k]), *y = param_values(other->params[k]);
+            float *x = test_values(ctx->params[k]), *y = test_values(other->params[k]);
             for (int64_t i = 0; i < n; i++) {
                 double most = tolerance * (fabs(y[i]) + 1e-4);
                 if (!(fabs(x[i] - y[i]) <= most)) { CHECK_NEAR(x[i], y[i], most); break; }
@@ -1063,16 +1032,16 @@ TEST(other_dtypes)
 TEST(position_ids_and_other_tensors)
 {
     test_allocator a;
-    log_lines log;
+    test_log log;
     tt_bert m;
     edit e = unchanged;
     e.extra = "bert.embeddings.position_ids"; /* a buffer that older versions of transformers saved */
-    tt_context *ctx = open_logged(&a, &log);
+    tt_context *ctx = test_open_logged(&a, &log);
     CHECK(tt_bert_load(ctx, &m, edited("bert", &e, NULL, NULL), 0) == TT_OK && log.warnings == 0);
     tt_bert_free(&m);
     TEST_CLOSE(ctx, &a);
     e.extra = "cls.predictions.bias";
-    ctx = open_logged(&a, &log);
+    ctx = test_open_logged(&a, &log);
     CHECK(tt_bert_load(ctx, &m, edited("bert", &e, NULL, NULL), 0) == TT_OK && log.warnings == 1);
     CHECK(strstr(log.text,
                  "model.safetensors': 1 tensors are not part of this model and were left out") != NULL);
@@ -1084,9 +1053,9 @@ TEST(another_number_of_classes)
 {
     for (int k = 0; k < TEST_COUNT(models); k++) {
         test_allocator a;
-        log_lines log;
+        test_log log;
         tt_bert m;
-        tt_context *ctx = open_logged(&a, &log);
+        tt_context *ctx = test_open_logged(&a, &log);
         CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN(models[k]), 5) == TT_OK);
         CHECK(m.config.classes == 5 && tt_param_dims(m.classifier_w)[0] == 5 &&
               tt_param_size(m.classifier_b) == 5);
@@ -1101,7 +1070,7 @@ TEST(another_number_of_classes)
             CHECK(strstr(log.text, "has no 'classifier.weight': it starts anew") &&
                   strstr(log.text, "has no 'classifier.bias': it starts anew"));
         }
-        float *w = param_values(m.classifier_w), *b = param_values(m.classifier_b);
+        float *w = test_values(m.classifier_w), *b = test_values(m.classifier_b);
         double size = distance(w, NULL, tt_param_size(m.classifier_w)) /
                       sqrt((double)tt_param_size(m.classifier_w));
         CHECK(size > 0.015 && size < 0.025 && distance(b, NULL, 5) == 0); /* normal, initializer_range 0.02 */
@@ -1114,7 +1083,7 @@ TEST(another_number_of_classes)
         tt_bert_free(&m);
         TEST_CLOSE(ctx, &a);
 
-        ctx = open_logged(&a, &log);
+        ctx = test_open_logged(&a, &log);
         CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN(models[k]), k ? 2 : 3) == TT_OK && log.warnings == 0);
         tt_bert_free(&m);
         CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN(models[k]), 100001) == TT_ERR_ARGUMENT);
@@ -1564,7 +1533,7 @@ TEST(new_models)
               strcmp(m.class_names[2], "LABEL_2") == 0);
         for (int k = 0; k < ctx->n_params; k++) {
             const tt_param *p = ctx->params[k];
-            float *x = param_values(p);
+            float *x = test_values(p);
             int64_t n = tt_param_size(p);
             double size = distance(x, NULL, n) / sqrt((double)n);
             bool norm = tt_param_ndim(p) == 1 &&
@@ -1714,24 +1683,22 @@ TEST(allocation_failures)
 static const test_case tests[] = {
     TEST_CASE(golden_distilbert), TEST_CASE(golden_bert), TEST_CASE(golden_minilm), TEST_CASE(golden_vit),
     TEST_CASE(golden_vit_of_torchvision), TEST_CASE(golden_portable), TEST_CASE(golden_avx2),
-    TEST_CASE(golden_bf16_mixed),
-    TEST_CASE(golden_bf16_true), TEST_CASE(golden_16_mixed), TEST_CASE(golden_16_true),
-    TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(rows_after_the_last_attention),
-    TEST_CASE(rows_of_every_layer), TEST_CASE(rows_of_inputs_are_not_rounded),
-    TEST_CASE(recompute_policies), TEST_CASE(freeze_the_body),
+    TEST_CASE(golden_bf16_mixed), TEST_CASE(golden_bf16_true), TEST_CASE(golden_16_mixed),
+    TEST_CASE(golden_16_true), TEST_CASE(same_bits_for_any_number_of_threads),
+    TEST_CASE(rows_after_the_last_attention), TEST_CASE(rows_of_every_layer),
+    TEST_CASE(rows_of_inputs_are_not_rounded), TEST_CASE(recompute_policies), TEST_CASE(freeze_the_body),
     TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
     TEST_CASE(freeze_embeddings_and_biases), TEST_CASE(freeze_nothing_and_all),
     TEST_CASE(frozen_parameters_take_no_memory), TEST_CASE(save_and_reload),
-    TEST_CASE(save_before_anything_is_allocated),
-    TEST_CASE(save_fails_and_the_old_files_stay), TEST_CASE(names_without_prefix_and_old_names),
-    TEST_CASE(other_dtypes), TEST_CASE(position_ids_and_other_tensors),
-    TEST_CASE(another_number_of_classes), TEST_CASE(class_names_of_a_config), TEST_CASE(classes_of_one_name),
+    TEST_CASE(save_before_anything_is_allocated), TEST_CASE(save_fails_and_the_old_files_stay),
+    TEST_CASE(names_without_prefix_and_old_names), TEST_CASE(other_dtypes),
+    TEST_CASE(position_ids_and_other_tensors), TEST_CASE(another_number_of_classes),
+    TEST_CASE(class_names_of_a_config), TEST_CASE(classes_of_one_name),
     TEST_CASE(what_no_config_can_hold_is_not_saved), TEST_CASE(broken_checkpoints),
     TEST_CASE(configs_that_promise_more_than_the_file_holds), TEST_CASE(many_layers),
     TEST_CASE(numbers_that_a_float_cannot_hold), TEST_CASE(checkpoint_cut_off_after_loading),
-    TEST_CASE(broken_configs),
-    TEST_CASE(other_activations_load), TEST_CASE(new_models), TEST_CASE(without_pooler_and_types),
-    TEST_CASE(allocation_failures),
+    TEST_CASE(broken_configs), TEST_CASE(other_activations_load), TEST_CASE(new_models),
+    TEST_CASE(without_pooler_and_types), TEST_CASE(allocation_failures),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

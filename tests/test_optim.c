@@ -7,9 +7,6 @@
 #include "tinytrain.h"
 #include "test.h"
 
-/* [-1, 1) */
-static float uniform(uint64_t *state) { return (float)(test_random(state) >> 8) * 0x1p-23f - 1; }
-
 /* Two parameters, each pulled to a target by a mean squared error of its own: the gradient of element i is 2
    (p_i - target_i) / n. */
 enum { N_BIAS = 37, ROWS = 13, COLS = 331, N_WEIGHT = ROWS * COLS, STEPS = 20 };
@@ -86,7 +83,7 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
         for (int k = 0; k < 2; k++) {
             for (int i = 0; i < both[k]->n; i++) {
                 /* Every fifth step the gradient nearly vanishes. */
-                targets[k][i] = step % 5 ? uniform(&s) * 3 : (float)both[k]->p[i];
+                targets[k][i] = step % 5 ? test_uniform(&s) * 3 : (float)both[k]->p[i];
                 both[k]->g[i] = 2 * (both[k]->p[i] - targets[k][i]) / both[k]->n;
                 squares += both[k]->g[i] * both[k]->g[i];
             }
@@ -185,27 +182,38 @@ TEST(decay_rules)
     CHECK_OPTIMIZER(&o, false, true, "biases do not decay");
 }
 
+/* One parameter 'p' of n elements, which a mean squared error pulls to the input 'target'. */
+typedef struct pulled {
+    tt_tape *t;
+    tt_param *p;
+    tt_value target, loss;
+} pulled;
+
+static pulled pull(tt_context *ctx, int64_t n, tt_init_kind kind)
+{
+    tt_init init = {kind, 0};
+    pulled x = {tt_tape_new(ctx), tt_param_new(ctx, "p", 1, &n, init), {0}, {0}};
+    x.target = tt_input(x.t, "target", TT_F32, 1, n);
+    x.loss = tt_mean_squared_error(x.t, tt_param_value(x.t, x.p), x.target, tt__handle(0));
+    return x;
+}
+
 /* The first step of Adam moves every element by lr, whatever the size of its gradient: only right with bias
    correction. */
 TEST(bias_correction)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
-    int64_t n = 5;
-    tt_init zeros = {TT_INIT_ZEROS, 0};
-    tt_param *p = tt_param_new(ctx, "p", 1, &n, zeros);
-    tt_tape *t = tt_tape_new(ctx);
+    pulled x = pull(ctx, 5, TT_INIT_ZEROS);
     tt_compile_options c = tt_compile_options_default();
-    tt_value target = tt_input(t, "target", TT_F32, 1, n);
     float targets[5] = {1e-3f, -1, 100, -1e4f, 3}, got[5];
-    tt_program *program = tt_compile(t, tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0)),
-                                     &c);
-    REQUIRE(program && tt_set(program, target, targets, 1) == TT_OK &&
+    tt_program *program = tt_compile(x.t, x.loss, &c);
+    REQUIRE(program && tt_set(program, x.target, targets, 1) == TT_OK &&
             tt_step(program, 0.25f, NULL) == TT_OK);
-    tt_param_get(p, got);
+    tt_param_get(x.p, got);
     for (int k = 0; k < 5; k++) CHECK_NEAR(got[k], targets[k] > 0 ? 0.25 : -0.25, 1e-4);
     tt_program_free(program);
-    tt_tape_free(t);
+    tt_tape_free(x.t);
     TEST_CLOSE(ctx, &a);
 }
 
@@ -220,22 +228,18 @@ TEST(stochastic_rounding_moves_bf16_weights)
         tt_context_options co = test_options(&a);
         co.threads = run ? 3 : 1;
         tt_context *ctx = tt_open(&co);
-        int64_t n = N;
-        tt_init ones = {TT_INIT_ONES, 0};
-        tt_param *p = tt_param_new(ctx, "p", 1, &n, ones);
-        tt_tape *t = tt_tape_new(ctx);
+        pulled x = pull(ctx, N, TT_INIT_ONES);
         tt_compile_options c = tt_compile_options_default();
-        tt_value target = tt_input(t, "target", TT_F32, 1, N);
         c.precision = "bf16-true";
         c.optimizer.kind = TT_SGD;
         c.optimizer.weight_decay = 0;
-        tt_program *program =
-            tt_compile(t, tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0)), &c);
+        tt_program *program = tt_compile(x.t, x.loss, &c);
         REQUIRE(program != NULL);
         for (int k = 0; k < N; k++) targets[k] = 1025; /* gradient 2 (1 - 1025) / N = -1/4 */
         for (int step = 0; step < TINY_STEPS; step++)
-            REQUIRE(tt_set(program, target, targets, 1) == TT_OK && tt_step(program, 0x1p-9f, NULL) == TT_OK);
-        tt_param_get(p, values[run]);
+            REQUIRE(tt_set(program, x.target, targets, 1) == TT_OK &&
+                    tt_step(program, 0x1p-9f, NULL) == TT_OK);
+        tt_param_get(x.p, values[run]);
         double sum = 0;
         bool on_grid = true;
         for (int k = 0; k < N; k++) {
@@ -245,7 +249,7 @@ TEST(stochastic_rounding_moves_bf16_weights)
         CHECK(on_grid);
         CHECK_NEAR(sum / N - 1, TINY_STEPS * 0x1p-11, TINY_STEPS * 0x1p-11 * 0.1); /* half a unit is 2^-8 */
         tt_program_free(program);
-        tt_tape_free(t);
+        tt_tape_free(x.t);
         TEST_CLOSE(ctx, &a);
     }
     CHECK(memcmp(values[0], values[1], sizeof values[0]) == 0);
@@ -282,10 +286,10 @@ TEST(micro_batches_equal_one_batch)
         REQUIRE(p != NULL);
         for (int step = 0; step < 3; step++) {
             static const int parts[4] = {1, 6, 4, 5};
-            for (int k = 0; k < BATCH * IN; k++) xs[k] = uniform(&s);
+            for (int k = 0; k < BATCH * IN; k++) xs[k] = test_uniform(&s);
             for (int k = 0; k < BATCH; k++) {
                 ys[k] = k % 5 == 4 ? -100 : k % OUT;
-                ws[k] = 1.25f + uniform(&s);
+                ws[k] = 1.25f + test_uniform(&s);
             }
             int count = run == 2 ? 4 : 1;
             for (int part = 0, from = 0; part < count; part++) {
@@ -317,19 +321,14 @@ TEST(contradictory_options_are_refused_together)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
-    int64_t n = 3;
-    tt_init zeros = {TT_INIT_ZEROS, 0};
-    tt_tape *t = tt_tape_new(ctx);
-    tt_value target = tt_input(t, "target", TT_F32, 1, n);
-    tt_value loss = tt_mean_squared_error(t, tt_param_value(t, tt_param_new(ctx, "p", 1, &n, zeros)), target,
-                                          tt__handle(0));
+    pulled x = pull(ctx, 3, TT_INIT_ZEROS);
     tt_compile_options c = tt_compile_options_default();
     c.optimizer.beta1 = 1;
     c.optimizer.beta2 = -0.1f;
     c.optimizer.eps = NAN;
     c.optimizer.weight_decay = -1;
     c.optimizer.clip_norm = -2;
-    CHECK(!tt_compile(t, loss, &c));
+    CHECK(!tt_compile(x.t, x.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
                 "optimizer options: beta1 1 is not in [0, 1); beta2 -0.1 is not in [0, 1); eps ");
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
@@ -338,21 +337,21 @@ TEST(contradictory_options_are_refused_together)
     c.optimizer.kind = TT_SGD;
     c.optimizer.nesterov = true;
     c.optimizer.beta1 = 7; /* not SGD's business */
-    CHECK(!tt_compile(t, loss, &c));
+    CHECK(!tt_compile(x.t, x.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "optimizer options: nesterov needs a momentum above 0");
     CHECK(!strstr(tt_error(ctx), "beta1"));
     c.optimizer.momentum = 1.5f;
     c.optimizer.weight_decay = NAN;
-    CHECK(!tt_compile(t, loss, &c));
+    CHECK(!tt_compile(x.t, x.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "momentum 1.5 is not in [0, 1); weight_decay ");
     c.optimizer.kind = (tt_optimizer_kind)9;
-    CHECK(!tt_compile(t, loss, &c));
+    CHECK(!tt_compile(x.t, x.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "kind 9 is unknown");
     c.train = false; /* an evaluation has no optimizer */
-    tt_program *p = tt_compile(t, loss, &c);
+    tt_program *p = tt_compile(x.t, x.loss, &c);
     CHECK(p != NULL);
     tt_program_free(p);
-    tt_tape_free(t);
+    tt_tape_free(x.t);
     TEST_CLOSE(ctx, &a);
 }
 
@@ -591,32 +590,27 @@ TEST(optimizer_state_of_f16_weights)
     test_allocator a;
     tt_stats stats;
     tt_context *ctx = test_open(&a);
-    int64_t n = N;
-    tt_init ones = {TT_INIT_ONES, 0};
-    tt_param *p = tt_param_new(ctx, "p", 1, &n, ones);
-    tt_tape *t = tt_tape_new(ctx);
+    pulled x = pull(ctx, N, TT_INIT_ONES);
     tt_compile_options c = tt_compile_options_default();
-    tt_value target = tt_input(t, "target", TT_F32, 1, N);
     double moved = 0;
     int states = 0;
     c.precision = "16-true";
-    tt_program *program = tt_compile(t, tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0)),
-                                     &c);
+    tt_program *program = tt_compile(x.t, x.loss, &c);
     REQUIRE(program != NULL);
     for (int k = 0; k < N; k++) targets[k] = 0.5f; /* gradient 2 (1 - 1/2) / N */
     for (int step = 0; step < SMALL_STEPS; step++)
-        CHECK(tt_set(program, target, targets, 1) == TT_OK && tt_step(program, (float)lr, &stats) == TT_OK);
-    CHECK(stats.skipped == 0 && tt__param_home(p)->dtype == TT_F16);
+        CHECK(tt_set(program, x.target, targets, 1) == TT_OK && tt_step(program, (float)lr, &stats) == TT_OK);
+    CHECK(stats.skipped == 0 && tt__param_home(x.p)->dtype == TT_F16);
     for (int32_t v = 1; v < program->built.t->n_values; v++) {
         if (program->built.t->values[v].storage != TT__STATE) continue;
         CHECK(program->built.t->values[v].shape.dtype == TT_BF16);
         states++;
     }
-    CHECK(states == 2 && tt_param_get(p, values) == TT_OK);
+    CHECK(states == 2 && tt_param_get(x.p, values) == TT_OK);
     for (int k = 0; k < N; k++) moved += (1 - values[k]) / N;
     CHECK_NEAR(moved, SMALL_STEPS * lr, 0.05 * SMALL_STEPS * lr);
     tt_program_free(program);
-    tt_tape_free(t);
+    tt_tape_free(x.t);
     TEST_CLOSE(ctx, &a);
 }
 
@@ -632,19 +626,14 @@ TEST(precision_options)
          TT_ERR_UNSUPPORTED}};
     test_allocator a;
     tt_context *ctx = test_open(&a);
-    int64_t n = 3;
-    tt_init zeros = {TT_INIT_ZEROS, 0};
-    tt_param *p = tt_param_new(ctx, "p", 1, &n, zeros);
-    tt_tape *t = tt_tape_new(ctx);
-    tt_value target = tt_input(t, "target", TT_F32, 1, n),
-             loss = tt_mean_squared_error(t, tt_param_value(t, p), target, tt__handle(0));
+    pulled x = pull(ctx, 3, TT_INIT_ZEROS);
     tt_compile_options c = tt_compile_options_default();
     CHECK(c.residual == NULL && tt_train_options_default().residual == NULL &&
           tt_train_options_default().loss_scale.init == 65536);
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         c.precision = rows[k].precision;
         c.residual = rows[k].residual;
-        CHECK(!tt_compile(t, loss, &c));
+        CHECK(!tt_compile(x.t, x.loss, &c));
         CHECK_ERROR(ctx, rows[k].status, rows[k].error);
     }
     c.residual = NULL;
@@ -653,7 +642,7 @@ TEST(precision_options)
     c.loss_scale.growth = 0.5f;
     c.loss_scale.backoff = 1;
     c.loss_scale.interval = 0;
-    CHECK(!tt_compile(t, loss, &c));
+    CHECK(!tt_compile(x.t, x.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
                 "loss_scale: init 3 is not a power of two in 1..2^40; growth 0.5 is not a power of two >= 1; "
                 "backoff 1 is not a power of two below 1; "
@@ -664,26 +653,26 @@ TEST(precision_options)
         {4, 2, -0.5f, 9}, {4, 2, NAN, 9}, {4, 2, 0.5f, -1}};
     for (int k = 0; k < TEST_COUNT(bad); k++) {
         c.loss_scale = bad[k];
-        CHECK(!tt_compile(t, loss, &c) && tt_error_code(ctx) == TT_ERR_ARGUMENT);
+        CHECK(!tt_compile(x.t, x.loss, &c) && tt_error_code(ctx) == TT_ERR_ARGUMENT);
     }
     c.precision = "bf16-mixed"; /* does not scale; nor does an evaluation */
-    tt_program *program = tt_compile(t, loss, &c);
+    tt_program *program = tt_compile(x.t, x.loss, &c);
     CHECK(program != NULL);
     tt_program_free(program);
     c.precision = "16-true";
     c.train = false;
-    program = tt_compile(t, loss, &c);
+    program = tt_compile(x.t, x.loss, &c);
     CHECK(program != NULL);
 
     const float large[3] = {1, -70000, 3}, infinite[3] = {INFINITY, 65519, NAN}; /* what f16 cannot hold */
-    CHECK(tt_param_set(p, large) == TT_OK && tt_allocate(program) == TT_ERR_ARGUMENT);
+    CHECK(tt_param_set(x.p, large) == TT_OK && tt_allocate(program) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'p': element 1 is -70000, more than f16 can hold (65504)");
-    CHECK(tt_param_set(p, infinite) == TT_OK && tt_allocate(program) == TT_OK &&
-          tt_param_set(p, large) == TT_ERR_ARGUMENT);
+    CHECK(tt_param_set(x.p, infinite) == TT_OK && tt_allocate(program) == TT_OK &&
+          tt_param_set(x.p, large) == TT_ERR_ARGUMENT);
     float got[3];
-    CHECK(tt_param_get(p, got) == TT_OK && got[0] == INFINITY && got[1] == 65504 && got[2] != got[2]);
+    CHECK(tt_param_get(x.p, got) == TT_OK && got[0] == INFINITY && got[1] == 65504 && got[2] != got[2]);
     tt_program_free(program);
-    tt_tape_free(t);
+    tt_tape_free(x.t);
     TEST_CLOSE(ctx, &a);
 }
 

@@ -23,8 +23,6 @@ static tt_compile_options options_of(const precision_case *precision)
 }
 
 static int pick(uint64_t *state, int n) { return (int)(test_random(state) % (uint32_t)n); }
-/* [-1, 1) */
-static float uniform(uint64_t *state) { return (float)(test_random(state) >> 8) * 0x1p-23f - 1; }
 
 static tt_init normal_init(float scale)
 {
@@ -393,12 +391,12 @@ static tt_status set_inputs(const net *n, tt_program *p, uint64_t batch)
     if (status == TT_OK) status = tt_set(p, n->index, integer, rows);
     for (int k = 0; k < rows; k++) integer[k] = pick(&s, NET_VOCAB);
     if (status == TT_OK) status = tt_set(p, n->ids, integer, rows);
-    for (int k = 0; k < rows * n->width; k++) numbers[k] = uniform(&s);
+    for (int k = 0; k < rows * n->width; k++) numbers[k] = test_uniform(&s);
     if (status == TT_OK) status = tt_set(p, n->x, numbers, rows);
     for (int k = 0; k < labels; k++) integer[k] = pick(&s, NET_CLASSES);
     if (labels > 1) integer[1] = -100;
     if (status == TT_OK && n->labels.id) status = tt_set(p, n->labels, integer, labels);
-    for (int k = 0; k < labels * n->width; k++) numbers[k] = uniform(&s) + 1.5f;
+    for (int k = 0; k < labels * n->width; k++) numbers[k] = test_uniform(&s) + 1.5f;
     if (status == TT_OK && n->weights.id) status = tt_set(p, n->weights, numbers, labels);
     if (status == TT_OK && n->target.id) status = tt_set(p, n->target, numbers, labels);
     return status;
@@ -630,7 +628,7 @@ TEST(random_networks_have_true_gradients)
                      (int)seed, w->name, found, norm);
             test__check(fabs(found - norm) <= 0.01 * norm + 1e-3, __FILE__, __LINE__, what);
             for (size_t i = 0; i < size; i++) {
-                direction[i] = uniform(&s);
+                direction[i] = test_uniform(&s);
                 length += (double)direction[i] * direction[i];
             }
             for (size_t i = 0; i < size; i++) {

@@ -26,9 +26,6 @@ static tt_param *param2(tt_context *ctx, const char *name, int64_t rows, int64_t
     return tt_param_new(ctx, name, 2, dims, init);
 }
 
-/* [-1, 1) */
-static float uniform(uint64_t *state) { return (float)(test_random(state) >> 8) * 0x1p-23f - 1; }
-
 /* ---- a logger that remembers ---- */
 
 typedef struct captured { int count; tt_log_level level; char id[64], message[512]; } captured;
@@ -520,7 +517,7 @@ static double run_scenario(long fail_at, bool *failed)
     o.threads = 2;
     o.logger.log = capture;
     o.logger.user = &log;
-    for (int k = 0; k < VOCAB * WIDTH; k++) s.embedding[k] = uniform(&state);
+    for (int k = 0; k < VOCAB * WIDTH; k++) s.embedding[k] = test_uniform(&state);
     s.ctx = tt_open(&o);
     if (!s.ctx) {
         CHECK(s.a.failed && log.level == TT_LOG_ERROR && strstr(log.message, "allocator returned NULL"));
@@ -982,7 +979,7 @@ TEST(logits_of_a_large_vocabulary)
     static char text[32768];
     test_allocator a;
     uint64_t state = 5;
-    for (int k = 0; k < MOST * D; k++) x[k] = uniform(&state);
+    for (int k = 0; k < MOST * D; k++) x[k] = test_uniform(&state);
     for (int k = 0; k < MOST; k++) y[k] = k % 7 == 3 ? -100 : (int32_t)(test_random(&state) % V);
     for (int k = 0; k < 9; k++) {
         bool train = k % 3 < 2, accumulate = k % 3 == 1;

@@ -8,34 +8,6 @@
 #include "tinytrain.h"
 #include "test.h"
 
-typedef struct log_lines { int infos, warnings; char text[4096]; } log_lines;
-
-static void keep_log(void *user, tt_log_level level, const char *id, const char *message)
-{
-    log_lines *log = (log_lines *)user;
-    size_t used = strlen(log->text);
-    (void)id;
-    log->infos += level == TT_LOG_INFO;
-    log->warnings += level == TT_LOG_WARNING;
-    snprintf(log->text + used, sizeof log->text - used, "%s\n", message);
-}
-
-static tt_context *open_logged(test_allocator *a, log_lines *log)
-{
-    tt_context_options o = test_options(a);
-    memset(log, 0, sizeof *log);
-    o.logger.log = keep_log;
-    o.logger.user = log;
-    return tt_open(&o);
-}
-
-static float *values_of(const tt_param *p) /* to be freed */
-{
-    float *x = (float *)malloc(sizeof(float) * (size_t)tt_param_size(p));
-    CHECK(tt_param_get(p, x) == TT_OK);
-    return x;
-}
-
 static tt_vit_config tiny(void) /* the sizes of the golden model */
 {
     tt_vit_config c = tt_vit_config_default("Ti/16");
@@ -69,7 +41,7 @@ static void same_parameters(const tt_context *a, const tt_context *b)
     for (int k = 0; k < a->n_params; k++) {
         const tt_param *p = a->params[k], *q = b->params[k];
         if (!CHECK(strcmp(p->name, q->name) == 0 && p->size == q->size && p->ndim == q->ndim)) continue;
-        float *x = values_of(p), *y = values_of(q);
+        float *x = test_values(p), *y = test_values(q);
         CHECK(memcmp(x, y, sizeof *x * (size_t)p->size) == 0);
         free(x);
         free(y);
@@ -82,12 +54,12 @@ TEST(save_and_reload_in_both_spellings)
 {
     for (int torchvision = 0; torchvision < 2; torchvision++) {
         test_allocator a, b;
-        log_lines log;
+        test_log log;
         tt_vit m, again;
         char folder[1024], path[1100];
         snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "new"));
         snprintf(path, sizeof path, "%s/model.safetensors", folder);
-        tt_context *ctx = open_logged(&a, &log), *other;
+        tt_context *ctx = test_open_logged(&a, &log), *other;
         CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 0) == TT_OK && !m.torchvision &&
               log.infos + log.warnings == 0);
         m.torchvision = torchvision;
@@ -98,7 +70,7 @@ TEST(save_and_reload_in_both_spellings)
         snprintf(m.class_names[1], sizeof m.class_names[1], "a \"cat\"");
         CHECK(tt_vit_save(&m, folder) == TT_OK && tt_vit_save(&m, folder) == TT_OK);
 
-        other = open_logged(&b, &log);
+        other = test_open_logged(&b, &log);
         CHECK(tt_vit_load(other, &again, folder, 0, 0) == TT_OK && again.torchvision == torchvision &&
               log.infos + log.warnings == 0);
         same_config(&m, &again);
@@ -171,15 +143,15 @@ TEST(sizes_told_by_shapes) /* a file alone, in both spellings */
 TEST(positions_of_another_image_size)
 {
     test_allocator a;
-    log_lines log;
+    test_log log;
     tt_vit m;
-    tt_context *ctx = open_logged(&a, &log);
+    tt_context *ctx = test_open_logged(&a, &log);
     CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 20, 0) == TT_OK && m.config.image_size == 20);
     CHECK(log.warnings == 0 &&
           strstr(log.text, "positions of 3 x 3 patches are interpolated to 5 x 5") != NULL);
     CHECK(tt_param_dims(m.position)[0] == 26 && tt_param_dims(m.position)[1] == 36);
     tt_safetensors *golden = tt_safetensors_open(ctx, TEST_GOLDEN("vit/golden.safetensors"));
-    float *now = values_of(m.position), reference[26 * 36];
+    float *now = test_values(m.position), reference[26 * 36];
     CHECK(golden && tt_safetensors_read_f32(golden, tt_safetensors_find(golden, "positions.20"), 0, 26 * 36,
                                             reference) == TT_OK);
     for (int k = 0; k < 26 * 36; k++) CHECK_NEAR(now[k], reference[k], 1e-6);
@@ -192,9 +164,9 @@ TEST(positions_of_another_image_size)
 TEST(another_head)
 {
     test_allocator a;
-    log_lines log;
+    test_log log;
     tt_vit m;
-    tt_context *ctx = open_logged(&a, &log);
+    tt_context *ctx = test_open_logged(&a, &log);
     CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 10) == TT_OK && m.config.classes == 10 &&
           tt_param_dims(m.classifier_w)[0] == 10);
     CHECK(log.warnings == 2 &&
@@ -202,7 +174,7 @@ TEST(another_head)
     CHECK(m.token->read != NULL && m.classifier_w->read == NULL);
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
-    ctx = open_logged(&a, &log);
+    ctx = test_open_logged(&a, &log);
     CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit/torchvision.safetensors"), 0, 10) == TT_OK &&
           log.warnings == 2);
     CHECK(strstr(log.text, "'heads.head.bias' has 3 classes, 10 are asked for: it starts anew") != NULL);
@@ -243,9 +215,9 @@ static void refused(const char *path, int image_size, int classes, tt_status sta
                     const char *part_too)
 {
     test_allocator a;
-    log_lines log;
+    test_log log;
     tt_vit m;
-    tt_context *ctx = open_logged(&a, &log);
+    tt_context *ctx = test_open_logged(&a, &log);
     memset(&m, 0xA5, sizeof m);
     CHECK(tt_vit_load(ctx, &m, path, image_size, classes) == status);
     CHECK_ERROR(ctx, status, part);
@@ -472,8 +444,8 @@ TEST(unreadable_files_are_not_absent)
 {
     static const char kinds[] = {'o', 'l'};
     test_allocator a;
-    log_lines log;
-    tt_context *ctx = open_logged(&a, &log);
+    test_log log;
+    tt_context *ctx = test_open_logged(&a, &log);
     tt_vit m;
     char *folder = test_folder();
     tt_vit_config config = tiny();
@@ -703,10 +675,9 @@ TEST(misuse_of_patches)
 static const test_case tests[] = {
     TEST_CASE(save_and_reload_in_both_spellings), TEST_CASE(sizes_told_by_shapes),
     TEST_CASE(positions_of_another_image_size), TEST_CASE(another_head),
-    TEST_CASE(names_and_numbers_that_are_saved), TEST_CASE(broken_checkpoints),
-    TEST_CASE(configs), TEST_CASE(learns_and_predicts), TEST_CASE(same_bits_when_recomputed),
-    TEST_CASE(micro_batches_of_images), TEST_CASE(misuse), TEST_CASE(misuse_of_patches),
-    TEST_CASE(unreadable_files_are_not_absent),
+    TEST_CASE(names_and_numbers_that_are_saved), TEST_CASE(broken_checkpoints), TEST_CASE(configs),
+    TEST_CASE(learns_and_predicts), TEST_CASE(same_bits_when_recomputed), TEST_CASE(micro_batches_of_images),
+    TEST_CASE(misuse), TEST_CASE(misuse_of_patches), TEST_CASE(unreadable_files_are_not_absent),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -5,79 +5,19 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include "../test_main.h"
 
-#define TEST(name) static void name(void)
-#define TEST_CASE(name) {#name, name}
-#define TEST_COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
-
-struct test_case { const char *name; void (*run)(void); };
-
-static struct { long checks, failed_checks; char failure[4096], skipped[256]; } test__state;
-
-static inline bool test__check(bool ok, const char *file, int line, const char *text)
-{
-    test__state.checks++;
-    if (!ok && !test__state.failed_checks++)
-        snprintf(test__state.failure, sizeof test__state.failure, "%s:%d: %s", file, line, text);
-    return ok;
-}
-static inline bool test__near(double a, double b, double tolerance, const char *file, int line,
-                              const char *text)
-{
-    char message[512];
-    bool wrong = !(fabs(a - b) <= tolerance); // so that NaN fails
-    if (wrong)
-        snprintf(message, sizeof message, "%s: %.9g and %.9g differ by more than %.3g", text, a, b,
-                 tolerance);
-    return test__check(!wrong, file, line, wrong ? message : text);
-}
 static inline bool test__equal(long a, long b, const char *file, int line, const char *text)
 {
     char message[512];
     if (a != b) snprintf(message, sizeof message, "%s: %ld and %ld", text, a, b);
     return test__check(a == b, file, line, a != b ? message : text);
 }
-#define CHECK(cond) test__check((cond), __FILE__, __LINE__, #cond)
-#define CHECK_NEAR(a, b, tolerance) \
-    test__near((double)(a), (double)(b), (double)(tolerance), __FILE__, __LINE__, #a " ~ " #b)
 #define CHECK_EQUAL(a, b) test__equal((long)(a), (long)(b), __FILE__, __LINE__, #a " == " #b)
 #define OK(call) CHECK_EQUAL(call, 0)
-#define REQUIRE(cond) do { if (!CHECK(cond)) return; } while (0)
-#define SKIP(why) \
-    do { \
-        snprintf(test__state.skipped, sizeof test__state.skipped, "%s", (why)); \
-        return; \
-    } while (0)
 
-static inline bool test__match(const char *pattern, const char *name)
-{
-    if (*pattern == '*') return test__match(pattern + 1, name) || (*name && test__match(pattern, name + 1));
-    if (!*pattern || !*name) return *pattern == *name;
-    return (*pattern == '?' || *pattern == *name) && test__match(pattern + 1, name + 1);
-}
 static inline int test_main(int argc, char **argv, const test_case *tests, int n)
 {
-    int passed = 0, failed = 0, skipped = 0;
-    for (int i = 0; i < n; i++) {
-        bool wanted = argc < 2;
-        for (int k = 1; k < argc; k++) wanted = wanted || test__match(argv[k], tests[i].name);
-        if (!wanted) continue;
-        test__state.failed_checks = 0;
-        test__state.skipped[0] = 0;
-        tests[i].run();
-        if (test__state.failed_checks) {
-            printf("FAILED %s: %s\n", tests[i].name, test__state.failure);
-            failed++;
-        } else if (test__state.skipped[0]) {
-            printf("skip %s: %s\n", tests[i].name, test__state.skipped);
-            skipped++;
-        } else {
-            printf("ok %s\n", tests[i].name);
-            passed++;
-        }
-        fflush(stdout);
-    }
-    printf("%ld checks, %d skipped: %d passed, %d failed\n", test__state.checks, skipped, passed, failed);
-    return failed ? 1 : 0;
+    return test__main(argc, argv, tests, n);
 }
 #endif
