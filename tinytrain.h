@@ -2986,10 +2986,15 @@ static void tt__set_fixed(tt__shape *to, tt_dtype dtype, int64_t rows, int64_t c
     to->cols = cols;
 }
 
-static bool tt__shape_elementwise(tt_tape *t, const tt__instr *i, tt__shape *out)
+static bool tt__shape_alike(tt_tape *t, const tt__instr *i, tt__shape *out) /* of any dtype */
 {
     out[0] = *tt__in(t, i, 0);
-    return tt__float_in(t, i, 0);
+    return true;
+}
+
+static bool tt__shape_elementwise(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    return tt__shape_alike(t, i, out) && tt__float_in(t, i, 0);
 }
 
 static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out) /* of one shape */
@@ -3053,21 +3058,15 @@ static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
 /* ------------------------------------------------------------------------------------------------- gradients
    The gradient rule, see >>tape: the first contribution writes, later ones add. */
 
-static tt__instr *tt__emit(tt__builder *b, int op)
+/* Emits an instruction that reads in[0] to in[n - 1]. With f, it has f's attributes and random numbers. NULL:
+   out of memory. */
+static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)
 {
     tt__instr *i = b->ok ? tt__append(b->t, op) : NULL;
     if (!(b->ok = i != NULL)) return NULL;
     i->segment = b->segment;
     i->backward = b->backward;
-    return i;
-}
-
-/* Emits an instruction that reads in[0] to in[n - 1]. With f, it has f's attributes and random numbers. */
-static tt__instr *tt__emit_of(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)
-{
-    tt__instr *i = tt__emit(b, op);
-    if (!i) return NULL;
-    memcpy(i->in, in, sizeof *in * (size_t)n);
+    for (int k = 0; k < n; k++) i->in[k] = in[k];
     if (!f) return i;
     i->attr = f->attr;
     i->random = f->random;
@@ -3084,7 +3083,7 @@ static int32_t tt__grad_owner(const tt_tape *t, int32_t v)
 
 static void tt__fill(tt__builder *b, int32_t v, float x)
 {
-    tt__instr *i = tt__emit(b, TT__OP_FILL);
+    tt__instr *i = tt__emit(b, TT__OP_FILL, NULL, NULL, 0);
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
@@ -3122,7 +3121,7 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
         if (!exists && !all) { /* before it, 0: the other views of base may add to the rest */
             tt__instr last = t->code[--t->n_code];
             tt__fill(b, g, 0);
-            tt__instr *again = tt__emit(b, last.op);
+            tt__instr *again = tt__emit(b, last.op, NULL, NULL, 0);
             if (!again) return;
             *again = last;
             exists = true;
@@ -3147,7 +3146,7 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
         t->values[v].grad = g;
         return;
     }
-    tt__instr *i = tt__emit_of(b, TT__OP_SCALE, NULL, &g, 1);
+    tt__instr *i = tt__emit(b, TT__OP_SCALE, NULL, &g, 1);
     if (!i) return;
     i->attr.scale = 1;
     tt__grad_into(b, 0, v);
@@ -3164,7 +3163,7 @@ static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int
     for (; reads[n]; n++)
         in[n] = reads[n] == 'g' ? g : reads[n] == '-' ? 0 : reads[n] >= 'A' ? f->out[reads[n] - 'A']
               : f->in[reads[n] - '0'];
-    tt__emit_of(b, op, f, in, n);
+    tt__emit(b, op, f, in, n);
     for (int o = 0; into[o]; o++) tt__grad_into(b, o, f->in[into[o] - '0']);
 }
 
@@ -3440,20 +3439,20 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     if (f->attr.act && (weights || tt__wants(t, f->in[0]))) { /* through the activation, from what it saved */
         const int32_t in[] = {g, tt__act_from_output(f->attr.act) ? f->out[0] : f->out[1]};
         const tt__value *y = &t->values[f->out[0]];
-        if (!tt__emit_of(b, TT__OP_ACTIVATION_BACKWARD, f, in, 2)) return;
+        if (!tt__emit(b, TT__OP_ACTIVATION_BACKWARD, f, in, 2)) return;
         dy = tt__new_value(t, &y->shape, TT__TRANSIENT, "d(%.56s.pre)", y->name);
         b->ok = dy != 0;
         t->code[t->n_code - 1].out[0] = dy;
     }
     if (weights) {
         const int32_t in[] = {dy, f->in[0]};
-        tt__emit_of(b, TT__OP_LINEAR_DW, NULL, in, 2);
+        tt__emit(b, TT__OP_LINEAR_DW, NULL, in, 2);
         tt__grad_into(b, 0, f->in[1]);
         tt__grad_into(b, 1, f->in[2]);
     }
     if (tt__wants(t, f->in[0])) {
         const int32_t in[] = {dy, f->in[1]};
-        tt__emit_of(b, TT__OP_LINEAR_DX, NULL, in, 2);
+        tt__emit(b, TT__OP_LINEAR_DX, NULL, in, 2);
         tt__grad_into(b, 0, f->in[0]);
     }
     tt__grad_pass(b, g, f->in[3], true);
@@ -3583,7 +3582,6 @@ tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps)
 }
 
 static const tt__rules tt__rules_RMSNORM = {tt__shape_of_norm, {NULL, "g01B", "01", TT__OP_RMSNORM_BACKWARD}};
-
 static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_of_norm_backward, {NULL},
     tt__cpu_LAYERNORM_BACKWARD};
 
@@ -3865,13 +3863,15 @@ tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index)
     return tt__record(t, tt__new_instr(TT__OP_GATHER_ROWS), "vv", x, index);
 }
 
-static tt_status tt__check_GATHER_ROWS(const tt__launch *l)
+/* The rows of operand 0 that operand 1 tells. */
+static tt_status tt__check_rows(const tt__launch *l)
 {
-    return tt__check_indices(l, 1, l->in[0].rows, NULL, "rows to gather from");
+    const char *what = tt__is(l->instr, TT__GATHERS) ? "rows to gather from" : "rows to set";
+    return tt__check_indices(l, 1, l->in[0].rows, NULL, what);
 }
 
 static const tt__rules tt__rules_GATHER_ROWS = {tt__shape_GATHER_ROWS,
-    {NULL, "g1", "0", TT__OP_GATHER_ROWS_BACKWARD}, NULL, NULL, tt__check_GATHER_ROWS};
+    {NULL, "g1", "0", TT__OP_GATHER_ROWS_BACKWARD}, NULL, NULL, tt__check_rows};
 
 static bool tt__shape_by_index(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3901,7 +3901,6 @@ static tt_status tt__check_MEAN_POOL(const tt__launch *l) { return tt__check_sta
 
 static const tt__rules tt__rules_MEAN_POOL = {tt__shape_MEAN_POOL,
     {NULL, "g1", "0", TT__OP_MEAN_POOL_BACKWARD}, NULL, NULL, tt__check_MEAN_POOL};
-
 static const tt__rules tt__rules_MEAN_POOL_BACKWARD = {tt__shape_by_index};
 
 /* ----------------------------------------------------------------------------------------------- set_rows */
@@ -3917,13 +3916,8 @@ tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row)
     return tt__record(t, tt__new_instr(TT__OP_SET_ROWS), "vvp", x, index, row);
 }
 
-static tt_status tt__check_SET_ROWS(const tt__launch *l)
-{
-    return tt__check_indices(l, 1, l->out[0].rows, NULL, "rows to set");
-}
-
 static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, {NULL, "g1", "02", TT__OP_SET_ROWS_BACKWARD},
-    NULL, NULL, tt__check_SET_ROWS};
+    NULL, NULL, tt__check_rows};
 
 static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4193,7 +4187,6 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
 
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR,
     {tt__backward_MEAN_SQUARED_ERROR}, tt__row_pairs_bytes};
-
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_error};
 
 /* ------------------------------------------------------------------------------------------ cast and fill */
@@ -4249,16 +4242,14 @@ static bool tt__shape_CLIP(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__doubles_in(t, i, 1) && (!i->in[2] || tt__doubles_in(t, i, 2));
 }
 
-static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, {NULL}, tt__no_bytes};
-
-static const tt__rules tt__rules_ADD_COUNTS = {tt__shape_ADD_COUNTS, {NULL}, tt__no_bytes};
-
 static bool tt__shape_LOSS_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     tt__set_fixed(&out[0], TT__F64, 1, 3);
     return tt__fixed_in(t, i, 0, 1, 2) && tt__doubles_in(t, i, 1);
 }
 
+static const tt__rules tt__rules_ADD_COUNTS = {tt__shape_ADD_COUNTS, {NULL}, tt__no_bytes};
+static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, {NULL}, tt__no_bytes};
 static const tt__rules tt__rules_LOSS_SCALE = {tt__shape_LOSS_SCALE, {NULL}, tt__no_bytes};
 
 /* All outputs are as the gradient. */
@@ -4269,26 +4260,12 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
 }
 
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, {NULL}, tt__chunk_bytes};
-
 static const tt__rules tt__rules_ADAM = {tt__shape_of_update, {NULL}, tt__chunk_bytes};
 
 /* ----------------------------------------------------------------------------------- memories and streams */
 
-static bool tt__shape_COPY(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    out[0] = *tt__in(t, i, 0);
-    return true;
-}
-
-static const tt__rules tt__rules_COPY = {tt__shape_COPY, {NULL}, tt__no_bytes};
-
-static bool tt__shape_WAIT(tt_tape *t, const tt__instr *i, tt__shape *out)
-{
-    (void)t; (void)i; (void)out;
-    return true;
-}
-
-static const tt__rules tt__rules_WAIT = {tt__shape_WAIT, {NULL}, tt__no_bytes};
+static const tt__rules tt__rules_COPY = {tt__shape_alike, {NULL}, tt__no_bytes};
+static const tt__rules tt__rules_WAIT = {tt__shape_alike, {NULL}, tt__no_bytes}; /* it has no results */
 
 /* -------------------------------------------------------------------------------------------- all of them */
 
@@ -5035,12 +5012,12 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
     for (int32_t v = 1, k = 0; v < values; v++) {
         if (!tt__is_trained(t, v)) continue;
         const tt__value *g = &t->values[t->values[v].grad];
-        tt__instr *i = tt__emit_of(&b, TT__OP_SUM_SQUARES, NULL, &t->values[v].grad, 1);
+        tt__instr *i = tt__emit(&b, TT__OP_SUM_SQUARES, NULL, &t->values[v].grad, 1);
         if (!i || !(i->out[0] = tt__new_view(t, squares, &shape, k++, 1, g->name))) return TT_ERR_MEMORY;
         i->with_next = k < n;
     }
     const int32_t norms[] = {squares, t->totals, t->scale};
-    tt__instr *clip = tt__emit_of(&b, TT__OP_CLIP, NULL, norms, 3);
+    tt__instr *clip = tt__emit(&b, TT__OP_CLIP, NULL, norms, 3);
     if (!clip) return TT_ERR_MEMORY;
     clip->attr.clip_norm = o->clip_norm;
     clip->out[0] = t->clipped;
@@ -5050,7 +5027,7 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
         int32_t first = adam || o->momentum != 0 ? tt__new_state(&b, v, adam ? "m" : "momentum") : 0;
         int32_t second = adam ? tt__new_state(&b, v, "v") : 0;
         const int32_t in[] = {t->values[v].grad, t->clipped};
-        tt__instr *i = tt__emit_of(&b, adam ? TT__OP_ADAM : TT__OP_SGD, NULL, in, 2);
+        tt__instr *i = tt__emit(&b, adam ? TT__OP_ADAM : TT__OP_SGD, NULL, in, 2);
         if (!i) return TT_ERR_MEMORY;
         i->out[0] = v;
         i->out[1] = first;
@@ -5065,7 +5042,7 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
     }
     if (!t->scale) return b.ok ? TT_OK : TT_ERR_MEMORY;
     const int32_t in[] = {t->clipped, t->totals};
-    tt__instr *next = tt__emit_of(&b, TT__OP_LOSS_SCALE, NULL, in, 2);
+    tt__instr *next = tt__emit(&b, TT__OP_LOSS_SCALE, NULL, in, 2);
     if (!next) return TT_ERR_MEMORY;
     next->out[0] = t->scale;
     next->attr.growth = scale->growth;
