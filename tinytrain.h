@@ -73,11 +73,10 @@
 
    MEMORY
      tt_compile says how much a program needs (tt_program_plan, tt_plan_text, tt_plan_svg) and allocates
-     nothing. tt_allocate, or the first tt_set, allocates the arena, exactly that large; a step allocates
-     nothing (but a CBLAS may). A program can be planned for a kind of device that is not there
-     (tt_compile_options.device). A program that shares another's arena (evaluation) costs the larger of the
-     two, not the sum. Parameters are made in place, in their dtype, from file or generator. The arena is
-     released with the last of its programs and parameters: by tt_close, when parameters live there.
+     nothing, even for a kind of device that is not there. tt_allocate, or the first tt_set, allocates the
+     arena, exactly that large; a step allocates nothing (but a CBLAS may). A program that shares another's
+     arena (evaluation) costs the larger of the two, not the sum. The arena is released with the last of its
+     programs and parameters: by tt_close, when parameters live there.
 
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a
@@ -87,12 +86,10 @@
      With TINYTRAIN_CBLAS all of this is as the library has it.
 
    GRADIENTS
-     A loss is a mean over its targets: those of all micro-batches of a step together. A gradient or loss that
-     is not finite is an error of the step, and the parameters stay as they were.
-     With f16 ("16-mixed", "16-true") the backward starts from a loss scale instead of 1, so that small
-     gradients do not vanish, and the update divides it out again: norms, tt_get_gradient and the optimizer
-     see true gradients. A gradient that is not finite then lowers the scale and skips the update
-     (tt_stats.skipped), which is no error until no scale helps.
+     A loss is a mean over its targets: those of all micro-batches of a step together. tt_step says what
+     becomes of a gradient or loss that is not finite. With f16 ("16-mixed", "16-true") the backward starts
+     from a loss scale (tt_loss_scale) instead of 1, so that small gradients do not vanish, and the update
+     divides it out again: norms, tt_get_gradient and the optimizer see true gradients.
 
    THREADS
      A context has a pool of threads that sleep when idle. Use a context from one thread at a time; contexts
@@ -542,8 +539,8 @@ typedef struct tt_stats {
 
 /* One training step on the inputs as set: forward, backward, update with learning rate lr. A gradient or loss
    that is not finite gives TT_ERR_NUMERIC naming the first such tensor; parameters and optimizer stay as they
-   were. With loss scaling, such a gradient gives TT_OK and a step that is skipped, unless the scale would
-   fall below 1. stats may be NULL. */
+   were. With loss scaling, such a gradient gives TT_OK, a lower scale and a step that is skipped
+   (tt_stats.skipped), unless the scale would fall below 1. stats may be NULL. */
 tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
 /* The same in parts, for programs compiled with `accumulate`: tt_micro_step once per micro-batch, then
    tt_update, which divides by the targets of all together, so that 4 micro-batches of 4 equal one of 16. */
@@ -2155,11 +2152,10 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     int64_t bytes = files->size(files->user, *file);
     *size = (size_t)bytes;
     if (bytes >= 0) return TT_OK;
-    const char *reason = files->reason(files->user);
-    tt_status status = tt__fail(ctx, TT_ERR_FILE, "cannot tell the size of '%s': %s", path, reason);
+    tt__fail(ctx, TT_ERR_FILE, "cannot tell the size of '%s': %s", path, files->reason(files->user));
     files->close(files->user, *file);
     *file = NULL;
-    return status;
+    return TT_ERR_FILE;
 }
 
 /* Reads n bytes from `offset` on of a file that had them when it was opened. */
@@ -2258,15 +2254,14 @@ static void tt__write(tt__writer *w, const void *data, size_t n)
 static tt_status tt__writer_end(tt__writer *w)
 {
     const tt_files *files = &w->ctx->options.files;
-    if (w->file) {
-        tt__writer_flush(w);
-        if (w->status == TT_OK && !files->sync(files->user, w->file)) tt__writer_fail(w, "sync");
-        if (!files->close(files->user, w->file)) tt__writer_fail(w, "close");
-        w->file = NULL;
-        bool renamed = w->status != TT_OK || files->rename(files->user, w->temporary, w->path);
-        if (!renamed) tt__writer_fail(w, "rename");
-        if (w->status != TT_OK) files->remove(files->user, w->temporary);
-    }
+    if (!w->file) return w->status;
+    tt__writer_flush(w);
+    if (w->status == TT_OK && !files->sync(files->user, w->file)) tt__writer_fail(w, "sync");
+    if (!files->close(files->user, w->file)) tt__writer_fail(w, "close");
+    w->file = NULL;
+    bool renames = w->status == TT_OK;
+    if (renames && !files->rename(files->user, w->temporary, w->path)) tt__writer_fail(w, "rename");
+    if (w->status != TT_OK) files->remove(files->user, w->temporary);
     return w->status;
 }
 
@@ -2708,7 +2703,6 @@ static int tt__index(tt_tape *t)
 }
 
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
-
 static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; } /* -1: none */
 
 /* v is read once, and nothing else needs its contents afterwards. */
@@ -2980,10 +2974,8 @@ static void tt__set_shape(tt__shape *to, tt_dtype dtype, const tt__shape *rows_o
 
 static void tt__set_fixed(tt__shape *to, tt_dtype dtype, int64_t rows, int64_t cols)
 {
-    memset(to, 0, sizeof *to);
-    to->dtype = dtype;
-    to->rows = rows;
-    to->cols = cols;
+    const tt__shape shape = {dtype, rows, cols, 0, 0};
+    *to = shape;
 }
 
 static bool tt__shape_alike(tt_tape *t, const tt__instr *i, tt__shape *out) /* of any dtype */
@@ -2995,6 +2987,12 @@ static bool tt__shape_alike(tt_tape *t, const tt__instr *i, tt__shape *out) /* o
 static bool tt__shape_elementwise(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     return tt__shape_alike(t, i, out) && tt__float_in(t, i, 0);
+}
+
+static void tt__set_loss(tt__shape *out)
+{
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    tt__set_fixed(&out[TT__LOSS_COUNTS], TT_F32, 1, 4);
 }
 
 static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out) /* of one shape */
@@ -3434,27 +3432,20 @@ static bool tt__act_from_output(int act) { return act == TT__ACT_RELU || act == 
 static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt_tape *t = b->t;
-    bool weights = tt__wants(t, f->in[1]) || tt__wants(t, f->in[2]);
+    bool weights = tt__wants(t, f->in[1]) || tt__wants(t, f->in[2]), x = tt__wants(t, f->in[0]);
     int32_t dy = g;
-    if (f->attr.act && (weights || tt__wants(t, f->in[0]))) { /* through the activation, from what it saved */
-        const int32_t in[] = {g, tt__act_from_output(f->attr.act) ? f->out[0] : f->out[1]};
+    tt__instr product = *f;
+    memset(&product.attr, 0, sizeof product.attr);
+    if (f->attr.act && (weights || x)) { /* through the activation, from what it saved */
+        const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "gB";
+        tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
         const tt__value *y = &t->values[f->out[0]];
-        if (!tt__emit(b, TT__OP_ACTIVATION_BACKWARD, f, in, 2)) return;
-        dy = tt__new_value(t, &y->shape, TT__TRANSIENT, "d(%.56s.pre)", y->name);
-        b->ok = dy != 0;
+        dy = b->ok ? tt__new_value(t, &y->shape, TT__TRANSIENT, "d(%.56s.pre)", y->name) : 0;
+        if (!(b->ok = dy != 0)) return;
         t->code[t->n_code - 1].out[0] = dy;
     }
-    if (weights) {
-        const int32_t in[] = {dy, f->in[0]};
-        tt__emit(b, TT__OP_LINEAR_DW, NULL, in, 2);
-        tt__grad_into(b, 0, f->in[1]);
-        tt__grad_into(b, 1, f->in[2]);
-    }
-    if (tt__wants(t, f->in[0])) {
-        const int32_t in[] = {dy, f->in[1]};
-        tt__emit(b, TT__OP_LINEAR_DX, NULL, in, 2);
-        tt__grad_into(b, 0, f->in[0]);
-    }
+    if (weights) tt__emit_gradient(b, &product, dy, TT__OP_LINEAR_DW, "g0", "12");
+    if (x) tt__emit_gradient(b, &product, dy, TT__OP_LINEAR_DX, "g1", "0");
     tt__grad_pass(b, g, f->in[3], true);
 }
 
@@ -4017,9 +4008,8 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     if (!(smoothing >= 0 && smoothing < 1))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)",
                              smoothing);
-    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    tt__set_loss(out);
     tt__set_shape(&out[1], TT_F32, logits, 1);
-    tt__set_fixed(&out[2], TT_F32, 1, 4);
     return true;
 }
 
@@ -4123,9 +4113,8 @@ static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__s
 {
     const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 3);
     if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__weights_in(t, i, 2, x)) return false;
-    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    tt__set_loss(out);
     out[1] = *x;
-    tt__set_fixed(&out[2], TT_F32, 1, 4);
     tt__set_fixed(&out[3], TT_F32, w->rows, w->cols);
     tt__set_fixed(&out[4], TT_F32, 1, w->rows);
     return tt__fixed_in(t, i, 3, w->rows, x->cols) && tt__fixed_in(t, i, 4, 1, w->rows) &&
@@ -4168,8 +4157,7 @@ static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_
 static bool tt__shape_MEAN_SQUARED_ERROR(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0));
-    tt__set_fixed(&out[0], TT_F32, 1, 1);
-    tt__set_fixed(&out[2], TT_F32, 1, 4);
+    tt__set_loss(out);
     return fits;
 }
 
@@ -5215,11 +5203,12 @@ enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
                            int n)
 {
-    if (b->first >= lo + width || b->last < lo || !(t->list[2 * node] | t->list[2 * node + 1])) return n;
+    const int at_times = t->list[2 * node + 1];
+    if (b->first >= lo + width || b->last < lo) return n;
     bool always = b->first <= lo && b->last >= lo + width - 1;
     if (t->list[2 * node]) heads[n++] = t->list[2 * node];
-    if (always && t->list[2 * node + 1]) heads[n++] = t->list[2 * node + 1];
-    if (always || !t->list[2 * node + 1]) return n;
+    if (always && at_times) heads[n++] = at_times;
+    if (always || !at_times) return n;
     n = tt__taken_lists(t, b, 2 * node, lo, width / 2, heads, n);
     return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
 }
