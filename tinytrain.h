@@ -168,8 +168,7 @@ typedef struct tt_tape tt_tape;       /* a recorded program, not yet compiled */
 typedef struct tt_program tt_program; /* a compiled program: instructions with places in one arena */
 typedef struct tt_param tt_param;     /* a named tensor that outlives programs */
 
-/* Marks a function that formats as printf does: argument number `text` is the format, `first` the first
-   number of what it formats, 0 for a va_list. */
+/* Marks a function that formats as printf: argument `text`, the format, and from `first` on (0: va_list). */
 #ifdef __GNUC__
 #define TT_PRINTF(text, first) __attribute__((__format__(__printf__, text, first)))
 #else
@@ -204,8 +203,7 @@ typedef struct tt_files {
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
     bool (*make_folder)(void *user, const char *path); /* true if it exists already */
-    /* Calls each() for the name of every entry, in any order, until it returns false. False if path is no
-       folder, or cannot be read to its end. */
+    /* Calls each() with every entry's name until it returns false. False: no folder, or an error. */
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
     const char *(*reason)(void *user);
     void *user;
@@ -243,8 +241,7 @@ double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all thread
 
 /* What this machine has of a kind of device ("cpu", "cuda"; NULL: as tt_compile_options.device), which of it
    programs use and why: lines of text into `to` (always terminated, cut at capacity; capacity 0: none). Opens
-   the device: TT_OK if programs can run there, else tt_error says why not and what to do.
-   examples/tt_doctor.c prints it. */
+   the device: TT_OK if programs can run there, else tt_error says why not. examples/tt_doctor.c prints it. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);
 
 /* ---------------------------------------------------------------------------------- dtypes and parameters */
@@ -287,8 +284,7 @@ typedef struct tt_value { int32_t id; } tt_value; /* a tensor on a tape; id 0 is
 tt_tape *tt_tape_new(tt_context *ctx);
 void tt_tape_free(tt_tape *t);
 
-/* Ops never fail at once: the first wrong shape marks the tape, later ops do nothing, and tt_compile returns
-   the error. tt_tape_status tells earlier. */
+/* The first wrong shape marks the tape: later ops do nothing, tt_compile fails. This tells it earlier. */
 tt_status tt_tape_status(const tt_tape *t);
 void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* in plans and errors */
 int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 where the tape has no such value */
@@ -311,8 +307,7 @@ tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
 /* (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016).  x (rows, D), w (D), b (D) or NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
-/* x / sqrt(mean(x^2) + eps) w, the mean over each row (Zhang, Sennrich: "Root mean square layer
-   normalization", 2019). w (width). eps >= 0. */
+/* x / sqrt(mean(x^2) + eps) * w over each row (Zhang, Sennrich 2019).  x (rows, D), w (D), eps >= 0 */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
 tt_value tt_gelu(tt_tape *t, tt_value x);      /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016) */
 tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* its tanh form, "gelu_new" */
@@ -424,8 +419,7 @@ typedef struct tt_compile_options {
     const char *precision;
     /* Dtype of residual sums, of what flows into the first of them, and of their gradients, in mixed
        precisions: "f32" (as PyTorch's autocast) or "16-bit". NULL (default): "f32" with "16-mixed", whose
-       range such sums could leave, "16-bit" with "bf16-mixed". Results of norms, activations and attention
-       are 16-bit in any case. */
+       range such sums could leave, else "16-bit", as results of norms, activations and attention always. */
     const char *residual;
     /* What device "cuda" may round operands of matrix products to; sums are fp32. "fp32" (default): nothing
        less. "tf32": 10 bits of mantissa, of fp32 matrices (as PyTorch's
@@ -671,8 +665,7 @@ typedef struct tt_image {
    over a neighbourhood that grows with the reduction (antialiasing); equal to Pillow's Image.resize((width,
    height), BILINEAR), and so to torchvision's Resize of such an image: first the width, then the height, with
    weights of 22 bits, rounded to grey levels in between (later versions than 12.1 at times begin with the
-   height, and differ by a level; with alpha, they round otherwise). Where there is alpha, a pixel's colour
-   weighs by it. */
+   height, and differ by a level; with alpha, they round otherwise). With alpha, colours weigh by it. */
 tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, int width, uint8_t *to);
 
 /* Images that the caller reads when they are needed. */
@@ -770,8 +763,7 @@ typedef struct tt_source {
        ends tt_fit and tt_evaluate, which return it. */
     tt_status (*next)(void *self, tt_batch *batch, bool *more);
     int64_t steps;             /* of an epoch */
-    /* The most that a micro-batch has, and whether a step may have several: tt_train_options must have room.
-       0: unknown. */
+    /* The most that a micro-batch has (0: unknown); may a step have several? tt_train_options makes room. */
     int max_seqs, max_tokens;
     bool accumulates;
     /* A hash of all that is trained on, to tell other data when a run is resumed. NULL: none is told. */
@@ -920,8 +912,7 @@ typedef struct tt_vit_config {
     float attention_dropout;  /* default 0 */
     float mean[4], std[4];    /* of each channel; the model sees (pixel / 255 - mean) / std. Default 0.5 */
 } tt_vit_config;
-/* size "Ti/16", "S/16", "B/16", "L/16", "H/14" or with another patch size: images of 224 x 224, 1000 classes.
-   Another size is 0 and refused by tt_vit_new. */
+/* "Ti/16", "S/16", "B/16", "L/16", "H/14", or another patch: 224 x 224, 1000 classes. Else 0: refused. */
 tt_vit_config tt_vit_config_default(const char *size);
 
 typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden) */
@@ -950,8 +941,7 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
    checkpoint's, positions are interpolated (bicubic, as transformers does); a classifier that is missing or
    of another size is made anew, and the logger is told. Else as tt_bert_load. */
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes);
-/* Writes model.safetensors, config.json and preprocessor_config.json into a folder (made if need be), each
-   atomically. Else as tt_bert_save. */
+/* Writes model.safetensors, config.json and preprocessor_config.json into a folder, as tt_bert_save. */
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
 void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes */
 
@@ -990,8 +980,7 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
 void tt_trainer_free(tt_trainer *t);
 const tt_program *tt_trainer_program(const tt_trainer *t); /* that trains, or the only one, for its plan */
 int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of that */
-/* Returns the steps done in the state that was last saved or loaded, here or by tt_fit, from which a resumed
-   run goes on; -1: there is none. */
+/* Steps in the state last saved or loaded, here or by tt_fit, where a resumed run goes on; -1: none. */
 int64_t tt_trainer_saved_steps(const tt_trainer *t);
 /* Returns that of the next step: the schedule at tt_trainer_steps, which a skipped step does not move. */
 float tt_trainer_lr(const tt_trainer *t);
@@ -1191,9 +1180,8 @@ typedef struct tt__instr {
 #define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
 /* Row r of out[0] depends on row r of these operands (1 << operand, of the first four), and on no other. */
 #define TT__BY_ROW(slots) ((slots) << 20)
-/* Operands by their numbers, not 0. A matrix that a product may round while it reads it (attr.narrow); what
-   is added to the rest of out[0]; i32 (rows, 1): which rows of the batch out[0] has, when not all are
-   computed (tt__pass_rows). */
+/* Operands by number, not 0. A matrix that a product may round while it reads it (attr.narrow); what is added
+   to the rest of out[0]; i32 (rows, 1): which rows of the batch out[0] has, if not all (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
@@ -1347,9 +1335,8 @@ typedef struct tt__backend {
     /* One instruction, or several of one op of which none reads what another writes: these may be done at
        once, or, where they have a workspace, one after another. */
     tt_status (*launch)(tt__device *d, const tt__launch *l, int n);
-    /* Launches after capture are recorded and not done; captured ends that, and replay does what was
-       recorded, any number of times, until forget. NULL where there is no such thing. captured returns NULL
-       where it failed, and then nothing is left. */
+    /* Launches after capture are recorded, not done; captured ends that (NULL: it failed, nothing is left);
+       replay does them, any number of times, until forget. NULL where there is no such thing. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
@@ -1803,8 +1790,7 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
 
 /* A pool that runs `count` tasks on all threads, the caller's included. Each thread begins with a slice of
    its own, the same in each call, so that what it worked on is still in its cache, and then helps with the
-   others' slices. A result must depend on the task alone, never on the thread, so that it is the same for any
-   number of threads. Workers sleep when idle. */
+   others'. A result must depend on the task alone, not the thread or their number. Idle workers sleep. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
@@ -1942,8 +1928,7 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
 }
 
 #if defined(__linux__)
-/* How many CPUs the quota in a control group's folder is worth (version 2: cpu.max; version 1: the pair of
-   cpu.cfs_*_us); HUGE_VAL: no limit. */
+/* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */
 static double tt__quota_in(const char *folder)
 {
     static const char *const names[] = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"};
@@ -2006,8 +1991,7 @@ static int tt__affinity_cpus(void)
 }
 #endif
 
-/* How many CPUs the calling thread may use: those in its affinity mask, which threads inherit, and no more
-   than the process's control groups allow. */
+/* CPUs that the calling thread may use: of its affinity mask, which threads inherit, at most the quota. */
 static int tt__usable_cpus(void)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
@@ -2335,9 +2319,8 @@ typedef struct tt__value {
     bool residual;      /* precision: of the residual stream */
     bool needs_grad;    /* autodiff: a trainable parameter lies behind it */
     int32_t grad;       /* autodiff: the value that holds its gradient; 0: none yet */
-    /* As tt__index counts them: the number of the instruction that first writes it, and one more (0: none
-       does); of a base, with its views: operands that read it, results that write it, its views, its last
-       reader. */
+    /* As tt__index counts them: one more than the instruction that first writes it (0: none does); of a base,
+       with its views: operands that read it, results that write it, its views, its last reader. */
     int32_t producer, uses, writes, views, reader;
     int32_t instead;    /* within a pass, what is to be read instead of it; 0: itself */
     bool named;         /* by tt_name, or by a pass */
@@ -3056,8 +3039,7 @@ static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
 /* ------------------------------------------------------------------------------------------------- gradients
    The gradient rule, see >>tape: the first contribution writes, later ones add. */
 
-/* Emits an instruction that reads in[0] to in[n - 1]. With f, it has f's attributes and random numbers. NULL:
-   out of memory. */
+/* Emits an instruction that reads in[0] to in[n - 1], with f's attributes and random numbers (NULL: none). */
 static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)
 {
     tt__instr *i = b->ok ? tt__append(b->t, op) : NULL;
@@ -3150,9 +3132,8 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
     tt__grad_into(b, 0, v);
 }
 
-/* Emits an instruction with f's attributes and random numbers. It reads what the letters in `reads` say: g,
-   operands of f by their numbers, its results as A, B, C, and - for none. Its results are gradients of the
-   operands whose numbers are in `into`. */
+/* Emits an instruction with f's attributes and random numbers that reads what letters in `reads` say: g, f's
+   operands by number, its results as A, B, C, - none. Its results are gradients of the operands in `into`. */
 static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
                               const char *into)
 {
@@ -4064,9 +4045,8 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
 
 /* linear + cross_entropy of many logits, and their backward, become one instruction that computes loss and
    gradients chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al.,
-   arXiv 2410.10989). It stands where the last of them stood, so nothing may have read the loss until then; a
-   program that sums several losses keeps them apart. So does one with 16-bit gradients, which adding chunk by
-   chunk would round as often. */
+   arXiv 2410.10989). It stands where the last of them stood, so nothing may have read the loss until then.
+   Sums of several losses keep them apart; so do 16-bit gradients, which each chunk would round once more. */
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
 {
     int32_t logits = t->code[k].in[0];
@@ -4480,8 +4460,7 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 
 /* ---------------------------------------------------------------------------------------------- inference */
 
-/* Takes dropout out: of all ops without training, and else where its rate is 0. Copies go, unless their
-   result is asked for by name. */
+/* Takes dropout out: of all ops without training, else of rate 0. Copies go, unless asked for by name. */
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
@@ -4522,8 +4501,7 @@ static bool tt__gathers_add(tt__gathers *g, int k)
     return true;
 }
 
-/* The rows `index` of v, for instruction `at`; 0 when out of memory. One instruction gathers for all that
-   want the same, before the first of them. */
+/* Rows `index` of v, for instruction `at`, gathered once before the first that wants them; 0: no memory. */
 static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
 {
     tt_tape *t = g->t;
@@ -5398,9 +5376,8 @@ static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, s
     box[at] = b;
 }
 
-/* Lifetimes of the transient storages and workspaces of a tape. *box is released by the caller. Instructions
-   that run together need their operands from the first of them to the last; work of other streams has
-   operands until its WAIT, which reads them. */
+/* Lifetimes of a tape's transient storages and workspaces. The caller releases *out. Instructions that run
+   together need operands from the first to the last; work of other streams until its WAIT reads them. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
     tt_context *ctx = t->ctx;
