@@ -12629,27 +12629,36 @@ tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size
     return tt__file_read(s->ctx, s->path, s->file, (uint64_t)s->data + s->begin[i] + first, to, n);
 }
 
-/* Converts a number of a row of the table, from F64 on, to a float if it is F64, else to an int32. Returns
-   false if it does not fit, and in `found` what it is. */
-static bool tt__safetensors_convert(int type, size_t width, const char *from, void *to, char found[32])
+/* Converts n floats of a row of the table. Returns how many: `found` tells the next, which does not fit. */
+static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, float *to, char found[32])
 {
-    uint64_t raw = 0, sign = (uint64_t)1 << (8 * width - 1);
-    memcpy(&raw, from, width);
-    if (type == TT__ST_F64) {
-        double value;
-        memcpy(&value, from, sizeof value);
-        bool fits = !isfinite(value) || fabs(value) <= FLT_MAX;
-        if (fits) *(float *)to = (float)value;
-        else snprintf(found, 32, "%g", value);
-        return fits;
+    const uint16_t *half = (const uint16_t *)from;
+    for (int64_t k = 0; k < n && type == TT__ST_BF16; k++) to[k] = tt__from_bf16(half[k]);
+    for (int64_t k = 0; k < n && type == TT__ST_F16; k++) to[k] = tt__from_f16(half[k]);
+    for (int64_t k = 0; k < n && type == TT__ST_F64; k++) {
+        double value = ((const double *)from)[k];
+        if (isfinite(value) && fabs(value) > FLT_MAX) return snprintf(found, 32, "%g", value), k;
+        to[k] = (float)value;
     }
-    bool negative = type <= TT__ST_I8 && (raw & sign);
-    uint64_t magnitude = negative ? sign - (raw & (sign - 1)) : raw;
-    bool fits = magnitude <= (uint64_t)INT32_MAX + (negative ? 1 : 0);
-    int64_t value = negative ? -(int64_t)magnitude : (int64_t)magnitude;
-    if (fits) *(int32_t *)to = type == TT__ST_BOOL ? raw != 0 : (int32_t)value;
-    else snprintf(found, 32, "%s%llu", negative ? "-" : "", (unsigned long long)magnitude);
-    return fits;
+    return n;
+}
+
+/* The same of integers. */
+static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, int32_t *to, char found[32])
+{
+    size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
+    uint64_t sign = (uint64_t)1 << (8 * width - 1);
+    for (int64_t k = 0; k < n; k++) {
+        uint64_t raw = 0;
+        memcpy(&raw, (const char *)from + (size_t)k * width, width);
+        bool negative = type <= TT__ST_I8 && (raw & sign);
+        uint64_t magnitude = negative ? sign - (raw & (sign - 1)) : raw;
+        if (magnitude > (uint64_t)INT32_MAX + (negative ? 1 : 0))
+            return snprintf(found, 32, "%s%llu", negative ? "-" : "", (unsigned long long)magnitude), k;
+        int64_t value = negative ? -(int64_t)magnitude : (int64_t)magnitude;
+        to[k] = type == TT__ST_BOOL ? raw != 0 : (int32_t)value;
+    }
+    return n;
 }
 
 /* Reads n elements from `first` on, in pieces, to floats, or to int32 if `integers`. */
@@ -12670,16 +12679,15 @@ static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_
                                  : "floats (F64, F32, BF16 and F16 can)");
     if (type == TT__ST_F32) return tt_safetensors_read(s, i, (size_t)first * 4, (size_t)n * 4, to);
     for (int64_t done = 0, part; done < n && status == TT_OK; done += part) {
-        char *at = (char *)to + done * 4;
         part = tt__min(n - done, (int64_t)(sizeof piece / width));
         status = tt_safetensors_read(s, i, (size_t)(first + done) * width, (size_t)part * width, piece);
-        if (status == TT_OK && type < TT__ST_F64)
-            tt__convert(at, TT_F32, piece, type == TT__ST_F16 ? TT_F16 : TT_BF16, (size_t)part);
-        for (int64_t k = 0; k < part && status == TT_OK && type >= TT__ST_F64; k++)
-            if (!tt__safetensors_convert(type, width, (char *)piece + (size_t)k * width, at + k * 4, found))
-                status = tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %s at element %lld, "
-                                  "which a %s cannot", s->path, info->name, found,
-                                  (long long)(first + done + k), integers ? "32-bit integer" : "float");
+        if (status != TT_OK) break;
+        int64_t fit = integers ? tt__safetensors_integers(type, piece, part, (int32_t *)to + done, found)
+                               : tt__safetensors_floats(type, piece, part, (float *)to + done, found);
+        if (fit < part)
+            status = tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %s at element %lld, which "
+                              "a %s cannot", s->path, info->name, found, (long long)(first + done + fit),
+                              integers ? "32-bit integer" : "float");
     }
     return status;
 }
@@ -13400,21 +13408,15 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
     }
 }
 
-/* Colours times alpha / 255, rounded, and back; the last channel is alpha. */
-static void tt__multiply_alpha(const uint8_t *in, size_t pixels, int channels, uint8_t *out)
+/* Colours times alpha / 255, rounded, or back; the last channel is alpha. */
+static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, bool back, uint8_t *out)
 {
     for (size_t i = 0; i < pixels; i++, in += channels, out += channels) {
         uint32_t alpha = in[channels - 1];
-        for (int c = 0; c < channels - 1; c++) out[c] = (uint8_t)((2 * in[c] * alpha + 255) / 510);
+        for (int c = 0; c < channels - 1; c++)
+            out[c] = !back  ? (uint8_t)((2 * in[c] * alpha + 255) / 510)
+                   : !alpha ? in[c] : (uint8_t)tt__min(255, in[c] * 255u / alpha);
         out[channels - 1] = (uint8_t)alpha;
-    }
-}
-
-static void tt__divide_alpha(uint8_t *x, size_t pixels, int channels)
-{
-    for (size_t i = 0; i < pixels; i++, x += channels) {
-        uint32_t alpha = x[channels - 1];
-        for (int c = 0; alpha && c < channels - 1; c++) x[c] = (uint8_t)tt__min(255, x[c] * 255u / alpha);
     }
 }
 
@@ -13453,7 +13455,7 @@ static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *imag
     if (!rows || (alpha && !opaque)) return false;
     for (int y = first; y < end; y++) {
         const uint8_t *in = image->pixels + (size_t)y * image_row;
-        if (alpha) tt__multiply_alpha(in, (size_t)image->width, channels, opaque);
+        if (alpha) tt__scale_by_alpha(in, (size_t)image->width, channels, false, opaque);
         uint32_t *out = rows + (size_t)(y - first) * row;
         tt__resample_across(&r->across, window, alpha ? opaque : in, stride, stride > 1, channels, out);
         for (size_t i = n; i < row; i++) out[i] = 0;
@@ -13461,7 +13463,7 @@ static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *imag
     for (int y = window->top; y < window->top + window->height; y++, to += pitch) {
         tt__resample_down(r->down.weights + (size_t)y * (size_t)r->down.taps, r->down.used[y],
                           rows + (size_t)(r->down.first[y] - first) * row, row, n, to);
-        if (alpha) tt__divide_alpha(to, (size_t)window->width, channels);
+        if (alpha) tt__scale_by_alpha(to, (size_t)window->width, channels, true, to);
     }
     return true;
 }
