@@ -5681,20 +5681,16 @@ static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
     return (char *)m->data + (size_t)(row * m->ld + column) * tt_dtype_bytes(m->dtype);
 }
 
-/* Rows of a head lie far apart, where the prefetchers of the CPU do not look. */
-static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t column, int64_t d)
+/* Rows of a head lie far apart, where a CPU's prefetchers do not look. `next`: asks L2 for what the next head
+   has of that row, which most likely is this thread's next task. */
+static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t column, int64_t d,
+                                          const bool next)
 {
-    const size_t bytes = (size_t)d * tt_dtype_bytes(m->dtype);
-    const char *p = (const char *)tt__attention_row(m, row, column);
-    for (const char *end = p + bytes; p < end; p += 64) __builtin_prefetch(p);
-}
-
-/* Asks L2 for what the next head has of that row: it most likely is this thread's next task. */
-static inline void tt__attention_prefetch_next(const tt__mat *m, int64_t row, int64_t column, int64_t d)
-{
-    const size_t bytes = (size_t)d * tt_dtype_bytes(m->dtype);
-    const char *p = (const char *)tt__attention_row(m, row, column + d);
-    for (const char *end = p + bytes; p < end; p += 64) __builtin_prefetch(p, 0, 2);
+    const char *p = (const char *)tt__attention_row(m, row, column + (next ? d : 0));
+    for (const char *end = p + (size_t)d * tt_dtype_bytes(m->dtype); p < end; p += 64) {
+        if (next) __builtin_prefetch(p, 0, 2);
+        else __builtin_prefetch(p);
+    }
 }
 
 #define TT__STR(x) #x
@@ -6070,11 +6066,10 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
 TT__INLINE tt__vf TT__K(erf)(tt__vf x)
 {
     static const float p[] = {-2.72614225801306e-10f, 2.77068142495902e-08f, -2.10102402082508e-06f,
-                              -5.69250639462346e-05f,
-                              -7.34990630326855e-04f, -2.95459980854025e-03f, -1.60960333262415e-02f};
+                              -5.69250639462346e-05f, -7.34990630326855e-04f, -2.95459980854025e-03f,
+                              -1.60960333262415e-02f};
     static const float q[] = {-1.45660718464996e-05f, -2.13374055278905e-04f, -1.68282697438203e-03f,
-                              -7.37332916720468e-03f,
-                              -1.42647390514189e-02f};
+                              -7.37332916720468e-03f, -1.42647390514189e-02f};
     tt__vf y = TT__K(max)(TT__K(min)(x, TT__K(splat)(4.0f)), TT__K(splat)(-4.0f)), z = y * y;
     tt__vf e = y * TT__K(polynomial)(p, 7, z) / TT__K(polynomial)(q, 5, z);
     tt__vi nan = x != x;
@@ -6086,8 +6081,8 @@ TT__INLINE tt__vf TT__K(erf)(tt__vf x)
 TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
 {
     static const float p[] = {-2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f,
-                              5.12229709037114e-08f,
-                              1.48572235717979e-05f, 6.37261928875436e-04f, 4.89352455891786e-03f};
+                              5.12229709037114e-08f, 1.48572235717979e-05f, 6.37261928875436e-04f,
+                              4.89352455891786e-03f};
     static const float q[] = {1.19825839466702e-06f, 1.18534705686654e-04f, 2.26843463243900e-03f,
                               4.89352518554385e-03f};
     const tt__vf limit = TT__K(splat)(7.90531110763549805f);
@@ -6886,6 +6881,9 @@ TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* as peak_loop */
     (void)sink; /* the compiler drops no operation on tiles */
     return (double)n * 4 * 2 * 16 * 16 * 32;
 }
+#else
+TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
+TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
 /* These read, add to sums, or write elements [col, col + n) of a row. Sums are whole vectors. */
@@ -7732,13 +7730,20 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* out (queries, d) = or += tile^T (queries, keys) Y (keys, d), without tiles; of bf16, Y is from
-   attention_summed_bf16. Rows of one block share their keys (of bf16, pairs of them), with weights 0 for
-   those that a query does not see: a NaN or infinity in Y also reaches the few queries before it in the same
-   block. With listed queries it reaches all of the sequence, by tiles the 32 queries before it. */
-TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, const float *tile, const float *y,
-                                        float *out, int64_t out_row, bool add)
+/* out (queries, d) = or += tile^T (queries, keys) Y (keys, d); of bf16, Y is from attention_summed_bf16. By
+   tiles, see above. Rows of one block share their keys (of bf16, pairs of them), with weights 0 for those that a
+   query does not see: a NaN or infinity in Y also reaches the few queries before it in the same block. With
+   listed queries it reaches all of the sequence, by tiles the 32 queries before it. */
+TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
+                                        const float *y, float *out, int64_t out_row, bool add)
 {
+    (void)twice;
+#ifdef TT__TILES
+    if (s->by == TT__BF16_TILES) {
+        TT__K(attention_to_queries_by_tiles)(s, twice, tile, out, out_row, add);
+        return;
+    }
+#endif
     const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(s->by);
     const int64_t cols = tt__ceil_div(s->d, TT__LANES) * TT__LANES, y_row = tt__attention_stride(s->d);
     tt__product p = {0, tile, 1, TT__ATTENTION_TILE, y, y_row, out, out_row, add ? out : NULL, out_row, 1.0f};
@@ -7766,8 +7771,8 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
     for (int64_t i = 0; i < n; i++, to += stride) {
         int64_t number = at ? at[row + i] : row + i;
         const void *from = tt__attention_row(m, number, column);
-        if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d);
-        tt__attention_prefetch_next(m, number, column, d);
+        if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
+        tt__attention_prefetch(m, number, column, d, true);
         for (int64_t j = 0; j < d; j += TT__LANES)
             TT__K(store)(to + j, TT__K(load_as)(from, m->dtype, j, d - j) * scale);
     }
@@ -7780,7 +7785,7 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
 {
     for (int64_t i = 0; i < n && m->data; i++, from += stride) {
         void *to = tt__attention_row(m, at ? at[row + i] : row + i, column);
-        if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d);
+        if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
         for (int64_t j = 0; j < d; j += TT__LANES) {
             tt__vf x = TT__K(load)(from + j) * scale;
             if (add) x += TT__K(load_as)(to, m->dtype, j, d - j);
@@ -7876,11 +7881,6 @@ TT__INLINE tt__vi TT__K(attention_keep)(const tt__vu bits[4], int i, int32_t dro
     return (tt__vi)number >= drop;
 }
 
-TT__INLINE tt__vi TT__K(attention_visible)(const TT__K(attention_lanes) *l, int64_t key)
-{
-    return l->last >= (int32_t)key;
-}
-
 /* Scores in, weights out, for one vector of queries (tile: its column), with a running maximum and sum.
    Returns what earlier sums of weights must be multiplied with. */
 TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
@@ -7894,7 +7894,7 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
         m1 = TT__K(max)(m1, TT__K(load)(tile + (r + 1) * TT__ATTENTION_TILE));
     }
     for (; r < l->seen; r++) {
-        tt__vi visible = TT__K(attention_visible)(l, r);
+        tt__vi visible = l->last >= (int32_t)r;
         tt__vf x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
         m0 = TT__K(max)(m0, (tt__vf)(((tt__vi)x & visible) | ((tt__vi)lowest & ~visible)));
     }
@@ -7914,7 +7914,7 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
         } else {
             for (int i = 0; i < 8 && r + i < l->seen; i++) {
                 tt__vf p = TT__K(exp2)(TT__K(load)(t + i * TT__ATTENTION_TILE) - m0);
-                p = TT__K(attention_and)(p, TT__K(attention_visible)(l, r + i));
+                p = TT__K(attention_and)(p, l->last >= (int32_t)(r + i));
                 total0 += p;
                 if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(bits, i, l->drop));
                 TT__K(store)(t + i * TT__ATTENTION_TILE, p);
@@ -7954,7 +7954,7 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
             for (int i = 0; i < 8 && r + i < l->seen; i++) {
                 tt__vf p = TT__K(exp2)(TT__K(load)(w + i * TT__ATTENTION_TILE) - log_sum);
                 tt__vf dp = TT__K(load)(ds + i * TT__ATTENTION_TILE);
-                tt__vi visible = TT__K(attention_visible)(l, r + i), keep = visible;
+                tt__vi visible = l->last >= (int32_t)(r + i), keep = visible;
                 if (dropout) keep &= TT__K(attention_keep)(bits, i, l->drop);
                 dp = TT__K(attention_and)(dp, keep);
                 TT__K(store)(ds + i * TT__ATTENTION_TILE, TT__K(attention_and)(p * (dp - dl), visible));
@@ -7994,6 +7994,23 @@ TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call
     return t;
 }
 
+/* Reads n keys and values from row `row` of the batch on. */
+TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t row, int64_t n, bool backward)
+{
+    const tt__attention_args *a = t->a;
+    const tt__attention_buffers *b = &t->b;
+    const int64_t d = a->head_size, stride = tt__attention_stride(d);
+    TT__K(attention_pack)(&a->k, NULL, row, n, t->head * d, d, 1.0f, b->k, stride);
+    TT__K(attention_pack)(&a->v, NULL, row, n, t->head * d, d, 1.0f, b->v, stride);
+    (void)backward;
+#ifdef TT__ATTENTION_BF16
+    if (a->bf16) TT__K(attention_pairs_of_columns)(b->k_pairs, b->k, stride, n, d);
+    if (a->bf16 && backward) TT__K(attention_pairs_of_columns)(b->v_pairs, b->v, stride, n, d);
+    if (a->bf16 == TT__BF16_TILES || (a->bf16 && backward))
+        TT__K(attention_summed_bf16)(a->bf16, b, n, d, backward ? b->k : b->v, stride);
+#endif
+}
+
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* the products take every key for every query */
 
 /* One block of queries against one block of keys. key, query: the first of them, in the sequence. */
@@ -8023,14 +8040,8 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, int64_
     /* The weights are not rounded here: dout * out of rounded ones would not be what the backward's weights
        and their gradients sum to, and the gradients of keys, which cancel out, would be half as wrong again.
        */
-#ifdef TT__TILES
-    if (a->bf16 == TT__BF16_TILES) {
-        TT__K(attention_to_queries_by_tiles)(&s, true, b->weights, out, stride, key > 0);
-        return;
-    }
-#endif
-    s.by = TT__BF16_CONVERT;
-    TT__K(attention_to_queries)(&s, b->weights, b->v, out, stride, key > 0);
+    if (s.by == TT__BF16_DOT) s.by = TT__BF16_CONVERT;
+    TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, key > 0);
 }
 
 TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
@@ -8058,28 +8069,17 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         b->most[i] = -FLT_MAX;
         b->sum[i] = 0;
     }
-#ifdef TT__TILES
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_begin)(32);
-#endif
     for (int64_t key = 0; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
-        TT__K(attention_pack)(&a->k, NULL, t.x.begin + key, keys, column, d, 1.0f, b->k, stride);
-        TT__K(attention_pack)(&a->v, NULL, t.x.begin + key, keys, column, d, 1.0f, b->v, stride);
-#ifdef TT__ATTENTION_BF16
-        if (a->bf16) {
-            TT__K(attention_pairs_of_columns)(b->k_pairs, b->k, stride, keys, d);
-            if (a->bf16 == TT__BF16_TILES) TT__K(attention_summed_bf16)(a->bf16, b, keys, d, b->v, stride);
-        }
-#endif
+        TT__K(attention_take_keys)(&t, t.x.begin + key, keys, false);
         for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
             int64_t n = tt__min(query_block, queries - i);
             TT__K(attention_forward_tile)(&t, key, keys, first + i, n, b->qt + block * qt_size,
                                           b->out + i * stride, b->most + i, b->sum + i);
         }
     }
-#ifdef TT__TILES
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_end)();
-#endif
     for (int64_t i = 0; i < queries; i++) {
         int64_t number = t.x.first + first + i, row = a->query_at ? a->query_at[number] : number;
         TT__K(attention_unpack)(&a->out, NULL, row, 1, column, d, call->keep_scale / b->sum[i],
@@ -8156,13 +8156,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, int64
 #endif
     TT__K(attention_to_keys)(&s, b->weights, half ? b->dout_pairs : b->dout, b->dv);
     TT__K(attention_to_keys)(&s, b->dscores, half ? b->q_pairs : b->q, b->dk);
-#ifdef TT__TILES
-    if (a->bf16 == TT__BF16_TILES) {
-        TT__K(attention_to_queries_by_tiles)(&s, false, b->dscores, dq, dq_stride, key > 0);
-        return;
-    }
-#endif
-    TT__K(attention_to_queries)(&s, b->dscores, half ? b->summed : b->k, dq, dq_stride, key > 0);
+    TT__K(attention_to_queries)(&s, false, b->dscores, half ? b->summed : b->k, dq, dq_stride, key > 0);
 }
 
 /* The gradients that come from n queries of a sequence; where n is 0, zeros for its keys and values. */
@@ -8179,15 +8173,7 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, int64
     TT__K(attention_backward_rows)(t, x->first + span, n);
     for (int64_t key = 0; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
-        TT__K(attention_pack)(&a->k, NULL, x->begin + key, keys, column, d, 1.0f, b->k, stride);
-        TT__K(attention_pack)(&a->v, NULL, x->begin + key, keys, column, d, 1.0f, b->v, stride);
-#ifdef TT__ATTENTION_BF16
-        if (a->bf16) {
-            TT__K(attention_pairs_of_columns)(b->k_pairs, b->k, stride, keys, d);
-            TT__K(attention_pairs_of_columns)(b->v_pairs, b->v, stride, keys, d);
-            TT__K(attention_summed_bf16)(a->bf16, b, keys, d, b->k, stride);
-        }
-#endif
+        TT__K(attention_take_keys)(t, x->begin + key, keys, true);
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
         memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
         for (int64_t query = span; query < span + n; query += query_block)
@@ -8214,14 +8200,10 @@ TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
     const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
     const tt__attention_args *a = call->a;
     const TT__K(attention_task) t = TT__K(attention_task_of)(call, task, task / a->heads, true, thread);
-#ifdef TT__TILES
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_begin)(32);
-#endif
     for (int64_t span = 0; span == 0 || span < t.x.queries; span += TT__ATTENTION_SPAN)
         TT__K(attention_backward_span)(&t, span, tt__min(TT__ATTENTION_SPAN, t.x.queries - span));
-#ifdef TT__TILES
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_end)();
-#endif
 }
 
 /* Writes or adds to dq, dk, dv. */
@@ -9129,12 +9111,6 @@ TT__ROWS_FN(adam_rows)
     TT__K(chunk_out)(l, &l->out[2], from, n, v, 2);
 }
 
-TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l)
-{
-    if (!isfinite(((const float *)l->in[1].data)[0])) return TT_OK;
-    return tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(adam_rows));
-}
-
 TT__ROWS_FN(sgd_rows)
 {
     const tt__attr *a = &l->instr->attr;
@@ -9158,11 +9134,15 @@ TT__ROWS_FN(sgd_rows)
     if (m) TT__K(chunk_out)(l, &l->out[1], from, n, m, 1);
 }
 
-TT__FN tt_status TT__K(run_SGD)(const tt__launch *l)
+/* Updates all chunks, unless the norm of the gradients is not finite. */
+TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 {
-    if (!isfinite(((const float *)l->in[1].data)[0])) return TT_OK;
-    return tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(sgd_rows));
+    if (!isfinite(((const tt__clipped *)l->in[1].data)->norm)) return TT_OK;
+    return tt__for_chunks(l, tt__elements(&l->out[0]), TT__CHUNK, TT__CHUNK, 0, rows);
 }
+
+TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l) { return TT__K(update)(l, TT__K(adam_rows)); }
+TT__FN tt_status TT__K(run_SGD)(const tt__launch *l) { return TT__K(update)(l, TT__K(sgd_rows)); }
 
 /* --------------------------------------------------------------------------------------- the pass's table */
 
