@@ -5487,12 +5487,12 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
     return status;
 }
 
-/* ============================================================================================================
+/* ===========================================================================================================
    CPU                                                                                                >>cpu
    The CPU backend. The kernels between "one pass per instruction set" and its end are compiled once for each
    instruction set (this file includes itself with TT__LANES set); the best one the CPU has is chosen when a
    context opens. Uses base, tape and ops.
-   ============================================================================================================ */
+   ======================================================================================================== */
 
 /* C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds what C was. A(i, k) =
    a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one of B is 1.
@@ -5528,8 +5528,7 @@ typedef struct tt__product {
 /* Attention within each sequence, per head. Shapes: k, v (rows, heads * head_size); q, out (queries, heads *
    head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists, in any
    order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h takes 16
-   random bits: number j % 8 of Philox counter {i, j / 8, h, 0}, the low half of each word first. The weight
-   is kept if they are at least round(65536 p). */
+   random bits, number j % 8 of Philox counter {i, j / 8, h, 0}, low half first; kept if >= round(65536 p). */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
@@ -5598,8 +5597,7 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
 
 /* ------------------------------------------------------------------------ attention, shared by all passes */
 
-/* Numbers the queries, of which index (n) has the rows, by sequences, in memory of
-   tt__attention_queries_bytes. */
+/* Numbers the queries, whose rows index (n) has, by sequences, in tt__attention_queries_bytes of memory. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
@@ -5718,8 +5716,7 @@ static void tt__rows_task(void *arg, int64_t task, int thread)
 
 static const tt__cpu *tt__cpu_of(const tt__launch *l) { return (const tt__cpu *)(const void *)l->device; }
 
-/* Calls fn for `rows` rows of `cols` columns, `chunk` of them at a time. The first `skip` bytes of the
-   workspace belong to the caller. */
+/* Calls fn for `rows` rows of `cols` columns, `chunk` at a time; the workspace's first `skip` bytes stay. */
 static tt_status tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols, int64_t chunk, size_t skip,
                                 tt__rows_fn fn)
 {
@@ -6436,8 +6433,7 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__HALVES
 
 /* One operand seen as lines (rows of A, columns of B) of k elements: element (line, k) is at line * line_step
-   + k * k_step. Panels hold them as floats or, for dot products and tiles, as pairs of bf16; a unit is one of
-   either, and k counts units below. */
+   + k * k_step. Panels hold units, which k counts: floats or, for dot products and tiles, pairs of bf16. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
     tt_dtype dtype, narrow; /* narrow: see gemm_args.b_narrow */
@@ -6479,8 +6475,7 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
 }
 
 /* Packs `lines` lines from `line`, k units from k0, as panels [k][width] that begin `panel` floats from each
-   other; what is missing in the last panel is 0. Where two or more panels' widths are a vector, one
-   transposition serves as many times the k. */
+   other; what the last panel lacks is 0. A vector that is several panels wide serves as many times the k. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
                                             const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
@@ -6978,8 +6973,7 @@ typedef struct TT__K(gemm_block) {
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
 
-/* Task `task` of packing an operand: where the lines of one k lie side by side, some k of all lines, so that
-   memory is read in sequence, else some lines. */
+/* Task `task` of packing an operand: some lines, or, where those of one k lie side by side, some k of all. */
 TT__FN void TT__K(gemm_pack_some)(const TT__K(gemm_block) *w, int64_t task, float *to, int width,
                                   const TT__K(gemm_operand) *x, int64_t line, int64_t lines)
 {
@@ -7514,8 +7508,7 @@ typedef struct TT__K(attention_block) {
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
-/* to (m, to_row) = from^T, of floats times scale if `scaled`, by whole vectors: rows of `from` from n on are
-   taken for zeros. */
+/* to (m, to_row) = from^T (times scale if `scaled`), by whole vectors; rows of `from` from n on are zeros. */
 TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
                                            int64_t n, int64_t m, const bool scaled, float scale)
 {
@@ -7544,20 +7537,6 @@ TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_
     }
 }
 
-/* Pairs of n vectors of two rows, of which either may be NULL, for zeros: as gemm_interleave. */
-TT__DOT_INLINE void TT__K(attention_pairs)(float *to, const float *even, const float *odd, int64_t n)
-{
-    uint16_t order[32];
-    for (int k = 0; k < 32; k++) order[k] = (uint16_t)(k / 2 + k % 2 * 16);
-    const __m512i alternate = _mm512_loadu_si512((const void *)order);
-    for (int64_t v = 0; v < n; v++) {
-        tt__vf x = even ? TT__K(load)(even + 16 * v) : TT__K(zero)(),
-               y = odd ? TT__K(load)(odd + 16 * v) : TT__K(zero)();
-        __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x);
-        TT__K(store)(to + 16 * v, (tt__vf)_mm512_permutexvar_epi16(alternate, both));
-    }
-}
-
 /* to (n, ceil(width / 32) * 16): pairs that lie side by side in a row. */
 TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, int64_t stride, int64_t n,
                                                   int64_t width)
@@ -7570,14 +7549,22 @@ TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, 
 TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const float *from, int64_t stride,
                                                int64_t n, int64_t width)
 {
-    const int64_t whole = tt__ceil_div(n, 32) * 32, vectors = tt__ceil_div(width, 16);
-    for (int64_t i = 0; i < whole; i += 2, to += to_row, from += 2 * stride)
-        TT__K(attention_pairs)(to, i < n ? from : NULL, i + 1 < n ? from + stride : NULL, vectors);
+    uint16_t order[32];
+    for (int k = 0; k < 32; k++) order[k] = (uint16_t)(k / 2 + k % 2 * 16);
+    const __m512i alternate = _mm512_loadu_si512((const void *)order);
+    const int64_t whole = tt__ceil_div(n, 32) * 32;
+    for (int64_t i = 0; i < whole; i += 2, to += to_row, from += 2 * stride) {
+        for (int64_t j = 0; j < width; j += 16) {
+            tt__vf x = i < n ? TT__K(load)(from + j) : TT__K(zero)(),
+                   y = i + 1 < n ? TT__K(load)(from + stride + j) : TT__K(zero)();
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x);
+            TT__K(store)(to + j, (tt__vf)_mm512_permutexvar_epi16(alternate, both));
+        }
+    }
 }
 
-/* Y (keys, d), of which attention_to_queries adds rows, as pairs of rows. The kernel of tiles needs the left
-   operand's rows to run along the summed dimension, which a transposed tile's do not; so there, Y is
-   transposed and out^T computed. */
+/* Y (keys, d), whose rows attention_to_queries adds, as pairs of rows. Tiles need a left operand whose rows
+   run along the sum, which a transposed tile's do not; so there, Y is transposed and out^T computed. */
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
                                          int64_t d, const float *y, int64_t stride)
 {
@@ -7599,8 +7586,7 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
     }
 }
 
-/* attention_to_queries by tiles: Y is from attention_summed_bf16. `twice`: what rounding to bf16 leaves of
-   tile is multiplied, too, and replaces it. */
+/* attention_to_queries by tiles. `twice`: multiplies what rounding to bf16 leaves of tile, too. */
 TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
                                                  float *out, int64_t out_stride, bool add)
 {
@@ -7685,8 +7671,8 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
 /* Parts of a tile that no query of a vector sees are neither computed nor read in the three products; with
    listed queries all are, and the softmax leaves weights of 0 there. */
 
-/* tile (keys, queries) = scale * X (keys, d) Yt (d, queries). Of bf16, X has pairs of columns and Yt pairs of
-   rows; fp32 operands are scaled already. */
+/* tile (keys, queries) = X (keys, d) Yt (d, queries); of bf16, X has pairs of columns, Yt of rows, and the
+   result is scaled; fp32 operands are scaled already. */
 TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale, const float *x,
                                     const float *yt, float *tile)
 {
@@ -7730,10 +7716,10 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* out (queries, d) = or += tile^T (queries, keys) Y (keys, d); of bf16, Y is from attention_summed_bf16. By
-   tiles, see above. Rows of one block share their keys (of bf16, pairs of them), with weights 0 for those that a
-   query does not see: a NaN or infinity in Y also reaches the few queries before it in the same block. With
-   listed queries it reaches all of the sequence, by tiles the 32 queries before it. */
+/* out (queries, d) = or += tile^T (queries, keys) Y (keys, d); of bf16, Y is from attention_summed_bf16. Rows
+   of a block share their keys (of bf16, pairs), with weights 0 for those that a query does not see: a NaN or
+   infinity in Y also reaches the few queries before it in the block, by tiles the 32 before it, and with
+   listed queries all of the sequence. */
 TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
                                         const float *y, float *out, int64_t out_row, bool add)
 {
@@ -8038,8 +8024,7 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, int64_
             TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
     /* The weights are not rounded here: dout * out of rounded ones would not be what the backward's weights
-       and their gradients sum to, and the gradients of keys, which cancel out, would be half as wrong again.
-       */
+       and their gradients sum to, and gradients of keys, which cancel out, would be half as wrong again. */
     if (s.by == TT__BF16_DOT) s.by = TT__BF16_CONVERT;
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, key > 0);
 }
@@ -8880,18 +8865,17 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
     ((float *)l->out[2].data)[1] = (float)total;
     forward.workspace = tt__workspace_at(l, tt__loss_bytes(rows, classes));
     loss.workspace = back.workspace = part.workspace = forward.workspace;
+    forward.in[1] = *w;
+    forward.in[2] = l->in[4];
+    forward.in[3].data = forward.out[1].data = part.in[2].data = NULL;
+    forward.add[0] = back.add[0] = false;
     for (int64_t r = 0, n; r < rows; r += n) {
         n = tt__min(chunk, rows - r);
         tt__mat z = {logits, TT_F32, n, classes, classes}, dz = z, xs = tt__rows_of(x, r, n),
                 lses = {lse, TT_F32, n, 1, 1};
         dz.dtype = x->dtype;
         dz.ld = classes * (int64_t)(sizeof(float) / tt_dtype_bytes(x->dtype));
-        memset(forward.in, 0, sizeof forward.in);
-        memset(forward.out, 0, sizeof forward.out);
-        forward.add[0] = false;
         forward.in[0] = xs;
-        forward.in[1] = *w;
-        forward.in[2] = l->in[4];
         forward.out[0] = z;
         TT__K(run_LINEAR)(&forward);
         loss.in[0] = z;
@@ -8908,10 +8892,7 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
         back.in[4] = lses;
         back.in[5] = l->out[2];
         back.out[0] = dz;
-        back.add[0] = false;
         TT__K(run_CROSS_ENTROPY_BACKWARD)(&back);
-        memset(part.in, 0, sizeof part.in);
-        memset(part.out, 0, sizeof part.out);
         part.in[0] = dz;
         if (dx->data) {
             part.in[1] = *w;
