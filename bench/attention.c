@@ -1,18 +1,25 @@
-/* GFLOP/s of attention, timed inside a training step. Counted: 4 pairs width forward and 8 backward (half for causal), with pairs the
-   sum of squared sequence lengths; what backward computes again is not counted. */
+/* GFLOP/s of attention, timed inside a training step. Counted: 4 pairs width forward and 8 backward (half for
+   causal), with pairs the sum of squared sequence lengths; what backward computes again is not counted. */
 
 #include "bench.h"
 
 int main(int argc, char **argv)
 {
     static const struct { const char *name; int seqs, length, step, heads, size; bool causal; } cases[] = {
-        {"12 x 64, T 64", 32, 64, 0, 12, 64, false},       {"12 x 64, T 128", 16, 128, 0, 12, 64, false},
-        {"12 x 64, T 197", 16, 197, 0, 12, 64, false},     {"12 x 64, T 512", 4, 512, 0, 12, 64, false},
-        {"12 x 64, T 1024", 2, 1024, 0, 12, 64, false},    {"12 x 64, T 20, 40, ..., 320", 16, 20, 20, 12, 64, false},
-        {"12 x 64, causal, T 64", 32, 64, 0, 12, 64, true}, {"12 x 64, causal, T 128", 16, 128, 0, 12, 64, true},
-        {"12 x 64, causal, T 197", 16, 197, 0, 12, 64, true}, {"12 x 64, causal, T 512", 4, 512, 0, 12, 64, true},
-        {"12 x 64, causal, T 1024", 2, 1024, 0, 12, 64, true}, {"12 x 32, T 128", 16, 128, 0, 12, 32, false},
-        {"12 x 32, T 512", 4, 512, 0, 12, 32, false},      {"4 x 64, causal, T 4096", 1, 4096, 0, 4, 64, true},
+        {"12 x 64, T 64", 32, 64, 0, 12, 64, false},
+        {"12 x 64, T 128", 16, 128, 0, 12, 64, false},
+        {"12 x 64, T 197", 16, 197, 0, 12, 64, false},
+        {"12 x 64, T 512", 4, 512, 0, 12, 64, false},
+        {"12 x 64, T 1024", 2, 1024, 0, 12, 64, false},
+        {"12 x 64, T 20, 40, ..., 320", 16, 20, 20, 12, 64, false},
+        {"12 x 64, causal, T 64", 32, 64, 0, 12, 64, true},
+        {"12 x 64, causal, T 128", 16, 128, 0, 12, 64, true},
+        {"12 x 64, causal, T 197", 16, 197, 0, 12, 64, true},
+        {"12 x 64, causal, T 512", 4, 512, 0, 12, 64, true},
+        {"12 x 64, causal, T 1024", 2, 1024, 0, 12, 64, true},
+        {"12 x 32, T 128", 16, 128, 0, 12, 32, false},
+        {"12 x 32, T 512", 4, 512, 0, 12, 32, false},
+        {"4 x 64, causal, T 4096", 1, 4096, 0, 4, 64, true},
         {"8 x 128, causal, T 512", 4, 512, 0, 8, 128, true},
     };
     static const char *const tables[3] = {"q", "k", "v"};

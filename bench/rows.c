@@ -1,5 +1,6 @@
-/* GB/s of the ops that memory limits, timed inside a training step, beside a stream of the same kind over arrays that no cache holds:
-   bytes as the program sees them, operands read and results written. Adam with clipping reads a gradient twice. */
+/* GB/s of the ops that memory limits, timed inside a training step, beside a stream of the same kind over
+   arrays that no cache holds. Bytes are those that the program sees, of operands read and results written: Adam with
+   clipping reads a gradient twice. */
 
 #include "bench.h"
 
@@ -25,7 +26,8 @@ int main(int argc, char **argv)
     bench_open(argc, argv, NULL, 0);
 
     tt_value x = begin(ROWS, WIDTH, false);
-    bench_train(ctx, t, tt_layernorm(t, x, bench_param(ctx, "w", 0, WIDTH, 1), bench_param(ctx, "b", 0, WIDTH, 1), 1e-5f), &in);
+    tt_param *w = bench_param(ctx, "w", 0, WIDTH, 1), *b = bench_param(ctx, "b", 0, WIDTH, 1);
+    bench_train(ctx, t, tt_layernorm(t, x, w, b, 1e-5f), &in);
     bench_bytes_row("layernorm", best[TT__OP_LAYERNORM], BENCH_COPY);
     bench_bytes_row("layernorm backward", best[TT__OP_LAYERNORM_BACKWARD], BENCH_TRIAD);
 
@@ -58,7 +60,8 @@ int main(int argc, char **argv)
     bench_bytes_row("embedding's gradient", best[TT__OP_EMBEDDING_BACKWARD], BENCH_COPY);
     bench_bytes_row("norm of the gradient", best[TT__OP_SUM_SQUARES], BENCH_READ);
     bench_bytes_row("AdamW (4r 3w)", best[TT__OP_ADAM], BENCH_4R_3W);
-    bench_bytes_row("AdamW with clipping (5r 3w)", bench_sum(best[TT__OP_ADAM], best[TT__OP_SUM_SQUARES]), BENCH_4R_3W);
+    bench_cost clipped = bench_sum(best[TT__OP_ADAM], best[TT__OP_SUM_SQUARES]);
+    bench_bytes_row("AdamW with clipping (5r 3w)", clipped, BENCH_4R_3W);
 
     bench.precision = "bf16-true"; /* 2-byte parameters and state, which are rounded stochastically */
     ctx = bench_reopen();
