@@ -1,6 +1,6 @@
 /* GB/s of the ops that memory limits, timed inside a training step, beside a stream of the same kind over
-   arrays that no cache holds. Bytes are those that the program sees, of operands read and results written: Adam with
-   clipping reads a gradient twice. */
+   arrays that no cache holds. Bytes are those that the program sees, of operands read and results written:
+   Adam with clipping reads a gradient twice. */
 
 #include "bench.h"
 
