@@ -502,8 +502,8 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
 /* Allocates the arena and fills the parameters. tt_set and the runs do it when it has not been done. */
 tt_status tt_allocate(tt_program *p);
-/* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Set every input before
-   every run: something else may use its place. */
+/* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Set every input right before
+   every run, after tt_update: something else may use its place. A run refuses an input that was overwritten. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
 /* An input of a program. */
 typedef struct tt_input_info {
@@ -521,7 +521,9 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity);
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity);
 
 typedef struct tt_stats {
-    double loss;          /* mean over the targets of the step (all micro-batches) */
+    /* Mean over the targets of the step (all micro-batches), of all loss ops together. What is computed of
+       them on the way to the root, as a sum or a factor, is not in it: tt_get gives the root. */
+    double loss;
     double targets;       /* number of targets that counted (their weights' sum) */
     double correct;       /* of them, predicted right (cross-entropy) */
     double grad_norm;     /* before clipping; 0 when nothing was updated */
@@ -550,7 +552,8 @@ int64_t tt_program_steps(const tt_program *p);    /* of the optimizer; not those
    "tinytrain.run" the number of steps, the loss scale and the seed, which all randomness comes from. Between
    steps only. A program that was recorded and compiled in the same way and loads it goes on bit for bit as if
    it had never been stopped. Loading compares tensors, precision, optimizer and seed, and changes nothing
-   unless all of it fits; the logger is warned of another attribute of a recorded op or of the optimizer.
+   unless all of it fits; the logger is warned of another attribute of a recorded op or of the optimizer. After
+   an error in reading the tensors themselves some are the file's: load again before the next step.
    tt_trainer_save and tt_trainer_load do this for a trainer. */
 tt_status tt_program_save(tt_program *p, const char *path);
 tt_status tt_program_load(tt_program *p, const char *path);
@@ -9916,7 +9919,7 @@ typedef struct tt__choice {
 /* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
 typedef struct tt__built {
     tt_tape *t;             /* a copy of the caller's, rewritten */
-    uint64_t recorded;      /* tt__tape_hash of the caller's */
+    uint64_t recorded;      /* hash of the caller's and of the root */
     int32_t root;
     tt__box *box;           /* places of transient storages and workspaces */
     int n_boxes;
@@ -9927,8 +9930,8 @@ typedef struct tt__built {
     int together;           /* most instructions that run together */
 } tt__built;
 
-/* What tt_set has left of an input: nothing since the last run, its data, or data that a run or tt_set of
-   another program of the arena has written over. */
+/* What tt_set has left of an input: nothing since the last run, its data, or data that an update, or a run or
+   tt_set of another program of the arena, has written over. */
 typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_state;
 
 /* What a program has for each device that it runs on, beside the arena's memory there. */
@@ -10296,7 +10299,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
 {
     memset(b, 0, sizeof *b);
     b->root = root;
-    b->recorded = tt__tape_hash(t);
+    b->recorded = tt__hash_on(tt__tape_hash(t), &root, sizeof root);
     b->t = tt__copy_tape(t);
     tt_status status = b->t ? TT_OK : TT_ERR_MEMORY;
     if (status == TT_OK) {
@@ -10336,8 +10339,8 @@ static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t
                         a->index, there), tt__device_name(s->kind, s->index, here));
     if (dtype == x->shape.dtype) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier "
-                    "program holds it as %s: compile both with the same precision", s->options.precision,
-                    name, tt_dtype_name(x->shape.dtype), tt_dtype_name(dtype));
+                    "program holds it as %s: compile both with the same precision",
+                    tt__precision_names[s->precision.kind], name, tt_dtype_name(x->shape.dtype), tt_dtype_name(dtype));
 }
 
 /* Bytes of the persistent storages that no arena has, if the program joins arena `a` (NULL: a new one). */
@@ -10481,6 +10484,10 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
     if (status == TT_OK) status = tt__build(t, root, &p->settings, &choice, &p->built);
     if (status == TT_OK) status = tt__make_rank(p);
+    tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
+    kept->precision = kept->residual = kept->matmul = kept->recompute = kept->device = NULL;
+    kept->share = NULL;
+    kept->optimizer.no_decay = NULL;
     return status == TT_OK ? tt__commit(p, o->share ? o->share->arena : NULL) : status;
 }
 
@@ -10650,11 +10657,12 @@ static void tt__mark_input(tt_program *p, int32_t v, tt__input_state state)
     p->rank.input[v] = (unsigned char)state;
 }
 
-/* Notes that p writes these transient bytes: inputs of other programs of the arena are lost there. */
-static void tt__overwrite(const tt_program *p, size_t from, size_t bytes)
+/* Notes that these transient bytes are written: inputs of the arena's programs are lost there, but for those
+   of `reader` (NULL: of none). */
+static void tt__overwrite(const tt__arena *a, const tt_program *reader, size_t from, size_t bytes)
 {
-    for (tt_program *q = p->arena->programs; q; q = q->next)
-        for (int32_t v = 1; v < q->built.t->n_values && q != p && q->rank.inputs_set; v++) {
+    for (tt_program *q = a->programs; q; q = q->next)
+        for (int32_t v = 1; v < q->built.t->n_values && q != reader && q->rank.inputs_set; v++) {
             const tt__value *x = &q->built.t->values[v];
             if (q->rank.input[v] != TT__SET || x->place == TT__NO_PLACE || x->space != TT__DEVICE) continue;
             const bool apart = from >= x->place + tt__storage_bytes(x) || x->place >= from + bytes;
@@ -10696,7 +10704,7 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
     tt__mark_input(p, v.id, TT__SET);
     if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
     p->arena->results_of = NULL; /* an output may have had this place */
-    tt__overwrite(p, x->place, tt__storage_bytes(x));
+    tt__overwrite(p->arena, p, x->place, tt__storage_bytes(x));
     const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
     return tt__write_value(p, v.id, data, (size_t)rows * row);
 }
@@ -10741,8 +10749,9 @@ static tt_status tt__inputs_ready(tt_program *p)
             if (t->values[base].storage != TT__INPUT || p->rank.input[base] == TT__SET) continue;
             tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s' was %s", t->values[base].name, overwritten ?
-                            "set, and then overwritten by another program of the same arena: tt_set all "
-                            "inputs right before the run" : "not set before this run: tt_set it each time");
+                            "set, and then overwritten by an update or by another program of the same arena: "
+                            "tt_set all inputs right before the run" : "not set before this run: tt_set it "
+                            "each time");
         }
     return TT_OK;
 }
@@ -10857,11 +10866,12 @@ static void tt__record_segment(tt_program *p, tt__launch *l, tt__recording *r)
 static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
+    const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
-        const bool device = box->space == TT__DEVICE;
-        if (device && box->first < end && box->last >= first) tt__overwrite(p, box->place, box->bytes);
+        if (box->space != TT__DEVICE || box->first >= end || box->last < first) continue;
+        tt__overwrite(p->arena, reader, box->place, box->bytes);
     }
 }
 
@@ -10885,7 +10895,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
         status = tt__write_value(p, p->built.t->results, &p->results, sizeof p->results);
         p->scale_set = status == TT_OK;
     }
-    if (segment == TT__EACH_MICRO) p->arena->results_of = NULL;
+    if (segment == TT__EACH_MICRO || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status == TT_OK) {
         tt__overwrite_segment(p, segment);
         tt__recording *r = b->capture && !p->rank.never_records ? tt__recording_of(p, segment) : NULL;
@@ -16169,7 +16179,8 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count)
             const tt__value *x = &p->built.t->values[v];
             if (x->storage != (side ? TT__STATE : TT__PARAMETER) || x->base != v || x->param < 0) continue;
             const tt_param *param = p->ctx->params[x->param];
-            const bool second = n > 0 && p->built.t->values[kept[n - 1].value].param == x->param; /* Adam's */
+            const tt__value *last = n ? &p->built.t->values[kept[n - 1].value] : NULL;
+            const bool second = last && last->storage == TT__STATE && last->param == x->param; /* Adam's */
             const char *what = sgd ? "momentum_buffer." : second ? "exp_avg_sq." : "exp_avg.";
             status = tt__check_kept(param);
             snprintf(kept[n].name, sizeof kept[n].name, "%s%.170s", side ? what : "", param->name);

@@ -2626,6 +2626,36 @@ TEST(a_program_by_hand_is_saved_and_goes_on)
     }
 }
 
+/* One parameter, the first, one in the middle or the last, or all of them. */
+TEST(states_of_programs_that_train_one_parameter)
+{
+    char path[1024], again[1024];
+    byhand a, b;
+    tt_stats s;
+    const tt_compile_options o = tt_compile_options_default();
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "one"));
+    snprintf(again, sizeof again, "%s", test_path(test_folder(), "again"));
+    static const char *const trained[] = {"up", "bias", "down", "*"};
+    for (int k = 0; k < TEST_COUNT(trained); k++) {
+        byhand *const both[2] = {&a, &b};
+        for (int n = 0; n < 2; n++) {
+            if (!open_byhand(both[n], 6, &o)) return;
+            tt_program_free(both[n]->p);
+            tt_param_freeze(both[n]->ctx, "*", true);
+            tt_param_freeze(both[n]->ctx, trained[k], false);
+            both[n]->p = tt_compile(both[n]->t, both[n]->loss, &o);
+        }
+        byhand_steps(&a, 0, 3, false, &s);
+        CHECK(tt_program_save(a.p, path) == TT_OK && tt_program_load(b.p, path) == TT_OK);
+        byhand_steps(&a, 3, 5, false, &s);
+        byhand_steps(&b, 3, 5, false, &s);
+        CHECK(tt_program_save(a.p, path) == TT_OK && tt_program_save(b.p, again) == TT_OK);
+        CHECK(same_files(path, again));
+        close_byhand(&a);
+        close_byhand(&b);
+    }
+}
+
 TEST(states_that_a_program_refuses)
 {
     char path[1024], bad[1024], before[1024], after[1024], *bytes;
@@ -2757,7 +2787,8 @@ static const test_case tests[] = {
     TEST_CASE(fit_of_a_trainer_that_only_evaluates), TEST_CASE(names_that_a_state_cannot_have),
     TEST_CASE(fit_of_models_of_ones_own), TEST_CASE(best_by_metric_or_loss),
     TEST_CASE(fit_of_ones_own_refuses), TEST_CASE(a_program_by_hand_is_saved_and_goes_on),
-    TEST_CASE(states_that_a_program_refuses), TEST_CASE(a_trainers_state_in_a_program),
+    TEST_CASE(states_of_programs_that_train_one_parameter), TEST_CASE(states_that_a_program_refuses),
+    TEST_CASE(a_trainers_state_in_a_program),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
