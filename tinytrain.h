@@ -502,8 +502,9 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
 /* Allocates the arena and fills the parameters. tt_set and the runs do it when it has not been done. */
 tt_status tt_allocate(tt_program *p);
-/* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Set every input right before
-   every run, after tt_update: something else may use its place. A run refuses an input that was overwritten. */
+/* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Set every input right
+   before every run, after tt_update: something else may use its place. A run refuses an input that was
+   overwritten. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
 /* An input of a program. */
 typedef struct tt_input_info {
@@ -552,8 +553,8 @@ int64_t tt_program_steps(const tt_program *p);    /* of the optimizer; not those
    "tinytrain.run" the number of steps, the loss scale and the seed, which all randomness comes from. Between
    steps only. A program that was recorded and compiled in the same way and loads it goes on bit for bit as if
    it had never been stopped. Loading compares tensors, precision, optimizer and seed, and changes nothing
-   unless all of it fits; the logger is warned of another attribute of a recorded op or of the optimizer. After
-   an error in reading the tensors themselves some are the file's: load again before the next step.
+   unless all of it fits; the logger is warned of another attribute of a recorded op or of the optimizer.
+   After an error in reading the tensors themselves some are the file's: load again before the next step.
    tt_trainer_save and tt_trainer_load do this for a trainer. */
 tt_status tt_program_save(tt_program *p, const char *path);
 tt_status tt_program_load(tt_program *p, const char *path);
@@ -10340,7 +10341,8 @@ static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t
     if (dtype == x->shape.dtype) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier "
                     "program holds it as %s: compile both with the same precision",
-                    tt__precision_names[s->precision.kind], name, tt_dtype_name(x->shape.dtype), tt_dtype_name(dtype));
+                    tt__precision_names[s->precision.kind], name, tt_dtype_name(x->shape.dtype),
+                    tt_dtype_name(dtype));
 }
 
 /* Bytes of the persistent storages that no arena has, if the program joins arena `a` (NULL: a new one). */
