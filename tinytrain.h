@@ -2324,8 +2324,9 @@ typedef struct tt__value {
     bool needs_grad;    /* autodiff: a trainable parameter lies behind it */
     int32_t grad;       /* autodiff: the value that holds its gradient; 0: none yet */
     /* As tt__index counts them: one more than the instruction that first writes it (0: none does); of a base,
-       with its views: operands that read it, results that write it, its views, its last reader. */
-    int32_t producer, uses, writes, views, reader;
+       with its views: operands that read it, results that write it, its views, its last reader
+       and writer. */
+    int32_t producer, uses, writes, views, reader, writer;
     int32_t instead;    /* within a pass, what is to be read instead of it; 0: itself */
     bool named;         /* by tt_name, or by a pass */
     size_t place;       /* planner: byte offset in its region of the arena */
@@ -2669,6 +2670,7 @@ static void tt__count(tt_tape *t, int k, int by)
         tt__value *y = &t->values[i->out[j]];
         if (!i->out[j]) continue;
         t->values[y->base].writes += by;
+        if (by > 0 && k > t->values[y->base].writer) t->values[y->base].writer = k;
         if (by > 0 && (!y->producer || k < y->producer)) y->producer = k + 1;
         if (by < 0 && y->producer == k + 1) y->producer = 0;
     }
@@ -2679,7 +2681,7 @@ static int tt__index(tt_tape *t)
 {
     for (int32_t v = 0; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
-        x->producer = x->uses = x->writes = x->views = x->reader = x->instead = 0;
+        x->producer = x->uses = x->writes = x->views = x->reader = x->writer = x->instead = 0;
     }
     for (int32_t v = 1; v < t->n_values; v++) t->values[t->values[v].base].views += t->values[v].base != v;
     for (int k = 0; k < t->n_code; k++) {
@@ -2702,8 +2704,10 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
 /* Instruction `at`, alone in writing its out[0], may run at `later`: until then none writes what it reads. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
+    bool written = false; /* after `at`: only then is there something to search */
     if (t->values[t->code[at].out[0]].writes != 1) return false;
-    for (int k = at + 1; k <= later; k++)
+    for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
+    for (int k = at + 1; k <= later && written; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
             for (int j = 0; j < TT__MAX_IN && t->code[k].out[o]; j++) {
                 int32_t in = t->code[at].in[j];
@@ -4018,9 +4022,8 @@ typedef struct tt__head {
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
 {
     int32_t loss = t->code[k].out[0];
-    for (h->back = k + 1; h->back < t->n_code; h->back++)
-        if (t->code[h->back].op == TT__OP_CROSS_ENTROPY_BACKWARD && t->code[h->back].in[1] == logits) break;
-    if (h->back == t->n_code) return false;
+    h->back = t->values[logits].reader;
+    if (t->code[h->back].op != TT__OP_CROSS_ENTROPY_BACKWARD || t->code[h->back].in[1] != logits) return false;
     int32_t d = t->code[h->back].out[0];
     h->fused.backward = true;
     h->fused.in[5] = t->code[h->back].in[0];
@@ -4492,7 +4495,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 typedef struct tt__gathers {
     tt_tape *t;
     int n;                      /* instructions before the pass */
-    int *all; int n_all, cap_all;
+    struct { int at, before; } *all; int n_all, cap_all; /* before: one more than the last of the same value */
     int *todo; int n_todo, cap_todo; /* the last is next */
 } tt__gathers;
 
@@ -4501,7 +4504,10 @@ static bool tt__gathers_add(tt__gathers *g, int k)
     tt_context *ctx = g->t->ctx;
     if (!TT__GROW(ctx, g->all, g->n_all, g->cap_all)) return false;
     if (!TT__GROW(ctx, g->todo, g->n_todo, g->cap_todo)) return false;
-    g->all[g->n_all++] = g->todo[g->n_todo++] = k;
+    tt__value *x = &g->t->values[g->t->code[k].in[0]];
+    g->all[g->n_all].at = g->todo[g->n_todo++] = k;
+    g->all[g->n_all].before = x->instead; /* which in this pass is a number in `all`, and one more */
+    x->instead = ++g->n_all;
     return true;
 }
 
@@ -4510,9 +4516,12 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
 {
     tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
-    for (int n = 0; n < g->n_all && !gather.out[0]; n++) {
-        int k = g->all[n];
-        if (t->code[k].op < 0 || t->code[k].in[0] != v || t->code[k].in[1] != index) continue;
+    int k = -1; /* the first that was found */
+    for (int n = t->values[v].instead; n; n = g->all[n - 1].before) {
+        const tt__instr *i = &t->code[g->all[n - 1].at];
+        if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n - 1].at;
+    }
+    if (k >= 0) {
         if ((k < g->n ? k : t->code[k].before) <= at) return t->code[k].out[0];
         gather = t->code[k];
         tt__drop(t, k);
