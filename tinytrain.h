@@ -5103,6 +5103,7 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
 typedef struct tt__span {
     size_t from, to;
     int next;       /* the following span in order of bytes; 0: none */
+    int far;        /* one that a search has met behind it, if it is still in the list */
     int list;       /* that it is in; 0: none */
 } tt__span;
 typedef struct tt__taken {
@@ -5141,14 +5142,28 @@ static bool tt__taken_clear(tt__taken *t)
     return true;
 }
 
+/* The last span, from `at` on, that ends at or below `limit`, as `at` does. Leaves shorter ways behind. */
+static int tt__span_before(tt__taken *t, int at, size_t limit)
+{
+    for (int two_back = at, back = at;;) {
+        const tt__span *s = &t->span[at], *far = &t->span[s->far];
+        const bool leads = far->list == s->list && far->from > s->from && far->to <= limit;
+        const int next = leads ? s->far : s->next;
+        if (!next || t->span[next].to > limit) return at;
+        t->span[two_back].far = next;
+        two_back = back;
+        back = at = next;
+    }
+}
+
 /* Adds bytes [from, to) to a list, where they are joined with the spans that they overlap or touch. */
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
     int before = 0, at = t->list[list], hint = t->hint[list];
     if (t->span[hint].list == list && t->span[hint].from <= from) at = hint; /* most are near the last */
-    while (at && t->span[at].to < from) {
-        before = at;
-        at = t->span[at].next;
+    if (at && t->span[at].to < from) {
+        before = tt__span_before(t, at, from - 1);
+        at = t->span[before].next;
     }
     if (at && t->span[at].from <= to) { /* the first one grows, and those that it reaches then go */
         tt__span *s = &t->span[at];
@@ -5171,7 +5186,7 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
     else made = t->n_span++;
     t->span[made].from = from;
     t->span[made].to = to;
-    t->span[made].next = at;
+    t->span[made].next = t->span[made].far = at;
     t->span[made].list = list;
     t->hint[list] = made;
     *(before ? &t->span[before].next : &t->list[list]) = made;
@@ -5205,7 +5220,7 @@ static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int l
 }
 
 /* The lowest (or the tightest) gap of b's size among what is taken during its life. */
-static size_t tt__gap(const tt__taken *t, const tt__box *b, bool tightest)
+static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
     size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
@@ -5213,7 +5228,7 @@ static size_t tt__gap(const tt__taken *t, const tt__box *b, bool tightest)
         size_t next = SIZE_MAX; /* what is taken first behind the cursor */
         bool moved = false;
         for (int k = 0; k < n;) {
-            while (head[k] && t->span[head[k]].to <= cursor) head[k] = t->span[head[k]].next;
+            if (t->span[head[k]].to <= cursor) head[k] = t->span[tt__span_before(t, head[k], cursor)].next;
             const tt__span *s = &t->span[head[k]];
             if (!head[k]) { head[k] = head[--n]; continue; }
             if (s->from <= cursor) { cursor = s->to; moved = true; }
@@ -5284,7 +5299,7 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
     }
 }
 
-enum { TT__FEW_BOXES = 800, TT__MANY_BOXES = 20000, TT__IMPROVE = 200000 };
+enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000 };
 
 /* Tries to get below the height of an order: the box that reaches it is placed first instead, again and
    again. Leaves the lowest placement found, and returns its height. */
@@ -5341,7 +5356,7 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
     *height = SIZE_MAX;
     if (room) {
         tt__sort_boxes(box, order, order + n, large, winner / 2, *peak_at);
-        tt__sort_boxes(box, order + large, order + n, all - large, n < TT__MANY_BOXES ? 0 : 2, *peak_at);
+        tt__sort_boxes(box, order + large, order + n, all - large, 0, *peak_at);
         *height = tt__improve(box, order, order + n, all, winner % 2 == 1, *bound, &taken);
     }
     for (int k = 0; k < n; k++) {
@@ -5454,11 +5469,11 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
 }
 
 /* Bytes of b's place are taken during its life. */
-static bool tt__overlaps(const tt__taken *t, const tt__box *b)
+static bool tt__overlaps(tt__taken *t, const tt__box *b)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
     for (int k = 0; k < n; k++) {
-        while (head[k] && t->span[head[k]].to <= b->place) head[k] = t->span[head[k]].next;
+        if (t->span[head[k]].to <= b->place) head[k] = t->span[tt__span_before(t, head[k], b->place)].next;
         if (head[k] && t->span[head[k]].from < b->place + b->bytes) return true;
     }
     return false;
