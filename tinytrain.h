@@ -4023,7 +4023,8 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
 {
     int32_t loss = t->code[k].out[0];
     h->back = t->values[logits].reader;
-    if (t->code[h->back].op != TT__OP_CROSS_ENTROPY_BACKWARD || t->code[h->back].in[1] != logits) return false;
+    const tt__instr *back = &t->code[h->back];
+    if (back->op != TT__OP_CROSS_ENTROPY_BACKWARD || back->in[1] != logits) return false;
     int32_t d = t->code[h->back].out[0];
     h->fused.backward = true;
     h->fused.in[5] = t->code[h->back].in[0];
@@ -4495,7 +4496,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 typedef struct tt__gathers {
     tt_tape *t;
     int n;                      /* instructions before the pass */
-    struct { int at, before; } *all; int n_all, cap_all; /* before: one more than the last of the same value */
+    struct { int at, before; } *all; int n_all, cap_all; /* before: the last of its value, plus one */
     int *todo; int n_todo, cap_todo; /* the last is next */
 } tt__gathers;
 
