@@ -1074,7 +1074,7 @@ static void check_f32_values(const tt_program *p, int64_t rows, int sums)
 {
     const tt_tape *t = p->built.t;
     int found = 0, stray = 0;
-    if (strcmp(p->settings.options.precision, "32-true") == 0) return;
+    if (p->settings.precision.kind == TT__32_TRUE) return;
     tt__index(p->built.t);
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
