@@ -1149,6 +1149,14 @@ extern "C" void emu_refuse_algorithms(unsigned bits, int status)
     emu_refused = bits;
     emu_refused_status = status;
 }
+extern "C" void emu_set_capability(int device, int major, int minor)
+{
+    std::lock_guard<std::recursive_mutex> lock(emu_lock);
+    if (device < 0 || device >= emu_device_count)
+        emu_fatal("emu_set_capability: device %d of %d", device, emu_device_count);
+    emu_devices[device].major = major;
+    emu_devices[device].minor = minor;
+}
 extern "C" long emu_api_calls(void) { return api_calls; }
 extern "C" emu_counts emu_get_counts(void) { return emu_stats; }
 extern "C" void emu_reset_counts(void) { emu_stats = emu_counts(); }
@@ -1161,6 +1169,14 @@ extern "C" const char *emu_build(void)
 #else
     return "plain";
 #endif
+}
+
+extern "C" size_t emu_pinned_bytes(void)
+{
+    std::lock_guard<std::recursive_mutex> lock(emu_lock);
+    size_t bytes = 0;
+    for (auto &p : pinned) bytes += p.second.first;
+    return bytes;
 }
 
 extern "C" int emu_live_objects(char *text, size_t size)
@@ -1375,7 +1391,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     p->sharedMemPerBlock = EMU_STATIC_SHARED;
     p->sharedMemPerBlockOptin = EMU_OPTIN_SHARED;
     p->sharedMemPerMultiprocessor = EMU_OPTIN_SHARED + 1024;
-    p->major = 9;
+    p->major = emu_devices[device].major;
+    p->minor = emu_devices[device].minor;
     p->multiProcessorCount = 4;
     p->warpSize = 32;
     p->maxThreadsPerBlock = EMU_MOST_THREADS;
@@ -1402,8 +1419,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr a, int device)
     case cudaDevAttrL2CacheSize: *value = 1 << 20; break;
     case cudaDevAttrAsyncEngineCount: *value = 2; break;
     case cudaDevAttrUnifiedAddressing: *value = 1; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = emu_devices[device].major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = emu_devices[device].minor; break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = EMU_OPTIN_SHARED + 1024; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = EMU_OPTIN_SHARED; break;
     default: return emu_error(cudaErrorInvalidValue);

@@ -25,6 +25,9 @@ typedef enum emu_scheduler {
    (1) and EMU_SEED (0). */
 void emu_configure(int devices, size_t bytes_per_device, int peers, uint64_t seed);
 
+/* The compute capability of a device, until the next emu_configure, which makes it 9.0. */
+void emu_set_capability(int device, int major, int minor);
+
 /* Restarts the random numbers behind all orders (operations, blocks, warps, threads). The scheduler becomes
    seed % EMU_SCHEDULERS. */
 void emu_reseed(uint64_t seed);
@@ -44,6 +47,7 @@ long emu_api_calls(void); /* since emu_configure */
 /* How many allocations, streams, events, graphs and handles are alive; `text` (may be NULL) gets their
    kinds. */
 int emu_live_objects(char *text, size_t size);
+size_t emu_pinned_bytes(void); /* of the host's memory, that cudaMallocHost gave and nobody has freed */
 
 typedef struct emu_counts {
     long operations, kernels, blocks, threads, switches; /* what has run */

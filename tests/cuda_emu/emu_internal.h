@@ -77,6 +77,7 @@ struct emu_device {
     char *base = nullptr, *top = nullptr, *end = nullptr; // addresses are handed out once and never again
     char *shadow = nullptr;                               // trace build
     size_t used = 0, limit = 0;
+    int major = 9, minor = 0;                // compute capability
     std::vector<emu_allocation> allocations; // by address
     unsigned peers = 0;                      // mask of those it may reach
     bool readable = false;                   // the access rights of [base, top) at the moment
