@@ -469,7 +469,10 @@ typedef struct tt_plan {
     size_t bytes;                      /* the arena: exactly this much is allocated. Parameters that an
                                           earlier program's arena holds are in that one's plan only */
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
-    size_t host_bytes;                 /* of the host's memory, for settings and results of runs */
+    /* Of the host's memory: settings and results of runs, and what a tape keeps there. Where the device has
+       memory of its own, also each input twice, on its way there, and a buffer of 64 KiB, which programs that
+       share an arena have in common. */
+    size_t host_bytes;
     /* In use while parameters are initialised or loaded: they, the resident workspace and the buffer that
        they stream through. Nothing else of the arena is touched before the first step. */
     size_t init_bytes;
@@ -1281,7 +1284,7 @@ typedef struct tt__results { tt__totals totals; tt__scale scale; tt__clipped cli
 typedef struct tt__device tt__device; /* one that is open; what it is only its backend knows                */
 
 typedef struct tt__launch {
-    tt__device *device;     /* that it runs on; of the CPU, a tt__cpu                                       */
+    tt__device *device;     /* that it runs on; of the CPU, a tt__cpu. The same in all of a call of launch  */
     const tt_tape *tape;
     const tt__instr *instr;
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: there is none   */
@@ -1306,8 +1309,24 @@ typedef struct tt__launch {
 #ifndef TT__CUDA_RESIDENT /* tests make it smaller */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
-/* Storages begin at multiples of 256 bytes, as cudaMalloc's do, which is enough for any vector load. */
+/* Storages, and the parts of workspaces, begin at multiples of 256 bytes, as cudaMalloc's memory does, which
+   is enough for any vector load. */
 #define TT__CUDA_ALIGN 256
+
+/* The least multiple of a unit, a power of two, that is not less than n. */
+static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1) & ~(unit - 1); }
+
+/* Dropout: of 16 random bits, those below this drop. */
+static inline int32_t tt__drop_threshold(float p) { return (int32_t)(p * 65536.0f + 0.5f); }
+
+/* Where an instruction of ATTENTION or its backward has its operands, and k and v after q. */
+typedef struct tt__attention_operands { int q, starts, numbers; bool backward; } tt__attention_operands;
+
+static inline tt__attention_operands tt__attention_of(const tt__instr *i)
+{
+    static const tt__attention_operands forward = {0, 3, 4, false}, backward = {1, 4, 7, true};
+    return i->op == TT__OP_ATTENTION ? forward : backward;
+}
 
 /* ------------------------------------------------------------------------------------- a backend's functions
    Pointers called memory are the device's: only the backend looks into them. Everything is done in the order
@@ -1338,17 +1357,18 @@ typedef struct tt__backend {
     void (*release_event)(tt__device *d, void *event);
     /* One instruction, or several of one op of which none reads what another writes: these may be done at
        once, or, where they have a workspace, one after another. */
-    tt_status (*launch)(tt__device *d, const tt__launch *l, int n);
+    tt_status (*launch)(const tt__launch *l, int n);
     /* Launches after capture are recorded, not done; captured ends that (NULL: it failed, nothing is left);
        replay does them, any number of times, until forget. NULL where there is no such thing. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* What the backend lacks for it, to follow "cannot run", or NULL. Operands: at capacity, data NULL. */
-    const char *(*refuses)(const tt__launch *l);
-    /* tt_device_text's lines, whether there is a device or not. */
-    void (*describe)(tt_context *ctx, char *to, size_t capacity);
+    /* What the backend, or device number `index` if it is there, lacks for an instruction, to follow "cannot
+       run", or NULL. Operands are at capacity, without data; no device need be open. */
+    const char *(*refuses)(int index, const tt__launch *l);
+    /* tt_device_text's lines, whether there is such a device or not. */
+    void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
 } tt__backend;
 
 /* What a plan must know of a kind of device, whether this build can run it or not. */
@@ -1378,7 +1398,7 @@ extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                 
 #define TT__IMPLEMENTED
 #define TT__IMPLEMENT /* until the end of this reading of the file */
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmissing-field-initializers" /* tt__rules leave out what an op has not */
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers" /* initialisers leave out fields that are 0 */
 #ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic ignored "-Wold-style-cast"
 #endif
@@ -1428,8 +1448,6 @@ TINYTRAIN_ALLOW_FAST_MATH"
 static int64_t tt__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t tt__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t tt__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-/* The alignment is a power of two. */
-static size_t tt__align_to(size_t n, size_t alignment) { return (n + alignment - 1) & ~(alignment - 1); }
 static size_t tt__align_up(size_t n) { return tt__align_to(n, TT__ALIGN); }
 
 /* a * b; false when the product does not fit. */
@@ -3714,15 +3732,6 @@ tt_attention_options tt_attention_options_default(int heads)
     return o;
 }
 
-/* Where an instruction has its operands, and k and v after q. */
-typedef struct tt__attention_operands { int q, starts, numbers; bool backward; } tt__attention_operands;
-
-static tt__attention_operands tt__attention_of(const tt__instr *i)
-{
-    static const tt__attention_operands forward = {0, 3, 4, false}, backward = {1, 4, 7, true};
-    return i->op == TT__OP_ATTENTION ? forward : backward;
-}
-
 #define TT__MOST_HEAD 65536 /* columns of a head: kernels keep blocks of queries and keys in scratch */
 
 static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -5572,9 +5581,6 @@ typedef struct tt__attention_args {
     tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to it   */
     void *workspace;             /* of attention_workspace bytes                                          */
 } tt__attention_args;
-
-/* Dropout: of 16 random bits, those below this drop. */
-static int32_t tt__drop_threshold(float p) { return (int32_t)(p * 65536.0f + 0.5f); }
 
 struct tt__isa_table {
     const char *name;
@@ -9217,7 +9223,7 @@ typedef struct tt__arena {
     int index;          /* of the device among those of its kind */
     tt__device *device; /* NULL until allocated */
     char *memory;       /* NULL until allocated */
-    char *bounce;       /* TT__PIECE floats of the host's, on the way to memory of the device; else NULL */
+    char *bounce;       /* TT__BOUNCE bytes of the host's, on the way to memory of the device; else NULL */
     size_t persistent, transient; /* persistent: first the kind's resident workspace */
     size_t budget;      /* the least memory_budget of its programs; 0: none */
     tt__home *home;     /* by the index of the parameter */
@@ -9261,8 +9267,9 @@ static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, cons
 
 /* ------------------------------------------------------------------------------------------------ devices */
 
-/* Elements that tensors stream through between files, host and device. */
+/* Elements that tensors stream through between files, host and device, and bytes of the buffer for them. */
 #define TT__PIECE 16384
+#define TT__BOUNCE (sizeof(float) * TT__PIECE)
 
 /* The CPU's backend, of one device: the context's. */
 static tt__device *tt__cpu_open(tt_context *ctx, int index, char *error, size_t capacity)
@@ -9342,15 +9349,18 @@ static tt_status tt__cpu_init(tt__device *d, void *memory, tt_dtype dtype, int64
 }
 
 static tt_status tt__cpu_wait(tt__device *d) { (void)d; return TT_OK; }
-static tt_status tt__cpu_launch(tt__device *d, const tt__launch *l, int n)
+static tt_status tt__cpu_launch(const tt__launch *l, int n)
 {
     tt_status status = TT_OK;
-    (void)d;
     for (int k = 0; k < n && status == TT_OK; k++) status = tt__cpu_of(l)->isa->run[l[k].instr->op](&l[k]);
     return status;
 }
 
-static const char *tt__cpu_refuses(const tt__launch *l) { (void)l; return NULL; }
+static const char *tt__cpu_refuses(int index, const tt__launch *l)
+{
+    (void)index; (void)l;
+    return NULL;
+}
 
 /* The first line of a file that begins with `key`, without that and a colon; "" if there is none. */
 static void tt__line_of(const char *path, const char *key, char to[128])
@@ -9367,7 +9377,7 @@ static void tt__line_of(const char *path, const char *key, char to[128])
     if (f) fclose(f);
 }
 
-static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity);
+static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capacity);
 
 static const tt__backend tt__cpu_backend = {
     tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate,
@@ -9498,7 +9508,7 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
     if (!kind->backend)
         return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define "
                         "TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", kind->name);
-    if (capacity) kind->backend->describe(ctx, to, capacity);
+    if (capacity) kind->backend->describe(ctx, index, to, capacity);
     return tt__open_device(ctx, kind, index) ? TT_OK : ctx->status;
 }
 
@@ -9587,12 +9597,13 @@ tt_context *tt_open(const tt_context_options *options)
     return NULL;
 }
 
-static void tt__cpu_describe(tt_context *ctx, char *to, size_t capacity)
+static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capacity)
 {
     static const char *const isas[] = {"portable", "avx2", "avx512", "neon"};
     static const char *const text_of_bf16[] = {"converted to fp32", "bf16 dot products", "tiles (AMX)"};
     tt__text text = {to, capacity, 0};
     char line[128], available[128];
+    (void)index;
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     const char *asked = tt__option(ctx->options.isa, "TINYTRAIN_ISA");
     const char *of = asked ? "which was asked for, of" : "the best of";
@@ -9972,7 +9983,7 @@ typedef struct tt__rank {
     tt__launch *launches;   /* of instructions that run together */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run asks for */
-    bool never_records;     /* the device has failed to record */
+    bool never_records;     /* the device has failed to record what it can run */
 } tt__rank;
 
 struct tt_program {
@@ -10231,10 +10242,11 @@ static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
     return m;
 }
 
-/* Fails if the backend has not got an instruction. */
-static tt_status tt__refused(const tt_tape *t, const tt__device_kind *kind)
+/* Fails if the device has no kernel for an instruction. */
+static tt_status tt__refused(const tt_tape *t, const tt__device_kind *kind, int index)
 {
     tt__launch l;
+    char device[32];
     memset(&l, 0, sizeof l);
     l.tape = t;
     for (int k = 0; k < t->n_code && kind->backend; k++) {
@@ -10242,10 +10254,10 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_kind *kind)
         const tt__instr *i = l.instr = &t->code[k];
         for (int j = 0; j < TT__MAX_IN; j++) l.in[j] = tt__at_capacity(t, i->in[j]);
         for (int j = 0; j < TT__MAX_OUT; j++) l.out[j] = tt__at_capacity(t, i->out[j]);
-        if (!(why = kind->backend->refuses(&l))) continue;
+        if (!(why = kind->backend->refuses(index, &l))) continue;
         int32_t named = i->out[0] ? i->out[0] : i->out[1] ? i->out[1] : i->in[0];
-        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run %s, for '%s': %s", kind->name,
-                        tt__instr_name(i), t->values[named].name, why);
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run %s, for '%s': %s",
+                        tt__device_name(kind, index, device), tt__instr_name(i), t->values[named].name, why);
     }
     return TT_OK;
 }
@@ -10343,7 +10355,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     }
     if (status == TT_OK) status = tt__check_total(b->t, s->kind->resident);
     if (status == TT_OK) status = tt__place_transients(b);
-    if (status == TT_OK) status = tt__refused(b->t, s->kind);
+    if (status == TT_OK) status = tt__refused(b->t, s->kind, s->index);
     if (status != TT_OK) {
         tt__built_free(t->ctx, b);
         memset(b, 0, sizeof *b);
@@ -10579,12 +10591,12 @@ static tt_status tt__zero_states(tt_program *p)
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
     const tt__backend *b = a->kind->backend;
-    const size_t bytes = a->persistent + a->transient, buffer = sizeof(float) * TT__PIECE;
+    const size_t bytes = a->persistent + a->transient;
     if (!(a->device = tt__open_device(ctx, a->kind, a->index))) return ctx->status;
-    float *piece = (float *)tt__alloc(ctx, buffer);
+    float *piece = (float *)tt__alloc(ctx, TT__BOUNCE);
     if (!piece) return TT_ERR_MEMORY;
     a->memory = (char *)b->allocate(a->device, bytes ? bytes : 1);
-    if (a->memory && !a->kind->host) a->bounce = (char *)b->allocate_host(a->device, buffer);
+    if (a->memory && !a->kind->host) a->bounce = (char *)b->allocate_host(a->device, TT__BOUNCE);
     tt_status status = a->memory && (a->bounce || a->kind->host) ? TT_OK : TT_ERR_MEMORY;
     if (status == TT_OK && a->kind->resident) status = b->fill(a->device, a->memory, 0, a->kind->resident);
     status = tt__device_status(ctx, a, status);
@@ -10608,17 +10620,23 @@ static bool tt__is_staged(const tt_program *p, int32_t v)
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
+/* Bytes of the buffers that the host writes such values from: one is filled while another is copied. */
+static size_t tt__staging_bytes(const tt_program *p)
+{
+    size_t bytes = 0;
+    for (int32_t v = 1; v < p->built.t->n_values; v++)
+        if (tt__is_staged(p, v)) bytes += 2 * tt__storage_bytes(&p->built.t->values[v]);
+    return bytes;
+}
+
 /* The host's memory of a program: its values there, and the buffers of what it writes to the device. */
 static tt_status tt__allocate_rank(tt_program *p)
 {
     const tt__arena *a = p->arena;
     const tt_tape *t = p->built.t;
-    const size_t on_host = p->built.host_persistent + p->built.host_transient;
+    const size_t on_host = p->built.host_persistent + p->built.host_transient, bytes = tt__staging_bytes(p);
     const tt__backend *b = a->kind->backend;
     tt__rank *r = &p->rank;
-    size_t bytes = 0;
-    for (int32_t v = 1; v < t->n_values; v++)
-        if (tt__is_staged(p, v)) bytes += 2 * tt__storage_bytes(&t->values[v]);
     if (on_host && !r->host) {
         if (!(r->host = (char *)b->allocate_host(a->device, on_host))) return TT_ERR_MEMORY;
         memset(r->host, 0, on_host);
@@ -10865,28 +10883,26 @@ static tt_status tt__launch_segment(tt_program *p, const tt__launch *like, tt__s
             }
             l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
         }
-        status = p->settings.kind->backend->launch(p->arena->device, p->rank.launches, n);
+        status = p->settings.kind->backend->launch(p->rank.launches, n);
         for (int j = 0; j < n && p->poison; j++) tt__poison(p, k + j);
     }
     return status;
 }
 
-/* Records the launches of r's segment. A device that cannot is never asked again: it runs them one by one. */
-static void tt__record_segment(tt_program *p, tt__launch *l, tt__recording *r)
+/* Records the launches of r's segment. After an error r is without a recording, and `why` is the first. */
+static void tt__record_segment(tt_program *p, tt__launch *l, tt__recording *r, char why[512])
 {
     const tt__backend *b = p->settings.kind->backend;
     tt__device *d = p->arena->device;
     tt_status status = b->capture(d);
-    if (status == TT_OK) {
-        status = tt__launch_segment(p, l, r->segment);
-        r->made = b->captured(d); /* in any case, to end it */
-        if (status == TT_OK && r->made) return;
-        if (r->made) b->forget(d, r->made);
-        r->made = NULL;
-    }
-    p->rank.never_records = true;
-    tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which this "
-            "program makes one by one from now on, more slowly: %s", p->settings.kind->name, b->error(d));
+    const bool began = status == TT_OK;
+    if (began) status = tt__launch_segment(p, l, r->segment);
+    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* which captured may replace */
+    if (began) r->made = b->captured(d);                        /* in any case, to end it */
+    if (status == TT_OK && !r->made) snprintf(why, 512, "%s", b->error(d));
+    if (status == TT_OK || !r->made) return;
+    b->forget(d, r->made);
+    r->made = NULL;
 }
 
 /* Notes what a segment is about to write. */
@@ -10902,12 +10918,14 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     }
 }
 
-/* Runs a segment. A device that can records it at the second such run, and replays that from then on. */
+/* Runs a segment. A device that can records it at the second such run, and replays that from then on. One
+   that cannot, but can run the instructions one by one, is never asked to record again. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {
     const tt__backend *b = p->settings.kind->backend;
     tt__device *d = p->arena->device;
     tt__launch l;
+    char why[512] = "", device[32];
     tt__float_mode mode = tt__float_default();
     memset(&l, 0, sizeof l);
     l.device = d;
@@ -10926,9 +10944,15 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (status == TT_OK) {
         tt__overwrite_segment(p, segment);
         tt__recording *r = b->capture && !p->rank.never_records ? tt__recording_of(p, segment) : NULL;
-        if (r && !r->made) tt__record_segment(p, &l, r);
+        if (r && !r->made) tt__record_segment(p, &l, r, why);
         status = r && r->made ? b->replay(d, r->made) : tt__launch_segment(p, &l, segment);
         status = tt__device_status(p->ctx, p->arena, status);
+    }
+    if (status == TT_OK && *why) {
+        p->rank.never_records = true;
+        tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which "
+                "this program makes one by one from now on, more slowly: %s",
+                tt__device_name(p->arena->kind, p->arena->index, device), why);
     }
     tt__float_restore(mode);
     if (segment == TT__EACH_MICRO && status == TT_OK) p->arena->results_of = p;
@@ -11317,13 +11341,14 @@ tt_plan tt_program_plan(const tt_program *p)
     plan.persistent_bytes = p->arena->persistent;
     plan.bytes = p->arena->persistent + p->arena->transient;
     plan.lower_bound_bytes = p->arena->persistent + p->built.bound;
-    plan.host_bytes = p->built.host_persistent + p->built.host_transient;
+    plan.host_bytes = p->built.host_persistent + p->built.host_transient + tt__staging_bytes(p);
+    if (!p->settings.kind->host) plan.host_bytes += TT__BOUNCE;
     plan.instructions = t->n_code;
     plan.values = t->n_values - 1;
     for (int k = 0; k < tt__storages(p); k++)
         if (tt__storage_at_peak(p, k, &v)) plan.at_peak[v.category] += v.bytes;
     plan.init_bytes = plan.at_peak[TT_MEM_PARAMETERS] + p->settings.kind->resident;
-    plan.init_bytes += sizeof(float) * TT__PIECE;
+    plan.init_bytes += TT__BOUNCE;
     plan.peak_instruction = p->built.peak_at;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];

@@ -382,7 +382,7 @@ void describe_device(text_buffer *text, int index)
           *speed ? speed : "link unknown", *width ? ", lanes: " : "", width);
 }
 
-void cuda_describe(tt_context *ctx, char *to, size_t capacity)
+void cuda_describe(tt_context *ctx, int index, char *to, size_t capacity)
 {
     text_buffer text = {to, capacity, 0};
     int devices = 0, driver = 0, runtime = 0, peer = 0, now = 0;
@@ -414,8 +414,8 @@ void cuda_describe(tt_context *ctx, char *to, size_t capacity)
         }
         print(&text, "\n");
     }
-    if (devices)
-        print(&text, "used: device 0, the first%s\n", getenv("CUDA_VISIBLE_DEVICES")
+    if (index < devices)
+        print(&text, "used: device %d%s\n", index, getenv("CUDA_VISIBLE_DEVICES")
               ? " of CUDA_VISIBLE_DEVICES" : "; CUDA_VISIBLE_DEVICES chooses and orders them");
     if (devices) cudaSetDevice(now);
     cudaGetLastError();
@@ -796,12 +796,18 @@ tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_i
 
 #define TT__ROW_THREADS 256
 
-// The resident bytes that a launch may use. cuBLASLt has the first part, and bias gradients, or a bias in
-// another dtype, the second; kernels that sum in two steps have all of it for their partial sums.
-struct resident_workspace {
+struct loss_sums { double loss, weight, right; };
+
+// The resident bytes that a launch may use. Of matrix products cuBLASLt has the first part, and bias
+// gradients, or a bias in another dtype, the second; other kernels have all of it.
+union resident_workspace {
     static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
     static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
-    unsigned char lt[LT_BYTES], bias[BIAS_BYTES];
+    struct { unsigned char lt[LT_BYTES]; float bias[BIAS_BYTES / sizeof(float)]; } product;
+    float sums[BYTES / sizeof(float)]; // partial sums of kernels that sum in two steps
+    double squares[BYTES / sizeof(double)];
+    loss_sums losses[BYTES / sizeof(loss_sums)];
+    unsigned words[BYTES / sizeof(unsigned)]; // bits of rows; counts of digits
 };
 static_assert(sizeof(resident_workspace) == resident_workspace::BYTES, "there is nothing between the parts");
 
@@ -916,10 +922,10 @@ struct op_scale {
     }
 };
 
-cudaError_t run_scale(tt__device *d, const tt__launch *l)
+cudaError_t run_scale(const tt__launch *l)
 {
     const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // CAST: 1
-    return run_groups(d, l->in[0], no_operand, l->out[0], l->add[0], false, op);
+    return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
 // y = a + b. Bytes: a, b and y once.
@@ -936,9 +942,9 @@ struct op_add {
     }
 };
 
-cudaError_t run_add(tt__device *d, const tt__launch *l)
+cudaError_t run_add(const tt__launch *l)
 {
-    return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add());
+    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add());
 }
 
 // y = a b. Bytes: a, b and y once.
@@ -955,9 +961,9 @@ struct op_mul {
     }
 };
 
-cudaError_t run_mul(tt__device *d, const tt__launch *l)
+cudaError_t run_mul(const tt__launch *l)
 {
-    return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], false, op_mul());
+    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_mul());
 }
 
 // y = a constant, times the loss scale if `scale` is not NULL. Bytes: y once.
@@ -973,8 +979,9 @@ struct op_fill {
     }
 };
 
-cudaError_t run_fill(tt__device *d, const tt__launch *l)
+cudaError_t run_fill(const tt__launch *l)
 {
+    tt__device *d = l->device;
     const op_fill op = {l->instr->attr.scale, (const tt__scale *)l->in[0].data};
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
@@ -1016,14 +1023,14 @@ cudaError_t run_act(tt__device *d, int act, const tt__mat &a, const tt__mat &b, 
     }
 }
 
-cudaError_t run_activation(tt__device *d, const tt__launch *l)
+cudaError_t run_activation(const tt__launch *l)
 {
-    return run_act<op_act>(d, l->instr->attr.act, l->in[0], no_operand, l->out[0], l->add[0]);
+    return run_act<op_act>(l->device, l->instr->attr.act, l->in[0], no_operand, l->out[0], l->add[0]);
 }
 
-cudaError_t run_activation_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_activation_backward(const tt__launch *l)
 {
-    return run_act<op_act_backward>(d, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0]);
+    return run_act<op_act_backward>(l->device, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0]);
 }
 
 // y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox
@@ -1062,12 +1069,12 @@ struct op_dropout {
     }
 };
 
-cudaError_t run_dropout(tt__device *d, const tt__launch *l)
+cudaError_t run_dropout(const tt__launch *l)
 {
-    const uint32_t drop = (uint32_t)(l->instr->attr.dropout * 65536.0f + 0.5f);
+    const uint32_t drop = (uint32_t)tt__drop_threshold(l->instr->attr.dropout);
     const op_dropout op = {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->instr->random, drop,
                            65536.0f / (float)(65536 - drop), 0};
-    return run_groups(d, l->in[0], l->in[1], l->out[0], l->add[0], true, op);
+    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], true, op);
 }
 
 // y[r] = x[index[r]]. Bytes: the rows of y twice.
@@ -1082,11 +1089,11 @@ struct op_gather {
     }
 };
 
-cudaError_t run_gather(tt__device *d, const tt__launch *l)
+cudaError_t run_gather(const tt__launch *l)
 {
     const bool embedding = l->instr->op == TT__OP_EMBEDDING;
     const op_gather op = {(const int32_t *)l->in[embedding ? 0 : 1].data};
-    return run_groups(d, l->in[embedding ? 1 : 0], no_operand, l->out[0], l->add[0], true, op);
+    return run_groups(l->device, l->in[embedding ? 1 : 0], no_operand, l->out[0], l->add[0], true, op);
 }
 
 // The sequence that row r belongs to: start[s] <= r < start[s + 1].
@@ -1117,10 +1124,10 @@ struct op_mean_pool_backward {
     }
 };
 
-cudaError_t run_mean_pool_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_mean_pool_backward(const tt__launch *l)
 {
     const op_mean_pool_backward op = {(const int32_t *)l->in[1].data, l->in[0].rows};
-    return run_groups(d, l->in[0], no_operand, l->out[0], l->add[0], true, op);
+    return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 
 // y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. Bytes:
@@ -1161,12 +1168,12 @@ struct op_patches {
     }
 };
 
-cudaError_t run_patches(tt__device *d, const tt__launch *l)
+cudaError_t run_patches(const tt__launch *l)
 {
     const op_patches op = {(const uint8_t *)l->in[0].data, l->in[0].ld, l->in[2].rows - 1,
                            (const int32_t *)l->in[1].data, (const int32_t *)l->in[2].data,
                            l->instr->attr.image};
-    return run_groups(d, no_operand, no_operand, l->out[0], l->add[0], true, op);
+    return run_groups(l->device, no_operand, no_operand, l->out[0], l->add[0], true, op);
 }
 
 // ---- sums over rows: parts in f32, then over the parts
@@ -1261,8 +1268,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const in
     store_any(y.data, y.dtype, at, mean);
 }
 
-cudaError_t run_mean_pool(tt__device *d, const tt__launch *l)
+cudaError_t run_mean_pool(const tt__launch *l)
 {
+    tt__device *d = l->device;
     const tt__mat *y = &l->out[0];
     if (!y->rows) return cudaSuccess;
     return TT__LAUNCH(mean_pool, dim3((unsigned)y->rows, blocks_for(y->cols, 256)), TT__ROW_THREADS, 0,
@@ -1277,14 +1285,15 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) mark_rows(const int32_t *inde
     if (k < n) atomicOr(bits + (index[k] >> 5), 1u << (index[k] & 31));
 }
 
-size_t bits_bytes(int64_t rows) { return ((size_t)rows + 2047) / 2048 * 256; }
+size_t bits_bytes(int64_t rows) { return tt__align_to(((size_t)rows + 7) / 8, TT__CUDA_ALIGN); }
 
-cudaError_t run_mark_rows(tt__device *d, const tt__launch *l, int64_t rows)
+cudaError_t run_mark_rows(const tt__launch *l, int64_t rows)
 {
-    cudaError_t e = cudaMemsetAsync(l->resident, 0, bits_bytes(rows), d->stream);
+    tt__device *d = l->device;
+    cudaError_t e = cudaMemsetAsync(resident_of(l)->words, 0, bits_bytes(rows), d->stream);
     if (e != cudaSuccess || !l->in[1].rows) return e;
     return TT__LAUNCH(mark_rows, blocks_for(l->in[1].rows, TT__ROW_THREADS), TT__ROW_THREADS, 0, d->stream,
-                      (const int32_t *)l->in[1].data, l->in[1].rows, (unsigned *)l->resident);
+                      (const int32_t *)l->in[1].data, l->in[1].rows, resident_of(l)->words);
 }
 
 // y[r] = b where r is set, else x[r], which is not read when it is in place. Bytes: x and y once, or of the
@@ -1315,11 +1324,11 @@ struct op_set_rows {
     }
 };
 
-cudaError_t run_set_rows(tt__device *d, const tt__launch *l)
+cudaError_t run_set_rows(const tt__launch *l)
 {
-    const op_set_rows op = {(const unsigned *)l->resident, l->in[0].data == l->out[0].data, l->add[0]};
-    cudaError_t e = run_mark_rows(d, l, l->out[0].rows);
-    return e == cudaSuccess ? run_groups(d, l->in[0], l->in[2], l->out[0], false, true, op) : e;
+    const op_set_rows op = {resident_of(l)->words, l->in[0].data == l->out[0].data, l->add[0]};
+    cudaError_t e = run_mark_rows(l, l->out[0].rows);
+    return e == cudaSuccess ? run_groups(l->device, l->in[0], l->in[2], l->out[0], false, true, op) : e;
 }
 
 // partial[blockIdx.x][c] = the sum of dy's set rows among `words` words of 32 rows. 256 columns a block,
@@ -1349,13 +1358,14 @@ int64_t sum_blocks(int64_t pieces, size_t used, size_t bytes)
     return max((int64_t)1, min(min(pieces, (int64_t)264), room));
 }
 
-cudaError_t run_set_rows_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_set_rows_backward(const tt__launch *l)
 {
+    tt__device *d = l->device;
     const tt__mat *dy = &l->in[0];
     const size_t used = bits_bytes(dy->rows);
-    const unsigned *bits = (const unsigned *)l->resident;
-    float *partial = (float *)((char *)l->resident + used);
-    cudaError_t e = run_mark_rows(d, l, dy->rows);
+    const unsigned *bits = resident_of(l)->words;
+    float *partial = resident_of(l)->sums + used / sizeof(float);
+    cudaError_t e = run_mark_rows(l, dy->rows);
     if (e == cudaSuccess && l->out[1].data) { // first, as dx may take the place of dy
         const int64_t all = (dy->rows + 31) / 32;
         const int64_t blocks = sum_blocks((all + 7) / 8, used, (size_t)dy->cols * 4);
@@ -1550,8 +1560,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS)
     } while (0)
 #define TT__ROW_OF(v, lanes, x, w, ...) { constexpr int V = v, LANES = lanes, X = x, W = w; __VA_ARGS__; }
 
-cudaError_t run_layernorm(tt__device *d, const tt__launch *l)
+cudaError_t run_layernorm(const tt__launch *l)
 {
+    tt__device *d = l->device;
     const tt__mat *x = &l->in[0], *w = &l->in[1], *b = &l->in[2], *y = &l->out[0];
     const bool vector = x->cols % 8 == 0 && is_wide(x) && is_wide(w) && is_wide(b) && is_wide(y);
     const bool centred = l->instr->op == TT__OP_LAYERNORM;
@@ -1678,11 +1689,12 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat d
     partial[((int64_t)blockIdx.x * 2 + 1) * x.cols + c] = db;
 }
 
-cudaError_t run_layernorm_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_layernorm_backward(const tt__launch *l)
 {
+    tt__device *d = l->device;
     const tt__mat *dy = &l->in[0], *x = &l->in[1], *w = &l->in[2], *stats = &l->in[3], *dx = &l->out[0];
     const bool vector = x->cols % 8 == 0 && is_wide(dy) && is_wide(x) && is_wide(w) && is_wide(dx);
-    float *partial = (float *)l->resident;
+    float *partial = resident_of(l)->sums;
     const int64_t most = sum_blocks((x->rows + 7) / 8, 0, (size_t)x->cols * 8);
     const int64_t each = ((x->rows + most - 1) / most + 7) / 8 * 8, blocks = (x->rows + each - 1) / each;
     cudaError_t e = cudaSuccess;
@@ -1855,8 +1867,9 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
     store_any(to.data, to.dtype, id * to.ld + c, sum);
 }
 
-cudaError_t run_table_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_table_backward(const tt__launch *l)
 {
+    tt__device *d = l->device;
     const bool embedding = l->instr->op == TT__OP_EMBEDDING_BACKWARD;
     const tt__mat *index = &l->in[embedding ? 0 : 1], *dy = &l->in[embedding ? 1 : 0], *to = &l->out[0];
     const int64_t n = index->rows;
@@ -1866,16 +1879,17 @@ cudaError_t run_table_backward(tt__device *d, const tt__launch *l)
     const int64_t tiles = min((n + TT__SORT_STEP - 1) / TT__SORT_STEP, (int64_t)TT__SORT_TILES);
     const int64_t tile = ((n + tiles - 1) / tiles + TT__SORT_STEP - 1) / TT__SORT_STEP * TT__SORT_STEP;
     const int64_t blocks = (n + tile - 1) / tile;
+    const size_t each = tt__align_to((size_t)n * sizeof(int32_t), TT__CUDA_ALIGN);
     int32_t *array[4]; // ids and rows, and again
-    for (int k = 0; k < 4; k++) array[k] = (int32_t *)l->workspace + k * ((n + 63) / 64 * 64);
+    for (int k = 0; k < 4; k++) array[k] = (int32_t *)((char *)l->workspace + k * each);
     const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
     for (int shift = 0; e == cudaSuccess && (shift == 0 || (to->rows - 1) >> shift > 0); shift += 8) {
         int32_t *to_ids = array[shift / 8 % 2 * 2], *to_rows = array[shift / 8 % 2 * 2 + 1];
         e = TT__LAUNCH(count_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, n, shift, tile,
-                       (unsigned *)l->resident);
+                       resident_of(l)->words);
         if (e == cudaSuccess)
             e = TT__LAUNCH(scatter_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, rows, n,
-                           shift, tile, (const unsigned *)l->resident, to_ids, to_rows);
+                           shift, tile, resident_of(l)->words, to_ids, to_rows);
         ids = to_ids;
         rows = to_rows;
     }
@@ -1885,10 +1899,10 @@ cudaError_t run_table_backward(tt__device *d, const tt__launch *l)
     if (e == cudaSuccess)
         e = TT__LAUNCH(sum_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8)), threads, 0,
                        d->stream, ids, rows, n, *dy, *to, l->add[0], is_wide(dy) &&
-                       is_wide(to), chunk, (float *)l->resident);
+                       is_wide(to), chunk, resident_of(l)->sums);
     if (e == cudaSuccess && n > chunk)
         e = TT__LAUNCH(join_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, 128)), 128, 0, d->stream,
-                       ids, n, *to, l->add[0], chunk, (const float *)l->resident);
+                       ids, n, *to, l->add[0], chunk, resident_of(l)->sums);
     return e;
 }
 
@@ -1899,8 +1913,6 @@ cudaError_t run_table_backward(tt__device *d, const tt__launch *l)
 #ifndef TT__LOSS_BLOCKS
 #define TT__LOSS_BLOCKS 1024
 #endif
-
-struct loss_sums { double loss, weight, right; };
 
 // The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
 template <int THREADS> __device__ __forceinline__ double block_sum(double v)
@@ -2036,13 +2048,14 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     store_partial<256>(sums, partial);
 }
 
-cudaError_t run_cross_entropy(tt__device *d, const tt__launch *l)
+cudaError_t run_cross_entropy(const tt__launch *l)
 {
+    tt__device *d = l->device;
     const tt__mat *x = &l->in[0];
     const tt__attr *a = &l->instr->attr;
     const bool many = x->cols > 2048;
     const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__LOSS_BLOCKS);
-    loss_sums *partial = (loss_sums *)l->resident;
+    loss_sums *partial = resident_of(l)->losses;
     const int32_t *targets = (const int32_t *)l->in[1].data;
     cudaError_t e = many ? TT__LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2],
                                       l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial)
@@ -2092,8 +2105,9 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
 
 enum { TT__ELEMENT_BLOCKS = 4096 }; // of kernels that go through elements: enough to fill any GPU a few times
 
-cudaError_t run_cross_entropy_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_cross_entropy_backward(const tt__launch *l)
 {
+    tt__device *d = l->device;
     const tt__mat *x = &l->in[1], *dx = &l->out[0];
     const tt__attr *a = &l->instr->attr;
     const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
@@ -2122,11 +2136,12 @@ __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__m
     store_partial<256>(sums, partial);
 }
 
-cudaError_t run_mean_squared_error(tt__device *d, const tt__launch *l)
+cudaError_t run_mean_squared_error(const tt__launch *l)
 {
+    tt__device *d = l->device;
     const tt__mat *x = &l->in[0], *y = &l->in[1];
     const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__LOSS_BLOCKS);
-    loss_sums *partial = (loss_sums *)l->resident;
+    loss_sums *partial = resident_of(l)->losses;
     cudaError_t e = TT__LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2],
                                is_wide(x) && is_wide(y), partial);
     if (e != cudaSuccess) return e;
@@ -2154,8 +2169,9 @@ __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss
     }
 }
 
-cudaError_t run_mean_squared_error_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_mean_squared_error_backward(const tt__launch *l)
 {
+    tt__device *d = l->device;
     const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
     const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
     return TT__LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y,
@@ -2213,11 +2229,10 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
     }
 }
 
-cudaError_t linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b,
+cudaError_t linear(const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b,
                    const tt__mat *y);
-cudaError_t linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w,
-                      const tt__mat *dx, bool add);
-cudaError_t linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x,
+cudaError_t linear_dx(const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add);
+cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
                       const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b);
 
 tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
@@ -2234,14 +2249,15 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
 
 // As the CPU's, chunk by chunk of rows. The workspace has loss and hit of each row, and then the logits of a
 // chunk.
-cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
+cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
+    tt__device *d = l->device;
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *b = &l->in[4], *dx = &l->out[1],
         *dw = &l->out[3], *db = &l->out[4];
     const tt__attr *a = &l->instr->attr;
     const int32_t *targets = (const int32_t *)l->in[1].data;
     const int64_t rows = x->rows, classes = w->rows, ld = (classes + 7) / 8 * 8;
-    const size_t kept = ((size_t)rows * 8 + 255) / 256 * 256;
+    const size_t kept = tt__align_to((size_t)rows * sizeof(float2), TT__CUDA_ALIGN);
     const int64_t most = min((int64_t)TT__LOSS_CHUNK,
                              (int64_t)((l->instr->workspace - kept) / ((size_t)ld * 4)));
     const int64_t chunks = (rows + most - 1) / most;
@@ -2263,14 +2279,14 @@ cudaError_t run_linear_cross_entropy(tt__device *d, const tt__launch *l)
         dz.dtype = x->dtype;
         dz.ld = ld * (int64_t)(4 / tt_dtype_bytes(x->dtype));
         if (!back) dz.data = NULL;
-        e = linear(d, l, &xs, w, b, &z);
+        e = linear(l, &xs, w, b, &z);
         if (e == cudaSuccess)
             e = TT__LAUNCH(linear_cross_entropy, (unsigned)n, 1024, cached ? cache : 0, d->stream, z, dz,
                            targets + r, rows_of(weights, r, n), (const float *)l->in[5].data, counts,
                            row_loss + r, a->ignore_index, a->smoothing, cached, TT__RUN_OF(l));
-        if (e == cudaSuccess && dx->data) e = linear_dx(d, l, &dz, w, &dxs, l->add[1]);
+        if (e == cudaSuccess && dx->data) e = linear_dx(l, &dz, w, &dxs, l->add[1]);
         if (e == cudaSuccess && back)
-            e = linear_dw(d, l, &dz, &xs, dw, db, l->add[3] || r > 0, l->add[4] || r > 0);
+            e = linear_dw(l, &dz, &xs, dw, db, l->add[3] || r > 0, l->add[4] || r > 0);
     }
     if (e == cudaSuccess)
         e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, row_loss, rows, targets, *weights,
@@ -2348,8 +2364,9 @@ __global__ void add_counts(const float *counts, double *totals, bool add)
     if (threadIdx.x < 3) totals[threadIdx.x] = (add ? totals[threadIdx.x] : 0) + counts[threadIdx.x];
 }
 
-cudaError_t run_add_counts(tt__device *d, const tt__launch *l)
+cudaError_t run_add_counts(const tt__launch *l)
 {
+    tt__device *d = l->device;
     return TT__LAUNCH(add_counts, 1, 32, 0, d->stream, (const float *)l->in[0].data, (double *)l->out[0].data,
                       l->add[0]);
 }
@@ -2372,9 +2389,9 @@ __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, flo
     out->factor = (float)factor;
 }
 
-cudaError_t run_clip(tt__device *d, const tt__launch *l)
+cudaError_t run_clip(const tt__launch *l)
 {
-    return TT__LAUNCH(clip, 1, 256, 0, d->stream, (const float *)l->in[0].data, l->in[0].rows,
+    return TT__LAUNCH(clip, 1, 256, 0, l->device->stream, (const float *)l->in[0].data, l->in[0].rows,
                       l->instr->attr.clip_norm, (const tt__totals *)l->in[1].data,
                       (const tt__scale *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
 }
@@ -2395,25 +2412,25 @@ __global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *to
     s->good_steps = 0;
 }
 
-cudaError_t run_loss_scale(tt__device *d, const tt__launch *l)
+cudaError_t run_loss_scale(const tt__launch *l)
 {
     const tt__attr *a = &l->instr->attr;
-    return TT__LAUNCH(next_loss_scale, 1, 32, 0, d->stream, (const tt__clipped *)l->in[0].data,
+    return TT__LAUNCH(next_loss_scale, 1, 32, 0, l->device->stream, (const tt__clipped *)l->in[0].data,
                       (const tt__totals *)l->in[1].data, (tt__scale *)l->out[0].data, a->growth, a->backoff,
                       a->interval);
 }
 
 // Between memories of the device and the host; in the order of all else, so that there is nothing to be
 // waited for.
-cudaError_t run_copy(tt__device *d, const tt__launch *l)
+cudaError_t run_copy(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *y = &l->out[0];
     const size_t size = tt_dtype_bytes(x->dtype);
     return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
-                             (size_t)x->cols * size, (size_t)x->rows, cudaMemcpyDefault, d->stream);
+                             (size_t)x->cols * size, (size_t)x->rows, cudaMemcpyDefault, l->device->stream);
 }
 
-cudaError_t run_wait(tt__device *, const tt__launch *) { return cudaSuccess; }
+cudaError_t run_wait(const tt__launch *) { return cudaSuccess; }
 
 // x to 16 bits by stochastic rounding (the CPU's round_16): up with a probability equal to the dropped
 // fraction, by 16 random bits. To the nearest instead what is not finite and, in f16, from 65504 on, where
@@ -2485,11 +2502,12 @@ bool make_arguments(tt__device *d)
     return d->arguments != NULL;
 }
 
-cudaError_t run_sum_squares(tt__device *d, const tt__launch *l, int count)
+cudaError_t run_sum_squares(const tt__launch *l, int count)
 {
+    tt__device *d = l->device;
     if (!make_arguments(d)) return cudaErrorMemoryAllocation;
     square_sums *s = &d->arguments->squares;
-    s->partial = (double *)l->resident;
+    s->partial = resident_of(l)->squares;
     for (int from = 0; from < count; from += s->count) {
         unsigned blocks = 0;
         s->count = count - from < TT__TENSORS ? count - from : TT__TENSORS;
@@ -2571,10 +2589,10 @@ __global__ void __launch_bounds__(256, ADAM ? 4 : 3)
 }
 
 template <bool ADAM>
-cudaError_t launch_update(tt__device *d, const tt__launch *l, const param_updates *u, unsigned blocks)
+cudaError_t launch_update(const tt__launch *l, const param_updates *u, unsigned blocks)
 {
 #define TT__UPDATE(G, P) \
-    TT__LAUNCH((update_parameters<ADAM, G, P>), blocks, 256, 0, d->stream, *u, TT__RUN_OF(l))
+    TT__LAUNCH((update_parameters<ADAM, G, P>), blocks, 256, 0, l->device->stream, *u, TT__RUN_OF(l))
     const int g = u->of[0].types[0], p = u->of[0].types[1];
     bool typed = true;
     for (int k = 0; k < u->count; k++) {
@@ -2596,10 +2614,10 @@ update_rule rule_of(const tt__launch *l)
     return {a->beta1, a->beta2, a->eps, a->nesterov, a->decoupled};
 }
 
-template <bool ADAM> cudaError_t run_update(tt__device *d, const tt__launch *l, int count)
+template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 {
-    if (!make_arguments(d)) return cudaErrorMemoryAllocation;
-    param_updates *u = &d->arguments->updates;
+    if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
+    param_updates *u = &l->device->arguments->updates;
     for (int from = 0; from < count; from += u->count) { // as many as have the same rule
         const update_rule rule = rule_of(&l[from]);
         const float *clip = (const float *)l[from].in[1].data;
@@ -2622,7 +2640,7 @@ template <bool ADAM> cudaError_t run_update(tt__device *d, const tt__launch *l, 
             t->wide = ((uintptr_t)g->data | (uintptr_t)p->data | (uintptr_t)m->data
                        | (uintptr_t)v->data) % 16 == 0;
         }
-        cudaError_t e = launch_update<ADAM>(d, l, u, blocks);
+        cudaError_t e = launch_update<ADAM>(l, u, blocks);
         if (e != cudaSuccess) return e;
     }
     return cudaSuccess;
@@ -3520,16 +3538,17 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 
 // ---- the ops
 
-// Operands q ... q + 2: q, k, v; `numbers`: of the rows that ask, which are put in order in the workspace, of
-// which *used bytes are taken.
-cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, int seq_start, int numbers,
-                            attention_args *p, size_t *used)
+// Sets what the forward and the backward have in common. If only some rows of the batch are queries, their
+// numbers are put in order at the beginning of the workspace, in *used bytes.
+cudaError_t attention_begin(const tt__launch *l, attention_args *p, size_t *used)
 {
     const tt__attr *attr = &l->instr->attr;
-    const tt__mat *starts = &l->in[seq_start];
+    const tt__attention_operands operand = tt__attention_of(l->instr);
+    const tt__mat *q = &l->in[operand.q], *starts = &l->in[operand.starts];
+    const tt__mat *numbers = &l->in[operand.numbers];
     memset(p, 0, sizeof *p);
     *used = 0;
-    p->q = l->in[q]; p->k = l->in[q + 1]; p->v = l->in[q + 2];
+    p->q = q[0]; p->k = q[1]; p->v = q[2];
     p->seq_start = p->query_start = (const int32_t *)starts->data;
     p->seqs = (int)(starts->rows - 1);
     p->run = TT__RUN_OF(l);
@@ -3537,17 +3556,16 @@ cudaError_t attention_begin(tt__device *d, const tt__launch *l, int q, int seq_s
     p->head_size = (int)(p->q.cols / p->heads);
     p->causal = attr->causal;
     p->scale = attr->scale;
-    p->drop = (int)(attr->dropout * 65536.0f + 0.5f);
+    p->drop = tt__drop_threshold(attr->dropout);
     p->keep_scale = 65536.0f / (float)(65536 - p->drop);
     p->random = l->instr->random;
-    if (!l->in[numbers].data || p->q.rows == 0) return cudaSuccess;
+    if (!numbers->data || p->q.rows == 0) return cudaSuccess;
     const int n = (int)p->q.rows;
     int32_t *start = (int32_t *)l->workspace, *row = start + p->seqs + 1, *at = row + n;
     p->query_start = start; p->query_row = row; p->query_at = at;
-    *used = ((size_t)p->seqs + 1 + 2 * (size_t)n) * 4;
-    *used = (*used + 255) / 256 * 256;
-    return TT__LAUNCH(attention_order, blocks_for((int64_t)n + p->seqs + 1, 256), 256, 0, d->stream,
-                      (const int32_t *)l->in[numbers].data, n, p->seq_start, p->seqs, start, row, at);
+    *used = tt__align_to(((size_t)p->seqs + 1 + 2 * (size_t)n) * sizeof(int32_t), TT__CUDA_ALIGN);
+    return TT__LAUNCH(attention_order, blocks_for((int64_t)n + p->seqs + 1, 256), 256, 0, l->device->stream,
+                      (const int32_t *)numbers->data, n, p->seq_start, p->seqs, start, row, at);
 }
 
 bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 bytes
@@ -3622,11 +3640,12 @@ template <class T> cudaError_t attention_on(tt__device *d, const attention_args 
     return cudaErrorInvalidValue;
 }
 
-cudaError_t run_attention(tt__device *d, const tt__launch *l)
+cudaError_t run_attention(const tt__launch *l)
 {
+    tt__device *d = l->device;
     attention_args p;
     size_t used;
-    cudaError_t e = attention_begin(d, l, 0, 3, 4, &p, &used);
+    cudaError_t e = attention_begin(l, &p, &used);
     p.out = l->out[0];
     p.lse = (float *)l->out[1].data;
     if (e != cudaSuccess || p.seqs < 1 || p.q.rows < 1) return e;
@@ -3647,11 +3666,12 @@ cudaError_t attention_deltas(tt__device *d, const attention_args *p)
                   return TT__LAUNCH((attention_delta<T>), blocks_for(n, 256 / parts), 256, 0, d->stream, *p));
 }
 
-cudaError_t run_attention_backward(tt__device *d, const tt__launch *l)
+cudaError_t run_attention_backward(const tt__launch *l)
 {
+    tt__device *d = l->device;
     attention_args p;
     size_t used;
-    cudaError_t e = attention_begin(d, l, 1, 4, 7, &p, &used);
+    cudaError_t e = attention_begin(l, &p, &used);
     p.dout = l->in[0];
     p.out = l->in[5];
     p.lse = (float *)l->in[6].data;
@@ -3665,7 +3685,7 @@ cudaError_t run_attention_backward(tt__device *d, const tt__launch *l)
     const int parts = (p.head_size + 63) / 64;
     if (e == cudaSuccess && p.dq.data && p.q.rows > 0)
         e = attention_launch(d, attention_dq_any, &p, p.q.rows, 64, parts, 256, 0);
-    // Zeros where nobody asks.
+    // Where no query sees a key, its gradients are 0.
     if (e == cudaSuccess && (p.dk.data || p.dv.data))
         e = attention_launch(d, attention_dkdv_any, &p, p.k.rows, 64, parts, 256, 0);
     return e;
@@ -3718,8 +3738,8 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
 }
 
-// Tiles of 64 x 64 by 256 threads, 4 x 4 sums each, in steps of 16. For what cuBLASLt has not: small or rare
-// products.
+// Tiles of 64 x 64 by 256 threads, 4 x 4 sums each, in steps of 16. For small or
+// rare products, for which cuBLASLt has no algorithm.
 __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     TT__SHARED(float, a, [16][68]);
@@ -3912,7 +3932,7 @@ struct lt_description {
     }
 };
 
-enum { LT_OFFERS = 8 };
+constexpr int LT_OFFERS = 8;
 
 // The algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
 cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
@@ -3946,9 +3966,9 @@ enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
 // Makes the product with the algorithm that was chosen for its key, or chooses one: the first that is not
 // refused.
-cublasStatus_t lt_run(tt__device *d, const tt__launch *l, const lt_product &p, bool exact,
-                      lt_outcome *outcome)
+cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_outcome *outcome)
 {
+    tt__device *d = l->device;
     const float one = 1, zero = 0;
     const product_key key = key_of(p, exact);
     cublasLtMatmulHeuristicResult_t found[LT_OFFERS];
@@ -3959,7 +3979,7 @@ cublasStatus_t lt_run(tt__device *d, const tt__launch *l, const lt_product &p, b
     int count = 1;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
     if (choice->used) found[0].algo = choice->algo;
-    else s = lt_ask(d, p, key, exact ? LT_OFFERS + 0 : 1, found, &count);
+    else s = lt_ask(d, p, key, exact ? LT_OFFERS : 1, found, &count);
     if (s != CUBLAS_STATUS_SUCCESS) return s;
     const lt_description of(p, p.g->m, p.g->k);
     if (of.status != CUBLAS_STATUS_SUCCESS) return of.status;
@@ -3969,8 +3989,8 @@ cublasStatus_t lt_run(tt__device *d, const tt__launch *l, const lt_product &p, b
     }
     for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
         s = cublasLtMatmul(d->lt, of.desc, &one, p.g->b, of.b, p.g->a, of.a, p.addend ? &one : &zero, p.c(),
-                           of.c, p.to->data, of.to, &found[k].algo, l->resident, resident_workspace::LT_BYTES,
-                           d->stream);
+                           of.c, p.to->data, of.to, &found[k].algo, resident_of(l)->product.lt,
+                           resident_workspace::LT_BYTES, d->stream);
         // What the heuristic had offered.
         if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) continue;
         if (s != CUBLAS_STATUS_SUCCESS) return s;
@@ -3983,7 +4003,7 @@ cublasStatus_t lt_run(tt__device *d, const tt__launch *l, const lt_product &p, b
 }
 
 // The product (+ addend) with that by cuBLASLt; *done is false where it has no algorithm.
-cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const product *g, const tt__mat *to,
+cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
                       const tt__mat *addend, const lt_epilogue *more, bool *done)
 {
     const lt_product p = {g, to, addend, more, l->tf32 && g->a_type == TT_F32};
@@ -3991,13 +4011,13 @@ cudaError_t lt_matmul(tt__device *d, const tt__launch *l, const product *g, cons
     *done = false;
     if (g->a_type != g->b_type || (to->dtype != TT_F32 && to->dtype != g->a_type) || !g->k)
         return cudaSuccess;
-    cublasStatus_t s = lt_run(d, l, p, false, &outcome);
-    if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED) s = lt_run(d, l, p, true, &outcome);
+    cublasStatus_t s = lt_run(l, p, false, &outcome);
+    if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED) s = lt_run(l, p, true, &outcome);
     *done = outcome == LT_DONE;
     if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
     const cudaError_t cause = cudaPeekAtLastError();
     if (ends_all(cause)) return cause;
-    fail(d, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m,
+    fail(l->device, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m,
          (long long)g->n, (long long)g->k, (int)s);
     return cudaErrorUnknown;
 }
@@ -4087,11 +4107,12 @@ __global__ void __launch_bounds__(256) fp8_round(fp8_operands both)
 }
 
 // Rounds the operands of g into the workspace; `low` is the product of those.
-cudaError_t to_fp8(tt__device *d, const tt__launch *l, const product *g, product *low)
+cudaError_t to_fp8(const tt__launch *l, const product *g, product *low)
 {
+    tt__device *d = l->device;
     const int64_t ld = (g->k + 15) / 16 * 16;
-    unsigned char *memory = (unsigned char *)l->workspace, *a = memory + 256,
-        *b = a + (g->m * ld + 255) / 256 * 256;
+    unsigned char *memory = (unsigned char *)l->workspace, *a = memory + TT__CUDA_ALIGN,
+        *b = a + tt__align_to((size_t)(g->m * ld), TT__CUDA_ALIGN);
     fp8_operands both =
         {{{{(void *)g->a, g->a_type, g->m, g->k, g->a_row}, g->a_col != 1, false, g->gradient, g->m, ld, a},
           {{(void *)g->b, g->b_type, g->n, g->k, g->b_col}, g->b_row != 1, false, false, g->n, ld, b}},
@@ -4116,8 +4137,9 @@ cudaError_t to_fp8(tt__device *d, const tt__launch *l, const product *g, product
     return e;
 }
 
-cudaError_t matmul(tt__device *d, const tt__launch *l, const product *g)
+cudaError_t matmul(const tt__launch *l, const product *g)
 {
+    tt__device *d = l->device;
     const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
     tt__mat to = passes && g->pre.data ? g->pre : g->c;
     const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual
@@ -4132,7 +4154,7 @@ cudaError_t matmul(tt__device *d, const tt__launch *l, const product *g)
     const tt_dtype bias_type = !fp8 || to.dtype != TT_F32 ? to.dtype : TT_BF16; // that cuBLASLt adds
     if (fits && g->bias && g->bias_type != bias_type) {
         if ((size_t)g->n * tt_dtype_bytes(bias_type) <= resident_workspace::BIAS_BYTES) {
-            void *copy = resident_of(l)->bias;
+            void *copy = resident_of(l)->product.bias;
             e = TT__LAUNCH(cast_bias, blocks_for(g->n, 256), 256, 0, d->stream, copy, bias_type, g->bias,
                            g->bias_type, g->n);
             more.bias = copy;
@@ -4142,8 +4164,8 @@ cudaError_t matmul(tt__device *d, const tt__launch *l, const product *g)
     }
     if (fits && fp8 && e == cudaSuccess) {
         product low;
-        e = to_fp8(d, l, g, &low);
-        if (e == cudaSuccess) e = lt_matmul(d, l, &low, &to, addend, &more, &done);
+        e = to_fp8(l, g, &low);
+        if (e == cudaSuccess) e = lt_matmul(l, &low, &to, addend, &more, &done);
         if (!done) fits = bias_type == to.dtype;
     } else if (fits && e == cudaSuccess && lt_gelu(g, aux)) {
         more.aux = *aux;
@@ -4151,12 +4173,12 @@ cudaError_t matmul(tt__device *d, const tt__launch *l, const product *g)
         else if (g->bias)
             more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
         else more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
-        e = lt_matmul(d, l, g, &g->c, NULL, &more, &done);
+        e = lt_matmul(l, g, &g->c, NULL, &more, &done);
         if (e != cudaSuccess || done) return e;
         more.kind = plain;
         more.aux = no_operand;
     }
-    if (fits && !done && e == cudaSuccess) e = lt_matmul(d, l, g, &to, addend, &more, &done);
+    if (fits && !done && e == cudaSuccess) e = lt_matmul(l, g, &to, addend, &more, &done);
     if (e != cudaSuccess) return e;
     if (!done) {
         int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
@@ -4191,18 +4213,17 @@ product linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat *dx, boo
     return g;
 }
 
-cudaError_t linear(tt__device *d, const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b,
+cudaError_t linear(const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b,
                    const tt__mat *y)
 {
     product g = linear_of(x, w, b, y);
-    return matmul(d, l, &g);
+    return matmul(l, &g);
 }
 
-cudaError_t linear_dx(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *w,
-                      const tt__mat *dx, bool add)
+cudaError_t linear_dx(const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
 {
     product g = linear_dx_of(dy, w, dx, add);
-    return matmul(d, l, &g);
+    return matmul(l, &g);
 }
 
 // Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of up to TT__SUM_CHUNKS chunks of rows,
@@ -4225,24 +4246,39 @@ __global__ void __launch_bounds__(256) column_sums(float *partial, tt__mat dy, i
     }
 }
 
-cudaError_t run_column_sums(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *to,
-                            bool add)
+// Columns [first, first + n) of a matrix.
+tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
 {
-    float *partial = (float *)l->resident;
-    int64_t chunks = (dy->rows + 63) / 64, most = (int64_t)(resident_workspace::LT_BYTES / 4) / dy->cols;
-    if (chunks > TT__SUM_CHUNKS) chunks = TT__SUM_CHUNKS;
-    if (chunks > most) chunks = most;
-    int64_t rows = (dy->rows + chunks - 1) / chunks;
-    chunks = (dy->rows + rows - 1) / rows;
-    cudaError_t e = TT__LAUNCH(column_sums, dim3(blocks_for(dy->cols, 32), (unsigned)chunks), 256, 0,
-                               d->stream, partial, *dy, rows);
-    if (e == cudaSuccess) e = run_finish_sums(d, partial, chunks, dy->cols, to, add);
+    tt__mat part = *m;
+    part.data = (char *)m->data + (size_t)first * tt_dtype_bytes(m->dtype);
+    part.cols = n;
+    return part;
+}
+
+// As many columns at a time as there is room for partial sums of.
+cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
+{
+    tt__device *d = l->device;
+    float *partial = resident_of(l)->sums;
+    const int64_t room = resident_workspace::LT_BYTES / sizeof(float);
+    cudaError_t e = cudaSuccess;
+    for (int64_t c = 0, n; c < dy->cols && e == cudaSuccess; c += n) {
+        n = min(dy->cols - c, room);
+        const tt__mat from = columns_of(dy, c, n), sums = columns_of(to, c, n);
+        int64_t chunks = min(min((dy->rows + 63) / 64, (int64_t)TT__SUM_CHUNKS), room / n);
+        const int64_t rows = (dy->rows + chunks - 1) / chunks;
+        chunks = (dy->rows + rows - 1) / rows;
+        e = TT__LAUNCH(column_sums, dim3(blocks_for(n, 32), (unsigned)chunks), 256, 0, d->stream, partial,
+                       from, rows);
+        if (e == cudaSuccess) e = run_finish_sums(d, partial, chunks, n, &sums, add);
+    }
     return e;
 }
 
-cudaError_t linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, const tt__mat *x,
+cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
                       const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
 {
+    tt__device *d = l->device;
     product g;
     memset(&g, 0, sizeof g);
     g.m = dy->cols; g.n = x->cols; g.k = dy->rows;
@@ -4257,46 +4293,58 @@ cudaError_t linear_dw(tt__device *d, const tt__launch *l, const tt__mat *dy, con
     if (dw->data && db->data && !l->instr->attr.fp8 && db->dtype == dw->dtype &&
         (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= resident_workspace::BIAS_BYTES))) {
         // with the product, that reads dy anyway; cuBLASLt does not add to what is there
-        float *sums = (float *)resident_of(l)->bias;
+        float *sums = resident_of(l)->product.bias;
         lt_epilogue more = {CUBLASLT_EPILOGUE_BGRADB, add_b ? sums : db->data, no_operand};
-        e = lt_matmul(d, l, &g, dw, add_w ? dw : NULL, &more, &done);
+        e = lt_matmul(l, &g, dw, add_w ? dw : NULL, &more, &done);
         if (e == cudaSuccess && done) return add_b ? run_finish_sums(d, sums, 1, db->cols, db, true) : e;
     }
-    if (e == cudaSuccess && dw->data) e = matmul(d, l, &g);
-    return e == cudaSuccess && db->data ? run_column_sums(d, l, dy, db, add_b) : e;
+    if (e == cudaSuccess && dw->data) e = matmul(l, &g);
+    return e == cudaSuccess && db->data ? run_column_sums(l, dy, db, add_b) : e;
 }
 
-cudaError_t run_linear(tt__device *d, const tt__launch *l)
+cudaError_t run_linear(const tt__launch *l)
 {
     product g = linear_of(&l->in[0], &l->in[1], &l->in[2], &l->out[0]);
     g.act = l->instr->attr.act;
     g.pre = l->out[1];
     g.residual = l->in[3];
     g.accumulate = l->add[0];
-    return matmul(d, l, &g);
+    return matmul(l, &g);
 }
 
-cudaError_t run_linear_dx(tt__device *d, const tt__launch *l)
+cudaError_t run_linear_dx(const tt__launch *l)
 {
     product g = linear_dx_of(&l->in[0], &l->in[1], &l->out[0], l->add[0]);
     g.act = l->instr->attr.act;
     g.saved = l->in[2];
-    return matmul(d, l, &g);
+    return matmul(l, &g);
 }
 
-cudaError_t run_linear_dw(tt__device *d, const tt__launch *l)
+cudaError_t run_linear_dw(const tt__launch *l)
 {
-    return linear_dw(d, l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
+    return linear_dw(l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
 }
 
 // ================================================================================================== table
 
-typedef cudaError_t (*run_fn)(tt__device *d, const tt__launch *l);
+typedef cudaError_t (*run_fn)(const tt__launch *l);
 
-template <cudaError_t (*RUN)(tt__device *, const tt__launch *, int)>
-cudaError_t run_one(tt__device *d, const tt__launch *l) { return RUN(d, l, 1); }
+// What runs an op (NULL: there is nothing), and the most rows and columns that its operands may have; 0: any
+// number.
+struct op_kernels {
+    run_fn run;
+    int64_t most_rows, most_cols;
+    op_kernels(run_fn f, int64_t rows = 0, int64_t cols = 0) : run(f), most_rows(rows), most_cols(cols) {}
+};
+enum {
+    MOST_SET_ROWS = 1 << 27,   // a bit for each row is in the resident workspace
+    MOST_SUM_COLUMNS = 1 << 20 // so are partial sums of all columns
+};
 
-run_fn kernels_of(int op) // NULL: there are none
+template <cudaError_t (*RUN)(const tt__launch *, int)>
+cudaError_t run_one(const tt__launch *l) { return RUN(l, 1); }
+
+op_kernels kernels_of(int op)
 {
     switch (op) {
     case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
@@ -4307,13 +4355,15 @@ run_fn kernels_of(int op) // NULL: there are none
     case TT__OP_ACTIVATION_BACKWARD: return run_activation_backward;
     case TT__OP_DROPOUT: return run_dropout;
     case TT__OP_LAYERNORM: case TT__OP_RMSNORM: return run_layernorm;
-    case TT__OP_LAYERNORM_BACKWARD: case TT__OP_RMSNORM_BACKWARD: return run_layernorm_backward;
+    case TT__OP_LAYERNORM_BACKWARD: case TT__OP_RMSNORM_BACKWARD:
+        return {run_layernorm_backward, 0, MOST_SUM_COLUMNS};
     case TT__OP_EMBEDDING: case TT__OP_GATHER_ROWS: return run_gather;
-    case TT__OP_EMBEDDING_BACKWARD: case TT__OP_GATHER_ROWS_BACKWARD: return run_table_backward;
+    case TT__OP_EMBEDDING_BACKWARD: case TT__OP_GATHER_ROWS_BACKWARD:
+        return {run_table_backward, 0, MOST_SUM_COLUMNS};
     case TT__OP_MEAN_POOL: return run_mean_pool;
     case TT__OP_MEAN_POOL_BACKWARD: return run_mean_pool_backward;
-    case TT__OP_SET_ROWS: return run_set_rows;
-    case TT__OP_SET_ROWS_BACKWARD: return run_set_rows_backward;
+    case TT__OP_SET_ROWS: return {run_set_rows, MOST_SET_ROWS};
+    case TT__OP_SET_ROWS_BACKWARD: return {run_set_rows_backward, MOST_SET_ROWS, MOST_SUM_COLUMNS};
     case TT__OP_PATCHES: return run_patches;
     case TT__OP_CROSS_ENTROPY: return run_cross_entropy;
     case TT__OP_MEAN_SQUARED_ERROR: return run_mean_squared_error;
@@ -4345,45 +4395,45 @@ const char *name_of(int op)
     return names[op];
 }
 
-const char *cuda_refuses(const tt__launch *l)
+const char *cuda_refuses(int index, const tt__launch *l)
 {
-    const int op = l->instr->op;
-    if (!kernels_of(op)) return "the CUDA backend has no kernel for it";
+    const op_kernels kernels = kernels_of(l->instr->op);
+    if (!kernels.run) return "the CUDA backend has no kernel for it";
     int major = 9, minor = 0; // unless there is a device that says otherwise
     if (l->instr->attr.fp8) {
-        if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess ||
-            cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) != cudaSuccess)
+        if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
+            cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess)
             (void)cudaGetLastError(); // no device is no reason to refuse a program that is only planned
         if (major * 10 + minor < 89) return "matmul 'fp8' needs compute capability 8.9";
     }
-    const bool sums_rows = op == TT__OP_LAYERNORM_BACKWARD || op == TT__OP_RMSNORM_BACKWARD ||
-                           op == TT__OP_EMBEDDING_BACKWARD || op == TT__OP_GATHER_ROWS_BACKWARD ||
-                           op == TT__OP_SET_ROWS_BACKWARD;
-    if (sums_rows && l->in[op == TT__OP_EMBEDDING_BACKWARD].cols > 1 << 20)
-        return "the CUDA backend's kernel for it takes at most 2^20 columns";
-    if ((op == TT__OP_SET_ROWS || op == TT__OP_SET_ROWS_BACKWARD) && l->in[0].rows > 1 << 27)
-        return "the CUDA backend's kernel for it takes at most 2^27 rows";
+    for (const tt__mat &m : l->in) {
+        if (kernels.most_cols && m.cols > kernels.most_cols)
+            return "the CUDA backend's kernel for it takes at most 2^20 columns";
+        if (kernels.most_rows && m.rows > kernels.most_rows)
+            return "the CUDA backend's kernel for it takes at most 2^27 rows";
+    }
     return NULL;
 }
 
 // Instructions that run together, in as few launches of kernels as can be.
-cudaError_t run_together(tt__device *d, const tt__launch *l, int n)
+cudaError_t run_together(const tt__launch *l, int n)
 {
     const int op = l->instr->op;
-    if (op == TT__OP_SUM_SQUARES) return run_sum_squares(d, l, n);
-    if (op == TT__OP_SGD) return run_update<false>(d, l, n);
-    if (op == TT__OP_ADAM) return run_update<true>(d, l, n);
+    if (op == TT__OP_SUM_SQUARES) return run_sum_squares(l, n);
+    if (op == TT__OP_SGD) return run_update<false>(l, n);
+    if (op == TT__OP_ADAM) return run_update<true>(l, n);
     cudaError_t e = cudaSuccess;
-    for (int k = 0; k < n && e == cudaSuccess; k++) e = kernels_of(op)(d, &l[k]);
+    for (int k = 0; k < n && e == cudaSuccess; k++) e = kernels_of(op).run(&l[k]);
     return e;
 }
 
-tt_status cuda_launch(tt__device *d, const tt__launch *l, int n)
+tt_status cuda_launch(const tt__launch *l, int n)
 {
+    tt__device *d = l->device;
     char what[128];
     if (!use(d)) return TT_ERR_DEVICE;
     d->error[0] = 0;
-    cudaError_t e = run_together(d, l, n);
+    cudaError_t e = run_together(l, n);
     const bool launched = e == cudaSuccess;
     if (launched && d->waits) e = cudaStreamSynchronize(d->stream);
     if (e == cudaSuccess) return TT_OK;

@@ -228,6 +228,52 @@ TEST(indices_behind_a_view_are_checked)
     TEST_CLOSE(ctx, &a);
 }
 
+/* A bias of so many outputs that, on the emulator, there is no room for a partial sum of each of them; the
+   weight is frozen, so that no matrix product makes its gradient. */
+TEST(bias_of_very_many_columns)
+{
+    enum { OUTPUTS = 140000, ROWS = 8 };
+    float *b[2], *zeros = (float *)calloc((size_t)ROWS * OUTPUTS, sizeof(float));
+    double worst = 0;
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)256 << 20, 1, 4);
+    CHECK(OUTPUTS * sizeof(float) > TT__CUDA_RESIDENT);
+#endif
+    for (int on = 0; on < 2; on++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        const int64_t dims[2] = {OUTPUTS, 1}, outputs = OUTPUTS;
+        const tt_init normal = {TT_INIT_NORMAL, 1};
+        tt_param *w = tt_param_new(ctx, "w", 2, dims, normal);
+        tt_param *bias = tt_param_new(ctx, "b", 1, &outputs, normal);
+        CHECK(tt_param_freeze(ctx, "w", true) == 1);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value x = tt_input(t, "x", TT_F32, ROWS, 1), none = {0};
+        tt_value y = tt_linear(t, x, w, bias), target = tt_input(t, "target", TT_F32, ROWS, OUTPUTS);
+        tt_compile_options o = tt_compile_options_default();
+        o.device = on ? "cuda" : "cpu";
+        o.optimizer.kind = TT_SGD;
+        tt_program *p = tt_compile(t, tt_mean_squared_error(t, y, target, none), &o);
+        float data[ROWS];
+        for (int k = 0; k < ROWS; k++) data[k] = (float)(k % 7) - 2;
+        b[on] = (float *)calloc(OUTPUTS, sizeof(float));
+        REQUIRE(p && b[on] && zeros);
+        CHECK(tt_set(p, x, data, ROWS) == TT_OK && tt_set(p, target, zeros, ROWS) == TT_OK &&
+              tt_step(p, OUTPUTS / 2.0f, NULL) == TT_OK);
+        CHECK(tt_param_get(bias, b[on]) == TT_OK);
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+    for (int k = 0; k < OUTPUTS; k++) {
+        const double error = fabs((double)b[0][k] - b[1][k]);
+        if (!(error <= worst)) worst = error;
+    }
+    CHECK_NEAR(worst, 0, 2e-5);
+    for (int on = 0; on < 2; on++) free(b[on]);
+    free(zeros);
+}
+
 TEST(trains_distilbert_as_the_cpu_does) { compare_with_cpu(false, 0.1f, true); }
 TEST(trains_vit_as_the_cpu_does) { compare_with_cpu(true, 0, false); }
 
@@ -299,8 +345,9 @@ TEST(values_in_the_hosts_memory)
     o.train = false;
     tt_program *p = tt_compile(t, out, &o);
     REQUIRE(p != NULL);
-    /* 640, in whole 256 bytes */
-    CHECK(tt_program_plan(p).host_bytes == 768 && tt_program_plan(p).instructions == 6);
+    /* The value, of 640 bytes, in whole 256 bytes; twice x; the buffer of the arena. */
+    CHECK_NEAR((double)tt_program_plan(p).host_bytes, 768 + 2 * 640 + 65536, 0);
+    CHECK(tt_program_plan(p).instructions == 6);
     for (int run = 0; run < 4; run++) { /* from the second on a replay */
         for (int k = 0; k < 160; k++) x[k] = (float)k / 40 - 2 + (float)run;
         CHECK(tt_set(p, in, x, 40) == TT_OK && tt_run(p, NULL) == TT_OK && tt_get(p, out, y, 160) == TT_OK);
@@ -310,6 +357,25 @@ TEST(values_in_the_hosts_memory)
     tt_program_free(p);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);
+}
+
+/* All pinned memory of programs is in their plans: what is copied to the device, twice, what lies in the
+   host's memory, and the buffer of the arena, which programs that share one have in common. */
+TEST(pinned_memory_is_what_was_planned)
+{
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        trained t;
+        emu_configure(1, (size_t)64 << 20, 1, 1);
+        if (!open_training(&t, "cuda", accumulate, 0, accumulate)) { close_training(&t); return; }
+        CHECK(emu_pinned_bytes() == 0 && tt_allocate(t.trainer->train) == TT_OK);
+        const tt_plan train = tt_program_plan(t.trainer->train), eval = tt_program_plan(t.trainer->eval);
+        CHECK_NEAR((double)emu_pinned_bytes(), (double)train.host_bytes, 0);
+        CHECK(tt_allocate(t.trainer->eval) == TT_OK && t.trainer->eval->arena == t.trainer->train->arena);
+        CHECK_NEAR((double)emu_pinned_bytes(),
+                   (double)(train.host_bytes + eval.host_bytes - TT__BOUNCE), 0);
+        close_training(&t);
+        CHECK(emu_pinned_bytes() == 0);
+    }
 }
 
 /* ---------------------------------------------------------------------------------------- several devices */
@@ -373,6 +439,60 @@ TEST(programs_on_two_devices)
         TEST_CLOSE(ctx, &a);
     }
     CHECK(memcmp(loss[0], loss[1], sizeof loss[0]) == 0 && memcmp(w[0], w[1], sizeof w[0]) == 0);
+}
+
+/* A program in fp8 is refused where its own device, and no other, is too old. One that is not there is no
+   reason: the program is planned. */
+TEST(fp8_asks_its_own_device)
+{
+    static const struct { int devices, old; const char *device; bool refused; } cases[] = {
+        {2, 0, "cuda:0", true}, {2, 0, "cuda:1", false}, {2, 1, "cuda:0", false}, {2, 1, "cuda:1", true},
+        {2, 0, "cuda:2", false}, {0, -1, "cuda:0", false}, {0, -1, "cuda:1", false}};
+    for (int k = 0; k < TEST_COUNT(cases); k++) {
+        test_allocator a;
+        const int64_t dims[2] = {16, 16};
+        const tt_init init = {TT_INIT_NORMAL, 1};
+        char expected[64];
+        emu_configure(cases[k].devices, (size_t)64 << 20, 1, 1);
+        if (cases[k].old >= 0) emu_set_capability(cases[k].old, 8, 0);
+        tt_context *ctx = test_open(&a);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value x = tt_input(t, "x", TT_F32, 16, 16);
+        tt_compile_options o = tt_compile_options_default();
+        o.device = cases[k].device;
+        o.precision = "bf16-mixed";
+        o.matmul = "fp8";
+        o.train = false;
+        tt_param *w = tt_param_new(ctx, "w", 2, dims, init);
+        tt_value h = tt_gelu(t, tt_linear(t, x, w, NULL));
+        tt_program *p = tt_compile(t, tt_scale(t, tt_linear(t, h, w, NULL), 2), &o);
+        CHECK((p == NULL) == cases[k].refused);
+        snprintf(expected, sizeof expected, "device '%s' cannot run linear, ",
+                 k < 2 ? "cuda" : cases[k].device);
+        if (!p) {
+            CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, expected);
+            CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, ": matmul 'fp8' needs compute capability 8.9");
+        }
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* The description names the device that was asked for, if it is there. */
+TEST(the_device_that_is_described)
+{
+    test_allocator a;
+    char text[8192];
+    emu_configure(2, (size_t)64 << 20, 1, 1);
+    emu_set_capability(1, 8, 6);
+    tt_context *ctx = test_open(&a);
+    CHECK(tt_device_text(ctx, "cuda", text, sizeof text) == TT_OK && strstr(text, "\nused: device 0"));
+    CHECK(tt_device_text(ctx, "cuda:1", text, sizeof text) == TT_OK && strstr(text, "\nused: device 1"));
+    CHECK(strstr(text, "\ndevice 0: emulated device 0, compute capability 9.0,") &&
+          strstr(text, "\ndevice 1: emulated device 1, compute capability 8.6,"));
+    CHECK(tt_device_text(ctx, "cuda:2", text, sizeof text) == TT_ERR_DEVICE && !strstr(text, "used:"));
+    TEST_CLOSE(ctx, &a);
 }
 
 /* ------------------------------------------------------------------------------------------------- faults */
@@ -562,6 +682,45 @@ TEST(steps_go_on_without_graphs)
         small_close(&net);
         TEST_CLOSE(ctx, &a);
         check_nothing_left(c, 1);
+    }
+}
+
+typedef struct kept_log { int lines; char text[1024]; } kept_log;
+
+static void keep_log(void *user, tt_log_level level, const char *id, const char *message)
+{
+    kept_log *kept = (kept_log *)user;
+    if (level != TT_LOG_WARNING || strcmp(id, "graph") != 0) return;
+    kept->lines++;
+    snprintf(kept->text, sizeof kept->text, "%s", message);
+}
+
+/* A launch that fails while it is recorded: the program goes on without graphs, and the warning has that
+   launch's sentence, not the one of the end of the capture. Where the device is lost nothing goes on, so
+   there is no warning, and the error has that sentence. */
+TEST(a_launch_that_fails_in_a_capture_is_named)
+{
+    for (int lost = 0; lost < 2; lost++) {
+        test_allocator a;
+        small_net net;
+        tt_stats stats;
+        kept_log kept = {0, ""};
+        emu_configure(1, (size_t)16 << 20, 1, 1);
+        tt_context_options o = test_options(&a);
+        o.logger.user = &kept;
+        o.logger.log = keep_log;
+        tt_context *ctx = tt_open(&o);
+        CHECK(small_open(ctx, &net, false) == TT_OK && small_step(&net, 0, &stats) == TT_OK);
+        emu_inject_fault_into("a launch", 1, lost ? LOST : FAULT, 1);
+        const tt_status status = small_step(&net, 1, &stats);
+        const char *said = lost ? tt_error(ctx) : kept.text;
+        CHECK(status == (lost ? TT_ERR_DEVICE : TT_OK) && kept.lines == !lost);
+        if (!CHECK(strstr(said, "launch of embedding, whose result has 6 rows and 4 columns: ")))
+            printf("'%s'\n", said);
+        CHECK(!strstr(said, "end of a capture") && emu_get_counts().graph_launches == 0);
+        CHECK(lost || small_step(&net, 2, &stats) == TT_OK);
+        small_close(&net);
+        TEST_CLOSE(ctx, &a);
     }
 }
 
@@ -765,6 +924,10 @@ TEST(any_call_may_fail_while_saving)
 #define NEEDS_EMULATOR SKIP("only the emulator counts waits and makes calls fail")
 TEST(values_in_the_hosts_memory) { NEEDS_EMULATOR; }
 TEST(programs_on_two_devices) { NEEDS_EMULATOR; }
+TEST(pinned_memory_is_what_was_planned) { NEEDS_EMULATOR; }
+TEST(fp8_asks_its_own_device) { NEEDS_EMULATOR; }
+TEST(the_device_that_is_described) { NEEDS_EMULATOR; }
+TEST(a_launch_that_fails_in_a_capture_is_named) { NEEDS_EMULATOR; }
 TEST(a_step_waits_once_for_its_results) { NEEDS_EMULATOR; }
 TEST(micro_steps_that_do_not_wait_keep_their_inputs) { NEEDS_EMULATOR; }
 TEST(lengths_that_are_met_again_are_replayed) { NEEDS_EMULATOR; }
@@ -780,7 +943,8 @@ TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
 #endif
 
 static const test_case tests[] = {
-    TEST_CASE(indices_behind_a_view_are_checked), TEST_CASE(trains_distilbert_as_the_cpu_does),
+    TEST_CASE(indices_behind_a_view_are_checked), TEST_CASE(bias_of_very_many_columns),
+    TEST_CASE(trains_distilbert_as_the_cpu_does),
     TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(values_in_the_hosts_memory),
     TEST_CASE(a_step_waits_once_for_its_results), TEST_CASE(programs_on_two_devices),
     TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs),
@@ -788,6 +952,8 @@ static const test_case tests[] = {
     TEST_CASE(products_that_cublaslt_refuses), TEST_CASE(algorithms_are_chosen_once),
     TEST_CASE(a_lost_device_says_so), TEST_CASE(an_op_that_fails_is_named), TEST_CASE(any_call_may_fail_once),
     TEST_CASE(any_call_may_fail_for_ever), TEST_CASE(any_call_may_fail_while_saving),
+    TEST_CASE(pinned_memory_is_what_was_planned), TEST_CASE(fp8_asks_its_own_device),
+    TEST_CASE(the_device_that_is_described), TEST_CASE(a_launch_that_fails_in_a_capture_is_named),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -1874,7 +1874,7 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
     enum { WORKSPACE = TT__MAX_IN + TT__MAX_OUT, RESIDENT, MEMORIES };
     void *memory[MEMORIES] = {0};
     tt__launch l = *host;
-    tt__device *d = b->open(tt__cpu_of(host)->ctx, 0, error, sizeof error);
+    tt__device *d = l.device = b->open(tt__cpu_of(host)->ctx, 0, error, sizeof error);
     bool ok = report(d != NULL, "%s", error);
     if (ok && workspace)
         ok = (l.workspace = memory[WORKSPACE] = b->allocate(d, workspace)) &&
@@ -1890,7 +1890,7 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
                 ok = (m->data = memory[k] = b->allocate(d, bytes)) != NULL &&
                      b->write(d, m->data, h->data, bytes) == TT_OK && b->wait(d) == TT_OK;
         }
-        if (ok && !to) ok = b->launch(d, &l, 1) == TT_OK;
+        if (ok && !to) ok = b->launch(&l, 1) == TT_OK;
     }
     if (d) report(ok, "%s", b->error(d));
     for (int k = 0; k < MEMORIES; k++) if (memory[k]) b->release(d, memory[k]);
@@ -3149,7 +3149,7 @@ TEST(cuda_kernels_of_each_dtype)
             l.in[0] = some(dtype[t], ROWS_, D, -3, 3, &s);
             l.in[1] = some(dtype[t], ROWS_, D, -3, 3, &s);
             l.out[0] = some(dtype[t], ROWS_, D, 0, 0, &s);
-            same_on_both(ctx, &l, 1, tt__ops[i.op].name);
+            same_on_both(ctx, &l, 1, tt__row(i.op)->name);
         }
     }
     for (int t = 0; t < TT__COUNT(pair); t++) {
