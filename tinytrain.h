@@ -494,7 +494,7 @@ typedef struct tt_plan_value {
     int first, last;  /* the instructions from which to which it is occupied */
 } tt_plan_value;
 /* What lives at the peak instruction, largest first: at most `capacity` into `to`. Returns how many there
-   are; their bytes add up to tt_plan.at_peak. Names live as long as the program. */
+   are, 0 when out of memory; their bytes add up to tt_plan.at_peak. Names live as long as the program. */
 int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity);
 /* The plan as text, some lines, into `to` (always terminated). Returns the length it has or would have. */
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity);
@@ -2269,6 +2269,33 @@ static tt_status tt__writer_end(tt__writer *w)
     if (renames && !files->rename(files->user, w->temporary, w->path)) tt__writer_fail(w, "rename");
     if (w->status != TT_OK) files->remove(files->user, w->temporary);
     return w->status;
+}
+
+/* Sorts numbers by less(arg, a, b), a strict total order. Heapsort needs no memory, and n log n for any
+   input. */
+typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
+
+static void tt__sift_down(uint32_t *items, size_t root, size_t n, tt__less less, const void *arg)
+{
+    uint32_t item = items[root];
+    for (size_t child = 2 * root + 1; child < n; child = 2 * root + 1) {
+        if (child + 1 < n && less(arg, items[child], items[child + 1])) child++;
+        if (!less(arg, item, items[child])) break;
+        items[root] = items[child];
+        root = child;
+    }
+    items[root] = item;
+}
+
+static void tt__sort_indices(uint32_t *items, size_t n, tt__less less, const void *arg)
+{
+    for (size_t i = n / 2; i-- > 0;) tt__sift_down(items, i, n, less, arg);
+    while (n > 1) {
+        uint32_t largest = items[0];
+        items[0] = items[--n];
+        items[n] = largest;
+        tt__sift_down(items, 0, n, less, arg);
+    }
 }
 
 /* ===========================================================================================================
@@ -11365,24 +11392,35 @@ tt_plan tt_program_plan(const tt_program *p)
     return plan;
 }
 
+/* Orders storages by their bytes, of which `arg` is the array, largest first. */
+static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
+{
+    const size_t *bytes = (const size_t *)arg;
+    return bytes[a] != bytes[b] ? bytes[a] > bytes[b] : a < b;
+}
+
 int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity)
 {
+    const int values = p->built.t->n_values, storages = tt__storages(p);
+    const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
+    size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
+    uint32_t *order = (uint32_t *)(bytes + storages);
+    int32_t *holds = (int32_t *)(order + storages); /* of boxes: the value that took over the place last */
     int n = 0;
-    for (int k = 0; k < tt__storages(p); k++) {
+    for (int k = 0; k < storages && bytes; k++) {
+        const tt__box *box = k < values ? NULL : &p->built.box[k - values];
         tt_plan_value v;
+        if (box && box->first <= p->built.peak_at) holds[values + box->merged] = box->value;
         if (!tt__storage_at_peak(p, k, &v)) continue;
-        int first = k - p->built.t->n_values, kept = n < capacity ? n : capacity, at = kept;
-        for (int b = first + 1; first >= 0 && b < p->built.n_boxes; b++) { /* who took over its place last */
-            const tt__box *box = &p->built.box[b];
-            const bool over = box->merged == first && box->first <= p->built.peak_at;
-            if (over) v.name = p->built.t->values[box->value].name;
-        }
-        n++;
-        while (at > 0 && to[at - 1].bytes < v.bytes) at--;
-        if (at >= capacity) continue;
-        memmove(&to[at + 1], &to[at], sizeof v * (size_t)(kept - at - (kept == capacity)));
-        to[at] = v;
+        order[n++] = (uint32_t)k;
+        bytes[k] = v.bytes;
     }
+    if (capacity > 0 && bytes) tt__sort_indices(order, (size_t)n, tt__larger_storage, bytes);
+    for (int k = 0; k < n && k < capacity; k++) {
+        tt__storage_of(p, (int)order[k], &to[k]);
+        if (holds[order[k]]) to[k].name = p->built.t->values[holds[order[k]]].name;
+    }
+    tt__free(p->ctx, bytes);
     return n;
 }
 
@@ -11414,19 +11452,31 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
     int groups = 0, others = n;
+    uint32_t mask = 1;
     size_t rest = 0;
+    while (mask < 2 * (uint32_t)n) mask = 2 * mask + 1;
     tt_plan_value *all = (tt_plan_value *)tt__alloc(p->ctx, sizeof *all * (size_t)(n + 1));
     tt__plan_group *group = (tt__plan_group *)tt__calloc(p->ctx, sizeof *group * (size_t)(n + 1));
-    if (all && group) tt_plan_values(p, all, n);
-    else others = 0; /* the rest of the report is worth having */
+    uint32_t *slot = (uint32_t *)tt__calloc(p->ctx, sizeof *slot * ((size_t)mask + 1)); /* a hash table */
+    const bool ok = all && group && slot && tt_plan_values(p, all, n) == n;
+    if (!ok) others = 0; /* the rest of the report is worth having */
     for (int i = 0; i < others; i++) {
-        tt__plan_group *g = group, *end = &group[groups];
-        tt__without_numbers(all[i].name, end->name, sizeof end->name);
-        while (g < end && (g->first->bytes != all[i].bytes || g->first->category != all[i].category ||
-                           strcmp(g->name, end->name) != 0)) g++;
-        if (g == end) group[groups++].first = &all[i];
-        g->count++;
-        rest += all[i].bytes;
+        const tt_plan_value *v = &all[i];
+        tt__plan_group *g = &group[groups];
+        tt__without_numbers(v->name, g->name, sizeof g->name);
+        const uint64_t hash = tt__hash_on(tt__hash(g->name), &v->bytes, sizeof v->bytes);
+        uint32_t at = (uint32_t)(hash ^ hash >> 32) & mask;
+        for (; slot[at]; at = (at + 1) & mask) {
+            const tt__plan_group *has = &group[slot[at] - 1];
+            const bool like = has->first->bytes == v->bytes && has->first->category == v->category;
+            if (like && strcmp(has->name, g->name) == 0) break;
+        }
+        if (!slot[at]) {
+            g->first = v;
+            slot[at] = (uint32_t)++groups;
+        }
+        group[slot[at] - 1].count++;
+        rest += v->bytes;
     }
     for (int k = 0; k < 8 && k < groups; k++) {
         tt__plan_group *g = group;
@@ -11442,6 +11492,7 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
         g->count = 0;
     }
     if (others) tt__print(text, "  %8s %10.1f MB  %d others\n", "", (double)rest / 1e6, others);
+    tt__free(p->ctx, slot);
     tt__free(p->ctx, group);
     tt__free(p->ctx, all);
 }
@@ -11676,33 +11727,6 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "tinytrain copies the little-endian numbers of files as they are: this machine is big-endian"
 #endif
-
-/* Sorts numbers by less(arg, a, b), a strict total order. Heapsort needs no memory, and n log n for any
-   input. */
-typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
-
-static void tt__sift_down(uint32_t *items, size_t root, size_t n, tt__less less, const void *arg)
-{
-    uint32_t item = items[root];
-    for (size_t child = 2 * root + 1; child < n; child = 2 * root + 1) {
-        if (child + 1 < n && less(arg, items[child], items[child + 1])) child++;
-        if (!less(arg, item, items[child])) break;
-        items[root] = items[child];
-        root = child;
-    }
-    items[root] = item;
-}
-
-static void tt__sort_indices(uint32_t *items, size_t n, tt__less less, const void *arg)
-{
-    for (size_t i = n / 2; i-- > 0;) tt__sift_down(items, i, n, less, arg);
-    while (n > 1) {
-        uint32_t largest = items[0];
-        items[0] = items[--n];
-        items[n] = largest;
-        tt__sift_down(items, 0, n, less, arg);
-    }
-}
 
 /* Orders by bytes, as strcmp, for strings that may hold a NUL. */
 static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
