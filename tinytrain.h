@@ -7811,6 +7811,35 @@ TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool tw
 
 /* ---- rows of one head in and out of fp32 blocks ---- */
 
+/* A row of d numbers in and out. `dtype` is a constant, so that nothing is asked of each whole vector. */
+TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const void *from, int64_t d,
+                                        float scale)
+{
+    const float *f = (const float *)from;
+    const uint16_t *h = (const uint16_t *)from;
+    int64_t j = 0;
+    for (; j + TT__LANES <= d; j += TT__LANES)
+        TT__K(store)(to + j, (dtype == TT_F32 ? TT__K(load)(f + j) : TT__K(load_16)(h + j, dtype)) * scale);
+    if (j < d) TT__K(store)(to + j, TT__K(load_as)(from, dtype, j, d - j) * scale);
+}
+
+TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const float *from, int64_t d,
+                                         float scale, bool add)
+{
+    float *f = (float *)to;
+    uint16_t *h = (uint16_t *)to;
+    int64_t j = 0;
+    for (; j + TT__LANES <= d; j += TT__LANES) {
+        tt__vf x = TT__K(load)(from + j) * scale;
+        if (add) x += dtype == TT_F32 ? TT__K(load)(f + j) : TT__K(load_16)(h + j, dtype);
+        if (dtype == TT_F32) TT__K(store)(f + j, x);
+        else TT__K(store_16)(h + j, x, dtype);
+    }
+    if (j == d) return;
+    tt__vf x = TT__K(load)(from + j) * scale; /* the zeros in the rest of a row are positive */
+    TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
+}
+
 /* to (n, stride) = scale * rows [row, row + n), or those that `at` has there, of the head that starts at
    `column`, with zeros up to a whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
@@ -7821,8 +7850,9 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
         const void *from = tt__attention_row(m, number, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
         tt__attention_prefetch(m, number, column, d, true);
-        for (int64_t j = 0; j < d; j += TT__LANES)
-            TT__K(store)(to + j, TT__K(load_as)(from, m->dtype, j, d - j) * scale);
+        if (m->dtype == TT_F32) TT__K(attention_row_in)(TT_F32, to, from, d, scale);
+        else if (m->dtype == TT_BF16) TT__K(attention_row_in)(TT_BF16, to, from, d, scale);
+        else TT__K(attention_row_in)(TT_F16, to, from, d, scale);
     }
 }
 
@@ -7834,12 +7864,9 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
     for (int64_t i = 0; i < n && m->data; i++, from += stride) {
         void *to = tt__attention_row(m, at ? at[row + i] : row + i, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
-        for (int64_t j = 0; j < d; j += TT__LANES) {
-            tt__vf x = TT__K(load)(from + j) * scale;
-            if (add) x += TT__K(load_as)(to, m->dtype, j, d - j);
-            else if (d - j < TT__LANES) x += 0.0f; /* the zeros in the rest of a row are positive */
-            TT__K(store_as)(to, m->dtype, j, x, d - j);
-        }
+        if (m->dtype == TT_F32) TT__K(attention_row_out)(TT_F32, to, from, d, scale, add);
+        else if (m->dtype == TT_BF16) TT__K(attention_row_out)(TT_BF16, to, from, d, scale, add);
+        else TT__K(attention_row_out)(TT_F16, to, from, d, scale, add);
     }
 }
 

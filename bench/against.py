@@ -1,7 +1,7 @@
-"""Measures another commit's version and this one in turn: speed of steps and matrix products, time to compile
-programs and the header, and the plans of the memory ladder.
+"""Measures another commit's version and this one in turn: speed of steps, matrix products and attention, time
+to compile programs and the header, and the plans of the memory ladder.
 
-    python3 bench/against.py [BASE] [--rounds 5] [--only plans,step,gemm,compile,header] [--new FOLDER]
+    python3 bench/against.py [BASE] [--rounds 5] [--only plans,step,gemm,attention,compile,header] [--new FOLDER]
 
 BASE is a commit (053f6e9) or a folder with tinytrain.h and bench/. Every round runs both versions, in
 the other order than the round before; what is printed is the median of the rounds' ratios, new / old. Above 1
@@ -121,7 +121,7 @@ def main():
     parser.add_argument("base", nargs="?", default="053f6e9")
     parser.add_argument("--new", default=HERE)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="plans,step,gemm,compile,header")
+    parser.add_argument("--only", default="plans,step,gemm,attention,compile,header")
     o = parser.parse_args()
     only = o.only.split(",")
     folders = {"old": sources(o.base, "base"), "new": sources(o.new, "new")}
@@ -150,6 +150,13 @@ def main():
                              "--out", str(size[2]), "--seconds", "0.2", "--precision", precision)
                     return {f"GFLOP/s, {precision} {k}": v for k, v in r.items()}
                 in_turn(o.rounds, gemm)
+    if "attention" in only:
+        programs = {name: built(folder, name, "attention") for name, folder in folders.items()}
+        for precision in PRECISIONS[:2]:
+            def attention(name):
+                r = rows(programs[name], "--seconds", "0.1", "--precision", precision)
+                return {f"GFLOP/s, {precision} {k}": v for k, v in r.items()}
+            in_turn(o.rounds, attention)
     if "compile" in only:
         programs = {name: built(folder, name, "compile") for name, folder in folders.items()}
         def compiling(name):
