@@ -1317,7 +1317,7 @@ typedef struct tt__launch {
 static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1) & ~(unit - 1); }
 
 /* Dropout: of 16 random bits, those below this drop. */
-static inline int32_t tt__drop_threshold(float p) { return (int32_t)(p * 65536.0f + 0.5f); }
+#define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
 
 /* Where an instruction of ATTENTION or its backward has its operands, and k and v after q. */
 typedef struct tt__attention_operands { int q, starts, numbers; bool backward; } tt__attention_operands;
@@ -7935,7 +7935,7 @@ TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attentio
     }
     l.first_key = first_key;
     l.head = t->head;
-    l.drop = tt__drop_threshold(a->dropout);
+    l.drop = TT__DROP_THRESHOLD(a->dropout);
     l.keys = t->call->keys;
     return l;
 }
@@ -8051,7 +8051,7 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
     call.a = a;
     call.longest = tt__attention_longest(a);
     call.query_scale = a->scale * 1.44269504088896341f;
-    call.keep_scale = 65536.0f / (float)(65536 - tt__drop_threshold(a->dropout));
+    call.keep_scale = 65536.0f / (float)(65536 - TT__DROP_THRESHOLD(a->dropout));
     tt__philox_keys(a->dropout_key, call.keys);
     return call;
 }
@@ -8406,7 +8406,7 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
 TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();
-    const int32_t drop = tt__drop_threshold(l->instr->attr.dropout);
+    const int32_t drop = TT__DROP_THRESHOLD(l->instr->attr.dropout);
     const float scale = 65536.0f / (float)(65536 - drop);
     const int64_t number = l->in[2].data ? ((const int32_t *)l->in[2].data)[r] : r;
     uint16_t numbers[8 * TT__LANES];

@@ -1071,7 +1071,7 @@ struct op_dropout {
 
 cudaError_t run_dropout(const tt__launch *l)
 {
-    const uint32_t drop = (uint32_t)tt__drop_threshold(l->instr->attr.dropout);
+    const uint32_t drop = (uint32_t)TT__DROP_THRESHOLD(l->instr->attr.dropout);
     const op_dropout op = {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->instr->random, drop,
                            65536.0f / (float)(65536 - drop), 0};
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], true, op);
@@ -3558,7 +3558,7 @@ cudaError_t attention_begin(const tt__launch *l, attention_args *p, size_t *used
     p->head_size = (int)(p->q.cols / p->heads);
     p->causal = attr->causal;
     p->scale = attr->scale;
-    p->drop = tt__drop_threshold(attr->dropout);
+    p->drop = TT__DROP_THRESHOLD(attr->dropout);
     p->keep_scale = 65536.0f / (float)(65536 - p->drop);
     p->random = l->instr->random;
     if (!numbers->data || p->q.rows == 0) return cudaSuccess;
