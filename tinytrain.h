@@ -2396,19 +2396,23 @@ struct tt_tape {
     char error[512];
 };
 
-/* What is known of an op: its row in TT__OPS (>>backend) and its rules (>>ops). */
+/* The rows of TT__OPS (>>backend). An op's rules are in >>ops. */
 typedef struct tt__op {
     const char *name;
     int inputs, outputs;
     unsigned flags;
-    const struct tt__rules *rules;
 } tt__op;
 
-static const tt__op *tt__row(int op); /* the table stands below the rules */
-static bool tt__is(const tt__instr *i, unsigned flags) { return (tt__row(i->op)->flags & flags) == flags; }
-static int tt__weight(const tt__instr *i) { return (int)(tt__row(i->op)->flags >> 24 & 3); }
-static int tt__residual(const tt__instr *i) { return (int)(tt__row(i->op)->flags >> 26 & 3); }
-static int tt__numbers(const tt__instr *i) { return (int)(tt__row(i->op)->flags >> 28 & 7); }
+static const tt__op tt__ops[TT__OP_COUNT] = {
+#define TT__ROW(OP, name, inputs, outputs, flags) {name, inputs, outputs, flags},
+    TT__OPS(TT__ROW)
+#undef TT__ROW
+};
+
+static bool tt__is(const tt__instr *i, unsigned flags) { return (tt__ops[i->op].flags & flags) == flags; }
+static int tt__weight(const tt__instr *i) { return (int)(tt__ops[i->op].flags >> 24 & 3); }
+static int tt__residual(const tt__instr *i) { return (int)(tt__ops[i->op].flags >> 26 & 3); }
+static int tt__numbers(const tt__instr *i) { return (int)(tt__ops[i->op].flags >> 28 & 7); }
 
 static const char *tt__act_name(int act)
 {
@@ -2418,7 +2422,7 @@ static const char *tt__act_name(int act)
 
 static const char *tt__instr_name(const tt__instr *i)
 {
-    return tt__is(i, TT__NAMED_BY_ACT) ? tt__act_name(i->attr.act) : tt__row(i->op)->name;
+    return tt__is(i, TT__NAMED_BY_ACT) ? tt__act_name(i->attr.act) : tt__ops[i->op].name;
 }
 
 /* ---------------------------------------------------------------------------------------------- recording */
@@ -2877,7 +2881,7 @@ typedef struct tt__rules {
     bool (*layout)(tt_tape *t, const tt__instr *i, tt__part *out);
 } tt__rules;
 
-static const tt__rules *tt__rules_of(const tt__instr *i) { return tt__row(i->op)->rules; }
+static const tt__rules *tt__rules_of(const tt__instr *i); /* the table stands below the rules */
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
@@ -2909,7 +2913,7 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
     i.random = to->random;
     *to = i;
     int at = t->n_code - 1;
-    for (int k = 0; k < tt__row(i.op)->outputs; k++) {
+    for (int k = 0; k < tt__ops[i.op].outputs; k++) {
         if (!shape[k].rows) continue; /* an optional output, absent here */
         int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(&i),
                                    at, k);
@@ -3563,7 +3567,7 @@ static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (!tt__float_in(t, i, 0)) return false;
     if (!tt__fixed_in(t, i, 1, 1, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols)) return false;
     out[0] = *x;
-    tt__set_shape(&out[1], TT_F32, x, tt__row(i->op)->inputs - 1);
+    tt__set_shape(&out[1], TT_F32, x, tt__ops[i->op].inputs - 1);
     return eps >= 0 || tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: eps %g is negative", tt__instr_name(i), eps);
 }
 
@@ -3581,7 +3585,7 @@ static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm,
 static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 1);
-    const int64_t statistics = tt__row(i->op)->outputs - 1;
+    const int64_t statistics = tt__ops[i->op].outputs - 1;
     out[0] = *x;
     for (int k = 1; k < 3; k++) tt__set_fixed(&out[k], TT_F32, 1, x->cols);
     return tt__shape_in(t, i, 0, x, x->cols) && tt__fixed_in(t, i, 2, 1, x->cols) &&
@@ -4281,14 +4285,14 @@ static const tt__rules tt__rules_WAIT = {tt__shape_alike, {NULL}, tt__no_bytes};
 
 /* -------------------------------------------------------------------------------------------- all of them */
 
-static const tt__op *tt__row(int op)
+static const tt__rules *tt__rules_of(const tt__instr *i)
 {
-    static const tt__op table[TT__OP_COUNT] = {
-#define TT__ROW(OP, name, inputs, outputs, flags) {name, inputs, outputs, flags, &tt__rules_##OP},
-        TT__OPS(TT__ROW)
-#undef TT__ROW
+    static const tt__rules *const table[TT__OP_COUNT] = {
+#define TT__RULES(OP, name, inputs, outputs, flags) &tt__rules_##OP,
+        TT__OPS(TT__RULES)
+#undef TT__RULES
     };
-    return &table[op];
+    return table[i->op];
 }
 
 /* Floating-point operations of an instruction's matrix products; `in`: see tt__rules.flops. */
@@ -4355,7 +4359,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
                                       int group)
 {
     int32_t id = i->in[j];
-    bool expected = j < tt__row(i->op)->inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
+    bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
     if (!k->defined) return "reads a value that nothing has written";
@@ -4376,7 +4380,7 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     bool same_shape = tt__same_rows(rule, &v->shape) && rule->cols == v->shape.cols;
     bool other_kind = tt__is_float(rule->dtype) != tt__is_float(v->shape.dtype);
     bool given = v->storage == TT__INPUT || v->storage == TT__PARAMETER || i->out[j] == t->run;
-    if (j >= tt__row(i->op)->outputs || !rule->rows) return "writes an output that it has not";
+    if (j >= tt__ops[i->op].outputs || !rule->rows) return "writes an output that it has not";
     if (!same_shape) return "result has another shape than its rule says";
     if (other_kind || (v->pinned_f32 && v->shape.dtype != TT_F32)) return "result has the wrong dtype";
     if (!tt__reaches(t, i, i->out[j])) return "cannot write the host's memory";
@@ -4587,7 +4591,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     if (at < 0 || t->values[index].shape.rows >= t->values[v].shape.rows) return TT_OK;
     tt__instr i = t->code[at];
     const int numbers = tt__numbers(&i);
-    unsigned by_row = tt__row(i.op)->flags / TT__BY_ROW(1) & 15;
+    unsigned by_row = tt__ops[i.op].flags / TT__BY_ROW(1) & 15;
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool most = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
@@ -4859,7 +4863,7 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v)
         return storage == TT__INPUT || storage == TT__PARAMETER ? *f : none;
     }
     const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__AGAIN_KEPT : TT__AGAIN;
-    const bool again = (tt__row(f->op)->flags & cheap) != 0;
+    const bool again = (tt__ops[f->op].flags & cheap) != 0;
     return again && tt__is_saved(r, f->in[0]) ? *f : none;
 }
 
@@ -10157,7 +10161,7 @@ static uint64_t tt__tape_hash(const tt_tape *t)
     }
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        const char *name = tt__row(i->op)->name;
+        const char *name = tt__ops[i->op].name;
         hash = tt__hash_on(hash, name, strlen(name));
         hash = tt__hash_on(hash, i->in, sizeof i->in);
         hash = tt__hash_on(hash, i->out, sizeof i->out);

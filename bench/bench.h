@@ -91,7 +91,7 @@ static double bench__bytes(const tt__launch *l)
     for (int j = 0; j < TT__MAX_IN; j++)
         n += l->instr->op == TT__OP_EMBEDDING && j == 1 ? bench__size(&l->out[0]) : bench__size(&l->in[j]);
     for (int j = 0; j < TT__MAX_OUT; j++)
-        n += (l->add[j] || tt__row(l->instr->op)->flags & TT__RMW ? 2 : 1) * bench__size(&l->out[j]);
+        n += (l->add[j] || tt__ops[l->instr->op].flags & TT__RMW ? 2 : 1) * bench__size(&l->out[j]);
     return n;
 }
 

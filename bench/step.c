@@ -327,9 +327,9 @@ int main(int argc, char **argv)
     }
     for (int op = 0; op < TT__OP_COUNT && done; op++) {
         if (by_op[op].seconds == 0) continue;
-        snprintf(name, sizeof name, "%s, time of a step", tt__row(op)->name);
+        snprintf(name, sizeof name, "%s, time of a step", tt__ops[op].name);
         bench_row(name, 1e3 * by_op[op].seconds / done, "ms", 0);
-        if (by_op[op].flops > 0) bench_cost_row(tt__row(op)->name, by_op[op]);
+        if (by_op[op].flops > 0) bench_cost_row(tt__ops[op].name, by_op[op]);
     }
     for (int k = 0; k < all.n; k++) {
         free((void *)(uintptr_t)all.batch[k].ids);

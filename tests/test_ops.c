@@ -1493,16 +1493,17 @@ TEST(gradient_cuda) { gradient("cuda"); }
 TEST(every_op_has_a_case)
 {
     for (int op = 0; op < TT__OP_COUNT; op++) {
-        const tt__gradient *how = &tt__row(op)->rules->backward;
+        const tt__instr i = tt__new_instr(op);
+        const tt__gradient *how = &tt__rules_of(&i)->backward;
         bool found = !how->emit && !how->reads;
         for (int c = 0; c < CASE_COUNT; c++) found |= cases[c].op == op;
-        snprintf(where, sizeof where, "op '%s'", tt__row(op)->name);
+        snprintf(where, sizeof where, "op '%s'", tt__ops[op].name);
         report(found, "has a backward, but no line in CASES");
     }
     if (!ran[TT__OP_FILL]) return; /* the gradient tests were not selected */
     for (int op = 0; op < TT__OP_COUNT; op++) {
-        snprintf(where, sizeof where, "op '%s'", tt__row(op)->name);
-        bool streams = tt__row(op)->flags & TT__ANY_SPACE; /* test_planner.c has programs with these */
+        snprintf(where, sizeof where, "op '%s'", tt__ops[op].name);
+        bool streams = tt__ops[op].flags & TT__ANY_SPACE; /* test_planner.c has programs with these */
         report(ran[op] || streams, "was in no program of the gradient tests");
     }
 }
@@ -3149,7 +3150,7 @@ TEST(cuda_kernels_of_each_dtype)
             l.in[0] = some(dtype[t], ROWS_, D, -3, 3, &s);
             l.in[1] = some(dtype[t], ROWS_, D, -3, 3, &s);
             l.out[0] = some(dtype[t], ROWS_, D, 0, 0, &s);
-            same_on_both(ctx, &l, 1, tt__row(i.op)->name);
+            same_on_both(ctx, &l, 1, tt__ops[i.op].name);
         }
     }
     for (int t = 0; t < TT__COUNT(pair); t++) {
