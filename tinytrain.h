@@ -111,7 +111,7 @@
    SECTIONS (search for the tag)
      >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>context  >>compile  >>run
      >>reports  >>formats  >>models  >>trainer  >>unicode
-     Each stands only on those before it. */
+     Each stands only on those before it, but for >>formats, which reads the tables of >>unicode. */
 
 /* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they
    are asked to before the first of them is read. That one defines _FEATURES_H, in glibc and in musl; what it
@@ -901,7 +901,7 @@ void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it 
 
 /* The model's class_names are those of a dataset with as many classes, each of at most 63 bytes. */
 tt_status tt_bert_name_classes(tt_bert *m, const tt_dataset *d);
-/* The last hidden states (rows, hidden), and the logits (seqs, classes). */
+/* Recorded on a tape: the last hidden states (rows, hidden), and the logits (seqs, classes). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* As a trainer sees it: the mean cross-entropy of the classes that "labels" tell. m must stay. */
@@ -4320,8 +4320,8 @@ static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr 
 
 /* ===========================================================================================================
    PASSES                                                                                          >>passes
-   Functions that rewrite a tape, and the verifier that runs after each. In order: inference (without
-   training), rows, fuse, precision, [differentiate], fuse again, recompute, update, prune. Uses tape and ops.
+   Functions that rewrite a tape, and the verifier that runs after each. tt__run_passes (>>compile) has their
+   order. Uses tape and ops.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------------------- verifier */
@@ -4519,9 +4519,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
             if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
         if (!train) i->attr.dropout = 0;
         if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
-        const bool sum = i->in[tt__residual(i)] != 0;
-        i->op = sum ? TT__OP_ADD : TT__OP_SCALE;
-        if (sum) continue;
+        i->op = TT__OP_SCALE;
         i->attr.scale = 1;
         if (y->keep || y->views || i->out[0] == root) continue;
         t->values[i->out[0]].instead = i->in[0];
@@ -4595,7 +4593,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool most = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
-    if (i.attr.causal && most) return TT_OK; /* only when all rows ask are tiles skipped that nobody sees */
+    if (i.attr.causal && most) return TT_OK; /* keys that no query sees are left out of whole rows only */
     i.out[0] = t->code[k].out[0];
     tt__value *y = &t->values[i.out[0]];
     if (!y->named) memcpy(y->name, t->values[v].name, sizeof y->name);
@@ -4651,7 +4649,7 @@ static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
 
 /* ---------------------------------------------------------------------------------------------- precision */
 
-/* Numbered so in states. */
+/* A saved state holds these numbers. */
 typedef enum tt__precision_kind {
     TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE, TT__16_MIXED, TT__16_TRUE
 } tt__precision_kind;
@@ -8523,7 +8521,8 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that ask, put in order in the workspace. */
+/* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that are queries, which the workspace has in
+   order. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;
