@@ -274,6 +274,50 @@ TEST(bias_of_very_many_columns)
     free(zeros);
 }
 
+/* Kernels whose partial sums, or bits of rows, would not fit take so many columns or rows and refuse more. */
+TEST(sizes_that_kernels_refuse)
+{
+    enum { LAYERNORM, RMSNORM, EMBEDDING, GATHER, SET, SET_LONG, CASES };
+    static const char *const names[CASES] = {"layernorm_backward", "rmsnorm_backward", "embedding_backward",
+                                             "gather_rows_backward", "set_rows_backward", "set_rows"};
+    for (int k = 0; k < 2 * CASES; k++) {
+        const int kind = k / 2;
+        const bool wide = kind != SET_LONG;
+        const int64_t most = wide ? 1 << 20 : 1 << 27, n = most + k % 2;
+        const int64_t rows = wide ? 4 : n, cols = wide ? n : 1, dims[2] = {cols, 1}, table[2] = {3, cols};
+        const tt_init ones = {TT_INIT_ONES, 0};
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_param *w = tt_param_new(ctx, "w", 2, dims, ones);
+        tt_value x = tt_linear(t, tt_input(t, "x", TT_F32, rows, 1), w, NULL);
+        tt_value index = tt_input(t, "index", TT_I32, 2, 1), y = {0}, none = {0};
+        tt_param *row = tt_param_new(ctx, "row", 1, &cols, ones);
+        if (kind == EMBEDDING || kind == GATHER)
+            y = tt_embedding(t, tt_input(t, "ids", TT_I32, rows, 1),
+                             tt_param_new(ctx, "table", 2, table, ones));
+        if (kind == LAYERNORM) y = tt_layernorm(t, x, row, NULL, 1e-5f);
+        else if (kind == RMSNORM) y = tt_rmsnorm(t, x, row, 1e-5f);
+        else if (kind == GATHER) y = tt_gather_rows(t, y, index);
+        else if (kind != EMBEDDING) y = tt_set_rows(t, x, index, row);
+        tt_value target = tt_input(t, "target", TT_F32, kind == GATHER ? 2 : rows, cols);
+        tt_compile_options o = tt_compile_options_default();
+        char expected[128];
+        o.device = "cuda";
+        tt_program *p = tt_compile(t, tt_mean_squared_error(t, y, target, none), &o);
+        snprintf(expected, sizeof expected, "device 'cuda' cannot run %s, ", names[kind]);
+        if (!CHECK((p == NULL) == k % 2)) printf("%s %s\n", names[kind], tt_error(ctx));
+        if (!p) {
+            CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, expected);
+            CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, wide ? "kernel for it takes at most 2^20 columns"
+                                                      : "kernel for it takes at most 2^27 rows");
+        }
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 TEST(trains_distilbert_as_the_cpu_does) { compare_with_cpu(false, 0.1f, true); }
 TEST(trains_vit_as_the_cpu_does) { compare_with_cpu(true, 0, false); }
 
@@ -944,6 +988,7 @@ TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
 
 static const test_case tests[] = {
     TEST_CASE(indices_behind_a_view_are_checked), TEST_CASE(bias_of_very_many_columns),
+    TEST_CASE(sizes_that_kernels_refuse),
     TEST_CASE(trains_distilbert_as_the_cpu_does),
     TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(values_in_the_hosts_memory),
     TEST_CASE(a_step_waits_once_for_its_results), TEST_CASE(programs_on_two_devices),
