@@ -10041,6 +10041,8 @@ typedef struct tt__rank {
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run asks for */
     bool never_records;     /* the device has failed to record what it can run */
+    bool zeroed;            /* tt__zero_states has run */
+    bool scale_set;         /* the program's results.scale is the device's too */
 } tt__rank;
 
 struct tt_program {
@@ -10051,11 +10053,9 @@ struct tt_program {
     struct tt_program *next; /* of its arena */
     tt__rank rank;
     tt__results results;    /* as read last */
-    bool scale_set;         /* results.scale is the device's too */
     bool ready;             /* its arena and all its parameters have memory */
     bool poison;            /* tests: overwrite storages as soon as they are dead */
     bool micro_failed, norm_known;
-    bool zeroed;            /* tt__zero_states has run */
     double flops;
 };
 
@@ -10635,12 +10635,12 @@ static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
     tt_status status = TT_OK;
-    for (int32_t v = 1; v < p->built.t->n_values && !p->zeroed && status == TT_OK; v++) {
+    for (int32_t v = 1; v < p->built.t->n_values && !p->rank.zeroed && status == TT_OK; v++) {
         const tt__value *x = &p->built.t->values[v];
         if (!x->persistent || x->base != v || x->storage == TT__PARAMETER || x->space == TT__HOST) continue;
         status = a->kind->backend->fill(a->device, a->memory + x->place, 0, tt__storage_bytes(x));
     }
-    p->zeroed = status == TT_OK;
+    p->rank.zeroed = status == TT_OK;
     return tt__device_status(p->ctx, a, status);
 }
 
@@ -10993,9 +10993,9 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (status == TT_OK) status = tt__zero_states(p);
     if (status == TT_OK && l.tape->run)
         status = tt__write_value(p, l.tape->run, &p->rank.run, sizeof p->rank.run);
-    if (status == TT_OK && p->built.t->scale && !p->scale_set) {
+    if (status == TT_OK && p->built.t->scale && !p->rank.scale_set) {
         status = tt__write_value(p, p->built.t->results, &p->results, sizeof p->results);
-        p->scale_set = status == TT_OK;
+        p->rank.scale_set = status == TT_OK;
     }
     if (segment == TT__EACH_MICRO || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status == TT_OK) {
@@ -16748,7 +16748,7 @@ static tt_status tt__state_take(tt__state *s)
     p->results.scale.scale = h->loss_scale;
     p->results.scale.good_steps = (double)h->good_steps;
     p->results.scale.skipped = (double)h->skipped;
-    p->scale_set = false;
+    p->rank.scale_set = false;
     if (tt__state_header_of(p).program != h->program)
         tt__log(s->p->ctx, TT_LOG_WARNING, "resume", "'%s' was made with other options of the model, the "
                 "optimizer or the batches (dropout, weight decay, max_tokens, ...): the run goes on with the "
