@@ -526,7 +526,8 @@ tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity);
 
 typedef struct tt_stats {
     /* Mean over the targets of the step (all micro-batches), of all loss ops together. What is computed of
-       them on the way to the root, as a sum or a factor, is not in it: tt_get gives the root. */
+       them on the way to the root, as a sum or a factor, is not in it: tt_get gives the root, which is NaN
+       where none of the targets of one of several loss ops counts. */
     double loss;
     double targets;       /* number of targets that counted (their weights' sum) */
     double correct;       /* of them, predicted right (cross-entropy) */
@@ -1168,7 +1169,8 @@ typedef struct tt__instr {
 #define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
 #define TT__RANDOM 0x10      /* draws random numbers                                                        */
 #define TT__WITH_RUN 0x20    /* operand TT__RUN_IN is the step's settings: where it updates or drops out    */
-#define TT__MEAN 0x40        /* ... only in programs that accumulate: the number of targets is yet to come  */
+#define TT__MEAN 0x40        /* with TT__WITH_RUN: only in programs that accumulate, which do not know yet
+                                how many targets the step has */
 #define TT__ANY_SPACE 0x80   /* its operands may lie in the host's memory                                   */
 #define TT__WAITS 0x100      /* its operands are what an instruction of another stream reads and writes     */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (attr.fp8)                  */
@@ -1319,13 +1321,13 @@ static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1)
 /* Dropout: of 16 random bits, those below this drop. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
 
-/* Where an instruction of ATTENTION or its backward has its operands, and k and v after q. */
+/* Where attention or its backward has its operands, k and v after q. */
 typedef struct tt__attention_operands { int q, starts, numbers; bool backward; } tt__attention_operands;
 
-static inline tt__attention_operands tt__attention_of(const tt__instr *i)
+static inline tt__attention_operands tt__attention_of(bool backward)
 {
-    static const tt__attention_operands forward = {0, 3, 4, false}, backward = {1, 4, 7, true};
-    return i->op == TT__OP_ATTENTION ? forward : backward;
+    const tt__attention_operands of_forward = {0, 3, 4, false}, of_backward = {1, 4, 7, true};
+    return backward ? of_backward : of_forward;
 }
 
 /* ------------------------------------------------------------------------------------- a backend's functions
@@ -3674,7 +3676,7 @@ static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, {NULL}
 
 /* ---------------------------------------------------------------------------------------------------- add */
 
-tt_value tt_add(tt_tape *t, tt_value a, tt_value b) 
+tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 {
     return tt__record(t, tt__new_instr(TT__OP_ADD), "vv", a, b);
 }
@@ -3706,7 +3708,7 @@ static const tt__rules tt__rules_ADD = {tt__shape_of_two, {tt__backward_ADD}, NU
 
 /* ---------------------------------------------------------------------------------------------------- mul */
 
-tt_value tt_mul(tt_tape *t, tt_value a, tt_value b) 
+tt_value tt_mul(tt_tape *t, tt_value a, tt_value b)
 {
     return tt__record(t, tt__new_instr(TT__OP_MUL), "vv", a, b);
 }
@@ -3823,7 +3825,7 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
 /* Two products forward, four backward, of each query and key. At capacity sequences have equal lengths. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
-    const tt__attention_operands at = tt__attention_of(i);
+    const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
     const tt__mat *q = &in[at.q], *k = q + 1;
     const int32_t *start = (const int32_t *)in[at.starts].data, *row = (const int32_t *)in[at.numbers].data;
     int64_t seqs = in[at.starts].rows - 1;
@@ -3838,7 +3840,7 @@ static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 
 static size_t tt__cpu_attention(int threads, const tt_tape *t, const tt__instr *i)
 {
-    const tt__attention_operands at = tt__attention_of(i);
+    const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
     const tt__shape *q = tt__in(t, i, at.q), *k = tt__in(t, i, at.q + 1);
     int64_t seqs = tt__in(t, i, at.starts)->rows - 1, longest = tt__max(q->rows, k->rows);
     size_t bytes = tt__attention_workspace(longest, k->cols / i->attr.heads, at.backward, threads);
@@ -3849,7 +3851,7 @@ static size_t tt__cpu_attention(int threads, const tt_tape *t, const tt__instr *
    which all blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2). */
 static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
 {
-    const tt__attention_operands at = tt__attention_of(i);
+    const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
     size_t rows = (size_t)tt__in(t, i, at.q)->rows, starts = (size_t)tt__in(t, i, at.starts)->rows;
     size_t order = i->in[at.numbers] ? tt__align_to((starts + 2 * rows) * 4, TT__CUDA_ALIGN) : 0;
     return order + (at.backward ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
@@ -4534,7 +4536,9 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 typedef struct tt__gathers {
     tt_tape *t;
     int n;                      /* instructions before the pass */
-    struct { int at, before; } *all; int n_all, cap_all; /* before: the last of its value, plus one */
+    /* Every gather: its instruction, and one more than the entry of the gather of the same value that was
+       found before it (0: none). */
+    struct { int at, before; } *all; int n_all, cap_all;
     int *todo; int n_todo, cap_todo; /* the last is next */
 } tt__gathers;
 
@@ -4545,7 +4549,7 @@ static bool tt__gathers_add(tt__gathers *g, int k)
     if (!TT__GROW(ctx, g->todo, g->n_todo, g->cap_todo)) return false;
     tt__value *x = &g->t->values[g->t->code[k].in[0]];
     g->all[g->n_all].at = g->todo[g->n_todo++] = k;
-    g->all[g->n_all].before = x->instead; /* which in this pass is a number in `all`, and one more */
+    g->all[g->n_all].before = x->instead; /* in this pass, the value's last entry of `all`, plus 1 */
     x->instead = ++g->n_all;
     return true;
 }
@@ -4720,7 +4724,8 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
     return t->values[v].residual = in;
 }
 
-/* Marks residual streams: sums of residual additions, rows gathered of them, what flows into the first. */
+/* Marks residual streams: sums of residual additions, rows gathered of such sums, and the values that the
+   first addition of a stream adds to. */
 static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -4829,7 +4834,7 @@ typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute policy;
     int forward;     /* the first instruction of the backward */
-    int whole;       /* "blocks": all that the first so many instructions compute is computed again */
+    int whole;       /* "blocks": so many instructions, from the first on, are computed again whole */
     int at;          /* before which instructions are put in: the one that needs them */
 } tt__recomputer;
 
@@ -9258,10 +9263,10 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 
 #if defined(TT__IMPLEMENT) && !defined(TT__LANES) && !defined(TT__KERNELS_ONLY)
 
-/* ============================================================================================================
-   CONTEXT                                                                                       >>context
+/* ===========================================================================================================
+   CONTEXT                                                                                           >>context
    Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
-   ============================================================================================================ */
+   ======================================================================================================== */
 
 /* ------------------------------------------------------------------------------------------------- memory */
 
@@ -9972,11 +9977,11 @@ void tt_close(tt_context *ctx)
     allocator.release(allocator.user, ctx, sizeof *ctx);
 }
 
-/* ============================================================================================================
-   COMPILE                                                                                       >>compile
+/* ===========================================================================================================
+   COMPILE                                                                                           >>compile
    Makes a program of a tape: checks the options, runs the passes and plans memory; nothing is allocated
    on the device. Uses all above.
-   ============================================================================================================ */
+   ======================================================================================================== */
 
 /* The launches of a segment as a device has recorded them. Those of a micro-batch are for runs with the
    same numbers of rows; the update has none. */
@@ -10132,7 +10137,7 @@ static tt_status tt__check_loss_scale(tt_context *ctx, const tt_loss_scale *s)
 static bool tt__copy_array(tt_context *ctx, void **to, const void *from, size_t bytes)
 {
     *to = tt__alloc(ctx, bytes ? bytes : 1);
-    if (*to) memcpy(*to, from, bytes);
+    if (*to && bytes) memcpy(*to, from, bytes);
     return *to != NULL;
 }
 
@@ -10598,11 +10603,11 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     return NULL;
 }
 
-/* ============================================================================================================
-   RUN                                                                                               >>run
+/* ===========================================================================================================
+   RUN                                                                                                   >>run
    Allocates a program's memory, takes inputs, runs micro-batches and updates, and gives results. Uses all
    above.
-   ============================================================================================================ */
+   ======================================================================================================== */
 
 static int64_t tt__actual_rows(const tt_program *p, int32_t id)
 {
@@ -10798,6 +10803,7 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
     const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
     if (!x || x->storage != TT__INPUT || x->base != v.id)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: value %d is no input of this program", (int)v.id);
+    if (!data) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: the data for input '%s' is NULL", x->name);
     const bool all = x->shape.axis || rows == x->shape.rows;
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || !all)
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld",
@@ -11331,10 +11337,10 @@ static tt__state_header tt__state_header_of(const tt_program *p)
     return h;
 }
 
-/* ============================================================================================================
-   REPORTS                                                                                       >>reports
+/* ===========================================================================================================
+   REPORTS                                                                                           >>reports
    A program and its memory plan as numbers, as text and as a picture. Uses all above.
-   ============================================================================================================ */
+   ======================================================================================================== */
 
 const char *tt_category_name(tt_category c)
 {
@@ -16102,11 +16108,11 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
 }
 
-/* ============================================================================================================
-   TRAINER                                                                                        >>trainer
+/* ===========================================================================================================
+   TRAINER                                                                                           >>trainer
    Learning-rate schedules, steps of micro-batches, evaluation, prediction, the state of a run in one file,
    tt_fit. Uses all above.
-   ============================================================================================================ */
+   ======================================================================================================== */
 
 struct tt_trainer {
     tt_context *ctx;

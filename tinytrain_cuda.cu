@@ -3542,10 +3542,10 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 
 // Sets what the forward and the backward have in common. If only some rows of the batch are queries, their
 // numbers are put in order at the beginning of the workspace, in *used bytes.
-cudaError_t attention_begin(const tt__launch *l, attention_args *p, size_t *used)
+cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *p, size_t *used)
 {
     const tt__attr *attr = &l->instr->attr;
-    const tt__attention_operands operand = tt__attention_of(l->instr);
+    const tt__attention_operands operand = tt__attention_of(backward);
     const tt__mat *q = &l->in[operand.q], *starts = &l->in[operand.starts];
     const tt__mat *numbers = &l->in[operand.numbers];
     memset(p, 0, sizeof *p);
@@ -3647,7 +3647,7 @@ cudaError_t run_attention(const tt__launch *l)
     tt__device *d = l->device;
     attention_args p;
     size_t used;
-    cudaError_t e = attention_begin(l, &p, &used);
+    cudaError_t e = attention_begin(l, false, &p, &used);
     p.out = l->out[0];
     p.lse = (float *)l->out[1].data;
     if (e != cudaSuccess || p.seqs < 1 || p.q.rows < 1) return e;
@@ -3673,7 +3673,7 @@ cudaError_t run_attention_backward(const tt__launch *l)
     tt__device *d = l->device;
     attention_args p;
     size_t used;
-    cudaError_t e = attention_begin(l, &p, &used);
+    cudaError_t e = attention_begin(l, true, &p, &used);
     p.dout = l->in[0];
     p.out = l->in[5];
     p.lse = (float *)l->in[6].data;
