@@ -2619,6 +2619,16 @@ tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs)
     return tt__handle(0);
 }
 
+int64_t tt_value_rows(const tt_tape *t, tt_value v)
+{
+    return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.rows : 0;
+}
+
+int64_t tt_value_width(const tt_tape *t, tt_value v)
+{
+    return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.cols : 0;
+}
+
 void tt_name(tt_tape *t, tt_value v, const char *format, ...)
 {
     va_list args;
@@ -11252,16 +11262,6 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
 }
 
 /* ---- what those who train a program ask of it */
-
-int64_t tt_value_rows(const tt_tape *t, tt_value v)
-{
-    return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.rows : 0;
-}
-
-int64_t tt_value_width(const tt_tape *t, tt_value v)
-{
-    return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.cols : 0;
-}
 
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
 {
