@@ -2,8 +2,8 @@
 """Checks the order of tinytrain.h. Standard library only; run from the repository's root.
 
 ops_in_one_place: outside of the section >>ops, where the rules of ops are, and >>cpu, where their kernels
-are, nothing asks which op an instruction is. What passes, plans and runs must know is a flag of its row or one
-of its rules (see CONTRIBUTING.md, "Add an op").
+are, nothing asks which op an instruction is. What passes, plans and runs must know is a flag of its row or
+one of its rules (see CONTRIBUTING.md, "Add an op").
 
 nothing_reaches_upward: a section uses no function or table of one below it, but for the declarations at the
 beginning and >>formats, which reads the tables of >>unicode.
