@@ -1,7 +1,8 @@
 """Measures another commit's version and this one in turn: speed of steps, matrix products and attention, time
 to compile programs and the header, and the plans of the memory ladder.
 
-    python3 bench/against.py [BASE] [--rounds 5] [--only plans,step,gemm,attention,compile,header] [--new FOLDER]
+    python3 bench/against.py [BASE] [--rounds 5] [--only plans,step,gemm,attention,compile,header]
+                             [--new FOLDER]
 
 BASE is a commit (053f6e9) or a folder with tinytrain.h and bench/. Every round runs both versions, in
 the other order than the round before; what is printed is the median of the rounds' ratios, new / old. Above 1
