@@ -770,7 +770,9 @@ typedef struct tt_source {
     /* Fills in the next micro-batch, which is all 0, or sets *more to false at the end of the epoch. An error
        ends tt_fit and tt_evaluate, which return it. */
     tt_status (*next)(void *self, tt_batch *batch, bool *more);
-    int64_t steps;             /* of an epoch */
+    /* Of an epoch, at least 1. Where `next` gives more, tt_fit and tt_evaluate fail; where it gives fewer,
+       tt_fit warns the logger once. A step to train on ends with a micro-batch that is last_of_step. */
+    int64_t steps;
     /* The most that a micro-batch has (0: unknown); may a step have several? tt_train_options makes room. */
     int max_seqs, max_tokens;
     bool accumulates;
@@ -833,7 +835,7 @@ typedef struct tt_model {
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
     int classes;      /* the output has a logit for each of so many, for tt_predict. 0: something else */
-    const char *unit; /* what is counted a second: "tokens", "images". Default, NULL: "examples" */
+    const char *unit; /* what is counted a second: "tokens", "images"; as a metric's name. NULL: "examples" */
     int max_length;   /* rows of the longest sequence that there may be; 0: it has no sequences */
     bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
                          and starts, and batches need not have them */
@@ -1064,7 +1066,8 @@ tt_fit_options tt_fit_options_default(void);
    resumed bit for bit. Saving can fail too: tt_trainer_saved_steps says from which step a resumed run would
    go on.
    A run is resumed on the data that it began with: other names of classes are an error, and the logger is
-   warned of other labels, tokens or number of examples; pixels are not compared.
+   warned of other labels, tokens or number of examples; pixels are not compared. It is also warned of a
+   validation that is not finite.
 
    metrics.csv has a line for each step and for each validation, and these columns. Numbers are written with a
    decimal point in any locale; one that is not finite is "nan", "inf" or "-inf".
@@ -16184,11 +16187,12 @@ static tt_compile_options tt__compile_options(const tt_train_options *o)
     return c;
 }
 
-static bool tt__is_metric(const tt_metric *m)
+/* Can this stand in the heading of metrics.csv? */
+static bool tt__is_column(const char *name)
 {
     const char *letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
-    const size_t n = strlen(m->name);
-    return m->of && n > 0 && n < 32 && strspn(m->name, letters) == n && strcmp(m->name, "loss") != 0;
+    const size_t n = strlen(name);
+    return n > 0 && n < 32 && strspn(name, letters) == n;
 }
 
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
@@ -16213,9 +16217,12 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
         tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
     if (!model->record) tt__print(&all, "; the model has no function `record`");
-    if (model->metric.name && !tt__is_metric(&model->metric))
+    const tt_metric *metric = &model->metric;
+    if (metric->name && !(metric->of && tt__is_column(metric->name) && strcmp(metric->name, "loss") != 0))
         tt__print(&all, "; the model's metric '%.32s' needs a function and a name of at most 31 letters, "
-                  "digits, _ and - that is not 'loss'", model->metric.name);
+                  "digits, _ and - that is not 'loss'", metric->name);
+    if (model->unit && !tt__is_column(model->unit))
+        tt__print(&all, "; the model's unit '%.32s' is not of 1 to 31 letters, digits, _ and -", model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
     if (tt__parse_settings(ctx, &c, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
@@ -16451,7 +16458,8 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (status != TT_OK) return status;
     if (!r->options.accumulate && !b->last_of_step)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                        "a step of several micro-batches needs a trainer made with accumulate = true");
+                        "last_of_step is not set in the batch: a step of several micro-batches needs a "
+                        "trainer made with accumulate = true");
     const bool accumulates = r->options.accumulate;
     if (r->step_failed)
         status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others "
@@ -16484,11 +16492,39 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
 static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const char *what)
 {
     const tt_train_options *o = &r->options;
+    if (!s || !s->seek || !s->next || s->steps < 1)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source %s %s", what, !s ? "is NULL" :
+                        s->seek && s->next ? "has tt_source.steps < 1: count the steps of an epoch" :
+                        "needs the functions `seek` and `next`");
     bool tokens_fit = r->model.same_length || s->max_tokens <= o->max_tokens;
     if (tokens_fit && s->max_seqs <= o->max_seqs) return TT_OK;
     return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, and the "
                     "trainer has max_seqs = %d and max_tokens = %d: make it for the largest of all its "
-                    "loaders", what, s->max_seqs, s->max_tokens, o->max_seqs, o->max_tokens);
+                    "sources (tt_train_options_make_room)", what, s->max_seqs, s->max_tokens, o->max_seqs,
+                    o->max_tokens);
+}
+
+/* What a function of the caller's returned, before which ctx->error was emptied: an error gets a sentence
+   where the function left none. */
+static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
+                              int64_t step)
+{
+    if (status == TT_OK || ctx->error[0]) return status;
+    return tt__fail(ctx, status, "epoch %lld, step %lld: %s failed (%s)", (long long)epoch + 1,
+                    (long long)step + 1, what, tt_status_name(status));
+}
+
+/* Gets the next micro-batch, which is of this step if there is one. b NULL: goes to the step instead. */
+static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t epoch, int64_t step,
+                                 tt_batch *b, bool *more)
+{
+    if (b) memset(b, 0, sizeof *b);
+    ctx->error[0] = 0;
+    tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
+    status = tt__returned(ctx, status, "the source", epoch, step);
+    if (status != TT_OK || !b || !*more || step < s->steps) return status;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, and has tt_source.steps "
+                    "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
 }
 
 /* What the unit of the model counts. */
@@ -16500,14 +16536,15 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
 {
     tt_batch b;
     bool more = true;
+    int64_t step = 0;
     memset(stats, 0, sizeof *stats);
-    tt_status status = source->seek(source->self, 0, 0);
+    tt_status status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
     while (status == TT_OK && !(stop && *stop)) {
-        memset(&b, 0, sizeof b);
-        status = source->next(source->self, &b, &more);
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status != TT_OK || !more) break;
         status = tt_evaluate_batch(r, &b, stats);
         *items += tt__items(&b);
+        step += b.last_of_step || !source->accumulates;
     }
     return status;
 }
@@ -16860,6 +16897,7 @@ typedef struct tt__fit {
     size_t bytes;                /* of the arena */
     char state[TT__PATH];
     bool has_state;              /* the folder holds a state of this run */
+    bool told_short;             /* the logger knows that an epoch had fewer steps */
     char *csv;                   /* metrics.csv so far */
     size_t csv_bytes, csv_room;
     tt__fit_point *point;
@@ -16946,7 +16984,7 @@ static size_t tt__fit_heading(const tt__fit *f, char to[160])
     const char *metric = f->metric.name;
     tt__text text = {to, 160, 0};
     tt__print(&text,
-              "step,epoch,split,loss,%s%slr,grad_norm,loss_scale,skipped,bytes,seconds,%.24s_per_second\n",
+              "step,epoch,split,loss,%s%slr,grad_norm,loss_scale,skipped,bytes,seconds,%s_per_second\n",
               metric ? metric : "", metric ? "," : "", f->unit);
     return text.length;
 }
@@ -17235,14 +17273,19 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
 /* Has the run made a step, be it a skipped one? */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
+static tt_status tt__fit_save_metrics(const tt__fit *f)
+{
+    char path[TT__PATH];
+    tt_status status = tt__path_join(f->r->ctx, path, f->o.folder, "metrics.csv");
+    return status == TT_OK ? tt__write_text(f->r->ctx, path, f->csv) : status;
+}
+
 /* The metrics first: what is in them beyond the state is dropped when it is resumed. */
 static tt_status tt__fit_save(tt__fit *f)
 {
-    char path[TT__PATH];
     tt_context *ctx = f->r->ctx;
     if (!f->o.folder) return TT_OK;
-    tt_status status = tt__path_join(ctx, path, f->o.folder, "metrics.csv");
-    if (status == TT_OK) status = tt__write_text(ctx, path, f->csv);
+    tt_status status = tt__fit_save_metrics(f);
     if (status == TT_OK) status = tt__save_printed(ctx, f->o.folder, "loss.svg", tt__fit_draw, f);
     if (status == TT_OK && tt__fit_has_steps(f)) {
         status = tt_trainer_save(f->r, f->state, &f->p);
@@ -17289,11 +17332,11 @@ static tt_status tt__fit_epoch(tt__fit *f)
     tt_stats s;
     bool updated, more = true;
     double began = tt__seconds(), items = 0;
-    tt_status status = f->train->seek(f->train->self, f->p.epoch, f->p.step);
+    tt_context *ctx = f->r->ctx;
+    tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     while (status == TT_OK && (tt__within_step(f->r->train) || !tt__fit_stopped(f))) { /* steps stay whole */
         float lr = tt_trainer_lr(f->r);
-        memset(&b, 0, sizeof b);
-        status = f->train->next(f->train->self, &b, &more);
+        status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, &b, &more);
         if (status != TT_OK || !more) break;
         status = tt_train_batch(f->r, &b, &s, &updated);
         items += tt__items(&b);
@@ -17311,6 +17354,19 @@ static tt_status tt__fit_epoch(tt__fit *f)
         began = tt__seconds(); /* saving is not counted */
         items = 0;
     }
+    const long long epoch = (long long)f->p.epoch + 1, steps = (long long)f->p.step;
+    const bool ended = status == TT_OK && !more;
+    if (ended && tt__within_step(f->r->train))
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source ends within a step, after %lld "
+                          "whole ones: the last micro-batch of a step must set last_of_step", epoch, steps);
+    else if (ended && !steps)
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source has no step", epoch);
+    else if (ended && steps < f->steps && !f->told_short) {
+        f->told_short = true;
+        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, and it has "
+                "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
+    }
+    if (status != TT_OK) tt__discard_step(f->r->train); /* so that the whole steps are saved */
     return status;
 }
 
@@ -17326,18 +17382,27 @@ static bool tt__fit_better(const tt__fit *f, double value, double loss)
 static tt_status tt__fit_validate(tt__fit *f)
 {
     tt_stats s;
+    tt_context *ctx = f->r->ctx;
     double began = tt__seconds(), items = 0;
     tt_status status = f->validation ? tt__evaluate(f->r, f->validation, f->o.stop, &s, &items) : TT_OK;
     if (status != TT_OK || tt__fit_stopped(f)) return status;
     double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
     if (f->validation && f->best_by_metric) value = f->metric.of(&s);
     bool best = !f->validation || tt__fit_better(f, value, loss);
+    const bool any = best || isfinite(f->p.best) || isfinite(f->p.best_loss);
+    if (f->validation && !(isfinite(s.loss) && isfinite(value)))
+        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld: the validation's %s is not finite%s",
+                (long long)f->p.epoch + 1, isfinite(s.loss) ? f->metric.name : "loss",
+                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
         /* A folder with a model and no state could be neither resumed nor, by a caller who guards models,
            begun anew. */
         if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
-        if (status == TT_OK) status = f->o.keep(f->o.user);
+        if (status == TT_OK) {
+            ctx->error[0] = 0;
+            status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
+        }
     }
     if (status != TT_OK) return status; /* f->p.best is as it was: a resumed run validates and keeps again */
     if (best && f->validation) {
@@ -17365,8 +17430,8 @@ static tt_status tt__fit_resume(tt__fit *f)
                         "epochs of %lld steps", f->o.folder, (long long)f->p.epoch, (long long)f->p.step,
                         (long long)f->o.epochs, (long long)f->steps);
     if (f->p.best_by && f->p.best_by != now.best_by)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was not told by its %s: name what told "
-                        "it", f->o.folder, f->best_by_metric ? f->metric.name : "loss");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was not told by its %s: set best_by to "
+                        "what told it", f->o.folder, f->best_by_metric ? f->metric.name : "loss");
     if (f->p.classes && now.classes && f->p.classes != now.classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was trained on classes with other names than those of "
                         "the data at hand; the first of these is '%s'", f->o.folder,
@@ -17383,7 +17448,6 @@ static tt_status tt__fit_begin(tt__fit *f)
 {
     char heading[160];
     tt_context *ctx = f->r->ctx;
-    const tt_files *files = &ctx->options.files;
     tt_status status = tt__must_train(f->r);
     if (status == TT_OK) status = tt__source_fits(f->r, f->train, "to train on");
     if (status == TT_OK && f->validation) status = tt__source_fits(f->r, f->validation, "for validation");
@@ -17391,7 +17455,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (f->train->accumulates && !f->r->options.accumulate)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the "
                         "trainer with accumulate = true");
-    if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / tt__max(1, f->steps))
+    if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
     if (f->o.best_by && strcmp(f->o.best_by, "loss") != 0 &&
         !(f->metric.name && strcmp(f->o.best_by, f->metric.name) == 0))
@@ -17409,9 +17473,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status != TT_OK || !f->o.folder) return status;
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
     if (status != TT_OK) return status;
-    if (!f->o.resume && !files->make_folder(files->user, f->o.folder))
-        return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", f->o.folder,
-                        files->reason(files->user));
+    if (!f->o.resume && (status = tt__make_folder(ctx, f->o.folder)) != TT_OK) return status;
     status = tt__folder_has(ctx, f->o.folder, "state.safetensors", &f->has_state);
     if (status != TT_OK) return status;
     if (f->has_state && !f->o.resume)
@@ -17425,7 +17487,8 @@ static tt_status tt__fit_begin(tt__fit *f)
         f->p.classes = tt__hash_on(f->p.classes, name, strlen(name) + 1);
     }
     f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
-    return f->o.resume ? tt__fit_resume(f) : TT_OK;
+    if (f->o.resume) status = tt__fit_resume(f);
+    return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails where nothing can be written */
 }
 
 tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
@@ -17441,7 +17504,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     f->o = o ? *o : tt_fit_options_default();
     f->metric = r->model.metric;
     f->unit = r->model.unit ? r->model.unit : "examples";
-    f->steps = train->steps;
+    f->steps = train ? train->steps : 0;
     tt_status status = tt__fit_begin(f);
     bool began = status == TT_OK;
     f->peak = began && strcmp(tt_program_plan(r->train).device, "cpu") == 0 ? tt_measured_peak(ctx) : 0;

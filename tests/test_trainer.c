@@ -423,7 +423,7 @@ TEST(loaders_that_do_not_fit)
     CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "micro-batches for validation have up to 8 sequences");
     CHECK(tt_fit(r, tt_loader_source(w.l), tt_loader_source(brief), &o, &finished) == TT_ERR_SHAPE &&
           tt_trainer_steps(r) == 0);
-    CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "max_tokens = 40: make it for the largest of all its loaders");
+    CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "max_tokens = 40: make it for the largest of all its sources");
     CHECK(tt_fit(w.r, tt_loader_source(split), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT &&
           tt_trainer_steps(w.r) == 0);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "make the trainer with accumulate = true");
@@ -480,7 +480,8 @@ TEST(steps_of_several_micro_batches_need_accumulate)
     b.last_of_step = false;
     CHECK(tt_train_batch(w.r, &b, NULL, &updated) == TT_ERR_ARGUMENT && !updated);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
-                "a step of several micro-batches needs a trainer made with accumulate = true");
+                "last_of_step is not set in the batch: a step of several micro-batches needs a trainer made "
+                "with accumulate = true");
     CHECK(train(&w, 2, NULL) == TT_OK); /* of another size, and nothing is left of the first */
     close_world(&w);
 }
@@ -2252,6 +2253,10 @@ typedef struct own {
     uint64_t hash;
     volatile int stop;
     int steps, stop_at, kept;
+    int64_t gives;              /* steps of an epoch */
+    int64_t fails_at;           /* this step of epoch 1, in its second micro-batch, or seeking to it; -1 */
+    bool within_steps, nothing; /* last_of_step is never set; epoch 1 has no step */
+    tt_status keeps;            /* what own_keep returns */
     double metrics[OWN_EPOCHS], losses[OWN_EPOCHS];
     bool best[OWN_EPOCHS];
 } own;
@@ -2285,14 +2290,15 @@ static tt_status own_seek(void *self, int64_t epoch, int64_t step)
     w->epoch = epoch;
     w->step = step;
     w->micro = 0;
-    return TT_OK;
+    return epoch == 1 && step && step == w->fails_at ? TT_ERR_UNSUPPORTED : TT_OK;
 }
 
 static tt_status own_next(void *self, tt_batch *b, bool *more)
 {
     own *w = (own *)self;
     uint64_t random = (uint64_t)(w->epoch * 1000 + w->step * 10 + w->micro + 1);
-    *more = w->step < OWN_STEPS;
+    if (w->epoch == 1 && w->micro && w->step == w->fails_at) return TT_ERR_FORMAT;
+    *more = w->step < w->gives && !(w->nothing && w->epoch == 1);
     if (!*more) return TT_OK;
     b->seqs = w->language ? 2 : OWN_ROWS - w->micro;
     if (w->language) {
@@ -2319,6 +2325,7 @@ static tt_status own_next(void *self, tt_batch *b, bool *more)
     b->n_arrays = w->language ? 1 : 3;
     b->last_of_step = ++w->micro == OWN_MICRO;
     if (b->last_of_step) w->step++, w->micro = 0;
+    if (w->within_steps) b->last_of_step = false;
     return TT_OK;
 }
 
@@ -2333,6 +2340,8 @@ static bool open_own(own *w, bool language, tt_metric metric)
     w->ctx = test_open(&w->a);
     w->language = language;
     w->hash = 7;
+    w->gives = OWN_STEPS;
+    w->fails_at = -1;
     w->embedding = tt_param_new(w->ctx, "embedding", 2, e, normal);
     w->position = tt_param_new(w->ctx, "position", 2, p, normal);
     w->qkv[0] = tt_param_new(w->ctx, "q", 2, q, normal);
@@ -2362,7 +2371,7 @@ static void close_own(own *w)
     TEST_CLOSE(w->ctx, &w->a);
 }
 
-static tt_status own_keep(void *user) { return ((own *)user)->kept++, TT_OK; }
+static tt_status own_keep(void *user) { return ((own *)user)->kept++, ((own *)user)->keeps; }
 
 static void own_report(void *user, const tt_fit_event *e)
 {
@@ -2514,7 +2523,7 @@ TEST(fit_of_ones_own_refuses)
     w.stop_at = 6;
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && !finished);
     CHECK(own_fit(&v, folder, true, "loss", &finished) == TT_ERR_ARGUMENT && v.steps == 0);
-    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "run' was not told by its loss");
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "run' was not told by its loss: set best_by to what told it");
     v.ctx->options.logger.log = keep_warning;
     warned[0] = 0;
     v.hash = 8;
@@ -2527,16 +2536,158 @@ TEST(fit_of_ones_own_refuses)
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
     o.max_seqs = 2;
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 6; k++) {
         if (k == 1) model.metric.name = "loss";
         if (k == 2) model.metric.name = "rmse", model.metric.of = NULL;
-        if (k == 3) model.metric.name = NULL, model.classes = 3;
+        if (k == 3) model.metric.name = NULL, model.unit = "a,b\nc";
+        if (k == 4) model.unit = "units_of_thirty-two_characters__";
+        if (k == 5) model.unit = NULL, model.classes = 3;
         CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
-        CHECK_ERROR(w.ctx, k < 3 ? TT_ERR_ARGUMENT : TT_ERR_SHAPE,
-                    k < 3 ? "the model's metric '" : "the model has 3 classes, and its output a width of 1");
+        CHECK_ERROR(w.ctx, k < 5 ? TT_ERR_ARGUMENT : TT_ERR_SHAPE,
+                    k < 3   ? "the model's metric '"
+                    : k < 5 ? "the model's unit '"
+                            : "the model has 3 classes, and its output a width of 1");
     }
     close_own(&w);
     close_own(&v);
+}
+
+static int warnings;
+static void count_warning(void *user, tt_log_level level, const char *id, const char *message)
+{
+    warnings += level == TT_LOG_WARNING;
+    keep_warning(user, level, id, message);
+}
+
+/* Sources that do not give what they say, or fail without a sentence: the error names the place. */
+TEST(fit_of_sources_that_break_their_promise)
+{
+    static const struct {
+        tt_status status;
+        int64_t gives, fails_at;
+        bool within_steps, nothing;
+        int steps; /* trained */
+        const char *error;
+    } rows[] = {
+        {TT_ERR_ARGUMENT, OWN_STEPS, -1, true, false, 0, "epoch 1 of the source ends within a step, after 0 "
+         "whole ones: the last micro-batch of a step must set last_of_step"},
+        {TT_ERR_ARGUMENT, INT64_MAX, -1, false, false, 5, "epoch 1: the source gives a step 6, and has "
+         "tt_source.steps = 5"},
+        {TT_OK, OWN_STEPS - 1, -1, false, false, 12, "fit: epoch 1 of the source ends after 4 steps, and it "
+         "has tt_source.steps = 5"},
+        {TT_ERR_ARGUMENT, OWN_STEPS, -1, false, true, 5, "epoch 2 of the source has no step"},
+        {TT_ERR_FORMAT, OWN_STEPS, 2, false, false, 7, "epoch 2, step 3: the source failed (TT_ERR_FORMAT)"}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        const tt_metric none = {NULL, NULL, false};
+        own w, v;
+        bool finished = true;
+        char folder[1024];
+        tt_progress progress;
+        tt_stats stats;
+        snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+        if (!open_own(&w, false, none) || !open_own(&v, false, none)) return;
+        tt_fit_options o = tt_fit_options_default();
+        o.epochs = OWN_EPOCHS;
+        o.folder = folder;
+        w.ctx->options.logger.log = count_warning;
+        w.gives = rows[k].gives;
+        w.fails_at = rows[k].fails_at;
+        w.within_steps = rows[k].within_steps;
+        w.nothing = rows[k].nothing;
+        warned[0] = 0;
+        warnings = 0;
+        tt__fail(w.ctx, TT_ERR_SHAPE, "an earlier failure");
+        CHECK(tt_fit(w.r, &w.source, NULL, &o, &finished) == rows[k].status &&
+              finished == (rows[k].status == TT_OK) && tt_trainer_steps(w.r) == rows[k].steps);
+        if (rows[k].status) CHECK_ERROR(w.ctx, rows[k].status, rows[k].error);
+        else CHECK(strcmp(warned, rows[k].error) == 0);
+        CHECK(warnings == (rows[k].status == TT_OK));
+        const char *state = test_path(folder, "state.safetensors");
+        if (rows[k].steps && rows[k].status) /* the whole steps are saved */
+            CHECK(tt_trainer_load(v.r, state, &progress) == TT_OK && tt_trainer_steps(v.r) == rows[k].steps);
+        else CHECK(rows[k].steps || access(state, F_OK) != 0);
+        if (k == 1) {
+            CHECK(tt_evaluate(w.r, &w.source, &stats) == TT_ERR_ARGUMENT);
+            CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "epoch 1: the source gives a step 6");
+        }
+        if (k == 4) { /* resumed, it cannot even seek there */
+            v.fails_at = 2;
+            o.resume = true;
+            CHECK(tt_fit(v.r, &v.source, NULL, &o, &finished) == TT_ERR_UNSUPPORTED);
+            CHECK_ERROR(v.ctx, TT_ERR_UNSUPPORTED, "epoch 2, step 3: the source failed (TT_ERR_UNSUPPORTED)");
+        }
+        close_own(&w);
+        close_own(&v);
+    }
+}
+
+TEST(fit_refuses_sources_and_folders_before_it_trains)
+{
+    const tt_metric none = {NULL, NULL, false};
+    test_files files;
+    own w;
+    bool finished;
+    tt_stats stats;
+    char *folder = test_folder();
+    if (!open_own(&w, false, none)) return;
+    for (int k = 0; k < 4; k++) {
+        static const char *const errors[] = {"is NULL", "needs the functions `seek` and `next`",
+                                             "needs the functions `seek` and `next`",
+                                             "has tt_source.steps < 1"};
+        char error[100];
+        tt_source s = w.source, *p = k ? &s : NULL;
+        if (k == 1) s.seek = NULL;
+        if (k == 2) s.next = NULL;
+        if (k == 3) s.steps = 0;
+        CHECK(tt_fit(w.r, p, NULL, NULL, &finished) == TT_ERR_ARGUMENT && !finished);
+        snprintf(error, sizeof error, "the source to train on %s", errors[k]);
+        CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, error);
+        CHECK(tt_evaluate(w.r, p, &stats) == TT_ERR_ARGUMENT);
+        CHECK(!k || tt_fit(w.r, &w.source, p, NULL, &finished) == TT_ERR_ARGUMENT);
+    }
+    w.keeps = TT_ERR_BUDGET;
+    tt__fail(w.ctx, TT_ERR_SHAPE, "an earlier failure");
+    CHECK(own_fit(&w, NULL, false, NULL, &finished) == TT_ERR_BUDGET && w.kept == 1);
+    CHECK_ERROR(w.ctx, TT_ERR_BUDGET, "epoch 1, step 5: keep failed (TT_ERR_BUDGET)");
+    w.ctx->options.files = test_failing_files(&files, 'o', 1);
+    w.steps = 0;
+    CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_ERR_FILE && w.steps == 0);
+    CHECK_ERROR(w.ctx, TT_ERR_FILE, folder);
+    close_own(&w);
+}
+
+static int64_t own_finite_from;
+static double own_odd(const tt_stats *s) { return s->step >= own_finite_from ? 1 : NAN; }
+
+static tt_status own_next_nan(void *self, tt_batch *b, bool *more)
+{
+    tt_status status = own_next(self, b, more);
+    ((own *)self)->y[0] = NAN;
+    return status;
+}
+
+/* A validation that is not finite is told of, and at the end that none was kept. */
+TEST(fit_tells_of_validations_that_are_not_finite)
+{
+    static const struct { tt_metric metric; int64_t from; int kept; const char *warning; } rows[] = {
+        {{"odd", own_odd, false}, INT64_MAX, 0, "fit: epoch 3: the validation's odd is not finite, as in all "
+         "epochs before: none was kept"},
+        {{"odd", own_odd, false}, OWN_EPOCHS * OWN_STEPS, 1,
+         "fit: epoch 2: the validation's odd is not finite"},
+        {{NULL, NULL, false}, 0, 0, "fit: epoch 3: the validation's loss is not finite, as in all epochs "
+         "before: none was kept"}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        own w;
+        bool finished;
+        if (!open_own(&w, false, rows[k].metric)) return;
+        w.ctx->options.logger.log = count_warning;
+        own_finite_from = rows[k].from;
+        warnings = 0;
+        if (!rows[k].metric.name) w.validation.next = own_next_nan;
+        CHECK(own_fit(&w, NULL, false, NULL, &finished) == TT_OK && finished && w.kept == rows[k].kept);
+        CHECK(warnings == OWN_EPOCHS - rows[k].kept && strcmp(warned, rows[k].warning) == 0);
+        close_own(&w);
+    }
 }
 
 /* --------------------------------------------------------------------------------------- programs by hand */
@@ -2786,7 +2937,10 @@ static const test_case tests[] = {
     TEST_CASE(pictures_of_a_training), TEST_CASE(lines_of_metrics),
     TEST_CASE(fit_of_a_trainer_that_only_evaluates), TEST_CASE(names_that_a_state_cannot_have),
     TEST_CASE(fit_of_models_of_ones_own), TEST_CASE(best_by_metric_or_loss),
-    TEST_CASE(fit_of_ones_own_refuses), TEST_CASE(a_program_by_hand_is_saved_and_goes_on),
+    TEST_CASE(fit_of_ones_own_refuses), TEST_CASE(fit_of_sources_that_break_their_promise),
+    TEST_CASE(fit_refuses_sources_and_folders_before_it_trains),
+    TEST_CASE(fit_tells_of_validations_that_are_not_finite),
+    TEST_CASE(a_program_by_hand_is_saved_and_goes_on),
     TEST_CASE(states_of_programs_that_train_one_parameter), TEST_CASE(states_that_a_program_refuses),
     TEST_CASE(a_trainers_state_in_a_program),
 };
