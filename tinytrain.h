@@ -16544,7 +16544,7 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
         if (status != TT_OK || !more) break;
         status = tt_evaluate_batch(r, &b, stats);
         *items += tt__items(&b);
-        step += b.last_of_step || !source->accumulates;
+        step += b.last_of_step;
     }
     return status;
 }
