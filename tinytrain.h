@@ -1001,7 +1001,7 @@ float tt_trainer_lr(const tt_trainer *t);
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
 /* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: over their targets). */
 tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats);
-/* Mean loss, targets and hits over epoch 0 of the source. */
+/* Mean loss, targets and hits over epoch 0 of the source, which must have a target that counts. */
 tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
 /* The model's output for a batch, as tt_get gives it. What only the loss reads, as labels, may be missing. */
 tt_status tt_forward(tt_trainer *t, const tt_batch *batch, float *to, size_t capacity);
@@ -16546,7 +16546,8 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
         *items += tt__items(&b);
         step += b.last_of_step;
     }
-    return status;
+    if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
 }
 
 tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)

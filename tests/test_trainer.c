@@ -2645,6 +2645,11 @@ TEST(fit_refuses_sources_and_folders_before_it_trains)
         CHECK(tt_evaluate(w.r, p, &stats) == TT_ERR_ARGUMENT);
         CHECK(!k || tt_fit(w.r, &w.source, p, NULL, &finished) == TT_ERR_ARGUMENT);
     }
+    const int64_t gives = w.gives;
+    w.gives = 0;
+    CHECK(tt_evaluate(w.r, &w.source, &stats) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
+    w.gives = gives;
     w.keeps = TT_ERR_BUDGET;
     tt__fail(w.ctx, TT_ERR_SHAPE, "an earlier failure");
     CHECK(own_fit(&w, NULL, false, NULL, &finished) == TT_ERR_BUDGET && w.kept == 1);
