@@ -629,7 +629,7 @@ TEST(evaluation_does_not_depend_on_the_batches)
 {
     setup s = small(), other = small();
     world a, b;
-    tt_stats x, y;
+    tt_stats x = {0}, y = {0};
     other.max_tokens = 30;
     if (!open_world(&a, &s) || !open_world(&b, &other)) return;
     CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &x) == TT_OK &&
