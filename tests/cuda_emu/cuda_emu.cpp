@@ -677,7 +677,30 @@ void emu_cp_async_wait(int groups_left, const char *file, int line)
     emu_block.in_kernel = true;
 }
 
-// ============================================================================== device memory
+// ============================================================================== device memory, pinned memory
+static std::map<char *, emu_pinned> pinned;
+
+emu_pinned *emu_find_pinned(const void *p)
+{
+    auto it = pinned.upper_bound((char *)p);
+    if (it == pinned.begin()) return nullptr;
+    --it;
+    return (const char *)p < it->second.p + it->second.n ? &it->second : nullptr;
+}
+static void add_pinned(void *p, size_t n, bool registered)
+{
+    emu_pinned &m = pinned[(char *)p];
+    m = {(char *)p, n, registered, nullptr};
+    emu_trace_pinned(m);
+}
+static void drop_pinned(const emu_pinned &m)
+{
+    emu_pinned gone = m;
+    pinned.erase(gone.p);
+    emu_trace_pinned_gone(gone);
+    if (!gone.registered) free(gone.p);
+}
+
 static const size_t FAR_REGION = (size_t)1 << 30; // never accessible: indices that are far off end here
 
 int emu_device_of(const void *p)
@@ -703,6 +726,12 @@ void emu_describe(const void *p, char *text, size_t size)
             snprintf(text, size, "%p is far beyond the memory of device %d", p, i);
             return;
         }
+    }
+    const emu_pinned *pin = d < 0 ? emu_find_pinned(p) : nullptr;
+    if (pin) {
+        snprintf(text, size, "%p is byte %ld of %zu bytes of pinned memory", p,
+                 (long)((const char *)p - pin->p), pin->n);
+        return;
     }
     if (d < 0) { snprintf(text, size, "%p is not device memory", p); return; }
     emu_allocation *a = emu_find_allocation(d, p);
@@ -808,7 +837,6 @@ static std::vector<emu_stream *> streams; // the legacy ones and those of graphs
 static std::set<emu_event *> events;
 static std::set<emu_graph *> graphs, captures;
 static std::set<emu_graph_exec *> execs;
-static std::map<char *, std::pair<size_t, bool>> pinned; // bytes; registered (or allocated)
 static int other_objects, user_streams;
 static uint32_t op_count;
 static double virtual_us;
@@ -827,6 +855,22 @@ static bool runnable(emu_stream *s)
     return true;
 }
 
+static void spoil(char *p, size_t n) // a byte in each KiB; a second time, it makes them right again
+{
+    for (size_t i = 0; i < n; i += 1024) p[i + i / 1024 * 37 % std::min<size_t>(1024, n - i)] ^= 0x10;
+}
+// Makes what kernels of the device load from others' memory wrong, or right again.
+static void spoil_loads(const emu_op &op)
+{
+    if (op.work.kind != EMU_KERNEL) return;
+    for (int d = 0; d < emu_device_count; d++) {
+        if (d == op.stream->device || !(op.work.devices >> d & 1) ||
+            !(emu_devices[op.stream->device].wrong[d] & EMU_WRONG_LOADS))
+            continue;
+        for (auto &a : emu_devices[d].allocations) if (!a.freed) spoil(a.p, a.n);
+    }
+}
+
 static void run_slice(emu_stream *s) // of the operation at the head of the stream
 {
     emu_op_ptr op = s->queue.front();
@@ -836,7 +880,9 @@ static void run_slice(emu_stream *s) // of the operation at the head of the stre
         set_access(op->work.devices);
         emu_current_op = op.get();
         slices++;
+        spoil_loads(*op);
         op->work.body(op->part++, op->parts);
+        spoil_loads(*op);
         if (op->work.devices) check_canaries();
         emu_current_op = nullptr;
         virtual_us += 1;
@@ -1066,13 +1112,12 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
     for (auto g : graphs) delete g;
     for (auto g : captures) delete g;
     for (auto x : execs) delete x;
-    for (auto &p : pinned) if (!p.second.second) free(p.first);
+    while (!pinned.empty()) drop_pinned(pinned.begin()->second);
     streams.clear();
     events.clear();
     graphs.clear();
     captures.clear();
     execs.clear();
-    pinned.clear();
     functions.clear();
     emu_host_clock.clear();
     emu_trace_reset();
@@ -1157,6 +1202,13 @@ extern "C" void emu_set_capability(int device, int major, int minor)
     emu_devices[device].major = major;
     emu_devices[device].minor = minor;
 }
+extern "C" void emu_set_link(int from, int to, unsigned wrong)
+{
+    std::lock_guard<std::recursive_mutex> lock(emu_lock);
+    if (std::min(from, to) < 0 || std::max(from, to) >= emu_device_count)
+        emu_fatal("emu_set_link: devices %d and %d of %d", from, to, emu_device_count);
+    emu_devices[to].wrong[from] = wrong;
+}
 extern "C" long emu_api_calls(void) { return api_calls; }
 extern "C" emu_counts emu_get_counts(void) { return emu_stats; }
 extern "C" void emu_reset_counts(void) { emu_stats = emu_counts(); }
@@ -1175,7 +1227,7 @@ extern "C" size_t emu_pinned_bytes(void)
 {
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     size_t bytes = 0;
-    for (auto &p : pinned) bytes += p.second.first;
+    for (auto &p : pinned) bytes += p.second.n;
     return bytes;
 }
 
@@ -1451,11 +1503,15 @@ cudaError_t cudaDeviceSynchronize()
     }
     return fault;
 }
+static bool may_reach(int device, int peer)
+{
+    return peers_allowed && !(emu_devices[device].wrong[peer] & EMU_NO_ACCESS);
+}
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
     EMU_API("cudaDeviceCanAccessPeer");
     if (bad_device(device) || bad_device(peer)) return emu_error(cudaErrorInvalidDevice);
-    *can = device != peer && peers_allowed;
+    *can = device != peer && may_reach(device, peer);
     return cudaSuccess;
 }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
@@ -1463,7 +1519,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
     EMU_API("cudaDeviceEnablePeerAccess");
     if (flags) return emu_error(cudaErrorInvalidValue);
     if (bad_device(peer) || peer == current_device) return emu_error(cudaErrorInvalidDevice);
-    if (!peers_allowed) return emu_error(cudaErrorPeerAccessUnsupported);
+    if (!may_reach(current_device, peer)) return emu_error(cudaErrorPeerAccessUnsupported);
     if (emu_devices[current_device].peers >> peer & 1) return emu_error(cudaErrorPeerAccessAlreadyEnabled);
     emu_devices[current_device].peers |= 1u << peer;
     return cudaSuccess;
@@ -1552,20 +1608,13 @@ cudaError_t cudaHostAlloc(void **p, size_t n, unsigned flags)
     if (!n) return cudaSuccess;
     if (posix_memalign(p, 256, n) != 0) { *p = nullptr; return emu_error(cudaErrorMemoryAllocation); }
     memset(*p, 0xff, n);
-    pinned[(char *)*p] = {n, false};
+    add_pinned(*p, n, false);
     return cudaSuccess;
-}
-static std::map<char *, std::pair<size_t, bool>>::iterator find_pinned(const void *p) // that holds p, or end
-{
-    auto it = pinned.upper_bound((char *)p);
-    if (it == pinned.begin()) return pinned.end();
-    --it;
-    return (const char *)p < it->first + it->second.first ? it : pinned.end();
 }
 static bool is_pinned(const void *p, size_t n)
 {
-    auto it = find_pinned(p);
-    return it != pinned.end() && (const char *)p + n <= it->first + it->second.first;
+    const emu_pinned *m = emu_find_pinned(p);
+    return m && (const char *)p + n <= m->p + m->n;
 }
 cudaError_t cudaFreeHost(void *p)
 {
@@ -1573,10 +1622,9 @@ cudaError_t cudaFreeHost(void *p)
     if (!p) return fault;
     emu_stats.allocations++;
     auto it = pinned.find((char *)p);
-    if (it == pinned.end() || it->second.second) return emu_error(cudaErrorInvalidValue);
+    if (it == pinned.end() || it->second.registered) return emu_error(cudaErrorInvalidValue);
     for (auto s : std::vector<emu_stream *>(streams)) run_until(s->last);
-    pinned.erase(it);
-    free(p);
+    drop_pinned(it->second);
     return fault;
 }
 cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
@@ -1585,9 +1633,9 @@ cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
     emu_stats.allocations++;
     if (!p || !n || flags > 15 || emu_device_of(p) >= 0) return emu_error(cudaErrorInvalidValue);
     auto next = pinned.lower_bound((char *)p);
-    if (find_pinned(p) != pinned.end() || (next != pinned.end() && next->first < (char *)p + n))
+    if (emu_find_pinned(p) || (next != pinned.end() && next->first < (char *)p + n))
         return emu_error(cudaErrorHostMemoryAlreadyRegistered);
-    pinned[(char *)p] = {n, true};
+    add_pinned(p, n, true);
     return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void *p)
@@ -1595,15 +1643,15 @@ cudaError_t cudaHostUnregister(void *p)
     EMU_RELEASE("cudaHostUnregister");
     emu_stats.allocations++;
     auto it = pinned.find((char *)p);
-    if (it == pinned.end() || !it->second.second) return emu_error(cudaErrorHostMemoryNotRegistered);
+    if (it == pinned.end() || !it->second.registered) return emu_error(cudaErrorHostMemoryNotRegistered);
     for (auto s : std::vector<emu_stream *>(streams)) run_until(s->last);
-    pinned.erase(it);
+    drop_pinned(it->second);
     return fault;
 }
 cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
 {
     EMU_API("cudaHostGetDevicePointer");
-    if (flags || find_pinned(host) == pinned.end()) return emu_error(cudaErrorInvalidValue);
+    if (flags || !emu_find_pinned(host)) return emu_error(cudaErrorInvalidValue);
     *device = host; // unified addressing
     return cudaSuccess;
 }
@@ -1611,7 +1659,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p)
 {
     EMU_API("cudaPointerGetAttributes");
     int device = emu_device_of(p);
-    bool pin = find_pinned(p) != pinned.end();
+    bool pin = emu_find_pinned(p) != nullptr;
     a->type = device >= 0 ? cudaMemoryTypeDevice : pin ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
     a->device = device >= 0 ? device : pin ? current_device : -2;
     a->devicePointer = device >= 0 || pin ? (void *)p : nullptr;
@@ -1683,6 +1731,15 @@ static cudaError_t copy(rectangle r, cudaMemcpyKind kind, cudaStream_t handle, b
         work.body = [staged, inner](int part, int parts) { inner(part, parts); };
     } else {
         work.body = copy_body(r);
+    }
+    const bool between = to >= 0 && from >= 0 && to != from;
+    const bool direct = between && ((emu_devices[to].peers >> from | emu_devices[from].peers >> to) & 1);
+    if (direct && emu_devices[to].wrong[from] & EMU_WRONG_COPIES) {
+        emu_body right = work.body;
+        work.body = [right, r](int part, int parts) {
+            right(part, parts);
+            for (size_t y = 0; part + 1 == parts && y < r.height; y++) spoil(r.to + y * r.to_pitch, r.width);
+        };
     }
     if (to < 0) work.pins.push_back({r.to, to_bytes, true});
     if (from < 0 && !pageable) work.pins.push_back({r.from, from_bytes, false});

@@ -1,9 +1,9 @@
 // cuda_emu_trace.cpp - the trace build: the functions that -fsanitize=thread calls before each load and
 // store, without libtsan.
 //
-// Two bytes of device or shared memory have a cell of 32 bytes: who wrote them last, and who read them since.
-// An access is an error if its bytes lie outside of every allocation, were never written, or were last used
-// by someone whom nothing orders before it:
+// Two bytes of device, shared or pinned memory have a cell of 32 bytes: who wrote them last, and who read
+// them since. An access is an error if its bytes lie outside of every allocation, were never written, or were
+// last used by someone whom nothing orders before it:
 //
 //   in one block          a barrier, or a __syncwarp for lanes of one warp, lies between (epochs)
 //   in one operation      never, for two blocks of which one writes
@@ -53,6 +53,15 @@ void emu_trace_device(emu_device &d)
     if (d.shadow == MAP_FAILED) emu_fatal("no address space for the cells of a device");
 }
 void emu_trace_device_gone(emu_device &d) { munmap(d.shadow, shadow_bytes()); }
+// The host's writes are not on record, so that pinned memory counts as written.
+static size_t pinned_shadow_bytes(const emu_pinned &m) { return (m.n / 2 + 2) * sizeof(cell); }
+void emu_trace_pinned(emu_pinned &m)
+{
+    m.shadow = (char *)mmap(nullptr, pinned_shadow_bytes(m), PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (m.shadow == MAP_FAILED) emu_fatal("no address space for the cells of pinned memory");
+}
+void emu_trace_pinned_gone(emu_pinned &m) { munmap(m.shadow, pinned_shadow_bytes(m)); }
 void emu_trace_op(const emu_op &op) { ops.push_back({(uint32_t)op.stream->id, op.ticket, op.work.name}); }
 void emu_trace_pins(const emu_op &op)
 {
@@ -220,29 +229,26 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
         c = shared_cells + (p - emu_shared_arena) / 2;
     } else {
         int device = emu_device_of(p);
-        if (device < 0) {
+        const emu_pinned *pin = device < 0 ? emu_find_pinned(p) : nullptr;
+        if (device < 0 && !pin) {
             if (!kernel || (p >= &__executable_start && p < &_end) || of_a_stack(p)) return;
             if (text_of_address(p, false).find("far beyond") != std::string::npos) {
                 emu_fatal("%s of %zu bytes%s: %s", verb, n, text_of(at).c_str(),
                           text_of_address(p, false).c_str());
             }
-            cudaPointerAttributes attributes;
-            emu_op *op = emu_current_op;
-            emu_current_op = nullptr; // it is us who ask
-            cudaPointerGetAttributes(&attributes, p);
-            emu_current_op = op;
-            if (attributes.type == cudaMemoryTypeHost) return;
             emu_fatal("a kernel's %s of %zu bytes%s: %p is memory of the host that is not pinned", verb, n,
                       text_of(at).c_str(), address);
         }
-        if (emu_bad_range(p, n))
+        if (pin ? p + n > pin->p + pin->n : emu_bad_range(p, n))
             emu_fatal("%s of %zu bytes%s: %s", verb, n, text_of(at).c_str(),
                       text_of_address(p, false).c_str());
-        if (!(emu_current_op->work.devices >> device & 1)) {
+        if (!pin && !(emu_current_op->work.devices >> device & 1)) {
             emu_fatal("%s%s without peer access: %s", verb, text_of(at).c_str(),
                       text_of_address(p, false).c_str());
         }
-        c = (cell *)emu_devices[device].shadow + (p - emu_devices[device].base) / 2;
+        if (pin) c = (cell *)pin->shadow + ((uintptr_t)p / 2 - (uintptr_t)pin->p / 2);
+        else c = (cell *)emu_devices[device].shadow + (p - emu_devices[device].base) / 2;
+        may_be_undefined = may_be_undefined || pin;
     }
     usage a = {emu_current_op->number, NO_BLOCK, 0, 0, 0, write, atomic, may_be_undefined, at};
     if (kernel) {

@@ -511,6 +511,30 @@ static int freed_under_a_peers_copy()
     cudaSetDevice(1);
     return cudaStreamSynchronize(s) != cudaSuccess;
 }
+// A device's kernel loads what another one copied to pinned memory; with `late`, what that then overwrites.
+static int pinned_between_devices(bool late)
+{
+    enum { N = 64 };
+    float *pinned, *a = device_floats(N);
+    cudaStream_t s = new_stream();
+    cudaHostAlloc(&pinned, N * sizeof(float), cudaHostAllocPortable);
+    memset(pinned, 0, N * sizeof(float));
+    if (!late) TT__LAUNCH(ones, 1, N, 0, s, a, N - 1);
+    if (!late) cudaMemcpyAsync(pinned, a, N * sizeof(float), cudaMemcpyDeviceToHost, s);
+    cudaSetDevice(1);
+    float *b = device_floats(N);
+    cudaStream_t t = new_stream();
+    TT__LAUNCH(copy_some, 1, N, 0, t, b, pinned, N);
+    cudaSetDevice(0);
+    if (late) TT__LAUNCH(ones, 1, N, 0, s, a, N - 1);
+    if (late) cudaMemcpyAsync(pinned, a, N * sizeof(float), cudaMemcpyDeviceToHost, s);
+    cudaStreamSynchronize(s);
+    cudaSetDevice(1);
+    cudaStreamSynchronize(t);
+    return differs(b, N, [late](int) { return late ? 0.f : 1.f; });
+}
+static int pinned_loaded_early() { return pinned_between_devices(false); }
+static int pinned_overwritten_early() { return pinned_between_devices(true); }
 static void calls_cuda(void *) { cudaDeviceSynchronize(); }
 static int cuda_call_in_host_function()
 {
@@ -577,6 +601,8 @@ static const death deaths[] = {
           "~RACE between operations"),
     DEATH(product_out_of_bounds, "A is not within", "A is not within", "A is not within"),
     DEATH(freed_under_a_peers_copy, nullptr, "~use-after-poison", "~FREED"),
+    DEATH(pinned_loaded_early, "~wrong result", "~wrong result", "RACE between operations"),
+    DEATH(pinned_overwritten_early, "~wrong result", "~wrong result", "RACE between operations"),
     DEATH(cuda_call_in_host_function, "where CUDA forbids it", "where CUDA forbids it",
           "where CUDA forbids it"),
 };

@@ -28,6 +28,12 @@ void emu_configure(int devices, size_t bytes_per_device, int peers, uint64_t see
 /* The compute capability of a device, until the next emu_configure, which makes it 9.0. */
 void emu_set_capability(int device, int major, int minor);
 
+/* What is wrong on the way from the memory of device `from` to device `to`, until the next emu_configure: no
+   peer access; or a byte in each KiB that arrives wrong, by copies (where one has access to the other), or by
+   kernels' loads. */
+enum { EMU_NO_ACCESS = 1, EMU_WRONG_COPIES = 2, EMU_WRONG_LOADS = 4 };
+void emu_set_link(int from, int to, unsigned wrong);
+
 /* Restarts the random numbers behind all orders (operations, blocks, warps, threads). The scheduler becomes
    seed % EMU_SCHEDULERS. */
 void emu_reseed(uint64_t seed);

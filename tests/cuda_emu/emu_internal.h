@@ -80,6 +80,7 @@ struct emu_device {
     int major = 9, minor = 0;                // compute capability
     std::vector<emu_allocation> allocations; // by address
     unsigned peers = 0;                      // mask of those it may reach
+    unsigned wrong[EMU_MOST_DEVICES] = {};   // EMU_NO_ACCESS ... of what comes from each other one
     bool readable = false;                   // the access rights of [base, top) at the moment
     emu_stream *legacy = nullptr;
 };
@@ -112,7 +113,10 @@ extern emu_counts emu_stats;
 extern unsigned emu_refused; // algorithms of cuBLASLt, a bit each
 extern int emu_refused_status;
 
+struct emu_pinned { char *p; size_t n; bool registered; char *shadow; }; // memory of the host
+
 int emu_device_of(const void *p); // -1: host memory
+emu_pinned *emu_find_pinned(const void *p); // that holds p, or nullptr
 emu_allocation *emu_find_allocation(int device, const void *p);
 void emu_describe(const void *p, char *text, size_t size);
 cudaError_t emu_enter(const char *call); // of every API call, under the lock: counts, injects faults
@@ -132,6 +136,8 @@ enum emu_access { EMU_READS, EMU_WRITES, EMU_COPIES_FROM };
 void emu_trace_reset();
 void emu_trace_device(emu_device &d);
 void emu_trace_device_gone(emu_device &d);
+void emu_trace_pinned(emu_pinned &m);
+void emu_trace_pinned_gone(emu_pinned &m);
 void emu_trace_op(const emu_op &op);
 void emu_trace_pins(const emu_op &op);
 void emu_trace_undefined(const void *p, size_t n); // shared memory that a cp.async is under way to
@@ -140,6 +146,8 @@ void emu_touch(const void *p, size_t n, emu_access access, const char *file = nu
 inline void emu_trace_reset() {}
 inline void emu_trace_device(emu_device &) {}
 inline void emu_trace_device_gone(emu_device &) {}
+inline void emu_trace_pinned(emu_pinned &) {}
+inline void emu_trace_pinned_gone(emu_pinned &) {}
 inline void emu_trace_op(const emu_op &) {}
 inline void emu_trace_pins(const emu_op &) {}
 inline void emu_trace_undefined(const void *, size_t) {}

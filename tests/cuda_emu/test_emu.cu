@@ -784,6 +784,75 @@ TEST(kernels_reach_peers_once_enabled)
     }
 }
 
+// A device's copies and loads from another one bring wrong bytes, each where it is told to; what comes the
+// other way, or through the host, is right.
+TEST(links_that_bring_wrong_bytes)
+{
+    enum { N = 3000 };
+    for (unsigned wrong = 0; wrong < 8; wrong++) {
+        FOR_SEEDS(5, 3, 1) {
+            buffer<float> a(N);
+            float *b[3] = {}, back[2][N];
+            int can = 0, bad[3][2] = {};
+            emu_set_link(0, 1, wrong);
+            for (int i = 0; i < N; i++) a.host[(size_t)i] = (float)i;
+            a.up();
+            for (int d = 1; d < 3; d++) {
+                OK(cudaSetDevice(d));
+                OK(cudaDeviceCanAccessPeer(&can, d, 0));
+                CHECK_EQUAL(can, d == 2 || !(wrong & EMU_NO_ACCESS));
+                CHECK_EQUAL(cudaDeviceEnablePeerAccess(0, 0), can ? 0 : cudaErrorPeerAccessUnsupported);
+                OK(cudaMalloc(&b[d], sizeof back));
+                OK(cudaMemset(b[d], 0, sizeof back));
+                OK(cudaMemcpyPeerAsync(b[d], d, a.device, 0, sizeof back[0], 0));
+                if (can) OK(TT__LAUNCH(add, 2, 64, 0, 0, b[d] + N, a.device, N));
+                OK(cudaMemcpy(back, b[d], sizeof back, cudaMemcpyDeviceToHost));
+                for (int i = 0; i < 2 * N; i++) bad[d][i / N] += back[i / N][i % N] != (float)(i % N);
+            }
+            CHECK(bad[2][0] == 0 && bad[2][1] == 0);
+            CHECK_EQUAL(bad[1][0] > 0, (wrong & (EMU_NO_ACCESS | EMU_WRONG_COPIES)) == EMU_WRONG_COPIES);
+            CHECK_EQUAL(bad[1][1] > 0, wrong != 0 && wrong != EMU_WRONG_COPIES);
+            // A byte in 256 numbers.
+            CHECK(bad[1][0] <= N / 256 + 1 && (wrong & EMU_NO_ACCESS || bad[1][1] <= N / 256 + 1));
+            for (int d = 1; d < 3; d++) OK(cudaFree(b[d]));
+            OK(cudaSetDevice(0));
+            a.down(); // unharmed
+            for (int i = 0; i < N; i++) CHECK(a.host[(size_t)i] == (float)i);
+        }
+    }
+    emu_configure(2, (size_t)8 << 20, 1, 0); // which mends them
+    OK(cudaDeviceEnablePeerAccess(1, 0));
+}
+
+// Kernels load from pinned memory, whichever device allocated it and whichever wrote it, once an event orders
+// that.
+TEST(kernels_load_from_pinned_memory)
+{
+    FOR_SEEDS(10, 2, 0) {
+        float *pinned, *p[2], back[500];
+        cudaStream_t s[2];
+        cudaEvent_t there;
+        OK(cudaHostAlloc(&pinned, sizeof back, cudaHostAllocPortable | cudaHostAllocMapped));
+        for (int d = 0; d < 2; d++) {
+            OK(cudaSetDevice(d));
+            OK(cudaStreamCreateWithFlags(&s[d], cudaStreamNonBlocking));
+            OK(cudaMalloc(&p[d], sizeof back));
+            OK(TT__LAUNCH(fill, 2, 64, 0, s[d], p[d], 500, d, 0));
+        }
+        OK(cudaEventCreateWithFlags(&there, cudaEventDisableTiming));
+        OK(cudaMemcpyAsync(pinned, p[1], sizeof back, cudaMemcpyDeviceToHost, s[1]));
+        OK(cudaEventRecord(there, s[1]));
+        OK(cudaSetDevice(0));
+        OK(cudaStreamWaitEvent(s[0], there, 0));
+        OK(TT__LAUNCH(add, 2, 64, 0, s[0], p[0], pinned, 500));
+        OK(cudaMemcpyAsync(back, p[0], sizeof back, cudaMemcpyDeviceToHost, s[0]));
+        OK(cudaStreamSynchronize(s[0]));
+        for (int i = 0; i < 500; i++) CHECK(back[i] == (float)(i * 7 % 101 + (i * 7 + 13) % 101));
+        for (int d = 0; d < 2; d++) OK(cudaFree(p[d]) | cudaStreamDestroy(s[d]));
+        OK(cudaFreeHost(pinned) | cudaEventDestroy(there));
+    }
+}
+
 TEST(memory_has_a_limit_and_leaks_are_counted)
 {
     char what[200];
@@ -890,6 +959,50 @@ TEST(a_host_thread_for_each_device)
         }
         for (auto &t : threads) t.join();
         for (int d = 0; d < 4; d++) CHECK(bad[d] == 0 && errors[d] == 0);
+        CHECK_EQUAL(emu_live_objects(nullptr, 0), 0);
+    }
+}
+
+// Each thread captures its device's stream while others allocate, launch, mark and wait.
+TEST(captures_of_threads_are_apart)
+{
+    for (uint64_t seed = 0; seed < 3; seed++) {
+        enum { DEVICES = 4, N = 300 };
+        emu_configure(DEVICES, (size_t)1 << 20, 1, seed);
+        std::vector<std::thread> threads;
+        int bad[DEVICES] = {}, errors[DEVICES] = {};
+        for (int d = 0; d < DEVICES; d++) {
+            threads.emplace_back([d, &bad, &errors] {
+                int &error = errors[d];
+                cudaStream_t s;
+                cudaEvent_t e;
+                float *x, *y, *back;
+                error |= cudaSetDevice(d) | cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking) |
+                         cudaEventCreateWithFlags(&e, cudaEventDisableTiming);
+                for (int round = 0; round < 10; round++) {
+                    cudaGraph_t graph;
+                    cudaGraphExec_t ready;
+                    error |= cudaMalloc(&x, sizeof *x * N) | cudaMalloc(&y, sizeof *y * N) |
+                             cudaHostAlloc(&back, sizeof *back * N, cudaHostAllocPortable);
+                    error |= TT__LAUNCH(fill, 2, 64, 0, s, y, N, d, round) | cudaEventRecord(e, s);
+                    error |= cudaStreamWaitEvent(s, e, 0) |
+                             cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
+                    error |= TT__LAUNCH(fill, 2, 64, 0, s, x, N, d, round) |
+                             TT__LAUNCH(add, 2, 64, 0, s, x, y, N);
+                    error |= cudaStreamEndCapture(s, &graph) | cudaGraphInstantiate(&ready, graph, 0) |
+                             cudaGraphLaunch(ready, s) |
+                             cudaMemcpyAsync(back, x, sizeof *x * N, cudaMemcpyDeviceToHost, s);
+                    error |= cudaStreamSynchronize(s);
+                    for (int i = 0; i < N; i++)
+                        bad[d] += back[i] != 2 * (float)((i * 7 + d * 13 + round * 5) % 101);
+                    error |= cudaGraphDestroy(graph) | cudaGraphExecDestroy(ready) | cudaFree(x) |
+                             cudaFree(y) | cudaFreeHost(back);
+                }
+                error |= cudaEventDestroy(e) | cudaStreamDestroy(s);
+            });
+        }
+        for (auto &t : threads) t.join();
+        for (int d = 0; d < DEVICES; d++) CHECK(bad[d] == 0 && errors[d] == 0);
         CHECK_EQUAL(emu_live_objects(nullptr, 0), 0);
     }
 }
@@ -1238,7 +1351,9 @@ static const test_case tests[] = {
 #ifdef TT_EMULATE
     TEST_CASE(every_scheduler_but_eager_shows_a_missing_event),
     TEST_CASE(a_seed_decides_the_order_of_threads_and_blocks), TEST_CASE(misuse_has_cudas_error_codes),
-    TEST_CASE(kernels_reach_peers_once_enabled), TEST_CASE(memory_has_a_limit_and_leaks_are_counted),
+    TEST_CASE(kernels_reach_peers_once_enabled), TEST_CASE(links_that_bring_wrong_bytes),
+    TEST_CASE(kernels_load_from_pinned_memory), TEST_CASE(captures_of_threads_are_apart),
+    TEST_CASE(memory_has_a_limit_and_leaks_are_counted),
     TEST_CASE(stalls_of_the_host_are_counted), TEST_CASE(faults_are_injected_once_or_on_end),
     TEST_CASE(a_host_thread_for_each_device), TEST_CASE(cublaslt_offers_and_refuses),
 #endif
