@@ -24,15 +24,17 @@ ifeq ($(origin CXX),default)
 CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC))))
 endif
 # Of tests/NAME.c, those that run with tinytrain_cuda.cu on the emulator too, with TINYTRAIN_DEVICE=cuda.
-CUDA_TESTS         ?= test_ops test_models test_cuda
-CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa cuda_epilogues \
-                      cuda_tensors_share_launches cuda_kernels_of_each_dtype matmul_in_tf32 matmul_in_fp8 \
-                      training_in_fp8 parameters_begin_on_the_device device_described_cuda
+CUDA_TESTS         ?= test_ops test_models test_cuda test_peers test_tensor
+CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa \
+                      pieces_are_updated_as_the_whole cuda_epilogues cuda_tensors_share_launches \
+                      cuda_kernels_of_each_dtype matmul_in_tf32 matmul_in_fp8 training_in_fp8 \
+                      parameters_begin_on_the_device device_described_cuda
+CUDA_T_test_tensor := gradients_of_ranks_cuda
 CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true recompute_policies
 # Whole models, and runs of a program for each call of CUDA: on a GPU, and in the fastest of the emulator's
 # builds.
 EMU_CUDA_plain := $(CUDA_TESTS)
-EMU_CUDA_asan  := $(filter-out test_models test_cuda,$(CUDA_TESTS))
+EMU_CUDA_asan  := $(filter-out test_models test_cuda test_tensor,$(CUDA_TESTS))
 EMU_CUDA_trace := $(EMU_CUDA_asan)
 ifneq ($(EMU_BUILDS),)
 HAVE_CXX := $(shell command -v $(firstword $(CXX)))
@@ -49,7 +51,7 @@ TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 BENCHES  := $(patsubst bench/%.c,$(B)/%,$(wildcard bench/*.c))
-MEASURED := $(addprefix $(B)/,gemm attention rows step compile tokenize images)
+MEASURED := $(addprefix $(B)/,gemm attention rows step ranks compile tokenize images)
 # What make bench-peers has pip install for PyTorch: a requirement and options. PyPI's torch for Linux brings
 # CUDA (5.6 GB); PyTorch's own index of CPU builds does not: TORCH='torch --index-url URL'.
 TORCH  ?= torch
@@ -207,8 +209,8 @@ EMU_C_asan        := asan
 EMU_C_trace       := plain
 # Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer
 # tensors a launch, and fewer blocks, each of which does more.
-EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x7f000 -DTT__TENSORS=5 -DTT__SORT_TILES=2 -DTT__LOSS_BLOCKS=3 \
-                     -DTT__LOSS_CACHE=128 -Itests/cuda_emu -I.
+EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x7f000 -DTT__TENSORS=5 -DTT__PEERS=64 -DTT__SORT_TILES=2 \
+                     -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=128 -DTT__PROBE_BYTES=8192 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace
 EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/test_main.h tests/cuda_emu/sample.cu \
@@ -320,7 +322,7 @@ coverage:
 
 # The same bits as at another commit: losses, parameters and optimizer state of tiny models; plans, none
 # larger.
-BASE ?= 053f6e9
+BASE ?= 703a5d8
 BITS := $(B)/bits/$(BASE)
 bits: FORCE
 	@mkdir -p '$(BITS)'

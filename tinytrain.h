@@ -93,23 +93,33 @@
 
    THREADS
      A context has a pool of threads that sleep when idle. Use a context from one thread at a time; contexts
-     do not know of each other. A tokenizer may be used by several threads at once. Threads need 256 KB of
-     stack.
+     do not know of each other. Ranks on the CPU have equally many of its threads each, and at least one, as
+     threads of their own; ranks may call the allocator, one at a time, but not the logger. A tokenizer may be
+     used by several threads at once. Threads need 256 KB of stack.
 
    ERRORS
      Functions return tt_status or NULL; tt_error(ctx) is one sentence that names the culprit and what to do.
      Nothing here exits, aborts or prints; the default logger writes warnings and errors to stderr.
 
+   SEVERAL DEVICES
+     The ranks of "cpu*4", "cuda*8" or "cuda:0,2" run one program, each on its part of the data and of the
+     tensors, as tt_parallel says; a rank is a thread. Give each data rank its micro-batch with tt_set_rank; a
+     trainer does so. With the same tt_parallel.groups the bits of a training do not depend on how many data
+     ranks there are, nor on zero (0 and 1 are alike, and so are 2, 3 and reduce_micros). GPUs load from each
+     other's memory where that brings the right bytes, which is tried when they are opened; else, and with
+     TINYTRAIN_PEERS=0 in the environment, data go through the host's memory. When a rank fails, all stop
+     with one sentence. A state is one file of whole tensors, whatever the ranks: a run goes on on others.
+
    LIMITS
-     A program runs on one device; "cuda" needs compute capability 8.0. Little-endian machines. At most 4
-     dimensions for parameters, 2 for activations; 2^31 rows. Products of matrices add up in fp32 whatever the
-     dtype of these; dot products and tiles of bf16 take subnormals as 0, dot products on Arm round to odd.
+     "cuda" needs compute capability 8.0. Little-endian machines. At most 4 dimensions for parameters, 2 for
+     activations; 2^31 rows; 64 ranks. Products of matrices add up in fp32 whatever the dtype of these; dot
+     products and tiles of bf16 take subnormals as 0, dot products on Arm round to odd.
      Tiles (AMX) are used where Linux lets the process have them: it refuses if a thread has an alternate
      signal stack too small to save them, and afterwards takes no such stack. Cross-entropy with 16-bit
      gradients, or of logits that something else reads too, holds the logits whole.
 
    SECTIONS (search for the tag)
-     >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>context  >>compile  >>run
+     >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>ranks  >>context  >>compile  >>run
      >>reports  >>formats  >>models  >>trainer  >>unicode
      Each stands only on those before it, but for >>formats, which reads the tables of >>unicode. */
 
@@ -216,6 +226,7 @@ typedef struct tt_context_options {
     bool verify;            /* run the verifier after each pass. Default: true unless NDEBUG is defined */
     const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512", "neon"; also the
                                environment's TINYTRAIN_ISA */
+    double timeout;         /* seconds, above 0, that a rank waits for another before all fail. Default 600 */
     const char *bf16;       /* products of two bf16 matrices: "convert" (to fp32), "dot" (bf16 dot-product
                                instructions), "tiles" (Intel AMX), NULL (the fastest on this CPU model); also
                                TINYTRAIN_BF16. With the second and third, attention on x86 uses them too, and
@@ -410,6 +421,35 @@ tt_loss_scale tt_loss_scale_default(void);
 
 /* ----------------------------------------------------------------------------------------------- programs */
 
+/* How a program is spread over the ranks of its device: "cpu*4" has four. A rank runs the whole program on
+   its part of the data and of the tensors. Ranks are numbered tensor ranks first: rank = data rank * tensor +
+   tensor rank. */
+typedef struct tt_parallel {
+    /* Ranks along each axis. Default tensor 1, data 0: the device's ranks / tensor. A layer that a program
+       has whole, as its hidden values are an output, stays whole in later programs with its parameters. */
+    int data, tensor;
+    /* What is split over the data ranks (Rajbhandari et al., "ZeRO", 2020): 0: nothing; 1 (default): the
+       optimizer's state; 2: also gradients, summed after each micro-batch; 3: also parameters. Tensors of
+       fewer than 65,536 elements stay whole. */
+    int zero;
+    bool server;        /* data rank 0 alone has optimizer state and updates. With zero 0 or 1 */
+    /* tensor > 1: between split layers rows of activations are split (Korthikanti et al., "Reducing
+       activation recomputation in large transformer models", 2022). Default false. */
+    bool sequence;
+    /* Leaves of the tree that sums gradients: the bits of a training depend on it, and not on how many data
+       ranks there are. A multiple of these; where it is more, they are a power of two. Micro-batch m of a
+       step belongs to leaf m % groups. 0 (default): data. */
+    int groups;
+    /* Sum the gradients of the ranks after each micro-batch, for the bits of zero 2 and 3, which do so
+       anyway; else once a step. Default false. */
+    bool reduce_micros;
+} tt_parallel;
+tt_parallel tt_parallel_default(void);
+/* Sets the fields of *p that are 0 to what they stand for on a device, as tt_compile_options.device names it.
+   Where the device has not as many ranks as p wants, or p contradicts itself, it fails and leaves *p as it
+   is. */
+tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p);
+
 typedef struct tt_compile_options {
     bool train; /* default true: backward and update; false: forward only, dropout off */
     /* "32-true" (default); "bf16-mixed" (bf16 activations and matmuls; fp32 weights, their gradients and
@@ -432,9 +472,9 @@ typedef struct tt_compile_options {
     /* What the backward computes again instead of keeping it, for the same bits (on "cuda", those of a
        tanh-GELU after a linear layer differ by rounding: cuBLASLt computes it in the product). "none";
        "cheap" (default): results of layer norm, GELU and SiLU, and 16-bit copies of weights, at no matrix
-       products; "attention": its results too; "blocks": whatever the backward reads of the blocks that
-       tt_block_end marks, except the last, with which the backward begins (Chen et al., "Training deep nets
-       with sublinear memory cost", 2016). */
+       products, and what ranks gathered for parallel.sequence; "attention": its results too; "blocks":
+       whatever the backward reads of the blocks that tt_block_end marks, except the last, with which the
+       backward begins (Chen et al., "Training deep nets with sublinear memory cost", 2016). */
     const char *recompute;
     bool accumulate; /* steps of several micro-batches: gradients persist between them. Default false */
     tt_optimizer_options optimizer;
@@ -442,10 +482,13 @@ typedef struct tt_compile_options {
        tt_compile that would need more. 0 (default): no limit. */
     size_t memory_budget;
     /* "cpu", "cuda", or by number, "cuda:1"; NULL (default): what TINYTRAIN_DEVICE in the environment says,
-       else "cpu". A program for a kind that this build cannot run is there to be planned: its plan counts the
-       parameters whole, but it takes no part of their memory, and tt_allocate, tt_set and runs fail with
-       TT_ERR_UNSUPPORTED (or TT_ERR_DEVICE, where the device is not there or failed). */
+       else "cpu". Several ranks: "cpu*4" (threads of the context shared out), "cuda*8", "cuda:0,2", and
+       "cuda:0,0", two ranks on one GPU. A program for a kind that this build cannot run is there to be
+       planned: its plan counts the parameters whole, but it takes no part of their memory, and tt_allocate,
+       tt_set and runs fail with TT_ERR_UNSUPPORTED (or TT_ERR_DEVICE, where the device is not there or
+       failed). */
     const char *device;
+    tt_parallel parallel; /* how the ranks of the device share the work. Default: tt_parallel_default() */
     /* A program of the same device whose arena to use; inputs are overwritten when the other runs. An arena
        that is allocated does not grow: compile the program that needs most before. NULL (default): none. */
     tt_program *share;
@@ -466,12 +509,21 @@ const char *tt_category_name(tt_category c);
 
 typedef struct tt_plan {
     const char *device;                /* the kind that it is for: "cpu", "cuda" */
+    int ranks, data, tensor;           /* all of them, and along each axis (tt_parallel) */
     size_t bytes;                      /* the arena: exactly this much is allocated. Parameters that an
-                                          earlier program's arena holds are in that one's plan only */
+                                          earlier program's arena holds are in that one's plan only.
+                                          These and the other bytes are those of rank 0, which has most */
+    size_t bytes_least;                /* ... of the rank that has least: less where rank 0 is a server */
+    /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank,
+       the most of any; and of these the least that any way to do the same needs. A sum over n ranks is at
+       least 2 (n - 1) / n of its bytes; the half of that if each needs a piece only, which is also what it
+       takes to gather them. A server alone sums, so it loads the gradients of all others, and each of these
+       all parameters. Bookkeeping (norms, losses) is not among the least. */
+    size_t moved_bytes, moved_least_bytes;
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
     /* Of the host's memory: settings and results of runs, and what a tape keeps there. Where the device has
        memory of its own, also each input twice, on its way there, and a buffer of 64 KiB, which programs that
-       share an arena have in common. */
+       share an arena have in common; of several ranks each also 4 MiB that all programs have in common. */
     size_t host_bytes;
     /* In use while parameters are initialised or loaded: they, the resident workspace and the buffer that
        they stream through. Nothing else of the arena is touched before the first step. */
@@ -509,6 +561,10 @@ tt_status tt_allocate(tt_program *p);
    before every run, after tt_update: something else may use its place. A run refuses an input that was
    overwritten. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
+/* The same on one data rank, 0 to tt_parallel.data - 1. tt_set is for programs with one. A run is one micro-
+   batch on each of the first data ranks; in the last run of a step the last ranks may have none, and then no
+   input is set there. */
+tt_status tt_set_rank(tt_program *p, int rank, tt_value v, const void *data, int64_t rows);
 /* An input of a program. */
 typedef struct tt_input_info {
     const char *name;    /* lives as long as the program */
@@ -523,6 +579,7 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity);
 /* Copies value v (the root, or marked with tt_output) as floats, rows * width of them; after a run, before
    the next tt_set and before a program of the same arena runs. */
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity);
+tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t capacity); /* of a data rank */
 
 typedef struct tt_stats {
     /* Mean over the targets of the step (all micro-batches), of all loss ops together. What is computed of
@@ -707,18 +764,24 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
    (longest first), and cut into steps of `batch` sequences, whose order within the window is shuffled again;
    the last step of an epoch may have fewer. A step is one or more micro-batches, filled in that order, each
    of at most max_seqs = ceil(batch / accumulate) sequences (or as many as there are, or max_tokens / 2) and
-   max_tokens tokens, without padding. Texts are tokenized once, when the loader is made, on the context's
-   threads (some 100 MB of text a second each); their ids are kept (2 bytes each), so that the loader knows
-   what its micro-batches need. The dataset and the tokenizer must stay until the loader is freed. */
+   max_tokens tokens, without padding. With parallel.groups > 1 the sequences of a step are dealt out instead,
+   so that its micro-batches have like numbers of tokens, and each group equally many of them, as far as there
+   are sequences: the same micro-batches for any number of ranks. Texts are tokenized once, when the loader is
+   made, on the context's threads (some 100 MB of text a second each); their ids are kept (2 bytes each), so
+   that the loader knows what its micro-batches need. The dataset and the tokenizer must stay until the loader
+   is freed. */
 typedef struct tt_loader_options {
     int batch;        /* sequences, or images, of a step. Default 16 */
-    int accumulate;   /* 1..batch; micro-batches have at most ceil(batch / accumulate) sequences. Default 1 */
+    int accumulate;   /* 1..batch / groups; micro-batches have at most ceil(batch / (accumulate * groups))
+                         sequences. Default 1 */
     int max_length;   /* tokens of a sequence, [CLS] and [SEP] included; longer ones are cut. Default 512 */
     int max_tokens;   /* tokens of a micro-batch, >= max_length. Default 0: any number */
     bool shuffle;     /* Default true. False: in dataset order, unsorted (evaluation, prediction) */
     int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting */
     bool drop_last;   /* leave out a last incomplete step. Default false */
     int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1 */
+    tt_parallel parallel; /* of the trainer, after tt_parallel_on; its `groups` and `data` are read. Default:
+                             one group on one rank */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -773,7 +836,8 @@ typedef struct tt_source {
     /* Of an epoch, at least 1. Where `next` gives more, tt_fit and tt_evaluate fail; where it gives fewer,
        tt_fit warns the logger once. A step to train on ends with a micro-batch that is last_of_step. */
     int64_t steps;
-    /* The most that a micro-batch has (0: unknown); may a step have several? tt_train_options makes room. */
+    /* The most that a micro-batch has (0: unknown); may a step have more of them than the trainer has data
+       ranks? tt_train_options makes room. */
     int max_seqs, max_tokens;
     bool accumulates;
     /* A hash of all that is trained on, to tell other data when a run is resumed. NULL: none is told. */
@@ -796,8 +860,8 @@ tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_im
 void tt_loader_free(tt_loader *l); /* at any time: stops its threads */
 int64_t tt_loader_steps(const tt_loader *l); /* steps of an epoch */
 /* What a trainer must have room for, by the texts that there are: max_seqs, max_tokens (of the max_seqs
-   longest texts; 0 of images) and accumulate (a step may have several micro-batches) of tt_train_options. A
-   trainer for several loaders needs the largest. */
+   longest texts; 0 of images) and accumulate (a step may have more micro-batches than parallel.data) of
+   tt_train_options. A trainer for several loaders needs the largest. */
 int tt_loader_max_seqs(const tt_loader *l);
 int tt_loader_max_tokens(const tt_loader *l);
 bool tt_loader_accumulates(const tt_loader *l);
@@ -970,16 +1034,17 @@ struct tt_train_options {
     const char *precision, *residual, *matmul;
     tt_loss_scale loss_scale;
     const char *recompute, *device;
+    tt_parallel parallel;
     size_t memory_budget;
     float label_smoothing;           /* of tt_bert_classifier and tt_vit_classifier. Default 0 */
-    /* The most that a micro-batch has, and whether a step may have several micro-batches: what
-       tt_loader_max_seqs, tt_loader_max_tokens (text only) and tt_loader_accumulates say. */
+    /* The most that a micro-batch has, and whether a step may have more of them than there are data ranks:
+       what tt_loader_max_seqs, tt_loader_max_tokens (text only) and tt_loader_accumulates say. */
     int max_seqs, max_tokens;
     bool accumulate;                 /* default false */
 };
 tt_train_options tt_train_options_default(void);
 /* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate if steps
-   of the first may have several. Either may be NULL. */
+   of the first may have more than there are data ranks. Either may be NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
 
 typedef struct tt_trainer tt_trainer;
@@ -997,13 +1062,19 @@ float tt_trainer_lr(const tt_trainer *t);
 
 /* Forward and backward of a micro-batch, and the update when it is the last of its step: then *updated is
    true, also where loss scaling skipped the update. stats covers the micro-batches of the step so far. When
-   one fails, its step updates nothing: its other micro-batches are refused, up to the last. */
+   one fails, its step updates nothing: its other micro-batches are refused, up to the last.
+   With several data ranks, micro-batch m of a step is copied to data rank m % data. All run once each has
+   one, or behind the last of the step; stats covers those that have run, and is 0 before the first have.
+   While some wait, the trainer can neither evaluate nor predict. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
-/* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: over their targets). */
+/* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: over their targets). The
+   batch is run at once, on data rank 0; tt_evaluate deals its batches out to all of them. */
 tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats);
-/* Mean loss, targets and hits over epoch 0 of the source, which must have a target that counts. */
+/* Mean loss, targets and hits over epoch 0 of the source, which must have a target that counts: the same bits
+   for any number of data ranks. */
 tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
-/* The model's output for a batch, as tt_get gives it. What only the loss reads, as labels, may be missing. */
+/* The model's output for a batch, as tt_get gives it, computed on data rank 0. What only the loss reads, as
+   labels, may be missing. */
 tt_status tt_forward(tt_trainer *t, const tt_batch *batch, float *to, size_t capacity);
 /* Class probabilities of a batch, of a model that has classes: (seqs, classes). Else as tt_forward. */
 tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities);
@@ -1080,7 +1151,8 @@ tt_fit_options tt_fit_options_default(void);
      grad_norm    norm of all gradients together, before clipping; 0 where the step was skipped
      loss_scale   of the next step; 1 without loss scaling
      skipped      steps skipped by loss scaling so far
-     bytes        of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes)
+     bytes        of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes); of
+                  several ranks, those of the one with most
      seconds      that the step, waiting for its data included, or the validation took; saving is not counted
      tokens_per_second, or images_per_second and so on, as the model's unit is: over these seconds
    loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state
@@ -1103,6 +1175,12 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 #if (defined(TINYTRAIN_IMPLEMENTATION) || defined(TINYTRAIN_BACKEND)) && !defined(TT__LANES) && \
     !defined(TT__BACKEND_API)
 #define TT__BACKEND_API
+
+/* The dtype of sums that a step keeps; no tensor of a user has it. */
+#define TT__F64 TT_DTYPE_COUNT
+
+/* Long vectors (parameters, their gradients and state) are worked on in chunks of this many elements. */
+#define TT__CHUNK 4096
 
 /* A row-major matrix as a kernel sees it: row r starts at element r * ld. */
 typedef struct tt__mat { void *data; tt_dtype dtype; int64_t rows, cols, ld; } tt__mat;
@@ -1144,8 +1222,40 @@ typedef struct tt__attr {
 } tt__attr;
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 
-/* What a segment, a contiguous range of a tape's instructions, is run for. They follow in this order. */
-typedef enum tt__segment { TT__EACH_MICRO, TT__EACH_STEP, TT__SEGMENTS } tt__segment;
+/* What a segment, a contiguous range of a tape's instructions, is run for. They follow in this order. A lap
+   is as many micro-batches as the tree of sums has leaves (see >>ranks). */
+typedef enum tt__segment { TT__EACH_MICRO, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS } tt__segment;
+
+/* Ranks: devices that run one program together, each on its part of the tensors. Rank number = data rank *
+   tensor ranks + tensor rank. A collective instruction runs on all ranks along an axis at once: its members,
+   numbered along that axis. SLOTS: on the slots of one storage instead (tt__value.slots). */
+enum { TT__RANKS = 64 }; /* the most that run together */
+typedef enum tt__over { TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS } tt__over;
+typedef enum tt__reduce { TT__SUM, TT__MAX, TT__MIN } tt__reduce;
+typedef struct tt__move {
+    tt__over over;
+    tt__reduce reduce;
+    int64_t unit;       /* elements that are never parted: pieces are whole units                           */
+    bool root;          /* the piece of member 0 is all, of the others nothing                              */
+    int from, to;       /* members: SEND and RECV                                                           */
+} tt__move;
+
+/* The elements [*first, *first + count) of `elements` that are the piece of one of `members`; count. */
+static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int member, int members,
+                                int64_t *first)
+{
+    const int64_t units = (elements + unit - 1) / unit;
+    int64_t from = unit * (root ? (member ? units : 0) : units * member / members);
+    int64_t to = unit * (root ? units : units * (member + 1) / members);
+    from = from < elements ? from : elements;
+    to = to < elements ? to : elements;
+    *first = from;
+    return to - from;
+}
+
+/* A collective is launched once for each of its phases, with all members at the same one in between: first
+   all members sum, or fetch from the root, their own piece; then each copies the others' pieces. */
+enum { TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2 };
 
 typedef struct tt__instr {
     int op;             /* TT__OP_; -1: dropped by a pass that is under way                                 */
@@ -1157,8 +1267,14 @@ typedef struct tt__instr {
     tt__segment segment;
     bool backward;      /* autodiff emitted it, or recompute for one that autodiff emitted                  */
     bool again;         /* a copy that recomputes                                                           */
+    bool always;        /* ranks without a micro-batch run it too                                           */
     bool with_next;     /* runs together with the next instruction, of the same op: see tt__backend.launch */
     int stream;         /* 0: of computation. Work on another is only started here, and ends at its WAIT */
+    tt__move move;      /* of a collective                                                                  */
+    /* Operands (1 << operand) that count once in a sum over the tensor ranks, as the bias of partial sums:
+       tensor rank 0 alone is launched with them, the others are without. */
+    uint32_t once;
+    int slot;           /* one more than the slot of gradients that it works on; 0: it is not of one        */
     size_t workspace;   /* bytes of scratch while it runs, and their place                                  */
     size_t workspace_place;
 } tt__instr;
@@ -1185,8 +1301,8 @@ typedef struct tt__instr {
 #define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], which are alike                                    */
 #define TT__MOVES 0x10000    /* out[0] is in[0] scaled, some of it, or a sum with it                        */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
-/* The backward may compute out[0] again instead of finding it: where in[0] is there anyway; the same, if
-   recompute is "attention"; where in[0] is an input or a parameter. */
+/* The backward may compute out[0] again instead of finding it: where in[0] is there anyway, or a piece of it;
+   the same, if recompute is "attention"; where in[0] is an input or a parameter. */
 #define TT__AGAIN 0x40000
 #define TT__AGAIN_ATTENTION 0x80000
 #define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
@@ -1254,7 +1370,20 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* all operands of a stream's work, its result first */
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* all operands of a stream's work, its result first */ \
+    X(ALL_REDUCE, "all_reduce", 1, 1, TT__RMW | TT__INPLACE0 | TT__MOVES) \
+        /* x -> y, all members' x together */ \
+    X(REDUCE_SCATTER, "reduce_scatter", 1, 1, TT__RMW | TT__MOVES) \
+        /* x -> its piece of all members' x together */ \
+    X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* piece -> y, all members' pieces */ \
+    X(BROADCAST, "broadcast", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y, member 0's x */ \
+    X(REDUCE, "reduce", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y of member 0, all members' x together */ \
+    X(SEND, "send", 1, 0, 0) /* x, for the RECV that follows */ \
+    X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y of member move.to, the x of member move.from */ \
+    X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, all slots of x together */ \
+    X(CHUNK_SQUARES, "chunk_squares", 1, 1, 0) /* g -> sum of g^2 of each TT__CHUNK elements */ \
+    X(FOLD_SQUARES, "fold_squares", 1, 1, 0) /* of the chunks of a g -> sum of g^2 */ \
+    X(MEAN_LOSS, "mean_loss", 1, 1, TT__RMW) /* a loss's counts, of all ranks -> loss */
 
 enum {
 #define TT__ENUM(OP, name, inputs, outputs, flags) TT__OP_##OP,
@@ -1295,6 +1424,23 @@ typedef struct tt__launch {
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: there is none   */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
+    /* Where the random numbers of an update begin: that of out[0]'s first element in the whole tensor, a
+       multiple of 8. Of a part of a tensor split over the tensor ranks, after the numbers of the parts of the
+       ranks before: that is the same where rows are split, if a part has a multiple of 8 elements. */
+    int64_t first;
+    /* Of the first operand or result that is split over the tensor ranks: numbers in the whole tensor of its
+       first row and column, and how many rows that has; 0: none is split. Random numbers are those of
+       elements of whole tensors. */
+    int64_t first_row, first_col, whole_rows;
+    /* A collective: TT__REDUCE_PHASE or TT__SPREAD_PHASE; how many members there are, which of them this is;
+       the first `present` have something to reduce; of each member, operand 0 and result 0. */
+    int phase, members, me, present;
+    const tt__mat *peer_in, *peer_out;
+    /* Members whose memory this one's kernels cannot load from: what they need of member k is in staged[k],
+       memory of allocate_host that tt__backend.stage filled (NULL: it can), and of each piece only elements
+       [from, from + most) are worked on. staged NULL: all elements, from peer_in and peer_out. */
+    void *const *staged;
+    int64_t from, most;
     void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                 */
     void *resident;         /* as many as the kind's `resident`; any instruction may use them               */
 } tt__launch;
@@ -1341,7 +1487,8 @@ static inline tt__attention_operands tt__attention_of(bool backward)
 enum { TT__HOST_STREAM = -1, TT__COMPUTE_STREAM };
 
 typedef struct tt__backend {
-    tt__device *(*open)(tt_context *ctx, int index, char *error, size_t capacity);
+    /* Device number `index`, as one of so many ranks that run together. */
+    tt__device *(*open)(tt_context *ctx, int index, int ranks, char *error, size_t capacity);
     void (*close)(tt__device *d);
     const char *(*error)(tt__device *d);
     void *(*allocate)(tt__device *d, size_t bytes);           /* with any contents                          */
@@ -1351,8 +1498,9 @@ typedef struct tt__backend {
     /* `from`, of allocate_host, stays until a later mark or wait. */
     tt_status (*write)(tt__device *d, void *memory, const void *from, size_t bytes);
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
-    /* As tt__init_values. */
-    tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key);
+    /* As tt__init_values: numbers [first, first + n) of the tensor, first a multiple of 4. */
+    tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t first, int64_t n, tt_init init,
+                      uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
     /* mark: from now on `event` stands for all that the stream was given; NULL: makes a new one, to be
@@ -1374,6 +1522,14 @@ typedef struct tt__backend {
     const char *(*refuses)(int index, const tt__launch *l);
     /* tt_device_text's lines, whether there is such a device or not. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
+    /* What keeps kernels of d from loading from the memory of `from`, another device of the same kind, as a
+       sentence that lives until the next call; NULL: nothing does, which was tried with data. *rate: bytes a
+       second, of that way or of the one through the host; 0: not measured. */
+    const char *(*peer)(tt__device *d, tt__device *from, double *rate);
+    /* Copies to staged[me] what other members need of this one in the phase of a collective, for elements
+       [from, from + most) of each piece: at most members * most elements. *more: pieces go on behind these,
+       the same on all members. Both are NULL where kernels load from all memory. */
+    tt_status (*stage)(const tt__launch *l, bool *more);
 } tt__backend;
 
 /* What a plan must know of a kind of device, whether this build can run it or not. */
@@ -1473,17 +1629,20 @@ typedef struct tt__cpu {
     tt__bf16 bf16;
 } tt__cpu;
 
-enum { TT__KINDS = 2, TT__DEVICES = 16 }; /* kinds of devices, and the most devices of a kind */
+enum { TT__KINDS = 2, TT__DEVICES = 64 }; /* kinds of devices, and the most devices of a kind */
 
 struct tt_context {
     tt_context_options options;
     tt_status status;
     char error[1024];
     size_t allocated;
-    pthread_mutex_t mutex; /* guards `allocated` and the allocator, which background threads share */
+    pthread_mutex_t mutex; /* guards what threads share: `allocated` and the allocator, errors */
+    bool ranks_run;        /* several ranks are at work: of their errors, the first counts */
+    bool rank_failed;      /* ... and there was one */
+    pthread_t failed;      /* ... on this thread */
     double measured_peak;
     tt__cpu cpu;           /* device "cpu", as the options want it */
-    tt__device *devices[TT__KINDS][TT__DEVICES]; /* by kind (tt__device_kinds) and index; NULL until used */
+    struct tt__crew *crews; /* devices that programs were made for: a list */
     tt_param **params;
     int n_params, cap_params;
     uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
@@ -1502,15 +1661,22 @@ static void tt__log(tt_context *ctx, tt_log_level level, const char *id, const c
     ctx->options.logger.log(ctx->options.logger.user, level, id, message);
 }
 
-/* Records the sentence that tt_error() returns. */
+/* Records the sentence that tt_error() returns. While several ranks run, the first one stays. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    vsnprintf(ctx->error, sizeof ctx->error, format, args);
+    pthread_mutex_lock(&ctx->mutex);
+    if (!ctx->ranks_run || !ctx->rank_failed) {
+        vsnprintf(ctx->error, sizeof ctx->error, format, args);
+        ctx->status = status;
+        ctx->failed = pthread_self();
+    }
+    ctx->rank_failed = true;
+    pthread_mutex_unlock(&ctx->mutex);
     va_end(args);
-    return ctx->status = status;
+    return status;
 }
 
 const char *tt_status_name(tt_status status)
@@ -1637,9 +1803,6 @@ static bool tt__match(const char *pattern, const char *name)
 }
 
 /* ------------------------------------------------------------------------------------------------- dtypes */
-
-/* Of sums that a step keeps; no tensor of a user has it. */
-#define TT__F64 TT_DTYPE_COUNT
 
 size_t tt_dtype_bytes(tt_dtype dtype)
 {
@@ -2139,6 +2302,7 @@ tt_context_options tt_context_options_default(void)
     tt_context_options o;
     memset(&o, 0, sizeof o);
     o.seed = 1;
+    o.timeout = 600;
 #ifndef NDEBUG
     o.verify = true;
 #endif
@@ -2345,10 +2509,20 @@ typedef enum tt__storage {
 } tt__storage;
 /* In whose memory a value lies. Where the device's is the host's, instructions may use both. */
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
-/* Which part of a tensor a value or a home has: all of it; chunks of TT__CHUNK elements; rows or columns
-   (dim), in each of `blocks` equal blocks. axis: of ranks, the one that it is split over. */
-typedef enum tt__part_kind { TT__WHOLE, TT__FLAT, TT__ROWS, TT__COLS } tt__part_kind;
-typedef struct tt__part { tt__part_kind kind; int dim, blocks, axis; } tt__part;
+/* The layout of a tensor over the tensor ranks. WHOLE: the same on each. ROWS, COLS: each has its own rows or
+   columns, all equally many; but of the rows of an axis a rank's own are its piece (tt__axis.parts).
+   Instructions leave two more in a storage. PARTIAL: the whole is the sum of what the ranks have, which is of
+   its shape. ZEROS: 0 everywhere, as which each of the other layouts may begin. */
+typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
+/* Which part of a tensor a value or a home has. Over the tensor ranks: one of the first three layouts; its
+   shape counts what a rank has. A view may have a rank's own rows of a storage that is whole. Over the data
+   ranks: where `unit` is not 0, the piece (tt__piece) of `of` elements, and its shape is (1, the most that a
+   piece has). */
+typedef struct tt__part {
+    tt__split split;
+    bool root;          /* tt__piece's */
+    int64_t unit, of;
+} tt__part;
 
 typedef struct tt__shape {
     tt_dtype dtype;
@@ -2363,9 +2537,14 @@ typedef struct tt__value {
     tt__storage storage;
     tt__space space;
     tt__part part;
+    /* Of a storage, how many times it is there, one behind the other (0: once): gradients of several leaves.
+       Of a view, one more than the slot that it is of; 0: that of the micro-batch that is run. */
+    int32_t slots, slot;
+    bool parted;        /* of a program: it, or its storage, is more than a place: see tt__resolve_part */
     int32_t base;       /* the value whose storage it shares: itself unless it is a view */
     int64_t offset;     /* elements from the start of base */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; -1 */
+    int held;           /* of a parameter that an arena holds already, one more than its layout there; or 0 */
     bool keep;          /* readable after the run */
     bool block_end;     /* recompute: the backward finds it rather than computes it again */
     bool persistent;    /* lives from run to run */
@@ -2383,7 +2562,9 @@ typedef struct tt__value {
     char name[72];
 } tt__value;
 
-typedef struct tt__axis { char name[32]; int64_t capacity; } tt__axis;
+/* `parts` is not 0 where it numbers the rows that a tensor rank has of those of another axis, `of`: the
+   rank's piece (tt__piece), which may have none. */
+typedef struct tt__axis { char name[32]; int64_t capacity; int32_t of; int parts; } tt__axis;
 
 struct tt_tape {
     tt_context *ctx;
@@ -2395,8 +2576,16 @@ struct tt_tape {
     size_t alignment;                               /* of storages, as the kind of device wants it */
     bool host;                                      /* the memory of that kind is the host's */
     bool accumulate;                                /* a step has several micro-batches */
+    int data, slots;                                /* data ranks, and leaves of sums on each (>>ranks) */
+    int zero;                                       /* tt_parallel's */
+    bool server, sums_micros;                       /* sums are of micro-batches (see >>ranks) */
+    int tensor;                                     /* ranks over which it is split; 0, 1: one */
     /* the step's settings and results, and views of these: tt__totals, tt__scale, tt__clipped; 0: none */
     int32_t run, results, totals, scale, clipped;
+    int32_t counted;    /* what losses counted on a rank, in each slot, to be summed into totals; 0: totals */
+    /* f32 (trained parameters, 1): squared norms of their gradients, first of those that tensor ranks have
+       parts of; 0: none */
+    int32_t squares;
     tt_status status;                               /* of the first op that failed, with its sentence */
     char error[512];
 };
@@ -2527,6 +2716,7 @@ tt_tape *tt_tape_new(tt_context *ctx)
     if (!t) return NULL;
     t->ctx = ctx;
     t->alignment = TT__ALIGN;
+    t->data = t->slots = 1;
     if (!TT__GROW(ctx, t->values, t->n_values, t->cap_values) ||
         !TT__GROW(ctx, t->axes, t->n_axes, t->cap_axes)) {
         tt_tape_free(t);
@@ -2561,6 +2751,7 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
                              (long long)capacity);
     if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
     tt__axis *a = &t->axes[t->n_axes];
+    memset(a, 0, sizeof *a);
     snprintf(a->name, sizeof a->name, "%s", name);
     a->capacity = capacity;
     return tt__axis_code(t->n_axes++, 0);
@@ -2578,9 +2769,21 @@ static int tt__segment_first(const tt_tape *t, unsigned segment)
     return from;
 }
 
-static size_t tt__storage_bytes(const tt__value *v)
+/* Is v a view that has a rank's own rows of a storage that is whole? */
+static bool tt__is_own_rows(const tt_tape *t, int32_t v)
+{
+    return t->values[v].part.split != t->values[t->values[v].base].part.split;
+}
+
+/* Bytes from one slot of a storage to the next, and of all together. */
+static size_t tt__slot_bytes(const tt__value *v)
 {
     return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
+}
+
+static size_t tt__storage_bytes(const tt__value *v)
+{
+    return tt__slot_bytes(v) * (v->slots > 1 ? (size_t)v->slots : 1);
 }
 
 static tt_value tt__handle(int32_t id) { tt_value v; v.id = id; return v; }
@@ -2875,11 +3078,19 @@ typedef struct tt__gradient {
     int op;
 } tt__gradient;
 
+/* Elements that a member of a collective loads from the memory of others, and the least that any algorithm
+   with the same result loads: see those of each op. */
+typedef struct tt__loads { int64_t done; double least; } tt__loads;
+
 /* What is known of an op beside its row; NULL: see each. */
 typedef struct tt__rules {
     /* Checks the operands and tells the shapes of the outputs; false after tt__tape_fail. The verifier runs
        it too, so it depends on the operands only; the outputs of ops that are not recorded exist already. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
+    /* The layouts of the results when the operands' are `in`; false: it cannot be computed of these. A rule
+       tells a result partial only where sums over the ranks of it are what it would be of whole operands.
+       NULL: all are whole. */
+    bool (*layout)(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out);
     tt__gradient backward; /* nothing in it: there is none */
     /* Bytes of scratch at capacity: on a CPU of some threads (NULL: tt__widen_bytes), on CUDA (NULL: 0). */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
@@ -2892,8 +3103,9 @@ typedef struct tt__rules {
     /* Floating-point operations of matrix products, for NULL those of TT__PRODUCT. in: of a run, with
        integers on the host, or without data at capacity. */
     double (*flops)(const tt__instr *i, const tt__mat *in);
-    /* How the outputs are split over devices when the operands are. NULL, as yet for all ops: not at all. */
-    bool (*layout)(tt_tape *t, const tt__instr *i, tt__part *out);
+    int phases;         /* of a collective: TT__REDUCE_PHASE, TT__SPREAD_PHASE or both; 0: it is none */
+    /* What a member loads of what others have; `elements`: of the largest operand. NULL: nothing. */
+    tt__loads (*loads)(const tt__move *m, int64_t elements, int me, int members);
 } tt__rules;
 
 static const tt__rules *tt__rules_of(const tt__instr *i); /* the table stands below the rules */
@@ -3055,6 +3267,48 @@ static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out) /* 
     return tt__shape_elementwise(t, i, out) && tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols);
 }
 
+/* ------------------------------------------------------------------------------------------- layout rules */
+
+/* Operand k has this layout, or is absent. */
+static bool tt__laid_out(const tt__instr *i, const tt__split *in, int k, tt__split as)
+{
+    return !i->in[k] || in[k] == as;
+}
+
+/* All tensors of floats are split as the first. Numbers are of all rows: split where rows are. */
+static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    if (in[0] == TT__PARTIAL) return false;
+    for (int k = 1; k < TT__RUN_IN; k++) {
+        const bool numbers = i->in[k] && !tt__is_float(tt__in(t, i, k)->dtype);
+        if (!tt__laid_out(i, in, k, numbers && in[0] != TT__ROWS ? TT__WHOLE : in[0])) return false;
+    }
+    for (int k = 0; k < TT__MAX_OUT; k++) out[k] = in[0];
+    return true;
+}
+
+/* As tt__layout_alike, of ops whose rows depend on other rows. */
+static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    return in[0] != TT__ROWS && tt__layout_alike(t, i, in, out);
+}
+
+/* What an optimizer updates is split as the gradient. */
+static bool tt__layout_of_update(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t;
+    for (int k = 0; k < TT__MAX_OUT; k++) out[k] = in[0];
+    return in[0] != TT__PARTIAL && tt__laid_out(i, in, 1, TT__WHOLE);
+}
+
+/* Sums of squares of what is split. */
+static bool tt__layout_of_squares(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t; (void)i;
+    out[0] = in[0] == TT__WHOLE ? TT__WHOLE : TT__PARTIAL;
+    return in[0] != TT__PARTIAL;
+}
+
 /* ------------------------------------------------------------------------------------ checks before a run */
 
 TT_PRINTF(3, 4)
@@ -3074,10 +3328,11 @@ static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t lim
                                    const char *of_what)
 {
     const int32_t *index = (const int32_t *)l->in[operand].data;
+    const int64_t first = tt__is_own_rows(l->tape, l->instr->in[operand]) ? l->first_row : 0;
     for (int64_t r = 0; index && r < l->in[operand].rows; r++)
         if ((index[r] < 0 || index[r] >= limit) && !(ignored && index[r] == *ignored))
             return tt__launch_fail(l, operand, "has %d in row %lld, which is not in 0..%lld (%s)", index[r],
-                                   (long long)r, (long long)(limit - 1), of_what);
+                                   (long long)(first + r), (long long)(limit - 1), of_what);
     return TT_OK;
 }
 
@@ -3125,12 +3380,19 @@ static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int
     return i;
 }
 
+/* Has v the values of a parameter, as that or as what tensor ranks have gathered of it? */
+static bool tt__is_weight(const tt_tape *t, int32_t v)
+{
+    const tt__value *x = &t->values[v];
+    return x->storage == TT__PARAMETER || (x->storage == TT__TRANSIENT && x->param >= 0);
+}
+
 /* The value whose gradient v's is: a cast of a parameter hands its gradient to the parameter. */
 static int32_t tt__grad_owner(const tt_tape *t, int32_t v)
 {
     int at = tt__producer(t, v);
     bool cast = at >= 0 && tt__is(&t->code[at], TT__CASTS);
-    return cast && t->values[t->code[at].in[0]].storage == TT__PARAMETER ? t->code[at].in[0] : v;
+    return cast && tt__is_weight(t, t->code[at].in[0]) ? t->code[at].in[0] : v;
 }
 
 static void tt__fill(tt__builder *b, int32_t v, float x)
@@ -3151,6 +3413,7 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     int32_t g = tt__new_value(t, &of.shape, parameter ? TT__GRADIENT : TT__TRANSIENT, "d(%.60s)", of.name);
     if (!(b->ok = g != 0)) return 0;
     t->values[g].param = of.param;
+    t->values[g].part = of.part;
     t->values[g].persistent = parameter && b->accumulate;
     t->values[g].pinned_f32 = of.pinned_f32;
     t->values[v].grad = g;
@@ -3169,7 +3432,8 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
     if (!g) return;
     if (base != v) {
         tt__value view = t->values[v], *whole = &t->values[base];
-        bool all = view.shape.rows * view.shape.cols == whole->shape.rows * whole->shape.cols;
+        bool all = view.shape.rows * view.shape.cols == whole->shape.rows * whole->shape.cols &&
+                   view.part.split == whole->part.split;
         if (!exists && !all) { /* before it, 0: the other views of base may add to the rest */
             tt__instr last = t->code[--t->n_code];
             tt__fill(b, g, 0);
@@ -3180,6 +3444,7 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
         }
         g = tt__new_view(t, g, &view.shape, view.offset, view.ld, view.name);
         if (!(b->ok = g != 0)) return;
+        t->values[g].part = view.part;
     }
     tt__instr *i = &t->code[t->n_code - 1];
     i->out[slot] = g;
@@ -3228,9 +3493,6 @@ static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].ne
 #define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
 
 static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4); }
-
-/* Long vectors (parameters, their gradients and state) are worked on in chunks of this many elements. */
-#define TT__CHUNK 4096
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
    2008: a panel of B (K x 8..48) stays in L1 or near it, a tile of A (TILE_M x K) in L2, the packed A (M x K)
@@ -3475,6 +3737,20 @@ static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 2, 1, w->rows) && (!i->in[3] || tt__shape_in(t, i, 3, x, w->rows));
 }
 
+/* Of the rows of a weight come the columns of y; of its columns and those of x, a part of each element's sum,
+   to which only one rank adds the bias. */
+static bool tt__layout_LINEAR(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    const bool by_rows = in[1] == TT__ROWS, by_cols = in[1] == TT__COLS;
+    const tt__split y = by_rows ? TT__COLS : by_cols ? TT__PARTIAL : in[0];
+    const bool bias_once = !i->in[2] || (i->once >> 2 & 1) == by_cols;
+    const bool x = by_rows ? in[0] == TT__WHOLE : by_cols ? in[0] == TT__COLS : in[0] <= TT__ROWS;
+    (void)t;
+    out[0] = out[1] = y;
+    return x && bias_once && tt__laid_out(i, in, 2, by_rows ? TT__COLS : TT__WHOLE) &&
+           tt__laid_out(i, in, 3, y) && !(by_cols && (i->in[3] || i->attr.act));
+}
+
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
     return tt__record(t, tt__new_instr(TT__OP_LINEAR), "vpP", x, w, b);
@@ -3495,6 +3771,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
         const tt__value *y = &t->values[f->out[0]];
         dy = b->ok ? tt__new_value(t, &y->shape, TT__TRANSIENT, "d(%.56s.pre)", y->name) : 0;
         if (!(b->ok = dy != 0)) return;
+        t->values[dy].part = t->values[f->out[0]].part;
         t->code[t->n_code - 1].out[0] = dy;
     }
     if (weights) tt__emit_gradient(b, &product, dy, TT__OP_LINEAR_DW, "g0", "12");
@@ -3502,8 +3779,8 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_pass(b, g, f->in[3], true);
 }
 
-static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, {tt__backward_LINEAR}, tt__product_bytes,
-    tt__fp8_bytes};
+static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, tt__layout_LINEAR, {tt__backward_LINEAR},
+    tt__product_bytes, tt__fp8_bytes};
 
 static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3513,7 +3790,17 @@ static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
     return !i->in[2] || tt__shape_in(t, i, 2, dy, w->cols);
 }
 
-static const tt__rules tt__rules_LINEAR_DX = {tt__shape_LINEAR_DX, {NULL}, tt__product_bytes, tt__fp8_bytes};
+static bool tt__layout_LINEAR_DX(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    const bool by_rows = in[1] == TT__ROWS, by_cols = in[1] == TT__COLS;
+    (void)t;
+    out[0] = by_rows ? TT__PARTIAL : by_cols ? TT__COLS : in[0];
+    return (by_rows ? in[0] == TT__COLS && !i->in[2] : by_cols ? in[0] == TT__WHOLE : in[0] <= TT__ROWS) &&
+           tt__laid_out(i, in, 2, out[0]);
+}
+
+static const tt__rules tt__rules_LINEAR_DX = {tt__shape_LINEAR_DX, tt__layout_LINEAR_DX, {NULL},
+    tt__product_bytes, tt__fp8_bytes};
 
 static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3521,6 +3808,16 @@ static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
     tt__set_fixed(&out[0], TT_F32, dy->cols, x->cols);
     tt__set_fixed(&out[1], TT_F32, 1, dy->cols);
     return tt__float_in(t, i, 0) && tt__shape_in(t, i, 1, dy, x->cols);
+}
+
+static bool tt__layout_LINEAR_DW(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    const bool rows = in[0] == TT__ROWS;
+    (void)t; (void)i;
+    out[0] = rows ? TT__PARTIAL : in[0] == TT__COLS ? TT__ROWS : in[1];
+    out[1] = rows ? TT__PARTIAL : in[0];
+    return rows ? in[1] == TT__ROWS : (in[0] == TT__WHOLE && in[1] == TT__COLS) ||
+           (in[0] == TT__COLS && in[1] == TT__WHOLE) || (in[0] == TT__WHOLE && in[1] == TT__WHOLE);
 }
 
 static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *i)
@@ -3531,7 +3828,8 @@ static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *
     return gemm > sums ? gemm : sums;
 }
 
-static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, {NULL}, tt__cpu_LINEAR_DW, tt__fp8_bytes};
+static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
+    tt__cpu_LINEAR_DW, tt__fp8_bytes};
 
 /* ---------------------------------------------------------------------------------------------- embedding */
 
@@ -3543,6 +3841,14 @@ static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
     return !table->axis || tt__bad(t, i, 1, "a table with a fixed number of rows");
 }
 
+/* Of a part of the rows of the table, the rows of other ids are 0. */
+static bool tt__layout_EMBEDDING(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t;
+    out[0] = in[1] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
+    return in[1] <= TT__ROWS && tt__laid_out(i, in, 0, TT__WHOLE);
+}
+
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table)
 {
     return tt__record(t, tt__new_instr(TT__OP_EMBEDDING), "vp", ids, table);
@@ -3550,10 +3856,11 @@ tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table)
 
 static tt_status tt__check_EMBEDDING(const tt__launch *l)
 {
-    return tt__check_indices(l, 0, l->in[1].rows, NULL, "rows of the embedding table");
+    const int64_t rows = l->whole_rows ? l->whole_rows : l->in[1].rows;
+    return tt__check_indices(l, 0, rows, NULL, "rows of the embedding table");
 }
 
-static const tt__rules tt__rules_EMBEDDING = {tt__shape_EMBEDDING,
+static const tt__rules tt__rules_EMBEDDING = {tt__shape_EMBEDDING, tt__layout_EMBEDDING,
     {NULL, "0g", "1", TT__OP_EMBEDDING_BACKWARD}, NULL, NULL, tt__check_EMBEDDING};
 
 static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -3563,14 +3870,22 @@ static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
     return tt__index_in(t, i, 0) && tt__shape_in(t, i, 1, tt__in(t, i, 0), cols);
 }
 
+/* It adds up what is of the rows that it has. */
+static bool tt__layout_EMBEDDING_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                          tt__split *out)
+{
+    out[0] = t->values[i->out[0]].part.split;
+    return tt__laid_out(i, in, 0, TT__WHOLE) && tt__laid_out(i, in, 1, TT__WHOLE) && out[0] <= TT__ROWS;
+}
+
 static size_t tt__cpu_EMBEDDING_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
 {
     int64_t sorted = tt__in(t, i, 1)->rows + t->values[i->out[0]].shape.rows + 1;
     return tt__align_up((size_t)sorted * 4) + tt__widen_bytes(threads, t, i);
 }
 
-static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKWARD, {NULL},
-    tt__cpu_EMBEDDING_BACKWARD, tt__sort_bytes};
+static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKWARD,
+    tt__layout_EMBEDDING_BACKWARD, {NULL}, tt__cpu_EMBEDDING_BACKWARD, tt__sort_bytes};
 
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
@@ -3586,6 +3901,13 @@ static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
     return eps >= 0 || tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: eps %g is negative", tt__instr_name(i), eps);
 }
 
+static bool tt__layout_of_norm(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t;
+    out[0] = out[1] = in[0];
+    return in[0] <= TT__ROWS && tt__laid_out(i, in, 1, TT__WHOLE) && tt__laid_out(i, in, 2, TT__WHOLE);
+}
+
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps)
 {
     tt__instr i = tt__new_instr(TT__OP_LAYERNORM);
@@ -3593,8 +3915,8 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
     return tt__record(t, i, "vpP", x, w, b);
 }
 
-static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm,
-    {NULL, "g01B", "012", TT__OP_LAYERNORM_BACKWARD}};
+static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm, tt__layout_of_norm,
+    {NULL, "g01B", "012", TT__OP_LAYERNORM_BACKWARD} };
 
 /* dy, x, w, statistics -> [dx], [dw], [db]. */
 static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -3607,14 +3929,25 @@ static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape
            tt__shape_in(t, i, 3, x, statistics);
 }
 
+/* A rank's own rows leave a part of the sums over rows. */
+static bool tt__layout_of_norm_backward(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                        tt__split *out)
+{
+    (void)t;
+    out[0] = in[0];
+    out[1] = out[2] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
+    return in[0] <= TT__ROWS && tt__laid_out(i, in, 1, in[0]) && tt__laid_out(i, in, 2, TT__WHOLE) &&
+           tt__laid_out(i, in, 3, in[0]);
+}
+
 static size_t tt__cpu_LAYERNORM_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
 {
     tt__shape most = tt__largest(t, i);
     return 2 * tt__partial_bytes(most.rows, most.cols) + tt__widen_bytes(threads, t, i);
 }
 
-static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_of_norm_backward, {NULL},
-    tt__cpu_LAYERNORM_BACKWARD};
+static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_of_norm_backward,
+    tt__layout_of_norm_backward, {NULL}, tt__cpu_LAYERNORM_BACKWARD};
 
 /* ------------------------------------------------------------------------------------------------ rmsnorm */
 
@@ -3625,9 +3958,10 @@ tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps)
     return tt__record(t, i, "vp", x, w);
 }
 
-static const tt__rules tt__rules_RMSNORM = {tt__shape_of_norm, {NULL, "g01B", "01", TT__OP_RMSNORM_BACKWARD}};
-static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_of_norm_backward, {NULL},
-    tt__cpu_LAYERNORM_BACKWARD};
+static const tt__rules tt__rules_RMSNORM = {tt__shape_of_norm, tt__layout_of_norm,
+    {NULL, "g01B", "01", TT__OP_RMSNORM_BACKWARD} };
+static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_of_norm_backward, tt__layout_of_norm_backward,
+    {NULL}, tt__cpu_LAYERNORM_BACKWARD};
 
 /* --------------------------------------------------------------------------------------------- activation */
 
@@ -3670,8 +4004,8 @@ static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root, bool later)
     tt__merge(t, at, k, merged);
 }
 
-static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, {tt__backward_ACTIVATION}, NULL, NULL,
-    NULL, tt__fuse_ACTIVATION};
+static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__layout_alike,
+    {tt__backward_ACTIVATION}, NULL, NULL, NULL, tt__fuse_ACTIVATION};
 
 /* The product of dy multiplies by the derivative: the gradient before the activation is never stored. */
 static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool later)
@@ -3684,8 +4018,8 @@ static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool l
     tt__merge(t, at, k, merged);
 }
 
-static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, {NULL}, NULL, NULL, NULL,
-    tt__fuse_ACTIVATION_BACKWARD};
+static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__layout_alike, {NULL}, NULL,
+    NULL, NULL, tt__fuse_ACTIVATION_BACKWARD};
 
 /* ---------------------------------------------------------------------------------------------------- add */
 
@@ -3717,7 +4051,8 @@ static void tt__fuse_ADD(tt_tape *t, int k, int32_t root, bool later)
     }
 }
 
-static const tt__rules tt__rules_ADD = {tt__shape_of_two, {tt__backward_ADD}, NULL, NULL, NULL, tt__fuse_ADD};
+static const tt__rules tt__rules_ADD = {tt__shape_of_two, tt__layout_alike, {tt__backward_ADD}, NULL, NULL,
+    NULL, tt__fuse_ADD};
 
 /* ---------------------------------------------------------------------------------------------------- mul */
 
@@ -3732,7 +4067,7 @@ static void tt__backward_MUL(tt__builder *b, const tt__instr *f, int32_t g)
     if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, TT__OP_MUL, "g0", "1");
 }
 
-static const tt__rules tt__rules_MUL = {tt__shape_of_two, {tt__backward_MUL}};
+static const tt__rules tt__rules_MUL = {tt__shape_of_two, tt__layout_alike, {tt__backward_MUL}};
 
 /* -------------------------------------------------------------------------------------------------- scale */
 
@@ -3743,7 +4078,31 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
     return tt__record(t, i, "v", x);
 }
 
-static const tt__rules tt__rules_SCALE = {tt__shape_elementwise, {NULL, "g", "0", TT__OP_SCALE}};
+/* Emits a collective, of a sum or of rows as f's. */
+static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int32_t x)
+{
+    tt__instr *i = tt__emit(b, op, NULL, &x, 1);
+    if (i) i->move = f->move;
+    return i;
+}
+
+/* A SCALE by 1 with `move` stands where tensor ranks leave parts of x's gradient (tt__entered): these are
+   summed before they are added to the rest of it. Of rows that were only gathered for it, each rank gets its
+   own rows of the sum. */
+static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    const tt_tape *t = b->t;
+    if (f->move.over == TT__ALONE) {
+        tt__emit_gradient(b, f, g, TT__OP_SCALE, "g", "0");
+        return;
+    }
+    const int at = tt__producer(t, f->in[0]);
+    const bool gathered = at >= 0 && t->code[at].op == TT__OP_ALL_GATHER && tt__uses(t, f->in[0]) == 1;
+    tt__emit_move(b, gathered ? TT__OP_REDUCE_SCATTER : TT__OP_ALL_REDUCE, f, g);
+    tt__grad_into(b, 0, gathered ? t->code[at].in[0] : f->in[0]);
+}
+
+static const tt__rules tt__rules_SCALE = {tt__shape_elementwise, tt__layout_alike, {tt__backward_SCALE}};
 
 /* ------------------------------------------------------------------------------------------------ dropout */
 
@@ -3766,7 +4125,7 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_pass(b, g, f->in[1], true);
 }
 
-static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, {tt__backward_DROPOUT}};
+static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
 /* ---------------------------------------------------------------------------------------------- attention */
 
@@ -3870,8 +4229,9 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
     return order + (at.backward ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
 }
 
-static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, {tt__backward_ATTENTION},
-    tt__cpu_attention, tt__cuda_attention, tt__check_ATTENTION, NULL, tt__flops_of_attention};
+static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__layout_by_columns,
+    {tt__backward_ATTENTION}, tt__cpu_attention, tt__cuda_attention, tt__check_ATTENTION, NULL,
+    tt__flops_of_attention};
 
 static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3882,8 +4242,8 @@ static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
     return tt__index_in(t, i, 4) && tt__shape_in(t, i, 6, q, i->attr.heads) && tt__numbers_in(t, i, 7, 1);
 }
 
-static const tt__rules tt__rules_ATTENTION_BACKWARD = {tt__shape_ATTENTION_BACKWARD, {NULL},
-    tt__cpu_attention, tt__cuda_attention, NULL, NULL, tt__flops_of_attention};
+static const tt__rules tt__rules_ATTENTION_BACKWARD = {tt__shape_ATTENTION_BACKWARD, tt__layout_by_columns,
+    {NULL}, tt__cpu_attention, tt__cuda_attention, NULL, NULL, tt__flops_of_attention};
 
 /* -------------------------------------------------------------------------------------------- gather_rows */
 
@@ -3905,7 +4265,7 @@ static tt_status tt__check_rows(const tt__launch *l)
     return tt__check_indices(l, 1, l->in[0].rows, NULL, what);
 }
 
-static const tt__rules tt__rules_GATHER_ROWS = {tt__shape_GATHER_ROWS,
+static const tt__rules tt__rules_GATHER_ROWS = {tt__shape_GATHER_ROWS, tt__layout_by_columns,
     {NULL, "g1", "0", TT__OP_GATHER_ROWS_BACKWARD}, NULL, NULL, tt__check_rows};
 
 static bool tt__shape_by_index(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -3914,7 +4274,8 @@ static bool tt__shape_by_index(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__index_in(t, i, 1);
 }
 
-static const tt__rules tt__rules_GATHER_ROWS_BACKWARD = {tt__shape_by_index, {NULL}, NULL, tt__sort_bytes};
+static const tt__rules tt__rules_GATHER_ROWS_BACKWARD = {tt__shape_by_index, tt__layout_by_columns, {NULL},
+    NULL, tt__sort_bytes};
 
 /* ---------------------------------------------------------------------------------------------- mean_pool */
 
@@ -3934,9 +4295,9 @@ tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start)
 
 static tt_status tt__check_MEAN_POOL(const tt__launch *l) { return tt__check_starts(l, 1, l->in[0].rows); }
 
-static const tt__rules tt__rules_MEAN_POOL = {tt__shape_MEAN_POOL,
+static const tt__rules tt__rules_MEAN_POOL = {tt__shape_MEAN_POOL, tt__layout_by_columns,
     {NULL, "g1", "0", TT__OP_MEAN_POOL_BACKWARD}, NULL, NULL, tt__check_MEAN_POOL};
-static const tt__rules tt__rules_MEAN_POOL_BACKWARD = {tt__shape_by_index};
+static const tt__rules tt__rules_MEAN_POOL_BACKWARD = {tt__shape_by_index, tt__layout_by_columns};
 
 /* ----------------------------------------------------------------------------------------------- set_rows */
 
@@ -3951,8 +4312,8 @@ tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row)
     return tt__record(t, tt__new_instr(TT__OP_SET_ROWS), "vvp", x, index, row);
 }
 
-static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, {NULL, "g1", "02", TT__OP_SET_ROWS_BACKWARD},
-    NULL, NULL, tt__check_rows};
+static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, NULL,
+    {NULL, "g1", "02", TT__OP_SET_ROWS_BACKWARD}, NULL, NULL, tt__check_rows};
 
 static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -3967,7 +4328,7 @@ static size_t tt__cpu_SET_ROWS_BACKWARD(int threads, const tt_tape *t, const tt_
     return tt__align_up((size_t)tt__in(t, i, 0)->rows) + tt__widen_bytes(threads, t, i);
 }
 
-static const tt__rules tt__rules_SET_ROWS_BACKWARD = {tt__shape_SET_ROWS_BACKWARD, {NULL},
+static const tt__rules tt__rules_SET_ROWS_BACKWARD = {tt__shape_SET_ROWS_BACKWARD, NULL, {NULL},
     tt__cpu_SET_ROWS_BACKWARD};
 
 /* ------------------------------------------------------------------------------------------------ patches */
@@ -4029,7 +4390,7 @@ static size_t tt__cpu_PATCHES(int threads, const tt_tape *t, const tt__instr *i)
     return tt__buffer_bytes(threads, t->values[i->out[0]].shape.cols);
 }
 
-static const tt__rules tt__rules_PATCHES = {tt__shape_PATCHES, {NULL}, tt__cpu_PATCHES, NULL,
+static const tt__rules tt__rules_PATCHES = {tt__shape_PATCHES, NULL, {NULL}, tt__cpu_PATCHES, NULL,
     tt__check_PATCHES};
 
 /* ------------------------------------------------------------------------------------------ cross_entropy */
@@ -4057,6 +4418,17 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     return true;
 }
 
+/* Of a rank's rows, sums over its rows. The mean is taken later, of the sums of all ranks' counts. */
+static bool tt__layout_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                     tt__split *out)
+{
+    (void)t;
+    out[0] = out[TT__LOSS_COUNTS] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
+    out[1] = in[0];
+    return in[0] <= TT__ROWS && tt__laid_out(i, in, TT__LOSS_TARGETS, in[0]) &&
+           tt__laid_out(i, in, TT__LOSS_WEIGHTS, in[0]);
+}
+
 tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
                           const tt_cross_entropy_options *options)
 {
@@ -4070,6 +4442,7 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__head {
     int linear, back, last; /* instructions: of the logits, of their gradient (-1: none), the last replaced */
+    int fill;               /* one between these that stays: what a product adds a rank's rows to; 0: none  */
     tt__instr fused;
 } tt__head;
 
@@ -4085,6 +4458,11 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
     h->fused.in[5] = t->code[h->back].in[0];
     for (h->last = h->back; h->last + 1 < t->n_code; h->last++) {
         const tt__instr *i = &t->code[h->last + 1];
+        const bool fill = i->op == TT__OP_FILL && !h->fill && h->last + 2 < t->n_code;
+        if (fill && i[1].in[0] == d && i[1].out[0] && tt__is_own_rows(t, i[1].out[0])) {
+            h->fill = h->last + 1;
+            continue;
+        }
         bool dw = i->op == TT__OP_LINEAR_DW, dx = i->op == TT__OP_LINEAR_DX;
         if ((!dw && !dx) || i->in[0] != d) break;
         for (int o = 0; o < 1 + dw; o++) {
@@ -4098,7 +4476,8 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
     for (int b = k + 1; b <= h->last && tt__uses(t, loss); b++)
         for (int j = 0; j < TT__MAX_IN; j++)
             if (t->code[b].in[j] && t->values[t->code[b].in[j]].base == loss) return false;
-    return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == h->last - h->back;
+    const int products = h->last - h->back - (h->fill != 0);
+    return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
 
 /* Logits of fewer bytes than this are stored whole. */
@@ -4114,7 +4493,7 @@ static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
 {
     int32_t logits = t->code[k].in[0];
     const tt__value *v = &t->values[logits];
-    tt__head h = {tt__producer(t, logits), -1, k, t->code[k]};
+    tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
     if (!later || h.linear < 0 || v->base != logits || v->keep || logits == root) return;
     if (v->shape.rows <= TT__LOSS_CHUNK) return;
     const tt__instr *linear = &t->code[h.linear];
@@ -4127,7 +4506,7 @@ static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
     h.fused.out[1] = 0;
     int uses = tt__uses(t, logits);
     if (uses != 1 && (uses != 2 || !tt__fuse_head_backward(t, k, logits, &h))) return;
-    for (int b = h.back; b >= 0 && b < h.last; b++) tt__drop(t, b);
+    for (int b = h.back; b >= 0 && b < h.last; b++) if (b != h.fill) tt__drop(t, b);
     if (h.last != k) tt__drop(t, k);
     tt__drop(t, h.linear);
     tt__put(t, h.last, &h.fused);
@@ -4140,7 +4519,7 @@ static tt_status tt__check_CROSS_ENTROPY(const tt__launch *l)
     return tt__check_indices(l, TT__LOSS_TARGETS, classes, ignored, "classes of the logits");
 }
 
-static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY,
+static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__layout_CROSS_ENTROPY,
     {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
     tt__fuse_CROSS_ENTROPY};
 
@@ -4150,7 +4529,18 @@ static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-static const tt__rules tt__rules_CROSS_ENTROPY_BACKWARD = {tt__shape_of_error};
+/* The counts, operand 5, may be of a rank's rows: where ranks have some, they are not read. */
+static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                              tt__split *out)
+{
+    bool fits = in[1] <= TT__ROWS && tt__laid_out(i, in, 0, TT__WHOLE);
+    for (int k = 2; k < 5; k++) fits = fits && tt__laid_out(i, in, k, in[1]);
+    out[0] = in[1];
+    return fits && (in[1] == TT__WHOLE ? in[5] == TT__WHOLE : t->accumulate);
+}
+
+static const tt__rules tt__rules_CROSS_ENTROPY_BACKWARD = {tt__shape_of_error,
+    tt__layout_CROSS_ENTROPY_BACKWARD};
 
 static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4162,6 +4552,17 @@ static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__s
     tt__set_fixed(&out[4], TT_F32, 1, w->rows);
     return tt__fixed_in(t, i, 3, w->rows, x->cols) && tt__fixed_in(t, i, 4, 1, w->rows) &&
            tt__fixed_in(t, i, 5, 1, 1);
+}
+
+static bool tt__layout_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                            tt__split *out)
+{
+    const bool backward = i->out[1] || i->out[3] || i->out[4]; /* divides by all targets */
+    bool fits = in[0] <= TT__ROWS && (in[0] == TT__WHOLE || t->accumulate || !backward);
+    for (int k = 1; k < 6; k++) fits = fits && tt__laid_out(i, in, k, k < 3 ? in[0] : TT__WHOLE);
+    for (int k = 0; k < TT__MAX_OUT; k++) out[k] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
+    out[1] = in[0];
+    return fits;
 }
 
 static double tt__flops_LINEAR_CROSS_ENTROPY(const tt__instr *i, const tt__mat *in)
@@ -4191,9 +4592,9 @@ static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i
     return tt__align_to(chunk * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);
 }
 
-static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY, {NULL},
-    tt__cpu_LINEAR_CROSS_ENTROPY, tt__cuda_LINEAR_CROSS_ENTROPY, tt__check_CROSS_ENTROPY, NULL,
-    tt__flops_LINEAR_CROSS_ENTROPY};
+static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY,
+    tt__layout_LINEAR_CROSS_ENTROPY, {NULL}, tt__cpu_LINEAR_CROSS_ENTROPY, tt__cuda_LINEAR_CROSS_ENTROPY,
+    tt__check_CROSS_ENTROPY, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
 
 /* ------------------------------------------------------------------------------------- mean_squared_error */
 
@@ -4216,19 +4617,19 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
     if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1"); /* the error is symmetric */
 }
 
-static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR,
+static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR, NULL,
     {tt__backward_MEAN_SQUARED_ERROR}, tt__row_pairs_bytes};
-static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_error};
+static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_error, NULL};
 
 /* ------------------------------------------------------------------------------------------ cast and fill */
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    bool parameter = b->t->values[f->in[0]].storage == TT__PARAMETER; /* which has got its gradient already */
-    if (!parameter) tt__emit_gradient(b, f, g, TT__OP_CAST, "g", "0");
+    bool weight = tt__is_weight(b->t, f->in[0]); /* which has got its gradient already */
+    if (!weight) tt__emit_gradient(b, f, g, TT__OP_CAST, "g", "0");
 }
 
-static const tt__rules tt__rules_CAST = {tt__shape_elementwise, {tt__backward_CAST}};
+static const tt__rules tt__rules_CAST = {tt__shape_elementwise, tt__layout_alike, {tt__backward_CAST}};
 
 static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4236,7 +4637,14 @@ static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-static const tt__rules tt__rules_FILL = {tt__shape_FILL, {NULL}, tt__no_bytes};
+static bool tt__layout_FILL(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t; (void)in;
+    out[0] = i->attr.scale == 0 ? TT__ZEROS : TT__WHOLE;
+    return true;
+}
+
+static const tt__rules tt__rules_FILL = {tt__shape_FILL, tt__layout_FILL, {NULL}, tt__no_bytes};
 
 /* ------------------------------------------------------------------------------------------------ updates */
 
@@ -4253,7 +4661,36 @@ static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr
     return tt__align_up((size_t)chunks * 8) + tt__chunk_bytes(threads, t, i);
 }
 
-static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, {NULL}, tt__cpu_SUM_SQUARES};
+static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, tt__layout_of_squares, {NULL},
+    tt__cpu_SUM_SQUARES};
+
+/* The same in two steps, for a g in pieces of whole chunks, one on each rank: CHUNK_SQUARES sums those of a
+   piece, ALL_GATHER makes one table of all, FOLD_SQUARES sums that, with the bits of SUM_SQUARES of g. */
+static bool tt__shape_CHUNK_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *g = tt__in(t, i, 0);
+    tt__set_fixed(&out[0], TT__F64, 1, tt__ceil_div(g->rows * g->cols, TT__CHUNK));
+    return tt__float_in(t, i, 0);
+}
+
+static bool tt__shape_FOLD_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *s = tt__in(t, i, 0);
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    return (s->dtype == TT__F64 && s->rows == 1) || tt__bad(t, i, 0, "a row of f64");
+}
+
+static bool tt__layout_FOLD_SQUARES(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t; (void)i;
+    out[0] = in[0];
+    return true;
+}
+
+static const tt__rules tt__rules_CHUNK_SQUARES = {tt__shape_CHUNK_SQUARES, tt__layout_of_squares, {NULL},
+    tt__chunk_bytes};
+static const tt__rules tt__rules_FOLD_SQUARES = {tt__shape_FOLD_SQUARES, tt__layout_FOLD_SQUARES, {NULL},
+    tt__no_bytes};
 
 static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k) /* a part of tt__results */
 {
@@ -4264,6 +4701,12 @@ static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k) /* a part of t
 static bool tt__shape_ADD_COUNTS(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     tt__set_fixed(&out[0], TT__F64, 1, 3);
+    return tt__fixed_in(t, i, 0, 1, 4);
+}
+
+static bool tt__shape_MEAN_LOSS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
     return tt__fixed_in(t, i, 0, 1, 4);
 }
 
@@ -4279,9 +4722,10 @@ static bool tt__shape_LOSS_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 0, 1, 2) && tt__doubles_in(t, i, 1);
 }
 
-static const tt__rules tt__rules_ADD_COUNTS = {tt__shape_ADD_COUNTS, {NULL}, tt__no_bytes};
-static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, {NULL}, tt__no_bytes};
-static const tt__rules tt__rules_LOSS_SCALE = {tt__shape_LOSS_SCALE, {NULL}, tt__no_bytes};
+static const tt__rules tt__rules_ADD_COUNTS = {tt__shape_ADD_COUNTS, NULL, {NULL}, tt__no_bytes};
+static const tt__rules tt__rules_MEAN_LOSS = {tt__shape_MEAN_LOSS, NULL, {NULL}, tt__no_bytes};
+static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, NULL, {NULL}, tt__no_bytes};
+static const tt__rules tt__rules_LOSS_SCALE = {tt__shape_LOSS_SCALE, NULL, {NULL}, tt__no_bytes};
 
 /* All outputs are as the gradient. */
 static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -4290,13 +4734,222 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
-static const tt__rules tt__rules_SGD = {tt__shape_of_update, {NULL}, tt__chunk_bytes};
-static const tt__rules tt__rules_ADAM = {tt__shape_of_update, {NULL}, tt__chunk_bytes};
+static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
 
 /* ----------------------------------------------------------------------------------- memories and streams */
 
-static const tt__rules tt__rules_COPY = {tt__shape_alike, {NULL}, tt__no_bytes};
-static const tt__rules tt__rules_WAIT = {tt__shape_alike, {NULL}, tt__no_bytes}; /* it has no results */
+static const tt__rules tt__rules_COPY = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
+static const tt__rules tt__rules_WAIT = {tt__shape_alike, NULL, {NULL}, tt__no_bytes}; /* it has no results */
+
+/* -------------------------------------------------------------------------------------------- collectives
+   What ranks do together, see tt__move: each reads what lies at the same place in the memory of the others.
+   Operands and results are contiguous, all of one dtype. A result may be the storage of the operand, or a
+   part of it; a piece may be a view of what it is a piece of. Sums are those of >>ranks' tree of what the
+   first `present` members have: x[0], x[1], ... in pairs, pairs of pairs and so on, each sum of fp32 (f64:
+   f64) rounded to the dtype; `add` adds that to the result at last. Where none is present nothing is
+   written. */
+
+static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
+{
+    char what[256];
+    return tt__tape_fail(t, TT_ERR_SHAPE, "%s: the result is %s, expected %s", tt__instr_name(i),
+                         tt__describe(t, i->out[0], what, sizeof what), expected);
+}
+
+static bool tt__contiguous(const tt__value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
+
+/* Both have one dtype, in which sums can be where it is summed, and lie without gaps. */
+static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
+{
+    const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+    const bool number = tt__is_float(x->shape.dtype) || x->shape.dtype == TT__F64;
+    if (sums && !number) return tt__bad(t, i, 0, "floats");
+    if (!tt__contiguous(x)) return tt__bad(t, i, 0, "a contiguous matrix");
+    if (!i->out[0]) return true;
+    if (!tt__contiguous(y)) return tt__bad_result(t, i, "a contiguous matrix");
+    if (y->shape.dtype != x->shape.dtype) return tt__bad_result(t, i, "the dtype of the operand");
+    return i->move.reduce == TT__SUM || !(i->add | i->add_later) ||
+           tt__bad_result(t, i, "no sum with the largest or smallest");
+}
+
+static bool tt__in_units(tt_tape *t, const tt__instr *i)
+{
+    return i->move.unit > 0 || tt__tape_fail(t, TT_ERR_SHAPE, "%s: its pieces have no unit",
+                                             tt__instr_name(i));
+}
+
+/* The shape of a piece over the data ranks, at capacity. */
+static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__part *part)
+{
+    const int64_t units = tt__ceil_div(part->of, part->unit);
+    const int64_t most = part->unit * tt__ceil_div(units, t->data);
+    const tt__shape shape = {dtype, 1, part->root ? part->of : tt__min(most, part->of), 0, 0};
+    return shape;
+}
+
+/* Is `piece` what a member has of `whole`? Over data, elements (tt__part); over tensor, rows. */
+static bool tt__is_piece(const tt_tape *t, const tt__instr *i, int32_t piece, int32_t whole)
+{
+    const tt__value *p = &t->values[piece], *w = &t->values[whole];
+    const int64_t elements = w->shape.rows * w->shape.cols;
+    if (i->move.over == TT__OVER_TENSOR)
+        return p->shape.cols == w->shape.cols && p->shape.rows <= w->shape.rows &&
+               i->move.unit % w->shape.cols == 0;
+    if (p->part.unit != i->move.unit || p->part.root != i->move.root || p->part.of != elements) return false;
+    const tt__shape shape = tt__piece_shape(t, p->shape.dtype, &p->part);
+    return p->shape.rows == 1 && p->shape.cols == shape.cols && !p->shape.axis && !w->shape.axis;
+}
+
+static bool tt__shape_of_sum(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    return tt__shape_alike(t, i, out) && tt__moved(t, i, true);
+}
+
+static bool tt__shape_ALL_REDUCE(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    return tt__shape_of_sum(t, i, out) && tt__in_units(t, i);
+}
+
+static bool tt__shape_REDUCE_SCATTER(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    out[0] = t->values[i->out[0]].shape;
+    if (!tt__moved(t, i, true) || !tt__in_units(t, i)) return false;
+    return tt__is_piece(t, i, i->out[0], i->in[0]) || tt__bad_result(t, i, "a piece of the operand");
+}
+
+static bool tt__shape_ALL_GATHER(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    out[0] = t->values[i->out[0]].shape;
+    if (!tt__moved(t, i, false) || !tt__in_units(t, i)) return false;
+    return tt__is_piece(t, i, i->in[0], i->out[0]) || tt__bad(t, i, 0, "a piece of the result");
+}
+
+static bool tt__shape_BROADCAST(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    return tt__shape_alike(t, i, out) && tt__moved(t, i, false) && tt__in_units(t, i);
+}
+
+static bool tt__shape_RECV(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    return tt__shape_alike(t, i, out) && tt__moved(t, i, false);
+}
+
+static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* it has no result */
+{
+    (void)out;
+    return tt__moved(t, i, false);
+}
+
+/* Over the tensor ranks a collective makes one layout of another; of others it keeps it. */
+static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t;
+    out[0] = in[0];
+    if (i->move.over != TT__OVER_TENSOR) return true;
+    out[0] = i->op == TT__OP_REDUCE_SCATTER ? TT__ROWS : TT__WHOLE;
+    if (i->op == TT__OP_REDUCE_SCATTER || i->op == TT__OP_ALL_REDUCE) return in[0] == TT__PARTIAL;
+    return i->op == TT__OP_ALL_GATHER && in[0] == TT__ROWS;
+}
+
+/* Backwards of those over the tensor ranks. Each rank has the gradient of a sum whole. */
+static void tt__backward_ALL_REDUCE(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__grad_pass(b, g, f->in[0], true);
+}
+
+static void tt__backward_REDUCE_SCATTER(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__emit_move(b, TT__OP_ALL_GATHER, f, g);
+    tt__grad_into(b, 0, f->in[0]);
+}
+
+/* The gradient of what was gathered is whole, too: of it a rank takes its rows. */
+static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt_tape *t = b->t;
+    const tt__value x = t->values[f->in[0]];
+    const int32_t own = tt__new_view(t, g, &x.shape, 0, x.shape.cols, t->values[g].name);
+    if (!(b->ok = own != 0)) return;
+    t->values[own].part = x.part;
+    tt__grad_pass(b, own, f->in[0], false);
+}
+
+/* Of n members, with data shared out evenly: each sums its n-th of what the n - 1 others have, or fetches the
+   n-ths of these. No algorithm moves less (Patarasuk, Yuan: "Bandwidth optimal all-reduce algorithms for
+   clusters of workstations", 2009). Where member 0 has all, it alone sums, and each other fetches all: that
+   is what a server is. */
+
+static double tt__share(int64_t elements, int members)
+{
+    return (double)elements * (members - 1) / members;
+}
+
+static tt__loads tt__loads_REDUCE_SCATTER(const tt__move *m, int64_t elements, int me, int members)
+{
+    int64_t first, n = tt__piece(elements, m->unit, m->root, me, members, &first);
+    const tt__loads loads = {n * (members - 1), tt__share(elements, members)};
+    const tt__loads of_root = {loads.done, (double)loads.done};
+    return m->root ? of_root : loads;
+}
+
+static tt__loads tt__loads_ALL_GATHER(const tt__move *m, int64_t elements, int me, int members)
+{
+    int64_t first, n = tt__piece(elements, m->unit, m->root, me, members, &first);
+    const tt__loads loads = {elements - n, tt__share(elements, members)};
+    const tt__loads of_root = {loads.done, (double)loads.done};
+    return m->root ? of_root : loads;
+}
+
+static tt__loads tt__loads_ALL_REDUCE(const tt__move *m, int64_t elements, int me, int members)
+{
+    tt__move even = *m;
+    even.root = false;
+    const tt__loads sums = tt__loads_REDUCE_SCATTER(&even, elements, me, members);
+    const tt__loads rest = tt__loads_ALL_GATHER(&even, elements, me, members);
+    const tt__loads both = {sums.done + rest.done, sums.least + rest.least};
+    return both;
+}
+
+static tt__loads tt__loads_BROADCAST(const tt__move *m, int64_t elements, int me, int members)
+{
+    const tt__loads loads = {me ? elements : 0, me ? (double)elements : 0};
+    (void)m;
+    (void)members;
+    return loads;
+}
+
+static tt__loads tt__loads_REDUCE(const tt__move *m, int64_t elements, int me, int members)
+{
+    const int64_t n = me ? 0 : elements * (members - 1);
+    const tt__loads loads = {n, (double)n};
+    (void)m;
+    return loads;
+}
+
+static tt__loads tt__loads_RECV(const tt__move *m, int64_t elements, int me, int members)
+{
+    const int64_t n = me == m->to && m->from != m->to ? elements : 0;
+    const tt__loads loads = {n, (double)n};
+    (void)members;
+    return loads;
+}
+
+#define TT__COLLECTIVE(OP, shape, backward, phases, loads) \
+    static const tt__rules tt__rules_##OP = {shape, tt__layout_of_move, {backward}, tt__no_bytes, NULL, \
+                                             NULL, NULL, NULL, phases, loads}
+TT__COLLECTIVE(ALL_REDUCE, tt__shape_ALL_REDUCE, tt__backward_ALL_REDUCE,
+               TT__REDUCE_PHASE | TT__SPREAD_PHASE, tt__loads_ALL_REDUCE);
+TT__COLLECTIVE(REDUCE_SCATTER, tt__shape_REDUCE_SCATTER, tt__backward_REDUCE_SCATTER, TT__REDUCE_PHASE,
+               tt__loads_REDUCE_SCATTER);
+TT__COLLECTIVE(ALL_GATHER, tt__shape_ALL_GATHER, tt__backward_ALL_GATHER, TT__SPREAD_PHASE,
+               tt__loads_ALL_GATHER);
+TT__COLLECTIVE(BROADCAST, tt__shape_BROADCAST, NULL, TT__REDUCE_PHASE | TT__SPREAD_PHASE,
+               tt__loads_BROADCAST);
+TT__COLLECTIVE(REDUCE, tt__shape_of_sum, NULL, TT__REDUCE_PHASE, tt__loads_REDUCE);
+TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
+TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
+TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */
 
 /* -------------------------------------------------------------------------------------------- all of them */
 
@@ -4425,6 +5078,67 @@ static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__kno
     return NULL;
 }
 
+/* ---- layouts */
+
+/* The layout that the contents of value v have, when those of storages are `layout`. */
+static tt__split tt__contents(const tt_tape *t, const tt__split *layout, int32_t v)
+{
+    const tt__split declared = t->values[v].part.split, base = layout[t->values[v].base];
+    return base == TT__ZEROS || (tt__is_own_rows(t, v) && base == TT__WHOLE) ? declared : base;
+}
+
+/* A result of layout `now` is left in its storage. Returns what is wrong with it; NULL: nothing. */
+static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__split now, tt__split *layout)
+{
+    const tt__value *y = &t->values[i->out[j]];
+    tt__split *to = &layout[y->base], before = *to;
+    const bool adds = i->add >> j & 1, joins = adds || y->base != i->out[j]; /* what is there already */
+    if (tt__is_own_rows(t, i->out[j])) { /* they are added to a partial sum, in which other rows stay 0 */
+        const bool sums = adds && now == y->part.split && (before == TT__ZEROS || before == TT__PARTIAL);
+        if (!sums) return "writes a rank's own rows of what is no sum over ranks";
+        now = TT__PARTIAL;
+    } else if (now != TT__ZEROS && (now == TT__PARTIAL ? TT__WHOLE : now) != y->part.split) {
+        return "result is split over ranks in another way than its rule says";
+    }
+    if (joins && before != TT__ZEROS && now != TT__ZEROS && now != before)
+        return "is put together of parts that are split over ranks in different ways";
+    if (now != TT__ZEROS || !joins) *to = now;
+    return NULL;
+}
+
+/* Notes the layouts that i's results leave behind. Returns what is wrong, of *value; NULL: nothing. */
+static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *layout, int32_t *value)
+{
+    tt__split in[TT__MAX_IN], out[TT__MAX_OUT] = {TT__WHOLE};
+    const tt__rules *rules = tt__rules_of(i);
+    const char *wrong = NULL;
+    bool whole = true, partial = false;
+    *value = 0;
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        in[j] = i->in[j] ? tt__contents(t, layout, i->in[j]) : TT__WHOLE;
+        whole &= in[j] == TT__WHOLE;
+        if (in[j] != TT__WHOLE && !partial) *value = i->in[j];
+        partial |= in[j] == TT__PARTIAL;
+    }
+    if (!(rules->layout ? rules->layout(t, i, in, out) : whole))
+        return partial ? "reads what is yet to be summed over ranks"
+                       : "has operands that are split over ranks in ways that do not fit";
+    for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
+        if (i->out[j] && (wrong = tt__lay_out(t, i, j, out[j], layout)) != NULL) *value = i->out[j];
+    return wrong;
+}
+
+/* The layouts of storages before the first instruction; to be freed. */
+static tt__split *tt__first_layouts(const tt_tape *t)
+{
+    tt__split *layout = (tt__split *)tt__calloc(t->ctx, sizeof *layout * (size_t)t->n_values);
+    for (int32_t v = 1; v < t->n_values && layout; v++) {
+        const bool holds = t->values[v].storage != TT__TRANSIENT;
+        layout[v] = holds ? t->values[v].part.split : TT__ZEROS;
+    }
+    return layout;
+}
+
 /* Every use after its definition, one definition, shapes as the rules say, dtypes of the right kind; work of
    other streams has one WAIT, before which nothing uses what it writes or changes what it reads. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
@@ -4433,8 +5147,9 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     int group = 1, under_way = 0;
     if (!t->ctx->options.verify) return TT_OK;
     tt__known *known = (tt__known *)tt__calloc(t->ctx, sizeof *known * (size_t)t->n_values);
-    if (!known) return TT_ERR_MEMORY;
-    for (int32_t v = 1; v < t->n_values; v++) {
+    tt__split *layout = t->tensor > 1 ? tt__first_layouts(t) : NULL;
+    if (!known || (!layout && t->tensor > 1)) status = TT_ERR_MEMORY;
+    for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
         const tt__value *x = &t->values[v];
         bool kept = x->persistent && (x->storage == TT__STATE || x->storage == TT__STEP);
         bool given = x->storage == TT__INPUT || x->storage == TT__PARAMETER || v == t->run;
@@ -4471,6 +5186,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
             under_way--;
         }
         if (!wrong && i->stream && !i->out[0]) wrong = "is of another stream and writes nothing";
+        if (!wrong && layout) wrong = tt__derive(t, i, layout, &which);
         if (wrong) status = tt__verify_fail(t, pass, k, wrong, which);
         for (int j = 0; j < TT__MAX_IN && i->stream && !wrong; j++)
             if (i->in[j]) known[t->values[i->in[j]].base].readers++;
@@ -4486,6 +5202,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     for (int32_t v = 1; v < t->n_values && under_way && status == TT_OK; v++)
         if (known[v].writer) status = tt__verify_fail(t, pass, known[v].writer - 1, "is never waited for", v);
     tt__free(t->ctx, known);
+    tt__free(t->ctx, layout);
     return status;
 }
 
@@ -4651,6 +5368,678 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
     return status == TT_OK ? tt__settle(t, g.n) : status;
 }
 
+/* ------------------------------------------------------------------------------------------------- tensor
+   Layers split over the tensor ranks, all of which run the same instructions, each on its part (Shoeybi et
+   al., "Megatron-LM", 2019). What is split is found, not asked for: a region begins at linear layers that
+   read whole values, which have the rows of their weights split and so the columns of what they compute; goes
+   through ops that compute columns of the same columns (of attention, heads); and ends at linear layers
+   that have the columns of their weights split, and whose results the ranks sum. `sequence`: what lies
+   between regions has its rows split instead of being the same on all ranks. */
+
+/* Regions of fewer weights stay whole: there the ranks would wait longer for each other than they compute. */
+#ifndef TT__TENSOR_LEAST /* tests make it smaller */
+#define TT__TENSOR_LEAST 1000000
+#endif
+#define TT__RANDOM_UNIT 8 /* columns whose random numbers are drawn at once                                 */
+
+/* What an instruction is: of no region, or of one. OWN: of none, and it computes a rank's own rows. LOOKUP:
+   in a table of which each rank has rows. HEAD, HEAD_LOSS: a linear layer and the loss of what it computes,
+   of a rank's own rows. */
+typedef enum tt__role {
+    TT__APART, TT__BEGIN, TT__INNER, TT__END, TT__OWN, TT__LOOKUP, TT__HEAD, TT__HEAD_LOSS
+} tt__role;
+
+typedef struct tt__tensor {
+    tt_tape *t;
+    int ranks, n;           /* n: instructions before the pass */
+    bool sequence, train;
+    int32_t root;
+    tt__role *role;         /* of each instruction */
+    int *code; int n_code;  /* the instructions of the region that is looked at */
+    bool *inside;           /* of each value: split by columns */
+    bool *by_rows;          /* of each value: the ranks have their own rows */
+    int32_t *own_uses;      /* of each storage: operands that instructions that are OWN read whole */
+    int32_t *values; int n_values;  /* those of that region */
+    int32_t unsplit;        /* the value that has kept the last one from being a region; 0: none has */
+    /* Of each value, 0 or what was made of it: all rows of split ones; what ranks read that leave parts of
+       its gradient; a rank's own rows of whole ones. */
+    int32_t *gathered, *entered, *own;
+} tt__tensor;
+
+static bool tt__is_activation(const tt_tape *t, int32_t v)
+{
+    return t->values[v].storage == TT__TRANSIENT && tt__is_float(t->values[v].shape.dtype);
+}
+
+/* May a value be split, being only what the instructions that read it need it for? */
+static bool tt__may_split(const tt__tensor *s, int32_t v)
+{
+    const tt__value *x = &s->t->values[v];
+    const bool alone = x->base == v && !x->views && !x->keep && v != s->root;
+    return alone && tt__is_activation(s->t, v) && x->writes == 1;
+}
+
+/* Can parameter v have this layout? To be split, it must have equal parts and one reader. */
+static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
+{
+    const tt__value *p = &s->t->values[v];
+    if (p->held && p->held != 1 + (int)split) return false;
+    if (split == TT__WHOLE) return true;
+    bool alone = p->storage == TT__PARAMETER && p->base == v && !p->views && !p->keep && p->uses == 1;
+    return alone && (split == TT__ROWS ? p->shape.rows : p->shape.cols) % s->ranks == 0;
+}
+
+/* May ranks that read v leave parts of its gradient, which are summed (tt__entered)? That is done for whole
+   storages that instructions compute, no views and no parameters. All may read what has no gradient. */
+static bool tt__may_enter(const tt__tensor *s, int32_t v)
+{
+    const tt__value *x = &s->t->values[v];
+    return (x->storage == TT__TRANSIENT && x->base == v) || !x->needs_grad;
+}
+
+/* How operand j of a linear layer with weight w is split where a region begins, or ends. */
+static tt__split tt__split_in(bool begin, int w, int j)
+{
+    if (j == 0) return begin ? TT__WHOLE : TT__COLS;
+    if (j == w) return begin ? TT__ROWS : TT__COLS;
+    return begin ? TT__COLS : TT__WHOLE;
+}
+
+/* What instruction k, which reads or writes a value of the region, may be in it. */
+static tt__role tt__role_in(const tt__tensor *s, int k, bool reads)
+{
+    const tt_tape *t = s->t;
+    tt__instr i = t->code[k];
+    const int w = tt__is(&i, TT__PRODUCT) ? tt__weight(&i) : 0;
+    const tt__role role = !w ? TT__INNER : reads ? TT__END : TT__BEGIN;
+    const tt__rules *rules = tt__rules_of(&i);
+    tt__split in[TT__MAX_IN] = {TT__WHOLE}, out[TT__MAX_OUT] = {TT__WHOLE};
+    if (role == TT__BEGIN && !tt__may_enter(s, i.in[0])) return TT__APART;
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const int32_t v = i.in[j];
+        if (!v) continue;
+        if (w) in[j] = tt__split_in(role == TT__BEGIN, w, j);
+        else if (tt__is_activation(t, v)) in[j] = TT__COLS;
+        if (w && j && !tt__may_lay_out(s, v, in[j])) return TT__APART;
+        if (role == TT__END && j && j != w) i.once |= 1u << j;
+    }
+    const bool draws = tt__is(&i, TT__RANDOM) && !i.attr.heads;
+    if (draws && tt__in(t, &i, 0)->cols / s->ranks % TT__RANDOM_UNIT) return TT__APART;
+    if (i.attr.heads % s->ranks || !rules->layout || !rules->layout(t, &i, in, out)) return TT__APART;
+    for (int o = 1; o < TT__MAX_OUT; o++) if (i.out[o] && tt__uses(t, i.out[o])) return TT__APART;
+    return out[0] == (role == TT__END ? TT__PARTIAL : TT__COLS) ? role : TT__APART;
+}
+
+static bool tt__take_value(tt__tensor *s, int32_t v)
+{
+    if (s->inside[v]) return true;
+    s->unsplit = v;
+    if (!tt__may_split(s, v) || s->t->values[v].shape.cols % s->ranks) return false;
+    s->unsplit = 0;
+    s->inside[v] = true;
+    s->values[s->n_values++] = v;
+    return true;
+}
+
+/* Takes instruction k into the region, and what it has to have split. False: it cannot be in there. */
+static bool tt__take_instr(tt__tensor *s, int k, bool reads)
+{
+    const tt__instr *i = &s->t->code[k];
+    if (s->role[k] == TT__APART) {
+        if ((s->role[k] = tt__role_in(s, k, reads)) == TT__APART) return false;
+        s->code[s->n_code++] = k;
+        for (int j = 0; j < TT__MAX_IN && s->role[k] == TT__INNER; j++)
+            if (i->in[j] && tt__is_activation(s->t, i->in[j]) && !tt__take_value(s, i->in[j])) return false;
+        return s->role[k] == TT__END || tt__take_value(s, i->out[0]);
+    }
+    for (int c = 0; c < s->n_code; c++) /* it may be of an earlier region */
+        if (s->code[c] == k) return s->role[k] != (reads ? TT__BEGIN : TT__END);
+    return false;
+}
+
+/* Finds the region that begins at instruction k, and may begin at others, too. */
+static bool tt__find_region(tt__tensor *s, int k)
+{
+    const tt_tape *t = s->t;
+    bool ends = false;
+    int64_t weights = 0;
+    s->n_code = s->n_values = 0;
+    s->unsplit = 0;
+    bool fits = tt__take_instr(s, k, false);
+    for (int n = 0; n < s->n_values && fits; n++) {
+        const int32_t v = s->values[n];
+        const int at = tt__producer(t, v);
+        fits = at >= 0 && t->code[at].out[0] == v && tt__take_instr(s, at, false);
+        for (int r = at + 1; r <= t->values[v].reader && fits; r++)
+            for (int j = 0; j < TT__MAX_IN && fits; j++)
+                if (t->code[r].in[j] == v) fits = tt__take_instr(s, r, true);
+        if (!fits && !s->unsplit) s->unsplit = v;
+    }
+    for (int n = 0; n < s->n_code && fits; n++) {
+        const tt__instr *i = &t->code[s->code[n]];
+        const tt__role role = s->role[s->code[n]];
+        ends |= role == TT__END;
+        if (role == TT__BEGIN) fits = !s->inside[i->in[0]];
+        if (role == TT__END) fits = !s->inside[i->out[0]];
+        const tt__shape *w = tt__in(t, i, tt__weight(i));
+        if (role != TT__INNER) weights += w->rows * w->cols;
+    }
+    if (fits && ends && weights >= TT__TENSOR_LEAST) return true;
+    for (int n = 0; n < s->n_code; n++) s->role[s->code[n]] = TT__APART;
+    for (int n = 0; n < s->n_values; n++) s->inside[s->values[n]] = false;
+    return false;
+}
+
+/* Has a value rows that can be split? */
+static bool tt__has_rows(const tt__value *x) { return x->shape.axis && !x->shape.extra; }
+
+/* Finds the linear layer whose results nothing but the loss reads, where these are many: ranks compute both
+   of their rows. The loss must be the root, because no rank has it before all have counted. */
+static void tt__find_head(tt__tensor *s)
+{
+    const tt_tape *t = s->t;
+    int losses = 0, loss = 0;
+    for (int k = 0; k < s->n; k++) losses += tt__is(&t->code[k], TT__LOSS);
+    for (int k = 0; k < s->n && losses == 1; k++) if (tt__is(&t->code[k], TT__LOSS)) loss = k;
+    if (losses != 1 || t->code[loss].out[0] != s->root || tt__uses(t, s->root)) return;
+    const tt__instr *i = &t->code[loss];
+    const int32_t logits = i->in[0];
+    const int at = tt__producer(t, logits);
+    const tt__rules *rules = tt__rules_of(i);
+    tt__split in[TT__MAX_IN] = {TT__WHOLE}, out[TT__MAX_OUT] = {TT__WHOLE};
+    for (int j = 0; j <= TT__LOSS_WEIGHTS; j++) {
+        if (i->in[j]) in[j] = TT__ROWS;
+        if (i->in[j] && (!tt__has_rows(&t->values[i->in[j]]) || !tt__may_enter(s, i->in[j]))) return;
+    }
+    if (at < 0 || s->role[at] != TT__APART || !tt__is(&t->code[at], TT__PRODUCT)) return;
+    if (!tt__may_split(s, logits) || tt__uses(t, logits) != 1 || !tt__may_enter(s, t->code[at].in[0])) return;
+    const int32_t w = t->code[at].in[tt__weight(&t->code[at])];
+    const tt__shape *y = &t->values[logits].shape;
+    const int64_t weights = t->values[w].shape.rows * t->values[w].shape.cols;
+    if (weights < TT__TENSOR_LEAST || y->rows * y->cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) return;
+    if (t->values[w].storage != TT__PARAMETER || t->values[w].views) return;
+    if (!rules->layout || !rules->layout(t, i, in, out) || out[0] != TT__PARTIAL) return;
+    s->role[at] = TT__HEAD;
+    s->role[loss] = TT__HEAD_LOSS;
+}
+
+/* Does instruction k look up rows of operand j, so that parts of its rows give parts of a sum? */
+static bool tt__looks_up(const tt__tensor *s, int k, int j)
+{
+    const tt_tape *t = s->t;
+    const tt__instr *i = &t->code[k];
+    const tt__rules *rules = tt__rules_of(i);
+    tt__split in[TT__MAX_IN] = {TT__WHOLE}, out[TT__MAX_OUT] = {TT__WHOLE};
+    if (!i->in[j]) return false;
+    in[j] = TT__ROWS;
+    return s->role[k] == TT__APART && rules->layout && rules->layout(t, i, in, out) && out[0] == TT__PARTIAL;
+}
+
+/* Is parameter v, of many weights, read by look-ups and the head alone, and of a number of rows that can be
+   split? Then ranks keep parts of it, as of what an arena has parts of already. */
+static bool tt__may_split_table(const tt__tensor *s, int32_t v)
+{
+    const tt_tape *t = s->t;
+    const tt__value *x = &t->values[v];
+    bool fits = x->storage == TT__PARAMETER && x->base == v && !x->views && !x->keep;
+    if (x->held) return fits && x->held == 1 + (int)TT__ROWS;
+    if (x->shape.rows % s->ranks || x->shape.rows * x->shape.cols < TT__TENSOR_LEAST) return false;
+    for (int k = 0; k <= x->reader && fits; k++)
+        for (int j = 0; j < TT__MAX_IN && fits; j++) {
+            const bool head = s->role[k] == TT__HEAD && j == tt__weight(&t->code[k]);
+            fits = t->code[k].in[j] != v || head || s->role[k] == TT__LOOKUP || tt__looks_up(s, k, j);
+        }
+    return fits;
+}
+
+/* The axis of the rows of an axis that a rank has; 0: no memory. */
+static int32_t tt__own_axis(tt_tape *t, int32_t of, int parts)
+{
+    for (int32_t a = 1; a < t->n_axes; a++) if (t->axes[a].of == of && t->axes[a].parts == parts) return a;
+    if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
+    tt__axis a = t->axes[of];
+    const int64_t named = tt__min((int64_t)strlen(a.name), (int64_t)sizeof a.name - 2);
+    memcpy(a.name + named, "/", 2); /* "tokens/" of "tokens" */
+    a.capacity = tt__ceil_div(a.capacity, parts);
+    a.of = of;
+    a.parts = parts;
+    t->axes[t->n_axes] = a;
+    return t->n_axes++;
+}
+
+/* Makes the shape that of a rank's own rows. */
+static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
+{
+    shape->axis = tt__own_axis(s->t, shape->axis, s->ranks);
+    shape->rows = s->t->axes[shape->axis].capacity;
+    return shape->axis != 0;
+}
+
+/* Puts before instruction `at` one of `op` that makes a new value, like v but for its shape, of v. */
+static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, const tt__shape *shape)
+{
+    tt_tape *t = s->t;
+    const tt__value like = t->values[v];
+    tt__instr i = tt__new_instr(op);
+    i.attr.scale = 1;
+    i.move.over = TT__OVER_TENSOR;
+    i.move.unit = shape->cols;
+    i.in[0] = v;
+    i.out[0] = tt__new_value(t, shape, TT__TRANSIENT, "%s", like.name);
+    if (!i.out[0]) return 0;
+    t->values[i.out[0]].needs_grad = like.needs_grad;
+    t->values[i.out[0]].pinned_f32 = like.pinned_f32;
+    t->values[i.out[0]].param = tt__is_weight(t, v) ? like.param : -1;
+    return tt__insert(t, at, &i) ? i.out[0] : 0;
+}
+
+/* What instruction `at` reads of v, a value or a table: all rows; 0: no memory. */
+static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
+{
+    const tt__value *x = &s->t->values[v];
+    if (x->part.split != TT__ROWS || s->gathered[v]) return x->part.split == TT__ROWS ? s->gathered[v] : v;
+    tt__shape shape = x->shape;
+    if (shape.axis) shape.axis = s->t->axes[shape.axis].of;
+    shape.rows = shape.axis ? s->t->axes[shape.axis].capacity : shape.rows * s->ranks;
+    return s->gathered[v] = tt__move_value(s, at, TT__OP_ALL_GATHER, v, &shape);
+}
+
+/* What instruction `at` reads of v where ranks leave parts of its gradient: all rows. In training, a SCALE by
+   1 stands in front of it, whose backward sums the parts; tt__pass_tensor_gradients takes the SCALE out. */
+static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
+{
+    const int32_t whole = tt__gathered_rows(s, at, v);
+    if (!whole || !s->train || !s->t->values[v].needs_grad) return whole;
+    const tt__shape shape = s->t->values[whole].shape;
+    if (!s->entered[v]) s->entered[v] = tt__move_value(s, at, TT__OP_SCALE, whole, &shape);
+    return s->entered[v];
+}
+
+/* What instruction `at` reads of v if it computes a rank's own rows: these. */
+static int32_t tt__own_rows(const tt__tensor *s, int at, int32_t v)
+{
+    tt_tape *t = s->t;
+    if (t->values[v].part.split == TT__ROWS || s->own[v]) return s->own[v] ? s->own[v] : v;
+    tt__shape shape = t->values[v].shape;
+    const int32_t of = tt__entered(s, at, v);
+    if (!of || !tt__own_shape(s, &shape)) return 0;
+    s->own[v] = tt__new_view(t, of, &shape, 0, t->values[of].ld, t->values[v].name);
+    if (s->own[v]) t->values[s->own[v]].part.split = TT__ROWS;
+    return s->own[v];
+}
+
+/* A value or parameter gets the shape of the part that a rank has. */
+static void tt__split_value(const tt__tensor *s, int32_t v, tt__split split)
+{
+    tt__value *x = &s->t->values[v];
+    if (split == TT__ROWS) x->shape.rows /= s->ranks;
+    else x->ld = x->shape.cols /= s->ranks;
+    x->part.split = split;
+}
+
+/* The results of i get the shapes that follow from its operands'. */
+static tt_status tt__split_results(const tt__tensor *s, const tt__instr *i, tt__split split)
+{
+    tt__shape shape[TT__MAX_OUT];
+    if (!tt__shape_of(s->t, i, shape)) return s->t->status;
+    for (int o = 0; o < TT__MAX_OUT; o++) {
+        tt__value *y = &s->t->values[i->out[o]];
+        if (!i->out[o]) continue;
+        y->shape = shape[o];
+        y->ld = y->shape.cols;
+        y->part.split = split;
+    }
+    return TT_OK;
+}
+
+/* The results of instruction k are parts, which are summed. */
+static tt_status tt__sum_results(const tt__tensor *s, int k)
+{
+    tt_tape *t = s->t;
+    const int32_t y = t->code[k].out[0];
+    const bool own = s->by_rows[y];
+    const tt__shape shape = t->values[y].shape;
+    const int32_t part = tt__new_value(t, &shape, TT__TRANSIENT, "part of %.60s", t->values[y].name);
+    tt__instr sum = tt__new_instr(own ? TT__OP_REDUCE_SCATTER : TT__OP_ALL_REDUCE);
+    if (!part) return TT_ERR_MEMORY;
+    t->values[part].needs_grad = t->values[y].needs_grad;
+    t->code[k].out[0] = sum.in[0] = part;
+    sum.out[0] = y;
+    sum.move.over = TT__OVER_TENSOR;
+    sum.move.unit = shape.cols;
+    if (own && !tt__own_shape(s, &t->values[y].shape)) return TT_ERR_MEMORY;
+    if (own) t->values[y].part.split = TT__ROWS;
+    return tt__insert(t, k + 1, &sum) ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* The operands of which an instruction reads as many rows as it writes, as bits. */
+static unsigned tt__row_operands(const tt__instr *i)
+{
+    const int numbers = tt__numbers(i);
+    if (tt__is(i, TT__LOSS)) return 1u | 1u << TT__LOSS_TARGETS | 1u << TT__LOSS_WEIGHTS;
+    return (tt__ops[i->op].flags / TT__BY_ROW(1) & 15) | (numbers ? 1u << numbers : 0);
+}
+
+/* Does the end of a region leave the ranks their own rows of the sum y? */
+static bool tt__ends_by_rows(const tt__tensor *s, int32_t y)
+{
+    return s->sequence && tt__may_split(s, y) && tt__has_rows(&s->t->values[y]);
+}
+
+/* May instruction k, of no region, compute a rank's own rows of its results from those of its operands? */
+static bool tt__by_own_rows(const tt__tensor *s, int k)
+{
+    const tt_tape *t = s->t;
+    const tt__instr *i = &t->code[k];
+    const tt__rules *rules = tt__rules_of(i);
+    const unsigned by_row = tt__row_operands(i);
+    tt__split in[TT__MAX_IN], out[TT__MAX_OUT];
+    bool any = false;
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const int32_t v = i->in[j];
+        const bool rows = v && by_row >> j & 1, whole = v && !s->by_rows[v];
+        in[j] = rows ? TT__ROWS : TT__WHOLE;
+        any |= rows && !whole;
+        if (rows && whole && (!tt__has_rows(&t->values[v]) || !tt__may_enter(s, v))) return false;
+    }
+    for (int o = 0; o < TT__MAX_OUT && any; o++) {
+        const int32_t y = i->out[o];
+        const bool splits = tt__may_split(s, y) && tt__has_rows(&t->values[y]) && !(o && tt__uses(t, y));
+        if (y && !splits) return false;
+    }
+    bool fits = any && !tt__is(i, TT__PRODUCT) && rules->layout && rules->layout(t, i, in, out);
+    return fits && out[0] == TT__ROWS;
+}
+
+/* Counts the operands that instructions that are OWN read whole. */
+static void tt__count_own_uses(tt__tensor *s)
+{
+    memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
+    for (int k = 0; k < s->n; k++) {
+        const tt__instr *i = &s->t->code[k];
+        for (int j = 0; j < TT__MAX_IN && s->role[k] == TT__OWN; j++)
+            if (!(tt__row_operands(i) >> j & 1)) s->own_uses[s->t->values[i->in[j]].base]++;
+    }
+}
+
+/* What instruction k, which is OWN, reads whole gets a part of its gradient on each rank. Do all that read it
+   leave such parts, so that these can be summed? Only parameters have sums of their own. */
+static bool tt__gives_parts(const tt__tensor *s, int k)
+{
+    const tt__instr *i = &s->t->code[k];
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const tt__value *x = &s->t->values[i->in[j]];
+        if (!s->train || !x->needs_grad || (tt__row_operands(i) >> j & 1)) continue;
+        const bool alike = s->own_uses[x->base] == s->t->values[x->base].uses;
+        if (x->storage != TT__PARAMETER || !alike) return false;
+    }
+    return true;
+}
+
+static void tt__set_own(tt__tensor *s, int k, bool own)
+{
+    s->role[k] = own ? TT__OWN : TT__APART;
+    for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
+}
+
+/* Finds the instructions that compute a rank's own rows: first all that may; then some are taken out, until
+   the rest fits. */
+static void tt__find_own_rows(tt__tensor *s)
+{
+    bool changed = true;
+    for (int k = 0; k < s->n; k++) {
+        const int32_t y = s->t->code[k].out[0];
+        const bool sums = s->role[k] == TT__END || s->role[k] == TT__LOOKUP;
+        if (sums) s->by_rows[y] = tt__ends_by_rows(s, y);
+        if (s->role[k] == TT__HEAD) s->by_rows[y] = true;
+        if (s->role[k] == TT__APART && tt__by_own_rows(s, k)) tt__set_own(s, k, true);
+    }
+    while (changed) {
+        changed = false;
+        tt__count_own_uses(s);
+        for (int k = 0; k < s->n; k++) {
+            if (s->role[k] != TT__OWN || (tt__by_own_rows(s, k) && tt__gives_parts(s, k))) continue;
+            tt__set_own(s, k, false);
+            changed = true;
+        }
+    }
+}
+
+/* What instruction k reads instead of operand j. */
+static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
+{
+    const tt__instr *i = &s->t->code[k];
+    const tt__role role = s->role[k];
+    const bool own = role == TT__OWN || role == TT__HEAD || role == TT__HEAD_LOSS;
+    const int32_t v = i->in[j];
+    if (own && tt__row_operands(i) >> j & 1) return tt__own_rows(s, k, v);
+    if (role == TT__HEAD || (role == TT__BEGIN && j == 0)) return tt__entered(s, k, v);
+    if (role == TT__BEGIN) tt__split_value(s, v, j == tt__weight(i) ? TT__ROWS : TT__COLS);
+    else if (role == TT__END && j == tt__weight(i)) tt__split_value(s, v, TT__COLS);
+    else if (role != TT__END && role != TT__LOOKUP) return tt__gathered_rows(s, k, v);
+    return v;
+}
+
+/* Splits what instruction k reads and writes, or gathers what it needs whole. */
+static tt_status tt__split_instr(tt__tensor *s, int k)
+{
+    tt_tape *t = s->t;
+    const tt__role role = s->role[k];
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        if (!t->code[k].in[j]) continue;
+        const int32_t v = tt__split_operand(s, k, j);
+        if (!v) return TT_ERR_MEMORY;
+        t->code[k].in[j] = v; /* the code may have moved */
+        if (role == TT__END && j && j != tt__weight(&t->code[k])) t->code[k].once |= 1u << j;
+    }
+    tt__instr i = t->code[k];
+    if (role == TT__INNER) t->code[k].attr.heads /= s->ranks;
+    if (role == TT__APART) return TT_OK;
+    if (role == TT__END || role == TT__LOOKUP) return tt__sum_results(s, k);
+    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* sums over rows */
+    if (role == TT__INNER || role == TT__BEGIN) return tt__split_results(s, &t->code[k], TT__COLS);
+    return tt__split_results(s, &i, TT__ROWS);
+}
+
+/* Fails, as parameter v, of which the ranks hold parts already, is needed whole. */
+static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
+{
+    const tt__value *p = &s->t->values[v];
+    char why[160] = "the ops around it are others";
+    if (p->uses == 1) tt__find_region(s, p->reader);
+    const tt__value *x = &s->t->values[p->uses == 1 ? s->unsplit : 0];
+    const bool output = x->keep || s->unsplit == s->root;
+    if (p->uses > 1) snprintf(why, sizeof why, "%d ops read it", (int)p->uses);
+    else if (s->unsplit)
+        snprintf(why, sizeof why, output ? "'%s' is an output" : "'%s' is needed whole", x->name);
+    return tt__fail(s->t->ctx, TT_ERR_ARGUMENT, "parameter '%s' is split over the tensor ranks by an earlier "
+                    "program, and this one needs it whole, because here %s: compile this one before that, "
+                    "so that both have it whole", p->name, why);
+}
+
+/* Is a parameter of which an arena holds parts whole here? Its tensor's rows can be gathered. */
+static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
+{
+    const tt__value *p = &s->t->values[v];
+    const bool held = p->held == 1 + (int)split && p->uses && !s->inside[v];
+    return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
+}
+
+/* Parameters of which an arena holds parts must have these here, too. Weights with which regions begin are
+   looked at first: what is said of them names what keeps the region whole. Where nothing but rows is held of
+   what is needed whole, these are gathered. */
+static tt_status tt__check_held(tt__tensor *s)
+{
+    bool gathers = true;
+    for (int32_t v = 1; v < s->t->n_values; v++) {
+        const bool rows = tt__is_unfit(s, v, TT__ROWS);
+        if (tt__is_unfit(s, v, TT__COLS) || (rows && s->t->values[v].views)) gathers = false;
+    }
+    for (int split = TT__ROWS; split <= TT__COLS; split++)
+        for (int32_t v = 1; v < s->t->n_values; v++) {
+            const tt__value *p = &s->t->values[v];
+            const bool unfit = tt__is_unfit(s, v, (tt__split)split);
+            if (unfit && !gathers) return tt__held_in_parts(s, v);
+            if (unfit) s->inside[v] = true;
+            if (p->held == 1 + split && !p->uses) tt__split_value(s, v, (tt__split)split);
+        }
+    return TT_OK;
+}
+
+/* Finds the head, and tables that are split. Where there is a head, a rank does not know how many targets all
+   ranks have, as where steps have several micro-batches. */
+static void tt__find_tables(tt__tensor *s)
+{
+    tt_tape *t = s->t;
+    tt__find_head(s);
+    for (int k = 0; k < s->n; k++) {
+        const tt__instr *i = &t->code[k];
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const bool table = s->role[k] == TT__HEAD ? j == tt__weight(i) : tt__looks_up(s, k, j);
+            if (!table || !tt__may_split_table(s, i->in[j])) continue;
+            if (s->role[k] == TT__APART) s->role[k] = TT__LOOKUP;
+            s->inside[i->in[j]] = true;
+        }
+        if (s->role[k] == TT__HEAD && s->train) t->accumulate = true;
+    }
+}
+
+/* Splits the tape over tensor ranks. */
+static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool sequence, bool train)
+{
+    tt__tensor s;
+    memset(&s, 0, sizeof s);
+    s.t = t;
+    s.ranks = t->tensor = ranks;
+    s.sequence = sequence;
+    s.train = train;
+    s.root = root;
+    s.n = tt__index(t);
+    const size_t values = (size_t)t->n_values, code = (size_t)s.n + 1;
+    s.role = (tt__role *)tt__calloc(t->ctx, sizeof *s.role * code);
+    s.code = (int *)tt__calloc(t->ctx, sizeof *s.code * code);
+    s.inside = (bool *)tt__calloc(t->ctx, 2 * values);
+    s.values = (int32_t *)tt__calloc(t->ctx, sizeof *s.values * 5 * values);
+    tt_status status = s.role && s.code && s.inside && s.values ? TT_OK : TT_ERR_MEMORY;
+    if (status == TT_OK) {
+        s.gathered = s.values + values;
+        s.entered = s.gathered + values;
+        s.own = s.entered + values;
+        s.own_uses = s.own + values;
+        s.by_rows = s.inside + values;
+        for (int k = 0; k < s.n; k++)
+            if (s.role[k] == TT__APART && tt__role_in(&s, k, false) == TT__BEGIN) tt__find_region(&s, k);
+        tt__find_tables(&s);
+        status = tt__check_held(&s);
+        for (int32_t v = 1; v < t->n_values; v++)
+            if (s.inside[v] && t->values[v].storage == TT__PARAMETER) tt__split_value(&s, v, TT__ROWS);
+        tt__find_own_rows(&s);
+        for (int k = 0; k < s.n && status == TT_OK; k++) status = tt__split_instr(&s, k);
+    }
+    tt__free(t->ctx, s.role);
+    tt__free(t->ctx, s.code);
+    tt__free(t->ctx, s.inside);
+    tt__free(t->ctx, s.values);
+    return status == TT_OK ? tt__settle(t, s.n) : status;
+}
+
+/* The ranks have parts of the gradient g of a parameter that they have whole: makes a value for these, and
+   appends the instruction that sums them. */
+static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
+{
+    const tt__value of = t->values[g];
+    const int32_t part = tt__new_value(t, &of.shape, TT__TRANSIENT, "part of %.60s", of.name);
+    tt__instr *sum = part ? tt__append(t, TT__OP_ALL_REDUCE) : NULL;
+    if (!sum) return 0;
+    t->values[part].pinned_f32 = of.pinned_f32;
+    sum->in[0] = part;
+    sum->out[0] = g;
+    sum->add_later = of.persistent;
+    sum->backward = true;
+    sum->move.over = TT__OVER_TENSOR;
+    sum->move.unit = of.shape.cols;
+    if (with_previous) sum[-1].with_next = true;
+    return part;
+}
+
+/* Has the ranks sum gradients of which they have parts: the instructions write these to other values. */
+static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout)
+{
+    const int values = t->n_values, n = t->n_code; /* what is new comes after these */
+    int sums = 0;
+    for (int32_t v = 1; v < values; v++) {
+        if (t->values[v].storage != TT__GRADIENT || layout[v] != TT__PARTIAL) continue;
+        const int32_t part = tt__sum_gradient(t, v, sums++ > 0);
+        if (!part) return TT_ERR_MEMORY;
+        t->values[v].instead = part;
+    }
+    for (int32_t v = 1; v < values && sums; v++) {
+        const int32_t part = t->values[t->values[v].base].instead;
+        if (part && t->values[v].base != v) t->values[v].base = part;
+    }
+    for (int k = 0; k < n && sums; k++)
+        for (int o = 0; o < TT__MAX_OUT; o++) {
+            tt__instr *i = &t->code[k];
+            const int32_t part = t->values[i->out[o]].instead;
+            if (part) i->out[o] = part;
+            if (t->values[i->out[o]].base >= values) i->add_later &= ~(1u << o);
+        }
+    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
+    return TT_OK;
+}
+
+/* After differentiation: takes out what was only there for the backward, and has the ranks sum what they
+   have parts of. */
+static tt_status tt__pass_tensor_gradients(tt_tape *t)
+{
+    const int n = tt__index(t);
+    for (int k = 0; k < n; k++) {
+        tt__instr *i = &t->code[k];
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
+        if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
+        t->values[i->out[0]].instead = i->in[0];
+        tt__drop(t, k);
+    }
+    for (int32_t v = 1; v < t->n_values; v++) { /* views of rows */
+        tt__value *x = &t->values[v];
+        const int32_t to = t->values[x->base].instead;
+        if (!to || x->base == v) continue;
+        x->base = to; /* a storage, as tt__may_enter says */
+    }
+    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0;
+    tt_status status = tt__settle(t, n);
+    if (status != TT_OK) return status;
+    tt__split *layout = tt__first_layouts(t);
+    if (!layout) return TT_ERR_MEMORY;
+    for (int k = 0; k < t->n_code && status == TT_OK; k++) {
+        int32_t value;
+        const char *wrong = tt__derive(t, &t->code[k], layout, &value);
+        if (wrong) status = tt__verify_fail(t, "differentiate", k, wrong, value);
+    }
+    if (status == TT_OK) status = tt__sum_gradients(t, layout);
+    tt__free(t->ctx, layout);
+    return status;
+}
+
+/* A loss of ranks' rows is the mean of what all have counted. */
+static tt_status tt__pass_tensor_losses(tt_tape *t)
+{
+    const int n = tt__index(t);
+    for (int k = 0; k < n; k++) {
+        const tt__instr *i = &t->code[k];
+        if (!tt__is(i, TT__LOSS) || t->values[i->in[0]].part.split != TT__ROWS) continue;
+        tt__instr sum = tt__new_instr(TT__OP_ALL_REDUCE), mean = tt__new_instr(TT__OP_MEAN_LOSS);
+        sum.in[0] = sum.out[0] = mean.in[0] = i->out[TT__LOSS_COUNTS];
+        mean.out[0] = i->out[0];
+        sum.move.over = TT__OVER_TENSOR;
+        sum.move.unit = 1;
+        sum.backward = mean.backward = i->backward;
+        if (!tt__insert(t, k + 1, &sum) || !tt__insert(t, k + 1, &mean)) return TT_ERR_MEMORY;
+    }
+    return tt__settle(t, n);
+}
+
 /* --------------------------------------------------------------------------------------------------- fuse */
 
 /* Makes one instruction of several where ops know how; `later`: after differentiation. */
@@ -4728,6 +6117,7 @@ static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul 
    16 bits for the matmuls that read it (norms, activations, attention), or is part of something wider. */
 static bool tt__into_residual(tt_tape *t, int32_t v)
 {
+    if (tt__is_own_rows(t, v)) v = t->values[v].base;
     const tt__value *x = &t->values[v], *base = &t->values[x->base];
     int at = x->base == v ? tt__producer(t, v) : -1;
     if (base->residual || base->pinned_f32 || x->storage != TT__TRANSIENT) return true;
@@ -4751,6 +6141,11 @@ static void tt__mark_residual(tt_tape *t)
         for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
         if (in || !gathers) t->values[i->out[0]].residual = true;
     }
+    for (int k = 0; k < t->n_code; k++) { /* what ranks exchange has the dtype that it had */
+        const tt__instr *i = &t->code[k];
+        const bool in = i->move.over == TT__OVER_TENSOR && t->values[t->values[i->in[0]].base].residual;
+        t->values[i->out[0]].residual |= in;
+    }
 }
 
 /* Gives values their dtypes; gradients follow, being made later. Mixed: matmul weights are read through a
@@ -4770,18 +6165,25 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
             if (number && x->pinned_f32) y->pinned_f32 = true;
         }
     }
+    for (int k = 2 * n - 1; k >= 0; k--) { /* what ranks exchange has the dtype that it had */
+        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* from the last to the first, and back */
+        if (i->move.over != TT__OVER_TENSOR) continue;
+        tt__value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
+        if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
+    }
     if (precision->residual_f32) tt__mark_residual(t);
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v], *base = &t->values[x->base];
-        bool changes = x->storage == TT__PARAMETER && !precision->mixed;
-        if (x->storage == TT__TRANSIENT) changes = !base->pinned_f32 && !x->pinned_f32 && !base->residual;
+        const bool weight = tt__is_weight(t, v);
+        const bool f32 = base->pinned_f32 || x->pinned_f32 || base->residual;
+        const bool changes = weight ? !precision->mixed : x->storage == TT__TRANSIENT && !f32;
         if (changes && x->shape.dtype == TT_F32) x->shape.dtype = precision->half;
     }
     if (!precision->mixed) return TT_OK;
     for (int k = 0; k < n; k++) { /* a cast right before its first reader, so that the copy lives no longer */
         int number = tt__weight(&t->code[k]);
         int32_t w = number ? t->code[k].in[number] : 0;
-        if (!w || t->values[w].storage != TT__PARAMETER || t->values[w].base != w) continue;
+        if (!w || !tt__is_weight(t, w) || t->values[w].base != w) continue;
         if (!t->values[w].instead) {
             tt__shape shape = t->values[w].shape;
             tt__instr cast = tt__new_instr(TT__OP_CAST);
@@ -4790,6 +6192,7 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
                                          t->values[w].name);
             if (!copy) return TT_ERR_MEMORY;
             t->values[copy].needs_grad = t->values[w].needs_grad;
+            t->values[copy].part = t->values[w].part;
             t->values[w].instead = copy;
             cast.in[0] = w;
             cast.out[0] = copy;
@@ -4812,6 +6215,24 @@ static void tt__pass_fp8(tt_tape *t)
     }
 }
 
+#ifndef TT__PIECES_FROM /* tests make it smaller */
+#define TT__PIECES_FROM 65536 /* elements: smaller tensors stay whole, as their pieces would save little */
+#endif
+
+/* What data ranks have of a tensor like v where it is split over them; unit 0: each has it whole. */
+static tt__part tt__data_part(const tt_tape *t, int32_t v)
+{
+    const tt__value *x = &t->values[v];
+    tt__part part = x->part;
+    const int64_t elements = x->shape.rows * x->shape.cols;
+    const bool whole = !t->server && (t->zero == 0 || elements < TT__PIECES_FROM);
+    if (t->data == 1 || part.unit || whole) return part;
+    part.unit = TT__CHUNK;
+    part.of = elements;
+    part.root = t->server;
+    return part;
+}
+
 /* On a device whose products can round while they read, mixed precision's copies of the weights go. */
 static void tt__pass_fold_casts(tt_tape *t)
 {
@@ -4821,7 +6242,8 @@ static void tt__pass_fold_casts(tt_tape *t)
         int number = tt__weight(i), at = number ? tt__producer(t, i->in[number]) : -1;
         if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
         const tt__value *w = &t->values[t->code[at].in[0]];
-        if (w->storage != TT__PARAMETER || w->shape.dtype != TT_F32) continue;
+        if (!tt__is_weight(t, t->code[at].in[0]) || w->shape.dtype != TT_F32) continue;
+        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* the copy is gathered */
         i->attr.narrow = t->values[i->in[number]].shape.dtype;
         i->in[number] = t->code[at].in[0];
     }
@@ -4880,7 +6302,8 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v)
     }
     const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__AGAIN_KEPT : TT__AGAIN;
     const bool again = (tt__ops[f->op].flags & cheap) != 0;
-    return again && tt__is_saved(r, f->in[0]) ? *f : none;
+    const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
+    return again && (gathers || tt__is_saved(r, f->in[0])) ? *f : none; /* pieces are less than all of them */
 }
 
 /* What the backward reads instead of operand v; 0 when out of memory. */
@@ -4900,6 +6323,7 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v)
             id = tt__new_value(t, &like.shape, TT__TRANSIENT, "%s", like.name);
             if (!id) return 0;
             t->values[id].pinned_f32 = like.pinned_f32;
+            t->values[id].part = like.part;
             t->values[old].instead = i.out[o] = id;
         }
         i.backward = true;
@@ -4908,7 +6332,9 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v)
     }
     if (v == base) return t->values[base].instead;
     tt__value view = t->values[v];
-    return tt__new_view(t, t->values[base].instead, &view.shape, view.offset, view.ld, view.name);
+    v = tt__new_view(t, t->values[base].instead, &view.shape, view.offset, view.ld, view.name);
+    if (v) t->values[v].part = view.part;
+    return v;
 }
 
 /* The instructions before the last block. Without marks, 0. */
@@ -4969,6 +6395,12 @@ static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
     t->values[t->results].keep = true;
     t->values[t->results].persistent = t->accumulate || scales;
     t->totals = tt__new_step_value(t, TT__F64, 3, t->results, 0, "totals");
+    if (train && (t->data > 1 || t->slots > 1)) {
+        t->counted = tt__new_step_value(t, TT__F64, 3, 0, 0, "counted on a rank");
+        if (!t->counted) return TT_ERR_MEMORY;
+        t->values[t->counted].persistent = true;
+        t->values[t->counted].slots = t->slots;
+    }
     const size_t scale = offsetof(tt__results, scale) / 8, clipped = offsetof(tt__results, clipped) / 8;
     if (scales) t->scale = tt__new_step_value(t, TT__F64, 3, t->results, scale, "loss scale");
     if (train) t->clipped = tt__new_step_value(t, TT_F32, 2, t->results, clipped, "gradient norm and factor");
@@ -4983,13 +6415,13 @@ static tt_status tt__pass_counts(tt_tape *t)
     for (int k = 0; k < n && t->results; k++) {
         if (!tt__is(&t->code[k], TT__LOSS)) continue;
         tt__instr add = tt__new_instr(TT__OP_ADD_COUNTS);
-        add.in[0] = t->code[k].out[TT__LOSS_COUNTS];
-        add.out[0] = t->totals;
+        add.in[0] = t->code[k].out[TT__LOSS_COUNTS]; /* when ranks have summed them */
+        add.out[0] = t->counted ? t->counted : t->totals;
         add.add = !first;
         add.add_later = first && t->accumulate;
         add.backward = t->code[k].backward;
         first = false;
-        if (!tt__insert(t, k + 1, &add)) return TT_ERR_MEMORY;
+        if (!tt__insert(t, t->values[add.in[0]].writer + 1, &add)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);
 }
@@ -5006,6 +6438,283 @@ static tt_status tt__pass_settings(tt_tape *t)
     return TT_OK;
 }
 
+/* v is a parameter that has a gradient. */
+static bool tt__is_trained(const tt_tape *t, int32_t v)
+{
+    return t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;
+}
+
+/* --------------------------------------------------------------------------------------------------- data
+   Spreads a step over data ranks: pieces of what belongs to parameters, and collectives. See >>ranks. */
+
+enum { TT__SLICE = 16 }; /* elements that a collective never parts: a cache line of f32 */
+
+/* A view of the rank's piece of v, which lies whole on each. */
+static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
+{
+    const tt__shape shape = tt__piece_shape(t, t->values[v].shape.dtype, part);
+    int32_t id = tt__new_view(t, v, &shape, 0, shape.cols, t->values[v].name);
+    if (!id) return 0;
+    t->values[id].part = *part;
+    t->values[id].slot = t->values[v].slot;
+    return id;
+}
+
+/* A view of slot k of v. */
+static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
+{
+    const tt__value x = t->values[v];
+    int32_t id = tt__new_view(t, v, &x.shape, 0, x.ld, x.name);
+    if (id) t->values[id].slot = k + 1;
+    return id;
+}
+
+/* A collective over data ranks, x -> y, of pieces if y or x is one (part), else of the whole. */
+static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
+{
+    tt__instr i = tt__new_instr(op);
+    i.in[0] = x;
+    i.out[0] = y;
+    i.move.over = TT__OVER_DATA;
+    i.move.unit = part && part->unit ? part->unit : (int64_t)TT__SLICE;
+    i.move.root = part && part->unit && part->root;
+    i.always = true;
+    return i;
+}
+
+/* The sum over data ranks of x into y: its piece, or all of it. */
+static tt__instr tt__data_sum(const tt__part *part, int32_t x, int32_t y)
+{
+    return tt__data_move(part->unit ? (int)TT__OP_REDUCE_SCATTER : (int)TT__OP_ALL_REDUCE, x, y, part);
+}
+
+/* Appends an instruction to the step's end; if the one before is of the same op, they run together. */
+static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
+{
+    tt__instr *to = tt__append(t, i->op);
+    if (!to) return false;
+    *to = *i;
+    to->segment = i->segment == TT__EACH_LAP ? TT__EACH_LAP : TT__EACH_STEP;
+    const bool alike = t->n_code > 1 && to[-1].op == i->op && to[-1].segment == to->segment;
+    if (together && alike && to[-1].slot == i->slot) to[-1].with_next = true;
+    return true;
+}
+
+static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
+{
+    tt__instr i = tt__new_instr(TT__OP_SUM_SLOTS);
+    i.in[0] = x;
+    i.out[0] = y;
+    i.move.over = TT__OVER_SLOTS;
+    i.move.unit = TT__SLICE;
+    i.segment = segment;
+    return i;
+}
+
+/* Sums of a step: at its end the leaves in a storage, gradients' or counts', are summed in place, slot by
+   slot over the data ranks and then over the slots. Emits what is `stage` (0, 1: over ranks, of pieces and of
+   whole tensors; 2: over slots) for v, of slot k. */
+static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
+{
+    int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
+    if (x && part->unit) y = tt__piece_view(t, x, part);
+    if (!x || !y) return false;
+    if (stage < 2) {
+        tt__instr sum = tt__data_sum(part, x, t->slots == 1 && total ? total : y);
+        sum.slot = k + 1;
+        return tt__append_step(t, &sum, true);
+    }
+    tt__instr sum = tt__sum_slots(y, total ? total : y, TT__EACH_STEP);
+    return tt__append_step(t, &sum, false);
+}
+
+/* The gradient of parameter value v, with a slot for each leaf, becomes what the data ranks sum it to. */
+static tt_status tt__sum_steps(tt_tape *t)
+{
+    const int values = t->n_values;
+    const tt__part whole = {TT__WHOLE, false, 0, 0};
+    bool ok = true;
+    for (int32_t v = 1; v < values; v++)
+        if (tt__is_trained(t, v)) t->values[t->values[v].grad].slots = t->slots;
+    for (int k = 0; k < t->slots; k++)
+        for (int stage = 0; stage < 2 && t->data > 1; stage++) {
+            for (int32_t v = 1; v < values && ok; v++) {
+                if (!tt__is_trained(t, v)) continue;
+                const tt__part part = tt__data_part(t, v);
+                if ((part.unit == 0) != stage) continue;
+                ok = tt__sum_leaves_of(t, t->values[v].grad, 0, &part, stage, k);
+            }
+            if (stage && ok) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, stage, k);
+        }
+    for (int32_t v = 1; v < values && ok; v++) {
+        if (!tt__is_trained(t, v)) continue;
+        const tt__part part = tt__data_part(t, v);
+        const int32_t g = t->values[v].grad;
+        if (t->slots > 1) ok = tt__sum_leaves_of(t, g, 0, &part, 2, 0);
+        int32_t y = t->slots > 1 ? tt__slot_view(t, g, 0) : g;
+        if (y && t->data > 1 && part.unit) y = tt__piece_view(t, y, &part);
+        t->values[v].grad = y;
+        ok = ok && y;
+    }
+    if (ok && t->slots > 1) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 2, 0);
+    return ok ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* A storage for the sum of gradients that are like g, in parts. */
+static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
+{
+    const tt__value like = t->values[g];
+    const tt__shape shape = part->unit ? tt__piece_shape(t, like.shape.dtype, part) : like.shape;
+    int32_t id = tt__new_value(t, &shape, TT__GRADIENT, slots > 1 ? "leaves of %.60s" : "sum of %.60s",
+                               like.name);
+    if (!id) return 0;
+    tt__value *x = &t->values[id];
+    x->param = like.param;
+    x->part = *part;
+    x->pinned_f32 = like.pinned_f32;
+    x->slots = slots;
+    x->persistent = true;
+    return id;
+}
+
+/* Sums of micro-batches: right after its last contribution a gradient is summed over the data ranks, and the
+   sum added to those before; those that stay whole, which are small, at the end of the backward, all
+   together. persist: steps have several micro-batches. */
+static tt_status tt__sum_micros(tt_tape *t, bool persist)
+{
+    const int values = t->n_values, n = tt__index(t);
+    int last = 0; /* of those at the end */
+    const tt__part whole = {TT__WHOLE, false, 0, 0};
+    for (int32_t v = 1; v < values; v++) {
+        if (!tt__is_trained(t, v)) continue;
+        const tt__part part = tt__data_part(t, v);
+        const int32_t g = t->values[v].grad, sum = tt__new_sum(t, g, &part, 1);
+        const int32_t leaves = t->slots > 1 ? tt__new_sum(t, g, &part, t->slots) : sum;
+        if (!sum || !leaves) return TT_ERR_MEMORY;
+        tt__instr i = tt__data_sum(&part, g, leaves);
+        if (t->data == 1) {
+            i = tt__new_instr(TT__OP_SCALE);
+            i.in[0] = g;
+            i.out[0] = leaves;
+            i.attr.scale = 1;
+        }
+        i.backward = true;
+        t->values[sum].persistent = persist;
+        if (persist && t->slots == 1) i.add_later = 1;
+        const bool at_end = !part.unit && t->data > 1;
+        int at = t->values[t->values[g].base].writer;
+        while (t->code[at].with_next) at++; /* not amid what runs together */
+        const int made = tt__insert(t, at_end ? n : at + 1, &i);
+        if (!made) return TT_ERR_MEMORY;
+        if (at_end && last) t->code[last].with_next = true;
+        if (at_end) last = made;
+        t->values[v].grad = sum;
+        t->values[v].instead = leaves;
+    }
+    tt_status status = tt__settle(t, n);
+    for (int32_t v = 1; v < values && status == TT_OK && t->slots > 1; v++) {
+        if (!tt__is_trained(t, v)) continue;
+        const int32_t first = tt__slot_view(t, t->values[v].instead, 0);
+        tt__instr i = tt__sum_slots(first, t->values[v].grad, TT__EACH_LAP);
+        i.add_later = 1;
+        if (!first || !tt__append_step(t, &i, false)) return TT_ERR_MEMORY;
+    }
+    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
+    bool ok = status == TT_OK;
+    for (int k = 0; k < t->slots && ok && t->data > 1; k++)
+        ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 1, k);
+    if (ok && t->slots > 1) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 2, 0);
+    return ok ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* Sums gradients over data ranks and leaves. */
+static tt_status tt__pass_sums(tt_tape *t, bool persist)
+{
+    if (t->sums_micros && (t->data > 1 || t->slots > 1 || persist)) return tt__sum_micros(t, persist);
+    return t->data > 1 || t->slots > 1 ? tt__sum_steps(t) : TT_OK;
+}
+
+/* i is of the backward or of the forward, and reads more than the piece of parameter v as operand j. */
+static bool tt__reads_whole(const tt_tape *t, const tt__instr *i, int j, bool backward, int32_t v)
+{
+    if (!i->in[j] || t->values[i->in[j]].base != v) return false;
+    const bool casts_piece = tt__is(i, TT__CASTS) && t->values[i->out[0]].part.unit;
+    return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_piece;
+}
+
+/* What reads all of v, or of a view of it, in the backward or the forward, reads w. */
+static bool tt__read_instead(tt_tape *t, int n, bool backward, int32_t v, int32_t w)
+{
+    for (int k = 0; k < n; k++)
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const int32_t x = t->code[k].in[j];
+            if (!tt__reads_whole(t, &t->code[k], j, backward, v)) continue;
+            const tt__value view = t->values[x];
+            int32_t with = x == v ? w : tt__new_view(t, w, &view.shape, view.offset, view.ld, view.name);
+            if (!with) return false;
+            t->code[k].in[j] = with;
+        }
+    return true;
+}
+
+/* The first instruction of the forward, or of the backward, that reads all of v or of a view of it; n: none
+   does. */
+static int tt__first_reader(const tt_tape *t, int n, bool backward, int32_t v)
+{
+    for (int k = 0; k < n; k++)
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (tt__reads_whole(t, &t->code[k], j, backward, v)) return k;
+    return n;
+}
+
+/* Casts of parameter v, a piece now, are of the piece, and what they wrote is gathered. */
+static bool tt__gather_casts(tt_tape *t, int n, int32_t v)
+{
+    for (int k = 0; k < n; k++) {
+        tt__instr cast = t->code[k];
+        if (cast.op < 0 || !tt__is(&cast, TT__CASTS) || cast.in[0] != v) continue;
+        const tt__part part = t->values[v].part;
+        const tt__shape shape = tt__piece_shape(t, t->values[cast.out[0]].shape.dtype, &part);
+        const int32_t piece = tt__new_value(t, &shape, TT__TRANSIENT, "%s", t->values[cast.out[0]].name);
+        if (!piece) return false;
+        t->values[piece].part = part;
+        tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, piece, cast.out[0], &part);
+        gather.backward = cast.backward;
+        cast.out[0] = piece;
+        cast.always = true;
+        tt__put(t, k, &cast);
+        if (!tt__insert(t, k + 1, &gather)) return false;
+    }
+    return true;
+}
+
+/* Parameters of which each data rank keeps a piece are gathered before the forward reads them, and again for
+   the backward. */
+static tt_status tt__pass_gather(tt_tape *t)
+{
+    const int values = t->n_values, n = tt__index(t);
+    bool ok = true;
+    for (int32_t v = 1; v < values && t->zero == 3 && ok; v++) {
+        const tt__value x = t->values[v];
+        const tt__part part = tt__data_part(t, v);
+        if (x.storage != TT__PARAMETER || x.base != v || part.unit == x.part.unit) continue;
+        t->values[v].shape = tt__piece_shape(t, x.shape.dtype, &part);
+        t->values[v].ld = t->values[v].shape.cols;
+        t->values[v].part = part;
+        ok = tt__gather_casts(t, n, v);
+        for (int backward = 0; backward < 2 && ok; backward++) {
+            const int k = tt__first_reader(t, n, backward, v);
+            if (k == n) continue;
+            const int32_t w = tt__new_value(t, &x.shape, TT__TRANSIENT, "%s", x.name);
+            tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, v, w, &part);
+            t->values[w].part.split = part.split;
+            gather.backward = backward;
+            ok = w && tt__read_instead(t, n, backward, v, w) && tt__insert(t, k, &gather);
+        }
+    }
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
+}
+
 /* ------------------------------------------------------------------------------------------------- update */
 
 static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
@@ -5016,6 +6725,7 @@ static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
     if (!id) { b->ok = false; return 0; }
     b->t->values[id].persistent = true;
     b->t->values[id].param = b->t->values[param].param;
+    b->t->values[id].part = b->t->values[param].part;
     return id;
 }
 
@@ -5027,45 +6737,117 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* v is a parameter that has a gradient. */
-static bool tt__is_trained(const tt_tape *t, int32_t v)
+/* Trained parameters, in the order of the rows of `squares`: (n) values, to be freed, of which tensor ranks
+   have parts of the first `parted`. NULL: no memory. */
+static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
 {
-    return t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;
+    int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * (size_t)t->n_values);
+    *n = *parted = 0;
+    for (int whole = 0; whole < 2 && list; whole++)
+        for (int32_t v = 1; v < t->n_values; v++) {
+            if (!tt__is_trained(t, v) || (t->values[v].part.split == TT__WHOLE) != whole) continue;
+            list[(*n)++] = v;
+            *parted += !whole;
+        }
+    return list;
 }
 
-/* Global norm, clipping, an optimizer's instruction for each parameter with a gradient, next loss scale. */
-static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, const tt_loss_scale *scale)
+/* An instruction at the end of the step, which runs together with the one before if that is of its op. */
+static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
-    tt__builder b = {t, false, true, TT__EACH_STEP, false};
-    tt__shape shape;
-    int values = t->n_values, n = 0;
-    for (int32_t v = 1; v < values; v++) n += tt__is_trained(t, v);
-    tt__set_fixed(&shape, TT_F32, n, 1);
-    int32_t squares = tt__new_value(t, &shape, TT__TRANSIENT, "squared gradient norms");
-    if (!squares) return TT_ERR_MEMORY;
-    t->values[squares].pinned_f32 = t->values[squares].keep = true;
-    tt__set_fixed(&shape, TT_F32, 1, 1);
-    for (int32_t v = 1, k = 0; v < values; v++) {
-        if (!tt__is_trained(t, v)) continue;
-        const tt__value *g = &t->values[t->values[v].grad];
-        tt__instr *i = tt__emit(&b, TT__OP_SUM_SQUARES, NULL, &t->values[v].grad, 1);
-        if (!i || !(i->out[0] = tt__new_view(t, squares, &shape, k++, 1, g->name))) return TT_ERR_MEMORY;
-        i->with_next = k < n;
+    tt__instr i = tt__new_instr(op);
+    i.in[0] = in;
+    i.out[0] = out;
+    return in && out && tt__append_step(t, &i, true);
+}
+
+/* Sums of squares of gradients, in the order of the list, into `squares`: of whole ones at once; of pieces by
+   chunks, in a table of all ranks' chunks. */
+static tt_status tt__square_gradients(tt_tape *t, const int32_t *list, int n, int parted, int32_t squares)
+{
+    const tt__shape number = {TT_F32, 1, 1, 0, 0}, numbers = {TT_F32, parted, 1, 0, 0};
+    bool ok = true;
+    int32_t parts = parted ? tt__new_value(t, &numbers, TT__TRANSIENT, "squared norms of parts") : 0;
+    if (parted && !parts) return TT_ERR_MEMORY;
+    if (parted) t->values[parts].pinned_f32 = true;
+    for (int k = 0; k < n && ok; k++) {
+        const int32_t g = t->values[list[k]].grad;
+        if (t->values[g].part.unit) continue;
+        ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
+                           tt__new_view(t, k < parted ? parts : squares, &number, k, 1, t->values[g].name));
     }
-    const int32_t norms[] = {squares, t->totals, t->scale};
-    tt__instr *clip = tt__emit(&b, TT__OP_CLIP, NULL, norms, 3);
+    for (int stage = 0; stage < 3; stage++) /* chunks of pieces, then of all, then their sums */
+        for (int k = 0; k < n && ok; k++) {
+            tt__value *x = &t->values[list[k]];
+            const int32_t g = x->grad;
+            tt__part part = t->values[g].part;
+            if (!part.unit) continue;
+            part.of = tt__ceil_div(part.of, part.unit);
+            part.unit = 1;
+            part.split = TT__WHOLE;
+            const tt__shape shape = {TT__F64, 1, part.of, 0, 0};
+            int32_t table = x->instead; /* in this pass, that of its chunks */
+            if (!table) table = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
+            t->values[list[k]].instead = table;
+            const int32_t piece = table && stage < 2 ? tt__piece_view(t, table, &part) : 0;
+            if (stage == 0) ok = tt__emit_step(t, TT__OP_CHUNK_SQUARES, g, piece);
+            else if (stage == 1) {
+                tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, piece, table, &part);
+                ok = piece && tt__append_step(t, &gather, true);
+            } else
+                ok = tt__emit_step(t, TT__OP_FOLD_SQUARES, table,
+                                   tt__new_view(t, k < parted ? parts : squares, &number, k, 1,
+                                                t->values[g].name));
+        }
+    for (int k = 0; k < n; k++) t->values[list[k]].instead = 0;
+    if (ok && parted) {
+        int32_t some = tt__new_view(t, squares, &numbers, 0, 1, t->values[parts].name);
+        tt__instr sum = tt__data_move(TT__OP_ALL_REDUCE, parts, some, NULL);
+        sum.move.over = TT__OVER_TENSOR;
+        ok = some && tt__append_step(t, &sum, false);
+    }
+    return ok ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* After updates of pieces of parameters that all data ranks have whole, these get the others' pieces. */
+static tt_status tt__spread_parameters(tt_tape *t, const int32_t *list, int n)
+{
+    for (int k = 0; k < n; k++) {
+        const int32_t v = list[k];
+        const tt__part part = t->values[t->values[v].grad].part;
+        if (!part.unit || t->values[v].part.unit) continue;
+        const int32_t piece = part.root ? v : tt__piece_view(t, v, &part);
+        const int op = part.root ? TT__OP_BROADCAST : TT__OP_ALL_GATHER;
+        tt__instr i = tt__data_move(op, piece, v, &part);
+        if (!piece || !tt__append_step(t, &i, true)) return TT_ERR_MEMORY;
+    }
+    return TT_OK;
+}
+
+/* Clips, and updates the n trained parameters, each by one instruction. Their order, and so the random
+   numbers that these draw, is the tape's, whatever tensor ranks have parts of. */
+static tt_status tt__emit_updates(tt__builder *b, int n, const tt_optimizer_options *o)
+{
+    tt_tape *t = b->t;
+    const bool adam = o->kind != TT_SGD;
+    const int32_t norms[] = {t->squares, t->totals, t->scale}, values = t->n_values;
+    int updates = 0;
+    tt__instr *clip = tt__emit(b, TT__OP_CLIP, NULL, norms, 3);
     if (!clip) return TT_ERR_MEMORY;
     clip->attr.clip_norm = o->clip_norm;
     clip->out[0] = t->clipped;
-    for (int32_t v = 1, k = 0; v < values && b.ok; v++) {
+    for (int32_t v = 1; v < values && b->ok; v++) {
         if (!tt__is_trained(t, v)) continue;
-        bool adam = o->kind != TT_SGD;
-        int32_t first = adam || o->momentum != 0 ? tt__new_state(&b, v, adam ? "m" : "momentum") : 0;
-        int32_t second = adam ? tt__new_state(&b, v, "v") : 0;
+        const tt__part part = t->values[t->values[v].grad].part;
+        const bool piece = part.unit && !t->values[v].part.unit;
+        const int32_t p = piece ? tt__piece_view(t, v, &part) : v;
+        if (!p) return TT_ERR_MEMORY;
+        int32_t first = adam || o->momentum != 0 ? tt__new_state(b, p, adam ? "m" : "momentum") : 0;
+        int32_t second = adam ? tt__new_state(b, p, "v") : 0;
         const int32_t in[] = {t->values[v].grad, t->clipped};
-        tt__instr *i = tt__emit(&b, adam ? TT__OP_ADAM : TT__OP_SGD, NULL, in, 2);
+        tt__instr *i = tt__emit(b, adam ? TT__OP_ADAM : TT__OP_SGD, NULL, in, 2);
         if (!i) return TT_ERR_MEMORY;
-        i->out[0] = v;
+        i->out[0] = p;
         i->out[1] = first;
         i->out[2] = second;
         i->attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
@@ -5074,9 +6856,30 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
         i->attr.beta2 = o->beta2;
         i->attr.eps = o->eps;
         i->attr.nesterov = o->nesterov;
-        i->with_next = ++k < n;
+        i->with_next = ++updates < n;
     }
-    if (!t->scale) return b.ok ? TT_OK : TT_ERR_MEMORY;
+    return b->ok ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* Global norm, clipping, an optimizer's instruction for each parameter with a gradient, next loss scale. */
+static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, const tt_loss_scale *scale)
+{
+    tt__builder b = {t, false, true, TT__EACH_STEP, false};
+    tt__shape shape;
+    int n, parted;
+    int32_t *list = tt__trained(t, &n, &parted);
+    tt_status status = list ? TT_OK : TT_ERR_MEMORY;
+    tt__set_fixed(&shape, TT_F32, n, 1);
+    if (status == TT_OK) t->squares = tt__new_value(t, &shape, TT__TRANSIENT, "squared gradient norms");
+    if (status == TT_OK && !t->squares) status = TT_ERR_MEMORY;
+    if (status == TT_OK) {
+        t->values[t->squares].pinned_f32 = t->values[t->squares].keep = true;
+        status = tt__square_gradients(t, list, n, parted, t->squares);
+    }
+    if (status == TT_OK) status = tt__emit_updates(&b, n, o);
+    if (status == TT_OK) status = tt__spread_parameters(t, list, n);
+    tt__free(t->ctx, list);
+    if (!t->scale || status != TT_OK) return status;
     const int32_t in[] = {t->clipped, t->totals};
     tt__instr *next = tt__emit(&b, TT__OP_LOSS_SCALE, NULL, in, 2);
     if (!next) return TT_ERR_MEMORY;
@@ -5086,11 +6889,11 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
     next->attr.interval = scale->interval;
     return TT_OK;
 }
-
 /* -------------------------------------------------------------------------------------------------- prune */
 
 /* Removes what no result needs: instructions none of whose outputs is read, kept or persistent, and, once the
-   backward is there, outputs that would be saved for it in vain. */
+   backward is there, outputs that would be saved for it in vain. Collectives stay: other ranks read from this
+   one. */
 static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 {
     bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
@@ -5100,8 +6903,10 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         if (t->values[v].keep || t->values[v].persistent) needed[t->values[v].base] = true;
     for (int k = t->n_code - 1; k >= 0; k--) {
         tt__instr *i = &t->code[k];
-        bool live = tt__is(i, TT__WAITS) && needed[t->values[i->in[0]].base];
+        const bool of_ranks = tt__rules_of(i)->phases != 0;
+        bool live = of_ranks || (tt__is(i, TT__WAITS) && needed[t->values[i->in[0]].base]);
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
+        for (int j = 0; j < TT__MAX_OUT && of_ranks; j++) needed[t->values[i->out[j]].base] = true;
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
@@ -5612,14 +7417,15 @@ typedef struct tt__product {
 
 /* Attention within each sequence, per head. Shapes: k, v (rows, heads * head_size); q, out (queries, heads *
    head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists, in any
-   order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h takes 16
-   random bits, number j % 8 of Philox counter {i, j / 8, h, 0}, low half first; kept if >= round(65536 p). */
+   order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h (of all
+   ranks) takes 16 random bits, number j % 8 of Philox counter {i, j / 8, h, 0}, low half first; kept if >=
+   round(65536 p). */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
     const int32_t *query_row;    /* of a query: its row of the batch; NULL: the query's number            */
     const int32_t *query_at;     /* of a query: its row in q; NULL: the query's number                    */
-    int heads; int64_t head_size;
+    int heads, first_head; int64_t head_size;
     bool causal; float scale; float dropout; uint64_t dropout_key;
     tt__mat q, k, v, out;
     float *lse;
@@ -5825,6 +7631,95 @@ static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
     part.data = tt__at(m, first);
     part.rows = n;
     return part;
+}
+
+/* ---- collectives, but for sums of vectors: see TT__OP_ALL_REDUCE and those below it in >>ops ---- */
+
+/* Elements [*first, *first + count) of m are the piece of a member; count. */
+static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
+{
+    return tt__piece(tt__elements(m), l->instr->move.unit, root, member, l->members, first);
+}
+
+static char *tt__element(const tt__mat *m, int64_t k)
+{
+    return (char *)m->data + (size_t)k * tt_dtype_bytes(m->dtype);
+}
+
+static void tt__copy_elements(const tt__mat *to, int64_t at, const tt__mat *from, int64_t first, int64_t n)
+{
+    char *y = tt__element(to, at);
+    const char *x = tt__element(from, first);
+    if (n > 0 && x != y) memcpy(y, x, (size_t)n * tt_dtype_bytes(to->dtype));
+}
+
+/* fn(l, from, to, no scratch) of n elements, shared out among the threads. */
+static tt_status tt__for_elements(const tt__launch *l, int64_t n, tt__rows_fn fn)
+{
+    return tt__for_chunks(l, n, 0, TT__CHUNK, 0, fn);
+}
+
+/* Elements [from, to) of out[0]: of each member's piece, which is in its out[0]. */
+static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    (void)scratch;
+    for (int k = 0; k < l->members; k++) {
+        int64_t first, n = tt__piece_of(l, &l->out[0], false, k, &first);
+        const int64_t begin = tt__max(from, first), end = tt__min(to, first + n);
+        tt__copy_elements(&l->out[0], begin, &l->peer_out[k], begin, end - begin);
+    }
+}
+
+/* The same where each member's piece is its in[0]. */
+static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    (void)scratch;
+    for (int k = 0; k < l->members; k++) {
+        int64_t first, n = tt__piece_of(l, &l->out[0], l->instr->move.root, k, &first);
+        const int64_t begin = tt__max(from, first), end = tt__min(to, first + n);
+        tt__copy_elements(&l->out[0], begin, &l->peer_in[k], begin - first, end - begin);
+    }
+}
+
+/* Elements [from, to) of this member's piece of member 0's in[0]. */
+static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    int64_t first;
+    (void)scratch;
+    tt__piece_of(l, &l->out[0], false, l->me, &first);
+    tt__copy_elements(&l->out[0], first + from, &l->peer_in[0], first + from, to - from);
+}
+
+static void tt__recv_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    (void)scratch;
+    tt__copy_elements(&l->out[0], from, &l->peer_in[l->instr->move.from], from, to - from);
+}
+
+/* What a tree sums: where the members' elements begin, and those that the sum is added to, or NULL. */
+typedef struct tt__leaves {
+    const char *x[TT__RANKS], *y;
+    int present;
+} tt__leaves;
+
+static double tt__reduce_two(tt__reduce how, double a, double b)
+{
+    if (how == TT__SUM) return a + b;
+    if (a != a || b != b) return NAN;
+    return (how == TT__MAX ? a > b : a < b) ? a : b;
+}
+
+/* n elements of out[0] from element `to` on: the members' elements from `from` on, of f64, by the tree. */
+static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, int64_t n)
+{
+    const tt__reduce how = l->instr->move.reduce;
+    double *y = (double *)l->out[0].data + to, x[TT__RANKS];
+    for (int64_t c = 0; c < n; c++) {
+        for (int k = 0; k < l->present; k++) x[k] = ((const double *)l->peer_in[k].data)[from + c];
+        for (int s = 1; s < l->present; s *= 2)
+            for (int k = 0; k + s < l->present; k += 2 * s) x[k] = tt__reduce_two(how, x[k], x[k + s]);
+        y[c] = l->add[0] ? tt__reduce_two(how, y[c], x[0]) : x[0];
+    }
 }
 
 static uint64_t tt__dropout_key(const tt__launch *l)
@@ -7954,7 +9849,7 @@ TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attentio
         l.seen = tt__max(l.seen, tt__min(keys, last + 1));
     }
     l.first_key = first_key;
-    l.head = t->head;
+    l.head = a->first_head + t->head;
     l.drop = TT__DROP_THRESHOLD(a->dropout);
     l.keys = t->call->keys;
     return l;
@@ -8428,11 +10323,12 @@ TT__ROW_FN(dropout_row)
     const tt__vu groups = TT__K(philox_groups)();
     const int32_t drop = TT__DROP_THRESHOLD(l->instr->attr.dropout);
     const float scale = 65536.0f / (float)(65536 - drop);
-    const int64_t number = l->in[2].data ? ((const int32_t *)l->in[2].data)[r] : r;
+    const int64_t number = l->in[2].data ? ((const int32_t *)l->in[2].data)[r] : l->first_row + r;
+    const int64_t first_col = l->first_col;
     uint16_t numbers[8 * TT__LANES];
     for (int64_t c = 0; c < n; c += 8 * TT__LANES) {
         TT__K(philox_numbers)((const uint64_t *)more, TT__K(splat_u)((uint32_t)number),
-                              TT__K(splat_u)((uint32_t)(c / 8)) + groups, numbers);
+                              TT__K(splat_u)((uint32_t)((first_col + c) / 8)) + groups, numbers);
         for (int64_t i = c; i < tt__min(n, c + 8 * TT__LANES); i += TT__LANES) {
             tt__vi keep = (tt__vi)TT__K(load_h)(numbers + (i - c)) >= drop;
             tt__vf v = (tt__vf)((tt__vi)(TT__K(load_n)(x[0] + i, n - i) * scale) & keep);
@@ -8549,6 +10445,7 @@ TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, 
     a.seqs = l->in[starts].rows - 1;
     a.heads = l->instr->attr.heads;
     a.head_size = l->in[q].cols / a.heads;
+    a.first_head = (int)(l->first_col / a.head_size);
     a.causal = l->instr->attr.causal;
     a.scale = l->instr->attr.scale;
     a.dropout = l->instr->attr.dropout;
@@ -8695,22 +10592,28 @@ TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K
 
 /* ----------------------------------------------------------------------------- embedding, gather, pooling */
 
-/* Rows [from, to) of out[0] are rows of m: of the same numbers, or of those in `index`. */
+/* Rows [from, to) of out[0] are rows of m: of the same numbers, or of those in `index` less `first`; 0 where
+   m has no such row. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
-                                 const tt__mat *m, const int32_t *index)
+                                 const tt__mat *m, const int32_t *index, int64_t first)
 {
     for (int64_t r = from; r < to; r++) {
-        const float *x = TT__K(row_in)(m, index ? index[r] : r, scratch, 0);
+        const int64_t row = index ? index[r] - first : r;
+        const bool there = row >= 0 && row < m->rows;
+        const float *x = there ? TT__K(row_in)(m, row, scratch, 0) : TT__K(scratch_row)(scratch, m->cols, 0);
+        if (!there) memset(TT__K(scratch_row)(scratch, m->cols, 0), 0, (size_t)m->cols * 4);
         TT__K(row_end)(&l->out[0], l->add[0], r, x, scratch, 1);
     }
 }
 
-TT__RUN_ROWS(EMBEDDING, TT__K(take_rows)(l, from, to, scratch, &l->in[1], (const int32_t *)l->in[0].data))
-TT__RUN_ROWS(GATHER_ROWS, TT__K(take_rows)(l, from, to, scratch, &l->in[0], (const int32_t *)l->in[1].data))
+TT__RUN_ROWS(EMBEDDING, TT__K(take_rows)(l, from, to, scratch, &l->in[1], (const int32_t *)l->in[0].data,
+                                         l->first_row))
+TT__RUN_ROWS(GATHER_ROWS, TT__K(take_rows)(l, from, to, scratch, &l->in[0], (const int32_t *)l->in[1].data,
+                                           0))
 
 TT__ROWS_FN(copy_rows)
 {
-    TT__K(take_rows)(l, from, to, scratch, &l->in[0], NULL);
+    TT__K(take_rows)(l, from, to, scratch, &l->in[0], NULL, 0);
 }
 
 TT__ROWS_FN(zero_rows)
@@ -8719,12 +10622,13 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* `order`: rows of dy in the order of their ids (equal ids in row order). The rows of an id belong to the
-   task in which it begins, so that one task adds them, in row order. */
+/* `order`: rows of dy in the order of their ids (equal ids in row order), of those that out[0] has a row for.
+   The rows of an id belong to the task in which it begins, so that one task adds them, in row order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
-    int64_t rows = l->in[0].rows, n = l->out[0].cols, k = from;
+    const int64_t n = l->out[0].cols, rows = order[l->in[0].rows + l->out[0].rows];
+    int64_t k = from;
     float *sum = TT__K(scratch_row)(scratch, n, 0);
     while (k > 0 && k < to && ids[order[k]] == ids[order[k - 1]]) k++;
     while (k < to) {
@@ -8734,21 +10638,23 @@ TT__ROWS_FN(embedding_backward_rows)
             const float *dy = TT__K(row_in)(&l->in[1], order[k], scratch, 1);
             TT__K(axpby)(sum, 1, sum, 1, dy, n);
         }
-        TT__K(row_end)(&l->out[0], l->add[0], id, sum, scratch, 2);
+        TT__K(row_end)(&l->out[0], l->add[0], id - l->first_row, sum, scratch, 2);
     }
 }
 
 TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data;
-    int64_t rows = l->in[0].rows, vocab = l->out[0].rows, n = l->out[0].cols;
+    int64_t rows = l->in[0].rows, vocab = l->out[0].rows, n = l->out[0].cols, id;
     int32_t *order = (int32_t *)l->workspace, *first = order + rows;
     memset(first, 0, (size_t)(vocab + 1) * 4); /* counting sort */
-    for (int64_t r = 0; r < rows; r++) first[ids[r] + 1]++;
+    for (int64_t r = 0; r < rows; r++)
+        if ((id = ids[r] - l->first_row) >= 0 && id < vocab) first[id + 1]++;
     for (int64_t v = 0; v < vocab; v++) first[v + 1] += first[v];
-    for (int64_t r = 0; r < rows; r++) order[first[ids[r]]++] = (int32_t)r;
+    for (int64_t r = 0; r < rows; r++)
+        if ((id = ids[r] - l->first_row) >= 0 && id < vocab) order[first[id]++] = (int32_t)r;
     if (!l->add[0]) tt__for_rows(l, &l->out[0], 0, TT__K(zero_rows));
-    return tt__for_chunks(l, rows, n, 64, tt__align_up((size_t)(rows + vocab + 1) * 4),
+    return tt__for_chunks(l, first[vocab], n, 64, tt__align_up((size_t)(rows + vocab + 1) * 4),
                           TT__K(embedding_backward_rows));
 }
 
@@ -9088,34 +10994,63 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
 
 /* Back into 16 bits, so that steps smaller than half a unit in the last place survive on average (Gupta et
    al., "Deep learning with limited numerical precision", 2015): element e is rounded up with a probability
-   equal to the dropped fraction, by number e % 8 of Philox counter {e / 8}. `which`: the tensor's number. */
+   equal to the dropped fraction, by number e % 8 of Philox counter {e / 8}; e counts from the first element
+   of the whole tensor, so that a piece is rounded as the whole is. `which`: the tensor's number. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
     uint16_t *h = (uint16_t *)m->data + from;
+    const uint64_t group = (uint64_t)(l->first + from) / 8;
     uint64_t keys[20];
     if (m->dtype == TT_F32) return;
     const tt__run *run = TT__RUN_OF(l);
     tt__philox_keys(tt__stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                                    (uint64_t)which << 32 | l->instr->random), keys);
-    if (m->dtype == TT_BF16) TT__K(round_row)(h, x, TT_BF16, n, keys, (uint64_t)from / 8);
-    else TT__K(round_row)(h, x, TT_F16, n, keys, (uint64_t)from / 8);
+    if (m->dtype == TT_BF16) TT__K(round_row)(h, x, TT_BF16, n, keys, group);
+    else TT__K(round_row)(h, x, TT_F16, n, keys, group);
+}
+
+/* The sum of squares of one chunk of in[0]. */
+TT__OUTLINE double TT__K(squares_of_chunk)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    const float *g = TT__K(chunk_in)(&l->in[0], from, to - from, scratch, 0);
+    float rest, squares = TT__K(squares)(g, to - from, 0, &rest);
+    return (double)squares + rest;
 }
 
 TT__ROWS_FN(sum_squares_rows)
 {
-    const float *g = TT__K(chunk_in)(&l->in[0], from, to - from, scratch, 0);
-    float rest, squares = TT__K(squares)(g, to - from, 0, &rest);
-    ((double *)l->workspace)[from / TT__CHUNK] = (double)squares + rest;
+    ((double *)l->workspace)[from / TT__CHUNK] = TT__K(squares_of_chunk)(l, from, to, scratch);
+}
+
+TT__ROWS_FN(chunk_squares_rows)
+{
+    ((double *)l->out[0].data)[from / TT__CHUNK] = TT__K(squares_of_chunk)(l, from, to, scratch);
+}
+
+TT__INLINE void TT__K(fold_squares)(const tt__launch *l, const double *chunk, int64_t chunks)
+{
+    double sum = 0;
+    for (int64_t k = 0; k < chunks; k++) sum += chunk[k];
+    *(float *)l->out[0].data = (float)sum;
 }
 
 TT__FN tt_status TT__K(run_SUM_SQUARES)(const tt__launch *l)
 {
     int64_t n = tt__elements(&l->in[0]), chunks = tt__ceil_div(n, TT__CHUNK);
-    double sum = 0;
     tt__for_chunks(l, n, TT__CHUNK, TT__CHUNK, tt__align_up((size_t)chunks * 8), TT__K(sum_squares_rows));
-    for (int64_t k = 0; k < chunks; k++) sum += ((const double *)l->workspace)[k];
-    *(float *)l->out[0].data = (float)sum;
+    TT__K(fold_squares)(l, (const double *)l->workspace, chunks);
+    return TT_OK;
+}
+
+TT__FN tt_status TT__K(run_CHUNK_SQUARES)(const tt__launch *l)
+{
+    return tt__for_chunks(l, tt__elements(&l->in[0]), TT__CHUNK, TT__CHUNK, 0, TT__K(chunk_squares_rows));
+}
+
+TT__FN tt_status TT__K(run_FOLD_SQUARES)(const tt__launch *l)
+{
+    TT__K(fold_squares)(l, (const double *)l->in[0].data, tt__elements(&l->in[0]));
     return TT_OK;
 }
 
@@ -9124,6 +11059,13 @@ TT__FN tt_status TT__K(run_ADD_COUNTS)(const tt__launch *l)
     const float *counts = (const float *)l->in[0].data;
     double *totals = (double *)l->out[0].data; /* tt__totals */
     for (int k = 0; k < 3; k++) totals[k] = (l->add[0] ? totals[k] : 0) + counts[k];
+    return TT_OK;
+}
+
+TT__FN tt_status TT__K(run_MEAN_LOSS)(const tt__launch *l)
+{
+    const float *counts = (const float *)l->in[0].data;
+    *(float *)l->out[0].data = (float)((double)counts[0] / counts[1]);
     return TT_OK;
 }
 
@@ -9235,6 +11177,154 @@ TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l) { return TT__K(update)(l, TT__K(adam_rows)); }
 TT__FN tt_status TT__K(run_SGD)(const tt__launch *l) { return TT__K(update)(l, TT__K(sgd_rows)); }
 
+/* ----------------------------------------------------------------------------------------------- collectives
+   Each reads the other members' memory; >>run makes all members wait for each other between the phases. */
+
+/* x as the dtype has it */
+TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
+{
+    uint16_t h[TT__LANES];
+    tt__vu u = (tt__vu)x;
+    if (dtype == TT_F32) return x;
+    if (dtype == TT_BF16) {
+        tt__vi nan = (u & 0x7fffffff) > 0x7f800000;
+        return (tt__vf)(TT__K(select)(nan, u | 0x400000, u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000);
+    }
+    TT__K(store_16)(h, x, TT_F16);
+    return TT__K(load_16)(h, TT_F16);
+}
+
+TT__INLINE tt__vf TT__K(reduce_two)(const tt__reduce how, const tt_dtype dtype, tt__vf a, tt__vf b)
+{
+    if (how == TT__SUM) return TT__K(rounded)(a + b, dtype);
+    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* b where one is NaN */
+    return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)most);
+}
+
+/* A vector of leaf k, from element c on, of which there are n more. What another core has written last is
+   to be asked for far ahead. */
+TT__INLINE tt__vf TT__K(leaf)(const tt__leaves *t, int k, int64_t c, int64_t n, const tt_dtype dtype)
+{
+    __builtin_prefetch(t->x[k] + c * (dtype == TT_F32 ? 4 : 2) + 1024);
+    return TT__K(load_as)(t->x[k], dtype, c, n);
+}
+
+TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64_t n, const tt__reduce how,
+                                    const tt_dtype dtype)
+{
+    tt__vf a = TT__K(leaf)(t, k, c, n, dtype), b = TT__K(leaf)(t, k + 1, c, n, dtype);
+    return TT__K(reduce_two)(how, dtype, a, b);
+}
+
+/* A vector of the tree. count: `present` where that is 2 or 4, else 0. */
+TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
+                              const tt_dtype dtype, const int count)
+{
+    tt__vf x[TT__RANKS];
+    x[0] = count ? TT__K(two_leaves)(t, 0, c, n, how, dtype) : TT__K(leaf)(t, 0, c, n, dtype);
+    if (count == 4)
+        x[0] = TT__K(reduce_two)(how, dtype, x[0], TT__K(two_leaves)(t, 2, c, n, how, dtype));
+    for (int k = 1; !count && k < t->present; k++) x[k] = TT__K(leaf)(t, k, c, n, dtype);
+    for (int s = 1; !count && s < t->present; s *= 2)
+        for (int k = 0; k + s < t->present; k += 2 * s)
+            x[k] = TT__K(reduce_two)(how, dtype, x[k], x[k + s]);
+    if (t->y) x[0] = TT__K(reduce_two)(how, dtype, TT__K(load_as)(t->y, dtype, c, n), x[0]);
+    return x[0];
+}
+
+TT__INLINE void TT__K(reduce_as)(const tt__leaves *t, void *y, int64_t n, const tt__reduce how,
+                                 const tt_dtype dtype, const int count)
+{
+    int64_t c = 0;
+    for (; c + TT__LANES <= n; c += TT__LANES)
+        TT__K(store_as)(y, dtype, c, TT__K(tree)(t, c, TT__LANES, how, dtype, count), TT__LANES);
+    if (c < n) TT__K(store_as)(y, dtype, c, TT__K(tree)(t, c, n - c, how, dtype, count), n - c);
+}
+
+TT__INLINE void TT__K(reduce_many)(const tt__leaves *t, void *y, int64_t n, const tt__reduce how,
+                                   const tt_dtype dtype)
+{
+    if (t->present == 2) TT__K(reduce_as)(t, y, n, how, dtype, 2);
+    else if (t->present == 4) TT__K(reduce_as)(t, y, n, how, dtype, 4);
+    else TT__K(reduce_as)(t, y, n, how, dtype, 0);
+}
+
+/* n elements of out[0] from element `to` on: the members' elements from `from` on, by the tree. */
+TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, int64_t n)
+{
+    const tt__reduce how = l->instr->move.reduce;
+    const tt_dtype dtype = l->out[0].dtype;
+    tt__leaves t;
+    char *y = tt__element(&l->out[0], to);
+    t.present = l->present;
+    for (int k = 0; k < t.present; k++) t.x[k] = tt__element(&l->peer_in[k], from);
+    t.y = l->add[0] ? y : NULL;
+    if (dtype == TT__F64) tt__reduce_doubles(l, from, to, n);
+    else if (how != TT__SUM) TT__K(reduce_as)(&t, y, n, how, dtype, 0);
+    else if (dtype == TT_F32) TT__K(reduce_many)(&t, y, n, TT__SUM, TT_F32);
+    else if (dtype == TT_BF16) TT__K(reduce_many)(&t, y, n, TT__SUM, TT_BF16);
+    else TT__K(reduce_many)(&t, y, n, TT__SUM, TT_F16);
+}
+
+/* from, to: of this member's piece */
+TT__ROWS_FN(all_reduce_rows)
+{
+    int64_t first;
+    tt__piece_of(l, &l->out[0], false, l->me, &first);
+    TT__K(reduce)(l, first + from, first + from, to - from);
+}
+
+TT__ROWS_FN(reduce_scatter_rows)
+{
+    int64_t first;
+    tt__piece_of(l, &l->in[0], l->instr->move.root, l->me, &first);
+    TT__K(reduce)(l, first + from, from, to - from);
+}
+
+TT__ROWS_FN(reduce_rows) { TT__K(reduce)(l, from, from, to - from); }
+
+TT__FN tt_status TT__K(run_ALL_REDUCE)(const tt__launch *l)
+{
+    int64_t first, n = tt__piece_of(l, &l->out[0], false, l->me, &first);
+    if (!l->present) return TT_OK;
+    if (l->phase == TT__REDUCE_PHASE) return tt__for_elements(l, n, TT__K(all_reduce_rows));
+    return tt__for_elements(l, tt__elements(&l->out[0]), tt__spread_rows);
+}
+
+TT__FN tt_status TT__K(run_REDUCE_SCATTER)(const tt__launch *l)
+{
+    int64_t first, n = tt__piece_of(l, &l->in[0], l->instr->move.root, l->me, &first);
+    return l->present ? tt__for_elements(l, n, TT__K(reduce_scatter_rows)) : TT_OK;
+}
+
+TT__FN tt_status TT__K(run_ALL_GATHER)(const tt__launch *l)
+{
+    return tt__for_elements(l, tt__elements(&l->out[0]), tt__gather_rows);
+}
+
+TT__FN tt_status TT__K(run_BROADCAST)(const tt__launch *l)
+{
+    int64_t first, n = tt__piece_of(l, &l->out[0], false, l->me, &first);
+    if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* has all already */
+    if (l->phase == TT__REDUCE_PHASE) return tt__for_elements(l, n, tt__broadcast_rows);
+    return tt__for_elements(l, tt__elements(&l->out[0]), tt__spread_rows);
+}
+
+TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
+{
+    return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
+}
+
+TT__FN tt_status TT__K(run_REDUCE)(const tt__launch *l) { return l->me ? TT_OK : TT__K(run_SUM_SLOTS)(l); }
+
+TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* the RECV fetches it */
+
+TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
+{
+    if (l->me != l->instr->move.to) return TT_OK;
+    return tt__for_elements(l, tt__elements(&l->out[0]), tt__recv_rows);
+}
+
 /* --------------------------------------------------------------------------------------- the pass's table */
 
 TT__TABLE const tt__isa_table TT__K(isa_table) = {
@@ -9277,6 +11367,130 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 #if defined(TT__IMPLEMENT) && !defined(TT__LANES) && !defined(TT__KERNELS_ONLY)
 
 /* ===========================================================================================================
+   RANKS                                                                                             >>ranks
+   The ranks of a process, a thread each, and how they wait for each other and fail together. Uses base.
+
+   The tree of sums. What a step adds up over its micro-batches (gradients, and what losses count) has the
+   same bits for any number of data ranks: tt_parallel.groups says how many leaves a sum has, and micro-batch
+   m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so on, each sum
+   rounded to the dtype of what is summed, leaves without a micro-batch left out. Data rank r of n runs micro-
+   batches r, r + n, r + 2 n and so on, so that it has leaves r, r + n, ...: its slots. Slot k of all ranks
+   together is a part of the tree, which a collective sums; TT__OP_SUM_SLOTS then sums the slots.
+
+   Sums of a step (zero 0 and 1): a leaf is added up in place, in the products that make it, and the tree is
+   summed once, at the end of the step. Sums of micro-batches (zero 2 and 3, and tt_parallel.reduce_micros):
+   a leaf is one micro-batch, the tree is summed after each lap of `groups` micro-batches, and laps are added
+   one after another.
+   ======================================================================================================== */
+
+/* Ranks that run together: threads that wait for each other, and what ends them all. */
+typedef struct tt__world {
+    tt_context *ctx;
+    int ranks;
+    double timeout;          /* seconds */
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+    int sleepers;            /* threads that wait for `wake` */
+    int spins;               /* times that a rank looks for another before it sleeps */
+    int failed;              /* atomic: a rank has failed, and none waits any more */
+    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to meet b */
+} tt__world;
+
+/* Ranks first, first + stride, ...: `count` of them. */
+typedef struct tt__members { int first, stride, count; } tt__members;
+
+static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
+{
+    tt__world *w = (tt__world *)tt__calloc(ctx, sizeof *w);
+    if (!w) return NULL;
+    w->ctx = ctx;
+    w->ranks = ranks;
+    w->timeout = timeout;
+    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* the others need the processor to come */
+    pthread_mutex_init(&w->mutex, NULL);
+    pthread_cond_init(&w->wake, NULL);
+    return w;
+}
+
+static void tt__world_free(tt__world *w)
+{
+    if (!w) return;
+    pthread_cond_destroy(&w->wake);
+    pthread_mutex_destroy(&w->mutex);
+    tt__free(w->ctx, w);
+}
+
+static void tt__world_wake(tt__world *w)
+{
+    pthread_mutex_lock(&w->mutex);
+    if (w->sleepers) pthread_cond_broadcast(&w->wake);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+/* Ends all waiting. The rank has called tt__fail before. */
+static void tt__world_fail(tt__world *w)
+{
+    __atomic_store_n(&w->failed, 1, __ATOMIC_SEQ_CST);
+    tt__world_wake(w);
+}
+
+/* After a failure, with no rank running: all meet again from the start. */
+static void tt__world_reset(tt__world *w)
+{
+    memset(w->met, 0, sizeof w->met);
+    w->failed = 0;
+}
+
+static bool tt__has_come(tt__world *w, int rank, int to, uint64_t times)
+{
+    return __atomic_load_n(&w->met[rank][to], __ATOMIC_SEQ_CST) >= times;
+}
+
+/* Sleeps until `rank` has come or a rank has failed. False: neither within the timeout. */
+static bool tt__await(tt__world *w, int me, int rank, uint64_t times)
+{
+    const double begin = tt__seconds();
+    bool done = false;
+    pthread_mutex_lock(&w->mutex);
+    __atomic_add_fetch(&w->sleepers, 1, __ATOMIC_SEQ_CST);
+    for (double left = w->timeout; !done && left > 0; left = begin + w->timeout - tt__seconds()) {
+        struct timespec until; /* a second at most, as somebody may set this clock */
+        clock_gettime(CLOCK_REALTIME, &until);
+        const double second = (double)until.tv_nsec * 1e-9 + fmin(left, 1);
+        until.tv_sec += (time_t)second;
+        until.tv_nsec = (long)((second - floor(second)) * 1e9);
+        done = tt__has_come(w, rank, me, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
+        if (!done) pthread_cond_timedwait(&w->wake, &w->mutex, &until);
+    }
+    done = tt__has_come(w, rank, me, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(&w->sleepers, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&w->mutex);
+    return done;
+}
+
+/* Waits until all members have come here as often as rank `me`, one of them, has come to meet each. What any
+   of them wrote before, all see afterwards. False: a rank has failed, or one has not come in time. */
+static bool tt__meet(tt__world *w, int me, tt__members members)
+{
+    int late = -1;
+    for (int k = 0; k < members.count; k++)
+        __atomic_add_fetch(&w->met[me][members.first + k * members.stride], 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
+    for (int k = 0; k < members.count && late < 0; k++) {
+        const int rank = members.first + k * members.stride;
+        const uint64_t times = w->met[me][rank];
+        for (int i = 0; i < w->spins && !tt__has_come(w, rank, me, times); i++) tt__pause();
+        if (!tt__has_come(w, rank, me, times) && !tt__await(w, me, rank, times)) late = rank;
+    }
+    if (late >= 0 && !__atomic_exchange_n(&w->failed, 1, __ATOMIC_SEQ_CST)) { /* the first that fails */
+        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not come", me,
+                 w->timeout, late);
+        tt__world_wake(w);
+    }
+    return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
+}
+
+/* ===========================================================================================================
    CONTEXT                                                                                           >>context
    Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
    ======================================================================================================== */
@@ -9290,29 +11504,59 @@ typedef struct tt__home {
     tt__part part;      /* of the parameter, that lies there */
 } tt__home;
 
-/* Memory of a program and those that share it: persistent bytes, then the transient bytes of the largest. */
+/* The ranks that programs run on together: devices of a kind, and a thread for each. */
+typedef struct tt__crew {
+    const tt__device_kind *kind;
+    int ranks, index[TT__RANKS];   /* of each rank's device, its number among those of the kind */
+    char name[64];                 /* "cuda:0,2"; cut where there are many */
+    tt__device *device[TT__RANKS]; /* NULL until opened */
+    tt__pool *threads;             /* of several ranks, once they are open */
+    tt__world *world;              /* ... and how these threads wait for each other */
+    void *stage[TT__RANKS];        /* TT__STAGE bytes of the host's; NULL where all memory is the host's */
+    bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
+    bool tried;                    /* `apart` is known */
+    struct tt__crew *next;
+} tt__crew;
+
+/* What ranks that cannot load from each other's memory copy to the host's at once. */
+#ifndef TT__STAGE /* tests make it smaller */
+#define TT__STAGE ((size_t)4 << 20)
+#endif
+
+/* Memory of a program and those that share it, the same on each rank: persistent bytes, then the transient
+   bytes of the largest; behind these, on the ranks of data rank 0 alone, `of_first` bytes. */
 typedef struct tt__arena {
     int references;     /* programs, and parameters whose values it holds */
     struct tt_program *programs; /* a list */
     const tt__device_kind *kind;
-    int index;          /* of the device among those of its kind */
-    tt__device *device; /* NULL until allocated */
-    char *memory;       /* NULL until allocated */
-    char *bounce;       /* TT__BOUNCE bytes of the host's, on the way to memory of the device; else NULL */
-    size_t persistent, transient; /* persistent: first the kind's resident workspace */
+    tt__crew *crew;
+    int data, tensor;   /* ranks along these axes */
+    bool allocated;
+    char *memory[TT__RANKS]; /* NULL until allocated */
+    char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of the host's, on the way to a device's memory; else NULL */
+    size_t persistent, transient, of_first; /* persistent: first the kind's resident workspace */
     size_t budget;      /* the least memory_budget of its programs; 0: none */
     tt__home *home;     /* by the index of the parameter */
     int n_homes;
+    bool torn;          /* an update has failed on some of several ranks: their parameters may differ */
     const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's */
 } tt__arena;
 
 static void tt__arena_release(tt_context *ctx, tt__arena *a)
 {
     if (!a || --a->references > 0) return;
-    if (a->memory) a->kind->backend->release(a->device, a->memory);
-    if (a->bounce) a->kind->backend->release_host(a->device, a->bounce);
+    for (int r = 0; r < a->crew->ranks; r++) {
+        if (a->memory[r]) a->kind->backend->release(a->crew->device[r], a->memory[r]);
+        if (a->bounce[r]) a->kind->backend->release_host(a->crew->device[r], a->bounce[r]);
+    }
     tt__free(ctx, a->home);
     tt__free(ctx, a);
+}
+
+/* Bytes of a rank's memory. */
+static size_t tt__arena_size(const tt__arena *a, int rank)
+{
+    return a->persistent + a->transient + (rank < a->tensor ? a->of_first : 0);
 }
 
 /* The home that an arena has for a parameter, NULL if there is none. */
@@ -9346,16 +11590,36 @@ static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, cons
 #define TT__PIECE 16384
 #define TT__BOUNCE (sizeof(float) * TT__PIECE)
 
-/* The CPU's backend, of one device: the context's. */
-static tt__device *tt__cpu_open(tt_context *ctx, int index, char *error, size_t capacity)
+/* Threads of each of several ranks on the CPU. */
+static int tt__rank_threads(const tt_context *ctx, int ranks)
 {
-    if (index == 0) return (tt__device *)(void *)&ctx->cpu;
-    snprintf(error, capacity, "there is only cpu:0");
+    return (int)tt__max(1, ctx->cpu.pool->threads / ranks);
+}
+
+/* The CPU's backend. One rank is the context's device; several have its threads shared out. */
+static tt__device *tt__cpu_open(tt_context *ctx, int index, int ranks, char *error, size_t capacity)
+{
+    (void)index;
+    if (ranks == 1) return (tt__device *)(void *)&ctx->cpu;
+    tt__cpu *cpu = (tt__cpu *)tt__calloc(ctx, sizeof *cpu);
+    if (cpu) *cpu = ctx->cpu;
+    if (cpu) cpu->pool = tt__pool_new(ctx, tt__rank_threads(ctx, ranks));
+    if (cpu && cpu->pool) return (tt__device *)(void *)cpu;
+    snprintf(error, capacity, "%s", ctx->error);
+    tt__free(ctx, cpu);
     return NULL;
 }
 
 static tt_context *tt__cpu_context(tt__device *d) { return ((tt__cpu *)(void *)d)->ctx; }
-static void tt__cpu_close(tt__device *d) { (void)d; }
+
+static void tt__cpu_close(tt__device *d)
+{
+    tt__cpu *cpu = (tt__cpu *)(void *)d;
+    if (cpu == &cpu->ctx->cpu) return;
+    tt__pool_free(cpu->ctx, cpu->pool);
+    tt__free(cpu->ctx, cpu);
+}
+
 static const char *tt__cpu_error(tt__device *d) { return tt__cpu_context(d)->error; }
 static void *tt__cpu_allocate(tt__device *d, size_t bytes) { return tt__alloc(tt__cpu_context(d), bytes); }
 static void tt__cpu_release(tt__device *d, void *memory) { tt__free(tt__cpu_context(d), memory); }
@@ -9410,15 +11674,15 @@ static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n
     }
 }
 
-static tt_status tt__cpu_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init,
-                              uint64_t key)
+static tt_status tt__cpu_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, int64_t n,
+                              tt_init init, uint64_t key)
 {
     float piece[4096];
     (void)d;
-    for (int64_t first = 0, m; first < n; first += m) {
-        m = tt__min(TT__COUNT(piece), n - first);
-        tt__init_values(init, key, first, m, piece);
-        tt__convert((char *)memory + (size_t)first * tt_dtype_bytes(dtype), dtype, piece, TT_F32, (size_t)m);
+    for (int64_t done = 0, m; done < n; done += m) {
+        m = tt__min(TT__COUNT(piece), n - done);
+        tt__init_values(init, key, first + done, m, piece);
+        tt__convert((char *)memory + (size_t)done * tt_dtype_bytes(dtype), dtype, piece, TT_F32, (size_t)m);
     }
     return TT_OK;
 }
@@ -9458,7 +11722,7 @@ static const tt__backend tt__cpu_backend = {
     tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate,
     tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init, tt__cpu_copy, tt__cpu_wait, tt__cpu_mark,
     tt__cpu_after, tt__cpu_release_event, tt__cpu_launch, NULL, NULL, NULL, NULL, tt__cpu_refuses,
-    tt__cpu_describe,
+    tt__cpu_describe, NULL, NULL,
 };
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
@@ -9478,60 +11742,150 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
     return to;
 }
 
-/* The device of a kind that has a backend, opened when first asked for; NULL after tt__fail. */
-static tt__device *tt__open_device(tt_context *ctx, const tt__device_kind *kind, int index)
+/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
+static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
+{
+    if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
+    char name[32];
+    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(c->kind, c->index[rank], name),
+                    c->kind->backend->error(c->device[rank]));
+}
+
+/* Tries which devices of a crew reach each other's memory, and warns where some don't. */
+static void tt__crew_try(tt_context *ctx, tt__crew *c)
+{
+    char first[704] = "";
+    int pairs = 0;
+    for (int a = 0; a < c->ranks && !c->tried; a++)
+        for (int b = 0; b < c->ranks; b++) {
+            double rate;
+            const char *why = a == b ? NULL : c->kind->backend->peer(c->device[a], c->device[b], &rate);
+            c->apart[a][b] = why != NULL;
+            if (why && !pairs++) snprintf(first, sizeof first, "%s", why);
+        }
+    c->tried = true;
+    if (pairs > 1)
+        tt__log(ctx, TT_LOG_WARNING, "peers", "%s; so are %d other pairs of '%s'", first, pairs - 1, c->name);
+    else if (pairs) tt__log(ctx, TT_LOG_WARNING, "peers", "%s", first);
+}
+
+/* Opens the devices of a crew that are not open yet, and starts its threads. */
+static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
 {
     char why[512] = "no reason given", name[32];
-    tt__device **d = &ctx->devices[kind - tt__device_kinds][index];
-    if (!*d && !(*d = kind->backend->open(ctx, index, why, sizeof why)))
-        tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s", tt__device_name(kind, index, name),
-                 why);
-    return *d;
+    for (int r = 0; r < c->ranks; r++) {
+        if (c->device[r]) continue;
+        c->device[r] = c->kind->backend->open(ctx, c->index[r], c->ranks, why, sizeof why);
+        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory, or no thread */
+        if (!c->device[r])
+            return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s",
+                            tt__device_name(c->kind, c->index[r], name), why);
+    }
+    if (c->ranks == 1) return TT_OK;
+    for (int r = 0; r < c->ranks && c->kind->backend->stage; r++) {
+        if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], TT__STAGE);
+        if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
+    }
+    if (c->kind->backend->peer) tt__crew_try(ctx, c);
+    if (!c->world) c->world = tt__world_new(ctx, c->ranks, ctx->options.timeout);
+    if (c->world && !c->threads) c->threads = tt__pool_new(ctx, c->ranks);
+    return c->threads ? TT_OK : ctx->status;
 }
 
-/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
-static tt_status tt__device_status(tt_context *ctx, const tt__arena *a, tt_status status)
+static void tt__crew_free(tt_context *ctx, tt__crew *c)
 {
-    if (status == TT_OK || a->kind->host) return status; /* the CPU's functions have called tt__fail */
-    char name[32];
-    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(a->kind, a->index, name),
-                    a->kind->backend->error(a->device));
+    tt__pool_free(ctx, c->threads);
+    tt__world_free(c->world);
+    for (int r = 0; r < c->ranks; r++)
+        if (c->stage[r]) c->kind->backend->release_host(c->device[r], c->stage[r]);
+    for (int r = 0; r < c->ranks; r++) if (c->device[r]) c->kind->backend->close(c->device[r]);
+    tt__free(ctx, c);
 }
 
-/* Reads n numbers of `dtype` from memory of an arena, which need not be the host's, and converts them. */
-static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, void *to, tt_dtype to_type,
+/* What all ranks of a crew do. */
+typedef struct tt__crew_job {
+    tt__crew *crew;
+    tt_status (*run)(void *arg, int rank);
+    void *arg;
+    tt_status status;
+    int failed;         /* one more than the rank that failed first; 0: none */
+    bool named;         /* the context's error is that rank's */
+} tt__crew_job;
+
+static void tt__crew_task(void *arg, int64_t task, int thread)
+{
+    tt__crew_job *job = (tt__crew_job *)arg;
+    tt__world *w = job->crew->world;
+    (void)thread;
+    const tt_status status = job->run(job->arg, (int)task);
+    if (status == TT_OK) return;
+    pthread_mutex_lock(&w->ctx->mutex);
+    const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
+    if (!job->failed || (named && !job->named)) { /* others fail because this one did */
+        job->status = status;
+        job->failed = (int)task + 1;
+        job->named = named;
+    }
+    pthread_mutex_unlock(&w->ctx->mutex);
+    tt__world_fail(w);
+}
+
+/* Calls run(arg, rank) for all ranks at once, each on a thread of its own. After an error on one, which the
+   sentence names, all have ended. */
+static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(void *arg, int rank), void *arg)
+{
+    char error[sizeof ctx->error], name[32];
+    tt__crew_job job = {c, run, arg, TT_OK, 0, false};
+    if (c->ranks == 1) return run(arg, 0);
+    tt__world_reset(c->world);
+    ctx->ranks_run = true;
+    ctx->rank_failed = false;
+    tt__parallel(c->threads, c->ranks, tt__crew_task, &job);
+    ctx->ranks_run = false;
+    if (!job.failed) return TT_OK;
+    memcpy(error, ctx->error, sizeof error);
+    if (c->kind->host) return tt__fail(ctx, job.status, "rank %d of %s: %s", job.failed - 1, c->name, error);
+    return tt__fail(ctx, job.status, "rank %d (%s): %s", job.failed - 1,
+                    tt__device_name(c->kind, c->index[job.failed - 1], name), error);
+}
+
+/* Reads n numbers of `dtype` from memory of a rank, which need not be the host's, and converts them. */
+static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, int rank, void *to, tt_dtype to_type,
                                  const void *memory, tt_dtype dtype, size_t n)
 {
     const tt__backend *b = a->kind->backend;
+    tt__device *d = a->crew->device[rank];
     const size_t item = tt_dtype_bytes(dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
     float piece[TT__PIECE / 4];
     tt_status status = TT_OK;
     if (a->kind->host) tt__convert(to, to_type, memory, dtype, n);
-    else if (dtype == to_type) status = b->read(a->device, to, memory, n * item);
+    else if (dtype == to_type) status = b->read(d, to, memory, n * item);
     else
         for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
             m = n - done < most ? n - done : most;
-            status = b->read(a->device, piece, (const char *)memory + done * item, m * item);
+            status = b->read(d, piece, (const char *)memory + done * item, m * item);
             if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, dtype, m);
         }
-    return tt__device_status(ctx, a, status);
+    return tt__device_status(ctx, a->crew, rank, status);
 }
 
-/* Converts n numbers to `dtype` and writes them to memory of an arena. */
-static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, void *memory, tt_dtype dtype,
+/* Converts n numbers to `dtype` and writes them to memory of a rank. */
+static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, int rank, void *memory, tt_dtype dtype,
                                   const void *from, tt_dtype from_type, size_t n)
 {
     const tt__backend *b = a->kind->backend;
+    tt__device *d = a->crew->device[rank];
     const size_t item = tt_dtype_bytes(dtype);
     tt_status status = TT_OK;
     if (a->kind->host) tt__convert(memory, dtype, from, from_type, n);
     for (size_t done = a->kind->host ? n : 0, m; done < n && status == TT_OK; done += m) {
         m = n - done < TT__PIECE ? n - done : TT__PIECE;
-        tt__convert(a->bounce, dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
-        status = b->write(a->device, (char *)memory + done * item, a->bounce, m * item);
-        if (status == TT_OK) status = b->wait(a->device);
+        void *bounce = a->bounce[rank];
+        tt__convert(bounce, dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
+        status = b->write(d, (char *)memory + done * item, bounce, m * item);
+        if (status == TT_OK) status = b->wait(d);
     }
-    return tt__device_status(ctx, a, status);
+    return tt__device_status(ctx, a->crew, rank, status);
 }
 
 /* The option, or the environment variable where it is NULL or ""; NULL where that is empty too. */
@@ -9541,11 +11895,64 @@ static const char *tt__option(const char *option, const char *variable)
     return option && *option ? option : NULL;
 }
 
-/* The kind of device that a name is of, and *index among them: "cuda" and "cuda:0" are the first. NULL after
-   tt__fail if there is no such device. Without a name it is TINYTRAIN_DEVICE's, or "cpu". */
-static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name, int *index)
+/* The numbers of devices that stand behind the name of a kind: "" (0), ":2", ":0,2", "*4" (0 to 3). Returns
+   how many there are; 0: it is no such list. */
+static int tt__device_numbers(const char *list, int index[TT__RANKS])
+{
+    const char *digits = "0123456789";
+    char *end = NULL;
+    int n = 0;
+    if (!*list) return index[n++] = 0, n;
+    if (*list == '*') {
+        const long many = strspn(list + 1, digits) ? strtol(list + 1, &end, 10) : 0;
+        if (many > TT__RANKS || !end || *end) return 0;
+        for (; n < many; n++) index[n] = n;
+        return n;
+    }
+    for (; *list == (n ? ',' : ':'); list = end) {
+        const bool given = strspn(list + 1, digits) > 0;
+        const long number = given ? strtol(list + 1, &end, 10) : (long)TT__DEVICES;
+        if (number >= TT__DEVICES || n == TT__RANKS) return 0;
+        index[n++] = (int)number;
+    }
+    return *list ? 0 : n;
+}
+
+/* The name of a crew's devices, as short as it can be: "cuda", "cuda:1", "cuda*4", "cuda:0,2". */
+static void tt__crew_name(tt__crew *c)
+{
+    tt__text text = {c->name, sizeof c->name, 0};
+    bool rising = c->ranks > 1;
+    for (int r = 0; r < c->ranks; r++) rising = rising && c->index[r] == r;
+    tt__print(&text, "%s", c->kind->name);
+    if (rising) tt__print(&text, "*%d", c->ranks);
+    for (int r = 0; r < c->ranks && !rising && (c->ranks > 1 || c->index[0]); r++)
+        tt__print(&text, "%c%d", r ? ',' : ':', c->index[r]);
+}
+
+/* The crew of these devices: the one that there is, or a new one, not open. NULL: out of memory. */
+static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int ranks)
+{
+    const size_t bytes = sizeof *index * (size_t)ranks;
+    for (tt__crew *c = ctx->crews; c; c = c->next)
+        if (c->kind == kind && c->ranks == ranks && memcmp(c->index, index, bytes) == 0) return c;
+    tt__crew *c = (tt__crew *)tt__calloc(ctx, sizeof *c);
+    if (!c) return NULL;
+    c->kind = kind;
+    c->ranks = ranks;
+    memcpy(c->index, index, bytes);
+    tt__crew_name(c);
+    c->next = ctx->crews;
+    return ctx->crews = c;
+}
+
+/* The devices that a name is of: "cuda" and "cuda:0" are the first of the kind, "cuda*2" and "cuda:0,1" the
+   first two. NULL after tt__fail if there are no such devices. Without a name, those of TINYTRAIN_DEVICE, or
+   "cpu". */
+static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
 {
     char known[128];
+    int index[TT__RANKS];
     tt__text text = {known, sizeof known, 0};
     name = tt__option(name, "TINYTRAIN_DEVICE");
     if (!name) name = "cpu";
@@ -9554,20 +11961,15 @@ static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name,
         const size_t length = strlen(kind->name);
         tt__print(&text, "%s%s", k ? " or " : "", kind->name);
         if (strncmp(name, kind->name, length) != 0 || (name[length] && !strchr(":*", name[length]))) continue;
-        const char *number = name + length + (name[length] == ':');
-        const size_t digits = strspn(number, "0123456789");
-        *index = 0;
-        if (!name[length]) return kind;
-        if (name[length] == '*' || number[digits] == ',')
-            tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s': a program runs on one device for now: use %s",
-                     name, kind->name);
-        else if (!digits || digits > 4 || number[digits] || (*index = atoi(number)) >= TT__DEVICES)
-            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s': after '%s:' comes a number from 0 to %d", name,
-                     kind->name, TT__DEVICES - 1);
-        else if (kind->host && *index)
-            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s", name,
-                     kind->name);
-        else return kind;
+        const int ranks = tt__device_numbers(name + length, index);
+        if (!ranks)
+            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s': after '%s' comes nothing, ':' and numbers from 0 to "
+                     "%d with commas between them, or '*' and how many, at most %d", name, kind->name,
+                     TT__DEVICES - 1, TT__RANKS);
+        else if (kind->host && name[length] == ':' && (ranks > 1 || index[0]))
+            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
+                     "ranks that share its threads", name, kind->name, kind->name);
+        else return tt__crew_of(ctx, kind, index, ranks);
         return NULL;
     }
     tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
@@ -9576,15 +11978,48 @@ static const tt__device_kind *tt__find_device(tt_context *ctx, const char *name,
 
 tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t capacity)
 {
-    int index;
-    const tt__device_kind *kind = tt__find_device(ctx, name, &index);
+    tt__crew *c = tt__find_devices(ctx, name);
     if (capacity) *to = 0;
-    if (!kind) return ctx->status;
-    if (!kind->backend)
+    if (!c) return ctx->status;
+    if (!c->kind->backend)
         return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define "
-                        "TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", kind->name);
-    if (capacity) kind->backend->describe(ctx, index, to, capacity);
-    return tt__open_device(ctx, kind, index) ? TT_OK : ctx->status;
+                        "TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", c->kind->name);
+    if (capacity) c->kind->backend->describe(ctx, c->index[0], to, capacity);
+    return tt__crew_open(ctx, c);
+}
+
+/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
+static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
+{
+    char text[512];
+    tt__text all = {text, sizeof text, 0};
+    if (p->tensor == 0) p->tensor = 1;
+    if (p->data == 0 && p->tensor > 0) p->data = (int)tt__max(1, c->ranks / p->tensor);
+    if (p->groups == 0) p->groups = p->data;
+    const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
+    if (p->data < 1 || p->tensor < 1 || (int64_t)p->data * p->tensor != c->ranks)
+        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d want %lld", c->name, c->ranks,
+                  c->ranks > 1 ? "s" : "", p->data, p->tensor, (long long)p->data * p->tensor);
+    else if (p->groups < 0 || p->groups % p->data)
+        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
+    else if (p->groups > p->data && !power)
+        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
+                  p->groups, p->data);
+    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
+    if (p->zero < 0 || p->zero > 3) tt__print(&all, "; zero %d is not 0, 1, 2 or 3", p->zero);
+    if (p->server && p->zero > 1)
+        tt__print(&all, "; a parameter server keeps whole gradients and parameters: use zero 0 or 1");
+    if (p->sequence && p->tensor == 1) tt__print(&all, "; sequence needs tensor > 1");
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
+}
+
+tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p)
+{
+    tt_parallel filled = *p;
+    const tt__crew *c = tt__find_devices(ctx, device);
+    tt_status status = c ? tt__parallel_for(ctx, c, &filled) : ctx->status;
+    if (status == TT_OK) *p = filled;
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------------ context */
@@ -9662,10 +12097,14 @@ tt_context *tt_open(const tt_context_options *options)
     else if (!tt__choose_bf16(ctx->cpu.isa, bf16, &ctx->cpu.bf16))
         tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot or tiles where kernels (%s) and "
                  "CPU have dot products or tiles of bf16", bf16, ctx->cpu.isa->name);
+    else if (!(o.timeout > 0))
+        tt__fail(ctx, TT_ERR_ARGUMENT, "timeout = %g seconds is not above 0", o.timeout);
     else if (o.threads < 0 || o.threads > 256)
         tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
     else ctx->cpu.pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
-    if (ctx->cpu.pool) return ctx;
+    const int first = 0;
+    if (ctx->cpu.pool && tt__crew_of(ctx, &tt__device_kinds[0], &first, 1)) return ctx;
+    tt__pool_free(ctx, ctx->cpu.pool);
     tt__log(ctx, TT_LOG_ERROR, "open", "%s", ctx->error);
     pthread_mutex_destroy(&ctx->mutex);
     o.allocator.release(o.allocator.user, ctx, sizeof *ctx);
@@ -9873,11 +12312,86 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
 }
 
 static const tt__home *tt__param_home(const tt_param *p) { return tt__home_in(p->holder, p->index); }
+static bool tt__has_memory(const tt_param *p) { return p->holder && p->holder->allocated; }
 
-/* Its values, NULL until the arena that holds them is allocated. */
-static char *tt__param_memory(const tt_param *p)
+/* A rank's part of its values, which have memory. */
+static char *tt__param_memory(const tt_param *p, int rank)
 {
-    return p->holder && p->holder->memory ? p->holder->memory + tt__param_home(p)->offset : NULL;
+    return p->holder->memory[rank] + tt__param_home(p)->offset;
+}
+
+/* A tensor (rows, cols) of which ranks store parts. */
+typedef struct tt__stored {
+    int64_t rows, cols;
+    tt__part part;
+    int data, tensor;   /* ranks along these axes */
+} tt__stored;
+
+/* Of what is shaped like a parameter. */
+static tt__stored tt__stored_of(const tt_param *p, const tt__part *part, const tt__arena *a)
+{
+    const int64_t rows = p->ndim > 1 ? p->dims[0] : 1;
+    const tt__stored s = {rows, p->size / rows, *part, a->data, a->tensor};
+    return s;
+}
+
+static tt__stored tt__param_stored(const tt_param *p)
+{
+    return tt__stored_of(p, &tt__param_home(p)->part, p->holder);
+}
+
+/* How many elements of a rank's part of the tensor the rank stores, from which on. */
+static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
+{
+    *first = 0;
+    if (!s->part.unit) return s->rows * s->cols / (s->part.split ? s->tensor : 1);
+    return tt__piece(s->part.of, s->part.unit, s->part.root, rank / s->tensor, s->data, first);
+}
+
+/* The number in the tensor of what a rank has stored as its element `at`; *n of them follow one another in
+   both. */
+static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int64_t *n)
+{
+    int64_t first, count = tt__stored_piece(s, rank, &first), tensor_rank = rank % s->tensor;
+    const int64_t part_cols = s->cols / s->tensor, e = first + at;
+    *n = count - at;
+    if (s->part.split == TT__WHOLE) return e;
+    if (s->part.split == TT__ROWS) return e + tensor_rank * (s->rows * s->cols / s->tensor);
+    *n = tt__min(*n, part_cols - e % part_cols);
+    return e / part_cols * s->cols + tensor_rank * part_cols + e % part_cols;
+}
+
+/* Where element e of the tensor is stored: the first rank that has it, and as which of its elements; *n of
+   them follow one another in both. */
+static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t *n)
+{
+    const int64_t each = s->rows * s->cols / s->tensor, part_cols = s->cols / s->tensor;
+    int64_t at = e, tensor_rank = 0, first = 0, count = 0;
+    *n = s->rows * s->cols - e;
+    if (s->part.split == TT__ROWS) {
+        tensor_rank = e / each;
+        at = e % each;
+        *n = each - at;
+    } else if (s->part.split == TT__COLS) {
+        tensor_rank = e % s->cols / part_cols;
+        at = e / s->cols * part_cols + e % part_cols;
+        *n = part_cols - e % part_cols;
+    }
+    for (int d = 0; d < s->data; d++) {
+        *rank = d * s->tensor + (int)tensor_rank;
+        count = tt__stored_piece(s, *rank, &first);
+        if (at < first + count) break;
+    }
+    *n = tt__min(*n, first + count - at);
+    return at - first;
+}
+
+/* Fails where an update has stopped half-way: parameters and states must be loaded again. */
+static tt_status tt__check_whole(tt_context *ctx, const tt__arena *a)
+{
+    if (!a->torn) return TT_OK;
+    return tt__fail(ctx, TT_ERR_DEVICE, "an update has not ended on all ranks, whose parameters may differ "
+                    "now: load the last state");
 }
 
 static uint64_t tt__init_key(const tt_param *p)
@@ -9898,11 +12412,18 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
 /* Elements [first, first + n) of p, from memory or, without it, its source. first: a multiple of 4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
-    const char *memory = tt__param_memory(p);
-    if (!memory) return tt__param_read_source(p, first, n, to);
+    if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
+    tt_status status = tt__check_whole(p->ctx, p->holder);
     const tt_dtype dtype = tt__param_home(p)->dtype;
-    memory += (size_t)first * tt_dtype_bytes(dtype);
-    return tt__read_memory(p->ctx, p->holder, to, TT_F32, memory, dtype, (size_t)n);
+    const tt__stored stored = tt__param_stored(p);
+    for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
+        int rank;
+        const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
+        const char *memory = tt__param_memory(p, rank) + (size_t)at * tt_dtype_bytes(dtype);
+        m = tt__min(m, n - done);
+        status = tt__read_memory(p->ctx, p->holder, rank, to + done, TT_F32, memory, dtype, (size_t)m);
+    }
+    return status;
 }
 
 /* Refuses finite numbers that f16 would make infinite. */
@@ -9917,29 +12438,34 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* Fills the memory of p from its source, which stays, in case another parameter fails. `piece` has TT__PIECE
-   floats. An initialiser whose numbers need no check writes where they stay. */
-static tt_status tt__param_fill(const tt_param *p, float *piece)
+/* Fills a rank's part of p from its source, which stays, in case another parameter fails. `piece` has
+   TT__PIECE floats. An initialiser whose numbers need no check writes where they stay. */
+static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
 {
-    char *memory = tt__param_memory(p);
+    char *memory = tt__param_memory(p, rank);
     const tt__arena *a = p->holder;
-    const tt_dtype dtype = tt__param_home(p)->dtype;
+    const tt__home *home = tt__param_home(p);
+    const tt__stored stored = tt__param_stored(p);
     /* f16 can hold what is at most this: normal numbers are up to sqrt(-2 log(2^-25)) = 5.9 deviations. */
     const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
-    const bool fits = dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
+    const bool fits = home->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
+    const tt__backend *b = a->kind->backend;
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    if (!p->read && fits) {
-        status = a->kind->backend->init(a->device, memory, dtype, p->size, p->init, tt__init_key(p));
-        tt__float_restore(mode);
-        return tt__device_status(p->ctx, a, status);
-    }
-    for (int64_t first = 0; first < p->size && status == TT_OK; first += TT__PIECE) {
-        const int64_t n = tt__min(TT__PIECE, p->size - first);
-        char *to = memory + (size_t)first * tt_dtype_bytes(dtype);
-        status = tt__param_read_source(p, first, n, piece);
-        if (status == TT_OK) status = tt__param_fits(p, piece, first, n);
-        if (status == TT_OK) status = tt__write_memory(p->ctx, a, to, dtype, piece, TT_F32, (size_t)n);
+    int64_t first, count = tt__stored_piece(&stored, rank, &first);
+    for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
+        const int64_t e = tt__stored_element(&stored, rank, at, &n), before = e % 4;
+        char *to = memory + (size_t)at * tt_dtype_bytes(home->dtype);
+        if (!p->read && fits && !before) {
+            status = b->init(a->crew->device[rank], to, home->dtype, e, n, p->init, tt__init_key(p));
+            status = tt__device_status(p->ctx, a->crew, rank, status);
+            continue;
+        }
+        n = tt__min(TT__PIECE - before, n);
+        status = tt__param_read_source(p, e - before, n + before, piece);
+        if (status == TT_OK) status = tt__param_fits(p, piece + before, e, n);
+        if (status == TT_OK)
+            status = tt__write_memory(p->ctx, a, rank, to, home->dtype, piece + before, TT_F32, (size_t)n);
     }
     tt__float_restore(mode);
     return status;
@@ -9953,12 +12479,20 @@ static tt_status tt__read_copy(void *source, int64_t first, int64_t n, float *to
 
 tt_status tt_param_set(tt_param *p, const float *values)
 {
-    char *memory = tt__param_memory(p);
-    if (memory) {
-        tt_status status = tt__param_fits(p, values, 0, p->size);
-        if (status != TT_OK) return status;
+    if (tt__has_memory(p)) {
         const tt_dtype dtype = tt__param_home(p)->dtype;
-        return tt__write_memory(p->ctx, p->holder, memory, dtype, values, TT_F32, (size_t)p->size);
+        const tt__stored stored = tt__param_stored(p);
+        tt_status status = tt__param_fits(p, values, 0, p->size);
+        for (int rank = 0; rank < p->holder->crew->ranks; rank++) {
+            char *memory = tt__param_memory(p, rank);
+            int64_t first, count = tt__stored_piece(&stored, rank, &first);
+            for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
+                const int64_t e = tt__stored_element(&stored, rank, at, &n);
+                char *to = memory + (size_t)at * tt_dtype_bytes(dtype);
+                status = tt__write_memory(p->ctx, p->holder, rank, to, dtype, values + e, TT_F32, (size_t)n);
+            }
+        }
+        return status;
     }
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -9976,9 +12510,10 @@ void tt_close(tt_context *ctx)
 {
     if (!ctx) return;
     tt__params_undo(ctx, 0);
-    for (int kind = 0; kind < TT__KINDS; kind++)
-        for (int k = 0; k < TT__DEVICES; k++)
-            if (ctx->devices[kind][k]) tt__device_kinds[kind].backend->close(ctx->devices[kind][k]);
+    for (tt__crew *c; (c = ctx->crews) != NULL;) {
+        ctx->crews = c->next;
+        tt__crew_free(ctx, c);
+    }
     tt__free(ctx, ctx->params);
     tt__free(ctx, ctx->param_slots);
     tt__pool_free(ctx, ctx->cpu.pool);
@@ -10001,7 +12536,8 @@ void tt_close(tt_context *ctx)
 typedef struct tt__recording {
     void *made;             /* the device's; NULL: such a run was met once */
     tt__segment segment;
-    bool later;             /* micro-batches but the first of a step: they add to gradients */
+    bool later;             /* gradients are added to */
+    int slot;               /* that of these gradients; for sums, how many slots have contents */
     int64_t *rows;          /* of each axis; NULL: this entry is free */
     int credit;             /* gained when it is used, lost when another run finds no entry */
 } tt__recording;
@@ -10013,10 +12549,10 @@ typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; } tt__sta
 
 /* tt_compile_options, checked, with what their names stand for. */
 typedef struct tt__settings {
-    tt_compile_options options;
+    tt_compile_options options; /* parallel: without zeros */
     const tt__device_kind *kind;
-    int index;              /* of the device among those of its kind */
-    int threads;            /* of the device "cpu" */
+    tt__crew *crew;
+    int threads;            /* of a rank on the device "cpu" */
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute recompute;
@@ -10039,6 +12575,7 @@ typedef struct tt__built {
     size_t bound;           /* the largest sum of such bytes live at once ... */
     int peak_at;            /* ... and the instruction where it is */
     size_t host_persistent, host_transient; /* bytes of values in the host's memory */
+    size_t of_first;        /* bytes of what only data rank 0 has */
     int together;           /* most instructions that run together */
 } tt__built;
 
@@ -10046,21 +12583,23 @@ typedef struct tt__built {
    tt_set of another program of the arena, has written over. */
 typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_state;
 
-/* What a program has for each device that it runs on, beside the arena's memory there. */
+/* What a program has for each rank, beside the arena's memory there. */
 typedef struct tt__rank {
-    tt__run run;            /* settings of the next run */
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
     unsigned char *input;   /* of each value, a tt__input_state */
     int inputs_set;         /* values that are TT__SET */
+    tt__results results;    /* as read last */
+    double flops;           /* of the micro-batch that was run last */
     char *staging;          /* buffers of all inputs; NULL on the host's device */
     tt__staged *staged;     /* of each input */
     char *host;             /* values in the host's memory: persistent ones first */
     tt__launch *launches;   /* of instructions that run together */
+    tt__mat *peers;         /* operands of these in other ranks */
+    void *event;            /* with which other ranks' devices wait for this one's */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run asks for */
-    bool never_records;     /* the device has failed to record what it can run */
-    bool zeroed;            /* tt__zero_states has run */
-    bool scale_set;         /* the program's results.scale is the device's too */
+    bool never_records;     /* the device has failed to record what it can run ... */
+    char why[256];          /* ... which is still to be told */
 } tt__rank;
 
 struct tt_program {
@@ -10069,13 +12608,27 @@ struct tt_program {
     tt__built built;
     tt__arena *arena;
     struct tt_program *next; /* of its arena */
-    tt__rank rank;
-    tt__results results;    /* as read last */
+    tt__rank *rank;         /* of each rank of its crew */
+    tt__run run;            /* settings of the next run; `micro` is set for each rank */
+    tt__results results;    /* of all ranks, as read last */
+    /* Of the step at hand: rounds done, of a micro-batch on each data rank; how many of these have one in the
+       round that is run, and have had one in a slot. */
+    int64_t round;
+    int present, in_slot[TT__RANKS];
+    bool later;             /* in the segment that is run, what adds from the second lap on does add */
+    bool zeroed;            /* tt__zero_states has run */
+    bool scale_set;         /* the devices have results.scale */
     bool ready;             /* its arena and all its parameters have memory */
     bool poison;            /* tests: overwrite storages as soon as they are dead */
     bool micro_failed, norm_known;
     double flops;
 };
+
+tt_parallel tt_parallel_default(void)
+{
+    const tt_parallel p = {0, 1, 1, false, false, 0, false};
+    return p;
+}
 
 tt_optimizer_options tt_optimizer_options_default(void)
 {
@@ -10105,6 +12658,7 @@ tt_compile_options tt_compile_options_default(void)
     o.loss_scale = tt_loss_scale_default();
     o.recompute = "cheap";
     o.optimizer = tt_optimizer_options_default();
+    o.parallel = tt_parallel_default();
     return o;
 }
 
@@ -10196,6 +12750,7 @@ static tt_tape *tt__copy_tape(const tt_tape *t)
     copy->n_values = copy->cap_values = t->n_values;
     copy->n_code = copy->cap_code = t->n_code;
     copy->n_axes = copy->cap_axes = t->n_axes;
+    copy->data = copy->slots = 1;
     if (tt__copy_array(t->ctx, (void **)&copy->values, t->values, sizeof *t->values * (size_t)t->n_values) &&
         tt__copy_array(t->ctx, (void **)&copy->code, t->code, sizeof *t->code * (size_t)t->n_code) &&
         tt__copy_array(t->ctx, (void **)&copy->axes, t->axes, sizeof *t->axes * (size_t)t->n_axes))
@@ -10218,7 +12773,7 @@ static void tt__leave_arena(tt_program *p)
     tt_program **at = &a->programs;
     while (*at != p) at = &(*at)->next;
     *at = p->next;
-    for (int k = 0; k < a->n_homes && !a->programs && !a->memory; k++) {
+    for (int k = 0; k < a->n_homes && !a->programs && !a->allocated; k++) {
         if (p->ctx->params[k]->holder != a) continue;
         p->ctx->params[k]->holder = NULL;
         a->references--;
@@ -10226,28 +12781,40 @@ static void tt__leave_arena(tt_program *p)
     tt__arena_release(p->ctx, a);
 }
 
+/* Frees what a program has for a rank. */
+static void tt__rank_free(tt_program *p, int rank)
+{
+    tt_context *ctx = p->ctx;
+    tt__rank *r = &p->rank[rank];
+    const tt__backend *b = p->settings.kind->backend;
+    tt__device *d = p->settings.crew->device[rank];
+    for (int32_t v = 0; r->staging && v < 2 * p->built.t->n_values; v++) {
+        void *copied = r->staged[v / 2].copied[v % 2];
+        if (copied) b->release_event(d, copied);
+    }
+    if (r->staging) b->release_host(d, r->staging);
+    if (r->host && p->settings.kind->host) tt__free(ctx, r->host);
+    else if (r->host) b->release_host(d, r->host);
+    if (r->event) b->release_event(d, r->event);
+    for (int k = 0; k < TT__RECORDINGS; k++) {
+        if (r->recordings[k].made) b->forget(d, r->recordings[k].made);
+        tt__free(ctx, r->recordings[k].rows);
+    }
+    tt__free(ctx, r->axis_rows);
+    tt__free(ctx, r->input);
+    tt__free(ctx, r->staged);
+    tt__free(ctx, r->launches);
+    tt__free(ctx, r->peers);
+}
+
 void tt_program_free(tt_program *p)
 {
     if (!p) return;
     tt_context *ctx = p->ctx;
-    tt__arena *a = p->arena;
-    for (int32_t v = 0; p->rank.staging && v < 2 * p->built.t->n_values; v++) {
-        void *copied = p->rank.staged[v / 2].copied[v % 2];
-        if (copied) a->kind->backend->release_event(a->device, copied);
-    }
-    if (p->rank.staging) a->kind->backend->release_host(a->device, p->rank.staging);
-    if (p->rank.host && p->settings.kind->host) tt__free(ctx, p->rank.host);
-    else if (p->rank.host) a->kind->backend->release_host(a->device, p->rank.host);
-    for (int k = 0; k < TT__RECORDINGS; k++) {
-        if (p->rank.recordings[k].made) a->kind->backend->forget(a->device, p->rank.recordings[k].made);
-        tt__free(ctx, p->rank.recordings[k].rows);
-    }
-    if (a) tt__leave_arena(p);
+    for (int r = 0; p->rank && r < p->settings.crew->ranks; r++) tt__rank_free(p, r);
+    if (p->arena) tt__leave_arena(p);
     tt__built_free(ctx, &p->built);
-    tt__free(ctx, p->rank.axis_rows);
-    tt__free(ctx, p->rank.input);
-    tt__free(ctx, p->rank.staged);
-    tt__free(ctx, p->rank.launches);
+    tt__free(ctx, p->rank);
     tt__free(ctx, p);
 }
 
@@ -10280,27 +12847,34 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
 {
     tt_tape *t = b->t;
     const bool train = s->options.train, accumulate = s->options.accumulate;
+    const int tensor = s->options.parallel.tensor;
     int losses = 0;
     TT__PASS(t, "record", TT_OK);
     TT__PASS(t, "inference", tt__pass_inference(t, b->root, train));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, false));
     TT__PASS(t, "rows", tt__pass_rows(t, b->root));
+    if (tensor > 1) TT__PASS(t, "tensor", tt__pass_tensor(t, b->root, tensor, s->options.parallel.sequence,
+                                                          train));
     TT__PASS(t, "fuse", tt__pass_fuse(t, b->root, false));
     TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
     for (int k = 0; k < t->n_code; k++) losses += tt__is(&t->code[k], TT__LOSS);
     tt_status status = losses ? tt__new_results(t, train, s->scales) : TT_OK;
-    if (status == TT_OK && train && accumulate && losses != 1)
-        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "accumulate divides by the targets of one loss, but "
-                          "the program has %d", losses);
+    if (status == TT_OK && t->accumulate && losses != 1)
+        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "%s by the targets of one loss, but the program has %d",
+                          accumulate ? "accumulate divides" : "several data ranks divide", losses);
     if (status != TT_OK) return status;
-    if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, accumulate));
+    if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, accumulate && !t->sums_micros));
+    if (train && tensor > 1) TT__PASS(t, "tensor gradients", tt__pass_tensor_gradients(t));
     if (train && !losses)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on "
                         "tt_cross_entropy or tt_mean_squared_error", t->values[b->root].name);
     TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
     if (train) TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute));
     if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
+    if (tensor > 1) TT__PASS(t, "tensor losses", tt__pass_tensor_losses(t));
     TT__PASS(t, "counts", tt__pass_counts(t));
+    TT__PASS(t, "gather", tt__pass_gather(t));
+    if (train) TT__PASS(t, "sums", tt__pass_sums(t, accumulate));
     if (train) TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
     if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "fp8", (tt__pass_fp8(t), TT_OK));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
@@ -10318,8 +12892,10 @@ static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
 }
 
 /* Fails if the device has no kernel for an instruction. */
-static tt_status tt__refused(const tt_tape *t, const tt__device_kind *kind, int index)
+static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
 {
+    const tt__device_kind *kind = c->kind;
+    const int index = c->index[0];
     tt__launch l;
     char device[32];
     memset(&l, 0, sizeof l);
@@ -10363,15 +12939,18 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt_status status = TT_OK;
     memset(s, 0, sizeof *s);
     s->options = *o;
-    s->threads = ctx->cpu.pool->threads;
     tt__note_error(ctx, &all, &status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
     s->scales = o->train && s->precision.half == TT_F16;
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
     tt__note_error(ctx, &all, &status, tt__parse_matmul(ctx, o->matmul, &s->matmul));
     tt__note_error(ctx, &all, &status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
-    s->kind = tt__find_device(ctx, o->device, &s->index);
-    tt__note_error(ctx, &all, &status, s->kind ? TT_OK : ctx->status);
+    s->crew = tt__find_devices(ctx, o->device);
+    s->kind = s->crew ? s->crew->kind : NULL;
+    s->threads = s->crew && s->crew->ranks > 1 ? tt__rank_threads(ctx, s->crew->ranks)
+                                               : ctx->cpu.pool->threads;
+    tt__note_error(ctx, &all, &status,
+                   s->crew ? tt__parallel_for(ctx, s->crew, &s->options.parallel) : ctx->status);
     tt__note_error(ctx, &all, &status, tt__check_matmul(ctx, s));
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
 }
@@ -10397,7 +12976,11 @@ static tt_status tt__place_transients(tt__built *b)
     }
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
-        if (!x->persistent || x->base != v || x->space != TT__HOST) continue;
+        if (!x->persistent || x->base != v) continue;
+        if (x->space != TT__HOST) {
+            if (x->part.root) b->of_first += tt__arena_bytes(t, x);
+            continue;
+        }
         x->place = b->host_persistent;
         b->host_persistent += tt__arena_bytes(t, x);
     }
@@ -10405,8 +12988,40 @@ static tt_status tt__place_transients(tt__built *b)
     return status == TT_OK ? tt__verify_places(t, b->box, b->n_boxes, TT__DEVICE, b->transient) : status;
 }
 
+/* Tells a tape how its ranks share the work. */
+static void tt__spread_tape(tt_tape *t, const tt__settings *s)
+{
+    const tt_parallel *p = &s->options.parallel;
+    t->data = p->data;
+    t->slots = s->options.accumulate ? p->groups / p->data : 1;
+    t->zero = p->zero;
+    t->server = p->server;
+    t->sums_micros = p->zero > 1 || p->reduce_micros;
+    t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
+}
+
+/* Are the ranks of an arena's programs laid out along the axes as these settings say? */
+static bool tt__same_ranks(const tt__arena *a, const tt__settings *s)
+{
+    return a->data == s->options.parallel.data && a->tensor == s->options.parallel.tensor;
+}
+
+/* Tells a tape how the tensor ranks hold its parameters already: what it splits must be split as there. */
+static void tt__note_held(tt_tape *t, const tt__settings *s)
+{
+    tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        if (x->storage != TT__PARAMETER || x->base != v) continue;
+        const tt__arena *a = tt__home_arena(s->kind, shared, t->ctx->params[x->param]);
+        const tt__home *home = tt__home_in(a, x->param);
+        if (home && a->crew == s->crew && tt__same_ranks(a, s)) x->held = 1 + (int)home->part.split;
+    }
+}
+
 /* Rewrites a copy of a tape and gives its transient storages their places: a program in all but the arena.
-   Depends on nothing but its arguments and which parameters are frozen. After an error, *b is empty. */
+   Depends on nothing but its arguments, which parameters are frozen, and how ranks hold them already. After
+   an error, *b is empty. */
 static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice,
                            tt__built *b)
 {
@@ -10418,10 +13033,15 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     if (status == TT_OK) {
         b->t->alignment = s->kind->alignment;
         b->t->host = s->kind->host;
-        b->t->accumulate = s->options.train && s->options.accumulate;
+        tt__spread_tape(b->t, s);
+        tt__note_held(b->t, s);
         tt__mark_gradients(b->t);
         if (!s->options.train) b->t->values[root].keep = b->t->values[b->t->values[root].base].keep = true;
         status = tt__run_passes(b, s, choice);
+    }
+    for (int32_t v = 1; status == TT_OK && v < b->t->n_values; v++) {
+        tt__value *x = &b->t->values[v];
+        x->parted = b->t->values[x->base].slots > 1 || x->part.unit || tt__is_own_rows(b->t, v);
     }
     for (int k = 0, n = 1; status == TT_OK && k < b->t->n_code; k++) {
         b->t->code[k].workspace = s->kind->workspace(s->threads, b->t, &b->t->code[k]);
@@ -10430,7 +13050,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     }
     if (status == TT_OK) status = tt__check_total(b->t, s->kind->resident);
     if (status == TT_OK) status = tt__place_transients(b);
-    if (status == TT_OK) status = tt__refused(b->t, s->kind, s->index);
+    if (status == TT_OK) status = tt__refused(b->t, s->crew);
     if (status != TT_OK) {
         tt__built_free(t->ctx, b);
         memset(b, 0, sizeof *b);
@@ -10441,15 +13061,18 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
 /* Fails if parameter value v cannot be the one that arena `a` has a home for. */
 static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t v)
 {
-    char there[32], here[32];
     const tt__settings *s = &p->settings;
     const tt__value *x = &p->built.t->values[v];
     const char *name = p->ctx->params[x->param]->name;
-    const tt_dtype dtype = tt__home_in(a, x->param)->dtype;
-    if (a->kind != s->kind || a->index != s->index)
+    const tt__home *home = tt__home_in(a, x->param);
+    const tt_dtype dtype = home->dtype;
+    if (a->crew != s->crew)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier "
-                        "program has put it, and this program is for '%s'", name, tt__device_name(a->kind,
-                        a->index, there), tt__device_name(s->kind, s->index, here));
+                        "program has put it, and this program is for '%s'", name, a->crew->name,
+                        s->crew->name);
+    if (!tt__same_ranks(a, s) || home->part.split != x->part.split || home->part.unit != x->part.unit)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program has parameter '%s' in other parts on "
+                        "the ranks than this one: compile both with the same `parallel`", name);
     if (dtype == x->shape.dtype) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier "
                     "program holds it as %s: compile both with the same precision",
@@ -10469,7 +13092,7 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t *byte
         if (x->storage == TT__PARAMETER) home = tt__home_arena(p->settings.kind, a, p->ctx->params[x->param]);
         tt_status status = home ? tt__check_home(p, home, v) : TT_OK;
         if (status != TT_OK) return status;
-        if (!home) *bytes += tt__arena_bytes(t, x);
+        if (!home && !x->part.root) *bytes += tt__arena_bytes(t, x);
     }
     return TT_OK;
 }
@@ -10482,7 +13105,7 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, size_t
     tt__arena none;
     const tt__arena *a = shared ? shared : &none;
     memset(&none, 0, sizeof none);
-    const size_t own = p->settings.options.memory_budget, held = a->persistent + a->transient;
+    const size_t own = p->settings.options.memory_budget, held = a->persistent + a->transient + a->of_first;
     const bool by_them = a->budget && (!own || a->budget < own);
     const size_t budget = by_them ? a->budget : own;
     size_t added;
@@ -10491,8 +13114,8 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, size_t
     if (status != TT_OK) return status;
     *persistent = (shared ? a->persistent : p->settings.kind->resident) + added;
     *transient = a->transient > p->built.transient ? a->transient : p->built.transient;
-    const size_t bytes = *persistent + *transient;
-    if (a->memory && (added || *transient > a->transient))
+    const size_t bytes = *persistent + *transient + a->of_first + p->built.of_first;
+    if (a->allocated && (added || p->built.of_first || *transient > a->transient))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, "
                         "with %zu bytes, and this program needs %zu: compile it before tt_allocate or the "
                         "first tt_set of those that it shares with, or without `share`", held, bytes);
@@ -10514,8 +13137,9 @@ static void tt__place_persistent(tt_program *p)
         tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
         if (!x->persistent || x->base != v || x->space == TT__HOST) continue;
         if (param && tt__home_arena(a->kind, a, param)) continue;
-        x->place = a->persistent;
-        a->persistent += tt__arena_bytes(t, x);
+        size_t *end = x->part.root ? &a->of_first : &a->persistent;
+        x->place = *end;
+        *end += tt__arena_bytes(t, x);
         if (!param) continue;
         a->home[x->param].offset = x->place;
         a->home[x->param].dtype = x->shape.dtype;
@@ -10539,7 +13163,9 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     if (!a) return TT_ERR_MEMORY;
     if (!shared) {
         a->kind = s->kind;
-        a->index = s->index;
+        a->crew = s->crew;
+        a->data = s->options.parallel.data;
+        a->tensor = s->options.parallel.tensor;
         a->persistent = s->kind->resident;
     }
     a->references++;
@@ -10556,32 +13182,47 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     return TT_OK;
 }
 
-/* What a run needs beside the arena. */
-static tt_status tt__make_rank(tt_program *p)
+/* What runs on a rank need beside the arena. */
+static tt_status tt__make_rank(tt_program *p, tt__rank *r)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
-    const size_t together = (size_t)p->built.together + 1;
-    p->rank.axis_rows = (int64_t *)tt__alloc(p->ctx, sizeof *p->rank.axis_rows * axes);
-    p->rank.input = (unsigned char *)tt__calloc(p->ctx, values);
-    p->rank.staged = (tt__staged *)tt__calloc(p->ctx, values * sizeof *p->rank.staged);
-    p->rank.launches = (tt__launch *)tt__calloc(p->ctx, sizeof *p->rank.launches * together);
-    if (!p->rank.axis_rows || !p->rank.input || !p->rank.staged || !p->rank.launches) return TT_ERR_MEMORY;
-    for (size_t k = 0; k < axes; k++) p->rank.axis_rows[k] = -1;
+    const size_t together = (size_t)p->built.together + 1, ranks = (size_t)p->settings.crew->ranks;
+    const size_t slots = (size_t)(p->settings.options.parallel.groups / p->settings.options.parallel.data);
+    const size_t peers = 2 * together * (ranks > slots ? ranks : slots);
+    r->axis_rows = (int64_t *)tt__alloc(p->ctx, sizeof *r->axis_rows * axes);
+    r->input = (unsigned char *)tt__calloc(p->ctx, values);
+    r->staged = (tt__staged *)tt__calloc(p->ctx, values * sizeof *r->staged);
+    r->launches = (tt__launch *)tt__calloc(p->ctx, sizeof *r->launches * together);
+    r->peers = (tt__mat *)tt__calloc(p->ctx, sizeof *r->peers * (peers > 2 * together ? peers : 1));
+    if (!r->axis_rows || !r->input || !r->staged || !r->launches || !r->peers) return TT_ERR_MEMORY;
+    for (size_t k = 0; k < axes; k++) r->axis_rows[k] = -1;
     if (!p->settings.kind->host) return TT_OK; /* such memory is the device's to allocate */
-    p->rank.host = (char *)tt__calloc(p->ctx, p->built.host_persistent + p->built.host_transient + 1);
-    return p->rank.host ? TT_OK : TT_ERR_MEMORY;
+    r->host = (char *)tt__calloc(p->ctx, p->built.host_persistent + p->built.host_transient + 1);
+    return r->host ? TT_OK : TT_ERR_MEMORY;
+}
+
+static tt_status tt__make_ranks(tt_program *p)
+{
+    const int ranks = p->settings.crew->ranks;
+    tt_status status = TT_OK;
+    p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)ranks);
+    if (!p->rank) return TT_ERR_MEMORY;
+    for (int r = 0; r < ranks && status == TT_OK; r++) status = tt__make_rank(p, &p->rank[r]);
+    return status;
 }
 
 static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
 {
-    char theirs[32], own[32];
     const tt_program *share = s->options.share;
     if (share && share->ctx != ctx)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
-    if (!share || (share->settings.kind == s->kind && share->settings.index == s->index)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this one is "
-                    "for '%s'", tt__device_name(share->settings.kind, share->settings.index, theirs),
-                    tt__device_name(s->kind, s->index, own));
+    if (share && share->settings.crew != s->crew)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this "
+                        "one is for '%s'", share->settings.crew->name, s->crew->name);
+    if (!share || tt__same_ranks(share->arena, s)) return TT_OK;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program of data %d x tensor %d "
+                    "ranks, and this one is of data %d x tensor %d", share->arena->data, share->arena->tensor,
+                    s->options.parallel.data, s->options.parallel.tensor);
 }
 
 static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o)
@@ -10594,10 +13235,10 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     choice.recompute = p->settings.recompute;
-    p->rank.run.seed = p->ctx->options.seed;
+    p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
     if (status == TT_OK) status = tt__build(t, root, &p->settings, &choice, &p->built);
-    if (status == TT_OK) status = tt__make_rank(p);
+    if (status == TT_OK) status = tt__make_ranks(p);
     tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
     kept->precision = kept->residual = kept->matmul = kept->recompute = kept->device = NULL;
     kept->share = NULL;
@@ -10622,10 +13263,40 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
    above.
    ======================================================================================================== */
 
-static int64_t tt__actual_rows(const tt_program *p, int32_t id)
+/* The first rank of a data rank. */
+static int tt__first_of(const tt_program *p, int data_rank) { return data_rank * p->arena->tensor; }
+static int tt__data_rank(const tt_program *p, int rank) { return rank / p->arena->tensor; }
+
+/* Leaves of the tree of sums that a data rank has (see >>ranks), and in which the round at hand is. */
+static int tt__slots(const tt_program *p)
+{
+    return p->settings.options.parallel.groups / p->settings.options.parallel.data;
+}
+
+static int tt__slot(const tt_program *p) { return (int)(p->round % tt__slots(p)); }
+
+/* How many slots, from the first on, have contents when a segment sums them. */
+static int tt__slots_used(const tt_program *p, tt__segment segment)
+{
+    const int64_t slots = tt__slots(p);
+    return (int)(segment == TT__EACH_LAP ? (p->round + slots - 1) % slots + 1 : tt__min(p->round, slots));
+}
+
+/* The rows that a rank has of an axis in the coming run; *first: the number of the first. */
+static int64_t tt__axis_rows(const tt_program *p, int rank, int32_t axis, int64_t *first)
+{
+    const tt__axis *a = &p->built.t->axes[axis];
+    const int64_t *rows = p->rank[rank].axis_rows;
+    *first = 0;
+    if (!a->parts) return rows[axis];
+    return tt__piece(rows[a->of], 1, false, rank % p->arena->tensor, a->parts, first);
+}
+
+static int64_t tt__actual_rows(const tt_program *p, int rank, int32_t id)
 {
     const tt__shape *s = &p->built.t->values[id].shape;
-    return s->axis ? p->rank.axis_rows[s->axis] + s->extra : s->rows;
+    int64_t first;
+    return s->axis ? tt__axis_rows(p, rank, s->axis, &first) + s->extra : s->rows;
 }
 
 /* Parameters of another program must have memory there, and be what this one takes them for. */
@@ -10639,12 +13310,19 @@ static tt_status tt__params_ready(const tt_program *p)
         if (!param->holder)
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that held parameter '%s' was freed before "
                             "it was allocated: compile this one again", param->name);
-        if (param->holder != p->arena && !param->holder->memory)
+        if (param->holder != p->arena && !param->holder->allocated)
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not "
                             "allocated: allocate that one first, or compile with `share`", param->name);
         status = tt__check_home(p, param->holder, v);
     }
     return status;
+}
+
+/* Where in a rank's memory on the device the places of storages such as x begin. */
+static size_t tt__region(const tt_program *p, const tt__value *x)
+{
+    if (!x->persistent) return p->arena->persistent;
+    return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
 /* Optimizer state and accumulated gradients begin at 0: once, right before they are first used, so that until
@@ -10653,37 +13331,56 @@ static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
     tt_status status = TT_OK;
-    for (int32_t v = 1; v < p->built.t->n_values && !p->rank.zeroed && status == TT_OK; v++) {
-        const tt__value *x = &p->built.t->values[v];
-        if (!x->persistent || x->base != v || x->storage == TT__PARAMETER || x->space == TT__HOST) continue;
-        status = a->kind->backend->fill(a->device, a->memory + x->place, 0, tt__storage_bytes(x));
+    for (int r = 0; r < a->crew->ranks && !p->zeroed && status == TT_OK; r++) {
+        for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
+            const tt__value *x = &p->built.t->values[v];
+            const bool elsewhere = x->storage == TT__PARAMETER || x->space == TT__HOST;
+            if (!x->persistent || x->base != v || elsewhere) continue;
+            if (x->part.root && tt__data_rank(p, r)) continue;
+            char *memory = a->memory[r] + tt__region(p, x) + x->place;
+            status = a->kind->backend->fill(a->crew->device[r], memory, 0, tt__storage_bytes(x));
+        }
+        status = tt__device_status(p->ctx, a->crew, r, status);
     }
-    p->rank.zeroed = status == TT_OK;
-    return tt__device_status(p->ctx, a, status);
+    p->zeroed = status == TT_OK;
+    return status;
 }
 
-/* The arena's memory, with parameters filled. */
+/* Allocates a rank's memory, and fills its parts of parameters. `piece`: TT__BOUNCE bytes. */
+static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, float *piece)
+{
+    const tt__backend *b = a->kind->backend;
+    tt__device *d = a->crew->device[rank];
+    const size_t bytes = tt__arena_size(a, rank);
+    a->memory[rank] = (char *)b->allocate(d, bytes ? bytes : 1);
+    if (a->memory[rank] && !a->kind->host) a->bounce[rank] = (char *)b->allocate_host(d, TT__BOUNCE);
+    tt_status status = a->memory[rank] && (a->bounce[rank] || a->kind->host) ? TT_OK : TT_ERR_MEMORY;
+    if (status == TT_OK && a->kind->resident) status = b->fill(d, a->memory[rank], 0, a->kind->resident);
+    status = tt__device_status(ctx, a->crew, rank, status);
+    for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
+        if (ctx->params[k]->holder == a) status = tt__param_fill(ctx->params[k], rank, piece);
+    return status;
+}
+
+/* The arena's memory on all ranks, with parameters filled. */
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
     const tt__backend *b = a->kind->backend;
-    const size_t bytes = a->persistent + a->transient;
-    if (!(a->device = tt__open_device(ctx, a->kind, a->index))) return ctx->status;
+    tt_status status = tt__crew_open(ctx, a->crew);
+    if (status != TT_OK) return status;
     float *piece = (float *)tt__alloc(ctx, TT__BOUNCE);
     if (!piece) return TT_ERR_MEMORY;
-    a->memory = (char *)b->allocate(a->device, bytes ? bytes : 1);
-    if (a->memory && !a->kind->host) a->bounce = (char *)b->allocate_host(a->device, TT__BOUNCE);
-    tt_status status = a->memory && (a->bounce || a->kind->host) ? TT_OK : TT_ERR_MEMORY;
-    if (status == TT_OK && a->kind->resident) status = b->fill(a->device, a->memory, 0, a->kind->resident);
-    status = tt__device_status(ctx, a, status);
-    for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
-        if (ctx->params[k]->holder == a) status = tt__param_fill(ctx->params[k], piece);
+    for (int r = 0; r < a->crew->ranks && status == TT_OK; r++)
+        status = tt__allocate_memory(ctx, a, r, piece);
+    tt__free(ctx, piece);
+    a->allocated = status == TT_OK;
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
         if (ctx->params[k]->holder == a) tt__param_drop_source(ctx->params[k]);
-    tt__free(ctx, piece);
-    if (status == TT_OK) return TT_OK;
-    if (a->bounce) b->release_host(a->device, a->bounce);
-    if (a->memory) b->release(a->device, a->memory);
-    a->memory = a->bounce = NULL;
+    for (int r = 0; r < a->crew->ranks && status != TT_OK; r++) {
+        if (a->bounce[r]) b->release_host(a->crew->device[r], a->bounce[r]);
+        if (a->memory[r]) b->release(a->crew->device[r], a->memory[r]);
+        a->memory[r] = a->bounce[r] = NULL;
+    }
     return status;
 }
 
@@ -10695,7 +13392,7 @@ static bool tt__is_staged(const tt_program *p, int32_t v)
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
-/* Bytes of the buffers that the host writes such values from: one is filled while another is copied. */
+/* Bytes of a rank's buffers that the host writes such values from: one is filled while another is copied. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;
@@ -10704,19 +13401,19 @@ static size_t tt__staging_bytes(const tt_program *p)
     return bytes;
 }
 
-/* The host's memory of a program: its values there, and the buffers of what it writes to the device. */
-static tt_status tt__allocate_rank(tt_program *p)
+/* The host's memory of a rank: values there, and the buffers of what is written to the device. */
+static tt_status tt__allocate_rank(tt_program *p, int rank)
 {
-    const tt__arena *a = p->arena;
     const tt_tape *t = p->built.t;
     const size_t on_host = p->built.host_persistent + p->built.host_transient, bytes = tt__staging_bytes(p);
-    const tt__backend *b = a->kind->backend;
-    tt__rank *r = &p->rank;
+    const tt__backend *b = p->settings.kind->backend;
+    tt__device *d = p->settings.crew->device[rank];
+    tt__rank *r = &p->rank[rank];
     if (on_host && !r->host) {
-        if (!(r->host = (char *)b->allocate_host(a->device, on_host))) return TT_ERR_MEMORY;
+        if (!(r->host = (char *)b->allocate_host(d, on_host))) return TT_ERR_MEMORY;
         memset(r->host, 0, on_host);
     }
-    if (bytes && !(r->staging = (char *)b->allocate_host(a->device, bytes))) return TT_ERR_MEMORY;
+    if (bytes && !(r->staging = (char *)b->allocate_host(d, bytes))) return TT_ERR_MEMORY;
     char *at = r->staging;
     for (int32_t v = 1; v < t->n_values; v++)
         for (int k = 0; k < 2 && tt__is_staged(p, v); k++, at += tt__storage_bytes(&t->values[v]))
@@ -10731,34 +13428,63 @@ tt_status tt_allocate(tt_program *p)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot "
                         "run them: compile for \"cpu\" to run this one", p->settings.kind->name);
     tt_status status = tt__params_ready(p);
-    if (status == TT_OK && !p->arena->memory) status = tt__allocate_arena(p->ctx, p->arena);
-    if (status == TT_OK) status = tt__device_status(p->ctx, p->arena, tt__allocate_rank(p));
+    if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
+    for (int r = 0; r < p->settings.crew->ranks && status == TT_OK; r++)
+        status = tt__device_status(p->ctx, p->settings.crew, r, tt__allocate_rank(p, r));
     p->ready = status == TT_OK;
     return status;
 }
 
-/* The matrix that instruction operand `id` is in the coming run. */
-static tt__mat tt__resolve(const tt_program *p, int32_t id)
+/* Of a view that has a rank's own rows: elements in front of them in the storage. */
+static int64_t tt__own_first(const tt_program *p, int rank, int32_t id)
+{
+    const tt__value *v = &p->built.t->values[id];
+    int64_t first = rank % p->arena->tensor * v->shape.rows;
+    if (v->shape.axis) tt__axis_rows(p, rank, v->shape.axis, &first);
+    return first * v->ld;
+}
+
+/* Moves m from where a storage begins to the slot, piece or rank's own rows of it that the value is. */
+static void tt__resolve_part(const tt_program *p, int rank, int32_t id, tt__mat *m)
+{
+    const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
+    const size_t item = tt_dtype_bytes(base->shape.dtype);
+    char *data = (char *)m->data;
+    int64_t first;
+    if (base->slots > 1) data += (size_t)(v->slot ? v->slot - 1 : tt__slot(p)) * tt__slot_bytes(base);
+    if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, rank, id) * item;
+    if (v->part.unit) {
+        m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
+                                    p->arena->data, &first);
+        if (!base->part.unit) data += (size_t)first * item; /* else the storage has the piece alone */
+    }
+    m->data = data;
+}
+
+/* The matrix that instruction operand `id` is on a rank in the coming run. */
+static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
     if (!id) return m;
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
-    bool on_host = base->space == TT__HOST;
-    size_t region = base->persistent ? 0 : on_host ? p->built.host_persistent : p->arena->persistent;
-    char *memory = base->storage == TT__PARAMETER ? tt__param_memory(p->ctx->params[base->param])
-                 : (on_host ? p->rank.host : p->arena->memory) + region + base->place;
-    m.data = memory + (size_t)v->offset * tt_dtype_bytes(base->shape.dtype);
-    m.rows = tt__actual_rows(p, id);
+    const size_t item = tt_dtype_bytes(base->shape.dtype);
+    if (base->storage == TT__PARAMETER) m.data = tt__param_memory(p->ctx->params[base->param], rank);
+    else if (base->space == TT__HOST)
+        m.data = p->rank[rank].host + (base->persistent ? 0 : p->built.host_persistent) + base->place;
+    else m.data = p->arena->memory[rank] + tt__region(p, base) + base->place;
+    m.data = (char *)m.data + (size_t)v->offset * item;
+    m.rows = tt__actual_rows(p, rank, id);
+    if (v->parted) tt__resolve_part(p, rank, id, &m);
     return m;
 }
 
-/* Writes a value before what is run from now on. The data may change once this returns. */
-static tt_status tt__write_value(tt_program *p, int32_t id, const void *data, size_t bytes)
+/* Writes a value on a rank before what is run from now on. The data may change once this returns. */
+static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void *data, size_t bytes)
 {
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->arena->device;
-    tt__staged *staged = &p->rank.staged[id];
-    void *to = tt__resolve(p, id).data;
+    tt__device *d = p->settings.crew->device[rank];
+    tt__staged *staged = &p->rank[rank].staged[id];
+    void *to = tt__resolve(p, rank, id).data;
     if (!staged->buffer[0]) return memcpy(to, data, bytes), TT_OK;
     staged->now ^= 1;
     tt_status status = b->after(d, TT__HOST_STREAM, staged->copied[staged->now]);
@@ -10768,50 +13494,75 @@ static tt_status tt__write_value(tt_program *p, int32_t id, const void *data, si
     }
     if (status == TT_OK && b->mark(d, TT__COMPUTE_STREAM, &staged->copied[staged->now]) != TT_OK)
         status = b->wait(d);
-    return tt__device_status(p->ctx, p->arena, status);
+    return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-static void tt__mark_input(tt_program *p, int32_t v, tt__input_state state)
+static void tt__mark_input(tt__rank *r, int32_t v, tt__input_state state)
 {
-    p->rank.inputs_set += (state == TT__SET) - (p->rank.input[v] == TT__SET);
-    p->rank.input[v] = (unsigned char)state;
+    r->inputs_set += (state == TT__SET) - (r->input[v] == TT__SET);
+    r->input[v] = (unsigned char)state;
 }
 
-/* Notes that these transient bytes are written: inputs of the arena's programs are lost there, but for those
-   of `reader` (NULL: of none). */
-static void tt__overwrite(const tt__arena *a, const tt_program *reader, size_t from, size_t bytes)
+/* Notes that these transient bytes of a rank are written: inputs of the arena's programs are lost there, but
+   for those of `reader` (NULL: of none). */
+static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank, size_t from, size_t bytes)
 {
-    for (tt_program *q = a->programs; q; q = q->next)
-        for (int32_t v = 1; v < q->built.t->n_values && q != reader && q->rank.inputs_set; v++) {
+    for (tt_program *q = a->programs; q; q = q->next) {
+        tt__rank *r = &q->rank[rank];
+        for (int32_t v = 1; v < q->built.t->n_values && q != reader && r->inputs_set; v++) {
             const tt__value *x = &q->built.t->values[v];
-            if (q->rank.input[v] != TT__SET || x->place == TT__NO_PLACE || x->space != TT__DEVICE) continue;
+            if (r->input[v] != TT__SET || x->place == TT__NO_PLACE || x->space != TT__DEVICE) continue;
             const bool apart = from >= x->place + tt__storage_bytes(x) || x->place >= from + bytes;
-            if (!apart) tt__mark_input(q, v, TT__OVERWRITTEN);
+            if (!apart) tt__mark_input(r, v, TT__OVERWRITTEN);
         }
+    }
 }
 
 /* Sets the rows of an input's axis. Others of the axis must agree or, if it is set anew, follow. */
-static tt_status tt__set_rows(tt_program *p, int32_t v, int64_t rows)
+static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__value *values = p->built.t->values, *x = &values[v];
-    int64_t *axis = &p->rank.axis_rows[x->shape.axis];
-    const bool other = *axis != rows - x->shape.extra, again = p->rank.input[v] != TT__UNSET;
+    int64_t *axis = &r->axis_rows[x->shape.axis];
+    const bool other = *axis != rows - x->shape.extra, again = r->input[v] != TT__UNSET;
     for (int32_t k = 1; k < p->built.t->n_values && other; k++) {
-        if (p->rank.input[k] != TT__SET || k == v || values[k].shape.axis != x->shape.axis) continue;
+        if (r->input[k] != TT__SET || k == v || values[k].shape.axis != x->shape.axis) continue;
         if (!again)
             return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with "
                             "%lld on the same axis '%s'", x->name, (long long)rows, values[k].name,
                             (long long)(*axis + values[k].shape.extra), p->built.t->axes[x->shape.axis].name);
-        tt__mark_input(p, k, TT__UNSET);
+        tt__mark_input(r, k, TT__UNSET);
     }
     *axis = rows - x->shape.extra;
     return TT_OK;
 }
 
-tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
+/* Sets an input, which was checked, on one rank. */
+static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *data, int64_t rows)
+{
+    const tt__value *x = &p->built.t->values[v];
+    tt__rank *r = &p->rank[rank];
+    tt_status status = x->shape.axis ? tt__set_rows(p, r, v, rows) : TT_OK;
+    if (status != TT_OK) return status;
+    tt__mark_input(r, v, TT__SET);
+    if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
+    p->arena->results_of = NULL; /* an output may have had this place */
+    tt__overwrite(p->arena, p, rank, x->place, tt__storage_bytes(x));
+    const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
+    return tt__write_value(p, rank, v, data, (size_t)rows * row);
+}
+
+static tt_status tt__check_data_rank(const tt_program *p, const char *function, int rank)
+{
+    if (rank >= 0 && rank < p->arena->data) return TT_OK;
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: the program has %d data rank%s, and no rank %d", function,
+                    p->arena->data, p->arena->data > 1 ? "s" : "", rank);
+}
+
+tt_status tt_set_rank(tt_program *p, int rank, tt_value v, const void *data, int64_t rows)
 {
     const tt_tape *t = p->built.t;
     tt_status status = tt_allocate(p);
+    if (status == TT_OK) status = tt__check_data_rank(p, "tt_set_rank", rank);
     if (status != TT_OK) return status;
     const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
     if (!x || x->storage != TT__INPUT || x->base != v.id)
@@ -10821,26 +13572,62 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || !all)
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld",
                         (long long)rows, x->name, x->shape.axis ? "1 to " : "", (long long)x->shape.rows);
-    if (x->shape.axis && (status = tt__set_rows(p, v.id, rows)) != TT_OK) return status;
-    tt__mark_input(p, v.id, TT__SET);
-    if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
-    p->arena->results_of = NULL; /* an output may have had this place */
-    tt__overwrite(p->arena, p, x->place, tt__storage_bytes(x));
-    const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
-    return tt__write_value(p, v.id, data, (size_t)rows * row);
+    for (int k = 0; k < p->arena->tensor && status == TT_OK; k++)
+        status = tt__set_input(p, tt__first_of(p, rank) + k, v.id, data, rows);
+    return status;
 }
 
-tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
+/* Fails where a function that is for one data rank is used with several. */
+static tt_status tt__one_data_rank(const tt_program *p, const char *function)
+{
+    if (p->arena->data == 1) return TT_OK;
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s is for programs with one data rank, and this one has %d: "
+                    "use %s_rank", function, p->arena->data, function);
+}
+
+tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
+{
+    tt_status status = tt__one_data_rank(p, "tt_set");
+    return status == TT_OK ? tt_set_rank(p, 0, v, data, rows) : status;
+}
+
+static bool tt__is_in_parts(const tt__value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
+
+/* As tt_get, of a parameter, or a view of one, that ranks have in parts. */
+static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, size_t capacity)
+{
+    const tt__value *x = &p->built.t->values[id];
+    const tt_param *param = p->ctx->params[x->param];
+    const bool all = x->base == id;
+    const int64_t rows = all ? 1 : x->shape.rows, cols = all ? param->size : x->shape.cols;
+    tt_status status = TT_OK;
+    if (capacity < (size_t)(rows * cols))
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %lld floats, the buffer %zu", x->name,
+                        (long long)(rows * cols), capacity);
+    for (int64_t r = 0; r < rows && status == TT_OK; r++)
+        status = tt__param_read(param, x->offset + r * x->ld, cols, to + r * cols);
+    return status;
+}
+
+tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t capacity)
 {
     const tt_tape *t = p->built.t;
     const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
+    tt_status status = tt__check_data_rank(p, "tt_get_rank", rank);
+    if (status != TT_OK) return status;
     if (!x || !(x->keep || x->persistent || v.id == p->built.root))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: value %d is neither an output nor the root of this "
                         "program: mark it with tt_output", (int)v.id);
-    if (!p->arena->memory || (!x->persistent && p->arena->results_of != p))
+    if (!p->arena->allocated || (!x->persistent && p->arena->results_of != p))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this "
                         "program, before the next tt_set and other programs of its arena", x->name);
-    const tt__mat m = tt__resolve(p, v.id);
+    if (!x->persistent && rank >= p->present)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents on data rank %d, which had no "
+                        "micro-batch in the last run", x->name, rank);
+    if (x->storage == TT__PARAMETER && tt__is_in_parts(&t->values[x->base]))
+        return tt__get_parameter(p, v.id, to, capacity);
+    const int of = tt__first_of(p, rank);
+    const tt__mat m = tt__resolve(p, of, v.id);
     const size_t n = (size_t)(m.rows * m.cols);
     if (!tt__is_float(m.dtype))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name,
@@ -10848,140 +13635,399 @@ tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
     if (capacity < n)
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %zu floats, the buffer %zu", x->name, n,
                         capacity);
-    tt_status status = x->persistent ? tt__zero_states(p) : TT_OK;
+    status = x->persistent ? tt__zero_states(p) : TT_OK;
     for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols)
-        status = tt__read_memory(p->ctx, p->arena, to, TT_F32, tt__at(&m, r), m.dtype, (size_t)m.cols);
+        status = tt__read_memory(p->ctx, p->arena, of, to, TT_F32, tt__at(&m, r), m.dtype, (size_t)m.cols);
     return status;
+}
+
+tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
+{
+    tt_status status = tt__one_data_rank(p, "tt_get");
+    return status == TT_OK ? tt_get_rank(p, 0, v, to, capacity) : status;
 }
 
 static void tt__forget_inputs(tt_program *p)
 {
-    memset(p->rank.input, TT__UNSET, (size_t)p->built.t->n_values);
-    p->rank.inputs_set = 0;
+    for (int r = 0; r < p->settings.crew->ranks; r++) {
+        memset(p->rank[r].input, TT__UNSET, (size_t)p->built.t->n_values);
+        p->rank[r].inputs_set = 0;
+    }
 }
 
-static tt_status tt__inputs_ready(tt_program *p)
+/* Does an input of a rank that instructions read have data, or has it had some? */
+static bool tt__has_inputs(const tt_program *p, int rank)
+{
+    for (int32_t v = 1; v < p->built.t->n_values; v++)
+        if (p->rank[rank].input[v] != TT__UNSET && p->built.t->values[v].place != TT__NO_PLACE) return true;
+    return false;
+}
+
+/* Fails unless all inputs of a rank are set. */
+static tt_status tt__rank_inputs(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
+    const tt__rank *r = &p->rank[rank];
+    char of[32] = "";
+    if (p->arena->data > 1) snprintf(of, sizeof of, " of data rank %d", tt__data_rank(p, rank));
     for (int k = 0; k < t->n_code; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;
-            const bool overwritten = p->rank.input[base] == TT__OVERWRITTEN;
-            if (t->values[base].storage != TT__INPUT || p->rank.input[base] == TT__SET) continue;
-            tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s' was %s", t->values[base].name, overwritten ?
-                            "set, and then overwritten by an update or by another program of the same arena: "
-                            "tt_set all inputs right before the run" : "not set before this run: tt_set it "
-                            "each time");
+            const bool overwritten = r->input[base] == TT__OVERWRITTEN;
+            if (t->values[base].storage != TT__INPUT || r->input[base] == TT__SET) continue;
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was %s", t->values[base].name, of,
+                            overwritten ? "set, and then overwritten by an update or by another program of "
+                            "the same arena: tt_set all inputs right before the run" : "not set before this "
+                            "run: tt_set it each time");
         }
     return TT_OK;
 }
 
-/* Fills what an instruction is the last to use with NaN. */
-static void tt__poison(tt_program *p, int instruction)
+/* Counts the data ranks that have a micro-batch, which are the first. */
+static tt_status tt__inputs_ready(tt_program *p)
+{
+    const int data = p->arena->data, before = p->present;
+    tt_status status = TT_OK;
+    for (p->present = data; p->present > 1; p->present--)
+        if (tt__has_inputs(p, tt__first_of(p, p->present - 1))) break;
+    for (int d = 0; d < p->present && status == TT_OK; d++) status = tt__rank_inputs(p, tt__first_of(p, d));
+    if (status == TT_OK && p->round > 0 && p->present > before)
+        status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "data rank %d has a micro-batch, and had none in an "
+                          "earlier round of this step: only the last round may leave data ranks out", before);
+    if (status != TT_OK) p->present = before;
+    if (status != TT_OK) tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
+    return status;
+}
+
+/* Fills what an instruction is the last to use on a rank with NaN. */
+static void tt__poison(tt_program *p, int rank, int instruction)
 {
     const tt__arena *a = p->arena;
     for (int k = 0; k < p->built.n_boxes && instruction < p->built.t->n_code - 1; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->merged != k || box->space != TT__DEVICE || box->last != instruction) continue;
-        a->kind->backend->fill(a->device, a->memory + a->persistent + box->place, 0xff, box->bytes);
+        char *memory = a->memory[rank] + a->persistent + box->place;
+        a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
     }
 }
 
 /* Operand `id` as the host has it where it is an input or a view of one; else, on a host's device, itself. */
-static tt__mat tt__on_host(const tt_program *p, int32_t id)
+static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
 {
     const tt__value *x = &p->built.t->values[id];
-    const tt__staged *staged = &p->rank.staged[x->base];
-    tt__mat m = tt__resolve(p, id);
+    const tt__staged *staged = &p->rank[rank].staged[x->base];
+    tt__mat m = tt__resolve(p, rank, id);
     if (x->storage != TT__INPUT || !staged->buffer[0]) return m;
-    m.data = staged->buffer[staged->now] + (size_t)x->offset * tt_dtype_bytes(m.dtype);
+    const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, rank, id) : 0;
+    m.data = staged->buffer[staged->now] + (size_t)(x->offset + own) * tt_dtype_bytes(m.dtype);
     return m;
 }
 
-/* Before anything runs, indices and starts of sequences are as the ops that read them need them. */
-static tt_status tt__check_inputs(tt_program *p, tt__launch *l)
+/* What a tensor rank has of the operands and results of an instruction that are split. */
+static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
+    const tt__instr *i = l->instr;
+    const int tensor = p->arena->tensor, me = rank % tensor;
+    int32_t split = 0;
+    l->first_row = l->first_col = l->whole_rows = 0;
+    for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT && !split; j++) {
+        const int32_t id = j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
+        if (p->built.t->values[id].part.split != TT__WHOLE) split = id;
+    }
+    const tt__value *v = &p->built.t->values[split];
+    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* of an axis */
+    if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
+    if (own) l->whole_rows = p->rank[rank].axis_rows[p->built.t->axes[v->shape.axis].of];
+    if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
+    else if (own) tt__axis_rows(p, rank, v->shape.axis, &l->first_row);
+    else if (split) l->first_row = me * v->shape.rows;
+    for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
+}
+
+/* Before anything runs, indices and starts of sequences of a rank are as the ops that read them need them.
+   arg: the program. */
+static tt_status tt__check_inputs(void *arg, int rank)
+{
+    tt_program *p = (tt_program *)arg;
+    tt__launch *l = &p->rank[rank].launches[0];
     tt_status status = TT_OK;
     const int end = tt__segment_first(p->built.t, TT__EACH_MICRO + 1u);
+    p->rank[rank].flops = 0;
+    if (tt__data_rank(p, rank) >= p->present) return TT_OK;
+    memset(l, 0, sizeof *l);
+    l->tape = p->built.t;
     for (int k = 0; k < end && status == TT_OK; k++) {
         l->instr = &p->built.t->code[k];
-        for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__on_host(p, l->instr->in[j]);
-        for (int j = 0; j < TT__MAX_OUT; j++) l->out[j] = tt__resolve(p, l->instr->out[j]);
+        for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__on_host(p, rank, l->instr->in[j]);
+        for (int j = 0; j < TT__MAX_OUT; j++) l->out[j] = tt__resolve(p, rank, l->instr->out[j]);
+        if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
         const tt__rules *rules = tt__rules_of(l->instr);
         status = rules->check ? rules->check(l) : TT_OK;
-        if (status == TT_OK) p->flops += tt__flops(l->instr, l->in);
+        if (status == TT_OK) p->rank[rank].flops += tt__flops(l->instr, l->in);
     }
     return status;
+}
+
+/* Gradients have contributions of earlier micro-batches of the step, to which those of this run add. */
+static bool tt__adds_later(const tt_program *p, tt__segment segment)
+{
+    const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
+    return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
 /* The entry of such a run if it was met before. Else NULL, and the entry whose turn it is gives way if it has
    no credit left: runs that come back keep their recordings however many others there are. */
-static tt__recording *tt__recording_of(tt_program *p, tt__segment segment)
+static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment)
 {
-    const size_t all = sizeof *p->rank.axis_rows * (size_t)p->built.t->n_axes;
-    const bool later = segment == TT__EACH_MICRO && p->rank.run.micro > 0;
+    tt__rank *r = &p->rank[rank];
+    const size_t all = sizeof *r->axis_rows * (size_t)p->built.t->n_axes;
+    const bool later = p->later;
+    const int slot = segment == TT__EACH_MICRO ? tt__slot(p) : tt__slots_used(p, segment);
     for (int k = 0; k < TT__RECORDINGS; k++) {
-        tt__recording *r = &p->rank.recordings[k];
-        if (!r->rows || r->segment != segment || r->later != later) continue;
-        if (segment == TT__EACH_MICRO && memcmp(r->rows, p->rank.axis_rows, all) != 0) continue;
-        r->credit = (int)tt__min(r->credit + TT__RECORDING_USED, TT__RECORDING_MOST);
-        return r;
+        tt__recording *x = &r->recordings[k];
+        if (!x->rows || x->segment != segment || x->later != later || x->slot != slot) continue;
+        if (segment == TT__EACH_MICRO && memcmp(x->rows, r->axis_rows, all) != 0) continue;
+        x->credit = (int)tt__min(x->credit + TT__RECORDING_USED, TT__RECORDING_MOST);
+        return x;
     }
-    tt__recording *r = &p->rank.recordings[p->rank.next_recording];
-    p->rank.next_recording = (p->rank.next_recording + 1) % TT__RECORDINGS;
-    if (r->credit-- > 0) return NULL;
-    if (r->made) p->settings.kind->backend->forget(p->arena->device, r->made);
-    if (!r->rows) r->rows = (int64_t *)tt__alloc(p->ctx, all);
-    if (r->rows) memcpy(r->rows, p->rank.axis_rows, all);
-    r->made = NULL;
-    r->segment = segment;
-    r->later = later;
-    r->credit = 1;
+    tt__recording *x = &r->recordings[r->next_recording];
+    r->next_recording = (r->next_recording + 1) % TT__RECORDINGS;
+    if (x->credit-- > 0) return NULL;
+    if (x->made) p->settings.kind->backend->forget(p->settings.crew->device[rank], x->made);
+    if (!x->rows) x->rows = (int64_t *)tt__alloc(p->ctx, all);
+    if (x->rows) memcpy(x->rows, r->axis_rows, all);
+    x->made = NULL;
+    x->segment = segment;
+    x->later = later;
+    x->slot = slot;
+    x->credit = 1;
     return NULL;
 }
 
-/* Launches the instructions of a segment, those that run together in one call. */
-static tt_status tt__launch_segment(tt_program *p, const tt__launch *like, tt__segment segment)
+/* ---- collectives ---- */
+
+static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
+
+/* The ranks that take part in a collective of this rank, and which of them it is. */
+static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
 {
+    const int tensor = p->arena->tensor;
+    const bool data = move->over == TT__OVER_DATA;
+    const tt__members m = {data ? rank % tensor : rank - rank % tensor, data ? tensor : 1,
+                           data ? p->arena->data : tensor};
+    *me = (rank - m.first) / m.stride;
+    return m;
+}
+
+/* Waits until all that the members have begun before is done, as far as this rank's device goes. */
+static tt_status tt__sync(tt_program *p, int rank, tt__members members)
+{
+    const tt__crew *c = p->settings.crew;
+    const tt__backend *b = c->kind->backend;
+    tt__device *d = c->device[rank];
     tt_status status = TT_OK;
-    const int end = tt__segment_first(p->built.t, segment + 1u);
-    for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
-        for (n = 0; n == 0 || p->built.t->code[k + n - 1].with_next; n++) {
-            const tt__instr *i = &p->built.t->code[k + n];
-            tt__launch *l = &p->rank.launches[n];
-            *l = *like;
-            l->instr = i;
-            for (int j = 0; j < TT__MAX_IN; j++) l->in[j] = tt__resolve(p, i->in[j]);
-            for (int j = 0; j < TT__MAX_OUT; j++) {
-                l->out[j] = tt__resolve(p, i->out[j]);
-                l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->rank.run.micro > 0);
-            }
-            l->workspace = p->arena->memory + p->arena->persistent + i->workspace_place;
-        }
-        status = p->settings.kind->backend->launch(p->rank.launches, n);
-        for (int j = 0; j < n && p->poison; j++) tt__poison(p, k + j);
+    if (c->kind->host) return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE;
+    status = tt__device_status(p->ctx, c, rank, b->mark(d, TT__COMPUTE_STREAM, &p->rank[rank].event));
+    if (status != TT_OK) return status;
+    if (!tt__meet(c->world, rank, members)) return TT_ERR_DEVICE;
+    for (int k = 0; k < members.count && status == TT_OK; k++) {
+        const int other = members.first + k * members.stride;
+        if (other != rank) status = b->after(d, TT__COMPUTE_STREAM, p->rank[other].event);
+    }
+    if (status != TT_OK) return tt__device_status(p->ctx, c, rank, status);
+    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
+}
+
+/* How many members, from the first on, have something to add. */
+static int tt__present(const tt_program *p, const tt__instr *i, int members)
+{
+    if (i->move.over == TT__OVER_SLOTS) return tt__slots_used(p, i->segment);
+    if (i->move.over != TT__OVER_DATA) return members;
+    return i->segment == TT__EACH_MICRO ? p->present : i->slot ? p->in_slot[i->slot - 1] : members;
+}
+
+/* Fills in what a launch says of members: other ranks, or the slots of the operand. */
+static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *peers)
+{
+    const tt__instr *i = l->instr;
+    const bool slots = i->move.over == TT__OVER_SLOTS;
+    tt__members m = {0, 1, tt__slots(p)};
+    l->me = 0;
+    if (!slots) m = tt__members_of(p, rank, &i->move, &l->me);
+    l->members = m.count;
+    l->present = tt__present(p, i, m.count);
+    l->peer_in = peers;
+    l->peer_out = peers + m.count;
+    for (int k = 0; k < m.count; k++) {
+        const int other = slots ? rank : m.first + k * m.stride;
+        peers[k] = tt__resolve(p, other, i->in[0]);
+        peers[m.count + k] = tt__resolve(p, other, i->out[0]);
+        const tt__value *base = &p->built.t->values[p->built.t->values[i->in[0]].base];
+        if (slots) peers[k].data = (char *)l->in[0].data + (size_t)k * tt__slot_bytes(base);
+    }
+}
+
+/* Runs a phase of n collectives on a rank. */
+static tt_status tt__launch_phase(tt_program *p, int rank, tt__launch *l, int n, tt__members members)
+{
+    const tt__crew *c = p->settings.crew;
+    tt_status status = tt__device_status(p->ctx, c, rank, c->kind->backend->launch(l, n));
+    return status == TT_OK ? tt__sync(p, rank, members) : status;
+}
+
+/* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
+   the host's. */
+static tt_status tt__launch_staged(tt_program *p, int rank, tt__launch *l, tt__members members)
+{
+    const tt__crew *c = p->settings.crew;
+    void *staged[TT__RANKS];
+    bool more = true;
+    tt_status status = TT_OK;
+    const tt__members all = tt__members_of(p, rank, &l->instr->move, &l->me);
+    for (int k = 0; k < l->members; k++) {
+        const int other = all.first + k * all.stride;
+        staged[k] = other == rank || c->apart[rank][other] ? c->stage[other] : NULL;
+    }
+    l->staged = staged;
+    l->most = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
+    for (l->from = 0; more && status == TT_OK; l->from += l->most) {
+        status = tt__device_status(p->ctx, c, rank, c->kind->backend->stage(l, &more));
+        if (status == TT_OK) status = tt__sync(p, rank, members);
+        if (status == TT_OK) status = tt__launch_phase(p, rank, l, 1, members);
+    }
+    l->staged = NULL;
+    return status;
+}
+
+/* Can a member not load from another's memory? */
+static bool tt__is_apart(const tt__crew *c, tt__members m)
+{
+    for (int a = 0; a < m.count; a++)
+        for (int b = 0; b < m.count; b++)
+            if (c->apart[m.first + a * m.stride][m.first + b * m.stride]) return true;
+    return false;
+}
+
+/* Runs n collectives of one op: in each phase all members, which wait for each other before and after.
+   met: they have waited right before. */
+static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, int n, bool met)
+{
+    const tt__instr *i = l->instr;
+    int me;
+    tt__members members = tt__members_of(p, rank, &i->move, &me);
+    if (i->move.from != i->move.to) { /* between two of them */
+        if (me != (i->out[0] ? i->move.to : i->move.from)) return TT_OK;
+        members.first += members.stride * i->move.from;
+        members.stride *= i->move.to - i->move.from;
+        members.count = 2;
+    }
+    const bool apart = tt__is_apart(p->settings.crew, members);
+    tt_status status = met ? TT_OK : tt__sync(p, rank, members);
+    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
+        if (!(tt__rules_of(i)->phases & phase)) continue;
+        for (int k = 0; k < n; k++) l[k].phase = phase;
+        if (!apart) status = tt__launch_phase(p, rank, l, n, members);
+        for (int k = 0; k < n && apart && status == TT_OK; k++)
+            status = tt__launch_staged(p, rank, &l[k], members);
     }
     return status;
 }
 
-/* Records the launches of r's segment. After an error r is without a recording, and `why` is the first. */
-static void tt__record_segment(tt_program *p, tt__launch *l, tt__recording *r, char why[512])
+/* Fills in the launch, all 0 so far, of an instruction on a rank; `peers`: room for what it says of other
+   ranks. */
+static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__launch *l, tt__mat *peers)
 {
-    const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->arena->device;
-    tt_status status = b->capture(d);
-    const bool began = status == TT_OK;
-    if (began) status = tt__launch_segment(p, l, r->segment);
-    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* which captured may replace */
-    if (began) r->made = b->captured(d);                        /* in any case, to end it */
-    if (status == TT_OK && !r->made) snprintf(why, 512, "%s", b->error(d));
-    if (status == TT_OK || !r->made) return;
-    b->forget(d, r->made);
-    r->made = NULL;
+    const tt__value *y = &p->built.t->values[i->out[0]];
+    l->instr = i;
+    for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) l->in[j] = tt__resolve(p, rank, i->in[j]);
+    for (int j = 0; j < TT__MAX_OUT; j++) {
+        if (!i->out[j]) continue;
+        l->out[j] = tt__resolve(p, rank, i->out[j]);
+        l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->later);
+    }
+    l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
+    if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
+    if (y->part.unit)
+        tt__piece(y->part.of, y->part.unit, y->part.root, tt__data_rank(p, rank), p->arena->data, &l->first);
+    if (tt__is(i, TT__RMW) && y->part.split != TT__WHOLE) {
+        const int64_t elements = y->part.unit ? y->part.of : y->shape.rows * y->shape.cols;
+        l->first += rank % p->arena->tensor * ((elements + 7) / 8 * 8);
+    }
+    if (i->move.over) tt__set_members(p, rank, l, peers);
 }
 
-/* Notes what a segment is about to write. */
+/* Is m a piece, or a rank's own rows, without elements? */
+static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
+
+/* An instruction that has nothing to read leaves 0 where a result is a sum over rows, or what was there. */
+static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
+{
+    tt_status status = TT_OK;
+    for (int j = 0; j < TT__MAX_OUT && status == TT_OK; j++) {
+        const tt__mat *y = &l->out[j];
+        const size_t bytes = (size_t)(y->rows * y->cols) * tt_dtype_bytes(y->dtype);
+        if (!y->data || !bytes || l->add[j]) continue;
+        status = p->settings.kind->backend->fill(l->device, y->data, 0, bytes);
+    }
+    return tt__device_status(p->ctx, p->settings.crew, rank, status);
+}
+
+/* Launches the instructions of a segment on a rank, those that run together in one call. A rank without a
+   micro-batch runs what all ranks do together. */
+static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *like, tt__segment segment)
+{
+    tt_status status = TT_OK;
+    const tt__rank *r = &p->rank[rank];
+    const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
+    const int end = tt__segment_first(p->built.t, segment + 1u);
+    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
+    /* Ranks along this axis have waited for each other, and done nothing since: known alike on all of them,
+       also on those without a micro-batch. */
+    tt__over met = TT__ALONE;
+    for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
+        const tt__instr *i = &p->built.t->code[k];
+        const bool pair = i->move.from != i->move.to, together = tt__is_collective(i);
+        const bool nothing = i->move.over && tt__present(p, i, 1) == 0;
+        int some = 0; /* that have something to do */
+        for (n = 0; n == 0 || i[n - 1].with_next; n++) {
+            tt__launch *l = &r->launches[some];
+            if (absent && !i->always) continue;
+            *l = *like;
+            tt__set_launch(p, rank, &i[n], l, r->peers + (size_t)some * peers);
+            const bool empty = tt__is_empty(&l->in[0]) || tt__is_empty(&l->out[0]);
+            if (together || !empty) some++;
+            else if (status == TT_OK) status = tt__sum_nothing(p, rank, l);
+        }
+        if (status != TT_OK) return status;
+        if (!nothing && some && together)
+            status = tt__launch_collective(p, rank, r->launches, some, met == i->move.over && !pair);
+        else if (!nothing && some) {
+            status = p->settings.kind->backend->launch(r->launches, some);
+            status = tt__device_status(p->ctx, p->settings.crew, rank, status);
+        }
+        met = together && !pair && !nothing ? i->move.over : TT__ALONE;
+        for (int j = 0; j < n && p->poison; j++) tt__poison(p, rank, k + j);
+    }
+    return status;
+}
+
+/* Records the launches of r's segment. After an error x is without a recording, and `why` is the first. */
+static void tt__record_segment(tt_program *p, int rank, tt__launch *l, tt__recording *x, char why[512])
+{
+    const tt__backend *b = p->settings.kind->backend;
+    tt__device *d = p->settings.crew->device[rank];
+    tt_status status = b->capture(d);
+    const bool began = status == TT_OK;
+    if (began) status = tt__launch_segment(p, rank, l, x->segment);
+    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* which captured may replace */
+    if (began) x->made = b->captured(d);                        /* in any case, to end it */
+    if (status == TT_OK && !x->made) snprintf(why, 512, "%s", b->error(d));
+    if (status == TT_OK || !x->made) return;
+    b->forget(d, x->made);
+    x->made = NULL;
+}
+
+/* Notes what a segment is about to write on all ranks. */
 static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
@@ -10990,66 +14036,171 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->space != TT__DEVICE || box->first >= end || box->last < first) continue;
-        tt__overwrite(p->arena, reader, box->place, box->bytes);
+        for (int r = 0; r < p->settings.crew->ranks; r++)
+            tt__overwrite(p->arena, reader, r, box->place, box->bytes);
     }
 }
 
-/* Runs a segment. A device that can records it at the second such run, and replays that from then on. One
-   that cannot, but can run the instructions one by one, is never asked to record again. */
-static tt_status tt__run_segment(tt_program *p, tt__segment segment)
+/* Has a segment a collective? Its launches are then made one by one, as ranks wait for each other between. */
+static bool tt__has_collectives(const tt_program *p, tt__segment segment)
 {
-    const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->arena->device;
-    tt__launch l;
-    char why[512] = "", device[32];
-    tt__float_mode mode = tt__float_default();
-    memset(&l, 0, sizeof l);
-    l.device = d;
-    l.tape = p->built.t;
-    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    l.resident = p->arena->memory;
-    tt_status status = segment == TT__EACH_MICRO ? tt__check_inputs(p, &l) : TT_OK;
-    if (status == TT_OK) status = tt__zero_states(p);
-    if (status == TT_OK && l.tape->run)
-        status = tt__write_value(p, l.tape->run, &p->rank.run, sizeof p->rank.run);
-    if (status == TT_OK && p->built.t->scale && !p->rank.scale_set) {
-        status = tt__write_value(p, p->built.t->results, &p->results, sizeof p->results);
-        p->rank.scale_set = status == TT_OK;
-    }
-    if (segment == TT__EACH_MICRO || p->arena->results_of != p) p->arena->results_of = NULL;
-    if (status == TT_OK) {
-        tt__overwrite_segment(p, segment);
-        tt__recording *r = b->capture && !p->rank.never_records ? tt__recording_of(p, segment) : NULL;
-        if (r && !r->made) tt__record_segment(p, &l, r, why);
-        status = r && r->made ? b->replay(d, r->made) : tt__launch_segment(p, &l, segment);
-        status = tt__device_status(p->ctx, p->arena, status);
-    }
-    if (status == TT_OK && *why) {
-        p->rank.never_records = true;
-        tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which "
-                "this program makes one by one from now on, more slowly: %s",
-                tt__device_name(p->arena->kind, p->arena->index, device), why);
-    }
-    tt__float_restore(mode);
-    if (segment == TT__EACH_MICRO && status == TT_OK) p->arena->results_of = p;
+    const int end = tt__segment_first(p->built.t, segment + 1u);
+    for (int k = tt__segment_first(p->built.t, segment); k < end && p->settings.crew->ranks > 1; k++)
+        if (tt__is_collective(&p->built.t->code[k])) return true;
+    return false;
+}
+
+/* Writes the step's settings and, where it is new, the loss scale to a rank. */
+static tt_status tt__write_settings(tt_program *p, int rank)
+{
+    const tt_tape *t = p->built.t;
+    tt__run run = p->run;
+    tt_status status = TT_OK;
+    run.micro = p->round * p->arena->data + tt__data_rank(p, rank);
+    if (t->run) status = tt__write_value(p, rank, t->run, &run, sizeof run);
+    if (status == TT_OK && t->scale && !p->scale_set)
+        status = tt__write_value(p, rank, t->results, &p->results, sizeof p->results);
     return status;
 }
 
-/* Waits for what was run so far. */
-static tt_status tt__read_results(tt_program *p)
+/* A segment that all ranks run. */
+typedef struct tt__segment_job { tt_program *p; tt__segment segment; } tt__segment_job;
+
+/* Runs a segment on a rank. A device that can records it at the second such run, and replays that from then
+   on. One that cannot, but can run the instructions one by one, is never asked to record again. */
+static tt_status tt__run_rank(void *arg, int rank)
+{
+    const tt__segment_job *job = (const tt__segment_job *)arg;
+    tt_program *p = job->p;
+    const tt__segment segment = job->segment;
+    const tt__crew *c = p->settings.crew;
+    const tt__backend *b = c->kind->backend;
+    tt__rank *r = &p->rank[rank];
+    tt__launch l;
+    char why[512] = "";
+    tt__float_mode mode = tt__float_default();
+    memset(&l, 0, sizeof l);
+    l.device = c->device[rank];
+    l.tape = p->built.t;
+    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    l.resident = p->arena->memory[rank];
+    tt_status status = tt__write_settings(p, rank);
+    if (status == TT_OK) {
+        const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
+        const bool records = b->capture && !r->never_records && !absent && !tt__has_collectives(p, segment);
+        tt__recording *x = records ? tt__recording_of(p, rank, segment) : NULL;
+        if (x && !x->made) tt__record_segment(p, rank, &l, x, why);
+        if (x && x->made) status = tt__device_status(p->ctx, c, rank, b->replay(l.device, x->made));
+        else status = tt__launch_segment(p, rank, &l, segment);
+    }
+    if (status == TT_OK && *why) {
+        r->never_records = true;
+        snprintf(r->why, sizeof r->why, "%.255s", why);
+    }
+    tt__float_restore(mode);
+    return status;
+}
+
+/* Tells the logger which devices cannot record. */
+static void tt__tell_graphs(tt_program *p)
+{
+    char device[32];
+    const tt__crew *c = p->settings.crew;
+    for (int r = 0; r < c->ranks; r++) {
+        if (!p->rank[r].why[0]) continue;
+        tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which "
+                "this program makes one by one from now on, more slowly: %s",
+                tt__device_name(c->kind, c->index[r], device), p->rank[r].why);
+        p->rank[r].why[0] = 0;
+    }
+}
+
+/* Runs a segment on all ranks. */
+static tt_status tt__run_segment(tt_program *p, tt__segment segment)
+{
+    tt__segment_job job = {p, segment};
+    const tt__crew *c = p->settings.crew;
+    const bool micro = segment == TT__EACH_MICRO;
+    tt_status status = tt__check_whole(p->ctx, p->arena);
+    if (status == TT_OK && micro) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
+    if (status == TT_OK) status = tt__zero_states(p);
+    if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
+    if (status != TT_OK) return status;
+    tt__overwrite_segment(p, segment);
+    p->later = tt__adds_later(p, segment);
+    p->arena->torn = segment == TT__EACH_STEP && c->ranks > 1;
+    status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_rank, &job);
+    tt__tell_graphs(p);
+    for (int r = 0; r < c->ranks && micro; r++) p->flops += p->rank[r].flops;
+    if (status != TT_OK && c->ranks > 1) /* no device goes on to read another's memory */
+        for (int r = 0; r < c->ranks; r++) c->kind->backend->wait(c->device[r]);
+    if (status != TT_OK) return status;
+    p->arena->torn = false;
+    p->scale_set = true;
+    if (micro) p->arena->results_of = p;
+    return TT_OK;
+}
+
+/* Reads what a step has found on a rank, for which it waits. */
+static tt_status tt__read_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
+    tt__rank *r = &p->rank[rank];
     tt_status status = TT_OK;
-    tt__scale scale = p->results.scale;
     const tt__arena *a = p->arena;
-    if (!t->results) return tt__device_status(p->ctx, a, a->kind->backend->wait(a->device));
-    const void *from = tt__resolve(p, t->results).data;
+    const tt__crew *c = a->crew;
+    if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
+    const void *from = tt__resolve(p, rank, t->results).data;
     if (t->values[t->results].space == TT__DEVICE) { /* by memory that it can copy to while others work */
-        status = tt__read_memory(p->ctx, a, a->bounce, TT_U8, from, TT_U8, sizeof p->results);
-        from = a->bounce;
+        status = tt__read_memory(p->ctx, a, rank, a->bounce[rank], TT_U8, from, TT_U8, sizeof r->results);
+        from = a->bounce[rank];
     }
-    if (status == TT_OK) memcpy(&p->results, from, sizeof p->results);
-    if (!t->scale) p->results.scale = scale;
+    if (status == TT_OK) memcpy(&r->results, from, sizeof r->results);
+    if (!t->scale) r->results.scale = p->results.scale;
+    return status;
+}
+
+/* The same, of all ranks together: after the update on any of them, else (train = false) on those that
+   ran. */
+static tt_status tt__read_results(tt_program *p)
+{
+    const bool trains = p->settings.options.train;
+    tt_status status = tt__read_rank(p, 0);
+    p->results = p->rank[0].results;
+    for (int d = 1; d < p->present && !trains && status == TT_OK; d++) {
+        const tt__totals *own = &p->rank[tt__first_of(p, d)].results.totals;
+        status = tt__read_rank(p, tt__first_of(p, d));
+        p->results.totals.loss += own->loss;
+        p->results.totals.targets += own->targets;
+        p->results.totals.correct += own->correct;
+    }
+    return status;
+}
+
+/* Sums what losses have counted in the micro-batches of the step so far; of several ranks, where the tree of
+   sums has not been summed yet. Notes the first data rank whose loss is not finite (0: maybe none). */
+static tt_status tt__read_counts(tt_program *p, int *bad)
+{
+    const tt_tape *t = p->built.t;
+    const tt__value *x = &t->values[t->counted];
+    tt__totals all = {0, 0, 0}, some;
+    tt_status status = t->counted ? TT_OK : tt__read_results(p);
+    *bad = 0;
+    if (!t->counted) return status;
+    for (int k = 0; k < tt__slots(p); k++) /* leaf by leaf, so that any number of ranks gives the same bits */
+        for (int d = 0; d < p->arena->data && status == TT_OK; d++) {
+            const int rank = tt__first_of(p, d);
+            const char *from = x->space == TT__HOST ? p->rank[rank].host : p->arena->memory[rank];
+            if (d >= p->in_slot[k]) continue;
+            from += x->place + (size_t)k * tt__slot_bytes(x);
+            if (x->space == TT__HOST) memcpy(&some, from, sizeof some);
+            else status = tt__read_memory(p->ctx, p->arena, rank, &some, TT_U8, from, TT_U8, sizeof some);
+            if (isfinite(all.loss) && !isfinite(some.loss)) *bad = d;
+            all.loss += some.loss;
+            all.targets += some.targets;
+            all.correct += some.correct;
+        }
+    p->results.totals = all;
     return status;
 }
 
@@ -11061,7 +14212,7 @@ static void tt__give_stats(const tt_program *p, tt_stats *stats, double norm)
     stats->correct = p->results.totals.correct;
     stats->grad_norm = norm;
     stats->flops = p->flops;
-    stats->step = p->rank.run.step;
+    stats->step = p->run.step;
     stats->loss_scale = p->results.scale.scale;
     stats->skipped = (int64_t)p->results.scale.skipped;
 }
@@ -11071,20 +14222,23 @@ static void tt__begin_step(tt_program *p)
     memset(&p->results.totals, 0, sizeof p->results.totals);
     memset(&p->results.clipped, 0, sizeof p->results.clipped);
     p->flops = 0;
-    p->rank.run.micro = 0;
+    p->round = 0;
+    memset(p->in_slot, 0, sizeof p->in_slot);
     p->norm_known = p->micro_failed = false;
 }
 
-/* True also where the device does not let itself be read: what it says of that matters more. */
-static bool tt__all_finite(tt_program *p, int32_t v)
+/* Are all numbers of a value on a rank finite? True also where the device does not let itself be read: what
+   it says of that matters more. */
+static bool tt__all_finite(tt_program *p, int rank, int32_t v)
 {
-    tt__mat m = tt__resolve(p, v);
+    const tt__arena *a = p->arena;
+    tt__mat m = tt__resolve(p, rank, v);
     float x[256];
     for (int64_t r = 0; r < m.rows; r++)
         for (int64_t c = 0, n; c < m.cols; c += n) {
             n = tt__min(TT__COUNT(x), m.cols - c);
             const char *at = (const char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
-            if (tt__read_memory(p->ctx, p->arena, x, TT_F32, at, m.dtype, (size_t)n) != TT_OK) return true;
+            if (tt__read_memory(p->ctx, a, rank, x, TT_F32, at, m.dtype, (size_t)n) != TT_OK) return true;
             for (int64_t k = 0; k < n; k++) if (!isfinite(x[k])) return false;
         }
     return true;
@@ -11095,44 +14249,69 @@ static const char *tt__bad_parameter(tt_program *p)
 {
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
-        if (x->storage == TT__PARAMETER && x->base == v && !tt__all_finite(p, v)) return x->name;
+        for (int r = 0; r < p->settings.crew->ranks; r++)
+            if (x->storage == TT__PARAMETER && x->base == v && !tt__all_finite(p, r, v)) return x->name;
     }
     return NULL;
 }
 
-/* Fails if the loss is not finite, and says whether a parameter is the cause. */
+/* Fails if the loss is not finite, and says whether a parameter is the cause. micro: the number of the micro-
+   batch in the step; -1: any of them. */
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
+    char which[64] = "";
     if (isfinite(p->results.totals.loss)) return TT_OK;
     const char *bad = tt__bad_parameter(p);
-    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld, micro-batch %lld: the loss '%s' is not finite; "
-                    "nothing was updated: %s%s%s", (long long)p->rank.run.step, (long long)micro,
-                    p->built.t->values[p->built.root].name,
+    if (micro >= 0) snprintf(which, sizeof which, ", micro-batch %lld", (long long)micro);
+    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld%s: the loss '%s' is not finite; nothing was updated: "
+                    "%s%s%s", (long long)p->run.step, which, p->built.t->values[p->built.root].name,
                     bad ? "parameter '" : "check the inputs, or lower the learning rate", bad ? bad : "",
                     bad ? "' has a number that is not finite" : "");
 }
 
-/* Forward, and backward of a program that trains, of one micro-batch. Results that the device has yet to
-   compute are read if the caller wants them, else not waited for: a loss that is not finite shows when the
-   step ends. */
+/* Forward, and backward of a program that trains, of a micro-batch on each of the first data ranks. Results
+   that the device has yet to compute are read if the caller wants them, else not waited for: a loss that is
+   not finite shows when the step ends. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const tt_tape *t = p->built.t;
+    const bool train = p->settings.options.train;
+    int bad = 0; /* the first data rank with a loss that is not finite */
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
     if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number: undoing it is exact */
         int exponent = 0;
         for (int k = 0; k < t->n_code; k++)
-            if (tt__is(&t->code[k], TT__LOSS)) frexp((double)tt__actual_rows(p, t->code[k].in[0]), &exponent);
-        p->rank.run.loss_norm = ldexp(1.0, exponent);
+            if (tt__is(&t->code[k], TT__LOSS))
+                frexp((double)tt__actual_rows(p, 0, t->code[k].in[0]), &exponent);
+        p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
+    int *in_slot = &p->in_slot[tt__slot(p)];
+    *in_slot = p->present > *in_slot ? p->present : *in_slot;
     status = tt__run_segment(p, TT__EACH_MICRO);
     tt__forget_inputs(p);
-    if (status == TT_OK && (wanted || p->settings.kind->host)) status = tt__read_results(p);
-    if (status == TT_OK && p->settings.options.train) status = tt__check_loss(p, p->rank.run.micro);
-    return status;
+    if (status == TT_OK && (wanted || p->settings.kind->host)) {
+        status = train ? tt__read_counts(p, &bad) : tt__read_results(p);
+    }
+    const int64_t number = p->round * p->arena->data + bad; /* of the micro-batch in the step */
+    return status == TT_OK && train ? tt__check_loss(p, number) : status;
+}
+
+/* Sums the slots of a lap, in programs that do so after each. */
+static tt_status tt__run_lap(tt_program *p)
+{
+    const tt_tape *t = p->built.t;
+    const bool any = tt__segment_first(t, TT__EACH_LAP) < tt__segment_first(t, TT__EACH_STEP);
+    return any ? tt__run_segment(p, TT__EACH_LAP) : TT_OK;
+}
+
+/* Ends a round: sums the tree of a lap where that is over. */
+static tt_status tt__end_round(tt_program *p)
+{
+    p->round++;
+    return p->round % tt__slots(p) ? TT_OK : tt__run_lap(p);
 }
 
 tt_status tt_run(tt_program *p, tt_stats *stats)
@@ -11146,6 +14325,18 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
     return status;
 }
 
+/* What the last run of a program that does not train has found on one data rank. */
+static void tt__rank_stats(const tt_program *p, int data_rank, tt_stats *stats)
+{
+    const tt__totals *own = &p->rank[tt__first_of(p, data_rank)].results.totals;
+    tt__give_stats(p, stats, 0);
+    stats->loss = own->targets > 0 ? own->loss / own->targets : 0;
+    stats->targets = own->targets;
+    stats->correct = own->correct;
+    stats->flops = 0;
+    for (int k = 0; k < p->arena->tensor; k++) stats->flops += p->rank[tt__first_of(p, data_rank) + k].flops;
+}
+
 static tt_status tt__check_lr(tt_program *p, float lr)
 {
     if (lr >= 0 && isfinite(lr)) return TT_OK;
@@ -11157,21 +14348,26 @@ static tt_status tt__norm_failed(tt_program *p)
 {
     const tt_tape *t = p->built.t;
     const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
-    const long long step = (long long)p->rank.run.step;
-    for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
-        const tt__instr *i = &t->code[k];
-        float square = 0;
-        if (t->values[i->in[0]].storage != TT__GRADIENT || tt__is(i, TT__RMW)) continue;
-        const void *at = tt__resolve(p, i->out[0]).data;
-        tt_status status = tt__read_memory(p->ctx, p->arena, &square, TT_F32, at, TT_F32, 1);
-        if (status != TT_OK) return status;
-        if (isfinite(square)) continue;
-        const bool finite = tt__all_finite(p, i->in[0]);
-        const char *what = finite ? "overflows" : "is not finite";
+    const long long step = (long long)p->run.step;
+    const char *at = (const char *)tt__resolve(p, 0, t->squares).data;
+    int n, parted;
+    int32_t *list = tt__trained(t, &n, &parted), bad = 0;
+    float square = 0;
+    bool finite = true;
+    tt_status status = list ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < n && !bad && status == TT_OK; k++) {
+        status = tt__read_memory(p->ctx, p->arena, 0, &square, TT_F32, at + (size_t)k * 4, TT_F32, 1);
+        if (status == TT_OK && !isfinite(square)) bad = list[k];
+    }
+    tt__free(p->ctx, list);
+    if (status != TT_OK) return status;
+    for (int r = 0; r < p->settings.crew->ranks && bad; r++)
+        finite = finite && tt__all_finite(p, r, t->values[bad].grad);
+    if (bad)
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was "
                         "updated", step, finite ? "sum of squares of the " : "",
-                        p->ctx->params[t->values[i->in[0]].param]->name, what, lowest);
-    }
+                        p->ctx->params[t->values[bad].param]->name,
+                        finite ? "overflows" : "is not finite", lowest);
     return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was "
                     "updated", step, lowest);
 }
@@ -11180,17 +14376,19 @@ static tt_status tt__norm_failed(tt_program *p)
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
-    p->rank.run.lr = lr;
-    tt_status status = tt__run_segment(p, TT__EACH_STEP);
+    p->run.lr = lr;
+    tt_status status = p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
+    if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP);
     if (status == TT_OK) status = tt__read_results(p);
     if (status != TT_OK) return status;
     if (!(p->results.totals.targets > 0))
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight "
-                        "0); nothing was updated", (long long)p->rank.run.step);
-    if ((status = tt__check_loss(p, p->rank.run.micro)) != TT_OK) return status;
+                        "0); nothing was updated", (long long)p->run.step);
+    const bool one = p->round == 1 && p->arena->data == 1;
+    if ((status = tt__check_loss(p, one ? 0 : -1)) != TT_OK) return status;
     const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
     if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale has fallen */
-    if (finite) p->rank.run.step++;
+    if (finite) p->run.step++;
     tt__give_stats(p, stats, finite ? p->results.clipped.norm : 0);
     return TT_OK;
 }
@@ -11203,65 +14401,144 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
     if (status != TT_OK) return status;
     tt__begin_step(p);
     status = tt__micro(p, false);
-    return status == TT_OK ? tt__finish_step(p, lr, stats) : status;
+    if (status == TT_OK) status = tt__end_round(p);
+    if (status == TT_OK) status = tt__finish_step(p, lr, stats);
+    p->round = 0;
+    return status;
 }
 
 tt_status tt_micro_step(tt_program *p, tt_stats *stats)
 {
-    if (!p->built.t->accumulate)
+    if (!p->settings.options.train || !p->settings.options.accumulate)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and "
                         "accumulate");
-    if (p->rank.run.micro == 0) tt__begin_step(p);
+    if (p->round == 0) tt__begin_step(p);
     if (p->micro_failed)
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: tt_update ends "
                         "the step without updating");
     tt_status status = tt__micro(p, stats != NULL);
-    if (status != TT_OK && p->rank.run.micro > 0) p->micro_failed = true; /* gradients may hold half of it */
+    if (status == TT_OK) status = tt__end_round(p);
+    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may hold half of it */
     if (status != TT_OK) return status;
-    p->rank.run.micro++;
     tt__give_stats(p, stats, 0);
     return TT_OK;
 }
 
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 {
-    if (!p->built.t->accumulate)
+    if (!p->settings.options.train || !p->settings.options.accumulate)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and "
                         "accumulate");
-    if (p->rank.run.micro == 0)
+    if (p->round == 0)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
     if (!p->micro_failed) status = tt__finish_step(p, lr, stats);
     else status = tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed; nothing was updated",
-                           (long long)p->rank.run.step);
-    p->rank.run.micro = 0;
+                           (long long)p->run.step);
+    p->round = 0;
     return status;
+}
+
+enum { TT__LEAF_PIECE = 256 };
+
+/* a += b, rounded to a dtype. */
+static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
+{
+    uint16_t half[TT__LEAF_PIECE];
+    for (int64_t k = 0; k < n; k++) a[k] += b[k];
+    if (dtype == TT_F32) return;
+    tt__convert(half, dtype, a, TT_F32, (size_t)n);
+    tt__convert(a, TT_F32, half, dtype, (size_t)n);
+}
+
+/* Reads elements [at, at + n) of a slot of gradient v as floats. */
+static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
+{
+    const tt__value *x = &p->built.t->values[v];
+    const char *from = p->arena->memory[rank] + tt__region(p, x) + x->place;
+    from += (size_t)slot * tt__slot_bytes(x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
+    return tt__read_memory(p->ctx, p->arena, rank, to, TT_F32, from, x->shape.dtype, (size_t)n);
+}
+
+/* The gradient of a parameter as it is so far, in what may be several storages, which are stored alike. Sums
+   of a step: the leaves of all data ranks in one. Sums of micro-batches, which ranks have summed: a total,
+   and where ranks have several slots, those that the lap at hand has filled. */
+typedef struct tt__so_far {
+    int32_t leaves, total; /* 0: no such storage */
+    int slots;
+    tt__part part;         /* what ranks have of them */
+} tt__so_far;
+
+/* Adds them up as the tree of sums will. */
+static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__stored *stored, float *to)
+{
+    const int data = p->built.t->sums_micros ? 1 : p->arena->data;
+    const tt_dtype dtype = p->built.t->values[g->leaves ? g->leaves : g->total].shape.dtype;
+    const int64_t size = stored->rows * stored->cols;
+    const size_t bytes = sizeof(float[TT__LEAF_PIECE]) * (size_t)(g->slots * data + 1);
+    float (*leaf)[TT__LEAF_PIECE] = (float (*)[TT__LEAF_PIECE])tt__alloc(p->ctx, bytes);
+    tt_status status = leaf ? TT_OK : TT_ERR_MEMORY;
+    for (int64_t e = 0, n; e < size && status == TT_OK; e += n) {
+        int rank, many = 0;
+        const int64_t at = tt__stored_at(stored, e, &rank, &n);
+        n = tt__min(n, TT__LEAF_PIECE);
+        for (int l = 0; l < g->slots * data && status == TT_OK; l++) {
+            const int slot = l / data, of = tt__first_of(p, l % data) + rank;
+            if (data > 1 && l % data >= p->in_slot[slot]) continue;
+            status = tt__read_slot(p, of, g->leaves, slot, at, leaf[many++], n);
+        }
+        for (int s = 1; s < many; s *= 2)
+            for (int l = 0; l + s < many; l += 2 * s) tt__add_rounded(dtype, leaf[l], leaf[l + s], n);
+        if (g->total && status == TT_OK) status = tt__read_slot(p, rank, g->total, 0, at, leaf[many++], n);
+        if (g->total && many > 1) tt__add_rounded(dtype, leaf[0], leaf[many - 1], n);
+        if (status == TT_OK) memcpy(to + e, leaf[0], sizeof(float) * (size_t)n);
+    }
+    tt__free(p->ctx, leaf);
+    return status;
+}
+
+/* Where a parameter's gradient is so far. False: it has none. */
+static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so_far *g)
+{
+    const tt_tape *t = p->built.t;
+    const int slots = tt__slots(p);
+    bool found = false;
+    memset(g, 0, sizeof *g);
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__value *x = &t->values[v];
+        const bool gradient = x->storage == TT__GRADIENT && x->base == v && x->persistent;
+        if (!gradient || x->param != param->index || param->ctx != p->ctx) continue;
+        g->part = x->part;
+        found = true;
+        if (t->sums_micros && x->slots <= 1) g->total = p->round >= slots ? v : 0;
+        else g->leaves = v;
+    }
+    if (g->leaves) g->slots = t->sums_micros ? (int)(p->round % slots) : (int)tt__min(p->round, slots);
+    return found;
 }
 
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
 {
     const tt__results *of = &p->results;
-    if (!p->built.t->accumulate || p->rank.run.micro == 0)
+    tt__so_far g;
+    int bad;
+    if (!p->settings.options.train || !p->settings.options.accumulate || p->round == 0)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step "
                         "and tt_update of a program compiled with accumulate");
-    tt_status status = tt__read_results(p);
+    tt_status status = tt__read_counts(p, &bad);
     if (status != TT_OK) return status;
     if (!(of->totals.targets > 0))
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored "
                         "or have weight 0), so there is no mean");
-    for (int32_t v = 1; v < p->built.t->n_values; v++) {
-        const tt__value *x = &p->built.t->values[v];
-        const bool gradient = x->storage == TT__GRADIENT && x->base == v;
-        if (!gradient || x->param != param->index || param->ctx != p->ctx) continue;
-        const tt__mat m = tt__resolve(p, v);
-        status = tt__read_memory(p->ctx, p->arena, to, TT_F32, m.data, m.dtype, (size_t)param->size);
-        for (int64_t k = 0; k < param->size && status == TT_OK; k++)
-            to[k] = (float)(to[k] * (p->rank.run.loss_norm / of->totals.targets / of->scale.scale));
-        return status;
-    }
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this "
-                    "program: it is frozen or not used", param->name);
+    if (!tt__find_gradient(p, param, &g))
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this "
+                        "program: it is frozen or not used", param->name);
+    const tt__stored stored = tt__stored_of(param, &g.part, p->arena);
+    status = tt__sum_so_far(p, &g, &stored, to);
+    for (int64_t k = 0; k < param->size && status == TT_OK; k++)
+        to[k] = (float)(to[k] * (p->run.loss_norm / of->totals.targets / of->scale.scale));
+    return status;
 }
 
 /* ---- what those who train a program ask of it */
@@ -11296,9 +14573,9 @@ static bool *tt__needed_for(const tt_tape *t, tt_value v)
 }
 
 /* Forgets the micro-batches of the step at hand: the next is the first of a step. */
-static void tt__discard_step(tt_program *p) { p->rank.run.micro = 0; }
-static bool tt__within_step(const tt_program *p) { return p->rank.run.micro > 0; }
-int64_t tt_program_steps(const tt_program *p) { return p->rank.run.step; }
+static void tt__discard_step(tt_program *p) { p->round = 0; }
+static bool tt__within_step(const tt_program *p) { return p->round > 0; }
+int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
 /* What decides a training's numbers: what was recorded, its precision and products, loss scaling, and how the
    optimizer's instructions update. How the program is placed, recomputed or run does not, nor its device. */
@@ -11311,9 +14588,16 @@ static uint64_t tt__program_hash(const tt_program *p)
     const float scaling[] = {scales ? s->growth : 0, scales ? s->backoff : 0};
     uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
     hash = tt__hash_on(hash, scaling, sizeof scaling);
-    for (int k = 0; k < p->built.t->n_code; k++) {
+    const tt_parallel *ranks = &p->settings.options.parallel;
+    const int leaves[] = {ranks->groups, p->built.t->sums_micros};
+    if (ranks->groups > 1 || p->built.t->sums_micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
+    const tt__attr none = tt__new_instr(0).attr;
+    for (int32_t v = 1; v < p->built.t->n_values; v++)
+        if (tt__is_trained(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* of its sum of squares */
+    for (int k = tt__segment_first(p->built.t, TT__EACH_STEP); k < p->built.t->n_code; k++) {
         const tt__instr *i = &p->built.t->code[k];
-        if (i->segment == TT__EACH_STEP) hash = tt__attr_hash(hash, &i->attr);
+        const bool updates = tt__is(i, TT__WITH_RUN) || tt__is(i, TT__RMW);
+        if (updates && !i->move.over) hash = tt__attr_hash(hash, &i->attr);
     }
     return hash;
 }
@@ -11333,7 +14617,7 @@ static tt__state_header tt__state_header_of(const tt_program *p)
 {
     const tt__settings *set = &p->settings;
     const tt__scale *s = &p->results.scale;
-    const tt__state_header h = {TT__STATE_VERSION, (int64_t)p->rank.run.seed, p->rank.run.step,
+    const tt__state_header h = {TT__STATE_VERSION, (int64_t)p->run.seed, p->run.step,
                                 (int64_t)s->good_steps, (int64_t)s->skipped, s->scale,
                                 (int64_t)set->options.optimizer.kind, (int64_t)set->precision.kind,
                                 (int64_t)tt__program_hash(p)};
@@ -11397,6 +14681,27 @@ static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
     return tt__storage_of(p, k, to) && to->first <= p->built.peak_at && to->last >= p->built.peak_at;
 }
 
+/* Bytes that a rank loads from others in a step of one full micro-batch on each data rank; *least: as
+   tt_plan.moved_least_bytes. */
+static double tt__moved_by(const tt_program *p, int rank, double *least)
+{
+    const tt_tape *t = p->built.t;
+    double bytes = *least = 0;
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* such a step has the first slot alone */
+        const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+        const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
+        const double item = (double)tt_dtype_bytes(x->shape.dtype);
+        int me;
+        const tt__members all = tt__members_of(p, rank, &i->move, &me);
+        const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
+        bytes += item * (double)loads.done;
+        if (x->param >= 0 || i->segment == TT__EACH_MICRO) *least += item * loads.least;
+    }
+    return bytes;
+}
+
 tt_plan tt_program_plan(const tt_program *p)
 {
     tt_plan plan;
@@ -11404,11 +14709,21 @@ tt_plan tt_program_plan(const tt_program *p)
     const tt_tape *t = p->built.t;
     memset(&plan, 0, sizeof plan);
     plan.device = p->settings.kind->name;
-    plan.persistent_bytes = p->arena->persistent;
-    plan.bytes = p->arena->persistent + p->arena->transient;
-    plan.lower_bound_bytes = p->arena->persistent + p->built.bound;
+    plan.ranks = p->settings.crew->ranks;
+    plan.data = p->arena->data;
+    plan.tensor = p->arena->tensor;
+    plan.bytes = tt__arena_size(p->arena, 0);
+    plan.bytes_least = tt__arena_size(p->arena, plan.ranks - 1);
+    plan.persistent_bytes = plan.bytes - p->arena->transient;
+    plan.lower_bound_bytes = plan.persistent_bytes + p->built.bound;
+    for (int r = 0; r < plan.ranks && plan.ranks > 1; r++) {
+        double least, moved = tt__moved_by(p, r, &least);
+        plan.moved_bytes = (size_t)fmax((double)plan.moved_bytes, moved);
+        plan.moved_least_bytes = (size_t)fmax((double)plan.moved_least_bytes, least);
+    }
     plan.host_bytes = p->built.host_persistent + p->built.host_transient + tt__staging_bytes(p);
     if (!p->settings.kind->host) plan.host_bytes += TT__BOUNCE;
+    if (!p->settings.kind->host && p->settings.crew->ranks > 1) plan.host_bytes += TT__STAGE;
     plan.instructions = t->n_code;
     plan.values = t->n_values - 1;
     for (int k = 0; k < tt__storages(p); k++)
@@ -11536,15 +14851,39 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__free(p->ctx, all);
 }
 
+/* What a plan is for: "cuda", or "cuda*8 (data 4, tensor 2, zero 3)". */
+static void tt__print_ranks(const tt_program *p, tt__text *text)
+{
+    const tt_parallel *how = &p->settings.options.parallel;
+    const tt__crew *c = p->settings.crew;
+    tt__print(text, "%s", c->ranks > 1 ? c->name : c->kind->name);
+    if (c->ranks == 1) return;
+    tt__print(text, " (data %d", how->data);
+    if (how->tensor > 1) tt__print(text, ", tensor %d%s", how->tensor, how->sequence ? ", sequence" : "");
+    if (how->groups > how->data) tt__print(text, ", groups %d", how->groups);
+    if (how->server) tt__print(text, ", server");
+    else if (how->data > 1) tt__print(text, ", zero %d", how->zero);
+    tt__print(text, ")");
+}
+
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
     const tt_plan plan = tt_program_plan(p);
     const double mb = 1e-6, transient = mb * (double)(plan.bytes - plan.persistent_bytes);
-    tt__print(&text, "memory plan for %s: %.1f MB (%.1f persistent, %.1f transient; lower bound %.1f; %.1f "
-              "to initialise the parameters)\n", plan.device, mb * (double)plan.bytes,
-              mb * (double)plan.persistent_bytes, transient, mb * (double)plan.lower_bound_bytes,
-              mb * (double)plan.init_bytes);
+    const bool alike = plan.bytes == plan.bytes_least;
+    tt__print(&text, "memory plan for ");
+    tt__print_ranks(p, &text);
+    tt__print(&text, ": %s%.1f MB", plan.ranks == 1 ? "" : alike ? "every rank " : "the server ",
+              mb * (double)plan.bytes);
+    if (!alike) tt__print(&text, ", every other rank %.1f", mb * (double)plan.bytes_least);
+    tt__print(&text, " (%.1f persistent, %.1f transient; lower bound %.1f; %.1f to initialise the "
+              "parameters)\n", mb * (double)plan.persistent_bytes, transient,
+              mb * (double)plan.lower_bound_bytes, mb * (double)plan.init_bytes);
+    if (plan.ranks > 1)
+        tt__print(&text, "  moved a step and rank: %.1f MB between ranks (at least %.1f), with one "
+                  "micro-batch on each\n", mb * (double)plan.moved_bytes,
+                  mb * (double)plan.moved_least_bytes);
     tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity",
               plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
     if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);
@@ -11682,9 +15021,11 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
               "font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'>\n", TT__BOTTOM + 64,
               TT__BOTTOM + 64);
     tt__print(&text, "<rect x='.5' y='.5' width='879' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n"
-              "<text x='%d' y='28' font-size='15' font-weight='bold'>Memory of one %s on %s, by "
-              "instruction</text>\n", TT__BOTTOM + 63, TT__LEFT,
-              p->settings.options.train ? "training step" : "run", plan.device);
+              "<text x='%d' y='28' font-size='15' font-weight='bold'>Memory of one %s on ", TT__BOTTOM + 63,
+              TT__LEFT, p->settings.options.train ? "training step" : "run");
+    tt__print_ranks(p, &text);
+    tt__print(&text, "%s, by instruction</text>\n", plan.ranks == 1 ? "" :
+              plan.bytes == plan.bytes_least ? ", every rank" : ", the server");
     tt__print(&text, "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10'>\n"
               "<path stroke='#e2e2e2' d='", TT__LEFT, TT__BOTTOM);
     for (int k = 1; k * step * unit < full; k++)
@@ -12984,14 +16325,15 @@ static uint32_t tt__hash_byte(uint32_t hash, unsigned char byte) { return (hash 
 static const char *const tt__special_tokens[] = {"[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"};
 enum { TT__UNK, TT__CLS, TT__SEP };
 
-typedef struct tt__piece { uint32_t start, bytes; bool continues; } tt__piece; /* in the file, without ## */
+/* In the file, without ##. */
+typedef struct tt__wordpiece { uint32_t start, bytes; bool continues; } tt__wordpiece;
 typedef struct tt__bucket { uint32_t hash; int32_t id; } tt__bucket;              /* id -1: free */
 
 struct tt_tokenizer {
     tt_context *ctx;
     tt__unicode *unicode;
     tt__file_bytes file;      /* vocab.txt with a NUL behind each token */
-    tt__piece *pieces;      /* by id */
+    tt__wordpiece *pieces;      /* by id */
     tt__bucket *slots;        /* open addressing, at most half full */
     uint32_t mask;
     int size, capacity, longest;
@@ -13016,7 +16358,7 @@ static uint32_t tt__vocab_slot(const tt_tokenizer *k, const char *text, uint32_t
     uint32_t at = (hash ^ hash >> 15) & k->mask;
     for (; k->slots[at].id >= 0; at = (at + 1) & k->mask) {
         if (k->slots[at].hash != hash) continue;
-        const tt__piece *piece = &k->pieces[k->slots[at].id];
+        const tt__wordpiece *piece = &k->pieces[k->slots[at].id];
         if (piece->bytes == bytes && piece->continues == continues &&
             memcmp(k->file.bytes + piece->start, text, bytes) == 0)
             break;
@@ -13076,7 +16418,7 @@ static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
         text[end] = 0;
         if (!TT__GROW(ctx, k->pieces, k->size, k->capacity))
             return tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %d tokens of '%s'", k->size + 1, path);
-        tt__piece *piece = &k->pieces[k->size++];
+        tt__wordpiece *piece = &k->pieces[k->size++];
         piece->continues = end - start > 2 && text[start] == '#' && text[start + 1] == '#';
         piece->start = (uint32_t)(start + (piece->continues ? 2 : 0));
         piece->bytes = (uint32_t)(end - piece->start);
@@ -13089,7 +16431,7 @@ static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
     memset(k->slots, 0xFF, slots * sizeof *k->slots);
     /* a token that is there twice has the id of the last, as in transformers */
     for (int id = 0; id < k->size; id++) {
-        const tt__piece *piece = &k->pieces[id];
+        const tt__wordpiece *piece = &k->pieces[id];
         const char *token = text + piece->start;
         uint32_t hash = tt__vocab_hash(token, piece->bytes, piece->continues);
         tt__bucket *slot = &k->slots[tt__vocab_slot(k, token, piece->bytes, piece->continues, hash)];
@@ -14062,7 +17404,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
 
 tt_loader_options tt_loader_options_default(void)
 {
-    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1};
+    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1, {0, 1, 1, false, false, 0, false}};
     return o;
 }
 
@@ -14095,6 +17437,7 @@ struct tt_loader {
     const tt_dataset *d;
     const tt_tokenizer *k;
     tt_loader_options o;
+    int groups, data;              /* that each step is dealt out to; data ranks */
     int max_seqs, max_tokens;
     bool wide;                     /* ids need more than 16 bits */
     bool sort;                     /* windows are sorted, and their steps shuffled */
@@ -14128,12 +17471,25 @@ struct tt_loader {
     int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
     int in_step;                   /* sequences of the step that were handed out */
+    int micro;                     /* micro-batches of the step that were handed out, of texts */
+    /* The texts of the step at hand by micro-batch, and where each of these ends there. While they are dealt
+       out: their places in the step, longest first, the micro-batch of each place, the tokens of each micro-
+       batch. All are (batch). */
+    uint32_t *dealt, *by_length;
+    int *ends, *micro_of, *filled;
     tt_status status;              /* of the last tt_loader_next */
     double waited;
     int32_t *ids, *positions, *types, *seq_start, *labels;
     int64_t *index;
     tt_source source;
 };
+
+/* Into how many micro-batches n sequences are cut, if tokens leave it at that: equally many for each group,
+   as far as there are sequences. */
+static int64_t tt__loader_micros(const tt_loader *l, int64_t n)
+{
+    return tt__min(n, l->groups * tt__ceil_div(n, (int64_t)l->groups * l->max_seqs));
+}
 
 #define TT__TEXTS_AT_ONCE 64 /* of a task */
 
@@ -14185,16 +17541,14 @@ static bool tt__loader_tokenize(tt_loader *l)
             false;
 
     /* A micro-batch needs no more than the longest texts do; nor does a step. */
-    int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0, step = 0;
+    int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
+    const int64_t most = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->order[i] = i;
     tt__sort_indices(l->order, count, tt__loader_longer, l->tokens);
     l->max_seqs = (int)tt__min(l->max_seqs, room / 2); /* a text has [CLS] and [SEP] at least */
-    for (int64_t i = 0; i < tt__min(l->o.batch, l->d->count); i++) {
-        step += l->tokens[l->order[i]].count;
-        if (i < l->max_seqs) micro = step;
-    }
+    for (int64_t i = 0; i < tt__min(l->max_seqs, most); i++) micro += l->tokens[l->order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
-    l->accumulates = step > l->max_tokens;
+    l->accumulates = micro > room || tt__loader_micros(l, most) > l->data;
     return true;
 }
 
@@ -14205,8 +17559,73 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
     batch->labels = l->labels;
     batch->index = l->index;
     batch->last_of_step = last_of_step;
-    if (last_of_step) l->step++, l->in_step = 0;
+    if (last_of_step) l->step++, l->in_step = l->micro = 0;
     return true;
+}
+
+/* ---- the micro-batches of a step of texts: l->dealt and l->ends */
+
+/* One group: each micro-batch takes texts in their order until it is full. */
+static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
+{
+    int micro = 0, seqs = 0, tokens = 0;
+    for (int i = 0; i < n; i++) {
+        const int more = l->tokens[texts[i]].count;
+        if (seqs == l->max_seqs || more > l->max_tokens - tokens) l->ends[micro++] = i, seqs = tokens = 0;
+        l->dealt[i] = texts[i];
+        seqs++;
+        tokens += more;
+    }
+    l->ends[micro] = n;
+}
+
+typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
+
+static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
+{
+    const tt__step_texts *s = (const tt__step_texts *)arg;
+    const int x = s->tokens[s->texts[a]].count, y = s->tokens[s->texts[b]].count;
+    return x != y ? x > y : a < b;
+}
+
+/* Gives each text, longest first, to the micro-batch that has fewest tokens and room for one more (Graham,
+   "Bounds on multiprocessing timing anomalies", 1969). Counts the texts of each in l->ends. False: one would
+   have more than max_tokens. */
+static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micros)
+{
+    memset(l->ends, 0, sizeof *l->ends * (size_t)micros);
+    memset(l->filled, 0, sizeof *l->filled * (size_t)micros);
+    for (int i = 0; i < n; i++) {
+        const uint32_t place = l->by_length[i];
+        int to = -1;
+        for (int k = 0; k < micros; k++)
+            if (l->ends[k] < l->max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
+        l->filled[to] += l->tokens[texts[place]].count;
+        if (l->filled[to] > l->max_tokens) return false;
+        l->ends[to]++;
+        l->micro_of[place] = to;
+    }
+    return true;
+}
+
+/* Cuts a step of n texts; those of a micro-batch keep their order. */
+static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
+{
+    const tt__step_texts step = {l->tokens, texts};
+    int micros = (int)tt__loader_micros(l, n), from = 0;
+    if (l->groups == 1) {
+        tt__loader_fill(l, texts, n);
+        return;
+    }
+    for (int i = 0; i < n; i++) l->by_length[i] = (uint32_t)i;
+    tt__sort_indices(l->by_length, (size_t)n, tt__place_longer, &step);
+    while (!tt__loader_deal(l, texts, n, micros)) micros = (int)tt__min(n, micros + l->groups);
+    for (int k = 0; k < micros; k++) { /* from now on where the next text of each goes */
+        const int seqs = l->ends[k];
+        l->ends[k] = from;
+        from += seqs;
+    }
+    for (int i = 0; i < n; i++) l->dealt[l->ends[l->micro_of[i]]++] = texts[i];
 }
 
 /* ---- images of a loader */
@@ -14214,10 +17633,20 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
 /* The micro-batch of place `at` of the epoch, its first place, and how many images it has. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
-    int64_t step = at / l->o.batch, within = at % l->o.batch / l->max_seqs;
-    *first = step * l->o.batch + within * l->max_seqs;
-    *seqs = (int)tt__min(tt__min(l->max_seqs, (step + 1) * l->o.batch - *first), l->texts - *first);
-    return step * tt__ceil_div(l->o.batch, l->max_seqs) + within;
+    const int64_t step = at / l->o.batch, from = step * l->o.batch, n = tt__min(l->o.batch, l->texts - from);
+    const int64_t micros = tt__loader_micros(l, n), whole = tt__loader_micros(l, l->o.batch);
+    int64_t within, end;
+    if (l->groups == 1) { /* all but the last are full */
+        within = (at - from) / l->max_seqs;
+        *first = from + within * l->max_seqs;
+        end = tt__min(from + n, *first + l->max_seqs);
+    } else {
+        within = ((at - from + 1) * micros - 1) / n;
+        *first = from + within * n / micros;
+        end = from + (within + 1) * n / micros;
+    }
+    *seqs = (int)(end - *first);
+    return step * whole + within;
 }
 
 /* Does a result fit into an image of that size (after resizing), padded? */
@@ -14392,16 +17821,30 @@ void tt_loader_free(tt_loader *l)
     for (int i = 0; i < TT__LOADER_THREADS; i++) tt__resampler_free(ctx, &l->threads[i].resampler);
     for (int i = 0; l->ring && i < l->slots; i++) tt__free(ctx, l->ring[i].pixels);
     tt__chunks_free(ctx, &l->chunks);
-    void *const owned[] = {l->ring, l->order, l->scratch, l->tokens, l->sorted, l->step_order, l->ids,
-                           l->positions, l->types, l->seq_start, l->labels, l->index, l};
+    void *const owned[] = {l->ring, l->order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
+                           l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
+                           l->seq_start, l->labels, l->index, l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
+}
+
+static int tt__loader_groups(const tt_loader_options *o)
+{
+    return o->parallel.groups ? o->parallel.groups : (int)tt__max(1, o->parallel.data);
 }
 
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
 {
+    const int groups = tt__loader_groups(o), data = o->parallel.data;
     if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d and accumulate = %d; expected 1 <= "
                         "accumulate <= batch", o->batch, o->accumulate);
+    if (groups < 1 || data < 0 || (data && groups % data))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: parallel.groups = %d and parallel.data = %d; expected "
+                        "the trainer's tt_parallel after tt_parallel_on", o->parallel.groups, data);
+    if (groups > o->batch / o->accumulate)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: a step of batch = %d has fewer sequences than "
+                        "micro-batches, accumulate = %d for each of %d groups: set batch to %lld at least",
+                        o->batch, o->accumulate, groups, (long long)groups * o->accumulate);
     if (!d->count) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: the dataset is empty");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: threads = %d; expected 0 to %d", o->threads,
@@ -14419,7 +17862,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     if (o->window < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: window = %d; expected 0 (no sorting) or more batches",
                         o->window);
-    if (tt__ceil_div(o->batch, o->accumulate) > INT32_MAX / o->max_length && !o->max_tokens)
+    if (tt__ceil_div(o->batch, o->accumulate * groups) > INT32_MAX / o->max_length && !o->max_tokens)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d of max_length = %d are more tokens than "
                         "can be counted: set max_tokens", o->batch, o->max_length);
     return TT_OK;
@@ -14431,8 +17874,14 @@ static bool tt__loader_allocate(tt_loader *l) /* what texts need */
     if (!tt__loader_tokenize(l)) return false;
     size_t seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
+    size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch);
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
            (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
+           (l->dealt = (uint32_t *)tt__alloc(ctx, step_texts * 4)) &&
+           (l->by_length = (uint32_t *)tt__alloc(ctx, step_texts * 4)) &&
+           (l->ends = (int *)tt__alloc(ctx, step_texts * sizeof(int))) &&
+           (l->micro_of = (int *)tt__alloc(ctx, step_texts * sizeof(int))) &&
+           (l->filled = (int *)tt__alloc(ctx, step_texts * sizeof(int))) &&
            (l->ids = (int32_t *)tt__alloc(ctx, rows * 4)) &&
            (l->positions = (int32_t *)tt__alloc(ctx, rows * 4)) &&
            (l->types = (int32_t *)tt__calloc(ctx, rows * 4)) &&
@@ -14447,8 +17896,9 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     if (!tt__mul_size(l->image_bytes, (size_t)l->max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->max_seqs, o->height, o->width), false;
-    /* one that the trainer reads, one that is ready, and as many as give every thread two images to make */
-    l->slots = l->o.threads ? 2 + (int)tt__ceil_div(2 * l->o.threads, l->max_seqs) : 1;
+    /* one that the trainer reads, those of its next round, and as many as give every thread two images to
+       make */
+    l->slots = l->o.threads ? 1 + l->data + (int)tt__ceil_div(2 * l->o.threads, l->max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
         if (!(l->ring[i].pixels = (uint8_t *)tt__alloc(l->ctx, bytes))) return false;
@@ -14474,8 +17924,10 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     l->sort = k && o.shuffle && o.window > 1;
     l->steps = o.drop_last ? d->count / o.batch : tt__ceil_div(d->count, o.batch);
     l->texts = tt__min(d->count, l->steps * o.batch);
-    l->max_seqs = (int)tt__min(tt__ceil_div(o.batch, o.accumulate), d->count);
-    l->accumulates = l->max_seqs < tt__min(o.batch, d->count);
+    l->groups = tt__loader_groups(&o);
+    l->data = (int)tt__max(1, o.parallel.data);
+    l->max_seqs = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), d->count);
+    l->accumulates = tt__loader_micros(l, tt__min(o.batch, d->count)) > l->data;
     l->window_steps = l->sort ? tt__min(o.window, l->steps) : 1;
     l->epoch = l->window_at = -1;
     size_t seqs = (size_t)l->max_seqs;
@@ -14611,11 +18063,11 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
         l->window_at = -1;
     }
     l->step = step;
-    l->in_step = 0;
+    l->in_step = l->micro = 0;
     l->cursor = tt__min(step * l->o.batch, l->texts);
     l->failed = false;
     for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
-    l->base = step * tt__ceil_div(l->o.batch, l->max_seqs);
+    l->base = step * tt__loader_micros(l, l->o.batch);
     pthread_cond_broadcast(&l->work);
     pthread_mutex_unlock(&l->mutex);
     return TT_OK;
@@ -14652,10 +18104,10 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     int64_t from = (window * l->window_steps + l->step_order[l->step % l->window_steps]) * l->o.batch;
     int in_step = (int)tt__min(l->o.batch, l->texts - from), rows = 0, seqs = 0;
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
-    for (; l->in_step < in_step && seqs < l->max_seqs; seqs++, l->in_step++) {
-        uint32_t text = texts[l->in_step];
+    if (!l->micro) tt__loader_cut_step(l, texts, in_step);
+    for (const int end = l->ends[l->micro++]; l->in_step < end; seqs++, l->in_step++) {
+        const uint32_t text = l->dealt[l->in_step];
         const tt__tokens *tokens = &l->tokens[text];
-        if (tokens->count > l->max_tokens - rows) break;
         l->seq_start[seqs] = rows;
         l->labels[seqs] = l->d->examples[text].label;
         l->index[seqs] = text;
@@ -16122,6 +19574,9 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
+    int data;         /* ranks that micro-batches are dealt out to */
+    int staged;       /* micro-batches of the next round, on the first so many of these */
+    tt_stats so_far;  /* of the step's rounds that have run, where a caller wanted them */
     bool step_failed; /* a micro-batch failed: the others of its step are refused */
     int64_t saved_steps;
     tt_value output;
@@ -16157,6 +19612,7 @@ tt_train_options tt_train_options_default(void)
     o.matmul = "fp32";
     o.loss_scale = tt_loss_scale_default();
     o.recompute = "cheap";
+    o.parallel = tt_parallel_default();
     return o;
 }
 
@@ -16181,6 +19637,7 @@ static tt_compile_options tt__compile_options(const tt_train_options *o)
     c.loss_scale = o->loss_scale;
     c.recompute = o->recompute;
     c.device = o->device;
+    c.parallel = o->parallel;
     c.accumulate = o->accumulate;
     c.optimizer = o->optimizer;
     c.memory_budget = o->memory_budget;
@@ -16259,6 +19716,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     o.train = false;
     o.share = r->train;
     if (!(r->eval = tt_compile(t, loss, &o))) return r->ctx->status;
+    r->data = r->eval->arena->data;
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE, "the model has %d classes, and its output a width of %lld",
                         r->model.classes, (long long)r->output_width);
@@ -16402,8 +19860,8 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
     return TT_OK;
 }
 
-/* Sets the inputs; while predicting, to zeros where only the loss reads them. */
-static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, const tt_batch *b, bool predicting)
+/* Sets the inputs on a data rank; while predicting, to zeros where only the loss reads them. */
+static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     const bool same = r->model.same_length;
     const int64_t rows = same ? (int64_t)b->seqs * r->model.max_length : b->rows;
@@ -16425,7 +19883,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, const tt_batch *b,
         const bool zeros = predicting && !r->needed[r->inputs[at].value.id];
         if (!a->data && !zeros) continue;
         r->rows[at] = a->rows;
-        status = tt_set(p, r->inputs[at].value, zeros ? r->zeros : a->data, a->rows);
+        status = tt_set_rank(p, rank, r->inputs[at].value, zeros ? r->zeros : a->data, a->rows);
     }
     for (int k = 0; k < r->n_inputs && status == TT_OK; k++) {
         const tt_input_info *input = &r->inputs[k];
@@ -16436,56 +19894,109 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, const tt_batch *b,
         for (int j = 0; j < r->n_inputs && input->axis; j++)
             if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
-        status = tt_set(p, input->value, r->zeros, r->rows[k]);
+        status = tt_set_rank(p, rank, input->value, r->zeros, r->rows[k]);
     }
     return status;
 }
 
-static tt_status tt__set_batch(tt_trainer *r, tt_program *p, const tt_batch *b, bool predicting)
+/* After an error nothing is set on any rank. */
+static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
-    if (status != TT_OK) return status;
-    status = tt__set_arrays(r, p, b, predicting);
+    if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
     if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have another number of rows */
+    return status;
+}
+
+static bool tt__trainer_within_step(const tt_trainer *r)
+{
+    return r->staged > 0 || tt__within_step(r->train);
+}
+
+/* Forgets the micro-batches of the step at hand, those that wait for their round too. */
+static void tt__trainer_discard_step(tt_trainer *r)
+{
+    tt__discard_step(r->train);
+    tt__forget_inputs(r->train);
+    r->staged = 0;
+    memset(&r->so_far, 0, sizeof r->so_far);
+}
+
+/* Fails where micro-batches wait, in memory that evaluations and predictions use too. */
+static tt_status tt__none_staged(const tt_trainer *r)
+{
+    if (!r->staged) return TT_OK;
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "%d of the %d data ranks hold micro-batches of a step, which "
+                    "waits for more: evaluate and predict between steps", r->staged, r->data);
+}
+
+/* Runs the micro-batches that are staged and, if they are the last of their step, updates. */
+static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *stats)
+{
+    const float lr = tt_trainer_lr(r);
+    r->staged = 0;
+    if (!r->options.accumulate) return tt_step(r->train, lr, stats);
+    tt_status status = tt_micro_step(r->train, stats);
+    if (status == TT_OK && stats) r->so_far = *stats;
+    if (status == TT_OK && last_of_step) status = tt_update(r->train, lr, stats);
+    if (last_of_step) memset(&r->so_far, 0, sizeof r->so_far);
     return status;
 }
 
 tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool *updated)
 {
-    float lr = tt_trainer_lr(r);
     tt_status status = tt__must_train(r);
     if (updated) *updated = false;
     if (status != TT_OK) return status;
-    if (!r->options.accumulate && !b->last_of_step)
+    const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
+    if (!r->options.accumulate && !last && whole_round) {
+        r->step_failed = r->staged > 0;
+        tt__trainer_discard_step(r);
+        if (r->data > 1)
+            return tt__fail(r->ctx, TT_ERR_ARGUMENT, "last_of_step is not set in the batch: a step of more "
+                            "micro-batches than the %d data ranks needs a trainer made with accumulate = "
+                            "true", r->data);
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
                         "last_of_step is not set in the batch: a step of several micro-batches needs a "
                         "trainer made with accumulate = true");
-    const bool accumulates = r->options.accumulate;
+    }
     if (r->step_failed)
         status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others "
                           "are refused, up to the last, and nothing is updated");
-    if (status == TT_OK) status = tt__set_batch(r, r->train, b, false);
-    if (status == TT_OK) status = accumulates ? tt_micro_step(r->train, stats) : tt_step(r->train, lr, stats);
-    if (status == TT_OK && accumulates && b->last_of_step) status = tt_update(r->train, lr, stats);
-    if (status != TT_OK) tt__discard_step(r->train);
-    r->step_failed = status != TT_OK && !b->last_of_step;
-    if (updated) *updated = status == TT_OK && b->last_of_step;
+    if (status == TT_OK) status = tt__set_batch(r, r->train, r->staged, b, false);
+    if (status == TT_OK) r->staged++;
+    if (status == TT_OK && (whole_round || last)) status = tt__train_round(r, last, stats);
+    else if (status == TT_OK && stats) *stats = r->so_far;
+    if (status != TT_OK) tt__trainer_discard_step(r);
+    r->step_failed = status != TT_OK && !last;
+    if (updated) *updated = status == TT_OK && last;
     return status;
+}
+
+/* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
+   one rank would. */
+static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
+{
+    tt_stats s;
+    tt_status status = tt_run(r->eval, NULL);
+    if (status != TT_OK) return status;
+    for (int rank = 0; rank < batches; rank++) {
+        tt__rank_stats(r->eval, rank, &s);
+        const double targets = stats->targets + s.targets;
+        if (targets > 0) stats->loss = (stats->loss * stats->targets + s.loss * s.targets) / targets;
+        stats->targets = targets;
+        stats->correct += s.correct;
+        stats->flops += s.flops;
+    }
+    stats->step = tt_trainer_steps(r);
+    return TT_OK;
 }
 
 tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
 {
-    tt_stats s;
-    tt_status status = tt__set_batch(r, r->eval, b, false);
-    if (status == TT_OK) status = tt_run(r->eval, &s);
-    if (status != TT_OK) return status;
-    double targets = stats->targets + s.targets;
-    if (targets > 0) stats->loss = (stats->loss * stats->targets + s.loss * s.targets) / targets;
-    stats->targets = targets;
-    stats->correct += s.correct;
-    stats->flops += s.flops;
-    stats->step = tt_trainer_steps(r);
-    return TT_OK;
+    tt_status status = tt__none_staged(r);
+    if (status == TT_OK) status = tt__set_batch(r, r->eval, 0, b, false);
+    return status == TT_OK ? tt__evaluate_round(r, 1, stats) : status;
 }
 
 /* Has the trainer room for all of a source? Asked before the first micro-batch: a large one may come late. */
@@ -16537,15 +20048,22 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
     tt_batch b;
     bool more = true;
     int64_t step = 0;
+    int set = 0; /* batches, on so many data ranks */
     memset(stats, 0, sizeof *stats);
-    tt_status status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
-    while (status == TT_OK && !(stop && *stop)) {
+    tt_status status = tt__none_staged(r);
+    if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more && !(stop && *stop)) {
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
-        if (status != TT_OK || !more) break;
-        status = tt_evaluate_batch(r, &b, stats);
-        *items += tt__items(&b);
-        step += b.last_of_step;
+        if (status == TT_OK && more) {
+            status = tt__set_batch(r, r->eval, set++, &b, false);
+            *items += tt__items(&b);
+            step += b.last_of_step;
+        }
+        if (status != TT_OK || !set || (more && set < r->data)) continue;
+        status = tt__evaluate_round(r, set, stats);
+        set = 0;
     }
+    if (set) tt__forget_inputs(r->eval); /* of a round that was stopped, or failed */
     if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
 }
@@ -16562,9 +20080,10 @@ tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacit
 {
     if (!r->output.id)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the model gives no output: its `record` set none");
-    tt_status status = tt__set_batch(r, r->eval, b, true);
+    tt_status status = tt__none_staged(r);
+    if (status == TT_OK) status = tt__set_batch(r, r->eval, 0, b, true);
     if (status == TT_OK) status = tt_run(r->eval, NULL);
-    return status == TT_OK ? tt_get(r->eval, r->output, to, capacity) : status;
+    return status == TT_OK ? tt_get_rank(r->eval, 0, r->output, to, capacity) : status;
 }
 
 tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
@@ -16668,25 +20187,64 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     return TT_OK;
 }
 
-/* Moves the tensors of the state in pieces: to a file that is written or, w NULL, from one that is read. */
-static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
+/* Writes a tensor of the state to a file, in pieces from where ranks have them. */
+static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w)
 {
     const tt_program *p = s->p;
+    const tt__value *x = &p->built.t->values[s->kept[k].value];
+    const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
+    const int64_t size = stored.rows * stored.cols, item = (int64_t)tt_dtype_bytes(x->shape.dtype);
     tt_status status = TT_OK;
-    for (int k = 0; k < s->count; k++) {
-        const int tensor = w ? -1 : tt_safetensors_find(s->file, s->kept[k].name);
-        const size_t bytes = s->info[k + 1].bytes;
-        char *at = (char *)tt__resolve(p, s->kept[k].value).data, piece[16384];
-        for (size_t done = 0, n; done < bytes && status == TT_OK; done += n, at += n) {
-            n = bytes - done < sizeof piece ? bytes - done : sizeof piece;
-            if (w) status = tt__read_memory(p->ctx, p->arena, piece, TT_U8, at, TT_U8, n);
-            else status = tt_safetensors_read(s->file, tensor, done, n, piece);
-            if (status != TT_OK) continue;
-            if (w) status = tt_safetensors_write(w, piece, n);
-            else status = tt__write_memory(p->ctx, p->arena, at, TT_U8, piece, TT_U8, n);
-        }
+    char piece[16384];
+    for (int64_t e = 0, n; e < size && status == TT_OK; e += n) {
+        int rank;
+        const int64_t at = tt__stored_at(&stored, e, &rank, &n);
+        const char *from = (const char *)tt__resolve(p, rank, s->kept[k].value).data + at * item;
+        n = tt__min(n, (int64_t)sizeof piece / item);
+        status = tt__read_memory(p->ctx, p->arena, rank, piece, TT_U8, from, TT_U8, (size_t)(n * item));
+        if (status == TT_OK) status = tt_safetensors_write(w, piece, (size_t)(n * item));
     }
     return status;
+}
+
+/* Reads a rank's part of a tensor of the state. */
+static tt_status tt__state_read(const tt__state *s, int k, int rank)
+{
+    const tt_program *p = s->p;
+    const tt__value *x = &p->built.t->values[s->kept[k].value];
+    const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
+    const int64_t item = (int64_t)tt_dtype_bytes(x->shape.dtype);
+    const int tensor = tt_safetensors_find(s->file, s->kept[k].name);
+    char *to = (char *)tt__resolve(p, rank, s->kept[k].value).data, piece[16384];
+    tt_status status = TT_OK;
+    int64_t first, count = tt__stored_piece(&stored, rank, &first);
+    for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
+        const int64_t e = tt__stored_element(&stored, rank, at, &n);
+        n = tt__min(n, (int64_t)sizeof piece / item);
+        const size_t bytes = (size_t)(n * item);
+        status = tt_safetensors_read(s->file, tensor, (size_t)(e * item), bytes, piece);
+        if (status == TT_OK)
+            status = tt__write_memory(p->ctx, p->arena, rank, to + at * item, TT_U8, piece, TT_U8, bytes);
+    }
+    return status;
+}
+
+/* Moves the tensors of the state: to a file that is written or, w NULL, from one that is read. */
+static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < s->count && status == TT_OK; k++) {
+        if (w) status = tt__state_write(s, k, w);
+        for (int r = 0; r < s->p->settings.crew->ranks && !w && status == TT_OK; r++)
+            status = tt__state_read(s, k, r);
+    }
+    return status;
+}
+
+static tt_status tt__not_between_steps(tt_context *ctx)
+{
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the micro-"
+                    "batches of one");
 }
 
 /* Writes the state, and `more` bytes of a trainer's progress. */
@@ -16696,9 +20254,8 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     tt_safetensors_writer *w = NULL;
     const tt__state_header h = tt__state_header_of(p);
     tt_status status = tt__state_list(&s, p, path, more);
-    if (status == TT_OK && tt__within_step(p))
-        status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the "
-                          "micro-batches of one");
+    if (status == TT_OK) status = tt__check_whole(p->ctx, p->arena);
+    if (status == TT_OK && tt__within_step(p)) status = tt__not_between_steps(p->ctx);
     if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, NULL);
     if (status == TT_OK) status = w ? tt_safetensors_write(w, &h, sizeof h) : p->ctx->status;
     if (status == TT_OK) status = tt__state_move(&s, w);
@@ -16787,16 +20344,17 @@ static tt_status tt__state_take(tt__state *s)
     tt_program *p = s->p;
     tt_status status = tt__state_move(s, NULL);
     if (status != TT_OK) return status;
-    p->rank.run.step = h->step;
-    p->rank.run.micro = 0; /* the next micro-batch is the first of a step */
+    p->run.step = h->step;
+    p->round = 0; /* the next micro-batch is the first of a step */
+    p->arena->torn = false;
     p->results.scale.scale = h->loss_scale;
     p->results.scale.good_steps = (double)h->good_steps;
     p->results.scale.skipped = (double)h->skipped;
-    p->rank.scale_set = false;
+    p->scale_set = false;
     if (tt__state_header_of(p).program != h->program)
         tt__log(s->p->ctx, TT_LOG_WARNING, "resume", "'%s' was made with other options of the model, the "
-                "optimizer or the batches (dropout, weight decay, max_tokens, ...): the run goes on with the "
-                "new ones, and differs from one that was never stopped", s->path);
+                "optimizer, the batches or the sums (dropout, weight decay, max_tokens, groups, ...): the "
+                "run goes on with the new ones, and differs from one that was never stopped", s->path);
     return TT_OK;
 }
 
@@ -16828,6 +20386,7 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     tt_progress none;
     tt_status status = tt__must_train(r);
     if (status != TT_OK) return status;
+    if (r->staged) return tt__not_between_steps(r->ctx);
     memset(&none, 0, sizeof none);
     const tt__state_progress h = tt__state_progress_of(progress ? progress : &none, &r->options.schedule);
     status = tt__state_save(r->train, path, &h, sizeof h);
@@ -16869,6 +20428,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
         if (progress) *progress = read;
         r->saved_steps = tt_trainer_steps(r);
         r->step_failed = false;
+        tt__trainer_discard_step(r);
     }
     tt__state_close(&s);
     return status;
@@ -16898,7 +20458,7 @@ typedef struct tt__fit {
     size_t bytes;                /* of the arena */
     char state[TT__PATH];
     bool has_state;              /* the folder holds a state of this run */
-    bool told_short;             /* the logger knows that an epoch had fewer steps */
+    bool told_short, told_idle;  /* the logger knows: an epoch had fewer steps; ranks have nothing to do */
     char *csv;                   /* metrics.csv so far */
     size_t csv_bytes, csv_room;
     tt__fit_point *point;
@@ -17326,22 +20886,35 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
     f->o.report(f->o.user, &e);
 }
 
+/* Warns once if the first step of an epoch had fewer micro-batches than there are data ranks. */
+static void tt__fit_tell_idle(tt__fit *f, int micros)
+{
+    if (f->p.step > 0 || micros >= f->r->data || f->told_idle) return;
+    f->told_idle = true;
+    tt__log(f->r->ctx, TT_LOG_WARNING, "fit", "the steps of the source have %d micro-batch%s for %d data "
+            "ranks, so that some have nothing to do: give the loader the trainer's tt_parallel", micros,
+            micros > 1 ? "es" : "", f->r->data);
+}
+
 /* Steps from f->p.step on, to the end of the epoch or until it is stopped. */
 static tt_status tt__fit_epoch(tt__fit *f)
 {
     tt_batch b;
     tt_stats s;
     bool updated, more = true;
+    int micros = 0; /* of the step */
     double began = tt__seconds(), items = 0;
     tt_context *ctx = f->r->ctx;
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
-    while (status == TT_OK && (tt__within_step(f->r->train) || !tt__fit_stopped(f))) { /* steps stay whole */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* steps stay whole */
         float lr = tt_trainer_lr(f->r);
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, &b, &more);
         if (status != TT_OK || !more) break;
         status = tt_train_batch(f->r, &b, &s, &updated);
         items += tt__items(&b);
+        micros++;
         if (status != TT_OK || !updated) continue;
+        tt__fit_tell_idle(f, micros);
         f->items += items;
         f->flops += s.flops;
         f->p.step++;
@@ -17353,11 +20926,11 @@ static tt_status tt__fit_epoch(tt__fit *f)
         tt__fit_report(f, NULL, false);
         if (status == TT_OK && now - f->saved > f->o.save_seconds) status = tt__fit_save(f);
         began = tt__seconds(); /* saving is not counted */
-        items = 0;
+        items = micros = 0;
     }
     const long long epoch = (long long)f->p.epoch + 1, steps = (long long)f->p.step;
     const bool ended = status == TT_OK && !more;
-    if (ended && tt__within_step(f->r->train))
+    if (ended && tt__trainer_within_step(f->r))
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source ends within a step, after %lld "
                           "whole ones: the last micro-batch of a step must set last_of_step", epoch, steps);
     else if (ended && !steps)
@@ -17367,7 +20940,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
         tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, and it has "
                 "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
     }
-    if (status != TT_OK) tt__discard_step(f->r->train); /* so that the whole steps are saved */
+    if (status != TT_OK) tt__trainer_discard_step(f->r); /* so that the whole steps are saved */
     return status;
 }
 
@@ -17516,7 +21089,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         if (status == TT_OK && !tt__fit_stopped(f)) status = tt__fit_validate(f);
     }
     bool done = status == TT_OK && f->p.epoch == f->o.epochs;
-    if (began && !done && tt__fit_has_steps(f) && !tt__within_step(r->train)) { /* so that nothing is lost */
+    if (began && !done && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) { /* so that nothing is lost */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);

@@ -6,7 +6,7 @@
 // Compile a program with device = "cuda" and it runs here: the same tape, passes and plan as on the CPU,
 // other kernels.
 //
-// Sections: portability, device, numbers, rows, losses, optimizers, attention, matmuls, table.
+// Sections: portability, device, numbers, rows, losses, optimizers, collectives, attention, matmuls, table.
 //
 // Rules that all kernels keep. Sums are f32 at least and in a fixed order, with no atomics on floats: the
 // same bits in every run. All that changes from step to step (seed, step, learning rate, loss scale) is read
@@ -176,6 +176,7 @@ struct tt__device {
     bool waits;             // after each op, and records nothing: environment TINYTRAIN_CUDA_SYNC=1
     bool lost;              // an error has ended all work on the device, and `error` stays what it is
     char error[512];
+    char peer[704];         // cuda_peer's sentence
 };
 
 namespace {
@@ -311,7 +312,7 @@ tt_status check_kernels(tt__device *d)
                 d->properties.name, major, minor, archs, major, minor);
 }
 
-tt__device *cuda_open(tt_context *ctx, int index, char *error, size_t capacity)
+tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capacity)
 {
     int devices = 0;
     (void)ctx;
@@ -448,8 +449,9 @@ void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
     if (!use(d)) return NULL;
-    if (check(d, cudaMallocHost(&host, bytes), "cudaMallocHost") != TT_OK) return NULL;
-    return host;
+    // Copies are asynchronous on every device, and kernels of every device may load from it.
+    const cudaError_t e = cudaHostAlloc(&host, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    return check(d, e, "cudaHostAlloc") == TT_OK ? host : NULL;
 }
 
 void cuda_release_host(tt__device *d, void *host)
@@ -472,10 +474,12 @@ tt_status cuda_fill(tt__device *d, void *memory, int byte, size_t bytes)
     return bytes ? check(d, cudaMemsetAsync(memory, byte, bytes, d->stream), "fill") : TT_OK;
 }
 
+// Even of a device that is lost: nothing that another one may still use is released before.
 tt_status cuda_wait(tt__device *d)
 {
-    if (!use(d)) return TT_ERR_DEVICE;
-    return check(d, cudaStreamSynchronize(d->stream), "wait");
+    const bool usable = use(d);
+    const cudaError_t e = cudaStreamSynchronize(d->stream);
+    return usable ? check(d, e, "wait") : TT_ERR_DEVICE;
 }
 
 tt_status cuda_read(tt__device *d, void *to, const void *memory, size_t bytes)
@@ -759,11 +763,12 @@ inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most)
 
 // Elements [4 i, 4 i + 4) of a parameter's first values from Philox block i, by the CPU's formulas
 // (tt__init_values, tt__normal4).
-__global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t n, tt_init init,
-                                                   uint64_t key)
+__global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t first, int64_t n,
+                                                   tt_init init, uint64_t key)
 {
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; 4 * i < n; i += gridDim.x * (int64_t)256) {
-        const uint32_t counter[4] = {(uint32_t)i, (uint32_t)((uint64_t)i >> 32), 0, 0};
+        const uint64_t block = (uint64_t)(first / 4 + i);
+        const uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), 0, 0};
         uint32_t u[4];
         float x[4];
         philox(counter, key, u);
@@ -784,11 +789,12 @@ __global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype,
     }
 }
 
-tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t n, tt_init init, uint64_t key)
+tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, int64_t n, tt_init init,
+                    uint64_t key)
 {
     if (!use(d)) return TT_ERR_DEVICE;
-    return check(d, TT__LAUNCH(init_values, grid_for(n, 1024, 4096), 256, 0, d->stream, memory, dtype, n,
-                               init, key), "initial values");
+    return check(d, TT__LAUNCH(init_values, grid_for(n, 1024, 4096), 256, 0, d->stream, memory, dtype, first,
+                               n, init, key), "initial values");
 }
 
 // ================================================================================================== rows
@@ -1034,12 +1040,13 @@ cudaError_t run_activation_backward(const tt__launch *l)
 }
 
 // y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox
-// block {r, c / 8, 0, 0}; r is number[r] if that is not NULL. Bytes: x, residual and y once; some 12 integer
-// operations an element for the random numbers.
+// block {r, c / 8, 0, 0}, of the rows and columns of all ranks; r is number[r] if that is not NULL. Bytes: x,
+// residual and y once; some 12 integer operations an element for the random numbers.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__run *run;
     const int32_t *number;
+    int64_t first_row, first_col; // the column: a multiple of 8
     uint32_t stream, drop;
     float scale;
     uint64_t key;
@@ -1054,7 +1061,8 @@ struct op_dropout {
     }
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
-        const uint32_t counter[4] = {(uint32_t)(number ? number[r] : r), (uint32_t)(c / 8), 0, 0};
+        const int64_t row = number ? number[r] : first_row + r;
+        const uint32_t counter[4] = {(uint32_t)row, (uint32_t)((first_col + c) / 8), 0, 0};
         uint32_t u[4];
         load_group(v, g.a, r, c, n, g.vector);
         philox(counter, key, u);
@@ -1072,19 +1080,22 @@ struct op_dropout {
 cudaError_t run_dropout(const tt__launch *l)
 {
     const uint32_t drop = (uint32_t)TT__DROP_THRESHOLD(l->instr->attr.dropout);
-    const op_dropout op = {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->instr->random, drop,
-                           65536.0f / (float)(65536 - drop), 0};
+    const op_dropout op = {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->first_row, l->first_col,
+                           l->instr->random, drop, 65536.0f / (float)(65536 - drop), 0};
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], true, op);
 }
 
-// y[r] = x[index[r]]. Bytes: the rows of y twice.
+// y[r] = x[index[r] - first]; 0 where x has no such row. Bytes: the rows of y twice.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
     const int32_t *index;
+    int64_t first;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
-        load_group(v, g.a, index[r], c, n, g.vector);
+        const int64_t row = index[r] - first;
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
+        if (row >= 0 && row < g.a.rows) load_group(v, g.a, row, c, n, g.vector);
         return true;
     }
 };
@@ -1092,7 +1103,7 @@ struct op_gather {
 cudaError_t run_gather(const tt__launch *l)
 {
     const bool embedding = l->instr->op == TT__OP_EMBEDDING;
-    const op_gather op = {(const int32_t *)l->in[embedding ? 0 : 1].data};
+    const op_gather op = {(const int32_t *)l->in[embedding ? 0 : 1].data, embedding ? l->first_row : 0};
     return run_groups(l->device, l->in[embedding ? 1 : 0], no_operand, l->out[0], l->add[0], true, op);
 }
 
@@ -1808,11 +1819,11 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
 }
 
 // Sums the rows of dy with equal ids, `chunk` of them a block. A sum of rows that are all in the chunk goes
-// to its row of `to`; of those that go on from the chunk before to partial[block][0], of those that begin
-// here and go on to partial[block][1]. Bytes: dy and the rows of `to`.
+// to row id - first of `to`, if it has that; of those that go on from the chunk before to partial[block][0],
+// of those that begin here and go on to partial[block][1]. Bytes: dy and the rows of `to`.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
-                                               tt__mat to, bool add, bool vector, int64_t chunk,
-                                               float *partial)
+                                               tt__mat to, int64_t first, bool add, bool vector,
+                                               int64_t chunk, float *partial)
 {
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
@@ -1833,13 +1844,13 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
             if (began || !last) {
                 float *p = partial + ((int64_t)blockIdx.x * 2 + !began) * dy.cols + c;
                 TT__UNROLL for (int j = 0; j < 8; j++) if (j < width) p[j] = sum[j];
-            } else {
+            } else if (id >= first && id - first < to.rows) {
                 if (add) {
                     float old[8];
-                    load_group(old, to, id, c, width, vector);
+                    load_group(old, to, id - first, c, width, vector);
                     TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += old[j];
                 }
-                store8(row_at(to, id), to.dtype, c, width, vector, sum);
+                store8(row_at(to, id - first), to.dtype, c, width, vector, sum);
             }
             began = false;
             TT__UNROLL for (int j = 0; j < 8; j++) sum[j] = 0;
@@ -1849,14 +1860,15 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
 
 // Adds up what ids whose rows lie in several chunks left in `partial`: the chunk in which they begin does. A
 // column a thread.
-__global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, bool add,
-                                                int64_t chunk, const float *partial)
+__global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, int64_t first,
+                                                bool add, int64_t chunk, const float *partial)
 {
     const int64_t from = (int64_t)blockIdx.x * chunk, end = from + chunk;
     const int64_t c = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
     if (end >= n || c >= to.cols || ids[end] != ids[end - 1]) return;
     const int32_t id = ids[end];
-    if (from > 0 && ids[from - 1] == id) return;
+    const int64_t row = id - first;
+    if ((from > 0 && ids[from - 1] == id) || row < 0 || row >= to.rows) return;
     int64_t low = end, high = n; // ids[low] == id, and those from high on are greater
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
@@ -1865,8 +1877,8 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
     }
     float sum = partial[((int64_t)blockIdx.x * 2 + 1) * to.cols + c];
     TT__UNROLL for (int64_t b = blockIdx.x + 1; b <= low / chunk; b++) sum += partial[b * 2 * to.cols + c];
-    if (add) sum += load_any(to.data, to.dtype, id * to.ld + c);
-    store_any(to.data, to.dtype, id * to.ld + c, sum);
+    if (add) sum += load_any(to.data, to.dtype, row * to.ld + c);
+    store_any(to.data, to.dtype, row * to.ld + c, sum);
 }
 
 cudaError_t run_table_backward(const tt__launch *l)
@@ -1874,7 +1886,8 @@ cudaError_t run_table_backward(const tt__launch *l)
     tt__device *d = l->device;
     const bool embedding = l->instr->op == TT__OP_EMBEDDING_BACKWARD;
     const tt__mat *index = &l->in[embedding ? 0 : 1], *dy = &l->in[embedding ? 1 : 0], *to = &l->out[0];
-    const int64_t n = index->rows;
+    const int64_t n = index->rows, first = embedding ? l->first_row : 0;
+    const int64_t ids_end = embedding && l->whole_rows ? l->whole_rows : to->rows;
     const op_fill zero = {0, NULL};
     cudaError_t e = l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, *to, false, false, zero);
     if (!n) return e;
@@ -1885,7 +1898,7 @@ cudaError_t run_table_backward(const tt__launch *l)
     int32_t *array[4]; // ids and rows, and again
     for (int k = 0; k < 4; k++) array[k] = (int32_t *)((char *)l->workspace + k * each);
     const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
-    for (int shift = 0; e == cudaSuccess && (shift == 0 || (to->rows - 1) >> shift > 0); shift += 8) {
+    for (int shift = 0; e == cudaSuccess && (shift == 0 || (ids_end - 1) >> shift > 0); shift += 8) {
         int32_t *to_ids = array[shift / 8 % 2 * 2], *to_rows = array[shift / 8 % 2 * 2 + 1];
         e = TT__LAUNCH(count_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, n, shift, tile,
                        resident_of(l)->words);
@@ -1900,11 +1913,11 @@ cudaError_t run_table_backward(const tt__launch *l)
     const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
     if (e == cudaSuccess)
         e = TT__LAUNCH(sum_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8)), threads, 0,
-                       d->stream, ids, rows, n, *dy, *to, l->add[0], is_wide(dy) &&
+                       d->stream, ids, rows, n, *dy, *to, first, l->add[0], is_wide(dy) &&
                        is_wide(to), chunk, resident_of(l)->sums);
     if (e == cudaSuccess && n > chunk)
         e = TT__LAUNCH(join_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, 128)), 128, 0, d->stream,
-                       ids, n, *to, l->add[0], chunk, resident_of(l)->sums);
+                       ids, n, *to, first, l->add[0], chunk, resident_of(l)->sums);
     return e;
 }
 
@@ -2321,7 +2334,7 @@ template <class T> __device__ __forceinline__ int tensor_of_block(const T *of, i
 
 struct square_sum {
     const void *g;
-    float *to;
+    void *to;
     int64_t n;
     unsigned first, blocks;
     uint8_t type;
@@ -2334,19 +2347,23 @@ struct square_sums {
     square_sum of[TT__TENSORS];
 };
 
+// Squares of elements [i, i + 8) of g, summed in f32.
+__device__ __forceinline__ float squares8(const square_sum &t, int64_t i)
+{
+    float x[8];
+    load8(x, t.g, (tt_dtype)t.type, i, t.n - i, t.wide);
+    TT__UNROLL for (int k = 0; k < 8; k++) x[k] *= x[k];
+    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+
 // Sums of squares of tensors; each crosses memory once. Eight at a time in f32, and these sums in double.
 __global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ square_sums s)
 {
     const square_sum &t = s.of[tensor_of_block(s.of, s.count)];
-    const tt_dtype type = (tt_dtype)t.type;
     double sum = 0;
     for (int64_t i = 8 * ((blockIdx.x - t.first) * (int64_t)256 + threadIdx.x); i < t.n;
-         i += 8 * (t.blocks * (int64_t)256)) {
-        float x[8];
-        load8(x, t.g, type, i, t.n - i, t.wide);
-        TT__UNROLL for (int k = 0; k < 8; k++) x[k] *= x[k];
-        sum += ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
-    }
+         i += 8 * (t.blocks * (int64_t)256))
+        sum += squares8(t, i);
     sum = block_sum<256>(sum);
     if (threadIdx.x == 0) s.partial[blockIdx.x] = sum;
 }
@@ -2357,7 +2374,40 @@ __global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant_
     double sum = 0;
     for (unsigned k = threadIdx.x; k < t.blocks; k += 256) sum += s.partial[t.first + k];
     sum = block_sum<256>(sum);
-    if (threadIdx.x == 0) *t.to = (float)sum;
+    if (threadIdx.x == 0) *(float *)t.to = (float)sum;
+}
+
+// The same in two steps: a block for each chunk of a tensor, then the sum of all chunks.
+__global__ void __launch_bounds__(256) chunk_squares(const __grid_constant__ square_sums s)
+{
+    const square_sum &t = s.of[tensor_of_block(s.of, s.count)];
+    const int64_t chunk = blockIdx.x - t.first, from = chunk * TT__CHUNK, end = from + TT__CHUNK;
+    const int64_t to = end < t.n ? end : t.n;
+    double sum = 0;
+    for (int64_t i = from + 8 * threadIdx.x; i < to; i += 2048) sum += squares8(t, i);
+    sum = block_sum<256>(sum);
+    if (threadIdx.x == 0) ((double *)t.to)[chunk] = sum;
+}
+
+__global__ void __launch_bounds__(256) fold_squares(const __grid_constant__ square_sums s)
+{
+    const square_sum &t = s.of[blockIdx.x];
+    double sum = 0;
+    for (int64_t k = threadIdx.x; k < t.n; k += 256) sum += ((const double *)t.g)[k];
+    sum = block_sum<256>(sum);
+    if (threadIdx.x == 0) *(float *)t.to = (float)sum;
+}
+
+// The loss of what was counted.
+__global__ void mean_loss(const float *counts, float *loss)
+{
+    if (threadIdx.x == 0) *loss = (float)((double)counts[0] / counts[1]);
+}
+
+cudaError_t run_mean_loss(const tt__launch *l)
+{
+    return TT__LAUNCH(mean_loss, 1, 32, 0, l->device->stream, (const float *)l->in[0].data,
+                      (float *)l->out[0].data);
 }
 
 // totals [+]= a loss's counts: tt__totals.
@@ -2432,7 +2482,7 @@ cudaError_t run_copy(const tt__launch *l)
                              (size_t)x->cols * size, (size_t)x->rows, cudaMemcpyDefault, l->device->stream);
 }
 
-cudaError_t run_wait(const tt__launch *) { return cudaSuccess; }
+cudaError_t run_nothing(const tt__launch *) { return cudaSuccess; }
 
 // x to 16 bits by stochastic rounding (the CPU's round_16): up with a probability equal to the dropped
 // fraction, by 16 random bits. To the nearest instead what is not finite and, in f16, from 65504 on, where
@@ -2453,15 +2503,17 @@ __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype 
 
 // Elements [i, i + 8) of a vector back into its dtype. Element e of a 16-bit one is rounded by number e % 8
 // of Philox counter {e / 8}, so that steps smaller than half a unit in the last place survive on average
-// (Gupta et al., "Deep learning with limited numerical precision", 2015).
+// (Gupta et al., "Deep learning with limited numerical precision", 2015). The vector begins at element
+// 8 * first of the tensor that elements are numbered in.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
-                                        const float (&x)[8], uint64_t key)
+                                        const float (&x)[8], uint64_t key, int64_t first)
 {
     if (dtype == TT_F32) {
         store8(p, TT_F32, i, left, wide, x);
         return;
     }
-    const uint32_t counter[4] = {(uint32_t)(i / 8), (uint32_t)((uint64_t)i / 8 >> 32), 0, 0};
+    const uint64_t group = (uint64_t)(first + i / 8);
+    const uint32_t counter[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0};
     uint32_t random[4], h[8];
     philox(counter, key, random);
     TT__UNROLL for (int k = 0; k < 8; k++)
@@ -2472,7 +2524,7 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
 struct param_update { // of a parameter
     const void *g;
     void *p, *m, *v;    // m, v: Adam's moments; SGD: momentum or NULL, and none
-    int64_t n;
+    int64_t n, begin;   // p is n elements from 8 * begin on of the whole parameter
     unsigned first;
     float weight_decay;
     uint32_t random;    // the instruction's stream of random numbers
@@ -2492,9 +2544,50 @@ struct param_updates {
     param_update of[TT__TENSORS];
 };
 
-struct group_arguments { square_sums squares; param_updates updates; };
-static_assert(sizeof(square_sums) <= 32764 && sizeof(param_updates) + sizeof(void *) <= 32764,
-              "a kernel's arguments");
+// How many pointers to members' operands a launch of collectives has. Tests make it smaller.
+#ifndef TT__PEERS
+#define TT__PEERS (CUDART_VERSION >= 12010 ? 2048 : 256)
+#endif
+
+struct member_sum { // of members' elements, see >>collectives
+    void *y;
+    int64_t n;
+    unsigned first;
+    int peers, present; // where its operands begin among the launch's, and how many there are
+    uint8_t type, how;
+    bool add, wide;
+};
+
+struct member_sums {
+    int count, used;
+    member_sum of[TT__TENSORS];
+    const void *peers[TT__PEERS];
+};
+
+struct member_copy {
+    void *y;
+    const void *x;
+    int64_t bytes;
+    unsigned first;
+    int unit;           // bytes that are copied at once
+};
+
+struct member_copies {
+    int count;
+    member_copy of[TT__TENSORS];
+};
+
+struct group_arguments {
+    square_sums squares;
+    param_updates updates;
+    member_sums sums;
+    member_copies copies;
+};
+constexpr size_t MOST_ARGUMENTS = CUDART_VERSION >= 12010 ? 32764 : 4096;
+static_assert(sizeof(square_sums) <= MOST_ARGUMENTS && sizeof(member_sums) <= MOST_ARGUMENTS &&
+              sizeof(member_copies) <= MOST_ARGUMENTS &&
+              sizeof(param_updates) + sizeof(void *) <= MOST_ARGUMENTS, "a kernel's arguments");
+static_assert(TT__PEERS >= TT__RANKS, "the operands of one sum");
 static_assert(TT__TENSORS * TT__SQUARES_BLOCKS * sizeof(double) <= resident_workspace::BYTES,
               "the partial sums of a launch");
 
@@ -2504,27 +2597,37 @@ bool make_arguments(tt__device *d)
     return d->arguments != NULL;
 }
 
-cudaError_t run_sum_squares(const tt__launch *l, int count)
+// SUM_SQUARES, CHUNK_SQUARES and FOLD_SQUARES.
+cudaError_t run_squares(const tt__launch *l, int count)
 {
     tt__device *d = l->device;
     if (!make_arguments(d)) return cudaErrorMemoryAllocation;
     square_sums *s = &d->arguments->squares;
-    s->partial = resident_of(l)->squares;
+    const int op = l->instr->op;
+    s->partial = op == TT__OP_SUM_SQUARES ? resident_of(l)->squares : NULL;
     for (int from = 0; from < count; from += s->count) {
         unsigned blocks = 0;
         s->count = count - from < TT__TENSORS ? count - from : TT__TENSORS;
         for (int k = 0; k < s->count; k++) {
             const tt__mat *g = &l[from + k].in[0];
             square_sum *t = &s->of[k];
-            t->g = g->data; t->to = (float *)l[from + k].out[0].data;
+            t->g = g->data; t->to = l[from + k].out[0].data;
             t->n = g->rows * g->cols;
             t->first = blocks;
-            blocks += t->blocks = grid_for(t->n, 4 * 2048, TT__SQUARES_BLOCKS);
+            t->blocks = op == TT__OP_CHUNK_SQUARES ? blocks_for(t->n, TT__CHUNK)
+                : grid_for(t->n, 4 * 2048, TT__SQUARES_BLOCKS);
+            blocks += t->blocks;
             t->type = (uint8_t)g->dtype;
             t->wide = is_wide(g);
         }
-        cudaError_t e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
-        if (e == cudaSuccess) e = TT__LAUNCH(finish_sum_squares, (unsigned)s->count, 256, 0, d->stream, *s);
+        const unsigned tensors = (unsigned)s->count;
+        cudaError_t e = cudaSuccess;
+        if (op == TT__OP_SUM_SQUARES) e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
+        if (op == TT__OP_CHUNK_SQUARES && blocks) // a rank may have no piece
+            e = TT__LAUNCH(chunk_squares, blocks, 256, 0, d->stream, *s);
+        if (op == TT__OP_FOLD_SQUARES) e = TT__LAUNCH(fold_squares, tensors, 256, 0, d->stream, *s);
+        if (e == cudaSuccess && op == TT__OP_SUM_SQUARES)
+            e = TT__LAUNCH(finish_sum_squares, tensors, 256, 0, d->stream, *s);
         if (e != cudaSuccess) return e;
     }
     return cudaSuccess;
@@ -2584,9 +2687,9 @@ __global__ void __launch_bounds__(256, ADAM ? 4 : 3)
                 p[k] -= d * lr;
             }
         }
-        update8(t.p, type_p, i, left, wide, p, keys[0]);
-        if (ADAM || t.m) update8(t.m, type_m, i, left, wide, m, keys[1]);
-        if (ADAM) update8(t.v, type_m, i, left, wide, v, keys[2]);
+        update8(t.p, type_p, i, left, wide, p, keys[0], t.begin);
+        if (ADAM || t.m) update8(t.m, type_m, i, left, wide, m, keys[1], t.begin);
+        if (ADAM) update8(t.v, type_m, i, left, wide, v, keys[2], t.begin);
     }
 }
 
@@ -2634,6 +2737,7 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
             param_update *t = &u->of[u->count];
             t->g = g->data; t->p = p->data; t->m = m->data; t->v = v->data;
             t->n = p->rows * p->cols;
+            t->begin = k->first / 8;
             t->first = blocks;
             blocks += blocks_for(t->n, TT__UPDATE_CHUNK);
             t->weight_decay = k->instr->attr.weight_decay;
@@ -2646,6 +2750,476 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
         if (e != cudaSuccess) return e;
     }
     return cudaSuccess;
+}
+
+// =============================================================================================== collectives
+// What members of a group of ranks do together: kernels load the others' operands from where they lie, which
+// may be another device, or memory of the host that cuda_stage has copied them to. Those of a launch that add
+// up, and those that copy, are one kernel each, if its arguments have room.
+
+enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 }; // of a block
+
+__device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, float b)
+{
+    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b; // NaN stays
+    if (dtype == TT_F32) return a + b;
+    return dtype == TT_BF16 ? to_float(round_to<bf16>(a + b)) : to_float(round_to<f16>(a + b));
+}
+__device__ __forceinline__ double reduce_two(int how, tt_dtype, double a, double b)
+{
+    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b;
+    return a + b;
+}
+
+// The tree of sums (tinytrain.h, >>ranks) of members that come one after another: level b holds a sum of 2^b
+// of them, and is empty where bit b of how many have come is 0.
+template <class T, int N, int LEVELS> struct sum_tree {
+    T level[LEVELS][N];
+
+    __device__ __forceinline__ void take(int number, T (&x)[N], int how, tt_dtype dtype)
+    {
+        bool up = true;
+        TT__UNROLL for (int b = 0; b < LEVELS; b++) {
+            const bool full = number >> b & 1;
+            if (up && full) {
+                TT__UNROLL for (int k = 0; k < N; k++) x[k] = reduce_two(how, dtype, level[b][k], x[k]);
+            } else if (up) {
+                TT__UNROLL for (int k = 0; k < N; k++) level[b][k] = x[k];
+            }
+            up = up && full;
+        }
+    }
+
+    // Their sum. There is one at least.
+    __device__ __forceinline__ void finish(int count, T (&x)[N], int how, tt_dtype dtype)
+    {
+        bool some = false;
+        TT__UNROLL for (int b = 0; b < LEVELS; b++) {
+            const bool full = count >> b & 1;
+            if (full) {
+                TT__UNROLL for (int k = 0; k < N; k++)
+                    x[k] = some ? reduce_two(how, dtype, level[b][k], x[k]) : level[b][k];
+            }
+            some = some || full;
+        }
+    }
+};
+
+// LEVELS: 4 for at most 8 members, 7 for at most 64.
+template <int LEVELS>
+__global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
+    sum_members(const __grid_constant__ member_sums s)
+{
+    const member_sum &t = s.of[tensor_of_block(s.of, s.count)];
+    const void *const *peer = s.peers + t.peers;
+    const tt_dtype type = (tt_dtype)t.type;
+    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT__MOVE_ELEMENTS, end = from + TT__MOVE_ELEMENTS;
+    const int64_t to = end < t.n ? end : t.n;
+    if (t.type == TT__F64) {
+        for (int64_t i = from + threadIdx.x; i < to; i += 256) {
+            sum_tree<double, 1, LEVELS> tree;
+            double x[1] = {0};
+            for (int k = 0; k < t.present; k++) {
+                x[0] = ((const double *)peer[k])[i];
+                tree.take(k, x, t.how, type);
+            }
+            tree.finish(t.present, x, t.how, type);
+            double *y = (double *)t.y + i;
+            *y = t.add ? reduce_two(t.how, type, *y, x[0]) : x[0];
+        }
+        return;
+    }
+    for (int64_t i = from + 8 * threadIdx.x; i < to; i += 2048) {
+        const int64_t left = to - i;
+        sum_tree<float, 8, LEVELS> tree;
+        float x[8], y[8];
+        for (int k = 0; k < t.present; k++) {
+            load8(x, peer[k], type, i, left, t.wide);
+            tree.take(k, x, t.how, type);
+        }
+        tree.finish(t.present, x, t.how, type);
+        if (t.add) {
+            load8(y, t.y, type, i, left, t.wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) x[k] = reduce_two(t.how, type, y[k], x[k]);
+        }
+        store8(t.y, type, i, left, t.wide, x);
+    }
+}
+
+// Bytes [from, to) in units of T.
+template <class T> __device__ __forceinline__ void copy_as(const member_copy &t, int64_t from, int64_t to)
+{
+    for (int64_t i = from / (int64_t)sizeof(T) + threadIdx.x; i < to / (int64_t)sizeof(T); i += 256)
+        ((T *)t.y)[i] = ((const T *)t.x)[i];
+}
+
+__global__ void __launch_bounds__(256) copy_members(const __grid_constant__ member_copies c)
+{
+    const member_copy &t = c.of[tensor_of_block(c.of, c.count)];
+    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT__MOVE_BYTES, end = from + TT__MOVE_BYTES;
+    const int64_t to = end < t.bytes ? end : t.bytes, whole = to / t.unit * t.unit;
+    switch (t.unit) {
+    case 16: copy_as<uint4>(t, from, whole); break;
+    case 8: copy_as<uint2>(t, from, whole); break;
+    case 4: copy_as<uint32_t>(t, from, whole); break;
+    case 2: copy_as<uint16_t>(t, from, whole); break;
+    default: copy_as<uint8_t>(t, from, whole); break;
+    }
+    copy_as<uint8_t>(t, whole, to);
+}
+
+// Collectives of a call of launch on their way into kernels.
+struct move_batch {
+    tt__device *d;
+    member_sums *sums;
+    member_copies *copies;
+    unsigned sum_blocks, copy_blocks;
+    bool many;          // a sum has more than 8 members
+};
+
+cudaError_t launch_sums(move_batch *b)
+{
+    cudaError_t e = cudaSuccess;
+    if (b->sum_blocks && b->many)
+        e = TT__LAUNCH((sum_members<7>), b->sum_blocks, 256, 0, b->d->stream, *b->sums);
+    else if (b->sum_blocks) e = TT__LAUNCH((sum_members<4>), b->sum_blocks, 256, 0, b->d->stream, *b->sums);
+    b->sums->count = b->sums->used = 0;
+    b->sum_blocks = 0;
+    b->many = false;
+    return e;
+}
+
+cudaError_t launch_copies(move_batch *b)
+{
+    cudaError_t e = cudaSuccess;
+    if (b->copy_blocks)
+        e = TT__LAUNCH(copy_members, b->copy_blocks, 256, 0, b->d->stream, *b->copies);
+    b->copies->count = 0;
+    b->copy_blocks = 0;
+    return e;
+}
+
+// What a collective does in a phase. Each member has a piece of the whole. Fetching: this member's piece is
+// made of those elements of all operands. Spreading: each member's piece comes from that member's operand.
+struct move_plan {
+    bool spread;
+    bool sums;          // what is fetched is added up, by those who are present; or copied
+    bool of_results;    // operands are peer_out; or peer_in
+    bool packed;        // an operand has nothing but its member's piece
+    bool to_piece;      // the result has nothing but this member's piece
+    int owner;          // the member whose piece is the whole; -1: pieces are tt__piece's
+    int only;           // the one member with an operand; -1: all have one
+};
+
+move_plan plan_of(const tt__launch *l)
+{
+    const tt__move *m = &l->instr->move;
+    const bool spread = l->phase == TT__SPREAD_PHASE;
+    const int owner = m->root ? 0 : -1;
+    switch (l->instr->op) {
+    //                                       spread  sums     results packed to_piece owner  only
+    case TT__OP_ALL_REDUCE: return          {spread, !spread, spread, false, false,   -1,    -1};
+    case TT__OP_REDUCE_SCATTER: return      {false,  true,    false,  false, true,    owner, -1};
+    case TT__OP_REDUCE: return              {false,  true,    false,  false, false,   0,     -1};
+    case TT__OP_SUM_SLOTS: return           {false,  true,    false,  false, false,   l->me, -1};
+    case TT__OP_ALL_GATHER: return          {true,   false,   false,  true,  false,   owner, -1};
+    case TT__OP_BROADCAST: return           {spread, false,   spread, false, false,   -1,    spread ? -1 : 0};
+    case TT__OP_SEND: case TT__OP_RECV: default:
+        return                              {false,  false,   false,  false, false,   m->to, m->from};
+    }
+}
+
+int64_t elements_of(const tt__mat &m) { return m.data ? m.rows * m.cols : 0; }
+
+// The elements [first, first + n) of the whole that a launch works on of a member's piece, which begins at
+// `begin` and has `left` elements behind these.
+struct piece_part { int64_t begin, first, n, left; };
+
+piece_part part_of(const tt__launch *l, const move_plan &p, int member)
+{
+    const int64_t whole = max(elements_of(l->in[0]), elements_of(l->out[0]));
+    piece_part part = {0, 0, member == p.owner ? whole : 0, 0};
+    if (p.owner < 0)
+        part.n = tt__piece(whole, l->instr->move.unit, false, member, l->members, &part.begin);
+    const int64_t from = l->staged ? min(l->from, part.n) : 0;
+    part.first = part.begin + from;
+    part.n -= from;
+    part.left = l->staged ? max(part.n - l->most, (int64_t)0) : 0;
+    part.n -= part.left;
+    return part;
+}
+
+char *element_of(const void *data, tt_dtype dtype, int64_t k)
+{
+    return (char *)data + k * (int64_t)tt_dtype_bytes(dtype);
+}
+
+// Where this member's kernels find, of member k's operand, what they need of `part` of a piece.
+const void *operand_of(const tt__launch *l, const move_plan &p, int k, const piece_part &part)
+{
+    const tt__mat &m = p.of_results ? l->peer_out[k] : l->peer_in[k];
+    const tt_dtype dtype = l->out[0].dtype;
+    if (!l->staged || k == l->me || !l->staged[k])
+        return element_of(m.data, dtype, part.first - (p.packed ? part.begin : 0));
+    return element_of(l->staged[k], dtype, p.spread ? 0 : l->me * l->most);
+}
+
+// The largest number of bytes, up to 16, that both addresses are multiples of.
+int unit_of(const void *x, const void *y)
+{
+    int unit = 16;
+    while (((uintptr_t)x | (uintptr_t)y) % (unsigned)unit) unit /= 2;
+    return unit;
+}
+
+cudaError_t add_copy(move_batch *b, void *y, const void *x, int64_t bytes)
+{
+    cudaError_t e = cudaSuccess;
+    if (bytes <= 0 || y == x) return e;
+    if (b->copies->count == TT__TENSORS) e = launch_copies(b);
+    b->copies->of[b->copies->count++] = {y, x, bytes, b->copy_blocks, unit_of(x, y)};
+    b->copy_blocks += blocks_for(bytes, TT__MOVE_BYTES);
+    return e;
+}
+
+cudaError_t add_sum(move_batch *b, const tt__launch *l, const move_plan &p, const piece_part &part, void *y)
+{
+    cudaError_t e = cudaSuccess;
+    if (part.n <= 0) return e;
+    member_sums *s = b->sums;
+    if (s->count == TT__TENSORS || s->used + l->present > TT__PEERS) e = launch_sums(b);
+    int unit = 16;
+    for (int k = 0; k < l->present; k++) {
+        s->peers[s->used + k] = operand_of(l, p, k, part);
+        unit = min(unit, unit_of(y, s->peers[s->used + k]));
+    }
+    s->of[s->count++] = {y, part.n, b->sum_blocks, s->used, l->present, (uint8_t)l->out[0].dtype,
+                         (uint8_t)l->instr->move.reduce, l->add[0], unit == 16};
+    s->used += l->present;
+    b->sum_blocks += blocks_for(part.n, TT__MOVE_ELEMENTS);
+    b->many = b->many || l->present > 8;
+    return e;
+}
+
+cudaError_t add_move(move_batch *b, const tt__launch *l)
+{
+    const move_plan p = plan_of(l);
+    const tt__mat &y = l->out[0];
+    const int64_t item = (int64_t)tt_dtype_bytes(y.dtype);
+    const bool adds_up = p.sums || l->instr->op == TT__OP_ALL_REDUCE;
+    cudaError_t e = cudaSuccess;
+    if (adds_up && !l->present) return e; // there is nothing
+    if (!p.spread) {
+        const piece_part part = part_of(l, p, l->me);
+        void *to = element_of(y.data, y.dtype, part.first - (p.to_piece ? part.begin : 0));
+        return p.sums ? add_sum(b, l, p, part, to)
+            : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
+    }
+    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // has all of it
+    for (int k = 0; k < l->members && e == cudaSuccess; k++) {
+        const piece_part part = part_of(l, p, k);
+        if (!part.n) continue;
+        void *to = element_of(y.data, y.dtype, part.first);
+        e = add_copy(b, to, operand_of(l, p, k, part), part.n * item);
+    }
+    return e;
+}
+
+// Collectives of the same op, in the same phase.
+cudaError_t run_move(const tt__launch *l, int count)
+{
+    if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
+    group_arguments *a = l->device->arguments;
+    move_batch b = {l->device, &a->sums, &a->copies, 0, 0, false};
+    cudaError_t e = cudaSuccess;
+    b.sums->count = b.sums->used = b.copies->count = 0;
+    for (int k = 0; k < count && e == cudaSuccess; k++) e = add_move(&b, &l[k]);
+    if (e == cudaSuccess) e = launch_sums(&b);
+    return e == cudaSuccess ? launch_copies(&b) : e;
+}
+
+tt_status cuda_stage(const tt__launch *l, bool *more)
+{
+    tt__device *d = l->device;
+    const move_plan p = plan_of(l);
+    const tt__mat &m = p.of_results ? l->out[0] : l->in[0];
+    tt_status status = use(d) ? TT_OK : TT_ERR_DEVICE;
+    *more = false;
+    for (int k = 0; k < l->members && status == TT_OK; k++) {
+        const piece_part part = part_of(l, p, k);
+        const bool needed = p.spread ? k == l->me : k != l->me;
+        const bool there = p.only < 0 ? !p.sums || l->me < l->present : p.only == l->me;
+        *more = *more || part.left > 0;
+        if (!needed || !there || !part.n) continue;
+        const char *x = element_of(m.data, m.dtype, part.first - (p.packed ? part.begin : 0));
+        char *to = element_of(l->staged[l->me], m.dtype, p.spread ? 0 : k * l->most);
+        const size_t bytes = (size_t)part.n * tt_dtype_bytes(m.dtype);
+        status = check(d, cudaMemcpyAsync(to, x, bytes, cudaMemcpyDeviceToHost, d->stream),
+                       "copy for other devices");
+    }
+    return status;
+}
+
+// ---- which devices reach each other's memory
+
+#ifndef TT__PROBE_BYTES // tests make it smaller
+#define TT__PROBE_BYTES ((size_t)16 << 20)
+#endif
+
+__device__ __forceinline__ uint4 probe_words(int64_t i)
+{
+    const uint32_t u = (uint32_t)i * 4;
+    return make_uint4(u * 2654435761u, (u + 1) * 2654435761u, (u + 2) * 2654435761u, (u + 3) * 2654435761u);
+}
+
+__global__ void __launch_bounds__(256) fill_probe(uint4 *to, int64_t n)
+{
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < n; i += gridDim.x * (int64_t)256)
+        to[i] = probe_words(i);
+}
+
+// *wrong counts those of p's n that are not what fill_probe writes.
+__global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, unsigned *wrong)
+{
+    unsigned count = 0;
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < n; i += gridDim.x * (int64_t)256) {
+        const uint4 found = p[i], expected = probe_words(i);
+        count += found.x != expected.x || found.y != expected.y || found.z != expected.z ||
+            found.w != expected.w;
+    }
+    if (count) atomicAdd(wrong, count);
+}
+
+// What is tried between two devices: bytes from the memory of `from`, for kernels of d.
+struct peer_probe {
+    tt__device *d, *from;
+    void *source, *target, *pinned; // of TT__PROBE_BYTES; the last two once they are needed
+    unsigned *wrong;                // of d
+    enum { WORDS = TT__PROBE_BYTES / 16, BLOCKS = WORDS < 65536 ? 2 : 256 };
+};
+
+tt_status open_probe(peer_probe *p)
+{
+    tt__device *d = p->d, *from = p->from;
+    if (!(p->source = cuda_allocate(from, TT__PROBE_BYTES))) return fail(d, TT_ERR_DEVICE, "%s", from->error);
+    if (!(p->target = cuda_allocate(d, TT__PROBE_BYTES)) ||
+        !(p->wrong = (unsigned *)cuda_allocate(d, sizeof *p->wrong)))
+        return TT_ERR_DEVICE;
+    if (!use(from) ||
+        check(from, TT__LAUNCH(fill_probe, p->BLOCKS, 256, 0, from->stream, (uint4 *)p->source, p->WORDS),
+              "launch of a probe") != TT_OK || cuda_wait(from) != TT_OK)
+        return fail(d, TT_ERR_DEVICE, "%s", from->error);
+    return make_arguments(d) && make_arguments(from) ? TT_OK : fail(d, TT_ERR_MEMORY, "out of memory");
+}
+
+void close_probe(peer_probe *p)
+{
+    if (p->source || p->target) { // before memory goes that the other may use
+        cuda_wait(p->from);
+        cuda_wait(p->d);
+    }
+    if (p->pinned) cuda_release_host(p->from, p->pinned);
+    if (p->source) cuda_release(p->from, p->source);
+    if (p->target) cuda_release(p->d, p->target);
+    if (p->wrong) cuda_release(p->d, p->wrong);
+}
+
+// How many of the 16 bytes each at `at` are wrong where d's kernels see them.
+tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
+{
+    tt__device *d = p->d;
+    tt_status status = cuda_fill(d, p->wrong, 0, sizeof *p->wrong);
+    if (status == TT_OK)
+        status = check(d, TT__LAUNCH(check_probe, p->BLOCKS, 256, 0, d->stream, (const uint4 *)at, p->WORDS,
+                                     p->wrong), "launch of a probe");
+    return status == TT_OK ? cuda_read(d, wrong, p->wrong, sizeof *wrong) : status;
+}
+
+// Adds to *ms what a copy takes: one of kernels of d, as collectives do it, or of cudaMemcpyAsync.
+tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, double *ms)
+{
+    cudaEvent_t event[2] = {NULL, NULL};
+    float took = 0;
+    tt_status status = use(d) ? TT_OK : TT_ERR_DEVICE;
+    for (int k = 0; k < 2 && status == TT_OK; k++)
+        status = check(d, cudaEventCreateWithFlags(&event[k], cudaEventDefault), "cudaEventCreate");
+    for (int k = 0; k < 2 && status == TT_OK; k++) {
+        move_batch b = {d, &d->arguments->sums, &d->arguments->copies, 0, 0, false};
+        b.copies->count = 0;
+        if (k && by_kernel) {
+            cudaError_t e = add_copy(&b, to, from, TT__PROBE_BYTES);
+            status = check(d, e == cudaSuccess ? launch_copies(&b) : e, "launch of a probe");
+        } else if (k) {
+            status = check(d, cudaMemcpyAsync(to, from, TT__PROBE_BYTES, cudaMemcpyDefault, d->stream),
+                           "copy of a probe");
+        }
+        if (status == TT_OK) status = check(d, cudaEventRecord(event[k], d->stream), "cudaEventRecord");
+    }
+    if (status == TT_OK) status = cuda_wait(d);
+    if (status == TT_OK)
+        status = check(d, cudaEventElapsedTime(&took, event[0], event[1]), "cudaEventElapsedTime");
+    for (int k = 0; k < 2; k++) if (event[k]) cudaEventDestroy(event[k]);
+    *ms += took;
+    return status;
+}
+
+// Do copies and loads of peer access bring the right bytes? *wrong: NULL, or what they do instead.
+tt_status try_access(peer_probe *p, const char **wrong, double *ms)
+{
+    tt__device *d = p->d;
+    const int from = p->from->index;
+    unsigned copied = 0, loaded = 0;
+    if (!use(d)) return TT_ERR_DEVICE;
+    const cudaError_t e = cudaDeviceEnablePeerAccess(from, 0);
+    const bool before = e == cudaErrorPeerAccessAlreadyEnabled;
+    if (before) cudaGetLastError();
+    tt_status status = before ? TT_OK : check(d, e, "cudaDeviceEnablePeerAccess");
+    if (status != TT_OK) return status;
+    status = check(d, cudaMemcpyPeerAsync(p->target, d->index, p->source, from, TT__PROBE_BYTES, d->stream),
+                   "copy of a probe");
+    if (status == TT_OK) status = count_wrong(p, p->target, &copied);
+    if (status == TT_OK) status = count_wrong(p, p->source, &loaded);
+    if (status == TT_OK) status = time_copy(d, p->target, p->source, true, ms);
+    if (copied || loaded) *wrong = copied ? "copies wrong bytes" : "loads wrong bytes";
+    if ((status != TT_OK || *wrong) && !before && use(d)) cudaDeviceDisablePeerAccess(from);
+    return status;
+}
+
+// The way through the host.
+tt_status time_staged(peer_probe *p, double *ms)
+{
+    if (!(p->pinned = cuda_allocate_host(p->from, TT__PROBE_BYTES)) ||
+        time_copy(p->from, p->pinned, p->source, false, ms) != TT_OK)
+        return fail(p->d, TT_ERR_DEVICE, "%s", p->from->error);
+    return time_copy(p->d, p->target, p->pinned, true, ms);
+}
+
+const char *cuda_peer(tt__device *d, tt__device *from, double *rate)
+{
+    const char *peers = getenv("TINYTRAIN_PEERS"), *wrong = NULL;
+    const bool forced = peers && strcmp(peers, "0") == 0;
+    peer_probe p = {d, from, NULL, NULL, NULL, NULL};
+    double ms = 0;
+    int can = 0;
+    *rate = 0;
+    if (d == from || (d->index == from->index && !forced)) return NULL;
+    tt_status status = open_probe(&p);
+    if (status == TT_OK && !forced)
+        status = check(d, cudaDeviceCanAccessPeer(&can, d->index, from->index), "cudaDeviceCanAccessPeer");
+    if (status == TT_OK && can) status = try_access(&p, &wrong, &ms);
+    const bool reached = status == TT_OK && can && !wrong;
+    if (!reached) ms = 0;
+    if (status == TT_OK && !reached) status = time_staged(&p, &ms);
+    close_probe(&p);
+    if (status == TT_OK && ms > 0) *rate = 1e3 * (double)TT__PROBE_BYTES / ms;
+    if (reached) return NULL;
+    char measured[64] = "";
+    if (*rate > 0) snprintf(measured, sizeof measured, " (%.1f GB/s)", 1e-9 * *rate);
+    snprintf(d->peer, sizeof d->peer, "device pair %d -> %d %s%s%s: staged through the host%s", from->index,
+             d->index, status != TT_OK ? "could not be tried, " : forced ? "is not tried, TINYTRAIN_PEERS=0"
+             : wrong ? "says peer access and " : "has no peer access", status != TT_OK ? d->error : "",
+             status == TT_OK && wrong ? wrong : "", measured);
+    return d->peer;
 }
 
 // ================================================================================================= attention
@@ -2668,6 +3242,7 @@ struct attention_args {
     float *lse, *delta;
     const tt__run *run;
     int seqs, heads, head_size;
+    int first_head; // among the heads of all ranks
     bool causal, add_dq, add_dk, add_dv;
     float scale, keep_scale;                // of the scores; of kept weights
     int drop;                               // of 16 random bits, those below this drop
@@ -2924,7 +3499,7 @@ __device__ __forceinline__ void attention_draw(unsigned char *keep, const attent
     for (int i = (int)threadIdx.x; i < 64 * 8; i += 256) {
         const int r = i % 64, query = first + min(r, count - 1);
         keep[r * 8 + i / 64] = (unsigned char)attention_keep(p, random, rows ? rows[query] : query,
-                                                             key / 8 + i / 64, head);
+                                                             key / 8 + i / 64, p.first_head + head);
     }
 }
 
@@ -3274,7 +3849,7 @@ template <int MT>
 __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b, const attention_args &p)
 {
     const int number = (int)(blockIdx.x / p.heads), tiles = (int)(gridDim.x / p.heads);
-    b.head = (int)(blockIdx.x % p.heads);
+    b.head = p.first_head + (int)(blockIdx.x % p.heads);
     b.mine = (int)threadIdx.x / 32 * 16 * MT;
     b.pair = threadIdx.x % 4 * 2;
     b.t = attention_find<64 * MT>(p, p.query_start, p.causal ? tiles - 1 - number : number);
@@ -3447,7 +4022,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
-    const int head = (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT;
+    const int head = p.first_head + (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT;
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     const attention_tile t = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / p.heads));
     if (t.at < 0) return;
@@ -3556,6 +4131,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->run = TT__RUN_OF(l);
     p->heads = attr->heads;
     p->head_size = (int)(p->q.cols / p->heads);
+    p->first_head = (int)(l->first_col / p->head_size);
     p->causal = attr->causal;
     p->scale = attr->scale;
     p->drop = TT__DROP_THRESHOLD(attr->dropout);
@@ -3642,6 +4218,19 @@ template <class T> cudaError_t attention_on(tt__device *d, const attention_args 
     return cudaErrorInvalidValue;
 }
 
+// Random numbers need a head's number among those of all ranks. For the kernels on tensor cores operands move
+// back by the heads before, so that it is the only number that a head has, and takes no register more.
+cudaError_t attention_on_cores(tt__device *d, attention_args *p)
+{
+    tt__mat *mats[] = {&p->q, &p->k, &p->v, &p->out, &p->dout, &p->dq, &p->dk, &p->dv};
+    const int64_t columns = (int64_t)p->first_head * p->head_size;
+    for (tt__mat *m : mats)
+        if (m->data) m->data = (char *)m->data - columns * (int64_t)tt_dtype_bytes(m->dtype);
+    if (p->lse) p->lse -= p->first_head;
+    if (p->delta) p->delta -= p->first_head;
+    return p->q.dtype == TT_BF16 ? attention_on<bf16>(d, p) : attention_on<f16>(d, p);
+}
+
 cudaError_t run_attention(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -3651,8 +4240,7 @@ cudaError_t run_attention(const tt__launch *l)
     p.out = l->out[0];
     p.lse = (float *)l->out[1].data;
     if (e != cudaSuccess || p.seqs < 1 || p.q.rows < 1) return e;
-    if (attention_fast(&p))
-        return p.q.dtype == TT_BF16 ? attention_on<bf16>(d, &p) : attention_on<f16>(d, &p);
+    if (attention_fast(&p)) return attention_on_cores(d, &p);
     return attention_launch(d, attention_forward_any, &p, p.q.rows, 64, (p.head_size + 63) / 64, 256, 0);
 }
 
@@ -3682,8 +4270,7 @@ cudaError_t run_attention_backward(const tt__launch *l)
     p.add_dq = l->add[0]; p.add_dk = l->add[1]; p.add_dv = l->add[2];
     if (e != cudaSuccess || p.seqs < 1) return e;
     if (p.q.rows > 0) e = attention_deltas(d, &p);
-    if (e == cudaSuccess && attention_fast(&p))
-        return p.q.dtype == TT_BF16 ? attention_on<bf16>(d, &p) : attention_on<f16>(d, &p);
+    if (e == cudaSuccess && attention_fast(&p)) return attention_on_cores(d, &p);
     const int parts = (p.head_size + 63) / 64;
     if (e == cudaSuccess && p.dq.data && p.q.rows > 0)
         e = attention_launch(d, attention_dq_any, &p, p.q.rows, 64, parts, 256, 0);
@@ -4330,21 +4917,27 @@ cudaError_t run_linear_dw(const tt__launch *l)
 // ================================================================================================== table
 
 typedef cudaError_t (*run_fn)(const tt__launch *l);
+typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // in as few launches of kernels as can be
 
-// What runs an op (NULL: there is nothing), and the most rows and columns that its operands may have; 0: any
-// number.
+// What runs an op (neither: there is nothing), and the most rows and columns that its operands may have; 0:
+// any number.
 struct op_kernels {
     run_fn run;
+    run_together_fn together;
     int64_t most_rows, most_cols;
-    op_kernels(run_fn f, int64_t rows = 0, int64_t cols = 0) : run(f), most_rows(rows), most_cols(cols) {}
+    op_kernels() : run(NULL), together(NULL), most_rows(0), most_cols(0) {}
+    op_kernels(run_fn f, int64_t rows = 0, int64_t cols = 0) : op_kernels()
+    {
+        run = f;
+        most_rows = rows;
+        most_cols = cols;
+    }
+    op_kernels(run_together_fn f) : op_kernels() { together = f; }
 };
 enum {
     MOST_SET_ROWS = 1 << 27,   // a bit for each row is in the resident workspace
     MOST_SUM_COLUMNS = 1 << 20 // so are partial sums of all columns
 };
-
-template <cudaError_t (*RUN)(const tt__launch *, int)>
-cudaError_t run_one(const tt__launch *l) { return RUN(l, 1); }
 
 op_kernels kernels_of(int op)
 {
@@ -4372,20 +4965,23 @@ op_kernels kernels_of(int op)
     case TT__OP_CROSS_ENTROPY_BACKWARD: return run_cross_entropy_backward;
     case TT__OP_MEAN_SQUARED_ERROR_BACKWARD: return run_mean_squared_error_backward;
     case TT__OP_LINEAR_CROSS_ENTROPY: return run_linear_cross_entropy;
-    case TT__OP_SUM_SQUARES: return run_one<run_sum_squares>;
+    case TT__OP_SUM_SQUARES: case TT__OP_CHUNK_SQUARES: case TT__OP_FOLD_SQUARES: return run_squares;
     case TT__OP_ADD_COUNTS: return run_add_counts;
+    case TT__OP_MEAN_LOSS: return run_mean_loss;
     case TT__OP_CLIP: return run_clip;
     case TT__OP_LOSS_SCALE: return run_loss_scale;
-    case TT__OP_SGD: return run_one<run_update<false>>;
-    case TT__OP_ADAM: return run_one<run_update<true>>;
+    case TT__OP_SGD: return run_update<false>;
+    case TT__OP_ADAM: return run_update<true>;
     case TT__OP_COPY: return run_copy;
-    case TT__OP_WAIT: return run_wait;
+    case TT__OP_WAIT: case TT__OP_SEND: return run_nothing; // the RECV behind a SEND fetches its operand
+    case TT__OP_ALL_REDUCE: case TT__OP_REDUCE_SCATTER: case TT__OP_ALL_GATHER: case TT__OP_BROADCAST:
+    case TT__OP_REDUCE: case TT__OP_RECV: case TT__OP_SUM_SLOTS: return run_move;
     case TT__OP_LINEAR: return run_linear;
     case TT__OP_LINEAR_DX: return run_linear_dx;
     case TT__OP_LINEAR_DW: return run_linear_dw;
     case TT__OP_ATTENTION: return run_attention;
     case TT__OP_ATTENTION_BACKWARD: return run_attention_backward;
-    default: return NULL;
+    default: return {};
     }
 }
 
@@ -4400,7 +4996,7 @@ const char *name_of(int op)
 const char *cuda_refuses(int index, const tt__launch *l)
 {
     const op_kernels kernels = kernels_of(l->instr->op);
-    if (!kernels.run) return "the CUDA backend has no kernel for it";
+    if (!kernels.run && !kernels.together) return "the CUDA backend has no kernel for it";
     int major = 9, minor = 0; // unless there is a device that says otherwise
     if (l->instr->attr.fp8) {
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
@@ -4417,15 +5013,12 @@ const char *cuda_refuses(int index, const tt__launch *l)
     return NULL;
 }
 
-// Instructions that run together, in as few launches of kernels as can be.
-cudaError_t run_together(const tt__launch *l, int n)
+cudaError_t run_all(const tt__launch *l, int n)
 {
-    const int op = l->instr->op;
-    if (op == TT__OP_SUM_SQUARES) return run_sum_squares(l, n);
-    if (op == TT__OP_SGD) return run_update<false>(l, n);
-    if (op == TT__OP_ADAM) return run_update<true>(l, n);
+    const op_kernels kernels = kernels_of(l->instr->op);
     cudaError_t e = cudaSuccess;
-    for (int k = 0; k < n && e == cudaSuccess; k++) e = kernels_of(op).run(&l[k]);
+    if (kernels.together) return kernels.together(l, n);
+    for (int k = 0; k < n && e == cudaSuccess; k++) e = kernels.run(&l[k]);
     return e;
 }
 
@@ -4435,7 +5028,7 @@ tt_status cuda_launch(const tt__launch *l, int n)
     char what[128];
     if (!use(d)) return TT_ERR_DEVICE;
     d->error[0] = 0;
-    cudaError_t e = run_together(l, n);
+    cudaError_t e = run_all(l, n);
     const bool launched = e == cudaSuccess;
     if (launched && d->waits) e = cudaStreamSynchronize(d->stream);
     if (e == cudaSuccess) return TT_OK;
@@ -4451,6 +5044,7 @@ tt_status cuda_launch(const tt__launch *l, int n)
 extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host,
         cuda_write, cuda_fill, cuda_init, cuda_read, cuda_wait, cuda_mark, cuda_after, cuda_release_event,
-        cuda_launch, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses, cuda_describe, };
+        cuda_launch, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses, cuda_describe,
+        cuda_peer, cuda_stage, };
 
 #endif // TT__PORTABILITY_ONLY

@@ -1,7 +1,6 @@
 /* Trains tiny models and prints a line for each case: hashes of losses, norms, parameters and optimizer state
    after some steps, and the bytes of the plan. tests/bits.sh compiles it against two versions of tinytrain.h
-   and compares the lines, so it uses only what both versions' public API has; what differs stands in
-   "versions" below, where TT_OLD is defined for the older one.
+   and compares the lines, so it uses only what both versions' public API has.
    
        bits [--kind cpu|cuda] [--every N] [--steps N] [--list] [--tensors] [PATTERN...]
    
@@ -189,11 +188,7 @@ static void add_state(results *r, tt_context *ctx, const char *path)
         if (!is_tensor_of_state(info)) continue;
         char *bytes = (char *)malloc(info->bytes + 1);
         if (!bytes) die("no memory");
-#ifdef TT_OLD
-        memcpy(bytes, tt_safetensors_data(file, k), info->bytes);
-#else
         if (tt_safetensors_read(file, k, 0, info->bytes, bytes) != TT_OK) die("%s", tt_error(ctx));
-#endif
         uint64_t hash = hash_of(hash_of(HASH_START, info->dtype, strlen(info->dtype)), bytes, info->bytes);
         free(bytes);
         r->state += hash * (hash | 1);

@@ -28,12 +28,12 @@ newer() # OUTPUT SOURCE...: the output is newer than all sources
     for f in "$@"; do [ "$out" -nt "$f" ] || return 1; done
 }
 
-build() # old|new cpu|cuda FOLDER FLAG
+build() # old|new cpu|cuda FOLDER
 {
     program=$B/$1.$2
     if [ "$2" = cpu ]; then
         newer "$program" "$here/bits.c" "$3/tinytrain.h" && return 0
-        $CC $CFLAGS $strict $4 -I"$3" "$here/bits.c" -o "$program" -lm -lpthread
+        $CC $CFLAGS $strict -I"$3" "$here/bits.c" -o "$program" -lm -lpthread
         return
     fi
     newer "$program" "$here/bits.c" "$3/tinytrain.h" "$3/tinytrain_cuda.cu" "$3"/tests/cuda_emu/* && return 0
@@ -47,7 +47,7 @@ build() # old|new cpu|cuda FOLDER FLAG
         (cd "$3" && $CXX $cxx -O1 -c tests/cuda_emu/$part.cpp -o "$program.$part.o") || return 1
     done
     (cd "$3" && $CXX $cxx -O2 $fma $defines -x c++ -c tinytrain_cuda.cu -o "$program.cu.o") || return 1
-    (cd "$3" && $CC -O1 $strict $4 -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2 $defines \
+    (cd "$3" && $CC -O1 $strict -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2 $defines \
         -c "$here/bits.c" -o "$program.c.o") || return 1
     $CXX "$program.c.o" "$program.cu.o" "$program.cuda_emu.o" "$program.cuda_emu_blas.o" -o "$program" \
         -lm -lpthread
@@ -117,7 +117,7 @@ compare() # cpu|cuda EVERY ISA BF16 [PATTERN...]
 }
 
 for kind in $KINDS; do
-    if ! build old $kind "$old" -DTT_OLD || ! build new $kind "$new" ""; then
+    if ! build old $kind "$old" || ! build new $kind "$new"; then
         echo "bits.sh: a version does not compile"
         exit 2
     fi

@@ -23,10 +23,15 @@ RUNS = ["gemm --seconds 0 --rows 64 --in 96 --out 80",
         "attention --seconds 0", "rows --seconds 0", "tokenize",
         "step --layers 1 --seqs 1 --length 16 --steps 1", "step --peaks --seconds 0",
         "step --vit Ti/16 --pixels 32 --layers 1 --seqs 1 --steps 1",
-        "images --seconds 0 --vit Ti/16 --from 48 --pixels 32 --seqs 1 --steps 1"]
+        "images --seconds 0 --vit Ti/16 --from 48 --pixels 32 --seqs 1 --steps 1",
+        "ranks --only moved", "ranks --only moved --ranks 3", "ranks --only replay --link 50 --latency 10",
+        "ranks --only reduce --seconds 0 --elements 5000",
+        "ranks --only reduce --seconds 0 --elements 300 --cpu-ranks 3",
+        "ranks --only step --layers 1 --seqs 2 --length 16 --steps 1"]
 REFUSED = ["gemm --precision foo", "tokenize --precision x", "rows --seconds", "attention --nonsense",
            "step --length 600", "step --device cuda --seqs 1 --length 16", "gemm --rows 4",
-           "images --from 70000"]
+           "images --from 70000", "ranks --only nothing", "ranks --only reduce --cpu-ranks 1",
+           "ranks --only step --seqs 3", "ranks --only step --length 600"]
 LIBRARIES = ["gemm_openblas", "gemm_onednn"]
 failed = passed = 0
 
@@ -66,6 +71,16 @@ def line_wrong(line):
                 not abs(row[share] * row[whole] - row["value"]) <= 1e-4 * row["value"]):
             return f"{share} is not value / {whole}: {line[:100]}"
     return None
+
+
+def ranks_wrong(lines):
+    """what a plan of several ranks misses: bytes moved beside the least, and memory of a rank"""
+    rows = [json.loads(line) for line in lines]
+    memory = [r["value"] for r in rows if r["name"].startswith("memory: ")]
+    wrong = [f"moves {r['ratio']} times the least: {r['name']}" for r in rows
+             if r["peer"] and not 1 <= r["ratio"] <= 1.03]
+    return wrong + [f"{len(memory)} plans of memory"] * (len(memory) != 1) + [
+        f"ViT-L/16 needs {gb} GB a rank" for gb in memory if not gb <= 3.15]
 
 
 def check_gpu_script():
@@ -171,6 +186,8 @@ def main():
             wrong.insert(0, f"status {out.returncode}, {len(lines)} lines, {out.stderr.strip()[:200]}")
         if not wrong and len({(r["name"], r["unit"]) for r in map(json.loads, lines)}) < len(lines):
             wrong.append("two rows have the same name and unit")
+        if not wrong and arguments == "ranks --only moved":
+            wrong = ranks_wrong(lines)
         check("bench " + arguments, wrong)
     for arguments in [] if missing else REFUSED:
         out = run(arguments)

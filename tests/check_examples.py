@@ -98,6 +98,27 @@ def wrong_options_are_named(folder):
 
 
 @check
+def ranks_that_cannot_share_the_work_are_refused(folder):
+    for program in TEXT, IMAGES:
+        def wrong(*options, saying):
+            refused(program, "--plan", "--out", os.path.join(folder, "plan"), *options, saying=saying)
+        wrong("--zero=4", saying="--zero is a number from 0 to 3, not 4")
+        wrong("--tensor=0", saying="--tensor is a number from 1 to 64, not 0")
+        wrong("--groups=-1", saying="--groups is a number from 0 to 64, not -1")
+        wrong("--data-ranks=65", saying="--data-ranks is a number from 0 to 64, not 65")
+        wrong("--tensr=2", saying="is --tensor meant?")
+        wrong("--device=", saying="--device is 0 characters long")
+        wrong("--device=gpu*2", saying="device 'gpu*2' is unknown")
+        wrong("--device=cpu*0", saying="device 'cpu*0'")
+        wrong("--device=cpu", "--tensor=2", saying="device 'cpu' has 1 rank, and data 1 x tensor 2 want 2")
+        wrong("--device=cpu*4", "--data-ranks=3", saying="data 3 x tensor 1 want 3")
+        wrong("--device=cpu*3", "--groups=4", saying="groups 4 is not a multiple of the 3 data ranks")
+        wrong("--device=cpu*2", "--server", "--zero=2", saying="parameter server")
+        wrong("--device=cpu*2", "--sequence", saying="sequence needs tensor > 1")
+        wrong("--device=cpu*8", "--batch=4", saying="set batch to 8 at least")
+
+
+@check
 def plan_is_by_the_longest_text(folder):
     """of a model with 128 positions: texts of 7 tokens, and the same cut to 5"""
     table = small_table(os.path.join(folder, "short.csv"))
@@ -213,6 +234,36 @@ def statuses_of_signals(folder):
             refused(program, *options, saying="holds a run: go on with it (--resume)")
             got, out, err = call(program, *options, "--resume")
             expect(got == 0 and "best epoch: accuracy" in out, "resumed:", out, err)
+
+
+def contents(*path):
+    with open(os.path.join(*path), "rb") as f:
+        return f.read()
+
+
+@check
+def any_number_of_ranks_trains_the_same(folder):
+    """one rank; two, among which things are divided differently; stopped on four, resumed on two"""
+    few = {TEXT: ["--train=400", "--epochs=2"], IMAGES: ["--train=80", "--test=20", "--epochs=1"]}
+    for program, more in few.items():
+        def run(name, *options, then=None):
+            out = os.path.join(folder, os.path.basename(program) + "_" + name)
+            options = ["--out", out, "--groups=4", "--reduce-micros", *more, *options]
+            if then:
+                got, said, _ = stopped(program, options, signal.SIGINT)
+                expect(got == 130 and "--resume goes on from there" in said, name, "status", got, said)
+                return run(name, *then)
+            status, said, err = call(program, *options)
+            expect(status == 0 and "warning" not in err, name, "status", status, said, err)
+            return out
+        one = run("one", "--device=cpu")
+        others = [run("two", "--device=cpu*2", "--zero=3", "--threads=3")]
+        if program == TEXT:
+            others += [run("server", "--device=cpu*2", "--server", "--data-ranks=2"),
+                       run("parts", "--device=cpu*4", then=["--device=cpu*2", "--zero=2", "--resume"])]
+        for other in others:
+            for name in "model.safetensors", "state.safetensors":
+                expect(contents(one, name) == contents(other, name), name, "differs of", other)
 
 
 @check

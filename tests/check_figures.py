@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that the figures shown are those that were committed or planned: bench/results/speed.svg is what
-bench/chart.py draws from speed.json, README.md and bench/README.md show its tables, the records agree with
-themselves, and bench/chart.py takes the lines of bench/pytorch.py. Where memory_ladder is built, the tables
-of planned memory are what it prints. Standard library only; run from the repository's root.
+"""Checks that the figures shown are those that were committed or planned: bench/results/speed.svg and
+ranks.svg are what bench/chart.py draws from speed.json and ranks.json, README.md and bench/README.md show its
+tables, the records agree with themselves, and bench/chart.py takes the lines of bench/pytorch.py. Where
+memory_ladder is built, the tables of planned memory and ranks.json are what it prints. Standard library only;
+run from the repository's root.
 
     python3 tests/check_figures.py           B: folder of the built benchmarks (build), from the environment
 """
@@ -67,7 +68,8 @@ def check_added():
         copy, lines = os.path.join(folder, "bench"), os.path.join(folder, "rows.json")
         os.makedirs(os.path.join(copy, "results"))
         shutil.copy("bench/chart.py", copy)
-        shutil.copy("bench/results/speed.json", os.path.join(copy, "results"))
+        for name in ("speed.json", "ranks.json"):
+            shutil.copy(os.path.join("bench/results", name), os.path.join(copy, "results"))
         with open(lines, "w", encoding="utf-8") as f:
             f.write("".join(json.dumps(r) + "\n" for r in rows))
         command = [sys.executable, os.path.join(copy, "chart.py"), "--add", lines, "--cpu", "AMD Zen 3",
@@ -86,8 +88,8 @@ def check_added():
         return wrong
 
 
-def planned(*arguments):
-    command = [os.path.join(B, "memory_ladder"), "--json", *arguments]
+def planned(*arguments, program="memory_ladder"):
+    command = [os.path.join(B, program), "--json", *arguments]
     out = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     return [json.loads(line) for line in out.stdout.splitlines()] if out.returncode == 0 else []
 
@@ -124,15 +126,26 @@ def main():
           ["two records of one measurement"] * (len(set(map(chart.key, records))) < len(records)))
     stale = text_of(chart.PICTURE) != chart.picture(records)
     check("picture", ["speed.svg is not what speed.json gives: run bench/chart.py"] * stale)
-    for path, want in (("README.md", chart.summary(records)), ("bench/README.md", chart.table(records))):
+    ranks = chart.read_ranks()
+    stale = text_of(chart.RANKS_PICTURE) != chart.ranks_picture(ranks)
+    check("picture_of_ranks", ["ranks.svg is not what ranks.json gives: run bench/chart.py"] * stale)
+    for name, path, want in (("speed", "README.md", chart.summary(records)),
+                             ("speed", "bench/README.md", chart.table(records)),
+                             ("ranks", "README.md", chart.ranks_summary(ranks)),
+                             ("ranks", "bench/README.md", chart.ranks_table(ranks))):
         lines = set(text_of(path).splitlines())
-        check("speed_in_" + path, [f"not there: {line}" for line in want.splitlines() if line not in lines])
+        check(f"{name}_in_{path}", [f"not there: {line}" for line in want.splitlines() if line not in lines])
     check("chart_add", check_added())
     if os.access(os.path.join(B, "memory_ladder"), os.X_OK):
         check("planned_in_README.md", check_fits())
         check("planned_in_bench/README.md", check_ladder())
+        check("planned_ranks", differences(ranks, planned("--ranks", str(ranks[0]["ranks"]))))
     else:
         print(f"skip planned_memory: {B}/memory_ladder is not built: make bench-programs")
+    if os.access(os.path.join(B, "ranks"), os.X_OK):
+        want = chart.replay_table(planned("--only", "replay", program="ranks")).splitlines()
+        lines = set(text_of("bench/README.md").splitlines())
+        check("replay_in_bench/README.md", [f"not there: {line}" for line in want if line not in lines])
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

@@ -449,9 +449,9 @@ TEST(programs_on_two_devices)
             missing = tt_mean_squared_error(t[k], tt_linear(t[k], x[k], param, NULL), y[k], tt__handle(0));
             o.device = k && both ? "cuda:1" : "cuda:0";
             p[k] = tt_compile(t[k], missing, &o);
-            REQUIRE(p[k] && tt_allocate(p[k]) == TT_OK && p[k]->arena->index == (k && both));
+            REQUIRE(p[k] && tt_allocate(p[k]) == TT_OK && p[k]->arena->crew->index[0] == (k && both));
         }
-        CHECK((p[0]->arena->device == p[1]->arena->device) == !both);
+        CHECK((p[0]->arena->crew == p[1]->arena->crew) == !both);
         for (int run = 0; run < 2 * RUNS; run++) {
             const int k = run % 2;
             float data[ROWS * WIDTH], target[ROWS];

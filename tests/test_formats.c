@@ -1533,6 +1533,98 @@ TEST(loader_micro_batches)
     TEST_CLOSE(ctx, &a);
 }
 
+/* A step is dealt out to the groups of the tree of sums: the same micro-batches for any number of data ranks,
+   none lost, as many for each group as there are sequences, of like numbers of tokens. */
+TEST(loader_deals_out_to_groups)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_tokenizer *k = tt_tokenizer_open(ctx, TEST_GOLDEN("vocab_uncased.txt"), true);
+    enum { N = 213 };
+    tt_dataset *d = words(ctx, N);
+    static const struct { int batch, accumulate, tokens, groups; bool shuffle; } c[] = {
+        {16, 1, 0, 2, true}, {16, 1, 0, 4, true}, {16, 1, 0, 4, false}, {16, 2, 0, 4, true},
+        {16, 2, 0, 8, true}, {17, 3, 0, 3, true}, {32, 1, 0, 8, true}, {32, 3, 0, 8, true},
+        {24, 1, 60, 4, true}, {24, 2, 40, 4, false}, {300, 5, 0, 4, true}, {300, 1, 100, 8, true},
+        {8, 1, 30, 8, true}};
+    REQUIRE(k && d);
+    for (int i = 0; i < TEST_COUNT(c); i++) {
+        epoch_log first = {0, 0, 0, NULL, NULL, NULL}, plain = first;
+        tt_loader_options o = tt_loader_options_default();
+        o.batch = c[i].batch, o.accumulate = c[i].accumulate, o.max_tokens = c[i].tokens;
+        o.max_length = 30, o.shuffle = c[i].shuffle, o.window = 4;
+        tt_loader *l = tt_loader_new(ctx, d, k, &o);
+        REQUIRE(l);
+        plain = read_epoch(l, d, k, &o, 1, 0);
+        tt_loader_free(l);
+        const int groups = o.parallel.groups = c[i].groups;
+        const int seqs = (o.batch + o.accumulate * groups - 1) / (o.accumulate * groups);
+        for (int data = 0; data <= groups; data++) { /* 0: on one rank */
+            if (data && groups % data) continue;
+            o.parallel.data = data;
+            l = tt_loader_new(ctx, d, k, &o);
+            REQUIRE(l);
+            CHECK(tt_loader_max_seqs(l) <= seqs && (c[i].tokens || tt_loader_max_seqs(l) == seqs));
+            epoch_log e = read_epoch(l, d, k, &o, 1, 0);
+            if (!data) first = e;
+            const size_t micros = (size_t)e.seqs * sizeof(int);
+            CHECK(e.seqs == N && e.micro == first.micro && memcmp(e.micro_of, first.micro_of, micros) == 0 &&
+                  memcmp(e.index, first.index, N * sizeof *e.index) == 0);
+            epoch_log rest = read_epoch(l, d, k, &o, 1, e.steps / 2);
+            const int skip = e.steps / 2 * o.batch;
+            CHECK(rest.seqs == N - skip &&
+                  memcmp(rest.index, e.index + skip, (size_t)rest.seqs * sizeof *e.index) == 0);
+            log_free(&rest);
+            int most = 0, more = 0;
+            double largest = 0, all = 0; /* of the tokens that ranks wait for, if each has a micro-batch */
+            for (int at = 0; at < N;) {
+                bool in[N] = {false};
+                int n = 0, parts = 0, tokens[N] = {0}, peak = 0;
+                for (; at + n < N && e.step_of[at + n] == e.step_of[at]; n++) in[e.index[at + n]] = true;
+                for (int q = at; q < at + n; q++) {
+                    const int m = e.micro_of[q] - e.micro_of[at];
+                    size_t bytes;
+                    int32_t ids[30];
+                    const char *text = tt_dataset_text(d, e.index[q], &bytes);
+                    CHECK(in[plain.index[q]] && plain.step_of[q] == e.step_of[q]); /* a step has the same */
+                    tokens[m] += tt_tokenize(k, text, bytes, ids, 30);
+                    peak = tokens[m] > peak ? tokens[m] : peak;
+                    parts = m + 1;
+                }
+                const int whole = groups * ((n + groups * seqs - 1) / (groups * seqs));
+                CHECK(parts == n || (parts % groups == 0 && parts >= whole));
+                if (!c[i].tokens) CHECK(parts == (whole < n ? whole : n));
+                for (int m = 0; m < parts && parts < n; m++) all += tokens[m];
+                if (parts < n) largest += (double)peak * parts;
+                most = parts > most ? parts : most;
+                more += parts > (data ? data : 1);
+                at += n;
+            }
+            CHECK(tt_loader_accumulates(l) || !more);
+            if (!c[i].tokens) CHECK(tt_loader_accumulates(l) == (more > 0));
+            if (all > 0 && c[i].shuffle) CHECK(largest <= 1.12 * all);
+            tt_loader_free(l);
+            if (data) log_free(&e);
+        }
+        log_free(&first);
+        log_free(&plain);
+    }
+    static const struct { int batch, accumulate, groups, data; const char *error; } bad[] = {
+        {16, 1, -1, 0, "parallel.groups = -1"}, {16, 1, 4, 3, "parallel.groups = 4 and parallel.data = 3"},
+        {16, 1, 0, -2, "parallel.data = -2"}, {16, 3, 8, 8, "accumulate = 3 for each of 8 groups: set batch "
+        "to 24 at least"}, {4, 1, 0, 8, "batch = 4 has fewer sequences than micro-batches"}};
+    for (int i = 0; i < TEST_COUNT(bad); i++) {
+        tt_loader_options o = tt_loader_options_default();
+        o.batch = bad[i].batch, o.accumulate = bad[i].accumulate;
+        o.parallel.groups = bad[i].groups, o.parallel.data = bad[i].data;
+        CHECK(!tt_loader_new(ctx, d, k, &o));
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, bad[i].error);
+    }
+    tt_dataset_free(d);
+    tt_tokenizer_free(k);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* What a trainer must have room for is what the texts need, not what max_length would allow. */
 TEST(loader_capacity_is_that_of_the_texts)
 {
@@ -1801,6 +1893,7 @@ static const test_case tests[] = {
     TEST_CASE(table_with_validation_rows), TEST_CASE(table_options),
     TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(imdb_faults),
     TEST_CASE(dataset_texts), TEST_CASE(loader_batches), TEST_CASE(loader_micro_batches),
+    TEST_CASE(loader_deals_out_to_groups),
     TEST_CASE(loader_capacity_is_that_of_the_texts), TEST_CASE(allocation_failures), TEST_CASE(fuzz),
 };
 

@@ -513,23 +513,27 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
     image.random_crop = image.flip = true;
     epoch_log *first = (epoch_log *)malloc(5 * sizeof *first), *log = first + 1, *second = first + 2,
               *rest = first + 3, *again = first + 4;
-    /* batch, accumulate, drop_last, shuffle */
-    static const int configurations[][4] = {
-        {16, 1, 0, 1}, {16, 4, 0, 1}, {10, 3, 1, 1}, {1, 1, 0, 0}, {7, 7, 1, 0}, {100, 3, 0, 1},
-        {53, 2, 1, 0}};
+    /* batch, accumulate, drop_last, shuffle, groups */
+    static const int configurations[][5] = {
+        {16, 1, 0, 1, 1}, {16, 4, 0, 1, 1}, {10, 3, 1, 1, 1}, {1, 1, 0, 0, 1}, {7, 7, 1, 0, 1},
+        {100, 3, 0, 1, 1}, {53, 2, 1, 0, 1}, {16, 1, 0, 1, 4}, {17, 2, 0, 1, 3}, {16, 2, 0, 0, 8},
+        {24, 1, 0, 1, 2}, {100, 3, 0, 1, 4}};
     for (int c = 0; c < TEST_COUNT(configurations); c++) {
         tt_loader_options o = tt_loader_options_default();
         o.batch = configurations[c][0];
         o.accumulate = configurations[c][1];
         o.drop_last = configurations[c][2] != 0;
         o.shuffle = configurations[c][3] != 0;
+        const int groups = o.parallel.groups = configurations[c][4];
         for (int threads = 0; threads < 5; threads++) {
             o.threads = threads;
+            o.parallel.data = threads % 2 ? groups : 0; /* the same on any number of ranks */
             tt_loader *l = tt_image_loader_new(ctx, d, &image, &o);
             REQUIRE(l);
             int steps = o.drop_last ? 53 / o.batch : (53 + o.batch - 1) / o.batch,
                 used = o.drop_last ? steps * o.batch : 53, seen[53] = {0};
-            int most = (o.batch + o.accumulate - 1) / o.accumulate, in_step = 0, micro = 0;
+            int most = (o.batch + o.accumulate * groups - 1) / (o.accumulate * groups), in_step = 0;
+            int micro = 0;
             CHECK(tt_loader_steps(l) == steps && tt_loader_max_seqs(l) == (most < 53 ? most : 53) &&
                   tt_loader_max_tokens(l) == 0);
             read_epoch(l, d, 270, 0, 0, log);
@@ -537,10 +541,20 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
             for (int i = 0; i < used; i++) { /* every image once; micro-batches are full or end their step */
                 CHECK(!seen[log->index[i]]++);
                 if (!o.shuffle) CHECK(log->index[i] == i);
+                if (groups > 1) continue;
                 if (i && i % o.batch == 0) { micro++; in_step = 0; }
                 else if (in_step == most) { micro++; in_step = 0; }
                 CHECK(log->micro_of[i] == micro);
                 in_step++;
+            }
+            for (int at = 0; at < used && groups > 1; at += o.batch) { /* of like sizes, none left out */
+                const int n = used - at < o.batch ? used - at : o.batch, from = log->micro_of[at];
+                const int whole = groups * ((n + groups * most - 1) / (groups * most));
+                const int parts = log->micro_of[at + n - 1] - from + 1;
+                int size[53] = {0};
+                CHECK(parts == (whole < n ? whole : n) && (at == 0 || log->micro_of[at - 1] == from - 1));
+                for (int i = at; i < at + n; i++) size[log->micro_of[i] - from]++;
+                for (int m = 0; m < parts; m++) CHECK(size[m] == n / parts || size[m] == (n - 1) / parts + 1);
             }
             if (!threads) memcpy(first, log, sizeof *log);
             CHECK(memcmp(first, log, sizeof *log) == 0);

@@ -742,7 +742,7 @@ TEST(save_and_reload)
             CHECK(strcmp(tt_param_name(old), tt_param_name(now)) == 0);
             const tt_dtype dtype = tt__param_home(old)->dtype;
             CHECK(dtype == tt__param_home(now)->dtype);
-            CHECK(memcmp(tt__param_memory(old), tt__param_memory(now),
+            CHECK(memcmp(tt__param_memory(old, 0), tt__param_memory(now, 0),
                          (size_t)old->size * tt_dtype_bytes(dtype)) == 0);
         }
         tt_trainer_free(r);

@@ -1495,7 +1495,7 @@ TEST(every_op_has_a_case)
     for (int op = 0; op < TT__OP_COUNT; op++) {
         const tt__instr i = tt__new_instr(op);
         const tt__gradient *how = &tt__rules_of(&i)->backward;
-        bool found = !how->emit && !how->reads;
+        bool found = (!how->emit && !how->reads) || op >= TT__OP_ALL_REDUCE; /* test_tensor.c has these */
         for (int c = 0; c < CASE_COUNT; c++) found |= cases[c].op == op;
         snprintf(where, sizeof where, "op '%s'", tt__ops[op].name);
         report(found, "has a backward, but no line in CASES");
@@ -1504,7 +1504,8 @@ TEST(every_op_has_a_case)
     for (int op = 0; op < TT__OP_COUNT; op++) {
         snprintf(where, sizeof where, "op '%s'", tt__ops[op].name);
         bool streams = tt__ops[op].flags & TT__ANY_SPACE; /* test_planner.c has programs with these */
-        report(ran[op] || streams, "was in no program of the gradient tests");
+        bool of_ranks = op >= TT__OP_ALL_REDUCE;          /* and test_ranks.c with these */
+        report(ran[op] || streams || of_ranks, "was in no program of the gradient tests");
     }
 }
 
@@ -1875,7 +1876,7 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
     enum { WORKSPACE = TT__MAX_IN + TT__MAX_OUT, RESIDENT, MEMORIES };
     void *memory[MEMORIES] = {0};
     tt__launch l = *host;
-    tt__device *d = l.device = b->open(tt__cpu_of(host)->ctx, 0, error, sizeof error);
+    tt__device *d = l.device = b->open(tt__cpu_of(host)->ctx, 0, 1, error, sizeof error);
     bool ok = report(d != NULL, "%s", error);
     if (ok && workspace)
         ok = (l.workspace = memory[WORKSPACE] = b->allocate(d, workspace)) &&
@@ -1983,6 +1984,66 @@ TEST(stochastic_rounding_of_each_isa)
                 TEST_CLOSE(ctx, &a);
             }
         }
+    }
+}
+
+/* A parameter of which each of three ranks updates its piece, with random rounding, has the bits of one that
+   is updated whole. */
+TEST(pieces_are_updated_as_the_whole)
+{
+    enum { N = 5 * TT__CHUNK + 1237, RANKS = 3, OUTPUTS = 3 };
+    static const char *const isa[] = {"portable", "avx2", "avx512", "neon", "cuda"};
+    static const int op[] = {TT__OP_ADAM, TT__OP_SGD};
+    static const tt_dtype dtype[] = {TT_BF16, TT_F16, TT_F32};
+    static float made[2][1 + OUTPUTS][N]; /* [whole, pieces][gradient, parameter and state] */
+    for (int c = 0; c < TT__COUNT(isa) * TT__COUNT(op) * TT__COUNT(dtype); c++) {
+        const char *on = isa[c / (TT__COUNT(op) * TT__COUNT(dtype))];
+        const tt_dtype type = dtype[c % TT__COUNT(dtype)];
+        const size_t item = tt_dtype_bytes(type);
+        test_allocator a;
+        uint64_t s = (uint64_t)c;
+        if (!has_isa(on)) continue;
+        tt_context_options co = test_options(&a);
+        tt_context *ctx = open_isa(co, on);
+        tt__instr i = tt__new_instr(op[c / TT__COUNT(dtype) % TT__COUNT(op)]);
+        const int outputs = i.op == TT__OP_ADAM ? 3 : 2;
+        float clip[2] = {1, 1};
+        tt__run run;
+        tt__launch l;
+        bool ok = true;
+        memset(&run, 0, sizeof run);
+        memset(&l, 0, sizeof l);
+        run.seed = 5;
+        run.lr = 0.1f;
+        i.random = 7;
+        i.attr.beta1 = 0.9f;
+        i.attr.beta2 = 0.99f;
+        i.attr.eps = 1e-8f;
+        l.device = (tt__device *)(void *)&ctx->cpu;
+        l.instr = &i;
+        const tt__mat of_run = {&run, TT_U8, 1, sizeof run, sizeof run}, of_clip = {clip, TT_F32, 1, 2, 2};
+        l.in[TT__RUN_IN] = of_run;
+        l.in[1] = of_clip;
+        for (int m = 0; m <= outputs; m++)
+            for (int e = 0; e < N; e++) {
+                float x = (m == 3 ? 0 : -0.5f) + (float)test_random(&s) * 0x1p-32f;
+                tt__convert((char *)made[0][m] + (size_t)e * item, type, &x, TT_F32, 1);
+            }
+        memcpy(made[1], made[0], sizeof made[0]);
+        l.workspace = calloc(TT__ROW_BUFFERS, tt__row_bytes(TT__CHUNK));
+        for (int r = -1; r < RANKS && ok; r++) { /* -1: whole */
+            const int64_t n = tt__piece(N, TT__CHUNK, false, r < 0 ? 0 : r, r < 0 ? 1 : RANKS, &l.first);
+            for (int m = 0; m <= outputs; m++) {
+                const tt__mat of = {(char *)made[r >= 0][m] + (size_t)l.first * item, type, 1, n, n};
+                if (m) l.out[m - 1] = of;
+                else l.in[0] = of;
+            }
+            ok = CHECK(is_cuda(on) ? run_on_cuda(&l, 0) : ctx->cpu.isa->run[i.op](&l) == TT_OK);
+        }
+        snprintf(where, sizeof where, "%s, %s, %s", on, tt__ops[i.op].name, tt_dtype_name(type));
+        report(memcmp(made[1], made[0], sizeof made[0]) == 0, "pieces have other bits than the whole");
+        free(l.workspace);
+        TEST_CLOSE(ctx, &a);
     }
 }
 
@@ -3448,10 +3509,10 @@ TEST(parameters_begin_on_the_device)
                     CHECK(wrong == 0);
                     /* In memory that ends behind the last of them. */
                     const tt__backend *b = w->holder->kind->backend;
-                    void *exact = b->allocate(w->holder->device, (size_t)n * tt_dtype_bytes(dtype));
-                    CHECK(exact && b->init(w->holder->device, exact, dtype, n, init, 1) == TT_OK &&
-                          b->wait(w->holder->device) == TT_OK);
-                    b->release(w->holder->device, exact);
+                    tt__device *d = w->holder->crew->device[0];
+                    void *exact = b->allocate(d, (size_t)n * tt_dtype_bytes(dtype));
+                    CHECK(exact && b->init(d, exact, dtype, 0, n, init, 1) == TT_OK && b->wait(d) == TT_OK);
+                    b->release(d, exact);
                 }
                 tt_program_free(p);
                 tt_tape_free(t);
@@ -3567,7 +3628,8 @@ static const test_case tests[] = {
     TEST_CASE(gradient_cuda), TEST_CASE(every_op_has_a_case), TEST_CASE(activations_far_from_zero),
     TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads),
     TEST_CASE(precisions_train_alike), TEST_CASE(stochastic_rounding_is_unbiased),
-    TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(weights_narrowed_while_read),
+    TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(pieces_are_updated_as_the_whole),
+    TEST_CASE(weights_narrowed_while_read),
     TEST_CASE(products_exact), TEST_CASE(attention_by_dot), TEST_CASE(attention_by_tiles),
     TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32),
     TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),

@@ -436,7 +436,7 @@ static char *chain_state(const chain *c, size_t *bytes)
         if ((x->storage != TT__PARAMETER && x->storage != TT__STATE) || x->base != v) continue;
         size_t n = (size_t)(x->shape.rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype);
         all = (char *)realloc(all, *bytes + n);
-        memcpy(all + *bytes, tt__resolve(c->p, v).data, n);
+        memcpy(all + *bytes, tt__resolve(c->p, 0, v).data, n);
         *bytes += n;
     }
     return all;

@@ -449,7 +449,8 @@ static void scatter(tt_program *p)
 static void poison(tt_program *p) /* now, and whatever dies in each run */
 {
     p->poison = true;
-    if (tt_allocate(p) == TT_OK) memset(p->arena->memory + p->arena->persistent, 0xff, p->arena->transient);
+    char *const *memory = p->arena->memory;
+    if (tt_allocate(p) == TT_OK) memset(memory[0] + p->arena->persistent, 0xff, p->arena->transient);
 }
 
 typedef enum variant {

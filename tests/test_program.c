@@ -698,7 +698,7 @@ TEST(initial_values)
         tt_program *p = tt_compile(t, sum, &c);
         REQUIRE(p != NULL);
         if (run > 0)
-            CHECK(tt_allocate(p) == TT_OK && normal->holder->memory &&
+            CHECK(tt_allocate(p) == TT_OK && normal->holder->allocated &&
                   tt__param_home(normal)->dtype == (run == 3 ? TT_BF16
                                                     : run == 6 ? TT_F16
                                                     : TT_F32));
@@ -1085,7 +1085,7 @@ static size_t input_bytes(const tt_program *p, unsigned char *to)
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
-        tt__mat m = tt__resolve(p, v);
+        tt__mat m = tt__resolve(p, 0, v);
         const size_t bytes = (size_t)(m.rows * m.cols) * tt_dtype_bytes(m.dtype);
         memcpy(to + n, m.data, bytes);
         n += bytes;
@@ -1482,7 +1482,7 @@ TEST(builds_are_pure)
     }
     CHECK(memcmp(&arena, program->arena, sizeof arena) == 0);
     for (int k = 0; k < ctx->n_params; k++)
-        CHECK(ctx->params[k]->holder == program->arena && !tt__param_memory(ctx->params[k]));
+        CHECK(ctx->params[k]->holder == program->arena && !tt__has_memory(ctx->params[k]));
     tt_program_free(program);
     tt_tape_free(m.t);
     TEST_CLOSE(ctx, &a);
@@ -1522,16 +1522,18 @@ TEST(names_of_devices)
     static const struct { const char *name, *says; tt_status status; int index; } cases[] = {
         {"cpu", NULL, TT_OK, 0}, {"cpu:0", NULL, TT_OK, 0}, {"cuda", NULL, TT_OK, 0},
         {"cuda:0", NULL, TT_OK, 0},
-        {"cuda:1", NULL, TT_OK, 1}, {"cuda:15", NULL, TT_OK, 15},
-        {"cuda:16", "device 'cuda:16': after 'cuda:' comes a number from 0 to 15", TT_ERR_ARGUMENT, 0},
-        {"cuda:", "comes a number from 0 to 15", TT_ERR_ARGUMENT, 0},
-        {"cuda:x", "comes a number", TT_ERR_ARGUMENT, 0},
-        {"cuda:1x", "comes a number", TT_ERR_ARGUMENT, 0}, {"cuda:-1", "comes a number", TT_ERR_ARGUMENT, 0},
-        {"cuda:99999999999999999999", "comes a number", TT_ERR_ARGUMENT, 0},
+        {"cuda:1", NULL, TT_OK, 1}, {"cuda:63", NULL, TT_OK, 63}, {"cuda*1", NULL, TT_OK, 0},
+        {"cuda:64", "device 'cuda:64': after 'cuda' comes nothing, ':' and numbers from 0 to 63 with commas "
+         "between them, or '*' and how many, at most 64", TT_ERR_ARGUMENT, 0},
+        {"cuda:", "numbers from 0 to 63", TT_ERR_ARGUMENT, 0}, {"cuda:x", "numbers", TT_ERR_ARGUMENT, 0},
+        {"cuda:1x", "numbers", TT_ERR_ARGUMENT, 0}, {"cuda:-1", "numbers", TT_ERR_ARGUMENT, 0},
+        {"cuda:1,", "numbers", TT_ERR_ARGUMENT, 0}, {"cuda:,1", "numbers", TT_ERR_ARGUMENT, 0},
+        {"cuda*", "at most 64", TT_ERR_ARGUMENT, 0}, {"cuda*0", "at most 64", TT_ERR_ARGUMENT, 0},
+        {"cuda*65", "at most 64", TT_ERR_ARGUMENT, 0}, {"cuda*2x", "at most 64", TT_ERR_ARGUMENT, 0},
+        {"cuda:99999999999999999999", "numbers", TT_ERR_ARGUMENT, 0},
         {"cpu:1", "device 'cpu:1' is not there: the CPU is one device, cpu", TT_ERR_ARGUMENT, 0},
-        {"cpu*4", "device 'cpu*4': a program runs on one device for now: use cpu", TT_ERR_UNSUPPORTED, 0},
-        {"cuda*8", "a program runs on one device for now: use cuda", TT_ERR_UNSUPPORTED, 0},
-        {"cuda:0,2", "a program runs on one device for now", TT_ERR_UNSUPPORTED, 0},
+        {"cpu:0,0", "cpu*2 is two ranks", TT_ERR_ARGUMENT, 0}, {"cpu*4", NULL, TT_OK, 0},
+        {"cuda*8", NULL, TT_OK, 0}, {"cuda:3,2", NULL, TT_OK, 3}, {"cuda:0,0", NULL, TT_OK, 0},
         {"cpux", "device 'cpux' is unknown: use cpu or cuda", TT_ERR_UNSUPPORTED, 0},
         {"gpu:1", "device 'gpu:1' is unknown: use cpu or cuda", TT_ERR_UNSUPPORTED, 0}};
     for (int k = 0; k < TEST_COUNT(cases); k++) {
@@ -1539,7 +1541,7 @@ TEST(names_of_devices)
         tt_program *p = tt_compile(m.t, m.loss, &c);
         test__check((p != NULL) == !cases[k].says, __FILE__, __LINE__, cases[k].name);
         if (cases[k].says) CHECK_ERROR(ctx, cases[k].status, cases[k].says);
-        if (p) CHECK(p->settings.index == cases[k].index && p->arena->index == cases[k].index);
+        if (p) CHECK(p->settings.crew->index[0] == cases[k].index && p->arena->crew == p->settings.crew);
         tt_program_free(p);
         if (cases[k].says) CHECK(tt_device_text(ctx, cases[k].name, NULL, 0) == cases[k].status);
     }
@@ -1830,7 +1832,7 @@ TEST(numbers_that_are_not_finite)
         CHECK_ERROR(ctx, TT_ERR_NUMERIC, messages[k]);
         CHECK_ERROR(ctx, TT_ERR_NUMERIC, "nothing was updated");
         tt_param_get(w, after);
-        CHECK(memcmp(before, after, sizeof before) == 0 && p->rank.run.step == 0);
+        CHECK(memcmp(before, after, sizeof before) == 0 && p->run.step == 0);
     }
     tt_program_free(p);
     tt_tape_free(t);

@@ -534,7 +534,7 @@ TEST(micro_batches_of_images)
 {
     uint8_t pixels[IMAGES * IMAGE];
     int32_t labels[IMAGES];
-    double loss[2], norm[2];
+    double loss[2] = {0, 0}, norm[2] = {0, 0};
     draw(pixels, labels);
     for (int k = 0; k < 2; k++) {
         test_allocator a;

@@ -1,0 +1,1126 @@
+/* Devices that work together, as the ranks of a program do: collectives give the bits of the CPU's, whether
+   kernels load from other devices or all goes through the host; which devices reach each other; waits that
+   are left out; calls of CUDA that fail. On a GPU (TINYTRAIN_CUDA=1 make test), which then is all of the
+   devices, or on the emulator, which most of it needs. TEST_SEEDS=24 in the environment: in 24 orders. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#ifndef TINYTRAIN_CUDA
+#include <stdio.h>
+
+int main(void) /* without the header, whose code takes a minute to compile */
+{
+    return puts("skip test_peers: this build is without TINYTRAIN_CUDA\n0 checks, 1 skipped: 0 passed, 0 "
+                "failed") < 0;
+}
+
+#else
+#define TT__PIECES_FROM 64 /* so that small tensors are split over ranks, and go through the host in parts */
+#define TT__STAGE 8192
+#define TINYTRAIN_IMPLEMENTATION
+#include "tinytrain.h"
+#include "test.h"
+#include <sys/wait.h>
+#ifdef TT_EMULATE
+#include "emu_control.h"
+#endif
+
+static const tt__backend *const cuda = &tt__cuda_backend;
+
+static uint32_t pick(uint64_t *state, uint32_t n) { return test_random(state) % n; }
+
+static int seeds(int usual)
+{
+    const char *text = getenv("TEST_SEEDS");
+    return text && atoi(text) > usual ? atoi(text) : usual;
+}
+
+/* ------------------------------------------------------------------------------------------------ devices */
+
+enum {
+    MOST = 8,            /* members */
+    JOB = 80 << 10,      /* bytes of a collective's operands, at most */
+    MEMORY = 8 * JOB,    /* of each member */
+    PINNED = 6 << 10,    /* bytes of each on the host, for what others need of it: few, so that it is parts */
+    MOST_JOBS = 7        /* more than the emulator's launches have room for */
+};
+
+typedef struct group { /* of devices */
+    test_allocator a;
+    tt_context *ctx;
+    int members, index[MOST];
+    tt__device *device[MOST];
+    char *memory[MOST];  /* of the devices */
+    char *cpu[MOST];     /* what the CPU makes of the same */
+    bool staged;         /* some device does not reach another */
+    double rate;         /* the lowest between two, bytes a second */
+    void *pinned[2][MOST], *event[2][MOST]; /* used in turn */
+    long syncs, parts, waits, left_out;     /* left_out: the wait, from 1, that does not take place */
+    char pair[1024];     /* why the first pair of devices is not reached */
+    char why[1024];      /* of the first function of a device that failed */
+} group;
+
+/* Notes why a function of member r failed. */
+static tt_status said(group *g, int r, tt_status status)
+{
+    if (status != TT_OK && !*g->why) snprintf(g->why, sizeof g->why, "%s", cuda->error(g->device[r]));
+    return status;
+}
+
+static tt_status no_memory(group *g, int r, const void *memory)
+{
+    return memory ? TT_OK : said(g, r, TT_ERR_MEMORY);
+}
+
+/* Devices index[0], ..., and so much memory of each. close_group follows even where it fails. */
+static tt_status open_group(group *g, const int *index, int members, size_t memory)
+{
+    tt_status status = TT_OK;
+    memset(g, 0, sizeof *g);
+    g->ctx = test_open(&g->a);
+    g->members = members;
+    for (int r = 0; r < members && status == TT_OK; r++) {
+        g->index[r] = index[r];
+        g->cpu[r] = (char *)calloc(1, memory);
+        g->device[r] = cuda->open(g->ctx, index[r], members, g->why, sizeof g->why);
+        if (!g->device[r]) status = TT_ERR_DEVICE;
+    }
+    for (int k = 0; k < members * members && status == TT_OK; k++) {
+        double rate;
+        const char *why = cuda->peer(g->device[k / members], g->device[k % members], &rate);
+        if (why && !*g->pair) snprintf(g->pair, sizeof g->pair, "%s", why);
+        g->staged = g->staged || why;
+        if (rate > 0 && !(g->rate <= rate && g->rate > 0)) g->rate = rate;
+    }
+    for (int r = 0; r < members && status == TT_OK; r++) {
+        status = no_memory(g, r, g->memory[r] = (char *)cuda->allocate(g->device[r], memory));
+        for (int k = 0; k < 2 && status == TT_OK && g->staged; k++)
+            status = no_memory(g, r, g->pinned[k][r] = cuda->allocate_host(g->device[r], PINNED));
+    }
+    return status;
+}
+
+static void close_group(group *g)
+{
+    for (int r = 0; r < g->members; r++) /* before memory goes that another may still read */
+        if (g->device[r]) (void)cuda->wait(g->device[r]);
+    for (int r = 0; r < g->members; r++) {
+        for (int k = 0; k < 2; k++) {
+            if (g->event[k][r]) cuda->release_event(g->device[r], g->event[k][r]);
+            if (g->pinned[k][r]) cuda->release_host(g->device[r], g->pinned[k][r]);
+        }
+        if (g->memory[r]) cuda->release(g->device[r], g->memory[r]);
+        if (g->device[r]) cuda->close(g->device[r]);
+        free(g->cpu[r]);
+    }
+    TEST_CLOSE(g->ctx, &g->a);
+}
+
+/* All members wait for what all were given before. */
+static tt_status sync_members(group *g)
+{
+    void **event = g->event[g->syncs++ % 2];
+    tt_status status = TT_OK;
+    for (int r = 0; r < g->members && status == TT_OK; r++)
+        status = said(g, r, cuda->mark(g->device[r], TT__COMPUTE_STREAM, &event[r]));
+    for (int k = 0; k < g->members * g->members && status == TT_OK; k++) {
+        const int r = k / g->members, other = k % g->members;
+        if (r == other || ++g->waits == g->left_out) continue;
+        status = said(g, r, cuda->after(g->device[r], TT__COMPUTE_STREAM, event[other]));
+    }
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------- collectives */
+
+typedef struct job { /* a collective, the same on all members */
+    int op;
+    tt_dtype dtype;
+    tt__move move;
+    bool add, in_place;
+    int64_t elements;       /* of the whole */
+    int present, slots;
+    size_t x, y;            /* where a member has its operand and its result, unless it is in place */
+    size_t end;
+} job;
+
+static size_t item(const job *j) { return tt_dtype_bytes(j->dtype); }
+
+/* Operand and result of member m, whose memory this is. */
+static void operands_of(const group *g, const job *j, int m, char *memory, tt__mat *in, tt__mat *out)
+{
+    int64_t first, n = tt__piece(j->elements, j->move.unit, j->move.root, m, g->members, &first);
+    const tt__mat whole = {NULL, j->dtype, 1, j->elements, j->elements}, piece = {NULL, j->dtype, 1, n, n};
+    *in = j->op == TT__OP_ALL_GATHER ? piece : whole;
+    *out = j->op == TT__OP_REDUCE_SCATTER ? piece : whole;
+    in->data = memory + j->x;
+    out->data = memory + j->y;
+    if (!j->in_place) return;
+    out->data = in->data;
+    if (j->op == TT__OP_REDUCE_SCATTER) out->data = memory + j->x + (size_t)first * item(j);
+    if (j->op == TT__OP_ALL_GATHER) in->data = memory + j->x + (size_t)first * item(j);
+}
+
+typedef struct made_launch { tt__instr instr; tt__mat in[64], out[64]; } made_launch;
+
+static void make_launch(const group *g, const job *j, int me, char *const *memory, made_launch *m,
+                        tt__launch *l)
+{
+    memset(l, 0, sizeof *l);
+    m->instr = tt__new_instr(j->op);
+    m->instr.move = j->move;
+    l->instr = &m->instr;
+    l->device = g->device[me];
+    operands_of(g, j, me, memory[me], &l->in[0], &l->out[0]);
+    l->add[0] = j->add;
+    l->members = j->slots ? j->slots : g->members;
+    l->me = j->slots ? 0 : me;
+    l->present = j->present;
+    for (int k = 0; k < l->members; k++) {
+        operands_of(g, j, k, memory[j->slots ? me : k], &m->in[k], &m->out[k]);
+        if (j->slots) m->in[k].data = (char *)l->in[0].data + (size_t)(k * j->elements) * item(j);
+    }
+    l->peer_in = m->in;
+    l->peer_out = m->out;
+}
+
+static int phases_of(const job *j)
+{
+    const tt__instr i = tt__new_instr(j->op);
+    return tt__rules_of(&i)->phases;
+}
+
+static made_launch made[MOST][MOST_JOBS];
+
+/* Member move.from of a RECV runs the SEND before it. */
+static bool sends(const job *j, int member)
+{
+    return j->op == TT__OP_RECV && member == j->move.from && j->move.from != j->move.to;
+}
+
+/* Launches one phase of n collectives on all members. */
+static tt_status launch_phase(group *g, const job *j, int n, int phase)
+{
+    tt__launch l[MOST_JOBS];
+    tt_status status = TT_OK;
+    for (int r = 0; r < g->members && status == TT_OK; r++) {
+        for (int k = 0; k < n; k++) {
+            make_launch(g, &j[k], r, g->memory, &made[r][k], &l[k]);
+            l[k].phase = phase;
+            if (sends(&j[k], r)) made[r][k].instr.op = TT__OP_SEND;
+        }
+        if (j->op != TT__OP_RECV) status = said(g, r, cuda->launch(l, n));
+        for (int k = 0; k < n && status == TT_OK && j->op == TT__OP_RECV; k++)
+            status = said(g, r, cuda->launch(&l[k], 1));
+    }
+    return status;
+}
+
+/* The same of one collective through the host, part by part: all copy what others need, wait for each other,
+   and load that. A buffer is used again after the wait of the next part, when all have loaded from it. */
+static tt_status stage_phase(group *g, const job *j, int phase)
+{
+    tt_status status = TT_OK;
+    bool more = true;
+    for (int64_t from = 0, most = 0; more && status == TT_OK; from += most) {
+        tt__launch l[MOST];
+        void **pinned = g->pinned[g->parts++ % 2];
+        most = (int64_t)(PINNED / item(j)) / g->members & ~(int64_t)7;
+        for (int r = 0; r < g->members && status == TT_OK; r++) {
+            bool others = more;
+            make_launch(g, j, r, g->memory, &made[r][0], &l[r]);
+            if (sends(j, r)) made[r][0].instr.op = TT__OP_SEND;
+            l[r].phase = phase;
+            l[r].staged = pinned;
+            l[r].from = from;
+            l[r].most = most;
+            status = said(g, r, cuda->stage(&l[r], &more));
+            CHECK(r == 0 || status != TT_OK || more == others);
+        }
+        if (status == TT_OK) status = sync_members(g);
+        for (int r = 0; r < g->members && status == TT_OK; r++) status = said(g, r, cuda->launch(&l[r], 1));
+    }
+    return status;
+}
+
+/* n collectives of one op, as the section >>run has them. */
+static tt_status run_jobs(group *g, const job *j, int n)
+{
+    tt_status status = TT_OK;
+    const int phases = phases_of(j);
+    const bool direct = phases && !g->staged;
+    if (!phases) return launch_phase(g, j, n, 0);
+    if (direct) status = sync_members(g);
+    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
+        if (!(phases & phase)) continue;
+        if (direct) status = launch_phase(g, j, n, phase);
+        if (direct && status == TT_OK) status = sync_members(g);
+        for (int k = 0; k < n && !direct && status == TT_OK; k++) status = stage_phase(g, &j[k], phase);
+    }
+    return status;
+}
+
+static void run_on_cpu(const group *g, const job *j)
+{
+    for (int phase = 0; phase <= TT__SPREAD_PHASE; phase++)
+        for (int r = 0; r < g->members; r++) {
+            tt__launch l;
+            if (phase ? !(phases_of(j) & phase) : phases_of(j) != 0) continue;
+            make_launch(g, j, r, g->cpu, &made[0][0], &l);
+            l.device = (tt__device *)(void *)&g->ctx->cpu;
+            l.phase = phase;
+            CHECK(tt__cpu_backend.launch(&l, 1) == TT_OK);
+        }
+}
+
+static void put(void *memory, tt_dtype dtype, int64_t k, float x)
+{
+    if (dtype == TT__F64) ((double *)memory)[k] = (double)x;
+    else tt__convert((char *)memory + (size_t)k * tt_dtype_bytes(dtype), dtype, &x, TT_F32, 1);
+}
+
+/* NaN has many patterns of bits: the CPU's and a GPU's become one. */
+static void one_nan(char *memory, tt_dtype dtype, int64_t n)
+{
+    for (int64_t k = 0; k < n; k++) {
+        float x = 0;
+        if (dtype == TT__F64) x = (float)((double *)(void *)memory)[k];
+        else tt__convert(&x, TT_F32, memory + (size_t)k * tt_dtype_bytes(dtype), dtype, 1);
+        if (x != x) memset(memory + (size_t)k * tt_dtype_bytes(dtype), 0xff, tt_dtype_bytes(dtype));
+    }
+}
+
+/* Job `number` of op, whose operands begin at byte `at`. */
+static job draw_job(const group *g, int op, int number, size_t at)
+{
+    static const tt_dtype dtypes[] = {TT_F32, TT_BF16, TT_F16, TT__F64};
+    static const int64_t sizes[] = {1, 2, 5, 16, 33, 64, 1000, 2049, 4097, 9000}, units[] = {1, 1, 7, 4096};
+    static const int slots[] = {1, 2, 3, 8, 9, 64};
+    uint64_t s = (uint64_t)number * 977 + (uint64_t)(op * 64 + g->members) + 1;
+    job j;
+    memset(&j, 0, sizeof j);
+    for (int k = 0; k < 8; k++) test_random(&s);
+    j.op = op;
+    j.dtype = dtypes[pick(&s, 4)];
+    j.elements = sizes[pick(&s, TEST_COUNT(sizes))];
+    j.move.over = TT__OVER_DATA;
+    j.move.unit = units[pick(&s, 4)];
+    j.move.reduce = (tt__reduce)(pick(&s, 2) ? 0 : pick(&s, 3));
+    j.move.root = op == TT__OP_BROADCAST || (op != TT__OP_ALL_REDUCE && pick(&s, 2));
+    j.move.from = (int)pick(&s, (uint32_t)g->members);
+    j.move.to = (j.move.from + 1) % g->members;
+    j.add = j.move.reduce == TT__SUM && pick(&s, 2);
+    j.in_place = pick(&s, 2);
+    j.present = pick(&s, 3) ? g->members : (int)pick(&s, (uint32_t)g->members + 1);
+    if (op == TT__OP_BROADCAST) j.move.root = false; /* as pieces, though it has one */
+    if (op == TT__OP_SUM_SLOTS) {
+        j.slots = slots[pick(&s, TEST_COUNT(slots))];
+        j.present = pick(&s, 3) ? j.slots : (int)pick(&s, (uint32_t)j.slots + 1);
+        j.elements = tt__min(j.elements, (int64_t)(JOB / 2 / item(&j)) / j.slots);
+    }
+    const size_t bytes = (size_t)j.elements * item(&j);
+    j.x = at + pick(&s, 4) * item(&j); /* not always aligned for vectors */
+    j.y = tt__align_to(j.x + bytes * (size_t)(j.slots ? j.slots : 1) + 32, 16) + pick(&s, 4) * item(&j);
+    j.end = tt__align_to(j.y + bytes + 32, 16);
+    return j;
+}
+
+/* Numbers of many sizes, of which some cancel, and some that are not finite. */
+static void fill_job(const group *g, const job *j, uint64_t *s)
+{
+    for (int r = 0; r < g->members; r++)
+        for (size_t k = 0; k < (j->end - j->x) / item(j); k++) {
+            const uint32_t kind = pick(s, 64);
+            float x = test_uniform(s);
+            if (kind == 0) x = NAN;
+            else if (kind == 1) x = INFINITY;
+            else if (kind < 4) x = x < 0 ? -0.0f : 0.0f;
+            else if (kind < 24) x = ldexpf(x, (int)(12 * test_uniform(s)));
+            put(g->cpu[r] + j->x, j->dtype, (int64_t)k, x);
+        }
+}
+
+/* Runs `jobs` of op, in calls of one to MOST_JOBS, and compares all memory with what the CPU makes. */
+static tt_status compare_op(group *g, int op, int jobs, uint64_t seed)
+{
+    job j[MOST_JOBS];
+    uint64_t s = seed;
+    tt_status status = TT_OK;
+    char *got = (char *)malloc(MEMORY);
+    for (int done = 0, n; done < jobs && status == TT_OK; done += n) {
+        size_t end = 0;
+        n = 1 + done % MOST_JOBS;
+        memset(j, 0, sizeof j);
+        for (int k = 0; k < n; k++) {
+            j[k] = draw_job(g, op, done + k + (int)seed * jobs, end);
+            end = j[k].end;
+            fill_job(g, &j[k], &s);
+        }
+        CHECK(end <= MEMORY);
+        for (int r = 0; r < g->members && status == TT_OK; r++) {
+            status = said(g, r, cuda->write(g->device[r], g->memory[r], g->cpu[r], end));
+            if (status == TT_OK) status = said(g, r, cuda->wait(g->device[r]));
+        }
+        if (status == TT_OK) status = run_jobs(g, j, n);
+        for (int k = 0; k < n; k++) run_on_cpu(g, &j[k]);
+        for (int r = 0; r < g->members && status == TT_OK; r++) {
+            status = said(g, r, cuda->read(g->device[r], got, g->memory[r], end));
+            for (int k = 0; k < n && status == TT_OK; k++) {
+                const int64_t all = (int64_t)((j[k].end - j[k].x) / item(&j[k]));
+                char text[256];
+                one_nan(got + j[k].x, j[k].dtype, all);
+                one_nan(g->cpu[r] + j[k].x, j[k].dtype, all);
+                const bool same = memcmp(got + j[k].x, g->cpu[r] + j[k].x, j[k].end - j[k].x) == 0;
+                snprintf(text, sizeof text, "%s, job %d of %d: %lld %s, unit %lld, member %d of %d, "
+                         "%d present%s%s%s, reduce %d%s", tt__ops[op].name, done + k, n,
+                         (long long)j[k].elements, tt_dtype_name(j[k].dtype), (long long)j[k].move.unit, r,
+                         g->members, j[k].present, j[k].add ? ", adds" : "",
+                         j[k].in_place ? ", in place" : "", j[k].move.root ? ", root" : "",
+                         (int)j[k].move.reduce, g->staged ? ", staged" : "");
+                test__check(same, __FILE__, __LINE__, text);
+            }
+        }
+    }
+    free(got);
+    return status;
+}
+
+static const int ops[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER, TT__OP_BROADCAST,
+                          TT__OP_REDUCE, TT__OP_RECV, TT__OP_SUM_SLOTS};
+
+/* What the devices are: as many as there are, or all the first. */
+static void choose(int index[MOST], int devices)
+{
+    for (int r = 0; r < MOST; r++) index[r] = r % devices;
+}
+
+/* Starts the emulator with so many devices; a GPU goes on. Where they shall not reach each other, that is
+   what the environment says. */
+static void start(int devices, bool peers, uint64_t seed)
+{
+#ifdef TT_EMULATE
+    emu_configure(devices, (size_t)4 << 20, peers, seed);
+#else
+    (void)devices;
+    (void)seed;
+    if (peers) unsetenv("TINYTRAIN_PEERS");
+    else setenv("TINYTRAIN_PEERS", "0", 1);
+#endif
+}
+
+/* The emulator's builds with checks take several times as long: less of what others test too. */
+static bool is_slow(void)
+{
+#ifdef TT_EMULATE
+    return strcmp(emu_build(), "plain") != 0;
+#else
+    return false;
+#endif
+}
+
+static void check_nothing_left(const char *what)
+{
+#ifdef TT_EMULATE
+    char left[256], text[512];
+    const bool none = emu_live_objects(left, sizeof left) == 0;
+    snprintf(text, sizeof text, "%s: left on the devices: %s", what, none ? "nothing" : left);
+    test__check(none, __FILE__, __LINE__, text);
+#else
+    (void)what;
+#endif
+}
+
+static void compare_group(int members, int devices, bool peers, uint64_t seed)
+{
+    int index[MOST];
+    group g;
+#ifndef TT_EMULATE
+    devices = 1;
+#endif
+    choose(index, devices);
+    start(devices, peers, seed);
+    tt_status status = open_group(&g, index, members, MEMORY);
+    CHECK(g.staged == (members > 1 && !peers) && g.staged == (*g.pair != 0));
+    for (int k = 0; k < TEST_COUNT(ops) && status == TT_OK; k++) status = compare_op(&g, ops[k], 17, seed);
+    if (!test__check(status == TT_OK, __FILE__, __LINE__, g.why)) printf("%s\n", g.why);
+    if (g.staged) CHECK(g.parts > 200); /* of pieces that do not fit at once */
+    close_group(&g);
+    unsetenv("TINYTRAIN_PEERS");
+    check_nothing_left("collectives");
+}
+
+TEST(collectives_of_devices)
+{
+    static const int members[] = {1, 2, 3, 4, 8};
+    for (int seed = 0; seed < seeds(1); seed++)
+        for (int k = 0; k < 2 * TEST_COUNT(members); k++)
+            compare_group(members[k / 2], members[k / 2], k % 2, (uint64_t)(seed * 10 + k));
+}
+
+/* Ranks that share a GPU have streams of their own and nothing else in common. Through the host, too. */
+TEST(ranks_on_one_device)
+{
+    for (int seed = 0; seed < seeds(2); seed++) {
+        compare_group(2, 1, true, (uint64_t)seed);
+        compare_group(4, 2, true, (uint64_t)seed);
+        setenv("TINYTRAIN_PEERS", "0", 1);
+        compare_group(2, 1, false, (uint64_t)seed);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ squares */
+
+/* Sums of squares of the pieces of several tensors, chunk by chunk, then of all chunks. */
+TEST(squares_of_pieces)
+{
+    enum { TENSORS = 7, CHUNKS = 5, N = CHUNKS * TT__CHUNK, MEMBERS = 3 };
+    static const int64_t sizes[TENSORS] = {1, 4095, 4096, 4097, 12288, N - 5, 30};
+    static const tt_dtype dtypes[] = {TT_F32, TT_BF16, TT_F16};
+    static char g[TENSORS][N * sizeof(float)];
+    double exact[TENSORS][CHUNKS], table[TENSORS][CHUNKS];
+    float folded[TENSORS];
+    const int index[MOST] = {0};
+    const size_t at_table = sizeof g, at_folded = at_table + sizeof table;
+    group d;
+    uint64_t s = 7;
+    start(1, true, 3);
+    REQUIRE(open_group(&d, index, 1, MEMORY) == TT_OK);
+    CHECK(at_folded + sizeof folded <= MEMORY);
+    memset(exact, 0, sizeof exact);
+    for (int k = 0; k < TENSORS; k++)
+        for (int64_t e = 0; e < N; e++) {
+            float x = test_uniform(&s);
+            put(g[k], dtypes[k % 3], e, x);
+            tt__convert(&x, TT_F32, g[k] + (size_t)e * tt_dtype_bytes(dtypes[k % 3]), dtypes[k % 3], 1);
+            if (e < sizes[k]) exact[k][e / TT__CHUNK] += (double)x * (double)x;
+        }
+    CHECK(cuda->write(d.device[0], d.memory[0], g, sizeof g) == TT_OK && cuda->wait(d.device[0]) == TT_OK &&
+          cuda->fill(d.device[0], d.memory[0] + at_table, 0xff, sizeof table) == TT_OK);
+    for (int phase = 0; phase < MEMBERS + 1; phase++) { /* each member's pieces; then the sums of all */
+        tt__instr i = tt__new_instr(phase < MEMBERS ? TT__OP_CHUNK_SQUARES : TT__OP_FOLD_SQUARES);
+        tt__launch l[TENSORS];
+        memset(l, 0, sizeof l);
+        for (int k = 0; k < TENSORS; k++) {
+            int64_t first, n = tt__piece(sizes[k], TT__CHUNK, false, phase % MEMBERS, MEMBERS, &first);
+            const int64_t chunks = tt__ceil_div(phase < MEMBERS ? n : sizes[k], TT__CHUNK);
+            const int64_t at = phase < MEMBERS ? first / TT__CHUNK : 0;
+            char *memory = d.memory[0] + (size_t)k * sizeof g[0];
+            char *to = d.memory[0] + at_table + (size_t)(k * CHUNKS + at) * sizeof(double);
+            memory += (size_t)first * tt_dtype_bytes(dtypes[k % 3]);
+            const tt__mat x = {memory, dtypes[k % 3], 1, n, n}, sums = {to, TT__F64, 1, chunks, chunks},
+                          sum = {d.memory[0] + at_folded + (size_t)k * sizeof(float), TT_F32, 1, 1, 1};
+            l[k].device = d.device[0];
+            l[k].instr = &i;
+            l[k].in[0] = phase < MEMBERS ? x : sums;
+            l[k].out[0] = phase < MEMBERS ? sums : sum;
+        }
+        CHECK(cuda->launch(l, TENSORS) == TT_OK);
+    }
+    CHECK(cuda->read(d.device[0], table, d.memory[0] + at_table, sizeof table) == TT_OK &&
+          cuda->read(d.device[0], folded, d.memory[0] + at_folded, sizeof folded) == TT_OK);
+    for (int k = 0; k < TENSORS; k++) {
+        double sum = 0;
+        for (int64_t c = 0; c < CHUNKS; c++) {
+            if (c * TT__CHUNK < sizes[k]) CHECK_NEAR(table[k][c], exact[k][c], 1e-6 * exact[k][c]);
+            else CHECK(table[k][c] != table[k][c]); /* nobody wrote it */
+            sum += c * TT__CHUNK < sizes[k] ? table[k][c] : 0;
+        }
+        CHECK_NEAR(folded[k], sum, 1e-7 * sum);
+    }
+    close_group(&d);
+}
+
+/* ----------------------------------------------------------------------------------------------- programs
+   Whole trainings on the ranks of a program, which the run section brings together. */
+
+enum { NET_IN = 70, NET_HIDDEN = 130, NET_OUT = 5, NET_ROWS = 6, NET_STEPS = 2, NET_MICROS = 11 };
+
+typedef struct net { /* what a training gives */
+    double loss, norm;
+    float w[NET_IN * NET_HIDDEN + NET_HIDDEN + NET_HIDDEN * NET_OUT];
+} net;
+
+/* Waits for other devices' events of the rank that is the left_out-th to make one do not take place. */
+static int left_out;
+static tt__backend fewer_waits;
+static tt__device_kind fewer;
+
+static tt_status after_some(tt__device *d, int stream, void *event)
+{
+    static tt__device *known[MOST];
+    int r = 0;
+    while (known[r] && known[r] != d) r++;
+    known[r] = d;
+    return stream == TT__COMPUTE_STREAM && r + 1 == left_out ? TT_OK : cuda->after(d, stream, event);
+}
+
+static void leave_out(tt_program *p)
+{
+    fewer_waits = *cuda;
+    fewer_waits.after = after_some;
+    fewer = *p->settings.kind;
+    fewer.backend = &fewer_waits;
+    p->settings.kind = p->settings.crew->kind = p->arena->kind = &fewer;
+}
+
+static char net_error[1024];
+
+/* Two steps of 11 micro-batches, with 8 leaves, on the ranks of a device; TT_OK or, in net_error, why not. */
+static tt_status train_net(net *to, const char *device, int zero, bool server, const char *precision)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    const int64_t first[] = {NET_HIDDEN, NET_IN}, bias[] = {NET_HIDDEN}, second[] = {NET_OUT, NET_HIDDEN};
+    const tt_init normal = {TT_INIT_NORMAL, 0.2f};
+    tt_param *w[] = {tt_param_new(ctx, "first", 2, first, normal), tt_param_new(ctx, "bias", 1, bias, normal),
+                     tt_param_new(ctx, "second", 2, second, normal)};
+    tt_tape *t = tt_tape_new(ctx);
+    tt_compile_options o = tt_compile_options_default();
+    tt_stats stats;
+    memset(to, 0, sizeof *to);
+    memset(&stats, 0, sizeof stats);
+    const int64_t rows = tt_axis(t, "rows", NET_ROWS);
+    tt_value x = tt_input(t, "x", TT_F32, rows, NET_IN), y = tt_input(t, "y", TT_I32, rows, 1);
+    tt_value h = tt_dropout(t, tt_gelu(t, tt_linear(t, x, w[0], w[1])), 0.1f);
+    tt_value loss = tt_cross_entropy(t, tt_linear(t, h, w[2], NULL), y, NULL);
+    o.device = device;
+    o.accumulate = true;
+    o.precision = precision;
+    o.optimizer.clip_norm = 0.5f;
+    o.parallel.groups = 8;
+    o.parallel.zero = zero;
+    o.parallel.server = server;
+    tt_program *p = tt_compile(t, loss, &o);
+    tt_status status = p ? TT_OK : tt_error_code(ctx);
+    if (p && left_out) leave_out(p);
+    for (int m = 0; m < NET_STEPS * NET_MICROS && status == TT_OK; m++) {
+        const int data = p->arena->data, in_step = m % NET_MICROS, n = 1 + m * 7 % NET_ROWS;
+        const bool last = in_step == NET_MICROS - 1;
+        float xs[NET_ROWS * NET_IN];
+        int32_t ys[NET_ROWS];
+        for (int k = 0; k < n * NET_IN; k++) xs[k] = (float)((k * 37 + m * 11) % 101) / 50 - 1;
+        for (int k = 0; k < n; k++) ys[k] = (k + m) % NET_OUT;
+        status = tt_set_rank(p, in_step % data, x, xs, n);
+        if (status == TT_OK) status = tt_set_rank(p, in_step % data, y, ys, n);
+        if (status == TT_OK && (last || in_step % data == data - 1)) status = tt_micro_step(p, NULL);
+        if (status == TT_OK && last) status = tt_update(p, 0.01f, &stats);
+    }
+    to->loss = stats.loss;
+    to->norm = stats.grad_norm;
+    float *at = to->w;
+    for (int k = 0; k < TEST_COUNT(w) && status == TT_OK; at += w[k++]->size) status = tt_param_get(w[k], at);
+    CHECK(status == TT_OK || tt_error_code(ctx) == status);
+    snprintf(net_error, sizeof net_error, "%s", status == TT_OK ? "" : tt_error(ctx));
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+    return status;
+}
+
+/* Ranks that share a device train with the bits of one that has it alone, whether kernels load from each
+   other's memory or all goes through the host. */
+TEST(ranks_of_one_device_train_alike)
+{
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "16-mixed", "bf16-true"};
+    static const char *const devices[] = {"cuda:0,0", "cuda:0,0,0,0"};
+    static net one, got;
+    for (int k = 0; k < 2 * TEST_COUNT(precisions); k++) {
+        const int most = k % 2 ? 3 : 1; /* which zero says when sums are made */
+        const char *precision = precisions[k / 2];
+        if (is_slow() && k / 2 != 1) continue;
+        start(1, true, (uint64_t)k);
+        REQUIRE(train_net(&one, "cuda", most, false, precision) == TT_OK);
+        for (int d = 0; d < 2 * TEST_COUNT(devices); d++) {
+            const int zero = most - (d + k / 2) % 2;
+            char text[256];
+            start(1, d < 2, (uint64_t)(8 * k + d));
+            if (d >= 2) setenv("TINYTRAIN_PEERS", "0", 1);
+            const tt_status status = train_net(&got, devices[d % 2], zero, false, precision);
+            snprintf(text, sizeof text, "%s, %s, zero %d%s", devices[d % 2], precision, zero,
+                     d < 2 ? "" : ", through the host");
+            test__check(status == TT_OK && memcmp(&got, &one, sizeof got) == 0, __FILE__, __LINE__, text);
+            unsetenv("TINYTRAIN_PEERS");
+            check_nothing_left(text);
+        }
+    }
+}
+
+#ifdef TT_EMULATE
+
+/* ---------------------------------------------------------------------------------------------- the probe */
+
+/* What a device says of another one. */
+TEST(pairs_of_devices_are_tried)
+{
+    static const struct { unsigned wrong; const char *peers, *expected; } links[] = {
+        {0, NULL, NULL},
+        {0, "1", NULL},
+        {EMU_NO_ACCESS, NULL, "device pair 0 -> 1 has no peer access: staged through the host ("},
+        {EMU_WRONG_COPIES, NULL,
+         "device pair 0 -> 1 says peer access and copies wrong bytes: staged through the host ("},
+        {EMU_WRONG_LOADS, NULL,
+         "device pair 0 -> 1 says peer access and loads wrong bytes: staged through the host ("},
+        {EMU_WRONG_COPIES | EMU_WRONG_LOADS, NULL,
+         "device pair 0 -> 1 says peer access and copies wrong bytes: staged through the host ("},
+        {0, "0", "device pair 0 -> 1 is not tried, TINYTRAIN_PEERS=0: staged through the host ("}};
+    for (int k = 0; k < TEST_COUNT(links) * seeds(2); k++) {
+        const int link = k % TEST_COUNT(links);
+        char error[256] = "";
+        tt__device *d[3];
+        test_allocator a;
+        emu_configure(2, (size_t)1 << 20, 1, (uint64_t)k);
+        tt_context *ctx = test_open(&a);
+        if (links[link].peers) setenv("TINYTRAIN_PEERS", links[link].peers, 1);
+        emu_set_link(0, 1, links[link].wrong);
+        for (int r = 0; r < 3; r++) { /* the third is the second once more */
+            d[r] = cuda->open(ctx, r ? 1 : 0, 3, error, sizeof error);
+            REQUIRE(d[r]);
+        }
+        for (int other = 1; other < 3; other++) {
+            double rate = -1, back = -1, same = -1;
+            const char *why = cuda->peer(d[other], d[0], &rate);
+            const size_t n = links[link].expected ? strlen(links[link].expected) : 0;
+            CHECK(n ? why && strncmp(why, links[link].expected, n) == 0 && strstr(why, " GB/s)") : !why);
+            CHECK(rate > 0);
+            const bool all = links[link].peers && strcmp(links[link].peers, "0") == 0;
+            why = cuda->peer(d[0], d[other], &back); /* this way nothing is wrong */
+            CHECK(all ? why && strncmp(why, "device pair 1 -> 0 is not tried", 31) == 0 : !why);
+            CHECK(back > 0);
+            why = cuda->peer(d[1], d[2], &same); /* nor between two on one device */
+            CHECK(all ? why && strncmp(why, "device pair 1 -> 1 is not tried", 31) == 0 : !why);
+            CHECK(all ? same > 0 : same == 0);
+            CHECK(!cuda->peer(d[1], d[1], &same) && same == 0);
+        }
+        for (int r = 0; r < 3; r++) cuda->close(d[r]);
+        TEST_CLOSE(ctx, &a);
+        unsetenv("TINYTRAIN_PEERS");
+        check_nothing_left(links[link].expected ? links[link].expected : "a link");
+    }
+}
+
+/* One pair that brings wrong bytes, whatever it does: all goes through the host, and sums are right. */
+TEST(a_pair_that_brings_wrong_bytes_is_avoided)
+{
+    static const unsigned wrong[] = {EMU_NO_ACCESS, EMU_WRONG_COPIES, EMU_WRONG_LOADS};
+    int index[MOST];
+    choose(index, MOST);
+    for (int k = 0; k < TEST_COUNT(wrong); k++) {
+        group g;
+        start(4, true, (uint64_t)k);
+        emu_set_link(3, 1, wrong[k]);
+        tt_status status = open_group(&g, index, 4, MEMORY);
+        CHECK(status == TT_OK && g.staged && strstr(g.pair, "device pair 3 -> 1 "));
+        for (int op = 0; op < TEST_COUNT(ops) && status == TT_OK; op++)
+            status = compare_op(&g, ops[op], 4, 1);
+        if (!test__check(status == TT_OK, __FILE__, __LINE__, g.why)) printf("%s\n", g.why);
+        close_group(&g);
+        check_nothing_left("a wrong pair");
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------- waits */
+
+/* What a program does, in small: sums, pieces of sums, and pieces that all get, of vectors that are written
+   before and overwritten after; twice, with no wait of the host in between. */
+enum { WAIT_MEMBERS = 3, NUMBERS = 2160, ROUNDS = 2 };
+static const size_t at_x = 0, at_piece = NUMBERS * sizeof(float), at_log = 2 * NUMBERS * sizeof(float);
+
+static tt_status copy_on(group *g, int r, size_t to, size_t from)
+{
+    tt__instr i = tt__new_instr(TT__OP_COPY);
+    tt__launch l;
+    memset(&l, 0, sizeof l);
+    const tt__mat x = {g->memory[r] + from, TT_F32, 1, NUMBERS, NUMBERS},
+                  y = {g->memory[r] + to, TT_F32, 1, NUMBERS, NUMBERS};
+    l.device = g->device[r];
+    l.instr = &i;
+    l.in[0] = x;
+    l.out[0] = y;
+    return said(g, r, cuda->launch(&l, 1));
+}
+
+/* Fills x, and what pieces are gathered from, with numbers of the round and rank. */
+static tt_status fill_all(group *g, size_t at, int round)
+{
+    tt_status status = TT_OK;
+    for (int r = 0; r < g->members && status == TT_OK; r++)
+        status = said(g, r, cuda->fill(g->device[r], g->memory[r] + at, 0x31 + 2 * r + round,
+                                       NUMBERS * sizeof(float)));
+    return status;
+}
+
+/* *first_round: how many waits there are in the first round. */
+static tt_status run_rounds(group *g, int rounds, long *first_round)
+{
+    static const int what[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER};
+    tt_status status = TT_OK;
+    for (int round = 0; round < rounds && status == TT_OK; round++) {
+        for (int k = 0; k < TEST_COUNT(what) && status == TT_OK; k++) {
+            const size_t to = at_log + (size_t)(round * TEST_COUNT(what) + k) * NUMBERS * sizeof(float);
+            const bool in_place = what[k] == TT__OP_ALL_REDUCE, gathers = what[k] == TT__OP_ALL_GATHER;
+            job j;
+            memset(&j, 0, sizeof j);
+            j.op = what[k];
+            j.dtype = TT_F32;
+            j.move.over = TT__OVER_DATA;
+            j.move.unit = 1;
+            j.in_place = in_place;
+            j.elements = NUMBERS;
+            j.present = g->members;
+            j.x = gathers ? at_piece : at_x;
+            j.y = gathers ? at_x : at_piece;
+            status = fill_all(g, gathers ? at_piece : at_x, 5 * round + k);
+            if (status == TT_OK && k == 0) status = fill_all(g, at_piece, 5 * round + 3);
+            if (status == TT_OK) status = run_jobs(g, &j, 1);
+            for (int r = 0; r < g->members && status == TT_OK; r++)
+                status = copy_on(g, r, to, in_place || gathers ? at_x : at_piece);
+            /* of what others have just read */
+            if (status == TT_OK) status = fill_all(g, gathers ? at_piece : at_x, 5 * round + 4);
+        }
+        if (round == 0) *first_round = g->waits;
+    }
+    return status;
+}
+
+enum { LOGGED = ROUNDS * 3 * NUMBERS * sizeof(float), WAIT_MEMORY = 2 * NUMBERS * sizeof(float) + LOGGED };
+
+/* The same on new devices, and what it gives. close_group follows. */
+static tt_status run_group(group *g, int members, int rounds, long left_out, long *first_round, char *got)
+{
+    int index[MOST];
+    choose(index, MOST);
+    tt_status status = open_group(g, index, members, WAIT_MEMORY);
+    g->left_out = left_out;
+    if (status == TT_OK) status = run_rounds(g, rounds, first_round);
+    for (int r = 0; r < members && status == TT_OK; r++)
+        status = said(g, r, cuda->read(g->device[r], got + r * LOGGED, g->memory[r] + at_log,
+                                       (size_t)(LOGGED / ROUNDS * rounds)));
+    return status;
+}
+
+static tt_status run_without(long wait, bool peers, uint64_t seed, long *waits, char *got)
+{
+    group g;
+    start(WAIT_MEMBERS, peers, seed);
+    const tt_status status = run_group(&g, WAIT_MEMBERS, ROUNDS, wait, waits, got);
+    close_group(&g);
+    return status;
+}
+
+/* Whether the run without a wait is noticed, by its result or, in the trace build, by the emulator: in a
+   child, as the emulator ends that. */
+static bool is_noticed(long wait, bool peers, uint64_t seed, const char *expected)
+{
+    static char got[WAIT_MEMBERS * LOGGED];
+    long waits;
+    int status = 0;
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(2);
+        const bool ok = run_without(wait, peers, seed, &waits, got) == TT_OK;
+        _exit(ok && memcmp(got, expected, sizeof got) == 0 ? 0 : 3);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return false;
+    return WEXITSTATUS(status) == 86 || WEXITSTATUS(status) == 3;
+}
+
+static void each_wait(bool peers)
+{
+    static char expected[WAIT_MEMBERS * LOGGED], got[WAIT_MEMBERS * LOGGED];
+    enum { SEEDS = 100 };
+    long waits = 0, tried = 0;
+    CHECK(run_without(0, peers, EMU_EAGER, &waits, expected) == TT_OK && waits > 30);
+    for (int seed = 0; seed < seeds(10); seed++) /* with all waits, the same bits in every order */
+        CHECK(run_without(0, peers, (uint64_t)seed, &waits, got) == TT_OK &&
+              memcmp(got, expected, sizeof got) == 0);
+    for (long wait = 1; wait <= waits; wait++) {
+        char text[128];
+        int seed = 0;
+        while (seed < SEEDS && !is_noticed(wait, peers, (uint64_t)seed, expected)) seed++;
+        tried += seed + 1;
+        snprintf(text, sizeof text, "wait %ld of %ld, %s, can be left out", wait, waits,
+                 peers ? "with peers" : "through the host");
+        test__check(seed < SEEDS, __FILE__, __LINE__, text);
+    }
+    if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("%ld waits, %ld runs\n", waits, tried);
+}
+
+TEST(each_wait_is_needed) { each_wait(true); }
+TEST(each_wait_is_needed_through_the_host) { each_wait(false); }
+
+/* ------------------------------------------------------------------------------------------------- faults */
+
+enum { FAULT = 999 /* cudaErrorUnknown */, LOST = 719 /* cudaErrorLaunchFailure: nothing works any more */ };
+
+/* Call n of CUDA fails, or all from it on do, for each n: opening devices, trying their links, collectives,
+   closing. What fails says why; what does not gives the right numbers, if need be through the host. */
+static void sweep(bool peers, long count)
+{
+    enum { MEMBERS = 2 };
+    static char expected[MEMBERS * LOGGED], got[MEMBERS * LOGGED];
+    long waits, n = 0, failed = 0;
+    for (bool reached = true; reached; n++) { /* 0: none fails */
+        group g;
+        char text[1400];
+        start(MEMBERS, peers, (uint64_t)n);
+        if (n) emu_inject_fault(n, count == 1 ? FAULT : LOST, count);
+        tt_status status = run_group(&g, MEMBERS, 1, 0, &waits, n ? got : expected);
+        reached = n == 0 || emu_api_calls() >= n;
+        failed += status != TT_OK;
+        const bool right = status == TT_OK && (n == 0 || memcmp(got, expected, sizeof got) == 0),
+                   said_why = strstr(g.why, "unknown error") || strstr(g.why, "a kernel failed") ||
+                              strstr(g.why, "cublasLtCreate");
+        close_group(&g);
+        snprintf(text, sizeof text, "call %ld fails%s: %s: %s", n, count == 1 ? "" : ", and all after it",
+                 tt_status_name(status), g.why);
+        test__check(status == TT_OK ? right : said_why, __FILE__, __LINE__, text);
+        emu_inject_fault(0, 0, 0);
+        check_nothing_left(text);
+    }
+    CHECK(n > 200 && failed > n / 3);
+    if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("%ld calls, %ld failures\n", n - 1, failed);
+}
+
+TEST(any_call_may_fail)
+{
+    for (int k = 0; k < 4; k++) sweep(k % 2, k / 2 ? 1L << 40 : 1);
+}
+
+/* ------------------------------------------------------------------------------------------------ threads */
+
+typedef struct crew { /* a thread for each member, as ranks have */
+    group *g;
+    tt__world *world;
+    job jobs[24];
+    int n;
+    tt_status status[MOST];
+} crew;
+
+/* As sync_members, for one member. */
+static tt_status sync_member(crew *c, int me, long *syncs)
+{
+    group *g = c->g;
+    const tt__members all = {0, 1, g->members};
+    void **event = g->event[(*syncs)++ % 2];
+    tt_status status = cuda->mark(g->device[me], TT__COMPUTE_STREAM, &event[me]);
+    if (!tt__meet(c->world, me, all)) return TT_ERR_DEVICE;
+    for (int r = 0; r < g->members && status == TT_OK; r++)
+        if (r != me) status = cuda->after(g->device[me], TT__COMPUTE_STREAM, event[r]);
+    return status;
+}
+
+static void *thread_main(void *arg)
+{
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static int next;
+    crew *c = (crew *)arg;
+    group *g = c->g;
+    long syncs = 0, parts = 0;
+    pthread_mutex_lock(&mutex);
+    const int me = next;
+    next = (next + 1) % g->members;
+    pthread_mutex_unlock(&mutex);
+    tt_status status = TT_OK;
+    for (int k = 0; k < c->n && status == TT_OK; k++) {
+        const job *j = &c->jobs[k];
+        made_launch m;
+        tt__launch l;
+        make_launch(g, j, me, g->memory, &m, &l);
+        if (sends(j, me)) m.instr.op = TT__OP_SEND;
+        if (!phases_of(j)) status = cuda->launch(&l, 1);
+        else if (!g->staged) status = sync_member(c, me, &syncs);
+        for (l.phase = TT__REDUCE_PHASE; l.phase <= TT__SPREAD_PHASE && status == TT_OK; l.phase++) {
+            bool more = true;
+            if (!(phases_of(j) & l.phase)) continue;
+            if (!g->staged) {
+                status = cuda->launch(&l, 1);
+                if (status == TT_OK) status = sync_member(c, me, &syncs);
+                continue;
+            }
+            l.most = (int64_t)(PINNED / item(j)) / g->members & ~(int64_t)7;
+            for (l.from = 0; more && status == TT_OK; l.from += l.most) {
+                l.staged = g->pinned[parts++ % 2];
+                status = cuda->stage(&l, &more);
+                if (status == TT_OK) status = sync_member(c, me, &syncs);
+                if (status == TT_OK) status = cuda->launch(&l, 1);
+            }
+        }
+    }
+    if (status == TT_OK) status = cuda->wait(g->device[me]);
+    if (status != TT_OK) tt__world_fail(c->world);
+    c->status[me] = status;
+    return NULL;
+}
+
+/* As many members as threads, which meet only to enqueue; the same bits. */
+TEST(a_thread_for_each_device)
+{
+    for (int k = 0; k < 4 * seeds(1); k++) {
+        static char got[MEMORY];
+        const int members = k % 4 < 2 ? 2 : 4;
+        int index[MOST];
+        group g;
+        crew c;
+        pthread_t thread[MOST];
+        uint64_t s = (uint64_t)k + 1;
+        memset(&c, 0, sizeof c);
+        choose(index, MOST);
+        start(members, k % 2, (uint64_t)k);
+        REQUIRE(open_group(&g, index, members, MEMORY) == TT_OK);
+        c.g = &g;
+        c.world = tt__world_new(g.ctx, members, 600);
+        size_t end = 0;
+        for (int op = 0; op < TEST_COUNT(ops) && c.world; op++, c.n++) {
+            c.jobs[c.n] = draw_job(&g, ops[op], k + 7, end);
+            end = c.jobs[c.n].end;
+            fill_job(&g, &c.jobs[c.n], &s);
+        }
+        for (int r = 0; r < members; r++)
+            CHECK(cuda->write(g.device[r], g.memory[r], g.cpu[r], end) == TT_OK &&
+                  cuda->wait(g.device[r]) == TT_OK);
+        for (int r = 0; r < members; r++)
+            CHECK(pthread_create(&thread[r], NULL, thread_main, &c) == 0);
+        for (int r = 0; r < members; r++) pthread_join(thread[r], NULL);
+        for (int n = 0; n < c.n; n++) run_on_cpu(&g, &c.jobs[n]);
+        for (int r = 0; r < members; r++) {
+            CHECK(c.status[r] == TT_OK && cuda->read(g.device[r], got, g.memory[r], end) == TT_OK);
+            for (int n = 0; n < c.n; n++) {
+                const job *j = &c.jobs[n];
+                const int64_t all = (int64_t)((j->end - j->x) / item(j));
+                one_nan(got + j->x, j->dtype, all);
+                one_nan(g.cpu[r] + j->x, j->dtype, all);
+                CHECK(memcmp(got + j->x, g.cpu[r] + j->x, j->end - j->x) == 0);
+            }
+        }
+        tt__world_free(c.world);
+        close_group(&g);
+        check_nothing_left("threads");
+    }
+}
+
+/* On 1, 2, 4 and 8 devices, with peers, without, and with a pair that copies wrong bytes: the same bits in
+   every order, within rounding the CPU's. */
+TEST(programs_train_alike_on_any_ranks)
+{
+    static const char *const precisions[] = {"32-true", "bf16-true"};
+    static const char *const devices[] = {"cuda", "cuda*2", "cuda*4", "cuda*8", "cuda:1,0", "cuda:0,0"};
+    static net cpu, one, got;
+    for (int k = 0; k < 4; k++) { /* precision, sums of steps or of micro-batches */
+        const bool micros = k % 2 == 1;
+        REQUIRE(train_net(&cpu, "cpu", micros ? 2 : 1, false, precisions[k / 2]) == TT_OK);
+        start(8, true, 0);
+        REQUIRE(train_net(&one, "cuda", micros ? 2 : 1, false, precisions[k / 2]) == TT_OK);
+        const double bound = k / 2 ? 0.05 : 1e-4;
+        CHECK_NEAR(one.loss, cpu.loss, bound * cpu.loss);
+        CHECK_NEAR(one.norm, cpu.norm, bound * cpu.norm);
+        for (int e = 0; e < TEST_COUNT(one.w); e++) CHECK_NEAR(one.w[e], cpu.w[e], k / 2 ? 0.03 : 2e-5);
+        for (int seed = 0; seed < seeds(1); seed++)
+            for (int d = 0; d < TEST_COUNT(devices); d++)
+                for (int links = 0; links < 3; links++) {
+                    const int zero = micros ? 2 + (d + seed) % 2 : (d + seed) % 2;
+                    const bool server = !micros && (d + seed) % 3 == 2;
+                    char text[256];
+                    start(8, links != 1, (uint64_t)seed);
+                    if (links == 2) emu_set_link(1, 0, EMU_WRONG_LOADS);
+                    const tt_status status = train_net(&got, devices[d], zero, server, precisions[k / 2]);
+                    snprintf(text, sizeof text, "%s, %s, zero %d%s, links %d, seed %d", devices[d],
+                             precisions[k / 2], zero, server ? ", server" : "", links, seed);
+                    test__check(status == TT_OK && memcmp(&got, &one, sizeof got) == 0, __FILE__, __LINE__,
+                                text);
+                }
+    }
+}
+
+/* In a child, as the emulator may end it: whether a training whose ranks wait for too little is noticed. */
+static bool is_missed(int rank, int zero, bool peers, uint64_t seed, const net *expected)
+{
+    static net got;
+    int status = 0;
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(2);
+        left_out = rank + 1;
+        start(2, peers, seed);
+        const bool ok = train_net(&got, "cuda*2", zero, false, "32-true") == TT_OK;
+        _exit(ok && memcmp(&got, expected, sizeof got) == 0 ? 0 : 3);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return false;
+    return WEXITSTATUS(status) == 86 || WEXITSTATUS(status) == 3;
+}
+
+TEST(waits_between_ranks_are_missed)
+{
+    static net expected[2];
+    for (int k = 0; k < 8; k++) { /* rank, sums of steps or micro-batches, with peers or without */
+        const int rank = k % 2, zero = k / 2 % 2 ? 3 : 1;
+        const bool peers = k < 4;
+        int seed = 0;
+        char text[128];
+        start(2, peers, 0);
+        net *right = &expected[zero > 1];
+        if (k < 4 && rank == 0) CHECK(train_net(right, "cuda*2", zero, false, "32-true") == TT_OK);
+        while (seed < 20 && !is_missed(rank, zero, peers, (uint64_t)seed, right)) seed++;
+        snprintf(text, sizeof text, "the waits of rank %d, zero %d, can be left out", rank, zero);
+        test__check(seed < 20, __FILE__, __LINE__, text);
+    }
+}
+
+/* Call n of CUDA fails, on whichever thread, or all from it on do: all ranks return, with one sentence, and
+   nothing is left. */
+static void sweep_program(int zero, bool peers, long count)
+{
+    static net got;
+    long n = 1, failed = 0, runs = 0;
+    for (bool reached = true; reached; n += 1 + n / (is_slow() ? 2 : 10), runs++) {
+        char text[1400];
+        start(2, peers, (uint64_t)n);
+        emu_inject_fault(n, count == 1 ? FAULT : LOST, count);
+        const tt_status status = train_net(&got, "cuda*2", zero, false, "bf16-mixed");
+        reached = emu_api_calls() >= n;
+        failed += status != TT_OK;
+        const bool named = strstr(net_error, "device 'cuda") &&
+                           (strstr(net_error, "unknown error") || strstr(net_error, "a kernel failed") ||
+                            strstr(net_error, "cublasLtCreate") || strstr(net_error, "cuBLASLt"));
+        snprintf(text, sizeof text, "call %ld fails%s: %s: %s", n, count == 1 ? "" : ", and all after it",
+                 tt_status_name(status), net_error);
+        test__check(status == TT_OK || named, __FILE__, __LINE__, text);
+        check_nothing_left(text);
+    }
+    CHECK(failed > runs / 3);
+    if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("%ld calls, %ld runs, %ld failures\n", n, runs, failed);
+}
+
+TEST(any_call_of_a_program_may_fail)
+{
+    for (int k = 0; k < 4; k++) sweep_program(k == 0 ? 3 : k, k % 2, k / 2 ? 1L << 40 : 1);
+}
+
+#else
+
+#define NEEDS_EMULATOR SKIP("only the emulator has several devices, and calls that fail")
+TEST(pairs_of_devices_are_tried) { NEEDS_EMULATOR; }
+TEST(a_pair_that_brings_wrong_bytes_is_avoided) { NEEDS_EMULATOR; }
+TEST(each_wait_is_needed) { NEEDS_EMULATOR; }
+TEST(each_wait_is_needed_through_the_host) { NEEDS_EMULATOR; }
+TEST(any_call_may_fail) { NEEDS_EMULATOR; }
+TEST(a_thread_for_each_device) { NEEDS_EMULATOR; }
+TEST(any_call_of_a_program_may_fail) { NEEDS_EMULATOR; }
+TEST(programs_train_alike_on_any_ranks) { NEEDS_EMULATOR; }
+TEST(waits_between_ranks_are_missed) { NEEDS_EMULATOR; }
+
+#endif
+
+static const test_case tests[] = {
+    TEST_CASE(collectives_of_devices), TEST_CASE(ranks_on_one_device), TEST_CASE(squares_of_pieces),
+    TEST_CASE(pairs_of_devices_are_tried), TEST_CASE(a_pair_that_brings_wrong_bytes_is_avoided),
+    TEST_CASE(each_wait_is_needed), TEST_CASE(each_wait_is_needed_through_the_host),
+    TEST_CASE(any_call_may_fail), TEST_CASE(a_thread_for_each_device),
+    TEST_CASE(ranks_of_one_device_train_alike), TEST_CASE(any_call_of_a_program_may_fail),
+    TEST_CASE(programs_train_alike_on_any_ranks), TEST_CASE(waits_between_ranks_are_missed),
+};
+
+int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+
+#endif

@@ -1,0 +1,1232 @@
+/* Ranks: how they wait for each other, and collectives against plain loops.
+
+   A collective is launched by as many threads as it has members, in the order of a run: all meet, sum or
+   fetch their pieces, meet, copy the others' pieces, meet. Every byte of every member's memory is then
+   compared with what a plain loop of the test writes, which sums by a recursion of its own and rounds each
+   sum; and sums with those of float64. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define TT__TENSOR_LEAST 1 /* tensor ranks divide small layers too */
+#define TINYTRAIN_IMPLEMENTATION
+#include "tinytrain.h"
+#include "test.h"
+
+static uint32_t pick(uint64_t *state, uint32_t n) { return test_random(state) % n; }
+
+/* ------------------------------------------------------------------------------------------------ threads */
+
+typedef struct rank_thread {
+    void (*run)(void *arg, int rank);
+    void *arg;
+    int rank;
+    pthread_t handle;
+} rank_thread;
+
+static void *rank_main(void *arg)
+{
+    const rank_thread *r = (const rank_thread *)arg;
+    r->run(r->arg, r->rank);
+    return NULL;
+}
+
+/* run(arg, rank) on a thread for each rank. Rank 0's is this thread, where checks may be made. */
+static void on_ranks(int ranks, void (*run)(void *arg, int rank), void *arg)
+{
+    rank_thread r[TT__RANKS];
+    for (int k = 1; k < ranks; k++) {
+        r[k].run = run;
+        r[k].arg = arg;
+        r[k].rank = k;
+        if (pthread_create(&r[k].handle, NULL, rank_main, &r[k]) != 0) { perror("pthread_create"); exit(2); }
+    }
+    run(arg, 0);
+    for (int k = 1; k < ranks; k++) pthread_join(r[k].handle, NULL);
+}
+
+/* ------------------------------------------------------------------------------------------------ meeting */
+
+/* data * tensor ranks, as those of a program. */
+typedef struct meeting {
+    tt__world *world;
+    int data, tensor, rounds;
+    /* the rank that fails when it has come so often, after a nap if the others are to sleep by then; -1 */
+    int at_fault, at_round;
+    bool nap;
+    int round[TT__RANKS];   /* not atomic: what a rank writes before it meets others, they see */
+    int wrong[TT__RANKS], met[TT__RANKS];
+} meeting;
+
+static tt__members ranks_of(const meeting *m, int rank, tt__over over)
+{
+    const tt__members data = {rank % m->tensor, m->tensor, m->data},
+                      tensor = {rank - rank % m->tensor, 1, m->tensor},
+                      all = {0, 1, m->data * m->tensor};
+    return over == TT__OVER_DATA ? data : over == TT__OVER_TENSOR ? tensor : all;
+}
+
+static void meet_and_look(meeting *m, int rank, tt__over over, int round)
+{
+    const tt__members members = ranks_of(m, rank, over);
+    m->round[rank] = round;
+    m->wrong[rank] += !tt__meet(m->world, rank, members);
+    for (int k = 0; k < members.count; k++)
+        m->wrong[rank] += m->round[members.first + k * members.stride] != round;
+    m->wrong[rank] += !tt__meet(m->world, rank, members); /* before the next round is written */
+}
+
+static void meet_often(void *arg, int rank)
+{
+    meeting *m = (meeting *)arg;
+    for (int k = 0; k < m->rounds; k++) meet_and_look(m, rank, TT__ALONE, k);
+}
+
+/* The tensor ranks of a data rank meet more often than those of the one before it. */
+static void meet_along_axes(void *arg, int rank)
+{
+    meeting *m = (meeting *)arg;
+    for (int k = 0; k < m->rounds; k++) {
+        meet_and_look(m, rank, TT__OVER_DATA, 10 * k);
+        for (int i = 0; i <= rank / m->tensor; i++) meet_and_look(m, rank, TT__OVER_TENSOR, 10 * k + i);
+    }
+}
+
+static void meet_until_one_fails(void *arg, int rank)
+{
+    const struct timespec nap = {0, 2000000};
+    meeting *m = (meeting *)arg;
+    for (m->met[rank] = 0; m->met[rank] < m->rounds; m->met[rank]++) {
+        if (rank == m->at_fault && m->met[rank] == m->at_round) {
+            if (m->nap) nanosleep(&nap, NULL);
+            tt__fail(m->world->ctx, TT_ERR_NUMERIC, "rank %d is at fault", rank);
+            tt__world_fail(m->world);
+        }
+        if (!tt__meet(m->world, rank, ranks_of(m, rank, TT__ALONE))) return;
+    }
+}
+
+static meeting meeting_of(tt_context *ctx, int data, int tensor, int rounds)
+{
+    meeting m;
+    memset(&m, 0, sizeof m);
+    m.world = tt__world_new(ctx, data * tensor, 600);
+    m.data = data;
+    m.tensor = tensor;
+    m.rounds = rounds;
+    m.at_fault = -1;
+    return m;
+}
+
+static bool all_met(const meeting *m)
+{
+    int wrong = 0;
+    for (int k = 0; k < m->data * m->tensor; k++) wrong += m->wrong[k];
+    return wrong == 0;
+}
+
+TEST(ranks_meet) /* many of them too, more than the machine has processors */
+{
+    static const int ranks[] = {1, 2, 3, 8, 64}, rounds[] = {100, 2000, 1000, 300, 30};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    for (int k = 0; k < TT__COUNT(ranks); k++) {
+        meeting m = meeting_of(ctx, ranks[k], 1, rounds[k]);
+        REQUIRE(m.world);
+        on_ranks(ranks[k], meet_often, &m);
+        CHECK(all_met(&m));
+        tt__world_free(m.world);
+    }
+    a.fail_at = a.calls + 1;
+    CHECK(!tt__world_new(ctx, 2, 600) && a.failed && tt_error_code(ctx) == TT_ERR_MEMORY);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(ranks_meet_along_each_axis)
+{
+    static const int data[] = {2, 3, 4, 1}, tensor[] = {2, 3, 1, 4};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    for (int k = 0; k < TT__COUNT(data); k++) {
+        meeting m = meeting_of(ctx, data[k], tensor[k], 100);
+        REQUIRE(m.world);
+        on_ranks(data[k] * tensor[k], meet_along_axes, &m);
+        CHECK(all_met(&m));
+        tt__world_free(m.world);
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
+/* No rank waits for one that fails, whether they are on the way or asleep; then all meet again. */
+TEST(a_rank_that_fails_ends_all_waits)
+{
+    static const int sizes[] = {2, 3, 8, 64};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    for (int s = 0; s < TT__COUNT(sizes); s++) {
+        meeting m = meeting_of(ctx, sizes[s], 1, 20);
+        REQUIRE(m.world);
+        for (int k = 0; k < 8; k++) {
+            char text[64];
+            m.at_fault = k % 4 == 0 ? 0 : k % 4 == 1 ? sizes[s] - 1 : k % sizes[s];
+            m.at_round = k / 4 * 7;
+            m.nap = k % 2;
+            on_ranks(sizes[s], meet_until_one_fails, &m);
+            snprintf(text, sizeof text, "rank %d is at fault", m.at_fault);
+            CHECK_ERROR(ctx, TT_ERR_NUMERIC, text);
+            for (int r = 0; r < sizes[s]; r++) /* or one less: it had not looked yet */
+                CHECK(m.met[r] == m.at_round || (m.met[r] == m.at_round - 1 && r != m.at_fault));
+            tt__world_reset(m.world);
+            m.at_fault = -1;
+            on_ranks(sizes[s], meet_until_one_fails, &m);
+            for (int r = 0; r < sizes[s]; r++) CHECK(m.met[r] == m.rounds);
+        }
+        tt__world_free(m.world);
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
+static void meet_but_the_last(void *arg, int rank)
+{
+    meeting *m = (meeting *)arg;
+    if (rank < m->data - 1) m->met[rank] = tt__meet(m->world, rank, ranks_of(m, rank, TT__ALONE));
+}
+
+TEST(a_rank_that_does_not_come_is_named)
+{
+    static const int sizes[] = {2, 3, 8};
+    static const double timeouts[] = {0.03, 0, 1.01}; /* seconds */
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    for (int s = 0; s < TT__COUNT(sizes); s++) {
+        char text[64];
+        meeting m = meeting_of(ctx, sizes[s], 1, 0);
+        REQUIRE(m.world);
+        for (int r = 0; r < sizes[s]; r++) m.met[r] = true;
+        m.world->timeout = timeouts[s];
+        on_ranks(sizes[s], meet_but_the_last, &m);
+        for (int r = 0; r < sizes[s] - 1; r++) CHECK(!m.met[r]);
+        snprintf(text, sizeof text, "has waited %g s for rank ", timeouts[s]);
+        CHECK_ERROR(ctx, TT_ERR_DEVICE, text);
+        snprintf(text, sizeof text, "for rank %d, which has not come", sizes[s] - 1);
+        if (timeouts[s] > 0) CHECK_ERROR(ctx, TT_ERR_DEVICE, text); /* else any may be late */
+        tt__world_free(m.world);
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
+/* ------------------------------------------------------------------------------------------------- pieces */
+
+TEST(pieces_of_ranks_make_the_whole)
+{
+    static const int64_t elements[] = {0, 1, 2, 6, 7, 8, 4096, 4097, 12289, 1000003, TT__MOST_ELEMENTS},
+                         units[] = {1, 7, 4096, (int64_t)1 << 40};
+    static tt_tape tape;
+    for (int e = 0; e < TT__COUNT(elements); e++)
+        for (int u = 0; u < TT__COUNT(units); u++)
+            for (int members = 1; members <= TT__RANKS; members++)
+                for (int root = 0; root < 2; root++) {
+                    int64_t sum = 0, most = 0;
+                    for (int k = 0; k < members; k++) {
+                        int64_t first, n = tt__piece(elements[e], units[u], root, k, members, &first);
+                        bool whole_units = first == elements[e] || first % units[u] == 0;
+                        CHECK(n >= 0 && first == sum && whole_units);
+                        CHECK(!root || n == (k ? 0 : elements[e]));
+                        sum += n;
+                        most = tt__max(most, n);
+                    }
+                    CHECK(sum == elements[e]);
+                    const tt__part part = {TT__WHOLE, root, units[u], elements[e]};
+                    tape.data = members;
+                    const int64_t room = tt__piece_shape(&tape, TT_F32, &part).cols;
+                    CHECK(most <= room && room < most + units[u]);
+                }
+}
+
+/* -------------------------------------------------------------------------------------------- collectives */
+
+enum { MOST_MEMBERS = 64, GUARD = 64 /* bytes before and behind what a member has */ };
+
+typedef struct collective {
+    int op;
+    tt_dtype dtype;
+    tt__move move;
+    bool add, in_place;
+    int64_t elements, cols;     /* of the whole; in rows of so many                                         */
+    int present, shift;         /* elements from an aligned place                                           */
+    uint64_t seed;              /* of the numbers                                                           */
+} collective;
+
+/* What the members of a test share. Each has memory for its x, or all slots of one, and for its y. */
+typedef struct collective_test {
+    tt_context *ctx;
+    tt__world *world;
+    const char *isa;
+    int members, cases;
+    int64_t most;               /* elements                                                                 */
+    tt__cpu cpu[MOST_MEMBERS];
+    char *memory[MOST_MEMBERS], *before[MOST_MEMBERS], *expected;
+    tt__mat in[MOST_MEMBERS], out[MOST_MEMBERS];
+    int ran[TT__OP_COUNT];
+} collective_test;
+
+static double get(const void *memory, tt_dtype dtype, int64_t k)
+{
+    switch (dtype) {
+    case TT_F32: return (double)((const float *)memory)[k];
+    case TT_BF16: return (double)tt__from_bf16(((const uint16_t *)memory)[k]);
+    case TT_F16: return (double)tt__from_f16(((const uint16_t *)memory)[k]);
+    default: return ((const double *)memory)[k];
+    }
+}
+
+static void put(void *memory, tt_dtype dtype, int64_t k, double x)
+{
+    switch (dtype) {
+    case TT_F32: ((float *)memory)[k] = (float)x; break;
+    case TT_BF16: ((uint16_t *)memory)[k] = tt__to_bf16((float)x); break;
+    case TT_F16: ((uint16_t *)memory)[k] = tt__to_f16((float)x); break;
+    default: ((double *)memory)[k] = x; break;
+    }
+}
+
+/* Two numbers of the dtype together, as the dtype has the result. */
+static double two(const collective *c, double a, double b)
+{
+    const bool wide = c->dtype == TT__F64;
+    double sum = wide ? a + b : (double)((float)a + (float)b);
+    uint16_t half = c->dtype == TT_BF16 ? tt__to_bf16((float)sum) : tt__to_f16((float)sum);
+    if (c->move.reduce != TT__SUM) {
+        bool first = c->move.reduce == TT__MAX ? a > b : a < b;
+        return a != a ? a : b != b ? b : first ? a : b;
+    }
+    if (wide || c->dtype == TT_F32) return sum;
+    return (double)(c->dtype == TT_BF16 ? tt__from_bf16(half) : tt__from_f16(half));
+}
+
+/* x[from], ... of a tree with `span` leaves, a power of two, of which the first n are there. */
+static double tree(const collective *c, const double *x, int from, int span, int n)
+{
+    if (span == 1) return x[from];
+    double left = tree(c, x, from, span / 2, n);
+    return from + span / 2 >= n ? left : two(c, left, tree(c, x, from + span / 2, span / 2, n));
+}
+
+/* Element e of the result in members' x; y: what the result adds to, or NULL. */
+static double reduced(const collective *c, const double *x, const double *y)
+{
+    double all = tree(c, x, 0, TT__RANKS, c->present);
+    return y ? two(c, *y, all) : all;
+}
+
+/* The same in float64, for sums of finite numbers, within the rounding of each sum. */
+static bool near_sum(const collective *c, const double *x, const double *y, double got)
+{
+    const double unit = c->dtype == TT_BF16 ? 0x1p-8 : c->dtype == TT_F16 ? 0x1p-11
+                      : c->dtype == TT_F32 ? 0x1p-24 : 0x1p-52;
+    double sum = y ? *y : 0, magnitude = fabs(sum), levels = y ? 1 : 0;
+    for (int k = 0; k < c->present; k++) {
+        sum += x[k];
+        magnitude += fabs(x[k]);
+    }
+    for (int s = 1; s < c->present; s *= 2) levels++;
+    bool overflows = !(magnitude < (c->dtype == TT_F16 ? 65504.0 : 1e38));
+    return c->move.reduce != TT__SUM || overflows || fabs(got - sum) <= 1.01 * levels * unit * magnitude;
+}
+
+/* A case, the same on all members. */
+static collective drawn(const collective_test *t, int number)
+{
+    static const int ops[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER, TT__OP_BROADCAST,
+                              TT__OP_REDUCE, TT__OP_RECV, TT__OP_SUM_SLOTS};
+    static const tt_dtype dtypes[] = {TT_F32, TT_BF16, TT_F16, TT__F64};
+    static const int64_t sizes[] = {1, 2, 3, 5, 7, 16, 33, 64, 1000, 2049, 4097, 12301};
+    static const int64_t units[] = {1, 1, 7, 4096};
+    uint64_t s = (uint64_t)number * 977 + (uint64_t)t->members + 1;
+    collective c;
+    memset(&c, 0, sizeof c);
+    for (int k = 0; k < 8; k++) test_random(&s);
+    c.op = ops[number % TT__COUNT(ops)];
+    c.dtype = dtypes[number / TT__COUNT(ops) % TT__COUNT(dtypes)];
+    do c.elements = sizes[pick(&s, TT__COUNT(sizes))];
+    while (c.elements > t->most);
+    c.cols = c.elements % 3 == 0 && pick(&s, 2) ? c.elements / 3 : c.elements;
+    c.move.unit = units[pick(&s, TT__COUNT(units))];
+    c.move.reduce = (tt__reduce)(pick(&s, 2) ? 0 : pick(&s, 3));
+    c.add = c.move.reduce == TT__SUM && pick(&s, 2);
+    c.in_place = pick(&s, 2);
+    c.move.root = pick(&s, 2);
+    if (c.op == TT__OP_ALL_REDUCE) c.move.root = false;
+    if (c.op == TT__OP_BROADCAST) c.move.root = true;
+    c.move.over = c.op == TT__OP_SUM_SLOTS ? TT__OVER_SLOTS : TT__OVER_DATA;
+    c.present = pick(&s, 3) ? t->members : (int)pick(&s, (uint32_t)t->members + 1);
+    c.move.from = (int)pick(&s, (uint32_t)t->members);
+    c.move.to = (c.move.from + 1) % t->members;
+    c.shift = (int)pick(&s, 4);
+    c.seed = (uint64_t)test_random(&s) + 1;
+    return c;
+}
+
+static int64_t piece(const collective *c, const collective_test *t, int member, int64_t *first)
+{
+    return tt__piece(c->elements, c->move.unit, c->op == TT__OP_BROADCAST ? false : c->move.root, member,
+                     t->members, first);
+}
+
+/* A member's memory: guards before, between and behind its x, or all slots of it, and its y. */
+static size_t bytes_of_y(const collective *c) { return (size_t)(c->elements + 4) * tt_dtype_bytes(c->dtype); }
+static size_t bytes_of(const collective *c, const collective_test *t)
+{
+    const int slots = c->op == TT__OP_SUM_SLOTS ? t->members : 1;
+    return 3 * (size_t)GUARD + bytes_of_y(c) * (size_t)(slots + 1);
+}
+
+/* Where a member's x and y lie in its memory. In place, one is the other or a piece of it. */
+static char *x_of(const collective *c, const collective_test *t, char *memory, int member)
+{
+    int64_t first;
+    const bool inside = c->op == TT__OP_ALL_GATHER && c->in_place;
+    piece(c, t, member, &first);
+    const size_t at = inside ? bytes_of(c, t) - GUARD - bytes_of_y(c) : (size_t)GUARD;
+    return memory + at + tt_dtype_bytes(c->dtype) * (size_t)(c->shift + (inside ? first : 0));
+}
+
+static char *y_of(const collective *c, const collective_test *t, char *memory, int member)
+{
+    const size_t size = tt_dtype_bytes(c->dtype);
+    int64_t first;
+    piece(c, t, member, &first);
+    if (c->in_place && c->op == TT__OP_REDUCE_SCATTER)
+        return x_of(c, t, memory, member) + size * (size_t)first;
+    if (c->in_place && c->op != TT__OP_ALL_GATHER) return x_of(c, t, memory, member);
+    return memory + bytes_of(c, t) - GUARD - bytes_of_y(c) + size * (size_t)c->shift;
+}
+
+/* Numbers of many sizes, of which some cancel, and a few that are not finite. */
+static double drawn_number(const collective *c, uint64_t *s)
+{
+    const uint32_t kind = pick(s, 64);
+    const double x = (double)test_uniform(s), wide = c->dtype == TT_F16 ? 8 : 30;
+    if (kind == 0) return NAN;
+    if (kind == 1) return x < 0 ? -INFINITY : INFINITY;
+    if (kind == 2) return x < 0 ? -0.0 : 0.0;
+    if (kind < 8) return x * (c->dtype == TT_F16 ? 6e4 : 3e38);
+    return kind < 24 ? ldexp(x, (int)(wide * (double)test_uniform(s))) : x;
+}
+
+TEST_PLAIN static void fill_member(const collective *c, collective_test *t, int me)
+{
+    char *memory = t->memory[me];
+    uint64_t s = c->seed * 64 + (uint64_t)me + 1;
+    const int64_t slots = c->op == TT__OP_SUM_SLOTS ? t->members : 1;
+    memset(memory, 0xA5, bytes_of(c, t));
+    char *x = x_of(c, t, memory, me), *y = y_of(c, t, memory, me);
+    const bool x_in_y = c->op == TT__OP_ALL_GATHER && c->in_place;
+    for (int64_t k = 0; k < c->elements && !c->in_place; k++) put(y, c->dtype, k, drawn_number(c, &s));
+    char *from = x_in_y ? y : x;
+    for (int64_t k = 0; k < c->elements * slots; k++) put(from, c->dtype, k, drawn_number(c, &s));
+    memcpy(t->before[me], memory, bytes_of(c, t));
+    int64_t first, n = piece(c, t, me, &first);
+    const tt__mat whole = {NULL, c->dtype, c->elements / c->cols, c->cols, c->cols},
+                  part = {NULL, c->dtype, 1, n, n};
+    t->in[me] = c->op == TT__OP_ALL_GATHER ? part : whole;
+    t->out[me] = c->op == TT__OP_REDUCE_SCATTER ? part : whole;
+    t->in[me].data = x;
+    t->out[me].data = y;
+}
+
+/* What member `me` has in the end, in t->expected; and whether its sums are near those of float64. */
+TEST_PLAIN static bool expect_member(const collective *c, const collective_test *t, int me)
+{
+    const bool sums = c->op == TT__OP_ALL_REDUCE || c->op == TT__OP_REDUCE_SCATTER ||
+                      c->op == TT__OP_REDUCE || c->op == TT__OP_SUM_SLOTS;
+    const bool slots = c->op == TT__OP_SUM_SLOTS;
+    double x[MOST_MEMBERS], y;
+    const char *xs[MOST_MEMBERS], *ys[MOST_MEMBERS]; /* before; of slots, those of this member */
+    int64_t first = 0, n = c->elements, begin = 0, count;
+    int owner = 0; /* of element e: the member whose piece has it, [begin, begin + count) */
+    bool near = true;
+    char *to = y_of(c, t, t->expected, me);
+    memcpy(t->expected, t->before[me], bytes_of(c, t));
+    if ((sums && !c->present) || (c->op == TT__OP_REDUCE && me) ||
+        (c->op == TT__OP_RECV && me != c->move.to))
+        return true;
+    for (int m = 0; m < t->members; m++) {
+        xs[m] = x_of(c, t, t->before[slots ? me : m], slots ? me : m);
+        if (slots) xs[m] += (size_t)(m * c->elements) * tt_dtype_bytes(c->dtype);
+        ys[m] = y_of(c, t, t->before[m], m);
+    }
+    if (c->op == TT__OP_REDUCE_SCATTER) n = piece(c, t, me, &first);
+    count = piece(c, t, owner, &begin);
+    for (int64_t k = 0; k < n; k++) {
+        const int64_t e = first + k;
+        while (e >= begin + count) count = piece(c, t, ++owner, &begin);
+        if (!sums) {
+            const int from = c->op == TT__OP_BROADCAST ? 0 : c->op == TT__OP_RECV ? c->move.from : owner;
+            y = get(xs[from], c->dtype, c->op == TT__OP_ALL_GATHER ? e - begin : e);
+        } else {
+            const int adds = c->op == TT__OP_ALL_REDUCE ? owner : me; /* whose y is added to */
+            const double was = get(ys[adds], c->dtype, k);
+            for (int m = 0; m < c->present; m++) x[m] = get(xs[m], c->dtype, e);
+            y = reduced(c, x, c->add ? &was : NULL);
+            near &= near_sum(c, x, c->add ? &was : NULL, y);
+        }
+        put(to, c->dtype, k, y);
+        /* a NaN may have any bits */
+        const size_t at = (size_t)(to - t->expected) + (size_t)k * tt_dtype_bytes(c->dtype);
+        if (y != y && get(t->memory[me] + at, c->dtype, 0) != get(t->memory[me] + at, c->dtype, 0))
+            memcpy(t->expected + at, t->memory[me] + at, tt_dtype_bytes(c->dtype));
+    }
+    return near;
+}
+
+static void check_collective(const collective *c, collective_test *t, int number)
+{
+    for (int me = 0; me < t->members; me++) {
+        char text[400];
+        const bool near = expect_member(c, t, me),
+                   same = memcmp(t->expected, t->memory[me], bytes_of(c, t)) == 0;
+        snprintf(text, sizeof text, "%s, case %d: %s of %lld %s, unit %lld%s%s%s, reduce %d, member %d of "
+                 "%d, %d present: %s", t->isa, number, tt__ops[c->op].name, (long long)c->elements,
+                 tt_dtype_name(c->dtype), (long long)c->move.unit, c->move.root ? ", root" : "",
+                 c->add ? ", adds" : "", c->in_place ? ", in place" : "", (int)c->move.reduce, me, t->members,
+                 c->present, same ? "far from the sum in float64" : "other bytes");
+        test__check(same && near, __FILE__, __LINE__, text);
+    }
+}
+
+/* One phase of one instruction, as the section >>run launches it. */
+static bool launched(const collective *c, const collective_test *t, int op, int me, int phase)
+{
+    tt__instr i = tt__new_instr(op);
+    tt__mat slots[MOST_MEMBERS];
+    char none[8];
+    tt__launch l;
+    memset(&l, 0, sizeof l);
+    i.move = c->move;
+    for (int k = 0; k < t->members; k++) {
+        slots[k] = t->in[me];
+        slots[k].data = (char *)t->in[me].data + (size_t)(k * c->elements) * tt_dtype_bytes(c->dtype);
+    }
+    l.device = (tt__device *)(void *)(uintptr_t)&t->cpu[me];
+    l.instr = &i;
+    l.in[0] = t->in[me];
+    l.out[0] = t->out[me];
+    l.add[0] = c->add;
+    l.phase = phase;
+    l.members = t->members;
+    l.me = me;
+    l.present = c->present;
+    l.peer_in = c->op == TT__OP_SUM_SLOTS ? slots : t->in;
+    l.peer_out = t->out;
+    l.workspace = none;
+    return tt__cpu_backend.launch(&l, 1) == TT_OK;
+}
+
+static void run_collectives(void *arg, int me)
+{
+    collective_test *t = (collective_test *)arg;
+    const tt__members all = {0, 1, t->members};
+    for (int number = 0; number < t->cases; number++) {
+        const collective c = drawn(t, number);
+        const tt__instr i = tt__new_instr(c.op);
+        const int phases = tt__rules_of(&i)->phases;
+        bool ok = true;
+        fill_member(&c, t, me);
+        ok &= tt__meet(t->world, me, all);
+        if (c.op == TT__OP_SUM_SLOTS) ok &= launched(&c, t, c.op, me, 0);
+        if (phases & TT__REDUCE_PHASE) ok &= launched(&c, t, c.op, me, TT__REDUCE_PHASE);
+        ok &= tt__meet(t->world, me, all);
+        if (c.op == TT__OP_RECV) ok &= launched(&c, t, TT__OP_SEND, me, TT__SPREAD_PHASE);
+        if (phases & TT__SPREAD_PHASE) ok &= launched(&c, t, c.op, me, TT__SPREAD_PHASE);
+        ok &= tt__meet(t->world, me, all);
+        if (me == 0) {
+            CHECK(ok);
+            t->ran[c.op]++;
+            check_collective(&c, t, number);
+        }
+        if (!tt__meet(t->world, me, all)) return;
+    }
+}
+
+/* With a name of an instruction set; NULL: this machine has not got it. */
+static tt_context *open_isa(test_allocator *a, const char *isa)
+{
+    tt_context_options o = test_options(a);
+    o.isa = isa;
+    tt_context *ctx = tt_open(&o);
+    if (ctx) ctx->options.isa = NULL;
+    return ctx;
+}
+
+static void collectives(const char *isa)
+{
+    static const int members[] = {1, 2, 3, 4, 8, 7, 64}, cases[] = {280, 560, 560, 560, 560, 280, 56};
+    static collective_test t;
+    test_allocator a;
+    tt_context *ctx = open_isa(&a, isa);
+    if (!ctx) SKIP("this CPU does not have it");
+    for (int k = 0; k < TT__COUNT(members); k++) {
+        memset(&t, 0, sizeof t);
+        t.ctx = ctx;
+        t.isa = isa;
+        t.members = members[k];
+        t.cases = cases[k];
+        t.most = members[k] > 8 ? 100 : 12301;
+        t.world = tt__world_new(ctx, t.members, 600);
+        REQUIRE(t.world);
+        const size_t bytes = 3 * (size_t)GUARD + (size_t)((t.most + 4) * (t.members + 1)) * 8;
+        t.expected = (char *)malloc(bytes);
+        for (int m = 0; m < t.members; m++) {
+            t.cpu[m] = ctx->cpu;
+            t.cpu[m].pool = tt__pool_new(ctx, t.members < 4 ? 1 + m % 2 : 1);
+            t.memory[m] = (char *)malloc(bytes);
+            t.before[m] = (char *)malloc(bytes);
+            REQUIRE(t.cpu[m].pool && t.memory[m] && t.before[m] && t.expected);
+        }
+        on_ranks(t.members, run_collectives, &t);
+        for (int op = TT__OP_ALL_REDUCE; op <= TT__OP_SUM_SLOTS; op++)
+            CHECK(t.ran[op] >= 8 || op == TT__OP_SEND); /* which RECV has with it */
+        for (int m = 0; m < t.members; m++) {
+            tt__pool_free(ctx, t.cpu[m].pool);
+            free(t.memory[m]);
+            free(t.before[m]);
+        }
+        free(t.expected);
+        tt__world_free(t.world);
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(ranks_portable) { collectives("portable"); }
+TEST(ranks_avx2) { collectives("avx2"); }
+TEST(ranks_avx512) { collectives("avx512"); }
+TEST(ranks_neon) { collectives("neon"); }
+
+/* ------------------------------------------------------------------------------------------------ squares */
+
+/* The sum of squares of g, by one op, and by the chunks of pieces, gathered and then folded. */
+static bool same_squares(tt_context *ctx, const tt__mat *g, int members, bool root, float *whole)
+{
+    enum { CHUNKS = 16 };
+    double table[CHUNKS + 1], workspace[TT__CHUNK * TT__ROW_BUFFERS + CHUNKS];
+    float folded = -1;
+    const int64_t elements = g->rows * g->cols, chunks = tt__ceil_div(elements, TT__CHUNK);
+    tt__instr i = tt__new_instr(TT__OP_SUM_SQUARES);
+    tt__launch l;
+    bool ok = chunks <= CHUNKS;
+    memset(&l, 0, sizeof l);
+    memset(table, 0xff, sizeof table); /* NaN */
+    l.device = (tt__device *)(void *)&ctx->cpu;
+    l.instr = &i;
+    l.workspace = workspace;
+    const tt__mat to = {whole, TT_F32, 1, 1, 1}, again = {&folded, TT_F32, 1, 1, 1},
+                  all = {table, TT__F64, 1, chunks, chunks};
+    l.in[0] = *g;
+    l.out[0] = to;
+    ok &= tt__cpu_backend.launch(&l, 1) == TT_OK;
+    i.op = TT__OP_CHUNK_SQUARES;
+    for (int k = members - 1; k >= 0; k--) {
+        int64_t first, at, n = tt__piece(elements, TT__CHUNK, root, k, members, &first),
+                           m = tt__piece(chunks, 1, root, k, members, &at);
+        ok &= m == tt__ceil_div(n, TT__CHUNK) && (n == 0 || at == first / TT__CHUNK);
+        const tt__mat part = {(char *)g->data + (size_t)first * tt_dtype_bytes(g->dtype), g->dtype, 1, n, n},
+                      sums = {table + at, TT__F64, 1, m, m};
+        l.in[0] = part;
+        l.out[0] = sums;
+        ok &= tt__cpu_backend.launch(&l, 1) == TT_OK;
+    }
+    i.op = TT__OP_FOLD_SQUARES;
+    l.in[0] = all;
+    l.out[0] = again;
+    ok &= tt__cpu_backend.launch(&l, 1) == TT_OK;
+    return ok && memcmp(whole, &folded, sizeof folded) == 0 && table[chunks] != table[chunks];
+}
+
+TEST(squares_of_pieces_of_ranks)
+{
+    enum { MOST = 50001 };
+    static const char *const isa[] = {"portable", "avx2", "avx512", "neon"};
+    static const int64_t sizes[] = {1, 4095, 4096, 4097, 12288, 20481, MOST};
+    static const tt_dtype dtypes[] = {TT_F32, TT_BF16, TT_F16};
+    static float g[MOST];
+    for (int k = 0; k < TT__COUNT(isa); k++) {
+        test_allocator a;
+        tt_context *ctx = open_isa(&a, isa[k]);
+        for (int c = 0; ctx && c < TT__COUNT(sizes) * TT__COUNT(dtypes) * 5; c++) {
+            const int members = c % 5 == 4 ? 8 : c % 5 + 1;
+            const tt_dtype dtype = dtypes[c / 5 % 3];
+            const int64_t n = sizes[c / 15];
+            uint64_t s = (uint64_t)c + 1;
+            double sum = 0;
+            float squares;
+            for (int64_t e = 0; e < n; e++) {
+                put(g, dtype, e, (double)test_uniform(&s));
+                sum += get(g, dtype, e) * get(g, dtype, e);
+            }
+            const tt__mat m = {g, dtype, 1, n, n};
+            for (int root = 0; root < 2; root++) CHECK(same_squares(ctx, &m, members, root, &squares));
+            CHECK_NEAR(squares, sum, 1e-6 * sum);
+        }
+        if (ctx) TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------- rules, passes
+   A tape with one collective, from `in` to `out`, of which one thing is then made wrong. */
+
+typedef struct one_collective {
+    tt_context *ctx;
+    tt_tape *t;
+    tt__instr *i;
+    tt__value *in, *out;
+    test_allocator a;
+} one_collective;
+
+enum { WHOLE_ROWS = 3, WHOLE_COLS = 7000, WHOLE = WHOLE_ROWS * WHOLE_COLS, DATA_RANKS = 4 };
+
+static int32_t new_operand(tt_tape *t, tt_dtype dtype, int64_t rows, int64_t cols, const char *name)
+{
+    const tt__shape shape = {dtype, rows, cols, 0, 0};
+    const int32_t v = tt__new_value(t, &shape, TT__STATE, "%s", name);
+    t->values[v].persistent = true;
+    return v;
+}
+
+/* A piece of WHOLE elements over data, of its own or a view. */
+static int32_t new_piece(tt_tape *t, int32_t of)
+{
+    const tt__part part = {TT__WHOLE, false, TT__CHUNK, WHOLE};
+    const tt__shape shape = tt__piece_shape(t, TT_F32, &part);
+    const int32_t v = of ? tt__new_view(t, of, &shape, 0, shape.cols, "piece")
+                         : new_operand(t, TT_F32, 1, shape.cols, "piece");
+    t->values[v].part = part;
+    return v;
+}
+
+static bool one(one_collective *c, int op, bool in_place)
+{
+    c->ctx = test_open(&c->a);
+    c->ctx->options.verify = true;
+    c->t = tt_tape_new(c->ctx);
+    c->t->data = DATA_RANKS;
+    const bool scatters = op == TT__OP_REDUCE_SCATTER, gathers = op == TT__OP_ALL_GATHER;
+    const int32_t whole = new_operand(c->t, TT_F32, WHOLE_ROWS, WHOLE_COLS, "whole");
+    const int32_t other = in_place ? whole : new_operand(c->t, TT_F32, WHOLE_ROWS, WHOLE_COLS, "other");
+    const int32_t part = scatters || gathers ? new_piece(c->t, in_place ? whole : 0) : 0;
+    tt__instr *i = c->i = tt__append(c->t, op);
+    i->move.over = op == TT__OP_SUM_SLOTS ? TT__OVER_SLOTS : TT__OVER_DATA;
+    i->move.unit = TT__CHUNK;
+    i->in[0] = gathers ? part : whole;
+    i->out[0] = op == TT__OP_SEND ? 0 : scatters ? part : gathers ? whole : other;
+    c->in = &c->t->values[i->in[0]];
+    c->out = &c->t->values[i->out[0]];
+    return tt_tape_status(c->t) == TT_OK && tt__verify(c->t, "test") == TT_OK;
+}
+
+static void close_one(one_collective *c)
+{
+    tt_tape_free(c->t);
+    TEST_CLOSE(c->ctx, &c->a);
+}
+
+static void refused(one_collective *c, const char *text, int line)
+{
+    test__check(tt__verify(c->t, "test") == TT_ERR_INTERNAL, __FILE__, line, text);
+    test__error(c->ctx, TT_ERR_INTERNAL, text, __FILE__, line);
+    close_one(c);
+}
+#define REFUSED(text) refused(&c, (text), __LINE__)
+
+TEST(operands_of_ranks)
+{
+    one_collective c;
+    for (int op = TT__OP_ALL_REDUCE; op <= TT__OP_SUM_SLOTS; op++)
+        for (int in_place = 0; in_place < 2; in_place++) {
+            REQUIRE(one(&c, op, in_place));
+            close_one(&c);
+            if (op == TT__OP_SEND) continue;
+            const bool sums = op != TT__OP_ALL_GATHER && op != TT__OP_BROADCAST && op != TT__OP_RECV;
+            if (!in_place && one(&c, op, in_place)) {
+                c.out->shape.dtype = TT_BF16;
+                REFUSED("the dtype of the operand");
+            }
+            for (int k = 0; k < 2; k++) {
+                REQUIRE(one(&c, op, in_place));
+                tt__value *x = k ? c.in : c.out;
+                x->ld++;
+                if (x->shape.rows > 1) REFUSED("a contiguous matrix");
+                else if (CHECK(tt__verify(c.t, "test") == TT_OK)) close_one(&c);
+            }
+            REQUIRE(one(&c, op, in_place));
+            c.in->shape.dtype = c.out->shape.dtype = TT_I32;
+            if (sums) REFUSED("expected floats");
+            else if (CHECK(tt__verify(c.t, "test") == TT_OK)) close_one(&c);
+            REQUIRE(one(&c, op, in_place));
+            c.in->shape.dtype = c.out->shape.dtype = TT__F64;
+            if (CHECK(tt__verify(c.t, "test") == TT_OK)) close_one(&c);
+            if (!sums) continue;
+            REQUIRE(one(&c, op, in_place));
+            c.i->move.reduce = TT__MAX;
+            CHECK(tt__verify(c.t, "test") == TT_OK);
+            c.i->add_later = 1;
+            REFUSED("no sum with the largest or smallest");
+        }
+    static const int in_units[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER,
+                                   TT__OP_BROADCAST};
+    for (int k = 0; k < TT__COUNT(in_units); k++) {
+        REQUIRE(one(&c, in_units[k], false));
+        c.i->move.unit = 0;
+        REFUSED("its pieces have no unit");
+    }
+    for (int k = 0; k < 20; k++) { /* another piece than the instruction's, or of another shape */
+        const bool gathers = k % 2;
+        REQUIRE(one(&c, gathers ? TT__OP_ALL_GATHER : TT__OP_REDUCE_SCATTER, k / 2 % 2));
+        tt__value *x = gathers ? c.in : c.out;
+        if (k / 4 == 0) x->part.of++;
+        if (k / 4 == 1) x->part.unit--;
+        if (k / 4 == 2) x->part.root = true;
+        if (k / 4 == 3) x->shape.cols = --x->ld;
+        if (k / 4 == 4) c.t->data = DATA_RANKS / 2;
+        REFUSED(gathers ? "a piece of the result" : "a piece of the operand");
+    }
+}
+
+TEST(rows_over_tensor_ranks) /* a part of the rows, all of the columns, and no row parted */
+{
+    static const int ops[] = {TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER};
+    for (int k = 0; k < 8; k++) {
+        one_collective c;
+        const bool gathers = k % 2;
+        REQUIRE(one(&c, ops[k % 2], false));
+        tt__value *some = gathers ? c.in : c.out;
+        c.i->move.over = TT__OVER_TENSOR;
+        c.i->move.unit = WHOLE_COLS;
+        memset(&some->part, 0, sizeof some->part);
+        some->shape.rows = 1;
+        some->shape.cols = some->ld = WHOLE_COLS;
+        CHECK(tt__verify(c.t, "test") == TT_OK);
+        if (k / 2 == 0) c.i->move.unit--;
+        if (k / 2 == 1) some->shape.rows = WHOLE_ROWS + 1;
+        if (k / 2 == 2) some->shape.cols = some->ld = WHOLE_COLS - 1;
+        if (k / 2 == 3) c.i->move.over = TT__OVER_DATA; /* where it is no piece */
+        REFUSED(gathers ? "a piece of the result" : "a piece of the operand");
+    }
+}
+
+TEST(squares_of_ranks_have_their_shapes)
+{
+    for (int k = 0; k < 5; k++) {
+        one_collective c;
+        REQUIRE(one(&c, TT__OP_BROADCAST, false));
+        tt_tape *t = c.t;
+        const int32_t g = new_piece(t, 0), chunks = new_operand(t, TT__F64, 1, 2, "chunks"),
+                      all = new_operand(t, TT__F64, 1, 6, "all"), sum = new_operand(t, TT_F32, 1, 1, "sum");
+        const int ops[] = {TT__OP_CHUNK_SQUARES, TT__OP_ALL_GATHER, TT__OP_FOLD_SQUARES};
+        const int32_t in[] = {g, chunks, all}, out[] = {chunks, all, sum};
+        t->values[chunks].part.unit = 1;
+        t->values[chunks].part.of = 6;
+        for (int j = 0; j < 3; j++) {
+            tt__instr *i = tt__append(t, ops[j]);
+            i->in[0] = in[j];
+            i->out[0] = out[j];
+            i->move.over = TT__OVER_DATA;
+            i->move.unit = 1;
+            t->values[out[j]].persistent = false; /* written a first time here */
+            t->values[out[j]].storage = TT__TRANSIENT;
+        }
+        CHECK(tt__verify(t, "test") == TT_OK);
+        if (k == 0) t->values[chunks].shape.cols = t->values[chunks].ld = 3;
+        if (k == 1) t->values[chunks].shape.dtype = TT_F32;
+        if (k == 2) t->values[sum].shape.cols = 2;
+        if (k == 3) t->code[3].in[0] = g;
+        if (k == 4) t->values[g].shape.dtype = TT_I32;
+        REFUSED(k == 0 || k == 2 ? "result has another shape than its rule says"
+                : k == 1 ? "result has the wrong dtype" : k == 3 ? "a row of f64" : "a float dtype");
+    }
+}
+
+/* What nothing on this rank reads, another may. */
+TEST(collectives_of_ranks_are_not_pruned)
+{
+    for (int op = TT__OP_ALL_REDUCE; op < TT__OP_COUNT; op++) {
+        one_collective c;
+        const tt__instr like = tt__new_instr(op);
+        REQUIRE(one(&c, TT__OP_BROADCAST, false));
+        tt_tape *t = c.t;
+        const tt_value x = tt_input(t, "x", TT_F32, 2, 8), y = tt_gelu(t, x);
+        const int32_t z = tt_gelu(t, y).id;
+        tt_gelu(t, x);
+        c.i = tt__append(t, op);
+        c.i->in[0] = y.id;
+        c.i->out[0] = tt__ops[op].outputs ? z : 0;
+        CHECK(tt__pass_prune(t, 0, true) == TT_OK);
+        const bool stays = tt__rules_of(&like)->phases != 0;
+        const int last = 2 + tt__ops[op].outputs; /* behind BROADCAST, y and, where it may be added to, z */
+        CHECK(t->n_code == (stays ? last + 1 : 1));
+        if (stays) CHECK(t->code[last].op == op && t->code[1].out[0] == y.id);
+        close_one(&c);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------- plans
+   A program whose backend counts what its ranks load from the memory of others. */
+
+enum { VOCAB = 500, HIDDEN = 150, WIDE = 520, CLASSES = 141, ROWS = 6 };
+
+typedef struct counted_program {
+    test_allocator a;
+    tt_context *ctx;
+    tt_param *table, *up, *bias, *down, *norm_w, *norm_b, *head;
+    tt_tape *t;
+    tt_value ids, y;
+    tt_program *p;
+} counted_program;
+
+static struct {
+    const tt_program *p;
+    tt__backend backend;    /* the CPU's, with functions that count */
+    tt__device_kind kind;
+    double loaded[TT__RANKS], allocated[TT__RANKS]; /* bytes */
+} counting;
+
+static int rank_of(const tt__device *d)
+{
+    const tt__crew *c = counting.p->settings.crew;
+    int r = 0;
+    while (c->device[r] != d) r++;
+    return r;
+}
+
+/* Memory of a member that holds `byte` and nothing else, at the operands' distances from each other. */
+static char *stand_in(tt__mat *x, tt__mat *y, int byte)
+{
+    const size_t item = tt_dtype_bytes(x->dtype), n = (size_t)(x->rows * x->cols) * item;
+    const size_t m = (size_t)(y->rows * y->cols) * item, gap = 64;
+    char *from = (char *)x->data, *to = (char *)y->data;
+    const bool apart = !to || from + n <= to || to + m <= from;
+    const size_t x_at = apart || from < to ? 0 : (size_t)(from - to);
+    const size_t y_at = apart ? n + gap : from < to ? (size_t)(to - from) : 0;
+    char *memory = (char *)malloc(n + m + 2 * gap);
+    memset(memory, byte, n + m + 2 * gap);
+    x->data = memory + x_at;
+    if (to) y->data = memory + y_at;
+    return memory;
+}
+
+/* How much of member k's memory a launch loads: all that others have is 0, all that k has is NaN, and each
+   element that so becomes NaN has loaded one of k's. */
+static double loaded_from(const tt__launch *l, int k)
+{
+    tt__mat in[TT__RANKS], out[TT__RANKS];
+    char *memory[TT__RANKS];
+    tt__launch again = *l;
+    double n = 0;
+    for (int j = 0; j < l->members; j++) {
+        in[j] = l->peer_in[j];
+        out[j] = l->peer_out[j];
+        memory[j] = stand_in(&in[j], &out[j], j == k ? 0xff : 0);
+    }
+    again.in[0] = in[l->me];
+    again.out[0] = out[l->me];
+    again.peer_in = in;
+    again.peer_out = out;
+    if (tt__cpu_backend.launch(&again, 1) != TT_OK) n = NAN;
+    const tt__mat *y = &again.out[0];
+    for (int64_t e = 0; y->data && e < y->rows * y->cols; e++) {
+        const double x = get(y->data, y->dtype, e);
+        n += x != x;
+    }
+    for (int j = 0; j < l->members; j++) free(memory[j]);
+    return n * (double)tt_dtype_bytes(l->in[0].dtype);
+}
+
+static tt_status launch_and_count(const tt__launch *l, int n)
+{
+    for (int k = 0; k < n; k++)
+        for (int j = 0; j < l[k].members && tt__is_collective(l[k].instr); j++)
+            if (j != l[k].me) counting.loaded[rank_of(l[k].device)] += loaded_from(&l[k], j);
+    return tt__cpu_backend.launch(l, n);
+}
+
+static void *allocate_and_count(tt__device *d, size_t bytes)
+{
+    counting.allocated[rank_of(d)] += (double)bytes;
+    return tt__cpu_backend.allocate(d, bytes);
+}
+
+/* What member `me` loads in all phases of a collective that reads and writes x; of root, member 0 has all. */
+static double loaded_by(tt_context *ctx, const tt__instr *i, int64_t elements, int me, int members)
+{
+    tt__mat in[TT__RANKS], out[TT__RANKS];
+    float *memory = (float *)calloc((size_t)elements * (size_t)members, sizeof *memory);
+    tt__launch l;
+    double bytes = 0;
+    memset(&l, 0, sizeof l);
+    for (int k = 0; k < members; k++) {
+        int64_t first, n = tt__piece(elements, i->move.unit, i->move.root, k, members, &first);
+        float *x = memory + elements * k;
+        const tt__mat whole = {x, TT_F32, 1, elements, elements}, piece = {x + first, TT_F32, 1, n, n};
+        in[k] = i->op == TT__OP_ALL_GATHER ? piece : whole;
+        out[k] = i->op == TT__OP_REDUCE_SCATTER ? piece : whole;
+    }
+    l.device = (tt__device *)(void *)&ctx->cpu;
+    l.instr = i;
+    l.in[0] = in[me];
+    l.out[0] = out[me];
+    l.peer_in = in;
+    l.peer_out = out;
+    l.members = l.present = members;
+    l.me = me;
+    for (l.phase = TT__REDUCE_PHASE; l.phase <= TT__SPREAD_PHASE; l.phase++)
+        for (int k = 0; k < members && (tt__rules_of(i)->phases & l.phase); k++)
+            if (k != me) bytes += loaded_from(&l, k);
+    free(memory);
+    return bytes;
+}
+
+/* What the rules say that members load is what the kernels load; and the least is no more than the most. */
+TEST(loads_of_each_collective)
+{
+    static const int64_t elements[] = {1, 40, 4097, 12300}, units[] = {16, 4096};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    for (int c = 0; c < 7 * 4 * 2 * 2; c++) {
+        tt__instr i = tt__new_instr(TT__OP_ALL_REDUCE + c % 7);
+        const int64_t n = elements[c / 7 % 4];
+        i.move.over = TT__OVER_DATA;
+        i.move.unit = units[c / 28 % 2];
+        i.move.root = c / 56 && i.op != TT__OP_ALL_REDUCE;
+        i.move.from = i.op == TT__OP_RECV;
+        for (int members = 2; members < 6; members += 1 + members / 3) {
+            double most = 0, least = 0;
+            for (int me = 0; me < members; me++) {
+                const tt__loads none = {0, 0}, loads = tt__rules_of(&i)->loads ?
+                    tt__rules_of(&i)->loads(&i.move, n, me, members) : none;
+                CHECK(4 * (double)loads.done == loaded_by(ctx, &i, n, me, members));
+                most = fmax(most, (double)loads.done);
+                least = fmax(least, loads.least);
+            }
+            CHECK(least <= most && (least > 0) == (most > 0));
+        }
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
+static tt_param *drawn_param(tt_context *ctx, const char *name, int64_t rows, int64_t cols)
+{
+    const int64_t dims[2] = {rows, cols};
+    const tt_init init = {TT_INIT_NORMAL, 0.1f};
+    return tt_param_new(ctx, name, cols ? 2 : 1, dims, init);
+}
+
+static bool open_counted(counted_program *c, const char *device, const char *precision, tt_parallel how)
+{
+    tt_compile_options o = tt_compile_options_default();
+    c->ctx = test_open(&c->a);
+    c->ctx->options.verify = true;
+    c->table = drawn_param(c->ctx, "table", VOCAB, HIDDEN);
+    c->up = drawn_param(c->ctx, "up", WIDE, HIDDEN);
+    c->bias = drawn_param(c->ctx, "bias", WIDE, 0);
+    c->down = drawn_param(c->ctx, "down", HIDDEN, WIDE);
+    c->norm_w = drawn_param(c->ctx, "norm_w", HIDDEN, 0);
+    c->norm_b = drawn_param(c->ctx, "norm_b", HIDDEN, 0);
+    c->head = drawn_param(c->ctx, "head", CLASSES, HIDDEN);
+    tt_tape *t = c->t = tt_tape_new(c->ctx);
+    const int64_t rows = tt_axis(t, "rows", ROWS);
+    c->ids = tt_input(t, "ids", TT_I32, rows, 1);
+    c->y = tt_input(t, "y", TT_I32, rows, 1);
+    const tt_value words = tt_embedding(t, c->ids, c->table);
+    tt_value x = tt_linear(t, tt_gelu(t, tt_linear(t, words, c->up, c->bias)), c->down, NULL);
+    x = tt_layernorm(t, tt_add(t, x, words), c->norm_w, c->norm_b, 1e-5f);
+    x = tt_linear(t, x, c->head, NULL);
+    o.device = device;
+    o.precision = precision;
+    o.parallel = how;
+    o.accumulate = how.groups > 0 || how.reduce_micros;
+    c->p = tt_compile(t, tt_cross_entropy(t, x, c->y, NULL), &o);
+    return CHECK(c->p != NULL);
+}
+
+static void close_counted(counted_program *c)
+{
+    tt_program_free(c->p);
+    tt_tape_free(c->t);
+    TEST_CLOSE(c->ctx, &c->a);
+}
+
+/* A step of one full micro-batch on each data rank, by the backend that counts. */
+static void step_counted(counted_program *c)
+{
+    int32_t ids[ROWS], y[ROWS];
+    tt__crew *crew = c->p->settings.crew;
+    memset(&counting, 0, sizeof counting);
+    counting.p = c->p;
+    counting.backend = tt__cpu_backend;
+    counting.backend.launch = launch_and_count;
+    counting.backend.allocate = allocate_and_count;
+    counting.kind = *crew->kind;
+    counting.kind.backend = &counting.backend;
+    crew->kind = c->p->settings.kind = c->p->arena->kind = &counting.kind;
+    for (int r = 0; r < c->p->arena->data; r++) {
+        for (int k = 0; k < ROWS; k++) {
+            ids[k] = (97 * k + 31 * r) % VOCAB;
+            y[k] = (13 * k + 7 * r) % CLASSES;
+        }
+        CHECK(tt_set_rank(c->p, r, c->ids, ids, ROWS) == TT_OK);
+        CHECK(tt_set_rank(c->p, r, c->y, y, ROWS) == TT_OK);
+    }
+    if (!c->p->settings.options.accumulate) CHECK(tt_step(c->p, 0.01f, NULL) == TT_OK);
+    else CHECK(tt_micro_step(c->p, NULL) == TT_OK && tt_update(c->p, 0.01f, NULL) == TT_OK);
+}
+
+static const struct {
+    const char *device, *precision;
+    tt_parallel how;
+} layouts[] = {
+    {"cpu*2", "32-true", {0, 1, 0, false, false, 0, false}},
+    {"cpu*3", "32-true", {0, 1, 1, false, false, 0, false}},
+    {"cpu*4", "32-true", {0, 1, 2, false, false, 0, false}},
+    {"cpu*3", "32-true", {0, 1, 3, false, false, 0, false}},
+    {"cpu*8", "32-true", {0, 1, 3, false, false, 0, false}},
+    {"cpu*4", "32-true", {0, 1, 0, true, false, 0, false}},
+    {"cpu*2", "32-true", {0, 1, 1, false, false, 8, false}}, /* leaves without a micro-batch */
+    {"cpu*2", "32-true", {0, 1, 2, false, false, 4, false}},
+    {"cpu*4", "32-true", {0, 1, 0, false, false, 0, true}},
+    {"cpu*4", "bf16-mixed", {0, 1, 1, false, false, 0, false}},
+    {"cpu*4", "bf16-mixed", {0, 1, 3, false, false, 0, false}},
+    {"cpu*2", "bf16-true", {0, 1, 2, false, false, 0, false}},
+    {"cpu*2", "16-mixed", {0, 1, 3, false, false, 0, false}},
+    {"cpu*2", "32-true", {0, 2, 1, false, false, 0, false}},
+    {"cpu*4", "32-true", {0, 4, 1, false, true, 0, false}},
+    {"cpu*4", "bf16-mixed", {0, 2, 3, false, false, 0, false}},
+    {"cpu*4", "32-true", {0, 2, 1, false, true, 0, false}},
+    {"cpu*4", "32-true", {0, 2, 1, true, false, 0, false}},
+};
+
+TEST(ranks_load_and_allocate_what_is_planned)
+{
+    for (int k = 0; k < TT__COUNT(layouts); k++) {
+        counted_program c;
+        double most = 0, least;
+        if (!open_counted(&c, layouts[k].device, layouts[k].precision, layouts[k].how)) return;
+        step_counted(&c);
+        const tt_plan plan = tt_program_plan(c.p);
+        CHECK(plan.ranks == plan.data * plan.tensor && plan.ranks == c.p->settings.crew->ranks);
+        for (int r = 0; r < plan.ranks; r++) {
+            const double planned = tt__moved_by(c.p, r, &least);
+            if (!CHECK(counting.loaded[r] == planned))
+                printf("layout %d, rank %d: %.0f bytes planned, %.0f loaded\n", k, r, planned,
+                       counting.loaded[r]);
+            CHECK(counting.allocated[r] == (double)(r < plan.tensor ? plan.bytes : plan.bytes_least));
+            most = fmax(most, counting.loaded[r]);
+        }
+        CHECK((double)plan.moved_bytes == most && most > 0);
+        CHECK(layouts[k].how.server ? plan.bytes_least < plan.bytes : plan.bytes_least == plan.bytes);
+        close_counted(&c);
+    }
+}
+
+/* Bytes that a strategy must move, from the sizes of parameters alone. */
+static double least_of_strategy(const counted_program *c, const tt_parallel *how, int ranks, bool half,
+                                bool half_weights)
+{
+    const tt_param *params[] = {c->table, c->up, c->bias, c->down, c->norm_w, c->norm_b, c->head};
+    static const int reads[] = {1, 2, 0, 2, 0, 0, 0}; /* of pieces: by the forward and the backward */
+    double bytes = 0;
+    for (int k = 0; k < TT__COUNT(params); k++) {
+        const double n = (double)tt_param_size(params[k]), item = half ? 2 : 4;
+        const bool whole = how->zero == 0 || n < TT__PIECES_FROM;
+        /* Mixed precision reads 16-bit copies of matrices; of an embedding's table, the rows as they are. */
+        const double read = half_weights && params[k] != c->table ? 2 : item;
+        bytes += n * (whole ? 2 * item : how->zero < 3 ? item + item : item + reads[k] * read);
+    }
+    return bytes * (ranks - 1) / ranks;
+}
+
+TEST(least_bytes_of_strategies)
+{
+    for (int zero = 0; zero < 4; zero++)
+        for (int precision = 0; precision < 3; precision++) {
+            static const char *const names[] = {"32-true", "bf16-mixed", "bf16-true"};
+            tt_parallel how = tt_parallel_default();
+            counted_program c;
+            how.zero = zero;
+            if (!open_counted(&c, "cuda*4", names[precision], how)) return;
+            const tt_plan plan = tt_program_plan(c.p);
+            const double least = least_of_strategy(&c, &how, 4, precision == 2, precision > 0);
+            CHECK_NEAR(plan.moved_least_bytes, least, 1);
+            CHECK((double)plan.moved_bytes <= 1.08 * least); /* pieces of few chunks are uneven */
+            CHECK(plan.moved_bytes >= plan.moved_least_bytes);
+            close_counted(&c);
+        }
+    counted_program c;
+    tt_parallel how = tt_parallel_default();
+    how.zero = 0;
+    how.server = true;
+    if (!open_counted(&c, "cuda*4", "32-true", how)) return;
+    const double gradients = 2 * least_of_strategy(&c, &how, 4, false, false);
+    CHECK_NEAR(tt_program_plan(c.p).moved_least_bytes, gradients, 1); /* the server's: three times all */
+    close_counted(&c);
+}
+
+static bool says(const counted_program *c, const char *text, const char *title)
+{
+    char plan[4096], picture[60000];
+    return tt_plan_text(c->p, plan, sizeof plan) < sizeof plan && strstr(plan, text) &&
+           tt_plan_svg(c->p, picture, sizeof picture) < sizeof picture && strstr(picture, title);
+}
+
+TEST(plans_name_their_ranks)
+{
+    static const struct { const char *device; tt_parallel how; const char *text, *title; } rows[] = {
+        {"cuda", {0, 1, 1, false, false, 0, false}, "memory plan for cuda: ", " on cuda, by instruction<"},
+        {"cuda:1", {0, 1, 1, false, false, 4, false}, "memory plan for cuda: ", " on cuda, by instruction<"},
+        {"cuda:0,0", {0, 1, 2, false, false, 0, false},
+         "memory plan for cuda:0,0 (data 2, zero 2): every rank ",
+         " on cuda:0,0 (data 2, zero 2), every rank, by instruction<"},
+        {"cpu*4", {0, 1, 1, false, false, 8, false},
+         "memory plan for cpu*4 (data 4, groups 8, zero 1): every rank ",
+         " on cpu*4 (data 4, groups 8, zero 1), every rank, by instruction<"},
+        {"cuda*4", {0, 1, 0, true, false, 0, false},
+         "memory plan for cuda*4 (data 4, server): the server ",
+         " on cuda*4 (data 4, server), the server, by instruction<"}};
+    for (int k = 0; k < TT__COUNT(rows); k++) {
+        counted_program c;
+        char line[160];
+        if (!open_counted(&c, rows[k].device, "32-true", rows[k].how)) return;
+        const tt_plan plan = tt_program_plan(c.p);
+        CHECK(says(&c, rows[k].text, rows[k].title));
+        snprintf(line, sizeof line, "\n  moved a step and rank: %.1f MB between ranks (at least %.1f), with "
+                 "one micro-batch on each\n", 1e-6 * (double)plan.moved_bytes,
+                 1e-6 * (double)plan.moved_least_bytes);
+        CHECK(says(&c, line, "") == (plan.ranks > 1) && (plan.moved_bytes > 0) == (plan.ranks > 1));
+        snprintf(line, sizeof line, ", every other rank %.1f (", 1e-6 * (double)plan.bytes_least);
+        CHECK(says(&c, line, "") == rows[k].how.server);
+        close_counted(&c);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- main */
+
+static const test_case tests[] = {
+    TEST_CASE(ranks_meet),
+    TEST_CASE(ranks_meet_along_each_axis),
+    TEST_CASE(a_rank_that_fails_ends_all_waits),
+    TEST_CASE(a_rank_that_does_not_come_is_named),
+    TEST_CASE(pieces_of_ranks_make_the_whole),
+    TEST_CASE(ranks_portable),
+    TEST_CASE(ranks_avx2),
+    TEST_CASE(ranks_avx512),
+    TEST_CASE(ranks_neon),
+    TEST_CASE(squares_of_pieces_of_ranks),
+    TEST_CASE(operands_of_ranks),
+    TEST_CASE(rows_over_tensor_ranks),
+    TEST_CASE(squares_of_ranks_have_their_shapes),
+    TEST_CASE(collectives_of_ranks_are_not_pruned),
+    TEST_CASE(loads_of_each_collective),
+    TEST_CASE(ranks_load_and_allocate_what_is_planned),
+    TEST_CASE(least_bytes_of_strategies),
+    TEST_CASE(plans_name_their_ranks),
+};
+
+int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
