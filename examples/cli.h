@@ -431,12 +431,13 @@ typedef struct cli_training {
     double lr, warmup, decay, dropout; /* --lr is a program's own, since its default is */
     size_t budget;
     bool plan, resume;
+    tt_parallel parallel; /* of the ranks of `device` */
 } cli_training;
 
 /* What a cli_training begins with, and its rows in an array of cli_flag. */
 #define CLI_TRAINING_DEFAULT \
     .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", .recompute = "cheap", \
-    .seed = 1, .warmup = 0.1, .decay = 0.01, .dropout = -1
+    .seed = 1, .warmup = 0.1, .decay = 0.01, .dropout = -1, .parallel = {0, 1, 1, false, false, 0, false}
 #define CLI_TRAINING_FLAGS(run) \
     {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
      .help = "share of the steps in which the learning rate rises, before --schedule", .most = 1}, \
@@ -457,8 +458,22 @@ typedef struct cli_training {
      "memory", .choices = "none cheap attention blocks"}, \
     {"--budget", "BYTES", CLI_BYTES, &(run).budget, .help = "memory that training may take, as 3GB or " \
      "500MiB; a plan that needs more is refused (no limit)"}, \
-    {"--device", "KIND", CLI_TEXT, &(run).device, \
-     .help = "cpu or cuda; --plan is for either (TINYTRAIN_DEVICE, else cpu)"}, \
+    {"--device", "KIND", CLI_TEXT, &(run).device, .help = "cpu or cuda, or several ranks: cpu*4, cuda*8, " \
+     "cuda:0,2; --plan is for any (TINYTRAIN_DEVICE, else cpu)", .least = 1, .most = 1000}, \
+    {"--data-ranks", "N", CLI_INTEGER, &(run).parallel.data, \
+     .help = "ranks that divide a step's micro-batches (0: those of --device / --tensor)", .most = 64}, \
+    {"--tensor", "N", CLI_INTEGER, &(run).parallel.tensor, \
+     .help = "ranks that divide each layer", .least = 1, .most = 64}, \
+    {"--sequence", "", CLI_SWITCH, &(run).parallel.sequence, \
+     .help = "with --tensor: rows are divided between the layers too"}, \
+    {"--zero", "N", CLI_INTEGER, &(run).parallel.zero, .help = "what is divided over --data-ranks: 0 " \
+     "nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too", .most = 3}, \
+    {"--server", "", CLI_SWITCH, &(run).parallel.server, \
+     .help = "rank 0 alone has the optimizer's state and updates"}, \
+    {"--groups", "N", CLI_INTEGER, &(run).parallel.groups, .help = "leaves of the sum of a step's " \
+     "gradients; with as many, any --data-ranks train the same bits (0: as --data-ranks)", .most = 64}, \
+    {"--reduce-micros", "", CLI_SWITCH, &(run).parallel.reduce_micros, \
+     .help = "sum gradients after each micro-batch, for the bits of --zero 2 and 3"}, \
     {"--seed", "N", CLI_INTEGER, &(run).seed, .help = "of all that is random", .most = 1e9}, \
     {"--threads", "N", CLI_INTEGER, &(run).threads, .help = "threads (0: all cores)", .most = 256}, \
     {"--out", "DIR", CLI_TEXT, &(run).out, \
@@ -471,6 +486,15 @@ static inline void check_training(const cli_training *run)
 {
     if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
         die("--dropout is 0 or more and below 1, or -1");
+}
+
+/* A context for training, with what run->parallel leaves open set by its device; the end of the program where
+   the ranks of that cannot share the work like this. */
+static inline tt_context *open_training(cli_training *run)
+{
+    tt_context *ctx = open_context(run->seed, run->threads);
+    must(ctx, tt_parallel_on(ctx, run->device, &run->parallel));
+    return ctx;
 }
 
 /* total_steps 0: only to evaluate and predict. */
@@ -488,6 +512,7 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.matmul = run->matmul;
     o.recompute = run->recompute;
     o.device = run->device;
+    o.parallel = run->parallel;
     o.memory_budget = run->budget;
     return o;
 }

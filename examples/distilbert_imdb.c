@@ -6,6 +6,8 @@
    The real thing:
        build/distilbert_imdb --data aclImdb --model distilbert-base-uncased/
        build/distilbert_imdb --data mine.csv --text-column body --label-column kind --model MiniLM/
+   On two ranks of the CPU, each with half of the threads and half of AdamW's state:
+       build/distilbert_imdb --device cpu*2
    Classify with what was trained:
        build/distilbert_imdb --out build/demo --predict "a film to remember" */
 
@@ -41,7 +43,7 @@ static const cli_flag flags[] = {
      .help = "passes over the training texts (0: 2 with --model, else 6)", .most = 1e9},
     {"--batch", "N", CLI_INTEGER, &opt.batch, .help = "texts in a step", .least = 1, .most = 65536},
     {"--accumulate", "N", CLI_INTEGER, &opt.accumulate,
-     .help = "micro-batches in a step, at least", .least = 1, .most = 65536},
+     .help = "micro-batches in a step, at least, for each of --groups", .least = 1, .most = 65536},
     {"--max-length", "N", CLI_INTEGER, &opt.max_length,
      .help = "tokens of a text; longer ones are cut (0: as many as the model has positions)", .most = 1e6},
     {"--max-tokens", "N", CLI_INTEGER, &opt.max_tokens, .help = "tokens in a micro-batch; it is filled up to "
@@ -145,6 +147,7 @@ static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_token
     tt_loader_options o = tt_loader_options_default();
     o.batch = opt.batch;
     o.accumulate = opt.accumulate;
+    o.parallel = opt.run.parallel;
     o.max_length = opt.max_length ? opt.max_length : m->config.max_positions;
     if (o.max_length > m->config.max_positions)
         die("--max-length %d: the model has positions for %d", o.max_length, m->config.max_positions);
@@ -234,7 +237,7 @@ static void describe(tt_context *ctx, const tt_loader *l, const tt_dataset *d, c
 /* Tests the best epoch's model as a user would: from its folder, in a context of its own. */
 static void test(void)
 {
-    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
+    tt_context *ctx = open_training(&opt.run);
     tt_tokenizer *k = open_tokenizer(ctx, opt.run.out, NULL);
     tt_bert m;
     tt_stats s;
@@ -255,7 +258,7 @@ static void test(void)
 static int train(const char *program)
 {
     if (!opt.run.plan) check_folder(opt.run.out, opt.run.resume);
-    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
+    tt_context *ctx = open_training(&opt.run);
     tt_tokenizer *k = open_tokenizer(ctx, opt.model, program);
     tt_dataset *d, *held;
     tt_bert m;
@@ -287,7 +290,7 @@ static void predict(void)
     char *line = NULL;
     if (!holds(opt.run.out, "model.safetensors"))
         die("'%s' holds no trained model: one is saved when the first epoch ends", opt.run.out);
-    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
+    tt_context *ctx = open_training(&opt.run);
     tt_tokenizer *k = open_tokenizer(ctx, opt.run.out, NULL);
     tt_bert m;
     must(ctx, tt_bert_load(ctx, &m, opt.run.out, 0));

@@ -6,6 +6,8 @@
        build/vit_l16 --data cifar-10-batches-bin --model vit-large-patch16-224/ --batch 16 --accumulate 4
    From scratch, on photos/{train,test}/CLASS/... or photos/CLASS/...:
        build/vit_l16 --data photos --vit S/16 --size 224 --augment
+   On four GPUs, each with a quarter of the parameters, gradients and optimizer state:
+       build/cuda/vit_l16 --data photos --vit L/16 --device cuda*4 --zero 3
    Classify with what was trained:
        build/vit_l16 --out run --predict cat.jpg
 
@@ -51,7 +53,7 @@ static const cli_flag flags[] = {
     {"--batch", "N", CLI_INTEGER, &opt.batch,
      .help = "images in a step (0: 16 with --model, else 20)", .most = 65536},
     {"--accumulate", "N", CLI_INTEGER, &opt.accumulate,
-     .help = "micro-batches in a step", .least = 1, .most = 65536},
+     .help = "micro-batches in a step, for each of --groups", .least = 1, .most = 65536},
     {"--lr", "X", CLI_NUMBER, &opt.run.lr,
      .help = "peak learning rate (0: 5e-5 with --model, else 1e-3)", .most = 1e9},
     CLI_TRAINING_FLAGS(opt.run),
@@ -297,6 +299,7 @@ static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_vit *
     image.pad = image.random_crop ? side / 8 : 0;
     o.batch = opt.batch;
     o.accumulate = opt.accumulate;
+    o.parallel = opt.run.parallel;
     o.shuffle = train;
     return (tt_loader *)made(ctx, tt_image_loader_new(ctx, d, &image, &o));
 }
@@ -341,7 +344,7 @@ static tt_status keep(void *user) { return tt_vit_save((const tt_vit *)user, opt
 /* Tests the best epoch's model as a user would: from its folder, in a context of its own. */
 static void test(void)
 {
-    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
+    tt_context *ctx = open_training(&opt.run);
     images x;
     tt_vit m;
     tt_stats s;
@@ -364,7 +367,7 @@ static void check_before(const tt_dataset *d, const tt_vit *m)
     images x;
     tt_vit saved;
     if (!opt.data) return;
-    tt_context *own = open_context(opt.run.seed, opt.run.threads);
+    tt_context *own = open_training(&opt.run);
     read_images(own, &x, "test", opt.test);
     check_classes(x.d, "test on", m->config.classes, m->class_names, "those to train on");
     free_images(&x);
@@ -379,7 +382,7 @@ static void check_before(const tt_dataset *d, const tt_vit *m)
 static int train(void)
 {
     if (!opt.run.plan) check_folder(opt.run.out, opt.run.resume);
-    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
+    tt_context *ctx = open_training(&opt.run);
     images x;
     tt_vit m;
     read_images(ctx, &x, "train", opt.train);
@@ -410,7 +413,7 @@ static int train(void)
 /* --------------------------------------------------------------------------------------------- prediction */
 static void predict(void)
 {
-    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
+    tt_context *ctx = open_training(&opt.run);
     tt_vit m;
     tt_image image;
     tt_batch b;
