@@ -4,7 +4,7 @@ to compile programs and the header, and the plans of the memory ladder.
     python3 bench/against.py [BASE] [--rounds 5] [--only plans,step,gemm,attention,compile,header]
                              [--new FOLDER]
 
-BASE is a commit (053f6e9) or a folder with tinytrain.h and bench/. Every round runs both versions, in
+BASE is a commit (703a5d8) or a folder with tinytrain.h and bench/. Every round runs both versions, in
 the other order than the round before; what is printed is the median of the rounds' ratios, new / old. Above 1
 is slower for seconds; for speeds, below 1. Exits with 1 where a plan is larger. B: folder for what is built
 (build); CC, CFLAGS (-O2)."""
@@ -119,7 +119,7 @@ def in_turn(rounds, measure):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("base", nargs="?", default="053f6e9")
+    parser.add_argument("base", nargs="?", default="703a5d8")
     parser.add_argument("--new", default=HERE)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="plans,step,gemm,attention,compile,header")

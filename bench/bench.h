@@ -575,4 +575,121 @@ static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const be
     free(zeros);
 }
 
+/* ------------------------------------------------------------------------------------------------ batches */
+
+typedef struct bench_batches { int n, max_seqs, max_rows; tt_batch *batch; } bench_batches;
+
+static inline int32_t *bench_numbers(int64_t n)
+{
+    int32_t *x = (int32_t *)calloc((size_t)n, sizeof *x);
+    if (!x) bench_die("no memory");
+    return x;
+}
+
+/* Takes ids, starts and labels, and adds what else there is in a batch. */
+static inline void bench_add_batch(bench_batches *all, int seqs, const int32_t *ids, const int32_t *starts,
+                                   const int32_t *labels)
+{
+    int rows = starts[seqs];
+    int32_t *positions = bench_numbers(rows);
+    all->batch = (tt_batch *)realloc(all->batch, (size_t)(all->n + 1) * sizeof *all->batch);
+    if (!all->batch) bench_die("no memory");
+    tt_batch *b = &all->batch[all->n++];
+    memset(b, 0, sizeof *b);
+    for (int s = 0; s < seqs; s++)
+        for (int r = starts[s]; r < starts[s + 1]; r++) positions[r] = r - starts[s];
+    b->seqs = seqs;
+    b->rows = rows;
+    b->ids = ids;
+    b->positions = positions;
+    b->types = bench_numbers(rows);
+    b->seq_start = starts;
+    b->labels = labels;
+    b->last_of_step = true;
+    if (seqs > all->max_seqs) all->max_seqs = seqs;
+    if (rows > all->max_rows) all->max_rows = rows;
+}
+
+static inline void bench_random_batch(bench_batches *all, int seqs, int length, int vocab)
+{
+    if ((int64_t)seqs * length > INT32_MAX)
+        bench_die("%d sequences of %d tokens are more than 2^31 rows", seqs, length);
+    int32_t *ids = bench_numbers((int64_t)seqs * length), *starts = bench_numbers(seqs + 1);
+    int32_t *labels = bench_numbers(seqs);
+    uint32_t random = 1;
+    for (int r = 0; r < seqs * length; r++) {
+        random = random * 1664525u + 1013904223u;
+        ids[r] = (int32_t)(random >> 8) % vocab;
+    }
+    for (int s = 0; s < seqs; s++) {
+        starts[s + 1] = starts[s] + length;
+        labels[s] = s % 2;
+    }
+    bench_add_batch(all, seqs, ids, starts, labels);
+}
+
+static inline void bench_free_batches(bench_batches *all)
+{
+    for (int k = 0; k < all->n; k++) {
+        free((void *)(uintptr_t)all->batch[k].ids);
+        free((void *)(uintptr_t)all->batch[k].positions);
+        free((void *)(uintptr_t)all->batch[k].types);
+        free((void *)(uintptr_t)all->batch[k].seq_start);
+        free((void *)(uintptr_t)all->batch[k].labels);
+        free((void *)(uintptr_t)all->batch[k].pixels);
+    }
+    free(all->batch);
+}
+
+/* ------------------------------------------------------------------------------------------------- models */
+
+/* A linear layer without a bias. */
+static inline tt_value bench__decoder_linear(tt_context *ctx, tt_tape *t, tt_value x, int layer,
+                                             const char *name, int64_t n_in, int64_t n_out)
+{
+    char w[64];
+    snprintf(w, sizeof w, "layer.%d.%s.weight", layer, name);
+    return tt_linear(t, x, bench_param(ctx, w, n_out, n_in, 0.02f), NULL);
+}
+
+static inline tt_value bench__decoder_norm(tt_context *ctx, tt_tape *t, tt_value x, int layer,
+                                           const char *name, int64_t width)
+{
+    char w[64];
+    snprintf(w, sizeof w, "layer.%d.%s.weight", layer, name);
+    return tt_rmsnorm(t, x, bench_param(ctx, w, 0, width, 1), 1e-5f);
+}
+
+/* A language model of 6.05 billion parameters, of which there are plans alone here: the widths, layers and
+   vocabulary of GPT-J (Wang, Komatsuzaki, 2021), with RMS norms and attention before the other half of a
+   layer. Records it for so many sequences on a new tape; the loss is of the next tokens. */
+static inline tt_tape *bench_decoder(tt_context *ctx, int seqs, int length, tt_value *loss)
+{
+    enum { LAYERS = 28, WIDTH = 4096, INNER = 16384, HEADS = 32, VOCAB = 50400 };
+    tt_tape *t = tt_tape_new(ctx);
+    if (!t) bench_die("%s", tt_error(ctx));
+    const int64_t rows = tt_axis(t, "tokens", (int64_t)seqs * length), texts = tt_axis(t, "seqs", seqs);
+    tt_value ids = tt_input(t, "ids", TT_I32, rows, 1), next = tt_input(t, "next", TT_I32, rows, 1),
+             starts = tt_seq_start(t, "starts", texts);
+    tt_attention_options attention = tt_attention_options_default(HEADS);
+    attention.causal = true;
+    tt_value x = tt_embedding(t, ids, bench_param(ctx, "words.weight", VOCAB, WIDTH, 0.02f));
+    for (int k = 0; k < LAYERS; k++) {
+        tt_value y = bench__decoder_norm(ctx, t, x, k, "norm1", WIDTH),
+                 q = bench__decoder_linear(ctx, t, y, k, "q", WIDTH, WIDTH),
+                 key = bench__decoder_linear(ctx, t, y, k, "k", WIDTH, WIDTH),
+                 v = bench__decoder_linear(ctx, t, y, k, "v", WIDTH, WIDTH);
+        y = tt_attention(t, q, key, v, starts, &attention);
+        x = tt_add(t, x, bench__decoder_linear(ctx, t, y, k, "out", WIDTH, WIDTH));
+        y = bench__decoder_norm(ctx, t, x, k, "norm2", WIDTH);
+        y = tt_gelu_tanh(t, bench__decoder_linear(ctx, t, y, k, "up", WIDTH, INNER));
+        x = tt_add(t, x, bench__decoder_linear(ctx, t, y, k, "down", INNER, WIDTH));
+        tt_block_end(t, x);
+    }
+    x = bench__decoder_norm(ctx, t, x, LAYERS, "norm", WIDTH);
+    *loss = tt_cross_entropy(t, bench__decoder_linear(ctx, t, x, LAYERS, "head", WIDTH, VOCAB), next, NULL);
+    if (tt_tape_status(t) != TT_OK) bench_die("%s", tt_error(ctx));
+    return t;
+}
+
 #endif

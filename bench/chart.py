@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Draws bench/results/speed.svg from bench/results/speed.json: time and peak memory of a training step beside
-PyTorch's, on each kind of CPU. Standard library only.
+PyTorch's, on each kind of CPU. And bench/results/ranks.svg from ranks.json, which is what
+`build/memory_ladder --ranks 8 --json` prints: memory of a rank by how ranks share the work. Standard library
+only.
 
-    python3 bench/chart.py             draws the picture
-    python3 bench/chart.py --tables    prints README.md's lines below the picture, and bench/README.md's table
+    python3 bench/chart.py             draws the pictures
+    python3 bench/chart.py --tables    prints README.md's lines below the pictures, bench/README.md's tables
     python3 bench/chart.py --add ROWS --cpu 'Intel Xeon' --isa 'AVX-512, AMX' --commit 053f6e9 \\
                            --command 'bench/pytorch.py step --rounds 5 --compile'
                                        takes the lines that `bench/pytorch.py ... --json` printed into
@@ -29,6 +31,7 @@ from xml.sax.saxutils import escape
 
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
 RECORDS, PICTURE = os.path.join(RESULTS, "speed.json"), os.path.join(RESULTS, "speed.svg")
+RANKS, RANKS_PICTURE = os.path.join(RESULTS, "ranks.json"), os.path.join(RESULTS, "ranks.svg")
 KEYS = ["task", "model", "shape", "precision", "cpu", "isa", "vs", "unit", "speed", "peer_speed",
         "speed_ratio", "mb", "peer_mb", "memory_ratio", "commit", "date", "command"]
 SAME = KEYS[:7]      # what tells one measurement from another
@@ -132,6 +135,15 @@ def bar(x, y, width, fill):
     return f'<rect x="{x}" y="{y}" width="{width:.1f}" height="14" rx="2" fill="{fill}"/>'
 
 
+def framed(title, height, out):
+    """an SVG of these elements"""
+    font = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
+    head = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+            f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="{font}">',
+            f"<title>{title}</title>", f'<rect width="{WIDTH}" height="{height}" rx="6" fill="#ffffff"/>']
+    return "\n".join(head + out + ["</svg>"]) + "\n"
+
+
 def picture(records):
     title = "Time and peak memory of a training step beside PyTorch's"
     note = "Two cores of each CPU; PyTorch 2.15 eager, in turn on the same machine. Shorter bars are better."
@@ -153,11 +165,88 @@ def picture(records):
             y += ROW
         y += 22
     out.append(text(20, y + 2, note, 11, fill=QUIET))
-    height, font = y + 18, "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
-    head = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-            f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="{font}">',
-            f"<title>{title}</title>", f'<rect width="{WIDTH}" height="{height}" rx="6" fill="#ffffff"/>']
-    return "\n".join(head + out + ["</svg>"]) + "\n"
+    return framed(title, y + 18, out)
+
+
+# Of the picture of ranks: categories of a plan, as tt_plan_svg colours them, and cards to compare with.
+PARTS = [("parameters", "#4e79a7"), ("optimizer", "#a0cbe8"), ("gradients", "#f28e2b"),
+         ("activations", "#59a14f")]
+CARDS = (24, 80)
+PANEL, LABELS, LENGTH = 346, 112, 164     # pixels: of a panel, of the names in it, of its longest bar
+
+
+def ranks_panel(x, rows):
+    """the bars of one model, and the y of their end"""
+    out = [text(x, 28, escape(rows[0]["model"]), 14, bold=True),
+           text(x, 45, escape(rows[0]["what"]), 12, fill=QUIET)]
+    most, bars, end = max(r["planned_bytes"] for r in rows), x + LABELS, 94 + ROW * len(rows)
+    for card in (c for c in CARDS if most / 1e9 / 8 < c < most / 1e9):
+        at = bars + LENGTH * card * 1e9 / most
+        out += [f'<path stroke="{QUIET}" stroke-dasharray="3 3" d="M{at:.1f} 88V{end - 2}"/>',
+                text(f"{at:.1f}", 84, f"{card} GB card", 11, fill=QUIET, anchor="middle")]
+    for y, r in zip(range(94, end, ROW), rows):
+        out.append(text(bars - 8, y + 11, escape(r["strategy"]), fill=QUIET, anchor="end"))
+        left = float(bars)
+        for name, fill in PARTS:
+            width = LENGTH * r[name] / most
+            out.append(f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="15" fill="{fill}"/>')
+            left += width
+        words = f'<tspan font-weight="600">{r["planned_bytes"] / 1e9:.2f}</tspan> GB'
+        number = f"{bars + LENGTH * r['planned_bytes'] / most + 6:.1f}", y + 12, words
+        halo = text(*number, fill="#ffffff").replace("<text ", '<text stroke="#ffffff" stroke-width="5" ', 1)
+        out += [halo, text(*number)]      # which keeps the lines of cards off
+    return out, end
+
+
+def ranks_picture(rows):
+    models = list(dict.fromkeys(r["model"] for r in rows))
+    out, end, x = [], 0, 20
+    for name, fill in PARTS:
+        out += [f'<rect x="{x}" y="57" width="12" height="12" fill="{fill}"/>', text(x + 18, 67, name)]
+        x += 38 + 7 * len(name)
+    for k, model in enumerate(models):
+        panel, end = ranks_panel(20 + k * PANEL, [r for r in rows if r["model"] == model])
+        out += panel
+    note = (f"Planned for each of {rows[0]['ranks']} GPUs; Adam, blocks recomputed. Bars show what lives at "
+            "the peak, numbers are the whole plan.")
+    out.append(text(20, end + 16, note, 11, fill=QUIET))
+    return framed("Memory of a rank by how ranks share the work", end + 32, out)
+
+
+def ranks_summary(rows):
+    """README.md's lines below the picture of ranks"""
+    lines = []
+    for model in dict.fromkeys(r["model"] for r in rows):
+        gb = {r["strategy"]: f"{r['planned_bytes'] / 1e9:.2f}" for r in rows if r["model"] == model}
+        what = next(r["what"] for r in rows if r["model"] == model)
+        lines.append(f"- {model}, {what}: {gb['one device']} GB on one device, {gb['ZeRO 1']} on each of "
+                     f"{rows[0]['ranks']} with ZeRO 1, {gb['ZeRO 3']} with ZeRO 3.")
+    return "\n".join(lines) + "\n"
+
+
+def ranks_table(rows):
+    """bench/README.md's table of ranks"""
+    heads = ["model", "strategy", "GB a rank", "GB moved a step and rank", "at least"]
+    cells = [[f"{r['model']}, {r['what']}", r["strategy"]] +
+             [f"{r[k] / 1e9:.2f}" for k in ("planned_bytes", "moved_bytes", "least_bytes")] for r in rows]
+    return "".join("| " + " | ".join(row) + " |\n" for row in [heads, ["---"] * len(heads)] + cells)
+
+
+def replay_table(rows):
+    """bench/README.md's table of rows that `build/ranks --only replay --json` printed"""
+    cells, heads = {}, ["GPUs, link", "model"]
+    for r in rows:
+        name = re.fullmatch(r"(.+?): (.+?), ((?:zero|server|tensor).*)", r["name"])
+        machine, model, strategy = name.groups()
+        heads += [] if strategy in heads else [strategy]
+        cells.setdefault((machine, model), []).append(f"{100 * r['of_peak']:.0f}% of {short(r['peak']):g} ms")
+    lines = [heads, ["---"] * len(heads)] + [[*what, *row] for what, row in cells.items()]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def read_ranks():
+    with open(RANKS, encoding="utf-8") as f:
+        return [json.loads(line) for line in f]
 
 
 # ------------------------------------------------------------------------------------------------- tables
@@ -195,6 +284,8 @@ def table(records):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--tables", action="store_true", help="print what the READMEs show of the records")
+    p.add_argument("--replay", metavar="ROWS",
+                   help="print the table of what build/ranks --only replay --json printed")
     p.add_argument("--add", metavar="ROWS", help="file of lines that bench/pytorch.py --json printed")
     for name in ("--cpu", "--isa", "--commit", "--command"):
         p.add_argument(name, help="of the added rows")
@@ -202,13 +293,19 @@ def main():
     args = p.parse_args()
     if args.add and not all((args.cpu, args.isa, args.commit, args.command)):
         p.error("--add needs --cpu, --isa, --commit and --command")
+    if args.replay:
+        with open(args.replay, encoding="utf-8") as f:
+            print(replay_table([json.loads(line) for line in f]), end="")
+        return
     if args.tables:
-        print(summary(read()) + "\n" + table(read()), end="")
+        ranks = read_ranks()
+        print("\n".join((summary(read()), table(read()), ranks_summary(ranks), ranks_table(ranks))), end="")
         return
     if args.add:
         add(args.add, args)
-    with open(PICTURE, "w", encoding="utf-8") as f:
-        f.write(picture(read()))
+    for path, drawn in ((PICTURE, picture(read())), (RANKS_PICTURE, ranks_picture(read_ranks()))):
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(drawn)
 
 
 if __name__ == "__main__":

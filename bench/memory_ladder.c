@@ -11,7 +11,13 @@
    --fits asks the other way round: the largest micro-batch whose plan, with AdamW, fits a GPU of 8, 12, 24 or
    80 GB, when 0.7 GB of these are left to CUDA's context and kernels, an assumption. --json: an object a line
    with model, precision, recompute, card_gb, batch (0: not even 1 fits), planned_bytes, and next_bytes, which
-   are planned for one more. */
+   are planned for one more.
+
+   --ranks N: what each of N ranks needs by how they share the work, of ViT-L/16 in fp32 on 64 images and of a
+   language model of 6.05 billion parameters (bench.h) in bf16-mixed on 4 sequences of 2048 tokens, on each
+   data rank; Adam, blocks recomputed. --json: an object a line with model, what (it is trained on), ranks,
+   strategy, planned_bytes, moved_bytes and least_bytes (tt_plan.moved_least_bytes) of a step, and the bytes
+   of each category at the peak; chart.py draws bench/results/ranks.svg from them. */
 
 #include "bench.h"
 
@@ -41,7 +47,7 @@ static const rung rungs[] = {
 
 typedef struct result { double planned, measured, resident, extra, seconds; bool ok; } result;
 
-static struct { const char *size, *device; int pixels, batch; } opt = {"L/16", "cuda", 224, 64};
+static struct { const char *size, *device; int pixels, batch, ranks; } opt = {"L/16", "cuda", 224, 64, 0};
 
 static int batch_of(const rung *g) { return (int)tt__max(1, (int64_t)g->batch * opt.batch / 64); }
 
@@ -237,6 +243,95 @@ static void fit_cards(const subject *s)
     else tt_bert_free(&bert);
 }
 
+/* ------------------------------------------------------------------------------------------ several ranks */
+
+static const struct strategy { const char *name; int zero, tensor; bool one; } strategies[] = {
+    {"one device", 0, 1, true},
+    {"data parallel", 0, 1, false},
+    {"ZeRO 1", 1, 1, false},
+    {"ZeRO 2", 2, 1, false},
+    {"ZeRO 3", 3, 1, false},
+    {"tensor 2, ZeRO 1", 1, 2, false},
+    {"tensor 4, ZeRO 1", 1, 4, false},
+};
+
+static void print_rank(const char *model, const char *what, const struct strategy *s, const tt_program *p)
+{
+    const tt_plan plan = tt_program_plan(p);
+    if (!bench.json) {
+        printf("%-18s %-17s %8.2f %8.2f %8.2f\n", model, s->name, (double)plan.bytes / 1e9,
+               (double)plan.moved_bytes / 1e9, (double)plan.moved_least_bytes / 1e9);
+        return;
+    }
+    printf("{\"model\": \"%s\", \"what\": \"%s\", \"ranks\": %d, \"strategy\": \"%s\", ", model, what,
+           opt.ranks, s->name);
+    printf("\"planned_bytes\": %zu, \"moved_bytes\": %zu, \"least_bytes\": %zu", plan.bytes, plan.moved_bytes,
+           plan.moved_least_bytes);
+    for (int c = 0; c < TT_MEM_CATEGORIES; c++)
+        printf(", \"%s\": %zu", tt_category_name((tt_category)c), plan.at_peak[c]);
+    printf("}\n");
+}
+
+static void share_vit(const struct strategy *s, const char *device, tt_parallel how)
+{
+    tt_context *ctx = bench_reopen();
+    tt_vit m;
+    tt_vit_config c = tt_vit_config_default("L/16");
+    tt_train_options o = tt_train_options_default();
+    c.classes = 10;
+    o.schedule.kind = TT_CONSTANT;
+    o.optimizer.kind = TT_ADAM;
+    o.recompute = "blocks";
+    o.device = device;
+    o.parallel = how;
+    o.max_seqs = 64;
+    if (tt_vit_new(ctx, &m, &c) != TT_OK) bench_die("%s", tt_error(ctx));
+    tt_model model = tt_vit_classifier(&m);
+    tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+    if (!t) bench_die("%s", tt_error(ctx));
+    print_rank("ViT-L/16", "fp32, 64 images a data rank", s, tt_trainer_program(t));
+    tt_trainer_free(t);
+    tt_vit_free(&m);
+}
+
+static void share_decoder(const struct strategy *s, const char *device, tt_parallel how)
+{
+    tt_context *ctx = bench_reopen();
+    tt_value loss;
+    tt_tape *t = bench_decoder(ctx, 4, 2048, &loss);
+    tt_compile_options o = tt_compile_options_default();
+    o.optimizer.kind = TT_ADAM;
+    o.precision = "bf16-mixed";
+    o.recompute = "blocks";
+    o.device = device;
+    o.parallel = how;
+    tt_program *p = tt_compile(t, loss, &o);
+    if (!p) bench_die("%s", tt_error(ctx));
+    print_rank("6B language model", "bf16-mixed, 4 x 2048 tokens a data rank", s, p);
+    tt_program_free(p);
+    tt_tape_free(t);
+}
+
+static void share_ranks(void)
+{
+    if (!bench.json)
+        printf("%d ranks, Adam, blocks recomputed, GB of each\n%-18s %-17s %8s %8s %8s\n", opt.ranks, "", "",
+               "planned", "moved", "at least");
+    for (int model = 0; model < 2; model++)
+        for (int k = 0; k < TT__COUNT(strategies); k++) {
+            const struct strategy *s = &strategies[k];
+            tt_parallel how = tt_parallel_default();
+            char device[64];
+            how.zero = s->zero;
+            how.tensor = s->tensor;
+            if (s->one) snprintf(device, sizeof device, "%s", opt.device);
+            else snprintf(device, sizeof device, "%s*%d", opt.device, opt.ranks);
+            if (!s->one && opt.ranks % s->tensor) continue;
+            if (model) share_decoder(s, device, how);
+            else share_vit(s, device, how);
+        }
+}
+
 int main(int argc, char **argv)
 {
     bool run = false, fits = false;
@@ -247,10 +342,12 @@ int main(int argc, char **argv)
         {"--device", NULL, &opt.device, NULL, "KIND for which to plan: cpu or cuda (cuda)"},
         {"--measure", NULL, NULL, &run, "a step of each rung (with --device cpu)"},
         {"--fits", NULL, NULL, &fits, "the largest micro-batch on cards of 8, 12, 24 and 80 GB instead"},
+        {"--ranks", &opt.ranks, NULL, NULL, "N: instead, what each of N ranks needs"},
     };
     bench_open(argc, argv, flags, TT__COUNT(flags));
     if (opt.batch > 64) bench_die("--batch %d is above 64", opt.batch);
     if (run && strcmp(opt.device, "cpu") != 0) bench_die("--measure needs --device cpu");
+    if (opt.ranks) return share_ranks(), bench_close(), 0;
     if (fits) {
         if (!bench.json) {
             printf("largest micro-batch with AdamW, device kind %s, 0.7 GB left to the driver\n", opt.device);

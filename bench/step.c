@@ -17,56 +17,6 @@
 
 #include "bench.h"
 
-typedef struct batches { int n, max_seqs, max_rows; tt_batch *batch; } batches;
-
-static int32_t *numbers(int64_t n)
-{
-    int32_t *x = (int32_t *)calloc((size_t)n, sizeof *x);
-    if (!x) bench_die("no memory");
-    return x;
-}
-
-/* Takes ids, starts and labels, and adds what else there is in a batch. */
-static void add_batch(batches *all, int seqs, const int32_t *ids, const int32_t *starts,
-                      const int32_t *labels)
-{
-    int rows = starts[seqs];
-    int32_t *positions = numbers(rows);
-    all->batch = (tt_batch *)realloc(all->batch, (size_t)(all->n + 1) * sizeof *all->batch);
-    if (!all->batch) bench_die("no memory");
-    tt_batch *b = &all->batch[all->n++];
-    memset(b, 0, sizeof *b);
-    for (int s = 0; s < seqs; s++)
-        for (int r = starts[s]; r < starts[s + 1]; r++) positions[r] = r - starts[s];
-    b->seqs = seqs;
-    b->rows = rows;
-    b->ids = ids;
-    b->positions = positions;
-    b->types = numbers(rows);
-    b->seq_start = starts;
-    b->labels = labels;
-    b->last_of_step = true;
-    if (seqs > all->max_seqs) all->max_seqs = seqs;
-    if (rows > all->max_rows) all->max_rows = rows;
-}
-
-static void random_batch(batches *all, int seqs, int length, int vocab)
-{
-    if ((int64_t)seqs * length > INT32_MAX)
-        bench_die("%d sequences of %d tokens are more than 2^31 rows", seqs, length);
-    int32_t *ids = numbers((int64_t)seqs * length), *starts = numbers(seqs + 1), *labels = numbers(seqs);
-    uint32_t random = 1;
-    for (int r = 0; r < seqs * length; r++) {
-        random = random * 1664525u + 1013904223u;
-        ids[r] = (int32_t)(random >> 8) % vocab;
-    }
-    for (int s = 0; s < seqs; s++) {
-        starts[s + 1] = starts[s] + length;
-        labels[s] = s % 2;
-    }
-    add_batch(all, seqs, ids, starts, labels);
-}
-
 static int32_t *read_tensor(tt_context *ctx, const tt_safetensors *file, int batch, const char *name,
                             int64_t *n)
 {
@@ -77,13 +27,13 @@ static int32_t *read_tensor(tt_context *ctx, const tt_safetensors *file, int bat
     if (k < 0) return NULL;
     const tt_tensor_info *info = tt_safetensors_info(file, k);
     if (info->ndim != 1 || info->dims[0] > INT32_MAX) bench_die("tensor '%s' is not a list of numbers", full);
-    int32_t *x = numbers(info->dims[0]);
+    int32_t *x = bench_numbers(info->dims[0]);
     *n = info->dims[0];
     if (tt_safetensors_read_i32(file, k, 0, *n, x) != TT_OK) bench_die("%s", tt_error(ctx));
     return x;
 }
 
-static void read_batches(tt_context *ctx, batches *all, const char *path)
+static void read_batches(tt_context *ctx, bench_batches *all, const char *path)
 {
     tt_safetensors *file = tt_safetensors_open(ctx, path);
     if (!file) bench_die("%s", tt_error(ctx));
@@ -101,13 +51,13 @@ static void read_batches(tt_context *ctx, batches *all, const char *path)
             if (start[s + 1] <= start[s] || start[s + 1] - start[s] > 512)
                 bench_die("'%s': sequence %lld of batch %d has no token, or more than 512", path,
                           (long long)s, b);
-        add_batch(all, (int)(starts - 1), ids, start, label);
+        bench_add_batch(all, (int)(starts - 1), ids, start, label);
     }
     tt_safetensors_close(file);
 }
 
-static void add_images(batches *all, int images, const uint8_t *pixels, int64_t bytes, const int32_t *labels,
-                       int tokens)
+static void add_images(bench_batches *all, int images, const uint8_t *pixels, int64_t bytes,
+                       const int32_t *labels, int tokens)
 {
     all->batch = (tt_batch *)realloc(all->batch, (size_t)(all->n + 1) * sizeof *all->batch);
     if (!all->batch) bench_die("no memory");
@@ -122,10 +72,10 @@ static void add_images(batches *all, int images, const uint8_t *pixels, int64_t 
     if (images > all->max_seqs) all->max_seqs = images;
 }
 
-static void random_images(batches *all, int images, int bytes, int tokens)
+static void random_images(bench_batches *all, int images, int bytes, int tokens)
 {
     uint8_t *pixels = (uint8_t *)malloc((size_t)images * (size_t)bytes);
-    int32_t *labels = numbers(images);
+    int32_t *labels = bench_numbers(images);
     uint32_t random = 1;
     if (!pixels) bench_die("no memory");
     for (int64_t k = 0; k < (int64_t)images * bytes; k++) {
@@ -136,7 +86,7 @@ static void random_images(batches *all, int images, int bytes, int tokens)
     add_images(all, images, pixels, bytes, labels, tokens);
 }
 
-static void read_images(tt_context *ctx, batches *all, const char *path, int64_t bytes, int tokens)
+static void read_images(tt_context *ctx, bench_batches *all, const char *path, int64_t bytes, int tokens)
 {
     tt_safetensors *file = tt_safetensors_open(ctx, path);
     if (!file) bench_die("%s", tt_error(ctx));
@@ -233,7 +183,7 @@ int main(int argc, char **argv)
     tt_bert m;
     tt_vit vit;
     tt_stats s;
-    batches all = {0, 0, 0, NULL};
+    bench_batches all = {0, 0, 0, NULL};
     char name[128];
     memset(&m, 0, sizeof m);
     memset(&vit, 0, sizeof vit);
@@ -255,7 +205,7 @@ int main(int argc, char **argv)
     if (size && path) read_images(ctx, &all, path, image_bytes, model.max_length);
     else if (size) random_images(&all, seqs, image_bytes, model.max_length);
     else if (path) read_batches(ctx, &all, path);
-    else random_batch(&all, seqs, length, c.vocab_size);
+    else bench_random_batch(&all, seqs, length, c.vocab_size);
     if (steps < all.n) steps = all.n;
 
     double before = gpu ? (double)bench_gpu_used() : bench_resident_peak();
@@ -331,15 +281,7 @@ int main(int argc, char **argv)
         bench_row(name, 1e3 * by_op[op].seconds / done, "ms", 0);
         if (by_op[op].flops > 0) bench_cost_row(tt__ops[op].name, by_op[op]);
     }
-    for (int k = 0; k < all.n; k++) {
-        free((void *)(uintptr_t)all.batch[k].ids);
-        free((void *)(uintptr_t)all.batch[k].positions);
-        free((void *)(uintptr_t)all.batch[k].types);
-        free((void *)(uintptr_t)all.batch[k].seq_start);
-        free((void *)(uintptr_t)all.batch[k].labels);
-        free((void *)(uintptr_t)all.batch[k].pixels);
-    }
-    free(all.batch);
+    bench_free_batches(&all);
     free(speeds);
     tt_trainer_free(t);
     tt_bert_free(&m);

@@ -1,0 +1,419 @@
+/* Several ranks, in four parts (--only names one):
+
+   moved   Bytes that a rank loads from other ranks' memory in a training step, beside the least that its
+           strategy needs (tt_plan.moved_bytes and .moved_least_bytes), by plans for --ranks CUDA devices. And
+           the memory of ViT-L/16 in fp32, Adam, on 64 images on each of 4 ranks, zero 3, blocks recomputed.
+   reduce  An all-reduce between --cpu-ranks ranks on the CPU with one thread each, beside memcpy by the same
+           threads at once, on memory of their own. Both in bytes that a rank reads and writes, as the program
+           sees them: of n ranks with B bytes each reads n pieces of B / n and writes one, then reads and
+           writes the n - 1 others: (n + 1) B / n + 2 (n - 1) B / n. A memcpy of B bytes reads and writes B.
+           Time is that between two points where all ranks meet: what they wait for each other is in it.
+   step    Training steps of DistilBERT-base, --seqs x --length tokens, AdamW, on --cpu-ranks ranks with one
+           thread each, beside as many threads of one rank: a step of each in turn.
+   replay  What a step on GPUs takes by its plan, without a GPU, and how much of that is communication. One
+           instruction runs after the other, as long as its FLOPs or its bytes take, whichever is more; a
+           group of collectives takes --latency, and as long as the link needs for the bytes that the rank
+           which loads most loads. Nothing overlaps. Rates of three machines are presets; --flops, --memory
+           and --link replace those of all of them.
+
+   Rates of the presets: an H200 multiplies bf16 at 989 TFLOP/s, dense, and moves 4800 GB/s, an A10 multiplies
+   at 125 TFLOP/s and moves 600 GB/s (NVIDIA's data sheets); kernels should reach 60% and 85% of these
+   (bench/results/NOTES.md). A link moves 300 GB/s (NVLink of an H200, which has 450 in each direction), 20
+   (PCIe 4.0 x 16, of 32) or 9 (the same through the host's memory, where all is copied twice): assumptions,
+   like the latency. */
+
+#include "bench.h"
+
+static struct {
+    const char *only;
+    int ranks, cpu_ranks, elements, seqs, length, layers, steps, latency, flops, memory, link;
+} opt = {NULL, 8, 2, 1 << 25, 8, 256, 0, 5, 25, 0, 0, 0};
+
+/* ------------------------------------------------------------------------------------------------- plans */
+
+typedef struct strategy { const char *name; int zero, tensor; bool server; } strategy;
+static const strategy strategies[] = {{"zero 0", 0, 1, false}, {"zero 1", 1, 1, false},
+                                      {"zero 2", 2, 1, false}, {"zero 3", 3, 1, false},
+                                      {"server", 0, 1, true},  {"tensor 2", 1, 2, false}};
+
+enum { DISTILBERT, VIT, DECODER, MODELS };
+static const char *const model_names[] = {"DistilBERT, 16 x 512", "ViT-L/16, 64 images", "6B, 2 x 2048"};
+
+/* A program that is there to be planned, with what it is made of. */
+typedef struct planned {
+    tt_bert bert;
+    tt_vit vit;
+    tt_trainer *trainer;
+    tt_tape *tape;
+    tt_program *own;
+    const tt_program *p;
+} planned;
+
+static tt_parallel parallel_of(const strategy *s)
+{
+    tt_parallel how = tt_parallel_default();
+    how.zero = s->zero;
+    how.tensor = s->tensor;
+    how.server = s->server;
+    return how;
+}
+
+static void plan_decoder(tt_context *ctx, planned *to, const tt_compile_options *o)
+{
+    tt_value loss;
+    to->tape = bench_decoder(ctx, 2, 2048, &loss);
+    to->p = to->own = tt_compile(to->tape, loss, o);
+    if (!to->p) bench_die("%s", tt_error(ctx));
+}
+
+static void plan(tt_context *ctx, planned *to, int kind, const char *device, const char *precision,
+                 const char *recompute, const strategy *s)
+{
+    tt_vit_config v = tt_vit_config_default("L/16");
+    tt_bert_config b = tt_bert_config_default(true);
+    tt_train_options o = tt_train_options_default();
+    tt_compile_options c = tt_compile_options_default();
+    memset(to, 0, sizeof *to);
+    v.classes = 10;
+    o.schedule.kind = TT_CONSTANT;
+    o.optimizer.kind = c.optimizer.kind = TT_ADAM;
+    o.precision = c.precision = precision;
+    o.recompute = c.recompute = recompute;
+    o.device = c.device = device;
+    o.parallel = c.parallel = parallel_of(s);
+    o.max_seqs = kind == VIT ? 64 : 16;
+    o.max_tokens = 16 * 512;
+    if (kind == DECODER) { plan_decoder(ctx, to, &c); return; }
+    if ((kind == VIT ? tt_vit_new(ctx, &to->vit, &v) : tt_bert_new(ctx, &to->bert, &b)) != TT_OK)
+        bench_die("%s", tt_error(ctx));
+    tt_model m = kind == VIT ? tt_vit_classifier(&to->vit) : tt_bert_classifier(&to->bert);
+    to->trainer = tt_trainer_new(ctx, &m, &o);
+    if (!to->trainer) bench_die("%s", tt_error(ctx));
+    to->p = tt_trainer_program(to->trainer);
+}
+
+static void forget(planned *x)
+{
+    tt_trainer_free(x->trainer);
+    tt_program_free(x->own);
+    tt_tape_free(x->tape);
+    tt_bert_free(&x->bert);
+    tt_vit_free(&x->vit);
+}
+
+static void moved(void)
+{
+    static const char *const precisions[] = {"32-true", "bf16-mixed"};
+    char device[32], name[128];
+    snprintf(device, sizeof device, "cuda*%d", opt.ranks);
+    for (int k = 0; k < 2 * DECODER; k++) /* both models in both precisions */
+        for (int s = 0; s < TT__COUNT(strategies); s++) {
+            planned x;
+            if (opt.ranks % strategies[s].tensor) continue;
+            plan(bench_reopen(), &x, k / 2, device, precisions[k % 2], "cheap", &strategies[s]);
+            const tt_plan p = tt_program_plan(x.p);
+            snprintf(name, sizeof name, "%s, %s, %s", model_names[k / 2], precisions[k % 2],
+                     strategies[s].name);
+            bench_peer_row(name, (double)p.moved_bytes / 1e9, "GB", 0, (double)p.moved_least_bytes / 1e9);
+            forget(&x);
+        }
+    planned x;
+    plan(bench_reopen(), &x, VIT, "cuda*4", "32-true", "blocks", &strategies[3]);
+    const tt_plan p = tt_program_plan(x.p);
+    bench_row("memory: ViT-L/16, 4 ranks, zero 3, blocks", (double)p.bytes / 1e9, "GB", 0);
+    for (int c = 0; c < TT_MEM_CATEGORIES && !bench.json; c++)
+        if (p.at_peak[c])
+            printf("  of it at the peak, %-29s %10.4g GB\n", tt_category_name((tt_category)c),
+                   (double)p.at_peak[c] / 1e9);
+    forget(&x);
+}
+
+/* -------------------------------------------------------------------------------------------- all-reduce */
+
+typedef struct reduction {
+    tt__crew *crew;
+    tt__mat x[TT__RANKS], copy[TT__RANKS]; /* of each rank: what is summed in place; as many bytes */
+    double reduce, copied;                 /* seconds, the least so far */
+    bool go_on;
+} reduction;
+
+/* All-reduces and copies in turn, until the first rank says that it is enough. */
+static tt_status reduce_often(void *arg, int rank)
+{
+    reduction *job = (reduction *)arg;
+    const tt__members all = {0, 1, job->crew->ranks};
+    const double begin = tt__seconds();
+    tt__instr i = tt__new_instr(TT__OP_ALL_REDUCE);
+    tt__launch l;
+    char workspace[64];
+    bool ok = true;
+    memset(&l, 0, sizeof l);
+    i.move.over = TT__OVER_DATA;
+    i.move.unit = TT__SLICE;
+    l.device = job->crew->device[rank];
+    l.instr = &i;
+    l.in[0] = l.out[0] = job->x[rank];
+    l.members = l.present = all.count;
+    l.me = rank;
+    l.peer_in = l.peer_out = job->x;
+    l.workspace = workspace;
+    for (int run = 0; ok && job->go_on; run++) {
+        double at[3];
+        const size_t bytes = (size_t)job->x[rank].cols * tt_dtype_bytes(job->x[rank].dtype);
+        ok = tt__meet(job->crew->world, rank, all);
+        at[0] = tt__seconds();
+        for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && ok; phase++) {
+            l.phase = phase;
+            ok = tt__cpu_backend.launch(&l, 1) == TT_OK && tt__meet(job->crew->world, rank, all);
+        }
+        at[1] = tt__seconds();
+        memcpy(job->copy[rank].data, job->x[rank].data, bytes);
+        ok = ok && tt__meet(job->crew->world, rank, all);
+        at[2] = tt__seconds();
+        if (rank == 0) {
+            job->reduce = fmin(job->reduce, at[1] - at[0]);
+            job->copied = fmin(job->copied, at[2] - at[1]);
+            job->go_on = run < 4 || at[2] - begin < bench.least;
+        }
+        ok = ok && tt__meet(job->crew->world, rank, all); /* before it is decided again whether to go on */
+    }
+    return ok ? TT_OK : TT_ERR_DEVICE;
+}
+
+/* A context whose kernels are not timed, since ranks run at once. */
+static tt_context *open_untimed(int threads)
+{
+    tt_context_options o = bench.options;
+    o.threads = threads;
+    tt_context *ctx = tt_open(&o);
+    if (!ctx) bench_die("the context does not open");
+    return ctx;
+}
+
+static void reduce(void)
+{
+    static const tt_dtype dtypes[] = {TT_F32, TT_BF16};
+    static const int divisors[] = {1, 16, 256};
+    const int n = opt.cpu_ranks;
+    tt_context *ctx = open_untimed(n);
+    char device[32], name[128];
+    snprintf(device, sizeof device, "cpu*%d", n);
+    if (n > TT__RANKS) bench_die("--cpu-ranks %d: at most %d run together", n, TT__RANKS);
+    if (n < 2) bench_die("--cpu-ranks %d: ranks that reduce are two at least", n);
+    tt__crew *crew = tt__find_devices(ctx, device);
+    if (!crew || tt__crew_open(ctx, crew) != TT_OK) bench_die("%s", tt_error(ctx));
+    for (int k = 0; k < TT__COUNT(dtypes) * TT__COUNT(divisors); k++) {
+        const tt_dtype dtype = dtypes[k / TT__COUNT(divisors)];
+        const int64_t elements = tt__max(1, opt.elements / divisors[k % TT__COUNT(divisors)]);
+        const double bytes = (double)elements * (double)tt_dtype_bytes(dtype);
+        reduction job = {crew, {{NULL, dtype, 0, 0, 0}}, {{NULL, dtype, 0, 0, 0}}, INFINITY, INFINITY, true};
+        for (int r = 0; r < n; r++) {
+            tt__mat m = {tt__calloc(ctx, (size_t)bytes), dtype, 1, elements, elements};
+            job.x[r] = m;
+            m.data = tt__calloc(ctx, (size_t)bytes);
+            job.copy[r] = m;
+            if (!job.x[r].data || !job.copy[r].data) bench_die("%s", tt_error(ctx));
+        }
+        if (tt__on_ranks(ctx, crew, reduce_often, &job) != TT_OK) bench_die("%s", tt_error(ctx));
+        snprintf(name, sizeof name, "all-reduce, %d ranks, %.3g MB of %s", n, bytes / 1e6,
+                 tt_dtype_name(dtype));
+        bench_peer_row(name, bytes * ((n + 1.0) / n + 2 * (n - 1.0) / n) / job.reduce / 1e9, "GB/s", 0,
+                       2 * bytes / job.copied / 1e9);
+        for (int r = 0; r < n; r++) {
+            tt__free(ctx, job.x[r].data);
+            tt__free(ctx, job.copy[r].data);
+        }
+    }
+    tt_close(ctx);
+}
+
+/* -------------------------------------------------------------------------------------------------- steps */
+
+typedef struct side {
+    tt_context *ctx;
+    tt_bert m;
+    tt_trainer *t;
+    bench_batches all;  /* a micro-batch for each data rank */
+    double *seconds;    /* of each step */
+} side;
+
+static void open_side(side *s, const char *device, int threads, int micros)
+{
+    tt_bert_config c = tt_bert_config_default(true);
+    tt_train_options o = tt_train_options_default();
+    memset(s, 0, sizeof *s);
+    if (opt.layers) c.layers = opt.layers;
+    if (opt.length > c.max_positions)
+        bench_die("--length %d: the model has %d positions", opt.length, c.max_positions);
+    if (opt.seqs % micros) bench_die("--seqs %d is no multiple of --cpu-ranks %d", opt.seqs, micros);
+    s->ctx = open_untimed(threads);
+    for (int k = 0; k < micros; k++) {
+        bench_random_batch(&s->all, opt.seqs / micros, opt.length, c.vocab_size);
+        s->all.batch[k].last_of_step = k + 1 == micros;
+    }
+    o.schedule.kind = TT_CONSTANT;
+    o.precision = bench.precision;
+    o.device = device;
+    o.max_seqs = s->all.max_seqs;
+    o.max_tokens = s->all.max_rows;
+    if (tt_bert_new(s->ctx, &s->m, &c) != TT_OK) bench_die("%s", tt_error(s->ctx));
+    tt_model model = tt_bert_classifier(&s->m);
+    s->t = tt_trainer_new(s->ctx, &model, &o);
+    s->seconds = (double *)calloc((size_t)opt.steps, sizeof *s->seconds);
+    if (!s->t || !s->seconds) bench_die("%s", tt_error(s->ctx));
+}
+
+static void run_step(side *s, double *seconds)
+{
+    const double begin = tt__seconds();
+    for (int k = 0; k < s->all.n; k++)
+        if (tt_train_batch(s->t, &s->all.batch[k], NULL, NULL) != TT_OK) bench_die("%s", tt_error(s->ctx));
+    *seconds = tt__seconds() - begin;
+}
+
+static void close_side(side *s)
+{
+    tt_trainer_free(s->t);
+    tt_bert_free(&s->m);
+    tt_close(s->ctx);
+    bench_free_batches(&s->all);
+    free(s->seconds);
+}
+
+static void steps(void)
+{
+    const int n = opt.cpu_ranks;
+    const double tokens = (double)opt.seqs * opt.length;
+    char device[32], name[128];
+    side ranks, one;
+    double warm;
+    snprintf(device, sizeof device, "cpu*%d", n);
+    open_side(&ranks, device, n, n);
+    open_side(&one, "cpu", n, 1);
+    run_step(&one, &warm);
+    run_step(&ranks, &warm);
+    double *ratio = (double *)calloc((size_t)opt.steps, sizeof *ratio);
+    if (!ratio) bench_die("no memory");
+    for (int k = 0; k < opt.steps; k++) {
+        run_step(&one, &one.seconds[k]);
+        run_step(&ranks, &ranks.seconds[k]);
+        ratio[k] = one.seconds[k] / ranks.seconds[k];
+    }
+    qsort(ratio, (size_t)opt.steps, sizeof *ratio, bench_ascending);
+    qsort(one.seconds, (size_t)opt.steps, sizeof *one.seconds, bench_ascending);
+    qsort(ranks.seconds, (size_t)opt.steps, sizeof *ranks.seconds, bench_ascending);
+    snprintf(name, sizeof name, "DistilBERT, %d x %d, %s: best step", opt.seqs, opt.length, device);
+    bench_peer_row(name, tokens / ranks.seconds[0], "tokens/s", 0, tokens / one.seconds[0]);
+    snprintf(name, sizeof name, "DistilBERT, %d x %d, %s: median ratio", opt.seqs, opt.length, device);
+    bench_row(name, ratio[opt.steps / 2], "times", 0);
+    free(ratio);
+    close_side(&ranks);
+    close_side(&one);
+}
+
+/* ------------------------------------------------------------------------------------------------- replay */
+
+typedef struct machine { const char *name, *device; double flops, memory, link; } machine; /* a second */
+static const machine machines[] = {
+    {"8 H200, NVLink", "cuda*8", 0.60 * 989e12, 0.85 * 4800e9, 300e9},
+    {"4 A10, PCIe", "cuda*4", 0.60 * 125e12, 0.85 * 600e9, 20e9},
+    {"4 A10, staged", "cuda*4", 0.60 * 125e12, 0.85 * 600e9, 9e9},
+};
+
+static double operand_bytes(const tt_program *p, int32_t v)
+{
+    const tt__shape *s = &p->built.t->values[v].shape;
+    return v ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
+}
+
+/* Bytes that an instruction reads and writes, as bench__bytes counts those of a launch. */
+static double instruction_bytes(const tt_program *p, const tt__instr *i)
+{
+    double bytes = 0;
+    for (int j = 0; j < TT__MAX_IN; j++)
+        bytes += operand_bytes(p, i->op == TT__OP_EMBEDDING && j == 1 ? i->out[0] : i->in[j]);
+    for (int j = 0; j < TT__MAX_OUT; j++)
+        bytes += (i->add >> j & 1 || tt__is(i, TT__RMW) ? 2 : 1) * operand_bytes(p, i->out[j]);
+    return bytes;
+}
+
+/* Seconds of an instruction of no collective. */
+static double compute_seconds(const tt_program *p, const tt__instr *i, const machine *m)
+{
+    tt__mat in[TT__MAX_IN];
+    for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(p->built.t, i->in[j]);
+    return fmax(i->in[0] ? tt__flops(i, in) / m->flops : 0, instruction_bytes(p, i) / m->memory);
+}
+
+/* Bytes that the member of a collective loads that loads most. */
+static double loaded_bytes(const tt_program *p, const tt__instr *i)
+{
+    const tt__value *x = &p->built.t->values[i->in[0]], *y = &p->built.t->values[i->out[0]];
+    const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
+    const int members = i->move.over == TT__OVER_DATA ? p->arena->data : p->arena->tensor;
+    int64_t most = 0;
+    for (int me = 0; me < members && tt__rules_of(i)->loads; me++)
+        most = tt__max(most, tt__rules_of(i)->loads(&i->move, elements, me, members).done);
+    return (double)most * (double)tt_dtype_bytes(x->shape.dtype);
+}
+
+/* A step of one micro-batch on each data rank. */
+static void replay(const tt_program *p, const machine *m, double *compute, double *communicate)
+{
+    const tt_tape *t = p->built.t;
+    *compute = *communicate = 0;
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        if (!tt__is_collective(i)) { *compute += compute_seconds(p, i, m); continue; }
+        const bool first = k == 0 || !t->code[k - 1].with_next;
+        *communicate += loaded_bytes(p, i) / m->link + (first ? 1e-6 * opt.latency : 0);
+    }
+}
+
+static void replays(void)
+{
+    char name[128];
+    for (int k = 0; k < TT__COUNT(machines) * MODELS; k++)
+        for (int s = 0; s < TT__COUNT(strategies); s++) {
+            machine m = machines[k / MODELS];
+            planned x;
+            double compute, communicate;
+            if (opt.flops) m.flops = 1e12 * opt.flops;
+            if (opt.memory) m.memory = 1e9 * opt.memory;
+            if (opt.link) m.link = 1e9 * opt.link;
+            const char *recompute = k % MODELS == DECODER ? "blocks" : "cheap";
+            plan(bench_reopen(), &x, k % MODELS, m.device, "bf16-mixed", recompute, &strategies[s]);
+            replay(x.p, &m, &compute, &communicate);
+            snprintf(name, sizeof name, "%s: %s, %s", m.name, model_names[k % MODELS], strategies[s].name);
+            bench_row(name, 1e3 * communicate, "ms", 1e3 * (compute + communicate));
+            forget(&x);
+        }
+}
+
+int main(int argc, char **argv)
+{
+    const bench_flag flags[] = {
+        {"--only", NULL, &opt.only, NULL, "PART: moved, reduce, step or replay (all)"},
+        {"--ranks", &opt.ranks, NULL, NULL, "devices of the plans whose bytes are counted"},
+        {"--cpu-ranks", &opt.cpu_ranks, NULL, NULL, "ranks on the CPU, with one thread each"},
+        {"--elements", &opt.elements, NULL, NULL, "of the largest all-reduce; others have 1/16 and 1/256"},
+        {"--seqs", &opt.seqs, NULL, NULL, "sequences in a step"},
+        {"--length", &opt.length, NULL, NULL, "tokens of each, up to 512"},
+        {"--layers", &opt.layers, NULL, NULL, "layers of the model, if not its own number"},
+        {"--steps", &opt.steps, NULL, NULL, "steps measured of each side, after one that is not"},
+        {"--latency", &opt.latency, NULL, NULL, "microseconds of each group of collectives"},
+        {"--flops", &opt.flops, NULL, NULL, "TFLOP/s of the replay, instead of the presets'"},
+        {"--memory", &opt.memory, NULL, NULL, "GB/s of the replay's memory"},
+        {"--link", &opt.link, NULL, NULL, "GB/s of the replay's links"},
+    };
+    static const struct { const char *name; void (*run)(void); } parts[] = {
+        {"moved", moved}, {"reduce", reduce}, {"step", steps}, {"replay", replays}};
+    bool any = false;
+    bench_open(argc, argv, flags, TT__COUNT(flags));
+    for (int k = 0; k < TT__COUNT(parts); k++) any = any || !opt.only || strcmp(opt.only, parts[k].name) == 0;
+    if (!any) bench_die("--only '%s': expected moved, reduce, step or replay", opt.only);
+    for (int k = 0; k < TT__COUNT(parts); k++)
+        if (!opt.only || strcmp(opt.only, parts[k].name) == 0) parts[k].run();
+    bench_close();
+    return 0;
+}
