@@ -49,7 +49,7 @@ typedef struct net {
     tt_param *param[PARAMS];
     int n_params;
     int64_t seqs; /* an axis */
-    tt_value ids, starts, targets, weights, out, loss;
+    tt_value ids, starts, targets, weights, out, columns, loss;
     tt_program *p, *eval;
     int data; /* ranks */
     tt_stats stats;
@@ -106,6 +106,7 @@ static bool record(net *n, int64_t capacity, int64_t vocab)
     n->starts = tt_seq_start(t, "starts", seqs);
     n->targets = tt_input(t, "targets", TT_I32, rows, 1);
     n->weights = tt_input(t, "weights", TT_F32, rows, 1);
+    n->columns = tt_slice(t, tt_param_value(t, table), 3, 5); /* nothing reads it but tt_get */
     tt_value x = tt_embedding(t, n->ids, table);
     x = tt_add(t, x, tt_linear(t, x, mix, NULL));
     for (int k = 0; k < LAYERS; k++) x = record_layer(n, k, x, norm, norm_b);
@@ -695,6 +696,19 @@ static void check_params(net *n, int from)
     }
 }
 
+/* A view of a parameter, which each rank has in pieces or whole, from any data rank. */
+static void check_columns(net *n, int from)
+{
+    float x[VOCAB * 5];
+    for (int rank = 0; rank < n->data; rank++) {
+        int wrong = 0;
+        if (!FINE(n, tt_get_rank(n->p, rank, n->columns, x, TEST_COUNT(x)))) return;
+        for (int r = 0; r < VOCAB; r++)
+            for (int c = 0; c < 5; c++) wrong += x[r * 5 + c] != value_of(from, r * WIDTH + 3 + c);
+        CHECK(wrong == 0);
+    }
+}
+
 TEST(parameters_of_ranks_are_set_and_read)
 {
     for (int k = 0; k < TEST_COUNT(layouts); k += 3) {
@@ -706,6 +720,7 @@ TEST(parameters_of_ranks_are_set_and_read)
             bool ok = open_net(&n, &s, false);
             if (ok && way == 2) ok = FINE(&n, tt_allocate(n.p)) && set_params(&n, 5);
             if (ok && way == 2) check_params(&n, 5);
+            if (ok && way == 2) check_columns(&n, 5);
             ok = ok && set_params(&n, 0);
             if (ok) check_params(&n, 0);
             if (ok && FINE(&n, tt_allocate(n.p))) check_params(&n, 0);
@@ -919,6 +934,12 @@ TEST(misuse_of_ranks)
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "'pooled' has no contents on data rank 3, which had no micro-batch");
     FINE(&n, tt_get_rank(n.eval, 2, n.out, x, SEQS * WIDTH));
     FINE(&n, run_step(&n, 0, 6));
+    for (int rank = 0; rank < 3; rank++) FINE(&n, set_batch(&n, n.p, rank, &m));
+    FINE(&n, tt_micro_step(n.p, NULL));
+    for (int rank = 0; rank < 4; rank++) FINE(&n, set_batch(&n, n.p, rank, &m));
+    CHECK(tt_micro_step(n.p, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "data rank 3 has a micro-batch, and had none in an earlier round of "
+                "this step: only the last round may leave data ranks out");
     close_net(&n);
 }
 

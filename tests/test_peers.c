@@ -533,7 +533,11 @@ TEST(squares_of_pieces)
 /* ----------------------------------------------------------------------------------------------- programs
    Whole trainings on the ranks of a program, which the run section brings together. */
 
-enum { NET_IN = 70, NET_HIDDEN = 130, NET_OUT = 5, NET_ROWS = 6, NET_STEPS = 2, NET_MICROS = 11 };
+enum { NET_IN = 70, NET_HIDDEN = 130, NET_OUT = 5, NET_ROWS = 6, NET_STEPS = 3 };
+
+/* How many micro-batches each step has, of how many leaves; and of how many rows, 0: of different numbers. */
+typedef struct net_work { int micros[NET_STEPS], groups, rows; } net_work;
+static const net_work usual = {{11, 11, 0}, 8, 0}, *work = &usual;
 
 typedef struct net { /* what a training gives */
     double loss, norm;
@@ -565,7 +569,7 @@ static void leave_out(tt_program *p)
 
 static char net_error[1024];
 
-/* Two steps of 11 micro-batches, with 8 leaves, on the ranks of a device; TT_OK or, in net_error, why not. */
+/* The steps of *work on the ranks of a device; TT_OK or, in net_error, why not. */
 static tt_status train_net(net *to, const char *device, int zero, bool server, const char *precision)
 {
     test_allocator a;
@@ -587,15 +591,15 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     o.accumulate = true;
     o.precision = precision;
     o.optimizer.clip_norm = 0.5f;
-    o.parallel.groups = 8;
+    o.parallel.groups = work->groups;
     o.parallel.zero = zero;
     o.parallel.server = server;
     tt_program *p = tt_compile(t, loss, &o);
     tt_status status = p ? TT_OK : tt_error_code(ctx);
     if (p && left_out) leave_out(p);
-    for (int m = 0; m < NET_STEPS * NET_MICROS && status == TT_OK; m++) {
-        const int data = p->arena->data, in_step = m % NET_MICROS, n = 1 + m * 7 % NET_ROWS;
-        const bool last = in_step == NET_MICROS - 1;
+    for (int m = 0, step = 0, in_step = 0; step < NET_STEPS && work->micros[step] && status == TT_OK; m++) {
+        const int data = p->arena->data, n = work->rows ? work->rows : 1 + m * 7 % NET_ROWS;
+        const bool last = in_step == work->micros[step] - 1;
         float xs[NET_ROWS * NET_IN];
         int32_t ys[NET_ROWS];
         for (int k = 0; k < n * NET_IN; k++) xs[k] = (float)((k * 37 + m * 11) % 101) / 50 - 1;
@@ -604,6 +608,8 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
         if (status == TT_OK) status = tt_set_rank(p, in_step % data, y, ys, n);
         if (status == TT_OK && (last || in_step % data == data - 1)) status = tt_micro_step(p, NULL);
         if (status == TT_OK && last) status = tt_update(p, 0.01f, &stats);
+        in_step = last ? 0 : in_step + 1;
+        step += last;
     }
     to->loss = stats.loss;
     to->norm = stats.grad_norm;
@@ -1032,6 +1038,23 @@ TEST(programs_train_alike_on_any_ranks)
     }
 }
 
+/* A rank that sat out the same round of two steps runs it in the third: what a device replays is of runs with
+   a micro-batch. */
+TEST(a_rank_that_sat_out_comes_back)
+{
+    static net one, got;
+    static const net_work sits_out = {{3, 3, 4}, 2, NET_ROWS};
+    work = &sits_out;
+    start(8, true, 0);
+    REQUIRE(train_net(&one, "cuda", 1, false, "32-true") == TT_OK);
+    for (int zero = 0; zero < 2; zero++) {
+        start(8, true, 1);
+        CHECK(train_net(&got, "cuda*2", zero, false, "32-true") == TT_OK);
+        CHECK(memcmp(&got, &one, sizeof got) == 0);
+    }
+    work = &usual;
+}
+
 /* In a child, as the emulator may end it: whether a training whose ranks wait for too little is noticed. */
 static bool is_missed(int rank, int zero, bool peers, uint64_t seed, const net *expected)
 {
@@ -1108,6 +1131,7 @@ TEST(any_call_may_fail) { NEEDS_EMULATOR; }
 TEST(a_thread_for_each_device) { NEEDS_EMULATOR; }
 TEST(any_call_of_a_program_may_fail) { NEEDS_EMULATOR; }
 TEST(programs_train_alike_on_any_ranks) { NEEDS_EMULATOR; }
+TEST(a_rank_that_sat_out_comes_back) { NEEDS_EMULATOR; }
 TEST(waits_between_ranks_are_missed) { NEEDS_EMULATOR; }
 
 #endif
@@ -1118,7 +1142,8 @@ static const test_case tests[] = {
     TEST_CASE(each_wait_is_needed), TEST_CASE(each_wait_is_needed_through_the_host),
     TEST_CASE(any_call_may_fail), TEST_CASE(a_thread_for_each_device),
     TEST_CASE(ranks_of_one_device_train_alike), TEST_CASE(any_call_of_a_program_may_fail),
-    TEST_CASE(programs_train_alike_on_any_ranks), TEST_CASE(waits_between_ranks_are_missed),
+    TEST_CASE(programs_train_alike_on_any_ranks), TEST_CASE(a_rank_that_sat_out_comes_back),
+    TEST_CASE(waits_between_ranks_are_missed),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

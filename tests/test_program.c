@@ -128,7 +128,15 @@ TEST(context_options)
         CHECK(c.count == 1 && c.level == TT_LOG_ERROR && strcmp(c.id, "open") == 0 &&
               strcmp(c.message, text) == 0);
     }
+    static const double no_time[] = {0, -1, NAN};
     o.threads = 2;
+    for (int k = 0; k < TEST_COUNT(no_time); k++) {
+        memset(&c, 0, sizeof c);
+        o.timeout = no_time[k];
+        CHECK(tt_open(&o) == NULL);
+        CHECK(c.count == 1 && strstr(c.message, "seconds is not above 0"));
+    }
+    o.timeout = 1;
     o.isa = "sse9";
     memset(&c, 0, sizeof c);
     CHECK(tt_open(&o) == NULL);
