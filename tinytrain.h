@@ -476,6 +476,13 @@ typedef struct tt_compile_options {
        whatever the backward reads of the blocks that tt_block_end marks, except the last, with which the
        backward begins (Chen et al., "Training deep nets with sublinear memory cost", 2016). */
     const char *recompute;
+    /* What lies in the host's memory and is copied to the device only while it is used there, for the same
+       bits: a list with commas of "optimizer" (its state), "gradients" (from the end of the backward, or of
+       a micro-batch, to the update), "parameters" and "activations" (what the backward reads of the blocks
+       that tt_block_end marks, except the last). What belongs to a parameter of fewer than 65,536 elements,
+       and activations that are smaller, stay on the device. NULL (default) or "none": nothing. Programs that
+       have parameters in common agree on "parameters". On "cpu", too, the host's memory is apart. */
+    const char *offload;
     bool accumulate; /* steps of several micro-batches: gradients persist between them. Default false */
     tt_optimizer_options optimizer;
     /* Bytes of the arena, which a program that shares it later may not exceed either: TT_ERR_BUDGET from the
@@ -521,10 +528,14 @@ typedef struct tt_plan {
        all parameters. Bookkeeping (norms, losses) is not among the least. */
     size_t moved_bytes, moved_least_bytes;
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
-    /* Of the host's memory: settings and results of runs, and what a tape keeps there. Where the device has
-       memory of its own, also each input twice, on its way there, and a buffer of 64 KiB, which programs that
-       share an arena have in common; of several ranks each also 4 MiB that all programs have in common. */
+    /* Of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps there, of
+       which programs that share an arena have the parameters in common. Where the device has memory of its
+       own, also each input twice, on its way there, and a buffer of 64 KiB, which such programs have in
+       common; of several ranks each also 4 MiB that all programs have in common. */
     size_t host_bytes;
+    /* Bytes that a rank copies between the two memories because of `offload`, in a step of one full micro-
+       batch on each data rank, and for each further one. */
+    size_t transfer_bytes, transfer_micro_bytes;
     /* In use while parameters are initialised or loaded: they, the resident workspace and the buffer that
        they stream through. Nothing else of the arena is touched before the first step. */
     size_t init_bytes;
@@ -1033,7 +1044,7 @@ struct tt_train_options {
     /* These are tt_compile_options', with the same defaults. */
     const char *precision, *residual, *matmul;
     tt_loss_scale loss_scale;
-    const char *recompute, *device;
+    const char *recompute, *offload, *device;
     tt_parallel parallel;
     size_t memory_budget;
     float label_smoothing;           /* of tt_bert_classifier and tt_vit_classifier. Default 0 */
@@ -1268,6 +1279,7 @@ typedef struct tt__instr {
     bool backward;      /* autodiff emitted it, or recompute for one that autodiff emitted                  */
     bool again;         /* a copy that recomputes                                                           */
     bool always;        /* ranks without a micro-batch run it too                                           */
+    bool later;         /* runs only where add_later adds: when earlier micro-batches have left something   */
     bool with_next;     /* runs together with the next instruction, of the same op: see tt__backend.launch */
     int stream;         /* 0: of computation. Work on another is only started here, and ends at its WAIT */
     tt__move move;      /* of a collective                                                                  */
@@ -5030,7 +5042,8 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
-    if (!k->defined) return "reads a value that nothing has written";
+    const bool left = i->later && t->values[t->values[id].base].persistent; /* by an earlier micro-batch */
+    if (!k->defined && !left) return "reads a value that nothing has written";
     if (!tt__reaches(t, i, id)) return "cannot read the host's memory";
     if (j == TT__RUN_IN && id != t->run) return "operand is not the step's settings";
     if (k->group == group) return "reads what an instruction that it runs together with writes";
@@ -5043,7 +5056,9 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
 {
     const tt__value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
-    bool updates = tt__is(i, TT__RMW), adds = i->add >> j & 1;
+    bool returns = tt__is(i, TT__ANY_SPACE) && v->space == TT__HOST; /* what is kept there */
+    bool updates = tt__is(i, TT__RMW) || (returns && v->storage != TT__INPUT && i->out[j] != t->run);
+    bool adds = i->add >> j & 1;
     bool reads = adds || updates || (i->add_later >> j & 1);
     bool same_shape = tt__same_rows(rule, &v->shape) && rule->cols == v->shape.cols;
     bool other_kind = tt__is_float(rule->dtype) != tt__is_float(v->shape.dtype);
@@ -6889,6 +6904,294 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
     next->attr.interval = scale->interval;
     return TT_OK;
 }
+
+/* ------------------------------------------------------------------------------------------------ offload
+   Storages in the host's memory. Instructions use copies of them on the device, each for a while: what reads
+   them first has them copied in, and what they write is copied back. */
+
+/* What the option `offload` names. */
+enum { TT__OUT_OPTIMIZER = 1, TT__OUT_GRADIENTS = 2, TT__OUT_PARAMETERS = 4, TT__OUT_ACTIVATIONS = 8 };
+
+static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *out)
+{
+    static const char *const names[] = {"optimizer", "gradients", "parameters", "activations"};
+    *out = 0;
+    if (!list || strcmp(list, "none") == 0) return TT_OK;
+    for (const char *at = list;;) {
+        const size_t n = strcspn(at, ",");
+        int k = 0;
+        while (k < TT__COUNT(names) && (strlen(names[k]) != n || strncmp(names[k], at, n) != 0)) k++;
+        if (k == TT__COUNT(names))
+            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "offload '%.*s' is unknown: use none, or optimizer, "
+                            "gradients, parameters and activations with commas between them", (int)n, at);
+        *out |= 1u << k;
+        if (!at[n]) return TT_OK;
+        at += n + 1;
+    }
+}
+
+#ifndef TT__OFFLOAD_TOGETHER /* tests make it smaller */
+#define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device of instructions that run together */
+#endif
+
+/* Two values are the same part of their storage. */
+static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
+{
+    const tt__value *x = &t->values[a], *y = &t->values[b];
+    return a == b || (x->base == y->base && x->slot == y->slot && x->offset == y->offset && x->ld == y->ld &&
+                      x->shape.rows == y->shape.rows && x->shape.cols == y->shape.cols &&
+                      x->part.unit == y->part.unit && x->part.split == y->part.split);
+}
+
+/* How some instructions use a storage. The same part of it always, or several, and all of its slots? */
+typedef struct tt__use {
+    int32_t any, read, written;   /* the first values of it, read and written; 0: none */
+    bool several, reads_several, all_slots, always;
+    bool in;                      /* contents are needed ... */
+    bool later;                   /* ... only where add_later adds */
+} tt__use;
+
+static void tt__note_use(const tt_tape *t, const tt__instr *i, int32_t id, int out, tt__use *u)
+{
+    const bool first = !u->any, updates = tt__is(i, TT__RMW) && !i->move.over;
+    const bool later = out >= 0 && (i->add_later >> out & 1);
+    const bool reads = out < 0 || updates || (i->add >> out & 1);
+    if (first) u->any = id;
+    if (!tt__same_part(t, u->any, id)) u->several = true;
+    if (out >= 0 && !u->written) u->written = id;
+    if (reads || later) {
+        if (!u->read) u->read = id;
+        if (!tt__same_part(t, u->read, id)) u->reads_several = true;
+    }
+    if (first) u->in = reads || later;
+    if (first) u->later = later && !reads;
+    if (out < 0 && i->move.over == TT__OVER_SLOTS) u->all_slots = true;
+    u->always |= i->always;
+}
+
+/* How instructions [from, to] use storage v. */
+static tt__use tt__use_of(const tt_tape *t, int32_t v, int from, int to)
+{
+    tt__use u;
+    memset(&u, 0, sizeof u);
+    for (int k = from; k <= to; k++)
+        for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+            const int out = j - TT__MAX_IN;
+            const int32_t id = out < 0 ? t->code[k].in[j] : t->code[k].out[out];
+            if (id && t->values[id].base == v) tt__note_use(t, &t->code[k], id, out, &u);
+        }
+    return u;
+}
+
+/* A value like `of` of storage d, which is a copy of what `like` is of its storage. */
+static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
+{
+    const tt__value x = t->values[of];
+    const bool slots = t->values[d].slots > 1;
+    if (!slots && tt__same_part(t, like, of)) return d;
+    const int64_t offset = x.offset - t->values[like].offset;
+    int32_t id = tt__new_view(t, d, &x.shape, offset, x.ld, x.name);
+    if (!id) return 0;
+    t->values[id].part = x.part;
+    t->values[id].slot = slots ? x.slot : 0;
+    return id;
+}
+
+/* Puts a copy between spaces in front of instruction `before`, in the segment of `like`. */
+static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32_t x, int32_t y, bool always,
+                            bool later)
+{
+    tt__instr i = tt__new_instr(TT__OP_COPY);
+    i.in[0] = x;
+    i.out[0] = y;
+    i.segment = like->segment;
+    i.backward = like->backward;
+    i.always = always;
+    i.later = later;
+    return x && y && tt__insert(t, before, &i);
+}
+
+/* What a use of storage v, in the host's memory, has on the device: as little of v as that uses. Pieces and
+   slots are storages of their own, but other views stay what they are, so that kernels find all laid out as
+   without. *like: the value that the copy is of. 0: no memory. */
+static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
+{
+    const tt__value base = t->values[v], x = t->values[u->any];
+    *like = u->any;
+    if (u->several || (!x.part.unit && !x.slot)) *like = x.slot ? tt__slot_view(t, v, x.slot - 1) : v;
+    if (!*like) return 0;
+    const tt__value of = t->values[*like];
+    const tt__storage storage = base.storage == TT__PARAMETER ? TT__TRANSIENT : base.storage;
+    int32_t d = tt__new_value(t, &of.shape, storage, "%s", base.name);
+    if (!d) return 0;
+    t->values[d].part = of.part;
+    t->values[d].param = base.param;
+    t->values[d].pinned_f32 = base.pinned_f32;
+    t->values[d].slots = u->all_slots ? base.slots : 0;
+    return d;
+}
+
+/* Copies to d, before instruction `from`, what is needed of v. */
+static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
+{
+    const tt__instr first = t->code[from];
+    const int32_t what = u->reads_several ? like : u->read;
+    const tt__value x = t->values[what];
+    bool ok = true;
+    if (!u->in) return true;
+    if (!u->all_slots) return tt__copy_before(t, from, &first, what, tt__in_copy(t, d, like, what), u->always,
+                                              u->later);
+    for (int k = 0; k < t->values[d].slots && ok; k++) {
+        const int32_t slot = tt__new_view(t, x.base, &x.shape, x.offset, x.ld, x.name);
+        if (!slot) return false;
+        t->values[slot].part = x.part;
+        t->values[slot].slot = k + 1;
+        ok = tt__copy_before(t, from, &first, slot, tt__in_copy(t, d, like, slot), u->always, u->later);
+    }
+    return ok;
+}
+
+/* Instructions [from, to] use a copy of storage v, which is in the host's memory. */
+static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
+{
+    const tt__use u = tt__use_of(t, v, from, to);
+    int32_t like, d = u.any ? tt__new_copy(t, v, &u, &like) : 0;
+    if (!u.any) return true;
+    if (!d || !tt__bring_in(t, from, &u, like, d)) return false;
+    int32_t written[2 * TT__MAX_OUT];
+    int n = 0;
+    for (int k = from; k <= to; k++)
+        for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+            const bool out = j >= TT__MAX_IN;
+            int32_t *id = out ? &t->code[k].out[j - TT__MAX_IN] : &t->code[k].in[j];
+            const int32_t was = *id;
+            if (!was || t->values[was].base != v) continue;
+            if (!(*id = tt__in_copy(t, d, like, was))) return false;
+            bool known = !out;
+            for (int m = 0; m < n && !known; m++) known = tt__same_part(t, written[m], was);
+            if (known) continue;
+            if (n == TT__COUNT(written)) written[0] = like; /* all of it */
+            else written[n++] = was;
+        }
+    const tt__instr last = t->code[to];
+    bool whole = false;
+    for (int m = 0; m < n; m++) whole = whole || tt__same_part(t, written[m], like);
+    if (whole) written[0] = like;
+    bool ok = true;
+    for (int m = 0; m < (whole ? 1 : n) && ok; m++) {
+        const int32_t x = tt__in_copy(t, d, like, written[m]);
+        ok = tt__copy_before(t, to + 1, &last, x, written[m], u.always, false);
+    }
+    return ok;
+}
+
+/* Is storage v to lie in the host's memory? Gradients are, if they wait for the end of the step. */
+static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
+{
+    const tt__value *x = &t->values[v];
+    const bool large = x->param >= 0 && t->ctx->params[x->param]->size >= TT__PIECES_FROM;
+    const bool waits = x->persistent || x->reader >= tt__segment_first(t, TT__EACH_LAP);
+    if (x->base != v || !large) return false;
+    if (x->storage == TT__PARAMETER) return what & TT__OUT_PARAMETERS;
+    if (x->storage == TT__STATE) return what & TT__OUT_OPTIMIZER;
+    return x->storage == TT__GRADIENT && waits && what & TT__OUT_GRADIENTS;
+}
+
+/* Instructions [from, to]; from -1: none. */
+typedef struct tt__range { int from, to; } tt__range;
+
+static void tt__reach(tt__range *r, int k)
+{
+    if (r->from < 0) r->from = k;
+    r->to = k;
+}
+
+/* In the forward and in the backward, what uses v uses one copy of it. */
+static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
+{
+    for (int backward = 0; backward < 2; backward++) {
+        const tt__range r = of[backward];
+        if (r.from < 0) continue;
+        if (r.from > 0) t->code[r.from - 1].with_next = false;
+        t->code[r.to].with_next = false;
+        if (!tt__use_copy(t, v, r.from, r.to)) return false;
+    }
+    return true;
+}
+
+/* Bytes on the device of what instruction i uses of storages in the host's memory. */
+static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
+{
+    size_t bytes = 0;
+    for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+        const int32_t id = j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
+        const tt__value *x = &t->values[id];
+        if (id && t->values[x->base].instead) bytes += tt__slot_bytes(x);
+    }
+    return bytes;
+}
+
+/* The instructions from k on that run together and use no more than so many bytes; those behind them run
+   together, too, but after them. */
+static tt__range tt__cut_group(tt_tape *t, int k)
+{
+    tt__range r = {k, k};
+    size_t bytes = tt__out_bytes(t, &t->code[k]);
+    while (t->code[r.to].with_next) {
+        const size_t more = tt__out_bytes(t, &t->code[r.to + 1]);
+        if (more && bytes + more > TT__OFFLOAD_TOGETHER) break;
+        bytes += more;
+        r.to++;
+    }
+    t->code[r.to].with_next = false;
+    return r;
+}
+
+/* What a group of instructions uses of the storages that are marked by `instead`. */
+static bool tt__use_group(tt_tape *t, tt__range r)
+{
+    for (int k = r.from; k <= r.to; k++)
+        for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+            const int32_t id = j < TT__MAX_IN ? t->code[k].in[j] : t->code[k].out[j - TT__MAX_IN];
+            const int32_t base = t->values[id].base;
+            if (id && t->values[base].instead && !tt__use_copy(t, base, r.from, r.to)) return false;
+        }
+    return true;
+}
+
+/* What belongs to parameters goes to the host's memory. In a micro-batch, what uses a parameter or a gradient
+   uses one copy of it; the optimizer's state, and all at the end of a lap or a step, is there for a group of
+   instructions. */
+static tt_status tt__pass_offload(tt_tape *t, unsigned what)
+{
+    const int n = tt__index(t), values = t->n_values, laps = tt__segment_first(t, TT__EACH_LAP);
+    tt__range (*micro)[2] = (tt__range (*)[2])tt__alloc(t->ctx, sizeof *micro * (size_t)values);
+    bool ok = micro != NULL;
+    for (int32_t v = 1; v < values && ok; v++) {
+        const tt__range none = {-1, -1};
+        micro[v][0] = micro[v][1] = none;
+        t->values[v].instead = tt__goes_out(t, v, what);
+        if (t->values[v].instead) t->values[v].space = TT__HOST;
+    }
+    for (int32_t v = 1; v < values && ok; v++) t->values[v].space = t->values[t->values[v].base].space;
+    for (int k = 0; k < laps && ok; k++)
+        for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+            const tt__instr *i = &t->code[k];
+            const int32_t base = t->values[j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN]].base;
+            if (base) tt__reach(&micro[base][i->backward], k);
+        }
+    for (int32_t v = 1; v < values && ok; v++)
+        if (t->values[v].instead && t->values[v].storage != TT__STATE) ok = tt__use_micro(t, v, micro[v]);
+    for (int k = 0; k < n && ok;) {
+        const tt__range r = tt__cut_group(t, k);
+        ok = tt__use_group(t, r);
+        k = r.to + 1;
+    }
+    tt__free(t->ctx, micro);
+    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
+}
+
 /* -------------------------------------------------------------------------------------------------- prune */
 
 /* Removes what no result needs: instructions none of whose outputs is read, kept or persistent, and, once the
@@ -11501,6 +11804,7 @@ static bool tt__meet(tt__world *w, int me, tt__members members)
 typedef struct tt__home {
     size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none */
     tt_dtype dtype;
+    tt__space space;    /* in the host's memory, an offset there */
     tt__part part;      /* of the parameter, that lies there */
 } tt__home;
 
@@ -11524,7 +11828,8 @@ typedef struct tt__crew {
 #endif
 
 /* Memory of a program and those that share it, the same on each rank: persistent bytes, then the transient
-   bytes of the largest; behind these, on the ranks of data rank 0 alone, `of_first` bytes. */
+   bytes of the largest; behind these, on the ranks of data rank 0 alone, `of_first` bytes. Of parameters that
+   are not to be on the device, on_host bytes in the host's memory. */
 typedef struct tt__arena {
     int references;     /* programs, and parameters whose values it holds */
     struct tt_program *programs; /* a list */
@@ -11535,6 +11840,8 @@ typedef struct tt__arena {
     char *memory[TT__RANKS]; /* NULL until allocated */
     char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of the host's, on the way to a device's memory; else NULL */
     size_t persistent, transient, of_first; /* persistent: first the kind's resident workspace */
+    char *host[TT__RANKS];
+    size_t on_host;
     size_t budget;      /* the least memory_budget of its programs; 0: none */
     tt__home *home;     /* by the index of the parameter */
     int n_homes;
@@ -11542,13 +11849,34 @@ typedef struct tt__arena {
     const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's */
 } tt__arena;
 
-static void tt__arena_release(tt_context *ctx, tt__arena *a)
+/* Memory of the host that a device copies from and to. NULL: there is none; the device says why. */
+static char *tt__host_allocate(tt_context *ctx, const tt__crew *c, int rank, size_t bytes)
 {
-    if (!a || --a->references > 0) return;
+    if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
+    return (char *)c->kind->backend->allocate_host(c->device[rank], bytes);
+}
+
+static void tt__host_release(tt_context *ctx, const tt__crew *c, int rank, char *memory)
+{
+    if (c->kind->host) tt__free(ctx, memory);
+    else if (memory) c->kind->backend->release_host(c->device[rank], memory);
+}
+
+/* Gives the memory of all ranks back. */
+static void tt__arena_empty(tt_context *ctx, tt__arena *a)
+{
     for (int r = 0; r < a->crew->ranks; r++) {
         if (a->memory[r]) a->kind->backend->release(a->crew->device[r], a->memory[r]);
         if (a->bounce[r]) a->kind->backend->release_host(a->crew->device[r], a->bounce[r]);
+        tt__host_release(ctx, a->crew, r, a->host[r]);
+        a->memory[r] = a->bounce[r] = a->host[r] = NULL;
     }
+}
+
+static void tt__arena_release(tt_context *ctx, tt__arena *a)
+{
+    if (!a || --a->references > 0) return;
+    tt__arena_empty(ctx, a);
     tt__free(ctx, a->home);
     tt__free(ctx, a);
 }
@@ -11849,16 +12177,18 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(voi
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* Reads n numbers of `dtype` from memory of a rank, which need not be the host's, and converts them. */
-static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, int rank, void *to, tt_dtype to_type,
-                                 const void *memory, tt_dtype dtype, size_t n)
+/* Reads n numbers of `dtype` from memory of a rank, in a space, and converts them. */
+static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space, void *to,
+                                 tt_dtype to_type, const void *memory, tt_dtype dtype, size_t n)
 {
     const tt__backend *b = a->kind->backend;
     tt__device *d = a->crew->device[rank];
     const size_t item = tt_dtype_bytes(dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
     float piece[TT__PIECE / 4];
-    tt_status status = TT_OK;
-    if (a->kind->host) tt__convert(to, to_type, memory, dtype, n);
+    const bool of_host = a->kind->host || space == TT__HOST;
+    tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
+    if (of_host && status == TT_OK) tt__convert(to, to_type, memory, dtype, n);
+    else if (of_host) return tt__device_status(ctx, a->crew, rank, status);
     else if (dtype == to_type) status = b->read(d, to, memory, n * item);
     else
         for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
@@ -11869,16 +12199,18 @@ static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, int rank, 
     return tt__device_status(ctx, a->crew, rank, status);
 }
 
-/* Converts n numbers to `dtype` and writes them to memory of a rank. */
-static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, int rank, void *memory, tt_dtype dtype,
-                                  const void *from, tt_dtype from_type, size_t n)
+/* Converts n numbers to `dtype` and writes them to memory of a rank, in a space. */
+static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space,
+                                  void *memory, tt_dtype dtype, const void *from, tt_dtype from_type,
+                                  size_t n)
 {
     const tt__backend *b = a->kind->backend;
     tt__device *d = a->crew->device[rank];
     const size_t item = tt_dtype_bytes(dtype);
-    tt_status status = TT_OK;
-    if (a->kind->host) tt__convert(memory, dtype, from, from_type, n);
-    for (size_t done = a->kind->host ? n : 0, m; done < n && status == TT_OK; done += m) {
+    const bool of_host = a->kind->host || space == TT__HOST;
+    tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
+    if (of_host && status == TT_OK) tt__convert(memory, dtype, from, from_type, n);
+    for (size_t done = of_host ? n : 0, m; done < n && status == TT_OK; done += m) {
         m = n - done < TT__PIECE ? n - done : TT__PIECE;
         void *bounce = a->bounce[rank];
         tt__convert(bounce, dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
@@ -12317,7 +12649,8 @@ static bool tt__has_memory(const tt_param *p) { return p->holder && p->holder->a
 /* A rank's part of its values, which have memory. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
-    return p->holder->memory[rank] + tt__param_home(p)->offset;
+    const tt__home *home = tt__param_home(p);
+    return (home->space == TT__HOST ? p->holder->host : p->holder->memory)[rank] + home->offset;
 }
 
 /* A tensor (rows, cols) of which ranks store parts. */
@@ -12415,13 +12748,15 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
     tt_status status = tt__check_whole(p->ctx, p->holder);
     const tt_dtype dtype = tt__param_home(p)->dtype;
+    const tt__space space = tt__param_home(p)->space;
     const tt__stored stored = tt__param_stored(p);
     for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
         const char *memory = tt__param_memory(p, rank) + (size_t)at * tt_dtype_bytes(dtype);
         m = tt__min(m, n - done);
-        status = tt__read_memory(p->ctx, p->holder, rank, to + done, TT_F32, memory, dtype, (size_t)m);
+        status = tt__read_memory(p->ctx, p->holder, rank, space, to + done, TT_F32, memory, dtype,
+                                 (size_t)m);
     }
     return status;
 }
@@ -12465,7 +12800,8 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
         status = tt__param_read_source(p, e - before, n + before, piece);
         if (status == TT_OK) status = tt__param_fits(p, piece + before, e, n);
         if (status == TT_OK)
-            status = tt__write_memory(p->ctx, a, rank, to, home->dtype, piece + before, TT_F32, (size_t)n);
+            status = tt__write_memory(p->ctx, a, rank, home->space, to, home->dtype, piece + before, TT_F32,
+                                      (size_t)n);
     }
     tt__float_restore(mode);
     return status;
@@ -12480,7 +12816,7 @@ static tt_status tt__read_copy(void *source, int64_t first, int64_t n, float *to
 tt_status tt_param_set(tt_param *p, const float *values)
 {
     if (tt__has_memory(p)) {
-        const tt_dtype dtype = tt__param_home(p)->dtype;
+        const tt__home *home = tt__param_home(p);
         const tt__stored stored = tt__param_stored(p);
         tt_status status = tt__param_fits(p, values, 0, p->size);
         for (int rank = 0; rank < p->holder->crew->ranks; rank++) {
@@ -12488,8 +12824,9 @@ tt_status tt_param_set(tt_param *p, const float *values)
             int64_t first, count = tt__stored_piece(&stored, rank, &first);
             for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
                 const int64_t e = tt__stored_element(&stored, rank, at, &n);
-                char *to = memory + (size_t)at * tt_dtype_bytes(dtype);
-                status = tt__write_memory(p->ctx, p->holder, rank, to, dtype, values + e, TT_F32, (size_t)n);
+                char *to = memory + (size_t)at * tt_dtype_bytes(home->dtype);
+                status = tt__write_memory(p->ctx, p->holder, rank, home->space, to, home->dtype, values + e,
+                                          TT_F32, (size_t)n);
             }
         }
         return status;
@@ -12556,12 +12893,14 @@ typedef struct tt__settings {
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute recompute;
+    unsigned offload;       /* what lies in the host's memory: TT__OUT_ flags */
     bool scales;            /* the loss scale changes */
 } tt__settings;
 
 /* What may differ between programs of the same settings, to fit a budget. */
 typedef struct tt__choice {
     tt__recompute recompute;
+    unsigned offload;
 } tt__choice;
 
 /* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
@@ -12574,8 +12913,9 @@ typedef struct tt__built {
     size_t transient;       /* bytes that these take */
     size_t bound;           /* the largest sum of such bytes live at once ... */
     int peak_at;            /* ... and the instruction where it is */
-    size_t host_persistent, host_transient; /* bytes of values in the host's memory */
-    size_t of_first;        /* bytes of what only data rank 0 has */
+    /* Bytes in the host's memory of a program alone; behind these, what only data rank 0 has. */
+    size_t host_persistent, host_transient, host_of_first;
+    size_t of_first;        /* bytes on the device of what only data rank 0 has */
     int together;           /* most instructions that run together */
 } tt__built;
 
@@ -12592,7 +12932,7 @@ typedef struct tt__rank {
     double flops;           /* of the micro-batch that was run last */
     char *staging;          /* buffers of all inputs; NULL on the host's device */
     tt__staged *staged;     /* of each input */
-    char *host;             /* values in the host's memory: persistent ones first */
+    char *host;             /* values in the host's memory (tt__host_region) */
     tt__launch *launches;   /* of instructions that run together */
     tt__mat *peers;         /* operands of these in other ranks */
     void *event;            /* with which other ranks' devices wait for this one's */
@@ -12793,8 +13133,7 @@ static void tt__rank_free(tt_program *p, int rank)
         if (copied) b->release_event(d, copied);
     }
     if (r->staging) b->release_host(d, r->staging);
-    if (r->host && p->settings.kind->host) tt__free(ctx, r->host);
-    else if (r->host) b->release_host(d, r->host);
+    tt__host_release(ctx, p->settings.crew, rank, r->host);
     if (r->event) b->release_event(d, r->event);
     for (int k = 0; k < TT__RECORDINGS; k++) {
         if (r->recordings[k].made) b->forget(d, r->recordings[k].made);
@@ -12878,6 +13217,7 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
     if (train) TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
     if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "fp8", (tt__pass_fp8(t), TT_OK));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
+    if (choice->offload) TT__PASS(t, "offload", tt__pass_offload(t, choice->offload));
     TT__PASS(t, "settings", tt__pass_settings(t));
     return TT_OK;
 }
@@ -12944,6 +13284,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
     tt__note_error(ctx, &all, &status, tt__parse_matmul(ctx, o->matmul, &s->matmul));
     tt__note_error(ctx, &all, &status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
+    tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
     s->crew = tt__find_devices(ctx, o->device);
     s->kind = s->crew ? s->crew->kind : NULL;
@@ -12981,8 +13322,10 @@ static tt_status tt__place_transients(tt__built *b)
             if (x->part.root) b->of_first += tt__arena_bytes(t, x);
             continue;
         }
-        x->place = b->host_persistent;
-        b->host_persistent += tt__arena_bytes(t, x);
+        if (x->storage == TT__PARAMETER) continue; /* in an arena */
+        size_t *end = x->part.root ? &b->host_of_first : &b->host_persistent;
+        x->place = *end;
+        *end += tt__arena_bytes(t, x);
     }
     status = tt__verify_places(t, b->box, b->n_boxes, TT__HOST, b->host_transient);
     return status == TT_OK ? tt__verify_places(t, b->box, b->n_boxes, TT__DEVICE, b->transient) : status;
@@ -13073,6 +13416,10 @@ static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t
     if (!tt__same_ranks(a, s) || home->part.split != x->part.split || home->part.unit != x->part.unit)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program has parameter '%s' in other parts on "
                         "the ranks than this one: compile both with the same `parallel`", name);
+    if (home->space != x->space)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lies in the %s memory, where an earlier "
+                        "program has put it: compile both with the same `offload`", name,
+                        home->space == TT__HOST ? "host's" : "device's");
     if (dtype == x->shape.dtype) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier "
                     "program holds it as %s: compile both with the same precision",
@@ -13080,19 +13427,26 @@ static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t
                     tt_dtype_name(dtype));
 }
 
-/* Bytes of the persistent storages that no arena has, if the program joins arena `a` (NULL: a new one). */
-static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t *bytes)
+/* Is a storage persistent, and a part of an arena? */
+static bool tt__in_arena(const tt__value *x)
+{
+    return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
+}
+
+/* Bytes, of each space, of the persistent storages that no arena has, if the program joins arena `a` (NULL: a
+   new one). */
+static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes[TT__SPACES])
 {
     const tt_tape *t = p->built.t;
-    *bytes = 0;
+    bytes[TT__DEVICE] = bytes[TT__HOST] = 0;
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
         const tt__arena *home = NULL;
-        if (!x->persistent || x->base != v || x->space == TT__HOST) continue;
+        if (!tt__in_arena(x) || x->base != v) continue;
         if (x->storage == TT__PARAMETER) home = tt__home_arena(p->settings.kind, a, p->ctx->params[x->param]);
         tt_status status = home ? tt__check_home(p, home, v) : TT_OK;
         if (status != TT_OK) return status;
-        if (!home && !x->part.root) *bytes += tt__arena_bytes(t, x);
+        if (!home && !x->part.root) bytes[x->space] += tt__arena_bytes(t, x);
     }
     return TT_OK;
 }
@@ -13108,14 +13462,15 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, size_t
     const size_t own = p->settings.options.memory_budget, held = a->persistent + a->transient + a->of_first;
     const bool by_them = a->budget && (!own || a->budget < own);
     const size_t budget = by_them ? a->budget : own;
-    size_t added;
-    tt_status status = tt__added_bytes(p, shared, &added);
+    size_t added[TT__SPACES];
+    tt_status status = tt__added_bytes(p, shared, added);
     if (status == TT_OK) status = tt__check_total(p->built.t, held);
     if (status != TT_OK) return status;
-    *persistent = (shared ? a->persistent : p->settings.kind->resident) + added;
+    *persistent = (shared ? a->persistent : p->settings.kind->resident) + added[TT__DEVICE];
     *transient = a->transient > p->built.transient ? a->transient : p->built.transient;
     const size_t bytes = *persistent + *transient + a->of_first + p->built.of_first;
-    if (a->allocated && (added || p->built.of_first || *transient > a->transient))
+    const bool grows = added[TT__DEVICE] || added[TT__HOST] || p->built.of_first;
+    if (a->allocated && (grows || *transient > a->transient))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, "
                         "with %zu bytes, and this program needs %zu: compile it before tt_allocate or the "
                         "first tt_set of those that it shares with, or without `share`", held, bytes);
@@ -13135,14 +13490,15 @@ static void tt__place_persistent(tt_program *p)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
         tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
-        if (!x->persistent || x->base != v || x->space == TT__HOST) continue;
+        if (!tt__in_arena(x) || x->base != v) continue;
         if (param && tt__home_arena(a->kind, a, param)) continue;
-        size_t *end = x->part.root ? &a->of_first : &a->persistent;
+        size_t *end = x->space == TT__HOST ? &a->on_host : x->part.root ? &a->of_first : &a->persistent;
         x->place = *end;
         *end += tt__arena_bytes(t, x);
         if (!param) continue;
         a->home[x->param].offset = x->place;
         a->home[x->param].dtype = x->shape.dtype;
+        a->home[x->param].space = x->space;
         a->home[x->param].part = x->part;
         if (!a->kind->backend) continue;
         param->holder = a;
@@ -13196,9 +13552,7 @@ static tt_status tt__make_rank(tt_program *p, tt__rank *r)
     r->peers = (tt__mat *)tt__calloc(p->ctx, sizeof *r->peers * (peers > 2 * together ? peers : 1));
     if (!r->axis_rows || !r->input || !r->staged || !r->launches || !r->peers) return TT_ERR_MEMORY;
     for (size_t k = 0; k < axes; k++) r->axis_rows[k] = -1;
-    if (!p->settings.kind->host) return TT_OK; /* such memory is the device's to allocate */
-    r->host = (char *)tt__calloc(p->ctx, p->built.host_persistent + p->built.host_transient + 1);
-    return r->host ? TT_OK : TT_ERR_MEMORY;
+    return TT_OK;
 }
 
 static tt_status tt__make_ranks(tt_program *p)
@@ -13235,12 +13589,13 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     choice.recompute = p->settings.recompute;
+    choice.offload = p->settings.offload;
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
     if (status == TT_OK) status = tt__build(t, root, &p->settings, &choice, &p->built);
     if (status == TT_OK) status = tt__make_ranks(p);
     tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
-    kept->precision = kept->residual = kept->matmul = kept->recompute = kept->device = NULL;
+    kept->precision = kept->residual = kept->matmul = kept->recompute = kept->offload = kept->device = NULL;
     kept->share = NULL;
     kept->optimizer.no_decay = NULL;
     return status == TT_OK ? tt__commit(p, o->share ? o->share->arena : NULL) : status;
@@ -13325,6 +13680,27 @@ static size_t tt__region(const tt_program *p, const tt__value *x)
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
+/* Bytes of a rank's values in the host's memory, and where those of storages such as x begin. */
+static size_t tt__host_size(const tt_program *p, int rank)
+{
+    const tt__built *b = &p->built;
+    return b->host_persistent + b->host_transient + (rank < p->arena->tensor ? b->host_of_first : 0);
+}
+
+static size_t tt__host_region(const tt_program *p, const tt__value *x)
+{
+    if (!x->persistent) return p->built.host_persistent;
+    return x->part.root ? p->built.host_persistent + p->built.host_transient : 0;
+}
+
+/* Where a storage is on a rank. */
+static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *x)
+{
+    if (x->storage == TT__PARAMETER) return tt__param_memory(p->ctx->params[x->param], rank);
+    if (x->space == TT__HOST) return p->rank[rank].host + tt__host_region(p, x) + x->place;
+    return p->arena->memory[rank] + tt__region(p, x) + x->place;
+}
+
 /* Optimizer state and accumulated gradients begin at 0: once, right before they are first used, so that until
    then nothing but parameters takes memory where pages that nobody has touched take none. */
 static tt_status tt__zero_states(tt_program *p)
@@ -13337,9 +13713,10 @@ static tt_status tt__zero_states(tt_program *p)
             const bool elsewhere = x->storage == TT__PARAMETER || x->space == TT__HOST;
             if (!x->persistent || x->base != v || elsewhere) continue;
             if (x->part.root && tt__data_rank(p, r)) continue;
-            char *memory = a->memory[r] + tt__region(p, x) + x->place;
+            char *memory = tt__storage_memory(p, r, x);
             status = a->kind->backend->fill(a->crew->device[r], memory, 0, tt__storage_bytes(x));
         }
+        if (p->rank[r].host) memset(p->rank[r].host, 0, tt__host_size(p, r));
         status = tt__device_status(p->ctx, a->crew, r, status);
     }
     p->zeroed = status == TT_OK;
@@ -13355,6 +13732,8 @@ static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, fl
     a->memory[rank] = (char *)b->allocate(d, bytes ? bytes : 1);
     if (a->memory[rank] && !a->kind->host) a->bounce[rank] = (char *)b->allocate_host(d, TT__BOUNCE);
     tt_status status = a->memory[rank] && (a->bounce[rank] || a->kind->host) ? TT_OK : TT_ERR_MEMORY;
+    if (status == TT_OK && a->on_host) a->host[rank] = tt__host_allocate(ctx, a->crew, rank, a->on_host);
+    if (a->on_host && !a->host[rank]) status = TT_ERR_MEMORY;
     if (status == TT_OK && a->kind->resident) status = b->fill(d, a->memory[rank], 0, a->kind->resident);
     status = tt__device_status(ctx, a->crew, rank, status);
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
@@ -13365,7 +13744,6 @@ static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, fl
 /* The arena's memory on all ranks, with parameters filled. */
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
-    const tt__backend *b = a->kind->backend;
     tt_status status = tt__crew_open(ctx, a->crew);
     if (status != TT_OK) return status;
     float *piece = (float *)tt__alloc(ctx, TT__BOUNCE);
@@ -13376,11 +13754,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
     a->allocated = status == TT_OK;
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
         if (ctx->params[k]->holder == a) tt__param_drop_source(ctx->params[k]);
-    for (int r = 0; r < a->crew->ranks && status != TT_OK; r++) {
-        if (a->bounce[r]) b->release_host(a->crew->device[r], a->bounce[r]);
-        if (a->memory[r]) b->release(a->crew->device[r], a->memory[r]);
-        a->memory[r] = a->bounce[r] = NULL;
-    }
+    if (status != TT_OK) tt__arena_empty(ctx, a);
     return status;
 }
 
@@ -13405,14 +13779,12 @@ static size_t tt__staging_bytes(const tt_program *p)
 static tt_status tt__allocate_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
-    const size_t on_host = p->built.host_persistent + p->built.host_transient, bytes = tt__staging_bytes(p);
+    const size_t on_host = tt__host_size(p, rank), bytes = tt__staging_bytes(p);
     const tt__backend *b = p->settings.kind->backend;
     tt__device *d = p->settings.crew->device[rank];
     tt__rank *r = &p->rank[rank];
-    if (on_host && !r->host) {
-        if (!(r->host = (char *)b->allocate_host(d, on_host))) return TT_ERR_MEMORY;
-        memset(r->host, 0, on_host);
-    }
+    if (on_host && !r->host && !(r->host = tt__host_allocate(p->ctx, p->settings.crew, rank, on_host)))
+        return TT_ERR_MEMORY;
     if (bytes && !(r->staging = (char *)b->allocate_host(d, bytes))) return TT_ERR_MEMORY;
     char *at = r->staging;
     for (int32_t v = 1; v < t->n_values; v++)
@@ -13468,11 +13840,7 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     if (!id) return m;
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
     const size_t item = tt_dtype_bytes(base->shape.dtype);
-    if (base->storage == TT__PARAMETER) m.data = tt__param_memory(p->ctx->params[base->param], rank);
-    else if (base->space == TT__HOST)
-        m.data = p->rank[rank].host + (base->persistent ? 0 : p->built.host_persistent) + base->place;
-    else m.data = p->arena->memory[rank] + tt__region(p, base) + base->place;
-    m.data = (char *)m.data + (size_t)v->offset * item;
+    m.data = tt__storage_memory(p, rank, base) + (size_t)v->offset * item;
     m.rows = tt__actual_rows(p, rank, id);
     if (v->parted) tt__resolve_part(p, rank, id, &m);
     return m;
@@ -13637,7 +14005,8 @@ tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t cap
                         capacity);
     status = x->persistent ? tt__zero_states(p) : TT_OK;
     for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols)
-        status = tt__read_memory(p->ctx, p->arena, of, to, TT_F32, tt__at(&m, r), m.dtype, (size_t)m.cols);
+        status = tt__read_memory(p->ctx, p->arena, of, t->values[x->base].space, to, TT_F32, tt__at(&m, r),
+                                 m.dtype, (size_t)m.cols);
     return status;
 }
 
@@ -13705,7 +14074,11 @@ static void tt__poison(tt_program *p, int rank, int instruction)
     const tt__arena *a = p->arena;
     for (int k = 0; k < p->built.n_boxes && instruction < p->built.t->n_code - 1; k++) {
         const tt__box *box = &p->built.box[k];
-        if (box->merged != k || box->space != TT__DEVICE || box->last != instruction) continue;
+        if (box->merged != k || box->last != instruction) continue;
+        char *host = p->rank[rank].host + p->built.host_persistent + box->place;
+        if (box->space == TT__HOST && a->kind->backend->wait(a->crew->device[rank]) == TT_OK)
+            memset(host, 0xff, box->bytes);
+        if (box->space == TT__HOST) continue;
         char *memory = a->memory[rank] + a->persistent + box->place;
         a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
     }
@@ -13991,7 +14364,7 @@ static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *l
         int some = 0; /* that have something to do */
         for (n = 0; n == 0 || i[n - 1].with_next; n++) {
             tt__launch *l = &r->launches[some];
-            if (absent && !i->always) continue;
+            if ((absent && !i[n].always) || (i[n].later && !p->later)) continue;
             *l = *like;
             tt__set_launch(p, rank, &i[n], l, r->peers + (size_t)some * peers);
             const bool empty = tt__is_empty(&l->in[0]) || tt__is_empty(&l->out[0]);
@@ -14152,7 +14525,8 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
     const void *from = tt__resolve(p, rank, t->results).data;
     if (t->values[t->results].space == TT__DEVICE) { /* by memory that it can copy to while others work */
-        status = tt__read_memory(p->ctx, a, rank, a->bounce[rank], TT_U8, from, TT_U8, sizeof r->results);
+        status = tt__read_memory(p->ctx, a, rank, TT__DEVICE, a->bounce[rank], TT_U8, from, TT_U8,
+                                 sizeof r->results);
         from = a->bounce[rank];
     }
     if (status == TT_OK) memcpy(&r->results, from, sizeof r->results);
@@ -14190,11 +14564,10 @@ static tt_status tt__read_counts(tt_program *p, int *bad)
     for (int k = 0; k < tt__slots(p); k++) /* leaf by leaf, so that any number of ranks gives the same bits */
         for (int d = 0; d < p->arena->data && status == TT_OK; d++) {
             const int rank = tt__first_of(p, d);
-            const char *from = x->space == TT__HOST ? p->rank[rank].host : p->arena->memory[rank];
+            const char *from = tt__storage_memory(p, rank, x) + (size_t)k * tt__slot_bytes(x);
             if (d >= p->in_slot[k]) continue;
-            from += x->place + (size_t)k * tt__slot_bytes(x);
-            if (x->space == TT__HOST) memcpy(&some, from, sizeof some);
-            else status = tt__read_memory(p->ctx, p->arena, rank, &some, TT_U8, from, TT_U8, sizeof some);
+            status = tt__read_memory(p->ctx, p->arena, rank, x->space, &some, TT_U8, from, TT_U8,
+                                     sizeof some);
             if (isfinite(all.loss) && !isfinite(some.loss)) *bad = d;
             all.loss += some.loss;
             all.targets += some.targets;
@@ -14232,13 +14605,15 @@ static void tt__begin_step(tt_program *p)
 static bool tt__all_finite(tt_program *p, int rank, int32_t v)
 {
     const tt__arena *a = p->arena;
+    const tt__space space = p->built.t->values[v].space;
     tt__mat m = tt__resolve(p, rank, v);
     float x[256];
     for (int64_t r = 0; r < m.rows; r++)
         for (int64_t c = 0, n; c < m.cols; c += n) {
             n = tt__min(TT__COUNT(x), m.cols - c);
             const char *at = (const char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
-            if (tt__read_memory(p->ctx, a, rank, x, TT_F32, at, m.dtype, (size_t)n) != TT_OK) return true;
+            if (tt__read_memory(p->ctx, a, rank, space, x, TT_F32, at, m.dtype, (size_t)n) != TT_OK)
+                return true;
             for (int64_t k = 0; k < n; k++) if (!isfinite(x[k])) return false;
         }
     return true;
@@ -14356,7 +14731,8 @@ static tt_status tt__norm_failed(tt_program *p)
     bool finite = true;
     tt_status status = list ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < n && !bad && status == TT_OK; k++) {
-        status = tt__read_memory(p->ctx, p->arena, 0, &square, TT_F32, at + (size_t)k * 4, TT_F32, 1);
+        status = tt__read_memory(p->ctx, p->arena, 0, TT__DEVICE, &square, TT_F32, at + (size_t)k * 4, TT_F32,
+                                 1);
         if (status == TT_OK && !isfinite(square)) bad = list[k];
     }
     tt__free(p->ctx, list);
@@ -14456,9 +14832,9 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
     const tt__value *x = &p->built.t->values[v];
-    const char *from = p->arena->memory[rank] + tt__region(p, x) + x->place;
-    from += (size_t)slot * tt__slot_bytes(x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
-    return tt__read_memory(p->ctx, p->arena, rank, to, TT_F32, from, x->shape.dtype, (size_t)n);
+    const char *from = tt__storage_memory(p, rank, x) + (size_t)slot * tt__slot_bytes(x);
+    from += (size_t)at * tt_dtype_bytes(x->shape.dtype);
+    return tt__read_memory(p->ctx, p->arena, rank, x->space, to, TT_F32, from, x->shape.dtype, (size_t)n);
 }
 
 /* The gradient of a parameter as it is so far, in what may be several storages, which are stored alike. Sums
@@ -14702,6 +15078,20 @@ static double tt__moved_by(const tt_program *p, int rank, double *least)
     return bytes;
 }
 
+/* Notes what a rank copies between the memories, tt_plan.transfer_bytes. */
+static void tt__count_transfers(const tt_program *p, tt_plan *plan)
+{
+    const tt_tape *t = p->built.t;
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+        if (!i->in[0] || !i->out[0] || !tt__is(i, TT__ANY_SPACE) || x->space == y->space) continue;
+        const size_t bytes = (size_t)(x->shape.rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype);
+        if (!i->later) plan->transfer_bytes += bytes;
+        if (i->segment == TT__EACH_MICRO) plan->transfer_micro_bytes += bytes;
+    }
+}
+
 tt_plan tt_program_plan(const tt_program *p)
 {
     tt_plan plan;
@@ -14721,9 +15111,10 @@ tt_plan tt_program_plan(const tt_program *p)
         plan.moved_bytes = (size_t)fmax((double)plan.moved_bytes, moved);
         plan.moved_least_bytes = (size_t)fmax((double)plan.moved_least_bytes, least);
     }
-    plan.host_bytes = p->built.host_persistent + p->built.host_transient + tt__staging_bytes(p);
+    plan.host_bytes = tt__host_size(p, 0) + p->arena->on_host + tt__staging_bytes(p);
     if (!p->settings.kind->host) plan.host_bytes += TT__BOUNCE;
     if (!p->settings.kind->host && p->settings.crew->ranks > 1) plan.host_bytes += TT__STAGE;
+    tt__count_transfers(p, &plan);
     plan.instructions = t->n_code;
     plan.values = t->n_values - 1;
     for (int k = 0; k < tt__storages(p); k++)
@@ -14884,6 +15275,14 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
         tt__print(&text, "  moved a step and rank: %.1f MB between ranks (at least %.1f), with one "
                   "micro-batch on each\n", mb * (double)plan.moved_bytes,
                   mb * (double)plan.moved_least_bytes);
+    if (plan.transfer_bytes)
+        tt__print(&text, "  on the host: %.1f MB; copied to and from it a step%s: %.1f MB",
+                  mb * (double)plan.host_bytes, plan.ranks > 1 ? " and rank" : "",
+                  mb * (double)plan.transfer_bytes);
+    if (plan.transfer_bytes && p->settings.options.accumulate)
+        tt__print(&text, ", with one micro-batch%s; %.1f MB for each more", plan.ranks > 1 ? " on each" : "",
+                  mb * (double)plan.transfer_micro_bytes);
+    if (plan.transfer_bytes) tt__print(&text, "\n");
     tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity",
               plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
     if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);
@@ -15048,6 +15447,10 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
         tt__label(&text, TT__LEFT + (int)((int64_t)TT__WIDTH * k / n), TT__BOTTOM + 33, "middle", "%d", k);
     tt__label(&text, TT__LEFT - 6, TT__TOP - 8, "end", "%s", unit_name);
     tt__label(&text, TT__LEFT + TT__WIDTH / 2, TT__BOTTOM + 52, "middle", "instruction");
+    if (plan.transfer_bytes)
+        tt__label(&text, 864, 28, "end", "host %.*f %s, %.*f %s copied a step", digits,
+                  (double)plan.host_bytes / unit, unit_name, digits, (double)plan.transfer_bytes / unit,
+                  unit_name);
     const int width = 7 * (24 + (int)strlen(plan.peak_name)); /* of the label of the peak, about */
     const int64_t label_x = tt__min(TT__LEFT + (peak_x - 5 * width) / 10, 872 - width);
     tt__print(&text, "<text x='%d' y='%d'><tspan font-weight='bold'>peak %.*f %s</tspan> at %d: ",
@@ -19636,6 +20039,7 @@ static tt_compile_options tt__compile_options(const tt_train_options *o)
     c.matmul = o->matmul;
     c.loss_scale = o->loss_scale;
     c.recompute = o->recompute;
+    c.offload = o->offload;
     c.device = o->device;
     c.parallel = o->parallel;
     c.accumulate = o->accumulate;
@@ -19754,7 +20158,7 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count)
     for (int side = 0; side < 2; side++)
         for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
             const tt__value *x = &p->built.t->values[v];
-            if (x->storage != (side ? TT__STATE : TT__PARAMETER) || x->base != v || x->param < 0) continue;
+            if (x->storage != (side ? TT__STATE : TT__PARAMETER) || x->base != v || !x->persistent) continue;
             const tt_param *param = p->ctx->params[x->param];
             const tt__value *last = n ? &p->built.t->values[kept[n - 1].value] : NULL;
             const bool second = last && last->storage == TT__STATE && last->param == x->param; /* Adam's */
@@ -20201,7 +20605,8 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
         const int64_t at = tt__stored_at(&stored, e, &rank, &n);
         const char *from = (const char *)tt__resolve(p, rank, s->kept[k].value).data + at * item;
         n = tt__min(n, (int64_t)sizeof piece / item);
-        status = tt__read_memory(p->ctx, p->arena, rank, piece, TT_U8, from, TT_U8, (size_t)(n * item));
+        status = tt__read_memory(p->ctx, p->arena, rank, x->space, piece, TT_U8, from, TT_U8,
+                                 (size_t)(n * item));
         if (status == TT_OK) status = tt_safetensors_write(w, piece, (size_t)(n * item));
     }
     return status;
@@ -20224,7 +20629,8 @@ static tt_status tt__state_read(const tt__state *s, int k, int rank)
         const size_t bytes = (size_t)(n * item);
         status = tt_safetensors_read(s->file, tensor, (size_t)(e * item), bytes, piece);
         if (status == TT_OK)
-            status = tt__write_memory(p->ctx, p->arena, rank, to + at * item, TT_U8, piece, TT_U8, bytes);
+            status = tt__write_memory(p->ctx, p->arena, rank, x->space, to + at * item, TT_U8, piece, TT_U8,
+                                      bytes);
     }
     return status;
 }

@@ -108,7 +108,7 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
         if (tt_train_batch(t, &b, NULL, NULL) != TT_OK) bench_die("%s: %s", g->name, tt_error(ctx));
     }
     out->seconds = tt__seconds() - begin;
-    out->measured = (double)(tt_allocated_bytes(ctx) - held);
+    out->measured = (double)(tt_allocated_bytes(ctx) - held - tt_program_plan(t->train).host_bytes);
     out->resident = bench_resident_peak() - before;
     free(pixels);
 }

@@ -7,9 +7,10 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-static long pieces_from = 1, loss_whole = 16L << 20; /* options of the header, as variables */
+static long pieces_from = 1, loss_whole = 16L << 20, together = 1L << 16; /* the header's, as variables */
 #define TT__PIECES_FROM pieces_from
 #define TT__LOSS_WHOLE loss_whole
+#define TT__OFFLOAD_TOGETHER ((size_t)together)
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -24,7 +25,7 @@ enum { SERVER = 1, MICROS = 2 };
 typedef struct layout { const char *device; int zero, how; } layout;
 typedef struct setup {
     layout on;
-    const char *precision, *recompute;
+    const char *precision, *recompute, *offload;
     int groups, per_leaf;    /* of the tree of sums; micro-batches that a leaf has in a full step */
     int threads;
     int64_t capacity, vocab; /* rows of a micro-batch, at most, and of the table */
@@ -35,7 +36,7 @@ typedef struct setup {
 
 static setup setup_of(layout on, const char *precision, int groups, int per_leaf)
 {
-    const setup s = {on, precision, "cheap", groups, per_leaf, 1, ROWS, VOCAB, false, false, false};
+    const setup s = {on, precision, "cheap", NULL, groups, per_leaf, 1, ROWS, VOCAB, false, false, false};
     return s;
 }
 
@@ -129,6 +130,7 @@ static tt_compile_options options_of(const setup *s)
     o.parallel.groups = s->groups;
     o.precision = s->precision;
     o.recompute = s->recompute;
+    o.offload = s->offload;
     o.accumulate = !s->at_once;
     o.optimizer.clip_norm = 2.5f;
     o.loss_scale.init = 0x1p36f; /* overflows */
@@ -314,9 +316,10 @@ static bool same_stats(const tt_stats *a, const tt_stats *b)
 static const char *layout_text(const setup *s, char text[256])
 {
     const bool server = (s->on.how & SERVER) != 0, micros = (s->on.how & MICROS) != 0;
-    snprintf(text, 256, "%s zero %d%s%s, groups %d, %d a leaf, %s, %s, %d threads%s", s->on.device,
-             s->on.zero, server ? " server" : "", micros ? " of micros" : "", s->groups, s->per_leaf,
-             s->precision, s->recompute, s->threads, s->sgd ? ", sgd" : "");
+    snprintf(text, 256, "%s zero %d%s%s, groups %d, %d a leaf, %s, %s, offload %s, %d threads%s",
+             s->on.device, s->on.zero, server ? " server" : "", micros ? " of micros" : "", s->groups,
+             s->per_leaf, s->precision, s->recompute, s->offload ? s->offload : "none", s->threads,
+             s->sgd ? ", sgd" : "");
     return text;
 }
 
@@ -518,6 +521,48 @@ TEST(ranks_recompute)
             free_outcome(&many);
         }
         free_outcome(&one);
+    }
+}
+
+/* What lies in the host's memory changes no bit, nor the state. */
+static const char *const offloads[] = {"optimizer", "gradients", "parameters",
+                                       "optimizer,gradients,parameters"};
+
+static void offloads_with(const layout *on, int count, const char *precision, int groups, int per_leaf,
+                          bool at_once)
+{
+    const int all = TEST_COUNT(offloads) - 1;
+    outcome one[2], many;
+    setup s = setup_of(on[0], precision, groups, per_leaf);
+    s.poison = true;
+    s.at_once = at_once;
+    memset(one, 0, sizeof one);
+    for (int k = 0; k < count; k++) {
+        s.on = at_once ? on[k] : ones[sums_micros(on[k])];
+        s.offload = NULL;
+        outcome *expected = &one[at_once ? 0 : sums_micros(on[k])];
+        if (at_once) free_outcome(expected);
+        if (!expected->params.bytes && !train(&s, expected)) return;
+        s.on = on[k];
+        for (int m = 0; m < TEST_COUNT(offloads); m++) {
+            s.offload = offloads[m];
+            if (!everything() && m != all && m != k % all) continue;
+            if (train(&s, &many)) same_outcome(&s, expected, &many, true, __LINE__);
+            free_outcome(&many);
+        }
+    }
+    free_outcome(&one[0]);
+    free_outcome(&one[1]);
+}
+
+TEST(ranks_offload)
+{
+    static const layout on[] = {{"cpu", 0, 0},    {"cpu*2", 0, 0},      {"cpu*4", 1, 0},
+                                {"cpu*2", 2, 0},  {"cpu*4", 3, 0},      {"cpu*4", 0, SERVER},
+                                {"cpu*2", 3, 0},  {"cpu*2", 0, MICROS}, {"cpu*2", 1, SERVER | MICROS}};
+    for (int p = 0; p < PRECISIONS; p++) {
+        offloads_with(on + p % 2, everything() ? 8 : 4 + p % 4, precisions[p], 4, 2, false);
+        offloads_with(on + p, 4, precisions[p], 4, 1, true);
     }
 }
 
@@ -1214,13 +1259,18 @@ TEST(ranks_allocate_what_is_planned)
         setup s = setup_of(layouts[k], precisions[k % 5], 8, 1);
         s.sgd = k % 3 == 0;
         s.recompute = policies[k % 4];
+        s.offload = offloads[k % 5 % 4];
         net n;
         if (!open_net(&n, &s, true)) return;
         FINE(&n, tt_device_text(n.ctx, s.on.device, NULL, 0)); /* so that the threads of ranks are there */
         const tt_plan plan = tt_program_plan(n.p), eval = tt_program_plan(n.eval);
         const size_t held = tt_allocated_bytes(n.ctx);
         size_t sum = 0, peak = 0;
-        for (int r = 0; r < n.data; r++) sum += tt__arena_size(n.p->arena, r);
+        for (int r = 0; r < n.data; r++) {
+            const size_t own = tt__host_size(n.p, r) + tt__host_size(n.eval, r), shared = n.p->arena->on_host;
+            sum += tt__arena_size(n.p->arena, r) + own + shared;
+            CHECK(r || plan.host_bytes + eval.host_bytes == own + 2 * shared);
+        }
         for (int c = 0; c < TT_MEM_CATEGORIES; c++) peak += plan.at_peak[c];
         CHECK(plan.bytes == tt__arena_size(n.p->arena, 0) && eval.bytes == plan.bytes && peak <= plan.bytes);
         FINE(&n, tt_allocate(n.p));
@@ -1266,7 +1316,7 @@ static const test_case tests[] = {
     TEST_CASE(ranks_split_large_tensors_only),
     TEST_CASE(ranks_with_a_loss_in_chunks),
     TEST_CASE(ranks_step_at_once),
-    TEST_CASE(ranks_recompute),
+    TEST_CASE(ranks_recompute), TEST_CASE(ranks_offload),
     TEST_CASE(ranks_of_any_number_of_threads),
     TEST_CASE(gradients_between_micro_steps_of_ranks),
     TEST_CASE(ranks_evaluate),

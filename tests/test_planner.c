@@ -3,6 +3,9 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+static long pieces_from = 1, together = 4096; /* options of the header, as variables */
+#define TT__PIECES_FROM pieces_from
+#define TT__OFFLOAD_TOGETHER ((size_t)together)
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -454,8 +457,12 @@ static void poison(tt_program *p) /* now, and whatever dies in each run */
 }
 
 typedef enum variant {
-    PLAIN, POISONED, SCATTERED, THREADED, PLANNED, EVALUATED, KEEPING, ATTENTION, BLOCKS, VARIANTS
+    PLAIN, POISONED, SCATTERED, THREADED, PLANNED, EVALUATED, KEEPING, ATTENTION, BLOCKS, OFFLOADING,
+    VARIANTS
 } variant;
+
+static const char *const offloads[] = {"optimizer", "gradients", "parameters", "optimizer,gradients",
+                                       "gradients,parameters,optimizer"};
 
 static outcome run_net(uint64_t seed, const precision_case *precision, bool accumulate, variant how)
 {
@@ -476,6 +483,7 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
                   : how == ATTENTION ? "attention"
                   : how == BLOCKS ? "blocks"
                   : "cheap";
+    if (how == OFFLOADING) c.offload = offloads[(seed + (uint64_t)accumulate) % TEST_COUNT(offloads)];
     bool built = random_net(ctx, seed, with_all, &n);
     for (int32_t v = 1; built && how == BLOCKS && v < n.t->n_values; v++)
         if ((v * 7 + (int32_t)seed) % 9 == 0) tt_block_end(n.t, tt__handle(v));
@@ -535,7 +543,8 @@ TEST(random_networks_replay_bit_for_bit)
                                                 "evaluated",
                                                 "keeping all",
                                                 "recomputing attention",
-                                                "recomputing blocks"};
+                                                "recomputing blocks",
+                                                "offloading"};
     char what[512];
     for (uint64_t seed = 0; seed <= 60; seed++) {
         for (int precision = 0; precision < PRECISIONS; precision++) {
@@ -1449,6 +1458,7 @@ TEST(reports)
         c.precision = precisions[seed % 3].name;
         c.accumulate = seed % 5 == 4;
         c.recompute = seed % 4 < 2 ? "blocks" : "cheap";
+        c.offload = seed % 3 ? offloads[seed % TEST_COUNT(offloads)] : NULL;
         c.train = seed % 6 != 5;
         REQUIRE(random_net(ctx, seed, with_all, &n));
         tt_name(n.t, n.x, "<x> & \"\x80\"");
@@ -1465,6 +1475,9 @@ TEST(reports)
         snprintf(line, sizeof line, "memory plan for %s: %.1f MB (", c.device,
                  (double)tt_program_plan(p).bytes / 1e6);
         CHECK(strncmp(text, line, strlen(line)) == 0 && strstr(text, "largest:"));
+        const bool copies = tt_program_plan(p).transfer_bytes > 0;
+        CHECK(copies == (c.offload && c.train) && copies == (strstr(text, "on the host: ") != NULL));
+        CHECK(copies == (strstr(svg, " copied a step") != NULL));
         check_picture(p, svg);
         CHECK(strncmp(svg, "<svg ", 5) == 0 && strstr(svg, "</svg>\n") && !strstr(svg, "<x>") &&
               !strchr(svg, '\x80'));
@@ -1762,8 +1775,8 @@ TEST(arena_is_the_plan)
         long blocks = a.live;
         REQUIRE(tt_allocate(p) == TT_OK);
         CHECK(plan.host_bytes > 0 && plan.host_bytes <= 256); /* settings and results of a step */
-        CHECK(a.live == blocks + 1);
-        CHECK(tt_allocated_bytes(ctx) - before == plan.bytes);
+        CHECK(a.live == blocks + 2);
+        CHECK(tt_allocated_bytes(ctx) - before == plan.bytes + plan.host_bytes);
         long calls = a.calls;
         for (int step = 0; step < 3; step++) {
             CHECK(set_inputs(&n, p, (uint64_t)step) == TT_OK);

@@ -3,6 +3,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#define TT__PIECES_FROM 1 /* what is small goes to the host's memory, too */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -1378,7 +1379,8 @@ TEST(plans_count_what_their_arena_holds)
     }
     const size_t before = tt_allocated_bytes(ctx);
     CHECK(tt_allocate(holder) == TT_OK && tt_allocate(other) == TT_OK);
-    CHECK(tt_allocated_bytes(ctx) - before == plans[0].bytes + plans[1].bytes);
+    CHECK(tt_allocated_bytes(ctx) - before ==
+          plans[0].bytes + plans[0].host_bytes + plans[1].bytes + plans[1].host_bytes);
     tt_program_free(holder);
     tt_program_free(other);
     tt_tape_free(m.t);
@@ -1438,7 +1440,7 @@ static bool same_built(const tt__built *a, const tt__built *b)
 /* build depends on its arguments alone and changes nothing: any number of choices can be tried. */
 TEST(builds_are_pure)
 {
-    enum { CHOICES = 4 };
+    enum { CHOICES = 8 };
     test_allocator a;
     model m;
     tt_context *ctx = test_open(&a);
@@ -1457,24 +1459,25 @@ TEST(builds_are_pure)
         tt__value *was = (tt__value *)malloc(values);
         memcpy(was, m.t->values, values);
         for (int k = 0; k < 30; k++) {
-            tt__choice choice = {(tt__recompute)(k * 7 % CHOICES)};
+            const int number = k * 7 % CHOICES;
+            tt__choice choice = {(tt__recompute)(number % 4), number < 4 ? 0u : 15u};
             tt__built b;
             REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
-            if (k < CHOICES) { kept[(int)choice.recompute] = b; continue; }
+            if (k < CHOICES) { kept[number] = b; continue; }
             for (int other = 0; other < CHOICES; other++) {
                 const bool alike = same_built(&b, &kept[other]);
-                CHECK(other == (int)choice.recompute ? alike
-                                                     : !alike || kept[other].t->n_code == b.t->n_code);
+                CHECK(other == number ? alike : !alike || kept[other].t->n_code == b.t->n_code);
             }
             tt__built_free(ctx, &b);
         }
-        CHECK(!same_built(&kept[0], &kept[1]) && kept[TT__RECOMPUTE_BLOCKS].t->n_code >= kept[0].t->n_code);
+        CHECK(!same_built(&kept[0], &kept[1]) && kept[TT__RECOMPUTE_BLOCKS].t->n_code >= kept[0].t->n_code &&
+              kept[4].t->n_code > kept[0].t->n_code);
         for (int k = 0; k < CHOICES; k++) tt__built_free(ctx, &kept[k]);
         CHECK(tt_allocated_bytes(ctx) == before && memcmp(was, m.t->values, values) == 0);
         free(was);
 
         long calls = a.calls, failed = 0; /* each allocation fails in turn */
-        tt__choice choice = {TT__RECOMPUTE_CHEAP};
+        tt__choice choice = {TT__RECOMPUTE_CHEAP, precision ? 15u : 0u};
         tt__built b;
         REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
         tt__built_free(ctx, &b);
@@ -1505,12 +1508,13 @@ TEST(options_are_checked_together)
     tt_compile_options c = tt_compile_options_default();
     REQUIRE(model_params(ctx) && model_record(ctx, &m));
     static const char *const says[] = {"precision 'int4' is unknown", "matmul 'int8' is unknown",
-                                       "recompute 'most' is unknown",
+                                       "recompute 'most' is unknown", "offload 'model' is unknown",
                                        "optimizer options: beta1 2 is not in [0, 1); eps -1 is negative",
                                        "device 'abacus' is unknown"};
     c.precision = "int4";
     c.matmul = "int8";
     c.recompute = "most";
+    c.offload = "parameters,model";
     c.optimizer.beta1 = 2;
     c.optimizer.eps = -1;
     c.device = "abacus";

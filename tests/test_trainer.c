@@ -712,7 +712,8 @@ TEST(planned_bytes_are_allocated_bytes)
         tt_plan plan = tt_program_plan(tt_trainer_program(w.r));
         size_t before = tt_allocated_bytes(w.ctx);
         CHECK(tt_allocate(w.r->train) == TT_OK);
-        CHECK(tt_allocated_bytes(w.ctx) - before == plan.bytes);
+        CHECK(tt_allocated_bytes(w.ctx) - before == plan.bytes + plan.host_bytes);
+        CHECK(tt_allocate(w.r->eval) == TT_OK);
         CHECK(plan.persistent_bytes <= plan.lower_bound_bytes && plan.lower_bound_bytes <= plan.bytes);
 
         tt_batch b; /* a step and an evaluation take nothing more, not for a moment */
