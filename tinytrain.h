@@ -425,8 +425,11 @@ tt_loss_scale tt_loss_scale_default(void);
    its part of the data and of the tensors. Ranks are numbered tensor ranks first: rank = data rank * tensor +
    tensor rank. */
 typedef struct tt_parallel {
-    /* Ranks along each axis. Default tensor 1, data 0: the device's ranks / tensor. A layer that a program
-       has whole, as its hidden values are an output, stays whole in later programs with its parameters. */
+    /* Ranks along each axis. Default tensor 1, data 0: the device's ranks / tensor. Tensor ranks split linear
+       layers that follow each other with what stands between them, attention by heads where their number
+       divides, if those together have 1,000,000 weights, and large embeddings; all else each does whole.
+       tt_plan.split_params says how much is split. A layer that a program has whole, as its hidden values are
+       an output, stays whole in later programs with its parameters. */
     int data, tensor;
     /* What is split over the data ranks (Rajbhandari et al., "ZeRO", 2020): 0: nothing; 1 (default): the
        optimizer's state; 2: also gradients, summed after each micro-batch; 3: also parameters. Tensors of
@@ -517,6 +520,8 @@ const char *tt_category_name(tt_category c);
 typedef struct tt_plan {
     const char *device;                /* the kind that it is for: "cpu", "cuda" */
     int ranks, data, tensor;           /* all of them, and along each axis (tt_parallel) */
+    int64_t params, split_params;      /* numbers in the program's parameters; of these, in parameters of
+                                          which each tensor rank has a part */
     size_t bytes;                      /* the arena: exactly this much is allocated. Parameters that an
                                           earlier program's arena holds are in that one's plan only.
                                           These and the other bytes are those of rank 0, which has most */
@@ -12093,7 +12098,8 @@ static void tt__crew_try(tt_context *ctx, tt__crew *c)
         }
     c->tried = true;
     if (pairs > 1)
-        tt__log(ctx, TT_LOG_WARNING, "peers", "%s; so are %d other pairs of '%s'", first, pairs - 1, c->name);
+        tt__log(ctx, TT_LOG_WARNING, "peers", "%s; the same holds for %d of all pairs of '%s'", first, pairs,
+                c->name);
     else if (pairs) tt__log(ctx, TT_LOG_WARNING, "peers", "%s", first);
 }
 
@@ -13601,15 +13607,41 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     return status == TT_OK ? tt__commit(p, o->share ? o->share->arena : NULL) : status;
 }
 
+/* Counts the numbers in a program's parameters, and those in parameters that tensor ranks have in parts. */
+static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
+{
+    *all = *split = 0;
+    for (int32_t v = 1; v < p->built.t->n_values; v++) {
+        const tt__value *x = &p->built.t->values[v];
+        if (x->storage != TT__PARAMETER || x->base != v) continue;
+        *all += p->ctx->params[x->param]->size;
+        if (x->part.split != TT__WHOLE) *split += p->ctx->params[x->param]->size;
+    }
+}
+
+/* Tells the logger of tensor ranks that all do the same. */
+static void tt__tell_unsplit(const tt_program *p)
+{
+    int64_t all, split;
+    tt__count_params(p, &all, &split);
+    if (p->arena->tensor == 1 || split || !all) return;
+    tt__log(p->ctx, TT_LOG_WARNING, "tensor", "'%s', tensor %d: the program has no layers of %d weights that "
+            "can be split, so that all tensor ranks do the same work", p->arena->crew->name, p->arena->tensor,
+            (int)TT__TENSOR_LEAST);
+}
+
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     const tt_compile_options defaults = tt_compile_options_default();
     tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
     if (!p) return NULL;
     p->ctx = t->ctx;
-    if (tt__compile_into(p, t, root.id, o ? o : &defaults) == TT_OK) return p;
-    tt_program_free(p);
-    return NULL;
+    if (tt__compile_into(p, t, root.id, o ? o : &defaults) != TT_OK) {
+        tt_program_free(p);
+        return NULL;
+    }
+    tt__tell_unsplit(p);
+    return p;
 }
 
 /* ===========================================================================================================
@@ -15102,6 +15134,7 @@ tt_plan tt_program_plan(const tt_program *p)
     plan.ranks = p->settings.crew->ranks;
     plan.data = p->arena->data;
     plan.tensor = p->arena->tensor;
+    tt__count_params(p, &plan.params, &plan.split_params);
     plan.bytes = tt__arena_size(p->arena, 0);
     plan.bytes_least = tt__arena_size(p->arena, plan.ranks - 1);
     plan.persistent_bytes = plan.bytes - p->arena->transient;
@@ -15275,6 +15308,9 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
         tt__print(&text, "  moved a step and rank: %.1f MB between ranks (at least %.1f), with one "
                   "micro-batch on each\n", mb * (double)plan.moved_bytes,
                   mb * (double)plan.moved_least_bytes);
+    if (plan.tensor > 1)
+        tt__print(&text, "  split over the tensor ranks: %.1f of %.1f million parameters\n",
+                  mb * (double)plan.split_params, mb * (double)plan.params);
     if (plan.transfer_bytes)
         tt__print(&text, "  on the host: %.1f MB; copied to and from it a step%s: %.1f MB",
                   mb * (double)plan.host_bytes, plan.ranks > 1 ? " and rank" : "",

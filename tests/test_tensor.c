@@ -902,11 +902,43 @@ TEST(rounding_of_parts)
     }
 }
 
+/* A plan says how many of the parameters are split; where none is, the logger is told. */
+TEST(plans_say_what_is_split)
+{
+    for (int split = 0; split < 2; split++) {
+        net n;
+        test_log log;
+        char text[4096], line[160];
+        int64_t parted = 0, all = 0;
+        REQUIRE(record(&n, DISTIL));
+        memset(&log, 0, sizeof log);
+        n.ctx->options.logger.log = test__keep_log;
+        n.ctx->options.logger.user = &log;
+        tensor_least = split ? 1 : 1000000;
+        tt_compile_options o = options_of("cpu*2", 2, false);
+        n.p = tt_compile(n.t, n.loss, &o);
+        tensor_least = 1;
+        REQUIRE(n.p != NULL);
+        const tt_plan plan = tt_program_plan(n.p);
+        for (int k = 0; k < n.ctx->n_params; k++) {
+            all += n.ctx->params[k]->size;
+            const tt__home *home = tt__home_in(n.p->arena, k);
+            if (home->part.split != TT__WHOLE) parted += n.ctx->params[k]->size;
+        }
+        CHECK(plan.split_params == parted && (parted > 0) == split && plan.params == all);
+        CHECK(log.warnings == !split);
+        snprintf(line, sizeof line, "\n  split over the tensor ranks: %.1f of %.1f million parameters\n",
+                 1e-6 * (double)parted, 1e-6 * (double)plan.params);
+        CHECK(tt_plan_text(n.p, text, sizeof text) < sizeof text && strstr(text, line));
+        close_net(&n);
+    }
+}
+
 static const test_case tests[] = {TEST_CASE(gradients_of_ranks), TEST_CASE(gradients_of_ranks_cuda),
     TEST_CASE(regions_of_a_network), TEST_CASE(regions_that_share_parameters), TEST_CASE(tables_and_heads),
     TEST_CASE(regions_of_real_architectures), TEST_CASE(gathered_again),
     TEST_CASE(verifier_finds_wrong_layouts), TEST_CASE(frozen_layers_and_evaluation),
     TEST_CASE(precisions_and_recomputation), TEST_CASE(data_and_tensor_ranks),
-    TEST_CASE(programs_split_alike), TEST_CASE(programs_share_tables), TEST_CASE(rounding_of_parts)};
+    TEST_CASE(programs_split_alike), TEST_CASE(programs_share_tables), TEST_CASE(rounding_of_parts), TEST_CASE(plans_say_what_is_split)};
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
