@@ -425,7 +425,8 @@ tt_loss_scale tt_loss_scale_default(void);
    its part of the data and of the tensors. Ranks are numbered tensor ranks first: rank = data rank * tensor +
    tensor rank. */
 typedef struct tt_parallel {
-    /* Ranks along each axis. Default tensor 1, data 0: the device's ranks / tensor. Tensor ranks split linear
+    /* Ranks along each axis. Default tensor 1, data 0: the device's ranks / tensor. With several data ranks a
+       program that trains has one loss: they divide by its targets on all of them. Tensor ranks split linear
        layers that follow each other with what stands between them, attention by heads where their number
        divides, if those together have 1,000,000 weights, and large embeddings; all else each does whole.
        tt_plan.split_params says how much is split. A layer that a program has whole, as its hidden values are
@@ -14070,16 +14071,19 @@ static tt_status tt__rank_inputs(tt_program *p, int rank)
     const tt_tape *t = p->built.t;
     const tt__rank *r = &p->rank[rank];
     char of[32] = "";
+    const char *set = p->arena->data > 1 ? "tt_set_rank" : "tt_set";
     if (p->arena->data > 1) snprintf(of, sizeof of, " of data rank %d", tt__data_rank(p, rank));
     for (int k = 0; k < t->n_code; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;
             const bool overwritten = r->input[base] == TT__OVERWRITTEN;
             if (t->values[base].storage != TT__INPUT || r->input[base] == TT__SET) continue;
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was %s", t->values[base].name, of,
-                            overwritten ? "set, and then overwritten by an update or by another program of "
-                            "the same arena: tt_set all inputs right before the run" : "not set before this "
-                            "run: tt_set it each time");
+            if (overwritten)
+                return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was set, and then overwritten by an "
+                                "update or by another program of the same arena: %s all inputs right before "
+                                "the run", t->values[base].name, of, set);
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was not set before this run: %s it each "
+                            "time", t->values[base].name, of, set);
         }
     return TT_OK;
 }
@@ -15285,6 +15289,7 @@ static void tt__print_ranks(const tt_program *p, tt__text *text)
     tt__print(text, " (data %d", how->data);
     if (how->tensor > 1) tt__print(text, ", tensor %d%s", how->tensor, how->sequence ? ", sequence" : "");
     if (how->groups > how->data) tt__print(text, ", groups %d", how->groups);
+    if (how->reduce_micros && how->zero < 2) tt__print(text, ", sums of micro-batches");
     if (how->server) tt__print(text, ", server");
     else if (how->data > 1) tt__print(text, ", zero %d", how->zero);
     tt__print(text, ")");
@@ -15483,10 +15488,15 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
         tt__label(&text, TT__LEFT + (int)((int64_t)TT__WIDTH * k / n), TT__BOTTOM + 33, "middle", "%d", k);
     tt__label(&text, TT__LEFT - 6, TT__TOP - 8, "end", "%s", unit_name);
     tt__label(&text, TT__LEFT + TT__WIDTH / 2, TT__BOTTOM + 52, "middle", "instruction");
+    char moved[96] = "", host[96] = "";
+    if (plan.ranks > 1)
+        snprintf(moved, sizeof moved, "moved a step and rank %.*f %s (at least %.*f)", digits,
+                 (double)plan.moved_bytes / unit, unit_name, digits, (double)plan.moved_least_bytes / unit);
     if (plan.transfer_bytes)
-        tt__label(&text, 864, 28, "end", "host %.*f %s, %.*f %s copied a step", digits,
-                  (double)plan.host_bytes / unit, unit_name, digits, (double)plan.transfer_bytes / unit,
-                  unit_name);
+        snprintf(host, sizeof host, "%shost %.*f %s, %.*f %s copied a step", *moved ? "; " : "", digits,
+                 (double)plan.host_bytes / unit, unit_name, digits, (double)plan.transfer_bytes / unit,
+                 unit_name);
+    if (*moved || *host) tt__label(&text, TT__RIGHT, 48, "end", "%s%s", moved, host);
     const int width = 7 * (24 + (int)strlen(plan.peak_name)); /* of the label of the peak, about */
     const int64_t label_x = tt__min(TT__LEFT + (peak_x - 5 * width) / 10, 872 - width);
     tt__print(&text, "<text x='%d' y='%d'><tspan font-weight='bold'>peak %.*f %s</tspan> at %d: ",

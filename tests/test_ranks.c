@@ -1200,6 +1200,10 @@ TEST(plans_name_their_ranks)
                  "one micro-batch on each\n", 1e-6 * (double)plan.moved_bytes,
                  1e-6 * (double)plan.moved_least_bytes);
         CHECK(says(&c, line, "") == (plan.ranks > 1) && (plan.moved_bytes > 0) == (plan.ranks > 1));
+        const int digits = plan.bytes < 10000000 ? 3 : plan.bytes < 100000000 ? 2 : 1;
+        snprintf(line, sizeof line, ">moved a step and rank %.*f MB (at least %.*f)<", digits,
+                 1e-6 * (double)plan.moved_bytes, digits, 1e-6 * (double)plan.moved_least_bytes);
+        CHECK(says(&c, "", line) == (plan.ranks > 1));
         snprintf(line, sizeof line, ", every other rank %.1f (", 1e-6 * (double)plan.bytes_least);
         CHECK(says(&c, line, "") == rows[k].how.server);
         close_counted(&c);
