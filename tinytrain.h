@@ -15461,10 +15461,10 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
               "font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'>\n", TT__BOTTOM + 64,
               TT__BOTTOM + 64);
     tt__print(&text, "<rect x='.5' y='.5' width='879' height='%d' rx='6' fill='#fff' stroke='#ccc'/>\n"
-              "<text x='%d' y='28' font-size='15' font-weight='bold'>Memory of one %s on ", TT__BOTTOM + 63,
-              TT__LEFT, p->settings.options.train ? "training step" : "run");
+              "<text x='%d' y='28' font-size='%d' font-weight='bold'>Memory of one %s on ", TT__BOTTOM + 63,
+              TT__LEFT, plan.ranks > 1 ? 13 : 15, p->settings.options.train ? "training step" : "run");
     tt__print_ranks(p, &text);
-    tt__print(&text, "%s, by instruction</text>\n", plan.ranks == 1 ? "" :
+    tt__print(&text, "%s</text>\n", plan.ranks == 1 ? "" :
               plan.bytes == plan.bytes_least ? ", every rank" : ", the server");
     tt__print(&text, "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10'>\n"
               "<path stroke='#e2e2e2' d='", TT__LEFT, TT__BOTTOM);

@@ -1179,17 +1179,17 @@ static bool says(const counted_program *c, const char *text, const char *title)
 TEST(plans_name_their_ranks)
 {
     static const struct { const char *device; tt_parallel how; const char *text, *title; } rows[] = {
-        {"cuda", {0, 1, 1, false, false, 0, false}, "memory plan for cuda: ", " on cuda, by instruction<"},
-        {"cuda:1", {0, 1, 1, false, false, 4, false}, "memory plan for cuda: ", " on cuda, by instruction<"},
+        {"cuda", {0, 1, 1, false, false, 0, false}, "memory plan for cuda: ", " on cuda<"},
+        {"cuda:1", {0, 1, 1, false, false, 4, false}, "memory plan for cuda: ", " on cuda<"},
         {"cuda:0,0", {0, 1, 2, false, false, 0, false},
          "memory plan for cuda:0,0 (data 2, zero 2): every rank ",
-         " on cuda:0,0 (data 2, zero 2), every rank, by instruction<"},
+         " on cuda:0,0 (data 2, zero 2), every rank<"},
         {"cpu*4", {0, 1, 1, false, false, 8, false},
          "memory plan for cpu*4 (data 4, groups 8, zero 1): every rank ",
-         " on cpu*4 (data 4, groups 8, zero 1), every rank, by instruction<"},
+         " on cpu*4 (data 4, groups 8, zero 1), every rank<"},
         {"cuda*4", {0, 1, 0, true, false, 0, false},
          "memory plan for cuda*4 (data 4, server): the server ",
-         " on cuda*4 (data 4, server), the server, by instruction<"}};
+         " on cuda*4 (data 4, server), the server<"}};
     for (int k = 0; k < TT__COUNT(rows); k++) {
         counted_program c;
         char line[160];
