@@ -311,6 +311,9 @@ tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs);
 tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand: 1-D (n) is (1, n) */
 void tt_output(tt_tape *t, tt_value v); /* keep v until the end of a run, for tt_get */
 void tt_block_end(tt_tape *t, tt_value v); /* v ends a block: tt_compile_options.recompute keeps it */
+/* Whatever tt_compile_options.offload says, v lies in the host's memory while nothing uses it: a parameter, or
+   what the backward reads of the forward, which recompute then keeps. */
+void tt_offload(tt_tape *t, tt_value v);
 
 /* y = x W^T + b.  x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
@@ -2565,6 +2568,7 @@ typedef struct tt__value {
     int held;           /* of a parameter that an arena holds already, one more than its layout there; or 0 */
     bool keep;          /* readable after the run */
     bool block_end;     /* recompute: the backward finds it rather than computes it again */
+    bool offload;       /* tt_offload's mark, of a storage */
     bool persistent;    /* lives from run to run */
     bool pinned_f32;    /* statistics and losses: no precision pass changes it */
     bool residual;      /* precision: of the residual stream */
@@ -2873,6 +2877,12 @@ void tt_block_end(tt_tape *t, tt_value v)
 {
     if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].block_end = true;
     else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_block_end: value %d is not on this tape", (int)v.id);
+}
+
+void tt_offload(tt_tape *t, tt_value v)
+{
+    if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].offload = true;
+    else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_offload: value %d is not on this tape", (int)v.id);
 }
 
 /* v is on the tape, as operand `number` of what an error calls `what`. */
@@ -5275,6 +5285,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
         i->op = TT__OP_SCALE;
         i->attr.scale = 1;
         if (y->keep || y->views || i->out[0] == root) continue;
+        t->values[t->values[i->in[0]].base].offload |= y->offload;
         t->values[i->out[0]].instead = i->in[0];
         tt__drop(t, k);
     }
@@ -6306,7 +6317,8 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v)
     const tt__value *x = &r->t->values[v];
     const int at = tt__producer(r->t, v);
     tt__instr none = tt__new_instr(-1), i = none;
-    if (at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end) return none;
+    if (at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end || x->offload)
+        return none;
     const tt__instr *f = &r->t->code[at];
     if (at < r->whole) return tt__is(f, TT__LOSS) ? none : *f;
     if (f->out[0] != v) return none; /* statistics are small */
@@ -7097,8 +7109,8 @@ static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
     const tt__value *x = &t->values[v];
     const bool large = x->param >= 0 && t->ctx->params[x->param]->size >= TT__PIECES_FROM;
     const bool waits = x->persistent || x->reader >= tt__segment_first(t, TT__EACH_LAP);
-    if (x->base != v || !large) return false;
-    if (x->storage == TT__PARAMETER) return what & TT__OUT_PARAMETERS;
+    if (x->base != v || (!large && !x->offload)) return false;
+    if (x->storage == TT__PARAMETER) return what & TT__OUT_PARAMETERS || x->offload;
     if (x->storage == TT__STATE) return what & TT__OUT_OPTIMIZER;
     return x->storage == TT__GRADIENT && waits && what & TT__OUT_GRADIENTS;
 }
@@ -7165,11 +7177,69 @@ static bool tt__use_group(tt_tape *t, tt__range r)
     return true;
 }
 
-/* What belongs to parameters goes to the host's memory. In a micro-batch, what uses a parameter or a gradient
-   uses one copy of it; the optimizer's state, and all at the end of a lap or a step, is there for a group of
-   instructions. */
-static tt_status tt__pass_offload(tt_tape *t, unsigned what)
+/* The instructions of the forward up to the end of so many blocks: not of the last, nor of what follows. */
+static int tt__first_blocks(const tt_tape *t, int blocks)
 {
+    int forward = 0;
+    while (forward < t->n_code && !t->code[forward].backward) forward++;
+    const int most = tt__blocks_to_recompute(t, forward);
+    for (int k = 0; k < most; k++)
+        for (int o = 0; o < TT__MAX_OUT; o++)
+            if (t->code[k].out[o] && t->values[t->code[k].out[o]].block_end && --blocks == 0) return k + 1;
+    return blocks > 0 ? most : 0;
+}
+
+/* Is activation v to lie in the host's memory between its uses in the forward and in the backward? */
+static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
+                                    const tt__range *of)
+{
+    const tt__value *x = &t->values[v];
+    const bool between = of[0].from >= 0 && of[1].from >= 0;
+    if (x->storage != TT__TRANSIENT || x->base != v || x->keep || v == t->values[root].base) return false;
+    if (!between || x->writer >= of[1].from) return false;
+    return x->offload || (large && x->shape.rows * x->shape.cols >= TT__PIECES_FROM);
+}
+
+static int32_t tt__new_like(tt_tape *t, int32_t v, tt__space space)
+{
+    const tt__value x = t->values[v];
+    int32_t id = tt__new_value(t, &x.shape, TT__TRANSIENT, "%s", x.name);
+    if (!id) return 0;
+    t->values[id].space = space;
+    t->values[id].part = x.part;
+    t->values[id].pinned_f32 = x.pinned_f32;
+    return id;
+}
+
+/* Activation v goes to the host's memory after its last use in the forward; what the backward reads is copied
+   back before. */
+static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
+{
+    const tt__range forward = of[0], backward = of[1];
+    const bool always = tt__use_of(t, v, backward.from, backward.to).always;
+    const int32_t out = tt__new_like(t, v, TT__HOST), back = out ? tt__new_like(t, v, TT__DEVICE) : 0;
+    if (!back) return false;
+    t->code[forward.to].with_next = t->code[backward.from - 1].with_next = false;
+    const tt__instr last = t->code[forward.to], first = t->code[backward.from];
+    bool ok = tt__copy_before(t, forward.to + 1, &last, v, out, always, false) &&
+              tt__copy_before(t, backward.from, &first, out, back, always, false);
+    for (int k = backward.from; k <= backward.to && ok; k++)
+        for (int j = 0; j < TT__MAX_IN && ok; j++) {
+            const int32_t id = t->code[k].in[j];
+            if (id && t->values[id].base == v) ok = (t->code[k].in[j] = tt__in_copy(t, back, v, id)) != 0;
+        }
+    return ok;
+}
+
+/* Puts storages into the host's memory: of parameters, and of activations of the first `blocks` blocks. In a
+   micro-batch, what uses a parameter or a gradient uses one copy of it; the optimizer's state, and all at the
+   end of a lap or a step, is there for a group of instructions. */
+static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int blocks)
+{
+    bool any = what != 0;
+    for (int32_t v = 1; v < t->n_values; v++) any = any || t->values[v].offload;
+    if (!any) return TT_OK;
+    const int end = tt__first_blocks(t, what & TT__OUT_ACTIVATIONS ? blocks : 0);
     const int n = tt__index(t), values = t->n_values, laps = tt__segment_first(t, TT__EACH_LAP);
     tt__range (*micro)[2] = (tt__range (*)[2])tt__alloc(t->ctx, sizeof *micro * (size_t)values);
     bool ok = micro != NULL;
@@ -7188,6 +7258,8 @@ static tt_status tt__pass_offload(tt_tape *t, unsigned what)
         }
     for (int32_t v = 1; v < values && ok; v++)
         if (t->values[v].instead && t->values[v].storage != TT__STATE) ok = tt__use_micro(t, v, micro[v]);
+        else if (tt__activation_goes_out(t, v, root, micro[v][0].from < end, micro[v]))
+            ok = tt__use_activation(t, v, micro[v]);
     for (int k = 0; k < n && ok;) {
         const tt__range r = tt__cut_group(t, k);
         ok = tt__use_group(t, r);
@@ -12907,7 +12979,8 @@ typedef struct tt__settings {
 /* What may differ between programs of the same settings, to fit a budget. */
 typedef struct tt__choice {
     tt__recompute recompute;
-    unsigned offload;
+    unsigned offload;       /* TT__OUT_ flags */
+    int activations;        /* with TT__OUT_ACTIVATIONS: of so many blocks, but not of the last */
 } tt__choice;
 
 /* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
@@ -13224,7 +13297,7 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
     if (train) TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
     if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "fp8", (tt__pass_fp8(t), TT_OK));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
-    if (choice->offload) TT__PASS(t, "offload", tt__pass_offload(t, choice->offload));
+    TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations));
     TT__PASS(t, "settings", tt__pass_settings(t));
     return TT_OK;
 }
@@ -13597,6 +13670,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     choice.recompute = p->settings.recompute;
     choice.offload = p->settings.offload;
+    choice.activations = INT_MAX;
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
     if (status == TT_OK) status = tt__build(t, root, &p->settings, &choice, &p->built);

@@ -2478,6 +2478,10 @@ cudaError_t run_copy(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *y = &l->out[0];
     const size_t size = tt_dtype_bytes(x->dtype);
+    const bool whole = x->rows == 1 || (x->ld == x->cols && y->ld == y->cols);
+    if (whole) // which may be longer than the longest row of the other
+        return cudaMemcpyAsync(y->data, x->data, (size_t)(x->rows * x->cols) * size, cudaMemcpyDefault,
+                               l->device->stream);
     return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
                              (size_t)x->cols * size, (size_t)x->rows, cudaMemcpyDefault, l->device->stream);
 }

@@ -525,8 +525,8 @@ TEST(ranks_recompute)
 }
 
 /* What lies in the host's memory changes no bit, nor the state. */
-static const char *const offloads[] = {"optimizer", "gradients", "parameters",
-                                       "optimizer,gradients,parameters"};
+static const char *const offloads[] = {"optimizer", "gradients", "parameters", "activations",
+                                       "optimizer,gradients,parameters,activations"};
 
 static void offloads_with(const layout *on, int count, const char *precision, int groups, int per_leaf,
                           bool at_once)
@@ -1259,7 +1259,7 @@ TEST(ranks_allocate_what_is_planned)
         setup s = setup_of(layouts[k], precisions[k % 5], 8, 1);
         s.sgd = k % 3 == 0;
         s.recompute = policies[k % 4];
-        s.offload = offloads[k % 5 % 4];
+        s.offload = offloads[k % 6 % 5];
         net n;
         if (!open_net(&n, &s, true)) return;
         FINE(&n, tt_device_text(n.ctx, s.on.device, NULL, 0)); /* so that the threads of ranks are there */

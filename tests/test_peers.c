@@ -568,6 +568,7 @@ static void leave_out(tt_program *p)
 }
 
 static char net_error[1024];
+static const char *offload; /* of the programs */
 
 /* The steps of *work on the ranks of a device; TT_OK or, in net_error, why not. */
 static tt_status train_net(net *to, const char *device, int zero, bool server, const char *precision)
@@ -594,6 +595,7 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     o.parallel.groups = work->groups;
     o.parallel.zero = zero;
     o.parallel.server = server;
+    o.offload = offload;
     tt_program *p = tt_compile(t, loss, &o);
     tt_status status = p ? TT_OK : tt_error_code(ctx);
     if (p && left_out) leave_out(p);
@@ -1011,6 +1013,8 @@ TEST(programs_train_alike_on_any_ranks)
 {
     static const char *const precisions[] = {"32-true", "bf16-true"};
     static const char *const devices[] = {"cuda", "cuda*2", "cuda*4", "cuda*8", "cuda:1,0", "cuda:0,0"};
+    static const char *const offloads[] = {NULL, "optimizer,gradients,parameters", "optimizer",
+                                           "gradients,parameters"};
     static net cpu, one, got;
     for (int k = 0; k < 4; k++) { /* precision, sums of steps or of micro-batches */
         const bool micros = k % 2 == 1;
@@ -1029,9 +1033,12 @@ TEST(programs_train_alike_on_any_ranks)
                     char text[256];
                     start(8, links != 1, (uint64_t)seed);
                     if (links == 2) emu_set_link(1, 0, EMU_WRONG_LOADS);
+                    offload = offloads[(d + links + k) % TEST_COUNT(offloads)];
                     const tt_status status = train_net(&got, devices[d], zero, server, precisions[k / 2]);
-                    snprintf(text, sizeof text, "%s, %s, zero %d%s, links %d, seed %d", devices[d],
-                             precisions[k / 2], zero, server ? ", server" : "", links, seed);
+                    snprintf(text, sizeof text, "%s, %s, zero %d%s, links %d, offload %s, seed %d",
+                             devices[d], precisions[k / 2], zero, server ? ", server" : "", links,
+                             offload ? offload : "none", seed);
+                    offload = NULL;
                     test__check(status == TT_OK && memcmp(&got, &one, sizeof got) == 0, __FILE__, __LINE__,
                                 text);
                 }

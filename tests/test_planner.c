@@ -462,7 +462,7 @@ typedef enum variant {
 } variant;
 
 static const char *const offloads[] = {"optimizer", "gradients", "parameters", "optimizer,gradients",
-                                       "gradients,parameters,optimizer"};
+                                       "activations", "activations,gradients,parameters,optimizer"};
 
 static outcome run_net(uint64_t seed, const precision_case *precision, bool accumulate, variant how)
 {
@@ -483,10 +483,16 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
                   : how == ATTENTION ? "attention"
                   : how == BLOCKS ? "blocks"
                   : "cheap";
-    if (how == OFFLOADING) c.offload = offloads[(seed + (uint64_t)accumulate) % TEST_COUNT(offloads)];
+    if (how == OFFLOADING && seed % 4) c.recompute = seed % 4 == 1 ? "blocks" : "none";
+    if (how == OFFLOADING && seed % 7)
+        c.offload = offloads[(seed + (uint64_t)accumulate) % TEST_COUNT(offloads)];
     bool built = random_net(ctx, seed, with_all, &n);
     for (int32_t v = 1; built && how == BLOCKS && v < n.t->n_values; v++)
         if ((v * 7 + (int32_t)seed) % 9 == 0) tt_block_end(n.t, tt__handle(v));
+    for (int32_t v = 1; built && how == OFFLOADING && v < n.t->n_values; v++) {
+        if ((v * 5 + (int32_t)seed) % 9 == 0) tt_offload(n.t, tt__handle(v));
+        if ((v * 7 + (int32_t)seed) % 9 == 0) tt_block_end(n.t, tt__handle(v));
+    }
     tt_program *planned[2] = {NULL, NULL}; /* for another kind of device, before and after */
     c.device = "cuda";
     if (built && how == PLANNED) planned[0] = tt_compile(n.t, n.loss, &c);
@@ -1476,7 +1482,8 @@ TEST(reports)
                  (double)tt_program_plan(p).bytes / 1e6);
         CHECK(strncmp(text, line, strlen(line)) == 0 && strstr(text, "largest:"));
         const bool copies = tt_program_plan(p).transfer_bytes > 0;
-        CHECK(copies == (c.offload && c.train) && copies == (strstr(text, "on the host: ") != NULL));
+        const bool moves = c.offload && strcmp(c.offload, "activations") != 0; /* without blocks */
+        CHECK(copies == moves && copies == (strstr(text, "on the host: ") != NULL));
         CHECK(copies == (strstr(svg, " copied a step") != NULL));
         check_picture(p, svg);
         CHECK(strncmp(svg, "<svg ", 5) == 0 && strstr(svg, "</svg>\n") && !strstr(svg, "<x>") &&

@@ -1460,7 +1460,7 @@ TEST(builds_are_pure)
         memcpy(was, m.t->values, values);
         for (int k = 0; k < 30; k++) {
             const int number = k * 7 % CHOICES;
-            tt__choice choice = {(tt__recompute)(number % 4), number < 4 ? 0u : 15u};
+            tt__choice choice = {(tt__recompute)(number % 4), number < 4 ? 0u : 15u, 1};
             tt__built b;
             REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
             if (k < CHOICES) { kept[number] = b; continue; }
@@ -1477,7 +1477,7 @@ TEST(builds_are_pure)
         free(was);
 
         long calls = a.calls, failed = 0; /* each allocation fails in turn */
-        tt__choice choice = {TT__RECOMPUTE_CHEAP, precision ? 15u : 0u};
+        tt__choice choice = {TT__RECOMPUTE_CHEAP, precision ? 15u : 0u, 1};
         tt__built b;
         REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
         tt__built_free(ctx, &b);
