@@ -311,8 +311,8 @@ tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs);
 tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand: 1-D (n) is (1, n) */
 void tt_output(tt_tape *t, tt_value v); /* keep v until the end of a run, for tt_get */
 void tt_block_end(tt_tape *t, tt_value v); /* v ends a block: tt_compile_options.recompute keeps it */
-/* Whatever tt_compile_options.offload says, v lies in the host's memory while nothing uses it: a parameter, or
-   what the backward reads of the forward, which recompute then keeps. */
+/* Whatever tt_compile_options.offload says, v lies in the host's memory while nothing uses it: a parameter,
+   or what the backward reads of the forward, which recompute then keeps. */
 void tt_offload(tt_tape *t, tt_value v);
 
 /* y = x W^T + b.  x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
