@@ -1562,6 +1562,78 @@ TEST(names_of_what_works_in_place) /* a storage is called by what it holds at th
     TEST_CLOSE(ctx, &a);
 }
 
+/* The backward of a * a, a = gelu(x W), reads a: if that is marked, it lies in the host's memory between its
+   two uses, and is not computed again. What is not on the tape cannot be marked. */
+TEST(marked_values_go_to_the_hosts_memory)
+{
+    static char text[20000];
+    float x[40 * 4] = {1, -2, 3};
+    const tt_value none = {0};
+    for (int marked = 0; marked < 3; marked++) { /* nothing; the activation; the parameter */
+        test_allocator a;
+        const int64_t dims[2] = {4, 4};
+        tt_context *ctx = test_open(&a);
+        tt_param *w = tt_param_new(ctx, "w", 2, dims, normal_init(1));
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value in = tt_input(t, "x", TT_F32, 40, 4), h = tt_gelu(t, tt_linear(t, in, w, NULL));
+        tt_name(t, h, "marked");
+        tt_value loss = tt_mean_squared_error(t, tt_mul(t, h, h), in, none);
+        if (marked == 1) tt_offload(t, h);
+        if (marked == 2) tt_offload(t, tt_param_value(t, w));
+        tt_program *p = tt_compile(t, loss, NULL);
+        REQUIRE(p != NULL);
+        const tt_plan plan = tt_program_plan(p);
+        const size_t activation = 40 * 4 * 4, parameter = 4 * 4 * 4;
+        /* A parameter comes for the forward and for the update, after which it goes back. */
+        CHECK(plan.transfer_bytes == (marked == 1 ? 2 * activation : marked == 2 ? 3 * parameter : 0));
+        CHECK((plan.host_bytes > activation) == (marked == 1) || marked == 2);
+        tt_program_text(p, text, sizeof text);
+        CHECK((strstr(text, "copy") != NULL) == (marked > 0));
+        CHECK((strstr(text, " gelu  ") != NULL) == (marked != 1)); /* the forward's is part of the product */
+        CHECK(tt_set(p, in, x, 40) == TT_OK && tt_step(p, 0.1f, NULL) == TT_OK);
+        tt_program_free(p);
+        tt_offload(t, tt__handle(99));
+        CHECK(tt_tape_status(t) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_offload: value 99 is not on this tape");
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* ViT-L/16 in bf16, Adam, on 64 images in micro-batches: planned, with what lies in the host's memory. */
+TEST(vit_l16_with_the_host)
+{
+    static const struct { const char *offload; int images; size_t most; } rows[] = {
+        {"optimizer,gradients,activations", 16, 850000000u},
+        {"optimizer,gradients,activations", 8, 850000000u},
+        {"optimizer,gradients,activations,parameters", 8, 240000000u}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_vit v;
+    tt_vit_config c = tt_vit_config_default("L/16");
+    tt_train_options o = tt_train_options_default();
+    o.schedule.kind = TT_CONSTANT;
+    o.precision = "bf16-true";
+    o.recompute = "blocks";
+    o.device = "cuda";
+    o.accumulate = true;
+    pieces_from = 65536;
+    together = 32L << 20;
+    REQUIRE(tt_vit_new(ctx, &v, &c) == TT_OK);
+    const tt_model model = tt_vit_classifier(&v);
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        o.offload = rows[k].offload;
+        o.max_seqs = rows[k].images;
+        tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+        if (CHECK(t != NULL)) CHECK(tt_program_plan(tt_trainer_program(t)).bytes <= rows[k].most);
+        tt_trainer_free(t);
+    }
+    pieces_from = 1;
+    together = 4096;
+    tt_vit_free(&v);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(numbers_in_names)
 {
     static const char *const names[][2] = {
@@ -1809,7 +1881,8 @@ static const test_case tests[] = {
     TEST_CASE(in_place_spares_what_is_needed), TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits),
     TEST_CASE(plans_for_another_device), TEST_CASE(a_plan_has_a_budget_too), TEST_CASE(reports),
     TEST_CASE(reports_of_a_deep_network), TEST_CASE(names_of_what_works_in_place),
-    TEST_CASE(numbers_in_names), TEST_CASE(allocation_failures),
+    TEST_CASE(numbers_in_names), TEST_CASE(marked_values_go_to_the_hosts_memory),
+    TEST_CASE(vit_l16_with_the_host), TEST_CASE(allocation_failures),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
