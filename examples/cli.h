@@ -426,7 +426,7 @@ static inline tt_context *open_context(int seed, int threads)
 
 /* The options of every program that trains. */
 typedef struct cli_training {
-    const char *optimizer, *schedule, *precision, *matmul, *recompute, *device, *freeze, *out;
+    const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *device, *freeze, *out;
     int seed, threads;
     double lr, warmup, decay, dropout; /* --lr is a program's own, since its default is */
     size_t budget;
@@ -456,6 +456,8 @@ typedef struct cli_training {
      "rounds those of fp32 to 11 bits and fp8 those of 16 bits to 4 or 3", .choices = "fp32 tf32 fp8"}, \
     {"--recompute", "R", CLI_CHOICE, &(run).recompute, .help = "what the backward computes again, to save " \
      "memory", .choices = "none cheap attention blocks"}, \
+    {"--offload", "LIST", CLI_TEXT, &(run).offload, .help = "what lies in the host's memory while " \
+     "not used: optimizer, gradients, parameters, activations, with commas between", .most = 100}, \
     {"--budget", "BYTES", CLI_BYTES, &(run).budget, .help = "memory that training may take, as 3GB or " \
      "500MiB; a plan that needs more is refused (no limit)"}, \
     {"--device", "KIND", CLI_TEXT, &(run).device, .help = "cpu or cuda, or several ranks: cpu*4, cuda*8, " \
@@ -511,6 +513,7 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.precision = run->precision;
     o.matmul = run->matmul;
     o.recompute = run->recompute;
+    o.offload = run->offload;
     o.device = run->device;
     o.parallel = run->parallel;
     o.memory_budget = run->budget;

@@ -55,6 +55,7 @@ def write_table(path, rows):
         csv.writer(f).writerows(rows)
 
 
+EVERYTHING = "optimizer,gradients,parameters,activations"   # for --offload
 WORDS = ["good", "great", "fine", "bad", "dull", "awful"]
 
 
@@ -91,6 +92,7 @@ def wrong_options_are_named(folder):
     refused(TEXT, "--data=/dev/null",
             saying="cannot open '/dev/null': it is a pipe or a device; expected a regular file")
     refused(TEXT, "--budget=3G", saying="--budget takes bytes, as 3GB or 500MiB, not '3G'")
+    refused(TEXT, "--plan", "--offload=optimizer,params", saying="offload 'params' is unknown: use none, or")
     for program in TEXT, IMAGES:
         refused(program, "--threads", "1000", saying="--threads is a number from 0 to 256, not 1000")
         refused(program, "--out", "a" * 1200, saying="--out is 1200 characters long; 1 to 1000 are possible")
@@ -157,6 +159,19 @@ def optimizer_schedule_and_recompute(folder):
     with open(os.path.join(run, "metrics.csv")) as f:
         rates = {row["lr"] for row in csv.DictReader(f) if row["split"] == "train"}
     expect(rates == {"0.001"} or {float(r) for r in rates} == {0.001}, "constant rates are", rates)
+
+
+@check
+def offload_saves_memory_of_the_device(folder):
+    options = ["--out", os.path.join(folder, "plan"), "--device=cuda"]
+    whole, said = planned(*options)
+    expect("on the host" not in said, said)
+    less, said = planned(*options, "--offload=optimizer")
+    host = re.search(r"on the host: ([\d.]+) MB; copied to and from it a step: ([\d.]+) MB", said)
+    expect(host, "no bytes of the host in", said)
+    expect(less < whole - 1 and float(host[2]) > float(host[1]) > 1, "of", whole, "MB", less, "stay:", said)
+    with open(os.path.join(folder, "plan", "plan.svg")) as f:
+        expect("copied a step" in f.read(), "the picture does not show what is copied")
 
 
 @check
@@ -243,7 +258,8 @@ def contents(*path):
 
 @check
 def any_number_of_ranks_trains_the_same(folder):
-    """one rank; two, among which things are divided differently; stopped on four, resumed on two"""
+    """one rank; two, among which things are divided differently, with what they offload in the host's
+    memory; stopped on four, resumed on two"""
     few = {TEXT: ["--train=400", "--epochs=2"], IMAGES: ["--train=80", "--test=20", "--epochs=1"]}
     for program, more in few.items():
         def run(name, *options, then=None):
@@ -257,9 +273,9 @@ def any_number_of_ranks_trains_the_same(folder):
             expect(status == 0 and "warning" not in err, name, "status", status, said, err)
             return out
         one = run("one", "--device=cpu")
-        others = [run("two", "--device=cpu*2", "--zero=3", "--threads=3")]
+        others = [run("two", "--device=cpu*2", "--zero=3", "--threads=3", "--offload=" + EVERYTHING)]
         if program == TEXT:
-            others += [run("server", "--device=cpu*2", "--server", "--data-ranks=2"),
+            others += [run("server", "--device=cpu*2", "--server", "--data-ranks=2", "--offload=optimizer"),
                        run("parts", "--device=cpu*4", then=["--device=cpu*2", "--zero=2", "--resume"])]
         for other in others:
             for name in "model.safetensors", "state.safetensors":
